@@ -1,0 +1,32 @@
+#pragma once
+
+// The one place that pulls in Asio, so that its settings (separate compilation, awaitables) are the same everywhere.
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+
+namespace ddp {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+template <class T = void>
+using Awaitable = asio::awaitable<T>;
+
+/// Completion token of every I/O await: co_await gives (error, value), never an exception.
+inline constexpr auto kUseTuple = asio::as_tuple(asio::use_awaitable);
+
+}  // namespace ddp

@@ -1,0 +1,23 @@
+#include "base/error.h"
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace ddp {
+
+Error system_error(int err, std::string_view what, ErrorCode code) {
+  // glibc's strerror_r of the GNU kind needs no buffer for known numbers and is safe in threads.
+  char buffer[128];
+  std::string text(what);
+  text += ": ";
+  text += strerror_r(err, buffer, sizeof buffer);
+  return Error{code, std::move(text), err};
+}
+
+Error within(std::string_view where, Error error) {
+  error.text = std::string(where) + ": " + error.text;
+  return error;
+}
+
+}  // namespace ddp

@@ -1,0 +1,21 @@
+# Every third-party package, in one place; all come from the distribution (./dev setup installs them).
+find_package(Threads REQUIRED)
+find_package(Boost 1.81 REQUIRED)
+
+# Asio is compiled once (base/asio_impl.cc), not in each file that uses it.
+add_library(ddp_asio INTERFACE)
+target_link_libraries(ddp_asio INTERFACE Boost::headers Threads::Threads)
+target_compile_definitions(ddp_asio INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
+
+if(NOT DDP_FUZZ)
+  find_package(OpenSSL 3 REQUIRED)
+  find_package(ZLIB REQUIRED)
+  find_package(spdlog REQUIRED)
+  find_package(CLI11 REQUIRED)
+  find_package(nlohmann_json REQUIRED)
+  find_path(LIBSSH_INCLUDE_DIR libssh/libssh.h REQUIRED)
+  find_library(LIBSSH_LIBRARY ssh REQUIRED)
+  add_library(ddp_libssh INTERFACE)
+  target_include_directories(ddp_libssh SYSTEM INTERFACE ${LIBSSH_INCLUDE_DIR})
+  target_link_libraries(ddp_libssh INTERFACE ${LIBSSH_LIBRARY})
+endif()

@@ -1,0 +1,4 @@
+# Warnings for our own code only: link ddp_warnings PRIVATE.
+add_library(ddp_warnings INTERFACE)
+target_compile_options(ddp_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow=local -Wnon-virtual-dtor
+  -Woverloaded-virtual -Wimplicit-fallthrough -Werror=return-type -Werror=switch)

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "remote/host.h"
+
+namespace ddp::launcher {
+
+/// What a worker runs. argv[0] of kTrain is filled in by the agent, which knows where its own `train` lies.
+struct WorkerCommand {
+  enum class Kind : std::uint8_t {
+    kProgram = 1,  ///< argv as it is, argv[0] searched in the worker's PATH
+    kPython = 2,   ///< argv after `python3 -u`
+    kModule = 3,   ///< argv after `python3 -u -m`
+    kTrain = 4,    ///< the bundled trainer; argv holds its arguments only
+  };
+  Kind kind = Kind::kProgram;
+  std::vector<std::string> argv;
+  std::string python;  ///< interpreter for kPython and kModule; empty: python3 from the worker's PATH
+};
+
+/// --nproc-per-node: a number, or what each node counts for itself.
+struct ProcsPerNode {
+  enum class Kind : std::uint8_t { kUnset, kNumber, kAuto, kGpu, kCpu };
+  Kind kind = Kind::kUnset;
+  int number = 0;
+};
+
+enum class StoreMode : std::uint8_t { kAgent = 1, kWorker = 2 };  ///< who serves MASTER_PORT (docs/environment.md)
+enum class LauncherKind : std::uint8_t { kSsh, kLocal };
+
+/// One validated job: everything the user asked for, nothing that was found out later. Made by the options (apps/ddplaunch)
+/// and read by all of launcher/.
+struct JobSpec {
+  std::string job_id;
+  std::vector<remote::Host> hosts;  ///< in hostfile order; never empty
+  int max_nodes = 0;                ///< --nnodes; 0: all hosts
+  ProcsPerNode nproc;
+  bool oversubscribe = false;
+  WorkerCommand command;
+
+  // Start
+  LauncherKind launcher = LauncherKind::kSsh;
+  std::string ssh_config;               ///< as `ssh -F`; empty: the user's
+  std::vector<std::string> ssh_command; ///< --ssh-command split into words; empty: libssh
+  bool ssh_localhost = false;
+  bool accept_new_host_keys = false;
+  std::string agent_path;               ///< ddplaunchd on the nodes; empty: the path beside this ddplaunch
+  std::chrono::milliseconds start_timeout{120'000};
+  std::string network;                  ///< --network CIDR or interface name; empty: chosen
+  std::uint16_t master_port = 0;        ///< the store's port; 0: any free one
+  std::optional<std::pair<std::uint16_t, std::uint16_t>> port_range;
+  StoreMode store = StoreMode::kAgent;
+
+  // Workers
+  std::vector<std::pair<std::string, std::string>> env;  ///< forwarded environment and --env, already filtered
+  std::string chdir;                                     ///< same path on all nodes
+  bool chdir_given = false;                              ///< by --chdir, not taken from the current directory
+  bool stdin_to_rank0 = false;
+
+  // Failure and output
+  std::chrono::milliseconds stop_grace{25'000};     ///< after a user's signal
+  std::chrono::milliseconds failure_grace{15'000};  ///< after a worker's failure
+  std::chrono::milliseconds node_timeout{15'000};
+  std::chrono::milliseconds master_timeout{15'000};
+  std::string job_dir;                   ///< absolute
+  std::string label = "[{host}:{rank}] ";
+  bool label_on = true;
+  bool quiet = false;
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ddp::remote {
+
+/// Where something stands in a file that the user wrote. Line and column count from 1; 0 = not from a file.
+struct Place {
+  std::string file;
+  int line = 0;
+  int column = 0;
+};
+
+/// One entry of the hostfile or of --host, ranges already expanded. Empty text and unset options mean "not given".
+struct Host {
+  std::string name;            ///< as the user wrote it; labels and messages use it
+  std::optional<int> slots;    ///< unset: no limit
+  std::string user;
+  std::uint16_t port = 0;      ///< 0: from the SSH configuration
+  std::string address;         ///< what to connect to, when it differs from the name
+  std::string identity;        ///< private key file
+  std::string chdir;           ///< working directory of the workers on this host
+  std::vector<std::string> devices;  ///< gpus=0,2 or --include host:0,2; empty: all
+  std::vector<std::pair<std::string, std::string>> env;  ///< env:NAME=VALUE
+  Place place;
+};
+
+/// "localhost" and the loopback address of one machine: started as plain children unless --ssh-localhost.
+inline bool is_localhost(const Host& host) {
+  const std::string& target = host.address.empty() ? host.name : host.address;
+  return target == "localhost" || target == "127.0.0.1" || target == "::1";
+}
+
+}  // namespace ddp::remote

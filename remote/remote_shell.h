@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/result.h"
+#include "remote/host.h"
+
+namespace ddp::remote {
+
+/// How a remote command ended. `status` is missing when the connection broke before the far side told it.
+struct ChannelEnd {
+  std::optional<int> status;         ///< exit status, 128+n for a signal
+  std::optional<Error> broken;       ///< why the connection ended, when it was not the command's own end
+};
+
+/// One command running on a host, seen as two byte streams. Owned by the caller, used on the loop thread only.
+/// Whatever carries it (libssh session on an I/O thread, the ssh program, a child process) hands over the same two local
+/// sockets, so that everything above knows a single kind of AsyncStream.
+class Channel {
+ public:
+  using Socket = asio::local::stream_protocol::socket;
+
+  virtual ~Channel() = default;  ///< ends the connection without waiting; the remote command sees end of file
+
+  virtual Socket& link() = 0;    ///< the command's stdin (write) and stdout (read); EOF when it has ended
+  virtual Socket& errors() = 0;  ///< the command's stderr (read)
+
+  /// Waits until the command has ended and both streams were delivered. May be called once.
+  virtual Awaitable<ChannelEnd> end() = 0;
+};
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// Starts commands on hosts. One object serves all hosts of a job; any number of calls may be under way at once.
+class RemoteShell {
+ public:
+  virtual ~RemoteShell() = default;
+
+  /// Runs `argv` on `host`. The command line is made of words that need no quoting in any login shell, or is quoted so
+  /// that sh, csh and fish read it alike. Errors: kUnreachable (resolve, connect, host key, authentication), kTimeout at
+  /// `deadline`, kSystem. The text names the step that failed and what to do. Loop thread only.
+  virtual Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
+                                                           Deadline deadline) = 0;
+};
+
+}  // namespace ddp::remote
