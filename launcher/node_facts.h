@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "rendezvous/node_facts.h"
+
+namespace ddp::launcher {
+
+/// Looks at the machine this process runs on: files of /proc and /sys, the affinity mask, getifaddrs; no name
+/// is resolved. Blocks for a few milliseconds at most. Whatever cannot be read counts as absent (no GPU, no
+/// quota); only a machine without a boot id or without a list of interfaces is an Error (kSystem).
+Result<rendezvous::NodeFacts> gather_node_facts();
+
+/// The parts, with the roots of /proc and /sys as parameters so that tests can show them another machine.
+namespace facts {
+
+/// How many whole CPUs the cgroup's quota allows (cpu.max of v2, cpu.cfs_quota_us of v1, the tightest of the
+/// own group and its ancestors), rounded up; 0: no quota.
+std::uint32_t cpu_quota(const std::string& proc, const std::string& sys_root);
+/// Physical cores among the CPUs of the affinity mask, by thread_siblings_list; 0: not known.
+std::uint32_t physical_cores(const std::string& sys_root);
+/// `visible` is CUDA_VISIBLE_DEVICES, nullptr when unset; its length counts then ("" and "-1": none).
+std::uint32_t gpu_count(const char* visible, const std::string& proc, const std::string& dev);
+
+}  // namespace facts
+}  // namespace ddp::launcher

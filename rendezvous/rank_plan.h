@@ -1,0 +1,58 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace ddp::rendezvous {
+
+/// How --nproc-per-node was given. kAuto: GPUs, on a node without any its CPUs (as torchrun). kUnset: see
+/// plan_ranks.
+enum class ProcsRule { kUnset, kNumber, kAuto, kGpu, kCpu };
+
+struct ProcsWanted {
+  ProcsRule rule = ProcsRule::kUnset;
+  int number = 0;  ///< kNumber only; ≥ 1
+  bool oversubscribe = false;
+};
+
+/// What decides how many workers one node gets.
+struct NodeSlots {
+  std::string name;            ///< for messages
+  std::optional<int> slots;    ///< from the hostfile; unset: no limit
+  std::optional<int> devices;  ///< how many devices gpus= or --include chose; unset: all
+  int gpus = 0;                ///< from the node's hello
+  int cpus = 1;                ///< from the node's hello
+};
+
+/// One node's part of the world: ranks first_rank … first_rank + local_world_size - 1.
+struct NodeRanks {
+  int node_rank = 0;
+  int first_rank = 0;
+  int local_world_size = 0;
+  std::string reason;  ///< in words: "slots=8", "4 GPUs", "one worker: no slots, no GPU, no --nproc-per-node"
+};
+
+/// `nodes` has the order of the input: hostfile order is rank order.
+struct RankPlan {
+  std::vector<NodeRanks> nodes;
+  int world_size = 0;
+};
+
+/// The mistakes that can be seen before any node has answered: an explicit number over a host's slots, slots
+/// < 1, a number < 1. All of them in one kUsage error, one line each.
+Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted);
+
+/// Ranks by prefix sum over what each node runs:
+///   kNumber  that many; more than `slots` is an error unless oversubscribe.
+///   kAuto, kGpu, kCpu  what the node has (chosen devices count as its GPUs), at most its slots unless
+///   oversubscribe. kUnset   chosen devices, at most slots; else slots; else GPUs; else 1.
+/// Errors: as check_slots (kUsage); kGpu on nodes without a GPU (kRefused, naming all of them); more than
+/// kMaxWorldSize ranks (kUsage). `nodes` must not be empty.
+Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted);
+
+inline constexpr int kMaxWorldSize = 1'000'000;
+
+}  // namespace ddp::rendezvous
