@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "rendezvous/node_facts.h"
+#include "rendezvous/message.h"
 
 namespace ddp::launcher {
 
@@ -15,7 +15,7 @@ struct NodeNetwork {
   std::string machine_id;  ///< NodeFacts::machine_id
   std::string
       connected;  ///< address its name resolved to, where it was reached; empty: unknown. May be loopback
-  std::vector<rendezvous::NetInterface> interfaces;
+  std::vector<rendezvous::Interface> interfaces;
 };
 
 struct NetChoice {

@@ -2,17 +2,30 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "base/result.h"
-#include "rendezvous/node_facts.h"
+#include "rendezvous/message.h"
 
 namespace ddp::launcher {
+
+/// What an agent's hello says of its node.
+struct NodeFacts {
+  std::string hostname;
+  std::string machine_id;   ///< boot id + network namespace: equal = loopback reaches the other one
+  std::string system;       ///< "Linux 6.1.0-18-amd64 x86_64"
+  std::uint32_t pid = 0;    ///< of this process
+  std::uint32_t cpus = 1;   ///< usable logical CPUs: affinity, cut by the cgroup's quota; >= 1
+  std::uint32_t cores = 1;  ///< physical cores among them; >= 1, <= cpus. OMP_NUM_THREADS is made of it
+  std::uint32_t gpus = 0;   ///< length of CUDA_VISIBLE_DEVICES when set, else what the driver shows
+  /// One entry per address (an interface with two addresses stands twice), link-local ones included.
+  std::vector<rendezvous::Interface> interfaces;
+};
 
 /// Looks at the machine this process runs on: files of /proc and /sys, the affinity mask, getifaddrs; no name
 /// is resolved. Blocks for a few milliseconds at most. Whatever cannot be read counts as absent (no GPU, no
 /// quota); only a machine without a boot id or without a list of interfaces is an Error (kSystem).
-Result<rendezvous::NodeFacts> gather_node_facts();
+Result<NodeFacts> gather_node_facts();
 
 /// The parts, with the roots of /proc and /sys as parameters so that tests can show them another machine.
 namespace facts {
