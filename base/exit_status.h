@@ -1,0 +1,39 @@
+#pragma once
+
+#include <csignal>
+#include <string>
+#include <string_view>
+
+namespace ddp {
+
+/// How a process ended. A value: made once from what waitid reported, never a raw status word.
+struct ExitStatus {
+  enum class Kind {
+    kExited,    ///< number = exit code
+    kSignaled,  ///< number = signal
+    kUnknown,   ///< the process is gone, but its status was lost (SIGCHLD ignored, or somebody else reaped it)
+  };
+  Kind kind = Kind::kUnknown;
+  int number = 0;
+  bool core_dumped = false;
+
+  static ExitStatus exited(int code) { return {Kind::kExited, code, false}; }
+  static ExitStatus signaled(int signal, bool core = false) { return {Kind::kSignaled, signal, core}; }
+  /// From a siginfo_t that waitid(WEXITED) has filled.
+  static ExitStatus from_siginfo(const siginfo_t& info);
+
+  bool success() const { return kind == Kind::kExited && number == 0; }
+
+  /// As shells number it: the code, 128 + signal, and 255 when unknown.
+  int exit_code() const;
+
+  /// "exited 3", "killed by SIGSEGV, core dumped", "ended, exit status unknown".
+  std::string text() const;
+
+  bool operator==(const ExitStatus&) const = default;
+};
+
+/// "SIGTERM", "SIGRTMIN+2", "signal 99".
+std::string signal_name(int signal);
+
+}  // namespace ddp
