@@ -1,0 +1,193 @@
+#include "rendezvous/codec.h"
+
+#include <array>
+#include <concepts>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+namespace ddp::rendezvous {
+namespace {
+
+/// Appends fields to a string.
+class Writer {
+ public:
+  explicit Writer(std::string& out) : out_(out) {}
+
+  template <std::unsigned_integral T>
+    requires(!std::same_as<T, bool>)
+  void operator()(const T& value) {
+    for (std::size_t i = 0; i < sizeof(T); ++i) out_.push_back(static_cast<char>(value >> (8 * i)));
+  }
+  void operator()(const std::int32_t& value) { (*this)(static_cast<std::uint32_t>(value)); }
+  void operator()(const bool& value) { (*this)(static_cast<std::uint8_t>(value ? 1 : 0)); }
+  void operator()(const std::string_view& value) {
+    (*this)(static_cast<std::uint32_t>(value.size()));
+    out_.append(value);
+  }
+  void operator()(const std::string& value) { (*this)(std::string_view(value)); }
+  template <class A, class B>
+  void operator()(const std::pair<A, B>& value) {
+    (*this)(value.first), (*this)(value.second);
+  }
+  template <class T>
+  void operator()(const std::vector<T>& list) {
+    (*this)(static_cast<std::uint32_t>(list.size()));
+    for (const T& element : list) (*this)(element);
+  }
+  template <class T>
+    requires requires(T& t, Writer& w) { T::fields(t, w); }
+  void operator()(const T& value) {
+    T::fields(value, *this);
+  }
+
+ private:
+  std::string& out_;
+};
+
+/// Takes fields from a payload. After the first bad field every further one reads as zero and `failed()` holds.
+class Reader {
+ public:
+  explicit Reader(std::string_view in) : in_(in) {}
+
+  bool failed() const { return failed_; }
+  bool at_end() const { return in_.empty(); }
+
+  template <std::unsigned_integral T>
+    requires(!std::same_as<T, bool>)
+  void operator()(T& value) {
+    value = 0;
+    const std::string_view bytes = take(sizeof(T));
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      value = static_cast<T>(value | (static_cast<T>(static_cast<unsigned char>(bytes[i])) << (8 * i)));
+    }
+  }
+  void operator()(std::int32_t& value) {
+    std::uint32_t raw = 0;
+    (*this)(raw);
+    value = static_cast<std::int32_t>(raw);
+  }
+  void operator()(bool& value) {
+    std::uint8_t raw = 0;
+    (*this)(raw);
+    if (raw > 1) failed_ = true;
+    value = raw == 1;
+  }
+  void operator()(std::string_view& value) {
+    std::uint32_t size = 0;
+    (*this)(size);
+    value = take(size);
+  }
+  void operator()(std::string& value) {
+    std::string_view view;
+    (*this)(view);
+    value = view;
+  }
+  template <class A, class B>
+  void operator()(std::pair<A, B>& value) {
+    (*this)(value.first), (*this)(value.second);
+  }
+  template <class T>
+  void operator()(std::vector<T>& list) {
+    std::uint32_t count = 0;
+    (*this)(count);
+    // An element takes at least one byte, so a count beyond the bytes left is a lie: nothing is reserved for it.
+    if (count > kMaxListElements || count > in_.size()) failed_ = true;
+    for (std::uint32_t i = 0; i < count && !failed_; ++i) (*this)(list.emplace_back());
+  }
+  template <class T>
+    requires requires(T& t, Reader& r) { T::fields(t, r); }
+  void operator()(T& value) {
+    T::fields(value, *this);
+  }
+
+ private:
+  std::string_view take(std::size_t count) {
+    if (failed_ || count > in_.size()) {
+      failed_ = true;
+      return {};
+    }
+    const std::string_view bytes = in_.substr(0, count);
+    in_.remove_prefix(count);
+    return bytes;
+  }
+
+  std::string_view in_;
+  bool failed_ = false;
+};
+
+using Decoder = bool (*)(Reader&, Message&);
+
+template <class T>
+bool decode_as(Reader& reader, Message& out) {
+  T::fields(out.emplace<T>(), reader);
+  return !reader.failed() && reader.at_end();
+}
+
+/// Type number → decoder, built from the list of messages: there is no second table to keep in step.
+template <std::size_t... Index>
+constexpr std::array<Decoder, 256> make_decoders(std::index_sequence<Index...>) {
+  std::array<Decoder, 256> table{};
+  ((table[std::variant_alternative_t<Index, Message>::kType] = &decode_as<std::variant_alternative_t<Index, Message>>),
+   ...);
+  return table;
+}
+
+template <std::size_t... Index>
+constexpr bool types_are_distinct(std::index_sequence<Index...>) {
+  std::array<int, 256> seen{};
+  (++seen[std::variant_alternative_t<Index, Message>::kType], ...);
+  for (const int count : seen) {
+    if (count > 1) return false;
+  }
+  return seen[0] == 0;
+}
+
+using AllMessages = std::make_index_sequence<std::variant_size_v<Message>>;
+static_assert(types_are_distinct(AllMessages{}), "two messages share a type number, or one uses the reserved zero");
+constexpr std::array<Decoder, 256> kDecoders = make_decoders(AllMessages{});
+
+}  // namespace
+
+void append_frame(const Message& message, std::string& out) {
+  const std::size_t start = out.size();
+  out.append(kFrameHeader, '\0');
+  Writer writer(out);
+  std::visit(
+      [&](const auto& m) {
+        using T = std::decay_t<decltype(m)>;
+        writer(T::kType);
+        T::fields(m, writer);
+      },
+      message);
+  const auto length = static_cast<std::uint32_t>(out.size() - start - kFrameHeader);
+  for (std::size_t i = 0; i < kFrameHeader; ++i) out[start + i] = static_cast<char>(length >> (8 * i));
+}
+
+Result<Message> decode_payload(std::string_view payload) {
+  if (payload.empty()) return Error{ErrorCode::kProtocol, "an empty frame"};
+  const auto type = static_cast<unsigned char>(payload.front());
+  const Decoder decode = kDecoders[type];
+  if (decode == nullptr) {
+    return Error{ErrorCode::kProtocol, "a message of unknown type " + std::to_string(type)};
+  }
+  Message message;
+  Reader reader(payload.substr(1));
+  if (!decode(reader, message)) {
+    return Error{ErrorCode::kProtocol, "a malformed " + std::string(message_name(message)) + " message of " +
+                                           std::to_string(payload.size()) + " bytes"};
+  }
+  return message;
+}
+
+std::string_view message_name(const Message& message) {
+  static constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames{
+      "Hello",       "JobAccepted",  "Refused", "StoreOpened", "ProbeResult", "WorkerStarted",
+      "WorkerExited", "Output",      "AttemptEnded", "Pong",   "Notice",      "StdinTaken",
+      "JobStart",    "OpenStore",    "Probe",   "Spawn",       "Stop",        "Signal",
+      "Leave",       "Ping",         "Credit",  "MasterAsleep", "Stdin"};
+  return kNames[message.index()];
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/asio.h"
+#include "base/byte_stream.h"
+#include "base/result.h"
+#include "rendezvous/codec.h"
+#include "rendezvous/frame.h"
+#include "rendezvous/message.h"
+
+namespace ddp::rendezvous {
+
+/// One end of the control link: frames over a ByteStream. Loop thread only; one reader and one writer task, both started by
+/// the owner, who keeps the Connection alive until they have ended. Control messages overtake queued output.
+class Connection {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `early` holds bytes that were already read behind the hello line.
+  Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream, std::string_view early = {});
+
+  /// The next message that has already arrived, without waiting. string_views in it live until the next `read_more`.
+  Result<std::optional<Message>> next();
+  /// Reads more bytes. Error kLinkLost: the far side closed, or the stream broke; kCancelled: `close` was called here.
+  Awaitable<Result<>> read_more();
+
+  /// Queues a control message; never blocks.
+  void send(const Message& message);
+  /// Queues worker output behind all control. The queue is bounded by the credit that its callers keep to.
+  void send_output(const Output& output);
+  /// Sends what is queued until the stream ends or `close`; start it once.
+  Awaitable<> write_all();
+  /// Waits until everything queued so far was handed to the stream, or the stream ended.
+  Awaitable<> flushed();
+
+  void close();
+  bool closed() const { return closed_; }
+  /// When the last byte came: any byte is a sign of life.
+  Clock::time_point last_heard() const { return last_heard_; }
+
+ private:
+  std::unique_ptr<ByteStream> stream_;
+  FrameReader frames_;
+  std::string control_;
+  std::string output_;
+  std::size_t output_sent_ = 0;  ///< bytes of output_ already written; kept so that a frame is never cut by control
+  asio::steady_timer queued_;    ///< cancelled when there is something to write
+  asio::steady_timer drained_;   ///< cancelled when the queues are empty
+  bool writing_ = false;
+  bool closed_ = false;
+  Clock::time_point last_heard_ = Clock::now();
+};
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,327 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+/// The messages of the control protocol between master and agents, as docs/protocol.md describes them. Plain data; each
+/// struct lists its fields once (`fields`), and the codec reads and writes by that list. Numbers are never reused.
+namespace ddp::rendezvous {
+
+/// Both ends must speak the same version: the launcher starts (or pushes) the agent that fits it.
+inline constexpr std::uint32_t kProtocolVersion = 1;
+/// First line of the agent's stdout, before any frame: "ddplaunchd-hello <protocol> <program version>\n".
+inline constexpr std::string_view kHelloPrefix = "ddplaunchd-hello ";
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+// ---- agent → master
+
+/// A usable network interface of a node.
+struct Interface {
+  std::string name;
+  std::string address;  ///< numeric, IPv4 or IPv6 without scope
+  std::uint8_t prefix_length = 0;
+  bool up = false;
+  bool loopback = false;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.name), c(m.address), c(m.prefix_length), c(m.up), c(m.loopback);
+  }
+};
+
+/// First frame of an agent: who it is and what its node has.
+struct Hello {
+  static constexpr std::uint8_t kType = 0x01;
+  std::string hostname;
+  std::string machine_id;  ///< equal on two agents exactly when they share kernel and network namespace
+  std::uint32_t pid = 0;
+  std::uint32_t cpus = 0;  ///< usable by this job: affinity, quota, physical cores
+  std::uint32_t gpus = 0;
+  std::uint64_t clock_ns = 0;  ///< CLOCK_MONOTONIC of the node when sent
+  std::vector<Interface> interfaces;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.hostname), c(m.machine_id), c(m.pid), c(m.cpus), c(m.gpus), c(m.clock_ns), c(m.interfaces);
+  }
+};
+
+/// Answer to JobStart: this node can run the job (or `Refused`).
+struct JobAccepted {
+  static constexpr std::uint8_t kType = 0x02;
+  std::string program;  ///< the resolved program, for the plan and the report
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.program);
+  }
+};
+
+/// The node cannot do what the last request asked. `code` is an ErrorCode.
+struct Refused {
+  static constexpr std::uint8_t kType = 0x03;
+  std::uint8_t code = 0;
+  std::int32_t sys = 0;
+  std::string text;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.code), c(m.sys), c(m.text);
+  }
+};
+
+struct StoreOpened {
+  static constexpr std::uint8_t kType = 0x04;
+  std::uint32_t attempt = 0;
+  std::uint16_t port = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.port);
+  }
+};
+
+/// Answer to Probe. `address` is the candidate that answered; empty: none did, and `text` says why.
+struct ProbeResult {
+  static constexpr std::uint8_t kType = 0x05;
+  std::uint32_t attempt = 0;
+  std::string address;
+  std::string text;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.address), c(m.text);
+  }
+};
+
+struct WorkerStarted {
+  static constexpr std::uint8_t kType = 0x06;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t pid = 0;
+  std::uint64_t clock_ns = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.pid), c(m.clock_ns);
+  }
+};
+
+/// The end of a worker, sent when it happens and ahead of any output still on its way.
+struct WorkerExited {
+  static constexpr std::uint8_t kType = 0x07;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t pid = 0;       ///< 0: it never started, and `text` says why
+  std::uint8_t code = 0;       ///< exit code; 126 or 127 when it could not be executed
+  std::uint8_t signal = 0;     ///< the signal that killed it, or 0
+  bool core = false;
+  std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when it ended
+  std::string text;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.signal), c(m.core), c(m.clock_ns), c(m.text);
+  }
+};
+
+/// Bytes of a worker's stdout (1) or stderr (2), in order. `data` points into the received frame; empty = end of the
+/// stream. Counted against the agent's credit by data.size().
+struct Output {
+  static constexpr std::uint8_t kType = 0x08;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::uint8_t stream = 1;
+  std::string_view data;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.stream), c(m.data);
+  }
+};
+
+/// Every worker of the attempt is reaped, its output sent, its tree gone. `left` counts live processes of the job that could
+/// not be ended; `left_text` names them.
+struct AttemptEnded {
+  static constexpr std::uint8_t kType = 0x09;
+  std::uint32_t attempt = 0;
+  std::uint32_t left = 0;
+  std::string left_text;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.left), c(m.left_text);
+  }
+};
+
+struct Pong {
+  static constexpr std::uint8_t kType = 0x0A;
+  std::uint64_t sequence = 0;
+  std::uint64_t clock_ns = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.sequence), c(m.clock_ns);
+  }
+};
+
+/// Something a person should read, such as a refused stranger at the store. Shown once with the node's name.
+struct Notice {
+  static constexpr std::uint8_t kType = 0x0B;
+  std::string text;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.text);
+  }
+};
+
+/// The stdin of rank 0 took `bytes`; the master may send as many again.
+struct StdinTaken {
+  static constexpr std::uint8_t kType = 0x0C;
+  std::uint32_t bytes = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.bytes);
+  }
+};
+
+// ---- master → agent
+
+/// First frame of the master: the job as this node runs it. Nothing of it ever passes a shell or a command line.
+struct JobStart {
+  static constexpr std::uint8_t kType = 0x41;
+  std::string job_id;
+  std::string host;  ///< the node's name in the hostfile, for messages and labels
+  std::uint8_t command_kind = 0;
+  std::vector<std::string> argv;
+  std::string python;
+  std::string chdir;          ///< empty: the agent's own directory
+  Pairs env;                  ///< the launcher's environment, filtered; laid over the node's own
+  Pairs explicit_env;         ///< --env and the host's own; laid over both
+  std::vector<std::string> devices;
+  bool local = false;         ///< this node is the launcher's own machine: its device variables count
+  bool stdin_to_rank0 = false;
+  std::uint32_t master_timeout_ms = 0;
+  std::uint32_t link_grace_ms = 0;  ///< TERM to KILL when the link to the master is lost
+  std::uint32_t credit = 0;         ///< output bytes that the agent may have unacknowledged
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env), c(m.explicit_env),
+        c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms), c(m.link_grace_ms), c(m.credit);
+  }
+};
+
+/// To node 0: serve the store of this attempt (mode kAgent), or find a port on which rank 0 may serve it (kWorker).
+struct OpenStore {
+  static constexpr std::uint8_t kType = 0x42;
+  std::uint32_t attempt = 0;
+  std::uint8_t mode = 1;
+  bool loopback_only = false;
+  std::uint16_t port = 0;  ///< 0: choose
+  std::uint16_t first_port = 0;
+  std::uint16_t last_port = 0;
+  std::vector<std::string> allow;  ///< addresses that may connect; empty: loopback and this node's own
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.mode), c(m.loopback_only), c(m.port), c(m.first_port), c(m.last_port), c(m.allow);
+  }
+};
+
+/// To the others: which of these addresses reaches node 0's store?
+struct Probe {
+  static constexpr std::uint8_t kType = 0x43;
+  std::uint32_t attempt = 0;
+  std::vector<std::string> addresses;  ///< in order of preference
+  std::uint16_t port = 0;
+  std::uint32_t timeout_ms = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.addresses), c(m.port), c(m.timeout_ms);
+  }
+};
+
+/// Start this node's workers: ranks first_rank … first_rank + local_world_size − 1.
+struct Spawn {
+  static constexpr std::uint8_t kType = 0x44;
+  std::uint32_t attempt = 0;
+  std::uint32_t node_rank = 0;
+  std::uint32_t nodes = 0;
+  std::uint32_t first_rank = 0;
+  std::uint32_t local_world_size = 0;
+  std::uint32_t world_size = 0;
+  std::uint32_t max_restarts = 0;
+  std::string master_addr;
+  std::uint16_t master_port = 0;
+  bool agent_store = true;
+  std::string interface_name;  ///< for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; empty: leave them alone
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.node_rank), c(m.nodes), c(m.first_rank), c(m.local_world_size), c(m.world_size),
+        c(m.max_restarts), c(m.master_addr), c(m.master_port), c(m.agent_store), c(m.interface_name);
+  }
+};
+
+/// End the attempt: TERM now, KILL after `grace_ms` (0: KILL now). A second Stop may only shorten the grace.
+struct Stop {
+  static constexpr std::uint8_t kType = 0x45;
+  std::uint32_t attempt = 0;
+  std::uint32_t grace_ms = 0;
+  std::string reason;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.grace_ms), c(m.reason);
+  }
+};
+
+/// Pass a signal to every worker's leader.
+struct Signal {
+  static constexpr std::uint8_t kType = 0x46;
+  std::uint8_t number = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.number);
+  }
+};
+
+/// Clean up and exit.
+struct Leave {
+  static constexpr std::uint8_t kType = 0x47;
+  template <class M, class C>
+  static void fields(M&, C&) {}
+};
+
+struct Ping {
+  static constexpr std::uint8_t kType = 0x48;
+  std::uint64_t sequence = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.sequence);
+  }
+};
+
+/// Output bytes that the master has taken; the agent may send as many again.
+struct Credit {
+  static constexpr std::uint8_t kType = 0x49;
+  std::uint32_t bytes = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.bytes);
+  }
+};
+
+/// The master is being stopped by its user (Ctrl-Z): its silence means nothing until the next byte.
+struct MasterAsleep {
+  static constexpr std::uint8_t kType = 0x4A;
+  template <class M, class C>
+  static void fields(M&, C&) {}
+};
+
+/// Bytes for the stdin of rank 0; empty = end of file.
+struct Stdin {
+  static constexpr std::uint8_t kType = 0x4B;
+  std::string_view data;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.data);
+  }
+};
+
+using Message = std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted, WorkerExited, Output,
+                             AttemptEnded, Pong, Notice, StdinTaken, JobStart, OpenStore, Probe, Spawn, Stop, Signal,
+                             Leave, Ping, Credit, MasterAsleep, Stdin>;
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,97 @@
+#include "rendezvous/codec.h"
+
+#include "tests/support/catch.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+std::string payload_of(const Message& message) {
+  std::string frame;
+  append_frame(message, frame);
+  return frame.substr(kFrameHeader);
+}
+
+JobStart sample_job() {
+  JobStart job;
+  job.job_id = "j1";
+  job.host = "gpu01";
+  job.command_kind = 2;
+  job.argv = {"train.py", "--lr", "0.1", std::string("\0\n\xff", 3)};
+  job.env = {{"A", ""}, {"B", "x=y"}};
+  job.devices = {"0", "2"};
+  job.local = true;
+  job.credit = 262144;
+  return job;
+}
+
+TEST_CASE("a message with every kind of field survives the way there and back") {
+  const JobStart job = sample_job();
+  const std::string payload = payload_of(job);
+  const auto back = decode_payload(payload);
+  REQUIRE(back.has_value());
+  const auto& got = std::get<JobStart>(*back);
+  CHECK(got.job_id == job.job_id);
+  CHECK(got.argv == job.argv);
+  CHECK(got.env == job.env);
+  CHECK(got.devices == job.devices);
+  CHECK(got.local);
+  CHECK(got.credit == job.credit);
+
+  Hello hello;
+  hello.hostname = "n";
+  hello.clock_ns = 0x0123456789abcdefull;
+  hello.interfaces = {{"eth0", "10.0.0.1", 24, true, false}, {"lo", "127.0.0.1", 8, true, true}};
+  const std::string hello_payload = payload_of(hello);
+  const auto hello_back = decode_payload(hello_payload);
+  REQUIRE(hello_back.has_value());
+  CHECK(std::get<Hello>(*hello_back).clock_ns == hello.clock_ns);
+  REQUIRE(std::get<Hello>(*hello_back).interfaces.size() == 2);
+  CHECK(std::get<Hello>(*hello_back).interfaces[1].loopback);
+}
+
+TEST_CASE("the bytes are those of docs/protocol.md") {
+  std::string frame;
+  append_frame(Stop{0x01020304, 5, "ab"}, frame);
+  const std::string expected("\x0f\x00\x00\x00" "\x45" "\x04\x03\x02\x01" "\x05\x00\x00\x00" "\x02\x00\x00\x00" "ab", 19);
+  CHECK(frame == expected);
+}
+
+TEST_CASE("every truncation and every extra byte of a message is refused") {
+  const std::string payload = payload_of(sample_job());
+  for (std::size_t size = 0; size < payload.size(); ++size) {
+    const auto result = decode_payload(std::string_view(payload).substr(0, size));
+    REQUIRE_FALSE(result.has_value());
+    REQUIRE(result.error().code == ErrorCode::kProtocol);
+  }
+  CHECK_FALSE(decode_payload(payload + "x").has_value());
+}
+
+TEST_CASE("unknown types, false booleans and lying counts are refused by name") {
+  CHECK(decode_payload(std::string(1, '\x7f')).error().text == "a message of unknown type 127");
+  CHECK(decode_payload(std::string_view("\0", 1)).error().text == "a message of unknown type 0");
+  std::string lying("\x42", 1);  // OpenStore whose list claims 65,536 addresses and holds none
+  lying += std::string("\0\0\0\0\1\0\0\0\0\0\0\0\0", 13) + std::string("\0\0\1\0", 4);
+  const auto result = decode_payload(lying);
+  REQUIRE_FALSE(result.has_value());
+  CHECK(result.error().text == "a malformed OpenStore message of 18 bytes");
+}
+
+TEST_CASE("output points into the payload and is not copied") {
+  const std::string payload = payload_of(Output{1, 2, 2, "hello"});
+  const auto back = decode_payload(payload);
+  REQUIRE(back.has_value());
+  const auto& output = std::get<Output>(*back);
+  CHECK(output.data == "hello");
+  CHECK(output.data.data() == payload.data() + payload.size() - 5);
+}
+
+TEST_CASE("every message has a name") {
+  CHECK(message_name(Hello{}) == "Hello");
+  CHECK(message_name(StdinTaken{}) == "StdinTaken");
+  CHECK(message_name(JobStart{}) == "JobStart");
+  CHECK(message_name(Credit{}) == "Credit");
+  CHECK(message_name(Stdin{}) == "Stdin");
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous
