@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Fails when an include goes against the modules' arrows, or a third-party header is used outside its files."""
+"""Fails when an include goes against the modules' arrows, or a third-party header is used outside its files.
+
+usage: check_arrows.py SOURCE_ROOT      prints FILE:LINE: REASON for each mistake; exit code 1 when there is one
+"""
 import pathlib
 import re
 import sys
@@ -10,16 +13,21 @@ MAY_INCLUDE = {
     "remote": {"remote", "base"},
     "rendezvous": {"rendezvous", "base"},
     "launcher": {"launcher", "rendezvous", "remote", "base"},
-    "apps": {"apps", "launcher", "rendezvous", "remote", "base"},
+    "apps/ddplaunch": {"apps/ddplaunch", "launcher", "rendezvous", "remote", "base"},
+    # The agent's program connects to nobody over SSH.
+    "apps/ddplaunchd": {"apps/ddplaunchd", "launcher", "rendezvous", "base"},
+    # The bundled worker is a client of the rendezvous and knows nothing of launching.
+    "apps/train": {"apps/train", "rendezvous", "base"},
 }
-# The bundled worker is a client of the rendezvous and knows nothing of launching.
-TRAIN_MAY_INCLUDE = {"apps/train", "rendezvous", "base"}
+MODULES = {folder.split("/")[0] for folder in MAY_INCLUDE}
 # A third-party library is included by the named files only.
 ONLY_IN = {
     "libssh/": {"remote/ssh_session.cc", "remote/ssh_shell.cc", "remote/ssh_keys.cc"},
     "spdlog/": {"base/log.h", "base/log.cc"},
     "CLI/": {"apps/ddplaunch/options.cc", "apps/ddplaunch/option_groups.cc", "apps/train/options.cc"},
 }
+# Asio has one door, so that its settings are the same everywhere.
+ASIO_DOOR = {"base/asio.h", "base/asio_impl.cc"}
 # Sans-IO cores: no sockets, clocks, threads, environment or logger.
 CORES = {
     "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/shell_quote", "remote/bootstrap",
@@ -27,37 +35,52 @@ CORES = {
     "rendezvous/tcp_store_codec", "launcher/job_spec", "launcher/worker_env", "launcher/supervisor",
     "launcher/output_lines", "launcher/exit_report", "launcher/net_choice", "apps/train/sampler",
 }
-CORE_FORBIDS = re.compile(r"(boost/asio|base/asio|base/log|sys/socket|<thread>|<mutex>|<fstream>|<iostream>|unistd\.h)")
+CORE_FORBIDS = re.compile(
+    r"^(boost/asio.*|base/asio\.h|base/log\.h|sys/(socket|epoll|wait)\.h|thread|mutex|fstream|iostream|unistd\.h)$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 
 
+def folder_of(name):
+    """The entry of MAY_INCLUDE that a path belongs to: its first folder, in apps/ its first two."""
+    parts = name.split("/")
+    return "/".join(parts[:2]) if parts[0] == "apps" else parts[0]
+
+
+def wrong_own(name, header):
+    folder = folder_of(name)
+    if header.split("/")[0] not in MODULES:
+        return f'"{header}" is not written from the repository root'
+    if folder_of(header) not in MAY_INCLUDE[folder]:
+        return f'{folder.removeprefix("apps/")} may not include "{header}"'
+    return None
+
+
+def wrong_library(name, header):
+    if header.startswith("boost/asio") and name not in ASIO_DOOR:
+        return f'<{header}>: include "base/asio.h"'
+    for library, files in ONLY_IN.items():
+        if header.startswith(library) and name not in files:
+            return f"<{header}> belongs to {', '.join(sorted(files))}"
+    return None
+
+
 def violations(root):
-    for module in MAY_INCLUDE:
-        for path in sorted((root / module).rglob("*")):
+    for folder in MAY_INCLUDE:
+        for path in sorted((root / folder).rglob("*")):
             if path.suffix not in {".h", ".cc", ".cu", ".cuh"}:
                 continue
             name = path.relative_to(root).as_posix()
-            for number, line in enumerate(path.read_text().splitlines(), 1):
+            is_core = name.removesuffix(path.suffix) in CORES
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 found = INCLUDE.match(line)
                 if not found:
                     continue
                 ours, theirs = found.groups()
-                if ours:
-                    top = ours.split("/")[0]
-                    allowed = MAY_INCLUDE[module]
-                    if top not in MAY_INCLUDE:
-                        yield f'{name}:{number}: "{ours}" is not written from the repository root'
-                    elif name.startswith("apps/train/"):
-                        folder = "/".join(ours.split("/")[:2]) if top == "apps" else top
-                        if folder not in TRAIN_MAY_INCLUDE:
-                            yield f'{name}:{number}: train may not include "{ours}"'
-                    elif top not in allowed:
-                        yield f'{name}:{number}: {module} may not include "{ours}"'
-                for library, files in ONLY_IN.items():
-                    if theirs and theirs.startswith(library) and name not in files:
-                        yield f"{name}:{number}: <{theirs}> belongs to {', '.join(sorted(files))}"
-                if path.with_suffix("").relative_to(root).as_posix() in CORES and CORE_FORBIDS.search(line):
-                    yield f"{name}:{number}: a sans-IO core may not include {ours or theirs}"
+                wrong = wrong_own(name, ours) if ours else wrong_library(name, theirs)
+                if not wrong and is_core and CORE_FORBIDS.match(ours or theirs):
+                    wrong = f"a sans-IO core may not include {ours or theirs}"
+                if wrong:
+                    yield f"{name}:{number}: {wrong}"
 
 
 def main():

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Gathers the tests of several build trees into one ctest tree, so that one ctest run gives one summary.
+
+usage: gather_tests.py BUILD_DIR release [asan-ubsan] [tsan] [fuzz]
+
+Writes BUILD_DIR/all-tests/CTestTestfile.cmake. Tests of the release build keep their names; those of another build get
+its name before theirs ("tsan.ssh_shell") and as a label. From the tsan build only tests with the label "threads" are
+taken: without threads there is nothing to find.
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+# A test that says it belongs to one build only (the demo, benchmarks) has this label.
+RELEASE_ONLY = "release-only"
+# These properties name other tests, so they get the prefix too.
+NAMES_TESTS = {"DEPENDS"}
+NAMES_SHARED = {"FIXTURES_SETUP", "FIXTURES_REQUIRED", "FIXTURES_CLEANUP"}
+# Sanitized programs are two to fifteen times slower.
+SLOWER = {"release": 1, "asan-ubsan": 3, "tsan": 5, "fuzz": 1}
+
+
+def quoted(value):
+    return f"[==[{value}]==]"
+
+
+def listed(value):
+    return value if isinstance(value, list) else [value]
+
+
+def tests_of(tree):
+    found = subprocess.run(["ctest", "--test-dir", str(tree), "--show-only=json-v1"], check=True,
+                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    return json.loads(found.stdout)["tests"]
+
+
+def wanted(preset, labels):
+    if preset == "tsan":
+        return "threads" in labels
+    return preset == "release" or RELEASE_ONLY not in labels
+
+
+def wrapped(preset, command):
+    # ThreadSanitizer's shadow does not fit every layout that a kernel with vm.mmap_rnd_bits > 28 may choose.
+    return ["setarch", "-R", *command] if preset == "tsan" and shutil.which("setarch") else command
+
+
+def entry(preset, test):
+    """The add_test and set_tests_properties lines of one test, or "" when this build does not run it."""
+    properties = {p["name"]: p["value"] for p in test.get("properties", [])}
+    labels = listed(properties.get("LABELS", []))
+    if not wanted(preset, labels):
+        return ""
+    if "command" not in test:
+        sys.exit(f"gather_tests: {preset}: the program of test {test['name']} was not built")
+    prefix = "" if preset == "release" else preset + "."
+    properties["LABELS"] = labels + ([] if preset == "release" else [preset])
+    properties["TIMEOUT"] = float(properties.get("TIMEOUT", 120)) * SLOWER[preset]
+    lines = [f"add_test({quoted(prefix + test['name'])} " +
+             " ".join(quoted(word) for word in wrapped(preset, test["command"])) + ")"]
+    for name, value in properties.items():
+        values = [str(v) for v in listed(value)]
+        if name in NAMES_TESTS or name in NAMES_SHARED:
+            values = [prefix + v for v in values]
+        if isinstance(value, bool):
+            values = ["TRUE" if value else "FALSE"]
+        lines.append(f"set_tests_properties({quoted(prefix + test['name'])} PROPERTIES {name} {quoted(';'.join(values))})")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    build = pathlib.Path(sys.argv[1]).resolve()
+    target = build / "all-tests"
+    target.mkdir(parents=True, exist_ok=True)
+    text = "".join(entry(preset, test) for preset in sys.argv[2:] for test in tests_of(build / preset))
+    partial = target / "CTestTestfile.cmake.part"
+    partial.write_text(text)
+    os.replace(partial, target / "CTestTestfile.cmake")
+
+
+if __name__ == "__main__":
+    main()
