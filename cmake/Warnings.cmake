@@ -1,4 +1,5 @@
 # Warnings for our own code only: link ddp_warnings PRIVATE.
 add_library(ddp_warnings INTERFACE)
-target_compile_options(ddp_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow=local -Wnon-virtual-dtor
-  -Woverloaded-virtual -Wimplicit-fallthrough -Werror=return-type -Werror=switch)
+target_compile_options(ddp_warnings INTERFACE -Wall -Wextra -Wpedantic -Wnon-virtual-dtor
+  -Woverloaded-virtual -Wimplicit-fallthrough -Werror=return-type -Werror=switch
+  $<$<CXX_COMPILER_ID:GNU>:-Wshadow=local>)
