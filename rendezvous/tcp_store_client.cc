@@ -1,0 +1,345 @@
+#include "rendezvous/tcp_store_client.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "rendezvous/tcp_store_codec.h"
+#include "rendezvous/tcp_store_connect.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstRetry{5};
+constexpr milliseconds kLastRetry{100};
+// A cancelled WAIT is answered at once by any live server; one that is not may not hold the caller for long.
+constexpr milliseconds kCancelGrace{5000};
+
+// A caller's "for ever" must not overflow the clock.
+Clock::time_point after(milliseconds timeout) {
+  return Clock::now() + std::min<milliseconds>(timeout, std::chrono::hours(24 * 365));
+}
+
+std::string request_of(StoreOp op) {
+  return std::string(1, static_cast<char>(op));
+}
+
+std::string request_of(StoreOp op, std::string_view key) {
+  std::string out = request_of(op);
+  put_bytes(out, key);
+  return out;
+}
+
+template <class Keys>
+std::string list_request(StoreOp op, const Keys& keys) {
+  std::string out = request_of(op);
+  put_u64(out, keys.size());
+  for (const auto& key : keys)
+    put_bytes(out, key);
+  return out;
+}
+
+std::int64_t number_at(const char* bytes) {
+  std::uint64_t value = 0;
+  for (int i = 0; i < 8; ++i)
+    value |= std::uint64_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
+  return static_cast<std::int64_t>(value);
+}
+
+std::string quoted(std::string_view key) {
+  return "'" + std::string(key) + "'";
+}
+
+template <class Keys>
+std::string naming(const char* verb, const Keys& keys) {
+  if (keys.size() == 0) return std::string(verb) + " of no keys";
+  std::string out = std::string(verb) + " of " + quoted(*keys.begin());
+  if (keys.size() > 1) out += " and " + std::to_string(keys.size() - 1) + " more";
+  return out;
+}
+
+std::string seconds_text(milliseconds time) {
+  std::string text = std::to_string(time.count() / 1000);
+  if (time.count() % 1000 != 0) text += "." + std::to_string(time.count() % 1000 / 100);
+  return text + " s";
+}
+
+// What a failed start looks like to a person, by how the last try ended.
+Error unreachable(const std::string& peer, milliseconds timeout, const Error& last) {
+  std::string text = "no store at " + peer + " within " + seconds_text(timeout) + ": " + last.text;
+  if (last.code == ErrorCode::kLinkLost)
+    text += "; it does not accept this host's address, or is another service";
+  return Error{ErrorCode::kUnreachable, std::move(text), last.sys};
+}
+
+}  // namespace
+
+TcpStoreClient::TcpStoreClient(UniqueFd fd, std::string peer, Duration timeout)
+    : fd_(std::move(fd)), peer_(std::move(peer)), timeout_(timeout) {}
+
+Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uint16_t port,
+                                               Duration timeout) {
+  const Deadline deadline = after(timeout);
+  const std::string peer = host.find(':') == std::string::npos ? host + ":" + std::to_string(port)
+                                                               : "[" + host + "]:" + std::to_string(port);
+  for (Duration pause = kFirstRetry;; pause = std::min(pause * 2, kLastRetry)) {
+    Result<UniqueFd> fd = connect_tcp_once(host, port, deadline);
+    Error last;
+    if (fd) {
+      TcpStoreClient client(std::move(*fd), peer, timeout);
+      std::string hello = request_of(StoreOp::kValidate);
+      put_u32(hello, kStoreMagic);
+      // VALIDATE has no reply, and a full backlog or a refusal shows only with the first answer. PING is
+      // unknown to torch ≤ 2.4, GETNUMKEYS is not.
+      hello += request_of(StoreOp::kNumKeys);
+      Result<std::int64_t> answer = client.ask_number(hello, deadline, "connect");
+      if (answer) return client;
+      last = answer.error();
+    } else {
+      last = fd.error();
+      if (last.code == ErrorCode::kUsage) return last;
+    }
+    if (Clock::now() + pause >= deadline) return unreachable(peer, timeout, last);
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+Error TcpStoreClient::broken(Error error) {
+  broken_ = error.text;
+  fd_.reset();
+  return error;
+}
+
+Result<> TcpStoreClient::poll_for(short events, Deadline deadline, std::string_view what) {
+  for (;;) {
+    pollfd entry{fd_.get(), events, 0};
+    const int ready = ::poll(&entry, 1, poll_timeout(deadline));
+    if (ready > 0) return {};
+    if (ready == 0) {
+      return Error{ErrorCode::kTimeout,
+                   std::string(what) + ": no answer from the store at " + peer_ + " in time", ETIMEDOUT};
+    }
+    if (errno != EINTR) return system_error(errno, std::string(what) + ": poll");
+  }
+}
+
+Result<> TcpStoreClient::send(std::string_view bytes, Deadline deadline, std::string_view what) {
+  if (broken_)
+    return Error{ErrorCode::kLinkLost, std::string(what) + ": the store connection is closed: " + *broken_};
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent >= 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) {
+      return broken(system_error(errno, std::string(what) + ": store " + peer_, ErrorCode::kLinkLost));
+    }
+    // A request that is partly out can be neither taken back nor followed by another.
+    if (Result<> ready = poll_for(POLLOUT, deadline, what); !ready) return broken(ready.error());
+  }
+  return {};
+}
+
+Result<> TcpStoreClient::receive(char* into, std::size_t size, Deadline deadline, std::string_view what) {
+  std::size_t have = 0;
+  while (have < size) {
+    const ssize_t got = ::recv(fd_.get(), into + have, size - have, 0);
+    if (got > 0) {
+      have += static_cast<std::size_t>(got);
+      continue;
+    }
+    if (got == 0) {
+      return broken({ErrorCode::kLinkLost,
+                     std::string(what) + ": the store at " + peer_ + " closed the connection", ECONNRESET});
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) {
+      return broken(system_error(errno, std::string(what) + ": store " + peer_, ErrorCode::kLinkLost));
+    }
+    if (Result<> ready = poll_for(POLLIN, deadline, what); !ready) {
+      // Nothing of the reply has come: whoever asked may still cancel. Half a reply ends the connection.
+      return have == 0 ? ready.error() : broken(ready.error());
+    }
+  }
+  return {};
+}
+
+Result<> TcpStoreClient::roundtrip(std::string_view request, char* reply, std::size_t size, Deadline deadline,
+                                   std::string_view what) {
+  if (Result<> sent = send(request, deadline, what); !sent) return sent;
+  if (Result<> got = receive(reply, size, deadline, what); !got) return broken(got.error());
+  return {};
+}
+
+Result<std::int64_t> TcpStoreClient::ask_number(std::string_view request, Deadline deadline,
+                                                std::string_view what) {
+  char reply[8];
+  if (Result<> done = roundtrip(request, reply, sizeof reply, deadline, what); !done) return done.error();
+  return number_at(reply);
+}
+
+Result<TcpStoreClient::Bytes> TcpStoreClient::receive_bytes(Deadline deadline, std::string_view what) {
+  char head[8];
+  if (Result<> got = receive(head, sizeof head, deadline, what); !got) return broken(got.error());
+  const auto size = static_cast<std::uint64_t>(number_at(head));
+  if (size > kMaxStoreValue) {
+    return broken({ErrorCode::kProtocol, std::string(what) + ": the store at " + peer_ +
+                                             " announced a value of " + std::to_string(size) +
+                                             " bytes; it does not speak the TCPStore protocol"});
+  }
+  Bytes value(size, '\0');
+  if (Result<> got = receive(value.data(), value.size(), deadline, what); !got) return broken(got.error());
+  return value;
+}
+
+Result<> TcpStoreClient::wait_until(std::span<const std::string_view> keys, Deadline deadline,
+                                    std::string_view what) {
+  if (Result<> sent = send(list_request(StoreOp::kWait, keys), deadline, what); !sent) return sent;
+  char reply = 0;
+  Result<> got = receive(&reply, 1, deadline, what);
+  if (got) {
+    if (static_cast<std::uint8_t>(reply) == kStopWaiting) return {};
+    return broken({ErrorCode::kProtocol, std::string(what) + ": the store at " + peer_ +
+                                             " answered a WAIT with " +
+                                             std::to_string(static_cast<std::uint8_t>(reply))});
+  }
+  if (got.error().code != ErrorCode::kTimeout || broken_) return got;
+  if (Result<> cancelled = cancel_wait(what); !cancelled) return cancelled;
+  std::string text = std::string(what) + ": not in the store at " + peer_ + " in time";
+  return Error{ErrorCode::kTimeout, std::move(text), ETIMEDOUT};
+}
+
+// The wake-up may cross the cancellation: then the store answers "stop waiting" first and "cancelled" after
+// it.
+Result<> TcpStoreClient::cancel_wait(std::string_view what) {
+  const Deadline deadline = after(kCancelGrace);
+  char reply = 0;
+  if (Result<> done = roundtrip(request_of(StoreOp::kCancelWait), &reply, 1, deadline, what); !done)
+    return done;
+  if (static_cast<std::uint8_t>(reply) == kWaitCanceled) return {};
+  if (Result<> got = receive(&reply, 1, deadline, what); !got) return broken(got.error());
+  if (static_cast<std::uint8_t>(reply) == kWaitCanceled) return {};
+  return broken({ErrorCode::kProtocol, std::string(what) + ": the store at " + peer_ +
+                                           " answered CANCEL_WAIT with " +
+                                           std::to_string(static_cast<std::uint8_t>(reply))});
+}
+
+Result<> TcpStoreClient::set(std::string_view key, std::string_view value) {
+  std::string request = request_of(StoreOp::kSet, key);
+  put_bytes(request, value);
+  return send(request, after(timeout_), "set of " + quoted(key));
+}
+
+Result<TcpStoreClient::Bytes> TcpStoreClient::get(std::string_view key, Duration timeout) {
+  const Deadline deadline = after(timeout);
+  const std::string what = "get of " + quoted(key);
+  const std::string_view keys[] = {key};
+  if (Result<> there = wait_until(keys, deadline, what); !there) return there.error();
+  // The key is there: its bytes get time of their own, or a short wait for a large value would lose the
+  // connection.
+  const Deadline reply_by = std::max(deadline, after(kCancelGrace));
+  if (Result<> sent = send(request_of(StoreOp::kGet, key), reply_by, what); !sent) return sent.error();
+  return receive_bytes(reply_by, what);
+}
+
+Result<std::int64_t> TcpStoreClient::add(std::string_view key, std::int64_t amount, Duration timeout) {
+  std::string request = request_of(StoreOp::kAdd, key);
+  put_u64(request, static_cast<std::uint64_t>(amount));
+  return ask_number(request, after(timeout), "add to " + quoted(key));
+}
+
+Result<> TcpStoreClient::wait(std::span<const std::string> keys, Duration timeout) {
+  const std::vector<std::string_view> views(keys.begin(), keys.end());
+  return wait_until(views, after(timeout), naming("wait", keys));
+}
+
+Result<bool> TcpStoreClient::check(std::span<const std::string> keys, Duration timeout) {
+  char reply = 0;
+  const std::string what = naming("check", keys);
+  const std::string request = list_request(StoreOp::kCheck, keys);
+  if (Result<> done = roundtrip(request, &reply, 1, after(timeout), what); !done) return done.error();
+  return static_cast<std::uint8_t>(reply) == kCheckReady;
+}
+
+Result<TcpStoreClient::Bytes> TcpStoreClient::compare_set(std::string_view key, std::string_view expected,
+                                                          std::string_view desired, Duration timeout) {
+  const Deadline deadline = after(timeout);
+  const std::string what = "compare_set of " + quoted(key);
+  std::string request = request_of(StoreOp::kCompareSet, key);
+  put_bytes(request, expected);
+  put_bytes(request, desired);
+  if (Result<> sent = send(request, deadline, what); !sent) return sent.error();
+  return receive_bytes(deadline, what);
+}
+
+Result<bool> TcpStoreClient::delete_key(std::string_view key, Duration timeout) {
+  Result<std::int64_t> gone =
+      ask_number(request_of(StoreOp::kDeleteKey, key), after(timeout), "delete of " + quoted(key));
+  if (!gone) return gone.error();
+  return *gone > 0;
+}
+
+Result<std::int64_t> TcpStoreClient::num_keys(Duration timeout) {
+  return ask_number(request_of(StoreOp::kNumKeys), after(timeout), "number of keys");
+}
+
+Result<> TcpStoreClient::append(std::string_view key, std::string_view value) {
+  std::string request = request_of(StoreOp::kAppend, key);
+  put_bytes(request, value);
+  return send(request, after(timeout_), "append to " + quoted(key));
+}
+
+Result<std::vector<TcpStoreClient::Bytes>> TcpStoreClient::multi_get(std::span<const std::string> keys,
+                                                                     Duration timeout) {
+  const Deadline deadline = after(timeout);
+  const std::string what = naming("multi_get", keys);
+  const std::vector<std::string_view> views(keys.begin(), keys.end());
+  if (Result<> there = wait_until(views, deadline, what); !there) return there.error();
+  const Deadline reply_by = std::max(deadline, after(kCancelGrace));
+  if (Result<> sent = send(list_request(StoreOp::kMultiGet, keys), reply_by, what); !sent)
+    return sent.error();
+  std::vector<Bytes> values;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    Result<Bytes> value = receive_bytes(reply_by, what);
+    if (!value) return value.error();
+    values.push_back(std::move(*value));
+  }
+  return values;
+}
+
+Result<> TcpStoreClient::multi_set(std::span<const std::pair<std::string, std::string>> entries) {
+  std::string request = request_of(StoreOp::kMultiSet);
+  put_u64(request, entries.size());
+  for (const auto& [key, value] : entries) {
+    put_bytes(request, key);
+    put_bytes(request, value);
+  }
+  return send(request, after(timeout_), "multi_set of " + std::to_string(entries.size()) + " keys");
+}
+
+Result<std::string> TcpStoreClient::local_address() const {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) < 0) {
+    return system_error(errno, "address of the store connection to " + peer_);
+  }
+  char text[INET6_ADDRSTRLEN] = {};
+  if (address.ss_family == AF_INET6) {
+    ::inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(&address)->sin6_addr, text, sizeof text);
+  } else {
+    ::inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(&address)->sin_addr, text, sizeof text);
+  }
+  return std::string(text);
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,280 @@
+#include "rendezvous/tcp_store_codec.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <iterator>
+
+namespace ddp::rendezvous {
+
+enum class StoreDecoder::Field : std::uint8_t { kNone, kKey, kValue, kI64, kU32, kKeyList, kPairList };
+
+struct StoreDecoder::Layout {
+  StoreOp op;
+  const char* name;
+  std::array<Field, 3> fields;
+};
+
+// The index is the new number; the old dialect maps onto it below.
+const StoreDecoder::Layout* StoreDecoder::layout_of(StoreDialect dialect, std::uint8_t opcode) {
+  using F = Field;
+  using O = StoreOp;
+  static constexpr Layout kTable[] = {
+      {O::kValidate, "VALIDATE", {F::kU32, F::kNone, F::kNone}},
+      {O::kSet, "SET", {F::kKey, F::kValue, F::kNone}},
+      {O::kCompareSet, "COMPARE_SET", {F::kKey, F::kValue, F::kValue}},
+      {O::kGet, "GET", {F::kKey, F::kNone, F::kNone}},
+      {O::kAdd, "ADD", {F::kKey, F::kI64, F::kNone}},
+      {O::kCheck, "CHECK", {F::kKeyList, F::kNone, F::kNone}},
+      {O::kWait, "WAIT", {F::kKeyList, F::kNone, F::kNone}},
+      {O::kNumKeys, "GETNUMKEYS", {F::kNone, F::kNone, F::kNone}},
+      {O::kDeleteKey, "DELETE_KEY", {F::kKey, F::kNone, F::kNone}},
+      {O::kAppend, "APPEND", {F::kKey, F::kValue, F::kNone}},
+      {O::kMultiGet, "MULTI_GET", {F::kKeyList, F::kNone, F::kNone}},
+      {O::kMultiSet, "MULTI_SET", {F::kPairList, F::kNone, F::kNone}},
+      {O::kCancelWait, "CANCEL_WAIT", {F::kNone, F::kNone, F::kNone}},
+      {O::kPing, "PING", {F::kU32, F::kNone, F::kNone}},
+      {O::kQueuePush, "QUEUE_PUSH", {F::kKey, F::kValue, F::kNone}},
+      {O::kQueuePop, "QUEUE_POP", {F::kKey, F::kNone, F::kNone}},
+      {O::kQueueLen, "QUEUE_LEN", {F::kKey, F::kNone, F::kNone}},
+      {O::kListKeys, "LIST_KEYS", {F::kNone, F::kNone, F::kNone}},
+      {O::kBarrier, "BARRIER", {F::kKey, F::kI64, F::kNone}},
+      {O::kWatchKey, "WATCH_KEY", {F::kKey, F::kNone, F::kNone}},
+  };
+  constexpr std::uint8_t kCount = std::size(kTable) - 1;
+  if (dialect == StoreDialect::kNew) {
+    // A second VALIDATE is as wrong as an unknown number.
+    return opcode >= 1 && opcode < kCount ? &kTable[opcode] : nullptr;
+  }
+  // Old: SET 0 … GETNUMKEYS 6, WATCH_KEY 7, DELETE_KEY 8; torch 2.0 added APPEND 9 … CANCEL_WAIT 12.
+  if (opcode <= 6) return &kTable[opcode + 1];
+  if (opcode == 7) return &kTable[kCount];
+  return opcode <= 12 ? &kTable[opcode] : nullptr;
+}
+
+void StoreDecoder::feed(std::string_view bytes) {
+  // What is consumed goes when it is the larger part, so that each byte moves at most once on average.
+  if (begin_ > 0 && begin_ >= buffer_.size() - begin_) {
+    buffer_.erase(0, begin_);
+    begin_ = 0;
+    constexpr std::size_t kKeep =
+        64 * 1024;  // a big request must not hold its memory for the rest of the job
+    if (buffer_.capacity() > kKeep && buffer_.size() + bytes.size() <= kKeep) buffer_.shrink_to_fit();
+  }
+  buffer_.append(bytes);
+}
+
+std::uint64_t StoreDecoder::peek(std::size_t size) const {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < size; ++i)
+    value |= std::uint64_t{static_cast<unsigned char>(buffer_[begin_ + cursor_ + i])} << (8 * i);
+  return value;
+}
+
+Result<bool> StoreDecoder::next(StoreRequest& request) {
+  if (dialect_ == StoreDialect::kUnknown) {
+    Result<bool> validated = sniff(request);
+    if (!validated || *validated || dialect_ == StoreDialect::kUnknown) return validated;
+  }
+  if (layout_ == nullptr) {
+    Result<bool> started = start();
+    if (!started || !*started) return started;
+  }
+  while (field_ < layout_->fields.size() && layout_->fields[field_] != Field::kNone) {
+    Result<bool> parsed = parse_field(layout_->fields[field_]);
+    if (!parsed || !*parsed) return parsed;
+    ++field_;
+  }
+  emit(request);
+  return true;
+}
+
+// A new client's first five bytes are VALIDATE and the magic. To an old server's eye they would be a SET with
+// a key of more than a gigabyte, so there is no doubt.
+Result<bool> StoreDecoder::sniff(StoreRequest& request) {
+  if (!have(1)) return false;
+  if (peek(1) != 0) {
+    dialect_ = StoreDialect::kOld;
+    return false;
+  }
+  if (!have(5)) return false;
+  if (peek(5) >> 8 != kStoreMagic) {
+    dialect_ = StoreDialect::kOld;
+    return false;
+  }
+  dialect_ = StoreDialect::kNew;
+  static constexpr Layout kValidate{
+      StoreOp::kValidate, "VALIDATE", {Field::kNone, Field::kNone, Field::kNone}};
+  layout_ = &kValidate;
+  cursor_ = 5;
+  emit(request);
+  return true;
+}
+
+Result<bool> StoreDecoder::start() {
+  if (!have(1)) return false;
+  const auto opcode = static_cast<std::uint8_t>(peek(1));
+  layout_ = layout_of(dialect_, opcode);
+  if (layout_ == nullptr) {
+    char text[96];
+    std::snprintf(text, sizeof text, "not a TCPStore request: byte 0x%02x where an operation number belongs",
+                  opcode);
+    return Error{ErrorCode::kProtocol, text};
+  }
+  cursor_ = 1;
+  return true;
+}
+
+Result<bool> StoreDecoder::parse_field(Field field) {
+  switch (field) {
+    case Field::kNone:
+      return true;
+    case Field::kKey:
+      return parse_bytes(kMaxStoreKey, "key", keys_);
+    case Field::kValue:
+      return parse_bytes(kMaxStoreValue, "value", values_);
+    case Field::kI64:
+    case Field::kU32: {
+      const std::size_t size = field == Field::kI64 ? 8 : 4;
+      if (!have(size)) return false;
+      number_ = static_cast<std::int64_t>(peek(size));
+      cursor_ += size;
+      return true;
+    }
+    case Field::kKeyList:
+      return parse_list(false);
+    case Field::kPairList:
+      return parse_list(true);
+  }
+  return true;
+}
+
+Result<bool> StoreDecoder::parse_bytes(std::size_t limit, const char* what, std::vector<Span>& into) {
+  if (!have(8)) return false;
+  const std::uint64_t size = peek(8);
+  if (size > limit || cursor_ + 8 + size > kMaxStoreRequest) {
+    return Error{ErrorCode::kProtocol, std::string(layout_->name) + ": a " + what + " of " +
+                                           std::to_string(size) + " bytes is over the store's limit of " +
+                                           std::to_string(limit) +
+                                           (size > limit ? "" : " (the whole request is too long)")};
+  }
+  if (!have(8 + size)) return false;
+  into.push_back({cursor_ + 8, static_cast<std::size_t>(size)});
+  cursor_ += 8 + size;
+  return true;
+}
+
+Result<bool> StoreDecoder::parse_list(bool with_values) {
+  if (!in_list_) {
+    if (!have(8)) return false;
+    list_left_ = peek(8);
+    if (list_left_ > kMaxStoreList) {
+      return Error{ErrorCode::kProtocol, std::string(layout_->name) + ": " + std::to_string(list_left_) +
+                                             " keys in one request are over the store's limit of " +
+                                             std::to_string(kMaxStoreList)};
+    }
+    cursor_ += 8;
+    in_list_ = true;
+  }
+  while (list_left_ > 0) {
+    if (!value_next_) {
+      Result<bool> key = parse_bytes(kMaxStoreKey, "key", keys_);
+      if (!key || !*key) return key;
+      value_next_ = with_values;
+    }
+    if (value_next_) {
+      Result<bool> value = parse_bytes(kMaxStoreValue, "value", values_);
+      if (!value || !*value) return value;
+      value_next_ = false;
+    }
+    --list_left_;
+  }
+  in_list_ = false;
+  return true;
+}
+
+void StoreDecoder::emit(StoreRequest& request) {
+  request.op = layout_->op;
+  request.dialect = dialect_;
+  request.number = number_;
+  const std::string_view bytes(buffer_.data() + begin_, cursor_);
+  const auto view = [bytes](const Span& span) { return bytes.substr(span.offset, span.size); };
+  request.keys.clear();
+  request.values.clear();
+  std::transform(keys_.begin(), keys_.end(), std::back_inserter(request.keys), view);
+  std::transform(values_.begin(), values_.end(), std::back_inserter(request.values), view);
+  begin_ += cursor_;
+  cursor_ = 0;
+  layout_ = nullptr;
+  field_ = 0;
+  number_ = 0;
+  keys_.clear();
+  values_.clear();
+}
+
+void put_u8(std::string& out, std::uint8_t value) {
+  out.push_back(static_cast<char>(value));
+}
+
+void put_u32(std::string& out, std::uint32_t value) {
+  for (int shift = 0; shift < 32; shift += 8)
+    put_u8(out, static_cast<std::uint8_t>(value >> shift));
+}
+
+void put_u64(std::string& out, std::uint64_t value) {
+  for (int shift = 0; shift < 64; shift += 8)
+    put_u8(out, static_cast<std::uint8_t>(value >> shift));
+}
+
+void put_bytes(std::string& out, std::string_view value) {
+  put_u64(out, value.size());
+  out.append(value);
+}
+
+const char* store_op_name(StoreOp op) {
+  switch (op) {
+    case StoreOp::kValidate:
+      return "VALIDATE";
+    case StoreOp::kSet:
+      return "SET";
+    case StoreOp::kCompareSet:
+      return "COMPARE_SET";
+    case StoreOp::kGet:
+      return "GET";
+    case StoreOp::kAdd:
+      return "ADD";
+    case StoreOp::kCheck:
+      return "CHECK";
+    case StoreOp::kWait:
+      return "WAIT";
+    case StoreOp::kNumKeys:
+      return "GETNUMKEYS";
+    case StoreOp::kDeleteKey:
+      return "DELETE_KEY";
+    case StoreOp::kAppend:
+      return "APPEND";
+    case StoreOp::kMultiGet:
+      return "MULTI_GET";
+    case StoreOp::kMultiSet:
+      return "MULTI_SET";
+    case StoreOp::kCancelWait:
+      return "CANCEL_WAIT";
+    case StoreOp::kPing:
+      return "PING";
+    case StoreOp::kQueuePush:
+      return "QUEUE_PUSH";
+    case StoreOp::kQueuePop:
+      return "QUEUE_POP";
+    case StoreOp::kQueueLen:
+      return "QUEUE_LEN";
+    case StoreOp::kListKeys:
+      return "LIST_KEYS";
+    case StoreOp::kBarrier:
+      return "BARRIER";
+    case StoreOp::kWatchKey:
+      return "WATCH_KEY";
+  }
+  return "?";
+}
+
+}  // namespace ddp::rendezvous

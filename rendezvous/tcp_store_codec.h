@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+
+// PyTorch's TCPStore protocol as bytes: requests in, requests and replies out. Sans-IO. Described in
+// docs/store.md; the facts come from PyTorch's public source (torch/csrc/distributed/c10d/TCPStore*.cpp) and
+// from its clients at work. All numbers are little-endian: a u8 opcode, then arguments; a string is a u64
+// length and its bytes.
+namespace ddp::rendezvous {
+
+/// How a connection numbers its requests. Its first bytes tell which.
+enum class StoreDialect : std::uint8_t {
+  kUnknown,  ///< nothing decisive has arrived yet
+  kOld,      ///< torch ≤ 2.0: no VALIDATE, SET is 0
+  kNew,      ///< torch ≥ 2.1: VALIDATE (0) and a magic number come first, SET is 1
+};
+
+/// Requests by their new number; kWatchKey exists only in the old dialect and has no new number.
+enum class StoreOp : std::uint8_t {
+  kValidate = 0,
+  kSet = 1,
+  kCompareSet = 2,
+  kGet = 3,
+  kAdd = 4,
+  kCheck = 5,
+  kWait = 6,
+  kNumKeys = 7,
+  kDeleteKey = 8,
+  kAppend = 9,
+  kMultiGet = 10,
+  kMultiSet = 11,
+  kCancelWait = 12,
+  kPing = 13,
+  kQueuePush = 14,
+  kQueuePop = 15,
+  kQueueLen = 16,
+  kListKeys = 17,
+  kBarrier = 18,
+  kWatchKey = 255,
+};
+
+inline constexpr std::uint32_t kStoreMagic = 0x3C85F7CE;
+inline constexpr std::uint8_t kStopWaiting = 0;   // reply to WAIT and BARRIER
+inline constexpr std::uint8_t kWaitCanceled = 1;  // reply to CANCEL_WAIT
+inline constexpr std::uint8_t kCheckReady = 0;
+inline constexpr std::uint8_t kCheckNotReady = 1;
+
+/// Limits, checked before anything is allocated; memory then grows only with bytes that have arrived.
+inline constexpr std::size_t kMaxStoreKey = 64 * 1024;
+inline constexpr std::size_t kMaxStoreValue = 256 * 1024 * 1024;
+inline constexpr std::size_t kMaxStoreList = 128 * 1024;  ///< keys of one WAIT, CHECK, MULTI_GET, MULTI_SET
+inline constexpr std::size_t kMaxStoreRequest = kMaxStoreValue + 1024 * 1024;
+
+/// One request. The views point into the decoder and die with its next call.
+struct StoreRequest {
+  StoreOp op = StoreOp::kValidate;
+  StoreDialect dialect = StoreDialect::kUnknown;
+  std::vector<std::string_view> keys;  ///< one, or those of a list
+  std::vector<std::string_view>
+      values;               ///< SET, APPEND, QUEUE_PUSH: one; COMPARE_SET: expected, desired; MULTI_SET
+  std::int64_t number = 0;  ///< ADD: amount; BARRIER: world size; PING: nonce
+};
+
+/// Splits one connection's bytes into requests. Resumable at any byte: each byte is looked at once however it
+/// arrives.
+class StoreDecoder {
+ public:
+  /// Appends what arrived. Copies; ends the life of earlier views.
+  void feed(std::string_view bytes);
+
+  /// True: `request` holds the next one. False: more bytes are needed. Error (kProtocol): the peer does not
+  /// speak the protocol or broke a limit; the connection must be closed and the decoder not used again.
+  Result<bool> next(StoreRequest& request);
+
+  StoreDialect dialect() const { return dialect_; }
+  /// Bytes held for a request that is not complete.
+  std::size_t buffered() const { return buffer_.size() - begin_; }
+
+ private:
+  enum class Field : std::uint8_t;
+  struct Layout;
+  struct Span {
+    std::size_t offset;  // from the start of the request
+    std::size_t size;
+  };
+
+  static const Layout* layout_of(StoreDialect dialect, std::uint8_t opcode);
+  Result<bool> sniff(StoreRequest& request);
+  Result<bool> start();
+  Result<bool> parse_field(Field field);
+  Result<bool> parse_bytes(std::size_t limit, const char* what, std::vector<Span>& into);
+  Result<bool> parse_list(bool with_values);
+  bool have(std::size_t size) const { return buffered() - cursor_ >= size; }
+  std::uint64_t peek(std::size_t size) const;
+  void emit(StoreRequest& request);
+
+  std::string buffer_;
+  std::size_t begin_ = 0;   // start of the request in buffer_
+  std::size_t cursor_ = 0;  // parsed so far, from begin_
+  StoreDialect dialect_ = StoreDialect::kUnknown;
+  const Layout* layout_ = nullptr;  // of the request under way
+  std::size_t field_ = 0;           // next field of layout_
+  std::uint64_t list_left_ = 0;     // items of the list under way
+  bool in_list_ = false;
+  bool value_next_ = false;  // in a MULTI_SET: the key is there, its value is not
+  std::int64_t number_ = 0;
+  std::vector<Span> keys_;
+  std::vector<Span> values_;
+};
+
+/// Writers of requests and replies; each appends to `out`.
+void put_u8(std::string& out, std::uint8_t value);
+void put_u32(std::string& out, std::uint32_t value);
+void put_u64(std::string& out, std::uint64_t value);
+void put_bytes(std::string& out, std::string_view value);
+
+/// The name for people: "SET", "WAIT", … .
+const char* store_op_name(StoreOp op);
+
+}  // namespace ddp::rendezvous
