@@ -54,14 +54,14 @@ std::int64_t number_at(const char* bytes) {
   return static_cast<std::int64_t>(value);
 }
 
-std::string quoted(std::string_view key) {
+std::string quoted_key(std::string_view key) {
   return "'" + std::string(key) + "'";
 }
 
 template <class Keys>
 std::string naming(const char* verb, const Keys& keys) {
   if (keys.size() == 0) return std::string(verb) + " of no keys";
-  std::string out = std::string(verb) + " of " + quoted(*keys.begin());
+  std::string out = std::string(verb) + " of " + quoted_key(*keys.begin());
   if (keys.size() > 1) out += " and " + std::to_string(keys.size() - 1) + " more";
   return out;
 }
@@ -237,12 +237,12 @@ Result<> TcpStoreClient::cancel_wait(std::string_view what) {
 Result<> TcpStoreClient::set(std::string_view key, std::string_view value) {
   std::string request = request_of(StoreOp::kSet, key);
   put_bytes(request, value);
-  return send(request, after(timeout_), "set of " + quoted(key));
+  return send(request, after(timeout_), "set of " + quoted_key(key));
 }
 
 Result<TcpStoreClient::Bytes> TcpStoreClient::get(std::string_view key, Duration timeout) {
   const Deadline deadline = after(timeout);
-  const std::string what = "get of " + quoted(key);
+  const std::string what = "get of " + quoted_key(key);
   const std::string_view keys[] = {key};
   if (Result<> there = wait_until(keys, deadline, what); !there) return there.error();
   // The key is there: its bytes get time of their own, or a short wait for a large value would lose the
@@ -255,7 +255,7 @@ Result<TcpStoreClient::Bytes> TcpStoreClient::get(std::string_view key, Duration
 Result<std::int64_t> TcpStoreClient::add(std::string_view key, std::int64_t amount, Duration timeout) {
   std::string request = request_of(StoreOp::kAdd, key);
   put_u64(request, static_cast<std::uint64_t>(amount));
-  return ask_number(request, after(timeout), "add to " + quoted(key));
+  return ask_number(request, after(timeout), "add to " + quoted_key(key));
 }
 
 Result<> TcpStoreClient::wait(std::span<const std::string> keys, Duration timeout) {
@@ -274,7 +274,7 @@ Result<bool> TcpStoreClient::check(std::span<const std::string> keys, Duration t
 Result<TcpStoreClient::Bytes> TcpStoreClient::compare_set(std::string_view key, std::string_view expected,
                                                           std::string_view desired, Duration timeout) {
   const Deadline deadline = after(timeout);
-  const std::string what = "compare_set of " + quoted(key);
+  const std::string what = "compare_set of " + quoted_key(key);
   std::string request = request_of(StoreOp::kCompareSet, key);
   put_bytes(request, expected);
   put_bytes(request, desired);
@@ -284,7 +284,7 @@ Result<TcpStoreClient::Bytes> TcpStoreClient::compare_set(std::string_view key, 
 
 Result<bool> TcpStoreClient::delete_key(std::string_view key, Duration timeout) {
   Result<std::int64_t> gone =
-      ask_number(request_of(StoreOp::kDeleteKey, key), after(timeout), "delete of " + quoted(key));
+      ask_number(request_of(StoreOp::kDeleteKey, key), after(timeout), "delete of " + quoted_key(key));
   if (!gone) return gone.error();
   return *gone > 0;
 }
@@ -296,7 +296,7 @@ Result<std::int64_t> TcpStoreClient::num_keys(Duration timeout) {
 Result<> TcpStoreClient::append(std::string_view key, std::string_view value) {
   std::string request = request_of(StoreOp::kAppend, key);
   put_bytes(request, value);
-  return send(request, after(timeout_), "append to " + quoted(key));
+  return send(request, after(timeout_), "append to " + quoted_key(key));
 }
 
 Result<std::vector<TcpStoreClient::Bytes>> TcpStoreClient::multi_get(std::span<const std::string> keys,
