@@ -7,6 +7,7 @@ Writes BUILD_DIR/all-tests/CTestTestfile.cmake. Tests of the release build keep 
 its name before theirs ("tsan.ssh_shell") and as a label. From the tsan build only tests with the label "threads" are
 taken: without threads there is nothing to find.
 """
+import functools
 import json
 import os
 import pathlib
@@ -43,9 +44,14 @@ def wanted(preset, labels):
     return preset == "release" or RELEASE_ONLY not in labels
 
 
+@functools.cache
+def can_fix_layout():
+    return shutil.which("setarch") and subprocess.run(["setarch", "-R", "true"], check=False).returncode == 0
+
+
 def wrapped(preset, command):
     # ThreadSanitizer's shadow does not fit every layout that a kernel with vm.mmap_rnd_bits > 28 may choose.
-    return ["setarch", "-R", *command] if preset == "tsan" and shutil.which("setarch") else command
+    return ["setarch", "-R", *command] if preset == "tsan" and can_fix_layout() else command
 
 
 def entry(preset, test):
@@ -57,7 +63,7 @@ def entry(preset, test):
     if "command" not in test:
         sys.exit(f"gather_tests: {preset}: the program of test {test['name']} was not built")
     prefix = "" if preset == "release" else preset + "."
-    properties["LABELS"] = labels + ([] if preset == "release" else [preset])
+    properties["LABELS"] = labels + [p for p in [preset] if p != "release" and p not in labels]
     properties["TIMEOUT"] = float(properties.get("TIMEOUT", 120)) * SLOWER[preset]
     lines = [f"add_test({quoted(prefix + test['name'])} " +
              " ".join(quoted(word) for word in wrapped(preset, test["command"])) + ")"]

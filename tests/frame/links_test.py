@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Looks at the built programs: which libraries they need and which foreign code they hold.
+
+usage: links_test.py BIN_DIR
+The agent goes to nodes where nothing of ours is installed, so it needs no library at all and holds neither SSH nor
+TLS; the worker is a client of the store and holds neither.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+BIN = pathlib.Path(sys.argv.pop())
+SSH_OR_TLS = re.compile(r"^(ssh_(connect|channel_open_session|new)|SSL_(new|CTX_new)|EVP_DigestInit_ex)$")
+
+
+def run(*words):
+    return subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
+
+
+def needed(program):
+    return set(re.findall(r"\(NEEDED\).*\[(.*?)\]", run("readelf", "-d", BIN / program)))
+
+
+def foreign(program):
+    """Names of SSH or TLS functions that the program defines or asks for."""
+    symbols = run("nm", BIN / program).split() + run("nm", "-D", BIN / program).split()
+    return sorted({name.split("@")[0] for name in symbols if SSH_OR_TLS.match(name.split("@")[0])})
+
+
+class Links(unittest.TestCase):
+    def test_this_test_can_see_ssh(self):
+        self.assertIn("libssh.so.4", needed("ddplaunch"))
+        self.assertNotEqual(foreign("ddplaunch"), [])
+
+    def test_agent_is_static(self):
+        self.assertEqual(needed("ddplaunchd"), set())
+        self.assertNotIn("INTERP", run("readelf", "-l", BIN / "ddplaunchd"))
+
+    def test_agent_holds_neither_ssh_nor_tls(self):
+        self.assertEqual(foreign("ddplaunchd"), [])
+
+    def test_train_holds_neither_ssh_nor_tls(self):
+        self.assertEqual(foreign("train"), [])
+        self.assertEqual({name for name in needed("train") if re.match(r"lib(ssh|ssl|crypto|boost)", name)}, set())
+
+
+if __name__ == "__main__":
+    unittest.main()
