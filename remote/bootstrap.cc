@@ -1,0 +1,181 @@
+#include "remote/bootstrap.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+namespace ddp::remote {
+namespace {
+
+constexpr std::size_t kLongestShownLine = 400;
+constexpr std::size_t kLongestVersion = 64;
+
+bool is_version_byte(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '+' ||
+         c == '-' || c == '_' || c == '~';
+}
+
+std::string printable(std::string_view line) {
+  std::string text(line.substr(0, kLongestShownLine));
+  for (char& c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c != '\t' && (byte < 0x20 || byte == 0x7f)) c = '?';
+  }
+  if (line.size() > kLongestShownLine) text += "...";
+  return text;
+}
+
+std::optional<AgentHello> parse_hello(std::string_view words) {
+  AgentHello hello;
+  const char* end = words.data() + words.size();
+  const auto [after, error] = std::from_chars(words.data(), end, hello.protocol);
+  if (error != std::errc{} || hello.protocol < 1 || after == end || *after != ' ') return std::nullopt;
+  hello.version.assign(after + 1, end);
+  if (hello.version.empty() || hello.version.size() > kLongestVersion) return std::nullopt;
+  if (!std::all_of(hello.version.begin(), hello.version.end(), is_version_byte)) return std::nullopt;
+  return hello;
+}
+
+std::string install_advice() {
+  return "install the same version there or name it with --agent PATH";
+}
+
+}  // namespace
+
+std::string hello_line(const AgentHello& hello) {
+  return std::string(kHelloPrefix) + std::to_string(hello.protocol) + " " + hello.version + "\n";
+}
+
+void TailLines::finish_line() {
+  if (!open_.empty() && open_.back() == '\r') open_.pop_back();
+  if (!open_.empty()) lines_.push_back(printable(open_));
+  if (lines_.size() > kNoiseLines) lines_.pop_front();
+  open_.clear();
+}
+
+void TailLines::feed(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const std::size_t newline = bytes.find('\n');
+    const std::string_view piece = bytes.substr(0, newline);
+    // One byte more than is shown tells that the line was cut; the rest of it is not kept.
+    const std::size_t room = kLongestShownLine + 1 - std::min(open_.size(), kLongestShownLine + 1);
+    open_ += piece.substr(0, room);
+    if (newline == std::string_view::npos) return;
+    finish_line();
+    bytes.remove_prefix(newline + 1);
+  }
+}
+
+std::deque<std::string> TailLines::lines() const {
+  std::deque<std::string> all = lines_;
+  if (!open_.empty()) all.push_back(printable(open_));
+  return all;
+}
+
+std::string TailLines::text(std::string_view indent) const {
+  std::string text;
+  for (const std::string& line : lines()) {
+    text += '\n';
+    text += indent;
+    text += line;
+  }
+  return text;
+}
+
+bool TailLines::contains(std::string_view words) const {
+  for (const std::string& line : lines()) {
+    if (line.find(words) != std::string::npos) return true;
+  }
+  return false;
+}
+
+Bootstrap::Bootstrap(std::string host, std::string agent)
+    : host_(std::move(host)), agent_(std::move(agent)) {}
+
+Bootstrap::State Bootstrap::feed(std::string_view bytes) {
+  while (state_ == State::kReading && !bytes.empty()) {
+    const std::size_t newline = bytes.find('\n');
+    pending_ += bytes.substr(0, newline);
+    consumed_ += newline == std::string_view::npos ? bytes.size() : newline + 1;
+    if (consumed_ > kBootstrapLimit) {
+      noise_.feed(pending_);
+      state_ = State::kFailed;
+      break;
+    }
+    if (newline == std::string_view::npos) break;
+    bytes.remove_prefix(newline + 1);
+    const std::string line = std::exchange(pending_, {});
+    // Not only at the start of a line: a start-up file may print a prompt without a newline.
+    const std::size_t start = line.find(kHelloPrefix);
+    noise_.feed(start == 0 ? std::string() : line.substr(0, start) + "\n");
+    if (start != std::string::npos) read_hello(std::string_view(line).substr(start));
+  }
+  if (state_ == State::kHello) rest_ += bytes;
+  return state_;
+}
+
+void Bootstrap::read_hello(std::string_view line) {
+  const auto hello = parse_hello(line.substr(kHelloPrefix.size()));
+  if (hello) {
+    hello_ = *hello;
+    state_ = State::kHello;
+  } else {
+    damaged_ = printable(line);
+    state_ = State::kFailed;
+  }
+}
+
+std::string Bootstrap::last_lines() const {
+  TailLines out = noise_;
+  out.feed(pending_);
+  if (out.empty() && errors_.empty()) return "; it wrote nothing";
+  return "; its last lines:" + out.text() + errors_.text();
+}
+
+Error Bootstrap::failure() const {
+  if (!damaged_.empty()) {
+    return {ErrorCode::kAgentMismatch, host_ + ": the greeting of " + agent_ + " cannot be read: \"" +
+                                           damaged_ + "\"; " + install_advice()};
+  }
+  return {ErrorCode::kAgentMismatch, host_ + ": 64 KiB came without a greeting of " + agent_ +
+                                         "; does a start-up file of the login shell print that much?" +
+                                         last_lines()};
+}
+
+Error Bootstrap::ended(std::optional<int> status) const {
+  if (!status) {
+    return {ErrorCode::kUnreachable,
+            host_ + ": the connection closed before " + agent_ + " answered" + last_lines()};
+  }
+  // csh and some restricted shells end with 1 and only say it in words; the code alone would hide the usual
+  // cause.
+  const bool not_found =
+      *status == 127 ||
+      (*status == 1 && (errors_.contains("not found") || errors_.contains("No such file or directory")));
+  if (not_found) {
+    return {ErrorCode::kAgentMissing, host_ + ": no ddplaunchd at " + agent_ + "; " + install_advice()};
+  }
+  if (*status == 126) {
+    return {ErrorCode::kExec, host_ + ": " + agent_ + " may not be executed there" + last_lines()};
+  }
+  std::string how = *status > 128 ? "was killed by signal " + std::to_string(*status - 128)
+                                  : "ended with exit status " + std::to_string(*status);
+  return {ErrorCode::kAgentMismatch,
+          host_ + ": " + agent_ + " " + how + " before its greeting" + last_lines()};
+}
+
+Error Bootstrap::timed_out() const {
+  return {ErrorCode::kTimeout,
+          host_ + ": no greeting of " + agent_ +
+              " before the start limit; is the login shell there waiting for something?" + last_lines()};
+}
+
+Result<void> check_hello(const std::string& host, const AgentHello& theirs, const AgentHello& ours) {
+  if (theirs.protocol == ours.protocol && theirs.version == ours.version) return {};
+  return Error{ErrorCode::kAgentMismatch, host + ": its ddplaunchd is version " + theirs.version +
+                                              " (protocol " + std::to_string(theirs.protocol) +
+                                              "), this ddplaunch is version " + ours.version + " (protocol " +
+                                              std::to_string(ours.protocol) + "); " + install_advice()};
+}
+
+}  // namespace ddp::remote

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/result.h"
+
+namespace ddp::remote {
+
+/// The agent's first line on stdout: "ddplaunchd-hello <protocol> <version>\n" (docs/protocol.md). Everything
+/// after its newline is the framed protocol. What stands before it was written by the host's login shell or
+/// its start-up files.
+inline constexpr std::string_view kHelloPrefix = "ddplaunchd-hello ";
+inline constexpr std::size_t kBootstrapLimit =
+    64 * 1024;                                  ///< bytes of stdout that may come before the greeting ends
+inline constexpr std::size_t kNoiseLines = 20;  ///< lines of each stream that are kept to be shown
+
+struct AgentHello {
+  int protocol = 0;
+  std::string version;
+};
+
+/// The line that an agent writes, and that Bootstrap reads.
+std::string hello_line(const AgentHello& hello);
+
+/// The last lines of a text stream, made safe to print: control bytes become '?', long lines are cut.
+class TailLines {
+ public:
+  void feed(std::string_view bytes);
+  /// The kept lines, an unfinished last one included, each after a newline and `indent`; empty if there are
+  /// none.
+  std::string text(std::string_view indent = "  ") const;
+  std::deque<std::string> lines() const;
+  bool contains(std::string_view words) const;
+  bool empty() const { return lines_.empty() && open_.empty(); }
+
+ private:
+  void finish_line();
+  std::deque<std::string> lines_;
+  std::string open_;
+};
+
+/// Sans-IO: reads a remote command's stdout until the agent's greeting, and words the diagnosis when none
+/// comes.
+///
+/// The driver's duties: 1. feed every byte of stdout, until feed() is no longer kReading; 2. feed stderr as
+/// it comes;
+/// 3. at end of file, at the deadline, or at kFailed ask ended(), timed_out() or failure() for the Error,
+/// once.
+class Bootstrap {
+ public:
+  enum class State { kReading, kHello, kFailed };
+
+  /// `host` is the name the user knows; `agent` is the path the agent was looked for at.
+  Bootstrap(std::string host, std::string agent);
+
+  State feed(std::string_view bytes);
+  void feed_errors(std::string_view bytes) { errors_.feed(bytes); }
+
+  State state() const { return state_; }
+  const AgentHello& hello() const { return hello_; }
+  /// Bytes that came after the greeting: the start of the framed protocol.
+  const std::string& rest() const { return rest_; }
+  /// What the host said before the greeting, for showing as the host's own words.
+  std::deque<std::string> noise() const { return noise_.lines(); }
+
+  /// Why feed() failed: a damaged greeting, or too much before it (kAgentMismatch).
+  Error failure() const;
+  /// stdout ended before the greeting. `status` as a shell has it (128+n for signals), unset when the
+  /// connection broke. kAgentMissing when the shell found no such program, kExec when it may not be run, else
+  /// kAgentMismatch/kUnreachable.
+  Error ended(std::optional<int> status) const;
+  Error timed_out() const;  ///< kTimeout
+
+ private:
+  void read_hello(std::string_view line);
+  std::string last_lines() const;
+
+  std::string host_;
+  std::string agent_;
+  State state_ = State::kReading;
+  std::string pending_;  ///< the line being read
+  std::size_t consumed_ = 0;
+  std::string damaged_;  ///< a greeting that could not be read
+  AgentHello hello_;
+  std::string rest_;
+  TailLines noise_;
+  TailLines errors_;
+};
+
+/// Nothing, or kAgentMismatch when an agent speaks another protocol or has another version than this program.
+Result<void> check_hello(const std::string& host, const AgentHello& theirs, const AgentHello& ours);
+
+}  // namespace ddp::remote

@@ -1,0 +1,263 @@
+#include "remote/child_channel.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/child_process.h"
+#include "base/find_program.h"
+#include "base/unique_fd.h"
+#include "remote/bootstrap.h"
+
+namespace ddp::remote {
+namespace {
+
+using Socket = Channel::Socket;
+
+struct SocketPair {
+  UniqueFd ours;
+  UniqueFd theirs;
+};
+
+Result<SocketPair> make_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    return system_error(errno, "socketpair");
+  return SocketPair{UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> env;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    env.emplace_back(*entry);
+  return env;
+}
+
+Result<ChildProcess> run(const ChildCommand& command, int in_out, int errors) {
+  const char* path = std::getenv("PATH");
+  const auto directories = path != nullptr ? std::optional<std::string_view>(path) : std::nullopt;
+  auto program = find_program(command.argv[0], directories);
+  if (!program) return program.error();
+  ChildSpec spec;
+  spec.path = std::move(*program);
+  spec.argv = command.argv;
+  spec.env = own_environment();
+  spec.in = in_out;
+  spec.out = in_out;
+  spec.err = errors;
+  // A session of its own: Ctrl-C on the terminal does not reach it first, and nothing can ask there for a
+  // password.
+  spec.new_session = true;
+  if (command.kind == ChildCommand::Kind::kSshClient) spec.death_signal = SIGTERM;
+  return spawn(spec);
+}
+
+/// The process and what is known of its end. Lives as long as the Channel or the process, whichever ends
+/// later.
+class Child : public std::enable_shared_from_this<Child> {
+ public:
+  Child(const asio::any_io_executor& loop, ChildProcess process, ChildCommand::Kind kind)
+      : process_(std::move(process)),
+        pidfd_(loop, process_.pidfd()),
+        kind_(kind),
+        from_child_(loop),
+        to_owner_(loop),
+        ended_(loop, std::chrono::steady_clock::time_point::max()) {}
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() { pidfd_.release(); }  // it belongs to process_, which kills what still lives
+
+  void watch() {
+    auto self = shared_from_this();
+    pidfd_.async_wait(asio::posix::stream_descriptor::wait_read,
+                      [self](const error_code& error) { self->on_exit(error); });
+  }
+
+  /// stderr goes through us, so that its last lines can be named as the reason of a failure.
+  void relay_errors(UniqueFd from_child, UniqueFd to_owner) {
+    from_child_.assign(asio::local::stream_protocol(), from_child.release());
+    to_owner_.assign(asio::local::stream_protocol(), to_owner.release());
+    relaying_ = true;
+    read_errors();
+  }
+
+  /// The owner has gone: nobody reads any more.
+  void drop() {
+    if (kind_ == ChildCommand::Kind::kSshClient && process_.running()) (void)process_.send_signal(SIGTERM);
+    dropped_ = true;
+    stop_relay();
+  }
+
+  bool over() const { return status_ && !relaying_; }
+  const ExitStatus& status() const { return *status_; }
+  asio::steady_timer& ended() { return ended_; }
+  const TailLines& tail() const { return tail_; }
+
+ private:
+  void on_exit(const error_code& error) {
+    if (error) return;  // the loop is being destroyed, and process_ with us
+    status_ = process_.try_wait();
+    if (!status_) return watch();
+    pidfd_.release();
+    // A process that outlives its parent (a shared connection of the ssh program) may hold stderr open: take
+    // what is there and do not wait for an end of file.
+    error_code ignored;
+    if (relaying_ && !writing_) from_child_.cancel(ignored);
+    ended_.cancel();
+  }
+
+  void read_errors() {
+    auto self = shared_from_this();
+    from_child_.async_read_some(asio::buffer(buffer_), [self](const error_code& error, std::size_t size) {
+      self->on_errors(error, size);
+    });
+  }
+
+  void on_errors(const error_code& error, std::size_t size) {
+    if (dropped_) return;
+    if (error == asio::error::operation_aborted && status_) {
+      error_code none;
+      from_child_.non_blocking(true, none);
+      error_code drained;
+      size = from_child_.read_some(asio::buffer(buffer_), drained);
+      if (drained) return stop_relay();
+    } else if (error) {
+      return stop_relay();
+    }
+    tail_.feed(std::string_view(buffer_.data(), size));
+    writing_ = true;
+    auto self = shared_from_this();
+    asio::async_write(to_owner_, asio::buffer(buffer_.data(), size),
+                      [self](const error_code& failed, std::size_t) { self->on_written(failed); });
+  }
+
+  void on_written(const error_code& failed) {
+    writing_ = false;
+    if (dropped_) return;
+    error_code ignored;
+    if (failed) to_owner_.close(ignored);  // goes on reading: a full stderr would stop the process
+    if (status_) {
+      on_errors(asio::error::operation_aborted, 0);
+    } else {
+      read_errors();
+    }
+  }
+
+  void stop_relay() {
+    relaying_ = false;
+    error_code ignored;
+    from_child_.close(ignored);
+    to_owner_.close(ignored);
+    ended_.cancel();
+  }
+
+  ChildProcess process_;
+  asio::posix::stream_descriptor pidfd_;
+  const ChildCommand::Kind kind_;
+  Socket from_child_;
+  Socket to_owner_;
+  asio::steady_timer ended_;  ///< never expires; cancelled when something about the end has become known
+  std::optional<ExitStatus> status_;
+  bool relaying_ = false;
+  bool writing_ = false;
+  bool dropped_ = false;
+  std::array<char, 4096> buffer_;
+  TailLines tail_;
+};
+
+class ChildChannel final : public Channel {
+ public:
+  ChildChannel(ChildCommand command, std::shared_ptr<Child> child, Socket link, Socket errors)
+      : command_(std::move(command)),
+        child_(std::move(child)),
+        link_(std::move(link)),
+        errors_(std::move(errors)) {}
+  ~ChildChannel() override { child_->drop(); }
+
+  Socket& link() override { return link_; }
+  Socket& errors() override { return errors_; }
+
+  Awaitable<ChannelEnd> end() override {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    while (!child_->over()) {
+      co_await child_->ended().async_wait(kUseTuple);
+      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+      if (state.cancelled() != asio::cancellation_type::none) co_return cancelled();
+    }
+    co_return told();
+  }
+
+ private:
+  ChannelEnd cancelled() const {
+    return ChannelEnd{std::nullopt, Error{ErrorCode::kCancelled, command_.host + ": cancelled", 0}};
+  }
+  ChannelEnd told() const {
+    const ExitStatus& status = child_->status();
+    if (command_.kind == ChildCommand::Kind::kProgram) return ChannelEnd{status.exit_code(), std::nullopt};
+    const std::string client = command_.host + ": " + command_.argv[0];
+    // The client is killed only by somebody here; a signal that ends the remote command is a 255 of the
+    // client.
+    if (status.kind != ExitStatus::Kind::kExited) {
+      return ChannelEnd{std::nullopt, Error{ErrorCode::kLinkLost, client + " was " + status.text()}};
+    }
+    if (status.number != 255) return ChannelEnd{status.number, std::nullopt};
+    const std::string why = child_->tail().empty() ? "; it said nothing" : ":" + child_->tail().text();
+    return ChannelEnd{std::nullopt,
+                      Error{ErrorCode::kUnreachable, client + " failed (exit status 255)" + why}};
+  }
+
+  ChildCommand command_;
+  std::shared_ptr<Child> child_;
+  Socket link_;
+  Socket errors_;
+};
+
+Result<Socket> as_socket(const asio::any_io_executor& loop, UniqueFd fd) {
+  Socket socket(loop);
+  error_code error;
+  socket.assign(asio::local::stream_protocol(), fd.get(), error);
+  if (error) return system_error(error.value(), "register a socket with the loop");
+  fd.release();
+  return socket;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, ChildCommand command) {
+  auto link = make_pair();
+  if (!link) return within(command.host, link.error());
+  auto errors = make_pair();
+  if (!errors) return within(command.host, errors.error());
+
+  auto process = run(command, link->theirs.get(), errors->theirs.get());
+  if (!process) return within(command.host, process.error());
+  link->theirs.reset();
+  errors->theirs.reset();
+  auto child = std::make_shared<Child>(loop, std::move(*process), command.kind);
+  child->watch();
+  if (command.kind == ChildCommand::Kind::kSshClient) {
+    auto relay = make_pair();
+    if (!relay) {
+      child->drop();
+      return within(command.host, relay.error());
+    }
+    child->relay_errors(std::move(errors->ours), std::move(relay->theirs));
+    errors->ours = std::move(relay->ours);
+  }
+  auto link_socket = as_socket(loop, std::move(link->ours));
+  if (!link_socket) return within(command.host, link_socket.error());
+  auto error_socket = as_socket(loop, std::move(errors->ours));
+  if (!error_socket) return within(command.host, error_socket.error());
+  return std::unique_ptr<Channel>(std::make_unique<ChildChannel>(
+      std::move(command), std::move(child), std::move(*link_socket), std::move(*error_socket)));
+}
+
+}  // namespace ddp::remote

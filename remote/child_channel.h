@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/result.h"
+#include "remote/remote_shell.h"
+
+namespace ddp::remote {
+
+/// A program on this machine whose three streams become a Channel.
+struct ChildCommand {
+  enum class Kind {
+    kProgram,    ///< the command itself: its exit status is the answer; it is told to end by end of file only
+    kSshClient,  ///< carries a command of another host: 255 is its own failure, and it is ended with SIGTERM
+  };
+  std::string host;               ///< for messages
+  std::vector<std::string> argv;  ///< argv[0] is searched in PATH when it has no slash
+  Kind kind = Kind::kProgram;
+};
+
+/// Starts it, in a process group of its own so that Ctrl-C on the terminal does not reach it. Errors: kExec
+/// with the errno when the program cannot be executed, kSystem. Loop thread only.
+///
+/// The process is reaped by the loop also after the Channel has gone; when the loop is destroyed first, its
+/// group is killed and it is reaped on the spot.
+Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, ChildCommand command);
+
+}  // namespace ddp::remote

@@ -1,0 +1,70 @@
+#include "remote/command_shell.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "remote/child_channel.h"
+#include "remote/shell_quote.h"
+
+namespace ddp::remote {
+namespace {
+
+/// An address as the value of HostName, where % starts a token.
+std::string without_tokens(const std::string& address) {
+  std::string text;
+  for (char c : address)
+    text += c == '%' ? std::string("%%") : std::string(1, c);
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> CommandShell::command_line(const CommandShellOptions& options, const Host& host,
+                                                    const std::string& remote_line, long seconds) {
+  std::vector<std::string> line = options.words;
+  auto option = [&line](const std::string& setting) {
+    line.push_back("-o");
+    line.push_back(setting);
+  };
+  if (!options.config.empty()) {
+    line.push_back("-F");
+    line.push_back(options.config);
+  }
+  line.push_back("-T");
+  line.push_back("-x");
+  option("BatchMode=yes");
+  option("ConnectTimeout=" + std::to_string(seconds));
+  // What a user's configuration may hold for interactive use, and what fails when 64 sessions do it at once.
+  option("ClearAllForwardings=yes");
+  option("PermitLocalCommand=no");
+  option("RemoteCommand=none");
+  option("StdinNull=no");
+  if (options.accept_new_host_keys) option("StrictHostKeyChecking=accept-new");
+  if (!host.address.empty()) option("HostName=" + without_tokens(host.address));
+  if (host.port != 0) option("Port=" + std::to_string(host.port));
+  if (!host.user.empty()) option("User=" + host.user);
+  if (!host.identity.empty()) {
+    line.push_back("-i");
+    line.push_back(host.identity);
+  }
+  line.push_back("--");  // a host named "-oProxyCommand=…" is a host
+  line.push_back(host.name);
+  line.push_back(remote_line);
+  return line;
+}
+
+Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open(Host host, std::vector<std::string> argv,
+                                                               Deadline deadline) {
+  auto remote_line = shell_quote(argv);
+  if (!remote_line) co_return within(host.name, remote_line.error());
+  // One second less than there is, so that the program's own words about a timeout arrive before the
+  // deadline.
+  const auto left =
+      std::chrono::duration_cast<std::chrono::seconds>(deadline - std::chrono::steady_clock::now());
+  const long seconds = std::clamp<long>(left.count() - 1, 1, 3600);
+  auto line = command_line(options_, host, *remote_line, seconds);
+  co_return open_child(loop_, ChildCommand{host.name, std::move(line), ChildCommand::Kind::kSshClient});
+}
+
+}  // namespace ddp::remote

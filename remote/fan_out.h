@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "remote/bootstrap.h"
+#include "remote/remote_shell.h"
+
+namespace ddp::remote {
+
+/// An agent that has greeted. The channel's link carries the framed protocol, whose first bytes may already
+/// be in `first_bytes`; both streams of the channel must be read from here on.
+struct StartedAgent {
+  std::unique_ptr<Channel> channel;
+  AgentHello hello;
+  std::string first_bytes;        ///< read from the link after the greeting
+  std::deque<std::string> noise;  ///< what the host printed on stdout before it; the last 20 lines
+  std::string errors;             ///< what came on stderr meanwhile; at most 64 KiB of it
+};
+
+struct FanOutOptions {
+  std::vector<std::string> argv;        ///< the agent's command line; argv[0] is its path on the nodes
+  bool ssh_localhost = false;           ///< localhost entries go over the remote shell too
+  Deadline deadline = Deadline::max();  ///< for every host: connected, logged in, and greeted
+  std::optional<AgentHello> expected;   ///< set: another protocol or version is kAgentMismatch
+};
+
+/// Starts the agent on many hosts at once and reports each outcome by itself, as soon as it is known.
+/// Loop thread only. It and the shells must outlive run().
+class FanOut {
+ public:
+  /// `host` is the index in the list given to run(). Called once for each host, on the loop.
+  using Report = std::function<void(std::size_t host, Result<StartedAgent> outcome)>;
+
+  struct Waiting {
+    std::size_t host = 0;
+    const char* step = "";  ///< "connecting", "waiting for the agent": for the list of missing hosts
+  };
+
+  FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& local, FanOutOptions options);
+  ~FanOut();
+  FanOut(const FanOut&) = delete;
+  FanOut& operator=(const FanOut&) = delete;
+
+  /// Returns when every host was reported: started, failed, kTimeout at the deadline, or kCancelled. Call it
+  /// once.
+  Awaitable<void> run(std::vector<Host> hosts, Report report);
+
+  /// Gives up every host that was not reported yet; run() returns soon after. May be called at any time.
+  void cancel();
+
+  std::vector<Waiting> waiting() const;
+
+ private:
+  struct Start;
+
+  Awaitable<Result<StartedAgent>> start(std::shared_ptr<Start> start);
+  static Awaitable<Result<StartedAgent>> greet(std::shared_ptr<Start> start);
+  static Awaitable<void> drain_errors(std::shared_ptr<Start> start);
+  static Awaitable<Error> explain_end(std::shared_ptr<Start> start);
+  void finished(const std::shared_ptr<Start>& start, Result<StartedAgent> outcome);
+  void on_deadline();
+
+  asio::any_io_executor loop_;
+  RemoteShell& remote_;
+  RemoteShell& local_;
+  FanOutOptions options_;
+  Report report_;
+  std::vector<std::shared_ptr<Start>> starts_;  ///< by host index; empty once reported
+  std::size_t missing_ = 0;
+  bool cancelled_ = false;
+  asio::steady_timer deadline_;
+  asio::steady_timer all_reported_;
+};
+
+}  // namespace ddp::remote

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "remote/remote_shell.h"
+
+namespace ddp::remote {
+
+/// Runs commands as children on this machine, whatever the host's address says. Never waits, so the deadline
+/// is not used.
+class LocalShell final : public RemoteShell {
+ public:
+  explicit LocalShell(asio::any_io_executor loop) : loop_(std::move(loop)) {}
+
+  /// Errors: kExec with the errno when the program cannot be executed, kSystem.
+  Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
+                                                   Deadline deadline) override;
+
+ private:
+  asio::any_io_executor loop_;
+};
+
+}  // namespace ddp::remote

@@ -1,0 +1,105 @@
+#include "tests/ssh/channel_io.h"
+
+#include <dirent.h>
+#include <unistd.h>
+
+#include <array>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <utility>
+
+namespace ddp::remote::test {
+namespace {
+
+struct Work {
+  RemoteShell& shell;
+  Host host;
+  std::vector<std::string> argv;
+  std::string input;
+  Deadline deadline;
+  Ran ran;
+  int open_ends = 4;  // the command, stdout, stderr, stdin
+};
+
+Awaitable<void> write_input(Work& work) {
+  auto& link = (*work.ran.opened)->link();
+  co_await asio::async_write(link, asio::buffer(work.input), kUseTuple);
+  error_code ignored;
+  link.shutdown(asio::socket_base::shutdown_send, ignored);
+  --work.open_ends;
+}
+
+Awaitable<void> read_all(Work& work, Channel::Socket& from, std::string& into) {
+  std::array<char, 65536> buffer;
+  for (;;) {
+    const auto [error, size] = co_await from.async_read_some(asio::buffer(buffer), kUseTuple);
+    into.append(buffer.data(), size);
+    if (error) break;
+  }
+  --work.open_ends;
+}
+
+Awaitable<void> run_all(asio::io_context& loop, Work& work) {
+  work.ran.opened = co_await work.shell.open(work.host, work.argv, work.deadline);
+  if (!work.ran.opened) {
+    work.open_ends = 0;
+    co_return;
+  }
+  Channel& channel = **work.ran.opened;
+  asio::co_spawn(loop, write_input(work), asio::detached);
+  asio::co_spawn(loop, read_all(work, channel.link(), work.ran.out), asio::detached);
+  asio::co_spawn(loop, read_all(work, channel.errors(), work.ran.errors), asio::detached);
+  work.ran.end = co_await channel.end();
+  --work.open_ends;
+}
+
+std::size_t entries(const std::string& folder) {
+  DIR* dir = ::opendir(folder.c_str());
+  if (dir == nullptr) return 0;
+  std::size_t count = 0;
+  while (const dirent* entry = ::readdir(dir)) {
+    if (entry->d_name[0] != '.') ++count;
+  }
+  ::closedir(dir);
+  return count;
+}
+
+}  // namespace
+
+Ran run_command(asio::io_context& loop, RemoteShell& shell, const Host& host, std::vector<std::string> argv,
+                std::string input, std::chrono::seconds limit) {
+  const Deadline deadline = std::chrono::steady_clock::now() + limit;
+  Work work{shell, host, std::move(argv), std::move(input), deadline, {}};
+  std::exception_ptr broken;
+  asio::co_spawn(loop, run_all(loop, work), [&broken](std::exception_ptr error) { broken = error; });
+  loop.restart();
+  while (work.open_ends > 0 && !broken &&
+         std::chrono::steady_clock::now() < deadline + std::chrono::seconds(5)) {
+    loop.run_one_for(std::chrono::milliseconds(200));
+  }
+  if (broken) std::rethrow_exception(broken);
+  if (work.open_ends > 0) {
+    throw std::runtime_error("the command did not end in time; stdout so far: " + work.ran.out +
+                             "; stderr: " + work.ran.errors);
+  }
+  return std::move(work.ran);
+}
+
+Host host_named(const std::string& name) {
+  Host host;
+  host.name = name;
+  return host;
+}
+
+std::size_t open_descriptors() {
+  return entries("/proc/self/fd");
+}
+
+std::size_t children() {
+  std::ifstream list("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+  return static_cast<std::size_t>(std::distance(std::istream_iterator<std::string>(list), {}));
+}
+
+}  // namespace ddp::remote::test

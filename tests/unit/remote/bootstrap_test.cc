@@ -1,0 +1,178 @@
+#include "remote/bootstrap.h"
+
+#include <string>
+
+#include "tests/support/catch.h"
+
+using ddp::ErrorCode;
+using ddp::remote::AgentHello;
+using ddp::remote::Bootstrap;
+using ddp::remote::check_hello;
+using ddp::remote::hello_line;
+using ddp::remote::TailLines;
+using State = ddp::remote::Bootstrap::State;
+
+namespace {
+Bootstrap fresh() {
+  return Bootstrap("gpu01", "/opt/ddp/ddplaunchd");
+}
+}  // namespace
+
+TEST_CASE("the greeting alone, whole and byte by byte") {
+  const std::string line = hello_line({3, "0.1.0~rc1+git-2"});
+  CHECK(line == "ddplaunchd-hello 3 0.1.0~rc1+git-2\n");
+  Bootstrap whole = fresh();
+  CHECK(whole.feed(line) == State::kHello);
+  CHECK(whole.hello().protocol == 3);
+  CHECK(whole.hello().version == "0.1.0~rc1+git-2");
+  CHECK(whole.rest().empty());
+  CHECK(whole.noise().empty());
+
+  Bootstrap slow = fresh();
+  for (std::size_t i = 0; i + 1 < line.size(); ++i)
+    CHECK(slow.feed(line.substr(i, 1)) == State::kReading);
+  CHECK(slow.feed("\n") == State::kHello);
+  CHECK(slow.hello().version == "0.1.0~rc1+git-2");
+}
+
+TEST_CASE("bytes after the greeting are the start of the protocol, whatever they are") {
+  Bootstrap boot = fresh();
+  const std::string frame(
+      "\0\1\n\xff"
+      "ddplaunchd-hello 9 x\n",
+      25);
+  CHECK(boot.feed("ddplaunchd-hello 1 0.1.0\n" + frame) == State::kHello);
+  CHECK(boot.feed("more") == State::kHello);
+  CHECK(boot.rest() == frame + "more");
+  CHECK(boot.hello().protocol == 1);
+}
+
+TEST_CASE("noise of the login shell comes first, also without a newline at its end") {
+  Bootstrap boot = fresh();
+  CHECK(boot.feed("Welcome to gpu01\r\n\n\x1b[31mred\x07\nprompt> ddplaunchd-") == State::kReading);
+  CHECK(boot.feed("hello 1 0.1.0\n") == State::kHello);
+  const auto noise = boot.noise();
+  REQUIRE(noise.size() == 3);
+  CHECK(noise[0] == "Welcome to gpu01");
+  CHECK(noise[1] == "?[31mred?");
+  CHECK(noise[2] == "prompt> ");
+}
+
+TEST_CASE("only the last 20 lines of noise are kept, and long ones are cut") {
+  Bootstrap boot = fresh();
+  for (int i = 0; i < 30; ++i)
+    boot.feed("line " + std::to_string(i) + "\n");
+  boot.feed(std::string(5000, 'x') + "\n");
+  CHECK(boot.feed("ddplaunchd-hello 1 0.1.0\n") == State::kHello);
+  REQUIRE(boot.noise().size() == 20);
+  CHECK(boot.noise().front() == "line 11");
+  CHECK(boot.noise().back() == std::string(400, 'x') + "...");
+}
+
+TEST_CASE("more than 64 KiB before the greeting is an error, with or without line ends") {
+  for (const char* piece : {"y\n", "yy"}) {
+    Bootstrap boot = fresh();
+    State state = State::kReading;
+    std::size_t fed = 0;
+    while (state == State::kReading && fed < 100'000) {
+      state = boot.feed(piece);
+      fed += 2;
+    }
+    CHECK(state == State::kFailed);
+    CHECK(fed == 64 * 1024 + 2);
+    CHECK(boot.failure().code == ErrorCode::kAgentMismatch);
+  }
+  Bootstrap boot = fresh();
+  for (int i = 0; i < 400; ++i)
+    boot.feed(std::string(200, 'z') + "\n");
+  CHECK(boot.failure().text.rfind(
+            "gpu01: 64 KiB came without a greeting of /opt/ddp/ddplaunchd; does a start-up "
+            "file of the login shell print that much?; its last lines:\n  zzz",
+            0) == 0);
+}
+
+TEST_CASE("a greeting in exactly 64 KiB still counts") {
+  const std::string line = "ddplaunchd-hello 1 0.1.0\n";
+  Bootstrap boot = fresh();
+  CHECK(boot.feed(std::string(64 * 1024 - line.size() - 1, 'n') + "\n") == State::kReading);
+  CHECK(boot.feed(line) == State::kHello);
+}
+
+TEST_CASE("a damaged greeting is named, never guessed at") {
+  for (const char* words : {"", "1", "x 0.1.0", "0 0.1.0", "-1 0.1.0", "1 ", "1 0.1 0", "1 0.1.0\r",
+                            "99999999999 1", "1 \x1b[2J"}) {
+    Bootstrap boot = fresh();
+    CAPTURE(words);
+    CHECK(boot.feed("ddplaunchd-hello " + std::string(words) + "\n") == State::kFailed);
+  }
+  Bootstrap boot = fresh();
+  boot.feed("ddplaunchd-hello 1 0.1 \x01\n");
+  CHECK(boot.failure().code == ErrorCode::kAgentMismatch);
+  CHECK(boot.failure().text ==
+        "gpu01: the greeting of /opt/ddp/ddplaunchd cannot be read: \"ddplaunchd-hello 1 0.1 ?\"; install "
+        "the same "
+        "version there or name it with --agent PATH");
+}
+
+TEST_CASE("a missing program is told by exit status 127, or by csh's words") {
+  Bootstrap sh = fresh();
+  sh.feed_errors("sh: 1: /opt/ddp/ddplaunchd: not found\n");
+  CHECK(sh.ended(127).code == ErrorCode::kAgentMissing);
+  CHECK(sh.ended(127).text ==
+        "gpu01: no ddplaunchd at /opt/ddp/ddplaunchd; install the same version there or name it with --agent "
+        "PATH");
+  Bootstrap csh = fresh();
+  csh.feed_errors("/opt/ddp/ddplaunchd: Command not found.\n");
+  CHECK(csh.ended(1).code == ErrorCode::kAgentMissing);
+  Bootstrap other = fresh();
+  other.feed("This account is currently not available.\n");
+  CHECK(other.ended(1).code == ErrorCode::kAgentMismatch);
+  CHECK(other.ended(1).text ==
+        "gpu01: /opt/ddp/ddplaunchd ended with exit status 1 before its greeting; its last lines:\n"
+        "  This account is currently not available.");
+}
+
+TEST_CASE("the other ends before the greeting") {
+  Bootstrap boot = fresh();
+  CHECK(boot.ended(0).text ==
+        "gpu01: /opt/ddp/ddplaunchd ended with exit status 0 before its greeting; it wrote nothing");
+  CHECK(boot.ended(137).text ==
+        "gpu01: /opt/ddp/ddplaunchd was killed by signal 9 before its greeting; it wrote nothing");
+  CHECK(boot.ended(std::nullopt).code == ErrorCode::kUnreachable);
+  CHECK(boot.ended(std::nullopt).text ==
+        "gpu01: the connection closed before /opt/ddp/ddplaunchd answered; it wrote nothing");
+  boot.feed("half a line");
+  boot.feed_errors("Permission denied\n");
+  CHECK(boot.ended(126).code == ErrorCode::kExec);
+  CHECK(boot.ended(126).text ==
+        "gpu01: /opt/ddp/ddplaunchd may not be executed there; its last lines:\n  half a line\n  Permission "
+        "denied");
+  CHECK(boot.timed_out().code == ErrorCode::kTimeout);
+  CHECK(boot.timed_out().text ==
+        "gpu01: no greeting of /opt/ddp/ddplaunchd before the start limit; is the login shell there waiting "
+        "for "
+        "something?; its last lines:\n  half a line\n  Permission denied");
+}
+
+TEST_CASE("another version or protocol is refused with both versions") {
+  CHECK(check_hello("gpu01", {1, "0.1.0"}, {1, "0.1.0"}).has_value());
+  const auto other = check_hello("gpu01", {2, "0.2.0"}, {1, "0.1.0"});
+  REQUIRE_FALSE(other.has_value());
+  CHECK(other.error().code == ErrorCode::kAgentMismatch);
+  CHECK(other.error().text ==
+        "gpu01: its ddplaunchd is version 0.2.0 (protocol 2), this ddplaunch is version 0.1.0 (protocol 1); "
+        "install the "
+        "same version there or name it with --agent PATH");
+  CHECK_FALSE(check_hello("gpu01", {1, "0.1.1"}, {1, "0.1.0"}).has_value());
+}
+
+TEST_CASE("tail lines survive any cutting into pieces") {
+  const std::string text = "one\ntwo\r\n\nthree";
+  for (std::size_t cut = 0; cut <= text.size(); ++cut) {
+    TailLines tail;
+    tail.feed(text.substr(0, cut));
+    tail.feed(text.substr(cut));
+    CHECK(tail.text("| ") == "\n| one\n| two\n| three");
+    CHECK(tail.contains("thr"));
+  }
+}
