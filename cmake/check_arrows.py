@@ -32,7 +32,7 @@ ASIO_DOOR = {"base/asio.h", "base/asio_impl.cc"}
 CORES = {
     "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/shell_quote", "remote/bootstrap",
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/rank_plan", "rendezvous/key_store",
-    "rendezvous/tcp_store_codec", "launcher/job_spec", "launcher/worker_env", "launcher/supervisor",
+    "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/worker_env", "launcher/supervisor",
     "launcher/output_lines", "launcher/exit_report", "launcher/net_choice", "apps/train/sampler",
 }
 CORE_FORBIDS = re.compile(

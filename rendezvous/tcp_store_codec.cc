@@ -130,9 +130,9 @@ Result<bool> StoreDecoder::parse_field(Field field) {
     case Field::kNone:
       return true;
     case Field::kKey:
-      return parse_bytes(kMaxStoreKey, "key", keys_);
+      return parse_key(kMaxStoreRequest);
     case Field::kValue:
-      return parse_bytes(kMaxStoreValue, "value", values_);
+      return parse_value();
     case Field::kI64:
     case Field::kU32: {
       const std::size_t size = field == Field::kI64 ? 8 : 4;
@@ -149,14 +149,27 @@ Result<bool> StoreDecoder::parse_field(Field field) {
   return true;
 }
 
-Result<bool> StoreDecoder::parse_bytes(std::size_t limit, const char* what, std::vector<Span>& into) {
+Result<bool> StoreDecoder::parse_key(std::size_t request_limit) {
+  return parse_bytes(kMaxStoreKey, request_limit, "key", keys_);
+}
+
+Result<bool> StoreDecoder::parse_value() {
+  return parse_bytes(kMaxStoreValue, kMaxStoreRequest, "value", values_);
+}
+
+Result<bool> StoreDecoder::parse_bytes(std::size_t limit, std::size_t request_limit, const char* what,
+                                       std::vector<Span>& into) {
   if (!have(8)) return false;
   const std::uint64_t size = peek(8);
-  if (size > limit || cursor_ + 8 + size > kMaxStoreRequest) {
+  if (size > limit) {
     return Error{ErrorCode::kProtocol, std::string(layout_->name) + ": a " + what + " of " +
                                            std::to_string(size) + " bytes is over the store's limit of " +
-                                           std::to_string(limit) +
-                                           (size > limit ? "" : " (the whole request is too long)")};
+                                           std::to_string(limit)};
+  }
+  if (cursor_ + 8 + size > request_limit) {
+    return Error{ErrorCode::kProtocol, std::string(layout_->name) +
+                                           ": the request is over the store's limit of " +
+                                           std::to_string(request_limit) + " bytes"};
   }
   if (!have(8 + size)) return false;
   into.push_back({cursor_ + 8, static_cast<std::size_t>(size)});
@@ -178,12 +191,12 @@ Result<bool> StoreDecoder::parse_list(bool with_values) {
   }
   while (list_left_ > 0) {
     if (!value_next_) {
-      Result<bool> key = parse_bytes(kMaxStoreKey, "key", keys_);
+      Result<bool> key = parse_key(with_values ? kMaxStoreRequest : kMaxStoreKeyList);
       if (!key || !*key) return key;
       value_next_ = with_values;
     }
     if (value_next_) {
-      Result<bool> value = parse_bytes(kMaxStoreValue, "value", values_);
+      Result<bool> value = parse_value();
       if (!value || !*value) return value;
       value_next_ = false;
     }
@@ -231,50 +244,13 @@ void put_bytes(std::string& out, std::string_view value) {
   out.append(value);
 }
 
-const char* store_op_name(StoreOp op) {
-  switch (op) {
-    case StoreOp::kValidate:
-      return "VALIDATE";
-    case StoreOp::kSet:
-      return "SET";
-    case StoreOp::kCompareSet:
-      return "COMPARE_SET";
-    case StoreOp::kGet:
-      return "GET";
-    case StoreOp::kAdd:
-      return "ADD";
-    case StoreOp::kCheck:
-      return "CHECK";
-    case StoreOp::kWait:
-      return "WAIT";
-    case StoreOp::kNumKeys:
-      return "GETNUMKEYS";
-    case StoreOp::kDeleteKey:
-      return "DELETE_KEY";
-    case StoreOp::kAppend:
-      return "APPEND";
-    case StoreOp::kMultiGet:
-      return "MULTI_GET";
-    case StoreOp::kMultiSet:
-      return "MULTI_SET";
-    case StoreOp::kCancelWait:
-      return "CANCEL_WAIT";
-    case StoreOp::kPing:
-      return "PING";
-    case StoreOp::kQueuePush:
-      return "QUEUE_PUSH";
-    case StoreOp::kQueuePop:
-      return "QUEUE_POP";
-    case StoreOp::kQueueLen:
-      return "QUEUE_LEN";
-    case StoreOp::kListKeys:
-      return "LIST_KEYS";
-    case StoreOp::kBarrier:
-      return "BARRIER";
-    case StoreOp::kWatchKey:
-      return "WATCH_KEY";
-  }
-  return "?";
+std::string printable_key(std::string_view key) {
+  constexpr std::size_t kShown = 80;
+  std::string out = "'";
+  for (const char c : key.substr(0, kShown))
+    out.push_back(c >= ' ' && c <= '~' ? c : '?');
+  out += key.size() > kShown ? "…'" : "'";
+  return out;
 }
 
 }  // namespace ddp::rendezvous

@@ -55,6 +55,7 @@ inline constexpr std::uint8_t kCheckNotReady = 1;
 inline constexpr std::size_t kMaxStoreKey = 64 * 1024;
 inline constexpr std::size_t kMaxStoreValue = 256 * 1024 * 1024;
 inline constexpr std::size_t kMaxStoreList = 128 * 1024;  ///< keys of one WAIT, CHECK, MULTI_GET, MULTI_SET
+inline constexpr std::size_t kMaxStoreKeyList = 16 * 1024 * 1024;  ///< bytes of one WAIT, CHECK or MULTI_GET
 inline constexpr std::size_t kMaxStoreRequest = kMaxStoreValue + 1024 * 1024;
 
 /// One request. The views point into the decoder and die with its next call.
@@ -94,7 +95,10 @@ class StoreDecoder {
   Result<bool> sniff(StoreRequest& request);
   Result<bool> start();
   Result<bool> parse_field(Field field);
-  Result<bool> parse_bytes(std::size_t limit, const char* what, std::vector<Span>& into);
+  Result<bool> parse_key(std::size_t request_limit);
+  Result<bool> parse_value();
+  Result<bool> parse_bytes(std::size_t limit, std::size_t request_limit, const char* what,
+                           std::vector<Span>& into);
   Result<bool> parse_list(bool with_values);
   bool have(std::size_t size) const { return buffered() - cursor_ >= size; }
   std::uint64_t peek(std::size_t size) const;
@@ -104,7 +108,7 @@ class StoreDecoder {
   std::size_t begin_ = 0;   // start of the request in buffer_
   std::size_t cursor_ = 0;  // parsed so far, from begin_
   StoreDialect dialect_ = StoreDialect::kUnknown;
-  const Layout* layout_ = nullptr;  // of the request under way
+  const Layout* layout_ = nullptr;  // of the request under way; null between requests
   std::size_t field_ = 0;           // next field of layout_
   std::uint64_t list_left_ = 0;     // items of the list under way
   bool in_list_ = false;
@@ -120,7 +124,7 @@ void put_u32(std::string& out, std::uint32_t value);
 void put_u64(std::string& out, std::uint64_t value);
 void put_bytes(std::string& out, std::string_view value);
 
-/// The name for people: "SET", "WAIT", … .
-const char* store_op_name(StoreOp op);
+/// A key as an error message shows it: quoted, cut after 80 bytes, what is not printable as '?'.
+std::string printable_key(std::string_view key);
 
 }  // namespace ddp::rendezvous

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
+#include "rendezvous/address_filter.h"
+#include "rendezvous/tcp_listener.h"
+
+namespace ddp::rendezvous {
+
+/// Accepts connections from the addresses that a filter admits, for as long as the process can: one bad peer
+/// or a lack of descriptors never ends it. All calls and callbacks on the executor's thread; a callback may
+/// call stop().
+class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
+ public:
+  struct Callbacks {
+    /// A connection, non-blocking and close-on-exec, and its peer's address without v4 mapping.
+    std::function<void(UniqueFd, const asio::ip::address&)> on_connection;
+    /// An address was turned away by the filter; once per address. May be empty.
+    std::function<void(const asio::ip::address&)> on_refused;
+  };
+
+  static Result<std::shared_ptr<AcceptLoop>> start(asio::any_io_executor executor, TcpListener listener,
+                                                   AddressFilter filter, Callbacks callbacks);
+
+  void allow(const asio::ip::address& address) { filter_.allow(address); }
+  /// Connections ever turned away.
+  std::size_t refused() const { return refused_; }
+  /// The process has closed a descriptor: no need to rest any longer.
+  void descriptor_freed();
+  /// Closes the port. Safe to call twice; no callback runs after it.
+  void stop();
+
+ private:
+  AcceptLoop(asio::any_io_executor executor, AddressFilter filter, Callbacks callbacks);
+  void await(std::size_t index);
+  void accept_some(std::size_t index);
+  void refuse(const asio::ip::address& address);
+  void rest();
+  void resume();
+
+  asio::any_io_executor executor_;
+  AddressFilter filter_;
+  Callbacks callbacks_;
+  std::vector<asio::posix::stream_descriptor> listeners_;
+  asio::steady_timer retry_;
+  bool resting_ = false;
+  bool stopped_ = false;
+  std::size_t refused_ = 0;
+  std::set<asio::ip::address> refused_from_;
+};
+
+}  // namespace ddp::rendezvous

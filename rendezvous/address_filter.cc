@@ -1,0 +1,77 @@
+#include "rendezvous/address_filter.h"
+
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <string>
+
+namespace ddp::rendezvous {
+namespace {
+
+std::array<std::uint8_t, 16> mapped_bytes(const asio::ip::address& address) {
+  if (address.is_v6()) return address.to_v6().to_bytes();
+  return asio::ip::make_address_v6(asio::ip::v4_mapped, address.to_v4()).to_bytes();
+}
+
+bool same_prefix(const std::array<std::uint8_t, 16>& a, const std::array<std::uint8_t, 16>& b,
+                 unsigned bits) {
+  const unsigned whole = bits / 8;
+  if (!std::equal(a.begin(), a.begin() + whole, b.begin())) return false;
+  const unsigned rest = bits % 8;
+  return rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0;
+}
+
+}  // namespace
+
+asio::ip::address without_mapping(const asio::ip::address& address) {
+  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address;
+  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+}
+
+asio::ip::address address_of(const sockaddr_storage& storage) {
+  if (storage.ss_family == AF_INET) {
+    return asio::ip::address_v4(ntohl(reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr));
+  }
+  asio::ip::address_v6::bytes_type bytes{};
+  if (storage.ss_family == AF_INET6) {
+    std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr, bytes.size());
+  }
+  return without_mapping(asio::ip::address_v6(bytes));
+}
+
+void AddressFilter::allow(const asio::ip::address& address) {
+  networks_.push_back({mapped_bytes(address), 128});
+}
+
+Result<> AddressFilter::allow_network(std::string_view text) {
+  const auto wrong = [text] {
+    return Error{
+        ErrorCode::kUsage,
+        "'" + std::string(text) + "' is neither an address nor a network such as 10.1.0.0/16 or fd00::/8"};
+  };
+  const std::size_t slash = text.find('/');
+  error_code ec;
+  const asio::ip::address address = asio::ip::make_address(std::string(text.substr(0, slash)), ec);
+  if (ec) return wrong();
+  const unsigned width = address.is_v4() ? 32 : 128;
+  unsigned prefix = width;
+  if (slash != std::string_view::npos) {
+    const std::string_view digits = text.substr(slash + 1);
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), prefix);
+    if (error != std::errc() || end != digits.data() + digits.size() || prefix > width) return wrong();
+  }
+  networks_.push_back({mapped_bytes(address), prefix + 128 - width});
+  return {};
+}
+
+bool AddressFilter::allows(const asio::ip::address& address) const {
+  if (networks_.empty()) return true;
+  const auto bytes = mapped_bytes(address);
+  return std::any_of(networks_.begin(), networks_.end(), [&bytes](const Network& network) {
+    return same_prefix(network.bytes, bytes, network.prefix);
+  });
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/result.h"
+
+namespace ddp::rendezvous {
+
+/// ::ffff:10.0.0.7 is 10.0.0.7: what a socket that serves both families shows for an IPv4 peer.
+asio::ip::address without_mapping(const asio::ip::address& address);
+
+/// The address in what accept() or getpeername() gave, without mapping; unspecified for another family.
+asio::ip::address address_of(const sockaddr_storage& storage);
+
+/// Whom a port of the job talks to: the addresses of its nodes, and networks the user named. A fence against
+/// strays and scanners, not authentication. A value; no I/O.
+class AddressFilter {
+ public:
+  /// Admits one address, mapped or not.
+  void allow(const asio::ip::address& address);
+  /// Admits "10.1.0.0/16", "fd00::/8" or a single address. kUsage when the text is neither.
+  Result<> allow_network(std::string_view text);
+  /// True also when nothing was ever allowed: no filter.
+  bool allows(const asio::ip::address& address) const;
+  bool empty() const { return networks_.empty(); }
+
+ private:
+  struct Network {
+    std::array<std::uint8_t, 16> bytes;  // IPv4 as mapped IPv6
+    unsigned prefix;                     // bits, of 128
+  };
+
+  std::vector<Network> networks_;
+};
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,347 @@
+#include "rendezvous/key_store.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <limits>
+#include <optional>
+#include <utility>
+
+namespace ddp::rendezvous {
+namespace {
+
+// What a watch channel of torch ≤ 2.0 is told.
+constexpr std::uint8_t kKeyUpdated = 0;
+constexpr std::uint8_t kKeyCreated = 1;
+constexpr std::uint8_t kKeyDeleted = 2;
+constexpr std::uint8_t kWatchRegistered = 3;
+constexpr std::size_t kMaxWatches = 1024;  // of one connection
+
+void put_count(std::string& out, std::size_t count) {
+  put_u64(out, count);
+}
+
+}  // namespace
+
+Result<> KeyStore::handle(StoreConnectionId from, const StoreRequest& request, std::string& reply,
+                          Notices& notices) {
+  waiters_.drop(from);
+  leave_queue(from, request.op == StoreOp::kQueuePop ? &request.keys.front() : nullptr, notices);
+  return dispatch(from, request, reply, notices);
+}
+
+Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request, std::string& reply,
+                            Notices& notices) {
+  switch (request.op) {
+    case StoreOp::kValidate:
+      return {};
+    case StoreOp::kSet:
+      return put(request.keys[0], request.values[0], notices);
+    case StoreOp::kCompareSet:
+      return compare_set(request, reply, notices);
+    case StoreOp::kGet:
+    case StoreOp::kMultiGet:
+      return multi_get(request, reply);
+    case StoreOp::kAdd:
+      return add(request, reply, notices);
+    case StoreOp::kCheck:
+      check(request, reply);
+      return {};
+    case StoreOp::kWait:
+      wait(from, request, reply);
+      return {};
+    case StoreOp::kNumKeys:
+      put_count(reply, values_.size());
+      return {};
+    case StoreOp::kDeleteKey:
+      delete_key(request, reply, notices);
+      return {};
+    case StoreOp::kAppend:
+      return append(request, notices);
+    case StoreOp::kMultiSet:
+      return multi_set(request, notices);
+    case StoreOp::kCancelWait:
+      put_u8(reply, kWaitCanceled);
+      return {};
+    case StoreOp::kPing:
+      put_u32(reply, static_cast<std::uint32_t>(request.number));
+      return {};
+    case StoreOp::kQueuePush:
+      return queue_push(request, notices);
+    case StoreOp::kQueuePop:
+      queue_pop(request, reply);
+      return {};
+    case StoreOp::kQueueLen:
+      queue_length(request, reply);
+      return {};
+    case StoreOp::kListKeys:
+      return list_keys(reply);
+    case StoreOp::kBarrier:
+      return barrier(from, request, reply, notices);
+    case StoreOp::kWatchKey:
+      return watch(from, request, reply);
+  }
+  return Error{ErrorCode::kInternal, "the store met an operation that its decoder does not make"};
+}
+
+void KeyStore::close(StoreConnectionId from, Notices& notices) {
+  waiters_.drop(from);
+  leave_queue(from, nullptr, notices);
+  const auto watched = watched_.find(from);
+  if (watched == watched_.end()) return;
+  for (const std::string& key : watched->second) {
+    const auto entry = watchers_.find(key);
+    if (entry == watchers_.end()) continue;  // watched twice
+    std::erase(entry->second, from);
+    if (entry->second.empty()) watchers_.erase(entry);
+  }
+  watched_.erase(watched);
+}
+
+// A queue that has something counts as a key that is there: a blocking pop is a WAIT and a QUEUE_POP.
+bool KeyStore::exists(std::string_view key) const {
+  return values_.contains(key) || queues_.contains(key);
+}
+
+Result<> KeyStore::room_for(std::size_t more) const {
+  if (more <= max_bytes_ && bytes_ <= max_bytes_ - more) return {};
+  constexpr std::size_t kMiB = 1024 * 1024;
+  return Error{ErrorCode::kSystem,
+               "the store is full: " + std::to_string(bytes_ / kMiB) + " of " +
+                   std::to_string(max_bytes_ / kMiB) + " MiB are used by " + std::to_string(values_.size()) +
+                   " keys",
+               ENOMEM};
+}
+
+Result<> KeyStore::store(std::string_view key, std::string_view value, Notices& notices) {
+  const auto entry = values_.find(key);
+  if (entry == values_.end()) {
+    const std::size_t cost = key.size() + value.size() + kEntryCost;
+    if (Result<> room = room_for(cost); !room) return room;
+    values_.emplace(key, value);
+    bytes_ += cost;
+    tell_watchers(key, kKeyCreated, {}, value, notices);
+  } else {
+    if (value.size() > entry->second.size()) {
+      if (Result<> room = room_for(value.size() - entry->second.size()); !room) return room;
+    }
+    tell_watchers(key, kKeyUpdated, entry->second, value, notices);
+    bytes_ += value.size() - entry->second.size();
+    entry->second.assign(value);
+  }
+  return {};
+}
+
+Result<> KeyStore::put(std::string_view key, std::string_view value, Notices& notices) {
+  if (Result<> done = store(key, value, notices); !done) return done;
+  waiters_.wake_all(key, notices);
+  return {};
+}
+
+// As C's strtoll reads it, which is what PyTorch's store does: blanks, a sign, digits; what follows them is
+// ignored.
+Result<std::int64_t> KeyStore::number_under(std::string_view key) const {
+  const auto entry = values_.find(key);
+  if (entry == values_.end()) return 0;
+  std::string_view text = entry->second;
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\n\v\f\r"), text.size()));
+  if (text.starts_with('+')) text.remove_prefix(1);
+  std::int64_t value = 0;
+  if (std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc()) return value;
+  return Error{ErrorCode::kProtocol,
+               "cannot add to " + printable_key(key) + ": its value is not a 64-bit number"};
+}
+
+Result<> KeyStore::add(const StoreRequest& request, std::string& reply, Notices& notices) {
+  const Result<std::int64_t> now = number_under(request.keys[0]);
+  if (!now) return now.error();
+  // Wraps as hardware does; signed overflow would be undefined.
+  const auto sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(*now) +
+                                             static_cast<std::uint64_t>(request.number));
+  if (Result<> done = put(request.keys[0], std::to_string(sum), notices); !done) return done;
+  put_u64(reply, static_cast<std::uint64_t>(sum));
+  return {};
+}
+
+Result<> KeyStore::append(const StoreRequest& request, Notices& notices) {
+  const std::string_view more = request.values[0];
+  const auto entry = values_.find(request.keys[0]);
+  if (entry == values_.end()) return put(request.keys[0], more, notices);
+  if (entry->second.size() + more.size() > kMaxStoreValue) {
+    return Error{ErrorCode::kProtocol, "APPEND: the value of " + printable_key(request.keys[0]) +
+                                           " would grow over the store's limit of " +
+                                           std::to_string(kMaxStoreValue) + " bytes"};
+  }
+  if (Result<> room = room_for(more.size()); !room) return room;
+  std::string before;
+  if (!watchers_.empty()) before = entry->second;
+  entry->second.append(more);
+  bytes_ += more.size();
+  tell_watchers(request.keys[0], kKeyUpdated, before, entry->second, notices);
+  waiters_.wake_all(request.keys[0], notices);
+  return {};
+}
+
+Result<> KeyStore::compare_set(const StoreRequest& request, std::string& reply, Notices& notices) {
+  const std::string_view expected = request.values[0];
+  const std::string_view desired = request.values[1];
+  const auto entry = values_.find(request.keys[0]);
+  const bool missing = entry == values_.end();
+  const bool stores = missing ? expected.empty() : entry->second == expected;
+  if (!stores) {
+    // A missing key that was expected to have a value is answered with that value: PyTorch's clients rely on
+    // it.
+    put_bytes(reply, missing ? expected : std::string_view(entry->second));
+    return {};
+  }
+  if (Result<> done = put(request.keys[0], desired, notices); !done) return done;
+  put_bytes(reply, desired);
+  return {};
+}
+
+// GET is a MULTI_GET of one: a missing key gives an empty value, since clients wait first.
+Result<> KeyStore::multi_get(const StoreRequest& request, std::string& reply) const {
+  std::size_t size = 0;
+  for (const std::string_view key : request.keys) {
+    const auto entry = values_.find(key);
+    size += 8 + (entry == values_.end() ? 0 : entry->second.size());
+    if (size > kMaxReply) {
+      return Error{ErrorCode::kProtocol, "MULTI_GET: the reply would be over the store's limit of " +
+                                             std::to_string(kMaxReply) + " bytes"};
+    }
+  }
+  for (const std::string_view key : request.keys) {
+    const auto entry = values_.find(key);
+    put_bytes(reply, entry == values_.end() ? std::string_view() : std::string_view(entry->second));
+  }
+  return {};
+}
+
+Result<> KeyStore::multi_set(const StoreRequest& request, Notices& notices) {
+  for (std::size_t i = 0; i < request.keys.size(); ++i) {
+    if (Result<> done = put(request.keys[i], request.values[i], notices); !done) return done;
+  }
+  return {};
+}
+
+void KeyStore::delete_key(const StoreRequest& request, std::string& reply, Notices& notices) {
+  const auto entry = values_.find(request.keys[0]);
+  put_count(reply, entry == values_.end() ? 0 : 1);
+  if (entry == values_.end()) return;
+  tell_watchers(request.keys[0], kKeyDeleted, entry->second, {}, notices);
+  bytes_ -= entry->first.size() + entry->second.size() + kEntryCost;
+  values_.erase(entry);
+}
+
+Result<> KeyStore::list_keys(std::string& reply) const {
+  std::size_t size = 8;
+  for (const auto& [key, value] : values_)
+    size += 8 + key.size();
+  if (size > kMaxReply) {
+    return Error{ErrorCode::kProtocol, "LIST_KEYS: the reply would be over the store's limit of " +
+                                           std::to_string(kMaxReply) + " bytes"};
+  }
+  put_count(reply, values_.size());
+  for (const auto& [key, value] : values_)
+    put_bytes(reply, key);
+  return {};
+}
+
+Result<> KeyStore::queue_push(const StoreRequest& request, Notices& notices) {
+  const std::size_t cost = request.keys[0].size() + request.values[0].size() + kEntryCost;
+  if (Result<> room = room_for(cost); !room) return room;
+  auto queue = queues_.find(request.keys[0]);
+  if (queue == queues_.end()) queue = queues_.emplace(request.keys[0], std::deque<std::string>()).first;
+  queue->second.emplace_back(request.values[0]);
+  bytes_ += cost;
+  waiters_.wake_one(request.keys[0], notices);
+  return {};
+}
+
+// The reply is the length before the pop, then the value if there was one.
+void KeyStore::queue_pop(const StoreRequest& request, std::string& reply) {
+  const auto queue = queues_.find(request.keys[0]);
+  put_count(reply, queue == queues_.end() ? 0 : queue->second.size());
+  if (queue == queues_.end()) return;
+  const std::string& value = queue->second.front();
+  put_bytes(reply, value);
+  bytes_ -= queue->first.size() + value.size() + kEntryCost;
+  queue->second.pop_front();
+  if (queue->second.empty()) queues_.erase(queue);
+}
+
+void KeyStore::queue_length(const StoreRequest& request, std::string& reply) const {
+  const auto queue = queues_.find(request.keys[0]);
+  put_count(reply, queue == queues_.end() ? 0 : queue->second.size());
+}
+
+// Counts the caller under the key; the one that completes the world wakes the others.
+Result<> KeyStore::barrier(StoreConnectionId from, const StoreRequest& request, std::string& reply,
+                           Notices& notices) {
+  const std::string_view key = request.keys[0];
+  const Result<std::int64_t> before = number_under(key);
+  if (!before) return before.error();
+  const std::int64_t count = *before < std::numeric_limits<std::int64_t>::max() ? *before + 1 : *before;
+  if (Result<> done = store(key, std::to_string(count), notices); !done) return done;
+  if (count >= request.number) {
+    waiters_.wake_all(key, notices);
+    put_u8(reply, kStopWaiting);
+  } else {
+    waiters_.add(from, {std::string(key)});
+  }
+  return {};
+}
+
+void KeyStore::check(const StoreRequest& request, std::string& reply) const {
+  bool all = true;
+  for (const std::string_view key : request.keys)
+    all = all && exists(key);
+  put_u8(reply, all ? kCheckReady : kCheckNotReady);
+}
+
+void KeyStore::wait(StoreConnectionId from, const StoreRequest& request, std::string& reply) {
+  std::vector<std::string> missing;
+  for (const std::string_view key : request.keys) {
+    if (!exists(key)) missing.emplace_back(key);
+  }
+  if (missing.empty()) {
+    put_u8(reply, kStopWaiting);
+    return;
+  }
+  waiters_.add(from, std::move(missing));
+}
+
+Result<> KeyStore::watch(StoreConnectionId from, const StoreRequest& request, std::string& reply) {
+  std::vector<std::string>& mine = watched_[from];
+  if (mine.size() >= kMaxWatches) {
+    return Error{ErrorCode::kProtocol,
+                 "WATCH_KEY: more than " + std::to_string(kMaxWatches) + " watches of one connection"};
+  }
+  mine.emplace_back(request.keys[0]);
+  watchers_[mine.back()].push_back(from);
+  put_u8(reply, kWatchRegistered);
+  return {};
+}
+
+void KeyStore::tell_watchers(std::string_view key, std::uint8_t change, std::string_view before,
+                             std::string_view after, Notices& notices) const {
+  if (watchers_.empty()) return;
+  const auto entry = watchers_.find(key);
+  if (entry == watchers_.end()) return;
+  std::string bytes;
+  put_u8(bytes, change);
+  put_bytes(bytes, key);
+  put_bytes(bytes, before);
+  put_bytes(bytes, after);
+  for (const StoreConnectionId id : entry->second)
+    notices.push_back({id, bytes});
+}
+
+// A connection that was woken for a queue and did not pop leaves the value to the next that waits.
+void KeyStore::leave_queue(StoreConnectionId from, const std::string_view* popped, Notices& notices) {
+  const std::optional<std::string> granted = waiters_.take_grant(from);
+  if (!granted || (popped != nullptr && *granted == *popped)) return;
+  if (queues_.contains(*granted)) waiters_.wake_one(*granted, notices);
+}
+
+}  // namespace ddp::rendezvous

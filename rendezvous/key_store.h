@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/result.h"
+#include "rendezvous/store_waiters.h"
+#include "rendezvous/tcp_store_codec.h"
+
+namespace ddp::rendezvous {
+
+/// The store's keys, queues and waiters. Sans-IO: requests in, replies out; one thread. The driver's duties:
+///  1. Call handle() for each request in the order it arrived, also while that connection waits: a request
+///  after a WAIT
+///     that was not answered drops the waiter, so that an old client that gave up never finds a late byte in
+///     front of its next reply.
+///  2. Send `reply` to the asker and each notice to its connection, in the order given.
+///  3. On an Error close the connection, and call close() for every connection that ends.
+class KeyStore {
+ public:
+  /// `max_bytes` bounds keys, values and queues together; an entry costs its bytes and kEntryCost.
+  explicit KeyStore(std::size_t max_bytes = kDefaultMaxBytes) : max_bytes_(max_bytes) {}
+
+  static constexpr std::size_t kDefaultMaxBytes = std::size_t{4} << 30;
+  static constexpr std::size_t kEntryCost = 128;
+  /// Bound of one MULTI_GET or LIST_KEYS reply.
+  static constexpr std::size_t kMaxReply = 2 * kMaxStoreValue;
+
+  /// Does `request` of connection `from`; appends the reply, if any, to `reply`, and what others get to
+  /// `notices`. Error (kProtocol: nonsense such as an ADD to text; kSystem, ENOMEM: the store is full):
+  /// nothing was appended.
+  Result<> handle(StoreConnectionId from, const StoreRequest& request, std::string& reply,
+                  std::vector<StoreNotice>& notices);
+  /// Forgets the connection's waiter and watches.
+  void close(StoreConnectionId from, std::vector<StoreNotice>& notices);
+
+  std::size_t key_count() const { return values_.size(); }
+  std::size_t bytes() const { return bytes_; }
+  /// Connections with a pending WAIT or BARRIER.
+  std::size_t waiting() const { return waiters_.size(); }
+  /// The keys waited for, most waiters first, at most `limit`.
+  std::vector<AwaitedKey> awaited(std::size_t limit) const { return waiters_.awaited(limit); }
+
+ private:
+  using Notices = std::vector<StoreNotice>;
+
+  Result<> dispatch(StoreConnectionId from, const StoreRequest& request, std::string& reply,
+                    Notices& notices);
+  bool exists(std::string_view key) const;
+  Result<> room_for(std::size_t more) const;
+  Result<> store(std::string_view key, std::string_view value, Notices& notices);
+  Result<> put(std::string_view key, std::string_view value, Notices& notices);
+  Result<std::int64_t> number_under(std::string_view key) const;
+  void leave_queue(StoreConnectionId from, const std::string_view* popped, Notices& notices);
+  void tell_watchers(std::string_view key, std::uint8_t change, std::string_view before,
+                     std::string_view after, Notices& notices) const;
+
+  Result<> add(const StoreRequest& request, std::string& reply, Notices& notices);
+  Result<> append(const StoreRequest& request, Notices& notices);
+  Result<> compare_set(const StoreRequest& request, std::string& reply, Notices& notices);
+  Result<> multi_get(const StoreRequest& request, std::string& reply) const;
+  Result<> multi_set(const StoreRequest& request, Notices& notices);
+  Result<> list_keys(std::string& reply) const;
+  Result<> queue_push(const StoreRequest& request, Notices& notices);
+  Result<> barrier(StoreConnectionId from, const StoreRequest& request, std::string& reply, Notices& notices);
+  Result<> watch(StoreConnectionId from, const StoreRequest& request, std::string& reply);
+  void wait(StoreConnectionId from, const StoreRequest& request, std::string& reply);
+  void check(const StoreRequest& request, std::string& reply) const;
+  void delete_key(const StoreRequest& request, std::string& reply, Notices& notices);
+  void queue_pop(const StoreRequest& request, std::string& reply);
+  void queue_length(const StoreRequest& request, std::string& reply) const;
+
+  std::size_t max_bytes_;
+  std::size_t bytes_ = 0;
+  StoreKeyMap<std::string> values_;
+  StoreKeyMap<std::deque<std::string>> queues_;  // none empty
+  StoreWaiters waiters_;
+  StoreKeyMap<std::vector<StoreConnectionId>> watchers_;  // old dialect only
+  std::unordered_map<StoreConnectionId, std::vector<std::string>> watched_;
+};
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,89 @@
+#include "rendezvous/store_waiters.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "rendezvous/tcp_store_codec.h"
+
+namespace ddp::rendezvous {
+
+void StoreWaiters::add(StoreConnectionId id, std::vector<std::string> missing) {
+  drop(id);
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  for (const std::string& key : missing)
+    by_key_[key].push_back(id);
+  Waiter& waiter = waiters_[id];
+  waiter.missing = missing.size();
+  waiter.keys = std::move(missing);
+}
+
+void StoreWaiters::drop(StoreConnectionId id) {
+  if (waiters_.empty()) return;
+  const auto waiter = waiters_.find(id);
+  if (waiter == waiters_.end()) return;
+  for (const std::string& key : waiter->second.keys) {
+    const auto entry = by_key_.find(key);
+    if (entry == by_key_.end()) continue;
+    std::erase(entry->second, id);
+    if (entry->second.empty()) by_key_.erase(entry);
+  }
+  waiters_.erase(waiter);
+}
+
+bool StoreWaiters::saw_key(StoreConnectionId id, std::vector<StoreNotice>& notices) {
+  const auto waiter = waiters_.find(id);
+  if (waiter == waiters_.end() || --waiter->second.missing > 0) return false;
+  waiters_.erase(waiter);
+  notices.push_back({id, std::string(1, static_cast<char>(kStopWaiting))});
+  return true;
+}
+
+void StoreWaiters::wake_all(std::string_view key, std::vector<StoreNotice>& notices) {
+  if (by_key_.empty()) return;
+  const auto entry = by_key_.find(key);
+  if (entry == by_key_.end()) return;
+  const std::vector<StoreConnectionId> ids = std::move(entry->second);
+  by_key_.erase(entry);
+  for (const StoreConnectionId id : ids)
+    saw_key(id, notices);
+}
+
+void StoreWaiters::wake_one(std::string_view key, std::vector<StoreNotice>& notices) {
+  const auto entry = by_key_.find(key);
+  if (entry == by_key_.end()) return;
+  std::vector<StoreConnectionId>& ids = entry->second;
+  std::size_t passed = 0;
+  bool woken = false;
+  while (passed < ids.size() && !woken) {
+    const StoreConnectionId id = ids[passed++];
+    woken = saw_key(id, notices);
+    if (woken) grants_.insert_or_assign(id, std::string(key));
+  }
+  ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(passed));
+  if (ids.empty()) by_key_.erase(entry);
+}
+
+std::optional<std::string> StoreWaiters::take_grant(StoreConnectionId id) {
+  if (grants_.empty()) return std::nullopt;
+  const auto grant = grants_.find(id);
+  if (grant == grants_.end()) return std::nullopt;
+  std::optional<std::string> key = std::move(grant->second);
+  grants_.erase(grant);
+  return key;
+}
+
+std::vector<AwaitedKey> StoreWaiters::awaited(std::size_t limit) const {
+  std::vector<AwaitedKey> all;
+  all.reserve(by_key_.size());
+  for (const auto& [key, ids] : by_key_)
+    all.push_back({key, ids.size()});
+  const auto more = [](const AwaitedKey& a, const AwaitedKey& b) {
+    return a.waiters != b.waiters ? a.waiters > b.waiters : a.key < b.key;
+  };
+  std::sort(all.begin(), all.end(), more);
+  if (all.size() > limit) all.resize(limit);
+  return all;
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,185 @@
+#include "rendezvous/tcp_listener.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <random>
+#include <string>
+
+namespace ddp::rendezvous {
+namespace {
+
+constexpr std::uint16_t kFirstPort = 10000;  // below live the well-known services of a cluster
+constexpr std::uint16_t kNeighbours = 3;
+constexpr std::uint16_t kLastPort = 65535 - kNeighbours;
+constexpr int kMaxTries = 256;
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  int family = AF_UNSPEC;
+};
+
+Address address_v6(const in6_addr& host, std::uint16_t port) {
+  Address out;
+  auto* in = reinterpret_cast<sockaddr_in6*>(&out.storage);
+  in->sin6_family = AF_INET6;
+  in->sin6_addr = host;
+  in->sin6_port = htons(port);
+  out.size = sizeof *in;
+  out.family = AF_INET6;
+  return out;
+}
+
+Address address_v4(std::uint32_t host, std::uint16_t port) {
+  Address out;
+  auto* in = reinterpret_cast<sockaddr_in*>(&out.storage);
+  in->sin_family = AF_INET;
+  in->sin_addr.s_addr = htonl(host);
+  in->sin_port = htons(port);
+  out.size = sizeof *in;
+  out.family = AF_INET;
+  return out;
+}
+
+std::string at_port(std::uint16_t port) {
+  return "cannot listen on port " + std::to_string(port);
+}
+
+Result<UniqueFd> bound_socket(const Address& address, bool both_families, std::uint16_t port) {
+  UniqueFd fd(::socket(address.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  if (!fd) return system_error(errno, at_port(port));
+  // A port of the attempt before may still have connections in TIME_WAIT.
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const int only = both_families ? 0 : 1;
+  if (address.family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof only);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.size) < 0) {
+    return system_error(errno, at_port(port));
+  }
+  return fd;
+}
+
+// Hosts without IPv6 say so in several ways.
+bool no_ipv6(const Error& error) {
+  return error.sys == EAFNOSUPPORT || error.sys == EADDRNOTAVAIL || error.sys == EPROTONOSUPPORT;
+}
+
+Result<std::vector<UniqueFd>> bind_scope(ListenScope scope, std::uint16_t port) {
+  std::vector<UniqueFd> fds;
+  if (scope == ListenScope::kAllInterfaces) {
+    Result<UniqueFd> both = bound_socket(address_v6(in6addr_any, port), true, port);
+    if (!both && no_ipv6(both.error())) both = bound_socket(address_v4(INADDR_ANY, port), false, port);
+    if (!both) return both.error();
+    fds.push_back(std::move(*both));
+    return fds;
+  }
+  Result<UniqueFd> v4 = bound_socket(address_v4(INADDR_LOOPBACK, port), false, port);
+  if (!v4) return v4.error();
+  fds.push_back(std::move(*v4));
+  if (port == 0) return fds;  // the kernel's choice for one family need not be free in the other
+  Result<UniqueFd> v6 = bound_socket(address_v6(in6addr_loopback, port), false, port);
+  if (v6) {
+    fds.push_back(std::move(*v6));
+  } else if (!no_ipv6(v6.error())) {
+    return v6.error();
+  }
+  return fds;
+}
+
+Result<std::uint16_t> port_of(int fd) {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof storage;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size) < 0)
+    return system_error(errno, "getsockname");
+  return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port
+                                             : reinterpret_cast<sockaddr_in*>(&storage)->sin_port);
+}
+
+bool neighbours_free(ListenScope scope, std::uint16_t port) {
+  for (std::uint16_t i = 1; i <= kNeighbours; ++i) {
+    if (port + i > 65535 || !bind_scope(scope, static_cast<std::uint16_t>(port + i))) return false;
+  }
+  return true;
+}
+
+// Candidates in a random order, so that jobs that start together on one host do not race through the same
+// ports.
+std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
+  std::vector<std::uint16_t> all;
+  for (const PortRange& range : ranges) {
+    for (unsigned port = range.first; port <= range.last; ++port)
+      all.push_back(static_cast<std::uint16_t>(port));
+  }
+  std::shuffle(all.begin(), all.end(), std::mt19937(std::random_device{}()));
+  if (all.size() > kMaxTries) all.resize(kMaxTries);
+  return all;
+}
+
+}  // namespace
+
+Result<TcpListener> listen_tcp(ListenScope scope, std::uint16_t port) {
+  Result<std::vector<UniqueFd>> fds = bind_scope(scope, port);
+  if (!fds) return fds.error();
+  for (const UniqueFd& fd : *fds) {
+    if (::listen(fd.get(), SOMAXCONN) < 0) return system_error(errno, at_port(port));
+  }
+  Result<std::uint16_t> chosen = port_of(fds->front().get());
+  if (!chosen) return chosen.error();
+  return TcpListener{std::move(*fds), *chosen};
+}
+
+Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange> range) {
+  const std::vector<PortRange> ranges = range ? std::vector{*range} : ports_beside(ephemeral_ports());
+  if (!range && ranges.empty()) return listen_tcp(scope, 0);
+  std::optional<TcpListener> alone;  // free itself, but with a neighbour in use
+  Error last{ErrorCode::kUsage, "the range is empty"};
+  for (const std::uint16_t port : candidates(ranges)) {
+    Result<TcpListener> listener = listen_tcp(scope, port);
+    if (!listener) {
+      last = listener.error();
+      continue;
+    }
+    if (neighbours_free(scope, port)) return listener;
+    if (!alone) alone = std::move(*listener);
+  }
+  if (alone) return std::move(*alone);
+  const std::string where = range ? std::to_string(range->first) + "-" + std::to_string(range->last)
+                                  : std::string("outside the ephemeral range");
+  return Error{last.code, "no free port in the range " + where + ": " + last.text, last.sys};
+}
+
+Result<std::uint16_t> pick_free_port(ListenScope scope, std::optional<PortRange> range) {
+  Result<TcpListener> listener = listen_tcp_picked(scope, range);
+  if (!listener) return listener.error();
+  return listener->port;
+}
+
+PortRange ephemeral_ports() {
+  unsigned first = 32768;
+  unsigned last = 60999;
+  if (std::FILE* file = std::fopen("/proc/sys/net/ipv4/ip_local_port_range", "re")) {
+    if (std::fscanf(file, "%u %u", &first, &last) != 2 || first > last || last > 65535) {
+      first = 32768;
+      last = 60999;
+    }
+    std::fclose(file);
+  }
+  return {static_cast<std::uint16_t>(first), static_cast<std::uint16_t>(last)};
+}
+
+std::vector<PortRange> ports_beside(PortRange ephemeral) {
+  std::vector<PortRange> out;
+  // The neighbours are to stay outside as well.
+  if (ephemeral.first > kFirstPort + kNeighbours) {
+    out.push_back({kFirstPort, static_cast<std::uint16_t>(ephemeral.first - kNeighbours - 1)});
+  }
+  const unsigned above = std::max<unsigned>(ephemeral.last + 1U, kFirstPort);
+  if (above <= kLastPort) out.push_back({static_cast<std::uint16_t>(above), kLastPort});
+  return out;
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,375 @@
+#include "rendezvous/tcp_store_server.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <map>
+#include <unordered_map>
+
+#include "rendezvous/accept_loop.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using asio::posix::stream_descriptor;
+
+constexpr std::size_t kReadSize = 64 * 1024;
+// Replies that a peer has not taken yet, above which it is not read; one reply may go over it.
+constexpr std::size_t kMaxBacklog = 1024 * 1024;
+// What may be pushed to a watch channel that does not read: more than any reply, so that no other connection
+// meets it.
+constexpr std::size_t kMaxPush = KeyStore::kMaxReply + 2 * kMaxBacklog;
+constexpr std::size_t kKeepCapacity = 64 * 1024;
+constexpr std::size_t kMaxRemembered = 4096;  // addresses for callbacks and counts
+
+// Requests that a probe of the port makes too; any other means that a worker has come.
+bool is_greeting(StoreOp op) {
+  return op == StoreOp::kValidate || op == StoreOp::kPing || op == StoreOp::kNumKeys;
+}
+
+}  // namespace
+
+// Handlers hold the Loop and look their connection up again by id: it may have gone meanwhile.
+class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
+ public:
+  Loop(asio::any_io_executor executor, TcpStoreOptions options, std::uint16_t port)
+      : executor_(std::move(executor)),
+        options_(std::move(options)),
+        port_(port),
+        store_(options_.max_bytes),
+        read_buffer_(kReadSize, '\0') {}
+
+  Result<> start(TcpListener listener);
+  void adopt(UniqueFd socket, std::string_view received);
+  void stop();
+
+  std::uint16_t port() const { return port_; }
+  void allow(const asio::ip::address& address) { acceptor_->allow(address); }
+  const KeyStore& store() const { return store_; }
+  TcpStoreStats stats() const;
+  const std::map<asio::ip::address, std::size_t>& arrived_from() const { return arrived_from_; }
+
+ private:
+  struct Connection {
+    Connection(asio::any_io_executor executor, asio::ip::address peer)
+        : fd(std::move(executor)), address(std::move(peer)) {}
+    std::size_t backlog() const { return out.size() - sent; }
+
+    stream_descriptor fd;
+    asio::ip::address address;
+    StoreDecoder decoder;
+    std::string out;  // replies, of which `sent` bytes are gone
+    std::size_t sent = 0;
+    bool dirty = false;    // in dirty_
+    bool reading = false;  // a read wait is pending
+    bool writing = false;  // a write wait is pending
+    bool arrived = false;
+  };
+
+  void connected(UniqueFd socket, const asio::ip::address& peer);
+  StoreConnectionId admit(UniqueFd socket, asio::ip::address address);
+
+  Connection* find(StoreConnectionId id);
+  void await_read(StoreConnectionId id, Connection& connection);
+  void await_write(StoreConnectionId id, Connection& connection);
+  void read_some(StoreConnectionId id);
+  void write_some(StoreConnectionId id);
+  void serve(StoreConnectionId id);
+  enum class Progress : std::uint8_t { kNeedsBytes, kBacklogged, kGone };
+  Progress serve_buffered(StoreConnectionId id, Connection& connection);
+  void count_arrival(Connection& connection);
+  void break_off(StoreConnectionId id, Connection& connection, const Error& error);
+  void drop(StoreConnectionId id);
+  void mark_dirty(StoreConnectionId id, Connection& connection);
+  void deliver_notices();
+  void flush_all();
+  void flush(StoreConnectionId id, Connection& connection);
+
+  asio::any_io_executor executor_;
+  TcpStoreOptions options_;
+  std::uint16_t port_;
+  KeyStore store_;
+  std::shared_ptr<AcceptLoop> acceptor_;
+  std::unordered_map<StoreConnectionId, std::unique_ptr<Connection>> connections_;
+  bool stopped_ = false;
+  StoreConnectionId last_id_ = 0;
+  std::size_t arrived_ = 0;
+  std::map<asio::ip::address, std::size_t> arrived_from_;
+  // Scratch of one turn, kept for its memory.
+  std::string read_buffer_;
+  StoreRequest request_;
+  std::vector<StoreNotice> notices_;
+  std::vector<StoreConnectionId> dirty_;
+};
+
+Result<> TcpStoreServer::Loop::start(TcpListener listener) {
+  // A weak hold: the acceptor outlives neither the server nor its port, and the two would keep each other
+  // alive.
+  AcceptLoop::Callbacks callbacks;
+  callbacks.on_connection = [weak = weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
+    if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
+  };
+  callbacks.on_refused = options_.on_refused;
+  Result<std::shared_ptr<AcceptLoop>> acceptor =
+      AcceptLoop::start(executor_, std::move(listener), std::move(options_.filter), std::move(callbacks));
+  if (!acceptor) return acceptor.error();
+  acceptor_ = std::move(*acceptor);
+  return {};
+}
+
+void TcpStoreServer::Loop::stop() {
+  if (stopped_) return;
+  stopped_ = true;
+  acceptor_->stop();
+  connections_.clear();
+  dirty_.clear();
+}
+
+TcpStoreStats TcpStoreServer::Loop::stats() const {
+  return {connections_.size(),  arrived_,           store_.waiting(),
+          acceptor_->refused(), store_.key_count(), store_.bytes()};
+}
+
+void TcpStoreServer::Loop::connected(UniqueFd socket, const asio::ip::address& peer) {
+  const StoreConnectionId id = admit(std::move(socket), peer);
+  if (Connection* connection = find(id)) await_read(id, *connection);
+}
+
+StoreConnectionId TcpStoreServer::Loop::admit(UniqueFd socket, asio::ip::address address) {
+  const int on = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // A node that vanished without a word must not hold a connection for ever.
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  auto connection = std::make_unique<Connection>(executor_, std::move(address));
+  error_code ec;
+  connection->fd.assign(socket.get(), ec);
+  if (ec) return 0;
+  socket.release();
+  connections_.emplace(++last_id_, std::move(connection));
+  return last_id_;
+}
+
+void TcpStoreServer::Loop::adopt(UniqueFd socket, std::string_view received) {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof storage;
+  if (stopped_ || ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&storage), &size) < 0) return;
+  const StoreConnectionId id = admit(std::move(socket), address_of(storage));
+  Connection* connection = find(id);
+  if (connection == nullptr) return;
+  connection->decoder.feed(received);
+  serve(id);
+}
+
+TcpStoreServer::Loop::Connection* TcpStoreServer::Loop::find(StoreConnectionId id) {
+  const auto entry = connections_.find(id);
+  return entry == connections_.end() ? nullptr : entry->second.get();
+}
+
+void TcpStoreServer::Loop::await_read(StoreConnectionId id, Connection& connection) {
+  if (connection.reading) return;
+  connection.reading = true;
+  connection.fd.async_wait(stream_descriptor::wait_read,
+                           [self = shared_from_this(), id](const error_code& ec) {
+                             if (!ec) self->read_some(id);
+                           });
+}
+
+void TcpStoreServer::Loop::await_write(StoreConnectionId id, Connection& connection) {
+  if (connection.writing) return;
+  connection.writing = true;
+  connection.fd.async_wait(stream_descriptor::wait_write,
+                           [self = shared_from_this(), id](const error_code& ec) {
+                             if (!ec) self->write_some(id);
+                           });
+}
+
+void TcpStoreServer::Loop::write_some(StoreConnectionId id) {
+  Connection* connection = find(id);
+  if (connection == nullptr) return;
+  connection->writing = false;
+  flush(id, *connection);
+  flush_all();
+  serve(id);
+}
+
+void TcpStoreServer::Loop::read_some(StoreConnectionId id) {
+  Connection* connection = find(id);
+  if (connection == nullptr) return;
+  connection->reading = false;
+  const ssize_t got = ::recv(connection->fd.native_handle(), read_buffer_.data(), read_buffer_.size(), 0);
+  if (got > 0) {
+    connection->decoder.feed(std::string_view(read_buffer_).substr(0, static_cast<std::size_t>(got)));
+    serve(id);
+  } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+    await_read(id, *connection);
+  } else {
+    drop(id);
+    flush_all();
+  }
+}
+
+// Serves what has arrived, then waits for more; with replies that the peer does not take, for their departure
+// instead.
+void TcpStoreServer::Loop::serve(StoreConnectionId id) {
+  Progress progress = Progress::kBacklogged;
+  while (progress == Progress::kBacklogged) {
+    Connection* connection = find(id);
+    if (connection == nullptr || connection->backlog() >= kMaxBacklog) return;
+    progress = serve_buffered(id, *connection);
+    flush_all();
+  }
+  if (progress == Progress::kGone) return;
+  if (Connection* connection = find(id)) await_read(id, *connection);
+}
+
+TcpStoreServer::Loop::Progress TcpStoreServer::Loop::serve_buffered(StoreConnectionId id,
+                                                                    Connection& connection) {
+  while (connection.backlog() < kMaxBacklog) {
+    const Result<bool> next = connection.decoder.next(request_);
+    if (next && !*next) return Progress::kNeedsBytes;
+    Result<> done = next ? Result<>() : Result<>(next.error());
+    if (next) {
+      if (!connection.arrived && !is_greeting(request_.op)) count_arrival(connection);
+      done = store_.handle(id, request_, connection.out, notices_);
+      deliver_notices();
+      mark_dirty(id, connection);
+    }
+    if (!done) {
+      break_off(id, connection, done.error());
+      return Progress::kGone;
+    }
+  }
+  return Progress::kBacklogged;
+}
+
+void TcpStoreServer::Loop::count_arrival(Connection& connection) {
+  connection.arrived = true;
+  ++arrived_;
+  const auto entry = arrived_from_.find(connection.address);
+  if (entry != arrived_from_.end()) {
+    ++entry->second;
+  } else if (arrived_from_.size() < kMaxRemembered) {
+    arrived_from_.emplace(connection.address, 1);
+  }
+}
+
+void TcpStoreServer::Loop::break_off(StoreConnectionId id, Connection& connection, const Error& error) {
+  const asio::ip::address address = connection.address;
+  drop(id);
+  if (options_.on_broken) options_.on_broken(address, error);
+}
+
+void TcpStoreServer::Loop::drop(StoreConnectionId id) {
+  if (connections_.erase(id) == 0) return;
+  store_.close(id, notices_);
+  deliver_notices();
+  acceptor_->descriptor_freed();
+}
+
+void TcpStoreServer::Loop::mark_dirty(StoreConnectionId id, Connection& connection) {
+  if (connection.dirty || connection.backlog() == 0) return;
+  connection.dirty = true;
+  dirty_.push_back(id);
+}
+
+void TcpStoreServer::Loop::deliver_notices() {
+  for (const StoreNotice& notice : notices_) {
+    Connection* connection = find(notice.to);
+    if (connection == nullptr) continue;
+    if (connection->backlog() > kMaxPush) {
+      ::shutdown(connection->fd.native_handle(), SHUT_RDWR);  // its pending wait ends it
+      continue;
+    }
+    connection->out += notice.bytes;
+    mark_dirty(notice.to, *connection);
+  }
+  notices_.clear();
+}
+
+// One send per connection and turn, however many replies it gathered. A send that fails can add notices for
+// others.
+void TcpStoreServer::Loop::flush_all() {
+  while (!dirty_.empty()) {
+    const StoreConnectionId id = dirty_.back();
+    dirty_.pop_back();
+    Connection* connection = find(id);
+    if (connection == nullptr) continue;
+    connection->dirty = false;
+    flush(id, *connection);
+  }
+}
+
+void TcpStoreServer::Loop::flush(StoreConnectionId id, Connection& connection) {
+  while (connection.backlog() > 0) {
+    const ssize_t gone = ::send(connection.fd.native_handle(), connection.out.data() + connection.sent,
+                                connection.backlog(), MSG_NOSIGNAL);
+    if (gone >= 0) {
+      connection.sent += static_cast<std::size_t>(gone);
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN) {
+      if (connection.sent >= connection.backlog()) connection.out.erase(0, std::exchange(connection.sent, 0));
+      return await_write(id, connection);
+    }
+    return drop(id);
+  }
+  connection.sent = 0;
+  connection.out.clear();
+  if (connection.out.capacity() > kKeepCapacity) connection.out.shrink_to_fit();
+}
+
+Result<TcpStoreServer> TcpStoreServer::open(asio::any_io_executor executor, TcpStoreOptions options) {
+  Result<TcpListener> listener = options.port ? listen_tcp(options.scope, *options.port)
+                                              : listen_tcp_picked(options.scope, options.range);
+  if (!listener) return within("store", listener.error());
+  auto loop = std::make_shared<Loop>(std::move(executor), std::move(options), listener->port);
+  if (Result<> started = loop->start(std::move(*listener)); !started) return started.error();
+  return TcpStoreServer(std::move(loop));
+}
+
+TcpStoreServer::TcpStoreServer(std::shared_ptr<Loop> loop) : loop_(std::move(loop)) {}
+
+TcpStoreServer& TcpStoreServer::operator=(TcpStoreServer&& other) noexcept {
+  if (this != &other) {
+    stop();
+    loop_ = std::move(other.loop_);
+  }
+  return *this;
+}
+
+TcpStoreServer::~TcpStoreServer() {
+  stop();
+}
+
+std::uint16_t TcpStoreServer::port() const {
+  return loop_->port();
+}
+
+void TcpStoreServer::allow(const asio::ip::address& address) {
+  loop_->allow(address);
+}
+
+void TcpStoreServer::adopt(UniqueFd socket, std::string received) {
+  loop_->adopt(std::move(socket), received);
+}
+
+void TcpStoreServer::stop() {
+  if (loop_) loop_->stop();
+}
+
+TcpStoreStats TcpStoreServer::stats() const {
+  return loop_->stats();
+}
+
+std::vector<std::pair<asio::ip::address, std::size_t>> TcpStoreServer::arrived_from() const {
+  return {loop_->arrived_from().begin(), loop_->arrived_from().end()};
+}
+
+std::vector<AwaitedKey> TcpStoreServer::awaited(std::size_t limit) const {
+  return loop_->store().awaited(limit);
+}
+
+}  // namespace ddp::rendezvous
