@@ -23,8 +23,9 @@ struct InheritedFd {
 
 inline constexpr int kDevNull = -1;
 
-/// What to start. The child gets exactly the descriptors named here: all others are closed at exec, also those that
-/// somebody forgot to open close-on-exec. All signals have their default action in it, and none is blocked.
+/// What to start. The child gets exactly the descriptors named here: all others are closed at exec, also
+/// those that somebody forgot to open close-on-exec. All signals have their default action in it, and none is
+/// blocked.
 struct ChildSpec {
   std::string path;               ///< the file to execute, as find_program gave it; relative: seen from `cwd`
   std::vector<std::string> argv;  ///< argv[0] included
@@ -36,15 +37,18 @@ struct ChildSpec {
   int err = kDevNull;
   std::vector<InheritedFd> inherit;  ///< further descriptors, borrowed until spawn returns
 
-  bool new_session = true;  ///< setsid: the child leads a session and a process group of its own, with no terminal
-  int death_signal = 0;     ///< sent to the child when the THREAD that called spawn ends; 0: none. Lost at setuid exec
+  bool new_session =
+      true;  ///< setsid: the child leads a session and a process group of its own, with no terminal
+  int death_signal =
+      0;  ///< sent to the child when the THREAD that called spawn ends; 0: none. Lost at setuid exec
   std::optional<rlim_t> nofile_soft;    ///< soft RLIMIT_NOFILE of the child, for a caller that raised its own
   std::optional<sigset_t> signal_mask;  ///< what the child starts with blocked; unset: nothing
 };
 
-/// One child of ours. Passive: it owns the pid and the pidfd; waiting for the pidfd to become readable (= it has ended)
-/// is the business of whoever has the loop. Destroying one that still lives kills its process group and reaps it.
-/// Not thread-safe. No other code of the process may reap this pid (no waitpid(-1), no ignored SIGCHLD).
+/// One child of ours. Passive: it owns the pid and the pidfd; waiting for the pidfd to become readable (= it
+/// has ended) is the business of whoever has the loop. Destroying one that still lives kills its process
+/// group and reaps it. Not thread-safe. No other code of the process may reap this pid (no waitpid(-1), no
+/// ignored SIGCHLD).
 class ChildProcess {
  public:
   ChildProcess() = default;  ///< empty
@@ -52,8 +56,9 @@ class ChildProcess {
   ChildProcess& operator=(ChildProcess&& other) noexcept;
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
-  /// Kills the group (or the process, when it leads none) with SIGKILL and reaps it. Waits up to one second for the end;
-  /// a process that the kernel holds longer (dead NFS) is given up and stays a zombie until we end.
+  /// Kills the group (or the process, when it leads none) with SIGKILL and reaps it. Waits up to one second
+  /// for the end; a process that the kernel holds longer (dead NFS) is given up and stays a zombie until we
+  /// end.
   ~ChildProcess();
 
   pid_t pid() const { return pid_; }
@@ -61,18 +66,19 @@ class ChildProcess {
   explicit operator bool() const { return pid_ > 0; }
   bool running() const { return pid_ > 0 && !status_; }  ///< not yet reaped
 
-  /// Looks whether it has ended, without reaping: the pid and the group id stay taken, so send_group_signal still
-  /// reaches what the child left in its group. Never blocks.
+  /// Looks whether it has ended, without reaping: the pid and the group id stay taken, so send_group_signal
+  /// still reaches what the child left in its group. Never blocks.
   std::optional<ExitStatus> peek() const;
 
   /// Reaps it when it has ended; afterwards returns the same status for ever. Never blocks.
   std::optional<ExitStatus> try_wait();
 
-  /// To this very process, never to another one that got its number. Error kSystem (ESRCH) when it has been reaped.
+  /// To this very process, never to another one that got its number. Error kSystem (ESRCH) when it has been
+  /// reaped.
   Result<> send_signal(int signal) const;
 
-  /// To its whole process group; needs `new_session`. Error kSystem (ESRCH) when the leader has been reaped, since its
-  /// number may then belong to somebody else.
+  /// To its whole process group; needs `new_session`. Error kSystem (ESRCH) when the leader has been reaped,
+  /// since its number may then belong to somebody else.
   Result<> send_group_signal(int signal) const;
 
   /// Lets go of it without killing: nobody reaps it until we end.
@@ -88,10 +94,11 @@ class ChildProcess {
   std::optional<ExitStatus> status_;
 };
 
-/// Starts a program and returns when it has been executed. Costs no copy of our memory, however large we are (not fork).
-/// Blocks while the kernel opens the working directory and the program, so as long as a dead network disk holds it.
-/// Error: kExec, the program could not be executed (sys: ENOENT, EACCES, …; shells say 127 and 126); kRefused, the
-/// working directory could not be entered; kSystem, anything else. The text names the file and the reason.
+/// Starts a program and returns when it has been executed. Costs no copy of our memory, however large we are
+/// (not fork). Blocks while the kernel opens the working directory and the program, so as long as a dead
+/// network disk holds it. Error: kExec, the program could not be executed (sys: ENOENT, EACCES, …; shells say
+/// 127 and 126); kRefused, the working directory could not be entered; kSystem, anything else. The text names
+/// the file and the reason.
 Result<ChildProcess> spawn(const ChildSpec& spec);
 
 }  // namespace ddp

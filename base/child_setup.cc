@@ -29,7 +29,8 @@ void check(ChildPlan& plan, ChildStep step, bool ok) {
 void default_signals() {
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
-  for (int signal = 1; signal < NSIG; ++signal) sigaction(signal, &action, nullptr);
+  for (int signal = 1; signal < NSIG; ++signal)
+    sigaction(signal, &action, nullptr);
 }
 
 void ask_for_death_signal(ChildPlan& plan) {
@@ -47,8 +48,8 @@ bool is_target(const ChildPlan& plan, int fd) {
 }
 
 void move_descriptors(ChildPlan& plan) {
-  // What nobody named stays behind, even if its owner forgot the flag. Kernels before 5.11 lack the call: then the rule that every
-  // descriptor is born close-on-exec stands alone.
+  // What nobody named stays behind, even if its owner forgot the flag. Kernels before 5.11 lack the call:
+  // then the rule that every descriptor is born close-on-exec stands alone.
   syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
   int above = 3;
   for (std::size_t i = 0; i < plan.move_count; ++i) {

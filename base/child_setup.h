@@ -16,8 +16,8 @@ struct FdMove {
   int to;
 };
 
-/// Everything the child side needs, made ready by the parent, since the child may allocate nothing. The memory is shared
-/// with the parent (or a copy of it, after fork). Pointers are borrowed.
+/// Everything the child side needs, made ready by the parent, since the child may allocate nothing. The
+/// memory is shared with the parent (or a copy of it, after fork). Pointers are borrowed.
 struct ChildPlan {
   const char* path;
   char* const* argv;
@@ -26,8 +26,8 @@ struct ChildPlan {
   FdMove* moves;    ///< `to` is different in each; the child changes `from`
   std::size_t move_count;
   bool new_session;
-  int death_signal;  ///< 0: none
-  pid_t parent;      ///< who must still be the parent once the death signal is asked for
+  int death_signal;      ///< 0: none
+  pid_t parent;          ///< who must still be the parent once the death signal is asked for
   const rlimit* nofile;  ///< null: keep
   sigset_t mask;
   int report_fd;  ///< where to write the failure; -1: the memory is shared, `failure` is enough
@@ -37,8 +37,8 @@ struct ChildPlan {
   } failure;  ///< step is kNone as long as nothing failed
 };
 
-/// Runs in the new process, all signals blocked: sets it up and becomes the program, or notes the failure and ends. Makes
-/// only system calls that are safe there (no allocation, no lock, no stdio).
+/// Runs in the new process, all signals blocked: sets it up and becomes the program, or notes the failure and
+/// ends. Makes only system calls that are safe there (no allocation, no lock, no stdio).
 [[noreturn]] void run_child(ChildPlan& plan);
 
 }  // namespace ddp

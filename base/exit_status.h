@@ -11,7 +11,7 @@ struct ExitStatus {
   enum class Kind {
     kExited,    ///< number = exit code
     kSignaled,  ///< number = signal
-    kUnknown,   ///< the process is gone, but its status was lost (SIGCHLD ignored, or somebody else reaped it)
+    kUnknown,  ///< the process is gone, but its status was lost (SIGCHLD ignored, or somebody else reaped it)
   };
   Kind kind = Kind::kUnknown;
   int number = 0;

@@ -8,11 +8,12 @@
 
 namespace ddp {
 
-/// Finds the file that execvp would run: a name with a slash is a path seen from `cwd`; any other is looked up in the
-/// directories of `path` (the value of PATH; unset: /bin:/usr/bin), where an empty entry means `cwd`. The answer is absolute when
-/// `cwd` is (empty: our own working directory, and the answer may be relative to it).
-/// Error kExec, the reason in words; sys is ENOENT when nothing was found (shells: exit code 127), else EACCES or
-/// EISDIR (126).
-Result<std::string> find_program(std::string_view name, std::optional<std::string_view> path, std::string_view cwd = {});
+/// Finds the file that execvp would run: a name with a slash is a path seen from `cwd`; any other is looked
+/// up in the directories of `path` (the value of PATH; unset: /bin:/usr/bin), where an empty entry means
+/// `cwd`. The answer is absolute when `cwd` is (empty: our own working directory, and the answer may be
+/// relative to it). Error kExec, the reason in words; sys is ENOENT when nothing was found (shells: exit code
+/// 127), else EACCES or EISDIR (126).
+Result<std::string> find_program(std::string_view name, std::optional<std::string_view> path,
+                                 std::string_view cwd = {});
 
 }  // namespace ddp

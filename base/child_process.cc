@@ -1,0 +1,259 @@
+#include "base/child_process.h"
+
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+
+#include "base/child_setup.h"
+#include "base/exec_error.h"
+
+// A sanitizer's shadow memory does not understand a second process in the same memory, so there the child
+// gets a copy.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DDP_SPAWN_BY_FORK 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define DDP_SPAWN_BY_FORK 1
+#endif
+#endif
+#ifndef DDP_SPAWN_BY_FORK
+#define DDP_SPAWN_BY_FORK 0
+#endif
+
+namespace ddp {
+namespace {
+
+/// Blocks every signal of this thread, also the two that libc keeps to itself: none may be handled by the
+/// child while it runs in our memory.
+class AllSignalsBlocked {
+ public:
+  AllSignalsBlocked() {
+    std::uint64_t all = ~std::uint64_t{0};
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before_, sizeof all);
+  }
+  ~AllSignalsBlocked() { syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before_, nullptr, sizeof before_); }
+  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+ private:
+  std::uint64_t before_ = 0;
+};
+
+struct Born {
+  pid_t pid;
+  UniqueFd pidfd;
+};
+
+#if DDP_SPAWN_BY_FORK
+
+Result<Born> give_birth(ChildPlan& plan) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe for a new process");
+  UniqueFd read_end(ends[0]), write_end(ends[1]);
+  plan.report_fd = write_end.get();
+  const pid_t pid = fork();
+  if (pid == 0) run_child(plan);
+  if (pid < 0) return system_error(errno, "fork");
+  write_end.reset();
+  // End of file without a word means that exec closed the pipe.
+  while (read(read_end.get(), &plan.failure, sizeof plan.failure) < 0 && errno == EINTR) {
+  }
+  return Born{pid, UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)))};
+}
+
+#else
+
+int enter_child(void* plan) {
+  run_child(*static_cast<ChildPlan*>(plan));
+}
+
+Result<Born> give_birth(ChildPlan& plan) {
+  // We stand still until the child has executed or ended (CLONE_VFORK), so it may use a piece of our stack.
+  alignas(64) char stack[32 * 1024];
+  int pidfd = -1;
+  const pid_t pid =
+      clone(enter_child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, &plan, &pidfd);
+  if (pid < 0) return system_error(errno, "clone");
+  return Born{pid, UniqueFd(pidfd)};
+}
+
+#endif
+
+std::unique_ptr<char* []> pointers(const std::vector<std::string>& strings) {
+  auto array = std::make_unique<char*[]>(strings.size() + 1);
+  for (std::size_t i = 0; i < strings.size(); ++i)
+    array[i] = const_cast<char*>(strings[i].c_str());
+  return array;
+}
+
+Result<std::vector<FdMove>> plan_moves(const ChildSpec& spec, UniqueFd& dev_null) {
+  std::vector<FdMove> moves{{spec.in, 0}, {spec.out, 1}, {spec.err, 2}};
+  for (FdMove& move : moves) {
+    if (move.from != kDevNull) continue;
+    if (!dev_null) dev_null.reset(open("/dev/null", O_RDWR | O_CLOEXEC));
+    if (!dev_null) return system_error(errno, "open /dev/null");
+    move.from = dev_null.get();
+  }
+  for (const InheritedFd& fd : spec.inherit)
+    moves.push_back({fd.fd, fd.as});
+  return moves;
+}
+
+const char* step_text(ChildStep step) {
+  switch (step) {
+    case ChildStep::kSession:
+      return "start a session for ";
+    case ChildStep::kDeathSignal:
+      return "ask for a death signal for ";
+    case ChildStep::kDescriptors:
+      return "hand descriptors to ";
+    case ChildStep::kLimit:
+      return "set the limit of open files of ";
+    case ChildStep::kChdir:
+    case ChildStep::kExec:
+    case ChildStep::kNone:
+      break;
+  }
+  return "start ";
+}
+
+Error failure_of(const ChildSpec& spec, const ChildPlan& plan) {
+  switch (plan.failure.step) {
+    case ChildStep::kExec:
+      return exec_error(plan.failure.err, spec.path, spec.cwd);
+    case ChildStep::kChdir:
+      return system_error(plan.failure.err, "enter working directory " + spec.cwd, ErrorCode::kRefused);
+    default:
+      return system_error(plan.failure.err, step_text(plan.failure.step) + spec.path);
+  }
+}
+
+std::optional<ExitStatus> wait_for(int pidfd, int flags) {
+  siginfo_t info = {};
+  int rc;
+  do {
+    rc = waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | flags);
+  } while (rc != 0 && errno == EINTR);
+  if (rc != 0) return ExitStatus{};  // ECHILD: reaped behind our back
+  if (info.si_pid == 0) return std::nullopt;
+  return ExitStatus::from_siginfo(info);
+}
+
+}  // namespace
+
+Result<ChildProcess> spawn(const ChildSpec& spec) {
+  UniqueFd dev_null;
+  auto moves = plan_moves(spec, dev_null);
+  if (!moves) return moves.error();
+  const auto argv = pointers(spec.argv);
+  const auto envp = pointers(spec.env);
+  ChildPlan plan = {};
+  plan.path = spec.path.c_str();
+  plan.argv = argv.get();
+  plan.envp = envp.get();
+  plan.cwd = spec.cwd.empty() ? nullptr : spec.cwd.c_str();
+  plan.moves = moves->data();
+  plan.move_count = moves->size();
+  plan.new_session = spec.new_session;
+  plan.death_signal = spec.death_signal;
+  plan.parent = getpid();
+  plan.report_fd = -1;
+  rlimit nofile;
+  if (spec.nofile_soft && getrlimit(RLIMIT_NOFILE, &nofile) == 0) {
+    nofile.rlim_cur = std::min(*spec.nofile_soft, nofile.rlim_max);
+    plan.nofile = &nofile;
+  }
+  sigemptyset(&plan.mask);
+  if (spec.signal_mask) plan.mask = *spec.signal_mask;
+
+  Result<Born> born = [&plan] {
+    AllSignalsBlocked quiet;
+    return give_birth(plan);
+  }();
+  if (!born) return within("start " + spec.path, born.error());
+  ChildProcess child;
+  child.pid_ = born->pid;
+  child.pidfd_ = std::move(born->pidfd);
+  child.leads_group_ = spec.new_session;
+  if (plan.failure.step == ChildStep::kNone) return child;
+  // It ended by itself in give_up, so this wait is short.
+  child.status_ = wait_for(child.pidfd_.get(), 0);
+  return failure_of(spec, plan);
+}
+
+ChildProcess::ChildProcess(ChildProcess&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      leads_group_(other.leads_group_),
+      pidfd_(std::move(other.pidfd_)),
+      status_(std::exchange(other.status_, std::nullopt)) {}
+
+ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
+  if (this == &other) return *this;
+  destroy();
+  pid_ = std::exchange(other.pid_, -1);
+  leads_group_ = other.leads_group_;
+  pidfd_ = std::move(other.pidfd_);
+  status_ = std::exchange(other.status_, std::nullopt);
+  return *this;
+}
+
+ChildProcess::~ChildProcess() {
+  destroy();
+}
+
+void ChildProcess::destroy() {
+  if (!running()) return;
+  // Before the reaping, while the number of the group cannot be anybody else's.
+  if (leads_group_) {
+    (void)send_group_signal(SIGKILL);
+  } else {
+    (void)send_signal(SIGKILL);
+  }
+  pollfd ended{pidfd_.get(), POLLIN, 0};
+  poll(&ended, 1, 1000);
+  (void)try_wait();
+  abandon();
+}
+
+std::optional<ExitStatus> ChildProcess::peek() const {
+  if (status_ || pid_ <= 0) return status_;
+  return wait_for(pidfd_.get(), WNOHANG | WNOWAIT);
+}
+
+std::optional<ExitStatus> ChildProcess::try_wait() {
+  if (!status_ && pid_ > 0) status_ = wait_for(pidfd_.get(), WNOHANG);
+  return status_;
+}
+
+Result<> ChildProcess::send_signal(int signal) const {
+  if (!running()) return system_error(ESRCH, "signal a process that has ended");
+  if (syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, nullptr, 0U) != 0) {
+    return system_error(errno, "send " + signal_name(signal) + " to process " + std::to_string(pid_));
+  }
+  return {};
+}
+
+Result<> ChildProcess::send_group_signal(int signal) const {
+  if (!running()) return system_error(ESRCH, "signal the group of a process that has ended");
+  if (kill(-pid_, signal) != 0) {
+    return system_error(errno, "send " + signal_name(signal) + " to process group " + std::to_string(pid_));
+  }
+  return {};
+}
+
+void ChildProcess::abandon() {
+  pid_ = -1;
+  pidfd_.reset();
+  status_.reset();
+}
+
+}  // namespace ddp
