@@ -14,11 +14,12 @@ MAY_INCLUDE = {
     "rendezvous": {"rendezvous", "base"},
     "launcher": {"launcher", "rendezvous", "remote", "base"},
     "apps/ddplaunch": {"apps/ddplaunch", "launcher", "rendezvous", "remote", "base"},
-    # The agent's program connects to nobody over SSH.
-    "apps/ddplaunchd": {"apps/ddplaunchd", "launcher", "rendezvous", "base"},
+    "apps/ddplaunchd": {"apps/ddplaunchd", "launcher", "rendezvous", "remote", "base"},
     # The bundled worker is a client of the rendezvous and knows nothing of launching.
     "apps/train": {"apps/train", "rendezvous", "base"},
 }
+# Beyond that: the agent's program connects to nobody over SSH.
+NEVER = {"apps/ddplaunchd": "remote/ssh_"}
 MODULES = {folder.split("/")[0] for folder in MAY_INCLUDE}
 # A third-party library is included by the named files only.
 ONLY_IN = {
@@ -50,7 +51,7 @@ def wrong_own(name, header):
     folder = folder_of(name)
     if header.split("/")[0] not in MODULES:
         return f'"{header}" is not written from the repository root'
-    if folder_of(header) not in MAY_INCLUDE[folder]:
+    if folder_of(header) not in MAY_INCLUDE[folder] or header.startswith(NEVER.get(folder, "\0")):
         return f'{folder.removeprefix("apps/")} may not include "{header}"'
     return None
 
