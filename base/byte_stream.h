@@ -26,7 +26,7 @@ class ByteStream {
 template <class In, class Out>
 class AsioStream final : public ByteStream {
  public:
-  AsioStream(In in, Out out) : in_(std::move(in)), out_(std::move(out)) {}
+  AsioStream(In in, Out out) : in_(std::forward<In>(in)), out_(std::forward<Out>(out)) {}
 
   Awaitable<Done> read_some(asio::mutable_buffer buffer) override {
     co_return co_await in_.async_read_some(buffer, kUseTuple);

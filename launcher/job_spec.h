@@ -59,7 +59,9 @@ struct JobSpec {
   StoreMode store = StoreMode::kAgent;
 
   // Workers
-  std::vector<std::pair<std::string, std::string>> env;  ///< forwarded environment and --env, already filtered
+  std::vector<std::pair<std::string, std::string>> env;        ///< forwarded to other machines, already filtered
+  std::vector<std::pair<std::string, std::string>> local_env;  ///< the same for this machine: device variables kept
+  std::vector<std::pair<std::string, std::string>> explicit_env;  ///< --env, --env-file: verbatim, over everything
   std::string chdir;                                     ///< same path on all nodes
   bool chdir_given = false;                              ///< by --chdir, not taken from the current directory
   bool stdin_to_rank0 = false;

@@ -27,6 +27,9 @@ class Channel {
 
   virtual ~Channel() = default;  ///< ends the connection without waiting; the remote command sees end of file
 
+  /// Numeric address of the host as it was reached; empty when nothing was connected (a child) or it is not known.
+  virtual std::string address() const { return {}; }
+
   virtual Socket& link() = 0;    ///< the command's stdin (write) and stdout (read); EOF when it has ended
   virtual Socket& errors() = 0;  ///< the command's stderr (read)
 

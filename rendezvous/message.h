@@ -13,8 +13,6 @@ namespace ddp::rendezvous {
 
 /// Both ends must speak the same version: the launcher starts (or pushes) the agent that fits it.
 inline constexpr std::uint32_t kProtocolVersion = 1;
-/// First line of the agent's stdout, before any frame: "ddplaunchd-hello <protocol> <program version>\n".
-inline constexpr std::string_view kHelloPrefix = "ddplaunchd-hello ";
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
@@ -112,13 +110,14 @@ struct WorkerExited {
   std::uint32_t rank = 0;
   std::uint32_t pid = 0;       ///< 0: it never started, and `text` says why
   std::uint8_t code = 0;       ///< exit code; 126 or 127 when it could not be executed
+  std::int32_t sys = 0;        ///< errno of the failed start
   std::uint8_t signal = 0;     ///< the signal that killed it, or 0
   bool core = false;
   std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when it ended
   std::string text;
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.signal), c(m.core), c(m.clock_ns), c(m.text);
+    c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text);
   }
 };
 

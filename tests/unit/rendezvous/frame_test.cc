@@ -52,7 +52,7 @@ TEST_CASE("any chunking gives the same frames") {
 }
 
 TEST_CASE("a length of zero or over the limit ends the stream before memory is taken") {
-  for (const std::string header : {std::string("\0\0\0\0", 4), std::string("\x01\x00\x80\x00", 4),
+  for (const std::string& header : {std::string("\0\0\0\0", 4), std::string("\x01\x00\x80\x00", 4),
                                    std::string("\xff\xff\xff\xff", 4)}) {
     FrameReader reader;
     const auto space = reader.space();

@@ -1,0 +1,34 @@
+// ddplaunchd: the node agent. `--stdio` serves one job over stdin and stdout; ddplaunch starts it so on every node.
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "apps/ddplaunchd/stdio_agent.h"
+#include "base/version.h"
+#include "launcher/keeper.h"
+
+namespace {
+
+constexpr char kUsage[] =
+    "usage: ddplaunchd --stdio | --version | --help\n"
+    "The node agent of ddplaunch, which starts it on every node; there is no need to run it by hand.\n"
+    "  --stdio    serve one job over stdin and stdout\n";
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* option = argc == 2 ? argv[1] : "";
+  if (std::strcmp(option, "--version") == 0) {
+    std::printf("ddplaunchd %s\n", std::string(ddp::version()).c_str());
+    return 0;
+  }
+  if (std::strcmp(option, "--help") == 0) {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  if (std::strcmp(option, "--stdio") != 0) {
+    std::fputs(kUsage, stderr);
+    return 2;
+  }
+  return ddp::launcher::run_keeper({}, ddp::run_stdio_agent);
+}

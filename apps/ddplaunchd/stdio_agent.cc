@@ -1,0 +1,95 @@
+#include "apps/ddplaunchd/stdio_agent.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/asio.h"
+#include "base/version.h"
+#include "launcher/agent.h"
+#include "remote/bootstrap.h"
+#include "rendezvous/message.h"
+
+namespace ddp {
+namespace {
+
+/// Many workers need many descriptors: three for each. Returns the soft limit that the workers shall have.
+std::optional<rlim_t> raise_nofile() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return std::nullopt;
+  const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0 ? std::optional(before) : std::nullopt;
+}
+
+Result<std::string> own_directory() {
+  char path[4096];
+  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
+  if (size < 0) return system_error(errno, "/proc/self/exe");
+  const std::string_view text(path, static_cast<std::size_t>(size));
+  return std::string(text.substr(0, text.rfind('/')));
+}
+
+/// The link's two ends on descriptors of our own; 0 and 1 are pointed elsewhere, so that nothing else ever writes into it.
+struct LinkEnds {
+  UniqueFd in;
+  UniqueFd out;
+};
+Result<LinkEnds> take_stdio() {
+  LinkEnds ends{UniqueFd(::fcntl(0, F_DUPFD_CLOEXEC, 3)), UniqueFd(::fcntl(1, F_DUPFD_CLOEXEC, 3))};
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!ends.in || !ends.out || !null) return system_error(errno, "stdin and stdout");
+  if (::dup2(null.get(), 0) < 0 || ::dup2(2, 1) < 0) return system_error(errno, "stdin and stdout");
+  return ends;
+}
+
+bool write_hello(int fd) {
+  const std::string line =
+      remote::hello_line({static_cast<int>(rendezvous::kProtocolVersion), std::string(version())});
+  std::string_view rest = line;
+  while (!rest.empty()) {
+    const ssize_t count = ::write(fd, rest.data(), rest.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return false;
+    rest.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+int fail(const Error& error) {
+  std::fprintf(stderr, "ddplaunchd: %s\n", error.text.c_str());
+  return 110;
+}
+
+}  // namespace
+
+int run_stdio_agent(launcher::KeeperLink& keeper) {
+  ::signal(SIGPIPE, SIG_IGN);
+  launcher::Agent::Options options;
+  options.worker_nofile = raise_nofile();
+  auto directory = own_directory();
+  if (!directory) return fail(directory.error());
+  options.directory = std::move(*directory);
+  auto facts = launcher::gather_node_facts();
+  if (!facts) return fail(facts.error());
+  options.facts = std::move(*facts);
+  auto ends = take_stdio();
+  if (!ends) return fail(ends.error());
+  if (!write_hello(ends->out.get())) return 0;  // the master has gone already
+
+  asio::io_context loop(1);
+  using Descriptor = asio::posix::stream_descriptor;
+  auto stream = std::make_unique<AsioStream<Descriptor, Descriptor>>(Descriptor(loop, ends->in.release()),
+                                                                     Descriptor(loop, ends->out.release()));
+  return launcher::Agent(loop, std::move(stream), keeper, std::move(options)).run();
+}
+
+}  // namespace ddp

@@ -1,0 +1,356 @@
+#include "launcher/agent.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "launcher/exit_report.h"
+#include "launcher/process_tree.h"
+#include "launcher/store_probe.h"
+#include "rendezvous/tcp_listener.h"
+
+extern char** environ;
+
+namespace ddp::launcher {
+namespace {
+
+constexpr std::chrono::seconds kHeartbeat{1};
+/// For the last bytes to a master that does not read any more.
+constexpr std::chrono::seconds kFlushTime{2};
+
+std::uint64_t monotonic_ns() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+EnvVars own_environment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    entries.emplace_back(*entry);
+  return split_env(entries);
+}
+
+std::string make_error_dir() {
+  const char* base = std::getenv("TMPDIR");
+  std::string path = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/ddplaunch-XXXXXX";
+  return ::mkdtemp(path.data()) != nullptr ? path : std::string();
+}
+
+}  // namespace
+
+Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options)
+    : loop_(loop),
+      options_(std::move(options)),
+      keeper_(keeper),
+      link_(loop.get_executor(), std::move(stream)),
+      tick_(loop),
+      attempt_over_(loop, Clock::time_point::max()),
+      keeper_fd_(loop),
+      signals_(loop, SIGTERM, SIGINT, SIGHUP) {}
+
+Agent::~Agent() = default;
+
+int Agent::run() {
+  keeper_fd_.assign(::fcntl(keeper_.watch_fd(), F_DUPFD_CLOEXEC, 0));
+  rendezvous::Hello hello;
+  hello.hostname = options_.facts.hostname;
+  hello.machine_id = options_.facts.machine_id;
+  hello.pid = options_.facts.pid;
+  hello.cpus = options_.facts.cpus;
+  hello.gpus = options_.facts.gpus;
+  hello.interfaces = options_.facts.interfaces;
+  hello.clock_ns = monotonic_ns();
+  link_.send(hello);
+  start_task(link_.write_all());
+  start_task(serve());
+  start_task(heartbeat());
+  start_task(watch_keeper());
+  start_task(watch_signals());
+  loop_.run();  // returns when go_down has ended every task
+  return exit_code_;
+}
+
+void Agent::start_task(Awaitable<> task) {
+  asio::co_spawn(loop_, std::move(task), [](const std::exception_ptr& broken) {
+    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+  });
+}
+
+// ---- the link
+
+Awaitable<> Agent::serve() {
+  std::string why;
+  while (why.empty()) {
+    for (;;) {
+      auto message = link_.next();
+      if (!message) {
+        why = message.error().text;
+        break;
+      }
+      if (!*message) break;
+      asleep_ = false;
+      std::visit([this](const auto& m) { handle(m); }, **message);
+    }
+    if (!why.empty()) break;
+    if (auto more = co_await link_.read_more(); !more) why = more.error().text;
+  }
+  lose_master(why);
+}
+
+void Agent::refuse(const Error& error) {
+  link_.send(rendezvous::Refused{static_cast<std::uint8_t>(error.code), error.sys, error.text});
+}
+
+void Agent::handle(const rendezvous::JobStart& message) {
+  credit_ = message.credit;
+  patience_ = std::chrono::milliseconds(message.master_timeout_ms);
+  link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
+  keeper_.set_job_mark(message.job_id);
+  auto job = NodeJob::prepare(message, own_environment(), options_.directory);
+  if (!job) return refuse(job.error());
+  job_ = std::move(*job);
+  link_.send(rendezvous::JobAccepted{job_->program()});
+}
+
+void Agent::handle(const rendezvous::OpenStore& message) {
+  if (leaving_ || attempt_running_) return;
+  attempt_ = message.attempt;
+  auto port = open_store(message);
+  if (!port) return refuse(port.error());
+  link_.send(rendezvous::StoreOpened{message.attempt, *port});
+}
+
+Result<std::uint16_t> Agent::open_store(const rendezvous::OpenStore& message) {
+  rendezvous::TcpStoreOptions options;
+  options.scope =
+      message.loopback_only ? rendezvous::ListenScope::kLoopback : rendezvous::ListenScope::kAllInterfaces;
+  if (message.port != 0) options.port = message.port;
+  if (message.first_port != 0) options.range = rendezvous::PortRange{message.first_port, message.last_port};
+  if (message.mode == static_cast<std::uint8_t>(StoreMode::kWorker)) {
+    // Rank 0 serves: the port is only found, for it to bind.
+    if (options.port) return *options.port;
+    return rendezvous::pick_free_port(options.scope, options.range);
+  }
+  for (const std::string& text : message.allow) {
+    error_code error;
+    const auto address = asio::ip::make_address(text, error);
+    if (!error) options.filter.allow(address);
+  }
+  options.on_refused = [this](const asio::ip::address& address) {
+    link_.send(rendezvous::Notice{"the store refused a connection from " + address.to_string() +
+                                  ", which is no address of this job's nodes"});
+  };
+  options.on_broken = [this](const asio::ip::address& address, const Error& error) {
+    link_.send(
+        rendezvous::Notice{"the store closed a connection from " + address.to_string() + ": " + error.text});
+  };
+  auto store = rendezvous::TcpStoreServer::open(loop_.get_executor(), std::move(options));
+  if (!store) return store.error();
+  store_.emplace(std::move(*store));
+  return store_->port();
+}
+
+void Agent::handle(const rendezvous::Probe& message) {
+  start_task(probe(message));
+}
+
+Awaitable<> Agent::probe(rendezvous::Probe request) {
+  rendezvous::ProbeResult result;
+  result.attempt = request.attempt;
+  const auto each = std::chrono::milliseconds(request.timeout_ms) /
+                    static_cast<int>(std::max<std::size_t>(1, request.addresses.size()));
+  for (const std::string& address : request.addresses) {
+    auto reached = co_await probe_store(loop_.get_executor(), address, request.port, each);
+    if (reached) {
+      result.address = address;
+      break;
+    }
+    if (!result.text.empty()) result.text += "; ";
+    result.text += reached.error().text;
+  }
+  link_.send(result);
+}
+
+void Agent::handle(const rendezvous::Spawn& message) {
+  if (!job_ || leaving_ || attempt_running_) return;
+  attempt_ = message.attempt;
+  error_dir_ = make_error_dir();
+  auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), error_dir_);
+  if (!workers) return refuse(workers.error());
+  if (workers->omp_threads && message.node_rank == 0) {
+    link_.send(
+        rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
+                           " for each worker (its share of the node's cores); export it to choose another"});
+  }
+  attempt_running_ = true;
+  workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, options_.worker_nofile);
+  workers_->start(std::move(workers->specs));
+  start_task(finish_attempt(message.attempt));
+}
+
+void Agent::handle(const rendezvous::Stop& message) {
+  if (workers_ && attempt_running_ && message.attempt == attempt_) {
+    workers_->stop(std::chrono::milliseconds(message.grace_ms));
+  }
+}
+
+void Agent::handle(const rendezvous::Signal& message) {
+  if (workers_ && attempt_running_) workers_->signal_leaders(message.number);
+}
+
+void Agent::handle(const rendezvous::Leave&) {
+  if (std::exchange(leaving_, true)) return;
+  start_task(go_down());
+}
+
+void Agent::handle(const rendezvous::Ping& message) {
+  link_.send(rendezvous::Pong{message.sequence, monotonic_ns()});
+}
+
+void Agent::handle(const rendezvous::Credit& message) {
+  credit_ += message.bytes;
+  if (workers_) workers_->resume_output();
+}
+
+void Agent::handle(const rendezvous::MasterAsleep&) {
+  asleep_ = true;
+}
+
+void Agent::handle(const rendezvous::Stdin& message) {
+  if (message.data.empty()) stdin_ended_ = true;
+  stdin_pending_ += message.data;
+  if (!std::exchange(stdin_busy_, true)) start_task(feed_stdin());
+}
+
+Awaitable<> Agent::feed_stdin() {
+  while (!stdin_pending_.empty() && workers_) {
+    std::string bytes = std::exchange(stdin_pending_, {});
+    const auto size = static_cast<std::uint32_t>(bytes.size());
+    co_await workers_->write_stdin(std::move(bytes));
+    link_.send(rendezvous::StdinTaken{size});
+  }
+  if (stdin_ended_ && workers_) co_await workers_->write_stdin({});
+  stdin_busy_ = false;
+}
+
+// ---- the workers
+
+void Agent::worker_started(std::uint32_t rank, pid_t pid) {
+  link_.send(rendezvous::WorkerStarted{attempt_, rank, static_cast<std::uint32_t>(pid), monotonic_ns()});
+}
+
+void Agent::worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) {
+  rendezvous::WorkerExited exited;
+  exited.attempt = attempt_;
+  exited.rank = rank;
+  exited.pid = static_cast<std::uint32_t>(pid);
+  exited.clock_ns = monotonic_ns();
+  switch (status.kind) {
+    case ExitStatus::Kind::kExited:
+      exited.code = static_cast<std::uint8_t>(status.number);
+      break;
+    case ExitStatus::Kind::kSignaled:
+      exited.signal = static_cast<std::uint8_t>(status.number);
+      break;
+    case ExitStatus::Kind::kUnknown:
+      exited.code = 255;
+      break;
+  }
+  exited.core = status.core_dumped;
+  link_.send(exited);
+}
+
+void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
+  rendezvous::WorkerExited exited;
+  exited.attempt = attempt_;
+  exited.rank = rank;
+  exited.code = static_cast<std::uint8_t>(exec_exit_code(error.sys));
+  exited.sys = error.sys;
+  exited.clock_ns = monotonic_ns();
+  exited.text = error.text;
+  link_.send(exited);
+}
+
+void Agent::worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) {
+  credit_ -= std::min(credit_, bytes.size());
+  link_.send_output(rendezvous::Output{attempt_, rank, stream, bytes});
+}
+
+Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
+  co_await workers_->ended();
+  // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
+  const std::vector<LeftProcess> left = kill_own_tree();
+  co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
+  rendezvous::AttemptEnded ended;
+  ended.attempt = attempt;
+  ended.left = static_cast<std::uint32_t>(left.size());
+  for (const LeftProcess& process : left)
+    ended.left_text += (ended.left_text.empty() ? "" : ", ") + process.text();
+  link_.send(ended);
+  if (!error_dir_.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove_all(error_dir_, ignored);
+  }
+  attempt_running_ = false;
+  attempt_over_.cancel();
+}
+
+// ---- the end
+
+void Agent::lose_master(std::string_view why) {
+  link_.close();
+  // Nobody takes output any more; the pipes are drained all the same, so that no worker hangs in a write.
+  credit_ = std::numeric_limits<std::uint32_t>::max();
+  if (workers_) workers_->resume_output();
+  if (std::exchange(leaving_, true)) return;
+  exit_code_ = exit_code_of(Error{ErrorCode::kLinkLost, std::string(why), 0});
+  start_task(go_down());
+}
+
+Awaitable<> Agent::go_down() {
+  if (attempt_running_) workers_->stop(link_grace_);
+  while (attempt_running_)
+    co_await attempt_over_.async_wait(kUseTuple);
+  down_ = true;
+  tick_.expires_after(kFlushTime);  // the heartbeat sees `down_` and closes a link that does not drain
+  co_await link_.flushed();
+  link_.close();
+  if (store_) store_->stop();
+  tick_.cancel();
+  error_code ignored;
+  keeper_fd_.cancel(ignored);
+  signals_.cancel(ignored);
+}
+
+Awaitable<> Agent::heartbeat() {
+  while (!down_) {
+    keeper_.pat();
+    tick_.expires_after(kHeartbeat);
+    co_await tick_.async_wait(kUseTuple);
+    const bool silent = Clock::now() - link_.last_heard() > patience_;
+    if (silent && !asleep_ && !leaving_) lose_master("the master was silent for too long");
+  }
+  while (!link_.closed()) {
+    const auto [error] = co_await tick_.async_wait(kUseTuple);
+    if (!error) link_.close();
+  }
+}
+
+Awaitable<> Agent::watch_keeper() {
+  const auto [error] = co_await keeper_fd_.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  if (!error) lose_master("the keeper died");
+}
+
+Awaitable<> Agent::watch_signals() {
+  const auto [error, number] = co_await signals_.async_wait(kUseTuple);
+  if (!error) lose_master("stopped by " + ddp::signal_name(number));
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/asio.h"
+#include "base/byte_stream.h"
+#include "launcher/keeper.h"
+#include "launcher/node_facts.h"
+#include "launcher/node_job.h"
+#include "launcher/worker_group.h"
+#include "rendezvous/connection.h"
+#include "rendezvous/message.h"
+#include "rendezvous/tcp_store_server.h"
+
+namespace ddp::launcher {
+
+/// The process on a node that owns its workers for one job: it answers the master over the control link and lives exactly as long
+/// as that link. One loop thread; constructor, run(), nothing else.
+class Agent final : private WorkerEvents {
+ public:
+  struct Options {
+    std::string directory;  ///< where this program lies, and with it `train`
+    NodeFacts facts;
+    std::optional<rlim_t> worker_nofile;  ///< the soft limit that workers get, when ours was raised
+  };
+
+  /// `stream` is the control link, behind the hello line. `keeper` outlives the agent.
+  Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options);
+  ~Agent() override;
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  /// Serves until the master says Leave, the link or the keeper is lost, or a signal ends it; then no worker lives. Returns the
+  /// process's exit code: 0 after Leave.
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Awaitable<> serve();
+  Awaitable<> heartbeat();
+  Awaitable<> watch_keeper();
+  Awaitable<> watch_signals();
+  Awaitable<> finish_attempt(std::uint32_t attempt);
+  Awaitable<> probe(rendezvous::Probe request);
+  Awaitable<> feed_stdin();
+  Awaitable<> go_down();
+
+  void handle(const rendezvous::JobStart& message);
+  void handle(const rendezvous::OpenStore& message);
+  void handle(const rendezvous::Probe& message);
+  void handle(const rendezvous::Spawn& message);
+  void handle(const rendezvous::Stop& message);
+  void handle(const rendezvous::Signal& message);
+  void handle(const rendezvous::Leave& message);
+  void handle(const rendezvous::Ping& message);
+  void handle(const rendezvous::Credit& message);
+  void handle(const rendezvous::MasterAsleep& message);
+  void handle(const rendezvous::Stdin& message);
+  template <class M>
+  void handle(const M&) {}  ///< messages that only go the other way
+
+  void worker_started(std::uint32_t rank, pid_t pid) override;
+  void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) override;
+  void worker_not_started(std::uint32_t rank, const Error& error) override;
+  void worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) override;
+  std::size_t output_room() const override { return credit_; }
+
+  Result<std::uint16_t> open_store(const rendezvous::OpenStore& message);
+  void refuse(const Error& error);
+  void lose_master(std::string_view why);
+  void start_task(Awaitable<> task);
+
+  asio::io_context& loop_;
+  Options options_;
+  KeeperLink& keeper_;
+  rendezvous::Connection link_;
+  std::optional<NodeJob> job_;
+  std::optional<rendezvous::TcpStoreServer> store_;
+  std::unique_ptr<WorkerGroup> workers_;
+  std::string error_dir_;
+  std::uint32_t attempt_ = 0;
+  std::size_t credit_ = 0;
+  std::string stdin_pending_;
+  bool stdin_ended_ = false;
+  bool stdin_busy_ = false;
+  bool asleep_ = false;   ///< the master told that its user stopped it
+  bool leaving_ = false;  ///< the end was ordered or is forced; nothing new starts
+  bool attempt_running_ = false;
+  bool down_ = false;     ///< no worker lives any more; only the goodbye is left
+  std::chrono::milliseconds patience_{15'000};
+  std::chrono::milliseconds link_grace_{5'000};
+  asio::steady_timer tick_;
+  asio::steady_timer attempt_over_;  ///< cancelled when the attempt has ended
+  asio::posix::stream_descriptor keeper_fd_;
+  asio::signal_set signals_;
+  int exit_code_ = 0;
+};
+
+}  // namespace ddp::launcher

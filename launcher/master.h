@@ -1,0 +1,88 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/asio.h"
+#include "launcher/clock_offset.h"
+#include "launcher/console.h"
+#include "launcher/job_dir.h"
+#include "launcher/job_spec.h"
+#include "launcher/merged_output.h"
+#include "launcher/supervisor.h"
+#include "remote/fan_out.h"
+#include "rendezvous/connection.h"
+
+namespace ddp::launcher {
+
+/// The process that owns the job: starts the agents, carries out what the Supervisor decides, shows the workers' output, and
+/// reports. One loop thread, and the console's writer. Constructor, run(), nothing else.
+class Master {
+ public:
+  struct Options {
+    std::string agent_path;     ///< of ddplaunchd on the nodes
+    remote::AgentHello expected;  ///< what their hello must say
+  };
+
+  /// All references outlive the master.
+  Master(asio::io_context& loop, const JobSpec& spec, Options options, remote::RemoteShell& remote,
+         remote::RemoteShell& local, JobDir job_dir);
+  ~Master();
+  Master(const Master&) = delete;
+  Master& operator=(const Master&) = delete;
+
+  /// Runs the job to its end and returns the exit code (docs/exit_codes.md). Everything was shown when it returns.
+  int run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Node;
+
+  void on_started(std::size_t index, Result<remote::StartedAgent> outcome);
+  Awaitable<> start_agents();
+  Awaitable<Error> explain_end(Node& node, Error error);
+  static Awaitable<> read_link(Master* master, Node* node);
+  static Awaitable<> read_errors(Master* master, Node* node);
+  Awaitable<> ping_nodes();
+  Awaitable<> watch_signals();
+  Awaitable<> feed_stdin();
+
+  void step(const Supervisor::Event& event);
+  void carry_out(Supervisor::Actions actions);
+  void arm_deadline();
+  Result<> take_messages(Node& node);
+  void take(Node& node, const rendezvous::Message& message);
+  LineSource source_of(std::uint32_t rank) const;
+  Supervisor::Time happened(const Node& node, const rendezvous::Message& message) const;
+  void give_credit(Node& node);
+  void sleep_until_continued();
+  void start_task(Awaitable<> task);
+  void say(std::string_view text);
+  void say_host(const Node& node, std::string_view line);
+  int report();
+
+  asio::io_context& loop_;
+  const JobSpec& spec_;
+  Options options_;
+  Console console_;
+  MergedOutput output_;
+  remote::FanOut fan_out_;
+  Supervisor supervisor_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  asio::steady_timer deadline_;
+  asio::steady_timer ping_timer_;
+  asio::signal_set signals_;
+  Clock::time_point awake_since_;  ///< silence before it is our own
+  std::uint64_t ping_sequence_ = 0;
+  asio::posix::stream_descriptor stdin_;
+  asio::steady_timer stdin_room_;
+  std::size_t stdin_window_ = 64u << 10;  ///< bytes that rank 0's node takes before it acknowledges
+  bool feeding_ = false;
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,148 @@
+#include "launcher/node_job.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/find_program.h"
+#include "launcher/job_spec.h"
+#include "launcher/worker_env.h"
+
+namespace ddp::launcher {
+namespace {
+
+Result<std::string> working_directory(const std::string& wanted) {
+  if (wanted.empty()) {
+    char buffer[4096];
+    if (::getcwd(buffer, sizeof buffer) == nullptr) return system_error(errno, "the agent's own directory");
+    return std::string(buffer);
+  }
+  struct stat found {};
+  if (::stat(wanted.c_str(), &found) != 0) {
+    Error error = system_error(errno, "the working directory " + wanted, ErrorCode::kRefused);
+    error.text += "; create it there, or name another with --chdir or chdir= in the hostfile";
+    return error;
+  }
+  if (!S_ISDIR(found.st_mode) || ::access(wanted.c_str(), X_OK) != 0) {
+    return Error{ErrorCode::kRefused, "the working directory " + wanted +
+                                          (S_ISDIR(found.st_mode) ? " may not be entered" : " is not a directory") +
+                                          "; name another with --chdir or chdir= in the hostfile"};
+  }
+  return wanted;
+}
+
+Result<> directories_exist(const EnvVars& env) {
+  for (const auto& [name, directory] : promised_directories(env)) {
+    struct stat found {};
+    if (::stat(directory.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) continue;
+    return Error{ErrorCode::kRefused, name + " names " + directory +
+                                          ", which is not there; install the environment at the same path, or launch "
+                                          "without it active"};
+  }
+  return {};
+}
+
+/// A script that python would fail to open is a mistake to tell before anything starts.
+Result<> script_exists(const std::string& script, const std::string& cwd) {
+  const std::string path = script.starts_with('/') ? script : cwd + "/" + script;
+  if (::access(path.c_str(), R_OK) == 0) return {};
+  Error error = system_error(errno, "the script " + path, ErrorCode::kExec);
+  error.text += "; it must be at the same path on every node";
+  return error;
+}
+
+std::vector<std::string> joined(const EnvVars& env) {
+  std::vector<std::string> entries;
+  entries.reserve(env.size());
+  for (const auto& [name, value] : env) entries.push_back(name + "=" + value);
+  return entries;
+}
+
+}  // namespace
+
+Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, const EnvVars& node_env,
+                                 const std::string& agent_dir) {
+  NodeJob job;
+  job.job_id_ = start.job_id;
+  job.devices_ = start.devices;
+  job.stdin_to_rank0_ = start.stdin_to_rank0;
+  auto cwd = working_directory(start.chdir);
+  if (!cwd) return cwd.error();
+  job.cwd_ = std::move(*cwd);
+  job.env_ = merge_env(node_env, start.env, start.explicit_env);
+  if (auto there = directories_exist(job.env_); !there) return there.error();
+
+  std::string wanted;
+  switch (static_cast<WorkerCommand::Kind>(start.command_kind)) {
+    case WorkerCommand::Kind::kProgram:
+      if (!start.argv.empty()) wanted = start.argv.front();
+      job.argv_ = start.argv;
+      break;
+    case WorkerCommand::Kind::kPython:
+    case WorkerCommand::Kind::kModule:
+      wanted = start.python.empty() ? "python3" : start.python;
+      job.argv_ = {wanted, "-u"};
+      if (static_cast<WorkerCommand::Kind>(start.command_kind) == WorkerCommand::Kind::kModule) {
+        job.argv_.emplace_back("-m");
+      } else if (!start.argv.empty()) {
+        if (auto there = script_exists(start.argv.front(), job.cwd_); !there) return there.error();
+      }
+      job.argv_.insert(job.argv_.end(), start.argv.begin(), start.argv.end());
+      break;
+    case WorkerCommand::Kind::kTrain:
+      wanted = agent_dir + "/train";
+      job.argv_ = {"train"};
+      job.argv_.insert(job.argv_.end(), start.argv.begin(), start.argv.end());
+      break;
+  }
+  if (wanted.empty()) return Error{ErrorCode::kProtocol, "the job names no program"};
+  const std::string* path = find_env(job.env_, "PATH");
+  auto program = find_program(wanted, path ? std::optional<std::string_view>(*path) : std::nullopt, job.cwd_);
+  if (!program) return program.error();
+  job.program_ = std::move(*program);
+  if (auto fits = check_exec_size(job.env_, job.argv_); !fits) return fits.error();
+  return job;
+}
+
+Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int cores,
+                                          const std::string& error_dir) const {
+  Workers workers;
+  WorkerFacts facts;
+  facts.world_size = static_cast<int>(spawn.world_size);
+  facts.local_world_size = static_cast<int>(spawn.local_world_size);
+  facts.node_rank = static_cast<int>(spawn.node_rank);
+  facts.node_count = static_cast<int>(spawn.nodes);
+  facts.master_addr = spawn.master_addr;
+  facts.master_port = spawn.master_port;
+  facts.agent_store = spawn.agent_store;
+  facts.job_id = job_id_;
+  facts.restart_count = static_cast<int>(spawn.attempt);
+  facts.max_restarts = static_cast<int>(spawn.max_restarts);
+  facts.omp_threads = omp_threads_for(cores, facts.local_world_size);
+  facts.devices = devices_;
+  facts.interface = spawn.interface_name;
+  for (std::uint32_t local = 0; local < spawn.local_world_size; ++local) {
+    facts.local_rank = static_cast<int>(local);
+    facts.rank = static_cast<int>(spawn.first_rank + local);
+    if (!error_dir.empty()) facts.error_file = error_dir + "/rank_" + std::to_string(facts.rank) + ".json";
+    EnvVars env = env_;
+    WorkerEnv own = worker_env(facts, env_);
+    for (const auto& [name, value] : own.vars) set_env(env, name, value);
+    workers.omp_threads = own.omp_threads;
+    if (auto fits = check_exec_size(env, argv_); !fits) return fits.error();
+    WorkerSpec spec;
+    spec.rank = spawn.first_rank + local;
+    spec.path = program_;
+    spec.argv = argv_;
+    spec.env = joined(env);
+    spec.cwd = cwd_;
+    spec.wants_stdin = stdin_to_rank0_ && spec.rank == 0;
+    workers.specs.push_back(std::move(spec));
+  }
+  return workers;
+}
+
+}  // namespace ddp::launcher

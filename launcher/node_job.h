@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "launcher/env_filter.h"
+#include "launcher/worker_group.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// The job as one node will run it: program found, directory entered, environment merged. Made before any worker starts, so
+/// that what is wrong on a node is told while nothing runs yet.
+class NodeJob {
+ public:
+  /// Checks `start` against this node's disk. `agent_dir` holds the bundled `train`. Errors, all worded for "HOST: …":
+  /// kRefused (directory, environment), kExec (program).
+  static Result<NodeJob> prepare(const rendezvous::JobStart& start, const EnvVars& node_env,
+                                 const std::string& agent_dir);
+
+  /// The workers of one attempt. `cores` are the node's physical cores; `error_dir` is where `@record` writes.
+  struct Workers {
+    std::vector<WorkerSpec> specs;
+    std::optional<int> omp_threads;  ///< set when OMP_NUM_THREADS was ours to choose
+  };
+  Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_dir) const;
+
+  const std::string& program() const { return program_; }
+
+ private:
+  NodeJob() = default;
+
+  std::string job_id_;
+  std::string program_;
+  std::vector<std::string> argv_;
+  std::string cwd_;
+  EnvVars env_;
+  std::vector<std::string> devices_;
+  bool stdin_to_rank0_ = false;
+};
+
+}  // namespace ddp::launcher

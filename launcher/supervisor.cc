@@ -1,0 +1,489 @@
+#include "launcher/supervisor.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// After a first failed host the others get this long to report theirs, so that the user sees all broken
+/// hosts at once.
+constexpr seconds kSettle{1};
+/// Beyond the grace: the agent kills, reaps and drains within it, or its node counts as lost.
+constexpr seconds kStopSlack{10};
+/// From Leave to the end of the link.
+constexpr seconds kLeaveTime{5};
+constexpr seconds kProbeTime{5};
+constexpr std::uint32_t kCreditPerNode = 256u << 10;
+constexpr std::uint32_t kLinkGraceMs = 5'000;
+
+std::uint32_t to_ms(milliseconds value) {
+  return static_cast<std::uint32_t>(value.count());
+}
+
+rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
+  using Kind = ProcsPerNode::Kind;
+  using Rule = rendezvous::ProcsRule;
+  Rule rule = Rule::kUnset;
+  switch (spec.nproc.kind) {
+    case Kind::kUnset:
+      rule = Rule::kUnset;
+      break;
+    case Kind::kNumber:
+      rule = Rule::kNumber;
+      break;
+    case Kind::kAuto:
+      rule = Rule::kAuto;
+      break;
+    case Kind::kGpu:
+      rule = Rule::kGpu;
+      break;
+    case Kind::kCpu:
+      rule = Rule::kCpu;
+      break;
+  }
+  return {rule, spec.nproc.number, spec.oversubscribe};
+}
+
+rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host) {
+  rendezvous::JobStart job;
+  job.job_id = spec.job_id;
+  job.host = host.name;
+  job.command_kind = static_cast<std::uint8_t>(spec.command.kind);
+  job.argv = spec.command.argv;
+  job.python = spec.command.python;
+  job.chdir = host.chdir.empty() ? spec.chdir : host.chdir;
+  job.local = spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost);
+  job.env = job.local ? spec.local_env : spec.env;
+  job.explicit_env = spec.explicit_env;
+  job.explicit_env.insert(job.explicit_env.end(), host.env.begin(), host.env.end());
+  job.devices = host.devices;
+  job.stdin_to_rank0 = spec.stdin_to_rank0;
+  job.master_timeout_ms = to_ms(spec.master_timeout);
+  job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
+  job.credit = kCreditPerNode;
+  return job;
+}
+
+}  // namespace
+
+Supervisor::Supervisor(const JobSpec& spec) : spec_(spec) {
+  std::size_t count = spec.hosts.size();
+  if (spec.max_nodes > 0) count = std::min(count, static_cast<std::size_t>(spec.max_nodes));
+  nodes_.resize(count);
+}
+
+Supervisor::Actions Supervisor::start(Time now) {
+  started_ = now;
+  deadline_ = now + spec_.start_timeout;
+  return std::exchange(actions_, {});
+}
+
+Supervisor::Actions Supervisor::step(const Event& event, Time now) {
+  if (state_ != State::kFinished) std::visit([&](const auto& e) { on(e, now); }, event);
+  return std::exchange(actions_, {});
+}
+
+std::size_t Supervisor::node_of_rank(std::uint32_t rank) const {
+  const auto after = std::upper_bound(plan_.nodes.begin(), plan_.nodes.end(), rank,
+                                      [](std::uint32_t r, const rendezvous::NodeRanks& n) {
+                                        return r < static_cast<std::uint32_t>(n.first_rank);
+                                      });
+  return static_cast<std::size_t>(after - plan_.nodes.begin()) - 1;
+}
+
+// ---- start
+
+void Supervisor::on(const NodeUp& event, Time now) {
+  Node& node = nodes_[event.node];
+  if (node.state != NodeState::kConnecting) return;
+  node.state = NodeState::kUp;
+  node.hello = event.hello;
+  node.connected = event.connected;
+  if (state_ != State::kConnecting) {
+    send(event.node, rendezvous::Leave{});
+    node.state = NodeState::kLeaving;
+    return;
+  }
+  send(event.node, job_start(spec_, spec_.hosts[event.node]));
+  if (all(NodeState::kUp) && !start_failed_) make_plan(now);
+}
+
+void Supervisor::on(const NodeFailed& event, Time now) {
+  Node& node = nodes_[event.node];
+  if (node.state == NodeState::kGone) return;
+  node.state = NodeState::kGone;
+  if (state_ == State::kLeaving) {
+    finish_if_gone();
+    return;
+  }
+  fail_start(event.node, event.error, now);
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted&, Time, Time now) {
+  Node& node = nodes_[index];
+  if (node.state != NodeState::kUp) return;
+  node.state = NodeState::kAccepted;
+  probe_or_spawn(now);
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, Time, Time now) {
+  if (state_ >= State::kRunning) return;
+  fail_start(index, Error{static_cast<ErrorCode>(message.code), message.text, message.sys}, now);
+}
+
+/// One failed host ends the start, but not before the others had a moment to report theirs.
+void Supervisor::fail_start(std::size_t index, Error error, Time now) {
+  add_node_failure(index, std::move(error), now);
+  if (!start_failed_) {
+    start_failed_ = true;
+    deadline_ = std::min(*deadline_, now + kSettle);
+  }
+  const bool all_known = std::none_of(nodes_.begin(), nodes_.end(), [](const Node& n) {
+    return n.state == NodeState::kConnecting || n.state == NodeState::kUp;
+  });
+  if (all_known) leave_all(now);
+}
+
+void Supervisor::make_plan(Time now) {
+  std::vector<rendezvous::NodeSlots> slots;
+  std::vector<NodeNetwork> networks;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const remote::Host& host = spec_.hosts[i];
+    const rendezvous::Hello& hello = nodes_[i].hello;
+    std::optional<int> devices;
+    if (!host.devices.empty()) devices = static_cast<int>(host.devices.size());
+    slots.push_back(
+        {host.name, host.slots, devices, static_cast<int>(hello.gpus), static_cast<int>(hello.cpus)});
+    networks.push_back({host.name, hello.machine_id, nodes_[i].connected, hello.interfaces});
+  }
+  auto plan = rendezvous::plan_ranks(slots, procs_wanted(spec_));
+  auto network = choose_network(networks, spec_.network);
+  if (!plan || !network) {  // these errors name the nodes themselves
+    end_.master = plan ? network.error() : plan.error();
+    return leave_all(now);
+  }
+  plan_ = std::move(*plan);
+  network_ = std::move(*network);
+  open_store();
+}
+
+void Supervisor::open_store() {
+  state_ = State::kOpeningStore;
+  rendezvous::OpenStore open;
+  open.attempt = attempt_;
+  open.mode = static_cast<std::uint8_t>(spec_.store);
+  open.loopback_only = network_.one_machine;
+  open.port = spec_.master_port;
+  if (spec_.port_range) std::tie(open.first_port, open.last_port) = *spec_.port_range;
+  for (const Node& node : nodes_) {
+    for (const rendezvous::Interface& interface : node.hello.interfaces)
+      open.allow.push_back(interface.address);
+    if (!node.connected.empty()) open.allow.push_back(node.connected);
+  }
+  std::sort(open.allow.begin(), open.allow.end());
+  open.allow.erase(std::unique(open.allow.begin(), open.allow.end()), open.allow.end());
+  send(0, std::move(open));
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& message, Time, Time now) {
+  if (state_ != State::kOpeningStore || index != 0 || message.attempt != attempt_) return;
+  store_port_ = message.port;
+  state_ = State::kProbing;
+  nodes_[0].probed = true;
+  // With --store worker nobody listens before rank 0 runs, so there is nothing to probe.
+  const bool nothing_to_probe = spec_.store == StoreMode::kWorker;
+  master_addr_ = network_.master_addrs.front();
+  for (std::size_t i = 1; i < nodes_.size(); ++i) {
+    nodes_[i].probed = nothing_to_probe;
+    if (nothing_to_probe) continue;
+    send(i, rendezvous::Probe{attempt_, network_.master_addrs, store_port_, to_ms(kProbeTime)});
+  }
+  probe_or_spawn(now);
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& message, Time, Time now) {
+  if (state_ != State::kProbing || message.attempt != attempt_ || index == 0) return;
+  if (message.address.empty()) {
+    return fail_start(
+        index,
+        Error{ErrorCode::kUnreachable, "it cannot reach the store on " + spec_.hosts[0].name + " (" +
+                                           message.text + "); open port " + std::to_string(store_port_) +
+                                           " between the nodes, or choose a network with --network"},
+        now);
+  }
+  // All ranks get one MASTER_ADDR: the worst candidate that some node had to fall back to must serve all.
+  const auto& candidates = network_.master_addrs;
+  const auto rank_of = [&](const std::string& address) {
+    return std::find(candidates.begin(), candidates.end(), address) - candidates.begin();
+  };
+  if (rank_of(message.address) > rank_of(master_addr_)) master_addr_ = message.address;
+  nodes_[index].probed = true;
+  probe_or_spawn(now);
+}
+
+void Supervisor::probe_or_spawn(Time now) {
+  if (state_ != State::kProbing || start_failed_ || !all(NodeState::kAccepted)) return;
+  if (std::all_of(nodes_.begin(), nodes_.end(), [](const Node& n) { return n.probed; })) spawn_all(now);
+}
+
+void Supervisor::spawn_all(Time now) {
+  state_ = State::kRunning;
+  started_ = now;
+  deadline_.reset();
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const rendezvous::NodeRanks& ranks = plan_.nodes[i];
+    rendezvous::Spawn spawn;
+    spawn.attempt = attempt_;
+    spawn.node_rank = static_cast<std::uint32_t>(ranks.node_rank);
+    spawn.nodes = static_cast<std::uint32_t>(nodes_.size());
+    spawn.first_rank = static_cast<std::uint32_t>(ranks.first_rank);
+    spawn.local_world_size = static_cast<std::uint32_t>(ranks.local_world_size);
+    spawn.world_size = static_cast<std::uint32_t>(plan_.world_size);
+    spawn.master_addr = master_addr_;
+    spawn.master_port = store_port_;
+    spawn.agent_store = spec_.store == StoreMode::kAgent;
+    spawn.interface_name = network_.interfaces[i];
+    send(i, std::move(spawn));
+    nodes_[i].state = NodeState::kSpawned;
+  }
+}
+
+// ---- running
+
+void Supervisor::on(const FromNode& event, Time now) {
+  std::visit([&](const auto& message) { handle(event.node, message, event.happened, now); }, event.message);
+}
+
+void Supervisor::handle(std::size_t, const rendezvous::WorkerStarted& message, Time, Time) {
+  if (message.attempt == attempt_) pids_[message.rank] = message.pid;
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time happened, Time now) {
+  if (message.attempt != attempt_) return;
+  pids_.erase(message.rank);
+  if (message.code == 0 && message.signal == 0) return;
+  add_worker_failure(index, message, happened);
+  if (state_ == State::kRunning) {
+    stop_all(spec_.failure_grace, "rank " + std::to_string(message.rank) + " failed", now);
+  }
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time, Time now) {
+  Node& node = nodes_[index];
+  if (message.attempt != attempt_ || node.state != NodeState::kSpawned) return;
+  node.state = NodeState::kEnded;
+  if (message.left > 0) {
+    actions_.push_back(Say{"warning: " + std::to_string(message.left) +
+                           (message.left == 1 ? " process is left on " : " processes are left on ") +
+                           spec_.hosts[index].name + ": " + message.left_text});
+  }
+  if (all(NodeState::kEnded)) leave_all(now);
+}
+
+void Supervisor::on(const NodeGone& event, Time now) {
+  Node& node = nodes_[event.node];
+  const NodeState before = std::exchange(node.state, NodeState::kGone);
+  if (before == NodeState::kGone) return;
+  if (state_ == State::kLeaving || before == NodeState::kLeaving) return finish_if_gone();
+  if (state_ < State::kRunning) return fail_start(event.node, event.error, now);
+  add_node_failure(event.node, event.error, now);
+  if (state_ == State::kRunning) {
+    stop_all(spec_.failure_grace, "node " + spec_.hosts[event.node].name + " was lost", now);
+  } else if (all(NodeState::kEnded)) {
+    leave_all(now);
+  }
+}
+
+void Supervisor::on(const UserSignal& event, Time now) {
+  if (event.number == SIGUSR1 || event.number == SIGUSR2) {
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (nodes_[i].state == NodeState::kSpawned) {
+        send(i, rendezvous::Signal{static_cast<std::uint8_t>(event.number)});
+      }
+    }
+    return;
+  }
+  // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
+  const bool failed = !end_.failures.empty();
+  if (!failed && end_.stop_signal == 0) {
+    end_.stop_signal = event.number;
+  }
+  switch (state_) {
+    case State::kConnecting:
+    case State::kOpeningStore:
+    case State::kProbing:
+      leave_all(now);
+      break;
+    case State::kRunning:
+      actions_.push_back(Say{signal_name(event.number) + ": stopping the workers (again: kill them now)"});
+      stop_all(spec_.stop_grace, "stopped by " + signal_name(event.number), now);
+      break;
+    case State::kStopping:
+      stop_all(milliseconds(0), "killed by the user", now);
+      break;
+    case State::kLeaving:
+    case State::kFinished:
+      break;
+  }
+}
+
+// ---- end
+
+void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time now) {
+  state_ = State::kStopping;
+  if (!stop_ordered_) stop_ordered_ = now;
+  deadline_ = now + grace + kStopSlack;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].state == NodeState::kSpawned) send(i, rendezvous::Stop{attempt_, to_ms(grace), reason});
+  }
+  if (all(NodeState::kEnded)) leave_all(now);
+}
+
+void Supervisor::leave_all(Time now) {
+  state_ = State::kLeaving;
+  deadline_ = now + kLeaveTime;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    Node& node = nodes_[i];
+    switch (node.state) {
+      case NodeState::kConnecting:
+        actions_.push_back(Disconnect{i});
+        node.state = NodeState::kGone;
+        break;
+      case NodeState::kUp:
+      case NodeState::kAccepted:
+      case NodeState::kSpawned:
+      case NodeState::kEnded:
+        send(i, rendezvous::Leave{});
+        node.state = NodeState::kLeaving;
+        break;
+      case NodeState::kLeaving:
+      case NodeState::kGone:
+        break;
+    }
+  }
+  finish_if_gone();
+}
+
+void Supervisor::finish_if_gone() {
+  if (state_ == State::kLeaving && all(NodeState::kGone)) {
+    state_ = State::kFinished;
+    deadline_.reset();
+  }
+}
+
+void Supervisor::on(const Tick&, Time now) {
+  if (!deadline_ || now < *deadline_) return;
+  switch (state_) {
+    case State::kConnecting:
+    case State::kOpeningStore:
+    case State::kProbing:
+      on_start_deadline(now);
+      break;
+    case State::kStopping:
+      for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        if (nodes_[i].state != NodeState::kSpawned) continue;
+        actions_.push_back(Disconnect{i});
+        nodes_[i].state = NodeState::kGone;
+        add_node_failure(
+            i, Error{ErrorCode::kLinkLost, "it did not end its workers in time; look for leftovers there"},
+            now);
+      }
+      leave_all(now);
+      break;
+    case State::kLeaving:
+      for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        if (nodes_[i].state == NodeState::kGone) continue;
+        actions_.push_back(Disconnect{i});
+        nodes_[i].state = NodeState::kGone;
+      }
+      finish_if_gone();
+      break;
+    case State::kRunning:
+    case State::kFinished:
+      deadline_.reset();
+      break;
+  }
+}
+
+void Supervisor::on_start_deadline(Time now) {
+  if (!start_failed_) {
+    start_failed_ = true;
+    end_.master =
+        Error{ErrorCode::kTimeout, "the job did not start within " +
+                                       std::to_string(duration_cast<seconds>(spec_.start_timeout).count()) +
+                                       " s; waiting for " + waiting_for() + " (--start-timeout)"};
+  }
+  leave_all(now);
+}
+
+// ---- bookkeeping
+
+void Supervisor::send(std::size_t node, rendezvous::Message message) {
+  actions_.push_back(ToNode{node, std::move(message)});
+}
+
+bool Supervisor::all(NodeState at_least) const {
+  return std::all_of(nodes_.begin(), nodes_.end(), [&](const Node& n) { return n.state >= at_least; });
+}
+
+std::string Supervisor::waiting_for() const {
+  std::string text;
+  int count = 0;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& node = nodes_[i];
+    const char* step = nullptr;
+    if (node.state == NodeState::kConnecting)
+      step = "no hello yet";
+    else if (node.state == NodeState::kUp)
+      step = "checking the job";
+    else if (node.state == NodeState::kAccepted && i == 0 && store_port_ == 0)
+      step = "opening the store";
+    else if (node.state == NodeState::kAccepted && !node.probed)
+      step = "looking for the store";
+    if (step == nullptr || ++count > 8) continue;
+    if (!text.empty()) text += ", ";
+    text += spec_.hosts[i].name + " (" + step + ")";
+  }
+  if (count > 8) text += " and " + std::to_string(count - 8) + " more";
+  return text;
+}
+
+void Supervisor::add_worker_failure(std::size_t index, const rendezvous::WorkerExited& message,
+                                    Time happened) {
+  Failure failure;
+  failure.host = spec_.hosts[index].name;
+  failure.rank = static_cast<int>(message.rank);
+  failure.local_rank = failure.rank - plan_.nodes[index].first_rank;
+  failure.pid = message.pid;
+  failure.status = message.code;
+  failure.signal = message.signal;
+  failure.core_dumped = message.core;
+  failure.at = duration_cast<milliseconds>(happened - started_);
+  failure.kind = message.signal != 0 ? Failure::Kind::kSignaled : Failure::Kind::kExited;
+  if (message.pid == 0) {
+    failure.kind = Failure::Kind::kExec;
+    failure.error = Error{ErrorCode::kExec, message.text, message.sys};
+  }
+  // What our own TERM or KILL ended is no cause, even where the clocks put it a little before the order.
+  const bool by_stop_signal = message.signal == SIGTERM || message.signal == SIGKILL;
+  failure.stopped_by_us = stop_ordered_ && (by_stop_signal || happened >= *stop_ordered_);
+  end_.failures.push_back(std::move(failure));
+}
+
+void Supervisor::add_node_failure(std::size_t index, Error error, Time now) {
+  Failure failure;
+  failure.kind = Failure::Kind::kNode;
+  failure.host = spec_.hosts[index].name;
+  failure.error = std::move(error);
+  failure.at = duration_cast<milliseconds>(now - started_);
+  failure.stopped_by_us = false;
+  end_.failures.push_back(std::move(failure));
+}
+
+}  // namespace ddp::launcher

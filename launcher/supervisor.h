@@ -1,0 +1,158 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/error.h"
+#include "launcher/exit_report.h"
+#include "launcher/job_spec.h"
+#include "launcher/net_choice.h"
+#include "rendezvous/message.h"
+#include "rendezvous/rank_plan.h"
+
+namespace ddp::launcher {
+
+/// Decides the life of one job, on the master (sans-IO): from the first hello to the last goodbye. It takes an event and the
+/// time, and gives actions. The states are those of docs/states.md.
+///
+/// The driver's duties:
+///   1. call `start` once, then `step` for every event in the order in which they happened;
+///   2. carry out all actions of a step, in order, before the next event; a message to a node that is gone is dropped;
+///   3. call `step(Tick)` no later than `deadline()`;
+///   4. when `finished()`, stop: no message will follow. `end()` then tells how it went.
+class Supervisor {
+ public:
+  using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
+
+  // ---- events
+  struct NodeUp {  ///< its agent said hello
+    std::size_t node;
+    rendezvous::Hello hello;
+    std::string connected;  ///< address it was reached at; empty: not known
+  };
+  struct NodeFailed {  ///< it could not be reached, or no agent answered there
+    std::size_t node;
+    Error error;
+  };
+  struct FromNode {
+    std::size_t node;
+    rendezvous::Message message;
+    Time happened;  ///< when it happened by the master's clock, as well as the offset is known
+  };
+  struct NodeGone {  ///< its link ended; expected after Leave, a lost node otherwise
+    std::size_t node;
+    Error error;
+  };
+  struct UserSignal {
+    int number;
+  };
+  struct Tick {};
+  using Event = std::variant<NodeUp, NodeFailed, FromNode, NodeGone, UserSignal, Tick>;
+
+  // ---- actions
+  struct ToNode {
+    std::size_t node;
+    rendezvous::Message message;
+  };
+  struct Disconnect {  ///< stop trying to reach it, or drop its link
+    std::size_t node;
+  };
+  struct Say {  ///< for the user, one line
+    std::string text;
+  };
+  using Action = std::variant<ToNode, Disconnect, Say>;
+  using Actions = std::vector<Action>;
+
+  enum class State : std::uint8_t {
+    kConnecting,    ///< hellos and the nodes' consent are awaited
+    kOpeningStore,  ///< node 0 opens the store
+    kProbing,       ///< the others look for the way to it
+    kRunning,
+    kStopping,      ///< Stop is with every node
+    kLeaving,       ///< Leave is with every node
+    kFinished,
+  };
+
+  explicit Supervisor(const JobSpec& spec);
+
+  Actions start(Time now);
+  Actions step(const Event& event, Time now);
+
+  State state() const { return state_; }
+  bool finished() const { return state_ == State::kFinished; }
+  std::optional<Time> deadline() const { return deadline_; }
+  /// How the job ended; the driver adds what only it knows (stderr lines, file names).
+  const JobEnd& end() const { return end_; }
+
+  std::size_t node_count() const { return nodes_.size(); }
+  /// The plan, once all nodes have said hello; empty before.
+  const rendezvous::RankPlan& plan() const { return plan_; }
+  /// Which node runs `rank`; needs the plan.
+  std::size_t node_of_rank(std::uint32_t rank) const;
+
+ private:
+  enum class NodeState : std::uint8_t { kConnecting, kUp, kAccepted, kSpawned, kEnded, kLeaving, kGone };
+  struct Node {
+    NodeState state = NodeState::kConnecting;
+    rendezvous::Hello hello;
+    std::string connected;
+    bool probed = false;
+  };
+
+  void on(const NodeUp& event, Time now);
+  void on(const NodeFailed& event, Time now);
+  void on(const FromNode& event, Time now);
+  void on(const NodeGone& event, Time now);
+  void on(const UserSignal& event, Time now);
+  void on(const Tick& event, Time now);
+
+  void handle(std::size_t node, const rendezvous::JobAccepted& message, Time happened, Time now);
+  void handle(std::size_t node, const rendezvous::Refused& message, Time happened, Time now);
+  void handle(std::size_t node, const rendezvous::StoreOpened& message, Time happened, Time now);
+  void handle(std::size_t node, const rendezvous::ProbeResult& message, Time happened, Time now);
+  void handle(std::size_t node, const rendezvous::WorkerStarted& message, Time happened, Time now);
+  void handle(std::size_t node, const rendezvous::WorkerExited& message, Time happened, Time now);
+  void handle(std::size_t node, const rendezvous::AttemptEnded& message, Time happened, Time now);
+  /// Messages that no decision hangs on, and those that only go the other way.
+  template <class M>
+  void handle(std::size_t, const M&, Time, Time) {}
+
+  void send(std::size_t node, rendezvous::Message message);
+  void fail_start(std::size_t node, Error error, Time now);
+  void make_plan(Time now);
+  void open_store();
+  void probe_or_spawn(Time now);
+  void spawn_all(Time now);
+  void stop_all(std::chrono::milliseconds grace, const std::string& reason, Time now);
+  void leave_all(Time now);
+  void finish_if_gone();
+  void add_worker_failure(std::size_t node, const rendezvous::WorkerExited& message, Time happened);
+  void add_node_failure(std::size_t node, Error error, Time now);
+  void on_start_deadline(Time now);
+  bool all(NodeState at_least) const;
+  std::string waiting_for() const;
+
+  const JobSpec& spec_;
+  std::vector<Node> nodes_;
+  State state_ = State::kConnecting;
+  std::optional<Time> deadline_;
+  Actions actions_;
+  rendezvous::RankPlan plan_;
+  NetChoice network_;
+  JobEnd end_;
+  Time started_{0};
+  std::optional<Time> stop_ordered_;
+  bool start_failed_ = false;
+  std::uint32_t attempt_ = 0;
+  std::uint16_t store_port_ = 0;
+  std::string master_addr_;
+  std::map<std::uint32_t, std::uint32_t> pids_;  ///< rank → pid of the live workers
+};
+
+}  // namespace ddp::launcher

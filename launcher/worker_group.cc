@@ -1,0 +1,256 @@
+#include "launcher/worker_group.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <exception>
+#include <utility>
+
+#include "launcher/process_tree.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// After a leader's end a pipe that a grandchild still holds open is read until it was silent for this long.
+constexpr std::chrono::milliseconds kQuiet{200};
+/// Reads from one pipe before the others get their turn.
+constexpr int kReadsPerTurn = 8;
+
+Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
+  int fds[2];
+  if (::pipe2(fds, O_CLOEXEC) != 0) return system_error(errno, "a pipe for a worker");
+  return std::pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
+}
+
+/// Only our end: the worker's end is another open file and keeps the blocking writes that programs expect.
+void set_nonblocking(int fd) {
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
+
+}  // namespace
+
+struct WorkerGroup::Pipe {
+  Pipe(asio::any_io_executor executor, UniqueFd fd, std::uint8_t number)
+      : descriptor(executor, fd.release()), stream(number) {}
+  asio::posix::stream_descriptor descriptor;
+  std::uint8_t stream;
+  bool open = true;
+  bool waits_for_room = false;
+  std::uint64_t bytes = 0;
+};
+
+struct WorkerGroup::Worker {
+  explicit Worker(asio::any_io_executor executor) : end(executor), quiet(executor), input(executor) {}
+  std::uint32_t rank = 0;
+  ChildProcess child;
+  asio::posix::stream_descriptor end;  ///< a copy of the pidfd for the loop
+  asio::steady_timer quiet;
+  asio::posix::stream_descriptor input;
+  std::unique_ptr<Pipe> out;
+  std::unique_ptr<Pipe> err;
+  bool ended = false;
+  bool pipes_open() const { return out->open || err->open; }
+};
+
+WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, std::optional<rlim_t> nofile)
+    : executor_(executor),
+      events_(events),
+      nofile_(nofile),
+      room_(executor, Clock::time_point::max()),
+      kill_at_(executor, Clock::time_point::max()),
+      task_done_(executor, Clock::time_point::max()) {}
+
+WorkerGroup::~WorkerGroup() = default;
+
+void WorkerGroup::start(std::vector<WorkerSpec> specs) {
+  for (WorkerSpec& spec : specs)
+    start_one(std::move(spec));
+}
+
+void WorkerGroup::start_one(WorkerSpec spec) {
+  const std::uint32_t rank = spec.rank;
+  auto out = make_pipe();
+  auto err = make_pipe();
+  Result<std::pair<UniqueFd, UniqueFd>> in = std::pair<UniqueFd, UniqueFd>();
+  if (spec.wants_stdin) in = make_pipe();
+  if (!out || !err || !in) {
+    events_.worker_not_started(rank, !out ? out.error() : !err ? err.error() : in.error());
+    return;
+  }
+  ChildSpec child;
+  child.path = std::move(spec.path);
+  child.argv = std::move(spec.argv);
+  child.env = std::move(spec.env);
+  child.cwd = std::move(spec.cwd);
+  child.in = spec.wants_stdin ? in->first.get() : kDevNull;
+  child.out = out->second.get();
+  child.err = err->second.get();
+  child.death_signal = SIGKILL;
+  child.nofile_soft = nofile_;
+  auto started = spawn(child);
+  if (!started) {
+    events_.worker_not_started(rank, started.error());
+    return;
+  }
+  auto worker = std::make_unique<Worker>(executor_);
+  worker->rank = rank;
+  worker->child = std::move(*started);
+  worker->end.assign(::fcntl(worker->child.pidfd(), F_DUPFD_CLOEXEC, 0));
+  set_nonblocking(out->first.get());
+  set_nonblocking(err->first.get());
+  worker->out = std::make_unique<Pipe>(executor_, std::move(out->first), std::uint8_t{1});
+  worker->err = std::make_unique<Pipe>(executor_, std::move(err->first), std::uint8_t{2});
+  if (spec.wants_stdin) worker->input.assign(in->second.release());
+  Worker* raw = worker.get();
+  workers_.push_back(std::move(worker));
+  events_.worker_started(rank, raw->child.pid());
+  spawn_task(watch_end(this, raw));
+  spawn_task(read_pipe(this, raw, raw->out.get()));
+  spawn_task(read_pipe(this, raw, raw->err.get()));
+}
+
+void WorkerGroup::spawn_task(Awaitable<> task) {
+  ++tasks_;
+  asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
+    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    --tasks_;
+    task_done_.cancel();
+  });
+}
+
+Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
+  co_await worker->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  worker->ended = true;
+  // Not reaped before the whole group is done: until then its number, and so its process group, stays ours to
+  // signal.
+  const auto status = worker->child.peek();
+  group->events_.worker_exited(worker->rank, worker->child.pid(), status.value_or(ExitStatus{}));
+  error_code ignored;
+  worker->input.close(ignored);
+  while (worker->pipes_open()) {
+    const std::uint64_t before = worker->out->bytes + worker->err->bytes;
+    worker->quiet.expires_after(kQuiet);
+    co_await worker->quiet.async_wait(kUseTuple);
+    const bool held_back = worker->out->waits_for_room || worker->err->waits_for_room;
+    if (held_back || worker->out->bytes + worker->err->bytes != before) continue;
+    worker->out->descriptor.cancel(ignored);
+    worker->err->descriptor.cancel(ignored);
+    break;
+  }
+}
+
+Awaitable<> WorkerGroup::read_pipe(WorkerGroup* group, Worker* worker, Pipe* pipe) {
+  for (int reads = 0; pipe->open;) {
+    const std::size_t room = group->events_.output_room();
+    if (room == 0) {
+      pipe->waits_for_room = true;
+      co_await group->room_.async_wait(kUseTuple);
+      pipe->waits_for_room = false;
+      continue;
+    }
+    const ssize_t count = ::read(pipe->descriptor.native_handle(), group->buffer_.data(),
+                                 std::min(room, group->buffer_.size()));
+    if (count > 0) {
+      pipe->bytes += static_cast<std::uint64_t>(count);
+      group->events_.worker_output(worker->rank, pipe->stream,
+                                   {group->buffer_.data(), static_cast<std::size_t>(count)});
+      if (++reads % kReadsPerTurn == 0) co_await asio::post(group->executor_, asio::use_awaitable);
+      continue;
+    }
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0 || errno != EAGAIN) break;
+    const auto [error] =
+        co_await pipe->descriptor.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+    if (error) break;  // silent after its leader's end
+  }
+  pipe->open = false;
+  error_code ignored;
+  pipe->descriptor.close(ignored);
+  group->events_.worker_output(worker->rank, pipe->stream, {});
+  if (!worker->pipes_open()) worker->quiet.cancel();
+}
+
+void WorkerGroup::stop(std::chrono::milliseconds grace) {
+  const auto at = Clock::now() + grace;
+  if (!stopping_) {
+    stopping_ = true;
+    for (const auto& worker : workers_) {
+      if (worker->child.running()) (void)worker->child.send_group_signal(SIGTERM);
+      // A stopped process would not see its TERM.
+      if (worker->child.running()) (void)worker->child.send_group_signal(SIGCONT);
+    }
+    kill_at_.expires_at(at);
+    spawn_task(kill_later(this));
+  } else if (at < kill_at_.expiry()) {
+    kill_at_.expires_at(at);  // wakes kill_later, which looks at the new time
+  }
+}
+
+Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
+  const auto all_ended = [group] {
+    return std::all_of(group->workers_.begin(), group->workers_.end(),
+                       [](const auto& w) { return w->ended; });
+  };
+  while (!all_ended()) {
+    if (Clock::now() >= group->kill_at_.expiry()) {
+      group->kill_all();
+      break;
+    }
+    co_await group->kill_at_.async_wait(kUseTuple);
+  }
+}
+
+void WorkerGroup::kill_all() {
+  // The tree first, frozen before it is killed, so that nothing forks away; the groups catch what reparented
+  // meanwhile.
+  kill_own_tree();
+  for (const auto& worker : workers_) {
+    if (worker->child.running()) (void)worker->child.send_group_signal(SIGKILL);
+  }
+}
+
+void WorkerGroup::signal_leaders(int number) {
+  for (const auto& worker : workers_) {
+    if (!worker->ended) (void)worker->child.send_signal(number);
+  }
+}
+
+void WorkerGroup::resume_output() {
+  room_.cancel();
+}
+
+Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
+  for (const auto& worker : workers_) {
+    if (!worker->input.is_open()) continue;
+    error_code ignored;
+    if (bytes.empty()) {
+      worker->input.close(ignored);
+      co_return;
+    }
+    asio::posix::stream_descriptor& input = worker->input;
+    const auto [error, count] = co_await asio::async_write(input, asio::buffer(bytes), kUseTuple);
+    if (error) input.close(ignored);  // the worker does not read any more: its business
+    co_return;
+  }
+}
+
+Awaitable<> WorkerGroup::ended() {
+  const auto all_ended = [this] {
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [](const auto& w) { return w->ended && !w->pipes_open(); });
+  };
+  while (!all_ended())
+    co_await task_done_.async_wait(kUseTuple);
+  kill_at_.cancel();
+  while (tasks_ > 0) {
+    kill_at_.cancel();
+    co_await task_done_.async_wait(kUseTuple);
+  }
+  for (const auto& worker : workers_)
+    (void)worker->child.try_wait();
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <sys/resource.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/child_process.h"
+#include "base/result.h"
+#include "rendezvous/codec.h"
+
+namespace ddp::launcher {
+
+/// One worker to be started; everything is resolved.
+struct WorkerSpec {
+  std::uint32_t rank = 0;
+  std::string path;
+  std::vector<std::string> argv;
+  std::vector<std::string> env;
+  std::string cwd;
+  bool wants_stdin = false;  ///< gets a pipe; all others read /dev/null
+};
+
+/// What a group tells its owner; called on the loop thread, never from within a call into the group.
+class WorkerEvents {
+ public:
+  virtual ~WorkerEvents() = default;
+  virtual void worker_started(std::uint32_t rank, pid_t pid) = 0;
+  virtual void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) = 0;
+  virtual void worker_not_started(std::uint32_t rank, const Error& error) = 0;
+  /// Bytes of stream 1 (stdout) or 2 (stderr); empty: the stream has ended. The bytes live until the call returns.
+  virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) = 0;
+  /// Room for output in bytes; the group reads no pipe while it is 0, until `resume_output`.
+  virtual std::size_t output_room() const = 0;
+};
+
+/// The workers of one attempt on this node: starts them, reads their pipes, notices their end by pidfd, stops them. Loop thread
+/// only. The owner keeps the group alive until `ended` has returned.
+class WorkerGroup {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `nofile`: soft RLIMIT_NOFILE that the workers get, when the agent has raised its own.
+  WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, std::optional<rlim_t> nofile);
+  ~WorkerGroup();
+
+  /// Starts all. A worker that cannot be started is reported like one that ended; the others go on.
+  void start(std::vector<WorkerSpec> specs);
+
+  /// TERM to each leader and its group now, KILL to what is left of their trees after `grace` (0: at once). May be called again
+  /// to shorten the grace.
+  void stop(std::chrono::milliseconds grace);
+  void signal_leaders(int number);
+  void resume_output();  ///< there is room for output again
+  /// Writes to the stdin of the worker that has one; completes when the pipe took it. Empty: end of file.
+  Awaitable<> write_stdin(std::string bytes);
+
+  /// Waits until every leader is reaped and its pipes are read to their end. Grandchildren that hold a pipe open are not waited
+  /// for: after a leader's end its pipes are read until they are quiet, then `ended` goes on, and the caller sweeps the tree.
+  Awaitable<> ended();
+  bool stopping() const { return stopping_; }
+
+ private:
+  struct Worker;
+  struct Pipe;
+
+  void start_one(WorkerSpec spec);
+  static Awaitable<> watch_end(WorkerGroup* group, Worker* worker);
+  static Awaitable<> read_pipe(WorkerGroup* group, Worker* worker, Pipe* pipe);
+  static Awaitable<> kill_later(WorkerGroup* group);
+  void spawn_task(Awaitable<> task);
+  void kill_all();
+
+  asio::any_io_executor executor_;
+  WorkerEvents& events_;
+  std::optional<rlim_t> nofile_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  asio::steady_timer room_;       ///< cancelled when output may flow again
+  asio::steady_timer kill_at_;    ///< when TERM becomes KILL
+  asio::steady_timer task_done_;  ///< cancelled when a task has ended
+  std::array<char, rendezvous::kMaxOutputData> buffer_;  ///< of whichever pipe is being read: no await while it is in use
+  std::size_t tasks_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Jobs on this machine only: ranks, output, environment, failure, exit codes, signals."""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, live_processes_with, main, wait_until
+
+
+class LocalJob(LaunchTest):
+    def test_ranks_and_world(self):
+        done = self.run_job("--nproc-per-node", 4, "sh", "-c", 'echo "rank $RANK of $WORLD_SIZE local $LOCAL_RANK"')
+        self.assert_code(done, 0)
+        lines = sorted(done.out.splitlines())
+        self.assertEqual(lines, [f"[localhost:{r}] rank {r} of 4 local {r}" for r in range(4)])
+        self.assertEqual(done.err, "")
+
+    def test_stdout_and_stderr_stay_apart_and_whole(self):
+        done = self.run_job("--nproc-per-node", 3, "sh", "-c",
+                            'for i in 1 2 3 4 5 6 7 8 9; do echo out-$RANK-$i; echo err-$RANK-$i >&2; done; printf last')
+        self.assert_code(done, 0)
+        for rank in range(3):
+            mine = [line for line in done.out.splitlines() if line.startswith(f"[localhost:{rank}] ")]
+            self.assertEqual(mine, [f"[localhost:{rank}] out-{rank}-{i}" for i in range(1, 10)] +
+                             [f"[localhost:{rank}] last"])
+            mine = [line for line in done.err.splitlines() if line.startswith(f"[localhost:{rank}] ")]
+            self.assertEqual(mine, [f"[localhost:{rank}] err-{rank}-{i}" for i in range(1, 10)])
+        raw = (self.job_dir / "attempt_0" / "rank_00002.stdout").read_text()
+        self.assertEqual(raw, "".join(f"out-2-{i}\n" for i in range(1, 10)) + "last")
+
+    def test_much_output_arrives_whole(self):
+        script = self.script("lines.py", "import os,sys\nr=os.environ['RANK']\n"
+                             "for i in range(20000): sys.stdout.write(f'{r} {i} ' + 'x' * 80 + '\\n')\n")
+        done = self.run_job("--nproc-per-node", 4, "--label", "", "--no-python", sys.executable, script)
+        self.assert_code(done, 0)
+        seen = {str(r): 0 for r in range(4)}
+        for line in done.out.splitlines():
+            rank, number, filler = line.split(" ")
+            self.assertEqual(int(number), seen[rank])
+            self.assertEqual(filler, "x" * 80)
+            seen[rank] += 1
+        self.assertEqual(set(seen.values()), {20000})
+
+    def test_exit_code_is_the_failing_workers(self):
+        done = self.run_job("--nproc-per-node", 3, "sh", "-c", 'if [ $RANK = 1 ]; then echo oops >&2; exit 7; fi; sleep 60')
+        self.assert_code(done, 7)
+        self.assertLess(done.seconds, 10)
+        self.assertIn("rank 1 on localhost exited 7", done.err)
+        self.assertIn("oops", done.err)
+        self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 7: rank 1 on localhost exited 7")
+
+    def test_signal_death_is_128_plus_n(self):
+        done = self.run_job("--nproc-per-node", 2, "sh", "-c", 'if [ $RANK = 0 ]; then kill -SEGV $$; fi; sleep 60')
+        self.assert_code(done, 128 + signal.SIGSEGV)
+        self.assertIn("SIGSEGV", done.err)
+
+    def test_workers_that_ignore_term_and_their_daemons_are_gone(self):
+        # Rank 1 ignores TERM and leaves a grandchild in its own session; rank 0 fails.
+        script = self.script("w.sh", '#!/bin/sh\nif [ $RANK = 0 ]; then sleep 0.3; exit 5; fi\n'
+                             'trap "" TERM\nsetsid sh -c \'trap "" TERM HUP; while :; do sleep 1; done\' &\n'
+                             'while :; do sleep 1; done\n')
+        done = self.run_job("--nproc-per-node", 2, "--stop-grace", "1s", script)
+        self.assert_code(done, 5)
+
+    def test_missing_program(self):
+        done = self.run_job("--nproc-per-node", 2, "no-such-program-here")
+        self.assert_code(done, 127)
+        self.assertIn("no-such-program-here", done.err)
+        self.assertIn("localhost", done.err)
+
+    def test_program_that_may_not_run(self):
+        path = self.script("plain", "#!/bin/sh\n", mode=0o644)
+        done = self.run_job(path)
+        self.assert_code(done, 126)
+
+    def test_missing_directory(self):
+        done = self.run_job("--chdir", "/no/such/dir", "true")
+        self.assert_code(done, 115)
+        self.assertIn("localhost: the working directory /no/such/dir: No such file or directory; create it there, or "
+                      "name another with --chdir or chdir= in the hostfile", done.err)
+
+    def test_python_script_and_module(self):
+        script = self.script("hello.py", "import sys\nprint('argv', sys.argv[1:])\n", mode=0o644)
+        done = self.run_job(script.name, "--lr", "0.1", "--nproc-per-node", "x y")
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "[localhost:0] argv ['--lr', '0.1', '--nproc-per-node', 'x y']\n")
+        done = self.run_job("-m", "this")
+        self.assert_code(done, 0)
+        self.assertIn("Zen of Python", done.out)
+
+    def test_arguments_and_environment_arrive_byte_for_byte(self):
+        odd = "a'b\"c $HOME `x` \\ \n\t*?[]{}~!#&;|<>" + os.fsdecode(b"\xff\xfe")
+        self.env["ODD_VALUE"] = odd
+        script = self.script("show.py", "import os,sys\nprint(ascii(os.fsencode(sys.argv[1])))\n"
+                             "print(ascii(os.environb[b'ODD_VALUE']))\n")
+        done = self.run_job("--label", "", script.name, odd)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out.splitlines(), [ascii(os.fsencode(odd))] * 2)
+
+    def test_worker_environment(self):
+        done = self.run_job("--nproc-per-node", 2, "--label", "", "env")
+        self.assert_code(done, 0)
+        names = {line.split("=", 1)[0] for line in done.out.splitlines() if "=" in line}
+        for name in ("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME "
+                     "ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT "
+                     "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE "
+                     "TORCH_NCCL_ASYNC_ERROR_HANDLING NODE_RANK CROSS_RANK CROSS_SIZE LOCAL_SIZE DDPLAUNCH_JOB_ID "
+                     "PYTHONUNBUFFERED OMP_NUM_THREADS").split():
+            self.assertIn(name, names)
+        self.assertIn("MASTER_ADDR=127.0.0.1\n", done.out)
+
+    def test_interrupt_is_130_and_leaves_nothing(self):
+        process = self.start("--nproc-per-node", 2, "sh", "-c", "echo up; sleep 60")
+        self.assertTrue(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        done = self.finish(process, timeout=20)
+        self.assert_code(done, 130)
+
+    def test_second_interrupt_kills_at_once(self):
+        process = self.start("--nproc-per-node", 1, "sh", "-c", 'trap "" TERM; echo up; while :; do sleep 1; done')
+        self.assertTrue(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        while "again" not in process.stderr.readline():
+            pass
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        done = self.finish(process, timeout=20)
+        self.assert_code(done, 130)
+        self.assertLess(time.monotonic() - began, 5)
+
+    def test_terminate_is_143(self):
+        process = self.start("sh", "-c", "echo up; sleep 60")
+        self.assertTrue(process.stdout.readline())
+        process.terminate()
+        self.assert_code(self.finish(process, timeout=20), 143)
+
+    def test_hangup_ignored_by_nohup_stays_ignored(self):
+        process = self.start("sh", "-c", "echo up; sleep 1",
+                             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        self.assertTrue(process.stdout.readline())
+        process.send_signal(signal.SIGHUP)
+        self.assert_code(self.finish(process, timeout=20), 0)
+
+    def test_killed_master_leaves_nothing(self):
+        process = self.start("--nproc-per-node", 3, "sh", "-c", "echo up; sleep 60")
+        for _ in range(3):
+            self.assertTrue(process.stdout.readline())
+        process.kill()
+        process.communicate()
+        mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
+        self.assertTrue(wait_until(lambda: not live_processes_with(mark)), live_processes_with(mark))
+
+    def test_stdin_goes_to_rank_0_only(self):
+        done = self.run_job("--nproc-per-node", 2, "--stdin", "0", "sh", "-c", "cat", stdin="hello\nworld\n")
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "[localhost:0] hello\n[localhost:0] world\n")
+
+    def test_closed_stdout_does_not_end_the_job(self):
+        process = self.start("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.05; done")
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdout = None
+        _, err = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertEqual((self.job_dir / "attempt_0" / "rank_00000.stdout").read_text(),
+                         "".join(f"{i}\n" for i in range(1, 10)))
+
+    def test_many_workers(self):
+        done = self.run_job("--nproc-per-node", 300, "--oversubscribe", "sh", "-c", "echo $RANK", timeout=120)
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(int(line.split("] ")[1]) for line in done.out.splitlines()), list(range(300)))
+
+    def test_few_descriptors(self):
+        import resource
+        done = self.run_job("--nproc-per-node", 40, "sh", "-c", "ulimit -Sn", preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (64, 4096)))
+        self.assert_code(done, 0)
+        self.assertEqual({line.split("] ")[1] for line in done.out.splitlines()}, {"64"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""What the end-to-end tests share: run the built programs, look for what they leave behind, play nodes with an own sshd."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get("DDP_BIN_DIR", SOURCE / "build/release/bin"))
+DDPLAUNCH = str(BIN / "ddplaunch")
+SKIP = 77
+
+
+def live_processes_with(mark):
+    """(pid, command line) of every process, zombies aside, whose environment holds `mark`."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if mark.encode() not in (entry / "environ").read_bytes():
+                continue
+            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                continue
+            found.append((int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()))
+        except (OSError, PermissionError):
+            continue
+    return found
+
+
+def wait_until(condition, seconds=10.0):
+    """Polls an event of another process that nothing announces; returns the condition's last value."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value or time.monotonic() > end:
+            return value
+        time.sleep(0.01)
+
+
+class Outcome:
+    def __init__(self, code, out, err, seconds):
+        self.code, self.out, self.err, self.seconds = code, out, err, seconds
+
+    def __repr__(self):
+        return f"exit {self.code} after {self.seconds:.2f} s\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+class LaunchTest(unittest.TestCase):
+    """A test with its own directory and job id; fails when a process of the job is left."""
+
+    def setUp(self):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-test-"))
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.job = f"test-{os.getpid()}-{self.id().rpartition('.')[2]}"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
+        self.env["XDG_STATE_HOME"] = str(self.dir / "state")
+        self.job_dir = self.dir / "job"
+
+    def command(self, *args):
+        return [DDPLAUNCH, "--job-id", self.job, "--job-dir", str(self.job_dir), *map(str, args)]
+
+    def start(self, *args, **popen):
+        popen.setdefault("stdin", subprocess.DEVNULL)
+        popen.setdefault("env", self.env)
+        popen.setdefault("cwd", self.dir)
+        process = subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   errors="surrogateescape", **popen)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        return process
+
+    def finish(self, process, timeout=60, began=None):
+        began = began or time.monotonic()
+        out, err = process.communicate(timeout=timeout)
+        outcome = Outcome(process.returncode, out, err, time.monotonic() - began)
+        self.assert_nothing_left()
+        return outcome
+
+    def run_job(self, *args, timeout=60, stdin=None, **popen):
+        began = time.monotonic()
+        if stdin is not None:
+            popen["stdin"] = subprocess.PIPE
+        process = self.start(*args, **popen)
+        if stdin is not None:
+            process.stdin.write(stdin)
+            process.stdin.close()
+            process.stdin = None
+        return self.finish(process, timeout, began)
+
+    def assert_nothing_left(self):
+        left = live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
+        self.assertEqual(left, [], "processes of the job are left")
+
+    def assert_code(self, outcome, code):
+        self.assertEqual(outcome.code, code, repr(outcome))
+
+    def script(self, name, text, mode=0o755):
+        path = self.dir / name
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+
+class Nodes:
+    """`count` nodes on 127.0.0.2 … of one own sshd; the paths of its files are attributes. Skips where none can run."""
+
+    def __init__(self, test, count, **settings):
+        env = dict(os.environ, **settings)
+        script = str(SOURCE / "tests/support/nodes")
+        done = subprocess.run([script, "up", str(count)], capture_output=True, text=True, env=env)
+        if done.returncode == SKIP:
+            raise unittest.SkipTest(done.stderr.strip())
+        if done.returncode != 0:
+            raise RuntimeError(f"nodes up: {done.stderr}")
+        self.dir = pathlib.Path(done.stdout.strip().splitlines()[-1])
+        test.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        test.addCleanup(subprocess.run, [script, "down", str(self.dir)], check=False)
+        self.hostfile = self.dir / "hostfile"
+        self.ssh_config = self.dir / "ssh_config"
+        self.known_hosts = self.dir / "known_hosts"
+        self.port = int((self.dir / "port").read_text())
+        self.hosts = (self.dir / "hosts").read_text().split()
+
+
+def main():
+    """unittest's main; exit code 77 when every test was skipped, so that ctest shows a skip and no pass."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    program = unittest.main(module="__main__", exit=False, verbosity=2)
+    result = program.result
+    if not result.wasSuccessful():
+        raise SystemExit(1)
+    if result.testsRun and len(result.skipped) == result.testsRun:
+        raise SystemExit(SKIP)

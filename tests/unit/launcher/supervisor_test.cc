@@ -1,0 +1,225 @@
+// Runs the scenario files of tests/scenarios/supervisor: an event a line, and indented below it every action
+// the supervisor must give, in order, and nothing else. `end` lines check how the job came out.
+#include "launcher/supervisor.h"
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "rendezvous/codec.h"
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+
+std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;)
+    words.push_back(word);
+  return words;
+}
+
+std::string quoted_rest(const std::string& line) {
+  const auto first = line.find('"');
+  return first == std::string::npos ? "" : line.substr(first + 1, line.rfind('"') - first - 1);
+}
+
+std::string state_name(Supervisor::State state) {
+  switch (state) {
+    case Supervisor::State::kConnecting:
+      return "connecting";
+    case Supervisor::State::kOpeningStore:
+      return "opening-store";
+    case Supervisor::State::kProbing:
+      return "probing";
+    case Supervisor::State::kRunning:
+      return "running";
+    case Supervisor::State::kStopping:
+      return "stopping";
+    case Supervisor::State::kLeaving:
+      return "leaving";
+    case Supervisor::State::kFinished:
+      return "finished";
+  }
+  return "?";
+}
+
+/// What an action looks like in a scenario: the message, and the fields that a decision was made about.
+std::string describe(const Supervisor::Action& action) {
+  if (const auto* drop = std::get_if<Supervisor::Disconnect>(&action))
+    return "disconnect " + std::to_string(drop->node);
+  if (const auto* words = std::get_if<Supervisor::Say>(&action)) return "say \"" + words->text + "\"";
+  const auto& send = std::get<Supervisor::ToNode>(action);
+  std::string text =
+      "to " + std::to_string(send.node) + " " + std::string(rendezvous::message_name(send.message));
+  if (const auto* spawn = std::get_if<rendezvous::Spawn>(&send.message)) {
+    text += " first=" + std::to_string(spawn->first_rank) +
+            " local=" + std::to_string(spawn->local_world_size) +
+            " world=" + std::to_string(spawn->world_size) + " master=" + spawn->master_addr + ":" +
+            std::to_string(spawn->master_port);
+  } else if (const auto* stop = std::get_if<rendezvous::Stop>(&send.message)) {
+    text += " grace=" + std::to_string(stop->grace_ms) + " \"" + stop->reason + "\"";
+  } else if (const auto* signal = std::get_if<rendezvous::Signal>(&send.message)) {
+    text += " " + signal_name(signal->number);
+  } else if (const auto* probe = std::get_if<rendezvous::Probe>(&send.message)) {
+    for (const std::string& address : probe->addresses)
+      text += " " + address;
+  }
+  return text;
+}
+
+class Scenario {
+ public:
+  void run(const std::filesystem::path& file) {
+    std::ifstream in(file);
+    REQUIRE(in);
+    int number = 0;
+    for (std::string line; std::getline(in, line);) {
+      ++number;
+      const auto words = words_of(line);
+      if (words.empty() || words[0][0] == '#') continue;
+      INFO(file.filename().string() << ":" << number << ": " << line);
+      if (line[0] == ' ') {
+        REQUIRE(next_ < actions_.size());
+        CHECK(describe(actions_[next_++]) == line.substr(line.find_first_not_of(' ')));
+        continue;
+      }
+      no_more_actions();
+      command(words, line);
+    }
+    INFO(file.filename().string() << ": at the end");
+    no_more_actions();
+  }
+
+ private:
+  void no_more_actions() {
+    for (; next_ < actions_.size(); ++next_)
+      FAIL_CHECK("an action nobody expected: " << describe(actions_[next_]));
+  }
+
+  void give(const Supervisor::Event& event) {
+    actions_ = supervisor_->step(event, now_);
+    next_ = 0;
+  }
+  void give_message(std::size_t node, const rendezvous::Message& message) {
+    give(Supervisor::FromNode{node, message, now_});
+  }
+
+  void command(const std::vector<std::string>& words, const std::string& line) {
+    const std::string& verb = words[0];
+    const auto number = [&](std::size_t i) { return static_cast<std::uint32_t>(std::stoul(words.at(i))); };
+    if (verb == "spec") {
+      make_spec(words);
+    } else if (verb == "time") {
+      now_ += std::chrono::milliseconds(number(1));
+      give(Supervisor::Tick{});
+    } else if (verb == "up") {
+      rendezvous::Hello hello;
+      hello.machine_id = one_machine_ ? "m" : "m" + words[1];
+      hello.cpus = 4;
+      hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
+      if (!one_machine_) hello.interfaces.push_back({"eth0", "10.0.0.1" + words[1], 24, true, false});
+      give(Supervisor::NodeUp{number(1), hello, one_machine_ ? "" : "10.0.0.1" + words[1]});
+    } else if (verb == "failed") {
+      give(Supervisor::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
+    } else if (verb == "gone") {
+      give(Supervisor::NodeGone{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0}});
+    } else if (verb == "signal") {
+      give(Supervisor::UserSignal{words[1] == "INT" ? SIGINT : words[1] == "USR1" ? SIGUSR1 : SIGTERM});
+    } else if (verb == "accepted") {
+      give_message(number(1), rendezvous::JobAccepted{"/bin/x"});
+    } else if (verb == "refused") {
+      give_message(number(1),
+                   rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_rest(line)});
+    } else if (verb == "store") {
+      give_message(number(1), rendezvous::StoreOpened{0, static_cast<std::uint16_t>(number(2))});
+    } else if (verb == "probed") {
+      give_message(number(1),
+                   rendezvous::ProbeResult{0, words.at(2) == "-" ? "" : words[2], quoted_rest(line)});
+    } else if (verb == "exit" || verb == "kill") {  // node rank code-or-signal
+      rendezvous::WorkerExited exited;
+      exited.rank = number(2);
+      exited.pid = 100 + exited.rank;
+      (verb == "exit" ? exited.code : exited.signal) = static_cast<std::uint8_t>(number(3));
+      if (words.size() > 4) exited.attempt = number(4);
+      give_message(number(1), exited);
+    } else if (verb == "ended") {
+      give_message(number(1), rendezvous::AttemptEnded{0, words.size() > 2 ? number(2) : 0, "pid 7 (x)"});
+    } else if (verb == "state") {
+      CHECK(state_name(supervisor_->state()) == words[1]);
+    } else if (verb == "code") {
+      CHECK(make_exit_report(supervisor_->end()).exit_code == static_cast<int>(number(1)));
+    } else if (verb == "says") {
+      const std::string text = make_exit_report(supervisor_->end()).text;
+      INFO(text);
+      CHECK(text.find(quoted_rest(line)) != std::string::npos);
+    } else {
+      FAIL("no such command: " << verb);
+    }
+  }
+
+  void make_spec(const std::vector<std::string>& words) {
+    for (std::size_t i = 1; i < words.size(); ++i) {
+      const auto equals = words[i].find('=');
+      const std::string key = words[i].substr(0, equals);
+      const std::string value = words[i].substr(equals + 1);
+      if (key == "nodes") {
+        for (int node = 0; node < std::stoi(value); ++node) {
+          remote::Host host;
+          host.name = "node" + std::to_string(node);
+          spec_.hosts.push_back(host);
+        }
+      } else if (key == "slots") {  // slots=2,1
+        std::istringstream in(value);
+        std::size_t node = 0;
+        for (std::string count; std::getline(in, count, ',');)
+          spec_.hosts.at(node++).slots = std::stoi(count);
+      } else if (key == "nproc") {
+        spec_.nproc = {ProcsPerNode::Kind::kNumber, std::stoi(value)};
+      } else if (key == "machines") {
+        one_machine_ = value == "1";
+      } else if (key == "nnodes") {
+        spec_.max_nodes = std::stoi(value);
+      } else if (key == "store") {
+        spec_.store = value == "worker" ? StoreMode::kWorker : StoreMode::kAgent;
+      } else {
+        FAIL("no such key: " << key);
+      }
+    }
+    spec_.job_id = "j";
+    supervisor_ = std::make_unique<Supervisor>(spec_);
+    actions_ = supervisor_->start(now_);
+    next_ = 0;
+  }
+
+  JobSpec spec_;
+  bool one_machine_ = true;
+  std::unique_ptr<Supervisor> supervisor_;
+  Supervisor::Time now_ = 1000s;
+  Supervisor::Actions actions_;
+  std::size_t next_ = 0;
+};
+
+TEST_CASE("the supervisor follows its scenarios") {
+  std::size_t count = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(DDP_SOURCE_DIR "/tests/scenarios/supervisor")) {
+    Scenario().run(entry.path());
+    ++count;
+  }
+  CHECK(count >= 10);
+}
+
+TEST_CASE("the harness of the scenarios can fail") {
+  // A scenario whose expectation is wrong must not pass: the description of an action is compared whole.
+  CHECK(describe(Supervisor::Disconnect{3}) == "disconnect 3");
+  CHECK(describe(Supervisor::ToNode{1, rendezvous::Stop{0, 5, "r"}}) == "to 1 Stop grace=5 \"r\"");
+}
+
+}  // namespace
+}  // namespace ddp::launcher
