@@ -1,5 +1,8 @@
 # Every third-party package, in one place; all come from the distribution (./dev setup installs them).
 find_package(Threads REQUIRED)
+if(POLICY CMP0167)
+  cmake_policy(SET CMP0167 NEW)  # Boost's own BoostConfig.cmake; newer CMake has no FindBoost
+endif()
 find_package(Boost 1.81 REQUIRED)
 
 # Asio is compiled once (base/asio_impl.cc), not in each file that uses it.
