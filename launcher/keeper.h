@@ -1,0 +1,68 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <functional>
+#include <string_view>
+
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+
+/// Exit code of a keeper whose agent was killed, or whose lease ran out (docs/exit_codes.md: the node was
+/// lost).
+inline constexpr int kExitAgentLost = 118;
+
+/// The agent's end of the line to its keeper. One thread. Nothing here blocks or fails visibly: when the
+/// keeper has died, watch_fd() tells it.
+class KeeperLink {
+ public:
+  KeeperLink(UniqueFd socket, pid_t keeper);
+
+  /// Becomes readable when the keeper has died; nothing is ever read from it. The agent then has to end its
+  /// tree itself (kill_own_tree) and leave: nobody cleans up behind it any more. An agent that was stopped is
+  /// woken (SIGCONT).
+  int watch_fd() const { return socket_.get(); }
+  bool keeper_lives() const;
+
+  /// How long the agent may be silent after a pat before the keeper kills it with its whole tree; 0: for
+  /// ever, which holds until the first call. Counts as a pat.
+  void set_lease(std::chrono::milliseconds lease);
+  void pat();
+
+  /// The job whose mark the keeper may look for outside the tree (TreeScope::job_id), at most 1024 bytes.
+  void set_job_mark(std::string_view job_id);
+
+ private:
+  void send(int kind, std::string_view text);
+
+  UniqueFd socket_;
+  pid_t keeper_;
+  std::chrono::milliseconds lease_{0};
+};
+
+struct KeeperOptions {
+  std::chrono::milliseconds kill_bound{
+      5000};  ///< how long a tree may take to die before what is left is named
+};
+
+/// Splits the process in two. Must run before the first thread; the only fork of the program.
+///
+/// The child is the agent: it runs agent_main, whose value run_keeper returns there. It is a subreaper, holds
+/// stdin and stdout alone, has the signal mask that we were called with.
+///
+/// The parent is the keeper, under the name "ddp-keeper": it holds only stderr and returns the exit code of
+/// the program when everything is over:
+/// - The agent ended by itself: its exit code, after whatever it left behind was killed.
+/// - The agent was killed, or the lease ran out (measured with CLOCK_BOOTTIME, which counts a suspended
+/// machine too): the tree,
+///   a stopped agent included, is frozen and killed; kExitAgentLost. An agent that died of the stop that was
+///   passed on to it: 143.
+/// SIGTERM, SIGINT and SIGHUP to the keeper reach the agent as one SIGTERM; those that were ignored stay so.
+/// What was killed, and what could not be, is said on stderr.
+/// If the keeper itself is killed, the agent is told (KeeperLink::watch_fd). If both are killed at the same
+/// moment, the workers still get their death signal, but what they started in sessions of their own lives on.
+int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main);
+
+}  // namespace ddp::launcher

@@ -1,0 +1,251 @@
+#include "launcher/process_tree.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+/// A tree that does not come to rest in this time is killed as it runs.
+constexpr std::chrono::milliseconds kFreezeBound{1000};
+/// Descriptors kept free for reading /proc and for the caller.
+constexpr rlim_t kSpareDescriptors = 32;
+
+bool has_ended(int pidfd) {
+  pollfd entry{pidfd, POLLIN, 0};
+  return poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
+}
+
+/// Empty: no such process, or no descriptor free (`crowded`).
+UniqueFd open_process(pid_t pid, bool& crowded) {
+  UniqueFd fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)));
+  rlimit limit{};
+  if (!fd) {
+    crowded = crowded || errno == EMFILE || errno == ENFILE;
+  } else if (getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+             static_cast<rlim_t>(fd.get()) + kSpareDescriptors > limit.rlim_cur) {
+    crowded = true;
+    fd.reset();
+  }
+  return fd;
+}
+
+template <class Table>
+bool is_ancestor_of_us(pid_t pid, const Table& table) {
+  // Bounded by the size of the table: a snapshot of a moving system may hold a circle.
+  auto at = table.find(getpid());
+  for (std::size_t i = 0; i <= table.size() && at != table.end(); ++i) {
+    if (at->second.parent == pid) return true;
+    at = table.find(at->second.parent);
+  }
+  return false;
+}
+
+template <class Table>
+bool below_another_keeper(const ProcessInfo& info, const Table& table) {
+  const ProcessInfo* at = &info;
+  for (std::size_t i = 0; i <= table.size(); ++i) {
+    if (at->comm == kKeeperName && at->pid != getpid()) return true;
+    const auto parent = table.find(at->parent);
+    if (parent == table.end()) return false;
+    at = &parent->second;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string LeftProcess::text() const {
+  std::string text =
+      std::to_string(pid) + " (" + comm + ", state " + state + ", uid " + std::to_string(uid) + ")";
+  if (err == EPERM) text += ", which we may not signal";
+  return text;
+}
+
+TreeKill::TreeKill(TreeScope scope, std::chrono::milliseconds bound)
+    : scope_(std::move(scope)),
+      give_up_(Clock::now() + bound),
+      freeze_until_(Clock::now() + std::min(bound / 2, kFreezeBound)) {}
+
+bool TreeKill::step() {
+  if (phase_ == Phase::kDone) return true;
+  Table table;
+  for (ProcessInfo& info : list_processes())
+    table.emplace(info.pid, std::move(info));
+  crowded_ = false;
+  drop_dead();
+  const std::size_t fresh = take_new(table);
+  const auto now = Clock::now();
+  bool look_again = fresh > 0 || crowded_;
+  if (phase_ == Phase::kFreeze && ((fresh == 0 && all_stopped(table)) || crowded_ || now >= freeze_until_)) {
+    phase_ = Phase::kKill;
+    // Only a later pass shows that nothing was born in between.
+    look_again = !members_.empty();
+    for (auto& [pid, member] : members_)
+      signal(member, SIGKILL);
+  }
+  drop_dead();
+  const bool only_foreign =
+      std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m.second.err != 0; });
+  if ((phase_ == Phase::kKill && !look_again && only_foreign) || now >= give_up_) phase_ = Phase::kDone;
+  return phase_ == Phase::kDone;
+}
+
+/// Takes in every process that stands below us, from the top down, and the marked ones with theirs.
+std::size_t TreeKill::take_new(const Table& table) {
+  std::multimap<pid_t, pid_t> children;
+  for (const auto& [pid, info] : table)
+    children.emplace(info.parent, pid);
+  std::vector<pid_t> reached{getpid()};
+  std::size_t fresh = take_marked(table, reached);
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    const auto [from, to] = children.equal_range(reached[i]);
+    for (auto child = from; child != to; ++child) {
+      const pid_t pid = child->second;
+      if (std::find(scope_.keep.begin(), scope_.keep.end(), pid) != scope_.keep.end()) continue;
+      if (!members_.contains(pid)) {
+        if (!take(pid, false)) continue;
+        // One that we may not stop goes on forking; waiting for it to come to rest would be in vain.
+        if (members_[pid].err == 0) ++fresh;
+      }
+      reached.push_back(pid);
+    }
+  }
+  return fresh;
+}
+
+std::size_t TreeKill::take_marked(const Table& table, std::vector<pid_t>& reached) {
+  if (scope_.job_id.empty()) return 0;
+  std::size_t fresh = 0;
+  for (const auto& [pid, info] : table) {
+    if (members_.contains(pid)) {
+      reached.push_back(pid);
+    } else if (marked(info, table) && take(pid, true)) {
+      reached.push_back(pid);
+      ++fresh;
+    }
+  }
+  return fresh;
+}
+
+bool TreeKill::marked(const ProcessInfo& info, const Table& table) {
+  const auto before = without_mark_.find(info.pid);
+  if (before != without_mark_.end() && before->second == info.started) return false;
+  without_mark_[info.pid] = info.started;
+  if (info.pid == getpid() || info.state == 'Z') return false;
+  const std::string environment = process_environment(info.pid);
+  if (!has_entry(environment, "DDPLAUNCH_JOB_ID=" + scope_.job_id) || !has_entry(environment, "LOCAL_RANK"))
+    return false;
+  if (process_uid(info.pid) != geteuid()) return false;
+  if (is_ancestor_of_us(info.pid, table) || below_another_keeper(info, table)) return false;
+  without_mark_.erase(info.pid);
+  return true;
+}
+
+/// True when the process is a member now. The order is what makes it safe: first the pidfd, then the look at
+/// who it is, then whether the parent that vouches for it still lived.
+bool TreeKill::take(pid_t pid, bool by_mark) {
+  UniqueFd pidfd = open_process(pid, crowded_);
+  if (!pidfd || has_ended(pidfd.get())) return false;
+  if (by_mark) {
+    if (!has_entry(process_environment(pid), "DDPLAUNCH_JOB_ID=" + scope_.job_id)) return false;
+  } else {
+    const auto info = read_process(pid);
+    if (!info) return false;
+    if (info->parent != getpid()) {
+      const auto parent = members_.find(info->parent);
+      if (parent == members_.end() || has_ended(parent->second.pidfd.get())) return false;
+    }
+  }
+  if (has_ended(pidfd.get())) return false;
+  Member& member = members_[pid];
+  member.pidfd = std::move(pidfd);
+  ++found_;
+  signal(member, phase_ == Phase::kFreeze ? SIGSTOP : SIGKILL);
+  return true;
+}
+
+bool TreeKill::all_stopped(const Table& table) const {
+  return std::all_of(members_.begin(), members_.end(), [&table](const auto& entry) {
+    const auto info = table.find(entry.first);
+    if (entry.second.err != 0 || info == table.end()) return true;
+    // D: a parent inside vfork, or stuck in the kernel; it takes the KILL before it can fork again.
+    return std::string_view("TtDZX").find(info->second.state) != std::string_view::npos;
+  });
+}
+
+void TreeKill::signal(Member& member, int number) {
+  if (member.err != 0) return;
+  if (syscall(SYS_pidfd_send_signal, member.pidfd.get(), number, nullptr, 0U) != 0 && errno != ESRCH)
+    member.err = errno;
+}
+
+void TreeKill::drop_dead() {
+  std::erase_if(members_, [](const auto& entry) { return has_ended(entry.second.pidfd.get()); });
+}
+
+void TreeKill::wait(std::chrono::milliseconds limit) {
+  if (phase_ == Phase::kFreeze) limit = std::min(limit, std::chrono::milliseconds(1));
+  const auto until = std::min(Clock::now() + limit, give_up_);
+  const auto rest = [until] {
+    return std::max(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()),
+                    std::chrono::milliseconds(0));
+  };
+  if (phase_ == Phase::kFreeze) {
+    poll(nullptr, 0, static_cast<int>(rest().count()));
+    return;
+  }
+  for (const auto& [pid, member] : members_) {
+    if (member.err != 0) continue;
+    pollfd ended{member.pidfd.get(), POLLIN, 0};
+    poll(&ended, 1, static_cast<int>(rest().count()));
+  }
+}
+
+std::vector<LeftProcess> TreeKill::left() const {
+  std::vector<LeftProcess> left;
+  for (const auto& [pid, member] : members_) {
+    const auto info = read_process(pid);
+    if (!info || has_ended(member.pidfd.get())) continue;
+    left.push_back({pid, process_uid(pid).value_or(0), info->state, info->comm, member.err});
+  }
+  return left;
+}
+
+std::vector<LeftProcess> kill_own_tree(const TreeScope& scope, std::chrono::milliseconds bound) {
+  TreeKill kill(scope, bound);
+  while (!kill.step())
+    kill.wait(bound);
+  return kill.left();
+}
+
+std::size_t reap_adopted(std::span<const pid_t> owned) {
+  const auto is_owned = [owned](pid_t pid) {
+    return std::find(owned.begin(), owned.end(), pid) != owned.end();
+  };
+  std::size_t reaped = 0;
+  for (;;) {
+    siginfo_t info = {};
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return reaped;
+    if (is_owned(info.si_pid)) break;
+    if (waitid(P_PID, static_cast<id_t>(info.si_pid), &info, WEXITED | WNOHANG) == 0) ++reaped;
+  }
+  // An owned zombie stands first and hides the others; only /proc shows them.
+  for (const ProcessInfo& process : list_processes()) {
+    if (process.parent != getpid() || process.state != 'Z' || is_owned(process.pid)) continue;
+    siginfo_t info = {};
+    if (waitid(P_PID, static_cast<id_t>(process.pid), &info, WEXITED | WNOHANG) == 0 && info.si_pid != 0)
+      ++reaped;
+  }
+  return reaped;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "launcher/process_table.h"
+
+namespace ddp::launcher {
+
+/// comm of a keeper: what stands below one belongs to it, whatever its environment says.
+inline constexpr std::string_view kKeeperName = "ddp-keeper";
+
+/// What a kill reaches: every descendant of the calling process, and with a job id also processes elsewhere
+/// that carry the job's mark. A mark is DDPLAUNCH_JOB_ID=<job_id> together with any LOCAL_RANK in the
+/// environment that the process was executed with, as all workers have it. Never reached: ourselves, our
+/// ancestors, what another keeper has below it (another node of the job on this machine, another job),
+/// processes of another effective uid outside our tree.
+struct TreeScope {
+  std::string job_id;       ///< empty: descendants only
+  std::vector<pid_t> keep;  ///< children to be left alone, with all below them
+};
+
+/// A process that a kill could not end. Zombies are not left: they hold nothing but a number.
+struct LeftProcess {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  char state = '?';
+  std::string comm;
+  int err =
+      0;  ///< why it could not be signalled (EPERM: it runs as another user), or 0: it was, and does not end
+
+  std::string text() const;  ///< "4242 (python3, state D, uid 1000)"
+};
+
+/// Ends a whole tree although it forks meanwhile: stops every process (SIGSTOP) until a pass finds nothing
+/// new, then kills all (SIGKILL), again until nothing new is found. A process is known by a pidfd that was
+/// opened before its parent was looked at, so a reused number is never hit. The caller must be a subreaper,
+/// or orphans are out of its reach. Reaps nothing: the dead children are the business of whoever owns them.
+/// One thread.
+///
+/// To use it in an event loop: call step() until it says true, with wait() or a timer of a few ms between.
+class TreeKill {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Gives up after `bound`.
+  TreeKill(TreeScope scope, std::chrono::milliseconds bound);
+
+  /// One pass over /proc, 10 to 20 µs for each process of the machine. True: all are dead, or the bound is
+  /// reached.
+  bool step();
+
+  /// Blocks until every process that was killed is dead, at most `limit`. Before the KILL: until it is worth
+  /// to look again, at most 1 ms.
+  void wait(std::chrono::milliseconds limit);
+
+  /// Processes found so far, dead or alive.
+  std::size_t found() const { return found_; }
+  std::vector<LeftProcess> left() const;
+
+ private:
+  struct Member {
+    UniqueFd pidfd;
+    int err = 0;
+  };
+  enum class Phase { kFreeze, kKill, kDone };
+  using Table = std::map<pid_t, ProcessInfo>;
+
+  std::size_t take_new(const Table& table);
+  std::size_t take_marked(const Table& table, std::vector<pid_t>& reached);
+  bool take(pid_t pid, bool by_mark);
+  bool marked(const ProcessInfo& info, const Table& table);
+  bool all_stopped(const Table& table) const;
+  static void signal(Member& member, int number);
+  void drop_dead();
+
+  TreeScope scope_;
+  Clock::time_point give_up_;
+  Clock::time_point freeze_until_;
+  Phase phase_ = Phase::kFreeze;
+  bool crowded_ = false;  ///< no descriptor was free for one more: kill those at hand first
+  std::size_t found_ = 0;
+  std::map<pid_t, Member> members_;              ///< the living ones
+  std::map<pid_t, std::uint64_t> without_mark_;  ///< looked at before: pid and start time
+};
+
+inline constexpr std::chrono::milliseconds kKillBound{5000};
+
+/// The same in one blocking call: returns when all are dead or after `bound`, with what is left. Typically 1
+/// to 5 ms; processes that hold much memory or a GPU take longer to die, so a loop that may not stand still
+/// passes a small bound (all have got their KILL after the first milliseconds) and waits for their pidfds.
+std::vector<LeftProcess> kill_own_tree(const TreeScope& scope = {},
+                                       std::chrono::milliseconds bound = kKillBound);
+
+/// Reaps orphans that came to us as their subreaper. `owned`: children that somebody else waits for
+/// (ChildProcess). Never blocks. Returns how many.
+std::size_t reap_adopted(std::span<const pid_t> owned);
+
+}  // namespace ddp::launcher
