@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "apps/train/aligned_buffer.h"
+#include "apps/train/kernels/kernel_table.h"
+
+namespace ddp::train {
+
+/// Where one block's tensors lie in the flat vectors of the model.
+struct ConvBlockOffsets {
+  std::size_t weight = 0, bias = 0, gamma = 0, beta = 0;  ///< in parameters and in gradients
+  std::size_t running_mean = 0, running_variance = 0;     ///< in running statistics
+};
+
+/// Convolution 5 x 5 → batch normalisation → ReLU → 2 x 2 maximum, for up to `max_batch` images. Reads padded
+/// images and may write padded images, so that the next block needs no copy. Keeps what backward needs of the
+/// last forward.
+template <class T>
+class ConvBlock {
+ public:
+  /// An array of images: image n begins at data + n * image_stride; its rows lie row_stride elements apart.
+  struct Images {
+    T* data;
+    std::ptrdiff_t image_stride;
+    std::ptrdiff_t row_stride;
+  };
+
+  ConvBlock(const kernels::KernelTable<T>& kernels, kernels::ConvShape shape, ConvBlockOffsets offsets,
+            int max_batch);
+
+  /// Normalises by the batch's own statistics and moves the running ones towards them (momentum 0.1, unbiased
+  /// variance, as PyTorch).
+  void forward_training(int batch, const T* padded, const T* parameters, T* running, Images pooled);
+  /// Normalises by the running statistics.
+  void forward_evaluation(int batch, const T* padded, const T* parameters, const T* running, Images pooled);
+
+  /// From the gradient of the pooled images (dense) to the gradients of the parameters (overwritten) and,
+  /// unless `input_gradient` is null, of the input (dense). `padded` is the input of the last
+  /// forward_training.
+  void backward(int batch, const T* padded, const T* parameters, const T* pooled_gradient, T* gradients,
+                T* input_gradient);
+
+  const kernels::ConvShape& shape() const { return shape_; }
+  int pooled_size() const { return shape_.output_size() / 4; }
+
+ private:
+  void convolve_image(int n, const T* padded, const T* parameters);
+  void pool_image(int n, Images pooled);
+  void set_norm(std::span<const double> mean, std::span<const double> variance, const T* parameters);
+  void sum_norm_gradients(int batch, const T* parameters, const T* pooled_gradient, T* gradients);
+
+  const kernels::KernelTable<T>& kernels_;
+  kernels::ConvShape shape_;
+  kernels::ConvShape turned_shape_;  ///< of the convolution that gives the input's gradient
+  ConvBlockOffsets at_;
+  AlignedBuffer<T> convolved_;       ///< all images before normalisation
+  AlignedBuffer<T> image_gradient_;  ///< of one convolved image, padded
+  AlignedBuffer<T> turned_weight_;
+  AlignedBuffer<T> scale_, shift_;                               ///< kernels::NormScale of the last forward
+  AlignedBuffer<T> spread_gain_, spread_offset_, spread_slope_;  ///< kernels::NormGradient
+  AlignedBuffer<T> channel_a_, channel_b_;                       ///< results of one image
+  AlignedBuffer<double> mean_, inverse_deviation_, sum_a_, sum_b_;
+};
+
+}  // namespace ddp::train

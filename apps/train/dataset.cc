@@ -1,0 +1,96 @@
+#include "apps/train/dataset.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "apps/train/conv_net.h"
+#include "apps/train/idx_file.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr std::uint64_t kMaxImages = 1'000'000;
+
+/// The plain file if it is there, else the .gz.
+Result<std::string> find_file(const std::string& directory, const std::string& name) {
+  const std::string plain = directory + "/" + name;
+  std::error_code ignored;
+  for (const std::string& path : {plain, plain + ".gz"}) {
+    if (std::filesystem::exists(path, ignored)) return path;
+  }
+  return Error{ErrorCode::kUsage, plain +
+                                      ": no such file, neither plain nor .gz; give a directory with the four "
+                                      "MNIST files by --data (Debian's package dataset-fashion-mnist brings "
+                                      "them), or --data synthetic"};
+}
+
+Result<Dataset> load_part(const std::string& directory, const std::string& part) {
+  const auto images_path = find_file(directory, part + "-images-idx3-ubyte");
+  if (!images_path) return images_path.error();
+  const auto labels_path = find_file(directory, part + "-labels-idx1-ubyte");
+  if (!labels_path) return labels_path.error();
+  auto images = read_idx(*images_path, 3, kMaxImages * kImagePixels);
+  if (!images) return images.error();
+  auto labels = read_idx(*labels_path, 1, kMaxImages);
+  if (!labels) return labels.error();
+
+  const auto wrong = [](const std::string& path, const std::string& what) {
+    return Error{ErrorCode::kUsage, path + ": " + what};
+  };
+  if (images->sizes[1] != kImageSide || images->sizes[2] != kImageSide) {
+    return wrong(*images_path, "images of " + std::to_string(images->sizes[1]) + " x " +
+                                   std::to_string(images->sizes[2]) + " pixels; the model takes 28 x 28");
+  }
+  if (images->sizes[0] == 0) return wrong(*images_path, "holds no image");
+  if (images->sizes[0] != labels->sizes[0]) {
+    return wrong(*labels_path, std::to_string(labels->sizes[0]) + " labels for " +
+                                   std::to_string(images->sizes[0]) + " images");
+  }
+  const auto bad =
+      std::find_if(labels->bytes.begin(), labels->bytes.end(), [](auto l) { return l >= kClasses; });
+  if (bad != labels->bytes.end()) {
+    return wrong(*labels_path, "label " + std::to_string(*bad) + " of image " +
+                                   std::to_string(bad - labels->bytes.begin()) + " is not 0 to 9");
+  }
+  return Dataset{std::move(images->bytes), std::move(labels->bytes)};
+}
+
+}  // namespace
+
+Result<DataSplit> load_data(const std::string& where, std::size_t limit) {
+  if (where == "synthetic") return synthetic_data(limit);
+  auto training = load_part(where, "train");
+  if (!training) return training.error();
+  auto test = load_part(where, "t10k");
+  if (!test) return test.error();
+  if (limit != 0 && limit < training->size()) {
+    training->images.resize(limit * kImagePixels);
+    training->labels.resize(limit);
+  }
+  return DataSplit{std::move(*training), std::move(*test)};
+}
+
+template <class T>
+void fill_batch(const Dataset& data, std::span<const std::uint32_t> samples, T* padded,
+                std::span<std::uint8_t> labels) {
+  std::fill_n(padded, samples.size() * kPaddedPixels, T{});
+  for (std::size_t n = 0; n < samples.size(); ++n) {
+    labels[n] = data.labels[samples[n]];
+    const std::uint8_t* image = data.images.data() + std::size_t{samples[n]} * kImagePixels;
+    T* to = padded + n * kPaddedPixels + kImageBorder * kPaddedSide + kImageBorder;
+    for (int y = 0; y < kImageSide; ++y) {
+      for (int x = 0; x < kImageSide; ++x) {
+        to[y * kPaddedSide + x] = static_cast<T>(image[y * kImageSide + x]) / T(255);
+      }
+    }
+  }
+}
+
+template void fill_batch<float>(const Dataset&, std::span<const std::uint32_t>, float*,
+                                std::span<std::uint8_t>);
+template void fill_batch<double>(const Dataset&, std::span<const std::uint32_t>, double*,
+                                 std::span<std::uint8_t>);
+
+}  // namespace ddp::train

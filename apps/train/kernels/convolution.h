@@ -1,0 +1,199 @@
+#pragma once
+
+#include "apps/train/kernels/kernel_table.h"
+#include "apps/train/kernels/vector.h"
+
+namespace ddp::train::kernels {
+namespace {
+
+/// `Pixels` neighbours of one row times `Vectors` vectors of output channels, held in registers over all
+/// taps. InChannels 0: known at run time only.
+template <class T, class V, int Vectors, int Pixels, int InChannels>
+inline void convolve_tile(const ConvShape& shape, const T* corner, const T* weight, const T* bias,
+                          T* output) {
+  constexpr int kStep = sizeof(V) / sizeof(T);
+  const int in_channels = InChannels ? InChannels : shape.in_channels;
+  const int taps = shape.window * in_channels;
+  const std::ptrdiff_t row_size = static_cast<std::ptrdiff_t>(shape.padded_width()) * in_channels;
+  V sum[Pixels][Vectors];
+#pragma GCC unroll 16
+  for (int p = 0; p < Pixels; ++p) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v)
+      sum[p][v] = bias ? load<V>(bias + v * kStep) : V{};
+  }
+  for (int ky = 0; ky < shape.window; ++ky) {
+    const T* row = corner + ky * row_size;
+    for (int tap = 0; tap < taps; ++tap) {
+      V w[Vectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v)
+        w[v] = load<V>(weight + v * kStep);
+#pragma GCC unroll 16
+      for (int p = 0; p < Pixels; ++p) {
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v)
+          sum[p][v] += row[p * in_channels + tap] * w[v];
+      }
+      weight += shape.out_channels;
+    }
+  }
+#pragma GCC unroll 16
+  for (int p = 0; p < Pixels; ++p) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v)
+      store(output + p * shape.out_channels + v * kStep, sum[p][v]);
+  }
+}
+
+/// One row, from pixel `x` on, with tiles of `Pixels`, then of one pixel less, and so on.
+template <class T, class V, int Vectors, int Pixels, int InChannels>
+inline void convolve_row(const ConvShape& shape, int x, const T* row, const T* weight, const T* bias,
+                         T* output) {
+  for (; x + Pixels <= shape.width; x += Pixels) {
+    convolve_tile<T, V, Vectors, Pixels, InChannels>(shape, row + x * shape.in_channels, weight, bias,
+                                                     output + x * shape.out_channels);
+  }
+  if constexpr (Pixels > 1) {
+    if (x < shape.width) {
+      convolve_row<T, V, Vectors, (Pixels > 4 ? Pixels - 2 : Pixels - 1), InChannels>(shape, x, row, weight,
+                                                                                      bias, output);
+    }
+  }
+}
+
+template <class T, int InChannels>
+void convolve_channels(const ConvShape& shape, const T* padded, const T* weight, const T* bias, T* output) {
+  const std::ptrdiff_t in_row = static_cast<std::ptrdiff_t>(shape.padded_width()) * shape.in_channels;
+  const std::ptrdiff_t out_row = static_cast<std::ptrdiff_t>(shape.width) * shape.out_channels;
+  // Channels outermost: the weights of one block of channels stay in the first-level cache over all rows.
+  const auto block = [&]<class V, int Vectors>(int channel) {
+    const T* channel_bias = bias ? bias + channel : nullptr;
+    for (int y = 0; y < shape.height; ++y) {
+      convolve_row<T, V, Vectors, kTilePixels, InChannels>(shape, 0, padded + y * in_row, weight + channel,
+                                                           channel_bias, output + y * out_row + channel);
+    }
+  };
+  int channel = 0;
+  for (; channel + 2 * kLanes<T> <= shape.out_channels; channel += 2 * kLanes<T>) {
+    block.template operator()<Vector<T>, 2>(channel);
+  }
+  for (; channel + kLanes<T> <= shape.out_channels; channel += kLanes<T>) {
+    block.template operator()<Vector<T>, 1>(channel);
+  }
+  for (; channel < shape.out_channels; ++channel)
+    block.template operator()<T, 1>(channel);
+}
+
+template <class T>
+void convolve(const ConvShape& shape, const T* padded, const T* weight, const T* bias, T* output) {
+  // The model's own sizes as constants: pixel addresses become displacements instead of fourteen registers.
+  switch (shape.in_channels) {
+    case 1:
+      return convolve_channels<T, 1>(shape, padded, weight, bias, output);
+    case 16:
+      return convolve_channels<T, 16>(shape, padded, weight, bias, output);
+    case 32:
+      return convolve_channels<T, 32>(shape, padded, weight, bias, output);
+    default:
+      return convolve_channels<T, 0>(shape, padded, weight, bias, output);
+  }
+}
+
+/// `Taps` neighbouring (kx, in) of one ky times `Vectors` vectors of output channels, summed in registers
+/// over the image.
+template <class T, class V, int Vectors, int Taps>
+inline void weight_gradient_tile(const ConvShape& shape, const T* corner, const T* gradient,
+                                 std::ptrdiff_t stride, T* weight_gradient) {
+  constexpr int kStep = sizeof(V) / sizeof(T);
+  const std::ptrdiff_t in_row = static_cast<std::ptrdiff_t>(shape.padded_width()) * shape.in_channels;
+  V sum[Taps][Vectors];
+#pragma GCC unroll 16
+  for (int t = 0; t < Taps; ++t) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v)
+      sum[t][v] = V{};
+  }
+  for (int y = 0; y < shape.height; ++y) {
+    const T* in = corner + y * in_row;
+    const T* out = gradient + y * stride;
+    for (int x = 0; x < shape.width; ++x) {
+      V g[Vectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v)
+        g[v] = load<V>(out + v * kStep);
+#pragma GCC unroll 16
+      for (int t = 0; t < Taps; ++t) {
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v)
+          sum[t][v] += in[t] * g[v];
+      }
+      in += shape.in_channels;
+      out += shape.out_channels;
+    }
+  }
+#pragma GCC unroll 16
+  for (int t = 0; t < Taps; ++t) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) {
+      T* to = weight_gradient + t * shape.out_channels + v * kStep;
+      store(to, load<V>(to) + sum[t][v]);
+    }
+  }
+}
+
+template <class T, class V, int Vectors, int Taps>
+inline void weight_gradient_taps(const ConvShape& shape, int tap, const T* row, const T* gradient,
+                                 std::ptrdiff_t stride, T* weight_gradient) {
+  for (; tap + Taps <= shape.taps_per_row(); tap += Taps) {
+    weight_gradient_tile<T, V, Vectors, Taps>(shape, row + tap, gradient, stride,
+                                              weight_gradient + tap * shape.out_channels);
+  }
+  if constexpr (Taps > 1) {
+    if (tap < shape.taps_per_row()) {
+      weight_gradient_taps<T, V, Vectors, (Taps > 5 ? 5 : Taps - 1)>(shape, tap, row, gradient, stride,
+                                                                     weight_gradient);
+    }
+  }
+}
+
+template <class T>
+void convolve_weight_gradient(const ConvShape& shape, const T* padded, const T* output_gradient,
+                              std::ptrdiff_t gradient_stride, T* weight_gradient) {
+  const std::ptrdiff_t in_row = static_cast<std::ptrdiff_t>(shape.padded_width()) * shape.in_channels;
+  const std::ptrdiff_t ky_size = static_cast<std::ptrdiff_t>(shape.taps_per_row()) * shape.out_channels;
+  const auto block = [&]<class V, int Vectors>(int channel) {
+    for (int ky = 0; ky < shape.window; ++ky) {
+      weight_gradient_taps<T, V, Vectors, kTileTaps>(shape, 0, padded + ky * in_row,
+                                                     output_gradient + channel, gradient_stride,
+                                                     weight_gradient + ky * ky_size + channel);
+    }
+  };
+  int channel = 0;
+  for (; channel + 2 * kLanes<T> <= shape.out_channels; channel += 2 * kLanes<T>) {
+    block.template operator()<Vector<T>, 2>(channel);
+  }
+  for (; channel + kLanes<T> <= shape.out_channels; channel += kLanes<T>) {
+    block.template operator()<Vector<T>, 1>(channel);
+  }
+  for (; channel < shape.out_channels; ++channel)
+    block.template operator()<T, 1>(channel);
+}
+
+template <class T>
+void turn_weights(const ConvShape& shape, const T* weight, T* turned) {
+  const int places = shape.window * shape.window;
+  const int ins = shape.in_channels;
+  const int outs = shape.out_channels;
+  for (int place = 0; place < places; ++place) {
+    const T* from = weight + static_cast<std::ptrdiff_t>(places - 1 - place) * ins * outs;
+    T* to = turned + static_cast<std::ptrdiff_t>(place) * ins * outs;
+    for (int in = 0; in < ins; ++in) {
+      for (int out = 0; out < outs; ++out)
+        to[out * ins + in] = from[in * outs + out];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ddp::train::kernels

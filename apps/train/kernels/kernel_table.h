@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ddp::train::kernels {
+
+/// A convolution with a square odd window, stride 1 and zero padding that keeps height and width. Activations
+/// are NHWC, weights [ky][kx][in][out]. "Padded" images carry a border of window/2 zero pixels on all four
+/// sides.
+struct ConvShape {
+  int height = 0;
+  int width = 0;
+  int in_channels = 0;
+  int out_channels = 0;
+  int window = 0;
+
+  int border() const { return window / 2; }
+  int padded_height() const { return height + 2 * border(); }
+  int padded_width() const { return width + 2 * border(); }
+  int taps_per_row() const { return window * in_channels; }  ///< neighbours in memory: (kx, in) of one ky
+  int padded_size() const { return padded_height() * padded_width() * in_channels; }
+  int output_size() const { return height * width * out_channels; }
+  int weight_size() const { return window * taps_per_row() * out_channels; }
+};
+
+/// Per channel; a pixel x of the convolution becomes x * scale + shift, then ReLU, then the maximum of 2 x 2.
+template <class T>
+struct NormScale {
+  const T* scale;
+  const T* shift;
+};
+
+/// Per channel; how the normalisation spreads a gradient g: g * scale + offset + x * slope.
+template <class T>
+struct NormGradient {
+  const T* scale;
+  const T* offset;
+  const T* slope;
+};
+
+struct LinearShape {
+  int batch = 0;
+  int inputs = 0;
+  int outputs = 0;  ///< at most kMaxLinearOutputs
+};
+inline constexpr int kMaxLinearOutputs = 16;
+
+/// The kernels of one instruction set. Rules that let a device run the same bodies later: plain pointers and
+/// plain structs, no allocation, no state, no exceptions. Sums run in one fixed order, so equal input gives
+/// equal bits on the same instruction set. Convolution and pooling work on one image, so that it stays in the
+/// cache between two of them.
+template <class T>
+struct KernelTable {
+  const char* name;
+
+  /// output[y][x][out] = bias[out] + sum over (ky, kx, in) of padded[y+ky][x+kx][in] *
+  /// weight[ky][kx][in][out]. `bias` may be null (the gradient towards the input is this kernel with turned
+  /// weights).
+  void (*convolve)(const ConvShape&, const T* padded, const T* weight, const T* bias, T* output);
+
+  /// weight_gradient += sum over pixels of padded[y+ky][x+kx][in] * output_gradient[y][x][out]; the rows of
+  /// output_gradient lie `gradient_stride` elements apart.
+  void (*convolve_weight_gradient)(const ConvShape&, const T* padded, const T* output_gradient,
+                                   std::ptrdiff_t gradient_stride, T* weight_gradient);
+
+  /// turned[ky][kx][out][in] = weight[window-1-ky][window-1-kx][in][out].
+  void (*turn_weights)(const ConvShape&, const T* weight, T* turned);
+
+  /// Per channel over `pixels`: the mean, and the sum of squared differences from it.
+  void (*channel_moments)(int pixels, int channels, const T* image, T* mean, T* squares);
+
+  /// sum[channel] += the image's pixels; rows of `width` pixels lie `stride` elements apart.
+  void (*channel_sum)(int height, int width, int channels, const T* image, std::ptrdiff_t stride, T* sum);
+
+  /// Normalise, ReLU and 2 x 2 maximum: image [height][width][channels] (both even) to pooled
+  /// [height/2][width/2][channels], whose rows lie `stride` elements apart.
+  void (*norm_relu_pool)(int height, int width, int channels, const T* image, NormScale<T>, T* pooled,
+                         std::ptrdiff_t stride);
+
+  /// gradient_sum[channel] = sum of the pooled gradient over windows whose maximum is above zero;
+  /// product_sum[channel] = the same sum times the window's winning pixel of `image`. A tie is won by the
+  /// first pixel in row order.
+  void (*pool_gradient_sums)(int height, int width, int channels, const T* image, NormScale<T>,
+                             const T* pooled_gradient, T* gradient_sum, T* product_sum);
+
+  /// The gradient of `image` itself, rows `stride` elements apart.
+  void (*norm_relu_pool_gradient)(int height, int width, int channels, const T* image, NormScale<T>,
+                                  NormGradient<T>, const T* pooled_gradient, T* image_gradient,
+                                  std::ptrdiff_t stride);
+
+  /// output[n][o] = bias[o] + sum over i of input[n][i] * weight[o][i].
+  void (*linear)(const LinearShape&, const T* input, const T* weight, const T* bias, T* output);
+
+  /// Writes (does not add) the gradients of input, weight and bias.
+  void (*linear_gradient)(const LinearShape&, const T* input, const T* weight, const T* output_gradient,
+                          T* input_gradient, T* weight_gradient, T* bias_gradient);
+};
+
+/// The best this processor runs.
+template <class T>
+const KernelTable<T>& best_kernels();
+
+/// All that this processor runs, plainest first: for tests and for comparing.
+template <class T>
+std::vector<const KernelTable<T>*> all_kernels();
+
+}  // namespace ddp::train::kernels

@@ -1,0 +1,21 @@
+#include "apps/train/kernels/sgd.h"
+
+#include <cstddef>
+
+namespace ddp::train::kernels {
+
+template <class T>
+void sgd_step(std::span<T> parameters, std::span<T> velocity, std::span<const T> gradients, T lr, T momentum,
+              T scale) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    velocity[i] = momentum * velocity[i] + scale * gradients[i];
+    parameters[i] -= lr * velocity[i];
+  }
+}
+
+template void sgd_step<float>(std::span<float>, std::span<float>, std::span<const float>, float, float,
+                              float);
+template void sgd_step<double>(std::span<double>, std::span<double>, std::span<const double>, double, double,
+                               double);
+
+}  // namespace ddp::train::kernels

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace ddp::train {
+
+/// The first message on a connection between two ranks, in both directions: who is speaking, for which job
+/// and attempt. Whoever hears something else closes. It keeps strays and the ranks of another attempt out; it
+/// is no authentication.
+struct PeerHello {
+  std::uint64_t job = 0;  ///< job_number() of the job's id
+  std::uint32_t attempt = 0;
+  std::uint32_t world_size = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t scalar_bytes = 0;  ///< 4 or 8: ranks with different --dtype must not meet
+
+  friend bool operator==(const PeerHello&, const PeerHello&) = default;
+};
+
+/// FNV-1a, 64 bits.
+std::uint64_t job_number(std::string_view job_id);
+
+/// "ddptrain", version 1 (u32), then the fields in order, all little-endian.
+using PeerHelloBytes = std::array<std::byte, 36>;
+PeerHelloBytes encode_hello(const PeerHello& hello);
+/// Nothing when the bytes are not a hello of this version.
+std::optional<PeerHello> decode_hello(std::span<const std::byte, 36> bytes);
+
+}  // namespace ddp::train

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+namespace ddp::train {
+
+/// A counter-based generator: the number depends on (seed, stream, counter) only, so every rank can compute
+/// any one of them in any order. The mixing is SplitMix64's finaliser (Steele, Lea, Flood 2014), once for
+/// each of the three.
+constexpr std::uint64_t mix_bits(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+constexpr std::uint64_t random_bits(std::uint64_t seed, std::uint64_t stream, std::uint64_t counter) {
+  return mix_bits(mix_bits(mix_bits(seed) ^ stream) ^ counter);
+}
+
+/// Uniform in [0, 1), 53 bits.
+constexpr double random_unit(std::uint64_t seed, std::uint64_t stream, std::uint64_t counter) {
+  return static_cast<double>(random_bits(seed, stream, counter) >> 11) * 0x1p-53;
+}
+
+}  // namespace ddp::train

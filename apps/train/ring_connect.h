@@ -1,0 +1,29 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "apps/train/communicator.h"
+#include "apps/train/peer_directory.h"
+
+namespace ddp::train {
+
+struct RingConfig {
+  std::string job_id;
+  std::uint32_t attempt = 0;
+  int rank = 0;
+  int world_size = 1;  ///< at least 2
+  std::uint32_t scalar_bytes = 4;
+  std::chrono::milliseconds start_timeout{120'000};  ///< until all neighbours have come
+  std::chrono::milliseconds step_timeout{60'000};    ///< of every step of an operation
+  int interrupt = -1;  ///< a descriptor that ends any wait when it is readable; not owned
+};
+
+/// Listens on this machine's address, publishes it, connects to the next rank and accepts the previous one;
+/// both ends prove job, attempt and rank by a hello, anyone else is closed without harm. Errors name the rank
+/// that is missing.
+Result<std::unique_ptr<Communicator>> connect_ring(const RingConfig& config, PeerDirectory& directory);
+
+}  // namespace ddp::train

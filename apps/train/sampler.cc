@@ -1,0 +1,41 @@
+#include "apps/train/sampler.h"
+
+#include <numeric>
+#include <random>
+#include <string>
+#include <utility>
+
+namespace ddp::train {
+
+std::uint64_t samples_per_rank(const SamplerConfig& config) {
+  const std::uint64_t world = static_cast<std::uint64_t>(config.world_size);
+  return config.drop_last ? config.samples / world : (config.samples + world - 1) / world;
+}
+
+Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std::int64_t epoch) {
+  const std::uint64_t n = config.samples;
+  if (n == 0) return Error{ErrorCode::kUsage, "the data set has no samples"};
+  if (n >= kMaxSamples) {
+    return Error{ErrorCode::kUsage, "the data set has " + std::to_string(n) +
+                                        " samples; the sampler's limit is " +
+                                        std::to_string(kMaxSamples - 1)};
+  }
+  std::vector<std::uint32_t> order(n);
+  std::iota(order.begin(), order.end(), 0u);
+  if (config.shuffle) {
+    // Unsigned, since seed + epoch may pass the largest signed number; only the low 32 bits count.
+    std::mt19937 generator(static_cast<std::uint32_t>(static_cast<std::uint64_t>(config.seed) +
+                                                      static_cast<std::uint64_t>(epoch)));
+    for (std::uint64_t i = 0; i + 1 < n; ++i)
+      std::swap(order[i], order[i + generator() % (n - i)]);
+  }
+
+  const std::uint64_t world = static_cast<std::uint64_t>(config.world_size);
+  std::vector<std::uint32_t> mine(samples_per_rank(config));
+  for (std::uint64_t k = 0; k < mine.size(); ++k) {
+    mine[k] = order[(k * world + static_cast<std::uint64_t>(config.rank)) % n];
+  }
+  return mine;
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,47 @@
+#include "apps/train/store_host.h"
+
+#include <thread>
+#include <utility>
+
+#include "base/asio.h"
+#include "rendezvous/tcp_store_server.h"
+
+namespace ddp::train {
+
+struct StoreHost::Server {
+  asio::io_context loop{1};
+  std::uint16_t port = 0;
+  // The server belongs to the loop's thread from its start to its join; after that, to this object again.
+  std::unique_ptr<rendezvous::TcpStoreServer> store;
+  std::thread thread;
+};
+
+Result<std::unique_ptr<StoreHost>> StoreHost::open(std::uint16_t port) {
+  auto server = std::make_unique<Server>();
+  rendezvous::TcpStoreOptions options;
+  options.port = port;
+  auto store = rendezvous::TcpStoreServer::open(server->loop.get_executor(), std::move(options));
+  if (!store) return within("rank 0 cannot serve the store", store.error());
+  server->port = store->port();
+  server->store = std::make_unique<rendezvous::TcpStoreServer>(std::move(*store));
+  Server* raw = server.get();
+  server->thread = std::thread([raw] { raw->loop.run(); });
+  return std::unique_ptr<StoreHost>(new StoreHost(std::move(server)));
+}
+
+StoreHost::StoreHost(std::unique_ptr<Server> server) : server_(std::move(server)) {}
+
+StoreHost::~StoreHost() {
+  Server* raw = server_.get();
+  asio::post(raw->loop, [raw] {
+    raw->store->stop();
+    raw->loop.stop();
+  });
+  server_->thread.join();
+}
+
+std::uint16_t StoreHost::port() const {
+  return server_->port;
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,73 @@
+#include <algorithm>
+#include <array>
+
+#include "apps/train/conv_net.h"
+#include "apps/train/dataset.h"
+#include "apps/train/random.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr std::uint64_t kSeed = 20'170'825;  // of the data set itself: --seed changes training, not the data
+constexpr std::size_t kTrainingImages = 60'000;
+constexpr std::size_t kTestImages = 10'000;
+constexpr int kCells = 7;  // a prototype is 7 x 7 random cells, drawn as 4 x 4 pixels each
+constexpr int kCellSide = kImageSide / kCells;
+constexpr int kMaxShift = 2;
+
+/// Streams of the generator: test images must not repeat training images.
+enum Stream : std::uint64_t { kPrototype = 1, kTrainingStream = 2, kTestStream = 3 };
+
+using Prototype = std::array<std::uint8_t, kImagePixels>;
+
+std::array<Prototype, kClasses> make_prototypes() {
+  std::array<Prototype, kClasses> prototypes;
+  for (int label = 0; label < kClasses; ++label) {
+    for (int pixel = 0; pixel < kImagePixels; ++pixel) {
+      const int cell = pixel / kImageSide / kCellSide * kCells + pixel % kImageSide / kCellSide;
+      prototypes[label][pixel] =
+          random_bits(kSeed, kPrototype, label * kCells * kCells + cell) & 1 ? 200 : 30;
+    }
+  }
+  return prototypes;
+}
+
+/// Pixel (x, y) is the prototype's, shifted by up to two pixels, plus noise of ± 128 cut to a byte.
+void draw(const Prototype& prototype, std::uint64_t bits, std::uint8_t* image) {
+  const int shift_x = static_cast<int>(bits >> 8 & 0xff) % (2 * kMaxShift + 1) - kMaxShift;
+  const int shift_y = static_cast<int>(bits >> 16 & 0xff) % (2 * kMaxShift + 1) - kMaxShift;
+  std::uint64_t noise = 0;
+  for (int pixel = 0; pixel < kImagePixels; ++pixel) {
+    if (pixel % 8 == 0) noise = random_bits(bits, 0, pixel / 8);
+    const int x = std::clamp(pixel % kImageSide + shift_x, 0, kImageSide - 1);
+    const int y = std::clamp(pixel / kImageSide + shift_y, 0, kImageSide - 1);
+    const int value = prototype[y * kImageSide + x] + static_cast<int>(noise & 0xff) - 128;
+    image[pixel] = static_cast<std::uint8_t>(std::clamp(value, 0, 255));
+    noise >>= 8;
+  }
+}
+
+Dataset make_part(const std::array<Prototype, kClasses>& prototypes, std::uint64_t stream,
+                  std::size_t count) {
+  Dataset data;
+  data.images.resize(count * kImagePixels);
+  data.labels.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t bits = random_bits(kSeed, stream, i);
+    data.labels[i] = static_cast<std::uint8_t>((bits >> 32) % kClasses);
+    draw(prototypes[data.labels[i]], bits, data.images.data() + i * kImagePixels);
+  }
+  return data;
+}
+
+}  // namespace
+
+DataSplit synthetic_data(std::size_t limit) {
+  const auto prototypes = make_prototypes();
+  const std::size_t training = limit == 0 ? kTrainingImages : std::min(limit, kTrainingImages);
+  return {make_part(prototypes, kTrainingStream, training),
+          make_part(prototypes, kTestStream, std::min(kTestImages, std::max<std::size_t>(training, 1'000)))};
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,72 @@
+#include "apps/train/worker_environment.h"
+
+#include <charconv>
+#include <limits>
+#include <string_view>
+
+namespace ddp::train {
+
+namespace {
+
+using Getter = std::function<const char*(const char*)>;
+
+Result<std::int64_t> number(const Getter& get, const char* name, std::int64_t least, std::int64_t most) {
+  const char* value = get(name);
+  if (value == nullptr) {
+    return Error{ErrorCode::kUsage, std::string(name) +
+                                        " is not set; start train with ddplaunch (or torchrun), or " +
+                                        "without RANK and WORLD_SIZE for a single process"};
+  }
+  const std::string_view text = value;
+  std::int64_t result = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), result);
+  if (failed != std::errc() || end != text.data() + text.size() || result < least || result > most) {
+    return Error{ErrorCode::kUsage, std::string(name) + "=\"" + value + "\" is not a number from " +
+                                        std::to_string(least) + " to " + std::to_string(most)};
+  }
+  return result;
+}
+
+Result<std::int64_t> number_or(const Getter& get, const char* name, std::int64_t least, std::int64_t most,
+                               std::int64_t missing) {
+  if (get(name) == nullptr) return missing;
+  return number(get, name, least, most);
+}
+
+}  // namespace
+
+Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
+  constexpr std::int64_t kMost = 1'000'000;
+  WorkerEnvironment result;
+  if (get("RANK") == nullptr && get("WORLD_SIZE") == nullptr) return result;
+
+  const auto world = number(get, "WORLD_SIZE", 1, kMost);
+  if (!world) return world.error();
+  const auto rank = number(get, "RANK", 0, *world - 1);
+  if (!rank) return rank.error();
+  const auto local_rank = number_or(get, "LOCAL_RANK", 0, kMost, 0);
+  if (!local_rank) return local_rank.error();
+  const auto attempt =
+      number_or(get, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max(), 0);
+  if (!attempt) return attempt.error();
+  result.rank = static_cast<int>(*rank);
+  result.world_size = static_cast<int>(*world);
+  result.local_rank = static_cast<int>(*local_rank);
+  result.attempt = static_cast<std::uint32_t>(*attempt);
+  if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.run_id = run_id;
+  if (result.world_size == 1) return result;
+
+  const auto port = number(get, "MASTER_PORT", 1, 65'535);
+  if (!port) return port.error();
+  result.master_port = static_cast<std::uint16_t>(*port);
+  const char* address = get("MASTER_ADDR");
+  if (address == nullptr || *address == 0) {
+    return Error{ErrorCode::kUsage, "MASTER_ADDR is not set, but WORLD_SIZE is " + std::to_string(*world)};
+  }
+  result.master_addr = address;
+  const char* agent_store = get("TORCHELASTIC_USE_AGENT_STORE");
+  result.agent_store = agent_store != nullptr && std::string_view(agent_store) == "True";
+  return result;
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// What the launcher says about this rank (torchrun's environment contract). Without RANK and WORLD_SIZE: a
+/// world of one.
+struct WorkerEnvironment {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  std::string master_addr;        ///< set when world_size > 1
+  std::uint16_t master_port = 0;  ///< of the store
+  std::string run_id;
+  std::uint32_t attempt = 0;  ///< TORCHELASTIC_RESTART_COUNT
+  /// The launcher serves the store at MASTER_ADDR:MASTER_PORT. Otherwise rank 0 has to.
+  bool agent_store = false;
+};
+
+/// `get` is std::getenv outside tests. Errors (kUsage) name the variable.
+Result<WorkerEnvironment> read_worker_environment(const std::function<const char*(const char*)>& get);
+
+}  // namespace ddp::train
