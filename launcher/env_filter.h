@@ -31,6 +31,8 @@ EnvClass env_class(std::string_view name);
 /// "NAME=VALUE" strings, as environ has them, to EnvVars. Entries without '=' or with an empty name are left
 /// out; of a repeated name the first one counts, as getenv does.
 EnvVars split_env(std::span<const std::string> entries);
+/// The same of a null-terminated array such as environ.
+EnvVars split_env(const char* const* entries);
 
 /// What the master sends to a node: every kFree variable of its own environment; for a node that is the
 /// master's own machine (`local`) its device variables too.

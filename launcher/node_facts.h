@@ -27,14 +27,17 @@ struct NodeFacts {
 /// quota); only a machine without a boot id or without a list of interfaces is an Error (kSystem).
 Result<NodeFacts> gather_node_facts();
 
-/// The parts, with the roots of /proc and /sys as parameters so that tests can show them another machine.
+/// The parts, so that tests can show them another machine. `proc`, `dev`: "/proc", "/dev"; `root` goes before
+/// every other path, "" for the real one.
 namespace facts {
 
 /// How many whole CPUs the cgroup's quota allows (cpu.max of v2, cpu.cfs_quota_us of v1, the tightest of the
 /// own group and its ancestors), rounded up; 0: no quota.
-std::uint32_t cpu_quota(const std::string& proc, const std::string& sys_root);
-/// Physical cores among the CPUs of the affinity mask, by thread_siblings_list; 0: not known.
-std::uint32_t physical_cores(const std::string& sys_root);
+std::uint32_t cpu_quota(const std::string& proc, const std::string& root);
+/// Numbers of the CPUs in this process's affinity mask.
+std::vector<int> affinity_cpus();
+/// Physical cores among `cpus`, by thread_siblings_list; 0: not known.
+std::uint32_t physical_cores(const std::vector<int>& cpus, const std::string& root);
 /// `visible` is CUDA_VISIBLE_DEVICES, nullptr when unset; its length counts then ("" and "-1": none).
 std::uint32_t gpu_count(const char* visible, const std::string& proc, const std::string& dev);
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -47,6 +48,7 @@ class LineAssembler {
 
  private:
   void add_text(std::string_view text, std::string& out);
+  void end_line(std::string& out);
   void emit(std::string_view line, std::string& out);
 
   std::string label_;

@@ -1,0 +1,348 @@
+#include "launcher/net_choice.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <optional>
+
+#include <arpa/inet.h>  // inet_pton and inet_ntop: text to bytes, no socket
+
+namespace ddp::launcher {
+namespace {
+
+using rendezvous::Interface;
+
+struct Address {
+  bool v6 = false;
+  std::array<std::uint8_t, 16> bytes{};
+
+  unsigned bits() const { return v6 ? 128 : 32; }
+  bool operator==(const Address&) const = default;
+  auto operator<=>(const Address&) const = default;
+};
+
+std::optional<Address> parse_address(std::string_view text) {
+  const std::string whole(text.substr(0, text.find('%')));  // a scope id means nothing on another machine
+  Address address;
+  if (inet_pton(AF_INET, whole.c_str(), address.bytes.data()) == 1) return address;
+  if (inet_pton(AF_INET6, whole.c_str(), address.bytes.data()) != 1) return std::nullopt;
+  address.v6 = true;
+  constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  if (std::equal(kMapped.begin(), kMapped.end(), address.bytes.begin())) {
+    Address v4;
+    std::copy_n(address.bytes.begin() + 12, 4, v4.bytes.begin());
+    return v4;
+  }
+  return address;
+}
+
+bool is_loopback(const Address& address) {
+  if (!address.v6) return address.bytes[0] == 127;
+  Address one;
+  one.v6 = true;
+  one.bytes[15] = 1;
+  return address == one;
+}
+
+bool is_link_local(const Address& address) {
+  if (address.v6) return address.bytes[0] == 0xfe && (address.bytes[1] & 0xc0) == 0x80;
+  return address.bytes[0] == 169 && address.bytes[1] == 254;
+}
+
+struct Network {
+  Address base;
+  unsigned prefix = 0;
+};
+
+Network network_of(Address address, unsigned prefix) {
+  prefix = std::min(prefix, address.bits());
+  for (unsigned bit = prefix; bit < address.bits(); ++bit) {
+    address.bytes[bit / 8] &= static_cast<std::uint8_t>(~(0x80U >> (bit % 8)));
+  }
+  return {address, prefix};
+}
+
+bool contains(const Network& network, const Address& address) {
+  return address.v6 == network.base.v6 && network_of(address, network.prefix).base == network.base;
+}
+
+std::string text_of(const Network& network) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  inet_ntop(network.base.v6 ? AF_INET6 : AF_INET, network.base.bytes.data(), text, sizeof text);
+  return std::string(text) + "/" + std::to_string(network.prefix);
+}
+
+// By name, for the kernel does not tell what an interface is for.
+enum class LinkKind { kReal, kVpn, kBridge };
+
+LinkKind link_kind(std::string_view name) {
+  for (const std::string_view start :
+       {"docker", "br-", "veth", "virbr", "vnet", "cni", "flannel", "cali", "cilium", "lxc", "lxd", "podman",
+        "kube-", "nodelocaldns", "vmnet", "vboxnet"}) {
+    if (name.starts_with(start)) return LinkKind::kBridge;
+  }
+  for (const std::string_view start : {"tun", "tap", "wg", "tailscale", "zt", "ppp", "utun"}) {
+    if (name.starts_with(start)) return LinkKind::kVpn;
+  }
+  return LinkKind::kReal;
+}
+
+struct Usable {
+  const Interface* interface = nullptr;
+  Address address;
+  LinkKind kind = LinkKind::kReal;
+};
+
+struct Node {
+  const NodeNetwork* given = nullptr;
+  std::optional<Address> connected;
+  std::vector<Usable> usable;  // up, not loopback, not link-local
+};
+
+std::vector<Node> parsed(const std::vector<NodeNetwork>& nodes) {
+  std::vector<Node> made;
+  for (const NodeNetwork& given : nodes) {
+    Node node{&given, parse_address(given.connected), {}};
+    for (const Interface& interface : given.interfaces) {
+      const auto address = parse_address(interface.address);
+      if (!address || !interface.up || interface.loopback || is_loopback(*address) || is_link_local(*address))
+        continue;
+      node.usable.push_back({&interface, *address, link_kind(interface.name)});
+    }
+    made.push_back(std::move(node));
+  }
+  return made;
+}
+
+bool all_on_one_machine(const std::vector<NodeNetwork>& nodes) {
+  return nodes.size() == 1 || std::all_of(nodes.begin(), nodes.end(), [&](const NodeNetwork& node) {
+           return !node.machine_id.empty() && node.machine_id == nodes[0].machine_id;
+         });
+}
+
+// What each node has, for errors. Far too many nodes would hide the message.
+std::string inventory(const std::vector<Node>& nodes) {
+  constexpr std::size_t kShown = 16;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(nodes.size(), kShown); ++i) {
+    text += "\n  " + nodes[i].given->name + ":";
+    std::string list;
+    for (const Interface& interface : nodes[i].given->interfaces) {
+      if (interface.loopback) continue;
+      list += (list.empty() ? " " : ", ") + interface.name + " " + interface.address + "/" +
+              std::to_string(interface.prefix_length) + (interface.up ? "" : " (down)");
+    }
+    text += list.empty() ? " no address but loopback" : list;
+  }
+  if (nodes.size() > kShown) text += "\n  and " + std::to_string(nodes.size() - kShown) + " more nodes";
+  return text;
+}
+
+// One way to reach everybody: which address of each node is on it.
+struct Option {
+  std::vector<const Usable*> members;  // per node
+  std::string name;                    // "10.0.0.0/24"
+  std::size_t resolved = 0;            // nodes whose name resolved to their address on it
+};
+
+// Of several addresses of a node that fit, the one its name resolved to.
+template <class Fits>
+const Usable* best_member(const Node& node, Fits fits) {
+  const Usable* best = nullptr;
+  for (const Usable& usable : node.usable) {
+    if (!fits(usable)) continue;
+    if (usable.address == node.connected) return &usable;
+    if (!best) best = &usable;
+  }
+  return best;
+}
+
+std::size_t count_resolved(const std::vector<Node>& nodes, const Option& option) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    count += nodes[i].connected == option.members[i]->address ? 1 : 0;
+  return count;
+}
+
+// A bridge that every host has for itself (docker0, virbr0) carries the same address everywhere.
+bool same_address_on_two_machines(const std::vector<Node>& nodes, const Option& option) {
+  std::map<Address, const std::string*> seen;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const std::string& machine = nodes[i].given->machine_id;
+    const auto [at, fresh] = seen.emplace(option.members[i]->address, &machine);
+    if (!fresh && (machine.empty() || *at->second != machine)) return true;
+  }
+  return false;
+}
+
+std::optional<Option> shared_through(const std::vector<Node>& nodes, const Usable& first) {
+  const Network network = network_of(first.address, first.interface->prefix_length);
+  Option option{{&first}, text_of(network), 0};
+  bool bridge = first.kind == LinkKind::kBridge;
+  bool reached = nodes[0].connected && contains(network, *nodes[0].connected);
+  for (std::size_t i = 1; i < nodes.size(); ++i) {
+    const Usable* member = best_member(nodes[i], [&](const Usable& usable) {
+      return contains(network, usable.address) &&
+             contains(network_of(usable.address, usable.interface->prefix_length), first.address);
+    });
+    if (!member) return std::nullopt;
+    bridge = bridge || member->kind == LinkKind::kBridge;
+    reached = reached || (nodes[i].connected && contains(network, *nodes[i].connected));
+    option.members.push_back(member);
+  }
+  if ((bridge && !reached) || same_address_on_two_machines(nodes, option)) return std::nullopt;
+  option.resolved = count_resolved(nodes, option);
+  return option;
+}
+
+std::vector<Option> shared_networks(const std::vector<Node>& nodes) {
+  std::vector<Option> options;
+  for (const Usable& first : nodes[0].usable) {
+    if (auto option = shared_through(nodes, first)) options.push_back(std::move(*option));
+  }
+  std::stable_sort(options.begin(), options.end(), [](const Option& a, const Option& b) {
+    auto is_vpn = [](const Usable* member) { return member->kind == LinkKind::kVpn; };
+    const bool a_vpn = std::any_of(a.members.begin(), a.members.end(), is_vpn);
+    const bool b_vpn = std::any_of(b.members.begin(), b.members.end(), is_vpn);
+    if (a.resolved != b.resolved) return a.resolved > b.resolved;
+    if (a_vpn != b_vpn) return b_vpn;
+    return !a.members[0]->address.v6 && b.members[0]->address.v6;
+  });
+  return options;
+}
+
+void add_candidate(NetChoice& choice, const std::string& address) {
+  auto& known = choice.master_addrs;
+  if (std::find(known.begin(), known.end(), address) == known.end()) known.push_back(address);
+}
+
+void take(NetChoice& choice, const Option& option) {
+  for (const Usable* member : option.members)
+    choice.interfaces.push_back(member->interface->name);
+  add_candidate(choice, option.members[0]->interface->address);
+}
+
+NetChoice loopback_choice(std::size_t nodes) {
+  NetChoice choice;
+  choice.master_addrs = {"127.0.0.1"};
+  choice.interfaces.assign(nodes, "lo");
+  choice.one_machine = true;
+  choice.reason = nodes == 1 ? "one node: 127.0.0.1" : "all nodes are on one machine: 127.0.0.1";
+  return choice;
+}
+
+struct Wanted {
+  std::string text;
+  std::optional<Network> network;  // unset: `text` is an interface name
+};
+
+Result<Wanted> parse_wanted(std::string_view text) {
+  const std::size_t slash = text.find('/');
+  if (slash == std::string_view::npos) return Wanted{std::string(text), std::nullopt};
+  const auto address = parse_address(text.substr(0, slash));
+  unsigned prefix = 0;
+  const std::string_view digits = text.substr(slash + 1);
+  const auto [end, failed] = std::from_chars(digits.data(), digits.data() + digits.size(), prefix);
+  if (!address || failed != std::errc() || end != digits.data() + digits.size() || prefix > address->bits()) {
+    return Error{ErrorCode::kUsage, "--network " + std::string(text) +
+                                        ": neither a network such as 10.1.0.0/16 nor an interface name"};
+  }
+  return Wanted{std::string(text), network_of(*address, prefix)};
+}
+
+Result<NetChoice> wanted_choice(const std::vector<Node>& nodes, const Wanted& wanted, bool one_machine) {
+  if (wanted.text == "lo" || (wanted.network && is_loopback(wanted.network->base))) {
+    if (one_machine) return loopback_choice(nodes.size());
+    return Error{ErrorCode::kRefused,
+                 "--network " + wanted.text + ": loopback does not reach another machine" + inventory(nodes)};
+  }
+  Option option{{}, wanted.text, 0};
+  std::string lacking;
+  for (const Node& node : nodes) {
+    const Usable* member = best_member(node, [&](const Usable& usable) {
+      return wanted.network ? contains(*wanted.network, usable.address)
+                            : usable.interface->name == wanted.text;
+    });
+    if (!member) lacking += (lacking.empty() ? "" : ", ") + node.given->name;
+    option.members.push_back(member);
+  }
+  if (!lacking.empty()) {
+    return Error{ErrorCode::kRefused, "--network " + wanted.text + ": no usable address " +
+                                          (wanted.network ? "in it" : "on that interface") + " on " +
+                                          lacking + inventory(nodes)};
+  }
+  NetChoice choice;
+  choice.one_machine = one_machine;
+  take(choice, option);
+  choice.reason = "--network " + wanted.text + ": " + choice.master_addrs[0];
+  return choice;
+}
+
+// Routed clusters and clouds with /32 addresses: nothing is shared, yet everybody may reach everybody.
+Result<NetChoice> unshared_choice(const std::vector<Node>& nodes) {
+  const Node& first = nodes[0];
+  NetChoice choice;
+  std::vector<const Usable*> own;
+  for (const Usable& usable : first.usable) {
+    if (usable.kind != LinkKind::kBridge) own.push_back(&usable);
+  }
+  const bool reached = first.connected && !is_loopback(*first.connected) && !is_link_local(*first.connected);
+  if (reached) {
+    add_candidate(choice, first.given->connected);
+    choice.reason = "no network is shared by all nodes; taking the address at which " + first.given->name +
+                    " was reached";
+  } else if (own.size() == 1) {
+    choice.reason = "no network is shared by all nodes; taking the only address of " + first.given->name;
+  } else {
+    return Error{ErrorCode::kUnreachable,
+                 "no network is shared by all nodes, and " + first.given->name +
+                     " was reached by loopback only; name its network with --network" + inventory(nodes)};
+  }
+  for (const Usable* usable : own)
+    add_candidate(choice, usable->interface->address);
+  choice.reason += ": " + choice.master_addrs[0];
+  for (const Node& node : nodes) {
+    const Usable* member =
+        best_member(node, [&](const Usable& usable) { return usable.address == node.connected; });
+    choice.interfaces.push_back(member ? member->interface->name : "");
+  }
+  return choice;
+}
+
+std::string shared_reason(const Option& option, std::size_t nodes) {
+  std::string text = option.name + ", shared by all " + std::to_string(nodes) + " nodes";
+  if (option.resolved == nodes) return text + ", where their names resolve to";
+  if (option.resolved == 0) return text;
+  return text + ", where " + std::to_string(option.resolved) + " of their names resolve to";
+}
+
+}  // namespace
+
+Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::string_view wanted) {
+  if (given.empty()) return Error{ErrorCode::kInternal, "a choice of network without nodes"};
+  const bool one_machine = all_on_one_machine(given);
+  const std::vector<Node> nodes = parsed(given);
+  if (!wanted.empty()) {
+    const auto parsed_wanted = parse_wanted(wanted);
+    if (!parsed_wanted) return parsed_wanted.error();
+    return wanted_choice(nodes, *parsed_wanted, one_machine);
+  }
+  if (one_machine) return loopback_choice(nodes.size());
+
+  const std::vector<Option> options = shared_networks(nodes);
+  if (options.empty()) return unshared_choice(nodes);
+  NetChoice choice;
+  take(choice, options[0]);
+  choice.reason = shared_reason(options[0], nodes.size()) + ": " + choice.master_addrs[0];
+  for (const Option& option : options)
+    add_candidate(choice, option.members[0]->interface->address);
+  const auto& connected = nodes[0].connected;
+  if (connected && !is_loopback(*connected) && !is_link_local(*connected))
+    add_candidate(choice, given[0].connected);
+  return choice;
+}
+
+}  // namespace ddp::launcher

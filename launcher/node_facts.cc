@@ -1,0 +1,273 @@
+#include "launcher/node_facts.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+namespace ddp::launcher {
+namespace facts {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string first_line_of(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::optional<std::int64_t> number_of(std::string_view text) {
+  std::int64_t value = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failed != std::errc() || end == text.data()) return std::nullopt;
+  return value;
+}
+
+std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream stream(line);
+  std::vector<std::string> words;
+  for (std::string word; stream >> word;)
+    words.push_back(word);
+  return words;
+}
+
+struct CgroupMount {
+  std::string root;  // which cgroup of the hierarchy is mounted
+  std::string point;
+  bool v2 = false;
+};
+
+// The mount that holds the cpu controller. Found in mountinfo, for its place differs: /sys/fs/cgroup on v2,
+// /sys/fs/cgroup/cpu or cpu,cpuacct on v1, /sys/fs/cgroup/unified on a hybrid (which has no cpu controller
+// there).
+std::vector<CgroupMount> cgroup_mounts(const std::string& proc) {
+  std::vector<CgroupMount> mounts;
+  std::ifstream file(proc + "/self/mountinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::vector<std::string> words = words_of(line);
+    const auto dash = std::find(words.begin(), words.end(), "-");
+    if (words.size() < 6 || words.end() - dash < 4) continue;
+    const std::string& type = dash[1];
+    if (type == "cgroup2") mounts.push_back({words[3], words[4], true});
+    if (type == "cgroup" && ("," + dash[3] + ",").find(",cpu,") != std::string::npos) {
+      mounts.push_back({words[3], words[4], false});
+    }
+  }
+  return mounts;
+}
+
+// The own cgroup of a hierarchy: "0::/path" on v2, "3:cpu,cpuacct:/path" on v1.
+std::string own_cgroup(const std::string& proc, bool v2) {
+  std::ifstream file(proc + "/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool fits = v2 ? controllers.empty() : ("," + controllers + ",").find(",cpu,") != std::string::npos;
+    if (fits) return line.substr(second + 1);
+  }
+  return "/";
+}
+
+// CPUs that one cgroup allows, rounded up; nothing: no limit there.
+std::optional<std::uint32_t> quota_in(const std::string& directory, bool v2) {
+  std::optional<std::int64_t> quota;
+  std::optional<std::int64_t> period;
+  if (v2) {
+    const std::vector<std::string> words = words_of(first_line_of(directory + "/cpu.max"));
+    if (words.size() < 2) return std::nullopt;
+    quota = number_of(words[0]);  // "max" is no number
+    period = number_of(words[1]);
+  } else {
+    quota = number_of(first_line_of(directory + "/cpu.cfs_quota_us"));  // -1: none
+    period = number_of(first_line_of(directory + "/cpu.cfs_period_us"));
+  }
+  if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
+  return static_cast<std::uint32_t>(std::min<std::int64_t>((*quota + *period - 1) / *period, 1 << 20));
+}
+
+bool is_numbered_device(const std::string& name) {
+  constexpr std::string_view kStart = "nvidia";
+  if (!name.starts_with(kStart) || name.size() == kStart.size()) return false;
+  return std::all_of(name.begin() + kStart.size(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+}  // namespace
+
+std::uint32_t cpu_quota(const std::string& proc, const std::string& root) {
+  std::uint32_t tightest = 0;
+  for (const CgroupMount& mount : cgroup_mounts(proc)) {
+    std::string group = own_cgroup(proc, mount.v2);
+    // Inside a container the mount shows the container's own cgroup as its top.
+    if (mount.root != "/" && group.starts_with(mount.root)) group.erase(0, mount.root.size());
+    if (group == "/" || group.find("/..") != std::string::npos) group.clear();
+    for (;;) {
+      const auto quota = quota_in(root + mount.point + group, mount.v2);
+      if (quota && (tightest == 0 || *quota < tightest)) tightest = *quota;
+      if (group.empty()) break;
+      group.erase(std::min(group.rfind('/'), group.size()));
+    }
+  }
+  return tightest;
+}
+
+std::vector<int> affinity_cpus() {
+  // The mask may be larger than cpu_set_t's 1024; the kernel says EINVAL until the buffer holds it.
+  for (std::size_t cpus = 1024; cpus <= 1024 * 64; cpus *= 2) {
+    std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cpus), [](cpu_set_t* s) { CPU_FREE(s); });
+    const std::size_t size = CPU_ALLOC_SIZE(cpus);
+    if (sched_getaffinity(0, size, set.get()) != 0) {
+      if (errno == EINVAL) continue;
+      break;
+    }
+    std::vector<int> found;
+    for (std::size_t cpu = 0; cpu < cpus; ++cpu) {
+      if (CPU_ISSET_S(cpu, size, set.get())) found.push_back(static_cast<int>(cpu));
+    }
+    return found;
+  }
+  return {0};
+}
+
+std::uint32_t physical_cores(const std::vector<int>& cpus, const std::string& root) {
+  std::set<std::string> cores;
+  for (const int cpu : cpus) {
+    const std::string siblings = first_line_of(root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                                               "/topology/thread_siblings_list");
+    if (siblings.empty()) return 0;
+    cores.insert(siblings);
+  }
+  return static_cast<std::uint32_t>(cores.size());
+}
+
+std::uint32_t gpu_count(const char* visible, const std::string& proc, const std::string& dev) {
+  std::uint32_t count = 0;
+  if (visible) {
+    // CUDA stops at the first entry that is no device, so "0,1,-1,2" are two.
+    std::istringstream list(visible);
+    for (std::string entry; std::getline(list, entry, ',');) {
+      if (entry.empty() || entry[0] == '-' || entry == "NoDevFiles") break;
+      ++count;
+    }
+    return count;
+  }
+  std::error_code failed;
+  for (fs::directory_iterator it(proc + "/driver/nvidia/gpus", failed), end; !failed && it != end;
+       it.increment(failed)) {
+    ++count;
+  }
+  if (count > 0) return count;
+  // A container may have the devices without the driver's directory.
+  for (fs::directory_iterator it(dev, failed), end; !failed && it != end; it.increment(failed)) {
+    if (is_numbered_device(it->path().filename())) ++count;
+  }
+  return count;
+}
+
+}  // namespace facts
+
+namespace {
+
+std::uint8_t prefix_length(const sockaddr* mask) {
+  if (!mask) return 0;
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(mask);
+  std::size_t at = offsetof(sockaddr_in, sin_addr);
+  std::size_t count = 4;
+  if (mask->sa_family == AF_INET6) {
+    at = offsetof(sockaddr_in6, sin6_addr);
+    count = 16;
+  }
+  int bits = 0;
+  for (std::size_t i = 0; i < count; ++i)
+    bits += __builtin_popcount(bytes[at + i]);
+  return static_cast<std::uint8_t>(bits);
+}
+
+Result<std::vector<rendezvous::Interface>> list_interfaces() {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return system_error(errno, "list the network interfaces");
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(first, freeifaddrs);
+  std::vector<rendezvous::Interface> found;
+  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) {
+    if (!entry->ifa_addr) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const void* address =
+        family == AF_INET
+            ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(entry->ifa_addr)->sin_addr)
+            : &reinterpret_cast<sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
+    char text[INET6_ADDRSTRLEN];
+    if (!inet_ntop(family, address, text, sizeof text)) continue;
+    rendezvous::Interface made;
+    made.name = entry->ifa_name;
+    made.address = text;
+    made.prefix_length = prefix_length(entry->ifa_netmask);
+    made.up = (entry->ifa_flags & IFF_UP) && (entry->ifa_flags & IFF_RUNNING);
+    made.loopback = entry->ifa_flags & IFF_LOOPBACK;
+    found.push_back(std::move(made));
+  }
+  return found;
+}
+
+Result<std::string> machine_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  if (!std::getline(file, boot) || boot.empty())
+    return system_error(ENOENT, "read /proc/sys/kernel/random/boot_id");
+  // Two containers of one machine share the boot, not the loopback.
+  struct stat net {};
+  if (stat("/proc/self/ns/net", &net) != 0) return system_error(errno, "stat /proc/self/ns/net");
+  return boot + ":" + std::to_string(net.st_ino);
+}
+
+}  // namespace
+
+Result<NodeFacts> gather_node_facts() {
+  NodeFacts made;
+  auto machine = machine_id();
+  if (!machine) return machine.error();
+  made.machine_id = std::move(*machine);
+  auto interfaces = list_interfaces();
+  if (!interfaces) return interfaces.error();
+  made.interfaces = std::move(*interfaces);
+
+  utsname system{};
+  if (uname(&system) == 0) {
+    made.hostname = system.nodename;
+    made.system = std::string(system.sysname) + " " + system.release + " " + system.machine;
+  }
+  made.pid = static_cast<std::uint32_t>(getpid());
+
+  const std::vector<int> cpus = facts::affinity_cpus();
+  const std::uint32_t quota = facts::cpu_quota("/proc", "");
+  made.cpus = std::max<std::uint32_t>(static_cast<std::uint32_t>(cpus.size()), 1);
+  if (quota > 0) made.cpus = std::min(made.cpus, quota);
+  const std::uint32_t cores = facts::physical_cores(cpus, "");
+  made.cores = cores > 0 ? std::min(cores, made.cpus) : made.cpus;
+  made.gpus = facts::gpu_count(getenv("CUDA_VISIBLE_DEVICES"), "/proc", "/dev");
+  return made;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,100 @@
+#include "launcher/worker_env.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+void add(EnvVars& vars, const char* name, std::string value) {
+  vars.emplace_back(name, std::move(value));
+}
+void add(EnvVars& vars, const char* name, int value) {
+  vars.emplace_back(name, std::to_string(value));
+}
+
+// The names of torch.distributed.elastic (agent/server/local_elastic_agent.py), in its order. One role only:
+// every worker is of ROLE_NAME "default", so role ranks are ranks.
+void add_torchelastic(EnvVars& vars, const WorkerFacts& facts) {
+  add(vars, "LOCAL_RANK", facts.local_rank);
+  add(vars, "RANK", facts.rank);
+  add(vars, "GROUP_RANK", facts.node_rank);
+  add(vars, "ROLE_RANK", facts.rank);
+  add(vars, "ROLE_NAME", "default");
+  add(vars, "LOCAL_WORLD_SIZE", facts.local_world_size);
+  add(vars, "WORLD_SIZE", facts.world_size);
+  add(vars, "GROUP_WORLD_SIZE", facts.node_count);
+  add(vars, "ROLE_WORLD_SIZE", facts.world_size);
+  add(vars, "MASTER_ADDR", facts.master_addr);
+  add(vars, "MASTER_PORT", facts.master_port);
+  add(vars, "TORCHELASTIC_RESTART_COUNT", facts.restart_count);
+  add(vars, "TORCHELASTIC_MAX_RESTARTS", facts.max_restarts);
+  add(vars, "TORCHELASTIC_RUN_ID", facts.job_id);
+  add(vars, "TORCHELASTIC_USE_AGENT_STORE", facts.agent_store ? "True" : "False");
+  if (!facts.error_file.empty()) add(vars, "TORCHELASTIC_ERROR_FILE", facts.error_file);
+}
+
+// What other launchers give and scripts read: NODE_RANK (torch.distributed.launch, Lightning), the rest
+// DeepSpeed and Horovod.
+void add_other_launchers(EnvVars& vars, const WorkerFacts& facts) {
+  add(vars, "NODE_RANK", facts.node_rank);
+  add(vars, "CROSS_RANK", facts.node_rank);
+  add(vars, "CROSS_SIZE", facts.node_count);
+  add(vars, "LOCAL_SIZE", facts.local_world_size);
+}
+
+// A dead peer must become an error in the surviving ranks, or they hang in the collective. torch < 2.2 reads
+// the name without the prefix, later ones warn about it only when the other is missing; a user's own value,
+// under either name, counts for both.
+void add_nccl_error_handling(EnvVars& vars, const EnvVars& base) {
+  const char* const names[] = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"};
+  const std::string* own = nullptr;
+  for (const char* name : names) {
+    if (!own) own = find_env(base, name);
+  }
+  for (const char* name : names) {
+    if (!find_env(base, name)) add(vars, name, own ? *own : "1");
+  }
+}
+
+// NCCL takes a name as a prefix unless it begins with '=' (eth1 would match eth10); Gloo and TensorPipe take
+// it exactly and know no '='.
+void add_interface(EnvVars& vars, const std::string& interface, const EnvVars& base) {
+  if (interface.empty()) return;
+  if (!find_env(base, "NCCL_SOCKET_IFNAME")) add(vars, "NCCL_SOCKET_IFNAME", "=" + interface);
+  if (!find_env(base, "GLOO_SOCKET_IFNAME")) add(vars, "GLOO_SOCKET_IFNAME", interface);
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) {
+    if (!text.empty()) text += ',';
+    text += part;
+  }
+  return text;
+}
+
+}  // namespace
+
+WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
+  WorkerEnv made;
+  add_torchelastic(made.vars, facts);
+  add_other_launchers(made.vars, facts);
+  add(made.vars, "DDPLAUNCH_JOB_ID", facts.job_id);
+  add_nccl_error_handling(made.vars, base);
+  add_interface(made.vars, facts.interface, base);
+  if (!facts.devices.empty()) add(made.vars, "CUDA_VISIBLE_DEVICES", joined(facts.devices));
+  if (!find_env(base, "PYTHONUNBUFFERED")) add(made.vars, "PYTHONUNBUFFERED", "1");
+  if (!find_env(base, "OMP_NUM_THREADS")) {
+    made.omp_threads = std::max(facts.omp_threads, 1);
+    add(made.vars, "OMP_NUM_THREADS", *made.omp_threads);
+  }
+  return made;
+}
+
+int omp_threads_for(int cores, int local_world_size) {
+  return std::max(cores / std::max(local_world_size, 1), 1);
+}
+
+}  // namespace ddp::launcher

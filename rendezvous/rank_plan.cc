@@ -1,0 +1,135 @@
+#include "rendezvous/rank_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+namespace ddp::rendezvous {
+namespace {
+
+std::string counted(int n, const char* one, const char* many) {
+  return std::to_string(n) + " " + (n == 1 ? one : many);
+}
+
+struct Share {
+  int processes = 0;  // 0: this node cannot do what was asked
+  std::string reason;
+};
+
+// What a node counted for itself, cut to its slots: slots are a limit that the user set, not a mistake to
+// report.
+Share cut_to_slots(int count, std::string what, const NodeSlots& node, bool oversubscribe) {
+  if (!node.slots || oversubscribe || count <= *node.slots) return {count, std::move(what)};
+  return {*node.slots, "slots=" + std::to_string(*node.slots) + " of " + what};
+}
+
+Share by_gpus(const NodeSlots& node, bool oversubscribe) {
+  const int gpus = node.devices ? *node.devices : node.gpus;
+  if (gpus < 1) return {};
+  return cut_to_slots(
+      gpus, node.devices ? counted(gpus, "chosen device", "chosen devices") : counted(gpus, "GPU", "GPUs"),
+      node, oversubscribe);
+}
+
+Share by_cpus(const NodeSlots& node, bool oversubscribe) {
+  const int cpus = std::max(node.cpus, 1);
+  return cut_to_slots(cpus, counted(cpus, "CPU", "CPUs"), node, oversubscribe);
+}
+
+Share unset_share(const NodeSlots& node) {
+  if (node.devices && *node.devices > 0) return by_gpus(node, false);
+  if (node.slots) return {*node.slots, "slots=" + std::to_string(*node.slots)};
+  if (node.gpus > 0) return by_gpus(node, false);
+  return {1, "one worker: no slots, no GPU, no --nproc-per-node"};
+}
+
+Share share_of(const NodeSlots& node, const ProcsWanted& wanted) {
+  switch (wanted.rule) {
+    case ProcsRule::kUnset:
+      return unset_share(node);
+    case ProcsRule::kNumber:
+      return {wanted.number, "--nproc-per-node " + std::to_string(wanted.number)};
+    case ProcsRule::kAuto: {
+      const Share gpus = by_gpus(node, wanted.oversubscribe);
+      return gpus.processes > 0 ? gpus : by_cpus(node, wanted.oversubscribe);
+    }
+    case ProcsRule::kGpu:
+      return by_gpus(node, wanted.oversubscribe);
+    case ProcsRule::kCpu:
+      return by_cpus(node, wanted.oversubscribe);
+  }
+  return {};
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) {
+    if (!text.empty()) text += '\n';
+    text += line;
+  }
+  return text;
+}
+
+std::string comma_list(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    if (!text.empty()) text += ", ";
+    text += name;
+  }
+  return text;
+}
+
+}  // namespace
+
+Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted) {
+  std::vector<std::string> mistakes;
+  if (wanted.rule == ProcsRule::kNumber && wanted.number < 1) {
+    mistakes.push_back("--nproc-per-node " + std::to_string(wanted.number) + ": give at least 1");
+  }
+  for (const NodeSlots& node : nodes) {
+    if (!node.slots) continue;
+    if (*node.slots < 1) {
+      mistakes.push_back(node.name + ": slots=" + std::to_string(*node.slots) +
+                         " leaves nothing to run there; remove the host or give it at least 1");
+    } else if (wanted.rule == ProcsRule::kNumber && wanted.number > *node.slots && !wanted.oversubscribe) {
+      mistakes.push_back(node.name + ": --nproc-per-node " + std::to_string(wanted.number) +
+                         " is more than its slots=" + std::to_string(*node.slots) +
+                         "; ask for fewer, raise slots in the hostfile, or add --oversubscribe");
+    }
+  }
+  if (!mistakes.empty()) return Error{ErrorCode::kUsage, joined(mistakes)};
+  return {};
+}
+
+Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted) {
+  if (nodes.empty()) return Error{ErrorCode::kInternal, "a rank plan without nodes"};
+  if (auto checked = check_slots(nodes, wanted); !checked) return checked.error();
+
+  RankPlan plan;
+  std::vector<std::string> without_gpu;
+  std::int64_t world = 0;
+  for (const NodeSlots& node : nodes) {
+    Share share = share_of(node, wanted);
+    if (share.processes < 1) without_gpu.push_back(node.name);
+    NodeRanks ranks;
+    ranks.node_rank = static_cast<int>(plan.nodes.size());
+    ranks.first_rank = static_cast<int>(std::min<std::int64_t>(world, kMaxWorldSize));
+    ranks.local_world_size = share.processes;
+    ranks.reason = std::move(share.reason);
+    world += share.processes;
+    plan.nodes.push_back(std::move(ranks));
+  }
+  if (!without_gpu.empty()) {
+    return Error{ErrorCode::kRefused,
+                 "--nproc-per-node gpu: no GPU visible on " + comma_list(without_gpu) +
+                     "; check nvidia-smi and CUDA_VISIBLE_DEVICES there, or give a number"};
+  }
+  if (world > kMaxWorldSize) {
+    return Error{ErrorCode::kUsage, "the plan has " + std::to_string(world) + " ranks; at most " +
+                                        std::to_string(kMaxWorldSize) + " are possible"};
+  }
+  plan.world_size = static_cast<int>(world);
+  return plan;
+}
+
+}  // namespace ddp::rendezvous
