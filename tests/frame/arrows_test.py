@@ -8,7 +8,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "cmake"))
-import check_arrows  # noqa: E402 (found through the line above)
+sys.dont_write_bytecode = True
+import check_arrows  # noqa: E402 (found through the lines above)
 
 
 def check(root):
