@@ -19,6 +19,7 @@ struct Place {
 struct Host {
   std::string name;            ///< as the user wrote it; labels and messages use it
   std::optional<int> slots;    ///< unset: no limit
+  std::optional<int> max_slots;  ///< Open MPI's max_slots: the limit that --oversubscribe keeps, too
   std::string user;
   std::uint16_t port = 0;      ///< 0: from the SSH configuration
   std::string address;         ///< what to connect to, when it differs from the name

@@ -1,0 +1,378 @@
+#include "remote/host_entry.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "remote/host_range.h"
+#include "remote/host_word.h"
+#include "remote/nearest_word.h"
+
+namespace ddp::remote {
+
+namespace {
+
+enum class Key { kSlots, kMaxSlots, kPort, kUser, kAddress, kIdentity, kChdir, kGpus, kLater };
+
+struct KeyName {
+  std::string_view name;
+  Key key;
+  bool shown;  ///< in suggestions; the others are spellings that Open MPI knows
+};
+
+constexpr std::array kKeyNames = {
+    KeyName{"slots", Key::kSlots, true},         KeyName{"port", Key::kPort, true},
+    KeyName{"user", Key::kUser, true},           KeyName{"address", Key::kAddress, true},
+    KeyName{"identity", Key::kIdentity, true},   KeyName{"chdir", Key::kChdir, true},
+    KeyName{"gpus", Key::kGpus, true},           KeyName{"max_slots", Key::kMaxSlots, true},
+    KeyName{"max-slots", Key::kMaxSlots, false}, KeyName{"cpu", Key::kSlots, false},
+    KeyName{"count", Key::kSlots, false},        KeyName{"username", Key::kUser, false},
+    KeyName{"user_name", Key::kUser, false},     KeyName{"jump", Key::kLater, false},
+    KeyName{"wrapper", Key::kLater, false},
+};
+
+constexpr std::string_view kEnvPrefix = "env:";
+
+bool is_blank(char c) {
+  return c == ' ' || c == '\t';
+}
+
+std::string quoted(std::string_view text) {
+  return '"' + std::string(text) + '"';
+}
+
+bool is_env_name(std::string_view name) {
+  return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
+         std::all_of(name.begin(), name.end(),
+                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+}
+
+// The reader of one entry. Each step reports what it finds and goes on.
+class EntryReader {
+ public:
+  explicit EntryReader(std::string_view text) : text_(text) {}
+
+  Entry read() {
+    skip_blanks();
+    if (at_end()) return {};
+    entry_.host_offset = at_;
+    read_host_word();
+    while (skip_blanks(), !at_end())
+      read_attribute();
+    finish();
+    return std::move(entry_);
+  }
+
+ private:
+  bool at_end() const { return at_ >= text_.size() || text_[at_] == '#'; }
+
+  void skip_blanks() {
+    while (at_ < text_.size() && is_blank(text_[at_]))
+      ++at_;
+  }
+
+  void fail(std::size_t offset, std::string message) {
+    entry_.mistakes.push_back({offset, std::move(message)});
+  }
+
+  void read_host_word();
+  void read_attribute();
+  std::optional<std::string> read_value(bool free_text, std::string_view key);
+  std::optional<std::string> read_quoted();
+  void apply(const KeyName& key, std::size_t key_offset, const std::string& value, std::size_t offset);
+  void apply_slots(const std::string& value, std::size_t offset);
+  void apply_port(const std::string& value, std::size_t offset);
+  void apply_address(const std::string& value, std::size_t offset);
+  void apply_gpus(const std::string& value, std::size_t offset);
+  void apply_env(std::string_view name, std::size_t key_offset, std::string value);
+  void report_unknown(std::string_view key, std::size_t offset);
+  bool first_time(Key key, std::string_view name, std::size_t offset);
+  std::optional<int> slot_count(const std::string& value, std::size_t offset, std::string_view key);
+  void finish();
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+  Host host_;  ///< what all hosts of the entry share
+  std::vector<std::string> names_;
+  std::vector<std::string> addresses_;
+  std::size_t address_offset_ = 0;
+  std::vector<Key> given_;
+  Entry entry_;
+};
+
+bool EntryReader::first_time(Key key, std::string_view name, std::size_t offset) {
+  if (std::find(given_.begin(), given_.end(), key) != given_.end()) {
+    fail(offset, std::string(name) + " is given twice for this host");
+    return false;
+  }
+  given_.push_back(key);
+  return true;
+}
+
+std::optional<int> EntryReader::slot_count(const std::string& value, std::size_t offset,
+                                           std::string_view key) {
+  const std::optional<int> slots = parse_slots(value);
+  if (!slots) fail(offset, std::string(key) + "=" + value + ": " + bad_slots(value));
+  return slots;
+}
+
+void EntryReader::read_host_word() {
+  const std::size_t begin = at_;
+  while (!at_end() && !is_blank(text_[at_]))
+    ++at_;
+  HostWord word = parse_host_word(text_.substr(begin, at_ - begin));
+  for (RangeError& error : word.errors)
+    fail(begin + error.offset, std::move(error.message));
+  if (word.user_given) given_.push_back(Key::kUser);
+  if (word.slots_given) given_.push_back(Key::kSlots);
+  host_.user = std::move(word.user);
+  host_.slots = word.slots;
+  names_ = std::move(word.names);
+}
+
+void EntryReader::read_attribute() {
+  const std::size_t key_offset = at_;
+  while (at_ < text_.size() && !is_blank(text_[at_]) && text_[at_] != '=' && text_[at_] != '#')
+    ++at_;
+  const std::string_view key = text_.substr(key_offset, at_ - key_offset);
+  const std::size_t key_end = at_;
+  skip_blanks();
+  if (at_ >= text_.size() || text_[at_] != '=') {
+    at_ = key_end;
+    const bool number = whole_number(key, kMaxSlots).has_value();
+    fail(key_offset, "unexpected word " + quoted(key) +
+                         (number ? "; did you mean slots=" + std::string(key) + "?"
+                                 : "; behind the host stand pairs like slots=8"));
+    return;
+  }
+  ++at_;
+  skip_blanks();
+  const bool env = key.starts_with(kEnvPrefix);
+  const auto found = std::find_if(kKeyNames.begin(), kKeyNames.end(),
+                                  [&](const KeyName& known) { return known.name == key; });
+  const std::size_t offset = at_;
+  const bool free_text = env || (found != kKeyNames.end() && found->key >= Key::kAddress);
+  std::optional<std::string> value = read_value(free_text, key);
+  if (!env && found == kKeyNames.end()) {
+    report_unknown(key, key_offset);
+  } else if (!value) {
+    return;
+  } else if (env) {
+    apply_env(key.substr(kEnvPrefix.size()), key_offset, std::move(*value));
+  } else {
+    apply(*found, key_offset, *value, offset);
+  }
+}
+
+void EntryReader::report_unknown(std::string_view key, std::size_t offset) {
+  if (key.empty()) {
+    fail(offset, "a key is missing before =");
+    return;
+  }
+  std::vector<std::string_view> names;
+  for (const KeyName& known : kKeyNames) {
+    if (known.shown) names.push_back(known.name);
+  }
+  names.push_back("env:NAME");
+  if (const std::string_view near = nearest_word(key, names); !near.empty()) {
+    fail(offset, "unknown key " + std::string(key) + "; did you mean " + std::string(near) + "?");
+    return;
+  }
+  std::string all;
+  for (const std::string_view name : names)
+    all += (all.empty() ? "" : ", ") + std::string(name);
+  fail(offset, "unknown key " + std::string(key) + "; known are " + all);
+}
+
+// A bare word, or one in double quotes. `free_text`: a '#' inside could be meant, so it must be quoted or
+// stand apart.
+std::optional<std::string> EntryReader::read_value(bool free_text, std::string_view key) {
+  if (at_ < text_.size() && text_[at_] == '"') return read_quoted();
+  const std::size_t begin = at_;
+  while (at_ < text_.size() && !is_blank(text_[at_])) {
+    const char c = text_[at_];
+    if (c == '"') {
+      fail(at_, "a quote inside a value; put all of the value into quotes: " + std::string(key) + "=\"…\"");
+      while (at_ < text_.size() && !is_blank(text_[at_]))
+        ++at_;
+      return std::nullopt;
+    }
+    if (c == '#') {
+      if (free_text && at_ > begin) {
+        fail(at_, "'#' inside a value; put the value into quotes, or a blank before the comment");
+        at_ = text_.size();
+        return std::nullopt;
+      }
+      break;
+    }
+    ++at_;
+  }
+  return std::string(text_.substr(begin, at_ - begin));
+}
+
+std::optional<std::string> EntryReader::read_quoted() {
+  const std::size_t begin = at_++;
+  std::string value;
+  for (; at_ < text_.size() && text_[at_] != '"'; ++at_) {
+    const bool escape =
+        text_[at_] == '\\' && at_ + 1 < text_.size() && (text_[at_ + 1] == '"' || text_[at_ + 1] == '\\');
+    if (escape) ++at_;
+    value += text_[at_];
+  }
+  if (at_ >= text_.size()) {
+    fail(begin, "the quote is not closed");
+    return std::nullopt;
+  }
+  ++at_;
+  if (!at_end() && !is_blank(text_[at_])) {
+    fail(at_, "a blank is missing behind the closing quote");
+    while (!at_end() && !is_blank(text_[at_]))
+      ++at_;
+    return std::nullopt;
+  }
+  return value;
+}
+
+void EntryReader::apply(const KeyName& key, std::size_t key_offset, const std::string& value,
+                        std::size_t offset) {
+  if (key.key == Key::kLater) {
+    fail(key_offset, "the key " + std::string(key.name) + " is not in this release yet");
+    return;
+  }
+  if (!first_time(key.key, key.name, key_offset)) return;
+  if (value.empty()) {
+    fail(offset, std::string(key.name) + "= has no value");
+    return;
+  }
+  switch (key.key) {
+    case Key::kSlots:
+      host_.slots = slot_count(value, offset, key.name);
+      break;
+    case Key::kMaxSlots:
+      host_.max_slots = slot_count(value, offset, key.name);
+      break;
+    case Key::kPort:
+      apply_port(value, offset);
+      break;
+    case Key::kUser:
+      host_.user = value;
+      if (!is_user_name(value)) fail(offset, quoted(value) + " is not a user name");
+      break;
+    case Key::kAddress:
+      apply_address(value, offset);
+      break;
+    case Key::kIdentity:
+      host_.identity = value;
+      break;
+    case Key::kChdir:
+      host_.chdir = value;
+      if (value.front() != '/') fail(offset, "chdir=" + value + ": a path on the node must begin with /");
+      break;
+    case Key::kGpus:
+      apply_gpus(value, offset);
+      break;
+    case Key::kLater:
+      break;
+  }
+}
+
+void EntryReader::apply_port(const std::string& value, std::size_t offset) {
+  const auto number = whole_number(value, 65'535);
+  if (!number || *number == 0) {
+    fail(offset, "port=" + value + ": " + quoted(value) + " is not a port number from 1 to 65535");
+    return;
+  }
+  host_.port = static_cast<std::uint16_t>(*number);
+}
+
+void EntryReader::apply_address(const std::string& value, std::size_t offset) {
+  address_offset_ = offset;
+  std::string_view text = value;
+  if (text.size() > 2 && text.front() == '[' && text.back() == ']' &&
+      is_ipv6(text.substr(1, text.size() - 2))) {
+    text = text.substr(1, text.size() - 2);
+  }
+  if (is_ipv6(text)) {
+    addresses_ = {std::string(text)};
+    return;
+  }
+  Expansion expanded = expand_ranges(text);
+  if (expanded.error) {
+    fail(offset + expanded.error->offset, std::move(expanded.error->message));
+    return;
+  }
+  for (const std::string& word : expanded.words) {
+    if (is_ipv6(word) || is_host_name(word)) continue;
+    fail(offset, quoted(word) + " is neither a host name nor an address");
+    return;
+  }
+  addresses_ = std::move(expanded.words);
+}
+
+void EntryReader::apply_gpus(const std::string& value, std::size_t offset) {
+  Expansion ids = expand_ids(value);
+  if (ids.error) {
+    fail(offset + ids.error->offset, std::move(ids.error->message));
+    return;
+  }
+  host_.devices = std::move(ids.words);
+}
+
+void EntryReader::apply_env(std::string_view name, std::size_t key_offset, std::string value) {
+  if (!is_env_name(name)) {
+    fail(key_offset + kEnvPrefix.size(), quoted(name) + " is not the name of an environment variable");
+    return;
+  }
+  for (const auto& known : host_.env) {
+    if (known.first == name) {
+      fail(key_offset, "env:" + std::string(name) + " is given twice for this host");
+      return;
+    }
+  }
+  host_.env.emplace_back(std::string(name), std::move(value));
+}
+
+// What only the whole entry shows.
+void EntryReader::finish() {
+  if (host_.slots && host_.max_slots && *host_.max_slots < *host_.slots) {
+    fail(entry_.host_offset, "max_slots=" + std::to_string(*host_.max_slots) +
+                                 " is less than slots=" + std::to_string(*host_.slots));
+  }
+  if (!names_.empty() && !addresses_.empty() && names_.size() != addresses_.size()) {
+    fail(address_offset_, std::to_string(names_.size()) + " hosts, but " + std::to_string(addresses_.size()) +
+                              (addresses_.size() == 1 ? " address" : " addresses"));
+  }
+  if (!entry_.mistakes.empty()) return;
+  if (!host_.slots && !host_.devices.empty()) host_.slots = static_cast<int>(host_.devices.size());
+  entry_.hosts.reserve(names_.size());
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    Host& host = entry_.hosts.emplace_back(host_);
+    host.name = std::move(names_[i]);
+    if (!addresses_.empty()) host.address = std::move(addresses_[i]);
+  }
+}
+
+}  // namespace
+
+Entry parse_entry(std::string_view text) {
+  return EntryReader(text).read();
+}
+
+std::size_t comment_start(std::string_view text) {
+  bool quote = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (quote && text[i] == '\\') {
+      ++i;
+    } else if (text[i] == '"') {
+      quote = !quote;
+    } else if (text[i] == '#' && !quote) {
+      return i;
+    }
+  }
+  return text.size();
+}
+
+}  // namespace ddp::remote

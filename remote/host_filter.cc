@@ -1,0 +1,208 @@
+#include "remote/host_filter.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "remote/host_range.h"
+#include "remote/host_word.h"
+#include "remote/nearest_word.h"
+
+namespace ddp::remote {
+
+namespace {
+
+std::string folded(std::string_view name) {
+  std::string text(name);
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+/// What one option says about one host.
+struct Selection {
+  bool whole = false;
+  std::set<int> slots;
+};
+
+std::string where_listed(const Host& host) {
+  std::string text = host.place.file;
+  if (host.place.line > 0) text += ':' + std::to_string(host.place.line);
+  return text.empty() ? "the list of hosts" : text;
+}
+
+// Reads one option into selections, by index of the host.
+class FilterReader {
+ public:
+  FilterReader(const std::vector<Host>& hosts, std::string option)
+      : hosts_(hosts), option_(std::move(option)) {
+    for (std::size_t i = 0; i < hosts.size(); ++i)
+      index_.emplace(folded(hosts[i].name), i);
+  }
+
+  void read(std::string_view text);
+  std::map<std::size_t, Selection> selections;
+  std::vector<Mistake> mistakes;
+
+ private:
+  void read_part(std::string_view part, std::size_t offset);
+  std::optional<std::vector<int>> read_slots(std::string_view text, std::size_t offset);
+  void select(const std::string& name, std::size_t offset, const std::vector<int>* slots);
+  void fail(std::size_t offset, std::string message) {
+    mistakes.push_back({Place{option_, 0, static_cast<int>(offset) + 1}, std::move(message)});
+  }
+
+  const std::vector<Host>& hosts_;
+  std::string option_;
+  std::unordered_map<std::string, std::size_t> index_;
+};
+
+void FilterReader::read(std::string_view text) {
+  std::size_t begin = 0;
+  while (mistakes.size() < kMaxMistakes) {
+    const std::size_t end = std::min(text.find('@', begin), text.size());
+    read_part(text.substr(begin, end - begin), begin);
+    if (end == text.size()) return;
+    begin = end + 1;
+  }
+}
+
+void FilterReader::read_part(std::string_view part, std::size_t offset) {
+  const std::size_t end = is_ipv6(part) ? part.size() : name_length(part);
+  const std::string_view name = part.substr(0, end);
+  if (name.empty()) return fail(offset, "a host is missing; the form is gpu01:0,2@gpu02");
+  std::optional<std::vector<int>> slots;
+  if (end < part.size()) {
+    if (part[end] != ':')
+      return fail(offset + end, "expected ':' and slots behind the host, as in gpu01:0,2");
+    slots = read_slots(part.substr(end + 1), offset + end + 1);
+    if (!slots) return;
+  }
+  HostWord word = parse_host_word(name);
+  for (RangeError& error : word.errors)
+    fail(offset + error.offset, std::move(error.message));
+  if (!word.errors.empty()) return;
+  for (const std::string& host : word.names) {
+    if (mistakes.size() >= kMaxMistakes) return;
+    select(host, offset, slots ? &*slots : nullptr);
+  }
+}
+
+std::optional<std::vector<int>> FilterReader::read_slots(std::string_view text, std::size_t offset) {
+  Expansion ids = expand_ids(text);
+  if (ids.error) {
+    fail(offset + ids.error->offset, std::move(ids.error->message));
+    return std::nullopt;
+  }
+  std::vector<int> slots;
+  for (const std::string& id : ids.words) {
+    const auto number = whole_number(id, kMaxSlots);
+    if (!number) {
+      fail(offset, '"' + id + "\" is not a slot number; slots are numbered from 0");
+      return std::nullopt;
+    }
+    slots.push_back(static_cast<int>(*number));
+  }
+  return slots;
+}
+
+void FilterReader::select(const std::string& name, std::size_t offset, const std::vector<int>* slots) {
+  const auto found = index_.find(folded(name));
+  if (found == index_.end()) {
+    std::vector<std::string_view> names;
+    for (const Host& host : hosts_)
+      names.push_back(host.name);
+    const std::string_view near = nearest_word(name, names);
+    const std::string file = hosts_.empty() ? "the list of hosts" : hosts_.front().place.file;
+    fail(offset, "host " + name + " is not in " + (file.empty() ? "the list of hosts" : file) +
+                     (near.empty() ? std::string() : "; did you mean " + std::string(near) + "?"));
+    return;
+  }
+  const Host& host = hosts_[found->second];
+  Selection& selection = selections[found->second];
+  if (slots == nullptr) {
+    selection.whole = true;
+    return;
+  }
+  for (const int slot : *slots) {
+    if (host.slots && slot >= *host.slots) {
+      fail(offset, host.name + " has no slot " + std::to_string(slot) +
+                       ": slots=" + std::to_string(*host.slots) + " in " + where_listed(host) + " makes 0" +
+                       (*host.slots > 1 ? " to " + std::to_string(*host.slots - 1) : std::string()));
+    }
+    selection.slots.insert(slot);
+  }
+}
+
+// Keeps only `slots` of the host.
+void keep_slots(Host& host, const std::set<int>& slots) {
+  std::vector<std::string> devices;
+  for (const int slot : slots) {
+    const auto i = static_cast<std::size_t>(slot);
+    devices.push_back(i < host.devices.size() ? host.devices[i] : std::to_string(slot));
+  }
+  host.slots = static_cast<int>(slots.size());
+  host.devices = std::move(devices);
+}
+
+std::vector<Host> included(std::vector<Host> hosts, const std::map<std::size_t, Selection>& selections) {
+  std::vector<Host> kept;
+  for (const auto& [index, selection] : selections) {
+    Host& host = hosts[index];
+    if (!selection.whole) keep_slots(host, selection.slots);
+    kept.push_back(std::move(host));
+  }
+  return kept;
+}
+
+std::vector<Host> excluded(std::vector<Host> hosts, FilterReader& reader) {
+  std::vector<Host> kept;
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    Host& host = hosts[i];
+    const auto found = reader.selections.find(i);
+    if (found != reader.selections.end()) {
+      if (found->second.whole) continue;
+      if (!host.slots) {
+        reader.mistakes.push_back(
+            {Place{"--exclude"}, "slots of " + host.name + " cannot be left out, for " + where_listed(host) +
+                                     " does not say how many it has; add slots=N there"});
+        continue;
+      }
+      std::set<int> rest;
+      for (int slot = 0; slot < *host.slots; ++slot) {
+        if (!found->second.slots.contains(slot)) rest.insert(slot);
+      }
+      if (rest.empty()) continue;
+      keep_slots(host, rest);
+    }
+    kept.push_back(std::move(host));
+  }
+  return kept;
+}
+
+}  // namespace
+
+Checked<std::vector<Host>> filter_hosts(std::vector<Host> hosts, std::string_view include,
+                                        std::string_view exclude) {
+  if (include.empty() && exclude.empty()) return hosts;
+  if (!include.empty() && !exclude.empty()) {
+    return Mistakes{{{Place{}, "--include and --exclude cannot be used together; one of them says it all"}}};
+  }
+  const bool is_include = !include.empty();
+  const std::string option = is_include ? "--include" : "--exclude";
+  FilterReader reader(hosts, option);
+  reader.read(is_include ? include : exclude);
+  if (!reader.mistakes.empty()) return Mistakes{std::move(reader.mistakes)};
+  std::vector<Host> kept = is_include ? included(hosts, reader.selections) : excluded(hosts, reader);
+  if (!reader.mistakes.empty()) return Mistakes{std::move(reader.mistakes)};
+  if (kept.empty()) return Mistakes{{{Place{option, 0, 0}, "no host is left to run on"}}};
+  return kept;
+}
+
+}  // namespace ddp::remote

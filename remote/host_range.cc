@@ -1,0 +1,213 @@
+#include "remote/host_range.h"
+
+#include <algorithm>
+#include <cctype>
+#include <unordered_set>
+#include <utility>
+
+namespace ddp::remote {
+
+namespace {
+
+constexpr unsigned long long kMaxRangeNumber = 999'999'999'999'999'999ULL;
+constexpr std::size_t kMaxIds = 65'535;
+
+bool is_digits(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+Expansion failed(std::size_t offset, std::string message) {
+  return {{}, RangeError{offset, std::move(message)}};
+}
+
+std::string padded(unsigned long long number, std::size_t width) {
+  std::string digits = std::to_string(number);
+  if (digits.size() < width) digits.insert(0, width - digits.size(), '0');
+  return digits;
+}
+
+std::string quoted(std::string_view text) {
+  return '"' + std::string(text) + '"';
+}
+
+// One item between the commas of a bracket: 20 or 01-16.
+Expansion expand_item(std::string_view item, std::size_t limit) {
+  const std::size_t dash = item.find('-');
+  const std::string_view low_text = item.substr(0, dash);
+  const std::string_view high_text = dash == std::string_view::npos ? low_text : item.substr(dash + 1);
+  if (!is_digits(low_text) || !is_digits(high_text)) {
+    return failed(0, quoted(item) + " is not a number or a range like 01-16");
+  }
+  const auto low = whole_number(low_text, kMaxRangeNumber);
+  const auto high = whole_number(high_text, kMaxRangeNumber);
+  if (!low || !high) return failed(0, "the numbers in " + quoted(item) + " are too large");
+  if (*low > *high) {
+    return failed(0, "range " + std::string(item) + " runs backwards; write " + std::string(high_text) + "-" +
+                         std::string(low_text));
+  }
+  if (high_text.size() != low_text.size() && high_text.front() == '0') {
+    return failed(0, "the bounds of " + std::string(item) + " are padded with zeros to different widths");
+  }
+  if (*high - *low >= limit) {
+    return failed(0, "range " + std::string(item) + " has more than " + std::to_string(limit) + " entries");
+  }
+  const std::size_t width = low_text.front() == '0' ? low_text.size() : 0;
+  Expansion result;
+  for (unsigned long long n = *low; n <= *high; ++n)
+    result.words.push_back(padded(n, width));
+  return result;
+}
+
+// The inside of one bracket. Offsets count from its first character.
+Expansion expand_bracket(std::string_view inside, std::size_t limit) {
+  if (inside.empty()) return failed(0, "empty brackets; write a range like [01-16]");
+  Expansion result;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t comma = std::min(inside.find(',', begin), inside.size());
+    Expansion item = expand_item(inside.substr(begin, comma - begin), limit);
+    if (item.error) return failed(begin + item.error->offset, std::move(item.error->message));
+    if (result.words.size() + item.words.size() > limit) {
+      return failed(begin, "the range has more than " + std::to_string(limit) + " entries");
+    }
+    std::move(item.words.begin(), item.words.end(), std::back_inserter(result.words));
+    if (comma == inside.size()) return result;
+    begin = comma + 1;
+  }
+}
+
+// Every head with every tail, the tail running fastest.
+std::vector<std::string> product(const std::vector<std::string>& heads,
+                                 const std::vector<std::string>& tails) {
+  std::vector<std::string> words;
+  words.reserve(heads.size() * tails.size());
+  for (const std::string& head : heads) {
+    for (const std::string& tail : tails)
+      words.push_back(head + tail);
+  }
+  return words;
+}
+
+// 3 → 3; 0-3 → 0 1 2 3; anything else made of the characters of device names as it is.
+Expansion expand_id(std::string_view item) {
+  if (item.empty()) return failed(0, "empty entry in a list of devices");
+  const std::size_t dash = item.find('-');
+  if (dash != std::string_view::npos && is_digits(item.substr(0, dash)) && is_digits(item.substr(dash + 1))) {
+    return expand_item(item, kMaxIds);
+  }
+  if (is_digits(item)) {
+    const auto number = whole_number(item, kMaxIds);
+    if (!number) return failed(0, quoted(item) + " is too large for a device number");
+    return {{std::to_string(*number)}, {}};
+  }
+  const bool named =
+      std::isalpha(static_cast<unsigned char>(item.front())) != 0 &&
+      std::all_of(item.begin(), item.end(), [](unsigned char c) {
+        return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '/' || c == '.' || c == ':';
+      });
+  if (!named)
+    return failed(0, quoted(item) + " is not a device number, a range like 0-3, or a device's UUID");
+  return {{std::string(item)}, {}};
+}
+
+bool is_ipv4(std::string_view text) {
+  int parts = 0;
+  while (true) {
+    const std::size_t dot = std::min(text.find('.'), text.size());
+    if (dot > 3 || !whole_number(text.substr(0, dot), 255)) return false;
+    ++parts;
+    if (dot == text.size()) return parts == 4;
+    text.remove_prefix(dot + 1);
+  }
+}
+
+// Counts the 16-bit groups of a piece without "::"; -1 when it is malformed.
+int count_groups(std::string_view text, bool ipv4_allowed) {
+  if (text.empty()) return 0;
+  int groups = 0;
+  while (true) {
+    const std::size_t colon = std::min(text.find(':'), text.size());
+    const std::string_view group = text.substr(0, colon);
+    const bool last = colon == text.size();
+    if (last && ipv4_allowed && group.find('.') != std::string_view::npos) {
+      return is_ipv4(group) ? groups + 2 : -1;
+    }
+    if (group.empty() || group.size() > 4 ||
+        !std::all_of(group.begin(), group.end(), [](unsigned char c) { return std::isxdigit(c) != 0; })) {
+      return -1;
+    }
+    ++groups;
+    if (last) return groups;
+    text.remove_prefix(colon + 1);
+  }
+}
+
+}  // namespace
+
+std::optional<unsigned long long> whole_number(std::string_view text, unsigned long long max) {
+  if (!is_digits(text)) return std::nullopt;
+  unsigned long long value = 0;
+  for (const char c : text) {
+    const auto digit = static_cast<unsigned long long>(c - '0');
+    if (value > max / 10 || value * 10 > max - digit) return std::nullopt;
+    value = value * 10 + digit;
+  }
+  return value;
+}
+
+Expansion expand_ranges(std::string_view word, std::size_t limit) {
+  Expansion result{{std::string()}, {}};
+  std::size_t at = 0;
+  while (at < word.size()) {
+    const std::size_t open = std::min(word.find_first_of("[]", at), word.size());
+    for (std::string& head : result.words)
+      head += word.substr(at, open - at);
+    if (open == word.size()) break;
+    if (word[open] == ']') return failed(open, "] without [");
+    const std::size_t close = word.find_first_of("[]", open + 1);
+    if (close == std::string_view::npos) return failed(open, "[ without ]");
+    if (word[close] == '[') return failed(close, "[ inside a range");
+    Expansion inside = expand_bracket(word.substr(open + 1, close - open - 1), limit);
+    if (inside.error) return failed(open + 1 + inside.error->offset, std::move(inside.error->message));
+    if (result.words.size() > limit / inside.words.size()) {
+      return failed(open, "the ranges give more than " + std::to_string(limit) + " entries");
+    }
+    result.words = product(result.words, inside.words);
+    at = close + 1;
+  }
+  return result;
+}
+
+Expansion expand_ids(std::string_view list) {
+  Expansion result;
+  std::unordered_set<std::string> seen;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t comma = std::min(list.find(',', begin), list.size());
+    Expansion item = expand_id(list.substr(begin, comma - begin));
+    if (item.error) return failed(begin + item.error->offset, std::move(item.error->message));
+    for (std::string& word : item.words) {
+      if (!seen.insert(word).second) return failed(begin, word + " is given twice");
+      result.words.push_back(std::move(word));
+    }
+    if (comma == list.size()) return result;
+    begin = comma + 1;
+  }
+}
+
+bool is_ipv6(std::string_view text) {
+  if (const std::size_t zone = text.find('%'); zone != std::string_view::npos) {
+    const std::string_view name = text.substr(zone + 1);
+    if (name.empty() || name.size() > 15 || name.find_first_of("%:[]@ ") != std::string_view::npos)
+      return false;
+    text = text.substr(0, zone);
+  }
+  const std::size_t gap = text.find("::");
+  if (gap == std::string_view::npos) return count_groups(text, true) == 8;
+  const std::string_view tail = text.substr(gap + 2);
+  const int before = count_groups(text.substr(0, gap), false);
+  const int after = count_groups(tail, true);
+  return before >= 0 && after >= 0 && before + after <= 7;
+}
+
+}  // namespace ddp::remote

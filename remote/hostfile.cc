@@ -1,0 +1,173 @@
+#include "remote/hostfile.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+#include <unordered_map>
+#include <utility>
+
+#include "remote/host_entry.h"
+#include "remote/host_range.h"
+
+namespace ddp::remote {
+
+namespace {
+
+constexpr std::size_t kMaxLine = 16 * 1024;
+
+// Columns count characters, as editors show them: the bytes that go on a UTF-8 character are not counted.
+int column_of(std::string_view line, std::size_t offset) {
+  const auto begin = line.begin();
+  const auto end = begin + static_cast<std::ptrdiff_t>(std::min(offset, line.size()));
+  return 1 + static_cast<int>(std::count_if(
+                 begin, end, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+// Host names are the same in upper and lower case.
+std::string folded(std::string_view name) {
+  std::string text(name);
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+// Gathers entries into one list, and everything that is wrong.
+class HostList {
+ public:
+  explicit HostList(std::string file) : file_(std::move(file)) {}
+
+  /// `line`: 0 for a list on the command line, where `text` is all of it. The entry is text[begin, begin +
+  /// size).
+  void add(std::string_view text, int line, std::size_t begin, std::size_t size);
+  void fail(int line, int column, std::string message) {
+    mistakes_.push_back({Place{file_, line, column}, std::move(message)});
+  }
+  bool full() const { return mistakes_.size() >= kMaxMistakes; }
+  Checked<std::vector<Host>> finish(std::string nothing_found);
+
+ private:
+  void report_twice(const Place& place, const std::string& name, const Place& first, std::size_t more);
+
+  std::string file_;
+  std::vector<Host> hosts_;
+  std::vector<Mistake> mistakes_;
+  std::unordered_map<std::string, Place> seen_;
+};
+
+void HostList::add(std::string_view text, int line, std::size_t begin, std::size_t size) {
+  Entry entry = parse_entry(text.substr(begin, size));
+  for (EntryMistake& mistake : entry.mistakes) {
+    fail(line, column_of(text, begin + mistake.offset), std::move(mistake.message));
+  }
+  if (entry.hosts.empty()) return;
+  const Place place{file_, line, column_of(text, begin + entry.host_offset)};
+  if (hosts_.size() + entry.hosts.size() > kMaxHosts) {
+    fail(place.line, place.column, "more than " + std::to_string(kMaxHosts) + " hosts");
+    return;
+  }
+  const std::string* twice = nullptr;
+  Place first;
+  std::size_t count = 0;
+  for (Host& host : entry.hosts) {
+    const auto [known, is_new] = seen_.emplace(folded(host.name), place);
+    if (!is_new) {
+      if (count++ == 0) {
+        twice = &host.name;
+        first = known->second;
+      }
+      continue;
+    }
+    host.place = place;
+  }
+  if (count > 0) {
+    report_twice(place, *twice, first, count - 1);
+    return;
+  }
+  std::move(entry.hosts.begin(), entry.hosts.end(), std::back_inserter(hosts_));
+}
+
+void HostList::report_twice(const Place& place, const std::string& name, const Place& first,
+                            std::size_t more) {
+  std::string text = "host " + name;
+  if (more > 0) text += " and " + std::to_string(more) + " more of this range";
+  text += more > 0 ? " are listed twice" : " is listed twice";
+  text += first.line > 0 ? " (first on line " + std::to_string(first.line) + ")"
+                         : " (first at column " + std::to_string(first.column) + ")";
+  fail(place.line, place.column, text + "; give each host one entry with all of its slots");
+}
+
+Checked<std::vector<Host>> HostList::finish(std::string nothing_found) {
+  if (mistakes_.empty() && hosts_.empty()) fail(0, 0, std::move(nothing_found));
+  if (mistakes_.size() > kMaxMistakes) mistakes_.resize(kMaxMistakes);
+  if (!mistakes_.empty()) return Mistakes{std::move(mistakes_)};
+  return std::move(hosts_);
+}
+
+// Bytes that no editor shows have no meaning outside of comments.
+std::size_t find_control(std::string_view line) {
+  const std::string_view code = line.substr(0, comment_start(line));
+  const auto odd = std::find_if(code.begin(), code.end(),
+                                [](unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; });
+  return odd == code.end() ? std::string_view::npos : static_cast<std::size_t>(odd - code.begin());
+}
+
+void read_line(HostList& list, std::string_view line, int number) {
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  if (line.size() > kMaxLine) {
+    list.fail(number, static_cast<int>(kMaxLine) + 1,
+              "the line is longer than " + std::to_string(kMaxLine) + " bytes");
+    return;
+  }
+  if (const std::size_t odd = find_control(line); odd != std::string_view::npos) {
+    list.fail(number, column_of(line, odd),
+              "stray control character (byte " + std::to_string(static_cast<unsigned char>(line[odd])) + ")");
+    return;
+  }
+  list.add(line, number, 0, line.size());
+}
+
+}  // namespace
+
+Checked<std::vector<Host>> parse_hostfile(std::string_view text, const std::string& file) {
+  HostList list(file);
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF")) {
+    list.fail(1, 1, "this is UTF-16 text; save the file as UTF-8 or plain ASCII");
+    text = {};
+  }
+  for (int number = 1; !text.empty() && !list.full(); ++number) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    read_line(list, text.substr(0, end), number);
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return list.finish("no hosts in this file; write one host a line, for instance: gpu01 slots=8");
+}
+
+Checked<std::vector<Host>> parse_host_list(std::string_view text, const std::string& option) {
+  HostList list(option);
+  std::size_t begin = 0;
+  bool in_range = false;
+  bool in_quotes = false;
+  for (std::size_t i = 0; i <= text.size() && !list.full(); ++i) {
+    const char c = i < text.size() ? text[i] : ',';
+    const bool end = i == text.size() || (c == ',' && !in_range && !in_quotes);
+    if (c == '"') in_quotes = !in_quotes;
+    if (c == '[') in_range = true;
+    if (c == ']') in_range = false;
+    if (static_cast<unsigned char>(c) < ' ' || c == '#') {
+      list.fail(0, column_of(text, i), c == '#' ? "a comment has no place here" : "stray control character");
+      break;
+    }
+    if (!end) continue;
+    const std::string_view entry = text.substr(begin, i - begin);
+    if (entry.find_first_not_of(" \t") == std::string_view::npos) {
+      list.fail(0, column_of(text, begin), "a host is missing");
+    } else {
+      list.add(text, 0, begin, entry.size());
+    }
+    begin = i + 1;
+  }
+  return list.finish("no hosts given");
+}
+
+}  // namespace ddp::remote

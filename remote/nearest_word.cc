@@ -1,0 +1,62 @@
+#include "remote/nearest_word.h"
+
+#include <algorithm>
+
+namespace ddp::remote {
+
+namespace {
+
+// Longer input is no typing mistake, and the table below grows with the square.
+constexpr std::size_t kMaxWord = 128;
+
+std::string_view unique_extension(std::string_view word, const std::vector<std::string_view>& candidates) {
+  if (word.size() < 3) return {};
+  std::string_view found;
+  for (const std::string_view candidate : candidates) {
+    if (!candidate.starts_with(word)) continue;
+    if (!found.empty()) return {};
+    found = candidate;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  const std::size_t width = b.size() + 1;
+  std::vector<std::size_t> cost((a.size() + 1) * width);
+  for (std::size_t j = 0; j < width; ++j)
+    cost[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    cost[i * width] = i;
+    for (std::size_t j = 1; j < width; ++j) {
+      const std::size_t replace = cost[(i - 1) * width + j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      std::size_t best = std::min({cost[(i - 1) * width + j] + 1, cost[i * width + j - 1] + 1, replace});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        best = std::min(best, cost[(i - 2) * width + j - 2] + 1);
+      }
+      cost[i * width + j] = best;
+    }
+  }
+  return cost.back();
+}
+
+std::string_view nearest_word(std::string_view word, const std::vector<std::string_view>& candidates) {
+  if (word.empty() || word.size() > kMaxWord) return {};
+  if (const std::string_view found = unique_extension(word, candidates); !found.empty()) return found;
+  std::string_view best;
+  std::size_t best_distance = std::max<std::size_t>(1, word.size() / 3) + 1;
+  for (const std::string_view candidate : candidates) {
+    const std::size_t gap =
+        candidate.size() > word.size() ? candidate.size() - word.size() : word.size() - candidate.size();
+    if (gap >= best_distance) continue;
+    const std::size_t distance = edit_distance(word, candidate);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+}  // namespace ddp::remote

@@ -1,0 +1,101 @@
+#include "remote/shell_quote.h"
+
+#include <cctype>
+#include <cstddef>
+
+namespace ddp::remote {
+
+namespace {
+
+bool is_plain(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.' || c == '/' ||
+         c == ':' || c == ',' || c == '+';
+}
+
+// '=' makes an assignment of a first word in sh, '@' is a command of csh, '%' names a job: plain only inside
+// a word, and only behind the first word.
+bool needs_no_quotes(std::string_view word, bool first) {
+  if (word.empty()) return false;
+  for (std::size_t i = 0; i < word.size(); ++i) {
+    const char c = word[i];
+    const bool inner = !first && i > 0 && (c == '=' || c == '@' || c == '%');
+    if (!is_plain(c) && !inner) return false;
+  }
+  return true;
+}
+
+// Single quotes hold everything in all of these shells but three characters, which stand outside of them
+// behind a backslash: the quote itself; '!', which csh expands even inside; and the backslash, which fish
+// reads inside, sh not.
+std::string quote_word(std::string_view word) {
+  if (word.empty()) return "''";
+  std::string text;
+  bool open = false;
+  for (const char c : word) {
+    const bool outside = c == '\'' || c == '!' || c == '\\';
+    if (outside == open) {
+      text += '\'';
+      open = !open;
+    }
+    if (outside) text += '\\';
+    text += c;
+  }
+  if (open) text += '\'';
+  return text;
+}
+
+Error usage(std::string text) {
+  return Error{ErrorCode::kUsage, std::move(text)};
+}
+
+}  // namespace
+
+Result<std::string> shell_quote(const std::vector<std::string>& argv) {
+  if (argv.empty()) return usage("no command to run");
+  std::string line;
+  for (const std::string& word : argv) {
+    if (word.find('\n') != std::string::npos)
+      return usage("a line feed in a remote command cannot pass every shell");
+    if (word.find('\0') != std::string::npos) return usage("a zero byte in a remote command");
+    const bool first = line.empty();
+    if (!first) line += ' ';
+    line += needs_no_quotes(word, first) ? word : quote_word(word);
+  }
+  return line;
+}
+
+Result<std::vector<std::string>> split_words(std::string_view text) {
+  std::vector<std::string> words;
+  bool in_word = false;
+  char quote = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool blank = c == ' ' || c == '\t' || c == '\n';
+    if (quote == 0 && blank) {
+      in_word = false;
+      continue;
+    }
+    if (!in_word) {
+      words.emplace_back();
+      in_word = true;
+    }
+    if (quote == 0 && (c == '\'' || c == '"')) {
+      quote = c;
+    } else if (c == quote) {
+      quote = 0;
+    } else if (c == '\\' && quote != '\'') {
+      if (i + 1 == text.size()) return usage("a \\ at the end quotes nothing");
+      const char next = text[i + 1];
+      // Inside double quotes the backslash of sh quotes only these.
+      const bool quotes = quote == 0 || next == '"' || next == '\\' || next == '$' || next == '`';
+      if (quotes) ++i;
+      words.back() += text[i];
+    } else {
+      words.back() += c;
+    }
+  }
+  if (quote != 0) return usage(std::string("the quote ") + quote + " is not closed");
+  return words;
+}
+
+}  // namespace ddp::remote
