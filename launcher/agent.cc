@@ -1,7 +1,7 @@
 #include "launcher/agent.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "launcher/exit_report.h"
+#include "launcher/job_spec.h"
 #include "launcher/process_tree.h"
 #include "launcher/store_probe.h"
 #include "rendezvous/tcp_listener.h"
@@ -35,6 +36,12 @@ EnvVars own_environment() {
   for (char** entry = environ; *entry != nullptr; ++entry)
     entries.emplace_back(*entry);
   return split_env(entries);
+}
+
+/// Whether anybody descends from us: orphans of our tree come to us, their subreaper, so no child means no descendant.
+bool has_children() {
+  siginfo_t info{};
+  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
 std::string make_error_dir() {
@@ -113,6 +120,9 @@ void Agent::handle(const rendezvous::JobStart& message) {
   patience_ = std::chrono::milliseconds(message.master_timeout_ms);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
   keeper_.set_job_mark(message.job_id);
+  // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing can.
+  if (!message.local) keeper_.set_lease(patience_);
+  tree_scope_.job_id = message.job_id;
   auto job = NodeJob::prepare(message, own_environment(), options_.directory);
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
@@ -190,7 +200,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
                            " for each worker (its share of the node's cores); export it to choose another"});
   }
   attempt_running_ = true;
-  workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, options_.worker_nofile);
+  workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, options_.worker_nofile, tree_scope_);
   workers_->start(std::move(workers->specs));
   start_task(finish_attempt(message.attempt));
 }
@@ -286,7 +296,10 @@ void Agent::worker_output(std::uint32_t rank, std::uint8_t stream, std::string_v
 Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
   co_await workers_->ended();
   // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
-  const std::vector<LeftProcess> left = kill_own_tree();
+  std::vector<LeftProcess> left;
+  reap_adopted({});
+  if (has_children()) left = kill_own_tree(tree_scope_);
+  reap_adopted({});
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
   rendezvous::AttemptEnded ended;
   ended.attempt = attempt;

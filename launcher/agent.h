@@ -21,7 +21,7 @@ namespace ddp::launcher {
 
 /// The process on a node that owns its workers for one job: it answers the master over the control link and lives exactly as long
 /// as that link. One loop thread; constructor, run(), nothing else.
-class Agent final : private WorkerEvents {
+class Agent final : public WorkerEvents {
  public:
   struct Options {
     std::string directory;  ///< where this program lies, and with it `train`
@@ -83,6 +83,7 @@ class Agent final : private WorkerEvents {
   std::optional<NodeJob> job_;
   std::optional<rendezvous::TcpStoreServer> store_;
   std::unique_ptr<WorkerGroup> workers_;
+  TreeScope tree_scope_;
   std::string error_dir_;
   std::uint32_t attempt_ = 0;
   std::size_t credit_ = 0;

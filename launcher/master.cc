@@ -19,6 +19,7 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
+constexpr milliseconds kLastTasks{500};
 constexpr seconds kPingEvery{1};
 /// A ping that comes this late means that we were stopped ourselves.
 constexpr seconds kOverslept{3};
@@ -95,10 +96,27 @@ int Master::run() {
   start_task(watch_signals());
   start_task(ping_nodes());
   loop_.run();  // until the supervisor has finished; carry_out stops it
+  end_tasks();
   output_.finish_all();
   const int code = report();
   console_.close();
   return code;
+}
+
+/// Every task sees that its work is over and ends. One that waits for a dead connection is not waited for.
+void Master::end_tasks() {
+  fan_out_.cancel();
+  for (const auto& node : nodes_) {
+    if (node->link) node->link->close();
+  }
+  error_code ignored;
+  signals_.cancel(ignored);
+  stdin_.cancel(ignored);
+  stdin_room_.cancel();
+  ping_timer_.cancel();
+  deadline_.cancel();
+  loop_.restart();
+  loop_.run_for(kLastTasks);
 }
 
 void Master::start_task(Awaitable<> task) {
@@ -226,7 +244,7 @@ void Master::take(Node& node, const rendezvous::Message& message) {
   } else if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
     if (pong->sequence == node.ping) node.clock.sample(node.pinged, now(), nanoseconds(pong->clock_ns));
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
-    say_host(node, notice->text);
+    say(spec_.hosts[node.index].name + ": " + notice->text);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
     stdin_window_ += stdin_taken->bytes;
     stdin_room_.cancel();
@@ -324,6 +342,7 @@ Awaitable<> Master::feed_stdin() {
     while (stdin_window_ == 0)
       co_await stdin_room_.async_wait(kUseTuple);
     if (waits) co_await stdin_.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+    if (link.closed()) co_return;
     count = ::read(0, buffer.data(), std::min(buffer.size(), stdin_window_));
     const auto size = static_cast<std::size_t>(std::max<ssize_t>(count, 0));
     stdin_window_ -= size;

@@ -61,6 +61,7 @@ class Master {
   Supervisor::Time happened(const Node& node, const rendezvous::Message& message) const;
   void give_credit(Node& node);
   void sleep_until_continued();
+  void end_tasks();
   void start_task(Awaitable<> task);
   void say(std::string_view text);
   void say_host(const Node& node, std::string_view line);

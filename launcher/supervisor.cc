@@ -481,6 +481,9 @@ void Supervisor::add_node_failure(std::size_t index, Error error, Time now) {
   failure.kind = Failure::Kind::kNode;
   failure.host = spec_.hosts[index].name;
   failure.error = std::move(error);
+  // The report names the host; texts that already do are not to say it twice.
+  const std::string prefix = failure.host + ": ";
+  if (failure.error.text.starts_with(prefix)) failure.error.text.erase(0, prefix.size());
   failure.at = duration_cast<milliseconds>(now - started_);
   failure.stopped_by_us = false;
   end_.failures.push_back(std::move(failure));

@@ -9,7 +9,6 @@
 #include <exception>
 #include <utility>
 
-#include "launcher/process_tree.h"
 
 namespace ddp::launcher {
 namespace {
@@ -55,10 +54,12 @@ struct WorkerGroup::Worker {
   bool pipes_open() const { return out->open || err->open; }
 };
 
-WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, std::optional<rlim_t> nofile)
+WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, std::optional<rlim_t> nofile,
+                         TreeScope tree)
     : executor_(executor),
       events_(events),
       nofile_(nofile),
+      tree_(std::move(tree)),
       room_(executor, Clock::time_point::max()),
       kill_at_(executor, Clock::time_point::max()),
       task_done_(executor, Clock::time_point::max()) {}
@@ -206,7 +207,7 @@ Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
 void WorkerGroup::kill_all() {
   // The tree first, frozen before it is killed, so that nothing forks away; the groups catch what reparented
   // meanwhile.
-  kill_own_tree();
+  kill_own_tree(tree_);
   for (const auto& worker : workers_) {
     if (worker->child.running()) (void)worker->child.send_group_signal(SIGKILL);
   }

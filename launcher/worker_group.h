@@ -15,6 +15,7 @@
 #include "base/asio.h"
 #include "base/child_process.h"
 #include "base/result.h"
+#include "launcher/process_tree.h"
 #include "rendezvous/codec.h"
 
 namespace ddp::launcher {
@@ -48,8 +49,8 @@ class WorkerGroup {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `nofile`: soft RLIMIT_NOFILE that the workers get, when the agent has raised its own.
-  WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, std::optional<rlim_t> nofile);
+  /// `nofile`: soft RLIMIT_NOFILE that the workers get, when the agent has raised its own. `tree`: what a kill reaches.
+  WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, std::optional<rlim_t> nofile, TreeScope tree);
   ~WorkerGroup();
 
   /// Starts all. A worker that cannot be started is reported like one that ended; the others go on.
@@ -82,6 +83,7 @@ class WorkerGroup {
   asio::any_io_executor executor_;
   WorkerEvents& events_;
   std::optional<rlim_t> nofile_;
+  TreeScope tree_;
   std::vector<std::unique_ptr<Worker>> workers_;
   asio::steady_timer room_;       ///< cancelled when output may flow again
   asio::steady_timer kill_at_;    ///< when TERM becomes KILL

@@ -1,0 +1,88 @@
+#include "apps/ddplaunch/launch.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/asio.h"
+#include "base/version.h"
+#include "launcher/exit_report.h"
+#include "launcher/job_dir.h"
+#include "launcher/master.h"
+#include "remote/command_shell.h"
+#include "remote/local_shell.h"
+#include "remote/ssh_shell.h"
+#include "rendezvous/message.h"
+
+namespace ddp {
+namespace {
+
+/// Three descriptors for each node, and one for each open file of the job directory.
+void raise_nofile() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/// ddplaunchd lies beside this program, here and, unless --agent says otherwise, at the same path on the nodes.
+Result<std::string> agent_beside_us() {
+  char path[4096];
+  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
+  if (size < 0) return system_error(errno, "/proc/self/exe");
+  const std::string_view text(path, static_cast<std::size_t>(size));
+  return std::string(text.substr(0, text.rfind('/'))) + "/ddplaunchd";
+}
+
+std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec) {
+  if (!spec.ssh_command.empty()) {
+    return std::make_unique<remote::CommandShell>(
+        loop.get_executor(),
+        remote::CommandShellOptions{spec.ssh_command, spec.ssh_config, spec.accept_new_host_keys});
+  }
+  if (spec.launcher == launcher::LauncherKind::kLocal) {
+    return std::make_unique<remote::LocalShell>(loop.get_executor());
+  }
+  return std::make_unique<remote::SshShell>(loop.get_executor(),
+                                            remote::SshShellOptions{spec.ssh_config, spec.accept_new_host_keys});
+}
+
+int fail(const Error& error) {
+  launcher::JobEnd end;
+  end.master = error;
+  const launcher::ExitReport report = launcher::make_exit_report(end);
+  std::fputs(report.text.c_str(), stderr);
+  return report.exit_code;
+}
+
+}  // namespace
+
+int launch(const launcher::JobSpec& spec) {
+  ::signal(SIGPIPE, SIG_IGN);
+  raise_nofile();
+  launcher::Master::Options options;
+  options.expected = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
+  options.agent_path = spec.agent_path;
+  if (options.agent_path.empty()) {
+    auto beside = agent_beside_us();
+    if (!beside) return fail(beside.error());
+    options.agent_path = std::move(*beside);
+  }
+  auto job_dir = launcher::JobDir::create(spec.job_dir);
+  if (!job_dir) return fail(job_dir.error());
+
+  asio::io_context loop(1);
+  const auto remote = make_remote_shell(loop, spec);
+  remote::LocalShell local(loop.get_executor());
+  launcher::Master master(loop, spec, std::move(options), *remote, local, std::move(*job_dir));
+  return master.run();
+}
+
+}  // namespace ddp
