@@ -1,0 +1,157 @@
+#include "base/log.h"
+
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace ddp::log {
+namespace {
+
+constexpr char kPattern[] = "%H:%M:%S.%e %l [%n] %v";
+
+/// stderr, or the memory of a Capture.
+class Sink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  void capture(bool on) {
+    const std::lock_guard lock(mutex_);
+    captured_ = on ? std::optional<std::vector<std::string>>(std::in_place) : std::nullopt;
+  }
+  std::vector<std::string> captured() {
+    const std::lock_guard lock(mutex_);
+    return captured_.value_or(std::vector<std::string>());
+  }
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    if (!captured_) return stderr_.log(message);
+    const auto level = spdlog::level::to_string_view(message.level);
+    std::string line(level.data(), level.size());
+    line += " [";
+    line.append(message.logger_name.data(), message.logger_name.size());
+    line += "] ";
+    line.append(message.payload.data(), message.payload.size());
+    captured_->push_back(std::move(line));
+  }
+  void flush_() override { stderr_.flush(); }
+  void set_formatter_(std::unique_ptr<spdlog::formatter> formatter) override {
+    stderr_.set_formatter(std::move(formatter));
+  }
+  void set_pattern_(const std::string& pattern) override { stderr_.set_pattern(pattern); }
+
+ private:
+  spdlog::sinks::stderr_sink_st stderr_;
+  std::optional<std::vector<std::string>> captured_;
+};
+
+/// What all loggers share. Never destroyed, so that a line may be written until the very end.
+struct State {
+  State() { sink->set_pattern(kPattern); }
+  std::mutex mutex;
+  std::shared_ptr<Sink> sink = std::make_shared<Sink>();
+  std::map<std::string, std::shared_ptr<spdlog::logger>> loggers;
+  Level level = Level::kWarning;
+  std::string context;
+};
+
+State& state() {
+  static State* const state = new State;
+  return *state;
+}
+
+spdlog::level::level_enum as_spdlog(Level level) {
+  switch (level) {
+    case Level::kTrace:
+      return spdlog::level::trace;
+    case Level::kDebug:
+      return spdlog::level::debug;
+    case Level::kInfo:
+      return spdlog::level::info;
+    case Level::kWarning:
+      return spdlog::level::warn;
+    case Level::kError:
+      return spdlog::level::err;
+    case Level::kOff:
+      break;
+  }
+  return spdlog::level::off;
+}
+
+std::shared_ptr<spdlog::logger> logger_of(const std::string& module) {
+  State& all = state();
+  const std::lock_guard lock(all.mutex);
+  auto& logger = all.loggers[module];
+  if (!logger) {
+    logger = std::make_shared<spdlog::logger>(module, all.sink);
+    logger->set_level(as_spdlog(all.level));
+    logger->flush_on(spdlog::level::warn);
+  }
+  return logger;
+}
+
+}  // namespace
+
+void set_level(Level level) {
+  State& all = state();
+  const std::lock_guard lock(all.mutex);
+  all.level = level;
+  for (auto& [name, logger] : all.loggers)
+    logger->set_level(as_spdlog(level));
+}
+
+bool set_level(std::string_view name) {
+  constexpr std::pair<std::string_view, Level> kNames[] = {
+      {"trace", Level::kTrace},     {"debug", Level::kDebug}, {"info", Level::kInfo},
+      {"warning", Level::kWarning}, {"error", Level::kError}, {"off", Level::kOff},
+  };
+  for (const auto& [known, level] : kNames) {
+    if (known != name) continue;
+    set_level(level);
+    return true;
+  }
+  return false;
+}
+
+void set_context(std::string context) {
+  State& all = state();
+  const std::lock_guard lock(all.mutex);
+  all.context = std::move(context);
+}
+
+Logger::Logger(const std::string& module) : logger_(logger_of(module)) {}
+
+bool Logger::enabled(Level level) const {
+  return logger_->should_log(as_spdlog(level));
+}
+
+void Logger::emit(Level level, std::string_view line) const {
+  std::string text;
+  {
+    State& all = state();
+    const std::lock_guard lock(all.mutex);
+    if (!all.context.empty()) text = all.context + ": ";
+  }
+  text += line;
+  // As a message, not as a format: the text may hold braces.
+  logger_->log(as_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
+}
+
+Capture::Capture() : before_(state().level) {
+  state().sink->capture(true);
+  set_level(Level::kTrace);
+}
+
+Capture::~Capture() {
+  set_level(before_);
+  state().sink->capture(false);
+}
+
+std::vector<std::string> Capture::lines() const {
+  return state().sink->captured();
+}
+
+}  // namespace ddp::log
