@@ -16,7 +16,8 @@ namespace {
   plan.failure.err = err;
   if (plan.report_fd >= 0) {
     // Far below PIPE_BUF, so whole or not at all; and if not, there is nobody left to tell.
-    [[maybe_unused]] const ssize_t written = write(plan.report_fd, &plan.failure, sizeof plan.failure);
+    const auto failure = plan.failure;
+    [[maybe_unused]] const ssize_t written = write(plan.report_fd, &failure, sizeof failure);
   }
   _exit(127);
 }
