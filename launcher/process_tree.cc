@@ -112,7 +112,11 @@ std::size_t TreeKill::take_new(const Table& table) {
       const pid_t pid = child->second;
       if (std::find(scope_.keep.begin(), scope_.keep.end(), pid) != scope_.keep.end()) continue;
       if (!members_.contains(pid)) {
-        if (!take(pid, false)) continue;
+        if (!take(pid, false)) {
+          // It ended under our eyes; what it forked before that only the next pass shows.
+          if (table.at(pid).state != 'Z') ++fresh;
+          continue;
+        }
         // One that we may not stop goes on forking; waiting for it to come to rest would be in vain.
         if (members_[pid].err == 0) ++fresh;
       }

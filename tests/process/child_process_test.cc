@@ -1,0 +1,361 @@
+#include "base/child_process.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "tests/process/process_probe.h"
+
+namespace ddp {
+namespace {
+
+using namespace process_test;
+
+ChildSpec shell(const std::string& script) {
+  ChildSpec spec;
+  spec.path = "/bin/sh";
+  spec.argv = {"sh", "-c", script};
+  return spec;
+}
+
+/// Starts it, and gives what it wrote to stdout.
+std::string output_of(ChildSpec spec) {
+  Pipe out = make_pipe();
+  spec.out = out.write_end.get();
+  auto child = spawn(spec);
+  INFO((child ? std::string() : child.error().text));
+  REQUIRE(child.has_value());
+  out.write_end.reset();
+  std::string text = read_all(out.read_end.get());
+  wait_end(*child);
+  return text;
+}
+
+/// A directory that goes with the test.
+class Directory {
+ public:
+  Directory() { REQUIRE(mkdtemp(path_.data()) != nullptr); }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  std::string file(const std::string& name, const std::string& text, mode_t mode) const {
+    const std::string path = path_ + "/" + name;
+    std::ofstream(path) << text;
+    REQUIRE(chmod(path.c_str(), mode) == 0);
+    return path;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_ = "/tmp/ddp_child_XXXXXX";
+};
+
+Error failure_of(ChildSpec spec) {
+  if (spec.argv.empty()) spec.argv = {spec.path};
+  const std::size_t before = open_descriptors();
+  auto child = spawn(spec);
+  REQUIRE(!child.has_value());
+  CHECK(open_descriptors() == before);
+  return child.error();
+}
+
+Error failure_of_path(const std::string& path) {
+  ChildSpec spec;
+  spec.path = path;
+  return failure_of(spec);
+}
+
+}  // namespace
+
+TEST_CASE("a child gets its arguments and environment byte for byte, and its directory") {
+  ChildSpec spec = shell("printf '%s|' \"$@\"; printf '%s|' \"$V\"; pwd");
+  spec.argv.insert(spec.argv.end(), {"sh", "", "a b", "'\"$x\\", "\xff\x01\n"});
+  spec.env = {"V=one\ntwo = \xc3\x28"};
+  spec.cwd = "/proc";
+  CHECK(output_of(spec) == "|a b|'\"$x\\|\xff\x01\n|one\ntwo = \xc3\x28|/proc\n");
+}
+
+TEST_CASE("a child inherits no environment that was not named") {
+  ChildSpec spec;
+  spec.path = "/usr/bin/env";
+  spec.argv = {"env"};
+  spec.env = {"ONLY=this"};
+  CHECK(output_of(spec) == "ONLY=this\n");
+}
+
+TEST_CASE("the exit of a child is a value with text") {
+  auto end_of = [](const std::string& script) {
+    auto child = spawn(shell(script));
+    REQUIRE(child.has_value());
+    return wait_end(*child);
+  };
+  CHECK(end_of("exit 0").success());
+  CHECK(end_of("exit 3").text() == "exited 3");
+  CHECK(end_of("kill -KILL $$").text() == "killed by SIGKILL");
+  CHECK(end_of("kill -KILL $$").exit_code() == 137);
+}
+
+TEST_CASE("a program that cannot be executed is reported with the reason") {
+  Directory directory;
+  const Error missing = failure_of_path("/nonexistent/program");
+  CHECK(missing.code == ErrorCode::kExec);
+  CHECK(missing.sys == ENOENT);
+  CHECK(missing.text == "execute /nonexistent/program: No such file or directory");
+
+  const std::string plain = directory.file("plain", "#!/bin/sh\n", 0644);
+  CHECK(failure_of_path(plain).sys == EACCES);
+  CHECK(failure_of_path(plain).text ==
+        "execute " + plain + ": Permission denied: it is not executable (chmod +x)");
+  CHECK(failure_of_path("/tmp").text == "execute /tmp: Permission denied: it is a directory");
+
+  const std::string lost = directory.file("lost", "#!/opt/none/python3 -u\n", 0755);
+  CHECK(failure_of_path(lost).text == "execute " + lost +
+                                          ": No such file or directory: its first line asks for "
+                                          "/opt/none/python3, which does not exist");
+  const std::string windows = directory.file("windows", "#!/bin/sh\r\n", 0755);
+  CHECK(failure_of_path(windows).text == "execute " + windows +
+                                             ": No such file or directory: its first line ends as Windows "
+                                             "does; save it with Unix line ends");
+  const std::string text = directory.file("text", "hello\n", 0755);
+  CHECK(failure_of_path(text).sys == ENOEXEC);
+  CHECK(failure_of_path(text).text == "execute " + text +
+                                          ": Exec format error: it is no program for this machine, and a "
+                                          "script needs a first line #!INTERPRETER");
+}
+
+TEST_CASE("a script named relative to the child's directory is explained there") {
+  Directory directory;
+  directory.file("run", "#!/opt/none/sh\n", 0755);
+  ChildSpec spec;
+  spec.path = "./run";
+  spec.cwd = directory.path();
+  CHECK(
+      failure_of(spec).text ==
+      "execute ./run: No such file or directory: its first line asks for /opt/none/sh, which does not exist");
+}
+
+TEST_CASE("an environment that is too long is an exec error") {
+  ChildSpec spec = shell("exit 0");
+  spec.env = {"LONG=" + std::string(200 * 1024, 'x')};
+  const Error error = failure_of(spec);
+  CHECK(error.sys == E2BIG);
+  CHECK(error.text ==
+        "execute /bin/sh: Argument list too long: arguments and environment together are too long for the "
+        "kernel");
+}
+
+TEST_CASE("a missing working directory is told apart from a missing program") {
+  ChildSpec spec = shell("exit 0");
+  spec.cwd = "/nonexistent/place";
+  const Error error = failure_of(spec);
+  CHECK(error.code == ErrorCode::kRefused);
+  CHECK(error.sys == ENOENT);
+  CHECK(error.text == "enter working directory /nonexistent/place: No such file or directory");
+}
+
+TEST_CASE("a descriptor that is not open is a system error") {
+  ChildSpec spec = shell("exit 0");
+  spec.inherit = {{999, 3}};
+  const Error error = failure_of(spec);
+  CHECK(error.code == ErrorCode::kSystem);
+  CHECK(error.text == "hand descriptors to /bin/sh: Bad file descriptor");
+}
+
+TEST_CASE("a child has the named descriptors and no other, not even forgotten ones") {
+  const UniqueFd forgotten(open("/dev/null", O_RDONLY));  // without close-on-exec
+  const UniqueFd high(fcntl(forgotten.get(), F_DUPFD, 700));
+  ChildSpec spec;
+  spec.path = "/bin/ls";
+  spec.argv = {"ls", "/proc/self/fd"};
+  spec.inherit = {{forgotten.get(), 5}};
+  CHECK(output_of(spec) == "0\n1\n2\n3\n5\n");  // 3 is the directory that ls reads
+}
+
+TEST_CASE("descriptors may trade places, and keep their own number") {
+  Pipe first = make_pipe();
+  Pipe second = make_pipe();
+  const int a = first.write_end.get();
+  const int b = second.write_end.get();
+  ChildSpec spec = shell("echo a >&" + std::to_string(a) + "; echo b >&" + std::to_string(b));
+  SECTION("swapped") {
+    spec.inherit = {{a, b}, {b, a}};
+  }
+  SECTION("in place") {
+    spec.inherit = {{b, b}, {a, a}};
+  }
+  const bool swapped = spec.inherit[0].fd != spec.inherit[0].as;
+  auto child = spawn(spec);
+  REQUIRE(child.has_value());
+  first.write_end.reset();
+  second.write_end.reset();
+  CHECK(read_all(first.read_end.get()) == (swapped ? "b\n" : "a\n"));
+  CHECK(read_all(second.read_end.get()) == (swapped ? "a\n" : "b\n"));
+  wait_end(*child);
+}
+
+TEST_CASE("our standard streams may be handed over in any order") {
+  Pipe out = make_pipe();
+  Pipe err = make_pipe();
+  // The child's stdout goes where our descriptor 2 leads, and the other way round, as far as the plan knows.
+  const UniqueFd saved_out(fcntl(1, F_DUPFD_CLOEXEC, 10)), saved_err(fcntl(2, F_DUPFD_CLOEXEC, 10));
+  dup2(out.write_end.get(), 1);
+  dup2(err.write_end.get(), 2);
+  ChildSpec spec = shell("echo out; echo err >&2");
+  spec.out = 2;
+  spec.err = 1;
+  auto child = spawn(spec);
+  dup2(saved_out.get(), 1);
+  dup2(saved_err.get(), 2);
+  out.write_end.reset();
+  err.write_end.reset();
+  REQUIRE(child.has_value());
+  CHECK(read_all(out.read_end.get()) == "err\n");
+  CHECK(read_all(err.read_end.get()) == "out\n");
+  wait_end(*child);
+}
+
+TEST_CASE("a child has default dispositions and nothing blocked, whatever we have") {
+  struct sigaction old_pipe, old_user;
+  struct sigaction ignore = {}, handle = {};
+  ignore.sa_handler = SIG_IGN;
+  handle.sa_handler = [](int) {};
+  sigaction(SIGPIPE, &ignore, &old_pipe);
+  sigaction(SIGUSR2, &handle, &old_user);
+  sigset_t blocked, before;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGUSR1);
+  sigaddset(&blocked, SIGTERM);
+  sigprocmask(SIG_BLOCK, &blocked, &before);
+  ChildSpec spec;
+  spec.path = "/bin/grep";
+  spec.argv = {"grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"};
+  const std::string plain = output_of(spec);
+  sigset_t wanted;
+  sigemptyset(&wanted);
+  sigaddset(&wanted, SIGUSR1);
+  spec.signal_mask = wanted;
+  const std::string with_mask = output_of(spec);
+  sigset_t now;
+  sigprocmask(SIG_SETMASK, &before, &now);
+  sigaction(SIGPIPE, &old_pipe, nullptr);
+  sigaction(SIGUSR2, &old_user, nullptr);
+
+  CHECK(plain == "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n");
+  CHECK(with_mask == "SigBlk:\t0000000000000200\nSigIgn:\t0000000000000000\n");
+  CHECK(sigismember(&now, SIGUSR1) == 1);  // ours is as it was
+  CHECK(sigismember(&now, SIGINT) == 0);
+}
+
+TEST_CASE("a child leads its own session and group, or stays in ours") {
+  for (const bool own : {true, false}) {
+    ChildSpec spec = shell("kill -STOP $$");
+    spec.new_session = own;
+    auto child = spawn(spec);
+    REQUIRE(child.has_value());
+    const auto info = launcher::read_process(child->pid());
+    REQUIRE(info.has_value());
+    CHECK(info->session == (own ? child->pid() : getsid(0)));
+    CHECK(getpgid(child->pid()) == (own ? child->pid() : getpgrp()));
+  }
+}
+
+TEST_CASE("a child gets its own soft limit of open files") {
+  ChildSpec spec = shell("ulimit -Sn");
+  spec.nofile_soft = 123;
+  CHECK(output_of(spec) == "123\n");
+}
+
+TEST_CASE("an ended child is seen before it is reaped, and its group can still be killed") {
+  Pipe life = make_pipe();
+  ChildSpec spec;
+  spec.path = DDP_PROCESS_WORKER;
+  spec.argv = {"worker", "orphan"};
+  spec.inherit = {{life.write_end.get(), 3}};
+  auto child = spawn(spec);
+  REQUIRE(child.has_value());
+  life.write_end.reset();
+  REQUIRE(read_bytes(life.read_end.get(), 1) == "r");
+  REQUIRE(wait_readable(child->pidfd()));
+  CHECK(child->peek() == ExitStatus::exited(0));
+  CHECK(child->running());
+  CHECK(child->send_group_signal(SIGKILL).has_value());  // reaches what it left behind
+  CHECK(reaches_end(life.read_end.get()));
+  CHECK(child->try_wait() == ExitStatus::exited(0));
+  CHECK(child->try_wait() == ExitStatus::exited(0));
+  CHECK(!child->running());
+  CHECK(child->send_signal(SIGKILL).error().sys == ESRCH);
+  CHECK(child->send_group_signal(SIGKILL).error().sys == ESRCH);
+}
+
+TEST_CASE("destroying a living child kills its group and reaps it") {
+  const std::size_t before = open_descriptors();
+  {
+    Pipe life = make_pipe();
+    pid_t pid;
+    {
+      ChildSpec spec;
+      spec.path = DDP_PROCESS_WORKER;
+      spec.argv = {"worker", "stubborn"};
+      spec.inherit = {{life.write_end.get(), 3}};
+      auto child = spawn(spec);
+      REQUIRE(child.has_value());
+      pid = child->pid();
+      REQUIRE(read_bytes(life.read_end.get(), 1) == "r");
+      CHECK(!child->try_wait().has_value());
+      ChildProcess moved = std::move(*child);
+      CHECK(!*child);
+      CHECK(moved.pid() == pid);
+    }
+    life.write_end.reset();
+    CHECK(reaches_end(life.read_end.get()));
+    CHECK(!launcher::read_process(pid).has_value());
+  }
+  CHECK(open_descriptors() == before);
+}
+
+TEST_CASE("a child with a death signal ends with its parent") {
+  Pipe life = make_pipe();
+  ChildSpec spec;
+  spec.path = DDP_PROCESS_HOST;
+  spec.argv = {"host", "parent", DDP_PROCESS_WORKER, "stubborn"};
+  spec.inherit = {{life.write_end.get(), 3}};
+  auto parent = spawn(spec);
+  REQUIRE(parent.has_value());
+  life.write_end.reset();
+  REQUIRE(read_bytes(life.read_end.get(), 1) == "r");
+  REQUIRE(parent->send_signal(SIGKILL).has_value());
+  CHECK(reaches_end(life.read_end.get()));
+  CHECK(wait_end(*parent) == ExitStatus::signaled(SIGKILL));
+}
+
+TEST_CASE("many threads may start children at the same time") {
+  const std::size_t before = open_descriptors();
+  std::atomic<int> good = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&good] {
+      for (int i = 0; i < 20; ++i) {
+        ChildSpec spec;
+        spec.path = i % 2 == 0 ? "/bin/true" : "/nonexistent";
+        spec.argv = {"true"};
+        auto child = spawn(spec);
+        if (i % 2 != 0) {
+          if (!child && child.error().sys == ENOENT) ++good;
+          continue;
+        }
+        if (!child || !wait_readable(child->pidfd())) continue;
+        const auto end = child->try_wait();
+        if (end && end->success()) ++good;
+      }
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  CHECK(good == 80);
+  CHECK(open_descriptors() == before);
+}
+
+}  // namespace ddp

@@ -1,0 +1,194 @@
+#include "launcher/keeper.h"
+
+#include <sys/stat.h>
+
+#include "launcher/process_tree.h"
+#include "tests/process/process_probe.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace process_test;
+
+/// A keeper with its agent and the agent's worker, all three carrying `mark`.
+struct Node {
+  std::string mark;
+  Pipe life;    ///< ends when nobody is left, the keeper included in no way
+  Pipe input;   ///< the agent's stdin
+  Pipe output;  ///< the agent's stdout
+  Pipe errors;
+  ChildProcess keeper;
+  pid_t agent = -1;
+
+  bool all_gone() { return reaches_end(life.read_end.get()) && living_with(mark).empty(); }
+  std::string said() { return read_all(errors.read_end.get()); }
+};
+
+Node start(const std::string& agent_mode, const std::string& lease_ms,
+           const std::vector<std::string>& worker) {
+  Node node{unique_mark("DDPTEST_NODE"), make_pipe(), make_pipe(), make_pipe(), make_pipe(), {}};
+  ChildSpec spec;
+  spec.path = DDP_PROCESS_HOST;
+  spec.argv = {"host", "keeper", agent_mode, lease_ms, "job-" + node.mark, DDP_PROCESS_WORKER};
+  spec.argv.insert(spec.argv.end(), worker.begin(), worker.end());
+  spec.env = {node.mark};
+  spec.in = node.input.read_end.get();
+  spec.out = node.output.write_end.get();
+  spec.err = node.errors.write_end.get();
+  spec.inherit = {{node.life.write_end.get(), 3}};
+  auto keeper = spawn(spec);
+  REQUIRE(keeper.has_value());
+  node.keeper = std::move(*keeper);
+  node.life.write_end.reset();
+  node.output.write_end.reset();
+  node.errors.write_end.reset();
+  return node;
+}
+
+/// Started, and its agent and all processes of its worker ("family": 5) are where they shall be.
+Node start_ready(const std::string& agent_mode, const std::string& lease_ms, const std::string& worker,
+                 std::size_t count) {
+  Node node = start(agent_mode, lease_ms, {worker});
+  REQUIRE(read_bytes(node.life.read_end.get(), count + 1).size() == count + 1);
+  for (const ProcessInfo& info : living_with(node.mark)) {
+    if (info.parent == node.keeper.pid()) node.agent = info.pid;
+  }
+  REQUIRE(node.agent > 0);
+  return node;
+}
+
+std::string ended(std::size_t count) {
+  return "; ended " + std::to_string(count) + " processes that it left\n";
+}
+
+}  // namespace
+
+TEST_CASE("an agent that ends by itself gives its code, and what it left is ended") {
+  const std::size_t descriptors = open_descriptors();
+  {
+    Node node = start("exit", "0", {"family"});
+    REQUIRE(read_bytes(node.life.read_end.get(), 5).size() == 5);
+    REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(3));
+    CHECK(node.all_gone());
+    CHECK(node.said().empty());
+  }
+  CHECK(open_descriptors() == descriptors);
+}
+
+TEST_CASE("a killed agent: its whole tree goes") {
+  Node node = start_ready("serve", "0", "family", 5);
+  REQUIRE(kill(node.agent, SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  CHECK(node.all_gone());
+  CHECK(node.said() == "ddplaunchd keeper: the agent was killed by SIGKILL" + ended(5));
+}
+
+TEST_CASE("a killed agent amid a fork storm: its whole tree goes") {
+  Node node = start("serve", "0", {"storm", "300"});
+  REQUIRE(read_bytes(node.life.read_end.get(), 40).size() == 40);
+  pid_t agent = -1;
+  for (const ProcessInfo& info : living_with(node.mark)) {
+    if (info.parent == node.keeper.pid()) agent = info.pid;
+  }
+  REQUIRE(agent > 0);
+  REQUIRE(kill(agent, SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  CHECK(node.all_gone());
+}
+
+TEST_CASE("an agent that is stopped past its lease goes, with its whole tree") {
+  Node node = start_ready("serve", "300", "family", 5);
+  // Longer than the lease: it does pat.
+  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(900)));
+  const auto stopped_at = std::chrono::steady_clock::now();
+  REQUIRE(kill(node.agent, SIGSTOP) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+  const auto took = std::chrono::steady_clock::now() - stopped_at;
+  CHECK(took > std::chrono::milliseconds(250));
+  CHECK(took < std::chrono::seconds(5));
+  CHECK(node.all_gone());
+  CHECK(node.said() == "ddplaunchd keeper: the agent was silent for longer than its lease" + ended(6));
+}
+
+TEST_CASE("a stopped agent without a lease is waited for") {
+  Node node = start_ready("serve", "0", "stubborn", 1);
+  REQUIRE(kill(node.agent, SIGSTOP) == 0);
+  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(500)));
+  REQUIRE(kill(node.agent, SIGCONT) == 0);
+  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
+  CHECK(node.all_gone());
+}
+
+TEST_CASE("a killed keeper: the agent cleans up and leaves") {
+  Node node = start_ready("serve", "0", "family", 5);
+  REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
+  CHECK(node.all_gone());
+}
+
+TEST_CASE("a killed keeper wakes even a stopped agent, which cleans up and leaves") {
+  Node node = start_ready("serve", "0", "family", 5);
+  REQUIRE(kill(node.agent, SIGSTOP) == 0);
+  while (read_process(node.agent)->state != 'T')
+    wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(1));
+  REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
+  CHECK(node.all_gone());
+}
+
+TEST_CASE("a keeper that was stopped for longer than the lease does not blame the agent") {
+  Node node = start_ready("serve", "300", "stubborn", 1);
+  REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
+  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(900)));
+  REQUIRE(node.keeper.send_signal(SIGCONT).has_value());
+  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(200)));
+  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
+  CHECK(node.all_gone());
+}
+
+TEST_CASE("a stop of the keeper reaches the agent as TERM") {
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    Node node = start_ready("serve", "0", "family", 5);
+    REQUIRE(node.keeper.send_signal(number).has_value());
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
+    CHECK(node.all_gone());
+    CHECK(node.said().empty());
+  }
+}
+
+TEST_CASE("an agent that dies of the stop that was passed on: 143, and its tree goes") {
+  Node node = start_ready("deaf", "0", "family", 5);
+  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(143));
+  CHECK(node.all_gone());
+}
+
+TEST_CASE(
+    "the keeper has its own name, and holds neither stdin nor stdout nor anything else of the agent's") {
+  Node node = start_ready("serve", "0", "rest", 1);
+  const std::string proc = "/proc/" + std::to_string(node.keeper.pid());
+  CHECK(read_process(node.keeper.pid())->comm == "ddp-keeper");
+  CHECK(read_process(node.agent)->comm == "process_host");
+  struct stat ours {
+  }, null{}, theirs{};
+  REQUIRE(stat("/dev/null", &null) == 0);
+  for (const char* fd : {"/fd/0", "/fd/1"}) {
+    REQUIRE(stat((proc + fd).c_str(), &theirs) == 0);
+    CHECK(theirs.st_rdev == null.st_rdev);
+  }
+  REQUIRE(fstat(node.life.read_end.get(), &ours) == 0);
+  for (const auto& entry : std::filesystem::directory_iterator(proc + "/fd")) {
+    REQUIRE(stat(entry.path().c_str(), &theirs) == 0);
+    CHECK(theirs.st_ino != ours.st_ino);
+  }
+  // So the far side sees the end of the agent's stdout when the agent ends, not later.
+  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
+  CHECK(reaches_end(node.output.read_end.get()));
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
+  CHECK(node.all_gone());
+}
+
+}  // namespace ddp::launcher

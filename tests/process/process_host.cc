@@ -1,0 +1,92 @@
+// A process that starts others the way our programs do, to be killed by the tests.
+//   process_host parent PROGRAM MODE          starts one worker with a death signal and waits
+//   process_host keeper SERVE LEASE_MS JOB PROGRAM MODE…   run_keeper; the agent starts one worker and then
+//        "serve": pats every 20 ms until the keeper dies (7) or SIGTERM comes (5), cleaning up before it
+//        leaves "exit": ends at once with code 3 and leaves its worker behind "deaf": serves, but SIGTERM
+//        ends it as it ends any program
+// Workers get descriptor 3; the agent writes 'a' to it when it is ready.
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/child_process.h"
+#include "launcher/keeper.h"
+#include "launcher/process_tree.h"
+
+extern char** environ;
+
+namespace {
+
+using namespace ddp;
+
+Result<ChildProcess> start(char** words, int death_signal, const std::string& job) {
+  ChildSpec spec;
+  spec.path = words[0];
+  for (char** word = words; *word; ++word)
+    spec.argv.emplace_back(*word);
+  for (char** entry = environ; *entry; ++entry)
+    spec.env.emplace_back(*entry);
+  if (!job.empty()) {
+    spec.env.push_back("DDPLAUNCH_JOB_ID=" + job);
+    spec.env.push_back("LOCAL_RANK=0");
+  }
+  spec.inherit = {{3, 3}};
+  spec.death_signal = death_signal;
+  auto child = spawn(spec);
+  if (!child) std::fprintf(stderr, "%s\n", child.error().text.c_str());
+  return child;
+}
+
+int serve(launcher::KeeperLink& link, bool deaf) {
+  sigset_t term;
+  sigemptyset(&term);
+  if (!deaf) sigaddset(&term, SIGTERM);
+  sigprocmask(SIG_BLOCK, &term, nullptr);
+  const UniqueFd signals(signalfd(-1, &term, SFD_CLOEXEC));
+  for (;;) {
+    link.pat();
+    pollfd events[] = {{link.watch_fd(), POLLIN, 0}, {signals.get(), POLLIN, 0}};
+    poll(events, 2, 20);
+    if (events[0].revents == 0 && events[1].revents == 0) continue;
+    return launcher::kill_own_tree().empty() ? (events[0].revents != 0 ? 7 : 5) : 6;
+  }
+}
+
+int agent(launcher::KeeperLink& link, char** argv) {
+  const std::string mode = argv[2];
+  const std::string job = argv[4];
+  link.set_job_mark(job);
+  auto worker = start(argv + 5, 0, job);
+  if (!worker) return 9;
+  if (mode == "exit") {
+    worker->abandon();
+    // Only when it stands, so that the test knows what there is to clean up.
+    char go;
+    return read(0, &go, 1) == 1 ? 3 : 9;
+  }
+  link.set_lease(std::chrono::milliseconds(std::atoi(argv[3])));
+  if (write(3, "a", 1) != 1) return 9;
+  const int code = serve(link, mode == "deaf");
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "parent" && argc > 3) {
+    const auto worker = start(argv + 2, SIGKILL, {});
+    for (;;)
+      pause();
+  }
+  if (mode == "keeper" && argc > 6) {
+    return launcher::run_keeper({}, [argv](launcher::KeeperLink& link) { return agent(link, argv); });
+  }
+  return 2;
+}

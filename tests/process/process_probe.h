@@ -1,0 +1,89 @@
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/child_process.h"
+#include "launcher/process_table.h"
+#include "tests/support/catch.h"
+
+namespace ddp::process_test {
+
+inline constexpr std::chrono::seconds kPatience{20};
+
+struct Pipe {
+  UniqueFd read_end;
+  UniqueFd write_end;
+};
+
+inline Pipe make_pipe() {
+  int ends[2];
+  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+inline bool wait_readable(int fd, std::chrono::milliseconds limit = kPatience) {
+  pollfd entry{fd, POLLIN, 0};
+  return poll(&entry, 1, static_cast<int>(limit.count())) == 1;
+}
+
+/// Reads exactly `count` bytes, or fewer at the end of the stream or of our patience.
+inline std::string read_bytes(int fd, std::size_t count) {
+  std::string text;
+  char byte;
+  while (text.size() < count && wait_readable(fd) && read(fd, &byte, 1) == 1)
+    text += byte;
+  return text;
+}
+
+inline std::string read_all(int fd) {
+  return read_bytes(fd, static_cast<std::size_t>(-1));
+}
+
+/// Everybody who held the write end is gone: after the bytes still there comes the end of the stream.
+inline bool reaches_end(int fd) {
+  char chunk[256];
+  while (wait_readable(fd)) {
+    if (read(fd, chunk, sizeof chunk) <= 0) return true;
+  }
+  return false;
+}
+
+inline ExitStatus wait_end(ChildProcess& child) {
+  REQUIRE(wait_readable(child.pidfd()));
+  const auto status = child.try_wait();
+  REQUIRE(status.has_value());
+  return *status;
+}
+
+inline std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    ++count;
+  return count;
+}
+
+/// Processes that live (zombies do not) and carry this NAME=value in their environment.
+inline std::vector<launcher::ProcessInfo> living_with(const std::string& entry) {
+  std::vector<launcher::ProcessInfo> living;
+  for (auto& info : launcher::list_processes()) {
+    if (info.state != 'Z' && launcher::has_entry(launcher::process_environment(info.pid), entry))
+      living.push_back(info);
+  }
+  return living;
+}
+
+/// A NAME=value that only this test has.
+inline std::string unique_mark(const std::string& name) {
+  static int count = 0;
+  return name + "=" + std::to_string(getpid()) + "-" + std::to_string(++count);
+}
+
+}  // namespace ddp::process_test

@@ -1,0 +1,240 @@
+#include "launcher/process_tree.h"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <functional>
+
+#include "tests/process/process_probe.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace process_test;
+
+/// One worker below us and the stream that ends with its last process.
+struct Worker {
+  Pipe life;
+  ChildProcess process;
+};
+
+Worker start(const std::string& mode, const std::vector<std::string>& env = {},
+             const std::string& number = "0") {
+  // As in the agent: orphans come to us.
+  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+  Worker worker{make_pipe(), {}};
+  ChildSpec spec;
+  spec.path = DDP_PROCESS_WORKER;
+  spec.argv = {"worker", mode, number};
+  spec.env = env;
+  spec.inherit = {{worker.life.write_end.get(), 3}};
+  auto child = spawn(spec);
+  REQUIRE(child.has_value());
+  worker.process = std::move(*child);
+  worker.life.write_end.reset();
+  return worker;
+}
+
+void reap_all(Worker& worker) {
+  CHECK(wait_end(worker.process) == ExitStatus::signaled(SIGKILL));
+  reap_adopted({});
+  for (const ProcessInfo& info : list_processes())
+    CHECK(info.parent != getpid());
+}
+
+}  // namespace
+
+TEST_CASE("stat lines with odd names are read") {
+  const std::string tail =
+      " 10 11 12 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 987654 1000 18446744073709551615\n";
+  const auto info = parse_stat("123 (a) R (b) S) D" + tail);
+  REQUIRE(info.has_value());
+  CHECK(info->pid == 123);
+  CHECK(info->comm == "a) R (b) S");
+  CHECK(info->state == 'D');
+  CHECK(info->parent == 10);
+  CHECK(info->session == 12);
+  CHECK(info->started == 987654);
+  CHECK(parse_stat("1 (x\ny) S" + tail)->comm == "x\ny");
+  CHECK(!parse_stat("").has_value());
+  CHECK(!parse_stat("1 (x) S").has_value());
+  CHECK(!parse_stat("1 x S 1 1 1").has_value());
+  CHECK(!parse_stat(")1(").has_value());
+}
+
+TEST_CASE("a mark is a whole entry") {
+  const std::string environment("A=1\0JOB=12\0EMPTY=\0", 18);
+  CHECK(has_entry(environment, "JOB=12"));
+  CHECK(!has_entry(environment, "JOB=1"));
+  CHECK(!has_entry(environment, "OB=12"));
+  CHECK(has_entry(environment, "JOB"));
+  CHECK(has_entry(environment, "EMPTY="));
+  CHECK(!has_entry(environment, "JO"));
+  CHECK(!has_entry("", "JOB"));
+}
+
+TEST_CASE("our own line of the table is right") {
+  const auto self = read_process(getpid());
+  REQUIRE(self.has_value());
+  CHECK(self->parent == getppid());
+  CHECK(self->session == getsid(0));
+  CHECK(process_uid(getpid()) == geteuid());
+  CHECK(!read_process(0x3fffff).has_value());
+}
+
+TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a stopped process ends whole") {
+  const std::size_t descriptors = open_descriptors();
+  {
+    Worker worker = start("family");
+    REQUIRE(read_bytes(worker.life.read_end.get(), 5) == "rrrrr");
+    const auto began = std::chrono::steady_clock::now();
+    CHECK(kill_own_tree().empty());
+    const auto took = std::chrono::steady_clock::now() - began;
+    CHECK(took < kKillBound);
+    const std::chrono::duration<double, std::milli> milliseconds = took;
+    WARN("freeze and kill of 5 processes: " << milliseconds.count() << " ms");
+    CHECK(reaches_end(worker.life.read_end.get()));
+    reap_all(worker);
+  }
+  CHECK(open_descriptors() == descriptors);
+}
+
+TEST_CASE("a fork storm ends whole") {
+  Worker worker = start("storm", {}, "300");
+  // In the middle of it: not before there is a crowd.
+  REQUIRE(read_bytes(worker.life.read_end.get(), 40).size() == 40);
+  TreeKill kill({}, kKillBound);
+  while (!kill.step())
+    kill.wait(kKillBound);
+  CHECK(kill.left().empty());
+  CHECK(kill.found() >= 40);
+  CHECK(reaches_end(worker.life.read_end.get()));
+  reap_all(worker);
+}
+
+TEST_CASE("a kill leaves alone what it is told to keep") {
+  Worker kept = start("rest");
+  Worker other = start("stubborn");
+  REQUIRE(read_bytes(kept.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(other.life.read_end.get(), 1) == "r");
+  CHECK(kill_own_tree({"", {kept.process.pid()}}).empty());
+  CHECK(wait_end(other.process) == ExitStatus::signaled(SIGKILL));
+  CHECK(!kept.process.peek().has_value());
+  CHECK(read_process(kept.process.pid())->state == 'S');  // not even stopped
+}
+
+TEST_CASE("a kill in steps never blocks for long and ends the same") {
+  Worker worker = start("family");
+  REQUIRE(read_bytes(worker.life.read_end.get(), 5) == "rrrrr");
+  TreeKill kill({}, kKillBound);
+  for (int steps = 0; !kill.step(); ++steps) {
+    REQUIRE(steps < 1000);
+    kill.wait(std::chrono::milliseconds(2));
+  }
+  CHECK(kill.found() == 5);
+  CHECK(kill.left().empty());
+  CHECK(reaches_end(worker.life.read_end.get()));
+  reap_all(worker);
+}
+
+namespace {
+
+/// Runs `body` in a process of its own, a sibling of the worker of the test, so that the worker is not in its
+/// tree.
+int in_another_process(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(body());
+  int status = 0;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+TEST_CASE("processes outside the tree are found by the job's mark, and only they") {
+  const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
+  const std::string id = job.substr(job.find('=') + 1);
+  Worker ours = start("family", {job, "LOCAL_RANK=1"});
+  Worker longer = start("rest", {job + "0", "LOCAL_RANK=1"});  // another job, whose id begins alike
+  Worker shell = start("rest", {job});  // somebody's shell where the variable was exported: no worker
+  REQUIRE(read_bytes(ours.life.read_end.get(), 5) == "rrrrr");
+  REQUIRE(read_bytes(longer.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(shell.life.read_end.get(), 1) == "r");
+  CHECK(in_another_process([&] { return kill_own_tree({}).empty() ? 0 : 1; }) == 0);
+  CHECK(!ours.process.peek().has_value());  // without an id: the own tree alone
+  CHECK(in_another_process([&] { return kill_own_tree({id, {}}).empty() ? 0 : 1; }) == 0);
+  CHECK(reaches_end(ours.life.read_end.get()));
+  reap_adopted(std::vector<pid_t>{ours.process.pid(), longer.process.pid(), shell.process.pid()});
+  CHECK(wait_end(ours.process) == ExitStatus::signaled(SIGKILL));
+  CHECK(!longer.process.peek().has_value());
+  CHECK(!shell.process.peek().has_value());
+}
+
+TEST_CASE("marked processes below another keeper belong to that one") {
+  const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
+  const std::string id = job.substr(job.find('=') + 1);
+  Pipe life = make_pipe();
+  ChildSpec spec;
+  spec.path = DDP_PROCESS_HOST;
+  spec.argv = {"host", "keeper", "serve", "0", id, DDP_PROCESS_WORKER, "stubborn"};
+  spec.inherit = {{life.write_end.get(), 3}};
+  auto node = spawn(spec);
+  REQUIRE(node.has_value());
+  life.write_end.reset();
+  REQUIRE(read_bytes(life.read_end.get(), 2).size() == 2);
+  CHECK(in_another_process([&] { return kill_own_tree({id, {}}).empty() ? 0 : 1; }) == 0);
+  CHECK(living_with(job).size() == 1);
+  REQUIRE(node->send_signal(SIGTERM).has_value());
+  CHECK(wait_end(*node).text() == "exited 5");
+  CHECK(reaches_end(life.read_end.get()));
+}
+
+TEST_CASE("a process of another user is named, not denied") {
+  if (geteuid() != 0) {
+    WARN("needs root, to start a process of another user: skipped");
+    return;
+  }
+  // A worker of root below a process that has given root up, as below sudo.
+  Pipe life = make_pipe();
+  Pipe told = make_pipe();
+  const int code = in_another_process([&] {
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    ChildSpec spec;
+    spec.path = DDP_PROCESS_WORKER;
+    spec.argv = {"worker", "rest"};
+    spec.inherit = {{life.write_end.get(), 3}};
+    auto child = spawn(spec);
+    if (!child || read_bytes(life.read_end.get(), 1) != "r" || setresuid(65534, 65534, 65534) != 0) return 1;
+    const auto left = kill_own_tree({}, std::chrono::milliseconds(500));
+    if (left.size() != 1 || left[0].pid != child->pid()) return 2;
+    const std::string text = left[0].text();
+    if (write(told.write_end.get(), text.data(), text.size()) < 0) return 3;
+    child->abandon();
+    return 0;
+  });
+  CHECK(code == 0);
+  told.write_end.reset();
+  life.write_end.reset();
+  const std::string text = read_all(told.read_end.get());
+  const std::string pid = text.substr(0, text.find(' '));
+  const std::string asleep = pid + " (process_worker, state S, uid 0), which we may not signal";
+  const std::string on_its_way = pid + " (process_worker, state R, uid 0), which we may not signal";
+  CHECK((text == asleep || text == on_its_way));
+  // Now an orphan that came to us.
+  CHECK(kill_own_tree().empty());
+  CHECK(reaches_end(life.read_end.get()));
+  reap_adopted({});
+}
+
+TEST_CASE("orphans are reaped, children that somebody owns are not") {
+  Worker owned = start("exit", {}, "4");
+  Worker parent = start("orphan");
+  REQUIRE(read_bytes(parent.life.read_end.get(), 1) == "r");
+  REQUIRE(wait_readable(owned.process.pidfd()));
+  CHECK(wait_end(parent.process).success());
+  CHECK(kill_own_tree().empty());  // ends the orphan
+  CHECK(reap_adopted(std::vector<pid_t>{owned.process.pid()}) == 1);
+  CHECK(owned.process.try_wait() == ExitStatus::exited(4));
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,97 @@
+// What the process tests start and then have to get rid of. Each process that has reached its resting place
+// writes one byte to descriptor 3; descriptor 3 is at its end of file when all of them are gone.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+void ready() {
+  // A test that forgets one of us must not leave it for ever.
+  alarm(60);
+  if (write(3, "r", 1) != 1) _exit(9);
+}
+
+[[noreturn]] void rest() {
+  ready();
+  for (;;)
+    pause();
+}
+
+void ignore_polite_signals() {
+  for (const int number : {SIGTERM, SIGINT, SIGHUP})
+    signal(number, SIG_IGN);
+}
+
+/// Ignores TERM itself, and has a child, a child in its own session, a daemon (double fork), and a stopped
+/// child: 5 processes.
+[[noreturn]] void family() {
+  ignore_polite_signals();
+  if (fork() == 0) rest();
+  if (fork() == 0) {
+    setsid();
+    rest();
+  }
+  const pid_t middle = fork();
+  if (middle == 0) {
+    setsid();
+    if (fork() == 0) rest();
+    _exit(0);
+  }
+  waitpid(middle, nullptr, 0);
+  const pid_t stopped = fork();
+  if (stopped == 0) {
+    alarm(60);
+    raise(SIGSTOP);
+    rest();
+  }
+  waitpid(stopped, nullptr, WUNTRACED);
+  ready();  // for the stopped one
+  rest();
+}
+
+/// Every process forks as long as the total is below `limit`, each child in a session of its own: a moving
+/// target.
+[[noreturn]] void storm(int limit) {
+  auto* count = static_cast<std::atomic<int>*>(
+      mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ready();
+  while (count->fetch_add(1) < limit) {
+    if (fork() == 0) {
+      ready();
+      setsid();
+    } else {
+      usleep(1500);
+    }
+  }
+  for (;;)
+    pause();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* mode = argc > 1 ? argv[1] : "";
+  if (strcmp(mode, "rest") == 0) rest();
+  if (strcmp(mode, "stubborn") == 0) {
+    ignore_polite_signals();
+    rest();
+  }
+  if (strcmp(mode, "family") == 0) family();
+  if (strcmp(mode, "storm") == 0 && argc > 2) storm(atoi(argv[2]));
+  if (strcmp(mode, "orphan") == 0) {  // leaves one process behind and ends
+    if (fork() == 0) rest();
+    return 0;
+  }
+  if (strcmp(mode, "kill") == 0 && argc > 2) {
+    raise(atoi(argv[2]));
+    pause();
+  }
+  return argc > 2 ? atoi(argv[2]) : 0;
+}
