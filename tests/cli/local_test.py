@@ -17,7 +17,18 @@ class LocalJob(LaunchTest):
         self.assert_code(done, 0)
         lines = sorted(done.out.splitlines())
         self.assertEqual(lines, [f"[localhost:{r}] rank {r} of 4 local {r}" for r in range(4)])
-        self.assertEqual(done.err, "")
+
+    def test_a_job_that_says_nothing_is_silent(self):
+        self.env["OMP_NUM_THREADS"] = "1"
+        done = self.run_job("--nproc-per-node", 2, "true")
+        self.assert_code(done, 0)
+        self.assertEqual((done.out, done.err), ("", ""))
+
+    def test_chosen_thread_count_is_said_once(self):
+        done = self.run_job("--nproc-per-node", 2, "sh", "-c", "echo $OMP_NUM_THREADS")
+        self.assert_code(done, 0)
+        self.assertRegex(done.err, r"^ddplaunch: localhost: OMP_NUM_THREADS is set to \d+ for each worker")
+        self.assertEqual(done.err.count("OMP_NUM_THREADS"), 1)
 
     def test_stdout_and_stderr_stay_apart_and_whole(self):
         done = self.run_job("--nproc-per-node", 3, "sh", "-c",

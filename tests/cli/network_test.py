@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""A job over a real network between two network namespaces of our own: which address the ranks meet at, and what a cut link
+means. Needs root and ip(8)."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, live_processes_with, main, wait_until
+
+SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+def ip(*words):
+    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
+
+
+@unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip") and SSHD, "needs root, ip(8) and sshd")
+class TwoMachines(LaunchTest):
+    """`near` is the master's machine, `far` the other one; 10.77.0.0/24 joins them, and each has a docker0 of its own."""
+
+    def setUp(self):
+        super().setUp()
+        self.near, self.far = f"ddpn{os.getpid()}", f"ddpf{os.getpid()}"
+        try:
+            ip("netns", "add", self.near)
+        except subprocess.CalledProcessError as error:
+            raise unittest.SkipTest(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+        self.addCleanup(ip, "netns", "del", self.near)
+        ip("netns", "add", self.far)
+        self.addCleanup(ip, "netns", "del", self.far)
+        ip("-n", self.near, "link", "add", "wire0", "type", "veth", "peer", "name", "wire0", "netns", self.far)
+        for name, last in ((self.near, 1), (self.far, 2)):
+            ip("-n", name, "addr", "add", f"10.77.0.{last}/24", "dev", "wire0")
+            ip("-n", name, "link", "add", "docker0", "type", "dummy")
+            ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
+            for device in ("lo", "wire0", "docker0"):
+                ip("-n", name, "link", "set", device, "up")
+        self.start_sshd()
+
+    def start_sshd(self):
+        for name in ("host_key", "id"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.dir / name], check=True)
+        shutil.copy(self.dir / "id.pub", self.dir / "authorized_keys")
+        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
+        config = self.dir / "sshd_config"
+        config.write_text(f"Port 2222\nListenAddress 10.77.0.2\nHostKey {self.dir}/host_key\nPidFile none\n"
+                          f"AuthorizedKeysFile {self.dir}/authorized_keys\nStrictModes no\nUsePAM no\n"
+                          "PermitRootLogin prohibit-password\nSetEnv SHLVL=1\n")
+        sshd = subprocess.Popen(["ip", "netns", "exec", self.far, SSHD, "-D", "-e", "-f", config],
+                                stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(sshd.wait)
+        self.addCleanup(sshd.kill)
+        for line in sshd.stderr:
+            if "Server listening" in line:
+                break
+        else:
+            self.fail("sshd did not start")
+        key = (self.dir / "host_key.pub").read_text()
+        (self.dir / "known_hosts").write_text(f"[10.77.0.2]:2222 {key}")
+        (self.dir / "ssh_config").write_text(f"Host *\n Port 2222\n IdentityFile {self.dir}/id\n IdentitiesOnly yes\n"
+                                             f" UserKnownHostsFile {self.dir}/known_hosts\n User root\n")
+
+    def command(self, *args):
+        return ["ip", "netns", "exec", self.near,
+                *super().command("--host", "localhost:1,10.77.0.2:1", "--ssh-config", self.dir / "ssh_config",
+                                 "--label", "", *args)]
+
+    def test_ranks_meet_on_the_shared_network(self):
+        done = self.run_job("sh", "-c", "echo $RANK $MASTER_ADDR $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0 10.77.0.1 wire0 =wire0", "1 10.77.0.1 wire0 =wire0"])
+
+    def test_train_works_across_the_network(self):
+        done = self.run_job("train", "--data", "synthetic", "--limit", 400, "--batch-size", 50, timeout=120)
+        self.assert_code(done, 0)
+        self.assertIn("weights equal on 2 ranks", done.out)
+
+    def test_network_that_a_node_lacks_is_refused(self):
+        done = self.run_job("--network", "10.78.0.0/16", "true")
+        self.assertNotEqual(done.code, 0)
+        self.assertIn("10.78.0.0/16", done.err)
+        self.assertIn("10.77.0.2", done.err)
+
+    def test_cut_link_loses_the_node_and_ends_both_sides(self):
+        process = self.start("--node-timeout", "2s", "--master-timeout", "2s", "sh", "-c", "echo up; sleep 100")
+        self.assertEqual([process.stdout.readline(), process.stdout.readline()], ["up\n", "up\n"])
+        cut = time.monotonic()
+        ip("-n", self.near, "link", "set", "wire0", "down")
+        out, err = process.communicate(timeout=40)
+        self.assertEqual(process.returncode, 113, err)
+        self.assertLess(time.monotonic() - cut, 20)
+        self.assertIn("10.77.0.2", err)
+        # The far side finds out by itself.
+        mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
+        self.assertTrue(wait_until(lambda: not live_processes_with(mark), 20), live_processes_with(mark))
+
+
+if __name__ == "__main__":
+    main()

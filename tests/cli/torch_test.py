@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Unmodified PyTorch scripts under ddplaunch, over SSH to two nodes: the store that node 0's agent serves is all they need.
+
+Runs with the distribution's torch (/usr/bin/python3, 1.13 on Debian 12: the older numbering of the store's protocol) and,
+when DDP_TEST_TORCH_PYTHON names one, with another interpreter's torch."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, Nodes, main
+
+DDP_SCRIPT = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="env://")
+rank, world = dist.get_rank(), dist.get_world_size()
+assert rank == int(os.environ["RANK"]) and world == int(os.environ["WORLD_SIZE"])
+total = torch.tensor([float(rank + 1)])
+dist.all_reduce(total)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+torch.manual_seed(rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+weight = model.module.weight.detach().clone()
+dist.broadcast(weight, 0)
+assert torch.equal(weight, model.module.weight), "weights differ"
+dist.barrier()
+print("rank", rank, "of", world, "sum", int(total.item()), flush=True)
+dist.destroy_process_group()
+"""
+
+# A group of its own on another port, as reinforcement learning and checkpointing code makes it.
+SECOND_GROUP = """
+import datetime, os, torch.distributed as dist
+port = int(os.environ["MASTER_PORT"]) + 2
+dist.init_process_group("gloo", init_method=f"tcp://{os.environ['MASTER_ADDR']}:{port}", rank=int(os.environ["RANK"]),
+                        world_size=int(os.environ["WORLD_SIZE"]), timeout=datetime.timedelta(seconds=20))
+dist.barrier()
+print("met", flush=True)
+"""
+
+
+def interpreters():
+    found = []
+    for python in ("/usr/bin/python3", os.environ.get("DDP_TEST_TORCH_PYTHON")):
+        if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
+                                     capture_output=True).returncode == 0:
+            found.append(python)
+    return found
+
+
+PYTHONS = interpreters()
+
+
+@unittest.skipUnless(PYTHONS, "no interpreter here has torch")
+class TorchUnderDdplaunch(LaunchTest):
+    def cluster(self):
+        nodes = Nodes(self, 2)
+        return ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2, "--label", ""]
+
+    def test_unmodified_ddp_script_on_two_nodes(self):
+        cluster = self.cluster()
+        script = self.script("ddp.py", DDP_SCRIPT, mode=0o644)
+        for python in PYTHONS:
+            with self.subTest(python=python):
+                done = self.run_job(*cluster, "--python", python, script, timeout=180)
+                self.assert_code(done, 0)
+                self.assertEqual(sorted(done.out.splitlines()), [f"rank {r} of 4 sum 10" for r in range(4)])
+
+    def test_store_served_by_rank_0(self):
+        cluster = self.cluster()
+        script = self.script("ddp.py", DDP_SCRIPT, mode=0o644)
+        for python in PYTHONS:
+            with self.subTest(python=python):
+                done = self.run_job(*cluster, "--store", "worker", "--python", python, script, timeout=180)
+                self.assert_code(done, 0)
+                self.assertEqual(sorted(done.out.splitlines()), [f"rank {r} of 4 sum 10" for r in range(4)])
+
+    def test_second_tcp_group_needs_the_store_of_a_worker(self):
+        # TORCHELASTIC_USE_AGENT_STORE=True makes clients of all ranks, also on a port where nobody serves (docs/store.md).
+        cluster = self.cluster()
+        script = self.script("second.py", SECOND_GROUP, mode=0o644)
+        done = self.run_job(*cluster, "--store", "worker", "--python", PYTHONS[0], script, timeout=180)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out.splitlines(), ["met"] * 4)
+
+    def test_an_exception_is_the_root_cause(self):
+        cluster = self.cluster()
+        script = self.script("fails.py", DDP_SCRIPT.replace("dist.barrier()", "if rank == 3: raise ValueError('bad batch')"),
+                             mode=0o644)
+        done = self.run_job(*cluster, "--python", PYTHONS[0], script, timeout=180)
+        self.assert_code(done, 1)
+        self.assertIn("ValueError: bad batch", done.err)
+        self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 1: rank 3 on 127.0.0.3 exited 1")
+
+
+if __name__ == "__main__":
+    main()
