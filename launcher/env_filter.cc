@@ -8,11 +8,6 @@
 namespace ddp::launcher {
 namespace {
 
-struct DenyRow {
-  EnvClass why;
-  std::string_view globs;  // separated by blanks; '*' is any text
-};
-
 // What never leaves the machine it was set on, or never reaches a worker at all. docs/environment.md says why
 // for each class; a test walks this table against that document. The order matters where globs overlap: the
 // first row wins.
@@ -130,6 +125,10 @@ std::string largest_variables(const EnvVars& vars) {
 }
 
 }  // namespace
+
+std::span<const DenyRow> deny_table() {
+  return kDenied;
+}
 
 EnvClass env_class(std::string_view name) {
   for (const DenyRow& row : kDenied) {

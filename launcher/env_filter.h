@@ -28,6 +28,14 @@ enum class EnvClass {
 };
 EnvClass env_class(std::string_view name);
 
+/// One row of the deny list: globs separated by blanks, '*' is any text. Earlier rows win where globs
+/// overlap.
+struct DenyRow {
+  EnvClass why;
+  std::string_view globs;
+};
+std::span<const DenyRow> deny_table();
+
 /// "NAME=VALUE" strings, as environ has them, to EnvVars. Entries without '=' or with an empty name are left
 /// out; of a repeated name the first one counts, as getenv does.
 EnvVars split_env(std::span<const std::string> entries);

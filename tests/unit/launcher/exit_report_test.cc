@@ -1,0 +1,253 @@
+#include "launcher/exit_report.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
+
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+
+namespace {
+
+Failure exited(int rank, const std::string& host, int status, int at_ms) {
+  Failure failure;
+  failure.kind = Failure::Kind::kExited;
+  failure.host = host;
+  failure.rank = rank;
+  failure.local_rank = rank % 4;
+  failure.pid = 4000 + rank;
+  failure.status = status;
+  failure.at = std::chrono::milliseconds(at_ms);
+  return failure;
+}
+
+Failure signaled(int rank, const std::string& host, int signal, int at_ms, bool ours = false) {
+  Failure failure = exited(rank, host, 0, at_ms);
+  failure.kind = Failure::Kind::kSignaled;
+  failure.signal = signal;
+  failure.stopped_by_us = ours;
+  return failure;
+}
+
+Failure node_lost(const std::string& host, int at_ms) {
+  Failure failure;
+  failure.kind = Failure::Kind::kNode;
+  failure.host = host;
+  failure.error = {ErrorCode::kLinkLost, "its control link closed", 0};
+  failure.at = std::chrono::milliseconds(at_ms);
+  return failure;
+}
+
+// No default: a new kind makes the compiler ask for it here, and the walk below for its row.
+std::string kind_name(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kUsage:
+      return "Usage";
+    case ErrorCode::kUnreachable:
+      return "Unreachable";
+    case ErrorCode::kTimeout:
+      return "Timeout";
+    case ErrorCode::kAgentMissing:
+      return "AgentMissing";
+    case ErrorCode::kAgentMismatch:
+      return "AgentMismatch";
+    case ErrorCode::kRefused:
+      return "Refused";
+    case ErrorCode::kExec:
+      return "Exec";
+    case ErrorCode::kLinkLost:
+      return "LinkLost";
+    case ErrorCode::kProtocol:
+      return "Protocol";
+    case ErrorCode::kCancelled:
+      return "Cancelled";
+    case ErrorCode::kSystem:
+      return "System";
+    case ErrorCode::kInternal:
+      return "Internal";
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("root cause, its stderr, folded consequences, the last line") {
+  JobEnd end;
+  for (int rank = 0; rank < 4; ++rank)
+    end.failures.push_back(signaled(rank, "gpu01", SIGTERM, 12'500, true));
+  end.failures.push_back(signaled(4, "gpu02", SIGABRT, 12'400));
+  end.failures[4].core_dumped = true;
+  Failure root = exited(5, "gpu02", 3, 12'345);
+  root.last_stderr = {"Traceback (most recent call last):", "ValueError: boom"};
+  root.stderr_path = "/jobs/j1/attempt_0/rank_00005.stderr";
+  end.failures.push_back(root);
+  end.failures.push_back(signaled(6, "gpu02", SIGTERM, 12'500, true));
+  end.failures.push_back(node_lost("gpu03", 13'000));
+
+  const ExitReport report = make_exit_report(end);
+  CHECK(report.exit_code == 3);
+  CHECK(report.text ==
+        "ddplaunch: the job failed after 12.3 s\n"
+        "  root cause: rank 5 (local rank 1) on gpu02, pid 4005: exited 3\n"
+        "  the last lines of its stderr:\n"
+        "    | Traceback (most recent call last):\n"
+        "    | ValueError: boom\n"
+        "  all of its stderr: /jobs/j1/attempt_0/rank_00005.stderr\n"
+        "  consequences:\n"
+        "    rank 4 on gpu02: killed by SIGABRT (core dumped)\n"
+        "    ranks 0-3,6 on gpu01 and gpu02: stopped by ddplaunch, SIGTERM\n"
+        "    node gpu03: its control link closed\n"
+        "ddplaunch: exit 3: rank 5 on gpu02 exited 3\n");
+}
+
+TEST_CASE("a signal, a program that cannot be executed, a node") {
+  JobEnd killed;
+  killed.failures = {signaled(0, "a", SIGSEGV, 1'000)};
+  CHECK(make_exit_report(killed).exit_code == 139);
+  CHECK(make_exit_report(killed).text ==
+        "ddplaunch: the job failed after 1.0 s\n"
+        "  root cause: rank 0 (local rank 0) on a, pid 4000: killed by SIGSEGV\n"
+        "ddplaunch: exit 139: rank 0 on a killed by SIGSEGV\n");
+
+  JobEnd missing;
+  Failure exec = exited(2, "b", 0, 50);
+  exec.kind = Failure::Kind::kExec;
+  exec.pid = 0;
+  exec.error = {ErrorCode::kExec, "execute nosuch: No such file or directory", ENOENT};
+  missing.failures = {exec};
+  CHECK(make_exit_report(missing).exit_code == 127);
+  CHECK(make_exit_report(missing).text ==
+        "ddplaunch: the job failed after 0.1 s\n"
+        "  root cause: rank 2 (local rank 2) on b: could not be started: execute nosuch: No such file or "
+        "directory\n"
+        "ddplaunch: exit 127: rank 2 on b could not be started: execute nosuch: No such file or directory\n");
+  missing.failures[0].error.sys = EACCES;
+  CHECK(make_exit_report(missing).exit_code == 126);
+
+  JobEnd lost;
+  lost.failures = {node_lost("gpu09", 61'040), signaled(1, "gpu01", SIGTERM, 61'100, true)};
+  CHECK(make_exit_report(lost).exit_code == 113);
+  CHECK(make_exit_report(lost).text ==
+        "ddplaunch: the job failed after 61.0 s\n"
+        "  root cause: node gpu09: its control link closed\n"
+        "  consequences:\n"
+        "    rank 1 on gpu01: stopped by ddplaunch, SIGTERM\n"
+        "ddplaunch: exit 113: node gpu09: its control link closed\n");
+}
+
+TEST_CASE("the user's signal decides, whatever the workers did") {
+  JobEnd end;
+  end.stop_signal = SIGINT;
+  end.failures = {exited(0, "a", 5, 100)};
+  CHECK(make_exit_report(end).exit_code == 130);
+  CHECK(make_exit_report(end).text == "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)\n");
+  end.stop_signal = SIGTERM;
+  CHECK(make_exit_report(end).text == "ddplaunch: exit 143: stopped by SIGTERM\n");
+  end.stop_signal = SIGHUP;
+  CHECK(make_exit_report(end).text == "ddplaunch: exit 129: stopped because its terminal closed (SIGHUP)\n");
+}
+
+TEST_CASE("a good end says nothing; the master's own failures have their code") {
+  CHECK(make_exit_report({}).exit_code == 0);
+  CHECK(make_exit_report({}).text.empty());
+  JobEnd end;
+  end.master = Error{ErrorCode::kSystem, "create /x: No space left on device", ENOSPC};
+  CHECK(make_exit_report(end).exit_code == 116);
+  CHECK(make_exit_report(end).text == "ddplaunch: exit 116: create /x: No space left on device\n");
+  end.master = Error{ErrorCode::kUsage, "hosts:1:6: bad slots\nhosts:2:1: duplicate", 0};
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: hosts:1:6: bad slots\n"
+        "  hosts:2:1: duplicate\n"
+        "ddplaunch: exit 2: the command line or a file it names is wrong; nothing was started\n");
+}
+
+TEST_CASE("ended only by our own stop, without a cause, is never success") {
+  JobEnd end;
+  end.failures = {signaled(0, "a", SIGKILL, 10, true), signaled(1, "a", SIGKILL, 10, true)};
+  const ExitReport report = make_exit_report(end);
+  CHECK(report.exit_code == 110);
+  CHECK(report.text ==
+        "ddplaunch: the job was stopped without a cause\n"
+        "    ranks 0,1 on a: stopped by ddplaunch, SIGKILL\n"
+        "ddplaunch: exit 110: stopped without a known cause\n");
+}
+
+TEST_CASE("the root cause given by the master counts before the earliest failure") {
+  JobEnd end;
+  end.failures = {exited(0, "a", 1, 10), exited(1, "b", 2, 20)};
+  end.root = 1;
+  CHECK(make_exit_report(end).exit_code == 2);
+  end.root = 99;  // not there: as if not given
+  CHECK(make_exit_report(end).exit_code == 1);
+}
+
+TEST_CASE("picking the root cause") {
+  CHECK_FALSE(pick_root_cause({}));
+  CHECK(pick_root_cause({exited(0, "a", 1, 20), exited(1, "a", 1, 10)}) == 1U);
+  CHECK(pick_root_cause({node_lost("a", 10), exited(1, "a", 1, 10)}) == 1U);
+  CHECK(pick_root_cause({signaled(0, "a", 9, 1, true), exited(1, "a", 1, 10)}) == 1U);
+  CHECK(pick_root_cause({exited(0, "a", 1, 10), exited(1, "a", 1, 10)}) == 0U);
+}
+
+TEST_CASE("a job of 4096 ranks folds to a short report") {
+  JobEnd end;
+  for (int rank = 0; rank < 4096; ++rank) {
+    end.failures.push_back(signaled(rank, "gpu" + std::to_string(100 + rank / 8), SIGTERM, 200, true));
+  }
+  end.failures[77] = exited(77, "gpu109", 1, 100);
+  const std::string text = make_exit_report(end).text;
+  CHECK(text.find("    ranks 0-76,78-4095 on gpu100, gpu101, gpu102, gpu103 and 508 more hosts: stopped by "
+                  "ddplaunch, "
+                  "SIGTERM\n") != std::string::npos);
+  CHECK(std::count(text.begin(), text.end(), '\n') == 5);
+}
+
+TEST_CASE("every kind of error has one row, in the table and in docs/exit_codes.md") {
+  std::ifstream file(DDP_SOURCE_DIR "/docs/exit_codes.md");
+  REQUIRE(file);
+  std::set<std::string> documented;
+  for (std::string line; std::getline(file, line);)
+    documented.insert(line);
+  std::set<ErrorCode> seen;
+  for (const ExitCodeRow& row : exit_code_table()) {
+    INFO(kind_name(row.error));
+    CHECK(seen.insert(row.error).second);
+    CHECK(documented.count("| " + std::to_string(row.exit_code) + " | " + kind_name(row.error) + " | " +
+                           row.meaning + " |") == 1);
+    CHECK(exit_code_of(Error{row.error, "", 0}) == row.exit_code);
+    // 120 is how Python ends when its flush fails; 125 and up belong to shells.
+    CHECK((row.exit_code < 3 || row.exit_code == 126 || row.exit_code == 143 ||
+           (row.exit_code >= 110 && row.exit_code <= 119)));
+  }
+  // Enumerators are consecutive: every one up to the last must have been seen.
+  for (int code = 0; !kind_name(static_cast<ErrorCode>(code)).empty(); ++code) {
+    CHECK(seen.count(static_cast<ErrorCode>(code)) == 1);
+  }
+}
+
+TEST_CASE("signal names are the machine's") {
+  for (int signal = 1; signal < 32; ++signal) {
+    const char* name = sigabbrev_np(signal);
+    REQUIRE(name);
+    if (std::strcmp(name, "POLL") == 0) continue;  // another word for SIGIO
+    CHECK(signal_name(signal) == std::string("SIG") + name);
+  }
+  CHECK(signal_name(34) == "SIGRTMIN");
+  CHECK(signal_name(37) == "SIGRTMIN+3");
+  CHECK(signal_name(0) == "signal 0");
+  CHECK(signal_name(99) == "signal 99");
+}
+
+TEST_CASE("sets of ranks") {
+  CHECK(rank_set({3}) == "3");
+  CHECK(rank_set({3, 1, 2, 1}) == "1-3");
+  CHECK(rank_set({0, 1, 5}) == "0,1,5");
+  CHECK(rank_set({0, 2, 4, 6, 8, 10, 12, 14}) == "0,2,4,6,8,10,12,14");
+  CHECK(rank_set({0, 2, 4, 6, 8, 10, 12, 14, 16}) == "0,2,4,6,8,10,12,14,…");
+}

@@ -1,0 +1,238 @@
+#include "launcher/net_choice.h"
+
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+using rendezvous::Interface;
+
+namespace {
+
+// "eth0 10.0.0.1/24", with " down" or " loopback" behind it.
+Interface net(const std::string& text) {
+  Interface made;
+  const std::size_t blank = text.find(' ');
+  const std::size_t slash = text.find('/');
+  made.name = text.substr(0, blank);
+  made.address = text.substr(blank + 1, slash - blank - 1);
+  made.prefix_length = static_cast<std::uint8_t>(std::stoi(text.substr(slash + 1)));
+  made.up = text.find("down") == std::string::npos;
+  made.loopback = text.find("loopback") != std::string::npos;
+  return made;
+}
+
+NodeNetwork node(const std::string& name, const std::string& connected,
+                 const std::vector<std::string>& interfaces, const std::string& machine = "") {
+  NodeNetwork made{
+      name, machine.empty() ? "m-" + name : machine, connected, {net("lo 127.0.0.1/8 loopback")}};
+  for (const std::string& text : interfaces)
+    made.interfaces.push_back(net(text));
+  return made;
+}
+
+using Texts = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("all nodes on one machine: loopback") {
+  const auto choice = choose_network({node("127.0.0.2", "127.0.0.2", {"eth0 10.0.0.1/24"}, "m"),
+                                      node("127.0.0.3", "127.0.0.3", {"eth0 10.0.0.1/24"}, "m")},
+                                     "");
+  REQUIRE(choice.has_value());
+  CHECK(choice->one_machine);
+  CHECK(choice->master_addrs == Texts{"127.0.0.1"});
+  CHECK(choice->interfaces == Texts{"lo", "lo"});
+  CHECK(choice->reason == "all nodes are on one machine: 127.0.0.1");
+  CHECK(choose_network({node("laptop", "192.168.0.7", {"tun0 10.8.0.2/24"})}, "")->reason ==
+        "one node: 127.0.0.1");
+}
+
+TEST_CASE("nodes without a machine id are never taken for one machine") {
+  NodeNetwork a = node("a", "10.0.0.1", {"eth0 10.0.0.1/24"});
+  NodeNetwork b = node("b", "10.0.0.2", {"eth0 10.0.0.2/24"});
+  a.machine_id = b.machine_id = "";
+  CHECK_FALSE(choose_network({a, b}, "")->one_machine);
+}
+
+TEST_CASE("the shared network that the names resolve to") {
+  const auto choice = choose_network({node("a", "10.1.0.1", {"eth0 192.168.0.1/24", "ib0 10.1.0.1/16"}),
+                                      node("b", "10.1.0.2", {"eth0 192.168.0.2/24", "ib1 10.1.0.2/16"})},
+                                     "");
+  REQUIRE(choice.has_value());
+  CHECK(choice->master_addrs == Texts{"10.1.0.1", "192.168.0.1"});
+  CHECK(choice->interfaces == Texts{"ib0", "ib1"});
+  CHECK(choice->reason == "10.1.0.0/16, shared by all 2 nodes, where their names resolve to: 10.1.0.1");
+}
+
+TEST_CASE("localhost as node 0 of remote nodes gets its address on their network") {
+  const auto choice =
+      choose_network({node("localhost", "127.0.0.1", {"wlan0 192.168.7.9/24", "eth0 10.0.0.9/24"}),
+                      node("gpu01", "10.0.0.1", {"eth0 10.0.0.1/24"})},
+                     "");
+  REQUIRE(choice.has_value());
+  CHECK(choice->master_addrs == Texts{"10.0.0.9"});
+  CHECK(choice->interfaces == Texts{"eth0", "eth0"});
+  CHECK(choice->reason == "10.0.0.0/24, shared by all 2 nodes, where 1 of their names resolve to: 10.0.0.9");
+}
+
+TEST_CASE("bridges that every host has for itself, and interfaces that are down, do not count") {
+  const auto choice = choose_network(
+      {node("a", "10.0.0.1", {"docker0 172.17.0.1/16", "eth1 10.5.0.1/24 down", "eth0 10.0.0.1/24"}),
+       node("b", "10.0.0.2", {"docker0 172.17.0.1/16", "eth1 10.5.0.2/24 down", "eth0 10.0.0.2/24"})},
+      "");
+  CHECK(choice->master_addrs == Texts{"10.0.0.1"});
+  // A bridge of another name is told by its address, the same on both.
+  const auto odd = choose_network({node("a", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.1/24"}),
+                                   node("b", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.2/24"})},
+                                  "");
+  CHECK(odd->master_addrs == Texts{"10.0.0.1"});
+  CHECK(odd->reason == "10.0.0.0/24, shared by all 2 nodes: 10.0.0.1");
+}
+
+TEST_CASE("a bridge counts where a node was reached through it") {
+  const auto choice =
+      choose_network({node("localhost", "127.0.0.1", {"docker0 172.17.0.1/16", "eth0 10.0.0.1/24"}),
+                      node("box", "172.17.0.2", {"eth0 172.17.0.2/16"})},
+                     "");
+  REQUIRE(choice.has_value());
+  CHECK(choice->master_addrs == Texts{"172.17.0.1"});
+  CHECK(choice->interfaces == Texts{"docker0", "eth0"});
+}
+
+TEST_CASE("a VPN comes last, unless the names resolve to it") {
+  const Texts a{"wg0 10.8.0.1/24", "eth0 10.0.0.1/24"};
+  const Texts b{"wg0 10.8.0.2/24", "eth0 10.0.0.2/24"};
+  CHECK(choose_network({node("a", "", a), node("b", "", b)}, "")->master_addrs ==
+        Texts{"10.0.0.1", "10.8.0.1"});
+  CHECK(choose_network({node("a", "10.8.0.1", a), node("b", "10.8.0.2", b)}, "")->master_addrs ==
+        Texts{"10.8.0.1", "10.0.0.1"});
+}
+
+TEST_CASE("IPv6, never link-local; IPv4 first when both are shared") {
+  const auto v6 = choose_network({node("a", "fd00::1", {"eth0 fe80::1/64", "eth0 fd00::1/64"}),
+                                  node("b", "fd00::2", {"eth0 fe80::2/64", "eth0 fd00::2/64"})},
+                                 "");
+  CHECK(v6->master_addrs == Texts{"fd00::1"});
+  CHECK(v6->reason == "fd00::/64, shared by all 2 nodes, where their names resolve to: fd00::1");
+  const auto both = choose_network({node("a", "", {"eth0 fd00::1/64", "eth0 10.0.0.1/24"}),
+                                    node("b", "", {"eth0 fd00::2/64", "eth0 10.0.0.2/24"})},
+                                   "");
+  CHECK(both->master_addrs == Texts{"10.0.0.1", "fd00::1"});
+  const auto mapped = choose_network({node("a", "::ffff:10.0.0.1", {"eth9 10.9.0.1/24", "eth0 10.0.0.1/24"}),
+                                      node("b", "::ffff:10.0.0.2", {"eth9 10.9.0.2/24", "eth0 10.0.0.2/24"})},
+                                     "");
+  CHECK(mapped->master_addrs.front() == "10.0.0.1");
+}
+
+TEST_CASE("nothing shared: the address at which node 0 was reached") {
+  // A routed pod network, and a cloud that gives /32.
+  const auto routed = choose_network({node("pod-0", "10.244.1.7", {"eth0 10.244.1.7/24"}),
+                                      node("pod-1", "10.244.2.7", {"net1 10.244.2.7/24"})},
+                                     "");
+  REQUIRE(routed.has_value());
+  CHECK(routed->master_addrs == Texts{"10.244.1.7"});
+  CHECK(routed->interfaces == Texts{"eth0", "net1"});
+  CHECK(routed->reason ==
+        "no network is shared by all nodes; taking the address at which pod-0 was reached: 10.244.1.7");
+
+  const auto nat = choose_network({node("front", "203.0.113.5", {"eth0 10.128.0.2/32"}),
+                                   node("b", "203.0.113.6", {"eth0 10.128.0.3/32"})},
+                                  "");
+  CHECK(nat->master_addrs == Texts{"203.0.113.5", "10.128.0.2"});
+  CHECK(nat->interfaces == Texts{"", ""});
+
+  const auto only = choose_network({node("localhost", "127.0.0.1", {"eth0 10.128.0.2/32"}),
+                                    node("b", "10.128.0.3", {"eth0 10.128.0.3/32"})},
+                                   "");
+  CHECK(only->master_addrs == Texts{"10.128.0.2"});
+  CHECK(only->reason ==
+        "no network is shared by all nodes; taking the only address of localhost: 10.128.0.2");
+}
+
+TEST_CASE("nothing shared and node 0 reached by loopback: the error lists what each node has") {
+  const auto choice = choose_network(
+      {node("localhost", "127.0.0.1", {"eth0 10.0.0.1/24", "eth1 10.1.0.1/24"}),
+       node("gpu01", "10.2.0.1", {"eth0 10.2.0.1/24", "ib0 10.3.0.1/24 down"}), node("bare", "", {})},
+      "");
+  REQUIRE_FALSE(choice.has_value());
+  CHECK(choice.error().code == ErrorCode::kUnreachable);
+  CHECK(choice.error().text ==
+        "no network is shared by all nodes, and localhost was reached by loopback only; name its network "
+        "with --network\n"
+        "  localhost: eth0 10.0.0.1/24, eth1 10.1.0.1/24\n"
+        "  gpu01: eth0 10.2.0.1/24, ib0 10.3.0.1/24 (down)\n"
+        "  bare: no address but loopback");
+}
+
+TEST_CASE("never loopback towards others") {
+  // Two containers reached through forwarded ports of this machine.
+  const auto choice = choose_network({node("localhost", "127.0.0.1", {"eth0 172.20.0.2/16"}, "box1"),
+                                      node("localhost", "127.0.0.1", {"eth0 172.20.0.3/16"}, "box2")},
+                                     "");
+  REQUIRE(choice.has_value());
+  CHECK(choice->master_addrs == Texts{"172.20.0.2"});
+  CHECK(choice->interfaces == Texts{"eth0", "eth0"});
+  CHECK_FALSE(choice->one_machine);
+}
+
+TEST_CASE("--network as CIDR or interface name") {
+  const std::vector<NodeNetwork> nodes{node("a", "192.168.0.1", {"eth0 192.168.0.1/24", "ib0 10.1.0.1/24"}),
+                                       node("b", "192.168.0.2", {"eth0 192.168.0.2/24", "ib1 10.1.3.2/24"})};
+  const auto cidr = choose_network(nodes, "10.1.0.0/16");
+  REQUIRE(cidr.has_value());
+  CHECK(cidr->master_addrs == Texts{"10.1.0.1"});
+  CHECK(cidr->interfaces == Texts{"ib0", "ib1"});
+  CHECK(cidr->reason == "--network 10.1.0.0/16: 10.1.0.1");
+  CHECK(choose_network(nodes, "eth0")->master_addrs == Texts{"192.168.0.1"});
+
+  const auto missing = choose_network(nodes, "ib0");
+  REQUIRE_FALSE(missing.has_value());
+  CHECK(missing.error().code == ErrorCode::kRefused);
+  CHECK(missing.error().text ==
+        "--network ib0: no usable address on that interface on b\n"
+        "  a: eth0 192.168.0.1/24, ib0 10.1.0.1/24\n"
+        "  b: eth0 192.168.0.2/24, ib1 10.1.3.2/24");
+  CHECK(choose_network(nodes, "10.9.0.0/16")
+            .error()
+            .text.find("--network 10.9.0.0/16: no usable address in it on a, b\n") == 0);
+  for (const std::string bad : {"10.1.0.0/33", "x/8", "10.1.0.0/", "10.1.0.0/8x", "fd00::/129"}) {
+    const auto choice = choose_network(nodes, bad);
+    REQUIRE_FALSE(choice.has_value());
+    CHECK(choice.error().code == ErrorCode::kUsage);
+    CHECK(choice.error().text ==
+          "--network " + bad + ": neither a network such as 10.1.0.0/16 nor an interface name");
+  }
+  for (const std::string loop : {"lo", "127.0.0.0/8"})
+    CHECK(choose_network(nodes, loop).error().code == ErrorCode::kRefused);
+}
+
+TEST_CASE("--network on one machine") {
+  const std::vector<NodeNetwork> nodes{node("a", "", {"eth0 10.0.0.1/24"}, "m"),
+                                       node("b", "", {"eth0 10.0.0.1/24"}, "m")};
+  CHECK(choose_network(nodes, "eth0")->master_addrs == Texts{"10.0.0.1"});
+  CHECK(choose_network(nodes, "lo")->master_addrs == Texts{"127.0.0.1"});
+  CHECK(choose_network(nodes, "eth0")->one_machine);
+}
+
+TEST_CASE("two nodes on one machine beside a third elsewhere share its network") {
+  const auto choice = choose_network(
+      {node("a", "10.0.0.1", {"eth0 10.0.0.1/24"}, "m"), node("a2", "10.0.0.1", {"eth0 10.0.0.1/24"}, "m"),
+       node("b", "10.0.0.2", {"eth0 10.0.0.2/24"})},
+      "");
+  REQUIRE(choice.has_value());
+  CHECK(choice->master_addrs == Texts{"10.0.0.1"});
+  CHECK(choice->interfaces == Texts{"eth0", "eth0", "eth0"});
+}
+
+TEST_CASE("bytes from the wire that are no address are left out") {
+  NodeNetwork a = node("a", "not an address", {"eth0 10.0.0.1/24"});
+  Interface wild = net("eth1 10.0.0.1/24");
+  wild.address = "10.0.0.999";
+  a.interfaces.push_back(wild);
+  wild.address = "10.0.0.7";
+  wild.prefix_length = 255;
+  a.interfaces.push_back(wild);
+  const auto choice = choose_network({a, node("b", "", {"eth0 10.0.0.2/24"})}, "");
+  REQUIRE(choice.has_value());
+  CHECK(choice->master_addrs == Texts{"10.0.0.1"});
+}

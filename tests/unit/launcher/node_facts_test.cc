@@ -1,0 +1,141 @@
+#include "launcher/node_facts.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+namespace fs = std::filesystem;
+
+namespace {
+
+// A directory that looks like another machine.
+class FakeRoot {
+ public:
+  FakeRoot() {
+    std::string pattern = (fs::temp_directory_path() / "ddp_facts_XXXXXX").string();
+    REQUIRE(mkdtemp(pattern.data()));
+    path_ = pattern;
+  }
+  ~FakeRoot() { fs::remove_all(path_); }
+  FakeRoot(const FakeRoot&) = delete;
+  FakeRoot& operator=(const FakeRoot&) = delete;
+
+  void file(const std::string& name, const std::string& text) {
+    fs::create_directories(fs::path(path_ + name).parent_path());
+    std::ofstream(path_ + name) << text;
+  }
+  const std::string& path() const { return path_; }
+  std::uint32_t quota() const { return facts::cpu_quota(path_ + "/proc", path_); }
+
+ private:
+  std::string path_;
+};
+
+const char* const kV2Mount =
+    "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+}  // namespace
+
+TEST_CASE("quota of cgroup v2: the tightest of the group and its ancestors, rounded up") {
+  FakeRoot root;
+  root.file("/proc/self/mountinfo", kV2Mount);
+  root.file("/proc/self/cgroup", "0::/user.slice/job.scope\n");
+  CHECK(root.quota() == 0);
+  root.file("/sys/fs/cgroup/user.slice/job.scope/cpu.max", "max 100000\n");
+  CHECK(root.quota() == 0);
+  root.file("/sys/fs/cgroup/user.slice/cpu.max", "250000 100000\n");
+  CHECK(root.quota() == 3);
+  root.file("/sys/fs/cgroup/user.slice/job.scope/cpu.max", "50000 100000\n");
+  CHECK(root.quota() == 1);
+}
+
+TEST_CASE("quota of cgroup v1, beside a v2 mount without the controller") {
+  FakeRoot root;
+  root.file("/proc/self/mountinfo",
+            "33 23 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+            "34 23 0:30 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
+            "41 23 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+  root.file("/proc/self/cgroup", "4:cpuset:/\n3:cpu,cpuacct:/batch\n0::/\n");
+  root.file("/sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_quota_us", "400000\n");
+  root.file("/sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_period_us", "100000\n");
+  CHECK(root.quota() == 4);
+  root.file("/sys/fs/cgroup/cpu,cpuacct/batch/cpu.cfs_quota_us", "-1\n");
+  CHECK(root.quota() == 0);
+}
+
+TEST_CASE("inside a container the mount shows the own group as its top") {
+  FakeRoot root;
+  root.file("/proc/self/mountinfo", "33 23 0:29 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n");
+  root.file("/proc/self/cgroup", "3:cpu:/docker/abc\n");
+  root.file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "200000\n");
+  root.file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  CHECK(root.quota() == 2);
+}
+
+TEST_CASE("odd files mean no quota") {
+  FakeRoot root;
+  CHECK(root.quota() == 0);
+  root.file("/proc/self/mountinfo", std::string("garbage\n") + kV2Mount);
+  root.file("/proc/self/cgroup", "0::/../outside\nnonsense\n");
+  root.file("/sys/fs/cgroup/cpu.max", "lots 0\n");
+  CHECK(root.quota() == 0);
+}
+
+TEST_CASE("hyperthreads count as one core") {
+  FakeRoot root;
+  for (int cpu = 0; cpu < 4; ++cpu) {
+    root.file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list",
+              cpu % 2 == 0 ? "0,2\n" : "1,3\n");
+  }
+  CHECK(facts::physical_cores({0, 1, 2, 3}, root.path()) == 2);
+  CHECK(facts::physical_cores({1, 3}, root.path()) == 1);
+  CHECK(facts::physical_cores({0, 7}, root.path()) == 0);  // one is not known: no guess
+}
+
+TEST_CASE("GPUs by CUDA_VISIBLE_DEVICES, else by the driver, else by device files") {
+  FakeRoot root;
+  const std::string proc = root.path() + "/proc";
+  const std::string dev = root.path() + "/dev";
+  CHECK(facts::gpu_count(nullptr, proc, dev) == 0);
+  for (const char* name : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia"}) {
+    root.file(std::string("/dev/") + name, "");
+  }
+  CHECK(facts::gpu_count(nullptr, proc, dev) == 3);
+  root.file("/proc/driver/nvidia/gpus/0000:01:00.0/information", "");
+  root.file("/proc/driver/nvidia/gpus/0000:02:00.0/information", "");
+  CHECK(facts::gpu_count(nullptr, proc, dev) == 2);
+  CHECK(facts::gpu_count("3", proc, dev) == 1);
+  CHECK(facts::gpu_count("0,MIG-3f5c,GPU-77", proc, dev) == 3);
+  CHECK(facts::gpu_count("0,1,-1,2", proc, dev) == 2);
+  CHECK(facts::gpu_count("", proc, dev) == 0);
+  CHECK(facts::gpu_count("-1", proc, dev) == 0);
+  CHECK(facts::gpu_count("NoDevFiles", proc, dev) == 0);
+}
+
+TEST_CASE("this machine") {
+  const auto made = gather_node_facts();
+  REQUIRE(made.has_value());
+  CHECK_FALSE(made->hostname.empty());
+  CHECK(made->system.rfind("Linux ", 0) == 0);
+  CHECK(made->pid == static_cast<std::uint32_t>(getpid()));
+  CHECK(made->cpus >= 1);
+  CHECK(made->cpus <= facts::affinity_cpus().size());
+  CHECK(made->cores >= 1);
+  CHECK(made->cores <= made->cpus);
+  CHECK(made->machine_id.size() > 37);
+  CHECK(gather_node_facts()->machine_id == made->machine_id);
+  const auto loopback = std::find_if(made->interfaces.begin(), made->interfaces.end(),
+                                     [](const auto& interface) { return interface.address == "127.0.0.1"; });
+  REQUIRE(loopback != made->interfaces.end());
+  CHECK(loopback->name == "lo");
+  CHECK(loopback->prefix_length == 8);
+  CHECK(loopback->up);
+  CHECK(loopback->loopback);
+}

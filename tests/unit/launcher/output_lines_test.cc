@@ -1,0 +1,217 @@
+#include "launcher/output_lines.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+
+namespace {
+
+std::string shown(const std::vector<std::string_view>& chunks, const std::string& label = "> ") {
+  LineAssembler lines(label);
+  std::string out;
+  for (const std::string_view chunk : chunks)
+    lines.add(chunk, out);
+  lines.finish(out);
+  return out;
+}
+
+// What the header says, one byte at a time and without any thought of speed.
+std::string by_the_book(std::string_view bytes, const std::string& label) {
+  std::string out;
+  std::string line;
+  bool cr = false;
+  auto end_line = [&] {
+    out += label + line + "\n";
+    line.clear();
+    cr = false;
+  };
+  for (const char c : bytes) {
+    if (c == '\n') {
+      end_line();
+    } else if (c == '\r') {
+      cr = true;
+    } else {
+      if (cr) line.clear();
+      cr = false;
+      if (line.size() == kMaxLine) {
+        line += kSplitMark;
+        end_line();
+      }
+      line += c;
+    }
+  }
+  if (!line.empty()) end_line();
+  return out;
+}
+
+std::string cut_at_random(std::string_view bytes, std::mt19937& random, std::size_t largest,
+                          const std::string& label) {
+  LineAssembler lines(label);
+  std::string out;
+  while (!bytes.empty()) {
+    const std::size_t take = std::min<std::size_t>(1 + random() % largest, bytes.size());
+    lines.add(bytes.substr(0, take), out);
+    bytes.remove_prefix(take);
+  }
+  lines.finish(out);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("lines get the label, the last one a newline") {
+  CHECK(shown({"a\nb\n"}) == "> a\n> b\n");
+  CHECK(shown({"a", "b", "\n", "c"}) == "> ab\n> c\n");
+  CHECK(shown({"\n\n"}) == "> \n> \n");
+  CHECK(shown({}) == "");
+  CHECK(shown({std::string_view("a\0b\xff\n", 5)}) == std::string("> a\0b\xff\n", 7));
+  CHECK(shown({"x\n"}, "") == "x\n");
+}
+
+TEST_CASE("carriage returns leave what a terminal would show") {
+  CHECK(shown({"dos\r\nunix\n"}) == "> dos\n> unix\n");
+  CHECK(shown({"\r 10%", "\r 50%", "\r100%\n"}) == "> 100%\n");
+  CHECK(shown({"10%\r", "20%\r", "30%\r\n"}) == "> 30%\n");
+  CHECK(shown({"dos\r", "\n"}) == "> dos\n");
+  CHECK(shown({"abc\r\r\n"}) == "> abc\n");
+  CHECK(shown({"abc\r\rd\n"}) == "> d\n");
+  CHECK(shown({"at the end 50%\r"}) == "> at the end 50%\n");
+  CHECK(shown({"\r"}) == "");
+  CHECK(shown({"\r", "x\n"}) == "> x\n");
+}
+
+TEST_CASE("an endless bar holds one row") {
+  LineAssembler lines("");
+  std::string out;
+  for (int i = 0; i < 200'000; ++i)
+    lines.add("\r step " + std::to_string(i), out);
+  CHECK(out.empty());
+  CHECK(lines.held() == std::string(" step 199999").size());
+}
+
+TEST_CASE("a line over 1 MiB is split with a mark, one of 1 MiB is not") {
+  const std::string whole(kMaxLine, 'x');
+  CHECK(shown({whole, "\n"}) == "> " + whole + "\n");
+  CHECK(shown({whole + "\n"}) == "> " + whole + "\n");
+  const std::string split = "> " + whole + std::string(kSplitMark) + "\n> y\n";
+  CHECK(shown({whole + "y\n"}) == split);
+  CHECK(shown({whole, "y", "\n"}) == split);
+  CHECK(shown({whole + whole + "y"}) == "> " + whole + std::string(kSplitMark) + "\n" + split);
+  CHECK(shown({whole, "\r", "y\n"}) == "> y\n");  // thrown away before it was too long
+}
+
+TEST_CASE("the assembler serves the next stream after finish") {
+  LineAssembler lines("");
+  std::string out;
+  lines.add("a\r", out);
+  lines.finish(out);
+  lines.add("b\n", out);
+  CHECK(out == "a\nb\n");
+}
+
+TEST_CASE("property: the output does not depend on the chunks") {
+  std::mt19937 random(11);
+  const std::string alphabet = std::string("ab\n\r\n\r", 6) + std::string(1, '\0') + "\xc3\xa9";
+  for (int round = 0; round < 3000; ++round) {
+    std::string bytes;
+    const std::size_t size = random() % 200;
+    for (std::size_t i = 0; i < size; ++i)
+      bytes += alphabet[random() % alphabet.size()];
+    const std::string expected = by_the_book(bytes, "[h:1] ");
+    REQUIRE(shown({bytes}, "[h:1] ") == expected);
+    REQUIRE(cut_at_random(bytes, random, 7, "[h:1] ") == expected);
+  }
+}
+
+TEST_CASE("property: so also around the limit") {
+  std::mt19937 random(12);
+  for (int round = 0; round < 12; ++round) {
+    std::string bytes;
+    for (int part = 0; part < 4; ++part) {
+      bytes += std::string(kMaxLine - 2 + random() % 5, 'x');
+      const char* const ends[] = {"\n", "\r", "\r\n", "", "y"};
+      bytes += ends[random() % 5];
+    }
+    const std::string expected = by_the_book(bytes, "");
+    REQUIRE((shown({bytes}, "") == expected));
+    REQUIRE((cut_at_random(bytes, random, 300'000, "") == expected));
+  }
+}
+
+TEST_CASE("labels") {
+  const LineSource source{"gpu02", 13, 5, 1, "stderr"};
+  CHECK(make_label("[{host}:{rank}] ", source) == "[gpu02:13] ");
+  CHECK(make_label("{{{node_rank}/{local_rank}}} {stream}|", source) == "{1/5} stderr|");
+  CHECK(make_label("", source) == "");
+  CHECK(check_label_template("[{host}:{rank}] {local_rank} {node_rank} {stream} {{}} é").has_value());
+}
+
+TEST_CASE("mistakes in a label, with the column") {
+  auto text = [](std::string_view label) {
+    const auto checked = check_label_template(label);
+    REQUIRE_FALSE(checked.has_value());
+    CHECK(checked.error().code == ErrorCode::kUsage);
+    return checked.error().text;
+  };
+  CHECK(text("[{hots}] ") ==
+        "--label, column 2: unknown {hots}; known are {host} {rank} {local_rank} {node_rank} {stream}");
+  CHECK(text("a {") == "--label, column 3: a lone '{'; write '{{' for the character itself");
+  CHECK(text("a } b") == "--label, column 3: a lone '}'; write '}}' for the character itself");
+  CHECK(text("a\nb") == "--label, column 2: a label is part of one line and cannot hold a line break");
+}
+
+TEST_CASE("the tail keeps the last lines in bounded memory") {
+  StderrTail tail;
+  CHECK(tail.lines().empty());
+  tail.add("one\ntw");
+  tail.add("o\r\nthree");
+  CHECK(tail.lines() == std::vector<std::string>{"one", "two", "three"});
+
+  StderrTail many;
+  for (int i = 0; i < 1000; ++i)
+    many.add("line " + std::to_string(i) + "\n");
+  REQUIRE(many.lines().size() == StderrTail::kMaxLines);
+  CHECK(many.lines().front() == "line 980");
+  CHECK(many.lines().back() == "line 999");
+
+  StderrTail long_line;
+  long_line.add(std::string(StderrTail::kMaxBytes, 'x'));
+  CHECK(long_line.lines().front().substr(0, 1) == "x");
+  long_line.add("end");
+  CHECK(long_line.lines() ==
+        std::vector<std::string>{"…" + std::string(StderrTail::kMaxBytes - 3, 'x') + "end"});
+  long_line.add("\nnext");
+  CHECK(long_line.lines() == std::vector<std::string>{"next"});
+}
+
+TEST_CASE("property: the tail is the end of what went in") {
+  std::mt19937 random(13);
+  for (int round = 0; round < 200; ++round) {
+    StderrTail tail;
+    std::string all;
+    const int adds = 1 + static_cast<int>(random() % 30);
+    for (int i = 0; i < adds; ++i) {
+      std::string bytes;
+      const std::size_t size = random() % (random() % 8 == 0 ? 20'000 : 600);
+      for (std::size_t k = 0; k < size; ++k)
+        bytes += random() % 300 == 0 ? '\n' : static_cast<char>('a' + random() % 26);
+      all += bytes;
+      tail.add(bytes);
+    }
+    const std::vector<std::string> lines = tail.lines();
+    std::size_t at = all.size();
+    if (at > 0 && all.back() == '\n') --at;
+    REQUIRE(lines.size() <= StderrTail::kMaxLines);
+    for (std::size_t i = lines.size(); i-- > 0;) {
+      const std::string line = lines[i].rfind("…", 0) == 0 ? lines[i].substr(3) : lines[i];
+      REQUIRE(at >= line.size());
+      REQUIRE(all.substr(at - line.size(), line.size()) == line);
+      at -= line.size() + 1;
+    }
+  }
+}
