@@ -110,17 +110,6 @@ Expansion expand_id(std::string_view item) {
   return {{std::string(item)}, {}};
 }
 
-bool is_ipv4(std::string_view text) {
-  int parts = 0;
-  while (true) {
-    const std::size_t dot = std::min(text.find('.'), text.size());
-    if (dot > 3 || !whole_number(text.substr(0, dot), 255)) return false;
-    ++parts;
-    if (dot == text.size()) return parts == 4;
-    text.remove_prefix(dot + 1);
-  }
-}
-
 // Counts the 16-bit groups of a piece without "::"; -1 when it is malformed.
 int count_groups(std::string_view text, bool ipv4_allowed) {
   if (text.empty()) return 0;
@@ -192,6 +181,17 @@ Expansion expand_ids(std::string_view list) {
     }
     if (comma == list.size()) return result;
     begin = comma + 1;
+  }
+}
+
+bool is_ipv4(std::string_view text) {
+  int parts = 0;
+  while (true) {
+    const std::size_t dot = std::min(text.find('.'), text.size());
+    if (dot > 3 || !whole_number(text.substr(0, dot), 255)) return false;
+    ++parts;
+    if (dot == text.size()) return parts == 4;
+    text.remove_prefix(dot + 1);
   }
 }
 

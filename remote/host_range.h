@@ -34,6 +34,8 @@ Expansion expand_ids(std::string_view list);
 /// The number, when `text` is digits only and at most `max`.
 std::optional<unsigned long long> whole_number(std::string_view text, unsigned long long max);
 
+/// Whether all of `text` is an IPv4 address in four decimal numbers.
+bool is_ipv4(std::string_view text);
 /// Whether all of `text` is an IPv6 address, a zone included (fe80::1%eth0).
 bool is_ipv6(std::string_view text);
 

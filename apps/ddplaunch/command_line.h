@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "apps/ddplaunch/findings.h"
+#include "apps/ddplaunch/option_groups.h"
+
+namespace ddp {
+
+/// The arguments taken apart. Values are as written; options.cc judges them.
+struct CommandLine {
+  OptionValues values;
+  std::vector<std::string> worker;  ///< the first positional and everything behind it, byte for byte
+  bool worker_found =
+      false;  ///< false: the arguments ended, or an unknown option hid where the worker begins
+  bool scanned_all = true;
+};
+
+/// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown
+/// options, missing values and the options of foreign_options.h go to `findings`.
+CommandLine read_command_line(const std::vector<std::string>& args, OptionTable& table, Findings& findings);
+
+}  // namespace ddp

@@ -1,0 +1,119 @@
+#include "apps/ddplaunch/env_options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/ddplaunch/option_readers.h"
+#include "launcher/env_filter.h"
+
+namespace ddp {
+
+namespace {
+
+// A name that programs can set; names like BASH_FUNC_x%% are no business of an option.
+bool is_name(std::string_view name) {
+  return !name.empty() && std::isdigit(static_cast<unsigned char>(name.front())) == 0 &&
+         std::all_of(name.begin(), name.end(),
+                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+}
+
+// NAME=VALUE lines; blank lines and lines that begin with '#' are skipped. The value is all behind the '=',
+// as DeepSpeed and docker read it: no quotes, no expansion. Only names go into messages.
+void read_env_text(std::string_view text, const std::string& file, launcher::EnvVars& vars,
+                   Findings& findings) {
+  for (int number = 1; !text.empty(); ++number) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    const std::size_t begin = line.find_first_not_of(" \t");
+    if (begin == std::string_view::npos || line[begin] == '#') continue;
+    line.remove_prefix(begin);
+    const std::size_t equals = line.find('=');
+    const std::string_view name = line.substr(0, equals);
+    const std::string place = file + ':' + std::to_string(number) + ':' + std::to_string(begin + 1) + ": ";
+    if (line.starts_with("export ")) {
+      findings.fail(place + "this file is not read by a shell; write NAME=VALUE without export");
+    } else if (equals == std::string_view::npos) {
+      findings.fail(place + "expected NAME=VALUE");
+    } else if (!is_name(name)) {
+      findings.fail(place + "what stands before '=' is not the name of an environment variable");
+    } else if (line.find('\0') != std::string_view::npos) {
+      findings.fail(place + "the value of " + std::string(name) + " has a zero byte");
+    } else {
+      launcher::set_env(vars, name, line.substr(equals + 1));
+    }
+  }
+}
+
+// DeepSpeed's file: an unreadable one is an error, a missing one is not.
+void read_deepspeed_env(const Surroundings& surroundings, launcher::EnvVars& vars, Findings& findings) {
+  const std::string* renamed = launcher::find_env(surroundings.env, "DS_ENV_FILE");
+  const std::string* home = launcher::find_env(surroundings.env, "HOME");
+  const std::string name = renamed != nullptr && !renamed->empty() ? *renamed : ".deepspeed_env";
+  std::vector<std::string> paths;
+  if (home != nullptr && !home->empty()) paths.push_back(absolute_path(name, *home));
+  const std::string here = absolute_path(name, surroundings.cwd);
+  if (paths.empty() || paths.front() != here) paths.push_back(here);
+  for (const std::string& path : paths) {
+    auto text = surroundings.read_file(path);
+    if (text) {
+      read_env_text(*text, path, vars, findings);
+      findings.note("environment variables of " + path + " are set for the workers");
+    } else if (text.error().sys != ENOENT && text.error().sys != ENOTDIR) {
+      findings.fail(text.error().text);
+    }
+  }
+}
+
+void fail_lines(const std::string& text, Findings& findings) {
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    findings.fail(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+void read_env_options(const OptionValues& values, const Surroundings& surroundings, launcher::JobSpec& spec,
+                      Findings& findings) {
+  launcher::EnvVars vars;
+  read_deepspeed_env(surroundings, vars, findings);
+  for (const std::string& path : values.env_file) {
+    auto text = surroundings.read_file(path);
+    if (text) {
+      read_env_text(*text, path, vars, findings);
+    } else {
+      findings.fail("--env-file " + text.error().text);
+    }
+  }
+  auto given = launcher::explicit_env(surroundings.env, values.env);
+  if (!given) {
+    fail_lines(given.error().text, findings);
+  } else {
+    for (const auto& [name, value] : *given) {
+      if (is_name(name)) {
+        launcher::set_env(vars, name, value);
+      } else {
+        findings.fail("--env: \"" + name + "\" is not the name of an environment variable");
+      }
+    }
+    for (const std::string& name : launcher::node_bound_names(*given)) {
+      findings.note("--env " + name +
+                    " goes to all nodes alike, though its value usually belongs to one machine");
+    }
+  }
+  spec.env = launcher::forwarded_env(surroundings.env, false);
+  spec.local_env = launcher::forwarded_env(surroundings.env, true);
+  spec.explicit_env = std::move(vars);
+}
+
+}  // namespace ddp

@@ -1,0 +1,113 @@
+#include "apps/ddplaunch/foreign_options.h"
+
+#include <algorithm>
+#include <array>
+
+namespace ddp {
+
+namespace {
+
+constexpr bool kValue = true;
+constexpr bool kFlag = false;
+
+constexpr std::array kForeign = {
+    // Ours, in a later release: refused, but for a value that is what happens anyway.
+    ForeignOption{"--hosts-from", kValue, Standing::kLater, "", "write the hosts into a hostfile"},
+    ForeignOption{"--spares", kValue, Standing::kLater, "0", ""},
+    ForeignOption{"--node-rank", kValue, Standing::kLater, "0",
+                  "one ddplaunch with a hostfile starts all nodes"},
+    ForeignOption{"--master-addr", kValue, Standing::kLater, "127.0.0.1",
+                  "one ddplaunch with a hostfile starts all nodes; --network chooses the address"},
+    ForeignOption{"--token-file", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--insecure", kFlag, Standing::kLater, "", ""},
+    ForeignOption{"--no-push", kFlag, Standing::kNoted, "", "this release copies no agent to the nodes"},
+    ForeignOption{"--store-allow", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--setup", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--wrapper", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--max-restarts", kValue, Standing::kLater, "0", ""},
+    ForeignOption{"--restart-backoff", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--scale-up", kFlag, Standing::kLater, "", ""},
+    ForeignOption{"--hang-timeout", kValue, Standing::kLater, "0", ""},
+    ForeignOption{"--on-peer-loss", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--report", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--show-ranks", kValue, Standing::kLater, "all", ""},
+    ForeignOption{"--local-ranks-filter", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--bars", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--fold", kFlag, Standing::kLater, "", ""},
+    ForeignOption{"--tee", kValue, Standing::kLater, "0",
+                  "each rank's output is shown and in the job directory, too"},
+    ForeignOption{"-t", kValue, Standing::kLater, "0",
+                  "each rank's output is shown and in the job directory, too"},
+    ForeignOption{"--redirects", kValue, Standing::kLater, "0",
+                  "each rank's output is in the job directory, too"},
+    ForeignOption{"-r", kValue, Standing::kLater, "0", "each rank's output is in the job directory, too"},
+    ForeignOption{"--log-dir", kValue, Standing::kLater, "",
+                  "each rank's output is in the job directory: --job-dir"},
+    ForeignOption{"--log-max-size", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--jsonl", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--console", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--detach", kFlag, Standing::kLater, "",
+                  "nohup ddplaunch … & keeps a job alive after logout"},
+    ForeignOption{"--dashboard", kFlag, Standing::kLater, "", ""},
+
+    // torchrun's.
+    ForeignOption{"--standalone", kFlag, Standing::kRenamed, "local", "--launcher"},
+    ForeignOption{"--rdzv-id", kValue, Standing::kRenamed, "", "--job-id"},
+    ForeignOption{"--shutdown-timeout", kValue, Standing::kRenamed, "", "--stop-grace"},
+    ForeignOption{"--rdzv-backend", kValue, Standing::kNoted, "", "ddplaunch has one rendezvous of its own"},
+    ForeignOption{"--rdzv-endpoint", kValue, Standing::kNoted, "",
+                  "nodes join over the connection that starts them"},
+    ForeignOption{"--rdzv-conf", kValue, Standing::kNoted, "",
+                  "the one limit of the start is --start-timeout"},
+    ForeignOption{"--monitor-interval", kValue, Standing::kNoted, "", "the end of a worker is seen at once"},
+    ForeignOption{"--start-method", kValue, Standing::kNoted, "",
+                  "workers are programs, never forked functions"},
+    ForeignOption{"--run-path", kFlag, Standing::kNoted, "",
+                  "a .py file always runs in a process of its own"},
+    ForeignOption{"--signals-to-handle", kValue, Standing::kNoted, "",
+                  "SIGINT, SIGTERM and SIGHUP stop the job"},
+    ForeignOption{"--event-log-handler", kValue, Standing::kNoted, "", "there are no event plug-ins"},
+    ForeignOption{"--role", kValue, Standing::kLater, "default", ""},
+    ForeignOption{"--local-addr", kValue, Standing::kRefused, "",
+                  "use --network CIDR|IFACE, or address= in the hostfile"},
+    ForeignOption{
+        "--virtual-local-rank", kFlag, Standing::kRefused, "",
+        "LOCAL_RANK stays the index into CUDA_VISIBLE_DEVICES, which gpus= in the hostfile chooses"},
+    ForeignOption{"--numa-binding", kValue, Standing::kRefused, "",
+                  "bind in the worker's command: numactl -N 0 python …"},
+    ForeignOption{"--logs-specs", kValue, Standing::kRefused, "",
+                  "there are no log plug-ins; files are in --job-dir"},
+    ForeignOption{"--duplicate-stdout-filters", kValue, Standing::kRefused, "",
+                  "pipe the output through grep"},
+    ForeignOption{"--duplicate-stderr-filters", kValue, Standing::kRefused, "",
+                  "pipe the output through grep"},
+
+    // DeepSpeed's and mpirun's, where people come from.
+    ForeignOption{"--num-nodes", kValue, Standing::kRenamed, "", "--nnodes"},
+    ForeignOption{"--num-gpus", kValue, Standing::kRenamed, "", "--nproc-per-node"},
+    ForeignOption{"--num-accelerators", kValue, Standing::kRenamed, "", "--nproc-per-node"},
+    ForeignOption{"--no-ssh", kFlag, Standing::kRefused, "",
+                  "one ddplaunch per node is not in this release yet"},
+    ForeignOption{"--launcher-args", kValue, Standing::kRefused, "", "use --ssh-config or --ssh-command"},
+    ForeignOption{"--ssh-port", kValue, Standing::kRefused, "",
+                  "use port= in the hostfile, or Port in --ssh-config"},
+    ForeignOption{"-n", kValue, Standing::kRefused, "", "use --nproc-per-node, the workers on each node"},
+    ForeignOption{"-np", kValue, Standing::kRefused, "", "use --nproc-per-node, the workers on each node"},
+    ForeignOption{"-N", kValue, Standing::kRefused, "", "use --nproc-per-node"},
+    ForeignOption{"-H", kValue, Standing::kRefused, "", "use --hostfile FILE or --host LIST"},
+    ForeignOption{"-x", kValue, Standing::kRefused, "", "use --env NAME[=VALUE]"},
+};
+
+}  // namespace
+
+std::span<const ForeignOption> foreign_options() {
+  return kForeign;
+}
+
+const ForeignOption* find_foreign(std::string_view name) {
+  const auto found = std::find_if(kForeign.begin(), kForeign.end(),
+                                  [&](const ForeignOption& row) { return row.name == name; });
+  return found == kForeign.end() ? nullptr : &*found;
+}
+
+}  // namespace ddp

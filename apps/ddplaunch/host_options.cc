@@ -1,0 +1,211 @@
+#include "apps/ddplaunch/host_options.h"
+
+#include <cerrno>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/ddplaunch/option_readers.h"
+#include "remote/host_filter.h"
+#include "remote/host_range.h"
+#include "remote/hostfile.h"
+#include "remote/mistake.h"
+
+namespace ddp {
+
+namespace {
+
+using launcher::JobSpec;
+using launcher::LauncherKind;
+using launcher::ProcsPerNode;
+
+constexpr std::size_t kMaxNamed = 10;  ///< hosts named in one message
+
+void fail_all(const remote::Mistakes& mistakes, Findings& findings) {
+  for (const remote::Mistake& mistake : mistakes.list)
+    findings.fail(to_text(mistake));
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size() && i < kMaxNamed; ++i)
+    text += (i > 0 ? ", " : "") + words[i];
+  if (words.size() > kMaxNamed) text += " and " + std::to_string(words.size() - kMaxNamed) + " more";
+  return text;
+}
+
+std::string listed_at(const remote::Host& host) {
+  if (host.place.file.empty()) return {};
+  return " (" + host.place.file +
+         (host.place.line > 0 ? ':' + std::to_string(host.place.line) : std::string()) + ')';
+}
+
+bool take(remote::Checked<std::vector<remote::Host>> checked, std::vector<remote::Host>& hosts,
+          Findings& findings) {
+  if (!checked) {
+    fail_all(checked.error(), findings);
+    return false;
+  }
+  hosts = std::move(*checked);
+  return true;
+}
+
+bool read_hostfile(const OptionValues& values, const Surroundings& surroundings,
+                   std::vector<remote::Host>& hosts, Findings& findings) {
+  auto text = surroundings.read_file(values.hostfile);
+  if (!text) {
+    findings.fail(
+        "hostfile " + text.error().text +
+        (text.error().sys == ENOENT
+             ? "; write one host a line there (gpu01 slots=8), or leave --hostfile out to run on this machine"
+             : ""));
+    return false;
+  }
+  return take(remote::parse_hostfile(*text, values.hostfile), hosts, findings);
+}
+
+// The hosts as listed, this machine when none are; false when they are wrong.
+bool listed_hosts(const OptionValues& values, const Surroundings& surroundings,
+                  std::vector<remote::Host>& hosts, Findings& findings) {
+  if (!values.hostfile.empty() && !values.host.empty()) {
+    findings.fail("--hostfile and --host cannot be used together; --include picks hosts out of a hostfile");
+    return false;
+  }
+  if (!values.hostfile.empty()) return read_hostfile(values, surroundings, hosts, findings);
+  if (values.host.empty()) {
+    hosts.emplace_back().name = "localhost";
+    return true;
+  }
+  std::string list;
+  for (const std::string& part : values.host)
+    list += (list.empty() ? "" : ",") + part;
+  return take(remote::parse_host_list(list, "--host"), hosts, findings);
+}
+
+bool is_this_machine(const remote::Host& host) {
+  const std::string& target = host.address.empty() ? host.name : host.address;
+  return remote::is_localhost(host) || (target.starts_with("127.") && remote::is_ipv4(target));
+}
+
+void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  const bool none_listed = values.hostfile.empty() && values.host.empty();
+  spec.launcher = none_listed && !values.ssh_localhost ? LauncherKind::kLocal : LauncherKind::kSsh;
+  if (values.launcher.empty()) return;
+  if (values.launcher == "daemon" || values.launcher == "slurm") {
+    return findings.fail("--launcher " + values.launcher +
+                         " is not in this release yet, only ssh and local are");
+  }
+  if (values.launcher == "ssh") {
+    if (none_listed && !values.ssh_localhost)
+      findings.fail("--launcher ssh needs hosts: --hostfile FILE or --host LIST");
+    return;
+  }
+  if (values.launcher != "local") {
+    return findings.fail("--launcher " + values.launcher + ": choose ssh or local");
+  }
+  spec.launcher = LauncherKind::kLocal;
+  if (values.ssh_localhost)
+    findings.fail("--launcher local (or --standalone) and --ssh-localhost contradict each other");
+  std::vector<std::string> others;
+  for (const remote::Host& host : spec.hosts) {
+    if (!is_this_machine(host)) others.push_back(host.name + listed_at(host));
+  }
+  if (!others.empty()) {
+    findings.fail("--launcher local (or --standalone) starts on this machine only, not on " + joined(others) +
+                  "; leave it out, or leave the hosts out");
+  }
+}
+
+void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Findings& findings) {
+  if (values.nnodes.empty()) return;
+  std::string text = values.nnodes;
+  if (const std::size_t colon = text.find(':'); colon != std::string::npos) {
+    if (text.substr(0, colon) != text.substr(colon + 1)) {
+      return findings.fail("--nnodes " + text +
+                           ": elastic sizes (MIN:MAX) are not in this release yet; give one number");
+    }
+    text.resize(colon);
+  }
+  const auto number = remote::whole_number(text, remote::kMaxHosts);
+  if (!number || *number == 0) {
+    return findings.fail("--nnodes " + values.nnodes + ": \"" + values.nnodes +
+                         "\" is not a number of nodes");
+  }
+  spec.max_nodes = static_cast<int>(*number);
+  if (!hosts_known || *number <= spec.hosts.size()) return;
+  if (values.hostfile.empty() && values.host.empty()) {
+    return findings.fail(
+        "--nnodes " + text + " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
+        "only this machine (starting one ddplaunch on each node is not in this release yet)");
+  }
+  const std::size_t count = spec.hosts.size();
+  findings.fail("--nnodes " + text + ": there " + (count == 1 ? "is" : "are") + " only " +
+                std::to_string(count) + (count == 1 ? " host" : " hosts") + " in " +
+                (values.hostfile.empty() ? "--host" : values.hostfile));
+}
+
+// All hosts that are short, in one message.
+void check_slots(const JobSpec& spec, Findings& findings) {
+  if (spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
+  const std::size_t used = spec.max_nodes > 0
+                               ? std::min(spec.hosts.size(), static_cast<std::size_t>(spec.max_nodes))
+                               : spec.hosts.size();
+  std::vector<std::string> over_slots;
+  std::vector<std::string> over_limit;
+  for (std::size_t i = 0; i < used; ++i) {
+    const remote::Host& host = spec.hosts[i];
+    if (host.max_slots && spec.nproc.number > *host.max_slots) {
+      over_limit.push_back(host.name + listed_at(host) + " has " + std::to_string(*host.max_slots));
+    } else if (host.slots && spec.nproc.number > *host.slots && !spec.oversubscribe) {
+      over_slots.push_back(host.name + listed_at(host) + " has " + std::to_string(*host.slots));
+    }
+  }
+  const std::string asked = "--nproc-per-node " + std::to_string(spec.nproc.number);
+  if (!over_slots.empty()) {
+    findings.fail(asked + " is more than the slots: " + joined(over_slots) +
+                  "; ask for fewer, raise slots= there, or add --oversubscribe");
+  }
+  if (!over_limit.empty()) {
+    findings.fail(asked + " is more than max_slots: " + joined(over_limit) +
+                  "; ask for fewer, or raise it there");
+  }
+}
+
+}  // namespace
+
+void read_host_options(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
+                       Findings& findings) {
+  bool known = listed_hosts(values, surroundings, spec.hosts, findings);
+  if (!values.include.empty() && !values.exclude.empty()) {
+    // Said even when the hosts are wrong, too.
+    fail_all(remote::filter_hosts({}, values.include, values.exclude).error(), findings);
+    known = false;
+  } else if (known) {
+    std::vector<remote::Host> kept;
+    known = take(remote::filter_hosts(spec.hosts, values.include, values.exclude), kept, findings);
+    if (known) spec.hosts = std::move(kept);
+  }
+  const std::string* home = nullptr;
+  for (const auto& [name, value] : surroundings.env) {
+    if (name == "HOME") home = &value;
+  }
+  for (remote::Host& host : spec.hosts) {
+    if (home != nullptr && host.identity.starts_with("~/")) host.identity = *home + host.identity.substr(1);
+  }
+  spec.oversubscribe = values.oversubscribe;
+  if (!values.nproc_per_node.empty()) {
+    if (const auto procs = read_procs(values.nproc_per_node)) {
+      spec.nproc = *procs;
+    } else {
+      findings.fail("--nproc-per-node " + values.nproc_per_node +
+                    ": give a whole number from 1 to 65535, or auto, gpu or cpu");
+    }
+  }
+  if (!known) spec.hosts.clear();
+  read_launcher(values, spec, findings);
+  read_nnodes(values, known, spec, findings);
+  check_slots(spec, findings);
+}
+
+}  // namespace ddp

@@ -1,0 +1,168 @@
+#include "apps/ddplaunch/job_plan_text.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "remote/shell_quote.h"
+
+namespace ddp {
+
+namespace {
+
+using launcher::JobSpec;
+using launcher::ProcsPerNode;
+using launcher::WorkerCommand;
+
+constexpr std::size_t kWidth = 100;
+
+// Workers on one host, where it can be known before the node has answered.
+std::optional<int> workers_on(const remote::Host& host, const JobSpec& spec) {
+  switch (spec.nproc.kind) {
+    case ProcsPerNode::Kind::kNumber:
+      return spec.nproc.number;
+    case ProcsPerNode::Kind::kUnset:
+      if (host.slots && !host.devices.empty())
+        return std::min(*host.slots, static_cast<int>(host.devices.size()));
+      if (host.slots) return host.slots;
+      if (!host.devices.empty()) return static_cast<int>(host.devices.size());
+      return std::nullopt;
+    case ProcsPerNode::Kind::kAuto:
+    case ProcsPerNode::Kind::kGpu:
+    case ProcsPerNode::Kind::kCpu:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::string ranks_text(std::optional<int> first, std::optional<int> count) {
+  if (!first || !count) return "?";
+  const std::string low = std::to_string(*first);
+  return *count == 1 ? low : low + '-' + std::to_string(*first + *count - 1);
+}
+
+std::string details(const remote::Host& host) {
+  std::string text;
+  auto add = [&](const std::string& word) { text += (text.empty() ? "" : " ") + word; };
+  if (!host.user.empty()) add("user=" + host.user);
+  if (!host.address.empty()) add("address=" + host.address);
+  if (host.port != 0) add("port=" + std::to_string(host.port));
+  if (!host.chdir.empty()) add("chdir=" + host.chdir);
+  std::string devices;
+  for (const std::string& device : host.devices)
+    devices += (devices.empty() ? "" : ",") + device;
+  if (!devices.empty()) add("gpus=" + devices);
+  for (const auto& variable : host.env)
+    add("env:" + variable.first);
+  return text;
+}
+
+using Row = std::array<std::string, 6>;
+
+std::string table_text(const std::vector<Row>& rows) {
+  std::array<std::size_t, std::tuple_size_v<Row>> widths{};
+  for (const Row& row : rows) {
+    for (std::size_t i = 0; i < row.size(); ++i)
+      widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) line += "  ";
+      line += row[i] + std::string(widths[i] - row[i].size(), ' ');
+    }
+    line.resize(line.find_last_not_of(' ') + 1);
+    text += line + '\n';
+  }
+  return text;
+}
+
+std::string nodes_text(const JobSpec& spec) {
+  const std::size_t used = spec.max_nodes > 0
+                               ? std::min(spec.hosts.size(), static_cast<std::size_t>(spec.max_nodes))
+                               : spec.hosts.size();
+  std::vector<Row> rows = {{"node", "host", "slots", "workers", "ranks", "from the list of hosts"}};
+  std::optional<int> next = 0;
+  for (std::size_t i = 0; i < used; ++i) {
+    const remote::Host& host = spec.hosts[i];
+    const std::optional<int> count = workers_on(host, spec);
+    rows.push_back({std::to_string(i), host.name, host.slots ? std::to_string(*host.slots) : "any",
+                    count ? std::to_string(*count) : "?", ranks_text(next, count), details(host)});
+    next = next && count ? std::optional(*next + *count) : std::nullopt;
+  }
+  std::string text = table_text(rows);
+  if (next) {
+    text += "world size " + std::to_string(*next) + '\n';
+  } else {
+    text += "? is what the node counts when it starts: " +
+            std::string(spec.nproc.kind == ProcsPerNode::Kind::kCpu ? "its CPUs" : "its GPUs") +
+            (spec.nproc.kind == ProcsPerNode::Kind::kUnset ? ", else one worker" : "") + '\n';
+  }
+  if (used < spec.hosts.size())
+    text += std::to_string(spec.hosts.size() - used) + " more hosts stay unused\n";
+  return text;
+}
+
+std::string names_text(const std::string& title,
+                       const std::vector<std::pair<std::string, std::string>>& vars) {
+  std::string text = title;
+  std::size_t column = title.size();
+  if (vars.empty()) return text + " nothing\n";
+  for (const auto& variable : vars) {
+    if (column + 1 + variable.first.size() > kWidth) {
+      text += "\n " + variable.first;
+      column = 1 + variable.first.size();
+    } else {
+      text += ' ' + variable.first;
+      column += 1 + variable.first.size();
+    }
+  }
+  return text + '\n';
+}
+
+}  // namespace
+
+std::string command_text(const WorkerCommand& command) {
+  std::vector<std::string> words;
+  const std::string python = command.python.empty() ? "python3" : command.python;
+  switch (command.kind) {
+    case WorkerCommand::Kind::kProgram:
+      break;
+    case WorkerCommand::Kind::kPython:
+      words = {python, "-u"};
+      break;
+    case WorkerCommand::Kind::kModule:
+      words = {python, "-u", "-m"};
+      break;
+    case WorkerCommand::Kind::kTrain:
+      words = {"train"};
+      break;
+  }
+  words.insert(words.end(), command.argv.begin(), command.argv.end());
+  std::string text;
+  for (const std::string& word : words) {
+    // A line feed has no spelling that all shells share; here it is only read.
+    auto quoted = remote::shell_quote({word});
+    text += (text.empty() ? "" : " ") + (quoted ? *quoted : '\'' + word + '\'');
+  }
+  return text;
+}
+
+std::string job_plan_text(const JobSpec& spec) {
+  std::string text = "job " + spec.job_id + ", nothing is started\n";
+  text += "files in " + spec.job_dir + '\n';
+  text += "worker " + command_text(spec.command) + '\n';
+  text += "in " + spec.chdir + '\n';
+  text += spec.launcher == launcher::LauncherKind::kLocal ? "on this machine\n" : "over SSH\n";
+  text += '\n' + nodes_text(spec) + '\n';
+  text += names_text("set for the workers:", spec.explicit_env);
+  text += names_text("forwarded from here:", spec.env);
+  return text;
+}
+
+}  // namespace ddp

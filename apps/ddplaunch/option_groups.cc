@@ -1,0 +1,235 @@
+#include "apps/ddplaunch/option_groups.h"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+namespace ddp {
+
+namespace {
+
+constexpr std::size_t kHelpColumn = 30;
+constexpr std::size_t kHelpWidth = 100;
+
+/// The groups of --help in their order, each with one example.
+struct Group {
+  const char* title;
+  const char* example;
+};
+constexpr Group kHosts = {"Hosts",
+                          "ddplaunch --hostfile hosts --include gpu01:0,1@gpu02 --nproc-per-node 2 train"};
+constexpr Group kStart = {
+    "Start", "ddplaunch --hostfile hosts --ssh-config ~/cluster_ssh --network 10.1.0.0/16 train"};
+constexpr Group kWorker = {"Worker",
+                           "ddplaunch --env NCCL_DEBUG=INFO --chdir /data/run1 python train.py --lr 0.1"};
+constexpr Group kFailure = {"Failure", "ddplaunch --stop-grace 60s --node-timeout 30s python train.py"};
+constexpr Group kOutput = {"Output", "ddplaunch --label '{host} {rank}| ' python train.py"};
+constexpr Group kJob = {"Job", "ddplaunch --hostfile hosts --job-id run7 --dry-run python train.py"};
+constexpr const Group* kGroups[] = {&kHosts, &kStart, &kWorker, &kFailure, &kOutput, &kJob};
+
+constexpr std::string_view kUsage =
+    "usage: ddplaunch [options] WORKER [arguments of the worker]\n"
+    "\n"
+    "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
+    "WORKER is train (the bundled trainer), a .py file (run as python3 -u FILE), or any program.\n"
+    "Everything behind WORKER belongs to it. Options may be written with _ for -.\n"
+    "Times are 500ms, 15s, 2m, 1h, or a number of seconds.\n";
+
+// Text broken into lines that begin at the help column.
+std::string wrapped(const std::string& text) {
+  std::string out;
+  std::size_t column = kHelpColumn;
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    const std::size_t end = std::min(text.find(' ', begin), text.size());
+    const std::size_t size = end - begin;
+    if (column + 1 + size > kHelpWidth) {
+      out += '\n' + std::string(kHelpColumn, ' ');
+      column = kHelpColumn;
+    } else if (begin > 0) {
+      out += ' ';
+      ++column;
+    }
+    out += text.substr(begin, size);
+    column += size;
+    begin = end + 1;
+  }
+  return out;
+}
+
+}  // namespace
+
+struct OptionTable::Impl {
+  CLI::App app;
+  OptionValues values;
+  std::map<std::string, bool, std::less<>> takes_value;  ///< by every name
+  std::vector<CLI::Option*> options;                     ///< in the order of --help
+
+  void remember(CLI::Option* option, const Group& group, bool takes) {
+    option->group(group.title);
+    options.push_back(option);
+    for (const std::string& name : option->get_lnames())
+      takes_value["--" + name] = takes;
+    for (const std::string& name : option->get_snames())
+      takes_value["-" + name] = takes;
+  }
+  void flag(const Group& group, const char* names, bool& value, const char* text) {
+    remember(app.add_flag(names, value, text), group, false);
+  }
+  template <class T>
+  void value(const Group& group, const char* names, T& value, const char* value_name, const char* text) {
+    CLI::Option* option = app.add_option(names, value, text)->type_name(value_name)->expected(1);
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    remember(option, group, true);
+  }
+  void list(const Group& group, const char* names, std::vector<std::string>& value, const char* value_name,
+            const char* text) {
+    CLI::Option* option = app.add_option(names, value, text)->type_name(value_name)->expected(1);
+    option->allow_extra_args(false)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+    remember(option, group, true);
+  }
+
+  void add_hosts();
+  void add_start();
+  void add_worker();
+  void add_failure_and_output();
+  void add_job();
+};
+
+void OptionTable::Impl::add_hosts() {
+  value(kHosts, "--hostfile", values.hostfile, "FILE",
+        "nodes, one a line: gpu[01-16] slots=8 (docs/hostfile.md)");
+  list(kHosts, "--host", values.host, "LIST", "nodes on the command line: gpu01:8,gpu[02-04]:8");
+  value(kHosts, "--include", values.include, "LIST", "use only these hosts and slots: gpu01:0,2@gpu02");
+  value(kHosts, "--exclude", values.exclude, "LIST", "use all but these hosts and slots");
+  value(kHosts, "--nnodes", values.nnodes, "N", "use the first N hosts (default: all)");
+  value(kHosts, "--nproc-per-node", values.nproc_per_node, "N|auto|gpu|cpu",
+        "workers on each node (default: its slots; without slots its GPUs; without GPUs 1)");
+  flag(kHosts, "--oversubscribe", values.oversubscribe, "allow more workers than slots");
+}
+
+void OptionTable::Impl::add_start() {
+  value(kStart, "--launcher", values.launcher, "ssh|local",
+        "how nodes are reached (default: ssh; local without hosts)");
+  value(kStart, "--ssh-config", values.ssh_config, "FILE", "instead of ~/.ssh/config, as ssh -F");
+  value(kStart, "--ssh-command", values.ssh_command, "COMMAND",
+        "use this ssh program instead of libssh: 'ssh -v'");
+  flag(kStart, "--ssh-localhost", values.ssh_localhost, "reach localhost over SSH, too");
+  flag(kStart, "--accept-new-host-keys", values.accept_new_host_keys,
+       "add keys of unknown hosts to known_hosts; changed keys stay an error");
+  value(kStart, "--agent", values.agent, "PATH",
+        "ddplaunchd on the nodes (default: the path beside this program)");
+  value(kStart, "--start-timeout", values.start_timeout, "TIME",
+        "until all nodes must be ready (default: 120s)");
+  value(kStart, "--network", values.network, "CIDR|IFACE",
+        "network between the workers (default: the one all share)");
+  value(kStart, "--master-port", values.master_port, "PORT",
+        "of the store on node 0 (default: any free one)");
+  value(kStart, "--port-range", values.port_range, "LOW-HIGH", "take free ports from here only");
+  value(kStart, "--store", values.store, "agent|worker",
+        "who serves MASTER_PORT: node 0's agent (default) or rank 0 itself (docs/environment.md)");
+}
+
+void OptionTable::Impl::add_worker() {
+  flag(kWorker, "-m,--module", values.module, "WORKER is a Python module: python3 -u -m WORKER");
+  flag(kWorker, "--no-python", values.no_python, "run a .py file as it is, without python3");
+  value(kWorker, "--python", values.python, "PATH",
+        "interpreter of .py files and modules (default: python3)");
+  list(kWorker, "--env", values.env, "NAME[=VALUE]", "set for the workers; without a value: as it is here");
+  list(kWorker, "--env-file", values.env_file, "FILE",
+       "NAME=VALUE lines for the workers; --env goes before it");
+  value(kWorker, "--chdir", values.chdir, "DIR",
+        "working directory on the nodes (default: the same as here)");
+  value(kWorker, "--stdin", values.stdin_source, "0|none",
+        "who reads standard input: rank 0 or nobody (default: 0 when it is a pipe or a file)");
+}
+
+void OptionTable::Impl::add_failure_and_output() {
+  value(kFailure, "--stop-grace", values.stop_grace, "TIME",
+        "from SIGTERM to SIGKILL (default: 25s after your signal, 15s after a failure)");
+  value(kFailure, "--node-timeout", values.node_timeout, "TIME",
+        "a node silent for so long is lost (default: 15s)");
+  value(kFailure, "--master-timeout", values.master_timeout, "TIME",
+        "nodes stop when this program is silent for so long (default: 15s)");
+  value(kOutput, "--label", values.label, "TEMPLATE",
+        "before each line (default: '[{host}:{rank}] '); also {local_rank} {node_rank} {stream}; none for no "
+        "label");
+  flag(kOutput, "--quiet", values.quiet, "only the workers' lines and errors");
+  flag(kOutput, "-v,--verbose", values.verbose, "say what is done, step by step");
+}
+
+void OptionTable::Impl::add_job() {
+  value(kJob, "--job-id", values.job_id, "ID", "name of the job (default: date, time, six digits)");
+  value(kJob, "--job-dir", values.job_dir, "DIR",
+        "files of the job (default: ~/.local/state/ddplaunch/jobs/ID)");
+  flag(kJob, "--dry-run", values.dry_run, "print hosts, ranks and command, and start nothing");
+  flag(kJob, "-V,--version", values.version, "print the version");
+  flag(kJob, "-h,--help", values.help, "print this text");
+}
+
+OptionTable::OptionTable() : impl_(std::make_unique<Impl>()) {
+  impl_->app.set_help_flag();
+  impl_->add_hosts();
+  impl_->add_start();
+  impl_->add_worker();
+  impl_->add_failure_and_output();
+  impl_->add_job();
+}
+
+OptionTable::~OptionTable() = default;
+
+bool OptionTable::knows(std::string_view name) const {
+  return impl_->takes_value.contains(name);
+}
+
+bool OptionTable::takes_value(std::string_view name) const {
+  const auto found = impl_->takes_value.find(name);
+  return found != impl_->takes_value.end() && found->second;
+}
+
+std::string OptionTable::value_name(std::string_view name) const {
+  return takes_value(name) ? impl_->app.get_option(std::string(name))->get_type_name() : std::string();
+}
+
+std::vector<std::string_view> OptionTable::names() const {
+  std::vector<std::string_view> names;
+  for (const auto& entry : impl_->takes_value)
+    names.push_back(entry.first);
+  return names;
+}
+
+OptionValues OptionTable::fill(const std::vector<std::string>& words) {
+  std::vector<std::string> reversed(words.rbegin(), words.rend());
+  try {
+    impl_->app.parse(std::move(reversed));
+  } catch (const CLI::ParseError& error) {
+    throw std::logic_error(std::string("options passed the scan, but: ") + error.what());
+  }
+  return impl_->values;
+}
+
+std::string OptionTable::help() const {
+  std::string text(kUsage);
+  for (const Group* group : kGroups) {
+    text += std::string("\n") + group->title + ":\n";
+    for (const CLI::Option* option : impl_->options) {
+      if (option->get_group() != group->title) continue;
+      std::string left = "  ";
+      for (const std::string& name : option->get_snames())
+        left += "-" + name + ", ";
+      for (const std::string& name : option->get_lnames())
+        left += "--" + name;
+      if (takes_value("--" + option->get_lnames().front())) left += ' ' + option->get_type_name();
+      left += left.size() + 2 > kHelpColumn ? '\n' + std::string(kHelpColumn, ' ')
+                                            : std::string(kHelpColumn - left.size(), ' ');
+      text += left + wrapped(option->get_description()) + '\n';
+    }
+    text += std::string("  Example: ") + group->example + '\n';
+  }
+  return text;
+}
+
+}  // namespace ddp

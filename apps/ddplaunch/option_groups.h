@@ -1,0 +1,83 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddp {
+
+/// The options as written. Empty text: not given; where empty text is a value, the field is optional.
+struct OptionValues {
+  // Hosts
+  std::string hostfile;
+  std::vector<std::string> host;
+  std::string include;
+  std::string exclude;
+  std::string nnodes;
+  std::string nproc_per_node;
+  bool oversubscribe = false;
+  // Start
+  std::string launcher;
+  std::string ssh_config;
+  std::string ssh_command;
+  bool ssh_localhost = false;
+  bool accept_new_host_keys = false;
+  std::string agent;
+  std::string start_timeout;
+  std::string network;
+  std::string master_port;
+  std::string port_range;
+  std::string store;
+  // Worker
+  bool module = false;
+  bool no_python = false;
+  std::string python;
+  std::vector<std::string> env;
+  std::vector<std::string> env_file;
+  std::string chdir;
+  std::string stdin_source;
+  // Failure
+  std::string stop_grace;
+  std::string node_timeout;
+  std::string master_timeout;
+  // Output
+  std::optional<std::string> label;
+  bool quiet = false;
+  bool verbose = false;
+  // Job
+  std::string job_id;
+  std::string job_dir;
+  bool dry_run = false;
+  bool help = false;
+  bool version = false;
+};
+
+/// The options of this release: one table for lookup, filling and --help. CLI11 lives in the source file
+/// only.
+class OptionTable {
+ public:
+  OptionTable();
+  ~OptionTable();
+
+  /// Whether `name` ("--nnodes" or "-m", dashes only) is an option, and whether it takes a value.
+  bool knows(std::string_view name) const;
+  bool takes_value(std::string_view name) const;
+  /// What stands for its value in --help: "FILE". Empty for a flag.
+  std::string value_name(std::string_view name) const;
+  std::vector<std::string_view> names() const;
+
+  /// `words`: known options only, each followed by its value in a word of its own when it takes one. Of an
+  /// option given several times the last one counts, but --host, --env and --env-file add up.
+  OptionValues fill(const std::vector<std::string>& words);
+
+  /// The text of --help.
+  std::string help() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ddp

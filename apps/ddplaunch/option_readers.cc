@@ -1,0 +1,89 @@
+#include "apps/ddplaunch/option_readers.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+
+#include "remote/host_range.h"
+
+namespace ddp {
+
+namespace {
+
+constexpr std::size_t kMaxInterfaceName = 15;  // IFNAMSIZ without the zero
+constexpr std::size_t kMaxJobId = 64;
+
+}  // namespace
+
+std::optional<std::chrono::milliseconds> read_duration(std::string_view text) {
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string_view unit = text.substr(digits);
+  const auto number = remote::whole_number(text.substr(0, digits), 3'600'000'000ULL);
+  if (!number) return std::nullopt;
+  long long scale = 0;
+  if (unit == "ms") scale = 1;
+  if (unit.empty() || unit == "s") scale = 1'000;
+  if (unit == "m" || unit == "min") scale = 60'000;
+  if (unit == "h") scale = 3'600'000;
+  const std::chrono::milliseconds value(static_cast<long long>(*number) * scale);
+  if (scale == 0 || value > std::chrono::hours(1000)) return std::nullopt;
+  return value;
+}
+
+std::optional<launcher::ProcsPerNode> read_procs(std::string_view text) {
+  using Kind = launcher::ProcsPerNode::Kind;
+  if (text == "auto") return launcher::ProcsPerNode{Kind::kAuto, 0};
+  if (text == "gpu") return launcher::ProcsPerNode{Kind::kGpu, 0};
+  if (text == "cpu") return launcher::ProcsPerNode{Kind::kCpu, 0};
+  const auto number = remote::whole_number(text, 65'535);
+  if (!number || *number == 0) return std::nullopt;
+  return launcher::ProcsPerNode{Kind::kNumber, static_cast<int>(*number)};
+}
+
+std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::string_view text) {
+  const std::size_t dash = text.find('-');
+  if (dash == std::string_view::npos) return std::nullopt;
+  const auto low = remote::whole_number(text.substr(0, dash), 65'535);
+  const auto high = remote::whole_number(text.substr(dash + 1), 65'535);
+  if (!low || !high || *low == 0 || *low > *high) return std::nullopt;
+  return std::pair{static_cast<std::uint16_t>(*low), static_cast<std::uint16_t>(*high)};
+}
+
+bool is_network(std::string_view text) {
+  const std::size_t slash = text.find('/');
+  if (slash != std::string_view::npos) {
+    const std::string_view address = text.substr(0, slash);
+    const bool v4 = remote::is_ipv4(address);
+    return (v4 || remote::is_ipv6(address)) &&
+           remote::whole_number(text.substr(slash + 1), v4 ? 32 : 128).has_value();
+  }
+  return !text.empty() && text.size() <= kMaxInterfaceName && !remote::is_ipv4(text) &&
+         !remote::is_ipv6(text) && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return std::isgraph(c) != 0 && c != ',';
+         });
+}
+
+bool is_job_id(std::string_view text) {
+  return !text.empty() && text.size() <= kMaxJobId &&
+         std::isalnum(static_cast<unsigned char>(text.front())) != 0 &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+         });
+}
+
+std::string absolute_path(std::string_view path, std::string_view base) {
+  std::string result(path.starts_with('/') ? std::string_view() : base);
+  std::size_t at = 0;
+  while (at < path.size()) {
+    const std::size_t end = std::min(path.find('/', at), path.size());
+    const std::string_view part = path.substr(at, end - at);
+    if (!part.empty() && part != ".") {
+      if (!result.ends_with('/')) result += '/';
+      result += part;
+    }
+    at = end + 1;
+  }
+  return result.empty() ? "/" : result;
+}
+
+}  // namespace ddp

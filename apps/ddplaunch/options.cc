@@ -1,0 +1,223 @@
+#include "apps/ddplaunch/options.h"
+
+#include <chrono>
+#include <cstddef>
+#include <string_view>
+
+#include "apps/ddplaunch/command_line.h"
+#include "apps/ddplaunch/env_options.h"
+#include "apps/ddplaunch/findings.h"
+#include "apps/ddplaunch/host_options.h"
+#include "apps/ddplaunch/job_plan_text.h"
+#include "apps/ddplaunch/option_groups.h"
+#include "apps/ddplaunch/option_readers.h"
+#include "base/version.h"
+#include "launcher/env_filter.h"
+#include "launcher/output_lines.h"
+#include "remote/host_range.h"
+#include "remote/shell_quote.h"
+
+namespace ddp {
+
+namespace {
+
+using launcher::JobSpec;
+using launcher::WorkerCommand;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kShortestHeartbeatLimit{2'000};  // a heartbeat comes each second
+
+void read_time(const std::string& text, std::string_view option, milliseconds least, milliseconds& value,
+               Findings& findings) {
+  if (text.empty()) return;
+  const auto duration = read_duration(text);
+  if (!duration) {
+    findings.fail(std::string(option) + ' ' + text + ": give a time like 500ms, 15s, 2m or 1h");
+  } else if (*duration < least) {
+    findings.fail(std::string(option) + ' ' + text + " is too short; at least " +
+                  std::to_string(least.count()) + "ms");
+  } else {
+    value = *duration;
+  }
+}
+
+void read_ports(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  if (!values.master_port.empty()) {
+    const auto port = remote::whole_number(values.master_port, 65'535);
+    if (port) {
+      spec.master_port = static_cast<std::uint16_t>(*port);
+    } else {
+      findings.fail("--master-port " + values.master_port +
+                    ": give a port from 1 to 65535, or 0 for any free one");
+    }
+  }
+  if (values.port_range.empty()) return;
+  spec.port_range = read_port_range(values.port_range);
+  if (!spec.port_range) {
+    findings.fail("--port-range " + values.port_range +
+                  ": give two ports from 1 to 65535, lower one first: 20000-20100");
+  }
+}
+
+void read_store(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  if (values.store.empty() || values.store == "agent") return;
+  if (values.store == "worker") {
+    spec.store = launcher::StoreMode::kWorker;
+  } else if (values.store == "shared") {
+    findings.fail("--store shared is not in this release yet, only agent and worker are");
+  } else {
+    findings.fail("--store " + values.store + ": choose agent or worker");
+  }
+}
+
+void read_start(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
+                Findings& findings) {
+  if (!values.ssh_config.empty() && values.ssh_config != "none") {
+    if (auto text = surroundings.read_file(values.ssh_config); !text) {
+      findings.fail("--ssh-config " + text.error().text);
+    }
+  }
+  spec.ssh_config = values.ssh_config;
+  if (!values.ssh_command.empty()) {
+    auto words = remote::split_words(values.ssh_command);
+    if (words && !words->empty()) {
+      spec.ssh_command = std::move(*words);
+    } else {
+      findings.fail("--ssh-command: " + (words ? "there is no program in it" : words.error().text));
+    }
+  }
+  spec.ssh_localhost = values.ssh_localhost;
+  spec.accept_new_host_keys = values.accept_new_host_keys;
+  spec.agent_path = values.agent.find('/') == std::string::npos
+                        ? values.agent
+                        : absolute_path(values.agent, surroundings.cwd);
+  read_time(values.start_timeout, "--start-timeout", milliseconds(1), spec.start_timeout, findings);
+  if (!values.network.empty() && !is_network(values.network)) {
+    findings.fail("--network " + values.network +
+                  ": give a network like 10.1.0.0/16, or the name of an interface");
+  }
+  spec.network = values.network;
+  read_ports(values, spec, findings);
+  read_store(values, spec, findings);
+}
+
+void read_command(const OptionValues& values, const CommandLine& line, JobSpec& spec, Findings& findings) {
+  WorkerCommand& command = spec.command;
+  if (values.module && values.no_python) {
+    findings.fail("--module and --no-python cannot be used together: a module is run by python");
+  }
+  if (!line.worker_found) {
+    // Behind an unknown option the worker cannot be told from the option's value.
+    if (line.scanned_all)
+      findings.fail("no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]");
+    return;
+  }
+  command.argv = line.worker;
+  const std::string& first = line.worker.front();
+  if (first.empty()) return findings.fail("the worker's name is empty");
+  if (values.module) {
+    command.kind = WorkerCommand::Kind::kModule;
+  } else if (first == "train") {
+    command.kind = WorkerCommand::Kind::kTrain;
+    command.argv.erase(command.argv.begin());
+  } else if (first.ends_with(".py") && !values.no_python) {
+    command.kind = WorkerCommand::Kind::kPython;
+  }
+  const bool python =
+      command.kind == WorkerCommand::Kind::kModule || command.kind == WorkerCommand::Kind::kPython;
+  if (!values.python.empty() && !python) {
+    findings.note("--python has no effect: " + first + " is started as it is");
+  }
+  if (python) command.python = values.python;
+}
+
+void read_worker(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
+                 Findings& findings) {
+  spec.chdir_given = !values.chdir.empty();
+  spec.chdir = spec.chdir_given ? absolute_path(values.chdir, surroundings.cwd) : surroundings.cwd;
+  if (!spec.chdir.starts_with('/')) {
+    findings.fail(
+        "the current directory cannot be told (was it deleted?); go to another one, or give --chdir /DIR");
+  }
+  spec.stdin_to_rank0 =
+      values.stdin_source.empty() ? surroundings.stdin_has_data : values.stdin_source == "0";
+  if (!values.stdin_source.empty() && values.stdin_source != "0" && values.stdin_source != "none") {
+    findings.fail("--stdin " + values.stdin_source + ": choose 0 (rank 0 reads it) or none");
+  }
+}
+
+void read_failure(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  read_time(values.stop_grace, "--stop-grace", milliseconds(0), spec.stop_grace, findings);
+  // One option for both: who gives a time means how long the workers need.
+  if (!values.stop_grace.empty()) spec.failure_grace = spec.stop_grace;
+  read_time(values.node_timeout, "--node-timeout", kShortestHeartbeatLimit, spec.node_timeout, findings);
+  read_time(values.master_timeout, "--master-timeout", kShortestHeartbeatLimit, spec.master_timeout,
+            findings);
+}
+
+void read_output(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  spec.quiet = values.quiet;
+  if (values.quiet && values.verbose) findings.fail("--quiet and --verbose contradict each other");
+  if (!values.label) return;
+  spec.label_on = !values.label->empty() && *values.label != "none";
+  if (!spec.label_on) return;
+  if (const auto checked = launcher::check_label_template(*values.label); !checked) {
+    findings.fail(checked.error().text.starts_with("--label") ? checked.error().text
+                                                              : "--label: " + checked.error().text);
+  }
+  spec.label = *values.label;
+}
+
+void read_job(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
+              Findings& findings) {
+  spec.job_id = values.job_id.empty() ? surroundings.new_job_id : values.job_id;
+  if (!is_job_id(spec.job_id)) {
+    return findings.fail("--job-id " + spec.job_id +
+                         ": 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first");
+  }
+  if (!values.job_dir.empty()) {
+    spec.job_dir = absolute_path(values.job_dir, surroundings.cwd);
+    return;
+  }
+  const std::string* state = launcher::find_env(surroundings.env, "XDG_STATE_HOME");
+  const std::string* home = launcher::find_env(surroundings.env, "HOME");
+  std::string base;
+  // The XDG specification: a relative path there is invalid and to be ignored.
+  if (state != nullptr && state->starts_with('/')) {
+    base = *state;
+  } else if (home != nullptr && home->starts_with('/')) {
+    base = absolute_path(".local/state", *home);
+  } else {
+    return findings.fail(
+        "HOME is not set, so there is no place for the files of the job; give --job-dir DIR");
+  }
+  spec.job_dir = absolute_path("ddplaunch/jobs/" + spec.job_id, base);
+}
+
+}  // namespace
+
+ParsedOptions parse_options(const std::vector<std::string>& args, const Surroundings& surroundings) {
+  OptionTable table;
+  Findings findings;
+  const CommandLine line = read_command_line(args, table, findings);
+  const OptionValues& values = line.values;
+  if (values.help) return PrintText{table.help()};
+  if (values.version) return PrintText{"ddplaunch " + std::string(version()) + '\n'};
+
+  RunJob job;
+  job.verbose = values.verbose;
+  read_host_options(values, surroundings, job.spec, findings);
+  read_start(values, surroundings, job.spec, findings);
+  read_command(values, line, job.spec, findings);
+  read_env_options(values, surroundings, job.spec, findings);
+  read_worker(values, surroundings, job.spec, findings);
+  read_failure(values, job.spec, findings);
+  read_output(values, job.spec, findings);
+  read_job(values, surroundings, job.spec, findings);
+  if (!findings.mistakes.empty()) return BadUsage{std::move(findings.mistakes)};
+  if (values.dry_run) return PrintText{job_plan_text(job.spec)};
+  job.notes = std::move(findings.notes);
+  return job;
+}
+
+}  // namespace ddp

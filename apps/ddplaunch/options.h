@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/result.h"
+#include "launcher/job_spec.h"
+
+namespace ddp {
+
+/// All that the options depend on besides the arguments, so that a test can make it up.
+struct Surroundings {
+  std::vector<std::pair<std::string, std::string>> env;  ///< the launcher's own
+  std::string cwd;                                       ///< absolute; empty: it cannot be told
+  std::string new_job_id;                                ///< used when --job-id is not given
+  bool stdin_has_data = false;  ///< a pipe or a file: rank 0 gets it unless --stdin says otherwise
+  /// The whole content. Errors: kSystem, with errno and "PATH: reason".
+  std::function<Result<std::string>(const std::string& path)> read_file;
+};
+
+/// The real ones of this process.
+Surroundings real_surroundings();
+
+/// A job to run. `notes` are for stderr before it starts: options that have no effect, and why. Each begins
+/// with "ddplaunch: ".
+struct RunJob {
+  launcher::JobSpec spec;
+  std::vector<std::string> notes;
+  bool verbose = false;
+};
+
+/// --help, --version, --dry-run: to stdout, then exit 0.
+struct PrintText {
+  std::string text;
+};
+
+/// Everything that is wrong with the options and the files they name, to stderr, then exit 2. Each begins
+/// with "ddplaunch: ".
+struct BadUsage {
+  std::vector<std::string> mistakes;
+};
+
+using ParsedOptions = std::variant<RunJob, PrintText, BadUsage>;
+
+/// `args`: the arguments without the program's name. Reads the files that options name, starts nothing,
+/// changes nothing.
+ParsedOptions parse_options(const std::vector<std::string>& args, const Surroundings& surroundings);
+
+}  // namespace ddp

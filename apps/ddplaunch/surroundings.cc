@@ -1,0 +1,79 @@
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+
+#include "apps/ddplaunch/options.h"
+#include "base/unique_fd.h"
+#include "launcher/env_filter.h"
+
+namespace ddp {
+
+namespace {
+
+constexpr std::size_t kMaxFile = std::size_t{16} << 20;  ///< more is no file that a person wrote
+
+Result<std::string> read_file(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  if (!file) return system_error(errno, path);
+  std::string text;
+  std::array<char, 64 * 1024> buffer;
+  while (true) {
+    const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return system_error(errno, path);
+    if (got == 0) return text;
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+    if (text.size() > kMaxFile) return system_error(EFBIG, path);
+  }
+}
+
+// 20261121-034500-ab12cd: the local time for people, six digits against two starts in one second.
+std::string new_job_id() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::localtime_r(&now, &parts);
+  char time_text[32];
+  std::strftime(time_text, sizeof time_text, "%Y%m%d-%H%M%S", &parts);
+  std::uint32_t random = static_cast<std::uint32_t>(::getpid());
+  if (::getrandom(&random, sizeof random, GRND_NONBLOCK) != static_cast<ssize_t>(sizeof random))
+    random ^= 0x5bd1e995U;
+  char text[64];
+  std::snprintf(text, sizeof text, "%s-%06x", time_text, static_cast<unsigned>(random & 0xffffffU));
+  return text;
+}
+
+std::string current_directory() {
+  char path[PATH_MAX];
+  return ::getcwd(path, sizeof path) != nullptr && path[0] == '/' ? path : "";
+}
+
+bool is_pipe_or_file(int fd) {
+  struct stat status {};
+  return ::fstat(fd, &status) == 0 &&
+         (S_ISFIFO(status.st_mode) || S_ISREG(status.st_mode) || S_ISSOCK(status.st_mode));
+}
+
+}  // namespace
+
+Surroundings real_surroundings() {
+  Surroundings result;
+  std::vector<std::string> entries;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
+    entries.emplace_back(*entry);
+  result.env = launcher::split_env(entries);
+  result.cwd = current_directory();
+  result.new_job_id = new_job_id();
+  result.stdin_has_data = is_pipe_or_file(STDIN_FILENO);
+  result.read_file = read_file;
+  return result;
+}
+
+}  // namespace ddp
