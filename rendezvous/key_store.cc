@@ -10,13 +10,6 @@
 namespace ddp::rendezvous {
 namespace {
 
-// What a watch channel of torch ≤ 2.0 is told.
-constexpr std::uint8_t kKeyUpdated = 0;
-constexpr std::uint8_t kKeyCreated = 1;
-constexpr std::uint8_t kKeyDeleted = 2;
-constexpr std::uint8_t kWatchRegistered = 3;
-constexpr std::size_t kMaxWatches = 1024;  // of one connection
-
 void put_count(std::string& out, std::size_t count) {
   put_u64(out, count);
 }
@@ -54,7 +47,7 @@ Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request,
       put_count(reply, values_.size());
       return {};
     case StoreOp::kDeleteKey:
-      delete_key(request, reply, notices);
+      delete_key(request, reply);
       return {};
     case StoreOp::kAppend:
       return append(request, notices);
@@ -78,8 +71,6 @@ Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request,
       return list_keys(reply);
     case StoreOp::kBarrier:
       return barrier(from, request, reply, notices);
-    case StoreOp::kWatchKey:
-      return watch(from, request, reply);
   }
   return Error{ErrorCode::kInternal, "the store met an operation that its decoder does not make"};
 }
@@ -87,15 +78,6 @@ Result<> KeyStore::dispatch(StoreConnectionId from, const StoreRequest& request,
 void KeyStore::close(StoreConnectionId from, Notices& notices) {
   waiters_.drop(from);
   leave_queue(from, nullptr, notices);
-  const auto watched = watched_.find(from);
-  if (watched == watched_.end()) return;
-  for (const std::string& key : watched->second) {
-    const auto entry = watchers_.find(key);
-    if (entry == watchers_.end()) continue;  // watched twice
-    std::erase(entry->second, from);
-    if (entry->second.empty()) watchers_.erase(entry);
-  }
-  watched_.erase(watched);
 }
 
 // A queue that has something counts as a key that is there: a blocking pop is a WAIT and a QUEUE_POP.
@@ -113,19 +95,17 @@ Result<> KeyStore::room_for(std::size_t more) const {
                ENOMEM};
 }
 
-Result<> KeyStore::store(std::string_view key, std::string_view value, Notices& notices) {
+Result<> KeyStore::store(std::string_view key, std::string_view value) {
   const auto entry = values_.find(key);
   if (entry == values_.end()) {
     const std::size_t cost = key.size() + value.size() + kEntryCost;
     if (Result<> room = room_for(cost); !room) return room;
     values_.emplace(key, value);
     bytes_ += cost;
-    tell_watchers(key, kKeyCreated, {}, value, notices);
   } else {
     if (value.size() > entry->second.size()) {
       if (Result<> room = room_for(value.size() - entry->second.size()); !room) return room;
     }
-    tell_watchers(key, kKeyUpdated, entry->second, value, notices);
     bytes_ += value.size() - entry->second.size();
     entry->second.assign(value);
   }
@@ -133,7 +113,7 @@ Result<> KeyStore::store(std::string_view key, std::string_view value, Notices& 
 }
 
 Result<> KeyStore::put(std::string_view key, std::string_view value, Notices& notices) {
-  if (Result<> done = store(key, value, notices); !done) return done;
+  if (Result<> done = store(key, value); !done) return done;
   waiters_.wake_all(key, notices);
   return {};
 }
@@ -173,11 +153,8 @@ Result<> KeyStore::append(const StoreRequest& request, Notices& notices) {
                                            std::to_string(kMaxStoreValue) + " bytes"};
   }
   if (Result<> room = room_for(more.size()); !room) return room;
-  std::string before;
-  if (!watchers_.empty()) before = entry->second;
   entry->second.append(more);
   bytes_ += more.size();
-  tell_watchers(request.keys[0], kKeyUpdated, before, entry->second, notices);
   waiters_.wake_all(request.keys[0], notices);
   return {};
 }
@@ -224,11 +201,10 @@ Result<> KeyStore::multi_set(const StoreRequest& request, Notices& notices) {
   return {};
 }
 
-void KeyStore::delete_key(const StoreRequest& request, std::string& reply, Notices& notices) {
+void KeyStore::delete_key(const StoreRequest& request, std::string& reply) {
   const auto entry = values_.find(request.keys[0]);
   put_count(reply, entry == values_.end() ? 0 : 1);
   if (entry == values_.end()) return;
-  tell_watchers(request.keys[0], kKeyDeleted, entry->second, {}, notices);
   bytes_ -= entry->first.size() + entry->second.size() + kEntryCost;
   values_.erase(entry);
 }
@@ -282,7 +258,7 @@ Result<> KeyStore::barrier(StoreConnectionId from, const StoreRequest& request, 
   const Result<std::int64_t> before = number_under(key);
   if (!before) return before.error();
   const std::int64_t count = *before < std::numeric_limits<std::int64_t>::max() ? *before + 1 : *before;
-  if (Result<> done = store(key, std::to_string(count), notices); !done) return done;
+  if (Result<> done = store(key, std::to_string(count)); !done) return done;
   if (count >= request.number) {
     waiters_.wake_all(key, notices);
     put_u8(reply, kStopWaiting);
@@ -309,32 +285,6 @@ void KeyStore::wait(StoreConnectionId from, const StoreRequest& request, std::st
     return;
   }
   waiters_.add(from, std::move(missing));
-}
-
-Result<> KeyStore::watch(StoreConnectionId from, const StoreRequest& request, std::string& reply) {
-  std::vector<std::string>& mine = watched_[from];
-  if (mine.size() >= kMaxWatches) {
-    return Error{ErrorCode::kProtocol,
-                 "WATCH_KEY: more than " + std::to_string(kMaxWatches) + " watches of one connection"};
-  }
-  mine.emplace_back(request.keys[0]);
-  watchers_[mine.back()].push_back(from);
-  put_u8(reply, kWatchRegistered);
-  return {};
-}
-
-void KeyStore::tell_watchers(std::string_view key, std::uint8_t change, std::string_view before,
-                             std::string_view after, Notices& notices) const {
-  if (watchers_.empty()) return;
-  const auto entry = watchers_.find(key);
-  if (entry == watchers_.end()) return;
-  std::string bytes;
-  put_u8(bytes, change);
-  put_bytes(bytes, key);
-  put_bytes(bytes, before);
-  put_bytes(bytes, after);
-  for (const StoreConnectionId id : entry->second)
-    notices.push_back({id, bytes});
 }
 
 // A connection that was woken for a queue and did not pop leaves the value to the next that waits.

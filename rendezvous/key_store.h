@@ -5,7 +5,6 @@
 #include <deque>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "base/result.h"
@@ -36,7 +35,7 @@ class KeyStore {
   /// nothing was appended.
   Result<> handle(StoreConnectionId from, const StoreRequest& request, std::string& reply,
                   std::vector<StoreNotice>& notices);
-  /// Forgets the connection's waiter and watches.
+  /// Forgets the connection's waiter.
   void close(StoreConnectionId from, std::vector<StoreNotice>& notices);
 
   std::size_t key_count() const { return values_.size(); }
@@ -53,12 +52,10 @@ class KeyStore {
                     Notices& notices);
   bool exists(std::string_view key) const;
   Result<> room_for(std::size_t more) const;
-  Result<> store(std::string_view key, std::string_view value, Notices& notices);
+  Result<> store(std::string_view key, std::string_view value);
   Result<> put(std::string_view key, std::string_view value, Notices& notices);
   Result<std::int64_t> number_under(std::string_view key) const;
   void leave_queue(StoreConnectionId from, const std::string_view* popped, Notices& notices);
-  void tell_watchers(std::string_view key, std::uint8_t change, std::string_view before,
-                     std::string_view after, Notices& notices) const;
 
   Result<> add(const StoreRequest& request, std::string& reply, Notices& notices);
   Result<> append(const StoreRequest& request, Notices& notices);
@@ -68,10 +65,9 @@ class KeyStore {
   Result<> list_keys(std::string& reply) const;
   Result<> queue_push(const StoreRequest& request, Notices& notices);
   Result<> barrier(StoreConnectionId from, const StoreRequest& request, std::string& reply, Notices& notices);
-  Result<> watch(StoreConnectionId from, const StoreRequest& request, std::string& reply);
   void wait(StoreConnectionId from, const StoreRequest& request, std::string& reply);
   void check(const StoreRequest& request, std::string& reply) const;
-  void delete_key(const StoreRequest& request, std::string& reply, Notices& notices);
+  void delete_key(const StoreRequest& request, std::string& reply);
   void queue_pop(const StoreRequest& request, std::string& reply);
   void queue_length(const StoreRequest& request, std::string& reply) const;
 
@@ -80,8 +76,6 @@ class KeyStore {
   StoreKeyMap<std::string> values_;
   StoreKeyMap<std::deque<std::string>> queues_;  // none empty
   StoreWaiters waiters_;
-  StoreKeyMap<std::vector<StoreConnectionId>> watchers_;  // old dialect only
-  std::unordered_map<StoreConnectionId, std::vector<std::string>> watched_;
 };
 
 }  // namespace ddp::rendezvous

@@ -14,7 +14,7 @@
 
 namespace ddp::rendezvous {
 
-/// A blocking client of PyTorch's TCPStore protocol (torch ≥ 2.1 numbering): the store that node 0's agent
+/// A blocking client of PyTorch's TCPStore protocol (the numbering of torch ≥ 2.2): the store that node 0's agent
 /// serves, and equally one served by PyTorch itself. One connection, one thread. Movable; the destructor
 /// closes.
 ///

@@ -39,17 +39,16 @@ const StoreDecoder::Layout* StoreDecoder::layout_of(StoreDialect dialect, std::u
       {O::kQueueLen, "QUEUE_LEN", {F::kKey, F::kNone, F::kNone}},
       {O::kListKeys, "LIST_KEYS", {F::kNone, F::kNone, F::kNone}},
       {O::kBarrier, "BARRIER", {F::kKey, F::kI64, F::kNone}},
-      {O::kWatchKey, "WATCH_KEY", {F::kKey, F::kNone, F::kNone}},
   };
-  constexpr std::uint8_t kCount = std::size(kTable) - 1;
+  constexpr std::uint8_t kCount = std::size(kTable);
   if (dialect == StoreDialect::kNew) {
     // A second VALIDATE is as wrong as an unknown number.
     return opcode >= 1 && opcode < kCount ? &kTable[opcode] : nullptr;
   }
-  // Old: SET 0 … GETNUMKEYS 6, WATCH_KEY 7, DELETE_KEY 8; torch 2.0 added APPEND 9 … CANCEL_WAIT 12.
-  if (opcode <= 6) return &kTable[opcode + 1];
-  if (opcode == 7) return &kTable[kCount];
-  return opcode <= 12 ? &kTable[opcode] : nullptr;
+  // Old: SET 0 … GETNUMKEYS 6, then DELETE_KEY … CANCEL_WAIT one below the new numbers in torch 2.1, while
+  // torch ≤ 2.0 has WATCH_KEY as 7 and ends with DELETE_KEY as 8.
+  if (opcode <= 6 || (opcode <= 11 && dialect == StoreDialect::kOld21)) return &kTable[opcode + 1];
+  return opcode == 8 ? &kTable[opcode] : nullptr;
 }
 
 void StoreDecoder::feed(std::string_view bytes) {
@@ -62,12 +61,14 @@ void StoreDecoder::feed(std::string_view bytes) {
     if (buffer_.capacity() > kKeep && buffer_.size() + bytes.size() <= kKeep) buffer_.shrink_to_fit();
   }
   buffer_.append(bytes);
+  undecided_ = false;
+  settled_ = false;
 }
 
-std::uint64_t StoreDecoder::peek(std::size_t size) const {
+std::uint64_t StoreDecoder::peek(std::size_t size, std::size_t ahead) const {
   std::uint64_t value = 0;
   for (std::size_t i = 0; i < size; ++i)
-    value |= std::uint64_t{static_cast<unsigned char>(buffer_[begin_ + cursor_ + i])} << (8 * i);
+    value |= std::uint64_t{static_cast<unsigned char>(buffer_[begin_ + cursor_ + ahead + i])} << (8 * i);
   return value;
 }
 
@@ -114,6 +115,8 @@ Result<bool> StoreDecoder::sniff(StoreRequest& request) {
 Result<bool> StoreDecoder::start() {
   if (!have(1)) return false;
   const auto opcode = static_cast<std::uint8_t>(peek(1));
+  if (dialect_ == StoreDialect::kOld && opcode >= 7 && opcode <= 11 && !tell_old_dialects(opcode))
+    return false;
   layout_ = layout_of(dialect_, opcode);
   if (layout_ == nullptr) {
     char text[96];
@@ -122,6 +125,25 @@ Result<bool> StoreDecoder::start() {
     return Error{ErrorCode::kProtocol, text};
   }
   cursor_ = 1;
+  return true;
+}
+
+// Of torch ≤ 2.0 and 2.1, only the later has numbers above 8, and only C++ code could ever send WATCH_KEY, 7
+// of the earlier. 8 is a DELETE_KEY of the earlier, whose client is then silent until the reply comes, or an
+// APPEND of the later, which goes on with a value. False: more must come, or silence.
+bool StoreDecoder::tell_old_dialects(std::uint8_t opcode) {
+  if (opcode != 8) {
+    dialect_ = StoreDialect::kOld21;
+    return true;
+  }
+  if (!have(9)) return false;
+  const std::uint64_t length = peek(8, 1);
+  if (length <= kMaxStoreKey) {  // else an error for either
+    if (!have(9 + length)) return false;
+    undecided_ = buffered() == 9 + length && !settled_;
+    if (undecided_) return false;
+  }
+  dialect_ = settled_ ? StoreDialect::kOld20 : StoreDialect::kOld21;
   return true;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,14 +15,17 @@
 // length and its bytes.
 namespace ddp::rendezvous {
 
-/// How a connection numbers its requests. Its first bytes tell which.
+/// How a connection numbers its requests. Its first bytes tell the new from the old; which of the old two is
+/// known once a request has come whose number means something else in the other.
 enum class StoreDialect : std::uint8_t {
   kUnknown,  ///< nothing decisive has arrived yet
-  kOld,      ///< torch ≤ 2.0: no VALIDATE, SET is 0
-  kNew,      ///< torch ≥ 2.1: VALIDATE (0) and a magic number come first, SET is 1
+  kOld,      ///< no VALIDATE, SET is 0: torch ≤ 2.1, not known which
+  kOld20,    ///< torch ≤ 2.0: WATCH_KEY 7 (reached from C++ only, not served), DELETE_KEY 8
+  kOld21,    ///< torch 2.1: DELETE_KEY 7, APPEND 8, MULTI_GET 9, MULTI_SET 10, CANCEL_WAIT 11
+  kNew,      ///< torch ≥ 2.2: VALIDATE (0) and a magic number come first, SET is 1
 };
 
-/// Requests by their new number; kWatchKey exists only in the old dialect and has no new number.
+/// Requests by their new number.
 enum class StoreOp : std::uint8_t {
   kValidate = 0,
   kSet = 1,
@@ -42,8 +46,12 @@ enum class StoreOp : std::uint8_t {
   kQueueLen = 16,
   kListKeys = 17,
   kBarrier = 18,
-  kWatchKey = 255,
 };
+
+/// Silence after which a request that may have more to come is taken to be whole. Met by the first deletion
+/// or cancelled wait of a connection of torch ≤ 2.1; its clients send a request in one piece and then await
+/// the reply.
+inline constexpr std::chrono::milliseconds kStoreSettle{20};
 
 inline constexpr std::uint32_t kStoreMagic = 0x3C85F7CE;
 inline constexpr std::uint8_t kStopWaiting = 0;   // reply to WAIT and BARRIER
@@ -79,6 +87,12 @@ class StoreDecoder {
   /// speak the protocol or broke a limit; the connection must be closed and the decoder not used again.
   Result<bool> next(StoreRequest& request);
 
+  /// After next() gave false: what has arrived is a whole request of one old dialect or the start of a longer
+  /// one of the other. Only silence can tell: when nothing comes for kStoreSettle, call settle() and next()
+  /// again.
+  bool undecided() const { return undecided_; }
+  void settle() { settled_ = undecided_; }
+
   StoreDialect dialect() const { return dialect_; }
   /// Bytes held for a request that is not complete.
   std::size_t buffered() const { return buffer_.size() - begin_; }
@@ -94,6 +108,7 @@ class StoreDecoder {
   static const Layout* layout_of(StoreDialect dialect, std::uint8_t opcode);
   Result<bool> sniff(StoreRequest& request);
   Result<bool> start();
+  bool tell_old_dialects(std::uint8_t opcode);
   Result<bool> parse_field(Field field);
   Result<bool> parse_key(std::size_t request_limit);
   Result<bool> parse_value();
@@ -101,13 +116,15 @@ class StoreDecoder {
                            std::vector<Span>& into);
   Result<bool> parse_list(bool with_values);
   bool have(std::size_t size) const { return buffered() - cursor_ >= size; }
-  std::uint64_t peek(std::size_t size) const;
+  std::uint64_t peek(std::size_t size, std::size_t ahead = 0) const;
   void emit(StoreRequest& request);
 
   std::string buffer_;
   std::size_t begin_ = 0;   // start of the request in buffer_
   std::size_t cursor_ = 0;  // parsed so far, from begin_
   StoreDialect dialect_ = StoreDialect::kUnknown;
+  bool undecided_ = false;
+  bool settled_ = false;
   const Layout* layout_ = nullptr;  // of the request under way; null between requests
   std::size_t field_ = 0;           // next field of layout_
   std::uint64_t list_left_ = 0;     // items of the list under way

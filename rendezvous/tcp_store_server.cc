@@ -60,7 +60,8 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
     stream_descriptor fd;
     asio::ip::address address;
     StoreDecoder decoder;
-    std::string out;  // replies, of which `sent` bytes are gone
+    std::unique_ptr<asio::steady_timer> silence;  // only once the decoder was undecided
+    std::string out;                              // replies, of which `sent` bytes are gone
     std::size_t sent = 0;
     bool dirty = false;    // in dirty_
     bool reading = false;  // a read wait is pending
@@ -73,6 +74,7 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
 
   Connection* find(StoreConnectionId id);
   void await_read(StoreConnectionId id, Connection& connection);
+  void await_silence(StoreConnectionId id, Connection& connection);
   void await_write(StoreConnectionId id, Connection& connection);
   void read_some(StoreConnectionId id);
   void write_some(StoreConnectionId id);
@@ -194,6 +196,17 @@ void TcpStoreServer::Loop::write_some(StoreConnectionId id) {
   serve(id);
 }
 
+void TcpStoreServer::Loop::await_silence(StoreConnectionId id, Connection& connection) {
+  if (!connection.silence) connection.silence = std::make_unique<asio::steady_timer>(executor_);
+  connection.silence->expires_after(kStoreSettle);
+  connection.silence->async_wait([self = shared_from_this(), id](const error_code& ec) {
+    Connection* found = ec ? nullptr : self->find(id);
+    if (found == nullptr || !found->decoder.undecided()) return;
+    found->decoder.settle();
+    self->serve(id);
+  });
+}
+
 void TcpStoreServer::Loop::read_some(StoreConnectionId id) {
   Connection* connection = find(id);
   if (connection == nullptr) return;
@@ -221,7 +234,10 @@ void TcpStoreServer::Loop::serve(StoreConnectionId id) {
     flush_all();
   }
   if (progress == Progress::kGone) return;
-  if (Connection* connection = find(id)) await_read(id, *connection);
+  if (Connection* connection = find(id)) {
+    if (connection->decoder.undecided()) await_silence(id, *connection);
+    await_read(id, *connection);
+  }
 }
 
 TcpStoreServer::Loop::Progress TcpStoreServer::Loop::serve_buffered(StoreConnectionId id,
@@ -278,10 +294,6 @@ void TcpStoreServer::Loop::deliver_notices() {
   for (const StoreNotice& notice : notices_) {
     Connection* connection = find(notice.to);
     if (connection == nullptr) continue;
-    if (connection->backlog() > kMaxPush) {
-      ::shutdown(connection->fd.native_handle(), SHUT_RDWR);  // its pending wait ends it
-      continue;
-    }
     connection->out += notice.bytes;
     mark_dirty(notice.to, *connection);
   }

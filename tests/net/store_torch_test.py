@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Runs the real PyTorch of an interpreter against our store: store_torch_test.py SERVER PYTHON [RANKS].
+
+PYTHON is a path, or the name of an environment variable that holds one ("$DDP_TEST_TORCH_PYTHON"). Exit 77: not there.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).parent
+SKIPPED = 77
+LIMIT_S = 100
+
+
+def interpreter(name):
+    if name.startswith("$"):
+        path = os.environ.get(name[1:], "")
+        if not path:
+            print(f"skipped: {name[1:]} is not set; it names a Python with torch >= 2.1 to test with")
+            sys.exit(SKIPPED)
+        name = path
+    if not os.access(name, os.X_OK):
+        print(f"skipped: there is no {name}")
+        sys.exit(SKIPPED)
+    return name
+
+
+def with_server(server, run):
+    """Calls run(port); gives its status, or 1 when the server is not content."""
+    process = subprocess.Popen([server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        word, port = process.stdout.readline().split()
+        assert word == "port"
+        status = run(port)
+    finally:
+        process.stdin.close()
+        seen = process.stdout.read().strip()
+        code = process.wait(10)
+    print(f"store: {seen}")
+    if code != 0:
+        print(f"the server ended with {code}")
+        return status or 1
+    return status
+
+
+def conformance(python, port):
+    try:
+        command = [python, HERE / "store_torch_client.py", "127.0.0.1", port]
+        return subprocess.run(command, timeout=LIMIT_S).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{python}: no end after {LIMIT_S} s")
+        return 1
+
+
+def gloo(python, port, ranks):
+    children = []
+    for rank in range(ranks):
+        environment = dict(
+            os.environ,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            RANK=str(rank),
+            WORLD_SIZE=str(ranks),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_RESTART_COUNT="0",
+            GLOO_SOCKET_IFNAME="lo",
+            OMP_NUM_THREADS="1",
+        )
+        children.append(subprocess.Popen([python, HERE / "store_torch_gloo.py"], env=environment))
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        return max(child.wait(max(0.1, deadline - time.monotonic())) for child in children)
+    except subprocess.TimeoutExpired:
+        print(f"{python}: {ranks} ranks did not meet within {LIMIT_S} s")
+        return 1
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def main():
+    server, python = sys.argv[1], interpreter(sys.argv[2])
+    ranks = int(sys.argv[3]) if len(sys.argv) > 3 else 3
+    status = with_server(server, lambda port: conformance(python, port))
+    if status == 0:
+        status = with_server(server, lambda port: gloo(python, port, ranks))
+    return status
+
+
+sys.exit(main())
