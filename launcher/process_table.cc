@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <memory>
@@ -75,17 +76,27 @@ std::optional<ProcessInfo> read_process(pid_t pid) {
   return parse_stat(read_proc(pid, "stat", 4096));
 }
 
-std::vector<ProcessInfo> list_processes() {
-  std::vector<ProcessInfo> processes;
+void visit_processes(const std::function<void(ProcessInfo&&)>& visit) {
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir("/proc"), closedir);
-  if (!directory) return processes;
+  if (!directory) return;
+  std::vector<pid_t> pids;
   while (const dirent* entry = readdir(directory.get())) {
     const std::string_view name = entry->d_name;
     pid_t pid = 0;
     const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error != std::errc() || end != name.data() + name.size()) continue;
-    if (auto info = read_process(pid)) processes.push_back(std::move(*info));
+    if (error == std::errc() && end == name.data() + name.size()) pids.push_back(pid);
   }
+  // The youngest first: they were read last, and of a program that keeps forking and ending only they still
+  // live.
+  std::sort(pids.begin(), pids.end(), std::greater<>());
+  for (const pid_t pid : pids) {
+    if (auto info = read_process(pid)) visit(std::move(*info));
+  }
+}
+
+std::vector<ProcessInfo> list_processes() {
+  std::vector<ProcessInfo> processes;
+  visit_processes([&processes](ProcessInfo&& info) { processes.push_back(std::move(info)); });
   return processes;
 }
 

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,8 +27,11 @@ std::optional<ProcessInfo> parse_stat(std::string_view text);
 /// Unset: there is no such process (any more).
 std::optional<ProcessInfo> read_process(pid_t pid);
 
-/// Every process that /proc shows to us, in no order. About 10 µs each.
+/// Every process that /proc shows to us, the highest number first. About 10 µs each.
 std::vector<ProcessInfo> list_processes();
+
+/// The same, each handed over in the moment in which it was read.
+void visit_processes(const std::function<void(ProcessInfo&&)>& visit);
 
 /// The effective uid, from /proc/PID/status (the owner of /proc/PID is root for a process that may not be
 /// dumped).

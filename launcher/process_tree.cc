@@ -77,12 +77,21 @@ TreeKill::TreeKill(TreeScope scope, std::chrono::milliseconds bound)
 
 bool TreeKill::step() {
   if (phase_ == Phase::kDone) return true;
-  Table table;
-  for (ProcessInfo& info : list_processes())
-    table.emplace(info.pid, std::move(info));
   crowded_ = false;
   drop_dead();
-  const std::size_t fresh = take_new(table);
+  std::size_t fresh = 0;
+  Table table;
+  visit_processes([&](ProcessInfo&& info) {
+    // At once where the parent is known: a process that forks and ends all the time is gone after the pass.
+    const bool ours = (info.parent == getpid() || members_.contains(info.parent)) && !kept(info.pid);
+    if (ours && info.state == 'Z') {
+      if (ended_meanwhile(info)) ++fresh;
+    } else if (ours && !members_.contains(info.pid) && take(info.pid, false)) {
+      ++fresh;
+    }
+    table.emplace(info.pid, std::move(info));
+  });
+  fresh += take_new(table);
   const auto now = Clock::now();
   bool look_again = fresh > 0 || crowded_;
   if (phase_ == Phase::kFreeze && ((fresh == 0 && all_stopped(table)) || crowded_ || now >= freeze_until_)) {
@@ -99,6 +108,17 @@ bool TreeKill::step() {
   return phase_ == Phase::kDone;
 }
 
+/// A zombie that we did not make may have forked before it ended, too late for this pass to see the child.
+bool TreeKill::ended_meanwhile(const ProcessInfo& info) {
+  if (taken_.contains(info.pid)) return false;
+  std::uint64_t& started = ended_[info.pid];
+  return std::exchange(started, info.started) != info.started;
+}
+
+bool TreeKill::kept(pid_t pid) const {
+  return std::find(scope_.keep.begin(), scope_.keep.end(), pid) != scope_.keep.end();
+}
+
 /// Takes in every process that stands below us, from the top down, and the marked ones with theirs.
 std::size_t TreeKill::take_new(const Table& table) {
   std::multimap<pid_t, pid_t> children;
@@ -110,7 +130,7 @@ std::size_t TreeKill::take_new(const Table& table) {
     const auto [from, to] = children.equal_range(reached[i]);
     for (auto child = from; child != to; ++child) {
       const pid_t pid = child->second;
-      if (std::find(scope_.keep.begin(), scope_.keep.end(), pid) != scope_.keep.end()) continue;
+      if (kept(pid)) continue;
       if (!members_.contains(pid)) {
         if (!take(pid, false)) {
           // It ended under our eyes; what it forked before that only the next pass shows.
@@ -172,6 +192,7 @@ bool TreeKill::take(pid_t pid, bool by_mark) {
   if (has_ended(pidfd.get())) return false;
   Member& member = members_[pid];
   member.pidfd = std::move(pidfd);
+  taken_.insert(pid);
   ++found_;
   signal(member, phase_ == Phase::kFreeze ? SIGSTOP : SIGKILL);
   return true;
@@ -216,10 +237,14 @@ void TreeKill::wait(std::chrono::milliseconds limit) {
 
 std::vector<LeftProcess> TreeKill::left() const {
   std::vector<LeftProcess> left;
-  for (const auto& [pid, member] : members_) {
-    const auto info = read_process(pid);
-    if (!info || has_ended(member.pidfd.get())) continue;
-    left.push_back({pid, process_uid(pid).value_or(0), info->state, info->comm, member.err});
+  for (ProcessInfo& info : list_processes()) {
+    const auto member = members_.find(info.pid);
+    const bool known = member != members_.end() && !has_ended(member->second.pidfd.get());
+    // One that always was gone before it could be stopped is a child of ours by now.
+    const bool escaped = info.parent == getpid() && info.state != 'Z' && !kept(info.pid);
+    if (!known && !escaped) continue;
+    const int err = known ? member->second.err : 0;
+    left.push_back({info.pid, process_uid(info.pid).value_or(0), info.state, std::move(info.comm), err});
   }
   return left;
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -77,6 +78,8 @@ class TreeKill {
   std::size_t take_new(const Table& table);
   std::size_t take_marked(const Table& table, std::vector<pid_t>& reached);
   bool take(pid_t pid, bool by_mark);
+  bool ended_meanwhile(const ProcessInfo& info);
+  bool kept(pid_t pid) const;
   bool marked(const ProcessInfo& info, const Table& table);
   bool all_stopped(const Table& table) const;
   static void signal(Member& member, int number);
@@ -89,6 +92,8 @@ class TreeKill {
   bool crowded_ = false;  ///< no descriptor was free for one more: kill those at hand first
   std::size_t found_ = 0;
   std::map<pid_t, Member> members_;              ///< the living ones
+  std::set<pid_t> taken_;                        ///< those and the dead ones that were among them
+  std::map<pid_t, std::uint64_t> ended_;         ///< zombies of others: pid and start time
   std::map<pid_t, std::uint64_t> without_mark_;  ///< looked at before: pid and start time
 };
 

@@ -85,8 +85,18 @@ TEST_CASE("a killed agent: its whole tree goes") {
 }
 
 TEST_CASE("a killed agent amid a fork storm: its whole tree goes") {
-  Node node = start("serve", "0", {"storm", "300"});
-  REQUIRE(read_bytes(node.life.read_end.get(), 40).size() == 40);
+  std::vector<std::string> worker;
+  std::size_t bytes = 0;
+  SECTION("a growing crowd") {
+    worker = {"storm", "300"};
+    bytes = 40;
+  }
+  SECTION("one that forks and ends all the time") {
+    worker = {"hop"};
+    bytes = 2;
+  }
+  Node node = start("serve", "0", worker);
+  REQUIRE(read_bytes(node.life.read_end.get(), bytes).size() == bytes);
   pid_t agent = -1;
   for (const ProcessInfo& info : living_with(node.mark)) {
     if (info.parent == node.keeper.pid()) agent = info.pid;

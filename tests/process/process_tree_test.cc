@@ -112,6 +112,23 @@ TEST_CASE("a fork storm ends whole") {
   reap_all(worker);
 }
 
+TEST_CASE("a program that forks and ends all the time is caught") {
+  Worker worker = start("hop");
+  REQUIRE(read_bytes(worker.life.read_end.get(), 1) == "r");
+  const auto began = std::chrono::steady_clock::now();
+  TreeKill kill({}, kKillBound);
+  while (!kill.step()) {
+    kill.wait(kKillBound);
+    reap_adopted(std::vector<pid_t>{worker.process.pid()});
+  }
+  CHECK(kill.left().empty());
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
+  WARN("caught after " << took.count() << " ms");
+  CHECK(reaches_end(worker.life.read_end.get()));
+  wait_end(worker.process);
+  reap_adopted({});
+}
+
 TEST_CASE("a kill leaves alone what it is told to keep") {
   Worker kept = start("rest");
   Worker other = start("stubborn");

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 
 namespace {
 
@@ -74,6 +75,16 @@ void ignore_polite_signals() {
     pause();
 }
 
+/// Never the same process for longer than a moment: forks and ends, for at most 20 s.
+[[noreturn]] void hop() {
+  ready();
+  const time_t end = time(nullptr) + 20;
+  while (time(nullptr) < end) {
+    if (fork() > 0) _exit(0);
+  }
+  _exit(0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -85,6 +96,7 @@ int main(int argc, char** argv) {
   }
   if (strcmp(mode, "family") == 0) family();
   if (strcmp(mode, "storm") == 0 && argc > 2) storm(atoi(argv[2]));
+  if (strcmp(mode, "hop") == 0) hop();
   if (strcmp(mode, "orphan") == 0) {  // leaves one process behind and ends
     if (fork() == 0) rest();
     return 0;

@@ -1,0 +1,89 @@
+#include "base/find_program.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/support/catch.h"
+
+namespace ddp {
+namespace {
+
+/// bin/tool (a program), data/tool (a plain file), dirs/tool (a directory).
+class Tree {
+ public:
+  Tree() {
+    REQUIRE(mkdtemp(root_.data()) != nullptr);
+    for (const char* name : {"/bin", "/data", "/dirs", "/dirs/tool"})
+      std::filesystem::create_directory(root_ + name);
+    std::ofstream(root_ + "/bin/tool") << "#!/bin/sh\n";
+    std::ofstream(root_ + "/data/tool") << "text\n";
+    chmod((root_ + "/bin/tool").c_str(), 0755);
+    chmod((root_ + "/data/tool").c_str(), 0644);
+  }
+  ~Tree() { std::filesystem::remove_all(root_); }
+  std::string at(const std::string& name) const { return root_ + name; }
+
+ private:
+  std::string root_ = "/tmp/ddp_find_XXXXXX";
+};
+
+std::string found(std::string_view name, std::optional<std::string_view> path, std::string_view cwd = {}) {
+  auto result = find_program(name, path, cwd);
+  return result ? *result : "error: " + result.error().text;
+}
+
+}  // namespace
+
+TEST_CASE("a program is searched as execvp does") {
+  const Tree tree;
+  const std::string tool = tree.at("/bin/tool");
+  CHECK(found("tool", tree.at("/bin")) == tool);
+  CHECK(found("tool", "/nonexistent:" + tree.at("/bin/") + ":/usr/bin") == tool);
+  // A plain file or a directory of that name does not end the search.
+  CHECK(found("tool", tree.at("/data") + ":" + tree.at("/dirs") + ":" + tree.at("/bin")) == tool);
+  CHECK(found("sh", std::nullopt) == "/bin/sh");
+}
+
+TEST_CASE("an empty entry of PATH is the working directory") {
+  const Tree tree;
+  const std::string tool = tree.at("/bin/tool");
+  CHECK(found("tool", "/nonexistent:", tree.at("/bin")) == tool);
+  CHECK(found("tool", ":/nonexistent", tree.at("/bin")) == tool);
+  CHECK(found("tool", "", tree.at("/bin")) == tool);
+  CHECK(found("tool", "bin", tree.at("")) == tool);
+}
+
+TEST_CASE("a name with a slash is a path, seen from the working directory") {
+  const Tree tree;
+  CHECK(found(tree.at("/bin/tool"), "") == tree.at("/bin/tool"));
+  CHECK(found("./tool", "/usr/bin", tree.at("/bin")) == tree.at("/bin/./tool"));
+  CHECK(found("bin/tool", "", tree.at("")) == tree.at("/bin/tool"));
+}
+
+TEST_CASE("a program that is not found is an error that names where it was looked for") {
+  const Tree tree;
+  auto missing = find_program("no-such-tool", "/usr/bin:/bin");
+  REQUIRE(missing.has_error());
+  CHECK(missing.error().code == ErrorCode::kExec);
+  CHECK(missing.error().sys == ENOENT);
+  CHECK(missing.error().text == "cannot find program 'no-such-tool' in PATH (/usr/bin:/bin)");
+  CHECK(find_program("", "/bin").error().text == "cannot execute '': the program has no name");
+
+  auto plain = find_program("tool", tree.at("/data"));
+  CHECK(plain.error().sys == EACCES);
+  CHECK(plain.error().text ==
+        "cannot execute 'tool': " + tree.at("/data/tool") + " is not an executable file (chmod +x?)");
+  auto directory = find_program(tree.at("/dirs"), "");
+  CHECK(directory.error().sys == EISDIR);
+  CHECK(directory.error().text ==
+        "cannot execute '" + tree.at("/dirs") + "': " + tree.at("/dirs") + " is a directory");
+  auto nothing = find_program("./gone", "", "/tmp");
+  CHECK(nothing.error().sys == ENOENT);
+  CHECK(nothing.error().text == "cannot execute './gone': /tmp/./gone: No such file or directory");
+}
+
+}  // namespace ddp

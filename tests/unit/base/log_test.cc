@@ -1,0 +1,46 @@
+#include "base/log.h"
+
+#include "tests/support/catch.h"
+
+namespace ddp::log {
+
+TEST_CASE("a line names its level, its module, and what it is about") {
+  const Logger logger("remote");
+  Capture capture;
+  logger.info("rank ", 3, " of ", std::string("gpu01"), " exited ", std::int64_t{-1}, ' ', true);
+  logger.warning("100 % {} %s");
+  set_context("job 7f3a");
+  logger.error("lost");
+  set_context("");
+  CHECK(capture.lines() == std::vector<std::string>{"info [remote] rank 3 of gpu01 exited -1 true",
+                                                    "warning [remote] 100 % {} %s",
+                                                    "error [remote] job 7f3a: lost"});
+}
+
+TEST_CASE("one call sets the level of all loggers, also of those to come") {
+  const Logger before("one");
+  set_level(Level::kInfo);
+  const Logger after("two");
+  CHECK(before.enabled(Level::kInfo));
+  CHECK(after.enabled(Level::kInfo));
+  CHECK(!after.enabled(Level::kDebug));
+  CHECK(set_level("error"));
+  CHECK(!before.enabled(Level::kWarning));
+  CHECK(!set_level("loud"));
+  CHECK(before.enabled(Level::kError));
+  set_level(Level::kWarning);
+}
+
+TEST_CASE("a capture sees all levels and gives the level back") {
+  const Logger logger("three");
+  set_level(Level::kError);
+  {
+    Capture capture;
+    logger.trace("seen");
+    CHECK(capture.lines() == std::vector<std::string>{"trace [three] seen"});
+  }
+  CHECK(!logger.enabled(Level::kWarning));
+  set_level(Level::kWarning);
+}
+
+}  // namespace ddp::log
