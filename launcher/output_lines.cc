@@ -81,6 +81,8 @@ Result<> walk_label(std::string_view label, Text text, Value value) {
 // What a terminal shows of a row: CRs at the end move the cursor only, what follows an earlier one replaced
 // the rest.
 std::string_view after_carriage_returns(std::string_view line) {
+  // memchr runs at memory speed and finds nothing in most lines; rfind goes byte by byte.
+  if (line.empty() || !std::memchr(line.data(), '\r', line.size())) return line;
   while (!line.empty() && line.back() == '\r')
     line.remove_suffix(1);
   const std::size_t cr = line.rfind('\r');
