@@ -52,30 +52,65 @@ Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
   return *hello;
 }
 
-/// Accepts until the previous rank has come; strays are closed.
-Result<RingPeer> await_previous(const RingConfig& config, int previous, const ListeningSocket& listener,
-                                PeerDirectory& directory, Deadline deadline) {
-  const PeerHello expected = hello_of(config, previous);
-  while (true) {
-    auto fd = accept_from(listener.fd.get(), deadline, config.interrupt);
-    if (!fd && fd.error().code == ErrorCode::kTimeout) {
+/// Hears the hello of one waiting connection and answers it. Empty: a stray, closed without harm.
+Result<UniqueFd> admit_previous(const RingConfig& config, int previous, int listener, Deadline deadline) {
+  auto fd = accept_waiting(listener);
+  if (!fd) return within(rank_text(config.rank), fd.error());
+  if (!*fd) return UniqueFd();
+  const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
+  const auto hello = read_hello(fd->get(), hello_deadline, config.interrupt);
+  if (!hello && hello.error().code == ErrorCode::kCancelled) return hello.error();
+  if (!hello || *hello != hello_of(config, previous)) return UniqueFd();
+  const auto answer = encode_hello(hello_of(config, config.rank));
+  if (!write_all(fd->get(), answer, hello_deadline, config.interrupt)) return UniqueFd();
+  return fd;
+}
+
+/// The next rank's answer to our greeting.
+Result<> check_answer(const RingConfig& config, const RingPeer& next, Deadline deadline) {
+  const std::string me = rank_text(config.rank);
+  const std::string whom = rank_text(next.rank) + " (" + next.address + ")";
+  const auto answer = read_hello(next.fd.get(), deadline, config.interrupt);
+  if (!answer && answer.error().code == ErrorCode::kLinkLost) {
+    return Error{ErrorCode::kLinkLost,
+                 me + " was turned away by " + whom +
+                     ": it ended, or belongs to another job, attempt, world size or --dtype"};
+  }
+  if (!answer) return within(me + " got no greeting from " + whom, answer.error());
+  if (*answer == hello_of(config, next.rank)) return {};
+  return Error{ErrorCode::kProtocol, me + " found another rank, job or attempt at " + whom};
+}
+
+/// Waits for both neighbours at once: for the next one's answer, which comes when it has time for us, and for
+/// the previous one to knock. Gives the latter's connection.
+Result<UniqueFd> meet_neighbours(const RingConfig& config, const RingPeer& next, int previous,
+                                 const ListeningSocket& listener, Deadline deadline) {
+  bool answered = false;
+  UniqueFd previous_fd;
+  while (!answered || !previous_fd) {
+    const auto ready = wait_readable(answered ? -1 : next.fd.get(), previous_fd ? -1 : listener.fd.get(),
+                                     deadline, config.interrupt);
+    if (!ready && ready.error().code == ErrorCode::kTimeout) {
+      const std::string within_time = " within " + seconds_text(config.start_timeout);
+      if (previous_fd) {
+        return Error{ErrorCode::kTimeout, rank_text(config.rank) + " misses " + rank_text(next.rank) + " (" +
+                                              next.address + "): it has not answered" + within_time};
+      }
       return Error{ErrorCode::kTimeout, rank_text(config.rank) + " misses " + rank_text(previous) +
-                                            ": it has not connected to " + listener.address + " within " +
-                                            seconds_text(config.start_timeout) +
+                                            ": it has not connected to " + listener.address + within_time +
                                             "; did it start, and does a firewall let it through?"};
     }
-    if (!fd) return within(rank_text(config.rank) + " at " + listener.address, fd.error());
-    const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
-    const auto hello = read_hello(fd->get(), hello_deadline, config.interrupt);
-    if (!hello && hello.error().code == ErrorCode::kCancelled) return hello.error();
-    if (!hello || *hello != expected) continue;
-
-    const auto answer = encode_hello(hello_of(config, config.rank));
-    if (!write_all(fd->get(), answer, deadline, config.interrupt)) continue;
-    // For messages only: the address it listens on, as the others know it.
-    auto address = directory.lookup(previous, std::chrono::milliseconds(milliseconds_left(deadline)));
-    return RingPeer{std::move(*fd), previous, address ? *address : "address unknown"};
+    if (!ready) return within(rank_text(config.rank), ready.error());
+    if (*ready == 0) {
+      if (auto done = check_answer(config, next, deadline); !done) return done.error();
+      answered = true;
+    } else {
+      auto fd = admit_previous(config, previous, listener.fd.get(), deadline);
+      if (!fd) return fd.error();
+      previous_fd = std::move(*fd);
+    }
   }
+  return previous_fd;
 }
 
 }  // namespace
@@ -95,27 +130,19 @@ Result<std::unique_ptr<Communicator>> connect_ring(const RingConfig& config, Pee
 
   auto next = reach_next(config, next_rank, directory, deadline);
   if (!next) return next.error();
-  // Said before the previous rank is heard: the kernel takes it while the next rank is still busy, so no
-  // circle waits.
   const auto greeting = encode_hello(hello_of(config, config.rank));
-  const std::string next_text = rank_text(next_rank) + " (" + next->address + ")";
-  auto said = write_all(next->fd.get(), greeting, deadline, config.interrupt);
-  if (!said) return within(me + " cannot greet " + next_text, said.error());
+  if (auto said = write_all(next->fd.get(), greeting, deadline, config.interrupt); !said) {
+    return within(me + " cannot greet " + rank_text(next_rank) + " (" + next->address + ")", said.error());
+  }
+  auto previous_fd = meet_neighbours(config, *next, previous_rank, *listener, deadline);
+  if (!previous_fd) return previous_fd.error();
 
-  auto previous = await_previous(config, previous_rank, *listener, directory, deadline);
-  if (!previous) return previous.error();
-  const auto answer = read_hello(next->fd.get(), deadline, config.interrupt);
-  if (!answer && answer.error().code == ErrorCode::kLinkLost) {
-    return Error{ErrorCode::kLinkLost,
-                 me + " was turned away by " + next_text +
-                     ": it ended, or belongs to another job, attempt, world size or --dtype"};
-  }
-  if (!answer) return within(me + " got no greeting from " + next_text, answer.error());
-  if (*answer != hello_of(config, next_rank)) {
-    return Error{ErrorCode::kProtocol, me + " found another rank, job or attempt at " + next_text};
-  }
+  // For messages only: the address that the previous rank is known by.
+  const auto address =
+      directory.lookup(previous_rank, std::chrono::milliseconds(milliseconds_left(deadline)));
+  RingPeer previous{std::move(*previous_fd), previous_rank, address ? *address : "address unknown"};
   return std::unique_ptr<Communicator>(std::make_unique<TcpCommunicator>(
-      config.rank, world, std::move(*next), std::move(*previous), config.step_timeout, config.interrupt));
+      config.rank, world, std::move(*next), std::move(previous), config.step_timeout, config.interrupt));
 }
 
 }  // namespace ddp::train

@@ -91,16 +91,54 @@ std::string_view TcpCommunicator::kind_text(Kind kind) {
       return "all-gather";
     case Kind::kBarrier:
       return "barrier";
+    case Kind::kLost:
+      break;
   }
   return "?";
 }
 
-Error TcpCommunicator::lost(const RingPeer& peer, Kind kind, std::string_view reason, ErrorCode code) {
-  Error error{code, "rank " + std::to_string(rank_) + " lost rank " + std::to_string(peer.rank) + " (" +
-                        peer.address + "): " + std::string(reason) + " during " +
-                        std::string(kind_text(kind))};
+/// A last word that comes in pieces is none: five bytes are never split in practice, and only the naming
+/// would suffer.
+void TcpCommunicator::read_last_word() {
+  std::array<std::byte, 5> word{};
+  const ssize_t got = ::recv(next_.fd.get(), word.data(), word.size(), MSG_DONTWAIT);
+  if (got == 1 && word[0] == std::byte{'g'}) next_said_goodbye_ = true;
+  if (got != static_cast<ssize_t>(word.size()) || word[0] != std::byte{'f'}) return;
+  std::uint32_t rank = 0;
+  take_little_endian(word.data() + 1, rank);
+  reported_lost_ = static_cast<int>(rank);
+  reporter_ = next_.rank;
+}
+
+void TcpCommunicator::tell_neighbours(int lost_rank) {
+  // Neighbours may be gone already, and full buffers are not waited for: what fails here costs only a good
+  // name.
+  std::array<std::byte, 5> word{std::byte{'f'}};
+  put_little_endian(word.data() + 1, static_cast<std::uint32_t>(lost_rank));
+  ::send(previous_.fd.get(), word.data(), word.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (mid_message_) return;
+  const Header header =
+      make_header(operation_, static_cast<std::uint32_t>(Kind::kLost), static_cast<std::size_t>(lost_rank));
+  ::send(next_.fd.get(), header.data(), header.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+Error TcpCommunicator::fail(Error error) {
   failed_ = error;
   return error;
+}
+
+Error TcpCommunicator::lost(const RingPeer& peer, Kind kind, std::string_view reason, ErrorCode code) {
+  if (reported_lost_ < 0) read_last_word();
+  const bool reported = reported_lost_ >= 0 && reported_lost_ != rank_;
+  const int rank = reported ? reported_lost_ : peer.rank;
+  tell_neighbours(rank);
+  std::string text = "rank " + std::to_string(rank_) + " lost rank " + std::to_string(rank) + " (";
+  if (rank == peer.rank) {
+    text += peer.address + "): " + std::string(reason);
+  } else {
+    text += "reported by rank " + std::to_string(reporter_) + "): connection lost";
+  }
+  return fail({code, text + " during " + std::string(kind_text(kind))});
 }
 
 Result<bool> TcpCommunicator::send_some(Kind kind, Outgoing& out) {
@@ -108,6 +146,7 @@ Result<bool> TcpCommunicator::send_some(Kind kind, Outgoing& out) {
   const ssize_t sent = transfer(next_.fd.get(), true, out.header, out.payload, out.done);
   if (sent >= 0) {
     out.done += static_cast<std::size_t>(sent);
+    mid_message_ = out.done != 0 && !out.complete();
     return true;
   }
   if (errno == EAGAIN || errno == EINTR) return false;
@@ -124,23 +163,29 @@ Result<bool> TcpCommunicator::receive_some(Kind kind, Incoming& in) {
   }
   in.done += static_cast<std::size_t>(got);
   if (in.done >= kHeaderSize && in.header != in.expected) {
+    std::uint32_t told_kind = 0;
+    std::uint64_t number = 0;
+    take_little_endian(take_little_endian(in.header.data() + 4, told_kind), number);
+    if (told_kind == static_cast<std::uint32_t>(Kind::kLost)) {
+      reported_lost_ = static_cast<int>(number);
+      reporter_ = previous_.rank;
+      return lost(previous_, kind, connection_closed().text);
+    }
     return lost(previous_, kind, "it is at another operation (were all ranks started with the same options?)",
                 ErrorCode::kProtocol);
   }
   return true;
 }
 
-Result<> TcpCommunicator::read_goodbye(Kind kind) {
+/// The next rank's connection has something to say, or has ended.
+Result<> TcpCommunicator::hear_next(Kind kind) {
+  read_last_word();
+  if (next_said_goodbye_) return {};
+  if (reported_lost_ >= 0) return lost(next_, kind, connection_closed().text);
   char byte = 0;
-  const ssize_t got = ::recv(next_.fd.get(), &byte, 1, 0);
-  if (got == 1) {
-    next_said_goodbye_ = true;
-  } else if (got == 0) {
-    return lost(next_, kind, connection_closed().text);
-  } else if (errno != EAGAIN && errno != EINTR) {
-    return lost(next_, kind, connection_error(errno).text);
-  }
-  return {};
+  const ssize_t got = ::recv(next_.fd.get(), &byte, 1, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return {};
+  return lost(next_, kind, got < 0 ? connection_error(errno).text : connection_closed().text);
 }
 
 /// True when something may be possible now; false after step_timeout without any event.
@@ -153,19 +198,17 @@ Result<bool> TcpCommunicator::wait(Kind kind, const Outgoing& out, const Incomin
                       {next_events ? next_.fd.get() : -1, next_events, 0},
                       {in.complete() ? -1 : previous_.fd.get(), POLLIN, 0}};
     const int ready = ::poll(slots, std::size(slots), milliseconds_left(deadline));
-    if (ready < 0 && errno != EINTR) return system_error(errno, "poll");
+    if (ready < 0 && errno != EINTR) return fail(system_error(errno, "poll"));
     if (ready == 0 && milliseconds_left(deadline) == 0) return false;
     if (ready <= 0) continue;
     if (slots[0].revents != 0) {
-      Error error{ErrorCode::kCancelled,
-                  "rank " + std::to_string(rank_) + " was revoked during " + std::string(kind_text(kind))};
-      failed_ = error;
-      return error;
+      return fail({ErrorCode::kCancelled,
+                   "rank " + std::to_string(rank_) + " was revoked during " + std::string(kind_text(kind))});
     }
     // What the previous rank has sent comes first: it may be all that this operation still needs.
     if (slots[2].revents == 0 && (slots[1].revents & (POLLIN | POLLHUP | POLLERR)) != 0 &&
         !next_said_goodbye_) {
-      if (auto heard = read_goodbye(kind); !heard) return heard.error();
+      if (auto heard = hear_next(kind); !heard) return heard.error();
       if (slots[1].revents == POLLIN) continue;
     }
     return true;

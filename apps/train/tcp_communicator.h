@@ -45,7 +45,13 @@ class TcpCommunicator final : public Communicator {
   Result<> barrier() override;
 
  private:
-  enum class Kind : std::uint32_t { kAllReduce = 1, kBroadcast = 2, kAllGather = 3, kBarrier = 4 };
+  enum class Kind : std::uint32_t {
+    kAllReduce = 1,
+    kBroadcast = 2,
+    kAllGather = 3,
+    kBarrier = 4,
+    kLost = 255
+  };
   struct Outgoing;
   struct Incoming;
 
@@ -59,8 +65,11 @@ class TcpCommunicator final : public Communicator {
   Result<bool> send_some(Kind kind, Outgoing& out);
   Result<bool> receive_some(Kind kind, Incoming& in);
   Result<bool> wait(Kind kind, const Outgoing& out, const Incoming& in);
-  Result<> read_goodbye(Kind kind);
+  Result<> hear_next(Kind kind);
+  void read_last_word();
   Error lost(const RingPeer& peer, Kind kind, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
+  Error fail(Error error);
+  void tell_neighbours(int lost_rank);
   std::span<std::byte> scratch(std::size_t size);
 
   int rank_;
@@ -70,7 +79,10 @@ class TcpCommunicator final : public Communicator {
   std::chrono::milliseconds step_timeout_;
   int interrupt_;
   std::uint32_t operation_ = 0;
+  bool mid_message_ = false;  ///< towards the next rank: no header can follow
   bool next_said_goodbye_ = false;
+  int reported_lost_ = -1;  ///< the rank that a neighbour has lost
+  int reporter_ = -1;
   std::optional<Error> failed_;
   AlignedBuffer<std::byte> scratch_;
 };

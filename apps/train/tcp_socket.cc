@@ -116,17 +116,26 @@ Result<UniqueFd> connect_to(const std::string& address, Deadline deadline, int i
   return std::move(*fd);
 }
 
-Result<UniqueFd> accept_from(int listener, Deadline deadline, int interrupt) {
+Result<UniqueFd> accept_waiting(int listener) {
+  UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (fd) {
+    set_no_delay(fd.get());
+    return fd;
+  }
+  // A peer that gave up between its connect and our accept is not our failure.
+  if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return UniqueFd();
+  return system_error(errno, "accept");
+}
+
+Result<int> wait_readable(int first, int second, Deadline deadline, int interrupt) {
   while (true) {
-    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd) {
-      set_no_delay(fd.get());
-      return fd;
-    }
-    // A peer that gave up between its connect and our accept is not our failure.
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    if (errno != EAGAIN) return system_error(errno, "accept");
-    if (auto ready = wait_for(listener, POLLIN, deadline, interrupt); !ready) return ready.error();
+    pollfd slots[] = {{first, POLLIN, 0}, {second, POLLIN, 0}, {interrupt, POLLIN, 0}};
+    const int ready = ::poll(slots, 3, milliseconds_left(deadline));
+    if (ready < 0 && errno != EINTR) return system_error(errno, "poll");
+    if (ready > 0 && slots[2].revents != 0) return Error{ErrorCode::kCancelled, "revoked"};
+    if (ready > 0) return slots[0].revents != 0 ? 0 : 1;
+    if (ready == 0 && milliseconds_left(deadline) == 0)
+      return Error{ErrorCode::kTimeout, "no answer in time"};
   }
 }
 

@@ -1,0 +1,169 @@
+#include "apps/train/idx_file.h"
+
+#include <stdlib.h>
+#include <zlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "apps/train/dataset.h"
+#include "tests/support/catch.h"
+
+using namespace ddp::train;
+
+namespace {
+
+/// A directory of the test's own, gone with it.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "ddp_idx_XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()));
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path_ + "/" + name, std::ios::binary) << bytes;
+    return path_ + "/" + name;
+  }
+  std::string write_gzip(const std::string& name, const std::string& bytes) const {
+    const std::string path = path_ + "/" + name;
+    gzFile file = gzopen(path.c_str(), "wb");
+    gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
+    gzclose(file);
+    return path;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string big_endian(std::uint32_t n) {
+  return {static_cast<char>(n >> 24), static_cast<char>(n >> 16), static_cast<char>(n >> 8),
+          static_cast<char>(n)};
+}
+
+std::string idx(const std::vector<std::uint32_t>& sizes, const std::string& data, char type = 8) {
+  std::string bytes{0, 0, type, static_cast<char>(sizes.size())};
+  for (const auto size : sizes)
+    bytes += big_endian(size);
+  return bytes + data;
+}
+
+/// The error's text behind the path.
+std::string mistake(const std::string& path, int dimensions = 1, std::uint64_t limit = 1'000) {
+  const auto result = read_idx(path, dimensions, limit);
+  REQUIRE_FALSE(result.has_value());
+  const std::string& text = result.error().text;
+  REQUIRE(text.starts_with(path + ": "));
+  return text.substr(path.size() + 2);
+}
+
+}  // namespace
+
+TEST_CASE("an IDX array is read from a plain and from a gzip file") {
+  const Folder folder;
+  const std::string bytes = idx({2, 1, 3}, "abcdef");
+  for (const auto& path : {folder.write("plain", bytes), folder.write_gzip("packed.gz", bytes)}) {
+    const auto array = read_idx(path, 3, 6);
+    REQUIRE(array.has_value());
+    CHECK(array->sizes == std::vector<std::uint32_t>{2, 1, 3});
+    CHECK(std::string(array->bytes.begin(), array->bytes.end()) == "abcdef");
+  }
+}
+
+TEST_CASE("what is wrong with an IDX file is said") {
+  const Folder folder;
+  const auto plain = [&](const std::string& bytes) { return folder.write("f", bytes); };
+  CHECK(mistake(folder.path() + "/none") == "No such file or directory");
+  CHECK(mistake(folder.path()) == "not a regular file");
+  CHECK(mistake(plain("")) == "no IDX file: shorter than its header");
+  CHECK(mistake(plain("\x01\x02\x03\x04")) == "no IDX file: it does not begin with two zero bytes");
+  CHECK(mistake(plain(idx({1}, "abcd", 0x0d))) == "element type 13; only unsigned bytes (8) are read");
+  CHECK(mistake(plain(idx({1}, "a")), 3) == "1 dimensions instead of 3");
+  CHECK(mistake(plain(idx({2, 2, 2}, "").substr(0, 9)), 3) == "no IDX file: shorter than its header");
+  CHECK(mistake(plain(idx({5}, "abc"))) == "the header promises 5 bytes of data; the file is too short");
+  CHECK(mistake(plain(idx({2}, "abc"))) == "bytes behind the 2 that the header promises");
+  CHECK(mistake(plain(idx({1001}, "a"))) == "more than 1000 bytes of data; that is the limit");
+  CHECK(mistake(plain(idx({0xffffffff, 0xffffffff, 0xffffffff}, "a")), 3, ~0ull) ==
+        "more than 18446744073709551615 bytes of data; that is the limit");
+}
+
+TEST_CASE("what is wrong with a gzip file is said, and a false size takes no memory") {
+  const Folder folder;
+  const std::string path = folder.write_gzip("f.gz", idx({500}, std::string(500, 'x')));
+  std::string packed;
+  {
+    std::ifstream file(path, std::ios::binary);
+    packed.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  CHECK(mistake(folder.write("g.gz", packed.substr(0, packed.size() - 9))) ==
+        "the gzip data ends early; copy the file again");
+  std::string broken = packed;
+  broken[packed.size() - 8] ^= 1;  // the checksum
+  CHECK(mistake(folder.write("g.gz", broken)).starts_with("broken gzip data ("));
+  CHECK(mistake(folder.write_gzip("g.gz", idx({600}, std::string(500, 'x')))) ==
+        "the header promises 600 bytes of data; the file has 500");
+  CHECK(mistake(folder.write_gzip("g.gz", idx({0xfffffff0}, "x")), 1, 0xffffffff) ==
+        "the header promises 4294967280 bytes of data; the file is too short");
+}
+
+TEST_CASE("a data directory's mistakes name file and remedy") {
+  const Folder folder;
+  const auto wrong = [&] {
+    const auto data = load_data(folder.path(), 0);
+    REQUIRE_FALSE(data.has_value());
+    return data.error().text;
+  };
+  const std::string images = folder.path() + "/train-images-idx3-ubyte",
+                    labels = folder.path() + "/train-labels-idx1-ubyte";
+  CHECK(wrong() ==
+        images +
+            ": no such file, neither plain nor .gz; give a directory with the four MNIST files by --data "
+            "(Debian's package dataset-fashion-mnist brings them), or --data synthetic");
+  folder.write("train-images-idx3-ubyte", idx({1, 2, 2}, "abcd"));
+  folder.write("train-labels-idx1-ubyte", idx({1}, std::string(1, '\x0b')));
+  CHECK(wrong() == images + ": images of 2 x 2 pixels; the model takes 28 x 28");
+  folder.write("train-images-idx3-ubyte", idx({2, 28, 28}, std::string(1568, 'x')));
+  CHECK(wrong() == labels + ": 1 labels for 2 images");
+  folder.write("train-labels-idx1-ubyte", idx({2}, std::string("\x03\x0b")));
+  CHECK(wrong() == labels + ": label 11 of image 1 is not 0 to 9");
+  folder.write("train-images-idx3-ubyte", idx({0, 28, 28}, ""));
+  CHECK(wrong() == images + ": holds no image");
+}
+
+TEST_CASE("the limit keeps the first training images and all test images") {
+  const Folder folder;
+  std::string images(3 * 784, 'a');
+  images[784] = 'b';
+  folder.write("train-images-idx3-ubyte", idx({3, 28, 28}, images));
+  folder.write_gzip("train-labels-idx1-ubyte.gz", idx({3}, {1, 2, 3}));
+  folder.write("t10k-images-idx3-ubyte", idx({3, 28, 28}, images));
+  folder.write("t10k-labels-idx1-ubyte", idx({3}, {4, 5, 6}));
+  const auto data = load_data(folder.path(), 2);
+  REQUIRE(data.has_value());
+  CHECK(data->training.size() == 2);
+  CHECK(data->test.size() == 3);
+
+  std::vector<float> padded(2 * 1024, 9.0f);
+  std::vector<std::uint8_t> labels(2);
+  fill_batch<float>(data->training, std::vector<std::uint32_t>{1, 0}, padded.data(), labels);
+  CHECK(labels == std::vector<std::uint8_t>{2, 1});
+  CHECK(padded[0] == 0.0f);
+  CHECK(padded[2 * 32 + 2] == static_cast<float>('b') / 255.0f);
+  CHECK(padded[2 * 32 + 3] == static_cast<float>('a') / 255.0f);
+  CHECK(padded[2 * 32 + 30] == 0.0f);
+  CHECK(padded[1024 + 2 * 32 + 2] == static_cast<float>('a') / 255.0f);
+}
+
+TEST_CASE("synthetic image i is the same whatever the count, and no test image is a training image") {
+  const auto few = synthetic_data(10), more = synthetic_data(30);
+  CHECK(few.training.size() == 10);
+  CHECK(few.test.size() == 1'000);
+  CHECK(std::equal(few.training.images.begin(), few.training.images.end(), more.training.images.begin()));
+  CHECK(std::equal(few.training.labels.begin(), few.training.labels.end(), more.training.labels.begin()));
+  CHECK_FALSE(std::equal(few.training.images.begin(), few.training.images.end(), few.test.images.begin()));
+}

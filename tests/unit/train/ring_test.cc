@@ -1,0 +1,426 @@
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "apps/train/peer_directory.h"
+#include "apps/train/random.h"
+#include "apps/train/ring_connect.h"
+#include "apps/train/store_directory.h"
+#include "apps/train/store_host.h"
+#include "apps/train/tcp_communicator.h"
+#include "apps/train/tcp_socket.h"
+#include "tests/support/catch.h"
+
+// Rings of ranks as threads, over loopback.
+
+using namespace ddp;
+using namespace ddp::train;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// A store in memory that all ranks of a test share.
+class TestDirectory final : public PeerDirectory {
+ public:
+  Result<std::string> local_address() override { return std::string("127.0.0.1"); }
+  Result<> publish(int rank, const std::string& address) override {
+    const std::lock_guard lock(mutex_);
+    addresses_[rank] = address;
+    changed_.notify_all();
+    return {};
+  }
+  Result<std::string> lookup(int rank, std::chrono::milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return addresses_.contains(rank); })) {
+      return Error{ErrorCode::kTimeout, "no such key"};
+    }
+    return addresses_[rank];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int, std::string> addresses_;
+};
+
+RingConfig config_of(int rank, int world) {
+  RingConfig config;
+  config.job_id = "test";
+  config.rank = rank;
+  config.world_size = world;
+  config.start_timeout = 20s;
+  config.step_timeout = 20s;
+  return config;
+}
+
+using Body = std::function<std::string(std::unique_ptr<Communicator>)>;
+
+/// One thread per rank; gives what each body said (Catch's macros belong to the main thread).
+std::vector<std::string> run_ring(
+    int world, const Body& body, const std::function<void(RingConfig&)>& change = [](RingConfig&) {}) {
+  TestDirectory directory;
+  std::vector<std::string> said(world);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.emplace_back([&, rank] {
+      RingConfig config = config_of(rank, world);
+      change(config);
+      auto communicator = connect_ring(config, directory);
+      said[rank] = communicator ? body(std::move(*communicator)) : communicator.error().text;
+    });
+  }
+  for (auto& thread : ranks)
+    thread.join();
+  return said;
+}
+
+std::vector<float> values_of(int rank, std::size_t size) {
+  std::vector<float> values(size);
+  for (std::size_t i = 0; i < size; ++i)
+    values[i] = static_cast<float>(random_unit(3, rank, i) - 0.5);
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("sums are right and bit-equal on all ranks, for odd sizes and sizes below the world") {
+  for (int world = 2; world <= 5; ++world) {
+    for (const std::size_t size : {0, 1, 2, 3, 4, 7, 1001, 29'035, 700'001}) {
+      std::vector<std::vector<float>> results(world);
+      const auto said = run_ring(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
+        std::vector<float> values = values_of(ring->rank(), size);
+        std::vector<double> doubles(values.begin(), values.end());
+        if (auto done = ring->all_reduce_sum(values); !done) return done.error().text;
+        if (auto done = ring->all_reduce_sum(doubles); !done) return done.error().text;
+        for (std::size_t i = 0; i < size; ++i) {
+          if (std::abs(values[i] - doubles[i]) > 1e-6)
+            return "float and double differ at " + std::to_string(i);
+        }
+        results[ring->rank()] = std::move(values);
+        return "";
+      });
+      INFO("world " << world << ", size " << size);
+      CHECK(said == std::vector<std::string>(world));
+      std::vector<double> expected(size);
+      for (int rank = 0; rank < world; ++rank) {
+        const auto values = values_of(rank, size);
+        for (std::size_t i = 0; i < size; ++i)
+          expected[i] += values[i];
+        CHECK(results[rank] == results[0]);
+      }
+      double worst = 0;
+      for (std::size_t i = 0; i < size; ++i)
+        worst = std::max(worst, std::abs(results[0][i] - expected[i]));
+      CHECK(worst < 1e-6);
+    }
+  }
+}
+
+TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
+  for (int world = 2; world <= 5; ++world) {
+    const auto said = run_ring(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
+      for (int root = 0; root < world; ++root) {
+        std::vector<std::byte> data(100'003, std::byte(ring->rank()));
+        if (auto done = ring->broadcast(data, root); !done) return done.error().text;
+        if (data != std::vector<std::byte>(data.size(), std::byte(root))) return "wrong broadcast";
+      }
+      const std::uint64_t mine[] = {1000ull + ring->rank(), ~0ull - ring->rank()};
+      const auto all = ring->all_gather(mine);
+      if (!all) return all.error().text;
+      for (int rank = 0; rank < world; ++rank) {
+        if ((*all)[2 * rank] != 1000ull + rank || (*all)[2 * rank + 1] != ~0ull - rank)
+          return "wrong all-gather";
+      }
+      auto done = ring->barrier();
+      return done ? "" : done.error().text;
+    });
+    INFO("world " << world);
+    CHECK(said == std::vector<std::string>(world));
+  }
+}
+
+TEST_CASE("a barrier is left by nobody before all have come") {
+  std::atomic<int> arrived = 0;
+  const auto said = run_ring(4, [&](std::unique_ptr<Communicator> ring) -> std::string {
+    for (int round = 1; round <= 200; ++round) {
+      ++arrived;
+      if (auto done = ring->barrier(); !done) return done.error().text;
+      if (arrived < 4 * round) return "left early in round " + std::to_string(round);
+      if (auto done = ring->barrier(); !done) return done.error().text;
+    }
+    return "";
+  });
+  CHECK(said == std::vector<std::string>(4));
+}
+
+TEST_CASE("ranks meet through a real store, and all name a killed rank at once") {
+  int port_pipe[2];
+  REQUIRE(::pipe(port_pipe) == 0);
+  const auto config_in = [](int rank, std::uint16_t port, std::unique_ptr<PeerDirectory>& directory) {
+    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
+    if (client) directory = std::make_unique<StoreDirectory>(std::move(*client), "job-1", 2);
+    return config_of(rank, 4);
+  };
+  // Forked before this process has a thread; the port comes when the store is there.
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    std::uint16_t port = 0;
+    if (::read(port_pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
+    std::unique_ptr<PeerDirectory> directory;
+    const RingConfig config = config_in(3, port, directory);
+    auto ring = connect_ring(config, *directory);
+    std::vector<float> values(100'000, 1.0f);
+    for (int step = 0; ring && step < 17; ++step)
+      (void)(*ring)->all_reduce_sum(values);
+    ::raise(SIGKILL);
+  }
+
+  auto store = StoreHost::open(0);
+  REQUIRE(store.has_value());
+  const std::uint16_t port = (*store)->port();
+  REQUIRE(::write(port_pipe[1], &port, sizeof port) == sizeof port);
+  std::vector<std::string> said(3);
+  std::vector<int> steps(3);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank] {
+      std::unique_ptr<PeerDirectory> directory;
+      const RingConfig config = config_in(rank, port, directory);
+      auto ring = connect_ring(config, *directory);
+      std::vector<float> values(100'000, 1.0f);
+      for (; ring; ++steps[rank]) {
+        if (auto done = (*ring)->all_reduce_sum(values); !done) {
+          said[rank] = done.error().text;
+          return;
+        }
+      }
+      said[rank] = ring.error().text;
+    });
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  const auto death = std::chrono::steady_clock::now();
+  for (auto& thread : ranks)
+    thread.join();
+  CHECK(std::chrono::steady_clock::now() - death < 2s);  // not the step's deadline of 20 s
+  ::close(port_pipe[0]);
+  ::close(port_pipe[1]);
+
+  CHECK(WIFSIGNALED(status));
+  // A rank may see the death while the end of its 17th sum is still on the way to it.
+  for (const int done : steps) CHECK((done == 16 || done == 17));
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 3 ("));
+    CHECK_THAT(said[rank], Catch::Matchers::EndsWith(" during all-reduce"));
+  }
+}
+
+namespace {
+
+/// Rank 2 of 4, whose neighbours' ends of the connections the test holds.
+struct Bench {
+  explicit Bench(std::chrono::milliseconds timeout = 20s, int interrupt = -1) {
+    int next_pair[2], previous_pair[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, next_pair) == 0);
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, previous_pair) == 0);
+    next = UniqueFd(next_pair[1]);
+    previous = UniqueFd(previous_pair[1]);
+    ring = std::make_unique<TcpCommunicator>(2, 4, RingPeer{UniqueFd(next_pair[0]), 3, "127.0.0.3:41234"},
+                                             RingPeer{UniqueFd(previous_pair[0]), 1, "127.0.0.2:41000"},
+                                             timeout, interrupt);
+  }
+  UniqueFd next, previous;
+  std::unique_ptr<Communicator> ring;
+};
+
+/// The three messages of a barrier, as the previous rank sends them.
+std::string barrier_messages() {
+  std::string message("\1\0\0\0\4\0\0\0\0\0\0\0\0\0\0\0", 16);
+  return message + message + message;
+}
+
+void say(const UniqueFd& fd, const std::string& bytes) {
+  (void)::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);  // the receiver's outcome tells
+}
+
+Error error_of(const Result<>& result) {
+  REQUIRE_FALSE(result.has_value());
+  return result.error();
+}
+
+}  // namespace
+
+TEST_CASE("the end of a neighbour names rank, address and operation, and no later call works") {
+  Bench bench;
+  std::vector<float> values(10);
+  SECTION("the previous rank") {
+    bench.previous.reset();
+    const Error error = error_of(bench.ring->all_reduce_sum(values));
+    CHECK(error.code == ErrorCode::kLinkLost);
+    CHECK(error.text == "rank 2 lost rank 1 (127.0.0.2:41000): connection closed during all-reduce");
+    CHECK(error_of(bench.ring->barrier()).text == error.text);
+  }
+  SECTION("the next rank, while it has nothing to take") {
+    std::vector<std::byte> data(10);
+    std::thread closer([&] {
+      std::this_thread::yield();
+      bench.next.reset();
+    });
+    const Error error = error_of(bench.ring->broadcast(data, 3));
+    closer.join();
+    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41234): connection closed during broadcast");
+  }
+}
+
+TEST_CASE("a rank that ended because of another names that one, and passes it on") {
+  Bench bench;
+  SECTION("told by the next rank") {
+    say(bench.next, std::string("f\0\0\0\0", 5));
+    bench.next.reset();
+    const Error error = error_of(bench.ring->barrier());
+    CHECK(error.text == "rank 2 lost rank 0 (reported by rank 3): connection lost during barrier");
+    std::array<std::byte, 16 + 5> last{};  // one message of the barrier may have left before
+    const ssize_t got = ::recv(bench.previous.get(), last.data(), last.size(), 0);
+    REQUIRE(got == 5);
+    CHECK(last[0] == std::byte{'f'});
+    CHECK(last[1] == std::byte{0});
+  }
+  SECTION("told by the previous rank") {
+    say(bench.previous, std::string("\1\0\0\0\xff\0\0\0\0\0\0\0\0\0\0\0", 16));
+    bench.previous.reset();
+    const Error error = error_of(bench.ring->barrier());
+    CHECK(error.text == "rank 2 lost rank 0 (reported by rank 1): connection lost during barrier");
+    std::array<std::byte, 64> sent{};
+    REQUIRE(::recv(bench.next.get(), sent.data(), sent.size(), 0) ==
+            32);  // the barrier's first message, then this
+    CHECK(sent[16 + 4] == std::byte{255});
+    CHECK(sent[16 + 8] == std::byte{0});
+  }
+}
+
+TEST_CASE("a silent neighbour ends the wait at its deadline") {
+  Bench bench(100ms);
+  const auto start = std::chrono::steady_clock::now();
+  SECTION("that sends nothing") {
+    const Error error = error_of(bench.ring->barrier());
+    CHECK(error.code == ErrorCode::kTimeout);
+    CHECK(error.text == "rank 2 lost rank 1 (127.0.0.2:41000): no data for 0.1 s during barrier");
+  }
+  SECTION("that takes nothing") {
+    std::vector<std::byte> data(10'000'000);
+    const Error error = error_of(bench.ring->broadcast(data, 2));
+    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41234): it takes no data for 0.1 s during broadcast");
+  }
+  CHECK(std::chrono::steady_clock::now() - start >= 100ms);
+}
+
+TEST_CASE("a neighbour at another operation is an error, not a wrong sum") {
+  Bench bench;
+  say(bench.previous, barrier_messages());
+  std::vector<float> values(10);
+  const Error error = error_of(bench.ring->all_reduce_sum(values));
+  CHECK(error.code == ErrorCode::kProtocol);
+  CHECK(error.text ==
+        "rank 2 lost rank 1 (127.0.0.2:41000): it is at another operation (were all ranks started with the "
+        "same "
+        "options?) during all-reduce");
+}
+
+TEST_CASE("a next rank that has said goodbye may go while the last operation ends here") {
+  Bench bench;
+  const std::string messages = barrier_messages();
+  say(bench.previous, messages.substr(0, 32));
+  std::thread finisher([&] {
+    // All that the next rank needs has come to it; only then may it leave.
+    std::vector<std::byte> taken(messages.size());
+    (void)read_all(bench.next.get(), taken, std::chrono::steady_clock::now() + 20s, -1);
+    say(bench.next, "g");
+    bench.next.reset();
+    say(bench.previous, messages.substr(32));
+  });
+  auto done = bench.ring->barrier();
+  finisher.join();
+  CHECK(done.has_value());
+  bench.ring.reset();
+  char goodbye = 0;
+  std::string last;
+  while (::recv(bench.previous.get(), &goodbye, 1, 0) == 1)
+    last = goodbye;
+  CHECK(last == "g");  // said by us in turn
+}
+
+TEST_CASE("the interrupt descriptor ends a wait at once") {
+  int revoke[2];
+  REQUIRE(::pipe(revoke) == 0);
+  Bench bench(20s, revoke[0]);
+  const auto start = std::chrono::steady_clock::now();
+  std::thread revoker([&] { (void)!::write(revoke[1], "x", 1); });
+  const Error error = error_of(bench.ring->barrier());
+  revoker.join();
+  CHECK(error.code == ErrorCode::kCancelled);
+  CHECK(error.text == "rank 2 was revoked during barrier");
+  CHECK(std::chrono::steady_clock::now() - start < 5s);
+  ::close(revoke[0]);
+  ::close(revoke[1]);
+}
+
+TEST_CASE("a rank that never starts is named") {
+  TestDirectory directory;
+  RingConfig config = config_of(1, 3);
+  config.start_timeout = 100ms;
+  const auto ring = connect_ring(config, directory);
+  REQUIRE_FALSE(ring.has_value());
+  CHECK(ring.error().text ==
+        "rank 1 misses rank 2: it has not published its address within 100 ms; did it start?");
+}
+
+TEST_CASE("strays at the door are turned away and harm nothing") {
+  TestDirectory directory;
+  std::vector<std::string> said(3);
+  const auto start = [&](int rank) {
+    return std::thread([&, rank] {
+      auto ring = connect_ring(config_of(rank, 3), directory);
+      said[rank] = ring ? ((*ring)->barrier() ? "" : "barrier failed") : ring.error().text;
+    });
+  };
+  // Rank 0 and 1 have each other and wait for rank 2.
+  std::thread zero = start(0), one = start(1);
+  const std::string door = *directory.lookup(0, 20s);
+  const auto deadline = std::chrono::steady_clock::now() + 20s;
+  std::vector<UniqueFd> strays;
+  for (const std::string& rubbish :
+       {std::string("GET / HTTP/1.1\r\nHost: example.invalid\r\n\r\n"), std::string()}) {
+    auto fd = connect_to(door, deadline, -1);
+    REQUIRE(fd.has_value());
+    (void)write_all(fd->get(), std::as_bytes(std::span(rubbish)), deadline, -1);
+    strays.push_back(std::move(*fd));  // one talks, one is silent and holds the door for a moment
+  }
+  RingConfig old = config_of(2, 3);
+  old.attempt = 7;
+  TestDirectory other;  // what the old rank 2 publishes reaches nobody
+  (void)other.publish(0, door);
+  const auto refused = connect_ring(old, other);
+  std::thread two = start(2);
+  for (auto* thread : {&zero, &one, &two})
+    thread->join();
+  REQUIRE_FALSE(refused.has_value());
+  CHECK(refused.error().text == "rank 2 was turned away by rank 0 (" + door +
+                                    "): it ended, or belongs to another job, attempt, world size or --dtype");
+  CHECK(said == std::vector<std::string>{"", "", ""});
+}
