@@ -223,12 +223,12 @@ const std::string* find_env(const EnvVars& vars, std::string_view name) {
   return nullptr;
 }
 
-void extend_no_proxy(EnvVars& vars, const std::vector<std::string>& addresses) {
+std::optional<std::string> no_proxy_list(const EnvVars& vars, const std::vector<std::string>& addresses) {
   const char* const proxies[] = {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy",
                                  "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GRPC_PROXY"};
   if (std::none_of(std::begin(proxies), std::end(proxies),
                    [&](const char* name) { return find_env(vars, name); })) {
-    return;
+    return std::nullopt;
   }
   std::string own;
   for (const std::string& address : addresses)
@@ -236,9 +236,7 @@ void extend_no_proxy(EnvVars& vars, const std::vector<std::string>& addresses) {
   // Programs differ in which spelling they read, and a user may have set only one: both get what either had.
   const std::string* lower = find_env(vars, "no_proxy");
   const std::string* upper = find_env(vars, "NO_PROXY");
-  const std::string list = appended(appended(lower ? *lower : "", upper ? *upper : "", ','), own, ',');
-  set_env(vars, "no_proxy", list);
-  set_env(vars, "NO_PROXY", list);
+  return appended(appended(lower ? *lower : "", upper ? *upper : "", ','), own, ',');
 }
 
 EnvVars promised_directories(const EnvVars& vars) {

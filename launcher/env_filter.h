@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,9 +67,9 @@ void set_env(EnvVars& vars, std::string_view name, std::string_view value);
 /// The value, or nullptr. The pointer lives as long as `vars` is not changed.
 const std::string* find_env(const EnvVars& vars, std::string_view name);
 
-/// When a proxy is set, adds the job's own addresses to no_proxy and NO_PROXY, so that gRPC and HTTP between
-/// the nodes do not go through it.
-void extend_no_proxy(EnvVars& vars, const std::vector<std::string>& addresses);
+/// When `vars` has a proxy: the list for no_proxy and NO_PROXY, which is theirs with `addresses` added, so
+/// that gRPC and HTTP between the nodes do not go through it. Nothing when there is no proxy.
+std::optional<std::string> no_proxy_list(const EnvVars& vars, const std::vector<std::string>& addresses);
 
 /// Directories that the environment promises to the program: VIRTUAL_ENV, CONDA_PREFIX, PYTHONHOME. The agent
 /// checks that they exist and refuses with the host's name and the path when not.

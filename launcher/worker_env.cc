@@ -66,6 +66,14 @@ void add_interface(EnvVars& vars, const std::string& interface, const EnvVars& b
   if (!find_env(base, "GLOO_SOCKET_IFNAME")) add(vars, "GLOO_SOCKET_IFNAME", interface);
 }
 
+// Rank 0's address is where every framework's own connections go.
+void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
+  const auto list = no_proxy_list(base, {"localhost", "127.0.0.1", facts.master_addr});
+  if (!list) return;
+  add(vars, "no_proxy", *list);
+  add(vars, "NO_PROXY", *list);
+}
+
 std::string joined(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) {
@@ -84,6 +92,7 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   add(made.vars, "DDPLAUNCH_JOB_ID", facts.job_id);
   add_nccl_error_handling(made.vars, base);
   add_interface(made.vars, facts.interface, base);
+  add_no_proxy(made.vars, facts, base);
   if (!facts.devices.empty()) add(made.vars, "CUDA_VISIBLE_DEVICES", joined(facts.devices));
   if (!find_env(base, "PYTHONUNBUFFERED")) add(made.vars, "PYTHONUNBUFFERED", "1");
   if (!find_env(base, "OMP_NUM_THREADS")) {

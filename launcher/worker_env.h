@@ -41,7 +41,7 @@ struct WorkerEnv {
 
 /// The variables of one worker: torchrun's, DeepSpeed's, NCCL's and ours. `base` (merge_env's result) is
 /// looked at only for what the user's own value keeps: OMP_NUM_THREADS, PYTHONUNBUFFERED, *_SOCKET_IFNAME,
-/// *NCCL_ASYNC_ERROR_HANDLING.
+/// proxies, *NCCL_ASYNC_ERROR_HANDLING.
 WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base);
 
 /// Threads per worker: usable physical cores (NodeFacts::cores) over the node's workers, at least 1.

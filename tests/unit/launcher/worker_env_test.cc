@@ -125,6 +125,13 @@ TEST_CASE("--store worker: rank 0 serves the port itself") {
   CHECK(*find_env(worker_env(facts, {}).vars, "TORCHELASTIC_USE_AGENT_STORE") == "False");
 }
 
+TEST_CASE("behind a proxy, rank 0 is reached directly") {
+  const WorkerEnv made =
+      worker_env(unequal_world(1, 0), {{"http_proxy", "http://proxy"}, {"no_proxy", "corp"}});
+  CHECK(*find_env(made.vars, "no_proxy") == "corp,localhost,127.0.0.1,10.0.0.1");
+  CHECK(*find_env(made.vars, "NO_PROXY") == "corp,localhost,127.0.0.1,10.0.0.1");
+}
+
 TEST_CASE("threads per worker") {
   CHECK(omp_threads_for(64, 8) == 8);
   CHECK(omp_threads_for(7, 2) == 3);
