@@ -50,8 +50,13 @@ std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop, c
   if (spec.launcher == launcher::LauncherKind::kLocal) {
     return std::make_unique<remote::LocalShell>(loop.get_executor());
   }
-  return std::make_unique<remote::SshShell>(loop.get_executor(),
-                                            remote::SshShellOptions{spec.ssh_config, spec.accept_new_host_keys});
+  remote::SshShellOptions options;
+  options.config = spec.ssh_config;
+  options.accept_new_host_keys = spec.accept_new_host_keys;
+  if (!spec.quiet) {
+    options.notice = [](const std::string& text) { std::fprintf(stderr, "ddplaunch: %s\n", text.c_str()); };
+  }
+  return std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options));
 }
 
 int fail(const Error& error) {

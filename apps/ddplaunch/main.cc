@@ -1,0 +1,39 @@
+// ddplaunch: options → job → exit code.
+#include <cstdio>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "apps/ddplaunch/launch.h"
+#include "apps/ddplaunch/options.h"
+
+namespace {
+
+constexpr int kExitUsage = 2;
+
+int print(const ddp::PrintText& print) {
+  std::fputs(print.text.c_str(), stdout);
+  return std::fflush(stdout) == 0 ? 0 : 1;
+}
+
+int refuse(const ddp::BadUsage& usage) {
+  for (const std::string& mistake : usage.mistakes) std::fprintf(stderr, "%s\n", mistake.c_str());
+  return kExitUsage;
+}
+
+int run(const ddp::RunJob& job) {
+  if (!job.spec.quiet) {
+    for (const std::string& note : job.notes) std::fprintf(stderr, "%s\n", note.c_str());
+  }
+  return ddp::launch(job.spec);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::real_surroundings());
+  if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) return print(*text);
+  if (const auto* usage = std::get_if<ddp::BadUsage>(&parsed)) return refuse(*usage);
+  return run(std::get<ddp::RunJob>(parsed));
+}
