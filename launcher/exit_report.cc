@@ -12,6 +12,8 @@ namespace {
 constexpr int kInternalExit = 110;
 constexpr std::size_t kHostsNamed = 4;
 
+constexpr std::size_t kGroupsShown = 16;
+
 bool is_worker(const Failure& failure) {
   return failure.kind != Failure::Kind::kNode;
 }
@@ -31,6 +33,11 @@ std::string what_happened(const Failure& failure) {
       return failure.error.text;
   }
   return {};
+}
+
+// A node that never got ready. Several such are no consequences of each other, and each has its own cure.
+bool is_start_failure(const Failure& failure) {
+  return failure.kind == Failure::Kind::kNode && failure.error.code != ErrorCode::kLinkLost;
 }
 
 int code_of(const Failure& failure) {
@@ -113,7 +120,8 @@ struct Group {
 std::vector<Group> folded(const std::vector<const Failure*>& failures) {
   std::vector<Group> groups;
   for (const Failure* failure : failures) {
-    const std::string what = first_line(what_happened(*failure));
+    const std::string whole = what_happened(*failure);
+    const std::string what = is_start_failure(*failure) ? whole : first_line(whole);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
       return known.what == what && known.workers == is_worker(*failure);
     });
@@ -127,6 +135,17 @@ std::vector<Group> folded(const std::vector<const Failure*>& failures) {
   return groups;
 }
 
+std::string group_text(const Group& group) {
+  std::string who;
+  if (group.workers) {
+    who = (group.ranks.size() == 1 ? "rank " : "ranks ") + rank_set(group.ranks) + " on " +
+          host_list(group.hosts);
+  } else {
+    who = (group.hosts.size() == 1 ? "node " : "nodes ") + host_list(group.hosts);
+  }
+  return "    " + who + ": " + indented(group.what, "      ");
+}
+
 std::string consequences_text(const JobEnd& end, std::optional<std::size_t> root) {
   std::vector<const Failure*> others;
   for (std::size_t i = 0; i < end.failures.size(); ++i) {
@@ -134,18 +153,15 @@ std::string consequences_text(const JobEnd& end, std::optional<std::size_t> root
   }
   std::stable_sort(others.begin(), others.end(),
                    [](const Failure* a, const Failure* b) { return a->at < b->at; });
+  const std::vector<Group> groups = folded(others);
   std::string text;
-  for (const Group& group : folded(others)) {
-    text += text.empty() && root ? "  consequences:\n    " : "    ";
-    if (group.workers) {
-      text += (group.ranks.size() == 1 ? "rank " : "ranks ") + rank_set(group.ranks) + " on " +
-              host_list(group.hosts);
-    } else {
-      text += (group.hosts.size() == 1 ? "node " : "nodes ") + host_list(group.hosts);
-    }
-    text += ": " + group.what + "\n";
+  for (std::size_t i = 0; i < std::min(groups.size(), kGroupsShown); ++i)
+    text += group_text(groups[i]);
+  if (groups.size() > kGroupsShown) {
+    text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more of other kinds\n";
   }
-  return text;
+  if (text.empty() || !root) return text;
+  return (is_start_failure(end.failures[*root]) ? "  also:\n" : "  consequences:\n") + text;
 }
 
 std::string last_line(int code, const std::string& why) {
@@ -206,8 +222,10 @@ ExitReport make_exit_report(const JobEnd& end) {
   }
   const Failure& cause = end.failures[*root];
   report.exit_code = code_of(cause);
-  report.text = "ddplaunch: the job failed after " + seconds(cause.at) + "\n" + root_text(cause) +
-                consequences_text(end, root) + last_line(report.exit_code, why_root(cause));
+  report.text = (is_start_failure(cause) ? "ddplaunch: the job did not start, given up after "
+                                         : "ddplaunch: the job failed after ") +
+                seconds(cause.at) + "\n" + root_text(cause) + consequences_text(end, root) +
+                last_line(report.exit_code, why_root(cause));
   return report;
 }
 

@@ -141,6 +141,32 @@ TEST_CASE("a signal, a program that cannot be executed, a node") {
         "ddplaunch: exit 113: node gpu09: its control link closed\n");
 }
 
+TEST_CASE("nodes that did not get ready are told one by one, alike ones together") {
+  JobEnd end;
+  for (const char* host : {"gpu01", "gpu02", "gpu03", "gpu04"}) {
+    Failure failure = node_lost(host, 900);
+    failure.error = {ErrorCode::kUnreachable, "connect to port 22: Connection refused", 0};
+    end.failures.push_back(failure);
+  }
+  end.failures[3].error.text = "its host key is not known\nAccept it with: ssh gpu04";
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: the job did not start, given up after 0.9 s\n"
+        "  root cause: node gpu01: connect to port 22: Connection refused\n"
+        "  also:\n"
+        "    nodes gpu02 and gpu03: connect to port 22: Connection refused\n"
+        "    node gpu04: its host key is not known\n"
+        "      Accept it with: ssh gpu04\n"
+        "ddplaunch: exit 111: node gpu01: connect to port 22: Connection refused\n");
+
+  for (int i = 0; i < 40; ++i) {
+    Failure failure = end.failures[0];
+    failure.host = "n" + std::to_string(i);
+    failure.error.text = "reason " + std::to_string(i);
+    end.failures.push_back(failure);
+  }
+  CHECK(make_exit_report(end).text.find("    and 26 more of other kinds\n") != std::string::npos);
+}
+
 TEST_CASE("the user's signal decides, whatever the workers did") {
   JobEnd end;
   end.stop_signal = SIGINT;
