@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace ddp::remote {
+
+/// One key line of a known_hosts file (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT").
+struct KnownKey {
+  enum class Marker { kNone, kRevoked, kAuthority };
+  Marker marker = Marker::kNone;
+  std::string type;  ///< "ssh-ed25519"
+  std::string key;   ///< base64
+  std::string file;
+  int line = 0;
+};
+
+enum class KeyVerdict {
+  kKnown,
+  kUnknown,    ///< no key of the host is known
+  kOtherType,  ///< keys of the host are known, but none of the type that it showed
+  kChanged,    ///< another key of this type is known: a new installation, or a man in the middle
+  kRevoked,
+};
+
+/// The keys that may belong to one host.
+struct HostKeys {
+  std::string name;            ///< what was looked up: "gpu01", "[gpu01]:2222", or the alias
+  std::vector<KnownKey> keys;  ///< lines for that name
+  std::vector<KnownKey>
+      plain;  ///< lines for the name without its port, which OpenSSH accepts when the key is the same
+
+  KeyVerdict judge(std::string_view type, std::string_view key) const;
+  /// The line that speaks against a key of this type: kChanged, kOtherType, kRevoked. Null when there is
+  /// none.
+  const KnownKey* witness(std::string_view type, std::string_view key) const;
+  /// True when a certificate authority's or a revoked line applies, which need the ssh program.
+  bool has_markers() const;
+  /// `algorithms` with those of the known key types first, so that the server shows a key that can be
+  /// checked.
+  std::string order_algorithms(const std::string& algorithms) const;
+};
+
+/// The known_hosts files of a user, parsed once for all hosts. Pure: texts come from the caller.
+class KnownHosts {
+ public:
+  void add_file(const std::string& file, std::string_view text);
+
+  /// `alias` is HostKeyAlias, or empty.
+  HostKeys find(const std::string& host, std::uint16_t port, const std::string& alias) const;
+
+  /// The name of a host in these files: "gpu01", "[gpu01]:2222".
+  static std::string name_of(const std::string& host, std::uint16_t port);
+  /// A line for a new key, its name hashed with `salt` (20 bytes) unless that is empty. Ends with a line
+  /// feed.
+  static std::string new_line(const std::string& name, std::string_view type, std::string_view key,
+                              const std::string& salt);
+
+ private:
+  std::vector<KnownKey> collect(const std::string& name) const;
+
+  std::vector<KnownKey> keys_;
+  std::unordered_map<std::string, std::vector<std::size_t>> exact_;
+  struct Patterns {
+    std::vector<std::string> patterns;
+    std::size_t key;
+  };
+  std::vector<Patterns> patterns_;
+  struct Hashed {
+    std::string salt;
+    std::string hash;
+    std::size_t key;
+  };
+  std::vector<Hashed> hashed_;
+};
+
+}  // namespace ddp::remote

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/result.h"
+
+namespace ddp::remote {
+
+/// A socket address, ready to connect to.
+struct Endpoint {
+  sockaddr_storage address{};
+  socklen_t size = 0;
+  std::string host;  ///< numeric: "10.0.0.1", "fe80::1%eth0"
+  std::string text;  ///< with the port: "10.0.0.1:22", "[fe80::1%eth0]:22"
+};
+
+/// Turns names into addresses without blocking the loop: getaddrinfo runs on up to 16 threads of its own,
+/// which nobody waits for, since a name server that is silent holds it for half a minute. Loop thread only;
+/// destroyed before the loop.
+class Resolver {
+ public:
+  explicit Resolver(asio::any_io_executor loop);
+  ~Resolver();
+  Resolver(const Resolver&) = delete;
+  Resolver& operator=(const Resolver&) = delete;
+
+  /// `family` is AF_UNSPEC, AF_INET or AF_INET6. Never empty on success. Errors: kUnreachable, kTimeout,
+  /// kCancelled; the text names the name.
+  Awaitable<Result<std::vector<Endpoint>>> resolve(std::string name, std::uint16_t port, int family,
+                                                   std::chrono::steady_clock::time_point deadline);
+
+ private:
+  struct Question;
+  struct Shared;
+  static void work(std::shared_ptr<Shared> shared);
+  Result<> enqueue(std::uint64_t id, const std::string& name, std::uint16_t port, int family);
+
+  asio::any_io_executor loop_;
+  std::shared_ptr<Shared> shared_;
+  std::uint64_t last_id_ = 0;
+};
+
+}  // namespace ddp::remote

@@ -1,0 +1,129 @@
+#include "remote/ssh_config_shape.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+namespace ddp::remote {
+namespace {
+
+/// Keyword and arguments: blanks or one = stand between, "…" holds blanks together, # starts a comment.
+std::vector<std::string> words_of(std::string_view line) {
+  std::vector<std::string> words;
+  std::string word;
+  bool quoted = false;
+  bool open = false;
+  for (char c : line) {
+    const bool blank = c == ' ' || c == '\t' || c == '\r' || (c == '=' && words.size() + (open ? 1 : 0) == 1);
+    if (c == '"') {
+      quoted = !quoted;
+      open = true;
+    } else if (!quoted && c == '#' && !open) {
+      break;
+    } else if (!quoted && blank) {
+      if (open) words.push_back(std::move(word));
+      word.clear();
+      open = false;
+    } else {
+      word += c;
+      open = true;
+    }
+  }
+  if (open) words.push_back(std::move(word));
+  return words;
+}
+
+/// Options whose tokens ssh -G leaves as they are, or that do not matter to us: a % in them tells no hosts
+/// apart.
+bool keeps_tokens(const std::string& keyword) {
+  static constexpr std::array<std::string_view, 9> kKeywords = {
+      "identityfile", "controlpath", "proxycommand", "localcommand", "remotecommand",
+      "setenv",       "sendenv",     "localforward", "remoteforward"};
+  return std::find(kKeywords.begin(), kKeywords.end(), keyword) != kKeywords.end();
+}
+
+}  // namespace
+
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return lower;
+}
+
+bool matches_ssh_pattern(std::string_view pattern, std::string_view text) {
+  // The usual two-pointer walk: after a *, a mismatch goes back to one byte further than the last try.
+  std::size_t p = 0, t = 0, star = std::string_view::npos, tried = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      tried = t;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++tried;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*')
+    ++p;
+  return p == pattern.size();
+}
+
+bool matches_ssh_patterns(const std::vector<std::string>& patterns, std::string_view text) {
+  bool matches = false;
+  for (const std::string& pattern : patterns) {
+    const bool excludes = !pattern.empty() && pattern.front() == '!';
+    if (!matches_ssh_pattern(std::string_view(pattern).substr(excludes ? 1 : 0), text)) continue;
+    if (excludes) return false;
+    matches = true;
+  }
+  return matches;
+}
+
+std::vector<std::string> SshConfigShape::add(std::string_view text) {
+  std::vector<std::string> includes;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    std::vector<std::string> words = words_of(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (words.empty()) continue;
+    const std::string keyword = lower_case(words.front());
+    words.erase(words.begin());
+    if (keyword == "host") {
+      for (std::string& word : words)
+        word = lower_case(word);
+      host_lines_.push_back(std::move(words));
+    } else if (keyword == "include") {
+      includes.insert(includes.end(), words.begin(), words.end());
+    } else if (keyword == "match") {
+      const bool everything = words.size() == 1 && lower_case(words.front()) == "all";
+      if (!everything) asks_for_each_ = true;
+    } else if (keyword == "canonicalizehostname") {
+      if (words.empty() || lower_case(words.front()) != "no") asks_for_each_ = true;
+    } else {
+      for (const std::string& word : words) {
+        if (word.find('%') != std::string::npos && !keeps_tokens(keyword)) asks_for_each_ = true;
+        if (keyword == "hostname") host_names_.push_back(lower_case(word));
+      }
+    }
+  }
+  return includes;
+}
+
+std::string SshConfigShape::signature(const std::string& host) const {
+  if (asks_for_each_) return {};
+  const std::string name = lower_case(host);
+  // A HostName equal to a host's own name would look like "nothing was said about it".
+  if (std::find(host_names_.begin(), host_names_.end(), name) != host_names_.end()) return {};
+  std::string text = "=";
+  for (const auto& patterns : host_lines_)
+    text += matches_ssh_patterns(patterns, name) ? '1' : '0';
+  return text;
+}
+
+}  // namespace ddp::remote

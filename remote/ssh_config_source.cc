@@ -1,0 +1,185 @@
+#include "remote/ssh_config_source.h"
+
+#include <glob.h>
+#include <pwd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "remote/bootstrap.h"
+#include "remote/child_channel.h"
+
+namespace ddp::remote {
+namespace {
+
+constexpr int kMostAtOnce = 8;
+constexpr int kDeepestInclude = 16;  // as ssh has it
+
+std::vector<std::string> glob_paths(const std::string& pattern) {
+  glob_t found{};
+  std::vector<std::string> paths;
+  if (::glob(pattern.c_str(), 0, nullptr, &found) == 0) {
+    for (std::size_t i = 0; i < found.gl_pathc; ++i)
+      paths.emplace_back(found.gl_pathv[i]);
+  }
+  ::globfree(&found);
+  return paths;
+}
+
+Awaitable<std::string> read_to_end(Channel::Socket& socket) {
+  std::string text;
+  std::array<char, 8192> buffer;
+  for (;;) {
+    const auto [error, size] = co_await socket.async_read_some(asio::buffer(buffer), kUseTuple);
+    text.append(buffer.data(), size);
+    if (error) break;
+  }
+  co_return text;
+}
+
+}  // namespace
+
+LocalUser local_user() {
+  LocalUser user;
+  std::array<char, 4096> buffer;
+  passwd entry{};
+  passwd* found = nullptr;
+  if (::getpwuid_r(::getuid(), &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr) {
+    user.name = found->pw_name;
+    user.home = found->pw_dir;  // ssh goes by the database, too, not by HOME
+  } else {
+    user.name = std::to_string(::getuid());
+    const char* home = std::getenv("HOME");
+    user.home = home != nullptr ? home : "/";
+  }
+  return user;
+}
+
+/// One answer that several hosts may wait for.
+struct SshConfigSource::Answer {
+  explicit Answer(const asio::any_io_executor& loop)
+      : known(loop, std::chrono::steady_clock::time_point::max()) {}
+  std::optional<Result<SshConfig>> config;
+  asio::steady_timer known;  ///< never expires; cancelled when config is set
+};
+
+SshConfigSource::SshConfigSource(asio::any_io_executor loop, std::string program, std::string file)
+    : loop_(std::move(loop)),
+      program_(std::move(program)),
+      file_(std::move(file)),
+      slot_free_(loop_, std::chrono::steady_clock::time_point::max()) {}
+
+void SshConfigSource::read_files() {
+  files_read_ = true;
+  if (file_ == "none") return;
+  if (!file_.empty()) {
+    read_file(file_, 0);
+  } else {
+    read_file(local_user().home + "/.ssh/config", 0);
+    read_file("/etc/ssh/ssh_config", 0);
+  }
+}
+
+void SshConfigSource::read_file(const std::string& path, int depth) {
+  std::ifstream file(path);
+  if (!file || depth > kDeepestInclude) return;
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  // A relative Include belongs to the folder of the kind of file, not of the file.
+  const std::string home = local_user().home;
+  const std::string folder = path.rfind("/etc/ssh/", 0) == 0 ? "/etc/ssh/" : home + "/.ssh/";
+  for (std::string name : shape_.add(text)) {
+    if (name.rfind("~/", 0) == 0) name = home + name.substr(1);
+    if (name.empty() || name.front() != '/') name = folder + name;
+    for (const std::string& included : glob_paths(name))
+      read_file(included, depth + 1);
+  }
+}
+
+Awaitable<Result<SshConfig>> SshConfigSource::find(Host host,
+                                                   std::chrono::steady_clock::time_point deadline) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  if (!files_read_) read_files();
+  const std::string signature = shape_.signature(host.name);
+  std::string key = signature;
+  if (signature.empty()) key = host.name + "\n" + host.user + "\n" + std::to_string(host.port);
+  auto& slot = answers_[key];
+  const bool first = slot == nullptr;
+  if (first) slot = std::make_shared<Answer>(loop_);
+  const std::shared_ptr<Answer> answer = slot;
+  if (first)
+    asio::co_spawn(loop_, ask(shared_from_this(), answer, host),
+                   asio::detached);  // sets the answer, and ends
+
+  asio::steady_timer limit(loop_);
+  if (deadline != std::chrono::steady_clock::time_point::max()) {
+    limit.expires_at(deadline);
+    limit.async_wait([answer](const error_code& error) {
+      if (!error) answer->known.cancel();
+    });
+  }
+  while (!answer->config) {
+    co_await answer->known.async_wait(kUseTuple);
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    if (state.cancelled() != asio::cancellation_type::none) {
+      co_return Error{ErrorCode::kCancelled, host.name + ": cancelled", 0};
+    }
+    if (!answer->config && std::chrono::steady_clock::now() >= deadline) {
+      co_return Error{ErrorCode::kTimeout, host.name + ": " + program_ + " -G did not answer in time", 0};
+    }
+  }
+  if (!*answer->config) co_return within(host.name, answer->config->error());
+
+  SshConfig config = **answer->config;
+  if (!signature.empty() && config.host_name.empty()) config.host_name = lower_case(host.name);
+  if (!host.address.empty()) config.host_name = host.address;
+  if (!host.user.empty()) config.user = host.user;
+  if (host.port != 0) config.port = host.port;
+  if (!host.identity.empty()) config.identity_files.insert(config.identity_files.begin(), host.identity);
+  co_return config;
+}
+
+Awaitable<void> SshConfigSource::ask(std::shared_ptr<SshConfigSource> self, std::shared_ptr<Answer> answer,
+                                     Host host) {
+  while (self->running_ >= kMostAtOnce)
+    co_await self->slot_free_.async_wait(kUseTuple);
+  ++self->running_;
+  // The name that is asked about stands for every host that shares the answer; what is this host's own stays
+  // out of it.
+  const bool shared = !self->shape_.signature(host.name).empty();
+  if (shared) host.user.clear();
+  if (shared) host.port = 0;
+  auto config = co_await self->run(host);
+  --self->running_;
+  self->slot_free_.cancel_one();
+  if (shared && config && config->host_name == lower_case(host.name)) config->host_name.clear();
+  answer->config = std::move(config);
+  answer->known.cancel();
+}
+
+Awaitable<Result<SshConfig>> SshConfigSource::run(Host host) {
+  ++questions_;
+  std::vector<std::string> argv{program_, "-G", "-T"};
+  if (!file_.empty()) argv.insert(argv.end(), {"-F", file_});
+  if (!host.user.empty()) argv.insert(argv.end(), {"-l", host.user});
+  if (host.port != 0) argv.insert(argv.end(), {"-p", std::to_string(host.port)});
+  argv.insert(argv.end(), {"--", host.name});
+  auto child = open_child(loop_, ChildCommand{host.name, std::move(argv), ChildCommand::Kind::kProgram});
+  if (!child && child.error().sys == ENOENT) co_return default_ssh_config(host.name, local_user().name);
+  if (!child) co_return child.error();
+  const std::string output = co_await read_to_end((*child)->link());
+  const std::string errors = co_await read_to_end((*child)->errors());
+  const ChannelEnd end = co_await (*child)->end();
+  if (end.status == 0) co_return parse_ssh_config(output);
+  TailLines words;
+  words.feed(errors);
+  co_return Error{ErrorCode::kUnreachable,
+                  "the SSH configuration is refused by " + program_ + ":" + words.text(), 0};
+}
+
+}  // namespace ddp::remote

@@ -1,0 +1,206 @@
+#include "remote/ssh_handshake.h"
+
+#include <fcntl.h>
+#include <libssh/libssh.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include "base/unique_fd.h"
+
+namespace ddp::remote {
+namespace {
+
+struct KeyFree {
+  void operator()(ssh_key key) const { ssh_key_free(key); }
+};
+using Key = std::unique_ptr<ssh_key_struct, KeyFree>;
+
+/// The server's key, in the words of a known_hosts file.
+struct ShownKey {
+  std::string type;
+  std::string base64;
+  std::string fingerprint;
+};
+
+std::optional<ShownKey> server_key(ssh_session session) {
+  ssh_key raw = nullptr;
+  if (ssh_get_server_publickey(session, &raw) != SSH_OK) return std::nullopt;
+  const Key key(raw);
+  ShownKey shown;
+  shown.type = ssh_key_type_to_char(ssh_key_type(key.get()));
+  char* base64 = nullptr;
+  if (ssh_pki_export_pubkey_base64(key.get(), &base64) != SSH_OK) return std::nullopt;
+  shown.base64 = base64;
+  ssh_string_free_char(base64);
+  unsigned char* hash = nullptr;
+  std::size_t size = 0;
+  if (ssh_get_publickey_hash(key.get(), SSH_PUBLICKEY_HASH_SHA256, &hash, &size) == 0) {
+    char* text = ssh_get_fingerprint_hash(SSH_PUBLICKEY_HASH_SHA256, hash, size);
+    if (text != nullptr) shown.fingerprint = text;
+    ssh_string_free_char(text);
+    ssh_clean_pubkey_hash(&hash);
+  }
+  return shown;
+}
+
+/// libssh knows no host certificates, and no keys on hardware for hosts.
+std::string plain_algorithms(const std::string& algorithms) {
+  std::string kept;
+  std::size_t start = 0;
+  while (start < algorithms.size()) {
+    const std::size_t end = std::min(algorithms.find(',', start), algorithms.size());
+    const std::string one = algorithms.substr(start, end - start);
+    if (one.find("-cert-") == std::string::npos && one.rfind("sk-", 0) != 0)
+      kept += (kept.empty() ? "" : ",") + one;
+    start = end + 1;
+  }
+  return kept;
+}
+
+Error append_key(const SshTarget& target, const ShownKey& key) {
+  std::string salt;
+  if (target.config.hash_known_hosts) {
+    salt.resize(20);
+    if (ssh_get_random(salt.data(), static_cast<int>(salt.size()), 0) != 1) salt.clear();
+  }
+  const std::string line = KnownHosts::new_line(target.known.name, key.type, key.base64, salt);
+  const std::size_t slash = target.known_hosts_file.rfind('/');
+  if (slash != std::string::npos && slash > 0)
+    ::mkdir(target.known_hosts_file.substr(0, slash).c_str(), 0700);
+  // One write at the end of the file: lines of several sessions do not mix.
+  UniqueFd file(::open(target.known_hosts_file.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
+  if (!file || ::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    return system_error(errno, target.label + ": cannot note the new host key in " + target.known_hosts_file,
+                        ErrorCode::kUnreachable);
+  }
+  return Error{};
+}
+
+std::string accept_advice(const SshTarget& target) {
+  return "check the fingerprint, then accept it with \"" + target.ssh_command + " " + target.label +
+         " true\", or start with --accept-new-host-keys";
+}
+
+std::string remove_advice(const SshTarget& target, const std::string& file) {
+  return "ssh-keygen -R '" + target.known.name + "' -f " + file;
+}
+
+}  // namespace
+
+std::optional<std::string> configure(ssh_session_struct* session, const SshTarget& target, int fd) {
+  const SshConfig& config = target.config;
+  const bool no = false;
+  ssh_options_set(session, SSH_OPTIONS_PROCESS_CONFIG, &no);
+  ssh_options_set(session, SSH_OPTIONS_HOST, config.host_name.c_str());
+  ssh_options_set(session, SSH_OPTIONS_USER, config.user.c_str());
+  const unsigned port = config.port;
+  ssh_options_set(session, SSH_OPTIONS_PORT, &port);
+  // Host keys are checked by us, from files that were read once; libssh would read them for every session.
+  ssh_options_set(session, SSH_OPTIONS_KNOWNHOSTS, "/dev/null");
+  ssh_options_set(session, SSH_OPTIONS_GLOBAL_KNOWNHOSTS, "/dev/null");
+  ssh_options_set(session, SSH_OPTIONS_FD, &fd);
+  if (config.compression) ssh_options_set(session, SSH_OPTIONS_COMPRESSION, "yes");
+  if (!config.pubkey_algorithms.empty()) {
+    ssh_options_set(session, SSH_OPTIONS_PUBLICKEY_ACCEPTED_TYPES, config.pubkey_algorithms.c_str());
+  }
+
+  struct Row {
+    const char* name;
+    ssh_options_e option;
+    std::string value;
+  };
+  const std::string ciphers = preferred_ciphers(config.ciphers);
+  const Row rows[] = {
+      {"Ciphers", SSH_OPTIONS_CIPHERS_C_S, ciphers},
+      {"Ciphers", SSH_OPTIONS_CIPHERS_S_C, ciphers},
+      {"MACs", SSH_OPTIONS_HMAC_C_S, config.macs},
+      {"MACs", SSH_OPTIONS_HMAC_S_C, config.macs},
+      {"KexAlgorithms", SSH_OPTIONS_KEY_EXCHANGE, config.kex_algorithms},
+      {"HostKeyAlgorithms", SSH_OPTIONS_HOSTKEYS,
+       target.known.order_algorithms(plain_algorithms(config.host_key_algorithms))},
+  };
+  for (const Row& row : rows) {
+    if (row.value.empty()) continue;
+    if (ssh_options_set(session, row.option, row.value.c_str()) != SSH_OK) return row.name;
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget& target,
+                                    const Endpoint& endpoint) {
+  const auto key = server_key(session);
+  if (!key)
+    return Error{ErrorCode::kUnreachable, target.label + ": " + endpoint.text + " showed no host key", 0};
+  const std::string shown = key->type + " " + key->fingerprint;
+  const KnownKey* witness = target.known.witness(key->type, key->base64);
+  const std::string place = witness == nullptr ? "" : witness->file + ":" + std::to_string(witness->line);
+  std::string text = target.label + ": ";
+  switch (target.known.judge(key->type, key->base64)) {
+    case KeyVerdict::kKnown:
+      return std::nullopt;
+    case KeyVerdict::kUnknown:
+      if (target.accept_new_host_keys) {
+        if (target.known_hosts_file.empty()) return std::nullopt;
+        Error failed = append_key(target, *key);
+        if (failed.text.empty()) return std::nullopt;
+        return failed;
+      }
+      text += "unknown host key of " + endpoint.text + " (" + shown + "): no line for " + target.known.name +
+              " in " + (target.known_hosts_file.empty() ? "any known_hosts file" : target.known_hosts_file) +
+              "; " + accept_advice(target);
+      break;
+    case KeyVerdict::kOtherType:
+      text += "the host key of " + endpoint.text + " (" + shown + ") is of another kind than the " +
+              witness->type + " key known from " + place +
+              "; if the host was set up anew: " + remove_advice(target, witness->file) +
+              ", then accept the new key";
+      break;
+    case KeyVerdict::kChanged:
+      text += "THE HOST KEY HAS CHANGED: " + endpoint.text + " shows " + shown + ", but " + place +
+              " has another key for " + target.known.name +
+              "; somebody may stand between (man in the middle), so nothing was sent. If the host was set up "
+              "anew: " +
+              remove_advice(target, witness->file) + ", then accept the new key";
+      break;
+    case KeyVerdict::kRevoked:
+      text += "the host key of " + endpoint.text + " (" + shown + ") is revoked by " + place +
+              "; do not connect before the host has a new key";
+      break;
+  }
+  return Error{ErrorCode::kUnreachable, std::move(text), 0};
+}
+
+Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offered, bool agent_asked) {
+  std::string tried;
+  std::string unusable;
+  for (const auto& key : target.keys) {
+    std::string& list = key->problem().empty() ? tried : unusable;
+    list += (list.empty() ? "" : ", ") + key->path();
+    if (!key->problem().empty()) list += " (" + key->problem() + ")";
+  }
+  if (agent_asked) tried += (tried.empty() ? "" : ", ") + std::string("the keys of the ssh-agent");
+  std::string methods;
+  const auto method = [&methods, offered](int bit, const char* name) {
+    if ((offered & bit) != 0) methods += (methods.empty() ? "" : ", ") + std::string(name);
+  };
+  method(SSH_AUTH_METHOD_PUBLICKEY, "publickey");
+  method(SSH_AUTH_METHOD_PASSWORD, "password");
+  method(SSH_AUTH_METHOD_INTERACTIVE, "keyboard-interactive");
+  method(SSH_AUTH_METHOD_HOSTBASED, "hostbased");
+  method(SSH_AUTH_METHOD_GSSAPI_MIC, "gssapi-with-mic");
+
+  std::string text = target.label + ": login as " + target.config.user + " refused by " + endpoint.text;
+  text += tried.empty() ? "; there was no key to try" : "; tried " + tried;
+  if (!unusable.empty()) text += "; not usable: " + unusable;
+  if (!methods.empty()) text += "; the server accepts " + methods;
+  text +=
+      "; put the public key into ~/.ssh/authorized_keys there, or name another key with identity= in the "
+      "hostfile";
+  return Error{ErrorCode::kUnreachable, std::move(text), 0};
+}
+
+}  // namespace ddp::remote

@@ -1,0 +1,103 @@
+#include "remote/ssh_keys.h"
+
+#include <libssh/libssh.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+namespace ddp::remote {
+namespace {
+
+/// True for the formats that need a passphrase: the old PEM header says so, and OpenSSH's own format names a
+/// cipher right after its magic ("openssh-key-v1", then the string "none" for no encryption).
+bool is_encrypted(const std::string& path) {
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::size_t header = text.find("-----BEGIN OPENSSH PRIVATE KEY-----");
+  if (header == std::string::npos) return text.find("ENCRYPTED") != std::string::npos;
+  const std::size_t body = text.find('\n', header);
+  return body != std::string::npos && text.compare(body + 1, 31, "b3BlbnNzaC1rZXktdjEAAAAABG5vbmU") != 0;
+}
+
+ssh_key import_key(const std::string& path) {
+  ssh_key key = nullptr;
+  if (ssh_pki_import_privkey_file(path.c_str(), nullptr, nullptr, nullptr, &key) != SSH_OK) return nullptr;
+  return key;
+}
+
+}  // namespace
+
+SshKey::SshKey(std::string path, ssh_key_struct* key, std::string problem)
+    : path_(std::move(path)), key_(key), problem_(std::move(problem)) {}
+
+SshKey::~SshKey() {
+  ssh_key_free(key_);
+}
+
+std::string SshKey::fingerprint() const {
+  unsigned char* hash = nullptr;
+  std::size_t size = 0;
+  if (key_ == nullptr || ssh_get_publickey_hash(key_, SSH_PUBLICKEY_HASH_SHA256, &hash, &size) != 0)
+    return {};
+  char* text = ssh_get_fingerprint_hash(SSH_PUBLICKEY_HASH_SHA256, hash, size);
+  std::string shown = text != nullptr ? text : "";
+  ssh_string_free_char(text);
+  ssh_clean_pubkey_hash(&hash);
+  return shown;
+}
+
+std::shared_ptr<const SshKey> SshKeys::key(const std::string& path) {
+  const auto [slot, is_new] = loaded_.try_emplace(path);
+  if (!is_new) return slot->second;
+  if (::access(path.c_str(), F_OK) != 0) return nullptr;
+  ssh_key key = nullptr;
+  std::string problem;
+  if (::access(path.c_str(), R_OK) != 0) {
+    problem = "cannot be read";
+  } else if (is_encrypted(path)) {
+    problem = "is encrypted";
+  } else if ((key = import_key(path)) == nullptr) {
+    problem = "is not a private key that libssh can use";
+  }
+  slot->second = std::make_shared<SshKey>(path, key, std::move(problem));
+  return slot->second;
+}
+
+std::shared_ptr<const SshKey> SshKeys::certified(const std::string& path, const std::string& certificate) {
+  const auto [slot, is_new] = loaded_.try_emplace(path + "\n" + certificate);
+  if (!is_new) return slot->second;
+  if (::access(certificate.c_str(), R_OK) != 0) return nullptr;
+  ssh_key cert = nullptr;
+  if (ssh_pki_import_cert_file(certificate.c_str(), &cert) != SSH_OK) return nullptr;
+  // A key of its own: attaching the certificate changes it.
+  ssh_key key = import_key(path);
+  if (key != nullptr && ssh_pki_copy_cert_to_privkey(cert, key) == SSH_OK) {
+    slot->second = std::make_shared<SshKey>(certificate, key, "");
+  } else {
+    ssh_key_free(key);
+  }
+  ssh_key_free(cert);
+  return slot->second;
+}
+
+SshKeys::List SshKeys::load(const std::vector<std::string>& paths,
+                            const std::vector<std::string>& certificates) {
+  List list;
+  for (const std::string& path : paths) {
+    const auto plain = key(path);
+    if (!plain) continue;
+    if (plain->get() != nullptr) {
+      std::vector<std::string> candidates = certificates;
+      candidates.push_back(path + "-cert.pub");
+      for (const std::string& certificate : candidates) {
+        if (const auto both = certified(path, certificate)) list.push_back(both);
+      }
+    }
+    list.push_back(plain);
+  }
+  return list;
+}
+
+}  // namespace ddp::remote

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+struct ssh_session_struct;
+struct ssh_channel_struct;
+struct ssh_event_struct;
+
+namespace ddp::remote {
+
+/// Moves bytes between an SSH channel and two local sockets, without waiting. Lives on the session's thread;
+/// the owner waits for what wants() names, and for the session's socket, and calls move() again.
+///
+/// Packets are taken from the connection whether or not a stream's reader keeps up, up to the channel's
+/// window, so that one unread stream does not stop the other. The end is the close of the channel or of the
+/// connection; end of file and the exit status may come before it, in any order, or never.
+class SshPump {
+ public:
+  enum class State {
+    kRunning,
+    kMore,    ///< call again soon; other sessions may go first
+    kClosed,  ///< the channel was closed and everything was delivered
+    kBroken,  ///< the connection has gone; what had arrived was delivered
+  };
+
+  struct Wants {
+    bool packets = false;  ///< the session's socket
+    bool link_read = false;
+    bool link_write = false;
+    bool errors_write = false;
+  };
+
+  /// Borrows session and channel. Made before the command is executed, since its end may be told at once.
+  SshPump(ssh_session_struct* session, ssh_channel_struct* channel);
+  ~SshPump();
+  SshPump(const SshPump&) = delete;
+  SshPump& operator=(const SshPump&) = delete;
+
+  /// The non-blocking local sockets, borrowed. From here on only the pump makes libssh read.
+  void attach(int link, int errors);
+
+  State move();
+  void link_readable() { link_ready_ = true; }
+  Wants wants() const;
+
+  bool heard() const { return heard_; }                  ///< the command has written something
+  bool ended() const { return eof_; }                    ///< end of file has come
+  std::optional<int> status() const { return status_; }  ///< exit status, or 128+n
+
+  // Called by libssh while it reads packets.
+  void on_data(bool is_errors);
+  void on_status(int status) { status_ = status; }
+  void on_signal(const char* name);
+
+ private:
+  struct Stream {
+    std::array<char, 32 * 1024> bytes;
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    bool blocked = false;  ///< the receiver takes no more for now
+    bool gone = false;     ///< the receiver takes nothing any more: bytes are thrown away
+    bool held = false;     ///< libssh has bytes for us
+    bool empty() const { return begin == end; }
+  };
+  struct Callbacks;
+
+  void read_packets();
+  bool from_channel(Stream& stream, int fd, bool is_errors);
+  static bool to_local(Stream& stream, int fd);
+  bool from_local();
+  bool to_channel();
+  bool all_delivered() const;
+
+  ssh_session_struct* session_;
+  ssh_channel_struct* channel_;
+  ssh_event_struct* packets_ = nullptr;  ///< libssh's own poll, the one way to have it read at any time
+  std::unique_ptr<Callbacks> callbacks_;
+  int link_ = -1;
+  int errors_ = -1;
+  Stream out_;
+  Stream err_;
+  Stream in_;
+  bool link_ready_ = true;
+  bool in_ended_ = false;  ///< the owner has written its last byte
+  bool eof_sent_ = false;
+  bool heard_ = false;
+  bool eof_ = false;
+  std::optional<int> status_;
+};
+
+}  // namespace ddp::remote

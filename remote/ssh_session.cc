@@ -1,0 +1,284 @@
+#include "remote/ssh_session.h"
+
+#include <fcntl.h>
+#include <libssh/libssh.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+namespace ddp::remote {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void set_option(int fd, int level, int name, int value) {
+  ::setsockopt(fd, level, name, &value, sizeof value);
+}
+
+UniqueFd tcp_socket(const Endpoint& endpoint) {
+  UniqueFd fd(::socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return fd;
+  // From the first byte: each small packet of the handshake would otherwise wait for an acknowledgement.
+  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  return fd;
+}
+
+UniqueFd duplicate(int fd) {
+  return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+}
+
+}  // namespace
+
+SshSession::SshSession(asio::io_context& io, asio::io_context& agent_io, SshTarget target, Events events)
+    : io_(io),
+      agent_io_(agent_io),
+      target_(std::move(target)),
+      events_(std::move(events)),
+      tcp_(io),
+      deadline_(io),
+      attempt_(io),
+      link_(io),
+      errors_(io) {}
+
+SshSession::~SshSession() {
+  release();
+}
+
+// ---- connecting
+
+void SshSession::start() {
+  auto self = shared_from_this();
+  if (target_.deadline != Clock::time_point::max()) {
+    deadline_.expires_at(target_.deadline);
+    deadline_.async_wait([self](const error_code& error) {
+      if (!error) self->on_deadline();
+    });
+  }
+  connect_next();
+}
+
+void SshSession::connect_next() {
+  UniqueFd fd = tcp_socket(endpoint());
+  if (!fd) {
+    stop_with(system_error(errno, target_.label + ": socket"));
+    return;
+  }
+  const auto* address = reinterpret_cast<const sockaddr*>(&endpoint().address);
+  const bool failed = ::connect(fd.get(), address, endpoint().size) != 0 && errno != EINPROGRESS;
+  const int why = errno;
+  tcp_.assign(fd.release());
+  auto self = shared_from_this();
+  if (failed) {
+    asio::post(io_, [self, why] { self->on_connected(error_code(why, boost::system::system_category())); });
+    return;
+  }
+  const std::size_t left = target_.endpoints.size() - endpoint_;
+  if (left > 1 && target_.deadline != Clock::time_point::max()) {
+    attempt_.expires_after((target_.deadline - Clock::now()) / static_cast<long>(left));
+    attempt_.async_wait([self](const error_code& error) {
+      if (!error && self->step_ == Step::kConnect) self->tcp_.cancel();
+    });
+  }
+  tcp_.async_wait(asio::posix::stream_descriptor::wait_write, [self](const error_code& error) {
+    if (self->step_ == Step::kConnect) self->on_connected(error);
+  });
+}
+
+void SshSession::on_connected(const error_code& error) {
+  if (step_ != Step::kConnect) return;
+  attempt_.cancel();
+  int why = error == asio::error::operation_aborted ? ETIMEDOUT : error.value();
+  socklen_t size = sizeof why;
+  if (!error) ::getsockopt(tcp_.native_handle(), SOL_SOCKET, SO_ERROR, &why, &size);
+  if (why == 0) return begin_ssh();
+  error_code ignored;
+  tcp_.close(ignored);
+  if (endpoint_ + 1 < target_.endpoints.size()) {
+    ++endpoint_;
+    return connect_next();
+  }
+  Error failed =
+      system_error(why, target_.label + ": cannot connect to " + endpoint().text, ErrorCode::kUnreachable);
+  failed.text += why == ECONNREFUSED ? "; does sshd run there, and on this port?"
+                                     : "; is the host up, and can it be reached from here?";
+  stop_with(std::move(failed));
+}
+
+void SshSession::begin_ssh() {
+  step_ = Step::kGreet;
+  session_ = ssh_new();
+  // libssh closes its descriptor when the peer ends, at any time and before we know; the loop's registration
+  // must not fall on whoever gets that number next, so each side has a descriptor of its own.
+  UniqueFd own = duplicate(tcp_.native_handle());
+  if (session_ == nullptr || !own) {
+    stop_with(system_error(errno, target_.label + ": no SSH session can be made"));
+    return;
+  }
+  if (auto option = configure(session_, target_, own.release())) {
+    stop_with(
+        SshFailure{Error{ErrorCode::kUnreachable, target_.label + ": libssh knows no value of " + *option, 0},
+                   false, *option});
+    return;
+  }
+  ssh_set_blocking(session_, 0);
+  advance();
+}
+
+std::string SshSession::late_text() const {
+  const std::string where = target_.label + ": ";
+  switch (step_) {
+    case Step::kConnect:
+      return where + "no answer from " + endpoint().text +
+             " before the start limit; is the host up, and does a firewall drop the port?";
+    case Step::kGreet:
+      if (!heard_server_) {
+        return where + endpoint().text +
+               " took the connection, but no SSH server answered before the start limit";
+      }
+      return where + "the key exchange with " + endpoint().text + " did not end before the start limit";
+    case Step::kLogin:
+      return where + "the login at " + endpoint().text + " did not end before the start limit";
+    case Step::kAgent:
+      return where + "the login at " + endpoint().text +
+             " did not end before the start limit; does the ssh-agent wait for a touch or a passphrase?";
+    case Step::kOpen:
+    case Step::kExecute:
+    case Step::kRun:
+    case Step::kDone:
+      break;
+  }
+  return where + endpoint().text + " let us in, but did not run the command before the start limit";
+}
+
+void SshSession::on_deadline() {
+  if (step_ == Step::kDone || step_ == Step::kRun) return;
+  stop_with(Error{ErrorCode::kTimeout, late_text(), 0});
+}
+
+// ---- waiting
+
+void SshSession::wait() {
+  const bool running = step_ == Step::kRun;
+  if (!running || pump_->wants().packets) wait_for_tcp();
+  if (running) wait_for_local();
+}
+
+void SshSession::wait_for_tcp() {
+  auto self = shared_from_this();
+  // Delayed acknowledgements of ours meet Nagle's algorithm of the server: 40 ms a session. The kernel
+  // forgets the setting, so it is renewed until the command speaks.
+  if (!pump_ || !pump_->heard()) set_option(tcp_.native_handle(), IPPROTO_TCP, TCP_QUICKACK, 1);
+  if (!tcp_reading_) {
+    tcp_reading_ = true;
+    tcp_.async_wait(asio::posix::stream_descriptor::wait_read, [self](const error_code& error) {
+      self->tcp_reading_ = false;
+      self->on_ready(error);
+    });
+  }
+  if (!tcp_writing_ && (ssh_get_poll_flags(session_) & SSH_WRITE_PENDING) != 0) {
+    tcp_writing_ = true;
+    tcp_.async_wait(asio::posix::stream_descriptor::wait_write, [self](const error_code& error) {
+      self->tcp_writing_ = false;
+      self->on_ready(error);
+    });
+  }
+}
+
+void SshSession::wait_for_local() {
+  using Descriptor = asio::posix::stream_descriptor;
+  const SshPump::Wants wants = pump_->wants();
+  auto self = shared_from_this();
+  if (wants.link_read && !link_reading_) {
+    link_reading_ = true;
+    link_.async_wait(Descriptor::wait_read, [self](const error_code& error) {
+      self->link_reading_ = false;
+      if (self->pump_) self->pump_->link_readable();
+      self->on_ready(error);
+    });
+  }
+  if (wants.link_write && !link_writing_) {
+    link_writing_ = true;
+    link_.async_wait(Descriptor::wait_write, [self](const error_code& error) {
+      self->link_writing_ = false;
+      self->on_ready(error);
+    });
+  }
+  if (wants.errors_write && !errors_writing_) {
+    errors_writing_ = true;
+    errors_.async_wait(Descriptor::wait_write, [self](const error_code& error) {
+      self->errors_writing_ = false;
+      self->on_ready(error);
+    });
+  }
+}
+
+void SshSession::on_ready(const error_code& error) {
+  // Aborted: the session was stopped, or the descriptor closed. While lent, the agent's thread has it.
+  if (error == asio::error::operation_aborted || step_ == Step::kDone || step_ == Step::kAgent) return;
+  advance();
+}
+
+// ---- the end
+
+Error SshSession::libssh_error(const std::string& what) const {
+  const char* why = ssh_get_error(session_);
+  const std::string text = why != nullptr && *why != '\0' ? why : "the connection was closed";
+  return {ErrorCode::kUnreachable, target_.label + ": " + what + ": " + text, 0};
+}
+
+SshSession::Progress SshSession::stop_with(Error error) {
+  return stop_with(SshFailure{std::move(error), false, {}});
+}
+
+SshSession::Progress SshSession::stop_with(SshFailure failure) {
+  if (cut_off_) return Progress::kStop;
+  if (events_.failed) events_.failed(std::move(failure));
+  close();
+  return Progress::kStop;
+}
+
+SshSession::Progress SshSession::stop_at_end(ChannelEnd end) {
+  const Events events = std::move(events_);
+  release();
+  if (events.ended) events.ended(std::move(end));
+  return Progress::kStop;
+}
+
+void SshSession::close() {
+  events_ = {};
+  if (step_ == Step::kAgent) {
+    // The agent's thread has the session, and may be waiting in it: cut both connections, and clean up when
+    // it is back.
+    cut_off_ = true;
+    ::shutdown(agent_socket_.get(), SHUT_RDWR);
+    ::shutdown(tcp_.native_handle(), SHUT_RDWR);
+    deadline_.cancel();
+    return;
+  }
+  if (step_ == Step::kRun && pump_) pump_->move();  // the owner's last words may still lie in the socket
+  release();
+}
+
+void SshSession::release() {
+  step_ = Step::kDone;
+  events_ = {};
+  deadline_.cancel();
+  attempt_.cancel();
+  pump_.reset();
+  if (channel_ != nullptr) ssh_channel_free(std::exchange(channel_, nullptr));
+  if (session_ != nullptr) {
+    if (ssh_is_connected(session_) != 0) ssh_disconnect(session_);
+    ssh_free(std::exchange(session_, nullptr));
+  }
+  error_code ignored;
+  tcp_.close(ignored);
+  link_.close(ignored);
+  errors_.close(ignored);
+}
+
+}  // namespace ddp::remote

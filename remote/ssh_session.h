@@ -1,0 +1,129 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/asio.h"
+#include "base/unique_fd.h"
+#include "remote/remote_shell.h"
+#include "remote/ssh_handshake.h"
+#include "remote/ssh_pump.h"
+
+struct ssh_session_struct;
+struct ssh_channel_struct;
+
+namespace ddp::remote {
+
+/// The caller's ends of a command's streams.
+struct SshOpened {
+  UniqueFd link;
+  UniqueFd errors;
+  std::string address;  ///< numeric, without port
+};
+
+struct SshFailure {
+  Error error;
+  bool closed_early = false;  ///< the server closed before its banner: worth another try
+  std::string needs_openssh;  ///< an option that libssh cannot serve: the ssh program may
+};
+
+/// One SSH connection that runs one command: connects, logs in, executes, moves bytes, ends. A state machine
+/// driven by readiness, confined to the thread of `io`; nothing in it waits. Only while it signs with an
+/// ssh-agent, which libssh can do in no other way than waiting, it is lent to the thread of `agent_io`, and
+/// its deadline cuts that wait off.
+///
+/// Events are called on the thread of `io`: opened or failed once, then (after opened) ended once; none after
+/// close().
+class SshSession : public std::enable_shared_from_this<SshSession> {
+ public:
+  struct Events {
+    std::function<void()> logged_in;
+    std::function<void(SshOpened)> opened;
+    std::function<void(SshFailure)> failed;
+    std::function<void(ChannelEnd)> ended;
+  };
+
+  SshSession(asio::io_context& io, asio::io_context& agent_io, SshTarget target, Events events);
+  ~SshSession();
+  SshSession(const SshSession&) = delete;
+  SshSession& operator=(const SshSession&) = delete;
+
+  /// Which thread it lives on; of use to its owner only.
+  void set_home(std::size_t home) { home_ = home; }
+  std::size_t home() const { return home_; }
+
+  // On the thread of `io`:
+  void start();
+  /// Ends the connection at once: the remote command sees end of file.
+  void close();
+
+ private:
+  enum class Step { kConnect, kGreet, kLogin, kAgent, kOpen, kExecute, kRun, kDone };
+  enum class Progress { kNext, kAgain, kStop };  ///< next step; wait; the session is done or lent
+
+  void connect_next();
+  void on_connected(const error_code& error);
+  void on_deadline();
+  void begin_ssh();
+
+  void advance();
+  Progress greet();
+  Progress login();
+  Progress lend_to_agent();
+  Progress open_channel();
+  Progress execute();
+  Progress hand_over();
+  Progress run();
+
+  void ask_agent();           // on the agent's thread
+  void on_agent(int answer);  // back on ours
+
+  void wait();
+  void wait_for_tcp();
+  void wait_for_local();
+  void on_ready(const error_code& error);
+
+  Progress stop_with(Error error);
+  Progress stop_with(SshFailure failure);
+  Progress stop_at_end(ChannelEnd end);
+  void release();
+  Error libssh_error(const std::string& what) const;
+  std::string late_text() const;
+  const Endpoint& endpoint() const { return target_.endpoints[endpoint_]; }
+
+  std::size_t home_ = 0;
+  asio::io_context& io_;
+  asio::io_context& agent_io_;
+  SshTarget target_;
+  Events events_;
+  Step step_ = Step::kConnect;
+
+  std::size_t endpoint_ = 0;
+  asio::posix::stream_descriptor tcp_;
+  bool tcp_reading_ = false;
+  bool tcp_writing_ = false;
+  asio::steady_timer deadline_;
+  asio::steady_timer attempt_;  ///< of one address, while others are left
+
+  ssh_session_struct* session_ = nullptr;
+  ssh_channel_struct* channel_ = nullptr;
+  bool heard_server_ = false;
+  std::size_t key_ = 0;
+  int offered_ = 0;
+  bool agent_asked_ = false;
+  bool cut_off_ = false;   ///< failed or closed while lent
+  UniqueFd agent_socket_;  ///< a second descriptor of the connection to the agent, to cut it off
+  std::unique_ptr<asio::posix::stream_descriptor> agent_wait_;
+
+  std::unique_ptr<SshPump> pump_;
+  asio::posix::stream_descriptor link_;
+  asio::posix::stream_descriptor errors_;
+  bool link_reading_ = false;
+  bool link_writing_ = false;
+  bool errors_writing_ = false;
+};
+
+}  // namespace ddp::remote

@@ -1,0 +1,217 @@
+// The steps of a session that go through libssh: greeting, login, channel, command.
+#include <fcntl.h>
+#include <libssh/libssh.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "remote/ssh_session.h"
+
+namespace ddp::remote {
+namespace {
+
+UniqueFd duplicate(int fd) {
+  return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+}
+
+UniqueFd connect_to_agent(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) return {};
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return {};
+  return fd;
+}
+
+}  // namespace
+
+void SshSession::advance() {
+  for (;;) {
+    Progress progress = Progress::kStop;
+    switch (step_) {
+      case Step::kGreet:
+        progress = greet();
+        break;
+      case Step::kLogin:
+        progress = login();
+        break;
+      case Step::kOpen:
+        progress = open_channel();
+        break;
+      case Step::kExecute:
+        progress = execute();
+        break;
+      case Step::kRun:
+        progress = run();
+        break;
+      case Step::kConnect:
+      case Step::kAgent:
+      case Step::kDone:
+        break;
+    }
+    if (progress == Progress::kStop) return;
+    if (progress == Progress::kAgain) return wait();
+  }
+}
+
+SshSession::Progress SshSession::greet() {
+  const int answer = ssh_connect(session_);
+  heard_server_ = heard_server_ || ssh_get_serverbanner(session_) != nullptr;
+  if (answer == SSH_AGAIN) return Progress::kAgain;
+  if (answer != SSH_OK) {
+    if (heard_server_) return stop_with(libssh_error("no SSH connection with " + endpoint().text));
+    return stop_with(
+        SshFailure{Error{ErrorCode::kUnreachable,
+                         target_.label + ": " + endpoint().text +
+                             " closed the connection before its SSH greeting; is it an SSH server, and "
+                             "does it allow as many logins at once (MaxStartups in sshd_config)?",
+                         0},
+                   true,
+                   {}});
+  }
+  if (auto wrong = check_host_key(session_, target_, endpoint())) return stop_with(std::move(*wrong));
+  step_ = Step::kLogin;
+  return Progress::kNext;
+}
+
+SshSession::Progress SshSession::login() {
+  while (key_ < target_.keys.size()) {
+    const SshKey& key = *target_.keys[key_];
+    if (key.get() == nullptr) {
+      ++key_;
+      continue;
+    }
+    switch (ssh_userauth_publickey(session_, nullptr, key.get())) {
+      case SSH_AUTH_AGAIN:
+        return Progress::kAgain;
+      case SSH_AUTH_SUCCESS:
+        step_ = Step::kOpen;
+        return Progress::kNext;
+      case SSH_AUTH_PARTIAL:
+        return stop_with(Error{ErrorCode::kUnreachable,
+                               target_.label + ": " + endpoint().text +
+                                   " wants a second factor after the key " + key.path() +
+                                   "; log in by hand with ControlMaster and use --ssh-command ssh",
+                               0});
+      case SSH_AUTH_DENIED:
+        offered_ = ssh_userauth_list(session_, nullptr);
+        ++key_;
+        break;
+      default:
+        return stop_with(libssh_error("the login at " + endpoint().text + " broke off"));
+    }
+  }
+  if (!target_.agent_socket.empty() && !agent_asked_) return lend_to_agent();
+  return stop_with(login_refused(target_, endpoint(), offered_, agent_asked_));
+}
+
+SshSession::Progress SshSession::open_channel() {
+  if (channel_ == nullptr) {
+    if (events_.logged_in) events_.logged_in();
+    channel_ = ssh_channel_new(session_);
+    if (channel_ == nullptr) return stop_with(libssh_error("no channel to " + endpoint().text));
+    pump_ = std::make_unique<SshPump>(session_, channel_);
+  }
+  const int answer = ssh_channel_open_session(channel_);
+  if (answer == SSH_AGAIN) return Progress::kAgain;
+  if (answer != SSH_OK) return stop_with(libssh_error(endpoint().text + " opens no session"));
+  step_ = Step::kExecute;
+  return Progress::kNext;
+}
+
+SshSession::Progress SshSession::execute() {
+  const int answer = ssh_channel_request_exec(channel_, target_.command.c_str());
+  if (answer == SSH_AGAIN) return Progress::kAgain;
+  if (answer != SSH_OK) return stop_with(libssh_error(endpoint().text + " runs no command for this account"));
+  return hand_over();
+}
+
+SshSession::Progress SshSession::hand_over() {
+  int link[2];
+  int errors[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0) {
+    return stop_with(system_error(errno, target_.label + ": socketpair"));
+  }
+  link_.assign(link[0]);
+  UniqueFd link_end(link[1]);
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, errors) != 0) {
+    return stop_with(system_error(errno, target_.label + ": socketpair"));
+  }
+  errors_.assign(errors[0]);
+  UniqueFd errors_end(errors[1]);
+  pump_->attach(link[0], errors[0]);
+  deadline_.cancel();
+  step_ = Step::kRun;
+  events_.opened(SshOpened{std::move(link_end), std::move(errors_end), endpoint().host});
+  return Progress::kNext;
+}
+
+SshSession::Progress SshSession::run() {
+  switch (pump_->move()) {
+    case SshPump::State::kRunning:
+      return Progress::kAgain;
+    case SshPump::State::kMore: {
+      auto self = shared_from_this();
+      asio::post(io_, [self] { self->advance(); });
+      return Progress::kStop;
+    }
+    case SshPump::State::kClosed:
+      return stop_at_end({pump_->status(), std::nullopt});
+    case SshPump::State::kBroken:
+      break;
+  }
+  // A server may close the connection right behind the channel.
+  if (pump_->ended() && pump_->status()) return stop_at_end({pump_->status(), std::nullopt});
+  Error broken = libssh_error("the SSH connection to " + endpoint().text + " broke");
+  broken.code = ErrorCode::kLinkLost;
+  return stop_at_end({std::nullopt, std::move(broken)});
+}
+
+// ---- the ssh-agent
+
+SshSession::Progress SshSession::lend_to_agent() {
+  agent_asked_ = true;
+  UniqueFd agent = connect_to_agent(target_.agent_socket);
+  if (!agent) return Progress::kNext;  // a stale SSH_AUTH_SOCK; login() goes on to its refusal
+  agent_socket_ = duplicate(agent.get());
+  UniqueFd tcp = duplicate(tcp_.native_handle());
+  if (!agent_socket_ || !tcp || ssh_set_agent_socket(session_, agent.get()) != SSH_OK) return Progress::kNext;
+  agent.release();
+  step_ = Step::kAgent;
+  agent_wait_ = std::make_unique<asio::posix::stream_descriptor>(agent_io_, tcp.release());
+  asio::post(agent_io_, [self = shared_from_this()] { self->ask_agent(); });
+  return Progress::kStop;
+}
+
+void SshSession::ask_agent() {
+  const int answer = ssh_userauth_agent(session_, nullptr);
+  auto self = shared_from_this();
+  if (answer == SSH_AUTH_AGAIN) {
+    agent_wait_->async_wait(asio::posix::stream_descriptor::wait_read,
+                            [self](const error_code&) { self->ask_agent(); });
+    return;
+  }
+  agent_wait_.reset();
+  asio::post(io_, [self, answer] { self->on_agent(answer); });
+}
+
+void SshSession::on_agent(int answer) {
+  step_ = Step::kLogin;
+  agent_socket_.reset();
+  if (cut_off_) return release();
+  if (answer == SSH_AUTH_SUCCESS) {
+    step_ = Step::kOpen;
+  } else if (ssh_is_connected(session_) == 0) {
+    stop_with(libssh_error("the login at " + endpoint().text + " broke off"));
+    return;
+  } else {
+    offered_ = ssh_userauth_list(session_, nullptr);
+  }
+  advance();
+}
+
+}  // namespace ddp::remote

@@ -1,0 +1,360 @@
+#include "remote/ssh_shell.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "remote/shell_quote.h"
+#include "remote/ssh_keys.h"
+#include "remote/ssh_threads.h"
+
+namespace ddp::remote {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMostTries = 10;  // when a server closes before its greeting
+
+int address_family(const SshConfig& config) {
+  if (config.address_family == "inet") return AF_INET;
+  if (config.address_family == "inet6") return AF_INET6;
+  return AF_UNSPEC;
+}
+
+std::string agent_socket(const SshConfig& config, const SshTokens& tokens) {
+  std::string path = config.identity_agent;
+  if (path == "none") return {};
+  if (path.empty()) path = "$SSH_AUTH_SOCK";
+  if (path.front() != '$') return expand_ssh_tokens(path, tokens).value_or("");
+  const char* value = std::getenv(path.c_str() + 1);
+  return value != nullptr ? value : "";
+}
+
+std::optional<std::string> own_variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
+std::vector<std::string> expand_all(const std::vector<std::string>& paths, const SshTokens& tokens) {
+  std::vector<std::string> expanded;
+  for (const std::string& path : paths) {
+    if (auto one = expand_ssh_tokens(path, tokens)) expanded.push_back(std::move(*one));
+  }
+  return expanded;
+}
+
+}  // namespace
+
+/// What was read from disk, once for all hosts.
+struct SshShell::Files {
+  LocalUser user = local_user();
+  SshKeys keys;
+
+  /// known_hosts is read again when it has changed: a new key may have been noted.
+  struct Known {
+    std::string stamp;
+    KnownHosts hosts;
+  };
+  std::map<std::vector<std::string>, Known> known;
+
+  static std::string stamp(const std::vector<std::string>& files) {
+    std::string text;
+    for (const std::string& file : files) {
+      struct stat info {};
+      if (::stat(file.c_str(), &info) == 0) {
+        text += std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec) + "/" +
+                std::to_string(info.st_size);
+      }
+      text += ",";
+    }
+    return text;
+  }
+};
+
+/// Logins under way at one address.
+struct SshShell::Window {
+  unsigned used = 0;
+  std::deque<std::shared_ptr<asio::steady_timer>> waiting;  ///< cancelled when its turn has come
+
+  void give_back() {
+    --used;
+    if (!waiting.empty()) waiting.front()->cancel();
+  }
+};
+
+/// The right to log in at an address. Given back by the destructor.
+class SshShell::Slot {
+ public:
+  explicit Slot(std::shared_ptr<Window> window) : window_(std::move(window)) { ++window_->used; }
+  Slot(Slot&& other) noexcept = default;
+  Slot& operator=(Slot&&) = delete;
+  ~Slot() {
+    if (window_) window_->give_back();
+  }
+
+ private:
+  std::shared_ptr<Window> window_;
+};
+
+/// One session as the loop sees it.
+struct SshShell::Attempt {
+  explicit Attempt(const asio::any_io_executor& loop) : changed(loop, Clock::time_point::max()) {}
+  std::shared_ptr<SshSession> session;
+  std::optional<Slot> slot;  ///< until it is logged in
+  std::optional<SshOpened> opened;
+  std::optional<SshFailure> failed;
+  std::optional<ChannelEnd> ended;
+  asio::steady_timer changed;  ///< never expires; cancelled when one of these was set
+};
+
+class SshShell::SshChannel final : public Channel {
+ public:
+  SshChannel(std::string host, const asio::any_io_executor& loop, std::shared_ptr<Attempt> attempt,
+             std::weak_ptr<SshThreads> threads)
+      : host_(std::move(host)),
+        attempt_(std::move(attempt)),
+        threads_(std::move(threads)),
+        address_(attempt_->opened->address),
+        link_(loop, asio::local::stream_protocol(), attempt_->opened->link.release()),
+        errors_(loop, asio::local::stream_protocol(), attempt_->opened->errors.release()) {}
+  ~SshChannel() override {
+    if (const auto threads = threads_.lock()) threads->close(attempt_->session);
+  }
+
+  Socket& link() override { return link_; }
+  Socket& errors() override { return errors_; }
+  std::string address() const override { return address_; }
+
+  Awaitable<ChannelEnd> end() override {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    const std::shared_ptr<Attempt> attempt = attempt_;
+    while (!attempt->ended) {
+      co_await attempt->changed.async_wait(kUseTuple);
+      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+      if (state.cancelled() != asio::cancellation_type::none) {
+        ChannelEnd cancelled;
+        cancelled.broken = Error{ErrorCode::kCancelled, host_ + ": cancelled", 0};
+        co_return cancelled;
+      }
+    }
+    co_return *attempt->ended;
+  }
+
+ private:
+  std::string host_;
+  std::shared_ptr<Attempt> attempt_;
+  std::weak_ptr<SshThreads> threads_;
+  std::string address_;
+  Socket link_;
+  Socket errors_;
+};
+
+SshShell::SshShell(asio::any_io_executor loop, SshShellOptions options)
+    : loop_(loop),
+      options_(std::move(options)),
+      configs_(std::make_shared<SshConfigSource>(loop, options_.ssh_program, options_.config)),
+      resolver_(loop),
+      openssh_(loop, {{options_.ssh_program}, options_.config, options_.accept_new_host_keys}),
+      files_(std::make_unique<Files>()),
+      random_(std::random_device{}()) {}
+
+SshShell::~SshShell() = default;
+
+SshThreads& SshShell::threads() {
+  if (!threads_) {
+    const unsigned cpus = std::clamp(std::thread::hardware_concurrency(), 1U, 4U);
+    threads_ = std::make_shared<SshThreads>(options_.io_threads != 0 ? options_.io_threads : cpus);
+  }
+  return *threads_;
+}
+
+const KnownHosts& SshShell::known_hosts(const std::vector<std::string>& paths) {
+  Files::Known& known = files_->known[paths];
+  std::string stamp = Files::stamp(paths);
+  if (stamp == known.stamp) return known.hosts;
+  known = {std::move(stamp), {}};
+  for (const std::string& path : paths) {
+    std::ifstream file(path);
+    if (!file) continue;
+    known.hosts.add_file(
+        path, std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>()));
+  }
+  return known.hosts;
+}
+
+/// Completes the target from its configuration. Returns why libssh cannot serve this host, or nothing.
+std::string SshShell::prepare(const Host& host, SshTarget& target) {
+  const SshConfig& config = target.config;
+  if (!config.beyond_libssh.empty()) return config.beyond_libssh.front() + " in the SSH configuration";
+  SshTokens tokens;
+  tokens.home = files_->user.home;
+  tokens.local_user = files_->user.name;
+  tokens.host_name = config.host_name;
+  tokens.given_name = host.name;
+  tokens.remote_user = config.user;
+  tokens.port = config.port;
+  tokens.key_alias = config.host_key_alias;
+  tokens.variable = own_variable;
+
+  const auto known_files = expand_all(config.known_hosts_files, tokens);
+  target.known = known_hosts(known_files).find(config.host_name, config.port, config.host_key_alias);
+  if (target.known.has_markers()) return "@cert-authority or @revoked lines in known_hosts";
+  if (!known_files.empty()) target.known_hosts_file = known_files.front();
+  const std::string& strict = config.strict_host_key_checking;
+  target.accept_new_host_keys = options_.accept_new_host_keys || strict == "accept-new" || strict == "no" ||
+                                strict == "off" || strict == "false";
+
+  target.keys = files_->keys.load(expand_all(config.identity_files, tokens),
+                                  expand_all(config.certificate_files, tokens));
+  target.agent_socket = agent_socket(config, tokens);
+  if (config.identities_only && !target.agent_socket.empty()) {
+    // libssh would offer every key of the agent.
+    for (const auto& key : target.keys) {
+      if (!key->problem().empty()) return "IdentitiesOnly with a key that only the ssh-agent can use";
+    }
+    target.agent_socket.clear();
+  }
+  return {};
+}
+
+Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vector<std::string> argv,
+                                                           Deadline deadline) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  auto line = shell_quote(argv);
+  if (!line) co_return within(host.name, line.error());
+  auto config = co_await configs_->find(host, deadline);
+  if (!config) co_return config.error();
+
+  SshTarget target;
+  target.label = host.name;
+  target.config = std::move(*config);
+  target.command = std::move(*line);
+  target.deadline = deadline;
+  target.ssh_command = options_.ssh_program;
+  if (!options_.config.empty()) target.ssh_command += " -F " + options_.config;
+  std::string reason = prepare(host, target);
+  if (!reason.empty()) {
+    co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason));
+  }
+  auto endpoints = co_await resolver_.resolve(target.config.host_name, target.config.port,
+                                              address_family(target.config), deadline);
+  if (!endpoints) co_return within(host.name, endpoints.error());
+  target.endpoints = std::move(*endpoints);
+
+  std::shared_ptr<Attempt> last;
+  auto pause = std::chrono::milliseconds(50);
+  for (int tries = 1;; ++tries) {
+    auto slot = co_await acquire(target);
+    if (!slot) co_return slot.error();
+    last = std::make_shared<Attempt>(loop_);
+    last->slot.emplace(std::move(*slot));
+    co_await attempt(last, target);
+    if (last->opened) {
+      co_return std::unique_ptr<Channel>(std::make_unique<SshChannel>(host.name, loop_, last, threads_));
+    }
+    if (!last->failed->needs_openssh.empty()) {
+      reason = last->failed->needs_openssh + " in the SSH configuration";
+      co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason));
+    }
+    // Nothing else is tried twice: servers lock out who fails to log in again and again.
+    if (!last->failed->closed_early || tries >= kMostTries) co_return last->failed->error;
+    const auto jitter = std::uniform_real_distribution<double>(0.5, 1.5)(random_);
+    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause * jitter);
+    if (until >= deadline) co_return last->failed->error;
+    asio::steady_timer timer(loop_, until);
+    co_await timer.async_wait(kUseTuple);
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    if (state.cancelled() != asio::cancellation_type::none) {
+      co_return Error{ErrorCode::kCancelled, host.name + ": cancelled", 0};
+    }
+    pause = std::min(pause * 2, std::chrono::milliseconds(2000));
+  }
+}
+
+Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
+                                                                      std::vector<std::string> argv,
+                                                                      Deadline deadline, std::string reason) {
+  if (told_.insert(reason).second && options_.notice) {
+    options_.notice(host.name + ": reached through the program " + options_.ssh_program + ", because of " +
+                    reason + " (and so are other hosts for which this is so)");
+  }
+  return openssh_.open(std::move(host), std::move(argv), deadline);
+}
+
+Awaitable<Result<SshShell::Slot>> SshShell::acquire(const SshTarget& target) {
+  // The first address stands for the host: a name with several addresses is one server to its own limits.
+  std::shared_ptr<Window>& entry = windows_[target.endpoints.front().text];
+  if (!entry) entry = std::make_shared<Window>();
+  const std::shared_ptr<Window> window = entry;
+  if (window->used < options_.window) co_return Slot(window);
+  auto turn = std::make_shared<asio::steady_timer>(loop_, target.deadline);
+  window->waiting.push_back(turn);
+  std::optional<Error> failure;
+  while (window->used >= options_.window && !failure) {
+    co_await turn->async_wait(kUseTuple);
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    if (state.cancelled() != asio::cancellation_type::none) {
+      failure = Error{ErrorCode::kCancelled, target.label + ": cancelled", 0};
+    } else if (Clock::now() >= target.deadline) {
+      failure = Error{ErrorCode::kTimeout,
+                      target.label + ": the other logins at " + target.endpoints.front().text +
+                          " took until the start limit",
+                      0};
+    }
+  }
+  window->waiting.erase(std::find(window->waiting.begin(), window->waiting.end(), turn));
+  if (failure) {
+    // Whoever is next must not sleep on with a free place.
+    if (window->used < options_.window && !window->waiting.empty()) window->waiting.front()->cancel();
+    co_return *failure;
+  }
+  co_return Slot(window);
+}
+
+Awaitable<void> SshShell::attempt(std::shared_ptr<Attempt> attempt, SshTarget target) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  // Called on an I/O thread; what they set belongs to the loop.
+  SshSession::Events events;
+  const asio::any_io_executor loop = loop_;
+  events.logged_in = [loop, attempt] { asio::post(loop, [attempt] { attempt->slot.reset(); }); };
+  events.opened = [loop, attempt](SshOpened opened) {
+    asio::post(loop, [attempt, opened = std::move(opened)]() mutable {
+      attempt->opened = std::move(opened);
+      attempt->changed.cancel();
+    });
+  };
+  events.failed = [loop, attempt](SshFailure failed) {
+    asio::post(loop, [attempt, failed = std::move(failed)]() mutable {
+      attempt->slot.reset();
+      attempt->failed = std::move(failed);
+      attempt->changed.cancel();
+    });
+  };
+  events.ended = [loop, attempt](ChannelEnd end) {
+    asio::post(loop, [attempt, end = std::move(end)]() mutable {
+      attempt->ended = std::move(end);
+      attempt->changed.cancel();
+    });
+  };
+  const std::string label = target.label;
+  attempt->session = threads().add(std::move(target), std::move(events));
+  threads().start(attempt->session);
+  while (!attempt->opened && !attempt->failed) {
+    co_await attempt->changed.async_wait(kUseTuple);
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    if (state.cancelled() == asio::cancellation_type::none) continue;
+    threads().close(attempt->session);
+    attempt->slot.reset();
+    attempt->opened.reset();
+    attempt->failed = SshFailure{Error{ErrorCode::kCancelled, label + ": cancelled", 0}, false, {}};
+  }
+}
+
+}  // namespace ddp::remote

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "remote/command_shell.h"
+#include "remote/known_hosts.h"
+#include "remote/remote_shell.h"
+#include "remote/resolver.h"
+#include "remote/ssh_config_source.h"
+
+namespace ddp::remote {
+
+struct SshTarget;
+class SshThreads;
+
+struct SshShellOptions {
+  std::string config;  ///< as `ssh -F FILE`; empty: the user's and the system's
+  bool accept_new_host_keys = false;
+  std::string ssh_program =
+      "ssh";                ///< asked for the configuration, and used for hosts that libssh cannot serve
+  unsigned io_threads = 0;  ///< 0: one for each CPU, at most 4
+  /// Logins under way at once at one address and port; servers drop connections beyond MaxStartups (10 by
+  /// default).
+  unsigned window = 16;
+  /// Told once for each reason why a host goes through the ssh program. May be empty.
+  std::function<void(const std::string&)> notice;
+};
+
+/// Runs commands through libssh: many non-blocking sessions on a few I/O threads, about 2 ms of CPU a host.
+/// The user's configuration, keys, ssh-agent and known_hosts count as for the ssh program, which also serves,
+/// by itself, the hosts whose configuration libssh cannot (docs/ssh.md). Loop thread only; destroyed before
+/// the loop, and channels it gave may outlive it.
+class SshShell final : public RemoteShell {
+ public:
+  SshShell(asio::any_io_executor loop, SshShellOptions options);
+  ~SshShell() override;
+
+  Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
+                                                   Deadline deadline) override;
+
+  /// How often `ssh -G` was run.
+  int configuration_questions() const { return configs_->questions(); }
+
+ private:
+  struct Attempt;
+  struct Window;
+  class Slot;
+  class SshChannel;
+  struct Files;
+
+  Awaitable<Result<Slot>> acquire(const SshTarget& target);
+  Awaitable<void> attempt(std::shared_ptr<Attempt> attempt, SshTarget target);
+  Awaitable<Result<std::unique_ptr<Channel>>> through_openssh(Host host, std::vector<std::string> argv,
+                                                              Deadline deadline, std::string reason);
+  std::string prepare(const Host& host, SshTarget& target);
+  const KnownHosts& known_hosts(const std::vector<std::string>& files);
+  SshThreads& threads();
+
+  asio::any_io_executor loop_;
+  SshShellOptions options_;
+  std::shared_ptr<SshConfigSource> configs_;
+  Resolver resolver_;
+  CommandShell openssh_;
+  std::unique_ptr<Files> files_;
+  std::shared_ptr<SshThreads> threads_;
+  std::map<std::string, std::shared_ptr<Window>> windows_;  ///< by address and port
+  std::set<std::string> told_;
+  std::mt19937 random_;
+};
+
+}  // namespace ddp::remote

@@ -1,0 +1,76 @@
+#include "remote/ssh_threads.h"
+
+#include <pthread.h>
+
+#include <csignal>
+#include <utility>
+
+namespace ddp::remote {
+
+struct SshThreads::Worker {
+  asio::io_context io{1};
+  asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
+  std::vector<std::weak_ptr<SshSession>> sessions;  ///< on this thread
+  std::thread thread;
+};
+
+SshThreads::SshThreads(unsigned count) {
+  for (unsigned i = 0; i < count + 1; ++i)
+    workers_.push_back(std::make_unique<Worker>());
+}
+
+void SshThreads::run(Worker& worker) {
+  if (worker.thread.joinable()) return;
+  // Signals are the loop's business: the new thread inherits that all are blocked.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  worker.thread = std::thread([&worker] { worker.io.run(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+SshThreads::~SshThreads() {
+  for (const auto& worker : workers_) {
+    asio::post(worker->io, [&worker = *worker] {
+      for (const auto& weak : worker.sessions) {
+        if (const auto session = weak.lock()) session->close();
+      }
+      worker.io.stop();
+    });
+  }
+  // A session that waits for an ssh-agent was cut off by its own thread, so the agents' thread, which is
+  // last, ends too.
+  for (const auto& worker : workers_) {
+    if (worker->thread.joinable()) worker->thread.join();
+  }
+  // The agents' loop goes first: what is queued there may hold the last reference to a session of the others.
+  while (!workers_.empty())
+    workers_.pop_back();
+}
+
+std::shared_ptr<SshSession> SshThreads::add(SshTarget target, SshSession::Events events) {
+  const std::size_t index = next_++ % (workers_.size() - 1);
+  Worker& worker = *workers_[index];
+  run(worker);
+  if (!target.agent_socket.empty()) run(*workers_.back());
+  auto session =
+      std::make_shared<SshSession>(worker.io, workers_.back()->io, std::move(target), std::move(events));
+  session->set_home(index);
+  // The worker reads the list when all ends, so it is changed there.
+  asio::post(worker.io, [&worker, weak = std::weak_ptr<SshSession>(session)] {
+    std::erase_if(worker.sessions, [](const std::weak_ptr<SshSession>& one) { return one.expired(); });
+    worker.sessions.push_back(weak);
+  });
+  return session;
+}
+
+void SshThreads::start(const std::shared_ptr<SshSession>& session) {
+  asio::post(workers_[session->home()]->io, [session] { session->start(); });
+}
+
+void SshThreads::close(const std::shared_ptr<SshSession>& session) {
+  asio::post(workers_[session->home()]->io, [session] { session->close(); });
+}
+
+}  // namespace ddp::remote
