@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""The man pages and --help name the same options.
+
+usage: man_test.py BIN_DIR
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+BIN = pathlib.Path(sys.argv.pop())
+MAN = pathlib.Path(__file__).resolve().parents[2] / "docs/man"
+LONG_OPTION = r"--[a-z][a-z-]+"
+
+
+def options_of_help(program):
+    text = subprocess.run([BIN / program, "--help"], check=True, text=True, stdout=subprocess.PIPE).stdout
+    return set(re.findall(rf"(?m)^ +(?:-\w, ?)?({LONG_OPTION})", text))
+
+
+def options_of_page(program):
+    """Options that have a paragraph of their own: the line behind .TP."""
+    page = (MAN / f"{program}.1").read_text().replace("\\-", "-")
+    heads = re.findall(r"(?m)^\.TP\n\.B[IR]? (.*)$", page)
+    return {name for head in heads for name in re.findall(LONG_OPTION, head)}
+
+
+class Man(unittest.TestCase):
+    def test_pages_and_help_name_the_same_options(self):
+        for program in ("ddplaunch", "train"):
+            with self.subTest(program):
+                self.assertEqual(sorted(options_of_page(program)), sorted(options_of_help(program)))
+
+    def test_every_program_has_a_page(self):
+        self.assertEqual({page.stem for page in MAN.glob("*.1")}, {"ddplaunch", "ddplaunchd", "train"})
+
+
+if __name__ == "__main__":
+    unittest.main()
