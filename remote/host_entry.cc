@@ -149,7 +149,8 @@ void EntryReader::read_attribute() {
     return;
   }
   ++at_;
-  skip_blanks();
+  // Open MPI writes "slots = 4"; "env:A= b=1" is an empty value.
+  if (at_ - 1 > key_end) skip_blanks();
   const bool env = key.starts_with(kEnvPrefix);
   const auto found = std::find_if(kKeyNames.begin(), kKeyNames.end(),
                                   [&](const KeyName& known) { return known.name == key; });

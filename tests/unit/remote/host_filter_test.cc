@@ -1,0 +1,114 @@
+#include "remote/host_filter.h"
+
+#include "remote/hostfile.h"
+#include "tests/support/catch.h"
+
+using ddp::remote::filter_hosts;
+using ddp::remote::Host;
+using ddp::remote::Mistake;
+using ddp::remote::parse_hostfile;
+using Texts = std::vector<std::string>;
+
+namespace {
+
+const std::string kFile = "gpu01 slots=4\ngpu02 slots=4\ngpu03 slots=2 gpus=5,7\nplain\n[::1]:2\n";
+
+// "gpu01:2(0,2) gpu02:4"
+std::string filtered(const std::string& include, const std::string& exclude,
+                     const std::string& file = kFile) {
+  auto kept = filter_hosts(*parse_hostfile(file, "hosts"), include, exclude);
+  if (!kept) {
+    for (const Mistake& mistake : kept.error().list)
+      UNSCOPED_INFO(to_text(mistake));
+  }
+  REQUIRE(kept.has_value());
+  std::string text;
+  for (const Host& host : *kept) {
+    text += (text.empty() ? "" : " ") + host.name + (host.slots ? ':' + std::to_string(*host.slots) : "");
+    std::string devices;
+    for (const std::string& device : host.devices)
+      devices += (devices.empty() ? "" : ",") + device;
+    if (!devices.empty()) text += '(' + devices + ')';
+  }
+  return text;
+}
+
+Texts refused(const std::string& include, const std::string& exclude, const std::string& file = kFile) {
+  auto kept = filter_hosts(*parse_hostfile(file, "hosts"), include, exclude);
+  REQUIRE_FALSE(kept.has_value());
+  Texts texts;
+  for (const Mistake& mistake : kept.error().list)
+    texts.push_back(to_text(mistake));
+  return texts;
+}
+
+}  // namespace
+
+TEST_CASE("No filter keeps all") {
+  CHECK(filtered("", "") == "gpu01:4 gpu02:4 gpu03:2(5,7) plain ::1:2");
+}
+
+TEST_CASE("Include keeps hosts and slots, in the order of the file") {
+  CHECK(filtered("gpu02@gpu01", "") == "gpu01:4 gpu02:4");
+  CHECK(filtered("gpu02:0,2@gpu01", "") == "gpu01:4 gpu02:2(0,2)");
+  CHECK(filtered("gpu02:2,0", "") == "gpu02:2(0,2)");
+  CHECK(filtered("gpu02:1-3", "") == "gpu02:3(1,2,3)");
+  CHECK(filtered("gpu[01-02]:0,1", "") == "gpu01:2(0,1) gpu02:2(0,1)");
+  CHECK(filtered("GPU01", "") == "gpu01:4");
+  CHECK(filtered("[::1]:1", "") == "::1:1(1)");
+  CHECK(filtered("::1", "") == "::1:2");
+}
+
+TEST_CASE("Entries for one host add up") {
+  CHECK(filtered("gpu01:0@gpu01:3", "") == "gpu01:2(0,3)");
+  CHECK(filtered("gpu01:0@gpu01", "") == "gpu01:4");
+}
+
+TEST_CASE("A host without slots takes any slot, and has then as many") {
+  CHECK(filtered("plain:0,6", "") == "plain:2(0,6)");
+  CHECK(filtered("plain", "") == "plain");
+}
+
+TEST_CASE("Slots count the devices of gpus=") {
+  CHECK(filtered("gpu03:1", "") == "gpu03:1(7)");
+}
+
+TEST_CASE("Exclude leaves hosts and slots out") {
+  CHECK(filtered("", "gpu01@gpu03@plain@::1") == "gpu02:4");
+  CHECK(filtered("", "gpu01:0@gpu[02-03]@plain@[::1]") == "gpu01:3(1,2,3)");
+  CHECK(filtered("", "gpu01:0-3@gpu02@plain@::1") == "gpu03:2(5,7)");
+  CHECK(filtered("", "gpu03:0@gpu01@gpu02@plain@::1") == "gpu03:1(7)");
+}
+
+TEST_CASE("What cannot be filtered") {
+  CHECK(refused("gpu01", "gpu02") ==
+        Texts{"--include and --exclude cannot be used together; one of them says it all"});
+  CHECK(refused("gpu01@gpu5", "") ==
+        Texts{"--include, column 7: host gpu5 is not in hosts; did you mean gpu01?"});
+  CHECK(refused("", "zebra") == Texts{"--exclude, column 1: host zebra is not in hosts"});
+  CHECK(refused("gpu01:4", "") ==
+        Texts{"--include, column 1: gpu01 has no slot 4: slots=4 in hosts:1 makes 0 to 3"});
+  CHECK(refused("", "gpu01:0,9@gpu02:x") ==
+        Texts{"--exclude, column 1: gpu01 has no slot 9: slots=4 in hosts:1 makes 0 to 3",
+              "--exclude, column 17: \"x\" is not a slot number; slots are numbered from 0"});
+  CHECK(refused("a", "", "b slots=1\n") ==
+        Texts{"--include, column 1: host a is not in hosts; did you mean b?"});
+  CHECK(refused("b:1", "", "b slots=1\n") ==
+        Texts{"--include, column 1: b has no slot 1: slots=1 in hosts:1 makes 0"});
+  CHECK(refused("", "plain:0") ==
+        Texts{"--exclude: slots of plain cannot be left out, for hosts:4 does not say how many "
+              "it has; add slots=N there"});
+  CHECK(refused("", "gpu[01-03]@plain@::1") == Texts{"--exclude: no host is left to run on"});
+}
+
+TEST_CASE("Wrong forms") {
+  CHECK(refused("gpu01@", "") ==
+        Texts{"--include, column 7: a host is missing; the form is gpu01:0,2@gpu02"});
+  CHECK(refused("gpu01:", "") == Texts{"--include, column 7: empty entry in a list of devices"});
+  CHECK(refused("gpu01:3-1", "") == Texts{"--include, column 7: range 3-1 runs backwards; write 1-3"});
+  CHECK(refused("gpu[01", "") == Texts{"--include, column 4: [ without ]"});
+  CHECK(refused("gpu01 gpu02", "") ==
+        Texts{"--include, column 6: byte 0x20 does not belong into a host name"});
+  CHECK(refused("[::1]x", "") ==
+        Texts{"--include, column 6: expected ':' and slots behind the host, as in gpu01:0,2"});
+}

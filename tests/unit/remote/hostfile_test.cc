@@ -1,0 +1,277 @@
+#include "remote/hostfile.h"
+
+#include <algorithm>
+
+#include "tests/support/catch.h"
+
+using ddp::remote::Host;
+using ddp::remote::kMaxMistakes;
+using ddp::remote::Mistake;
+using ddp::remote::parse_host_list;
+using ddp::remote::parse_hostfile;
+using Texts = std::vector<std::string>;
+using Env = std::vector<std::pair<std::string, std::string>>;
+
+namespace {
+
+std::vector<Host> hosts_of(const std::string& text) {
+  auto parsed = parse_hostfile(text, "hosts");
+  if (!parsed) {
+    for (const Mistake& mistake : parsed.error().list)
+      UNSCOPED_INFO(to_text(mistake));
+  }
+  REQUIRE(parsed.has_value());
+  return *parsed;
+}
+
+Texts texts_of(const std::vector<Mistake>& mistakes) {
+  Texts texts;
+  for (const Mistake& mistake : mistakes)
+    texts.push_back(to_text(mistake));
+  return texts;
+}
+
+Texts mistakes_of(const std::string& text) {
+  auto parsed = parse_hostfile(text, "hosts");
+  REQUIRE_FALSE(parsed.has_value());
+  return texts_of(parsed.error().list);
+}
+
+// name:slots words, "name" without slots.
+std::string brief(const std::vector<Host>& hosts) {
+  std::string text;
+  for (const Host& host : hosts) {
+    text += (text.empty() ? "" : " ") + host.name + (host.slots ? ':' + std::to_string(*host.slots) : "");
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("Files of DeepSpeed, MPI and Horovod are read as they are") {
+  CHECK(brief(hosts_of("worker-1 slots=4\nworker-2 slots=8\n")) == "worker-1:4 worker-2:8");
+  CHECK(brief(hosts_of("worker-1:4\nworker-2:8")) == "worker-1:4 worker-2:8");
+  CHECK(brief(hosts_of("10.0.0.1\n10.0.0.2\n")) == "10.0.0.1 10.0.0.2");
+  CHECK(brief(hosts_of("# Open MPI\naa slots=2 max_slots=4\nbb slots = 2   max-slots = 2 # both\n")) ==
+        "aa:2 bb:2");
+  CHECK(brief(hosts_of("aa cpu=2\nbb count=3\n")) == "aa:2 bb:3");
+  CHECK(hosts_of("aa username=me\n")[0].user == "me");
+}
+
+TEST_CASE("Comments, blank lines, tabs, CR LF and a byte order mark") {
+  CHECK(brief(hosts_of(
+            "\xEF\xBB\xBF# all\r\n\r\n  gpu01\tslots=8 # first\r\n\t\r\ngpu02 slots=4#x\r\n   # end")) ==
+        "gpu01:8 gpu02:4");
+  CHECK(brief(hosts_of("gpu01#comment\ngpu02:2#comment slots=4x\n")) == "gpu01 gpu02:2");
+}
+
+TEST_CASE("Every key") {
+  const Host host = hosts_of(
+      "alice@gpu01 slots=8 port=2222 address=10.0.0.7 identity=~/.ssh/id_lab chdir=/data/x "
+      "gpus=0,2 env:NCCL_DEBUG=INFO env:EMPTY= env:TEXT=\"a b#\\\"c\\\\\" max_slots=9 # end")[0];
+  CHECK(host.name == "gpu01");
+  CHECK(host.user == "alice");
+  CHECK(host.slots == 8);
+  CHECK(host.max_slots == 9);
+  CHECK(host.port == 2222);
+  CHECK(host.address == "10.0.0.7");
+  CHECK(host.identity == "~/.ssh/id_lab");
+  CHECK(host.chdir == "/data/x");
+  CHECK(host.devices == Texts{"0", "2"});
+  CHECK(host.env == Env{{"NCCL_DEBUG", "INFO"}, {"EMPTY", ""}, {"TEXT", "a b#\"c\\"}});
+  CHECK(hosts_of("gpu01 user=bob")[0].user == "bob");
+  CHECK(hosts_of("bob@lab.example@gpu01")[0].user == "bob@lab.example");
+}
+
+TEST_CASE("A place is where the host stands") {
+  const std::vector<Host> hosts = hosts_of("# one\n\n  gpu[1-2]\n");
+  REQUIRE(hosts.size() == 2);
+  CHECK(hosts[1].place.file == "hosts");
+  CHECK(hosts[1].place.line == 3);
+  CHECK(hosts[1].place.column == 3);
+}
+
+TEST_CASE("Ranges give every host the keys of the line") {
+  const std::vector<Host> hosts = hosts_of("ops@gpu[01-03,20] slots=8 port=2200 env:A=1\nlast\n");
+  CHECK(brief(hosts) == "gpu01:8 gpu02:8 gpu03:8 gpu20:8 last");
+  CHECK(hosts[3].port == 2200);
+  CHECK(hosts[3].user == "ops");
+  CHECK(hosts[3].env == Env{{"A", "1"}});
+  CHECK(brief(hosts_of("gpu[1-2]:4")) == "gpu1:4 gpu2:4");
+  const std::vector<Host> addressed = hosts_of("gpu[1-3] address=10.0.0.[11-13]");
+  CHECK(addressed[2].address == "10.0.0.13");
+}
+
+TEST_CASE("gpus= without slots makes as many slots") {
+  CHECK(hosts_of("gpu01 gpus=0-3")[0].slots == 4);
+  CHECK(hosts_of("gpu01 gpus=0-3 slots=2")[0].slots == 2);
+}
+
+TEST_CASE("IPv6") {
+  CHECK(brief(hosts_of("[::1]:8\n2001:db8::7\n[2001:db8::8]\n")) == "::1:8 2001:db8::7 2001:db8::8");
+  CHECK(hosts_of("gpu01 address=fe80::1%eth0")[0].address == "fe80::1%eth0");
+  CHECK(hosts_of("gpu01 address=[fe80::1]")[0].address == "fe80::1");
+  CHECK(hosts_of("me@[::1]:2")[0].user == "me");
+  CHECK(mistakes_of("[::g]:8") == Texts{"hosts:1:2: \"::g\" is not an IPv6 address"});
+  CHECK(mistakes_of("[::1]8") ==
+        Texts{"hosts:1:6: unexpected \"8\" behind the address; slots are written [::1]:8"});
+  CHECK(mistakes_of("a:b:c") ==
+        Texts{"hosts:1:1: \"a:b:c\" is neither host:slots nor an IPv6 address; with slots write [::1]:8"});
+}
+
+TEST_CASE("Bad slots") {
+  const std::string is_not = " is not a number of slots (a whole number from 1 to 65535)";
+  CHECK(mistakes_of("gpu01 slots=4x") == Texts{"hosts:1:13: slots=4x: \"4x\"" + is_not});
+  CHECK(mistakes_of("gpu01 slots=0") == Texts{"hosts:1:13: slots=0: \"0\"" + is_not});
+  CHECK(mistakes_of("gpu01 slots=-2") == Texts{"hosts:1:13: slots=-2: \"-2\"" + is_not});
+  CHECK(mistakes_of("gpu01 slots=65536") == Texts{"hosts:1:13: slots=65536: \"65536\"" + is_not});
+  CHECK(mistakes_of("gpu01 slots=99999999999999999999") ==
+        Texts{"hosts:1:13: slots=99999999999999999999: \"99999999999999999999\"" + is_not});
+  CHECK(mistakes_of("gpu01:4x") == Texts{"hosts:1:7: \"4x\"" + is_not});
+  CHECK(mistakes_of("gpu01:") == Texts{"hosts:1:7: \"\"" + is_not});
+  CHECK(mistakes_of("gpu01 slots=") == Texts{"hosts:1:13: slots= has no value"});
+  CHECK(mistakes_of("gpu01 slots=4 slots=4") == Texts{"hosts:1:15: slots is given twice for this host"});
+  CHECK(mistakes_of("gpu01:4 slots=4") == Texts{"hosts:1:9: slots is given twice for this host"});
+  CHECK(mistakes_of("gpu01 slots=4 max_slots=2") == Texts{"hosts:1:1: max_slots=2 is less than slots=4"});
+}
+
+TEST_CASE("Unknown and later keys") {
+  CHECK(mistakes_of("gpu01 slot=8") == Texts{"hosts:1:7: unknown key slot; did you mean slots?"});
+  CHECK(mistakes_of("gpu01 Slots=8") == Texts{"hosts:1:7: unknown key Slots; did you mean slots?"});
+  CHECK(mistakes_of("gpu01 prot=22") == Texts{"hosts:1:7: unknown key prot; did you mean port?"});
+  CHECK(mistakes_of("gpu01 ifhn=ib0") == Texts{"hosts:1:7: unknown key ifhn; known are slots, port, user, "
+                                               "address, identity, chdir, gpus, max_slots, "
+                                               "env:NAME"});
+  CHECK(mistakes_of("gpu01 jump=bastion") == Texts{"hosts:1:7: the key jump is not in this release yet"});
+  CHECK(mistakes_of("gpu01 wrapper=\"docker exec -i x\"") ==
+        Texts{"hosts:1:7: the key wrapper is not in this release yet"});
+  CHECK(mistakes_of("gpu01 =8") == Texts{"hosts:1:7: a key is missing before ="});
+}
+
+TEST_CASE("Words that are no pairs") {
+  CHECK(mistakes_of("gpu01 8") == Texts{"hosts:1:7: unexpected word \"8\"; did you mean slots=8?"});
+  CHECK(mistakes_of("gpu01 gpu02") ==
+        Texts{"hosts:1:7: unexpected word \"gpu02\"; behind the host stand pairs like slots=8"});
+  CHECK(mistakes_of("slots=8") == Texts{"hosts:1:1: the host's name is missing before \"slots=8\""});
+  CHECK(mistakes_of("gpu01,gpu02") ==
+        Texts{"hosts:1:6: ',' does not belong into a host name; a range is gpu[01,03]"});
+}
+
+TEST_CASE("Bad values of the other keys") {
+  CHECK(mistakes_of("a port=0") == Texts{"hosts:1:8: port=0: \"0\" is not a port number from 1 to 65535"});
+  CHECK(mistakes_of("a port=ssh") ==
+        Texts{"hosts:1:8: port=ssh: \"ssh\" is not a port number from 1 to 65535"});
+  CHECK(mistakes_of("a chdir=data") == Texts{"hosts:1:9: chdir=data: a path on the node must begin with /"});
+  CHECK(mistakes_of("a gpus=0,0") == Texts{"hosts:1:10: 0 is given twice"});
+  CHECK(mistakes_of("a address=-oProxyCommand") ==
+        Texts{"hosts:1:11: \"-oProxyCommand\" is neither a host name nor an address"});
+  CHECK(mistakes_of("a env:1A=x") == Texts{"hosts:1:7: \"1A\" is not the name of an environment variable"});
+  CHECK(mistakes_of("a env:A=x env:A=y") == Texts{"hosts:1:11: env:A is given twice for this host"});
+  CHECK(mistakes_of("x@a user=y") == Texts{"hosts:1:5: user is given twice for this host"});
+  CHECK(mistakes_of("-x@a") == Texts{"hosts:1:1: \"-x\" is not a user name"});
+  CHECK(mistakes_of("a user=$(id)") == Texts{"hosts:1:8: \"$(id)\" is not a user name"});
+  CHECK(mistakes_of("gpu[1-3] address=10.0.0.1") == Texts{"hosts:1:18: 3 hosts, but 1 address"});
+  CHECK(mistakes_of("gpu[1-2] address=10.0.0.[1-3]") == Texts{"hosts:1:18: 2 hosts, but 3 addresses"});
+}
+
+TEST_CASE("Quotes") {
+  CHECK(mistakes_of("a env:A=\"x") == Texts{"hosts:1:9: the quote is not closed"});
+  CHECK(mistakes_of("a env:A=\"x\"y port=0") ==
+        Texts{"hosts:1:12: a blank is missing behind the closing quote",
+              "hosts:1:19: port=0: \"0\" is not a port number from 1 to 65535"});
+  CHECK(mistakes_of("a env:A=x\"y\"") ==
+        Texts{"hosts:1:10: a quote inside a value; put all of the value into quotes: env:A=\"…\""});
+  // A '#' may be meant: never cut silently.
+  CHECK(mistakes_of("a env:COLOUR=x#fff") ==
+        Texts{"hosts:1:15: '#' inside a value; put the value into quotes, or a blank before the comment"});
+  CHECK(hosts_of("a env:COLOUR=\"#fff\" # white")[0].env == Env{{"COLOUR", "#fff"}});
+}
+
+TEST_CASE("Stray characters") {
+  CHECK(mistakes_of("gpu$1") == Texts{"hosts:1:4: '$' does not belong into a host name"});
+  CHECK(mistakes_of("-oProxyCommand=x") == Texts{"hosts:1:1: a host name cannot begin with '-'"});
+  CHECK(mistakes_of("gpu01\xC2\xA0slots=8") ==
+        Texts{"hosts:1:6: byte 0xc2 does not belong into a host name"});
+  CHECK(mistakes_of(std::string("gpu\0x", 5)) == Texts{"hosts:1:4: stray control character (byte 0)"});
+  CHECK(mistakes_of("gpu01 slots=8\vx") == Texts{"hosts:1:14: stray control character (byte 11)"});
+  CHECK(brief(hosts_of("gpu01 # caf\xC3\xA9 \x01 \"\n")) == "gpu01");
+  CHECK(mistakes_of("\xFF\xFEg\0") ==
+        Texts{"hosts:1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII"});
+  CHECK(mistakes_of("@gpu01") == Texts{"hosts:1:1: \"\" is not a user name"});
+  CHECK(mistakes_of("me@") == Texts{"hosts:1:4: the host's name is missing"});
+}
+
+TEST_CASE("Columns count characters, not bytes") {
+  CHECK(mistakes_of("a env:X=\xC3\xA9\xC3\xA9 slots=0") ==
+        Texts{"hosts:1:18: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)"});
+}
+
+TEST_CASE("A host twice names the first place") {
+  CHECK(mistakes_of("gpu01 slots=4\n\ngpu01 slots=4\n") ==
+        Texts{"hosts:3:1: host gpu01 is listed twice (first on line 1); give each host one entry with all of "
+              "its slots"});
+  CHECK(mistakes_of("gpu[01-16]\ngpu[08-10]\n") == Texts{"hosts:2:1: host gpu08 and 2 more of this range are "
+                                                         "listed twice (first on line 1); give each host one "
+                                                         "entry with all of its slots"});
+  CHECK(mistakes_of("gpu[1,1]") ==
+        Texts{"hosts:1:1: host gpu1 is listed twice (first on line 1); give each host one "
+              "entry with all of its slots"});
+  // ssh and the resolver do not tell the case of letters.
+  CHECK(mistakes_of("GPU01\ngpu01").size() == 1);
+  CHECK(mistakes_of("me@gpu01\nyou@gpu01").size() == 1);
+}
+
+TEST_CASE("No hosts") {
+  const Texts none = {"hosts: no hosts in this file; write one host a line, for instance: gpu01 slots=8"};
+  CHECK(mistakes_of("") == none);
+  CHECK(mistakes_of("\n# gpu01 slots=8\n\n") == none);
+}
+
+TEST_CASE("All mistakes of a file at once, in its order") {
+  CHECK(mistakes_of("a slots=0\nb slots=4x port=70000\n\nc what=1\na\n[1-2\n") ==
+        Texts{"hosts:1:9: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)",
+              "hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",
+              "hosts:2:17: port=70000: \"70000\" is not a port number from 1 to 65535",
+              "hosts:4:3: unknown key what; known are slots, port, user, address, identity, chdir, gpus, "
+              "max_slots, "
+              "env:NAME",
+              "hosts:6:1: [ without ]"});
+}
+
+TEST_CASE("A file that is no hostfile is not listed line by line") {
+  std::string text;
+  for (int i = 0; i < 5000; ++i)
+    text += "int main() {\n";
+  CHECK(mistakes_of(text).size() == kMaxMistakes);
+}
+
+TEST_CASE("Limits") {
+  CHECK(hosts_of("n[1-100000]").size() == 100'000);
+  CHECK(mistakes_of("n[1-100000]\nlast\n") == Texts{"hosts:2:1: more than 100000 hosts"});
+  CHECK(mistakes_of("gpu[16-01]") == Texts{"hosts:1:5: range 16-01 runs backwards; write 01-16"});
+  CHECK(mistakes_of("gpu[1-200000]") == Texts{"hosts:1:5: range 1-200000 has more than 100000 entries"});
+  CHECK(mistakes_of("a\n" + std::string(20'000, 'x')) ==
+        Texts{"hosts:2:16385: the line is longer than 16384 bytes"});
+}
+
+TEST_CASE("--host has the same grammar with commas") {
+  auto parsed = parse_host_list("a:4,b:4,c[1-2,5]:2, me@d slots=3 gpus=\"0,2\" ,[::1]:8", "--host");
+  REQUIRE(parsed.has_value());
+  CHECK(brief(*parsed) == "a:4 b:4 c1:2 c2:2 c5:2 d:3 ::1:8");
+  CHECK((*parsed)[5].devices == Texts{"0", "2"});
+  CHECK((*parsed)[5].place.file == "--host");
+  CHECK((*parsed)[5].place.line == 0);
+
+  auto mistakes = [](const std::string& text) {
+    return texts_of(parse_host_list(text, "--host").error().list);
+  };
+  CHECK(mistakes("a:4,b:x,,a") ==
+        Texts{"--host, column 7: \"x\" is not a number of slots (a whole number from 1 to 65535)",
+              "--host, column 9: a host is missing",
+              "--host, column 10: host a is listed twice (first at column 1); give each host one entry with "
+              "all of its "
+              "slots"});
+  CHECK(mistakes("") == Texts{"--host, column 1: a host is missing"});
+  CHECK(mistakes("a # b") == Texts{"--host, column 3: a comment has no place here"});
+  CHECK(mistakes("a\nb") == Texts{"--host, column 2: stray control character"});
+}

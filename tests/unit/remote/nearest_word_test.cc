@@ -1,0 +1,26 @@
+#include "remote/nearest_word.h"
+
+#include "tests/support/catch.h"
+
+using ddp::remote::edit_distance;
+using ddp::remote::nearest_word;
+
+TEST_CASE("Edit distance counts insertions, deletions, replacements and swaps") {
+  CHECK(edit_distance("", "") == 0);
+  CHECK(edit_distance("", "abc") == 3);
+  CHECK(edit_distance("port", "port") == 0);
+  CHECK(edit_distance("prot", "port") == 1);
+  CHECK(edit_distance("slot", "slots") == 1);
+  CHECK(edit_distance("kitten", "sitting") == 3);
+}
+
+TEST_CASE("The nearest word, when one is near enough") {
+  CHECK(nearest_word("slot", {"port", "slots"}) == "slots");
+  CHECK(nearest_word("hostfil", {"host", "hostfile"}) == "hostfile");
+  CHECK(nearest_word("nproc", {"nnodes", "nproc-per-node"}) == "nproc-per-node");
+  CHECK(nearest_word("ssh", {"ssh-config", "ssh-command"}).empty());
+  CHECK(nearest_word("zebra", {"host", "hostfile"}).empty());
+  CHECK(nearest_word("", {"a"}).empty());
+  CHECK(nearest_word(std::string(1000, 'x'), {"a"}).empty());
+  CHECK(nearest_word("b", {}).empty());
+}

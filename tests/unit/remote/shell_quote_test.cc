@@ -1,0 +1,136 @@
+#include "remote/shell_quote.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "tests/support/catch.h"
+
+using ddp::ErrorCode;
+using ddp::UniqueFd;
+using ddp::remote::shell_quote;
+using ddp::remote::split_words;
+using Words = std::vector<std::string>;
+
+namespace {
+
+bool installed(const std::string& program) {
+  const char* path = std::getenv("PATH");
+  std::string rest = path != nullptr ? path : "/usr/bin:/bin";
+  while (!rest.empty()) {
+    const std::size_t colon = std::min(rest.find(':'), rest.size());
+    if (::access((rest.substr(0, colon) + '/' + program).c_str(), X_OK) == 0) return true;
+    rest.erase(0, std::min(colon + 1, rest.size()));
+  }
+  return false;
+}
+
+// What `shell… line` writes.
+std::string output_of(Words shell, const std::string& line) {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  UniqueFd read_end(ends[0]);
+  UniqueFd write_end(ends[1]);
+  shell.push_back(line);
+  std::vector<char*> argv;
+  for (std::string& word : shell)
+    argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    ::dup2(write_end.get(), 1);
+    ::execvp(argv[0], argv.data());
+    ::_exit(127);
+  }
+  write_end.reset();
+  std::string text;
+  std::array<char, 4096> buffer;
+  for (ssize_t got; (got = ::read(read_end.get(), buffer.data(), buffer.size())) > 0;) {
+    text.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  return text;
+}
+
+// Each word between angle brackets, written by a program that the shell starts.
+void check_shell(const Words& shell, const Words& words) {
+  CAPTURE(shell.front());
+  Words command = {"/usr/bin/printf", "<%s>"};
+  std::string expected;
+  for (const std::string& word : words) {
+    command.push_back(word);
+    expected += '<' + word + '>';
+  }
+  const auto line = shell_quote(command);
+  REQUIRE(line.has_value());
+  CAPTURE(*line);
+  CHECK(output_of(shell, *line) == expected);
+}
+
+// Every character that means something to one of the shells, alone, in front, behind and between.
+Words difficult_words() {
+  Words words = {"plain", "",    "two words", "it's",  "a!b",  "!!",    "a\\b", "\\",    "\\\\",
+                 "'",     "\"",  "a\\'b!'\\", "$HOME", "`id`", "$(id)", "~",    "~root", "*",
+                 "?",     "[a]", "{a,b}",     "{}",    "a=b",  "=ls",   "%1",   "@",     "#x",
+                 "a#b",   "a^b", "^x^y",      "a;b",   "a&b",  "a|b",   "(a)",  "<a>",   "\ttab ",
+                 "-n",    "--",  "h\xC3\xA9", "a%%b",  "50%"};
+  for (char c = 0x20; c < 0x7f; ++c)
+    words.push_back(std::string("x") + c + 'y');
+  return words;
+}
+
+}  // namespace
+
+TEST_CASE("Plain words need no quotes") {
+  CHECK(*shell_quote({"/opt/ddp-1.0/bin/ddplaunchd", "--stdio", "--x=1", "a@b:c,d+e"}) ==
+        "/opt/ddp-1.0/bin/ddplaunchd --stdio --x=1 a@b:c,d+e");
+}
+
+TEST_CASE("Other words are quoted") {
+  CHECK(*shell_quote({"a b"}) == "'a b'");
+  CHECK(*shell_quote({""}) == "''");
+  CHECK(*shell_quote({"it's"}) == "'it'\\''s'");
+  CHECK(*shell_quote({"A=b"}) == "'A=b'");
+  CHECK(*shell_quote({"x", "=b", "~"}) == "x '=b' '~'");
+}
+
+TEST_CASE("What no quoting brings through all shells is refused") {
+  CHECK(shell_quote({}).error().code == ErrorCode::kUsage);
+  CHECK(shell_quote({"a\nb"}).error().code == ErrorCode::kUsage);
+  CHECK(shell_quote({std::string("a\0b", 3)}).error().code == ErrorCode::kUsage);
+}
+
+TEST_CASE("Real shells read the line alike") {
+  const Words words = difficult_words();
+  const std::vector<Words> shells = {
+      {"sh", "-c"},        {"dash", "-c"},       {"bash", "-c"}, {"busybox", "sh", "-c"},
+      {"csh", "-f", "-c"}, {"tcsh", "-f", "-c"}, {"fish", "-c"}, {"zsh", "-f", "-c"},
+      {"ksh", "-c"}};
+  std::string ran;
+  for (const Words& shell : shells) {
+    if (!installed(shell.front())) continue;
+    ran += ' ' + shell.front();
+    check_shell(shell, words);
+  }
+  WARN("shells tried:" << ran);
+  CHECK(ran.find(" sh") != std::string::npos);
+}
+
+TEST_CASE("Words of --ssh-command") {
+  CHECK(*split_words("ssh -F conf") == Words{"ssh", "-F", "conf"});
+  CHECK(*split_words("  ssh\t-o 'Proxy Command'=\"a b\"  ") == Words{"ssh", "-o", "Proxy Command=a b"});
+  CHECK(*split_words("a\\ b '' \"\\\"x\\y\"") == Words{"a b", "", "\"x\\y"});
+  CHECK(split_words("")->empty());
+  CHECK(split_words("ssh 'a").error().text == "the quote ' is not closed");
+  CHECK(split_words("ssh \\").error().text == "a \\ at the end quotes nothing");
+}
