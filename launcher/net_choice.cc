@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <tuple>
 
 #include <arpa/inet.h>  // inet_pton and inet_ntop: text to bytes, no socket
 
@@ -21,7 +22,7 @@ struct Address {
 
   unsigned bits() const { return v6 ? 128 : 32; }
   bool operator==(const Address&) const = default;
-  auto operator<=>(const Address&) const = default;
+  bool operator<(const Address& other) const { return std::tie(v6, bytes) < std::tie(other.v6, other.bytes); }
 };
 
 std::optional<Address> parse_address(std::string_view text) {
