@@ -217,8 +217,13 @@ Result<> KeyStore::list_keys(std::string& reply) const {
     return Error{ErrorCode::kProtocol, "LIST_KEYS: the reply would be over the store's limit of " +
                                            std::to_string(kMaxReply) + " bytes"};
   }
-  put_count(reply, values_.size());
+  std::vector<std::string_view> keys;
+  keys.reserve(values_.size());
   for (const auto& [key, value] : values_)
+    keys.push_back(key);
+  std::sort(keys.begin(), keys.end());
+  put_count(reply, keys.size());
+  for (const std::string_view key : keys)
     put_bytes(reply, key);
   return {};
 }

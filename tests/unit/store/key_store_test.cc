@@ -1,0 +1,299 @@
+#include "rendezvous/key_store.h"
+
+#include <cerrno>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/unit/store/store_bytes.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using test::Bytes;
+using O = StoreOp;
+using Keys = std::vector<std::string>;
+
+// A store with connections 1, 2, …: say() gives what the asker is answered; the others' bytes gather in
+// `heard`.
+struct Store {
+  explicit Store(std::size_t max_bytes = KeyStore::kDefaultMaxBytes) : keys(max_bytes) {}
+
+  Result<std::string> ask(StoreConnectionId from, const std::string& bytes) {
+    StoreDecoder decoder;
+    StoreRequest request;
+    decoder.feed(test::greeting() + bytes);
+    REQUIRE(*decoder.next(request));
+    REQUIRE(*decoder.next(request));
+    std::string reply;
+    std::vector<StoreNotice> notices;
+    const Result<> done = keys.handle(from, request, reply, notices);
+    for (const StoreNotice& notice : notices)
+      heard[notice.to] += notice.bytes;
+    if (!done) return done.error();
+    return reply;
+  }
+  std::string say(StoreConnectionId from, const std::string& bytes) { return ask(from, bytes).value(); }
+  std::string set(StoreConnectionId from, const std::string& key, const std::string& value) {
+    return say(from, Bytes(O::kSet).text(key).text(value));
+  }
+  std::string wait(StoreConnectionId from, const Keys& names) {
+    return say(from, Bytes(O::kWait).list(names));
+  }
+  std::string get(const std::string& key) { return say(99, Bytes(O::kGet).text(key)); }
+  void close(StoreConnectionId from) {
+    std::vector<StoreNotice> notices;
+    keys.close(from, notices);
+    for (const StoreNotice& notice : notices)
+      heard[notice.to] += notice.bytes;
+  }
+
+  KeyStore keys;
+  std::map<StoreConnectionId, std::string> heard;
+};
+
+std::string text(const std::string& value) {
+  return Bytes().text(value);
+}
+std::string number(std::int64_t value) {
+  return Bytes().number(value);
+}
+const std::string kAwake(1, '\0');
+const std::string kReady(1, '\0');
+const std::string kNotReady(1, '\1');
+const std::string kCanceled(1, '\1');
+
+TEST_CASE("values: set, get, append, delete, count, list") {
+  Store store;
+  CHECK(store.set(1, "b", "one").empty());
+  CHECK(store.get("b") == text("one"));
+  CHECK(store.get("missing") == text(""));
+  store.set(2, "b", "");
+  CHECK(store.get("b") == text(""));
+  CHECK(store.say(1, Bytes(O::kAppend).text("log").text("x")).empty());
+  CHECK(store.say(2, Bytes(O::kAppend).text("log").text("yz")).empty());
+  CHECK(store.get("log") == text("xyz"));
+  CHECK(store.say(1, Bytes(O::kMultiSet).number(2).text("c").text("3").text("a").text("1")).empty());
+  CHECK(store.say(1, Bytes(O::kMultiGet).list({"c", "missing", "a"})) == text("3") + text("") + text("1"));
+  CHECK(store.say(1, Bytes(O::kNumKeys)) == number(4));
+  CHECK(store.say(1, Bytes(O::kListKeys)) == number(4) + text("a") + text("b") + text("c") + text("log"));
+  CHECK(store.say(1, Bytes(O::kDeleteKey).text("b")) == number(1));
+  CHECK(store.say(1, Bytes(O::kDeleteKey).text("b")) == number(0));
+  CHECK(store.say(1, Bytes(O::kNumKeys)) == number(3));
+  CHECK(store.say(1, Bytes(O::kPing).u32(77)) == Bytes().u32(77).str());
+}
+
+TEST_CASE("numbers are decimal text") {
+  Store store;
+  const auto add = [&store](const std::string& key, std::int64_t amount) {
+    return store.ask(1, Bytes(O::kAdd).text(key).number(amount));
+  };
+  CHECK(*add("n", 5) == number(5));
+  CHECK(*add("n", -7) == number(-2));
+  CHECK(store.get("n") == text("-2"));
+  store.set(1, "text", " +41 and more");
+  CHECK(*add("text", 1) == number(42));
+  CHECK(*add("max", INT64_MAX) == number(INT64_MAX));
+  CHECK(*add("max", 1) == number(INT64_MIN));
+
+  store.set(1, "word", "many");
+  const Result<std::string> wrong = add("word", 1);
+  REQUIRE_FALSE(wrong.has_value());
+  CHECK(wrong.error().code == ErrorCode::kProtocol);
+  CHECK(wrong.error().text == "cannot add to 'word': its value is not a 64-bit number");
+  CHECK(store.get("word") == text("many"));
+  store.set(1, "word", "");
+  CHECK_FALSE(add("word", 1).has_value());
+  store.set(1, "word", "99999999999999999999");
+  CHECK_FALSE(add("word", 1).has_value());
+}
+
+TEST_CASE("compare_set stores only what was expected") {
+  Store store;
+  const auto compare_set = [&store](const std::string& expected, const std::string& desired) {
+    return store.say(1, Bytes(O::kCompareSet).text("k").text(expected).text(desired));
+  };
+  CHECK(store.wait(2, {"k"}).empty());
+  CHECK(compare_set("old", "new") ==
+        text("old"));  // missing: what was expected comes back, nothing is stored
+  CHECK(store.say(1, Bytes(O::kNumKeys)) == number(0));
+  CHECK(store.heard.empty());
+  CHECK(compare_set("", "first") == text("first"));
+  CHECK(store.heard[2] == kAwake);
+  CHECK(compare_set("wrong", "second") == text("first"));
+  CHECK(compare_set("first", "second") == text("second"));
+  CHECK(store.get("k") == text("second"));
+}
+
+TEST_CASE("a wait ends with the last of its keys") {
+  Store store;
+  store.set(1, "a", "");
+  CHECK(store.wait(2, {}) == kAwake);
+  CHECK(store.wait(2, {"a"}) == kAwake);
+  CHECK(store.wait(2, {"a", "b", "c", "b"}).empty());
+  CHECK(store.wait(3, {"c"}).empty());
+  CHECK(store.keys.waiting() == 2);
+  store.set(1, "b", "");
+  CHECK(store.heard.empty());
+  store.say(1, Bytes(O::kDeleteKey).text("b"));  // was seen: stays seen
+  store.say(1, Bytes(O::kAdd).text("c").number(0));
+  CHECK(store.heard[2] == kAwake);
+  CHECK(store.heard[3] == kAwake);
+  CHECK(store.keys.waiting() == 0);
+  store.set(1, "c", "again");
+  CHECK(store.heard[2] == kAwake);
+}
+
+TEST_CASE("append and multi-set wake too") {
+  Store store;
+  store.wait(2, {"log"});
+  store.wait(3, {"m"});
+  store.say(1, Bytes(O::kAppend).text("log").text("x"));
+  store.say(1, Bytes(O::kMultiSet).number(1).text("m").text("1"));
+  CHECK(store.heard[2] == kAwake);
+  CHECK(store.heard[3] == kAwake);
+}
+
+TEST_CASE("a client that gave up its wait gets no late byte") {
+  Store store;
+  SECTION("torch <= 2.0 just goes on with its next request") {
+    CHECK(store.wait(2, {"late"}).empty());
+    CHECK(store.say(2, Bytes(O::kAdd).text("n").number(7)) == number(7));
+  }
+  SECTION("torch >= 2.1 cancels") {
+    CHECK(store.wait(2, {"late"}).empty());
+    CHECK(store.say(2, Bytes(O::kCancelWait)) == kCanceled);
+  }
+  SECTION("or it has gone") {
+    CHECK(store.wait(2, {"late"}).empty());
+    store.close(2);
+  }
+  SECTION("or it waits for something else by now") {
+    CHECK(store.wait(2, {"late"}).empty());
+    CHECK(store.wait(2, {"other"}).empty());
+  }
+  store.set(1, "late", "");
+  CHECK(store.heard.empty());
+  CHECK(store.keys.awaited(10).size() == store.keys.waiting());
+}
+
+TEST_CASE("a cancellation that crosses the wake-up is answered still") {
+  Store store;
+  store.wait(2, {"k"});
+  store.set(1, "k", "");
+  CHECK(store.heard[2] == kAwake);
+  CHECK(store.say(2, Bytes(O::kCancelWait)) == kCanceled);
+}
+
+TEST_CASE("check tells without waiting") {
+  Store store;
+  store.set(1, "a", "");
+  CHECK(store.say(1, Bytes(O::kCheck).list({"a"})) == kReady);
+  CHECK(store.say(1, Bytes(O::kCheck).list({"a", "b"})) == kNotReady);
+  CHECK(store.say(1, Bytes(O::kCheck).list({})) == kReady);
+}
+
+TEST_CASE("queues are first in, first out") {
+  Store store;
+  const auto push = [&store](const std::string& value) {
+    return store.say(1, Bytes(O::kQueuePush).text("q").text(value));
+  };
+  const auto pop = [&store](StoreConnectionId from) {
+    return store.say(from, Bytes(O::kQueuePop).text("q"));
+  };
+  CHECK(pop(1) == number(0));
+  CHECK(push("a").empty());
+  CHECK(push("b").empty());
+  CHECK(store.say(1, Bytes(O::kQueueLen).text("q")) == number(2));
+  CHECK(store.say(1, Bytes(O::kCheck).list({"q"})) == kReady);
+  CHECK(store.say(1, Bytes(O::kNumKeys)) == number(0));
+  CHECK(pop(2) == number(2) + text("a"));
+  CHECK(pop(3) == number(1) + text("b"));
+  CHECK(store.say(1, Bytes(O::kQueueLen).text("q")) == number(0));
+  CHECK(store.keys.bytes() == 0);
+
+  SECTION("one value wakes one waiter, the first") {
+    store.wait(2, {"q"});
+    store.wait(3, {"q"});
+    push("c");
+    CHECK(store.heard == std::map<StoreConnectionId, std::string>{{2, kAwake}});
+    CHECK(pop(2) == number(1) + text("c"));
+    push("d");
+    CHECK(store.heard[3] == kAwake);
+  }
+  SECTION("a waiter that dies or turns away leaves the value to the next") {
+    store.wait(2, {"q"});
+    store.wait(3, {"q"});
+    store.wait(4, {"q"});
+    push("c");
+    store.close(2);
+    CHECK(store.heard[3] == kAwake);
+    store.say(3, Bytes(O::kNumKeys));
+    CHECK(store.heard[4] == kAwake);
+    CHECK(pop(4) == number(1) + text("c"));
+  }
+}
+
+TEST_CASE("a barrier lets all go with the last") {
+  Store store;
+  const auto arrive = [&store](StoreConnectionId from) {
+    return store.say(from, Bytes(O::kBarrier).text("b").number(3));
+  };
+  CHECK(arrive(1).empty());
+  CHECK(arrive(2).empty());
+  CHECK(store.heard.empty());
+  CHECK(store.say(2, Bytes(O::kCancelWait)) == kCanceled);
+  CHECK(arrive(3) == kAwake);
+  CHECK(store.heard == std::map<StoreConnectionId, std::string>{{1, kAwake}});
+  CHECK(store.get("b") == text("3"));
+  CHECK(arrive(4) == kAwake);  // as in PyTorch's store: the count stays, a used barrier is open
+  store.set(1, "b", "word");
+  CHECK(store.ask(5, Bytes(O::kBarrier).text("b").number(3)).error().text ==
+        "cannot add to 'b': its value is not a 64-bit number");
+}
+
+TEST_CASE("memory is bounded and comes back") {
+  Store store(10000);
+  const std::string kilobyte(1000, 'x');
+  Result<std::string> full = std::string();
+  int stored = 0;
+  while (full && stored < 100)
+    full = store.ask(1, Bytes(O::kSet).text("k" + std::to_string(stored++)).text(kilobyte));
+  REQUIRE_FALSE(full.has_value());
+  CHECK(full.error().code == ErrorCode::kSystem);
+  CHECK(full.error().sys == ENOMEM);
+  CHECK(full.error().text == "the store is full: 0 of 0 MiB are used by 8 keys");
+  CHECK(store.keys.bytes() <= 10000);
+  CHECK_FALSE(store.ask(1, Bytes(O::kQueuePush).text("q").text(kilobyte)).has_value());
+  CHECK_FALSE(store.ask(1, Bytes(O::kAppend).text("k1").text(kilobyte)).has_value());
+  store.set(1, "k0", "small");
+  CHECK(store.ask(1, Bytes(O::kSet).text("k9").text("fits")).has_value());
+  for (const char* key : {"k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k9"})
+    store.say(1, Bytes(O::kDeleteKey).text(key));
+  CHECK(store.keys.bytes() == 0);
+}
+
+TEST_CASE("replies are bounded") {
+  Store store;
+  store.set(1, "big", std::string(64 * 1024 * 1024, 'x'));
+  CHECK(store.ask(1, Bytes(O::kMultiGet).list(Keys(9, "big"))).error().text ==
+        "MULTI_GET: the reply would be over the store's limit of 536870912 bytes");
+}
+
+TEST_CASE("what is waited for can be told") {
+  Store store;
+  store.wait(1, {"rank0"});
+  store.wait(2, {"rank0", "other"});
+  store.wait(3, {"rank0"});
+  const std::vector<AwaitedKey> awaited = store.keys.awaited(5);
+  REQUIRE(awaited.size() == 2);
+  CHECK(awaited[0].key == "rank0");
+  CHECK(awaited[0].waiters == 3);
+  CHECK(awaited[1].key == "other");
+  CHECK(store.keys.awaited(1).size() == 1);
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous

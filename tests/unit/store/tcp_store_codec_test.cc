@@ -1,0 +1,280 @@
+#include "rendezvous/tcp_store_codec.h"
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/unit/store/store_bytes.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using test::Bytes;
+using test::greeting;
+
+// A decoded request that owns its bytes, as text: "SET[k|v]".
+std::string describe(const StoreRequest& request) {
+  std::string out = std::to_string(static_cast<int>(request.op)) + "[";
+  for (const auto key : request.keys)
+    out += std::string(key) + ",";
+  out += "|";
+  for (const auto value : request.values)
+    out += std::string(value) + ",";
+  return out + "|" + std::to_string(request.number) + "]";
+}
+
+void feed(StoreDecoder& decoder, const std::string& bytes) {
+  decoder.feed(bytes);
+}
+
+struct Decoded {
+  std::vector<std::string> requests;
+  std::string error;
+  StoreDialect dialect = StoreDialect::kUnknown;
+};
+
+void drain(StoreDecoder& decoder, Decoded& into) {
+  StoreRequest request;
+  while (into.error.empty()) {
+    const Result<bool> next = decoder.next(request);
+    if (!next) into.error = next.error().text;
+    if (!next || !*next) break;
+    into.requests.push_back(describe(request));
+  }
+  into.dialect = decoder.dialect();
+}
+
+Decoded decode(const std::vector<std::string>& chunks) {
+  StoreDecoder decoder;
+  Decoded out;
+  for (const std::string& chunk : chunks) {
+    feed(decoder, chunk);
+    drain(decoder, out);
+    if (!out.error.empty()) break;
+  }
+  return out;
+}
+
+Decoded decode(const std::string& bytes) {
+  return decode(std::vector{bytes});
+}
+
+// Every request of a dialect with its arguments, and what it must be decoded to.
+struct Sample {
+  std::string bytes;
+  std::vector<std::string> decoded;
+};
+
+std::string with_nul() {
+  return std::string("\0\1\xff", 3);
+}
+
+Sample new_sample() {
+  using O = StoreOp;
+  Sample s;
+  const auto add = [&s](std::string bytes, std::string decoded) {
+    s.bytes += bytes;
+    s.decoded.push_back(std::move(decoded));
+  };
+  add(greeting(), "0[||0]");
+  add(Bytes(O::kPing).u32(0xfffffffe), "13[||4294967294]");
+  add(Bytes(O::kSet).text("/k").text("value"), "1[/k,|value,|0]");
+  add(Bytes(O::kSet).text("").text(""), "1[,|,|0]");
+  add(Bytes(O::kCompareSet).text("/k").text("").text(with_nul()), "2[/k,|," + with_nul() + ",|0]");
+  add(Bytes(O::kGet).text("/k"), "3[/k,||0]");
+  add(Bytes(O::kAdd).text("/n").number(-2), "4[/n,||-2]");
+  add(Bytes(O::kCheck).list({"/a", "/b"}), "5[/a,/b,||0]");
+  add(Bytes(O::kWait).list({}), "6[||0]");
+  add(Bytes(O::kWait).list({"/a"}), "6[/a,||0]");
+  add(Bytes(O::kNumKeys), "7[||0]");
+  add(Bytes(O::kDeleteKey).text("/k"), "8[/k,||0]");
+  add(Bytes(O::kAppend).text("/k").text("more"), "9[/k,|more,|0]");
+  add(Bytes(O::kMultiGet).list({"/a", "/b"}), "10[/a,/b,||0]");
+  add(Bytes(O::kMultiSet).number(2).text("/a").text("1").text("/b").text("2"), "11[/a,/b,|1,2,|0]");
+  add(Bytes(O::kCancelWait), "12[||0]");
+  add(Bytes(O::kQueuePush).text("/q").text("job"), "14[/q,|job,|0]");
+  add(Bytes(O::kQueuePop).text("/q"), "15[/q,||0]");
+  add(Bytes(O::kQueueLen).text("/q"), "16[/q,||0]");
+  add(Bytes(O::kListKeys), "17[||0]");
+  add(Bytes(O::kBarrier).text("/b").number(8), "18[/b,||8]");
+  return s;
+}
+
+// torch 2.1: one below the new numbers, no greeting.
+Sample sample_2_1() {
+  Sample s;
+  s.bytes = Bytes(3).text("init/").number(1);
+  s.bytes += Bytes(0).text("/k").text("v");
+  s.bytes += Bytes(1).text("/k").text("v").text("w");
+  s.bytes += Bytes(2).text("/k");
+  s.bytes += Bytes(4).list({"/k"});
+  s.bytes += Bytes(5).list({"/k", "/l"});
+  s.bytes += Bytes(6);
+  s.bytes += Bytes(8).text("/k").text("more");
+  s.bytes += Bytes(7).text("/k");
+  s.bytes += Bytes(9).list({"/k"});
+  s.bytes += Bytes(10).number(1).text("/k").text("v");
+  s.bytes += Bytes(11);
+  s.decoded = {"4[init/,||1]", "1[/k,|v,|0]",  "2[/k,|v,w,|0]", "3[/k,||0]",
+               "5[/k,||0]",    "6[/k,/l,||0]", "7[||0]",        "9[/k,|more,|0]",
+               "8[/k,||0]",    "10[/k,||0]",   "11[/k,|v,|0]",  "12[||0]"};
+  return s;
+}
+
+TEST_CASE("the new dialect has every operation") {
+  const Sample sample = new_sample();
+  const Decoded decoded = decode(sample.bytes);
+  CHECK(decoded.error.empty());
+  CHECK(decoded.requests == sample.decoded);
+  CHECK(decoded.dialect == StoreDialect::kNew);
+}
+
+TEST_CASE("the numbering of torch 2.1") {
+  const Sample sample = sample_2_1();
+  const Decoded decoded = decode(sample.bytes);
+  CHECK(decoded.error.empty());
+  CHECK(decoded.requests == sample.decoded);
+  CHECK(decoded.dialect == StoreDialect::kOld21);
+}
+
+TEST_CASE("however the bytes are cut, the same requests come out") {
+  std::mt19937 random(20261121);
+  for (const Sample& sample : {new_sample(), sample_2_1()}) {
+    std::vector<std::string> single;
+    for (const char byte : sample.bytes)
+      single.emplace_back(1, byte);
+    CHECK(decode(single).requests == sample.decoded);
+    for (int round = 0; round < 200; ++round) {
+      std::vector<std::string> chunks;
+      for (std::size_t at = 0; at < sample.bytes.size();) {
+        const std::size_t size = std::uniform_int_distribution<std::size_t>(0, 40)(random);
+        chunks.push_back(sample.bytes.substr(at, size));
+        at += size;
+      }
+      const Decoded decoded = decode(chunks);
+      REQUIRE(decoded.error.empty());
+      REQUIRE(decoded.requests == sample.decoded);
+    }
+  }
+}
+
+TEST_CASE("a deletion of torch <= 2.0 is known by the silence after it") {
+  StoreDecoder decoder;
+  Decoded out;
+  feed(decoder, Bytes(3).text("init/").number(1).str() + Bytes(8).text("/gone").str());
+  drain(decoder, out);
+  CHECK(out.requests == std::vector<std::string>{"4[init/,||1]"});
+  CHECK(decoder.undecided());
+  decoder.settle();
+  drain(decoder, out);
+  CHECK(out.requests.back() == "8[/gone,||0]");
+  CHECK(decoder.dialect() == StoreDialect::kOld20);
+
+  // From then on nothing is in doubt.
+  feed(decoder, Bytes(8).text("/gone"));
+  drain(decoder, out);
+  CHECK(out.requests.back() == "8[/gone,||0]");
+  CHECK_FALSE(decoder.undecided());
+  feed(decoder, Bytes(9).text("/k").text("v"));
+  drain(decoder, out);
+  CHECK(out.error == "not a TCPStore request: byte 0x09 where an operation number belongs");
+}
+
+TEST_CASE("an append of torch 2.1 whose value comes late is no deletion") {
+  StoreDecoder decoder;
+  Decoded out;
+  feed(decoder, Bytes(8).text("/log"));
+  drain(decoder, out);
+  CHECK(out.requests.empty());
+  CHECK(decoder.undecided());
+  feed(decoder, Bytes().text("line"));
+  CHECK_FALSE(decoder.undecided());
+  drain(decoder, out);
+  CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
+}
+
+TEST_CASE("settle without doubt changes nothing") {
+  StoreDecoder decoder;
+  Decoded out;
+  feed(decoder, Bytes(8));
+  drain(decoder, out);
+  CHECK_FALSE(decoder.undecided());
+  decoder.settle();
+  feed(decoder, Bytes().text("/log").text("line"));
+  drain(decoder, out);
+  CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
+}
+
+TEST_CASE("a first byte 0 without the magic is a SET of an old client") {
+  const Decoded decoded = decode(Bytes(0).text("/key").text("value"));
+  CHECK(decoded.requests == std::vector<std::string>{"1[/key,|value,|0]"});
+  CHECK(decoded.dialect == StoreDialect::kOld);
+  CHECK(decode(std::string(4, '\0')).dialect == StoreDialect::kUnknown);
+  CHECK(decode(std::string(5, '\0')).dialect == StoreDialect::kOld);
+}
+
+TEST_CASE("what is not the protocol is refused at its first byte") {
+  CHECK(decode("GET / HTTP/1.1\r\n").error ==
+        "not a TCPStore request: byte 0x47 where an operation number belongs");
+  CHECK(decode("\x16\x03\x01").error ==
+        "not a TCPStore request: byte 0x16 where an operation number belongs");
+  CHECK(decode(greeting() + "\x13").error ==
+        "not a TCPStore request: byte 0x13 where an operation number belongs");
+  CHECK(decode(greeting() + greeting()).error ==
+        "not a TCPStore request: byte 0x00 where an operation number belongs");
+  CHECK(decode(Bytes(12)).error == "not a TCPStore request: byte 0x0c where an operation number belongs");
+}
+
+TEST_CASE("limits come before memory") {
+  const auto error_of = [](const std::string& request) { return decode(greeting() + request).error; };
+  CHECK(error_of(Bytes(StoreOp::kGet).number(65537)) ==
+        "GET: a key of 65537 bytes is over the store's limit of 65536");
+  CHECK(error_of(Bytes(StoreOp::kGet).number(-1)) ==
+        "GET: a key of 18446744073709551615 bytes is over the store's limit of 65536");
+  CHECK(error_of(Bytes(StoreOp::kSet).text("/k").number(268435457)) ==
+        "SET: a value of 268435457 bytes is over the store's limit of 268435456");
+  CHECK(error_of(Bytes(StoreOp::kWait).number(131073)) ==
+        "WAIT: 131073 keys in one request are over the store's limit of 131072");
+  CHECK(error_of(Bytes(StoreOp::kGet).number(65536)).empty());
+  CHECK(error_of(Bytes(StoreOp::kSet).text("/k").number(268435456)).empty());
+
+  // A value announced and not sent costs nothing.
+  StoreDecoder decoder;
+  StoreRequest request;
+  feed(decoder, greeting() + Bytes(StoreOp::kSet).text("/k").number(268435456).str());
+  CHECK(*decoder.next(request));
+  CHECK_FALSE(*decoder.next(request));
+  CHECK(decoder.buffered() == 19);
+}
+
+TEST_CASE("a list of keys is bounded as a whole") {
+  StoreDecoder decoder;
+  StoreRequest request;
+  feed(decoder, greeting());
+  CHECK(*decoder.next(request));
+  feed(decoder, Bytes(StoreOp::kWait).number(1000));
+  const std::string key = Bytes().text(std::string(65536, 'k'));
+  Result<bool> next = decoder.next(request);
+  int fed = 0;
+  while (next && !*next && fed < 1000) {
+    feed(decoder, key);
+    ++fed;
+    next = decoder.next(request);
+  }
+  REQUIRE_FALSE(next.has_value());
+  CHECK(next.error().text == "WAIT: the request is over the store's limit of 16777216 bytes");
+  CHECK(fed == 256);
+}
+
+TEST_CASE("keys are shown safely") {
+  CHECK(printable_key("a/b c") == "'a/b c'");
+  CHECK(printable_key(std::string("\x1b[31m\n\0", 7)) ==
+        "'?[31m"
+        "?"
+        "?'");
+  CHECK(printable_key(std::string(100, 'x')) == "'" + std::string(80, 'x') + "…'");
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous
