@@ -103,8 +103,7 @@ std::string nodes_text(const JobSpec& spec) {
             std::string(spec.nproc.kind == ProcsPerNode::Kind::kCpu ? "its CPUs" : "its GPUs") +
             (spec.nproc.kind == ProcsPerNode::Kind::kUnset ? ", else one worker" : "") + '\n';
   }
-  if (used < spec.hosts.size())
-    text += std::to_string(spec.hosts.size() - used) + " more hosts stay unused\n";
+  if (used < spec.hosts.size()) text += "unused hosts: " + std::to_string(spec.hosts.size() - used) + '\n';
   return text;
 }
 
@@ -144,12 +143,11 @@ std::string command_text(const WorkerCommand& command) {
       break;
   }
   words.insert(words.end(), command.argv.begin(), command.argv.end());
+  if (auto quoted = remote::shell_quote(words)) return *quoted;
+  // A line feed has no spelling that all shells share; here it is only read.
   std::string text;
-  for (const std::string& word : words) {
-    // A line feed has no spelling that all shells share; here it is only read.
-    auto quoted = remote::shell_quote({word});
-    text += (text.empty() ? "" : " ") + (quoted ? *quoted : '\'' + word + '\'');
-  }
+  for (const std::string& word : words)
+    text += (text.empty() ? "'" : " '") + word + '\'';
   return text;
 }
 

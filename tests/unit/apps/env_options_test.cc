@@ -1,0 +1,82 @@
+#include "apps/ddplaunch/env_options.h"
+
+#include <algorithm>
+
+#include "tests/support/catch.h"
+#include "tests/unit/apps/made_up_surroundings.h"
+
+using ddp::launcher::JobSpec;
+using ddp::test::Env;
+using ddp::test::Texts;
+using ddp::test::World;
+
+namespace {
+
+bool has(const Env& env, const std::string& name) {
+  return std::any_of(env.begin(), env.end(), [&](const auto& variable) { return variable.first == name; });
+}
+
+}  // namespace
+
+TEST_CASE("The launcher's environment is forwarded, but for what belongs to one machine or session") {
+  World world;
+  world.env.insert(world.env.end(), {{"SLURM_JOB_ID", "7"}, {"CUDA_VISIBLE_DEVICES", "1"}, {"RANK", "3"}});
+  const JobSpec spec = world.spec({"w"});
+  CHECK(has(spec.env, "DATA"));
+  CHECK(has(spec.env, "PATH"));
+  CHECK_FALSE(has(spec.env, "HOME"));
+  CHECK_FALSE(has(spec.env, "SLURM_JOB_ID"));
+  CHECK_FALSE(has(spec.env, "RANK"));
+  CHECK_FALSE(has(spec.env, "CUDA_VISIBLE_DEVICES"));
+  CHECK(has(spec.local_env, "CUDA_VISIBLE_DEVICES"));
+  CHECK(spec.explicit_env.empty());
+}
+
+TEST_CASE("--env") {
+  World world;
+  CHECK(world.spec({"--env", "A=1", "--env", "DATA", "--env", "E=", "--env", "A=2", "w"}).explicit_env ==
+        Env{{"A", "2"}, {"DATA", "/data"}, {"E", ""}});
+  CHECK(world.mistakes({"--env", "NOT_SET", "--env", "=x", "--env", "a b=x", "w"}).size() == 2);
+  CHECK(world.mistakes({"--env", "a b=x", "w"}) ==
+        Texts{"ddplaunch: --env: \"a b\" is not the name of an environment variable"});
+  CHECK(world.job({"--env", "NCCL_SOCKET_IFNAME=eth0", "w"}).notes ==
+        Texts{"ddplaunch: --env NCCL_SOCKET_IFNAME goes to all nodes alike, though its value usually belongs "
+              "to one "
+              "machine"});
+}
+
+TEST_CASE("--env-file, with --env over it") {
+  World world;
+  world.files["one"] = "# comment\r\n\r\nA=1\r\n  B = x\n";
+  world.files["two"] = "A=2\nC=with spaces and = and \"quotes\"  \nLAST=";
+  CHECK(world.mistakes({"--env-file", "one", "w"}) ==
+        Texts{"ddplaunch: one:4:3: what stands before '=' is not the name of an environment variable"});
+  world.files["one"] = "# comment\r\n\r\nA=1\r\n  B=x\n";
+  CHECK(world.spec({"--env-file", "one", "--env", "B=y", "--env-file", "two", "w"}).explicit_env ==
+        Env{{"A", "2"}, {"B", "y"}, {"C", "with spaces and = and \"quotes\"  "}, {"LAST", ""}});
+  world.files["bad"] = "export A=1\nSECRET\n1x=hush\n";
+  CHECK(world.mistakes({"--env-file", "bad", "--env-file", "nowhere", "w"}) ==
+        Texts{"ddplaunch: bad:1:1: this file is not read by a shell; write NAME=VALUE without export",
+              "ddplaunch: bad:2:1: expected NAME=VALUE",
+              "ddplaunch: bad:3:1: what stands before '=' is not the name of an environment variable",
+              "ddplaunch: --env-file nowhere: No such file or directory"});
+}
+
+TEST_CASE(".deepspeed_env of the home directory, then of the current one") {
+  World world;
+  world.files["/home/ann/.deepspeed_env"] = "A=home\nB=home\n";
+  world.files["/work/run/.deepspeed_env"] = "B=here\nC=here\n";
+  world.files["file"] = "C=file\n";
+  const ddp::RunJob job = world.job({"--env-file", "file", "w"});
+  CHECK(job.spec.explicit_env == Env{{"A", "home"}, {"B", "here"}, {"C", "file"}});
+  CHECK(job.notes ==
+        Texts{"ddplaunch: environment variables of /home/ann/.deepspeed_env are set for the workers",
+              "ddplaunch: environment variables of /work/run/.deepspeed_env are set for the workers"});
+  world.files["/work/run/.deepspeed_env"] = "unreadable";
+  CHECK(world.mistakes({"w"}) == Texts{"ddplaunch: /work/run/.deepspeed_env: Permission denied"});
+  world.cwd = "/home/ann";
+  CHECK(world.job({"w"}).notes.size() == 1);
+  world.files["/etc/ds"] = "D=1\n";
+  world.env.emplace_back("DS_ENV_FILE", "/etc/ds");
+  CHECK(world.spec({"w"}).explicit_env == Env{{"D", "1"}});
+}

@@ -1,0 +1,191 @@
+#include "apps/ddplaunch/foreign_options.h"
+
+#include <algorithm>
+#include <set>
+
+#include "apps/ddplaunch/command_line.h"
+#include "tests/support/catch.h"
+#include "tests/unit/apps/made_up_surroundings.h"
+
+using ddp::find_foreign;
+using ddp::Findings;
+using ddp::foreign_options;
+using ddp::ForeignOption;
+using ddp::OptionTable;
+using ddp::read_command_line;
+using ddp::Standing;
+using ddp::launcher::LauncherKind;
+using ddp::launcher::ProcsPerNode;
+using ddp::test::Texts;
+using ddp::test::World;
+
+namespace {
+
+Findings findings_of(const Texts& args) {
+  OptionTable table;
+  Findings findings;
+  read_command_line(args, table, findings);
+  return findings;
+}
+
+}  // namespace
+
+TEST_CASE("Each foreign option does what its row says") {
+  const OptionTable table;
+  std::set<std::string_view> seen;
+  for (const ForeignOption& row : foreign_options()) {
+    const std::string name(row.name);
+    CAPTURE(name);
+    CHECK(seen.insert(row.name).second);
+    CHECK_FALSE(table.knows(row.name));
+    CHECK(name.find('_') == std::string::npos);
+    Texts args = {name, "3", "w"};
+    if (!row.takes_value) args.erase(args.begin() + 1);
+    const Findings found = findings_of(args);
+    switch (row.standing) {
+      case Standing::kLater:
+        REQUIRE(found.mistakes.size() == 1);
+        CHECK(found.mistakes[0].starts_with("ddplaunch: " + name + " is not in this release yet"));
+        if (!row.value.empty()) {
+          const Findings accepted = findings_of({name, std::string(row.value), "w"});
+          CHECK(accepted.mistakes.empty());
+          CHECK(accepted.notes.empty());
+        }
+        break;
+      case Standing::kRenamed:
+        CHECK(table.knows(row.text));
+        CHECK(table.takes_value(row.text));
+        CHECK(row.takes_value == row.value.empty());
+        CHECK(found.mistakes.empty());
+        break;
+      case Standing::kNoted:
+        CHECK_FALSE(row.text.empty());
+        CHECK(found.notes == Texts{"ddplaunch: " + name + " has no effect: " + std::string(row.text)});
+        CHECK(found.mistakes.empty());
+        break;
+      case Standing::kRefused:
+        CHECK_FALSE(row.text.empty());
+        CHECK(found.mistakes ==
+              Texts{"ddplaunch: " + name + " is not an option of ddplaunch: " + std::string(row.text)});
+        break;
+    }
+  }
+}
+
+TEST_CASE("Every option of torchrun and of the later releases is decided") {
+  const OptionTable table;
+  for (const char* name : {"--nnodes",
+                           "--nproc-per-node",
+                           "--rdzv-backend",
+                           "--rdzv-endpoint",
+                           "--rdzv-id",
+                           "--rdzv-conf",
+                           "--standalone",
+                           "--max-restarts",
+                           "--monitor-interval",
+                           "--start-method",
+                           "--event-log-handler",
+                           "--role",
+                           "-m",
+                           "--module",
+                           "--no-python",
+                           "--run-path",
+                           "--log-dir",
+                           "-r",
+                           "--redirects",
+                           "-t",
+                           "--tee",
+                           "--local-ranks-filter",
+                           "--duplicate-stdout-filters",
+                           "--duplicate-stderr-filters",
+                           "--node-rank",
+                           "--master-addr",
+                           "--master-port",
+                           "--local-addr",
+                           "--logs-specs",
+                           "--numa-binding",
+                           "--signals-to-handle",
+                           "--shutdown-timeout",
+                           "--virtual-local-rank",
+                           "--hosts-from",
+                           "--spares",
+                           "--token-file",
+                           "--insecure",
+                           "--no-push",
+                           "--store-allow",
+                           "--setup",
+                           "--wrapper",
+                           "--restart-backoff",
+                           "--scale-up",
+                           "--hang-timeout",
+                           "--on-peer-loss",
+                           "--report",
+                           "--show-ranks",
+                           "--bars",
+                           "--fold",
+                           "--log-max-size",
+                           "--jsonl",
+                           "--console",
+                           "--detach",
+                           "--dashboard"}) {
+    CAPTURE(name);
+    CHECK((table.knows(name) || find_foreign(name) != nullptr));
+  }
+}
+
+TEST_CASE("A command line of torchrun runs as it is") {
+  const ddp::RunJob job = World().job(
+      {"--standalone", "--nnodes=1", "--nproc_per_node=gpu", "--max_restarts=0", "--rdzv_id=run7",
+       "--rdzv_backend=c10d", "--node_rank=0", "--shutdown-timeout", "30", "train.py", "--lr", "0.1"});
+  CHECK(job.spec.launcher == LauncherKind::kLocal);
+  CHECK(job.spec.nproc.kind == ProcsPerNode::Kind::kGpu);
+  CHECK(job.spec.job_id == "run7");
+  CHECK(job.spec.stop_grace == std::chrono::milliseconds(30'000));
+  CHECK(job.notes ==
+        Texts{"ddplaunch: --rdzv_backend has no effect: ddplaunch has one rendezvous of its own"});
+}
+
+TEST_CASE("Options of a later release") {
+  CHECK(World().mistakes({"--max-restarts", "3", "--spares=1", "--detach", "w"}) ==
+        Texts{"ddplaunch: --max-restarts is not in this release yet (only --max-restarts 0 is)",
+              "ddplaunch: --spares is not in this release yet (only --spares 0 is)",
+              "ddplaunch: --detach is not in this release yet: nohup ddplaunch … & keeps a job alive after "
+              "logout"});
+}
+
+TEST_CASE("Unknown options") {
+  World world;
+  CHECK(world.mistakes({"--nproc-per-nod", "4", "train"}) ==
+        Texts{"ddplaunch: unknown option --nproc-per-nod; did you mean --nproc-per-node?"});
+  CHECK(world.mistakes({"--host-file", "x", "w"}) ==
+        Texts{"ddplaunch: unknown option --host-file; did you mean --hostfile?"});
+  CHECK(world.mistakes({"--max-restart=3", "w"}) ==
+        Texts{"ddplaunch: unknown option --max-restart; did you mean --max-restarts?"});
+  CHECK(world.mistakes({"-hostfile", "x", "w"}) ==
+        Texts{"ddplaunch: unknown option -hostfile; did you mean --hostfile?"});
+  CHECK(world.mistakes({"--overscribe", "--quite", "w"}) ==
+        Texts{"ddplaunch: unknown option --overscribe; did you mean --oversubscribe?",
+              "ddplaunch: unknown option --quite; did you mean --quiet?"});
+  // Nothing can be said of what follows: it could be its value or the worker.
+  CHECK(world.mistakes({"--zebra", "x", "--nnodes", "none"}) ==
+        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all, options of the worker stand "
+              "behind it"});
+  CHECK(world.mistakes({"--zebra=1", "--nnodes", "none", "w"}) ==
+        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all, options of the worker stand "
+              "behind it",
+              "ddplaunch: --nnodes none: \"none\" is not a number of nodes"});
+  CHECK(world.mistakes({"-Q", "w"}).size() == 1);
+}
+
+TEST_CASE("Values that are missing, empty, or too many") {
+  World world;
+  CHECK(world.mistakes({"--hostfile"})[0] == "ddplaunch: --hostfile needs a value: --hostfile FILE");
+  CHECK(world.mistakes({"--hostfile", "--nproc-per-node", "4", "w"}) ==
+        Texts{"ddplaunch: --hostfile needs a value: --hostfile FILE"});
+  CHECK(world.mistakes({"--rdzv-id", "--", "w"}) == Texts{"ddplaunch: --rdzv-id needs a value"});
+  CHECK(world.mistakes({"--hostfile=", "w"}) == Texts{"ddplaunch: --hostfile has an empty value"});
+  CHECK(world.mistakes({"--oversubscribe=1", "w"}) == Texts{"ddplaunch: --oversubscribe takes no value"});
+  CHECK(world.mistakes({"--standalone=1", "w"}) == Texts{"ddplaunch: --standalone takes no value"});
+  CHECK(world.spec({"--label", "--> ", "w"}).label == "--> ");
+  CHECK(world.spec({"--label=-x", "w"}).label == "-x");
+}

@@ -1,0 +1,54 @@
+#include "apps/ddplaunch/job_plan_text.h"
+
+#include "tests/support/catch.h"
+#include "tests/unit/apps/made_up_surroundings.h"
+
+using ddp::command_text;
+using ddp::launcher::WorkerCommand;
+using ddp::test::Texts;
+using ddp::test::World;
+
+TEST_CASE("--dry-run prints the plan, and no value of the environment") {
+  World world;
+  world.env.emplace_back("WANDB_API_KEY", "hush");
+  world.files["hosts"] = "me@gpu01 slots=4 env:TOKEN=hush\ngpu02 slots=2 port=2222 gpus=0,2\ngpu03 slots=1\n";
+  const Texts args = {"--hostfile", "hosts",       "--nnodes",  "2",        "--job-id", "run7",
+                      "--env",      "SECRET=hush", "--dry-run", "train.py", "a b",      "--lr=1"};
+  CHECK(world.text(args) ==
+        "job run7, nothing is started\n"
+        "files in /home/ann/.local/state/ddplaunch/jobs/run7\n"
+        "worker python3 -u train.py 'a b' --lr=1\n"
+        "in /work/run\n"
+        "over SSH\n"
+        "\n"
+        "node  host   slots  workers  ranks  from the list of hosts\n"
+        "0     gpu01  4      4        0-3    user=me env:TOKEN\n"
+        "1     gpu02  2      2        4-5    port=2222 gpus=0,2\n"
+        "world size 6\n"
+        "unused hosts: 1\n"
+        "\n"
+        "set for the workers: SECRET\n"
+        "forwarded from here: PATH DATA WANDB_API_KEY\n");
+}
+
+TEST_CASE("What only the nodes know stays open") {
+  const std::string text = World().text({"--host", "a:2,b", "--dry-run", "train"});
+  CHECK(text.find("0     a     2      2        0-1\n"
+                  "1     b     any    ?        ?\n"
+                  "? is what the node counts when it starts: its GPUs, else one worker\n") !=
+        std::string::npos);
+  const std::string cpu = World().text({"--nproc-per-node", "cpu", "--dry-run", "train"});
+  CHECK(cpu.find("on this machine\n") != std::string::npos);
+  CHECK(cpu.find("? is what the node counts when it starts: its CPUs\n") != std::string::npos);
+}
+
+TEST_CASE("--dry-run with mistakes is refused as a run is") {
+  CHECK(World().mistakes({"--dry-run", "--nnodes", "x", "w"}).size() == 1);
+}
+
+TEST_CASE("Commands in words") {
+  CHECK(command_text({WorkerCommand::Kind::kTrain, {"--lr", "0.1"}, ""}) == "train --lr 0.1");
+  CHECK(command_text({WorkerCommand::Kind::kModule, {"pkg.mod"}, "/v/python"}) == "/v/python -u -m pkg.mod");
+  CHECK(command_text({WorkerCommand::Kind::kProgram, {"./a", ""}, ""}) == "./a ''");
+  CHECK(command_text({WorkerCommand::Kind::kProgram, {"./a", "b\nc"}, ""}) == "'./a' 'b\nc'");
+}

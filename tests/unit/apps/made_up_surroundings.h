@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cerrno>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/ddplaunch/options.h"
+#include "tests/support/catch.h"
+
+namespace ddp::test {
+
+using Texts = std::vector<std::string>;
+using Env = std::vector<std::pair<std::string, std::string>>;
+
+/// Files, environment and directory that a test makes up, and the options read among them.
+class World {
+ public:
+  std::map<std::string, std::string> files;
+  Env env = {{"HOME", "/home/ann"}, {"PATH", "/usr/bin"}, {"DATA", "/data"}};
+  std::string cwd = "/work/run";
+  bool stdin_has_data = false;
+
+  ParsedOptions parse(const Texts& args) const {
+    Surroundings surroundings;
+    surroundings.env = env;
+    surroundings.cwd = cwd;
+    surroundings.new_job_id = "20261121-034500-ab12cd";
+    surroundings.stdin_has_data = stdin_has_data;
+    surroundings.read_file = [this](const std::string& path) -> Result<std::string> {
+      const auto found = files.find(path);
+      if (found == files.end()) return system_error(ENOENT, path);
+      if (found->second == "unreadable") return system_error(EACCES, path);
+      return found->second;
+    };
+    return parse_options(args, surroundings);
+  }
+
+  RunJob job(const Texts& args) const {
+    ParsedOptions parsed = parse(args);
+    if (const auto* bad = std::get_if<BadUsage>(&parsed)) {
+      for (const std::string& mistake : bad->mistakes)
+        UNSCOPED_INFO(mistake);
+    }
+    REQUIRE(std::holds_alternative<RunJob>(parsed));
+    return std::get<RunJob>(std::move(parsed));
+  }
+  launcher::JobSpec spec(const Texts& args) const { return job(args).spec; }
+
+  Texts mistakes(const Texts& args) const {
+    const ParsedOptions parsed = parse(args);
+    REQUIRE(std::holds_alternative<BadUsage>(parsed));
+    return std::get<BadUsage>(parsed).mistakes;
+  }
+  std::string text(const Texts& args) const {
+    const ParsedOptions parsed = parse(args);
+    REQUIRE(std::holds_alternative<PrintText>(parsed));
+    return std::get<PrintText>(parsed).text;
+  }
+};
+
+}  // namespace ddp::test

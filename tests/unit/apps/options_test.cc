@@ -1,0 +1,344 @@
+#include "apps/ddplaunch/options.h"
+
+#include "apps/ddplaunch/option_readers.h"
+#include "base/version.h"
+#include "tests/support/catch.h"
+#include "tests/unit/apps/made_up_surroundings.h"
+
+using ddp::absolute_path;
+using ddp::is_job_id;
+using ddp::is_network;
+using ddp::read_duration;
+using ddp::read_port_range;
+using ddp::launcher::JobSpec;
+using ddp::launcher::LauncherKind;
+using ddp::launcher::ProcsPerNode;
+using ddp::launcher::StoreMode;
+using ddp::launcher::WorkerCommand;
+using ddp::test::Env;
+using ddp::test::Texts;
+using ddp::test::World;
+using std::chrono::milliseconds;
+using Kind = WorkerCommand::Kind;
+
+TEST_CASE("Without any option: one node, this machine, the defaults") {
+  const JobSpec spec = World().spec({"./prog", "x"});
+  REQUIRE(spec.hosts.size() == 1);
+  CHECK(spec.hosts[0].name == "localhost");
+  CHECK_FALSE(spec.hosts[0].slots);
+  CHECK(spec.launcher == LauncherKind::kLocal);
+  CHECK(spec.max_nodes == 0);
+  CHECK(spec.nproc.kind == ProcsPerNode::Kind::kUnset);
+  CHECK(spec.command.kind == Kind::kProgram);
+  CHECK(spec.command.argv == Texts{"./prog", "x"});
+  CHECK(spec.job_id == "20261121-034500-ab12cd");
+  CHECK(spec.job_dir == "/home/ann/.local/state/ddplaunch/jobs/20261121-034500-ab12cd");
+  CHECK(spec.chdir == "/work/run");
+  CHECK_FALSE(spec.chdir_given);
+  CHECK(spec.start_timeout == milliseconds(120'000));
+  CHECK(spec.stop_grace == milliseconds(25'000));
+  CHECK(spec.failure_grace == milliseconds(15'000));
+  CHECK(spec.node_timeout == milliseconds(15'000));
+  CHECK(spec.master_timeout == milliseconds(15'000));
+  CHECK(spec.label == "[{host}:{rank}] ");
+  CHECK(spec.label_on);
+  CHECK(spec.store == StoreMode::kAgent);
+  CHECK_FALSE(spec.stdin_to_rank0);
+}
+
+TEST_CASE("The worker decides how it is run") {
+  World world;
+  auto command = [&](const Texts& args) { return world.spec(args).command; };
+  CHECK(command({"train", "--lr", "0.1"}).kind == Kind::kTrain);
+  CHECK(command({"train", "--lr", "0.1"}).argv == Texts{"--lr", "0.1"});
+  CHECK(command({"train.py", "a"}).kind == Kind::kPython);
+  CHECK(command({"train.py", "a"}).argv == Texts{"train.py", "a"});
+  CHECK(command({"--no-python", "train.py"}).kind == Kind::kProgram);
+  CHECK(command({"-m", "pkg.mod", "a"}).kind == Kind::kModule);
+  CHECK(command({"--module", "pkg.mod", "a"}).argv == Texts{"pkg.mod", "a"});
+  CHECK(command({"-m", "train"}).kind == Kind::kModule);
+  CHECK(command({"./train"}).kind == Kind::kProgram);
+  CHECK(command({"python", "train.py"}).kind == Kind::kProgram);
+  CHECK(command({"--python", "/venv/bin/python", "train.py"}).python == "/venv/bin/python");
+  CHECK(world.mistakes({"-m", "--no-python", "x"}) ==
+        Texts{"ddplaunch: --module and --no-python cannot be used together: a module is run by python"});
+  CHECK(world.job({"--python", "python3.11", "./prog"}).notes ==
+        Texts{"ddplaunch: --python has no effect: ./prog is started as it is"});
+}
+
+TEST_CASE("All behind the worker is the worker's, byte for byte") {
+  World world;
+  const Texts tail = {"w",  "--nproc-per-node",   "9", "--",     "--hostfile=x",
+                      "-h", "--nproc_per_node=2", "",  "\xff\n", "--bad"};
+  CHECK(world.spec(tail).command.argv == tail);
+  Texts with_options = tail;
+  with_options.insert(with_options.begin(), {"--nproc_per_node", "2"});
+  CHECK(world.spec(with_options).command.argv == tail);
+  CHECK(world.spec({"--quiet", "--", "--help", "x"}).command.argv == Texts{"--help", "x"});
+  CHECK(world.spec({"-", "x"}).command.argv == Texts{"-", "x"});
+}
+
+TEST_CASE("Dashes and underscores, = and blank") {
+  World world;
+  for (const Texts& way : {Texts{"--nproc-per-node", "3"}, Texts{"--nproc_per_node", "3"},
+                           Texts{"--nproc_per_node=3"}, Texts{"--nproc-per_node=3"}}) {
+    Texts args = way;
+    args.emplace_back("w");
+    CHECK(world.spec(args).nproc.number == 3);
+  }
+  CHECK(world.spec({"--env", "A_B=c-d_e", "w"}).explicit_env == Env{{"A_B", "c-d_e"}});
+  CHECK(world.spec({"--env=A=b=c", "w"}).explicit_env == Env{{"A", "b=c"}});
+}
+
+TEST_CASE("The last one counts, lists add up") {
+  World world;
+  CHECK(world.spec({"--nproc-per-node", "3", "--nproc-per-node", "4", "w"}).nproc.number == 4);
+  CHECK(world.spec({"--host", "a", "--host", "[::1],c", "w"}).hosts.size() == 3);
+  CHECK(world.spec({"--host", "[::1]", "w"}).hosts[0].name == "::1");
+}
+
+TEST_CASE("No worker") {
+  CHECK(World().mistakes({"--nproc-per-node", "4"}) ==
+        Texts{"ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]"});
+  CHECK(World().mistakes({}).size() == 1);
+  CHECK(World().mistakes({"--"}).size() == 1);
+  CHECK(World().mistakes({""}) == Texts{"ddplaunch: the worker's name is empty"});
+}
+
+TEST_CASE("Help and version") {
+  World world;
+  CHECK(world.text({"--version"}) == "ddplaunch " + std::string(ddp::version()) + "\n");
+  CHECK(world.text({"-V", "--bad"}) == world.text({"--version"}));
+  const std::string help = world.text({"-h"});
+  CHECK(help == world.text({"--hostfile", "x", "--help"}));
+  for (const char* group :
+       {"\nHosts:\n", "\nStart:\n", "\nWorker:\n", "\nFailure:\n", "\nOutput:\n", "\nJob:\n"}) {
+    CHECK(help.find(group) != std::string::npos);
+  }
+  std::size_t examples = 0;
+  for (std::size_t at = 0; (at = help.find("  Example: ddplaunch ", at)) != std::string::npos; ++at)
+    ++examples;
+  CHECK(examples == 6);
+  CHECK(help.find("  --nproc-per-node N|auto|gpu|cpu\n") != std::string::npos);
+}
+
+TEST_CASE("Sizes") {
+  World world;
+  auto procs = [&](const std::string& text) { return world.spec({"--nproc-per-node", text, "w"}).nproc; };
+  CHECK(procs("auto").kind == ProcsPerNode::Kind::kAuto);
+  CHECK(procs("gpu").kind == ProcsPerNode::Kind::kGpu);
+  CHECK(procs("cpu").kind == ProcsPerNode::Kind::kCpu);
+  CHECK(procs("65535").number == 65535);
+  for (const char* bad : {"0", "-1", "4x", "65536", "xpu"}) {
+    CHECK(world.mistakes({"--nproc-per-node", bad, "w"}) ==
+          Texts{"ddplaunch: --nproc-per-node " + std::string(bad) +
+                ": give a whole number from 1 to 65535, or auto, gpu or cpu"});
+  }
+  CHECK(world.spec({"--host", "a,b,c", "--nnodes", "2", "w"}).max_nodes == 2);
+  CHECK(world.spec({"--nnodes", "1:1", "w"}).max_nodes == 1);
+  CHECK(
+      world.mistakes({"--nnodes", "1:4", "w"}) ==
+      Texts{"ddplaunch: --nnodes 1:4: elastic sizes (MIN:MAX) are not in this release yet; give one number"});
+  CHECK(world.mistakes({"--nnodes", "two", "w"}) ==
+        Texts{"ddplaunch: --nnodes two: \"two\" is not a number of nodes"});
+  CHECK(world.mistakes({"--nnodes", "0", "w"}) ==
+        Texts{"ddplaunch: --nnodes 0: \"0\" is not a number of nodes"});
+  CHECK(world.mistakes({"--host", "a,b", "--nnodes", "3", "w"}) ==
+        Texts{"ddplaunch: --nnodes 3: there are only 2 hosts in --host"});
+  CHECK(world.mistakes({"--nnodes", "2", "w"}) ==
+        Texts{"ddplaunch: --nnodes 2 needs hosts: --hostfile FILE or --host LIST names them; without, there "
+              "is only this "
+              "machine (starting one ddplaunch on each node is not in this release yet)"});
+}
+
+TEST_CASE("Start") {
+  World world;
+  world.files["ssh.conf"] = "";
+  const JobSpec spec = world.spec({"--host",
+                                   "a",
+                                   "--launcher",
+                                   "ssh",
+                                   "--ssh-config",
+                                   "ssh.conf",
+                                   "--ssh-command",
+                                   "ssh -o 'X Y'",
+                                   "--ssh-localhost",
+                                   "--accept-new-host-keys",
+                                   "--agent",
+                                   "bin/ddplaunchd",
+                                   "--start-timeout",
+                                   "2m",
+                                   "--network",
+                                   "10.1.0.0/16",
+                                   "--master-port",
+                                   "29500",
+                                   "--port-range",
+                                   "20000-20100",
+                                   "--store",
+                                   "worker",
+                                   "w"});
+  CHECK(spec.launcher == LauncherKind::kSsh);
+  CHECK(spec.ssh_config == "ssh.conf");
+  CHECK(spec.ssh_command == Texts{"ssh", "-o", "X Y"});
+  CHECK(spec.ssh_localhost);
+  CHECK(spec.accept_new_host_keys);
+  CHECK(spec.agent_path == "/work/run/bin/ddplaunchd");
+  CHECK(spec.start_timeout == milliseconds(120'000));
+  CHECK(spec.network == "10.1.0.0/16");
+  CHECK(spec.master_port == 29500);
+  CHECK(spec.port_range == std::pair<std::uint16_t, std::uint16_t>{20000, 20100});
+  CHECK(spec.store == StoreMode::kWorker);
+  CHECK(world.spec({"--agent", "ddplaunchd", "w"}).agent_path == "ddplaunchd");
+  CHECK(world.spec({"--ssh-config", "none", "w"}).ssh_config == "none");
+  CHECK(world.spec({"--store", "agent", "w"}).store == StoreMode::kAgent);
+  CHECK(world.spec({"--ssh-localhost", "w"}).launcher == LauncherKind::kSsh);
+}
+
+TEST_CASE("Wrong values of the start") {
+  CHECK(World().mistakes({"--host", "a", "--launcher", "pdsh", "--ssh-config", "nowhere", "--ssh-command",
+                          "ssh 'x", "--start-timeout", "soon", "--network", "10.1.0.0", "--master-port",
+                          "http", "--port-range", "200-100", "--store", "redis", "w"}) ==
+        Texts{"ddplaunch: --launcher pdsh: choose ssh or local",
+              "ddplaunch: --ssh-config nowhere: No such file or directory",
+              "ddplaunch: --ssh-command: the quote ' is not closed",
+              "ddplaunch: --start-timeout soon: give a time like 500ms, 15s, 2m or 1h",
+              "ddplaunch: --network 10.1.0.0: give a network like 10.1.0.0/16, or the name of an interface",
+              "ddplaunch: --master-port http: give a port from 1 to 65535, or 0 for any free one",
+              "ddplaunch: --port-range 200-100: give two ports from 1 to 65535, lower one first: 20000-20100",
+              "ddplaunch: --store redis: choose agent or worker"});
+  CHECK(World().mistakes({"--ssh-command", " ", "w"}) ==
+        Texts{"ddplaunch: --ssh-command: there is no program in it"});
+  CHECK(World().mistakes({"--store", "shared", "--host", "a", "--launcher", "slurm", "w"}) ==
+        Texts{"ddplaunch: --launcher slurm is not in this release yet, only ssh and local are",
+              "ddplaunch: --store shared is not in this release yet, only agent and worker are"});
+  CHECK(World().mistakes({"--launcher", "ssh", "w"}) ==
+        Texts{"ddplaunch: --launcher ssh needs hosts: --hostfile FILE or --host LIST"});
+}
+
+TEST_CASE("--launcher local is for this machine") {
+  World world;
+  world.files["hosts"] = "localhost slots=2\ngpu01 slots=8\ngpu02 slots=8\n";
+  CHECK(world.mistakes({"--launcher", "local", "--hostfile", "hosts", "w"}) ==
+        Texts{"ddplaunch: --launcher local (or --standalone) starts on this machine only, not on gpu01 "
+              "(hosts:2), gpu02 "
+              "(hosts:3); leave it out, or leave the hosts out"});
+  CHECK(world.spec({"--launcher", "local", "--host", "localhost,127.0.0.2:2", "w"}).launcher ==
+        LauncherKind::kLocal);
+  CHECK(world.mistakes({"--launcher", "local", "--ssh-localhost", "w"}) ==
+        Texts{"ddplaunch: --launcher local (or --standalone) and --ssh-localhost contradict each other"});
+}
+
+TEST_CASE("Failure and output") {
+  World world;
+  const JobSpec spec = world.spec({"--stop-grace", "500ms", "--node-timeout", "30", "--master-timeout", "1h",
+                                   "--label", "{rank}: ", "--quiet", "w"});
+  CHECK(spec.stop_grace == milliseconds(500));
+  CHECK(spec.failure_grace == milliseconds(500));
+  CHECK(spec.node_timeout == milliseconds(30'000));
+  CHECK(spec.master_timeout == milliseconds(3'600'000));
+  CHECK(spec.label == "{rank}: ");
+  CHECK(spec.quiet);
+  CHECK_FALSE(world.spec({"--label", "", "w"}).label_on);
+  CHECK_FALSE(world.spec({"--label=", "w"}).label_on);
+  CHECK_FALSE(world.spec({"--label=none", "w"}).label_on);
+  CHECK(world.spec({"--stop-grace", "0", "w"}).stop_grace == milliseconds(0));
+  CHECK(world.job({"-v", "w"}).verbose);
+  CHECK(world.job({"--verbose", "w"}).verbose);
+  CHECK_FALSE(world.job({"w"}).verbose);
+  CHECK(world.mistakes({"--quiet", "-v", "w"}) ==
+        Texts{"ddplaunch: --quiet and --verbose contradict each other"});
+  CHECK(world.mistakes({"--node-timeout", "1s", "w"}) ==
+        Texts{"ddplaunch: --node-timeout 1s is too short; at least 2000ms"});
+  CHECK(world.mistakes({"--start-timeout", "0", "w"}) ==
+        Texts{"ddplaunch: --start-timeout 0 is too short; at least 1ms"});
+  const Texts label = world.mistakes({"--label", "{hots}", "w"});
+  REQUIRE(label.size() == 1);
+  CHECK(label[0].starts_with("ddplaunch: --label, column 1: "));
+}
+
+TEST_CASE("Standard input goes to rank 0 when it is a pipe or a file") {
+  World world;
+  CHECK(world.spec({"--stdin", "0", "w"}).stdin_to_rank0);
+  world.stdin_has_data = true;
+  CHECK(world.spec({"w"}).stdin_to_rank0);
+  CHECK_FALSE(world.spec({"--stdin", "none", "w"}).stdin_to_rank0);
+  CHECK(world.mistakes({"--stdin", "all", "w"}) ==
+        Texts{"ddplaunch: --stdin all: choose 0 (rank 0 reads it) or none"});
+}
+
+TEST_CASE("Directories") {
+  World world;
+  CHECK(world.spec({"--chdir", "/data", "w"}).chdir == "/data");
+  CHECK(world.spec({"--chdir", "sub/./x/", "w"}).chdir == "/work/run/sub/x");
+  CHECK(world.spec({"--chdir", "sub", "w"}).chdir_given);
+  CHECK(world.spec({"--job-dir", "out", "w"}).job_dir == "/work/run/out");
+  CHECK(world.spec({"--job-id", "run7", "w"}).job_id == "run7");
+  world.env.emplace_back("XDG_STATE_HOME", "/var/state");
+  CHECK(world.spec({"--job-id", "run7", "w"}).job_dir == "/var/state/ddplaunch/jobs/run7");
+  world.env.back().second = "relative";
+  CHECK(world.spec({"--job-id", "run7", "w"}).job_dir == "/home/ann/.local/state/ddplaunch/jobs/run7");
+  world.env.clear();
+  CHECK(
+      world.mistakes({"w"}) ==
+      Texts{"ddplaunch: HOME is not set, so there is no place for the files of the job; give --job-dir DIR"});
+  CHECK(world.mistakes({"--job-dir", "/x", "--job-id", "a/b", "w"}) ==
+        Texts{"ddplaunch: --job-id a/b: 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first"});
+  world.cwd = "";
+  CHECK(world.mistakes({"--job-dir", "/x", "w"}) ==
+        Texts{"ddplaunch: the current directory cannot be told (was it deleted?); go to another one, or give "
+              "--chdir /DIR"});
+}
+
+TEST_CASE("Everything that is wrong is said at once") {
+  World world;
+  world.files["hosts"] = "a slots=4x\na\nb slot=2\n";
+  CHECK(
+      world.mistakes(
+          {"--hostfile", "hosts", "--nproc_per_nod", "4", "--stop-grace", "x", "--env", "MISSING"}) ==
+      Texts{
+          "ddplaunch: unknown option --nproc_per_nod; did you mean --nproc-per-node?",
+          "ddplaunch: hosts:1:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",
+          "ddplaunch: hosts:3:3: unknown key slot; did you mean slots?",
+          "ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]",
+          "ddplaunch: --env MISSING: MISSING is not set here; write --env MISSING=VALUE",
+          "ddplaunch: --stop-grace x: give a time like 500ms, 15s, 2m or 1h"});
+}
+
+TEST_CASE("Durations") {
+  CHECK(read_duration("500ms") == milliseconds(500));
+  CHECK(read_duration("15s") == milliseconds(15'000));
+  CHECK(read_duration("15") == milliseconds(15'000));
+  CHECK(read_duration("2m") == milliseconds(120'000));
+  CHECK(read_duration("1h") == milliseconds(3'600'000));
+  CHECK(read_duration("1000h") == std::chrono::hours(1000));
+  for (const char* bad : {"", "s", "1.5s", "-1", "15 s", "15sec", "1001h", "99999999999999999999", "1d"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(read_duration(bad));
+  }
+}
+
+TEST_CASE("Ports, networks, ids, paths") {
+  CHECK(read_port_range("1-65535"));
+  for (const char* bad : {"", "1", "0-5", "5-4", "1-65536", "a-b", "1-2-3"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(read_port_range(bad));
+  }
+  for (const char* yes : {"10.0.0.0/8", "fd00::/8", "eth0", "bond0.7", "ib0"}) {
+    CAPTURE(yes);
+    CHECK(is_network(yes));
+  }
+  for (const char* no :
+       {"", "10.0.0.0/33", "10.0.0/8", "fd00::/129", "fd00::1", "10.0.0.1", "a b", "longer-than-15-chars"}) {
+    CAPTURE(no);
+    CHECK_FALSE(is_network(no));
+  }
+  CHECK(is_job_id("a.b_c-1"));
+  for (const char* no : {"", ".", "..", "-a", "a/b", "a b"})
+    CHECK_FALSE(is_job_id(no));
+  CHECK_FALSE(is_job_id(std::string(65, 'a')));
+  CHECK(absolute_path("x", "/a") == "/a/x");
+  CHECK(absolute_path("x", "/") == "/x");
+  CHECK(absolute_path(".", "/a") == "/a");
+  CHECK(absolute_path("../x//y/", "/a") == "/a/../x/y");
+  CHECK(absolute_path("/", "/a") == "/");
+}

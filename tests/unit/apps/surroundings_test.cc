@@ -1,0 +1,36 @@
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "apps/ddplaunch/option_readers.h"
+#include "apps/ddplaunch/options.h"
+#include "tests/support/catch.h"
+
+TEST_CASE("The surroundings of this process") {
+  ::setenv("DDP_TEST_MARK", "value=1", 1);
+  const ddp::Surroundings here = ddp::real_surroundings();
+  bool found = false;
+  for (const auto& [name, value] : here.env)
+    found = found || (name == "DDP_TEST_MARK" && value == "value=1");
+  CHECK(found);
+  CHECK(here.cwd == std::filesystem::current_path());
+  CHECK(here.new_job_id.size() == std::string_view("20261121-034500-ab12cd").size());
+  CHECK(ddp::is_job_id(here.new_job_id));
+}
+
+TEST_CASE("Files are read whole, errors say path and reason") {
+  const ddp::Surroundings here = ddp::real_surroundings();
+  const auto dir =
+      std::filesystem::temp_directory_path() / ("ddp-surroundings-" + std::to_string(::getpid()));
+  std::filesystem::create_directory(dir);
+  const std::string path = dir / "file";
+  std::ofstream(path) << std::string(200'000, 'x') << '\0' << "end";
+  CHECK(here.read_file(path)->size() == 200'004);
+  CHECK(here.read_file(dir / "none").error().sys == ENOENT);
+  CHECK(here.read_file(dir / "none").error().text == (dir / "none").string() + ": No such file or directory");
+  CHECK(here.read_file(dir).error().text == dir.string() + ": Is a directory");
+  std::filesystem::remove_all(dir);
+}
