@@ -49,6 +49,7 @@ int serve(launcher::KeeperLink& link, bool deaf) {
   if (!deaf) sigaddset(&term, SIGTERM);
   sigprocmask(SIG_BLOCK, &term, nullptr);
   const UniqueFd signals(signalfd(-1, &term, SFD_CLOEXEC));
+  if (write(3, "a", 1) != 1) return 9;
   for (;;) {
     link.pat();
     pollfd events[] = {{link.watch_fd(), POLLIN, 0}, {signals.get(), POLLIN, 0}};
@@ -71,9 +72,7 @@ int agent(launcher::KeeperLink& link, char** argv) {
     return read(0, &go, 1) == 1 ? 3 : 9;
   }
   link.set_lease(std::chrono::milliseconds(std::atoi(argv[3])));
-  if (write(3, "a", 1) != 1) return 9;
-  const int code = serve(link, mode == "deaf");
-  return code;
+  return serve(link, mode == "deaf");
 }
 
 }  // namespace

@@ -14,6 +14,13 @@
 #include "launcher/process_table.h"
 #include "tests/support/catch.h"
 
+namespace Catch {
+template <>
+struct StringMaker<ddp::ExitStatus> {
+  static std::string convert(const ddp::ExitStatus& status) { return status.text(); }
+};
+}  // namespace Catch
+
 namespace ddp::process_test {
 
 inline constexpr std::chrono::seconds kPatience{20};
