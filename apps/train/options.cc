@@ -46,19 +46,19 @@ void add_options(CLI::App& app, Options& options) {
       ->type_name("DIR")
       ->capture_default_str();
   app.add_option("--epochs", options.epochs, "passes over the training images")
-      ->check(CLI::Range(1, 1'000'000))
+      ->check(CLI::Range(1, 1'000'000).description(""))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--batch-size", options.batch_size, "images per step and rank")
-      ->check(CLI::Range(1, 16'384))
+      ->check(CLI::Range(1, 16'384).description(""))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--lr", options.lr, "learning rate")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(CLI::Range(0.0, 1e38).description(""))
       ->type_name("RATE")
       ->capture_default_str();
   app.add_option("--momentum", options.momentum, "SGD momentum")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(CLI::Range(0.0, 1.0).description(""))
       ->type_name("M")
       ->capture_default_str();
   app.add_option("--seed", options.seed, "seed of weights and shuffling")
@@ -68,7 +68,7 @@ void add_options(CLI::App& app, Options& options) {
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--log-interval", options.log_interval, "steps between two progress lines")
-      ->check(CLI::Range(1, 1'000'000'000))
+      ->check(CLI::Range(1, 1'000'000'000).description(""))
       ->type_name("N")
       ->capture_default_str();
 }
@@ -90,10 +90,16 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
           },
           "", "model"))
       ->type_name("NAME");
-  app.add_option("--dtype", options.dtype, "float32, or float64 as the reference")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Dtype>{{"float32", Dtype::kFloat32},
-                                                                       {"float64", Dtype::kFloat64}})
-                      .description(""))
+  app.add_option_function<std::string>(
+         "--dtype",
+         [&options](const std::string& text) {
+           if (text != "float32" && text != "float64") {
+             throw CLI::ValidationError("--dtype",
+                                        "there is no type \"" + text + "\"; write float32 or float64");
+           }
+           options.dtype = text == "float64" ? Dtype::kFloat64 : Dtype::kFloat32;
+         },
+         "float32, or float64 as the reference (default float32)")
       ->type_name("TYPE");
   app.add_option_function<std::string>(
          "--comm-timeout",

@@ -133,8 +133,8 @@ Error TcpCommunicator::lost(const RingPeer& peer, Kind kind, std::string_view re
   const int rank = reported ? reported_lost_ : peer.rank;
   tell_neighbours(rank);
   std::string text = "rank " + std::to_string(rank_) + " lost rank " + std::to_string(rank) + " (";
-  if (rank == peer.rank) {
-    text += peer.address + "): " + std::string(reason);
+  if (rank == next_.rank || rank == previous_.rank) {
+    text += (rank == next_.rank ? next_ : previous_).address + "): " + std::string(reason);
   } else {
     text += "reported by rank " + std::to_string(reporter_) + "): connection lost";
   }

@@ -37,14 +37,14 @@ class Progress {
     if (report.step == report.steps) epoch_loss_ /= report.steps;
     if (report.step % interval_ != 0 && report.step != report.steps) return;
     if (prints_) {
-      std::printf("epoch %d/%d step %d/%d loss %.4f %.0f images/s\n", report.epoch + 1, epochs_, report.step,
+      std::printf("epoch %d/%d step %d/%d loss %.4g %.0f images/s\n", report.epoch + 1, epochs_, report.step,
                   report.steps, loss_ / steps_, static_cast<double>(images_) / seconds_since(start_));
     }
     restart();
   }
   void epoch(int epoch, const Accuracy& accuracy, double seconds) {
     if (prints_) {
-      std::printf("epoch %d/%d loss %.4f test accuracy %.2f %% in %.1f s\n", epoch + 1, epochs_, epoch_loss_,
+      std::printf("epoch %d/%d loss %.4g test accuracy %.2f %% in %.1f s\n", epoch + 1, epochs_, epoch_loss_,
                   accuracy.percent(), seconds);
     }
     restart();

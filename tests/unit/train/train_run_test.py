@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Runs the built `train` as one and as several ranks and checks lines, exit codes and error texts.
+
+usage: train_run_test.py PATH_OF_TRAIN [unittest options]
+"""
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+
+TRAIN = ""
+FASHION = "/usr/share/datasets/fashion-mnist"
+# Not this process's own launcher, if it has one.
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Ranks:
+    """A world of `train` processes; rank 0 serves the store. None outlives the `with`."""
+
+    def __init__(self, world, *arguments):
+        base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                 "TORCHELASTIC_RUN_ID": "train-run-test"} if world > 1 else {}
+        self.processes = []
+        for rank in range(world):
+            env = base | place | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {})
+            self.processes.append(subprocess.Popen([TRAIN, *arguments], env=env, text=True, stdout=subprocess.PIPE,
+                                                   stderr=subprocess.PIPE))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+    def finish(self, timeout=120):
+        """(exit code, stdout lines, stderr) of each rank."""
+        ends = [process.communicate(timeout=timeout) for process in self.processes]
+        return [(process.returncode, out.splitlines(), err) for process, (out, err) in zip(self.processes, ends)]
+
+
+def run(world, *arguments):
+    with Ranks(world, *arguments) as ranks:
+        return ranks.finish()
+
+
+def accuracy_of(lines):
+    return float(re.fullmatch(r"test accuracy (\d+\.\d) % \((\d+)/(\d+)\)", lines[-1])[1])
+
+
+class Training(unittest.TestCase):
+    def check_world(self, world, *arguments):
+        results = run(world, *arguments)
+        hashes = []
+        for rank, (code, lines, errors) in enumerate(results):
+            self.assertEqual((code, errors), (0, ""))
+            found = [re.fullmatch(r"rank (\d+) weights ([0-9a-f]{16})", line) for line in lines]
+            found = [match for match in found if match]
+            self.assertEqual(len(found), 1)
+            self.assertEqual(found[0][1], str(rank))
+            hashes.append(found[0][2])
+            if rank:
+                self.assertEqual(len(lines), 1, "only rank 0 reports progress")
+        self.assertEqual(len(set(hashes)), 1)
+        self.assertEqual(results[0][1][-2], f"weights equal on {world} ranks: {hashes[0]}")
+        return results[0][1]
+
+    def test_one_process_learns_the_synthetic_data(self):
+        lines = self.check_world(1, "--data", "synthetic", "--limit", "2000", "--log-interval", "10")
+        self.assertGreater(accuracy_of(lines), 80)
+        self.assertTrue(lines[-1].endswith("/2000)"))
+        self.assertRegex(lines[0], r"^epoch 1/1 step 10/20 loss \d+\.\d+ \d+ images/s$")
+        self.assertRegex(lines[2], r"^epoch 1/1 loss \d+\.\d+ test accuracy \d+\.\d\d % in \d+\.\d s$")
+
+    def test_ranks_end_with_equal_weights_and_count_every_test_image_once(self):
+        # 1000 test images over 3 ranks, 1001 training images over 3 ranks and batches of 7: nothing divides.
+        lines = self.check_world(3, "--data", "synthetic", "--limit", "1001", "--batch-size", "7", "--epochs", "2")
+        self.assertTrue(lines[-1].endswith("/1001)"))
+        self.assertTrue(any(line.startswith("epoch 2/2 step 48/48 ") for line in lines))
+
+    def test_equal_runs_give_equal_bits(self):
+        arguments = ("--data", "synthetic", "--limit", "400", "--dtype", "float64", "--seed", "5")
+        first = self.check_world(2, *arguments)[-2]
+        self.assertEqual(self.check_world(2, *arguments)[-2], first)
+        self.assertNotEqual(self.check_world(2, *arguments[:-1], "6")[-2], first)
+
+    @unittest.skipUnless(os.path.isdir(FASHION), "Debian's dataset-fashion-mnist is not installed")
+    @unittest.skipIf(os.environ.get("DDP_SHORT_TESTS"), "DDP_SHORT_TESTS is set")
+    def test_fashion_mnist_reaches_85_percent_on_1_2_and_4_ranks(self):
+        accuracies = [accuracy_of(self.check_world(world, "--data", FASHION)) for world in (1, 2, 4)]
+        print("Fashion-MNIST, one epoch, 1, 2 and 4 ranks:", accuracies, file=sys.stderr)
+        self.assertGreaterEqual(min(accuracies), 85)
+        self.assertLessEqual(max(accuracies) - min(accuracies), 2)
+
+    def test_divergence_ends_all_ranks_alike(self):
+        for code, _, errors in run(2, "--data", "synthetic", "--limit", "1600", "--lr", "1e38"):
+            self.assertEqual(code, 1)
+            self.assertRegex(errors, r"^train: the loss of step \d+ is not finite: training has diverged; "
+                                     r"try a smaller --lr\n$")
+
+
+class Death(unittest.TestCase):
+    LONG = ("--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
+
+    def test_all_ranks_name_a_killed_one_at_once(self):
+        with Ranks(3, *self.LONG) as ranks:
+            ranks.processes[0].stdout.readline()  # training is under way
+            ranks.processes[1].kill()
+            start = time.monotonic()
+            for rank in (0, 2):
+                _, errors = ranks.processes[rank].communicate(timeout=20)
+                self.assertEqual(ranks.processes[rank].returncode, 1)
+                self.assertRegex(errors, rf"^train: rank {rank} lost rank 1 \(127\.0\.0\.1:\d+\): connection "
+                                         r"(closed|reset) during all-(reduce|gather) of .*\d+\n$", f"rank {rank}")
+            self.assertLess(time.monotonic() - start, 5)
+
+    def test_a_hung_rank_is_named_after_the_timeout(self):
+        with Ranks(2, *self.LONG, "--comm-timeout", "300ms") as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[1].send_signal(signal.SIGSTOP)
+            _, errors = ranks.processes[0].communicate(timeout=20)
+            self.assertEqual(ranks.processes[0].returncode, 1)
+            self.assertRegex(errors, r"^train: rank 0 lost rank 1 \(127\.0\.0\.1:\d+\): no data for 0\.3 s during ")
+
+    def test_sigterm_ends_a_rank_at_once(self):
+        with Ranks(1, *self.LONG) as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[0].terminate()
+            ranks.processes[0].communicate(timeout=5)
+            self.assertEqual(ranks.processes[0].returncode, -signal.SIGTERM)
+
+
+class Mistakes(unittest.TestCase):
+    def refused(self, *arguments):
+        (code, lines, errors), = run(1, *arguments)
+        self.assertEqual((code, lines), (2, []))
+        return errors
+
+    def test_options(self):
+        for arguments, text in (
+                (("--model", "mlp"), 'there is no model "mlp" yet; the one model is convnet'),
+                (("--threads", "2"), "only 1 thread per rank so far; start more ranks"),
+                (("--dtype", "bf16"), "--dtype: there is no type \"bf16\"; write float32 or float64"),
+                (("--batch-size", "0"), "--batch-size"),
+                (("--comm-timeout", "soon"), '"soon" is no duration; write 500ms, 60s or 2m (at most 24h)'),
+                (("--bach-size", "3"), "--bach-size"),
+                (("extra",), "extra")):
+            with self.subTest(arguments):
+                self.assertIn(text, self.refused(*arguments))
+
+    def test_help_and_underscores(self):
+        (code, lines, errors), = run(1, "--help")
+        self.assertEqual((code, errors), (0, ""))
+        self.assertTrue(any("--batch-size" in line for line in lines))
+        (code, _, errors), = run(1, "--data", "synthetic", "--limit=100", "--batch_size=50", "--log_interval", "1")
+        self.assertEqual((code, errors), (0, ""))
+
+    def test_missing_data(self):
+        (code, _, errors), = run(1, "--data", "/nonexistent")
+        self.assertEqual(code, 1)
+        self.assertEqual(errors, "train: /nonexistent/train-images-idx3-ubyte: no such file, neither plain nor .gz; "
+                                 "give a directory with the four MNIST files by --data (Debian's package "
+                                 "dataset-fashion-mnist brings them), or --data synthetic\n")
+
+
+if __name__ == "__main__":
+    TRAIN = sys.argv.pop(1)
+    unittest.main(verbosity=2)
