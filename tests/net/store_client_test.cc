@@ -1,0 +1,187 @@
+// The blocking client against our server, over loopback.
+#include <sys/time.h>
+
+#include <chrono>
+#include <csignal>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "rendezvous/tcp_store_client.h"
+#include "tests/net/store_raw_client.h"
+#include "tests/net/store_test_server.h"
+#include "tests/support/catch.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using Keys = std::vector<std::string>;
+using test::StoreServer;
+
+TcpStoreClient client_of(const StoreServer& server) {
+  return TcpStoreClient::connect("127.0.0.1", server.port(), 5s).value();
+}
+
+std::string at(const StoreServer& server) {
+  return "127.0.0.1:" + std::to_string(server.port());
+}
+
+TEST_CASE("every call of the client") {
+  StoreServer server;
+  TcpStoreClient client = client_of(server);
+  CHECK(client.num_keys(5s).value() == 0);
+  REQUIRE(client.set("k", "value").has_value());
+  CHECK(client.get("k", 5s).value() == "value");
+  CHECK(client.add("n", 5, 5s).value() == 5);
+  CHECK(client.add("n", -7, 5s).value() == -2);
+  CHECK(client.get("n", 5s).value() == "-2");
+  CHECK(client.wait(Keys{"k", "n"}, 5s).has_value());
+  CHECK(client.wait(Keys{}, 5s).has_value());
+  CHECK(client.check(Keys{"k", "n"}, 5s).value());
+  CHECK_FALSE(client.check(Keys{"k", "no"}, 5s).value());
+  CHECK(client.compare_set("c", "", "one", 5s).value() == "one");
+  CHECK(client.compare_set("c", "two", "three", 5s).value() == "one");
+  CHECK(client.delete_key("c", 5s).value());
+  CHECK_FALSE(client.delete_key("c", 5s).value());
+  REQUIRE(client.append("log", "a").has_value());
+  REQUIRE(client.append("log", "b").has_value());
+  REQUIRE(client.multi_set(std::vector<std::pair<std::string, std::string>>{{"m1", "1"}, {"m2", ""}})
+              .has_value());
+  CHECK(client.multi_get(Keys{"m2", "log", "m1"}, 5s).value() == Keys{"", "ab", "1"});
+  CHECK(client.num_keys(5s).value() == 5);
+  CHECK(client.local_address().value() == "127.0.0.1");
+  CHECK(client.peer() == at(server));
+  const std::string big(20 * 1024 * 1024, 'x');
+  REQUIRE(client.set("big", big).has_value());
+  CHECK(client.get("big", 20s).value() == big);
+}
+
+TEST_CASE("a wait that times out leaves the client usable") {
+  StoreServer server;
+  TcpStoreClient client = client_of(server);
+  const auto start = Clock::now();
+  const Result<> waited = client.wait(Keys{"a", "b"}, 50ms);
+  CHECK(Clock::now() - start >= 50ms);
+  REQUIRE_FALSE(waited.has_value());
+  CHECK(waited.error().code == ErrorCode::kTimeout);
+  CHECK(waited.error().text == "wait of 'a' and 1 more: not in the store at " + at(server) + " in time");
+  const Result<std::string> got = client.get("a", 20ms);
+  REQUIRE_FALSE(got.has_value());
+  CHECK(got.error().code == ErrorCode::kTimeout);
+  CHECK(got.error().text == "get of 'a': not in the store at " + at(server) + " in time");
+  REQUIRE(client_of(server).set("a", "now").has_value());
+  CHECK(client.get("a", 5s).value() == "now");
+  CHECK(client.add("n", 1, 5s).value() == 1);
+  CHECK(server.stats().waiting == 0);
+}
+
+TEST_CASE("a wait ends when another client sets the key") {
+  StoreServer server;
+  TcpStoreClient waiter = client_of(server);
+  std::thread other([&server] {
+    TcpStoreClient client = client_of(server);
+    while (server.stats().waiting == 0)
+      std::this_thread::yield();
+    client.set("k", "v").value();
+    client.num_keys(5s).value();
+  });
+  CHECK(waiter.get("k", 10s).value() == "v");
+  other.join();
+}
+
+void ignore_signal(int) {}
+
+TEST_CASE("signals do not end a call early") {
+  StoreServer server;
+  TcpStoreClient client = client_of(server);
+  struct sigaction action {};
+  struct sigaction before {};
+  action.sa_handler = ignore_signal;  // no SA_RESTART: every system call is interrupted
+  ::sigaction(SIGALRM, &action, &before);
+  const itimerval often{{0, 5000}, {0, 5000}};
+  ::setitimer(ITIMER_REAL, &often, nullptr);
+  const auto start = Clock::now();
+  const Result<> waited = client.wait(Keys{"never"}, 200ms);
+  const auto took = Clock::now() - start;
+  const std::string big(8 * 1024 * 1024, 'x');
+  const bool stored = client.set("big", big).has_value() && client.get("big", 10s).value() == big;
+  const itimerval never{};
+  ::setitimer(ITIMER_REAL, &never, nullptr);
+  ::sigaction(SIGALRM, &before, nullptr);
+  CHECK(waited.error().code == ErrorCode::kTimeout);
+  CHECK(took >= 200ms);
+  CHECK(stored);
+}
+
+TEST_CASE("connect waits for a server that is not up yet") {
+  const std::uint16_t port = pick_free_port(ListenScope::kLoopback, std::nullopt).value();
+  Result<std::int64_t> count = Error{};
+  std::thread early([&] {
+    Result<TcpStoreClient> client = TcpStoreClient::connect("localhost", port, 20s);
+    if (client) count = client->num_keys(5s);
+  });
+  {
+    // Refused once at least: the server opens only after a connection attempt could have come and gone.
+    const Result<TcpStoreClient> nobody = TcpStoreClient::connect("127.0.0.1", port, 30ms);
+    REQUIRE_FALSE(nobody.has_value());
+    CHECK(nobody.error().code == ErrorCode::kUnreachable);
+    CHECK(nobody.error().text ==
+          "no store at 127.0.0.1:" + std::to_string(port) + " within 0.0 s: connect: Connection refused");
+  }
+  StoreServer::Options options = StoreServer::loopback();
+  options.port = port;
+  StoreServer server(options);
+  early.join();
+  CHECK(count.value() == 0);
+}
+
+TEST_CASE("connect says why it failed") {
+  SECTION("the name is unknown") {
+    const Result<TcpStoreClient> client = TcpStoreClient::connect("no-such-host.invalid", 1, 100ms);
+    REQUIRE_FALSE(client.has_value());
+    CHECK(client.error().text.find("cannot resolve the store's host 'no-such-host.invalid': ") !=
+          std::string::npos);
+  }
+  SECTION("the store does not want us") {
+    StoreServer::Options options = StoreServer::loopback();
+    options.filter.allow(asio::ip::make_address("192.0.2.1"));
+    StoreServer server(options);
+    const Result<TcpStoreClient> client = TcpStoreClient::connect("127.0.0.1", server.port(), 300ms);
+    REQUIRE_FALSE(client.has_value());
+    CHECK(client.error().code == ErrorCode::kUnreachable);
+    CHECK(client.error().text.starts_with("no store at " + at(server) + " within 0.3 s: connect: "));
+    CHECK(client.error().text.ends_with("; it does not accept this host's address, or is another service"));
+    CHECK(server.notes() == std::vector<std::string>{"refused 127.0.0.1"});  // once, for many attempts
+    CHECK(server.stats().refused > 1);
+    server.on_loop([&] { server.server().allow(asio::ip::make_address("127.0.0.1")); });
+    CHECK(client_of(server).num_keys(5s).value() == 0);
+  }
+}
+
+TEST_CASE("the end of the server is an error, and stays one") {
+  StoreServer server;
+  TcpStoreClient client = client_of(server);
+  server.on_loop([&] { server.server().stop(); });
+  const Result<std::int64_t> sum = client.add("n", 1, 5s);
+  REQUIRE_FALSE(sum.has_value());
+  CHECK(sum.error().code == ErrorCode::kLinkLost);
+  const Result<> again = client.set("k", "v");
+  REQUIRE_FALSE(again.has_value());
+  CHECK(again.error().code == ErrorCode::kLinkLost);
+  CHECK(again.error().text == "set of 'k': the store connection is closed: " + sum.error().text);
+}
+
+TEST_CASE("a server that owes a reply is given up") {
+  // Listens and never answers: the greeting's number of keys does not come.
+  const TcpListener mute = listen_tcp(ListenScope::kLoopback, 0).value();
+  const Result<TcpStoreClient> client = TcpStoreClient::connect("127.0.0.1", mute.port, 100ms);
+  REQUIRE_FALSE(client.has_value());
+  CHECK(client.error().text == "no store at 127.0.0.1:" + std::to_string(mute.port) +
+                                   " within 0.1 s: connect: no answer from the store at 127.0.0.1:" +
+                                   std::to_string(mute.port) + " in time");
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous

@@ -1,0 +1,325 @@
+// The server over loopback, with peers that behave and peers that do not.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "rendezvous/tcp_store_client.h"
+#include "tests/net/store_raw_client.h"
+#include "tests/net/store_test_server.h"
+#include "tests/support/catch.h"
+#include "tests/unit/store/store_bytes.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+using O = StoreOp;
+using test::Bytes;
+using test::greeting;
+using test::RawClient;
+using test::StoreServer;
+
+TcpStoreClient client_of(const StoreServer& server) {
+  return TcpStoreClient::connect("127.0.0.1", server.port(), 10s).value();
+}
+
+// Replies to a request that has one: the proof that the server has seen all that was said before.
+bool served(RawClient& client) {
+  client.say(Bytes(O::kPing).u32(7));
+  return client.hear(4) == Bytes().u32(7).str();
+}
+
+template <class Condition>
+bool soon(Condition condition) {
+  const auto deadline = Clock::now() + 10s;
+  while (!condition()) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(1ms);
+  }
+  return true;
+}
+
+TEST_CASE("a pending wait of an old client never stops its requests") {
+  StoreServer server;
+  RawClient old(server.port());
+  old.say(Bytes(5).list({"late"}));       // WAIT, of which the client tires
+  old.say(Bytes(3).text("n").number(7));  // ADD
+  CHECK(old.hear(8) == Bytes().number(7).str());
+  client_of(server).set("late", "").value();
+  old.say(Bytes(3).text("n").number(1));
+  CHECK(old.hear(8) == Bytes().number(8).str());  // no wake-up byte in front
+}
+
+TEST_CASE("a deletion of an old client is answered after a moment's silence") {
+  StoreServer server;
+  RawClient old(server.port());
+  old.say(Bytes(0).text("/k").text("v"));
+  old.say(Bytes(8).text("/k"));
+  CHECK(old.hear(8) == Bytes().number(1).str());
+  CHECK(server.stats().keys == 0);
+}
+
+TEST_CASE("silent connections stay") {
+  StoreServer server;
+  RawClient silent(server.port());
+  RawClient talker(server.port());
+  talker.say(greeting());
+  CHECK(served(talker));
+  CHECK(server.stats().connections == 2);
+  CHECK(server.stats().arrived == 0);  // neither has used a key
+  talker.say(Bytes(O::kAdd).text("init/").number(1));
+  CHECK(talker.hear(8) == Bytes().number(1).str());
+  CHECK(server.stats().arrived == 1);
+  CHECK(server.on_loop([&] { return server.server().arrived_from(); }) ==
+        std::vector{std::pair{asio::ip::make_address("127.0.0.1"), std::size_t{1}}});
+  silent.say(greeting());
+  CHECK(served(silent));
+}
+
+TEST_CASE("who does not speak the protocol is cut off, and named") {
+  StoreServer server;
+  RawClient browser(server.port());
+  browser.say("GET / HTTP/1.1\r\n\r\n");
+  CHECK(browser.closed());
+  RawClient greedy(server.port());
+  greedy.say(greeting() + Bytes(O::kSet).text("k").number(std::int64_t{1} << 40).str());
+  CHECK(greedy.closed());
+  RawClient wrong(server.port());
+  wrong.say(greeting() + Bytes(O::kSet).text("k").text("word").str() +
+            Bytes(O::kAdd).text("k").number(1).str());
+  CHECK(wrong.closed());
+  CHECK(server.notes() ==
+        std::vector<std::string>{
+            "broken 127.0.0.1: not a TCPStore request: byte 0x47 where an operation number belongs",
+            "broken 127.0.0.1: SET: a value of 1099511627776 bytes is over the store's limit of 268435456",
+            "broken 127.0.0.1: cannot add to 'k': its value is not a 64-bit number"});
+  CHECK(client_of(server).get("k", 5s).value() == "word");
+}
+
+TEST_CASE("requests may come in pieces and in heaps") {
+  StoreServer server;
+  RawClient client(server.port());
+  const std::string one = Bytes(O::kAdd).text("n").number(1);
+  const std::string heap = greeting() + one + one + one;
+  for (const char byte : heap)
+    client.say(std::string(1, byte));
+  std::string many;
+  for (int i = 0; i < 5000; ++i)
+    many += one;
+  client.say(many);
+  const std::string replies = client.hear(8 * 5003);
+  REQUIRE(replies.size() == 8 * 5003);
+  CHECK(replies.substr(8 * 5002) == Bytes().number(5003).str());
+}
+
+TEST_CASE("a peer that does not read is not read, and holds up nobody") {
+  StoreServer server;
+  TcpStoreClient other = client_of(server);
+  other.set("big", std::string(1024 * 1024, 'x')).value();
+  RawClient lazy(server.port());
+  constexpr int kGets = 64;
+  std::string gets = greeting();
+  for (int i = 0; i < kGets; ++i)
+    gets += Bytes(O::kGet).text("big").str();
+  lazy.say(gets);
+  CHECK(other.add("n", 1, 5s).value() == 1);
+  const std::size_t reply = 8 + 1024 * 1024;
+  std::size_t heard = 0;
+  for (int i = 0; i < kGets; ++i)
+    heard += lazy.hear(reply).size();
+  CHECK(heard == kGets * reply);
+  CHECK(served(lazy));
+}
+
+TEST_CASE("hundreds wait for one key") {
+  StoreServer server;
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 400; ++i) {
+    clients.push_back(std::make_unique<RawClient>(server.port()));
+    REQUIRE(clients.back()->connected());
+    clients.back()->say(greeting() + Bytes(O::kWait).list({"go"}).str());
+  }
+  REQUIRE(soon([&] { return server.stats().waiting == clients.size(); }));
+  CHECK(server.on_loop([&] { return server.server().awaited(1); }).front().waiters == clients.size());
+  client_of(server).set("go", "").value();
+  std::size_t woken = 0;
+  for (const auto& client : clients)
+    woken += client->hear(1) == std::string(1, '\0') ? 1 : 0;
+  CHECK(woken == clients.size());
+  clients.clear();
+  CHECK(soon([&] { return server.stats().connections == 0; }));
+}
+
+TEST_CASE("many clients at once lose no addition") {
+  StoreServer server;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&server] {
+      TcpStoreClient client = client_of(server);
+      for (int n = 0; n < 250; ++n)
+        client.add("n", 1, 10s).value();
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  CHECK(client_of(server).add("n", 0, 5s).value() == 2000);
+}
+
+double cpu_seconds(std::thread::native_handle_type thread) {
+  clockid_t clock{};
+  timespec time{};
+  if (::pthread_getcpuclockid(thread, &clock) != 0 || ::clock_gettime(clock, &time) != 0) return 1e9;
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
+
+TEST_CASE("out of descriptors, accepting rests and goes on") {
+  StoreServer server;
+  RawClient before(server.port());
+  before.say(greeting());
+  REQUIRE(served(before));
+
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const rlimit small{128, limit.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &small);
+  std::vector<UniqueFd> hoard;
+  for (int fd = ::dup(0); fd >= 0; fd = ::dup(0))
+    hoard.emplace_back(fd);
+  hoard.pop_back();  // for the client's end; none is left for the server's
+  RawClient client(server.port());
+  client.say(greeting());
+  const double cpu = cpu_seconds(server.thread());
+  CHECK_FALSE(client.readable(300));
+  CHECK(served(before));
+  CHECK(cpu_seconds(server.thread()) - cpu < 0.1);
+  hoard.clear();
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  CHECK(client.connected());
+  CHECK(served(client));
+}
+
+TEST_CASE("stop closes all and frees the port") {
+  std::uint16_t port = 0;
+  {
+    StoreServer server;
+    port = server.port();
+    RawClient client(port);
+    client.say(greeting());
+    REQUIRE(served(client));
+    server.on_loop([&] {
+      server.server().stop();
+      server.server().stop();
+    });
+    CHECK(client.closed());
+    CHECK_FALSE(RawClient(port).connected());
+  }
+  StoreServer::Options options = StoreServer::loopback();
+  options.port = port;
+  StoreServer next(options);
+  CHECK(client_of(next).num_keys(5s).value() == 0);
+}
+
+TEST_CASE("descriptors are given back") {
+  const auto open_now = [] {
+    const auto entries = std::filesystem::directory_iterator("/proc/self/fd");
+    return std::distance(begin(entries), end(entries));
+  };
+  const auto before = open_now();
+  {
+    StoreServer server;
+    TcpStoreClient client = client_of(server);
+    RawClient broken(server.port());
+    broken.say("x");
+    CHECK(broken.closed());
+    client.add("n", 1, 5s).value();
+  }
+  CHECK(open_now() == before);
+}
+
+TEST_CASE("both families reach one store") {
+  StoreServer::Options options;
+  options.port = 0;
+  options.filter.allow(asio::ip::make_address("127.0.0.1"));
+  options.filter.allow(asio::ip::make_address("127.0.0.9"));
+  options.filter.allow(asio::ip::make_address("::1"));
+  StoreServer server(options);
+  TcpStoreClient four = client_of(server);
+  four.set("k", "v").value();
+  CHECK(TcpStoreClient::connect("127.0.0.5", server.port(), 5s).value().get("k", 5s).value() == "v");
+  Result<TcpStoreClient> six = TcpStoreClient::connect("::1", server.port(), 300ms);
+  if (!six) WARN("no IPv6 here: " << six.error().text);
+  if (six) CHECK(six->get("k", 5s).value() == "v");
+  CHECK(server.notes().empty());
+}
+
+TEST_CASE("an adopted connection is served from its first bytes") {
+  StoreServer server;
+  const TcpListener shared = listen_tcp(ListenScope::kLoopback, 0).value();
+  RawClient client(shared.port);
+  const std::string hello = greeting() + Bytes(O::kAdd).text("n").number(1).str();
+  UniqueFd socket;
+  REQUIRE(soon([&] {
+    socket.reset(::accept4(shared.fds.front().get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    return static_cast<bool>(socket);
+  }));
+  server.on_loop([&] { server.server().adopt(std::move(socket), hello); });
+  CHECK(client.hear(8) == Bytes().number(1).str());
+  CHECK(served(client));
+}
+
+TEST_CASE("ports") {
+  SECTION("are picked beside the ephemeral range, with neighbours") {
+    const PortRange ephemeral = ephemeral_ports();
+    for (int i = 0; i < 20; ++i) {
+      const TcpListener listener = listen_tcp_picked(ListenScope::kLoopback, std::nullopt).value();
+      CHECK((listener.port + 3 < ephemeral.first || listener.port > ephemeral.last));
+      CHECK(listener.port >= 10000);
+    }
+  }
+  SECTION("follow the range") {
+    const std::uint16_t base = pick_free_port(ListenScope::kLoopback, std::nullopt).value();
+    const PortRange two{base, static_cast<std::uint16_t>(base + 1)};
+    const TcpListener first = listen_tcp_picked(ListenScope::kLoopback, two).value();
+    const TcpListener second = listen_tcp_picked(ListenScope::kLoopback, two).value();
+    CHECK(first.port + second.port == 2 * base + 1);
+    const Result<TcpListener> third = listen_tcp_picked(ListenScope::kLoopback, two);
+    REQUIRE_FALSE(third.has_value());
+    CHECK(third.error().sys == EADDRINUSE);
+    CHECK(third.error().text.starts_with("no free port in the range " + std::to_string(base) + "-" +
+                                         std::to_string(base + 1) + ": cannot listen on port "));
+  }
+  SECTION("in use are named") {
+    const TcpListener taken = listen_tcp(ListenScope::kAllInterfaces, 0).value();
+    asio::io_context loop;
+    TcpStoreOptions options;
+    options.port = taken.port;
+    const Result<TcpStoreServer> server = TcpStoreServer::open(loop.get_executor(), options);
+    REQUIRE_FALSE(server.has_value());
+    CHECK(server.error().sys == EADDRINUSE);
+    CHECK(server.error().text ==
+          "store: cannot listen on port " + std::to_string(taken.port) + ": Address already in use");
+  }
+  SECTION("beside a range") {
+    const auto text = [](PortRange ephemeral) {
+      std::string out;
+      for (const PortRange& range : ports_beside(ephemeral))
+        out += std::to_string(range.first) + "-" + std::to_string(range.last) + " ";
+      return out;
+    };
+    CHECK(text({32768, 60999}) == "10000-32764 61000-65532 ");
+    CHECK(text({1024, 60999}) == "61000-65532 ");
+    CHECK(text({1024, 65535}).empty());
+    CHECK(text({10000, 65530}) == "65531-65532 ");
+  }
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous
