@@ -175,6 +175,9 @@ Expansion expand_ids(std::string_view list) {
     const std::size_t comma = std::min(list.find(',', begin), list.size());
     Expansion item = expand_id(list.substr(begin, comma - begin));
     if (item.error) return failed(begin + item.error->offset, std::move(item.error->message));
+    if (result.words.size() + item.words.size() > kMaxIds) {
+      return failed(begin, "more than " + std::to_string(kMaxIds) + " devices");
+    }
     for (std::string& word : item.words) {
       if (!seen.insert(word).second) return failed(begin, word + " is given twice");
       result.words.push_back(std::move(word));

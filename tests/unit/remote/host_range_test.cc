@@ -76,6 +76,7 @@ TEST_CASE("Device ids") {
   CHECK(error_of(expand_ids("0;1")) ==
         "0: \"0;1\" is not a device number, a range like 0-3, or a device's UUID");
   CHECK(error_of(expand_ids("70000")) == "0: \"70000\" is too large for a device number");
+  CHECK(error_of(expand_ids("0-65534,MIG-1")) == "8: more than 65535 devices");
   CHECK(error_of(expand_ids("0-99999999")) == "0: range 0-99999999 has more than 65535 entries");
 }
 

@@ -1,0 +1,77 @@
+// Any text as hostfile, as --host, as --include/--exclude over what was read, and as words for a shell.
+#include <cctype>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "remote/host_filter.h"
+#include "remote/host_range.h"
+#include "remote/host_word.h"
+#include "remote/hostfile.h"
+#include "remote/shell_quote.h"
+
+namespace {
+
+using ddp::remote::Host;
+using HostsOrMistakes = ddp::remote::Checked<std::vector<Host>>;
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+// What the rest of the program relies on.
+void check(const HostsOrMistakes& parsed) {
+  if (!parsed) {
+    require(!parsed.error().list.empty() && parsed.error().list.size() <= ddp::remote::kMaxMistakes);
+    for (const ddp::remote::Mistake& mistake : parsed.error().list)
+      require(!mistake.message.empty());
+    return;
+  }
+  require(!parsed->empty() && parsed->size() <= ddp::remote::kMaxHosts);
+  std::set<std::string> names;
+  for (const Host& host : *parsed) {
+    std::string folded = host.name;
+    for (char& c : folded)
+      c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    require(names.insert(folded).second);
+    require(ddp::remote::is_host_name(host.name) || ddp::remote::is_ipv6(host.name));
+    require(host.user.empty() || ddp::remote::is_user_name(host.user));
+    require(host.address.empty() || ddp::remote::is_host_name(host.address) ||
+            ddp::remote::is_ipv6(host.address));
+    require(!host.slots || (*host.slots >= 1 && *host.slots <= ddp::remote::kMaxSlots));
+    require(host.chdir.empty() || host.chdir.front() == '/');
+    require(host.place.column >= 1);
+  }
+}
+
+// Our own quoting, read by our own reader of sh's rules.
+void check_words(const std::string& text) {
+  const auto words = ddp::remote::split_words(text);
+  if (!words || words->empty()) return;
+  const auto line = ddp::remote::shell_quote(*words);
+  if (line) require(*ddp::remote::split_words(*line) == *words);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  // The part behind the last '|' is the filter.
+  const std::size_t bar = input.rfind('|');
+  const std::string_view text = input.substr(0, bar);
+  const std::string_view filter = bar == std::string_view::npos ? std::string_view() : input.substr(bar + 1);
+  const HostsOrMistakes hosts = ddp::remote::parse_hostfile(text, "hosts");
+  check(hosts);
+  check(ddp::remote::parse_host_list(text, "--host"));
+  check_words(std::string(text));
+  // A range of many hosts, copied at each run, would only make the fuzzer slow.
+  if (hosts && hosts->size() < 1000 && !filter.empty()) {
+    check(ddp::remote::filter_hosts(*hosts, filter, ""));
+    check(ddp::remote::filter_hosts(*hosts, "", filter));
+  }
+  return 0;
+}
