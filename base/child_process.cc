@@ -32,6 +32,9 @@
 namespace ddp {
 namespace {
 
+/// Set once by raise_nofile, before threads.
+std::optional<rlim_t> nofile_before_raise;
+
 /// Blocks every signal of this thread, also the two that libc keeps to itself: none may be handled by the
 /// child while it runs in our memory.
 class AllSignalsBlocked {
@@ -150,10 +153,17 @@ std::optional<ExitStatus> wait_for(int pidfd, int flags) {
 
 }  // namespace
 
+void raise_nofile() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
+  if (setrlimit(RLIMIT_NOFILE, &limit) == 0) nofile_before_raise = before;
+}
+
 Result<ChildProcess> spawn(const ChildSpec& spec) {
   UniqueFd dev_null;
   auto moves = plan_moves(spec, dev_null);
-  if (!moves) return moves.error();
+  if (!moves) return within("start " + spec.path, moves.error());
   const auto argv = pointers(spec.argv);
   const auto envp = pointers(spec.env);
   ChildPlan plan = {};
@@ -168,8 +178,9 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
   plan.parent = getpid();
   plan.report_fd = -1;
   rlimit nofile;
-  if (spec.nofile_soft && getrlimit(RLIMIT_NOFILE, &nofile) == 0) {
-    nofile.rlim_cur = std::min(*spec.nofile_soft, nofile.rlim_max);
+  const std::optional<rlim_t> soft = spec.nofile_soft ? spec.nofile_soft : nofile_before_raise;
+  if (soft && getrlimit(RLIMIT_NOFILE, &nofile) == 0) {
+    nofile.rlim_cur = std::min(*soft, nofile.rlim_max);
     plan.nofile = &nofile;
   }
   sigemptyset(&plan.mask);

@@ -205,6 +205,7 @@ void leave_the_agents_things(int keep) {
 
 void become_keeper() {
   prctl(PR_SET_NAME, std::string(kKeeperName).c_str(), 0, 0, 0);
+  signal(SIGPIPE, SIG_IGN);  // whoever read our stderr may be gone; the exit code still tells
   // Under memory pressure the tree must go before the one that cleans up after it. Needs a privilege; without
   // it we share the risk of the others.
   const UniqueFd score(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));

@@ -10,9 +10,9 @@
 
 namespace ddp::launcher {
 
-/// Exit code of a keeper whose agent was killed, or whose lease ran out (docs/exit_codes.md: the node was
-/// lost).
-inline constexpr int kExitAgentLost = 118;
+/// Exit code of a keeper whose agent was killed, or whose lease ran out: "a node was lost"
+/// (docs/exit_codes.md).
+inline constexpr int kExitAgentLost = 113;
 
 /// The agent's end of the line to its keeper. One thread. Nothing here blocks or fails visibly: when the
 /// keeper has died, watch_fd() tells it.

@@ -164,6 +164,28 @@ TEST_CASE("a descriptor that is not open is a system error") {
   CHECK(error.text == "hand descriptors to /bin/sh: Bad file descriptor");
 }
 
+TEST_CASE("without a free descriptor the start fails and leaves nothing behind") {
+  ChildSpec spec = shell("exit 0");
+  const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const UniqueFd next(open("/dev/null", O_RDWR | O_CLOEXEC));
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(next.get());  // every lower number is taken
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  auto no_null = spawn(spec);
+  spec.in = spec.out = spec.err = null.get();
+  auto no_pidfd = spawn(spec);
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  REQUIRE(!no_null.has_value());
+  CHECK(no_null.error().text == "start /bin/sh: open /dev/null: Too many open files");
+  REQUIRE(!no_pidfd.has_value());
+  CHECK(no_pidfd.error().sys == EMFILE);
+  CHECK(no_pidfd.error().code == ErrorCode::kSystem);
+  for (const auto& info : launcher::list_processes())
+    CHECK(info.parent != getpid());
+}
+
 TEST_CASE("a child has the named descriptors and no other, not even forgotten ones") {
   const UniqueFd forgotten(open("/dev/null", O_RDONLY));  // without close-on-exec
   const UniqueFd high(fcntl(forgotten.get(), F_DUPFD, 700));

@@ -84,6 +84,14 @@ TEST_CASE("a killed agent: its whole tree goes") {
   CHECK(node.said() == "ddplaunchd keeper: the agent was killed by SIGKILL" + ended(5));
 }
 
+TEST_CASE("a killed agent is told by the exit code even when nobody reads stderr any more") {
+  Node node = start_ready("serve", "0", "family", 5);
+  node.errors.read_end.reset();
+  REQUIRE(kill(node.agent, SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
+  CHECK(node.all_gone());
+}
+
 TEST_CASE("a killed agent amid a fork storm: its whole tree goes") {
   std::vector<std::string> worker;
   std::size_t bytes = 0;

@@ -1,6 +1,7 @@
 #include "launcher/process_tree.h"
 
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <functional>
@@ -108,6 +109,21 @@ TEST_CASE("a fork storm ends whole") {
     kill.wait(kKillBound);
   CHECK(kill.left().empty());
   CHECK(kill.found() >= 40);
+  CHECK(reaches_end(worker.life.read_end.get()));
+  reap_all(worker);
+}
+
+TEST_CASE("a tree with more processes than we may have descriptors ends whole") {
+  Worker worker = start("storm", {}, "150");
+  REQUIRE(read_bytes(worker.life.read_end.get(), 100).size() == 100);
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit few = before;
+  few.rlim_cur = 64;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  const auto left = kill_own_tree();
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(left.empty());
   CHECK(reaches_end(worker.life.read_end.get()));
   reap_all(worker);
 }
