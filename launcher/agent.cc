@@ -200,7 +200,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
                            " for each worker (its share of the node's cores); export it to choose another"});
   }
   attempt_running_ = true;
-  workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, options_.worker_nofile, tree_scope_);
+  workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_scope_);
   workers_->start(std::move(workers->specs));
   start_task(finish_attempt(message.attempt));
 }

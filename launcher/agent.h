@@ -26,7 +26,6 @@ class Agent final : public WorkerEvents {
   struct Options {
     std::string directory;  ///< where this program lies, and with it `train`
     NodeFacts facts;
-    std::optional<rlim_t> worker_nofile;  ///< the soft limit that workers get, when ours was raised
   };
 
   /// `stream` is the control link, behind the hello line. `keeper` outlives the agent.

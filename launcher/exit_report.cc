@@ -168,8 +168,14 @@ std::string last_line(int code, const std::string& why) {
   return "ddplaunch: exit " + std::to_string(code) + ": " + why + "\n";
 }
 
+/// One line that stands alone: "…; its last lines:" promises lines that are not there.
+std::string standalone(std::string line) {
+  if (!line.empty() && line.back() == ':') line.resize(std::min(line.rfind("; "), line.size() - 1));
+  return line;
+}
+
 std::string why_root(const Failure& root) {
-  const std::string what = first_line(what_happened(root));
+  const std::string what = standalone(first_line(what_happened(root)));
   if (!is_worker(root)) return "node " + root.host + ": " + what;
   return "rank " + std::to_string(root.rank) + " on " + root.host + " " + what;
 }

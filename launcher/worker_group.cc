@@ -54,11 +54,9 @@ struct WorkerGroup::Worker {
   bool pipes_open() const { return out->open || err->open; }
 };
 
-WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, std::optional<rlim_t> nofile,
-                         TreeScope tree)
+WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree)
     : executor_(executor),
       events_(events),
-      nofile_(nofile),
       tree_(std::move(tree)),
       room_(executor, Clock::time_point::max()),
       kill_at_(executor, Clock::time_point::max()),
@@ -90,7 +88,6 @@ void WorkerGroup::start_one(WorkerSpec spec) {
   child.out = out->second.get();
   child.err = err->second.get();
   child.death_signal = SIGKILL;
-  child.nofile_soft = nofile_;
   auto started = spawn(child);
   if (!started) {
     events_.worker_not_started(rank, started.error());

@@ -1,13 +1,10 @@
 #pragma once
 
-#include <sys/resource.h>
-
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,8 +46,8 @@ class WorkerGroup {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `nofile`: soft RLIMIT_NOFILE that the workers get, when the agent has raised its own. `tree`: what a kill reaches.
-  WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, std::optional<rlim_t> nofile, TreeScope tree);
+  /// `tree`: what a kill reaches.
+  WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree);
   ~WorkerGroup();
 
   /// Starts all. A worker that cannot be started is reported like one that ended; the others go on.
@@ -82,7 +79,6 @@ class WorkerGroup {
 
   asio::any_io_executor executor_;
   WorkerEvents& events_;
-  std::optional<rlim_t> nofile_;
   TreeScope tree_;
   std::vector<std::unique_ptr<Worker>> workers_;
   asio::steady_timer room_;       ///< cancelled when output may flow again

@@ -37,7 +37,7 @@ struct Hello {
   std::string hostname;
   std::string machine_id;  ///< equal on two agents exactly when they share kernel and network namespace
   std::uint32_t pid = 0;
-  std::uint32_t cpus = 0;  ///< usable by this job: affinity, quota, physical cores
+  std::uint32_t cpus = 0;  ///< logical ones usable by this job: affinity, cut by the cgroup's quota
   std::uint32_t gpus = 0;
   std::uint64_t clock_ns = 0;  ///< CLOCK_MONOTONIC of the node when sent
   std::vector<Interface> interfaces;

@@ -1,6 +1,5 @@
 #include "apps/ddplaunch/launch.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "base/asio.h"
+#include "base/child_process.h"
 #include "base/version.h"
 #include "launcher/exit_report.h"
 #include "launcher/job_dir.h"
@@ -23,14 +23,6 @@
 
 namespace ddp {
 namespace {
-
-/// Three descriptors for each node, and one for each open file of the job directory.
-void raise_nofile() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  (void)::setrlimit(RLIMIT_NOFILE, &limit);
-}
 
 /// ddplaunchd lies beside this program, here and, unless --agent says otherwise, at the same path on the nodes.
 Result<std::string> agent_beside_us() {
@@ -71,7 +63,7 @@ int fail(const Error& error) {
 
 int launch(const launcher::JobSpec& spec) {
   ::signal(SIGPIPE, SIG_IGN);
-  raise_nofile();
+  raise_nofile();  // three descriptors for each node, one for each file of the job directory
   launcher::Master::Options options;
   options.expected = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
   options.agent_path = spec.agent_path;

@@ -1,19 +1,18 @@
 #include "apps/ddplaunchd/stdio_agent.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "base/asio.h"
+#include "base/child_process.h"
 #include "base/version.h"
 #include "launcher/agent.h"
 #include "remote/bootstrap.h"
@@ -21,14 +20,6 @@
 
 namespace ddp {
 namespace {
-
-/// Many workers need many descriptors: three for each. Returns the soft limit that the workers shall have.
-std::optional<rlim_t> raise_nofile() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return std::nullopt;
-  const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
-  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0 ? std::optional(before) : std::nullopt;
-}
 
 Result<std::string> own_directory() {
   char path[4096];
@@ -73,8 +64,8 @@ int fail(const Error& error) {
 
 int run_stdio_agent(launcher::KeeperLink& keeper) {
   ::signal(SIGPIPE, SIG_IGN);
+  raise_nofile();  // three descriptors for each worker
   launcher::Agent::Options options;
-  options.worker_nofile = raise_nofile();
   auto directory = own_directory();
   if (!directory) return fail(directory.error());
   options.directory = std::move(*directory);

@@ -56,7 +56,7 @@ class LaunchTest(unittest.TestCase):
     def setUp(self):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-test-"))
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
-        self.job = f"test-{os.getpid()}-{self.id().rpartition('.')[2]}"
+        self.job = f"t{os.getpid()}-{self.id().rpartition('.')[2].removeprefix('test_')}"[:60].rstrip('_')
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
         self.env["XDG_STATE_HOME"] = str(self.dir / "state")
         self.job_dir = self.dir / "job"
