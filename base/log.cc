@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>

@@ -1,5 +1,9 @@
 #include "base/log.h"
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "tests/support/catch.h"
 
 namespace ddp::log {
