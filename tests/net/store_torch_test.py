@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the real PyTorch of an interpreter against our store: store_torch_test.py SERVER PYTHON [RANKS].
+"""Runs the real PyTorch of an interpreter against our store, and our client against PyTorch's own store.
 
-PYTHON is a path, or the name of an environment variable that holds one ("$DDP_TEST_TORCH_PYTHON"). Exit 77: not there.
+store_torch_test.py SERVER CLIENT PYTHON: our store_server_main and store_client_main; PYTHON is a path, or the name of
+an environment variable that holds one ("$DDP_TEST_TORCH_PYTHON"). Exit 77: not there.
 """
 import os
 import pathlib
@@ -12,6 +13,7 @@ import time
 HERE = pathlib.Path(__file__).parent
 SKIPPED = 77
 LIMIT_S = 100
+RANKS = 3
 
 
 def interpreter(name):
@@ -82,11 +84,13 @@ def gloo(python, port, ranks):
 
 
 def main():
-    server, python = sys.argv[1], interpreter(sys.argv[2])
-    ranks = int(sys.argv[3]) if len(sys.argv) > 3 else 3
+    server, client, python = sys.argv[1], sys.argv[2], interpreter(sys.argv[3])
     status = with_server(server, lambda port: conformance(python, port))
     if status == 0:
-        status = with_server(server, lambda port: gloo(python, port, ranks))
+        status = with_server(server, lambda port: gloo(python, port, RANKS))
+    if status == 0:
+        status = subprocess.run([python, HERE / "store_torch_server.py", client], timeout=LIMIT_S).returncode
+        status = 0 if status == SKIPPED else status
     return status
 
 
