@@ -1,14 +1,15 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "launcher/job_spec.h"
+
 namespace ddp {
 
-/// The options as written. Empty text: not given; where empty text is a value, the field is optional.
+/// The options as written. Empty text: not given.
 struct OptionValues {
   // Hosts
   std::string hostfile;
@@ -43,7 +44,7 @@ struct OptionValues {
   std::string node_timeout;
   std::string master_timeout;
   // Output
-  std::optional<std::string> label;
+  std::string label = launcher::JobSpec().label;  ///< empty or "none": no label
   bool quiet = false;
   bool verbose = false;
   // Job

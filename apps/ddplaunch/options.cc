@@ -158,14 +158,11 @@ void read_failure(const OptionValues& values, JobSpec& spec, Findings& findings)
 void read_output(const OptionValues& values, JobSpec& spec, Findings& findings) {
   spec.quiet = values.quiet;
   if (values.quiet && values.verbose) findings.fail("--quiet and --verbose contradict each other");
-  if (!values.label) return;
-  spec.label_on = !values.label->empty() && *values.label != "none";
+  spec.label = values.label;
+  spec.label_on = !spec.label.empty() && spec.label != "none";
   if (!spec.label_on) return;
-  if (const auto checked = launcher::check_label_template(*values.label); !checked) {
-    findings.fail(checked.error().text.starts_with("--label") ? checked.error().text
-                                                              : "--label: " + checked.error().text);
-  }
-  spec.label = *values.label;
+  if (const auto checked = launcher::check_label_template(spec.label); !checked)
+    findings.fail(checked.error().text);
 }
 
 void read_job(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
