@@ -1,0 +1,58 @@
+// The documents and examples say what the tables say.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "apps/ddplaunch/foreign_options.h"
+#include "apps/ddplaunch/option_groups.h"
+#include "remote/hostfile.h"
+#include "tests/support/catch.h"
+
+namespace {
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  REQUIRE(file.good());
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// `--name` with a character behind it that ends a name.
+bool mentions(const std::string& text, const std::string& name) {
+  const std::string open = '`' + name;
+  for (std::size_t at = 0; (at = text.find(open, at)) != std::string::npos; ++at) {
+    const char next = text[at + open.size()];
+    if (next == '`' || next == ' ') return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("docs/options.md has every option") {
+  const std::string text = text_of(DDP_SOURCE_DIR "/docs/options.md");
+  const ddp::OptionTable table;
+  for (const std::string_view name : table.names()) {
+    CAPTURE(name);
+    CHECK(mentions(text, std::string(name)));
+  }
+  for (const ddp::ForeignOption& row : ddp::foreign_options()) {
+    CAPTURE(row.name);
+    CHECK(mentions(text, std::string(row.name)));
+    if (row.standing != ddp::Standing::kLater || row.value.empty()) continue;
+    CHECK(text.find("(`" + std::string(row.value) + "`)") != std::string::npos);
+  }
+}
+
+TEST_CASE("The example hostfiles are right") {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(DDP_SOURCE_DIR "/configs")) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("hostfile.")) continue;
+    ++files;
+    const auto parsed = ddp::remote::parse_hostfile(text_of(entry.path()), name);
+    CAPTURE(name);
+    CHECK(parsed.has_value());
+  }
+  CHECK(files >= 2);
+}
