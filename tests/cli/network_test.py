@@ -37,11 +37,17 @@ class TwoMachines(LaunchTest):
         ip("-n", self.near, "link", "add", "wire0", "type", "veth", "peer", "name", "wire0", "netns", self.far)
         for name, last in ((self.near, 1), (self.far, 2)):
             ip("-n", name, "addr", "add", f"10.77.0.{last}/24", "dev", "wire0")
-            ip("-n", name, "link", "add", "docker0", "type", "dummy")
+            ip("-n", name, "link", "add", "docker0", "type", "veth", "peer", "name", "vethc0")
             ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "docker0")
-            for device in ("lo", "wire0", "docker0"):
+            for device in ("lo", "wire0", "docker0", "vethc0"):
                 ip("-n", name, "link", "set", device, "up")
+        # The kernel tells of a new carrier up to a second later; a node in use has had it for long.
+        self.assertTrue(wait_until(lambda: all(self.has_carrier(name) for name in (self.near, self.far))))
         self.start_sshd()
+
+    def has_carrier(self, name):
+        shown = subprocess.run(["ip", "-n", name, "link", "show", "wire0"], check=True, capture_output=True, text=True)
+        return "LOWER_UP" in shown.stdout and "state UP" in shown.stdout
 
     def start_sshd(self):
         for name in ("host_key", "id"):
