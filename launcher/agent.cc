@@ -24,6 +24,8 @@ namespace ddp::launcher {
 namespace {
 
 constexpr std::chrono::seconds kHeartbeat{1};
+/// Between two passes of a kill.
+constexpr std::chrono::milliseconds kKillPause{1};
 /// For the last bytes to a master that does not read any more.
 constexpr std::chrono::seconds kFlushTime{2};
 
@@ -298,8 +300,16 @@ Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
   // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
   std::vector<LeftProcess> left;
   reap_adopted({});
-  if (has_children()) left = kill_own_tree(tree_scope_);
-  reap_adopted({});
+  if (has_children()) {
+    TreeKill kill(tree_scope_, kKillBound);
+    asio::steady_timer pause(loop_);
+    while (!kill.step()) {
+      pause.expires_after(kKillPause);
+      co_await pause.async_wait(kUseTuple);
+    }
+    left = kill.left();
+    reap_adopted({});
+  }
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
   rendezvous::AttemptEnded ended;
   ended.attempt = attempt;
@@ -345,6 +355,7 @@ Awaitable<> Agent::go_down() {
 Awaitable<> Agent::heartbeat() {
   while (!down_) {
     keeper_.pat();
+    if (attempt_running_) reap_adopted(workers_->pids());  // orphans of the workers would stay zombies otherwise
     tick_.expires_after(kHeartbeat);
     co_await tick_.async_wait(kUseTuple);
     const bool silent = Clock::now() - link_.last_heard() > patience_;

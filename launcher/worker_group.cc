@@ -15,6 +15,8 @@ namespace {
 
 /// After a leader's end a pipe that a grandchild still holds open is read until it was silent for this long.
 constexpr std::chrono::milliseconds kQuiet{200};
+/// For the blocking kill: every process has its SIGKILL by then; waiting for their ends is the loop's business.
+constexpr std::chrono::milliseconds kKillTime{50};
 /// Reads from one pipe before the others get their turn.
 constexpr int kReadsPerTurn = 8;
 
@@ -204,7 +206,7 @@ Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
 void WorkerGroup::kill_all() {
   // The tree first, frozen before it is killed, so that nothing forks away; the groups catch what reparented
   // meanwhile.
-  kill_own_tree(tree_);
+  kill_own_tree(tree_, kKillTime);
   for (const auto& worker : workers_) {
     if (worker->child.running()) (void)worker->child.send_group_signal(SIGKILL);
   }
@@ -214,6 +216,12 @@ void WorkerGroup::signal_leaders(int number) {
   for (const auto& worker : workers_) {
     if (!worker->ended) (void)worker->child.send_signal(number);
   }
+}
+
+std::vector<pid_t> WorkerGroup::pids() const {
+  std::vector<pid_t> pids;
+  for (const auto& worker : workers_) pids.push_back(worker->child.pid());
+  return pids;
 }
 
 void WorkerGroup::resume_output() {

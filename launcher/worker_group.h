@@ -64,7 +64,7 @@ class WorkerGroup {
   /// Waits until every leader is reaped and its pipes are read to their end. Grandchildren that hold a pipe open are not waited
   /// for: after a leader's end its pipes are read until they are quiet, then `ended` goes on, and the caller sweeps the tree.
   Awaitable<> ended();
-  bool stopping() const { return stopping_; }
+  std::vector<pid_t> pids() const;  ///< of the leaders, which only the group may reap
 
  private:
   struct Worker;
