@@ -20,11 +20,12 @@ struct Work {
   std::string input;
   Deadline deadline;
   Ran ran;
+  std::unique_ptr<Channel> channel;
   int open_ends = 4;  // the command, stdout, stderr, stdin
 };
 
 Awaitable<void> write_input(Work& work) {
-  auto& link = (*work.ran.opened)->link();
+  auto& link = work.channel->link();
   co_await asio::async_write(link, asio::buffer(work.input), kUseTuple);
   error_code ignored;
   link.shutdown(asio::socket_base::shutdown_send, ignored);
@@ -42,12 +43,16 @@ Awaitable<void> read_all(Work& work, Channel::Socket& from, std::string& into) {
 }
 
 Awaitable<void> run_all(asio::io_context& loop, Work& work) {
-  work.ran.opened = co_await work.shell.open(work.host, work.argv, work.deadline);
-  if (!work.ran.opened) {
+  auto opened = co_await work.shell.open(work.host, work.argv, work.deadline);
+  if (!opened) {
+    work.ran.opened = opened.error();
     work.open_ends = 0;
     co_return;
   }
-  Channel& channel = **work.ran.opened;
+  work.ran.opened = Result<>();
+  work.channel = std::move(*opened);
+  Channel& channel = *work.channel;
+  work.ran.address = channel.address();
   asio::co_spawn(loop, write_input(work), asio::detached);
   asio::co_spawn(loop, read_all(work, channel.link(), work.ran.out), asio::detached);
   asio::co_spawn(loop, read_all(work, channel.errors(), work.ran.errors), asio::detached);
@@ -69,9 +74,9 @@ std::size_t entries(const std::string& folder) {
 }  // namespace
 
 Ran run_command(asio::io_context& loop, RemoteShell& shell, const Host& host, std::vector<std::string> argv,
-                std::string input, std::chrono::seconds limit) {
+                std::string input, std::chrono::milliseconds limit) {
   const Deadline deadline = std::chrono::steady_clock::now() + limit;
-  Work work{shell, host, std::move(argv), std::move(input), deadline, {}};
+  Work work{shell, host, std::move(argv), std::move(input), deadline, {}, {}};
   std::exception_ptr broken;
   asio::co_spawn(loop, run_all(loop, work), [&broken](std::exception_ptr error) { broken = error; });
   loop.restart();

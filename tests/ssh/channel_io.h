@@ -11,7 +11,8 @@ namespace ddp::remote::test {
 
 /// What a command did, seen through a Channel.
 struct Ran {
-  Result<std::unique_ptr<Channel>> opened = Error{ErrorCode::kInternal, "not run", 0};
+  Result<> opened = Error{ErrorCode::kInternal, "not run", 0};
+  std::string address;
   std::string out;
   std::string errors;
   ChannelEnd end;
@@ -20,7 +21,7 @@ struct Ran {
 /// Runs one command to its end: writes `input` and closes the link's write side, reads both streams, awaits
 /// end(). Blocks; drives `loop` itself. Fails the test when it takes longer than `limit`.
 Ran run_command(asio::io_context& loop, RemoteShell& shell, const Host& host, std::vector<std::string> argv,
-                std::string input = {}, std::chrono::seconds limit = std::chrono::seconds(20));
+                std::string input = {}, std::chrono::milliseconds limit = std::chrono::seconds(20));
 
 Host host_named(const std::string& name);
 
