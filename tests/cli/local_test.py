@@ -156,6 +156,28 @@ class LocalJob(LaunchTest):
         process.send_signal(signal.SIGHUP)
         self.assert_code(self.finish(process, timeout=20), 0)
 
+    def test_user_signals_reach_the_leaders(self):
+        process = self.start("--nproc-per-node", 2, "sh", "-c",
+                             'trap "echo got USR1; exit 0" USR1; echo up; while :; do sleep 0.1; done')
+        self.assertEqual([process.stdout.readline().split("] ")[1] for _ in range(2)], ["up\n"] * 2)
+        process.send_signal(signal.SIGUSR1)
+        done = self.finish(process, timeout=20)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out.count("got USR1"), 2)
+
+    def test_stopped_master_does_not_stop_the_job(self):
+        # Ctrl-Z for longer than the agents bear a silent master; the worker's own end shows that it lived on.
+        process = self.start("--master-timeout", "2s", "sh", "-c", "echo up; sleep 4; touch survived; echo bye")
+        self.assertTrue(process.stdout.readline())
+        process.send_signal(signal.SIGTSTP)
+        stat = pathlib.Path(f"/proc/{process.pid}/stat")
+        self.assertTrue(wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T"))
+        self.assertTrue(wait_until((self.dir / "survived").exists))
+        process.send_signal(signal.SIGCONT)
+        done = self.finish(process, timeout=20)
+        self.assert_code(done, 0)
+        self.assertIn("[localhost:0] bye\n", done.out)
+
     def test_killed_master_leaves_nothing(self):
         process = self.start("--nproc-per-node", 3, "sh", "-c", "echo up; sleep 60")
         for _ in range(3):
