@@ -272,7 +272,8 @@ void SshSession::release() {
   pump_.reset();
   if (channel_ != nullptr) ssh_channel_free(std::exchange(channel_, nullptr));
   if (session_ != nullptr) {
-    if (ssh_is_connected(session_) != 0) ssh_disconnect(session_);
+    // Not ssh_disconnect: it forgets, and never closes, a descriptor that it was given.
+    ssh_silent_disconnect(session_);
     ssh_free(std::exchange(session_, nullptr));
   }
   error_code ignored;

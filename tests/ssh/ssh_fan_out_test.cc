@@ -1,0 +1,238 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "remote/command_shell.h"
+#include "remote/fan_out.h"
+#include "remote/local_shell.h"
+#include "remote/ssh_shell.h"
+#include "tests/ssh/channel_io.h"
+#include "tests/ssh/nodes.h"
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::remote;
+using namespace ddp::remote::test;
+
+namespace {
+
+const Nodes& nodes() {
+  static const Nodes all(64);
+  return all;
+}
+
+std::vector<Host> hosts(int count) {
+  std::vector<Host> list;
+  for (int i = 0; i < count; ++i)
+    list.push_back(host_named("127.0.0." + std::to_string(i + 2)));
+  return list;
+}
+
+using Outcomes = std::map<std::size_t, Result<StartedAgent>>;
+
+/// One fan-out with its shells. The channels must go before it.
+struct Fixture {
+  Fixture(const std::string& config, const std::string& line, std::chrono::milliseconds limit)
+      : ssh(loop.get_executor(), options_for(config)), local(loop.get_executor()) {
+    FanOutOptions options;
+    options.argv = {"/bin/sh", "-c", line};
+    options.deadline = std::chrono::steady_clock::now() + limit;
+    options.expected = AgentHello{1, "0.1.0"};
+    fan_out = std::make_unique<FanOut>(loop.get_executor(), ssh, local, options);
+  }
+  static SshShellOptions options_for(const std::string& config) {
+    SshShellOptions options;
+    options.config = config;
+    return options;
+  }
+
+  void run(std::vector<Host> list, bool cancel_at_first = false) {
+    bool returned = false;
+    asio::co_spawn(loop,
+                   fan_out->run(std::move(list),
+                                [this, cancel_at_first](std::size_t host, Result<StartedAgent> outcome) {
+                                  outcomes.emplace(host, std::move(outcome));
+                                  if (cancel_at_first) fan_out->cancel();
+                                }),
+                   [&returned](std::exception_ptr broken) {
+                     if (broken) std::rethrow_exception(broken);
+                     returned = true;
+                   });
+    while (!returned)
+      loop.run_one();
+  }
+
+  asio::io_context loop{1};
+  SshShell ssh;
+  LocalShell local;
+  std::unique_ptr<FanOut> fan_out;
+  Outcomes outcomes;
+};
+
+std::string read_line(Channel::Socket& socket, std::string text) {
+  char more[256];
+  while (text.find('\n') == std::string::npos)
+    text.append(more, socket.read_some(asio::buffer(more)));
+  return text;
+}
+
+/// The sshd's side ends a moment after ours.
+int processes_left(const Nodes& where) {
+  int left = 0;
+  for (int i = 0; i < 100 && (left = where.processes()) > 0; ++i)
+    ::usleep(50'000);
+  return left;
+}
+
+constexpr const char* kAgent = "echo 'ddplaunchd-hello 1 0.1.0'; exec cat";
+
+}  // namespace
+
+TEST_CASE("64 hosts start at once, one question for their configuration, and nothing is left") {
+  (void)nodes();
+  const auto descriptors = open_descriptors();
+  const auto before = children();
+  {
+    Fixture start(nodes().file("ssh_config"), kAgent, std::chrono::seconds(60));
+    start.run(hosts(64));
+    REQUIRE(start.outcomes.size() == 64);
+    CHECK(start.ssh.configuration_questions() == 1);
+    for (auto& [host, outcome] : start.outcomes) {
+      REQUIRE(outcome.has_value());
+      const std::string word = "to " + std::to_string(host) + "\n";
+      asio::write(outcome->channel->link(), asio::buffer(word));
+      CHECK(read_line(outcome->channel->link(), outcome->first_bytes) == word);
+    }
+    CHECK(nodes().processes() >= 128);
+    start.outcomes.clear();
+  }
+  CHECK(open_descriptors() == descriptors);
+  CHECK(children() == before);
+  CHECK(processes_left(nodes()) == 0);
+}
+
+TEST_CASE("bad hosts among good ones are reported one by one") {
+  Fixture start(nodes().file("ssh_config"), kAgent, std::chrono::seconds(30));
+  std::vector<Host> list = hosts(3);
+  list.push_back(host_named("127.0.0.5"));
+  list.back().port = 1;
+  list.push_back(host_named("localhost"));
+  start.run(list);
+  REQUIRE(start.outcomes.size() == 5);
+  for (std::size_t i : {0, 1, 2, 4})
+    CHECK(start.outcomes.at(i).has_value());
+  REQUIRE(start.outcomes.at(3).has_error());
+  CHECK(
+      start.outcomes.at(3).error().text ==
+      "127.0.0.5: cannot connect to 127.0.0.5:1: Connection refused; does sshd run there, and on this port?");
+  start.outcomes.clear();
+}
+
+TEST_CASE("a missing agent, and a forced command, are told apart") {
+  Fixture start(nodes().file("ssh_config"), "exit 127", std::chrono::seconds(30));
+  start.run(hosts(1));
+  CHECK(start.outcomes.at(0).error().code == ErrorCode::kAgentMissing);
+  CHECK(start.outcomes.at(0).error().text ==
+        "127.0.0.2: no ddplaunchd at /bin/sh; install the same version there or name it with --agent PATH");
+  Fixture other(nodes().file("ssh_config"), "echo 'This account is not available'; exit 1",
+                std::chrono::seconds(30));
+  other.run(hosts(1));
+  CHECK(other.outcomes.at(0).error().text ==
+        "127.0.0.2: /bin/sh ended with exit status 1 before its greeting; its last lines:\n  This account is "
+        "not available");
+}
+
+TEST_CASE("cancelling in the middle ends every session") {
+  const auto descriptors = open_descriptors();
+  {
+    Fixture start(nodes().file("ssh_config"), kAgent, std::chrono::seconds(60));
+    start.run(hosts(32), true);
+    REQUIRE(start.outcomes.size() == 32);
+    int cancelled = 0;
+    for (const auto& [host, outcome] : start.outcomes) {
+      if (outcome.has_error() && outcome.error().code == ErrorCode::kCancelled) ++cancelled;
+    }
+    CHECK(cancelled > 0);
+    start.outcomes.clear();
+  }
+  CHECK(open_descriptors() == descriptors);
+  CHECK(processes_left(nodes()) == 0);
+}
+
+TEST_CASE("a host that never greets is given up at the deadline, and its command ends") {
+  Fixture start(nodes().file("ssh_config"), "echo booting; exec cat", std::chrono::milliseconds(1500));
+  start.run(hosts(2));
+  CHECK(start.outcomes.at(0).error().code == ErrorCode::kTimeout);
+  CHECK(start.outcomes.at(0).error().text ==
+        "127.0.0.2: no greeting of /bin/sh before the start limit; is the login shell there waiting for "
+        "something?; "
+        "its last lines:\n  booting");
+  CHECK(processes_left(nodes()) == 0);
+}
+
+TEST_CASE("through the ssh program: the same outcomes, an unreachable host in ssh's words") {
+  asio::io_context loop(1);
+  CommandShell shell(loop.get_executor(), {{"ssh"}, nodes().file("ssh_config"), false});
+  LocalShell local(loop.get_executor());
+  FanOutOptions options;
+  options.argv = {"/bin/sh", "-c", kAgent};
+  options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  FanOut fan_out(loop.get_executor(), shell, local, options);
+  Outcomes outcomes;
+  std::vector<Host> list = hosts(3);
+  list[1].port = 1;
+  bool returned = false;
+  asio::co_spawn(loop,
+                 fan_out.run(list,
+                             [&outcomes](std::size_t host, Result<StartedAgent> outcome) {
+                               outcomes.emplace(host, std::move(outcome));
+                             }),
+                 [&returned](std::exception_ptr) { returned = true; });
+  while (!returned)
+    loop.run_one();
+  CHECK(outcomes.at(0).has_value());
+  CHECK(outcomes.at(2).has_value());
+  REQUIRE(outcomes.at(1).has_error());
+  CHECK(outcomes.at(1).error().code == ErrorCode::kUnreachable);
+  CHECK(outcomes.at(1).error().text ==
+        "127.0.0.3: ssh failed (exit status 255):\n  ssh: connect to host 127.0.0.3 port 1: Connection "
+        "refused");
+  outcomes.clear();
+  loop.restart();
+  loop.run_for(std::chrono::seconds(5));
+  CHECK(processes_left(nodes()) == 0);
+}
+
+TEST_CASE("a noisy start-up file of the login shell does not disturb the greeting") {
+  const std::string rc =
+      nodes().write("noisy_rc", "echo 'welcome to the cluster'; echo 'quota: 80%' >&2\nprintf 'prompt> '\n");
+  const Nodes noisy(1, "NODES_BASHRC=" + rc);
+  Fixture start(noisy.file("ssh_config"), kAgent, std::chrono::seconds(30));
+  start.run(hosts(1));
+  REQUIRE(start.outcomes.at(0).has_value());
+  const StartedAgent& agent = *start.outcomes.at(0);
+  if (std::string(output_of("getent passwd $(id -u)")).find("bash") != std::string::npos) {
+    REQUIRE(agent.noise.size() == 2);
+    CHECK(agent.noise[0] == "welcome to the cluster");
+    CHECK(agent.noise[1] == "prompt> ");
+    CHECK(agent.errors == "quota: 80%\n");
+  }
+  start.outcomes.clear();
+}
+
+TEST_CASE("a server that drops logins beyond MaxStartups is tried again") {
+  const Nodes strict(15, "NODES_MAX_STARTUPS=2:100:2");
+  Fixture start(strict.file("ssh_config"), kAgent, std::chrono::seconds(60));
+  start.run(hosts(15));
+  for (const auto& [host, outcome] : start.outcomes) {
+    INFO(host);
+    if (outcome.has_error()) WARN(outcome.error().text);
+    CHECK(outcome.has_value());
+  }
+  CHECK(output_of("grep -c 'MaxStartups' " + strict.file("sshd.log") + " || true") != "0");
+  start.outcomes.clear();
+}
