@@ -1,5 +1,6 @@
 #include "apps/train/conv_net.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>

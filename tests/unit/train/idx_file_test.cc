@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <system_error>
 
 #include "apps/train/dataset.h"
 #include "tests/support/catch.h"

@@ -1,6 +1,7 @@
 #include "apps/train/ring_schedule.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/train/peer_hello.h"

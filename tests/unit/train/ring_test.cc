@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -224,7 +225,8 @@ TEST_CASE("ranks meet through a real store, and all name a killed rank at once")
 
   CHECK(WIFSIGNALED(status));
   // A rank may see the death while the end of its 17th sum is still on the way to it.
-  for (const int done : steps) CHECK((done == 16 || done == 17));
+  for (const int done : steps)
+    CHECK((done == 16 || done == 17));
   for (int rank = 0; rank < 3; ++rank) {
     CHECK_THAT(said[rank], Catch::Matchers::StartsWith("rank " + std::to_string(rank) + " lost rank 3 ("));
     CHECK_THAT(said[rank], Catch::Matchers::EndsWith(" during all-reduce"));
