@@ -9,8 +9,9 @@
 
 namespace ddp {
 
-/// A two-way stream of bytes whose ends may be of any kind: a socket, a pair of pipes, a TLS session. The control link runs
-/// over this, so that it does not know how a node was reached. One read and one write may be under way at a time.
+/// A two-way stream of bytes whose ends may be of any kind: a socket, a pair of pipes, a TLS session. The
+/// control link runs over this, so that it does not know how a node was reached. One read and one write may
+/// be under way at a time.
 class ByteStream {
  public:
   using Done = std::tuple<error_code, std::size_t>;
@@ -41,7 +42,7 @@ class AsioStream final : public ByteStream {
   }
 
  private:
-  In in_;   // with a reference type the object belongs to the caller
+  In in_;  // with a reference type the object belongs to the caller
   Out out_;
 };
 

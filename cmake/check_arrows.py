@@ -31,7 +31,8 @@ ONLY_IN = {
 ASIO_DOOR = {"base/asio.h", "base/asio_impl.cc"}
 # Sans-IO cores: no sockets, clocks, threads, environment or logger.
 CORES = {
-    "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/shell_quote", "remote/bootstrap",
+    "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/host_entry", "remote/host_word",
+    "remote/nearest_word", "remote/shell_quote", "remote/bootstrap",
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/rank_plan", "rendezvous/key_store",
     "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/env_filter", "launcher/worker_env", "launcher/supervisor",
     "launcher/output_lines", "launcher/exit_report", "launcher/net_choice", "apps/train/sampler",

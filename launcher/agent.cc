@@ -40,7 +40,8 @@ EnvVars own_environment() {
   return split_env(entries);
 }
 
-/// Whether anybody descends from us: orphans of our tree come to us, their subreaper, so no child means no descendant.
+/// Whether anybody descends from us: orphans of our tree come to us, their subreaper, so no child means no
+/// descendant.
 bool has_children() {
   siginfo_t info{};
   return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
@@ -122,7 +123,8 @@ void Agent::handle(const rendezvous::JobStart& message) {
   patience_ = std::chrono::milliseconds(message.master_timeout_ms);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
   keeper_.set_job_mark(message.job_id);
-  // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing can.
+  // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
+  // can.
   if (!message.local) keeper_.set_lease(patience_);
   tree_scope_.job_id = message.job_id;
   auto job = NodeJob::prepare(message, own_environment(), options_.directory);
@@ -355,7 +357,8 @@ Awaitable<> Agent::go_down() {
 Awaitable<> Agent::heartbeat() {
   while (!down_) {
     keeper_.pat();
-    if (attempt_running_) reap_adopted(workers_->pids());  // orphans of the workers would stay zombies otherwise
+    if (attempt_running_)
+      reap_adopted(workers_->pids());  // orphans of the workers would stay zombies otherwise
     tick_.expires_after(kHeartbeat);
     co_await tick_.async_wait(kUseTuple);
     const bool silent = Clock::now() - link_.last_heard() > patience_;

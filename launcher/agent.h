@@ -19,8 +19,8 @@
 
 namespace ddp::launcher {
 
-/// The process on a node that owns its workers for one job: it answers the master over the control link and lives exactly as long
-/// as that link. One loop thread; constructor, run(), nothing else.
+/// The process on a node that owns its workers for one job: it answers the master over the control link and
+/// lives exactly as long as that link. One loop thread; constructor, run(), nothing else.
 class Agent final : public WorkerEvents {
  public:
   struct Options {
@@ -34,8 +34,8 @@ class Agent final : public WorkerEvents {
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
-  /// Serves until the master says Leave, the link or the keeper is lost, or a signal ends it; then no worker lives. Returns the
-  /// process's exit code: 0 after Leave.
+  /// Serves until the master says Leave, the link or the keeper is lost, or a signal ends it; then no worker
+  /// lives. Returns the process's exit code: 0 after Leave.
   int run();
 
  private:
@@ -92,7 +92,7 @@ class Agent final : public WorkerEvents {
   bool asleep_ = false;   ///< the master told that its user stopped it
   bool leaving_ = false;  ///< the end was ordered or is forced; nothing new starts
   bool attempt_running_ = false;
-  bool down_ = false;     ///< no worker lives any more; only the goodbye is left
+  bool down_ = false;  ///< no worker lives any more; only the goodbye is left
   std::chrono::milliseconds patience_{15'000};
   std::chrono::milliseconds link_grace_{5'000};
   asio::steady_timer tick_;

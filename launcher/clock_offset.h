@@ -6,13 +6,14 @@
 
 namespace ddp::launcher {
 
-/// How far a node's CLOCK_MONOTONIC is ahead of ours, from exchanges of small messages: the one with the shortest round trip is
-/// right to half of it (Cristian's algorithm). All times in nanoseconds.
+/// How far a node's CLOCK_MONOTONIC is ahead of ours, from exchanges of small messages: the one with the
+/// shortest round trip is right to half of it (Cristian's algorithm). All times in nanoseconds.
 class ClockOffset {
  public:
   using Time = std::chrono::nanoseconds;
 
-  /// A message from the node, `theirs` on its clock, took at most `round_trip` with the question that led to it.
+  /// A message from the node, `theirs` on its clock, took at most `round_trip` with the question that led to
+  /// it.
   void sample(Time sent, Time received, Time theirs) {
     const Time round_trip = received - sent;
     if (error_ && round_trip / 2 >= *error_) return;

@@ -15,9 +15,13 @@ constexpr std::size_t kJoin = 256u << 10;
 }  // namespace
 
 Console::Console(asio::any_io_executor loop, std::function<void()> drained, int out, int err)
-    : loop_(std::move(loop)), drained_(std::move(drained)), fds_{out, err}, writer_([this] { write_loop(); }) {}
+    : loop_(std::move(loop)), drained_(std::move(drained)), fds_{out, err}, writer_([this] {
+        write_loop();
+      }) {}
 
-Console::~Console() { close(); }
+Console::~Console() {
+  close();
+}
 
 void Console::write(int stream, std::string_view bytes) {
   if (bytes.empty()) return;

@@ -14,9 +14,10 @@
 
 namespace ddp::launcher {
 
-/// The user's stdout and stderr. Writing happens on a thread of its own, so that a slow terminal or a full pipe never stops
-/// the loop; both streams keep their common order. The descriptors stay as the user gave them (blocking: they may be shared).
-/// A stream whose reader is gone swallows what follows. Calls come from the loop thread.
+/// The user's stdout and stderr. Writing happens on a thread of its own, so that a slow terminal or a full
+/// pipe never stops the loop; both streams keep their common order. The descriptors stay as the user gave
+/// them (blocking: they may be shared). A stream whose reader is gone swallows what follows. Calls come from
+/// the loop thread.
 class Console {
  public:
   /// `drained` is posted to `loop` each time the backlog has fallen below kLow after it was above kHigh.
@@ -25,7 +26,8 @@ class Console {
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  static constexpr std::size_t kHigh = 4u << 20;  ///< bytes that may wait; above it callers hold their sources back
+  static constexpr std::size_t kHigh =
+      4u << 20;  ///< bytes that may wait; above it callers hold their sources back
   static constexpr std::size_t kLow = 1u << 20;
 
   /// Queues bytes for stream 1 or 2; never blocks and never drops. Keeping to `full()` is the caller's duty.
@@ -33,7 +35,8 @@ class Console {
   bool full() const;
   /// Errno of the first failed write of `stream`, 0 if none: EPIPE when its reader has gone.
   int broken(int stream) const;
-  /// Waits until all is written, then ends the thread. Blocks as long as the reader does; may be called twice.
+  /// Waits until all is written, then ends the thread. Blocks as long as the reader does; may be called
+  /// twice.
   void close();
 
  private:

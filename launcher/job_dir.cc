@@ -31,7 +31,8 @@ Result<JobDir> JobDir::create(std::string path) {
   std::error_code error;
   const std::filesystem::path directory(path);
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
-  if (::mkdir(path.c_str(), 0700) != 0 && (errno != EEXIST || !std::filesystem::is_directory(directory, error))) {
+  if (::mkdir(path.c_str(), 0700) != 0 &&
+      (errno != EEXIST || !std::filesystem::is_directory(directory, error))) {
     Error failure = system_error(errno, "the job directory " + path);
     failure.text += "; choose another with --job-dir";
     return failure;
@@ -40,17 +41,20 @@ Result<JobDir> JobDir::create(std::string path) {
   job.path_ = std::move(path);
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  job.max_open_ = std::max<std::size_t>(64, limit.rlim_cur > 4 * kReserved ? limit.rlim_cur / 2 - kReserved : 64);
+  job.max_open_ =
+      std::max<std::size_t>(64, limit.rlim_cur > 4 * kReserved ? limit.rlim_cur / 2 - kReserved : 64);
   return job;
 }
 
 std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const {
   char name[64];
-  std::snprintf(name, sizeof name, "/attempt_%u/rank_%05u.%s", attempt, rank, stream == 1 ? "stdout" : "stderr");
+  std::snprintf(name, sizeof name, "/attempt_%u/rank_%05u.%s", attempt, rank,
+                stream == 1 ? "stdout" : "stderr");
   return path_ + name;
 }
 
-Result<> JobDir::append(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes) {
+Result<> JobDir::append(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream,
+                        std::string_view bytes) {
   const auto report = [this](Error error) -> Result<> {
     if (std::exchange(failed_, true)) return {};
     return error;
@@ -59,7 +63,8 @@ Result<> JobDir::append(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
     open_.clear();
     attempt_ = attempt;
     const std::string directory = path_ + "/attempt_" + std::to_string(attempt);
-    if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return report(system_error(errno, directory));
+    if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+      return report(system_error(errno, directory));
   }
   UniqueFd& fd = open_[{rank, stream}];
   if (!fd) {

@@ -12,15 +12,17 @@
 
 namespace ddp::launcher {
 
-/// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`. A file appears with its
-/// first byte. Nothing in it is ever deleted. Loop thread; writes are blocking writes to files.
+/// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`. A
+/// file appears with its first byte. Nothing in it is ever deleted. Loop thread; writes are blocking writes
+/// to files.
 class JobDir {
  public:
   /// Makes the directory (0700) and its parents. Error kSystem.
   static Result<JobDir> create(std::string path);
 
-  /// Appends. The first failure is returned, so that it can be said once; while the disk stays full later bytes are lost to the
-  /// file (they still reach the terminal), and writing goes on when there is room again.
+  /// Appends. The first failure is returned, so that it can be said once; while the disk stays full later
+  /// bytes are lost to the file (they still reach the terminal), and writing goes on when there is room
+  /// again.
   Result<> append(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes);
 
   std::string file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const;

@@ -32,11 +32,14 @@ struct ProcsPerNode {
   int number = 0;
 };
 
-enum class StoreMode : std::uint8_t { kAgent = 1, kWorker = 2 };  ///< who serves MASTER_PORT (docs/environment.md)
+enum class StoreMode : std::uint8_t {
+  kAgent = 1,
+  kWorker = 2
+};  ///< who serves MASTER_PORT (docs/environment.md)
 enum class LauncherKind : std::uint8_t { kSsh, kLocal };
 
-/// One validated job: everything the user asked for, nothing that was found out later. Made by the options (apps/ddplaunch)
-/// and read by all of launcher/.
+/// One validated job: everything the user asked for, nothing that was found out later. Made by the options
+/// (apps/ddplaunch) and read by all of launcher/.
 struct JobSpec {
   std::string job_id;
   std::vector<remote::Host> hosts;  ///< in hostfile order; never empty
@@ -47,23 +50,25 @@ struct JobSpec {
 
   // Start
   LauncherKind launcher = LauncherKind::kSsh;
-  std::string ssh_config;               ///< as `ssh -F`; empty: the user's
-  std::vector<std::string> ssh_command; ///< --ssh-command split into words; empty: libssh
+  std::string ssh_config;                ///< as `ssh -F`; empty: the user's
+  std::vector<std::string> ssh_command;  ///< --ssh-command split into words; empty: libssh
   bool ssh_localhost = false;
   bool accept_new_host_keys = false;
-  std::string agent_path;               ///< ddplaunchd on the nodes; empty: the path beside this ddplaunch
+  std::string agent_path;  ///< ddplaunchd on the nodes; empty: the path beside this ddplaunch
   std::chrono::milliseconds start_timeout{120'000};
-  std::string network;                  ///< --network CIDR or interface name; empty: chosen
-  std::uint16_t master_port = 0;        ///< the store's port; 0: any free one
+  std::string network;            ///< --network CIDR or interface name; empty: chosen
+  std::uint16_t master_port = 0;  ///< the store's port; 0: any free one
   std::optional<std::pair<std::uint16_t, std::uint16_t>> port_range;
   StoreMode store = StoreMode::kAgent;
 
   // Workers
-  std::vector<std::pair<std::string, std::string>> env;        ///< forwarded to other machines, already filtered
-  std::vector<std::pair<std::string, std::string>> local_env;  ///< the same for this machine: device variables kept
-  std::vector<std::pair<std::string, std::string>> explicit_env;  ///< --env, --env-file: verbatim, over everything
-  std::string chdir;                                     ///< same path on all nodes
-  bool chdir_given = false;                              ///< by --chdir, not taken from the current directory
+  std::vector<std::pair<std::string, std::string>> env;  ///< forwarded to other machines, already filtered
+  std::vector<std::pair<std::string, std::string>>
+      local_env;  ///< the same for this machine: device variables kept
+  std::vector<std::pair<std::string, std::string>>
+      explicit_env;          ///< --env, --env-file: verbatim, over everything
+  std::string chdir;         ///< same path on all nodes
+  bool chdir_given = false;  ///< by --chdir, not taken from the current directory
   bool stdin_to_rank0 = false;
 
   // Failure and output
@@ -71,10 +76,11 @@ struct JobSpec {
   std::chrono::milliseconds failure_grace{15'000};  ///< after a worker's failure
   std::chrono::milliseconds node_timeout{15'000};
   std::chrono::milliseconds master_timeout{15'000};
-  std::string job_dir;                   ///< absolute
+  std::string job_dir;  ///< absolute
   std::string label = "[{host}:{rank}] ";
   bool label_on = true;
-  bool quiet = false;
+  bool quiet = false;    ///< no words of ours but errors
+  bool verbose = false;  ///< say each step
 };
 
 }  // namespace ddp::launcher

@@ -143,6 +143,8 @@ void Master::carry_out(Supervisor::Actions actions) {
         fan_out_.cancel();
     } else if (auto* words = std::get_if<Supervisor::Say>(&action)) {
       say(words->text);
+    } else if (auto* step_done = std::get_if<Supervisor::Detail>(&action)) {
+      if (spec_.verbose) say(step_done->text);
     }
   }
   if (supervisor_.state() == Supervisor::State::kRunning && spec_.stdin_to_rank0 &&
@@ -244,7 +246,7 @@ void Master::take(Node& node, const rendezvous::Message& message) {
   } else if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
     if (pong->sequence == node.ping) node.clock.sample(node.pinged, now(), nanoseconds(pong->clock_ns));
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
-    say(spec_.hosts[node.index].name + ": " + notice->text);
+    if (!spec_.quiet) say(spec_.hosts[node.index].name + ": " + notice->text);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
     stdin_window_ += stdin_taken->bytes;
     stdin_room_.cancel();

@@ -20,12 +20,12 @@
 
 namespace ddp::launcher {
 
-/// The process that owns the job: starts the agents, carries out what the Supervisor decides, shows the workers' output, and
-/// reports. One loop thread, and the console's writer. Constructor, run(), nothing else.
+/// The process that owns the job: starts the agents, carries out what the Supervisor decides, shows the
+/// workers' output, and reports. One loop thread, and the console's writer. Constructor, run(), nothing else.
 class Master {
  public:
   struct Options {
-    std::string agent_path;     ///< of ddplaunchd on the nodes
+    std::string agent_path;       ///< of ddplaunchd on the nodes
     remote::AgentHello expected;  ///< what their hello must say
   };
 
@@ -36,7 +36,8 @@ class Master {
   Master(const Master&) = delete;
   Master& operator=(const Master&) = delete;
 
-  /// Runs the job to its end and returns the exit code (docs/exit_codes.md). Everything was shown when it returns.
+  /// Runs the job to its end and returns the exit code (docs/exit_codes.md). Everything was shown when it
+  /// returns.
   int run();
 
  private:

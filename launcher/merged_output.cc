@@ -12,7 +12,8 @@ struct MergedOutput::Rank {
   bool wrote_stderr = false;
 };
 
-MergedOutput::MergedOutput(JobDir job_dir, Console& console, std::string label, Source source, Trouble trouble)
+MergedOutput::MergedOutput(JobDir job_dir, Console& console, std::string label, Source source,
+                           Trouble trouble)
     : job_dir_(std::move(job_dir)),
       console_(console),
       label_(std::move(label)),
@@ -33,7 +34,8 @@ MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t rank) {
   return *ranks_[rank];
 }
 
-void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes) {
+void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream,
+                        std::string_view bytes) {
   Rank& state = rank_state(rank);
   LineAssembler& assembler = stream == 1 ? state.out : state.err;
   lines_.clear();

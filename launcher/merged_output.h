@@ -13,13 +13,14 @@
 
 namespace ddp::launcher {
 
-/// Where all workers' output comes together: raw bytes into the job directory, whole labelled lines to the console, the last
-/// lines of each stderr kept for the report. Loop thread.
+/// Where all workers' output comes together: raw bytes into the job directory, whole labelled lines to the
+/// console, the last lines of each stderr kept for the report. Loop thread.
 class MergedOutput {
  public:
   /// Who `rank` is, for its label; asked once for each rank.
   using Source = std::function<LineSource(std::uint32_t rank)>;
-  using Trouble = std::function<void(const Error&)>;  ///< the job directory failed; called once until it recovers
+  using Trouble =
+      std::function<void(const Error&)>;  ///< the job directory failed; called once until it recovers
 
   /// `label` has passed check_label_template; empty: lines without a label. `console` outlives this.
   MergedOutput(JobDir job_dir, Console& console, std::string label, Source source, Trouble trouble);

@@ -27,9 +27,10 @@ Result<std::string> working_directory(const std::string& wanted) {
     return error;
   }
   if (!S_ISDIR(found.st_mode) || ::access(wanted.c_str(), X_OK) != 0) {
-    return Error{ErrorCode::kRefused, "the working directory " + wanted +
-                                          (S_ISDIR(found.st_mode) ? " may not be entered" : " is not a directory") +
-                                          "; name another with --chdir or chdir= in the hostfile"};
+    return Error{ErrorCode::kRefused,
+                 "the working directory " + wanted +
+                     (S_ISDIR(found.st_mode) ? " may not be entered" : " is not a directory") +
+                     "; name another with --chdir or chdir= in the hostfile"};
   }
   return wanted;
 }
@@ -38,9 +39,10 @@ Result<> directories_exist(const EnvVars& env) {
   for (const auto& [name, directory] : promised_directories(env)) {
     struct stat found {};
     if (::stat(directory.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) continue;
-    return Error{ErrorCode::kRefused, name + " names " + directory +
-                                          ", which is not there; install the environment at the same path, or launch "
-                                          "without it active"};
+    return Error{ErrorCode::kRefused,
+                 name + " names " + directory +
+                     ", which is not there; install the environment at the same path, or launch "
+                     "without it active"};
   }
   return {};
 }
@@ -57,7 +59,8 @@ Result<> script_exists(const std::string& script, const std::string& cwd) {
 std::vector<std::string> joined(const EnvVars& env) {
   std::vector<std::string> entries;
   entries.reserve(env.size());
-  for (const auto& [name, value] : env) entries.push_back(name + "=" + value);
+  for (const auto& [name, value] : env)
+    entries.push_back(name + "=" + value);
   return entries;
 }
 
@@ -130,7 +133,8 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
     if (!error_dir.empty()) facts.error_file = error_dir + "/rank_" + std::to_string(facts.rank) + ".json";
     EnvVars env = env_;
     WorkerEnv own = worker_env(facts, env_);
-    for (const auto& [name, value] : own.vars) set_env(env, name, value);
+    for (const auto& [name, value] : own.vars)
+      set_env(env, name, value);
     workers.omp_threads = own.omp_threads;
     if (auto fits = check_exec_size(env, argv_); !fits) return fits.error();
     WorkerSpec spec;

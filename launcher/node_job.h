@@ -12,16 +12,17 @@
 
 namespace ddp::launcher {
 
-/// The job as one node will run it: program found, directory entered, environment merged. Made before any worker starts, so
-/// that what is wrong on a node is told while nothing runs yet.
+/// The job as one node will run it: program found, directory entered, environment merged. Made before any
+/// worker starts, so that what is wrong on a node is told while nothing runs yet.
 class NodeJob {
  public:
-  /// Checks `start` against this node's disk. `agent_dir` holds the bundled `train`. Errors, all worded for "HOST: …":
-  /// kRefused (directory, environment), kExec (program).
+  /// Checks `start` against this node's disk. `agent_dir` holds the bundled `train`. Errors, all worded for
+  /// "HOST: …": kRefused (directory, environment), kExec (program).
   static Result<NodeJob> prepare(const rendezvous::JobStart& start, const EnvVars& node_env,
                                  const std::string& agent_dir);
 
-  /// The workers of one attempt. `cores` are the node's physical cores; `error_dir` is where `@record` writes.
+  /// The workers of one attempt. `cores` are the node's physical cores; `error_dir` is where `@record`
+  /// writes.
   struct Workers {
     std::vector<WorkerSpec> specs;
     std::optional<int> omp_threads;  ///< set when OMP_NUM_THREADS was ours to choose

@@ -7,7 +7,8 @@
 namespace ddp::launcher {
 namespace {
 
-/// VALIDATE with its magic number, then PING with a nonce (TCPStore protocol, docs/store.md); the answer is the nonce.
+/// VALIDATE with its magic number, then PING with a nonce (TCPStore protocol, docs/store.md); the answer is
+/// the nonce.
 constexpr std::array<unsigned char, 10> kGreeting{0, 0xCE, 0xF7, 0x85, 0x3C, 13, 'd', 'd', 'p', '?'};
 
 }  // namespace
@@ -30,7 +31,8 @@ Awaitable<Result<>> probe_store(asio::any_io_executor executor, std::string addr
 
   std::tie(error) = co_await socket->async_connect({ip, port}, kUseTuple);
   std::size_t count = 0;
-  if (!error) std::tie(error, count) = co_await asio::async_write(*socket, asio::buffer(kGreeting), kUseTuple);
+  if (!error)
+    std::tie(error, count) = co_await asio::async_write(*socket, asio::buffer(kGreeting), kUseTuple);
   std::array<unsigned char, 4> echo{};
   if (!error) std::tie(error, count) = co_await asio::async_read(*socket, asio::buffer(echo), kUseTuple);
   timer.cancel();

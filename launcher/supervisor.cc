@@ -110,6 +110,8 @@ void Supervisor::on(const NodeUp& event, Time now) {
     node.state = NodeState::kLeaving;
     return;
   }
+  detail(spec_.hosts[event.node].name + ": agent on " + node.hello.hostname + ", " +
+         std::to_string(node.hello.cpus) + " CPUs, " + std::to_string(node.hello.gpus) + " GPUs");
   send(event.node, job_start(spec_, spec_.hosts[event.node]));
   if (all(NodeState::kUp) && !start_failed_) make_plan(now);
 }
@@ -170,6 +172,12 @@ void Supervisor::make_plan(Time now) {
   }
   plan_ = std::move(*plan);
   network_ = std::move(*network);
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const rendezvous::NodeRanks& ranks = plan_.nodes[i];
+    detail(spec_.hosts[i].name + ": ranks " + std::to_string(ranks.first_rank) + " to " +
+           std::to_string(ranks.first_rank + ranks.local_world_size - 1) + " (" + ranks.reason + ")");
+  }
+  detail("network: " + network_.reason);
   open_store();
 }
 
@@ -234,6 +242,8 @@ void Supervisor::probe_or_spawn(Time now) {
 
 void Supervisor::spawn_all(Time now) {
   state_ = State::kRunning;
+  detail("all nodes are ready; starting " + std::to_string(plan_.world_size) +
+         " workers, MASTER_ADDR=" + master_addr_ + " MASTER_PORT=" + std::to_string(store_port_));
   started_ = now;
   deadline_.reset();
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -337,6 +347,7 @@ void Supervisor::on(const UserSignal& event, Time now) {
 
 void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time now) {
   state_ = State::kStopping;
+  detail("stopping all workers: " + reason);
   if (!stop_ordered_) stop_ordered_ = now;
   deadline_ = now + grace + kStopSlack;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -18,12 +19,13 @@
 
 namespace ddp::launcher {
 
-/// Decides the life of one job, on the master (sans-IO): from the first hello to the last goodbye. It takes an event and the
-/// time, and gives actions. The states are those of docs/states.md.
+/// Decides the life of one job, on the master (sans-IO): from the first hello to the last goodbye. It takes
+/// an event and the time, and gives actions. The states are those of docs/states.md.
 ///
 /// The driver's duties:
 ///   1. call `start` once, then `step` for every event in the order in which they happened;
-///   2. carry out all actions of a step, in order, before the next event; a message to a node that is gone is dropped;
+///   2. carry out all actions of a step, in order, before the next event; a message to a node that is gone is
+///   dropped;
 ///   3. call `step(Tick)` no later than `deadline()`;
 ///   4. when `finished()`, stop: no message will follow. `end()` then tells how it went.
 class Supervisor {
@@ -66,7 +68,10 @@ class Supervisor {
   struct Say {  ///< for the user, one line
     std::string text;
   };
-  using Action = std::variant<ToNode, Disconnect, Say>;
+  struct Detail {  ///< a step done, for who asked for --verbose
+    std::string text;
+  };
+  using Action = std::variant<ToNode, Disconnect, Say, Detail>;
   using Actions = std::vector<Action>;
 
   enum class State : std::uint8_t {
@@ -74,8 +79,8 @@ class Supervisor {
     kOpeningStore,  ///< node 0 opens the store
     kProbing,       ///< the others look for the way to it
     kRunning,
-    kStopping,      ///< Stop is with every node
-    kLeaving,       ///< Leave is with every node
+    kStopping,  ///< Stop is with every node
+    kLeaving,   ///< Leave is with every node
     kFinished,
   };
 
@@ -124,6 +129,7 @@ class Supervisor {
   void handle(std::size_t, const M&, Time, Time) {}
 
   void send(std::size_t node, rendezvous::Message message);
+  void detail(std::string text) { actions_.push_back(Detail{std::move(text)}); }
   void fail_start(std::size_t node, Error error, Time now);
   void make_plan(Time now);
   void open_store();

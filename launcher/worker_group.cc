@@ -9,13 +9,13 @@
 #include <exception>
 #include <utility>
 
-
 namespace ddp::launcher {
 namespace {
 
 /// After a leader's end a pipe that a grandchild still holds open is read until it was silent for this long.
 constexpr std::chrono::milliseconds kQuiet{200};
-/// For the blocking kill: every process has its SIGKILL by then; waiting for their ends is the loop's business.
+/// For the blocking kill: every process has its SIGKILL by then; waiting for their ends is the loop's
+/// business.
 constexpr std::chrono::milliseconds kKillTime{50};
 /// Reads from one pipe before the others get their turn.
 constexpr int kReadsPerTurn = 8;
@@ -220,7 +220,8 @@ void WorkerGroup::signal_leaders(int number) {
 
 std::vector<pid_t> WorkerGroup::pids() const {
   std::vector<pid_t> pids;
-  for (const auto& worker : workers_) pids.push_back(worker->child.pid());
+  for (const auto& worker : workers_)
+    pids.push_back(worker->child.pid());
   return pids;
 }
 

@@ -34,14 +34,15 @@ class WorkerEvents {
   virtual void worker_started(std::uint32_t rank, pid_t pid) = 0;
   virtual void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) = 0;
   virtual void worker_not_started(std::uint32_t rank, const Error& error) = 0;
-  /// Bytes of stream 1 (stdout) or 2 (stderr); empty: the stream has ended. The bytes live until the call returns.
+  /// Bytes of stream 1 (stdout) or 2 (stderr); empty: the stream has ended. The bytes live until the call
+  /// returns.
   virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) = 0;
   /// Room for output in bytes; the group reads no pipe while it is 0, until `resume_output`.
   virtual std::size_t output_room() const = 0;
 };
 
-/// The workers of one attempt on this node: starts them, reads their pipes, notices their end by pidfd, stops them. Loop thread
-/// only. The owner keeps the group alive until `ended` has returned.
+/// The workers of one attempt on this node: starts them, reads their pipes, notices their end by pidfd, stops
+/// them. Loop thread only. The owner keeps the group alive until `ended` has returned.
 class WorkerGroup {
  public:
   using Clock = std::chrono::steady_clock;
@@ -53,16 +54,17 @@ class WorkerGroup {
   /// Starts all. A worker that cannot be started is reported like one that ended; the others go on.
   void start(std::vector<WorkerSpec> specs);
 
-  /// TERM to each leader and its group now, KILL to what is left of their trees after `grace` (0: at once). May be called again
-  /// to shorten the grace.
+  /// TERM to each leader and its group now, KILL to what is left of their trees after `grace` (0: at once).
+  /// May be called again to shorten the grace.
   void stop(std::chrono::milliseconds grace);
   void signal_leaders(int number);
   void resume_output();  ///< there is room for output again
   /// Writes to the stdin of the worker that has one; completes when the pipe took it. Empty: end of file.
   Awaitable<> write_stdin(std::string bytes);
 
-  /// Waits until every leader is reaped and its pipes are read to their end. Grandchildren that hold a pipe open are not waited
-  /// for: after a leader's end its pipes are read until they are quiet, then `ended` goes on, and the caller sweeps the tree.
+  /// Waits until every leader is reaped and its pipes are read to their end. Grandchildren that hold a pipe
+  /// open are not waited for: after a leader's end its pipes are read until they are quiet, then `ended` goes
+  /// on, and the caller sweeps the tree.
   Awaitable<> ended();
   std::vector<pid_t> pids() const;  ///< of the leaders, which only the group may reap
 
@@ -84,7 +86,8 @@ class WorkerGroup {
   asio::steady_timer room_;       ///< cancelled when output may flow again
   asio::steady_timer kill_at_;    ///< when TERM becomes KILL
   asio::steady_timer task_done_;  ///< cancelled when a task has ended
-  std::array<char, rendezvous::kMaxOutputData> buffer_;  ///< of whichever pipe is being read: no await while it is in use
+  std::array<char, rendezvous::kMaxOutputData>
+      buffer_;  ///< of whichever pipe is being read: no await while it is in use
   std::size_t tasks_ = 0;
   bool stopping_ = false;
 };

@@ -16,9 +16,9 @@ class Writer {
   explicit Writer(std::string& out) : out_(out) {}
 
   template <std::unsigned_integral T>
-    requires(!std::same_as<T, bool>)
-  void operator()(const T& value) {
-    for (std::size_t i = 0; i < sizeof(T); ++i) out_.push_back(static_cast<char>(value >> (8 * i)));
+  requires(!std::same_as<T, bool>) void operator()(const T& value) {
+    for (std::size_t i = 0; i < sizeof(T); ++i)
+      out_.push_back(static_cast<char>(value >> (8 * i)));
   }
   void operator()(const std::int32_t& value) { (*this)(static_cast<std::uint32_t>(value)); }
   void operator()(const bool& value) { (*this)(static_cast<std::uint8_t>(value ? 1 : 0)); }
@@ -34,19 +34,19 @@ class Writer {
   template <class T>
   void operator()(const std::vector<T>& list) {
     (*this)(static_cast<std::uint32_t>(list.size()));
-    for (const T& element : list) (*this)(element);
+    for (const T& element : list)
+      (*this)(element);
   }
   template <class T>
-    requires requires(T& t, Writer& w) { T::fields(t, w); }
-  void operator()(const T& value) {
-    T::fields(value, *this);
-  }
+  requires requires(T& t, Writer& w) { T::fields(t, w); }
+  void operator()(const T& value) { T::fields(value, *this); }
 
  private:
   std::string& out_;
 };
 
-/// Takes fields from a payload. After the first bad field every further one reads as zero and `failed()` holds.
+/// Takes fields from a payload. After the first bad field every further one reads as zero and `failed()`
+/// holds.
 class Reader {
  public:
   explicit Reader(std::string_view in) : in_(in) {}
@@ -55,8 +55,7 @@ class Reader {
   bool at_end() const { return in_.empty(); }
 
   template <std::unsigned_integral T>
-    requires(!std::same_as<T, bool>)
-  void operator()(T& value) {
+  requires(!std::same_as<T, bool>) void operator()(T& value) {
     value = 0;
     const std::string_view bytes = take(sizeof(T));
     for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -92,15 +91,15 @@ class Reader {
   void operator()(std::vector<T>& list) {
     std::uint32_t count = 0;
     (*this)(count);
-    // An element takes at least one byte, so a count beyond the bytes left is a lie: nothing is reserved for it.
+    // An element takes at least one byte, so a count beyond the bytes left is a lie: nothing is reserved for
+    // it.
     if (count > kMaxListElements || count > in_.size()) failed_ = true;
-    for (std::uint32_t i = 0; i < count && !failed_; ++i) (*this)(list.emplace_back());
+    for (std::uint32_t i = 0; i < count && !failed_; ++i)
+      (*this)(list.emplace_back());
   }
   template <class T>
-    requires requires(T& t, Reader& r) { T::fields(t, r); }
-  void operator()(T& value) {
-    T::fields(value, *this);
-  }
+  requires requires(T& t, Reader& r) { T::fields(t, r); }
+  void operator()(T& value) { T::fields(value, *this); }
 
  private:
   std::string_view take(std::size_t count) {
@@ -129,7 +128,8 @@ bool decode_as(Reader& reader, Message& out) {
 template <std::size_t... Index>
 constexpr std::array<Decoder, 256> make_decoders(std::index_sequence<Index...>) {
   std::array<Decoder, 256> table{};
-  ((table[std::variant_alternative_t<Index, Message>::kType] = &decode_as<std::variant_alternative_t<Index, Message>>),
+  ((table[std::variant_alternative_t<Index, Message>::kType] =
+        &decode_as<std::variant_alternative_t<Index, Message>>),
    ...);
   return table;
 }
@@ -145,7 +145,8 @@ constexpr bool types_are_distinct(std::index_sequence<Index...>) {
 }
 
 using AllMessages = std::make_index_sequence<std::variant_size_v<Message>>;
-static_assert(types_are_distinct(AllMessages{}), "two messages share a type number, or one uses the reserved zero");
+static_assert(types_are_distinct(AllMessages{}),
+              "two messages share a type number, or one uses the reserved zero");
 constexpr std::array<Decoder, 256> kDecoders = make_decoders(AllMessages{});
 
 }  // namespace
@@ -162,7 +163,8 @@ void append_frame(const Message& message, std::string& out) {
       },
       message);
   const auto length = static_cast<std::uint32_t>(out.size() - start - kFrameHeader);
-  for (std::size_t i = 0; i < kFrameHeader; ++i) out[start + i] = static_cast<char>(length >> (8 * i));
+  for (std::size_t i = 0; i < kFrameHeader; ++i)
+    out[start + i] = static_cast<char>(length >> (8 * i));
 }
 
 Result<Message> decode_payload(std::string_view payload) {
@@ -183,10 +185,10 @@ Result<Message> decode_payload(std::string_view payload) {
 
 std::string_view message_name(const Message& message) {
   static constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames{
-      "Hello",       "JobAccepted",  "Refused", "StoreOpened", "ProbeResult", "WorkerStarted",
-      "WorkerExited", "Output",      "AttemptEnded", "Pong",   "Notice",      "StdinTaken",
-      "JobStart",    "OpenStore",    "Probe",   "Spawn",       "Stop",        "Signal",
-      "Leave",       "Ping",         "Credit",  "MasterAsleep", "Stdin"};
+      "Hello",        "JobAccepted", "Refused",      "StoreOpened",  "ProbeResult", "WorkerStarted",
+      "WorkerExited", "Output",      "AttemptEnded", "Pong",         "Notice",      "StdinTaken",
+      "JobStart",     "OpenStore",   "Probe",        "Spawn",        "Stop",        "Signal",
+      "Leave",        "Ping",        "Credit",       "MasterAsleep", "Stdin"};
   return kNames[message.index()];
 }
 

@@ -8,21 +8,22 @@
 #include "base/result.h"
 #include "rendezvous/message.h"
 
-/// Messages ↔ bytes, one codec for both ends (docs/protocol.md). Little-endian, fixed widths; a string or list is a u32
-/// count and its elements. A frame is: u32 length of what follows, u8 type, fields.
+/// Messages ↔ bytes, one codec for both ends (docs/protocol.md). Little-endian, fixed widths; a string or
+/// list is a u32 count and its elements. A frame is: u32 length of what follows, u8 type, fields.
 namespace ddp::rendezvous {
 
 /// Limits, checked before anything is allocated. They bound what a peer can make us hold.
-inline constexpr std::size_t kMaxFrame = 8u << 20;         ///< length field; a JobStart carries a whole environment
+inline constexpr std::size_t kMaxFrame = 8u << 20;  ///< length field; a JobStart carries a whole environment
 inline constexpr std::size_t kMaxListElements = 65'536;
-inline constexpr std::size_t kMaxOutputData = 16u << 10;   ///< data of one Output frame: control never waits long
+inline constexpr std::size_t kMaxOutputData = 16u
+                                              << 10;  ///< data of one Output frame: control never waits long
 inline constexpr std::size_t kFrameHeader = 4;
 
 /// Appends the frame of `message` to `out`.
 void append_frame(const Message& message, std::string& out);
 
-/// Decodes one frame's payload (type and fields, without the length). string_view members of the result point into
-/// `payload`. Error kProtocol: unknown type, truncated field, count over its limit, bytes left over.
+/// Decodes one frame's payload (type and fields, without the length). string_view members of the result point
+/// into `payload`. Error kProtocol: unknown type, truncated field, count over its limit, bytes left over.
 Result<Message> decode_payload(std::string_view payload);
 
 /// Name of a message, for logs: "Hello".

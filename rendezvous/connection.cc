@@ -14,7 +14,8 @@ constexpr std::size_t kCompactAt = 256u << 10;
 
 }  // namespace
 
-Connection::Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream, std::string_view early)
+Connection::Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream,
+                       std::string_view early)
     : stream_(std::move(stream)),
       queued_(executor, Clock::time_point::max()),
       drained_(executor, Clock::time_point::max()) {
@@ -93,7 +94,8 @@ Awaitable<> Connection::write_all() {
     writing_ = true;
     std::size_t sent = 0;
     while (sent < batch.size()) {
-      const auto [error, count] = co_await stream_->write_some(asio::buffer(batch.data() + sent, batch.size() - sent));
+      const auto [error, count] =
+          co_await stream_->write_some(asio::buffer(batch.data() + sent, batch.size() - sent));
       if (error || closed_) {
         writing_ = false;
         closed_ = true;
@@ -106,7 +108,8 @@ Awaitable<> Connection::write_all() {
 }
 
 Awaitable<> Connection::flushed() {
-  while (!closed_ && (writing_ || !control_.empty() || !output_.empty())) co_await drained_.async_wait(kUseTuple);
+  while (!closed_ && (writing_ || !control_.empty() || !output_.empty()))
+    co_await drained_.async_wait(kUseTuple);
 }
 
 void Connection::close() {

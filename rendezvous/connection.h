@@ -15,8 +15,9 @@
 
 namespace ddp::rendezvous {
 
-/// One end of the control link: frames over a ByteStream. Loop thread only; one reader and one writer task, both started by
-/// the owner, who keeps the Connection alive until they have ended. Control messages overtake queued output.
+/// One end of the control link: frames over a ByteStream. Loop thread only; one reader and one writer task,
+/// both started by the owner, who keeps the Connection alive until they have ended. Control messages overtake
+/// queued output.
 class Connection {
  public:
   using Clock = std::chrono::steady_clock;
@@ -24,9 +25,11 @@ class Connection {
   /// `early` holds bytes that were already read behind the hello line.
   Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream, std::string_view early = {});
 
-  /// The next message that has already arrived, without waiting. string_views in it live until the next `read_more`.
+  /// The next message that has already arrived, without waiting. string_views in it live until the next
+  /// `read_more`.
   Result<std::optional<Message>> next();
-  /// Reads more bytes. Error kLinkLost: the far side closed, or the stream broke; kCancelled: `close` was called here.
+  /// Reads more bytes. Error kLinkLost: the far side closed, or the stream broke; kCancelled: `close` was
+  /// called here.
   Awaitable<Result<>> read_more();
 
   /// Queues a control message; never blocks.
@@ -48,9 +51,10 @@ class Connection {
   FrameReader frames_;
   std::string control_;
   std::string output_;
-  std::size_t output_sent_ = 0;  ///< bytes of output_ already written; kept so that a frame is never cut by control
-  asio::steady_timer queued_;    ///< cancelled when there is something to write
-  asio::steady_timer drained_;   ///< cancelled when the queues are empty
+  std::size_t output_sent_ =
+      0;  ///< bytes of output_ already written; kept so that a frame is never cut by control
+  asio::steady_timer queued_;   ///< cancelled when there is something to write
+  asio::steady_timer drained_;  ///< cancelled when the queues are empty
   bool writing_ = false;
   bool closed_ = false;
   Clock::time_point last_heard_ = Clock::now();

@@ -20,8 +20,8 @@ class FrameReader {
   std::span<char> space();
   void filled(std::size_t bytes) { end_ += bytes; }
 
-  /// The next whole frame's payload (type and fields); nothing when more bytes are needed. Error kProtocol: the length is
-  /// zero or over kMaxFrame; the stream cannot be read any further.
+  /// The next whole frame's payload (type and fields); nothing when more bytes are needed. Error kProtocol:
+  /// the length is zero or over kMaxFrame; the stream cannot be read any further.
   Result<std::optional<std::string_view>> next();
 
  private:

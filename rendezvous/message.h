@@ -7,8 +7,9 @@
 #include <variant>
 #include <vector>
 
-/// The messages of the control protocol between master and agents, as docs/protocol.md describes them. Plain data; each
-/// struct lists its fields once (`fields`), and the codec reads and writes by that list. Numbers are never reused.
+/// The messages of the control protocol between master and agents, as docs/protocol.md describes them. Plain
+/// data; each struct lists its fields once (`fields`), and the codec reads and writes by that list. Numbers
+/// are never reused.
 namespace ddp::rendezvous {
 
 /// Both ends must speak the same version: the launcher starts (or pushes) the agent that fits it.
@@ -108,10 +109,10 @@ struct WorkerExited {
   static constexpr std::uint8_t kType = 0x07;
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
-  std::uint32_t pid = 0;       ///< 0: it never started, and `text` says why
-  std::uint8_t code = 0;       ///< exit code; 126 or 127 when it could not be executed
-  std::int32_t sys = 0;        ///< errno of the failed start
-  std::uint8_t signal = 0;     ///< the signal that killed it, or 0
+  std::uint32_t pid = 0;    ///< 0: it never started, and `text` says why
+  std::uint8_t code = 0;    ///< exit code; 126 or 127 when it could not be executed
+  std::int32_t sys = 0;     ///< errno of the failed start
+  std::uint8_t signal = 0;  ///< the signal that killed it, or 0
   bool core = false;
   std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when it ended
   std::string text;
@@ -121,8 +122,8 @@ struct WorkerExited {
   }
 };
 
-/// Bytes of a worker's stdout (1) or stderr (2), in order. `data` points into the received frame; empty = end of the
-/// stream. Counted against the agent's credit by data.size().
+/// Bytes of a worker's stdout (1) or stderr (2), in order. `data` points into the received frame; empty = end
+/// of the stream. Counted against the agent's credit by data.size().
 struct Output {
   static constexpr std::uint8_t kType = 0x08;
   std::uint32_t attempt = 0;
@@ -135,8 +136,8 @@ struct Output {
   }
 };
 
-/// Every worker of the attempt is reaped, its output sent, its tree gone. `left` counts live processes of the job that could
-/// not be ended; `left_text` names them.
+/// Every worker of the attempt is reaped, its output sent, its tree gone. `left` counts live processes of the
+/// job that could not be ended; `left_text` names them.
 struct AttemptEnded {
   static constexpr std::uint8_t kType = 0x09;
   std::uint32_t attempt = 0;
@@ -180,7 +181,8 @@ struct StdinTaken {
 
 // ---- master → agent
 
-/// First frame of the master: the job as this node runs it. Nothing of it ever passes a shell or a command line.
+/// First frame of the master: the job as this node runs it. Nothing of it ever passes a shell or a command
+/// line.
 struct JobStart {
   static constexpr std::uint8_t kType = 0x41;
   std::string job_id;
@@ -188,23 +190,25 @@ struct JobStart {
   std::uint8_t command_kind = 0;
   std::vector<std::string> argv;
   std::string python;
-  std::string chdir;          ///< empty: the agent's own directory
-  Pairs env;                  ///< the launcher's environment, filtered; laid over the node's own
-  Pairs explicit_env;         ///< --env and the host's own; laid over both
+  std::string chdir;   ///< empty: the agent's own directory
+  Pairs env;           ///< the launcher's environment, filtered; laid over the node's own
+  Pairs explicit_env;  ///< --env and the host's own; laid over both
   std::vector<std::string> devices;
-  bool local = false;         ///< this node is the launcher's own machine: its device variables count
+  bool local = false;  ///< this node is the launcher's own machine: its device variables count
   bool stdin_to_rank0 = false;
   std::uint32_t master_timeout_ms = 0;
   std::uint32_t link_grace_ms = 0;  ///< TERM to KILL when the link to the master is lost
   std::uint32_t credit = 0;         ///< output bytes that the agent may have unacknowledged
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env), c(m.explicit_env),
-        c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms), c(m.link_grace_ms), c(m.credit);
+    c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
+        c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
+        c(m.link_grace_ms), c(m.credit);
   }
 };
 
-/// To node 0: serve the store of this attempt (mode kAgent), or find a port on which rank 0 may serve it (kWorker).
+/// To node 0: serve the store of this attempt (mode kAgent), or find a port on which rank 0 may serve it
+/// (kWorker).
 struct OpenStore {
   static constexpr std::uint8_t kType = 0x42;
   std::uint32_t attempt = 0;
@@ -319,8 +323,8 @@ struct Stdin {
   }
 };
 
-using Message = std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted, WorkerExited, Output,
-                             AttemptEnded, Pong, Notice, StdinTaken, JobStart, OpenStore, Probe, Spawn, Stop, Signal,
-                             Leave, Ping, Credit, MasterAsleep, Stdin>;
+using Message = std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted,
+                             WorkerExited, Output, AttemptEnded, Pong, Notice, StdinTaken, JobStart,
+                             OpenStore, Probe, Spawn, Stop, Signal, Leave, Ping, Credit, MasterAsleep, Stdin>;
 
 }  // namespace ddp::rendezvous

@@ -24,7 +24,8 @@
 namespace ddp {
 namespace {
 
-/// ddplaunchd lies beside this program, here and, unless --agent says otherwise, at the same path on the nodes.
+/// ddplaunchd lies beside this program, here and, unless --agent says otherwise, at the same path on the
+/// nodes.
 Result<std::string> agent_beside_us() {
   char path[4096];
   const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
@@ -33,7 +34,8 @@ Result<std::string> agent_beside_us() {
   return std::string(text.substr(0, text.rfind('/'))) + "/ddplaunchd";
 }
 
-std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec) {
+std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop,
+                                                       const launcher::JobSpec& spec) {
   if (!spec.ssh_command.empty()) {
     return std::make_unique<remote::CommandShell>(
         loop.get_executor(),

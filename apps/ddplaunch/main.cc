@@ -17,13 +17,15 @@ int print(const ddp::PrintText& print) {
 }
 
 int refuse(const ddp::BadUsage& usage) {
-  for (const std::string& mistake : usage.mistakes) std::fprintf(stderr, "%s\n", mistake.c_str());
+  for (const std::string& mistake : usage.mistakes)
+    std::fprintf(stderr, "%s\n", mistake.c_str());
   return kExitUsage;
 }
 
 int run(const ddp::RunJob& job) {
   if (!job.spec.quiet) {
-    for (const std::string& note : job.notes) std::fprintf(stderr, "%s\n", note.c_str());
+    for (const std::string& note : job.notes)
+      std::fprintf(stderr, "%s\n", note.c_str());
   }
   return ddp::launch(job.spec);
 }

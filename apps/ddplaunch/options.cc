@@ -202,7 +202,7 @@ ParsedOptions parse_options(const std::vector<std::string>& args, const Surround
   if (values.version) return PrintText{"ddplaunch " + std::string(version()) + '\n'};
 
   RunJob job;
-  job.verbose = values.verbose;
+  job.spec.verbose = values.verbose;
   read_host_options(values, surroundings, job.spec, findings);
   read_start(values, surroundings, job.spec, findings);
   read_command(values, line, job.spec, findings);

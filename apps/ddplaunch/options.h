@@ -29,7 +29,6 @@ Surroundings real_surroundings();
 struct RunJob {
   launcher::JobSpec spec;
   std::vector<std::string> notes;
-  bool verbose = false;
 };
 
 /// --help, --version, --dry-run: to stdout, then exit 0.

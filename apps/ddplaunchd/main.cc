@@ -1,4 +1,5 @@
-// ddplaunchd: the node agent. `--stdio` serves one job over stdin and stdout; ddplaunch starts it so on every node.
+// ddplaunchd: the node agent. `--stdio` serves one job over stdin and stdout; ddplaunch starts it so on every
+// node.
 #include <cstdio>
 #include <cstring>
 #include <string>

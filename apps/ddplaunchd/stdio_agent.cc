@@ -29,7 +29,8 @@ Result<std::string> own_directory() {
   return std::string(text.substr(0, text.rfind('/')));
 }
 
-/// The link's two ends on descriptors of our own; 0 and 1 are pointed elsewhere, so that nothing else ever writes into it.
+/// The link's two ends on descriptors of our own; 0 and 1 are pointed elsewhere, so that nothing else ever
+/// writes into it.
 struct LinkEnds {
   UniqueFd in;
   UniqueFd out;

@@ -1,4 +1,5 @@
-// Any bytes: the framer and the codec must give messages or a kProtocol error, and what decodes must encode to itself.
+// Any bytes: the framer and the codec must give messages or a kProtocol error, and what decodes must encode
+// to itself.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

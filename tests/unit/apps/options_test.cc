@@ -242,9 +242,9 @@ TEST_CASE("Failure and output") {
   CHECK_FALSE(world.spec({"--label=", "w"}).label_on);
   CHECK_FALSE(world.spec({"--label=none", "w"}).label_on);
   CHECK(world.spec({"--stop-grace", "0", "w"}).stop_grace == milliseconds(0));
-  CHECK(world.job({"-v", "w"}).verbose);
-  CHECK(world.job({"--verbose", "w"}).verbose);
-  CHECK_FALSE(world.job({"w"}).verbose);
+  CHECK(world.job({"-v", "w"}).spec.verbose);
+  CHECK(world.job({"--verbose", "w"}).spec.verbose);
+  CHECK_FALSE(world.job({"w"}).spec.verbose);
   CHECK(world.mistakes({"--quiet", "-v", "w"}) ==
         Texts{"ddplaunch: --quiet and --verbose contradict each other"});
   CHECK(world.mistakes({"--node-timeout", "1s", "w"}) ==

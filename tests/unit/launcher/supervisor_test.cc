@@ -104,6 +104,9 @@ class Scenario {
 
   void give(const Supervisor::Event& event) {
     actions_ = supervisor_->step(event, now_);
+    // Words for --verbose decide nothing.
+    std::erase_if(actions_,
+                  [](const auto& action) { return std::holds_alternative<Supervisor::Detail>(action); });
     next_ = 0;
   }
   void give_message(std::size_t node, const rendezvous::Message& message) {

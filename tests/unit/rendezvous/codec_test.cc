@@ -52,7 +52,14 @@ TEST_CASE("a message with every kind of field survives the way there and back") 
 TEST_CASE("the bytes are those of docs/protocol.md") {
   std::string frame;
   append_frame(Stop{0x01020304, 5, "ab"}, frame);
-  const std::string expected("\x0f\x00\x00\x00" "\x45" "\x04\x03\x02\x01" "\x05\x00\x00\x00" "\x02\x00\x00\x00" "ab", 19);
+  const std::string expected(
+      "\x0f\x00\x00\x00"
+      "\x45"
+      "\x04\x03\x02\x01"
+      "\x05\x00\x00\x00"
+      "\x02\x00\x00\x00"
+      "ab",
+      19);
   CHECK(frame == expected);
 }
 

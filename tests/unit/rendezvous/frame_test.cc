@@ -44,7 +44,8 @@ TEST_CASE("any chunking gives the same frames") {
     // One byte at a time over 5 MB is slow; the smallest chunks see the first frames only.
     const std::size_t count = largest == 7 ? 3 : expected.size();
     std::size_t size = 0;
-    for (std::size_t i = 0; i < count; ++i) size += kFrameHeader + expected[i].size();
+    for (std::size_t i = 0; i < count; ++i)
+      size += kFrameHeader + expected[i].size();
     const auto got = read_in_chunks(bytes.substr(0, size), random, largest);
     REQUIRE(got.size() == count);
     CHECK(std::equal(got.begin(), got.end(), expected.begin()));
@@ -52,8 +53,8 @@ TEST_CASE("any chunking gives the same frames") {
 }
 
 TEST_CASE("a length of zero or over the limit ends the stream before memory is taken") {
-  for (const std::string& header : {std::string("\0\0\0\0", 4), std::string("\x01\x00\x80\x00", 4),
-                                   std::string("\xff\xff\xff\xff", 4)}) {
+  for (const std::string& header :
+       {std::string("\0\0\0\0", 4), std::string("\x01\x00\x80\x00", 4), std::string("\xff\xff\xff\xff", 4)}) {
     FrameReader reader;
     const auto space = reader.space();
     std::memcpy(space.data(), header.data(), header.size());
