@@ -1,14 +1,15 @@
 #include "launcher/agent.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -47,10 +48,18 @@ bool has_children() {
   return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-std::string make_error_dir() {
+/// Where `@record` writes a worker's exception: a name that nobody can guess, of a file that exists only if one was written, so
+/// that an agent that is killed leaves nothing behind.
+std::string make_error_prefix() {
   const char* base = std::getenv("TMPDIR");
-  std::string path = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/ddplaunch-XXXXXX";
-  return ::mkdtemp(path.data()) != nullptr ? path : std::string();
+  std::array<unsigned char, 8> random{};
+  if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) return {};
+  std::string prefix = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/ddplaunch-";
+  for (const unsigned char byte : random) {
+    prefix += "0123456789abcdef"[byte >> 4];
+    prefix += "0123456789abcdef"[byte & 15];
+  }
+  return prefix + "-rank_";
 }
 
 }  // namespace
@@ -195,8 +204,7 @@ Awaitable<> Agent::probe(rendezvous::Probe request) {
 void Agent::handle(const rendezvous::Spawn& message) {
   if (!job_ || leaving_ || attempt_running_) return;
   attempt_ = message.attempt;
-  error_dir_ = make_error_dir();
-  auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), error_dir_);
+  auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix());
   if (!workers) return refuse(workers.error());
   if (workers->omp_threads && message.node_rank == 0) {
     link_.send(
@@ -204,6 +212,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
                            " for each worker (its share of the node's cores); export it to choose another"});
   }
   attempt_running_ = true;
+  error_files_ = std::move(workers->error_files);
   workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_scope_);
   workers_->start(std::move(workers->specs));
   start_task(finish_attempt(message.attempt));
@@ -319,10 +328,7 @@ Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
   for (const LeftProcess& process : left)
     ended.left_text += (ended.left_text.empty() ? "" : ", ") + process.text();
   link_.send(ended);
-  if (!error_dir_.empty()) {
-    std::error_code ignored;
-    std::filesystem::remove_all(error_dir_, ignored);
-  }
+  for (const std::string& file : error_files_) ::unlink(file.c_str());
   attempt_running_ = false;
   attempt_over_.cancel();
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/asio.h"
 #include "base/byte_stream.h"
@@ -83,7 +84,7 @@ class Agent final : public WorkerEvents {
   std::optional<rendezvous::TcpStoreServer> store_;
   std::unique_ptr<WorkerGroup> workers_;
   TreeScope tree_scope_;
-  std::string error_dir_;
+  std::vector<std::string> error_files_;  ///< of the attempt's workers; most were never written
   std::uint32_t attempt_ = 0;
   std::size_t credit_ = 0;
   std::string stdin_pending_;

@@ -111,7 +111,7 @@ Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, const EnvVar
 }
 
 Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int cores,
-                                          const std::string& error_dir) const {
+                                          const std::string& error_prefix) const {
   Workers workers;
   WorkerFacts facts;
   facts.world_size = static_cast<int>(spawn.world_size);
@@ -130,7 +130,10 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
   for (std::uint32_t local = 0; local < spawn.local_world_size; ++local) {
     facts.local_rank = static_cast<int>(local);
     facts.rank = static_cast<int>(spawn.first_rank + local);
-    if (!error_dir.empty()) facts.error_file = error_dir + "/rank_" + std::to_string(facts.rank) + ".json";
+    if (!error_prefix.empty()) {
+      facts.error_file = error_prefix + std::to_string(facts.rank) + ".json";
+      workers.error_files.push_back(facts.error_file);
+    }
     EnvVars env = env_;
     WorkerEnv own = worker_env(facts, env_);
     for (const auto& [name, value] : own.vars)

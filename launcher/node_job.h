@@ -25,9 +25,10 @@ class NodeJob {
   /// writes.
   struct Workers {
     std::vector<WorkerSpec> specs;
+    std::vector<std::string> error_files;
     std::optional<int> omp_threads;  ///< set when OMP_NUM_THREADS was ours to choose
   };
-  Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_dir) const;
+  Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_prefix) const;
 
   const std::string& program() const { return program_; }
 
