@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <csignal>
+#include <tuple>
 #include <utility>
+
+#include "launcher/start_messages.h"
 
 namespace ddp::launcher {
 namespace {
@@ -19,55 +22,9 @@ constexpr seconds kStopSlack{10};
 /// From Leave to the end of the link.
 constexpr seconds kLeaveTime{5};
 constexpr seconds kProbeTime{5};
-constexpr std::uint32_t kCreditPerNode = 256u << 10;
-constexpr std::uint32_t kLinkGraceMs = 5'000;
 
 std::uint32_t to_ms(milliseconds value) {
   return static_cast<std::uint32_t>(value.count());
-}
-
-rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
-  using Kind = ProcsPerNode::Kind;
-  using Rule = rendezvous::ProcsRule;
-  Rule rule = Rule::kUnset;
-  switch (spec.nproc.kind) {
-    case Kind::kUnset:
-      rule = Rule::kUnset;
-      break;
-    case Kind::kNumber:
-      rule = Rule::kNumber;
-      break;
-    case Kind::kAuto:
-      rule = Rule::kAuto;
-      break;
-    case Kind::kGpu:
-      rule = Rule::kGpu;
-      break;
-    case Kind::kCpu:
-      rule = Rule::kCpu;
-      break;
-  }
-  return {rule, spec.nproc.number, spec.oversubscribe};
-}
-
-rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host) {
-  rendezvous::JobStart job;
-  job.job_id = spec.job_id;
-  job.host = host.name;
-  job.command_kind = static_cast<std::uint8_t>(spec.command.kind);
-  job.argv = spec.command.argv;
-  job.python = spec.command.python;
-  job.chdir = host.chdir.empty() ? spec.chdir : host.chdir;
-  job.local = spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost);
-  job.env = job.local ? spec.local_env : spec.env;
-  job.explicit_env = spec.explicit_env;
-  job.explicit_env.insert(job.explicit_env.end(), host.env.begin(), host.env.end());
-  job.devices = host.devices;
-  job.stdin_to_rank0 = spec.stdin_to_rank0;
-  job.master_timeout_ms = to_ms(spec.master_timeout);
-  job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
-  job.credit = kCreditPerNode;
-  return job;
 }
 
 }  // namespace
@@ -247,14 +204,8 @@ void Supervisor::spawn_all(Time now) {
   started_ = now;
   deadline_.reset();
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    const rendezvous::NodeRanks& ranks = plan_.nodes[i];
-    rendezvous::Spawn spawn;
+    rendezvous::Spawn spawn = spawn_message(plan_, i);
     spawn.attempt = attempt_;
-    spawn.node_rank = static_cast<std::uint32_t>(ranks.node_rank);
-    spawn.nodes = static_cast<std::uint32_t>(nodes_.size());
-    spawn.first_rank = static_cast<std::uint32_t>(ranks.first_rank);
-    spawn.local_world_size = static_cast<std::uint32_t>(ranks.local_world_size);
-    spawn.world_size = static_cast<std::uint32_t>(plan_.world_size);
     spawn.master_addr = master_addr_;
     spawn.master_port = store_port_;
     spawn.agent_store = spec_.store == StoreMode::kAgent;
@@ -270,13 +221,8 @@ void Supervisor::on(const FromNode& event, Time now) {
   std::visit([&](const auto& message) { handle(event.node, message, event.happened, now); }, event.message);
 }
 
-void Supervisor::handle(std::size_t, const rendezvous::WorkerStarted& message, Time, Time) {
-  if (message.attempt == attempt_) pids_[message.rank] = message.pid;
-}
-
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time happened, Time now) {
   if (message.attempt != attempt_) return;
-  pids_.erase(message.rank);
   if (message.code == 0 && message.signal == 0) return;
   add_worker_failure(index, message, happened);
   if (state_ == State::kRunning) {

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -121,7 +120,6 @@ class Supervisor {
   void handle(std::size_t node, const rendezvous::Refused& message, Time happened, Time now);
   void handle(std::size_t node, const rendezvous::StoreOpened& message, Time happened, Time now);
   void handle(std::size_t node, const rendezvous::ProbeResult& message, Time happened, Time now);
-  void handle(std::size_t node, const rendezvous::WorkerStarted& message, Time happened, Time now);
   void handle(std::size_t node, const rendezvous::WorkerExited& message, Time happened, Time now);
   void handle(std::size_t node, const rendezvous::AttemptEnded& message, Time happened, Time now);
   /// Messages that no decision hangs on, and those that only go the other way.
@@ -158,7 +156,6 @@ class Supervisor {
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;
   std::string master_addr_;
-  std::map<std::uint32_t, std::uint32_t> pids_;  ///< rank → pid of the live workers
 };
 
 }  // namespace ddp::launcher

@@ -65,15 +65,15 @@ TEST_CASE("--env-file, with --env over it") {
 TEST_CASE(".deepspeed_env of the home directory, then of the current one") {
   World world;
   world.files["/home/ann/.deepspeed_env"] = "A=home\nB=home\n";
-  world.files["/work/run/.deepspeed_env"] = "B=here\nC=here\n";
+  world.files["/data/run/.deepspeed_env"] = "B=here\nC=here\n";
   world.files["file"] = "C=file\n";
   const ddp::RunJob job = world.job({"--env-file", "file", "w"});
   CHECK(job.spec.explicit_env == Env{{"A", "home"}, {"B", "here"}, {"C", "file"}});
   CHECK(job.notes ==
         Texts{"ddplaunch: environment variables of /home/ann/.deepspeed_env are set for the workers",
-              "ddplaunch: environment variables of /work/run/.deepspeed_env are set for the workers"});
-  world.files["/work/run/.deepspeed_env"] = "unreadable";
-  CHECK(world.mistakes({"w"}) == Texts{"ddplaunch: /work/run/.deepspeed_env: Permission denied"});
+              "ddplaunch: environment variables of /data/run/.deepspeed_env are set for the workers"});
+  world.files["/data/run/.deepspeed_env"] = "unreadable";
+  CHECK(world.mistakes({"w"}) == Texts{"ddplaunch: /data/run/.deepspeed_env: Permission denied"});
   world.cwd = "/home/ann";
   CHECK(world.job({"w"}).notes.size() == 1);
   world.files["/etc/ds"] = "D=1\n";

@@ -18,7 +18,7 @@ TEST_CASE("--dry-run prints the plan, and no value of the environment") {
         "job run7, nothing is started\n"
         "files in /home/ann/.local/state/ddplaunch/jobs/run7\n"
         "worker python3 -u train.py 'a b' --lr=1\n"
-        "in /work/run\n"
+        "in /data/run\n"
         "over SSH\n"
         "\n"
         "node  host   slots  workers  ranks  from the list of hosts\n"

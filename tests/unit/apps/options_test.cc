@@ -33,7 +33,7 @@ TEST_CASE("Without any option: one node, this machine, the defaults") {
   CHECK(spec.command.argv == Texts{"./prog", "x"});
   CHECK(spec.job_id == "20261121-034500-ab12cd");
   CHECK(spec.job_dir == "/home/ann/.local/state/ddplaunch/jobs/20261121-034500-ab12cd");
-  CHECK(spec.chdir == "/work/run");
+  CHECK(spec.chdir == "/data/run");
   CHECK_FALSE(spec.chdir_given);
   CHECK(spec.start_timeout == milliseconds(120'000));
   CHECK(spec.stop_grace == milliseconds(25'000));
@@ -182,7 +182,7 @@ TEST_CASE("Start") {
   CHECK(spec.ssh_command == Texts{"ssh", "-o", "X Y"});
   CHECK(spec.ssh_localhost);
   CHECK(spec.accept_new_host_keys);
-  CHECK(spec.agent_path == "/work/run/bin/ddplaunchd");
+  CHECK(spec.agent_path == "/data/run/bin/ddplaunchd");
   CHECK(spec.start_timeout == milliseconds(120'000));
   CHECK(spec.network == "10.1.0.0/16");
   CHECK(spec.master_port == 29500);
@@ -269,9 +269,9 @@ TEST_CASE("Standard input goes to rank 0 when it is a pipe or a file") {
 TEST_CASE("Directories") {
   World world;
   CHECK(world.spec({"--chdir", "/data", "w"}).chdir == "/data");
-  CHECK(world.spec({"--chdir", "sub/./x/", "w"}).chdir == "/work/run/sub/x");
+  CHECK(world.spec({"--chdir", "sub/./x/", "w"}).chdir == "/data/run/sub/x");
   CHECK(world.spec({"--chdir", "sub", "w"}).chdir_given);
-  CHECK(world.spec({"--job-dir", "out", "w"}).job_dir == "/work/run/out");
+  CHECK(world.spec({"--job-dir", "out", "w"}).job_dir == "/data/run/out");
   CHECK(world.spec({"--job-id", "run7", "w"}).job_id == "run7");
   world.env.emplace_back("XDG_STATE_HOME", "/var/state");
   CHECK(world.spec({"--job-id", "run7", "w"}).job_dir == "/var/state/ddplaunch/jobs/run7");

@@ -1,0 +1,76 @@
+#include "launcher/start_messages.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+namespace ddp::launcher {
+namespace {
+
+/// Output bytes that a node may have on the way to us.
+constexpr std::uint32_t kCreditPerNode = 256u << 10;
+/// TERM to KILL on a node that has lost us.
+constexpr std::uint32_t kLinkGraceMs = 5'000;
+
+std::uint32_t to_ms(std::chrono::milliseconds value) {
+  return static_cast<std::uint32_t>(value.count());
+}
+
+}  // namespace
+
+rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
+  using Kind = ProcsPerNode::Kind;
+  using Rule = rendezvous::ProcsRule;
+  Rule rule = Rule::kUnset;
+  switch (spec.nproc.kind) {
+    case Kind::kUnset:
+      rule = Rule::kUnset;
+      break;
+    case Kind::kNumber:
+      rule = Rule::kNumber;
+      break;
+    case Kind::kAuto:
+      rule = Rule::kAuto;
+      break;
+    case Kind::kGpu:
+      rule = Rule::kGpu;
+      break;
+    case Kind::kCpu:
+      rule = Rule::kCpu;
+      break;
+  }
+  return {rule, spec.nproc.number, spec.oversubscribe};
+}
+
+rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host) {
+  rendezvous::JobStart job;
+  job.job_id = spec.job_id;
+  job.host = host.name;
+  job.command_kind = static_cast<std::uint8_t>(spec.command.kind);
+  job.argv = spec.command.argv;
+  job.python = spec.command.python;
+  job.chdir = host.chdir.empty() ? spec.chdir : host.chdir;
+  job.local = spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost);
+  job.env = job.local ? spec.local_env : spec.env;
+  job.explicit_env = spec.explicit_env;
+  job.explicit_env.insert(job.explicit_env.end(), host.env.begin(), host.env.end());
+  job.devices = host.devices;
+  job.stdin_to_rank0 = spec.stdin_to_rank0;
+  job.master_timeout_ms = to_ms(spec.master_timeout);
+  job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
+  job.credit = kCreditPerNode;
+  return job;
+}
+
+rendezvous::Spawn spawn_message(const rendezvous::RankPlan& plan, std::size_t node) {
+  const rendezvous::NodeRanks& ranks = plan.nodes[node];
+  rendezvous::Spawn spawn;
+  spawn.node_rank = static_cast<std::uint32_t>(ranks.node_rank);
+  spawn.nodes = static_cast<std::uint32_t>(plan.nodes.size());
+  spawn.first_rank = static_cast<std::uint32_t>(ranks.first_rank);
+  spawn.local_world_size = static_cast<std::uint32_t>(ranks.local_world_size);
+  spawn.world_size = static_cast<std::uint32_t>(plan.world_size);
+  return spawn;
+}
+
+}  // namespace ddp::launcher

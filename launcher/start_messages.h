@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstddef>
+
+#include "launcher/job_spec.h"
+#include "remote/host.h"
+#include "rendezvous/message.h"
+#include "rendezvous/rank_plan.h"
+
+namespace ddp::launcher {
+
+/// --nproc-per-node as the rank plan takes it.
+rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);
+
+/// The job as `host` gets it. Its environment is the one for other machines, or the one for ours.
+rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host);
+
+/// The ranks of one node; the sender fills in attempt and network.
+rendezvous::Spawn spawn_message(const rendezvous::RankPlan& plan, std::size_t node);
+
+}  // namespace ddp::launcher
