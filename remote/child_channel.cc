@@ -184,6 +184,7 @@ class ChildChannel final : public Channel {
 
   Socket& link() override { return link_; }
   Socket& errors() override { return errors_; }
+  void greeted() override { command_.held.reset(); }
 
   Awaitable<ChannelEnd> end() override {
     co_await asio::this_coro::throw_if_cancelled(false);
@@ -192,6 +193,7 @@ class ChildChannel final : public Channel {
       const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
       if (state.cancelled() != asio::cancellation_type::none) co_return cancelled();
     }
+    command_.held.reset();
     co_return told();
   }
 

@@ -19,6 +19,8 @@ struct ChildCommand {
   std::string host;               ///< for messages
   std::vector<std::string> argv;  ///< argv[0] is searched in PATH when it has no slash
   Kind kind = Kind::kProgram;
+  std::shared_ptr<void>
+      held{};  ///< let go at Channel::greeted(), at the end of the process, or with the channel
 };
 
 /// Starts it, in a process group of its own so that Ctrl-C on the terminal does not reach it. Errors: kExec

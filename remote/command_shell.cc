@@ -56,15 +56,27 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
 
 Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open(Host host, std::vector<std::string> argv,
                                                                Deadline deadline) {
+  return open_through({}, std::move(host), std::move(argv), deadline);
+}
+
+Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open_through(std::string proxy, Host host,
+                                                                       std::vector<std::string> argv,
+                                                                       Deadline deadline) {
   auto remote_line = shell_quote(argv);
   if (!remote_line) co_return within(host.name, remote_line.error());
+  std::shared_ptr<LoginWindow::Slot> slot;
+  if (!proxy.empty()) {
+    auto turn = co_await window_.acquire(proxy, host.name, deadline);
+    if (!turn) co_return turn.error();
+    slot = std::make_shared<LoginWindow::Slot>(std::move(*turn));
+  }
   // One second less than there is, so that the program's own words about a timeout arrive before the
   // deadline.
   const auto left =
       std::chrono::duration_cast<std::chrono::seconds>(deadline - std::chrono::steady_clock::now());
   const long seconds = std::clamp<long>(left.count() - 1, 1, 3600);
   auto line = command_line(options_, host, *remote_line, seconds);
-  co_return open_child(loop_, ChildCommand{host.name, std::move(line), ChildCommand::Kind::kSshClient});
+  co_return open_child(loop_, ChildCommand{host.name, std::move(line), ChildCommand::Kind::kSshClient, slot});
 }
 
 }  // namespace ddp::remote

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "remote/login_window.h"
 #include "remote/remote_shell.h"
 
 namespace ddp::remote {
@@ -12,6 +13,7 @@ struct CommandShellOptions {
   std::vector<std::string> words{"ssh"};  ///< --ssh-command, split: a program that takes OpenSSH's options
   std::string config;                     ///< as `ssh -F FILE`; empty: the user's
   bool accept_new_host_keys = false;
+  unsigned jump_window = 8;  ///< logins under way at once through one jump host
 };
 
 /// Runs commands through the OpenSSH program, one process per host. Serves what libssh cannot (jump hosts,
@@ -22,10 +24,15 @@ struct CommandShellOptions {
 class CommandShell final : public RemoteShell {
  public:
   CommandShell(asio::any_io_executor loop, CommandShellOptions options)
-      : loop_(std::move(loop)), options_(std::move(options)) {}
+      : loop_(loop), options_(std::move(options)), window_(std::move(loop), options_.jump_window) {}
 
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
+
+  /// The same for a host behind a jump host or proxy (any text that names it; empty: none), which lets in
+  /// only so many at once. The place is given back by Channel::greeted().
+  Awaitable<Result<std::unique_ptr<Channel>>> open_through(std::string proxy, Host host,
+                                                           std::vector<std::string> argv, Deadline deadline);
 
   /// The whole command line for a host. `remote_line` goes through the login shell there; `seconds` is the
   /// time that is left for connecting.
@@ -35,6 +42,7 @@ class CommandShell final : public RemoteShell {
  private:
   asio::any_io_executor loop_;
   CommandShellOptions options_;
+  LoginWindow window_;
 };
 
 }  // namespace ddp::remote

@@ -174,7 +174,8 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
   }
   // The reader of stderr lets go before the channel is handed on; nothing it has read is lost.
   start->let_errors_go();
-  while (start->draining) co_await start->drained.async_wait(kUseTuple);
+  while (start->draining)
+    co_await start->drained.async_wait(kUseTuple);
 
   if (!failure && start->boot.state() == Bootstrap::State::kFailed) failure = start->boot.failure();
   if (!failure && start->boot.state() == Bootstrap::State::kReading) failure = start->reason_given_up();
@@ -186,6 +187,7 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
     start->channel.reset();
     co_return *failure;
   }
+  start->channel->greeted();
   co_return StartedAgent{std::move(start->channel), start->boot.hello(), start->boot.rest(),
                          start->boot.noise(), std::move(start->errors)};
 }
@@ -197,7 +199,8 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   // All of stderr lies in the socket by now: take it without waiting for an end that a grandchild may hold
   // back.
   start->let_errors_go();
-  while (start->draining) co_await start->drained.async_wait(kUseTuple);
+  while (start->draining)
+    co_await start->drained.async_wait(kUseTuple);
   error_code error;
   start->channel->errors().non_blocking(true, error);
   std::array<char, 4096> buffer;

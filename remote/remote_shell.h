@@ -33,6 +33,10 @@ class Channel {
   virtual Socket& link() = 0;    ///< the command's stdin (write) and stdout (read); EOF when it has ended
   virtual Socket& errors() = 0;  ///< the command's stderr (read)
 
+  /// The far side has answered: the channel gives back what only its start needed (a turn at a jump host). May be called
+  /// at most once; not calling it is no fault.
+  virtual void greeted() {}
+
   /// Waits until the command has ended and both streams were delivered. May be called once.
   virtual Awaitable<ChannelEnd> end() = 0;
 };

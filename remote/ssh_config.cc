@@ -110,6 +110,9 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
   config.pubkey_algorithms = first(lines, "pubkeyacceptedalgorithms");
   if (config.pubkey_algorithms.empty()) config.pubkey_algorithms = first(lines, "pubkeyacceptedkeytypes");
   config.preferred_authentications = first(lines, "preferredauthentications");
+  config.proxy = first(lines, "proxyjump");
+  if (config.proxy.empty() || config.proxy == "none") config.proxy = first(lines, "proxycommand");
+  if (config.proxy == "none") config.proxy.clear();
   config.identities_only = is_yes(lines, "identitiesonly");
   config.pubkey_authentication = first(lines, "pubkeyauthentication") != "no";
   config.hash_known_hosts = is_yes(lines, "hashknownhosts");

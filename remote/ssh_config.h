@@ -28,6 +28,7 @@ struct SshConfig {
   std::string address_family = "any";  ///< any, inet, inet6
   std::string ciphers, kex_algorithms, macs, host_key_algorithms, pubkey_algorithms;
   std::string preferred_authentications;
+  std::string proxy;  ///< ProxyJump or ProxyCommand as written: the same text means the same jump host
   bool identities_only = false;
   bool pubkey_authentication = true;
   bool hash_known_hosts = false;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <deque>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -78,36 +77,11 @@ struct SshShell::Files {
   }
 };
 
-/// Logins under way at one address.
-struct SshShell::Window {
-  unsigned used = 0;
-  std::deque<std::shared_ptr<asio::steady_timer>> waiting;  ///< cancelled when its turn has come
-
-  void give_back() {
-    --used;
-    if (!waiting.empty()) waiting.front()->cancel();
-  }
-};
-
-/// The right to log in at an address. Given back by the destructor.
-class SshShell::Slot {
- public:
-  explicit Slot(std::shared_ptr<Window> window) : window_(std::move(window)) { ++window_->used; }
-  Slot(Slot&& other) noexcept = default;
-  Slot& operator=(Slot&&) = delete;
-  ~Slot() {
-    if (window_) window_->give_back();
-  }
-
- private:
-  std::shared_ptr<Window> window_;
-};
-
 /// One session as the loop sees it.
 struct SshShell::Attempt {
   explicit Attempt(const asio::any_io_executor& loop) : changed(loop, Clock::time_point::max()) {}
   std::shared_ptr<SshSession> session;
-  std::optional<Slot> slot;  ///< until it is logged in
+  std::optional<LoginWindow::Slot> slot;  ///< until it is logged in
   std::optional<SshOpened> opened;
   std::optional<SshFailure> failed;
   std::optional<ChannelEnd> ended;
@@ -162,6 +136,7 @@ SshShell::SshShell(asio::any_io_executor loop, SshShellOptions options)
       configs_(std::make_shared<SshConfigSource>(loop, options_.ssh_program, options_.config)),
       resolver_(loop),
       openssh_(loop, {{options_.ssh_program}, options_.config, options_.accept_new_host_keys}),
+      window_(loop, options_.window),
       files_(std::make_unique<Files>()),
       random_(std::random_device{}()) {}
 
@@ -241,7 +216,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   if (!options_.config.empty()) target.ssh_command += " -F " + options_.config;
   std::string reason = prepare(host, target);
   if (!reason.empty()) {
-    co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason));
+    co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),
+                                       target.config.proxy);
   }
   auto endpoints = co_await resolver_.resolve(target.config.host_name, target.config.port,
                                               address_family(target.config), deadline);
@@ -251,7 +227,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   std::shared_ptr<Attempt> last;
   auto pause = std::chrono::milliseconds(50);
   for (int tries = 1;; ++tries) {
-    auto slot = co_await acquire(target);
+    // The first address stands for the host: a name with several is one server to its own limits.
+    auto slot = co_await window_.acquire(target.endpoints.front().text, host.name, deadline);
     if (!slot) co_return slot.error();
     last = std::make_shared<Attempt>(loop_);
     last->slot.emplace(std::move(*slot));
@@ -261,7 +238,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     }
     if (!last->failed->needs_openssh.empty()) {
       reason = last->failed->needs_openssh + " in the SSH configuration";
-      co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason));
+      co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),
+                                         target.config.proxy);
     }
     // Nothing else is tried twice: servers lock out who fails to log in again and again.
     if (!last->failed->closed_early || tries >= kMostTries) co_return last->failed->error;
@@ -280,42 +258,13 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
 
 Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
                                                                       std::vector<std::string> argv,
-                                                                      Deadline deadline, std::string reason) {
+                                                                      Deadline deadline, std::string reason,
+                                                                      std::string proxy) {
   if (told_.insert(reason).second && options_.notice) {
     options_.notice(host.name + ": reached through the program " + options_.ssh_program + ", because of " +
                     reason + " (and so are other hosts for which this is so)");
   }
-  return openssh_.open(std::move(host), std::move(argv), deadline);
-}
-
-Awaitable<Result<SshShell::Slot>> SshShell::acquire(const SshTarget& target) {
-  // The first address stands for the host: a name with several addresses is one server to its own limits.
-  std::shared_ptr<Window>& entry = windows_[target.endpoints.front().text];
-  if (!entry) entry = std::make_shared<Window>();
-  const std::shared_ptr<Window> window = entry;
-  if (window->used < options_.window) co_return Slot(window);
-  auto turn = std::make_shared<asio::steady_timer>(loop_, target.deadline);
-  window->waiting.push_back(turn);
-  std::optional<Error> failure;
-  while (window->used >= options_.window && !failure) {
-    co_await turn->async_wait(kUseTuple);
-    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
-    if (state.cancelled() != asio::cancellation_type::none) {
-      failure = Error{ErrorCode::kCancelled, target.label + ": cancelled", 0};
-    } else if (Clock::now() >= target.deadline) {
-      failure = Error{ErrorCode::kTimeout,
-                      target.label + ": the other logins at " + target.endpoints.front().text +
-                          " took until the start limit",
-                      0};
-    }
-  }
-  window->waiting.erase(std::find(window->waiting.begin(), window->waiting.end(), turn));
-  if (failure) {
-    // Whoever is next must not sleep on with a free place.
-    if (window->used < options_.window && !window->waiting.empty()) window->waiting.front()->cancel();
-    co_return *failure;
-  }
-  co_return Slot(window);
+  return openssh_.open_through(std::move(proxy), std::move(host), std::move(argv), deadline);
 }
 
 Awaitable<void> SshShell::attempt(std::shared_ptr<Attempt> attempt, SshTarget target) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -10,6 +9,7 @@
 
 #include "remote/command_shell.h"
 #include "remote/known_hosts.h"
+#include "remote/login_window.h"
 #include "remote/remote_shell.h"
 #include "remote/resolver.h"
 #include "remote/ssh_config_source.h"
@@ -27,7 +27,7 @@ struct SshShellOptions {
   unsigned io_threads = 0;  ///< 0: one for each CPU, at most 4
   /// Logins under way at once at one address and port; servers drop connections beyond MaxStartups (10 by
   /// default).
-  unsigned window = 16;
+  unsigned window = 8;
   /// Told once for each reason why a host goes through the ssh program. May be empty.
   std::function<void(const std::string&)> notice;
 };
@@ -49,15 +49,13 @@ class SshShell final : public RemoteShell {
 
  private:
   struct Attempt;
-  struct Window;
-  class Slot;
   class SshChannel;
   struct Files;
 
-  Awaitable<Result<Slot>> acquire(const SshTarget& target);
   Awaitable<void> attempt(std::shared_ptr<Attempt> attempt, SshTarget target);
   Awaitable<Result<std::unique_ptr<Channel>>> through_openssh(Host host, std::vector<std::string> argv,
-                                                              Deadline deadline, std::string reason);
+                                                              Deadline deadline, std::string reason,
+                                                              std::string proxy);
   std::string prepare(const Host& host, SshTarget& target);
   const KnownHosts& known_hosts(const std::vector<std::string>& files);
   SshThreads& threads();
@@ -67,9 +65,9 @@ class SshShell final : public RemoteShell {
   std::shared_ptr<SshConfigSource> configs_;
   Resolver resolver_;
   CommandShell openssh_;
+  LoginWindow window_;
   std::unique_ptr<Files> files_;
   std::shared_ptr<SshThreads> threads_;
-  std::map<std::string, std::shared_ptr<Window>> windows_;  ///< by address and port
   std::set<std::string> told_;
   std::mt19937 random_;
 };

@@ -236,3 +236,24 @@ TEST_CASE("a server that drops logins beyond MaxStartups is tried again") {
   CHECK(output_of("grep -c 'MaxStartups' " + strict.file("sshd.log") + " || true") != "0");
   start.outcomes.clear();
 }
+
+TEST_CASE("many hosts behind one jump host take turns there") {
+  // Each login makes two connections to this sshd, so all at once would be 30.
+  const Nodes strict(15, "NODES_MAX_STARTUPS=17:100:17");
+  const std::string config =
+      strict.write("config_jump", "Host inner*\n  ProxyCommand ssh -F " + strict.file("ssh_config") +
+                                      " -W %h:%p 127.0.0.2\nInclude " + strict.file("ssh_config") + "\n");
+  Fixture start(config, kAgent, std::chrono::seconds(60));
+  std::vector<Host> list = hosts(15);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    list[i].address = list[i].name;
+    list[i].name = "inner" + std::to_string(i);
+  }
+  start.run(list);
+  for (const auto& [host, outcome] : start.outcomes) {
+    if (outcome.has_error()) WARN(outcome.error().text);
+    CHECK(outcome.has_value());
+  }
+  CHECK(start.ssh.configuration_questions() == 1);
+  start.outcomes.clear();
+}
