@@ -14,9 +14,9 @@
 
 namespace ddp::rendezvous {
 
-/// A blocking client of PyTorch's TCPStore protocol (the numbering of torch ≥ 2.2): the store that node 0's agent
-/// serves, and equally one served by PyTorch itself. One connection, one thread. Movable; the destructor
-/// closes.
+/// A blocking client of PyTorch's TCPStore protocol (the numbering of torch ≥ 2.2): the store that node 0's
+/// agent serves, and equally one served by PyTorch itself. One connection, one thread. Movable; the
+/// destructor closes.
 ///
 /// Every call has its own deadline. kTimeout from wait() and get() means that a key is not there yet: the
 /// pending WAIT has been cancelled and the client is usable. After any other Error (and a kTimeout of the

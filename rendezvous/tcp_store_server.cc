@@ -19,10 +19,8 @@ constexpr std::size_t kReadSize = 64 * 1024;
 // Replies that a peer has not taken yet, above which it is not read; one reply may go over it.
 constexpr std::size_t kMaxBacklog = 1024 * 1024;
 // What may be pushed to a watch channel that does not read: more than any reply, so that no other connection
-// meets it.
-constexpr std::size_t kMaxPush = KeyStore::kMaxReply + 2 * kMaxBacklog;
 constexpr std::size_t kKeepCapacity = 64 * 1024;
-constexpr std::size_t kMaxRemembered = 4096;  // addresses for callbacks and counts
+constexpr std::size_t kMaxRemembered = 4096;  // addresses whose arrivals are counted
 
 // Requests that a probe of the port makes too; any other means that a worker has come.
 bool is_greeting(StoreOp op) {

@@ -1,5 +1,5 @@
-// A store for the tests with real clients: prints "port N", serves on loopback until its standard input ends, then
-// prints what it saw. Exit 0; 1 when a client was cut off for what it sent.
+// A store for the tests with real clients: prints "port N", serves on loopback until its standard input ends,
+// then prints what it saw. Exit 0; 1 when a client was cut off for what it sent.
 #include <cstdio>
 
 #include "rendezvous/tcp_store_server.h"

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Our client against PyTorch's own store, by both of its servers: store_torch_server.py CLIENT. Exit 77: no such torch."""
+"""Our client against PyTorch's own store, by both of its servers: store_torch_server.py CLIENT.
+
+Exit 77: no such torch.
+"""
 import subprocess
 import sys
 
@@ -16,7 +19,8 @@ if version < (2, 2):
     sys.exit(77)
 
 status = 0
-backends = [{"use_libuv": False}, {"use_libuv": True}] if "use_libuv" in (dist.TCPStore.__init__.__doc__ or "") else [{}]
+both = "use_libuv" in (dist.TCPStore.__init__.__doc__ or "")
+backends = [{"use_libuv": False}, {"use_libuv": True}] if both else [{}]
 for backend in backends:
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, **backend)
     code = subprocess.run([sys.argv[1], "127.0.0.1", str(store.port)], timeout=60).returncode
