@@ -18,7 +18,6 @@ using asio::posix::stream_descriptor;
 constexpr std::size_t kReadSize = 64 * 1024;
 // Replies that a peer has not taken yet, above which it is not read; one reply may go over it.
 constexpr std::size_t kMaxBacklog = 1024 * 1024;
-// What may be pushed to a watch channel that does not read: more than any reply, so that no other connection
 constexpr std::size_t kKeepCapacity = 64 * 1024;
 constexpr std::size_t kMaxRemembered = 4096;  // addresses whose arrivals are counted
 
