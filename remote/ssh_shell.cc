@@ -80,7 +80,7 @@ struct SshShell::Files {
 /// One session as the loop sees it.
 struct SshShell::Attempt {
   explicit Attempt(const asio::any_io_executor& loop) : changed(loop, Clock::time_point::max()) {}
-  std::shared_ptr<SshSession> session;
+  std::weak_ptr<SshSession> session;  ///< owned by what its thread waits for; it may not outlive the threads
   std::optional<LoginWindow::Slot> slot;  ///< until it is logged in
   std::optional<SshOpened> opened;
   std::optional<SshFailure> failed;
@@ -99,7 +99,7 @@ class SshShell::SshChannel final : public Channel {
         link_(loop, asio::local::stream_protocol(), attempt_->opened->link.release()),
         errors_(loop, asio::local::stream_protocol(), attempt_->opened->errors.release()) {}
   ~SshChannel() override {
-    if (const auto threads = threads_.lock()) threads->close(attempt_->session);
+    if (const auto threads = threads_.lock()) threads->close(attempt_->session.lock());
   }
 
   Socket& link() override { return link_; }
@@ -293,13 +293,12 @@ Awaitable<void> SshShell::attempt(std::shared_ptr<Attempt> attempt, SshTarget ta
     });
   };
   const std::string label = target.label;
-  attempt->session = threads().add(std::move(target), std::move(events));
-  threads().start(attempt->session);
+  attempt->session = threads().start(std::move(target), std::move(events));
   while (!attempt->opened && !attempt->failed) {
     co_await attempt->changed.async_wait(kUseTuple);
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
     if (state.cancelled() == asio::cancellation_type::none) continue;
-    threads().close(attempt->session);
+    threads().close(attempt->session.lock());
     attempt->slot.reset();
     attempt->opened.reset();
     attempt->failed = SshFailure{Error{ErrorCode::kCancelled, label + ": cancelled", 0}, false, {}};

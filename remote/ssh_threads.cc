@@ -49,7 +49,7 @@ SshThreads::~SshThreads() {
     workers_.pop_back();
 }
 
-std::shared_ptr<SshSession> SshThreads::add(SshTarget target, SshSession::Events events) {
+std::weak_ptr<SshSession> SshThreads::start(SshTarget target, SshSession::Events events) {
   const std::size_t index = next_++ % (workers_.size() - 1);
   Worker& worker = *workers_[index];
   run(worker);
@@ -57,20 +57,19 @@ std::shared_ptr<SshSession> SshThreads::add(SshTarget target, SshSession::Events
   auto session =
       std::make_shared<SshSession>(worker.io, workers_.back()->io, std::move(target), std::move(events));
   session->set_home(index);
-  // The worker reads the list when all ends, so it is changed there.
-  asio::post(worker.io, [&worker, weak = std::weak_ptr<SshSession>(session)] {
+  std::weak_ptr<SshSession> weak = session;
+  asio::post(worker.io, [&worker, session = std::move(session)] {
     std::erase_if(worker.sessions, [](const std::weak_ptr<SshSession>& one) { return one.expired(); });
-    worker.sessions.push_back(weak);
+    worker.sessions.push_back(session);
+    session->start();
   });
-  return session;
+  return weak;
 }
 
-void SshThreads::start(const std::shared_ptr<SshSession>& session) {
-  asio::post(workers_[session->home()]->io, [session] { session->start(); });
-}
-
-void SshThreads::close(const std::shared_ptr<SshSession>& session) {
-  asio::post(workers_[session->home()]->io, [session] { session->close(); });
+void SshThreads::close(std::shared_ptr<SshSession> session) {
+  if (!session) return;
+  asio::io_context& home = workers_[session->home()]->io;
+  asio::post(home, [session = std::move(session)] { session->close(); });
 }
 
 }  // namespace ddp::remote

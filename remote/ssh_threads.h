@@ -21,10 +21,10 @@ class SshThreads {
   SshThreads(const SshThreads&) = delete;
   SshThreads& operator=(const SshThreads&) = delete;
 
-  /// One session on one of the threads, not yet started.
-  std::shared_ptr<SshSession> add(SshTarget target, SshSession::Events events);
-  void start(const std::shared_ptr<SshSession>& session);
-  void close(const std::shared_ptr<SshSession>& session);
+  /// Starts a session on one of the threads. It lives as long as it has something to wait for.
+  std::weak_ptr<SshSession> start(SshTarget target, SshSession::Events events);
+  /// Ends it, and drops the reference on its thread. Null is allowed.
+  void close(std::shared_ptr<SshSession> session);
 
  private:
   struct Worker;
