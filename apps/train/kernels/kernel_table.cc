@@ -4,13 +4,34 @@
 
 namespace ddp::train::kernels {
 
+#if defined(__x86_64__)
+namespace {
+
+/// Which of x86-64-v2, v3 and v4 the processor runs; 1: none of them. By features, since Clang 14 does not
+/// know the levels' names; those of v3 that are not asked for come with the others on every processor made.
+int x86_level() {
+  if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("popcnt")) return 1;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2"))
+    return 2;
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512cd") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512vl")) {
+    return 3;
+  }
+  return 4;
+}
+
+}  // namespace
+#endif
+
 template <>
 std::vector<const KernelTable<float>*> all_kernels<float>() {
   std::vector<const KernelTable<float>*> tables{&generic::kFloat};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("x86-64-v2")) tables.push_back(&x86_64_v2::kFloat);
-  if (__builtin_cpu_supports("x86-64-v3")) tables.push_back(&x86_64_v3::kFloat);
-  if (__builtin_cpu_supports("x86-64-v4")) tables.push_back(&x86_64_v4::kFloat);
+  const int level = x86_level();
+  if (level >= 2) tables.push_back(&x86_64_v2::kFloat);
+  if (level >= 3) tables.push_back(&x86_64_v3::kFloat);
+  if (level >= 4) tables.push_back(&x86_64_v4::kFloat);
 #endif
   return tables;
 }
@@ -19,9 +40,10 @@ template <>
 std::vector<const KernelTable<double>*> all_kernels<double>() {
   std::vector<const KernelTable<double>*> tables{&generic::kDouble};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("x86-64-v2")) tables.push_back(&x86_64_v2::kDouble);
-  if (__builtin_cpu_supports("x86-64-v3")) tables.push_back(&x86_64_v3::kDouble);
-  if (__builtin_cpu_supports("x86-64-v4")) tables.push_back(&x86_64_v4::kDouble);
+  const int level = x86_level();
+  if (level >= 2) tables.push_back(&x86_64_v2::kDouble);
+  if (level >= 3) tables.push_back(&x86_64_v3::kDouble);
+  if (level >= 4) tables.push_back(&x86_64_v4::kDouble);
 #endif
   return tables;
 }
