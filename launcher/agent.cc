@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/random.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,13 +38,6 @@ EnvVars own_environment() {
   for (char** entry = environ; *entry != nullptr; ++entry)
     entries.emplace_back(*entry);
   return split_env(entries);
-}
-
-/// Whether anybody descends from us: orphans of our tree come to us, their subreaper, so no child means no
-/// descendant.
-bool has_children() {
-  siginfo_t info{};
-  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
 /// Where `@record` writes a worker's exception: a name that nobody can guess, of a file that exists only if one was written, so

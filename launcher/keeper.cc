@@ -172,6 +172,7 @@ TreeKill Keeper::kill_tree() {
 int Keeper::after_agent() {
   const ExitStatus end = *agent_end_;
   if (end.kind == ExitStatus::Kind::kExited) {
+    if (!has_children()) return end.number;
     const TreeKill kill = kill_tree();
     for (const LeftProcess& left : kill.left())
       say("could not end process " + left.text());

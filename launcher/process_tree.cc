@@ -256,6 +256,11 @@ std::vector<LeftProcess> kill_own_tree(const TreeScope& scope, std::chrono::mill
   return kill.left();
 }
 
+bool has_children() {
+  siginfo_t info = {};
+  return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
 std::size_t reap_adopted(std::span<const pid_t> owned) {
   const auto is_owned = [owned](pid_t pid) {
     return std::find(owned.begin(), owned.end(), pid) != owned.end();
