@@ -272,8 +272,8 @@ void SshSession::release() {
   pump_.reset();
   if (channel_ != nullptr) ssh_channel_free(std::exchange(channel_, nullptr));
   if (session_ != nullptr) {
-    // Not ssh_disconnect: it forgets, and never closes, a descriptor that it was given.
-    ssh_silent_disconnect(session_);
+    // Alone it closes the descriptor in every version; after ssh_disconnect (0.10) or ssh_silent_disconnect
+    // (0.11) libssh has forgotten one that it was given, and leaves it open.
     ssh_free(std::exchange(session_, nullptr));
   }
   error_code ignored;
