@@ -15,14 +15,12 @@ constexpr std::size_t kErrorsKept = 64 * 1024;
 
 /// One host on its way. Held by its coroutines and by FanOut until it is reported.
 struct FanOut::Start {
-  Start(const asio::any_io_executor& loop, std::size_t index_, Host host_, const FanOutOptions& options_)
-      : index(index_),
-        host(std::move(host_)),
-        options(options_),
-        boot(host.name, options_.argv.at(0)),
-        drained(loop) {
-    drained.expires_at(std::chrono::steady_clock::time_point::max());
-  }
+  Start(const asio::any_io_executor& loop, std::size_t place, Host target, const FanOutOptions& settings)
+      : index(place),
+        host(std::move(target)),
+        options(settings),
+        boot(host.name, settings.argv.at(0)),
+        drained(loop, std::chrono::steady_clock::time_point::max()) {}
 
   std::size_t index;
   Host host;

@@ -73,7 +73,7 @@ struct Resolver::Shared {
     std::uint16_t port;
     int family;
   };
-  explicit Shared(asio::any_io_executor loop_) : loop(std::move(loop_)) {}
+  explicit Shared(asio::any_io_executor executor) : loop(std::move(executor)) {}
 
   std::mutex mutex;  ///< of the next four
   asio::any_io_executor loop;

@@ -94,8 +94,8 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
   }
   config.identity_files = all(lines, "identityfile");
   config.certificate_files = all(lines, "certificatefile");
-  append_words(first(lines, "userknownhostsfile"), config.known_hosts_files);
-  append_words(first(lines, "globalknownhostsfile"), config.known_hosts_files);
+  append_words(first(lines, "userknownhostsfile"), config.user_known_hosts);
+  append_words(first(lines, "globalknownhostsfile"), config.global_known_hosts);
   config.host_key_alias = first(lines, "hostkeyalias");
   config.identity_agent = first(lines, "identityagent");
   if (config.identity_agent == "SSH_AUTH_SOCK") config.identity_agent.clear();
@@ -126,8 +126,8 @@ SshConfig default_ssh_config(const std::string& host, const std::string& local_u
   config.host_name = host;
   config.user = local_user;
   config.identity_files = {"~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519"};
-  config.known_hosts_files = {"~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts",
-                              "/etc/ssh/ssh_known_hosts2"};
+  config.user_known_hosts = {"~/.ssh/known_hosts", "~/.ssh/known_hosts2"};
+  config.global_known_hosts = {"/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"};
   return config;
 }
 

@@ -20,8 +20,8 @@ struct SshConfig {
   std::uint16_t port = 22;
   std::vector<std::string> identity_files;
   std::vector<std::string> certificate_files;
-  std::vector<std::string>
-      known_hosts_files;  ///< the user's first, then the system's; the first one is written to
+  std::vector<std::string> user_known_hosts;  ///< new keys go into the first one
+  std::vector<std::string> global_known_hosts;
   std::string host_key_alias;
   std::string identity_agent;  ///< empty: SSH_AUTH_SOCK; "none"
   std::string strict_host_key_checking = "ask";

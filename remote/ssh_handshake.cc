@@ -81,7 +81,7 @@ Error append_key(const SshTarget& target, const ShownKey& key) {
 }
 
 std::string accept_advice(const SshTarget& target) {
-  return "check the fingerprint, then accept it with \"" + target.ssh_command + " " + target.label +
+  return "check the fingerprint, then accept it with \"" + target.ssh_command +
          " true\", or start with --accept-new-host-keys";
 }
 

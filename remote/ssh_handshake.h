@@ -27,7 +27,7 @@ struct SshTarget {
   bool accept_new_host_keys = false;
   SshKeys::List keys;
   std::string agent_socket;  ///< path of the ssh-agent's socket; empty: none is to be asked
-  std::string ssh_command;   ///< "ssh -F FILE", for advice
+  std::string ssh_command;   ///< "ssh -F FILE gpu01", for advice
   std::string command;       ///< the remote command line
   std::chrono::steady_clock::time_point deadline;
 };

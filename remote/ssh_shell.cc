@@ -164,6 +164,15 @@ const KnownHosts& SshShell::known_hosts(const std::vector<std::string>& paths) {
   return known.hosts;
 }
 
+/// What a user would type to reach the host as we do.
+std::string SshShell::by_hand(const Host& host) const {
+  std::string line = options_.ssh_program;
+  if (!options_.config.empty()) line += " -F " + options_.config;
+  if (host.port != 0) line += " -p " + std::to_string(host.port);
+  if (!host.address.empty()) line += " -o HostName=" + host.address;
+  return line + " " + (host.user.empty() ? "" : host.user + "@") + host.name;
+}
+
 /// Completes the target from its configuration. Returns why libssh cannot serve this host, or nothing.
 std::string SshShell::prepare(const Host& host, SshTarget& target) {
   const SshConfig& config = target.config;
@@ -178,10 +187,12 @@ std::string SshShell::prepare(const Host& host, SshTarget& target) {
   tokens.key_alias = config.host_key_alias;
   tokens.variable = own_variable;
 
-  const auto known_files = expand_all(config.known_hosts_files, tokens);
-  target.known = known_hosts(known_files).find(config.host_name, config.port, config.host_key_alias);
+  std::vector<std::string> files = expand_all(config.user_known_hosts, tokens);
+  if (!files.empty()) target.known_hosts_file = files.front();
+  const auto global_files = expand_all(config.global_known_hosts, tokens);
+  files.insert(files.end(), global_files.begin(), global_files.end());
+  target.known = known_hosts(files).find(config.host_name, config.port, config.host_key_alias);
   if (target.known.has_markers()) return "@cert-authority or @revoked lines in known_hosts";
-  if (!known_files.empty()) target.known_hosts_file = known_files.front();
   const std::string& strict = config.strict_host_key_checking;
   target.accept_new_host_keys = options_.accept_new_host_keys || strict == "accept-new" || strict == "no" ||
                                 strict == "off" || strict == "false";
@@ -212,8 +223,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   target.config = std::move(*config);
   target.command = std::move(*line);
   target.deadline = deadline;
-  target.ssh_command = options_.ssh_program;
-  if (!options_.config.empty()) target.ssh_command += " -F " + options_.config;
+  target.ssh_command = by_hand(host);
   std::string reason = prepare(host, target);
   if (!reason.empty()) {
     co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),

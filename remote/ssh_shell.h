@@ -56,6 +56,7 @@ class SshShell final : public RemoteShell {
   Awaitable<Result<std::unique_ptr<Channel>>> through_openssh(Host host, std::vector<std::string> argv,
                                                               Deadline deadline, std::string reason,
                                                               std::string proxy);
+  std::string by_hand(const Host& host) const;
   std::string prepare(const Host& host, SshTarget& target);
   const KnownHosts& known_hosts(const std::vector<std::string>& files);
   SshThreads& threads();

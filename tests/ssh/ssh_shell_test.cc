@@ -172,6 +172,18 @@ TEST_CASE("an unknown host key is refused with the command that accepts it") {
             " 127.0.0.2 true\", or start with --accept-new-host-keys");
 }
 
+TEST_CASE("the advice about a key reaches the same host by hand") {
+  const std::string config =
+      config_with("config_advice", "UserKnownHostsFile " + nodes().file("none_yet") + "\n");
+  Host host = at_port("gpu01", static_cast<std::uint16_t>(nodes().port()));
+  host.address = "127.0.0.7";
+  host.user = "someone";
+  const std::string text = failure(host, config, ErrorCode::kUnreachable);
+  CHECK(text.rfind("gpu01: unknown host key of " + place("127.0.0.7"), 0) == 0);
+  CHECK(text.find("accept it with \"ssh -F " + config + " -p " + std::to_string(nodes().port()) +
+                  " -o HostName=127.0.0.7 someone@gpu01 true\"") != std::string::npos);
+}
+
 TEST_CASE("--accept-new-host-keys notes a new key, and no changed one") {
   const std::string known = nodes().file("new/known_hosts");
   const std::string config =

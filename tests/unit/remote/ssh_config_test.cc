@@ -39,9 +39,9 @@ TEST_CASE("what ssh -G prints becomes the configuration") {
   CHECK(config.user == "alice");
   CHECK(config.port == 22);
   CHECK(config.identity_files == std::vector<std::string>{"~/.ssh/id_rsa", "~/.ssh/id_ed25519"});
-  CHECK(config.known_hosts_files.size() == 4);
-  CHECK(config.known_hosts_files[0] == "/home/alice/.ssh/known_hosts");
-  CHECK(config.known_hosts_files[2] == "/etc/ssh/ssh_known_hosts");
+  CHECK(config.user_known_hosts ==
+        std::vector<std::string>{"/home/alice/.ssh/known_hosts", "/home/alice/.ssh/known_hosts2"});
+  CHECK(config.global_known_hosts.size() == 2);
   CHECK(config.pubkey_authentication);
   CHECK_FALSE(config.identities_only);
   CHECK(config.hash_known_hosts);
@@ -57,7 +57,7 @@ TEST_CASE("other values") {
   CHECK(config.port == 2222);
   CHECK(config.identity_agent == "/run/agent");
   CHECK(config.identities_only);
-  CHECK(config.known_hosts_files.size() == 2);
+  CHECK(config.user_known_hosts.empty());  // so that no key is noted in the system's file
   CHECK(config.host_key_alias == "cluster");
   CHECK(config.certificate_files.size() == 1);
   CHECK(config.strict_host_key_checking == "accept-new");
