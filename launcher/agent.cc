@@ -24,6 +24,8 @@ namespace ddp::launcher {
 namespace {
 
 constexpr std::chrono::seconds kHeartbeat{1};
+/// Addresses told of for what they sent to the store.
+constexpr std::size_t kBrokenPeers = 16;
 /// Between two passes of a kill.
 constexpr std::chrono::milliseconds kKillPause{1};
 /// For the last bytes to a master that does not read any more.
@@ -40,8 +42,8 @@ EnvVars own_environment() {
   return split_env(entries);
 }
 
-/// Where `@record` writes a worker's exception: a name that nobody can guess, of a file that exists only if one was written, so
-/// that an agent that is killed leaves nothing behind.
+/// Where `@record` writes a worker's exception: a name that nobody can guess, of a file that exists only if
+/// one was written, so that an agent that is killed leaves nothing behind.
 std::string make_error_prefix() {
   const char* base = std::getenv("TMPDIR");
   std::array<unsigned char, 8> random{};
@@ -131,6 +133,9 @@ void Agent::handle(const rendezvous::JobStart& message) {
   auto job = NodeJob::prepare(message, own_environment(), options_.directory);
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
+  // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
+  // can. Not before the checks, which a slow network disk may hold up.
+  if (!message.local) keeper_.set_lease(patience_);
   link_.send(rendezvous::JobAccepted{job_->program()});
 }
 
@@ -163,6 +168,8 @@ Result<std::uint16_t> Agent::open_store(const rendezvous::OpenStore& message) {
                                   ", which is no address of this job's nodes"});
   };
   options.on_broken = [this](const asio::ip::address& address, const Error& error) {
+    // Once for each address: whoever goes on must not flood the user, nor the link.
+    if (broken_peers_.size() >= kBrokenPeers || !broken_peers_.insert(address).second) return;
     link_.send(
         rendezvous::Notice{"the store closed a connection from " + address.to_string() + ": " + error.text});
   };
@@ -236,6 +243,7 @@ void Agent::handle(const rendezvous::Credit& message) {
 
 void Agent::handle(const rendezvous::MasterAsleep&) {
   asleep_ = true;
+  link_.send(rendezvous::Pong{rendezvous::kAsleep, monotonic_ns()});
 }
 
 void Agent::handle(const rendezvous::Stdin& message) {
@@ -320,7 +328,8 @@ Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
   for (const LeftProcess& process : left)
     ended.left_text += (ended.left_text.empty() ? "" : ", ") + process.text();
   link_.send(ended);
-  for (const std::string& file : error_files_) ::unlink(file.c_str());
+  for (const std::string& file : error_files_)
+    ::unlink(file.c_str());
   attempt_running_ = false;
   attempt_over_.cancel();
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -83,6 +84,7 @@ class Agent final : public WorkerEvents {
   std::optional<NodeJob> job_;
   std::optional<rendezvous::TcpStoreServer> store_;
   std::unique_ptr<WorkerGroup> workers_;
+  std::set<asio::ip::address> broken_peers_;
   TreeScope tree_scope_;
   std::vector<std::string> error_files_;  ///< of the attempt's workers; most were never written
   std::uint32_t attempt_ = 0;

@@ -13,12 +13,13 @@ class ClockOffset {
   using Time = std::chrono::nanoseconds;
 
   /// A message from the node, `theirs` on its clock, took at most `round_trip` with the question that led to
-  /// it.
+  /// it. The best sample wins, but grows worse with age, since clocks drift apart.
   void sample(Time sent, Time received, Time theirs) {
-    const Time round_trip = received - sent;
-    if (error_ && round_trip / 2 >= *error_) return;
-    error_ = round_trip / 2;
-    offset_ = theirs - (sent + round_trip / 2);
+    const Time half = (received - sent) / 2;
+    if (error_ && half >= *error_ + (received - sampled_) / kDrift) return;
+    error_ = half;
+    sampled_ = received;
+    offset_ = theirs - (sent + half);
   }
   /// A message of unknown age: better than nothing.
   void guess(Time received, Time theirs) {
@@ -26,10 +27,14 @@ class ClockOffset {
   }
 
   Time to_ours(Time theirs) const { return theirs - offset_; }
-  std::optional<Time> error() const { return error_; }  ///< ±; unset while only guessed
+  Time error() const { return error_.value_or(kUnknown); }  ///< ± of to_ours
 
  private:
+  static constexpr int kDrift = 10'000;                      ///< 100 ppm
+  static constexpr Time kUnknown = std::chrono::seconds(1);  ///< while only guessed
+
   Time offset_{0};
+  Time sampled_{0};
   std::optional<Time> error_;
 };
 

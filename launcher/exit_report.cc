@@ -211,7 +211,12 @@ ExitReport make_exit_report(const JobEnd& end) {
   ExitReport report;
   if (end.stop_signal != 0) {
     report.exit_code = 128 + end.stop_signal;
-    report.text = last_line(report.exit_code, why_stopped(end.stop_signal));
+    // What could not be ended is named, whoever wanted the end.
+    for (const Failure& failure : end.failures) {
+      if (failure.kind == Failure::Kind::kNode)
+        report.text += "  node " + failure.host + ": " + what_happened(failure) + "\n";
+    }
+    report.text += last_line(report.exit_code, why_stopped(end.stop_signal));
     return report;
   }
   const std::optional<std::size_t> root =

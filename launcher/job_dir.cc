@@ -79,7 +79,6 @@ Result<> JobDir::append(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
   if (auto written = write_all(fd.get(), bytes); !written) {
     return report(within(file(attempt, rank, stream), written.error()));
   }
-  failed_ = false;
   return {};
 }
 

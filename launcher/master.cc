@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <csignal>
 #include <exception>
 #include <utility>
@@ -21,6 +22,10 @@ using std::chrono::seconds;
 
 constexpr milliseconds kLastTasks{500};
 constexpr seconds kPingEvery{1};
+/// From the end of a link to the end of what carried it.
+constexpr seconds kEndTime{2};
+/// For the agents' answer that they know of our sleep.
+constexpr milliseconds kAsleepTime{500};
 /// A ping that comes this late means that we were stopped ourselves.
 constexpr seconds kOverslept{3};
 /// Output taken from a node before its credit is given back in one message.
@@ -39,7 +44,8 @@ bool inherited_ignored(int number) {
 }  // namespace
 
 struct Master::Node {
-  explicit Node(std::size_t number) : index(number) {}
+  Node(std::size_t number, asio::any_io_executor executor, const std::string& host)
+      : index(number), end_timer(executor), error_lines(host + ": ") {}
   std::size_t index;
   std::unique_ptr<remote::Channel> channel;
   std::unique_ptr<rendezvous::Connection> link;
@@ -49,6 +55,10 @@ struct Master::Node {
   std::uint64_t ping = 0;
   std::uint32_t taken = 0;  ///< output bytes whose credit was not given back yet
   bool live = false;        ///< the link is up
+  bool gone = false;        ///< its end was reported
+  bool asleep = false;      ///< it knows that we are about to be stopped
+  asio::steady_timer end_timer;
+  LineAssembler error_lines;
 };
 
 Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, remote::RemoteShell& remote,
@@ -56,17 +66,15 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
     : loop_(loop),
       spec_(spec),
       options_(std::move(options)),
-      console_(loop.get_executor(),
-               [this] {
-                 for (const auto& node : nodes_)
-                   give_credit(*node);
-               }),
-      output_(
-          std::move(job_dir), console_, spec.label_on ? spec.label : std::string(),
-          [this](std::uint32_t rank) { return source_of(rank); },
+      files_(
+          loop.get_executor(), std::move(job_dir),
           [this](const Error& error) {
-            say("warning: output is not kept in files any more, only shown: " + error.text);
-          }),
+            say("warning: while this lasts output is shown, but not kept in files: " + error.text);
+          },
+          [this] { give_all_credit(); }),
+      console_(loop.get_executor(), [this] { give_all_credit(); }),
+      output_(files_, console_, spec.label_on ? spec.label : std::string(),
+              [this](std::uint32_t rank) { return source_of(rank); }),
       fan_out_(loop.get_executor(), remote, local,
                {{options_.agent_path, "--stdio"},
                 spec.ssh_localhost,
@@ -75,12 +83,13 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       supervisor_(spec),
       deadline_(loop),
       ping_timer_(loop),
+      sleep_timer_(loop),
       signals_(loop),
       awake_since_(Clock::now()),
       stdin_(loop),
       stdin_room_(loop, Clock::time_point::max()) {
   for (std::size_t i = 0; i < supervisor_.node_count(); ++i)
-    nodes_.push_back(std::make_unique<Node>(i));
+    nodes_.push_back(std::make_unique<Node>(i, loop.get_executor(), spec.hosts[i].name));
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
     if (!inherited_ignored(number)) signals_.add(number);
   }
@@ -100,6 +109,7 @@ int Master::run() {
   output_.finish_all();
   const int code = report();
   console_.close();
+  files_.close();
   return code;
 }
 
@@ -114,7 +124,10 @@ void Master::end_tasks() {
   stdin_.cancel(ignored);
   stdin_room_.cancel();
   ping_timer_.cancel();
+  sleep_timer_.cancel();
   deadline_.cancel();
+  for (const auto& node : nodes_)
+    node->end_timer.cancel();
   loop_.restart();
   loop_.run_for(kLastTasks);
 }
@@ -202,14 +215,26 @@ Awaitable<> Master::read_link(Master* master, Node* node) {
   }
   node->live = false;
   node->link->close();
-  Error why = co_await master->explain_end(*node, good.error());
-  master->step(Supervisor::NodeGone{node->index, std::move(why)});
+  // The channel's end says more, but it may never come: a host can die between the two.
+  const Error plain = good.error();
+  const auto give_up = [master, node, plain](const error_code& cancelled) {
+    if (!cancelled) master->node_gone(*node, plain);
+  };
+  node->end_timer.expires_after(kEndTime);
+  node->end_timer.async_wait(give_up);
+  Error why = co_await master->explain_end(*node, plain);
+  master->node_gone(*node, std::move(why));
+}
+
+void Master::node_gone(Node& node, Error why) {
+  node.end_timer.cancel();
+  if (!std::exchange(node.gone, true)) step(Supervisor::NodeGone{node.index, std::move(why)});
 }
 
 /// The link says that it broke; the channel knows why.
 Awaitable<Error> Master::explain_end(Node& node, Error error) {
-  const remote::ChannelEnd end = co_await node.channel->end();
   if (error.code != ErrorCode::kLinkLost) co_return error;
+  const remote::ChannelEnd end = co_await node.channel->end();
   if (end.broken) {
     error.text = "the connection was lost: " + end.broken->text;
   } else if (end.status) {
@@ -221,12 +246,19 @@ Awaitable<Error> Master::explain_end(Node& node, Error error) {
 
 Awaitable<> Master::read_errors(Master* master, Node* node) {
   std::array<char, 4096> buffer;
-  for (;;) {
+  std::string lines;
+  for (bool open = true; open;) {
     const auto [error, count] =
         co_await node->channel->errors().async_read_some(asio::buffer(buffer), kUseTuple);
-    if (error || count == 0) break;
-    node->errors.feed({buffer.data(), count});
-    master->console_.write(2, {buffer.data(), count});
+    open = !error && count > 0;
+    lines.clear();
+    if (open) {
+      node->errors.feed({buffer.data(), count});
+      node->error_lines.add({buffer.data(), count}, lines);
+    } else {
+      node->error_lines.finish(lines);
+    }
+    master->console_.write(2, lines);
   }
 }
 
@@ -235,16 +267,26 @@ Result<> Master::take_messages(Node& node) {
     auto message = node.link->next();
     if (!message) return message.error();
     if (!*message) return {};
-    take(node, **message);
+    if (auto taken = take(node, **message); !taken) return taken.error();
   }
 }
 
-void Master::take(Node& node, const rendezvous::Message& message) {
+Result<> Master::take(Node& node, const rendezvous::Message& message) {
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
+    if (!supervisor_.runs(node.index, output->rank) || (output->stream != 1 && output->stream != 2)) {
+      return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
+    }
     node.taken += static_cast<std::uint32_t>(output->data.size());
-    output_.take(output->attempt, output->rank, output->stream, output->data);
+    if (output->attempt == supervisor_.attempt()) {
+      output_.take(output->attempt, output->rank, output->stream, output->data);
+    }
   } else if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
-    if (pong->sequence == node.ping) node.clock.sample(node.pinged, now(), nanoseconds(pong->clock_ns));
+    if (pong->sequence == rendezvous::kAsleep) {
+      node.asleep = true;
+      stop_if_all_asleep();
+    } else if (pong->sequence == node.ping) {
+      node.clock.sample(node.pinged, now(), nanoseconds(pong->clock_ns));
+    }
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
     if (!spec_.quiet) say(spec_.hosts[node.index].name + ": " + notice->text);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
@@ -257,20 +299,26 @@ void Master::take(Node& node, const rendezvous::Message& message) {
     node.link->send(rendezvous::Ping{node.ping});
     step(Supervisor::NodeUp{node.index, *hello, node.channel->address()});
   } else {
-    step(Supervisor::FromNode{node.index, message, happened(node, message)});
+    step(Supervisor::FromNode{node.index, message, happened(node, message), node.clock.error()});
   }
+  return {};
 }
 
 Supervisor::Time Master::happened(const Node& node, const rendezvous::Message& message) const {
   if (const auto* exited = std::get_if<rendezvous::WorkerExited>(&message)) {
-    return node.clock.to_ours(nanoseconds(exited->clock_ns));
+    return std::min(now(), node.clock.to_ours(nanoseconds(exited->clock_ns)));
   }
   return now();
 }
 
+void Master::give_all_credit() {
+  for (const auto& node : nodes_)
+    give_credit(*node);
+}
+
 void Master::give_credit(Node& node) {
-  if (!node.live || node.taken == 0 || console_.full())
-    return;  // a full console asks again when it has drained
+  // Whoever is full asks again when it has drained.
+  if (!node.live || node.taken == 0 || console_.full() || files_.full()) return;
   // In batches, but never so late that the agent runs dry: its window is a few batches wide.
   if (node.taken < kCreditBatch) return;
   node.link->send(rendezvous::Credit{std::exchange(node.taken, 0)});
@@ -282,6 +330,7 @@ Awaitable<> Master::ping_nodes() {
     const auto due = ping_timer_.expiry();
     co_await ping_timer_.async_wait(kUseTuple);
     if (Clock::now() - due > kOverslept) awake_since_ = Clock::now();
+    if (falling_asleep_) continue;  // a ping would wake the agents again
     for (const auto& node : nodes_) {
       if (!node->live) continue;
       node->ping = ++ping_sequence_;
@@ -291,12 +340,11 @@ Awaitable<> Master::ping_nodes() {
       if (silent <= spec_.node_timeout) continue;
       node->live = false;
       node->link->close();
-      step(Supervisor::NodeGone{
-          node->index, Error{ErrorCode::kLinkLost,
+      node_gone(*node, Error{ErrorCode::kLinkLost,
                              "nothing was heard of it for " +
                                  std::to_string(std::chrono::duration_cast<seconds>(silent).count()) +
                                  " s (--node-timeout); the machine, its network, or the agent hangs",
-                             0}});
+                             0});
     }
   }
 }
@@ -308,25 +356,41 @@ Awaitable<> Master::watch_signals() {
     const auto [error, number] = co_await signals_.async_wait(kUseTuple);
     if (error) co_return;
     if (number == SIGTSTP)
-      sleep_until_continued();
+      fall_asleep();
     else
       step(Supervisor::UserSignal{number});
   }
 }
 
-/// Ctrl-Z stops us and not the job: the agents are told, so that they bear our silence.
-void Master::sleep_until_continued() {
+/// Ctrl-Z stops us and not the job: the agents are told, so that they bear our silence. We stop when all have
+/// answered, for the threads that carry the words to them stop with us.
+void Master::fall_asleep() {
+  if (std::exchange(falling_asleep_, true)) return;
   say("stopped; the workers go on (fg or SIGCONT to see their output again)");
   for (const auto& node : nodes_) {
+    node->asleep = !node->live;
     if (node->live) node->link->send(rendezvous::MasterAsleep{});
   }
-  // The writers run when the loop does, so give them one turn before we stop.
-  asio::post(loop_, [this] {
-    asio::post(loop_, [this] {
-      ::raise(SIGSTOP);
-      awake_since_ = Clock::now();
-    });
+  sleep_timer_.expires_after(kAsleepTime);
+  sleep_timer_.async_wait([this](const error_code& cancelled) {
+    if (!cancelled) stop_until_continued();
   });
+  stop_if_all_asleep();
+}
+
+void Master::stop_if_all_asleep() {
+  if (!falling_asleep_) return;
+  for (const auto& node : nodes_) {
+    if (node->live && !node->asleep) return;
+  }
+  stop_until_continued();
+}
+
+void Master::stop_until_continued() {
+  if (!std::exchange(falling_asleep_, false)) return;
+  sleep_timer_.cancel();
+  ::raise(SIGSTOP);
+  awake_since_ = Clock::now();
 }
 
 /// Our stdin becomes rank 0's. Started when the workers run.
@@ -337,15 +401,25 @@ Awaitable<> Master::feed_stdin() {
   // epoll takes neither regular files nor /dev/null, and their reads do not wait.
   const bool waits =
       ::fstat(0, &kind) == 0 && (S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode) || ::isatty(0));
-  if (waits) stdin_.assign(::fcntl(0, F_DUPFD_CLOEXEC, 3));
+  // An open file of our own, for the loop makes it non-blocking: the one at 0 is shared with the shell and
+  // others.
+  UniqueFd own(::open("/proc/self/fd/0", O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!own) own.reset(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // a socket, or somebody else's terminal
+  const int in = own.get();
+  if (waits) stdin_.assign(own.release());
   rendezvous::Connection& link = *nodes_[supervisor_.node_of_rank(0)]->link;
   std::array<char, 16384> buffer;
   for (ssize_t count = 1; count > 0 && !link.closed();) {
-    while (stdin_window_ == 0)
+    while (stdin_window_ == 0 && !link.closed())
       co_await stdin_room_.async_wait(kUseTuple);
     if (waits) co_await stdin_.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
     if (link.closed()) co_return;
-    count = ::read(0, buffer.data(), std::min(buffer.size(), stdin_window_));
+    count = ::read(in, buffer.data(), std::min(buffer.size(), stdin_window_));
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) {
+      count = 1;  // taken by somebody who shares it: wait again
+      continue;
+    }
+    if (count < 0) say("warning: " + system_error(errno, "standard input").text + "; rank 0 sees its end");
     const auto size = static_cast<std::size_t>(std::max<ssize_t>(count, 0));
     stdin_window_ -= size;
     link.send(rendezvous::Stdin{{buffer.data(), size}});

@@ -13,6 +13,7 @@
 #include "launcher/console.h"
 #include "launcher/job_dir.h"
 #include "launcher/job_spec.h"
+#include "launcher/job_writer.h"
 #include "launcher/merged_output.h"
 #include "launcher/supervisor.h"
 #include "remote/fan_out.h"
@@ -57,11 +58,15 @@ class Master {
   void carry_out(Supervisor::Actions actions);
   void arm_deadline();
   Result<> take_messages(Node& node);
-  void take(Node& node, const rendezvous::Message& message);
+  Result<> take(Node& node, const rendezvous::Message& message);
   LineSource source_of(std::uint32_t rank) const;
   Supervisor::Time happened(const Node& node, const rendezvous::Message& message) const;
   void give_credit(Node& node);
-  void sleep_until_continued();
+  void give_all_credit();
+  void fall_asleep();
+  void stop_if_all_asleep();
+  void stop_until_continued();
+  void node_gone(Node& node, Error why);
   void end_tasks();
   void start_task(Awaitable<> task);
   void say(std::string_view text);
@@ -71,6 +76,7 @@ class Master {
   asio::io_context& loop_;
   const JobSpec& spec_;
   Options options_;
+  JobWriter files_;
   Console console_;
   MergedOutput output_;
   remote::FanOut fan_out_;
@@ -78,6 +84,7 @@ class Master {
   std::vector<std::unique_ptr<Node>> nodes_;
   asio::steady_timer deadline_;
   asio::steady_timer ping_timer_;
+  asio::steady_timer sleep_timer_;
   asio::signal_set signals_;
   Clock::time_point awake_since_;  ///< silence before it is our own
   std::uint64_t ping_sequence_ = 0;
@@ -85,6 +92,7 @@ class Master {
   asio::steady_timer stdin_room_;
   std::size_t stdin_window_ = 64u << 10;  ///< bytes that rank 0's node takes before it acknowledges
   bool feeding_ = false;
+  bool falling_asleep_ = false;  ///< Ctrl-Z: the agents are being told
 };
 
 }  // namespace ddp::launcher

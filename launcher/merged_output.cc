@@ -12,13 +12,8 @@ struct MergedOutput::Rank {
   bool wrote_stderr = false;
 };
 
-MergedOutput::MergedOutput(JobDir job_dir, Console& console, std::string label, Source source,
-                           Trouble trouble)
-    : job_dir_(std::move(job_dir)),
-      console_(console),
-      label_(std::move(label)),
-      source_(std::move(source)),
-      trouble_(std::move(trouble)) {}
+MergedOutput::MergedOutput(JobWriter& files, Console& console, std::string label, Source source)
+    : files_(files), console_(console), label_(std::move(label)), source_(std::move(source)) {}
 
 MergedOutput::~MergedOutput() = default;
 
@@ -42,7 +37,7 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
   if (bytes.empty()) {
     assembler.finish(lines_);
   } else {
-    if (auto kept = job_dir_.append(attempt, rank, stream, bytes); !kept) trouble_(kept.error());
+    files_.append(attempt, rank, stream, bytes);
     if (stream == 2) {
       state.tail.add(bytes);
       state.wrote_stderr = true;
@@ -70,7 +65,7 @@ std::vector<std::string> MergedOutput::last_stderr(std::uint32_t rank) const {
 
 std::string MergedOutput::stderr_file(std::uint32_t attempt, std::uint32_t rank) const {
   const bool wrote = rank < ranks_.size() && ranks_[rank] && ranks_[rank]->wrote_stderr;
-  return wrote ? job_dir_.file(attempt, rank, 2) : std::string();
+  return wrote ? files_.file(attempt, rank, 2) : std::string();
 }
 
 }  // namespace ddp::launcher

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "launcher/console.h"
-#include "launcher/job_dir.h"
+#include "launcher/job_writer.h"
 #include "launcher/output_lines.h"
 
 namespace ddp::launcher {
@@ -22,8 +22,9 @@ class MergedOutput {
   using Trouble =
       std::function<void(const Error&)>;  ///< the job directory failed; called once until it recovers
 
-  /// `label` has passed check_label_template; empty: lines without a label. `console` outlives this.
-  MergedOutput(JobDir job_dir, Console& console, std::string label, Source source, Trouble trouble);
+  /// `label` has passed check_label_template; empty: lines without a label. `files` and `console` outlive
+  /// this.
+  MergedOutput(JobWriter& files, Console& console, std::string label, Source source);
   ~MergedOutput();
 
   /// Bytes of one stream of one rank, in order; empty: the stream has ended.
@@ -39,11 +40,10 @@ class MergedOutput {
   struct Rank;
   Rank& rank_state(std::uint32_t rank);
 
-  JobDir job_dir_;
+  JobWriter& files_;
   Console& console_;
   std::string label_;
   Source source_;
-  Trouble trouble_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::string lines_;  ///< scratch
 };

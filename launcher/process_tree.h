@@ -105,8 +105,8 @@ inline constexpr std::chrono::milliseconds kKillBound{5000};
 std::vector<LeftProcess> kill_own_tree(const TreeScope& scope = {},
                                        std::chrono::milliseconds bound = kKillBound);
 
-/// Whether anybody descends from us. Orphans of a subreaper's tree come to it, so without a child there is no descendant, and a
-/// look at the whole of /proc can be saved. A zombie child counts: reap first.
+/// Whether anybody descends from us. Orphans of a subreaper's tree come to it, so without a child there is no
+/// descendant, and a look at the whole of /proc can be saved. A zombie child counts: reap first.
 bool has_children();
 
 /// Reaps orphans that came to us as their subreaper. `owned`: children that somebody else waits for

@@ -84,16 +84,21 @@ void Supervisor::on(const NodeFailed& event, Time now) {
   fail_start(event.node, event.error, now);
 }
 
-void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted&, Time, Time now) {
+void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted&, Time now) {
   Node& node = nodes_[index];
   if (node.state != NodeState::kUp) return;
   node.state = NodeState::kAccepted;
   probe_or_spawn(now);
 }
 
-void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, Time, Time now) {
-  if (state_ >= State::kRunning) return;
-  fail_start(index, Error{static_cast<ErrorCode>(message.code), message.text, message.sys}, now);
+void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, Time now) {
+  Error error{static_cast<ErrorCode>(message.code), message.text, message.sys};
+  if (state_ < State::kRunning) return fail_start(index, std::move(error), now);
+  // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
+  if (nodes_[index].state == NodeState::kSpawned) {
+    nodes_[index].state = NodeState::kEnded;
+    lose_node(index, std::move(error), now);
+  }
 }
 
 /// One failed host ends the start, but not before the others had a moment to report theirs.
@@ -156,7 +161,7 @@ void Supervisor::open_store() {
   send(0, std::move(open));
 }
 
-void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& message, Time, Time now) {
+void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& message, Time now) {
   if (state_ != State::kOpeningStore || index != 0 || message.attempt != attempt_) return;
   store_port_ = message.port;
   state_ = State::kProbing;
@@ -172,7 +177,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& messag
   probe_or_spawn(now);
 }
 
-void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& message, Time, Time now) {
+void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& message, Time now) {
   if (state_ != State::kProbing || message.attempt != attempt_ || index == 0) return;
   if (message.address.empty()) {
     return fail_start(
@@ -182,13 +187,22 @@ void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& messag
                                            " between the nodes, or choose a network with --network"},
         now);
   }
-  // All ranks get one MASTER_ADDR: the worst candidate that some node had to fall back to must serve all.
+  // All ranks get one MASTER_ADDR: the least preferred one that some node had to take. Who took another is
+  // asked again.
   const auto& candidates = network_.master_addrs;
-  const auto rank_of = [&](const std::string& address) {
+  const auto place = [&](const std::string& address) {
     return std::find(candidates.begin(), candidates.end(), address) - candidates.begin();
   };
-  if (rank_of(message.address) > rank_of(master_addr_)) master_addr_ = message.address;
   nodes_[index].probed = true;
+  nodes_[index].address = message.address;
+  if (place(message.address) > place(master_addr_)) {
+    master_addr_ = message.address;
+    for (std::size_t i = 1; i < nodes_.size(); ++i) {
+      if (!nodes_[i].probed || nodes_[i].address == master_addr_) continue;
+      nodes_[i].probed = false;
+      send(i, rendezvous::Probe{attempt_, {master_addr_}, store_port_, to_ms(kProbeTime)});
+    }
+  }
   probe_or_spawn(now);
 }
 
@@ -218,19 +232,32 @@ void Supervisor::spawn_all(Time now) {
 // ---- running
 
 void Supervisor::on(const FromNode& event, Time now) {
-  std::visit([&](const auto& message) { handle(event.node, message, event.happened, now); }, event.message);
+  current_ = &event;
+  std::visit([&](const auto& message) { handle(event.node, message, now); }, event.message);
+  current_ = nullptr;
 }
 
-void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time happened, Time now) {
-  if (message.attempt != attempt_) return;
+bool Supervisor::runs(std::size_t node, std::uint32_t rank) const {
+  if (node >= plan_.nodes.size()) return false;
+  const rendezvous::NodeRanks& ranks = plan_.nodes[node];
+  const auto first = static_cast<std::uint32_t>(ranks.first_rank);
+  return rank >= first && rank - first < static_cast<std::uint32_t>(ranks.local_world_size);
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
+  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned) return;
+  if (!runs(index, message.rank)) {
+    actions_.push_back(Disconnect{index});
+    return lose_node(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
+  }
   if (message.code == 0 && message.signal == 0) return;
-  add_worker_failure(index, message, happened);
+  add_worker_failure(index, message);
   if (state_ == State::kRunning) {
     stop_all(spec_.failure_grace, "rank " + std::to_string(message.rank) + " failed", now);
   }
 }
 
-void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time, Time now) {
+void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time now) {
   Node& node = nodes_[index];
   if (message.attempt != attempt_ || node.state != NodeState::kSpawned) return;
   node.state = NodeState::kEnded;
@@ -248,10 +275,16 @@ void Supervisor::on(const NodeGone& event, Time now) {
   if (before == NodeState::kGone) return;
   if (state_ == State::kLeaving || before == NodeState::kLeaving) return finish_if_gone();
   if (state_ < State::kRunning) return fail_start(event.node, event.error, now);
-  add_node_failure(event.node, event.error, now);
+  lose_node(event.node, event.error, now);
+}
+
+/// A node will not run its part any more; its state has been set.
+void Supervisor::lose_node(std::size_t index, Error error, Time now) {
+  if (nodes_[index].state == NodeState::kSpawned) nodes_[index].state = NodeState::kGone;
+  add_node_failure(index, std::move(error), now);
   if (state_ == State::kRunning) {
-    stop_all(spec_.failure_grace, "node " + spec_.hosts[event.node].name + " was lost", now);
-  } else if (all(NodeState::kEnded)) {
+    stop_all(spec_.failure_grace, "node " + spec_.hosts[index].name + " was lost", now);
+  } else if (state_ == State::kStopping && all(NodeState::kEnded)) {
     leave_all(now);
   }
 }
@@ -295,7 +328,8 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
   state_ = State::kStopping;
   detail("stopping all workers: " + reason);
   if (!stop_ordered_) stop_ordered_ = now;
-  deadline_ = now + grace + kStopSlack;
+  kill_due_ = std::min(kill_due_.value_or(now + grace), now + grace);
+  deadline_ = *kill_due_ + kStopSlack;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state == NodeState::kSpawned) send(i, rendezvous::Stop{attempt_, to_ms(grace), reason});
   }
@@ -411,8 +445,7 @@ std::string Supervisor::waiting_for() const {
   return text;
 }
 
-void Supervisor::add_worker_failure(std::size_t index, const rendezvous::WorkerExited& message,
-                                    Time happened) {
+void Supervisor::add_worker_failure(std::size_t index, const rendezvous::WorkerExited& message) {
   Failure failure;
   failure.host = spec_.hosts[index].name;
   failure.rank = static_cast<int>(message.rank);
@@ -421,15 +454,20 @@ void Supervisor::add_worker_failure(std::size_t index, const rendezvous::WorkerE
   failure.status = message.code;
   failure.signal = message.signal;
   failure.core_dumped = message.core;
-  failure.at = duration_cast<milliseconds>(happened - started_);
+  failure.at = duration_cast<milliseconds>(current_->happened - started_);
   failure.kind = message.signal != 0 ? Failure::Kind::kSignaled : Failure::Kind::kExited;
   if (message.pid == 0) {
     failure.kind = Failure::Kind::kExec;
     failure.error = Error{ErrorCode::kExec, message.text, message.sys};
   }
-  // What our own TERM or KILL ended is no cause, even where the clocks put it a little before the order.
-  const bool by_stop_signal = message.signal == SIGTERM || message.signal == SIGKILL;
-  failure.stopped_by_us = stop_ordered_ && (by_stop_signal || happened >= *stop_ordered_);
+  // What happened after our order is its consequence; within the error of the clocks our own signals are told
+  // by number. A SIGKILL is ours only once the grace has run, for before that we send none.
+  if (stop_ordered_) {
+    const Time latest = current_->happened + current_->error;
+    const bool ours = (message.signal == SIGTERM && latest >= *stop_ordered_) ||
+                      (message.signal == SIGKILL && latest >= *kill_due_);
+    failure.stopped_by_us = ours || current_->happened >= *stop_ordered_;
+  }
   end_.failures.push_back(std::move(failure));
 }
 

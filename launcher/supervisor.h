@@ -45,6 +45,7 @@ class Supervisor {
     std::size_t node;
     rendezvous::Message message;
     Time happened;  ///< when it happened by the master's clock, as well as the offset is known
+    Time error{0};  ///< ± of `happened`
   };
   struct NodeGone {  ///< its link ended; expected after Leave, a lost node otherwise
     std::size_t node;
@@ -97,8 +98,11 @@ class Supervisor {
   std::size_t node_count() const { return nodes_.size(); }
   /// The plan, once all nodes have said hello; empty before.
   const rendezvous::RankPlan& plan() const { return plan_; }
-  /// Which node runs `rank`; needs the plan.
+  /// Which node runs `rank`; needs the plan, and a rank of it.
   std::size_t node_of_rank(std::uint32_t rank) const;
+  std::uint32_t attempt() const { return attempt_; }
+  /// Whether `rank` is one that `node` was told to run.
+  bool runs(std::size_t node, std::uint32_t rank) const;
 
  private:
   enum class NodeState : std::uint8_t { kConnecting, kUp, kAccepted, kSpawned, kEnded, kLeaving, kGone };
@@ -107,6 +111,7 @@ class Supervisor {
     rendezvous::Hello hello;
     std::string connected;
     bool probed = false;
+    std::string address;  ///< of node 0, as this one reached it
   };
 
   void on(const NodeUp& event, Time now);
@@ -116,15 +121,15 @@ class Supervisor {
   void on(const UserSignal& event, Time now);
   void on(const Tick& event, Time now);
 
-  void handle(std::size_t node, const rendezvous::JobAccepted& message, Time happened, Time now);
-  void handle(std::size_t node, const rendezvous::Refused& message, Time happened, Time now);
-  void handle(std::size_t node, const rendezvous::StoreOpened& message, Time happened, Time now);
-  void handle(std::size_t node, const rendezvous::ProbeResult& message, Time happened, Time now);
-  void handle(std::size_t node, const rendezvous::WorkerExited& message, Time happened, Time now);
-  void handle(std::size_t node, const rendezvous::AttemptEnded& message, Time happened, Time now);
+  void handle(std::size_t node, const rendezvous::JobAccepted& message, Time now);
+  void handle(std::size_t node, const rendezvous::Refused& message, Time now);
+  void handle(std::size_t node, const rendezvous::StoreOpened& message, Time now);
+  void handle(std::size_t node, const rendezvous::ProbeResult& message, Time now);
+  void handle(std::size_t node, const rendezvous::WorkerExited& message, Time now);
+  void handle(std::size_t node, const rendezvous::AttemptEnded& message, Time now);
   /// Messages that no decision hangs on, and those that only go the other way.
   template <class M>
-  void handle(std::size_t, const M&, Time, Time) {}
+  void handle(std::size_t, const M&, Time) {}
 
   void send(std::size_t node, rendezvous::Message message);
   void detail(std::string text) { actions_.push_back(Detail{std::move(text)}); }
@@ -136,7 +141,8 @@ class Supervisor {
   void stop_all(std::chrono::milliseconds grace, const std::string& reason, Time now);
   void leave_all(Time now);
   void finish_if_gone();
-  void add_worker_failure(std::size_t node, const rendezvous::WorkerExited& message, Time happened);
+  void add_worker_failure(std::size_t node, const rendezvous::WorkerExited& message);
+  void lose_node(std::size_t node, Error error, Time now);
   void add_node_failure(std::size_t node, Error error, Time now);
   void on_start_deadline(Time now);
   bool all(NodeState at_least) const;
@@ -152,6 +158,8 @@ class Supervisor {
   JobEnd end_;
   Time started_{0};
   std::optional<Time> stop_ordered_;
+  std::optional<Time> kill_due_;       ///< when the grace of the first stop ends
+  const FromNode* current_ = nullptr;  ///< the message being handled
   bool start_failed_ = false;
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;

@@ -98,7 +98,12 @@ void WorkerGroup::start_one(WorkerSpec spec) {
   auto worker = std::make_unique<Worker>(executor_);
   worker->rank = rank;
   worker->child = std::move(*started);
-  worker->end.assign(::fcntl(worker->child.pidfd(), F_DUPFD_CLOEXEC, 0));
+  error_code failed;
+  worker->end.assign(::fcntl(worker->child.pidfd(), F_DUPFD_CLOEXEC, 0), failed);
+  if (failed) {  // unwatched it must not run; ~ChildProcess ends it
+    events_.worker_not_started(rank, system_error(failed.value(), "a descriptor to watch the worker"));
+    return;
+  }
   set_nonblocking(out->first.get());
   set_nonblocking(err->first.get());
   worker->out = std::make_unique<Pipe>(executor_, std::move(out->first), std::uint8_t{1});
@@ -122,13 +127,18 @@ void WorkerGroup::spawn_task(Awaitable<> task) {
 }
 
 Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
-  co_await worker->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  const auto [given_up] = co_await worker->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
   worker->ended = true;
+  error_code ignored;
+  if (given_up) {  // it outlived its SIGKILL; the sweep of the tree will name it
+    worker->out->descriptor.cancel(ignored);
+    worker->err->descriptor.cancel(ignored);
+    co_return;
+  }
   // Not reaped before the whole group is done: until then its number, and so its process group, stays ours to
   // signal.
   const auto status = worker->child.peek();
   group->events_.worker_exited(worker->rank, worker->child.pid(), status.value_or(ExitStatus{}));
-  error_code ignored;
   worker->input.close(ignored);
   while (worker->pipes_open()) {
     const std::uint64_t before = worker->out->bytes + worker->err->bytes;
@@ -184,7 +194,7 @@ void WorkerGroup::stop(std::chrono::milliseconds grace) {
     }
     kill_at_.expires_at(at);
     spawn_task(kill_later(this));
-  } else if (at < kill_at_.expiry()) {
+  } else if (!killing_ && at < kill_at_.expiry()) {
     kill_at_.expires_at(at);  // wakes kill_later, which looks at the new time
   }
 }
@@ -195,11 +205,21 @@ Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
                        [](const auto& w) { return w->ended; });
   };
   while (!all_ended()) {
-    if (Clock::now() >= group->kill_at_.expiry()) {
-      group->kill_all();
-      break;
-    }
+    if (Clock::now() >= group->kill_at_.expiry()) break;
     co_await group->kill_at_.async_wait(kUseTuple);
+  }
+  if (all_ended()) co_return;
+  group->killing_ = true;
+  group->kill_all();
+  // What the kernel holds (a dead disk), or what changed its uid, does not die of it: it is not waited for
+  // for ever.
+  const auto give_up = Clock::now() + kKillBound;
+  group->kill_at_.expires_at(give_up);
+  while (!all_ended() && Clock::now() < give_up)
+    co_await group->kill_at_.async_wait(kUseTuple);
+  error_code ignored;
+  for (const auto& worker : group->workers_) {
+    if (!worker->ended) worker->end.cancel(ignored);
   }
 }
 

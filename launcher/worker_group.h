@@ -27,7 +27,8 @@ struct WorkerSpec {
   bool wants_stdin = false;  ///< gets a pipe; all others read /dev/null
 };
 
-/// What a group tells its owner; called on the loop thread, never from within a call into the group.
+/// What a group tells its owner; called on the loop thread. `start` itself calls worker_started and
+/// worker_not_started.
 class WorkerEvents {
  public:
   virtual ~WorkerEvents() = default;
@@ -90,6 +91,7 @@ class WorkerGroup {
       buffer_;  ///< of whichever pipe is being read: no await while it is in use
   std::size_t tasks_ = 0;
   bool stopping_ = false;
+  bool killing_ = false;  ///< the grace is over
 };
 
 }  // namespace ddp::launcher

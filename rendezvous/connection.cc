@@ -52,31 +52,27 @@ Awaitable<Result<>> Connection::read_more() {
 }
 
 void Connection::send(const Message& message) {
-  if (closed_) return;
+  if (closed_ || broken_) return;
   append_frame(message, control_);
   queued_.cancel();
 }
 
 void Connection::send_output(const Output& output) {
-  if (closed_) return;
+  if (closed_ || broken_) return;
   append_frame(output, output_);
   queued_.cancel();
 }
 
 Awaitable<> Connection::write_all() {
   std::string batch;
-  while (!closed_) {
+  while (!closed_ && !broken_) {
     batch.clear();
     batch.swap(control_);
     // Whole frames only: an output frame that is half written must be finished before control may follow.
     if (output_sent_ < output_.size() && batch.size() < kOutputChunk) {
       std::size_t end = output_sent_;
       while (end < output_.size() && end - output_sent_ < kOutputChunk) {
-        std::uint32_t length = 0;
-        for (std::size_t i = 0; i < kFrameHeader; ++i) {
-          length |= static_cast<std::uint32_t>(static_cast<unsigned char>(output_[end + i])) << (8 * i);
-        }
-        end += kFrameHeader + length;
+        end += kFrameHeader + frame_length(output_.data() + end);
       }
       batch.append(output_, output_sent_, end - output_sent_);
       output_sent_ = end;
@@ -97,18 +93,18 @@ Awaitable<> Connection::write_all() {
       const auto [error, count] =
           co_await stream_->write_some(asio::buffer(batch.data() + sent, batch.size() - sent));
       if (error || closed_) {
-        writing_ = false;
-        closed_ = true;
+        broken_ = true;  // the reader hears of it too, and says why
         break;
       }
       sent += count;
     }
   }
+  writing_ = false;
   drained_.cancel();
 }
 
 Awaitable<> Connection::flushed() {
-  while (!closed_ && (writing_ || !control_.empty() || !output_.empty()))
+  while (!closed_ && !broken_ && (writing_ || !control_.empty() || !output_.empty()))
     co_await drained_.async_wait(kUseTuple);
 }
 

@@ -56,7 +56,8 @@ class Connection {
   asio::steady_timer queued_;   ///< cancelled when there is something to write
   asio::steady_timer drained_;  ///< cancelled when the queues are empty
   bool writing_ = false;
-  bool closed_ = false;
+  bool closed_ = false;  ///< by close()
+  bool broken_ = false;  ///< a write failed
   Clock::time_point last_heard_ = Clock::now();
 };
 

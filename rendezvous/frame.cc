@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::size_t kReadSize = 64u << 10;
 
+}  // namespace
+
 std::uint32_t frame_length(const char* bytes) {
   std::uint32_t length = 0;
   for (std::size_t i = 0; i < kFrameHeader; ++i) {
@@ -19,8 +21,6 @@ std::uint32_t frame_length(const char* bytes) {
   }
   return length;
 }
-
-}  // namespace
 
 std::span<char> FrameReader::space() {
   if (begin_ > 0) {

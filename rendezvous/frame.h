@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -9,6 +10,9 @@
 #include "base/result.h"
 
 namespace ddp::rendezvous {
+
+/// The length field at the start of a frame; reads kFrameHeader bytes.
+std::uint32_t frame_length(const char* bytes);
 
 /// Cuts a byte stream into frames (sans-IO). The driver's duties:
 ///   1. read bytes into `space()`, then tell `filled(n)`;

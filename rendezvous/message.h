@@ -149,6 +149,9 @@ struct AttemptEnded {
   }
 };
 
+/// Sequence of the Pong that answers MasterAsleep; Pings count from 1.
+inline constexpr std::uint64_t kAsleep = 0;
+
 struct Pong {
   static constexpr std::uint8_t kType = 0x0A;
   std::uint64_t sequence = 0;
@@ -159,7 +162,7 @@ struct Pong {
   }
 };
 
-/// Something a person should read, such as a refused stranger at the store. Shown once with the node's name.
+/// Something a person should read, such as a refused stranger at the store. Shown with the node's name.
 struct Notice {
   static constexpr std::uint8_t kType = 0x0B;
   std::string text;
@@ -217,7 +220,7 @@ struct OpenStore {
   std::uint16_t port = 0;  ///< 0: choose
   std::uint16_t first_port = 0;
   std::uint16_t last_port = 0;
-  std::vector<std::string> allow;  ///< addresses that may connect; empty: loopback and this node's own
+  std::vector<std::string> allow;  ///< addresses that may connect
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.mode), c(m.loopback_only), c(m.port), c(m.first_port), c(m.last_port), c(m.allow);
@@ -306,7 +309,8 @@ struct Credit {
   }
 };
 
-/// The master is being stopped by its user (Ctrl-Z): its silence means nothing until the next byte.
+/// The master is being stopped by its user (Ctrl-Z): its silence means nothing until the next message. Answered by a Pong
+/// with the sequence kAsleep.
 struct MasterAsleep {
   static constexpr std::uint8_t kType = 0x4A;
   template <class M, class C>

@@ -3,15 +3,11 @@
 
 import os
 import pathlib
-import shlex
-import shutil
 import signal
-import socket
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import BIN, LaunchTest, Nodes, live_processes_with, main, wait_until
+from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
 
 
 class SshCluster(LaunchTest):
@@ -96,6 +92,22 @@ class SshCluster(LaunchTest):
         process.communicate()
         mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
         self.assertTrue(wait_until(lambda: not live_processes_with(mark)), live_processes_with(mark))
+
+    def test_stopped_master_does_not_stop_the_job(self):
+        # Ctrl-Z stops the threads that carry the links, too: the agents must know of it before.
+        self.cluster(2)
+        process = self.start(*self.ssh, "--master-timeout", "2s", "--nproc-per-node", 1, "sh", "-c",
+                             "echo up; sleep 4; touch survived.$RANK; echo bye")
+        for _ in range(2):
+            self.assertTrue(process.stdout.readline())
+        process.send_signal(signal.SIGTSTP)
+        stat = pathlib.Path(f"/proc/{process.pid}/stat")
+        self.assertTrue(wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T"))
+        self.assertTrue(wait_until(lambda: all((self.dir / f"survived.{r}").exists() for r in range(2))))
+        process.send_signal(signal.SIGCONT)
+        done = self.finish(process, timeout=20)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out.count("bye"), 2)
 
     def test_killed_agent_is_a_lost_node_and_leaves_nothing(self):
         self.cluster(2)

@@ -110,13 +110,17 @@ class Scenario {
     next_ = 0;
   }
   void give_message(std::size_t node, const rendezvous::Message& message) {
-    give(Supervisor::FromNode{node, message, now_});
+    give(Supervisor::FromNode{node, message, now_ - ago_});
   }
 
   void command(const std::vector<std::string>& words, const std::string& line) {
     const std::string& verb = words[0];
     const auto number = [&](std::size_t i) { return static_cast<std::uint32_t>(std::stoul(words.at(i))); };
-    if (verb == "spec") {
+    if (verb == "ago") {  // ago MILLISECONDS EVENT…
+      ago_ = std::chrono::milliseconds(number(1));
+      command({words.begin() + 2, words.end()}, line);
+      ago_ = Supervisor::Time(0);
+    } else if (verb == "spec") {
       make_spec(words);
     } else if (verb == "time") {
       now_ += std::chrono::milliseconds(number(1));
@@ -126,6 +130,7 @@ class Scenario {
       hello.machine_id = one_machine_ ? "m" : "m" + words[1];
       hello.cpus = 4;
       hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
+      if (networks_ > 1) hello.interfaces.push_back({"eth1", "10.1.0.1" + words[1], 24, true, false});
       if (!one_machine_) hello.interfaces.push_back({"eth0", "10.0.0.1" + words[1], 24, true, false});
       give(Supervisor::NodeUp{number(1), hello, one_machine_ ? "" : "10.0.0.1" + words[1]});
     } else if (verb == "failed") {
@@ -186,6 +191,8 @@ class Scenario {
         spec_.nproc = {ProcsPerNode::Kind::kNumber, std::stoi(value)};
       } else if (key == "machines") {
         one_machine_ = value == "1";
+      } else if (key == "networks") {
+        networks_ = std::stoi(value);
       } else if (key == "nnodes") {
         spec_.max_nodes = std::stoi(value);
       } else if (key == "store") {
@@ -202,6 +209,8 @@ class Scenario {
 
   JobSpec spec_;
   bool one_machine_ = true;
+  int networks_ = 1;
+  Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened
   std::unique_ptr<Supervisor> supervisor_;
   Supervisor::Time now_ = 1000s;
   Supervisor::Actions actions_;
