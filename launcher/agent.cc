@@ -384,7 +384,7 @@ Awaitable<> Agent::watch_keeper() {
 
 Awaitable<> Agent::watch_signals() {
   const auto [error, number] = co_await signals_.async_wait(kUseTuple);
-  if (!error) lose_master("stopped by " + ddp::signal_name(number));
+  if (!error) lose_master("stopped by " + signal_name(number));
 }
 
 }  // namespace ddp::launcher

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <set>
 
+#include "base/exit_status.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -280,21 +282,6 @@ int exit_code_of(const Error& error) {
 
 int exec_exit_code(int sys) {
   return sys == ENOENT || sys == ENOTDIR ? 127 : 126;
-}
-
-std::string signal_name(int signal) {
-  // Linux numbers, since the signal comes from a node: names by number are the same on all machines we
-  // support.
-  static const char* const names[] = {
-      nullptr,     "SIGHUP",  "SIGINT",    "SIGQUIT", "SIGILL",   "SIGTRAP", "SIGABRT", "SIGBUS",
-      "SIGFPE",    "SIGKILL", "SIGUSR1",   "SIGSEGV", "SIGUSR2",  "SIGPIPE", "SIGALRM", "SIGTERM",
-      "SIGSTKFLT", "SIGCHLD", "SIGCONT",   "SIGSTOP", "SIGTSTP",  "SIGTTIN", "SIGTTOU", "SIGURG",
-      "SIGXCPU",   "SIGXFSZ", "SIGVTALRM", "SIGPROF", "SIGWINCH", "SIGIO",   "SIGPWR",  "SIGSYS"};
-  constexpr int kFirstRealTime = 34;  // glibc keeps 32 and 33 for itself
-  if (signal > 0 && signal < 32) return names[signal];
-  if (signal == kFirstRealTime) return "SIGRTMIN";
-  if (signal > kFirstRealTime && signal <= 64) return "SIGRTMIN+" + std::to_string(signal - kFirstRealTime);
-  return "signal " + std::to_string(signal);
 }
 
 std::string rank_set(std::vector<int> ranks) {

@@ -73,7 +73,6 @@ int exit_code_of(const Error& error);
 /// As shells do: 127 when the program or its interpreter was not found, else 126.
 int exec_exit_code(int sys);
 
-std::string signal_name(int signal);  ///< "SIGSEGV", "SIGRTMIN+3", "signal 99"
 /// Sorted numbers as "0-3,7"; at most 8 parts, then ",…".
 std::string rank_set(std::vector<int> ranks);
 

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/exit_status.h"
 #include "launcher/start_messages.h"
 
 namespace ddp::launcher {

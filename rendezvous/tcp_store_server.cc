@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -12,6 +13,11 @@
 
 namespace ddp::rendezvous {
 namespace {
+
+std::size_t half_of_descriptors() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<std::size_t>(limit.rlim_cur / 2) : 512;
+}
 
 using asio::posix::stream_descriptor;
 
@@ -93,6 +99,8 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   std::shared_ptr<AcceptLoop> acceptor_;
   std::unordered_map<StoreConnectionId, std::unique_ptr<Connection>> connections_;
   bool stopped_ = false;
+  const std::size_t max_connections_ = options_.max_connections > 0 ? options_.max_connections
+                                                                    : half_of_descriptors();
   StoreConnectionId last_id_ = 0;
   std::size_t arrived_ = 0;
   std::map<asio::ip::address, std::size_t> arrived_from_;
@@ -132,6 +140,7 @@ TcpStoreStats TcpStoreServer::Loop::stats() const {
 }
 
 void TcpStoreServer::Loop::connected(UniqueFd socket, const asio::ip::address& peer) {
+  if (connections_.size() >= max_connections_) return;
   const StoreConnectionId id = admit(std::move(socket), peer);
   if (Connection* connection = find(id)) await_read(id, *connection);
 }

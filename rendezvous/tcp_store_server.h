@@ -26,6 +26,9 @@ struct TcpStoreOptions {
   /// Who may connect; empty: anyone. More can be admitted later: TcpStoreServer::allow().
   AddressFilter filter;
   std::size_t max_bytes = KeyStore::kDefaultMaxBytes;
+  /// Connections open at once; a further one is closed unread. 0: half of the descriptors that we may have,
+  /// so that nobody who connects and connects takes those that workers need.
+  std::size_t max_connections = 0;
   /// A connection was closed unread because of the filter; called once per address.
   std::function<void(const asio::ip::address&)> on_refused;
   /// A connection was closed because of what it sent: not the protocol, over a limit, store full.

@@ -1,5 +1,7 @@
 #include "launcher/exit_report.h"
 
+#include "base/exit_status.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <csignal>

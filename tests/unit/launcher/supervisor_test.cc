@@ -8,6 +8,7 @@
 #include <memory>
 #include <sstream>
 
+#include "base/exit_status.h"
 #include "rendezvous/codec.h"
 #include "tests/support/catch.h"
 
