@@ -20,7 +20,7 @@ class World {
  public:
   std::map<std::string, std::string> files;
   Env env = {{"HOME", "/home/ann"}, {"PATH", "/usr/bin"}, {"DATA", "/data"}};
-  std::string cwd = "/work/run";
+  std::string cwd = "/data/run";
   bool stdin_has_data = false;
 
   ParsedOptions parse(const Texts& args) const {
