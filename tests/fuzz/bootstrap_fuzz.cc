@@ -1,0 +1,57 @@
+// Any bytes before and around the agent's greeting: however they are cut into chunks, the reader comes to the
+// same end, and what it shows of a host's noise is safe to print.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "remote/bootstrap.h"
+
+using ddp::remote::Bootstrap;
+
+namespace {
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+Bootstrap read_in_chunks(std::string_view bytes, std::size_t chunk) {
+  Bootstrap reader("gpu01", "/opt/ddplaunch/ddplaunchd");
+  while (!bytes.empty()) {
+    const std::size_t count = std::min(chunk, bytes.size());
+    // After the greeting the bytes belong to the protocol, and the driver feeds no more.
+    if (reader.feed(bytes.substr(0, count)) != Bootstrap::State::kReading) break;
+    bytes.remove_prefix(count);
+  }
+  return reader;
+}
+
+void check_printable(const Bootstrap& reader) {
+  for (const std::string& line : reader.noise()) {
+    require(std::none_of(line.begin(), line.end(),
+                         [](unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7F; }));
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::size_t chunk = data[0] % 31 + 1;
+  const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  Bootstrap whole = read_in_chunks(bytes, bytes.size() + 1);
+  Bootstrap pieces = read_in_chunks(bytes, chunk);
+  require(whole.state() == pieces.state());
+  require(whole.noise() == pieces.noise());
+  check_printable(whole);
+  if (whole.state() == Bootstrap::State::kHello) {
+    require(whole.hello().version == pieces.hello().version &&
+            whole.hello().protocol == pieces.hello().protocol);
+    require(whole.rest().starts_with(pieces.rest()));
+  }
+  if (whole.state() == Bootstrap::State::kFailed) require(whole.failure().text == pieces.failure().text);
+  whole.feed_errors(bytes);
+  (void)whole.ended(data[0]);
+  (void)whole.timed_out();
+  return 0;
+}
