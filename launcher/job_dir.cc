@@ -37,6 +37,12 @@ Result<JobDir> JobDir::create(std::string path) {
     failure.text += "; choose another with --job-dir";
     return failure;
   }
+  // Two runs in one directory would be mixed in its files.
+  if (std::filesystem::exists(directory / "attempt_0", error)) {
+    return Error{ErrorCode::kUsage,
+                 "the job directory " + path +
+                     " holds the output of an earlier run; choose another with --job-dir or --job-id"};
+  }
   JobDir job;
   job.path_ = std::move(path);
   rlimit limit{};

@@ -21,6 +21,9 @@ using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kLastTasks{500};
+constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
+/// For the reader of our last lines.
+constexpr seconds kLastWords{2};
 constexpr seconds kPingEvery{1};
 /// From the end of a link to the end of what carried it.
 constexpr seconds kEndTime{2};
@@ -108,6 +111,16 @@ int Master::run() {
   end_tasks();
   output_.finish_all();
   const int code = report();
+  console_.flush(2, kLastWords);  // the cause is told even where nobody takes the output
+  // From here on a signal ends us at once: nothing runs any more that would have to be stopped.
+  signals_.clear();
+  const bool hurry = supervisor_.end().stop_signal != 0;
+  if (!console_.flush(1, hurry ? milliseconds(kLastWords) : kForEver)) {
+    console_.write(2, "ddplaunch: output that nobody reads was not shown; the files have it\n");
+    console_.flush(2, kLastWords);
+    console_.abandon();
+  }
+  warn_of_lost_output();
   console_.close();
   files_.close();
   return code;
@@ -201,6 +214,9 @@ void Master::on_started(std::size_t index, Result<remote::StartedAgent> outcome)
   for (const std::string& line : outcome->noise)
     say_host(node, line);
   node.errors.feed(outcome->errors);
+  std::string lines;
+  node.error_lines.add(outcome->errors, lines);
+  console_.write(2, lines);
   start_task(node.link->write_all());
   start_task(read_errors(this, &node));
   start_task(read_link(this, &node));
@@ -330,6 +346,7 @@ Awaitable<> Master::ping_nodes() {
     const auto due = ping_timer_.expiry();
     co_await ping_timer_.async_wait(kUseTuple);
     if (Clock::now() - due > kOverslept) awake_since_ = Clock::now();
+    warn_of_lost_output();
     if (falling_asleep_) continue;  // a ping would wake the agents again
     for (const auto& node : nodes_) {
       if (!node->live) continue;
@@ -424,6 +441,13 @@ Awaitable<> Master::feed_stdin() {
     stdin_window_ -= size;
     link.send(rendezvous::Stdin{{buffer.data(), size}});
   }
+}
+
+/// Said when it happens, and at the end at the latest.
+void Master::warn_of_lost_output() {
+  const int error = console_.broken(1);
+  if (error == 0 || std::exchange(output_lost_, true)) return;
+  say("warning: " + system_error(error, "standard output").text + "; the job's output is in the files only");
 }
 
 void Master::say(std::string_view text) {

@@ -63,6 +63,7 @@ class Master {
   Supervisor::Time happened(const Node& node, const rendezvous::Message& message) const;
   void give_credit(Node& node);
   void give_all_credit();
+  void warn_of_lost_output();
   void fall_asleep();
   void stop_if_all_asleep();
   void stop_until_continued();
@@ -92,6 +93,7 @@ class Master {
   asio::steady_timer stdin_room_;
   std::size_t stdin_window_ = 64u << 10;  ///< bytes that rank 0's node takes before it acknowledges
   bool feeding_ = false;
+  bool output_lost_ = false;
   bool falling_asleep_ = false;  ///< Ctrl-Z: the agents are being told
 };
 

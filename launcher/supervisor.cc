@@ -94,7 +94,10 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted&, Time 
 
 void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, Time now) {
   Error error{static_cast<ErrorCode>(message.code), message.text, message.sys};
-  if (state_ < State::kRunning) return fail_start(index, std::move(error), now);
+  if (state_ < State::kRunning) {
+    nodes_[index].state = std::max(nodes_[index].state, NodeState::kAccepted);  // it has answered
+    return fail_start(index, std::move(error), now);
+  }
   // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
   if (nodes_[index].state == NodeState::kSpawned) {
     nodes_[index].state = NodeState::kEnded;

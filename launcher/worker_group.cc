@@ -17,6 +17,9 @@ constexpr std::chrono::milliseconds kQuiet{200};
 /// For the blocking kill: every process has its SIGKILL by then; waiting for their ends is the loop's
 /// business.
 constexpr std::chrono::milliseconds kKillTime{50};
+/// Workers from which on they are started by several threads, and how many at a time.
+constexpr std::size_t kPoolFrom = 6;
+constexpr std::size_t kBatch = 64;
 /// Reads from one pipe before the others get their turn.
 constexpr int kReadsPerTurn = 8;
 
@@ -66,52 +69,85 @@ WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, T
 
 WorkerGroup::~WorkerGroup() = default;
 
-void WorkerGroup::start(std::vector<WorkerSpec> specs) {
-  for (WorkerSpec& spec : specs)
-    start_one(std::move(spec));
-}
+/// A worker between its pipes and its start.
+struct WorkerGroup::Launch {
+  std::uint32_t rank = 0;
+  ChildSpec child;
+  std::pair<UniqueFd, UniqueFd> in;  ///< only for who wants stdin
+  std::pair<UniqueFd, UniqueFd> out;
+  std::pair<UniqueFd, UniqueFd> err;
+};
 
-void WorkerGroup::start_one(WorkerSpec spec) {
-  const std::uint32_t rank = spec.rank;
+Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
+  Launch launch;
+  launch.rank = spec.rank;
   auto out = make_pipe();
   auto err = make_pipe();
-  Result<std::pair<UniqueFd, UniqueFd>> in = std::pair<UniqueFd, UniqueFd>();
-  if (spec.wants_stdin) in = make_pipe();
-  if (!out || !err || !in) {
-    events_.worker_not_started(rank, !out ? out.error() : !err ? err.error() : in.error());
-    return;
+  if (!out || !err) return out ? err.error() : out.error();
+  launch.out = std::move(*out);
+  launch.err = std::move(*err);
+  if (spec.wants_stdin) {
+    auto in = make_pipe();
+    if (!in) return in.error();
+    launch.in = std::move(*in);
   }
-  ChildSpec child;
+  ChildSpec& child = launch.child;
   child.path = std::move(spec.path);
   child.argv = std::move(spec.argv);
   child.env = std::move(spec.env);
   child.cwd = std::move(spec.cwd);
-  child.in = spec.wants_stdin ? in->first.get() : kDevNull;
-  child.out = out->second.get();
-  child.err = err->second.get();
+  child.in = spec.wants_stdin ? launch.in.first.get() : kDevNull;
+  child.out = launch.out.second.get();
+  child.err = launch.err.second.get();
   child.death_signal = SIGKILL;
-  auto started = spawn(child);
-  if (!started) {
-    events_.worker_not_started(rank, started.error());
-    return;
+  return launch;
+}
+
+void WorkerGroup::start(std::vector<WorkerSpec> specs) {
+  if (!pool_) pool_ = std::make_unique<SpawnPool>(specs.size() >= kPoolFrom ? spawn_threads() : 0);
+  // In batches, since each child is given a copy of our table of descriptors: the fewer are open, the faster.
+  for (std::size_t begin = 0; begin < specs.size(); begin += kBatch) {
+    std::vector<Launch> launches;
+    std::vector<ChildSpec> children;
+    for (std::size_t i = begin; i < std::min(begin + kBatch, specs.size()); ++i) {
+      const std::uint32_t rank = specs[i].rank;
+      auto launch = prepare(std::move(specs[i]));
+      if (!launch) {
+        events_.worker_not_started(rank, launch.error());
+        continue;
+      }
+      children.push_back(std::move(launch->child));
+      launches.push_back(std::move(*launch));
+    }
+    std::vector<Result<ChildProcess>> started = pool_->spawn_all(children);
+    for (std::size_t i = 0; i < launches.size(); ++i) {
+      if (started[i]) {
+        watch(std::move(launches[i]), std::move(*started[i]));
+      } else {
+        events_.worker_not_started(launches[i].rank, started[i].error());
+      }
+    }
   }
+}
+
+void WorkerGroup::watch(Launch launch, ChildProcess child) {
   auto worker = std::make_unique<Worker>(executor_);
-  worker->rank = rank;
-  worker->child = std::move(*started);
+  worker->rank = launch.rank;
+  worker->child = std::move(child);
   error_code failed;
   worker->end.assign(::fcntl(worker->child.pidfd(), F_DUPFD_CLOEXEC, 0), failed);
   if (failed) {  // unwatched it must not run; ~ChildProcess ends it
-    events_.worker_not_started(rank, system_error(failed.value(), "a descriptor to watch the worker"));
+    events_.worker_not_started(launch.rank, system_error(failed.value(), "a descriptor to watch the worker"));
     return;
   }
-  set_nonblocking(out->first.get());
-  set_nonblocking(err->first.get());
-  worker->out = std::make_unique<Pipe>(executor_, std::move(out->first), std::uint8_t{1});
-  worker->err = std::make_unique<Pipe>(executor_, std::move(err->first), std::uint8_t{2});
-  if (spec.wants_stdin) worker->input.assign(in->second.release());
+  set_nonblocking(launch.out.first.get());
+  set_nonblocking(launch.err.first.get());
+  worker->out = std::make_unique<Pipe>(executor_, std::move(launch.out.first), std::uint8_t{1});
+  worker->err = std::make_unique<Pipe>(executor_, std::move(launch.err.first), std::uint8_t{2});
+  if (launch.in.second) worker->input.assign(launch.in.second.release());
   Worker* raw = worker.get();
   workers_.push_back(std::move(worker));
-  events_.worker_started(rank, raw->child.pid());
+  events_.worker_started(launch.rank, raw->child.pid());
   spawn_task(watch_end(this, raw));
   spawn_task(read_pipe(this, raw, raw->out.get()));
   spawn_task(read_pipe(this, raw, raw->err.get()));

@@ -12,6 +12,7 @@
 #include "base/asio.h"
 #include "base/child_process.h"
 #include "base/result.h"
+#include "base/spawn_pool.h"
 #include "launcher/process_tree.h"
 #include "rendezvous/codec.h"
 
@@ -73,7 +74,9 @@ class WorkerGroup {
   struct Worker;
   struct Pipe;
 
-  void start_one(WorkerSpec spec);
+  struct Launch;
+  static Result<Launch> prepare(WorkerSpec spec);
+  void watch(Launch launch, ChildProcess child);
   static Awaitable<> watch_end(WorkerGroup* group, Worker* worker);
   static Awaitable<> read_pipe(WorkerGroup* group, Worker* worker, Pipe* pipe);
   static Awaitable<> kill_later(WorkerGroup* group);
@@ -83,6 +86,7 @@ class WorkerGroup {
   asio::any_io_executor executor_;
   WorkerEvents& events_;
   TreeScope tree_;
+  std::unique_ptr<SpawnPool> pool_;  ///< outlives the workers: their death signal is bound to its threads
   std::vector<std::unique_ptr<Worker>> workers_;
   asio::steady_timer room_;       ///< cancelled when output may flow again
   asio::steady_timer kill_at_;    ///< when TERM becomes KILL

@@ -76,7 +76,15 @@ Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open_through(std::stri
       std::chrono::duration_cast<std::chrono::seconds>(deadline - std::chrono::steady_clock::now());
   const long seconds = std::clamp<long>(left.count() - 1, 1, 3600);
   auto line = command_line(options_, host, *remote_line, seconds);
-  co_return open_child(loop_, ChildCommand{host.name, std::move(line), ChildCommand::Kind::kSshClient, slot});
+  auto channel =
+      open_child(loop_, ChildCommand{host.name, std::move(line), ChildCommand::Kind::kSshClient, slot});
+  if (!channel && channel.error().code == ErrorCode::kExec) {
+    Error error = channel.error();
+    error.code = ErrorCode::kUnreachable;  // no worker failed: the way to the host did
+    error.text += "; it is the program of --ssh-command, which ssh hosts are reached with";
+    co_return error;
+  }
+  co_return channel;
 }
 
 }  // namespace ddp::remote

@@ -30,8 +30,10 @@ struct Host {
   Place place;
 };
 
-/// "localhost" and the loopback address of one machine: started as plain children unless --ssh-localhost.
+/// An entry for this machine itself, started as a plain child unless --ssh-localhost. With a user, port or key of its own it is meant
+/// for SSH: a tunnel, a container's sshd, another account.
 inline bool is_localhost(const Host& host) {
+  if (!host.user.empty() || host.port != 0 || !host.identity.empty()) return false;
   const std::string& target = host.address.empty() ? host.name : host.address;
   return target == "localhost" || target == "127.0.0.1" || target == "::1";
 }

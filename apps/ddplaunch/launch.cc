@@ -24,6 +24,17 @@
 namespace ddp {
 namespace {
 
+/// Whatever the parent left us: children are waited for, signals arrive, and a full disk or pipe is an error
+/// and no death.
+void take_signals() {
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);
+  ::signal(SIGCHLD, SIG_DFL);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
 /// ddplaunchd lies beside this program, here and, unless --agent says otherwise, at the same path on the
 /// nodes.
 Result<std::string> agent_beside_us() {
@@ -64,7 +75,7 @@ int fail(const Error& error) {
 }  // namespace
 
 int launch(const launcher::JobSpec& spec) {
-  ::signal(SIGPIPE, SIG_IGN);
+  take_signals();
   raise_nofile();  // three descriptors for each node, one for each file of the job directory
   launcher::Master::Options options;
   options.expected = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};

@@ -65,6 +65,7 @@ void add_options(CLI::App& app, Options& options) {
       ->type_name("S")
       ->capture_default_str();
   app.add_option("--limit", options.limit, "use only the first N training images (0: all)")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40).description(""))
       ->type_name("N")
       ->capture_default_str();
   app.add_option("--log-interval", options.log_interval, "steps between two progress lines")

@@ -4,6 +4,8 @@
 import os
 import pathlib
 import signal
+import socket
+import subprocess
 import sys
 import time
 
@@ -201,6 +203,54 @@ class LocalJob(LaunchTest):
         self.assertEqual(process.returncode, 0, err)
         self.assertEqual((self.job_dir / "attempt_0" / "rank_00000.stdout").read_text(),
                          "".join(f"{i}\n" for i in range(1, 10)))
+
+    def test_blocked_reader_holds_neither_stderr_nor_the_end(self):
+        process = self.start("sh", "-c", "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done")
+        self.assertTrue(process.stdout.readline())
+        # Nobody reads on: the pipe, and all that may wait for it, fill up.
+        file = self.job_dir / "attempt_0" / "rank_00000.stdout"
+        self.assertTrue(wait_until(lambda: file.exists() and file.stat().st_size > (2 << 20)))
+        process.send_signal(signal.SIGINT)
+        self.assertIn("stopping the workers", process.stderr.readline() + process.stderr.readline())
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(timeout=20), 130)
+        self.assertEqual(process.stderr.read().splitlines()[-2:], [
+            "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)",
+            "ddplaunch: output that nobody reads was not shown; the files have it"])
+        process.stdout.close()
+        process.stderr.close()
+
+    def test_lost_output_is_said(self):
+        with open("/dev/full", "w") as full:
+            process = subprocess.Popen(self.command("sh", "-c", "echo lost"), stdin=subprocess.DEVNULL, stdout=full,
+                                       stderr=subprocess.PIPE, text=True, env=self.env, cwd=self.dir)
+            _, err = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 0)
+        self.assertIn("ddplaunch: warning: standard output: No space left on device; the job's output is in the files only\n",
+                      err)
+
+    def test_inherited_dispositions_and_masks_do_no_harm(self):
+        def spoil():
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        process = self.start("sh", "-c", "echo up; sleep 60", preexec_fn=spoil)
+        self.assertTrue(process.stdout.readline())
+        process.terminate()
+        self.assert_code(self.finish(process, timeout=20), 143)
+
+    def test_second_run_in_one_directory_is_refused(self):
+        self.assert_code(self.run_job("echo", "one"), 0)
+        done = self.run_job("--job-dir", self.job_dir, "echo", "two")
+        self.assert_code(done, 2)
+        self.assertIn("holds the output of an earlier run; choose another with --job-dir or --job-id", done.err)
+
+    def test_localhost_with_a_port_means_ssh(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # bound, not listening
+            hosts = self.script("hosts", f"box address=127.0.0.1 port={taken.getsockname()[1]}\n")
+            done = self.run_job("--hostfile", hosts, "--start-timeout", "10s", "echo", "here")
+        self.assert_code(done, 111)
+        self.assertEqual(done.out, "")
 
     def test_many_workers(self):
         done = self.run_job("--nproc-per-node", 300, "--oversubscribe", "sh", "-c", "echo $RANK", timeout=120)

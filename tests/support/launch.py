@@ -59,12 +59,15 @@ class LaunchTest(unittest.TestCase):
         self.job = f"t{os.getpid()}-{self.id().rpartition('.')[2].removeprefix('test_')}"[:60].rstrip('_')
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
         self.env["XDG_STATE_HOME"] = str(self.dir / "state")
-        self.job_dir = self.dir / "job"
+        self.job_dir = self.dir / "job0"
+        self.runs = 0
 
     def command(self, *args):
         return [DDPLAUNCH, "--job-id", self.job, "--job-dir", str(self.job_dir), *map(str, args)]
 
     def start(self, *args, **popen):
+        self.job_dir = self.dir / f"job{self.runs}"  # of the latest run
+        self.runs += 1
         popen.setdefault("stdin", subprocess.DEVNULL)
         popen.setdefault("env", self.env)
         popen.setdefault("cwd", self.dir)
