@@ -28,13 +28,12 @@ class TwoMachines(LaunchTest):
         super().setUp()
         self.near, self.far = f"ddpn{os.getpid()}", f"ddpf{os.getpid()}"
         try:
-            ip("netns", "add", self.near)
+            for name in (self.near, self.far):
+                ip("netns", "add", name)
+                self.addCleanup(ip, "netns", "del", name)
+            ip("-n", self.near, "link", "add", "wire0", "type", "veth", "peer", "name", "wire0", "netns", self.far)
         except subprocess.CalledProcessError as error:
-            raise unittest.SkipTest(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
-        self.addCleanup(ip, "netns", "del", self.near)
-        ip("netns", "add", self.far)
-        self.addCleanup(ip, "netns", "del", self.far)
-        ip("-n", self.near, "link", "add", "wire0", "type", "veth", "peer", "name", "wire0", "netns", self.far)
+            raise unittest.SkipTest(f"no network of namespaces can be made here: {error.stderr.decode().strip()}")
         for name, last in ((self.near, 1), (self.far, 2)):
             ip("-n", name, "addr", "add", f"10.77.0.{last}/24", "dev", "wire0")
             ip("-n", name, "link", "add", "docker0", "type", "veth", "peer", "name", "vethc0")

@@ -119,7 +119,7 @@ TEST_CASE("connect waits for a server that is not up yet") {
   const std::uint16_t port = pick_free_port(ListenScope::kLoopback, std::nullopt).value();
   Result<std::int64_t> count = Error{};
   std::thread early([&] {
-    Result<TcpStoreClient> client = TcpStoreClient::connect("localhost", port, 20s);
+    Result<TcpStoreClient> client = TcpStoreClient::connect("127.0.0.1", port, 20s);
     if (client) count = client->num_keys(5s);
   });
   {
