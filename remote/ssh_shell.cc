@@ -235,6 +235,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   target.endpoints = std::move(*endpoints);
 
   std::shared_ptr<Attempt> last;
+  std::optional<Error> closed;  ///< what a server said that closes before its greeting
   auto pause = std::chrono::milliseconds(50);
   for (int tries = 1;; ++tries) {
     // The first address stands for the host: a name with several is one server to its own limits.
@@ -251,11 +252,18 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
       co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),
                                          target.config.proxy);
     }
+    // A last try that the start limit cut short knows less than those before it.
+    Error told = last->failed->error;
+    if (last->failed->closed_early) closed = told;
+    if (told.code == ErrorCode::kTimeout && closed) told = *closed;
+    // A retry that the deadline cuts short says less than what the server did before.
+    if (closed_early && last->failed->error.code == ErrorCode::kTimeout) co_return *closed_early;
+    if (last->failed->closed_early) closed_early = last->failed->error;
     // Nothing else is tried twice: servers lock out who fails to log in again and again.
-    if (!last->failed->closed_early || tries >= kMostTries) co_return last->failed->error;
+    if (!last->failed->closed_early || tries >= kMostTries) co_return told;
     const auto jitter = std::uniform_real_distribution<double>(0.5, 1.5)(random_);
     const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause * jitter);
-    if (until >= deadline) co_return last->failed->error;
+    if (until >= deadline) co_return told;
     asio::steady_timer timer(loop_, until);
     co_await timer.async_wait(kUseTuple);
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
