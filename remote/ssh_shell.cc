@@ -256,9 +256,6 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     Error told = last->failed->error;
     if (last->failed->closed_early) closed = told;
     if (told.code == ErrorCode::kTimeout && closed) told = *closed;
-    // A retry that the deadline cuts short says less than what the server did before.
-    if (closed_early && last->failed->error.code == ErrorCode::kTimeout) co_return *closed_early;
-    if (last->failed->closed_early) closed_early = last->failed->error;
     // Nothing else is tried twice: servers lock out who fails to log in again and again.
     if (!last->failed->closed_early || tries >= kMostTries) co_return told;
     const auto jitter = std::uniform_real_distribution<double>(0.5, 1.5)(random_);
