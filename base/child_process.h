@@ -41,7 +41,8 @@ struct ChildSpec {
       true;  ///< setsid: the child leads a session and a process group of its own, with no terminal
   int death_signal =
       0;  ///< sent to the child when the THREAD that called spawn ends; 0: none. Lost at setuid exec
-  std::optional<rlim_t> nofile_soft;    ///< soft RLIMIT_NOFILE of the child; unset: what we had before raise_nofile
+  std::optional<rlim_t>
+      nofile_soft;  ///< soft RLIMIT_NOFILE of the child; unset: what we had before raise_nofile
   std::optional<sigset_t> signal_mask;  ///< what the child starts with blocked; unset: nothing
 };
 
@@ -94,9 +95,9 @@ class ChildProcess {
   std::optional<ExitStatus> status_;
 };
 
-/// Raises our soft RLIMIT_NOFILE to the hard one, for a process that holds many pipes and links. Children started by `spawn` get
-/// the limit that we had: programs that close every possible descriptor, or use select(), count on a low one. Call it once,
-/// before threads.
+/// Raises our soft RLIMIT_NOFILE to the hard one, for a process that holds many pipes and links. Children
+/// started by `spawn` get the limit that we had: programs that close every possible descriptor, or use
+/// select(), count on a low one. Call it once, before threads.
 void raise_nofile();
 
 /// Starts a program and returns when it has been executed. Costs no copy of our memory, however large we are

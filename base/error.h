@@ -5,8 +5,8 @@
 
 namespace ddp {
 
-/// What kind of failure an Error is. Programs decide on this; the text is for people. Each kind has one exit code
-/// (docs/exit_codes.md), so a new kind needs a row there.
+/// What kind of failure an Error is. Programs decide on this; the text is for people. Each kind has one exit
+/// code (docs/exit_codes.md), so a new kind needs a row there.
 enum class ErrorCode {
   kUsage,          ///< the user's input is wrong; nothing was started
   kUnreachable,    ///< a host could not be resolved, connected to, or authenticated with

@@ -2,6 +2,8 @@
 
 namespace ddp {
 
-std::string_view version() { return DDP_VERSION; }
+std::string_view version() {
+  return DDP_VERSION;
+}
 
 }  // namespace ddp

@@ -126,9 +126,6 @@ void Agent::handle(const rendezvous::JobStart& message) {
   patience_ = std::chrono::milliseconds(message.master_timeout_ms);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
   keeper_.set_job_mark(message.job_id);
-  // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
-  // can.
-  if (!message.local) keeper_.set_lease(patience_);
   tree_scope_.job_id = message.job_id;
   auto job = NodeJob::prepare(message, own_environment(), options_.directory);
   if (!job) return refuse(job.error());
@@ -303,7 +300,7 @@ void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
 
 void Agent::worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) {
   credit_ -= std::min(credit_, bytes.size());
-  link_.send_output(rendezvous::Output{attempt_, rank, stream, bytes});
+  link_.send_output(rendezvous::Output{attempt_, rank, stream, monotonic_ns(), bytes});
 }
 
 Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {

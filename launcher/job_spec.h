@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "launcher/output_options.h"
 #include "remote/host.h"
 
 namespace ddp::launcher {
@@ -76,9 +77,13 @@ struct JobSpec {
   std::chrono::milliseconds failure_grace{15'000};  ///< after a worker's failure
   std::chrono::milliseconds node_timeout{15'000};
   std::chrono::milliseconds master_timeout{15'000};
-  std::string job_dir;  ///< absolute
-  std::string label = "[{host}:{rank}] ";
-  bool label_on = true;
+  int max_restarts = 0;  ///< of the whole job, whichever node or rank failed
+  std::chrono::milliseconds restart_backoff{
+      1'000};  ///< before the first restart; doubles each time, to 60 s at most
+  std::chrono::milliseconds hang_timeout{0};  ///< 0: nobody watches for hangs
+  std::string report_path;                    ///< --report, absolute; empty: none
+  std::string job_dir;                        ///< absolute
+  OutputOptions output;
   bool quiet = false;    ///< no words of ours but errors
   bool verbose = false;  ///< say each step
 };

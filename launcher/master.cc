@@ -76,7 +76,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
           },
           [this] { give_all_credit(); }),
       console_(loop.get_executor(), [this] { give_all_credit(); }),
-      output_(files_, console_, spec.label_on ? spec.label : std::string(),
+      output_(files_, console_, spec.output.label_on ? spec.output.label : std::string(),
               [this](std::uint32_t rank) { return source_of(rank); }),
       fan_out_(loop.get_executor(), remote, local,
                {{options_.agent_path, "--stdio"},
@@ -337,7 +337,7 @@ void Master::give_credit(Node& node) {
   if (!node.live || node.taken == 0 || console_.full() || files_.full()) return;
   // In batches, but never so late that the agent runs dry: its window is a few batches wide.
   if (node.taken < kCreditBatch) return;
-  node.link->send(rendezvous::Credit{std::exchange(node.taken, 0)});
+  node.link->send(rendezvous::Credit{1, std::exchange(node.taken, 0)});
 }
 
 Awaitable<> Master::ping_nodes() {

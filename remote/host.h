@@ -15,23 +15,24 @@ struct Place {
   int column = 0;
 };
 
-/// One entry of the hostfile or of --host, ranges already expanded. Empty text and unset options mean "not given".
+/// One entry of the hostfile or of --host, ranges already expanded. Empty text and unset options mean "not
+/// given".
 struct Host {
-  std::string name;            ///< as the user wrote it; labels and messages use it
-  std::optional<int> slots;    ///< unset: no limit
+  std::string name;              ///< as the user wrote it; labels and messages use it
+  std::optional<int> slots;      ///< unset: no limit
   std::optional<int> max_slots;  ///< Open MPI's max_slots: the limit that --oversubscribe keeps, too
   std::string user;
-  std::uint16_t port = 0;      ///< 0: from the SSH configuration
-  std::string address;         ///< what to connect to, when it differs from the name
-  std::string identity;        ///< private key file
-  std::string chdir;           ///< working directory of the workers on this host
+  std::uint16_t port = 0;            ///< 0: from the SSH configuration
+  std::string address;               ///< what to connect to, when it differs from the name
+  std::string identity;              ///< private key file
+  std::string chdir;                 ///< working directory of the workers on this host
   std::vector<std::string> devices;  ///< gpus=0,2 or --include host:0,2; empty: all
   std::vector<std::pair<std::string, std::string>> env;  ///< env:NAME=VALUE
   Place place;
 };
 
-/// An entry for this machine itself, started as a plain child unless --ssh-localhost. With a user, port or key of its own it is meant
-/// for SSH: a tunnel, a container's sshd, another account.
+/// An entry for this machine itself, started as a plain child unless --ssh-localhost. With a user, port or
+/// key of its own it is meant for SSH: a tunnel, a container's sshd, another account.
 inline bool is_localhost(const Host& host) {
   if (!host.user.empty() || host.port != 0 || !host.identity.empty()) return false;
   const std::string& target = host.address.empty() ? host.name : host.address;

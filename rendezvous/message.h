@@ -129,10 +129,11 @@ struct Output {
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   std::uint8_t stream = 1;
+  std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when the bytes were read from the worker
   std::string_view data;
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.stream), c(m.data);
+    c(m.attempt), c(m.rank), c(m.stream), c(m.clock_ns), c(m.data);
   }
 };
 
@@ -182,6 +183,48 @@ struct StdinTaken {
   }
 };
 
+/// What the node knows about a bad end beyond the exit status. Follows the WorkerExited of the same rank,
+/// before AttemptEnded; not sent when there is nothing to tell.
+struct WorkerEvidence {
+  static constexpr std::uint8_t kType = 0x0D;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::string oom;         ///< the kernel ended it for want of memory: where that was read, in words
+  std::string xid;         ///< the NVIDIA driver's Xid lines of the time of its end
+  std::string error_json;  ///< the content of TORCHELASTIC_ERROR_FILE, as `@record` writes it; at most 64 KiB
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.oom), c(m.xid), c(m.error_json);
+  }
+};
+
+/// Since when no worker of this node has written anything or used CPU time; sent when it changes, and only
+/// with a hang timeout.
+struct Quiet {
+  static constexpr std::uint8_t kType = 0x0E;
+  std::uint32_t attempt = 0;
+  bool quiet = false;
+  std::uint64_t since_ns = 0;  ///< the node's CLOCK_MONOTONIC of the last sign of life; only while quiet
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.quiet), c(m.since_ns);
+  }
+};
+
+/// Answer to Inspect, one for each living rank of the node, then one with `last`.
+struct Inspection {
+  static constexpr std::uint8_t kType = 0x0F;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  bool last = false;
+  std::string state;  ///< one line: "pid 4242, sleeping in futex_wait, idle for 32 s"
+  std::string text;   ///< stacks and what else could be read, many lines
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.last), c(m.state), c(m.text);
+  }
+};
+
 // ---- master → agent
 
 /// First frame of the master: the job as this node runs it. Nothing of it ever passes a shell or a command
@@ -200,13 +243,14 @@ struct JobStart {
   bool local = false;  ///< this node is the launcher's own machine: its device variables count
   bool stdin_to_rank0 = false;
   std::uint32_t master_timeout_ms = 0;
-  std::uint32_t link_grace_ms = 0;  ///< TERM to KILL when the link to the master is lost
-  std::uint32_t credit = 0;         ///< output bytes that the agent may have unacknowledged
+  std::uint32_t link_grace_ms = 0;    ///< TERM to KILL when the link to the master is lost
+  std::uint32_t credit = 0;           ///< output bytes of each stream that the agent may have unacknowledged
+  std::uint32_t hang_timeout_ms = 0;  ///< 0: nobody watches for hangs
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
         c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
-        c(m.link_grace_ms), c(m.credit);
+        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms);
   }
 };
 
@@ -299,18 +343,20 @@ struct Ping {
   }
 };
 
-/// Output bytes that the master has taken; the agent may send as many again.
+/// Output bytes of one stream that the master has taken; the agent may send as many again. Each stream has
+/// its own credit, so that the last words of a dying worker pass although nobody reads what the others print.
 struct Credit {
   static constexpr std::uint8_t kType = 0x49;
+  std::uint8_t stream = 1;
   std::uint32_t bytes = 0;
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.bytes);
+    c(m.stream), c(m.bytes);
   }
 };
 
-/// The master is being stopped by its user (Ctrl-Z): its silence means nothing until the next message. Answered by a Pong
-/// with the sequence kAsleep.
+/// The master is being stopped by its user (Ctrl-Z): its silence means nothing until the next message.
+/// Answered by a Pong with the sequence kAsleep.
 struct MasterAsleep {
   static constexpr std::uint8_t kType = 0x4A;
   template <class M, class C>
@@ -327,8 +373,20 @@ struct Stdin {
   }
 };
 
-using Message = std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted,
-                             WorkerExited, Output, AttemptEnded, Pong, Notice, StdinTaken, JobStart,
-                             OpenStore, Probe, Spawn, Stop, Signal, Leave, Ping, Credit, MasterAsleep, Stdin>;
+/// What is known of a hang is wanted, before the attempt is stopped for it.
+struct Inspect {
+  static constexpr std::uint8_t kType = 0x4C;
+  std::uint32_t attempt = 0;
+  std::uint32_t timeout_ms = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.timeout_ms);
+  }
+};
+
+using Message =
+    std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted, WorkerExited, Output,
+                 AttemptEnded, Pong, Notice, StdinTaken, WorkerEvidence, Quiet, Inspection, JobStart,
+                 OpenStore, Probe, Spawn, Stop, Signal, Leave, Ping, Credit, MasterAsleep, Stdin, Inspect>;
 
 }  // namespace ddp::rendezvous

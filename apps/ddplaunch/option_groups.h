@@ -44,7 +44,7 @@ struct OptionValues {
   std::string node_timeout;
   std::string master_timeout;
   // Output
-  std::string label = launcher::JobSpec().label;  ///< empty or "none": no label
+  std::string label = launcher::OutputOptions().label;  ///< empty or "none": no label
   bool quiet = false;
   bool verbose = false;
   // Job

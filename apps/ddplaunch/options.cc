@@ -158,10 +158,10 @@ void read_failure(const OptionValues& values, JobSpec& spec, Findings& findings)
 void read_output(const OptionValues& values, JobSpec& spec, Findings& findings) {
   spec.quiet = values.quiet;
   if (values.quiet && values.verbose) findings.fail("--quiet and --verbose contradict each other");
-  spec.label = values.label;
-  spec.label_on = !spec.label.empty() && spec.label != "none";
-  if (!spec.label_on) return;
-  if (const auto checked = launcher::check_label_template(spec.label); !checked)
+  spec.output.label = values.label;
+  spec.output.label_on = !spec.output.label.empty() && spec.output.label != "none";
+  if (!spec.output.label_on) return;
+  if (const auto checked = launcher::check_label_template(spec.output.label); !checked)
     findings.fail(checked.error().text);
 }
 

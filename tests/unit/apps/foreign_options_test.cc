@@ -186,6 +186,6 @@ TEST_CASE("Values that are missing, empty, or too many") {
   CHECK(world.mistakes({"--hostfile=", "w"}) == Texts{"ddplaunch: --hostfile has an empty value"});
   CHECK(world.mistakes({"--oversubscribe=1", "w"}) == Texts{"ddplaunch: --oversubscribe takes no value"});
   CHECK(world.mistakes({"--standalone=1", "w"}) == Texts{"ddplaunch: --standalone takes no value"});
-  CHECK(world.spec({"--label", "--> ", "w"}).label == "--> ");
-  CHECK(world.spec({"--label=-x", "w"}).label == "-x");
+  CHECK(world.spec({"--label", "--> ", "w"}).output.label == "--> ");
+  CHECK(world.spec({"--label=-x", "w"}).output.label == "-x");
 }

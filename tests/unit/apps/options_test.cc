@@ -40,8 +40,8 @@ TEST_CASE("Without any option: one node, this machine, the defaults") {
   CHECK(spec.failure_grace == milliseconds(15'000));
   CHECK(spec.node_timeout == milliseconds(15'000));
   CHECK(spec.master_timeout == milliseconds(15'000));
-  CHECK(spec.label == "[{host}:{rank}] ");
-  CHECK(spec.label_on);
+  CHECK(spec.output.label == "[{host}:{rank}] ");
+  CHECK(spec.output.label_on);
   CHECK(spec.store == StoreMode::kAgent);
   CHECK_FALSE(spec.stdin_to_rank0);
 }
@@ -236,11 +236,11 @@ TEST_CASE("Failure and output") {
   CHECK(spec.failure_grace == milliseconds(500));
   CHECK(spec.node_timeout == milliseconds(30'000));
   CHECK(spec.master_timeout == milliseconds(3'600'000));
-  CHECK(spec.label == "{rank}: ");
+  CHECK(spec.output.label == "{rank}: ");
   CHECK(spec.quiet);
-  CHECK_FALSE(world.spec({"--label", "", "w"}).label_on);
-  CHECK_FALSE(world.spec({"--label=", "w"}).label_on);
-  CHECK_FALSE(world.spec({"--label=none", "w"}).label_on);
+  CHECK_FALSE(world.spec({"--label", "", "w"}).output.label_on);
+  CHECK_FALSE(world.spec({"--label=", "w"}).output.label_on);
+  CHECK_FALSE(world.spec({"--label=none", "w"}).output.label_on);
   CHECK(world.spec({"--stop-grace", "0", "w"}).stop_grace == milliseconds(0));
   CHECK(world.job({"-v", "w"}).spec.verbose);
   CHECK(world.job({"--verbose", "w"}).spec.verbose);

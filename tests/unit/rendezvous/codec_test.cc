@@ -84,7 +84,7 @@ TEST_CASE("unknown types, false booleans and lying counts are refused by name") 
 }
 
 TEST_CASE("output points into the payload and is not copied") {
-  const std::string payload = payload_of(Output{1, 2, 2, "hello"});
+  const std::string payload = payload_of(Output{1, 2, 2, 7, "hello"});
   const auto back = decode_payload(payload);
   REQUIRE(back.has_value());
   const auto& output = std::get<Output>(*back);
