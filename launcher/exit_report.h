@@ -29,15 +29,19 @@ struct Failure {
   int signal = 0;
   bool core_dumped = false;
   Error error;
-  bool stopped_by_us = false;            ///< ended after our own stop order reached it: never a cause
-  std::chrono::milliseconds at{0};       ///< since the start of the attempt, clocks corrected
+  bool stopped_by_us = false;                    ///< ended after our own stop order reached it: never a cause
+  std::chrono::milliseconds at{0};               ///< since the start of the attempt, clocks corrected
+  std::chrono::nanoseconds at_error{0};          ///< ± of `at`
+  std::optional<std::chrono::milliseconds> ran;  ///< from the worker's start to its end; unset: it never ran
+  std::uint32_t attempt = 0;
   std::vector<std::string> last_stderr;  ///< StderrTail::lines()
   std::string stderr_path;               ///< its file in the job directory; empty: none
 };
 
 /// How a job ended, as the master saw it.
 struct JobEnd {
-  std::vector<Failure> failures;    ///< in any order
+  std::vector<Failure> failures;    ///< of the last attempt, in any order
+  std::vector<Failure> earlier;     ///< the root cause of each attempt that was restarted, in order
   std::optional<std::size_t> root;  ///< index into failures; unset: pick_root_cause decides
   int stop_signal = 0;  ///< the user's SIGINT, SIGTERM or SIGHUP that came before any failure; 0: none
   std::optional<Error>
