@@ -1,82 +1,13 @@
 #include "launcher/output_lines.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <utility>
 
 namespace ddp::launcher {
 namespace {
 
 // A buffer that once held a huge line is given back: there is one per stream of every rank.
 constexpr std::size_t kKeptCapacity = 64 * 1024;
-
-enum class Placeholder { kHost, kRank, kLocalRank, kNodeRank, kStream };
-
-constexpr std::array<std::pair<std::string_view, Placeholder>, 5> kPlaceholders{{
-    {"host", Placeholder::kHost},
-    {"rank", Placeholder::kRank},
-    {"local_rank", Placeholder::kLocalRank},
-    {"node_rank", Placeholder::kNodeRank},
-    {"stream", Placeholder::kStream},
-}};
-
-std::string value_of(Placeholder placeholder, const LineSource& source) {
-  switch (placeholder) {
-    case Placeholder::kHost:
-      return std::string(source.host);
-    case Placeholder::kRank:
-      return std::to_string(source.rank);
-    case Placeholder::kLocalRank:
-      return std::to_string(source.local_rank);
-    case Placeholder::kNodeRank:
-      return std::to_string(source.node_rank);
-    case Placeholder::kStream:
-      return std::string(source.stream);
-  }
-  return {};
-}
-
-Error label_error(std::size_t at, const std::string& what) {
-  return Error{ErrorCode::kUsage, "--label, column " + std::to_string(at + 1) + ": " + what};
-}
-
-// Walks a template: `text` for a run of plain characters, `value` for a placeholder. One walk serves check
-// and making.
-template <class Text, class Value>
-Result<> walk_label(std::string_view label, Text text, Value value) {
-  for (std::size_t at = 0; at < label.size();) {
-    const char c = label[at];
-    if (c == '\n' || c == '\r')
-      return label_error(at, "a label is part of one line and cannot hold a line break");
-    if (c != '{' && c != '}') {
-      const std::size_t end = std::min(label.find_first_of("{}\n\r", at), label.size());
-      text(label.substr(at, end - at));
-      at = end;
-      continue;
-    }
-    if (at + 1 < label.size() && label[at + 1] == c) {
-      text(label.substr(at, 1));
-      at += 2;
-      continue;
-    }
-    const std::size_t close = label.find('}', at);
-    if (c == '}' || close == std::string_view::npos) {
-      return label_error(at,
-                         std::string("a lone '") + c + "'; write '" + c + c + "' for the character itself");
-    }
-    const std::string_view name = label.substr(at + 1, close - at - 1);
-    const auto found = std::find_if(kPlaceholders.begin(), kPlaceholders.end(),
-                                    [&](const auto& known) { return known.first == name; });
-    if (found == kPlaceholders.end()) {
-      return label_error(at, "unknown {" + std::string(name) +
-                                 "}; known are {host} {rank} {local_rank} {node_rank} {stream}");
-    }
-    value(found->second);
-    at = close + 1;
-  }
-  return {};
-}
 
 // What a terminal shows of a row: CRs at the end move the cursor only, what follows an earlier one replaced
 // the rest.
@@ -90,19 +21,6 @@ std::string_view after_carriage_returns(std::string_view line) {
 }
 
 }  // namespace
-
-Result<> check_label_template(std::string_view label) {
-  return walk_label(
-      label, [](std::string_view) {}, [](Placeholder) {});
-}
-
-std::string make_label(std::string_view label, const LineSource& source) {
-  std::string made;
-  (void)walk_label(
-      label, [&](std::string_view text) { made += text; },
-      [&](Placeholder placeholder) { made += value_of(placeholder, source); });
-  return made;
-}
 
 void LineAssembler::emit(std::string_view line, std::string& out) {
   out += label_;

@@ -6,25 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/result.h"
+#include "launcher/label.h"
 
 namespace ddp::launcher {
-
-/// Who wrote a line. `stream` is "stdout" or "stderr".
-struct LineSource {
-  std::string_view host;
-  int rank = 0;
-  int local_rank = 0;
-  int node_rank = 0;
-  std::string_view stream;
-};
-
-/// --label: {host} {rank} {local_rank} {node_rank} {stream}; "{{" and "}}" are braces. Error (kUsage) with
-/// the column for an unknown placeholder, a lone brace, a line break. Everything else passes.
-Result<> check_label_template(std::string_view label);
-
-/// The label of one source. `label` has passed check_label_template.
-std::string make_label(std::string_view label, const LineSource& source);
 
 inline constexpr std::size_t kMaxLine = std::size_t{1} << 20;  ///< bytes of one line; a longer one is split
 inline constexpr std::string_view kSplitMark = " [ddplaunch: line longer than 1 MiB, goes on]";

@@ -143,28 +143,6 @@ TEST_CASE("property: so also around the limit") {
   }
 }
 
-TEST_CASE("labels") {
-  const LineSource source{"gpu02", 13, 5, 1, "stderr"};
-  CHECK(make_label("[{host}:{rank}] ", source) == "[gpu02:13] ");
-  CHECK(make_label("{{{node_rank}/{local_rank}}} {stream}|", source) == "{1/5} stderr|");
-  CHECK(make_label("", source) == "");
-  CHECK(check_label_template("[{host}:{rank}] {local_rank} {node_rank} {stream} {{}} é").has_value());
-}
-
-TEST_CASE("mistakes in a label, with the column") {
-  auto text = [](std::string_view label) {
-    const auto checked = check_label_template(label);
-    REQUIRE_FALSE(checked.has_value());
-    CHECK(checked.error().code == ErrorCode::kUsage);
-    return checked.error().text;
-  };
-  CHECK(text("[{hots}] ") ==
-        "--label, column 2: unknown {hots}; known are {host} {rank} {local_rank} {node_rank} {stream}");
-  CHECK(text("a {") == "--label, column 3: a lone '{'; write '{{' for the character itself");
-  CHECK(text("a } b") == "--label, column 3: a lone '}'; write '}}' for the character itself");
-  CHECK(text("a\nb") == "--label, column 2: a label is part of one line and cannot hold a line break");
-}
-
 TEST_CASE("the tail keeps the last lines in bounded memory") {
   StderrTail tail;
   CHECK(tail.lines().empty());
