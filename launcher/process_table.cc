@@ -58,15 +58,16 @@ std::optional<ProcessInfo> parse_stat(std::string_view text) {
   std::string_view rest = text.substr(close + 3);
   pid_t group;
   if (!take(rest, info.parent) || !take(rest, group) || !take(rest, info.session)) return std::nullopt;
-  // Fields 7 (tty_nr) to 21 (itrealvalue) are passed over.
+  // Of fields 7 (tty_nr) to 21 (itrealvalue) only 14 to 17 (utime, stime, cutime, cstime) are wanted.
   for (int field = 7; field <= 21; ++field) {
-    std::int64_t ignored;
+    std::int64_t value = 0;
     std::uint64_t wide;
     std::string_view again = rest;
-    if (!take(rest, ignored)) {
+    if (!take(rest, value)) {
       rest = again;
       if (!take(rest, wide)) return std::nullopt;
     }
+    if (field >= 14 && field <= 17 && value > 0) info.cpu += static_cast<std::uint64_t>(value);
   }
   if (!take(rest, info.started)) return std::nullopt;
   return info;

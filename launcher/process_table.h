@@ -18,6 +18,7 @@ struct ProcessInfo {
   pid_t session = 0;
   char state = '?';           ///< R, S, D, T, t, Z, X, …
   std::uint64_t started = 0;  ///< in clock ticks since boot; pid and this together are never used twice
+  std::uint64_t cpu = 0;      ///< clock ticks used by it and by its children that it has waited for
   std::string comm;
 };
 
