@@ -1,8 +1,15 @@
-"""torchrun of torch 1.13, which fails at once under Python 3.11 when --redirects is not given: its default is no dict."""
+"""torchrun of torch 1.13 under Python 3.11, where walking an enum leaves out its members 0 and 3: Std.from_str, which does so,
+then fails at once without --redirects and takes --tee 3 for nothing."""
 
-import torch.distributed.elastic.multiprocessing as multiprocessing
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import Std
 
-plain = multiprocessing.Std.from_str.__func__
-multiprocessing.Std.from_str = classmethod(lambda cls, text: plain(cls, text) or {})
+
+def from_str(cls, text):
+    if ":" not in text:
+        return cls(int(text))
+    return {int(rank): cls(int(streams)) for rank, streams in (one.split(":") for one in text.split(","))}
+
+
+Std.from_str = classmethod(from_str)
 run.main()
