@@ -12,16 +12,12 @@
 namespace ddp::launcher {
 namespace {
 
-/// After a leader's end a pipe that a grandchild still holds open is read until it was silent for this long.
-constexpr std::chrono::milliseconds kQuiet{200};
 /// For the blocking kill: every process has its SIGKILL by then; waiting for their ends is the loop's
 /// business.
 constexpr std::chrono::milliseconds kKillTime{50};
 /// Workers from which on they are started by several threads, and how many at a time.
 constexpr std::size_t kPoolFrom = 6;
 constexpr std::size_t kBatch = 64;
-/// Reads from one pipe before the others get their turn.
-constexpr int kReadsPerTurn = 8;
 
 Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
   int fds[2];
@@ -29,41 +25,22 @@ Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
   return std::pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
 }
 
-/// Only our end: the worker's end is another open file and keeps the blocking writes that programs expect.
-void set_nonblocking(int fd) {
-  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
-}
-
 }  // namespace
 
-struct WorkerGroup::Pipe {
-  Pipe(asio::any_io_executor executor, UniqueFd fd, std::uint8_t number)
-      : descriptor(executor, fd.release()), stream(number) {}
-  asio::posix::stream_descriptor descriptor;
-  std::uint8_t stream;
-  bool open = true;
-  bool waits_for_room = false;
-  std::uint64_t bytes = 0;
-};
-
 struct WorkerGroup::Worker {
-  explicit Worker(asio::any_io_executor executor) : end(executor), quiet(executor), input(executor) {}
+  explicit Worker(asio::any_io_executor executor) : end(executor), input(executor) {}
   std::uint32_t rank = 0;
   ChildProcess child;
   asio::posix::stream_descriptor end;  ///< a copy of the pidfd for the loop
-  asio::steady_timer quiet;
   asio::posix::stream_descriptor input;
-  std::unique_ptr<Pipe> out;
-  std::unique_ptr<Pipe> err;
   bool ended = false;
-  bool pipes_open() const { return out->open || err->open; }
 };
 
 WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree)
     : executor_(executor),
       events_(events),
       tree_(std::move(tree)),
-      room_(executor, Clock::time_point::max()),
+      pipes_(executor, events),
       kill_at_(executor, Clock::time_point::max()),
       task_done_(executor, Clock::time_point::max()) {}
 
@@ -140,17 +117,12 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
     events_.worker_not_started(launch.rank, system_error(failed.value(), "a descriptor to watch the worker"));
     return;
   }
-  set_nonblocking(launch.out.first.get());
-  set_nonblocking(launch.err.first.get());
-  worker->out = std::make_unique<Pipe>(executor_, std::move(launch.out.first), std::uint8_t{1});
-  worker->err = std::make_unique<Pipe>(executor_, std::move(launch.err.first), std::uint8_t{2});
   if (launch.in.second) worker->input.assign(launch.in.second.release());
   Worker* raw = worker.get();
   workers_.push_back(std::move(worker));
   events_.worker_started(launch.rank, raw->child.pid());
   spawn_task(watch_end(this, raw));
-  spawn_task(read_pipe(this, raw, raw->out.get()));
-  spawn_task(read_pipe(this, raw, raw->err.get()));
+  pipes_.add(launch.rank, std::move(launch.out.first), std::move(launch.err.first));
 }
 
 void WorkerGroup::spawn_task(Awaitable<> task) {
@@ -167,8 +139,7 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   worker->ended = true;
   error_code ignored;
   if (given_up) {  // it outlived its SIGKILL; the sweep of the tree will name it
-    worker->out->descriptor.cancel(ignored);
-    worker->err->descriptor.cancel(ignored);
+    group->pipes_.give_up(worker->rank);
     co_return;
   }
   // Not reaped before the whole group is done: until then its number, and so its process group, stays ours to
@@ -176,47 +147,7 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   const auto status = worker->child.peek();
   group->events_.worker_exited(worker->rank, worker->child.pid(), status.value_or(ExitStatus{}));
   worker->input.close(ignored);
-  while (worker->pipes_open()) {
-    const std::uint64_t before = worker->out->bytes + worker->err->bytes;
-    worker->quiet.expires_after(kQuiet);
-    co_await worker->quiet.async_wait(kUseTuple);
-    const bool held_back = worker->out->waits_for_room || worker->err->waits_for_room;
-    if (held_back || worker->out->bytes + worker->err->bytes != before) continue;
-    worker->out->descriptor.cancel(ignored);
-    worker->err->descriptor.cancel(ignored);
-    break;
-  }
-}
-
-Awaitable<> WorkerGroup::read_pipe(WorkerGroup* group, Worker* worker, Pipe* pipe) {
-  for (int reads = 0; pipe->open;) {
-    const std::size_t room = group->events_.output_room();
-    if (room == 0) {
-      pipe->waits_for_room = true;
-      co_await group->room_.async_wait(kUseTuple);
-      pipe->waits_for_room = false;
-      continue;
-    }
-    const ssize_t count = ::read(pipe->descriptor.native_handle(), group->buffer_.data(),
-                                 std::min(room, group->buffer_.size()));
-    if (count > 0) {
-      pipe->bytes += static_cast<std::uint64_t>(count);
-      group->events_.worker_output(worker->rank, pipe->stream,
-                                   {group->buffer_.data(), static_cast<std::size_t>(count)});
-      if (++reads % kReadsPerTurn == 0) co_await asio::post(group->executor_, asio::use_awaitable);
-      continue;
-    }
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0 || errno != EAGAIN) break;
-    const auto [error] =
-        co_await pipe->descriptor.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
-    if (error) break;  // silent after its leader's end
-  }
-  pipe->open = false;
-  error_code ignored;
-  pipe->descriptor.close(ignored);
-  group->events_.worker_output(worker->rank, pipe->stream, {});
-  if (!worker->pipes_open()) worker->quiet.cancel();
+  co_await group->pipes_.drained(worker->rank);
 }
 
 void WorkerGroup::stop(std::chrono::milliseconds grace) {
@@ -282,7 +213,7 @@ std::vector<pid_t> WorkerGroup::pids() const {
 }
 
 void WorkerGroup::resume_output() {
-  room_.cancel();
+  pipes_.resume();
 }
 
 Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
@@ -302,11 +233,11 @@ Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
 
 Awaitable<> WorkerGroup::ended() {
   const auto all_ended = [this] {
-    return std::all_of(workers_.begin(), workers_.end(),
-                       [](const auto& w) { return w->ended && !w->pipes_open(); });
+    return std::all_of(workers_.begin(), workers_.end(), [](const auto& w) { return w->ended; });
   };
   while (!all_ended())
     co_await task_done_.async_wait(kUseTuple);
+  co_await pipes_.closed();
   kill_at_.cancel();
   while (tasks_ > 0) {
     kill_at_.cancel();

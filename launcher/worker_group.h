@@ -1,12 +1,10 @@
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/asio.h"
@@ -14,7 +12,7 @@
 #include "base/result.h"
 #include "base/spawn_pool.h"
 #include "launcher/process_tree.h"
-#include "rendezvous/codec.h"
+#include "launcher/worker_pipes.h"
 
 namespace ddp::launcher {
 
@@ -30,17 +28,11 @@ struct WorkerSpec {
 
 /// What a group tells its owner; called on the loop thread. `start` itself calls worker_started and
 /// worker_not_started.
-class WorkerEvents {
+class WorkerEvents : public OutputSink {
  public:
-  virtual ~WorkerEvents() = default;
   virtual void worker_started(std::uint32_t rank, pid_t pid) = 0;
   virtual void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) = 0;
   virtual void worker_not_started(std::uint32_t rank, const Error& error) = 0;
-  /// Bytes of stream 1 (stdout) or 2 (stderr); empty: the stream has ended. The bytes live until the call
-  /// returns.
-  virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) = 0;
-  /// Room for output in bytes; the group reads no pipe while it is 0, until `resume_output`.
-  virtual std::size_t output_room() const = 0;
 };
 
 /// The workers of one attempt on this node: starts them, reads their pipes, notices their end by pidfd, stops
@@ -72,13 +64,11 @@ class WorkerGroup {
 
  private:
   struct Worker;
-  struct Pipe;
 
   struct Launch;
   static Result<Launch> prepare(WorkerSpec spec);
   void watch(Launch launch, ChildProcess child);
   static Awaitable<> watch_end(WorkerGroup* group, Worker* worker);
-  static Awaitable<> read_pipe(WorkerGroup* group, Worker* worker, Pipe* pipe);
   static Awaitable<> kill_later(WorkerGroup* group);
   void spawn_task(Awaitable<> task);
   void kill_all();
@@ -88,11 +78,9 @@ class WorkerGroup {
   TreeScope tree_;
   std::unique_ptr<SpawnPool> pool_;  ///< outlives the workers: their death signal is bound to its threads
   std::vector<std::unique_ptr<Worker>> workers_;
-  asio::steady_timer room_;       ///< cancelled when output may flow again
+  WorkerPipes pipes_;
   asio::steady_timer kill_at_;    ///< when TERM becomes KILL
   asio::steady_timer task_done_;  ///< cancelled when a task has ended
-  std::array<char, rendezvous::kMaxOutputData>
-      buffer_;  ///< of whichever pipe is being read: no await while it is in use
   std::size_t tasks_ = 0;
   bool stopping_ = false;
   bool killing_ = false;  ///< the grace is over
