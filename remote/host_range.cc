@@ -138,7 +138,7 @@ std::optional<unsigned long long> whole_number(std::string_view text, unsigned l
   unsigned long long value = 0;
   for (const char c : text) {
     const auto digit = static_cast<unsigned long long>(c - '0');
-    if (value > max / 10 || value * 10 > max - digit) return std::nullopt;
+    if (digit > max || value > max / 10 || value * 10 > max - digit) return std::nullopt;
     value = value * 10 + digit;
   }
   return value;

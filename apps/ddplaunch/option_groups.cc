@@ -25,8 +25,9 @@ constexpr Group kStart = {
     "Start", "ddplaunch --hostfile hosts --ssh-config ~/cluster_ssh --network 10.1.0.0/16 train"};
 constexpr Group kWorker = {"Worker",
                            "ddplaunch --env NCCL_DEBUG=INFO --chdir /data/run1 python train.py --lr 0.1"};
-constexpr Group kFailure = {"Failure", "ddplaunch --stop-grace 60s --node-timeout 30s python train.py"};
-constexpr Group kOutput = {"Output", "ddplaunch --label '{host} {rank}| ' python train.py"};
+constexpr Group kFailure = {
+    "Failure", "ddplaunch --max-restarts 3 --hang-timeout 10m --report end.json python train.py"};
+constexpr Group kOutput = {"Output", "ddplaunch --label '{time} {host} {rank}| ' --fold python train.py"};
 constexpr Group kJob = {"Job", "ddplaunch --hostfile hosts --job-id run7 --dry-run python train.py"};
 constexpr const Group* kGroups[] = {&kHosts, &kStart, &kWorker, &kFailure, &kOutput, &kJob};
 
@@ -36,7 +37,7 @@ constexpr std::string_view kUsage =
     "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
     "WORKER is train (the bundled trainer), a .py file (run as python3 -u FILE), or any program.\n"
     "Everything behind WORKER belongs to it. Options may be written with _ for -.\n"
-    "Times are 500ms, 15s, 2m, 1h, or a number of seconds.\n";
+    "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n";
 
 // Text broken into lines that begin at the help column.
 std::string wrapped(const std::string& text) {
@@ -95,7 +96,8 @@ struct OptionTable::Impl {
   void add_hosts();
   void add_start();
   void add_worker();
-  void add_failure_and_output();
+  void add_failure();
+  void add_output();
   void add_job();
 };
 
@@ -147,16 +149,46 @@ void OptionTable::Impl::add_worker() {
         "who reads standard input: rank 0 or nobody (default: 0 when it is a pipe or a file)");
 }
 
-void OptionTable::Impl::add_failure_and_output() {
+void OptionTable::Impl::add_failure() {
+  value(kFailure, "--max-restarts", values.max_restarts, "N",
+        "start all workers again after a failure, up to N times in the whole job (default: 0)");
+  value(kFailure, "--restart-backoff", values.restart_backoff, "TIME",
+        "before the first restart; doubles each time, to 60s at most (default: 1s)");
+  value(kFailure, "--hang-timeout", values.hang_timeout, "TIME",
+        "a failure when no worker prints or uses the CPU for so long (default: 0, never)");
   value(kFailure, "--stop-grace", values.stop_grace, "TIME",
         "from SIGTERM to SIGKILL (default: 25s after your signal, 15s after a failure)");
   value(kFailure, "--node-timeout", values.node_timeout, "TIME",
         "a node silent for so long is lost (default: 15s)");
   value(kFailure, "--master-timeout", values.master_timeout, "TIME",
         "nodes stop when this program is silent for so long (default: 15s)");
+  value(kFailure, "--report", values.report, "FILE", "how the job ended, as JSON (docs/exit_codes.md)");
+}
+
+void OptionTable::Impl::add_output() {
   value(kOutput, "--label", values.label, "TEMPLATE",
-        "before each line (default: '[{host}:{rank}] '); also {local_rank} {node_rank} {stream}; none for no "
-        "label");
+        "before each line (default: '[{host}:{rank}] '); also {local_rank} {node_rank} {stream} {time}; none "
+        "for no label");
+  value(kOutput, "--show-ranks", values.show_ranks, "LIST",
+        "show only these ranks: 0,8-15 (default: all); the files have all");
+  value(kOutput, "--local-ranks-filter", values.local_ranks_filter, "LIST",
+        "show only these local ranks of each node: 0,1");
+  value(kOutput, "--bars", values.bars, "rank0|node|all|off",
+        "progress bars of which ranks a terminal shows (default: rank0, with the spread of all)");
+  flag(kOutput, "--fold", values.fold, "show lines that many ranks print alike once: [*:0-63]");
+  value(kOutput, "--console", values.console, "auto|block|drop",
+        "where the reader of the output is slow: block holds the workers back, drop leaves lines out and "
+        "counts them (default: auto, drop on a terminal)");
+  value(kOutput, "--log-dir", values.log_dir, "DIR",
+        "copies for you: DIR/JOB_ID/attempt_0/RANK/stdout.log, stderr.log");
+  value(kOutput, "-t,--tee", values.tee, "STREAMS",
+        "which streams go to --log-dir and are shown: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: "
+        "0:3,1:2");
+  value(kOutput, "-r,--redirects", values.redirects, "STREAMS", "as --tee, but the streams are not shown");
+  value(kOutput, "--log-max-size", values.log_max_size, "SIZE",
+        "begin a new part of a file of output at this size: NAME, NAME.1, … (default: 0, never)");
+  flag(kOutput, "--jsonl", values.jsonl,
+       "also keep the lines as JSON: attempt_0/lines.jsonl in the job's directory");
   flag(kOutput, "--quiet", values.quiet, "only the workers' lines and errors");
   flag(kOutput, "-v,--verbose", values.verbose, "say what is done, step by step");
 }
@@ -175,7 +207,8 @@ OptionTable::OptionTable() : impl_(std::make_unique<Impl>()) {
   impl_->add_hosts();
   impl_->add_start();
   impl_->add_worker();
-  impl_->add_failure_and_output();
+  impl_->add_failure();
+  impl_->add_output();
   impl_->add_job();
 }
 

@@ -40,11 +40,25 @@ struct OptionValues {
   std::string chdir;
   std::string stdin_source;
   // Failure
+  std::string max_restarts;
+  std::string restart_backoff;
+  std::string hang_timeout;
   std::string stop_grace;
   std::string node_timeout;
   std::string master_timeout;
+  std::string report;
   // Output
   std::string label = launcher::OutputOptions().label;  ///< empty or "none": no label
+  std::string show_ranks;
+  std::string local_ranks_filter;
+  std::string bars;
+  bool fold = false;
+  std::string console;
+  std::string log_dir;
+  std::string tee;
+  std::string redirects;
+  std::string log_max_size;
+  bool jsonl = false;
   bool quiet = false;
   bool verbose = false;
   // Job

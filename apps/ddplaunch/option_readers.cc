@@ -12,6 +12,19 @@ namespace {
 
 constexpr std::size_t kMaxInterfaceName = 15;  // IFNAMSIZ without the zero
 constexpr std::size_t kMaxJobId = 64;
+constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 50;
+constexpr unsigned long long kMaxRank = 10'000'000;  // more than any job; keeps ranges in 32 bits
+
+// Calls `take` with each word between commas; false when one was refused.
+template <class Take>
+bool each_word(std::string_view list, Take take) {
+  for (std::size_t at = 0;;) {
+    const std::size_t end = std::min(list.find(',', at), list.size());
+    if (!take(list.substr(at, end - at))) return false;
+    if (end == list.size()) return true;
+    at = end + 1;
+  }
+}
 
 }  // namespace
 
@@ -28,6 +41,20 @@ std::optional<std::chrono::milliseconds> read_duration(std::string_view text) {
   const std::chrono::milliseconds value(static_cast<long long>(*number) * scale);
   if (scale == 0 || value > std::chrono::hours(1000)) return std::nullopt;
   return value;
+}
+
+void read_time(const std::string& text, std::string_view option, std::chrono::milliseconds least,
+               std::chrono::milliseconds& value, Findings& findings) {
+  if (text.empty()) return;
+  const auto duration = read_duration(text);
+  if (!duration) {
+    findings.fail(std::string(option) + ' ' + text + ": give a time like 500ms, 15s, 2m or 1h");
+  } else if (*duration < least) {
+    findings.fail(std::string(option) + ' ' + text + " is too short; at least " +
+                  std::to_string(least.count()) + "ms");
+  } else {
+    value = *duration;
+  }
 }
 
 std::optional<launcher::ProcsPerNode> read_procs(std::string_view text) {
@@ -47,6 +74,67 @@ std::optional<std::pair<std::uint16_t, std::uint16_t>> read_port_range(std::stri
   const auto high = remote::whole_number(text.substr(dash + 1), 65'535);
   if (!low || !high || *low == 0 || *low > *high) return std::nullopt;
   return std::pair{static_cast<std::uint16_t>(*low), static_cast<std::uint16_t>(*high)};
+}
+
+std::optional<std::uint64_t> read_size(std::string_view text) {
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  std::string_view unit = text.substr(digits);
+  for (const std::string_view end : {"iB", "B"}) {
+    if (unit.size() > end.size() && unit.ends_with(end)) {
+      unit.remove_suffix(end.size());
+      break;
+    }
+  }
+  const auto number = remote::whole_number(text.substr(0, digits), kMaxSize);
+  if (!number) return std::nullopt;
+  int shift = 0;
+  if (unit == "K" || unit == "k") shift = 10;
+  if (unit == "M") shift = 20;
+  if (unit == "G") shift = 30;
+  if (unit == "T") shift = 40;
+  if ((shift == 0 && !unit.empty()) || *number > kMaxSize >> shift) return std::nullopt;
+  return *number << shift;
+}
+
+std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text) {
+  launcher::RankRanges ranges;
+  if (text == "all") return ranges;
+  const bool good = each_word(text, [&](std::string_view word) {
+    const std::size_t dash = std::min(word.find('-'), word.size());
+    const auto low = remote::whole_number(word.substr(0, dash), kMaxRank);
+    const auto high = dash == word.size() ? low : remote::whole_number(word.substr(dash + 1), kMaxRank);
+    if (!low || !high || *low > *high) return false;
+    ranges.emplace_back(static_cast<std::uint32_t>(*low), static_cast<std::uint32_t>(*high));
+    return true;
+  });
+  if (!good) return std::nullopt;
+  std::sort(ranges.begin(), ranges.end());
+  launcher::RankRanges joined;
+  for (const auto& range : ranges) {
+    if (!joined.empty() && range.first <= joined.back().second + 1) {
+      joined.back().second = std::max(joined.back().second, range.second);
+    } else {
+      joined.push_back(range);
+    }
+  }
+  return joined;
+}
+
+std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) {
+  launcher::StreamChoice choice;
+  if (const auto all = remote::whole_number(text, 3)) {
+    choice.others = static_cast<std::uint8_t>(*all);
+    return choice;
+  }
+  const bool good = each_word(text, [&](std::string_view word) {
+    const std::size_t colon = word.find(':');
+    if (colon == std::string_view::npos) return false;
+    const auto rank = remote::whole_number(word.substr(0, colon), kMaxLocalRank);
+    const auto streams = remote::whole_number(word.substr(colon + 1), 3);
+    if (!rank || !streams) return false;
+    return choice.by_local.emplace(static_cast<int>(*rank), static_cast<std::uint8_t>(*streams)).second;
+  });
+  return good ? std::optional(choice) : std::nullopt;
 }
 
 bool is_network(std::string_view text) {

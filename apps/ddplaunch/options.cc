@@ -11,9 +11,9 @@
 #include "apps/ddplaunch/job_plan_text.h"
 #include "apps/ddplaunch/option_groups.h"
 #include "apps/ddplaunch/option_readers.h"
+#include "apps/ddplaunch/output_options.h"
 #include "base/version.h"
 #include "launcher/env_filter.h"
-#include "launcher/output_lines.h"
 #include "remote/host_range.h"
 #include "remote/shell_quote.h"
 
@@ -26,20 +26,8 @@ using launcher::WorkerCommand;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kShortestHeartbeatLimit{2'000};  // a heartbeat comes each second
-
-void read_time(const std::string& text, std::string_view option, milliseconds least, milliseconds& value,
-               Findings& findings) {
-  if (text.empty()) return;
-  const auto duration = read_duration(text);
-  if (!duration) {
-    findings.fail(std::string(option) + ' ' + text + ": give a time like 500ms, 15s, 2m or 1h");
-  } else if (*duration < least) {
-    findings.fail(std::string(option) + ' ' + text + " is too short; at least " +
-                  std::to_string(least.count()) + "ms");
-  } else {
-    value = *duration;
-  }
-}
+constexpr milliseconds kShortestHang{1'000};
+constexpr unsigned long long kMostRestarts = 1'000'000;
 
 void read_ports(const OptionValues& values, JobSpec& spec, Findings& findings) {
   if (!values.master_port.empty()) {
@@ -146,23 +134,33 @@ void read_worker(const OptionValues& values, const Surroundings& surroundings, J
   }
 }
 
-void read_failure(const OptionValues& values, JobSpec& spec, Findings& findings) {
+void read_failure(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
+                  Findings& findings) {
+  if (!values.max_restarts.empty()) {
+    const auto number = remote::whole_number(values.max_restarts, kMostRestarts);
+    if (!number) {
+      findings.fail("--max-restarts " + values.max_restarts + ": give a whole number from 0 to " +
+                    std::to_string(kMostRestarts));
+    }
+    spec.max_restarts = static_cast<int>(number.value_or(0));
+  }
+  read_time(values.restart_backoff, "--restart-backoff", milliseconds(0), spec.restart_backoff, findings);
+  // 0 is how it is turned off; anything less than a second would call each pause of a job a hang.
+  if (values.hang_timeout == "0") {
+    spec.hang_timeout = milliseconds(0);
+  } else {
+    read_time(values.hang_timeout, "--hang-timeout", kShortestHang, spec.hang_timeout, findings);
+  }
   read_time(values.stop_grace, "--stop-grace", milliseconds(0), spec.stop_grace, findings);
   // One option for both: who gives a time means how long the workers need.
   if (!values.stop_grace.empty()) spec.failure_grace = spec.stop_grace;
   read_time(values.node_timeout, "--node-timeout", kShortestHeartbeatLimit, spec.node_timeout, findings);
   read_time(values.master_timeout, "--master-timeout", kShortestHeartbeatLimit, spec.master_timeout,
             findings);
-}
-
-void read_output(const OptionValues& values, JobSpec& spec, Findings& findings) {
-  spec.quiet = values.quiet;
-  if (values.quiet && values.verbose) findings.fail("--quiet and --verbose contradict each other");
-  spec.output.label = values.label;
-  spec.output.label_on = !spec.output.label.empty() && spec.output.label != "none";
-  if (!spec.output.label_on) return;
-  if (const auto checked = launcher::check_label_template(spec.output.label); !checked)
-    findings.fail(checked.error().text);
+  if (values.report.empty()) return;
+  spec.report_path = absolute_path(values.report, surroundings.cwd);
+  if (const auto writable = surroundings.can_write(spec.report_path); !writable)
+    findings.fail("--report " + values.report + " cannot be written: " + writable.error().text);
 }
 
 void read_job(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
@@ -208,8 +206,8 @@ ParsedOptions parse_options(const std::vector<std::string>& args, const Surround
   read_command(values, line, job.spec, findings);
   read_env_options(values, surroundings, job.spec, findings);
   read_worker(values, surroundings, job.spec, findings);
-  read_failure(values, job.spec, findings);
-  read_output(values, job.spec, findings);
+  read_failure(values, surroundings, job.spec, findings);
+  read_output_options(values, surroundings, job.spec, findings);
   read_job(values, surroundings, job.spec, findings);
   if (!findings.mistakes.empty()) return BadUsage{std::move(findings.mistakes)};
   if (values.dry_run) return PrintText{job_plan_text(job.spec)};

@@ -19,6 +19,9 @@ struct Surroundings {
   bool stdin_has_data = false;  ///< a pipe or a file: rank 0 gets it unless --stdin says otherwise
   /// The whole content. Errors: kSystem, with errno and "PATH: reason".
   std::function<Result<std::string>(const std::string& path)> read_file;
+  /// Whether a file could be made (or written over) at `path`, absolute; changes nothing. Errors: kSystem,
+  /// with errno and "DIRECTORY: reason" or "PATH: reason".
+  std::function<Result<>(const std::string& path)> can_write;
 };
 
 /// The real ones of this process.

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <climits>
@@ -33,6 +34,20 @@ Result<std::string> read_file(const std::string& path) {
     text.append(buffer.data(), static_cast<std::size_t>(got));
     if (text.size() > kMaxFile) return system_error(EFBIG, path);
   }
+}
+
+Result<> can_write(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) {
+    if (S_ISDIR(status.st_mode)) return system_error(EISDIR, path);
+    if (::access(path.c_str(), W_OK) != 0) return system_error(errno, path);
+    return {};
+  }
+  const std::string directory = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
+  if (::stat(directory.c_str(), &status) != 0) return system_error(errno, directory);
+  if (!S_ISDIR(status.st_mode)) return system_error(ENOTDIR, directory);
+  if (::access(directory.c_str(), W_OK | X_OK) != 0) return system_error(errno, directory);
+  return {};
 }
 
 // 20261121-034500-ab12cd: the local time for people, six digits against two starts in one second.
@@ -73,6 +88,7 @@ Surroundings real_surroundings() {
   result.new_job_id = new_job_id();
   result.stdin_has_data = is_pipe_or_file(STDIN_FILENO);
   result.read_file = read_file;
+  result.can_write = can_write;
   return result;
 }
 

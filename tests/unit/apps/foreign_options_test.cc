@@ -134,20 +134,28 @@ TEST_CASE("Every option of torchrun and of the later releases is decided") {
 }
 
 TEST_CASE("A command line of torchrun runs as it is") {
-  const ddp::RunJob job = World().job(
-      {"--standalone", "--nnodes=1", "--nproc_per_node=gpu", "--max_restarts=0", "--rdzv_id=run7",
-       "--rdzv_backend=c10d", "--node_rank=0", "--shutdown-timeout", "30", "train.py", "--lr", "0.1"});
+  const ddp::RunJob job =
+      World().job({"--standalone", "--nnodes=1", "--nproc_per_node=gpu", "--max_restarts=3", "--rdzv_id=run7",
+                   "--rdzv_backend=c10d", "--node_rank=0", "--shutdown-timeout", "30", "--log_dir", "logs",
+                   "-r", "0:3", "--tee=1", "--local_ranks_filter=0,2", "train.py", "--lr", "0.1"});
   CHECK(job.spec.launcher == LauncherKind::kLocal);
   CHECK(job.spec.nproc.kind == ProcsPerNode::Kind::kGpu);
   CHECK(job.spec.job_id == "run7");
   CHECK(job.spec.stop_grace == std::chrono::milliseconds(30'000));
+  CHECK(job.spec.max_restarts == 3);
+  CHECK(job.spec.output.log_dir == "/data/run/logs");
+  CHECK(job.spec.output.redirects.has(0, 2));
+  CHECK_FALSE(job.spec.output.redirects.has(1, 2));
+  CHECK(job.spec.output.tee.has(7, 1));
+  CHECK_FALSE(job.spec.output.tee.has(7, 2));
+  CHECK(job.spec.output.local_ranks_filter == std::vector<int>{0, 2});
   CHECK(job.notes ==
         Texts{"ddplaunch: --rdzv_backend has no effect: ddplaunch has one rendezvous of its own"});
 }
 
 TEST_CASE("Options of a later release") {
-  CHECK(World().mistakes({"--max-restarts", "3", "--spares=1", "--detach", "w"}) ==
-        Texts{"ddplaunch: --max-restarts is not in this release yet (only --max-restarts 0 is)",
+  CHECK(World().mistakes({"--scale-up", "--spares=1", "--detach", "w"}) ==
+        Texts{"ddplaunch: --scale-up is not in this release yet",
               "ddplaunch: --spares is not in this release yet (only --spares 0 is)",
               "ddplaunch: --detach is not in this release yet: nohup ddplaunch … & keeps a job alive after "
               "logout"});

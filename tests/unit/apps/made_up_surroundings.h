@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +20,7 @@ using Env = std::vector<std::pair<std::string, std::string>>;
 class World {
  public:
   std::map<std::string, std::string> files;
+  std::set<std::string> directories;  ///< that exist besides cwd
   Env env = {{"HOME", "/home/ann"}, {"PATH", "/usr/bin"}, {"DATA", "/data"}};
   std::string cwd = "/data/run";
   bool stdin_has_data = false;
@@ -34,6 +36,11 @@ class World {
       if (found == files.end()) return system_error(ENOENT, path);
       if (found->second == "unreadable") return system_error(EACCES, path);
       return found->second;
+    };
+    surroundings.can_write = [this](const std::string& path) -> Result<> {
+      const std::string directory = path.substr(0, path.rfind('/'));
+      if (directory != cwd && !directories.contains(directory)) return system_error(ENOENT, directory);
+      return {};
     };
     return parse_options(args, surroundings);
   }

@@ -256,6 +256,35 @@ TEST_CASE("Failure and output") {
   CHECK(label[0].starts_with("ddplaunch: --label, column 1: "));
 }
 
+TEST_CASE("Restarts, hangs, report") {
+  World world;
+  const JobSpec plain = world.spec({"w"});
+  CHECK(plain.max_restarts == 0);
+  CHECK(plain.restart_backoff == milliseconds(1'000));
+  CHECK(plain.hang_timeout == milliseconds(0));
+  CHECK(plain.report_path.empty());
+  world.directories = {"/var/out"};
+  const JobSpec spec = world.spec({"--max-restarts", "3", "--restart-backoff", "250ms", "--hang-timeout",
+                                   "10m", "--report", "/var/out/end.json", "w"});
+  CHECK(spec.max_restarts == 3);
+  CHECK(spec.restart_backoff == milliseconds(250));
+  CHECK(spec.hang_timeout == milliseconds(600'000));
+  CHECK(spec.report_path == "/var/out/end.json");
+  CHECK(world.spec({"--report", "end.json", "w"}).report_path == "/data/run/end.json");
+  CHECK(world.spec({"--hang-timeout", "0", "--restart-backoff", "0", "w"}).hang_timeout == milliseconds(0));
+  for (const char* bad : {"-1", "some", "1.5", "1000001", "3x"}) {
+    CHECK(world.mistakes({"--max-restarts", bad, "w"}) ==
+          Texts{"ddplaunch: --max-restarts " + std::string(bad) + ": give a whole number from 0 to 1000000"});
+  }
+  CHECK(world.mistakes({"--restart-backoff", "soon", "w"}) ==
+        Texts{"ddplaunch: --restart-backoff soon: give a time like 500ms, 15s, 2m or 1h"});
+  CHECK(world.mistakes({"--hang-timeout", "10ms", "w"}) ==
+        Texts{"ddplaunch: --hang-timeout 10ms is too short; at least 1000ms"});
+  CHECK(world.mistakes({"--report", "none/end.json", "w"}) ==
+        Texts{"ddplaunch: --report none/end.json cannot be written: /data/run/none: No such file or "
+              "directory"});
+}
+
 TEST_CASE("Standard input goes to rank 0 when it is a pipe or a file") {
   World world;
   CHECK(world.spec({"--stdin", "0", "w"}).stdin_to_rank0);

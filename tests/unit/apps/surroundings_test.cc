@@ -32,5 +32,13 @@ TEST_CASE("Files are read whole, errors say path and reason") {
   CHECK(here.read_file(dir / "none").error().sys == ENOENT);
   CHECK(here.read_file(dir / "none").error().text == (dir / "none").string() + ": No such file or directory");
   CHECK(here.read_file(dir).error().text == dir.string() + ": Is a directory");
+
+  CHECK(here.can_write(path).has_value());
+  CHECK(here.can_write(dir / "new").has_value());
+  CHECK_FALSE(std::filesystem::exists(dir / "new"));
+  CHECK(here.can_write(dir).error().text == dir.string() + ": Is a directory");
+  CHECK(here.can_write(dir / "none/new").error().text ==
+        (dir / "none").string() + ": No such file or directory");
+  CHECK(here.can_write(dir / "file/new").error().text == path + ": Not a directory");
   std::filesystem::remove_all(dir);
 }

@@ -84,6 +84,7 @@ TEST_CASE("Whole numbers") {
   CHECK(whole_number("0", 10) == 0);
   CHECK(whole_number("10", 10) == 10);
   CHECK_FALSE(whole_number("11", 10));
+  CHECK_FALSE(whole_number("4", 3));
   CHECK_FALSE(whole_number("", 10));
   CHECK_FALSE(whole_number("-1", 10));
   CHECK_FALSE(whole_number("+1", 10));

@@ -1,0 +1,115 @@
+#include "apps/ddplaunch/output_options.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "apps/ddplaunch/option_readers.h"
+#include "launcher/label.h"
+
+namespace ddp {
+
+namespace {
+
+using launcher::Bars;
+using launcher::ConsolePolicy;
+using launcher::OutputOptions;
+
+/// Less would be a directory full of parts rather than a limit.
+constexpr std::uint64_t kSmallestPart = 4096;
+
+constexpr std::array<std::pair<std::string_view, Bars>, 4> kBars{
+    {{"rank0", Bars::kRank0}, {"node", Bars::kNode}, {"all", Bars::kAll}, {"off", Bars::kOff}}};
+constexpr std::array<std::pair<std::string_view, ConsolePolicy>, 3> kPolicies{
+    {{"auto", ConsolePolicy::kAuto}, {"block", ConsolePolicy::kBlock}, {"drop", ConsolePolicy::kDrop}}};
+
+template <class Value, std::size_t N>
+void read_word(const std::string& text, std::string_view option,
+               const std::array<std::pair<std::string_view, Value>, N>& words, Value& value,
+               Findings& findings) {
+  if (text.empty()) return;
+  std::string known;
+  for (std::size_t i = 0; i < N; ++i) {
+    if (text == words[i].first) {
+      value = words[i].second;
+      return;
+    }
+    known += (i == 0 ? "" : i + 1 == N ? " or " : ", ") + std::string(words[i].first);
+  }
+  findings.fail(std::string(option) + ' ' + text + ": choose " + known);
+}
+
+void read_label(const OptionValues& values, OutputOptions& output, Findings& findings) {
+  output.label = values.label;
+  output.label_on = !output.label.empty() && output.label != "none";
+  if (!output.label_on) return;
+  if (const auto checked = launcher::check_label_template(output.label); !checked)
+    findings.fail(checked.error().text);
+}
+
+void read_filters(const OptionValues& values, OutputOptions& output, Findings& findings) {
+  if (!values.show_ranks.empty()) {
+    if (auto ranges = read_rank_ranges(values.show_ranks)) {
+      output.show_ranks = std::move(*ranges);
+    } else {
+      findings.fail("--show-ranks " + values.show_ranks + ": give ranks like 0,8-15, or all");
+    }
+  }
+  if (values.local_ranks_filter.empty()) return;
+  const auto ranges = read_rank_ranges(values.local_ranks_filter);
+  if (!ranges || (!ranges->empty() && ranges->back().second > kMaxLocalRank)) {
+    return findings.fail("--local-ranks-filter " + values.local_ranks_filter +
+                         ": give local ranks like 0,1 or 0-3");
+  }
+  for (const auto& [first, last] : *ranges) {
+    for (std::uint32_t rank = first; rank <= last; ++rank)
+      output.local_ranks_filter.push_back(static_cast<int>(rank));
+  }
+}
+
+void read_streams(const std::string& text, std::string_view option, launcher::StreamChoice& choice,
+                  Findings& findings) {
+  if (text.empty()) return;
+  if (auto read = read_stream_choice(text)) {
+    choice = std::move(*read);
+  } else {
+    findings.fail(std::string(option) + ' ' + text +
+                  ": give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local ranks with them: 0:3,1:2");
+  }
+}
+
+void read_files(const OptionValues& values, const Surroundings& surroundings, OutputOptions& output,
+                Findings& findings) {
+  read_streams(values.tee, "--tee", output.tee, findings);
+  read_streams(values.redirects, "--redirects", output.redirects, findings);
+  if (!values.log_dir.empty()) output.log_dir = absolute_path(values.log_dir, surroundings.cwd);
+  output.jsonl = values.jsonl;
+  if (values.log_max_size.empty()) return;
+  const auto size = read_size(values.log_max_size);
+  if (!size) {
+    findings.fail("--log-max-size " + values.log_max_size + ": give a size like 500K, 64M or 2G");
+  } else if (*size != 0 && *size < kSmallestPart) {
+    findings.fail("--log-max-size " + values.log_max_size + " is too small; at least 4K, or 0 for no limit");
+  } else {
+    output.log_max_size = *size;
+  }
+}
+
+}  // namespace
+
+void read_output_options(const OptionValues& values, const Surroundings& surroundings,
+                         launcher::JobSpec& spec, Findings& findings) {
+  spec.quiet = values.quiet;
+  if (values.quiet && values.verbose) findings.fail("--quiet and --verbose contradict each other");
+  OutputOptions& output = spec.output;
+  read_label(values, output, findings);
+  read_filters(values, output, findings);
+  read_word(values.bars, "--bars", kBars, output.bars, findings);
+  output.fold = values.fold;
+  read_word(values.console, "--console", kPolicies, output.console, findings);
+  read_files(values, surroundings, output, findings);
+}
+
+}  // namespace ddp

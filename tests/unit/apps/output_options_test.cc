@@ -1,0 +1,125 @@
+#include "apps/ddplaunch/output_options.h"
+
+#include "apps/ddplaunch/option_readers.h"
+#include "tests/support/catch.h"
+#include "tests/unit/apps/made_up_surroundings.h"
+
+using ddp::read_rank_ranges;
+using ddp::read_size;
+using ddp::read_stream_choice;
+using ddp::launcher::Bars;
+using ddp::launcher::ConsolePolicy;
+using ddp::launcher::OutputOptions;
+using ddp::launcher::RankRanges;
+using ddp::test::Texts;
+using ddp::test::World;
+
+namespace {
+
+OutputOptions output_of(Texts args) {
+  args.emplace_back("w");
+  return World().spec(args).output;
+}
+
+}  // namespace
+
+TEST_CASE("What is shown and kept without any option") {
+  const OutputOptions output = output_of({});
+  CHECK(output.label_on);
+  CHECK(output.show_ranks.empty());
+  CHECK(output.local_ranks_filter.empty());
+  CHECK_FALSE(output.redirects.any());
+  CHECK_FALSE(output.tee.any());
+  CHECK(output.log_dir.empty());
+  CHECK(output.log_max_size == 0);
+  CHECK_FALSE(output.jsonl);
+  CHECK_FALSE(output.fold);
+  CHECK(output.bars == Bars::kRank0);
+  CHECK(output.console == ConsolePolicy::kAuto);
+}
+
+TEST_CASE("All output options") {
+  const OutputOptions output =
+      output_of({"--show-ranks", "8-15,0", "--local-ranks-filter", "0,2-3", "--bars", "node", "--fold",
+                 "--console", "drop", "--log-dir", "logs/x", "--tee", "3", "--redirects", "1:2",
+                 "--log-max-size", "64M", "--jsonl"});
+  CHECK(output.show_ranks == RankRanges{{0, 0}, {8, 15}});
+  CHECK(output.local_ranks_filter == std::vector<int>{0, 2, 3});
+  CHECK(output.bars == Bars::kNode);
+  CHECK(output.fold);
+  CHECK(output.console == ConsolePolicy::kDrop);
+  CHECK(output.log_dir == "/data/run/logs/x");
+  CHECK(output.tee.has(5, 1));
+  CHECK(output.tee.has(5, 2));
+  CHECK(output.redirects.has(1, 2));
+  CHECK_FALSE(output.redirects.has(1, 1));
+  CHECK_FALSE(output.redirects.has(0, 2));
+  CHECK(output.log_max_size == 64u << 20);
+  CHECK(output.jsonl);
+  CHECK(output_of({"--bars=off"}).bars == Bars::kOff);
+  CHECK(output_of({"--bars=all"}).bars == Bars::kAll);
+  CHECK(output_of({"--bars=rank0"}).bars == Bars::kRank0);
+  CHECK(output_of({"--console=block"}).console == ConsolePolicy::kBlock);
+  CHECK(output_of({"--console=auto"}).console == ConsolePolicy::kAuto);
+  CHECK(output_of({"-t", "1", "-r", "2"}).redirects.has(0, 2));
+  CHECK(output_of({"--log-max-size", "0"}).log_max_size == 0);
+}
+
+TEST_CASE("Each wrong value of the output options is one mistake") {
+  CHECK(World().mistakes({"--show-ranks", "0-", "--local-ranks-filter", "a", "--bars", "some", "--console",
+                          "wait", "--tee", "4", "--redirects", "0:3,0:1", "--log-max-size", "12X", "w"}) ==
+        Texts{"ddplaunch: --show-ranks 0-: give ranks like 0,8-15, or all",
+              "ddplaunch: --local-ranks-filter a: give local ranks like 0,1 or 0-3",
+              "ddplaunch: --bars some: choose rank0, node, all or off",
+              "ddplaunch: --console wait: choose auto, block or drop",
+              "ddplaunch: --tee 4: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local ranks with "
+              "them: 0:3,1:2",
+              "ddplaunch: --redirects 0:3,0:1: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local "
+              "ranks with them: 0:3,1:2",
+              "ddplaunch: --log-max-size 12X: give a size like 500K, 64M or 2G"});
+  CHECK(World().mistakes({"--log-max-size", "1K", "w"}) ==
+        Texts{"ddplaunch: --log-max-size 1K is too small; at least 4K, or 0 for no limit"});
+  CHECK(World().mistakes({"--local-ranks-filter", "0-70000", "w"}).size() == 1);
+}
+
+TEST_CASE("Ranges of ranks are sorted and joined") {
+  CHECK(read_rank_ranges("all") == RankRanges{});
+  CHECK(read_rank_ranges("3") == RankRanges{{3, 3}});
+  CHECK(read_rank_ranges("5-7,0,1-2,6-9") == RankRanges{{0, 2}, {5, 9}});
+  CHECK(read_rank_ranges("0-9,3") == RankRanges{{0, 9}});
+  for (const char* bad : {"", ",", "1,", "-1", "1-", "3-2", "1-2-3", "x", "1 ,2", "99999999999"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(read_rank_ranges(bad));
+  }
+}
+
+TEST_CASE("Streams of local ranks as torchrun writes them") {
+  CHECK_FALSE(read_stream_choice("0")->any());
+  CHECK(read_stream_choice("2")->has(9, 2));
+  CHECK_FALSE(read_stream_choice("2")->has(9, 1));
+  CHECK(read_stream_choice("0:3,1:0,2:1")->has(0, 1));
+  CHECK_FALSE(read_stream_choice("0:3,1:0,2:1")->has(1, 1));
+  CHECK(read_stream_choice("0:3,1:0,2:1")->has(2, 1));
+  CHECK_FALSE(read_stream_choice("0:3,1:0,2:1")->has(3, 1));
+  for (const char* bad : {"", "4", "-1", "0:4", "0:", ":1", "0:3,", "1,2", "0:3 1:3", "x:1"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(read_stream_choice(bad));
+  }
+}
+
+TEST_CASE("Sizes of files") {
+  CHECK(read_size("0") == 0u);
+  CHECK(read_size("4096") == 4096u);
+  CHECK(read_size("500K") == 500u << 10);
+  CHECK(read_size("500k") == 500u << 10);
+  CHECK(read_size("64M") == 64u << 20);
+  CHECK(read_size("64MB") == 64u << 20);
+  CHECK(read_size("64MiB") == 64u << 20);
+  CHECK(read_size("2G") == std::uint64_t{2} << 30);
+  CHECK(read_size("1024T") == std::uint64_t{1} << 50);
+  for (const char* bad :
+       {"", "K", "1.5G", "-1", "1X", "1025T", "1 M", "99999999999999999999", "1MM", "1iB"}) {
+    CAPTURE(bad);
+    CHECK_FALSE(read_size(bad));
+  }
+}
