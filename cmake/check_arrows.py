@@ -34,7 +34,7 @@ CORES = {
     "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/host_entry", "remote/host_word",
     "remote/nearest_word", "remote/shell_quote", "remote/bootstrap",
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/rank_plan", "rendezvous/key_store",
-    "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/env_filter", "launcher/worker_env", "launcher/supervisor", "launcher/start_messages",
+    "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/env_filter", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/start_messages",
     "launcher/label", "launcher/output_lines", "launcher/exit_report", "launcher/net_choice", "apps/train/sampler",
 }
 CORE_FORBIDS = re.compile(

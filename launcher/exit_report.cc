@@ -242,6 +242,10 @@ ExitReport make_exit_report(const JobEnd& end) {
   return report;
 }
 
+std::string failure_line(const Failure& failure) {
+  return why_root(failure);
+}
+
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures) {
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < failures.size(); ++i) {

@@ -65,6 +65,9 @@ ExitReport make_exit_report(const JobEnd& end);
 /// all were stopped by us or there is none.
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures);
 
+/// "rank 5 on gpu02 exited 3": one failure in half a line.
+std::string failure_line(const Failure& failure);
+
 /// The one table of the reserved codes (docs/exit_codes.md). kExec takes the errno into account: use
 /// exec_exit_code.
 struct ExitCodeRow {

@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/clock_offset.h"
 #include "launcher/console.h"
 #include "launcher/job_dir.h"
 #include "launcher/job_spec.h"
 #include "launcher/job_writer.h"
 #include "launcher/merged_output.h"
+#include "launcher/node_link.h"
+#include "launcher/stdin_feed.h"
 #include "launcher/supervisor.h"
 #include "remote/fan_out.h"
 #include "rendezvous/connection.h"
@@ -43,35 +44,32 @@ class Master {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Node;
 
   void on_started(std::size_t index, Result<remote::StartedAgent> outcome);
   Awaitable<> start_agents();
-  Awaitable<Error> explain_end(Node& node, Error error);
-  static Awaitable<> read_link(Master* master, Node* node);
-  static Awaitable<> read_errors(Master* master, Node* node);
+  static Awaitable<> read_link(Master* master, NodeLink* node);
+  static Awaitable<> read_errors(Master* master, NodeLink* node);
   Awaitable<> ping_nodes();
   Awaitable<> watch_signals();
-  Awaitable<> feed_stdin();
 
   void step(const Supervisor::Event& event);
   void carry_out(Supervisor::Actions actions);
   void arm_deadline();
-  Result<> take_messages(Node& node);
-  Result<> take(Node& node, const rendezvous::Message& message);
+  Result<> take_messages(NodeLink& node);
+  Result<> take(NodeLink& node, const rendezvous::Message& message);
   LineSource source_of(std::uint32_t rank) const;
-  Supervisor::Time happened(const Node& node, const rendezvous::Message& message) const;
-  void give_credit(Node& node);
+  static Supervisor::Time happened(const NodeLink& node, const rendezvous::Message& message);
+  void give_credit(NodeLink& node);
   void give_all_credit();
   void warn_of_lost_output();
   void fall_asleep();
   void stop_if_all_asleep();
   void stop_until_continued();
-  void node_gone(Node& node, Error why);
+  void node_gone(NodeLink& node, Error why);
   void end_tasks();
   void start_task(Awaitable<> task);
   void say(std::string_view text);
-  void say_host(const Node& node, std::string_view line);
+  void say_host(const NodeLink& node, std::string_view line);
   int report();
 
   asio::io_context& loop_;
@@ -82,16 +80,14 @@ class Master {
   MergedOutput output_;
   remote::FanOut fan_out_;
   Supervisor supervisor_;
-  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::unique_ptr<NodeLink>> nodes_;
   asio::steady_timer deadline_;
   asio::steady_timer ping_timer_;
   asio::steady_timer sleep_timer_;
   asio::signal_set signals_;
   Clock::time_point awake_since_;  ///< silence before it is our own
   std::uint64_t ping_sequence_ = 0;
-  asio::posix::stream_descriptor stdin_;
-  asio::steady_timer stdin_room_;
-  std::size_t stdin_window_ = 64u << 10;  ///< bytes that rank 0's node takes before it acknowledges
+  StdinFeed stdin_;
   bool feeding_ = false;
   bool output_lost_ = false;
   bool falling_asleep_ = false;  ///< Ctrl-Z: the agents are being told

@@ -12,11 +12,11 @@ constexpr std::uint32_t kCreditPerNode = 256u << 10;
 /// TERM to KILL on a node that has lost us.
 constexpr std::uint32_t kLinkGraceMs = 5'000;
 
+}  // namespace
+
 std::uint32_t to_ms(std::chrono::milliseconds value) {
   return static_cast<std::uint32_t>(value.count());
 }
-
-}  // namespace
 
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
   using Kind = ProcsPerNode::Kind;
@@ -59,6 +59,7 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host) {
   job.master_timeout_ms = to_ms(spec.master_timeout);
   job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
   job.credit = kCreditPerNode;
+  job.hang_timeout_ms = to_ms(spec.hang_timeout);
   return job;
 }
 

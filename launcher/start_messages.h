@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 
 #include "launcher/job_spec.h"
 #include "remote/host.h"
@@ -8,6 +10,9 @@
 #include "rendezvous/rank_plan.h"
 
 namespace ddp::launcher {
+
+/// As messages carry times.
+std::uint32_t to_ms(std::chrono::milliseconds value);
 
 /// --nproc-per-node as the rank plan takes it.
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);

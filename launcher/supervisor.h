@@ -11,7 +11,9 @@
 
 #include "base/error.h"
 #include "launcher/exit_report.h"
+#include "launcher/failure_log.h"
 #include "launcher/job_spec.h"
+#include "launcher/master_address.h"
 #include "launcher/net_choice.h"
 #include "rendezvous/message.h"
 #include "rendezvous/rank_plan.h"
@@ -76,6 +78,7 @@ class Supervisor {
 
   enum class State : std::uint8_t {
     kConnecting,    ///< hellos and the nodes' consent are awaited
+    kBackingOff,    ///< an attempt failed; the next one has to wait
     kOpeningStore,  ///< node 0 opens the store
     kProbing,       ///< the others look for the way to it
     kRunning,
@@ -93,7 +96,7 @@ class Supervisor {
   bool finished() const { return state_ == State::kFinished; }
   std::optional<Time> deadline() const { return deadline_; }
   /// How the job ended; the driver adds what only it knows (stderr lines, file names).
-  const JobEnd& end() const { return end_; }
+  const JobEnd& end() const { return failures_.end(); }
 
   std::size_t node_count() const { return nodes_.size(); }
   /// The plan, once all nodes have said hello; empty before.
@@ -110,8 +113,7 @@ class Supervisor {
     NodeState state = NodeState::kConnecting;
     rendezvous::Hello hello;
     std::string connected;
-    bool probed = false;
-    std::string address;  ///< of node 0, as this one reached it
+    bool left_processes = false;  ///< of the last attempt, which could not be ended
   };
 
   void on(const NodeUp& event, Time now);
@@ -125,7 +127,9 @@ class Supervisor {
   void handle(std::size_t node, const rendezvous::Refused& message, Time now);
   void handle(std::size_t node, const rendezvous::StoreOpened& message, Time now);
   void handle(std::size_t node, const rendezvous::ProbeResult& message, Time now);
+  void handle(std::size_t node, const rendezvous::WorkerStarted& message, Time now);
   void handle(std::size_t node, const rendezvous::WorkerExited& message, Time now);
+  void handle(std::size_t node, const rendezvous::WorkerEvidence& message, Time now);
   void handle(std::size_t node, const rendezvous::AttemptEnded& message, Time now);
   /// Messages that no decision hangs on, and those that only go the other way.
   template <class M>
@@ -135,15 +139,18 @@ class Supervisor {
   void detail(std::string text) { actions_.push_back(Detail{std::move(text)}); }
   void fail_start(std::size_t node, Error error, Time now);
   void make_plan(Time now);
+  void begin_attempt(std::uint32_t attempt, Time now);
   void open_store();
+  void send_probes(const std::vector<MasterAddress::Probe>& probes);
   void probe_or_spawn(Time now);
   void spawn_all(Time now);
   void stop_all(std::chrono::milliseconds grace, const std::string& reason, Time now);
+  void attempt_over(Time now);
+  std::string why_no_restart() const;
+  std::chrono::milliseconds backoff() const;
   void leave_all(Time now);
   void finish_if_gone();
-  void add_worker_failure(std::size_t node, const rendezvous::WorkerExited& message);
   void lose_node(std::size_t node, Error error, Time now);
-  void add_node_failure(std::size_t node, Error error, Time now);
   void on_start_deadline(Time now);
   bool all(NodeState at_least) const;
   std::string waiting_for() const;
@@ -155,15 +162,13 @@ class Supervisor {
   Actions actions_;
   rendezvous::RankPlan plan_;
   NetChoice network_;
-  JobEnd end_;
-  Time started_{0};
-  std::optional<Time> stop_ordered_;
-  std::optional<Time> kill_due_;       ///< when the grace of the first stop ends
+  MasterAddress master_;
+  FailureLog failures_;
   const FromNode* current_ = nullptr;  ///< the message being handled
   bool start_failed_ = false;
+  bool user_wants_end_ = false;
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;
-  std::string master_addr_;
 };
 
 }  // namespace ddp::launcher

@@ -2,6 +2,7 @@
 // the supervisor must give, in order, and nothing else. `end` lines check how the job came out.
 #include "launcher/supervisor.h"
 
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -34,6 +35,8 @@ std::string state_name(Supervisor::State state) {
   switch (state) {
     case Supervisor::State::kConnecting:
       return "connecting";
+    case Supervisor::State::kBackingOff:
+      return "backing-off";
     case Supervisor::State::kOpeningStore:
       return "opening-store";
     case Supervisor::State::kProbing:
@@ -63,6 +66,7 @@ std::string describe(const Supervisor::Action& action) {
             " local=" + std::to_string(spawn->local_world_size) +
             " world=" + std::to_string(spawn->world_size) + " master=" + spawn->master_addr + ":" +
             std::to_string(spawn->master_port);
+    if (spawn->attempt > 0) text += " attempt=" + std::to_string(spawn->attempt);
   } else if (const auto* stop = std::get_if<rendezvous::Stop>(&send.message)) {
     text += " grace=" + std::to_string(stop->grace_ms) + " \"" + stop->reason + "\"";
   } else if (const auto* signal = std::get_if<rendezvous::Signal>(&send.message)) {
@@ -121,6 +125,16 @@ class Scenario {
       ago_ = std::chrono::milliseconds(number(1));
       command({words.begin() + 2, words.end()}, line);
       ago_ = Supervisor::Time(0);
+    } else if (verb == "attempt") {  // of the messages that follow
+      attempt_ = number(1);
+    } else if (verb == "missing") {  // node rank: its program is not there
+      rendezvous::WorkerExited exited;
+      exited.attempt = attempt_;
+      exited.rank = number(2);
+      exited.code = 127;
+      exited.sys = ENOENT;
+      exited.text = "no such program";
+      give_message(number(1), exited);
     } else if (verb == "spec") {
       make_spec(words);
     } else if (verb == "time") {
@@ -146,19 +160,21 @@ class Scenario {
       give_message(number(1),
                    rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_rest(line)});
     } else if (verb == "store") {
-      give_message(number(1), rendezvous::StoreOpened{0, static_cast<std::uint16_t>(number(2))});
+      give_message(number(1), rendezvous::StoreOpened{attempt_, static_cast<std::uint16_t>(number(2))});
     } else if (verb == "probed") {
       give_message(number(1),
-                   rendezvous::ProbeResult{0, words.at(2) == "-" ? "" : words[2], quoted_rest(line)});
+                   rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_rest(line)});
     } else if (verb == "exit" || verb == "kill") {  // node rank code-or-signal
       rendezvous::WorkerExited exited;
+      exited.attempt = attempt_;
       exited.rank = number(2);
       exited.pid = 100 + exited.rank;
       (verb == "exit" ? exited.code : exited.signal) = static_cast<std::uint8_t>(number(3));
       if (words.size() > 4) exited.attempt = number(4);
       give_message(number(1), exited);
     } else if (verb == "ended") {
-      give_message(number(1), rendezvous::AttemptEnded{0, words.size() > 2 ? number(2) : 0, "pid 7 (x)"});
+      give_message(number(1),
+                   rendezvous::AttemptEnded{attempt_, words.size() > 2 ? number(2) : 0, "pid 7 (x)"});
     } else if (verb == "state") {
       CHECK(state_name(supervisor_->state()) == words[1]);
     } else if (verb == "code") {
@@ -194,6 +210,8 @@ class Scenario {
         one_machine_ = value == "1";
       } else if (key == "networks") {
         networks_ = std::stoi(value);
+      } else if (key == "restarts") {
+        spec_.max_restarts = std::stoi(value);
       } else if (key == "nnodes") {
         spec_.max_nodes = std::stoi(value);
       } else if (key == "store") {
@@ -211,6 +229,7 @@ class Scenario {
   JobSpec spec_;
   bool one_machine_ = true;
   int networks_ = 1;
+  std::uint32_t attempt_ = 0;
   Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened
   std::unique_ptr<Supervisor> supervisor_;
   Supervisor::Time now_ = 1000s;

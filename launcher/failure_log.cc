@@ -1,0 +1,89 @@
+#include "launcher/failure_log.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::milliseconds;
+
+}  // namespace
+
+void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
+  attempt_ = attempt;
+  began_ = now;
+  started_.clear();
+  stop_ordered_.reset();
+  kill_due_.reset();
+}
+
+void FailureLog::end_attempt() {
+  if (const Failure* root = root_cause()) end_.earlier.push_back(*root);
+  end_.failures.clear();
+}
+
+const Failure* FailureLog::root_cause() const {
+  const auto root = pick_root_cause(end_.failures);
+  return root ? &end_.failures[*root] : nullptr;
+}
+
+void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at,
+                               Time error) {
+  Failure failure;
+  failure.host = worker.host;
+  failure.rank = worker.rank;
+  failure.local_rank = worker.local_rank;
+  failure.attempt = attempt_;
+  failure.pid = end.pid;
+  failure.status = end.code;
+  failure.signal = end.signal;
+  failure.core_dumped = end.core;
+  failure.at = duration_cast<milliseconds>(at - began_);
+  failure.at_error = error;
+  const auto started = started_.find(worker.rank);
+  if (started != started_.end() && end.pid != 0) {
+    failure.ran = duration_cast<milliseconds>(std::max(at - started->second, Time(0)));
+  }
+  failure.kind = end.signal != 0 ? Failure::Kind::kSignaled : Failure::Kind::kExited;
+  if (end.pid == 0) {
+    failure.kind = Failure::Kind::kExec;
+    failure.error = Error{ErrorCode::kExec, end.text, end.sys};
+  }
+  // What happened after our order is its consequence; within the error of the clocks our own signals are told
+  // by number. A SIGKILL is ours only once the grace has run, for before that we send none.
+  if (stop_ordered_) {
+    const Time latest = at + error;
+    const bool ours = (end.signal == SIGTERM && latest >= *stop_ordered_) ||
+                      (end.signal == SIGKILL && latest >= *kill_due_);
+    failure.stopped_by_us = ours || at >= *stop_ordered_;
+  }
+  end_.failures.push_back(std::move(failure));
+}
+
+void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
+  (void)evidence;
+}
+
+void FailureLog::node_failed(const std::string& host, Error error, Time now) {
+  Failure failure;
+  failure.kind = Failure::Kind::kNode;
+  failure.host = host;
+  failure.attempt = attempt_;
+  failure.error = std::move(error);
+  // The report names the host; texts that already do are not to say it twice.
+  const std::string prefix = failure.host + ": ";
+  if (failure.error.text.starts_with(prefix)) failure.error.text.erase(0, prefix.size());
+  failure.at = duration_cast<milliseconds>(now - began_);
+  failure.stopped_by_us = false;
+  end_.failures.push_back(std::move(failure));
+}
+
+void FailureLog::stop_ordered(Time now, milliseconds grace) {
+  if (!stop_ordered_) stop_ordered_ = now;
+  kill_due_ = std::min(kill_due_.value_or(now + grace), now + grace);
+}
+
+}  // namespace ddp::launcher

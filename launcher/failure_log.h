@@ -1,0 +1,59 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "launcher/exit_report.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// What went wrong in a job, attempt by attempt, and which of it our own stop brought about (sans-IO). Times
+/// are the master's CLOCK_MONOTONIC.
+class FailureLog {
+ public:
+  using Time = std::chrono::nanoseconds;
+
+  /// Who a worker was.
+  struct Worker {
+    std::string host;
+    int rank = 0;
+    int local_rank = 0;
+  };
+
+  /// The attempt's workers start now; failures of its start are counted from here, too.
+  void begin_attempt(std::uint32_t attempt, Time now);
+  /// Puts the attempt's root cause with the earlier ones and forgets the rest: a new attempt follows.
+  void end_attempt();
+
+  void worker_started(int rank, Time at) { started_[rank] = at; }
+  /// A bad end that happened at `at` ± `error`. What our stop ended is told by time and signal, see
+  /// stop_ordered.
+  void worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at, Time error);
+  void evidence(const rendezvous::WorkerEvidence& evidence);
+  void node_failed(const std::string& host, Error error, Time now);
+  void master_failed(Error error) { end_.master = std::move(error); }
+  void stopped_by_user(int signal) { end_.stop_signal = signal; }
+
+  /// Stop is with every node: SIGTERM now, SIGKILL after `grace`. A later call can only shorten the grace.
+  void stop_ordered(Time now, std::chrono::milliseconds grace);
+  Time kill_due() const { return *kill_due_; }  ///< needs stop_ordered
+
+  const JobEnd& end() const { return end_; }
+  /// The attempt's root cause as it is known now; null: none.
+  const Failure* root_cause() const;
+
+ private:
+  JobEnd end_;
+  std::uint32_t attempt_ = 0;
+  Time began_{0};
+  std::map<int, Time> started_;  ///< by rank
+  std::optional<Time> stop_ordered_;
+  std::optional<Time> kill_due_;
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/asio.h"
+#include "base/byte_stream.h"
+#include "base/error.h"
+#include "launcher/clock_offset.h"
+#include "launcher/output_lines.h"
+#include "remote/fan_out.h"
+#include "rendezvous/connection.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// The master's end of the link to one node: the channel that carries it, its liveness, the node's clock.
+/// Loop thread; owned by the master, which runs the tasks that read and write it.
+class NodeLink {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host);
+
+  /// The agent has said its hello line on `agent.channel`.
+  void open(remote::StartedAgent agent);
+  /// No more messages, in either direction. May be called twice.
+  void close();
+  bool opened() const { return connection_ != nullptr; }
+  bool live() const { return live_; }
+  rendezvous::Connection& connection() { return *connection_; }
+  remote::Channel& channel() { return *channel_; }
+  /// Sends unless the link is down.
+  void send(const rendezvous::Message& message);
+
+  void ping(std::uint64_t sequence);
+  /// True: another ping at once makes the clocks' offset better.
+  bool on_pong(const rendezvous::Pong& pong);
+  /// Before the first round trip: the hello's clock, as if the way had taken no time.
+  void guess_clock(std::uint64_t clock_ns);
+  /// A moment of the node's clock on ours, never in the future, ± clock_error().
+  std::chrono::nanoseconds to_ours(std::uint64_t clock_ns) const;
+  std::chrono::nanoseconds clock_error() const { return clock_.error(); }
+
+  /// Lines that the agent's stderr completes, with the host's name before each; `bytes` empty: its end.
+  std::string error_lines(std::string_view bytes);
+  /// `error` ended the link; the channel says more about why, and stderr had the last words. May take for
+  /// ever.
+  Awaitable<Error> explain_end(Error error);
+
+  const std::size_t index;
+  std::uint32_t taken = 0;       ///< output bytes whose credit was not given back yet
+  bool gone = false;             ///< its end was reported
+  bool asleep = false;           ///< it knows that we are about to be stopped
+  asio::steady_timer end_timer;  ///< bounds explain_end
+
+ private:
+  std::unique_ptr<remote::Channel> channel_;
+  std::unique_ptr<rendezvous::Connection> connection_;
+  remote::TailLines errors_;
+  LineAssembler error_lines_;
+  ClockOffset clock_;
+  std::chrono::nanoseconds pinged_{0};
+  std::uint64_t ping_ = 0;
+  int pongs_ = 0;
+  bool live_ = false;
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,63 @@
+#include "launcher/stdin_feed.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+
+StdinFeed::StdinFeed(asio::any_io_executor loop)
+    : stdin_(loop), room_(loop, asio::steady_timer::time_point::max()) {}
+
+Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(const std::string&)> warn) {
+  // A terminal may be read by the foreground job only; in the background a read would stop us.
+  if (::isatty(0) && ::tcgetpgrp(0) != ::getpgrp()) co_return;
+  struct stat kind {};
+  // epoll takes neither regular files nor /dev/null, and their reads do not wait.
+  const bool waits =
+      ::fstat(0, &kind) == 0 && (S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode) || ::isatty(0));
+  // An open file of our own, for the loop makes it non-blocking: the one at 0 is shared with the shell and
+  // others.
+  UniqueFd own(::open("/proc/self/fd/0", O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!own) own.reset(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // a socket, or somebody else's terminal
+  const int in = own.get();
+  if (waits) stdin_.assign(own.release());
+  std::array<char, 16384> buffer;
+  for (ssize_t count = 1; count > 0;) {
+    while (window_ == 0 && !link.closed() && !stopped_)
+      co_await room_.async_wait(kUseTuple);
+    if (waits && !stopped_) co_await stdin_.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+    if (link.closed() || stopped_) co_return;
+    count = ::read(in, buffer.data(), std::min(buffer.size(), window_));
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) {
+      count = 1;  // taken by somebody who shares it: wait again
+      continue;
+    }
+    if (count < 0) warn("warning: " + system_error(errno, "standard input").text + "; rank 0 sees its end");
+    const auto size = static_cast<std::size_t>(std::max<ssize_t>(count, 0));
+    window_ -= size;
+    link.send(rendezvous::Stdin{{buffer.data(), size}});
+  }
+}
+
+void StdinFeed::taken(std::uint32_t bytes) {
+  window_ += bytes;
+  room_.cancel();
+}
+
+void StdinFeed::stop() {
+  stopped_ = true;
+  error_code ignored;
+  stdin_.cancel(ignored);
+  room_.cancel();
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,222 @@
+// The part of the Supervisor before the workers run: from the hellos to the order to spawn.
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "launcher/start_messages.h"
+#include "launcher/supervisor.h"
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::duration_cast;
+using std::chrono::seconds;
+
+/// After a first failed host the others get this long to report theirs, so that the user sees all broken
+/// hosts at once.
+constexpr seconds kSettle{1};
+constexpr seconds kProbeTime{5};
+
+}  // namespace
+
+void Supervisor::on(const NodeUp& event, Time now) {
+  Node& node = nodes_[event.node];
+  if (node.state != NodeState::kConnecting) return;
+  node.state = NodeState::kUp;
+  node.hello = event.hello;
+  node.connected = event.connected;
+  if (state_ != State::kConnecting) {
+    send(event.node, rendezvous::Leave{});
+    node.state = NodeState::kLeaving;
+    return;
+  }
+  detail(spec_.hosts[event.node].name + ": agent on " + node.hello.hostname + ", " +
+         std::to_string(node.hello.cpus) + " CPUs, " + std::to_string(node.hello.gpus) + " GPUs");
+  send(event.node, job_start(spec_, spec_.hosts[event.node]));
+  if (all(NodeState::kUp) && !start_failed_) make_plan(now);
+}
+
+void Supervisor::on(const NodeFailed& event, Time now) {
+  Node& node = nodes_[event.node];
+  if (node.state == NodeState::kGone) return;
+  node.state = NodeState::kGone;
+  if (state_ == State::kLeaving) {
+    finish_if_gone();
+    return;
+  }
+  fail_start(event.node, event.error, now);
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted&, Time now) {
+  Node& node = nodes_[index];
+  if (node.state != NodeState::kUp) return;
+  node.state = NodeState::kAccepted;
+  probe_or_spawn(now);
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, Time now) {
+  Error error{static_cast<ErrorCode>(message.code), message.text, message.sys};
+  if (state_ < State::kRunning) {
+    nodes_[index].state = std::max(nodes_[index].state, NodeState::kAccepted);  // it has answered
+    return fail_start(index, std::move(error), now);
+  }
+  // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
+  if (nodes_[index].state == NodeState::kSpawned) {
+    nodes_[index].state = NodeState::kEnded;
+    lose_node(index, std::move(error), now);
+  }
+}
+
+/// One failed host ends the start, but not before the others had a moment to report theirs.
+void Supervisor::fail_start(std::size_t index, Error error, Time now) {
+  failures_.node_failed(spec_.hosts[index].name, std::move(error), now);
+  if (!start_failed_) {
+    start_failed_ = true;
+    deadline_ = std::min(*deadline_, now + kSettle);
+  }
+  const bool all_known = std::none_of(nodes_.begin(), nodes_.end(), [](const Node& n) {
+    return n.state == NodeState::kConnecting || n.state == NodeState::kUp;
+  });
+  if (all_known) leave_all(now);
+}
+
+void Supervisor::make_plan(Time now) {
+  std::vector<rendezvous::NodeSlots> slots;
+  std::vector<NodeNetwork> networks;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const remote::Host& host = spec_.hosts[i];
+    const rendezvous::Hello& hello = nodes_[i].hello;
+    std::optional<int> devices;
+    if (!host.devices.empty()) devices = static_cast<int>(host.devices.size());
+    slots.push_back(
+        {host.name, host.slots, devices, static_cast<int>(hello.gpus), static_cast<int>(hello.cpus)});
+    networks.push_back({host.name, hello.machine_id, nodes_[i].connected, hello.interfaces});
+  }
+  auto plan = rendezvous::plan_ranks(slots, procs_wanted(spec_));
+  auto network = choose_network(networks, spec_.network);
+  if (!plan || !network) {  // these errors name the nodes themselves
+    failures_.master_failed(plan ? network.error() : plan.error());
+    return leave_all(now);
+  }
+  plan_ = std::move(*plan);
+  network_ = std::move(*network);
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const rendezvous::NodeRanks& ranks = plan_.nodes[i];
+    detail(spec_.hosts[i].name + ": ranks " + std::to_string(ranks.first_rank) + " to " +
+           std::to_string(ranks.first_rank + ranks.local_world_size - 1) + " (" + ranks.reason + ")");
+  }
+  detail("network: " + network_.reason);
+  open_store();
+}
+
+void Supervisor::open_store() {
+  state_ = State::kOpeningStore;
+  rendezvous::OpenStore open;
+  open.attempt = attempt_;
+  open.mode = static_cast<std::uint8_t>(spec_.store);
+  open.loopback_only = network_.one_machine;
+  open.port = spec_.master_port;
+  if (spec_.port_range) std::tie(open.first_port, open.last_port) = *spec_.port_range;
+  for (const Node& node : nodes_) {
+    for (const rendezvous::Interface& interface : node.hello.interfaces)
+      open.allow.push_back(interface.address);
+    if (!node.connected.empty()) open.allow.push_back(node.connected);
+  }
+  std::sort(open.allow.begin(), open.allow.end());
+  open.allow.erase(std::unique(open.allow.begin(), open.allow.end()), open.allow.end());
+  send(0, std::move(open));
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& message, Time now) {
+  if (state_ != State::kOpeningStore || index != 0 || message.attempt != attempt_) return;
+  store_port_ = message.port;
+  state_ = State::kProbing;
+  // With --store worker nobody listens before rank 0 runs, so there is nothing to probe.
+  const bool probing = spec_.store != StoreMode::kWorker;
+  send_probes(master_.begin(network_.master_addrs, nodes_.size(), probing));
+  probe_or_spawn(now);
+}
+
+void Supervisor::send_probes(const std::vector<MasterAddress::Probe>& probes) {
+  for (const MasterAddress::Probe& probe : probes)
+    send(probe.node, rendezvous::Probe{attempt_, probe.addresses, store_port_, to_ms(kProbeTime)});
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& message, Time now) {
+  if (state_ != State::kProbing || message.attempt != attempt_ || index == 0) return;
+  if (message.address.empty()) {
+    return fail_start(
+        index,
+        Error{ErrorCode::kUnreachable, "it cannot reach the store on " + spec_.hosts[0].name + " (" +
+                                           message.text + "); open port " + std::to_string(store_port_) +
+                                           " between the nodes, or choose a network with --network"},
+        now);
+  }
+  const auto& candidates = network_.master_addrs;
+  if (std::find(candidates.begin(), candidates.end(), message.address) == candidates.end()) {
+    return fail_start(index,
+                      Error{ErrorCode::kProtocol, "it reached an address that it was not asked for", 0}, now);
+  }
+  send_probes(master_.reached(index, message.address));
+  probe_or_spawn(now);
+}
+
+void Supervisor::probe_or_spawn(Time now) {
+  if (state_ != State::kProbing || start_failed_ || !all(NodeState::kAccepted)) return;
+  if (master_.settled()) spawn_all(now);
+}
+
+void Supervisor::spawn_all(Time now) {
+  state_ = State::kRunning;
+  detail("all nodes are ready; starting " + std::to_string(plan_.world_size) +
+         " workers, MASTER_ADDR=" + master_.chosen() + " MASTER_PORT=" + std::to_string(store_port_));
+  failures_.begin_attempt(attempt_, now);
+  deadline_.reset();
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    rendezvous::Spawn spawn = spawn_message(plan_, i);
+    spawn.attempt = attempt_;
+    spawn.master_addr = master_.chosen();
+    spawn.max_restarts = static_cast<std::uint32_t>(spec_.max_restarts);
+    spawn.master_port = store_port_;
+    spawn.agent_store = spec_.store == StoreMode::kAgent;
+    spawn.interface_name = network_.interfaces[i];
+    send(i, std::move(spawn));
+    nodes_[i].state = NodeState::kSpawned;
+  }
+}
+
+void Supervisor::on_start_deadline(Time now) {
+  if (!start_failed_) {
+    start_failed_ = true;
+    failures_.master_failed(
+        Error{ErrorCode::kTimeout, "the job did not start within " +
+                                       std::to_string(duration_cast<seconds>(spec_.start_timeout).count()) +
+                                       " s; waiting for " + waiting_for() + " (--start-timeout)"});
+  }
+  leave_all(now);
+}
+
+std::string Supervisor::waiting_for() const {
+  std::string text;
+  int count = 0;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& node = nodes_[i];
+    const char* step = nullptr;
+    if (node.state == NodeState::kConnecting)
+      step = "no hello yet";
+    else if (node.state == NodeState::kUp)
+      step = "checking the job";
+    else if (node.state == NodeState::kAccepted && i == 0 && store_port_ == 0)
+      step = "opening the store";
+    else if (node.state == NodeState::kAccepted && state_ == State::kProbing && !master_.reaches(i))
+      step = "looking for the store";
+    if (step == nullptr || ++count > 8) continue;
+    if (!text.empty()) text += ", ";
+    text += spec_.hosts[i].name + " (" + step + ")";
+  }
+  if (count > 8) text += " and " + std::to_string(count - 8) + " more";
+  return text;
+}
+
+}  // namespace ddp::launcher
