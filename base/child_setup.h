@@ -25,6 +25,7 @@ struct ChildPlan {
   const char* cwd;  ///< null: stay
   FdMove* moves;    ///< `to` is different in each; the child changes `from`
   std::size_t move_count;
+  int cgroup_procs;  ///< cgroup.procs of the control group to enter, open for writing; -1: stay
   bool new_session;
   int death_signal;      ///< 0: none
   pid_t parent;          ///< who must still be the parent once the death signal is asked for

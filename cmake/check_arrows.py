@@ -35,7 +35,8 @@ CORES = {
     "remote/nearest_word", "remote/shell_quote", "remote/bootstrap",
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/rank_plan", "rendezvous/key_store",
     "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/env_filter", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/start_messages",
-    "launcher/label", "launcher/output_lines", "launcher/exit_report", "launcher/net_choice", "apps/train/sampler",
+    "launcher/label", "launcher/cgroup_path", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",
+    "launcher/bar_fold", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/exit_report", "launcher/net_choice", "apps/train/sampler",
 }
 CORE_FORBIDS = re.compile(
     r"^(boost/asio.*|base/asio\.h|base/log\.h|sys/(socket|epoll|wait)\.h|thread|mutex|fstream|iostream|unistd\.h)$")

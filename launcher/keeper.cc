@@ -15,30 +15,26 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/exit_status.h"
+#include "launcher/cgroup.h"
 #include "launcher/process_tree.h"
 
 namespace ddp::launcher {
 namespace {
 
-enum MessageKind : int { kPat = 1, kJobMark = 2 };
+enum MessageKind : int { kPat = 1, kJobMark = 2, kCgroup = 3, kCgroupGone = 4 };
 
-constexpr std::size_t kMaxText = 1024;
-
-/// One packet of the agent. Both ends are the same program, so the layout is its own protocol.
-struct Message {
-  int kind = 0;
-  std::int64_t sent_ns = 0;   ///< CLOCK_BOOTTIME of the agent when it sent; same clock as ours
-  std::int64_t lease_ms = 0;  ///< kPat
-  std::uint32_t size = 0;     ///< kJobMark: bytes used of `text`
-  char text[kMaxText] = {};
-};
+/// Room for a job id, and for the path of a control group.
+constexpr std::size_t kMaxText = 4096;
 
 std::int64_t boot_time_ns() {
   timespec now{};
@@ -50,6 +46,18 @@ bool readable(int fd) {
   pollfd entry{fd, POLLIN, 0};
   return poll(&entry, 1, 0) == 1;
 }
+
+/// One packet of the agent; `text` goes as far as it is used. Both ends are the same program, so the layout
+/// is its own protocol.
+struct Packet {
+  int kind = 0;
+  std::int64_t sent_ns = 0;   ///< CLOCK_BOOTTIME of the agent when it sent; same clock as ours
+  std::int64_t lease_ms = 0;  ///< kPat
+  char text[kMaxText];        ///< the others
+};
+constexpr std::size_t kHeadSize = offsetof(Packet, text);
+
+constexpr std::chrono::milliseconds kRemoveTime{200};
 
 /// To the user, who may have stopped reading: never waits for room.
 void say(const std::string& text) {
@@ -89,13 +97,16 @@ class Keeper {
 
  private:
   void read_agent();
+  void take(const Packet& packet, std::string text);
   void read_signals();
   void reap();
   bool lease_over();
   void set_lease_end(std::int64_t at_ns);
   int after_agent();
   int kill_all(const std::string& why);
+  bool anything_left();
   TreeKill kill_tree();
+  void remove_cgroups();
 
   KeeperOptions options_;
   pid_t agent_;
@@ -105,14 +116,15 @@ class Keeper {
   UniqueFd lease_end_;
   std::int64_t lease_end_ns_ = 0;  ///< CLOCK_BOOTTIME; 0: no lease
   std::string job_id_;
+  std::vector<std::shared_ptr<Cgroup>> cgroups_;  ///< of attempts that are not over
   bool stop_passed_on_ = false;
   std::optional<ExitStatus> agent_end_;
 };
 
 void Keeper::read_agent() {
-  Message message;
+  Packet packet;
   while (socket_) {
-    const ssize_t size = recv(socket_.get(), &message, sizeof message, MSG_DONTWAIT);
+    const ssize_t size = recv(socket_.get(), &packet, sizeof packet, MSG_DONTWAIT);
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) return;
     // End of file: the agent is about to end, which SIGCHLD tells; or it closed the line, then its last lease
@@ -121,12 +133,27 @@ void Keeper::read_agent() {
       socket_.reset();
       return;
     }
-    if (size != sizeof message) continue;
-    if (message.kind == kPat) {
-      set_lease_end(message.lease_ms > 0 ? message.sent_ns + message.lease_ms * 1'000'000 : 0);
-    } else if (message.kind == kJobMark && message.size <= kMaxText) {
-      job_id_.assign(message.text, message.size);
-    }
+    if (static_cast<std::size_t>(size) < kHeadSize) continue;
+    take(packet, std::string(packet.text, static_cast<std::size_t>(size) - kHeadSize));
+  }
+}
+
+void Keeper::take(const Packet& packet, std::string text) {
+  switch (packet.kind) {
+    case kPat:
+      set_lease_end(packet.lease_ms > 0 ? packet.sent_ns + packet.lease_ms * 1'000'000 : 0);
+      break;
+    case kJobMark:
+      job_id_ = std::move(text);
+      break;
+    case kCgroup:
+      // Locked from now on: nobody takes it for stale when the agent has died.
+      if (auto group = Cgroup::open(std::move(text)); group)
+        cgroups_.push_back(std::make_shared<Cgroup>(std::move(*group)));
+      break;
+    case kCgroupGone:
+      std::erase_if(cgroups_, [&text](const auto& group) { return group->path() == text; });
+      break;
   }
 }
 
@@ -148,6 +175,8 @@ void Keeper::read_signals() {
     if (info.ssi_signo == SIGCHLD || stop_passed_on_) continue;
     stop_passed_on_ = true;
     syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGTERM, nullptr, 0U);
+    // One that is stopped would not see it.
+    syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGCONT, nullptr, 0U);
   }
 }
 
@@ -159,20 +188,43 @@ void Keeper::reap() {
   }
 }
 
+/// Normally one group and its tree; a group of an earlier attempt is still there only because nothing could
+/// end what is in it.
 TreeKill Keeper::kill_tree() {
-  TreeKill kill({job_id_, {}}, options_.kill_bound);
+  for (std::size_t i = 0; i + 1 < cgroups_.size(); ++i)
+    cgroups_[i]->kill();
+  TreeKill kill({job_id_, {}, cgroups_.empty() ? nullptr : cgroups_.back()}, options_.kill_bound);
   while (!kill.step()) {
     kill.wait(std::chrono::milliseconds(20));
     reap();  // a dead parent's children come to us, and its number becomes free
   }
   reap();
+  remove_cgroups();
   return kill;
 }
 
+void Keeper::remove_cgroups() {
+  const auto until = std::chrono::steady_clock::now() + kRemoveTime;
+  for (const auto& group : cgroups_) {
+    while (!group->remove() && std::chrono::steady_clock::now() < until)
+      poll(nullptr, 0, 1);  // the last one to die counts for a moment longer
+  }
+  cgroups_.clear();
+}
+
+bool Keeper::anything_left() {
+  return has_children() || std::any_of(cgroups_.begin(), cgroups_.end(),
+                                       [](const auto& group) { return !group->pids().empty(); });
+}
+
 int Keeper::after_agent() {
+  read_agent();  // its last words may have come after we looked
   const ExitStatus end = *agent_end_;
   if (end.kind == ExitStatus::Kind::kExited) {
-    if (!has_children()) return end.number;
+    if (!anything_left()) {
+      remove_cgroups();
+      return end.number;
+    }
     const TreeKill kill = kill_tree();
     for (const LeftProcess& left : kill.left())
       say("could not end process " + left.text());
@@ -237,12 +289,18 @@ int be_agent(UniqueFd socket, pid_t keeper, const std::function<int(KeeperLink&)
   // one that was stopped; that the line is closed tells it the rest.
   prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);
   KeeperLink link(std::move(socket), keeper);
-  return agent_main(link);
+  const int code = agent_main(link);
+  // A keeper that somebody stopped would stay for ever, and the SSH session with it.
+  if (getppid() == keeper) kill(keeper, SIGCONT);
+  return code;
 }
 
 }  // namespace
 
-KeeperLink::KeeperLink(UniqueFd socket, pid_t keeper) : socket_(std::move(socket)), keeper_(keeper) {}
+KeeperLink::KeeperLink(UniqueFd socket, pid_t keeper)
+    : socket_(std::move(socket)),
+      keeper_(keeper),
+      keeper_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, keeper, 0U))) {}
 
 bool KeeperLink::keeper_lives() const {
   return getppid() == keeper_ && !readable(socket_.get());
@@ -255,21 +313,41 @@ void KeeperLink::set_lease(std::chrono::milliseconds lease) {
 
 void KeeperLink::pat() {
   send(kPat, {});
+  // A stopped keeper guards nobody.
+  const auto keeper = read_process(keeper_);
+  if (keeper && keeper->state == 'T')
+    syscall(SYS_pidfd_send_signal, keeper_pidfd_.get(), SIGCONT, nullptr, 0U);
 }
 
 void KeeperLink::set_job_mark(std::string_view job_id) {
-  send(kJobMark, job_id.substr(0, kMaxText));
+  send(kJobMark, job_id);
 }
 
+void KeeperLink::set_cgroup(std::string_view path) {
+  send(kCgroup, path);
+}
+
+void KeeperLink::drop_cgroup(std::string_view path) {
+  send(kCgroupGone, path);
+}
+
+/// A full line means that the keeper is stopped. What it has not read will do when it wakes, pats at least.
 void KeeperLink::send(int kind, std::string_view text) {
-  Message message;
-  message.kind = kind;
-  message.sent_ns = boot_time_ns();
-  message.lease_ms = lease_.count();
-  message.size = static_cast<std::uint32_t>(text.size());
-  std::copy(text.begin(), text.end(), message.text);
-  // A full line means that the keeper is stopped; what it has not read will do when it wakes.
-  (void)::send(socket_.get(), &message, sizeof message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  while (!unsent_.empty() && send_now(unsent_.front().first, unsent_.front().second))
+    unsent_.pop_front();
+  const bool sent = unsent_.empty() && send_now(kind, text);
+  if (!sent && kind != kPat) unsent_.emplace_back(kind, text);
+}
+
+bool KeeperLink::send_now(int kind, std::string_view text) {
+  Packet packet;
+  packet.kind = kind;
+  packet.sent_ns = boot_time_ns();
+  packet.lease_ms = lease_.count();
+  text = text.substr(0, kMaxText);
+  std::copy(text.begin(), text.end(), packet.text);
+  return ::send(socket_.get(), &packet, kHeadSize + text.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
+         errno != EAGAIN;
 }
 
 int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main) {

@@ -3,8 +3,11 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <deque>
 #include <functional>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/unique_fd.h"
 
@@ -29,17 +32,27 @@ class KeeperLink {
   /// How long the agent may be silent after a pat before the keeper kills it with its whole tree; 0: for
   /// ever, which holds until the first call. Counts as a pat.
   void set_lease(std::chrono::milliseconds lease);
+  /// Also wakes a keeper that somebody has stopped (SIGSTOP).
   void pat();
 
-  /// The job whose mark the keeper may look for outside the tree (TreeScope::job_id), at most 1024 bytes.
+  /// The job whose mark the keeper may look for outside the tree (TreeScope::job_id), at most 4096 bytes.
   void set_job_mark(std::string_view job_id);
+
+  /// The control group of an attempt (Cgroup::path), before anything runs in it; the keeper kills it with the
+  /// tree, and removes it when the agent could not. `drop_cgroup`: it is removed.
+  void set_cgroup(std::string_view path);
+  void drop_cgroup(std::string_view path);
 
  private:
   void send(int kind, std::string_view text);
+  bool send_now(int kind, std::string_view text);
 
   UniqueFd socket_;
   pid_t keeper_;
+  UniqueFd keeper_pidfd_;
   std::chrono::milliseconds lease_{0};
+  /// Kind and text, for a keeper that did not read for long: pats may be lost, these not.
+  std::deque<std::pair<int, std::string>> unsent_;
 };
 
 struct KeeperOptions {

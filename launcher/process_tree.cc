@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "launcher/cgroup.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -79,7 +81,7 @@ bool TreeKill::step() {
   if (phase_ == Phase::kDone) return true;
   crowded_ = false;
   drop_dead();
-  std::size_t fresh = 0;
+  std::size_t fresh = kill_cgroup();
   Table table;
   visit_processes([&](ProcessInfo&& info) {
     // At once where the parent is known: a process that forks and ends all the time is gone after the pass.
@@ -106,6 +108,24 @@ bool TreeKill::step() {
       std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m.second.err != 0; });
   if ((phase_ == Phase::kKill && !look_again && only_foreign) || now >= give_up_) phase_ = Phase::kDone;
   return phase_ == Phase::kDone;
+}
+
+/// Who is in the group is a member from now on, so that its end is waited for, and gets its KILL by the
+/// group, which no fork outruns.
+std::size_t TreeKill::kill_cgroup() {
+  if (!scope_.cgroup) return 0;
+  std::vector<std::pair<pid_t, UniqueFd>> opened;
+  for (const pid_t pid : scope_.cgroup->pids()) {
+    if (!members_.contains(pid)) opened.emplace_back(pid, open_process(pid, crowded_));
+  }
+  // Still listed after its pidfd was opened: it is that one, not somebody who got its number.
+  const std::vector<pid_t> listed = scope_.cgroup->pids();
+  for (auto& [pid, pidfd] : opened) {
+    if (!pidfd || has_ended(pidfd.get()) || !std::binary_search(listed.begin(), listed.end(), pid)) continue;
+    adopt(pid, std::move(pidfd), true);
+  }
+  if (!listed.empty()) scope_.cgroup->kill();
+  return opened.size();
 }
 
 /// A zombie that we did not make may have forked before it ended, too late for this pass to see the child.
@@ -190,12 +210,16 @@ bool TreeKill::take(pid_t pid, bool by_mark) {
     }
   }
   if (has_ended(pidfd.get())) return false;
-  Member& member = members_[pid];
-  member.pidfd = std::move(pidfd);
-  taken_.insert(pid);
-  ++found_;
-  signal(member, phase_ == Phase::kFreeze ? SIGSTOP : SIGKILL);
+  adopt(pid, std::move(pidfd), false);
   return true;
+}
+
+void TreeKill::adopt(pid_t pid, UniqueFd pidfd, bool grouped) {
+  Member& member = members_[pid];
+  member.grouped = grouped;
+  member.pidfd = std::move(pidfd);
+  if (taken_.insert(pid).second) ++found_;
+  signal(member, phase_ == Phase::kFreeze ? SIGSTOP : SIGKILL);
 }
 
 bool TreeKill::all_stopped(const Table& table) const {
@@ -209,7 +233,8 @@ bool TreeKill::all_stopped(const Table& table) const {
 
 void TreeKill::signal(Member& member, int number) {
   if (member.err != 0) return;
-  if (syscall(SYS_pidfd_send_signal, member.pidfd.get(), number, nullptr, 0U) != 0 && errno != ESRCH)
+  if (syscall(SYS_pidfd_send_signal, member.pidfd.get(), number, nullptr, 0U) != 0 && errno != ESRCH &&
+      !member.grouped)
     member.err = errno;
 }
 

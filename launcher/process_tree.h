@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -19,14 +20,17 @@ namespace ddp::launcher {
 /// comm of a keeper: what stands below one belongs to it, whatever its environment says.
 inline constexpr std::string_view kKeeperName = "ddp-keeper";
 
-/// What a kill reaches: every descendant of the calling process, and with a job id also processes elsewhere
-/// that carry the job's mark. A mark is DDPLAUNCH_JOB_ID=<job_id> together with any LOCAL_RANK in the
+class Cgroup;
+
+/// What a kill reaches: every descendant of the calling process, every member of the control group, and with a
+/// job id also processes elsewhere that carry the job's mark. A mark is DDPLAUNCH_JOB_ID=<job_id> together with any LOCAL_RANK in the
 /// environment that the process was executed with, as all workers have it. Never reached: ourselves, our
 /// ancestors, what another keeper has below it (another node of the job on this machine, another job),
 /// processes of another effective uid outside our tree.
 struct TreeScope {
   std::string job_id;       ///< empty: descendants only
-  std::vector<pid_t> keep;  ///< children to be left alone, with all below them
+  std::vector<pid_t> keep;  ///< children to be left alone, with all below them; not in the control group
+  std::shared_ptr<Cgroup> cgroup{};  ///< of the attempt; empty: it has none
 };
 
 /// A process that a kill could not end. Zombies are not left: they hold nothing but a number.
@@ -42,8 +46,9 @@ struct LeftProcess {
 };
 
 /// Ends a whole tree although it forks meanwhile: stops every process (SIGSTOP) until a pass finds nothing
-/// new, then kills all (SIGKILL), again until nothing new is found. A process is known by a pidfd that was
-/// opened before its parent was looked at, so a reused number is never hit. The caller must be a subreaper,
+/// new, then kills all (SIGKILL), again until nothing new is found. What is in the control group dies first,
+/// by one order to the kernel. A process is known by a pidfd that was opened before its parent was looked at,
+/// so a reused number is never hit. The caller must be a subreaper,
 /// or orphans are out of its reach. Reaps nothing: the dead children are the business of whoever owns them.
 /// One thread.
 ///
@@ -70,6 +75,7 @@ class TreeKill {
  private:
   struct Member {
     UniqueFd pidfd;
+    bool grouped = false;  ///< the group's kill reaches it, whether we may signal it or not
     int err = 0;
   };
   enum class Phase { kFreeze, kKill, kDone };
@@ -77,7 +83,9 @@ class TreeKill {
 
   std::size_t take_new(const Table& table);
   std::size_t take_marked(const Table& table, std::vector<pid_t>& reached);
+  std::size_t kill_cgroup();
   bool take(pid_t pid, bool by_mark);
+  void adopt(pid_t pid, UniqueFd pidfd, bool grouped);
   bool ended_meanwhile(const ProcessInfo& info);
   bool kept(pid_t pid) const;
   bool marked(const ProcessInfo& info, const Table& table);

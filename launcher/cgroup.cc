@@ -1,0 +1,253 @@
+#include "launcher/cgroup.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "launcher/cgroup_path.h"
+
+namespace ddp::launcher {
+namespace {
+
+// linux/magic.h has them too, but not in every version of the headers.
+constexpr long kCgroup2Magic = 0x63677270;
+constexpr long kCgroup1Magic = 0x27e0eb;
+/// pid numbers of Linux end here; a number above it is nobody's.
+constexpr std::uint64_t kPidLimit = std::uint64_t{1} << 22;
+constexpr int kNames = 4;
+/// Groups that workers make in ours: deeper ones are left to them.
+constexpr int kMaxDepth = 16;
+constexpr std::size_t kBatch = 256;
+/// A group that is not at rest by then (a process inside vfork) is killed as it runs.
+constexpr std::chrono::milliseconds kFreezeTime{20};
+
+using Clock = std::chrono::steady_clock;
+
+std::string read_at(int directory, const char* name) {
+  std::string text;
+  const UniqueFd fd(openat(directory, name, O_RDONLY | O_CLOEXEC));
+  if (!fd) return text;
+  char chunk[4096];
+  for (;;) {
+    const ssize_t size = read(fd.get(), chunk, sizeof chunk);
+    if (size < 0 && errno == EINTR) continue;
+    if (size <= 0) return text;
+    text.append(chunk, static_cast<std::size_t>(size));
+  }
+}
+
+void write_at(int directory, const char* name, std::string_view text) {
+  const UniqueFd fd(openat(directory, name, O_WRONLY | O_CLOEXEC));
+  if (fd) [[maybe_unused]]
+    const ssize_t written = write(fd.get(), text.data(), text.size());
+}
+
+UniqueFd open_directory(int at, const char* path) {
+  return UniqueFd(openat(at, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
+std::vector<pid_t> pids_in(int directory) {
+  const std::string text = read_at(directory, "cgroup.procs");
+  std::vector<pid_t> pids;
+  for (const char *at = text.data(), *end = at + text.size(); at < end;) {
+    pid_t pid = 0;
+    const auto [after, error] = std::from_chars(at, end, pid);
+    if (error == std::errc() && pid > 0) pids.push_back(pid);  // 0: of another PID namespace
+    at = std::find(after, end, '\n') + 1;
+  }
+  std::sort(pids.begin(), pids.end());
+  return pids;
+}
+
+std::vector<std::string> groups_in(int directory) {
+  std::vector<std::string> names;
+  const int copy = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (copy < 0) return names;
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(copy), closedir);
+  if (!entries) {
+    close(copy);
+    return names;
+  }
+  while (const dirent* entry = readdir(entries.get())) {
+    const std::string_view name = entry->d_name;
+    if (entry->d_type == DT_DIR && name != "." && name != "..") names.emplace_back(name);
+  }
+  return names;
+}
+
+/// The group and those below it.
+void visit(int directory, const std::function<void(int)>& what, int depth = 0) {
+  what(directory);
+  if (depth == kMaxDepth) return;
+  for (const std::string& name : groups_in(directory)) {
+    const UniqueFd below = open_directory(directory, name.c_str());
+    if (below) visit(below.get(), what, depth + 1);
+  }
+}
+
+void remove_below(int directory, int depth = 0) {
+  if (depth == kMaxDepth) return;
+  for (const std::string& name : groups_in(directory)) {
+    const UniqueFd below = open_directory(directory, name.c_str());
+    if (below) remove_below(below.get(), depth + 1);
+    unlinkat(directory, name.c_str(), AT_REMOVEDIR);
+  }
+}
+
+/// Who was in the group before its pidfd was opened and is in it afterwards is no stranger with a reused
+/// number.
+void kill_listed(int directory) {
+  const std::vector<pid_t> before = pids_in(directory);
+  for (std::size_t begin = 0; begin < before.size(); begin += kBatch) {
+    const auto batch = std::span(before).subspan(begin, std::min(kBatch, before.size() - begin));
+    std::vector<UniqueFd> pidfds;
+    for (const pid_t pid : batch)
+      pidfds.emplace_back(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)));
+    const std::vector<pid_t> after = pids_in(directory);
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (pidfds[i] && std::binary_search(after.begin(), after.end(), batch[i]))
+        syscall(SYS_pidfd_send_signal, pidfds[i].get(), SIGKILL, nullptr, 0U);
+    }
+  }
+}
+
+void freeze(int directory) {
+  const auto until = Clock::now() + kFreezeTime;
+  write_at(directory, "freezer.state", "FROZEN");
+  while (read_at(directory, "freezer.state") != "FROZEN\n" && Clock::now() < until)
+    poll(nullptr, 0, 1);
+}
+
+Error refusal(std::string_view what, int err) {
+  return system_error(err, what, ErrorCode::kRefused);
+}
+
+/// Agents that were killed together with their keeper could not tidy up.
+void remove_stale(int own) {
+  for (const std::string& name : groups_in(own)) {
+    if (!is_cgroup_name(name)) continue;
+    const UniqueFd group = open_directory(own, name.c_str());
+    if (!group || flock(group.get(), LOCK_EX | LOCK_NB) != 0) continue;  // its agent or keeper lives
+    remove_below(group.get());
+    unlinkat(own, name.c_str(), AT_REMOVEDIR);  // refused while a process is in it
+  }
+}
+
+}  // namespace
+
+CgroupDirs own_cgroups() {
+  const std::string mounts = read_at(AT_FDCWD, "/proc/self/mountinfo");
+  const std::string groups = read_at(AT_FDCWD, "/proc/self/cgroup");
+  return {find_cgroup(mounts, groups, ""), find_cgroup(mounts, groups, "freezer")};
+}
+
+Result<Cgroup> Cgroup::make(const CgroupDirs& own, std::string_view job_id, std::uint32_t attempt) {
+  if (own.v2.empty() && own.freezer.empty())
+    return Error{ErrorCode::kRefused, "neither cgroup v2 nor the freezer of v1 is mounted here"};
+  if (own.v2.empty()) return make_in(own.freezer, false, job_id, attempt);
+  auto group = make_in(own.v2, true, job_id, attempt);
+  if (group || own.freezer.empty()) return group;
+  auto frozen = make_in(own.freezer, false, job_id, attempt);
+  if (frozen) return frozen;
+  return Error{ErrorCode::kRefused, group.error().text + "; " + frozen.error().text};
+}
+
+Result<Cgroup> Cgroup::make_in(const std::string& own, bool v2, std::string_view job_id,
+                               std::uint32_t attempt) {
+  const UniqueFd parent = open_directory(AT_FDCWD, own.c_str());
+  struct statfs type {};
+  if (!parent || fstatfs(parent.get(), &type) != 0) return refusal(own, errno);
+  const std::vector<pid_t> members = pids_in(parent.get());
+  if (type.f_type != (v2 ? kCgroup2Magic : kCgroup1Magic) ||
+      !std::binary_search(members.begin(), members.end(), getpid()))
+    return Error{ErrorCode::kRefused, own + " is not our own control group"};
+  // Version 2 lets nobody leave a group whose list he may not write.
+  if (v2 && faccessat(parent.get(), "cgroup.procs", W_OK, AT_EACCESS) != 0)
+    return refusal(own + "/cgroup.procs", errno);
+  remove_stale(parent.get());
+
+  Cgroup group;
+  group.v2_ = v2;
+  int err = EEXIST;
+  for (std::uint64_t name = 0; name < kNames && !group.directory_; ++name) {
+    const auto unique = static_cast<std::uint64_t>(getpid()) + name * kPidLimit;
+    group.path_ = own + '/' + cgroup_name(job_id, attempt, unique);
+    if (mkdirat(parent.get(), group.path_.c_str() + own.size() + 1, 0755) != 0) {
+      err = errno;
+      if (err == EEXIST) continue;
+      break;
+    }
+    group.directory_ = open_directory(AT_FDCWD, group.path_.c_str());
+    if (!group.directory_) {
+      err = errno;
+      continue;
+    }
+    // Somebody who tidies up may have found it before it was locked; then it is gone or about to go.
+    if (flock(group.directory_.get(), LOCK_SH | LOCK_NB) == 0)
+      group.procs_.reset(openat(group.directory_.get(), "cgroup.procs", O_WRONLY | O_CLOEXEC));
+    if (!group.procs_) group.directory_.reset();
+  }
+  if (!group.directory_) return refusal("mkdir " + group.path_, err);
+  if (v2 && faccessat(group.directory_.get(), "cgroup.kill", W_OK, AT_EACCESS) != 0) {
+    err = errno;
+    group.remove();
+    return refusal(group.path_ + "/cgroup.kill", err);
+  }
+  return group;
+}
+
+Result<Cgroup> Cgroup::open(std::string path) {
+  Cgroup group;
+  group.path_ = std::move(path);
+  const std::size_t slash = group.path_.rfind('/');
+  struct statfs type {};
+  if (slash == std::string::npos || !is_cgroup_name(std::string_view(group.path_).substr(slash + 1)))
+    return Error{ErrorCode::kRefused, group.path_ + " is no control group of ours"};
+  group.directory_ = open_directory(AT_FDCWD, group.path_.c_str());
+  if (!group.directory_ || fstatfs(group.directory_.get(), &type) != 0) return refusal(group.path_, errno);
+  group.v2_ = type.f_type == kCgroup2Magic;
+  if (!group.v2_ && type.f_type != kCgroup1Magic)
+    return Error{ErrorCode::kRefused, group.path_ + " is no control group of ours"};
+  flock(group.directory_.get(), LOCK_SH | LOCK_NB);
+  return group;
+}
+
+std::vector<pid_t> Cgroup::pids() const {
+  std::vector<pid_t> all;
+  visit(directory_.get(), [&all](int group) {
+    const std::vector<pid_t> here = pids_in(group);
+    all.insert(all.end(), here.begin(), here.end());
+  });
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+void Cgroup::kill() const {
+  if (v2_) return write_at(directory_.get(), "cgroup.kill", "1");
+  freeze(directory_.get());
+  visit(directory_.get(), kill_listed);
+  write_at(directory_.get(), "freezer.state", "THAWED");
+}
+
+bool Cgroup::remove() {
+  remove_below(directory_.get());
+  return unlinkat(AT_FDCWD, path_.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT;
+}
+
+}  // namespace ddp::launcher
