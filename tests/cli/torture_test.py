@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Random kills over four SSH nodes, each ending with nothing left and the right exit code (tests/support/torture.py).
+
+DDP_TORTURE_SEED=N repeats a run (the seed is printed), DDP_TORTURE_KILLS=N sets how many kills at least (200),
+DDP_TORTURE_ONLY=N plays one case, DDP_TORTURE_LANES=N how many jobs at a time.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import random
+import selectors
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support import torture
+from tests.support.launch import SOURCE, main
+
+LANES = int(os.environ.get("DDP_TORTURE_LANES", "5"))
+KILLS = int(os.environ.get("DDP_TORTURE_KILLS", "200"))
+SEED = os.environ.get("DDP_TORTURE_SEED") or str(random.SystemRandom().randrange(1_000_000))
+ONLY = os.environ.get("DDP_TORTURE_ONLY")
+
+
+def run_lanes(seed, cases):
+    """Yields the results of cases 0 … `cases` - 1 as they come."""
+    script = str(SOURCE / "tests/support/torture.py")
+    if ONLY:
+        ranges = [(int(ONLY), int(ONLY) + 1, 1)]
+    else:
+        ranges = [(lane, cases, LANES) for lane in range(LANES)]
+    lanes = [subprocess.Popen([sys.executable, "-W", "ignore", script, f"t{os.getpid()}l{i}", seed, *map(str, numbers)],
+                              stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+             for i, numbers in enumerate(ranges)]
+    try:
+        for result in merged(lanes):
+            yield result
+    finally:
+        for lane in lanes:
+            lane.terminate()
+            lane.wait()
+            lane.stdout.close()
+
+
+def merged(lanes):
+    with selectors.DefaultSelector() as ready:
+        for lane in lanes:
+            ready.register(lane.stdout, selectors.EVENT_READ)
+        while ready.get_map():
+            for key, _ in ready.select():
+                line = key.fileobj.readline()
+                if line:
+                    yield json.loads(line)
+                else:
+                    ready.unregister(key.fileobj)
+
+
+@unittest.skipUnless(torture.ODD_WORKER.exists(), f"{torture.ODD_WORKER} is not built")
+class Torture(unittest.TestCase):
+    def test_random_kills_leave_nothing_and_tell_the_truth(self):
+        print(f"seed {SEED} (DDP_TORTURE_SEED={SEED} repeats it)", flush=True)
+        began = time.monotonic()
+        hits, played, bad, slowest = 0, 0, [], []
+        hit = collections.Counter()
+        # A few signals come too late for their victim: more cases than kills.
+        for result in run_lanes(SEED, KILLS + KILLS // 10):
+            if "skip" in result:
+                raise unittest.SkipTest(result["skip"])
+            if "error" in result:
+                self.fail(result["error"])
+            played += 1
+            hits += result["hits"]
+            hit[result["hits"]] += 1
+            slowest.append((result.get("seconds", 0), result["case"]))
+            if result["problems"]:
+                bad.append(result)
+                print(f"{result['case']} [{result.get('victim', 'no victim')}]", *result["problems"], sep="\n    ",
+                      flush=True)
+        slowest.sort(reverse=True)
+        print(f"{played} jobs, {hits} kills in {time.monotonic() - began:.0f} s; the slowest ends:")
+        for seconds, case in slowest[:5]:
+            print(f"    {seconds:.2f} s after the last event: {case}")
+        self.assertEqual(len(bad), 0, f"{len(bad)} of {played} cases failed, see above (seed {SEED})")
+        if not ONLY:
+            self.assertGreaterEqual(hits, KILLS)
+
+
+class TortureItself(unittest.TestCase):
+    """The count and the checks find what is wrong."""
+
+    def setUp(self):
+        if not torture.ODD_WORKER.exists():
+            self.skipTest(f"{torture.ODD_WORKER} is not built")
+        self.lane = torture.Lane("self")
+        self.addCleanup(self.lane.stack.close)
+        self.case = torture.Case(0, "running", "worker", "KILL", "plain", 1, 0.5, 1, 0, "worker", "INT")
+
+    def test_good_case_has_no_problem(self):
+        self.assertEqual(self.lane.run(self.case)["problems"], [])
+
+    def test_process_that_sheds_every_mark_is_found(self):
+        def leave_one(job):
+            # Own session, no parent, empty environment, nothing open.
+            subprocess.run(["setsid", "--fork", "env", "-i", torture.ODD_WORKER, job.dir, "daemon!"], check=True,
+                           close_fds=True)
+        problems = self.lane.run(self.case, after=leave_one)["problems"]
+        self.assertEqual(len(problems), 1, problems)
+        self.assertRegex(problems[0], r"^left 2 s after the last event: \d+ odd_daemon S .*; still there")
+
+    def test_wrong_exit_code_and_last_line_are_found(self):
+        # The worker ends by itself just before the signal that the test takes for the cause.
+        def end_first(victim):
+            victim.hit("USR1")
+            self.assertTrue(victim.ended(5))
+        problems = self.lane.run(self.case, before=end_first)["problems"]
+        self.assertEqual(len(problems), 1, problems)
+        self.assertRegex(problems[0], r"^exit code 22, not one of \[137\]: ")
+
+
+if __name__ == "__main__":
+    main()

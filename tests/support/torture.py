@@ -1,0 +1,536 @@
+"""Random kills in running jobs over SSH, each followed by a count of what is left.
+
+A lane is a process of its own with four nodes of its own sshd. It is a subreaper: whatever a job starts, however it
+detaches itself, stays below the lane, so the count needs no mark that a process could shed. Lanes run side by side.
+
+Cases are drawn from (seed, number) alone; `draw` gives the same case in every lane and every run.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import BIN, DDPLAUNCH, SKIP, Nodes
+
+ODD_WORKER = BIN.parent / "tests/odd_worker"
+NODES = 4
+GRACE = 1.0  # --stop-grace
+PATIENCE = 2.0  # --node-timeout and --master-timeout
+TICK = 1.0  # silence is looked at once a second
+SLACK = float(os.environ.get("DDP_TORTURE_SLACK", "1"))  # what the promise adds to the grace
+START_LIMIT = 6.0  # --start-timeout
+KINDS = ("plain", "stubborn", "slow", "plain+child+session", "stubborn+session+pipes", "stubborn+daemon",
+         "plain+daemon+pipes+session", "storm", "stubborn+storm", "stopped", "stubborn+stopped+child")
+SIGNALS = {"worker": "KILL TERM INT STOP USR1 SEGV", "agent": "KILL TERM INT STOP", "keeper": "KILL TERM INT STOP",
+           "master": "KILL TERM INT HUP STOP", "sshd": "KILL TERM STOP"}
+PHASES = ("start", "running", "stopping")
+CELLS = [(phase, victim, name) for phase in PHASES for victim in SIGNALS for name in SIGNALS[victim].split()]
+NODE_LOST = r"node 127\.0\.0\.\d+: "
+NOT_STARTED = {111: ".*", 112: ".*", 113: ".*", 114: ".*"}
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclasses.dataclass
+class Case:
+    number: int
+    phase: str
+    victim: str
+    signal: str
+    kinds: str  # of odd_worker, one for each rank
+    per_node: int
+    delay: float  # 0 … 1: where in its phase the signal falls
+    node: int  # the victim's
+    rank: int  # the victim's place among the workers of its node
+    before: str  # phase "stopping": what made the job stop: a signal to the master, or "worker"
+    after: str  # when the job outlives the signal: the master gets this
+
+    def text(self):
+        stop = f" (stopping by {self.before})" if self.phase == "stopping" else ""
+        return (f"case {self.number}: {self.signal} to {self.victim} while {self.phase}{stop}, "
+                f"{self.per_node} per node, {self.kinds}")
+
+
+def draw(seed, number):
+    """All cells come by in each round of len(CELLS) cases, in an order of the seed's own."""
+    order = list(CELLS)
+    random.Random(f"{seed}/round {number // len(CELLS)}").shuffle(order)
+    phase, victim, name = order[number % len(CELLS)]
+    chance = random.Random(f"{seed}/case {number}")
+    per_node = chance.choice((1, 1, 2))
+    kinds = [chance.choice(KINDS) for _ in range(NODES * per_node)]
+    if phase == "stopping":  # so that there is a stop to come into
+        kinds[chance.randrange(len(kinds))] = chance.choice(("stubborn", "stubborn+session+pipes", "stubborn+storm"))
+    return Case(number, phase, victim, name, ",".join(kinds), per_node, chance.random(), chance.randrange(NODES),
+                chance.randrange(per_node), chance.choice(("INT", "TERM", "HUP", "worker", "worker")),
+                chance.choice(("INT", "TERM", "HUP")))
+
+
+# ---- /proc
+
+
+def stat_of(pid):
+    """(parent, name, state) or None."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    words = text.rpartition(")")[2].split()
+    return int(words[1]), text[text.index("(") + 1:text.rindex(")")], words[0]
+
+
+def all_processes():
+    return {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := stat_of(name))}
+
+
+def below(root, table=None):
+    """{pid: (parent, name, state)} of all descendants of `root`, zombies too."""
+    table = table or all_processes()
+    children = {}
+    for pid, (parent, _, _) in table.items():
+        children.setdefault(parent, []).append(pid)
+    found, reach = {}, [root]
+    for pid in reach:
+        for child in children.get(pid, ()):
+            found[child] = table[child]
+            reach.append(child)
+    return found
+
+
+def environment(pid, name):
+    with contextlib.suppress(OSError):
+        for entry in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(name.encode() + b"="):
+                return entry.partition(b"=")[2].decode(errors="replace")
+    return None
+
+
+def command_line(pid):
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def number_of(name):
+    return int(getattr(signal, "SIG" + name))
+
+
+class Victim:
+    """A process held by its pidfd, so that a signal never hits a successor of its number."""
+
+    def __init__(self, pid, host, rank=None, kind=None):
+        self.pid, self.host, self.rank, self.kind = pid, host, rank, kind
+        self.pidfd = os.pidfd_open(pid)
+
+    def hit(self, name):
+        signal.pidfd_send_signal(self.pidfd, number_of(name))
+
+    def ended(self, seconds=0.0):
+        return bool(select.select([self.pidfd], [], [], seconds)[0])
+
+    def close(self):
+        os.close(self.pidfd)
+
+
+class Job:
+    """One run of ddplaunch below the lane, from its start to the proof that nothing of it is left."""
+
+    def __init__(self, lane, case):
+        self.lane, self.case = lane, case
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="job-", dir=lane.dir))
+        os.mkfifo(self.dir / "all")
+        self.reader = os.open(self.dir / "all", os.O_RDONLY | os.O_NONBLOCK)
+        self.world = NODES * case.per_node
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
+        env.update(XDG_STATE_HOME=str(self.dir), OMP_NUM_THREADS="1")
+        argv = [DDPLAUNCH, "--job-id", f"{lane.name}-{case.number}", "--job-dir", self.dir / "files",
+                "--hostfile", lane.nodes.hostfile, "--ssh-config", lane.nodes.ssh_config, "--nproc-per-node",
+                case.per_node, "--stop-grace", f"{GRACE:g}s", "--node-timeout", f"{PATIENCE:g}s",
+                "--master-timeout", f"{PATIENCE:g}s", "--start-timeout", f"{START_LIMIT:g}s", "--",
+                ODD_WORKER, self.dir, case.kinds]
+        with open(self.dir / "out", "wb") as out, open(self.dir / "err", "wb") as err:
+            self.process = subprocess.Popen([str(word) for word in argv], stdin=subprocess.DEVNULL, stdout=out,
+                                            stderr=err, env=env, cwd=self.dir)
+        self.began = time.monotonic()
+        self.master = Victim(self.process.pid, "")
+
+    def close(self):
+        os.close(self.reader)
+        self.master.close()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def events(self, name):
+        with contextlib.suppress(OSError):
+            return [line.split() for line in (self.dir / "events").read_text().splitlines() if line.startswith(name)]
+        return []
+
+    def wait(self, condition, seconds, pause=0.005):
+        """Polls what nothing announces; ends early when the master has."""
+        end = time.monotonic() + seconds
+        while not (value := condition()) and time.monotonic() < end and not self.master.ended():
+            time.sleep(pause)
+        return value
+
+    def all_up(self):
+        return len(self.events("up")) == self.world
+
+    # ---- who is who
+
+    def find(self, what, any_will_do=False):
+        """The case's victim of kind `what` as it is now, or None."""
+        if what == "master":
+            return self.master
+        table = all_processes()
+        listener = self.lane.listener
+        mine = below(listener, table)
+        keepers = {}
+        for pid, (_, name, state) in mine.items():
+            if name == "ddp-keeper" and state != "Z":
+                connection = (environment(pid, "SSH_CONNECTION") or "").split(" ")
+                if len(connection) == 4:  # else it is just ending
+                    keepers[connection[2]] = pid
+        host = self.lane.nodes.hosts[self.case.node]
+        if what == "sshd" and not keepers:
+            sessions = sorted(pid for pid, (parent, _, state) in mine.items() if parent == listener and state != "Z")
+            return self.hold(sessions[self.case.node % len(sessions)], "") if sessions else None
+        if host not in keepers and any_will_do and keepers:
+            host = sorted(keepers)[0]
+        keeper = keepers.get(host)
+        if keeper is None:
+            return None
+        if what == "keeper":
+            return self.hold(keeper, host)
+        if what == "sshd":
+            session = keeper
+            while session in table and table[session][0] != listener:
+                session = table[session][0]
+            return self.hold(session, host) if session in table else None
+        agents = [pid for pid, (parent, name, state) in mine.items()
+                  if parent == keeper and name == "ddplaunchd" and state != "Z"]
+        if not agents:
+            return None
+        if what == "agent":
+            return self.hold(agents[0], host)
+        workers = {}
+        for pid, (parent, name, state) in mine.items():
+            if parent == agents[0] and name == "odd_worker" and state != "Z":
+                rank = environment(pid, "RANK")
+                if rank is not None:
+                    workers[int(rank)] = pid
+        if not workers:
+            return None
+        rank = sorted(workers)[self.case.rank % len(workers)]
+        kinds = self.case.kinds.split(",")
+        return self.hold(workers[rank], host, rank, kinds[rank % len(kinds)])
+
+    @staticmethod
+    def hold(pid, *words):
+        with contextlib.suppress(OSError):
+            return Victim(pid, *words)
+        return None
+
+    # ---- the end
+
+    def left(self, aside=()):
+        """Live processes of the job; `aside`: those that the case itself keeps from ending."""
+        self.lane.reap(self.process.pid)
+        return {pid: stat for pid, stat in below(os.getpid()).items()
+                if stat[2] not in "ZX" and pid != self.lane.listener and pid not in aside and stat[0] not in aside}
+
+    def fifo_is_held(self):
+        """Whether a process lives that inherited the FIFO, wherever it hangs in the tree."""
+        return not any(flags & select.POLLHUP for _, flags in poll_once(self.reader)) and bool(self.events("up"))
+
+    def wait_for_nothing(self, until, aside=()):
+        """What is left at `until`; returns as soon as that is nothing."""
+        while True:
+            left = self.left(aside)
+            if not left or time.monotonic() > until:
+                return left
+            time.sleep(0.02)
+
+
+def poll_once(fd):
+    watch = select.poll()
+    watch.register(fd, select.POLLIN)
+    return watch.poll(0)
+
+
+class Lane:
+    def __init__(self, name):
+        self.name = name
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.stack = contextlib.ExitStack()
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-torture-"))
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.nodes = Nodes(self, NODES)
+        self.listener = int((self.nodes.dir / "sshd.pid").read_text())
+        self.start_time = 0.3  # of a job until all workers are up, learnt by doing
+
+    def addCleanup(self, call, *args, **kwargs):  # as unittest names it, for Nodes
+        self.stack.callback(call, *args, **kwargs)
+
+    def reap(self, but):
+        for pid, (parent, _, state) in all_processes().items():
+            if parent == os.getpid() and state == "Z" and pid != but:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def clear(self):
+        """Ends what a failed case left, for the sake of the next ones."""
+        for _ in range(100):
+            rest = {pid for pid, stat in below(os.getpid()).items() if stat[2] not in "ZX" and pid != self.listener}
+            if not rest:
+                return
+            for pid in rest:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self.reap(0)
+            time.sleep(0.02)
+
+    def run(self, case, before=None, after=None):
+        """One case; returns its result as a dict. `before(victim)` and `after(job)`: for the tests of this test, called
+        around the kill."""
+        job = Job(self, case)
+        try:
+            result = play(self, job, case, before, after)
+        finally:
+            if job.process.poll() is None:
+                job.process.kill()
+            job.process.wait()
+            self.clear()
+            job.close()
+        return result
+
+
+# ---- one case
+
+
+def play(lane, job, case, before=None, after=None):
+    told = {"number": case.number, "case": case.text(), "hits": 0, "problems": []}
+    codes = {}  # exit code → what the last line may say
+    if case.phase == "start":
+        time.sleep(case.delay * 1.5 * lane.start_time)
+    elif job.wait(job.all_up, 20):
+        lane.start_time += 0.2 * (time.monotonic() - job.began - lane.start_time)
+        time.sleep(case.delay * 0.1)
+    else:
+        told["problems"].append(f"the job did not start: {tail(job)}")
+        return told
+
+    if case.phase == "stopping":
+        begin_stop(job, case, codes, told)
+    victim = job.wait(lambda: job.find(case.victim, case.phase == "start"), 3, 0.002)
+    if before:
+        before(victim)
+    hit_at = time.monotonic()
+    if victim:
+        with contextlib.suppress(ProcessLookupError):
+            victim.hit(case.signal)
+            told["hits"] += 1
+            told["victim"] = f"pid {victim.pid} {victim.host} {'' if victim.rank is None else victim.rank}".strip()
+    if after:
+        after(job)
+    last = follow(job, case, victim, codes, hit_at, told)
+    finish(job, case, victim, codes, last, told)
+    return told
+
+
+def begin_stop(job, case, codes, told):
+    if case.before == "worker":
+        first = job.find("worker")
+        if first is None:
+            return
+        first.hit("USR1")
+        told["hits"] += 1
+        codes[21 + first.rank % 40] = f"rank {first.rank} on {first.host} exited {21 + first.rank % 40}"
+        if first.kind and "stopped" in first.kind:
+            first.hit("CONT")
+        first.close()
+    else:
+        job.master.hit(case.before)
+        codes[128 + number_of(case.before)] = "stopped "
+    time.sleep(case.delay * 1.3 * GRACE)
+
+
+def follow(job, case, victim, codes, hit_at, told):
+    """Fills `codes` by what the signal must lead to, and ends a job that outlives it. Returns when the last thing
+    happened that the end is measured from, silence that has to be borne included."""
+    stopping = bool(codes)
+    if case.victim == "master":
+        return follow_master(job, case, codes, hit_at, told)
+    if case.victim == "worker" and victim:
+        ended = victim.ended(0.2 * case.delay if expect_survivor(case, victim) else 1.5)
+        if ended and not stopping:
+            expect_worker(case, victim, codes)
+        if ended or stopping:
+            return hit_at
+    elif victim and (case.victim, case.signal) != ("keeper", "STOP"):
+        return follow_node(job, case, victim, codes, hit_at, stopping, told)
+    elif stopping:
+        return hit_at
+    return end_as_user(job, case, codes)
+
+
+def expect_survivor(case, victim):
+    """A worker that ignores the signal, is stopped by it, or will see it only when it goes on again."""
+    return case.signal == "STOP" or (case.signal in ("TERM", "INT") and "stubborn" in victim.kind) or (
+        case.signal in ("TERM", "INT", "USR1", "SEGV") and "stopped" in victim.kind)
+
+
+def follow_node(job, case, victim, codes, hit_at, stopping, told):
+    """The agent, the keeper or the sshd session of a node was hit."""
+    borne = PATIENCE + TICK if case.signal == "STOP" else 0.0
+    if case.phase == "start":
+        codes.update(NOT_STARTED)
+        if case.signal == "STOP":  # silence before the job has begun is borne until the start limit
+            borne = max(borne, START_LIMIT - (hit_at - job.began) + TICK)
+    elif not stopping or (case.before == "worker" and case.delay < 0.2):  # else its report was surely heard
+        codes[113] = f"node {re.escape(victim.host)}: "
+    if stopping or job.master.ended(borne + GRACE + SLACK + 1):
+        return hit_at + borne
+    if case.phase != "start":
+        told["problems"].append(f"the job went on for {time.monotonic() - hit_at:.1f} s after it")
+    return end_as_user(job, case, codes)  # a login that was cut was tried again
+
+
+def end_as_user(job, case, codes):
+    now = time.monotonic()
+    if not job.master.ended():
+        with contextlib.suppress(ProcessLookupError):
+            job.master.hit(case.after)
+        codes[128 + number_of(case.after)] = "stopped "
+        if case.phase == "start":  # before it could catch a signal
+            codes[-number_of(case.after)] = None
+    return now
+
+
+def expect_worker(case, victim, codes):
+    who = f"rank {victim.rank} on {victim.host} "
+    number = number_of(case.signal)
+    own = {"USR1": 21 + victim.rank % 40}.get(case.signal)
+    if case.signal == "TERM" and "slow" in victim.kind:
+        own = 7
+    if own is not None:
+        codes[own] = f"{who}exited {own}"
+    if own is None or case.phase == "start":  # in the start it may not have its handler yet
+        codes[128 + number] = f"{who}killed by SIG{case.signal}"
+
+
+def follow_master(job, case, codes, hit_at, told):
+    if case.signal == "KILL":
+        codes.clear()
+        codes[-number_of("KILL")] = None
+        return hit_at
+    if case.signal != "STOP":
+        if not codes:
+            codes[128 + number_of(case.signal)] = "stopped "
+            if case.phase == "start":
+                codes[-number_of(case.signal)] = None
+        return hit_at
+    # Stopped without a word: the agents bear it for a while, then they end the job by themselves.
+    until = hit_at + PATIENCE + TICK + GRACE + SLACK
+    if case.phase == "start":
+        # A login that hangs in the middle is sshd's; a job that has not begun has no lease on anything.
+        until += START_LIMIT
+    left = job.wait_for_nothing(until, aside=(job.process.pid,))
+    left = {pid: stat for pid, stat in left.items() if not stat[1].startswith("sshd")}
+    if left:
+        told["problems"].append(f"left while the master was stopped: {named(left)}")
+    if not codes:
+        codes.update(NOT_STARTED if case.phase == "start" else {113: NODE_LOST})
+    else:
+        codes[113] = NODE_LOST
+    if case.delay < 0.3:
+        codes.clear()
+        codes[-number_of("KILL")] = None
+        job.master.hit("KILL")
+    else:
+        job.master.hit("CONT")
+    return time.monotonic()
+
+
+def finish(job, case, victim, codes, last, told):
+    bound = GRACE + SLACK
+    aside = ()
+    if victim and case.victim == "sshd" and case.signal == "STOP":
+        aside = (victim.pid,)
+    until = last + bound
+    job.master.ended(max(0.0, until - time.monotonic()))
+    left = job.wait_for_nothing(until, aside)
+    told["seconds"] = round(time.monotonic() - last, 3)
+    if left:
+        words = named(left)
+        later = job.wait_for_nothing(until + 4, aside)
+        told["seconds"] = round(time.monotonic() - last, 3)
+        told["problems"].append(f"left {bound:g} s after the last event: {words}" +
+                                (f"; still there {told['seconds']:.1f} s after it: {named(later)}" if later else
+                                 f"; all gone {told['seconds']:.1f} s after it"))
+    elif job.fifo_is_held() and not aside:
+        told["problems"].append("something outside the tree holds the job's FIFO")
+    if victim and aside:
+        with contextlib.suppress(ProcessLookupError):
+            victim.hit("CONT")
+        if rest := job.wait_for_nothing(time.monotonic() + 3):
+            told["problems"].append(f"left after the sshd session went on: {named(rest)}")
+    check_end(job, codes, told)
+
+
+def check_end(job, codes, told):
+    code = job.process.poll()
+    told["code"] = code
+    words = (job.dir / "err").read_text(errors="replace").splitlines()
+    told["last"] = words[-1] if words else ""
+    if code is None:
+        told["problems"].append("ddplaunch has not ended")
+    elif code not in codes:
+        told["problems"].append(f"exit code {code}, not one of {sorted(codes)}: {tail(job)}")
+    elif codes[code] is not None and code >= 0:
+        wanted = f"ddplaunch: exit {code}: {codes[code]}"
+        if not re.match(wanted, told["last"]):
+            told["problems"].append(f"last line is {told['last']!r}, not {wanted!r}: {tail(job)}")
+
+
+def named(processes):
+    return ", ".join(f"{pid} {stat[1]} {stat[2]} ({command_line(pid)[:120]}) below {stat[0]}"
+                     for pid, stat in sorted(processes.items())[:12])
+
+
+def tail(job):
+    with contextlib.suppress(OSError):
+        return " / ".join((job.dir / "err").read_text(errors="replace").splitlines()[-12:])
+    return ""
+
+
+def main():
+    """lane NAME SEED FIRST END STEP: plays the cases FIRST, FIRST + STEP, … below END; one JSON line each."""
+    name, seed, first, end, step = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+    lane = Lane(name)
+    with lane.stack:
+        for number in range(first, end, step):
+            print(json.dumps(lane.run(draw(seed, number))), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:  # unittest's SkipTest too: the parent prints it
+        print(json.dumps({"skip" if type(error).__name__ == "SkipTest" else "error": str(error)}), flush=True)
+        if type(error).__name__ != "SkipTest":
+            raise
+        raise SystemExit(SKIP)
