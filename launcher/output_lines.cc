@@ -6,82 +6,75 @@
 namespace ddp::launcher {
 namespace {
 
-// A buffer that once held a huge line is given back: there is one per stream of every rank.
-constexpr std::size_t kKeptCapacity = 64 * 1024;
+bool holds(std::string_view bytes, char c) {
+  return std::memchr(bytes.data(), c, bytes.size()) != nullptr;
+}
 
-// What a terminal shows of a row: CRs at the end move the cursor only, what follows an earlier one replaced
-// the rest.
-std::string_view after_carriage_returns(std::string_view line) {
-  // memchr runs at memory speed and finds nothing in most lines; rfind goes byte by byte.
-  if (line.empty() || !std::memchr(line.data(), '\r', line.size())) return line;
-  while (!line.empty() && line.back() == '\r')
-    line.remove_suffix(1);
-  const std::size_t cr = line.rfind('\r');
-  return cr == std::string_view::npos ? line : line.substr(cr + 1);
+// memchr runs at memory speed and finds nothing in most output; one look for all three would go byte by byte.
+bool is_plain(std::string_view bytes) {
+  return !holds(bytes, '\r') && !holds(bytes, '\x1b') && !holds(bytes, '\b');
+}
+
+bool is_special(char c) {
+  return c == '\n' || c == '\r' || c == '\x1b' || c == '\b';
 }
 
 }  // namespace
 
-void LineAssembler::emit(std::string_view line, std::string& out) {
-  out += label_;
-  out += line;
-  out += '\n';
+void LineAssembler::add(std::string_view bytes, std::string& out) {
+  if (bytes.empty()) return;
+  if (!escape_.inside() && is_plain(bytes))
+    add_plain(bytes, sink(out));
+  else
+    add_marked(bytes, sink(out));
 }
 
-void LineAssembler::add(std::string_view bytes, std::string& out) {
+void LineAssembler::add_plain(std::string_view bytes, const LineSink& sink) {
+  bool idle = rows_.idle();
   while (!bytes.empty()) {
     const auto* found = static_cast<const char*>(std::memchr(bytes.data(), '\n', bytes.size()));
     const std::size_t length = found ? static_cast<std::size_t>(found - bytes.data()) : bytes.size();
-    const std::string_view text = bytes.substr(0, length);
-    if (found && held_.empty() && text.size() <= kMaxLine) {
-      // A whole line in one chunk, the common case, goes from the chunk to the output. A CR held back before
-      // it would only have cleared a line that is empty anyway.
-      emit(after_carriage_returns(text), out);
-      pending_cr_ = false;
+    if (idle && found && length <= kMaxLine) {
+      sink.line(bytes.substr(0, length));
     } else {
-      add_text(text, out);
-      if (found) end_line(out);
+      rows_.text(bytes.substr(0, length), sink);
+      if (found) rows_.line_feed(sink);
+      idle = rows_.idle();
     }
     bytes.remove_prefix(length + (found ? 1 : 0));
   }
 }
 
-// Without newlines. Text thrown away by a CR is dropped at once, so that a bar which never ends its line
-// holds one row only, and the limit is on what is left: that is what makes the result independent of the
-// chunks.
-void LineAssembler::add_text(std::string_view text, std::string& out) {
-  while (!text.empty()) {
-    const std::size_t cr = std::min(text.find('\r'), text.size());
-    std::string_view part = text.substr(0, cr);
-    if (!part.empty() && pending_cr_) {
-      held_.clear();
-      pending_cr_ = false;
+void LineAssembler::add_marked(std::string_view bytes, const LineSink& sink) {
+  while (!bytes.empty()) {
+    if (escape_.inside()) {
+      const EscapeReader::What what = escape_.feed(bytes.front());
+      if (what != EscapeReader::What::kBroken) bytes.remove_prefix(1);
+      rows_.escape(what, escape_, sink);
+      continue;
     }
-    while (held_.size() + part.size() > kMaxLine) {
-      const std::size_t room = kMaxLine - held_.size();
-      held_ += part.substr(0, room);
-      held_ += kSplitMark;
-      emit(held_, out);
-      held_.clear();
-      part.remove_prefix(room);
-    }
-    held_ += part;
-    if (cr == text.size()) return;
-    pending_cr_ = true;
-    text.remove_prefix(cr + 1);
+    const auto* special = std::find_if(bytes.begin(), bytes.end(), is_special);
+    rows_.text({bytes.begin(), special}, sink);
+    if (special == bytes.end()) return;
+    add_special(*special, sink);
+    bytes.remove_prefix(static_cast<std::size_t>(special - bytes.begin()) + 1);
   }
 }
 
-void LineAssembler::end_line(std::string& out) {
-  emit(held_, out);
-  held_.clear();
-  pending_cr_ = false;
-  if (held_.capacity() > kKeptCapacity) std::string().swap(held_);
+void LineAssembler::add_special(char c, const LineSink& sink) {
+  if (c == '\n')
+    rows_.line_feed(sink);
+  else if (c == '\r')
+    rows_.carriage_return();
+  else if (c == '\b')
+    rows_.backspace();
+  else
+    escape_.start();
 }
 
 void LineAssembler::finish(std::string& out) {
-  if (!held_.empty()) end_line(out);
-  pending_cr_ = false;
+  escape_.reset();
+  rows_.finish(sink(out));
 }
 
 void StderrTail::add(std::string_view bytes) {
@@ -104,13 +97,16 @@ void StderrTail::add(std::string_view bytes) {
 }
 
 std::vector<std::string> StderrTail::lines() const {
-  const std::string all = ring_.substr(next_) + ring_.substr(0, next_);
+  std::string all;
+  LineAssembler assembler{std::string()};
+  assembler.add(ring_.substr(next_) + ring_.substr(0, next_), all);
+  assembler.finish(all);
   std::vector<std::string> found;
   std::string_view rest = all;
   while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    found.emplace_back(after_carriage_returns(rest.substr(0, end)));
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+    const std::size_t end = rest.find('\n');
+    found.emplace_back(rest.substr(0, end));
+    rest.remove_prefix(end + 1);
   }
   if (overwritten_ && !found.empty()) {
     if (found.size() > 1) {

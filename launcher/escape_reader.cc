@@ -1,0 +1,126 @@
+#include "launcher/escape_reader.h"
+
+#include <algorithm>
+
+namespace ddp::launcher {
+namespace {
+
+// A title or a link. One that does not end is no string but garbage, and must not swallow the output.
+constexpr std::size_t kMaxString = 4096;
+
+// Within a sequence only 0x20..0x7e have a meaning.
+bool is_foreign(char c) {
+  return c < 0x20 || c > 0x7e;  // bytes from 0x80 are negative where char is signed, and > 0x7e elsewhere
+}
+
+}  // namespace
+
+void EscapeReader::start() {
+  state_ = State::kEscape;
+  bytes_.assign(1, '\x1b');
+  string_bytes_ = 0;
+}
+
+EscapeReader::What EscapeReader::finish(What what) {
+  state_ = State::kOutside;
+  return what;
+}
+
+EscapeReader::What EscapeReader::feed(char c) {
+  switch (state_) {
+    case State::kOutside:
+      return What::kBroken;
+    case State::kEscape:
+      return after_escape(c);
+    case State::kControl:
+      return in_control(c);
+    case State::kCharset:
+      if (is_foreign(c)) return finish(What::kBroken);
+      return c < 0x30 ? What::kMore : finish(What::kIgnored);
+    case State::kString:
+    case State::kStringEscape:
+      return in_string(c);
+  }
+  return What::kBroken;
+}
+
+EscapeReader::What EscapeReader::after_escape(char c) {
+  bytes_ += c;
+  if (is_foreign(c)) return finish(What::kBroken);
+  if (c == '[') {
+    state_ = State::kControl;
+    return What::kMore;
+  }
+  if (c == ']' || c == 'P' || c == 'X' || c == '^' || c == '_') {
+    state_ = State::kString;
+    return What::kMore;
+  }
+  if (c < 0x30) {  // an intermediate byte: a final one follows
+    state_ = State::kCharset;
+    return What::kMore;
+  }
+  count_ = 1;
+  return finish(c == 'M' ? What::kUp : What::kIgnored);
+}
+
+EscapeReader::What EscapeReader::in_control(char c) {
+  if (is_foreign(c)) return finish(What::kBroken);
+  const bool fits = bytes_.size() < kMaxBytes;
+  if (fits) bytes_ += c;
+  if (c < 0x40) return What::kMore;
+  return finish(fits ? control_done(c) : What::kIgnored);
+}
+
+EscapeReader::What EscapeReader::in_string(char c) {
+  if (state_ == State::kStringEscape) {
+    if (c == '\\') return finish(What::kIgnored);
+    state_ = State::kString;
+  }
+  if (c == '\a') return finish(What::kIgnored);
+  // A line's end or a bar's CR says that this was never a string.
+  if (c == '\n' || c == '\r' || ++string_bytes_ > kMaxString) return finish(What::kBroken);
+  if (c == '\x1b') state_ = State::kStringEscape;
+  return What::kMore;
+}
+
+void EscapeReader::read_count() {
+  count_ = 0;
+  for (std::size_t at = 2; at < bytes_.size() && bytes_[at] >= '0' && bytes_[at] <= '9'; ++at)
+    count_ = std::min(count_ * 10 + (bytes_[at] - '0'), kMaxCount);
+}
+
+EscapeReader::What EscapeReader::control_done(char final) {
+  read_count();
+  const int given = count_;
+  count_ = std::max(count_, 1);
+  if (final != 'm' && bytes_[2] >= 0x3c && bytes_[2] <= 0x3f) {  // private: ESC [ ? 25 l
+    if (bytes_ == "\x1b[?25l") return What::kHideCursor;
+    if (bytes_ == "\x1b[?25h") return What::kShowCursor;
+    return What::kIgnored;
+  }
+  switch (final) {
+    case 'm':
+      // Only colours proper: ESC [ > 4 m and the like set keyboard modes.
+      return bytes_.find_first_not_of("0123456789;:", 2) == bytes_.size() - 1 ? What::kColour
+                                                                              : What::kIgnored;
+    case 'A':
+      return What::kUp;
+    case 'B':
+      return What::kDown;
+    case 'E':
+      return What::kDownToStart;
+    case 'F':
+      return What::kUpToStart;
+    case 'G':
+    case '`':
+      return count_ == 1 ? What::kStartOfRow : What::kIgnored;
+    case 'K':
+      return given == 0 ? What::kEraseToEnd : What::kEraseRow;
+    case 'J':
+      return given == 0 ? What::kEraseBelow : What::kEraseScreen;
+    default:
+      return What::kIgnored;
+  }
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,316 @@
+#include "launcher/open_rows.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "launcher/bar_frame.h"
+
+namespace ddp::launcher {
+namespace {
+
+// A buffer that once held a huge line is given back: there is one per stream of every rank.
+constexpr std::size_t kKeptCapacity = 64 * 1024;
+constexpr std::size_t kMaxColour = 256;
+
+bool is_blank(std::string_view text) {
+  return text.find_first_not_of(' ') == std::string_view::npos;
+}
+
+}  // namespace
+
+bool OpenRows::idle() const {
+  return rows_.size() == 1 && rows_[0].text.empty() && !rows_[0].stays && !rows_[0].erased && !returned_ &&
+         back_ == 0 && colour_.empty() && !hidden_;
+}
+
+std::size_t OpenRows::bytes() const {
+  std::size_t sum = 0;
+  for (const Row& row : rows_)
+    sum += row.text.size();
+  return sum;
+}
+
+bool OpenRows::live(std::string& rows) const {
+  std::size_t count = rows_.size();
+  while (count > 0 && trimmed(rows_[count - 1].text).empty())
+    --count;
+  bool rewritten = count > 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i > 0) rows += '\n';
+    rows += trimmed(rows_[i].text);
+    rewritten = rewritten || rows_[i].rewritten;
+  }
+  return rewritten;
+}
+
+void OpenRows::text(std::string_view part, const LineSink& sink) {
+  if (part.empty()) return;
+  begin_text(sink);
+  // Text thrown away by a CR is gone by now, and the limit is on what is left: that makes the result
+  // independent of the chunks.
+  while (row().text.size() + part.size() > kMaxLine) {
+    finish_above(row_, sink);
+    std::string& text = row().text;
+    const std::size_t room = text.size() < kMaxLine ? kMaxLine - text.size() : 0;
+    text += part.substr(0, room);
+    text += kSplitMark;
+    sink.line(text);
+    text.clear();
+    part.remove_prefix(room);
+  }
+  row().text += part;
+  if (rows_.size() > 1) bound(sink);
+}
+
+void OpenRows::begin_text(const LineSink& sink) {
+  ++revision_;
+  drew_ = std::exchange(moved_up_, false) || drew_;
+  if (std::exchange(above_, false)) {  // a log line behind a bar has ended, and here is the next
+    rows_.insert(rows_.begin() + static_cast<std::ptrdiff_t>(row_), Row{});
+    row().log = true;
+  } else if (row().log && returned_ && row_ + 1 < rows_.size()) {  // the bar, where the log line had begun
+    rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(row_) + 1);
+    row().log = false;
+  }
+  if (at_start_) {
+    const bool redrawn = !is_blank(row().text) || row().erased;
+    // Redrawn without a way up: no bar is above.
+    if (redrawn && reach_ == 0 && row_ + 1 == rows_.size()) finish_above(row_, sink);
+    begin_row(row());
+  }
+  at_start_ = returned_ = false;
+  if (back_ > 0) back_up(row());
+  row().text += std::exchange(colour_, std::string());
+}
+
+/// The first text in a row, or the first after a CR.
+void OpenRows::begin_row(Row& row) {
+  if (!is_blank(row.text)) {
+    row.stays = row.rewritten = true;
+    row.previous.swap(row.text);
+  } else if (row.erased) {
+    // Wiped and written to: by a bar, or by a log line that made room for itself. Only if bars are above, the
+    // line must wait for them.
+    row.stays = reach_ > 0;
+    row.rewritten = true;
+  } else if (!row.text.empty()) {
+    row.stays = false;  // wiped with spaces: tqdm.write
+  } else if (!row.made_up) {
+    row.stays = returned_;
+    row.rewritten = row.rewritten || returned_;
+  }
+  row.text.clear();
+  row.erased = row.made_up = false;
+}
+
+void OpenRows::back_up(Row& row) {
+  for (; back_ > 0 && !row.text.empty(); --back_) {
+    const std::size_t escape = row.text.back() == 'm' ? row.text.rfind('\x1b') : std::string::npos;
+    if (escape != std::string::npos &&
+        row.text.find_first_not_of("[0123456789;:", escape + 1) == row.text.size() - 1) {
+      row.text.resize(escape);  // a colour has no width
+      ++back_;
+      continue;
+    }
+    while (!row.text.empty() && (static_cast<unsigned char>(row.text.back()) & 0xc0) == 0x80)
+      row.text.pop_back();
+    if (!row.text.empty()) row.text.pop_back();
+    row.rewritten = true;
+  }
+  back_ = 0;
+}
+
+void OpenRows::carriage_return() {
+  ++revision_;
+  at_start_ = returned_ = true;
+  above_ = false;
+  back_ = 0;
+}
+
+void OpenRows::line_feed(const LineSink& sink) {
+  ++revision_;
+  back_ = 0;
+  row().text += std::exchange(colour_, std::string());
+  returned_ = moved_up_ = false;
+  // Redrawn from further up to here: what is above that will not be.
+  if (std::exchange(drew_, false)) finish_beyond_reach(sink);
+  if (split_log(sink)) return;
+  at_start_ = true;
+  if (std::exchange(above_, false) && rows_.size() == 1) {
+    above_ = true;
+    return sink.line({});
+  }
+  const bool gap = row().text.empty() && row_ > 0;  // on the way to a bar further down
+  if (row().stays || hidden_ || gap) {
+    row().ended = true;
+    if (++row_ == rows_.size()) rows_.emplace_back();
+    return bound(sink);
+  }
+  above_ = row().log;
+  finish_above(row_ + 1, sink);
+  if (rows_.size() == 1 && is_blank(rows_[0].text)) {
+    rows_[0] = Row{};
+    reach_ = 0;
+  }
+}
+
+/// A log line that was written right behind a bar goes above it. Its LF is its own: the bar's row stays.
+bool OpenRows::split_log(const LineSink& sink) {
+  if (!row().stays || row().previous.empty() || at_start_) return false;
+  const std::size_t frame = frame_length(row().previous, row().text);
+  if (frame == 0 || frame >= row().text.size()) return false;
+  const std::string log = row().text.substr(frame);
+  row().text.resize(frame);
+  finish_above(row_, sink);
+  sink.line(log);
+  at_start_ = above_ = true;
+  return true;
+}
+
+void OpenRows::escape(EscapeReader::What what, const EscapeReader& sequence, const LineSink& sink) {
+  using What = EscapeReader::What;
+  ++revision_;
+  switch (what) {
+    case What::kMore:
+    case What::kBroken:
+    case What::kIgnored:
+      return;
+    case What::kColour:
+      if (colour_.size() + sequence.bytes().size() > kMaxColour) colour_.clear();
+      colour_ += sequence.bytes();
+      return;
+    case What::kUpToStart:
+      carriage_return();
+      return up(sequence.count());
+    case What::kUp:
+      return up(sequence.count());
+    case What::kDownToStart:
+      carriage_return();
+      return down(sequence.count(), sink);
+    case What::kDown:
+      return down(sequence.count(), sink);
+    case What::kStartOfRow:
+      return carriage_return();
+    case What::kEraseRow:
+      return erase_row();
+    case What::kEraseToEnd:
+      if (at_start_) return erase_row();
+      return back_up(row());
+    case What::kEraseBelow:
+      return erase_below();
+    case What::kEraseScreen:  // "clear": what stood there was output all the same
+      return finish_rows(sink);
+    case What::kHideCursor:
+      hidden_ = true;
+      return;
+    case What::kShowCursor:
+      hidden_ = false;
+      reach_ = 0;
+      return finish_above(row_, sink);
+  }
+}
+
+void OpenRows::up(int count) {
+  const std::size_t wanted = std::min(static_cast<std::size_t>(count), kMaxRows - 1);
+  above_ = false;
+  if (wanted > row_) {
+    const std::size_t missing = std::min(wanted - row_, kMaxRows - rows_.size());
+    Row made_up;
+    made_up.made_up = true;
+    rows_.insert(rows_.begin(), missing, made_up);
+    row_ += missing;
+  }
+  const std::size_t from = row_;
+  row_ -= std::min(wanted, row_);
+  for (std::size_t i = row_; i <= from; ++i)
+    rows_[i].stays = rows_[i].rewritten = true;
+  reach_ = std::max(reach_, rows_.size() - 1 - row_);
+  moved_up_ = true;
+}
+
+void OpenRows::down(int count, const LineSink& sink) {
+  above_ = moved_up_ = drew_ = false;
+  row_ = std::min(row_ + static_cast<std::size_t>(count), 2 * kMaxRows);
+  if (row_ >= rows_.size()) rows_.resize(row_ + 1);
+  bound(sink);
+}
+
+void OpenRows::erase_row() {
+  Row& erased = row();
+  if (is_blank(erased.text)) return;
+  erased.erased = true;
+  erased.previous.swap(erased.text);
+  erased.text.clear();
+}
+
+void OpenRows::erase_below() {
+  rows_.resize(row_ + 1);
+  if (at_start_) erase_row();
+}
+
+void OpenRows::settle(bool long_quiet, const LineSink& sink) {
+  if (reach_ > 0) {
+    finish_beyond_reach(sink);
+  } else if (!hidden_ || long_quiet) {
+    if (row_ > 0) ++revision_;
+    finish_above(row_, sink);
+  }
+}
+
+void OpenRows::finish(const LineSink& sink) {
+  if (!row().text.empty()) row().text += colour_;
+  split_log(sink);
+  finish_rows(sink);
+  const std::uint64_t revision = revision_ + 1;
+  *this = OpenRows();
+  revision_ = revision;
+}
+
+/// All rows but the empty ones at the end, where no line was ended.
+void OpenRows::finish_rows(const LineSink& sink) {
+  const auto is_nothing = [](const Row& row) {
+    return row.stays ? is_blank(row.text) : row.text.empty() && !row.ended;
+  };
+  std::size_t count = rows_.size();
+  while (count > 0 && is_nothing(rows_[count - 1]))
+    --count;
+  finish_above(count, sink);
+  rows_.assign(1, Row{});
+  row_ = 0;
+  above_ = false;
+}
+
+/// Finishes the first `count` rows. There is always a row left, an empty one if need be.
+void OpenRows::finish_above(std::size_t count, const LineSink& sink) {
+  if (count == 0) return;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Row& done = rows_[i];
+    if (done.made_up && is_blank(done.text)) continue;
+    sink.line(done.stays ? trimmed(done.text) : std::string_view(done.text));
+  }
+  if (count < rows_.size()) {
+    rows_.erase(rows_.begin(), rows_.begin() + static_cast<std::ptrdiff_t>(count));
+    row_ -= std::min(row_, count);
+    return;
+  }
+  rows_.resize(1);
+  std::string kept = std::move(rows_[0].text);
+  kept.clear();
+  if (kept.capacity() > kKeptCapacity) kept = std::string();
+  rows_[0] = Row{};
+  rows_[0].text = std::move(kept);
+  row_ = 0;
+}
+
+/// The rows so far up that the cursor never went there from the lowest one.
+void OpenRows::finish_beyond_reach(const LineSink& sink) {
+  const std::size_t lowest = rows_.size() - 1;
+  if (lowest > reach_) finish_above(std::min(lowest - reach_, row_), sink);
+}
+
+void OpenRows::bound(const LineSink& sink) {
+  while (rows_.size() > kMaxRows || (rows_.size() > 1 && bytes() > kMaxLine))
+    finish_above(1, sink);
+}
+
+}  // namespace ddp::launcher

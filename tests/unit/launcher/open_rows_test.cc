@@ -1,0 +1,291 @@
+#include "launcher/open_rows.h"
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+#include "launcher/bar_frame.h"
+#include "launcher/output_lines.h"
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+
+namespace {
+
+// One stream of a program; finished lines collect in `lines`, what stands below is open().
+struct Screen {
+  LineAssembler assembler{std::string()};
+  std::string lines;
+
+  Screen& add(std::string_view bytes) {
+    assembler.add(bytes, lines);
+    return *this;
+  }
+  std::string open() const {
+    std::string rows;
+    assembler.live(rows);
+    return rows;
+  }
+  bool bar() const {
+    std::string rows;
+    return assembler.live(rows);
+  }
+  std::string finish() {
+    assembler.finish(lines);
+    return lines;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a bar is live until its line ends and something stands below") {
+  Screen s;
+  s.add("epoch 1\n\r 10%|#  |");
+  CHECK(s.lines == "epoch 1\n");
+  CHECK(s.open() == " 10%|#  |");
+  CHECK(s.bar());
+  s.add("\r100%|###|\n");
+  CHECK(s.lines == "epoch 1\n");  // it may be one of nested bars
+  s.add("done\n");
+  CHECK(s.lines == "epoch 1\n100%|###|\ndone\n");
+  CHECK(s.open().empty());
+}
+
+TEST_CASE("a bar below that is redrawn without moving up says that the one above has ended") {
+  Screen s;
+  s.add("\rfirst 100%\n\rsecond 0%");
+  CHECK(s.lines.empty());
+  s.add("\rsecond 1%");
+  CHECK(s.lines == "first 100%\n");
+  CHECK(s.open() == "second 1%");
+}
+
+TEST_CASE("a bar that has ended becomes a line when all is quiet") {
+  Screen s;
+  s.add("\r100%\n");
+  s.assembler.settle(false, s.lines);
+  CHECK(s.lines == "100%\n");
+  s.add("\r 50%");
+  s.assembler.settle(true, s.lines);
+  CHECK(s.lines == "100%\n");
+  CHECK(s.open() == " 50%");
+}
+
+TEST_CASE("an unfinished line is open, but no bar") {
+  Screen s;
+  s.add("Password: ");
+  CHECK(s.open() == "Password:");
+  CHECK_FALSE(s.bar());
+}
+
+TEST_CASE("tqdm's nested bars") {
+  Screen s;
+  s.add("\router 0%\n\rinner 0%\x1b[A");
+  CHECK(s.open() == "outer 0%\ninner 0%");
+  s.add("\n\rinner 50%\x1b[A\router 20%\n\rinner 0% \x1b[A");
+  CHECK(s.open() == "outer 20%\ninner 0%");
+  CHECK(s.lines.empty());
+  // tqdm.write: both are wiped, the line is written, both are drawn again a row further down.
+  s.add("\r         \r\n\r         \r\x1b[Alog\n\router 20%\n\rinner 0%\x1b[A");
+  CHECK(s.lines == "log\n");
+  CHECK(s.open() == "outer 20%\ninner 0%");
+  // leave=False: the inner one is wiped, the outer one ends.
+  s.add("\n\r         \r\x1b[A\router 100%\n");
+  CHECK(s.open() == "outer 100%");
+  CHECK(s.finish() == "log\nouter 100%\n");
+}
+
+TEST_CASE("tqdm's third bar, two rows down, in the first frame") {
+  Screen s;
+  s.add("\rone 0%\n\rtwo 0%\x1b[A\n\n\rthree 0%\x1b[A\x1b[A\rone 1%");
+  CHECK(s.lines.empty());
+  CHECK(s.open() == "one 1%\ntwo 0%\nthree 0%");
+}
+
+TEST_CASE("rich: rows are wiped from below, lines are printed above, the cursor is hidden meanwhile") {
+  Screen s;
+  s.add("\x1b[?25lone 0%\ntwo 0%");
+  CHECK(s.lines.empty());
+  CHECK(s.open() == "one 0%\ntwo 0%");
+  s.add("\r\x1b[2K\x1b[1A\x1b[2Kone 10%\ntwo 5%");
+  CHECK(s.open() == "one 10%\ntwo 5%");
+  s.add("\r\x1b[2K\x1b[1A\x1b[2Klog\none 10%\ntwo 5%");
+  s.add("\r\x1b[2K\x1b[1A\x1b[2Kone 20%\ntwo 5%");
+  CHECK(s.lines == "log\n");
+  CHECK(s.open() == "one 20%\ntwo 5%");
+  s.add("\n\x1b[?25h");
+  CHECK(s.lines == "log\none 20%\ntwo 5%\n");
+  CHECK(s.finish() == "log\none 20%\ntwo 5%\n");
+}
+
+TEST_CASE("rich's spinner of one row lets lines pass") {
+  Screen s;
+  s.add("\x1b[?25l- work\r\x1b[2Klog 1\n- work\r\x1b[2K/ work");
+  CHECK(s.lines == "log 1\n");
+  CHECK(s.open() == "/ work");
+  s.add("\r\x1b[2K\x1b[?25h");
+  CHECK(s.finish() == "log 1\n");
+}
+
+TEST_CASE("rows redrawn by cursor up without hiding the cursor") {
+  Screen s;
+  s.add("a 0%\nb 0%\n");
+  CHECK(s.lines == "a 0%\nb 0%\n");  // nothing says yet that these are more than lines
+  for (int i = 1; i <= 3; ++i) {
+    const std::string n = std::to_string(i);
+    s.add("\x1b[2A\x1b[Ka " + n + "%\n\x1b[Kb " + n + "%\n");
+    CHECK(s.lines == "a 0%\nb 0%\n");
+    CHECK(s.open() == "a " + n + "%\nb " + n + "%");
+  }
+  s.assembler.settle(true, s.lines);
+  CHECK(s.lines == "a 0%\nb 0%\n");
+  s.add("done\n");
+  CHECK(s.lines == "a 0%\nb 0%\na 3%\nb 3%\ndone\n");
+}
+
+TEST_CASE("rows of different height, up and down again") {
+  Screen s;
+  s.add("\x1b[?25lx\ny\nz\n");
+  s.add("\x1b[1A\rz1\x1b[1B\x1b[3A\rx1\x1b[3B");
+  CHECK(s.open() == "x1\ny\nz1");
+  s.add("\x1b[2A\ry1\x1b[2B");
+  CHECK(s.open() == "x1\ny1\nz1");
+  CHECK(s.finish() == "x1\ny1\nz1\n");
+}
+
+TEST_CASE("a log line right behind a bar is a line of its own") {
+  Screen s;
+  const std::string bar = "\r 10%|#  | 1/10 [00:00<00:09, 1.00it/s]";
+  s.add(bar).add("\r 20%|##  | 2/10 [00:02<00:08, 1.00it/s]");
+  s.add("WARNING:root:loss is nan\n");
+  CHECK(s.lines == "WARNING:root:loss is nan\n");
+  CHECK(s.open() == " 20%|##  | 2/10 [00:02<00:08, 1.00it/s]");
+  s.add("\r 30%|### | 3/10 [00:03<00:07, 1.00it/s]");
+  CHECK(s.open() == " 30%|### | 3/10 [00:03<00:07, 1.00it/s]");
+  s.add("Traceback (most recent call last):\n  File \"a.py\"\n\nValueError: 7\n");
+  CHECK(s.lines ==
+        "WARNING:root:loss is nan\nTraceback (most recent call last):\n  File \"a.py\"\n\nValueError: 7\n");
+  CHECK(s.open() == " 30%|### | 3/10 [00:03<00:07, 1.00it/s]");
+  s.add("\r 40%|### | 4/10 [00:04<00:06, 1.00it/s]");
+  CHECK(s.open() == " 40%|### | 4/10 [00:04<00:06, 1.00it/s]");
+}
+
+TEST_CASE("where a frame ends") {
+  CHECK(frame_length("9%| 1/9 [x]", "10%|# 2/9 [x]error") == 13);
+  CHECK(frame_length("100 of 200 files", "101 of 200 filesoops") == 16);
+  CHECK(frame_length("step 5/9", "step 6/9 done") == 0);  // its end cannot be seen
+  CHECK(frame_length("Loading", "Loading done") == 0);    // no number: no bar
+  CHECK(frame_length("a 5%", "b 5%x") == 0);
+  CHECK(frame_length("a 5% ]", "a 6% ]") == 6);
+  CHECK(frame_length("[10.5s]    ", "[9s]  log") == 6);  // padded to the width of the one before
+  CHECK(frame_length("[10s]", "[9s]   log") == 5);
+  CHECK(frame_length("", "x") == 0);
+}
+
+TEST_CASE("colours pass, other sequences do not") {
+  Screen s;
+  s.add(
+      "\x1b[1;31mred\x1b[0m\x1b]0;title\a \x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ "
+      "\x1b(B\x1b[?2004h\x1b=end\n");
+  CHECK(s.lines == "\x1b[1;31mred\x1b[0m link end\n");
+  Screen bar;
+  bar.add("\r\x1b[32m 5%\x1b[0m\r\x1b[0m\n");  // a colour is no text: it does not replace the row
+  CHECK(bar.finish() == "\x1b[32m 5%\x1b[0m\x1b[0m\n");
+}
+
+TEST_CASE("sequences that do not end do not swallow the output") {
+  Screen s;
+  s.add("\x1b]no end\nline\n");
+  CHECK(s.lines == "\nline\n");
+  s.add("\x1b[12\nline\n");
+  CHECK(s.lines == "\nline\n\nline\n");
+  s.add("\x1b[" + std::string(1000, '1') + "mx\n");
+  CHECK(s.lines == "\nline\n\nline\nx\n");
+  s.add("cut off \x1b[3");
+  CHECK(s.finish() == "\nline\n\nline\nx\ncut off \n");
+}
+
+TEST_CASE("backspaces turn spinners") {
+  Screen s;
+  s.add("work |\b/\b-");
+  CHECK(s.open() == "work -");
+  CHECK(s.bar());
+  s.add("\b\b\xc3\xa9\b\xc3\xa8\n");
+  CHECK(s.lines == "work\xc3\xa8\n");
+  s.add("ends\b\n\b\bx\n");
+  CHECK(s.lines == "work\xc3\xa8\nends\nx\n");
+}
+
+TEST_CASE("clearing the screen loses nothing") {
+  Screen s;
+  s.add("text\x1b[H\x1b[2J\x1b[3Jmore\n");
+  CHECK(s.finish() == "text\nmore\n");
+}
+
+TEST_CASE("memory stays bounded") {
+  Screen s;
+  s.add("\x1b[?25l");
+  for (int i = 0; i < 10'000; ++i)
+    s.add("row " + std::to_string(i) + "\n");
+  CHECK(std::count(s.lines.begin(), s.lines.end(), '\n') >= 10'000 - static_cast<int>(OpenRows::kMaxRows));
+  s.add("\x1b[99999B\x1b[99999A\x1b[5000Bx");
+  for (int i = 0; i < 40; ++i)
+    s.add("\n" + std::string(100'000, 'x'));
+  CHECK(s.assembler.held() <= kMaxLine + 100'000);
+  CHECK(s.finish().find("row 9999\n") != std::string::npos);
+}
+
+TEST_CASE("property: lines and open rows do not depend on the chunks") {
+  std::mt19937 random(21);
+  const std::vector<std::string> words = {"a",
+                                          "bc 5%]",
+                                          "\n",
+                                          "\r",
+                                          "\r\n",
+                                          "\b",
+                                          "\x1b[A",
+                                          "\x1b[2A",
+                                          "\x1b[B",
+                                          "\x1b[3B",
+                                          "\x1b[K",
+                                          "\x1b[2K",
+                                          "\x1b[J",
+                                          "\x1b[?25l",
+                                          "\x1b[?25h",
+                                          "\x1b[1;31m",
+                                          "\x1b[m",
+                                          "\x1b]0;t\a",
+                                          "\x1b]8;;\x1b\\",
+                                          "\xe2\x96\x88",
+                                          "   ",
+                                          "\x1b",
+                                          "\x1b[",
+                                          "\x1b]",
+                                          "\x1b[2J",
+                                          "\x1b[F",
+                                          "\x1b[E",
+                                          "\x1bM",
+                                          "7%]",
+                                          "\t",
+                                          "\x9b",
+                                          std::string(1, '\0')};
+  for (int round = 0; round < 4000; ++round) {
+    std::string bytes;
+    const std::size_t count = random() % 60;
+    for (std::size_t i = 0; i < count; ++i)
+      bytes += words[random() % words.size()];
+    Screen whole;
+    whole.add(bytes);
+    Screen cut;
+    for (std::size_t at = 0; at < bytes.size();) {
+      const std::size_t step = 1 + random() % 5;
+      cut.add(std::string_view(bytes).substr(at, step));
+      at += step;
+    }
+    REQUIRE(cut.lines == whole.lines);
+    REQUIRE(cut.open() == whole.open());
+    REQUIRE(cut.finish() == whole.finish());
+    REQUIRE(whole.lines.find_first_of("\r\b") == std::string::npos);
+  }
+}
