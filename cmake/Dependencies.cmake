@@ -10,12 +10,12 @@ add_library(ddp_asio INTERFACE)
 target_link_libraries(ddp_asio INTERFACE Boost::headers Threads::Threads)
 target_compile_definitions(ddp_asio INTERFACE BOOST_ASIO_SEPARATE_COMPILATION BOOST_ASIO_NO_DEPRECATED)
 
+find_package(nlohmann_json REQUIRED)  # headers only: it is sanitized with us
 if(NOT DDP_FUZZ)
   find_package(OpenSSL 3 REQUIRED)
   find_package(ZLIB REQUIRED)
   find_package(spdlog REQUIRED)
   find_package(CLI11 REQUIRED)
-  find_package(nlohmann_json REQUIRED)
   find_path(LIBSSH_INCLUDE_DIR libssh/libssh.h REQUIRED)
   find_library(LIBSSH_LIBRARY ssh REQUIRED)
   add_library(ddp_libssh INTERFACE)

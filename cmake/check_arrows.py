@@ -25,6 +25,7 @@ MODULES = {folder.split("/")[0] for folder in MAY_INCLUDE}
 ONLY_IN = {
     "libssh/": {"remote/ssh_session.cc", "remote/ssh_session_steps.cc", "remote/ssh_handshake.cc", "remote/ssh_pump.cc", "remote/ssh_keys.cc"},
     "spdlog/": {"base/log.h", "base/log.cc"},
+    "nlohmann/": {"launcher/error_json.cc", "launcher/report_json.cc"},
     "CLI/": {"apps/ddplaunch/options.cc", "apps/ddplaunch/option_groups.cc", "apps/train/options.cc"},
 }
 # Asio has one door, so that its settings are the same everywhere.
@@ -36,7 +37,8 @@ CORES = {
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/rank_plan", "rendezvous/key_store",
     "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/env_filter", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/start_messages",
     "launcher/label", "launcher/cgroup_path", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",
-    "launcher/bar_fold", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/exit_report", "launcher/net_choice", "apps/train/sampler",
+    "launcher/bar_fold", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
+    "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "apps/train/sampler",
 }
 CORE_FORBIDS = re.compile(
     r"^(boost/asio.*|base/asio\.h|base/log\.h|sys/(socket|epoll|wait)\.h|thread|mutex|fstream|iostream|unistd\.h)$")

@@ -12,7 +12,7 @@
 #include <limits>
 #include <utility>
 
-#include "launcher/exit_report.h"
+#include "launcher/exit_code.h"
 #include "launcher/job_spec.h"
 #include "launcher/process_tree.h"
 #include "launcher/store_probe.h"
@@ -63,6 +63,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       options_(std::move(options)),
       keeper_(keeper),
       link_(loop.get_executor(), std::move(stream)),
+      evidence_(loop.get_executor()),
       tick_(loop),
       attempt_over_(loop, Clock::time_point::max()),
       keeper_fd_(loop),
@@ -209,6 +210,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
   }
   attempt_running_ = true;
   error_files_ = std::move(workers->error_files);
+  evidence_.begin(message.attempt, message.first_rank, error_files_);
   workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_scope_);
   workers_->start(std::move(workers->specs));
   start_task(finish_attempt(message.attempt));
@@ -216,7 +218,9 @@ void Agent::handle(const rendezvous::Spawn& message) {
 
 void Agent::handle(const rendezvous::Stop& message) {
   if (workers_ && attempt_running_ && message.attempt == attempt_) {
-    workers_->stop(std::chrono::milliseconds(message.grace_ms));
+    const std::chrono::milliseconds grace(message.grace_ms);
+    workers_->stop(grace);
+    evidence_.kills_from(Clock::now() + grace);
   }
 }
 
@@ -264,6 +268,7 @@ Awaitable<> Agent::feed_stdin() {
 
 void Agent::worker_started(std::uint32_t rank, pid_t pid) {
   link_.send(rendezvous::WorkerStarted{attempt_, rank, static_cast<std::uint32_t>(pid), monotonic_ns()});
+  evidence_.worker_started(pid);
 }
 
 void Agent::worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) {
@@ -285,6 +290,7 @@ void Agent::worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& statu
   }
   exited.core = status.core_dumped;
   link_.send(exited);
+  evidence_.worker_ended(rank, pid, status);
 }
 
 void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
@@ -318,6 +324,8 @@ Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
     left = kill.left();
     reap_adopted({});
   }
+  EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
+  co_await evidence_.collect(std::move(tell));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
   rendezvous::AttemptEnded ended;
   ended.attempt = attempt;

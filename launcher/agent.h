@@ -11,6 +11,7 @@
 
 #include "base/asio.h"
 #include "base/byte_stream.h"
+#include "launcher/evidence.h"
 #include "launcher/keeper.h"
 #include "launcher/node_facts.h"
 #include "launcher/node_job.h"
@@ -86,6 +87,7 @@ class Agent final : public WorkerEvents {
   std::unique_ptr<WorkerGroup> workers_;
   std::set<asio::ip::address> broken_peers_;
   TreeScope tree_scope_;
+  EvidenceCollector evidence_;
   std::vector<std::string> error_files_;  ///< of the attempt's workers; most were never written
   std::uint32_t attempt_ = 0;
   std::size_t credit_ = 0;

@@ -1,20 +1,19 @@
 #include "launcher/exit_report.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <set>
 
 #include "base/exit_status.h"
+#include "launcher/failure_hints.h"
 
 namespace ddp::launcher {
 namespace {
 
-constexpr int kInternalExit = 110;
 constexpr std::size_t kHostsNamed = 4;
-
 constexpr std::size_t kGroupsShown = 16;
+constexpr std::size_t kAttemptsShown = 8;
 
 bool is_worker(const Failure& failure) {
   return failure.kind != Failure::Kind::kNode;
@@ -28,7 +27,8 @@ std::string what_happened(const Failure& failure) {
                                    : "exited " + std::to_string(failure.status);
     case Failure::Kind::kSignaled:
       return (failure.stopped_by_us ? "stopped by ddplaunch, " : "killed by ") + signal_name(failure.signal) +
-             (failure.core_dumped ? " (core dumped)" : "");
+             (failure.core_dumped ? " (core dumped)" : "") +
+             (failure.evidence.oom.empty() ? "" : ", out of memory");
     case Failure::Kind::kExec:
       return "could not be started: " + failure.error.text;
     case Failure::Kind::kNode:
@@ -56,9 +56,35 @@ int code_of(const Failure& failure) {
   return kInternalExit;
 }
 
-std::string seconds(std::chrono::milliseconds time) {
+std::string seconds(std::chrono::nanoseconds time) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(time.count()) / 1000.0);
+  std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(time).count());
+  return text;
+}
+
+/// "42 ms", "12.3 s", "3 h 25 min": how long it ran, as exactly as it matters.
+std::string duration(std::chrono::milliseconds time) {
+  if (time < std::chrono::seconds(1)) return std::to_string(time.count()) + " ms";
+  if (time < std::chrono::minutes(2)) return seconds(time);
+  const auto minutes = std::chrono::duration_cast<std::chrono::minutes>(time).count();
+  if (minutes < 120) return std::to_string(minutes) + " min";
+  return std::to_string(minutes / 60) + " h " + std::to_string(minutes % 60) + " min";
+}
+
+/// What a worker printed must not steer the terminal that shows our report: escape sequences and control
+/// characters are left out.
+std::string printable(const std::string& line) {
+  std::string text;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const auto c = static_cast<unsigned char>(line[i]);
+    if (c == 0x1b && i + 1 < line.size() && line[i + 1] == '[') {
+      i += 2;
+      while (i < line.size() && (line[i] < 0x40 || line[i] > 0x7e))
+        ++i;
+    } else if ((c >= 0x20 && c != 0x7f) || c == '\t') {
+      text += line[i];
+    }
+  }
   return text;
 }
 
@@ -78,6 +104,33 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
+/// What is known beyond the exit status, one fact a line.
+std::string facts_text(const Failure& root) {
+  std::string text;
+  if (root.kind == Failure::Kind::kSignaled) {
+    const std::string meaning = signal_meaning(root);
+    if (!meaning.empty()) text += "    " + signal_name(root.signal) + ": " + meaning + "\n";
+  }
+  const Evidence& evidence = root.evidence;
+  if (!evidence.oom.empty()) text += "    out of memory: " + printable(evidence.oom) + "\n";
+  for (std::size_t at = 0; at < evidence.xid.size();) {
+    const std::size_t end = std::min(evidence.xid.find('\n', at), evidence.xid.size());
+    const std::string line = evidence.xid.substr(at, end - at);
+    text += "    NVIDIA driver: " + printable(line) + "\n";
+    if (const std::string meaning = xid_meaning(line); !meaning.empty()) text += "      " + meaning + "\n";
+    at = end + 1;
+  }
+  if (evidence.exception) {
+    const WorkerException& exception = *evidence.exception;
+    const std::string message = first_line(exception.message);
+    text += "    exception: " + printable(exception.type);
+    if (!exception.type.empty() && !message.empty()) text += ": ";
+    text += printable(message) + "\n";
+    if (!exception.frame.empty()) text += "      at " + printable(exception.frame) + "\n";
+  }
+  return text;
+}
+
 std::string root_text(const Failure& root) {
   std::string text;
   if (is_worker(root)) {
@@ -87,13 +140,15 @@ std::string root_text(const Failure& root) {
   } else {
     text = "  root cause: node " + root.host + ": ";
   }
-  text += indented(what_happened(root), "    ");
+  const std::string ran = root.ran ? ", " + duration(*root.ran) + " after its start" : "";
+  text += indented(what_happened(root) + ran, "    ") + facts_text(root);
   if (!root.last_stderr.empty()) {
     text += "  the last lines of its stderr:\n";
     for (const std::string& line : root.last_stderr)
-      text += "    | " + line + "\n";
+      text += "    | " + printable(line) + "\n";
   }
   if (!root.stderr_path.empty()) text += "  all of its stderr: " + root.stderr_path + "\n";
+  if (const std::string hint = hint_for(root); !hint.empty()) text += "  hint: " + indented(hint, "    ");
   return text;
 }
 
@@ -148,10 +203,10 @@ std::string group_text(const Group& group) {
   return "    " + who + ": " + indented(group.what, "      ");
 }
 
-std::string consequences_text(const JobEnd& end, std::optional<std::size_t> root) {
+std::string consequences_text(const JobEnd& end, const Failure* root) {
   std::vector<const Failure*> others;
   for (std::size_t i = 0; i < end.failures.size(); ++i) {
-    if (i != root) others.push_back(&end.failures[i]);
+    if (&end.failures[i] != root) others.push_back(&end.failures[i]);
   }
   std::stable_sort(others.begin(), others.end(),
                    [](const Failure* a, const Failure* b) { return a->at < b->at; });
@@ -162,12 +217,8 @@ std::string consequences_text(const JobEnd& end, std::optional<std::size_t> root
   if (groups.size() > kGroupsShown) {
     text += "    and " + std::to_string(groups.size() - kGroupsShown) + " more of other kinds\n";
   }
-  if (text.empty() || !root) return text;
-  return (is_start_failure(end.failures[*root]) ? "  also:\n" : "  consequences:\n") + text;
-}
-
-std::string last_line(int code, const std::string& why) {
-  return "ddplaunch: exit " + std::to_string(code) + ": " + why + "\n";
+  if (text.empty() || root == nullptr) return text;
+  return (is_start_failure(*root) ? "  also:\n" : "  consequences:\n") + text;
 }
 
 /// One line that stands alone: "…; its last lines:" promises lines that are not there.
@@ -193,99 +244,80 @@ std::string why_stopped(int signal) {
   }
 }
 
-ExitReport master_report(const Error& error) {
-  ExitReport report;
-  report.exit_code = exit_code_of(error);
-  // A text of one line is its own last line; a longer one is told first.
-  const bool one_line = error.text.find('\n') == std::string::npos;
-  if (!one_line) report.text = indented("ddplaunch: " + error.text, "  ");
-  const char* meaning = "";
+std::string why_master(const Error& error) {
+  if (error.text.find('\n') == std::string::npos) return error.text;
   for (const ExitCodeRow& row : exit_code_table()) {
-    if (row.error == error.code) meaning = row.meaning;
+    if (row.error == error.code) return row.meaning;
   }
-  report.text += last_line(report.exit_code, one_line ? error.text : meaning);
-  return report;
+  return {};
+}
+
+std::string headline(const Failure& cause) {
+  if (is_start_failure(cause))
+    return "ddplaunch: the job did not start, given up after " + seconds(cause.at) + "\n";
+  if (cause.attempt == 0) return "ddplaunch: the job failed after " + seconds(cause.at) + "\n";
+  return "ddplaunch: the job failed " + seconds(cause.at) + " into attempt " + std::to_string(cause.attempt) +
+         ", after " + std::to_string(cause.attempt) + (cause.attempt == 1 ? " restart\n" : " restarts\n");
+}
+
+/// Why each attempt before was restarted; the latest ones where there are many.
+std::string earlier_text(const JobEnd& end) {
+  if (end.earlier.empty()) return {};
+  const std::size_t count = end.earlier.size();
+  const std::size_t hidden = count > kAttemptsShown ? count - kAttemptsShown : 0;
+  std::string text = "  earlier attempts:\n";
+  if (hidden > 0) text += "    " + std::to_string(hidden) + " more before these\n";
+  for (std::size_t i = hidden; i < count; ++i) {
+    const Failure& cause = end.earlier[i];
+    text += "    attempt " + std::to_string(cause.attempt) + ", after " + seconds(cause.at) + ": " +
+            failure_line(cause) + "\n";
+  }
+  return text;
 }
 
 }  // namespace
+
+const Failure* cause_of(const JobEnd& end) {
+  if (end.stop_signal != 0) return nullptr;
+  const std::optional<std::size_t> root =
+      end.root && *end.root < end.failures.size() ? end.root : pick_root_cause(end.failures);
+  return root ? &end.failures[*root] : nullptr;
+}
 
 ExitReport make_exit_report(const JobEnd& end) {
   ExitReport report;
   if (end.stop_signal != 0) {
     report.exit_code = 128 + end.stop_signal;
+    report.why = why_stopped(end.stop_signal);
     // What could not be ended is named, whoever wanted the end.
     for (const Failure& failure : end.failures) {
       if (failure.kind == Failure::Kind::kNode)
         report.text += "  node " + failure.host + ": " + what_happened(failure) + "\n";
     }
-    report.text += last_line(report.exit_code, why_stopped(end.stop_signal));
-    return report;
-  }
-  const std::optional<std::size_t> root =
-      end.root && *end.root < end.failures.size() ? end.root : pick_root_cause(end.failures);
-  if (!root && end.master) return master_report(*end.master);
-  if (!root && end.failures.empty()) return report;
-  if (!root) {
+  } else if (const Failure* cause = cause_of(end)) {
+    report.exit_code = code_of(*cause);
+    report.why = why_root(*cause);
+    report.text = headline(*cause) + root_text(*cause) + consequences_text(end, cause) + earlier_text(end);
+  } else if (end.master) {
+    report.exit_code = exit_code_of(*end.master);
+    report.why = why_master(*end.master);
+    // A text of one line is its own last line; a longer one is told first.
+    if (report.why != end.master->text) report.text = indented("ddplaunch: " + end.master->text, "  ");
+  } else if (!end.failures.empty()) {
     // Everything was ended by our own stop, and nobody told us why we stopped: that is a mistake of ours, not
     // success.
     report.exit_code = kInternalExit;
-    report.text = "ddplaunch: the job was stopped without a cause\n" + consequences_text(end, root) +
-                  last_line(kInternalExit, "stopped without a known cause");
+    report.why = "stopped without a known cause";
+    report.text = "ddplaunch: the job was stopped without a cause\n" + consequences_text(end, nullptr);
+  } else {
     return report;
   }
-  const Failure& cause = end.failures[*root];
-  report.exit_code = code_of(cause);
-  report.text = (is_start_failure(cause) ? "ddplaunch: the job did not start, given up after "
-                                         : "ddplaunch: the job failed after ") +
-                seconds(cause.at) + "\n" + root_text(cause) + consequences_text(end, root) +
-                last_line(report.exit_code, why_root(cause));
+  report.text += "ddplaunch: exit " + std::to_string(report.exit_code) + ": " + report.why + "\n";
   return report;
 }
 
 std::string failure_line(const Failure& failure) {
   return why_root(failure);
-}
-
-std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures) {
-  std::optional<std::size_t> best;
-  for (std::size_t i = 0; i < failures.size(); ++i) {
-    if (failures[i].stopped_by_us) continue;
-    if (!best || failures[i].at < failures[*best].at ||
-        (failures[i].at == failures[*best].at && is_worker(failures[i]) && !is_worker(failures[*best]))) {
-      best = i;
-    }
-  }
-  return best;
-}
-
-const std::vector<ExitCodeRow>& exit_code_table() {
-  static const std::vector<ExitCodeRow> table{
-      {ErrorCode::kUsage, 2, "the command line or a file it names is wrong; nothing was started"},
-      {ErrorCode::kInternal, kInternalExit, "a mistake of ddplaunch itself"},
-      {ErrorCode::kProtocol, kInternalExit, "an agent sent what the protocol does not allow"},
-      {ErrorCode::kUnreachable, 111, "a host could not be resolved, reached or logged in to"},
-      {ErrorCode::kTimeout, 112, "the job did not start in time"},
-      {ErrorCode::kLinkLost, 113, "a node was lost while the job ran"},
-      {ErrorCode::kAgentMissing, 114, "a host has no ddplaunchd where it was looked for"},
-      {ErrorCode::kAgentMismatch, 114, "a host's ddplaunchd does not fit this ddplaunch"},
-      {ErrorCode::kRefused, 115, "a node refused the job in its check before the start"},
-      {ErrorCode::kSystem, 116, "the operating system refused something that ddplaunch needs"},
-      {ErrorCode::kExec, 126, "the worker's program could not be executed (127: not found)"},
-      {ErrorCode::kCancelled, 143, "stopped on request"},
-  };
-  return table;
-}
-
-int exit_code_of(const Error& error) {
-  if (error.code == ErrorCode::kExec) return exec_exit_code(error.sys);
-  for (const ExitCodeRow& row : exit_code_table()) {
-    if (row.error == error.code) return row.exit_code;
-  }
-  return kInternalExit;
-}
-
-int exec_exit_code(int sys) {
-  return sys == ENOENT || sys == ENOTDIR ? 127 : 126;
 }
 
 std::string rank_set(std::vector<int> ranks) {

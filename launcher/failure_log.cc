@@ -41,7 +41,8 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
   failure.status = end.code;
   failure.signal = end.signal;
   failure.core_dumped = end.core;
-  failure.at = duration_cast<milliseconds>(at - began_);
+  failure.at = at - began_;
+  failure.when = at;
   failure.at_error = error;
   const auto started = started_.find(worker.rank);
   if (started != started_.end() && end.pid != 0) {
@@ -64,7 +65,7 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
 }
 
 void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
-  (void)evidence;
+  end_.add_evidence(static_cast<int>(evidence.rank), evidence.attempt, evidence);
 }
 
 void FailureLog::node_failed(const std::string& host, Error error, Time now) {
@@ -76,7 +77,8 @@ void FailureLog::node_failed(const std::string& host, Error error, Time now) {
   // The report names the host; texts that already do are not to say it twice.
   const std::string prefix = failure.host + ": ";
   if (failure.error.text.starts_with(prefix)) failure.error.text.erase(0, prefix.size());
-  failure.at = duration_cast<milliseconds>(now - began_);
+  failure.at = now - began_;
+  failure.when = now;
   failure.stopped_by_us = false;
   end_.failures.push_back(std::move(failure));
 }

@@ -1,6 +1,7 @@
 #include "launcher/exit_report.h"
 
 #include "base/exit_status.h"
+#include "launcher/failure_hints.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -112,10 +113,13 @@ TEST_CASE("a signal, a program that cannot be executed, a node") {
   JobEnd killed;
   killed.failures = {signaled(0, "a", SIGSEGV, 1'000)};
   CHECK(make_exit_report(killed).exit_code == 139);
-  CHECK(make_exit_report(killed).text ==
-        "ddplaunch: the job failed after 1.0 s\n"
-        "  root cause: rank 0 (local rank 0) on a, pid 4000: killed by SIGSEGV\n"
-        "ddplaunch: exit 139: rank 0 on a killed by SIGSEGV\n");
+  CHECK(
+      make_exit_report(killed).text ==
+      "ddplaunch: the job failed after 1.0 s\n"
+      "  root cause: rank 0 (local rank 0) on a, pid 4000: killed by SIGSEGV\n"
+      "    SIGSEGV: it used memory that is not its own: a bug in native code (an extension, a library), or a "
+      "stack overflow\n"
+      "ddplaunch: exit 139: rank 0 on a killed by SIGSEGV\n");
 
   JobEnd missing;
   Failure exec = exited(2, "b", 0, 50);
@@ -215,14 +219,6 @@ TEST_CASE("the root cause given by the master counts before the earliest failure
   CHECK(make_exit_report(end).exit_code == 1);
 }
 
-TEST_CASE("picking the root cause") {
-  CHECK_FALSE(pick_root_cause({}));
-  CHECK(pick_root_cause({exited(0, "a", 1, 20), exited(1, "a", 1, 10)}) == 1U);
-  CHECK(pick_root_cause({node_lost("a", 10), exited(1, "a", 1, 10)}) == 1U);
-  CHECK(pick_root_cause({signaled(0, "a", 9, 1, true), exited(1, "a", 1, 10)}) == 1U);
-  CHECK(pick_root_cause({exited(0, "a", 1, 10), exited(1, "a", 1, 10)}) == 0U);
-}
-
 TEST_CASE("a job of 4096 ranks folds to a short report") {
   JobEnd end;
   for (int rank = 0; rank < 4096; ++rank) {
@@ -270,6 +266,93 @@ TEST_CASE("signal names are the machine's") {
   CHECK(signal_name(37) == "SIGRTMIN+3");
   CHECK(signal_name(0) == "signal 0");
   CHECK(signal_name(99) == "signal 99");
+}
+
+TEST_CASE("all that is known of a cause is told") {
+  JobEnd end;
+  Failure root = signaled(5, "gpu02", SIGKILL, 12'345);
+  root.ran = std::chrono::milliseconds(12'100);
+  root.attempt = 2;
+  root.evidence.oom = "the kernel killed it (kernel log: Killed process 4005)";
+  root.evidence.xid = "NVRM: Xid (PCI:0000:65:00): 79, pid=4005, GPU has fallen off the bus.";
+  root.evidence.exception =
+      WorkerException{"RuntimeError", "first\nsecond", "train.py:12 in main: step()", "…", 1'700'000'000};
+  end.failures = {root};
+  Failure before = exited(1, "gpu01", 7, 900);
+  end.earlier = {before, before};
+  end.earlier[1].attempt = 1;
+  CHECK(make_exit_report(end).exit_code == 137);
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: the job failed 12.3 s into attempt 2, after 2 restarts\n"
+        "  root cause: rank 5 (local rank 1) on gpu02, pid 4005: killed by SIGKILL, out of memory, 12.1 s "
+        "after "
+        "its start\n"
+        "    out of memory: the kernel killed it (kernel log: Killed process 4005)\n"
+        "    NVIDIA driver: NVRM: Xid (PCI:0000:65:00): 79, pid=4005, GPU has fallen off the bus.\n"
+        "      the GPU has fallen off the bus: power, cooling or hardware; take the node out of use\n"
+        "    exception: RuntimeError: first\n"
+        "      at train.py:12 in main: step()\n"
+        "  earlier attempts:\n"
+        "    attempt 0, after 0.9 s: rank 1 on gpu01 exited 7\n"
+        "    attempt 1, after 0.9 s: rank 1 on gpu01 exited 7\n"
+        "ddplaunch: exit 137: rank 5 on gpu02 killed by SIGKILL, out of memory\n");
+  end.earlier.resize(11, before);
+  CHECK(make_exit_report(end).text.find("  earlier attempts:\n    3 more before these\n    attempt 0,") !=
+        std::string::npos);
+}
+
+TEST_CASE("how long a worker ran, as exactly as it matters") {
+  JobEnd end;
+  end.failures = {exited(0, "a", 1, 1)};
+  const auto text_after = [&](std::chrono::milliseconds ran) {
+    end.failures[0].ran = ran;
+    return make_exit_report(end).text;
+  };
+  CHECK(text_after(std::chrono::milliseconds(42)).find(": exited 1, 42 ms after its start\n") !=
+        std::string::npos);
+  CHECK(text_after(std::chrono::seconds(119)).find(", 119.0 s after") != std::string::npos);
+  CHECK(text_after(std::chrono::minutes(119)).find(", 119 min after") != std::string::npos);
+  CHECK(text_after(std::chrono::minutes(205)).find(", 3 h 25 min after") != std::string::npos);
+}
+
+TEST_CASE("what a worker prints does not steer the terminal of the report") {
+  JobEnd end;
+  end.failures = {exited(0, "a", 1, 1)};
+  end.failures[0].last_stderr = {"\x1b[31mred\x1b[0m \x1b[2J\atab\there \xc3\xa4 \x1b",
+                                 std::string("nul\0", 4)};
+  CHECK(make_exit_report(end).text.find("    | red tab\there \xc3\xa4 \n    | nul\n") != std::string::npos);
+}
+
+TEST_CASE("a known pattern has a hint") {
+  JobEnd end;
+  end.failures = {exited(0, "a", 1, 1)};
+  CHECK(make_exit_report(end).text.find("hint") == std::string::npos);
+  end.failures[0].last_stderr = {
+      "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in "
+      "use)."};
+  CHECK(make_exit_report(end).text.find("  hint: a port was taken. If the script itself serves MASTER_PORT "
+                                        "(TCPStore with is_master, tcp://), "
+                                        "ddplaunch\n    already does; run it with --store worker\n") !=
+        std::string::npos);
+  end.failures[0].last_stderr = {
+      "RuntimeError: The client socket has timed out after 300s while trying to connect"};
+  CHECK(make_exit_report(end).text.find("gets clients without a server; run it with --store worker\n") !=
+        std::string::npos);
+}
+
+TEST_CASE("signals have a meaning where the name alone does not say it") {
+  Failure failure = signaled(0, "a", SIGKILL, 1);
+  CHECK(signal_meaning(failure).find("dmesg") != std::string::npos);
+  failure.evidence.oom = "yes";
+  CHECK(signal_meaning(failure).empty());
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGPIPE}) {
+    failure.signal = signal;
+    INFO(signal);
+    CHECK_FALSE(signal_meaning(failure).empty());
+  }
+  CHECK(xid_meaning("NVRM: Xid (PCI:0000:65:00): 31, pid=1").find("MMU fault") != std::string::npos);
+  CHECK(xid_meaning("NVRM: Xid (PCI:0000:65:00): 99999, pid=1").empty());
+  CHECK(xid_meaning("NVRM: Xid").empty());
 }
 
 TEST_CASE("sets of ranks") {

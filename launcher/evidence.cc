@@ -1,0 +1,190 @@
+#include "launcher/evidence.h"
+
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+
+#include "launcher/cgroup_path.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// The kernel never gives a longer record (PRINTKRB_RECORD_MAX is 2048 + 1024).
+constexpr std::size_t kRecord = 8192;
+constexpr int kSlice = 256;  ///< records between two looks at the loop: about 0.2 ms
+constexpr std::size_t kMaxErrorFile = 64u << 10;
+constexpr std::size_t kMaxSmallFile = 256u << 10;
+/// A chatty driver repeats itself; the first lines say it.
+constexpr std::size_t kMaxLines = 8;
+constexpr std::size_t kMaxVictims = 64;
+constexpr std::size_t kMaxLine = 512;
+constexpr std::uint64_t kXidAge = 60'000'000;  ///< µs before the end of the attempt
+
+/// At most `limit` bytes; empty when it cannot be read. Only of files that never block.
+std::string read_start(const std::string& path, std::size_t limit) {
+  // Whoever owns the name may have put a fifo there.
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (file && text.size() < limit) {
+    const ssize_t count = ::read(file.get(), buffer.data(), std::min(buffer.size(), limit - text.size()));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+  }
+  return text;
+}
+
+/// Where the counter of `pid`'s memory cgroup stands: version 1 when it has the controller, else version 2,
+/// where a group without the controller is counted in the nearest one above that has it.
+std::string memory_events_of(pid_t pid) {
+  const std::string groups = read_start("/proc/" + std::to_string(pid) + "/cgroup", kMaxSmallFile);
+  const std::string mounts = read_start("/proc/self/mountinfo", kMaxSmallFile);
+  if (std::string v1 = find_cgroup(mounts, groups, "memory"); !v1.empty()) return v1 + "/memory.oom_control";
+  std::string group = find_cgroup(mounts, groups, "");
+  while (!group.empty()) {
+    std::string file = group + "/memory.events";
+    if (::access(file.c_str(), R_OK) == 0) return file;
+    group.resize(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
+  }
+  return {};
+}
+
+std::uint64_t kernel_now_us() {
+  struct timespec now {};
+  ::clock_gettime(CLOCK_MONOTONIC_RAW, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000 + static_cast<std::uint64_t>(now.tv_nsec) / 1000;
+}
+
+}  // namespace
+
+void EvidenceCollector::begin(std::uint32_t attempt, std::uint32_t first_rank,
+                              std::vector<std::string> error_files) {
+  attempt_ = attempt;
+  first_rank_ = first_rank;
+  error_files_ = std::move(error_files);
+  ends_.clear();
+  victims_.clear();
+  xids_.clear();
+  memory_events_.clear();
+  kills_from_.reset();
+  // Many machines let only root read it, and containers often have none.
+  kernel_log_.reset(::open("/dev/kmsg", O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (kernel_log_ && ::lseek(kernel_log_.get(), 0, SEEK_END) < 0) kernel_log_.reset();
+}
+
+void EvidenceCollector::worker_started(pid_t pid) {
+  if (!memory_events_.empty()) return;  // all workers of a node live in one group
+  memory_events_ = memory_events_of(pid);
+  oom_kills_ = parse_oom_kills(read_start(memory_events_, kMaxSmallFile)).value_or(0);
+}
+
+void EvidenceCollector::worker_ended(std::uint32_t rank, pid_t pid, const ExitStatus& status) {
+  const bool terminated = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGTERM;
+  if (status.success() || terminated) return;
+  const bool killed = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGKILL &&
+                      !(kills_from_ && Clock::now() >= *kills_from_);
+  ends_.push_back({rank, pid, killed});
+}
+
+void EvidenceCollector::kills_from(Clock::time_point time) {
+  kills_from_ = std::min(kills_from_.value_or(time), time);
+}
+
+Awaitable<> EvidenceCollector::collect(Send send) {
+  if (ends_.empty()) co_return;
+  const std::uint64_t now = kernel_now_us();
+  for (more_in_log_ = static_cast<bool>(kernel_log_); more_in_log_;) {
+    read_kernel_log(now);
+    if (more_in_log_) co_await asio::post(executor_, asio::use_awaitable);
+  }
+  kernel_log_.reset();
+  std::vector<rendezvous::WorkerEvidence> evidence(ends_.size());
+  tell_oom(evidence);
+  for (std::size_t i = 0; i < ends_.size(); ++i) {
+    rendezvous::WorkerEvidence& one = evidence[i];
+    one.attempt = attempt_;
+    one.rank = ends_[i].rank;
+    for (const std::string& line : xids_)
+      one.xid += (one.xid.empty() ? "" : "\n") + line;
+    const std::size_t index = one.rank - first_rank_;
+    if (index < error_files_.size()) one.error_json = read_start(error_files_[index], kMaxErrorFile);
+    if (!one.oom.empty() || !one.xid.empty() || !one.error_json.empty()) send(one);
+  }
+  ends_.clear();
+}
+
+/// One slice of the new records.
+void EvidenceCollector::read_kernel_log(std::uint64_t now_us) {
+  std::array<char, kRecord> buffer;
+  for (int count = 0; count < kSlice; ++count) {
+    const ssize_t size = ::read(kernel_log_.get(), buffer.data(), buffer.size());
+    // EPIPE: records were overwritten before we came; the next read goes on with the oldest.
+    if (size < 0 && (errno == EINTR || errno == EPIPE)) continue;
+    if (size <= 0) {
+      more_in_log_ = false;
+      return;
+    }
+    auto line = parse_kernel_line({buffer.data(), static_cast<std::size_t>(size)});
+    if (!line) continue;
+    if (line->text.size() > kMaxLine) line->text.resize(kMaxLine);
+    if (const auto victim = parse_oom_victim(line->text)) {
+      add_victim(*victim, std::move(line->text));
+    } else if (is_xid_line(line->text) && line->time_us + kXidAge >= now_us && xids_.size() < kMaxLines) {
+      xids_.push_back(std::move(line->text));
+    }
+  }
+}
+
+/// The kernel tells of one death in several lines; the last has the sizes.
+void EvidenceCollector::add_victim(const OomVictim& victim, std::string line) {
+  for (auto& [known, text] : victims_) {
+    if (known.pid == victim.pid) {
+      text = std::move(line);
+      return;
+    }
+  }
+  if (victims_.size() < kMaxVictims) victims_.emplace_back(victim, std::move(line));
+}
+
+/// What the kernel log says of this very process; empty: nothing.
+std::string EvidenceCollector::oom_in_log(pid_t pid) const {
+  for (const auto& [victim, line] : victims_) {
+    if (victim.pid != pid) continue;
+    return std::string(victim.cgroup ? "the kernel killed it when its control group had used all its memory"
+                                     : "the kernel killed it when the machine had no memory left") +
+           " (kernel log: " + line + ")";
+  }
+  return {};
+}
+
+/// The kernel log names the process; the counter only says how many died. It is for ends by a SIGKILL that is
+/// not ours, in their order; what is left of it was a child of a worker.
+void EvidenceCollector::tell_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const {
+  const auto now =
+      memory_events_.empty() ? std::nullopt : parse_oom_kills(read_start(memory_events_, kMaxSmallFile));
+  std::uint64_t died = now && *now > oom_kills_ ? *now - oom_kills_ : 0;
+  const std::string counter = " (oom_kill in " + memory_events_ + " went from " + std::to_string(oom_kills_) +
+                              " to " + std::to_string(now.value_or(0)) + ")";
+  for (std::size_t i = 0; i < ends_.size(); ++i) {
+    evidence[i].oom = oom_in_log(ends_[i].pid);
+    if (!evidence[i].oom.empty() && died > 0) --died;
+  }
+  for (std::size_t i = 0; i < ends_.size() && died > 0; ++i) {
+    if (!ends_[i].killed || !evidence[i].oom.empty()) continue;
+    evidence[i].oom = "the kernel killed it for want of memory" + counter;
+    --died;
+  }
+  for (std::size_t i = 0; i < ends_.size() && died > 0; ++i) {
+    if (evidence[i].oom.empty())
+      evidence[i].oom = "the kernel killed another process of its control group for want of memory" + counter;
+  }
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,37 @@
+#include "launcher/exit_code.h"
+
+#include <cerrno>
+
+namespace ddp::launcher {
+
+const std::vector<ExitCodeRow>& exit_code_table() {
+  static const std::vector<ExitCodeRow> table{
+      {ErrorCode::kUsage, 2, "the command line or a file it names is wrong; nothing was started"},
+      {ErrorCode::kInternal, kInternalExit, "a mistake of ddplaunch itself"},
+      {ErrorCode::kProtocol, kInternalExit, "an agent sent what the protocol does not allow"},
+      {ErrorCode::kUnreachable, 111, "a host could not be resolved, reached or logged in to"},
+      {ErrorCode::kTimeout, 112, "the job did not start in time"},
+      {ErrorCode::kLinkLost, 113, "a node was lost while the job ran"},
+      {ErrorCode::kAgentMissing, 114, "a host has no ddplaunchd where it was looked for"},
+      {ErrorCode::kAgentMismatch, 114, "a host's ddplaunchd does not fit this ddplaunch"},
+      {ErrorCode::kRefused, 115, "a node refused the job in its check before the start"},
+      {ErrorCode::kSystem, 116, "the operating system refused something that ddplaunch needs"},
+      {ErrorCode::kExec, 126, "the worker's program could not be executed (127: not found)"},
+      {ErrorCode::kCancelled, 143, "stopped on request"},
+  };
+  return table;
+}
+
+int exit_code_of(const Error& error) {
+  if (error.code == ErrorCode::kExec) return exec_exit_code(error.sys);
+  for (const ExitCodeRow& row : exit_code_table()) {
+    if (row.error == error.code) return row.exit_code;
+  }
+  return kInternalExit;
+}
+
+int exec_exit_code(int sys) {
+  return sys == ENOENT || sys == ENOTDIR ? 127 : 126;
+}
+
+}  // namespace ddp::launcher

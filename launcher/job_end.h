@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "launcher/error_json.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// What a node knows of a worker's bad end beyond its exit status (rendezvous::WorkerEvidence).
+struct Evidence {
+  std::string
+      oom;  ///< not empty: the kernel ended it, or a child of it, for want of memory; where that was read
+  std::string xid;                           ///< Xid lines of the NVIDIA driver, one a line
+  std::optional<WorkerException> exception;  ///< what `@record` wrote
+};
+
+/// One thing that went wrong: a worker that ended badly, or a node.
+struct Failure {
+  enum class Kind : std::uint8_t {
+    kExited,    ///< worker, `status` 1…255
+    kSignaled,  ///< worker, `signal`, `core_dumped`
+    kExec,      ///< worker, could not be executed: `error` has the errno and the text
+    kNode,      ///< node: `error` says what; rank, local_rank and pid mean nothing
+  };
+  Kind kind = Kind::kExited;
+  std::string host;
+  int rank = 0;
+  int local_rank = 0;
+  std::int64_t pid = 0;  ///< 0: never ran
+  int status = 0;
+  int signal = 0;
+  bool core_dumped = false;
+  Error error;
+  bool stopped_by_us = false;                    ///< ended after our own stop order reached it
+  std::chrono::nanoseconds at{0};                ///< since the start of the attempt, clocks corrected
+  std::chrono::nanoseconds at_error{0};          ///< ± of `at`
+  std::chrono::nanoseconds when{0};              ///< `at` on the master's CLOCK_MONOTONIC; 0: not known
+  std::optional<std::chrono::milliseconds> ran;  ///< from the worker's start to its end; unset: it never ran
+  std::uint32_t attempt = 0;
+  Evidence evidence;
+  std::vector<std::string> last_stderr;  ///< StderrTail::lines()
+  std::string stderr_path;               ///< its file in the job directory; empty: none
+};
+
+/// How a job ended, as the master saw it.
+struct JobEnd {
+  std::vector<Failure> failures;    ///< of the last attempt, in any order
+  std::vector<Failure> earlier;     ///< the root cause of each attempt that was restarted, in order
+  std::optional<std::size_t> root;  ///< index into failures; unset: pick_root_cause decides
+  int stop_signal = 0;  ///< the user's SIGINT, SIGTERM or SIGHUP that came before any failure; 0: none
+  std::optional<Error>
+      master;  ///< the master's own failure (usage, job directory, …), where no node is to blame
+
+  /// To the failure of that rank and attempt; without one (foreign, late) nothing happens.
+  void add_evidence(int rank, std::uint32_t attempt, const rendezvous::WorkerEvidence& evidence);
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,183 @@
+#include "launcher/root_cause.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
+#include <csignal>
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace ddp::launcher {
+namespace {
+
+/// From the first sign of a death at its peers to its own end: a core of some GB, GPUs with much memory.
+constexpr std::chrono::seconds kDyingTime{2};
+
+/// What a rank says whose peer has gone: PyTorch's and NCCL's watchdogs, gloo, NCCL's network, the kernel.
+constexpr std::array<std::string_view, 17> kEchoes{
+    "collective operation timeout",  // "Watchdog caught collective operation timeout: …"
+    "Connection reset",
+    "Connection closed by",  // peer, remote peer
+    "connection was closed by",
+    "Connection refused",
+    "Broken pipe",
+    "Socket Timeout",
+    "Socket closed",
+    "Timed out waiting",            // gloo: "Timed out waiting 1800000ms for recv operation to complete"
+    "seconds waiting for clients",  // TCPStore: "Timed out after 301 seconds waiting for clients."
+    "The client socket has",        // TCPStore: "… timed out after 300s", "… failed to connect"
+    "remote process exited or there was a network error",
+    "ncclRemoteError",
+    "NCCL communicator was aborted",
+    "ailed to recv, got 0 bytes",
+    "DistStoreError",
+    "DistNetworkError",
+};
+
+bool is_worker(const Failure& failure) {
+  return failure.kind != Failure::Kind::kNode;
+}
+
+bool has_echo(std::string_view text) {
+  return std::any_of(kEchoes.begin(), kEchoes.end(),
+                     [&](std::string_view words) { return text.find(words) != std::string_view::npos; });
+}
+
+/// "ValueError: boom", "torch.distributed.DistBackendError: …", "KeyboardInterrupt": a name that ends so at
+/// the start of a line.
+bool is_exception_line(std::string_view line) {
+  const std::string_view name = line.substr(0, line.find(':'));
+  const bool word = !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '.';
+  });
+  return word && (name.ends_with("Error") || name.ends_with("Exception") || name.ends_with("Interrupt") ||
+                  name.ends_with("Exit") || name.ends_with("Iteration"));
+}
+
+/// The last exception of a Python program's stderr with what it says, or nothing.
+std::optional<std::string> last_exception(const std::vector<std::string>& lines) {
+  const auto found = std::find_if(lines.rbegin(), lines.rend(), is_exception_line);
+  if (found == lines.rend()) return std::nullopt;
+  std::string text;
+  for (auto line = found.base() - 1; line != lines.end(); ++line)
+    text += *line + "\n";
+  return text;
+}
+
+std::string all_lines(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines)
+    text += line + "\n";
+  return text;
+}
+
+/// What the worker itself says of its end. An exception speaks for the whole, so that a warning of long ago
+/// does not.
+std::string last_words(const Failure& failure) {
+  if (failure.evidence.exception) {
+    return failure.evidence.exception->type + ": " + failure.evidence.exception->message;
+  }
+  if (auto exception = last_exception(failure.last_stderr)) return *exception;
+  return all_lines(failure.last_stderr);
+}
+
+bool is_crash(int signal) {
+  return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE || signal == SIGSYS;
+}
+
+/// It failed by itself although our stop was already on its way: what a stop brings about looks otherwise.
+bool failed_while_stopped(const Failure& failure) {
+  switch (failure.kind) {
+    case Failure::Kind::kSignaled:
+      return is_crash(failure.signal) || (failure.signal == SIGKILL && !failure.evidence.oom.empty());
+    case Failure::Kind::kExited: {
+      const std::string words = last_words(failure);
+      const bool exception = failure.evidence.exception || last_exception(failure.last_stderr);
+      return exception && !has_echo(words) && !words.starts_with("KeyboardInterrupt") &&
+             !words.starts_with("SystemExit") && words.find("SignalException") == std::string::npos;
+    }
+    case Failure::Kind::kExec:
+      return true;
+    case Failure::Kind::kNode:
+      return false;
+  }
+  return false;
+}
+
+/// Better cause of two of which neither is surely first.
+bool better(const Failure& a, const Failure& b) {
+  const Blame blame_a = blame_of(a);
+  const Blame blame_b = blame_of(b);
+  if (blame_a != blame_b) return blame_a < blame_b;
+  return a.at < b.at;
+}
+
+/// What an echo came from: an own failure, else a node, that ended soon after it.
+std::optional<std::size_t> source_of_echo(const std::vector<Failure>& failures, const Failure& echo) {
+  std::optional<std::size_t> best;
+  for (std::size_t i = 0; i < failures.size(); ++i) {
+    const Failure& failure = failures[i];
+    const Blame blame = blame_of(failure);
+    if (blame == Blame::kEcho || blame == Blame::kTerminated) continue;
+    if (failure.at > echo.at + kDyingTime || (failure.stopped_by_us && !failed_while_stopped(failure)))
+      continue;
+    if (!best || better(failure, failures[*best])) best = i;
+  }
+  return best;
+}
+
+}  // namespace
+
+Blame blame_of(const Failure& failure) {
+  switch (failure.kind) {
+    case Failure::Kind::kNode:
+      return Blame::kNode;
+    case Failure::Kind::kExec:
+      return Blame::kOwn;
+    case Failure::Kind::kExited:
+      return has_echo(last_words(failure)) ? Blame::kEcho : Blame::kOwn;
+    case Failure::Kind::kSignaled:
+      break;
+  }
+  switch (failure.signal) {
+    case SIGTERM:
+    case SIGINT:
+    case SIGHUP:
+      return Blame::kTerminated;
+    case SIGPIPE:
+      return Blame::kEcho;
+    case SIGABRT:
+      return has_echo(last_words(failure)) ? Blame::kEcho : Blame::kOwn;
+    default:
+      return Blame::kOwn;
+  }
+}
+
+std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures) {
+  // Who ended later than somebody surely did was not first. Ends on one node are surely in their order.
+  std::optional<std::chrono::nanoseconds> surely_over;
+  std::map<std::string_view, std::chrono::nanoseconds> first_on;
+  for (const Failure& failure : failures) {
+    if (failure.stopped_by_us) continue;
+    const auto latest = failure.at + failure.at_error;
+    surely_over = std::min(surely_over.value_or(latest), latest);
+    if (!is_worker(failure)) continue;
+    const auto first = first_on.try_emplace(failure.host, failure.at).first;
+    first->second = std::min(first->second, failure.at);
+  }
+  std::optional<std::size_t> best;
+  for (std::size_t i = 0; i < failures.size(); ++i) {
+    const Failure& failure = failures[i];
+    if (failure.stopped_by_us || failure.at - failure.at_error > *surely_over) continue;
+    if (is_worker(failure) && failure.at > first_on[failure.host]) continue;
+    if (!best || better(failure, failures[*best])) best = i;
+  }
+  if (best && blame_of(failures[*best]) == Blame::kEcho) {
+    if (const auto source = source_of_echo(failures, failures[*best])) return source;
+  }
+  return best;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "launcher/job_end.h"
+
+namespace ddp::launcher {
+
+/// What a failure looks like, best cause first. Text that a worker printed is looked at here and nowhere
+/// else, and only to choose between failures.
+enum class Blame : std::uint8_t {
+  kOwn,         ///< it failed by itself: a crash, the memory killer, an exception, an exit code, no program
+  kEcho,        ///< it noticed that a peer is gone: a watchdog, "Connection reset by peer", SIGPIPE
+  kTerminated,  ///< somebody told it to end
+  kNode,        ///< a whole node
+};
+Blame blame_of(const Failure& failure);
+
+/// The failure that the others follow from; unset when all were stopped by us or there is none.
+///
+/// It is the earliest by corrected time. Where the clocks cannot tell which of several came first (their
+/// margins overlap; ends on one node are read from one clock and have none between them), `blame_of` decides,
+/// then the time, then a worker before a node.
+///
+/// A failure that only noticed a dead peer names no cause, and often ends before it: the sockets of a process
+/// close before its core is written and its GPUs are given back. So after such a one a failure that came
+/// by itself up to 2 s later goes before it, also when our stop was already on its way; or, without one, the
+/// loss of a node in that time.
+std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures);
+
+}  // namespace ddp::launcher

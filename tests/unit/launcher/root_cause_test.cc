@@ -1,0 +1,166 @@
+#include "launcher/root_cause.h"
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+using namespace std::chrono_literals;
+using Time = std::chrono::nanoseconds;
+
+namespace {
+
+Failure exited(int rank, const std::string& host, int status, Time at, Time error = 0ns) {
+  Failure failure;
+  failure.host = host;
+  failure.rank = rank;
+  failure.pid = 4000 + rank;
+  failure.status = status;
+  failure.at = at;
+  failure.at_error = error;
+  return failure;
+}
+
+Failure signaled(int rank, const std::string& host, int signal, Time at, Time error = 0ns) {
+  Failure failure = exited(rank, host, 0, at, error);
+  failure.kind = Failure::Kind::kSignaled;
+  failure.signal = signal;
+  return failure;
+}
+
+Failure says(Failure failure, std::vector<std::string> lines) {
+  failure.last_stderr = std::move(lines);
+  return failure;
+}
+
+Failure by_us(Failure failure) {
+  failure.stopped_by_us = true;
+  return failure;
+}
+
+Failure node_lost(const std::string& host, Time at) {
+  Failure failure;
+  failure.kind = Failure::Kind::kNode;
+  failure.host = host;
+  failure.error = {ErrorCode::kLinkLost, "its control link closed", 0};
+  failure.at = at;
+  return failure;
+}
+
+const std::vector<std::string> kWatchdog{
+    "terminate called after throwing an instance of 'std::runtime_error'",
+    "  what():  [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
+    "Timeout(ms)=1800000) ran for 1800123 milliseconds before timing out."};
+const std::vector<std::string> kGloo{"Traceback (most recent call last):",
+                                     "  File \"train.py\", line 9, in <module>", "    dist.all_reduce(x)",
+                                     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] "
+                                     "Connection closed by peer [127.0.0.1]:34567"};
+const std::vector<std::string> kValueError{
+    "Traceback (most recent call last):", "  File \"train.py\", line 3, in <module>", "ValueError: boom"};
+
+/// The same answer in whatever order the failures came.
+std::optional<std::size_t> pick(std::vector<Failure> failures, std::size_t expected) {
+  const int rank = failures.at(expected).rank;
+  const std::string host = failures.at(expected).host;
+  const auto as_given = pick_root_cause(failures);
+  std::reverse(failures.begin(), failures.end());
+  const auto reversed = pick_root_cause(failures);
+  REQUIRE(reversed);
+  CHECK(failures[*reversed].rank == rank);
+  CHECK(failures[*reversed].host == host);
+  return as_given;
+}
+
+}  // namespace
+
+TEST_CASE("the earliest that was not ended by us") {
+  CHECK_FALSE(pick_root_cause({}));
+  CHECK_FALSE(pick_root_cause({by_us(signaled(0, "a", SIGTERM, 1ms))}));
+  CHECK(pick({exited(0, "a", 1, 20ms), exited(1, "a", 1, 10ms)}, 1) == 1U);
+  CHECK(pick({by_us(signaled(0, "a", SIGKILL, 1ms)), exited(1, "a", 1, 10ms)}, 1) == 1U);
+  CHECK(pick({exited(0, "a", 1, 10ms), exited(1, "b", 1, 15ms, 1ms)}, 0) == 0U);
+  CHECK(pick({exited(0, "a", 1, 15ms, 1ms), exited(1, "b", 1, 10ms, 1ms)}, 1) == 1U);
+  CHECK(pick_root_cause({exited(0, "a", 1, 10ms), exited(1, "a", 1, 10ms)}) == 0U);  // the order they came in
+}
+
+TEST_CASE("where the clocks cannot tell, the evidence does") {
+  const Time e = 10ms;
+  const Failure crash = signaled(1, "b", SIGSEGV, 25ms, e);
+  CHECK(pick({says(signaled(0, "a", SIGABRT, 20ms, e), kWatchdog), crash}, 1) == 1U);
+  CHECK(pick({says(exited(0, "a", 1, 20ms, e), kGloo), crash}, 1) == 1U);
+  CHECK(pick({says(exited(0, "a", 1, 20ms, e), kGloo), says(exited(1, "b", 1, 25ms, e), kValueError)}, 1) ==
+        1U);
+  CHECK(pick({says(exited(0, "a", 1, 20ms, e), kGloo), exited(1, "b", 3, 25ms, e)}, 1) == 1U);
+  CHECK(pick({signaled(0, "a", SIGTERM, 20ms, e), exited(1, "b", 3, 25ms, e)}, 1) == 1U);
+  CHECK(pick({signaled(0, "a", SIGPIPE, 20ms, e), crash}, 1) == 1U);
+  CHECK(pick({node_lost("c", 20ms), crash}, 1) == 1U);
+  CHECK(pick({node_lost("c", 20ms), signaled(1, "b", SIGTERM, 25ms, e)}, 1) == 1U);
+  // Alike by evidence: the time decides, as well as it is known.
+  CHECK(pick({exited(0, "a", 3, 20ms, e), crash}, 0) == 0U);
+  // An abort without a watchdog's words, and a kill by nobody of ours, are their own doing.
+  CHECK(pick({says(signaled(0, "a", SIGABRT, 20ms, e), {"free(): invalid pointer"}), crash}, 0) == 0U);
+  CHECK(pick({signaled(0, "a", SIGKILL, 20ms, e), crash}, 0) == 0U);
+}
+
+TEST_CASE("what is surely later is no cause, however bad it looks") {
+  CHECK(pick({signaled(0, "a", SIGTERM, 10ms, 1ms), signaled(1, "b", SIGSEGV, 15ms, 1ms)}, 0) == 0U);
+  CHECK(pick({node_lost("c", 10ms), signaled(1, "b", SIGSEGV, 15ms, 1ms)}, 0) == 0U);
+}
+
+TEST_CASE("one clock has no margin against itself") {
+  CHECK(pick({signaled(0, "a", SIGTERM, 20ms, 50ms), signaled(1, "a", SIGSEGV, 21ms, 50ms)}, 0) == 0U);
+}
+
+TEST_CASE("a margin is between two, and not handed on") {
+  // a and b overlap, b and c overlap, but a was surely before c.
+  const Failure a = signaled(0, "a", SIGTERM, 10ms, 4ms);
+  const Failure b = signaled(1, "b", SIGTERM, 17ms, 4ms);
+  const Failure c = signaled(2, "c", SIGSEGV, 24ms, 4ms);
+  CHECK(pick({a, b, c}, 0) == 0U);
+}
+
+TEST_CASE("a rank that only saw its peer go is not the cause of a crash that is seen later") {
+  // The core of the crashed one was still being written when its peers gave up, and our stop was sent.
+  const Failure echo = says(exited(0, "a", 1, 100ms), kGloo);
+  CHECK(pick({echo, by_us(signaled(1, "a", SIGSEGV, 900ms))}, 1) == 1U);
+  CHECK(pick({echo, by_us(says(exited(1, "b", 1, 900ms), kValueError))}, 1) == 1U);
+  CHECK(pick({echo, node_lost("b", 150ms)}, 1) == 1U);
+  Failure killed = by_us(signaled(1, "b", SIGKILL, 300ms));
+  CHECK(pick({echo, killed}, 0) == 0U);
+  killed.evidence.oom = "oom_kill went from 0 to 1";
+  CHECK(pick({echo, killed}, 1) == 1U);
+  // Too late, or what a stop brings about.
+  CHECK(pick({echo, by_us(signaled(1, "a", SIGSEGV, 2'200ms))}, 0) == 0U);
+  CHECK(pick({echo, by_us(exited(1, "b", 1, 900ms))}, 0) == 0U);
+  CHECK(pick({echo, by_us(says(exited(1, "b", 1, 900ms), kGloo))}, 0) == 0U);
+  CHECK(pick({echo, by_us(says(exited(1, "b", 1, 900ms), {"KeyboardInterrupt"}))}, 0) == 0U);
+  CHECK(pick({echo, node_lost("b", 15'000ms)}, 0) == 0U);
+  // A crash goes before a lost node.
+  CHECK(pick({echo, node_lost("b", 110ms), by_us(signaled(1, "a", SIGSEGV, 900ms))}, 2) == 2U);
+  // Who failed by itself keeps the blame.
+  CHECK(pick({says(exited(0, "a", 1, 100ms), kValueError), by_us(signaled(1, "a", SIGSEGV, 110ms))}, 0) ==
+        0U);
+}
+
+TEST_CASE("the last exception speaks for the whole") {
+  Failure failure =
+      says(exited(0, "a", 1, 0ms), {"warning: Broken pipe while uploading", "ValueError: boom"});
+  CHECK(blame_of(failure) == Blame::kOwn);
+  failure = says(failure, {"torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970,",
+                           "ncclRemoteError: A call failed possibly due to a network error"});
+  CHECK(blame_of(failure) == Blame::kEcho);
+  failure.evidence.exception = WorkerException{"ValueError", "boom", "", "", {}};
+  CHECK(blame_of(failure) == Blame::kOwn);
+  failure.evidence.exception->message = "[1] is setting up NCCL communicator: Connection reset by peer";
+  CHECK(blame_of(failure) == Blame::kEcho);
+}
+
+TEST_CASE("a job of many failures is judged in time") {
+  std::vector<Failure> failures;
+  for (int rank = 0; rank < 20'000; ++rank)
+    failures.push_back(exited(rank, "gpu" + std::to_string(rank / 8), 1, Time(20'000 - rank), 1ms));
+  CHECK(pick_root_cause(failures) == 19'999U);
+}
