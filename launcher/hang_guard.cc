@@ -1,0 +1,150 @@
+#include "launcher/hang_guard.h"
+
+#include <unistd.h>
+
+#include <exception>
+#include <string_view>
+#include <utility>
+
+#include "launcher/process_look.h"
+#include "launcher/process_table.h"
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+nanoseconds now() {
+  return std::chrono::steady_clock::now().time_since_epoch();
+}
+
+ProcessTime process_time(const ProcessInfo& info) {
+  static const long kTicks = ::sysconf(_SC_CLK_TCK);
+  ProcessTime time;
+  time.pid = info.pid;
+  time.started = info.started;
+  time.cpu = nanoseconds(info.cpu * (1'000'000'000 / static_cast<std::uint64_t>(kTicks)));
+  time.traced = info.state == 't';
+  return time;
+}
+
+std::string value_of(const std::vector<std::string>& env, std::string_view name) {
+  for (const std::string& entry : env) {
+    if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=')
+      return entry.substr(name.size() + 1);
+  }
+  return {};
+}
+
+}  // namespace
+
+HangGuard::HangGuard(asio::any_io_executor executor, std::uint32_t attempt, milliseconds timeout, Send send,
+                     Held held)
+    : executor_(executor),
+      attempt_(attempt),
+      timeout_(timeout),
+      send_(std::move(send)),
+      held_(std::move(held)),
+      watch_(timeout, now()),
+      timer_(executor),
+      task_done_(executor, std::chrono::steady_clock::time_point::max()) {}
+
+HangGuard::~HangGuard() = default;
+
+void HangGuard::start_task(Awaitable<> task) {
+  ++tasks_;
+  asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
+    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    --tasks_;
+    task_done_.cancel();
+  });
+}
+
+void HangGuard::start(const std::vector<std::string>& env) {
+  worker_path_ = value_of(env, "PATH");
+  ras_address_ = value_of(env, "NCCL_RAS_ADDR");
+  start_task(watch_workers(this));
+}
+
+void HangGuard::worker_wrote() {
+  watch_.life(now());
+}
+
+Awaitable<> HangGuard::watch_workers(HangGuard* self) {
+  while (!self->stopped_) {
+    self->timer_.expires_after(HangWatch::period(self->timeout_));
+    co_await self->timer_.async_wait(kUseTuple);
+    // While they are being looked into, what they do is our doing.
+    if (!self->stopped_ && !self->inspection_ && !self->leaders_.empty()) self->sample();
+  }
+}
+
+void HangGuard::sample() {
+  watch_.begin_sample(now());
+  if (held_())
+    watch_.life(now());
+  else if (!look_at_some())
+    look_at_trees();
+  const auto change = watch_.settle(now());
+  if (!change) return;
+  send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count())});
+}
+
+/// A few files: enough while the job works.
+bool HangGuard::look_at_some() {
+  std::vector<ProcessTime> times;
+  const auto add = [&times](pid_t pid) {
+    if (const auto info = read_process(pid)) times.push_back(process_time(*info));
+  };
+  for (const pid_t pid : watch_.pacemakers())
+    add(pid);
+  for (const auto& [rank, pid] : leaders_)
+    add(pid);
+  return watch_.look(times, false, now());
+}
+
+void HangGuard::look_at_trees() {
+  const ProcessForest forest;
+  std::vector<ProcessTime> times;
+  for (const auto& [rank, leader] : leaders_) {
+    for (const ProcessInfo& info : forest.tree(leader))
+      times.push_back(process_time(info));
+  }
+  watch_.look(times, true, now());
+}
+
+void HangGuard::inspect(const rendezvous::Inspect& request) {
+  if (stopped_ || inspection_ || request.attempt != attempt_) return;
+  ProcessInspection::Options options;
+  options.attempt = attempt_;
+  options.leaders = leaders_;
+  options.worker_path = worker_path_;
+  options.ras_address = ras_address_;
+  options.deadline = ProcessInspection::Clock::now() + milliseconds(request.timeout_ms);
+  inspection_ = std::make_unique<ProcessInspection>(
+      executor_, std::move(options), [this](const rendezvous::Inspection& report) { send_(report); });
+  start_task(run_inspection(this));
+}
+
+Awaitable<> HangGuard::run_inspection(HangGuard* self) {
+  co_await self->inspection_->run();
+}
+
+void HangGuard::stop() {
+  stopped_ = true;
+  timer_.cancel();
+  if (inspection_) inspection_->cancel();
+}
+
+Awaitable<> HangGuard::idle() {
+  while (tasks_ > 0)
+    co_await task_done_.async_wait(kUseTuple);
+}
+
+std::vector<pid_t> HangGuard::pids() const {
+  if (!inspection_) return {};
+  return {inspection_->pids().begin(), inspection_->pids().end()};
+}
+
+}  // namespace ddp::launcher

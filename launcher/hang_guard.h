@@ -1,0 +1,70 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/asio.h"
+#include "launcher/hang_watch.h"
+#include "launcher/process_inspection.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// The agent's part in finding hangs, for one attempt: samples what its workers do, tells the master when
+/// that changes (Quiet), and looks into them when asked (Inspect). Costs nothing between samples. Loop
+/// thread; the owner keeps it alive until `idle` has returned.
+class HangGuard {
+ public:
+  using Send = std::function<void(const rendezvous::Message&)>;
+  /// Whether output of the workers waits for us: then their silence is our doing.
+  using Held = std::function<bool()>;
+
+  HangGuard(asio::any_io_executor executor, std::uint32_t attempt, std::chrono::milliseconds timeout,
+            Send send, Held held);
+  ~HangGuard();
+
+  /// `env`: of the workers; PATH and NCCL_RAS_ADDR are read from it.
+  void start(const std::vector<std::string>& env);
+  void worker_started(std::uint32_t rank, pid_t pid) { leaders_[rank] = pid; }
+  void worker_ended(std::uint32_t rank) { leaders_.erase(rank); }
+  void worker_wrote();
+  void inspect(const rendezvous::Inspect& request);
+  /// The attempt is being stopped: nothing is watched any more, nothing more is sent.
+  void stop();
+  /// Waits until nothing of ours runs.
+  Awaitable<> idle();
+  /// Children that nobody else may reap.
+  std::vector<pid_t> pids() const;
+
+ private:
+  static Awaitable<> watch_workers(HangGuard* self);
+  static Awaitable<> run_inspection(HangGuard* self);
+  void sample();
+  bool look_at_some();
+  void look_at_trees();
+  void start_task(Awaitable<> task);
+
+  asio::any_io_executor executor_;
+  std::uint32_t attempt_;
+  std::chrono::milliseconds timeout_;
+  Send send_;
+  Held held_;
+  HangWatch watch_;
+  std::map<std::uint32_t, pid_t> leaders_;  ///< the living ranks
+  std::string worker_path_;
+  std::string ras_address_;
+  std::unique_ptr<ProcessInspection> inspection_;
+  asio::steady_timer timer_;
+  asio::steady_timer task_done_;
+  std::size_t tasks_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,81 @@
+#include "launcher/hang_report.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "launcher/exit_report.h"
+
+namespace ddp::launcher {
+namespace {
+
+constexpr std::size_t kLines = 8;
+constexpr std::size_t kHosts = 3;
+
+std::string seconds_text(std::chrono::nanoseconds time) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+  if (ms >= 10'000 || ms % 1000 < 100) return std::to_string(ms / 1000) + " s";
+  return std::to_string(ms / 1000) + "." + std::to_string(ms % 1000 / 100) + " s";
+}
+
+std::string hosts_text(const std::vector<std::string>& hosts) {
+  std::string text;
+  const std::size_t named = hosts.size() > kHosts + 1 ? kHosts : hosts.size();
+  for (std::size_t i = 0; i < named; ++i) {
+    if (i > 0) text += i + 1 == hosts.size() ? " and " : ", ";
+    text += hosts[i];
+  }
+  if (named < hosts.size()) text += " and " + std::to_string(hosts.size() - named) + " more hosts";
+  return text;
+}
+
+}  // namespace
+
+void HangReport::add(std::uint32_t rank, const std::string& host, const std::string& state) {
+  if (!state.empty()) ranks_[rank] = Rank{host, state};
+}
+
+std::vector<HangReport::Group> HangReport::groups() const {
+  std::vector<Group> groups;
+  for (const auto& [number, rank] : ranks_) {
+    const std::string& state = rank.state;
+    auto group =
+        std::find_if(groups.begin(), groups.end(), [&state](const Group& g) { return g.state == state; });
+    if (group == groups.end()) group = groups.insert(groups.end(), Group{state, {}, {}});
+    group->ranks.push_back(static_cast<int>(number));
+    const std::string& host = rank.host;
+    if (std::find(group->hosts.begin(), group->hosts.end(), host) == group->hosts.end())
+      group->hosts.push_back(host);
+  }
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const Group& a, const Group& b) { return a.ranks.size() < b.ranks.size(); });
+  return groups;
+}
+
+std::uint32_t HangReport::odd_rank() const {
+  return ranks_.empty() ? 0 : static_cast<std::uint32_t>(groups().front().ranks.front());
+}
+
+std::vector<std::string> HangReport::lines() const {
+  std::vector<std::string> lines;
+  const auto all = groups();
+  std::size_t ranks_left = ranks_.size();
+  for (const Group& group : all) {
+    if (lines.size() + 1 == kLines && all.size() > kLines) {
+      lines.push_back(std::to_string(ranks_left) + " more ranks in other states");
+      break;
+    }
+    lines.push_back((group.ranks.size() == 1 ? "rank " : "ranks ") + rank_set(group.ranks) + " on " +
+                    hosts_text(group.hosts) + ": " + group.state);
+    ranks_left -= group.ranks.size();
+  }
+  return lines;
+}
+
+std::string HangReport::text(std::chrono::nanoseconds quiet) const {
+  std::string text = "no worker printed anything or used CPU time for " + seconds_text(quiet);
+  for (const std::string& line : lines())
+    text += "\n" + line;
+  return text;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace ddp::launcher {
+
+/// What the nodes told of a job that hangs, collected on the master (sans-IO).
+class HangReport {
+ public:
+  /// `host`: where the rank runs. An empty `state` changes nothing.
+  void add(std::uint32_t rank, const std::string& host, const std::string& state);
+  /// A living rank of which nothing may come any more.
+  void expect(std::uint32_t rank, const std::string& host) { add(rank, host, "no answer from its node"); }
+
+  bool empty() const { return ranks_.empty(); }
+  /// Who the failure is ascribed to: the first of the ranks that differ from the most others.
+  std::uint32_t odd_rank() const;
+  /// Ranks that do the same in one line, who differs first: "rank 7 on gpu02: running".
+  std::vector<std::string> lines() const;
+  /// "no worker printed anything or used CPU time for 60 s", and the first lines.
+  std::string text(std::chrono::nanoseconds quiet) const;
+
+ private:
+  struct Rank {
+    std::string host;
+    std::string state;
+  };
+  struct Group {
+    std::string state;
+    std::vector<int> ranks;
+    std::vector<std::string> hosts;  ///< in the order of their ranks, each once
+  };
+  std::vector<Group> groups() const;
+
+  std::map<std::uint32_t, Rank> ranks_;
+};
+
+}  // namespace ddp::launcher

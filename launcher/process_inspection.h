@@ -1,0 +1,92 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/asio.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// Finds out on a node what its workers hang in: the state of each from /proc at once, then the stacks that
+/// py-spy and gdb give where they are installed, and what NCCL's own diagnosis says. The loop never waits:
+/// tools are children with a deadline. Loop thread.
+class ProcessInspection {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Options {
+    std::uint32_t attempt = 0;
+    std::map<std::uint32_t, pid_t> leaders;  ///< the living ranks
+    std::string worker_path;                 ///< PATH of the workers: a virtual environment may have py-spy
+    std::string ras_address;                 ///< NCCL_RAS_ADDR of the workers; empty: NCCL's default
+    Clock::time_point deadline;
+  };
+  using Report = std::function<void(const rendezvous::Inspection&)>;
+
+  /// `report` gets for each rank one Inspection with its state, then perhaps more with text only, and at the
+  /// end one with `last`.
+  ProcessInspection(asio::any_io_executor executor, Options options, Report report);
+
+  /// Ends at the deadline at the latest, or a second after it when a tool cannot be killed.
+  Awaitable<> run();
+  /// Ends what is still running; nothing more is reported.
+  void cancel() { cancelled_ = true; }
+  /// Children that nobody else may reap.
+  const std::set<pid_t>& pids() const { return pids_; }
+
+  /// Bytes of one tool's answer, and of all answers of a node.
+  static constexpr std::size_t kToolText = 64u << 10;
+  static constexpr std::size_t kNodeText = 1u << 20;
+
+ private:
+  struct Subject {
+    std::uint32_t rank = 0;
+    pid_t pid = 0;
+    std::string state;
+    bool python = false;
+  };
+  Awaitable<> look_at_all();
+  static Awaitable<> dump_some(ProcessInspection* self);
+  Awaitable<> dump(Subject subject);
+  Awaitable<> run_one(Subject subject, std::string tool, std::vector<std::string> argv);
+  static Awaitable<> ask_nccl(ProcessInspection* self);
+  void sort_by_rarity();
+  void add_text(std::uint32_t rank, std::string text);
+  void start(Awaitable<> task);
+
+  asio::any_io_executor executor_;
+  Options options_;
+  Report report_;
+  std::set<pid_t> pids_;
+  std::deque<Subject> waiting_;  ///< for their stacks, who differs from the others first
+  std::string py_spy_;
+  std::string gdb_;
+  std::string attach_note_;  ///< why debuggers are refused on this machine; empty: they are not
+  std::size_t text_left_ = kNodeText;
+  std::size_t tasks_ = 0;
+  asio::steady_timer task_done_;
+  bool cancelled_ = false;
+};
+
+/// Where NCCL's RAS threads listen (NCCL_RAS_ADDR): "localhost:28028", numeric addresses; unset: not one that
+/// needs no name service.
+struct RasAddress {
+  asio::ip::address address;
+  std::uint16_t port = 28'028;
+};
+bool parse_ras_address(const std::string& text, RasAddress& result);
+
+/// Asks NCCL (2.24 or newer) for its view of the job, in its text protocol (NVIDIA's documentation, chapter
+/// RAS): lines "CLIENT PROTOCOL 2", "TIMEOUT 1", "VERBOSE STATUS". Empty: nobody answers there, or somebody
+/// else.
+Awaitable<std::string> ask_ras(RasAddress where, std::chrono::milliseconds timeout, std::size_t limit);
+
+}  // namespace ddp::launcher

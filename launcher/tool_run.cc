@@ -1,0 +1,101 @@
+#include "launcher/tool_run.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <memory>
+#include <utility>
+
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// From the KILL to the end of a process that the kernel does not hold.
+constexpr std::chrono::seconds kKillTime{1};
+
+struct Running {
+  asio::posix::stream_descriptor out;
+  asio::posix::stream_descriptor end;
+  asio::steady_timer timer;
+  ChildProcess child;
+  bool late = false;
+};
+
+/// The handler may run once more after the coroutine has gone on, so it shares what it touches.
+void kill_at(const std::shared_ptr<Running>& run, Clock::time_point when) {
+  run->timer.expires_at(when);
+  run->timer.async_wait([run](const error_code& cancelled) {
+    if (cancelled) return;
+    run->late = true;
+    (void)run->child.send_group_signal(SIGKILL);
+    error_code ignored;
+    run->out.cancel(ignored);  // whoever else holds the pipe is not waited for
+    run->end.cancel(ignored);
+  });
+}
+
+}  // namespace
+
+Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::size_t limit,
+                               std::set<pid_t>* pids) {
+  ToolOutput result;
+  const auto executor = co_await asio::this_coro::executor;
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    result.trouble = system_error(errno, "pipe").text;
+    co_return result;
+  }
+  UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  spec.out = spec.err = writer.get();
+  spec.new_session = true;
+  spec.death_signal = SIGKILL;
+  auto child = spawn(spec);
+  writer.reset();
+  if (!child) {
+    result.trouble = child.error().text;
+    co_return result;
+  }
+  const auto run = std::make_shared<Running>(
+      Running{asio::posix::stream_descriptor(executor, reader.release()),
+              asio::posix::stream_descriptor(executor, ::fcntl(child->pidfd(), F_DUPFD_CLOEXEC, 0)),
+              asio::steady_timer(executor), std::move(*child)});
+  const pid_t pid = run->child.pid();
+  pids->insert(pid);
+  kill_at(run, deadline);
+  std::array<char, 8192> chunk;
+  for (bool open = true; open && !run->late;) {
+    const auto [error, count] = co_await run->out.async_read_some(asio::buffer(chunk), kUseTuple);
+    open = !error && count > 0;
+    // Beyond the limit it is read all the same: a tool that blocks in a write would never end.
+    if (open) result.text.append(chunk.data(), std::min(count, limit - std::min(limit, result.text.size())));
+  }
+  if (!run->late) co_await run->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  const bool late = std::exchange(run->late, false);
+  if (late) {
+    kill_at(run, Clock::now() + kKillTime);
+    co_await run->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  }
+  run->timer.cancel();
+  const auto status = run->child.try_wait();
+  result.success = !late && status && status->success();
+  if (late) {
+    result.trouble = "it did not end in time and was killed";
+  } else if (!result.success) {
+    result.trouble = "it " + (status ? status->text() : std::string("could not be waited for"));
+  }
+  if (result.text.size() >= limit) result.text += "\n(cut here)\n";
+  // A child that the kernel still holds must not hold us: its destructor would wait.
+  if (run->child.running()) run->child.abandon();
+  pids->erase(pid);
+  co_return result;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <set>
+#include <string>
+
+#include "base/asio.h"
+#include "base/child_process.h"
+
+namespace ddp::launcher {
+
+/// What a tool printed, and how it ended.
+struct ToolOutput {
+  std::string text;      ///< stdout and stderr together, cut at the limit
+  bool success = false;  ///< it exited 0
+  std::string trouble;   ///< why it did not: "it took longer than 10 s", "it exited 1"; empty: it did
+};
+
+/// Runs `spec` (its out and err are set here) until it ends or `deadline`, when its process group is killed.
+/// Never fails: what goes wrong is told in `trouble`. `pids`: while it runs, the child's pid is in there, so
+/// that nobody else reaps it. Loop thread; the caller keeps `pids` alive.
+Awaitable<ToolOutput> run_tool(ChildSpec spec, std::chrono::steady_clock::time_point deadline,
+                               std::size_t limit, std::set<pid_t>* pids);
+
+}  // namespace ddp::launcher

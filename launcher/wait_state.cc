@@ -1,0 +1,240 @@
+#include "launcher/wait_state.h"
+
+#include <arpa/inet.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+
+namespace ddp::launcher {
+namespace {
+
+struct Call {
+  long number;
+  const char* name;
+  bool descriptor = false;  ///< its first argument is one
+};
+
+/// The calls that programs hang in. Their numbers differ from machine to machine; what one machine lacks, the
+/// kernel's own function name tells.
+constexpr Call kCalls[] = {
+#ifdef SYS_poll
+    {SYS_poll, "poll"},
+#endif
+#ifdef SYS_select
+    {SYS_select, "select"},
+#endif
+#ifdef SYS_epoll_wait
+    {SYS_epoll_wait, "epoll_wait"},
+#endif
+#ifdef SYS_accept
+    {SYS_accept, "accept", true},
+#endif
+#ifdef SYS_pause
+    {SYS_pause, "pause"},
+#endif
+    {SYS_ppoll, "poll"},
+    {SYS_pselect6, "select"},
+    {SYS_epoll_pwait, "epoll_wait"},
+    {SYS_accept4, "accept", true},
+    {SYS_futex, "futex"},
+    {SYS_nanosleep, "nanosleep"},
+    {SYS_clock_nanosleep, "nanosleep"},
+    {SYS_wait4, "wait for a child"},
+    {SYS_waitid, "wait for a child"},
+    {SYS_rt_sigtimedwait, "sigwait"},
+    {SYS_rt_sigsuspend, "sigsuspend"},
+    {SYS_read, "read", true},
+    {SYS_readv, "read", true},
+    {SYS_pread64, "read", true},
+    {SYS_recvfrom, "recv", true},
+    {SYS_recvmsg, "recv", true},
+    {SYS_write, "write", true},
+    {SYS_writev, "write", true},
+    {SYS_sendto, "send", true},
+    {SYS_sendmsg, "send", true},
+    {SYS_connect, "connect", true},
+    {SYS_ioctl, "ioctl", true},
+    {SYS_flock, "flock", true},
+    {SYS_fcntl, "fcntl", true},
+    {SYS_fsync, "fsync", true},
+    {SYS_fdatasync, "fdatasync", true},
+    {SYS_openat, "open"},
+    {SYS_semtimedop, "semop"},
+    {SYS_msgrcv, "msgrcv"},
+};
+
+struct KernelName {
+  const char* prefix;
+  const char* name;
+};
+/// Where only the kernel function is told. The longer prefix first.
+constexpr KernelName kFunctions[] = {
+    {"poll_schedule_timeout", "poll"},
+    {"do_sys_poll", "poll"},
+    {"do_select", "select"},
+    {"do_epoll_wait", "epoll_wait"},
+    {"ep_poll", "epoll_wait"},
+    {"futex_", "futex"},
+    {"hrtimer_nanosleep", "nanosleep"},
+    {"do_nanosleep", "nanosleep"},
+    {"do_wait", "wait for a child"},
+    {"kernel_wait", "wait for a child"},
+    {"pipe_read", "read"},
+    {"anon_pipe_read", "read"},
+    {"pipe_write", "write"},
+    {"anon_pipe_write", "write"},
+    {"inet_csk_accept", "accept"},
+    {"sk_wait_data", "recv"},
+    {"wait_woken", "recv"},
+    {"unix_stream_read", "recv"},
+    {"__skb_wait_for_more", "recv"},
+    {"sk_stream_wait_memory", "send"},
+    {"sk_stream_wait_connect", "connect"},
+    {"inet_wait_for_connect", "connect"},
+    {"do_sigtimedwait", "sigwait"},
+    {"sigsuspend", "sigsuspend"},
+    {"flock_", "flock"},
+    {"locks_lock", "flock"},
+};
+
+const Call* find_call(const ThreadLook& look) {
+  if (!look.call) return nullptr;
+  for (const Call& call : kCalls) {
+    if (call.number == *look.call) return &call;
+  }
+  return nullptr;
+}
+
+std::string kernel_name(const std::string& wchan) {
+  if (wchan.empty() || wchan == "0") return {};
+  for (const KernelName& known : kFunctions) {
+    if (wchan.starts_with(known.prefix)) return known.name;
+  }
+  return wchan.substr(0, wchan.find('.'));  // .constprop.0 and the like say nothing to anybody
+}
+
+template <class T>
+bool to_number(std::string_view text, T& value, int base) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> words;
+  for (;;) {
+    const auto from = text.find_first_not_of(" \t\n");
+    if (from == std::string_view::npos) return words;
+    text.remove_prefix(from);
+    const auto size = std::min(text.find_first_of(" \t\n"), text.size());
+    words.push_back(text.substr(0, size));
+    text.remove_prefix(size);
+  }
+}
+
+/// "0100007F:1F90": 32-bit words as this machine keeps them in memory, and a port in plain hexadecimal.
+std::optional<std::string> address_text(std::string_view text) {
+  const auto colon = text.find(':');
+  std::uint16_t port = 0;
+  if (colon == std::string_view::npos || !to_number(text.substr(colon + 1), port, 16)) return std::nullopt;
+  const std::string_view digits = text.substr(0, colon);
+  if (digits.size() != 8 && digits.size() != 32) return std::nullopt;
+  std::array<unsigned char, 16> bytes{};
+  for (std::size_t word = 0; word < digits.size() / 8; ++word) {
+    std::uint32_t value = 0;
+    if (!to_number(digits.substr(word * 8, 8), value, 16)) return std::nullopt;
+    std::memcpy(bytes.data() + word * 4, &value, 4);
+  }
+  char name[INET6_ADDRSTRLEN] = {};
+  constexpr std::array<unsigned char, 12> kMapped = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  if (digits.size() == 8) {
+    inet_ntop(AF_INET, bytes.data(), name, sizeof name);
+  } else if (std::equal(kMapped.begin(), kMapped.end(), bytes.begin())) {
+    inet_ntop(AF_INET, bytes.data() + 12, name, sizeof name);
+  } else {
+    inet_ntop(AF_INET6, bytes.data(), name, sizeof name);
+    return "[" + std::string(name) + "]:" + std::to_string(port);
+  }
+  return std::string(name) + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+void parse_syscall(std::string_view text, ThreadLook& look) {
+  const auto words = split(text);
+  long number = 0;
+  if (words.size() < 2 || !to_number(words[0], number, 10) || number < 0) return;
+  look.call = number;
+  if (words[1].starts_with("0x")) to_number(words[1].substr(2), look.argument, 16);
+}
+
+bool waits_for_descriptor(const ThreadLook& look) {
+  const Call* call = find_call(look);
+  return call != nullptr && call->descriptor;
+}
+
+std::string wait_text(const ThreadLook& look, const std::string& target) {
+  switch (look.state) {
+    case 'R':
+      return "running";
+    case 'T':
+      return "stopped by a signal";
+    case 't':
+      return "held by a debugger";
+    case 'Z':
+    case 'X':
+      return "ended";
+    default:
+      break;
+  }
+  const Call* call = find_call(look);
+  std::string where = call != nullptr ? call->name : kernel_name(look.wchan);
+  if (call != nullptr && call->descriptor && !target.empty()) where += ", " + target;
+  if (look.state != 'D') return where.empty() ? "sleeping" : "sleeping in " + where;
+  // What cannot even be killed is named by the kernel's own name, which is what one searches for.
+  if (!look.wchan.empty() && look.wchan != "0") {
+    const std::string function = look.wchan.substr(0, look.wchan.find('.'));
+    where = where.empty() || where == function ? function : function + " (" + where + ")";
+  }
+  return "stuck in the kernel" + (where.empty() ? "" : " in " + where) + ", state D";
+}
+
+void parse_tcp_table(std::string_view text, std::map<std::uint64_t, TcpSocket>& sockets) {
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const auto words = split(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    // sl local rem st queues timer retransmits uid timeout inode …
+    TcpSocket socket;
+    std::uint64_t inode = 0;
+    if (words.size() < 10 || !to_number(words[3], socket.state, 16) || !to_number(words[9], inode, 10))
+      continue;
+    const auto local = address_text(words[1]);
+    const auto remote = address_text(words[2]);
+    if (!local || !remote || inode == 0) continue;
+    socket.local = *local;
+    socket.remote = *remote;
+    sockets[inode] = std::move(socket);
+  }
+}
+
+std::optional<std::uint64_t> socket_inode(std::string_view link) {
+  std::uint64_t inode = 0;
+  if (!link.starts_with("socket:[") || !link.ends_with(']')) return std::nullopt;
+  if (!to_number(link.substr(8, link.size() - 9), inode, 10)) return std::nullopt;
+  return inode;
+}
+
+std::string descriptor_text(std::string_view link, const std::map<std::uint64_t, TcpSocket>& sockets) {
+  if (link.starts_with("pipe:")) return "a pipe";
+  if (const auto inode = socket_inode(link)) {
+    const auto known = sockets.find(*inode);
+    if (known == sockets.end()) return "a socket";
+    return known->second.state == kTcpListening ? known->second.local : known->second.remote;
+  }
+  return std::string(link);
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,60 @@
+#include "launcher/hang_report.h"
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using Lines = std::vector<std::string>;
+
+TEST_CASE("who differs from the others is named first") {
+  HangReport report;
+  for (std::uint32_t rank = 0; rank < 8; ++rank)
+    report.add(rank, rank < 4 ? "gpu01" : "gpu02", rank == 6 ? "running" : "sleeping in poll");
+  CHECK(report.odd_rank() == 6);
+  CHECK(report.lines() ==
+        Lines{"rank 6 on gpu02: running", "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll"});
+  CHECK(report.text(60s) ==
+        "no worker printed anything or used CPU time for 60 s\n"
+        "rank 6 on gpu02: running\n"
+        "ranks 0-5,7 on gpu01 and gpu02: sleeping in poll");
+}
+
+TEST_CASE("ranks that all do the same make one line, and the first is the one named") {
+  HangReport report;
+  for (std::uint32_t rank = 0; rank < 64; ++rank)
+    report.add(rank, "gpu0" + std::to_string(rank / 8), "sleeping in futex");
+  CHECK(report.odd_rank() == 0);
+  CHECK(report.lines() == Lines{"ranks 0-63 on gpu00, gpu01, gpu02 and 5 more hosts: sleeping in futex"});
+}
+
+TEST_CASE("a rank of which nothing came is told of as such") {
+  HangReport report;
+  report.expect(0, "a");
+  report.expect(1, "b");
+  report.add(0, "a", "running");
+  report.add(0, "a", "");  // stacks that come later
+  CHECK(report.lines() == Lines{"rank 0 on a: running", "rank 1 on b: no answer from its node"});
+}
+
+TEST_CASE("as many states as ranks are not all told") {
+  HangReport report;
+  for (std::uint32_t rank = 0; rank < 20; ++rank)
+    report.add(rank, "a", "sleeping in recv, 10.0.0." + std::to_string(rank) + ":1");
+  const Lines lines = report.lines();
+  REQUIRE(lines.size() == 8);
+  CHECK(lines[0] == "rank 0 on a: sleeping in recv, 10.0.0.0:1");
+  CHECK(lines[7] == "13 more ranks in other states");
+}
+
+TEST_CASE("times are told as people say them") {
+  HangReport report;
+  report.add(0, "a", "running");
+  CHECK(report.text(2500ms).starts_with("no worker printed anything or used CPU time for 2.5 s\n"));
+  CHECK(report.text(2040ms).starts_with("no worker printed anything or used CPU time for 2 s\n"));
+  CHECK(report.text(65300ms).starts_with("no worker printed anything or used CPU time for 65 s\n"));
+}
+
+}  // namespace
+}  // namespace ddp::launcher

@@ -1,0 +1,92 @@
+#include "launcher/wait_state.h"
+
+#include <sys/syscall.h>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+ThreadLook look(char state, const std::string& wchan, const std::string& call = {}) {
+  ThreadLook look;
+  look.state = state;
+  look.wchan = wchan;
+  parse_syscall(call, look);
+  return look;
+}
+std::string in_call(long number, const std::string& argument) {
+  return std::to_string(number) + " " + argument + " 0x7ffc 0x1 0x0 0x0 0x0 0x7ffeb 0x7f85e\n";
+}
+
+TEST_CASE("what a thread does is told in words") {
+  CHECK(wait_text(look('R', "0", "running\n"), "") == "running");
+  CHECK(wait_text(look('S', "futex_do_wait", in_call(SYS_futex, "0x7fce")), "") == "sleeping in futex");
+  CHECK(wait_text(look('S', "hrtimer_nanosleep", in_call(SYS_clock_nanosleep, "0x1")), "") ==
+        "sleeping in nanosleep");
+  CHECK(wait_text(look('S', "wait_woken", in_call(SYS_recvfrom, "0x5")), "10.0.0.3:29500") ==
+        "sleeping in recv, 10.0.0.3:29500");
+  CHECK(wait_text(look('T', "do_signal_stop"), "") == "stopped by a signal");
+  CHECK(wait_text(look('t', "ptrace_stop"), "") == "held by a debugger");
+  CHECK(wait_text(look('Z', "0"), "") == "ended");
+}
+
+TEST_CASE("where the system call is not told, the kernel's function is") {
+  CHECK(wait_text(look('S', "poll_schedule_timeout.constprop.0"), "") == "sleeping in poll");
+  CHECK(wait_text(look('S', "do_epoll_wait"), "") == "sleeping in epoll_wait");
+  CHECK(wait_text(look('S', "some_new_function.isra.0"), "") == "sleeping in some_new_function");
+  CHECK(wait_text(look('S', "0"), "") == "sleeping");
+  CHECK(wait_text(look('S', ""), "") == "sleeping");
+  // Continued after a SIGSTOP: the number says only that.
+  CHECK(wait_text(look('S', "do_wait", in_call(100'000, "0x0")), "") == "sleeping in wait for a child");
+}
+
+TEST_CASE("what cannot be killed is told by the kernel's own name") {
+  CHECK(wait_text(look('D', "nfs_wait_bit_killable"), "") ==
+        "stuck in the kernel in nfs_wait_bit_killable, state D");
+  CHECK(wait_text(look('D', "folio_wait_bit.part.0", in_call(SYS_read, "0x3")), "/data/shard_3") ==
+        "stuck in the kernel in folio_wait_bit (read, /data/shard_3), state D");
+  CHECK(wait_text(look('D', "0"), "") == "stuck in the kernel, state D");
+}
+
+TEST_CASE("odd contents of /proc/PID/syscall say nothing") {
+  for (const char* text : {"", "running\n", "-1 0x7ffc 0x7f85\n", "12", "x 0x1\n"})
+    CHECK_FALSE(look('S', "", text).call);
+  CHECK_FALSE(waits_for_descriptor(look('S', "", "")));
+  CHECK(waits_for_descriptor(look('S', "", in_call(SYS_read, "0x1f"))));
+  CHECK(look('S', "", in_call(SYS_read, "0x1f")).argument == 31);
+  CHECK_FALSE(waits_for_descriptor(look('S', "", in_call(SYS_futex, "0x1f"))));
+}
+
+TEST_CASE("sockets are named by their peer") {
+  std::map<std::uint64_t, TcpSocket> sockets;
+  parse_tcp_table(
+      "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+      "   0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 100 1 0\n"
+      "   1: 0100007F:B0E2 0200007F:733C 01 00000000:00000000 00:00000000 00000000     0        0 101 1 0\n"
+      "   2: 0100007F:B0E4 0300000A:733C 02 00000001:00000000 01:00000064 00000002     0        0 102 2 0\n"
+      "   3: 0100007F:B0E4 0300000A:733C 06 00000000:00000000 03:00000064 00000000     0        0 0 3 0\n"
+      "torn",
+      sockets);
+  parse_tcp_table(
+      "  sl  local_address                         remote_address                        st …\n"
+      "   0: 00000000000000000000000001000000:0016 B80D0120000000000000000001000000:0050 01 "
+      "00000000:00000000 "
+      "00:00000000 00000000     0        0 103 1 0\n"
+      "   1: 0000000000000000FFFF00000100007F:0016 0000000000000000FFFF00000500007F:0050 01 "
+      "00000000:00000000 "
+      "00:00000000 00000000     0        0 104 1 0\n",
+      sockets);
+  REQUIRE(sockets.size() == 5);
+  CHECK(descriptor_text("socket:[100]", sockets) == "127.0.0.1:29500");  // listening: its own
+  CHECK(descriptor_text("socket:[101]", sockets) == "127.0.0.2:29500");
+  CHECK(sockets[102].state == kTcpConnecting);
+  CHECK(descriptor_text("socket:[102]", sockets) == "10.0.0.3:29500");
+  CHECK(descriptor_text("socket:[103]", sockets) == "[2001:db8::1]:80");
+  CHECK(descriptor_text("socket:[104]", sockets) == "127.0.0.5:80");
+  CHECK(descriptor_text("socket:[7]", sockets) == "a socket");
+  CHECK(descriptor_text("pipe:[7]", sockets) == "a pipe");
+  CHECK(descriptor_text("/dev/nvidia0", sockets) == "/dev/nvidia0");
+}
+
+}  // namespace
+}  // namespace ddp::launcher
