@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Output under pressure: readers that stop, go away or never were; nothing lost, and control is never behind output."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, live_processes_with, main, wait_until
+
+TOOLS = BIN.parent / "tests"
+LINES = str(TOOLS / "bench_lines")
+CHECK = str(TOOLS / "bench_check_lines")
+SLACK = float(os.environ.get("DDP_SLACK", "1"))  # more for sanitized programs
+AT_ONCE = 1.0 * SLACK
+
+# Prints for ever; "go" in the job's directory makes rank 3 fail with words on stderr.
+FLOOD = f"""#!/bin/sh
+if [ "$RANK" = 3 ]; then
+  while [ ! -e go ]; do sleep 0.02; done
+  echo "last words of rank 3" >&2
+  exit 7
+fi
+exec {LINES} - 1000000000
+"""
+
+
+class Reader(threading.Thread):
+    """Reads one pipe of a launcher to its end; lines with the time of their arrival."""
+
+    def __init__(self, pipe):
+        super().__init__(daemon=True)
+        self.pipe, self.data, self.closed = pipe, bytearray(), None
+        self.start()
+
+    def run(self):
+        while some := os.read(self.pipe.fileno(), 1 << 16):
+            self.data += some
+        self.closed = time.monotonic()
+
+    def has(self, text):
+        return text.encode() in self.data
+
+    def text(self):
+        return bytes(self.data).decode(errors="surrogateescape")
+
+
+class OutputFlow(LaunchTest):
+    def launch(self, *args, **popen):
+        process = self.start(*args, **popen)
+        process.errors = Reader(process.stderr)
+        return process
+
+    def stored(self, rank, stream="stdout"):
+        return self.job_dir / "attempt_0" / f"rank_{rank:05}.{stream}"
+
+    def stored_bytes(self):
+        return sum(path.stat().st_size for path in self.job_dir.glob("attempt_*/rank_*"))
+
+    def wait_until_blocked(self):
+        """Until nothing moves any more, as nobody reads: the pipe and all that may wait for it are full."""
+        def still():
+            before = self.stored_bytes()
+            time.sleep(0.3)
+            return before > 0 and self.stored_bytes() == before
+        self.assertTrue(wait_until(still, 20), "the output does not stop though nobody reads")
+
+    def workers(self):
+        return live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
+
+    def end(self, process, code, timeout=60):
+        """Reads all that is left; returns (stdout, stderr)."""
+        out = Reader(process.stdout)
+        process.wait(timeout)
+        out.join(10)
+        process.errors.join(10)
+        process.stdout.close()
+        process.stderr.close()
+        self.assertEqual(process.returncode, code, process.errors.text())
+        self.assert_nothing_left()
+        return bytes(out.data), process.errors.text()
+
+    def check(self, data, ranks, count):
+        done = subprocess.run([CHECK, str(ranks), str(count)], input=data, stdout=subprocess.PIPE, check=True)
+        found = json.loads(done.stdout)
+        found.pop("bytes")
+        self.assertEqual(found, dict(lines=ranks * count, good=ranks * count, torn=0, lost=0, dup=0, reordered=0,
+                                     unlabelled=0, mislabelled=0))
+
+    def check_stored(self, ranks, count):
+        for rank in range(ranks):
+            expected = subprocess.run([LINES, str(rank), str(count)], stdout=subprocess.PIPE, check=True).stdout
+            self.assertTrue(self.stored(rank).read_bytes() == expected, f"the file of rank {rank} is not what it wrote")
+
+    def test_reader_that_stops_and_goes_on_loses_nothing(self):
+        # For longer than a silent node or master is borne: the heartbeat does not wait behind the output.
+        process = self.launch("--nproc-per-node", 8, "--node-timeout", "2s", "--master-timeout", "2s", LINES, "-", 40000)
+        self.wait_until_blocked()
+        time.sleep(2.5)
+        self.assertEqual(len([1 for _, line in self.workers() if line.startswith(LINES)]), 8)
+        out, _ = self.end(process, 0)
+        self.check(out, 8, 40000)
+        self.check_stored(8, 40000)
+
+    def test_failure_is_handled_and_shown_while_nobody_reads_stdout(self):
+        process = self.launch("--nproc-per-node", 4, self.script("flood.sh", FLOOD))
+        self.wait_until_blocked()
+        began = time.monotonic()
+        (self.dir / "go").touch()
+        self.assertTrue(wait_until(lambda: process.errors.has("last words of rank 3"), AT_ONCE), process.errors.text())
+        self.assertTrue(wait_until(lambda: not self.workers(), AT_ONCE), self.workers())
+        self.assertLess(time.monotonic() - began, 2 * AT_ONCE)
+        _, err = self.end(process, 7)
+        self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 7: rank 3 on localhost exited 7")
+        self.assertEqual(self.stored(3, "stderr").read_text(), "last words of rank 3\n")
+
+    def test_interrupt_is_handled_while_nobody_reads(self):
+        process = self.launch("--nproc-per-node", 4, LINES, "-", 1000000000)
+        self.wait_until_blocked()
+        process.send_signal(signal.SIGINT)
+        self.assertTrue(wait_until(lambda: process.errors.has("stopping the workers"), AT_ONCE), process.errors.text())
+        self.assertTrue(wait_until(lambda: not self.workers(), AT_ONCE), self.workers())
+        self.assertIsNone(process.poll(), "ended with output that nobody has read yet")
+        out, err = self.end(process, 130)
+        self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 130: stopped by Ctrl-C (SIGINT)")
+        # What was shown is what the files have, to the last byte.
+        for rank in range(4):
+            label = b"[localhost:%d] " % rank
+            shown = b"".join(line[len(label):] for line in out.splitlines(True) if line.startswith(label))
+            stored = self.stored(rank).read_bytes()
+            self.assertTrue(shown == stored or shown == stored + b"\n", f"rank {rank}: {len(shown)} of {len(stored)} shown")
+
+    def test_last_megabyte_of_stopped_workers_arrives(self):
+        # They write it after the stop has reached them, and the reader comes late.
+        script = self.script("worker.py", "import os, signal, sys, time\n"
+                             "def stop(*_):\n"
+                             f"    os.execv('{LINES}', ['{LINES}', '-', '10486'])\n"
+                             "signal.signal(signal.SIGTERM, stop)\n"
+                             "open('ready.' + os.environ['RANK'], 'w')\n"
+                             "while True: time.sleep(10)\n")
+        process = self.launch("--nproc-per-node", 4, script.name)
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("ready.*"))) == 4, 20))
+        process.send_signal(signal.SIGINT)
+        self.wait_until_blocked()
+        out, _ = self.end(process, 130)
+        self.check(out, 4, 10486)
+        self.check_stored(4, 10486)
+
+    def test_head_takes_one_line_and_the_job_goes_on(self):
+        process = self.launch("--nproc-per-node", 8, LINES, "-", 20000)
+        self.assertTrue(process.stdout.readline().startswith("[localhost:"))
+        process.stdout.close()
+        process.wait(60)
+        process.errors.join(10)
+        process.stderr.close()
+        err = process.errors.text()
+        self.assertEqual(process.returncode, 0, err)
+        self.assertEqual(err.count("standard output: Broken pipe; the job's output is in the files only\n"), 1, err)
+        self.check_stored(8, 20000)
+        self.assert_nothing_left()
+
+    def test_sixty_ranks_at_once(self):
+        process = self.launch("--nproc-per-node", 60, LINES, "-", 2000)
+        out, _ = self.end(process, 0)
+        self.check(out, 60, 2000)
+        self.check_stored(60, 2000)
+
+    def test_hundred_megabytes_of_one_rank(self):
+        process = self.launch("--nproc-per-node", 2, "sh", "-c",
+                              f'[ "$RANK" = 0 ] || exit 0; exec {LINES} 0 1000000')
+        done = subprocess.run([CHECK, "1", "1000000"], stdin=process.stdout, stdout=subprocess.PIPE, check=True, timeout=120)
+        self.end(process, 0)
+        found = json.loads(done.stdout)
+        self.assertEqual((found["good"], found["lost"], found["torn"], found["reordered"]), (1000000, 0, 0, 0))
+        self.assertEqual(self.stored(0).stat().st_size, 100000000)
+
+    def test_fifty_megabytes_without_a_newline(self):
+        size = 50 << 20
+        process = self.launch("--nproc-per-node", 2, LINES, "-", "odd", "flood", size)
+        out, _ = self.end(process, 0)
+        self.assertEqual([self.stored(rank).stat().st_size for rank in range(2)], [size, size])
+        shown = {b"a": 0, b"b": 0}
+        for line in out.splitlines():
+            self.assertLess(len(line), (1 << 20) + 100)
+            letter = b"ab"[line[len(b"[localhost:")] - ord("0"):][:1]
+            body = line[len(b"[localhost:0] "):]
+            run = re.match(letter + b"*", body)
+            shown[letter] += len(run[0])
+            self.assertLess(len(body) - len(run[0]), 80, "a part of another rank in the line")
+        self.assertEqual(shown, {b"a": size, b"b": size})
+
+    def test_job_without_standard_descriptors(self):
+        # Whatever takes the free numbers must not get the workers' output.
+        for closed in ([1], [2], [0, 1, 2]):
+            with self.subTest(closed=closed):
+                self.job_dir = self.dir / f"closed{len(closed)}{closed[0]}"
+                redirections = " ".join(f"{fd}<&-" for fd in closed)
+                done = subprocess.run(["sh", "-c", f'exec "$@" {redirections}', "sh", DDPLAUNCH, "--job-id", self.job,
+                                       "--job-dir", str(self.job_dir), "--nproc-per-node", "2", "sh", "-c",
+                                       "echo out; echo err >&2"],
+                                      env=self.env, cwd=self.dir, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                for rank in range(2):
+                    self.assertEqual(self.stored(rank).read_text(), "out\n")
+                    self.assertEqual(self.stored(rank, "stderr").read_text(), "err\n")
+                self.assertEqual(b"out" in done.stdout, 1 not in closed)
+                self.assertEqual(b"] err" in done.stderr, 2 not in closed)
+                self.assert_nothing_left()
+
+    def test_stdout_goes_on_while_nobody_reads_stderr(self):
+        process = self.start("--nproc-per-node", 2, "sh", "-c",
+                             f'{LINES} - 1000000000 >&2 & flood=$!; sleep 1; {LINES} - 20000; kill $flood; wait')
+        out = Reader(process.stdout)
+        self.assertTrue(wait_until(lambda: out.data.count(b"\n") == 40000, 20), out.data.count(b"\n"))
+        process.errors = Reader(process.stderr)
+        process.wait(30)
+        out.join(10)
+        process.errors.join(10)
+        self.check(bytes(out.data), 2, 20000)
+        process.stdout.close()
+        process.stderr.close()
+        self.assert_nothing_left()
+
+
+if __name__ == "__main__":
+    main()
