@@ -1,6 +1,5 @@
 #include "launcher/job_dir.h"
 
-#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -8,43 +7,67 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <system_error>
+#include <utility>
 
 namespace ddp::launcher {
 namespace {
 
 /// Descriptors kept for everything else: links, pipes, sessions.
 constexpr std::size_t kReserved = 256;
+/// All is well again when nothing has failed for so long: a disk at its limit takes a few bytes now and then.
+constexpr std::chrono::seconds kSettled{2};
+/// More files are counted, not named.
+constexpr std::size_t kNamed = 4;
 
-Result<> write_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return system_error(errno, "write");
-    bytes.remove_prefix(static_cast<std::size_t>(count));
-  }
-  return {};
-}
-
-}  // namespace
-
-Result<JobDir> JobDir::create(std::string path) {
+Result<> make_directory(const std::string& path, const std::string& what, const std::string& advice) {
   std::error_code error;
   const std::filesystem::path directory(path);
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
   if (::mkdir(path.c_str(), 0700) != 0 &&
       (errno != EEXIST || !std::filesystem::is_directory(directory, error))) {
-    Error failure = system_error(errno, "the job directory " + path);
-    failure.text += "; choose another with --job-dir";
+    Error failure = system_error(errno, what + ' ' + path);
+    failure.text += "; choose another with " + advice;
     return failure;
   }
   // Two runs in one directory would be mixed in its files.
   if (std::filesystem::exists(directory / "attempt_0", error)) {
-    return Error{ErrorCode::kUsage,
-                 "the job directory " + path +
-                     " holds the output of an earlier run; choose another with --job-dir or --job-id"};
+    return Error{ErrorCode::kUsage, what + ' ' + path +
+                                        " holds the output of an earlier run; choose another with " + advice +
+                                        " or --job-id"};
   }
+  return {};
+}
+
+std::string trouble_text(const Error& error) {
+  const bool full = error.sys == ENOSPC || error.sys == EDQUOT || error.sys == EFBIG;
+  return std::string("warning: ") + (full ? "there is no room for" : "nothing can be written to") +
+         " the job's files: " + error.text +
+         "; the job goes on and its output is shown, but not kept while this lasts";
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+  return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes");
+}
+
+}  // namespace
+
+Result<JobDir> JobDir::create(const JobSpec& spec) {
+  const OutputOptions& options = spec.output;
   JobDir job;
-  job.path_ = std::move(path);
+  job.path_ = spec.job_dir;
+  if (auto made = make_directory(job.path_, "the job directory", "--job-dir"); !made) return made.error();
+  if (!options.log_dir.empty()) {
+    job.log_dir_ = options.log_dir + '/' + spec.job_id;
+    if (job.log_dir_ == job.path_) {
+      return Error{ErrorCode::kUsage, "--log-dir " + options.log_dir + " and the job directory " + job.path_ +
+                                          " are one; choose another with --log-dir"};
+    }
+    if (auto made = make_directory(job.log_dir_, "the log directory", "--log-dir"); !made)
+      return made.error();
+    job.copied_ = options.copied();
+  }
+  job.limits_ = {options.log_max_size, options.log_max_parts};
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   job.max_open_ =
@@ -54,38 +77,104 @@ Result<JobDir> JobDir::create(std::string path) {
 
 std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const {
   char name[64];
-  std::snprintf(name, sizeof name, "/attempt_%u/rank_%05u.%s", attempt, rank,
-                stream == 1 ? "stdout" : "stderr");
+  if (stream == kJsonLines) {
+    std::snprintf(name, sizeof name, "/attempt_%u/lines.jsonl", attempt);
+  } else {
+    std::snprintf(name, sizeof name, "/attempt_%u/rank_%05u.%s", attempt, rank,
+                  stream == 1 ? "stdout" : "stderr");
+  }
   return path_ + name;
 }
 
-Result<> JobDir::append(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream,
-                        std::string_view bytes) {
-  const auto report = [this](Error error) -> Result<> {
-    if (std::exchange(failed_, true)) return {};
-    return error;
-  };
-  if (attempt_ != attempt) {
-    open_.clear();
-    attempt_ = attempt;
-    const std::string directory = path_ + "/attempt_" + std::to_string(attempt);
-    if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
-      return report(system_error(errno, directory));
+JobDir::Output& JobDir::output(const OutputKey& key) {
+  const auto found = outputs_.find(key);
+  if (found != outputs_.end()) return found->second;
+  Output& output = outputs_[key];
+  output.files.emplace_back(file(key.attempt, key.rank, key.stream), limits_);
+  if (!log_dir_.empty() && key.stream != kJsonLines && copied_.has(key.local_rank, key.stream)) {
+    output.files.emplace_back(log_dir_ + "/attempt_" + std::to_string(key.attempt) + '/' +
+                                  std::to_string(key.rank) +
+                                  (key.stream == 1 ? "/stdout.log" : "/stderr.log"),
+                              limits_);
   }
-  UniqueFd& fd = open_[{rank, stream}];
-  if (!fd) {
-    if (open_.size() > max_open_) {  // cheap and rare: files are opened again when their next bytes come
-      open_.clear();
-      return append(attempt, rank, stream, bytes);
+  return output;
+}
+
+/// Cheap and rare: files are opened again when their next bytes come.
+void JobDir::close_all() {
+  for (auto& [key, output] : outputs_) {
+    for (OutputFile& file : output.files)
+      file.close();
+  }
+  open_ = 0;
+}
+
+std::vector<std::string> JobDir::write(const OutputKey& key, std::string_view bytes, Time now) {
+  std::vector<std::string> words;
+  bool failed_now = false;
+  for (OutputFile& file : output(key).files) {
+    if (!file.is_open() && ++open_ > max_open_) {
+      close_all();
+      open_ = 1;
     }
-    const std::string name = file(attempt, rank, stream);
-    fd.reset(::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-    if (!fd) return report(system_error(errno, name));
+    const OutputFile::Outcome outcome = file.write(bytes);
+    if (!file.is_open()) --open_;
+    if (outcome.vanished && !std::exchange(vanished_, true)) {
+      words.push_back("warning: " + file.path() +
+                      " was deleted while the job runs; what it held is gone, a new file goes on there");
+    }
+    if (outcome.error.sys == 0) continue;
+    failed_now = true;
+    last_failure_ = now;
+    if (!std::exchange(failing_, true)) words.push_back(trouble_text(outcome.error));
   }
-  if (auto written = write_all(fd.get(), bytes); !written) {
-    return report(within(file(attempt, rank, stream), written.error()));
+  if (failing_ && !failed_now && now - last_failure_ >= kSettled) {
+    failing_ = false;
+    words.push_back("the job's files are written again" + lost_text());
   }
-  return {};
+  return words;
+}
+
+std::string JobDir::finish() {
+  std::string lost = lost_text();
+  if (lost.empty()) return {};
+  return "warning: the job's files do not have all of its output" + lost;
+}
+
+/// "; missing: rank_00000.stdout 512 bytes, …", and the list in gaps.txt. Empty: nothing is missing.
+std::string JobDir::lost_text() {
+  std::vector<FileGap> gaps;
+  std::vector<std::pair<std::string, std::uint64_t>> files;
+  std::uint64_t others = 0;
+  for (auto& [key, output] : outputs_) {
+    for (OutputFile& file : output.files) {
+      std::uint64_t missing = 0;
+      for (FileGap& gap : file.take_gaps()) {
+        missing += gap.bytes;
+        gaps.push_back(std::move(gap));
+      }
+      if (missing != 0 && files.size() >= kNamed) others += missing;
+      if (missing != 0) files.emplace_back(file.path(), missing);
+    }
+  }
+  if (files.empty()) return {};
+  std::string text = "; missing:";
+  for (std::size_t i = 0; i < std::min(files.size(), kNamed); ++i)
+    text += (i == 0 ? " " : ", ") + bytes_text(files[i].second) + " of " + files[i].first;
+  if (files.size() > kNamed)
+    text += ", and " + bytes_text(others) + " of " + std::to_string(files.size() - kNamed) + " other files";
+  note_gaps(gaps);
+  return text;
+}
+
+/// A note beside the files, for they have the workers' bytes and nothing else.
+void JobDir::note_gaps(const std::vector<FileGap>& gaps) {
+  std::string text;
+  for (const FileGap& gap : gaps)
+    text +=
+        gap.path + ": " + bytes_text(gap.bytes) + " missing at offset " + std::to_string(gap.offset) + '\n';
+  OutputFile note(path_ + "/gaps.txt", {});
+  (void)note.write(text);  // no room for it either: the words on the terminal have the sums
 }
 
 }  // namespace ddp::launcher

@@ -1,42 +1,73 @@
 #pragma once
 
+#include <chrono>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <vector>
 
 #include "base/result.h"
-#include "base/unique_fd.h"
+#include "launcher/job_spec.h"
+#include "launcher/output_file.h"
 
 namespace ddp::launcher {
 
-/// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`. A
-/// file appears with its first byte. Nothing in it is ever deleted. Loop thread; writes are blocking writes
-/// to files.
+/// Which output a piece of bytes belongs to.
+struct OutputKey {
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  int local_rank = 0;
+  std::uint8_t stream = 1;  ///< 1 stdout, 2 stderr, kJsonLines
+  auto operator<=>(const OutputKey&) const = default;
+};
+/// Not a worker's stream: attempt_N/lines.jsonl, of all ranks.
+inline constexpr std::uint8_t kJsonLines = 3;
+
+/// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`, and
+/// their copies under --log-dir (docs/output.md). A file appears with its first byte. Nothing is deleted but
+/// parts beyond the number that the user gave. A disk that takes nothing costs the files their bytes and
+/// nobody else anything: it is said once, and what is missing when there is room again. Blocking writes; the
+/// thread of JobWriter only, but for create() and file().
 class JobDir {
  public:
-  /// Makes the directory (0700) and its parents. Error kSystem.
-  static Result<JobDir> create(std::string path);
+  using Time = std::chrono::steady_clock::time_point;
 
-  /// Appends. The first failure is returned, so that it can be said once; while the disk stays full later
-  /// bytes are lost to the file (they still reach the terminal), and writing goes on when there is room
-  /// again.
-  Result<> append(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes);
+  /// Makes the directories (0700) and their parents. Errors: kSystem; kUsage when an earlier run's output is
+  /// in one.
+  static Result<JobDir> create(const JobSpec& spec);
+
+  /// Appends. Returns what a person should read, nothing for the most part.
+  std::vector<std::string> write(const OutputKey& key, std::string_view bytes, Time now);
+  /// What the files lack at the end, if it has not been said; empty: nothing.
+  std::string finish();
 
   std::string file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const;
   const std::string& path() const { return path_; }
 
  private:
   JobDir() = default;
-  using Key = std::pair<std::uint32_t, std::uint8_t>;  ///< rank, stream
+  struct Output {
+    std::vector<OutputFile> files;  ///< in the job's directory, and its copy
+  };
+  Output& output(const OutputKey& key);
+  void close_all();
+  std::string lost_text();
+  void note_gaps(const std::vector<FileGap>& gaps);
 
   std::string path_;
-  std::map<Key, UniqueFd> open_;
-  std::optional<std::uint32_t> attempt_;
+  std::string log_dir_;  ///< with the job's id; empty: no copies
+  StreamChoice copied_;
+  OutputFile::Limits limits_;
+  std::map<OutputKey, Output> outputs_;
+  std::size_t open_ = 0;
   std::size_t max_open_ = 64;
-  bool failed_ = false;  ///< the trouble has been reported
+  bool failing_ = false;  ///< said, and its end was not yet
+  bool vanished_ = false;
+  Time last_failure_{};
 };
 
 }  // namespace ddp::launcher

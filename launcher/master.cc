@@ -47,10 +47,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       spec_(spec),
       options_(std::move(options)),
       files_(
-          loop.get_executor(), std::move(job_dir),
-          [this](const Error& error) {
-            say("warning: while this lasts output is shown, but not kept in files: " + error.text);
-          },
+          loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
           [this] { give_all_credit(); }),
       console_(loop.get_executor(), [this] { give_all_credit(); }),
       output_(files_, console_, spec.output.label_on ? spec.output.label : std::string(),
@@ -86,6 +83,7 @@ int Master::run() {
   loop_.run();  // until the supervisor has finished; carry_out stops it
   end_tasks();
   output_.finish_all();
+  if (const std::string lost = files_.settle(kLastWords); !lost.empty()) say(lost);
   const int code = report();
   console_.flush(2, kLastWords);  // the cause is told even where nobody takes the output
   // From here on a signal ends us at once: nothing runs any more that would have to be stopped.

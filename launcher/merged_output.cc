@@ -10,6 +10,7 @@ struct MergedOutput::Rank {
   LineAssembler err;
   StderrTail tail;
   bool wrote_stderr = false;
+  int local_rank = 0;
 };
 
 MergedOutput::MergedOutput(JobWriter& files, Console& console, std::string label, Source source)
@@ -25,6 +26,7 @@ MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t rank) {
     std::string out = make_label(label_, source);
     source.stream = "stderr";
     ranks_[rank] = std::make_unique<Rank>(std::move(out), make_label(label_, source));
+    ranks_[rank]->local_rank = source.local_rank;
   }
   return *ranks_[rank];
 }
@@ -37,7 +39,7 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
   if (bytes.empty()) {
     assembler.finish(lines_);
   } else {
-    files_.append(attempt, rank, stream, bytes);
+    files_.append({attempt, rank, state.local_rank, stream}, bytes);
     if (stream == 2) {
       state.tail.add(bytes);
       state.wrote_stderr = true;

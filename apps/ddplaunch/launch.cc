@@ -85,7 +85,7 @@ int launch(const launcher::JobSpec& spec) {
     if (!beside) return fail(beside.error());
     options.agent_path = std::move(*beside);
   }
-  auto job_dir = launcher::JobDir::create(spec.job_dir);
+  auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(job_dir.error());
 
   asio::io_context loop(1);

@@ -1,0 +1,349 @@
+// The job's directory on a real disk: output_file, job_dir, job_writer.
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+
+#include "launcher/job_dir.h"
+#include "launcher/job_writer.h"
+#include "launcher/output_file.h"
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+namespace fs = std::filesystem;
+
+namespace {
+
+class Directory {
+ public:
+  Directory() {
+    std::string name = (fs::temp_directory_path() / "ddp-files-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path = name;
+  }
+  ~Directory() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  fs::path path;
+};
+
+std::string content(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// No file of this process may grow beyond `bytes`: the way to a full disk that needs no root.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  }
+  ~FileLimit() { lift(); }
+  void lift() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+JobSpec spec_in(const Directory& directory) {
+  JobSpec spec;
+  spec.job_id = "run7";
+  spec.job_dir = directory.path / "job";
+  return spec;
+}
+
+constexpr JobDir::Time kStart{};
+
+}  // namespace
+
+TEST_CASE("a file is made with its first byte, and its directories") {
+  const Directory directory;
+  const std::string path = directory.path / "a/b/out";
+  OutputFile file(path, {});
+  CHECK_FALSE(fs::exists(directory.path / "a"));
+  CHECK(file.write("one\n").error.sys == 0);
+  CHECK(file.write("two").error.sys == 0);
+  file.close();
+  CHECK(file.write("\nthree\n").error.sys == 0);
+  CHECK(content(path) == "one\ntwo\nthree\n");
+  CHECK(file.take_gaps().empty());
+  struct stat status {};
+  REQUIRE(::stat(path.c_str(), &status) == 0);
+  CHECK((status.st_mode & 0777) == 0600);
+}
+
+TEST_CASE("parts end at line ends, and together they are all that was written") {
+  std::mt19937 random(7);
+  for (int round = 0; round < 30; ++round) {
+    CAPTURE(round);
+    const Directory directory;
+    const std::string path = directory.path / "out";
+    OutputFile file(path, {4096, 0});
+    std::string all;
+    for (int line = 0; line < 400; ++line) {
+      all += std::string(random() % (round % 3 == 0 ? 6000 : 90), static_cast<char>('a' + line % 26)) + '\n';
+    }
+    for (std::size_t at = 0; at < all.size();) {
+      const std::size_t size = std::min<std::size_t>(1 + random() % 9000, all.size() - at);
+      CHECK(file.write(all.substr(at, size)).error.sys == 0);
+      at += size;
+    }
+    std::string read = content(path);
+    for (int part = 1; fs::exists(path + '.' + std::to_string(part)); ++part) {
+      CHECK(read.back() == '\n');
+      const std::string text = content(path + '.' + std::to_string(part));
+      CHECK(text.size() < 4096 + 6001);
+      read += text;
+    }
+    CHECK(read == all);
+  }
+}
+
+TEST_CASE("a line longer than a part stays whole") {
+  const Directory directory;
+  const std::string path = directory.path / "out";
+  OutputFile file(path, {4096, 0});
+  const std::string giant(10'000, 'x');
+  for (const char* piece : {"first\n", giant.c_str(), giant.c_str(), "\nnext\n"})
+    CHECK(file.write(piece).error.sys == 0);
+  CHECK(content(path) == "first\n");
+  CHECK(content(path + ".1") == giant + giant + "\n");
+  CHECK(content(path + ".2") == "next\n");
+}
+
+TEST_CASE("only the newest parts stay when a number is given") {
+  const Directory directory;
+  const std::string path = directory.path / "out";
+  OutputFile file(path, {4096, 2});
+  const std::string line = std::string(4000, 'x') + '\n';
+  for (int i = 0; i < 5; ++i)
+    CHECK(file.write(std::to_string(i) + line).error.sys == 0);
+  CHECK_FALSE(fs::exists(path));
+  CHECK_FALSE(fs::exists(path + ".2"));
+  CHECK(content(path + ".3") == "3" + line);
+  CHECK(content(path + ".4") == "4" + line);
+}
+
+TEST_CASE("what the disk refuses is counted, and the file goes on when there is room") {
+  const Directory directory;
+  const std::string path = directory.path / "out";
+  OutputFile file(path, {});
+  FileLimit limit(10);
+  CHECK(file.write("0123456789ABC").error.sys == EFBIG);
+  CHECK(file.write("lost").error.sys == EFBIG);
+  limit.lift();
+  CHECK(file.write("back\n").error.sys == 0);
+  CHECK(content(path) == "0123456789back\n");
+  const auto gaps = file.take_gaps();
+  REQUIRE(gaps.size() == 1);
+  CHECK(gaps[0].path == path);
+  CHECK(gaps[0].offset == 10);
+  CHECK(gaps[0].bytes == 7);
+  CHECK(file.take_gaps().empty());
+}
+
+TEST_CASE("a file or directory that somebody deletes is made anew") {
+  const Directory directory;
+  const std::string path = directory.path / "job/attempt_0/out";
+  OutputFile file(path, {});
+  CHECK_FALSE(file.write("gone\n").vanished);
+  fs::remove_all(directory.path / "job");
+  const auto outcome = file.write("new\n");
+  CHECK(outcome.error.sys == 0);
+  CHECK(outcome.vanished);
+  CHECK(content(path) == "new\n");
+  file.close();
+  fs::remove(path);
+  CHECK(file.write("newer\n").vanished);
+  CHECK(content(path) == "newer\n");
+  CHECK_FALSE(file.write("more\n").vanished);
+}
+
+TEST_CASE("a job's directory is used once") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  CHECK(JobDir::create(spec).has_value());  // nothing was written yet
+  CHECK(job->write({0, 3, 1, 2}, "x\n", kStart).empty());
+  CHECK(content(spec.job_dir + "/attempt_0/rank_00003.stderr") == "x\n");
+  const auto again = JobDir::create(spec);
+  REQUIRE_FALSE(again.has_value());
+  CHECK(again.error().code == ErrorCode::kUsage);
+  CHECK(again.error().text == "the job directory " + spec.job_dir +
+                                  " holds the output of an earlier run; choose another with --job-dir or "
+                                  "--job-id");
+  spec.job_dir = directory.path / "job/attempt_0/rank_00003.stderr/x";
+  const auto bad = JobDir::create(spec);
+  REQUIRE_FALSE(bad.has_value());
+  CHECK(bad.error().text ==
+        "the job directory " + spec.job_dir + ": Not a directory; choose another with --job-dir");
+}
+
+TEST_CASE("--log-dir gets copies of the streams that --tee and --redirects name") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  spec.output.log_dir = directory.path / "logs";
+  spec.output.tee.by_local = {{0, 3}};
+  spec.output.redirects.by_local = {{1, 2}};
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    for (const std::uint8_t stream : {1, 2})
+      CHECK(job->write({1, rank, static_cast<int>(rank % 2), stream}, std::to_string(rank) + "\n", kStart)
+                .empty());
+  }
+  const fs::path copies = directory.path / "logs/run7/attempt_1";
+  CHECK(content(copies / "0/stdout.log") == "0\n");
+  CHECK(content(copies / "0/stderr.log") == "0\n");
+  CHECK(content(copies / "2/stdout.log") == "2\n");
+  CHECK(content(copies / "3/stderr.log") == "3\n");
+  CHECK_FALSE(fs::exists(copies / "3/stdout.log"));
+  for (int rank = 0; rank < 4; ++rank)
+    CHECK(fs::exists(spec.job_dir + "/attempt_1/rank_0000" + std::to_string(rank) + ".stdout"));
+}
+
+TEST_CASE("--log-dir alone gets all streams") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  spec.output.log_dir = directory.path / "logs";
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  CHECK(job->write({0, 5, 1, 2}, "e\n", kStart).empty());
+  CHECK(content(directory.path / "logs/run7/attempt_0/5/stderr.log") == "e\n");
+
+  spec.job_dir = spec.output.log_dir + "/run7";
+  CHECK(JobDir::create(spec).error().code == ErrorCode::kUsage);
+}
+
+TEST_CASE("a full disk is said once, and what is missing when there is room") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  const OutputKey one{0, 0, 0, 1};
+  const OutputKey two{0, 1, 1, 2};
+  const std::string file = spec.job_dir + "/attempt_0/rank_00000.stdout";
+  CHECK(job->write(one, "12345678", kStart).empty());
+  FileLimit limit(10);
+  const auto words = job->write(one, "9abc", kStart);
+  REQUIRE(words.size() == 1);
+  CHECK(words[0] == "warning: there is no room for the job's files: " + file +
+                        ": File too large; the job goes on and its output is shown, but not kept while this "
+                        "lasts");
+  CHECK(job->write(two, "0123456789abc", kStart + milliseconds(100)).empty());
+  limit.lift();
+  // Not all is well because of one write that got through.
+  CHECK(job->write(one, "A", kStart + milliseconds(200)).empty());
+  const auto well = job->write(one, "B", kStart + seconds(3));
+  REQUIRE(well.size() == 1);
+  CHECK(well[0] == "the job's files are written again; missing: 2 bytes of " + file + ", 3 bytes of " +
+                       spec.job_dir + "/attempt_0/rank_00001.stderr");
+  CHECK(content(file) == "123456789aAB");
+  CHECK(content(spec.job_dir + "/gaps.txt") ==
+        file + ": 2 bytes missing at offset 10\n" + spec.job_dir +
+            "/attempt_0/rank_00001.stderr: 3 bytes missing at offset 10\n");
+  CHECK(job->finish().empty());
+}
+
+TEST_CASE("what is missing is said at the end when the disk stayed full") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  {
+    const FileLimit limit(10);
+    for (std::uint32_t rank = 0; rank < 6; ++rank)
+      CHECK(job->write({0, rank, 0, 1}, "0123456789abc", kStart).size() == (rank == 0 ? 1 : 0));
+  }
+  const std::string base = " of " + spec.job_dir + "/attempt_0/rank_0000";
+  CHECK(job->finish() == "warning: the job's files do not have all of its output; missing: 3 bytes" + base +
+                             "0.stdout, 3 bytes" + base + "1.stdout, 3 bytes" + base + "2.stdout, 3 bytes" +
+                             base + "3.stdout, and 6 bytes of 2 other files");
+  CHECK(job->finish().empty());
+}
+
+TEST_CASE("more files than descriptors") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit few{256, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  for (int round = 0; round < 3; ++round) {
+    for (std::uint32_t rank = 0; rank < 300; ++rank)
+      CHECK(job->write({0, rank, 0, 1}, std::to_string(round), kStart).empty());
+  }
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  for (std::uint32_t rank = 0; rank < 300; ++rank)
+    CHECK(content(job->file(0, rank, 1)) == "012");
+}
+
+TEST_CASE("the writer keeps the order of each stream, and settles") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  asio::io_context loop;
+  int drained = 0;
+  std::vector<std::string> said;
+  JobWriter writer(
+      loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); },
+      [&] { ++drained; });
+  std::map<OutputKey, std::string> sent;
+  std::mt19937 random(3);
+  bool was_full = false;
+  for (int i = 0; i < 20'000; ++i) {
+    const OutputKey key{static_cast<std::uint32_t>(random() % 2), static_cast<std::uint32_t>(random() % 8), 0,
+                        static_cast<std::uint8_t>(1 + random() % 2)};
+    const std::string bytes(random() % 3000, static_cast<char>('a' + i % 26));
+    sent[key] += bytes;
+    writer.append(key, bytes);
+    was_full = was_full || writer.full();
+  }
+  CHECK(writer.settle(seconds(30)).empty());
+  for (const auto& [key, bytes] : sent)
+    CHECK(content(writer.file(key.attempt, key.rank, key.stream)) == bytes);
+  writer.append({0, 0, 0, 1}, "tail");
+  writer.close();
+  CHECK(content(writer.file(0, 0, 1)) == sent[{0, 0, 0, 1}] + "tail");
+  loop.run();
+  CHECK(said.empty());
+  if (was_full) CHECK(drained > 0);
+}
+
+TEST_CASE("the writer says what the files lack, also when the job ends at once") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  asio::io_context loop;
+  std::vector<std::string> said;
+  JobWriter writer(
+      loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); }, [] {});
+  const FileLimit limit(10);
+  writer.append({0, 0, 0, 1}, "0123456789abc");
+  CHECK(writer.settle(seconds(30))
+            .starts_with("warning: the job's files do not have all of its output; missing: "
+                         "3 bytes of "));
+  writer.close();
+  loop.run();
+  REQUIRE(said.size() == 1);
+  CHECK(said[0].starts_with("warning: there is no room for the job's files: "));
+}
