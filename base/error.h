@@ -20,6 +20,7 @@ enum class ErrorCode {
   kCancelled,      ///< stopped on request
   kSystem,         ///< the operating system refused something (sys holds the errno)
   kInternal,       ///< our own mistake
+  kHung,           ///< no worker did anything for --hang-timeout
 };
 
 /// A failure: a kind for programs, and what-where-why text for a person. `sys` is the errno behind it, or 0.

@@ -16,6 +16,7 @@ const std::vector<ExitCodeRow>& exit_code_table() {
       {ErrorCode::kAgentMismatch, 114, "a host's ddplaunchd does not fit this ddplaunch"},
       {ErrorCode::kRefused, 115, "a node refused the job in its check before the start"},
       {ErrorCode::kSystem, 116, "the operating system refused something that ddplaunch needs"},
+      {ErrorCode::kHung, 117, "no worker printed anything or used CPU time for --hang-timeout"},
       {ErrorCode::kExec, 126, "the worker's program could not be executed (127: not found)"},
       {ErrorCode::kCancelled, 143, "stopped on request"},
   };

@@ -16,7 +16,7 @@ constexpr std::size_t kGroupsShown = 16;
 constexpr std::size_t kAttemptsShown = 8;
 
 bool is_worker(const Failure& failure) {
-  return failure.kind != Failure::Kind::kNode;
+  return failure.of_worker();
 }
 
 // "exited 3", "killed by SIGSEGV (core dumped)": what happened, without who.
@@ -32,6 +32,7 @@ std::string what_happened(const Failure& failure) {
     case Failure::Kind::kExec:
       return "could not be started: " + failure.error.text;
     case Failure::Kind::kNode:
+    case Failure::Kind::kHung:
       return failure.error.text;
   }
   return {};
@@ -51,6 +52,7 @@ int code_of(const Failure& failure) {
     case Failure::Kind::kExec:
       return exec_exit_code(failure.error.sys);
     case Failure::Kind::kNode:
+    case Failure::Kind::kHung:
       return exit_code_of(failure.error);
   }
   return kInternalExit;
@@ -137,6 +139,8 @@ std::string root_text(const Failure& root) {
     text = "  root cause: rank " + std::to_string(root.rank) + " (local rank " +
            std::to_string(root.local_rank) + ") on " + root.host +
            (root.pid > 0 ? ", pid " + std::to_string(root.pid) : "") + ": ";
+  } else if (root.kind == Failure::Kind::kHung) {
+    text = "  root cause: ";
   } else {
     text = "  root cause: node " + root.host + ": ";
   }
@@ -229,6 +233,7 @@ std::string standalone(std::string line) {
 
 std::string why_root(const Failure& root) {
   const std::string what = standalone(first_line(what_happened(root)));
+  if (root.kind == Failure::Kind::kHung) return what;
   if (!is_worker(root)) return "node " + root.host + ": " + what;
   return "rank " + std::to_string(root.rank) + " on " + root.host + " " + what;
 }

@@ -5,7 +5,7 @@ namespace ddp::launcher {
 void JobEnd::add_evidence(int rank, std::uint32_t attempt, const rendezvous::WorkerEvidence& evidence) {
   for (std::vector<Failure>* list : {&failures, &earlier}) {
     for (Failure& failure : *list) {
-      if (failure.kind == Failure::Kind::kNode || failure.rank != rank || failure.attempt != attempt)
+      if (!failure.of_worker() || failure.rank != rank || failure.attempt != attempt)
         continue;
       failure.evidence.oom = evidence.oom;
       failure.evidence.xid = evidence.xid;

@@ -28,6 +28,7 @@ struct Failure {
     kSignaled,  ///< worker, `signal`, `core_dumped`
     kExec,      ///< worker, could not be executed: `error` has the errno and the text
     kNode,      ///< node: `error` says what; rank, local_rank and pid mean nothing
+    kHung,      ///< the whole job: `error` says what its ranks were doing; of no host and no rank
   };
   Kind kind = Kind::kExited;
   std::string host;
@@ -47,6 +48,8 @@ struct Failure {
   Evidence evidence;
   std::vector<std::string> last_stderr;  ///< StderrTail::lines()
   std::string stderr_path;               ///< its file in the job directory; empty: none
+
+  bool of_worker() const { return kind != Kind::kNode && kind != Kind::kHung; }
 };
 
 /// How a job ended, as the master saw it.

@@ -37,7 +37,7 @@ constexpr std::array<std::string_view, 17> kEchoes{
 };
 
 bool is_worker(const Failure& failure) {
-  return failure.kind != Failure::Kind::kNode;
+  return failure.of_worker();
 }
 
 bool has_echo(std::string_view text) {
@@ -100,6 +100,7 @@ bool failed_while_stopped(const Failure& failure) {
     }
     case Failure::Kind::kExec:
       return true;
+    case Failure::Kind::kHung:
     case Failure::Kind::kNode:
       return false;
   }
@@ -135,6 +136,7 @@ Blame blame_of(const Failure& failure) {
     case Failure::Kind::kNode:
       return Blame::kNode;
     case Failure::Kind::kExec:
+    case Failure::Kind::kHung:
       return Blame::kOwn;
     case Failure::Kind::kExited:
       return has_echo(last_words(failure)) ? Blame::kEcho : Blame::kOwn;

@@ -74,6 +74,8 @@ std::string kind_name(ErrorCode code) {
       return "System";
     case ErrorCode::kInternal:
       return "Internal";
+    case ErrorCode::kHung:
+      return "Hung";
   }
   return "";
 }
