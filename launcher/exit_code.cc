@@ -6,19 +6,19 @@ namespace ddp::launcher {
 
 const std::vector<ExitCodeRow>& exit_code_table() {
   static const std::vector<ExitCodeRow> table{
-      {ErrorCode::kUsage, 2, "the command line or a file it names is wrong; nothing was started"},
-      {ErrorCode::kInternal, kInternalExit, "a mistake of ddplaunch itself"},
-      {ErrorCode::kProtocol, kInternalExit, "an agent sent what the protocol does not allow"},
-      {ErrorCode::kUnreachable, 111, "a host could not be resolved, reached or logged in to"},
-      {ErrorCode::kTimeout, 112, "the job did not start in time"},
-      {ErrorCode::kLinkLost, 113, "a node was lost while the job ran"},
-      {ErrorCode::kAgentMissing, 114, "a host has no ddplaunchd where it was looked for"},
-      {ErrorCode::kAgentMismatch, 114, "a host's ddplaunchd does not fit this ddplaunch"},
-      {ErrorCode::kRefused, 115, "a node refused the job in its check before the start"},
-      {ErrorCode::kSystem, 116, "the operating system refused something that ddplaunch needs"},
-      {ErrorCode::kHung, 117, "no worker printed anything or used CPU time for --hang-timeout"},
-      {ErrorCode::kExec, 126, "the worker's program could not be executed (127: not found)"},
-      {ErrorCode::kCancelled, 143, "stopped on request"},
+      {ErrorCode::kUsage, "Usage", 2, "the command line or a file it names is wrong; nothing was started"},
+      {ErrorCode::kInternal, "Internal", kInternalExit, "a mistake of ddplaunch itself"},
+      {ErrorCode::kProtocol, "Protocol", kInternalExit, "an agent sent what the protocol does not allow"},
+      {ErrorCode::kUnreachable, "Unreachable", 111, "a host could not be resolved, reached or logged in to"},
+      {ErrorCode::kTimeout, "Timeout", 112, "the job did not start in time"},
+      {ErrorCode::kLinkLost, "LinkLost", 113, "a node was lost while the job ran"},
+      {ErrorCode::kAgentMissing, "AgentMissing", 114, "a host has no ddplaunchd where it was looked for"},
+      {ErrorCode::kAgentMismatch, "AgentMismatch", 114, "a host's ddplaunchd does not fit this ddplaunch"},
+      {ErrorCode::kRefused, "Refused", 115, "a node refused the job in its check before the start"},
+      {ErrorCode::kSystem, "System", 116, "the operating system refused something that ddplaunch needs"},
+      {ErrorCode::kHung, "Hung", 117, "no worker printed anything or used CPU time for --hang-timeout"},
+      {ErrorCode::kExec, "Exec", 126, "the worker's program could not be executed (127: not found)"},
+      {ErrorCode::kCancelled, "Cancelled", 143, "stopped on request"},
   };
   return table;
 }

@@ -10,6 +10,7 @@ namespace ddp::launcher {
 /// exec_exit_code.
 struct ExitCodeRow {
   ErrorCode error;
+  const char* kind;  ///< its name in the document and in reports
   int exit_code;
   const char* meaning;
 };

@@ -38,11 +38,6 @@ std::string what_happened(const Failure& failure) {
   return {};
 }
 
-// A node that never got ready. Several such are no consequences of each other, and each has its own cure.
-bool is_start_failure(const Failure& failure) {
-  return failure.kind == Failure::Kind::kNode && failure.error.code != ErrorCode::kLinkLost;
-}
-
 int code_of(const Failure& failure) {
   switch (failure.kind) {
     case Failure::Kind::kExited:
@@ -319,6 +314,10 @@ ExitReport make_exit_report(const JobEnd& end) {
   }
   report.text += "ddplaunch: exit " + std::to_string(report.exit_code) + ": " + report.why + "\n";
   return report;
+}
+
+bool is_start_failure(const Failure& failure) {
+  return failure.kind == Failure::Kind::kNode && failure.error.code != ErrorCode::kLinkLost;
 }
 
 std::string failure_line(const Failure& failure) {

@@ -26,6 +26,9 @@ ExitReport make_exit_report(const JobEnd& end);
 /// Which failure make_exit_report tells of as the cause; null: none.
 const Failure* cause_of(const JobEnd& end);
 
+/// A node that never got ready. Several such are no consequences of each other, and each has its own cure.
+bool is_start_failure(const Failure& failure);
+
 /// "rank 5 on gpu02 exited 3": one failure in half a line.
 std::string failure_line(const Failure& failure);
 

@@ -6,7 +6,9 @@
 #include <exception>
 #include <utility>
 
+#include "base/version.h"
 #include "launcher/exit_report.h"
+#include "launcher/report_file.h"
 
 namespace ddp::launcher {
 namespace {
@@ -46,6 +48,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
     : loop_(loop),
       spec_(spec),
       options_(std::move(options)),
+      began_(now()),
       files_(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
           [this] { give_all_credit(); }),
@@ -376,6 +379,21 @@ LineSource Master::source_of(std::uint32_t rank) const {
   return source;
 }
 
+JobFacts Master::facts() const {
+  JobFacts facts;
+  facts.version = version();
+  facts.job_id = spec_.job_id;
+  facts.job_dir = spec_.job_dir;
+  for (const auto& node : nodes_)
+    facts.nodes.push_back(spec_.hosts[node->index].name);
+  facts.world_size = supervisor_.plan().world_size;
+  facts.attempts = static_cast<int>(supervisor_.attempt()) + 1;
+  facts.began = began_;
+  facts.ended = now();
+  facts.ended_at = std::chrono::system_clock::now();
+  return facts;
+}
+
 int Master::report() {
   JobEnd end = supervisor_.end();
   for (Failure& failure : end.failures) {
@@ -384,6 +402,8 @@ int Master::report() {
     failure.stderr_path = output_.stderr_file(failure.attempt, static_cast<std::uint32_t>(failure.rank));
   }
   const ExitReport report = make_exit_report(end);
+  for (const std::string& warning : write_reports(end, report, facts(), spec_.report_path))
+    say(warning);
   console_.write(2, report.text);
   return report.exit_code;
 }

@@ -15,6 +15,7 @@
 #include "launcher/job_writer.h"
 #include "launcher/merged_output.h"
 #include "launcher/node_link.h"
+#include "launcher/report_json.h"
 #include "launcher/stdin_feed.h"
 #include "launcher/supervisor.h"
 #include "remote/fan_out.h"
@@ -70,11 +71,13 @@ class Master {
   void start_task(Awaitable<> task);
   void say(std::string_view text);
   void say_host(const NodeLink& node, std::string_view line);
+  JobFacts facts() const;
   int report();
 
   asio::io_context& loop_;
   const JobSpec& spec_;
   Options options_;
+  const std::chrono::nanoseconds began_;
   JobWriter files_;
   Console console_;
   MergedOutput output_;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "launcher/exit_report.h"
 #include "launcher/job_dir.h"
 #include "launcher/master.h"
+#include "launcher/report_file.h"
 #include "remote/command_shell.h"
 #include "remote/local_shell.h"
 #include "remote/ssh_shell.h"
@@ -64,10 +66,20 @@ std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop,
   return std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options));
 }
 
-int fail(const Error& error) {
+/// The end of a job that did not get as far as its Master. Nothing goes into the job's directory: it may not
+/// be ours.
+int fail(const launcher::JobSpec& spec, const Error& error) {
   launcher::JobEnd end;
   end.master = error;
   const launcher::ExitReport report = launcher::make_exit_report(end);
+  launcher::JobFacts facts;
+  facts.version = version();
+  facts.job_id = spec.job_id;
+  for (const remote::Host& host : spec.hosts)
+    facts.nodes.push_back(host.name);
+  facts.ended_at = std::chrono::system_clock::now();
+  for (const std::string& warning : launcher::write_reports(end, report, facts, spec.report_path))
+    std::fprintf(stderr, "ddplaunch: %s\n", warning.c_str());
   std::fputs(report.text.c_str(), stderr);
   return report.exit_code;
 }
@@ -82,11 +94,11 @@ int launch(const launcher::JobSpec& spec) {
   options.agent_path = spec.agent_path;
   if (options.agent_path.empty()) {
     auto beside = agent_beside_us();
-    if (!beside) return fail(beside.error());
+    if (!beside) return fail(spec, beside.error());
     options.agent_path = std::move(*beside);
   }
   auto job_dir = launcher::JobDir::create(spec);
-  if (!job_dir) return fail(job_dir.error());
+  if (!job_dir) return fail(spec, job_dir.error());
 
   asio::io_context loop(1);
   const auto remote = make_remote_shell(loop, spec);

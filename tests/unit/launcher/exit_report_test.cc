@@ -246,6 +246,7 @@ TEST_CASE("every kind of error has one row, in the table and in docs/exit_codes.
     CHECK(seen.insert(row.error).second);
     CHECK(documented.count("| " + std::to_string(row.exit_code) + " | " + kind_name(row.error) + " | " +
                            row.meaning + " |") == 1);
+    CHECK(row.kind == kind_name(row.error));
     CHECK(exit_code_of(Error{row.error, "", 0}) == row.exit_code);
     // 120 is how Python ends when its flush fails; 125 and up belong to shells.
     CHECK((row.exit_code < 3 || row.exit_code == 126 || row.exit_code == 143 ||

@@ -1,0 +1,70 @@
+#include "launcher/report_file.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+namespace {
+
+Result<> write_all(int fd, std::string_view text, const std::string& path) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(fd, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return system_error(errno, "write " + path);
+    text.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return {};
+}
+
+/// The end of a chain of symbolic links: a rename would replace the link and not what it names.
+std::string resolved(const std::string& path) {
+  char buffer[PATH_MAX];
+  return ::realpath(path.c_str(), buffer) == nullptr ? path : std::string(buffer);
+}
+
+}  // namespace
+
+Result<> write_report(const std::string& path, std::string_view text) {
+  struct stat found {};
+  if (::stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode)) {
+    const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (!file) return system_error(errno, "open " + path);
+    return write_all(file.get(), text, path);
+  }
+  const std::string target = resolved(path);
+  const std::string beside = target + ".part" + std::to_string(::getpid());
+  UniqueFd file(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (!file) return system_error(errno, "create " + beside);
+  Result<> written = write_all(file.get(), text, beside);
+  // Some disks tell only here that they are full.
+  if (::close(file.release()) != 0 && written) written = system_error(errno, "write " + beside);
+  if (written && ::rename(beside.c_str(), target.c_str()) != 0) {
+    written = system_error(errno, "rename " + beside + " to " + target);
+  }
+  if (!written) ::unlink(beside.c_str());
+  return written;
+}
+
+std::vector<std::string> write_reports(const JobEnd& end, const ExitReport& exit, const JobFacts& facts,
+                                       const std::string& report_path) {
+  const std::string text = report_json(end, exit, facts);
+  std::vector<std::string> paths;
+  if (!facts.job_dir.empty()) paths.push_back(facts.job_dir + "/report.json");
+  if (!report_path.empty()) paths.push_back(report_path);
+  std::vector<std::string> warnings;
+  for (const std::string& path : paths) {
+    if (const auto written = write_report(path, text); !written)
+      warnings.push_back("warning: the report was not written: " + written.error().text);
+  }
+  return warnings;
+}
+
+}  // namespace ddp::launcher

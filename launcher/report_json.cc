@@ -1,0 +1,178 @@
+#include "launcher/report_json.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "base/exit_status.h"
+#include "launcher/failure_hints.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Json = nlohmann::ordered_json;  // keys stand in the order of docs/report.md
+using std::chrono::duration_cast;
+using std::chrono::microseconds;
+
+constexpr int kFormat = 1;
+/// Whose last lines are told: all of a large job would make a report that nobody opens.
+constexpr std::size_t kTails = 16;
+
+double seconds(std::chrono::nanoseconds time) {
+  return static_cast<double>(duration_cast<microseconds>(time).count()) / 1e6;
+}
+
+Json text_or_null(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+Json error_json(const Error& error) {
+  const char* kind = "Internal";
+  for (const ExitCodeRow& row : exit_code_table()) {
+    if (row.error == error.code) kind = row.kind;
+  }
+  return {{"kind", kind}, {"errno", error.sys == 0 ? Json() : Json(error.sys)}, {"text", error.text}};
+}
+
+Json exception_json(const WorkerException& exception) {
+  Json time;
+  if (exception.unix_time)
+    time = utc_text(std::chrono::system_clock::time_point(std::chrono::seconds(*exception.unix_time)));
+  return {{"type", text_or_null(exception.type)},
+          {"message", exception.message},
+          {"frame", text_or_null(exception.frame)},
+          {"traceback", text_or_null(exception.trace)},
+          {"time", time}};
+}
+
+const char* what_of(Failure::Kind kind) {
+  switch (kind) {
+    case Failure::Kind::kExited:
+      return "exited";
+    case Failure::Kind::kSignaled:
+      return "signaled";
+    case Failure::Kind::kExec:
+      return "not_executed";
+    case Failure::Kind::kNode:
+      return "node";
+    case Failure::Kind::kHung:
+      return "hung";
+  }
+  return "";
+}
+
+class ReportWriter {
+ public:
+  ReportWriter(const JobEnd& end, const ExitReport& exit, const JobFacts& facts)
+      : end_(end), exit_(exit), facts_(facts), cause_(cause_of(end)) {}
+
+  Json report() {
+    Json report;
+    report["format"] = kFormat;
+    report["ddplaunch"] = facts_.version;
+    report["outcome"] = outcome();
+    report["exit_code"] = exit_.exit_code;
+    report["why"] = text_or_null(exit_.why);
+    report["started"] = utc_text(wall(facts_.began));
+    report["ended"] = utc_text(facts_.ended_at);
+    report["duration_s"] = seconds(facts_.ended - facts_.began);
+    report["job"] = {{"id", facts_.job_id},
+                     {"directory", text_or_null(facts_.job_dir)},
+                     {"nodes", facts_.nodes},
+                     {"world_size", facts_.world_size == 0 ? Json() : Json(facts_.world_size)},
+                     {"attempts", facts_.attempts}};
+    report["stop_signal"] = end_.stop_signal == 0 ? Json() : Json(signal_name(end_.stop_signal));
+    report["error"] = cause_ == nullptr && end_.master ? error_json(*end_.master) : Json();
+    report["root_cause"] = cause_ == nullptr ? Json() : failure_json(*cause_);
+    report["other_failures"] = Json::array();
+    for (const Failure& failure : end_.failures) {
+      if (&failure != cause_) report["other_failures"].push_back(failure_json(failure));
+    }
+    report["earlier_attempts"] = Json::array();
+    for (const Failure& failure : end_.earlier)
+      report["earlier_attempts"].push_back(failure_json(failure));
+    return report;
+  }
+
+ private:
+  const char* outcome() const {
+    if (end_.stop_signal != 0) return "stopped";
+    if (exit_.exit_code == 0) return "success";
+    const bool started = cause_ == nullptr ? !end_.master : !is_start_failure(*cause_);
+    return started ? "failed" : "not_started";
+  }
+
+  std::chrono::system_clock::time_point wall(std::chrono::nanoseconds when) const {
+    return facts_.ended_at - duration_cast<std::chrono::system_clock::duration>(facts_.ended - when);
+  }
+
+  Json failure_json(const Failure& failure) {
+    const bool worker = failure.of_worker();
+    const bool ran = worker && failure.kind != Failure::Kind::kExec;
+    const Evidence& evidence = failure.evidence;
+    const bool tail = !failure.last_stderr.empty() && tails_ < kTails && !failure.stopped_by_us;
+    if (tail) ++tails_;
+    Json json;
+    json["what"] = what_of(failure.kind);
+    json["text"] = failure_line(failure);
+    json["host"] = failure.host;
+    json["rank"] = worker ? Json(failure.rank) : Json();
+    json["local_rank"] = worker ? Json(failure.local_rank) : Json();
+    json["pid"] = ran ? Json(failure.pid) : Json();
+    json["exit_code"] = failure.kind == Failure::Kind::kExited ? Json(failure.status) : Json();
+    json["signal"] = failure.kind == Failure::Kind::kSignaled ? Json(signal_name(failure.signal)) : Json();
+    json["core_dumped"] = failure.core_dumped;
+    json["stopped_by_ddplaunch"] = failure.stopped_by_us;
+    json["attempt"] = failure.attempt;
+    json["time"] = failure.when.count() == 0 ? Json() : Json(utc_text(wall(failure.when)));
+    json["since_start_s"] = seconds(failure.at);
+    json["margin_s"] = seconds(failure.at_error);
+    json["ran_s"] = failure.ran ? Json(seconds(*failure.ran)) : Json();
+    json["error"] = ran ? Json() : error_json(failure.error);
+    json["out_of_memory"] = text_or_null(evidence.oom);
+    json["xid"] = lines_of(evidence.xid);
+    json["exception"] = evidence.exception ? exception_json(*evidence.exception) : Json();
+    json["stderr_tail"] = tail ? failure.last_stderr : std::vector<std::string>();
+    json["stderr_file"] = text_or_null(failure.stderr_path);
+    json["hint"] = &failure == cause_ ? text_or_null(hint_for(failure)) : Json();
+    return json;
+  }
+
+  const JobEnd& end_;
+  const ExitReport& exit_;
+  const JobFacts& facts_;
+  const Failure* cause_;
+  std::size_t tails_ = 0;
+};
+
+}  // namespace
+
+std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts) {
+  return ReportWriter(end, exit, facts).report().dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string utc_text(std::chrono::system_clock::time_point time) {
+  using namespace std::chrono;
+  const auto day = floor<days>(time);
+  const year_month_day date(day);
+  const hh_mm_ss clock(floor<milliseconds>(time - day));
+  char text[64];
+  std::snprintf(text, sizeof text, "%04d-%02u-%02uT%02d:%02d:%02d.%03dZ", static_cast<int>(date.year()),
+                static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+                static_cast<int>(clock.hours().count()), static_cast<int>(clock.minutes().count()),
+                static_cast<int>(clock.seconds().count()), static_cast<int>(clock.subseconds().count()));
+  return text;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,231 @@
+#include "launcher/report_json.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/report_file.h"
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::launcher;
+using namespace std::chrono_literals;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+JobFacts facts() {
+  JobFacts facts;
+  facts.version = "0.1.0";
+  facts.job_id = "j1";
+  facts.job_dir = "/jobs/j1";
+  facts.nodes = {"gpu01", "gpu02"};
+  facts.world_size = 8;
+  facts.attempts = 2;
+  facts.began = 100s;
+  facts.ended = 112'345ms;
+  facts.ended_at = std::chrono::system_clock::time_point(1'700'000'012'345ms);
+  return facts;
+}
+
+Failure crashed() {
+  Failure failure;
+  failure.kind = Failure::Kind::kSignaled;
+  failure.host = "gpu02";
+  failure.rank = 5;
+  failure.local_rank = 1;
+  failure.pid = 4005;
+  failure.signal = SIGSEGV;
+  failure.core_dumped = true;
+  failure.at = 11s;
+  failure.at_error = 150us;
+  failure.when = 112s;
+  failure.ran = 10'900ms;
+  failure.attempt = 1;
+  failure.last_stderr = {"good", "bad \xff\xfe byte"};
+  failure.stderr_path = "/jobs/j1/attempt_1/rank_00005.stderr";
+  return failure;
+}
+
+Json made(const JobEnd& end) {
+  return Json::parse(report_json(end, make_exit_report(end), facts()));
+}
+
+std::vector<std::string> keys_of(const Json& json) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json.items())
+    keys.push_back(key);
+  return keys;
+}
+
+std::string content(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+struct Directory {
+  Directory() {
+    char name[] = "/tmp/ddplaunch-report.XXXXXX";
+    REQUIRE(::mkdtemp(name) != nullptr);
+    path = name;
+  }
+  ~Directory() { std::filesystem::remove_all(path); }
+  std::filesystem::path path;
+};
+
+}  // namespace
+
+TEST_CASE("the report of a failed job") {
+  JobEnd end;
+  end.failures = {crashed()};
+  Failure stopped = crashed();
+  stopped.rank = 0;
+  stopped.signal = SIGTERM;
+  stopped.stopped_by_us = true;
+  end.failures.push_back(stopped);
+  end.earlier = {crashed()};
+  end.add_evidence(
+      5, 1,
+      {1, 5, "killed for memory", "NVRM: Xid 1\nNVRM: Xid 2",
+       R"({"message": {"message": "ValueError: boom", "extraInfo": {"timestamp": "1700000011"}}})"});
+  const Json report = made(end);
+  CHECK(report["format"] == 1);
+  CHECK(report["outcome"] == "failed");
+  CHECK(report["exit_code"] == 139);
+  CHECK(report["why"] == "rank 5 on gpu02 killed by SIGSEGV (core dumped), out of memory");
+  CHECK(report["started"] == "2023-11-14T22:13:20.000Z");
+  CHECK(report["ended"] == "2023-11-14T22:13:32.345Z");
+  CHECK(report["duration_s"] == 12.345);
+  CHECK(report["job"] == Json::parse(R"({"id": "j1", "directory": "/jobs/j1", "nodes": ["gpu01", "gpu02"],
+                                         "world_size": 8, "attempts": 2})"));
+  const Json& cause = report["root_cause"];
+  CHECK(cause["what"] == "signaled");
+  CHECK(cause["signal"] == "SIGSEGV");
+  CHECK(cause["exit_code"].is_null());
+  CHECK(cause["time"] == "2023-11-14T22:13:32.000Z");
+  CHECK(cause["since_start_s"] == 11.0);
+  CHECK(cause["margin_s"] == 0.00015);
+  CHECK(cause["ran_s"] == 10.9);
+  CHECK(cause["out_of_memory"] == "killed for memory");
+  CHECK(cause["xid"] == Json::parse(R"(["NVRM: Xid 1", "NVRM: Xid 2"])"));
+  CHECK(cause["exception"]["type"] == "ValueError");
+  CHECK(cause["exception"]["time"] == "2023-11-14T22:13:31.000Z");
+  CHECK(cause["stderr_tail"] == Json::parse("[\"good\", \"bad \xef\xbf\xbd\xef\xbf\xbd byte\"]"));
+  CHECK(report["other_failures"].size() == 1);
+  CHECK(report["other_failures"][0]["stopped_by_ddplaunch"] == true);
+  CHECK(report["earlier_attempts"].size() == 1);
+}
+
+TEST_CASE("every end has the same keys") {
+  JobEnd failed;
+  failed.failures = {crashed()};
+  JobEnd stopped;
+  stopped.stop_signal = SIGINT;
+  JobEnd refused;
+  refused.master = Error{ErrorCode::kSystem, "create /x: No space left on device", ENOSPC};
+  JobEnd unreachable;
+  Failure node;
+  node.kind = Failure::Kind::kNode;
+  node.host = "gpu03";
+  node.error = {ErrorCode::kUnreachable, "Connection refused", ECONNREFUSED};
+  unreachable.failures = {node};
+  const auto keys = keys_of(made({}));
+  for (const JobEnd& end : {failed, stopped, refused, unreachable})
+    CHECK(keys_of(made(end)) == keys);
+  CHECK(keys_of(made(failed)["root_cause"]) == keys_of(made(unreachable)["root_cause"]));
+
+  CHECK(made({})["outcome"] == "success");
+  CHECK(made({})["why"].is_null());
+  CHECK(made({})["root_cause"].is_null());
+  CHECK(made(stopped)["outcome"] == "stopped");
+  CHECK(made(stopped)["stop_signal"] == "SIGINT");
+  CHECK(made(refused)["outcome"] == "not_started");
+  CHECK(made(refused)["error"]["kind"] == "System");
+  CHECK(made(refused)["error"]["errno"] == ENOSPC);
+  CHECK(made(unreachable)["outcome"] == "not_started");
+  CHECK(made(unreachable)["root_cause"]["rank"].is_null());
+  CHECK(made(unreachable)["root_cause"]["error"]["kind"] == "Unreachable");
+}
+
+TEST_CASE("the document names every key") {
+  std::ifstream file(DDP_SOURCE_DIR "/docs/report.md");
+  REQUIRE(file);
+  const std::string document{std::istreambuf_iterator<char>(file), {}};
+  JobEnd end;
+  end.failures = {crashed()};
+  end.failures[0].evidence.exception = WorkerException{"E", "m", "f", "t", 1};
+  const Json report = made(end);
+  std::vector<std::string> keys = keys_of(report);
+  for (const Json& part : {report["job"], report["root_cause"], report["root_cause"]["exception"]}) {
+    const auto more = keys_of(part);
+    keys.insert(keys.end(), more.begin(), more.end());
+  }
+  for (const std::string& key : keys) {
+    INFO(key);
+    CHECK(document.find("`" + key + "`") != std::string::npos);
+  }
+}
+
+TEST_CASE("a large job's report keeps the last lines of a few") {
+  JobEnd end;
+  for (int rank = 0; rank < 100; ++rank) {
+    end.failures.push_back(crashed());
+    end.failures.back().rank = rank;
+  }
+  std::size_t tails = 0;
+  const Json report = made(end);
+  CHECK(report["root_cause"]["stderr_tail"].size() == 2);
+  for (const Json& failure : report["other_failures"])
+    tails += failure["stderr_tail"].empty() ? 0 : 1;
+  CHECK(tails == 15);
+}
+
+TEST_CASE("times in UTC") {
+  CHECK(utc_text({}) == "1970-01-01T00:00:00.000Z");
+  CHECK(utc_text(std::chrono::system_clock::time_point(1'709'164'799'999ms)) == "2024-02-28T23:59:59.999Z");
+  CHECK(utc_text(std::chrono::system_clock::time_point(1'709'164'800'000ms)) == "2024-02-29T00:00:00.000Z");
+  CHECK(utc_text(std::chrono::system_clock::time_point(-1ms)) == "1969-12-31T23:59:59.999Z");
+}
+
+TEST_CASE("a report is replaced as a whole") {
+  const Directory directory;
+  const auto path = directory.path / "report.json";
+  REQUIRE(write_report(path, "one").has_value());
+  REQUIRE(write_report(path, "two, longer").has_value());
+  CHECK(content(path) == "two, longer");
+  // Through a link, which stays one.
+  const auto link = directory.path / "link";
+  std::filesystem::create_symlink(path, link);
+  REQUIRE(write_report(link, "three").has_value());
+  CHECK(std::filesystem::is_symlink(link));
+  CHECK(content(path) == "three");
+  CHECK(std::distance(std::filesystem::directory_iterator(directory.path), {}) == 2);  // nothing else is left
+}
+
+TEST_CASE("a report that cannot be written is an error, and leaves nothing") {
+  const Directory directory;
+  const auto missing = write_report(directory.path / "no" / "report.json", "x");
+  REQUIRE_FALSE(missing.has_value());
+  CHECK(missing.error().text.ends_with(": No such file or directory"));
+  CHECK_FALSE(write_report(directory.path, "x").has_value());
+  CHECK(write_report("/dev/null", "x").has_value());
+  struct stat null {};
+  REQUIRE(::stat("/dev/null", &null) == 0);
+  CHECK(S_ISCHR(null.st_mode));
+  const auto full = write_report("/dev/full", "x");
+  REQUIRE_FALSE(full.has_value());
+  CHECK(full.error().sys == ENOSPC);
+  REQUIRE(::mkfifo((directory.path / "pipe").c_str(), 0600) == 0);
+  CHECK_FALSE(write_report(directory.path / "pipe", "x").has_value());  // nobody reads it: no waiting
+  CHECK(std::distance(std::filesystem::directory_iterator(directory.path), {}) == 1);
+}
