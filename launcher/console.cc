@@ -1,157 +1,128 @@
 #include "launcher/console.h"
 
-#include <poll.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
-#include <array>
-#include <cerrno>
-#include <condition_variable>
-#include <deque>
-#include <mutex>
-#include <thread>
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <string>
 #include <utility>
+
+#include "base/unique_fd.h"
+#include "launcher/pipe_reader.h"
 
 namespace ddp::launcher {
 namespace {
 
-/// Segments of one stream are joined up to this size: one write for many lines.
-constexpr std::size_t kJoin = 256u << 10;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kBlocked{10};
+constexpr milliseconds kSuspendTime{200};
 
 bool same_file(int a, int b) {
   struct stat first {};
   struct stat second {};
-  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
-         first.st_ino == second.st_ino;
+  if (::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+      first.st_ino == second.st_ino)
+    return true;
+  // One terminal has two names: its own and /dev/tty. Both are that of our session or not.
+  const pid_t session = ::isatty(a) && ::isatty(b) ? ::tcgetsid(a) : -1;
+  return session > 0 && session == ::tcgetsid(b);
 }
 
-int write_out(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
-    if (count >= 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(count));
-    } else if (errno == EAGAIN) {  // somebody who shares the descriptor made it non-blocking
-      pollfd wait{fd, POLLOUT, 0};
-      ::poll(&wait, 1, -1);
-    } else if (errno != EINTR) {
-      return errno;
-    }
-  }
-  return 0;
+ConsoleLane::Target target_of(int out, int err) {
+  const char* const term = std::getenv("TERM");
+  const bool moves = term && *term && std::string_view(term) != "dumb";
+  const bool terminal = ::isatty(out) != 0;
+  return {{out, err}, terminal, terminal && moves};
+}
+
+/// The user's terminal, whatever stdout and stderr are. One that does not take it is not waited for.
+void tell_terminal(std::string_view text) {
+  const UniqueFd terminal(::open("/dev/tty", O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
+  if (!terminal) return;
+  // In the background a write could stop us ("stty tostop").
+  sigset_t stop;
+  sigset_t before;
+  ::sigemptyset(&stop);
+  ::sigaddset(&stop, SIGTTOU);
+  ::pthread_sigmask(SIG_BLOCK, &stop, &before);
+  [[maybe_unused]] const ssize_t written = ::write(terminal.get(), text.data(), text.size());
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace
 
-struct Console::Lane {
-  Lane(asio::any_io_executor executor, std::function<void()> callback, int out, int err)
-      : loop(std::move(executor)), drained(std::move(callback)), fds{out, err} {}
-  asio::any_io_executor loop;
-  const std::function<void()> drained;
-  const std::array<int, 2> fds;
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::condition_variable empty;
-  std::deque<Segment> queue;
-  std::array<std::size_t, 2> waiting{};  ///< bytes of each stream, those being written included
-  std::array<int, 2> broken{};           ///< errno of the first failed write
-  bool was_full = false;
-  bool closing = false;
-  bool abandoned = false;
-  std::thread writer;
-  std::size_t backlog() const { return waiting[0] + waiting[1]; }
-};
-
-Console::Console(asio::any_io_executor loop, std::function<void()> drained, int out, int err) {
-  for (int i = 0; i < (same_file(out, err) ? 1 : 2); ++i) {
-    lanes_.push_back(std::make_shared<Lane>(loop, drained, out, err));
-    lanes_.back()->writer = std::thread([lane = lanes_.back()] { write_loop(lane); });
-  }
+Console::Console(asio::any_io_executor loop, std::function<void()> drained, ConsolePolicy policy, int out,
+                 int err)
+    : loop_(loop) {
+  const bool one = same_file(out, err);
+  lanes_.push_back(ConsoleLane::start(target_of(out, one ? err : out), policy, loop, drained));
+  if (!one) lanes_.push_back(ConsoleLane::start(target_of(err, err), policy, loop, drained));
 }
 
 Console::~Console() {
   close();
 }
 
-void Console::write(int stream, std::string_view bytes) {
-  if (bytes.empty()) return;
-  Lane& lane = lane_of(stream);
-  const auto index = static_cast<std::size_t>(stream - 1);
-  const std::lock_guard lock(lane.mutex);
-  if (lane.broken[index] != 0 || lane.abandoned) return;
-  if (!lane.queue.empty() && lane.queue.back().stream == stream && lane.queue.back().bytes.size() < kJoin) {
-    lane.queue.back().bytes.append(bytes);
-  } else {
-    lane.queue.push_back({stream, std::string(bytes)});
-  }
-  lane.waiting[index] += bytes.size();
-  if (lane.backlog() > kHigh) lane.was_full = true;
-  lane.wake.notify_one();
-}
-
 bool Console::full() const {
-  for (const auto& lane : lanes_) {
-    const std::lock_guard lock(lane->mutex);
-    if (lane->backlog() > kHigh) return true;
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->full(); });
+}
+
+void Console::watch() {
+  for (std::size_t i = 0; i < lanes_.size() && !told_; ++i) {
+    if (lanes_[i]->blocked() >= kBlocked) tell_blocked(i);
   }
-  return false;
 }
 
-bool Console::flush(int stream, std::chrono::milliseconds limit) {
-  Lane& lane = lane_of(stream);
-  const auto index = static_cast<std::size_t>(stream - 1);
-  std::unique_lock lock(lane.mutex);
-  return lane.empty.wait_for(lock, limit, [&] { return lane.waiting[index] == 0; });
+/// Back-pressure that nobody knows of looks like a hang of the training.
+void Console::tell_blocked(std::size_t lane) {
+  told_ = true;
+  const std::string reader = pipe_reader(lanes_[lane]->target().fds[lane]);
+  const std::string text =
+      std::string("ddplaunch: warning: ") + (lane == 0 ? "standard output" : "standard error") +
+      " takes nothing for 10 s, and the workers wait for it" +
+      (reader.empty() ? "" : "; its reader is " + reader) + "; --console drop would go on without it\n";
+  const bool by_stderr = lane == 0 && lanes_.size() == 2 && lanes_[1]->blocked() < kBlocked;
+  if (by_stderr)
+    write(2, text);
+  else
+    tell_terminal(text);
 }
 
-int Console::broken(int stream) const {
-  Lane& lane = lane_of(stream);
-  const std::lock_guard lock(lane.mutex);
-  return lane.broken[static_cast<std::size_t>(stream - 1)];
+void Console::suspend() {
+  for (const auto& lane : lanes_)
+    lane->suspend(true, kSuspendTime);
+}
+
+void Console::resume() {
+  for (const auto& lane : lanes_)
+    lane->suspend(false, kSuspendTime);
+}
+
+bool Console::flush(int stream, milliseconds limit) {
+  while (!lane_of(stream).flush(stream, std::min<milliseconds>(limit, seconds(1)))) {
+    watch();
+    if (limit <= seconds(1)) return false;
+    limit -= seconds(1);
+  }
+  return true;
 }
 
 void Console::close() {
-  for (const auto& lane : lanes_) {
-    {
-      const std::lock_guard lock(lane->mutex);
-      lane->closing = true;
-      lane->wake.notify_one();
-    }
-    if (lane->writer.joinable()) lane->writer.join();
-  }
+  for (const auto& lane : lanes_)
+    lane->finish();
+  for (const auto& lane : lanes_)
+    lane->join();
 }
 
 void Console::abandon() {
-  for (const auto& lane : lanes_) {
-    const std::lock_guard lock(lane->mutex);
-    lane->closing = lane->abandoned = true;
-    lane->queue.clear();
-    lane->wake.notify_one();
-    if (lane->writer.joinable()) lane->writer.detach();
-  }
-}
-
-void Console::write_loop(const std::shared_ptr<Lane>& lane) {
-  std::unique_lock lock(lane->mutex);
-  for (;;) {
-    lane->wake.wait(lock, [&] { return lane->closing || !lane->queue.empty(); });
-    if (lane->queue.empty()) return;
-    const Segment segment = std::move(lane->queue.front());
-    lane->queue.pop_front();
-    const auto index = static_cast<std::size_t>(segment.stream - 1);
-    if (lane->broken[index] == 0) {
-      lock.unlock();
-      const int error = write_out(lane->fds[index], segment.bytes);
-      lock.lock();
-      if (lane->abandoned) return;
-      lane->broken[index] = error;
-    }
-    lane->waiting[index] -= segment.bytes.size();
-    if (lane->waiting[index] == 0) lane->empty.notify_all();
-    if (lane->was_full && lane->backlog() < kLow) {
-      lane->was_full = false;
-      asio::post(lane->loop, lane->drained);
-    }
-  }
+  for (const auto& lane : lanes_)
+    lane->abandon();
 }
 
 }  // namespace ddp::launcher

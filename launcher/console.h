@@ -1,56 +1,68 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
 #include <functional>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/asio.h"
+#include "launcher/console_lane.h"
+#include "launcher/output_options.h"
 
 namespace ddp::launcher {
 
 /// The user's stdout and stderr. Writing happens on threads, so that a slow terminal or a full pipe never
-/// stops the loop. Where both are one terminal they keep their common order; otherwise neither waits for the
-/// other. The descriptors stay as the user gave them (blocking: they may be shared). A stream that takes
-/// nothing any more swallows what follows. Calls come from the loop thread, `drained` is posted to it.
+/// stops the loop. Where both are one terminal or file they keep their common order; otherwise neither waits
+/// for the other. The descriptors stay as the user gave them (blocking: they may be shared). A stream that
+/// takes nothing any more swallows what follows. What happens when an output is slow is the policy's matter
+/// (docs/output.md): it is full, or it skips lines and says how many. Calls come from the loop thread,
+/// `drained` is posted to it.
 class Console {
  public:
-  /// `drained`: the backlog fell below kLow after it was above kHigh.
-  Console(asio::any_io_executor loop, std::function<void()> drained, int out = 1, int err = 2);
+  /// `drained`: an output that was full has room again.
+  Console(asio::any_io_executor loop, std::function<void()> drained,
+          ConsolePolicy policy = ConsolePolicy::kAuto, int out = 1, int err = 2);
   ~Console();  ///< waits as close() does
   Console(const Console&) = delete;
   Console& operator=(const Console&) = delete;
 
-  static constexpr std::size_t kHigh =
-      4u << 20;  ///< bytes that may wait; above it callers hold their sources back
-  static constexpr std::size_t kLow = 1u << 20;
+  /// Words of ours, whole lines, for stream 1 or 2: never skipped. Never blocks.
+  void write(int stream, std::string_view lines) { lane_of(stream).push(stream, true, lines); }
+  /// Lines of the workers. Never blocks; keeping to `full()` is the caller's duty.
+  void add(int stream, std::string_view lines) { lane_of(stream).push(stream, false, lines); }
+  /// What stands below the lines of `stream` from now on; the latest wins. Only where shows_rows().
+  void show(int stream, std::vector<LiveRow> rows) { lane_of(stream).show(stream, std::move(rows)); }
+  bool shows_rows(int stream) const { return lane_of(stream).target().has_view; }
+  bool is_terminal(int stream) const { return lane_of(stream).target().is_terminal; }
 
-  /// Queues bytes for stream 1 or 2; never blocks and never drops. Keeping to `full()` is the caller's duty.
-  void write(int stream, std::string_view bytes);
+  /// Too much waits for `stream`, or for any: its sources are to be held back.
+  bool full(int stream) const { return lane_of(stream).full(); }
   bool full() const;
+  /// To be called about once a second: tells the user when a reader has held the workers up for long.
+  void watch();
+  /// Ctrl-Z: the live rows leave the screen (waits a moment for that), and come back.
+  void suspend();
+  void resume();
+
   /// Waits until `stream` has taken all, `limit` at most; true when it has.
   bool flush(int stream, std::chrono::milliseconds limit);
   /// Errno of the first failed write of `stream`, 0 if none: EPIPE when its reader has gone.
-  int broken(int stream) const;
+  int broken(int stream) const { return lane_of(stream).broken(stream); }
   /// Waits until all is written, as long as the readers take. May be called twice.
   void close();
   /// Ends without what is still unwritten; its thread may stay in a write for ever.
   void abandon();
 
- private:
-  struct Segment {
-    int stream;
-    std::string bytes;
-  };
-  /// One thread and its queue. Shared with the thread, which may outlive us when its write never returns.
-  struct Lane;
-  static void write_loop(const std::shared_ptr<Lane>& lane);
-  Lane& lane_of(int stream) const { return *lanes_[stream == 2 && lanes_.size() == 2 ? 1 : 0]; }
+  asio::any_io_executor loop() const { return loop_; }
 
-  std::vector<std::shared_ptr<Lane>> lanes_;
+ private:
+  ConsoleLane& lane_of(int stream) const { return *lanes_[stream == 2 && lanes_.size() == 2 ? 1 : 0]; }
+  void tell_blocked(std::size_t lane);
+
+  asio::any_io_executor loop_;
+  std::vector<std::shared_ptr<ConsoleLane>> lanes_;
+  bool told_ = false;  ///< who blocks
 };
 
 }  // namespace ddp::launcher

@@ -1,0 +1,114 @@
+#include "launcher/bar_fold.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+// The number that ends before `end`, at most nine digits of it before the point.
+std::optional<double> number_before(std::string_view text, std::size_t end) {
+  std::size_t begin = end;
+  while (begin > 0 && end - begin < 18 && (is_digit(text[begin - 1]) || text[begin - 1] == '.'))
+    --begin;
+  double value = 0;
+  double unit = 0;
+  bool digits = false;
+  for (const char c : text.substr(begin, end - begin)) {
+    if (c == '.') {
+      if (unit != 0) return {};
+      unit = 1;
+      continue;
+    }
+    digits = true;
+    if (unit != 0) unit /= 10;
+    value = unit != 0 ? value + (c - '0') * unit : value * 10 + (c - '0');
+  }
+  if (!digits) return {};
+  return value;
+}
+
+std::string percent(double value) {
+  return std::to_string(static_cast<int>(std::floor(value)));
+}
+
+std::string spread_text(std::size_t ranks, std::optional<double> least, std::optional<double> most) {
+  std::string text = "  [" + std::to_string(ranks) + " ranks";
+  if (least) {
+    text += ": " + percent(*least);
+    if (percent(*least) != percent(*most)) text += "-" + percent(*most);
+    text += "%";
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+std::optional<double> progress_of(std::string_view row) {
+  for (std::size_t at = row.find('%'); at != std::string_view::npos; at = row.find('%', at + 1)) {
+    if (const auto value = number_before(row, at); value && *value <= 100) return value;
+  }
+  for (std::size_t at = row.find('/'); at != std::string_view::npos; at = row.find('/', at + 1)) {
+    const auto done = number_before(row, at);
+    std::size_t end = at + 1;
+    while (end < row.size() && is_digit(row[end]))
+      ++end;
+    const auto all = number_before(row.substr(at + 1), end - at - 1);
+    if (done && all && *all > 0 && *done <= *all) return 100 * *done / *all;
+  }
+  return {};
+}
+
+void BarFold::set(std::uint32_t rank, int node, std::string_view label, std::string_view rows) {
+  if (rows.empty() || bars_ == Bars::kOff) {
+    ranks_.erase(rank);
+    return;
+  }
+  Entry& entry = ranks_[rank];
+  entry.node = node;
+  entry.label = label;
+  entry.rows.clear();
+  entry.progress.clear();
+  for (std::size_t at = 0; at <= rows.size();) {
+    const std::size_t end = std::min(rows.find('\n', at), rows.size());
+    entry.rows.emplace_back(rows.substr(at, end - at));
+    entry.progress.push_back(progress_of(entry.rows.back()));
+    at = end + 1;
+  }
+}
+
+void BarFold::append_folded(const Members& members, std::vector<LiveRow>& out) {
+  const Entry& first = *members.front();
+  for (std::size_t i = 0; i < first.rows.size(); ++i) {
+    std::optional<double> least = first.progress[i];
+    std::optional<double> most = least;
+    for (const Entry* member : members) {
+      if (!least || i >= member->rows.size() || !member->progress[i]) continue;
+      least = std::min(*least, *member->progress[i]);
+      most = std::max(*most, *member->progress[i]);
+    }
+    LiveRow row{first.label + first.rows[i], {}};
+    if (members.size() > 1 && (least || i == 0)) row.suffix = spread_text(members.size(), least, most);
+    out.push_back(std::move(row));
+  }
+}
+
+std::vector<LiveRow> BarFold::rows() const {
+  std::vector<LiveRow> out;
+  if (ranks_.empty()) return out;
+  std::map<int, Members> groups;
+  for (const auto& [rank, entry] : ranks_) {
+    const int group = bars_ == Bars::kAll ? static_cast<int>(rank) : bars_ == Bars::kNode ? entry.node : 0;
+    groups[group].push_back(&entry);
+  }
+  for (const auto& [group, members] : groups)
+    append_folded(members, out);
+  return out;
+}
+
+}  // namespace ddp::launcher

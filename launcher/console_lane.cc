@@ -1,0 +1,224 @@
+#include "launcher/console_lane.h"
+
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Live rows are drawn again at most this often; lines that come while rows are shown wait for company.
+constexpr milliseconds kFrame{66};
+constexpr milliseconds kLineGap{15};
+// A resize is looked for this often while rows are shown. (Each draw looks as well.)
+constexpr milliseconds kSizeCheck{300};
+
+// Bytes per write: enough for speed, little enough to be late by moments only where lines are skipped.
+std::size_t join_size(const ConsoleLane::Target& target) {
+  if (target.is_terminal) return 16u << 10;
+  struct stat kind {};
+  const bool waits = ::fstat(target.fds[0], &kind) == 0 && (S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode));
+  return waits ? 64u << 10 : 256u << 10;
+}
+
+int write_out(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
+    if (count >= 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(count));
+    } else if (errno == EAGAIN) {  // somebody who shares the descriptor made it non-blocking
+      pollfd wait{fd, POLLOUT, 0};
+      ::poll(&wait, 1, -1);
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+TerminalView::Size size_of(int fd) {
+  winsize size{};
+  if (::ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) return {};
+  return {size.ws_col, size.ws_row};
+}
+
+// Drawing over what the shell or another program shows in the foreground would break it.
+bool in_background(int fd) {
+  const pid_t front = ::tcgetpgrp(fd);
+  return front > 0 && front != ::getpgrp();
+}
+
+bool terminal_reflows() {
+  const char* const name = std::getenv("TERM");
+  const std::string_view term = name ? name : "";
+  if (std::getenv("TMUX")) return true;
+  return !std::getenv("XTERM_VERSION") && term.substr(0, 5) != "linux" && term.substr(0, 4) != "rxvt";
+}
+
+}  // namespace
+
+std::shared_ptr<ConsoleLane> ConsoleLane::start(Target target, ConsolePolicy policy,
+                                                asio::any_io_executor loop, std::function<void()> drained) {
+  std::shared_ptr<ConsoleLane> lane(new ConsoleLane(target, policy, std::move(loop), std::move(drained)));
+  lane->thread_ = std::thread([lane] { lane->run(); });
+  return lane;
+}
+
+ConsoleLane::ConsoleLane(Target target, ConsolePolicy policy, asio::any_io_executor loop,
+                         std::function<void()> drained)
+    : target_(target),
+      loop_(std::move(loop)),
+      drained_(std::move(drained)),
+      view_(terminal_reflows()),
+      queue_(policy == ConsolePolicy::kDrop || (policy == ConsolePolicy::kAuto && target.is_terminal),
+             join_size(target)) {}
+
+void ConsoleLane::push(int stream, bool ours, std::string_view lines) {
+  if (lines.empty()) return;
+  const std::lock_guard lock(mutex_);
+  if (broken_[static_cast<std::size_t>(stream - 1)] != 0 || abandoned_) return;
+  queue_.push(stream, ours, lines);
+  was_full_ = was_full_ || queue_.full();
+  if (!writing_) wake_.notify_one();
+}
+
+void ConsoleLane::show(int stream, std::vector<LiveRow> rows) {
+  if (!target_.has_view) return;
+  const std::lock_guard lock(mutex_);
+  std::vector<LiveRow>& mine = rows_[static_cast<std::size_t>(stream - 1)];
+  if (mine == rows) return;
+  mine = std::move(rows);
+  rows_changed_ = true;
+  if (!writing_) wake_.notify_one();
+}
+
+void ConsoleLane::suspend(bool away, milliseconds limit) {
+  if (!target_.has_view) return;
+  std::unique_lock lock(mutex_);
+  away_ = away;
+  rows_changed_ = true;
+  wake_.notify_one();
+  if (away) written_.wait_for(lock, limit, [&] { return !rows_on_screen_; });
+}
+
+bool ConsoleLane::full() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.full();
+}
+
+bool ConsoleLane::flush(int stream, milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  return written_.wait_for(lock, limit, [&] { return queue_.waiting(stream) == 0; });
+}
+
+int ConsoleLane::broken(int stream) const {
+  const std::lock_guard lock(mutex_);
+  return broken_[static_cast<std::size_t>(stream - 1)];
+}
+
+ConsoleLane::Clock::duration ConsoleLane::blocked() const {
+  const std::lock_guard lock(mutex_);
+  return writing_ && queue_.full() ? Clock::now() - writing_since_ : Clock::duration::zero();
+}
+
+void ConsoleLane::finish() {
+  const std::lock_guard lock(mutex_);
+  closing_ = true;
+  wake_.notify_one();
+}
+
+void ConsoleLane::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void ConsoleLane::abandon() {
+  const std::lock_guard lock(mutex_);
+  closing_ = abandoned_ = true;
+  queue_.clear();
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.detach();
+}
+
+// ---- its thread
+
+void ConsoleLane::run() {
+  std::unique_lock lock(mutex_);
+  while (wait_for_work(lock))
+    write_next(lock);
+}
+
+/// When there will be something to write; max: not before something comes.
+ConsoleLane::Clock::time_point ConsoleLane::due() const {
+  if (!queue_.empty()) return rows_on_screen_ ? drawn_ + kLineGap : Clock::time_point::min();
+  if (away_ && rows_on_screen_) return Clock::time_point::min();
+  if (rows_changed_) return drawn_ + kFrame;
+  return rows_on_screen_ ? drawn_ + kSizeCheck : Clock::time_point::max();
+}
+
+/// False: all is written and nothing more will come.
+bool ConsoleLane::wait_for_work(std::unique_lock<std::mutex>& lock) {
+  for (;;) {
+    if (abandoned_) return false;
+    if (closing_) return !queue_.empty() || rows_on_screen_;
+    const Clock::time_point when = due();
+    if (when <= Clock::now()) return true;
+    if (when == Clock::time_point::max())
+      wake_.wait(lock);
+    else
+      wake_.wait_until(lock, when);
+  }
+}
+
+std::vector<LiveRow> ConsoleLane::rows_to_show() const {
+  std::vector<LiveRow> rows;
+  if (away_ || (closing_ && queue_.empty())) return rows;
+  rows = rows_[0];
+  rows.insert(rows.end(), rows_[1].begin(), rows_[1].end());
+  return rows;
+}
+
+void ConsoleLane::write_next(std::unique_lock<std::mutex>& lock) {
+  ConsoleQueue::Segment segment{1, false, 0, {}};
+  if (!queue_.empty()) segment = queue_.take();
+  const auto index = static_cast<std::size_t>(segment.stream - 1);
+  const std::vector<LiveRow> rows = rows_to_show();
+  rows_changed_ = false;
+  if (broken_[index] == 0) {
+    writing_ = true;
+    writing_since_ = Clock::now();
+    lock.unlock();
+    const int error = write_segment(segment, rows);
+    lock.lock();
+    writing_ = false;
+    if (abandoned_) return;
+    broken_[index] = error;
+  }
+  drawn_ = Clock::now();
+  rows_on_screen_ = broken_[index] == 0 && view_.shows_rows();
+  queue_.done(segment);
+  written_.notify_all();
+  if (was_full_ && queue_.has_room()) {
+    was_full_ = false;
+    asio::post(loop_, drained_);
+  }
+}
+
+int ConsoleLane::write_segment(const ConsoleQueue::Segment& segment, const std::vector<LiveRow>& rows) {
+  const int fd = target_.fds[static_cast<std::size_t>(segment.stream - 1)];
+  if (!target_.has_view) return write_out(fd, segment.bytes);
+  if (in_background(fd)) {
+    view_.forget();
+    return write_out(fd, view_.draw(segment.bytes, {}, size_of(fd)));
+  }
+  return write_out(fd, view_.draw(segment.bytes, rows, size_of(fd)));
+}
+
+}  // namespace ddp::launcher

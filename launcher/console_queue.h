@@ -1,0 +1,59 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+namespace ddp::launcher {
+
+/// Whole lines that wait for one output (sans-IO). When it does not take them as fast as they come, a queue
+/// that holds lets its owner hold the sources back; one that skips drops the oldest lines of the workers,
+/// never words of ours, and puts in their place how many there were.
+class ConsoleQueue {
+ public:
+  static constexpr std::size_t kHigh = 4u << 20;  ///< bytes that may wait while holding; above: full
+  static constexpr std::size_t kLow = 1u << 20;
+  static constexpr std::size_t kSkipAt = 1u << 20;  ///< bytes that may wait while skipping
+  static constexpr std::size_t kKept = 64u << 10;   ///< of them that stay: the latest
+
+  struct Segment {
+    int stream;  ///< 1 or 2
+    bool ours;
+    std::uint64_t skipped;  ///< lines that are missing before the bytes
+    std::string bytes;
+  };
+
+  /// `join`: segments of one kind are joined up to this size: one write for many lines.
+  ConsoleQueue(bool skips, std::size_t join) : skips_(skips), join_(join) {}
+
+  void push(int stream, bool ours, std::string_view lines);
+  bool empty() const { return segments_.empty(); }
+  /// The oldest segment, its own gap told of in its first line. It still counts as waiting until done() is
+  /// called with it.
+  Segment take();
+  void done(const Segment& segment);
+  void clear();
+
+  std::size_t waiting(int stream) const { return waiting_[static_cast<std::size_t>(stream - 1)]; }
+  bool full() const { return !skips_ && backlog() > kHigh; }
+  bool has_room() const { return backlog() < kLow; }
+  bool skips() const { return skips_; }
+
+ private:
+  std::size_t backlog() const { return waiting_[0] + waiting_[1]; }
+  void skip_ahead();
+
+  bool skips_;
+  std::size_t join_;
+  std::deque<Segment> segments_;
+  std::size_t queued_ = 0;                ///< bytes in segments_
+  std::array<std::size_t, 2> waiting_{};  ///< of each stream, those taken but not done included
+};
+
+/// "… 12,345 lines not shown; the files have them".
+std::string skipped_text(std::uint64_t lines);
+
+}  // namespace ddp::launcher

@@ -1,0 +1,96 @@
+#include "launcher/live_board.h"
+
+#include <algorithm>
+
+namespace ddp::launcher {
+
+/// The time of a change is the tick that sees it: no clock is read for each piece of output.
+void LiveBoard::note(Entry& entry) {
+  entry.seen = entry.lines.revision();
+  entry.touched = true;
+  if (!entry.watched) watched_.push_back(&entry);
+  entry.watched = true;
+  // Its rows became lines, which are shown at once: they must not stand there twice.
+  if (entry.on_board && entry.lines.held() == 0) post(entry, {});
+}
+
+void LiveBoard::post(Entry& entry, const std::string& rows) {
+  if (rows.empty() && !entry.on_board) return;
+  Side& mine = side(entry.stream);
+  mine.fold.set(entry.rank, entry.node, entry.lines.label().text(), rows);
+  mine.news = mine.unsampled = true;
+  entry.on_board = !rows.empty();
+}
+
+/// False: nothing more will happen to the entry by itself.
+bool LiveBoard::look(Entry& entry, Time now, std::string& lines) {
+  const bool moved = std::exchange(entry.touched, false);
+  if (moved) {
+    entry.since = now;
+    entry.settled = false;
+  }
+  const Time quiet = now - entry.since;
+  const bool was_settled = entry.settled;
+  if (quiet >= kQuiet) {
+    entry.lines.settle(quiet >= kLongQuiet, lines);
+    entry.settled = true;
+    entry.seen = entry.lines.revision();
+  }
+  if (moved || entry.settled != was_settled) {
+    std::string rows;
+    const bool bar = entry.lines.live(rows);
+    // An unfinished line is about to be finished, mostly. One that stands is a prompt, or a slow
+    // "loading...".
+    if (!bar && (!entry.settled || !side(entry.stream).has_view)) rows.clear();
+    post(entry, rows);
+  }
+  return quiet < kLongQuiet && (entry.lines.held() > 0 || entry.on_board);
+}
+
+void LiveBoard::tick(Time now, std::array<std::string, 2>& lines) {
+  last_tick_ = now;
+  const auto gone = std::remove_if(watched_.begin(), watched_.end(), [&](Entry* entry) {
+    entry->watched = look(*entry, now, lines[static_cast<std::size_t>(entry->stream - 1)]);
+    return !entry->watched;
+  });
+  watched_.erase(gone, watched_.end());
+  for (std::size_t i = 0; i < sides_.size(); ++i) {
+    if (!sides_[i].has_view) sample(sides_[i], now, lines[i]);
+  }
+}
+
+void LiveBoard::sample(Side& side, Time now, std::string& lines) const {
+  if (!side.sample_at) {
+    if (!side.fold.empty()) side.sample_at = now + kSample;
+    return;
+  }
+  if (now < *side.sample_at || !side.unsampled) return;
+  side.unsampled = false;
+  side.sample_at.reset();
+  if (side.fold.empty()) return;
+  side.sample_at = now + kSample;
+  for (const LiveRow& row : side.fold.rows())
+    lines += row.text + row.suffix + "\n";
+}
+
+std::optional<LiveBoard::Time> LiveBoard::due() const {
+  if (!watched_.empty()) return last_tick_ + kFrame;
+  std::optional<Time> next;
+  for (const Side& side : sides_) {
+    if (side.has_view || !side.unsampled || !side.sample_at) continue;
+    next = next ? std::min(*next, *side.sample_at) : *side.sample_at;
+  }
+  return next;
+}
+
+void LiveBoard::clear() {
+  watched_.clear();
+  for (Side& side : sides_) {
+    side.news = side.news || !side.fold.empty();
+    side.fold.clear();
+    side.unsampled = false;
+    side.sample_at.reset();
+  }
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launcher/bar_fold.h"
+#include "launcher/output_lines.h"
+
+namespace ddp::launcher {
+
+/// The open rows of all streams over time (sans-IO): what is shown of them below the lines, when rows that no
+/// bar comes back to become lines, and, where nothing can be shown below the lines, when a bar's row is
+/// written as a line: each kSample at most. The driver
+///   1. calls changed() after each change of an entry's lines,
+///   2. calls tick() when due() has come,
+///   3. shows rows() of a stream when take_news() says that they are new.
+class LiveBoard {
+ public:
+  using Time = std::chrono::nanoseconds;  ///< of a clock that does not jump
+  static constexpr Time kFrame = std::chrono::milliseconds(66);
+  static constexpr Time kQuiet = std::chrono::milliseconds(200);
+  static constexpr Time kLongQuiet = std::chrono::seconds(2);
+  static constexpr Time kSample = std::chrono::seconds(30);
+
+  /// One stream of one rank. Owned by the driver; clear() before it goes.
+  struct Entry {
+    Entry(Label label, std::uint32_t rank_, int node_, int stream_)
+        : lines(std::move(label)), rank(rank_), node(node_), stream(stream_) {}
+    LineAssembler lines;
+    std::uint32_t rank;
+    int node;
+    int stream;  ///< 1 or 2
+
+   private:
+    friend class LiveBoard;
+    std::uint64_t seen = 0;  ///< revision of `lines`
+    Time since{0};           ///< of the latest change that a tick saw
+    bool watched = false;
+    bool touched = false;
+    bool settled = false;
+    bool on_board = false;
+  };
+
+  /// `has_view`: of stdout and stderr.
+  LiveBoard(Bars bars, std::array<bool, 2> has_view)
+      : sides_{Side(bars, has_view[0]), Side(bars, has_view[1])} {}
+
+  void changed(Entry& entry) {
+    if (entry.seen != entry.lines.revision()) note(entry);
+  }
+  /// Appends the lines that became due, for stdout and stderr.
+  void tick(Time now, std::array<std::string, 2>& lines);
+  /// Nothing: not before the next change.
+  std::optional<Time> due() const;
+  bool take_news(int stream) { return std::exchange(side(stream).news, false); }
+  std::vector<LiveRow> rows(int stream) const {
+    return sides_[static_cast<std::size_t>(stream - 1)].fold.rows();
+  }
+  /// Forgets all entries.
+  void clear();
+
+ private:
+  struct Side {
+    Side(Bars bars, bool view) : fold(bars), has_view(view) {}
+    BarFold fold;
+    bool has_view;
+    bool news = false;       ///< rows() has changed
+    bool unsampled = false;  ///< since the last sample
+    std::optional<Time> sample_at;
+  };
+  Side& side(int stream) { return sides_[static_cast<std::size_t>(stream - 1)]; }
+  void note(Entry& entry);
+  bool look(Entry& entry, Time now, std::string& lines);
+  void post(Entry& entry, const std::string& rows);
+  void sample(Side& side, Time now, std::string& lines) const;
+
+  std::array<Side, 2> sides_;
+  std::vector<Entry*> watched_;
+  Time last_tick_{0};
+};
+
+}  // namespace ddp::launcher
