@@ -7,7 +7,6 @@ Cases are drawn from (seed, number) alone; `draw` gives the same case in every l
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -16,13 +15,14 @@ import random
 import re
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.census import (Victim, all_processes, become_subreaper, below, environment, kill_below, live_below,
+                                  named, number_of)
 from tests.support.launch import BIN, DDPLAUNCH, SKIP, Nodes
 
 ODD_WORKER = BIN.parent / "tests/odd_worker"
@@ -40,7 +40,6 @@ PHASES = ("start", "running", "stopping")
 CELLS = [(phase, victim, name) for phase in PHASES for victim in SIGNALS for name in SIGNALS[victim].split()]
 NODE_LOST = r"node 127\.0\.0\.\d+: "
 NOT_STARTED = {111: ".*", 112: ".*", 113: ".*", 114: ".*"}
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclasses.dataclass
@@ -76,72 +75,6 @@ def draw(seed, number):
     return Case(number, phase, victim, name, ",".join(kinds), per_node, chance.random(), chance.randrange(NODES),
                 chance.randrange(per_node), chance.choice(("INT", "TERM", "HUP", "worker", "worker")),
                 chance.choice(("INT", "TERM", "HUP")))
-
-
-# ---- /proc
-
-
-def stat_of(pid):
-    """(parent, name, state) or None."""
-    try:
-        text = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    words = text.rpartition(")")[2].split()
-    return int(words[1]), text[text.index("(") + 1:text.rindex(")")], words[0]
-
-
-def all_processes():
-    return {int(name): stat for name in os.listdir("/proc") if name.isdigit() and (stat := stat_of(name))}
-
-
-def below(root, table=None):
-    """{pid: (parent, name, state)} of all descendants of `root`, zombies too."""
-    table = table or all_processes()
-    children = {}
-    for pid, (parent, _, _) in table.items():
-        children.setdefault(parent, []).append(pid)
-    found, reach = {}, [root]
-    for pid in reach:
-        for child in children.get(pid, ()):
-            found[child] = table[child]
-            reach.append(child)
-    return found
-
-
-def environment(pid, name):
-    with contextlib.suppress(OSError):
-        for entry in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if entry.startswith(name.encode() + b"="):
-                return entry.partition(b"=")[2].decode(errors="replace")
-    return None
-
-
-def command_line(pid):
-    with contextlib.suppress(OSError):
-        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return ""
-
-
-def number_of(name):
-    return int(getattr(signal, "SIG" + name))
-
-
-class Victim:
-    """A process held by its pidfd, so that a signal never hits a successor of its number."""
-
-    def __init__(self, pid, host, rank=None, kind=None):
-        self.pid, self.host, self.rank, self.kind = pid, host, rank, kind
-        self.pidfd = os.pidfd_open(pid)
-
-    def hit(self, name):
-        signal.pidfd_send_signal(self.pidfd, number_of(name))
-
-    def ended(self, seconds=0.0):
-        return bool(select.select([self.pidfd], [], [], seconds)[0])
-
-    def close(self):
-        os.close(self.pidfd)
 
 
 class Job:
@@ -245,9 +178,7 @@ class Job:
 
     def left(self, aside=()):
         """Live processes of the job; `aside`: those that the case itself keeps from ending."""
-        self.lane.reap(self.process.pid)
-        return {pid: stat for pid, stat in below(os.getpid()).items()
-                if stat[2] not in "ZX" and pid != self.lane.listener and pid not in aside and stat[0] not in aside}
+        return live_below((self.lane.listener, *aside), (self.process.pid,))
 
     def fifo_is_held(self):
         """Whether a process lives that inherited the FIFO, wherever it hangs in the tree."""
@@ -271,10 +202,7 @@ def poll_once(fd):
 class Lane:
     def __init__(self, name):
         self.name = name
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        become_subreaper()
         self.stack = contextlib.ExitStack()
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-torture-"))
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
@@ -284,24 +212,6 @@ class Lane:
 
     def addCleanup(self, call, *args, **kwargs):  # as unittest names it, for Nodes
         self.stack.callback(call, *args, **kwargs)
-
-    def reap(self, but):
-        for pid, (parent, _, state) in all_processes().items():
-            if parent == os.getpid() and state == "Z" and pid != but:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-
-    def clear(self):
-        """Ends what a failed case left, for the sake of the next ones."""
-        for _ in range(100):
-            rest = {pid for pid, stat in below(os.getpid()).items() if stat[2] not in "ZX" and pid != self.listener}
-            if not rest:
-                return
-            for pid in rest:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            self.reap(0)
-            time.sleep(0.02)
 
     def run(self, case, before=None, after=None):
         """One case; returns its result as a dict. `before(victim)` and `after(job)`: for the tests of this test, called
@@ -313,7 +223,7 @@ class Lane:
             if job.process.poll() is None:
                 job.process.kill()
             job.process.wait()
-            self.clear()
+            kill_below((self.listener,))
             job.close()
         return result
 
@@ -504,11 +414,6 @@ def check_end(job, codes, told):
         wanted = f"ddplaunch: exit {code}: {codes[code]}"
         if not re.match(wanted, told["last"]):
             told["problems"].append(f"last line is {told['last']!r}, not {wanted!r}: {tail(job)}")
-
-
-def named(processes):
-    return ", ".join(f"{pid} {stat[1]} {stat[2]} ({command_line(pid)[:120]}) below {stat[0]}"
-                     for pid, stat in sorted(processes.items())[:12])
 
 
 def tail(job):
