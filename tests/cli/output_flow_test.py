@@ -12,7 +12,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, live_processes_with, main, wait_until
+from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Nodes, live_processes_with, main, wait_until
 
 TOOLS = BIN.parent / "tests"
 LINES = str(TOOLS / "bench_lines")
@@ -98,15 +98,39 @@ class OutputFlow(LaunchTest):
             expected = subprocess.run([LINES, str(rank), str(count)], stdout=subprocess.PIPE, check=True).stdout
             self.assertTrue(self.stored(rank).read_bytes() == expected, f"the file of rank {rank} is not what it wrote")
 
-    def test_reader_that_stops_and_goes_on_loses_nothing(self):
+    def reader_stops_and_goes_on(self, *args):
         # For longer than a silent node or master is borne: the heartbeat does not wait behind the output.
-        process = self.launch("--nproc-per-node", 8, "--node-timeout", "2s", "--master-timeout", "2s", LINES, "-", 40000)
+        process = self.launch(*args, "--node-timeout", "2s", "--master-timeout", "2s", LINES, "-", 40000)
         self.wait_until_blocked()
-        time.sleep(2.5)
+        blocked = time.monotonic()
+        self.assertFalse(wait_until(lambda: process.poll() is not None, 2.5), process.errors.text())
+        self.assertGreater(time.monotonic() - blocked, 2.4)
         self.assertEqual(len([1 for _, line in self.workers() if line.startswith(LINES)]), 8)
         out, _ = self.end(process, 0)
         self.check(out, 8, 40000)
         self.check_stored(8, 40000)
+
+    def test_reader_that_stops_and_goes_on_loses_nothing(self):
+        self.reader_stops_and_goes_on("--nproc-per-node", 8)
+
+    def test_reader_that_stops_and_goes_on_over_ssh(self):
+        nodes = Nodes(self, 4)
+        self.reader_stops_and_goes_on("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config)
+
+    def test_the_check_finds_what_is_wrong(self):
+        line = subprocess.run([LINES, "0", "3"], stdout=subprocess.PIPE, check=True).stdout.splitlines(True)
+
+        def found(data):
+            done = subprocess.run([CHECK, "1", "3"], input=data, stdout=subprocess.PIPE, check=True)
+            return {name: count for name, count in json.loads(done.stdout).items() if count and name not in ("lines", "bytes")}
+        whole = [b"[0] " + one for one in line]
+        self.assertEqual(found(b"".join(whole)), {"good": 3})
+        self.assertEqual(found(whole[0] + whole[2]), {"good": 2, "lost": 1})
+        self.assertEqual(found(whole[0] + whole[1][:50] + b"\n" + whole[1][50:] + whole[2]), {"good": 2, "lost": 1, "torn": 2})
+        self.assertEqual(found(whole[0] + whole[1][:-1] + whole[2]), {"good": 2, "lost": 1})
+        self.assertEqual(found(whole[0] + whole[2] + whole[1]), {"good": 3, "reordered": 1})
+        self.assertEqual(found(b"".join(whole) + whole[2]), {"good": 4, "dup": 1})
+        self.assertEqual(found(line[0] + whole[1] + b"[1] " + line[2]), {"good": 3, "unlabelled": 1, "mislabelled": 1})
 
     def test_failure_is_handled_and_shown_while_nobody_reads_stdout(self):
         process = self.launch("--nproc-per-node", 4, self.script("flood.sh", FLOOD))
