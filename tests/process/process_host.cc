@@ -2,8 +2,9 @@
 //   process_host parent PROGRAM MODE          starts one worker with a death signal and waits
 //   process_host keeper SERVE LEASE_MS JOB PROGRAM MODE…   run_keeper; the agent starts one worker and then
 //        "serve": pats every 20 ms until the keeper dies (7) or SIGTERM comes (5), cleaning up before it
-//        leaves "exit": ends at once with code 3 and leaves its worker behind "deaf": serves, but SIGTERM
-//        ends it as it ends any program
+//        leaves "group": the same, with its worker in a control group, whose path goes to stdout "exit": ends
+//        at once with code 3 and leaves its worker behind "deaf": serves, but SIGTERM ends it as it ends any
+//        program
 // Workers get descriptor 3; the agent writes 'a' to it when it is ready.
 #include <poll.h>
 #include <sys/signalfd.h>
@@ -12,10 +13,13 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/child_process.h"
+#include "launcher/cgroup.h"
 #include "launcher/keeper.h"
 #include "launcher/process_tree.h"
 
@@ -25,7 +29,8 @@ namespace {
 
 using namespace ddp;
 
-Result<ChildProcess> start(char** words, int death_signal, const std::string& job) {
+Result<ChildProcess> start(char** words, int death_signal, const std::string& job,
+                           const launcher::Cgroup* group = nullptr) {
   ChildSpec spec;
   spec.path = words[0];
   for (char** word = words; *word; ++word)
@@ -38,12 +43,16 @@ Result<ChildProcess> start(char** words, int death_signal, const std::string& jo
   }
   spec.inherit = {{3, 3}};
   spec.death_signal = death_signal;
+  if (group) {
+    spec.cgroup = group->directory();
+    spec.cgroup_procs = group->procs();
+  }
   auto child = spawn(spec);
   if (!child) std::fprintf(stderr, "%s\n", child.error().text.c_str());
   return child;
 }
 
-int serve(launcher::KeeperLink& link, bool deaf) {
+int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, bool deaf) {
   sigset_t term;
   sigemptyset(&term);
   if (!deaf) sigaddset(&term, SIGTERM);
@@ -55,7 +64,9 @@ int serve(launcher::KeeperLink& link, bool deaf) {
     pollfd events[] = {{link.watch_fd(), POLLIN, 0}, {signals.get(), POLLIN, 0}};
     poll(events, 2, 20);
     if (events[0].revents == 0 && events[1].revents == 0) continue;
-    return launcher::kill_own_tree().empty() ? (events[0].revents != 0 ? 7 : 5) : 6;
+    if (!launcher::kill_own_tree(scope).empty()) return 6;
+    if (scope.cgroup && !scope.cgroup->remove()) return 8;
+    return events[0].revents != 0 ? 7 : 5;
   }
 }
 
@@ -63,7 +74,16 @@ int agent(launcher::KeeperLink& link, char** argv) {
   const std::string mode = argv[2];
   const std::string job = argv[4];
   link.set_job_mark(job);
-  auto worker = start(argv + 5, 0, job);
+  launcher::TreeScope scope;
+  if (mode == "group") {
+    auto group = launcher::Cgroup::make(launcher::own_cgroups(), job, 0);
+    if (!group) return std::fprintf(stderr, "%s\n", group.error().text.c_str()), 9;
+    scope.cgroup = std::make_shared<launcher::Cgroup>(std::move(*group));
+    link.set_cgroup(scope.cgroup->path());
+    std::printf("%s\n", scope.cgroup->path().c_str());
+    std::fflush(stdout);
+  }
+  auto worker = start(argv + 5, 0, job, scope.cgroup.get());
   if (!worker) return 9;
   if (mode == "exit") {
     worker->abandon();
@@ -72,7 +92,7 @@ int agent(launcher::KeeperLink& link, char** argv) {
     return read(0, &go, 1) == 1 ? 3 : 9;
   }
   link.set_lease(std::chrono::milliseconds(std::atoi(argv[3])));
-  return serve(link, mode == "deaf");
+  return serve(link, scope, mode == "deaf");
 }
 
 }  // namespace

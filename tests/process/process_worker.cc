@@ -58,6 +58,41 @@ void ignore_polite_signals() {
   rest();
 }
 
+/// Ignores TERM, and has a daemon as daemons are made: two forks, a session of its own, no standard streams,
+/// and a new program with an empty environment. 2 processes.
+[[noreturn]] void daemon_maker(const char* self) {
+  ignore_polite_signals();
+  const pid_t middle = fork();
+  if (middle == 0) {
+    setsid();
+    if (fork() > 0) _exit(0);
+    for (const int fd : {0, 1, 2})
+      close(fd);
+    char name[] = "d", mode[] = "stubborn";
+    char* const words[] = {name, mode, nullptr};
+    char* const nothing[] = {nullptr};
+    execve(self, words, nothing);
+    _exit(9);
+  }
+  waitpid(middle, nullptr, 0);
+  rest();
+}
+
+/// A child that has become another user (as below sudo), one that is a zombie, and itself, ignoring TERM: 2
+/// living processes. Needs root.
+[[noreturn]] void changed_user() {
+  ignore_polite_signals();
+  if (fork() == 0) {
+    if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) _exit(9);
+    rest();
+  }
+  const pid_t zombie = fork();
+  if (zombie == 0) _exit(0);
+  siginfo_t info;
+  waitid(P_PID, static_cast<id_t>(zombie), &info, WEXITED | WNOWAIT);
+  rest();
+}
+
 /// Every process forks as long as the total is below `limit`, each child in a session of its own: a moving
 /// target.
 [[noreturn]] void storm(int limit) {
@@ -98,6 +133,8 @@ int main(int argc, char** argv) {
   if (strcmp(mode, "family") == 0) family();
   if (strcmp(mode, "storm") == 0 && argc > 2) storm(atoi(argv[2]));
   if (strcmp(mode, "hop") == 0) hop();
+  if (strcmp(mode, "daemon") == 0) daemon_maker("/proc/self/exe");
+  if (strcmp(mode, "user") == 0) changed_user();
   if (strcmp(mode, "orphan") == 0) {  // leaves one process behind and ends
     if (fork() == 0) rest();
     return 0;

@@ -1,0 +1,421 @@
+#include "launcher/cgroup.h"
+
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <utility>
+
+#include "launcher/cgroup_path.h"
+#include "launcher/process_tree.h"
+#include "tests/process/process_probe.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace process_test;
+namespace fs = std::filesystem;
+
+enum class Kind { kV2, kFreezer };
+
+/// Only this hierarchy, as on a machine that has no other.
+CgroupDirs only(Kind kind) {
+  CgroupDirs dirs = own_cgroups();
+  (kind == Kind::kV2 ? dirs.freezer : dirs.v2).clear();
+  return dirs;
+}
+
+std::vector<Kind> usable_kinds() {
+  std::vector<Kind> kinds;
+  for (const Kind kind : {Kind::kV2, Kind::kFreezer}) {
+    auto group = Cgroup::make(only(kind), "probe", 0);
+    if (!group) continue;
+    REQUIRE(group->remove());
+    kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+/// The kinds that can be tried here; ends the program as skipped when there is none.
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> usable = usable_kinds();
+  if (usable.empty()) {
+    std::fprintf(stderr, "skipped: no control group can be made here: %s\n",
+                 Cgroup::make(own_cgroups(), "probe", 0).error().text.c_str());
+    std::exit(77);
+  }
+  return usable;
+}
+
+Cgroup make(Kind kind, const std::string& job = "test") {
+  auto group = Cgroup::make(only(kind), job, 0);
+  REQUIRE(group.has_value());
+  return std::move(*group);
+}
+
+struct Worker {
+  Pipe life;
+  ChildProcess process;
+};
+
+Worker start(int group, int procs, const std::string& mode, const std::string& number = "0") {
+  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+  Worker worker{make_pipe(), {}};
+  ChildSpec spec;
+  spec.path = DDP_PROCESS_WORKER;
+  spec.argv = {"worker", mode, number};
+  spec.inherit = {{worker.life.write_end.get(), 3}};
+  spec.cgroup = group;
+  spec.cgroup_procs = procs;
+  auto child = spawn(spec);
+  REQUIRE(child.has_value());
+  worker.process = std::move(*child);
+  worker.life.write_end.reset();
+  return worker;
+}
+
+Worker start_in(const Cgroup& group, const std::string& mode, const std::string& number = "0") {
+  return start(group.directory(), group.procs(), mode, number);
+}
+
+/// All of them dead, the leader reaped, the group gone.
+void finish(Worker& worker, Cgroup& group) {
+  CHECK(reaches_end(worker.life.read_end.get()));
+  wait_end(worker.process);
+  reap_adopted({});
+  CHECK(group.remove());
+  CHECK(!fs::exists(group.path()));
+}
+
+/// In a process of its own, a sibling of the workers, so that nothing of theirs is in its tree.
+int in_another_process(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(body());
+  int status = 0;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+TEST_CASE("our own groups are those that list us") {
+  kinds();
+  const CgroupDirs dirs = own_cgroups();
+  for (const std::string& dir : {dirs.v2, dirs.freezer}) {
+    if (dir.empty()) continue;
+    const std::string procs = "\n" + text_of(dir + "/cgroup.procs");
+    CHECK(procs.find("\n" + std::to_string(getpid()) + "\n") != std::string::npos);
+  }
+}
+
+TEST_CASE("a child lives in its group from the start, and so does what it starts") {
+  for (const Kind kind : kinds()) {
+    for (const bool born_there : {true, false}) {
+      const std::size_t descriptors = open_descriptors();
+      {
+        Cgroup group = make(kind);
+        CHECK((kind == Kind::kV2) == (group.directory() >= 0));
+        Worker worker = start(born_there ? group.directory() : -1, group.procs(), "family");
+        REQUIRE(read_bytes(worker.life.read_end.get(), 5).size() == 5);
+        const auto pids = group.pids();
+        CHECK(pids.size() == 5);
+        CHECK(std::count(pids.begin(), pids.end(), worker.process.pid()) == 1);
+        CHECK(!group.remove());
+        group.kill();
+        finish(worker, group);
+      }
+      CHECK(open_descriptors() == descriptors);
+    }
+  }
+}
+
+TEST_CASE("a group that cannot be entered does not keep a child from starting") {
+  const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  Worker stranger = start(null.get(), null.get(), "exit", "4");
+  CHECK(wait_end(stranger.process) == ExitStatus::exited(4));
+  for (const Kind kind : kinds()) {
+    Cgroup group = make(kind);
+    REQUIRE(group.remove());
+    Worker worker = start_in(group, "exit", "5");
+    CHECK(wait_end(worker.process) == ExitStatus::exited(5));
+    CHECK(group.pids().empty());
+    group.kill();
+  }
+}
+
+TEST_CASE("a child's failed start is told as ever, and leaves an empty group") {
+  for (const Kind kind : kinds()) {
+    Cgroup group = make(kind);
+    ChildSpec spec;
+    spec.path = "/no/such/program";
+    spec.argv = {"x"};
+    spec.cgroup = group.directory();
+    spec.cgroup_procs = group.procs();
+    const auto child = spawn(spec);
+    REQUIRE(child.has_error());
+    CHECK(child.error().code == ErrorCode::kExec);
+    CHECK(child.error().sys == ENOENT);
+    CHECK(group.pids().empty());
+    CHECK(group.remove());
+  }
+}
+
+TEST_CASE("a fork storm dies of the group's kill alone") {
+  for (const Kind kind : kinds()) {
+    Cgroup group = make(kind);
+    Worker worker = start_in(group, "storm", "300");
+    REQUIRE(read_bytes(worker.life.read_end.get(), 40).size() == 40);
+    const auto began = std::chrono::steady_clock::now();
+    int kills = 0;
+    do {
+      group.kill();
+      ++kills;
+    } while (kind == Kind::kFreezer && !group.pids().empty() && kills < 1000);
+    CHECK(reaches_end(worker.life.read_end.get()));
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
+    WARN((kind == Kind::kV2 ? "v2: " : "freezer: ") << took.count() << " ms, " << kills << " kills");
+    finish(worker, group);
+  }
+}
+
+TEST_CASE("who has left tree, session and environment is reached by the group") {
+  for (const Kind kind : kinds()) {
+    Cgroup group = make(kind);
+    Worker worker = start_in(group, "daemon");
+    REQUIRE(read_bytes(worker.life.read_end.get(), 2).size() == 2);
+    // A stranger to the whole family, as the keeper of another node is: it has nothing but the path.
+    CHECK(in_another_process([&] {
+            auto theirs = Cgroup::open(group.path());
+            if (!theirs) return 1;
+            TreeScope scope;
+            scope.cgroup = std::make_shared<Cgroup>(std::move(*theirs));
+            TreeKill kill(scope, kKillBound);
+            while (!kill.step())
+              kill.wait(kKillBound);
+            return kill.left().empty() && kill.found() == 2 ? 0 : 2;
+          }) == 0);
+    finish(worker, group);
+  }
+}
+
+TEST_CASE("a group's kill reaches also a process of another user") {
+  if (geteuid() != 0 || std::count(kinds().begin(), kinds().end(), Kind::kV2) == 0) {
+    WARN("needs root and cgroup v2: skipped");
+    return;
+  }
+  Cgroup group = make(Kind::kV2);
+  Worker worker = start_in(group, "stubborn");
+  REQUIRE(read_bytes(worker.life.read_end.get(), 1) == "r");
+  REQUIRE(chown((group.path() + "/cgroup.kill").c_str(), 65534, 65534) == 0);
+  CHECK(in_another_process([&] {
+          if (setresuid(65534, 65534, 65534) != 0) return 1;
+          auto theirs = Cgroup::open(group.path());
+          if (!theirs) return 2;
+          TreeScope scope;
+          scope.cgroup = std::make_shared<Cgroup>(std::move(*theirs));
+          return kill_own_tree(scope).empty() ? 0 : 3;
+        }) == 0);
+  CHECK(wait_end(worker.process) == ExitStatus::signaled(SIGKILL));
+  finish(worker, group);
+}
+
+TEST_CASE("groups that a worker makes in its own go with it") {
+  for (const Kind kind : kinds()) {
+    Cgroup group = make(kind);
+    REQUIRE(mkdir((group.path() + "/a").c_str(), 0755) == 0);
+    REQUIRE(mkdir((group.path() + "/a/b").c_str(), 0755) == 0);
+    const UniqueFd procs(open((group.path() + "/a/b/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
+    Worker worker = start(-1, procs.get(), "family");
+    REQUIRE(read_bytes(worker.life.read_end.get(), 5).size() == 5);
+    CHECK(group.pids().size() == 5);
+    CHECK(!group.remove());
+    group.kill();
+    finish(worker, group);
+  }
+}
+
+TEST_CASE("what dead agents left is removed, and nothing else") {
+  for (const Kind kind : kinds()) {
+    const CgroupDirs dirs = only(kind);
+    const std::string own = kind == Kind::kV2 ? dirs.v2 : dirs.freezer;
+    const std::string stale = own + '/' + cgroup_name("dead", 0, 1);
+    const std::string inhabited = own + '/' + cgroup_name("dead", 1, 1);
+    const std::string foreign = own + "/ddplaunch." + std::to_string(getpid());
+    for (const std::string& path : {stale, stale + "/below", inhabited, foreign})
+      REQUIRE(mkdir(path.c_str(), 0755) == 0);
+    const UniqueFd procs(open((inhabited + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
+    Worker worker = start(-1, procs.get(), "rest");
+    REQUIRE(read_bytes(worker.life.read_end.get(), 1) == "r");
+    Cgroup living = make(kind, "living");
+    Cgroup other = make(kind, "other");
+    CHECK(living.path() != other.path());
+    CHECK(!fs::exists(stale));
+    CHECK(fs::exists(inhabited));
+    CHECK(fs::exists(foreign));
+    CHECK(fs::exists(living.path()));  // empty, but locked
+    CHECK(!worker.process.peek().has_value());
+    CHECK(living.remove());
+    CHECK(living.remove());  // again: it is not there
+    CHECK(kill_own_tree().empty());
+    wait_end(worker.process);
+    { Cgroup next = make(kind, "next"); }  // left behind, empty
+    CHECK(!fs::exists(inhabited));
+    CHECK(rmdir(foreign.c_str()) == 0);
+    CHECK(other.remove());
+    Cgroup last = make(kind, "last");
+    CHECK(!fs::exists(own + '/' + cgroup_name("next", 0, static_cast<std::uint64_t>(getpid()))));
+    CHECK(last.remove());
+  }
+}
+
+TEST_CASE("one agent may make the same name twice") {
+  for (const Kind kind : kinds()) {
+    Cgroup one = make(kind);
+    Cgroup two = make(kind);
+    CHECK(one.path() != two.path());
+    CHECK(one.remove());
+    CHECK(two.remove());
+  }
+}
+
+TEST_CASE("places that are not our group are refused, in words") {
+  CHECK(Cgroup::make({}, "job", 0).error().text == "neither cgroup v2 nor the freezer of v1 is mounted here");
+  CHECK(Cgroup::make({"/tmp", ""}, "job", 0).error().text == "/tmp is not our own control group");
+  CHECK(Cgroup::make({"", "/no/such"}, "job", 0).error().text == "/no/such: No such file or directory");
+  CHECK(Cgroup::make({"/tmp", "/no/such"}, "job", 0).error().text ==
+        "/tmp is not our own control group; /no/such: No such file or directory");
+  CHECK(Cgroup::open("/tmp").error().text == "/tmp is no control group of ours");
+  CHECK(Cgroup::open("/tmp/ddplaunch.a.1.2").error().text ==
+        "/tmp/ddplaunch.a.1.2: No such file or directory");
+  for (const Kind kind : kinds()) {
+    // One that is ours by its kind, but where others live.
+    Cgroup group = make(kind);
+    CHECK(Cgroup::make(kind == Kind::kV2 ? CgroupDirs{group.path(), ""} : CgroupDirs{"", group.path()}, "job",
+                       0)
+              .error()
+              .text == group.path() + " is not our own control group");
+    CHECK(group.remove());
+  }
+}
+
+TEST_CASE("who may not write gets no group, and is told why") {
+  if (geteuid() != 0) {
+    WARN("needs root, to be somebody else: skipped");
+    return;
+  }
+  Pipe told = make_pipe();
+  CHECK(in_another_process([&] {
+          if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) return 1;
+          const auto group = Cgroup::make(own_cgroups(), "job", 0);
+          if (group) return 2;
+          const std::string& text = group.error().text;
+          return write(told.write_end.get(), text.data(), text.size()) > 0 ? 0 : 3;
+        }) == 0);
+  told.write_end.reset();
+  const std::string text = read_all(told.read_end.get());
+  CHECK(text.find("Permission denied") != std::string::npos);
+  CHECK(text.find(own_cgroups().v2) == 0);
+}
+
+namespace {
+
+/// A keeper and its agent with a worker in a group of its own.
+struct Node {
+  Pipe life;
+  Pipe output;
+  Pipe errors;
+  ChildProcess keeper;
+  std::string group;
+  pid_t agent = -1;
+};
+
+Node start_node(const std::string& mode, std::size_t count) {
+  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+  Node node{make_pipe(), make_pipe(), make_pipe(), {}, {}};
+  ChildSpec spec;
+  spec.path = DDP_PROCESS_HOST;
+  const std::string job = unique_mark("x").substr(2);
+  spec.argv = {"host", "keeper", "group", "0", job, DDP_PROCESS_WORKER, mode};
+  spec.out = node.output.write_end.get();
+  spec.err = node.errors.write_end.get();
+  spec.inherit = {{node.life.write_end.get(), 3}};
+  auto keeper = spawn(spec);
+  REQUIRE(keeper.has_value());
+  node.keeper = std::move(*keeper);
+  for (Pipe* pipe : {&node.life, &node.output, &node.errors})
+    pipe->write_end.reset();
+  REQUIRE(read_bytes(node.life.read_end.get(), count + 1).size() == count + 1);
+  for (char byte; read(node.output.read_end.get(), &byte, 1) == 1 && byte != '\n';)
+    node.group += byte;
+  for (const ProcessInfo& info : list_processes()) {
+    if (info.parent == node.keeper.pid()) node.agent = info.pid;
+  }
+  REQUIRE(node.agent > 0);
+  return node;
+}
+
+}  // namespace
+
+TEST_CASE("a killed agent: the keeper kills and removes the group") {
+  kinds();
+  for (const auto& [mode, count] : {std::pair{"daemon", 2}, std::pair{"family", 5}, std::pair{"user", 2}}) {
+    Node node = start_node(mode, static_cast<std::size_t>(count));
+    REQUIRE(fs::exists(node.group));
+    REQUIRE(kill(node.agent, SIGKILL) == 0);
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
+    CHECK(reaches_end(node.life.read_end.get()));
+    CHECK(!fs::exists(node.group));
+    CHECK(read_all(node.errors.read_end.get()) ==
+          "ddplaunchd keeper: the agent was killed by SIGKILL; ended " + std::to_string(count) +
+              " processes that it left\n");
+  }
+}
+
+TEST_CASE("a killed keeper: the agent kills and removes the group") {
+  kinds();
+  Node node = start_node("daemon", 2);
+  REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
+  CHECK(reaches_end(node.life.read_end.get()));
+  // The agent, an orphan that came to us, removes it as its last deed.
+  pid_t agent = 0;
+  do {
+    siginfo_t info = {};
+    REQUIRE(waitid(P_PID, static_cast<id_t>(node.agent), &info, WEXITED) == 0);
+    agent = info.si_pid;
+    CHECK(info.si_status == 7);
+  } while (agent != node.agent);
+  CHECK(!fs::exists(node.group));
+  reap_adopted({});
+}
+
+TEST_CASE("agent and keeper killed in one moment: the next attempt removes the group once it is empty") {
+  kinds();
+  Node node = start_node("daemon", 2);
+  REQUIRE(kill(node.keeper.pid(), SIGSTOP) == 0);
+  REQUIRE(kill(node.agent, SIGKILL) == 0);
+  REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
+  CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
+  CHECK(fs::exists(node.group));
+  CHECK(kill_own_tree().empty());  // they came to us
+  CHECK(reaches_end(node.life.read_end.get()));
+  reap_adopted({});
+  Cgroup next = make(kinds().front());
+  CHECK(!fs::exists(node.group));
+  CHECK(next.remove());
+}
+
+}  // namespace ddp::launcher
