@@ -9,6 +9,8 @@
 #include <exception>
 #include <utility>
 
+#include "launcher/cgroup.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -92,6 +94,10 @@ void WorkerGroup::start(std::vector<WorkerSpec> specs) {
       if (!launch) {
         events_.worker_not_started(rank, launch.error());
         continue;
+      }
+      if (tree_.cgroup) {
+        launch->child.cgroup = tree_.cgroup->directory();
+        launch->child.cgroup_procs = tree_.cgroup->procs();
       }
       children.push_back(std::move(launch->child));
       launches.push_back(std::move(*launch));

@@ -167,9 +167,10 @@ struct Pong {
 struct Notice {
   static constexpr std::uint8_t kType = 0x0B;
   std::string text;
+  bool detail = false;  ///< a step done, for who asked for --verbose
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.text);
+    c(m.text), c(m.detail);
   }
 };
 
