@@ -54,10 +54,11 @@ std::optional<double> progress_of(std::string_view row) {
     if (const auto value = number_before(row, at); value && *value <= 100) return value;
   }
   for (std::size_t at = row.find('/'); at != std::string_view::npos; at = row.find('/', at + 1)) {
+    const std::size_t end = std::min(row.find_first_not_of("0123456789", at + 1), row.size());
+    const std::size_t begin = row.find_last_not_of("0123456789", at - 1) + 1;
+    if (at == 0 || (end < row.size() && row[end] == '/') || (begin > 0 && row[begin - 1] == '/'))
+      continue;  // a path or a date
     const auto done = number_before(row, at);
-    std::size_t end = at + 1;
-    while (end < row.size() && is_digit(row[end]))
-      ++end;
     const auto all = number_before(row.substr(at + 1), end - at - 1);
     if (done && all && *all > 0 && *done <= *all) return 100 * *done / *all;
   }

@@ -1,0 +1,109 @@
+#include "launcher/console_queue.h"
+
+#include <string>
+
+#include "tests/support/catch.h"
+
+using namespace ddp::launcher;
+
+namespace {
+
+// What is taken until the queue is empty.
+std::string drain(ConsoleQueue& queue) {
+  std::string all;
+  while (!queue.empty()) {
+    const ConsoleQueue::Segment segment = queue.take();
+    all += segment.bytes;
+    queue.done(segment);
+  }
+  CHECK(queue.waiting(1) == 0);
+  CHECK(queue.waiting(2) == 0);
+  return all;
+}
+
+std::string numbered(int first, int last) {
+  std::string lines;
+  for (int i = first; i <= last; ++i)
+    lines += "line " + std::to_string(i) + "\n";
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("segments of one kind are joined, the order of all is kept") {
+  ConsoleQueue queue(false, 16);
+  queue.push(1, false, "a\n");
+  queue.push(1, false, "b\n");
+  queue.push(1, true, "ours\n");
+  queue.push(2, false, "c\n");
+  queue.push(1, false, "d\n");
+  CHECK(queue.waiting(1) == 11);
+  CHECK(queue.waiting(2) == 2);
+  CHECK(drain(queue) == "a\nb\nours\nc\nd\n");
+}
+
+TEST_CASE("what was taken waits until it is done") {
+  ConsoleQueue queue(false, 16);
+  queue.push(2, false, "abc\n");
+  const ConsoleQueue::Segment segment = queue.take();
+  CHECK(queue.empty());
+  CHECK(queue.waiting(2) == 4);
+  queue.done(segment);
+  CHECK(queue.waiting(2) == 0);
+}
+
+TEST_CASE("one that holds becomes full and loses nothing") {
+  ConsoleQueue queue(false, 64u << 10);
+  const std::string lines = numbered(0, 9999);
+  std::string all;
+  while (!queue.full()) {
+    queue.push(1, false, lines);
+    all += lines;
+  }
+  CHECK(all.size() > ConsoleQueue::kHigh);
+  CHECK_FALSE(queue.has_room());
+  CHECK((drain(queue) == all));
+  CHECK(queue.has_room());
+}
+
+TEST_CASE("one that skips keeps the latest lines and says how many are missing") {
+  ConsoleQueue queue(true, 16u << 10);
+  for (int i = 0; i < 1000; ++i)
+    queue.push(1, false, numbered(i * 1000, i * 1000 + 999));
+  CHECK_FALSE(queue.full());
+  CHECK(queue.waiting(1) <= ConsoleQueue::kSkipAt + 16'000);
+  const std::string all = drain(queue);
+  const std::string gap = "ddplaunch: … ";
+  REQUIRE(all.substr(0, gap.size()) == gap);
+  const std::size_t first_end = all.find('\n');
+  std::string told = all.substr(gap.size(), all.find(" lines not shown; the files have them") - gap.size());
+  told.erase(told.find(','), 1);
+  CHECK(all.find(gap, 1) == std::string::npos);
+  CHECK(all.substr(first_end + 1) == numbered(std::stoi(told), 999'999));
+}
+
+TEST_CASE("words of ours are never skipped, and each gap is told of where it is") {
+  ConsoleQueue queue(true, 16u << 10);
+  const std::string flood(ConsoleQueue::kSkipAt - 1000, 'x');
+  queue.push(1, false, "first\n");
+  queue.push(2, true, "ddplaunch: word\n");
+  queue.push(1, false, flood + "\n");
+  queue.push(1, false, numbered(1, 300));
+  CHECK(drain(queue) == skipped_text(1) + "\nddplaunch: word\n" + skipped_text(1) + "\n" + numbered(1, 300));
+}
+
+TEST_CASE("a gap that grows is told of once") {
+  ConsoleQueue queue(true, 16u << 10);
+  for (int i = 0; i < 3; ++i)
+    queue.push(1, false, std::string(ConsoleQueue::kSkipAt, '\n') + "end\n");
+  const std::string kept = std::string(ConsoleQueue::kKept - 4, '\n') + "end\n";
+  CHECK((drain(queue) ==
+         skipped_text(3 * (ConsoleQueue::kSkipAt + 1) - (ConsoleQueue::kKept - 3)) + "\n" + kept));
+}
+
+TEST_CASE("numbers for people") {
+  CHECK(skipped_text(1) == "ddplaunch: … 1 line not shown; the files have it");
+  CHECK(skipped_text(999) == "ddplaunch: … 999 lines not shown; the files have them");
+  CHECK(skipped_text(12'345) == "ddplaunch: … 12,345 lines not shown; the files have them");
+  CHECK(skipped_text(1'234'567) == "ddplaunch: … 1,234,567 lines not shown; the files have them");
+}

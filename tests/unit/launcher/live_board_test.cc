@@ -1,0 +1,146 @@
+#include "launcher/live_board.h"
+
+#include "tests/support/catch.h"
+
+using namespace ddp::launcher;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+// A board with its driver, in steps of time.
+struct Driver {
+  explicit Driver(Bars bars = Bars::kRank0, bool view = true) : board(bars, {view, view}) {}
+
+  void add(LiveBoard::Entry& entry, std::string_view bytes) {
+    entry.lines.add(bytes, lines);
+    board.changed(entry);
+  }
+  // Everything that becomes due until `later` from now.
+  void pass(LiveBoard::Time later) {
+    for (const LiveBoard::Time end = now + later;;) {
+      const auto due = board.due();
+      if (!due || *due > end) {
+        now = end;
+        return;
+      }
+      now = std::max(now, *due);
+      std::array<std::string, 2> out;
+      board.tick(now, out);
+      lines += out[0] + out[1];
+    }
+  }
+  std::string rows(int stream = 1) {
+    std::string all;
+    for (const LiveRow& row : board.rows(stream))
+      all += row.text + row.suffix + "\n";
+    return all;
+  }
+
+  LiveBoard board;
+  LiveBoard::Time now = seconds(1000);
+  std::string lines;
+};
+
+LiveBoard::Entry entry_of(std::uint32_t rank, int stream = 1) {
+  return {Label("[" + std::to_string(rank) + "] "), rank, 0, stream};
+}
+
+}  // namespace
+
+TEST_CASE("a bar is shown with the next frame and goes with its line") {
+  Driver d;
+  LiveBoard::Entry a = entry_of(0);
+  CHECK_FALSE(d.board.due().has_value());
+  d.add(a, "\r10%");
+  d.pass(LiveBoard::kFrame);
+  CHECK(d.board.take_news(1));
+  CHECK(d.rows() == "[0] 10%\n");
+  d.add(a, "\n");
+  d.add(a, "done\n");
+  CHECK(d.board.take_news(1));  // at once, with its line
+  CHECK(d.rows().empty());
+  CHECK(d.lines == "[0] 10%\n[0] done\n");
+}
+
+TEST_CASE("a bar that has ended becomes a line when it is quiet") {
+  Driver d;
+  LiveBoard::Entry a = entry_of(0);
+  d.add(a, "\r100%\n");
+  d.pass(milliseconds(150));
+  CHECK(d.lines.empty());
+  CHECK(d.rows() == "[0] 100%\n");
+  d.pass(milliseconds(150));
+  CHECK(d.lines == "[0] 100%\n");
+  CHECK(d.rows().empty());
+}
+
+TEST_CASE("an unfinished line is shown when it stands, not while it is being written") {
+  Driver d;
+  LiveBoard::Entry a = entry_of(0);
+  d.add(a, "loading");
+  d.pass(milliseconds(130));
+  CHECK(d.rows().empty());
+  d.pass(milliseconds(200));
+  CHECK(d.rows() == "[0] loading\n");
+  d.add(a, " done\n");
+  CHECK(d.rows().empty());
+  CHECK(d.lines == "[0] loading done\n");
+}
+
+TEST_CASE("nothing ticks when nothing changes") {
+  Driver d;
+  LiveBoard::Entry a = entry_of(0);
+  d.add(a, "\r10%");
+  d.pass(seconds(5));
+  CHECK(d.rows() == "[0] 10%\n");
+  CHECK_FALSE(d.board.due().has_value());
+  d.add(a, "\r20%");
+  CHECK(d.board.due().has_value());
+}
+
+TEST_CASE("where no row can stand, a bar is a line every 30 s and at its end") {
+  Driver d(Bars::kRank0, false);
+  LiveBoard::Entry a = entry_of(0);
+  LiveBoard::Entry b = entry_of(1);
+  for (int i = 0; i < 65; ++i) {
+    d.add(a, "\r" + std::to_string(i) + "%");
+    d.add(b, "\r" + std::to_string(i / 2) + "%");
+    d.pass(seconds(1));
+  }
+  CHECK(d.lines == "[0] 30%  [2 ranks: 15-30%]\n[0] 60%  [2 ranks: 30-60%]\n");
+  d.add(a, "\r100%\n");
+  d.pass(seconds(1));
+  CHECK(d.lines == "[0] 30%  [2 ranks: 15-30%]\n[0] 60%  [2 ranks: 30-60%]\n[0] 100%\n");
+}
+
+TEST_CASE("a bar that stands still is written once, an unfinished line never") {
+  Driver d(Bars::kAll, false);
+  LiveBoard::Entry a = entry_of(0);
+  LiveBoard::Entry b = entry_of(1, 2);
+  d.add(a, "\r10%");
+  d.add(b, "prompt> ");
+  d.pass(seconds(200));
+  CHECK(d.lines == "[0] 10%\n");
+}
+
+TEST_CASE("without bars rows become lines all the same") {
+  Driver d(Bars::kOff);
+  LiveBoard::Entry a = entry_of(0);
+  d.add(a, "\r10%\r100%\n");
+  d.pass(seconds(1));
+  CHECK(d.rows().empty());
+  CHECK(d.lines == "[0] 100%\n");
+}
+
+TEST_CASE("a cleared board shows nothing") {
+  Driver d;
+  LiveBoard::Entry a = entry_of(0, 2);
+  d.add(a, "\r10%");
+  d.pass(seconds(1));
+  CHECK(d.board.take_news(2));
+  d.board.clear();
+  CHECK(d.board.take_news(2));
+  CHECK(d.rows(2).empty());
+  CHECK_FALSE(d.board.due().has_value());
+}
