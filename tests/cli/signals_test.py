@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""What the user's signals and the terminal do to a job: Ctrl-C, Ctrl-Z, hang-up, nohup, &, SIGUSR1/2; local and over SSH.
+
+What a shell does here is done by a real bash with job control on a pseudo-terminal. (tests/cli/local_test.py has the plain
+cases without a terminal.)"""
+
+import contextlib
+import os
+import pathlib
+import pty
+import select
+import shlex
+import shutil
+import signal
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, Nodes, main, wait_until
+
+
+class Terminal:
+    """A bash script on a terminal of its own, with job control."""
+
+    def __init__(self, test, script):
+        self.shown = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(test.dir)
+            os.execvpe("bash", ["bash", "--norc", "--noprofile", "-c", "set -m\n" + script], test.env)
+        self.ended = False
+        test.addCleanup(self.end)
+
+    def end(self):
+        self.hang_up()
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+    def hang_up(self):
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def read(self, seconds):
+        """Takes what is there within `seconds`; nothing blocks on us for long."""
+        if select.select([self.fd], [], [], seconds)[0]:
+            with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
+                self.shown += os.read(self.fd, 65536)
+
+    def wait_for(self, condition, seconds=20.0):
+        """Reads on until `condition()`."""
+        end = time.monotonic() + seconds
+        while not (value := condition()) and time.monotonic() < end:
+            self.read(0.02)
+        return value
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def text(self):
+        return self.shown.decode(errors="replace")
+
+    def wait_for_end(self, seconds=30.0):
+        def over():
+            pid, _ = os.waitpid(self.pid, os.WNOHANG)
+            return pid != 0
+        self.ended = bool(self.wait_for(over, seconds))
+        return self.ended
+
+
+class Signals(LaunchTest):
+    def cluster(self, count):
+        nodes = Nodes(self, count)
+        self.nodes = nodes
+        return ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 1]
+
+    def up(self, count):
+        """The workers' sign of life: worker scripts touch up.RANK."""
+        return all((self.dir / f"up.{rank}").exists() for rank in range(count))
+
+    # ---- polite and not
+
+    def start_saving(self, *args):
+        # Saves for a moment when told to stop; what started it in the same group must not be signalled to death first.
+        script = self.script("saving.sh", '#!/bin/sh\ntrap "sleep 0.3; touch saved.$RANK; exit 0" TERM\n'
+                             'touch up.$RANK\nwhile :; do sleep 0.05; done\n')
+        process = self.start(*args, script)
+        self.assertTrue(wait_until(lambda: self.up(2)))
+        return process
+
+    def check_polite(self, number, code, why, *args):
+        process = self.start_saving(*args)
+        process.send_signal(number)
+        done = self.finish(process, timeout=30)
+        self.assert_code(done, code)
+        self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit {code}: {why}")
+        self.assertTrue(all((self.dir / f"saved.{rank}").exists() for rank in range(2)))
+
+    def test_first_interrupt_is_polite(self):
+        self.check_polite(signal.SIGINT, 130, "stopped by Ctrl-C (SIGINT)", "--nproc-per-node", 2)
+
+    def test_terminate_is_polite(self):
+        self.check_polite(signal.SIGTERM, 143, "stopped by SIGTERM", "--nproc-per-node", 2)
+
+    def test_hangup_is_polite(self):
+        self.check_polite(signal.SIGHUP, 129, "stopped because its terminal closed (SIGHUP)", "--nproc-per-node", 2)
+
+    def test_first_interrupt_is_polite_over_ssh(self):
+        self.check_polite(signal.SIGINT, 130, "stopped by Ctrl-C (SIGINT)", *self.cluster(2))
+
+    def test_second_interrupt_kills_at_once_over_ssh(self):
+        script = self.script("deaf.sh", '#!/bin/sh\ntrap "" TERM INT\ntouch up.$RANK\nwhile :; do sleep 0.05; done\n')
+        process = self.start(*self.cluster(2), script)
+        self.assertTrue(wait_until(lambda: self.up(2)))
+        process.send_signal(signal.SIGINT)
+        while "again: kill them now" not in process.stderr.readline():
+            pass
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        done = self.finish(process, timeout=30)
+        self.assert_code(done, 130)
+        self.assertLess(time.monotonic() - began, 5)  # not the grace of 25 s
+
+    # ---- the user's own signals
+
+    def check_leaders_only(self, name, *args):
+        # The worker's child is in its process group, as a data loader is.
+        script = self.script("group.sh", '#!/bin/sh\n'
+                             f'sh -c \'trap "touch child.$RANK" {name}; touch up.$RANK; while :; do sleep 0.05; done\' &\n'
+                             f'trap "touch leader.$RANK; sleep 0.3; exit 0" {name}\nwhile :; do sleep 0.05; done\n')
+        process = self.start(*args, script)
+        self.assertTrue(wait_until(lambda: self.up(2)))
+        process.send_signal(getattr(signal, "SIG" + name))
+        done = self.finish(process, timeout=30)
+        self.assert_code(done, 0)
+        made = sorted(path.name for path in self.dir.iterdir() if path.name.startswith(("leader.", "child.")))
+        self.assertEqual(made, ["leader.0", "leader.1"])
+
+    def test_usr1_reaches_the_leader_only(self):
+        self.check_leaders_only("USR1", "--nproc-per-node", 2)
+
+    def test_usr2_reaches_the_leader_only_over_ssh(self):
+        self.check_leaders_only("USR2", *self.cluster(2))
+
+    # ---- on a terminal
+
+    def on_terminal(self, script, *args):
+        """Runs the shell text `script`, in which $RUN is ddplaunch with `args`."""
+        if not shutil.which("bash"):
+            self.skipTest("needs bash")
+        self.job_dir = self.dir / "job"
+        return Terminal(self, "RUN=(" + shlex.join(self.command(*args)) + ")\n" + script)
+
+    def said(self, name):
+        """What the script wrote into a file, once it is whole."""
+        path = self.dir / name
+        return path.read_text() if path.exists() and path.read_text().endswith("\n") else None
+
+    WORKER = ('#!/bin/sh\ntrap "touch interrupted.$RANK" INT\ntrap "touch hung_up.$RANK" HUP\n'
+              'trap "touch terminated.$RANK; exit 0" TERM\ntouch up.$RANK\nwhile :; do sleep 0.05; done\n')
+
+    def check_ctrl_c(self, *args):
+        worker = self.script("worker.sh", self.WORKER)
+        terminal = self.on_terminal('"${RUN[@]}"; echo $? > code', *args, worker)
+        self.assertTrue(terminal.wait_for(lambda: self.up(2)), terminal.text())
+        terminal.type("\x03")  # the kernel sends SIGINT to the whole foreground group
+        self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())
+        self.assertEqual(self.said("code"), "130\n", terminal.text())
+        made = sorted(path.name for path in self.dir.iterdir() if path.name.startswith(("interr", "term", "hung")))
+        self.assertEqual(made, ["terminated.0", "terminated.1"])
+        self.assert_nothing_left()
+
+    def test_ctrl_c_reaches_ddplaunch_alone(self):
+        self.check_ctrl_c("--nproc-per-node", 2)
+
+    def test_ctrl_c_reaches_ddplaunch_alone_over_ssh(self):
+        self.check_ctrl_c(*self.cluster(2))
+
+    def test_ctrl_c_spares_the_ssh_programs(self):
+        self.cluster(2)
+        self.check_ctrl_c("--hostfile", self.nodes.hostfile, "--ssh-command", f"ssh -F {self.nodes.ssh_config}",
+                          "--nproc-per-node", 1)
+
+    def test_closed_terminal_stops_the_job(self):
+        worker = self.script("worker.sh", self.WORKER)
+        terminal = self.on_terminal('"${RUN[@]}"; echo $? > code', *self.cluster(2), worker)
+        self.assertTrue(terminal.wait_for(lambda: self.up(2)), terminal.text())
+        terminal.hang_up()
+        self.assertTrue(wait_until(lambda: all((self.dir / f"terminated.{rank}").exists() for rank in range(2))))
+        self.assertEqual(list(self.dir.glob("hung_up.*")), [])
+        wait_until(lambda: not self.left())
+        self.assert_nothing_left()
+
+    def left(self):
+        try:
+            self.assert_nothing_left()
+        except AssertionError:
+            return True
+        return False
+
+    def check_background(self, *args):
+        # With a terminal as stdin, which a background job may not read: SIGTTIN would stop it.
+        terminal = self.on_terminal('"${RUN[@]}" &\nwait $!; echo $? > code', *args, "sh", "-c",
+                                    "touch up.$RANK; sleep 0.5; echo worked")
+        self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())
+        self.assertEqual(self.said("code"), "0\n", terminal.text())
+        self.assertIn("worked", terminal.text())
+        self.assert_nothing_left()
+
+    def test_background_job_is_not_stopped_by_its_terminal(self):
+        self.check_background("--nproc-per-node", 2)
+
+    def test_background_job_that_wants_stdin_is_not_stopped_by_its_terminal(self):
+        self.check_background("--nproc-per-node", 2, "--stdin", "0")
+
+    def test_background_job_over_ssh_is_not_stopped_by_its_terminal(self):
+        self.check_background(*self.cluster(2))
+
+    def test_script_background_job_keeps_interrupts_ignored(self):
+        # A shell without job control starts "&" jobs with SIGINT ignored: Ctrl-C is for the others.
+        process = self.start("sh", "-c", "touch up.$RANK; sleep 1",
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        self.assertTrue(wait_until(lambda: self.up(1)))
+        process.send_signal(signal.SIGINT)
+        self.assert_code(self.finish(process, timeout=20), 0)
+
+    def test_nohup_job_survives_its_terminal(self):
+        terminal = self.on_terminal('nohup "${RUN[@]}" > out 2>&1 < /dev/null & echo $! > pid; wait $!', *self.cluster(2),
+                                    "sh", "-c", "touch up.$RANK; while ! [ -e go ]; do sleep 0.05; done; touch done.$RANK")
+        self.assertTrue(terminal.wait_for(lambda: self.up(2)), terminal.text())
+        terminal.hang_up()
+        (self.dir / "go").touch()
+        self.assertTrue(wait_until(lambda: all((self.dir / f"done.{rank}").exists() for rank in range(2))),
+                        (self.dir / "out").read_text())
+        # Whoever the shell's end left it to: it ends by itself.
+        pid = int((self.dir / "pid").read_text())
+        self.assertTrue(wait_until(lambda: not self.is_live(pid)))
+        self.assertNotIn("exit", (self.dir / "out").read_text())
+        self.assert_nothing_left()
+
+    @staticmethod
+    def is_live(pid):
+        try:
+            return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+
+    def test_ctrl_z_and_fg_over_ssh(self):
+        # Stopped for longer than the agents bear a master that says nothing.
+        script = self.script("worker.sh", '#!/bin/sh\ntouch up.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\n'
+                             'touch went_on.$RANK\nwhile ! [ -e finish ]; do sleep 0.05; done\necho bye $RANK\n')
+        terminal = self.on_terminal('"${RUN[@]}"; echo $? > stopped\nwhile ! [ -e fg ]; do sleep 0.05; done\n'
+                                    'fg; echo $? > code', "--master-timeout", "2s", "--node-timeout", "2s",
+                                    *self.cluster(2), script)
+        self.assertTrue(terminal.wait_for(lambda: self.up(2)), terminal.text())
+        terminal.type("\x1a")
+        self.assertTrue(terminal.wait_for(lambda: self.said("stopped")), terminal.text())
+        self.assertEqual(self.said("stopped"), f"{128 + signal.SIGSTOP}\n", terminal.text())
+        end = time.monotonic() + 4.5  # more than both timeouts and a heartbeat
+        terminal.wait_for(lambda: time.monotonic() > end, 10)
+        (self.dir / "go").touch()  # the workers still run
+        self.assertTrue(terminal.wait_for(lambda: all((self.dir / f"went_on.{rank}").exists() for rank in range(2))))
+        (self.dir / "fg").touch()
+        (self.dir / "finish").touch()
+        self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())
+        self.assertEqual(self.said("code"), "0\n", terminal.text())
+        terminal.wait_for_end()
+        for rank in range(2):
+            self.assertIn(f"bye {rank}", terminal.text())
+        self.assert_nothing_left()
+
+    def test_ctrl_c_after_ctrl_z_stops_the_job(self):
+        worker = self.script("worker.sh", self.WORKER)
+        terminal = self.on_terminal('"${RUN[@]}"\ntouch stopped\nwhile ! [ -e fg ]; do sleep 0.05; done\n'
+                                    'fg; echo $? > code', *self.cluster(2), worker)
+        self.assertTrue(terminal.wait_for(lambda: self.up(2)), terminal.text())
+        group = os.tcgetpgrp(terminal.fd)
+        terminal.type("\x1a")
+        self.assertTrue(terminal.wait_for(lambda: (self.dir / "stopped").exists()), terminal.text())
+        (self.dir / "fg").touch()
+        # Typed before the job has the terminal again it would be the shell's.
+        self.assertTrue(terminal.wait_for(lambda: os.tcgetpgrp(terminal.fd) == group), terminal.text())
+        terminal.type("\x03")
+        self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())
+        self.assertEqual(self.said("code"), "130\n", terminal.text())
+        self.assert_nothing_left()
+
+
+if __name__ == "__main__":
+    main()
