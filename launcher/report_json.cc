@@ -126,7 +126,7 @@ class ReportWriter {
     Json json;
     json["what"] = what_of(failure.kind);
     json["text"] = failure_line(failure);
-    json["host"] = failure.host;
+    json["host"] = text_or_null(failure.host);
     json["rank"] = worker ? Json(failure.rank) : Json();
     json["local_rank"] = worker ? Json(failure.local_rank) : Json();
     json["pid"] = ran ? Json(failure.pid) : Json();

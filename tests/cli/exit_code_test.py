@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+"""docs/exit_codes.md, row by row: each code comes out of real jobs, of one node and of several."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import BIN, SOURCE, LaunchTest, Nodes, main
+
+# For each row of the document, by its cells before the meaning: the cases for one node and for several, or why there is none.
+OURS = "only a mistake of ours makes it: tests/unit/launcher/exit_report_test.cc"
+ROWS = {
+    ("0",): ("success", "success_of_nodes"),
+    ("1 … 255",): ("codes", "codes_of_nodes"),
+    ("128 + n",): ("signals", "signals_of_nodes"),
+    ("126, 127",): ("not_executed", "not_executed_of_nodes"),
+    ("129, 130, 143",): ("user_signals", "user_signals_of_nodes"),
+    ("2",): ("usage", "usage_of_nodes"),
+    ("110 … 117",): ("reserved_codes_may_be_a_workers", "reserved_codes_may_be_a_workers_of_nodes"),
+    ("2", "Usage"): ("usage", "usage_of_nodes"),
+    ("110", "Internal"): (OURS, OURS),
+    ("110", "Protocol"): ("protocol", "protocol_of_nodes"),
+    ("111", "Unreachable"): ("unreachable", "unreachable_of_nodes"),
+    ("112", "Timeout"): ("start_timeout", "start_timeout_of_nodes"),
+    ("113", "LinkLost"): ("lost", "lost_of_nodes"),
+    ("114", "AgentMissing"): ("agent_missing", "agent_missing_of_nodes"),
+    ("114", "AgentMismatch"): ("agent_mismatch", "agent_mismatch_of_nodes"),
+    ("115", "Refused"): ("refused", "refused_of_nodes"),
+    ("116", "System"): ("system", "system_of_nodes"),
+    ("117", "Hung"): ("hung", "hung_of_nodes"),
+    ("126", "Exec"): ("not_executed", "not_executed_of_nodes"),
+    ("143", "Cancelled"): ("user_signals", "user_signals_of_nodes"),
+}
+
+
+def documented_rows():
+    """The cells before the meaning of each row of both tables."""
+    rows = []
+    for line in (SOURCE / "docs/exit_codes.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and cells[0] != "code" and len(cells) in (2, 3):
+            rows.append(tuple(cells[:-1]))
+    return rows
+
+
+class Document(unittest.TestCase):
+    def test_every_row_has_its_cases_and_every_case_a_row(self):
+        rows = documented_rows()
+        self.assertEqual(len(rows), len(set(rows)), "a row stands twice")
+        self.assertEqual(set(rows), set(ROWS))
+        for cases in ROWS.values():
+            for case, kind in zip(cases, (OneNode, Nodes2)):
+                self.assertTrue(case == OURS or callable(getattr(kind, f"test_{case}", None)), case)
+
+
+class ExitCodes(LaunchTest):
+    def ends(self, code, why, *args, **popen):
+        """A job that ends with this code, and says on its last line why."""
+        done = self.run_job(*args, **popen)
+        self.assert_code(done, code)
+        if why is None:
+            self.assertNotIn("ddplaunch: exit", done.err)
+        else:
+            self.assertRegex(done.err.splitlines()[-1], f"^ddplaunch: exit {code}: {why}", repr(done))
+        return done
+
+    def stopped_by(self, number, *args):
+        """The job's first line of output is awaited, then ddplaunch gets the signal."""
+        process = self.start(*args)
+        self.assertTrue(process.stdout.readline())
+        process.send_signal(number)
+        return self.finish(process, timeout=40)
+
+    def fake_agent(self, hello, then):
+        """A program that greets as an agent does, and then does something else."""
+        return self.script("fake_agent", f"#!/bin/sh\nprintf '{hello}'\n{then}\n")
+
+    def real_hello(self):
+        done = subprocess.run([BIN / "ddplaunchd", "--stdio"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        hello = done.stdout.split(b"\n")[0].decode()
+        self.assertTrue(hello.startswith("ddplaunchd-hello "), hello)
+        return hello
+
+    def try_usage(self, *args):
+        for bad in (["--no-such-option"], ["--nproc-per-node", "0"], ["--hostfile", self.dir / "none"]):
+            with self.subTest(bad=bad[0]):
+                done = self.run_job(*args, *bad, "true")
+                self.assert_code(done, 2)
+                self.assertRegex(done.err, "^ddplaunch: |none")
+
+    def try_protocol(self, *args):
+        agent = self.fake_agent(self.real_hello() + r"\n", r"printf '\377\377\377\377\377\377'; exec sleep 30")
+        self.ends(110, "node [^ ]+: ", *args, "--agent", agent, "true")
+
+    def try_start_timeout(self, *args):
+        agent = self.script("mute_agent", "#!/bin/sh\nexec sleep 30\n")
+        self.ends(112, "", *args, "--agent", agent, "--start-timeout", "1s", "true")
+
+    def try_lost(self, *args):
+        # $PPID is the agent. Its keeper ends what it leaves.
+        last = "$((WORLD_SIZE - 1))"
+        self.ends(113, "node [^ ]+: its agent ended without a word", *args, "sh", "-c",
+                  f"if [ $RANK = {last} ]; then kill -KILL $PPID; fi; sleep 60")
+
+    def try_agent_missing(self, *args):
+        self.ends(114, "node [^ ]+: .*/no/such/ddplaunchd", *args, "--agent", "/no/such/ddplaunchd", "true")
+
+    def try_agent_mismatch(self, *args):
+        agent = self.fake_agent(r"ddplaunchd-hello 9999 9.9.9\n", "exec sleep 30")
+        self.ends(114, "node [^ ]+: .*9.9.9", *args, "--agent", agent, "true")
+
+    def try_hung(self, *args):
+        self.ends(117, "", *args, "--hang-timeout", "1s", "sh", "-c", "sleep 600")
+
+
+class OneNode(ExitCodes):
+    def test_success(self):
+        self.ends(0, None, "--nproc-per-node", 2, "true")
+
+    def test_codes(self):
+        for code in (1, 2, 3, 64, 77, 99, 120, 125, 126, 127, 128, 130, 137, 143, 254, 255):
+            with self.subTest(code=code):
+                self.ends(code, f"rank 1 on localhost exited {code}$", "--nproc-per-node", 2, "sh", "-c",
+                          f"if [ $RANK = 1 ]; then exit {code}; fi; sleep 60")
+
+    def test_signals(self):
+        for name in ("ABRT", "KILL", "SEGV", "TERM", "BUS", "FPE", "ILL", "USR1", "PIPE"):
+            with self.subTest(signal=name):
+                number = getattr(signal, f"SIG{name}")
+                self.ends(128 + number, f"rank 0 on localhost killed by SIG{name}", "--nproc-per-node", 2, "sh", "-c",
+                          f"ulimit -c 0; if [ $RANK = 0 ]; then kill -{name} $$; fi; sleep 60")
+
+    def test_not_executed(self):
+        self.ends(127, "", "--nproc-per-node", 2, "no-such-program-here")
+        self.ends(126, "", self.script("plain", "#!/bin/sh\n", mode=0o644))
+        self.ends(126, "", self.dir)
+        self.ends(127, "", self.script("broken", "#!/no/such/interpreter\n"))
+        self.ends(126, "", self.script("garbage", "\0\1\2\3"))
+
+    def test_user_signals(self):
+        for name, why in (("HUP", "stopped because its terminal closed"), ("INT", "stopped by Ctrl-C"), ("TERM", "stopped by SIG")):
+            for worker in ("sleep 60", 'trap "exit 0" TERM; while :; do sleep 0.05; done'):
+                with self.subTest(signal=name, worker=worker):
+                    number = getattr(signal, f"SIG{name}")
+                    done = self.stopped_by(number, "sh", "-c", f"echo up; {worker}")
+                    self.assert_code(done, 128 + number)
+                    self.assertRegex(done.err.splitlines()[-1], f"^ddplaunch: exit {128 + number}: {why}")
+
+    def test_usage(self):
+        self.try_usage()
+
+    def test_reserved_codes_may_be_a_workers(self):
+        for code in range(110, 120):
+            self.ends(code, f"rank 0 on localhost exited {code}$", "sh", "-c", f"exit {code}")
+
+    def test_protocol(self):
+        self.try_protocol()
+
+    def test_unreachable(self):
+        nodes = Nodes(self, 1)
+        self.ends(111, "node 127.0.0.77: ", "--host", "127.0.0.77", "--ssh-config", nodes.ssh_config, "true")
+
+    def test_start_timeout(self):
+        self.try_start_timeout()
+
+    def test_lost(self):
+        self.try_lost()
+
+    def test_agent_missing(self):
+        self.try_agent_missing()
+
+    def test_agent_mismatch(self):
+        self.try_agent_mismatch()
+
+    def test_refused(self):
+        self.ends(115, "node localhost: the working directory /no/such/dir", "--chdir", "/no/such/dir", "true")
+
+    def test_system(self):
+        (self.dir / "plain").write_text("")
+        self.ends(116, ".*plain", "--job-dir", self.dir / "plain" / "below", "true")
+
+    def test_hung(self):
+        self.try_hung()
+
+
+class Nodes2(ExitCodes):
+    """The same over SSH, and the bad one is the second node where it can be."""
+
+    def setUp(self):
+        super().setUp()
+        self.nodes = Nodes(self, 2)
+        self.ssh = ["--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config]
+
+    def worker(self, what):
+        """Rank 3, the last one on the second node, does it; the others wait."""
+        return ["sh", "-c", f"ulimit -c 0; if [ $RANK = 3 ]; then {what}; fi; sleep 60"]
+
+    def hosts(self, text):
+        path = self.dir / "hosts"
+        path.write_text(text)
+        return ["--hostfile", path, "--ssh-config", self.nodes.ssh_config]
+
+    def test_success_of_nodes(self):
+        self.ends(0, None, *self.ssh, "true")
+
+    def test_codes_of_nodes(self):
+        for code in (1, 3, 255):
+            self.ends(code, f"rank 3 on 127.0.0.3 exited {code}$", *self.ssh, *self.worker(f"exit {code}"))
+
+    def test_signals_of_nodes(self):
+        for name in ("KILL", "SEGV", "TERM"):
+            self.ends(128 + getattr(signal, f"SIG{name}"), f"rank 3 on 127.0.0.3 killed by SIG{name}", *self.ssh,
+                      *self.worker(f"kill -{name} $$"))
+
+    def test_not_executed_of_nodes(self):
+        for name in ("one", "two"):
+            (self.dir / name).mkdir()
+        self.script("one/prog", "#!/bin/sh\nsleep 60\n")
+        hosts = self.hosts(f"127.0.0.2 slots=1 chdir={self.dir}/one\n127.0.0.3 slots=1 chdir={self.dir}/two\n")
+        self.ends(127, "node 127.0.0.3: ", *hosts, "./prog")
+        self.script("two/prog", "#!/bin/sh\n", mode=0o644)
+        self.ends(126, "node 127.0.0.3: ", *hosts, "./prog")
+        self.script("two/prog", "#!/no/such/interpreter\n")
+        self.ends(127, "rank 1 on 127.0.0.3 could not be started: ", *hosts, "./prog")
+
+    def test_user_signals_of_nodes(self):
+        for name in ("HUP", "INT", "TERM"):
+            number = getattr(signal, f"SIG{name}")
+            done = self.stopped_by(number, *self.ssh, "sh", "-c", 'trap "exit 0" TERM; echo up; while :; do sleep 0.05; done')
+            self.assert_code(done, 128 + number)
+
+    def test_usage_of_nodes(self):
+        self.try_usage(*self.ssh)
+        done = self.run_job(*self.hosts("127.0.0.2 slots=4x\n"), "true")
+        self.assert_code(done, 2)
+        done = self.run_job(*self.ssh, "--nproc-per-node", 3, "true")
+        self.assert_code(done, 2)
+
+    def test_reserved_codes_may_be_a_workers_of_nodes(self):
+        self.ends(113, "rank 3 on 127.0.0.3 exited 113$", *self.ssh, *self.worker("exit 113"))
+
+    def test_protocol_of_nodes(self):
+        self.try_protocol(*self.ssh)
+
+    def test_unreachable_of_nodes(self):
+        self.ends(111, "node 127.0.0.77: ", *self.hosts("127.0.0.2 slots=1\n127.0.0.77 slots=1\n"), "true")
+
+    def test_start_timeout_of_nodes(self):
+        self.try_start_timeout(*self.ssh)
+
+    def test_lost_of_nodes(self):
+        self.try_lost(*self.ssh)
+
+    def test_agent_missing_of_nodes(self):
+        self.try_agent_missing(*self.ssh)
+
+    def test_agent_mismatch_of_nodes(self):
+        self.try_agent_mismatch(*self.ssh)
+
+    def test_refused_of_nodes(self):
+        self.ends(115, "node 127.0.0.3: the working directory /no/such/dir",
+                  *self.hosts("127.0.0.2 slots=1\n127.0.0.3 slots=1 chdir=/no/such/dir\n"), "true")
+
+    def test_system_of_nodes(self):
+        (self.dir / "plain").write_text("")
+        self.ends(116, ".*plain", *self.ssh, "--job-dir", self.dir / "plain" / "below", "true")
+
+    def test_hung_of_nodes(self):
+        self.try_hung(*self.ssh)
+
+
+if __name__ == "__main__":
+    main()

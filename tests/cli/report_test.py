@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+"""The report of a job's end: the cause is the right one, with what is known of it, as text and as JSON."""
+
+import json
+import os
+import pathlib
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import SOURCE, LaunchTest, Nodes, main
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
+TORCH_PYTHON = "/usr/bin/python3"
+
+
+def own_memory_group():
+    """A new memory cgroup below our own, as (directory, v1), or None where we may not make one."""
+    mounts = [line.split(" - ") for line in open("/proc/self/mountinfo")]
+    for line in open("/proc/self/cgroup"):
+        number, controllers, group = line.strip().split(":", 2)
+        v1 = "memory" in controllers.split(",")
+        if not v1 and (number, controllers) != ("0", ""):
+            continue
+        for left, right in mounts:
+            kind, _, options = right.split()
+            fits = kind == "cgroup" and "memory" in options.split(",") if v1 else kind == "cgroup2"
+            if not fits:
+                continue
+            path = pathlib.Path(left.split()[4] + group.rstrip("/")) / f"ddplaunch-test-{os.getpid()}"
+            try:
+                path.mkdir()
+            except OSError:
+                continue
+            if (path / ("memory.limit_in_bytes" if v1 else "memory.max")).exists():
+                return path, v1
+            path.rmdir()
+    return None
+
+
+class Reported(LaunchTest):
+    def run_reported(self, *args, **popen):
+        """Runs a job; its outcome, and its report, which is the same in both places."""
+        file = self.dir / "report.json"
+        done = self.run_job("--report", file, *args, **popen)
+        return done, self.check_report(done, file)
+
+    def check_report(self, done, file):
+        text = file.read_text()
+        self.assertEqual((self.job_dir / "report.json").read_text(), text)
+        report = json.loads(text)
+        self.assertEqual(report["format"], 1)
+        self.assertEqual(report["exit_code"], done.code, repr(done))
+        self.assertEqual(report["job"]["id"], self.job)
+        self.assertEqual(report["job"]["directory"], str(self.job_dir))
+        for name in ("started", "ended"):
+            self.assertRegex(report[name], TIME)
+        if done.code:
+            self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit {done.code}: {report['why']}")
+        return report
+
+    def block(self, done):
+        """The lines of the report on stderr."""
+        lines = done.err.splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("ddplaunch: the job "))
+        return lines[first:]
+
+
+class OneNode(Reported):
+    def test_success(self):
+        done, report = self.run_reported("--nproc-per-node", 2, "true")
+        self.assert_code(done, 0)
+        self.assertEqual((report["outcome"], report["why"], report["root_cause"]), ("success", None, None))
+        self.assertEqual(report["job"]["world_size"], 2)
+        self.assertGreater(report["duration_s"], 0)
+
+    def test_exit_3(self):
+        done, report = self.run_reported("--nproc-per-node", 4, "sh", "-c",
+                                         'if [ $RANK = 2 ]; then for i in 1 2 3; do echo line $i >&2; done; exit 3; fi; sleep 60')
+        self.assert_code(done, 3)
+        cause = report["root_cause"]
+        self.assertEqual((report["outcome"], cause["what"], cause["rank"], cause["exit_code"], cause["signal"]),
+                         ("failed", "exited", 2, 3, None))
+        self.assertEqual(cause["stderr_tail"], ["line 1", "line 2", "line 3"])
+        self.assertEqual(pathlib.Path(cause["stderr_file"]).read_text(), "line 1\nline 2\nline 3\n")
+        self.assertRegex(cause["time"], TIME)
+        self.assertEqual(sorted((f["rank"], f["stopped_by_ddplaunch"]) for f in report["other_failures"]),
+                         [(0, True), (1, True), (3, True)])
+        block = self.block(done)
+        self.assertRegex(block[0], r"^ddplaunch: the job failed after \d+\.\d s$")
+        self.assertRegex(block[1], r"^  root cause: rank 2 \(local rank 2\) on localhost, pid \d+: exited 3, [\d.]+ m?s after "
+                                   r"its start$")
+        self.assertEqual(block[2:], ["  the last lines of its stderr:", "    | line 1", "    | line 2", "    | line 3",
+                                     f"  all of its stderr: {cause['stderr_file']}", "  consequences:",
+                                     "    ranks 0,1,3 on localhost: stopped by ddplaunch, SIGTERM",
+                                     "ddplaunch: exit 3: rank 2 on localhost exited 3"])
+
+    def test_segmentation_fault(self):
+        done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c",
+                                         'ulimit -c 0; if [ $RANK = 1 ]; then kill -SEGV $$; fi; sleep 60')
+        self.assert_code(done, 128 + signal.SIGSEGV)
+        cause = report["root_cause"]
+        self.assertEqual((cause["what"], cause["rank"], cause["signal"], cause["exit_code"], cause["core_dumped"]),
+                         ("signaled", 1, "SIGSEGV", None, False))
+        self.assertIn("    SIGSEGV: it used memory that is not its own", done.err)
+        self.assertEqual(report["why"], "rank 1 on localhost killed by SIGSEGV")
+
+    def test_core_dump_is_told(self):
+        pattern = pathlib.Path("/proc/sys/kernel/core_pattern").read_text().strip()
+        if pattern.startswith(("|", "/")):
+            self.skipTest(f"cores do not go into the working directory here: {pattern}")
+        if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
+            self.skipTest("cores are forbidden here (ulimit -Hc)")
+        done, report = self.run_reported("sh", "-c", 'ulimit -c $(ulimit -Hc); kill -SEGV $$')
+        self.assert_code(done, 128 + signal.SIGSEGV)
+        self.assertTrue(report["root_cause"]["core_dumped"])
+        self.assertEqual(report["why"], "rank 0 on localhost killed by SIGSEGV (core dumped)")
+
+    def test_memory_killer(self):
+        group = own_memory_group()
+        if not group:
+            self.skipTest("no memory cgroup can be made here (not root, or no controller)")
+        path, v1 = group
+        self.addCleanup(path.rmdir)
+        limit = str(160 << 20)
+        if v1:
+            (path / "memory.limit_in_bytes").write_text(limit)
+            if (path / "memory.memsw.limit_in_bytes").exists():
+                (path / "memory.memsw.limit_in_bytes").write_text(limit)
+        else:
+            (path / "memory.max").write_text(limit)
+            if (path / "memory.swap.max").exists():
+                (path / "memory.swap.max").write_text("0")
+        eater = self.script("eater.py", "import os, time\nhoard = []\n"
+                            "while os.environ['RANK'] == '1': hoard.append(b'x' * (4 << 20))\ntime.sleep(60)\n")
+        done, report = self.run_reported("--nproc-per-node", 3, "--python", sys.executable, eater,
+                                         preexec_fn=lambda: (path / "cgroup.procs").write_text(str(os.getpid())))
+        self.assert_code(done, 128 + signal.SIGKILL)
+        cause = report["root_cause"]
+        self.assertEqual((cause["rank"], cause["signal"], cause["stopped_by_ddplaunch"]), (1, "SIGKILL", False))
+        self.assertRegex(cause["out_of_memory"], r"^the kernel killed it (when its control group had used all its memory \(kernel "
+                                                 r"log: Memory cgroup out of memory: Killed process \d+ |for want of memory "
+                                                 r"\(oom_kill in .* went from 0 to \d+\)$)")
+        self.assertIn(f"    out of memory: {cause['out_of_memory']}\n", done.err)
+        self.assertEqual(report["why"], "rank 1 on localhost killed by SIGKILL, out of memory")
+        self.assertEqual([f["rank"] for f in report["other_failures"] if f["out_of_memory"]], [])
+
+    def test_kill_by_hand_is_no_memory_killer(self):
+        done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c", 'if [ $RANK = 0 ]; then kill -KILL $$; fi; sleep 60')
+        self.assert_code(done, 137)
+        self.assertIsNone(report["root_cause"]["out_of_memory"])
+        self.assertIn("    SIGKILL: not by ddplaunch. Somebody did it on purpose, or the memory killer did: look there with "
+                      "dmesg\n", done.err)
+
+    def test_python_exception(self):
+        script = self.script("boom.py", "import os, time\ndef step():\n    raise ValueError('boom')\n"
+                             "if os.environ['RANK'] == '1': step()\ntime.sleep(60)\n")
+        done, report = self.run_reported("--nproc-per-node", 2, "--python", sys.executable, script)
+        self.assert_code(done, 1)
+        cause = report["root_cause"]
+        self.assertEqual((cause["rank"], cause["exit_code"], cause["exception"]), (1, 1, None))
+        self.assertEqual(cause["stderr_tail"][0], "Traceback (most recent call last):")
+        self.assertEqual(cause["stderr_tail"][-1], "ValueError: boom")
+
+    def test_python_exception_with_record(self):
+        probe = subprocess.run([TORCH_PYTHON, "-c", "import torch.distributed.elastic.multiprocessing.errors"],
+                               capture_output=True, check=False)
+        if probe.returncode != 0:
+            self.skipTest(f"{TORCH_PYTHON} has no torch (apt-get install python3-torch)")
+        script = self.script("boom.py", "import os, time\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
+                             "def step():\n    raise ValueError('boom: twice')\n"
+                             "@record\ndef main():\n    if os.environ['RANK'] == '1': step()\n    time.sleep(60)\nmain()\n")
+        done, report = self.run_reported("--nproc-per-node", 2, "--python", TORCH_PYTHON, script)
+        self.assert_code(done, 1)
+        exception = report["root_cause"]["exception"]
+        self.assertEqual((exception["type"], exception["message"]), ("ValueError", "boom: twice"))
+        self.assertEqual(exception["frame"], f"{script}:4 in step: raise ValueError('boom: twice')")
+        self.assertIn("in main\n", exception["traceback"])
+        self.assertRegex(exception["time"], TIME)
+        self.assertIn("    exception: ValueError: boom: twice\n"
+                      f"      at {script}:4 in step: raise ValueError('boom: twice')\n", done.err)
+
+    def test_odd_bytes_in_stderr(self):
+        done, report = self.run_reported("sh", "-c", r"printf 'a\377b\033[31mred\033[0m\n' >&2; exit 4")
+        self.assert_code(done, 4)
+        self.assertEqual(report["root_cause"]["stderr_tail"], ["a\ufffdb\x1b[31mred\x1b[0m"])
+        self.assertIn("    | a\udcffbred\n", done.err)
+
+    def test_user_stop(self):
+        process = self.start("--report", self.dir / "report.json", "sh", "-c", "echo up; sleep 60")
+        self.assertTrue(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        done = self.finish(process, timeout=20)
+        self.assert_code(done, 143)
+        report = self.check_report(done, self.dir / "report.json")
+        self.assertEqual((report["outcome"], report["stop_signal"], report["root_cause"]), ("stopped", "SIGTERM", None))
+
+    def test_refused_before_the_start(self):
+        done, report = self.run_reported("--chdir", "/no/such/dir", "true")
+        self.assert_code(done, 115)
+        self.assertEqual((report["outcome"], report["root_cause"]["what"], report["root_cause"]["error"]["kind"]),
+                         ("not_started", "node", "Refused"))
+
+    def test_job_directory_that_cannot_be_made(self):
+        file = self.dir / "report.json"
+        (self.dir / "plain").write_text("")
+        done = self.run_job("--job-dir", self.dir / "plain" / "below", "--report", file, "true")
+        report = json.loads(file.read_text())
+        self.assertEqual((report["outcome"], report["exit_code"], report["job"]["directory"]), ("not_started", done.code, None))
+        self.assertEqual(report["error"]["kind"], "System")
+        self.assert_code(done, 116)
+
+    def test_report_that_cannot_be_written(self):
+        done = self.run_job("--report", "/dev/full", "sh", "-c", "exit 5")
+        self.assert_code(done, 5)
+        self.assertIn("ddplaunch: warning: the report was not written: write /dev/full: No space left on device\n", done.err)
+        self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 5: rank 0 on localhost exited 5")
+
+    def test_restarted_attempts(self):
+        done, report = self.run_reported("--max-restarts", 1, "--restart-backoff", "10ms", "--nproc-per-node", 2, "sh", "-c",
+                                         'if [ $RANK = $TORCHELASTIC_RESTART_COUNT ]; then exit $((5 + RANK)); fi; sleep 60')
+        self.assert_code(done, 6)
+        self.assertEqual(report["job"]["attempts"], 2)
+        self.assertEqual([(f["attempt"], f["rank"], f["exit_code"]) for f in report["earlier_attempts"]], [(0, 0, 5)])
+        self.assertEqual((report["root_cause"]["attempt"], report["root_cause"]["rank"]), (1, 1))
+        self.assertIn(" into attempt 1, after 1 restart\n", done.err)
+        self.assertRegex(done.err, r"  earlier attempts:\n    attempt 0, after \d+\.\d s: rank 0 on localhost exited 5\n")
+
+
+class TwoNodes(Reported):
+    def hostfile(self, text):
+        path = self.dir / "hosts"
+        path.write_text(text)
+        return path
+
+    def two_directories(self):
+        """A hostfile of two nodes with a directory each, so that they can hold different programs."""
+        nodes = Nodes(self, 2)
+        for name in ("one", "two"):
+            (self.dir / name).mkdir()
+        self.script("one/prog", "#!/bin/sh\nsleep 60\n")
+        return ["--hostfile", self.hostfile(f"127.0.0.2 slots=1 chdir={self.dir}/one\n"
+                                            f"127.0.0.3 slots=1 chdir={self.dir}/two\n"), "--ssh-config", nodes.ssh_config]
+
+    def test_program_missing_on_one_node(self):
+        args = self.two_directories()
+        done, report = self.run_reported(*args, "./prog")
+        self.assert_code(done, 127)
+        cause = report["root_cause"]
+        self.assertEqual((report["outcome"], cause["host"], cause["error"]["kind"], cause["error"]["errno"]),
+                         ("not_started", "127.0.0.3", "Exec", 2))
+        self.assertIn("node 127.0.0.3: ", done.err)
+        self.assertIn(f"{self.dir}/two", done.err)
+
+    def test_program_that_cannot_be_executed_on_one_node(self):
+        args = self.two_directories()
+        self.script("two/prog", "#!/no/such/interpreter\n")
+        done, report = self.run_reported(*args, "./prog")
+        self.assert_code(done, 127)
+        cause = report["root_cause"]
+        self.assertEqual((cause["what"], cause["host"], cause["rank"], cause["pid"], cause["error"]["kind"]),
+                         ("not_executed", "127.0.0.3", 1, None, "Exec"))
+        self.assertIn("/no/such/interpreter", done.err)
+        self.assertEqual([(f["rank"], f["stopped_by_ddplaunch"]) for f in report["other_failures"]], [(0, True)])
+
+    def test_unreachable_node(self):
+        nodes = Nodes(self, 1)
+        done, report = self.run_reported("--hostfile", self.hostfile("127.0.0.2 slots=1\n127.0.0.77 slots=1\n"), "--ssh-config",
+                                         nodes.ssh_config, "true")
+        self.assert_code(done, 111)
+        self.assertEqual((report["outcome"], report["root_cause"]["host"], report["root_cause"]["error"]["kind"]),
+                         ("not_started", "127.0.0.77", "Unreachable"))
+
+
+if __name__ == "__main__":
+    main()
