@@ -218,6 +218,7 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
   plan.cgroup_procs = spec.cgroup_procs;
   plan.new_session = spec.new_session;
   plan.death_signal = spec.death_signal;
+  plan.tracer = spec.tracer;
   plan.parent = getpid();
   plan.report_fd = -1;
   rlimit nofile;

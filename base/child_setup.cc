@@ -88,6 +88,8 @@ void run_child(ChildPlan& plan) {
   move_descriptors(plan);
   if (plan.nofile) check(plan, ChildStep::kLimit, setrlimit(RLIMIT_NOFILE, plan.nofile) == 0);
   if (plan.cwd) check(plan, ChildStep::kChdir, chdir(plan.cwd) == 0);
+  // Refused where the Yama module does not restrict debuggers at all.
+  if (plan.tracer != 0) prctl(PR_SET_PTRACER, plan.tracer, 0, 0, 0);
   sigprocmask(SIG_SETMASK, &plan.mask, nullptr);
   execve(plan.path, plan.argv, plan.envp);
   give_up(plan, ChildStep::kExec, errno);

@@ -28,6 +28,7 @@ struct ChildPlan {
   int cgroup_procs;  ///< cgroup.procs of the control group to enter, open for writing; -1: stay
   bool new_session;
   int death_signal;      ///< 0: none
+  pid_t tracer;          ///< who may attach a debugger, with its children; 0: as the system has it
   pid_t parent;          ///< who must still be the parent once the death signal is asked for
   const rlimit* nofile;  ///< null: keep
   sigset_t mask;

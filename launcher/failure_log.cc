@@ -83,6 +83,16 @@ void FailureLog::node_failed(const std::string& host, Error error, Time now) {
   end_.failures.push_back(std::move(failure));
 }
 
+void FailureLog::job_hung(Error error, Time now) {
+  Failure failure;
+  failure.kind = Failure::Kind::kHung;
+  failure.attempt = attempt_;
+  failure.error = std::move(error);
+  failure.at = now - began_;
+  failure.when = now;
+  end_.failures.push_back(std::move(failure));
+}
+
 void FailureLog::stop_ordered(Time now, milliseconds grace) {
   if (!stop_ordered_) stop_ordered_ = now;
   kill_due_ = std::min(kill_due_.value_or(now + grace), now + grace);

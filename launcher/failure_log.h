@@ -36,6 +36,7 @@ class FailureLog {
   void worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at, Time error);
   void evidence(const rendezvous::WorkerEvidence& evidence);
   void node_failed(const std::string& host, Error error, Time now);
+  void job_hung(Error error, Time now);
   void master_failed(Error error) { end_.master = std::move(error); }
   void stopped_by_user(int signal) { end_.stop_signal = signal; }
 

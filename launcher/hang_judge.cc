@@ -8,9 +8,9 @@ namespace ddp::launcher {
 namespace {
 
 /// On its way from a node to us.
-constexpr std::chrono::milliseconds kTravel{500};
+constexpr std::chrono::milliseconds kTravel{1000};
 /// Less than kTravel, or messages that came while we stood still would be overlooked.
-constexpr std::chrono::milliseconds kOverslept{300};
+constexpr std::chrono::milliseconds kOverslept{800};
 
 }  // namespace
 

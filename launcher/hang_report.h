@@ -14,7 +14,7 @@ class HangReport {
   /// `host`: where the rank runs. An empty `state` changes nothing.
   void add(std::uint32_t rank, const std::string& host, const std::string& state);
   /// A living rank of which nothing may come any more.
-  void expect(std::uint32_t rank, const std::string& host) { add(rank, host, "no answer from its node"); }
+  void expect(std::uint32_t rank, const std::string& host) { add(rank, host, "no answer"); }
 
   bool empty() const { return ranks_.empty(); }
   /// Who the failure is ascribed to: the first of the ranks that differ from the most others.

@@ -79,6 +79,8 @@ std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t
   char name[64];
   if (stream == kJsonLines) {
     std::snprintf(name, sizeof name, "/attempt_%u/lines.jsonl", attempt);
+  } else if (stream == kHangText) {
+    std::snprintf(name, sizeof name, "/attempt_%u/hang_rank_%05u.txt", attempt, rank);
   } else {
     std::snprintf(name, sizeof name, "/attempt_%u/rank_%05u.%s", attempt, rank,
                   stream == 1 ? "stdout" : "stderr");
@@ -91,7 +93,7 @@ JobDir::Output& JobDir::output(const OutputKey& key) {
   if (found != outputs_.end()) return found->second;
   Output& output = outputs_[key];
   output.files.emplace_back(file(key.attempt, key.rank, key.stream), limits_);
-  if (!log_dir_.empty() && key.stream != kJsonLines && copied_.has(key.local_rank, key.stream)) {
+  if (!log_dir_.empty() && key.stream <= 2 && copied_.has(key.local_rank, key.stream)) {
     output.files.emplace_back(log_dir_ + "/attempt_" + std::to_string(key.attempt) + '/' +
                                   std::to_string(key.rank) +
                                   (key.stream == 1 ? "/stdout.log" : "/stderr.log"),

@@ -21,11 +21,13 @@ struct OutputKey {
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   int local_rank = 0;
-  std::uint8_t stream = 1;  ///< 1 stdout, 2 stderr, kJsonLines
+  std::uint8_t stream = 1;  ///< 1 stdout, 2 stderr, kJsonLines, kHangText
   auto operator<=>(const OutputKey&) const = default;
 };
 /// Not a worker's stream: attempt_N/lines.jsonl, of all ranks.
 inline constexpr std::uint8_t kJsonLines = 3;
+/// Not a worker's stream either: attempt_N/hang_rank_00003.txt, what a rank was doing when the job hung.
+inline constexpr std::uint8_t kHangText = 4;
 
 /// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`, and
 /// their copies under --log-dir (docs/output.md). A file appears with its first byte. Nothing is deleted but

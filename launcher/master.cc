@@ -146,6 +146,8 @@ void Master::carry_out(Supervisor::Actions actions) {
       say(words->text);
     } else if (auto* step_done = std::get_if<Supervisor::Detail>(&action)) {
       if (spec_.verbose) say(step_done->text);
+    } else if (auto* dump = std::get_if<Supervisor::Dump>(&action)) {
+      files_.append({dump->attempt, dump->rank, 0, kHangText}, dump->text);
     }
   }
   if (supervisor_.state() == Supervisor::State::kRunning && spec_.stdin_to_rank0 &&
@@ -270,6 +272,8 @@ Supervisor::Time Master::happened(const NodeLink& node, const rendezvous::Messag
     return node.to_ours(exited->clock_ns);
   if (const auto* started = std::get_if<rendezvous::WorkerStarted>(&message))
     return node.to_ours(started->clock_ns);
+  if (const auto* quiet = std::get_if<rendezvous::Quiet>(&message); quiet != nullptr && quiet->quiet)
+    return node.to_ours(quiet->since_ns);
   return now();
 }
 
@@ -397,7 +401,7 @@ JobFacts Master::facts() const {
 int Master::report() {
   JobEnd end = supervisor_.end();
   for (Failure& failure : end.failures) {
-    if (failure.kind == Failure::Kind::kNode) continue;
+    if (!failure.of_worker()) continue;
     failure.last_stderr = output_.last_stderr(static_cast<std::uint32_t>(failure.rank));
     failure.stderr_path = output_.stderr_file(failure.attempt, static_cast<std::uint32_t>(failure.rank));
   }

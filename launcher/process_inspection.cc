@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
@@ -92,6 +93,13 @@ Awaitable<> ProcessInspection::run() {
   last.attempt = options_.attempt;
   last.last = true;
   if (!cancelled_) report_(last);
+}
+
+void ProcessInspection::cancel() {
+  cancelled_ = true;
+  // A process that a debugger holds takes no other signal. Each tool leads a group of its own.
+  for (const pid_t pid : pids_)
+    ::kill(-pid, SIGKILL);
 }
 
 /// One rank after the other, and the loop's other work between them.

@@ -37,8 +37,8 @@ class ProcessInspection {
 
   /// Ends at the deadline at the latest, or a second after it when a tool cannot be killed.
   Awaitable<> run();
-  /// Ends what is still running; nothing more is reported.
-  void cancel() { cancelled_ = true; }
+  /// Kills what is still running; nothing more is reported.
+  void cancel();
   /// Children that nobody else may reap.
   const std::set<pid_t>& pids() const { return pids_; }
 

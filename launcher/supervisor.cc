@@ -83,11 +83,13 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     actions_.push_back(Disconnect{index});
     return lose_node(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
   }
+  hang_.rank_ended(index, message.rank, now);
+  if (state_ == State::kRunning) deadline_ = hang_.deadline();
   if (message.code == 0 && message.signal == 0) return;
   const int rank = static_cast<int>(message.rank);
   failures_.worker_failed({spec_.hosts[index].name, rank, rank - plan_.nodes[index].first_rank}, message,
                           current_->happened, current_->error);
-  if (state_ == State::kRunning) {
+  if (running()) {
     stop_all(spec_.failure_grace, "rank " + std::to_string(message.rank) + " failed", now);
   }
 }
@@ -118,7 +120,8 @@ void Supervisor::on(const NodeGone& event, Time now) {
 void Supervisor::lose_node(std::size_t index, Error error, Time now) {
   if (nodes_[index].state == NodeState::kSpawned) nodes_[index].state = NodeState::kGone;
   failures_.node_failed(spec_.hosts[index].name, std::move(error), now);
-  if (state_ == State::kRunning) {
+  hang_.node_gone(index, now);
+  if (running()) {
     stop_all(spec_.failure_grace, "node " + spec_.hosts[index].name + " was lost", now);
   } else if (state_ == State::kStopping && all(NodeState::kEnded)) {
     attempt_over(now);
@@ -146,6 +149,7 @@ void Supervisor::on(const UserSignal& event, Time now) {
       leave_all(now);
       break;
     case State::kRunning:
+    case State::kInspecting:
       actions_.push_back(Say{signal_name(event.number) + ": stopping the workers (again: kill them now)"});
       stop_all(spec_.stop_grace, "stopped by " + signal_name(event.number), now);
       break;
@@ -284,6 +288,11 @@ void Supervisor::on(const Tick&, Time now) {
       finish_if_gone();
       break;
     case State::kRunning:
+      check_for_hang(now);
+      break;
+    case State::kInspecting:
+      conclude_hang(now);
+      break;
     case State::kFinished:
       deadline_.reset();
       break;

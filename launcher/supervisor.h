@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "launcher/exit_report.h"
 #include "launcher/failure_log.h"
+#include "launcher/hang_inquiry.h"
 #include "launcher/job_spec.h"
 #include "launcher/master_address.h"
 #include "launcher/net_choice.h"
@@ -73,7 +74,12 @@ class Supervisor {
   struct Detail {  ///< a step done, for who asked for --verbose
     std::string text;
   };
-  using Action = std::variant<ToNode, Disconnect, Say, Detail>;
+  struct Dump {  ///< what is known of a rank that hangs: to be added to its file in the job directory
+    std::uint32_t attempt;
+    std::uint32_t rank;
+    std::string text;
+  };
+  using Action = std::variant<ToNode, Disconnect, Say, Detail, Dump>;
   using Actions = std::vector<Action>;
 
   enum class State : std::uint8_t {
@@ -82,7 +88,8 @@ class Supervisor {
     kOpeningStore,  ///< node 0 opens the store
     kProbing,       ///< the others look for the way to it
     kRunning,
-    kStopping,  ///< Stop is with every node
+    kInspecting,  ///< the job hangs; the nodes are asked in what
+    kStopping,    ///< Stop is with every node
     kLeaving,   ///< Leave is with every node
     kFinished,
   };
@@ -131,6 +138,8 @@ class Supervisor {
   void handle(std::size_t node, const rendezvous::WorkerExited& message, Time now);
   void handle(std::size_t node, const rendezvous::WorkerEvidence& message, Time now);
   void handle(std::size_t node, const rendezvous::AttemptEnded& message, Time now);
+  void handle(std::size_t node, const rendezvous::Quiet& message, Time now);
+  void handle(std::size_t node, const rendezvous::Inspection& message, Time now);
   /// Messages that no decision hangs on, and those that only go the other way.
   template <class M>
   void handle(std::size_t, const M&, Time) {}
@@ -152,6 +161,10 @@ class Supervisor {
   void finish_if_gone();
   void lose_node(std::size_t node, Error error, Time now);
   void on_start_deadline(Time now);
+  void watch_for_hangs(Time now);
+  void check_for_hang(Time now);
+  void conclude_hang(Time now);
+  bool running() const { return state_ == State::kRunning || state_ == State::kInspecting; }
   bool all(NodeState at_least) const;
   std::string waiting_for() const;
 
@@ -164,6 +177,7 @@ class Supervisor {
   NetChoice network_;
   MasterAddress master_;
   FailureLog failures_;
+  HangInquiry hang_;
   const FromNode* current_ = nullptr;  ///< the message being handled
   bool start_failed_ = false;
   bool user_wants_end_ = false;

@@ -184,6 +184,7 @@ void Supervisor::spawn_all(Time now) {
     send(i, std::move(spawn));
     nodes_[i].state = NodeState::kSpawned;
   }
+  watch_for_hangs(now);
 }
 
 void Supervisor::on_start_deadline(Time now) {

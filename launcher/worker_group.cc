@@ -79,6 +79,7 @@ Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
   child.out = launch.out.second.get();
   child.err = launch.err.second.get();
   child.death_signal = SIGKILL;
+  child.tracer = spec.tracer;
   return launch;
 }
 

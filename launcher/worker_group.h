@@ -24,6 +24,7 @@ struct WorkerSpec {
   std::vector<std::string> env;
   std::string cwd;
   bool wants_stdin = false;  ///< gets a pipe; all others read /dev/null
+  pid_t tracer = 0;          ///< whose children may attach a debugger to it; 0: nobody more than usual
 };
 
 /// What a group tells its owner; called on the loop thread. `start` itself calls worker_started and

@@ -35,7 +35,7 @@ TEST_CASE("a rank of which nothing came is told of as such") {
   report.expect(1, "b");
   report.add(0, "a", "running");
   report.add(0, "a", "");  // stacks that come later
-  CHECK(report.lines() == Lines{"rank 0 on a: running", "rank 1 on b: no answer from its node"});
+  CHECK(report.lines() == Lines{"rank 0 on a: running", "rank 1 on b: no answer"});
 }
 
 TEST_CASE("as many states as ranks are not all told") {

@@ -43,6 +43,8 @@ std::string state_name(Supervisor::State state) {
       return "probing";
     case Supervisor::State::kRunning:
       return "running";
+    case Supervisor::State::kInspecting:
+      return "inspecting";
     case Supervisor::State::kStopping:
       return "stopping";
     case Supervisor::State::kLeaving:
@@ -58,6 +60,8 @@ std::string describe(const Supervisor::Action& action) {
   if (const auto* drop = std::get_if<Supervisor::Disconnect>(&action))
     return "disconnect " + std::to_string(drop->node);
   if (const auto* words = std::get_if<Supervisor::Say>(&action)) return "say \"" + words->text + "\"";
+  if (const auto* dump = std::get_if<Supervisor::Dump>(&action))
+    return "dump " + std::to_string(dump->rank) + " \"" + dump->text + "\"";
   const auto& send = std::get<Supervisor::ToNode>(action);
   std::string text =
       "to " + std::to_string(send.node) + " " + std::string(rendezvous::message_name(send.message));
@@ -175,6 +179,20 @@ class Scenario {
     } else if (verb == "ended") {
       give_message(number(1),
                    rendezvous::AttemptEnded{attempt_, words.size() > 2 ? number(2) : 0, "pid 7 (x)"});
+    } else if (verb == "quiet" || verb == "alive") {  // node
+      give_message(number(1), rendezvous::Quiet{attempt_, verb == "quiet", 0});
+    } else if (verb == "inspection") {  // node rank state, and a text that needs no words
+      rendezvous::Inspection inspection;
+      inspection.attempt = attempt_;
+      inspection.rank = number(2);
+      inspection.state = quoted_rest(line);
+      inspection.text = "stacks";
+      give_message(number(1), inspection);
+    } else if (verb == "inspected") {  // node
+      rendezvous::Inspection last;
+      last.attempt = attempt_;
+      last.last = true;
+      give_message(number(1), last);
     } else if (verb == "state") {
       CHECK(state_name(supervisor_->state()) == words[1]);
     } else if (verb == "code") {
@@ -212,6 +230,9 @@ class Scenario {
         networks_ = std::stoi(value);
       } else if (key == "restarts") {
         spec_.max_restarts = std::stoi(value);
+      } else if (key == "hang") {  // seconds
+        spec_.hang_timeout = std::chrono::seconds(std::stoi(value));
+        spec_.job_dir = "/jobs/j";
       } else if (key == "nnodes") {
         spec_.max_nodes = std::stoi(value);
       } else if (key == "store") {
