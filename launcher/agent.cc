@@ -9,7 +9,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <exception>
-#include <limits>
 #include <utility>
 
 #include "launcher/exit_code.h"
@@ -123,7 +122,7 @@ void Agent::refuse(const Error& error) {
 }
 
 void Agent::handle(const rendezvous::JobStart& message) {
-  credit_ = message.credit;
+  credit_.start(message.credit);
   patience_ = std::chrono::milliseconds(message.master_timeout_ms);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
   keeper_.set_job_mark(message.job_id);
@@ -238,7 +237,7 @@ void Agent::handle(const rendezvous::Ping& message) {
 }
 
 void Agent::handle(const rendezvous::Credit& message) {
-  credit_ += message.bytes;
+  credit_.give(message.stream, message.bytes);
   if (workers_) workers_->resume_output();
 }
 
@@ -304,9 +303,9 @@ void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
   link_.send(exited);
 }
 
-void Agent::worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) {
-  credit_ -= std::min(credit_, bytes.size());
-  link_.send_output(rendezvous::Output{attempt_, rank, stream, monotonic_ns(), bytes});
+void Agent::worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) {
+  credit_.spend(stream, bytes.size());
+  link_.send_output({attempt_, rank, stream, monotonic_ns(), std::string_view(bytes.data(), bytes.size())});
 }
 
 Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
@@ -344,7 +343,7 @@ Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
 void Agent::lose_master(std::string_view why) {
   link_.close();
   // Nobody takes output any more; the pipes are drained all the same, so that no worker hangs in a write.
-  credit_ = std::numeric_limits<std::uint32_t>::max();
+  credit_.lift();
   if (workers_) workers_->resume_output();
   if (std::exchange(leaving_, true)) return;
   exit_code_ = exit_code_of(Error{ErrorCode::kLinkLost, std::string(why), 0});

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "launcher/keeper.h"
 #include "launcher/node_facts.h"
 #include "launcher/node_job.h"
+#include "launcher/output_credit.h"
 #include "launcher/worker_group.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/message.h"
@@ -70,8 +72,9 @@ class Agent final : public WorkerEvents {
   void worker_started(std::uint32_t rank, pid_t pid) override;
   void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) override;
   void worker_not_started(std::uint32_t rank, const Error& error) override;
-  void worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) override;
-  std::size_t output_room() const override { return credit_; }
+  std::size_t output_room(std::uint8_t stream) const override { return credit_.room(stream); }
+  std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
+  void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) override;
 
   Result<std::uint16_t> open_store(const rendezvous::OpenStore& message);
   void refuse(const Error& error);
@@ -90,7 +93,7 @@ class Agent final : public WorkerEvents {
   EvidenceCollector evidence_;
   std::vector<std::string> error_files_;  ///< of the attempt's workers; most were never written
   std::uint32_t attempt_ = 0;
-  std::size_t credit_ = 0;
+  OutputCredit credit_;
   std::string stdin_pending_;
   bool stdin_ended_ = false;
   bool stdin_busy_ = false;

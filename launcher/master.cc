@@ -8,6 +8,7 @@
 
 #include "base/version.h"
 #include "launcher/exit_report.h"
+#include "launcher/output_credit.h"
 #include "launcher/report_file.h"
 
 namespace ddp::launcher {
@@ -28,8 +29,6 @@ constexpr seconds kEndTime{2};
 constexpr milliseconds kAsleepTime{500};
 /// A ping that comes this late means that we were stopped ourselves.
 constexpr seconds kOverslept{3};
-/// Output taken from a node before its credit is given back in one message.
-constexpr std::size_t kCreditBatch = 64u << 10;
 
 nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
@@ -242,7 +241,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     if (!supervisor_.runs(node.index, output->rank) || (output->stream != 1 && output->stream != 2)) {
       return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
     }
-    node.taken += static_cast<std::uint32_t>(output->data.size());
+    node.taken[output->stream - 1u] += static_cast<std::uint32_t>(output->data.size());
     if (output->attempt == supervisor_.attempt()) {
       output_.take(output->attempt, output->rank, output->stream, output->data);
     }
@@ -284,10 +283,12 @@ void Master::give_all_credit() {
 
 void Master::give_credit(NodeLink& node) {
   // Whoever is full asks again when it has drained.
-  if (!node.live() || node.taken == 0 || console_.full() || files_.full()) return;
-  // In batches, but never so late that the agent runs dry: its window is a few batches wide.
-  if (node.taken < kCreditBatch) return;
-  node.send(rendezvous::Credit{1, std::exchange(node.taken, 0)});
+  if (!node.live() || files_.full()) return;
+  for (const std::uint8_t stream : {std::uint8_t{1}, std::uint8_t{2}}) {
+    std::uint32_t& taken = node.taken[stream - 1u];
+    if (taken < credit_piece(nodes_.size()) || console_.full(stream)) continue;
+    node.send(rendezvous::Credit{stream, std::exchange(taken, 0)});
+  }
 }
 
 Awaitable<> Master::ping_nodes() {

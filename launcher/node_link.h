@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -53,10 +54,10 @@ class NodeLink {
   Awaitable<Error> explain_end(Error error);
 
   const std::size_t index;
-  std::uint32_t taken = 0;       ///< output bytes whose credit was not given back yet
-  bool gone = false;             ///< its end was reported
-  bool asleep = false;           ///< it knows that we are about to be stopped
-  asio::steady_timer end_timer;  ///< bounds explain_end
+  std::array<std::uint32_t, 2> taken{};  ///< output bytes of each stream whose credit was not given back yet
+  bool gone = false;                     ///< its end was reported
+  bool asleep = false;                   ///< it knows that we are about to be stopped
+  asio::steady_timer end_timer;          ///< bounds explain_end
 
  private:
   std::unique_ptr<remote::Channel> channel_;

@@ -4,11 +4,11 @@
 #include <chrono>
 #include <cstdint>
 
+#include "launcher/output_credit.h"
+
 namespace ddp::launcher {
 namespace {
 
-/// Output bytes that a node may have on the way to us.
-constexpr std::uint32_t kCreditPerNode = 256u << 10;
 /// TERM to KILL on a node that has lost us.
 constexpr std::uint32_t kLinkGraceMs = 5'000;
 
@@ -58,7 +58,7 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host) {
   job.stdin_to_rank0 = spec.stdin_to_rank0;
   job.master_timeout_ms = to_ms(spec.master_timeout);
   job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
-  job.credit = kCreditPerNode;
+  job.credit = credit_window(spec.hosts.size());
   job.hang_timeout_ms = to_ms(spec.hang_timeout);
   return job;
 }

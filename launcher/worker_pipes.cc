@@ -1,76 +1,207 @@
 #include "launcher/worker_pipes.h"
 
 #include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <exception>
 #include <utility>
 
+#include "launcher/output_credit.h"
 #include "rendezvous/codec.h"
 
 namespace ddp::launcher {
 namespace {
 
-/// After a leader's end a pipe that a grandchild still holds open is read until it was silent for this long.
+using Clock = std::chrono::steady_clock;
+
+/// After a leader's end a pipe that a grandchild still holds open is read until it was empty for this long.
 constexpr std::chrono::milliseconds kQuiet{200};
-/// Reads from one pipe before the others get their turn.
-constexpr int kReadsPerTurn = 8;
+/// A lane that was read so recently is busy: its pipes are left to fill for kGather before the next round.
+constexpr std::chrono::milliseconds kBusy{3};
+constexpr std::chrono::milliseconds kGather{1};
+/// A worker that fills its pipe stands still until it is read. Not for any number of ranks: the pages in all
+/// pipes of a user are counted, and one who has used them up gets tiny pipes
+/// (/proc/sys/fs/pipe-user-pages-soft).
+constexpr int kPipeSize = 256 << 10;
+constexpr std::size_t kLargePipes = 64;
+constexpr int kEvents = 256;
+/// Between two looks at all pipes, where no descriptor was left to watch them with.
+constexpr std::chrono::milliseconds kBlindPause{10};
 
 /// Only our end: the worker's end is another open file and keeps the blocking writes that programs expect.
 void set_nonblocking(int fd) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
+bool has_bytes(int fd) {
+  int waiting = 0;
+  return ::ioctl(fd, FIONREAD, &waiting) == 0 && waiting > 0;
+}
+
 }  // namespace
 
 struct WorkerPipes::Pipe {
-  Pipe(const asio::any_io_executor& executor, UniqueFd fd, std::uint8_t number)
-      : descriptor(executor, fd.release()), stream(number) {}
-  asio::posix::stream_descriptor descriptor;
-  std::uint8_t stream;
-  bool open = true;
-  bool waits_for_room = false;
+  std::uint32_t rank = 0;
+  UniqueFd fd;  ///< empty: closed
+  std::size_t capacity = 0;
   std::uint64_t bytes = 0;
 };
 
+/// The pipes of one stream, of all ranks.
+struct WorkerPipes::Lane {
+  Lane(const asio::any_io_executor& executor, std::uint8_t number)
+      : stream(number),
+        poll(::epoll_create1(EPOLL_CLOEXEC)),
+        watch(executor),
+        room(executor, Clock::time_point::max()),
+        pace(executor) {
+    error_code failed;
+    watch.assign(::fcntl(poll.get(), F_DUPFD_CLOEXEC, 0), failed);
+    blind = bool(failed);
+  }
+  const std::uint8_t stream;
+  UniqueFd poll;  ///< level-triggered, of all open pipes
+  asio::posix::stream_descriptor watch;
+  asio::steady_timer room;  ///< cancelled when output may flow again, or no pipe is left
+  asio::steady_timer pace;
+  std::vector<Pipe> pipes;
+  std::vector<std::uint32_t> ready;  ///< indices of pipes, ascending
+  OutputTurns turns;
+  Clock::time_point last_read{};
+  std::size_t open = 0;
+  bool blind = false;  ///< nothing watches the pipes
+  bool running = false;
+};
+
 struct WorkerPipes::Rank {
-  Rank(const asio::any_io_executor& executor, std::uint32_t number, UniqueFd out_fd, UniqueFd err_fd)
-      : rank(number),
-        out(executor, std::move(out_fd), 1),
-        err(executor, std::move(err_fd), 2),
-        quiet(executor) {}
+  Rank(const asio::any_io_executor& executor, std::uint32_t number, std::size_t at)
+      : rank(number), index(at), quiet(executor) {}
   std::uint32_t rank;
-  Pipe out;
-  Pipe err;
+  std::size_t index;  ///< of its pipe in each lane
   asio::steady_timer quiet;
-  bool open() const { return out.open || err.open; }
-  bool waits_for_room() const { return out.waits_for_room || err.waits_for_room; }
 };
 
 WorkerPipes::WorkerPipes(asio::any_io_executor executor, OutputSink& sink)
     : executor_(executor),
       sink_(sink),
-      room_(executor, asio::steady_timer::time_point::max()),
-      task_done_(executor, asio::steady_timer::time_point::max()),
-      buffer_(rendezvous::kMaxOutputData) {}
+      lanes_{std::make_unique<Lane>(executor, std::uint8_t{1}),
+             std::make_unique<Lane>(executor, std::uint8_t{2})},
+      lane_done_(executor, Clock::time_point::max()) {}
 
 WorkerPipes::~WorkerPipes() = default;
 
 void WorkerPipes::add(std::uint32_t rank, UniqueFd out, UniqueFd err) {
-  set_nonblocking(out.get());
-  set_nonblocking(err.get());
-  ranks_.push_back(std::make_unique<Rank>(executor_, rank, std::move(out), std::move(err)));
-  Rank* added = ranks_.back().get();
-  const auto ended = [this](const std::exception_ptr& broken) {
+  ranks_.push_back(std::make_unique<Rank>(executor_, rank, lanes_[0]->pipes.size()));
+  for (const auto& lane : lanes_) {
+    UniqueFd& fd = lane->stream == 1 ? out : err;
+    set_nonblocking(fd.get());
+    if (lane->stream == 1 && lane->pipes.size() < kLargePipes) ::fcntl(fd.get(), F_SETPIPE_SZ, kPipeSize);
+    const int capacity = ::fcntl(fd.get(), F_GETPIPE_SZ);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u32 = static_cast<std::uint32_t>(lane->pipes.size());
+    if (::epoll_ctl(lane->poll.get(), EPOLL_CTL_ADD, fd.get(), &event) != 0) lane->blind = true;
+    lane->pipes.push_back({rank, std::move(fd), static_cast<std::size_t>(std::max(capacity, 1))});
+    ++lane->open;
+    start(*lane);
+  }
+}
+
+void WorkerPipes::start(Lane& lane) {
+  if (std::exchange(lane.running, true)) return;
+  const auto ended = [this, at = &lane](const std::exception_ptr& broken) {
     if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
-    --readers_;
-    task_done_.cancel();
+    at->running = false;
+    lane_done_.cancel();
   };
-  readers_ += 2;
-  asio::co_spawn(executor_, read_pipe(this, added, &added->out), ended);
-  asio::co_spawn(executor_, read_pipe(this, added, &added->err), ended);
+  asio::co_spawn(executor_, read_lane(this, &lane), ended);
+}
+
+Awaitable<> WorkerPipes::read_lane(WorkerPipes* self, Lane* lane) {
+  while (lane->open > 0) {
+    if (self->sink_.output_room(lane->stream) == 0) {
+      co_await lane->room.async_wait(kUseTuple);
+      continue;
+    }
+    if (!find_ready(*lane)) {
+      co_await lane->watch.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+      continue;
+    }
+    const auto now = Clock::now();
+    const bool busy = now - std::exchange(lane->last_read, now) < kBusy;
+    const bool much = self->read_round(*lane);
+    if (lane->open > 0 && !much && (busy || lane->blind)) {
+      lane->pace.expires_at(now + (lane->blind ? kBlindPause : kGather));
+      co_await lane->pace.async_wait(kUseTuple);
+    } else {
+      co_await asio::post(self->executor_,
+                          asio::use_awaitable);  // control and the other lane have their turn
+    }
+  }
+}
+
+bool WorkerPipes::find_ready(Lane& lane) {
+  lane.ready.clear();
+  if (lane.blind) {
+    for (std::uint32_t i = 0; i < lane.pipes.size(); ++i) {
+      if (lane.pipes[i].fd) lane.ready.push_back(i);
+    }
+    return true;
+  }
+  std::array<epoll_event, kEvents> events;
+  const int count = ::epoll_wait(lane.poll.get(), events.data(), kEvents, 0);
+  for (int i = 0; i < count; ++i)
+    lane.ready.push_back(events[static_cast<std::size_t>(i)].data.u32);
+  std::sort(lane.ready.begin(), lane.ready.end());
+  return count > 0;
+}
+
+/// True when a pipe held so much that its worker may soon stand still.
+bool WorkerPipes::read_round(Lane& lane) {
+  bool much = false;
+  for (const OutputTurns::Turn& turn : lane.turns.round(lane.ready, sink_.output_room(lane.stream))) {
+    Pipe& pipe = lane.pipes[turn.who];
+    const std::uint64_t before = pipe.bytes;
+    read_turn(lane, pipe, turn.bytes);
+    much = much || pipe.bytes - before >= std::min(turn.bytes, pipe.capacity / 2);
+  }
+  return much;
+}
+
+void WorkerPipes::read_turn(Lane& lane, Pipe& pipe, std::size_t bytes) {
+  while (bytes > 0 && pipe.fd) {
+    const std::span<char> space = sink_.output_space(std::min(bytes, rendezvous::kMaxOutputData));
+    const ssize_t count = ::read(pipe.fd.get(), space.data(), space.size());
+    if (count > 0) {
+      const auto size = static_cast<std::size_t>(count);
+      pipe.bytes += size;
+      sink_.worker_output(pipe.rank, lane.stream, space.first(size));
+      if (size < space.size()) return;
+      bytes -= size;
+    } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
+      close_pipe(lane, pipe);
+    } else if (errno == EAGAIN) {
+      return;
+    }
+  }
+}
+
+void WorkerPipes::close_pipe(Lane& lane, Pipe& pipe) {
+  if (!pipe.fd) return;
+  // By name: a child that is being started may hold a copy of the descriptor for a moment.
+  ::epoll_ctl(lane.poll.get(), EPOLL_CTL_DEL, pipe.fd.get(), nullptr);
+  pipe.fd.reset();
+  sink_.worker_output(pipe.rank, lane.stream, {});
+  if (Rank* rank = find(pipe.rank); rank != nullptr && !open(*rank)) rank->quiet.cancel();
+  if (--lane.open > 0) return;
+  error_code ignored;
+  lane.watch.cancel(ignored);
+  lane.room.cancel();
 }
 
 WorkerPipes::Rank* WorkerPipes::find(std::uint32_t rank) const {
@@ -80,70 +211,46 @@ WorkerPipes::Rank* WorkerPipes::find(std::uint32_t rank) const {
   return nullptr;
 }
 
-Awaitable<> WorkerPipes::read_pipe(WorkerPipes* self, Rank* rank, Pipe* pipe) {
-  for (int reads = 0; pipe->open;) {
-    const std::size_t room = self->sink_.output_room();
-    if (room == 0) {
-      pipe->waits_for_room = true;
-      co_await self->room_.async_wait(kUseTuple);
-      pipe->waits_for_room = false;
-      continue;
-    }
-    const ssize_t count =
-        ::read(pipe->descriptor.native_handle(), self->buffer_.data(), std::min(room, self->buffer_.size()));
-    if (count > 0) {
-      pipe->bytes += static_cast<std::uint64_t>(count);
-      self->sink_.worker_output(rank->rank, pipe->stream,
-                                {self->buffer_.data(), static_cast<std::size_t>(count)});
-      if (++reads % kReadsPerTurn == 0) co_await asio::post(self->executor_, asio::use_awaitable);
-      continue;
-    }
-    if (count < 0 && errno == EINTR) continue;
-    if (count == 0 || errno != EAGAIN) break;
-    const auto [error] =
-        co_await pipe->descriptor.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
-    if (error) break;  // silent after its leader's end
-  }
-  pipe->open = false;
-  error_code ignored;
-  pipe->descriptor.close(ignored);
-  self->sink_.worker_output(rank->rank, pipe->stream, {});
-  if (!rank->open()) rank->quiet.cancel();
+bool WorkerPipes::open(const Rank& rank) const {
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [&](const auto& lane) { return bool(lane->pipes[rank.index].fd); });
 }
 
 Awaitable<> WorkerPipes::drained(std::uint32_t number) {
   Rank* rank = find(number);
-  while (rank != nullptr && rank->open()) {
-    const std::uint64_t before = rank->out.bytes + rank->err.bytes;
+  if (rank == nullptr) co_return;
+  const auto bytes = [this, rank] {
+    return lanes_[0]->pipes[rank->index].bytes + lanes_[1]->pipes[rank->index].bytes;
+  };
+  const auto waiting = [this, rank] {
+    return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
+      const Pipe& pipe = lane->pipes[rank->index];
+      return pipe.fd && has_bytes(pipe.fd.get());
+    });
+  };
+  while (open(*rank)) {
+    const std::uint64_t before = bytes();
     rank->quiet.expires_after(kQuiet);
     co_await rank->quiet.async_wait(kUseTuple);
-    if (rank->waits_for_room() || rank->out.bytes + rank->err.bytes != before) continue;
-    close_rank(*rank);
-    break;
+    if (bytes() == before && !waiting()) give_up(number);
   }
 }
 
 void WorkerPipes::give_up(std::uint32_t number) {
-  if (Rank* rank = find(number)) close_rank(*rank);
-}
-
-void WorkerPipes::close_rank(Rank& rank) {
-  error_code ignored;
-  rank.out.descriptor.cancel(ignored);
-  rank.err.descriptor.cancel(ignored);
+  Rank* rank = find(number);
+  if (rank == nullptr) return;
+  for (const auto& lane : lanes_)
+    close_pipe(*lane, lane->pipes[rank->index]);
 }
 
 void WorkerPipes::resume() {
-  room_.cancel();
-}
-
-bool WorkerPipes::all_closed() const {
-  return readers_ == 0;
+  for (const auto& lane : lanes_)
+    lane->room.cancel();
 }
 
 Awaitable<> WorkerPipes::closed() {
-  while (readers_ > 0)
-    co_await task_done_.async_wait(kUseTuple);
+  while (lanes_[0]->running || lanes_[1]->running)
+    co_await lane_done_.async_wait(kUseTuple);
 }
 
 }  // namespace ddp::launcher

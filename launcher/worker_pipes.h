@@ -1,9 +1,10 @@
 #pragma once
 
-#include <chrono>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string_view>
+#include <span>
 #include <vector>
 
 #include "base/asio.h"
@@ -15,15 +16,18 @@ namespace ddp::launcher {
 class OutputSink {
  public:
   virtual ~OutputSink() = default;
-  /// Bytes of stream 1 (stdout) or 2 (stderr); empty: the stream has ended. The bytes live until the call
-  /// returns.
-  virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::string_view bytes) = 0;
-  /// Room for output in bytes; no pipe is read while it is 0, until `resume`.
-  virtual std::size_t output_room() const = 0;
+  /// Bytes of stream 1 (stdout) or 2 (stderr) that may be read now. While it is 0 no pipe of that stream is
+  /// read, until `resume`.
+  virtual std::size_t output_room(std::uint8_t stream) const = 0;
+  /// Memory for the next read, up to `size` bytes; lives until the next call here.
+  virtual std::span<char> output_space(std::size_t size) = 0;
+  /// `bytes`: the beginning of that memory, just read; empty: the stream has ended.
+  virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) = 0;
 };
 
-/// Reads stdout and stderr of the workers of one attempt. Loop thread only. The owner keeps it alive until
-/// `closed` has returned for every rank.
+/// Reads stdout and stderr of the workers of one attempt. A line on a quiet node goes on its way at once;
+/// where much is written, the pipes fill for a millisecond before they are read, for reading each write as it
+/// comes costs more than all else. Loop thread only. The owner keeps it alive until `closed` has returned.
 class WorkerPipes {
  public:
   WorkerPipes(asio::any_io_executor executor, OutputSink& sink);
@@ -31,30 +35,33 @@ class WorkerPipes {
 
   /// Reads the pipes of `rank` from now on. Ours are the read ends; they become non-blocking.
   void add(std::uint32_t rank, UniqueFd out, UniqueFd err);
-  /// After the end of the rank's leader: waits until its pipes are read to their end, or were silent for a
+  /// After the end of the rank's leader: waits until its pipes are read to their end, or were empty for a
   /// while though a grandchild still holds them. Then they are closed.
   Awaitable<> drained(std::uint32_t rank);
   /// Closes the pipes of a rank whose leader cannot be ended.
   void give_up(std::uint32_t rank);
   void resume();  ///< there is room for output again
-  bool all_closed() const;
   /// Waits until no pipe is open and nothing runs here any more.
   Awaitable<> closed();
 
  private:
   struct Pipe;
+  struct Lane;
   struct Rank;
-  static Awaitable<> read_pipe(WorkerPipes* self, Rank* rank, Pipe* pipe);
+  static Awaitable<> read_lane(WorkerPipes* self, Lane* lane);
+  static bool find_ready(Lane& lane);
+  bool read_round(Lane& lane);
+  void read_turn(Lane& lane, Pipe& pipe, std::size_t bytes);
+  void close_pipe(Lane& lane, Pipe& pipe);
+  void start(Lane& lane);
   Rank* find(std::uint32_t rank) const;
-  void close_rank(Rank& rank);
+  bool open(const Rank& rank) const;
 
   asio::any_io_executor executor_;
   OutputSink& sink_;
+  std::array<std::unique_ptr<Lane>, 2> lanes_;  ///< one for each stream: neither waits for the other
   std::vector<std::unique_ptr<Rank>> ranks_;
-  asio::steady_timer room_;       ///< cancelled when output may flow again
-  asio::steady_timer task_done_;  ///< cancelled when a reader has ended
-  std::size_t readers_ = 0;
-  std::vector<char> buffer_;  ///< of whichever pipe is being read: no await while it is in use
+  asio::steady_timer lane_done_;  ///< cancelled when a lane has ended
 };
 
 }  // namespace ddp::launcher

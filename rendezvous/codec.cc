@@ -167,6 +167,17 @@ void append_frame(const Message& message, std::string& out) {
     out[start + i] = static_cast<char>(length >> (8 * i));
 }
 
+void write_output_header(const Output& output, char* at) {
+  const auto put = [&at](auto value) {
+    for (std::size_t i = 0; i < sizeof value; ++i)
+      *at++ = static_cast<char>(value >> (8 * i));
+  };
+  const auto size = static_cast<std::uint32_t>(output.data.size());
+  put(static_cast<std::uint32_t>(kOutputHeader - kFrameHeader + size));
+  put(Output::kType);
+  put(output.attempt), put(output.rank), put(output.stream), put(output.clock_ns), put(size);
+}
+
 Result<Message> decode_payload(std::string_view payload) {
   if (payload.empty()) return Error{ErrorCode::kProtocol, "an empty frame"};
   const auto type = static_cast<unsigned char>(payload.front());

@@ -15,12 +15,17 @@ namespace ddp::rendezvous {
 /// Limits, checked before anything is allocated. They bound what a peer can make us hold.
 inline constexpr std::size_t kMaxFrame = 8u << 20;  ///< length field; a JobStart carries a whole environment
 inline constexpr std::size_t kMaxListElements = 65'536;
-inline constexpr std::size_t kMaxOutputData = 16u
+inline constexpr std::size_t kMaxOutputData = 64u
                                               << 10;  ///< data of one Output frame: control never waits long
 inline constexpr std::size_t kFrameHeader = 4;
+inline constexpr std::size_t kOutputHeader = 26;  ///< what stands before the data of an Output frame
 
 /// Appends the frame of `message` to `out`.
 void append_frame(const Message& message, std::string& out);
+
+/// Writes the kOutputHeader bytes that append_frame would write before `output.data`, for data that already
+/// stands behind them.
+void write_output_header(const Output& output, char* at);
 
 /// Decodes one frame's payload (type and fields, without the length). string_view members of the result point
 /// into `payload`. Error kProtocol: unknown type, truncated field, count over its limit, bytes left over.

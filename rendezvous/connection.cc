@@ -8,9 +8,7 @@ namespace ddp::rendezvous {
 namespace {
 
 /// Output handed to the stream at a time: what control may have to wait for.
-constexpr std::size_t kOutputChunk = 64u << 10;
-/// Sent bytes that may stay in front of the queue before they are moved out.
-constexpr std::size_t kCompactAt = 256u << 10;
+constexpr std::size_t kOutputChunk = 128u << 10;
 
 }  // namespace
 
@@ -59,48 +57,39 @@ void Connection::send(const Message& message) {
 
 void Connection::send_output(const Output& output) {
   if (closed_ || broken_) return;
-  append_frame(output, output_);
+  output_.commit(output);
   queued_.cancel();
 }
 
 Awaitable<> Connection::write_all() {
-  std::string batch;
+  std::string control;
   while (!closed_ && !broken_) {
-    batch.clear();
-    batch.swap(control_);
-    // Whole frames only: an output frame that is half written must be finished before control may follow.
-    if (output_sent_ < output_.size() && batch.size() < kOutputChunk) {
-      std::size_t end = output_sent_;
-      while (end < output_.size() && end - output_sent_ < kOutputChunk) {
-        end += kFrameHeader + frame_length(output_.data() + end);
-      }
-      batch.append(output_, output_sent_, end - output_sent_);
-      output_sent_ = end;
-      if (output_sent_ == output_.size() || output_sent_ >= kCompactAt) {
-        output_.erase(0, output_sent_);
-        output_sent_ = 0;
-      }
-    }
-    if (batch.empty()) {
+    writing_ = true;
+    if (!control_.empty()) {
+      control.clear();
+      control.swap(control_);
+      co_await write_whole(control);
+    } else if (const std::string_view frames = output_.front(kOutputChunk); !frames.empty()) {
+      co_await write_whole(frames);
+      output_.pop(frames.size());
+    } else {
       writing_ = false;
       drained_.cancel();
       co_await queued_.async_wait(kUseTuple);
-      continue;
-    }
-    writing_ = true;
-    std::size_t sent = 0;
-    while (sent < batch.size()) {
-      const auto [error, count] =
-          co_await stream_->write_some(asio::buffer(batch.data() + sent, batch.size() - sent));
-      if (error || closed_) {
-        broken_ = true;  // the reader hears of it too, and says why
-        break;
-      }
-      sent += count;
     }
   }
   writing_ = false;
   drained_.cancel();
+}
+
+Awaitable<> Connection::write_whole(std::string_view bytes) {
+  while (!bytes.empty() && !broken_) {
+    const auto [error, count] = co_await stream_->write_some(asio::buffer(bytes.data(), bytes.size()));
+    if (error || closed_)
+      broken_ = true;  // the reader hears of it too, and says why
+    else
+      bytes.remove_prefix(count);
+  }
 }
 
 Awaitable<> Connection::flushed() {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/asio.h"
@@ -12,6 +13,7 @@
 #include "rendezvous/codec.h"
 #include "rendezvous/frame.h"
 #include "rendezvous/message.h"
+#include "rendezvous/output_queue.h"
 
 namespace ddp::rendezvous {
 
@@ -34,7 +36,10 @@ class Connection {
 
   /// Queues a control message; never blocks.
   void send(const Message& message);
-  /// Queues worker output behind all control. The queue is bounded by the credit that its callers keep to.
+  /// Memory to read the data of the next Output into, `size` bytes (kMaxOutputData at most).
+  std::span<char> output_space(std::size_t size) { return output_.space(size); }
+  /// Queues worker output behind all control. `output.data` is the beginning of the last output_space, or
+  /// empty. The queue is bounded by the credit that its callers keep to; of a broken link it takes nothing.
   void send_output(const Output& output);
   /// Sends what is queued until the stream ends or `close`; start it once.
   Awaitable<> write_all();
@@ -47,12 +52,12 @@ class Connection {
   Clock::time_point last_heard() const { return last_heard_; }
 
  private:
+  Awaitable<> write_whole(std::string_view bytes);
+
   std::unique_ptr<ByteStream> stream_;
   FrameReader frames_;
   std::string control_;
-  std::string output_;
-  std::size_t output_sent_ =
-      0;  ///< bytes of output_ already written; kept so that a frame is never cut by control
+  OutputQueue output_;
   asio::steady_timer queued_;   ///< cancelled when there is something to write
   asio::steady_timer drained_;  ///< cancelled when the queues are empty
   bool writing_ = false;

@@ -4,13 +4,15 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "rendezvous/codec.h"
 
 namespace ddp::rendezvous {
 namespace {
 
-constexpr std::size_t kReadSize = 64u << 10;
+/// What one read of a busy stream may take.
+constexpr std::size_t kMostRead = 256u << 10;
 
 }  // namespace
 
@@ -23,32 +25,52 @@ std::uint32_t frame_length(const char* bytes) {
 }
 
 std::span<char> FrameReader::space() {
-  if (begin_ > 0) {
-    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-    end_ -= begin_;
-    begin_ = 0;
-  }
-  std::size_t wanted = kReadSize;
+  if (begin_ == end_) begin_ = end_ = 0;
+  std::size_t wanted = read_size_;
   // next() has refused lengths over the limit, so a peer cannot make this grow beyond one frame.
-  if (end_ >= kFrameHeader) {
-    const std::size_t whole = kFrameHeader + std::min<std::size_t>(frame_length(buffer_.data()), kMaxFrame);
-    if (whole > end_) wanted = std::max(wanted, whole - end_);
+  if (end_ - begin_ >= kFrameHeader) {
+    const std::size_t whole =
+        kFrameHeader + std::min<std::size_t>(frame_length(buffer_.get() + begin_), kMaxFrame);
+    if (whole > end_ - begin_) wanted = std::max(wanted, whole - (end_ - begin_));
   }
-  if (buffer_.size() < end_ + wanted) buffer_.resize(end_ + wanted);
-  return {buffer_.data() + end_, buffer_.size() - end_};
+  if (capacity_ - end_ < wanted) make_room(wanted);
+  return {buffer_.get() + end_, capacity_ - end_};
+}
+
+/// Moves what is left of the last frame to the front, into a larger buffer when it must be.
+void FrameReader::make_room(std::size_t wanted) {
+  const std::size_t left = end_ - begin_;
+  if (capacity_ < left + wanted) {
+    // Twice, so that the rest of a frame is moved after every other read only. Not zeroed: pages that are
+    // never read into cost nothing.
+    const std::size_t larger = left + std::max(wanted, 2 * read_size_);
+    auto fresh = std::make_unique_for_overwrite<char[]>(larger);
+    if (left > 0) std::memcpy(fresh.get(), buffer_.get() + begin_, left);
+    buffer_ = std::move(fresh);
+    capacity_ = larger;
+  } else {
+    std::memmove(buffer_.get(), buffer_.get() + begin_, left);
+  }
+  begin_ = 0;
+  end_ = left;
+}
+
+void FrameReader::filled(std::size_t bytes) {
+  end_ += bytes;
+  if (bytes >= read_size_) read_size_ = std::min(2 * read_size_, kMostRead);
 }
 
 Result<std::optional<std::string_view>> FrameReader::next() {
   using Frame = std::optional<std::string_view>;
   const std::size_t available = end_ - begin_;
   if (available < kFrameHeader) return Frame{};
-  const std::size_t length = frame_length(buffer_.data() + begin_);
+  const std::size_t length = frame_length(buffer_.get() + begin_);
   if (length == 0 || length > kMaxFrame) {
     return Error{ErrorCode::kProtocol, "a frame of " + std::to_string(length) + " bytes (1 to " +
                                            std::to_string(kMaxFrame) + " are allowed)"};
   }
   if (available < kFrameHeader + length) return Frame{};
-  const std::string_view payload(buffer_.data() + begin_ + kFrameHeader, length);
+  const std::string_view payload(buffer_.get() + begin_ + kFrameHeader, length);
   begin_ += kFrameHeader + length;
   return Frame{payload};
 }

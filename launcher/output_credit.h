@@ -1,0 +1,62 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace ddp::launcher {
+
+/// Output bytes of each stream that each of `nodes` nodes may have on the way: more makes larger pieces, and
+/// all of it may come to lie in the master's memory when nobody reads.
+constexpr std::uint32_t credit_window(std::size_t nodes) {
+  constexpr std::size_t kAll = 16u << 20;
+  return static_cast<std::uint32_t>(
+      std::clamp<std::size_t>(kAll / (2 * std::max<std::size_t>(nodes, 1)), 64u << 10, 1u << 20));
+}
+/// Taken output is given back in pieces of this size: few messages, and an agent never runs dry meanwhile.
+constexpr std::uint32_t credit_piece(std::size_t nodes) {
+  return credit_window(nodes) / 4;
+}
+
+/// The output that an agent may still send, counted for each stream of its node (sans-IO): what nobody reads
+/// of stdout never holds stderr back.
+class OutputCredit {
+ public:
+  void start(std::size_t window);                      ///< of each stream
+  void give(std::uint8_t stream, std::size_t bytes);   ///< the master has taken so many
+  void spend(std::uint8_t stream, std::size_t bytes);  ///< so many were sent
+  void lift();                                         ///< nobody takes output any more: nothing may wait
+  std::size_t room(std::uint8_t stream) const { return room_[stream == 2 ? 1 : 0]; }
+
+ private:
+  std::array<std::size_t, 2> room_{};
+  bool lifted_ = false;
+};
+
+/// Whose pipe is read next, and how far (sans-IO): the ranks of a node that have output share the room of a
+/// stream evenly and take turns, so that one loud rank delays the others by one round at most. The driver's
+/// duties: 1. ask for a round whenever there is something to read and room for it; 2. read each turn's bytes
+/// at most, in the order given.
+class OutputTurns {
+ public:
+  static constexpr std::size_t kLeast = 4u << 10;   ///< a turn is worth its system call
+  static constexpr std::size_t kMost = 256u << 10;  ///< a whole pipe
+
+  struct Turn {
+    std::uint32_t who = 0;
+    std::size_t bytes = 0;
+  };
+
+  /// `ready`: who has something to read, ascending. The turns' bytes together are `room` at most; who gets no
+  /// turn is first in the next round. Valid until the next call.
+  std::span<const Turn> round(std::span<const std::uint32_t> ready, std::size_t room);
+
+ private:
+  std::uint32_t next_ = 0;  ///< who begins
+  std::vector<Turn> turns_;
+};
+
+}  // namespace ddp::launcher

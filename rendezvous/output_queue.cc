@@ -1,0 +1,61 @@
+#include "rendezvous/output_queue.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <utility>
+
+#include "rendezvous/codec.h"
+#include "rendezvous/frame.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+/// The first allocation, and what an empty queue may keep.
+constexpr std::size_t kFirst = 128u << 10;
+constexpr std::size_t kKept = 512u << 10;
+
+}  // namespace
+
+void OutputQueue::Buffer::reserve(std::size_t more) {
+  if (capacity - end >= more) return;
+  const std::size_t wanted = std::max({kFirst, 2 * capacity, end + more});
+  auto larger = std::make_unique_for_overwrite<char[]>(wanted);  // a page that is never used costs nothing
+  if (!empty()) std::memcpy(larger.get() + begin, bytes.get() + begin, end - begin);
+  bytes = std::move(larger);
+  capacity = wanted;
+}
+
+std::span<char> OutputQueue::space(std::size_t size) {
+  assert(size <= kMaxOutputData);
+  filling_.reserve(kOutputHeader + size);
+  return {filling_.bytes.get() + filling_.end + kOutputHeader, size};
+}
+
+void OutputQueue::commit(const Output& output) {
+  assert(output.data.empty() || output.data.data() == filling_.bytes.get() + filling_.end + kOutputHeader);
+  filling_.reserve(kOutputHeader);  // an end of stream needs no space before it
+  write_output_header(output, filling_.bytes.get() + filling_.end);
+  filling_.end += kOutputHeader + output.data.size();
+}
+
+std::string_view OutputQueue::front(std::size_t limit) {
+  if (sending_.empty()) {
+    if (sending_.capacity > kKept) sending_ = {};
+    sending_.begin = sending_.end = 0;
+    std::swap(sending_, filling_);
+  }
+  std::size_t size = 0;
+  while (sending_.begin + size < sending_.end) {
+    const std::size_t frame = kFrameHeader + frame_length(sending_.bytes.get() + sending_.begin + size);
+    if (size > 0 && size + frame > limit) break;
+    size += frame;
+  }
+  return {sending_.bytes.get() + sending_.begin, size};
+}
+
+void OutputQueue::pop(std::size_t bytes) {
+  sending_.begin += bytes;
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,159 @@
+#include "launcher/output_credit.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// Ranks of one node that have output waiting, and a master that gives room back.
+struct Node {
+  OutputTurns turns;
+  std::map<std::uint32_t, std::size_t> waiting;
+  std::map<std::uint32_t, std::size_t> sent;
+
+  /// One round, as WorkerPipes reads it. Returns what was read.
+  std::size_t round(std::size_t room) {
+    std::vector<std::uint32_t> ready;
+    for (const auto& [rank, bytes] : waiting) {
+      if (bytes > 0) ready.push_back(rank);
+    }
+    std::size_t read = 0;
+    for (const auto& turn : turns.round(ready, room)) {
+      const std::size_t bytes = std::min(turn.bytes, waiting[turn.who]);
+      waiting[turn.who] -= bytes;
+      sent[turn.who] += bytes;
+      read += bytes;
+    }
+    CHECK(read <= room);
+    return read;
+  }
+};
+
+TEST_CASE("blocked stdout leaves stderr its room") {
+  OutputCredit credit;
+  credit.start(1000);
+  credit.spend(1, 1000);
+  CHECK(credit.room(1) == 0);
+  CHECK(credit.room(2) == 1000);
+  credit.spend(2, 300);
+  credit.give(1, 500);
+  CHECK(credit.room(1) == 500);
+  CHECK(credit.room(2) == 700);
+}
+
+TEST_CASE("credit of an unknown stream is no credit") {
+  OutputCredit credit;
+  credit.start(10);
+  credit.give(0, 100);
+  credit.give(3, 100);
+  CHECK(credit.room(1) == 10);
+  CHECK(credit.room(2) == 10);
+}
+
+TEST_CASE("without a master nothing waits any more, whatever is still said about credit") {
+  OutputCredit credit;
+  credit.start(10);
+  credit.lift();
+  credit.spend(1, 1u << 30);
+  credit.give(2, 5);
+  credit.start(10);
+  CHECK(credit.room(1) == std::numeric_limits<std::size_t>::max());
+  CHECK(credit.room(2) == std::numeric_limits<std::size_t>::max());
+}
+
+TEST_CASE("all nodes together stay within their bound, and each can send a frame") {
+  for (const std::size_t nodes : {1u, 8u, 100u}) {
+    CHECK(credit_window(nodes) >= 64u << 10);
+    CHECK(credit_window(nodes) <= 1u << 20);
+    CHECK(4 * credit_piece(nodes) <= credit_window(nodes));
+    CHECK(2 * nodes * credit_window(nodes) <= 16u << 20);
+  }
+  CHECK(credit_window(10'000) == 64u << 10);
+}
+
+TEST_CASE("a lone rank may read a whole pipe at once") {
+  OutputTurns turns;
+  const std::vector<std::uint32_t> ready{5};
+  const auto round = turns.round(ready, 1u << 20);
+  REQUIRE(round.size() == 1);
+  CHECK(round[0].who == 5);
+  CHECK(round[0].bytes == OutputTurns::kMost);
+}
+
+TEST_CASE("nobody ready, or no room: no turn") {
+  OutputTurns turns;
+  CHECK(turns.round({}, 1000).empty());
+  const std::vector<std::uint32_t> ready{0, 1};
+  CHECK(turns.round(ready, 0).empty());
+}
+
+TEST_CASE("a line of a quiet rank goes with the next round beside seven loud ones") {
+  Node node;
+  for (std::uint32_t rank = 0; rank < 7; ++rank)
+    node.waiting[rank] = 100u << 20;
+  for (int round = 0; round < 10; ++round)
+    node.round(256u << 10);
+  node.waiting[7] = 80;
+  node.round(256u << 10);
+  CHECK(node.waiting[7] == 0);
+}
+
+TEST_CASE("when the room is worth less than a turn for each, nobody is passed over twice") {
+  Node node;
+  constexpr std::uint32_t kRanks = 64;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
+    node.waiting[rank] = 1u << 30;
+  // A window of 64 KiB holds 16 turns of kLeast: after four rounds each rank has had one.
+  for (int round = 0; round < 4; ++round)
+    CHECK(node.round(64u << 10) == 64u << 10);
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
+    CHECK(node.sent[rank] == OutputTurns::kLeast);
+}
+
+TEST_CASE("loud ranks share evenly, whatever dribbles of credit come back") {
+  const auto seed = 20'261'121u;
+  INFO("seed " << seed);
+  std::mt19937 random(seed);
+  Node node;
+  for (std::uint32_t rank = 0; rank < 8; ++rank)
+    node.waiting[rank] = 1u << 30;
+  for (int round = 0; round < 5000; ++round)
+    node.round(1 + random() % (200u << 10));
+  const auto [least, most] = std::minmax_element(
+      node.sent.begin(), node.sent.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  CHECK(static_cast<double>(most->second) < 1.05 * static_cast<double>(least->second));
+}
+
+TEST_CASE("ranks that come and go keep the order of turns whole") {
+  std::mt19937 random(11);
+  OutputTurns turns;
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<std::uint32_t> ready;
+    for (std::uint32_t rank = 0; rank < 20; ++rank) {
+      if (random() % 3 == 0) ready.push_back(rank);
+    }
+    const std::size_t room = random() % (1u << 20);
+    std::size_t given = 0;
+    std::vector<std::uint32_t> seen;
+    for (const auto& turn : turns.round(ready, room)) {
+      CHECK(turn.bytes > 0);
+      given += turn.bytes;
+      seen.push_back(turn.who);
+    }
+    CHECK(given <= room);
+    std::sort(seen.begin(), seen.end());
+    CHECK(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
+    CHECK(std::includes(ready.begin(), ready.end(), seen.begin(), seen.end()));
+  }
+}
+
+}  // namespace
+}  // namespace ddp::launcher
