@@ -1,8 +1,9 @@
 // bench_check_lines WORKERS COUNT [LABEL_OFFSET] < merged
 //
-// Each line must hold, after any label, one whole record of bench_lines. Prints JSON: lines, good, torn (lines that hold no
-// whole record), lost (records that are nowhere whole), dup, reordered (within a rank), unlabelled (nothing before the record),
-// mislabelled (the last number of the label is not rank + LABEL_OFFSET), bytes.
+// Each line must hold, after any label, one whole record of bench_lines. Prints JSON: lines, good, torn
+// (lines that hold no whole record), lost (records that are nowhere whole), dup, reordered (within a rank),
+// unlabelled (nothing before the record), mislabelled (the last number of the label is not rank +
+// LABEL_OFFSET), bytes.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +13,8 @@
 namespace {
 
 struct Counts {
-  long lines = 0, good = 0, torn = 0, lost = 0, dup = 0, reordered = 0, unlabelled = 0, mislabelled = 0, bytes = 0;
+  long lines = 0, good = 0, torn = 0, lost = 0, dup = 0, reordered = 0, unlabelled = 0, mislabelled = 0,
+       bytes = 0;
 };
 
 struct Record {
@@ -23,7 +25,8 @@ struct Record {
 /// A number and the blank after it; moves `at` behind both.
 bool take_number(std::string_view line, std::size_t& at, long& value) {
   const std::size_t first = at;
-  for (value = 0; at < line.size() && line[at] >= '0' && line[at] <= '9'; ++at) value = value * 10 + (line[at] - '0');
+  for (value = 0; at < line.size() && line[at] >= '0' && line[at] <= '9'; ++at)
+    value = value * 10 + (line[at] - '0');
   return at > first && at < line.size() && line[at++] == ' ';
 }
 
@@ -32,7 +35,8 @@ bool find_record(std::string_view line, Record& record) {
   const std::string_view said = line.substr(line.size() - 8);
   for (std::size_t begin = 0; (begin = line.find("L ", begin)) != line.npos; begin += 2) {
     std::size_t at = begin + 2;
-    if (!take_number(line, at, record.rank) || !take_number(line, at, record.number) || at > line.size() - 9) continue;
+    if (!take_number(line, at, record.rank) || !take_number(line, at, record.number) || at > line.size() - 9)
+      continue;
     std::uint32_t hash = 2166136261U;
     for (const char byte : line.substr(begin, line.size() - 9 - begin)) {
       hash = (hash ^ static_cast<unsigned char>(byte)) * 16777619U;
@@ -51,15 +55,19 @@ long last_number(std::string_view label) {
   const std::size_t last = label.find_last_of("0123456789");
   if (last == label.npos) return -1;
   std::size_t first = last;
-  while (first > 0 && label[first - 1] >= '0' && label[first - 1] <= '9') --first;
+  while (first > 0 && label[first - 1] >= '0' && label[first - 1] <= '9')
+    --first;
   return std::atol(label.data() + first);
 }
 
 class Check {
  public:
   Check(long workers, long count, long label_offset)
-      : workers_(workers), count_(count), label_offset_(label_offset),
-        seen_(static_cast<std::size_t>(workers * count)), last_(static_cast<std::size_t>(workers), -1) {}
+      : workers_(workers),
+        count_(count),
+        label_offset_(label_offset),
+        seen_(static_cast<std::size_t>(workers * count)),
+        last_(static_cast<std::size_t>(workers), -1) {}
 
   void take(std::string_view line) {
     ++all_.lines;
@@ -81,7 +89,8 @@ class Check {
   }
 
   Counts finish(long bytes) {
-    for (const unsigned char times : seen_) all_.lost += times == 0;
+    for (const unsigned char times : seen_)
+      all_.lost += times == 0;
     all_.bytes = bytes;
     return all_;
   }
@@ -111,8 +120,11 @@ int main(int argc, char** argv) {
   }
   std::free(text);
   const Counts all = check.finish(bytes);
-  std::printf("{\"lines\":%ld,\"good\":%ld,\"torn\":%ld,\"lost\":%ld,\"dup\":%ld,\"reordered\":%ld,\"unlabelled\":%ld,"
-              "\"mislabelled\":%ld,\"bytes\":%ld}\n",
-              all.lines, all.good, all.torn, all.lost, all.dup, all.reordered, all.unlabelled, all.mislabelled, all.bytes);
+  std::printf(
+      "{\"lines\":%ld,\"good\":%ld,\"torn\":%ld,\"lost\":%ld,\"dup\":%ld,\"reordered\":%ld,\"unlabelled\":%"
+      "ld,"
+      "\"mislabelled\":%ld,\"bytes\":%ld}\n",
+      all.lines, all.good, all.torn, all.lost, all.dup, all.reordered, all.unlabelled, all.mislabelled,
+      all.bytes);
   return 0;
 }

@@ -1,14 +1,18 @@
 // A worker that prints lines which bench_check_lines can prove whole, as fast as it can:
 //   "L <rank> <number> <filler> <fnv1a of what stands before>\n"
 //
-//   bench_lines RANK COUNT [LENGTH [BLOCK]]  COUNT lines of LENGTH (100) bytes, newline included, in writes of 64 KiB; with
-//                                            BLOCK in writes of exactly that many bytes, which end within lines as stdio's
-//                                            and Python's buffers do (4096, 8192)
-//   bench_lines RANK timed COUNT MEAN_MS     "T <rank> <number> <CLOCK_MONOTONIC ns before the write>\n", after random waits
-//   bench_lines RANK odd KIND [BYTES]        what launchers get wrong: long (one line of BYTES), bar (40 updates by carriage
-//                                            return), no-newline, nul, utf8 (invalid), crlf, flood (BYTES without a newline)
+//   bench_lines RANK COUNT [LENGTH [BLOCK]]  COUNT lines of LENGTH (100) bytes, newline included, in writes
+//   of 64 KiB; with
+//                                            BLOCK in writes of exactly that many bytes, which end within
+//                                            lines as stdio's and Python's buffers do (4096, 8192)
+//   bench_lines RANK timed COUNT MEAN_MS     "T <rank> <number> <CLOCK_MONOTONIC ns before the write>\n",
+//   after random waits bench_lines RANK odd KIND [BYTES]        what launchers get wrong: long (one line of
+//   BYTES), bar (40 updates by carriage
+//                                            return), no-newline, nul, utf8 (invalid), crlf, flood (BYTES
+//                                            without a newline)
 //
-// RANK "-": from the environment that the launcher gives; over a plain ssh from the node's address, 127.0.0.(2 + rank).
+// RANK "-": from the environment that the launcher gives; over a plain ssh from the node's address,
+// 127.0.0.(2 + rank).
 #include <time.h>
 #include <unistd.h>
 
@@ -46,9 +50,11 @@ void put(std::string_view text) {
 /// Writes one line of `length` bytes (a few more where that is too short) to `out`; returns its size.
 std::size_t make_line(char* out, int rank, long number, std::size_t length) {
   std::size_t size = static_cast<std::size_t>(std::sprintf(out, "L %d %ld ", rank, number));
-  for (; size + 10 < length; ++size) out[size] = static_cast<char>('a' + (size + static_cast<std::size_t>(number)) % 26);
+  for (; size + 10 < length; ++size)
+    out[size] = static_cast<char>('a' + (size + static_cast<std::size_t>(number)) % 26);
   std::uint32_t hash = 2166136261U;
-  for (std::size_t at = 0; at < size; ++at) hash = (hash ^ static_cast<unsigned char>(out[at])) * 16777619U;
+  for (std::size_t at = 0; at < size; ++at)
+    hash = (hash ^ static_cast<unsigned char>(out[at])) * 16777619U;
   return size + static_cast<std::size_t>(std::sprintf(out + size, " %08x\n", hash));
 }
 
@@ -96,7 +102,8 @@ void put_timed(int rank, long count, double mean_ms) {
 void put_bar(int rank) {
   for (int step = 1; step <= 40; ++step) {
     char text[96];
-    const int size = std::sprintf(text, "\rrank %d: %3d%%|%.*s| %d/40", rank, step * 100 / 40, step / 4, "##########", step);
+    const int size = std::sprintf(text, "\rrank %d: %3d%%|%.*s| %d/40", rank, step * 100 / 40, step / 4,
+                                  "##########", step);
     put({text, static_cast<std::size_t>(size)});
     const timespec pause{0, 50'000'000};
     ::nanosleep(&pause, nullptr);
@@ -137,11 +144,13 @@ int main(int argc, char** argv) {
   if (argc >= 3) {
     const int rank = rank_of(argv[1]);
     const std::string_view what = argv[2];
-    if (what == "odd" && argc >= 4) return put_odd(rank, argv[3], static_cast<std::size_t>(argument(4, 0))) ? 0 : 2;
+    if (what == "odd" && argc >= 4)
+      return put_odd(rank, argv[3], static_cast<std::size_t>(argument(4, 0))) ? 0 : 2;
     if (what == "timed" && argc >= 5) {
       put_timed(rank, argument(3, 0), std::atof(argv[4]));
     } else {
-      put_lines(rank, argument(2, 0), static_cast<std::size_t>(argument(3, 100)), static_cast<std::size_t>(argument(4, 0)));
+      put_lines(rank, argument(2, 0), static_cast<std::size_t>(argument(3, 100)),
+                static_cast<std::size_t>(argument(4, 0)));
     }
     return 0;
   }

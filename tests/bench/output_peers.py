@@ -45,7 +45,10 @@ def ours(where, labelled, job_dir, more=()):
 def local_peers(scratch, labelled):
     count = str(WORKERS)
     peers = [ours("local", labelled, scratch / "job", ["--nproc-per-node", count]),
-             Peer("plain merger", [str(TOOLS / "plain_merger"), *(["-l"] if labelled else []), count])]
+             Peer("plain merger", [str(TOOLS / "plain_merger"), *(["-l"] if labelled else []), count]),
+             # As we do, it writes the bytes of each worker to a file, too.
+             Peer("plain merger with files", [str(TOOLS / "plain_merger"), *(["-l"] if labelled else []), "-d",
+                                              str(scratch / "job"), count])]
     if not labelled:
         peers.append(Peer("cat of 8 fifos", [], wrap=lambda command: cat_of_fifos(scratch / "fifos", command)))
     if shutil.which("mpiexec.hydra"):

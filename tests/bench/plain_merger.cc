@@ -1,6 +1,7 @@
-// plain_merger [-l] WORKERS COMMAND…: what merging costs when nothing else is done. Starts WORKERS children (BENCH_RANK=i) with a
-// pipe of 256 KiB each, poll()s them and passes whole lines on with writev, "[i] " before each with -l. No second process, no
-// files, no link, no flow control, and a line is never held longer than until its newline.
+// plain_merger [-l] [-d DIR] WORKERS COMMAND…: what merging costs when nothing else is done. Starts WORKERS
+// children (BENCH_RANK=i) with a pipe of 256 KiB each, poll()s them and passes whole lines on with writev,
+// "[i] " before each with -l; with -d the bytes of each also go to a file in DIR. No second process, no link,
+// no flow control, one thread.
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
@@ -23,6 +24,7 @@ constexpr std::size_t kPieces = 1000;
 
 struct Worker {
   std::string label;
+  int file = -1;
   std::unique_ptr<char[]> held = std::make_unique<char[]>(kHold + 1);
   std::size_t size = 0;
 };
@@ -36,7 +38,8 @@ void write_all(iovec* pieces, std::size_t count) {
       std::exit(1);
     }
     auto left = static_cast<std::size_t>(done);
-    for (; count != 0 && left >= pieces->iov_len; ++pieces, --count) left -= pieces->iov_len;
+    for (; count != 0 && left >= pieces->iov_len; ++pieces, --count)
+      left -= pieces->iov_len;
     if (count != 0) {
       pieces->iov_base = static_cast<char*>(pieces->iov_base) + left;
       pieces->iov_len -= left;
@@ -92,11 +95,17 @@ int start(int rank, char** command, char** environment) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool label = argc > 1 && std::strcmp(argv[1], "-l") == 0;
-  argv += label ? 1 : 0;
-  argc -= label ? 1 : 0;
+  bool label = false;
+  std::string directory;
+  int option = 0;
+  while ((option = ::getopt(argc, argv, "+ld:")) != -1) {
+    if (option == 'l') label = true;
+    if (option == 'd') directory = optarg;
+  }
+  argv += optind - 1;
+  argc -= optind - 1;
   if (argc < 3) {
-    std::fputs("usage: plain_merger [-l] WORKERS COMMAND…\n", stderr);
+    std::fputs("usage: plain_merger [-l] [-d DIR] WORKERS COMMAND…\n", stderr);
     return 2;
   }
   std::vector<Worker> workers(static_cast<std::size_t>(std::atoi(argv[1])));
@@ -108,6 +117,10 @@ int main(int argc, char** argv) {
       return 1;
     }
     workers[at].label = "[" + std::to_string(at) + "] ";
+    if (!directory.empty()) {
+      workers[at].file = ::open((directory + "/" + std::to_string(at)).c_str(),
+                                O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    }
   }
   std::size_t live = workers.size();
   while (live != 0 && ::poll(watched.data(), watched.size(), -1) > 0) {
@@ -116,6 +129,11 @@ int main(int argc, char** argv) {
       Worker& worker = workers[at];
       const ssize_t size = ::read(watched[at].fd, worker.held.get() + worker.size, kHold - worker.size);
       if (size < 0) continue;
+      if (worker.file >= 0 &&
+          ::write(worker.file, worker.held.get() + worker.size, static_cast<std::size_t>(size)) != size) {
+        std::perror("plain_merger: the file of a worker");
+        return 1;
+      }
       worker.size += static_cast<std::size_t>(size);
       if (size == 0) {
         if (worker.size != 0) worker.held[worker.size++] = '\n';
@@ -126,6 +144,7 @@ int main(int argc, char** argv) {
       pass_lines(worker, label);
     }
   }
-  while (::wait(nullptr) > 0) continue;
+  while (::wait(nullptr) > 0)
+    continue;
   return 0;
 }
