@@ -53,7 +53,8 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
           [this] { give_all_credit(); }),
       console_(loop.get_executor(), [this] { give_all_credit(); }),
       output_(files_, console_, spec.output.label_on ? spec.output.label : std::string(),
-              [this](std::uint32_t rank) { return source_of(rank); }),
+              [this](std::uint32_t rank) { return source_of(rank); },
+              [this] { return static_cast<std::uint32_t>(supervisor_.plan().world_size); }),
       fan_out_(loop.get_executor(), remote, local,
                {{options_.agent_path, "--stdio"},
                 spec.ssh_localhost,
@@ -243,7 +244,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     }
     node.taken[output->stream - 1u] += static_cast<std::uint32_t>(output->data.size());
     if (output->attempt == supervisor_.attempt()) {
-      output_.take(output->attempt, output->rank, output->stream, output->data);
+      output_.take(output->attempt, output->rank, output->stream, output->data,
+                   output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns));
     }
   } else if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
     if (pong->sequence == rendezvous::kAsleep) {

@@ -14,22 +14,29 @@ std::chrono::nanoseconds now() {
 }  // namespace
 
 struct MergedOutput::Rank {
-  Rank(int local, LiveBoard::Entry out, LiveBoard::Entry err)
-      : local_rank(local), streams{std::move(out), std::move(err)} {}
-  int local_rank;
+  Rank(const LineSource& who, LiveBoard::Entry out, LiveBoard::Entry err)
+      : source(who), streams{std::move(out), std::move(err)} {}
+  LineSource source;
   std::array<LiveBoard::Entry, 2> streams;
   std::array<bool, 2> shown{true, true};
   StderrTail tail;
   bool wrote_stderr = false;
 };
 
-MergedOutput::MergedOutput(JobWriter& files, Console& console, const OutputOptions& options, Source source)
+MergedOutput::MergedOutput(JobWriter& files, Console& console, const OutputOptions& options, Source source,
+                           World world)
     : files_(files),
       console_(console),
       options_(options),
       source_(std::move(source)),
+      world_(std::move(world)),
       board_(options.bars, {console.shows_rows(1), console.shows_rows(2)}),
-      timer_(console.loop()) {}
+      timer_(console.loop()) {
+  if (options.fold) {
+    fold_.emplace(console.loop(), options.label_on ? options.label : std::string(),
+                  [this](int stream, std::string_view lines) { console_.add(stream, lines); });
+  }
+}
 
 MergedOutput::~MergedOutput() = default;
 
@@ -42,17 +49,25 @@ LiveBoard::Entry MergedOutput::new_entry(std::uint32_t rank, LineSource source, 
   return {std::move(label), rank, source.node_rank, stream};
 }
 
-MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_t rank) {
-  if (attempt != attempt_) {
-    finish_all();
-    ranks_.clear();
-    attempt_ = attempt;
+void MergedOutput::begin_attempt(std::uint32_t attempt) {
+  if (attempt_) finish_all();
+  ranks_.clear();
+  attempt_ = attempt;
+  if (options_.jsonl) json_.emplace();
+  if (!fold_) return;
+  std::size_t everyone = 0;
+  for (std::uint32_t rank = 0; rank < world_(); ++rank) {
+    if (options_.shows(rank, source_(rank).local_rank, 1)) ++everyone;
   }
+  fold_->begin(everyone);
+}
+
+MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_t rank) {
+  if (attempt != attempt_) begin_attempt(attempt);
   if (rank >= ranks_.size()) ranks_.resize(rank + 1);
   if (!ranks_[rank]) {
     const LineSource source = source_(rank);
-    ranks_[rank] =
-        std::make_unique<Rank>(source.local_rank, new_entry(rank, source, 1), new_entry(rank, source, 2));
+    ranks_[rank] = std::make_unique<Rank>(source, new_entry(rank, source, 1), new_entry(rank, source, 2));
     for (const std::uint8_t stream : {1, 2})
       ranks_[rank]->shown[stream - 1u] = options_.shows(rank, source.local_rank, stream);
   }
@@ -60,17 +75,19 @@ MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_
 }
 
 void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream,
-                        std::string_view bytes) {
+                        std::string_view bytes, Time written) {
   Rank& state = rank_state(attempt, rank);
   if (!bytes.empty()) {
-    files_.append({attempt, rank, state.local_rank, stream}, bytes);
+    files_.append({attempt, rank, state.source.local_rank, stream}, bytes);
     if (stream == 2) {
       state.tail.add(bytes);
       state.wrote_stderr = true;
     }
   }
+  if (json_) keep_json(state, stream, bytes, written);
   if (!state.shown[stream - 1u]) return;
   LiveBoard::Entry& entry = state.streams[stream - 1u];
+  if (entry.lines.label().has_time()) entry.lines.label().stamp(clock_.time_of_day(written));
   lines_.clear();
   if (bytes.empty())
     entry.lines.finish(lines_);
@@ -78,8 +95,26 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
     entry.lines.add(bytes, lines_);
   board_.changed(entry);
   show_rows();  // before the lines: a bar's row must not stand there twice
-  console_.add(stream, lines_);
+  show_lines(state, entry, written);
   arm();
+}
+
+/// lines_, which `entry` has made.
+void MergedOutput::show_lines(Rank& state, LiveBoard::Entry& entry, Time written) {
+  if (!fold_) return console_.add(entry.stream, lines_);
+  const Label& label = entry.lines.label();
+  fold_->add(state.source, entry.stream, label.text(),
+             label.has_time() ? clock_.time_of_day(written) : std::string_view(), lines_);
+}
+
+void MergedOutput::flush() {
+  if (fold_) fold_->flush();
+}
+
+void MergedOutput::keep_json(const Rank& state, std::uint8_t stream, std::string_view bytes, Time written) {
+  std::string objects;
+  json_->add(state.source, stream, bytes, clock_.date_and_time(written), objects);
+  if (!objects.empty()) files_.append({*attempt_, 0, 0, kJsonLines}, objects);
 }
 
 // ---- live rows
@@ -106,6 +141,7 @@ void MergedOutput::tick() {
   std::array<std::string, 2> lines;
   board_.tick(now(), lines);
   show_rows();
+  if (!lines[0].empty() || !lines[1].empty()) flush();
   console_.add(1, lines[0]);
   console_.add(2, lines[1]);
   arm();
@@ -114,6 +150,7 @@ void MergedOutput::tick() {
 void MergedOutput::rest() {
   resting_ = true;
   timer_.cancel();
+  if (fold_) fold_->rest();
 }
 
 void MergedOutput::finish_all() {
@@ -122,11 +159,13 @@ void MergedOutput::finish_all() {
   for (const auto& rank : ranks_) {
     if (!rank) continue;
     for (LiveBoard::Entry& entry : rank->streams) {
+      if (json_) keep_json(*rank, static_cast<std::uint8_t>(entry.stream), {}, now());
       lines_.clear();
       entry.lines.finish(lines_);
-      console_.add(entry.stream, lines_);
+      show_lines(*rank, entry, now());
     }
   }
+  flush();
 }
 
 // ---- for the report

@@ -1,17 +1,22 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/asio.h"
 #include "launcher/console.h"
+#include "launcher/folded_output.h"
 #include "launcher/job_writer.h"
+#include "launcher/json_lines.h"
 #include "launcher/label.h"
+#include "launcher/line_clock.h"
 #include "launcher/live_board.h"
 #include "launcher/output_lines.h"
 #include "launcher/output_options.h"
@@ -19,19 +24,26 @@
 namespace ddp::launcher {
 
 /// Where all workers' output comes together: raw bytes into the job directory, whole labelled lines and the
-/// live rows of bars to the console, the last lines of each stderr kept for the report. Loop thread.
+/// live rows of bars to the console, folded and as JSON on request, the last lines of each stderr kept for
+/// the report. Loop thread.
 class MergedOutput {
  public:
   /// Who `rank` is, for its label; asked once for each rank and attempt.
   using Source = std::function<LineSource(std::uint32_t rank)>;
+  /// How many ranks the attempt has.
+  using World = std::function<std::uint32_t()>;
+  using Time = std::chrono::nanoseconds;  ///< of our CLOCK_MONOTONIC
 
-  /// `files` and `console` outlive this.
-  MergedOutput(JobWriter& files, Console& console, const OutputOptions& options, Source source);
+  /// `files`, `console` and the hosts' names in what `source` returns outlive this.
+  MergedOutput(JobWriter& files, Console& console, const OutputOptions& options, Source source, World world);
   ~MergedOutput();
 
-  /// Bytes of one stream of one rank, in order; empty: the stream has ended. Attempts come one after the
-  /// other: the first bytes of a new one finish what the one before left open.
-  void take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes);
+  /// Bytes of one stream of one rank, in order, and when they were `written`; empty: the stream has ended.
+  /// Attempts come one after the other: the first bytes of a new one finish what the one before left open.
+  void take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes,
+            Time written);
+  /// Shows now what waits to be folded: something happened that a reader must see behind it.
+  void flush();
   /// No timer of this runs any more; the rest is finish_all().
   void rest();
   /// Finishes the lines of streams whose end never came: their node was lost.
@@ -47,6 +59,9 @@ class MergedOutput {
   Rank& rank_state(std::uint32_t attempt, std::uint32_t rank);
   LiveBoard::Entry new_entry(std::uint32_t rank, LineSource source, int stream) const;
   const Rank* find(std::uint32_t attempt, std::uint32_t rank) const;
+  void begin_attempt(std::uint32_t attempt);
+  void keep_json(const Rank& state, std::uint8_t stream, std::string_view bytes, Time written);
+  void show_lines(Rank& state, LiveBoard::Entry& entry, Time written);
   void arm();
   void tick();
   void show_rows();
@@ -55,13 +70,17 @@ class MergedOutput {
   Console& console_;
   const OutputOptions options_;
   Source source_;
+  World world_;
   LiveBoard board_;
+  LineClock clock_;
+  std::optional<FoldedOutput> fold_;  ///< with --fold
+  std::optional<JsonLines> json_;     ///< with --jsonl
   asio::steady_timer timer_;
   bool armed_ = false;
   bool resting_ = false;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  std::uint32_t attempt_ = 0;  ///< of ranks_
-  std::string lines_;          ///< scratch
+  std::optional<std::uint32_t> attempt_;  ///< of ranks_
+  std::string lines_;                     ///< scratch
 };
 
 }  // namespace ddp::launcher
