@@ -27,7 +27,8 @@ class ClockOffset {
   }
 
   Time to_ours(Time theirs) const { return theirs - offset_; }
-  Time error() const { return error_.value_or(kUnknown); }  ///< ± of to_ours
+  /// ± of to_ours at `now`: the sample's own, and what the clocks may have drifted since.
+  Time error(Time now) const { return error_ ? *error_ + (now - sampled_) / kDrift : kUnknown; }
 
  private:
   static constexpr int kDrift = 10'000;                      ///< 100 ppm

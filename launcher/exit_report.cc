@@ -60,8 +60,10 @@ std::string seconds(std::chrono::nanoseconds time) {
 }
 
 /// "42 ms", "12.3 s", "3 h 25 min": how long it ran, as exactly as it matters.
-std::string duration(std::chrono::milliseconds time) {
-  if (time < std::chrono::seconds(1)) return std::to_string(time.count()) + " ms";
+std::string duration(std::chrono::nanoseconds time) {
+  using std::chrono::milliseconds;
+  if (time < std::chrono::seconds(1))
+    return std::to_string(std::chrono::duration_cast<milliseconds>(time).count()) + " ms";
   if (time < std::chrono::minutes(2)) return seconds(time);
   const auto minutes = std::chrono::duration_cast<std::chrono::minutes>(time).count();
   if (minutes < 120) return std::to_string(minutes) + " min";
@@ -254,10 +256,11 @@ std::string why_master(const Error& error) {
 
 std::string headline(const Failure& cause) {
   if (is_start_failure(cause))
-    return "ddplaunch: the job did not start, given up after " + seconds(cause.at) + "\n";
-  if (cause.attempt == 0) return "ddplaunch: the job failed after " + seconds(cause.at) + "\n";
-  return "ddplaunch: the job failed " + seconds(cause.at) + " into attempt " + std::to_string(cause.attempt) +
-         ", after " + std::to_string(cause.attempt) + (cause.attempt == 1 ? " restart\n" : " restarts\n");
+    return "ddplaunch: the job did not start, given up after " + duration(cause.at) + "\n";
+  if (cause.attempt == 0) return "ddplaunch: the job failed after " + duration(cause.at) + "\n";
+  return "ddplaunch: the job failed " + duration(cause.at) + " into attempt " +
+         std::to_string(cause.attempt) + ", after " + std::to_string(cause.attempt) +
+         (cause.attempt == 1 ? " restart\n" : " restarts\n");
 }
 
 /// Why each attempt before was restarted; the latest ones where there are many.
@@ -269,7 +272,7 @@ std::string earlier_text(const JobEnd& end) {
   if (hidden > 0) text += "    " + std::to_string(hidden) + " more before these\n";
   for (std::size_t i = hidden; i < count; ++i) {
     const Failure& cause = end.earlier[i];
-    text += "    attempt " + std::to_string(cause.attempt) + ", after " + seconds(cause.at) + ": " +
+    text += "    attempt " + std::to_string(cause.attempt) + ", after " + duration(cause.at) + ": " +
             failure_line(cause) + "\n";
   }
   return text;

@@ -57,6 +57,10 @@ nanoseconds NodeLink::to_ours(std::uint64_t clock_ns) const {
   return std::min(now(), clock_.to_ours(nanoseconds(clock_ns)));
 }
 
+nanoseconds NodeLink::clock_error() const {
+  return clock_.error(now());
+}
+
 std::string NodeLink::error_lines(std::string_view bytes) {
   std::string lines;
   errors_.feed(bytes);

@@ -45,7 +45,7 @@ class NodeLink {
   void guess_clock(std::uint64_t clock_ns);
   /// A moment of the node's clock on ours, never in the future, ± clock_error().
   std::chrono::nanoseconds to_ours(std::uint64_t clock_ns) const;
-  std::chrono::nanoseconds clock_error() const { return clock_.error(); }
+  std::chrono::nanoseconds clock_error() const;
 
   /// Lines that the agent's stderr completes, with the host's name before each; `bytes` empty: its end.
   std::string error_lines(std::string_view bytes);

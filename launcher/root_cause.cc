@@ -15,6 +15,9 @@ namespace {
 /// From the first sign of a death at its peers to its own end: a core of some GB, GPUs with much memory.
 constexpr std::chrono::seconds kDyingTime{2};
 
+/// From an end to the moment at which its agent sees it: what is seen later may have been earlier by so much.
+constexpr std::chrono::microseconds kNoticed{500};
+
 /// What a rank says whose peer has gone: PyTorch's and NCCL's watchdogs, gloo, NCCL's network, the kernel.
 constexpr std::array<std::string_view, 17> kEchoes{
     "collective operation timeout",  // "Watchdog caught collective operation timeout: …"
@@ -172,7 +175,7 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < failures.size(); ++i) {
     const Failure& failure = failures[i];
-    if (failure.stopped_by_us || failure.at - failure.at_error > *surely_over) continue;
+    if (failure.stopped_by_us || failure.at - failure.at_error - kNoticed > *surely_over) continue;
     if (is_worker(failure) && failure.at > first_on[failure.host]) continue;
     if (!best || better(failure, failures[*best])) best = i;
   }

@@ -22,8 +22,8 @@ Blame blame_of(const Failure& failure);
 /// The failure that the others follow from; unset when all were stopped by us or there is none.
 ///
 /// It is the earliest by corrected time. Where the clocks cannot tell which of several came first (their
-/// margins overlap; ends on one node are read from one clock and have none between them), `blame_of` decides,
-/// then the time, then a worker before a node.
+/// margins overlap, or less than 0.5 ms are between them, in which an agent may notice an end late; ends on
+/// one node are in the order in which its agent saw them), `blame_of` decides, then the time.
 ///
 /// A failure that only noticed a dead peer names no cause, and often ends before it: the sockets of a process
 /// close before its core is written and its GPUs are given back. So after such a one a failure that came

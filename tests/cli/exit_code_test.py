@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 """docs/exit_codes.md, row by row: each code comes out of real jobs, of one node and of several."""
 
-import os
 import pathlib
 import signal
 import subprocess
 import sys
-import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -99,7 +97,7 @@ class ExitCodes(LaunchTest):
 
     def try_start_timeout(self, *args):
         agent = self.script("mute_agent", "#!/bin/sh\nexec sleep 30\n")
-        self.ends(112, "", *args, "--agent", agent, "--start-timeout", "1s", "true")
+        self.ends(112, "the job did not start within 1 s; waiting for ", *args, "--agent", agent, "--start-timeout", "1s", "true")
 
     def try_lost(self, *args):
         # $PPID is the agent. Its keeper ends what it leaves.
@@ -115,7 +113,7 @@ class ExitCodes(LaunchTest):
         self.ends(114, "node [^ ]+: .*9.9.9", *args, "--agent", agent, "true")
 
     def try_hung(self, *args):
-        self.ends(117, "", *args, "--hang-timeout", "1s", "sh", "-c", "sleep 600")
+        self.ends(117, "the job hung: no worker printed anything or used CPU time for ", *args, "--hang-timeout", "1s", "sh", "-c", "sleep 600")
 
 
 class OneNode(ExitCodes):
@@ -136,11 +134,12 @@ class OneNode(ExitCodes):
                           f"ulimit -c 0; if [ $RANK = 0 ]; then kill -{name} $$; fi; sleep 60")
 
     def test_not_executed(self):
-        self.ends(127, "", "--nproc-per-node", 2, "no-such-program-here")
-        self.ends(126, "", self.script("plain", "#!/bin/sh\n", mode=0o644))
-        self.ends(126, "", self.dir)
-        self.ends(127, "", self.script("broken", "#!/no/such/interpreter\n"))
-        self.ends(126, "", self.script("garbage", "\0\1\2\3"))
+        self.ends(127, "node localhost: .*no-such-program-here", "--nproc-per-node", 2, "no-such-program-here")
+        self.ends(126, "node localhost: .*/plain", self.script("plain", "#!/bin/sh\n", mode=0o644))
+        self.ends(126, "node localhost: .* is a directory", self.dir)
+        self.ends(127, "rank 0 on localhost could not be started: .*/no/such/interpreter",
+                  self.script("broken", "#!/no/such/interpreter\n"))
+        self.ends(126, "rank 0 on localhost could not be started: .*Exec format error", self.script("garbage", "\0\1\2\3"))
 
     def test_user_signals(self):
         for name, why in (("HUP", "stopped because its terminal closed"), ("INT", "stopped by Ctrl-C"), ("TERM", "stopped by SIG")):

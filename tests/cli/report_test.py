@@ -6,14 +6,13 @@ import os
 import pathlib
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
-import unittest
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import SOURCE, LaunchTest, Nodes, main
+from tests.support.launch import LaunchTest, Nodes, main
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
 TORCH_PYTHON = "/usr/bin/python3"
@@ -92,7 +91,7 @@ class OneNode(Reported):
         self.assertEqual(sorted((f["rank"], f["stopped_by_ddplaunch"]) for f in report["other_failures"]),
                          [(0, True), (1, True), (3, True)])
         block = self.block(done)
-        self.assertRegex(block[0], r"^ddplaunch: the job failed after \d+\.\d s$")
+        self.assertRegex(block[0], r"^ddplaunch: the job failed after [\d.]+ m?s$")
         self.assertRegex(block[1], r"^  root cause: rank 2 \(local rank 2\) on localhost, pid \d+: exited 3, [\d.]+ m?s after "
                                    r"its start$")
         self.assertEqual(block[2:], ["  the last lines of its stderr:", "    | line 1", "    | line 2", "    | line 3",
@@ -229,7 +228,7 @@ class OneNode(Reported):
         self.assertEqual([(f["attempt"], f["rank"], f["exit_code"]) for f in report["earlier_attempts"]], [(0, 0, 5)])
         self.assertEqual((report["root_cause"]["attempt"], report["root_cause"]["rank"]), (1, 1))
         self.assertIn(" into attempt 1, after 1 restart\n", done.err)
-        self.assertRegex(done.err, r"  earlier attempts:\n    attempt 0, after \d+\.\d s: rank 0 on localhost exited 5\n")
+        self.assertRegex(done.err, r"  earlier attempts:\n    attempt 0, after [\d.]+ m?s: rank 0 on localhost exited 5\n")
 
 
 class TwoNodes(Reported):
@@ -275,6 +274,85 @@ class TwoNodes(Reported):
         self.assert_code(done, 111)
         self.assertEqual((report["outcome"], report["root_cause"]["host"], report["root_cause"]["error"]["kind"]),
                          ("not_started", "127.0.0.77", "Unreachable"))
+
+
+# Ends at a given moment of the wall clock, which time namespaces do not move; rank 0 names the moment. Notes when it did.
+FAILS_AT = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rank, folder = int(os.environ["RANK"]), sys.argv[1]
+delays = [float(text) for text in sys.argv[2:]]
+moment = os.path.join(folder, "moment")
+if rank == 0:
+    with open(moment + ".part", "w") as file:
+        file.write(repr(time.time() + 0.3))
+    os.rename(moment + ".part", moment)
+while not os.path.exists(moment):
+    time.sleep(0.01)
+at = float(open(moment).read()) + delays[rank]
+time.sleep(max(0.0, at - time.time() - 0.02))
+note = open(os.path.join(folder, f"ended{rank}"), "w")
+while time.time() < at:
+    pass
+note.write(repr(time.time()))
+note.flush()
+os._exit(10 + rank)
+"""
+
+
+class Clocks(Reported):
+    """Two nodes whose monotonic clocks are 2 s apart: the second has its sshd in a time namespace."""
+
+    GAP = 0.005
+    ROUNDS = int(os.environ.get("DDP_CLOCK_ROUNDS", "3"))
+
+    def shifted_nodes(self):
+        probe = subprocess.run(["unshare", "--time", "--monotonic", "2", "--fork", sys.executable, "-c",
+                                "import time; print(time.clock_gettime(time.CLOCK_MONOTONIC))"],
+                               capture_output=True, text=True, check=False)
+        if probe.returncode != 0 or float(probe.stdout) - time.clock_gettime(time.CLOCK_MONOTONIC) < 1:
+            self.skipTest("no time namespace can be made here (not root, or a kernel before 5.6)")
+        # Ahead of others on this machine: who is kept from running cannot end in time, nor see an end.
+        here = Nodes(self, 1, within=["nice", "-n", "-15"])
+        there = Nodes(self, 1, within=["nice", "-n", "-15", "unshare", "--time", "--monotonic", "2", "--fork"])
+        known = self.dir / "known_hosts"
+        known.write_text(here.known_hosts.read_text() + there.known_hosts.read_text())
+        config = self.dir / "ssh_config"
+        config.write_text(f"Host *\n  IdentitiesOnly yes\n  UserKnownHostsFile {known}\n")
+        hosts = self.dir / "hosts"
+        hosts.write_text("".join(f"{name} address=127.0.0.2 port={nodes.port} identity={nodes.dir}/id slots=1\n"
+                                 for name, nodes in (("early", here), ("late", there))))
+        return ["--hostfile", hosts, "--ssh-config", config]
+
+    def test_the_first_to_fail_is_the_cause_whatever_its_clock(self):
+        args = self.shifted_nodes()
+        script = self.script("fails_at.py", FAILS_AT)
+        told = 0
+        for number in range(2 * self.ROUNDS):
+            first = number % 2
+            folder = self.dir / f"round{number}"
+            folder.mkdir()
+            delays = (0, self.GAP) if first == 0 else (self.GAP, 0)
+            done, report = self.run_reported(*args, "--env", "OMP_NUM_THREADS=1", "--python", sys.executable, script, folder,
+                                             *delays)
+            ends = [float((folder / f"ended{rank}").read_text()) for rank in (0, 1)]
+            gap = ends[1 - first] - ends[first]
+            failures = {f["rank"]: f for f in [report["root_cause"], *report["other_failures"]]}
+            seen = failures[1 - first]["since_start_s"] - failures[first]["since_start_s"]
+            margin = failures[0]["margin_s"] + failures[1]["margin_s"]
+            said = (f"round {number}: rank {first} failed {gap * 1000:.2f} ms before the other; seen {seen * 1000:.2f} ms "
+                    f"± {margin * 1000:.2f} ms apart; cause: rank {report['root_cause']['rank']}")
+            if "DDP_CLOCK_ROUNDS" in os.environ:
+                print(said, file=sys.stderr)
+            # The machine may have kept one of the workers, or of the agents, from running for that long.
+            if gap < self.GAP / 2 or abs(seen - gap) > self.GAP / 2:
+                continue
+            told += 1
+            self.assertLess(margin, self.GAP, said)
+            self.assertEqual(report["root_cause"]["rank"], first, said)
+            self.assert_code(done, 10 + first)
+        if told == 0:
+            self.skipTest("this machine is too busy to end two processes 5 ms apart")
 
 
 if __name__ == "__main__":

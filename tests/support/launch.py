@@ -109,12 +109,13 @@ class LaunchTest(unittest.TestCase):
 
 
 class Nodes:
-    """`count` nodes on 127.0.0.2 … of one own sshd; the paths of its files are attributes. Skips where none can run."""
+    """`count` nodes on 127.0.0.2 … of one own sshd; the paths of its files are attributes. Skips where none can run.
+    `within` is a command in front, such as unshare, that the sshd starts under."""
 
-    def __init__(self, test, count, **settings):
+    def __init__(self, test, count, within=(), **settings):
         env = dict(os.environ, **settings)
         script = str(SOURCE / "tests/support/nodes")
-        done = subprocess.run([script, "up", str(count)], capture_output=True, text=True, env=env)
+        done = subprocess.run([*within, script, "up", str(count)], capture_output=True, text=True, env=env)
         if done.returncode == SKIP:
             raise unittest.SkipTest(done.stderr.strip())
         if done.returncode != 0:

@@ -131,7 +131,7 @@ TEST_CASE("a signal, a program that cannot be executed, a node") {
   missing.failures = {exec};
   CHECK(make_exit_report(missing).exit_code == 127);
   CHECK(make_exit_report(missing).text ==
-        "ddplaunch: the job failed after 0.1 s\n"
+        "ddplaunch: the job failed after 50 ms\n"
         "  root cause: rank 2 (local rank 2) on b: could not be started: execute nosuch: No such file or "
         "directory\n"
         "ddplaunch: exit 127: rank 2 on b could not be started: execute nosuch: No such file or directory\n");
@@ -158,7 +158,7 @@ TEST_CASE("nodes that did not get ready are told one by one, alike ones together
   }
   end.failures[3].error.text = "its host key is not known\nAccept it with: ssh gpu04";
   CHECK(make_exit_report(end).text ==
-        "ddplaunch: the job did not start, given up after 0.9 s\n"
+        "ddplaunch: the job did not start, given up after 900 ms\n"
         "  root cause: node gpu01: connect to port 22: Connection refused\n"
         "  also:\n"
         "    nodes gpu02 and gpu03: connect to port 22: Connection refused\n"
@@ -296,8 +296,8 @@ TEST_CASE("all that is known of a cause is told") {
         "    exception: RuntimeError: first\n"
         "      at train.py:12 in main: step()\n"
         "  earlier attempts:\n"
-        "    attempt 0, after 0.9 s: rank 1 on gpu01 exited 7\n"
-        "    attempt 1, after 0.9 s: rank 1 on gpu01 exited 7\n"
+        "    attempt 0, after 900 ms: rank 1 on gpu01 exited 7\n"
+        "    attempt 1, after 900 ms: rank 1 on gpu01 exited 7\n"
         "ddplaunch: exit 137: rank 5 on gpu02 killed by SIGKILL, out of memory\n");
   end.earlier.resize(11, before);
   CHECK(make_exit_report(end).text.find("  earlier attempts:\n    3 more before these\n    attempt 0,") !=

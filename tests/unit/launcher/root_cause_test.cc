@@ -110,6 +110,11 @@ TEST_CASE("what is surely later is no cause, however bad it looks") {
   CHECK(pick({node_lost("c", 10ms), signaled(1, "b", SIGSEGV, 15ms, 1ms)}, 0) == 0U);
 }
 
+TEST_CASE("an end is noticed up to half a millisecond late") {
+  CHECK(pick({signaled(0, "a", SIGTERM, 10'000us), signaled(1, "b", SIGSEGV, 10'499us)}, 1) == 1U);
+  CHECK(pick({signaled(0, "a", SIGTERM, 10'000us), signaled(1, "b", SIGSEGV, 10'501us)}, 0) == 0U);
+}
+
 TEST_CASE("one clock has no margin against itself") {
   CHECK(pick({signaled(0, "a", SIGTERM, 20ms, 50ms), signaled(1, "a", SIGSEGV, 21ms, 50ms)}, 0) == 0U);
 }
