@@ -68,6 +68,15 @@ void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
   end_.add_evidence(static_cast<int>(evidence.rank), evidence.attempt, evidence);
 }
 
+void FailureLog::last_words(int rank, std::vector<std::string> lines, std::string file) {
+  for (Failure& failure : end_.failures) {
+    if (!failure.of_worker() || failure.rank != rank) continue;
+    failure.last_stderr = std::move(lines);
+    failure.stderr_path = std::move(file);
+    return;
+  }
+}
+
 void FailureLog::node_failed(const std::string& host, Error error, Time now) {
   Failure failure;
   failure.kind = Failure::Kind::kNode;

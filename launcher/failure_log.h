@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "launcher/exit_report.h"
@@ -35,6 +36,8 @@ class FailureLog {
   /// stop_ordered.
   void worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at, Time error);
   void evidence(const rendezvous::WorkerEvidence& evidence);
+  /// What a rank that failed in this attempt wrote last on stderr, and the file that has all of it.
+  void last_words(int rank, std::vector<std::string> lines, std::string file);
   void node_failed(const std::string& host, Error error, Time now);
   void job_hung(Error error, Time now);
   void master_failed(Error error) { end_.master = std::move(error); }

@@ -263,6 +263,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     node.ping(++ping_sequence_);
     step(Supervisor::NodeUp{node.index, *hello, node.channel().address()});
   } else {
+    if (std::holds_alternative<rendezvous::AttemptEnded>(message)) keep_last_words(node.index);
     step(Supervisor::FromNode{node.index, message, happened(node, message), node.clock_error()});
   }
   return {};

@@ -72,6 +72,7 @@ class Master {
   void say(std::string_view text);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
+  void keep_last_words(std::optional<std::size_t> node);
   int report();
 
   asio::io_context& loop_;

@@ -104,6 +104,10 @@ class Supervisor {
   std::optional<Time> deadline() const { return deadline_; }
   /// How the job ended; the driver adds what only it knows (stderr lines, file names).
   const JobEnd& end() const { return failures_.end(); }
+  /// Of a rank in end().failures, as FailureLog::last_words; wanted before the step that ends its attempt.
+  void last_words(int rank, std::vector<std::string> lines, std::string file) {
+    failures_.last_words(rank, std::move(lines), std::move(file));
+  }
 
   std::size_t node_count() const { return nodes_.size(); }
   /// The plan, once all nodes have said hello; empty before.
