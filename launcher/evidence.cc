@@ -73,6 +73,7 @@ void EvidenceCollector::begin(std::uint32_t attempt, std::uint32_t first_rank,
   victims_.clear();
   xids_.clear();
   memory_events_.clear();
+  a_worker_ = 0;
   kills_from_.reset();
   // Many machines let only root read it, and containers often have none.
   kernel_log_.reset(::open("/dev/kmsg", O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -80,8 +81,12 @@ void EvidenceCollector::begin(std::uint32_t attempt, std::uint32_t first_rank,
 }
 
 void EvidenceCollector::worker_started(pid_t pid) {
-  if (!memory_events_.empty()) return;  // all workers of a node live in one group
-  memory_events_ = memory_events_of(pid);
+  // Not now, when the others are being started: a machine may have thousands of mounts to read.
+  if (std::exchange(a_worker_, pid) == 0) asio::post(executor_, [this] { find_memory_group(); });
+}
+
+void EvidenceCollector::find_memory_group() {
+  memory_events_ = memory_events_of(a_worker_);
   oom_kills_ = parse_oom_kills(read_start(memory_events_, kMaxSmallFile)).value_or(0);
 }
 

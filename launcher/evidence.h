@@ -32,7 +32,7 @@ class EvidenceCollector {
   /// The workers of an attempt are about to start: what the kernel says from now on may be about them.
   /// `error_files` are theirs, in the order of ranks from `first_rank`; they may not exist.
   void begin(std::uint32_t attempt, std::uint32_t first_rank, std::vector<std::string> error_files);
-  void worker_started(pid_t pid);
+  void worker_started(pid_t pid);  ///< all of a node live in one memory cgroup: the first is looked at, soon
   void worker_ended(std::uint32_t rank, pid_t pid, const ExitStatus& status);
   /// A SIGKILL after `time` is our own.
   void kills_from(Clock::time_point time);
@@ -48,6 +48,7 @@ class EvidenceCollector {
     bool killed = false;  ///< SIGKILL, and not ours
   };
   void read_kernel_log(std::uint64_t now_us);
+  void find_memory_group();
   void add_victim(const OomVictim& victim, std::string line);
   std::string oom_in_log(pid_t pid) const;
   void tell_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const;
@@ -58,6 +59,7 @@ class EvidenceCollector {
   std::vector<std::string> error_files_;
   UniqueFd kernel_log_;  ///< /dev/kmsg behind its last record at `begin`; empty: not readable
   bool more_in_log_ = false;
+  pid_t a_worker_ = 0;
   std::string memory_events_;    ///< file with the counter of the workers' memory cgroup; empty: none
   std::uint64_t oom_kills_ = 0;  ///< its value at the start
   std::optional<Clock::time_point> kills_from_;

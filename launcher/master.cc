@@ -402,13 +402,28 @@ JobFacts Master::facts() const {
   return facts;
 }
 
-int Master::report() {
-  JobEnd end = supervisor_.end();
-  for (Failure& failure : end.failures) {
-    if (!failure.of_worker()) continue;
-    failure.last_stderr = output_.last_stderr(static_cast<std::uint32_t>(failure.rank));
-    failure.stderr_path = output_.stderr_file(failure.attempt, static_cast<std::uint32_t>(failure.rank));
+/// The ends of the stderr of those who failed, on one node or on all, before a new attempt begins them anew:
+/// they tell the cause.
+void Master::keep_last_words(std::optional<std::size_t> node) {
+  struct Words {
+    int rank;
+    std::vector<std::string> lines;
+    std::string file;
+  };
+  std::vector<Words> all;
+  for (const Failure& failure : supervisor_.end().failures) {
+    const auto rank = static_cast<std::uint32_t>(failure.rank);
+    if (!failure.of_worker() || (node && !supervisor_.runs(*node, rank))) continue;
+    all.push_back({failure.rank, output_.last_stderr(failure.attempt, rank),
+                   output_.stderr_file(failure.attempt, rank)});
   }
+  for (Words& words : all)
+    supervisor_.last_words(words.rank, std::move(words.lines), std::move(words.file));
+}
+
+int Master::report() {
+  keep_last_words({});
+  const JobEnd& end = supervisor_.end();
   const ExitReport report = make_exit_report(end);
   for (const std::string& warning : write_reports(end, report, facts(), spec_.report_path))
     say(warning);
