@@ -25,8 +25,6 @@ namespace {
 constexpr std::chrono::seconds kHeartbeat{1};
 /// Addresses told of for what they sent to the store.
 constexpr std::size_t kBrokenPeers = 16;
-/// Between two passes of a kill.
-constexpr std::chrono::milliseconds kKillPause{1};
 /// For the last bytes to a master that does not read any more.
 constexpr std::chrono::seconds kFlushTime{2};
 
@@ -62,6 +60,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       options_(std::move(options)),
       keeper_(keeper),
       link_(loop.get_executor(), std::move(stream)),
+      tree_(loop.get_executor(), keeper),
       evidence_(loop.get_executor()),
       tick_(loop),
       attempt_over_(loop, Clock::time_point::max()),
@@ -125,8 +124,9 @@ void Agent::handle(const rendezvous::JobStart& message) {
   credit_.start(message.credit);
   patience_ = std::chrono::milliseconds(message.master_timeout_ms);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
+  hang_timeout_ = std::chrono::milliseconds(message.hang_timeout_ms);
   keeper_.set_job_mark(message.job_id);
-  tree_scope_.job_id = message.job_id;
+  tree_.set_job(message.job_id);
   auto job = NodeJob::prepare(message, own_environment(), options_.directory);
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
@@ -139,6 +139,7 @@ void Agent::handle(const rendezvous::JobStart& message) {
 void Agent::handle(const rendezvous::OpenStore& message) {
   if (leaving_ || attempt_running_) return;
   attempt_ = message.attempt;
+  store_.reset();  // of the attempt before; its port may be the one that is asked for
   auto port = open_store(message);
   if (!port) return refuse(port.error());
   link_.send(rendezvous::StoreOpened{message.attempt, *port});
@@ -202,7 +203,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
   attempt_ = message.attempt;
   auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix());
   if (!workers) return refuse(workers.error());
-  if (workers->omp_threads && message.node_rank == 0) {
+  if (workers->omp_threads && message.node_rank == 0 && message.attempt == 0) {
     link_.send(
         rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
                            " for each worker (its share of the node's cores); export it to choose another"});
@@ -210,13 +211,19 @@ void Agent::handle(const rendezvous::Spawn& message) {
   attempt_running_ = true;
   error_files_ = std::move(workers->error_files);
   evidence_.begin(message.attempt, message.first_rank, error_files_);
-  workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_scope_);
+  workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_.begin(message.attempt));
+  link_.send(rendezvous::Notice{tree_.how(), true});
+  watch_for_hangs(workers->specs);
   workers_->start(std::move(workers->specs));
   start_task(finish_attempt(message.attempt));
+  // A restarted rank 0 goes on where the one before stopped reading.
+  if ((stdin_ended_ || !stdin_pending_.empty()) && !std::exchange(stdin_busy_, true))
+    start_task(feed_stdin());
 }
 
 void Agent::handle(const rendezvous::Stop& message) {
   if (workers_ && attempt_running_ && message.attempt == attempt_) {
+    if (hang_guard_) hang_guard_->stop();
     const std::chrono::milliseconds grace(message.grace_ms);
     workers_->stop(grace);
     evidence_.kills_from(Clock::now() + grace);
@@ -253,13 +260,13 @@ void Agent::handle(const rendezvous::Stdin& message) {
 }
 
 Awaitable<> Agent::feed_stdin() {
-  while (!stdin_pending_.empty() && workers_) {
+  while (!stdin_pending_.empty() && attempt_running_) {
     std::string bytes = std::exchange(stdin_pending_, {});
     const auto size = static_cast<std::uint32_t>(bytes.size());
     co_await workers_->write_stdin(std::move(bytes));
     link_.send(rendezvous::StdinTaken{size});
   }
-  if (stdin_ended_ && workers_) co_await workers_->write_stdin({});
+  if (stdin_ended_ && stdin_pending_.empty() && attempt_running_) co_await workers_->write_stdin({});
   stdin_busy_ = false;
 }
 
@@ -268,6 +275,7 @@ Awaitable<> Agent::feed_stdin() {
 void Agent::worker_started(std::uint32_t rank, pid_t pid) {
   link_.send(rendezvous::WorkerStarted{attempt_, rank, static_cast<std::uint32_t>(pid), monotonic_ns()});
   evidence_.worker_started(pid);
+  if (hang_guard_) hang_guard_->worker_started(rank, pid);
 }
 
 void Agent::worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) {
@@ -290,6 +298,7 @@ void Agent::worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& statu
   exited.core = status.core_dumped;
   link_.send(exited);
   evidence_.worker_ended(rank, pid, status);
+  if (hang_guard_) hang_guard_->worker_ended(rank);
 }
 
 void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
@@ -305,24 +314,18 @@ void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
 
 void Agent::worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) {
   credit_.spend(stream, bytes.size());
+  if (hang_guard_) hang_guard_->worker_wrote();
   link_.send_output({attempt_, rank, stream, monotonic_ns(), std::string_view(bytes.data(), bytes.size())});
 }
 
 Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
   co_await workers_->ended();
-  // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
-  std::vector<LeftProcess> left;
-  reap_adopted({});
-  if (has_children()) {
-    TreeKill kill(tree_scope_, kKillBound);
-    asio::steady_timer pause(loop_);
-    while (!kill.step()) {
-      pause.expires_after(kKillPause);
-      co_await pause.async_wait(kUseTuple);
-    }
-    left = kill.left();
-    reap_adopted({});
+  if (hang_guard_) {
+    hang_guard_->stop();
+    co_await hang_guard_->idle();  // its tools are no leftovers of the workers
   }
+  // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
+  const std::vector<LeftProcess> left = co_await tree_.end();
   EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
   co_await evidence_.collect(std::move(tell));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
@@ -369,7 +372,7 @@ Awaitable<> Agent::heartbeat() {
   while (!down_) {
     keeper_.pat();
     if (attempt_running_)
-      reap_adopted(workers_->pids());  // orphans of the workers would stay zombies otherwise
+      reap_adopted(children());  // orphans of the workers would stay zombies otherwise
     tick_.expires_after(kHeartbeat);
     co_await tick_.async_wait(kUseTuple);
     const bool silent = Clock::now() - link_.last_heard() > patience_;

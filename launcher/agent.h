@@ -13,6 +13,8 @@
 #include "base/asio.h"
 #include "base/byte_stream.h"
 #include "launcher/evidence.h"
+#include "launcher/hang_guard.h"
+#include "launcher/attempt_tree.h"
 #include "launcher/keeper.h"
 #include "launcher/node_facts.h"
 #include "launcher/node_job.h"
@@ -66,6 +68,7 @@ class Agent final : public WorkerEvents {
   void handle(const rendezvous::Credit& message);
   void handle(const rendezvous::MasterAsleep& message);
   void handle(const rendezvous::Stdin& message);
+  void handle(const rendezvous::Inspect& message);
   template <class M>
   void handle(const M&) {}  ///< messages that only go the other way
 
@@ -77,6 +80,8 @@ class Agent final : public WorkerEvents {
   void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) override;
 
   Result<std::uint16_t> open_store(const rendezvous::OpenStore& message);
+  void watch_for_hangs(std::vector<WorkerSpec>& workers);
+  std::vector<pid_t> children() const;
   void refuse(const Error& error);
   void lose_master(std::string_view why);
   void start_task(Awaitable<> task);
@@ -89,7 +94,9 @@ class Agent final : public WorkerEvents {
   std::optional<rendezvous::TcpStoreServer> store_;
   std::unique_ptr<WorkerGroup> workers_;
   std::set<asio::ip::address> broken_peers_;
-  TreeScope tree_scope_;
+  AttemptTree tree_;
+  std::unique_ptr<HangGuard> hang_guard_;  ///< of the attempt; null: nobody watches for hangs
+  std::chrono::milliseconds hang_timeout_{0};
   EvidenceCollector evidence_;
   std::vector<std::string> error_files_;  ///< of the attempt's workers; most were never written
   std::uint32_t attempt_ = 0;

@@ -212,13 +212,14 @@ struct Quiet {
   }
 };
 
-/// Answer to Inspect, one for each living rank of the node, then one with `last`.
+/// Answer to Inspect: for each living rank one with its state, perhaps more whose text is to be added, then one
+/// with `last`.
 struct Inspection {
   static constexpr std::uint8_t kType = 0x0F;
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   bool last = false;
-  std::string state;  ///< one line: "pid 4242, sleeping in futex_wait, idle for 32 s"
+  std::string state;  ///< in words that are equal in ranks that do the same: "sleeping in futex"
   std::string text;   ///< stacks and what else could be read, many lines
   template <class M, class C>
   static void fields(M& m, C& c) {

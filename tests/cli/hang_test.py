@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """--hang-timeout: jobs that do nothing are found, named and ended; jobs that do something are left alone."""
 
-import os
 import pathlib
 import re
 import shutil
@@ -198,8 +197,12 @@ class Alive(HangTest):
         self.check(PRINTS)
 
     def test_a_grandchild_computes(self):
-        self.check("#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep $1\nsh -c \"$(dirname $0)/inner.sh $1\"\n"
-                   if self.script("inner.sh", COMPUTES) else "")
+        inner = self.script("inner.sh", COMPUTES)
+        self.check(f'#!/bin/sh\n[ "$RANK" = 1 ] || exec sleep "$1"\nsh -c "{inner} $1"\nexit $?\n')
+
+    def test_ranks_that_spin_are_not_found(self):
+        # The documented limit: waiting with the CPU at full speed looks like work.
+        self.check(COMPUTES.replace('[ "$RANK" = 1 ] || exec sleep "$1"\n', ""))
 
 
 class OverSsh(HangTest):
