@@ -10,11 +10,12 @@ namespace {
 // Below that a row shows nothing of use, and lines need what room there is.
 constexpr std::size_t kLeastColumns = 10;
 constexpr std::size_t kLeastRows = 4;
-constexpr std::string_view kEraseBelow = "\x1b[J";
 constexpr std::string_view kEraseRest = "\x1b[K";
 
 std::size_t append_live(const LiveRow& row, std::size_t width, std::string& out) {
-  const std::size_t suffix = std::min(text_width(row.suffix), width / 2);
+  // Where it would push the row itself out, it is left out.
+  const std::size_t wanted = text_width(row.suffix);
+  const std::size_t suffix = wanted <= width / 2 ? wanted : 0;
   std::size_t used = append_row(row.text, width - suffix, out);
   if (suffix > 0) used += append_row(row.suffix, suffix, out);
   return used;
@@ -52,16 +53,27 @@ std::size_t TerminalView::height_now(Size size) const {
   return height;
 }
 
+/// The cursor to the first of the rows that are shown; `erase`: with all of them empty. Row by row, since
+/// tmux takes "erase below" at the top of its screen for "clear", and keeps what it cleared in its history.
+std::string TerminalView::back_to_first(Size size, bool erase) const {
+  std::string bytes;
+  const std::size_t height = height_now(size);
+  if (height == 0) return bytes;
+  const std::string up = "\x1b[" + std::to_string(height) + "A";
+  bytes = "\r" + up;
+  if (!erase) return bytes;
+  for (std::size_t i = 0; i < height; ++i)
+    bytes.append(kEraseRest).append("\x1b[B");
+  return bytes + up;
+}
+
 std::string TerminalView::draw(std::string_view lines, const std::vector<LiveRow>& rows, Size size) {
   std::vector<std::size_t> widths;
   std::string drawn = fitted(rows, size, widths);
   std::string bytes;
   if (lines.empty() && size == size_ && drawn == drawn_) return bytes;
-  if (const std::size_t height = height_now(size); height > 0) {
-    bytes = "\r\x1b[" + std::to_string(height) + "A";
-    // Rows that stay in their places are overwritten instead: no flicker.
-    if (!lines.empty() || size != size_ || widths.size() != widths_.size()) bytes += kEraseBelow;
-  }
+  // Rows that stay in their places are overwritten instead of erased: no flicker.
+  bytes = back_to_first(size, !lines.empty() || size != size_ || widths.size() != widths_.size());
   append_visible(lines, bytes);
   bytes += drawn;
   size_ = size;

@@ -43,6 +43,7 @@ class TerminalView {
  private:
   std::string fitted(const std::vector<LiveRow>& rows, Size size, std::vector<std::size_t>& widths) const;
   std::size_t height_now(Size size) const;
+  std::string back_to_first(Size size, bool erase) const;
 
   bool reflows_;
   Size size_;                        ///< at the last draw

@@ -12,7 +12,7 @@ namespace {
 std::string drain(ConsoleQueue& queue) {
   std::string all;
   while (!queue.empty()) {
-    const ConsoleQueue::Segment segment = queue.take();
+    ConsoleQueue::Segment segment = queue.take();
     all += segment.bytes;
     queue.done(segment);
   }
@@ -45,7 +45,7 @@ TEST_CASE("segments of one kind are joined, the order of all is kept") {
 TEST_CASE("what was taken waits until it is done") {
   ConsoleQueue queue(false, 16);
   queue.push(2, false, "abc\n");
-  const ConsoleQueue::Segment segment = queue.take();
+  ConsoleQueue::Segment segment = queue.take();
   CHECK(queue.empty());
   CHECK(queue.waiting(2) == 4);
   queue.done(segment);

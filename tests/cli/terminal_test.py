@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""What a user sees: the built programs on real pseudo-terminals, read by terminal emulators (pyte, tmux)."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, Nodes, main, wait_until
+from tests.support.terminal import DEBIAN_PYTHON, Terminal, Tmux, needs
+
+TQDM = """
+import os, sys, time
+from tqdm import tqdm
+rank = int(os.environ["RANK"])
+for i in tqdm(range(30), desc="train", mininterval=0.02):
+    time.sleep(0.04 + 0.004 * rank)
+    if i % 10 == 5:
+        print(f"stdout of {rank} at {i}")
+    if i % 10 == 7:
+        sys.stderr.write(f"log of {rank} at {i}\\n")
+    if i % 10 == 9:
+        tqdm.write(f"written by {rank} at {i}", file=sys.stderr)
+"""
+
+NESTED = """
+import os, time
+from tqdm import tqdm
+for epoch in tqdm(range(3), desc="epochs"):
+    for i in tqdm(range(10), desc=f"epoch {epoch}", leave=False, mininterval=0):
+        time.sleep(0.03)
+        if i == 5:
+            tqdm.write(f"note of {os.environ['RANK']} in {epoch}", file=__import__("sys").stderr)
+"""
+
+RICH = """
+import os, time
+from rich.console import Console
+from rich.progress import Progress
+rank = os.environ["RANK"]
+console = Console(force_terminal=True, width=70)
+with Progress(console=console, refresh_per_second=20) as progress:
+    one = progress.add_task("one", total=20)
+    two = progress.add_task("two", total=20)
+    for i in range(20):
+        time.sleep(0.04)
+        progress.update(one, advance=1)
+        if i % 2:
+            progress.update(two, advance=2)
+        if i == 10:
+            progress.console.print(f"printed by {rank}")
+"""
+
+PLAIN_BAR = """
+import os, sys, time
+rank = os.environ["RANK"]
+for i in range(0, 101, 4):
+    sys.stdout.write(f"\\r{i:3d}% " + "#" * (i // 5))
+    sys.stdout.flush()
+    time.sleep(0.03)
+    if i == 48:
+        sys.stderr.write(f"halfway on {rank}\\n")
+print()
+"""
+
+# Runs until it is told to end.
+ENDLESS = """
+import os, sys, time
+from tqdm import tqdm
+rank = int(os.environ["RANK"])
+for i in tqdm(range(100000), desc="work", mininterval=0.02, ncols=90):
+    time.sleep(0.02)
+    if i % 10 == 5:
+        print(f"line {i} of {rank}", flush=True)
+    if os.path.exists("stop"):
+        break
+"""
+
+
+class TerminalTest(LaunchTest):
+    def worker(self, text):
+        return [DEBIAN_PYTHON, "-u", str(self.script("worker.py", text))]
+
+    def terminal(self, *args, **settings):
+        self.runs += 1
+        self.job_dir = self.dir / f"job{self.runs}"
+        settings.setdefault("env", self.env)
+        return Terminal(self, self.command("--quiet", *args), cwd=self.dir, **settings)
+
+    def on_two_nodes(self):
+        """Options for 8 ranks on two SSH nodes."""
+        nodes = Nodes(self, 2)
+        return ["--hostfile", str(nodes.hostfile), "--ssh-config", str(nodes.ssh_config), "--oversubscribe",
+                "--nproc-per-node", "4", "--chdir", str(self.dir)]
+
+    def assert_rows(self, rows, *patterns):
+        """Every row matches one of the patterns; the rows that match each, in the patterns' order."""
+        found = [[] for _ in patterns]
+        for row in rows:
+            for i, pattern in enumerate(patterns):
+                if re.fullmatch(pattern, row):
+                    found[i].append(row)
+                    break
+            else:
+                self.fail(f"a row that should not be: {row!r}\n" + "\n".join(rows))
+        return found
+
+
+LABEL = r"\[[\w.]+:(\d)\] "
+FRAME = r"\s*\d+%\|.{10,}\| \d+/\d+ \[\d\d:\d\d<(\d\d:\d\d|\?), +[\d.?]+(it/s|s/it)\]"
+
+
+class Bars(TerminalTest):
+    def test_tqdm_of_8_ranks_on_2_nodes(self):
+        needs("tqdm")
+        terminal = self.terminal(*self.on_two_nodes(), *self.worker(TQDM))
+        # While it runs: whole lines above, one row for all ranks at the bottom.
+        folded = LABEL + "train: .*" + r"  \[8 ranks: \d+-\d+%\]"
+        self.assertTrue(terminal.until(lambda: terminal.rows() and re.fullmatch(folded, terminal.rows()[-1])))
+        for _ in range(20):
+            terminal.read(0.05)
+            live = [row for row in terminal.rows() if re.search(r"train: ", row) and "100%" not in row]
+            self.assertLessEqual(len(live), 1, "\n".join(terminal.rows()))
+        self.assertEqual(terminal.wait(), 0, "\n".join(terminal.rows()))
+        lines, logs, written, bars = self.assert_rows(
+            terminal.rows(), LABEL + r"stdout of \1 at \d*5", LABEL + r"log of \1 at \d*7",
+            LABEL + r"written by \1 at \d*9", LABEL + "train: 100%.*30/30.*")
+        self.assertEqual([len(lines), len(logs), len(written), len(bars)], [24, 24, 24, 8])
+        self.assertEqual(len({bar[:20] for bar in bars}), 8)
+        self.assert_nothing_left()
+
+    def test_nested_tqdm(self):
+        needs("tqdm")
+        terminal = self.terminal(*self.on_two_nodes(), *self.worker(NESTED))
+        both = lambda: len(terminal.rows()) >= 2 and re.search(r"epochs: .*\[8 ranks: \d", terminal.rows()[-2]) \
+            and re.search(r"epoch \d: .*\[8 ranks: \d", terminal.rows()[-1])
+        self.assertTrue(terminal.until(both), "\n".join(terminal.rows()))
+        self.assertEqual(terminal.wait(), 0)
+        notes, bars = self.assert_rows(terminal.rows(), LABEL + r"note of \1 in \d", LABEL + "epochs: 100%.*3/3.*")
+        self.assertEqual([len(notes), len(bars)], [24, 8])
+
+    def test_rich(self):
+        needs("rich")
+        terminal = self.terminal(*self.on_two_nodes(), *self.worker(RICH))
+        both = lambda: len(terminal.rows()) >= 2 and re.search(r"one .*\[8 ranks: \d", terminal.rows()[-2]) \
+            and re.search(r"two .*\[8 ranks: \d", terminal.rows()[-1])
+        self.assertTrue(terminal.until(both), "\n".join(terminal.rows()))
+        self.assertEqual(terminal.wait(), 0)
+        printed, one, two = self.assert_rows(terminal.rows(), LABEL + r"printed by \1", LABEL + "one .*100%.*",
+                                             LABEL + "two .*100%.*")
+        self.assertEqual([len(printed), len(one), len(two)], [8, 8, 8])
+        self.assertFalse(terminal.screen.cursor.hidden)
+        self.assertNotIn(b"\x1b[?25", terminal.raw)
+
+    def test_plain_bar_of_8_ranks_on_2_nodes(self):
+        needs()
+        terminal = self.terminal(*self.on_two_nodes(), *self.worker(PLAIN_BAR))
+        self.assertEqual(terminal.wait(), 0)
+        halfway, bars = self.assert_rows(terminal.rows(), LABEL + r"halfway on \1", LABEL + "100% " + "#" * 20)
+        self.assertEqual([len(halfway), len(bars)], [8, 8])
+
+    def test_rows_of_each_rank_and_of_none(self):
+        needs("tqdm")
+        for bars, count in (("all", 4), ("node", 1), ("off", 0)):
+            with self.subTest(bars=bars):
+                terminal = self.terminal("--nproc-per-node", 4, "--bars", bars, *self.worker(ENDLESS))
+                live = lambda: [row for row in terminal.rows() if "work: " in row]
+                terminal.until(lambda: len(live()) == count and any("line 15 of 0" in row for row in terminal.rows()))
+                self.assertEqual(len(live()), count, "\n".join(terminal.rows()))
+                (self.dir / "stop").touch()
+                self.assertEqual(terminal.wait(), 0)
+                (self.dir / "stop").unlink()
+
+    def test_narrow_terminal(self):
+        needs("tqdm")
+        terminal = self.terminal("--nproc-per-node", 2, *self.worker(ENDLESS), columns=24)
+        terminal.until(lambda: any("line 25" in row for row in terminal.rows()))
+        terminal.read(0.3)
+        self.assertEqual(sum("work:" in row for row in terminal.rows()), 1, "\n".join(terminal.rows()))
+        terminal.type(b"\x03")
+        self.assertEqual(terminal.wait(), 130)
+
+    def test_dumb_terminal_gets_no_escapes(self):
+        needs("tqdm")
+        terminal = self.terminal("--nproc-per-node", 2, *self.worker(NESTED), env=dict(self.env, TERM="dumb"))
+        self.assertEqual(terminal.wait(), 0)
+        self.assertNotIn(b"\x1b", terminal.raw)
+        self.assertNotIn(b"\r", terminal.raw.replace(b"\r\n", b""))
+
+    def test_no_color_is_honoured(self):
+        needs()
+        worker = ["sh", "-c", "echo plain"]
+        terminal = self.terminal("--nproc-per-node", 1, *worker)
+        self.assertEqual(terminal.wait(), 0)
+        self.assertIn(b"\x1b[", terminal.raw)
+        terminal = self.terminal("--nproc-per-node", 1, *worker, env=dict(self.env, NO_COLOR="1"))
+        self.assertEqual(terminal.wait(), 0)
+        self.assertEqual(terminal.raw, b"[localhost:0] plain\r\n")
+
+
+class NoTerminal(TerminalTest):
+    def test_a_pipe_gets_each_bar_once_and_no_carriage_return(self):
+        needs("tqdm", "rich")
+        for text, last in ((TQDM, "train: 100%"), (NESTED, "epochs: 100%"), (PLAIN_BAR, "100% ####"), (RICH, "one ")):
+            with self.subTest(last=last):
+                outcome = self.run_job("--nproc-per-node", 2, *self.worker(text))
+                self.assert_code(outcome, 0)
+                both = outcome.out + outcome.err
+                self.assertNotIn("\r", both)
+                self.assertIsNone(re.search(r"\x1b\[[^m]*[A-LN-Za-ln-z]", both), repr(both))
+                self.assertEqual(sum(last in line for line in both.splitlines()), 2, both)
+
+
+class Leaving(TerminalTest):
+    def test_ctrl_c(self):
+        needs("tqdm")
+        terminal = self.terminal("--nproc-per-node", 2, *self.worker(ENDLESS))
+        terminal.until(lambda: any("line 15 of 1" in row for row in terminal.rows()))
+        terminal.type(b"\x03")
+        self.assertEqual(terminal.wait(), 130)
+        self.assertFalse(terminal.screen.cursor.hidden)
+        self.assertEqual(terminal.screen.cursor.x, 0)
+        # Python's own last words aside, each row is whole.
+        bars = [row for row in terminal.rows() if "work: " in row]
+        self.assertEqual(len(bars), 2, "\n".join(terminal.rows()))
+        self.assertTrue(all(re.match(LABEL + "work: ", row) for row in bars), bars)
+
+    def test_sigkill_leaves_a_usable_terminal(self):
+        needs("tqdm")
+        terminal = self.terminal("--nproc-per-node", 2, *self.worker(ENDLESS))
+        terminal.until(lambda: any("line 15 of 1" in row for row in terminal.rows()))
+        os.kill(terminal.pid, 9)
+        self.assertEqual(terminal.wait(), 137)
+        self.assertEqual((terminal.screen.cursor.hidden, terminal.screen.cursor.x), (False, 0))
+        self.assertTrue(wait_until(lambda: not [p for p in self.left() if "worker.py" in p[1]], 20))
+
+    def left(self):
+        from tests.support.launch import live_processes_with
+        return live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")
+
+    def test_ctrl_z_and_fg(self):
+        needs("tqdm")
+        tmux = Tmux(self, cwd=self.dir, env=self.env)
+        command = " ".join(map(str, self.command("--quiet", "--nproc-per-node", 2, *self.worker(ENDLESS))))
+        tmux.line(f"PS1='$ '; stty -tostop; clear; {command}")
+        self.assertTrue(tmux.until(lambda rows: any("line 15 of 1" in row for row in rows)))
+        tmux.type("C-z")
+        self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
+        rows = tmux.rows()
+        self.assertFalse([row for row in rows if "work: " in row], "\n".join(rows))  # it went before the shell came
+        tmux.line("fg")
+        self.assertTrue(tmux.until(lambda rows: rows and "work: " in rows[-1]), "\n".join(tmux.rows()))
+        self.assertEqual(sum("work: " in row for row in tmux.rows()), 1, "\n".join(tmux.rows()))
+        (self.dir / "stop").touch()
+        self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
+        self.assertEqual(sum("work: " in row for row in tmux.rows()), 2, "\n".join(tmux.rows()))
+
+    def test_resize(self):
+        needs("tqdm")
+        tmux = Tmux(self, columns=110, cwd=self.dir, env=self.env)
+        command = " ".join(map(str, self.command("--quiet", "--nproc-per-node", 2, *self.worker(ENDLESS))))
+        tmux.line(f"PS1='$ '; clear; {command}")
+        self.assertTrue(tmux.until(lambda rows: any("line 15 of 1" in row for row in rows)))
+        for columns, rows in ((60, 40), (30, 20), (120, 30), (80, 10)):
+            tmux.resize(columns, rows)
+            latest = max(int(n) for row in tmux.rows() for n in re.findall(r"line (\d+) of 1", row))
+            self.assertTrue(tmux.until(lambda rows: any(f"line {latest + 20} of 1" in row for row in rows)))
+        (self.dir / "stop").touch()
+        self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
+        rows = tmux.rows()
+        self.assertEqual(sum("work: " in row for row in rows), 2, "\n".join(rows))
+
+
+class SlowReaders(TerminalTest):
+    FLOOD = ["sh", "-c", "seq -f '%.0f ...........................................................' 200000; touch done"]
+
+    def bytes_of(self, fd):
+        """All that comes; an emulator would be too slow for it."""
+        chunks = []
+        try:
+            while chunk := os.read(fd, 65536):
+                chunks.append(chunk)
+        except OSError:  # a terminal's end
+            pass
+        return b"".join(chunks).decode()
+
+    def flood_of(self, text):
+        """Numbers of FLOOD's lines, and of the lines that are missing in each gap."""
+        missing = re.findall(r"ddplaunch: … ([\d,]+) lines? not shown; the files have (?:it|them)\r?\n", text)
+        # A line that is unfinished for a moment is shown before it is whole.
+        lines = re.findall(r"(\d+) \.{59}\r?\n", text)
+        return [int(line) for line in lines], [int(count.replace(",", "")) for count in missing]
+
+    def test_a_terminal_that_takes_nothing_does_not_hold_the_workers_up(self):
+        needs()
+        terminal = self.terminal("--nproc-per-node", 1, *self.FLOOD)
+        self.assertTrue(wait_until((self.dir / "done").exists, 30), "the worker was held up")
+        shown, missing = self.flood_of(self.bytes_of(terminal.fd))
+        self.assertTrue(missing)
+        self.assertEqual(len(shown) + sum(missing), 200_000)
+        self.assertEqual(shown[-1], 200_000)
+        self.assertEqual((self.job_dir / "attempt_0/rank_00000.stdout").read_text().count("\n"), 200_000)
+
+    def test_block_holds_a_terminal_back(self):
+        needs()
+        terminal = self.terminal("--nproc-per-node", 1, "--console", "block", *self.FLOOD)
+        self.assertFalse(wait_until((self.dir / "done").exists, 3))
+        self.assertEqual(self.flood_of(self.bytes_of(terminal.fd)), (list(range(1, 200_001)), []))
+
+    def test_a_blocked_pipe_is_told_of_on_the_terminal(self):
+        needs()
+        ours, theirs = os.pipe()
+        reader = subprocess.Popen(["sleep", "1000"], stdin=ours)
+        self.addCleanup(reader.wait)
+        self.addCleanup(reader.kill)
+        terminal = self.terminal("--nproc-per-node", 1, *self.FLOOD, stdout=theirs, columns=200)
+        os.close(theirs)
+        words = (rf"ddplaunch: warning: standard output takes nothing for 10 s, and the workers wait for it; its reader "
+                 rf"is sleep \(pid {reader.pid}\); --console drop would go on without it")
+        began = time.monotonic()
+        self.assertTrue(terminal.until(lambda: any(re.fullmatch(words, row) for row in terminal.rows()), 30),
+                        "\n".join(terminal.rows()))
+        self.assertGreater(time.monotonic() - began, 9)
+        self.assertFalse((self.dir / "done").exists())
+        self.assertEqual(self.flood_of(self.bytes_of(ours)), (list(range(1, 200_001)), []))
+        os.close(ours)
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_drop_goes_on_without_the_reader(self):
+        needs()
+        ours, theirs = os.pipe()
+        terminal = self.terminal("--nproc-per-node", 1, "--console", "drop", *self.FLOOD, stdout=theirs)
+        os.close(theirs)
+        self.assertTrue(wait_until((self.dir / "done").exists, 30), "the worker was held up")
+        shown, missing = self.flood_of(self.bytes_of(ours))
+        os.close(ours)
+        self.assertEqual(len(shown) + sum(missing), 200_000)
+        self.assertEqual(terminal.wait(), 0)
+
+
+if __name__ == "__main__":
+    main()
