@@ -64,6 +64,10 @@ class Launch:
         return self.process.returncode
 
 
+def shown(stage, where):
+    return [peer for peer in stage.peers(where, True) if peer.shows and "files" not in peer.name]
+
+
 # --- odd output -----------------------------------------------------------------------------------------------------
 
 def printed(stage, peer, kind):
@@ -122,7 +126,7 @@ def odd(stage, where, place):
     kinds = ["long", "no-newline", *ODD_LINES]
     print(f"\n## Odd output, {place}, labelled, on a pipe\n\n| peer | 40 updates of a bar by CR × 8 (2 s) | 1 MB line + short "
           "line × 8 | last of 3 lines without newline × 8 | NUL | invalid UTF-8 | CRLF | files equal |\n" + "|---" * 8 + "|")
-    for peer in stage.peers(where, True):
+    for peer in shown(stage, where):
         wrong, cells = 0, []
         for kind in ["bar", *kinds]:
             data, times, ended = printed(stage, peer, kind)
@@ -142,7 +146,7 @@ def delays(stage, peer, terminal):
     def take(data, now):
         held.extend(data)
         last = 0
-        for match in re.finditer(rb"T \d+ \d+ (\d+)\r?\n", held):
+        for match in re.finditer(rb"T \d+ \d+ (\d+)(?:\x1b\[[0-9;]*[mK])*\r?\n", held):
             found.append((now - int(match[1])) / 1e6)
             last = match.end()
         del held[:last]
@@ -155,8 +159,8 @@ def delay(stage, where, place):
     expected = DELAY_RANKS * DELAY_LINES
     print(f"\n## Delay of one line, {place}: {DELAY_RANKS} ranks × {DELAY_LINES} lines, {DELAY_MEAN_MS} ms apart on average, ms\n\n"
           "| peer | to a | lines | p50 | p90 | p99 | largest |\n|---|---|---|---|---|---|---|")
-    for peer in stage.peers(where, True):
-        if peer.name == "channel alone" or peer.name.startswith("torchrun"):
+    for peer in shown(stage, where):
+        if peer.name.startswith("torchrun"):
             continue
         for terminal in (False, True):
             found = delays(stage, peer, terminal)
@@ -173,7 +177,7 @@ def memory(stage, where, place):
     print(f"\n## Peak memory, {place}: {WORKERS} ranks print at full speed, stdout is not read for {seconds} s\n\n"
           "| peer | stdout | peak MiB of the largest process, by program | printed meanwhile | after reading again |\n"
           "|---|---|---|---|---|")
-    for peer in stage.peers(where, True):
+    for peer in shown(stage, where):
         for terminal in (False, True):
             sampler = Sampler([stage.bench.launcher, stage.bench.nodes], stage.bench.standing, 0.05)
             launch = Launch(stage, peer, ["1000000000"], terminal)

@@ -23,6 +23,7 @@ class Peer:
     as_text: bool = False      # the command goes through a shell on the node
     label_offset: int = 0      # what the last number of a label is more than the rank
     share: int = 1             # slow ones print 1/share of the lines
+    shows: bool = True         # False: reads the output and drops it
     wrap: object = None        # makes the whole argv of the command where it is no prefix
 
     def command(self, command):
@@ -81,11 +82,11 @@ def ssh_peers(scratch, nodes, labelled):
     hosts.write_text("".join(host + "\n" for host in listed))
     peers = [ours("ssh", labelled, scratch / "job",
                   ["--hostfile", hosts, "--ssh-config", config, "--nproc-per-node", "1"])]
+    # Our own SSH channels with nothing behind them, the floor: every byte is read and dropped.
+    peers.append(Peer("channel alone", [str(TOOLS / "ssh_fan_out"), "ssh", config, str(hosts)], shows=False))
     if not labelled:
         peers.append(Peer("xargs ssh", ["xargs", "-a", str(hosts), "-P", count, "-I{}", "ssh", "-n", "-F", config, "{}"],
                           as_text=True))
-        # Our own SSH channels with nothing behind them: every byte is read and dropped.
-        peers.append(Peer("channel alone", [str(TOOLS / "ssh_fan_out"), "ssh", config, str(hosts)]))
     if shutil.which("mpiexec.hydra"):
         peers.append(Peer("hydra", ["mpiexec.hydra", "-launcher", "ssh", "-iface", "lo", "-f", str(hosts), "-ppn", "1",
                                     "-n", count, *(["-l"] if labelled else [])],
