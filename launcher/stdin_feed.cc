@@ -7,26 +7,38 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <utility>
 
 #include "base/error.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
+namespace {
+
+/// Nothing tells a running job that it came to the foreground.
+constexpr std::chrono::milliseconds kLookAgain{200};
+
+/// A terminal may be read by its foreground job only; in the background a read would stop us. A terminal that
+/// is not our session's has no such rule, and no answer here.
+bool in_background() {
+  const pid_t front = ::tcgetpgrp(0);
+  return front >= 0 && front != ::getpgrp();
+}
+
+}  // namespace
 
 StdinFeed::StdinFeed(asio::any_io_executor loop)
-    : stdin_(loop), room_(loop, asio::steady_timer::time_point::max()) {}
+    : stdin_(loop), room_(loop, asio::steady_timer::time_point::max()), front_(loop) {}
 
 Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(const std::string&)> warn) {
-  // A terminal may be read by the foreground job only; in the background a read would stop us.
-  if (::isatty(0) && ::tcgetpgrp(0) != ::getpgrp()) co_return;
   struct stat kind {};
   // epoll takes neither regular files nor /dev/null, and their reads do not wait.
   const bool waits =
       ::fstat(0, &kind) == 0 && (S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode) || ::isatty(0));
   // An open file of our own, for the loop makes it non-blocking: the one at 0 is shared with the shell and
   // others.
-  UniqueFd own(::open("/proc/self/fd/0", O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  UniqueFd own(::open("/proc/self/fd/0", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (!own) own.reset(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // a socket, or somebody else's terminal
   const int in = own.get();
   if (waits) stdin_.assign(own.release());
@@ -34,8 +46,13 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
   for (ssize_t count = 1; count > 0;) {
     while (window_ == 0 && !link.closed() && !stopped_)
       co_await room_.async_wait(kUseTuple);
+    while (in_background() && !link.closed() && !stopped_) {
+      front_.expires_after(kLookAgain);
+      co_await front_.async_wait(kUseTuple);
+    }
     if (waits && !stopped_) co_await stdin_.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
     if (link.closed() || stopped_) co_return;
+    if (in_background()) continue;  // sent there while it waited
     count = ::read(in, buffer.data(), std::min(buffer.size(), window_));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) {
       count = 1;  // taken by somebody who shares it: wait again
@@ -58,6 +75,7 @@ void StdinFeed::stop() {
   error_code ignored;
   stdin_.cancel(ignored);
   room_.cancel();
+  front_.cancel();
 }
 
 }  // namespace ddp::launcher

@@ -185,8 +185,10 @@ void OptionTable::Impl::add_output() {
         "which streams go to --log-dir and are shown: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: "
         "0:3,1:2");
   value(kOutput, "-r,--redirects", values.redirects, "STREAMS", "as --tee, but the streams are not shown");
-  value(kOutput, "--log-max-size", values.log_max_size, "SIZE",
-        "begin a new part of a file of output at this size: NAME, NAME.1, … (default: 0, never)");
+  value(kOutput, "--log-max-size", values.log_max_size, "SIZE[:PARTS]",
+        "begin a new part of a file of output at this size: NAME, NAME.1, …; all parts stay, or the newest "
+        "PARTS "
+        "(default: 0, one part)");
   flag(kOutput, "--jsonl", values.jsonl,
        "also keep the lines as JSON: attempt_0/lines.jsonl in the job's directory");
   flag(kOutput, "--quiet", values.quiet, "only the workers' lines and errors");

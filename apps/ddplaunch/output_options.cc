@@ -1,5 +1,6 @@
 #include "apps/ddplaunch/output_options.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "apps/ddplaunch/option_readers.h"
 #include "launcher/label.h"
+#include "remote/host_range.h"
 
 namespace ddp {
 
@@ -19,6 +21,7 @@ using launcher::OutputOptions;
 
 /// Less would be a directory full of parts rather than a limit.
 constexpr std::uint64_t kSmallestPart = 4096;
+constexpr unsigned long long kMostParts = 1'000'000;
 
 constexpr std::array<std::pair<std::string_view, Bars>, 4> kBars{
     {{"rank0", Bars::kRank0}, {"node", Bars::kNode}, {"all", Bars::kAll}, {"off", Bars::kOff}}};
@@ -87,13 +90,18 @@ void read_files(const OptionValues& values, const Surroundings& surroundings, Ou
   if (!values.log_dir.empty()) output.log_dir = absolute_path(values.log_dir, surroundings.cwd);
   output.jsonl = values.jsonl;
   if (values.log_max_size.empty()) return;
-  const auto size = read_size(values.log_max_size);
-  if (!size) {
-    findings.fail("--log-max-size " + values.log_max_size + ": give a size like 500K, 64M or 2G");
+  const std::string_view text = values.log_max_size;
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  const auto size = read_size(text.substr(0, colon));
+  const auto parts = colon == text.size() ? 0 : remote::whole_number(text.substr(colon + 1), kMostParts);
+  if (!size || !parts || (colon < text.size() && *parts == 0)) {
+    findings.fail("--log-max-size " + values.log_max_size +
+                  ": give a size like 500K, 64M or 2G, and a number of parts if the oldest may go: 64M:4");
   } else if (*size != 0 && *size < kSmallestPart) {
     findings.fail("--log-max-size " + values.log_max_size + " is too small; at least 4K, or 0 for no limit");
   } else {
     output.log_max_size = *size;
+    output.log_max_parts = static_cast<std::uint32_t>(*parts);
   }
 }
 

@@ -63,6 +63,9 @@ TEST_CASE("All output options") {
   CHECK(output_of({"--console=auto"}).console == ConsolePolicy::kAuto);
   CHECK(output_of({"-t", "1", "-r", "2"}).redirects.has(0, 2));
   CHECK(output_of({"--log-max-size", "0"}).log_max_size == 0);
+  CHECK(output.log_max_parts == 0);
+  CHECK(output_of({"--log-max-size", "4K:3"}).log_max_size == 4096);
+  CHECK(output_of({"--log-max-size", "4K:3"}).log_max_parts == 3);
 }
 
 TEST_CASE("Each wrong value of the output options is one mistake") {
@@ -76,7 +79,12 @@ TEST_CASE("Each wrong value of the output options is one mistake") {
               "them: 0:3,1:2",
               "ddplaunch: --redirects 0:3,0:1: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local "
               "ranks with them: 0:3,1:2",
-              "ddplaunch: --log-max-size 12X: give a size like 500K, 64M or 2G"});
+              "ddplaunch: --log-max-size 12X: give a size like 500K, 64M or 2G, and a number of parts if the "
+              "oldest may go: 64M:4"});
+  for (const char* bad : {"64M:0", "64M:", ":4", "64M:4:4", "64M:x"}) {
+    CAPTURE(bad);
+    CHECK(World().mistakes({"--log-max-size", bad, "w"}).size() == 1);
+  }
   CHECK(World().mistakes({"--log-max-size", "1K", "w"}) ==
         Texts{"ddplaunch: --log-max-size 1K is too small; at least 4K, or 0 for no limit"});
   CHECK(World().mistakes({"--local-ranks-filter", "0-70000", "w"}).size() == 1);
