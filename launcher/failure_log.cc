@@ -10,6 +10,13 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
+/// The report names the host; texts that already do are not to say it twice.
+Error without_host(Error error, const std::string& host) {
+  const std::string prefix = host + ": ";
+  if (error.text.starts_with(prefix)) error.text.erase(0, prefix.size());
+  return error;
+}
+
 }  // namespace
 
 void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
@@ -82,14 +89,18 @@ void FailureLog::node_failed(const std::string& host, Error error, Time now) {
   failure.kind = Failure::Kind::kNode;
   failure.host = host;
   failure.attempt = attempt_;
-  failure.error = std::move(error);
-  // The report names the host; texts that already do are not to say it twice.
-  const std::string prefix = failure.host + ": ";
-  if (failure.error.text.starts_with(prefix)) failure.error.text.erase(0, prefix.size());
+  failure.error = without_host(std::move(error), host);
   failure.at = now - began_;
   failure.when = now;
   failure.stopped_by_us = false;
   end_.failures.push_back(std::move(failure));
+}
+
+void FailureLog::explain_node(const std::string& host, Error error) {
+  const auto known = std::find_if(end_.failures.rbegin(), end_.failures.rend(), [&](const Failure& failure) {
+    return failure.kind == Failure::Kind::kNode && failure.host == host;
+  });
+  if (known != end_.failures.rend()) known->error = without_host(std::move(error), host);
 }
 
 void FailureLog::job_hung(Error error, Time now) {

@@ -39,6 +39,8 @@ class FailureLog {
   /// What a rank that failed in this attempt wrote last on stderr, and the file that has all of it.
   void last_words(int rank, std::vector<std::string> lines, std::string file);
   void node_failed(const std::string& host, Error error, Time now);
+  /// Why the node failed that was reported before.
+  void explain_node(const std::string& host, Error error);
   void job_hung(Error error, Time now);
   void master_failed(Error error) { end_.master = std::move(error); }
   void stopped_by_user(int signal) { end_.stop_signal = signal; }

@@ -107,6 +107,17 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
   if (all(NodeState::kEnded)) attempt_over(now);
 }
 
+/// What a broken link means for the others cannot wait for the reason, which may take seconds: an agent that
+/// was told to end has its own workers to stop first.
+void Supervisor::on(const LinkEnded& event, Time now) {
+  Node& node = nodes_[event.node];
+  if (node.state != NodeState::kSpawned || node.lost) return;
+  node.lost = true;
+  failures_.node_failed(spec_.hosts[event.node].name, event.error, now);
+  hang_.node_gone(event.node, now);
+  if (running()) stop_all(spec_.failure_grace, "node " + spec_.hosts[event.node].name + " was lost", now);
+}
+
 void Supervisor::on(const NodeGone& event, Time now) {
   Node& node = nodes_[event.node];
   const NodeState before = std::exchange(node.state, NodeState::kGone);
@@ -119,8 +130,12 @@ void Supervisor::on(const NodeGone& event, Time now) {
 /// A node will not run its part any more; its state has been set.
 void Supervisor::lose_node(std::size_t index, Error error, Time now) {
   if (nodes_[index].state == NodeState::kSpawned) nodes_[index].state = NodeState::kGone;
-  failures_.node_failed(spec_.hosts[index].name, std::move(error), now);
-  hang_.node_gone(index, now);
+  if (std::exchange(nodes_[index].lost, true)) {
+    failures_.explain_node(spec_.hosts[index].name, std::move(error));
+  } else {
+    failures_.node_failed(spec_.hosts[index].name, std::move(error), now);
+    hang_.node_gone(index, now);
+  }
   if (running()) {
     stop_all(spec_.failure_grace, "node " + spec_.hosts[index].name + " was lost", now);
   } else if (state_ == State::kStopping && all(NodeState::kEnded)) {
@@ -170,7 +185,9 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
   failures_.stop_ordered(now, grace);
   deadline_ = failures_.kill_due() + kStopSlack;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (nodes_[i].state == NodeState::kSpawned) send(i, rendezvous::Stop{attempt_, to_ms(grace), reason});
+    if (nodes_[i].state == NodeState::kSpawned && !nodes_[i].lost) {
+      send(i, rendezvous::Stop{attempt_, to_ms(grace), reason});
+    }
   }
   if (all(NodeState::kEnded)) attempt_over(now);
 }

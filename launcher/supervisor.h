@@ -50,6 +50,10 @@ class Supervisor {
     Time happened;  ///< when it happened by the master's clock, as well as the offset is known
     Time error{0};  ///< ± of `happened`
   };
+  struct LinkEnded {  ///< nothing comes from it any more; NodeGone follows when it is known why
+    std::size_t node;
+    Error error;
+  };
   struct NodeGone {  ///< its link ended; expected after Leave, a lost node otherwise
     std::size_t node;
     Error error;
@@ -58,7 +62,7 @@ class Supervisor {
     int number;
   };
   struct Tick {};
-  using Event = std::variant<NodeUp, NodeFailed, FromNode, NodeGone, UserSignal, Tick>;
+  using Event = std::variant<NodeUp, NodeFailed, FromNode, LinkEnded, NodeGone, UserSignal, Tick>;
 
   // ---- actions
   struct ToNode {
@@ -124,12 +128,14 @@ class Supervisor {
     NodeState state = NodeState::kConnecting;
     rendezvous::Hello hello;
     std::string connected;
+    bool lost = false;            ///< its failure is known, its reason may follow
     bool left_processes = false;  ///< of the last attempt, which could not be ended
   };
 
   void on(const NodeUp& event, Time now);
   void on(const NodeFailed& event, Time now);
   void on(const FromNode& event, Time now);
+  void on(const LinkEnded& event, Time now);
   void on(const NodeGone& event, Time now);
   void on(const UserSignal& event, Time now);
   void on(const Tick& event, Time now);

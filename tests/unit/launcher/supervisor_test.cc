@@ -155,7 +155,10 @@ class Scenario {
     } else if (verb == "failed") {
       give(Supervisor::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
     } else if (verb == "gone") {
-      give(Supervisor::NodeGone{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0}});
+      const std::string why = words.size() > 2 ? quoted_rest(line) : "the link was closed";
+      give(Supervisor::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}});
+    } else if (verb == "broken") {
+      give(Supervisor::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0}});
     } else if (verb == "signal") {
       give(Supervisor::UserSignal{words[1] == "INT" ? SIGINT : words[1] == "USR1" ? SIGUSR1 : SIGTERM});
     } else if (verb == "accepted") {
