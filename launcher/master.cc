@@ -204,6 +204,7 @@ Awaitable<> Master::read_link(Master* master, NodeLink* node) {
   node->close();
   // The channel's end says more, but it may never come: a host can die between the two.
   const Error plain = good.error();
+  master->step(Supervisor::LinkEnded{node->index, plain});
   const auto give_up = [master, node, plain](const error_code& cancelled) {
     if (!cancelled) master->node_gone(*node, plain);
   };
