@@ -70,6 +70,7 @@ void EvidenceCollector::begin(std::uint32_t attempt, std::uint32_t first_rank,
   first_rank_ = first_rank;
   error_files_ = std::move(error_files);
   ends_.clear();
+  only_terminated_ = true;
   victims_.clear();
   xids_.clear();
   memory_events_.clear();
@@ -92,10 +93,11 @@ void EvidenceCollector::find_memory_group() {
 
 void EvidenceCollector::worker_ended(std::uint32_t rank, pid_t pid, const ExitStatus& status) {
   const bool terminated = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGTERM;
-  if (status.success() || terminated) return;
+  if (status.success()) return;
   const bool killed = status.kind == ExitStatus::Kind::kSignaled && status.number == SIGKILL &&
                       !(kills_from_ && Clock::now() >= *kills_from_);
-  ends_.push_back({rank, pid, killed});
+  ends_.push_back({rank, pid, killed, terminated});
+  only_terminated_ = only_terminated_ && terminated;
 }
 
 void EvidenceCollector::kills_from(Clock::time_point time) {
@@ -105,18 +107,18 @@ void EvidenceCollector::kills_from(Clock::time_point time) {
 Awaitable<> EvidenceCollector::collect(Send send) {
   if (ends_.empty()) co_return;
   const std::uint64_t now = kernel_now_us();
-  for (more_in_log_ = static_cast<bool>(kernel_log_); more_in_log_;) {
+  for (more_in_log_ = kernel_log_ && !only_terminated_; more_in_log_;) {
     read_kernel_log(now);
     if (more_in_log_) co_await asio::post(executor_, asio::use_awaitable);
   }
   kernel_log_.reset();
   std::vector<rendezvous::WorkerEvidence> evidence(ends_.size());
-  tell_oom(evidence);
+  if (!only_terminated_) tell_oom(evidence);
   for (std::size_t i = 0; i < ends_.size(); ++i) {
     rendezvous::WorkerEvidence& one = evidence[i];
     one.attempt = attempt_;
     one.rank = ends_[i].rank;
-    for (const std::string& line : xids_)
+    for (const std::string& line : ends_[i].terminated ? std::vector<std::string>() : xids_)
       one.xid += (one.xid.empty() ? "" : "\n") + line;
     const std::size_t index = one.rank - first_rank_;
     if (index < error_files_.size()) one.error_json = read_start(error_files_[index], kMaxErrorFile);
@@ -187,7 +189,7 @@ void EvidenceCollector::tell_oom(std::vector<rendezvous::WorkerEvidence>& eviden
     --died;
   }
   for (std::size_t i = 0; i < ends_.size() && died > 0; ++i) {
-    if (evidence[i].oom.empty())
+    if (evidence[i].oom.empty() && !ends_[i].terminated)
       evidence[i].oom = "the kernel killed another process of its control group for want of memory" + counter;
   }
 }

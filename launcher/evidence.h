@@ -45,7 +45,8 @@ class EvidenceCollector {
   struct BadEnd {
     std::uint32_t rank = 0;
     pid_t pid = 0;
-    bool killed = false;  ///< SIGKILL, and not ours
+    bool killed = false;      ///< SIGKILL, and not ours
+    bool terminated = false;  ///< SIGTERM, as a rule ours: only the file may tell more
   };
   void read_kernel_log(std::uint64_t now_us);
   void find_memory_group();
@@ -64,6 +65,7 @@ class EvidenceCollector {
   std::uint64_t oom_kills_ = 0;  ///< its value at the start
   std::optional<Clock::time_point> kills_from_;
   std::vector<BadEnd> ends_;
+  bool only_terminated_ = true;                             ///< all of ends_
   std::vector<std::pair<OomVictim, std::string>> victims_;  ///< with the kernel's line
   std::vector<std::string> xids_;
 };

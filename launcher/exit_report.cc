@@ -11,6 +11,7 @@
 namespace ddp::launcher {
 namespace {
 
+constexpr int kExceptionExit = 1;  ///< of a Python program that an exception ends
 constexpr std::size_t kHostsNamed = 4;
 constexpr std::size_t kGroupsShown = 16;
 constexpr std::size_t kAttemptsShown = 8;
@@ -19,14 +20,22 @@ bool is_worker(const Failure& failure) {
   return failure.of_worker();
 }
 
-// "exited 3", "killed by SIGSEGV (core dumped)": what happened, without who.
-std::string what_happened(const Failure& failure) {
+/// It had failed, but our signal came before it had exited: only its exception tells.
+bool cut_short(const Failure& failure) {
+  return failure.stopped_by_us && failure.kind == Failure::Kind::kSignaled &&
+         (failure.signal == SIGTERM || (failure.signal == SIGKILL && failure.evidence.oom.empty()));
+}
+
+/// "exited 3", "killed by SIGSEGV (core dumped)": what happened, without who. `cause`: it is what the others
+/// follow from, whoever was first to end it.
+std::string what_happened(const Failure& failure, bool cause) {
+  const bool by_us = failure.stopped_by_us && !cause;
   switch (failure.kind) {
     case Failure::Kind::kExited:
-      return failure.stopped_by_us ? "stopped by ddplaunch, exited " + std::to_string(failure.status)
-                                   : "exited " + std::to_string(failure.status);
+      return (by_us ? "stopped by ddplaunch, exited " : "exited ") + std::to_string(failure.status);
     case Failure::Kind::kSignaled:
-      return (failure.stopped_by_us ? "stopped by ddplaunch, " : "killed by ") + signal_name(failure.signal) +
+      if (cause && cut_short(failure)) return "failed, and was stopped before it had exited";
+      return (by_us ? "stopped by ddplaunch, " : "killed by ") + signal_name(failure.signal) +
              (failure.core_dumped ? " (core dumped)" : "") +
              (failure.evidence.oom.empty() ? "" : ", out of memory");
     case Failure::Kind::kExec:
@@ -38,17 +47,17 @@ std::string what_happened(const Failure& failure) {
   return {};
 }
 
-int code_of(const Failure& failure) {
-  switch (failure.kind) {
+int code_of(const Failure& cause) {
+  switch (cause.kind) {
     case Failure::Kind::kExited:
-      return failure.status > 0 && failure.status < 256 ? failure.status : kInternalExit;
+      return cause.status > 0 && cause.status < 256 ? cause.status : kInternalExit;
     case Failure::Kind::kSignaled:
-      return 128 + failure.signal;
+      return cut_short(cause) ? kExceptionExit : 128 + cause.signal;
     case Failure::Kind::kExec:
-      return exec_exit_code(failure.error.sys);
+      return exec_exit_code(cause.error.sys);
     case Failure::Kind::kNode:
     case Failure::Kind::kHung:
-      return exit_code_of(failure.error);
+      return exit_code_of(cause.error);
   }
   return kInternalExit;
 }
@@ -106,7 +115,7 @@ std::string first_line(const std::string& text) {
 /// What is known beyond the exit status, one fact a line.
 std::string facts_text(const Failure& root) {
   std::string text;
-  if (root.kind == Failure::Kind::kSignaled) {
+  if (root.kind == Failure::Kind::kSignaled && !cut_short(root)) {
     const std::string meaning = signal_meaning(root);
     if (!meaning.empty()) text += "    " + signal_name(root.signal) + ": " + meaning + "\n";
   }
@@ -142,7 +151,7 @@ std::string root_text(const Failure& root) {
     text = "  root cause: node " + root.host + ": ";
   }
   const std::string ran = root.ran ? ", " + duration(*root.ran) + " after its start" : "";
-  text += indented(what_happened(root) + ran, "    ") + facts_text(root);
+  text += indented(what_happened(root, true) + ran, "    ") + facts_text(root);
   if (!root.last_stderr.empty()) {
     text += "  the last lines of its stderr:\n";
     for (const std::string& line : root.last_stderr)
@@ -178,7 +187,7 @@ struct Group {
 std::vector<Group> folded(const std::vector<const Failure*>& failures) {
   std::vector<Group> groups;
   for (const Failure* failure : failures) {
-    const std::string whole = what_happened(*failure);
+    const std::string whole = what_happened(*failure, false);
     const std::string what = is_start_failure(*failure) ? whole : first_line(whole);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
       return known.what == what && known.workers == is_worker(*failure);
@@ -226,13 +235,6 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
 std::string standalone(std::string line) {
   if (!line.empty() && line.back() == ':') line.resize(std::min(line.rfind("; "), line.size() - 1));
   return line;
-}
-
-std::string why_root(const Failure& root) {
-  const std::string what = standalone(first_line(what_happened(root)));
-  if (root.kind == Failure::Kind::kHung) return what;
-  if (!is_worker(root)) return "node " + root.host + ": " + what;
-  return "rank " + std::to_string(root.rank) + " on " + root.host + " " + what;
 }
 
 std::string why_stopped(int signal) {
@@ -295,11 +297,11 @@ ExitReport make_exit_report(const JobEnd& end) {
     // What could not be ended is named, whoever wanted the end.
     for (const Failure& failure : end.failures) {
       if (failure.kind == Failure::Kind::kNode)
-        report.text += "  node " + failure.host + ": " + what_happened(failure) + "\n";
+        report.text += "  node " + failure.host + ": " + what_happened(failure, false) + "\n";
     }
   } else if (const Failure* cause = cause_of(end)) {
     report.exit_code = code_of(*cause);
-    report.why = why_root(*cause);
+    report.why = failure_line(*cause);
     report.text = headline(*cause) + root_text(*cause) + consequences_text(end, cause) + earlier_text(end);
   } else if (end.master) {
     report.exit_code = exit_code_of(*end.master);
@@ -323,8 +325,11 @@ bool is_start_failure(const Failure& failure) {
   return failure.kind == Failure::Kind::kNode && failure.error.code != ErrorCode::kLinkLost;
 }
 
-std::string failure_line(const Failure& failure) {
-  return why_root(failure);
+std::string failure_line(const Failure& failure, bool cause) {
+  const std::string what = standalone(first_line(what_happened(failure, cause)));
+  if (failure.kind == Failure::Kind::kHung) return what;
+  if (!is_worker(failure)) return "node " + failure.host + ": " + what;
+  return "rank " + std::to_string(failure.rank) + " on " + failure.host + " " + what;
 }
 
 std::string rank_set(std::vector<int> ranks) {

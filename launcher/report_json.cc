@@ -94,14 +94,14 @@ class ReportWriter {
                      {"attempts", facts_.attempts}};
     report["stop_signal"] = end_.stop_signal == 0 ? Json() : Json(signal_name(end_.stop_signal));
     report["error"] = cause_ == nullptr && end_.master ? error_json(*end_.master) : Json();
-    report["root_cause"] = cause_ == nullptr ? Json() : failure_json(*cause_);
+    report["root_cause"] = cause_ == nullptr ? Json() : failure_json(*cause_, true);
     report["other_failures"] = Json::array();
     for (const Failure& failure : end_.failures) {
-      if (&failure != cause_) report["other_failures"].push_back(failure_json(failure));
+      if (&failure != cause_) report["other_failures"].push_back(failure_json(failure, false));
     }
     report["earlier_attempts"] = Json::array();
     for (const Failure& failure : end_.earlier)
-      report["earlier_attempts"].push_back(failure_json(failure));
+      report["earlier_attempts"].push_back(failure_json(failure, true));
     return report;
   }
 
@@ -117,15 +117,15 @@ class ReportWriter {
     return facts_.ended_at - duration_cast<std::chrono::system_clock::duration>(facts_.ended - when);
   }
 
-  Json failure_json(const Failure& failure) {
+  Json failure_json(const Failure& failure, bool cause) {
     const bool worker = failure.of_worker();
     const bool ran = worker && failure.kind != Failure::Kind::kExec;
     const Evidence& evidence = failure.evidence;
-    const bool tail = !failure.last_stderr.empty() && tails_ < kTails && !failure.stopped_by_us;
+    const bool tail = !failure.last_stderr.empty() && tails_ < kTails && (cause || !failure.stopped_by_us);
     if (tail) ++tails_;
     Json json;
     json["what"] = what_of(failure.kind);
-    json["text"] = failure_line(failure);
+    json["text"] = failure_line(failure, cause);
     json["host"] = text_or_null(failure.host);
     json["rank"] = worker ? Json(failure.rank) : Json();
     json["local_rank"] = worker ? Json(failure.local_rank) : Json();
@@ -145,7 +145,7 @@ class ReportWriter {
     json["exception"] = evidence.exception ? exception_json(*evidence.exception) : Json();
     json["stderr_tail"] = tail ? failure.last_stderr : std::vector<std::string>();
     json["stderr_file"] = text_or_null(failure.stderr_path);
-    json["hint"] = &failure == cause_ ? text_or_null(hint_for(failure)) : Json();
+    json["hint"] = cause ? text_or_null(hint_for(failure)) : Json();
     return json;
   }
 

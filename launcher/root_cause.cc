@@ -19,7 +19,7 @@ constexpr std::chrono::seconds kDyingTime{2};
 constexpr std::chrono::microseconds kNoticed{500};
 
 /// What a rank says whose peer has gone: PyTorch's and NCCL's watchdogs, gloo, NCCL's network, the kernel.
-constexpr std::array<std::string_view, 17> kEchoes{
+constexpr std::array<std::string_view, 21> kEchoes{
     "collective operation timeout",  // "Watchdog caught collective operation timeout: …"
     "Connection reset",
     "Connection closed by",  // peer, remote peer
@@ -37,6 +37,10 @@ constexpr std::array<std::string_view, 17> kEchoes{
     "ailed to recv, got 0 bytes",
     "DistStoreError",
     "DistNetworkError",
+    "Connection was likely closed",
+    "watchdog thread terminated",  // "Process group watchdog thread terminated with exception: …"
+    "eartbeat monitor timed out",
+    " lost rank ",  // the bundled trainer
 };
 
 bool is_worker(const Failure& failure) {
@@ -90,17 +94,21 @@ bool is_crash(int signal) {
   return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE || signal == SIGSYS;
 }
 
+/// An exception that neither a stop nor the loss of a peer raises.
+bool is_own_exception(const std::string& words) {
+  return !has_echo(words) && !words.starts_with("KeyboardInterrupt") && !words.starts_with("SystemExit") &&
+         words.find("SignalException") == std::string::npos;
+}
+
 /// It failed by itself although our stop was already on its way: what a stop brings about looks otherwise.
 bool failed_while_stopped(const Failure& failure) {
+  const bool told = failure.evidence.exception && is_own_exception(last_words(failure));
   switch (failure.kind) {
     case Failure::Kind::kSignaled:
-      return is_crash(failure.signal) || (failure.signal == SIGKILL && !failure.evidence.oom.empty());
-    case Failure::Kind::kExited: {
-      const std::string words = last_words(failure);
-      const bool exception = failure.evidence.exception || last_exception(failure.last_stderr);
-      return exception && !has_echo(words) && !words.starts_with("KeyboardInterrupt") &&
-             !words.starts_with("SystemExit") && words.find("SignalException") == std::string::npos;
-    }
+      // `@record` has written why, and our SIGTERM came while the program was on its way out.
+      return told || is_crash(failure.signal) || (failure.signal == SIGKILL && !failure.evidence.oom.empty());
+    case Failure::Kind::kExited:
+      return told || (last_exception(failure.last_stderr) && is_own_exception(last_words(failure)));
     case Failure::Kind::kExec:
       return true;
     case Failure::Kind::kHung:
@@ -123,10 +131,10 @@ std::optional<std::size_t> source_of_echo(const std::vector<Failure>& failures, 
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < failures.size(); ++i) {
     const Failure& failure = failures[i];
+    if (failure.at > echo.at + kDyingTime) continue;
     const Blame blame = blame_of(failure);
-    if (blame == Blame::kEcho || blame == Blame::kTerminated) continue;
-    if (failure.at > echo.at + kDyingTime || (failure.stopped_by_us && !failed_while_stopped(failure)))
-      continue;
+    const bool known = blame == Blame::kOwn || blame == Blame::kNode;
+    if (failure.stopped_by_us ? !failed_while_stopped(failure) : !known) continue;
     if (!best || better(failure, failures[*best])) best = i;
   }
   return best;

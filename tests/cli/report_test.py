@@ -166,11 +166,34 @@ class OneNode(Reported):
         self.assertEqual(cause["stderr_tail"][0], "Traceback (most recent call last):")
         self.assertEqual(cause["stderr_tail"][-1], "ValueError: boom")
 
-    def test_python_exception_with_record(self):
+    def need_torch(self):
         probe = subprocess.run([TORCH_PYTHON, "-c", "import torch.distributed.elastic.multiprocessing.errors"],
                                capture_output=True, check=False)
         if probe.returncode != 0:
             self.skipTest(f"{TORCH_PYTHON} has no torch (apt-get install python3-torch)")
+
+    def test_peers_that_end_before_the_cause(self):
+        # Rank 1 fails and lets its peers go, but takes its time to exit; they fail for it, and first.
+        self.need_torch()
+        script = self.script("slow.py", "import sys, time, torch, torch.distributed as dist\n"
+                             "from torch.distributed.elastic.multiprocessing.errors import record\n"
+                             "@record\ndef main():\n    dist.init_process_group('gloo')\n    x = torch.ones(1000)\n"
+                             "    dist.all_reduce(x)\n    if dist.get_rank() == 1: raise ValueError('boom')\n"
+                             "    while True: dist.all_reduce(x)\n"
+                             "try: main()\n"
+                             "except ValueError: dist.destroy_process_group(); time.sleep(30)\n")
+        done, report = self.run_reported("--nproc-per-node", 3, "--python", TORCH_PYTHON, script)
+        self.assert_code(done, 1)
+        cause = report["root_cause"]
+        self.assertEqual((cause["rank"], cause["exception"]["message"], cause["stopped_by_ddplaunch"]), (1, "boom", True))
+        self.assertEqual(report["why"], "rank 1 on localhost failed, and was stopped before it had exited")
+        echoes = [f for f in report["other_failures"] if f["exit_code"] == 1]
+        self.assertTrue(echoes, report)
+        for failure in echoes:
+            self.assertLess(failure["since_start_s"], cause["since_start_s"])
+
+    def test_python_exception_with_record(self):
+        self.need_torch()
         script = self.script("boom.py", "import os, time\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
                              "def step():\n    raise ValueError('boom: twice')\n"
                              "@record\ndef main():\n    if os.environ['RANK'] == '1': step()\n    time.sleep(60)\nmain()\n")
@@ -222,12 +245,14 @@ class OneNode(Reported):
 
     def test_restarted_attempts(self):
         done, report = self.run_reported("--max-restarts", 1, "--restart-backoff", "10ms", "--nproc-per-node", 2, "sh", "-c",
-                                         'if [ $RANK = $TORCHELASTIC_RESTART_COUNT ]; then exit $((5 + RANK)); fi; sleep 60')
+                                         'if [ $RANK = $TORCHELASTIC_RESTART_COUNT ]; then echo attempt $RANK >&2; exit $((5 + RANK)); fi; '
+                                         'sleep 60')
         self.assert_code(done, 6)
         self.assertEqual(report["job"]["attempts"], 2)
         self.assertEqual([(f["attempt"], f["rank"], f["exit_code"]) for f in report["earlier_attempts"]], [(0, 0, 5)])
         self.assertEqual((report["root_cause"]["attempt"], report["root_cause"]["rank"]), (1, 1))
         self.assertIn(" into attempt 1, after 1 restart\n", done.err)
+        self.assertEqual(report["earlier_attempts"][0]["stderr_tail"], ["attempt 0"])
         self.assertRegex(done.err, r"  earlier attempts:\n    attempt 0, after [\d.]+ m?s: rank 0 on localhost exited 5\n")
 
 

@@ -304,6 +304,24 @@ TEST_CASE("all that is known of a cause is told") {
         std::string::npos);
 }
 
+TEST_CASE("a cause that our stop ended before it had exited") {
+  JobEnd end;
+  end.failures = {signaled(0, "a", SIGTERM, 10, true)};
+  end.failures[0].evidence.exception = WorkerException{"ValueError", "boom", "", "", {}};
+  end.root = 0;
+  CHECK(make_exit_report(end).exit_code == 1);
+  CHECK(make_exit_report(end).text ==
+        "ddplaunch: the job failed after 10 ms\n"
+        "  root cause: rank 0 (local rank 0) on a, pid 4000: failed, and was stopped before it had exited\n"
+        "    exception: ValueError: boom\n"
+        "ddplaunch: exit 1: rank 0 on a failed, and was stopped before it had exited\n");
+  // A crash is one, whatever was on its way.
+  end.failures = {signaled(0, "a", SIGSEGV, 10, true)};
+  CHECK(make_exit_report(end).exit_code == 139);
+  CHECK(make_exit_report(end).why == "rank 0 on a killed by SIGSEGV");
+  CHECK(failure_line(end.failures[0], false) == "rank 0 on a stopped by ddplaunch, SIGSEGV");
+}
+
 TEST_CASE("how long a worker ran, as exactly as it matters") {
   JobEnd end;
   end.failures = {exited(0, "a", 1, 1)};

@@ -137,6 +137,13 @@ TEST_CASE("a rank that only saw its peer go is not the cause of a crash that is 
   CHECK(pick({echo, killed}, 0) == 0U);
   killed.evidence.oom = "oom_kill went from 0 to 1";
   CHECK(pick({echo, killed}, 1) == 1U);
+  // It had told why, and our SIGTERM came while it was on its way out.
+  Failure leaving = by_us(signaled(1, "b", SIGTERM, 110ms));
+  CHECK(pick({echo, leaving}, 0) == 0U);
+  leaving.evidence.exception = WorkerException{"ValueError", "boom", "", "", {}};
+  CHECK(pick({echo, leaving}, 1) == 1U);
+  leaving.evidence.exception->message = "Connection closed by peer";
+  CHECK(pick({echo, leaving}, 0) == 0U);
   // Too late, or what a stop brings about.
   CHECK(pick({echo, by_us(signaled(1, "a", SIGSEGV, 2'200ms))}, 0) == 0U);
   CHECK(pick({echo, by_us(exited(1, "b", 1, 900ms))}, 0) == 0U);
@@ -161,6 +168,36 @@ TEST_CASE("the last exception speaks for the whole") {
   CHECK(blame_of(failure) == Blame::kOwn);
   failure.evidence.exception->message = "[1] is setting up NCCL communicator: Connection reset by peer";
   CHECK(blame_of(failure) == Blame::kEcho);
+}
+
+TEST_CASE("what ranks say whose peer has gone") {
+  for (const char* line : {
+           "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+           "[10.0.0.1]:7",
+           "RuntimeError: [/opt/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for "
+           "recv "
+           "operation to complete",
+           "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, remote process "
+           "exited or "
+           "there was a network error, NCCL version 2.18.1",
+           "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
+           "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 2/4 clients "
+           "joined.",
+           "RuntimeError: NCCL communicator was aborted on rank 3.",
+           "BrokenPipeError: [Errno 32] Broken pipe",
+           "[rank3]:[E ProcessGroupNCCL.cpp:1182] Process group watchdog thread terminated with exception",
+           "train: rank 3 lost rank 2 in an all-reduce: connection closed",
+       }) {
+    INFO(line);
+    CHECK(blame_of(says(exited(0, "a", 1, 0ms), {line})) == Blame::kEcho);
+    CHECK(blame_of(says(signaled(0, "a", SIGABRT, 0ms), {line})) == Blame::kEcho);
+    CHECK(blame_of(says(signaled(0, "a", SIGSEGV, 0ms), {line})) == Blame::kOwn);
+  }
+  for (const char* line : {"torch.cuda.OutOfMemoryError: CUDA out of memory.", "ValueError: boom", "",
+                           "FileNotFoundError: [Errno 2] No such file or directory: '/data'"}) {
+    INFO(line);
+    CHECK(blame_of(says(exited(0, "a", 1, 0ms), {line})) == Blame::kOwn);
+  }
 }
 
 TEST_CASE("a job of many failures is judged in time") {
