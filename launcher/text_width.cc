@@ -133,7 +133,7 @@ void append_visible(std::string_view lines, std::string& out) {
     if (lines.empty()) return;
     const std::size_t colour = lines.front() == '\x1b' ? colour_length(lines) : 0;
     if (colour > 0) {
-      coloured = true;
+      coloured = lines.substr(0, colour) != "\x1b[0m" && lines.substr(0, colour) != "\x1b[m";
       out += lines.substr(0, colour);
     } else if (lines.front() == '\n') {
       if (coloured) out += "\x1b[0m";

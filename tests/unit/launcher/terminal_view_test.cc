@@ -167,7 +167,8 @@ TEST_CASE("forgotten rows are left where they are") {
 TEST_CASE("lines keep colours, not what moves the cursor or changes the character set") {
   std::string out;
   append_visible(std::string("a\tb\x0e\x07\0\x7f\x1b[31mred\nplain\n\x1b[5Aup\x1b", 29), out);
-  CHECK(out == "a\tb^N^G^@^?\x1b[31mred\x1b[0m\nplain\n^[[5Aup^[");
+  append_visible("\n\x1b[1mbold\x1b[0m.\n", out);
+  CHECK(out == "a\tb^N^G^@^?\x1b[31mred\x1b[0m\nplain\n^[[5Aup^[\n\x1b[1mbold\x1b[0m.\n");
 }
 
 TEST_CASE("widths") {
