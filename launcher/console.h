@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -31,6 +32,8 @@ class Console {
   void write(int stream, std::string_view lines) { lane_of(stream).push(stream, true, lines); }
   /// Lines of the workers. Never blocks; keeping to `full()` is the caller's duty.
   void add(int stream, std::string_view lines) { lane_of(stream).push(stream, false, lines); }
+  /// The same for much at once: takes the lines, leaves an empty string.
+  void hand_over(int stream, std::string& lines) { lane_of(stream).hand_over(stream, lines); }
   /// What stands below the lines of `stream` from now on; the latest wins. Only where shows_rows().
   void show(int stream, std::vector<LiveRow> rows) { lane_of(stream).show(stream, std::move(rows)); }
   bool shows_rows(int stream) const { return lane_of(stream).target().has_view; }

@@ -86,6 +86,18 @@ void ConsoleLane::push(int stream, bool ours, std::string_view lines) {
   const std::lock_guard lock(mutex_);
   if (broken_[static_cast<std::size_t>(stream - 1)] != 0 || abandoned_) return;
   queue_.push(stream, ours, lines);
+  pushed();
+}
+
+void ConsoleLane::hand_over(int stream, std::string& lines) {
+  if (lines.empty()) return;
+  const std::lock_guard lock(mutex_);
+  if (broken_[static_cast<std::size_t>(stream - 1)] != 0 || abandoned_) return lines.clear();
+  queue_.hand_over(stream, false, lines);
+  pushed();
+}
+
+void ConsoleLane::pushed() {
   was_full_ = was_full_ || queue_.full();
   if (!writing_) wake_.notify_one();
 }

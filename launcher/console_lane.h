@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -36,6 +37,8 @@ class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
   const Target& target() const { return target_; }
   /// Never blocks. `ours`: words that are never skipped.
   void push(int stream, bool ours, std::string_view lines);
+  /// Lines of the workers, much at once: takes them, leaves an empty string.
+  void hand_over(int stream, std::string& lines);
   /// The live rows of one stream from now on; the latest wins. Only where there is a view.
   void show(int stream, std::vector<LiveRow> rows);
   /// Takes the live rows off the screen, or brings them back; waits until it is done, `limit` at most.
@@ -55,6 +58,7 @@ class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
   bool wait_for_work(std::unique_lock<std::mutex>& lock);
   Clock::time_point due() const;
   void write_next(std::unique_lock<std::mutex>& lock);
+  void pushed();
   int write_segment(const ConsoleQueue::Segment& segment, const std::vector<LiveRow>& rows);
   std::vector<LiveRow> rows_to_show() const;
 

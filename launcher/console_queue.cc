@@ -6,6 +6,13 @@
 
 namespace ddp::launcher {
 
+namespace {
+
+/// The largest buffer kept for the next lines.
+constexpr std::size_t kKeptSpare = 1u << 20;
+
+}  // namespace
+
 std::string skipped_text(std::uint64_t lines) {
   std::string number = std::to_string(lines);
   for (std::size_t at = number.size(); at > 3; at -= 3)
@@ -15,6 +22,16 @@ std::string skipped_text(std::uint64_t lines) {
 }
 
 void ConsoleQueue::push(int stream, bool ours, std::string_view lines) {
+  // One that skips is never to be late by more than a write.
+  while (skips_ && lines.size() > join_) {
+    const std::size_t end = std::min(lines.find('\n', join_), lines.size() - 1) + 1;
+    push_piece(stream, ours, lines.substr(0, end));
+    lines.remove_prefix(end);
+  }
+  push_piece(stream, ours, lines);
+}
+
+void ConsoleQueue::push_piece(int stream, bool ours, std::string_view lines) {
   if (lines.empty()) return;
   if (!segments_.empty() && segments_.back().stream == stream && segments_.back().ours == ours &&
       segments_.back().bytes.size() < join_) {
@@ -22,8 +39,23 @@ void ConsoleQueue::push(int stream, bool ours, std::string_view lines) {
   } else {
     segments_.push_back({stream, ours, 0, std::string(lines)});
   }
-  waiting_[static_cast<std::size_t>(stream - 1)] += lines.size();
-  queued_ += lines.size();
+  count(stream, lines.size());
+}
+
+void ConsoleQueue::hand_over(int stream, bool ours, std::string& lines) {
+  if (skips_ || lines.size() < join_ / 4) {
+    push(stream, ours, lines);
+  } else {
+    const std::size_t size = lines.size();
+    segments_.push_back({stream, ours, 0, std::exchange(lines, std::exchange(spare_, {}))});
+    count(stream, size);
+  }
+  lines.clear();
+}
+
+void ConsoleQueue::count(int stream, std::size_t bytes) {
+  waiting_[static_cast<std::size_t>(stream - 1)] += bytes;
+  queued_ += bytes;
   if (skips_ && queued_ > kSkipAt) skip_ahead();
 }
 
@@ -64,8 +96,11 @@ ConsoleQueue::Segment ConsoleQueue::take() {
   return segment;
 }
 
-void ConsoleQueue::done(const Segment& segment) {
+void ConsoleQueue::done(Segment& segment) {
   waiting_[static_cast<std::size_t>(segment.stream - 1)] -= segment.bytes.size();
+  if (segment.bytes.capacity() > kKeptSpare) return;
+  spare_ = std::move(segment.bytes);
+  spare_.clear();
 }
 
 void ConsoleQueue::clear() {

@@ -30,11 +30,14 @@ class ConsoleQueue {
   ConsoleQueue(bool skips, std::size_t join) : skips_(skips), join_(join) {}
 
   void push(int stream, bool ours, std::string_view lines);
+  /// The same for much at once: takes the lines without a copy, leaves an empty string, with memory to use
+  /// again.
+  void hand_over(int stream, bool ours, std::string& lines);
   bool empty() const { return segments_.empty(); }
   /// The oldest segment, its own gap told of in its first line. It still counts as waiting until done() is
   /// called with it.
   Segment take();
-  void done(const Segment& segment);
+  void done(Segment& segment);
   void clear();
 
   std::size_t waiting(int stream) const { return waiting_[static_cast<std::size_t>(stream - 1)]; }
@@ -44,11 +47,14 @@ class ConsoleQueue {
 
  private:
   std::size_t backlog() const { return waiting_[0] + waiting_[1]; }
+  void push_piece(int stream, bool ours, std::string_view lines);
+  void count(int stream, std::size_t bytes);
   void skip_ahead();
 
   bool skips_;
   std::size_t join_;
   std::deque<Segment> segments_;
+  std::string spare_;                     ///< of a segment that is done
   std::size_t queued_ = 0;                ///< bytes in segments_
   std::array<std::size_t, 2> waiting_{};  ///< of each stream, those taken but not done included
 };

@@ -230,12 +230,17 @@ Awaitable<> Master::read_errors(Master* master, NodeLink* node) {
 }
 
 Result<> Master::take_messages(NodeLink& node) {
-  for (;;) {
+  Result<> good;
+  while (good) {
     auto message = node.connection().next();
-    if (!message) return message.error();
-    if (!*message) return {};
-    if (auto taken = take(node, **message); !taken) return taken.error();
+    if (!message) good = message.error();
+    if (!message || !*message) break;
+    // What workers wrote before something happened stands before what is said of it.
+    if (!std::holds_alternative<rendezvous::Output>(**message)) output_.pass_on();
+    good = take(node, **message);
   }
+  output_.pass_on();
+  return good;
 }
 
 Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {

@@ -7,6 +7,9 @@
 namespace ddp::launcher {
 namespace {
 
+/// Enough lines for the console to write.
+constexpr std::size_t kMuch = 256u << 10;
+
 std::chrono::nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
 }
@@ -88,7 +91,8 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
   if (!state.shown[stream - 1u]) return;
   LiveBoard::Entry& entry = state.streams[stream - 1u];
   if (entry.lines.label().has_time()) entry.lines.label().stamp(clock_.time_of_day(written));
-  lines_.clear();
+  if (entry.stream != stream_) pass_on();
+  stream_ = entry.stream;
   if (bytes.empty())
     entry.lines.finish(lines_);
   else
@@ -99,12 +103,20 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
   arm();
 }
 
-/// lines_, which `entry` has made.
-void MergedOutput::show_lines(Rank& state, LiveBoard::Entry& entry, Time written) {
-  if (!fold_) return console_.add(entry.stream, lines_);
+/// lines_, which `entry` has made last.
+void MergedOutput::show_lines(const Rank& state, LiveBoard::Entry& entry, Time written) {
+  if (!fold_) {
+    if (lines_.size() >= kMuch) pass_on();
+    return;
+  }
   const Label& label = entry.lines.label();
   fold_->add(state.source, entry.stream, label.text(),
              label.has_time() ? clock_.time_of_day(written) : std::string_view(), lines_);
+  lines_.clear();
+}
+
+void MergedOutput::pass_on() {
+  console_.hand_over(stream_, lines_);
 }
 
 void MergedOutput::flush() {
@@ -160,11 +172,13 @@ void MergedOutput::finish_all() {
     if (!rank) continue;
     for (LiveBoard::Entry& entry : rank->streams) {
       if (json_) keep_json(*rank, static_cast<std::uint8_t>(entry.stream), {}, now());
-      lines_.clear();
+      if (entry.stream != stream_) pass_on();
+      stream_ = entry.stream;
       entry.lines.finish(lines_);
       show_lines(*rank, entry, now());
     }
   }
+  pass_on();
   flush();
 }
 

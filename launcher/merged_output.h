@@ -42,6 +42,9 @@ class MergedOutput {
   /// Attempts come one after the other: the first bytes of a new one finish what the one before left open.
   void take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes,
             Time written);
+  /// To be called when what has arrived was taken, and before anything else is shown: lines go to the console
+  /// in large pieces.
+  void pass_on();
   /// Shows now what waits to be folded: something happened that a reader must see behind it.
   void flush();
   /// No timer of this runs any more; the rest is finish_all().
@@ -61,7 +64,7 @@ class MergedOutput {
   const Rank* find(std::uint32_t attempt, std::uint32_t rank) const;
   void begin_attempt(std::uint32_t attempt);
   void keep_json(const Rank& state, std::uint8_t stream, std::string_view bytes, Time written);
-  void show_lines(Rank& state, LiveBoard::Entry& entry, Time written);
+  void show_lines(const Rank& state, LiveBoard::Entry& entry, Time written);
   void arm();
   void tick();
   void show_rows();
@@ -80,7 +83,8 @@ class MergedOutput {
   bool resting_ = false;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::optional<std::uint32_t> attempt_;  ///< of ranks_
-  std::string lines_;                     ///< scratch
+  std::string lines_;                     ///< for the console, of stream_; empty between pass_on and take
+  int stream_ = 1;
 };
 
 }  // namespace ddp::launcher

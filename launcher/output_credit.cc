@@ -18,6 +18,11 @@ void OutputCredit::spend(std::uint8_t stream, std::size_t bytes) {
   if (!lifted_) room -= std::min(room, bytes);
 }
 
+std::size_t OutputCredit::room(std::uint8_t stream) const {
+  const std::size_t room = room_[stream == 2 ? 1 : 0];
+  return room < kLeastRead ? 0 : room;
+}
+
 void OutputCredit::lift() {
   lifted_ = true;
   room_.fill(std::numeric_limits<std::size_t>::max());

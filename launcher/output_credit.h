@@ -21,6 +21,9 @@ constexpr std::uint32_t credit_piece(std::size_t nodes) {
   return credit_window(nodes) / 4;
 }
 
+/// A read is worth its system call.
+inline constexpr std::size_t kLeastRead = 4u << 10;
+
 /// The output that an agent may still send, counted for each stream of its node (sans-IO): what nobody reads
 /// of stdout never holds stderr back.
 class OutputCredit {
@@ -29,7 +32,8 @@ class OutputCredit {
   void give(std::uint8_t stream, std::size_t bytes);   ///< the master has taken so many
   void spend(std::uint8_t stream, std::size_t bytes);  ///< so many were sent
   void lift();                                         ///< nobody takes output any more: nothing may wait
-  std::size_t room(std::uint8_t stream) const { return room_[stream == 2 ? 1 : 0]; }
+  /// 0 also while it is too little to be worth a read: more comes, for what was sent is given back.
+  std::size_t room(std::uint8_t stream) const;
 
  private:
   std::array<std::size_t, 2> room_{};
@@ -42,7 +46,7 @@ class OutputCredit {
 /// at most, in the order given.
 class OutputTurns {
  public:
-  static constexpr std::size_t kLeast = 4u << 10;   ///< a turn is worth its system call
+  static constexpr std::size_t kLeast = kLeastRead;
   static constexpr std::size_t kMost = 256u << 10;  ///< a whole pipe
 
   struct Turn {

@@ -22,6 +22,10 @@ namespace {
 
 using Socket = Channel::Socket;
 
+/// Output goes over this in large pieces: the more it takes, the fewer turns of the two processes. The kernel
+/// gives as much of it as the administrator allows.
+constexpr int kSendBuffer = 256 << 10;
+
 struct SocketPair {
   UniqueFd ours;
   UniqueFd theirs;
@@ -31,6 +35,8 @@ Result<SocketPair> make_pair() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return system_error(errno, "socketpair");
+  for (const int end : ends)
+    ::setsockopt(end, SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
   return SocketPair{UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 

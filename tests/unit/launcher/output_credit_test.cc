@@ -39,23 +39,36 @@ struct Node {
 
 TEST_CASE("blocked stdout leaves stderr its room") {
   OutputCredit credit;
-  credit.start(1000);
-  credit.spend(1, 1000);
+  credit.start(100'000);
+  credit.spend(1, 100'000);
   CHECK(credit.room(1) == 0);
-  CHECK(credit.room(2) == 1000);
-  credit.spend(2, 300);
-  credit.give(1, 500);
-  CHECK(credit.room(1) == 500);
-  CHECK(credit.room(2) == 700);
+  CHECK(credit.room(2) == 100'000);
+  credit.spend(2, 30'000);
+  credit.give(1, 50'000);
+  CHECK(credit.room(1) == 50'000);
+  CHECK(credit.room(2) == 70'000);
+}
+
+TEST_CASE("crumbs of credit are saved up until they are worth a read") {
+  OutputCredit credit;
+  credit.start(64u << 10);
+  credit.spend(1, (64u << 10) - 10);
+  CHECK(credit.room(1) == 0);
+  credit.give(1, kLeastRead - 11);
+  CHECK(credit.room(1) == 0);
+  credit.give(1, 1);
+  CHECK(credit.room(1) == kLeastRead);
+  // The master gives back what it has taken in pieces, and never keeps so much that this waits for ever.
+  CHECK(credit_piece(1'000'000) + kLeastRead <= credit_window(1'000'000));
 }
 
 TEST_CASE("credit of an unknown stream is no credit") {
   OutputCredit credit;
-  credit.start(10);
+  credit.start(10'000);
   credit.give(0, 100);
   credit.give(3, 100);
-  CHECK(credit.room(1) == 10);
-  CHECK(credit.room(2) == 10);
+  CHECK(credit.room(1) == 10'000);
+  CHECK(credit.room(2) == 10'000);
 }
 
 TEST_CASE("without a master nothing waits any more, whatever is still said about credit") {
