@@ -2,9 +2,9 @@
 
 #include <poll.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <string>
@@ -24,14 +24,13 @@ constexpr milliseconds kSizeCheck{300};
 // Bytes per write: enough for speed, little enough to be late by moments only where lines are skipped.
 std::size_t join_size(const ConsoleLane::Target& target) {
   if (target.is_terminal) return 16u << 10;
-  struct stat kind {};
-  const bool waits = ::fstat(target.fds[0], &kind) == 0 && (S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode));
-  return waits ? 64u << 10 : 256u << 10;
+  return 64u << 10;
 }
 
 int write_out(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
+    // Larger writes to a file get memory that nobody has used yet, which is dear on a virtual machine.
+    const ssize_t count = ::write(fd, bytes.data(), std::min<std::size_t>(bytes.size(), 64u << 10));
     if (count >= 0) {
       bytes.remove_prefix(static_cast<std::size_t>(count));
     } else if (errno == EAGAIN) {  // somebody who shares the descriptor made it non-blocking
