@@ -245,9 +245,13 @@ void Cgroup::kill() const {
   write_at(directory_.get(), "freezer.state", "THAWED");
 }
 
-bool Cgroup::remove() {
-  remove_below(directory_.get());
-  return unlinkat(AT_FDCWD, path_.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT;
+bool Cgroup::remove(std::chrono::milliseconds patience) {
+  for (const auto until = Clock::now() + patience;;) {
+    remove_below(directory_.get());
+    if (unlinkat(AT_FDCWD, path_.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return true;
+    if (Clock::now() >= until) return false;
+    poll(nullptr, 0, 1);
+  }
 }
 
 }  // namespace ddp::launcher

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -50,9 +51,9 @@ class Cgroup {
   /// soon after. Version 2: one write. Version 1: freezes (at most 20 ms), kills, thaws; who was forked all
   /// the same is left to the next call.
   void kill() const;
-  /// Removes the directory and those that the workers made in it. False: somebody is still in it; a process
-  /// that has just ended may count for a moment longer.
-  bool remove();
+  /// Removes the directory and those that the workers made in it. False: somebody is still in it. A process
+  /// that has just ended counts for a moment longer, so it is tried again for as long as `patience`.
+  bool remove(std::chrono::milliseconds patience = std::chrono::milliseconds(0));
 
  private:
   Cgroup() = default;

@@ -74,6 +74,7 @@ class Keeper {
       : options_(options),
         agent_(agent),
         agent_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, agent, 0U))),
+        parent_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, getppid(), 0U))),
         socket_(std::move(socket)),
         signals_(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK)),
         lease_end_(timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK)) {}
@@ -84,9 +85,12 @@ class Keeper {
       return kill_all("the agent cannot be watched");
     }
     for (;;) {
-      pollfd events[] = {
-          {signals_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}, {lease_end_.get(), POLLIN, 0}};
-      poll(events, 3, -1);
+      pollfd events[] = {{signals_.get(), POLLIN, 0},
+                         {socket_.get(), POLLIN, 0},
+                         {lease_end_.get(), POLLIN, 0},
+                         {parent_pidfd_.get(), POLLIN, 0}};
+      poll(events, 4, -1);
+      if (events[3].revents != 0) parent_ended();
       read_agent();
       read_signals();
       reap();
@@ -99,6 +103,7 @@ class Keeper {
   void read_agent();
   void take(const Packet& packet, std::string text);
   void read_signals();
+  void parent_ended();
   void reap();
   bool lease_over();
   void set_lease_end(std::int64_t at_ns);
@@ -111,6 +116,7 @@ class Keeper {
   KeeperOptions options_;
   pid_t agent_;
   UniqueFd agent_pidfd_;
+  UniqueFd parent_pidfd_;  ///< of the master, or of the SSH session; empty: outside of our PID namespace
   UniqueFd socket_;
   UniqueFd signals_;
   UniqueFd lease_end_;
@@ -180,6 +186,13 @@ void Keeper::read_signals() {
   }
 }
 
+/// The agent's link has ended with its other side, most likely: an agent that was stopped shall see it. One
+/// that runs decides for itself.
+void Keeper::parent_ended() {
+  parent_pidfd_.reset();
+  syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGCONT, nullptr, 0U);
+}
+
 void Keeper::reap() {
   siginfo_t info = {};
   while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG) == 0 && info.si_pid != 0) {
@@ -204,11 +217,8 @@ TreeKill Keeper::kill_tree() {
 }
 
 void Keeper::remove_cgroups() {
-  const auto until = std::chrono::steady_clock::now() + kRemoveTime;
-  for (const auto& group : cgroups_) {
-    while (!group->remove() && std::chrono::steady_clock::now() < until)
-      poll(nullptr, 0, 1);  // the last one to die counts for a moment longer
-  }
+  for (const auto& group : cgroups_)
+    group->remove(kRemoveTime);
   cgroups_.clear();
 }
 
@@ -288,6 +298,8 @@ int be_agent(UniqueFd socket, pid_t keeper, const std::function<int(KeeperLink&)
   // Not KILL: an agent that dies with its keeper would leave the orphans of its workers to nobody. CONT wakes
   // one that was stopped; that the line is closed tells it the rest.
   prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);
+  // A signal to the keeper's whole process group, as its parent may send it, shall not hit both.
+  setsid();
   KeeperLink link(std::move(socket), keeper);
   const int code = agent_main(link);
   // A keeper that somebody stopped would stay for ever, and the SSH session with it.

@@ -62,8 +62,8 @@ struct KeeperOptions {
 
 /// Splits the process in two. Must run before the first thread; the only fork of the program.
 ///
-/// The child is the agent: it runs agent_main, whose value run_keeper returns there. It is a subreaper, holds
-/// stdin and stdout alone, has the signal mask that we were called with.
+/// The child is the agent: it runs agent_main, whose value run_keeper returns there. It is a subreaper, leads
+/// a session of its own, holds stdin and stdout alone, has the signal mask that we were called with.
 ///
 /// The parent is the keeper, under the name "ddp-keeper": it holds only stderr and returns the exit code of
 /// the program when everything is over:
@@ -73,9 +73,10 @@ struct KeeperOptions {
 ///   a stopped agent included, is frozen and killed; kExitAgentLost. An agent that died of the stop that was
 ///   passed on to it: 143.
 /// SIGTERM, SIGINT and SIGHUP to the keeper reach the agent as one SIGTERM; those that were ignored stay so.
-/// What was killed, and what could not be, is said on stderr.
-/// If the keeper itself is killed, the agent is told (KeeperLink::watch_fd). If both are killed at the same
-/// moment, the workers still get their death signal, but what they started in sessions of their own lives on.
+/// When the keeper's parent ends (the master, the SSH session), an agent that is stopped is woken (SIGCONT),
+/// so that it sees the end of its link. What was killed, and what could not be, is said on stderr. If the
+/// keeper itself is killed, the agent is told (KeeperLink::watch_fd). If both are killed at the same moment,
+/// the workers still get their death signal, but what they started in sessions of their own lives on.
 int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main);
 
 }  // namespace ddp::launcher

@@ -91,7 +91,7 @@ void finish(Worker& worker, Cgroup& group) {
   CHECK(reaches_end(worker.life.read_end.get()));
   wait_end(worker.process);
   reap_adopted({});
-  CHECK(group.remove());
+  CHECK(group.remove(kPatience));
   CHECK(!fs::exists(group.path()));
 }
 
@@ -169,7 +169,7 @@ TEST_CASE("a child's failed start is told as ever, and leaves an empty group") {
     CHECK(child.error().code == ErrorCode::kExec);
     CHECK(child.error().sys == ENOENT);
     CHECK(group.pids().empty());
-    CHECK(group.remove());
+    CHECK(group.remove(kPatience));
   }
 }
 
@@ -267,8 +267,8 @@ TEST_CASE("what dead agents left is removed, and nothing else") {
     CHECK(fs::exists(foreign));
     CHECK(fs::exists(living.path()));  // empty, but locked
     CHECK(!worker.process.peek().has_value());
-    CHECK(living.remove());
-    CHECK(living.remove());  // again: it is not there
+    CHECK(living.remove(kPatience));
+    CHECK(living.remove(kPatience));  // again: it is not there
     CHECK(kill_own_tree().empty());
     wait_end(worker.process);
     { Cgroup next = make(kind, "next"); }  // left behind, empty
@@ -307,7 +307,7 @@ TEST_CASE("places that are not our group are refused, in words") {
                        0)
               .error()
               .text == group.path() + " is not our own control group");
-    CHECK(group.remove());
+    CHECK(group.remove(kPatience));
   }
 }
 

@@ -65,7 +65,7 @@ int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, bool dea
     poll(events, 2, 20);
     if (events[0].revents == 0 && events[1].revents == 0) continue;
     if (!launcher::kill_own_tree(scope).empty()) return 6;
-    if (scope.cgroup && !scope.cgroup->remove()) return 8;
+    if (scope.cgroup && !scope.cgroup->remove(std::chrono::seconds(5))) return 8;
     return events[0].revents != 0 ? 7 : 5;
   }
 }

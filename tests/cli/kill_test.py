@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""Every way in which a job on one machine can come to its end leaves nothing behind: with control groups, and without.
+
+We are a subreaper: whatever a job starts, however it detaches itself, stays below us and is counted, zombies aside.
+Random kills over SSH: torture_test.py.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.census import (Victim, all_processes, become_subreaper, below, kill_below, live_below, named,
+                                  reap_adopted)
+from tests.support.launch import BIN, main, wait_until
+
+ODD_WORKER = BIN.parent / "tests/odd_worker"
+FAMILY = "stubborn+child+session+pipes+daemon+stopped+storm"
+GRACE = 1.0
+SLACK = float(os.environ.get("DDP_SLACK", "1"))
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+
+
+def groups_of(job):
+    """Directories of control groups that bear the job's name."""
+    found = []
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        if " - cgroup" in line:
+            for path, names, _ in os.walk(line.split()[4]):
+                found += [f"{path}/{name}" for name in names if name.startswith(f"ddplaunch.{job}.")]
+    return found
+
+
+class Job:
+    def __init__(self, test, name, *options, kinds, ranks=2, worker=()):
+        self.name = f"k{os.getpid()}-{name}"
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="job-", dir=test.dir))
+        self.dir.chmod(0o777)
+        self.ranks = ranks
+        argv = [*test.prefix, test.bin / "ddplaunch", "--job-id", self.name, "--job-dir", self.dir / "files",
+                "--nproc-per-node", ranks, "--oversubscribe", "--stop-grace", f"{GRACE:g}s", *options, "--",
+                test.bin / "odd_worker", self.dir, kinds, *worker]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
+        env.update(HOME=str(self.dir), XDG_STATE_HOME=str(self.dir), OMP_NUM_THREADS="1")
+        self.process = subprocess.Popen([str(word) for word in argv], stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env,
+                                        cwd=self.dir)
+        test.addCleanup(self.close)
+        self.began = time.monotonic()
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.process.stderr.close()
+
+    def ups(self):
+        with contextlib.suppress(OSError):
+            return [line.split() for line in (self.dir / "events").read_text().splitlines() if line.startswith("up ")]
+        return []
+
+    def wait_up(self):
+        wait_until(lambda: len(self.ups()) == self.ranks or self.process.poll() is not None, 30)
+        if len(self.ups()) != self.ranks:
+            self.process.kill()
+            raise AssertionError(f"{self.name}: {self.ups()} {self.process.stderr.read()}")
+        return self
+
+    def find(self, name):
+        """The keeper ("ddp-keeper") or the agent ("ddplaunchd") of this job."""
+        for pid, (_, comm, state) in below(self.process.pid).items():
+            if comm == name and state != "Z":
+                return Victim(pid, "localhost")
+        raise AssertionError(f"{self.name} has no {name}")
+
+    def finish(self, seconds=30):
+        _, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, err
+
+
+@unittest.skipUnless(ODD_WORKER.exists(), f"{ODD_WORKER} is not built")
+class Kill(unittest.TestCase):
+    """As the user who runs the tests; as root that is with a control group where the machine has any."""
+
+    prefix = []
+
+    def setUp(self):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-kill-"))
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.dir.chmod(0o777)
+        self.bin = self.dir / "bin"
+        self.bin.mkdir()
+        for program in (BIN / "ddplaunch", BIN / "ddplaunchd", ODD_WORKER):
+            shutil.copy(program, self.bin)
+        self.addCleanup(kill_below)
+
+    def start(self, kinds=FAMILY, *options, ranks=2, worker=(), name=None):
+        return Job(self, name or self.id().rpartition(".")[2].removeprefix("test_"), *options, kinds=kinds, ranks=ranks,
+                   worker=worker)
+
+    def assert_all_gone(self, *jobs, within=GRACE + 1):
+        """Nothing lives below us but `jobs`' own masters, which are ended."""
+        owned = [job.process.pid for job in jobs]
+        left = {}
+        end = time.monotonic() + within * SLACK
+        while (left := live_below((), owned)) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertFalse(left, named(left))
+        for job in jobs:
+            self.assertTrue(wait_until(lambda: not groups_of(job.name), 1), groups_of(job.name))
+
+    def test_a_failing_worker(self):
+        job = self.start(f"plain,{FAMILY}", worker=("0", "exit:5", "100"))
+        code, err = job.finish()
+        self.assertEqual(code, 5, err)
+        self.assert_all_gone(job, within=0.05)
+        self.assertNotIn("left on", err)
+
+    def test_a_worker_that_ends_well_and_leaves_a_daemon(self):
+        job = self.start("plain+daemon+session+pipes", worker=("0", "exit:0", "50"), ranks=1)
+        code, err = job.finish()
+        self.assertEqual(code, 0, err)
+        self.assert_all_gone(job, within=0.05)
+
+    def test_interrupt(self):
+        job = self.start().wait_up()
+        job.process.send_signal(signal.SIGINT)
+        code, err = job.finish()
+        self.assertEqual(code, 130, err)
+        self.assert_all_gone(job, within=0.05)
+
+    def test_killed_master(self):
+        job = self.start().wait_up()
+        job.process.kill()
+        job.process.wait()
+        self.assert_all_gone(job, within=5 + 1)  # the agents' own grace after a lost link
+
+    def test_killed_agent(self):
+        job = self.start().wait_up()
+        job.find("ddplaunchd").hit("KILL")
+        code, err = job.finish()
+        self.assertEqual(code, 113, err)
+        self.assertIn("the agent was killed by SIGKILL", err)
+        self.assert_all_gone(job, within=0.05)
+
+    def test_killed_keeper(self):
+        job = self.start().wait_up()
+        job.find("ddp-keeper").hit("KILL")
+        code, err = job.finish()
+        self.assertEqual(code, 113, err)
+        self.assert_all_gone(job, within=5 + 1)
+
+    def test_killed_keeper_of_a_stopped_agent(self):
+        job = self.start().wait_up()
+        job.find("ddplaunchd").hit("STOP")
+        job.find("ddp-keeper").hit("KILL")
+        code, err = job.finish()
+        self.assertEqual(code, 113, err)
+        self.assert_all_gone(job, within=5 + 1)
+
+    def test_killed_agent_of_a_stopped_keeper(self):
+        # The agent wakes its keeper with its next heartbeat.
+        job = self.start().wait_up()
+        keeper = job.find("ddp-keeper")
+        keeper.hit("STOP")
+        self.assertTrue(wait_until(lambda: all_processes()[keeper.pid][2] == "T"))
+        self.assertTrue(wait_until(lambda: all_processes()[keeper.pid][2] != "T"))
+        job.find("ddplaunchd").hit("KILL")
+        code, err = job.finish()
+        self.assertEqual(code, 113, err)
+        self.assert_all_gone(job, within=0.05)
+
+    def test_killed_agent_while_the_workers_are_being_stopped(self):
+        job = self.start().wait_up()
+        job.process.send_signal(signal.SIGTERM)
+        while "stopping the workers" not in job.process.stderr.readline():
+            self.assertIsNone(job.process.poll())
+        job.find("ddplaunchd").hit("KILL")
+        code, err = job.finish()
+        self.assertEqual(code, 143, err)
+        self.assert_all_gone(job, within=0.05)
+
+    def test_stopped_agent(self):
+        # On the master's own machine there is no lease: the master gives it up, and wakes it by its keeper's end.
+        job = self.start(FAMILY, "--node-timeout", "2s").wait_up()
+        job.find("ddplaunchd").hit("STOP")
+        code, err = job.finish()
+        self.assertEqual(code, 113, err)
+        self.assert_all_gone(job, within=5 + 1)
+
+    def test_stopped_agent_of_a_killed_master(self):
+        job = self.start().wait_up()
+        job.find("ddplaunchd").hit("STOP")
+        job.process.kill()
+        job.process.wait()
+        self.assert_all_gone(job, within=5 + 1)
+
+    def test_another_job_of_the_same_program_is_not_touched(self):
+        other = self.start("stubborn+child+session+daemon", name="other").wait_up()
+        before = below(other.process.pid)
+        for victim in ("ddplaunchd", "ddp-keeper", None):
+            job = self.start().wait_up()
+            if victim:
+                job.find(victim).hit("KILL")
+            else:
+                job.process.send_signal(signal.SIGINT)
+            code, err = job.finish()
+            self.assertEqual(code, 113 if victim else 130, err)
+            self.assertTrue(wait_until(lambda: not self.strangers(other, before), 5 + 1), self.strangers(other, before))
+        self.assertEqual(set(below(other.process.pid)), set(before))
+        self.assertEqual({stat[2] for stat in below(other.process.pid).values()} & set("ZTX"), set())
+        other.process.send_signal(signal.SIGINT)
+        code, err = other.finish()
+        self.assertEqual(code, 130, err)
+        self.assert_all_gone(other, within=0.05)
+
+    @staticmethod
+    def strangers(other, before):
+        """What lives below us and is not of the job `other`; its daemon is not below its master but below its agent."""
+        return live_below({other.process.pid, *before}, [other.process.pid])
+
+    def test_many_stubborn_workers_are_killed_at_once(self):
+        job = self.start("stubborn", ranks=32).wait_up()
+        leaders = [Victim(int(up[2]), "localhost") for up in job.ups()]
+        began = time.monotonic()
+        job.process.send_signal(signal.SIGINT)
+        self.assertFalse(leaders[0].ended(GRACE * 0.9))
+        for leader in leaders:
+            self.assertTrue(leader.ended(10))
+        took = time.monotonic() - began - GRACE
+        code, err = job.finish()
+        self.assertEqual(code, 130, err)
+        print(f"32 stubborn workers gone {took * 1e3:.0f} ms after the grace", file=sys.stderr)
+        self.assertLess(took, 0.2 * SLACK)
+        self.assert_all_gone(job, within=0.05)
+
+
+@unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root and setpriv, to be somebody else")
+class KillAsNobody(Kill):
+    """As a user who may make no control group: the tree of processes alone does it."""
+
+    prefix = NOBODY
+
+    def test_no_group_is_no_failure(self):
+        job = self.start("plain", "--verbose", worker=("0", "exit:0", "0"), ranks=1)
+        code, err = job.finish()
+        self.assertEqual(code, 0, err)
+        self.assertRegex(err, r"ddplaunch: localhost: no control group for the workers, the tree of processes will do \(.*"
+                              r"(Permission denied|Read-only file system|not mounted here)")
+        job = self.start("plain", worker=("0", "exit:0", "0"), ranks=1)
+        code, err = job.finish()
+        self.assertEqual((code, err), (0, ""))
+
+    def test_a_process_that_became_another_user_is_named(self):
+        # As below sudo: all its uids are root's, so that its user may not signal it.
+        sudo = self.dir / "sudo"
+        shutil.copy(shutil.which("setpriv"), sudo)
+        os.chown(sudo, 0, 0)
+        sudo.chmod(0o4755)
+        if os.statvfs(self.dir).f_flag & os.ST_NOSUID:
+            self.skipTest(f"{self.dir} is mounted nosuid")
+        script = self.dir / "worker.sh"
+        script.write_text(f'#!/bin/sh\n{sudo} --reuid=0 sleep 60 &\necho "up 0 $$ 0" >> $1/events\nwait\n')
+        script.chmod(0o755)
+        (self.bin / "odd_worker").unlink()
+        shutil.copy(script, self.bin / "odd_worker")
+        job = self.start("plain", ranks=1).wait_up()
+        self.assertTrue(wait_until(lambda: any(stat[1] == "sleep" for stat in below(job.process.pid).values())))
+        job.process.send_signal(signal.SIGINT)
+        code, err = job.finish()
+        self.assertEqual(code, 130, err)
+        self.assertRegex(err, r"ddplaunch: warning: 1 process is left on localhost: \d+ \(sleep, state S, uid 0\), which we "
+                              r"may not signal\n")
+        pid = int(re.search(r"localhost: (\d+) \(sleep", err)[1])
+        self.assertEqual({left: stat[1] for left, stat in live_below((), [job.process.pid]).items()}, {pid: "sleep"})
+        os.kill(pid, signal.SIGKILL)
+        self.assert_all_gone(job)
+
+
+if __name__ == "__main__":
+    become_subreaper()
+    main()
