@@ -261,7 +261,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
       node.ping(++ping_sequence_);
     }
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
-    if (!spec_.quiet) say(spec_.hosts[node.index].name + ": " + notice->text);
+    if (notice->detail ? spec_.verbose : !spec_.quiet)
+      say(spec_.hosts[node.index].name + ": " + notice->text);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
     stdin_.taken(stdin_taken->bytes);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
