@@ -1,35 +1,89 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
+#include "launcher/bar_fold.h"
+#include "launcher/label.h"
 #include "launcher/output_lines.h"
+#include "launcher/terminal_view.h"
+#include "launcher/text_width.h"
 
-// The first byte says how the rest is cut into chunks; whatever the cut, the lines are the same, and the tail
-// and the label parser take any bytes.
+using namespace ddp::launcher;
+
+namespace {
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+std::string rows_of(const LineAssembler& lines) {
+  std::string rows;
+  lines.live(rows);
+  return rows;
+}
+
+// The terminal gets colours, erasing and the cursor's ways up and down, nothing else that could move or hide
+// it.
+void require_harmless(std::string_view bytes) {
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    const auto byte = static_cast<unsigned char>(bytes[at]);
+    if (byte != 0x1b) {
+      require(byte >= 0x20 || byte == '\n' || byte == '\r' || byte == '\t');
+      continue;
+    }
+    require(bytes.substr(at, 2) == "\x1b[");
+    at = bytes.find_first_not_of("0123456789;:", at + 2);
+    require(at != std::string_view::npos &&
+            std::string_view("mKAB").find(bytes[at]) != std::string_view::npos);
+  }
+}
+
+}  // namespace
+
+// The first byte says how the rest is cut into chunks; whatever the cut, the lines and the open rows are the
+// same, and no step of it breaks a bound. The tail, the label's parser, and the view take any bytes.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace ddp::launcher;
   if (size == 0) return 0;
   const std::size_t step = 1 + data[0] % 64;
+  const bool settles = data[0] >= 128;
   std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
 
   LineAssembler whole("[l] ");
   std::string expected;
-  whole.add(bytes, expected);
-  whole.finish(expected);
-
   LineAssembler cut("[l] ");
+  LineAssembler settled("[l] ");
   StderrTail tail;
+  TerminalView view(true);
+  BarFold fold(Bars::kAll);
   std::string lines;
+  std::string settled_lines;
+  whole.add(bytes, expected);
   for (std::size_t at = 0; at < bytes.size(); at += step) {
-    cut.add(bytes.substr(at, step), lines);
-    tail.add(bytes.substr(at, step));
+    const std::string_view chunk = bytes.substr(at, step);
+    const std::size_t before = lines.size();
+    cut.add(chunk, lines);
+    tail.add(chunk);
+    settled.add(chunk, settled_lines);
+    if (settles) settled.settle(at % 2 == 0, settled_lines);
+    require(cut.held() <= kMaxLine + 2 * step + 256);
+    const std::string rows = rows_of(cut);
+    fold.set(1, 0, "[l] ", rows);
+    require_harmless(
+        view.draw(std::string_view(lines).substr(before), fold.rows(), {2 + at % 90, 2 + at % 30}));
   }
+  require(rows_of(cut) == rows_of(whole));
+  whole.finish(expected);
   cut.finish(lines);
-  if (lines != expected || cut.held() != 0) std::abort();
-  if (tail.lines().size() > StderrTail::kMaxLines) std::abort();
-  if (lines.find('\r') != std::string::npos) std::abort();  // no carriage return ever reaches the view
+  settled.finish(settled_lines);
+  require(lines == expected && cut.held() == 0);
+  require(settles || settled_lines == expected);
+  require(lines.find_first_of("\r\b") == std::string::npos);  // neither ever reaches the view
+  require(tail.lines().size() <= StderrTail::kMaxLines);
+  std::string row;
+  require(append_row(bytes, step, row) <= step && text_width(row) <= step);
 
   if (check_label_template(bytes)) (void)make_label(bytes, {"h", 1, 2, 3, "stdout"});
   return 0;
