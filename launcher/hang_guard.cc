@@ -84,8 +84,12 @@ void HangGuard::sample() {
   watch_.begin_sample(now());
   if (held_())
     watch_.life(now());
-  else if (!look_at_some())
+  else if (!look_at_some() && !look_at_known() && watch_.whole_due(now()))
     look_at_trees();
+  tell_changes();
+}
+
+void HangGuard::tell_changes() {
   const auto change = watch_.settle(now());
   if (!change) return;
   send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count())});
@@ -104,18 +108,39 @@ bool HangGuard::look_at_some() {
   return watch_.look(times, false, now());
 }
 
-void HangGuard::look_at_trees() {
+bool HangGuard::look_at_known() {
+  std::vector<ProcessTime> times;
+  for (const pid_t pid : known_) {
+    if (const auto info = read_process(pid)) times.push_back(process_time(*info));
+  }
+  return watch_.look(times, false, now());
+}
+
+bool HangGuard::look_at_trees() {
   const ProcessForest forest;
   std::vector<ProcessTime> times;
+  known_.clear();
   for (const auto& [rank, leader] : leaders_) {
-    for (const ProcessInfo& info : forest.tree(leader))
+    for (const ProcessInfo& info : forest.tree(leader)) {
       times.push_back(process_time(info));
+      if (info.pid != leader) known_.push_back(info.pid);
+    }
   }
-  watch_.look(times, true, now());
+  return watch_.look(times, true, now());
 }
 
 void HangGuard::inspect(const rendezvous::Inspect& request) {
   if (stopped_ || inspection_ || request.attempt != attempt_) return;
+  // What began since the last sample, or in a process that we did not know of, is seen now or it is too late.
+  if (held_() || look_at_some() || look_at_known() || look_at_trees()) {
+    watch_.life(now());
+    tell_changes();
+    rendezvous::Inspection nothing;
+    nothing.attempt = attempt_;
+    nothing.last = true;
+    send_(nothing);
+    return;
+  }
   ProcessInspection::Options options;
   options.attempt = attempt_;
   options.leaders = leaders_;
@@ -129,6 +154,7 @@ void HangGuard::inspect(const rendezvous::Inspect& request) {
 
 Awaitable<> HangGuard::run_inspection(HangGuard* self) {
   co_await self->inspection_->run();
+  self->inspection_.reset();
 }
 
 void HangGuard::stop() {

@@ -47,8 +47,10 @@ class HangGuard {
   static Awaitable<> watch_workers(HangGuard* self);
   static Awaitable<> run_inspection(HangGuard* self);
   void sample();
+  void tell_changes();
   bool look_at_some();
-  void look_at_trees();
+  bool look_at_known();
+  bool look_at_trees();
   void start_task(Awaitable<> task);
 
   asio::any_io_executor executor_;
@@ -58,6 +60,7 @@ class HangGuard {
   Held held_;
   HangWatch watch_;
   std::map<std::uint32_t, pid_t> leaders_;  ///< the living ranks
+  std::vector<pid_t> known_;  ///< the other processes of their trees, as the last whole look saw them
   std::string worker_path_;
   std::string ras_address_;
   std::unique_ptr<ProcessInspection> inspection_;

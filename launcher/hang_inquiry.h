@@ -28,7 +28,7 @@ class HangInquiry {
   HangInquiry(std::chrono::milliseconds timeout, std::vector<NodePart> nodes, Time now);
 
   void quiet(std::size_t node, Time since) { judge_.quiet(node, since); }
-  void alive(std::size_t node, Time now) { judge_.alive(node, now); }
+  void alive(std::size_t node) { judge_.alive(node); }
   void rank_ended(std::size_t node, std::uint32_t rank, Time now);
   void node_gone(std::size_t node, Time now);
 

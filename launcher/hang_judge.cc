@@ -26,10 +26,8 @@ void HangJudge::quiet(std::size_t node, Time since) {
   last_life_ = std::max(last_life_, since);
 }
 
-void HangJudge::alive(std::size_t node, Time now) {
-  if (node >= nodes_.size()) return;
-  nodes_[node].quiet = false;
-  last_life_ = std::max(last_life_, now);
+void HangJudge::alive(std::size_t node) {
+  if (node < nodes_.size()) nodes_[node].quiet = false;
 }
 
 void HangJudge::rank_ended(std::size_t node, Time now) {

@@ -23,7 +23,7 @@ class HangJudge {
 
   /// `since` by our clock, at the latest.
   void quiet(std::size_t node, Time since);
-  void alive(std::size_t node, Time now);
+  void alive(std::size_t node);  ///< until when, its next `quiet` tells
   /// An end is a sign of life too; a node without workers is asked no more.
   void rank_ended(std::size_t node, Time now);
   void node_gone(std::size_t node, Time now);

@@ -13,6 +13,7 @@ constexpr milliseconds kLongestPeriod{5000};
 constexpr milliseconds kSmallestBurst{30};
 constexpr milliseconds kLargestBurst{100};
 constexpr std::size_t kPacemakers = 16;
+constexpr std::chrono::seconds kLongestBetweenWholes{60};
 /// Beyond two periods: a sample this late was not late because of load.
 constexpr std::chrono::seconds kOverslept{1};
 
@@ -21,7 +22,7 @@ constexpr std::chrono::seconds kOverslept{1};
 HangWatch::HangWatch(milliseconds timeout, Time now)
     : timeout_(timeout),
       burst_(std::clamp<Time>(Time(timeout) / kIdleShare, kSmallestBurst, kLargestBurst)),
-      began_(now),
+      last_whole_(now),
       last_life_(now),
       last_sample_(now) {}
 
@@ -42,7 +43,7 @@ void HangWatch::begin_sample(Time now) {
 bool HangWatch::fill(Meter& meter, const ProcessTime& process, Time now) const {
   if (meter.started != process.started) {
     // New to us: all that it used counts, over the time since it can have begun at the earliest.
-    meter = Meter{process.started, began_, Time(0), Time(0)};
+    meter = Meter{process.started, last_whole_, Time(0), Time(0)};
   }
   meter.level += std::max(process.cpu - meter.cpu, Time(0));
   meter.level = std::max(meter.level - (now - meter.seen) / kIdleShare, Time(0));
@@ -60,6 +61,10 @@ bool HangWatch::look(std::span<const ProcessTime> processes, bool whole, Time no
     if (fill(meters_[process.pid], process, now)) at_work.push_back(process.pid);
     traced = traced || process.traced;
   }
+  if (whole) {
+    last_whole_ = now;
+    looked_whole_ = true;
+  }
   if (whole || meters_.size() > kMeters) {
     std::erase_if(meters_, [now](const auto& entry) { return entry.second.seen != now; });
   }
@@ -68,6 +73,10 @@ bool HangWatch::look(std::span<const ProcessTime> processes, bool whole, Time no
   pacemakers_ = std::move(at_work);
   life(now);
   return true;
+}
+
+bool HangWatch::whole_due(Time now) const {
+  return !looked_whole_ || now - last_whole_ >= std::min<Time>(timeout_ / 4, kLongestBetweenWholes);
 }
 
 std::optional<HangWatch::Change> HangWatch::settle(Time now) {

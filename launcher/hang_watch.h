@@ -25,7 +25,10 @@ struct ProcessTime {
 ///
 /// The driver's duties, every period():
 ///   1. `begin_sample`;
-///   2. `look` at the leaders and at `pacemakers()`; when it saw no life, `look` at the whole trees;
+///   2. `look` at the leaders and at `pacemakers()`; when it saw no life, at the other processes known from
+///   the
+///      last whole look; when that saw none either and `whole_due`, at the whole trees, however they are
+///      found;
 ///   3. `settle`, and tell the master when it gives a change.
 /// Between samples it calls `life` for what it hears of.
 class HangWatch {
@@ -49,6 +52,9 @@ class HangWatch {
   void begin_sample(Time now);
   /// True: one of them has done something since the last look.
   bool look(std::span<const ProcessTime> processes, bool whole, Time now);
+  /// To find the trees costs a look at every process of the machine; a quarter of the timeout lies between
+  /// two of them, a minute at most.
+  bool whole_due(Time now) const;
   /// Those that were seen at work: looking at them first saves the look at all.
   const std::vector<pid_t>& pacemakers() const { return pacemakers_; }
 
@@ -76,9 +82,10 @@ class HangWatch {
 
   Time timeout_;
   Time burst_;  ///< what the bucket holds
-  Time began_;
+  Time last_whole_;
   Time last_life_;
   Time last_sample_;
+  bool looked_whole_ = false;
   std::map<pid_t, Meter> meters_;
   std::vector<pid_t> pacemakers_;
   bool told_quiet_ = false;

@@ -36,11 +36,13 @@ struct Process {
 struct Node {
   std::unique_ptr<HangWatch> watch;
   std::map<pid_t, Process> processes;
-  Time ahead{0};  ///< of its clock before ours
+  std::vector<pid_t> known;  ///< from the last whole look
+  Time ahead{0};             ///< of its clock before ours
   Time next_sample{0};
   Time asleep_until{0};
   bool held = false;
   int changes = 0;
+  int wholes = 0;
 };
 
 class Simulation {
@@ -121,6 +123,8 @@ class Simulation {
       REQUIRE(hung_at_);
       CHECK(*hung_at_ - start_ >= seconds_of(words.at(1)));
       CHECK(*hung_at_ - start_ <= seconds_of(words.at(2)));
+    } else if (verb == "wholes") {  // wholes NODE ATMOST
+      CHECK(node().wholes <= std::stoi(words.at(2)));
     } else if (verb == "messages") {  // messages NODE ATMOST
       CHECK(node().changes <= std::stoi(words.at(2)));
     } else {
@@ -156,19 +160,27 @@ class Simulation {
       return ProcessTime{pid, static_cast<std::uint64_t>(pid), process.cpu / 10'000'000 * 10'000'000,
                          process.traced};
     };
-    std::vector<ProcessTime> few;
-    std::vector<ProcessTime> all;
-    for (const pid_t pid : watch.pacemakers()) {
-      if (node.processes.count(pid) > 0) few.push_back(time_of(pid, node.processes[pid]));
-    }
+    const auto times_of = [&node, time_of](const std::vector<pid_t>& pids) {
+      std::vector<ProcessTime> times;
+      for (const pid_t pid : pids) {
+        if (node.processes.count(pid) > 0) times.push_back(time_of(pid, node.processes[pid]));
+      }
+      return times;
+    };
+    std::vector<pid_t> few = watch.pacemakers();
+    std::vector<pid_t> all;
     for (const auto& [pid, process] : node.processes) {
-      all.push_back(time_of(pid, process));
-      if (process.leader) few.push_back(all.back());
+      all.push_back(pid);
+      if (process.leader) few.push_back(pid);
     }
-    if (node.held)
+    if (node.held) {
       watch.life(theirs);
-    else if (!watch.look(few, false, theirs))
-      watch.look(all, true, theirs);
+    } else if (!watch.look(times_of(few), false, theirs) &&
+               !watch.look(times_of(node.known), false, theirs) && watch.whole_due(theirs)) {
+      node.known = all;
+      ++node.wholes;
+      watch.look(times_of(all), true, theirs);
+    }
     const auto change = watch.settle(theirs);
     if (!change) return;
     ++node.changes;
@@ -178,7 +190,7 @@ class Simulation {
       if (quiet)
         judge_.quiet(index, since);
       else
-        judge_.alive(index, now_);
+        judge_.alive(index);
     };
     mail_.emplace_back(now_ + kTravel, deliver);
   }
@@ -219,10 +231,30 @@ TEST_CASE("a process that got the number of another is new") {
   CHECK(watch.last_life() == 3s);
 }
 
+TEST_CASE("after a sample that comes far too late counting begins anew") {
+  HangWatch watch(60s, Time(0));
+  watch.begin_sample(5s);
+  CHECK(watch.last_life() == 0s);
+  watch.begin_sample(15s);  // two periods: load, perhaps
+  CHECK(watch.last_life() == 0s);
+  watch.begin_sample(27s);
+  CHECK(watch.last_life() == 27s);
+}
+
+TEST_CASE("who was at work is looked at first") {
+  HangWatch watch(60s, Time(0));
+  const std::vector<ProcessTime> all = {{7, 1, 0s, false}, {8, 1, 2s, false}, {9, 1, 0s, false}};
+  CHECK(watch.pacemakers().empty());
+  CHECK(watch.look(all, true, 5s));
+  CHECK(watch.pacemakers() == std::vector<pid_t>{8});
+  CHECK_FALSE(watch.look(all, true, 10s));  // not at work, but still the best guess
+  CHECK(watch.pacemakers() == std::vector<pid_t>{8});
+}
+
 TEST_CASE("without a timeout nothing ever hangs") {
   HangJudge judge;
   judge.quiet(0, 1s);
-  judge.alive(3, 1s);
+  judge.alive(3);
   judge.rank_ended(0, 1s);
   judge.node_gone(0, 1s);
   CHECK_FALSE(judge.deadline());
