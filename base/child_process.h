@@ -48,7 +48,8 @@ struct ChildSpec {
       true;  ///< setsid: the child leads a session and a process group of its own, with no terminal
   int death_signal =
       0;  ///< sent to the child when the THREAD that called spawn ends; 0: none. Lost at setuid exec
-  pid_t tracer = 0;      ///< may attach a debugger to it, and so may its children (Yama); 0: nobody more than usual
+  pid_t tracer =
+      0;  ///< may attach a debugger to it, and so may its children (Yama); 0: nobody more than usual
   std::optional<rlim_t>
       nofile_soft;  ///< soft RLIMIT_NOFILE of the child; unset: what we had before raise_nofile
   std::optional<sigset_t> signal_mask;  ///< what the child starts with blocked; unset: nothing

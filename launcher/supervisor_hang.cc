@@ -34,7 +34,11 @@ void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Tim
   if (message.quiet)
     hang_.quiet(index, std::min(now, current_->happened + current_->error));
   else
-    hang_.alive(index, now);
+    hang_.alive(index);
+  if (state_ == State::kInspecting && !message.quiet) {
+    actions_.push_back(Say{"the job goes on: " + spec_.hosts[index].name + " is at work again"});
+    state_ = State::kRunning;
+  }
   if (state_ == State::kRunning) deadline_ = hang_.deadline();
 }
 
