@@ -4,6 +4,7 @@
 #include <charconv>
 #include <csignal>
 #include <string_view>
+#include <system_error>
 
 namespace ddp::launcher {
 namespace {

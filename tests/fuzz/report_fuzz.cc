@@ -1,0 +1,82 @@
+// What workers and the kernel write, whatever it is: the report comes out, has nothing in it that steers a
+// terminal, is JSON, and names one of those who failed.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/exit_report.h"
+#include "launcher/kernel_evidence.h"
+#include "launcher/report_json.h"
+
+using namespace ddp::launcher;
+
+namespace {
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+/// Cuts `bytes` before the next `mark`.
+std::string_view take(std::string_view& bytes, char mark) {
+  const std::size_t end = std::min(bytes.find(mark), bytes.size());
+  const std::string_view part = bytes.substr(0, end);
+  bytes.remove_prefix(std::min(end + 1, bytes.size()));
+  return part;
+}
+
+Failure failure_from(std::string_view part, int rank) {
+  Failure failure;
+  const auto byte = [&](std::size_t at) {
+    return at < part.size() ? static_cast<unsigned char>(part[at]) : 0;
+  };
+  failure.kind = byte(0) % 2 == 0 ? Failure::Kind::kExited : Failure::Kind::kSignaled;
+  failure.host = byte(0) & 4 ? "a" : "b";
+  failure.rank = rank;
+  failure.status = 1 + byte(1) % 255;
+  failure.signal = 1 + byte(1) % 64;
+  failure.stopped_by_us = (byte(0) & 8) != 0;
+  failure.at = std::chrono::microseconds(byte(2) * 100);
+  failure.at_error = std::chrono::microseconds(byte(3) * 10);
+  part.remove_prefix(std::min<std::size_t>(4, part.size()));
+  while (!part.empty() && failure.last_stderr.size() < 20)
+    failure.last_stderr.emplace_back(take(part, '\n'));
+  return failure;
+}
+
+void check_kernel(std::string_view text) {
+  if (const auto line = parse_kernel_line(text)) require(line->text.find('\n') == std::string::npos);
+  (void)parse_oom_victim(text);
+  (void)parse_oom_kills(text);
+  (void)is_xid_line(text);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  check_kernel(bytes);
+  JobEnd end;
+  for (int rank = 0; rank < 8 && !bytes.empty(); ++rank) {
+    end.failures.push_back(failure_from(take(bytes, '\x01'), rank));
+    ddp::rendezvous::WorkerEvidence evidence;
+    evidence.error_json = take(bytes, '\x01');
+    evidence.oom = take(bytes, '\x02');
+    evidence.xid = take(bytes, '\x02');
+    end.add_evidence(rank, 0, evidence);
+  }
+  const ExitReport exit = make_exit_report(end);
+  for (const char c : exit.text)
+    require(c == '\n' || c == '\t' || static_cast<unsigned char>(c) >= 0x20);
+  require(end.failures.empty() == exit.text.empty());
+  if (const Failure* cause = cause_of(end))
+    require(&end.failures[static_cast<std::size_t>(cause->rank)] == cause);
+  const auto json = nlohmann::json::parse(report_json(end, exit, {}), nullptr, false);
+  require(!json.is_discarded() && json["exit_code"] == exit.exit_code);
+  require(json["other_failures"].size() + (json["root_cause"].is_null() ? 0 : 1) == end.failures.size());
+  return 0;
+}
