@@ -250,7 +250,8 @@ int Keeper::after_agent() {
 int Keeper::kill_all(const std::string& why) {
   const TreeKill kill = kill_tree();
   const auto left = kill.left();
-  say(why + "; ended " + std::to_string(kill.found() - left.size()) + " processes that it left");
+  const std::size_t ended = kill.found() - std::min(left.size(), kill.found());
+  say(why + "; ended " + std::to_string(ended) + (ended == 1 ? " process" : " processes") + " that it left");
   for (const LeftProcess& process : left)
     say("could not end process " + process.text());
   return kExitAgentLost;

@@ -58,7 +58,7 @@ Node start_ready(const std::string& agent_mode, const std::string& lease_ms, con
 }
 
 std::string ended(std::size_t count) {
-  return "; ended " + std::to_string(count) + " processes that it left\n";
+  return "; ended " + std::to_string(count) + (count == 1 ? " process" : " processes") + " that it left\n";
 }
 
 }  // namespace
