@@ -27,6 +27,7 @@ constexpr std::chrono::seconds kHeartbeat{1};
 constexpr std::size_t kBrokenPeers = 16;
 /// For the last bytes to a master that does not read any more.
 constexpr std::chrono::seconds kFlushTime{2};
+constexpr char kKeeperDied[] = "the keeper of its agent was killed";
 
 std::uint64_t monotonic_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -113,7 +114,12 @@ Awaitable<> Agent::serve() {
     if (!why.empty()) break;
     if (auto more = co_await link_.read_more(); !more) why = more.error().text;
   }
-  lose_master(why);
+  // sshd closes our stdin when the keeper, its child, has ended; what we say still reaches the master.
+  if (keeper_.keeper_lives()) {
+    lose_master(why);
+  } else {
+    resign(kKeeperDied);
+  }
 }
 
 void Agent::refuse(const Error& error) {
@@ -353,6 +359,15 @@ void Agent::lose_master(std::string_view why) {
   start_task(go_down());
 }
 
+/// Whatever forces us to leave while the master listens: it is told why, and hears of our workers' ends.
+void Agent::resign(std::string why) {
+  if (std::exchange(leaving_, true)) return;
+  const Error error{ErrorCode::kLinkLost, std::move(why), 0};
+  refuse(error);
+  exit_code_ = exit_code_of(error);
+  start_task(go_down());
+}
+
 Awaitable<> Agent::go_down() {
   if (attempt_running_) workers_->stop(link_grace_);
   while (attempt_running_)
@@ -371,12 +386,11 @@ Awaitable<> Agent::go_down() {
 Awaitable<> Agent::heartbeat() {
   while (!down_) {
     keeper_.pat();
-    if (attempt_running_)
-      reap_adopted(children());  // orphans of the workers would stay zombies otherwise
+    if (attempt_running_) reap_adopted(children());  // orphans of the workers would stay zombies otherwise
     tick_.expires_after(kHeartbeat);
     co_await tick_.async_wait(kUseTuple);
     const bool silent = Clock::now() - link_.last_heard() > patience_;
-    if (silent && !asleep_ && !leaving_) lose_master("the master was silent for too long");
+    if (silent && !asleep_) lose_master("the master was silent for too long");
   }
   while (!link_.closed()) {
     const auto [error] = co_await tick_.async_wait(kUseTuple);
@@ -386,12 +400,12 @@ Awaitable<> Agent::heartbeat() {
 
 Awaitable<> Agent::watch_keeper() {
   const auto [error] = co_await keeper_fd_.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
-  if (!error) lose_master("the keeper died");
+  if (!error) resign(kKeeperDied);
 }
 
 Awaitable<> Agent::watch_signals() {
   const auto [error, number] = co_await signals_.async_wait(kUseTuple);
-  if (!error) lose_master("stopped by " + signal_name(number));
+  if (!error) resign("its agent was stopped by " + signal_name(number));
 }
 
 }  // namespace ddp::launcher

@@ -12,9 +12,9 @@
 
 #include "base/asio.h"
 #include "base/byte_stream.h"
+#include "launcher/attempt_tree.h"
 #include "launcher/evidence.h"
 #include "launcher/hang_guard.h"
-#include "launcher/attempt_tree.h"
 #include "launcher/keeper.h"
 #include "launcher/node_facts.h"
 #include "launcher/node_job.h"
@@ -84,6 +84,7 @@ class Agent final : public WorkerEvents {
   std::vector<pid_t> children() const;
   void refuse(const Error& error);
   void lose_master(std::string_view why);
+  void resign(std::string why);
   void start_task(Awaitable<> task);
 
   asio::io_context& loop_;

@@ -78,7 +78,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& mes
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
-  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned) return;
+  // The workers of a node that its agent has to leave are ended by the agent: no failures of their own.
+  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || nodes_[index].lost) return;
   if (!runs(index, message.rank)) {
     actions_.push_back(Disconnect{index});
     return lose_node(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
@@ -110,12 +111,16 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
 /// What a broken link means for the others cannot wait for the reason, which may take seconds: an agent that
 /// was told to end has its own workers to stop first.
 void Supervisor::on(const LinkEnded& event, Time now) {
-  Node& node = nodes_[event.node];
-  if (node.state != NodeState::kSpawned || node.lost) return;
-  node.lost = true;
-  failures_.node_failed(spec_.hosts[event.node].name, event.error, now);
-  hang_.node_gone(event.node, now);
-  if (running()) stop_all(spec_.failure_grace, "node " + spec_.hosts[event.node].name + " was lost", now);
+  const Node& node = nodes_[event.node];
+  if (node.state == NodeState::kSpawned && !node.lost) count_as_lost(event.node, event.error, now);
+}
+
+/// A failure that ends the attempt, while the end of the node's workers or of its link is still to come.
+void Supervisor::count_as_lost(std::size_t index, Error error, Time now) {
+  nodes_[index].lost = true;
+  failures_.node_failed(spec_.hosts[index].name, std::move(error), now);
+  hang_.node_gone(index, now);
+  if (running()) stop_all(spec_.failure_grace, "node " + spec_.hosts[index].name + " was lost", now);
 }
 
 void Supervisor::on(const NodeGone& event, Time now) {
@@ -123,22 +128,22 @@ void Supervisor::on(const NodeGone& event, Time now) {
   const NodeState before = std::exchange(node.state, NodeState::kGone);
   if (before == NodeState::kGone) return;
   if (state_ == State::kLeaving || before == NodeState::kLeaving) return finish_if_gone();
-  if (state_ < State::kRunning) return fail_start(event.node, event.error, now);
+  if (state_ < State::kRunning) {
+    if (!node.told_why) fail_start(event.node, event.error, now);
+    return;
+  }
   lose_node(event.node, event.error, now);
 }
 
 /// A node will not run its part any more; its state has been set.
 void Supervisor::lose_node(std::size_t index, Error error, Time now) {
   if (nodes_[index].state == NodeState::kSpawned) nodes_[index].state = NodeState::kGone;
-  if (std::exchange(nodes_[index].lost, true)) {
+  if (!nodes_[index].lost) {
+    count_as_lost(index, std::move(error), now);
+  } else if (!nodes_[index].told_why) {
     failures_.explain_node(spec_.hosts[index].name, std::move(error));
-  } else {
-    failures_.node_failed(spec_.hosts[index].name, std::move(error), now);
-    hang_.node_gone(index, now);
   }
-  if (running()) {
-    stop_all(spec_.failure_grace, "node " + spec_.hosts[index].name + " was lost", now);
-  } else if (state_ == State::kStopping && all(NodeState::kEnded)) {
+  if (state_ == State::kStopping && all(NodeState::kEnded)) {
     attempt_over(now);
   }
 }
@@ -185,9 +190,7 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
   failures_.stop_ordered(now, grace);
   deadline_ = failures_.kill_due() + kStopSlack;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (nodes_[i].state == NodeState::kSpawned && !nodes_[i].lost) {
-      send(i, rendezvous::Stop{attempt_, to_ms(grace), reason});
-    }
+    if (nodes_[i].state == NodeState::kSpawned) send(i, rendezvous::Stop{attempt_, to_ms(grace), reason});
   }
   if (all(NodeState::kEnded)) attempt_over(now);
 }

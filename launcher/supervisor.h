@@ -94,7 +94,7 @@ class Supervisor {
     kRunning,
     kInspecting,  ///< the job hangs; the nodes are asked in what
     kStopping,    ///< Stop is with every node
-    kLeaving,   ///< Leave is with every node
+    kLeaving,     ///< Leave is with every node
     kFinished,
   };
 
@@ -128,7 +128,8 @@ class Supervisor {
     NodeState state = NodeState::kConnecting;
     rendezvous::Hello hello;
     std::string connected;
-    bool lost = false;            ///< its failure is known, its reason may follow
+    bool lost = false;            ///< its failure is known; its end is awaited
+    bool told_why = false;        ///< by its agent itself
     bool left_processes = false;  ///< of the last attempt, which could not be ended
   };
 
@@ -169,6 +170,7 @@ class Supervisor {
   std::chrono::milliseconds backoff() const;
   void leave_all(Time now);
   void finish_if_gone();
+  void count_as_lost(std::size_t node, Error error, Time now);
   void lose_node(std::size_t node, Error error, Time now);
   void on_start_deadline(Time now);
   void watch_for_hangs(Time now);

@@ -57,15 +57,19 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted&, Time 
 
 void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, Time now) {
   Error error{static_cast<ErrorCode>(message.code), message.text, message.sys};
+  Node& node = nodes_[index];
   if (state_ < State::kRunning) {
-    nodes_[index].state = std::max(nodes_[index].state, NodeState::kAccepted);  // it has answered
+    node.state = std::max(node.state, NodeState::kAccepted);  // it has answered
+    node.told_why = true;
     return fail_start(index, std::move(error), now);
   }
+  if (node.state != NodeState::kSpawned || node.lost) return;
+  node.told_why = true;
+  // Its agent has to leave: it ends its workers, and says when they are gone.
+  if (error.code == ErrorCode::kLinkLost) return count_as_lost(index, std::move(error), now);
   // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
-  if (nodes_[index].state == NodeState::kSpawned) {
-    nodes_[index].state = NodeState::kEnded;
-    lose_node(index, std::move(error), now);
-  }
+  node.state = NodeState::kEnded;
+  lose_node(index, std::move(error), now);
 }
 
 /// One failed host ends the start, but not before the others had a moment to report theirs.

@@ -166,6 +166,9 @@ class Scenario {
     } else if (verb == "refused") {
       give_message(number(1),
                    rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_rest(line)});
+    } else if (verb == "leaves") {
+      give_message(number(1), rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost), 0,
+                                                  quoted_rest(line)});
     } else if (verb == "store") {
       give_message(number(1), rendezvous::StoreOpened{attempt_, static_cast<std::uint16_t>(number(2))});
     } else if (verb == "probed") {
