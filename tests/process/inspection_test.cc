@@ -1,0 +1,285 @@
+// What looks into hanging workers: real processes, tools that misbehave, and a stand-in for NCCL's RAS
+// thread.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launcher/process_inspection.h"
+#include "launcher/process_look.h"
+#include "launcher/tool_run.h"
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+template <class T>
+T run(Awaitable<T> task) {
+  asio::io_context loop(1);
+  std::optional<T> result;
+  asio::co_spawn(loop, std::move(task),
+                 [&result](const std::exception_ptr&, T value) { result = std::move(value); });
+  loop.run();
+  REQUIRE(result);
+  return *result;
+}
+
+ToolOutput shell(const std::string& script, Clock::duration time = 20s, std::size_t limit = 4096) {
+  ChildSpec spec;
+  spec.path = "/bin/sh";
+  spec.argv = {"sh", "-c", script};
+  spec.env = {"PATH=/usr/bin:/bin"};
+  std::set<pid_t> pids;
+  ToolOutput output = run(run_tool(std::move(spec), Clock::now() + time, limit, &pids));
+  CHECK(pids.empty());
+  CHECK(waitpid(-1, nullptr, WNOHANG) == -1);  // no child is left, dead or alive
+  CHECK(errno == ECHILD);
+  return output;
+}
+
+TEST_CASE("a tool's words and end are told") {
+  const ToolOutput good = shell("echo out; echo err >&2");
+  CHECK(good.text == "out\nerr\n");
+  CHECK(good.success);
+  CHECK(good.trouble.empty());
+  const ToolOutput bad = shell("echo no; exit 3");
+  CHECK(bad.text == "no\n");
+  CHECK_FALSE(bad.success);
+  CHECK(bad.trouble == "it exited 3");
+}
+
+TEST_CASE("a tool that does not end is killed with what it started") {
+  const auto began = Clock::now();
+  const ToolOutput output = shell("sleep 1000 & echo $!; wait", 300ms);
+  CHECK(Clock::now() - began < 5s);
+  CHECK(output.trouble == "it did not end in time and was killed");
+  const pid_t grandchild = std::stoi(output.text);
+  const auto info = read_process(grandchild);
+  CHECK((!info || info->state == 'Z' || info->state == 'X'));
+}
+
+TEST_CASE("a child that holds the pipe in a session of its own is not waited for") {
+  const auto began = Clock::now();
+  const ToolOutput output = shell("setsid sleep 3 & echo fine", 500ms);
+  CHECK(Clock::now() - began < 2500ms);
+  CHECK(output.text == "fine\n");
+}
+
+TEST_CASE("an endless answer is cut") {
+  const ToolOutput output = shell("head -c 1000000 /dev/zero | tr '\\0' x", 20s, 1000);
+  CHECK(output.success);
+  CHECK(output.text == std::string(1000, 'x') + "\n(cut here)\n");
+}
+
+TEST_CASE("a tool that cannot be executed is no disaster") {
+  ChildSpec spec;
+  spec.path = "/nonexistent/gdb";
+  spec.argv = {"gdb"};
+  std::set<pid_t> pids;
+  const ToolOutput output = run(run_tool(std::move(spec), Clock::now() + 5s, 100, &pids));
+  CHECK_FALSE(output.success);
+  CHECK(output.trouble.find("/nonexistent/gdb") != std::string::npos);
+  CHECK(pids.empty());
+}
+
+/// A child that does what `work` says until it is killed.
+template <class Work>
+class Child {
+ public:
+  explicit Child(Work work) {
+    int ready[2];
+    REQUIRE(pipe2(ready, O_CLOEXEC) == 0);
+    pid_ = fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      work(ready[1]);
+      _exit(0);
+    }
+    close(ready[1]);
+    char byte;
+    REQUIRE(read(ready[0], &byte, 1) == 1);
+    close(ready[0]);
+  }
+  ~Child() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Child(const Child&) = delete;
+  /// Its look, once it has come to rest in `state`; the last one at the latest after 5 s.
+  ProcessLook look(const std::string& state) const {
+    ProcessLook look;
+    for (const auto until = Clock::now() + 5s; Clock::now() < until; usleep(5000)) {
+      look = look_at(pid_, ProcessForest());
+      if (look.state == state) break;
+    }
+    return look;
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+TEST_CASE("what a process waits for is read from the kernel") {
+  int ends[2];
+  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+  const auto read_pipe = [&ends](int ready) {
+    (void)!write(ready, "x", 1);
+    char byte;
+    (void)!read(ends[0], &byte, 1);
+  };
+  const Child child(read_pipe);
+  const ProcessLook look = child.look("sleeping in read, a pipe");
+  CHECK(look.state == "sleeping in read, a pipe");
+  CHECK(look.subject == child.pid());
+  CHECK(look.text.find("threads of " + std::to_string(child.pid()) + ":\n  1 x ") != std::string::npos);
+  CHECK(look.text.find("TCP sockets: 0 connected\n") != std::string::npos);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_CASE("the peer of a socket is named") {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  REQUIRE(bind(listener, generic, size) == 0);
+  REQUIRE(listen(listener, 8) == 0);
+  REQUIRE(getsockname(listener, generic, &size) == 0);
+  const std::string where = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  const auto receive = [&](int ready) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, generic, size) != 0) return;
+    (void)!write(ready, "x", 1);
+    char byte;
+    (void)!recv(fd, &byte, 1, 0);
+  };
+  const Child child(receive);
+  CHECK(child.look("sleeping in recv, " + where).state == "sleeping in recv, " + where);
+  CHECK(child.look("").text.find("TCP sockets: 1 connected, listening at " + where + "\n") !=
+        std::string::npos);
+  close(listener);
+}
+
+TEST_CASE("a process that has gone is told as such") {
+  pid_t pid = -1;
+  {
+    const Child child([](int ready) {
+      (void)!write(ready, "x", 1);
+      pause();
+    });
+    pid = child.pid();
+    CHECK(child.look("sleeping in pause").state == "sleeping in pause");
+    REQUIRE(kill(pid, SIGSTOP) == 0);
+    CHECK(child.look("stopped by a signal").state == "stopped by a signal");
+  }
+  CHECK(look_at(pid, ProcessForest()).state == "ended");
+}
+
+/// Answers one client as `answer` says, then waits for its end.
+class FakeRas {
+ public:
+  FakeRas(asio::io_context& loop, std::string answer, bool closes)
+      : acceptor_(loop, {asio::ip::make_address("127.0.0.1"), 0}),
+        socket_(loop),
+        answer_(std::move(answer)),
+        closes_(closes) {
+    acceptor_.async_accept(socket_, [this](const error_code& error) {
+      if (!error) read();
+    });
+  }
+  RasAddress address() const {
+    return {asio::ip::make_address("127.0.0.1"), acceptor_.local_endpoint().port()};
+  }
+  const std::string& question() const { return question_; }
+
+ private:
+  void read() {
+    socket_.async_read_some(asio::buffer(chunk_), [this](const error_code& error, std::size_t count) {
+      if (error) return;
+      question_.append(chunk_.data(), count);
+      if (!question_.ends_with("STATUS\n")) return read();
+      asio::async_write(socket_, asio::buffer(answer_), [this](const error_code&, std::size_t) {
+        error_code ignored;
+        if (closes_) socket_.close(ignored);
+      });
+    });
+  }
+  asio::ip::tcp::acceptor acceptor_;
+  asio::ip::tcp::socket socket_;
+  std::string answer_;
+  bool closes_;
+  std::string question_;
+  std::array<char, 256> chunk_{};
+};
+
+std::string asked(const std::string& answer, bool closes = true, std::string* question = nullptr,
+                  std::size_t limit = 65'536) {
+  asio::io_context loop(1);
+  FakeRas ras(loop, answer, closes);
+  std::optional<std::string> result;
+  const auto done = [&](const std::exception_ptr&, std::string text) {
+    result = std::move(text);
+    loop.stop();
+  };
+  asio::co_spawn(loop, ask_ras(ras.address(), 300ms, limit), done);
+  loop.run();
+  REQUIRE(result);
+  if (question != nullptr) *question = ras.question();
+  return *result;
+}
+
+TEST_CASE("NCCL is asked in its own protocol") {
+  std::string question;
+  CHECK(asked("SERVER PROTOCOL 2\nOK\nNCCL version 2.28.9\nrank 3 is behind\n", true, &question) ==
+        "NCCL version 2.28.9\nrank 3 is behind\n");
+  CHECK(question == "CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n");
+  // What came until the time was up is better than nothing.
+  CHECK(asked("SERVER PROTOCOL 2\nOK\nhalf a li", false) == "half a li\n");
+  CHECK(asked("SERVER PROTOCOL 2\n").empty());
+  CHECK(asked("SERVER PROTOCOL 2\nOK").empty());
+  CHECK(asked("HTTP/1.1 400 Bad Request\r\n\r\n").empty());
+  CHECK(asked("").empty());
+  CHECK(asked("SERVER PROTOCOL 2\nOK\n" + std::string(100'000, 'x'), true, nullptr, 1000).size() <= 1001);
+}
+
+TEST_CASE("nobody at the RAS address is no error") {
+  asio::io_context loop(1);
+  asio::ip::tcp::acceptor free(loop, {asio::ip::make_address("127.0.0.1"), 0});
+  const RasAddress where{asio::ip::make_address("127.0.0.1"), free.local_endpoint().port()};
+  free.close();
+  CHECK(run(ask_ras(where, 300ms, 1000)).empty());
+}
+
+TEST_CASE("the address of RAS is read as NCCL reads it, without a name service") {
+  RasAddress where;
+  CHECK(parse_ras_address("", where));
+  CHECK(where.address.to_string() == "127.0.0.1");
+  CHECK(where.port == 28'028);
+  CHECK(parse_ras_address("localhost:1234", where));
+  CHECK(where.port == 1234);
+  CHECK(parse_ras_address("[::1]:12345", where));
+  CHECK(where.address.to_string() == "::1");
+  CHECK(parse_ras_address("10.0.0.1:7", where));
+  CHECK(where.address.to_string() == "10.0.0.1");
+  for (const char* wrong : {"gpu01:28028", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:70000", ":", "[::1"})
+    CHECK_FALSE(parse_ras_address(wrong, where));
+}
+
+}  // namespace
+}  // namespace ddp::launcher
