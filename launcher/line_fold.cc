@@ -1,43 +1,89 @@
 #include "launcher/line_fold.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace ddp::launcher {
 namespace {
 
 /// What an entry costs besides its text.
-constexpr std::size_t kEntryCost = 256;
+constexpr std::size_t kEntryCost = 512;
+/// Between the orders of neighbours, so that others fit between them.
+constexpr std::uint64_t kGap = std::uint64_t{1} << 32;
 
 }  // namespace
 
 void LineFold::add(int rank, std::uint8_t stream, std::string_view text, std::string_view stamp, Time now,
                    const Sink& sink) {
   tick(now, sink);
-  std::uint64_t& next = next_[rank];
-  // The earliest alike entry behind all lines of this rank: it has none of this rank's, and joining it
-  // overtakes none.
-  if (const auto alike = alike_.find(Key{stream, text}); alike != alike_.end()) {
-    const auto found = std::lower_bound(alike->second.begin(), alike->second.end(), next);
-    if (found != alike->second.end()) {
-      queue_[static_cast<std::size_t>(*found - front_)].ranks.push_back(rank);
-      held_ += sizeof(int);
-      next = *found + 1;
-      emit_complete(sink);
-      return;
-    }
+  if (!join(rank, Key{stream, text})) {
+    const auto behind = place_behind(rank);
+    const std::uint64_t order = order_before(behind);
+    const auto made = queue_.insert(
+        behind, Entry{order, arrivals_++, stream, std::string(text), std::string(stamp), {rank}, now});
+    by_arrival_.emplace_hint(by_arrival_.end(), made->arrival, made);
+    auto& alike = alike_[Key{stream, made->text}];
+    alike.insert(std::find_if(alike.begin(), alike.end(),
+                              [order](const Queue::iterator& entry) { return entry->order > order; }),
+                 made);
+    last_[rank] = made;
+    held_ += text.size() + kEntryCost;
   }
-  queue_.push_back({stream, std::string(text), std::string(stamp), {rank}, now});
-  const std::uint64_t number = front_ + queue_.size() - 1;
-  alike_[Key{stream, queue_.back().text}].push_back(number);
-  held_ += text.size() + kEntryCost;
-  next = number + 1;
-  emit_complete(sink);
+  emit_final(sink);
   while (held_ > kMaxHeld)
     emit_front(sink);
 }
 
+/// The earliest alike entry behind all waiting lines of this rank: it has none of this rank's, and joining it
+/// overtakes none.
+bool LineFold::join(int rank, const Key& key) {
+  const auto alike = alike_.find(key);
+  if (alike == alike_.end()) return false;
+  const auto last = last_.find(rank);
+  const auto found =
+      std::find_if(alike->second.begin(), alike->second.end(), [&](const Queue::iterator& entry) {
+        return last == last_.end() || entry->order > last->second->order;
+      });
+  if (found == alike->second.end()) return false;
+  (*found)->ranks.push_back(rank);
+  last_[rank] = *found;
+  held_ += sizeof(int);
+  return true;
+}
+
+/// A line that is not alike goes behind its rank's last one and behind one more of each other rank: where all
+/// ranks write a line of their own between two alike ones, these stay between them, and the second can still
+/// be joined.
+LineFold::Queue::iterator LineFold::place_behind(int rank) {
+  const auto last = last_.find(rank);
+  auto at = last == last_.end() ? queue_.begin() : std::next(last->second);
+  ++search_;
+  const auto was_passed = [this](int other) {
+    const auto index = static_cast<std::size_t>(other);
+    if (index >= passed_.size()) passed_.resize(index + 1);
+    return passed_[index] == search_;
+  };
+  while (at != queue_.end() && std::none_of(at->ranks.begin(), at->ranks.end(), was_passed)) {
+    for (const int other : at->ranks)
+      passed_[static_cast<std::size_t>(other)] = search_;
+    ++at;
+  }
+  return at;
+}
+
+std::uint64_t LineFold::order_before(Queue::iterator behind) {
+  const auto low = [&] { return behind == queue_.begin() ? 0 : std::prev(behind)->order; };
+  if (behind == queue_.end()) return low() + kGap;
+  if (behind->order - low() < 2) {
+    std::uint64_t order = 0;
+    for (Entry& entry : queue_)
+      entry.order = order += kGap;
+  }
+  return low() + (behind->order - low()) / 2;
+}
+
 void LineFold::tick(Time now, const Sink& sink) {
-  while (!queue_.empty() && now - queue_.front().first >= kWindow)
+  while (!by_arrival_.empty() && now - by_arrival_.begin()->second->first >= kWindow)
     emit_front(sink);
 }
 
@@ -47,33 +93,36 @@ void LineFold::flush(const Sink& sink) {
 }
 
 std::optional<LineFold::Time> LineFold::deadline() const {
-  if (queue_.empty()) return std::nullopt;
-  return queue_.front().first + kWindow;
+  if (by_arrival_.empty()) return std::nullopt;
+  return by_arrival_.begin()->second->first + kWindow;
 }
 
-/// From the front only: behind it are lines that must not come out before it.
-void LineFold::emit_complete(const Sink& sink) {
-  while (!queue_.empty() && queue_.front().ranks.size() >= everyone_)
+/// When every rank has a line that waits, none can join the front any more: its own is there or behind it.
+void LineFold::emit_final(const Sink& sink) {
+  while (!queue_.empty() && last_.size() >= everyone_)
     emit_front(sink);
 }
 
 void LineFold::emit_front(const Sink& sink) {
-  Entry& entry = queue_.front();
+  const auto front = queue_.begin();
+  Entry& entry = *front;
   std::sort(entry.ranks.begin(), entry.ranks.end());
   sink({entry.stream, entry.text, entry.ranks, entry.stamp});
   held_ -= entry.text.size() + kEntryCost + (entry.ranks.size() - 1) * sizeof(int);
+  for (const int rank : entry.ranks) {
+    const auto last = last_.find(rank);
+    if (last != last_.end() && last->second == front) last_.erase(last);
+  }
   const auto alike = alike_.find(Key{entry.stream, entry.text});
-  alike->second.pop_front();
-  if (alike->second.empty()) {
-    alike_.erase(alike);
-  } else {
-    // The key's text lives in the entry that goes; the next alike one has the same.
-    auto node = alike_.extract(alike);
-    node.key().text = queue_[static_cast<std::size_t>(node.mapped().front() - front_)].text;
+  alike->second.erase(alike->second.begin());
+  // The key's text lives in the entry that goes; the next alike one has the same.
+  auto node = alike_.extract(alike);
+  if (!node.mapped().empty()) {
+    node.key().text = node.mapped().front()->text;
     alike_.insert(std::move(node));
   }
+  by_arrival_.erase(entry.arrival);
   queue_.pop_front();
-  ++front_;
 }
 
 }  // namespace ddp::launcher

@@ -3,8 +3,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,12 +52,15 @@ class LineFold {
 
  private:
   struct Entry {
+    std::uint64_t order;    ///< grows along queue_
+    std::uint64_t arrival;  ///< the number of the line that made it
     std::uint8_t stream;
     std::string text;
     std::string stamp;
     std::vector<int> ranks;
     Time first;
   };
+  using Queue = std::list<Entry>;
   /// Same text, same stream.
   struct Key {
     std::uint8_t stream;
@@ -68,15 +72,20 @@ class LineFold {
       return std::hash<std::string_view>()(key.text) * 2 + key.stream;
     }
   };
+  bool join(int rank, const Key& key);
+  Queue::iterator place_behind(int rank);
+  std::uint64_t order_before(Queue::iterator behind);
   void emit_front(const Sink& sink);
-  void emit_complete(const Sink& sink);
+  void emit_final(const Sink& sink);
 
   std::size_t everyone_;
-  std::deque<Entry> queue_;  ///< in the order in which they come out
-  std::uint64_t front_ = 0;  ///< the number of queue_.front(); numbers grow by one
-  std::unordered_map<Key, std::deque<std::uint64_t>, KeyHash>
-      alike_;                                    ///< numbers of waiting entries, ascending
-  std::unordered_map<int, std::uint64_t> next_;  ///< by rank: the first number that its next line may have
+  Queue queue_;  ///< in the order in which they come out
+  std::uint64_t arrivals_ = 0;
+  std::map<std::uint64_t, Queue::iterator> by_arrival_;
+  std::unordered_map<Key, std::vector<Queue::iterator>, KeyHash> alike_;  ///< in the order of queue_
+  std::unordered_map<int, Queue::iterator> last_;  ///< by rank: its last line that waits
+  std::vector<std::uint64_t> passed_;              ///< by rank: the search that passed a line of it last
+  std::uint64_t search_ = 0;
   std::size_t held_ = 0;
 };
 

@@ -66,6 +66,39 @@ TEST_CASE("a folded line does not overtake lines of its ranks") {
   CHECK(bench.out == Texts{"0 a", "0-1 b", "1 a"});
 }
 
+TEST_CASE("lines of their own between alike ones do not keep these apart") {
+  Bench bench(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const std::string text : {"begin", "own", "more", "end"})
+      bench.add(rank, text == "own" || text == "more" ? text + std::to_string(rank) : text, rank);
+  }
+  bench.flush();
+  CHECK(bench.out ==
+        Texts{"0-2 begin", "0 own0", "1 own1", "2 own2", "0 more0", "1 more1", "2 more2", "0-2 end"});
+}
+
+TEST_CASE("a rank's first line of its own does not keep it from joining") {
+  Bench bench(9);
+  bench.add(0, "hello 0", 0);
+  bench.add(0, "same", 1);
+  bench.add(1, "hello 1", 2);
+  bench.add(1, "same", 3);
+  bench.tick(100);
+  // What is old enough takes along what stands before it.
+  CHECK(bench.out == Texts{"0 hello 0"});
+  bench.tick(101);
+  CHECK(bench.out == Texts{"0 hello 0", "1 hello 1", "0-1 same"});
+}
+
+TEST_CASE("a line that nobody can join any more waits no longer") {
+  Bench bench(2);
+  bench.add(0, "a", 0);
+  bench.add(1, "b", 1);
+  CHECK(bench.out == Texts{"0 a"});
+  bench.add(0, "c", 2);
+  CHECK(bench.out == Texts{"0 a", "1 b"});
+}
+
 TEST_CASE("what one rank writes twice comes out twice") {
   Bench bench(2);
   bench.add(0, "x", 0);
