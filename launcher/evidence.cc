@@ -118,8 +118,7 @@ Awaitable<> EvidenceCollector::collect(Send send) {
     rendezvous::WorkerEvidence& one = evidence[i];
     one.attempt = attempt_;
     one.rank = ends_[i].rank;
-    for (const std::string& line : ends_[i].terminated ? std::vector<std::string>() : xids_)
-      one.xid += (one.xid.empty() ? "" : "\n") + line;
+    one.xid = xids_of(ends_[i]);
     const std::size_t index = one.rank - first_rank_;
     if (index < error_files_.size()) one.error_json = read_start(error_files_[index], kMaxErrorFile);
     if (!one.oom.empty() || !one.xid.empty() || !one.error_json.empty()) send(one);
@@ -169,6 +168,18 @@ std::string EvidenceCollector::oom_in_log(pid_t pid) const {
            " (kernel log: " + line + ")";
   }
   return {};
+}
+
+/// The driver's lines, but for those that name another worker.
+std::string EvidenceCollector::xids_of(const BadEnd& end) const {
+  std::string lines;
+  for (const std::string& line : xids_) {
+    const bool anothers = std::any_of(ends_.begin(), ends_.end(), [&](const BadEnd& other) {
+      return other.pid != end.pid && xid_names(line, other.pid);
+    });
+    if (!end.terminated && !anothers) lines += (lines.empty() ? "" : "\n") + line;
+  }
+  return lines;
 }
 
 /// The kernel log names the process; the counter only says how many died. It is for ends by a SIGKILL that is

@@ -52,6 +52,7 @@ class EvidenceCollector {
   void find_memory_group();
   void add_victim(const OomVictim& victim, std::string line);
   std::string oom_in_log(pid_t pid) const;
+  std::string xids_of(const BadEnd& end) const;
   void tell_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const;
 
   asio::any_io_executor executor_;

@@ -59,6 +59,14 @@ bool is_xid_line(std::string_view text) {
   return text.find("NVRM: Xid") != std::string_view::npos;
 }
 
+bool xid_names(std::string_view text, std::int64_t pid) {
+  for (const std::string_view words : {"pid=", "pid='"}) {
+    const auto named = number_after(text, words);
+    if (named && static_cast<std::int64_t>(*named) == pid) return true;
+  }
+  return false;
+}
+
 std::optional<std::uint64_t> parse_oom_kills(std::string_view text) {
   constexpr std::string_view kName = "oom_kill ";
   for (std::size_t at = 0; at < text.size();) {

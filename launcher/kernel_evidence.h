@@ -27,6 +27,9 @@ std::optional<OomVictim> parse_oom_victim(std::string_view text);
 /// "NVRM: Xid (PCI:0000:65:00): 79, …": an error that the NVIDIA driver reports.
 bool is_xid_line(std::string_view text);
 
+/// Whether an Xid line names the process: "…, pid=4242, name=python3, …", also with quotes.
+bool xid_names(std::string_view text, std::int64_t pid);
+
 /// The counter of memory.events (cgroup v2) or memory.oom_control (v1) that says how many processes of the
 /// group the memory killer ended; unset: the text has none (kernels before 4.13).
 std::optional<std::uint64_t> parse_oom_kills(std::string_view text);

@@ -56,6 +56,13 @@ TEST_CASE("lines of the NVIDIA driver") {
   CHECK(is_xid_line(
       "NVRM: Xid (PCI:0000:c1:00): 31, pid=1234, name=python3, Ch 00000008, intr 10000000. MMU Fault"));
   CHECK_FALSE(is_xid_line("NVRM: loading NVIDIA UNIX x86_64 Kernel Module"));
+  const char* fault = "NVRM: Xid (PCI:0000:c1:00): 31, pid=1234, name=python3, Ch 00000008";
+  CHECK(xid_names(fault, 1234));
+  CHECK_FALSE(xid_names(fault, 123));
+  CHECK_FALSE(xid_names(fault, 12345));
+  CHECK(xid_names("NVRM: Xid (PCI:0000:c1:00): 79, pid='1234', name=python3", 1234));
+  CHECK_FALSE(xid_names("NVRM: Xid (PCI:0000:c1:00): 79, pid='<unknown>', name=<unknown>", 0));
+  CHECK_FALSE(xid_names("NVRM: Xid (PCI:0000:c1:00): 48, DBE", 1234));
 }
 
 TEST_CASE("how many the memory killer ended in a group") {
