@@ -2,7 +2,8 @@
 """Random kills over four SSH nodes, each ending with nothing left and the right exit code (tests/support/torture.py).
 
 DDP_TORTURE_SEED=N repeats a run (the seed is printed), DDP_TORTURE_KILLS=N sets how many kills at least (200),
-DDP_TORTURE_ONLY=N plays one case, DDP_TORTURE_LANES=N how many jobs at a time.
+DDP_TORTURE_ONLY=N plays one case, DDP_TORTURE_CELLS=REGEX only such as "start/agent/TERM", DDP_TORTURE_LANES=N how many jobs
+at a time.
 """
 
 import collections

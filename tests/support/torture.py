@@ -31,13 +31,15 @@ GRACE = 1.0  # --stop-grace
 PATIENCE = 2.0  # --node-timeout and --master-timeout
 TICK = 1.0  # silence is looked at once a second
 SLACK = float(os.environ.get("DDP_TORTURE_SLACK", "1"))  # what the promise adds to the grace
+FIRST_PATIENCE = 15.0  # of an agent that was not told the master's timeout yet
 START_LIMIT = 6.0  # --start-timeout
 KINDS = ("plain", "stubborn", "slow", "plain+child+session", "stubborn+session+pipes", "stubborn+daemon",
          "plain+daemon+pipes+session", "storm", "stubborn+storm", "stopped", "stubborn+stopped+child")
 SIGNALS = {"worker": "KILL TERM INT STOP USR1 SEGV", "agent": "KILL TERM INT STOP", "keeper": "KILL TERM INT STOP",
            "master": "KILL TERM INT HUP STOP", "sshd": "KILL TERM STOP"}
 PHASES = ("start", "running", "stopping")
-CELLS = [(phase, victim, name) for phase in PHASES for victim in SIGNALS for name in SIGNALS[victim].split()]
+CELLS = [(phase, victim, name) for phase in PHASES for victim in SIGNALS for name in SIGNALS[victim].split()
+         if re.search(os.environ.get("DDP_TORTURE_CELLS", ""), f"{phase}/{victim}/{name}")]
 NODE_LOST = r"node 127\.0\.0\.\d+: "
 NOT_STARTED = {111: ".*", 112: ".*", 113: ".*", 114: ".*"}
 
@@ -158,7 +160,7 @@ class Job:
             return self.hold(agents[0], host)
         workers = {}
         for pid, (parent, name, state) in mine.items():
-            if parent == agents[0] and name == "odd_worker" and state != "Z":
+            if parent == agents[0] and name == "odd_worker" and state != "Z" and leads_session(pid):
                 rank = environment(pid, "RANK")
                 if rank is not None:
                     workers[int(rank)] = pid
@@ -191,6 +193,13 @@ class Job:
             if not left or time.monotonic() > until:
                 return left
             time.sleep(0.02)
+
+
+def leads_session(pid):
+    """As workers do, and orphans that came to the agent do not."""
+    with contextlib.suppress(OSError):
+        return os.getsid(pid) == pid
+    return False
 
 
 def poll_once(fd):
@@ -308,8 +317,8 @@ def follow_node(job, case, victim, codes, hit_at, stopping, told):
     borne = PATIENCE + TICK if case.signal == "STOP" else 0.0
     if case.phase == "start":
         codes.update(NOT_STARTED)
-        if case.signal == "STOP":  # silence before the job has begun is borne until the start limit
-            borne = max(borne, START_LIMIT - (hit_at - job.began) + TICK)
+        if case.signal == "STOP":  # an agent that has no job yet is patient, and so is the start
+            borne = max(FIRST_PATIENCE, START_LIMIT) + TICK
     elif not stopping or (case.before == "worker" and case.delay < 0.2):  # else its report was surely heard
         codes[113] = f"node {re.escape(victim.host)}: "
     if stopping or job.master.ended(borne + GRACE + SLACK + 1):
@@ -356,8 +365,7 @@ def follow_master(job, case, codes, hit_at, told):
     # Stopped without a word: the agents bear it for a while, then they end the job by themselves.
     until = hit_at + PATIENCE + TICK + GRACE + SLACK
     if case.phase == "start":
-        # A login that hangs in the middle is sshd's; a job that has not begun has no lease on anything.
-        until += START_LIMIT
+        until += FIRST_PATIENCE - PATIENCE
     left = job.wait_for_nothing(until, aside=(job.process.pid,))
     left = {pid: stat for pid, stat in left.items() if not stat[1].startswith("sshd")}
     if left:
@@ -407,7 +415,7 @@ def check_end(job, codes, told):
     words = (job.dir / "err").read_text(errors="replace").splitlines()
     told["last"] = words[-1] if words else ""
     if code is None:
-        told["problems"].append("ddplaunch has not ended")
+        told["problems"].append(f"ddplaunch has not ended: {tail(job)}")
     elif code not in codes:
         told["problems"].append(f"exit code {code}, not one of {sorted(codes)}: {tail(job)}")
     elif codes[code] is not None and code >= 0:
