@@ -188,7 +188,10 @@ std::vector<Group> folded(const std::vector<const Failure*>& failures) {
   std::vector<Group> groups;
   for (const Failure* failure : failures) {
     const std::string whole = what_happened(*failure, false);
-    const std::string what = is_start_failure(*failure) ? whole : first_line(whole);
+    std::string what = is_start_failure(*failure) ? whole : first_line(whole);
+    const auto& exception = failure->evidence.exception;
+    // The type alone: messages name addresses and ranks, and would keep alike ones apart.
+    if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
       return known.what == what && known.workers == is_worker(*failure);
     });

@@ -304,6 +304,16 @@ TEST_CASE("all that is known of a cause is told") {
         std::string::npos);
 }
 
+TEST_CASE("consequences tell the type of their exception") {
+  JobEnd end;
+  end.failures = {exited(0, "a", 3, 10), exited(1, "a", 1, 20), exited(2, "b", 1, 30), exited(3, "b", 1, 40)};
+  end.failures[1].evidence.exception = WorkerException{"RuntimeError", "peer 10.0.0.1:7 closed", "", "", {}};
+  end.failures[2].evidence.exception = WorkerException{"RuntimeError", "peer 10.0.0.2:8 closed", "", "", {}};
+  CHECK(make_exit_report(end).text.find("  consequences:\n"
+                                        "    ranks 1,2 on a and b: exited 1 (RuntimeError)\n"
+                                        "    rank 3 on b: exited 1\n") != std::string::npos);
+}
+
 TEST_CASE("a cause that our stop ended before it had exited") {
   JobEnd end;
   end.failures = {signaled(0, "a", SIGTERM, 10, true)};
