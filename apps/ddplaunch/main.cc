@@ -6,6 +6,7 @@
 
 #include "apps/ddplaunch/launch.h"
 #include "apps/ddplaunch/options.h"
+#include "base/standard_descriptors.h"
 
 namespace {
 
@@ -33,6 +34,7 @@ int run(const ddp::RunJob& job) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  ddp::fill_standard_descriptors();
   const std::vector<std::string> args(argv + 1, argv + argc);
   const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::real_surroundings());
   if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) return print(*text);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "apps/ddplaunchd/stdio_agent.h"
+#include "base/standard_descriptors.h"
 #include "base/version.h"
 #include "launcher/keeper.h"
 
@@ -18,6 +19,7 @@ constexpr char kUsage[] =
 }  // namespace
 
 int main(int argc, char** argv) {
+  ddp::fill_standard_descriptors();
   const char* option = argc == 2 ? argv[1] : "";
   if (std::strcmp(option, "--version") == 0) {
     std::printf("ddplaunchd %s\n", std::string(ddp::version()).c_str());

@@ -220,21 +220,27 @@ class OutputFlow(LaunchTest):
         self.assertEqual(shown, {b"a": size, b"b": size})
 
     def test_job_without_standard_descriptors(self):
-        # Whatever takes the free numbers must not get the workers' output.
+        # What takes the free numbers, a timer or a file, must not get the workers' output.
+        self.env["OMP_NUM_THREADS"] = "1"
         for closed in ([1], [2], [0, 1, 2]):
             with self.subTest(closed=closed):
                 self.job_dir = self.dir / f"closed{len(closed)}{closed[0]}"
                 redirections = " ".join(f"{fd}<&-" for fd in closed)
-                done = subprocess.run(["sh", "-c", f'exec "$@" {redirections}', "sh", DDPLAUNCH, "--job-id", self.job,
-                                       "--job-dir", str(self.job_dir), "--nproc-per-node", "2", "sh", "-c",
-                                       "echo out; echo err >&2"],
-                                      env=self.env, cwd=self.dir, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
-                self.assertEqual(done.returncode, 0, done.stderr)
+                process = subprocess.Popen(
+                    ["sh", "-c", f'exec "$@" {redirections}', "sh", DDPLAUNCH, "--job-id", self.job, "--job-dir", self.job_dir,
+                     "--nproc-per-node", "2", "sh", "-c", "echo out; echo err >&2; while [ ! -e go ]; do sleep 0.02; done"],
+                    env=self.env, cwd=self.dir, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                self.assertTrue(wait_until(lambda: len(list(self.job_dir.glob("attempt_0/rank_*.stderr"))) == 2, 20))
+                self.assertEqual([os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in closed], ["/dev/null"] * len(closed))
+                (self.dir / "go").touch()
+                out, err = process.communicate(timeout=30)
+                (self.dir / "go").unlink()
+                self.assertEqual(process.returncode, 0, err)
                 for rank in range(2):
                     self.assertEqual(self.stored(rank).read_text(), "out\n")
                     self.assertEqual(self.stored(rank, "stderr").read_text(), "err\n")
-                self.assertEqual(b"out" in done.stdout, 1 not in closed)
-                self.assertEqual(b"] err" in done.stderr, 2 not in closed)
+                self.assertEqual(sorted(out.splitlines()), [] if 1 in closed else [b"[localhost:0] out", b"[localhost:1] out"])
+                self.assertEqual(sorted(err.splitlines()), [] if 2 in closed else [b"[localhost:0] err", b"[localhost:1] err"])
                 self.assert_nothing_left()
 
     def test_stdout_goes_on_while_nobody_reads_stderr(self):
