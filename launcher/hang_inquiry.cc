@@ -48,6 +48,7 @@ void HangInquiry::answer(std::size_t node, const rendezvous::Inspection& inspect
     asked_.erase(node);
   } else {
     report_.add(inspection.rank, nodes_[node].host, inspection.state);
+    report_.add_stacks(inspection.rank, inspection.text);
   }
 }
 

@@ -45,6 +45,7 @@ class HangInquiry {
   /// those that do the same.
   std::string text() const;
   std::vector<std::string> lines() const { return report_.lines(); }
+  std::string hint() const { return report_.hint(); }
 
  private:
   std::vector<NodePart> nodes_;

@@ -51,6 +51,22 @@ std::vector<HangReport::Group> HangReport::groups() const {
   return groups;
 }
 
+void HangReport::add_stacks(std::uint32_t rank, const std::string& text) {
+  // The constructor as gdb names it, and the frame above it as py-spy does.
+  if (text.find("c10d::TCPStore::TCPStore(") != std::string::npos ||
+      text.find("_create_c10d_store (") != std::string::npos)
+    store_clients_.push_back(static_cast<int>(rank));
+}
+
+std::string HangReport::hint() const {
+  if (store_clients_.empty()) return {};
+  return (store_clients_.size() == 1 ? "rank " : "ranks ") + rank_set(store_clients_) +
+         (store_clients_.size() == 1 ? " is" : " are") +
+         " still connecting to a store. If it is one on another port than MASTER_PORT, nobody serves it "
+         "while "
+         "TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/store.md)";
+}
+
 std::uint32_t HangReport::odd_rank() const {
   return ranks_.empty() ? 0 : static_cast<std::uint32_t>(groups().front().ranks.front());
 }

@@ -16,6 +16,9 @@ class HangReport {
   /// A living rank of which nothing may come any more.
   void expect(std::uint32_t rank, const std::string& host) { add(rank, host, "no answer"); }
 
+  /// Stacks of a rank: looked at only for what is worth a hint.
+  void add_stacks(std::uint32_t rank, const std::string& text);
+
   bool empty() const { return ranks_.empty(); }
   /// Who the failure is ascribed to: the first of the ranks that differ from the most others.
   std::uint32_t odd_rank() const;
@@ -23,6 +26,8 @@ class HangReport {
   std::vector<std::string> lines() const;
   /// "no worker printed anything or used CPU time for 60 s", and the first lines.
   std::string text(std::chrono::nanoseconds quiet) const;
+  /// What to try, where the stacks tell; empty: they do not.
+  std::string hint() const;
 
  private:
   struct Rank {
@@ -37,6 +42,7 @@ class HangReport {
   std::vector<Group> groups() const;
 
   std::map<std::uint32_t, Rank> ranks_;
+  std::vector<int> store_clients_;  ///< ranks that are still connecting to a store
 };
 
 }  // namespace ddp::launcher

@@ -74,6 +74,7 @@ void Supervisor::conclude_hang(Time now) {
   std::string text = hang_.text();
   text += "\nstacks and more of each rank: " + spec_.job_dir + "/attempt_" + std::to_string(attempt_) +
           "/hang_rank_*.txt";
+  if (const std::string hint = hang_.hint(); !hint.empty()) text += "\nhint: " + hint;
   failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, now);
   stop_all(spec_.failure_grace, "the job hung", now);
 }

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,13 @@ dist.all_reduce(torch.ones(1))
 if rank == 1:
     time.sleep(1000)  # never comes to the second one
 dist.all_reduce(torch.ones(1))
+"""
+
+# A group on a port of its own, which no rank serves as long as the agent serves MASTER_PORT.
+SECOND_STORE = """
+import os, sys, torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[1]}", rank=int(os.environ["RANK"]),
+                        world_size=int(os.environ["WORLD_SIZE"]))
 """
 
 
@@ -180,6 +188,18 @@ class OneMachine(HangTest):
         self.assert_code(done, HUNG)
         self.assertIn("rank 1 on localhost: sleeping in nanosleep\n", done.err)
         self.assertIn("rank 0 on localhost: sleeping in futex\n", done.err)
+
+    @unittest.skipUnless(has_torch() and shutil.which("gdb"), "no torch or no gdb here")
+    def test_a_store_that_nobody_serves_is_hinted_at(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "4s", "/usr/bin/python3",
+                            self.script("train.py", SECOND_STORE), port)
+        self.assert_code(done, HUNG)
+        self.assertRegex(done.err, r"    hint: rank(s 0,1 are| [01] is) still connecting to a store\. If it is one on "
+                         r"another port than MASTER_PORT, nobody serves it while TORCHELASTIC_USE_AGENT_STORE is True: "
+                         r"try --store worker \(docs/store\.md\)\n")
 
 
 class Alive(HangTest):

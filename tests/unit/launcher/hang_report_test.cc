@@ -48,6 +48,22 @@ TEST_CASE("as many states as ranks are not all told") {
   CHECK(lines[7] == "13 more ranks in other states");
 }
 
+TEST_CASE("ranks that wait for a store nobody serves get a hint") {
+  HangReport report;
+  report.add_stacks(0, "#3 read () from libc.so.6\n");
+  CHECK(report.hint().empty());
+  report.add_stacks(
+      1, "#5  0x00007fe8 in c10d::TCPStore::TCPStore(std::string, c10d::TCPStoreOptions const&) ()\n");
+  CHECK(report.hint().starts_with("rank 1 is still connecting to a store."));
+  report.add_stacks(3, "    _create_c10d_store (torch/distributed/rendezvous.py:185)\n");
+  report.add_stacks(
+      3, "#5  0x00007fe8 in c10d::TCPStore::TCPStore(std::string, c10d::TCPStoreOptions const&) ()\n");
+  CHECK(report.hint() ==
+        "ranks 1,3 are still connecting to a store. If it is one on another port than MASTER_PORT, nobody "
+        "serves it "
+        "while TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/store.md)");
+}
+
 TEST_CASE("times are told as people say them") {
   HangReport report;
   report.add(0, "a", "running");
