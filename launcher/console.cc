@@ -75,7 +75,7 @@ bool Console::full() const {
 
 void Console::watch() {
   for (std::size_t i = 0; i < lanes_.size() && !told_; ++i) {
-    if (lanes_[i]->blocked() >= kBlocked) tell_blocked(i);
+    if (lanes_[i]->full() && lanes_[i]->stuck() >= kBlocked) tell_blocked(i);
   }
 }
 
@@ -87,7 +87,7 @@ void Console::tell_blocked(std::size_t lane) {
       std::string("ddplaunch: warning: ") + (lane == 0 ? "standard output" : "standard error") +
       " takes nothing for 10 s, and the workers wait for it" +
       (reader.empty() ? "" : "; its reader is " + reader) + "; --console drop would go on without it\n";
-  const bool by_stderr = lane == 0 && lanes_.size() == 2 && lanes_[1]->blocked() < kBlocked;
+  const bool by_stderr = lane == 0 && lanes_.size() == 2 && lanes_[1]->stuck() < seconds(1);
   if (by_stderr)
     write(2, text);
   else

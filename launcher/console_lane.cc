@@ -135,9 +135,9 @@ int ConsoleLane::broken(int stream) const {
   return broken_[static_cast<std::size_t>(stream - 1)];
 }
 
-ConsoleLane::Clock::duration ConsoleLane::blocked() const {
+ConsoleLane::Clock::duration ConsoleLane::stuck() const {
   const std::lock_guard lock(mutex_);
-  return writing_ && queue_.full() ? Clock::now() - writing_since_ : Clock::duration::zero();
+  return writing_ ? Clock::now() - writing_since_ : Clock::duration::zero();
 }
 
 void ConsoleLane::finish() {

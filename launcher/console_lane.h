@@ -46,8 +46,8 @@ class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
   bool full() const;
   bool flush(int stream, std::chrono::milliseconds limit);
   int broken(int stream) const;
-  /// For how long its present write has waited while the workers are held back; 0: it does not, or nobody is.
-  Clock::duration blocked() const;
+  /// For how long its present write has waited; 0: it writes nothing.
+  Clock::duration stuck() const;
   void finish();  ///< its thread ends when all is written
   void join();
   void abandon();  ///< its thread ends as soon as it can, with what is unwritten

@@ -8,8 +8,10 @@ namespace ddp::launcher {
 void LiveBoard::note(Entry& entry) {
   entry.seen = entry.lines.revision();
   entry.touched = true;
-  if (!entry.watched) watched_.push_back(&entry);
-  entry.watched = true;
+  if (!std::exchange(entry.watched, true)) {
+    watched_.push_back(&entry);
+    entry.line = 0;
+  }
   // Its rows became lines, which are shown at once: they must not stand there twice.
   if (entry.on_board && entry.lines.held() == 0) post(entry, {});
 }
@@ -29,6 +31,8 @@ bool LiveBoard::look(Entry& entry, Time now, std::string& lines) {
     entry.since = now;
     entry.settled = false;
   }
+  if (entry.line != entry.lines.line_feeds() + 1) entry.line_since = now;
+  entry.line = entry.lines.held() > 0 ? entry.lines.line_feeds() + 1 : 0;
   const Time quiet = now - entry.since;
   const bool was_settled = entry.settled;
   if (quiet >= kQuiet) {
@@ -39,9 +43,9 @@ bool LiveBoard::look(Entry& entry, Time now, std::string& lines) {
   if (moved || entry.settled != was_settled) {
     std::string rows;
     const bool bar = entry.lines.live(rows);
-    // An unfinished line is about to be finished, mostly. One that stands is a prompt, or a slow
-    // "loading...".
-    if (!bar && (!entry.settled || !side(entry.stream).has_view)) rows.clear();
+    // An unfinished line is about to be finished, mostly. One that stands is a prompt, or a slow "load...".
+    const bool stands = now - entry.line_since >= kQuiet;
+    if (!bar && (!stands || !side(entry.stream).has_view)) rows.clear();
     post(entry, rows);
   }
   return quiet < kLongQuiet && (entry.lines.held() > 0 || entry.on_board);

@@ -39,7 +39,9 @@ class LiveBoard {
    private:
     friend class LiveBoard;
     std::uint64_t seen = 0;  ///< revision of `lines`
-    Time since{0};           ///< of the latest change that a tick saw
+    std::uint64_t line = 0;  ///< the unfinished one, from 1; 0: none yet
+    Time line_since{0};
+    Time since{0};  ///< of the latest change that a tick saw
     bool watched = false;
     bool touched = false;
     bool settled = false;

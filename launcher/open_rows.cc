@@ -129,6 +129,7 @@ void OpenRows::carriage_return() {
 
 void OpenRows::line_feed(const LineSink& sink) {
   ++revision_;
+  ++line_feeds_;
   back_ = 0;
   row().text += std::exchange(colour_, std::string());
   returned_ = moved_up_ = false;
@@ -262,8 +263,10 @@ void OpenRows::finish(const LineSink& sink) {
   split_log(sink);
   finish_rows(sink);
   const std::uint64_t revision = revision_ + 1;
+  const std::uint64_t line_feeds = line_feeds_ + 1;
   *this = OpenRows();
   revision_ = revision;
+  line_feeds_ = line_feeds;
 }
 
 /// All rows but the empty ones at the end, where no line was ended.

@@ -54,6 +54,9 @@ class OpenRows {
   /// for an unfinished line, which is mostly about to be finished.
   bool live(std::string& rows) const;
   std::uint64_t revision() const { return revision_; }  ///< grows with every change
+  std::uint64_t line_feeds() const {
+    return line_feeds_;
+  }  ///< the same: the unfinished line is still the same
 
  private:
   struct Row {
@@ -86,6 +89,7 @@ class OpenRows {
   std::size_t back_ = 0;   ///< backspaces since the last text
   std::string colour_;     ///< SGR since the last text
   std::uint64_t revision_ = 0;
+  std::uint64_t line_feeds_ = 0;
   bool at_start_ = true;   ///< the cursor is in the first column
   bool returned_ = false;  ///< by CR
   bool moved_up_ = false;  ///< since the last text

@@ -38,6 +38,7 @@ class LineAssembler {
   /// unfinished line, which is mostly about to be finished.
   bool live(std::string& rows) const { return rows_.live(rows); }
   std::uint64_t revision() const { return rows_.revision(); }  ///< grows with every change of the open rows
+  std::uint64_t line_feeds() const { return rows_.line_feeds(); }
   std::size_t held() const { return rows_.bytes(); }
   Label& label() { return label_; }
 

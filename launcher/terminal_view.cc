@@ -60,7 +60,7 @@ std::string TerminalView::back_to_first(Size size, bool erase) const {
   const std::size_t height = height_now(size);
   if (height == 0) return bytes;
   const std::string up = "\x1b[" + std::to_string(height) + "A";
-  bytes = "\r" + up;
+  bytes = "\r" + std::string(kEraseRest) + up;  // what was typed, such as ^C, stands in the cursor's row
   if (!erase) return bytes;
   for (std::size_t i = 0; i < height; ++i)
     bytes.append(kEraseRest).append("\x1b[B");

@@ -257,6 +257,18 @@ class Leaving(TerminalTest):
         self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
         self.assertEqual(sum("work: " in row for row in tmux.rows()), 2, "\n".join(tmux.rows()))
 
+    def test_the_background_draws_no_rows(self):
+        needs("tqdm")
+        tmux = Tmux(self, cwd=self.dir, env=self.env)
+        command = " ".join(map(str, self.command("--quiet", "--nproc-per-node", 2, *self.worker(ENDLESS))))
+        tmux.line(f"PS1='$ '; stty -tostop; clear; {command} &")
+        self.assertTrue(tmux.until(lambda rows: any("line 25 of 1" in row for row in rows)))
+        self.assertFalse([row for row in tmux.rows() if "work: " in row], "\n".join(tmux.rows()))
+        tmux.line("fg")
+        self.assertTrue(tmux.until(lambda rows: rows and "work: " in rows[-1]), "\n".join(tmux.rows()))
+        (self.dir / "stop").touch()
+        self.assertTrue(tmux.until(lambda rows: rows and rows[-1] == "$"), "\n".join(tmux.rows()))
+
     def test_resize(self):
         needs("tqdm")
         tmux = Tmux(self, columns=110, cwd=self.dir, env=self.env)

@@ -88,6 +88,22 @@ TEST_CASE("an unfinished line is shown when it stands, not while it is being wri
   CHECK(d.lines == "[0] loading done\n");
 }
 
+TEST_CASE("a line that grows slowly is shown while it grows") {
+  Driver d;
+  LiveBoard::Entry a = entry_of(0);
+  for (int i = 0; i < 10; ++i) {
+    d.add(a, "one more line\npart");  // each another one: none of them stands
+    d.pass(milliseconds(100));
+    CHECK(d.rows().empty());
+  }
+  d.add(a, "\nloading");
+  for (int i = 0; i < 10; ++i) {
+    d.add(a, ".");
+    d.pass(milliseconds(100));
+  }
+  CHECK(d.rows() == "[0] loading..........\n");
+}
+
 TEST_CASE("nothing ticks when nothing changes") {
   Driver d;
   LiveBoard::Entry a = entry_of(0);

@@ -105,7 +105,16 @@ TEST_CASE("what stands already is not drawn again, a new frame is drawn in place
   TerminalView view(true);
   view.draw("", {{"bar 10%", ""}}, kSize);
   CHECK(view.draw("", {{"bar 10%", ""}}, kSize).empty());
-  CHECK(view.draw("", {{"bar 11%", ""}}, kSize) == "\r\x1b[1Abar 11%\x1b[K\r\n");
+  CHECK(view.draw("", {{"bar 11%", ""}}, kSize) == "\r\x1b[K\x1b[1Abar 11%\x1b[K\r\n");
+}
+
+TEST_CASE("what the user types goes with the next frame") {
+  TerminalView view(true);
+  Terminal terminal(kSize);
+  terminal.write(view.draw("", {{"bar 1%", ""}}, kSize));
+  terminal.write("^C");
+  terminal.write(view.draw("x\n", {{"bar 2%", ""}}, kSize));
+  CHECK(terminal.screen() == "x\nbar 2%\n");
 }
 
 TEST_CASE("rows are cut so that they never wrap, the suffix stays") {
@@ -148,13 +157,13 @@ TEST_CASE("a terminal that became narrower has wrapped the rows, or has not") {
   const std::vector<LiveRow> rows = {{std::string(30, 'a'), ""}, {"b", ""}};
   TerminalView reflowing(true);
   reflowing.draw("", rows, kSize);
-  CHECK(reflowing.draw("", {}, {16, 12}) == "\r\x1b[3A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[K\x1b[B\x1b[3A");
+  CHECK(reflowing.draw("", {}, {16, 12}) == "\r\x1b[K\x1b[3A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[K\x1b[B\x1b[3A");
   TerminalView cutting(false);
   cutting.draw("", rows, kSize);
-  CHECK(cutting.draw("", {}, {16, 12}) == "\r\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A");
+  CHECK(cutting.draw("", {}, {16, 12}) == "\r\x1b[K\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A");
   TerminalView wider(true);
   wider.draw("", rows, kSize);
-  CHECK(wider.draw("", {}, {90, 12}) == "\r\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A");
+  CHECK(wider.draw("", {}, {90, 12}) == "\r\x1b[K\x1b[2A\x1b[K\x1b[B\x1b[K\x1b[B\x1b[2A");
 }
 
 TEST_CASE("forgotten rows are left where they are") {
