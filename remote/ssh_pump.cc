@@ -13,8 +13,8 @@
 namespace ddp::remote {
 namespace {
 
-constexpr int kTurns = 8;         // before the other sessions of the thread have their turn
-constexpr int kReadsPerTurn = 8;  // libssh takes 4 KiB from the socket at a time
+constexpr int kTurns = 8;          // before the other sessions of the thread have their turn
+constexpr int kReadsPerTurn = 16;  // libssh takes 4 KiB from the socket at a time
 
 int on_channel_data(ssh_session, ssh_channel, void*, std::uint32_t, int is_stderr, void* pump) {
   static_cast<SshPump*>(pump)->on_data(is_stderr != 0);

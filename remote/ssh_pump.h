@@ -57,7 +57,7 @@ class SshPump {
 
  private:
   struct Stream {
-    std::array<char, 32 * 1024> bytes;
+    std::array<char, 64 * 1024> bytes;
     std::size_t begin = 0;
     std::size_t end = 0;
     bool blocked = false;  ///< the receiver takes no more for now

@@ -13,6 +13,10 @@
 namespace ddp::remote {
 namespace {
 
+/// Output goes to the loop in large pieces: the more this takes, the fewer turns of the two threads. The
+/// kernel gives as much of it as the administrator allows.
+constexpr int kSendBuffer = 256 << 10;
+
 UniqueFd duplicate(int fd) {
   return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }
@@ -139,6 +143,7 @@ SshSession::Progress SshSession::hand_over() {
   }
   link_.assign(link[0]);
   UniqueFd link_end(link[1]);
+  ::setsockopt(link[0], SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, errors) != 0) {
     return stop_with(system_error(errno, target_.label + ": socketpair"));
   }

@@ -11,9 +11,10 @@
 namespace ddp::rendezvous {
 namespace {
 
-/// The first allocation, and what an empty queue may keep.
+/// The first allocation, and what an empty queue may keep: a buffer that holds both streams' windows is used
+/// again and again while much is written.
 constexpr std::size_t kFirst = 128u << 10;
-constexpr std::size_t kKept = 512u << 10;
+constexpr std::size_t kKept = 4u << 20;
 
 }  // namespace
 
