@@ -22,11 +22,11 @@ inline constexpr std::string_view kKeeperName = "ddp-keeper";
 
 class Cgroup;
 
-/// What a kill reaches: every descendant of the calling process, every member of the control group, and with a
-/// job id also processes elsewhere that carry the job's mark. A mark is DDPLAUNCH_JOB_ID=<job_id> together with any LOCAL_RANK in the
-/// environment that the process was executed with, as all workers have it. Never reached: ourselves, our
-/// ancestors, what another keeper has below it (another node of the job on this machine, another job),
-/// processes of another effective uid outside our tree.
+/// What a kill reaches: every descendant of the calling process, every member of the control group, and with
+/// a job id also processes elsewhere that carry the job's mark. A mark is DDPLAUNCH_JOB_ID=<job_id> together
+/// with any LOCAL_RANK in the environment that the process was executed with, as all workers have it. Never
+/// reached: ourselves, our ancestors, what another keeper has below it (another node of the job on this
+/// machine, another job), processes of another effective uid outside our tree.
 struct TreeScope {
   std::string job_id;       ///< empty: descendants only
   std::vector<pid_t> keep;  ///< children to be left alone, with all below them; not in the control group
