@@ -270,6 +270,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     node.ping(++ping_sequence_);
     step(Supervisor::NodeUp{node.index, *hello, node.channel().address()});
   } else {
+    const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
+    if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
     if (std::holds_alternative<rendezvous::AttemptEnded>(message)) keep_last_words(node.index);
     step(Supervisor::FromNode{node.index, message, happened(node, message), node.clock_error()});
   }
