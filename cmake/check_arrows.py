@@ -37,7 +37,7 @@ CORES = {
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/output_queue", "rendezvous/rank_plan", "rendezvous/key_store",
     "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/start_messages",
     "launcher/label", "launcher/cgroup_path", "launcher/output_credit", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",
-    "launcher/bar_fold", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
+    "launcher/bar_fold", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/live_board", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
     "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "launcher/hang_watch", "launcher/hang_judge", "launcher/hang_inquiry", "launcher/supervisor_hang", "launcher/hang_report", "launcher/wait_state", "apps/train/sampler",
 }
 CORE_FORBIDS = re.compile(
