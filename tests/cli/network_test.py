@@ -106,5 +106,45 @@ class TwoMachines(LaunchTest):
         self.assertTrue(wait_until(lambda: not live_processes_with(mark), 20), live_processes_with(mark))
 
 
+    def drop_packets(self):
+        """Silently, both ways: frames go to a machine that is not there."""
+        for name, peer in ((self.near, 2), (self.far, 1)):
+            ip("-n", name, "neigh", "replace", f"10.77.0.{peer}", "lladdr", "02:00:00:00:00:99", "dev", "wire0", "nud",
+               "permanent")
+
+    def pass_packets(self):
+        for name, peer in ((self.near, 2), (self.far, 1)):
+            ip("-n", name, "neigh", "del", f"10.77.0.{peer}", "dev", "wire0")
+
+    def test_dropped_packets_lose_the_node_and_end_both_sides(self):
+        process = self.start("--node-timeout", "2s", "--master-timeout", "2s", "--stop-grace", "1s", "sh", "-c",
+                             'trap "" TERM; echo up; while :; do sleep 0.1; done')
+        self.assertEqual([process.stdout.readline(), process.stdout.readline()], ["up\n", "up\n"])
+        cut = time.monotonic()
+        self.drop_packets()
+        out, err = process.communicate(timeout=40)
+        self.assertEqual(process.returncode, 113, err)
+        # Silence is looked at once a second; then the workers here have their grace.
+        self.assertLess(time.monotonic() - cut, 2 + 1 + 1 + 2)
+        self.assertRegex(err.splitlines()[-1], r"^ddplaunch: exit 113: node 10\.77\.0\.2: nothing was heard of it for [23] s "
+                         r"\(--node-timeout\); the machine, its network, or the agent hangs$")
+        # The far side finds out by itself, while the link is still cut.
+        mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
+        self.assertTrue(wait_until(lambda: not live_processes_with(mark), 20), live_processes_with(mark))
+        self.assertLess(time.monotonic() - cut, 2 + 1 + 1 + 3)
+
+    def test_packets_dropped_for_a_moment_do_no_harm(self):
+        process = self.start("--node-timeout", "8s", "--master-timeout", "8s", "sh", "-c",
+                             "echo up; while ! [ -e go ]; do sleep 0.1; done; echo bye")
+        self.assertEqual([process.stdout.readline(), process.stdout.readline()], ["up\n", "up\n"])
+        self.drop_packets()
+        time.sleep(2.5)  # a few heartbeats
+        self.pass_packets()
+        (self.dir / "go").touch()
+        done = self.finish(process, timeout=30)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out.count("bye"), 2)
+
+
 if __name__ == "__main__":
     main()

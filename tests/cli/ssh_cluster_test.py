@@ -4,10 +4,11 @@
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
+from tests.support.launch import DDPLAUNCH, LaunchTest, Nodes, live_processes_with, main, wait_until
 
 
 class SshCluster(LaunchTest):
@@ -115,6 +116,22 @@ class SshCluster(LaunchTest):
         agents = [int(process.stdout.readline().split("] ")[1]) for _ in range(2)]
         os.kill(agents[1], signal.SIGKILL)
         self.assert_code(self.finish(process, timeout=30), 113)
+
+    def test_restarted_sshd_is_not_noticed(self):
+        nodes = self.cluster(2)
+        process = self.start(*self.ssh, "--nproc-per-node", 1, "sh", "-c",
+                             "echo up; while ! [ -e go ]; do sleep 0.05; done; echo bye")
+        for _ in range(2):
+            self.assertTrue(process.stdout.readline())
+        nodes.restart_sshd()
+        # The new sshd takes another job, and its end does not touch the first.
+        other = subprocess.run([DDPLAUNCH, "--job-id", self.job + "-other", "--job-dir", self.dir / "other", *self.ssh,
+                                "--nproc-per-node", "1", "true"], env=self.env, cwd=self.dir, timeout=30)
+        self.assertEqual(other.returncode, 0)
+        (self.dir / "go").touch()
+        done = self.finish(process, timeout=30)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out.count("bye"), 2)
 
     def test_dry_run_starts_nothing(self):
         done = self.run_job("--host", "nowhere.invalid:2", "--dry-run", "sh", "-c", "true")

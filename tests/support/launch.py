@@ -129,6 +129,19 @@ class Nodes:
         self.port = int((self.dir / "port").read_text())
         self.hosts = (self.dir / "hosts").read_text().split()
 
+    def restart_sshd(self):
+        """Ends the listener, as an upgrade of the package does, and starts another; sessions live on."""
+        pid_file = self.dir / "sshd.pid"
+        old = int(pid_file.read_text())
+        sshd = os.readlink(f"/proc/{old}/exe")
+        os.kill(old, signal.SIGTERM)
+        if not wait_until(lambda: not pid_file.exists()):
+            raise RuntimeError("sshd did not end")
+        subprocess.run([sshd, "-f", self.dir / "sshd_config", "-E", self.dir / "sshd.log"], check=True,
+                       stdin=subprocess.DEVNULL, start_new_session=True)
+        if not wait_until(lambda: pid_file.exists() and pid_file.read_text().strip()):
+            raise RuntimeError("sshd did not start again")
+
 
 def main():
     """unittest's main; exit code 77 when every test was skipped, so that ctest shows a skip and no pass."""
