@@ -68,6 +68,34 @@ def shown(stage, where):
     return [peer for peer in stage.peers(where, True) if peer.shows and "files" not in peer.name]
 
 
+def records(data, count, peer):
+    """What bench_check_lines finds in the merged output."""
+    done = subprocess.run([str(TOOLS / "bench_check_lines"), str(WORKERS), str(count), str(peer.label_offset)], input=data,
+                          stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+# --- writes that end within lines -----------------------------------------------------------------------------------
+
+def blocks(stage, where, place):
+    count, block = 20000, 4096
+    print(f"\n## Writes of {block} bytes that end within lines, {place}: {WORKERS} × {count} lines\n\n"
+          "| peer | labelled: lost / torn / doubled | not labelled |\n|---|---|---|")
+    cells = {}
+    for labelled in (True, False):
+        for peer in stage.peers(where, labelled):
+            if not peer.shows or "files" in peer.name:
+                continue
+            merged = stage.scratch / "merged"
+            with open(merged, "wb") as out, open(stage.scratch / "errors", "wb") as err:
+                run = stage.run(peer, [count // peer.share, 100, block], stdout=out, stderr=err)
+            found = records(merged.read_bytes(), count // peer.share, peer)
+            cells.setdefault(peer.name.removesuffix(" --tee 3"), {})[labelled] = (
+                f"{found['lost']} / {found['torn']} / {found['dup']}" + (f", exit {run.code}" if run.code else ""))
+    for name, cell in cells.items():
+        print(f"| {name} | {cell.get(True, '-')} | {cell.get(False, '-')} |", flush=True)
+
+
 # --- odd output -----------------------------------------------------------------------------------------------------
 
 def printed(stage, peer, kind):
@@ -80,12 +108,6 @@ def printed(stage, peer, kind):
     ended = launch.read(take)
     launch.end()
     return bytes(data), times, ended
-
-
-def records(data, count, peer):
-    done = subprocess.run([str(TOOLS / "bench_check_lines"), str(WORKERS), str(count), str(peer.label_offset)], input=data,
-                          stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
 
 
 def bar_cell(data, times):
