@@ -138,14 +138,23 @@ Error refusal(std::string_view what, int err) {
   return system_error(err, what, ErrorCode::kRefused);
 }
 
-/// Agents that were killed together with their keeper could not tidy up.
-void remove_stale(int own) {
+void kill_group(int group, bool v2) {
+  if (v2) return write_at(group, "cgroup.kill", "1");
+  freeze(group);
+  visit(group, kill_listed);
+  write_at(group, "freezer.state", "THAWED");
+}
+
+/// Agents that were killed together with their keeper could not tidy up: what they left behind ends now.
+void remove_stale(int own, bool v2) {
   for (const std::string& name : groups_in(own)) {
     if (!is_cgroup_name(name)) continue;
     const UniqueFd group = open_directory(own, name.c_str());
     if (!group || flock(group.get(), LOCK_EX | LOCK_NB) != 0) continue;  // its agent or keeper lives
     remove_below(group.get());
-    unlinkat(own, name.c_str(), AT_REMOVEDIR);  // refused while a process is in it
+    if (unlinkat(own, name.c_str(), AT_REMOVEDIR) == 0) continue;
+    kill_group(group.get(), v2);
+    unlinkat(own, name.c_str(), AT_REMOVEDIR);  // or by the next job: the dying count for a moment longer
   }
 }
 
@@ -180,7 +189,7 @@ Result<Cgroup> Cgroup::make_in(const std::string& own, bool v2, std::string_view
   // Version 2 lets nobody leave a group whose list he may not write.
   if (v2 && faccessat(parent.get(), "cgroup.procs", W_OK, AT_EACCESS) != 0)
     return refusal(own + "/cgroup.procs", errno);
-  remove_stale(parent.get());
+  remove_stale(parent.get(), v2);
 
   Cgroup group;
   group.v2_ = v2;
@@ -239,10 +248,7 @@ std::vector<pid_t> Cgroup::pids() const {
 }
 
 void Cgroup::kill() const {
-  if (v2_) return write_at(directory_.get(), "cgroup.kill", "1");
-  freeze(directory_.get());
-  visit(directory_.get(), kill_listed);
-  write_at(directory_.get(), "freezer.state", "THAWED");
+  kill_group(directory_.get(), v2_);
 }
 
 bool Cgroup::remove(std::chrono::milliseconds patience) {
