@@ -76,7 +76,8 @@ struct KeeperOptions {
 /// When the keeper's parent ends (the master, the SSH session), an agent that is stopped is woken (SIGCONT),
 /// so that it sees the end of its link. What was killed, and what could not be, is said on stderr. If the
 /// keeper itself is killed, the agent is told (KeeperLink::watch_fd). If both are killed at the same moment,
-/// the workers still get their death signal, but what they started in sessions of their own lives on.
+/// the workers still get their death signal, but what they started in sessions of their own lives on, in a
+/// control group until the next job there.
 int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main);
 
 }  // namespace ddp::launcher
