@@ -91,6 +91,10 @@ std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t
 JobDir::Output& JobDir::output(const OutputKey& key) {
   const auto found = outputs_.find(key);
   if (found != outputs_.end()) return found->second;
+  if (key.attempt > attempt_) {
+    close_all();
+    attempt_ = key.attempt;
+  }
   Output& output = outputs_[key];
   output.files.emplace_back(file(key.attempt, key.rank, key.stream), limits_);
   if (!log_dir_.empty() && key.stream <= 2 && copied_.has(key.local_rank, key.stream)) {

@@ -65,6 +65,7 @@ class JobDir {
   StreamChoice copied_;
   OutputFile::Limits limits_;
   std::map<OutputKey, Output> outputs_;
+  std::uint32_t attempt_ = 0;  ///< the latest; the files of those before are closed
   std::size_t open_ = 0;
   std::size_t max_open_ = 64;
   bool failing_ = false;  ///< said, and its end was not yet

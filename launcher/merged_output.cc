@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 namespace ddp::launcher {
@@ -57,12 +58,16 @@ void MergedOutput::begin_attempt(std::uint32_t attempt) {
   ranks_.clear();
   attempt_ = attempt;
   if (options_.jsonl) json_.emplace();
-  if (!fold_) return;
-  std::size_t everyone = 0;
-  for (std::uint32_t rank = 0; rank < world_(); ++rank) {
-    if (options_.shows(rank, source_(rank).local_rank, 1)) ++everyone;
+  const std::uint32_t world = world_();
+  std::size_t selected = 0;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    if (options_.selects(rank, source_(rank).local_rank)) ++selected;
   }
-  fold_->begin(everyone);
+  if (fold_) fold_->begin(selected);
+  if (selected != 0 || attempt != 0) return;
+  console_.write(
+      2, "ddplaunch: warning: nothing is shown: --show-ranks and --local-ranks-filter let none of the " +
+             std::to_string(world) + " ranks pass; the files have their output\n");
 }
 
 MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_t rank) {

@@ -20,6 +20,10 @@ StreamChoice operator|(const StreamChoice& one, const StreamChoice& other) {
 
 bool OutputOptions::shows(std::uint32_t rank, int local_rank, std::uint8_t stream) const {
   if (redirects.has(local_rank, stream) && !tee.has(local_rank, stream)) return false;
+  return selects(rank, local_rank);
+}
+
+bool OutputOptions::selects(std::uint32_t rank, int local_rank) const {
   if (!local_ranks_filter.empty() &&
       std::find(local_ranks_filter.begin(), local_ranks_filter.end(), local_rank) == local_ranks_filter.end())
     return false;

@@ -43,6 +43,8 @@ struct OutputOptions {
   Bars bars = Bars::kRank0;
   ConsolePolicy console = ConsolePolicy::kAuto;
 
+  /// Whether --show-ranks and --local-ranks-filter let this rank pass.
+  bool selects(std::uint32_t rank, int local_rank) const;
   /// Whether lines of this stream (1, 2) are shown, or go to the files only.
   bool shows(std::uint32_t rank, int local_rank, std::uint8_t stream) const;
   /// The streams that are copied to log_dir.

@@ -75,6 +75,13 @@ class Filters(LaunchTest):
         self.assert_code(done, 0)
         self.assertEqual(self.shown(done), ["err-1", "err-3", "out-1", "out-3"])
 
+    def test_filters_that_let_nobody_pass_are_said(self):
+        done = self.run_job("--nproc-per-node", 2, "--show-ranks", "2-9", "sh", "-c", BOTH)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "")
+        self.assertIn("ddplaunch: warning: nothing is shown: --show-ranks and --local-ranks-filter let none of the 2 ranks "
+                      "pass; the files have their output\n", done.err)
+
     def test_the_report_has_the_last_words_of_a_rank_that_is_not_shown(self):
         done = self.run_job("--nproc-per-node", 2, "--show-ranks", "0", "sh", "-c",
                             'if [ $RANK = 1 ]; then echo hidden-words >&2; exit 4; fi; sleep 60')
@@ -150,6 +157,20 @@ class Files(LaunchTest):
             self.assertEqual([line["line"] for line in mine if line["stream"] == "stderr"], ["err"])
             for line in mine:
                 self.assertRegex(line["time"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
+
+    def test_each_attempt_has_its_files(self):
+        done = self.run_job("--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", "10ms", "--log-dir", "logs",
+                            "--jsonl", "sh", "-c", 'echo attempt-$TORCHELASTIC_RESTART_COUNT; '
+                            '[ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $RANK = 0 ] && exit 3; sleep 60; }')
+        self.assert_code(done, 0)
+        self.assertEqual(self.logs()["attempt_0/0/stdout.log"], "attempt-0\n")
+        for attempt in range(2):
+            text = f"attempt-{attempt}\n"
+            self.assertEqual((self.job_dir / f"attempt_{attempt}/rank_00000.stdout").read_text(), text)
+            lines = (self.job_dir / f"attempt_{attempt}/lines.jsonl").read_text().splitlines()
+            self.assertEqual({json.loads(line)["line"] for line in lines}, {text.strip()})
+            self.assertLessEqual(len(lines), 2)
+        self.assertEqual({self.logs()[f"attempt_1/{rank}/stdout.log"] for rank in range(2)}, {"attempt-1\n"})
 
     def test_a_file_can_be_followed_while_the_job_runs(self):
         process = self.start("--nproc-per-node", 1, "sh", "-c", "echo first; read wait; echo second",
