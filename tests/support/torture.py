@@ -354,8 +354,7 @@ def expect_worker(case, victim, codes):
 
 
 def follow_master(job, case, codes, hit_at, told):
-    if case.signal == "KILL":
-        codes.clear()
+    if case.signal == "KILL":  # it may have ended just before
         codes[-number_of("KILL")] = None
         return hit_at
     if case.signal != "STOP":
@@ -432,13 +431,21 @@ def tail(job):
     return ""
 
 
+def control_groups_of(lane):
+    return [os.path.join(path, name) for path, names, _ in os.walk("/sys/fs/cgroup") for name in names
+            if f"{lane}-" in name]
+
+
 def main():
-    """lane NAME SEED FIRST END STEP: plays the cases FIRST, FIRST + STEP, … below END; one JSON line each."""
+    """NAME SEED FIRST END STEP: plays the cases FIRST, FIRST + STEP, … below END; one JSON line each."""
     name, seed, first, end, step = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
     lane = Lane(name)
     with lane.stack:
         for number in range(first, end, step):
             print(json.dumps(lane.run(draw(seed, number))), flush=True)
+        groups = control_groups_of(name)
+        problems = [f"control groups are left: {' '.join(groups)}"] if groups else []
+        print(json.dumps({"case": f"all of lane {name}", "hits": 0, "problems": problems}), flush=True)
 
 
 if __name__ == "__main__":
