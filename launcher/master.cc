@@ -51,8 +51,8 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       files_(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
           [this] { give_all_credit(); }),
-      console_(loop.get_executor(), [this] { give_all_credit(); }),
-      output_(files_, console_, spec.output.label_on ? spec.output.label : std::string(),
+      console_(loop.get_executor(), [this] { give_all_credit(); }, spec.output.console),
+      output_(files_, console_, spec.output,
               [this](std::uint32_t rank) { return source_of(rank); },
               [this] { return static_cast<std::uint32_t>(supervisor_.plan().world_size); }),
       fan_out_(loop.get_executor(), remote, local,
@@ -108,6 +108,7 @@ void Master::end_tasks() {
   fan_out_.cancel();
   for (const auto& node : nodes_)
     node->close();
+  output_.rest();
   error_code ignored;
   signals_.cancel(ignored);
   stdin_.stop();
@@ -187,7 +188,7 @@ void Master::on_started(std::size_t index, Result<remote::StartedAgent> outcome)
   NodeLink& node = *nodes_[index];
   for (const std::string& line : outcome->noise)
     say_host(node, line);
-  if (!outcome->errors.empty()) console_.write(2, node.error_lines(outcome->errors));
+  if (!outcome->errors.empty()) console_.add(2, node.error_lines(outcome->errors));
   node.open(std::move(*outcome));
   start_task(node.connection().write_all());
   start_task(read_errors(this, &node));
@@ -225,7 +226,7 @@ Awaitable<> Master::read_errors(Master* master, NodeLink* node) {
     const auto [error, count] =
         co_await node->channel().errors().async_read_some(asio::buffer(buffer), kUseTuple);
     open = !error && count > 0;
-    master->console_.write(2, node->error_lines(open ? std::string_view(buffer.data(), count) : ""));
+    master->console_.add(2, node->error_lines(open ? std::string_view(buffer.data(), count) : ""));
   }
 }
 
@@ -310,6 +311,7 @@ Awaitable<> Master::ping_nodes() {
     co_await ping_timer_.async_wait(kUseTuple);
     if (Clock::now() - due > kOverslept) awake_since_ = Clock::now();
     warn_of_lost_output();
+    console_.watch();
     if (falling_asleep_) continue;  // a ping would wake the agents again
     for (const auto& node : nodes_) {
       if (!node->live()) continue;
@@ -343,6 +345,7 @@ Awaitable<> Master::watch_signals() {
 /// answered, for the threads that carry the words to them stop with us.
 void Master::fall_asleep() {
   if (std::exchange(falling_asleep_, true)) return;
+  console_.suspend();
   say("stopped; the workers go on (fg or SIGCONT to see their output again)");
   for (const auto& node : nodes_) {
     node->asleep = !node->live();
@@ -367,6 +370,7 @@ void Master::stop_until_continued() {
   if (!std::exchange(falling_asleep_, false)) return;
   sleep_timer_.cancel();
   ::raise(SIGSTOP);
+  console_.resume();
   awake_since_ = Clock::now();
 }
 
