@@ -14,7 +14,9 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 def become_subreaper():
     """From here on whatever our descendants start, however it detaches itself, stays below us. We end with our parent,
-    in the way of sys.exit."""
+    in the way of sys.exit. What nohup or a script's "&" ignores would be ignored by the programs under test, too."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
