@@ -6,56 +6,56 @@ namespace ddp::launcher {
 
 /// The time of a change is the tick that sees it: no clock is read for each piece of output.
 void LiveBoard::note(Entry& entry) {
-  entry.seen = entry.lines.revision();
-  entry.touched = true;
-  if (!std::exchange(entry.watched, true)) {
+  entry.seen_ = entry.lines.revision();
+  entry.touched_ = true;
+  if (!std::exchange(entry.watched_, true)) {
     watched_.push_back(&entry);
-    entry.line = 0;
+    entry.line_ = 0;
   }
   // Its rows became lines, which are shown at once: they must not stand there twice.
-  if (entry.on_board && entry.lines.held() == 0) post(entry, {});
+  if (entry.on_board_ && entry.lines.held() == 0) post(entry, {});
 }
 
 void LiveBoard::post(Entry& entry, const std::string& rows) {
-  if (rows.empty() && !entry.on_board) return;
+  if (rows.empty() && !entry.on_board_) return;
   Side& mine = side(entry.stream);
   mine.fold.set(entry.rank, entry.node, entry.lines.label().text(), rows);
   mine.news = mine.unsampled = true;
-  entry.on_board = !rows.empty();
+  entry.on_board_ = !rows.empty();
 }
 
 /// False: nothing more will happen to the entry by itself.
 bool LiveBoard::look(Entry& entry, Time now, std::string& lines) {
-  const bool moved = std::exchange(entry.touched, false);
+  const bool moved = std::exchange(entry.touched_, false);
   if (moved) {
-    entry.since = now;
-    entry.settled = false;
+    entry.since_ = now;
+    entry.settled_ = false;
   }
-  if (entry.line != entry.lines.line_feeds() + 1) entry.line_since = now;
-  entry.line = entry.lines.held() > 0 ? entry.lines.line_feeds() + 1 : 0;
-  const Time quiet = now - entry.since;
-  const bool was_settled = entry.settled;
+  if (entry.line_ != entry.lines.line_feeds() + 1) entry.line_since_ = now;
+  entry.line_ = entry.lines.held() > 0 ? entry.lines.line_feeds() + 1 : 0;
+  const Time quiet = now - entry.since_;
+  const bool was_settled = entry.settled_;
   if (quiet >= kQuiet) {
     entry.lines.settle(quiet >= kLongQuiet, lines);
-    entry.settled = true;
-    entry.seen = entry.lines.revision();
+    entry.settled_ = true;
+    entry.seen_ = entry.lines.revision();
   }
-  if (moved || entry.settled != was_settled) {
+  if (moved || entry.settled_ != was_settled) {
     std::string rows;
     const bool bar = entry.lines.live(rows);
     // An unfinished line is about to be finished, mostly. One that stands is a prompt, or a slow "load...".
-    const bool stands = now - entry.line_since >= kQuiet;
+    const bool stands = now - entry.line_since_ >= kQuiet;
     if (!bar && (!stands || !side(entry.stream).has_view)) rows.clear();
     post(entry, rows);
   }
-  return quiet < kLongQuiet && (entry.lines.held() > 0 || entry.on_board);
+  return quiet < kLongQuiet && (entry.lines.held() > 0 || entry.on_board_);
 }
 
 void LiveBoard::tick(Time now, std::array<std::string, 2>& lines) {
   last_tick_ = now;
   const auto gone = std::remove_if(watched_.begin(), watched_.end(), [&](Entry* entry) {
-    entry->watched = look(*entry, now, lines[static_cast<std::size_t>(entry->stream - 1)]);
-    return !entry->watched;
+    entry->watched_ = look(*entry, now, lines[static_cast<std::size_t>(entry->stream - 1)]);
+    return !entry->watched_;
   });
   watched_.erase(gone, watched_.end());
   for (std::size_t i = 0; i < sides_.size(); ++i) {

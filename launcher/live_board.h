@@ -29,8 +29,8 @@ class LiveBoard {
 
   /// One stream of one rank. Owned by the driver; clear() before it goes.
   struct Entry {
-    Entry(Label label, std::uint32_t rank_, int node_, int stream_)
-        : lines(std::move(label)), rank(rank_), node(node_), stream(stream_) {}
+    Entry(Label label, std::uint32_t of_rank, int of_node, int of_stream)
+        : lines(std::move(label)), rank(of_rank), node(of_node), stream(of_stream) {}
     LineAssembler lines;
     std::uint32_t rank;
     int node;
@@ -38,14 +38,14 @@ class LiveBoard {
 
    private:
     friend class LiveBoard;
-    std::uint64_t seen = 0;  ///< revision of `lines`
-    std::uint64_t line = 0;  ///< the unfinished one, from 1; 0: none yet
-    Time line_since{0};
-    Time since{0};  ///< of the latest change that a tick saw
-    bool watched = false;
-    bool touched = false;
-    bool settled = false;
-    bool on_board = false;
+    std::uint64_t seen_ = 0;  ///< revision of `lines`
+    std::uint64_t line_ = 0;  ///< the unfinished one, from 1; 0: none yet
+    Time line_since_{0};
+    Time since_{0};  ///< of the latest change that a tick saw
+    bool watched_ = false;
+    bool touched_ = false;
+    bool settled_ = false;
+    bool on_board_ = false;
   };
 
   /// `has_view`: of stdout and stderr.
@@ -53,7 +53,7 @@ class LiveBoard {
       : sides_{Side(bars, has_view[0]), Side(bars, has_view[1])} {}
 
   void changed(Entry& entry) {
-    if (entry.seen != entry.lines.revision()) note(entry);
+    if (entry.seen_ != entry.lines.revision()) note(entry);
   }
   /// Appends the lines that became due, for stdout and stderr.
   void tick(Time now, std::array<std::string, 2>& lines);
