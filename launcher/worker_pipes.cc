@@ -21,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 
 /// After a leader's end a pipe that a grandchild still holds open is read until it was empty for this long.
 constexpr std::chrono::milliseconds kQuiet{200};
+/// For a grandchild that is never quiet.
+constexpr std::chrono::seconds kChatter{2};
 /// A lane that was read so recently is busy: its pipes are left to fill for kGather before the next round.
 constexpr std::chrono::milliseconds kBusy{3};
 constexpr std::chrono::milliseconds kGather{1};
@@ -36,11 +38,6 @@ constexpr std::chrono::milliseconds kBlindPause{10};
 /// Only our end: the worker's end is another open file and keeps the blocking writes that programs expect.
 void set_nonblocking(int fd) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
-}
-
-bool has_bytes(int fd) {
-  int waiting = 0;
-  return ::ioctl(fd, FIONREAD, &waiting) == 0 && waiting > 0;
 }
 
 }  // namespace
@@ -59,22 +56,24 @@ struct WorkerPipes::Lane {
         poll(::epoll_create1(EPOLL_CLOEXEC)),
         watch(executor),
         room(executor, Clock::time_point::max()),
-        pace(executor) {
-    error_code failed;
-    watch.assign(::fcntl(poll.get(), F_DUPFD_CLOEXEC, 0), failed);
-    blind = bool(failed);
+        pace(executor),
+        blind(!poll) {}
+  ~Lane() {
+    if (watch.is_open()) watch.release();  // it is poll's
   }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
   const std::uint8_t stream;
-  UniqueFd poll;  ///< level-triggered, of all open pipes
-  asio::posix::stream_descriptor watch;
-  asio::steady_timer room;  ///< cancelled when output may flow again, or no pipe is left
+  UniqueFd poll;                         ///< level-triggered, of all open pipes
+  asio::posix::stream_descriptor watch;  ///< of `poll`, while somebody waits for it
+  asio::steady_timer room;               ///< cancelled when output may flow again, or no pipe is left
   asio::steady_timer pace;
   std::vector<Pipe> pipes;
   std::vector<std::uint32_t> ready;  ///< indices of pipes, ascending
   OutputTurns turns;
   Clock::time_point last_read{};
   std::size_t open = 0;
-  bool blind = false;  ///< nothing watches the pipes
+  bool blind;  ///< nothing watches the pipes
   bool running = false;
 };
 
@@ -129,7 +128,7 @@ Awaitable<> WorkerPipes::read_lane(WorkerPipes* self, Lane* lane) {
       continue;
     }
     if (!find_ready(*lane)) {
-      co_await lane->watch.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+      co_await wait_for_bytes(lane);
       continue;
     }
     const auto now = Clock::now();
@@ -143,6 +142,19 @@ Awaitable<> WorkerPipes::read_lane(WorkerPipes* self, Lane* lane) {
                           asio::use_awaitable);  // control and the other lane have their turn
     }
   }
+}
+
+/// The loop knows of the pipes only meanwhile: otherwise each write of a worker would wake it, and cost the
+/// worker that time, though the pipe is left to fill.
+Awaitable<> WorkerPipes::wait_for_bytes(Lane* lane) {
+  error_code failed;
+  lane->watch.assign(lane->poll.get(), failed);
+  if (failed) {
+    lane->blind = true;
+    co_return;
+  }
+  co_await lane->watch.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  lane->watch.release();
 }
 
 bool WorkerPipes::find_ready(Lane& lane) {
@@ -219,20 +231,41 @@ bool WorkerPipes::open(const Rank& rank) const {
 Awaitable<> WorkerPipes::drained(std::uint32_t number) {
   Rank* rank = find(number);
   if (rank == nullptr) co_return;
-  const auto bytes = [this, rank] {
-    return lanes_[0]->pipes[rank->index].bytes + lanes_[1]->pipes[rank->index].bytes;
-  };
-  const auto waiting = [this, rank] {
-    return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
-      const Pipe& pipe = lane->pipes[rank->index];
-      return pipe.fd && has_bytes(pipe.fd.get());
-    });
-  };
+  // All that the leader wrote is read, whatever its children go on to write.
+  const std::uint64_t owed = bytes_read(*rank) + bytes_waiting(*rank);
+  const auto patience = Clock::now() + kChatter;
   while (open(*rank)) {
-    const std::uint64_t before = bytes();
+    const std::uint64_t before = bytes_read(*rank);
     rank->quiet.expires_after(kQuiet);
     co_await rank->quiet.async_wait(kUseTuple);
-    if (bytes() == before && !waiting()) give_up(number);
+    const bool still = bytes_read(*rank) == before;
+    if (still && hurried_) read_rest(*rank);
+    if (!open(*rank)) break;
+    const bool empty = still && bytes_waiting(*rank) == 0;
+    if (empty || (Clock::now() >= patience && bytes_read(*rank) >= owed)) give_up(number);
+  }
+}
+
+std::uint64_t WorkerPipes::bytes_read(const Rank& rank) const {
+  return lanes_[0]->pipes[rank.index].bytes + lanes_[1]->pipes[rank.index].bytes;
+}
+
+std::uint64_t WorkerPipes::bytes_waiting(const Rank& rank) const {
+  std::uint64_t sum = 0;
+  for (const auto& lane : lanes_) {
+    const Pipe& pipe = lane->pipes[rank.index];
+    int waiting = 0;
+    if (pipe.fd && ::ioctl(pipe.fd.get(), FIONREAD, &waiting) == 0)
+      sum += static_cast<std::uint64_t>(waiting);
+  }
+  return sum;
+}
+
+/// What the pipes of an ended leader hold, as much as fits into them, though there is no room for it.
+void WorkerPipes::read_rest(const Rank& rank) {
+  for (const auto& lane : lanes_) {
+    Pipe& pipe = lane->pipes[rank.index];
+    if (pipe.fd) read_turn(*lane, pipe, pipe.capacity);
   }
 }
 

@@ -35,12 +35,15 @@ class WorkerPipes {
 
   /// Reads the pipes of `rank` from now on. Ours are the read ends; they become non-blocking.
   void add(std::uint32_t rank, UniqueFd out, UniqueFd err);
-  /// After the end of the rank's leader: waits until its pipes are read to their end, or were empty for a
-  /// while though a grandchild still holds them. Then they are closed.
+  /// After the end of the rank's leader: waits until its pipes are read to their end, or all that the leader
+  /// wrote is read though a grandchild still holds them. Then they are closed.
   Awaitable<> drained(std::uint32_t rank);
   /// Closes the pipes of a rank whose leader cannot be ended.
   void give_up(std::uint32_t rank);
   void resume();  ///< there is room for output again
+  /// The attempt is being stopped: what ended leaders left in their pipes, at most what those hold, is read
+  /// though there is no room for it, for a reader who stands still must not hold up the stop.
+  void hurry() { hurried_ = true; }
   /// Waits until no pipe is open and nothing runs here any more.
   Awaitable<> closed();
 
@@ -49,6 +52,7 @@ class WorkerPipes {
   struct Lane;
   struct Rank;
   static Awaitable<> read_lane(WorkerPipes* self, Lane* lane);
+  static Awaitable<> wait_for_bytes(Lane* lane);
   static bool find_ready(Lane& lane);
   bool read_round(Lane& lane);
   void read_turn(Lane& lane, Pipe& pipe, std::size_t bytes);
@@ -56,11 +60,15 @@ class WorkerPipes {
   void start(Lane& lane);
   Rank* find(std::uint32_t rank) const;
   bool open(const Rank& rank) const;
+  std::uint64_t bytes_read(const Rank& rank) const;
+  std::uint64_t bytes_waiting(const Rank& rank) const;
+  void read_rest(const Rank& rank);
 
   asio::any_io_executor executor_;
   OutputSink& sink_;
   std::array<std::unique_ptr<Lane>, 2> lanes_;  ///< one for each stream: neither waits for the other
   std::vector<std::unique_ptr<Rank>> ranks_;
+  bool hurried_ = false;
   asio::steady_timer lane_done_;  ///< cancelled when a lane has ended
 };
 
