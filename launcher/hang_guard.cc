@@ -15,6 +15,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
+/// From the end of an inspection to the master's decision.
+constexpr std::chrono::seconds kVerdictTime{3};
+
 nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
 }
@@ -75,8 +78,7 @@ Awaitable<> HangGuard::watch_workers(HangGuard* self) {
   while (!self->stopped_) {
     self->timer_.expires_after(HangWatch::period(self->timeout_));
     co_await self->timer_.async_wait(kUseTuple);
-    // While they are being looked into, what they do is our doing.
-    if (!self->stopped_ && !self->inspection_ && !self->leaders_.empty()) self->sample();
+    if (!self->stopped_ && now() >= self->resume_at_ && !self->leaders_.empty()) self->sample();
   }
 }
 
@@ -147,6 +149,9 @@ void HangGuard::inspect(const rendezvous::Inspect& request) {
   options.worker_path = worker_path_;
   options.ras_address = ras_address_;
   options.deadline = ProcessInspection::Clock::now() + milliseconds(request.timeout_ms);
+  // Debuggers stop and start the workers. When the master has heard of all nodes it either stops the job, or
+  // another node's workers are at work again and we go on watching.
+  resume_at_ = now() + milliseconds(request.timeout_ms) + kVerdictTime;
   inspection_ = std::make_unique<ProcessInspection>(
       executor_, std::move(options), [this](const rendezvous::Inspection& report) { send_(report); });
   start_task(run_inspection(this));

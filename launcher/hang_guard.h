@@ -64,6 +64,7 @@ class HangGuard {
   std::string worker_path_;
   std::string ras_address_;
   std::unique_ptr<ProcessInspection> inspection_;
+  std::chrono::nanoseconds resume_at_{0};  ///< no samples before: what the workers do is our doing
   asio::steady_timer timer_;
   asio::steady_timer task_done_;
   std::size_t tasks_ = 0;

@@ -109,7 +109,9 @@ const Call* find_call(const ThreadLook& look) {
 }
 
 std::string kernel_name(const std::string& wchan) {
-  if (wchan.empty() || wchan == "0") return {};
+  // A call that was interrupted and goes on (restart_syscall) may show only the way into the kernel.
+  if (wchan.empty() || wchan == "0" || wchan.starts_with("do_syscall") || wchan.starts_with("el0_svc"))
+    return {};
   for (const KernelName& known : kFunctions) {
     if (wchan.starts_with(known.prefix)) return known.name;
   }

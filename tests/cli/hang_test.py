@@ -241,6 +241,19 @@ class OverSsh(HangTest):
         for rank in range(4):
             self.assertRegex(self.hang_text(rank), rf"^rank {rank}, pid \d+: ")
 
+    def test_a_node_that_has_answered_waits_for_the_others(self):
+        tools = self.dir / "venv"
+        tools.mkdir()
+        (tools / "gdb").write_text("#!/bin/sh\nfor pid; do grep -qz '^RANK=0$' /proc/$pid/environ 2>/dev/null && "
+                                   "exec sleep 6; done\nexec sleep 2\n")
+        (tools / "gdb").chmod(0o755)
+        done = self.run_job(*self.options, "--nproc-per-node", 1, "--hang-timeout", "1s", "sleep", 1000,
+                            env=dict(self.env, PATH=f"{tools}:{self.env['PATH']}"))
+        first, second = self.nodes.hosts[:2]
+        self.assert_hung(done, f"ranks 0,1 on {first} and {second}: sleeping in nanosleep")
+        self.assertGreater(done.seconds, 7)
+        self.assertNotIn("at work again", done.err)
+
     def test_one_rank_at_work_on_the_other_node(self):
         done = self.run_job(*self.options, "--nproc-per-node", 1, "--hang-timeout", "2s",
                             self.script("worker.sh", COMPUTES), 8)

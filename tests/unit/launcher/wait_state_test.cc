@@ -36,6 +36,7 @@ TEST_CASE("where the system call is not told, the kernel's function is") {
   CHECK(wait_text(look('S', "some_new_function.isra.0"), "") == "sleeping in some_new_function");
   CHECK(wait_text(look('S', "0"), "") == "sleeping");
   CHECK(wait_text(look('S', ""), "") == "sleeping");
+  CHECK(wait_text(look('S', "do_syscall_64", in_call(SYS_restart_syscall, "0x0")), "") == "sleeping");
   // Continued after a SIGSTOP: the number says only that.
   CHECK(wait_text(look('S', "do_wait", in_call(100'000, "0x0")), "") == "sleeping in wait for a child");
 }
