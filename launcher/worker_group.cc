@@ -161,6 +161,7 @@ void WorkerGroup::stop(std::chrono::milliseconds grace) {
   const auto at = Clock::now() + grace;
   if (!stopping_) {
     stopping_ = true;
+    pipes_.hurry();
     for (const auto& worker : workers_) {
       if (worker->child.running()) (void)worker->child.send_group_signal(SIGTERM);
       // A stopped process would not see its TERM.
