@@ -91,14 +91,16 @@ pid_t clone_into_cgroup(ChildPlan& plan, char* stack, std::size_t size, int& pid
   args.stack_size = size;
   args.cgroup = static_cast<std::uint64_t>(cgroup);
   long result;
-  // The child must not return: its frame is ours. Frame pointer 0 ends a debugger's walk.
+  // The child must not return: its frame is ours. Frame pointer 0 ends a debugger's walk; it comes last, for
+  // an operand may live in that register.
   asm volatile(
       "syscall\n\t"
       "test %%rax, %%rax\n\t"
       "jnz 1f\n\t"
-      "xor %%ebp, %%ebp\n\t"
       "mov %[plan], %%rdi\n\t"
-      "call *%[enter]\n\t"
+      "mov %[enter], %%rax\n\t"
+      "xor %%ebp, %%ebp\n\t"
+      "call *%%rax\n\t"
       "hlt\n"
       "1:"
       : "=a"(result)

@@ -51,10 +51,11 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       files_(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
           [this] { give_all_credit(); }),
-      console_(loop.get_executor(), [this] { give_all_credit(); }, spec.output.console),
-      output_(files_, console_, spec.output,
-              [this](std::uint32_t rank) { return source_of(rank); },
-              [this] { return static_cast<std::uint32_t>(supervisor_.plan().world_size); }),
+      console_(
+          loop.get_executor(), [this] { give_all_credit(); }, spec.output.console),
+      output_(
+          files_, console_, spec.output, [this](std::uint32_t rank) { return source_of(rank); },
+          [this] { return static_cast<std::uint32_t>(supervisor_.plan().world_size); }),
       fan_out_(loop.get_executor(), remote, local,
                {{options_.agent_path, "--stdio"},
                 spec.ssh_localhost,
@@ -91,14 +92,16 @@ int Master::run() {
   console_.flush(2, kLastWords);  // the cause is told even where nobody takes the output
   // From here on a signal ends us at once: nothing runs any more that would have to be stopped.
   signals_.clear();
-  const bool hurry = supervisor_.end().stop_signal != 0;
-  if (!console_.flush(1, hurry ? milliseconds(kLastWords) : kForEver)) {
-    console_.write(2, "ddplaunch: output that nobody reads was not shown; the files have it\n");
-    console_.flush(2, kLastWords);
+  const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastWords) : kForEver;
+  const bool shown = console_.flush(1, patience);
+  if (!shown) console_.write(2, "ddplaunch: output that nobody reads was not shown; the files have it\n");
+  warn_of_lost_output();
+  const bool told = console_.flush(2, patience);
+  if (shown && told) {
+    console_.close();
+  } else {
     console_.abandon();
   }
-  warn_of_lost_output();
-  console_.close();
   files_.close();
   return code;
 }

@@ -16,6 +16,19 @@ bool is_blank(std::string_view text) {
   return text.find_first_not_of(' ') == std::string_view::npos;
 }
 
+/// Bytes of the colour sequence that `text` ends with, or 0. Looks no further back than one can reach: a row
+/// of a million letters and as many backspaces is only a million small steps.
+std::size_t colour_at_end(std::string_view text) {
+  if (text.empty() || text.back() != 'm') return 0;
+  const std::string_view end = text.substr(text.size() - std::min(text.size(), EscapeReader::kMaxBytes));
+  const std::size_t escape = end.rfind('\x1b');
+  if (escape == std::string_view::npos ||
+      end.find_first_not_of("[0123456789;:", escape + 1) != end.size() - 1) {
+    return 0;
+  }
+  return end.size() - escape;
+}
+
 }  // namespace
 
 bool OpenRows::idle() const {
@@ -105,10 +118,8 @@ void OpenRows::begin_row(Row& row) {
 
 void OpenRows::back_up(Row& row) {
   for (; back_ > 0 && !row.text.empty(); --back_) {
-    const std::size_t escape = row.text.back() == 'm' ? row.text.rfind('\x1b') : std::string::npos;
-    if (escape != std::string::npos &&
-        row.text.find_first_not_of("[0123456789;:", escape + 1) == row.text.size() - 1) {
-      row.text.resize(escape);  // a colour has no width
+    if (const std::size_t colour = colour_at_end(row.text); colour > 0) {
+      row.text.resize(row.text.size() - colour);  // it has no width
       ++back_;
       continue;
     }

@@ -42,7 +42,7 @@ rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
   return {rule, spec.nproc.number, spec.oversubscribe};
 }
 
-rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host) {
+rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, std::size_t nodes) {
   rendezvous::JobStart job;
   job.job_id = spec.job_id;
   job.host = host.name;
@@ -58,7 +58,7 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host) {
   job.stdin_to_rank0 = spec.stdin_to_rank0;
   job.master_timeout_ms = to_ms(spec.master_timeout);
   job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
-  job.credit = credit_window(spec.hosts.size());
+  job.credit = credit_window(nodes);
   job.hang_timeout_ms = to_ms(spec.hang_timeout);
   return job;
 }

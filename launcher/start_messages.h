@@ -17,8 +17,9 @@ std::uint32_t to_ms(std::chrono::milliseconds value);
 /// --nproc-per-node as the rank plan takes it.
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);
 
-/// The job as `host` gets it. Its environment is the one for other machines, or the one for ours.
-rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host);
+/// The job as `host` gets it, one of `nodes` that run it. Its environment is the one for other machines, or
+/// the one for ours.
+rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, std::size_t nodes);
 
 /// The ranks of one node; the sender fills in attempt and network.
 rendezvous::Spawn spawn_message(const rendezvous::RankPlan& plan, std::size_t node);

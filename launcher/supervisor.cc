@@ -85,6 +85,10 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     return lose_node(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
   }
   hang_.rank_ended(index, message.rank, now);
+  if (state_ == State::kInspecting && message.code == 0 && message.signal == 0) {
+    actions_.push_back(Say{"the job goes on: rank " + std::to_string(message.rank) + " has ended well"});
+    state_ = State::kRunning;
+  }
   if (state_ == State::kRunning) deadline_ = hang_.deadline();
   if (message.code == 0 && message.signal == 0) return;
   const int rank = static_cast<int>(message.rank);

@@ -33,7 +33,7 @@ void Supervisor::on(const NodeUp& event, Time now) {
   }
   detail(spec_.hosts[event.node].name + ": agent on " + node.hello.hostname + ", " +
          std::to_string(node.hello.cpus) + " CPUs, " + std::to_string(node.hello.gpus) + " GPUs");
-  send(event.node, job_start(spec_, spec_.hosts[event.node]));
+  send(event.node, job_start(spec_, spec_.hosts[event.node], nodes_.size()));
   if (all(NodeState::kUp) && !start_failed_) make_plan(now);
 }
 

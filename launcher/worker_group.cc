@@ -17,6 +17,9 @@ namespace {
 /// For the blocking kill: every process has its SIGKILL by then; waiting for their ends is the loop's
 /// business.
 constexpr std::chrono::milliseconds kKillTime{50};
+/// For a worker's tracer to take note of its end, and between two looks whether it has.
+constexpr std::chrono::seconds kTracerTime{2};
+constexpr std::chrono::milliseconds kTracerPause{2};
 /// Workers from which on they are started by several threads, and how many at a time.
 constexpr std::size_t kPoolFrom = 6;
 constexpr std::size_t kBatch = 64;
@@ -151,7 +154,14 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   }
   // Not reaped before the whole group is done: until then its number, and so its process group, stays ours to
   // signal.
-  const auto status = worker->child.peek();
+  auto status = worker->child.peek();
+  // A tracer (strace, gdb) is told of the end before its parent is.
+  asio::steady_timer pause(group->executor_);
+  for (const auto until = Clock::now() + kTracerTime; !status && Clock::now() < until;) {
+    pause.expires_after(kTracerPause);
+    co_await pause.async_wait(kUseTuple);
+    status = worker->child.peek();
+  }
   group->events_.worker_exited(worker->rank, worker->child.pid(), status.value_or(ExitStatus{}));
   worker->input.close(ignored);
   co_await group->pipes_.drained(worker->rank);

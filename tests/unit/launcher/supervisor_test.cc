@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/exit_status.h"
+#include "launcher/output_credit.h"
 #include "rendezvous/codec.h"
 #include "tests/support/catch.h"
 
@@ -272,6 +273,27 @@ TEST_CASE("the supervisor follows its scenarios") {
     ++count;
   }
   CHECK(count >= 10);
+}
+
+TEST_CASE("the credit is for the nodes that run, however many hosts there are") {
+  JobSpec spec;
+  spec.job_id = "j";
+  spec.max_nodes = 1;
+  spec.hosts.resize(64);
+  for (remote::Host& host : spec.hosts)
+    host.name = "node";
+  Supervisor supervisor(spec);
+  (void)supervisor.start(1000s);
+  const Supervisor::Actions actions = supervisor.step(Supervisor::NodeUp{0, {}, ""}, 1000s);
+  std::uint32_t credit = 0;
+  for (const Supervisor::Action& action : actions) {
+    const auto* send = std::get_if<Supervisor::ToNode>(&action);
+    const auto* start = send != nullptr ? std::get_if<rendezvous::JobStart>(&send->message) : nullptr;
+    if (start != nullptr) credit = start->credit;
+  }
+  // The master gives it back in pieces that it counts by the same number of nodes.
+  CHECK(credit == credit_window(supervisor.node_count()));
+  CHECK(credit > credit_piece(supervisor.node_count()));
 }
 
 TEST_CASE("the harness of the scenarios can fail") {
