@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -206,6 +207,38 @@ TEST_CASE("a pipe that a grandchild holds open is left once it is empty, not bef
   CHECK(bench.sink.got[{0, 1}] == "of the leader\n");
   CHECK(bench.sink.ends[{0, 1}] == 1);
   bench.finish();  // the writers were open until now
+}
+
+TEST_CASE("a stop does not wait for a reader who stands still: what the leader left is read without room") {
+  Bench bench;
+  bench.sink.room = {0, 0};
+  bench.add(0);
+  put(bench.writers[{0, 1}], "of the leader\n");
+  put(bench.writers[{0, 2}], "its last words\n");
+  bench.pipes.hurry();
+  bool drained = false;
+  asio::co_spawn(bench.loop, bench.pipes.drained(0), [&](const std::exception_ptr&) { drained = true; });
+  CHECK(bench.run_until([&] { return drained; }));
+  CHECK(bench.sink.got[{0, 1}] == "of the leader\n");
+  CHECK(bench.sink.got[{0, 2}] == "its last words\n");
+  bench.finish();
+}
+
+TEST_CASE("a grandchild that never stops writing is left when all that the leader wrote is read") {
+  ::signal(SIGPIPE, SIG_IGN);
+  Bench bench;
+  bench.add(0);
+  put(bench.writers[{0, 1}], "of the leader\n");
+  bench.sink.on_output = [&](std::uint8_t stream) {
+    if (stream == 1) (void)!::write(bench.writers[{0, 1}].get(), "noise\n", 6);
+  };
+  bool drained = false;
+  asio::co_spawn(bench.loop, bench.pipes.drained(0), [&](const std::exception_ptr&) { drained = true; });
+  CHECK(bench.run_until([&] { return drained; }));
+  CHECK(bench.sink.got[{0, 1}].starts_with("of the leader\nnoise\n"));
+  CHECK(bench.sink.ends[{0, 1}] == 1);
+  bench.sink.on_output = nullptr;
+  bench.finish();
 }
 
 TEST_CASE("without a descriptor to watch with, pipes are read all the same") {
