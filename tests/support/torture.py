@@ -381,6 +381,8 @@ def follow_master(job, case, codes, hit_at, told):
         job.master.hit("KILL")
     else:
         job.master.hit("CONT")
+        if case.phase == "start" and not job.master.ended(2.0):  # stopped before there was an agent that could leave
+            return end_as_user(job, case, codes)
     return time.monotonic()
 
 
