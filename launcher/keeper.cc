@@ -61,7 +61,7 @@ constexpr std::chrono::milliseconds kRemoveTime{200};
 
 /// To the user, who may have stopped reading: never waits for room.
 void say(const std::string& text) {
-  const std::string line = "ddplaunchd keeper: " + text + "\n";
+  const std::string line = std::string(kKeeperSays) + text + "\n";
   pollfd room{2, POLLOUT, 0};
   if (poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) != 0) {
     [[maybe_unused]] const ssize_t written = write(2, line.data(), std::min<std::size_t>(line.size(), 4096));

@@ -16,6 +16,8 @@ namespace ddp::launcher {
 /// Exit code of a keeper whose agent was killed, or whose lease ran out: "a node was lost"
 /// (docs/exit_codes.md).
 inline constexpr int kExitAgentLost = 113;
+/// Before each line of a keeper on stderr. The last one says what became of the agent.
+inline constexpr std::string_view kKeeperSays = "ddplaunchd keeper: ";
 
 /// The agent's end of the line to its keeper. One thread. Nothing here blocks or fails visibly: when the
 /// keeper has died, watch_fd() tells it.

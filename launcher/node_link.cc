@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "launcher/keeper.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -72,11 +74,23 @@ std::string NodeLink::error_lines(std::string_view bytes) {
   return lines;
 }
 
+/// What became of the agent, in its keeper's words; empty when it said nothing.
+std::string NodeLink::keeper_says() const {
+  std::string words;
+  for (const std::string& line : errors_.lines()) {
+    if (words.empty() && line.starts_with(kKeeperSays)) words = line.substr(kKeeperSays.size());
+  }
+  return words;
+}
+
 Awaitable<Error> NodeLink::explain_end(Error error) {
   if (error.code != ErrorCode::kLinkLost) co_return error;
   const remote::ChannelEnd end = co_await channel_->end();
   if (end.broken) {
     error.text = "the connection was lost: " + end.broken->text;
+  } else if (const std::string keeper = end.status == kExitAgentLost ? keeper_says() : ""; !keeper.empty()) {
+    error.text = keeper;  // the cause itself; the other lines are on the terminal
+    co_return error;
   } else if (end.status) {
     error.text = "its agent ended without a word (exit status " + std::to_string(*end.status) + ")";
   }

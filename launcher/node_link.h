@@ -60,6 +60,8 @@ class NodeLink {
   asio::steady_timer end_timer;          ///< bounds explain_end
 
  private:
+  std::string keeper_says() const;
+
   std::unique_ptr<remote::Channel> channel_;
   std::unique_ptr<rendezvous::Connection> connection_;
   remote::TailLines errors_;

@@ -150,6 +150,7 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   error_code ignored;
   if (given_up) {  // it outlived its SIGKILL; the sweep of the tree will name it
     group->pipes_.give_up(worker->rank);
+    worker->input.close(ignored);  // a write to it would wait for ever
     co_return;
   }
   // Not reaped before the whole group is done: until then its number, and so its process group, stays ours to

@@ -102,7 +102,7 @@ class ExitCodes(LaunchTest):
     def try_lost(self, *args):
         # $PPID is the agent. Its keeper ends what it leaves.
         last = "$((WORLD_SIZE - 1))"
-        self.ends(113, "node [^ ]+: its agent ended without a word", *args, "sh", "-c",
+        self.ends(113, "node [^ ]+: the agent was killed by SIGKILL; ended ", *args, "sh", "-c",
                   f"if [ $RANK = {last} ]; then kill -KILL $PPID; fi; sleep 60")
 
     def try_agent_missing(self, *args):
