@@ -1,8 +1,10 @@
 #include "launcher/node_link.h"
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
+#include "base/exit_status.h"
 #include "launcher/keeper.h"
 
 namespace ddp::launcher {
@@ -92,7 +94,10 @@ Awaitable<Error> NodeLink::explain_end(Error error) {
     error.text = keeper;  // the cause itself; the other lines are on the terminal
     co_return error;
   } else if (end.status) {
-    error.text = "its agent ended without a word (exit status " + std::to_string(*end.status) + ")";
+    const int status = *end.status;
+    error.text = "its agent ended without a word (exit status " + std::to_string(status);
+    if (status > 128 && status < 128 + NSIG) error.text += ", that is " + signal_name(status - 128);
+    error.text += ")";
   }
   if (!errors_.empty()) error.text += "; its last words:" + errors_.text();
   co_return error;
