@@ -28,20 +28,29 @@ void OutputCredit::lift() {
   room_.fill(std::numeric_limits<std::size_t>::max());
 }
 
-std::span<const OutputTurns::Turn> OutputTurns::round(std::span<const std::uint32_t> ready,
-                                                      std::size_t room) {
+std::span<const OutputTurns::Turn> OutputTurns::round(std::span<const Ready> ready, std::size_t room) {
   turns_.clear();
-  if (ready.empty()) return turns_;
-  const std::size_t share = std::clamp(room / ready.size(), kLeast, kMost);
-  std::size_t at =
-      static_cast<std::size_t>(std::lower_bound(ready.begin(), ready.end(), next_) - ready.begin());
+  give_turns(ready, false, next_quiet_, room);
+  give_turns(ready, true, next_loud_, room);
+  return turns_;
+}
+
+void OutputTurns::give_turns(std::span<const Ready> ready, bool loud, std::uint32_t& next,
+                             std::size_t& room) {
+  const auto first = std::lower_bound(ready.begin(), ready.end(), next,
+                                      [](const Ready& one, std::uint32_t who) { return one.who < who; });
+  auto at = static_cast<std::size_t>(first - ready.begin());
   for (std::size_t count = 0; count < ready.size() && room > 0; ++count, ++at) {
     if (at == ready.size()) at = 0;
-    turns_.push_back({ready[at], std::min(share, room)});
-    room -= turns_.back().bytes;
-    next_ = ready[at] + 1;
+    const Ready& one = ready[at];
+    if ((one.bytes > kLittle) != loud) continue;
+    // The rest of the room is not worth waking a worker for.
+    if (loud && room < kLeastRead && !turns_.empty()) return;
+    const std::size_t bytes = std::min({std::max<std::size_t>(one.bytes, 1), kMost, room});
+    turns_.push_back({one.who, bytes});
+    room -= bytes;
+    next = one.who + 1;
   }
-  return turns_;
 }
 
 }  // namespace ddp::launcher

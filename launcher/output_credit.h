@@ -40,26 +40,34 @@ class OutputCredit {
   bool lifted_ = false;
 };
 
-/// Whose pipe is read next, and how far (sans-IO): the ranks of a node that have output share the room of a
-/// stream evenly and take turns, so that one loud rank delays the others by one round at most. The driver's
-/// duties: 1. ask for a round whenever there is something to read and room for it; 2. read each turn's bytes
-/// at most, in the order given.
+/// Whose pipe is read next, and how far (sans-IO). Those with little come first and are read whole, so that a
+/// loud rank never holds up the line of a quiet one. The loud ones take turns of a whole pipe each: a worker
+/// that stands still before a full pipe would wake, and stop again, for each part of it. The driver's duties:
+/// 1. ask for a round whenever there is something to read and room for it; 2. read each turn's bytes at most,
+/// in the order given.
 class OutputTurns {
  public:
-  static constexpr std::size_t kLeast = kLeastRead;
+  static constexpr std::size_t kLittle = 16u << 10;
   static constexpr std::size_t kMost = 256u << 10;  ///< a whole pipe
 
+  struct Ready {
+    std::uint32_t who = 0;
+    std::size_t bytes = 0;  ///< that wait; 0: its end does
+  };
   struct Turn {
     std::uint32_t who = 0;
     std::size_t bytes = 0;
   };
 
   /// `ready`: who has something to read, ascending. The turns' bytes together are `room` at most; who gets no
-  /// turn is first in the next round. Valid until the next call.
-  std::span<const Turn> round(std::span<const std::uint32_t> ready, std::size_t room);
+  /// turn comes earlier in the next round. Valid until the next call.
+  std::span<const Turn> round(std::span<const Ready> ready, std::size_t room);
 
  private:
-  std::uint32_t next_ = 0;  ///< who begins
+  void give_turns(std::span<const Ready> ready, bool loud, std::uint32_t& next, std::size_t& room);
+
+  std::uint32_t next_quiet_ = 0;  ///< who begins
+  std::uint32_t next_loud_ = 0;
   std::vector<Turn> turns_;
 };
 

@@ -69,7 +69,8 @@ struct WorkerPipes::Lane {
   asio::steady_timer room;               ///< cancelled when output may flow again, or no pipe is left
   asio::steady_timer pace;
   std::vector<Pipe> pipes;
-  std::vector<std::uint32_t> ready;  ///< indices of pipes, ascending
+  std::vector<OutputTurns::Ready> ready;  ///< by indices of pipes, ascending
+  bool much = false;                      ///< one is so full that its worker may soon stand still
   OutputTurns turns;
   Clock::time_point last_read{};
   std::size_t open = 0;
@@ -84,6 +85,11 @@ struct WorkerPipes::Rank {
   std::size_t index;  ///< of its pipe in each lane
   asio::steady_timer quiet;
 };
+
+std::size_t WorkerPipes::bytes_in(const Pipe& pipe) {
+  int waiting = 0;
+  return ::ioctl(pipe.fd.get(), FIONREAD, &waiting) == 0 ? static_cast<std::size_t>(waiting) : 0;
+}
 
 WorkerPipes::WorkerPipes(asio::any_io_executor executor, OutputSink& sink)
     : executor_(executor),
@@ -133,8 +139,8 @@ Awaitable<> WorkerPipes::read_lane(WorkerPipes* self, Lane* lane) {
     }
     const auto now = Clock::now();
     const bool busy = now - std::exchange(lane->last_read, now) < kBusy;
-    const bool much = self->read_round(*lane);
-    if (lane->open > 0 && !much && (busy || lane->blind)) {
+    self->read_round(*lane);
+    if (lane->open > 0 && !lane->much && (busy || lane->blind)) {
       lane->pace.expires_at(now + (lane->blind ? kBlindPause : kGather));
       co_await lane->pace.async_wait(kUseTuple);
     } else {
@@ -159,30 +165,29 @@ Awaitable<> WorkerPipes::wait_for_bytes(Lane* lane) {
 
 bool WorkerPipes::find_ready(Lane& lane) {
   lane.ready.clear();
+  lane.much = false;
+  const auto add = [&lane](std::uint32_t index) {
+    const Pipe& pipe = lane.pipes[index];
+    lane.ready.push_back({index, bytes_in(pipe)});
+    lane.much = lane.much || lane.ready.back().bytes >= pipe.capacity / 2;
+  };
   if (lane.blind) {
     for (std::uint32_t i = 0; i < lane.pipes.size(); ++i) {
-      if (lane.pipes[i].fd) lane.ready.push_back(i);
+      if (lane.pipes[i].fd) add(i);
     }
     return true;
   }
   std::array<epoll_event, kEvents> events;
   const int count = ::epoll_wait(lane.poll.get(), events.data(), kEvents, 0);
   for (int i = 0; i < count; ++i)
-    lane.ready.push_back(events[static_cast<std::size_t>(i)].data.u32);
-  std::sort(lane.ready.begin(), lane.ready.end());
+    add(events[static_cast<std::size_t>(i)].data.u32);
+  std::sort(lane.ready.begin(), lane.ready.end(), [](const auto& a, const auto& b) { return a.who < b.who; });
   return count > 0;
 }
 
-/// True when a pipe held so much that its worker may soon stand still.
-bool WorkerPipes::read_round(Lane& lane) {
-  bool much = false;
-  for (const OutputTurns::Turn& turn : lane.turns.round(lane.ready, sink_.output_room(lane.stream))) {
-    Pipe& pipe = lane.pipes[turn.who];
-    const std::uint64_t before = pipe.bytes;
-    read_turn(lane, pipe, turn.bytes);
-    much = much || pipe.bytes - before >= std::min(turn.bytes, pipe.capacity / 2);
-  }
-  return much;
+void WorkerPipes::read_round(Lane& lane) {
+  for (const OutputTurns::Turn& turn : lane.turns.round(lane.ready, sink_.output_room(lane.stream)))
+    read_turn(lane, lane.pipes[turn.who], turn.bytes);
 }
 
 void WorkerPipes::read_turn(Lane& lane, Pipe& pipe, std::size_t bytes) {
@@ -254,9 +259,7 @@ std::uint64_t WorkerPipes::bytes_waiting(const Rank& rank) const {
   std::uint64_t sum = 0;
   for (const auto& lane : lanes_) {
     const Pipe& pipe = lane->pipes[rank.index];
-    int waiting = 0;
-    if (pipe.fd && ::ioctl(pipe.fd.get(), FIONREAD, &waiting) == 0)
-      sum += static_cast<std::uint64_t>(waiting);
+    if (pipe.fd) sum += bytes_in(pipe);
   }
   return sum;
 }

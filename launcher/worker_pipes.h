@@ -54,7 +54,8 @@ class WorkerPipes {
   static Awaitable<> read_lane(WorkerPipes* self, Lane* lane);
   static Awaitable<> wait_for_bytes(Lane* lane);
   static bool find_ready(Lane& lane);
-  bool read_round(Lane& lane);
+  void read_round(Lane& lane);
+  static std::size_t bytes_in(const Pipe& pipe);
   void read_turn(Lane& lane, Pipe& pipe, std::size_t bytes);
   void close_pipe(Lane& lane, Pipe& pipe);
   void start(Lane& lane);
