@@ -111,3 +111,34 @@ TEST_CASE("numbers for people") {
   CHECK(skipped_text(12'345) == "ddplaunch: … 12,345 lines not shown; the files have them");
   CHECK(skipped_text(1'234'567) == "ddplaunch: … 1,234,567 lines not shown; the files have them");
 }
+
+TEST_CASE("lines that are handed over keep their order and leave memory to use again") {
+  ConsoleQueue queue(false, 1000);
+  std::string much = numbered(0, 999);
+  const std::string expected = "before\n" + much + "little\nafter\n";
+  queue.push(1, false, "before\n");
+  queue.hand_over(1, false, much);
+  CHECK(much.empty());
+  std::string little = "little\n";
+  queue.hand_over(1, false, little);
+  CHECK(little.empty());
+  queue.push(1, false, "after\n");
+  CHECK(queue.waiting(1) == expected.size());
+  CHECK(drain(queue) == expected);
+  much = numbered(0, 999);
+  queue.hand_over(1, false, much);
+  CHECK(much.capacity() > 1000);  // of the lines that are done
+}
+
+TEST_CASE("one that skips takes what is handed over in pieces, so that it is never late by more than one") {
+  ConsoleQueue queue(true, 1000);
+  std::string much = numbered(0, 999);
+  queue.hand_over(1, false, much);
+  while (!queue.empty()) {
+    ConsoleQueue::Segment segment = queue.take();
+    CHECK(segment.bytes.size() <= 2000);
+    CHECK(segment.bytes.back() == '\n');
+    queue.done(segment);
+  }
+  CHECK(queue.waiting(1) == 0);
+}
