@@ -261,7 +261,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     if (pong->sequence == rendezvous::kAsleep) {
       node.asleep = true;
       stop_if_all_asleep();
-    } else if (node.on_pong(*pong)) {
+    } else if (node.on_pong(*pong) && !falling_asleep_) {  // a ping would wake the agents again
       node.ping(++ping_sequence_);
     }
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
