@@ -16,6 +16,16 @@ bool is_blank(std::string_view text) {
   return text.find_first_not_of(' ') == std::string_view::npos;
 }
 
+/// More than spaces and colours.
+bool says_something(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t colour = text.front() == '\x1b' ? text.find('m') : std::string_view::npos;
+    if (colour == std::string_view::npos && text.front() != ' ') return true;
+    text.remove_prefix(colour == std::string_view::npos ? 1 : colour + 1);
+  }
+  return false;
+}
+
 /// Bytes of the colour sequence that `text` ends with, or 0. Looks no further back than one can reach: a row
 /// of a million letters and as many backspaces is only a million small steps.
 std::size_t colour_at_end(std::string_view text) {
@@ -172,6 +182,8 @@ bool OpenRows::split_log(const LineSink& sink) {
   const std::size_t frame = frame_length(row().previous, row().text);
   if (frame == 0 || frame >= row().text.size()) return false;
   const std::string log = row().text.substr(frame);
+  // A message says something, and a word that follows a space belongs to the bar: "100% complete".
+  if (!says_something(log) || log.front() == ' ') return false;
   row().text.resize(frame);
   finish_above(row_, sink);
   sink.line(log);

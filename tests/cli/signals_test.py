@@ -206,7 +206,7 @@ class Signals(LaunchTest):
                                     "touch up.$RANK; sleep 0.5; echo worked")
         self.assertTrue(terminal.wait_for(lambda: self.said("code")), terminal.text())
         self.assertEqual(self.said("code"), "0\n", terminal.text())
-        self.assertIn("worked", terminal.text())
+        self.assertTrue(terminal.wait_for(lambda: "worked" in terminal.text()), terminal.text())
         self.assert_nothing_left()
 
     def test_background_job_is_not_stopped_by_its_terminal(self):

@@ -11,12 +11,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, main, wait_until
 from tests.support.terminal import DEBIAN_PYTHON, Terminal, Tmux, needs
 
+# Bars stop halfway until the test has seen them all on the screen.
 TQDM = """
 import os, sys, time
 from tqdm import tqdm
 rank = int(os.environ["RANK"])
 for i in tqdm(range(30), desc="train", mininterval=0.02):
     time.sleep(0.04 + 0.004 * rank)
+    while i == 8 + rank and not os.path.exists("seen"):
+        time.sleep(0.02)
     if i % 10 == 5:
         print(f"stdout of {rank} at {i}")
     if i % 10 == 7:
@@ -31,6 +34,8 @@ from tqdm import tqdm
 for epoch in tqdm(range(3), desc="epochs"):
     for i in tqdm(range(10), desc=f"epoch {epoch}", leave=False, mininterval=0):
         time.sleep(0.03)
+        while epoch == 1 and i == 7 and not os.path.exists("seen"):
+            time.sleep(0.02)
         if i == 5:
             tqdm.write(f"note of {os.environ['RANK']} in {epoch}", file=__import__("sys").stderr)
 """
@@ -46,6 +51,8 @@ with Progress(console=console, refresh_per_second=20) as progress:
     two = progress.add_task("two", total=20)
     for i in range(20):
         time.sleep(0.04)
+        while i == 14 and not os.path.exists("seen"):
+            time.sleep(0.02)
         progress.update(one, advance=1)
         if i % 2:
             progress.update(two, advance=2)
@@ -123,6 +130,7 @@ class Bars(TerminalTest):
             terminal.read(0.05)
             live = [row for row in terminal.rows() if re.search(r"train: ", row) and "100%" not in row]
             self.assertLessEqual(len(live), 1, "\n".join(terminal.rows()))
+        (self.dir / "seen").touch()
         self.assertEqual(terminal.wait(), 0, "\n".join(terminal.rows()))
         lines, logs, written, bars = self.assert_rows(
             terminal.rows(), LABEL + r"stdout of \1 at \d*5", LABEL + r"log of \1 at \d*7",
@@ -137,6 +145,7 @@ class Bars(TerminalTest):
         both = lambda: len(terminal.rows()) >= 2 and re.search(r"epochs: .*\[8 ranks: \d", terminal.rows()[-2]) \
             and re.search(r"epoch \d: .*\[8 ranks: \d", terminal.rows()[-1])
         self.assertTrue(terminal.until(both), "\n".join(terminal.rows()))
+        (self.dir / "seen").touch()
         self.assertEqual(terminal.wait(), 0)
         notes, bars = self.assert_rows(terminal.rows(), LABEL + r"note of \1 in \d", LABEL + "epochs: 100%.*3/3.*")
         self.assertEqual([len(notes), len(bars)], [24, 8])
@@ -147,6 +156,7 @@ class Bars(TerminalTest):
         both = lambda: len(terminal.rows()) >= 2 and re.search(r"one .*\[8 ranks: \d", terminal.rows()[-2]) \
             and re.search(r"two .*\[8 ranks: \d", terminal.rows()[-1])
         self.assertTrue(terminal.until(both), "\n".join(terminal.rows()))
+        (self.dir / "seen").touch()
         self.assertEqual(terminal.wait(), 0)
         printed, one, two = self.assert_rows(terminal.rows(), LABEL + r"printed by \1", LABEL + "one .*100%.*",
                                              LABEL + "two .*100%.*")
@@ -184,6 +194,7 @@ class Bars(TerminalTest):
 
     def test_dumb_terminal_gets_no_escapes(self):
         needs("tqdm")
+        (self.dir / "seen").touch()
         terminal = self.terminal("--nproc-per-node", 2, *self.worker(NESTED), env=dict(self.env, TERM="dumb"))
         self.assertEqual(terminal.wait(), 0)
         self.assertNotIn(b"\x1b", terminal.raw)
@@ -203,6 +214,7 @@ class Bars(TerminalTest):
 class NoTerminal(TerminalTest):
     def test_a_pipe_gets_each_bar_once_and_no_carriage_return(self):
         needs("tqdm", "rich")
+        (self.dir / "seen").touch()
         for text, last in ((TQDM, "train: 100%"), (NESTED, "epochs: 100%"), (PLAIN_BAR, "100% ####"), (RICH, "one ")):
             with self.subTest(last=last):
                 outcome = self.run_job("--nproc-per-node", 2, *self.worker(text))

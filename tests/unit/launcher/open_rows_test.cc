@@ -72,6 +72,16 @@ TEST_CASE("a bar that has ended becomes a line when all is quiet") {
   CHECK(s.open() == " 50%");
 }
 
+TEST_CASE("what ends a bar's frame is no message behind it") {
+  Screen padded;  // rich, with an indeterminate task in its last row
+  for (const char* frame : {"\r5/12   \x1b[36m       \x1b[0m", "\r6/12   \x1b[36m       \x1b[0m"})
+    padded.add(frame);
+  CHECK(padded.add("\nnext\n").finish() == "\x1b[0m6/12   \x1b[36m       \x1b[0m\nnext\n");
+  Screen words;
+  words.add("\rProgress: 10%\rProgress: 90%\rProgress: 100% complete. Wrote 12 files\nnext\n");
+  CHECK(words.finish() == "Progress: 100% complete. Wrote 12 files\nnext\n");
+}
+
 TEST_CASE("an unfinished line is open, but no bar") {
   Screen s;
   s.add("Password: ");
