@@ -140,6 +140,9 @@ class OutputFlow(LaunchTest):
         self.assertTrue(wait_until(lambda: process.errors.has("last words of rank 3"), AT_ONCE), process.errors.text())
         self.assertTrue(wait_until(lambda: not self.workers(), AT_ONCE), self.workers())
         self.assertLess(time.monotonic() - began, 2 * AT_ONCE)
+        # What they left in their pipes is taken without the reader, and the report does not wait for it.
+        self.assertTrue(wait_until(lambda: process.errors.has("ddplaunch: exit 7: "), 2 * AT_ONCE), process.errors.text())
+        self.assertIsNone(process.poll(), "ended with output that nobody has read yet")
         _, err = self.end(process, 7)
         self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 7: rank 3 on localhost exited 7")
         self.assertEqual(self.stored(3, "stderr").read_text(), "last words of rank 3\n")
