@@ -1,7 +1,6 @@
 #include "base/log.h"
 
 #include <spdlog/sinks/base_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <map>
@@ -13,11 +12,15 @@
 namespace ddp::log {
 namespace {
 
-constexpr char kPattern[] = "%H:%M:%S.%e %l [%n] %v";
+constexpr char kPattern[] = "%Y-%m-%d %H:%M:%S.%e %l [%n] %v";
 
-/// stderr, or the memory of a Capture.
+/// What write_to() named, or the memory of a Capture.
 class Sink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
+  void write_to(Write write) {
+    const std::lock_guard lock(mutex_);
+    write_ = std::move(write);
+  }
   void capture(bool on) {
     const std::lock_guard lock(mutex_);
     captured_ = on ? std::optional<std::vector<std::string>>(std::in_place) : std::nullopt;
@@ -29,7 +32,12 @@ class Sink final : public spdlog::sinks::base_sink<std::mutex> {
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
-    if (!captured_) return stderr_.log(message);
+    if (!captured_) {
+      if (!write_) return;
+      spdlog::memory_buf_t text;
+      formatter_->format(message, text);
+      return write_({text.data(), text.size()});
+    }
     const auto level = spdlog::level::to_string_view(message.level);
     std::string line(level.data(), level.size());
     line += " [";
@@ -38,14 +46,10 @@ class Sink final : public spdlog::sinks::base_sink<std::mutex> {
     line.append(message.payload.data(), message.payload.size());
     captured_->push_back(std::move(line));
   }
-  void flush_() override { stderr_.flush(); }
-  void set_formatter_(std::unique_ptr<spdlog::formatter> formatter) override {
-    stderr_.set_formatter(std::move(formatter));
-  }
-  void set_pattern_(const std::string& pattern) override { stderr_.set_pattern(pattern); }
+  void flush_() override {}
 
  private:
-  spdlog::sinks::stderr_sink_st stderr_;
+  Write write_;
   std::optional<std::vector<std::string>> captured_;
 };
 
@@ -89,12 +93,15 @@ std::shared_ptr<spdlog::logger> logger_of(const std::string& module) {
   if (!logger) {
     logger = std::make_shared<spdlog::logger>(module, all.sink);
     logger->set_level(as_spdlog(all.level));
-    logger->flush_on(spdlog::level::warn);
   }
   return logger;
 }
 
 }  // namespace
+
+void write_to(Write write) {
+  state().sink->write_to(std::move(write));
+}
 
 void set_level(Level level) {
   State& all = state();

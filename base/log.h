@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -15,6 +16,12 @@ namespace ddp::log {
 /// info: one line for each change of state. debug: one for each message. trace: one for each frame.
 enum class Level { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 
+/// Takes whole lines with their line end, one at a time; must not log itself.
+using Write = std::function<void(std::string_view line)>;
+/// Where the lines of all loggers go from now on; empty: nowhere, as before the first call. When it returns,
+/// the one before is not called any more.
+void write_to(Write write);
+
 /// For all loggers, those to come too. Until the first call: kWarning.
 void set_level(Level level);
 /// "trace", "debug", "info", "warning", "error", "off"; anything else leaves the level and gives false.
@@ -23,8 +30,8 @@ bool set_level(std::string_view name);
 /// nothing.
 void set_context(std::string context);
 
-/// A module's voice: lines go to stderr as "12:34:56.789 warning [remote] context: text". Cheap to copy; any
-/// thread. The parts of a line are text, characters and numbers; a Secret is none of them.
+/// A module's voice: "2026-11-21 12:34:56.789 warning [remote] context: text". Cheap to copy; any thread. The
+/// parts of a line are text, characters and numbers; a Secret is none of them.
 class Logger {
  public:
   /// The logger of this name, the same for everybody who asks.
@@ -75,8 +82,8 @@ class Logger {
   std::shared_ptr<spdlog::logger> logger_;
 };
 
-/// While one lives, lines go into it instead of to stderr, all levels, as "warning [remote] context: text".
-/// For tests; one at a time.
+/// While one lives, lines go into it instead, all levels, as "warning [remote] context: text". For tests; one
+/// at a time.
 class Capture {
  public:
   Capture();

@@ -76,6 +76,7 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
 }
 
 std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const {
+  if (stream == kJobLog) return path_ + "/ddplaunch.log";
   char name[64];
   if (stream == kJsonLines) {
     std::snprintf(name, sizeof name, "/attempt_%u/lines.jsonl", attempt);
@@ -96,7 +97,8 @@ JobDir::Output& JobDir::output(const OutputKey& key) {
     attempt_ = key.attempt;
   }
   Output& output = outputs_[key];
-  output.files.emplace_back(file(key.attempt, key.rank, key.stream), limits_);
+  output.files.emplace_back(file(key.attempt, key.rank, key.stream),
+                            key.stream == kJobLog ? OutputFile::Limits{} : limits_);
   if (!log_dir_.empty() && key.stream <= 2 && copied_.has(key.local_rank, key.stream)) {
     output.files.emplace_back(log_dir_ + "/attempt_" + std::to_string(key.attempt) + '/' +
                                   std::to_string(key.rank) +

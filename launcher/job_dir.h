@@ -21,13 +21,15 @@ struct OutputKey {
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   int local_rank = 0;
-  std::uint8_t stream = 1;  ///< 1 stdout, 2 stderr, kJsonLines, kHangText
+  std::uint8_t stream = 1;  ///< 1 stdout, 2 stderr, or one of those below
   auto operator<=>(const OutputKey&) const = default;
 };
 /// Not a worker's stream: attempt_N/lines.jsonl, of all ranks.
 inline constexpr std::uint8_t kJsonLines = 3;
 /// Not a worker's stream either: attempt_N/hang_rank_00003.txt, what a rank was doing when the job hung.
 inline constexpr std::uint8_t kHangText = 4;
+/// Of attempt 0 and rank 0, but of the whole job: ddplaunch.log, what ddplaunch itself did and said.
+inline constexpr std::uint8_t kJobLog = 5;
 
 /// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`, and
 /// their copies under --log-dir (docs/output.md). A file appears with its first byte. Nothing is deleted but

@@ -51,6 +51,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       files_(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
           [this] { give_all_credit(); }),
+      log_(files_, spec),
       console_(
           loop.get_executor(), [this] { give_all_credit(); }, spec.output.console),
       output_(
@@ -149,7 +150,7 @@ void Master::carry_out(Supervisor::Actions actions) {
     } else if (auto* words = std::get_if<Supervisor::Say>(&action)) {
       say(words->text);
     } else if (auto* step_done = std::get_if<Supervisor::Detail>(&action)) {
-      if (spec_.verbose) say(step_done->text);
+      spec_.verbose ? say(step_done->text) : log_.step(step_done->text);
     } else if (auto* dump = std::get_if<Supervisor::Dump>(&action)) {
       files_.append({dump->attempt, dump->rank, 0, kHangText}, dump->text);
     }
@@ -265,8 +266,9 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
       node.ping(++ping_sequence_);
     }
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
-    if (notice->detail ? spec_.verbose : !spec_.quiet)
-      say(spec_.hosts[node.index].name + ": " + notice->text);
+    const std::string words = spec_.hosts[node.index].name + ": " + notice->text;
+    const bool shown = notice->detail ? spec_.verbose : !spec_.quiet;
+    shown ? say(words) : log_.step(words);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
     stdin_.taken(stdin_taken->bytes);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
@@ -274,6 +276,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     node.ping(++ping_sequence_);
     step(Supervisor::NodeUp{node.index, *hello, node.channel().address()});
   } else {
+    log_.from_node(spec_.hosts[node.index].name, message);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
     if (std::holds_alternative<rendezvous::AttemptEnded>(message)) keep_last_words(node.index);
@@ -385,11 +388,14 @@ void Master::warn_of_lost_output() {
 }
 
 void Master::say(std::string_view text) {
+  log_.said(text);
   console_.write(2, "ddplaunch: " + std::string(text) + "\n");
 }
 
 void Master::say_host(const NodeLink& node, std::string_view line) {
-  console_.write(2, spec_.hosts[node.index].name + ": " + std::string(line) + "\n");
+  const std::string text = spec_.hosts[node.index].name + ": " + std::string(line);
+  log_.step(text);
+  console_.write(2, text + "\n");
 }
 
 LineSource Master::source_of(std::uint32_t rank) const {
@@ -443,6 +449,7 @@ int Master::report() {
   const ExitReport report = make_exit_report(end);
   for (const std::string& warning : write_reports(end, report, facts(), spec_.report_path))
     say(warning);
+  log_.ended(report.text);
   console_.write(2, report.text);
   return report.exit_code;
 }

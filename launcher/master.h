@@ -11,6 +11,7 @@
 #include "base/asio.h"
 #include "launcher/console.h"
 #include "launcher/job_dir.h"
+#include "launcher/job_log.h"
 #include "launcher/job_spec.h"
 #include "launcher/job_writer.h"
 #include "launcher/merged_output.h"
@@ -80,6 +81,7 @@ class Master {
   Options options_;
   const std::chrono::nanoseconds began_;
   JobWriter files_;
+  const JobLog log_;
   Console console_;
   MergedOutput output_;
   remote::FanOut fan_out_;

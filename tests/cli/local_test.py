@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -44,6 +45,24 @@ class LocalJob(LaunchTest):
             self.assertEqual(mine, [f"[localhost:{rank}] err-{rank}-{i}" for i in range(1, 10)])
         raw = (self.job_dir / "attempt_0" / "rank_00002.stdout").read_text()
         self.assertEqual(raw, "".join(f"out-2-{i}\n" for i in range(1, 10)) + "last")
+
+    def test_log_of_the_job_tells_what_happened_when(self):
+        self.env["SECRET"] = "hunter2"
+        done = self.run_job("--nproc-per-node", 2, "sh", "-c", "exit $RANK", "a word", "two\nlines")
+        self.assert_code(done, 1)
+        log = (self.job_dir / "ddplaunch.log").read_text()
+        self.assertNotIn("hunter2", log)
+        steps = []
+        for line in log.splitlines():
+            self.assertRegex(line, r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (info|debug) \[job\] .")
+            steps.append(line.split(" ", 3)[3])
+        self.assertRegex(steps[0], r"^\[job\] ddplaunch \S+, pid \d+, job \S+, hosts 1, worker: "
+                                   r"sh -c 'exit \$RANK' 'a word' \(a word of several lines\)$")
+        for step in (r"\[job\] localhost: ranks 0 to 1 ", r"\[job\] localhost: attempt 0: rank 1 started, pid \d+$",
+                     r"\[job\] localhost: attempt 0: rank 1, pid \d+ exited 1$",
+                     r"\[job\] stopping all workers: rank 1 failed$"):
+            self.assertEqual(sum(re.match(step, line) is not None for line in steps), 1, (step, log))
+        self.assertEqual(steps[-1], "[job] ddplaunch: exit 1: rank 1 on localhost exited 1")
 
     def test_much_output_arrives_whole(self):
         script = self.script("lines.py", "import os,sys\nr=os.environ['RANK']\n"

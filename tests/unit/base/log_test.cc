@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -19,6 +20,19 @@ TEST_CASE("a line names its level, its module, and what it is about") {
   CHECK(capture.lines() == std::vector<std::string>{"info [remote] rank 3 of gpu01 exited -1 true",
                                                     "warning [remote] 100 % {} %s",
                                                     "error [remote] job 7f3a: lost"});
+}
+
+TEST_CASE("lines go where they are told to, with the time, and nowhere otherwise") {
+  const Logger logger("four");
+  std::string text;
+  logger.error("nobody hears this");
+  write_to([&](std::string_view line) { text += line; });
+  logger.error("heard {}");
+  write_to({});
+  logger.error("nor this");
+  REQUIRE(text.size() == std::string("2026-11-21 12:34:56.789 error [four] heard {}\n").size());
+  CHECK(text.substr(23) == " error [four] heard {}\n");
+  CHECK(text.find_first_not_of("0123456789-:. ") == text.find('e'));
 }
 
 TEST_CASE("one call sets the level of all loggers, also of those to come") {
