@@ -196,11 +196,11 @@ Result<Message> decode_payload(std::string_view payload) {
 
 std::string_view message_name(const Message& message) {
   static constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames{
-      "Hello",          "JobAccepted", "Refused",      "StoreOpened", "ProbeResult", "WorkerStarted",
-      "WorkerExited",   "Output",      "AttemptEnded", "Pong",        "Notice",      "StdinTaken",
-      "WorkerEvidence", "Quiet",       "Inspection",   "JobStart",    "OpenStore",   "Probe",
-      "Spawn",          "Stop",        "Signal",       "Leave",       "Ping",        "Credit",
-      "MasterAsleep",   "Stdin",       "Inspect"};
+      "Hello",          "JobAccepted",  "Refused",      "StoreOpened", "ProbeResult", "WorkerStarted",
+      "WorkerExited",   "Output",       "AttemptEnded", "Pong",        "Notice",      "StdinTaken",
+      "WorkerEvidence", "Quiet",        "Inspection",   "NodeChecked", "JobStart",    "OpenStore",
+      "Probe",          "Spawn",        "Stop",         "Signal",      "Leave",       "Ping",
+      "Credit",         "MasterAsleep", "Stdin",        "Inspect",     "NodeCheck"};
   return kNames[message.index()];
 }
 

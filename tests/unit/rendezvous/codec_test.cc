@@ -49,6 +49,38 @@ TEST_CASE("a message with every kind of field survives the way there and back") 
   CHECK(std::get<Hello>(*hello_back).interfaces[1].loopback);
 }
 
+TEST_CASE("what a check asks and answers survives the way there and back") {
+  NodeCheck check;
+  check.job = sample_job();
+  check.has_program = true;
+  check.timeout_ms = 5000;
+  const std::string question = payload_of(check);
+  const auto asked = decode_payload(question);
+  REQUIRE(asked.has_value());
+  CHECK(std::get<NodeCheck>(*asked).job.argv == check.job.argv);
+  CHECK(std::get<NodeCheck>(*asked).has_program);
+
+  NodeChecked checked;
+  checked.gpus = {{"H100", 80, 79, 1, "python 4711"}};
+  checked.versions = {{"driver", "550.54"}, {"NCCL", "2.20.5"}};
+  checked.memlock = ~0ull;
+  checked.disks = {{"/data", 1000, 10, true, ""}, {"/tmp", 0, 0, false, "Stale file handle"}};
+  checked.wall_ns = 1'700'000'000'000'000'000ull;
+  const std::string answer = payload_of(checked);
+  const auto back = decode_payload(answer);
+  REQUIRE(back.has_value());
+  const auto& got = std::get<NodeChecked>(*back);
+  REQUIRE(got.gpus.size() == 1);
+  CHECK(got.gpus[0].holders == "python 4711");
+  CHECK(got.versions == checked.versions);
+  CHECK(got.memlock == ~0ull);
+  REQUIRE(got.disks.size() == 2);
+  CHECK(got.disks[1].trouble == "Stale file handle");
+  CHECK(got.wall_ns == checked.wall_ns);
+  for (std::size_t size = 0; size < answer.size(); ++size)
+    REQUIRE_FALSE(decode_payload(std::string_view(answer).substr(0, size)).has_value());
+}
+
 TEST_CASE("the bytes are those of docs/protocol.md") {
   std::string frame;
   append_frame(Stop{0x01020304, 5, "ab"}, frame);
@@ -98,6 +130,8 @@ TEST_CASE("every message has a name") {
   CHECK(message_name(JobStart{}) == "JobStart");
   CHECK(message_name(Credit{}) == "Credit");
   CHECK(message_name(Stdin{}) == "Stdin");
+  CHECK(message_name(NodeChecked{}) == "NodeChecked");
+  CHECK(message_name(NodeCheck{}) == "NodeCheck");
 }
 
 }  // namespace
