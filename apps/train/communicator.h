@@ -11,8 +11,7 @@ namespace ddp::train {
 
 /// What data-parallel training needs of a network. All ranks call the same operations in the same order with
 /// the same sizes; an operation returns when this rank's part is complete. Results are bit-equal on all
-/// ranks. Blocking, one thread. Backends: tcp (a ring of sockets), none for a world of one; nccl and shm
-/// belong behind the same interface.
+/// ranks. Blocking, one thread.
 ///
 /// Errors: kLinkLost (a peer's connection broke), kTimeout (a step of the operation made no progress in
 /// time), kProtocol (a peer is at another operation), kCancelled (revoked through the interrupt descriptor).
@@ -20,6 +19,9 @@ namespace ddp::train {
 /// caller appends " of …". After an error every call fails; buffers hold anything.
 class Communicator {
  public:
+  /// Of a sum under way; 0 is never one.
+  using Handle = std::uint64_t;
+
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
@@ -34,6 +36,37 @@ class Communicator {
   virtual Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) = 0;
   /// Returns when all ranks have called it.
   virtual Result<> barrier() = 0;
+
+  /// `values` are world_size() parts of equal size (the caller pads), part r belongs to rank r. Afterwards
+  /// the own part holds its sum, bit-equal to what all_reduce_sum() makes of the same values; the other parts
+  /// hold anything.
+  virtual Result<> reduce_scatter_sum(std::span<float> values) { return all_reduce_sum(values); }
+  virtual Result<> reduce_scatter_sum(std::span<double> values) { return all_reduce_sum(values); }
+  /// Equal parts as above: each rank's own part to all.
+  virtual Result<> all_gather_parts(std::span<std::byte> parts) {
+    const std::size_t size = parts.size() / static_cast<std::size_t>(world_size());
+    for (int root = 0; root < world_size(); ++root) {
+      auto done = broadcast(parts.subspan(static_cast<std::size_t>(root) * size, size), root);
+      if (!done) return done;
+    }
+    return {};
+  }
+
+  /// An all-reduce that may run while the caller computes: `values` belong to it until wait(). Waits come in
+  /// the order of the starts, and before any other operation all have been waited for.
+  virtual Result<Handle> start_all_reduce(std::span<float> values) { return started(all_reduce_sum(values)); }
+  virtual Result<Handle> start_all_reduce(std::span<double> values) {
+    return started(all_reduce_sum(values));
+  }
+  virtual Result<> wait(Handle) { return {}; }
+  /// Moves on what was started, as far as that goes without blocking.
+  virtual Result<> progress() { return {}; }
+
+ private:
+  static Result<Handle> started(const Result<>& done) {
+    if (!done) return done.error();
+    return Handle{1};
+  }
 };
 
 }  // namespace ddp::train
