@@ -305,11 +305,12 @@ struct JobStart {
   std::uint32_t link_grace_ms = 0;    ///< TERM to KILL when the link to the master is lost
   std::uint32_t credit = 0;           ///< output bytes of each stream that the agent may have unacknowledged
   std::uint32_t hang_timeout_ms = 0;  ///< 0: nobody watches for hangs
+  std::vector<std::string> setup;     ///< shell scripts, run once before the workers, whose variables they set
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
         c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
-        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms);
+        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.setup);
   }
 };
 

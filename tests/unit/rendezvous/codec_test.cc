@@ -21,6 +21,7 @@ JobStart sample_job() {
   job.devices = {"0", "2"};
   job.local = true;
   job.credit = 262144;
+  job.setup = {"module load cuda\n", ""};
   return job;
 }
 
@@ -36,6 +37,7 @@ TEST_CASE("a message with every kind of field survives the way there and back") 
   CHECK(got.devices == job.devices);
   CHECK(got.local);
   CHECK(got.credit == job.credit);
+  CHECK(got.setup == job.setup);
 
   Hello hello;
   hello.hostname = "n";
