@@ -51,10 +51,13 @@ struct Hello {
 /// Answer to JobStart: this node can run the job (or `Refused`).
 struct JobAccepted {
   static constexpr std::uint8_t kType = 0x02;
-  std::string program;  ///< the resolved program, for the plan and the report
+  std::string program;                       ///< the resolved program, for the plan and the report
+  std::vector<std::string> infiniband = {};  ///< adapters with an active InfiniBand port: "mlx5_0"
+  std::string no_infiniband =
+      {};  ///< why NCCL would not use them here, in words; empty: nothing is in its way
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.program);
+    c(m.program), c(m.infiniband), c(m.no_infiniband);
   }
 };
 
@@ -74,21 +77,24 @@ struct StoreOpened {
   static constexpr std::uint8_t kType = 0x04;
   std::uint32_t attempt = 0;
   std::uint16_t port = 0;
+  std::string token = {};  ///< what this store alone answers to, for Probe
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.port);
+    c(m.attempt), c(m.port), c(m.token);
   }
 };
 
-/// Answer to Probe. `address` is the candidate that answered; empty: none did, and `text` says why.
+/// Answer to Probe. `address` is the first candidate that answered; empty: none did. `text` says why those
+/// before it did not.
 struct ProbeResult {
   static constexpr std::uint8_t kType = 0x05;
   std::uint32_t attempt = 0;
   std::string address;
   std::string text;
+  std::string local = {};  ///< the node's own address on the way to `address`
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.address), c(m.text);
+    c(m.attempt), c(m.address), c(m.text), c(m.local);
   }
 };
 
@@ -305,7 +311,7 @@ struct JobStart {
   std::uint32_t link_grace_ms = 0;    ///< TERM to KILL when the link to the master is lost
   std::uint32_t credit = 0;           ///< output bytes of each stream that the agent may have unacknowledged
   std::uint32_t hang_timeout_ms = 0;  ///< 0: nobody watches for hangs
-  std::vector<std::string> setup;     ///< shell scripts, run once before the workers, whose variables they set
+  std::vector<std::string> setup;  ///< shell scripts, run once before the workers, whose variables they set
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
@@ -338,9 +344,10 @@ struct Probe {
   std::vector<std::string> addresses;  ///< in order of preference
   std::uint16_t port = 0;
   std::uint32_t timeout_ms = 0;
+  std::string token = {};  ///< of StoreOpened; empty: any store's answer will do
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.addresses), c(m.port), c(m.timeout_ms);
+    c(m.attempt), c(m.addresses), c(m.port), c(m.timeout_ms), c(m.token);
   }
 };
 
