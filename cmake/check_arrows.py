@@ -15,6 +15,8 @@ MAY_INCLUDE = {
     "launcher": {"launcher", "rendezvous", "remote", "base"},
     "apps/ddplaunch": {"apps/ddplaunch", "launcher", "rendezvous", "remote", "base"},
     "apps/ddplaunchd": {"apps/ddplaunchd", "launcher", "rendezvous", "remote", "base"},
+    # Asks NVIDIA's library, and knows nothing of us.
+    "apps/ddplaunch_nvml": {"apps/ddplaunch_nvml"},
     # The bundled worker is a client of the rendezvous and knows nothing of launching.
     "apps/train": {"apps/train", "rendezvous", "base"},
 }
@@ -25,7 +27,7 @@ MODULES = {folder.split("/")[0] for folder in MAY_INCLUDE}
 ONLY_IN = {
     "libssh/": {"remote/ssh_session.cc", "remote/ssh_session_steps.cc", "remote/ssh_handshake.cc", "remote/ssh_pump.cc", "remote/ssh_keys.cc"},
     "spdlog/": {"base/log.h", "base/log.cc"},
-    "nlohmann/": {"launcher/error_json.cc", "launcher/report_json.cc"},
+    "nlohmann/": {"launcher/check_json.cc", "launcher/error_json.cc", "launcher/report_json.cc"},
     "CLI/": {"apps/ddplaunch/options.cc", "apps/ddplaunch/option_groups.cc", "apps/train/options.cc"},
 }
 # Asio has one door, so that its settings are the same everywhere.
@@ -33,12 +35,12 @@ ASIO_DOOR = {"base/asio.h", "base/asio_impl.cc"}
 # Sans-IO cores: no sockets, clocks, threads, environment or logger.
 CORES = {
     "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/host_entry", "remote/host_word",
-    "remote/nearest_word", "remote/shell_quote", "remote/bootstrap",
+    "remote/nearest_word", "remote/shell_quote", "remote/bootstrap", "remote/push_script",
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/output_queue", "rendezvous/rank_plan", "rendezvous/key_store",
-    "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/start_messages",
+    "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/setup_script", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/start_messages",
     "launcher/label", "launcher/cgroup_path", "launcher/output_credit", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",
     "launcher/bar_fold", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/live_board", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
-    "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "launcher/hang_watch", "launcher/hang_judge", "launcher/hang_inquiry", "launcher/supervisor_hang", "launcher/hang_report", "launcher/wait_state", "apps/train/sampler",
+    "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "launcher/hang_watch", "launcher/hang_judge", "launcher/hang_inquiry", "launcher/supervisor_hang", "launcher/hang_report", "launcher/wait_state", "launcher/check_run", "launcher/check_judge", "launcher/check_text", "launcher/check_json", "launcher/text_table", "launcher/gpu_facts", "apps/train/sampler", "apps/train/collective_schedule", "apps/train/collective_machine", "apps/train/vector_sum",
 }
 CORE_FORBIDS = re.compile(
     r"^(boost/asio.*|base/asio\.h|base/log\.h|sys/(socket|epoll|wait)\.h|thread|mutex|fstream|iostream|unistd\.h)$")

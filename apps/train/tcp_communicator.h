@@ -2,39 +2,35 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "apps/train/aligned_buffer.h"
+#include "apps/train/collective_machine.h"
 #include "apps/train/communicator.h"
-#include "apps/train/ring_schedule.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {
 
-/// A connected neighbour that has proved who it is.
-struct RingPeer {
+/// A connected rank that has proved who it is.
+struct TcpPeer {
   UniqueFd fd;
-  int rank = 0;
   std::string address;
 };
 
-/// A ring of TCP connections: sends to the next rank, receives from the previous one, both at once, along
-/// ring_schedule. Each message is a header of 16 bytes (operation's number u32, kind u32, payload bytes u64,
-/// little-endian) and the payload, so that ranks that got out of step say so instead of adding what does not
-/// belong together.
+/// TCP connections to the ranks that the schedules speak with (peers_of()), driven by a CollectiveMachine.
+/// Small sums go by halving and doubling, large ones round the ring.
 ///
-/// A step that moves no byte for `step_timeout` fails. A neighbour's end is seen at once in both directions:
-/// against the stream a rank sends nothing but one goodbye byte when it ends in order.
+/// A step that moves no byte for `step_timeout` fails. Whoever a rank waits for is seen to end at once; a
+/// rank that fails tells its peers which rank it lost and closes, so that all others end as well, and name
+/// that rank.
 class TcpCommunicator final : public Communicator {
  public:
-  TcpCommunicator(int rank, int world_size, RingPeer next, RingPeer previous,
+  /// `interrupt`: a descriptor that ends any wait when it is readable, or -1; not owned.
+  TcpCommunicator(int rank, int world_size, std::map<int, TcpPeer> peers,
                   std::chrono::milliseconds step_timeout, int interrupt);
-  /// Says goodbye unless an operation has failed.
-  ~TcpCommunicator() override;
-  TcpCommunicator(const TcpCommunicator&) = delete;
-  TcpCommunicator& operator=(const TcpCommunicator&) = delete;
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
@@ -43,48 +39,44 @@ class TcpCommunicator final : public Communicator {
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
+  Result<> reduce_scatter_sum(std::span<float> values) override;
+  Result<> reduce_scatter_sum(std::span<double> values) override;
+  Result<> all_gather_parts(std::span<std::byte> parts) override;
+  Result<Handle> start_all_reduce(std::span<float> values) override;
+  Result<Handle> start_all_reduce(std::span<double> values) override;
+  Result<> wait(Handle handle) override;
+  Result<> progress() override;
+
+  /// Sums of at most so many bytes go by halving and doubling. For tests and measuring.
+  void set_ring_above(std::size_t bytes) { ring_above_ = bytes; }
 
  private:
-  enum class Kind : std::uint32_t {
-    kAllReduce = 1,
-    kBroadcast = 2,
-    kAllGather = 3,
-    kBarrier = 4,
-    kLost = 255
-  };
-  struct Outgoing;
-  struct Incoming;
-
-  static std::string_view kind_text(Kind kind);
   template <class T>
-  Result<> reduce(std::span<T> values);
-  Result<std::vector<std::uint64_t>> gather(std::span<const std::uint64_t> mine, Kind kind);
-  /// One step of the schedule: `out` to the next rank while `in` comes from the previous; null for neither.
-  Result<> exchange(Kind kind, const std::span<const std::byte>* out, const std::span<std::byte>* in);
-  Result<> pump(Kind kind, Outgoing& out, Incoming& in);
-  Result<bool> send_some(Kind kind, Outgoing& out);
-  Result<bool> receive_some(Kind kind, Incoming& in);
-  Result<bool> wait(Kind kind, const Outgoing& out, const Incoming& in);
-  Result<> hear_next(Kind kind);
-  void read_last_word();
-  Error lost(const RingPeer& peer, Kind kind, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
+  CollectiveOrder sum_order(std::span<T> values, CollectiveKind kind) const;
+  Result<Handle> enqueue(CollectiveOrder order);
+  Result<> run(CollectiveOrder order);
+  Result<> drive(Handle until);
+  Result<bool> move_some();
+  Result<bool> send_some();
+  Result<bool> receive_some();
+  Result<bool> wait_for_peers();
+  void start_next();
+  Error lost(int peer, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error fail(Error error);
-  void tell_neighbours(int lost_rank);
-  std::span<std::byte> scratch(std::size_t size);
 
   int rank_;
   int world_size_;
-  RingPeer next_;
-  RingPeer previous_;
+  std::map<int, TcpPeer> peers_;
   std::chrono::milliseconds step_timeout_;
   int interrupt_;
-  std::uint32_t operation_ = 0;
-  bool mid_message_ = false;  ///< towards the next rank: no header can follow
-  bool next_said_goodbye_ = false;
-  int reported_lost_ = -1;  ///< the rank that a neighbour has lost
-  int reporter_ = -1;
+  std::size_t ring_above_;
+  CollectiveMachine machine_;
+  std::deque<CollectiveOrder> waiting_;  ///< behind the one that the machine carries out
+  bool busy_ = false;                    ///< the machine's order is not yet counted as finished
+  Handle started_ = 0;
+  Handle finished_ = 0;
+  unsigned moves_ = 0;
   std::optional<Error> failed_;
-  AlignedBuffer<std::byte> scratch_;
 };
 
 }  // namespace ddp::train

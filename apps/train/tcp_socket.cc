@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace ddp::train {
 
@@ -86,7 +87,7 @@ Result<ListeningSocket> listen_at(const std::string& host) {
   if (!info) return info.error();
   auto fd = new_socket(**info);
   if (!fd) return fd.error();
-  if (::bind(fd->get(), (*info)->ai_addr, (*info)->ai_addrlen) != 0 || ::listen(fd->get(), 16) != 0) {
+  if (::bind(fd->get(), (*info)->ai_addr, (*info)->ai_addrlen) != 0 || ::listen(fd->get(), 128) != 0) {
     return system_error(errno, "listen on " + host);
   }
   sockaddr_storage bound{};
@@ -128,13 +129,18 @@ Result<UniqueFd> accept_waiting(int listener) {
   return system_error(errno, "accept");
 }
 
-Result<int> wait_readable(int first, int second, Deadline deadline, int interrupt) {
+Result<std::size_t> wait_readable(std::span<const int> fds, Deadline deadline, int interrupt) {
+  std::vector<pollfd> slots;
+  for (const int fd : fds)
+    slots.push_back({fd, POLLIN, 0});
+  slots.push_back({interrupt, POLLIN, 0});
   while (true) {
-    pollfd slots[] = {{first, POLLIN, 0}, {second, POLLIN, 0}, {interrupt, POLLIN, 0}};
-    const int ready = ::poll(slots, 3, milliseconds_left(deadline));
+    const int ready = ::poll(slots.data(), slots.size(), milliseconds_left(deadline));
     if (ready < 0 && errno != EINTR) return system_error(errno, "poll");
-    if (ready > 0 && slots[2].revents != 0) return Error{ErrorCode::kCancelled, "revoked"};
-    if (ready > 0) return slots[0].revents != 0 ? 0 : 1;
+    if (ready > 0 && slots.back().revents != 0) return Error{ErrorCode::kCancelled, "revoked"};
+    for (std::size_t i = 0; ready > 0 && i < fds.size(); ++i) {
+      if (slots[i].revents != 0) return i;
+    }
     if (ready == 0 && milliseconds_left(deadline) == 0)
       return Error{ErrorCode::kTimeout, "no answer in time"};
   }

@@ -26,9 +26,9 @@ Result<ListeningSocket> listen_at(const std::string& host);
 Result<UniqueFd> connect_to(const std::string& address, Deadline deadline, int interrupt);
 /// One connection that is already waiting; empty when there is none.
 Result<UniqueFd> accept_waiting(int listener);
-/// Waits until one of the two has something to read or has ended; gives 0 or 1. A descriptor of -1 is left
+/// Waits until one of them has something to read or has ended; gives its index. A descriptor of -1 is left
 /// out.
-Result<int> wait_readable(int first, int second, Deadline deadline, int interrupt);
+Result<std::size_t> wait_readable(std::span<const int> fds, Deadline deadline, int interrupt);
 
 Result<> write_all(int fd, std::span<const std::byte> data, Deadline deadline, int interrupt);
 /// kLinkLost "connection closed" at the end of the stream.

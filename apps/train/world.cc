@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/ring_connect.h"
+#include "apps/train/peer_connect.h"
 #include "apps/train/single_communicator.h"
 #include "apps/train/store_directory.h"
 
@@ -16,7 +16,7 @@ Result<World> join_world(const WorkerEnvironment& environment, const Options& op
     world.communicator = std::make_unique<SingleCommunicator>();
     return world;
   }
-  RingConfig config;
+  PeerConfig config;
   config.job_id = environment.run_id;
   config.attempt = environment.attempt;
   config.rank = environment.rank;
@@ -33,7 +33,7 @@ Result<World> join_world(const WorkerEnvironment& environment, const Options& op
                                                     config.start_timeout);
   if (!client) return within("rank " + std::to_string(environment.rank), client.error());
   StoreDirectory directory(std::move(*client), environment.run_id, environment.attempt);
-  auto communicator = connect_ring(config, directory);
+  auto communicator = connect_peers(config, directory);
   if (!communicator) return communicator.error();
   world.communicator = std::move(*communicator);
   return world;

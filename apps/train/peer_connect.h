@@ -10,7 +10,7 @@
 
 namespace ddp::train {
 
-struct RingConfig {
+struct PeerConfig {
   std::string job_id;
   std::uint32_t attempt = 0;
   int rank = 0;
@@ -21,9 +21,9 @@ struct RingConfig {
   int interrupt = -1;  ///< a descriptor that ends any wait when it is readable; not owned
 };
 
-/// Listens on this machine's address, publishes it, connects to the next rank and accepts the previous one;
-/// both ends prove job, attempt and rank by a hello, anyone else is closed without harm. Errors name the rank
-/// that is missing.
-Result<std::unique_ptr<Communicator>> connect_ring(const RingConfig& config, PeerDirectory& directory);
+/// Listens on this machine's address, publishes it and makes one connection to each rank of peers_of(): the
+/// one whose distance along the ring is shorter knocks. Both ends prove job, attempt and rank by a hello,
+/// anyone else is closed without harm. Errors name the rank that is missing.
+Result<std::unique_ptr<Communicator>> connect_peers(const PeerConfig& config, PeerDirectory& directory);
 
 }  // namespace ddp::train

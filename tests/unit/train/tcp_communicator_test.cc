@@ -18,16 +18,16 @@
 #include <thread>
 #include <vector>
 
+#include "apps/train/peer_connect.h"
 #include "apps/train/peer_directory.h"
 #include "apps/train/random.h"
-#include "apps/train/ring_connect.h"
 #include "apps/train/store_directory.h"
 #include "apps/train/store_host.h"
 #include "apps/train/tcp_communicator.h"
 #include "apps/train/tcp_socket.h"
 #include "tests/support/catch.h"
 
-// Rings of ranks as threads, over loopback.
+// Ranks as threads, over loopback.
 
 using namespace ddp;
 using namespace ddp::train;
@@ -59,8 +59,8 @@ class TestDirectory final : public PeerDirectory {
   std::map<int, std::string> addresses_;
 };
 
-RingConfig config_of(int rank, int world) {
-  RingConfig config;
+PeerConfig config_of(int rank, int world) {
+  PeerConfig config;
   config.job_id = "test";
   config.rank = rank;
   config.world_size = world;
@@ -72,16 +72,16 @@ RingConfig config_of(int rank, int world) {
 using Body = std::function<std::string(std::unique_ptr<Communicator>)>;
 
 /// One thread per rank; gives what each body said (Catch's macros belong to the main thread).
-std::vector<std::string> run_ring(
-    int world, const Body& body, const std::function<void(RingConfig&)>& change = [](RingConfig&) {}) {
+std::vector<std::string> run_ranks(
+    int world, const Body& body, const std::function<void(PeerConfig&)>& change = [](PeerConfig&) {}) {
   TestDirectory directory;
   std::vector<std::string> said(world);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) {
     ranks.emplace_back([&, rank] {
-      RingConfig config = config_of(rank, world);
+      PeerConfig config = config_of(rank, world);
       change(config);
-      auto communicator = connect_ring(config, directory);
+      auto communicator = connect_peers(config, directory);
       said[rank] = communicator ? body(std::move(*communicator)) : communicator.error().text;
     });
   }
@@ -100,12 +100,14 @@ std::vector<float> values_of(int rank, std::size_t size) {
 }  // namespace
 
 TEST_CASE("sums are right and bit-equal on all ranks, for odd sizes and sizes below the world") {
-  for (int world = 2; world <= 5; ++world) {
-    for (const std::size_t size : {0, 1, 2, 3, 4, 7, 1001, 29'035, 700'001}) {
+  for (int world = 2; world <= 6; ++world) {
+    for (const std::size_t size : {0, 1, 2, 3, 4, 7, 1001, 29'035, 300'001}) {
       std::vector<std::vector<float>> results(world);
-      const auto said = run_ring(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
+      const auto said = run_ranks(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
         std::vector<float> values = values_of(ring->rank(), size);
         std::vector<double> doubles(values.begin(), values.end());
+        // Every second size goes round the ring.
+        if (size % 2) dynamic_cast<TcpCommunicator&>(*ring).set_ring_above(0);
         if (auto done = ring->all_reduce_sum(values); !done) return done.error().text;
         if (auto done = ring->all_reduce_sum(doubles); !done) return done.error().text;
         for (std::size_t i = 0; i < size; ++i) {
@@ -134,7 +136,7 @@ TEST_CASE("sums are right and bit-equal on all ranks, for odd sizes and sizes be
 
 TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
   for (int world = 2; world <= 5; ++world) {
-    const auto said = run_ring(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
+    const auto said = run_ranks(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
       for (int root = 0; root < world; ++root) {
         std::vector<std::byte> data(100'003, std::byte(ring->rank()));
         if (auto done = ring->broadcast(data, root); !done) return done.error().text;
@@ -147,6 +149,18 @@ TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
         if ((*all)[2 * rank] != 1000ull + rank || (*all)[2 * rank + 1] != ~0ull - rank)
           return "wrong all-gather";
       }
+      for (int root = 0; root < world; ++root) {
+        std::vector<std::byte> data(1'000'003, std::byte(ring->rank()));
+        if (auto done = ring->broadcast(data, root); !done) return done.error().text;
+        if (data != std::vector<std::byte>(data.size(), std::byte(root))) return "wrong broadcast in pieces";
+      }
+      std::vector<float> values = values_of(ring->rank(), static_cast<std::size_t>(world) * 1000);
+      std::vector<float> parts = values;
+      if (auto done = ring->all_reduce_sum(values); !done) return done.error().text;
+      if (auto done = ring->reduce_scatter_sum(std::span(parts)); !done) return done.error().text;
+      if (auto done = ring->all_gather_parts(std::as_writable_bytes(std::span(parts))); !done)
+        return done.error().text;
+      if (parts != values) return "reduce-scatter and all-gather are not the all-reduce";
       auto done = ring->barrier();
       return done ? "" : done.error().text;
     });
@@ -155,9 +169,36 @@ TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
   }
 }
 
+TEST_CASE("sums in the background end as those in the foreground") {
+  for (int world = 2; world <= 4; ++world) {
+    const auto said = run_ranks(world, [&](std::unique_ptr<Communicator> ring) -> std::string {
+      std::vector<std::vector<float>> buckets, same;
+      for (const std::size_t size : {10, 100'000, 1, 50'000})
+        buckets.push_back(values_of(ring->rank(), size));
+      same = buckets;
+      std::vector<Communicator::Handle> handles;
+      for (auto& bucket : buckets) {
+        const auto handle = ring->start_all_reduce(std::span(bucket));
+        if (!handle) return handle.error().text;
+        if (*handle == 0) return "0 is no handle";
+        handles.push_back(*handle);
+        if (auto moved = ring->progress(); !moved) return moved.error().text;
+      }
+      for (const auto handle : handles) {
+        if (auto done = ring->wait(handle); !done) return done.error().text;
+      }
+      for (auto& bucket : same) {
+        if (auto done = ring->all_reduce_sum(bucket); !done) return done.error().text;
+      }
+      return buckets == same ? "" : "different sums";
+    });
+    CHECK(said == std::vector<std::string>(world));
+  }
+}
+
 TEST_CASE("a barrier is left by nobody before all have come") {
   std::atomic<int> arrived = 0;
-  const auto said = run_ring(4, [&](std::unique_ptr<Communicator> ring) -> std::string {
+  const auto said = run_ranks(4, [&](std::unique_ptr<Communicator> ring) -> std::string {
     for (int round = 1; round <= 200; ++round) {
       ++arrived;
       if (auto done = ring->barrier(); !done) return done.error().text;
@@ -184,8 +225,8 @@ TEST_CASE("ranks meet through a real store, and all name a killed rank at once")
     std::uint16_t port = 0;
     if (::read(port_pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
     std::unique_ptr<PeerDirectory> directory;
-    const RingConfig config = config_in(3, port, directory);
-    auto ring = connect_ring(config, *directory);
+    const PeerConfig config = config_in(3, port, directory);
+    auto ring = connect_peers(config, *directory);
     std::vector<float> values(100'000, 1.0f);
     for (int step = 0; ring && step < 17; ++step)
       (void)(*ring)->all_reduce_sum(values);
@@ -202,8 +243,8 @@ TEST_CASE("ranks meet through a real store, and all name a killed rank at once")
   for (int rank = 0; rank < 3; ++rank) {
     ranks.emplace_back([&, rank] {
       std::unique_ptr<PeerDirectory> directory;
-      const RingConfig config = config_in(rank, port, directory);
-      auto ring = connect_ring(config, *directory);
+      const PeerConfig config = config_in(rank, port, directory);
+      auto ring = connect_peers(config, *directory);
       std::vector<float> values(100'000, 1.0f);
       for (; ring; ++steps[rank]) {
         if (auto done = (*ring)->all_reduce_sum(values); !done) {
@@ -235,26 +276,36 @@ TEST_CASE("ranks meet through a real store, and all name a killed rank at once")
 
 namespace {
 
-/// Rank 2 of 4, whose neighbours' ends of the connections the test holds.
+/// Rank 2 of 4, whose peers' ends of the connections the test holds. A barrier there sends to rank 1 while it
+/// receives from rank 3, then sends to and receives from rank 0.
 struct Bench {
   explicit Bench(std::chrono::milliseconds timeout = 20s, int interrupt = -1) {
-    int next_pair[2], previous_pair[2];
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, next_pair) == 0);
-    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, previous_pair) == 0);
-    next = UniqueFd(next_pair[1]);
-    previous = UniqueFd(previous_pair[1]);
-    ring = std::make_unique<TcpCommunicator>(2, 4, RingPeer{UniqueFd(next_pair[0]), 3, "127.0.0.3:41234"},
-                                             RingPeer{UniqueFd(previous_pair[0]), 1, "127.0.0.2:41000"},
-                                             timeout, interrupt);
+    std::map<int, TcpPeer> peers;
+    for (const int rank : {0, 1, 3}) {
+      int pair[2];
+      REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
+      far[rank] = UniqueFd(pair[1]);
+      peers[rank] = TcpPeer{UniqueFd(pair[0]), "127.0.0." + std::to_string(rank) + ":41000"};
+    }
+    ranks = std::make_unique<TcpCommunicator>(2, 4, std::move(peers), timeout, interrupt);
   }
-  UniqueFd next, previous;
-  std::unique_ptr<Communicator> ring;
+  std::array<UniqueFd, 4> far;
+  std::unique_ptr<Communicator> ranks;
 };
 
-/// The three messages of a barrier, as the previous rank sends them.
-std::string barrier_messages() {
-  std::string message("\1\0\0\0\4\0\0\0\0\0\0\0\0\0\0\0", 16);
-  return message + message + message;
+/// One message of the first order, a barrier.
+std::string barrier_message() {
+  return std::string("\1\0\0\0\4\0\0\0\0\0\0\0\0\0\0\0", 16);
+}
+
+std::string lost_message(char rank) {
+  return std::string("\1\0\0\0\xff\0\0\0", 8) + rank + std::string(7, '\0');
+}
+
+std::string heard(const UniqueFd& fd) {
+  char bytes[256];
+  const ssize_t got = ::recv(fd.get(), bytes, sizeof bytes, 0);
+  return {bytes, static_cast<std::size_t>(got > 0 ? got : 0)};
 }
 
 void say(const UniqueFd& fd, const std::string& bytes) {
@@ -268,103 +319,90 @@ Error error_of(const Result<>& result) {
 
 }  // namespace
 
-TEST_CASE("the end of a neighbour names rank, address and operation, and no later call works") {
+TEST_CASE("the end of a peer names rank, address and operation, and no later call works") {
   Bench bench;
-  std::vector<float> values(10);
-  SECTION("the previous rank") {
-    bench.previous.reset();
-    const Error error = error_of(bench.ring->all_reduce_sum(values));
+  std::vector<std::byte> data(10'000'000);
+  SECTION("that sends") {
+    bench.far[3].reset();
+    const Error error = error_of(bench.ranks->barrier());
     CHECK(error.code == ErrorCode::kLinkLost);
-    CHECK(error.text == "rank 2 lost rank 1 (127.0.0.2:41000): connection closed during all-reduce");
-    CHECK(error_of(bench.ring->barrier()).text == error.text);
+    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41000): connection closed during barrier");
+    CHECK(error_of(bench.ranks->broadcast(data, 0)).text == error.text);
+    // The others are told whom, behind what had been sent before.
+    CHECK(heard(bench.far[1]) == barrier_message() + lost_message(3));
+    CHECK(heard(bench.far[0]) == lost_message(3));
+    CHECK(heard(bench.far[0]).empty());  // and the stream has ended
   }
-  SECTION("the next rank, while it has nothing to take") {
-    std::vector<std::byte> data(10);
+  SECTION("that takes") {
     std::thread closer([&] {
-      std::this_thread::yield();
-      bench.next.reset();
+      char byte;
+      while (::recv(bench.far[3].get(), &byte, 1, 0) != 1)
+        std::this_thread::yield();
+      bench.far[3].reset();
     });
-    const Error error = error_of(bench.ring->broadcast(data, 3));
+    const Error error = error_of(bench.ranks->broadcast(data, 2));
     closer.join();
-    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41234): connection closed during broadcast");
+    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41000): connection reset during broadcast");
+    CHECK(heard(bench.far[0]) == lost_message(3));
   }
 }
 
 TEST_CASE("a rank that ended because of another names that one, and passes it on") {
   Bench bench;
-  SECTION("told by the next rank") {
-    say(bench.next, std::string("f\0\0\0\0", 5));
-    bench.next.reset();
-    const Error error = error_of(bench.ring->barrier());
-    CHECK(error.text == "rank 2 lost rank 0 (reported by rank 3): connection lost during barrier");
-    std::array<std::byte, 16 + 5> last{};  // one message of the barrier may have left before
-    const ssize_t got = ::recv(bench.previous.get(), last.data(), last.size(), 0);
-    REQUIRE(got == 5);
-    CHECK(last[0] == std::byte{'f'});
-    CHECK(last[1] == std::byte{0});
+  SECTION("told by the one that sends") {
+    say(bench.far[3], lost_message(9));
+    const Error error = error_of(bench.ranks->barrier());
+    CHECK(error.text == "rank 2 lost rank 9 (reported by rank 3): connection lost during barrier");
+    CHECK(heard(bench.far[0]) == lost_message(9));
   }
-  SECTION("told by the previous rank") {
-    say(bench.previous, std::string("\1\0\0\0\xff\0\0\0\0\0\0\0\0\0\0\0", 16));
-    bench.previous.reset();
-    const Error error = error_of(bench.ring->barrier());
-    CHECK(error.text == "rank 2 lost rank 0 (reported by rank 1): connection lost during barrier");
-    std::array<std::byte, 64> sent{};
-    REQUIRE(::recv(bench.next.get(), sent.data(), sent.size(), 0) ==
-            32);  // the barrier's first message, then this
-    CHECK(sent[16 + 4] == std::byte{255});
-    CHECK(sent[16 + 8] == std::byte{0});
+  SECTION("told by the one that takes") {
+    std::vector<std::byte> data(10'000'000);
+    std::thread teller([&] {
+      char byte;
+      while (::recv(bench.far[3].get(), &byte, 1, 0) != 1)
+        std::this_thread::yield();
+      say(bench.far[3], lost_message(9));
+      bench.far[3].reset();
+    });
+    const Error error = error_of(bench.ranks->broadcast(data, 2));
+    teller.join();
+    CHECK(error.text == "rank 2 lost rank 9 (reported by rank 3): connection lost during broadcast");
   }
 }
 
-TEST_CASE("a silent neighbour ends the wait at its deadline") {
+TEST_CASE("a silent peer ends the wait at its deadline") {
   Bench bench(100ms);
   const auto start = std::chrono::steady_clock::now();
   SECTION("that sends nothing") {
-    const Error error = error_of(bench.ring->barrier());
+    const Error error = error_of(bench.ranks->barrier());
     CHECK(error.code == ErrorCode::kTimeout);
-    CHECK(error.text == "rank 2 lost rank 1 (127.0.0.2:41000): no data for 0.1 s during barrier");
+    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41000): no data for 0.1 s during barrier");
   }
   SECTION("that takes nothing") {
     std::vector<std::byte> data(10'000'000);
-    const Error error = error_of(bench.ring->broadcast(data, 2));
-    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41234): it takes no data for 0.1 s during broadcast");
+    const Error error = error_of(bench.ranks->broadcast(data, 2));
+    CHECK(error.text == "rank 2 lost rank 3 (127.0.0.3:41000): it takes no data for 0.1 s during broadcast");
   }
   CHECK(std::chrono::steady_clock::now() - start >= 100ms);
 }
 
-TEST_CASE("a neighbour at another operation is an error, not a wrong sum") {
+TEST_CASE("a peer at another operation is an error, not a wrong sum") {
   Bench bench;
-  say(bench.previous, barrier_messages());
+  say(bench.far[0], barrier_message());
   std::vector<float> values(10);
-  const Error error = error_of(bench.ring->all_reduce_sum(values));
+  const Error error = error_of(bench.ranks->all_reduce_sum(values));
   CHECK(error.code == ErrorCode::kProtocol);
   CHECK(error.text ==
-        "rank 2 lost rank 1 (127.0.0.2:41000): it is at another operation (were all ranks started with the "
-        "same "
-        "options?) during all-reduce");
+        "rank 2 lost rank 0 (127.0.0.0:41000): it is at another operation (were all ranks started with the "
+        "same options?) during all-reduce");
 }
 
-TEST_CASE("a next rank that has said goodbye may go while the last operation ends here") {
+TEST_CASE("whoever has sent and taken all may go while the operation ends here") {
   Bench bench;
-  const std::string messages = barrier_messages();
-  say(bench.previous, messages.substr(0, 32));
-  std::thread finisher([&] {
-    // All that the next rank needs has come to it; only then may it leave.
-    std::vector<std::byte> taken(messages.size());
-    (void)read_all(bench.next.get(), taken, std::chrono::steady_clock::now() + 20s, -1);
-    say(bench.next, "g");
-    bench.next.reset();
-    say(bench.previous, messages.substr(32));
-  });
-  auto done = bench.ring->barrier();
-  finisher.join();
-  CHECK(done.has_value());
-  bench.ring.reset();
-  char goodbye = 0;
-  std::string last;
-  while (::recv(bench.previous.get(), &goodbye, 1, 0) == 1)
-    last = goodbye;
-  CHECK(last == "g");  // said by us in turn
+  say(bench.far[3], barrier_message());
+  bench.far[3].reset();
+  say(bench.far[0], barrier_message());
+  CHECK(bench.ranks->barrier().has_value());
 }
 
 TEST_CASE("the interrupt descriptor ends a wait at once") {
@@ -373,7 +411,7 @@ TEST_CASE("the interrupt descriptor ends a wait at once") {
   Bench bench(20s, revoke[0]);
   const auto start = std::chrono::steady_clock::now();
   std::thread revoker([&] { (void)!::write(revoke[1], "x", 1); });
-  const Error error = error_of(bench.ring->barrier());
+  const Error error = error_of(bench.ranks->barrier());
   revoker.join();
   CHECK(error.code == ErrorCode::kCancelled);
   CHECK(error.text == "rank 2 was revoked during barrier");
@@ -384,9 +422,9 @@ TEST_CASE("the interrupt descriptor ends a wait at once") {
 
 TEST_CASE("a rank that never starts is named") {
   TestDirectory directory;
-  RingConfig config = config_of(1, 3);
+  PeerConfig config = config_of(1, 3);
   config.start_timeout = 100ms;
-  const auto ring = connect_ring(config, directory);
+  const auto ring = connect_peers(config, directory);
   REQUIRE_FALSE(ring.has_value());
   CHECK(ring.error().text ==
         "rank 1 misses rank 2: it has not published its address within 100 ms; did it start?");
@@ -397,7 +435,7 @@ TEST_CASE("strays at the door are turned away and harm nothing") {
   std::vector<std::string> said(3);
   const auto start = [&](int rank) {
     return std::thread([&, rank] {
-      auto ring = connect_ring(config_of(rank, 3), directory);
+      auto ring = connect_peers(config_of(rank, 3), directory);
       said[rank] = ring ? ((*ring)->barrier() ? "" : "barrier failed") : ring.error().text;
     });
   };
@@ -413,11 +451,11 @@ TEST_CASE("strays at the door are turned away and harm nothing") {
     (void)write_all(fd->get(), std::as_bytes(std::span(rubbish)), deadline, -1);
     strays.push_back(std::move(*fd));  // one talks, one is silent and holds the door for a moment
   }
-  RingConfig old = config_of(2, 3);
+  PeerConfig old = config_of(2, 3);
   old.attempt = 7;
   TestDirectory other;  // what the old rank 2 publishes reaches nobody
   (void)other.publish(0, door);
-  const auto refused = connect_ring(old, other);
+  const auto refused = connect_peers(old, other);
   std::thread two = start(2);
   for (auto* thread : {&zero, &one, &two})
     thread->join();

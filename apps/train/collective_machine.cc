@@ -1,0 +1,233 @@
+#include "apps/train/collective_machine.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "apps/train/little_endian.h"
+
+namespace ddp::train {
+
+namespace {
+
+/// What is added at once: large enough for few calls of the system, small enough for the second-level cache.
+constexpr std::size_t kChunk = 256 * 1024;
+
+CollectiveMachine::Header make_header(std::uint32_t number, CollectiveKind kind, std::uint64_t size) {
+  CollectiveMachine::Header header;
+  std::byte* at = put_little_endian(header.data(), number);
+  at = put_little_endian(at, static_cast<std::uint32_t>(kind));
+  put_little_endian(at, size);
+  return header;
+}
+
+struct ReadHeader {
+  std::uint32_t number = 0;
+  std::uint32_t kind = 0;
+  std::uint64_t size = 0;
+};
+
+ReadHeader read_header(const std::byte* from) {
+  ReadHeader header;
+  from = take_little_endian(from, header.number);
+  from = take_little_endian(from, header.kind);
+  take_little_endian(from, header.size);
+  return header;
+}
+
+bool is_lost(const ReadHeader& header) {
+  return header.kind == static_cast<std::uint32_t>(CollectiveKind::kLost) && header.size < 1u << 31;
+}
+
+/// The bytes of two pieces laid end to end, from `skip` on, at most `size`.
+template <class Byte>
+void append_rest(const std::array<std::span<std::byte>, 2>& payload, std::size_t skip, std::size_t size,
+                 CollectiveMachine::Pieces<Byte>& into) {
+  for (const std::span<std::byte>& piece : payload) {
+    const std::size_t begin = std::min(skip, piece.size());
+    const std::size_t taken = std::min(size, piece.size() - begin);
+    if (taken != 0) into.pieces[into.count++] = piece.subspan(begin, taken);
+    skip -= begin;
+    size -= taken;
+  }
+}
+
+}  // namespace
+
+std::string_view kind_text(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce:
+      return "all-reduce";
+    case CollectiveKind::kBroadcast:
+      return "broadcast";
+    case CollectiveKind::kAllGather:
+      return "all-gather";
+    case CollectiveKind::kBarrier:
+      return "barrier";
+    case CollectiveKind::kReduceScatter:
+      return "reduce-scatter";
+    case CollectiveKind::kSendReceive:
+      return "send and receive";
+    case CollectiveKind::kLost:
+      break;
+  }
+  return "?";
+}
+
+CollectiveMachine::CollectiveMachine(int rank, std::map<int, std::string> addresses)
+    : rank_(rank), addresses_(std::move(addresses)) {}
+
+void CollectiveMachine::start(CollectiveOrder order) {
+  assert(done());
+  order_ = std::move(order);
+  ++number_;
+  at_ = 0;
+  enter_step();
+}
+
+CollectiveMachine::Half CollectiveMachine::half_of(const PartRange& range) const {
+  const std::size_t elements = order_.data.size() / order_.element;
+  const int straight = std::min(range.count, order_.parts - range.first);
+  const auto piece = [&](int first, int count) -> std::span<std::byte> {
+    if (count <= 0) return {};
+    const PartBounds begin = part_bounds(elements, order_.parts, first);
+    const PartBounds last = part_bounds(elements, order_.parts, first + count - 1);
+    return order_.data.subspan(begin.begin * order_.element,
+                               (last.begin + last.size - begin.begin) * order_.element);
+  };
+  Half half;
+  half.payload = {piece(range.first, straight), piece(0, range.count - straight)};
+  const std::size_t size = half.payload[0].size() + half.payload[1].size();
+  half.header = make_header(number_, order_.kind, size);
+  half.total = kHeaderSize + size;
+  return half;
+}
+
+void CollectiveMachine::enter_step() {
+  out_ = {};
+  in_ = {};
+  scratch_size_ = 0;
+  scratch_done_ = 0;
+  if (done()) return;
+  if (step().send_to != CollectiveStep::kNobody) out_ = half_of(step().sent);
+  if (step().receive_from != CollectiveStep::kNobody) in_ = half_of(step().received);
+}
+
+void CollectiveMachine::advance() {
+  if (!out_.complete() || !in_.complete()) return;
+  ++at_;
+  enter_step();
+}
+
+CollectiveMachine::Pieces<const std::byte> CollectiveMachine::to_send() {
+  Pieces<const std::byte> result;
+  if (done() || out_.complete()) return result;
+  result.peer = step().send_to;
+  if (out_.done < kHeaderSize) result.pieces[result.count++] = std::span(out_.header).subspan(out_.done);
+  append_rest(out_.payload, out_.paid(), out_.total, result);
+  return result;
+}
+
+void CollectiveMachine::sent(std::size_t bytes) {
+  out_.done += bytes;
+  assert(out_.done <= out_.total);
+  advance();
+}
+
+CollectiveMachine::Pieces<std::byte> CollectiveMachine::to_receive() {
+  Pieces<std::byte> result;
+  if (done() || in_.complete()) return result;
+  result.peer = step().receive_from;
+  if (in_.done < kHeaderSize) result.pieces[result.count++] = std::span(heard_).subspan(in_.done);
+  if (!step().add) {
+    append_rest(in_.payload, in_.paid(), in_.total, result);
+    return result;
+  }
+  if (scratch_done_ == scratch_size_) {
+    scratch_done_ = 0;
+    scratch_size_ = std::min(kChunk, in_.total - kHeaderSize - in_.paid());
+    if (scratch_.size() < scratch_size_) scratch_ = AlignedBuffer<std::byte>(kChunk);
+  }
+  if (scratch_size_ != 0)
+    result.pieces[result.count++] = scratch_.span().subspan(scratch_done_, scratch_size_ - scratch_done_);
+  return result;
+}
+
+/// Adds the received chunk to the own values, whose place ends where in_ stands.
+void CollectiveMachine::add_scratch() {
+  Pieces<std::byte> own;
+  append_rest(in_.payload, in_.paid() - scratch_size_, scratch_size_, own);
+  std::size_t from = 0;
+  for (std::size_t i = 0; i < own.count; ++i) {
+    order_.add(own.pieces[i].data(), scratch_.data() + from, own.pieces[i].size());
+    from += own.pieces[i].size();
+  }
+}
+
+Result<> CollectiveMachine::received(std::size_t bytes) {
+  const std::size_t paid_before = in_.paid();
+  in_.done += bytes;
+  assert(in_.done <= in_.total);
+  if (in_.done >= kHeaderSize && heard_ != in_.header) {
+    const int peer = step().receive_from;
+    const ReadHeader header = read_header(heard_.data());
+    if (!is_lost(header)) {
+      return lost(peer, "it is at another operation (were all ranks started with the same options?)",
+                  ErrorCode::kProtocol);
+    }
+    lost_ = static_cast<int>(header.size);
+    reporter_ = peer;
+    return lost(peer, "connection closed");
+  }
+  if (step().add) {
+    scratch_done_ += in_.paid() - paid_before;
+    if (scratch_size_ != 0 && scratch_done_ == scratch_size_) add_scratch();
+  }
+  advance();
+  return {};
+}
+
+void CollectiveMachine::hear_last_words(int peer, std::span<const std::byte> left) {
+  // A message that was on its way when the peer failed stands before its last word.
+  if (!done() && step().receive_from == peer && in_.done > 0)
+    left = left.subspan(std::min(left.size(), in_.total - in_.done));
+  while (left.size() >= kHeaderSize) {
+    const ReadHeader header = read_header(left.data());
+    if (is_lost(header)) {
+      lost_ = static_cast<int>(header.size);
+      reporter_ = peer;
+      return;
+    }
+    left = left.subspan(std::min<std::uint64_t>(left.size(), kHeaderSize + header.size));
+  }
+}
+
+Error CollectiveMachine::lost(int peer, std::string_view reason, ErrorCode code) {
+  if (lost_ < 0 || lost_ == rank_) {
+    lost_ = peer;
+    reporter_ = -1;
+  }
+  std::string text = "rank " + std::to_string(rank_) + " lost rank " + std::to_string(lost_) + " (";
+  const auto address = addresses_.find(lost_);
+  if (address != addresses_.end()) {
+    text += address->second + "): " + std::string(reason);
+  } else {
+    text += "reported by rank " + std::to_string(reporter_) + "): connection lost";
+  }
+  return {code, text + " during " + std::string(kind_text(order_.kind))};
+}
+
+Error CollectiveMachine::revoked() const {
+  return {ErrorCode::kCancelled,
+          "rank " + std::to_string(rank_) + " was revoked during " + std::string(kind_text(order_.kind))};
+}
+
+bool CollectiveMachine::may_tell(int peer) const {
+  return lost_ >= 0 && (done() || step().send_to != peer || out_.done == 0 || out_.complete());
+}
+
+CollectiveMachine::Header CollectiveMachine::last_word() const {
+  return make_header(number_, CollectiveKind::kLost, static_cast<std::uint64_t>(lost_));
+}
+
+}  // namespace ddp::train

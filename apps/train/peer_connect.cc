@@ -1,0 +1,184 @@
+#include "apps/train/peer_connect.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "apps/train/peer_hello.h"
+#include "apps/train/tcp_communicator.h"
+#include "apps/train/tcp_socket.h"
+
+namespace ddp::train {
+
+namespace {
+
+/// A stray connection that says nothing may hold the door this long.
+constexpr std::chrono::seconds kHelloTimeout{2};
+
+std::string rank_text(int rank) {
+  return "rank " + std::to_string(rank);
+}
+
+PeerHello hello_of(const PeerConfig& config, int rank) {
+  return {job_number(config.job_id), config.attempt, static_cast<std::uint32_t>(config.world_size),
+          static_cast<std::uint32_t>(rank), config.scalar_bytes};
+}
+
+std::string seconds_text(std::chrono::milliseconds time) {
+  const auto ms = time.count();
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+/// A rank that this one connects to.
+struct Reached {
+  int rank = 0;
+  TcpPeer peer;
+  bool answered = false;
+};
+
+Result<Reached> reach(const PeerConfig& config, int whom, PeerDirectory& directory, Deadline deadline) {
+  const std::string me = rank_text(config.rank);
+  auto address = directory.lookup(whom, std::chrono::milliseconds(milliseconds_left(deadline)));
+  if (!address && address.error().code == ErrorCode::kTimeout) {
+    return Error{ErrorCode::kTimeout, me + " misses " + rank_text(whom) +
+                                          ": it has not published its address within " +
+                                          seconds_text(config.start_timeout) + "; did it start?"};
+  }
+  if (!address) return within(me + " cannot look up " + rank_text(whom), address.error());
+  auto fd = connect_to(*address, deadline, config.interrupt);
+  if (!fd) return within(me + " cannot reach " + rank_text(whom) + " (" + *address + ")", fd.error());
+  const auto greeting = encode_hello(hello_of(config, config.rank));
+  if (auto said = write_all(fd->get(), greeting, deadline, config.interrupt); !said)
+    return within(me + " cannot greet " + rank_text(whom) + " (" + *address + ")", said.error());
+  return Reached{whom, {std::move(*fd), std::move(*address)}};
+}
+
+/// The hello of the other end. kProtocol where it is not a hello.
+Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
+  PeerHelloBytes bytes;
+  if (auto read = read_all(fd, bytes, deadline, interrupt); !read) return read.error();
+  const auto hello = decode_hello(bytes);
+  if (!hello)
+    return Error{ErrorCode::kProtocol, "what answers there is not a rank of this program's version"};
+  return *hello;
+}
+
+/// Hears the hello of one waiting connection and answers it if it is of a rank that is still missing: that
+/// rank then leaves `missing`. A stray is closed without harm.
+Result<> admit(const PeerConfig& config, int listener, Deadline deadline, std::vector<int>& missing,
+               std::map<int, TcpPeer>& peers) {
+  auto fd = accept_waiting(listener);
+  if (!fd) return within(rank_text(config.rank), fd.error());
+  if (!*fd) return {};
+  const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
+  const auto hello = read_hello(fd->get(), hello_deadline, config.interrupt);
+  if (!hello && hello.error().code == ErrorCode::kCancelled) return hello.error();
+  if (!hello) return {};
+  const auto found = std::find(missing.begin(), missing.end(), static_cast<int>(hello->rank));
+  if (found == missing.end() || *hello != hello_of(config, *found)) return {};
+  const auto answer = encode_hello(hello_of(config, config.rank));
+  if (!write_all(fd->get(), answer, hello_deadline, config.interrupt)) return {};
+  peers[*found].fd = std::move(*fd);
+  missing.erase(found);
+  return {};
+}
+
+Result<> check_answer(const PeerConfig& config, const Reached& reached, Deadline deadline) {
+  const std::string me = rank_text(config.rank);
+  const std::string whom = rank_text(reached.rank) + " (" + reached.peer.address + ")";
+  const auto answer = read_hello(reached.peer.fd.get(), deadline, config.interrupt);
+  if (!answer && answer.error().code == ErrorCode::kLinkLost) {
+    return Error{ErrorCode::kLinkLost,
+                 me + " was turned away by " + whom +
+                     ": it ended, or belongs to another job, attempt, world size or --dtype"};
+  }
+  if (!answer) return within(me + " got no greeting from " + whom, answer.error());
+  if (*answer == hello_of(config, reached.rank)) return {};
+  return Error{ErrorCode::kProtocol, me + " found another rank, job or attempt at " + whom};
+}
+
+Error missing_error(const PeerConfig& config, const std::vector<Reached>& reached,
+                    const std::vector<int>& missing, const ListeningSocket& listener) {
+  const std::string within_time = " within " + seconds_text(config.start_timeout);
+  const std::string me = rank_text(config.rank);
+  if (!missing.empty()) {
+    return {ErrorCode::kTimeout, me + " misses " + rank_text(missing.front()) + ": it has not connected to " +
+                                     listener.address + within_time +
+                                     "; did it start, and does a firewall let it through?"};
+  }
+  const auto silent =
+      std::find_if(reached.begin(), reached.end(), [](const Reached& r) { return !r.answered; });
+  return {ErrorCode::kTimeout, me + " misses " + rank_text(silent->rank) + " (" + silent->peer.address +
+                                   "): it has not answered" + within_time};
+}
+
+/// Waits for all at once: for the answers, which come when those ranks have time for us, and for the missing
+/// to knock.
+Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadline deadline,
+              std::vector<Reached>& reached, std::vector<int>& missing, std::map<int, TcpPeer>& peers) {
+  while (true) {
+    std::vector<int> fds{missing.empty() ? -1 : listener.fd.get()};
+    for (const Reached& r : reached)
+      fds.push_back(r.answered ? -1 : r.peer.fd.get());
+    if (std::all_of(fds.begin(), fds.end(), [](int fd) { return fd < 0; })) return {};
+    const auto ready = wait_readable(fds, deadline, config.interrupt);
+    if (!ready && ready.error().code == ErrorCode::kTimeout)
+      return missing_error(config, reached, missing, listener);
+    if (!ready) return within(rank_text(config.rank), ready.error());
+    if (*ready == 0) {
+      auto done = admit(config, listener.fd.get(), deadline, missing, peers);
+      if (!done) return done;
+    } else {
+      Reached& answering = reached[*ready - 1];
+      if (auto done = check_answer(config, answering, deadline); !done) return done;
+      answering.answered = true;
+    }
+  }
+}
+
+/// Who knocks at whom: over half of the ring's length it is shorter the other way, and across its middle the
+/// lower rank does.
+bool knocks(int rank, int other, int world) {
+  const int ahead = ((other - rank) % world + world) % world;
+  return 2 * ahead < world || (2 * ahead == world && rank < other);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Communicator>> connect_peers(const PeerConfig& config, PeerDirectory& directory) {
+  const Deadline deadline = std::chrono::steady_clock::now() + config.start_timeout;
+  const std::string me = rank_text(config.rank);
+
+  const auto host = directory.local_address();
+  if (!host) return within(me, host.error());
+  auto listener = listen_at(*host);
+  if (!listener) return within(me, listener.error());
+  if (auto done = directory.publish(config.rank, listener->address); !done) return within(me, done.error());
+
+  std::vector<Reached> reached;
+  std::vector<int> missing;
+  std::map<int, TcpPeer> peers;
+  for (const int other : peers_of(config.rank, config.world_size)) {
+    if (!knocks(config.rank, other, config.world_size)) {
+      missing.push_back(other);
+      continue;
+    }
+    auto there = reach(config, other, directory, deadline);
+    if (!there) return there.error();
+    reached.push_back(std::move(*there));
+  }
+  const std::vector<int> knocking = missing;
+  if (auto done = meet(config, *listener, deadline, reached, missing, peers); !done) return done.error();
+  // For messages only: the addresses that those ranks are known by.
+  for (const int rank : knocking) {
+    const auto address = directory.lookup(rank, std::chrono::milliseconds(milliseconds_left(deadline)));
+    peers[rank].address = address ? *address : "address unknown";
+  }
+  for (Reached& r : reached)
+    peers[r.rank] = std::move(r.peer);
+  return std::unique_ptr<Communicator>(std::make_unique<TcpCommunicator>(
+      config.rank, config.world_size, std::move(peers), config.step_timeout, config.interrupt));
+}
+
+}  // namespace ddp::train
