@@ -34,10 +34,7 @@ std::uint64_t monotonic_ns() {
 }
 
 EnvVars own_environment() {
-  std::vector<std::string> entries;
-  for (char** entry = environ; *entry != nullptr; ++entry)
-    entries.emplace_back(*entry);
-  return split_env(entries);
+  return split_env(environ);
 }
 
 /// Where `@record` writes a worker's exception: a name that nobody can guess, of a file that exists only if
@@ -54,6 +51,9 @@ std::string make_error_prefix() {
   return prefix + "-rank_";
 }
 
+      store_(loop.get_executor(),
+             [this](std::string words) { link_.send(rendezvous::Notice{std::move(words)}); }),
+      setup_(loop.get_executor()),
 }  // namespace
 
 Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options)
@@ -133,7 +133,11 @@ void Agent::handle(const rendezvous::JobStart& message) {
   hang_timeout_ = std::chrono::milliseconds(message.hang_timeout_ms);
   keeper_.set_job_mark(message.job_id);
   tree_.set_job(message.job_id);
-  auto job = NodeJob::prepare(message, own_environment(), options_.directory);
+  if (!message.setup.empty()) return start_task(set_up(message));
+  accept(message, NodeJob::prepare(message, own_environment(), options_.directory));
+}
+
+void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
   // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
@@ -188,20 +192,21 @@ void Agent::handle(const rendezvous::Probe& message) {
 }
 
 Awaitable<> Agent::probe(rendezvous::Probe request) {
-  rendezvous::ProbeResult result;
-  result.attempt = request.attempt;
-  const auto each = std::chrono::milliseconds(request.timeout_ms) /
-                    static_cast<int>(std::max<std::size_t>(1, request.addresses.size()));
-  for (const std::string& address : request.addresses) {
-    auto reached = co_await probe_store(loop_.get_executor(), address, request.port, each);
-    if (reached) {
-      result.address = address;
-      break;
-    }
-    if (!result.text.empty()) result.text += "; ";
-    result.text += reached.error().text;
-  }
-  link_.send(result);
+  StoreWay way = co_await find_store(loop_.get_executor(), std::move(request.addresses), request.port,
+                                     std::move(request.token), std::chrono::milliseconds(request.timeout_ms));
+  link_.send(rendezvous::ProbeResult{request.attempt, std::move(way.address), std::move(way.failures),
+                                     std::move(way.local)});
+}
+
+void Agent::handle(const rendezvous::NodeCheck& message) {
+  patience_ = std::chrono::milliseconds(message.job.master_timeout_ms);
+  start_task(check(message));
+}
+
+Awaitable<> Agent::check(rendezvous::NodeCheck request) {
+  const rendezvous::NodeChecked checked =
+      co_await check_node(std::move(request), own_environment(), options_.directory);
+  link_.send(checked);
 }
 
 void Agent::handle(const rendezvous::Spawn& message) {
@@ -332,6 +337,7 @@ Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
   }
   // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
   const std::vector<LeftProcess> left = co_await tree_.end();
+  setup_.stop();
   EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
   co_await evidence_.collect(std::move(tell));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
@@ -370,7 +376,7 @@ void Agent::resign(std::string why) {
 
 Awaitable<> Agent::go_down() {
   if (attempt_running_) workers_->stop(link_grace_);
-  while (attempt_running_)
+  while (attempt_running_ || setup_running_)
     co_await attempt_over_.async_wait(kUseTuple);
   down_ = true;
   tick_.expires_after(kFlushTime);  // the heartbeat sees `down_` and closes a link that does not drain

@@ -17,6 +17,8 @@
 #include "launcher/hang_guard.h"
 #include "launcher/keeper.h"
 #include "launcher/node_facts.h"
+#include "launcher/node_setup.h"
+#include "launcher/node_store.h"
 #include "launcher/node_job.h"
 #include "launcher/output_credit.h"
 #include "launcher/worker_group.h"
@@ -82,6 +84,7 @@ class Agent final : public WorkerEvents {
   Result<std::uint16_t> open_store(const rendezvous::OpenStore& message);
   void watch_for_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
+  void accept(const rendezvous::JobStart& message, Result<NodeJob> job);
   void refuse(const Error& error);
   void lose_master(std::string_view why);
   void resign(std::string why);
@@ -94,7 +97,8 @@ class Agent final : public WorkerEvents {
   std::optional<NodeJob> job_;
   std::optional<rendezvous::TcpStoreServer> store_;
   std::unique_ptr<WorkerGroup> workers_;
-  std::set<asio::ip::address> broken_peers_;
+  NodeSetup setup_;
+  bool setup_running_ = false;
   AttemptTree tree_;
   std::unique_ptr<HangGuard> hang_guard_;  ///< of the attempt; null: nobody watches for hangs
   std::chrono::milliseconds hang_timeout_{0};
@@ -112,7 +116,7 @@ class Agent final : public WorkerEvents {
   std::chrono::milliseconds patience_{15'000};
   std::chrono::milliseconds link_grace_{5'000};
   asio::steady_timer tick_;
-  asio::steady_timer attempt_over_;  ///< cancelled when the attempt has ended
+  asio::steady_timer attempt_over_;  ///< cancelled when the attempt, or --setup, has ended
   asio::posix::stream_descriptor keeper_fd_;
   asio::signal_set signals_;
   int exit_code_ = 0;

@@ -69,6 +69,7 @@ struct JobSpec {
   std::vector<std::pair<std::string, std::string>>
       explicit_env;          ///< --env, --env-file: verbatim, over everything
   std::string chdir;         ///< same path on all nodes
+  std::vector<std::string> setup;  ///< shell scripts that each node runs before its workers
   bool chdir_given = false;  ///< by --chdir, not taken from the current directory
   bool stdin_to_rank0 = false;
 

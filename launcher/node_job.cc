@@ -14,27 +14,6 @@
 namespace ddp::launcher {
 namespace {
 
-Result<std::string> working_directory(const std::string& wanted) {
-  if (wanted.empty()) {
-    char buffer[4096];
-    if (::getcwd(buffer, sizeof buffer) == nullptr) return system_error(errno, "the agent's own directory");
-    return std::string(buffer);
-  }
-  struct stat found {};
-  if (::stat(wanted.c_str(), &found) != 0) {
-    Error error = system_error(errno, "the working directory " + wanted, ErrorCode::kRefused);
-    error.text += "; create it there, or name another with --chdir or chdir= in the hostfile";
-    return error;
-  }
-  if (!S_ISDIR(found.st_mode) || ::access(wanted.c_str(), X_OK) != 0) {
-    return Error{ErrorCode::kRefused,
-                 "the working directory " + wanted +
-                     (S_ISDIR(found.st_mode) ? " may not be entered" : " is not a directory") +
-                     "; name another with --chdir or chdir= in the hostfile"};
-  }
-  return wanted;
-}
-
 Result<> directories_exist(const EnvVars& env) {
   for (const auto& [name, directory] : promised_directories(env)) {
     struct stat found {};
@@ -66,16 +45,42 @@ std::vector<std::string> joined(const EnvVars& env) {
 
 }  // namespace
 
+Result<std::string> NodeJob::directory(const std::string& wanted) {
+  if (wanted.empty()) {
+    char buffer[4096];
+    if (::getcwd(buffer, sizeof buffer) == nullptr) return system_error(errno, "the agent's own directory");
+    return std::string(buffer);
+  }
+  struct stat found {};
+  if (::stat(wanted.c_str(), &found) != 0) {
+    Error error = system_error(errno, "the working directory " + wanted, ErrorCode::kRefused);
+    error.text += "; create it there, or name another with --chdir or chdir= in the hostfile";
+    return error;
+  }
+  if (!S_ISDIR(found.st_mode) || ::access(wanted.c_str(), X_OK) != 0) {
+    return Error{ErrorCode::kRefused,
+                 "the working directory " + wanted +
+                     (S_ISDIR(found.st_mode) ? " may not be entered" : " is not a directory") +
+                     "; name another with --chdir or chdir= in the hostfile"};
+  }
+  return wanted;
+}
+
 Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, const EnvVars& node_env,
                                  const std::string& agent_dir) {
+  return prepare_in(start, merge_env(node_env, start.env, start.explicit_env), agent_dir);
+}
+
+Result<NodeJob> NodeJob::prepare_in(const rendezvous::JobStart& start, EnvVars env,
+                                    const std::string& agent_dir) {
   NodeJob job;
   job.job_id_ = start.job_id;
   job.devices_ = start.devices;
   job.stdin_to_rank0_ = start.stdin_to_rank0;
-  auto cwd = working_directory(start.chdir);
+  auto cwd = directory(start.chdir);
   if (!cwd) return cwd.error();
   job.cwd_ = std::move(*cwd);
-  job.env_ = merge_env(node_env, start.env, start.explicit_env);
+  job.env_ = std::move(env);
   if (auto there = directories_exist(job.env_); !there) return there.error();
 
   std::string wanted;

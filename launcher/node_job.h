@@ -20,6 +20,11 @@ class NodeJob {
   /// "HOST: …": kRefused (directory, environment), kExec (program).
   static Result<NodeJob> prepare(const rendezvous::JobStart& start, const EnvVars& node_env,
                                  const std::string& agent_dir);
+  /// The same with the environment already made, as --setup does.
+  static Result<NodeJob> prepare_in(const rendezvous::JobStart& start, EnvVars env,
+                                    const std::string& agent_dir);
+  /// The workers' working directory, which is there and may be entered (else kRefused). Empty: our own.
+  static Result<std::string> directory(const std::string& wanted);
 
   /// The workers of one attempt. `cores` are the node's physical cores; `error_dir` is where `@record`
   /// writes.
@@ -31,6 +36,8 @@ class NodeJob {
   Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_prefix) const;
 
   const std::string& program() const { return program_; }
+  /// As every worker gets it, but for the variables of its rank.
+  const EnvVars& env() const { return env_; }
 
  private:
   NodeJob() = default;

@@ -56,6 +56,7 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   job.explicit_env.insert(job.explicit_env.end(), host.env.begin(), host.env.end());
   job.devices = host.devices;
   job.stdin_to_rank0 = spec.stdin_to_rank0;
+  job.setup = spec.setup;
   job.master_timeout_ms = to_ms(spec.master_timeout);
   job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
   job.credit = credit_window(nodes);

@@ -114,6 +114,7 @@ void read_env_options(const OptionValues& values, const Surroundings& surroundin
   spec.env = launcher::forwarded_env(surroundings.env, false);
   spec.local_env = launcher::forwarded_env(surroundings.env, true);
   spec.explicit_env = std::move(vars);
+  spec.setup = values.setup;
 }
 
 }  // namespace ddp

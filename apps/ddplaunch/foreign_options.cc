@@ -22,8 +22,6 @@ constexpr std::array kForeign = {
     ForeignOption{"--insecure", kFlag, Standing::kLater, "", ""},
     ForeignOption{"--no-push", kFlag, Standing::kNoted, "", "this release copies no agent to the nodes"},
     ForeignOption{"--store-allow", kValue, Standing::kLater, "", ""},
-    ForeignOption{"--setup", kValue, Standing::kLater, "", ""},
-    ForeignOption{"--wrapper", kValue, Standing::kLater, "", ""},
     ForeignOption{"--scale-up", kFlag, Standing::kLater, "", ""},
     ForeignOption{"--on-peer-loss", kValue, Standing::kLater, "", ""},
     ForeignOption{"--detach", kFlag, Standing::kLater, "",

@@ -152,6 +152,10 @@ void OptionTable::Impl::add_worker() {
 void OptionTable::Impl::add_failure() {
   value(kFailure, "--max-restarts", values.max_restarts, "N",
         "start all workers again after a failure, up to N times in the whole job (default: 0)");
+  value(kWorker, "--wrapper", values.wrapper, "COMMAND",
+        "start agent and workers inside it: 'docker exec -i NAME' (docs/nodes.md)");
+  list(kWorker, "--setup", values.setup, "SCRIPT",
+       "run by a login shell on each node first, the workers get its variables: 'module load cuda'");
   value(kFailure, "--restart-backoff", values.restart_backoff, "TIME",
         "before the first restart; doubles each time, to 60s at most (default: 1s)");
   value(kFailure, "--hang-timeout", values.hang_timeout, "TIME",

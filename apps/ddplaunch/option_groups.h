@@ -41,6 +41,8 @@ struct OptionValues {
   std::string stdin_source;
   // Failure
   std::string max_restarts;
+  std::string wrapper;
+  std::vector<std::string> setup;
   std::string restart_backoff;
   std::string hang_timeout;
   std::string stop_grace;

@@ -1,0 +1,172 @@
+#include "launcher/node_setup.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <utility>
+#include <vector>
+
+#include "base/child_process.h"
+#include "base/find_program.h"
+#include "base/unique_fd.h"
+#include "launcher/process_tree.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// From TERM to KILL; less than a master waits for an agent that is told to leave.
+constexpr std::chrono::seconds kGrace{2};
+constexpr std::chrono::milliseconds kKillTime{50};
+/// Where the first script lies in the shell; the dump comes first, the prelude next.
+constexpr int kFirstFd = 3;
+constexpr std::size_t kMostDump = std::size_t{16} << 20;
+
+/// Anonymous memory with a text, at its beginning.
+Result<UniqueFd> memory_with(const std::string& text) {
+  UniqueFd memory(::memfd_create("ddplaunch-setup", MFD_CLOEXEC));
+  if (!memory) return system_error(errno, "memfd_create");
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t count = ::pwrite(memory.get(), text.data() + at, text.size() - at, static_cast<off_t>(at));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return system_error(errno, "the memory for a setup script");
+    at += static_cast<std::size_t>(count);
+  }
+  return memory;
+}
+
+Result<std::string> text_of(int memory) {
+  std::string text;
+  std::array<char, 64 * 1024> buffer;
+  for (;;) {
+    const ssize_t count = ::pread(memory, buffer.data(), buffer.size(), static_cast<off_t>(text.size()));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return system_error(errno, "the environment that --setup left");
+    if (count == 0) return text;
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+    if (text.size() > kMostDump)
+      return Error{ErrorCode::kRefused, "--setup left an environment of more than 16 MiB"};
+  }
+}
+
+/// The words that the shell is started with: names of descriptors and nothing of the user's. Each script must
+/// end well for the next to run, and all of them for the environment to be written.
+std::string command_words(std::size_t scripts) {
+  std::string words;
+  for (std::size_t i = 0; i <= scripts; ++i)
+    words += ". /proc/self/fd/" + std::to_string(kFirstFd + 1 + static_cast<int>(i)) + " && ";
+  return words + "command -p env -0 >&" + std::to_string(kFirstFd);
+}
+
+std::vector<std::string> entries(const EnvVars& env) {
+  std::vector<std::string> list;
+  list.reserve(env.size());
+  for (const auto& [name, value] : env)
+    list.push_back(name + "=" + value);
+  return list;
+}
+
+}  // namespace
+
+struct NodeSetup::Running {
+  explicit Running(const asio::any_io_executor& executor) : out(executor), end(executor), timer(executor) {}
+  ChildProcess child;
+  asio::posix::stream_descriptor out;
+  asio::posix::stream_descriptor end;
+  asio::steady_timer timer;
+};
+
+Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged,
+                                          std::string cwd, SetupOutput::Line line) {
+  std::vector<UniqueFd> memories;  // the dump, the prelude, the scripts
+  std::vector<std::string> texts = {std::string(), setup_prelude(job.env, job.explicit_env)};
+  texts.insert(texts.end(), job.setup.begin(), job.setup.end());
+  for (const std::string& text : texts) {
+    auto memory = memory_with(text);
+    if (!memory) co_return memory.error();
+    memories.push_back(std::move(*memory));
+  }
+  ChildSpec spec;
+  auto bash = find_program("bash", "/bin:/usr/bin:/usr/local/bin");
+  spec.path = bash ? *bash : "/bin/sh";
+  spec.argv = {bash ? "bash" : "sh", "-l", "-c", command_words(job.setup.size())};
+  EnvVars start_env = merge_env(node_env, {}, {});
+  set_env(start_env, "DDPLAUNCH_JOB_ID", job.job_id);  // the mark by which what it leaves is found
+  spec.env = entries(start_env);
+  spec.cwd = std::move(cwd);
+  for (std::size_t i = 0; i < memories.size(); ++i)
+    spec.inherit.push_back({memories[i].get(), kFirstFd + static_cast<int>(i)});
+  spec.death_signal = SIGKILL;
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) co_return system_error(errno, "a pipe for --setup");
+  UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  spec.out = spec.err = writer.get();
+  auto child = spawn(spec);
+  writer.reset();
+  if (!child) co_return child.error();
+
+  const auto running = std::make_shared<Running>(executor_);
+  running_ = running;
+  running->child = std::move(*child);
+  running->out.assign(reader.release());
+  running->end.assign(::fcntl(running->child.pidfd(), F_DUPFD_CLOEXEC, 0));
+  if (stopped_) stop();
+  // Programs that the scripts leave behind may hold the pipe: it is read until the shell has ended, and then
+  // what lies in it.
+  running->end.async_wait(asio::posix::descriptor_base::wait_read, [running](const error_code&) {
+    error_code ignored;
+    running->out.cancel(ignored);
+  });
+  SetupOutput output(std::move(line));
+  std::array<char, 8192> chunk;
+  while (!running->child.peek()) {
+    const auto [error, count] = co_await running->out.async_read_some(asio::buffer(chunk), kUseTuple);
+    output.feed({chunk.data(), count});
+    if (!error) continue;
+    // At its end, or cancelled for that of the shell.
+    if (!running->child.peek())
+      co_await running->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  }
+  error_code over;
+  running->out.non_blocking(true, over);
+  while (!over)
+    output.feed({chunk.data(), running->out.read_some(asio::buffer(chunk), over)});
+  output.end();
+  running->timer.cancel();
+  const auto status = running->child.try_wait();
+  running_.reset();
+  if (stopped_) co_return Error{ErrorCode::kCancelled, "stopped while --setup was running"};
+  if (!status || !status->success()) {
+    co_return Error{ErrorCode::kRefused, "--setup failed: its shell " +
+                                             (status ? status->text() : std::string("was lost")) +
+                                             output.last_lines()};
+  }
+  auto dump = text_of(memories.front().get());
+  if (!dump) co_return dump.error();
+  if (dump->empty()) {
+    co_return Error{ErrorCode::kRefused,
+                    "--setup ended its shell (exit 0), so that its variables are lost; leave the exit out"};
+  }
+  co_return setup_result(*dump, merged);
+}
+
+void NodeSetup::stop() {
+  stopped_ = true;
+  if (!running_) return;
+  const std::shared_ptr<Running> running = running_;
+  if (running->child.running()) (void)running->child.send_group_signal(SIGTERM);
+  running->timer.expires_after(kGrace);
+  running->timer.async_wait([running](const error_code& cancelled) {
+    if (cancelled || !running->child.running()) return;
+    kill_own_tree({}, kKillTime);
+    (void)running->child.send_group_signal(SIGKILL);
+  });
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "base/asio.h"
+#include "base/result.h"
+#include "launcher/env_filter.h"
+#include "launcher/setup_script.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// Runs the shell scripts of --setup on this node, once, before any worker: bash as a login shell (sh where
+/// there is none), so that `module` and the like are known. Neither scripts nor values stand on a command
+/// line or in a file. Loop thread; the owner keeps it alive until run() has returned.
+class NodeSetup {
+ public:
+  explicit NodeSetup(asio::any_io_executor executor) : executor_(std::move(executor)) {}
+  NodeSetup(const NodeSetup&) = delete;
+  NodeSetup& operator=(const NodeSetup&) = delete;
+
+  /// The environment that the workers start from, as the scripts of `job` left it. `node_env` is the agent's
+  /// own, `merged` merge_env's for the job, `cwd` where the scripts run, `line` takes what they print.
+  /// Errors: kRefused when a script failed or ended the shell, with its exit code and last lines; kCancelled
+  /// after stop(); kSystem.
+  Awaitable<Result<EnvVars>> run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged, std::string cwd,
+                                 SetupOutput::Line line);
+
+  /// TERM to the shell and its group now, KILL to all that descends from this process soon after: nothing
+  /// else runs yet. run() returns then. What scripts that ended well have left running is not touched.
+  void stop();
+
+ private:
+  struct Running;
+
+  asio::any_io_executor executor_;
+  std::shared_ptr<Running> running_;
+  bool stopped_ = false;
+};
+
+}  // namespace ddp::launcher
