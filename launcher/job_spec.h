@@ -37,7 +37,7 @@ enum class StoreMode : std::uint8_t {
   kAgent = 1,
   kWorker = 2
 };  ///< who serves MASTER_PORT (docs/environment.md)
-enum class LauncherKind : std::uint8_t { kSsh, kLocal };
+enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm };
 
 /// One validated job: everything the user asked for, nothing that was found out later. Made by the options
 /// (apps/ddplaunch) and read by all of launcher/.
@@ -56,6 +56,7 @@ struct JobSpec {
   bool ssh_localhost = false;
   bool accept_new_host_keys = false;
   std::string agent_path;  ///< ddplaunchd on the nodes; empty: the path beside this ddplaunch
+  bool push = true;        ///< nodes without an agent of this build are given one; not with an agent_path
   std::chrono::milliseconds start_timeout{120'000};
   std::string network;            ///< --network CIDR or interface name; empty: chosen
   std::uint16_t master_port = 0;  ///< the store's port; 0: any free one
@@ -68,8 +69,8 @@ struct JobSpec {
       local_env;  ///< the same for this machine: device variables kept
   std::vector<std::pair<std::string, std::string>>
       explicit_env;          ///< --env, --env-file: verbatim, over everything
-  std::string chdir;         ///< same path on all nodes
   std::vector<std::string> setup;  ///< shell scripts that each node runs before its workers
+  std::string chdir;         ///< same path on all nodes
   bool chdir_given = false;  ///< by --chdir, not taken from the current directory
   bool stdin_to_rank0 = false;
 

@@ -61,7 +61,9 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
                {{options_.agent_path, "--stdio"},
                 spec.ssh_localhost,
                 Clock::now() + spec.start_timeout,
-                options_.expected}),
+                options_.expected,
+                options_.stock,
+                spec.launcher == LauncherKind::kLocal}),
       supervisor_(spec),
       deadline_(loop),
       ping_timer_(loop),
@@ -193,6 +195,8 @@ void Master::on_started(std::size_t index, Result<remote::StartedAgent> outcome)
   for (const std::string& line : outcome->noise)
     say_host(node, line);
   if (!outcome->errors.empty()) console_.add(2, node.error_lines(outcome->errors));
+  if (outcome->pushed > 0 && spec_.verbose)
+    say(spec_.hosts[index].name + ": ddplaunchd was put there, " + std::to_string(outcome->pushed) + " bytes");
   node.open(std::move(*outcome));
   start_task(node.connection().write_all());
   start_task(read_errors(this, &node));

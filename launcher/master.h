@@ -31,6 +31,7 @@ class Master {
   struct Options {
     std::string agent_path;       ///< of ddplaunchd on the nodes
     remote::AgentHello expected;  ///< what their hello must say
+    remote::AgentStock* stock = nullptr;  ///< where nodes without an agent get one from; it outlives the master
   };
 
   /// All references outlive the master.

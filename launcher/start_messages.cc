@@ -50,13 +50,16 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   job.argv = spec.command.argv;
   job.python = spec.command.python;
   job.chdir = host.chdir.empty() ? spec.chdir : host.chdir;
-  job.local = spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost);
+  // Inside a wrapper it is another world: its own devices, and a pid that is none of ours.
+  job.local = host.wrapper.empty() &&
+              (spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost));
   job.env = job.local ? spec.local_env : spec.env;
   job.explicit_env = spec.explicit_env;
   job.explicit_env.insert(job.explicit_env.end(), host.env.begin(), host.env.end());
+  job.setup = spec.setup;
+  if (!host.setup.empty()) job.setup.push_back(host.setup);
   job.devices = host.devices;
   job.stdin_to_rank0 = spec.stdin_to_rank0;
-  job.setup = spec.setup;
   job.master_timeout_ms = to_ms(spec.master_timeout);
   job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
   job.credit = credit_window(nodes);

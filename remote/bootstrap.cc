@@ -89,8 +89,8 @@ bool TailLines::contains(std::string_view words) const {
   return false;
 }
 
-Bootstrap::Bootstrap(std::string host, std::string agent)
-    : host_(std::move(host)), agent_(std::move(agent)) {}
+Bootstrap::Bootstrap(std::string host, std::string agent, Push push)
+    : host_(std::move(host)), agent_(std::move(agent)), push_(push) {}
 
 Bootstrap::State Bootstrap::feed(std::string_view bytes) {
   while (state_ == State::kReading && !bytes.empty()) {
@@ -104,14 +104,75 @@ Bootstrap::State Bootstrap::feed(std::string_view bytes) {
     }
     if (newline == std::string_view::npos) break;
     bytes.remove_prefix(newline + 1);
-    const std::string line = std::exchange(pending_, {});
-    // Not only at the start of a line: a start-up file may print a prompt without a newline.
-    const std::size_t start = line.find(kHelloPrefix);
-    noise_.feed(start == 0 ? std::string() : line.substr(0, start) + "\n");
-    if (start != std::string::npos) read_hello(std::string_view(line).substr(start));
+    read_line(std::exchange(pending_, {}));
   }
-  if (state_ == State::kHello) rest_ += bytes;
+  if (state_ != State::kReading && state_ != State::kFailed) rest_ += bytes;
   return state_;
+}
+
+Bootstrap::State Bootstrap::go_on() {
+  if (state_ == State::kSend) ++sent_;
+  state_ = State::kReading;
+  return feed(std::exchange(rest_, {}));
+}
+
+void Bootstrap::read_line(const std::string& line) {
+  // Not only at the start of a line: a start-up file may print a prompt without a newline.
+  std::size_t start = line.find(kHelloPrefix);
+  std::string_view prefix = kHelloPrefix;
+  if (push_ == Push::kYes && start == std::string::npos) {
+    for (const std::string_view other : {kNeedPrefix, kSendPrefix, kFailPrefix}) {
+      if (start == std::string::npos) {
+        start = line.find(other);
+        prefix = other;
+      }
+    }
+  }
+  noise_.feed(start == 0 ? std::string() : line.substr(0, start) + "\n");
+  if (start == std::string::npos) return;
+  const std::string_view found = std::string_view(line).substr(start);
+  const std::string_view words = found.substr(prefix.size());
+  if (prefix == kHelloPrefix) {
+    read_hello(found);
+  } else if (prefix == kNeedPrefix) {
+    asked_ ? damage(found) : read_need(words);
+  } else if (prefix == kSendPrefix) {
+    asked_ ? read_send(words) : damage(found);
+  } else {
+    refused_ = printable(words);
+    state_ = State::kFailed;
+  }
+}
+
+void Bootstrap::damage(std::string_view line) {
+  damaged_ = printable(line);
+  state_ = State::kFailed;
+}
+
+void Bootstrap::read_need(std::string_view words) {
+  asked_ = true;
+  while (!words.empty()) {
+    const std::string_view word = words.substr(0, words.find(' '));
+    words.remove_prefix(std::min(words.size(), word.size() + 1));
+    if (need_.machine.empty()) {
+      need_.machine = printable(word);
+      continue;
+    }
+    int code = 0;
+    std::from_chars(word.data(), word.data() + word.size(), code);
+    need_.looked.push_back(code);
+  }
+  state_ = State::kNeed;
+}
+
+void Bootstrap::read_send(std::string_view words) {
+  const std::string expected = std::to_string(sent_);
+  // A terminal on the way ends its lines with CR LF; that is told when the file arrives damaged.
+  if (words == expected || words == expected + "\r") {
+    state_ = State::kSend;
+  } else {
+    damage(std::string(kSendPrefix) + std::string(words));
+  }
 }
 
 void Bootstrap::read_hello(std::string_view line) {
@@ -120,8 +181,7 @@ void Bootstrap::read_hello(std::string_view line) {
     hello_ = *hello;
     state_ = State::kHello;
   } else {
-    damaged_ = printable(line);
-    state_ = State::kFailed;
+    damage(line);
   }
 }
 
@@ -133,6 +193,10 @@ std::string Bootstrap::last_lines() const {
 }
 
 Error Bootstrap::failure() const {
+  if (!refused_.empty()) {
+    return {ErrorCode::kAgentMissing, host_ + ": ddplaunchd is not there and cannot be put there: " +
+                                          refused_ + "; " + install_advice()};
+  }
   if (!damaged_.empty()) {
     return {ErrorCode::kAgentMismatch, host_ + ": the greeting of " + agent_ + " cannot be read: \"" +
                                            damaged_ + "\"; " + install_advice()};
@@ -146,6 +210,10 @@ Error Bootstrap::ended(std::optional<int> status) const {
   if (!status) {
     return {ErrorCode::kUnreachable,
             host_ + ": the connection closed before " + agent_ + " answered" + last_lines()};
+  }
+  if (push_ == Push::kYes && *status == 127) {
+    return {ErrorCode::kAgentMissing,
+            host_ + ": the command that looks for ddplaunchd was not found there (sh)" + last_lines()};
   }
   // csh and some restricted shells end with 1 and only say it in words; the code alone would hide the usual
   // cause.

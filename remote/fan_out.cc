@@ -19,12 +19,26 @@ struct FanOut::Start {
       : index(place),
         host(std::move(target)),
         options(settings),
-        boot(host.name, settings.argv.at(0)),
-        drained(loop, std::chrono::steady_clock::time_point::max()) {}
+        over_ssh(settings.ssh_localhost || !is_localhost(host)),
+        may_push(settings.stock != nullptr &&
+                 ((over_ssh && !settings.remote_is_here) || !host.wrapper.empty())),
+        boot(host.name, settings.argv.at(0), may_push ? Bootstrap::Push::kYes : Bootstrap::Push::kNo),
+        drained(loop, std::chrono::steady_clock::time_point::max()),
+        sent(loop, std::chrono::steady_clock::time_point::max()) {}
+
+  /// Inside the host's container, when it has one.
+  std::vector<std::string> command() const {
+    std::vector<std::string> words = host.wrapper;
+    const std::vector<std::string> agent = may_push ? first_look(options.stock->wanted()) : options.argv;
+    words.insert(words.end(), agent.begin(), agent.end());
+    return words;
+  }
 
   std::size_t index;
   Host host;
   const FanOutOptions& options;
+  const bool over_ssh;
+  const bool may_push;
   Bootstrap boot;
   asio::cancellation_signal stop;
   std::optional<ErrorCode> given_up;  ///< kTimeout or kCancelled
@@ -32,7 +46,13 @@ struct FanOut::Start {
   std::string errors;
   bool draining = false;
   bool stop_draining = false;
-  asio::steady_timer drained;  ///< never expires; cancelled when drain_errors has ended
+  asio::steady_timer drained;          ///< never expires; cancelled when drain_errors has ended
+  std::shared_ptr<const PushSet> set;  ///< what is being pushed; empty: nothing
+  std::string script;
+  std::size_t pushed = 0;  ///< bytes of files
+  bool sending = false;
+  bool stop_sending = false;
+  asio::steady_timer sent;  ///< as drained, for send
 
   void give_up(ErrorCode why) {
     if (given_up) return;
@@ -119,7 +139,9 @@ void FanOut::on_deadline() {
 std::vector<FanOut::Waiting> FanOut::waiting() const {
   std::vector<Waiting> list;
   for (const auto& start : starts_) {
-    if (start) list.push_back({start->index, start->channel ? "waiting for the agent" : "connecting"});
+    if (!start) continue;
+    const char* step = start->set ? "sending the agent" : "waiting for the agent";
+    list.push_back({start->index, start->channel ? step : "connecting"});
   }
   return list;
 }
@@ -129,13 +151,11 @@ Awaitable<Result<StartedAgent>> FanOut::start(std::shared_ptr<Start> start) {
   if (cancelled_) start->given_up = ErrorCode::kCancelled;
   if (start->given_up) co_return start->reason_given_up();
 
-  const bool over_ssh = options_.ssh_localhost || !is_localhost(start->host);
-  RemoteShell& shell = over_ssh ? remote_ : local_;
-  auto opened = co_await shell.open(start->host, options_.argv, options_.deadline);
+  RemoteShell& shell = start->over_ssh ? remote_ : local_;
+  auto opened = co_await shell.open(start->host, start->command(), options_.deadline);
   if (start->given_up) co_return start->reason_given_up();
-  if (!opened && opened.error().code == ErrorCode::kExec && opened.error().sys == ENOENT && !over_ssh) {
-    co_return start->boot.ended(127);
-  }
+  const bool absent = !opened && opened.error().code == ErrorCode::kExec && opened.error().sys == ENOENT;
+  if (absent && !start->over_ssh && start->host.wrapper.empty()) co_return start->boot.ended(127);
   if (!opened) co_return opened.error();
   start->channel = std::move(*opened);
   if (std::chrono::steady_clock::now() >= options_.deadline) start->given_up = ErrorCode::kTimeout;
@@ -161,8 +181,16 @@ Awaitable<void> FanOut::drain_errors(std::shared_ptr<Start> start) {
 Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
   std::array<char, 8192> buffer;
   std::optional<Error> failure;
-  while (!failure && start->boot.state() == Bootstrap::State::kReading) {
+  const auto open = [&start] {
+    return start->boot.state() != Bootstrap::State::kHello &&
+           start->boot.state() != Bootstrap::State::kFailed;
+  };
+  while (!failure && open()) {
     if (start->given_up) break;
+    if (start->boot.state() != Bootstrap::State::kReading) {
+      failure = co_await answer(start);
+      continue;
+    }
     const auto [error, size] =
         co_await start->channel->link().async_read_some(asio::buffer(buffer), kUseTuple);
     start->boot.feed({buffer.data(), size});
@@ -170,13 +198,21 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
       failure = co_await explain_end(start);
     }
   }
+  if (start->sending) {
+    // An agent greets when all was taken, so only the report of the last write can be missing.
+    start->stop_sending = true;
+    error_code ignored;
+    start->channel->link().cancel(ignored);
+  }
+  while (start->sending)
+    co_await start->sent.async_wait(kUseTuple);
   // The reader of stderr lets go before the channel is handed on; nothing it has read is lost.
   start->let_errors_go();
   while (start->draining)
     co_await start->drained.async_wait(kUseTuple);
 
   if (!failure && start->boot.state() == Bootstrap::State::kFailed) failure = start->boot.failure();
-  if (!failure && start->boot.state() == Bootstrap::State::kReading) failure = start->reason_given_up();
+  if (!failure && open()) failure = start->reason_given_up();
   if (!failure && start->options.expected) {
     const auto fits = check_hello(start->host.name, start->boot.hello(), *start->options.expected);
     if (!fits) failure = fits.error();
@@ -186,8 +222,52 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
     co_return *failure;
   }
   start->channel->greeted();
-  co_return StartedAgent{std::move(start->channel), start->boot.hello(), start->boot.rest(),
-                         start->boot.noise(), std::move(start->errors)};
+  co_return StartedAgent{std::move(start->channel), start->boot.hello(),      start->boot.rest(),
+                         start->boot.noise(),       std::move(start->errors), start->pushed};
+}
+
+/// What the host asked for goes out while greet() reads on: it may say at any time that it cannot take it.
+Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
+  while (start->sending)
+    co_await start->sent.async_wait(kUseTuple);
+  std::string_view bytes;
+  if (start->boot.state() == Bootstrap::State::kNeed) {
+    AgentStock& stock = *start->options.stock;
+    const AgentNeed& need = start->boot.need();
+    auto set = stock.set_for(need.machine);
+    if (set) {
+      start->set = *set;
+      start->script = push_script(stock.wanted(), start->set->key, start->set->files);
+    } else if (!need.looked.empty() && need.looked[0] == kSameVersion) {
+      start->script = installed_script();
+    } else {
+      co_return within(start->host.name, set.error());
+    }
+    bytes = start->script;
+  } else {
+    const std::size_t file = start->boot.wanted_file();
+    if (!start->set || file >= start->set->bytes.size()) {
+      co_return Error{ErrorCode::kAgentMismatch,
+                      start->host.name + ": it asks for a file that there is none of", 0};
+    }
+    bytes = start->set->bytes[file];
+    start->pushed += bytes.size();
+  }
+  start->sending = true;
+  asio::co_spawn(start->sent.get_executor(), send(start, bytes), asio::detached);  // awaited by greet()
+  start->boot.go_on();
+  co_return std::nullopt;
+}
+
+Awaitable<void> FanOut::send(std::shared_ptr<Start> start, std::string_view bytes) {
+  while (!bytes.empty() && !start->stop_sending) {
+    const auto [error, size] =
+        co_await start->channel->link().async_write_some(asio::buffer(bytes), kUseTuple);
+    bytes.remove_prefix(size);
+    if (error) break;  // the reader of the link sees the end, too, and knows why
+  }
+  start->sending = false;
+  start->sent.cancel();
 }
 
 Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "remote/agent_stock.h"
 #include "remote/bootstrap.h"
 #include "remote/remote_shell.h"
 
@@ -21,6 +22,7 @@ struct StartedAgent {
   std::string first_bytes;        ///< read from the link after the greeting
   std::deque<std::string> noise;  ///< what the host printed on stdout before it; the last 20 lines
   std::string errors;             ///< what came on stderr meanwhile; at most 64 KiB of it
+  std::size_t pushed = 0;         ///< bytes of ddplaunchd (and train) that the host was given; 0: it had them
 };
 
 struct FanOutOptions {
@@ -28,6 +30,10 @@ struct FanOutOptions {
   bool ssh_localhost = false;           ///< localhost entries go over the remote shell too
   Deadline deadline = Deadline::max();  ///< for every host: connected, logged in, and greeted
   std::optional<AgentHello> expected;   ///< set: another protocol or version is kAgentMismatch
+  /// Set: hosts without an agent of this build are given one, but for plain children of this machine. It
+  /// outlives the FanOut; argv is for the hosts that are given none.
+  AgentStock* stock = nullptr;
+  bool remote_is_here = false;  ///< the remote shell starts children, too (--launcher local)
 };
 
 /// Starts the agent on many hosts at once and reports each outcome by itself, as soon as it is known.
@@ -39,7 +45,7 @@ class FanOut {
 
   struct Waiting {
     std::size_t host = 0;
-    const char* step = "";  ///< "connecting", "waiting for the agent": for the list of missing hosts
+    const char* step = "";  ///< "connecting", "waiting for the agent", "sending the agent"
   };
 
   FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& local, FanOutOptions options);
@@ -61,6 +67,8 @@ class FanOut {
 
   Awaitable<Result<StartedAgent>> start(std::shared_ptr<Start> start);
   static Awaitable<Result<StartedAgent>> greet(std::shared_ptr<Start> start);
+  static Awaitable<void> send(std::shared_ptr<Start> start, std::string_view bytes);
+  static Awaitable<std::optional<Error>> answer(std::shared_ptr<Start> start);
   static Awaitable<void> drain_errors(std::shared_ptr<Start> start);
   static Awaitable<Error> explain_end(std::shared_ptr<Start> start);
   void finished(const std::shared_ptr<Start>& start, Result<StartedAgent> outcome);

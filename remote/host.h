@@ -28,6 +28,8 @@ struct Host {
   std::string chdir;                 ///< working directory of the workers on this host
   std::vector<std::string> devices;  ///< gpus=0,2 or --include host:0,2; empty: all
   std::vector<std::pair<std::string, std::string>> env;  ///< env:NAME=VALUE
+  std::vector<std::string> wrapper;  ///< words in front of the agent's command: docker exec -i NAME; or none
+  std::string setup;  ///< shell script that runs before the workers on this host, behind --setup's
   Place place;
 };
 

@@ -10,12 +10,13 @@
 #include "remote/host_range.h"
 #include "remote/host_word.h"
 #include "remote/nearest_word.h"
+#include "remote/shell_quote.h"
 
 namespace ddp::remote {
 
 namespace {
 
-enum class Key { kSlots, kMaxSlots, kPort, kUser, kAddress, kIdentity, kChdir, kGpus, kLater };
+enum class Key { kSlots, kMaxSlots, kPort, kUser, kAddress, kIdentity, kChdir, kGpus, kWrapper, kSetup, kLater };
 
 struct KeyName {
   std::string_view name;
@@ -31,7 +32,8 @@ constexpr std::array kKeyNames = {
     KeyName{"max-slots", Key::kMaxSlots, false}, KeyName{"cpu", Key::kSlots, false},
     KeyName{"count", Key::kSlots, false},        KeyName{"username", Key::kUser, false},
     KeyName{"user_name", Key::kUser, false},     KeyName{"jump", Key::kLater, false},
-    KeyName{"wrapper", Key::kLater, false},
+    KeyName{"wrapper", Key::kWrapper, true},
+    KeyName{"setup", Key::kSetup, true},
 };
 
 constexpr std::string_view kEnvPrefix = "env:";
@@ -87,6 +89,7 @@ class EntryReader {
   void apply_port(const std::string& value, std::size_t offset);
   void apply_address(const std::string& value, std::size_t offset);
   void apply_gpus(const std::string& value, std::size_t offset);
+  void apply_wrapper(const std::string& value, std::size_t offset);
   void apply_env(std::string_view name, std::size_t key_offset, std::string value);
   void report_unknown(std::string_view key, std::size_t offset);
   bool first_time(Key key, std::string_view name, std::size_t offset);
@@ -275,6 +278,12 @@ void EntryReader::apply(const KeyName& key, std::size_t key_offset, const std::s
     case Key::kGpus:
       apply_gpus(value, offset);
       break;
+    case Key::kWrapper:
+      apply_wrapper(value, offset);
+      break;
+    case Key::kSetup:
+      host_.setup = value;
+      break;
     case Key::kLater:
       break;
   }
@@ -320,6 +329,17 @@ void EntryReader::apply_gpus(const std::string& value, std::size_t offset) {
     return;
   }
   host_.devices = std::move(ids.words);
+}
+
+void EntryReader::apply_wrapper(const std::string& value, std::size_t offset) {
+  auto words = split_words(value);
+  if (!words) {
+    fail(offset, "wrapper=" + quoted(value) + ": " + words.error().text);
+  } else if (words->empty()) {
+    fail(offset, "wrapper= has no value");
+  } else {
+    host_.wrapper = std::move(*words);
+  }
 }
 
 void EntryReader::apply_env(std::string_view name, std::size_t key_offset, std::string value) {

@@ -12,7 +12,6 @@ constexpr bool kFlag = false;
 
 constexpr std::array kForeign = {
     // Ours, in a later release: refused, but for a value that is what happens anyway.
-    ForeignOption{"--hosts-from", kValue, Standing::kLater, "", "write the hosts into a hostfile"},
     ForeignOption{"--spares", kValue, Standing::kLater, "0", ""},
     ForeignOption{"--node-rank", kValue, Standing::kLater, "0",
                   "one ddplaunch with a hostfile starts all nodes"},
@@ -20,10 +19,10 @@ constexpr std::array kForeign = {
                   "one ddplaunch with a hostfile starts all nodes; --network chooses the address"},
     ForeignOption{"--token-file", kValue, Standing::kLater, "", ""},
     ForeignOption{"--insecure", kFlag, Standing::kLater, "", ""},
-    ForeignOption{"--no-push", kFlag, Standing::kNoted, "", "this release copies no agent to the nodes"},
     ForeignOption{"--store-allow", kValue, Standing::kLater, "", ""},
     ForeignOption{"--scale-up", kFlag, Standing::kLater, "", ""},
     ForeignOption{"--on-peer-loss", kValue, Standing::kLater, "", ""},
+    ForeignOption{"--collectives", kFlag, Standing::kLater, "", "it comes with the trainer's bench"},
     ForeignOption{"--detach", kFlag, Standing::kLater, "",
                   "nohup ddplaunch … & keeps a job alive after logout"},
     ForeignOption{"--dashboard", kFlag, Standing::kLater, "", ""},

@@ -52,6 +52,12 @@ std::string details(const remote::Host& host) {
   if (!host.address.empty()) add("address=" + host.address);
   if (host.port != 0) add("port=" + std::to_string(host.port));
   if (!host.chdir.empty()) add("chdir=" + host.chdir);
+  if (!host.wrapper.empty()) {
+    std::string words;
+    for (const std::string& word : host.wrapper)
+      words += (words.empty() ? "" : " ") + word;
+    add("wrapper=\"" + words + '"');
+  }
   std::string devices;
   for (const std::string& device : host.devices)
     devices += (devices.empty() ? "" : ",") + device;
@@ -156,7 +162,9 @@ std::string job_plan_text(const JobSpec& spec) {
   text += "files in " + spec.job_dir + '\n';
   text += "worker " + command_text(spec.command) + '\n';
   text += "in " + spec.chdir + '\n';
-  text += spec.launcher == launcher::LauncherKind::kLocal ? "on this machine\n" : "over SSH\n";
+  text += spec.launcher == launcher::LauncherKind::kLocal   ? "on this machine\n"
+          : spec.launcher == launcher::LauncherKind::kSlurm ? "with srun\n"
+                                                            : "over SSH\n";
   text += '\n' + nodes_text(spec) + '\n';
   text += names_text("set for the workers:", spec.explicit_env);
   text += names_text("forwarded from here:", spec.env);

@@ -1,16 +1,11 @@
 #include "apps/ddplaunch/launch.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
-#include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 
+#include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
 #include "base/child_process.h"
 #include "base/version.h"
@@ -18,53 +13,10 @@
 #include "launcher/job_dir.h"
 #include "launcher/master.h"
 #include "launcher/report_file.h"
-#include "remote/command_shell.h"
 #include "remote/local_shell.h"
-#include "remote/ssh_shell.h"
-#include "rendezvous/message.h"
 
 namespace ddp {
 namespace {
-
-/// Whatever the parent left us: children are waited for, signals arrive, and a full disk or pipe is an error
-/// and no death.
-void take_signals() {
-  ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGXFSZ, SIG_IGN);
-  ::signal(SIGCHLD, SIG_DFL);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
-
-/// ddplaunchd lies beside this program, here and, unless --agent says otherwise, at the same path on the
-/// nodes.
-Result<std::string> agent_beside_us() {
-  char path[4096];
-  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
-  if (size < 0) return system_error(errno, "/proc/self/exe");
-  const std::string_view text(path, static_cast<std::size_t>(size));
-  return std::string(text.substr(0, text.rfind('/'))) + "/ddplaunchd";
-}
-
-std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop,
-                                                       const launcher::JobSpec& spec) {
-  if (!spec.ssh_command.empty()) {
-    return std::make_unique<remote::CommandShell>(
-        loop.get_executor(),
-        remote::CommandShellOptions{spec.ssh_command, spec.ssh_config, spec.accept_new_host_keys});
-  }
-  if (spec.launcher == launcher::LauncherKind::kLocal) {
-    return std::make_unique<remote::LocalShell>(loop.get_executor());
-  }
-  remote::SshShellOptions options;
-  options.config = spec.ssh_config;
-  options.accept_new_host_keys = spec.accept_new_host_keys;
-  if (!spec.quiet) {
-    options.notice = [](const std::string& text) { std::fprintf(stderr, "ddplaunch: %s\n", text.c_str()); };
-  }
-  return std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options));
-}
 
 /// The end of a job that did not get as far as its Master. Nothing goes into the job's directory: it may not
 /// be ours.
@@ -89,14 +41,12 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
 int launch(const launcher::JobSpec& spec) {
   take_signals();
   raise_nofile();  // three descriptors for each node, one for each file of the job directory
+  auto agent = choose_agent(spec);
+  if (!agent) return fail(spec, agent.error());
   launcher::Master::Options options;
-  options.expected = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
-  options.agent_path = spec.agent_path;
-  if (options.agent_path.empty()) {
-    auto beside = agent_beside_us();
-    if (!beside) return fail(spec, beside.error());
-    options.agent_path = std::move(*beside);
-  }
+  options.agent_path = agent->path;
+  options.expected = agent->expected;
+  if (agent->stock) options.stock = &*agent->stock;
   auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(spec, job_dir.error());
 

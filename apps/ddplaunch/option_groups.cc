@@ -33,9 +33,13 @@ constexpr const Group* kGroups[] = {&kHosts, &kStart, &kWorker, &kFailure, &kOut
 
 constexpr std::string_view kUsage =
     "usage: ddplaunch [options] WORKER [arguments of the worker]\n"
+    "       ddplaunch check [options] [WORKER [arguments of the worker]]\n"
+    "       ddplaunch hosts [options]\n"
     "\n"
     "Starts WORKER on every node of a cluster, or of this machine when no hosts are given.\n"
     "WORKER is train (the bundled trainer), a .py file (run as python3 -u FILE), or any program.\n"
+    "check looks at every host for what would break the job, hosts prints the ranks and addresses that the\n"
+    "job would get; both start no worker (docs/check.md).\n"
     "Everything behind WORKER belongs to it. Options may be written with _ for -.\n"
     "Times are 500ms, 15s, 2m, 1h, or a number of seconds; sizes are 500K, 64M, 2G, or bytes.\n";
 
@@ -105,6 +109,8 @@ void OptionTable::Impl::add_hosts() {
   value(kHosts, "--hostfile", values.hostfile, "FILE",
         "nodes, one a line: gpu[01-16] slots=8 (docs/hostfile.md)");
   list(kHosts, "--host", values.host, "LIST", "nodes on the command line: gpu01:8,gpu[02-04]:8");
+  value(kHosts, "--hosts-from", values.hosts_from, "slurm|env|FILE|-",
+        "nodes as the scheduler names them, or from standard input (-)");
   value(kHosts, "--include", values.include, "LIST", "use only these hosts and slots: gpu01:0,2@gpu02");
   value(kHosts, "--exclude", values.exclude, "LIST", "use all but these hosts and slots");
   value(kHosts, "--nnodes", values.nnodes, "N", "use the first N hosts (default: all)");
@@ -123,7 +129,8 @@ void OptionTable::Impl::add_start() {
   flag(kStart, "--accept-new-host-keys", values.accept_new_host_keys,
        "add keys of unknown hosts to known_hosts; changed keys stay an error");
   value(kStart, "--agent", values.agent, "PATH",
-        "ddplaunchd on the nodes (default: the path beside this program)");
+        "ddplaunchd on the nodes, none is pushed (default: the path beside this program)");
+  flag(kStart, "--no-push", values.no_push, "copy no ddplaunchd to nodes that have none of this build");
   value(kStart, "--start-timeout", values.start_timeout, "TIME",
         "until all nodes must be ready (default: 120s)");
   value(kStart, "--network", values.network, "CIDR|IFACE",
@@ -145,6 +152,10 @@ void OptionTable::Impl::add_worker() {
        "NAME=VALUE lines for the workers; --env goes before it");
   value(kWorker, "--chdir", values.chdir, "DIR",
         "working directory on the nodes (default: the same as here)");
+  value(kWorker, "--wrapper", values.wrapper, "COMMAND",
+        "start agent and workers inside it: 'docker exec -i NAME' (docs/nodes.md)");
+  list(kWorker, "--setup", values.setup, "SCRIPT",
+       "run by a login shell on each node first, the workers get its variables: 'module load cuda'");
   value(kWorker, "--stdin", values.stdin_source, "0|none",
         "who reads standard input: rank 0 or nobody (default: 0 when it is a pipe or a file)");
 }
@@ -152,10 +163,6 @@ void OptionTable::Impl::add_worker() {
 void OptionTable::Impl::add_failure() {
   value(kFailure, "--max-restarts", values.max_restarts, "N",
         "start all workers again after a failure, up to N times in the whole job (default: 0)");
-  value(kWorker, "--wrapper", values.wrapper, "COMMAND",
-        "start agent and workers inside it: 'docker exec -i NAME' (docs/nodes.md)");
-  list(kWorker, "--setup", values.setup, "SCRIPT",
-       "run by a login shell on each node first, the workers get its variables: 'module load cuda'");
   value(kFailure, "--restart-backoff", values.restart_backoff, "TIME",
         "before the first restart; doubles each time, to 60s at most (default: 1s)");
   value(kFailure, "--hang-timeout", values.hang_timeout, "TIME",
@@ -201,9 +208,12 @@ void OptionTable::Impl::add_output() {
 
 void OptionTable::Impl::add_job() {
   value(kJob, "--job-id", values.job_id, "ID", "name of the job (default: date, time, six digits)");
+  value(kJob, "--accelerate-config", values.accelerate_config, "FILE",
+        "take size, hosts and variables from a file of `accelerate config` (docs/migrating.md)");
   value(kJob, "--job-dir", values.job_dir, "DIR",
         "files of the job (default: ~/.local/state/ddplaunch/jobs/ID)");
   flag(kJob, "--dry-run", values.dry_run, "print hosts, ranks and command, and start nothing");
+  flag(kJob, "--json", values.json, "with check and hosts: print JSON instead of a table");
   flag(kJob, "-V,--version", values.version, "print the version");
   flag(kJob, "-h,--help", values.help, "print this text");
 }

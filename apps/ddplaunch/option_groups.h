@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/env_filter.h"
 #include "launcher/job_spec.h"
 
 namespace ddp {
@@ -14,6 +15,7 @@ struct OptionValues {
   // Hosts
   std::string hostfile;
   std::vector<std::string> host;
+  std::string hosts_from;
   std::string include;
   std::string exclude;
   std::string nnodes;
@@ -26,6 +28,7 @@ struct OptionValues {
   bool ssh_localhost = false;
   bool accept_new_host_keys = false;
   std::string agent;
+  bool no_push = false;
   std::string start_timeout;
   std::string network;
   std::string master_port;
@@ -38,11 +41,11 @@ struct OptionValues {
   std::vector<std::string> env;
   std::vector<std::string> env_file;
   std::string chdir;
+  std::string wrapper;
+  std::vector<std::string> setup;
   std::string stdin_source;
   // Failure
   std::string max_restarts;
-  std::string wrapper;
-  std::vector<std::string> setup;
   std::string restart_backoff;
   std::string hang_timeout;
   std::string stop_grace;
@@ -64,10 +67,15 @@ struct OptionValues {
   bool quiet = false;
   bool verbose = false;
   // Job
+  std::string accelerate_config;
   std::string job_id;
   std::string job_dir;
   bool dry_run = false;
+  bool json = false;
   bool help = false;
+  // No options: what the file of --accelerate-config says besides
+  launcher::EnvVars config_env;
+  std::vector<std::string> config_devices;
   bool version = false;
 };
 

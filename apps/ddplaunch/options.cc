@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
+#include "apps/ddplaunch/accelerate_config.h"
 #include "apps/ddplaunch/command_line.h"
 #include "apps/ddplaunch/env_options.h"
 #include "apps/ddplaunch/findings.h"
@@ -12,6 +13,8 @@
 #include "apps/ddplaunch/option_groups.h"
 #include "apps/ddplaunch/option_readers.h"
 #include "apps/ddplaunch/output_options.h"
+#include "apps/ddplaunch/pet_options.h"
+#include "apps/ddplaunch/scheduler_choice.h"
 #include "base/version.h"
 #include "launcher/env_filter.h"
 #include "remote/host_range.h"
@@ -79,6 +82,7 @@ void read_start(const OptionValues& values, const Surroundings& surroundings, Jo
   spec.agent_path = values.agent.find('/') == std::string::npos
                         ? values.agent
                         : absolute_path(values.agent, surroundings.cwd);
+  spec.push = !values.no_push;
   read_time(values.start_timeout, "--start-timeout", milliseconds(1), spec.start_timeout, findings);
   if (!values.network.empty() && !is_network(values.network)) {
     findings.fail("--network " + values.network +
@@ -89,14 +93,25 @@ void read_start(const OptionValues& values, const Surroundings& surroundings, Jo
   read_store(values, spec, findings);
 }
 
-void read_command(const OptionValues& values, const CommandLine& line, JobSpec& spec, Findings& findings) {
+/// Only as the very first argument, so that a worker of that name can still be run: `ddplaunch -- check`.
+Verb read_verb(std::vector<std::string>& args) {
+  if (args.empty()) return Verb::kRun;
+  const Verb verb = args.front() == "check"   ? Verb::kCheck
+                    : args.front() == "hosts" ? Verb::kHosts
+                                              : Verb::kRun;
+  if (verb != Verb::kRun) args.erase(args.begin());
+  return verb;
+}
+
+void read_command(const OptionValues& values, const CommandLine& line, Verb verb, JobSpec& spec,
+                  Findings& findings) {
   WorkerCommand& command = spec.command;
   if (values.module && values.no_python) {
     findings.fail("--module and --no-python cannot be used together: a module is run by python");
   }
   if (!line.worker_found) {
     // Behind an unknown option the worker cannot be told from the option's value.
-    if (line.scanned_all)
+    if (line.scanned_all && verb == Verb::kRun)
       findings.fail("no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]");
     return;
   }
@@ -119,6 +134,18 @@ void read_command(const OptionValues& values, const CommandLine& line, JobSpec& 
   if (python) command.python = values.python;
 }
 
+/// For the hosts that name none themselves.
+void read_wrapper(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  if (values.wrapper.empty()) return;
+  const auto words = remote::split_words(values.wrapper);
+  if (!words || words->empty()) {
+    return findings.fail("--wrapper: " + (words ? "there is no program in it" : words.error().text));
+  }
+  for (remote::Host& host : spec.hosts) {
+    if (host.wrapper.empty()) host.wrapper = *words;
+  }
+}
+
 void read_worker(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
                  Findings& findings) {
   spec.chdir_given = !values.chdir.empty();
@@ -127,8 +154,12 @@ void read_worker(const OptionValues& values, const Surroundings& surroundings, J
     findings.fail(
         "the current directory cannot be told (was it deleted?); go to another one, or give --chdir /DIR");
   }
-  spec.stdin_to_rank0 =
-      values.stdin_source.empty() ? surroundings.stdin_has_data : values.stdin_source == "0";
+  const bool hosts_in_stdin = values.hosts_from == "-";
+  if (hosts_in_stdin && values.stdin_source == "0")
+    findings.fail("--hosts-from - reads standard input, so --stdin 0 cannot give it to rank 0");
+  spec.stdin_to_rank0 = hosts_in_stdin                ? false
+                        : values.stdin_source.empty() ? surroundings.stdin_has_data
+                                                      : values.stdin_source == "0";
   if (!values.stdin_source.empty() && values.stdin_source != "0" && values.stdin_source != "none") {
     findings.fail("--stdin " + values.stdin_source + ": choose 0 (rank 0 reads it) or none");
   }
@@ -189,27 +220,76 @@ void read_job(const OptionValues& values, const Surroundings& surroundings, JobS
   spec.job_dir = absolute_path("ddplaunch/jobs/" + spec.job_id, base);
 }
 
+void read_verb_options(const OptionValues& values, Verb verb, Findings& findings) {
+  if (verb == Verb::kRun && values.json) {
+    findings.fail(
+        "--json is for ddplaunch check and ddplaunch hosts; --jsonl keeps the workers' lines as JSON, "
+        "--report "
+        "how the job ended");
+  }
+  if (verb != Verb::kRun && values.dry_run) {
+    findings.fail(
+        std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
+        " starts no worker; leave --dry-run out, or leave the word out for a plan that asks no host");
+  }
+}
+
+/// The command line, and behind it what torchrun's variables and a file of Accelerate's say.
+CommandLine read_with_environment(const std::vector<std::string>& args, const Surroundings& surroundings,
+                                  OptionTable& table, Findings& findings) {
+  Findings first;
+  CommandLine line = read_command_line(args, table, first);
+  const PetOptions pet = read_pet_options(surroundings.env, line.given, findings);
+  AccelerateConfig config;
+  if (const std::string& path = line.values.accelerate_config; !path.empty()) {
+    if (auto text = surroundings.read_file(path)) {
+      config = read_accelerate_config(*text, path, findings);
+    } else {
+      findings.fail("--accelerate-config " + text.error().text);
+    }
+  }
+  if (!pet.words.empty()) {
+    findings.note(pet_text(pet));
+    findings.advice.push_back(pet_text(pet));
+  }
+  std::vector<std::string> words = accelerate_words(config, line.given);
+  words.insert(words.end(), pet.words.begin(), pet.words.end());
+  words.insert(words.end(), args.begin(), args.end());
+  OptionTable all;
+  line = read_command_line(words, all, findings);
+  line.values.config_env = std::move(config.env);
+  line.values.config_devices = std::move(config.devices);
+  return line;
+}
+
 }  // namespace
 
-ParsedOptions parse_options(const std::vector<std::string>& args, const Surroundings& surroundings) {
+ParsedOptions parse_options(const std::vector<std::string>& arguments, const Surroundings& surroundings) {
   OptionTable table;
   Findings findings;
-  const CommandLine line = read_command_line(args, table, findings);
-  const OptionValues& values = line.values;
+  std::vector<std::string> args = arguments;
+  RunJob job;
+  job.verb = read_verb(args);
+  CommandLine line = read_with_environment(args, surroundings, table, findings);
+  OptionValues& values = line.values;
   if (values.help) return PrintText{table.help()};
   if (values.version) return PrintText{"ddplaunch " + std::string(version()) + '\n'};
 
-  RunJob job;
+  job.json = values.json;
+  job.worker_given = line.worker_found;
   job.spec.verbose = values.verbose;
+  heed_scheduler(surroundings, values, findings);
   read_host_options(values, surroundings, job.spec, findings);
   read_start(values, surroundings, job.spec, findings);
-  read_command(values, line, job.spec, findings);
+  read_wrapper(values, job.spec, findings);
+  read_command(values, line, job.verb, job.spec, findings);
   read_env_options(values, surroundings, job.spec, findings);
   read_worker(values, surroundings, job.spec, findings);
   read_failure(values, surroundings, job.spec, findings);
   read_output_options(values, surroundings, job.spec, findings);
   read_job(values, surroundings, job.spec, findings);
-  if (!findings.mistakes.empty()) return BadUsage{std::move(findings.mistakes)};
+  read_verb_options(values, job.verb, findings);
+  if (!findings.mistakes.empty()) return BadUsage{findings.all_mistakes()};
   if (values.dry_run) return PrintText{job_plan_text(job.spec)};
   job.notes = std::move(findings.notes);
   return job;

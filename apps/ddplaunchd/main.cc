@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "apps/ddplaunchd/own_build.h"
 #include "apps/ddplaunchd/stdio_agent.h"
 #include "base/standard_descriptors.h"
 #include "base/version.h"
@@ -12,9 +13,11 @@
 namespace {
 
 constexpr char kUsage[] =
-    "usage: ddplaunchd --stdio | --version | --help\n"
+    "usage: ddplaunchd --stdio | --fits … | --verify … | --version | --help\n"
     "The node agent of ddplaunch, which starts it on every node; there is no need to run it by hand.\n"
-    "  --stdio    serve one job over stdin and stdout\n";
+    "  --stdio                      serve one job over stdin and stdout\n"
+    "  --fits PROTOCOL VERSION KEY  exit code 0: this is the agent that a ddplaunch looks for\n"
+    "  --verify SHA256 FILE         exit code 0: the file has that sum\n";
 
 }  // namespace
 
@@ -29,6 +32,8 @@ int main(int argc, char** argv) {
     std::fputs(kUsage, stdout);
     return 0;
   }
+  if (argc >= 2 && std::strcmp(argv[1], "--fits") == 0) return ddp::answer_fits(argc - 2, argv + 2);
+  if (argc == 4 && std::strcmp(argv[1], "--verify") == 0) return ddp::verify_file(argv[2], argv[3]);
   if (std::strcmp(option, "--stdio") != 0) {
     std::fputs(kUsage, stderr);
     return 2;

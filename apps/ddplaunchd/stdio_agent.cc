@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "apps/ddplaunchd/own_build.h"
 #include "base/asio.h"
 #include "base/child_process.h"
 #include "base/version.h"
@@ -70,6 +71,7 @@ int run_stdio_agent(launcher::KeeperLink& keeper) {
   auto directory = own_directory();
   if (!directory) return fail(directory.error());
   options.directory = std::move(*directory);
+  mark_as_used(options.directory.c_str());
   auto facts = launcher::gather_node_facts();
   if (!facts) return fail(facts.error());
   options.facts = std::move(*facts);

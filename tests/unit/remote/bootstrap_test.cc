@@ -1,6 +1,8 @@
 #include "remote/bootstrap.h"
 
+#include <deque>
 #include <string>
+#include <vector>
 
 #include "tests/support/catch.h"
 
@@ -175,4 +177,71 @@ TEST_CASE("tail lines survive any cutting into pieces") {
     CHECK(tail.text("| ") == "\n| one\n| two\n| three");
     CHECK(tail.contains("thr"));
   }
+}
+
+// ---- hosts that are given the agent
+
+namespace {
+
+Bootstrap pushing() {
+  return Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Push::kYes);
+}
+
+}  // namespace
+
+TEST_CASE("a host that has no agent asks, is given the files in order, and greets") {
+  Bootstrap boot = pushing();
+  CHECK(boot.feed("Welcome\nprompt> ddplaunchd-need x86_64 127 1\n") == State::kNeed);
+  CHECK(boot.need().machine == "x86_64");
+  CHECK(boot.need().looked == std::vector<int>{127, 1});
+  CHECK(boot.go_on() == State::kReading);
+  CHECK(boot.feed("ddplaunchd-send 0\nddplaunchd-send 1\n") == State::kSend);
+  CHECK(boot.wanted_file() == 0);
+  CHECK(boot.go_on() == State::kSend);
+  CHECK(boot.wanted_file() == 1);
+  CHECK(boot.go_on() == State::kReading);
+  CHECK(boot.feed("ddplaunchd-hello 1 0.1.0\nFRAME") == State::kHello);
+  CHECK(boot.rest() == "FRAME");
+  CHECK(boot.noise() == std::deque<std::string>{"Welcome", "prompt> "});
+}
+
+TEST_CASE("a host that cannot take the agent says why") {
+  Bootstrap boot = pushing();
+  CHECK(boot.feed("ddplaunchd-need x86_64 127\n") == State::kNeed);
+  CHECK(boot.go_on() == State::kReading);
+  CHECK(boot.feed("ddplaunchd-fail no place to put it: /home/a: Disk quota exceeded\n") == State::kFailed);
+  CHECK(boot.failure().code == ErrorCode::kAgentMissing);
+  CHECK(boot.failure().text ==
+        "gpu01: ddplaunchd is not there and cannot be put there: no place to put it: /home/a: Disk quota "
+        "exceeded; install the same version there or name it with --agent PATH");
+}
+
+TEST_CASE("asking twice, out of order or before the need is a damaged greeting") {
+  for (const char* lines :
+       {"ddplaunchd-send 0\n", "ddplaunchd-need x86_64\nddplaunchd-need x86_64\n",
+        "ddplaunchd-need x86_64\nddplaunchd-send 1\n", "ddplaunchd-need x86_64\nddplaunchd-send x\n",
+        "ddplaunchd-need x86_64\nddplaunchd-send 0\nddplaunchd-send 0\n"}) {
+    CAPTURE(lines);
+    Bootstrap boot = pushing();
+    State state = boot.feed(lines);
+    while (state == State::kNeed || state == State::kSend)
+      state = boot.go_on();
+    CHECK(state == State::kFailed);
+    CHECK(boot.failure().code == ErrorCode::kAgentMismatch);
+  }
+}
+
+TEST_CASE("where nothing is pushed, those lines are the host's own words") {
+  Bootstrap boot = fresh();
+  CHECK(boot.feed("ddplaunchd-need x86_64 127\nddplaunchd-fail x\n") == State::kReading);
+  CHECK(boot.noise().size() == 2);
+}
+
+TEST_CASE("a host without sh") {
+  Bootstrap boot = pushing();
+  boot.feed_errors("exec: \"sh\": executable file not found in $PATH\n");
+  CHECK(boot.ended(127).code == ErrorCode::kAgentMissing);
+  CHECK(boot.ended(127).text ==
+        "gpu01: the command that looks for ddplaunchd was not found there (sh); its last lines:\n"
+        "  exec: \"sh\": executable file not found in $PATH");
 }

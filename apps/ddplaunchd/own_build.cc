@@ -1,0 +1,52 @@
+#include "apps/ddplaunchd/own_build.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <string>
+#include <string_view>
+
+#include "base/elf_identity.h"
+#include "base/sha256.h"
+#include "base/unique_fd.h"
+#include "base/version.h"
+#include "remote/bootstrap.h"
+#include "rendezvous/message.h"
+
+namespace ddp {
+
+int answer_fits(int count, const char* const* words) {
+  if (count < 2) return 1;
+  if (words[0] != std::to_string(rendezvous::kProtocolVersion) || words[1] != version()) return 1;
+  const auto own = read_elf_identity("/proc/self/exe");
+  for (int i = 2; own && i < count; ++i) {
+    const std::string_view key(words[i]);
+    if (key.substr(0, key.find('.')) == own->build_id) return 0;
+  }
+  return remote::kSameVersion;
+}
+
+int verify_file(const char* sum, const char* path) {
+  const UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!file) return 1;
+  Sha256 hash;
+  std::array<char, 64 * 1024> buffer;
+  for (;;) {
+    const ssize_t count = ::read(file.get(), buffer.data(), buffer.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return 1;
+    if (count == 0) break;
+    hash.add({buffer.data(), static_cast<std::size_t>(count)});
+  }
+  return hash.hex() == sum ? 0 : 1;
+}
+
+void mark_as_used(const char* directory) {
+  const std::string_view path(directory);
+  if (path.substr(path.rfind('/') + 1).starts_with("agent-")) ::utimensat(AT_FDCWD, directory, nullptr, 0);
+}
+
+}  // namespace ddp

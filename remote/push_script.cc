@@ -1,0 +1,171 @@
+#include "remote/push_script.h"
+
+#include <utility>
+
+namespace ddp::remote {
+namespace {
+
+// All of this runs in any POSIX shell: dash, bash, busybox, ksh, zsh. What the agent is asked, and how it
+// answers, stands in apps/ddplaunchd/own_build.h.
+//
+// -O: in a cache directory of somebody else (XDG_CACHE_HOME=/tmp) the agent is not ours. It follows links,
+// which does not matter: a link to a directory of ours leads to what we have put there.
+constexpr std::string_view kFirstLook =
+    "c=${XDG_CACHE_HOME:-$HOME/.cache}/ddplaunch; f=; "
+    "for k in - @KEYS@; do "
+    "a=$c/agent-$k/ddplaunchd; "
+    "if [ $k = - ]; then a=$0; else [ -O \"$c\" ] || continue; fi; "
+    "@TRAIN@\"$a\" --fits @FITS@ </dev/null >/dev/null 2>&1 && exec \"$a\" --stdio; "
+    "f=\"$f $?\"; "
+    "done; "
+    "echo \"ddplaunchd-need $(uname -m)$f\"; "
+    "read -r n && eval \"$(head -c $n)\"";
+
+// Behind the lines that push_script() writes. Its words to the master are put together from $m, so that a
+// terminal that echoes the script (docker exec -t) says none of them. `why` gathers "; PLACE: REASON".
+constexpr std::string_view kPush = R"sh(
+m=ddplaunchd u=$(id -u) why= got= summed=
+fail() { echo "$m-fail $*"; exit 1; }
+no() { why="$why; $d: $1"; return 1; }
+reason() { r=${1%%"
+"*}; no "${r##*: }"; }
+fits() { beside "$1" && "$1" --fits $fits </dev/null >/dev/null 2>&1; }
+ours() {
+  set -- $(ls -ldn "$d" 2>/dev/null)
+  case "$1 $3" in d????-??-*" $u") return 0;; esac
+  no "it is there, but no directory that only this account may write to"
+}
+place() {
+  e=$( { [ -d "${d%/*}" ] || mkdir -p "${d%/*}"; } 2>&1) || reason "$e" || return 1
+  [ -d "$d" ] || e=$(mkdir -m 700 "$d" 2>&1) || [ -d "$d" ] || reason "$e" || return 1
+  ours || return 1
+  k=$d/agent-$key
+  [ -d "$k" ] || e=$(mkdir -m 700 "$k" 2>&1) || [ -d "$k" ] || reason "$e" || return 1
+  t=$k/.push-$(uname -n)-$$
+  e=$(head -c $total /dev/zero 2>&1 >"$t") || { rm -f "$t"; reason "$e"; return 1; }
+  rm -f "$t"
+}
+take() {
+  echo "$m-send $1"
+  head -c $3 >"$got-$2" || fail "cannot write $got-$2"
+  s=$(wc -c <"$got-$2")
+  [ $s -eq $3 ] || fail "$s bytes of $2 arrived instead of $3"
+  chmod 700 "$got-$2"
+  s=$(sha256sum <"$got-$2" 2>/dev/null)
+  [ -n "$s" ] || return 0
+  [ "${s%% *}" = $4 ] || damaged $2
+  summed=1
+}
+verify() { [ -n "$summed" ] || "$k/$m" --verify $2 "$k/$1" </dev/null >/dev/null 2>&1 || { rm -f "$k/$1"; damaged $1; }; }
+damaged() { rm -f "$got"-*; fail "$1 arrived damaged; does a terminal stand on the way (docker exec -t)?"; }
+settle() {
+  ln "$got-$1" "$k/$1" 2>/dev/null && return
+  if [ $1 = $m ]; then fits "$k/$m" && return; else [ -x "$k/$1" ] && return; fi
+  e=$( { cp "$got-$1" "$t-$1" && chmod 700 "$t-$1" && mv -f "$t-$1" "$k/$1"; } 2>&1) && return
+  rm -f "$t-$1"
+  reason "$e"
+}
+keep() {
+  for f in $names; do settle $f || return 1; done
+  e=$("$k/$m" --fits $fits 2>&1 </dev/null)
+  case $? in
+    0) ;;
+    126) no "programs cannot be run there (mounted noexec?)"; return 1;;
+    *) reason "${e:-the agent does not run there}"; return 1;;
+  esac
+  verify_all
+  e=$(runs 2>&1) || { rm -f "$got"-*; fail "$e"; }
+}
+sweep() {
+  cd "$d" && ls -t | { n=0; while read -r f; do case $f in agent-*)
+    n=$((n+1))
+    [ $n -le 3 ] || [ -z "$(find "$f" -prune -mtime +30)" ] || rm -rf "./$f";;
+  esac; done; }
+  find . -name ".push-*" -mtime +1 -exec rm -f "{}" ";"
+}
+set -- "${XDG_CACHE_HOME:+$XDG_CACHE_HOME/ddplaunch}" "${HOME:+$HOME/.cache/ddplaunch}" \
+  "/var/tmp/ddplaunch-$u" "${TMPDIR:-/tmp}/ddplaunch-$u" "/dev/shm/ddplaunch-$u"
+for d; do
+  case $d in /*) ;; *) continue;; esac
+  [ -d "$d" ] && ours && fits "$d/agent-$key/$m" && exec "$d/agent-$key/$m" --stdio
+done
+why=
+for d; do
+  case $d in /*) ;; *) continue;; esac
+  case $why in *"; $d: "*) continue;; esac
+  place || continue
+  if [ -z "$got" ]; then got=$t; take_all; fi
+  keep || continue
+  rm -f "$got"-*
+  [ -z "$why" ] || echo "ddplaunchd: it is kept in $d; not in ${why#; }" >&2
+  (sweep) >/dev/null 2>&1
+  exec "$k/$m" --stdio
+done
+[ -z "$got" ] || rm -f "$got"-*
+fail "no place to put it: ${why#; }"
+)sh";
+
+constexpr std::string_view kInstalled = "exec \"$0\" --stdio";
+
+/// The arguments of --fits: letters, digits and a few signs, no quoting needed anywhere.
+std::string fits_words(const AgentWanted& wanted) {
+  std::string words = std::to_string(wanted.hello.protocol) + " " + wanted.hello.version;
+  for (const std::string& key : wanted.keys)
+    words += " " + key;
+  return words;
+}
+
+std::string replaced(std::string_view text, std::string_view mark, std::string_view value) {
+  std::string made(text);
+  for (std::size_t at = 0; (at = made.find(mark, at)) != std::string::npos; at += value.size())
+    made.replace(at, mark.size(), value);
+  return made;
+}
+
+std::string with_length(const std::string& script) {
+  return std::to_string(script.size()) + "\n" + script;
+}
+
+}  // namespace
+
+std::vector<std::string> first_look(const AgentWanted& wanted) {
+  std::string keys;
+  for (const std::string& key : wanted.keys)
+    keys += " " + key;
+  std::string script = replaced(kFirstLook, " @KEYS@", keys);
+  script = replaced(script, "@FITS@", fits_words(wanted));
+  script = replaced(script, "@TRAIN@", wanted.train ? "[ -x \"${a%/*}/train\" ] && " : "");
+  return {"sh", "-c", script, wanted.path};
+}
+
+std::string push_script(const AgentWanted& wanted, std::string_view key,
+                        const std::vector<PushedFile>& files) {
+  std::size_t total = 0;
+  std::string names;
+  std::string takes;
+  std::string checks;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const PushedFile& file = files[i];
+    total += file.size;
+    names += (i == 0 ? "" : " ") + file.name;
+    takes += " take " + std::to_string(i) + " " + file.name + " " + std::to_string(file.size) + " " +
+             file.sha256 + ";";
+    checks += " verify " + file.name + " " + file.sha256 + ";";
+  }
+  std::string script = "key=" + std::string(key) + " total=" + std::to_string(total) + " names=\"" + names +
+                       "\" fits=\"" + fits_words(wanted) + "\"\n";
+  script += "take_all() {" + takes + " }\nverify_all() {" + checks + " }\n";
+  if (wanted.train) {
+    script += "beside() { [ -x \"${1%/*}/train\" ]; }\n";
+    script += "runs() { \"$k/train\" --version </dev/null 2>&1 >/dev/null; }\n";
+  } else {
+    script += "beside() { :; }\nruns() { :; }\n";
+  }
+  return with_length(script.append(kPush));
+}
+
+std::string installed_script() {
+  return with_length(std::string(kInstalled));
+}
+
+}  // namespace ddp::remote

@@ -1,0 +1,69 @@
+#include "remote/push_script.h"
+
+#include <string>
+
+#include "remote/shell_quote.h"
+#include "tests/support/catch.h"
+
+using namespace ddp::remote;
+
+namespace {
+
+const AgentWanted kWanted{"/opt/ddp/bin/ddplaunchd", {7, "0.1.0"}, {"aa11", "bb22"}, false};
+
+}  // namespace
+
+TEST_CASE("the first command asks the installed agent, then the pushed ones") {
+  const auto words = first_look(kWanted);
+  REQUIRE(words.size() == 4);
+  CHECK(words[0] == "sh");
+  CHECK(words[1] == "-c");
+  CHECK(words[3] == "/opt/ddp/bin/ddplaunchd");
+  const std::string& script = words[2];
+  CHECK(script.find("for k in - aa11 bb22; do") != std::string::npos);
+  CHECK(script.find(" \"$a\" --fits 7 0.1.0 aa11 bb22 ") != std::string::npos);
+  CHECK(script.find("train") == std::string::npos);
+  CHECK(script.find('@') == std::string::npos);
+}
+
+TEST_CASE("the first command needs no signs that a login shell reads in its own way") {
+  for (const bool train : {false, true}) {
+    AgentWanted wanted = kWanted;
+    wanted.train = train;
+    const std::string script = first_look(wanted)[2];
+    // csh expands '!' inside single quotes, fish reads a backslash there; and csh words are short.
+    CHECK(script.find_first_of("'!\\\n") == std::string::npos);
+    CHECK(script.size() < 1000);
+    CHECK(shell_quote(first_look(wanted)).has_value());
+  }
+}
+
+TEST_CASE("with no agent to push the installed one is still looked at") {
+  AgentWanted wanted = kWanted;
+  wanted.keys.clear();
+  CHECK(first_look(wanted)[2].find("for k in -; do") != std::string::npos);
+}
+
+TEST_CASE("the script comes with its length, its files and their sums") {
+  AgentWanted wanted = kWanted;
+  wanted.train = true;
+  const std::string text =
+      push_script(wanted, "aa11.cc33", {{"train", 1000, "f00d"}, {"ddplaunchd", 2000, "beef"}});
+  const std::size_t newline = text.find('\n');
+  CHECK(std::to_string(text.size() - newline - 1) == text.substr(0, newline));
+  const std::string script = text.substr(newline + 1);
+  CHECK(
+      script.starts_with("key=aa11.cc33 total=3000 names=\"train ddplaunchd\" fits=\"7 0.1.0 aa11 bb22\"\n"
+                         "take_all() { take 0 train 1000 f00d; take 1 ddplaunchd 2000 beef; }\n"
+                         "verify_all() { verify train f00d; verify ddplaunchd beef; }\n"
+                         "beside() { [ -x \"${1%/*}/train\" ]; }\n"));
+}
+
+TEST_CASE("a terminal that echoes the script says none of the agent's words") {
+  Bootstrap boot("gpu01", "/opt/ddp/bin/ddplaunchd", Bootstrap::Push::kYes);
+  CHECK(boot.feed("ddplaunchd-need x86_64 127\n") == Bootstrap::State::kNeed);
+  CHECK(boot.go_on() == Bootstrap::State::kReading);
+  CHECK(boot.feed(push_script(kWanted, "aa11", {{"ddplaunchd", 2000, "beef"}})) ==
+        Bootstrap::State::kReading);
+  CHECK(boot.feed(installed_script() + "\n") == Bootstrap::State::kReading);
+}
