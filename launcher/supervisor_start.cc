@@ -211,7 +211,7 @@ std::string Supervisor::waiting_for() const {
     if (node.state == NodeState::kConnecting)
       step = "no hello yet";
     else if (node.state == NodeState::kUp)
-      step = "checking the job";
+      step = spec_.setup.empty() && spec_.hosts[i].setup.empty() ? "checking the job" : "running --setup";
     else if (node.state == NodeState::kAccepted && i == 0 && store_port_ == 0)
       step = "opening the store";
     else if (node.state == NodeState::kAccepted && state_ == State::kProbing && !master_.reaches(i))

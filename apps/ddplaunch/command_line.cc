@@ -41,6 +41,7 @@ class Scanner {
 
   CommandLine scan();
   const std::vector<std::string>& words() const { return words_; }
+  std::vector<std::string> given() const { return given_; }
 
  private:
   bool read_option(const std::string& word);
@@ -56,6 +57,7 @@ class Scanner {
   Findings& findings_;
   std::size_t next_ = 0;
   std::vector<std::string> words_;  ///< what OptionTable::fill gets
+  std::vector<std::string> given_;
 };
 
 CommandLine Scanner::scan() {
@@ -81,6 +83,7 @@ CommandLine Scanner::scan() {
 // False when what follows cannot be told apart any more.
 bool Scanner::read_option(const std::string& word) {
   Written written = take_apart(word);
+  given_.push_back(written.name);
   if (table_.knows(written.name)) {
     read_ours(std::move(written));
     return true;
@@ -135,6 +138,7 @@ void Scanner::read_foreign(const ForeignOption& row, Written written) {
           (row.value.empty() ? "" : " (only " + written.text + " " + std::string(row.value) + " is)") +
           reason);
     case Standing::kRenamed:
+      given_.emplace_back(row.text);
       words_.emplace_back(row.text);
       words_.push_back(row.takes_value ? *written.value : std::string(row.value));
       return;
@@ -185,6 +189,7 @@ CommandLine read_command_line(const std::vector<std::string>& args, OptionTable&
   Scanner scanner(args, table, findings);
   CommandLine line = scanner.scan();
   line.values = table.fill(scanner.words());
+  line.given = scanner.given();
   return line;
 }
 

@@ -15,6 +15,7 @@ struct CommandLine {
   bool worker_found =
       false;  ///< false: the arguments ended, or an unknown option hid where the worker begins
   bool scanned_all = true;
+  std::vector<std::string> given;  ///< names of the options as written, dashes only; of a renamed one both
 };
 
 /// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown

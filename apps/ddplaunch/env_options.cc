@@ -85,7 +85,7 @@ void fail_lines(const std::string& text, Findings& findings) {
 
 void read_env_options(const OptionValues& values, const Surroundings& surroundings, launcher::JobSpec& spec,
                       Findings& findings) {
-  launcher::EnvVars vars;
+  launcher::EnvVars vars = values.config_env;
   read_deepspeed_env(surroundings, vars, findings);
   for (const std::string& path : values.env_file) {
     auto text = surroundings.read_file(path);

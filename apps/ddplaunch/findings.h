@@ -10,8 +10,15 @@ namespace ddp {
 struct Findings {
   std::vector<std::string> mistakes;
   std::vector<std::string> notes;
+  std::vector<std::string> advice;  ///< what a reader of mistakes may not know
 
   void fail(const std::string& text) { mistakes.push_back("ddplaunch: " + text); }
+  std::vector<std::string> all_mistakes() const {
+    std::vector<std::string> all = mistakes;
+    for (const std::string& text : advice)
+      all.push_back("ddplaunch: " + text);
+    return all;
+  }
   void note(const std::string& text) { notes.push_back("ddplaunch: " + text); }
 };
 

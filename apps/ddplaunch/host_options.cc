@@ -92,9 +92,14 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings
   const bool none_listed = values.hostfile.empty() && values.host.empty();
   spec.launcher = none_listed && !values.ssh_localhost ? LauncherKind::kLocal : LauncherKind::kSsh;
   if (values.launcher.empty()) return;
-  if (values.launcher == "daemon" || values.launcher == "slurm") {
-    return findings.fail("--launcher " + values.launcher +
-                         " is not in this release yet, only ssh and local are");
+  if (values.launcher == "daemon") {
+    return findings.fail("--launcher daemon is not in this release yet, only ssh, slurm and local are");
+  }
+  if (values.launcher == "slurm") {
+    spec.launcher = LauncherKind::kSlurm;
+    if (!values.ssh_command.empty())
+      findings.fail("--launcher slurm starts the nodes with srun, so --ssh-command has no meaning");
+    return;
   }
   if (values.launcher == "ssh") {
     if (none_listed && !values.ssh_localhost)
@@ -102,7 +107,7 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings
     return;
   }
   if (values.launcher != "local") {
-    return findings.fail("--launcher " + values.launcher + ": choose ssh or local");
+    return findings.fail("--launcher " + values.launcher + ": choose ssh, slurm or local");
   }
   spec.launcher = LauncherKind::kLocal;
   if (values.ssh_localhost)
@@ -209,3 +214,6 @@ void read_host_options(const OptionValues& values, const Surroundings& surroundi
 }
 
 }  // namespace ddp
+  for (remote::Host& host : spec.hosts) {
+    if (host.devices.empty()) host.devices = values.config_devices;
+  }

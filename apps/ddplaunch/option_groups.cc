@@ -120,8 +120,8 @@ void OptionTable::Impl::add_hosts() {
 }
 
 void OptionTable::Impl::add_start() {
-  value(kStart, "--launcher", values.launcher, "ssh|local",
-        "how nodes are reached (default: ssh; local without hosts)");
+  value(kStart, "--launcher", values.launcher, "ssh|slurm|local",
+        "how nodes are reached (default: ssh; without hosts local; in a Slurm job slurm, with srun)");
   value(kStart, "--ssh-config", values.ssh_config, "FILE", "instead of ~/.ssh/config, as ssh -F");
   value(kStart, "--ssh-command", values.ssh_command, "COMMAND",
         "use this ssh program instead of libssh: 'ssh -v'");

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/ddplaunch/findings.h"
+#include "launcher/env_filter.h"
+
+namespace ddp {
+
+/// What a file of `accelerate config` says, in our words (docs/migrating.md has the table of its keys).
+struct AccelerateConfig {
+  std::vector<std::string> words;    ///< options, to stand before those of the command line: "--nnodes=2"
+  launcher::EnvVars env;             ///< what Accelerate's own launcher would set for the workers
+  std::vector<std::string> devices;  ///< gpu_ids, for every host that names none itself
+};
+
+/// `text` is YAML or JSON, read from `file`. Every key of accelerate 1.x is honoured, translated, noted
+/// without effect, or refused; one that is none of them is a mistake with its place, as for Accelerate.
+AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file, Findings& findings);
+
+/// Its words without those that the options `given` on the command line replace, or leave no room for.
+std::vector<std::string> accelerate_words(const AccelerateConfig& config,
+                                          const std::vector<std::string>& given);
+
+}  // namespace ddp

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "apps/ddplaunch/findings.h"
+#include "apps/ddplaunch/option_groups.h"
+#include "apps/ddplaunch/options.h"
+
+namespace ddp {
+
+/// What a scheduler around this process says about hosts that no option names. In a Slurm job they are the
+/// nodes of the job, started with srun. Where a scheduler starts one launcher on each node (Kubeflow, srun
+/// with several tasks), a job on this machine alone would have the wrong world without a word: a mistake.
+void heed_scheduler(const Surroundings& surroundings, OptionValues& values, Findings& findings);
+
+}  // namespace ddp
