@@ -1,21 +1,20 @@
 #include "launcher/agent.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <exception>
 #include <utility>
 
 #include "launcher/exit_code.h"
+#include "launcher/infiniband.h"
 #include "launcher/job_spec.h"
 #include "launcher/process_tree.h"
+#include "launcher/random_text.h"
 #include "launcher/store_probe.h"
-#include "rendezvous/tcp_listener.h"
 
 extern char** environ;
 
@@ -23,8 +22,6 @@ namespace ddp::launcher {
 namespace {
 
 constexpr std::chrono::seconds kHeartbeat{1};
-/// Addresses told of for what they sent to the store.
-constexpr std::size_t kBrokenPeers = 16;
 /// For the last bytes to a master that does not read any more.
 constexpr std::chrono::seconds kFlushTime{2};
 constexpr char kKeeperDied[] = "the keeper of its agent was killed";
@@ -41,19 +38,11 @@ EnvVars own_environment() {
 /// one was written, so that an agent that is killed leaves nothing behind.
 std::string make_error_prefix() {
   const char* base = std::getenv("TMPDIR");
-  std::array<unsigned char, 8> random{};
-  if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size())) return {};
-  std::string prefix = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/ddplaunch-";
-  for (const unsigned char byte : random) {
-    prefix += "0123456789abcdef"[byte >> 4];
-    prefix += "0123456789abcdef"[byte & 15];
-  }
-  return prefix + "-rank_";
+  const auto random = random_text(8);
+  if (!random) return {};
+  return std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/ddplaunch-" + *random + "-rank_";
 }
 
-      store_(loop.get_executor(),
-             [this](std::string words) { link_.send(rendezvous::Notice{std::move(words)}); }),
-      setup_(loop.get_executor()),
 }  // namespace
 
 Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options)
@@ -61,6 +50,9 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       options_(std::move(options)),
       keeper_(keeper),
       link_(loop.get_executor(), std::move(stream)),
+      store_(loop.get_executor(),
+             [this](std::string words) { link_.send(rendezvous::Notice{std::move(words)}); }),
+      setup_(loop.get_executor()),
       tree_(loop.get_executor(), keeper),
       evidence_(loop.get_executor()),
       tick_(loop),
@@ -143,48 +135,17 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
   // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
   // can. Not before the checks, which a slow network disk may hold up.
   if (!message.local) keeper_.set_lease(patience_);
-  link_.send(rendezvous::JobAccepted{job_->program()});
+  rendezvous::JobAccepted accepted{job_->program(), active_infiniband("")};
+  accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job_->env(), message.explicit_env, "");
+  link_.send(accepted);
 }
 
 void Agent::handle(const rendezvous::OpenStore& message) {
   if (leaving_ || attempt_running_) return;
   attempt_ = message.attempt;
-  store_.reset();  // of the attempt before; its port may be the one that is asked for
-  auto port = open_store(message);
-  if (!port) return refuse(port.error());
-  link_.send(rendezvous::StoreOpened{message.attempt, *port});
-}
-
-Result<std::uint16_t> Agent::open_store(const rendezvous::OpenStore& message) {
-  rendezvous::TcpStoreOptions options;
-  options.scope =
-      message.loopback_only ? rendezvous::ListenScope::kLoopback : rendezvous::ListenScope::kAllInterfaces;
-  if (message.port != 0) options.port = message.port;
-  if (message.first_port != 0) options.range = rendezvous::PortRange{message.first_port, message.last_port};
-  if (message.mode == static_cast<std::uint8_t>(StoreMode::kWorker)) {
-    // Rank 0 serves: the port is only found, for it to bind.
-    if (options.port) return *options.port;
-    return rendezvous::pick_free_port(options.scope, options.range);
-  }
-  for (const std::string& text : message.allow) {
-    error_code error;
-    const auto address = asio::ip::make_address(text, error);
-    if (!error) options.filter.allow(address);
-  }
-  options.on_refused = [this](const asio::ip::address& address) {
-    link_.send(rendezvous::Notice{"the store refused a connection from " + address.to_string() +
-                                  ", which is no address of this job's nodes"});
-  };
-  options.on_broken = [this](const asio::ip::address& address, const Error& error) {
-    // Once for each address: whoever goes on must not flood the user, nor the link.
-    if (broken_peers_.size() >= kBrokenPeers || !broken_peers_.insert(address).second) return;
-    link_.send(
-        rendezvous::Notice{"the store closed a connection from " + address.to_string() + ": " + error.text});
-  };
-  auto store = rendezvous::TcpStoreServer::open(loop_.get_executor(), std::move(options));
-  if (!store) return store.error();
-  store_.emplace(std::move(*store));
-  return store_->port();
+  auto opened = store_.open(message);
+  if (!opened) return refuse(opened.error());
+  link_.send(*opened);
 }
 
 void Agent::handle(const rendezvous::Probe& message) {
@@ -220,6 +181,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
                            " for each worker (its share of the node's cores); export it to choose another"});
   }
   attempt_running_ = true;
+  store_.workers_start();
   error_files_ = std::move(workers->error_files);
   evidence_.begin(message.attempt, message.first_rank, error_files_);
   workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_.begin(message.attempt));
@@ -337,7 +299,6 @@ Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
   }
   // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
   const std::vector<LeftProcess> left = co_await tree_.end();
-  setup_.stop();
   EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
   co_await evidence_.collect(std::move(tell));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
@@ -375,6 +336,7 @@ void Agent::resign(std::string why) {
 }
 
 Awaitable<> Agent::go_down() {
+  setup_.stop();
   if (attempt_running_) workers_->stop(link_grace_);
   while (attempt_running_ || setup_running_)
     co_await attempt_over_.async_wait(kUseTuple);
@@ -382,7 +344,7 @@ Awaitable<> Agent::go_down() {
   tick_.expires_after(kFlushTime);  // the heartbeat sees `down_` and closes a link that does not drain
   co_await link_.flushed();
   link_.close();
-  if (store_) store_->stop();
+  store_.stop();
   tick_.cancel();
   error_code ignored;
   keeper_fd_.cancel(ignored);

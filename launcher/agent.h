@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,14 +16,13 @@
 #include "launcher/hang_guard.h"
 #include "launcher/keeper.h"
 #include "launcher/node_facts.h"
+#include "launcher/node_job.h"
 #include "launcher/node_setup.h"
 #include "launcher/node_store.h"
-#include "launcher/node_job.h"
 #include "launcher/output_credit.h"
 #include "launcher/worker_group.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/message.h"
-#include "rendezvous/tcp_store_server.h"
 
 namespace ddp::launcher {
 
@@ -58,6 +56,7 @@ class Agent final : public WorkerEvents {
   Awaitable<> probe(rendezvous::Probe request);
   Awaitable<> feed_stdin();
   Awaitable<> go_down();
+  Awaitable<> set_up(rendezvous::JobStart message);
 
   void handle(const rendezvous::JobStart& message);
   void handle(const rendezvous::OpenStore& message);
@@ -81,7 +80,6 @@ class Agent final : public WorkerEvents {
   std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
   void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) override;
 
-  Result<std::uint16_t> open_store(const rendezvous::OpenStore& message);
   void watch_for_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
   void accept(const rendezvous::JobStart& message, Result<NodeJob> job);
@@ -95,7 +93,7 @@ class Agent final : public WorkerEvents {
   KeeperLink& keeper_;
   rendezvous::Connection link_;
   std::optional<NodeJob> job_;
-  std::optional<rendezvous::TcpStoreServer> store_;
+  NodeStore store_;
   std::unique_ptr<WorkerGroup> workers_;
   NodeSetup setup_;
   bool setup_running_ = false;

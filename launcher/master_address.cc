@@ -4,38 +4,85 @@
 
 namespace ddp::launcher {
 
-std::vector<MasterAddress::Probe> MasterAddress::begin(std::vector<std::string> candidates, std::size_t nodes,
-                                                       bool probing) {
+std::vector<MasterAddress::Probe> MasterAddress::begin(std::vector<std::string> candidates,
+                                                       std::size_t nodes) {
   candidates_ = std::move(candidates);
-  chosen_ = candidates_.front();
+  chosen_ = 0;
   nodes_.assign(nodes, Node{});
   std::vector<Probe> probes;
-  for (std::size_t i = 1; i < nodes && probing; ++i) {
-    nodes_[i].pending = true;
+  for (std::size_t i = 0; i < nodes; ++i) {
+    Node& node = nodes_[i];
+    const bool asked = i != 0;
+    node.known.assign(candidates_.size(), asked ? Known::kNothing : Known::kReached);
+    if (!asked) continue;
+    node.asked = true;
+    node.last = candidates_.size();
     probes.push_back({i, candidates_});
   }
   return probes;
 }
 
 std::vector<MasterAddress::Probe> MasterAddress::reached(std::size_t node, const std::string& address) {
-  const auto place = [this](const std::string& candidate) {
-    return std::find(candidates_.begin(), candidates_.end(), candidate) - candidates_.begin();
+  learn(node, index_of(address));
+  return ask_again();
+}
+
+std::vector<MasterAddress::Probe> MasterAddress::failed(std::size_t node) {
+  learn(node, candidates_.size());
+  return ask_again();
+}
+
+void MasterAddress::learn(std::size_t index, std::size_t first_reached) {
+  Node& node = nodes_[index];
+  if (!node.asked) return;
+  node.asked = false;
+  for (std::size_t i = node.first; i < std::min(node.last, first_reached); ++i)
+    node.known[i] = Known::kNot;
+  if (first_reached < node.last) node.known[first_reached] = Known::kReached;
+  const auto out = [this](std::size_t candidate) {
+    return std::any_of(nodes_.begin(), nodes_.end(),
+                       [&](const Node& other) { return other.known[candidate] == Known::kNot; });
   };
-  nodes_[node].pending = false;
-  nodes_[node].address = address;
+  while (chosen_ < candidates_.size() && out(chosen_))
+    ++chosen_;
+}
+
+/// For one candidate only: whether those after it would do need not be known.
+std::vector<MasterAddress::Probe> MasterAddress::ask_again() {
   std::vector<Probe> probes;
-  if (place(address) <= place(chosen_)) return probes;
-  chosen_ = address;
+  if (hopeless()) return probes;
   for (std::size_t i = 1; i < nodes_.size(); ++i) {
-    if (nodes_[i].pending || nodes_[i].address == chosen_) continue;
-    nodes_[i].pending = true;
-    probes.push_back({i, {chosen_}});
+    Node& node = nodes_[i];
+    if (node.asked || node.known[chosen_] != Known::kNothing) continue;
+    node.asked = true;
+    node.first = chosen_;
+    node.last = chosen_ + 1;
+    probes.push_back({i, {candidates_[chosen_]}});
   }
   return probes;
 }
 
 bool MasterAddress::settled() const {
-  return std::none_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.pending; });
+  return !hopeless() && std::all_of(nodes_.begin(), nodes_.end(), [this](const Node& node) {
+    return !node.asked && node.known[chosen_] == Known::kReached;
+  });
+}
+
+const std::string& MasterAddress::chosen() const {
+  return candidates_[std::min(chosen_, candidates_.size() - 1)];
+}
+
+std::size_t MasterAddress::cut_off(const std::string& candidate) const {
+  const std::size_t index = index_of(candidate);
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (index < candidates_.size() && nodes_[i].known[index] == Known::kNot) return i;
+  }
+  return 0;
+}
+
+std::size_t MasterAddress::index_of(const std::string& candidate) const {
+  return static_cast<std::size_t>(std::find(candidates_.begin(), candidates_.end(), candidate) -
+                                  candidates_.begin());
 }
 
 }  // namespace ddp::launcher

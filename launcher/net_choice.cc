@@ -215,21 +215,38 @@ std::vector<Option> shared_networks(const std::vector<Node>& nodes) {
   return options;
 }
 
-void add_candidate(NetChoice& choice, const std::string& address) {
-  auto& known = choice.master_addrs;
-  if (std::find(known.begin(), known.end(), address) == known.end()) known.push_back(address);
+/// Of two ways with one address the first is the better.
+void add_way(NetChoice& choice, NetWay way) {
+  const auto same = [&](const NetWay& known) { return known.master_addr == way.master_addr; };
+  if (std::none_of(choice.ways.begin(), choice.ways.end(), same)) choice.ways.push_back(std::move(way));
 }
 
-void take(NetChoice& choice, const Option& option) {
+NetWay way_of(const Option& option) {
+  NetWay way{option.members[0]->interface->address, option.name, {}};
   for (const Usable* member : option.members)
-    choice.interfaces.push_back(member->interface->name);
-  add_candidate(choice, option.members[0]->interface->address);
+    way.interfaces.push_back(member->interface->name);
+  return way;
+}
+
+/// Through `address` of node 0, without a network that all share: each node's interface is the one at which
+/// it was reached.
+NetWay way_to(const std::string& address, const std::vector<Node>& nodes) {
+  NetWay way{address, "", {}};
+  for (const Node& node : nodes) {
+    const auto wanted = &node == &nodes[0] ? parse_address(address) : node.connected;
+    const Usable* member = best_member(node, [&](const Usable& usable) { return usable.address == wanted; });
+    way.interfaces.push_back(member ? member->interface->name : "");
+  }
+  return way;
+}
+
+bool worth_trying(const std::optional<Address>& address) {
+  return address && !is_loopback(*address) && !is_link_local(*address);
 }
 
 NetChoice loopback_choice(std::size_t nodes) {
   NetChoice choice;
-  choice.master_addrs = {"127.0.0.1"};
-  choice.interfaces.assign(nodes, "lo");
+  choice.ways.push_back({"127.0.0.1", "", std::vector<std::string>(nodes, "lo")});
   choice.one_machine = true;
   choice.reason = nodes == 1 ? "one node: 127.0.0.1" : "all nodes are on one machine: 127.0.0.1";
   return choice;
@@ -277,8 +294,15 @@ Result<NetChoice> wanted_choice(const std::vector<Node>& nodes, const Wanted& wa
   }
   NetChoice choice;
   choice.one_machine = one_machine;
-  take(choice, option);
-  choice.reason = "--network " + wanted.text + ": " + choice.master_addrs[0];
+  add_way(choice, way_of(option));
+  // Node 0 may have several addresses there, of which another node perhaps reaches one only.
+  for (const Usable& usable : nodes[0].usable) {
+    if (wanted.network ? !contains(*wanted.network, usable.address) : usable.interface->name != wanted.text)
+      continue;
+    option.members[0] = &usable;
+    add_way(choice, way_of(option));
+  }
+  choice.reason = "--network " + wanted.text + ": " + choice.ways[0].master_addr;
   return choice;
 }
 
@@ -290,9 +314,8 @@ Result<NetChoice> unshared_choice(const std::vector<Node>& nodes) {
   for (const Usable& usable : first.usable) {
     if (usable.kind != LinkKind::kBridge) own.push_back(&usable);
   }
-  const bool reached = first.connected && !is_loopback(*first.connected) && !is_link_local(*first.connected);
-  if (reached) {
-    add_candidate(choice, first.given->connected);
+  if (worth_trying(first.connected)) {
+    add_way(choice, way_to(first.given->connected, nodes));
     choice.reason = "no network is shared by all nodes; taking the address at which " + first.given->name +
                     " was reached";
   } else if (own.size() == 1) {
@@ -303,13 +326,8 @@ Result<NetChoice> unshared_choice(const std::vector<Node>& nodes) {
                      " was reached by loopback only; name its network with --network" + inventory(nodes)};
   }
   for (const Usable* usable : own)
-    add_candidate(choice, usable->interface->address);
-  choice.reason += ": " + choice.master_addrs[0];
-  for (const Node& node : nodes) {
-    const Usable* member =
-        best_member(node, [&](const Usable& usable) { return usable.address == node.connected; });
-    choice.interfaces.push_back(member ? member->interface->name : "");
-  }
+    add_way(choice, way_to(usable->interface->address, nodes));
+  choice.reason += ": " + choice.ways[0].master_addr;
   return choice;
 }
 
@@ -336,14 +354,33 @@ Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::str
   const std::vector<Option> options = shared_networks(nodes);
   if (options.empty()) return unshared_choice(nodes);
   NetChoice choice;
-  take(choice, options[0]);
-  choice.reason = shared_reason(options[0], nodes.size()) + ": " + choice.master_addrs[0];
   for (const Option& option : options)
-    add_candidate(choice, option.members[0]->interface->address);
-  const auto& connected = nodes[0].connected;
-  if (connected && !is_loopback(*connected) && !is_link_local(*connected))
-    add_candidate(choice, given[0].connected);
+    add_way(choice, way_of(option));
+  choice.reason = shared_reason(options[0], nodes.size()) + ": " + choice.ways[0].master_addr;
+  if (worth_trying(nodes[0].connected)) add_way(choice, way_to(given[0].connected, nodes));
   return choice;
+}
+
+std::vector<std::string> NetChoice::master_addrs() const {
+  std::vector<std::string> addresses;
+  for (const NetWay& way : ways)
+    addresses.push_back(way.master_addr);
+  return addresses;
+}
+
+const NetWay& NetChoice::way(std::string_view master_addr) const {
+  for (const NetWay& way : ways) {
+    if (way.master_addr == master_addr) return way;
+  }
+  return ways.front();
+}
+
+std::string interface_of(const std::vector<Interface>& interfaces, std::string_view address) {
+  const auto wanted = parse_address(address);
+  for (const Interface& interface : interfaces) {
+    if (wanted && parse_address(interface.address) == wanted) return interface.name;
+  }
+  return "";
 }
 
 }  // namespace ddp::launcher

@@ -18,12 +18,21 @@ struct NodeNetwork {
   std::vector<rendezvous::Interface> interfaces;
 };
 
-struct NetChoice {
-  std::vector<std::string>
-      master_addrs;  ///< candidates for MASTER_ADDR, best first; never empty. Agents probe them
+/// One way for all ranks to meet.
+struct NetWay {
+  std::string master_addr;
+  std::string network;  ///< "10.1.0.0/16", or what --network names; empty: no network that all share
   std::vector<std::string> interfaces;  ///< per node, in input order; empty text: not clear, set no IFNAME
-  bool one_machine = false;             ///< everything is on one machine: 127.0.0.1 and lo
-  std::string reason;                   ///< in words, for the log and the plan
+};
+
+struct NetChoice {
+  std::vector<NetWay> ways;  ///< best first; never empty. Agents probe their addresses, no two of them equal
+  bool one_machine = false;  ///< everything is on one machine: 127.0.0.1 and lo
+  std::string reason;        ///< for the first way, in words, for the log and the plan
+
+  std::vector<std::string> master_addrs() const;
+  /// `master_addr` is one of the ways'.
+  const NetWay& way(std::string_view master_addr) const;
 };
 
 /// Which network the ranks use. `nodes[0]` holds rank 0. `wanted` is --network: a CIDR ("10.1.0.0/16"), an
@@ -38,8 +47,13 @@ struct NetChoice {
 ///                                       never count
 ///   none shared                         the address node 0 was reached at, or its only one; the reason says
 ///   so
-/// Never loopback towards another machine. Errors (kRefused for a node that lacks `wanted`, kUsage for a bad
-/// CIDR, kUnreachable when nothing fits) list what each node has.
+/// Every network or address of node 0 that comes into question is a way, so that one which a firewall closes
+/// is found out by the probes and the next one taken; with `wanted` only those that it names. Never loopback
+/// towards another machine. Errors (kRefused for a node that lacks `wanted`, kUsage for a bad CIDR,
+/// kUnreachable when nothing fits) list what each node has.
 Result<NetChoice> choose_network(const std::vector<NodeNetwork>& nodes, std::string_view wanted);
+
+/// Name of the interface that has `address`; empty: none of these. Both are numeric, IPv4 perhaps mapped.
+std::string interface_of(const std::vector<rendezvous::Interface>& interfaces, std::string_view address);
 
 }  // namespace ddp::launcher

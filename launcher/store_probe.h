@@ -3,16 +3,24 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/asio.h"
 #include "base/result.h"
 
 namespace ddp::launcher {
 
-/// Connects to `address`:`port`, says the store's greeting and waits for its echo: proof that this way leads
-/// to the store of this job's node 0 and that it takes connections from here. Error kUnreachable,
-/// "10.0.0.1:29500: Connection refused", after `timeout` at the latest.
-Awaitable<Result<>> probe_store(asio::any_io_executor executor, std::string address, std::uint16_t port,
-                                std::chrono::milliseconds timeout);
+/// The way to the store that a node found.
+struct StoreWay {
+  std::string address;   ///< the first of those asked for that leads there; empty: none does
+  std::string local;     ///< our own address on this way
+  std::string failures;  ///< of the addresses before it: "10.0.0.1:29500: Connection refused; …"
+};
+
+/// Connects to `port` of all `addresses` (numeric, best first) at once and asks who is there: only the store
+/// whose token is `token` (OpenStore's answer) counts, any store where it is empty. Takes `timeout` at most,
+/// and half of it where a worse address leads there and a better one is silent.
+Awaitable<StoreWay> find_store(asio::any_io_executor executor, std::vector<std::string> addresses,
+                               std::uint16_t port, std::string token, std::chrono::milliseconds timeout);
 
 }  // namespace ddp::launcher

@@ -16,6 +16,7 @@
 #include "launcher/job_spec.h"
 #include "launcher/master_address.h"
 #include "launcher/net_choice.h"
+#include "launcher/network_words.h"
 #include "rendezvous/message.h"
 #include "rendezvous/rank_plan.h"
 
@@ -128,6 +129,8 @@ class Supervisor {
     NodeState state = NodeState::kConnecting;
     rendezvous::Hello hello;
     std::string connected;
+    std::string local;  ///< its own address on the way to node 0
+    NodeInfiniband infiniband;
     bool lost = false;            ///< its failure is known; its end is awaited
     bool told_why = false;        ///< by its agent itself
     bool left_processes = false;  ///< of the last attempt, which could not be ended
@@ -157,11 +160,18 @@ class Supervisor {
 
   void send(std::size_t node, rendezvous::Message message);
   void detail(std::string text) { actions_.push_back(Detail{std::move(text)}); }
+  /// For the user, unless --quiet.
+  void tell(std::string text) {
+    spec_.quiet ? actions_.push_back(Detail{std::move(text)}) : actions_.push_back(Say{std::move(text)});
+  }
   void fail_start(std::size_t node, Error error, Time now);
   void make_plan(Time now);
   void begin_attempt(std::uint32_t attempt, Time now);
   void open_store();
   void send_probes(const std::vector<MasterAddress::Probe>& probes);
+  Error no_way_error(std::size_t node, const std::string& text) const;
+  std::string interface_for(std::size_t node) const;
+  void tell_network();
   void probe_or_spawn(Time now);
   void spawn_all(Time now);
   void stop_all(std::chrono::milliseconds grace, const std::string& reason, Time now);
@@ -195,6 +205,7 @@ class Supervisor {
   bool user_wants_end_ = false;
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;
+  std::string store_token_;
 };
 
 }  // namespace ddp::launcher

@@ -1,9 +1,11 @@
 // The part of the Supervisor before the workers run: from the hellos to the order to spawn.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "launcher/network_words.h"
 #include "launcher/start_messages.h"
 #include "launcher/supervisor.h"
 
@@ -48,10 +50,11 @@ void Supervisor::on(const NodeFailed& event, Time now) {
   fail_start(event.node, event.error, now);
 }
 
-void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted&, Time now) {
+void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& message, Time now) {
   Node& node = nodes_[index];
   if (node.state != NodeState::kUp) return;
   node.state = NodeState::kAccepted;
+  node.infiniband = {spec_.hosts[index].name, node.hello.gpus, message.infiniband, message.no_infiniband};
   probe_or_spawn(now);
 }
 
@@ -135,35 +138,51 @@ void Supervisor::open_store() {
 void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& message, Time now) {
   if (state_ != State::kOpeningStore || index != 0 || message.attempt != attempt_) return;
   store_port_ = message.port;
+  store_token_ = message.token;
   state_ = State::kProbing;
-  // With --store worker nobody listens before rank 0 runs, so there is nothing to probe.
-  const bool probing = spec_.store != StoreMode::kWorker;
-  send_probes(master_.begin(network_.master_addrs, nodes_.size(), probing));
+  send_probes(master_.begin(network_.master_addrs(), nodes_.size()));
   probe_or_spawn(now);
 }
 
 void Supervisor::send_probes(const std::vector<MasterAddress::Probe>& probes) {
-  for (const MasterAddress::Probe& probe : probes)
-    send(probe.node, rendezvous::Probe{attempt_, probe.addresses, store_port_, to_ms(kProbeTime)});
+  for (const MasterAddress::Probe& probe : probes) {
+    send(probe.node,
+         rendezvous::Probe{attempt_, probe.addresses, store_port_, to_ms(kProbeTime), store_token_});
+  }
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& message, Time now) {
   if (state_ != State::kProbing || message.attempt != attempt_ || index == 0) return;
   if (message.address.empty()) {
-    return fail_start(
-        index,
-        Error{ErrorCode::kUnreachable, "it cannot reach the store on " + spec_.hosts[0].name + " (" +
-                                           message.text + "); open port " + std::to_string(store_port_) +
-                                           " between the nodes, or choose a network with --network"},
-        now);
+    send_probes(master_.failed(index));
+    if (master_.hopeless()) fail_start(index, no_way_error(index, message.text), now);
+    return probe_or_spawn(now);
   }
-  const auto& candidates = network_.master_addrs;
+  const auto candidates = network_.master_addrs();
   if (std::find(candidates.begin(), candidates.end(), message.address) == candidates.end()) {
     return fail_start(index,
                       Error{ErrorCode::kProtocol, "it reached an address that it was not asked for", 0}, now);
   }
+  nodes_[index].local = message.local;
+  if (!message.text.empty())
+    detail(spec_.hosts[index].name + " cannot reach " + spec_.hosts[0].name +
+           " at every address: " + message.text);
   send_probes(master_.reached(index, message.address));
+  if (master_.hopeless()) fail_start(index, no_way_error(index, message.text), now);
   probe_or_spawn(now);
+}
+
+/// For the node whose answer left no address that all reach; `text` are its own failures.
+Error Supervisor::no_way_error(std::size_t index, const std::string& text) const {
+  std::string others;
+  for (const NetWay& way : network_.ways) {
+    const std::size_t cut_off = master_.cut_off(way.master_addr);
+    if (cut_off != 0 && cut_off != index)
+      others += ", and " + spec_.hosts[cut_off].name + " does not reach " + way.master_addr;
+  }
+  return Error{ErrorCode::kUnreachable, "it cannot reach the store on " + spec_.hosts[0].name + " (" + text +
+                                            ")" + others + "; open port " + std::to_string(store_port_) +
+                                            " between the nodes, or choose a network with --network"};
 }
 
 void Supervisor::probe_or_spawn(Time now) {
@@ -173,6 +192,7 @@ void Supervisor::probe_or_spawn(Time now) {
 
 void Supervisor::spawn_all(Time now) {
   state_ = State::kRunning;
+  tell_network();
   detail("all nodes are ready; starting " + std::to_string(plan_.world_size) +
          " workers, MASTER_ADDR=" + master_.chosen() + " MASTER_PORT=" + std::to_string(store_port_));
   failures_.begin_attempt(attempt_, now);
@@ -184,11 +204,39 @@ void Supervisor::spawn_all(Time now) {
     spawn.max_restarts = static_cast<std::uint32_t>(spec_.max_restarts);
     spawn.master_port = store_port_;
     spawn.agent_store = spec_.store == StoreMode::kAgent;
-    spawn.interface_name = network_.interfaces[i];
+    spawn.interface_name = interface_for(i);
     send(i, std::move(spawn));
     nodes_[i].state = NodeState::kSpawned;
   }
   watch_for_hangs(now);
+}
+
+/// By the way that was taken; where that does not tell, by the address that the node's probe went out from.
+std::string Supervisor::interface_for(std::size_t node) const {
+  const std::string& planned = network_.way(master_.chosen()).interfaces[node];
+  if (!planned.empty()) return planned;
+  return interface_of(nodes_[node].hello.interfaces, node == 0 ? master_.chosen() : nodes_[node].local);
+}
+
+/// What the ranks will use, and what is odd about it: once, and of jobs that need a network at all.
+void Supervisor::tell_network() {
+  std::map<std::string, std::vector<std::string>> interfaces;
+  std::vector<NodeInfiniband> infiniband;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    interfaces[interface_for(i)].push_back(spec_.hosts[i].name);
+    infiniband.push_back(nodes_[i].infiniband);
+  }
+  if (attempt_ > 0 || network_.one_machine) return;
+  tell(network_words(network_.way(master_.chosen()), interfaces));
+  for (const auto& candidate : network_.ways) {
+    if (candidate.master_addr == master_.chosen()) break;
+    const std::size_t cut_off = master_.cut_off(candidate.master_addr);
+    tell(spec_.hosts[cut_off].name + " cannot reach " + spec_.hosts[0].name + " at " + candidate.master_addr +
+         (candidate.network.empty() ? "" : " (" + candidate.network + ")") +
+         ", so the next address is taken");
+  }
+  for (std::string& warning : infiniband_warnings(infiniband))
+    tell("warning: " + warning);
 }
 
 void Supervisor::on_start_deadline(Time now) {

@@ -32,6 +32,11 @@ bool is_greeting(StoreOp op) {
   return op == StoreOp::kValidate || op == StoreOp::kPing || op == StoreOp::kNumKeys;
 }
 
+bool asks_for(const std::string& token, const StoreRequest& request) {
+  return !token.empty() && request.op == StoreOp::kCheck && request.keys.size() == 1 &&
+         request.keys[0] == token;
+}
+
 }  // namespace
 
 // Handlers hold the Loop and look their connection up again by id: it may have gone meanwhile.
@@ -252,7 +257,10 @@ TcpStoreServer::Loop::Progress TcpStoreServer::Loop::serve_buffered(StoreConnect
     const Result<bool> next = connection.decoder.next(request_);
     if (next && !*next) return Progress::kNeedsBytes;
     Result<> done = next ? Result<>() : Result<>(next.error());
-    if (next) {
+    if (next && asks_for(options_.token, request_)) {
+      connection.out.push_back(static_cast<char>(kCheckReady));
+      mark_dirty(id, connection);
+    } else if (next) {
       if (!connection.arrived && !is_greeting(request_.op)) count_arrival(connection);
       done = store_.handle(id, request_, connection.out, notices_);
       deliver_notices();

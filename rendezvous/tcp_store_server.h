@@ -25,6 +25,8 @@ struct TcpStoreOptions {
   std::optional<PortRange> range;
   /// Who may connect; empty: anyone. More can be admitted later: TcpStoreServer::allow().
   AddressFilter filter;
+  /// A CHECK for this key alone finds it, though it is no key: the proof that it is this store. Empty: none.
+  std::string token;
   std::size_t max_bytes = KeyStore::kDefaultMaxBytes;
   /// Connections open at once; a further one is closed unread. 0: half of the descriptors that we may have,
   /// so that nobody who connects and connects takes those that workers need.

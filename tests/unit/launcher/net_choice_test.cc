@@ -40,8 +40,8 @@ TEST_CASE("all nodes on one machine: loopback") {
                                      "");
   REQUIRE(choice.has_value());
   CHECK(choice->one_machine);
-  CHECK(choice->master_addrs == Texts{"127.0.0.1"});
-  CHECK(choice->interfaces == Texts{"lo", "lo"});
+  CHECK(choice->master_addrs() == Texts{"127.0.0.1"});
+  CHECK(choice->ways[0].interfaces == Texts{"lo", "lo"});
   CHECK(choice->reason == "all nodes are on one machine: 127.0.0.1");
   CHECK(choose_network({node("laptop", "192.168.0.7", {"tun0 10.8.0.2/24"})}, "")->reason ==
         "one node: 127.0.0.1");
@@ -59,8 +59,8 @@ TEST_CASE("the shared network that the names resolve to") {
                                       node("b", "10.1.0.2", {"eth0 192.168.0.2/24", "ib1 10.1.0.2/16"})},
                                      "");
   REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs == Texts{"10.1.0.1", "192.168.0.1"});
-  CHECK(choice->interfaces == Texts{"ib0", "ib1"});
+  CHECK(choice->master_addrs() == Texts{"10.1.0.1", "192.168.0.1"});
+  CHECK(choice->ways[0].interfaces == Texts{"ib0", "ib1"});
   CHECK(choice->reason == "10.1.0.0/16, shared by all 2 nodes, where their names resolve to: 10.1.0.1");
 }
 
@@ -70,8 +70,8 @@ TEST_CASE("localhost as node 0 of remote nodes gets its address on their network
                       node("gpu01", "10.0.0.1", {"eth0 10.0.0.1/24"})},
                      "");
   REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs == Texts{"10.0.0.9"});
-  CHECK(choice->interfaces == Texts{"eth0", "eth0"});
+  CHECK(choice->master_addrs() == Texts{"10.0.0.9"});
+  CHECK(choice->ways[0].interfaces == Texts{"eth0", "eth0"});
   CHECK(choice->reason == "10.0.0.0/24, shared by all 2 nodes, where 1 of their names resolve to: 10.0.0.9");
 }
 
@@ -80,12 +80,12 @@ TEST_CASE("bridges that every host has for itself, and interfaces that are down,
       {node("a", "10.0.0.1", {"docker0 172.17.0.1/16", "eth1 10.5.0.1/24 down", "eth0 10.0.0.1/24"}),
        node("b", "10.0.0.2", {"docker0 172.17.0.1/16", "eth1 10.5.0.2/24 down", "eth0 10.0.0.2/24"})},
       "");
-  CHECK(choice->master_addrs == Texts{"10.0.0.1"});
+  CHECK(choice->master_addrs() == Texts{"10.0.0.1"});
   // A bridge of another name is told by its address, the same on both.
   const auto odd = choose_network({node("a", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.1/24"}),
                                    node("b", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.2/24"})},
                                   "");
-  CHECK(odd->master_addrs == Texts{"10.0.0.1"});
+  CHECK(odd->master_addrs() == Texts{"10.0.0.1"});
   CHECK(odd->reason == "10.0.0.0/24, shared by all 2 nodes: 10.0.0.1");
 }
 
@@ -95,16 +95,16 @@ TEST_CASE("a bridge counts where a node was reached through it") {
                       node("box", "172.17.0.2", {"eth0 172.17.0.2/16"})},
                      "");
   REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs == Texts{"172.17.0.1"});
-  CHECK(choice->interfaces == Texts{"docker0", "eth0"});
+  CHECK(choice->master_addrs() == Texts{"172.17.0.1"});
+  CHECK(choice->ways[0].interfaces == Texts{"docker0", "eth0"});
 }
 
 TEST_CASE("a VPN comes last, unless the names resolve to it") {
   const Texts a{"wg0 10.8.0.1/24", "eth0 10.0.0.1/24"};
   const Texts b{"wg0 10.8.0.2/24", "eth0 10.0.0.2/24"};
-  CHECK(choose_network({node("a", "", a), node("b", "", b)}, "")->master_addrs ==
+  CHECK(choose_network({node("a", "", a), node("b", "", b)}, "")->master_addrs() ==
         Texts{"10.0.0.1", "10.8.0.1"});
-  CHECK(choose_network({node("a", "10.8.0.1", a), node("b", "10.8.0.2", b)}, "")->master_addrs ==
+  CHECK(choose_network({node("a", "10.8.0.1", a), node("b", "10.8.0.2", b)}, "")->master_addrs() ==
         Texts{"10.8.0.1", "10.0.0.1"});
 }
 
@@ -112,16 +112,16 @@ TEST_CASE("IPv6, never link-local; IPv4 first when both are shared") {
   const auto v6 = choose_network({node("a", "fd00::1", {"eth0 fe80::1/64", "eth0 fd00::1/64"}),
                                   node("b", "fd00::2", {"eth0 fe80::2/64", "eth0 fd00::2/64"})},
                                  "");
-  CHECK(v6->master_addrs == Texts{"fd00::1"});
+  CHECK(v6->master_addrs() == Texts{"fd00::1"});
   CHECK(v6->reason == "fd00::/64, shared by all 2 nodes, where their names resolve to: fd00::1");
   const auto both = choose_network({node("a", "", {"eth0 fd00::1/64", "eth0 10.0.0.1/24"}),
                                     node("b", "", {"eth0 fd00::2/64", "eth0 10.0.0.2/24"})},
                                    "");
-  CHECK(both->master_addrs == Texts{"10.0.0.1", "fd00::1"});
+  CHECK(both->master_addrs() == Texts{"10.0.0.1", "fd00::1"});
   const auto mapped = choose_network({node("a", "::ffff:10.0.0.1", {"eth9 10.9.0.1/24", "eth0 10.0.0.1/24"}),
                                       node("b", "::ffff:10.0.0.2", {"eth9 10.9.0.2/24", "eth0 10.0.0.2/24"})},
                                      "");
-  CHECK(mapped->master_addrs.front() == "10.0.0.1");
+  CHECK(mapped->master_addrs().front() == "10.0.0.1");
 }
 
 TEST_CASE("nothing shared: the address at which node 0 was reached") {
@@ -130,21 +130,21 @@ TEST_CASE("nothing shared: the address at which node 0 was reached") {
                                       node("pod-1", "10.244.2.7", {"net1 10.244.2.7/24"})},
                                      "");
   REQUIRE(routed.has_value());
-  CHECK(routed->master_addrs == Texts{"10.244.1.7"});
-  CHECK(routed->interfaces == Texts{"eth0", "net1"});
+  CHECK(routed->master_addrs() == Texts{"10.244.1.7"});
+  CHECK(routed->ways[0].interfaces == Texts{"eth0", "net1"});
   CHECK(routed->reason ==
         "no network is shared by all nodes; taking the address at which pod-0 was reached: 10.244.1.7");
 
   const auto nat = choose_network({node("front", "203.0.113.5", {"eth0 10.128.0.2/32"}),
                                    node("b", "203.0.113.6", {"eth0 10.128.0.3/32"})},
                                   "");
-  CHECK(nat->master_addrs == Texts{"203.0.113.5", "10.128.0.2"});
-  CHECK(nat->interfaces == Texts{"", ""});
+  CHECK(nat->master_addrs() == Texts{"203.0.113.5", "10.128.0.2"});
+  CHECK(nat->ways[0].interfaces == Texts{"", ""});
 
   const auto only = choose_network({node("localhost", "127.0.0.1", {"eth0 10.128.0.2/32"}),
                                     node("b", "10.128.0.3", {"eth0 10.128.0.3/32"})},
                                    "");
-  CHECK(only->master_addrs == Texts{"10.128.0.2"});
+  CHECK(only->master_addrs() == Texts{"10.128.0.2"});
   CHECK(only->reason ==
         "no network is shared by all nodes; taking the only address of localhost: 10.128.0.2");
 }
@@ -170,8 +170,8 @@ TEST_CASE("never loopback towards others") {
                                       node("localhost", "127.0.0.1", {"eth0 172.20.0.3/16"}, "box2")},
                                      "");
   REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs == Texts{"172.20.0.2"});
-  CHECK(choice->interfaces == Texts{"eth0", "eth0"});
+  CHECK(choice->master_addrs() == Texts{"172.20.0.2"});
+  CHECK(choice->ways[0].interfaces == Texts{"eth0", "eth0"});
   CHECK_FALSE(choice->one_machine);
 }
 
@@ -180,10 +180,10 @@ TEST_CASE("--network as CIDR or interface name") {
                                        node("b", "192.168.0.2", {"eth0 192.168.0.2/24", "ib1 10.1.3.2/24"})};
   const auto cidr = choose_network(nodes, "10.1.0.0/16");
   REQUIRE(cidr.has_value());
-  CHECK(cidr->master_addrs == Texts{"10.1.0.1"});
-  CHECK(cidr->interfaces == Texts{"ib0", "ib1"});
+  CHECK(cidr->master_addrs() == Texts{"10.1.0.1"});
+  CHECK(cidr->ways[0].interfaces == Texts{"ib0", "ib1"});
   CHECK(cidr->reason == "--network 10.1.0.0/16: 10.1.0.1");
-  CHECK(choose_network(nodes, "eth0")->master_addrs == Texts{"192.168.0.1"});
+  CHECK(choose_network(nodes, "eth0")->master_addrs() == Texts{"192.168.0.1"});
 
   const auto missing = choose_network(nodes, "ib0");
   REQUIRE_FALSE(missing.has_value());
@@ -209,8 +209,8 @@ TEST_CASE("--network as CIDR or interface name") {
 TEST_CASE("--network on one machine") {
   const std::vector<NodeNetwork> nodes{node("a", "", {"eth0 10.0.0.1/24"}, "m"),
                                        node("b", "", {"eth0 10.0.0.1/24"}, "m")};
-  CHECK(choose_network(nodes, "eth0")->master_addrs == Texts{"10.0.0.1"});
-  CHECK(choose_network(nodes, "lo")->master_addrs == Texts{"127.0.0.1"});
+  CHECK(choose_network(nodes, "eth0")->master_addrs() == Texts{"10.0.0.1"});
+  CHECK(choose_network(nodes, "lo")->master_addrs() == Texts{"127.0.0.1"});
   CHECK(choose_network(nodes, "eth0")->one_machine);
 }
 
@@ -220,8 +220,8 @@ TEST_CASE("two nodes on one machine beside a third elsewhere share its network")
        node("b", "10.0.0.2", {"eth0 10.0.0.2/24"})},
       "");
   REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs == Texts{"10.0.0.1"});
-  CHECK(choice->interfaces == Texts{"eth0", "eth0", "eth0"});
+  CHECK(choice->master_addrs() == Texts{"10.0.0.1"});
+  CHECK(choice->ways[0].interfaces == Texts{"eth0", "eth0", "eth0"});
 }
 
 TEST_CASE("bytes from the wire that are no address are left out") {
@@ -234,5 +234,5 @@ TEST_CASE("bytes from the wire that are no address are left out") {
   a.interfaces.push_back(wild);
   const auto choice = choose_network({a, node("b", "", {"eth0 10.0.0.2/24"})}, "");
   REQUIRE(choice.has_value());
-  CHECK(choice->master_addrs == Texts{"10.0.0.1"});
+  CHECK(choice->master_addrs() == Texts{"10.0.0.1"});
 }

@@ -149,6 +149,7 @@ class Scenario {
       rendezvous::Hello hello;
       hello.machine_id = one_machine_ ? "m" : "m" + words[1];
       hello.cpus = 4;
+      if (number(1) < gpus_.size()) hello.gpus = gpus_[number(1)];
       hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
       if (networks_ > 1) hello.interfaces.push_back({"eth1", "10.1.0.1" + words[1], 24, true, false});
       if (!one_machine_) hello.interfaces.push_back({"eth0", "10.0.0.1" + words[1], 24, true, false});
@@ -163,7 +164,10 @@ class Scenario {
     } else if (verb == "signal") {
       give(Supervisor::UserSignal{words[1] == "INT" ? SIGINT : words[1] == "USR1" ? SIGUSR1 : SIGTERM});
     } else if (verb == "accepted") {
-      give_message(number(1), rendezvous::JobAccepted{"/bin/x"});
+      rendezvous::JobAccepted accepted{"/bin/x"};
+      if (words.size() > 2) accepted.infiniband = {words[2]};
+      accepted.no_infiniband = quoted_rest(line);
+      give_message(number(1), accepted);
     } else if (verb == "refused") {
       give_message(number(1),
                    rendezvous::Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, quoted_rest(line)});
@@ -235,6 +239,10 @@ class Scenario {
         one_machine_ = value == "1";
       } else if (key == "networks") {
         networks_ = std::stoi(value);
+      } else if (key == "gpus") {  // gpus=2,0
+        std::istringstream in(value);
+        for (std::string count; std::getline(in, count, ',');)
+          gpus_.push_back(static_cast<std::uint32_t>(std::stoul(count)));
       } else if (key == "restarts") {
         spec_.max_restarts = std::stoi(value);
       } else if (key == "hang") {  // seconds
@@ -257,6 +265,7 @@ class Scenario {
   JobSpec spec_;
   bool one_machine_ = true;
   int networks_ = 1;
+  std::vector<std::uint32_t> gpus_;
   std::uint32_t attempt_ = 0;
   Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened
   std::unique_ptr<Supervisor> supervisor_;

@@ -1,0 +1,150 @@
+// The way to a store, with stores, strangers and silence at the other end.
+#include "launcher/store_probe.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rendezvous/tcp_store_client.h"
+#include "tests/net/store_test_server.h"
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using asio::ip::tcp;
+using test::StoreServer;
+
+Awaitable<> into(StoreWay* way, Awaitable<StoreWay> search) {
+  *way = co_await std::move(search);
+}
+
+StoreWay find(const std::vector<std::string>& addresses, std::uint16_t port, const std::string& token,
+              std::chrono::milliseconds timeout = 5s) {
+  asio::io_context loop{1};
+  StoreWay way;
+  asio::co_spawn(loop, into(&way, find_store(loop.get_executor(), addresses, port, token, timeout)),
+                 [](const std::exception_ptr& broken) { CHECK_FALSE(broken); });
+  loop.run();
+  return way;
+}
+
+StoreServer::Options with_token(const std::string& token) {
+  StoreServer::Options options = StoreServer::loopback();
+  options.token = token;
+  return options;
+}
+
+std::string at(const std::string& address, std::uint16_t port, const std::string& why) {
+  return address + ":" + std::to_string(port) + ": " + why;
+}
+
+/// Somebody else who listens on `address`, and answers each connection with `reply`, or takes none.
+class Stranger {
+ public:
+  Stranger(const std::string& address, std::uint16_t port, std::string reply)
+      : acceptor_(loop_, tcp::endpoint(asio::ip::make_address(address), port)), reply_(std::move(reply)) {
+    if (!reply_.empty()) accept();
+    thread_ = std::thread([this] { loop_.run(); });
+  }
+  ~Stranger() {
+    loop_.stop();
+    thread_.join();
+  }
+  std::uint16_t port() const { return acceptor_.local_endpoint().port(); }
+
+ private:
+  void accept() {
+    acceptor_.async_accept([this](const error_code& error, tcp::socket socket) {
+      if (error) return;
+      error_code ignored;
+      asio::write(socket, asio::buffer(reply_), ignored);
+      std::array<char, 256> rest;
+      while (!ignored)
+        socket.read_some(asio::buffer(rest), ignored);
+      accept();
+    });
+  }
+
+  asio::io_context loop_{1};
+  asio::executor_work_guard<asio::io_context::executor_type> work_{loop_.get_executor()};
+  tcp::acceptor acceptor_;
+  std::string reply_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+TEST_CASE("the way to the store whose token it is") {
+  StoreServer server(with_token("ddplaunch/1234"));
+  const StoreWay way = find({"127.0.0.1"}, server.port(), "ddplaunch/1234");
+  CHECK(way.address == "127.0.0.1");
+  CHECK(way.local == "127.0.0.1");
+  CHECK(way.failures.empty());
+  CHECK(server.stats().arrived == 0);  // no worker has come
+  CHECK(server.stats().keys == 0);
+}
+
+TEST_CASE("another job's store is none of ours, and says nothing of it to its job") {
+  StoreServer server(with_token("ddplaunch/1234"));
+  StoreServer foreign;
+  for (StoreServer* other : {&server, &foreign}) {
+    const StoreWay way = find({"127.0.0.1"}, other->port(), "ddplaunch/5678");
+    CHECK(way.address.empty());
+    CHECK(way.failures ==
+          at("127.0.0.1", other->port(), "something else than this job's store answers there"));
+  }
+  CHECK(find({"127.0.0.1"}, foreign.port(), "").address == "127.0.0.1");  // as before there were tokens
+}
+
+TEST_CASE("the token is found by a question for it alone") {
+  StoreServer server(with_token("ddplaunch/1234"));
+  auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", server.port(), 10s).value();
+  const auto has = [&](const std::vector<std::string>& keys) { return client.check(keys, 10s).value(); };
+  CHECK(has({"ddplaunch/1234"}));
+  CHECK_FALSE(has({"ddplaunch/1234", "x"}));
+  CHECK_FALSE(has({"x"}));
+  CHECK(client.num_keys(10s).value() == 0);
+}
+
+TEST_CASE("the first address that leads there, and why those before it do not") {
+  StoreServer server(with_token("t"));
+  const Stranger web("127.0.0.5", server.port(), "HTTP/1.0 400 Bad Request\r\n\r\n");
+  const StoreWay way =
+      find({"nonsense", "127.0.0.5", "127.0.0.6", "127.0.0.1", "127.0.0.7"}, server.port(), "t");
+  CHECK(way.address == "127.0.0.1");
+  CHECK(way.failures ==
+        at("nonsense", server.port(), "not an address") + "; " +
+            at("127.0.0.5", server.port(), "something else than this job's store answers there") + "; " +
+            at("127.0.0.6", server.port(), "Connection refused"));
+}
+
+TEST_CASE("a better address that is silent is given half of the time") {
+  StoreServer server(with_token("t"));
+  const Stranger silent("127.0.0.5", server.port(), "");
+  const auto began = std::chrono::steady_clock::now();
+  const StoreWay way = find({"127.0.0.5", "127.0.0.1"}, server.port(), "t", 400ms);
+  CHECK(std::chrono::steady_clock::now() - began >= 200ms);
+  CHECK(way.address == "127.0.0.1");
+  CHECK(way.failures == at("127.0.0.5", server.port(), "it takes connections, but does not answer"));
+}
+
+TEST_CASE("a worse address that is silent is not waited for") {
+  StoreServer server(with_token("t"));
+  const Stranger silent("127.0.0.5", server.port(), "");
+  const auto began = std::chrono::steady_clock::now();
+  CHECK(find({"127.0.0.1", "127.0.0.5"}, server.port(), "t", 60s).address == "127.0.0.1");
+  CHECK(std::chrono::steady_clock::now() - began < 30s);
+}
+
+TEST_CASE("a store that does not take connections from here shows the address they come from") {
+  StoreServer::Options options = with_token("t");
+  options.filter.allow(asio::ip::make_address("127.0.0.9"));
+  StoreServer server(std::move(options));
+  CHECK(find({"127.0.0.1"}, server.port(), "t").failures ==
+        at("127.0.0.1", server.port(), "it closed the connection, which came from 127.0.0.1"));
+  CHECK(find({}, 1, "t").address.empty());
+}
+
+}  // namespace ddp::launcher
