@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -56,6 +57,16 @@ Result<ChildProcess> run(const ChildCommand& command, int in_out, int errors) {
   spec.path = std::move(*program);
   spec.argv = command.argv;
   spec.env = own_environment();
+  std::erase_if(spec.env, [&command](const std::string& entry) {
+    const std::string_view name = std::string_view(entry).substr(0, entry.find('='));
+    return std::find(command.unset.begin(), command.unset.end(), name) != command.unset.end();
+  });
+  if (command.kind == ChildCommand::Kind::kSshClient) {
+    // BatchMode stops the program itself from asking, but neither one that it starts for a jump host nor an
+    // older one that has a display.
+    std::erase_if(spec.env, [](const std::string& entry) { return entry.rfind("SSH_ASKPASS", 0) == 0; });
+    spec.env.insert(spec.env.end(), {"SSH_ASKPASS=/bin/false", "SSH_ASKPASS_REQUIRE=never"});
+  }
   spec.in = in_out;
   spec.out = in_out;
   spec.err = errors;

@@ -14,11 +14,12 @@ namespace ddp::remote {
 struct ChildCommand {
   enum class Kind {
     kProgram,    ///< the command itself: its exit status is the answer; it is told to end by end of file only
-    kSshClient,  ///< carries a command of another host: 255 is its own failure, and it is ended with SIGTERM
+    kSshClient,  ///< carries a command of another host (srun, too): 255 is its own failure, SIGTERM ends it
   };
   std::string host;               ///< for messages
   std::vector<std::string> argv;  ///< argv[0] is searched in PATH when it has no slash
   Kind kind = Kind::kProgram;
+  std::vector<std::string> unset{};  ///< names of variables of ours that it does not get
   std::shared_ptr<void>
       held{};  ///< let go at Channel::greeted(), at the end of the process, or with the channel
 };

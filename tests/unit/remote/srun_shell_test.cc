@@ -1,0 +1,25 @@
+#include "remote/srun_shell.h"
+
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp::remote {
+namespace {
+
+using Names = std::vector<std::string>;
+
+TEST_CASE("srun is told which node, and its command is taken as it is") {
+  Host host;
+  host.name = "gpu 1";
+  const auto line = SrunShell::command_line(host, {"/opt/a b/ddplaunchd", "--stdio"});
+  CHECK(line.front() == "srun");
+  CHECK(line[3] == "--nodelist=gpu 1");
+  CHECK(Names(line.end() - 2, line.end()) == Names{"/opt/a b/ddplaunchd", "--stdio"});
+  host.address = "n001";
+  CHECK(SrunShell::command_line(host, {"x"})[3] == "--nodelist=n001");
+}
+
+}  // namespace
+}  // namespace ddp::remote
