@@ -74,8 +74,8 @@ std::string_view kind_text(CollectiveKind kind) {
   return "?";
 }
 
-CollectiveMachine::CollectiveMachine(int rank, std::map<int, std::string> addresses)
-    : rank_(rank), addresses_(std::move(addresses)) {}
+CollectiveMachine::CollectiveMachine(int rank, std::map<int, Name> peers)
+    : rank_(rank), peers_(std::move(peers)) {}
 
 void CollectiveMachine::start(CollectiveOrder order) {
   assert(done());
@@ -176,7 +176,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
                   ErrorCode::kProtocol);
     }
     lost_ = static_cast<int>(header.size);
-    reporter_ = peer;
+    reporter_ = name_of(peer);
     return lost(peer, "connection closed");
   }
   if (step().add) {
@@ -195,26 +195,39 @@ void CollectiveMachine::hear_last_words(int peer, std::span<const std::byte> lef
     const ReadHeader header = read_header(left.data());
     if (is_lost(header)) {
       lost_ = static_cast<int>(header.size);
-      reporter_ = peer;
+      reporter_ = name_of(peer);
       return;
     }
     left = left.subspan(std::min<std::uint64_t>(left.size(), kHeaderSize + header.size));
   }
 }
 
+int CollectiveMachine::name_of(int peer) const {
+  const auto found = peers_.find(peer);
+  return found == peers_.end() ? peer : found->second.rank;
+}
+
 Error CollectiveMachine::lost(int peer, std::string_view reason, ErrorCode code) {
+  const int name = name_of(peer);
   if (lost_ < 0 || lost_ == rank_) {
-    lost_ = peer;
+    lost_ = name;
     reporter_ = -1;
   }
   std::string text = "rank " + std::to_string(rank_) + " lost rank " + std::to_string(lost_) + " (";
-  const auto address = addresses_.find(lost_);
-  if (address != addresses_.end()) {
-    text += address->second + "): " + std::string(reason);
+  const auto known = std::find_if(peers_.begin(), peers_.end(),
+                                  [this](const auto& entry) { return entry.second.rank == lost_; });
+  if (known != peers_.end()) {
+    text += known->second.address + "): " + std::string(reason);
   } else {
-    text += "reported by rank " + std::to_string(reporter_) + "): connection lost";
+    text += "reported by rank " + std::to_string(reporter_ < 0 ? name : reporter_) + "): connection lost";
   }
   return {code, text + " during " + std::string(kind_text(order_.kind))};
+}
+
+Error CollectiveMachine::lost_elsewhere(int rank) {
+  lost_ = rank;
+  return {ErrorCode::kLinkLost, "rank " + std::to_string(rank_) + " lost rank " + std::to_string(rank) +
+                                    " during " + std::string(kind_text(order_.kind))};
 }
 
 Error CollectiveMachine::revoked() const {

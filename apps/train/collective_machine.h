@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,8 +58,14 @@ class CollectiveMachine {
     std::size_t count = 0;
   };
 
-  /// `addresses` of the peers, for messages.
-  CollectiveMachine(int rank, std::map<int, std::string> addresses);
+  /// How a rank is called in messages and in last words: by its number in the whole job's world, which is
+  /// another than in the schedules where only some ranks of it work together.
+  struct Name {
+    int rank = 0;
+    std::string address;
+  };
+  /// `rank`: the own one in messages; `peers` by their number in the schedules.
+  CollectiveMachine(int rank, std::map<int, Name> peers);
 
   /// Only when done().
   void start(CollectiveOrder order);
@@ -79,6 +84,10 @@ class CollectiveMachine {
   /// The failure in words: "rank 2 lost rank 1 (10.0.0.7:4000): connection closed during all-reduce".
   Error lost(int peer, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error revoked() const;
+  /// The failure when a rank was lost elsewhere than on these connections.
+  Error lost_elsewhere(int rank);
+  /// The rank that was lost, by its number in the job's world; -1: none.
+  int lost_rank() const { return lost_; }
 
   /// False in the middle of a message to that peer, and when no rank is lost.
   bool may_tell(int peer) const;
@@ -100,9 +109,10 @@ class CollectiveMachine {
   void enter_step();
   void advance();
   void add_scratch();
+  int name_of(int peer) const;
 
   int rank_;
-  std::map<int, std::string> addresses_;
+  std::map<int, Name> peers_;
   CollectiveOrder order_;
   std::uint32_t number_ = 0;
   std::size_t at_ = 0;

@@ -16,13 +16,22 @@ namespace {
 /// A stray connection that says nothing may hold the door this long.
 constexpr std::chrono::seconds kHelloTimeout{2};
 
-std::string rank_text(int rank) {
-  return "rank " + std::to_string(rank);
+int name_of(const PeerConfig& config, int rank) {
+  return config.names.empty() ? rank : config.names[static_cast<std::size_t>(rank)];
+}
+
+std::string rank_text(const PeerConfig& config, int rank) {
+  return "rank " + std::to_string(name_of(config, rank));
+}
+
+std::string key_of(const PeerConfig& config, int rank) {
+  return (config.group.empty() ? "address/" : config.group + "/address/") + std::to_string(rank);
 }
 
 PeerHello hello_of(const PeerConfig& config, int rank) {
-  return {job_number(config.job_id), config.attempt, static_cast<std::uint32_t>(config.world_size),
-          static_cast<std::uint32_t>(rank), config.scalar_bytes};
+  return {job_number(config.job_id + "/" + config.group), config.attempt,
+          static_cast<std::uint32_t>(config.world_size), static_cast<std::uint32_t>(rank),
+          config.scalar_bytes};
 }
 
 std::string seconds_text(std::chrono::milliseconds time) {
@@ -38,19 +47,19 @@ struct Reached {
 };
 
 Result<Reached> reach(const PeerConfig& config, int whom, PeerDirectory& directory, Deadline deadline) {
-  const std::string me = rank_text(config.rank);
-  auto address = directory.lookup(whom, std::chrono::milliseconds(milliseconds_left(deadline)));
+  const std::string me = rank_text(config, config.rank);
+  auto address = directory.find(key_of(config, whom), std::chrono::milliseconds(milliseconds_left(deadline)));
   if (!address && address.error().code == ErrorCode::kTimeout) {
-    return Error{ErrorCode::kTimeout, me + " misses " + rank_text(whom) +
+    return Error{ErrorCode::kTimeout, me + " misses " + rank_text(config, whom) +
                                           ": it has not published its address within " +
                                           seconds_text(config.start_timeout) + "; did it start?"};
   }
-  if (!address) return within(me + " cannot look up " + rank_text(whom), address.error());
+  if (!address) return within(me + " cannot look up " + rank_text(config, whom), address.error());
   auto fd = connect_to(*address, deadline, config.interrupt);
-  if (!fd) return within(me + " cannot reach " + rank_text(whom) + " (" + *address + ")", fd.error());
+  if (!fd) return within(me + " cannot reach " + rank_text(config, whom) + " (" + *address + ")", fd.error());
   const auto greeting = encode_hello(hello_of(config, config.rank));
   if (auto said = write_all(fd->get(), greeting, deadline, config.interrupt); !said)
-    return within(me + " cannot greet " + rank_text(whom) + " (" + *address + ")", said.error());
+    return within(me + " cannot greet " + rank_text(config, whom) + " (" + *address + ")", said.error());
   return Reached{whom, {std::move(*fd), std::move(*address)}};
 }
 
@@ -69,7 +78,7 @@ Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
 Result<> admit(const PeerConfig& config, int listener, Deadline deadline, std::vector<int>& missing,
                std::map<int, TcpPeer>& peers) {
   auto fd = accept_waiting(listener);
-  if (!fd) return within(rank_text(config.rank), fd.error());
+  if (!fd) return within(rank_text(config, config.rank), fd.error());
   if (!*fd) return {};
   const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
   const auto hello = read_hello(fd->get(), hello_deadline, config.interrupt);
@@ -85,8 +94,8 @@ Result<> admit(const PeerConfig& config, int listener, Deadline deadline, std::v
 }
 
 Result<> check_answer(const PeerConfig& config, const Reached& reached, Deadline deadline) {
-  const std::string me = rank_text(config.rank);
-  const std::string whom = rank_text(reached.rank) + " (" + reached.peer.address + ")";
+  const std::string me = rank_text(config, config.rank);
+  const std::string whom = rank_text(config, reached.rank) + " (" + reached.peer.address + ")";
   const auto answer = read_hello(reached.peer.fd.get(), deadline, config.interrupt);
   if (!answer && answer.error().code == ErrorCode::kLinkLost) {
     return Error{ErrorCode::kLinkLost,
@@ -101,16 +110,16 @@ Result<> check_answer(const PeerConfig& config, const Reached& reached, Deadline
 Error missing_error(const PeerConfig& config, const std::vector<Reached>& reached,
                     const std::vector<int>& missing, const ListeningSocket& listener) {
   const std::string within_time = " within " + seconds_text(config.start_timeout);
-  const std::string me = rank_text(config.rank);
+  const std::string me = rank_text(config, config.rank);
   if (!missing.empty()) {
-    return {ErrorCode::kTimeout, me + " misses " + rank_text(missing.front()) + ": it has not connected to " +
-                                     listener.address + within_time +
+    return {ErrorCode::kTimeout, me + " misses " + rank_text(config, missing.front()) +
+                                     ": it has not connected to " + listener.address + within_time +
                                      "; did it start, and does a firewall let it through?"};
   }
   const auto silent =
       std::find_if(reached.begin(), reached.end(), [](const Reached& r) { return !r.answered; });
-  return {ErrorCode::kTimeout, me + " misses " + rank_text(silent->rank) + " (" + silent->peer.address +
-                                   "): it has not answered" + within_time};
+  return {ErrorCode::kTimeout, me + " misses " + rank_text(config, silent->rank) + " (" +
+                                   silent->peer.address + "): it has not answered" + within_time};
 }
 
 /// Waits for all at once: for the answers, which come when those ranks have time for us, and for the missing
@@ -125,7 +134,7 @@ Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadlin
     const auto ready = wait_readable(fds, deadline, config.interrupt);
     if (!ready && ready.error().code == ErrorCode::kTimeout)
       return missing_error(config, reached, missing, listener);
-    if (!ready) return within(rank_text(config.rank), ready.error());
+    if (!ready) return within(rank_text(config, config.rank), ready.error());
     if (*ready == 0) {
       auto done = admit(config, listener.fd.get(), deadline, missing, peers);
       if (!done) return done;
@@ -146,15 +155,16 @@ bool knocks(int rank, int other, int world) {
 
 }  // namespace
 
-Result<std::unique_ptr<Communicator>> connect_peers(const PeerConfig& config, PeerDirectory& directory) {
+Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config, PeerDirectory& directory) {
   const Deadline deadline = std::chrono::steady_clock::now() + config.start_timeout;
-  const std::string me = rank_text(config.rank);
+  const std::string me = rank_text(config, config.rank);
 
   const auto host = directory.local_address();
   if (!host) return within(me, host.error());
   auto listener = listen_at(*host);
   if (!listener) return within(me, listener.error());
-  if (auto done = directory.publish(config.rank, listener->address); !done) return within(me, done.error());
+  if (auto done = directory.share(key_of(config, config.rank), listener->address); !done)
+    return within(me, done.error());
 
   std::vector<Reached> reached;
   std::vector<int> missing;
@@ -172,13 +182,16 @@ Result<std::unique_ptr<Communicator>> connect_peers(const PeerConfig& config, Pe
   if (auto done = meet(config, *listener, deadline, reached, missing, peers); !done) return done.error();
   // For messages only: the addresses that those ranks are known by.
   for (const int rank : knocking) {
-    const auto address = directory.lookup(rank, std::chrono::milliseconds(milliseconds_left(deadline)));
+    const auto address =
+        directory.find(key_of(config, rank), std::chrono::milliseconds(milliseconds_left(deadline)));
     peers[rank].address = address ? *address : "address unknown";
   }
   for (Reached& r : reached)
     peers[r.rank] = std::move(r.peer);
-  return std::unique_ptr<Communicator>(std::make_unique<TcpCommunicator>(
-      config.rank, config.world_size, std::move(peers), config.step_timeout, config.interrupt));
+  for (auto& [rank, peer] : peers)
+    peer.name = name_of(config, rank);
+  return std::make_unique<TcpCommunicator>(config.rank, config.world_size, name_of(config, config.rank),
+                                           std::move(peers), config.step_timeout, config.interrupt);
 }
 
 }  // namespace ddp::train

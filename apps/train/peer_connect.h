@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "apps/train/communicator.h"
 #include "apps/train/peer_directory.h"
+#include "apps/train/tcp_communicator.h"
 
 namespace ddp::train {
 
@@ -15,6 +16,8 @@ struct PeerConfig {
   std::uint32_t attempt = 0;
   int rank = 0;
   int world_size = 1;  ///< at least 2
+  std::string group;   ///< empty: the whole world; else a name of those ranks of it that are to be connected,
+  std::vector<int> names;  ///< whose ranks in the world these are, by `rank`; empty: the same
   std::uint32_t scalar_bytes = 4;
   std::chrono::milliseconds start_timeout{120'000};  ///< until all neighbours have come
   std::chrono::milliseconds step_timeout{60'000};    ///< of every step of an operation
@@ -24,6 +27,6 @@ struct PeerConfig {
 /// Listens on this machine's address, publishes it and makes one connection to each rank of peers_of(): the
 /// one whose distance along the ring is shorter knocks. Both ends prove job, attempt and rank by a hello,
 /// anyone else is closed without harm. Errors name the rank that is missing.
-Result<std::unique_ptr<Communicator>> connect_peers(const PeerConfig& config, PeerDirectory& directory);
+Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config, PeerDirectory& directory);
 
 }  // namespace ddp::train

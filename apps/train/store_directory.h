@@ -8,7 +8,7 @@
 
 namespace ddp::train {
 
-/// The ranks' addresses in the job's store, under keys that hold run id and attempt: nothing of another
+/// Names and texts in the job's store, under keys that hold run id and attempt: nothing of another
 /// attempt is seen.
 class StoreDirectory final : public PeerDirectory {
  public:
@@ -16,8 +16,8 @@ class StoreDirectory final : public PeerDirectory {
 
   /// Of the connection to the store: the network that the launcher chose, loopback when the store is there.
   Result<std::string> local_address() override;
-  Result<> publish(int rank, const std::string& address) override;
-  Result<std::string> lookup(int rank, std::chrono::milliseconds timeout) override;
+  Result<> share(const std::string& name, const std::string& text) override;
+  Result<std::string> find(const std::string& name, std::chrono::milliseconds timeout) override;
 
  private:
   rendezvous::TcpStoreClient client_;

@@ -27,10 +27,10 @@ constexpr std::size_t kBroadcastPiece = 256u << 10;
 constexpr int kTries = 20;
 constexpr unsigned kMovesPerLook = 16;
 
-std::map<int, std::string> addresses_of(const std::map<int, TcpPeer>& peers) {
-  std::map<int, std::string> result;
+std::map<int, CollectiveMachine::Name> names_of(const std::map<int, TcpPeer>& peers) {
+  std::map<int, CollectiveMachine::Name> result;
   for (const auto& [rank, peer] : peers)
-    result[rank] = peer.address;
+    result[rank] = {peer.name, peer.address};
   return result;
 }
 
@@ -57,7 +57,7 @@ void append(Schedule& to, const Schedule& more) {
 
 }  // namespace
 
-TcpCommunicator::TcpCommunicator(int rank, int world_size, std::map<int, TcpPeer> peers,
+TcpCommunicator::TcpCommunicator(int rank, int world_size, int name, std::map<int, TcpPeer> peers,
                                  std::chrono::milliseconds step_timeout, int interrupt)
     : rank_(rank),
       world_size_(world_size),
@@ -65,7 +65,7 @@ TcpCommunicator::TcpCommunicator(int rank, int world_size, std::map<int, TcpPeer
       step_timeout_(step_timeout),
       interrupt_(interrupt),
       ring_above_(kRingAbove),
-      machine_(rank, addresses_of(peers_)) {}
+      machine_(name, names_of(peers_)) {}
 
 Error TcpCommunicator::fail(Error error) {
   failed_ = error;
@@ -77,6 +77,10 @@ Error TcpCommunicator::fail(Error error) {
     ::shutdown(peer.fd.get(), SHUT_WR);
   }
   return error;
+}
+
+void TcpCommunicator::abandon(int lost_rank) {
+  if (!failed_) fail(machine_.lost_elsewhere(lost_rank));
 }
 
 Error TcpCommunicator::lost(int peer, std::string_view reason, ErrorCode code) {

@@ -18,6 +18,7 @@ namespace ddp::train {
 struct TcpPeer {
   UniqueFd fd;
   std::string address;
+  int name = 0;  ///< its rank in the job's world
 };
 
 /// TCP connections to the ranks that the schedules speak with (peers_of()), driven by a CollectiveMachine.
@@ -28,8 +29,9 @@ struct TcpPeer {
 /// that rank.
 class TcpCommunicator final : public Communicator {
  public:
-  /// `interrupt`: a descriptor that ends any wait when it is readable, or -1; not owned.
-  TcpCommunicator(int rank, int world_size, std::map<int, TcpPeer> peers,
+  /// `rank` and `world_size` are those of the ranks that work together, `name` the own rank in the job's
+  /// world. `interrupt`: a descriptor that ends any wait when it is readable, or -1; not owned.
+  TcpCommunicator(int rank, int world_size, int name, std::map<int, TcpPeer> peers,
                   std::chrono::milliseconds step_timeout, int interrupt);
 
   int rank() const override { return rank_; }
@@ -46,6 +48,11 @@ class TcpCommunicator final : public Communicator {
   Result<Handle> start_all_reduce(std::span<double> values) override;
   Result<> wait(Handle handle) override;
   Result<> progress() override;
+
+  /// A rank of the job's world was lost elsewhere: the peers are told, and every later call fails.
+  void abandon(int lost_rank);
+  /// The rank of the job's world that was lost; -1: none.
+  int lost_rank() const { return machine_.lost_rank(); }
 
   /// Sums of at most so many bytes go by halving and doubling. For tests and measuring.
   void set_ring_above(std::size_t bytes) { ring_above_ = bytes; }

@@ -23,13 +23,10 @@ namespace {
 class SimulatedWorld {
  public:
   SimulatedWorld(int world, std::uint32_t seed) : chance_(seed), world_(world) {
-    std::map<int, std::string> addresses;
-    for (int rank = 0; rank < world; ++rank)
-      addresses[rank] = "10.0.0." + std::to_string(rank);
     for (int rank = 0; rank < world; ++rank) {
-      std::map<int, std::string> known;
+      std::map<int, CollectiveMachine::Name> known;
       for (const int peer : peers_of(rank, world))
-        known[peer] = addresses[peer];
+        known[peer] = {peer, "10.0.0." + std::to_string(peer)};
       machines_.emplace_back(rank, known);
     }
     failures_.resize(world);
@@ -292,7 +289,7 @@ TEST_CASE("a rank at another operation is an error, not a wrong sum") {
 }
 
 TEST_CASE("what a peer has said last is found behind a message that was still on its way") {
-  CollectiveMachine machine(2, {{1, "10.0.0.1:40"}, {3, "10.0.0.3:40"}});
+  CollectiveMachine machine(2, {{1, {1, "10.0.0.1:40"}}, {3, {3, "10.0.0.3:40"}}});
   CollectiveOrder order;
   order.kind = CollectiveKind::kBarrier;
   order.schedule = {{1, {0, 1}, 3, {0, 1}, false}};

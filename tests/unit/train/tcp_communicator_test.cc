@@ -8,24 +8,22 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "apps/train/peer_connect.h"
-#include "apps/train/peer_directory.h"
 #include "apps/train/random.h"
 #include "apps/train/store_directory.h"
 #include "apps/train/store_host.h"
 #include "apps/train/tcp_communicator.h"
 #include "apps/train/tcp_socket.h"
 #include "tests/support/catch.h"
+#include "tests/unit/train/memory_directory.h"
 
 // Ranks as threads, over loopback.
 
@@ -34,30 +32,6 @@ using namespace ddp::train;
 using namespace std::chrono_literals;
 
 namespace {
-
-/// A store in memory that all ranks of a test share.
-class TestDirectory final : public PeerDirectory {
- public:
-  Result<std::string> local_address() override { return std::string("127.0.0.1"); }
-  Result<> publish(int rank, const std::string& address) override {
-    const std::lock_guard lock(mutex_);
-    addresses_[rank] = address;
-    changed_.notify_all();
-    return {};
-  }
-  Result<std::string> lookup(int rank, std::chrono::milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return addresses_.contains(rank); })) {
-      return Error{ErrorCode::kTimeout, "no such key"};
-    }
-    return addresses_[rank];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<int, std::string> addresses_;
-};
 
 PeerConfig config_of(int rank, int world) {
   PeerConfig config;
@@ -74,7 +48,7 @@ using Body = std::function<std::string(std::unique_ptr<Communicator>)>;
 /// One thread per rank; gives what each body said (Catch's macros belong to the main thread).
 std::vector<std::string> run_ranks(
     int world, const Body& body, const std::function<void(PeerConfig&)>& change = [](PeerConfig&) {}) {
-  TestDirectory directory;
+  MemoryDirectory directory;
   std::vector<std::string> said(world);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) {
@@ -285,9 +259,9 @@ struct Bench {
       int pair[2];
       REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
       far[rank] = UniqueFd(pair[1]);
-      peers[rank] = TcpPeer{UniqueFd(pair[0]), "127.0.0." + std::to_string(rank) + ":41000"};
+      peers[rank] = TcpPeer{UniqueFd(pair[0]), "127.0.0." + std::to_string(rank) + ":41000", rank};
     }
-    ranks = std::make_unique<TcpCommunicator>(2, 4, std::move(peers), timeout, interrupt);
+    ranks = std::make_unique<TcpCommunicator>(2, 4, 2, std::move(peers), timeout, interrupt);
   }
   std::array<UniqueFd, 4> far;
   std::unique_ptr<Communicator> ranks;
@@ -421,7 +395,7 @@ TEST_CASE("the interrupt descriptor ends a wait at once") {
 }
 
 TEST_CASE("a rank that never starts is named") {
-  TestDirectory directory;
+  MemoryDirectory directory;
   PeerConfig config = config_of(1, 3);
   config.start_timeout = 100ms;
   const auto ring = connect_peers(config, directory);
@@ -431,7 +405,7 @@ TEST_CASE("a rank that never starts is named") {
 }
 
 TEST_CASE("strays at the door are turned away and harm nothing") {
-  TestDirectory directory;
+  MemoryDirectory directory;
   std::vector<std::string> said(3);
   const auto start = [&](int rank) {
     return std::thread([&, rank] {
@@ -441,7 +415,7 @@ TEST_CASE("strays at the door are turned away and harm nothing") {
   };
   // Rank 0 and 1 have each other and wait for rank 2.
   std::thread zero = start(0), one = start(1);
-  const std::string door = *directory.lookup(0, 20s);
+  const std::string door = *directory.find("address/0", 20s);
   const auto deadline = std::chrono::steady_clock::now() + 20s;
   std::vector<UniqueFd> strays;
   for (const std::string& rubbish :
@@ -453,8 +427,8 @@ TEST_CASE("strays at the door are turned away and harm nothing") {
   }
   PeerConfig old = config_of(2, 3);
   old.attempt = 7;
-  TestDirectory other;  // what the old rank 2 publishes reaches nobody
-  (void)other.publish(0, door);
+  MemoryDirectory other;  // what the old rank 2 publishes reaches nobody
+  (void)other.share("address/0", door);
   const auto refused = connect_peers(old, other);
   std::thread two = start(2);
   for (auto* thread : {&zero, &one, &two})

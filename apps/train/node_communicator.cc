@@ -1,0 +1,224 @@
+#include "apps/train/node_communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ddp::train {
+
+namespace {
+
+/// A sum below this uses one lane: more connections would only wake more ranks.
+constexpr std::size_t kOneLaneBytes = 64 * 1024;
+
+bool is_loss(ErrorCode code) {
+  return code != ErrorCode::kCancelled;
+}
+
+/// A failed lane ends its node, a failed node ends its lanes.
+Result<> after_lane(Result<> done, ShmGroup& group, const TcpCommunicator& lane, int own) {
+  if (!done && is_loss(done.error().code)) group.abandon(lane.lost_rank() >= 0 ? lane.lost_rank() : own);
+  return done;
+}
+
+Result<> after_node(Result<> done, const ShmGroup& group, TcpCommunicator* lane) {
+  if (!done && lane && is_loss(done.error().code) && group.lost_rank() >= 0) lane->abandon(group.lost_rank());
+  return done;
+}
+
+template <class T>
+std::span<T> part_of(std::span<T> values, int parts, int number) {
+  const PartBounds bounds = part_bounds(values.size(), parts, number);
+  return values.subspan(bounds.begin, bounds.size);
+}
+
+/// The parts' sums over the nodes, then all parts to all ranks of the node.
+template <class T>
+Result<> sum_between(std::span<T> values, int lanes, int own, ShmGroup& group, TcpCommunicator* lane) {
+  if (group.rank() < lanes) {
+    auto done = after_lane(lane->all_reduce_sum(part_of(values, lanes, group.rank())), group, *lane, own);
+    if (!done) return done;
+  }
+  return after_node(group.gather_parts(std::as_writable_bytes(values), sizeof(T), lanes), group, lane);
+}
+
+int lanes_for(std::size_t bytes, const NodeMap& map) {
+  return bytes <= kOneLaneBytes ? 1 : map.lanes();
+}
+
+/// One number row per node from its first rank, to all ranks of all nodes.
+Result<std::vector<std::uint64_t>> gather_between(std::span<const std::uint64_t> row, const NodeMap& map,
+                                                  ShmGroup& group, TcpCommunicator* lane) {
+  std::vector<std::uint64_t> all(row.size() * map.ranks.size());
+  if (group.rank() == 0) {
+    auto gathered = lane->all_gather(row);
+    if (!gathered) return after_lane(gathered.error(), group, *lane, map.rank()).error();
+    all = std::move(*gathered);
+  }
+  auto done = after_node(group.broadcast(std::as_writable_bytes(std::span(all)), 0), group, lane);
+  if (!done) return done.error();
+  return all;
+}
+
+Result<> barrier_of_nodes(const NodeMap& map, ShmGroup& group, TcpCommunicator* lane) {
+  if (auto done = after_node(group.barrier(), group, lane); !done) return done;
+  if (group.rank() == 0) {
+    if (auto done = after_lane(lane->barrier(), group, *lane, map.rank()); !done) return done;
+  }
+  return after_node(group.barrier(), group, lane);
+}
+
+}  // namespace
+
+int NodeMap::world_size() const {
+  std::size_t size = 0;
+  for (const auto& of_node : ranks)
+    size += of_node.size();
+  return static_cast<int>(size);
+}
+
+int NodeMap::lanes() const {
+  std::size_t least = ranks.front().size();
+  for (const auto& of_node : ranks)
+    least = std::min(least, of_node.size());
+  return static_cast<int>(least);
+}
+
+std::vector<int> NodeMap::lane() const {
+  std::vector<int> result;
+  if (local_rank >= lanes()) return result;
+  for (const auto& of_node : ranks)
+    result.push_back(of_node[static_cast<std::size_t>(local_rank)]);
+  return result;
+}
+
+NodeCommunicator::NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group,
+                                   std::shared_ptr<TcpCommunicator> lane)
+    : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {}
+
+template <class T>
+Result<> NodeCommunicator::reduce(std::span<T> values) {
+  group_->call_it(CollectiveKind::kAllReduce);
+  const auto bytes = std::as_writable_bytes(values);
+  if (!many_nodes()) return group_->all_reduce(bytes, vector_sum<T>());
+  const int lanes = lanes_for(bytes.size(), map_);
+  auto done = after_node(group_->reduce_parts(bytes, vector_sum<T>(), lanes), *group_, lane_.get());
+  if (!done) return done;
+  return sum_between(values, lanes, rank(), *group_, lane_.get());
+}
+
+Result<> NodeCommunicator::all_reduce_sum(std::span<float> values) {
+  return reduce(values);
+}
+Result<> NodeCommunicator::all_reduce_sum(std::span<double> values) {
+  return reduce(values);
+}
+
+template <class T>
+Result<> NodeCommunicator::scatter(std::span<T> values) {
+  if (many_nodes()) return reduce(values);
+  group_->call_it(CollectiveKind::kReduceScatter);
+  return group_->reduce_parts(std::as_writable_bytes(values), vector_sum<T>(), group_->size());
+}
+
+Result<> NodeCommunicator::reduce_scatter_sum(std::span<float> values) {
+  return scatter(values);
+}
+Result<> NodeCommunicator::reduce_scatter_sum(std::span<double> values) {
+  return scatter(values);
+}
+
+Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
+  if (many_nodes()) return Communicator::all_gather_parts(parts);
+  group_->call_it(CollectiveKind::kAllGather);
+  return group_->gather_parts(parts, 1, group_->size());
+}
+
+Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
+  group_->call_it(CollectiveKind::kBroadcast);
+  int node = 0, local = 0;
+  for (std::size_t n = 0; n < map_.ranks.size(); ++n) {
+    const auto found = std::find(map_.ranks[n].begin(), map_.ranks[n].end(), root);
+    if (found == map_.ranks[n].end()) continue;
+    node = static_cast<int>(n);
+    local = static_cast<int>(found - map_.ranks[n].begin());
+  }
+  if (map_.node == node) {
+    auto done = after_node(group_->broadcast(data, local), *group_, lane_.get());
+    if (!done) return done;
+  }
+  if (many_nodes() && group_->rank() == 0) {
+    if (auto done = after_lane(lane_->broadcast(data, node), *group_, *lane_, rank()); !done) return done;
+  }
+  if (map_.node == node) return {};
+  return after_node(group_->broadcast(data, 0), *group_, lane_.get());
+}
+
+Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const std::uint64_t> mine) {
+  group_->call_it(CollectiveKind::kAllGather);
+  std::size_t widest = 0;  // every node's row is as long as the longest
+  for (const auto& of_node : map_.ranks)
+    widest = std::max(widest, of_node.size());
+  std::vector<std::uint64_t> row(mine.size() * static_cast<std::size_t>(group_->size()));
+  auto done = after_node(group_->all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(row))),
+                         *group_, lane_.get());
+  if (!done) return done.error();
+  row.resize(mine.size() * widest);
+  if (many_nodes()) {
+    auto rows = gather_between(row, map_, *group_, lane_.get());
+    if (!rows) return rows.error();
+    row = std::move(*rows);
+  }
+  std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size()));
+  for (std::size_t node = 0; node < map_.ranks.size(); ++node) {
+    for (std::size_t local = 0; local < map_.ranks[node].size(); ++local) {
+      const auto from = row.begin() + static_cast<std::ptrdiff_t>((node * widest + local) * mine.size());
+      std::copy_n(from, mine.size(),
+                  all.begin() + map_.ranks[node][local] * static_cast<std::ptrdiff_t>(mine.size()));
+    }
+  }
+  return all;
+}
+
+Result<> NodeCommunicator::barrier() {
+  group_->call_it(CollectiveKind::kBarrier);
+  if (!many_nodes()) return group_->barrier();
+  return barrier_of_nodes(map_, *group_, lane_.get());
+}
+
+BetweenNodes::BetweenNodes(NodeMap map, std::shared_ptr<ShmGroup> group,
+                           std::shared_ptr<TcpCommunicator> lane)
+    : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {}
+
+template <class T>
+Result<> BetweenNodes::reduce(std::span<T> values) {
+  group_->call_it(CollectiveKind::kAllReduce);
+  return sum_between(values, lanes_for(values.size_bytes(), map_), map_.rank(), *group_, lane_.get());
+}
+
+Result<> BetweenNodes::all_reduce_sum(std::span<float> values) {
+  return reduce(values);
+}
+Result<> BetweenNodes::all_reduce_sum(std::span<double> values) {
+  return reduce(values);
+}
+
+Result<> BetweenNodes::broadcast(std::span<std::byte> data, int root) {
+  group_->call_it(CollectiveKind::kBroadcast);
+  if (group_->rank() == 0) {
+    if (auto done = after_lane(lane_->broadcast(data, root), *group_, *lane_, map_.rank()); !done)
+      return done;
+  }
+  return after_node(group_->broadcast(data, 0), *group_, lane_.get());
+}
+
+Result<std::vector<std::uint64_t>> BetweenNodes::all_gather(std::span<const std::uint64_t> mine) {
+  group_->call_it(CollectiveKind::kAllGather);
+  return gather_between(mine, map_, *group_, lane_.get());
+}
+
+Result<> BetweenNodes::barrier() {
+  group_->call_it(CollectiveKind::kBarrier);
+  return barrier_of_nodes(map_, *group_, lane_.get());
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "apps/train/communicator.h"
+#include "apps/train/shm_group.h"
+#include "apps/train/tcp_communicator.h"
+
+namespace ddp::train {
+
+/// Where each rank of the world runs: by node, then by local rank. Nodes may have different numbers of ranks.
+struct NodeMap {
+  std::vector<std::vector<int>> ranks;
+  int node = 0;  ///< of this rank
+  int local_rank = 0;
+
+  int world_size() const;
+  int rank() const { return ranks[static_cast<std::size_t>(node)][static_cast<std::size_t>(local_rank)]; }
+  /// How many ranks of every node speak with other nodes: as many as the smallest node has.
+  int lanes() const;
+  /// The ranks of this rank's lane, by node; empty when it has none.
+  std::vector<int> lane() const;
+};
+
+/// Shared memory inside a node and TCP between nodes. A sum is made in three moves: in the node, each of the
+/// first lanes() ranks gets the sum of one part; those ranks sum their part over the nodes, each over
+/// connections of its own; in the node, all get all parts. With one node only the shared memory is used.
+///
+/// Sums are bit-equal on all ranks. A lost rank ends all ranks of all nodes.
+class NodeCommunicator final : public Communicator {
+ public:
+  /// `lane` is null on one node and on ranks without a lane. `group` may be shared with other communicators
+  /// of the same thread.
+  NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group, std::shared_ptr<TcpCommunicator> lane);
+
+  int rank() const override { return map_.rank(); }
+  int world_size() const override { return map_.world_size(); }
+  Result<> all_reduce_sum(std::span<float> values) override;
+  Result<> all_reduce_sum(std::span<double> values) override;
+  Result<> broadcast(std::span<std::byte> data, int root) override;
+  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
+  Result<> barrier() override;
+  Result<> reduce_scatter_sum(std::span<float> values) override;
+  Result<> reduce_scatter_sum(std::span<double> values) override;
+  Result<> all_gather_parts(std::span<std::byte> parts) override;
+
+ private:
+  template <class T>
+  Result<> reduce(std::span<T> values);
+  template <class T>
+  Result<> scatter(std::span<T> values);
+  bool many_nodes() const { return map_.ranks.size() > 1; }
+  NodeMap map_;
+  std::shared_ptr<ShmGroup> group_;
+  std::shared_ptr<TcpCommunicator> lane_;
+};
+
+/// The nodes as ranks: each contributes once, and the ranks of one node call with equal values and get equal
+/// results.
+class BetweenNodes final : public Communicator {
+ public:
+  BetweenNodes(NodeMap map, std::shared_ptr<ShmGroup> group, std::shared_ptr<TcpCommunicator> lane);
+
+  int rank() const override { return map_.node; }
+  int world_size() const override { return static_cast<int>(map_.ranks.size()); }
+  Result<> all_reduce_sum(std::span<float> values) override;
+  Result<> all_reduce_sum(std::span<double> values) override;
+  Result<> broadcast(std::span<std::byte> data, int root) override;
+  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
+  Result<> barrier() override;
+
+ private:
+  template <class T>
+  Result<> reduce(std::span<T> values);
+
+  NodeMap map_;
+  std::shared_ptr<ShmGroup> group_;
+  std::shared_ptr<TcpCommunicator> lane_;
+};
+
+}  // namespace ddp::train

@@ -1,0 +1,376 @@
+#include "apps/train/shm_group.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "apps/train/tcp_socket.h"
+
+namespace ddp::train {
+
+namespace {
+
+/// About as long as a sleep and a wake take: whoever comes within that time costs no change of context.
+constexpr std::chrono::microseconds kSpin{30};
+constexpr int kPausesPerLook = 32;
+constexpr std::uint64_t kStagesPerLook = 8;
+
+/// Up to here every rank sums all areas itself, which saves a round; above, each sums a part for all.
+constexpr std::size_t kDirectBytes = 64 * 1024;
+constexpr std::size_t kDirectBytesOfTwo = 256 * 1024;
+
+void pause_briefly() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int own_processors() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+}  // namespace
+
+/// The same piece of each part: `begin` and `size` in bytes of the values, by part.
+struct ShmGroup::Round {
+  struct Piece {
+    std::size_t begin = 0;
+    std::size_t size = 0;
+  };
+  std::span<std::byte> values;
+  std::vector<Piece> pieces;
+  std::uint64_t turn = 0;
+  /// Where rank `of`'s slot holds the piece of `part`: the own part is left out.
+  std::size_t place(int of, int part) const {
+    std::size_t place = 0;
+    for (int p = 0; p < part; ++p)
+      place += p == of ? 0 : pieces[static_cast<std::size_t>(p)].size;
+    return place;
+  }
+};
+
+Result<ShmGroup> ShmGroup::open(NodeConfig config, NodeLinks links) {
+  auto segment = ShmSegment::map(links.memory.get(), config.local_world_size);
+  const std::string me = "rank " + std::to_string(config.ranks[static_cast<std::size_t>(config.local_rank)]);
+  if (!segment) return within(me, segment.error());
+  ShmGroup group(std::move(config), std::move(links), std::move(*segment));
+  group.lives_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!group.lives_) return within(me, system_error(errno, "epoll_create"));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.rank()) continue;
+    epoll_event event{};  // a hang-up is always told
+    event.data.u32 = static_cast<std::uint32_t>(rank);
+    const int life = group.links_.lives[static_cast<std::size_t>(rank)].get();
+    if (::epoll_ctl(group.lives_.get(), EPOLL_CTL_ADD, life, &event) != 0)
+      return within(me, system_error(errno, "epoll_ctl"));
+  }
+  return group;
+}
+
+ShmGroup::ShmGroup(NodeConfig config, NodeLinks links, ShmSegment segment)
+    : config_(std::move(config)),
+      links_(std::move(links)),
+      segment_(std::move(segment)),
+      gone_(static_cast<std::size_t>(config_.local_world_size)),
+      spins_(own_processors() >= config_.local_world_size) {}
+
+int ShmGroup::lost_rank() const {
+  return static_cast<int>(segment_.lost().load()) - 1;
+}
+
+std::string ShmGroup::me() const {
+  return "rank " + std::to_string(config_.ranks[static_cast<std::size_t>(config_.local_rank)]);
+}
+
+void ShmGroup::wake(int rank) {
+  const std::uint64_t one = 1;
+  // It fails only when the bell is rung already as often as can be counted.
+  (void)!::write(links_.bells[static_cast<std::size_t>(rank)].get(), &one, sizeof one);
+}
+
+void ShmGroup::abandon(int lost_rank) {
+  std::uint32_t none = 0;
+  segment_.lost().compare_exchange_strong(none, static_cast<std::uint32_t>(lost_rank) + 1);
+  for (int rank = 0; rank < size(); ++rank)
+    wake(rank);
+}
+
+Error ShmGroup::fail(Error error) {
+  if (!failed_) failed_ = error;
+  return error;
+}
+
+Error ShmGroup::lost(int rank, std::string_view reason, ErrorCode code) {
+  const int whom = config_.ranks[static_cast<std::size_t>(rank)];
+  abandon(whom);
+  return fail({code, me() + " lost rank " + std::to_string(whom) + " (on this node): " + std::string(reason) +
+                         " during " + std::string(kind_text(kind_))});
+}
+
+Error ShmGroup::revoked() {
+  return fail({ErrorCode::kCancelled, me() + " was revoked during " + std::string(kind_text(kind_))});
+}
+
+Error ShmGroup::ended_by_mark() {
+  const int whom = lost_rank();
+  const bool here = std::find(config_.ranks.begin(), config_.ranks.end(), whom) != config_.ranks.end();
+  return fail({ErrorCode::kLinkLost, me() + " lost rank " + std::to_string(whom) +
+                                         (here ? " (on this node): it ended or hangs"
+                                               : " (reported on this node): connection lost") +
+                                         " during " + std::string(kind_text(kind_))});
+}
+
+bool ShmGroup::has_published(int rank) const {
+  return segment_.line(rank).stage.load() >= stage_;
+}
+
+bool ShmGroup::spin(int rank) const {
+  const auto& stage = segment_.line(rank).stage;
+  if (stage.load(std::memory_order_acquire) >= stage_) return true;
+  if (!spins_) return false;
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < kPausesPerLook; ++i) {
+      if (stage.load(std::memory_order_acquire) >= stage_) return true;
+      pause_briefly();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+/// Some other rank's process has ended. That harms only those who still need something of it.
+Result<> ShmGroup::look_at_lives() {
+  epoll_event events[16];
+  const int count = ::epoll_wait(lives_.get(), events, 16, 0);
+  for (int i = 0; i < count; ++i) {
+    const std::size_t rank = events[i].data.u32;
+    ::epoll_ctl(lives_.get(), EPOLL_CTL_DEL, links_.lives[rank].get(), nullptr);
+    gone_[rank] = true;
+  }
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!gone_[static_cast<std::size_t>(rank)] || has_published(rank)) continue;
+    // It may have ended because of another, which it has written down then.
+    if (lost_rank() >= 0) return ended_by_mark();
+    return lost(rank, "its process ended");
+  }
+  return {};
+}
+
+Result<> ShmGroup::sleep_until(int rank) {
+  auto& asleep = segment_.line(this->rank()).asleep;
+  const int bell = links_.bells[static_cast<std::size_t>(this->rank())].get();
+  const Deadline deadline = std::chrono::steady_clock::now() + config_.step_timeout;
+  Result<> result;
+  while (true) {
+    // In this order: who publishes after our look sees that we want the bell.
+    asleep.store(1);
+    if (has_published(rank)) break;
+    if (lost_rank() >= 0) {
+      result = ended_by_mark();
+      break;
+    }
+    pollfd slots[] = {{bell, POLLIN, 0}, {config_.interrupt, POLLIN, 0}, {lives_.get(), POLLIN, 0}};
+    const int ready = ::poll(slots, 3, milliseconds_left(deadline));
+    if (ready > 0 && slots[0].revents != 0) {
+      std::uint64_t rung = 0;
+      (void)!::read(bell, &rung, sizeof rung);
+    }
+    if (ready > 0 && slots[1].revents != 0) {
+      result = revoked();
+      break;
+    }
+    if (ready > 0 && slots[2].revents != 0) {
+      result = look_at_lives();
+      if (!result) break;
+    }
+    if (ready == 0 && milliseconds_left(deadline) == 0 && !has_published(rank)) {
+      char text[64];
+      std::snprintf(text, sizeof text, "no progress for %g s",
+                    std::chrono::duration<double>(config_.step_timeout).count());
+      result = lost(rank, text, ErrorCode::kTimeout);
+      break;
+    }
+  }
+  asleep.store(0);
+  return result;
+}
+
+Result<> ShmGroup::wait_for(int rank) {
+  if (spin(rank)) return {};
+  if (auto seen = look_at_lives(); !seen) return seen;
+  return sleep_until(rank);
+}
+
+Result<> ShmGroup::sync(std::uint64_t size) {
+  if (failed_) return *failed_;
+  // Ranks that never have to wait must see a revoke too.
+  if (stage_ % kStagesPerLook == 0 && config_.interrupt >= 0) {
+    pollfd slot{config_.interrupt, POLLIN, 0};
+    if (::poll(&slot, 1, 0) > 0) return revoked();
+  }
+  ++stage_;
+  const std::uint64_t tag = size * 256 + static_cast<std::uint64_t>(kind_);
+  ShmSegment::RankLine& own = segment_.line(rank());
+  own.tag[stage_ % 2].store(tag, std::memory_order_relaxed);
+  own.stage.store(stage_);
+  for (int other = 0; other < this->size(); ++other) {
+    if (other != rank() && segment_.line(other).asleep.load() != 0 && segment_.line(other).asleep.exchange(0))
+      wake(other);
+  }
+  for (int other = 0; other < this->size(); ++other) {
+    if (other == rank()) continue;
+    if (auto done = wait_for(other); !done) return done;
+    if (segment_.line(other).tag[stage_ % 2].load(std::memory_order_relaxed) != tag)
+      return lost(other, "it is at another operation (were all ranks started with the same options?)",
+                  ErrorCode::kProtocol);
+  }
+  return {};
+}
+
+void ShmGroup::copy_others_parts(const Round& round) {
+  std::byte* to = segment_.slot(rank(), round.turn).data();
+  for (std::size_t part = 0; part < round.pieces.size(); ++part) {
+    if (static_cast<int>(part) == rank()) continue;
+    const Round::Piece& piece = round.pieces[part];
+    std::memcpy(to, round.values.data() + piece.begin, piece.size);
+    to += piece.size;
+  }
+}
+
+void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
+  const Round::Piece& piece = round.pieces[static_cast<std::size_t>(rank())];
+  std::byte* own = round.values.data() + piece.begin;
+  // In the order of the ranks, the own values at their place.
+  const auto values_of = [&](int other) -> const std::byte* {
+    return other == rank() ? own : segment_.slot(other, round.turn).data() + round.place(other, rank());
+  };
+  std::byte* result = segment_.result(rank(), stage_).data();
+  sum.sum(result, values_of(0), values_of(1), piece.size);
+  for (int other = 2; other < size(); ++other)
+    sum.add(result, values_of(other), piece.size);
+  std::memcpy(own, result, piece.size);
+}
+
+void ShmGroup::copy_results(const Round& round) {
+  for (std::size_t part = 0; part < round.pieces.size(); ++part) {
+    if (static_cast<int>(part) == rank()) continue;
+    const Round::Piece& piece = round.pieces[part];
+    std::memcpy(round.values.data() + piece.begin, segment_.result(static_cast<int>(part), round.turn).data(),
+                piece.size);
+  }
+}
+
+Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int parts, bool reduce,
+                          bool gather) {
+  if (size() == 1) return {};
+  const std::size_t elements = values.size() / sum.element;
+  const std::size_t part_size = part_bounds(elements, parts, 0).size;  // of the largest
+  const std::size_t most = ShmSegment::kAreaSize / static_cast<std::size_t>(parts) / sum.element;
+  for (std::size_t done = 0; done == 0 || done < part_size; done += most) {
+    Round round;
+    round.values = values;
+    for (int part = 0; part < parts; ++part) {
+      const PartBounds bounds = part_bounds(elements, parts, part);
+      const std::size_t begin = std::min(done, bounds.size);
+      const std::size_t size = std::min(most, bounds.size - begin);
+      round.pieces.push_back({(bounds.begin + begin) * sum.element, size * sum.element});
+    }
+    const bool owns = rank() < parts;
+    if (reduce) {
+      round.turn = stage_;
+      copy_others_parts(round);
+      if (auto all = sync(values.size()); !all) return all;
+      if (owns) sum_own_part(round, sum);
+    }
+    if (gather) {
+      round.turn = stage_;
+      if (owns && !reduce) {  // a sum lies there already
+        const Round::Piece& own = round.pieces[static_cast<std::size_t>(rank())];
+        std::memcpy(segment_.result(rank(), round.turn).data(), values.data() + own.begin, own.size);
+      }
+      if (auto all = sync(values.size()); !all) return all;
+      copy_results(round);
+    }
+  }
+  return {};
+}
+
+/// At most an area's size. Every rank sums all.
+Result<> ShmGroup::direct_sum(std::span<std::byte> values, const VectorSum& sum) {
+  const std::uint64_t turn = stage_;
+  std::memcpy(segment_.slot(rank(), turn).data(), values.data(), values.size());
+  if (auto all = sync(values.size()); !all) return all;
+  const auto values_of = [&](int other) { return segment_.slot(other, turn).data(); };
+  if (size() == 2) {  // a + b has the bits of b + a
+    sum.add(values.data(), values_of(1 - rank()), values.size());
+    return {};
+  }
+  sum.sum(values.data(), values_of(0), values_of(1), values.size());
+  for (int other = 2; other < size(); ++other)
+    sum.add(values.data(), values_of(other), values.size());
+  return {};
+}
+
+Result<> ShmGroup::all_reduce(std::span<std::byte> values, const VectorSum& sum) {
+  if (failed_) return *failed_;
+  if (size() == 1) return {};
+  if (values.size() <= (size() == 2 ? kDirectBytesOfTwo : kDirectBytes)) return direct_sum(values, sum);
+  return rounds(values, sum, size(), true, true);
+}
+
+Result<> ShmGroup::reduce_parts(std::span<std::byte> values, const VectorSum& sum, int parts) {
+  if (failed_) return *failed_;
+  return rounds(values, sum, parts, true, false);
+}
+
+Result<> ShmGroup::gather_parts(std::span<std::byte> values, std::size_t element, int parts) {
+  if (failed_) return *failed_;
+  return rounds(values, {element, nullptr, nullptr}, parts, false, true);
+}
+
+Result<> ShmGroup::broadcast(std::span<std::byte> data, int root) {
+  if (failed_) return *failed_;
+  for (std::size_t at = 0; at == 0 || at < data.size(); at += ShmSegment::kAreaSize) {
+    const std::uint64_t turn = stage_;
+    const auto piece = data.subspan(at, std::min(ShmSegment::kAreaSize, data.size() - at));
+    std::byte* area = segment_.slot(root, turn).data();
+    if (rank() == root) std::memcpy(area, piece.data(), piece.size());
+    if (auto all = sync(data.size()); !all) return all;
+    if (rank() != root) std::memcpy(piece.data(), area, piece.size());
+  }
+  return {};
+}
+
+Result<> ShmGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
+  if (failed_) return *failed_;
+  for (std::size_t at = 0; at == 0 || at < mine.size(); at += ShmSegment::kAreaSize) {
+    const std::uint64_t turn = stage_;
+    const auto piece = mine.subspan(at, std::min(ShmSegment::kAreaSize, mine.size() - at));
+    std::memcpy(segment_.slot(rank(), turn).data(), piece.data(), piece.size());
+    if (auto done = sync(mine.size()); !done) return done;
+    for (int other = 0; other < size(); ++other) {
+      std::memcpy(all.data() + static_cast<std::size_t>(other) * mine.size() + at,
+                  segment_.slot(other, turn).data(), piece.size());
+    }
+  }
+  return {};
+}
+
+Result<> ShmGroup::barrier() {
+  return sync(0);
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/train/collective_machine.h"
+#include "apps/train/node_links.h"
+#include "apps/train/shm_segment.h"
+#include "apps/train/vector_sum.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
+
+namespace ddp::train {
+
+/// Collectives among the ranks of one node over a ShmSegment. All ranks make the same calls in the same
+/// order; blocking, one thread. Sums run in the order of the local ranks, so they have the same bits on all.
+///
+/// Every call is a row of rounds; in each, a rank copies what the others need into its area, publishes, waits
+/// until all have, and reads. A wait spins for a moment where each rank has a processor of its own, then
+/// sleeps in poll on its bell (an eventfd), the interrupt and the life of the others: a death or a revoke
+/// ends it at once. The first to see a death writes it down in the segment and wakes all.
+class ShmGroup {
+ public:
+  /// The segment is `links.memory`, mapped (by tests once for all ranks of one process).
+  static Result<ShmGroup> open(NodeConfig config, NodeLinks links);
+
+  int rank() const { return config_.local_rank; }
+  int size() const { return config_.local_world_size; }
+
+  Result<> all_reduce(std::span<std::byte> values, const VectorSum& sum);
+  /// part_bounds() in `parts` <= size() parts of elements: rank p < parts ends with the sum of part p.
+  Result<> reduce_parts(std::span<std::byte> values, const VectorSum& sum, int parts);
+  /// Rank p's part p to all.
+  Result<> gather_parts(std::span<std::byte> values, std::size_t element, int parts);
+  Result<> broadcast(std::span<std::byte> data, int root);
+  /// `all` has size() times `mine`.
+  Result<> all_gather(std::span<const std::byte> mine, std::span<std::byte> all);
+  Result<> barrier();
+
+  /// Ends all calls of all ranks of the node: a rank of the world is lost elsewhere.
+  void abandon(int lost_rank);
+  /// The rank of the world that was lost; -1: none.
+  int lost_rank() const;
+  /// For messages only.
+  void call_it(CollectiveKind kind) { kind_ = kind; }
+
+ private:
+  ShmGroup(NodeConfig config, NodeLinks links, ShmSegment segment);
+
+  struct Round;
+  Result<> rounds(std::span<std::byte> values, const VectorSum& sum, int parts, bool reduce, bool gather);
+  Result<> direct_sum(std::span<std::byte> values, const VectorSum& sum);
+  void copy_others_parts(const Round& round);
+  void sum_own_part(const Round& round, const VectorSum& sum);
+  void copy_results(const Round& round);
+
+  /// Publishes this rank's areas of this turn and waits for all others to have done so.
+  Result<> sync(std::uint64_t size);
+  Result<> wait_for(int rank);
+  bool spin(int rank) const;
+  Result<> sleep_until(int rank);
+  Result<> look_at_lives();
+  void wake(int rank);
+  bool has_published(int rank) const;
+  std::string me() const;
+  Error revoked();
+  Error ended_by_mark();
+  Error lost(int rank, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
+  Error fail(Error error);
+
+  NodeConfig config_;
+  NodeLinks links_;
+  ShmSegment segment_;
+  UniqueFd lives_;  ///< epoll of links_.lives
+  std::vector<bool> gone_;
+  bool spins_ = false;
+  std::uint64_t stage_ = 0;
+  CollectiveKind kind_ = CollectiveKind::kBarrier;
+  std::optional<Error> failed_;
+};
+
+}  // namespace ddp::train

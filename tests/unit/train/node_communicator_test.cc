@@ -1,0 +1,417 @@
+#include "apps/train/node_communicator.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "apps/train/node_links.h"
+#include "apps/train/peer_connect.h"
+#include "apps/train/random.h"
+#include "apps/train/store_directory.h"
+#include "apps/train/store_host.h"
+#include "tests/support/catch.h"
+#include "tests/unit/train/memory_directory.h"
+
+// Nodes of ranks as threads (each maps the memory itself) and as processes.
+
+using namespace ddp;
+using namespace ddp::train;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Nodes of these sizes; ranks are numbered node by node.
+NodeMap map_of(const std::vector<int>& sizes, int rank) {
+  NodeMap map;
+  int next = 0;
+  for (const int size : sizes) {
+    map.ranks.emplace_back();
+    for (int local = 0; local < size; ++local, ++next) {
+      if (next == rank) {
+        map.node = static_cast<int>(map.ranks.size()) - 1;
+        map.local_rank = local;
+      }
+      map.ranks.back().push_back(next);
+    }
+  }
+  return map;
+}
+
+struct Rank {
+  NodeMap map;
+  std::shared_ptr<ShmGroup> group;
+  std::shared_ptr<TcpCommunicator> lane;
+  std::unique_ptr<Communicator> world;
+};
+
+NodeConfig node_config(const NodeMap& map) {
+  NodeConfig config;
+  config.job_id = "test";
+  config.node = map.node;
+  config.local_rank = map.local_rank;
+  config.ranks = map.ranks[map.node];
+  config.local_world_size = static_cast<int>(config.ranks.size());
+  config.start_timeout = 20s;
+  config.step_timeout = 20s;
+  return config;
+}
+
+using Change = std::function<void(NodeConfig&)>;
+
+Result<Rank> join(const std::vector<int>& sizes, int rank, PeerDirectory& directory, const Change& change) {
+  Rank result;
+  result.map = map_of(sizes, rank);
+  NodeConfig config = node_config(result.map);
+  if (change) change(config);
+  auto links = NodeMeeting(directory).links(config);
+  if (!links) return links.error();
+  auto group = ShmGroup::open(config, std::move(*links));
+  if (!group) return group.error();
+  result.group = std::make_shared<ShmGroup>(std::move(*group));
+  const auto lane = result.map.lane();
+  if (sizes.size() > 1 && !lane.empty()) {
+    PeerConfig peers;
+    peers.job_id = "test";
+    peers.rank = result.map.node;
+    peers.world_size = static_cast<int>(sizes.size());
+    peers.group = "lane" + std::to_string(result.map.local_rank);
+    peers.names = lane;
+    peers.start_timeout = 20s;
+    peers.step_timeout = config.step_timeout;
+    peers.interrupt = config.interrupt;
+    auto connected = connect_peers(peers, directory);
+    if (!connected) return connected.error();
+    result.lane = std::move(*connected);
+  }
+  result.world = std::make_unique<NodeCommunicator>(result.map, result.group, result.lane);
+  return result;
+}
+
+using Body = std::function<std::string(Rank)>;
+
+/// One thread per rank; gives what each body said.
+std::vector<std::string> run_nodes(const std::vector<int>& sizes, const Body& body,
+                                   const Change& change = {}) {
+  MemoryDirectory directory;
+  int world = 0;
+  for (const int size : sizes)
+    world += size;
+  std::vector<std::string> said(world);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto joined = join(sizes, rank, directory, change);
+      said[rank] = joined ? body(std::move(*joined)) : joined.error().text;
+    });
+  }
+  for (auto& thread : ranks)
+    thread.join();
+  return said;
+}
+
+std::vector<float> values_of(int rank, std::size_t size) {
+  std::vector<float> values(size);
+  for (std::size_t i = 0; i < size; ++i)
+    values[i] = static_cast<float>(random_unit(3, rank, i) - 0.5);
+  return values;
+}
+
+std::string words(const Result<>& result) {
+  return result ? "" : result.error().text;
+}
+
+const std::vector<std::vector<int>> kShapes = {{1}, {2}, {3}, {5}, {2, 2}, {3, 1, 2}, {1, 1}};
+
+}  // namespace
+
+TEST_CASE("sums over shared memory and nodes of any size are right and bit-equal") {
+  for (const auto& sizes : kShapes) {
+    for (const std::size_t size : {0, 1, 7, 1001, 29'035, 400'003, 1'000'000}) {
+      std::vector<std::vector<float>> results(16);
+      std::atomic<int> world = 0;
+      const auto said = run_nodes(sizes, [&](Rank rank) -> std::string {
+        Communicator& all = *rank.world;
+        world = all.world_size();
+        std::vector<float> values = values_of(all.rank(), size);
+        std::vector<double> doubles(values.begin(), values.end());
+        if (auto done = all.all_reduce_sum(values); !done) return done.error().text;
+        if (auto done = all.all_reduce_sum(doubles); !done) return done.error().text;
+        for (std::size_t i = 0; i < size; ++i) {
+          if (std::abs(values[i] - doubles[i]) > 1e-6) return "wrong sum at " + std::to_string(i);
+        }
+        results[all.rank()] = std::move(values);
+        return "";
+      });
+      INFO("nodes " << sizes.size() << ", world " << world << ", size " << size);
+      CHECK(said == std::vector<std::string>(world));
+      double worst = 0;
+      for (std::size_t i = 0; i < size; i += 97) {
+        double expected = 0;
+        for (int rank = 0; rank < world; ++rank)
+          expected += static_cast<double>(static_cast<float>(random_unit(3, rank, i) - 0.5));
+        worst = std::max(worst, std::abs(results[0][i] - expected));
+      }
+      CHECK(worst < 1e-5);
+      for (int rank = 1; rank < world; ++rank)
+        CHECK(results[rank] == results[0]);
+    }
+  }
+}
+
+TEST_CASE("broadcast, all-gather, reduce-scatter and barrier over nodes") {
+  for (const auto& sizes : kShapes) {
+    std::atomic<int> world = 0;
+    const auto said = run_nodes(sizes, [&](Rank rank) -> std::string {
+      Communicator& all = *rank.world;
+      world = all.world_size();
+      for (int root = 0; root < all.world_size(); ++root) {
+        std::vector<std::byte> data(1'000'003, std::byte(all.rank()));
+        if (auto done = all.broadcast(data, root); !done) return done.error().text;
+        if (data != std::vector<std::byte>(data.size(), std::byte(root))) return "wrong broadcast";
+      }
+      const std::uint64_t mine[] = {1000ull + all.rank(), ~0ull - all.rank()};
+      const auto gathered = all.all_gather(mine);
+      if (!gathered) return gathered.error().text;
+      for (int r = 0; r < all.world_size(); ++r) {
+        if ((*gathered)[2 * r] != 1000ull + r || (*gathered)[2 * r + 1] != ~0ull - r)
+          return "wrong all-gather";
+      }
+      std::vector<float> values = values_of(all.rank(), static_cast<std::size_t>(all.world_size()) * 50'000);
+      std::vector<float> parts = values;
+      if (auto done = all.all_reduce_sum(values); !done) return done.error().text;
+      if (auto done = all.reduce_scatter_sum(std::span(parts)); !done) return done.error().text;
+      if (auto done = all.all_gather_parts(std::as_writable_bytes(std::span(parts))); !done)
+        return done.error().text;
+      if (parts != values) return "reduce-scatter and all-gather are not the all-reduce";
+      return words(all.barrier());
+    });
+    INFO("nodes " << sizes.size() << ", world " << world);
+    CHECK(said == std::vector<std::string>(world));
+  }
+}
+
+TEST_CASE("the nodes as ranks: one contribution of each") {
+  const auto said = run_nodes({2, 3}, [](Rank rank) -> std::string {
+    BetweenNodes nodes(rank.map, rank.group, rank.lane);
+    if (nodes.world_size() != 2 || nodes.rank() != rank.map.node) return "wrong world";
+    for (const std::size_t size : {10, 100'000}) {
+      std::vector<float> values(size, rank.map.node == 0 ? 1.5f : 2.25f);
+      if (auto done = nodes.all_reduce_sum(values); !done) return done.error().text;
+      if (values != std::vector<float>(size, 3.75f)) return "wrong sum";
+    }
+    std::vector<std::byte> data(100, std::byte(nodes.rank()));
+    if (auto done = nodes.broadcast(data, 1); !done) return done.error().text;
+    if (data[99] != std::byte{1}) return "wrong broadcast";
+    const std::uint64_t mine[] = {7ull + nodes.rank()};
+    const auto all = nodes.all_gather(mine);
+    if (!all || *all != std::vector<std::uint64_t>{7, 8}) return "wrong all-gather";
+    return words(nodes.barrier());
+  });
+  CHECK(said == std::vector<std::string>(5));
+}
+
+TEST_CASE("a barrier in shared memory is left by nobody before all have come") {
+  std::atomic<int> arrived = 0;
+  const auto said = run_nodes({4}, [&](Rank rank) -> std::string {
+    for (int round = 1; round <= 300; ++round) {
+      ++arrived;
+      if (auto done = rank.world->barrier(); !done) return done.error().text;
+      if (arrived < 4 * round) return "left early in round " + std::to_string(round);
+      if (auto done = rank.world->barrier(); !done) return done.error().text;
+    }
+    return "";
+  });
+  CHECK(said == std::vector<std::string>(4));
+}
+
+TEST_CASE("all ranks of all nodes name a rank whose process was killed, at once") {
+  int port_pipe[2];
+  REQUIRE(::pipe(port_pipe) == 0);
+  const std::vector<int> sizes{2, 3};
+  // Forked before this process has a thread; the port comes when the store is there.
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    std::uint16_t port = 0;
+    if (::read(port_pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
+    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
+    if (!client) ::_exit(1);
+    StoreDirectory directory(std::move(*client), "job-1", 2);
+    auto rank = join(sizes, 3, directory, {});
+    std::vector<float> values(100'000, 1.0f);
+    for (int step = 0; rank && step < 17; ++step)
+      (void)rank->world->all_reduce_sum(values);
+    ::raise(SIGKILL);
+  }
+  auto store = StoreHost::open(0);
+  REQUIRE(store.has_value());
+  const std::uint16_t port = (*store)->port();
+  REQUIRE(::write(port_pipe[1], &port, sizeof port) == sizeof port);
+  std::vector<std::string> said(5);
+  std::vector<std::thread> ranks;
+  for (const int number : {0, 1, 2, 4}) {
+    ranks.emplace_back([&, number] {
+      auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
+      StoreDirectory directory(std::move(*client), "job-1", 2);
+      auto rank = join(sizes, number, directory, {});
+      std::vector<float> values(100'000, 1.0f);
+      while (rank) {
+        if (auto done = rank->world->all_reduce_sum(values); !done) {
+          said[number] = done.error().text;
+          return;
+        }
+      }
+      said[number] = rank.error().text;
+    });
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  const auto death = std::chrono::steady_clock::now();
+  for (auto& thread : ranks)
+    thread.join();
+  CHECK(std::chrono::steady_clock::now() - death < 2s);  // not the step's deadline of 20 s
+  ::close(port_pipe[0]);
+  ::close(port_pipe[1]);
+  CHECK(WIFSIGNALED(status));
+  for (const int number : {0, 1, 2, 4}) {
+    CHECK_THAT(said[number],
+               Catch::Matchers::StartsWith("rank " + std::to_string(number) + " lost rank 3 ("));
+    CHECK_THAT(said[number], Catch::Matchers::EndsWith(" during all-reduce"));
+  }
+}
+
+TEST_CASE("a rank of the node that ends is named by its number in the world") {
+  const auto said = run_nodes({1, 3}, [](Rank rank) -> std::string {
+    if (rank.world->rank() == 2) return words(rank.world->barrier());
+    if (auto done = rank.world->barrier(); !done) return done.error().text;
+    std::string text = words(rank.world->barrier());
+    return text.substr(0, text.find(')') + 1);
+  });
+  CHECK(said[2].empty());
+  CHECK(said[1] == "rank 1 lost rank 2 (on this node)");
+  CHECK(said[3] == "rank 3 lost rank 2 (on this node)");
+  CHECK(said[0].substr(0, 18) == "rank 0 lost rank 2");
+}
+
+TEST_CASE("ranks of a node at different operations get an error") {
+  const auto said = run_nodes({2}, [](Rank rank) -> std::string {
+    std::vector<float> values(10);
+    if (rank.world->rank() == 0) return words(rank.world->all_reduce_sum(values));
+    return words(rank.world->barrier());
+  });
+  CHECK_THAT(said[0] + said[1], Catch::Matchers::Contains(
+                                    "(on this node): it is at another operation (were all ranks started with "
+                                    "the same options?) during "));
+}
+
+TEST_CASE("a silent rank of the node ends the wait at its deadline") {
+  std::atomic<bool> over = false;
+  const auto said = run_nodes(
+      {2},
+      [&](Rank rank) -> std::string {
+        if (rank.world->rank() == 1) {
+          while (!over)
+            std::this_thread::yield();
+          return "";
+        }
+        const auto start = std::chrono::steady_clock::now();
+        const auto done = rank.world->barrier();
+        over = true;
+        if (std::chrono::steady_clock::now() - start < 100ms) return "too early";
+        return words(done);
+      },
+      [](NodeConfig& config) { config.step_timeout = 100ms; });
+  CHECK(said[0] == "rank 0 lost rank 1 (on this node): no progress for 0.1 s during barrier");
+}
+
+TEST_CASE("the interrupt ends a wait in shared memory at once") {
+  int revoke[2];
+  REQUIRE(::pipe2(revoke, O_CLOEXEC) == 0);
+  std::atomic<bool> over = false;
+  const auto start = std::chrono::steady_clock::now();
+  const auto said = run_nodes(
+      {2},
+      [&](Rank rank) -> std::string {
+        const std::string met = words(rank.world->barrier());
+        if (rank.world->rank() == 1) {
+          (void)!::write(revoke[1], "x", 1);
+          while (!over)
+            std::this_thread::yield();
+          return met;
+        }
+        const std::string text = words(rank.world->barrier());
+        over = true;
+        return met + text;
+      },
+      [&](NodeConfig& config) {
+        if (config.local_rank == 0) config.interrupt = revoke[0];
+      });
+  CHECK(std::chrono::steady_clock::now() - start < 5s);
+  CHECK(said == std::vector<std::string>{"rank 0 was revoked during barrier", ""});
+  ::close(revoke[0]);
+  ::close(revoke[1]);
+}
+
+TEST_CASE("a rank of the node that never starts is named") {
+  MemoryDirectory directory;
+  const auto short_wait = [](NodeConfig& config) { config.start_timeout = 100ms; };
+  const auto leader = join({3}, 0, directory, short_wait);
+  REQUIRE_FALSE(leader.has_value());
+  CHECK(leader.error().text ==
+        "rank 0 misses rank 1 of the same node; did it start, and in the same network namespace? --comm tcp "
+        "needs no shared memory");
+  MemoryDirectory empty;
+  const auto member = join({3}, 2, empty, short_wait);
+  REQUIRE_FALSE(member.has_value());
+  CHECK(member.error().text == "rank 2 misses rank 0: it has not shared its memory in time; did it start?");
+}
+
+TEST_CASE("strays at the node's door are turned away and harm nothing") {
+  MemoryDirectory directory;
+  std::vector<std::string> said(2);
+  const auto start = [&](int rank) {
+    return std::thread([&, rank] {
+      auto joined = join({2}, rank, directory, {});
+      said[rank] = joined ? words(joined->world->barrier()) : joined.error().text;
+    });
+  };
+  std::thread zero = start(0);
+  const std::string name = *directory.find("shm/0", 20s);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::copy(name.begin(), name.end(), address.sun_path + 1);
+  std::vector<UniqueFd> strays;
+  for (const std::string& rubbish : {std::string("hello"), std::string(36, 'x')}) {
+    UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    REQUIRE(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address),
+                      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())) == 0);
+    (void)::send(fd.get(), rubbish.data(), rubbish.size(), MSG_NOSIGNAL);
+    strays.push_back(std::move(fd));
+  }
+  std::thread one = start(1);
+  zero.join();
+  one.join();
+  CHECK(said == std::vector<std::string>{"", ""});
+}
+
+TEST_CASE("memory of another size is refused, and nobody can shrink it") {
+  auto memory = ShmSegment::make(3);
+  REQUIRE(memory.has_value());
+  CHECK(::ftruncate(memory->get(), 4096) != 0);
+  const auto mapped = ShmSegment::map(memory->get(), 2);
+  REQUIRE_FALSE(mapped.has_value());
+  CHECK_THAT(mapped.error().text, Catch::Matchers::EndsWith("; are all ranks the same program?"));
+}
