@@ -201,7 +201,10 @@ class ChildChannel final : public Channel {
 
   Socket& link() override { return link_; }
   Socket& errors() override { return errors_; }
-  void greeted() override { command_.held.reset(); }
+  void greeted() override {
+    command_.held.reset();
+    command_.advice.clear();
+  }
 
   Awaitable<ChannelEnd> end() override {
     co_await asio::this_coro::throw_if_cancelled(false);
@@ -228,9 +231,13 @@ class ChildChannel final : public Channel {
       return ChannelEnd{std::nullopt, Error{ErrorCode::kLinkLost, client + " was " + status.text()}};
     }
     if (status.number != 255) return ChannelEnd{status.number, std::nullopt};
-    const std::string why = child_->tail().empty() ? "; it said nothing" : ":" + child_->tail().text();
-    return ChannelEnd{std::nullopt,
-                      Error{ErrorCode::kUnreachable, client + " failed (exit status 255)" + why}};
+    std::string text = client + " failed (exit status 255)" + command_.advice;
+    if (child_->tail().empty()) {
+      text += "; it said nothing";
+    } else {
+      text += (command_.advice.empty() ? ":" : "; its last lines:") + child_->tail().text();
+    }
+    return ChannelEnd{std::nullopt, Error{ErrorCode::kUnreachable, std::move(text)}};
   }
 
   ChildCommand command_;

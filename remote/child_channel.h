@@ -21,7 +21,8 @@ struct ChildCommand {
   Kind kind = Kind::kProgram;
   std::vector<std::string> unset{};  ///< names of variables of ours that it does not get
   std::shared_ptr<void>
-      held{};  ///< let go at Channel::greeted(), at the end of the process, or with the channel
+      held{};            ///< let go at Channel::greeted(), at the end of the process, or with the channel
+  std::string advice{};  ///< of an SSH client that fails before greeted(): "; what to do"
 };
 
 /// Starts it, in a process group of its own so that Ctrl-C on the terminal does not reach it. Errors: kExec

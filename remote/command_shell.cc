@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "remote/child_channel.h"
+#include "remote/jump_command.h"
 #include "remote/shell_quote.h"
 
 namespace ddp::remote {
@@ -20,8 +21,9 @@ std::string without_tokens(const std::string& address) {
 
 }  // namespace
 
-std::vector<std::string> CommandShell::command_line(const CommandShellOptions& options, const Host& host,
-                                                    const std::string& remote_line, long seconds) {
+std::vector<std::string> CommandShell::command_line(const CommandShellOptions& options, const Route& route,
+                                                    const Host& host, const std::string& remote_line,
+                                                    long seconds) {
   std::vector<std::string> line = options.words;
   auto option = [&line](const std::string& setting) {
     line.push_back("-o");
@@ -40,7 +42,18 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
   option("PermitLocalCommand=no");
   option("RemoteCommand=none");
   option("StdinNull=no");
+  // A shared connection that is there is used; none is made, which would outlive the job.
+  option("ControlMaster=no");
+  // The reason of a failure must be said, and banners of every login need not be.
+  option("LogLevel=ERROR");
   if (options.accept_new_host_keys) option("StrictHostKeyChecking=accept-new");
+  if (options.accept_new_host_keys && !route.proxy_jump.empty()) {
+    // ssh hands its own -o options to no jump host.
+    std::vector<std::string> jump = options.words;
+    if (!options.config.empty()) jump.insert(jump.end(), {"-F", options.config});
+    jump.insert(jump.end(), {"-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"});
+    if (auto command = jump_command(jump, route.proxy_jump)) option("ProxyCommand=" + *command);
+  }
   if (!host.address.empty()) option("HostName=" + without_tokens(host.address));
   if (host.port != 0) option("Port=" + std::to_string(host.port));
   if (!host.user.empty()) option("User=" + host.user);
@@ -54,19 +67,30 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
   return line;
 }
 
+std::string CommandShell::by_hand(const CommandShellOptions& options, const Host& host) {
+  std::vector<std::string> words = options.words;
+  if (!options.config.empty()) words.insert(words.end(), {"-F", options.config});
+  if (host.port != 0) words.insert(words.end(), {"-p", std::to_string(host.port)});
+  if (!host.address.empty()) words.insert(words.end(), {"-o", "HostName=" + without_tokens(host.address)});
+  if (!host.identity.empty()) words.insert(words.end(), {"-i", host.identity});
+  words.push_back(host.user.empty() ? host.name : host.user + "@" + host.name);
+  auto line = shell_quote(words);
+  return line ? *line : options.words.front() + " " + host.name;
+}
+
 Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open(Host host, std::vector<std::string> argv,
                                                                Deadline deadline) {
   return open_through({}, std::move(host), std::move(argv), deadline);
 }
 
-Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open_through(std::string proxy, Host host,
+Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open_through(Route route, Host host,
                                                                        std::vector<std::string> argv,
                                                                        Deadline deadline) {
   auto remote_line = shell_quote(argv);
   if (!remote_line) co_return within(host.name, remote_line.error());
   std::shared_ptr<LoginWindow::Slot> slot;
-  if (!proxy.empty()) {
-    auto turn = co_await window_.acquire(proxy, host.name, deadline);
+  if (!route.proxy.empty()) {
+    auto turn = co_await window_.acquire(route.proxy, host.name, deadline);
     if (!turn) co_return turn.error();
     slot = std::make_shared<LoginWindow::Slot>(std::move(*turn));
   }
@@ -74,10 +98,16 @@ Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open_through(std::stri
   // deadline.
   const auto left =
       std::chrono::duration_cast<std::chrono::seconds>(deadline - std::chrono::steady_clock::now());
-  const long seconds = std::clamp<long>(left.count() - 1, 1, 3600);
-  auto line = command_line(options_, host, *remote_line, seconds);
-  auto channel =
-      open_child(loop_, ChildCommand{host.name, std::move(line), ChildCommand::Kind::kSshClient, slot});
+  long seconds = std::clamp<long>(left.count() - 1, 1, 3600);
+  if (route.connect_timeout > 0) seconds = std::min<long>(seconds, route.connect_timeout);
+  auto line = command_line(options_, route, host, *remote_line, seconds);
+  ChildCommand command{host.name, std::move(line), ChildCommand::Kind::kSshClient};
+  command.held = slot;
+  command.advice =
+      route.advice + "; nothing is asked inside a job: \"" + by_hand(options_, host) +
+      " true\" in a terminal shows whether it wants a passphrase (then ssh-add the key first), a "
+      "password or a yes to a host key";
+  auto channel = open_child(loop_, std::move(command));
   if (!channel && channel.error().code == ErrorCode::kExec) {
     Error error = channel.error();
     error.code = ErrorCode::kUnreachable;  // no worker failed: the way to the host did

@@ -29,15 +29,24 @@ class CommandShell final : public RemoteShell {
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
 
-  /// The same for a host behind a jump host or proxy (any text that names it; empty: none), which lets in
-  /// only so many at once. The place is given back by Channel::greeted().
-  Awaitable<Result<std::unique_ptr<Channel>>> open_through(std::string proxy, Host host,
+  /// What is known of a host's configuration beforehand. All may be empty.
+  struct Route {
+    std::string proxy;  ///< any text that names the jump host or proxy, which lets in only so many at once
+    std::string proxy_jump;   ///< ProxyJump as written
+    int connect_timeout = 0;  ///< seconds; 0: what is left until the deadline
+    std::string advice;       ///< what to do when the program cannot log in, besides the general words
+  };
+  /// The same for such a host. The place at the proxy is given back by Channel::greeted().
+  Awaitable<Result<std::unique_ptr<Channel>>> open_through(Route route, Host host,
                                                            std::vector<std::string> argv, Deadline deadline);
 
   /// The whole command line for a host. `remote_line` goes through the login shell there; `seconds` is the
   /// time that is left for connecting.
-  static std::vector<std::string> command_line(const CommandShellOptions& options, const Host& host,
-                                               const std::string& remote_line, long seconds);
+  static std::vector<std::string> command_line(const CommandShellOptions& options, const Route& route,
+                                               const Host& host, const std::string& remote_line,
+                                               long seconds);
+  /// What a user types to reach the host as this does: the program, its -F FILE, port, address, user, name.
+  static std::string by_hand(const CommandShellOptions& options, const Host& host);
 
  private:
   asio::any_io_executor loop_;

@@ -34,6 +34,18 @@ std::vector<std::string> all(const Lines& lines, std::string_view key) {
   return found == lines.end() ? std::vector<std::string>() : found->second;
 }
 
+/// A number of seconds or bits; "none" and what cannot be read are 0.
+int number(const Lines& lines, std::string_view key) {
+  const std::string text = first(lines, key);
+  int value = 0;
+  const auto [after, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && after == text.data() + text.size() && value > 0 ? value : 0;
+}
+
+std::string unless_none(std::string text) {
+  return text == "none" ? std::string() : text;
+}
+
 bool is_yes(const Lines& lines, std::string_view key) {
   const std::string value = first(lines, key);
   return value == "yes" || value == "true" || value == "always";
@@ -110,9 +122,13 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
   config.pubkey_algorithms = first(lines, "pubkeyacceptedalgorithms");
   if (config.pubkey_algorithms.empty()) config.pubkey_algorithms = first(lines, "pubkeyacceptedkeytypes");
   config.preferred_authentications = first(lines, "preferredauthentications");
-  config.proxy = first(lines, "proxyjump");
-  if (config.proxy.empty() || config.proxy == "none") config.proxy = first(lines, "proxycommand");
-  if (config.proxy == "none") config.proxy.clear();
+  config.proxy_jump = unless_none(first(lines, "proxyjump"));
+  config.proxy = config.proxy_jump;
+  if (config.proxy.empty()) config.proxy = unless_none(first(lines, "proxycommand"));
+  config.control_path = unless_none(first(lines, "controlpath"));
+  config.connect_timeout = number(lines, "connecttimeout");
+  config.required_rsa_size = number(lines, "requiredrsasize");
+  config.gssapi_authentication = is_yes(lines, "gssapiauthentication");
   config.identities_only = is_yes(lines, "identitiesonly");
   config.pubkey_authentication = first(lines, "pubkeyauthentication") != "no";
   config.hash_known_hosts = is_yes(lines, "hashknownhosts");

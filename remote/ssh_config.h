@@ -28,8 +28,14 @@ struct SshConfig {
   std::string address_family = "any";  ///< any, inet, inet6
   std::string ciphers, kex_algorithms, macs, host_key_algorithms, pubkey_algorithms;
   std::string preferred_authentications;
-  std::string proxy;  ///< ProxyJump or ProxyCommand as written: the same text means the same jump host
+  std::string proxy;         ///< ProxyJump or ProxyCommand as written: the same text means the same jump host
+  std::string proxy_jump;    ///< ProxyJump alone: "user@one:2222,two"; empty: none
+  std::string control_path;  ///< the ssh program may find a shared connection; empty: none. Of one of the
+                             ///< hosts that share this answer
+  int connect_timeout = 0;   ///< seconds for connecting, greeting and key exchange; 0: the start limit alone
+  int required_rsa_size = 0;  ///< bits; 0: the library's own limit
   bool identities_only = false;
+  bool gssapi_authentication = false;
   bool pubkey_authentication = true;
   bool hash_known_hosts = false;
   bool compression = false;

@@ -103,6 +103,9 @@ std::optional<std::string> configure(ssh_session_struct* session, const SshTarge
   ssh_options_set(session, SSH_OPTIONS_KNOWNHOSTS, "/dev/null");
   ssh_options_set(session, SSH_OPTIONS_GLOBAL_KNOWNHOSTS, "/dev/null");
   ssh_options_set(session, SSH_OPTIONS_FD, &fd);
+  if (config.required_rsa_size > 0) {
+    ssh_options_set(session, SSH_OPTIONS_RSA_MIN_SIZE, &config.required_rsa_size);
+  }
   if (config.compression) ssh_options_set(session, SSH_OPTIONS_COMPRESSION, "yes");
   if (!config.pubkey_algorithms.empty()) {
     ssh_options_set(session, SSH_OPTIONS_PUBLICKEY_ACCEPTED_TYPES, config.pubkey_algorithms.c_str());
@@ -174,13 +177,50 @@ std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget
   return Error{ErrorCode::kUnreachable, std::move(text), 0};
 }
 
+namespace {
+
+/// What to do about a refused login.
+std::string login_advice(const SshTarget& target, int offered, bool tried) {
+  std::string kerberos;
+  if (target.config.gssapi_authentication && (offered & SSH_AUTH_METHOD_GSSAPI_MIC) != 0) {
+    kerberos = ", or get a Kerberos ticket with kinit";
+  }
+  if (offered != 0 && (offered & SSH_AUTH_METHOD_PUBLICKEY) == 0) {
+    return "; nothing is asked inside a job: have keys allowed there (PubkeyAuthentication)" + kerberos +
+           ", or log in with \"" + target.ssh_command +
+           "\" as a shared connection (ControlMaster, ControlPath, ControlPersist in the SSH configuration) "
+           "and "
+           "start with --ssh-command ssh";
+  }
+  std::string locked;
+  for (const auto& key : target.keys) {
+    if (key->problem() == SshKey::Problem::kEncrypted) locked += " " + key->path();
+  }
+  if (!locked.empty()) {
+    const bool agent = !target.agent_socket.empty();
+    const std::string add = (agent ? "ssh-add" : "eval \"$(ssh-agent)\" && ssh-add") + locked;
+    return "; unlock the key before the start: " + add + kerberos;
+  }
+  if (!tried) {
+    return "; make a key with ssh-keygen and put it there with ssh-copy-id, or name one with identity= in "
+           "the "
+           "hostfile" +
+           kerberos;
+  }
+  return "; put the public key into ~/.ssh/authorized_keys there, or name another key with identity= in the "
+         "hostfile" +
+         kerberos;
+}
+
+}  // namespace
+
 Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offered, bool agent_asked) {
   std::string tried;
   std::string unusable;
   for (const auto& key : target.keys) {
-    std::string& list = key->problem().empty() ? tried : unusable;
+    std::string& list = key->get() != nullptr ? tried : unusable;
     list += (list.empty() ? "" : ", ") + key->path();
-    if (!key->problem().empty()) list += " (" + key->problem() + ")";
+    if (key->get() == nullptr) list += " (" + key->problem_text() + ")";
   }
   if (agent_asked) tried += (tried.empty() ? "" : ", ") + std::string("the keys of the ssh-agent");
   std::string methods;
@@ -197,9 +237,7 @@ Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offer
   text += tried.empty() ? "; there was no key to try" : "; tried " + tried;
   if (!unusable.empty()) text += "; not usable: " + unusable;
   if (!methods.empty()) text += "; the server accepts " + methods;
-  text +=
-      "; put the public key into ~/.ssh/authorized_keys there, or name another key with identity= in the "
-      "hostfile";
+  text += login_advice(target, offered, !tried.empty());
   return Error{ErrorCode::kUnreachable, std::move(text), 0};
 }
 

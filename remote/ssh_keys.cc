@@ -3,6 +3,7 @@
 #include <libssh/libssh.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -10,15 +11,23 @@
 namespace ddp::remote {
 namespace {
 
+std::string read_text(const std::string& path) {
+  std::ifstream file(path);
+  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+}
+
 /// True for the formats that need a passphrase: the old PEM header says so, and OpenSSH's own format names a
 /// cipher right after its magic ("openssh-key-v1", then the string "none" for no encryption).
-bool is_encrypted(const std::string& path) {
-  std::ifstream file(path);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+bool is_encrypted(const std::string& text) {
   const std::size_t header = text.find("-----BEGIN OPENSSH PRIVATE KEY-----");
   if (header == std::string::npos) return text.find("ENCRYPTED") != std::string::npos;
   const std::size_t body = text.find('\n', header);
   return body != std::string::npos && text.compare(body + 1, 31, "b3BlbnNzaC1rZXktdjEAAAAABG5vbmU") != 0;
+}
+
+/// One line: type, base64, comment. A private key never starts so.
+bool is_public(const std::string& text) {
+  return text.rfind("ssh-", 0) == 0 || text.rfind("ecdsa-", 0) == 0 || text.rfind("sk-", 0) == 0;
 }
 
 ssh_key import_key(const std::string& path) {
@@ -29,8 +38,24 @@ ssh_key import_key(const std::string& path) {
 
 }  // namespace
 
-SshKey::SshKey(std::string path, ssh_key_struct* key, std::string problem)
-    : path_(std::move(path)), key_(key), problem_(std::move(problem)) {}
+SshKey::SshKey(std::string path, ssh_key_struct* key, Problem problem)
+    : path_(std::move(path)), key_(key), problem_(problem) {}
+
+std::string SshKey::problem_text() const {
+  switch (problem_) {
+    case Problem::kNone:
+      break;
+    case Problem::kEncrypted:
+      return "is encrypted";
+    case Problem::kUnreadable:
+      return "cannot be read";
+    case Problem::kPublic:
+      return "is a public key, its private one is not here";
+    case Problem::kUnknown:
+      return "is not a private key that libssh can use";
+  }
+  return {};
+}
 
 SshKey::~SshKey() {
   ssh_key_free(key_);
@@ -51,17 +76,25 @@ std::string SshKey::fingerprint() const {
 std::shared_ptr<const SshKey> SshKeys::key(const std::string& path) {
   const auto [slot, is_new] = loaded_.try_emplace(path);
   if (!is_new) return slot->second;
-  if (::access(path.c_str(), F_OK) != 0) return nullptr;
-  ssh_key key = nullptr;
-  std::string problem;
-  if (::access(path.c_str(), R_OK) != 0) {
-    problem = "cannot be read";
-  } else if (is_encrypted(path)) {
-    problem = "is encrypted";
-  } else if ((key = import_key(path)) == nullptr) {
-    problem = "is not a private key that libssh can use";
+  if (::access(path.c_str(), F_OK) != 0) {
+    const std::string half = path + ".pub";
+    if (::access(half.c_str(), F_OK) != 0) return nullptr;
+    slot->second = std::make_shared<SshKey>(half, nullptr, SshKey::Problem::kPublic);
+    return slot->second;
   }
-  slot->second = std::make_shared<SshKey>(path, key, std::move(problem));
+  ssh_key key = nullptr;
+  auto problem = SshKey::Problem::kNone;
+  const std::string text = read_text(path);
+  if (::access(path.c_str(), R_OK) != 0) {
+    problem = SshKey::Problem::kUnreadable;
+  } else if (is_public(text)) {
+    problem = SshKey::Problem::kPublic;
+  } else if (is_encrypted(text)) {
+    problem = SshKey::Problem::kEncrypted;
+  } else if ((key = import_key(path)) == nullptr) {
+    problem = SshKey::Problem::kUnknown;
+  }
+  slot->second = std::make_shared<SshKey>(path, key, problem);
   return slot->second;
 }
 
@@ -74,7 +107,7 @@ std::shared_ptr<const SshKey> SshKeys::certified(const std::string& path, const 
   // A key of its own: attaching the certificate changes it.
   ssh_key key = import_key(path);
   if (key != nullptr && ssh_pki_copy_cert_to_privkey(cert, key) == SSH_OK) {
-    slot->second = std::make_shared<SshKey>(certificate, key, "");
+    slot->second = std::make_shared<SshKey>(certificate, key, SshKey::Problem::kNone);
   } else {
     ssh_key_free(key);
   }
@@ -98,6 +131,26 @@ SshKeys::List SshKeys::load(const std::vector<std::string>& paths,
     list.push_back(plain);
   }
   return list;
+}
+
+std::string SshKeys::lonely_certificate(const List& keys, const std::vector<std::string>& certificates) {
+  const auto used = [&keys](const std::string& certificate) {
+    return std::any_of(keys.begin(), keys.end(), [&](const auto& key) { return key->path() == certificate; });
+  };
+  for (const std::string& certificate : certificates) {
+    if (::access(certificate.c_str(), R_OK) == 0 && !used(certificate)) return certificate;
+  }
+  for (const auto& key : keys) {
+    if (key->get() != nullptr) continue;
+    std::string stem = key->path();
+    if (key->problem() == SshKey::Problem::kPublic && stem.size() > 4 &&
+        stem.compare(stem.size() - 4, 4, ".pub") == 0) {
+      stem.resize(stem.size() - 4);
+    }
+    const std::string certificate = stem + "-cert.pub";
+    if (::access(certificate.c_str(), R_OK) == 0 && !used(certificate)) return certificate;
+  }
+  return {};
 }
 
 }  // namespace ddp::remote

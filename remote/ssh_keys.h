@@ -13,22 +13,30 @@ namespace ddp::remote {
 /// when it signs, so several threads may use it at once.
 class SshKey {
  public:
-  SshKey(std::string path, ssh_key_struct* key, std::string problem);
+  /// Why libssh cannot sign with it.
+  enum class Problem {
+    kNone,
+    kEncrypted,   ///< needs a passphrase, or an ssh-agent that holds it
+    kUnreadable,  ///< no permission
+    kPublic,      ///< a public key, or only PATH.pub is there: an ssh-agent or a token has the private one
+    kUnknown,     ///< a key on a security token, or a format that libssh does not know: the ssh program may
+  };
+
+  SshKey(std::string path, ssh_key_struct* key, Problem problem);
   ~SshKey();
   SshKey(const SshKey&) = delete;
   SshKey& operator=(const SshKey&) = delete;
 
   const std::string& path() const { return path_; }
   ssh_key_struct* get() const { return key_; }  ///< null when there is a problem
-  const std::string& problem() const {
-    return problem_;
-  }                                 ///< "is encrypted", "cannot be read"; empty: usable
-  std::string fingerprint() const;  ///< "SHA256:…"
+  Problem problem() const { return problem_; }
+  std::string problem_text() const;  ///< "is encrypted", "cannot be read"; empty: usable
+  std::string fingerprint() const;   ///< "SHA256:…"
 
  private:
   std::string path_;
   ssh_key_struct* key_;
-  std::string problem_;
+  Problem problem_;
 };
 
 /// The keys of a user. Loop thread only (reads files; once for each path).
@@ -37,9 +45,13 @@ class SshKeys {
   using List = std::vector<std::shared_ptr<const SshKey>>;
 
   /// The keys behind these paths in their order, each preceded by its certificates: PATH-cert.pub, and those
-  /// of `certificates` that fit. Files that do not exist are left out; those that cannot be used are in the
-  /// list with their problem.
+  /// of `certificates` that fit. Files that do not exist are left out, but for PATH.pub where PATH is
+  /// missing; those that cannot be used are in the list with their problem.
   List load(const std::vector<std::string>& paths, const std::vector<std::string>& certificates);
+
+  /// One of `certificates`, or PATH-cert.pub of a key that only an ssh-agent can use, that load() could give
+  /// to no key; empty: none.
+  std::string lonely_certificate(const List& keys, const std::vector<std::string>& certificates);
 
  private:
   std::shared_ptr<const SshKey> key(const std::string& path);

@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <utility>
@@ -14,6 +15,8 @@ namespace ddp::remote {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int kDeadPeer = 30;  // seconds, until the agent's heartbeats begin
 
 void set_option(int fd, int level, int name, int value) {
   ::setsockopt(fd, level, name, &value, sizeof value);
@@ -51,6 +54,14 @@ SshSession::~SshSession() {
 
 // ---- connecting
 
+/// While nobody else watches the connection. Seconds without any sign of the peer's kernel until it counts as
+/// dead; 0 gives the connection to the heartbeats of the agent, whose limits are the user's.
+void SshSession::watch_peer(int fd, int seconds) {
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, seconds * 1000);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, seconds > 0 ? 10 : 7200);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, seconds > 0 ? 5 : 75);
+}
+
 void SshSession::start() {
   auto self = shared_from_this();
   if (target_.deadline != Clock::time_point::max()) {
@@ -78,8 +89,15 @@ void SshSession::connect_next() {
     return;
   }
   const std::size_t left = target_.endpoints.size() - endpoint_;
+  Clock::duration limit = Clock::duration::max();
   if (left > 1 && target_.deadline != Clock::time_point::max()) {
-    attempt_.expires_after((target_.deadline - Clock::now()) / static_cast<long>(left));
+    limit = (target_.deadline - Clock::now()) / static_cast<long>(left);
+  }
+  if (target_.config.connect_timeout > 0) {
+    limit = std::min<Clock::duration>(limit, std::chrono::seconds(target_.config.connect_timeout));
+  }
+  if (limit != Clock::duration::max()) {
+    attempt_.expires_after(limit);
     attempt_.async_wait([self](const error_code& error) {
       if (!error && self->step_ == Step::kConnect) self->tcp_.cancel();
     });
@@ -111,6 +129,13 @@ void SshSession::on_connected(const error_code& error) {
 
 void SshSession::begin_ssh() {
   step_ = Step::kGreet;
+  watch_peer(tcp_.native_handle(), kDeadPeer);
+  if (target_.config.connect_timeout > 0) {
+    attempt_.expires_after(std::chrono::seconds(target_.config.connect_timeout));
+    attempt_.async_wait([self = shared_from_this()](const error_code& error) {
+      if (!error) self->on_connect_timeout();
+    });
+  }
   session_ = ssh_new();
   // libssh closes its descriptor when the peer ends, at any time and before we know; the loop's registration
   // must not fall on whoever gets that number next, so each side has a descriptor of its own.
@@ -122,42 +147,47 @@ void SshSession::begin_ssh() {
   if (auto option = configure(session_, target_, own.release())) {
     stop_with(
         SshFailure{Error{ErrorCode::kUnreachable, target_.label + ": libssh knows no value of " + *option, 0},
-                   false, *option});
+                   false, *option + " in the SSH configuration"});
     return;
   }
   ssh_set_blocking(session_, 0);
   advance();
 }
 
-std::string SshSession::late_text() const {
+std::string SshSession::late_text(const std::string& limit) const {
   const std::string where = target_.label + ": ";
   switch (step_) {
     case Step::kConnect:
-      return where + "no answer from " + endpoint().text +
-             " before the start limit; is the host up, and does a firewall drop the port?";
+      return where + "no answer from " + endpoint().text + limit +
+             "; is the host up, and does a firewall drop the port?";
     case Step::kGreet:
       if (!heard_server_) {
-        return where + endpoint().text +
-               " took the connection, but no SSH server answered before the start limit";
+        return where + endpoint().text + " took the connection, but no SSH server answered" + limit;
       }
-      return where + "the key exchange with " + endpoint().text + " did not end before the start limit";
+      return where + "the key exchange with " + endpoint().text + " did not end" + limit;
     case Step::kLogin:
-      return where + "the login at " + endpoint().text + " did not end before the start limit";
+      return where + "the login at " + endpoint().text + " did not end" + limit;
     case Step::kAgent:
-      return where + "the login at " + endpoint().text +
-             " did not end before the start limit; does the ssh-agent wait for a touch or a passphrase?";
+      return where + "the login at " + endpoint().text + " did not end" + limit +
+             "; does the ssh-agent wait for a touch or a passphrase?";
     case Step::kOpen:
     case Step::kExecute:
     case Step::kRun:
     case Step::kDone:
       break;
   }
-  return where + endpoint().text + " let us in, but did not run the command before the start limit";
+  return where + endpoint().text + " let us in, but did not run the command" + limit;
 }
 
 void SshSession::on_deadline() {
   if (step_ == Step::kDone || step_ == Step::kRun) return;
-  stop_with(Error{ErrorCode::kTimeout, late_text(), 0});
+  stop_with(Error{ErrorCode::kTimeout, late_text(" before the start limit"), 0});
+}
+
+void SshSession::on_connect_timeout() {
+  if (step_ != Step::kGreet) return;
+  const std::string seconds = std::to_string(target_.config.connect_timeout);
+  stop_with(Error{ErrorCode::kUnreachable, late_text(" within the " + seconds + " s of ConnectTimeout"), 0});
 }
 
 // ---- waiting

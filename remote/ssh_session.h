@@ -26,8 +26,10 @@ struct SshOpened {
 
 struct SshFailure {
   Error error;
-  bool closed_early = false;  ///< the server closed before its banner: worth another try
-  std::string needs_openssh;  ///< an option that libssh cannot serve: the ssh program may
+  bool closed_early = false;    ///< the server closed before its banner: worth another try
+  std::string needs_openssh{};  ///< why the ssh program may do it: "KexAlgorithms in the SSH configuration"
+  std::string advice{};         ///< what to do when the program fails as well
+  bool offers_gssapi = false;   ///< the server took no key, but would take a Kerberos ticket
 };
 
 /// One SSH connection that runs one command: connects, logs in, executes, moves bytes, ends. A state machine
@@ -68,11 +70,14 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   void on_connected(const error_code& error);
   void on_deadline();
   void begin_ssh();
+  void on_connect_timeout();
 
   void advance();
   Progress greet();
   Progress login();
   Progress lend_to_agent();
+  Progress second_factor();
+  Progress refused();
   Progress open_channel();
   Progress execute();
   Progress hand_over();
@@ -91,7 +96,9 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   Progress stop_at_end(ChannelEnd end);
   void release();
   Error libssh_error(const std::string& what) const;
-  std::string late_text() const;
+  Error login_broken() const;
+  static void watch_peer(int fd, int seconds);
+  std::string late_text(const std::string& limit) const;
   const Endpoint& endpoint() const { return target_.endpoints[endpoint_]; }
 
   std::size_t home_ = 0;
@@ -106,7 +113,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   bool tcp_reading_ = false;
   bool tcp_writing_ = false;
   asio::steady_timer deadline_;
-  asio::steady_timer attempt_;  ///< of one address, while others are left
+  asio::steady_timer attempt_;  ///< of one address, while others are left; and ConnectTimeout
 
   ssh_session_struct* session_ = nullptr;
   ssh_channel_struct* channel_ = nullptr;
@@ -114,6 +121,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   std::size_t key_ = 0;
   int offered_ = 0;
   bool agent_asked_ = false;
+  bool none_asked_ = false;
   bool cut_off_ = false;   ///< failed or closed while lent
   UniqueFd agent_socket_;  ///< a second descriptor of the connection to the agent, to cut it off
   std::unique_ptr<asio::posix::stream_descriptor> agent_wait_;

@@ -68,7 +68,17 @@ SshSession::Progress SshSession::greet() {
   heard_server_ = heard_server_ || ssh_get_serverbanner(session_) != nullptr;
   if (answer == SSH_AGAIN) return Progress::kAgain;
   if (answer != SSH_OK) {
-    if (heard_server_) return stop_with(libssh_error("no SSH connection with " + endpoint().text));
+    if (heard_server_) {
+      // Nothing was tried that a server could count against us, and the program knows more algorithms.
+      SshFailure failure{libssh_error("no SSH connection with " + endpoint().text), false, {}};
+      failure.needs_openssh =
+          std::string("a key exchange that libssh cannot make (") + ssh_get_error(session_) + ")";
+      failure.advice =
+          "; it agrees with us on no way to exchange keys: for an old server allow what it offers in the SSH "
+          "configuration, for instance HostKeyAlgorithms +ssh-rsa or KexAlgorithms "
+          "+diffie-hellman-group14-sha1";
+      return stop_with(std::move(failure));
+    }
     return stop_with(
         SshFailure{Error{ErrorCode::kUnreachable,
                          target_.label + ": " + endpoint().text +
@@ -78,6 +88,7 @@ SshSession::Progress SshSession::greet() {
                    true,
                    {}});
   }
+  attempt_.cancel();
   if (auto wrong = check_host_key(session_, target_, endpoint())) return stop_with(std::move(*wrong));
   step_ = Step::kLogin;
   return Progress::kNext;
@@ -97,21 +108,66 @@ SshSession::Progress SshSession::login() {
         step_ = Step::kOpen;
         return Progress::kNext;
       case SSH_AUTH_PARTIAL:
-        return stop_with(Error{ErrorCode::kUnreachable,
-                               target_.label + ": " + endpoint().text +
-                                   " wants a second factor after the key " + key.path() +
-                                   "; log in by hand with ControlMaster and use --ssh-command ssh",
-                               0});
+        offered_ = ssh_userauth_list(session_, nullptr);
+        if ((offered_ & SSH_AUTH_METHOD_PUBLICKEY) == 0) return second_factor();
+        ++key_;  // it wants two keys
+        break;
       case SSH_AUTH_DENIED:
         offered_ = ssh_userauth_list(session_, nullptr);
         ++key_;
         break;
       default:
-        return stop_with(libssh_error("the login at " + endpoint().text + " broke off"));
+        return stop_with(login_broken());
     }
   }
   if (!target_.agent_socket.empty() && !agent_asked_) return lend_to_agent();
-  return stop_with(login_refused(target_, endpoint(), offered_, agent_asked_));
+  if (!none_asked_) {
+    // Servers that know the user by other means (a private network) let in without a key. Last, since each
+    // question costs a way there and back; it also tells the methods where there was no key to try.
+    const int answer = ssh_userauth_none(session_, nullptr);
+    if (answer == SSH_AUTH_AGAIN) return Progress::kAgain;
+    none_asked_ = true;
+    if (answer == SSH_AUTH_SUCCESS) {
+      step_ = Step::kOpen;
+      return Progress::kNext;
+    }
+    if (answer == SSH_AUTH_DENIED) offered_ = ssh_userauth_list(session_, nullptr);
+  }
+  return refused();
+}
+
+SshSession::Progress SshSession::refused() {
+  SshFailure failure{login_refused(target_, endpoint(), offered_, agent_asked_), false, {}};
+  failure.offers_gssapi = (offered_ & SSH_AUTH_METHOD_GSSAPI_MIC) != 0;
+  return stop_with(std::move(failure));
+}
+
+SshSession::Progress SshSession::second_factor() {
+  SshFailure failure{
+      Error{ErrorCode::kUnreachable,
+            target_.label + ": " + endpoint().text +
+                " wants a second factor after the key, and nothing is asked inside a job; set "
+                "ControlMaster auto, ControlPath and ControlPersist in the SSH configuration, and "
+                "log in with \"" +
+                target_.ssh_command + "\" before the start",
+            0},
+      false,
+      {}};
+  if (!target_.config.control_path.empty()) {
+    failure.needs_openssh = "a second factor, which a shared connection (ControlPath) may have given";
+  }
+  return stop_with(std::move(failure));
+}
+
+/// The server closed the connection, or it broke, while keys were tried.
+Error SshSession::login_broken() const {
+  Error broken = libssh_error("the login at " + endpoint().text + " broke off");
+  if (key_ > 0 || agent_asked_) {
+    broken.text +=
+        "; servers bear few wrong keys (MaxAuthTries): name the right one with identity= in the hostfile, or "
+        "with IdentityFile and IdentitiesOnly in the SSH configuration";
+  }
+  return broken;
 }
 
 SshSession::Progress SshSession::open_channel() {
@@ -151,6 +207,7 @@ SshSession::Progress SshSession::hand_over() {
   UniqueFd errors_end(errors[1]);
   pump_->attach(link[0], errors[0]);
   deadline_.cancel();
+  watch_peer(tcp_.native_handle(), 0);
   step_ = Step::kRun;
   events_.opened(SshOpened{std::move(link_end), std::move(errors_end), endpoint().host});
   return Progress::kNext;
@@ -211,8 +268,11 @@ void SshSession::on_agent(int answer) {
   if (cut_off_) return release();
   if (answer == SSH_AUTH_SUCCESS) {
     step_ = Step::kOpen;
+  } else if (answer == SSH_AUTH_PARTIAL) {
+    second_factor();
+    return;
   } else if (ssh_is_connected(session_) == 0) {
-    stop_with(libssh_error("the login at " + endpoint().text + " broke off"));
+    stop_with(login_broken());
     return;
   } else {
     offered_ = ssh_userauth_list(session_, nullptr);

@@ -49,6 +49,24 @@ std::vector<std::string> expand_all(const std::vector<std::string>& paths, const
   return expanded;
 }
 
+/// Why libssh cannot log in with these keys, or nothing. The agent is left out where libssh would offer too
+/// much of it. `certificate` belongs to none of the keys.
+std::string needs_openssh(SshTarget& target, const std::string& certificate) {
+  for (const auto& key : target.keys) {
+    if (key->problem() == SshKey::Problem::kUnknown)
+      return "the key " + key->path() + ", which libssh cannot use";
+  }
+  if (target.agent_socket.empty()) return {};
+  if (!certificate.empty()) return "the certificate " + certificate + " of a key that the ssh-agent has";
+  if (!target.config.identities_only) return {};
+  // libssh would offer every key of the agent.
+  for (const auto& key : target.keys) {
+    if (key->get() == nullptr) return "IdentitiesOnly with a key that only the ssh-agent can use";
+  }
+  target.agent_socket.clear();
+  return {};
+}
+
 }  // namespace
 
 /// What was read from disk, once for all hosts.
@@ -135,7 +153,9 @@ SshShell::SshShell(asio::any_io_executor loop, SshShellOptions options)
       options_(std::move(options)),
       configs_(std::make_shared<SshConfigSource>(loop, options_.ssh_program, options_.config)),
       resolver_(loop),
-      openssh_(loop, {{options_.ssh_program}, options_.config, options_.accept_new_host_keys}),
+      openssh_options_{{options_.ssh_program}, options_.config, options_.accept_new_host_keys},
+      openssh_(loop, openssh_options_),
+      ticket_(std::make_shared<KerberosTicket>(loop)),
       window_(loop, options_.window),
       files_(std::make_unique<Files>()),
       random_(std::random_device{}()) {}
@@ -164,15 +184,6 @@ const KnownHosts& SshShell::known_hosts(const std::vector<std::string>& paths) {
   return known.hosts;
 }
 
-/// What a user would type to reach the host as we do.
-std::string SshShell::by_hand(const Host& host) const {
-  std::string line = options_.ssh_program;
-  if (!options_.config.empty()) line += " -F " + options_.config;
-  if (host.port != 0) line += " -p " + std::to_string(host.port);
-  if (!host.address.empty()) line += " -o HostName=" + host.address;
-  return line + " " + (host.user.empty() ? "" : host.user + "@") + host.name;
-}
-
 /// Completes the target from its configuration. Returns why libssh cannot serve this host, or nothing.
 std::string SshShell::prepare(const Host& host, SshTarget& target) {
   const SshConfig& config = target.config;
@@ -197,17 +208,10 @@ std::string SshShell::prepare(const Host& host, SshTarget& target) {
   target.accept_new_host_keys = options_.accept_new_host_keys || strict == "accept-new" || strict == "no" ||
                                 strict == "off" || strict == "false";
 
-  target.keys = files_->keys.load(expand_all(config.identity_files, tokens),
-                                  expand_all(config.certificate_files, tokens));
+  const std::vector<std::string> certificates = expand_all(config.certificate_files, tokens);
+  target.keys = files_->keys.load(expand_all(config.identity_files, tokens), certificates);
   target.agent_socket = agent_socket(config, tokens);
-  if (config.identities_only && !target.agent_socket.empty()) {
-    // libssh would offer every key of the agent.
-    for (const auto& key : target.keys) {
-      if (!key->problem().empty()) return "IdentitiesOnly with a key that only the ssh-agent can use";
-    }
-    target.agent_socket.clear();
-  }
-  return {};
+  return needs_openssh(target, files_->keys.lonely_certificate(target.keys, certificates));
 }
 
 Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vector<std::string> argv,
@@ -223,11 +227,12 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   target.config = std::move(*config);
   target.command = std::move(*line);
   target.deadline = deadline;
-  target.ssh_command = by_hand(host);
+  target.ssh_command = CommandShell::by_hand(openssh_options_, host);
+  CommandShell::Route route{target.config.proxy, target.config.proxy_jump, target.config.connect_timeout, {}};
   std::string reason = prepare(host, target);
   if (!reason.empty()) {
     co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),
-                                       target.config.proxy);
+                                       std::move(route));
   }
   auto endpoints = co_await resolver_.resolve(target.config.host_name, target.config.port,
                                               address_family(target.config), deadline);
@@ -247,10 +252,14 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     if (last->opened) {
       co_return std::unique_ptr<Channel>(std::make_unique<SshChannel>(host.name, loop_, last, threads_));
     }
-    if (!last->failed->needs_openssh.empty()) {
-      reason = last->failed->needs_openssh + " in the SSH configuration";
+    reason = last->failed->needs_openssh;
+    route.advice = last->failed->advice;
+    if (last->failed->offers_gssapi && target.config.gssapi_authentication && co_await ticket_->valid()) {
+      reason = "GSSAPIAuthentication with a Kerberos ticket";
+    }
+    if (!reason.empty()) {
       co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),
-                                         target.config.proxy);
+                                         std::move(route));
     }
     // A last try that the start limit cut short knows less than those before it.
     Error told = last->failed->error;
@@ -274,12 +283,12 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
 Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
                                                                       std::vector<std::string> argv,
                                                                       Deadline deadline, std::string reason,
-                                                                      std::string proxy) {
+                                                                      CommandShell::Route route) {
   if (told_.insert(reason).second && options_.notice) {
     options_.notice(host.name + ": reached through the program " + options_.ssh_program + ", because of " +
                     reason + " (and so are other hosts for which this is so)");
   }
-  return openssh_.open_through(std::move(proxy), std::move(host), std::move(argv), deadline);
+  return openssh_.open_through(std::move(route), std::move(host), std::move(argv), deadline);
 }
 
 Awaitable<void> SshShell::attempt(std::shared_ptr<Attempt> attempt, SshTarget target) {

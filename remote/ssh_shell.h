@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "remote/command_shell.h"
+#include "remote/kerberos_ticket.h"
 #include "remote/known_hosts.h"
 #include "remote/login_window.h"
 #include "remote/remote_shell.h"
@@ -55,8 +56,7 @@ class SshShell final : public RemoteShell {
   Awaitable<void> attempt(std::shared_ptr<Attempt> attempt, SshTarget target);
   Awaitable<Result<std::unique_ptr<Channel>>> through_openssh(Host host, std::vector<std::string> argv,
                                                               Deadline deadline, std::string reason,
-                                                              std::string proxy);
-  std::string by_hand(const Host& host) const;
+                                                              CommandShell::Route route);
   std::string prepare(const Host& host, SshTarget& target);
   const KnownHosts& known_hosts(const std::vector<std::string>& files);
   SshThreads& threads();
@@ -65,7 +65,9 @@ class SshShell final : public RemoteShell {
   SshShellOptions options_;
   std::shared_ptr<SshConfigSource> configs_;
   Resolver resolver_;
+  CommandShellOptions openssh_options_;
   CommandShell openssh_;
+  std::shared_ptr<KerberosTicket> ticket_;
   LoginWindow window_;
   std::unique_ptr<Files> files_;
   std::shared_ptr<SshThreads> threads_;

@@ -63,6 +63,19 @@ TEST_CASE("other values") {
   CHECK(config.strict_host_key_checking == "accept-new");
   CHECK(config.address_family == "inet6");
   CHECK(parsed("identityagent SSH_AUTH_SOCK\n").identity_agent.empty());
+  const SshConfig more =
+      parsed("connecttimeout 7\nrequiredrsasize 2048\ncontrolpath /run/%C\nproxyjump a,b\n");
+  CHECK(more.connect_timeout == 7);
+  CHECK(more.required_rsa_size == 2048);
+  CHECK(more.control_path == "/run/%C");
+  CHECK(more.proxy_jump == "a,b");
+  CHECK(more.proxy == "a,b");
+  CHECK(more.gssapi_authentication);
+  const SshConfig none = parsed("connecttimeout none\ncontrolpath none\nproxycommand nc %h\n");
+  CHECK(none.connect_timeout == 0);
+  CHECK(none.control_path.empty());
+  CHECK(none.proxy_jump.empty());
+  CHECK(none.proxy == "nc %h");
 }
 
 TEST_CASE("what libssh cannot serve is named") {

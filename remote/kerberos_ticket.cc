@@ -1,0 +1,33 @@
+#include "remote/kerberos_ticket.h"
+
+#include <utility>
+
+#include "remote/child_channel.h"
+
+namespace ddp::remote {
+
+Awaitable<bool> KerberosTicket::valid() {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  const auto self = shared_from_this();
+  if (!std::exchange(asked_, true))
+    asio::co_spawn(loop_, ask(self), asio::detached);  // sets valid_, and ends
+  while (!valid_) {
+    co_await known_.async_wait(kUseTuple);
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    if (state.cancelled() != asio::cancellation_type::none) co_return false;
+  }
+  co_return *valid_;
+}
+
+Awaitable<void> KerberosTicket::ask(std::shared_ptr<KerberosTicket> self) {
+  bool valid = false;
+  auto child = open_child(self->loop_, ChildCommand{"klist", {"klist", "-s"}, ChildCommand::Kind::kProgram});
+  if (child) {
+    const ChannelEnd end = co_await (*child)->end();
+    valid = end.status == 0;
+  }
+  self->valid_ = valid;
+  self->known_.cancel();
+}
+
+}  // namespace ddp::remote
