@@ -1,8 +1,11 @@
 #pragma once
 
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <memory>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "base/asio.h"
@@ -19,6 +22,11 @@ class ByteStream {
   virtual ~ByteStream() = default;
   virtual Awaitable<Done> read_some(asio::mutable_buffer buffer) = 0;
   virtual Awaitable<Done> write_some(asio::const_buffer buffer) = 0;
+  /// The socket that write_some writes into, for a write beside it while none is under way; it may block. -1:
+  /// it is none.
+  virtual int socket() { return -1; }
+  /// Waits until that socket has room worth a write.
+  virtual Awaitable<error_code> writable() = 0;
   /// Ends both directions; operations under way complete with an error.
   virtual void close() = 0;
 };
@@ -34,6 +42,15 @@ class AsioStream final : public ByteStream {
   }
   Awaitable<Done> write_some(asio::const_buffer buffer) override {
     co_return co_await out_.async_write_some(buffer, kUseTuple);
+  }
+  int socket() override {
+    struct stat status {};
+    const int fd = out_.native_handle();
+    return ::fstat(fd, &status) == 0 && S_ISSOCK(status.st_mode) ? fd : -1;
+  }
+  Awaitable<error_code> writable() override {
+    const auto [error] = co_await out_.async_wait(std::remove_reference_t<Out>::wait_write, kUseTuple);
+    co_return error;
   }
   void close() override {
     error_code ignored;

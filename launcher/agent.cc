@@ -73,6 +73,9 @@ int Agent::run() {
   hello.interfaces = options_.facts.interfaces;
   hello.clock_ns = monotonic_ns();
   link_.send(hello);
+  link_.on_ready([this] {
+    if (workers_) workers_->resume_output();
+  });
   start_task(link_.write_all());
   start_task(serve());
   start_task(heartbeat());
@@ -283,6 +286,21 @@ void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
   exited.clock_ns = monotonic_ns();
   exited.text = error.text;
   link_.send(exited);
+}
+
+OutputSink::Move Agent::move_output(std::uint32_t rank, std::uint8_t stream, int pipe, std::size_t size) {
+  using Splice = rendezvous::Connection::Splice;
+  switch (link_.splice_output({attempt_, rank, stream, monotonic_ns(), {}}, pipe, size)) {
+    case Splice::kCopy:
+      return Move::kRead;
+    case Splice::kLater:
+      return Move::kLater;
+    case Splice::kMoved:
+      break;
+  }
+  credit_.spend(stream, size);
+  if (hang_guard_) hang_guard_->worker_wrote();
+  return Move::kMoved;
 }
 
 void Agent::worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) {

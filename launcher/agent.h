@@ -78,6 +78,7 @@ class Agent final : public WorkerEvents {
   void worker_not_started(std::uint32_t rank, const Error& error) override;
   std::size_t output_room(std::uint8_t stream) const override { return credit_.room(stream); }
   std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
+  Move move_output(std::uint32_t rank, std::uint8_t stream, int pipe, std::size_t size) override;
   void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) override;
 
   void watch_for_hangs(std::vector<WorkerSpec>& workers);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace ddp::launcher {
 
@@ -46,7 +47,9 @@ void OutputTurns::give_turns(std::span<const Ready> ready, bool loud, std::uint3
     if ((one.bytes > kLittle) != loud) continue;
     // The rest of the room is not worth waking a worker for.
     if (loud && room < kLeastRead && !turns_.empty()) return;
-    const std::size_t bytes = std::min({std::max<std::size_t>(one.bytes, 1), kMost, room});
+    const bool goes_on = loud && cut_left_ > 0 && one.who == cut_who_;
+    const std::size_t most = goes_on ? std::exchange(cut_left_, 0) : kMost;
+    const std::size_t bytes = std::min({std::max<std::size_t>(one.bytes, 1), most, room});
     turns_.push_back({one.who, bytes});
     room -= bytes;
     next = one.who + 1;

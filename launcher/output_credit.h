@@ -62,12 +62,20 @@ class OutputTurns {
   /// `ready`: who has something to read, ascending. The turns' bytes together are `room` at most; who gets no
   /// turn comes earlier in the next round. Valid until the next call.
   std::span<const Turn> round(std::span<const Ready> ready, std::size_t room);
+  /// The round ended early, `left` bytes before the end of the turn of `who`, who is loud: the next one
+  /// begins with them.
+  void cut_short(std::uint32_t who, std::size_t left) {
+    next_loud_ = cut_who_ = who;
+    cut_left_ = left;
+  }
 
  private:
   void give_turns(std::span<const Ready> ready, bool loud, std::uint32_t& next, std::size_t& room);
 
   std::uint32_t next_quiet_ = 0;  ///< who begins
   std::uint32_t next_loud_ = 0;
+  std::uint32_t cut_who_ = 0;
+  std::size_t cut_left_ = 0;  ///< of the turn of cut_who_; 0: no turn was cut
   std::vector<Turn> turns_;
 };
 

@@ -26,6 +26,8 @@ void append_frame(const Message& message, std::string& out);
 /// Writes the kOutputHeader bytes that append_frame would write before `output.data`, for data that already
 /// stands behind them.
 void write_output_header(const Output& output, char* at);
+/// The same for `size` bytes of data that stand elsewhere.
+void write_output_header(const Output& output, std::size_t size, char* at);
 
 /// Decodes one frame's payload (type and fields, without the length). string_view members of the result point
 /// into `payload`. Error kProtocol: unknown type, truncated field, count over its limit, bytes left over.

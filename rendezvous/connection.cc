@@ -1,5 +1,12 @@
 #include "rendezvous/connection.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -10,11 +17,33 @@ namespace {
 /// Output handed to the stream at a time: what control may have to wait for.
 constexpr std::size_t kOutputChunk = 128u << 10;
 
+/// A quarter of its memory is used at most, so that a frame finds room as a whole.
+bool has_room(int socket) {
+  pollfd look{socket, POLLOUT, 0};
+  return ::poll(&look, 1, 0) == 1 && (look.revents & POLLOUT) != 0;
+}
+
+/// How many of `size` bytes went from `pipe` into `socket`. Pages move; nothing is copied before the far
+/// side's read.
+std::size_t move_pages(int pipe, int socket, std::size_t size) {
+  std::size_t moved = 0;
+  while (moved < size) {
+    const ssize_t count =
+        ::splice(pipe, nullptr, socket, nullptr, size - moved, SPLICE_F_NONBLOCK | SPLICE_F_MOVE);
+    if (count > 0)
+      moved += static_cast<std::size_t>(count);
+    else if (count == 0 || errno != EINTR)
+      break;
+  }
+  return moved;
+}
+
 }  // namespace
 
 Connection::Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream,
                        std::string_view early)
     : stream_(std::move(stream)),
+      socket_(stream_->socket()),
       queued_(executor, Clock::time_point::max()),
       drained_(executor, Clock::time_point::max()) {
   while (!early.empty()) {
@@ -61,17 +90,64 @@ void Connection::send_output(const Output& output) {
   queued_.cancel();
 }
 
+Connection::Splice Connection::splice_output(const Output& output, int pipe, std::size_t size) {
+  if (socket_ < 0 || closed_ || broken_) return Splice::kCopy;
+  if (writing_ || !rest_.empty() || !control_.empty() || !output_.empty() || !has_room(socket_)) {
+    ready_awaited_ = true;
+    queued_.cancel();
+    return Splice::kLater;
+  }
+  std::array<char, kOutputHeader> header;
+  write_output_header(output, size, header.data());
+  const ssize_t sent = ::send(socket_, header.data(), header.size(), MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE);
+  if (sent <= 0) return Splice::kCopy;  // the writer finds out why
+  const auto begun = static_cast<std::size_t>(sent);
+  const std::size_t moved = begun == header.size() ? move_pages(pipe, socket_, size) : 0;
+  if (moved < size) queue_rest({header.data() + begun, header.size() - begun}, pipe, size - moved);
+  return Splice::kMoved;
+}
+
+/// What the socket did not take of a frame: it is in the pipe, all of it.
+void Connection::queue_rest(std::string_view header, int pipe, std::size_t size) {
+  rest_ = header;
+  rest_.resize(header.size() + size);
+  for (std::size_t at = header.size(); at < rest_.size();) {
+    const ssize_t count = ::read(pipe, rest_.data() + at, rest_.size() - at);
+    if (count > 0) {
+      at += static_cast<std::size_t>(count);
+    } else if (count == 0 || errno != EINTR) {
+      rest_.clear();
+      broken_ = true;  // a frame is cut: nothing can be said on this link any more
+      stream_->close();
+      break;
+    }
+  }
+  queued_.cancel();
+}
+
+void Connection::tell_ready() {
+  if (std::exchange(ready_awaited_, false) && ready_) ready_();
+}
+
 Awaitable<> Connection::write_all() {
   std::string control;
   while (!closed_ && !broken_) {
     writing_ = true;
-    if (!control_.empty()) {
+    if (!rest_.empty()) {
+      const std::string rest = std::exchange(rest_, {});
+      co_await write_whole(rest);
+    } else if (!control_.empty()) {
       control.clear();
       control.swap(control_);
       co_await write_whole(control);
     } else if (const std::string_view frames = output_.front(kOutputChunk); !frames.empty()) {
       co_await write_whole(frames);
       output_.pop(frames.size());
+    } else if (ready_awaited_) {
+      writing_ = false;
+      drained_.cancel();
+      if (co_await stream_->writable()) broken_ = true;
+      tell_ready();
     } else {
       writing_ = false;
       drained_.cancel();
@@ -80,6 +156,7 @@ Awaitable<> Connection::write_all() {
   }
   writing_ = false;
   drained_.cancel();
+  tell_ready();
 }
 
 Awaitable<> Connection::write_whole(std::string_view bytes) {
@@ -93,7 +170,7 @@ Awaitable<> Connection::write_whole(std::string_view bytes) {
 }
 
 Awaitable<> Connection::flushed() {
-  while (!closed_ && !broken_ && (writing_ || !control_.empty() || !output_.empty()))
+  while (!closed_ && !broken_ && (writing_ || !rest_.empty() || !control_.empty() || !output_.empty()))
     co_await drained_.async_wait(kUseTuple);
 }
 

@@ -2,10 +2,13 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "base/asio.h"
 #include "base/byte_stream.h"
@@ -33,6 +36,8 @@ class Connection {
   /// Reads more bytes. Error kLinkLost: the far side closed, or the stream broke; kCancelled: `close` was
   /// called here.
   Awaitable<Result<>> read_more();
+  /// The memory of those string_views, for who keeps one longer; see FrameReader.
+  std::shared_ptr<const char[]> keep() { return frames_.keep(); }
 
   /// Queues a control message; never blocks.
   void send(const Message& message);
@@ -41,6 +46,17 @@ class Connection {
   /// Queues worker output behind all control. `output.data` is the beginning of the last output_space, or
   /// empty. The queue is bounded by the credit that its callers keep to; of a broken link it takes nothing.
   void send_output(const Output& output);
+  enum class Splice {
+    kMoved,
+    kCopy,   ///< this link or system cannot: read them into output_space
+    kLater,  ///< the link is busy: `ready` tells when to try again
+  };
+  /// Sends `size` bytes (kMaxOutputData at most) that wait in `pipe`, which nobody else reads, as one Output
+  /// without reading them; `output.data` is empty. Only while nothing is queued: output that waits is cheaper
+  /// in its pipe.
+  Splice splice_output(const Output& output, int pipe, std::size_t size);
+  /// Called after kLater, from write_all, when the link takes more or has ended.
+  void on_ready(std::function<void()> ready) { ready_ = std::move(ready); }
   /// Sends what is queued until the stream ends or `close`; start it once.
   Awaitable<> write_all();
   /// Waits until everything queued so far was handed to the stream, or the stream ended.
@@ -53,13 +69,19 @@ class Connection {
 
  private:
   Awaitable<> write_whole(std::string_view bytes);
+  void tell_ready();
+  void queue_rest(std::string_view header, int pipe, std::size_t size);
 
   std::unique_ptr<ByteStream> stream_;
   FrameReader frames_;
+  int socket_;        ///< of stream_, that takes pages of pipes; -1: none
+  std::string rest_;  ///< of a frame that was begun: goes before all else
   std::string control_;
   OutputQueue output_;
   asio::steady_timer queued_;   ///< cancelled when there is something to write
   asio::steady_timer drained_;  ///< cancelled when the queues are empty
+  std::function<void()> ready_;
+  bool ready_awaited_ = false;
   bool writing_ = false;
   bool closed_ = false;  ///< by close()
   bool broken_ = false;  ///< a write failed

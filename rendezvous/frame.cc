@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "rendezvous/codec.h"
 
@@ -13,6 +15,44 @@ namespace {
 
 /// What one read of a busy stream may take.
 constexpr std::size_t kMostRead = 256u << 10;
+/// A read into memory that is kept, and so not used again, is worth its system call.
+constexpr std::size_t kKeptRead = 64u << 10;
+
+/// The blocks of busy streams, of all links: a fresh one would cost a page fault for each of its pages.
+class Blocks {
+ public:
+  static constexpr std::size_t kSize = 2 * kMostRead;
+
+  static std::shared_ptr<char[]> get(std::size_t size) {
+    if (size != kSize) return std::shared_ptr<char[]>(new char[size]);
+    Blocks& all = instance();
+    std::unique_ptr<char[]> block;
+    {
+      const std::lock_guard lock(all.mutex_);
+      if (!all.spare_.empty()) {
+        block = std::move(all.spare_.back());
+        all.spare_.pop_back();
+      }
+    }
+    if (!block) block = std::make_unique_for_overwrite<char[]>(kSize);
+    return {block.release(), [](char* back) { instance().take_back(std::unique_ptr<char[]>(back)); }};
+  }
+
+ private:
+  static constexpr std::size_t kSpares = 8;
+
+  static Blocks& instance() {
+    static Blocks& all = *new Blocks;  // threads that outlive main may let go of one
+    return all;
+  }
+  void take_back(std::unique_ptr<char[]> block) {
+    const std::lock_guard lock(mutex_);
+    if (spare_.size() < kSpares) spare_.push_back(std::move(block));
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<char[]>> spare_;
+};
 
 }  // namespace
 
@@ -25,8 +65,8 @@ std::uint32_t frame_length(const char* bytes) {
 }
 
 std::span<char> FrameReader::space() {
-  if (begin_ == end_) begin_ = end_ = 0;
-  std::size_t wanted = read_size_;
+  if (begin_ == end_ && !kept_) begin_ = end_ = 0;
+  std::size_t wanted = kept_ ? std::min(read_size_, kKeptRead) : read_size_;
   // next() has refused lengths over the limit, so a peer cannot make this grow beyond one frame.
   if (end_ - begin_ >= kFrameHeader) {
     const std::size_t whole =
@@ -40,19 +80,25 @@ std::span<char> FrameReader::space() {
 /// Moves what is left of the last frame to the front, into a larger buffer when it must be.
 void FrameReader::make_room(std::size_t wanted) {
   const std::size_t left = end_ - begin_;
-  if (capacity_ < left + wanted) {
+  if (kept_ || capacity_ < left + wanted) {
     // Twice, so that the rest of a frame is moved after every other read only. Not zeroed: pages that are
     // never read into cost nothing.
-    const std::size_t larger = left + std::max(wanted, 2 * read_size_);
-    auto fresh = std::make_unique_for_overwrite<char[]>(larger);
+    const std::size_t larger = std::max(left + wanted, 2 * read_size_);
+    auto fresh = Blocks::get(larger);
     if (left > 0) std::memcpy(fresh.get(), buffer_.get() + begin_, left);
     buffer_ = std::move(fresh);
     capacity_ = larger;
+    kept_ = false;
   } else {
     std::memmove(buffer_.get(), buffer_.get() + begin_, left);
   }
   begin_ = 0;
   end_ = left;
+}
+
+std::shared_ptr<const char[]> FrameReader::keep() {
+  kept_ = true;
+  return buffer_;
 }
 
 void FrameReader::filled(std::size_t bytes) {

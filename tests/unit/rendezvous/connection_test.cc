@@ -1,6 +1,9 @@
 #include "rendezvous/connection.h"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "rendezvous/codec.h"
 #include "tests/support/catch.h"
 
@@ -134,6 +138,98 @@ TEST_CASE("a far side that goes ends the writer and what waits for it; nothing i
   const auto space = link.agent->output_space(kData);
   link.queue(1);
   CHECK(link.agent->output_space(kData).data() == space.data());  // memory does not grow
+  link.finish();
+}
+
+/// A worker's pipe with the bytes of one Output of `rank`.
+struct WorkerPipe {
+  explicit WorkerPipe(std::uint32_t rank) {
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
+    read.reset(ends[0]);
+    write.reset(ends[1]);
+    const std::string bytes(kData, static_cast<char>('a' + rank % 26));
+    REQUIRE(::write(write.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  }
+  UniqueFd read;
+  UniqueFd write;
+};
+
+/// Sends the Output of each rank out of a pipe, each as soon as the link is ready.
+void splice_all(Link& link, std::uint32_t count, int& later) {
+  using Splice = Connection::Splice;
+  bool ready = true;
+  link.agent->on_ready([&ready] { ready = true; });
+  for (std::uint32_t rank = 0; rank < count;) {
+    REQUIRE(link.run_until([&] { return ready; }));
+    WorkerPipe pipe(rank);
+    for (; rank < count; pipe = WorkerPipe(rank)) {
+      const Splice how = link.agent->splice_output({0, rank, 1, 7, {}}, pipe.read.get(), kData);
+      ready = how != Splice::kLater;
+      if (!ready) break;
+      REQUIRE(how == Splice::kMoved);
+      int left = 0;
+      CHECK((::ioctl(pipe.read.get(), FIONREAD, &left) == 0 && left == 0));
+      ++rank;
+    }
+    if (!ready) ++later;
+  }
+  link.agent->on_ready({});
+}
+
+TEST_CASE("output goes from a pipe into the link without a read, when the link is ready") {
+  Link link;
+  link.agent->send(Pong{1, 2});
+  link.start_reading();
+  REQUIRE(link.run_until([&] { return link.got.size() == 1; }));
+  int later = 0;
+  splice_all(link, kFrames, later);
+  CHECK(later > 0);
+  REQUIRE(link.run_until([&] { return link.got.size() == kFrames + 1; }));
+  for (std::uint32_t rank = 0; rank < kFrames; ++rank)
+    CHECK(link.got[rank + 1] == "R" + std::to_string(rank));
+  link.finish();
+}
+
+TEST_CASE("what a small link does not take of a frame follows whole, before all else") {
+  Link link;
+  const int small = 1;  // the least that the kernel gives
+  REQUIRE(::setsockopt(link.near.native_handle(), SOL_SOCKET, SO_SNDBUF, &small, sizeof small) == 0);
+  link.agent->send(Pong{1, 2});
+  link.start_reading();
+  REQUIRE(link.run_until([&] { return link.got.size() == 1; }));
+  WorkerPipe pipe(3);
+  REQUIRE(link.agent->splice_output({0, 3, 1, 7, {}}, pipe.read.get(), kData) == Connection::Splice::kMoved);
+  link.agent->send(Notice{"behind", false});
+  CHECK(link.agent->splice_output({0, 3, 1, 7, {}}, pipe.read.get(), 1) == Connection::Splice::kLater);
+  link.queue(4);
+  REQUIRE(link.run_until([&] { return link.got.size() == 4; }));
+  CHECK(link.got == std::vector<std::string>{"Pong", "R3", "Notice", "R4"});
+  link.finish();
+}
+
+TEST_CASE("who waits for a link that ends is told") {
+  Link link;
+  int later = 0;
+  bool told = false;
+  link.agent->send(Pong{1, 2});
+  REQUIRE(link.run_until([&] {
+    link.loop.poll();
+    return true;
+  }));
+  link.agent->on_ready([&told] { told = true; });
+  for (std::uint32_t rank = 0; later == 0 && rank < kFrames; ++rank) {
+    WorkerPipe pipe(rank);
+    if (link.agent->splice_output({0, rank, 1, 7, {}}, pipe.read.get(), kData) == Connection::Splice::kLater)
+      ++later;
+  }
+  REQUIRE(later == 1);
+  link.loop.poll();
+  CHECK_FALSE(told);  // nobody reads
+  link.agent->close();
+  CHECK(link.run_until([&] { return told && link.writer_done; }));
+  WorkerPipe pipe(0);
+  CHECK(link.agent->splice_output({0, 0, 1, 7, {}}, pipe.read.get(), kData) == Connection::Splice::kCopy);
   link.finish();
 }
 

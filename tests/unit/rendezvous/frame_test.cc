@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "rendezvous/codec.h"
 #include "tests/support/catch.h"
@@ -50,6 +54,51 @@ TEST_CASE("any chunking gives the same frames") {
     REQUIRE(got.size() == count);
     CHECK(std::equal(got.begin(), got.end(), expected.begin()));
   }
+}
+
+TEST_CASE("what is kept stays as it was while the stream goes on") {
+  std::mt19937 random(11);
+  std::string bytes;
+  std::vector<std::string> expected;
+  for (int i = 0; i < 400; ++i) {
+    const std::string data(random() % 60'000, static_cast<char>('a' + i % 26));
+    const std::size_t start = bytes.size();
+    append_frame(Notice{data}, bytes);
+    expected.push_back(bytes.substr(start + kFrameHeader));
+  }
+  struct Kept {
+    std::size_t frame;
+    std::shared_ptr<const char[]> memory;
+    std::string_view payload;
+  };
+  FrameReader reader;
+  std::vector<Kept> kept;
+  std::size_t frames = 0;
+  const auto check_oldest = [&] {
+    CHECK(kept.front().payload == expected[kept.front().frame]);
+    kept.erase(kept.begin());
+  };
+  for (std::size_t position = 0; position < bytes.size();) {
+    const auto space = reader.space();
+    REQUIRE(!space.empty());
+    const std::size_t count = std::min({space.size(), bytes.size() - position, 1 + random() % 300'000});
+    std::memcpy(space.data(), bytes.data() + position, count);
+    reader.filled(count);
+    position += count;
+    for (;;) {
+      auto frame = reader.next();
+      REQUIRE(frame.has_value());
+      if (!*frame) break;
+      CHECK(**frame == expected[frames]);
+      if (frames % 3 == 0) kept.push_back({frames, reader.keep(), **frame});
+      ++frames;
+    }
+    while (kept.size() > 40)
+      check_oldest();
+  }
+  CHECK(frames == expected.size());
+  while (!kept.empty())
+    check_oldest();
 }
 
 TEST_CASE("a length of zero or over the limit ends the stream before memory is taken") {
