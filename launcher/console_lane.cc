@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -78,27 +79,45 @@ ConsoleLane::ConsoleLane(Target target, ConsolePolicy policy, asio::any_io_execu
       drained_(std::move(drained)),
       view_(terminal_reflows()),
       queue_(policy == ConsolePolicy::kDrop || (policy == ConsolePolicy::kAuto && target.is_terminal),
-             join_size(target)) {}
+             join_size(target)),
+      direct_(!target.is_terminal && !queue_.skips()) {}
 
 void ConsoleLane::push(int stream, bool ours, std::string_view lines) {
   if (lines.empty()) return;
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (broken_[static_cast<std::size_t>(stream - 1)] != 0 || abandoned_) return;
   queue_.push(stream, ours, lines);
-  pushed();
+  wake(lock);
 }
 
 void ConsoleLane::hand_over(int stream, std::string& lines) {
   if (lines.empty()) return;
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (broken_[static_cast<std::size_t>(stream - 1)] != 0 || abandoned_) return lines.clear();
+  if (direct_ && !writing_ && queue_.empty()) write_now(stream, lines);
+  if (lines.empty()) return;
   queue_.hand_over(stream, false, lines);
-  pushed();
+  wake(lock);
 }
 
-void ConsoleLane::pushed() {
+/// What the output takes without waiting, with nothing before it, costs no turn of the thread. Pipes, sockets
+/// and devices can, terminals and most files cannot.
+void ConsoleLane::write_now(int stream, std::string& lines) {
+  const iovec piece{lines.data(), lines.size()};
+  const ssize_t count =
+      ::pwritev2(target_.fds[static_cast<std::size_t>(stream - 1)], &piece, 1, -1, RWF_NOWAIT);
+  if (count > 0)
+    lines.erase(0, static_cast<std::size_t>(count));
+  else if (count < 0 && errno != EAGAIN && errno != EINTR)
+    direct_ = false;  // EOPNOTSUPP; of all else the thread finds out
+}
+
+/// Without the mutex: the thread would wake only to wait for it.
+void ConsoleLane::wake(std::unique_lock<std::mutex>& lock) {
   was_full_ = was_full_ || queue_.full();
-  if (!writing_) wake_.notify_one();
+  const bool idle = !writing_;
+  lock.unlock();
+  if (idle) wake_.notify_one();
 }
 
 void ConsoleLane::show(int stream, std::vector<LiveRow> rows) {

@@ -58,7 +58,8 @@ class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
   bool wait_for_work(std::unique_lock<std::mutex>& lock);
   Clock::time_point due() const;
   void write_next(std::unique_lock<std::mutex>& lock);
-  void pushed();
+  void wake(std::unique_lock<std::mutex>& lock);
+  void write_now(int stream, std::string& lines);
   int write_segment(const ConsoleQueue::Segment& segment, const std::vector<LiveRow>& rows);
   std::vector<LiveRow> rows_to_show() const;
 
@@ -75,6 +76,7 @@ class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
   std::array<int, 2> broken_{};  ///< errno of the first failed write
   Clock::time_point drawn_;      ///< when it last wrote
   Clock::time_point writing_since_;
+  bool direct_;  ///< `fd` can be told not to wait: the loop may write
   bool writing_ = false;
   bool rows_changed_ = false;
   bool rows_on_screen_ = false;

@@ -21,6 +21,8 @@ struct LineSink {
     out.append(label).append(text);
     out += '\n';
   }
+  /// The same for a line with its newline, or without a label for many.
+  void whole(std::string_view text) const { out.append(label).append(text); }
 };
 
 /// The rows at the end of one stream that may still change: the unfinished line, and what a bar keeps

@@ -32,10 +32,13 @@ void LineAssembler::add(std::string_view bytes, std::string& out) {
 void LineAssembler::add_plain(std::string_view bytes, const LineSink& sink) {
   bool idle = rows_.idle();
   while (!bytes.empty()) {
-    const auto* found = static_cast<const char*>(std::memchr(bytes.data(), '\n', bytes.size()));
+    const bool all = idle && sink.label.empty() && bytes.size() <= kMaxLine;
+    const void* const end =
+        all ? ::memrchr(bytes.data(), '\n', bytes.size()) : std::memchr(bytes.data(), '\n', bytes.size());
+    const auto* found = static_cast<const char*>(end);
     const std::size_t length = found ? static_cast<std::size_t>(found - bytes.data()) : bytes.size();
     if (idle && found && length <= kMaxLine) {
-      sink.line(bytes.substr(0, length));
+      sink.whole(bytes.substr(0, length + 1));
     } else {
       rows_.text(bytes.substr(0, length), sink);
       if (found) rows_.line_feed(sink);
