@@ -25,34 +25,50 @@ JobWriter::~JobWriter() {
   close();
 }
 
-std::string& JobWriter::waiting_of(const OutputKey& key) {
-  if (last_.second < waiting_.size() && last_.first == key) return waiting_[last_.second].second;
+JobWriter::Waiting& JobWriter::waiting_of(const OutputKey& key) {
+  if (last_.second < waiting_.size() && last_.first == key) return waiting_[last_.second];
   const auto [place, fresh] = place_.try_emplace(key, waiting_.size());
-  if (fresh) {
-    std::string buffer;
+  if (fresh) waiting_.push_back({key, {}});
+  last_ = {key, place->second};
+  return waiting_[place->second];
+}
+
+std::string& JobWriter::gathered_of(Waiting& waiting) {
+  if (waiting.pieces.empty() || waiting.pieces.back().memory) {
+    Piece& piece = waiting.pieces.emplace_back();
     if (!spare_.empty()) {
-      buffer = std::move(spare_.back());
+      piece.gathered = std::move(spare_.back());
       spare_.pop_back();
     }
-    waiting_.emplace_back(key, std::move(buffer));
   }
-  last_ = {key, place->second};
-  return waiting_[place->second].second;
+  return waiting.pieces.back().gathered;
 }
 
 void JobWriter::append(const OutputKey& key, std::string_view bytes) {
-  bool wake = false;
-  {
-    const std::lock_guard lock(mutex_);
-    const bool first = waiting_.empty();
-    std::string& waiting = waiting_of(key);
-    waiting += bytes;
-    const std::size_t backlog = backlog_.fetch_add(bytes.size(), std::memory_order_relaxed) + bytes.size();
-    if (backlog > kHigh) was_full_ = true;
-    const bool enough = waiting.size() >= kPiece || backlog >= kEnough;
-    wake = first || (enough && !hurry_);
-    hurry_ = hurry_ || enough;
-  }
+  std::unique_lock lock(mutex_);
+  const bool first = waiting_.empty();
+  Waiting& waiting = waiting_of(key);
+  gathered_of(waiting) += bytes;
+  added(lock, waiting, bytes.size(), first);
+}
+
+void JobWriter::append(const OutputKey& key, std::string_view bytes, std::shared_ptr<const char[]> memory) {
+  std::unique_lock lock(mutex_);
+  const bool first = waiting_.empty();
+  Waiting& waiting = waiting_of(key);
+  waiting.pieces.push_back({std::move(memory), bytes, {}});
+  added(lock, waiting, bytes.size(), first);
+}
+
+/// Wakes the thread where there is reason to, without the mutex: it would only wait for it.
+void JobWriter::added(std::unique_lock<std::mutex>& lock, Waiting& waiting, std::size_t bytes, bool first) {
+  waiting.size += bytes;
+  const std::size_t backlog = backlog_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (backlog > kHigh) was_full_ = true;
+  const bool enough = waiting.size >= kPiece || backlog >= kEnough;
+  const bool wake = first || (enough && !hurry_);
+  hurry_ = hurry_ || enough;
+  lock.unlock();
   if (wake) wake_.notify_one();
 }
 
@@ -97,10 +113,13 @@ void JobWriter::write_loop() {
 }
 
 void JobWriter::write(Batch& batch) {
-  for (auto& [key, bytes] : batch) {
-    for (std::string& words : dir_.write(key, bytes, std::chrono::steady_clock::now()))
-      asio::post(loop_, [this, text = std::move(words)] { say_(text); });
-    const std::size_t left = backlog_.fetch_sub(bytes.size(), std::memory_order_relaxed) - bytes.size();
+  for (Waiting& waiting : batch) {
+    for (Piece& piece : waiting.pieces) {
+      for (std::string& words : dir_.write(waiting.key, piece.view(), std::chrono::steady_clock::now()))
+        asio::post(loop_, [this, text = std::move(words)] { say_(text); });
+      piece.memory.reset();
+    }
+    const std::size_t left = backlog_.fetch_sub(waiting.size, std::memory_order_relaxed) - waiting.size;
     if (left >= kLow) continue;
     const std::lock_guard lock(mutex_);
     if (std::exchange(was_full_, false)) asio::post(loop_, drained_);
@@ -108,11 +127,13 @@ void JobWriter::write(Batch& batch) {
 }
 
 void JobWriter::recycle(Batch& batch) {
-  for (auto& [key, buffer] : batch) {
-    if (spare_.size() >= kSpares) return;
-    if (buffer.capacity() > kKeptCapacity) continue;
-    buffer.clear();
-    spare_.push_back(std::move(buffer));
+  for (Waiting& waiting : batch) {
+    for (Piece& piece : waiting.pieces) {
+      if (spare_.size() >= kSpares) return;
+      if (piece.gathered.capacity() < 64 || piece.gathered.capacity() > kKeptCapacity) continue;
+      piece.gathered.clear();
+      spare_.push_back(std::move(piece.gathered));
+    }
   }
 }
 

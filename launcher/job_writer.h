@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -39,6 +40,8 @@ class JobWriter {
   static constexpr std::chrono::milliseconds kLinger{100};
 
   void append(const OutputKey& key, std::string_view bytes);
+  /// The same without a copy: `memory` holds the bytes and does not change any more.
+  void append(const OutputKey& key, std::string_view bytes, std::shared_ptr<const char[]> memory);
   bool full() const { return backlog_.load(std::memory_order_relaxed) > kHigh; }
   std::string file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream) const;
   /// Waits until all is written, `limit` at most. Returns what the files lack, in words; empty: nothing, or
@@ -48,8 +51,21 @@ class JobWriter {
   void close();
 
  private:
-  using Batch = std::vector<std::pair<OutputKey, std::string>>;
-  std::string& waiting_of(const OutputKey& key);
+  struct Piece {
+    std::shared_ptr<const char[]> memory;  ///< null: `gathered` has the bytes
+    std::string_view bytes;
+    std::string gathered;
+    std::string_view view() const { return memory ? bytes : std::string_view(gathered); }
+  };
+  struct Waiting {
+    OutputKey key;
+    std::vector<Piece> pieces;
+    std::size_t size = 0;
+  };
+  using Batch = std::vector<Waiting>;
+  Waiting& waiting_of(const OutputKey& key);
+  std::string& gathered_of(Waiting& waiting);
+  void added(std::unique_lock<std::mutex>& lock, Waiting& waiting, std::size_t bytes, bool first);
   void write_loop();
   void write(Batch& batch);
   void recycle(Batch& batch);

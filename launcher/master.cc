@@ -18,6 +18,9 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
+/// A piece of output so large goes to the rank's file from the memory that it was read into. Small ones are
+/// copied: each would hold on to a whole block.
+constexpr std::size_t kWorthKeeping = 16u << 10;
 constexpr milliseconds kLastTasks{500};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 /// For the reader of our last lines.
@@ -260,7 +263,8 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     node.taken[output->stream - 1u] += static_cast<std::uint32_t>(output->data.size());
     if (output->attempt == supervisor_.attempt()) {
       output_.take(output->attempt, output->rank, output->stream, output->data,
-                   output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns));
+                   output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns),
+                   output->data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
     }
   } else if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
     if (pong->sequence == rendezvous::kAsleep) {

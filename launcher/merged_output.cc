@@ -83,10 +83,14 @@ MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_
 }
 
 void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream,
-                        std::string_view bytes, Time written) {
+                        std::string_view bytes, Time written, std::shared_ptr<const char[]> memory) {
   Rank& state = rank_state(attempt, rank);
   if (!bytes.empty()) {
-    files_.append({attempt, rank, state.source.local_rank, stream}, bytes);
+    const OutputKey key{attempt, rank, state.source.local_rank, stream};
+    if (memory)
+      files_.append(key, bytes, std::move(memory));
+    else
+      files_.append(key, bytes);
     if (stream == 2) {
       state.tail.add(bytes);
       state.wrote_stderr = true;

@@ -40,8 +40,9 @@ class MergedOutput {
 
   /// Bytes of one stream of one rank, in order, and when they were `written`; empty: the stream has ended.
   /// Attempts come one after the other: the first bytes of a new one finish what the one before left open.
+  /// `memory`, if any, holds the bytes: it may be kept, and does not change any more.
   void take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes,
-            Time written);
+            Time written, std::shared_ptr<const char[]> memory = {});
   /// To be called when what has arrived was taken, and before anything else is shown: lines go to the console
   /// in large pieces.
   void pass_on();
