@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -49,6 +50,20 @@ class Communicator {
       auto done = broadcast(parts.subspan(static_cast<std::size_t>(root) * size, size), root);
       if (!done) return done;
     }
+    return {};
+  }
+
+  /// Two halves: the first goes to the next rank (the last one's to rank 0), the second comes from the
+  /// previous.
+  virtual Result<> shift(std::span<std::byte> halves) {
+    const std::size_t half = halves.size() / 2;
+    const std::size_t world = static_cast<std::size_t>(world_size());
+    std::vector<std::byte> all(half * world);
+    const auto of = [&](std::size_t rank) { return std::span(all).subspan(rank * half, half); };
+    std::ranges::copy(halves.first(half), of(static_cast<std::size_t>(rank())).begin());
+    if (auto done = all_gather_parts(all); !done) return done;
+    std::ranges::copy(of((static_cast<std::size_t>(rank()) + world - 1) % world),
+                      halves.subspan(half).begin());
     return {};
   }
 

@@ -5,6 +5,8 @@
 
 #include "apps/train/aligned_buffer.h"
 #include "apps/train/kernels/kernel_table.h"
+#include "apps/train/model.h"
+#include "apps/train/thread_pool.h"
 
 namespace ddp::train {
 
@@ -28,7 +30,10 @@ class ConvBlock {
   };
 
   ConvBlock(const kernels::KernelTable<T>& kernels, kernels::ConvShape shape, ConvBlockOffsets offsets,
-            int max_batch);
+            int max_batch, ThreadPool& threads);
+
+  /// Null: normalise by this rank's own batch. Else by that of all ranks; outlives the block.
+  void share_statistics(const GatherNumbers* gather) { gather_ = gather; }
 
   /// Normalises by the batch's own statistics and moves the running ones towards them (momentum 0.1, unbiased
   /// variance, as PyTorch).
@@ -46,22 +51,35 @@ class ConvBlock {
   int pooled_size() const { return shape_.output_size() / 4; }
 
  private:
+  struct Moments;
+
   void convolve_image(int n, const T* padded, const T* parameters);
   void pool_image(int n, Images pooled);
+  Moments batch_moments(int batch) const;
+  void share_moments(Moments& moments) const;
   void set_norm(std::span<const double> mean, std::span<const double> variance, const T* parameters);
   void sum_norm_gradients(int batch, const T* parameters, const T* pooled_gradient, T* gradients);
+  void image_backward(int n, int worker, const T* padded, const T* pooled_gradient, T* weight_gradient,
+                      T* bias_gradient, T* input_gradient);
+  const T* convolved(int n) const {
+    return convolved_.data() + static_cast<std::size_t>(n) * shape_.output_size();
+  }
 
   const kernels::KernelTable<T>& kernels_;
   kernels::ConvShape shape_;
   kernels::ConvShape turned_shape_;  ///< of the convolution that gives the input's gradient
   ConvBlockOffsets at_;
+  ThreadPool& threads_;
+  const GatherNumbers* gather_ = nullptr;
+  double count_ = 0;                 ///< pixels per channel behind the last forward's statistics
   AlignedBuffer<T> convolved_;       ///< all images before normalisation
-  AlignedBuffer<T> image_gradient_;  ///< of one convolved image, padded
+  AlignedBuffer<T> image_gradient_;  ///< of one convolved image per thread, padded
+  AlignedBuffer<T> chunk_gradient_;  ///< of weight and bias, by chunk
   AlignedBuffer<T> turned_weight_;
   AlignedBuffer<T> scale_, shift_;                               ///< kernels::NormScale of the last forward
   AlignedBuffer<T> spread_gain_, spread_offset_, spread_slope_;  ///< kernels::NormGradient
-  AlignedBuffer<T> channel_a_, channel_b_;                       ///< results of one image
-  AlignedBuffer<double> mean_, inverse_deviation_, sum_a_, sum_b_;
+  AlignedBuffer<T> image_a_, image_b_;                           ///< results per channel, by image
+  AlignedBuffer<double> mean_, inverse_deviation_;
 };
 
 }  // namespace ddp::train

@@ -1,11 +1,12 @@
 #include "apps/train/dataset.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <utility>
 
-#include "apps/train/conv_net.h"
 #include "apps/train/idx_file.h"
+#include "apps/train/image_size.h"
 
 namespace ddp::train {
 
@@ -54,7 +55,7 @@ Result<Dataset> load_part(const std::string& directory, const std::string& part)
     return wrong(*labels_path, "label " + std::to_string(*bad) + " of image " +
                                    std::to_string(bad - labels->bytes.begin()) + " is not 0 to 9");
   }
-  return Dataset{std::move(images->bytes), std::move(labels->bytes)};
+  return Dataset{std::move(images->bytes), std::move(labels->bytes), {}, 0};
 }
 
 }  // namespace
@@ -73,24 +74,30 @@ Result<DataSplit> load_data(const std::string& where, std::size_t limit) {
 }
 
 template <class T>
-void fill_batch(const Dataset& data, std::span<const std::uint32_t> samples, T* padded,
+void fill_batch(const Dataset& data, std::span<const std::uint32_t> samples, int border, T* images,
                 std::span<std::uint8_t> labels) {
-  std::fill_n(padded, samples.size() * kPaddedPixels, T{});
+  const int side = kImageSide + 2 * border;
+  std::fill_n(images, samples.size() * static_cast<std::size_t>(side) * side, T{});
+  std::array<std::uint8_t, kImagePixels> drawn;
   for (std::size_t n = 0; n < samples.size(); ++n) {
-    labels[n] = data.labels[samples[n]];
-    const std::uint8_t* image = data.images.data() + std::size_t{samples[n]} * kImagePixels;
-    T* to = padded + n * kPaddedPixels + kImageBorder * kPaddedSide + kImageBorder;
+    const std::uint8_t* image = drawn.data();
+    if (data.draw) {
+      labels[n] = data.draw(samples[n], drawn.data());
+    } else {
+      labels[n] = data.labels[samples[n]];
+      image = data.images.data() + std::size_t{samples[n]} * kImagePixels;
+    }
+    T* to = images + n * static_cast<std::size_t>(side) * side + border * side + border;
     for (int y = 0; y < kImageSide; ++y) {
-      for (int x = 0; x < kImageSide; ++x) {
-        to[y * kPaddedSide + x] = static_cast<T>(image[y * kImageSide + x]) / T(255);
-      }
+      for (int x = 0; x < kImageSide; ++x)
+        to[y * side + x] = static_cast<T>(image[y * kImageSide + x]) / T(255);
     }
   }
 }
 
-template void fill_batch<float>(const Dataset&, std::span<const std::uint32_t>, float*,
+template void fill_batch<float>(const Dataset&, std::span<const std::uint32_t>, int, float*,
                                 std::span<std::uint8_t>);
-template void fill_batch<double>(const Dataset&, std::span<const std::uint32_t>, double*,
+template void fill_batch<double>(const Dataset&, std::span<const std::uint32_t>, int, double*,
                                  std::span<std::uint8_t>);
 
 }  // namespace ddp::train

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,12 +11,18 @@
 
 namespace ddp::train {
 
-/// Images of kImagePixels bytes (0 black to 255 white, row by row) with labels below kClasses.
+/// Computes an image of kImagePixels bytes and gives its label. Any thread.
+using DrawImage = std::function<std::uint8_t(std::size_t number, std::uint8_t* image)>;
+
+/// Images of kImagePixels bytes (0 black to 255 white, row by row) with labels below kClasses: in memory, or
+/// drawn when they are needed.
 struct Dataset {
   std::vector<std::uint8_t> images;
   std::vector<std::uint8_t> labels;
+  DrawImage draw;         ///< set: images and labels are empty
+  std::size_t drawn = 0;  ///< how many images `draw` gives
 
-  std::size_t size() const { return labels.size(); }
+  std::size_t size() const { return draw ? drawn : labels.size(); }
 };
 
 struct DataSplit {
@@ -29,12 +36,13 @@ struct DataSplit {
 Result<DataSplit> load_data(const std::string& where, std::size_t limit);
 
 /// Blurred prototypes of ten classes, moved and covered with noise; image i is the same whatever the count.
-/// As many as Fashion-MNIST has (60,000 and 10,000) unless limited.
+/// As many training images as Fashion-MNIST has (60,000) unless `limit` says how many, fewer or more; beyond
+/// 60,000 they are drawn when they are needed. Up to 10,000 test images.
 DataSplit synthetic_data(std::size_t limit);
 
-/// Copies the images of `samples` as value / 255 into padded images with zero borders, and their labels.
+/// Copies the images of `samples` as value / 255, with `border` zero pixels around each, and their labels.
 template <class T>
-void fill_batch(const Dataset& data, std::span<const std::uint32_t> samples, T* padded,
+void fill_batch(const Dataset& data, std::span<const std::uint32_t> samples, int border, T* images,
                 std::span<std::uint8_t> labels);
 
 }  // namespace ddp::train

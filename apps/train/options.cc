@@ -29,6 +29,17 @@ std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(ms));
 }
 
+/// "RANK:STEP".
+std::optional<PlantedNan> parse_plant(std::string_view text) {
+  PlantedNan plant;
+  const char* end = text.data() + text.size();
+  const auto rank = std::from_chars(text.data(), end, plant.rank);
+  if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || plant.rank < 0) return std::nullopt;
+  const auto step = std::from_chars(rank.ptr + 1, end, plant.step);
+  if (step.ec != std::errc() || step.ptr != end || plant.step == 0) return std::nullopt;
+  return plant;
+}
+
 /// --batch_size is --batch-size, as in torchrun.
 std::vector<std::string> arguments_in_reverse(int argc, const char* const* argv) {
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
@@ -41,67 +52,123 @@ std::vector<std::string> arguments_in_reverse(int argc, const char* const* argv)
   return arguments;
 }
 
-void add_options(CLI::App& app, Options& options) {
-  app.add_option("--data", options.data, "directory with the MNIST or Fashion-MNIST files, or \"synthetic\"")
-      ->type_name("DIR")
+/// Adds the options of one group of --help.
+class Group {
+ public:
+  Group(CLI::App& app, const char* name) : app_(app), name_(name) {}
+
+  template <class T>
+  CLI::Option* number(const char* option, T& value, const char* text, double low, double high,
+                      const char* type = "N") {
+    return app_.add_option(option, value, text)
+        ->check(CLI::Range(low, high).description(""))
+        ->type_name(type)
+        ->capture_default_str()
+        ->group(name_);
+  }
+  CLI::Option* text(const char* option, std::string& value, const char* text, const char* type) {
+    return app_.add_option(option, value, text)->type_name(type)->group(name_);
+  }
+  void flag(const char* option, bool& value, const char* text) {
+    app_.add_flag(option, value, text)->group(name_);
+  }
+  /// One word out of a few. `noun` as in "there is no NOUN "x"".
+  template <class T>
+  void choice(const char* option, T& value, std::vector<std::pair<std::string, T>> words, std::string noun,
+              const char* text, const char* type) {
+    std::string list;
+    for (std::size_t i = 0; i < words.size(); ++i)
+      list += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i].first;
+    app_.add_option_function<std::string>(
+            option,
+            [option, &value, words, noun, list](const std::string& word) {
+              for (const auto& [name, meant] : words) {
+                if (word == name) {
+                  value = meant;
+                  return;
+                }
+              }
+              throw CLI::ValidationError(option, "there is no " + noun + " \"" + word + "\"; write " + list);
+            },
+            text)
+        ->type_name(type)
+        ->group(name_);
+  }
+
+ private:
+  CLI::App& app_;
+  const char* name_;
+};
+
+constexpr double kMany = 1e15;
+
+void add_task(CLI::App& app, Options& options) {
+  Group group(app, "What is trained");
+  group
+      .text("--data", options.data, "directory with the MNIST or Fashion-MNIST files, or \"synthetic\"",
+            "DIR")
       ->capture_default_str();
-  app.add_option("--epochs", options.epochs, "passes over the training images")
-      ->check(CLI::Range(1, 1'000'000).description(""))
-      ->type_name("N")
-      ->capture_default_str();
-  app.add_option("--batch-size", options.batch_size, "images per step and rank")
-      ->check(CLI::Range(1, 16'384).description(""))
-      ->type_name("N")
-      ->capture_default_str();
-  app.add_option("--lr", options.lr, "learning rate")
-      ->check(CLI::Range(0.0, 1e38).description(""))
-      ->type_name("RATE")
-      ->capture_default_str();
-  app.add_option("--momentum", options.momentum, "SGD momentum")
-      ->check(CLI::Range(0.0, 1.0).description(""))
-      ->type_name("M")
-      ->capture_default_str();
-  app.add_option("--seed", options.seed, "seed of weights and shuffling")
-      ->type_name("S")
-      ->capture_default_str();
-  app.add_option("--limit", options.limit, "use only the first N training images (0: all)")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40).description(""))
-      ->type_name("N")
-      ->capture_default_str();
-  app.add_option("--log-interval", options.log_interval, "steps between two progress lines")
-      ->check(CLI::Range(1, 1'000'000'000).description(""))
-      ->type_name("N")
-      ->capture_default_str();
+  group.number("--limit", options.limit,
+               "use only the first N training images (0: all); of synthetic ones as many as you like", 0,
+               1e12);
+  group.choice<ModelKind>("--model", options.model,
+                          {{"convnet", ModelKind::kConvNet}, {"mlp", ModelKind::kMlp}}, "model",
+                          "convnet, or mlp (default convnet)", "NAME");
+  group.number("--mlp-width", options.mlp_width, "width of the MLP's hidden layers", 1, 65'536);
+  group.number("--mlp-depth", options.mlp_depth, "the MLP's hidden layers (2048 x 7 has 107 MB of gradients)",
+               1, 1'000);
+  group.choice<Dtype>("--dtype", options.dtype, {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}},
+                      "type", "float32, or float64 as the reference (default float32)", "TYPE");
+  group.number("--epochs", options.epochs, "passes over the training images", 1, 1e6);
+  group.number("--max-steps", options.max_steps, "end after step N (0: after the last epoch)", 0, kMany);
+  group.number("--batch-size", options.batch_size, "images per batch and rank", 1, 16'384);
+  group.number("--accumulate", options.accumulate, "batches per step; ranks talk in the last one only", 1,
+               1e6);
+  group.number("--seed", options.seed, "seed of weights and shuffling", -9e18, 9e18, "S");
+  group.number("--threads", options.threads, "threads per rank; no number of them changes a bit", 1, 1'024);
+  group.text("--kernels", options.kernels,
+             "instruction set: generic, x86_64_v2, x86_64_v3 or x86_64_v4 (default: the best)", "NAME");
 }
 
-}  // namespace
+void add_recipe(CLI::App& app, Options& options) {
+  Group group(app, "Recipe");
+  group.choice<OptimizerKind>("--optimizer", options.optimizer.kind,
+                              {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}}, "optimizer",
+                              "sgd, or adamw (default sgd)", "NAME");
+  group.number("--lr", options.lr.peak, "learning rate", 0, 1e38, "RATE");
+  group.choice<LrShape>("--lr-schedule", options.lr.shape,
+                        {{"constant", LrShape::kConstant}, {"cosine", LrShape::kCosine}}, "schedule",
+                        "constant, or cosine to zero (default constant)", "NAME");
+  group.number("--warmup-steps", options.lr.warmup_steps, "steps in which the learning rate rises", 0, kMany);
+  group.number("--momentum", options.optimizer.momentum, "SGD momentum", 0, 1, "M");
+  group.number("--beta1", options.optimizer.beta1, "AdamW's average of gradients", 0, 1, "B");
+  group.number("--beta2", options.optimizer.beta2, "AdamW's average of squares", 0, 1, "B");
+  group.number("--weight-decay", options.optimizer.weight_decay, "0.01 is torch's default for AdamW", 0, 1e6,
+               "D");
+  group.number("--clip-value", options.clip_value, "cut each gradient to ± C (0: off)", 0, 1e38, "C");
+  group.number("--clip-norm", options.clip_norm, "shrink the gradient to norm C, after --clip-value (0: off)",
+               0, 1e38, "C");
+  group.flag("--sync-bn", options.sync_bn, "normalise by the batches of all ranks together");
+}
 
-ParsedOptions parse_options(int argc, const char* const* argv) {
-  Options options;
-  CLI::App app(
-      "Trains a small ConvNet on (Fashion-)MNIST, data-parallel over the ranks that the environment names.",
-      "train");
-  app.set_version_flag("--version", std::string("train ") + std::string(version()));
-  add_options(app, options);
-  app.add_option("--model", "convnet")
-      ->check(CLI::Validator(
-          [](std::string& value) {
-            return value == "convnet" ? ""
-                                      : "there is no model \"" + value + "\" yet; the one model is convnet";
-          },
-          "", "model"))
-      ->type_name("NAME");
-  app.add_option_function<std::string>(
-         "--dtype",
-         [&options](const std::string& text) {
-           if (text != "float32" && text != "float64") {
-             throw CLI::ValidationError("--dtype",
-                                        "there is no type \"" + text + "\"; write float32 or float64");
-           }
-           options.dtype = text == "float64" ? Dtype::kFloat64 : Dtype::kFloat32;
-         },
-         "float32, or float64 as the reference (default float32)")
-      ->type_name("TYPE");
+void add_ranks(CLI::App& app, Options& options) {
+  Group group(app, "Between ranks");
+  group.number("--bucket-cap-mb", options.bucket_cap_mb, "MiB of gradients sent together", 0, 1e6, "MB");
+  group.number("--first-bucket-mb", options.first_bucket_mb, "the same of the first ones", 0, 1e6, "MB");
+  app.add_option_function<int>(
+         "--zero", [&options](int stage) { options.zero = stage == 1; },
+         "1: each rank keeps only its part of the optimizer's state (ZeRO-1)")
+      ->check(CLI::Range(0, 1).description(""))
+      ->type_name("STAGE")
+      ->group("Between ranks");
+  group.number("--sync-every-inter", options.sync_every_inter,
+               "average over the nodes only every K steps; inside a node every step", 1, 1e9, "K");
+  group.choice<CommKind>(
+      "--comm", options.comm, {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}},
+      "way between ranks",
+      "auto: shared memory inside a node, TCP between nodes; tcp: only that; shm: as auto, "
+      "but never without shared memory (default auto)",
+      "WAY");
   app.add_option_function<std::string>(
          "--comm-timeout",
          [&options](const std::string& text) {
@@ -113,15 +180,55 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
            options.comm_timeout = *duration;
          },
          "give up when a peer moves no byte for this long (default 60s)")
-      ->type_name("TIME");
-  app.add_option("--threads", "threads per rank; only 1 so far")
-      ->check(CLI::Validator(
-          [](std::string& value) {
-            return value == "1" ? "" : "only 1 thread per rank so far; start more ranks";
-          },
-          "", "threads"))
-      ->type_name("N");
+      ->type_name("TIME")
+      ->group("Between ranks");
+}
 
+void add_files(CLI::App& app, Options& options) {
+  Group group(app, "Weights and checkpoints");
+  group.text("--init-from", options.init_from, "begin with the weights of this safetensors file", "FILE");
+  group.text("--export", options.export_to, "write the weights there at the end; PyTorch loads the file",
+             "FILE");
+}
+
+void add_reports(CLI::App& app, Options& options) {
+  Group group(app, "Reports");
+  group.number("--log-interval", options.log_interval, "steps between two progress lines", 1, 1e9);
+  group.choice<BarMode>("--bar", options.bar,
+                        {{"auto", BarMode::kAuto}, {"always", BarMode::kAlways}, {"never", BarMode::kNever}},
+                        "way of showing a bar", "auto (on a terminal), always or never (default auto)",
+                        "WHEN");
+  group.text("--metrics-file", options.metrics_file, "rank 0 writes a JSON line per step and epoch", "FILE");
+  group.text("--profile", options.profile, "each rank writes a Chrome trace of its steps; rank 0 sums up",
+             "FILE");
+  group.text("--sample-log", options.sample_log, "each rank lists the numbers of its samples in DIR/rank-N",
+             "DIR");
+  app.add_option_function<std::string>(
+         "--plant-nan",
+         [&options](const std::string& text) {
+           options.plant_nan = parse_plant(text);
+           if (!options.plant_nan)
+             throw CLI::ValidationError("--plant-nan",
+                                        "\"" + text + "\" is no RANK:STEP; steps begin with 1");
+         },
+         "a drill: this rank's gradient of this step has a nan")
+      ->type_name("RANK:STEP")
+      ->group("Reports");
+}
+
+}  // namespace
+
+ParsedOptions parse_options(int argc, const char* const* argv) {
+  Options options;
+  CLI::App app(
+      "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names.",
+      "train");
+  app.set_version_flag("--version", std::string("train ") + std::string(version()));
+  add_task(app, options);
+  add_recipe(app, options);
+  add_ranks(app, options);
+  add_files(app, options);
+  add_reports(app, options);
   try {
     auto arguments = arguments_in_reverse(argc, argv);
     app.parse(arguments);

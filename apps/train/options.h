@@ -6,20 +6,60 @@
 #include <optional>
 #include <string>
 
+#include "apps/train/comm_kind.h"
+#include "apps/train/lr_schedule.h"
+#include "apps/train/optimizer.h"
+
 namespace ddp::train {
 
 enum class Dtype : std::uint8_t { kFloat32, kFloat64 };
+enum class ModelKind : std::uint8_t { kConvNet, kMlp };
+enum class BarMode : std::uint8_t { kAuto, kAlways, kNever };
+
+/// A test of what happens to a nan: this rank puts one into its gradient of this step (from 1).
+struct PlantedNan {
+  int rank = 0;
+  std::uint64_t step = 0;
+};
 
 struct Options {
   std::string data = "/usr/share/datasets/fashion-mnist";  ///< a directory, or "synthetic"
-  int epochs = 1;
-  int batch_size = 100;  ///< per rank
-  double lr = 0.01;
-  double momentum = 0.9;
-  std::int64_t seed = 0;
-  std::size_t limit = 0;  ///< training images over all ranks; 0: all
+  std::size_t limit = 0;                                   ///< training images over all ranks; 0: all
+  ModelKind model = ModelKind::kConvNet;
+  int mlp_width = 512;
+  int mlp_depth = 2;  ///< hidden layers
   Dtype dtype = Dtype::kFloat32;
+  int epochs = 1;
+  std::uint64_t max_steps = 0;  ///< 0: all of the epochs
+  int batch_size = 100;         ///< per rank
+  int accumulate = 1;           ///< batches per step
+  std::int64_t seed = 0;
+  int threads = 1;
+  std::string kernels;  ///< instruction set; empty: the best
+
+  OptimizerSettings optimizer;
+  LrSchedule lr;
+  double clip_value = 0;  ///< 0: off
+  double clip_norm = 0;
+  bool sync_bn = false;
+  bool zero = false;  ///< ZeRO-1
+  double bucket_cap_mb = 25;
+  double first_bucket_mb = 1;
+  int sync_every_inter = 1;  ///< steps between two averages over the nodes
+
+  std::string init_from, export_to;    ///< safetensors files; empty: none
+  std::string checkpoint_dir;          ///< empty: none are written
+  std::uint64_t checkpoint_every = 0;  ///< steps; 0: at the end of each epoch
+  int checkpoint_keep = 3;
+  std::string resume;  ///< a checkpoint, or a directory of them; "auto": the last of checkpoint_dir, if any
+
   int log_interval = 50;  ///< steps between two progress lines
+  BarMode bar = BarMode::kAuto;
+  std::string metrics_file;  ///< JSON lines; empty: none
+  std::string profile;       ///< Chrome trace; empty: none
+  std::string sample_log;    ///< a directory for lists of what each rank was given; empty: none
+  std::optional<PlantedNan> plant_nan;
+  CommKind comm = CommKind::kAuto;
   std::chrono::milliseconds comm_timeout{60'000};
 };
 
@@ -29,5 +69,8 @@ struct ParsedOptions {
 };
 
 ParsedOptions parse_options(int argc, const char* const* argv);
+
+/// What the options contradict, and what they need that this world cannot give; empty: all is well. Pure.
+std::string contradiction(const Options& options, int world_size);
 
 }  // namespace ddp::train

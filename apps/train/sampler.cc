@@ -9,7 +9,8 @@ namespace ddp::train {
 
 std::uint64_t samples_per_rank(const SamplerConfig& config) {
   const std::uint64_t world = static_cast<std::uint64_t>(config.world_size);
-  return config.drop_last ? config.samples / world : (config.samples + world - 1) / world;
+  const std::uint64_t rest = config.samples - config.begin;
+  return config.drop_last ? rest / world : (rest + world - 1) / world;
 }
 
 Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std::int64_t epoch) {
@@ -33,7 +34,8 @@ Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std
   const std::uint64_t world = static_cast<std::uint64_t>(config.world_size);
   std::vector<std::uint32_t> mine(samples_per_rank(config));
   for (std::uint64_t k = 0; k < mine.size(); ++k) {
-    mine[k] = order[(k * world + static_cast<std::uint64_t>(config.rank)) % n];
+    mine[k] =
+        order[config.begin + (k * world + static_cast<std::uint64_t>(config.rank)) % (n - config.begin)];
   }
   return mine;
 }

@@ -18,6 +18,10 @@ struct SamplerConfig {
   std::int64_t seed = 0;
   bool shuffle = true;
   bool drop_last = false;
+  /// So many samples at the permutation's beginning are used up: only the rest is divided (and padded). What
+  /// any number of ranks has used after equal steps is such a beginning, so an epoch can go on with another
+  /// number of ranks. Below `samples`.
+  std::uint64_t begin = 0;
 };
 
 /// From here on newer PyTorch draws the permutation in another way; refused rather than silently different.

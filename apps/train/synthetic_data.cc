@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <array>
+#include <utility>
 
-#include "apps/train/conv_net.h"
 #include "apps/train/dataset.h"
+#include "apps/train/image_size.h"
 #include "apps/train/random.h"
 
 namespace ddp::train {
@@ -12,6 +13,7 @@ namespace {
 constexpr std::uint64_t kSeed = 20'170'825;  // of the data set itself: --seed changes training, not the data
 constexpr std::size_t kTrainingImages = 60'000;
 constexpr std::size_t kTestImages = 10'000;
+constexpr std::size_t kMaxStored = 60'000;
 constexpr int kCells = 7;  // a prototype is 7 x 7 random cells, drawn as 4 x 4 pixels each
 constexpr int kCellSide = kImageSide / kCells;
 constexpr int kMaxShift = 2;
@@ -48,16 +50,22 @@ void draw(const Prototype& prototype, std::uint64_t bits, std::uint8_t* image) {
   }
 }
 
-Dataset make_part(const std::array<Prototype, kClasses>& prototypes, std::uint64_t stream,
-                  std::size_t count) {
+DrawImage drawer(const std::array<Prototype, kClasses>& prototypes, std::uint64_t stream) {
+  return [prototypes, stream](std::size_t number, std::uint8_t* image) {
+    const std::uint64_t bits = random_bits(kSeed, stream, number);
+    const std::uint8_t label = static_cast<std::uint8_t>((bits >> 32) % kClasses);
+    draw(prototypes[label], bits, image);
+    return label;
+  };
+}
+
+Dataset make_part(DrawImage draw_image, std::size_t count) {
+  if (count > kMaxStored) return {{}, {}, std::move(draw_image), count};
   Dataset data;
   data.images.resize(count * kImagePixels);
   data.labels.resize(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint64_t bits = random_bits(kSeed, stream, i);
-    data.labels[i] = static_cast<std::uint8_t>((bits >> 32) % kClasses);
-    draw(prototypes[data.labels[i]], bits, data.images.data() + i * kImagePixels);
-  }
+  for (std::size_t i = 0; i < count; ++i)
+    data.labels[i] = draw_image(i, data.images.data() + i * kImagePixels);
   return data;
 }
 
@@ -65,9 +73,10 @@ Dataset make_part(const std::array<Prototype, kClasses>& prototypes, std::uint64
 
 DataSplit synthetic_data(std::size_t limit) {
   const auto prototypes = make_prototypes();
-  const std::size_t training = limit == 0 ? kTrainingImages : std::min(limit, kTrainingImages);
-  return {make_part(prototypes, kTrainingStream, training),
-          make_part(prototypes, kTestStream, std::min(kTestImages, std::max<std::size_t>(training, 1'000)))};
+  const std::size_t training = limit == 0 ? kTrainingImages : limit;
+  return {make_part(drawer(prototypes, kTrainingStream), training),
+          make_part(drawer(prototypes, kTestStream),
+                    std::min(kTestImages, std::max<std::size_t>(training, 1'000)))};
 }
 
 }  // namespace ddp::train

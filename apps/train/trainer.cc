@@ -1,19 +1,23 @@
 #include "apps/train/trainer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <numeric>
-#include <span>
 #include <string>
 #include <utility>
 
 #include "apps/train/fnv_hash.h"
-#include "apps/train/kernels/sgd.h"
+#include "apps/train/image_size.h"
+#include "apps/train/kernels/gradient_ops.h"
 #include "apps/train/sampler.h"
 
 namespace ddp::train {
 
 namespace {
+
+constexpr int kMaxDroppedInARow = 5;
 
 /// Completes what a communicator's error ends in: "… during all-reduce" + " of step 17".
 Error of(Error error, const std::string& what) {
@@ -21,89 +25,228 @@ Error of(Error error, const std::string& what) {
   return error;
 }
 
+GradientSyncSettings sync_settings(const Options& options) {
+  GradientSyncSettings settings;
+  settings.bucket_bytes = static_cast<std::size_t>(options.bucket_cap_mb * 1024 * 1024);
+  settings.first_bucket_bytes = static_cast<std::size_t>(options.first_bucket_mb * 1024 * 1024);
+  settings.sharded = options.zero;
+  settings.overlap = !options.sync_bn;  // nothing else may be sent while sums are under way
+  settings.clip_value = options.clip_value;
+  settings.clip_norm = options.clip_norm;
+  return settings;
+}
+
+std::size_t image_size(int border) {
+  const std::size_t side = static_cast<std::size_t>(kImageSide + 2 * border);
+  return side * side;
+}
+
 }  // namespace
 
 template <class T>
-Trainer<T>::Trainer(const Options& options, Communicator& communicator, const DataSplit& data)
+Trainer<T>::Trainer(const Options& options, Communicators communicators, Model<T>& model,
+                    const DataSplit& data)
     : options_(options),
-      communicator_(communicator),
+      communicators_(communicators),
+      model_(model),
       data_(data),
-      net_(options.batch_size),
-      velocity_(ConvNet<T>::kParameters),
-      images_(static_cast<std::size_t>(options.batch_size) * kPaddedPixels),
-      labels_(static_cast<std::size_t>(options.batch_size)) {
-  net_.initialise(static_cast<std::uint64_t>(options.seed));
+      sync_(sync_settings(options), model, communicators.node ? *communicators.node : *communicators.world),
+      optimizer_(options.optimizer, sync_.own_part().end - sync_.own_part().begin),
+      profile_(!options.profile.empty()),
+      test_images_(static_cast<std::size_t>(options.batch_size) * image_size(model.image_border())),
+      test_labels_(static_cast<std::size_t>(options.batch_size)) {
+  if (options.sync_bn)
+    model_.share_statistics([this](std::span<const double> mine) { return gather_numbers(mine); });
+  if (!options.sample_log.empty()) {
+    sample_log_.open(options.sample_log + "/rank-" + std::to_string(communicators_.world->rank()),
+                     std::ios::app);
+  }
+}
+
+template <class T>
+std::vector<double> Trainer<T>::gather_numbers(std::span<const double> mine) {
+  if (gather_error_) return {};
+  std::vector<std::uint64_t> words(mine.size());
+  std::ranges::transform(mine, words.begin(), [](double d) { return std::bit_cast<std::uint64_t>(d); });
+  const auto all = communicators_.world->all_gather(words);
+  if (!all) {
+    gather_error_ = all.error();
+    return {};
+  }
+  std::vector<double> numbers(all->size());
+  std::ranges::transform(*all, numbers.begin(), [](std::uint64_t w) { return std::bit_cast<double>(w); });
+  return numbers;
 }
 
 template <class T>
 Result<> Trainer<T>::share_weights() {
-  auto done = communicator_.broadcast(std::as_writable_bytes(net_.parameters()), 0);
+  auto done = communicators_.world->broadcast(std::as_writable_bytes(model_.parameters()), 0);
+  if (done) done = communicators_.world->broadcast(std::as_writable_bytes(model_.running_statistics()), 0);
   if (!done) return of(done.error(), "the initial weights");
   return {};
 }
 
 template <class T>
-Result<double> Trainer<T>::train_step(std::span<const std::uint32_t> samples) {
-  const auto labels = std::span(labels_).first(samples.size());
-  fill_batch(data_.training, samples, images_.data(), labels);
-  net_.forward_backward(images_.data(), labels);
-
-  const std::span<T> sums = net_.gradients_and_loss();
-  if (auto done = communicator_.all_reduce_sum(sums); !done) {
-    return of(done.error(), "step " + std::to_string(step_ + 1));
-  }
-  const T share = T(1) / static_cast<T>(communicator_.world_size());
-  const double loss = static_cast<double>(sums.back() * share);
-  // The sum has carried any rank's nan to all, so all stop here together.
-  if (!std::isfinite(loss)) {
-    return Error{ErrorCode::kUsage, "the loss of step " + std::to_string(step_ + 1) +
-                                        " is not finite: training has diverged; try a smaller --lr"};
-  }
-  kernels::sgd_step<T>(net_.parameters(), velocity_.span(), net_.gradients(), static_cast<T>(options_.lr),
-                       static_cast<T>(options_.momentum), share);
-  ++step_;
-  return loss;
+double Trainer<T>::learning_rate() const {
+  const double samples = static_cast<double>(data_.training.size());
+  const double used = static_cast<double>(position_.segment_begin) +
+                      static_cast<double>(position_.segment_step) * options_.accumulate *
+                          options_.batch_size * communicators_.world->world_size();
+  const double progress =
+      (static_cast<double>(position_.epoch) + std::min(used / samples, 1.0)) / options_.epochs;
+  return options_.lr.rate(static_cast<std::int64_t>(position_.step), progress);
 }
 
 template <class T>
-Result<> Trainer<T>::train_epoch(int epoch, const OnStep& on_step) {
+void Trainer<T>::log_samples(std::span<const std::uint32_t> samples) {
+  if (!sample_log_.is_open()) return;
+  sample_log_ << position_.epoch << ' ' << position_.step + 1 << ':';
+  for (const std::uint32_t sample : samples)
+    sample_log_ << ' ' << sample;
+  sample_log_ << std::endl;
+}
+
+template <class T>
+Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batches) {
+  StepReport report;
+  report.lr = learning_rate();
+  const std::uint64_t number = position_.step + 1;
+  const auto running = model_.running_statistics();
+  running_before_.assign(running.begin(), running.end());
+  profile_.begin_step(number);
+  sync_.begin_step(micro_batches);
+  for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+    profile_.enter(Phase::kData);
+    const auto& batch = loader.next();
+    log_samples(batch.samples);
+    report.images += batch.samples.size();
+    profile_.enter(Phase::kForward);
+    model_.forward(batch.images.data(), batch.labels);
+    profile_.enter(Phase::kBackward);
+    model_.backward(batch.images.data(), static_cast<int>(batch.labels.size()), [&](std::size_t begin) {
+      const auto& plant = options_.plant_nan;
+      if (plant && plant->step == number && plant->rank == communicators_.world->rank())
+        model_.gradients()[begin] = std::numeric_limits<T>::quiet_NaN();
+      sync_.ready(begin);
+    });
+    sync_.end_of_micro_batch();
+  }
+  profile_.enter(Phase::kCommunication);
+  if (gather_error_) return of(*gather_error_, "step " + std::to_string(number));
+  const auto reduced = sync_.finish();
+  if (!reduced) return of(reduced.error(), "step " + std::to_string(number));
+  if (auto done = update(*reduced, report.lr); !done)
+    return of(done.error(), "step " + std::to_string(number));
+  report.times = profile_.end_step();
+  report.loss = reduced->loss;
+  report.norm = reduced->norm;
+  report.dropped = !reduced->finite;
+  report.total = number;
+  report.epoch = static_cast<int>(position_.epoch);
+  return report;
+}
+
+template <class T>
+Result<> Trainer<T>::update(const ReducedGradient& reduced, double lr) {
+  ++position_.step;
+  ++position_.segment_step;
+  if (!reduced.finite) {
+    // The running statistics may have seen the same nan.
+    std::ranges::copy(running_before_, model_.running_statistics().begin());
+    ++dropped_in_a_row_;
+  } else {
+    dropped_in_a_row_ = 0;
+    profile_.enter(Phase::kOptimizer);
+    const std::size_t parts =
+        options_.zero ? static_cast<std::size_t>(communicators_.world->world_size()) : 1;
+    const GradientBucket part = sync_.own_part();
+    const auto parameters = model_.padded_parameters(parts);
+    const std::size_t size = part.end - part.begin;
+    optimizer_.step(parameters.subspan(part.begin, size), sync_.own_gradients(), lr);
+    if (options_.zero) {
+      profile_.enter(Phase::kCommunication);
+      if (auto done = communicators_.world->all_gather_parts(std::as_writable_bytes(parameters)); !done)
+        return done;
+    }
+  }
+  if (options_.sync_every_inter > 1 &&
+      position_.step % static_cast<std::uint64_t>(options_.sync_every_inter) == 0) {
+    profile_.enter(Phase::kCommunication);
+    return average_nodes();
+  }
+  return {};
+}
+
+template <class T>
+Result<> Trainer<T>::begin_epoch_order(std::vector<std::uint32_t>& order) {
   SamplerConfig sampler;
   sampler.samples = data_.training.size();
-  sampler.world_size = communicator_.world_size();
-  sampler.rank = communicator_.rank();
+  sampler.world_size = communicators_.world->world_size();
+  sampler.rank = communicators_.world->rank();
   sampler.seed = options_.seed;
-  const auto order = sample_order(sampler, epoch);
-  if (!order) return order.error();
+  sampler.begin = position_.segment_begin;
+  auto all = sample_order(sampler, position_.epoch);
+  if (!all) return all.error();
+  const std::size_t done = static_cast<std::size_t>(position_.segment_step) * options_.accumulate *
+                           static_cast<std::size_t>(options_.batch_size);
+  order.assign(all->begin() + static_cast<std::ptrdiff_t>(std::min(done, all->size())), all->end());
+  return {};
+}
 
-  const std::size_t batch = static_cast<std::size_t>(options_.batch_size);
-  const std::size_t steps = (order->size() + batch - 1) / batch;
-  for (std::size_t step = 0; step < steps; ++step) {
-    const std::size_t begin = step * batch;
-    const auto samples = std::span(*order).subspan(begin, std::min(batch, order->size() - begin));
-    const auto loss = train_step(samples);
-    if (!loss) return loss.error();
-    on_step({epoch, static_cast<int>(step + 1), static_cast<int>(steps), *loss,
-             samples.size() * static_cast<std::size_t>(communicator_.world_size())});
+template <class T>
+Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
+  std::vector<std::uint32_t> order;
+  if (auto done = begin_epoch_order(order); !done) return done;
+  if (!order.empty()) {
+    BatchLoader<T> loader(data_.training, std::move(order), static_cast<std::size_t>(options_.batch_size),
+                          model_.image_border());
+    const std::size_t group = static_cast<std::size_t>(options_.accumulate);
+    const int steps = static_cast<int>(position_.segment_step + (loader.batches() + group - 1) / group);
+    for (std::size_t batch = 0; batch < loader.batches(); batch += group) {
+      auto report = train_step(loader, static_cast<int>(std::min(group, loader.batches() - batch)));
+      if (!report) return report.error();
+      if (dropped_in_a_row_ == kMaxDroppedInARow) {
+        return Error{ErrorCode::kUsage, "the gradients of " + std::to_string(kMaxDroppedInARow) +
+                                            " steps in a row, up to step " + std::to_string(position_.step) +
+                                            ", are not finite: training has diverged; try a smaller --lr"};
+      }
+      report->step = static_cast<int>(position_.segment_step);
+      report->steps = steps;
+      report->images *= static_cast<std::size_t>(communicators_.world->world_size());
+      const auto go_on = on_step(*report);
+      if (!go_on) return go_on.error();
+      if (!*go_on) return {};
+    }
   }
+  ++position_.epoch;
+  position_.segment_begin = position_.segment_step = 0;
+  return average_nodes();
+}
+
+template <class T>
+Result<> Trainer<T>::average_nodes() {
+  Communicator* between = communicators_.between;
+  if (between == nullptr) return {};
+  if (auto done = between->all_reduce_sum(model_.parameters()); !done) return done;
+  kernels::average<T>(model_.parameters(), T(1) / static_cast<T>(between->world_size()));
   return {};
 }
 
 template <class T>
 Result<> Trainer<T>::average_running_statistics() {
-  const std::span<T> running = net_.running_statistics();
-  if (auto done = communicator_.all_reduce_sum(running); !done) {
-    return of(done.error(), "the running statistics after step " + std::to_string(step_));
-  }
-  const T share = T(1) / static_cast<T>(communicator_.world_size());
-  for (T& value : running)
-    value *= share;
+  const std::span<T> running = model_.running_statistics();
+  if (running.empty()) return {};
+  Communicator& world = *communicators_.world;
+  if (auto done = world.all_reduce_sum(running); !done)
+    return of(done.error(), "the running statistics after step " + std::to_string(position_.step));
+  kernels::average<T>(running, T(1) / static_cast<T>(world.world_size()));
   return {};
 }
 
 template <class T>
 Result<Accuracy> Trainer<T>::evaluate() {
-  const std::size_t world = static_cast<std::size_t>(communicator_.world_size());
-  const std::size_t rank = static_cast<std::size_t>(communicator_.rank());
+  const std::size_t world = static_cast<std::size_t>(communicators_.world->world_size());
+  const std::size_t rank = static_cast<std::size_t>(communicators_.world->rank());
   const std::size_t begin = data_.test.size() * rank / world;
   const std::size_t end = data_.test.size() * (rank + 1) / world;
 
@@ -112,12 +255,12 @@ Result<Accuracy> Trainer<T>::evaluate() {
   for (std::size_t at = begin; at < end; at += samples.size()) {
     samples.resize(std::min<std::size_t>(end - at, static_cast<std::size_t>(options_.batch_size)));
     std::iota(samples.begin(), samples.end(), static_cast<std::uint32_t>(at));
-    const auto labels = std::span(labels_).first(samples.size());
-    fill_batch(data_.test, samples, images_.data(), labels);
-    mine[0] += static_cast<std::uint64_t>(net_.evaluate(images_.data(), labels).correct);
+    const auto labels = std::span(test_labels_).first(samples.size());
+    fill_batch<T>(data_.test, samples, model_.image_border(), test_images_.data(), labels);
+    mine[0] += static_cast<std::uint64_t>(model_.evaluate(test_images_.data(), labels).correct);
   }
-  const auto all = communicator_.all_gather(mine);
-  if (!all) return of(all.error(), "the test results after step " + std::to_string(step_));
+  const auto all = communicators_.world->all_gather(mine);
+  if (!all) return of(all.error(), "the test results after step " + std::to_string(position_.step));
   Accuracy accuracy;
   for (std::size_t i = 0; i < all->size(); i += 2) {
     accuracy.correct += (*all)[i];
@@ -128,13 +271,13 @@ Result<Accuracy> Trainer<T>::evaluate() {
 
 template <class T>
 std::uint64_t Trainer<T>::weights_hash() {
-  return fnv_hash(std::as_bytes(net_.running_statistics()), fnv_hash(std::as_bytes(net_.parameters())));
+  return fnv_hash(std::as_bytes(model_.running_statistics()), fnv_hash(std::as_bytes(model_.parameters())));
 }
 
 template <class T>
 Result<std::vector<std::uint64_t>> Trainer<T>::gather_hashes() {
   const std::uint64_t mine[] = {weights_hash()};
-  auto all = communicator_.all_gather(mine);
+  auto all = communicators_.world->all_gather(mine);
   if (!all) return of(all.error(), "the weights' hashes");
   return all;
 }

@@ -1,25 +1,39 @@
 #pragma once
 
 #include <cstdint>
+#include <fstream>
 #include <functional>
+#include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "apps/train/aligned_buffer.h"
+#include "apps/train/batch_loader.h"
 #include "apps/train/communicator.h"
-#include "apps/train/conv_net.h"
 #include "apps/train/dataset.h"
+#include "apps/train/gradient_sync.h"
+#include "apps/train/model.h"
+#include "apps/train/optimizer.h"
 #include "apps/train/options.h"
+#include "apps/train/step_profile.h"
+#include "apps/train/training_position.h"
 #include "base/result.h"
 
 namespace ddp::train {
 
-/// The end of one step, equal on all ranks.
+/// The end of one step; loss and norm are equal on all ranks (of a node, with --sync-every-inter).
 struct StepReport {
-  int epoch = 0;           ///< from 0
-  int step = 0;            ///< from 1
-  int steps = 0;           ///< in this epoch
-  double loss = 0;         ///< mean over the ranks' batches
+  int epoch = 0;            ///< from 0
+  int step = 0;             ///< in this epoch, from 1
+  int steps = 0;            ///< in this epoch
+  std::uint64_t total = 0;  ///< steps since the beginning of the training, this one included
+  double loss = 0;          ///< mean over the ranks' batches
+  double lr = 0;
+  double norm = 0;         ///< of the gradient, with --clip-norm
+  bool dropped = false;    ///< the gradient was not finite: nothing was changed
   std::size_t images = 0;  ///< of all ranks in this step
+  StepTimes times{};
 };
 
 struct Accuracy {
@@ -28,21 +42,33 @@ struct Accuracy {
   double percent() const { return 100.0 * static_cast<double>(correct) / static_cast<double>(total); }
 };
 
-/// Data-parallel training of the ConvNet on one rank. Every rank makes the same calls in the same order.
+/// The ways to the other ranks. `node` and `between` (this rank's peers of equal place on the other nodes)
+/// are there where nodes are averaged only every few steps, else null.
+struct Communicators {
+  Communicator* world = nullptr;
+  Communicator* node = nullptr;
+  Communicator* between = nullptr;
+};
+
+/// Data-parallel training of one model on one rank. Every rank makes the same calls in the same order.
 /// Between them all ranks hold equal weights: they begin equal and every update comes from the same reduced
 /// gradient. Errors of the communicator are given with the step in which they happened.
 template <class T>
 class Trainer {
  public:
-  using OnStep = std::function<void(const StepReport&)>;
+  /// False: no more steps.
+  using OnStep = std::function<Result<bool>(const StepReport&)>;
 
-  /// Both are used for the trainer's life. The weights are drawn from the seed.
-  Trainer(const Options& options, Communicator& communicator, const DataSplit& data);
+  /// All are used for the trainer's life.
+  Trainer(const Options& options, Communicators communicators, Model<T>& model, const DataSplit& data);
 
   /// Rank 0's weights to all ranks (a rank of another build could have drawn others).
   Result<> share_weights();
-  /// One pass over this rank's part of the training images. kUsage when the loss stops being finite.
-  Result<> train_epoch(int epoch, const OnStep& on_step);
+  /// From position() to the end of its epoch, over this rank's part of the training images. kUsage when the
+  /// gradients stop being finite. Running statistics differ between ranks afterwards.
+  Result<> train_epoch(const OnStep& on_step);
+  /// With --sync-every-inter: makes the nodes equal again.
+  Result<> average_nodes();
   /// Every rank has seen other batches; after this all hold the mean of their running statistics.
   Result<> average_running_statistics();
   /// Over the test images, each counted once, whatever the number of ranks.
@@ -53,17 +79,36 @@ class Trainer {
   /// The hash of every rank, in rank order.
   Result<std::vector<std::uint64_t>> gather_hashes();
 
+  /// For checkpoints.
+  Model<T>& model() { return model_; }
+  Optimizer<T>& optimizer() { return optimizer_; }
+  GradientBucket own_part() const { return sync_.own_part(); }
+  TrainingPosition& position() { return position_; }
+  const TrainingPosition& position() const { return position_; }
+  const StepProfile& profile() const { return profile_; }
+
  private:
-  Result<double> train_step(std::span<const std::uint32_t> samples);
+  Result<StepReport> train_step(BatchLoader<T>& loader, int micro_batches);
+  Result<> update(const ReducedGradient& reduced, double lr);
+  Result<> begin_epoch_order(std::vector<std::uint32_t>& order);
+  std::vector<double> gather_numbers(std::span<const double> mine);
+  double learning_rate() const;
+  void log_samples(std::span<const std::uint32_t> samples);
 
   const Options& options_;
-  Communicator& communicator_;
+  Communicators communicators_;
+  Model<T>& model_;
   const DataSplit& data_;
-  ConvNet<T> net_;
-  AlignedBuffer<T> velocity_;
-  AlignedBuffer<T> images_;  ///< one batch, padded
-  std::vector<std::uint8_t> labels_;
-  std::uint64_t step_ = 0;  ///< since the start
+  GradientSync<T> sync_;
+  Optimizer<T> optimizer_;
+  StepProfile profile_;
+  TrainingPosition position_;
+  int dropped_in_a_row_ = 0;
+  std::optional<Error> gather_error_;
+  std::vector<T> running_before_;  ///< this step's
+  AlignedBuffer<T> test_images_;
+  std::vector<std::uint8_t> test_labels_;
+  std::ofstream sample_log_;
 };
 
 }  // namespace ddp::train

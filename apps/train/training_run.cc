@@ -1,12 +1,19 @@
 #include "apps/train/training_run.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <vector>
 
-#include "apps/train/trainer.h"
+#include "apps/train/conv_net.h"
+#include "apps/train/mlp.h"
+#include "apps/train/model_file.h"
+#include "apps/train/progress.h"
+#include "apps/train/thread_pool.h"
 
 namespace ddp::train {
 
@@ -23,50 +30,6 @@ std::string hash_text(std::uint64_t hash) {
   std::snprintf(text, sizeof text, "%016" PRIx64, hash);
   return text;
 }
-
-/// Whole lines, for a pipe as for a terminal: every `interval` steps and after the last one.
-class Progress {
- public:
-  Progress(bool prints, int interval, int epochs) : prints_(prints), interval_(interval), epochs_(epochs) {}
-
-  void step(const StepReport& report) {
-    images_ += report.images;
-    loss_ += report.loss;
-    ++steps_;
-    epoch_loss_ = report.step == 1 ? report.loss : epoch_loss_ + report.loss;
-    if (report.step == report.steps) epoch_loss_ /= report.steps;
-    if (report.step % interval_ != 0 && report.step != report.steps) return;
-    if (prints_) {
-      std::printf("epoch %d/%d step %d/%d loss %.4g %.0f images/s\n", report.epoch + 1, epochs_, report.step,
-                  report.steps, loss_ / steps_, static_cast<double>(images_) / seconds_since(start_));
-    }
-    restart();
-  }
-  void epoch(int epoch, const Accuracy& accuracy, double seconds) {
-    if (prints_) {
-      std::printf("epoch %d/%d loss %.4g test accuracy %.2f %% in %.1f s\n", epoch + 1, epochs_, epoch_loss_,
-                  accuracy.percent(), seconds);
-    }
-    restart();
-  }
-
- private:
-  void restart() {
-    start_ = Clock::now();
-    images_ = 0;
-    loss_ = 0;
-    steps_ = 0;
-  }
-
-  bool prints_;
-  int interval_;
-  int epochs_;
-  Clock::time_point start_ = Clock::now();
-  std::size_t images_ = 0;
-  double loss_ = 0;
-  int steps_ = 0;
-  double epoch_loss_ = 0;
-};
 
 /// The hash that the most ranks share is taken as the right one.
 Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
@@ -90,42 +53,154 @@ Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
 }
 
 template <class T>
-Result<> run(const Options& options, Communicator& communicator, const DataSplit& data) {
-  const bool speaks = communicator.rank() == 0;
-  Trainer<T> trainer(options, communicator, data);
-  if (auto done = trainer.share_weights(); !done) return done.error();
+Result<std::unique_ptr<Model<T>>> make_model(const Options& options, ThreadPool& threads) {
+  const auto* table = kernels::find_kernels<T>(options.kernels);
+  if (table == nullptr) {
+    std::string names;
+    for (const auto* one : kernels::all_kernels<T>())
+      names += std::string(names.empty() ? "" : ", ") + one->name;
+    return Error{ErrorCode::kUsage,
+                 "--kernels " + options.kernels + ": this processor runs " + names + " and no other"};
+  }
+  std::unique_ptr<Model<T>> model;
+  if (options.model == ModelKind::kMlp) {
+    model =
+        std::make_unique<Mlp<T>>(options.mlp_width, options.mlp_depth, options.batch_size, threads, *table);
+  } else {
+    model = std::make_unique<ConvNet<T>>(options.batch_size, threads, *table);
+  }
+  return model;
+}
 
-  Progress progress(speaks, options.log_interval, options.epochs);
-  const auto on_step = [&progress](const StepReport& report) { progress.step(report); };
-  Accuracy accuracy;
-  for (int epoch = 0; epoch < options.epochs; ++epoch) {
-    const auto start = Clock::now();
-    if (auto done = trainer.train_epoch(epoch, on_step); !done) return done.error();
-    if (auto done = trainer.average_running_statistics(); !done) return done.error();
-    const auto tested = trainer.evaluate();
+/// "trace.json" of rank 3 is "trace.rank3.json".
+std::string of_rank(const std::string& path, int rank) {
+  const std::size_t name = path.rfind('/') == std::string::npos ? 0 : path.rfind('/') + 1;
+  const std::size_t dot = path.rfind('.');
+  const std::size_t at = dot == std::string::npos || dot <= name ? path.size() : dot;
+  return path.substr(0, at) + ".rank" + std::to_string(rank) + path.substr(at);
+}
+
+/// One training of one rank: the recipe's state.
+template <class T>
+class Run {
+ public:
+  Run(const Options& options, Communicators communicators, Model<T>& model, const DataSplit& data)
+      : options_(options),
+        world_(*communicators.world),
+        speaks_(world_.rank() == 0),
+        trainer_(options, communicators, model, data),
+        progress_(speaks_, options) {}
+
+  Result<> go() {
+    if (auto done = progress_.open(); !done) return done;
+    if (auto done = trainer_.share_weights(); !done) return done;
+    if (auto done = train(); !done) return done;
+    if (auto done = finish(); !done) return done;
+    if (auto done = report_profile(); !done) return done;
+    if (speaks_) {
+      std::printf("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy_.percent(), accuracy_.correct,
+                  accuracy_.total);
+    }
+    return {};
+  }
+
+ private:
+  bool at_end() const { return options_.max_steps != 0 && trainer_.position().step >= options_.max_steps; }
+
+  Result<bool> after_step(const StepReport& report) {
+    progress_.step(report);
+    return !at_end();
+  }
+
+  Result<> train() {
+    while (trainer_.position().epoch < options_.epochs && !at_end()) {
+      const auto start = Clock::now();
+      const std::int64_t epoch = trainer_.position().epoch;
+      const auto on_step = [this](const StepReport& report) { return after_step(report); };
+      if (auto done = trainer_.train_epoch(on_step); !done) return done;
+      if (auto done = test(epoch, start); !done) return done;
+    }
+    return {};
+  }
+
+  Result<> test(std::int64_t epoch, Clock::time_point start) {
+    if (auto done = trainer_.average_nodes(); !done) return done;
+    if (auto done = trainer_.average_running_statistics(); !done) return done;
+    const auto tested = trainer_.evaluate();
     if (!tested) return tested.error();
-    accuracy = *tested;
-    progress.epoch(epoch, accuracy, seconds_since(start));
+    accuracy_ = *tested;
+    progress_.epoch(epoch, accuracy_, seconds_since(start));
+    return {};
   }
 
-  std::printf("rank %d weights %s\n", communicator.rank(), hash_text(trainer.weights_hash()).c_str());
-  const auto hashes = trainer.gather_hashes();
-  if (!hashes) return hashes.error();
-  if (auto equal = check_equal(*hashes); !equal) return equal.error();
-  if (speaks) {
-    std::printf("weights equal on %d ranks: %s\n", communicator.world_size(),
-                hash_text((*hashes)[0]).c_str());
-    std::printf("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy.percent(), accuracy.correct,
-                accuracy.total);
+  Result<> finish() {
+    std::printf("rank %d weights %s\n", world_.rank(), hash_text(trainer_.weights_hash()).c_str());
+    const auto hashes = trainer_.gather_hashes();
+    if (!hashes) return hashes.error();
+    if (auto equal = check_equal(*hashes); !equal) return equal.error();
+    if (!speaks_) return {};
+    std::printf("weights equal on %d ranks: %s\n", world_.world_size(), hash_text((*hashes)[0]).c_str());
+    if (options_.export_to.empty()) return {};
+    return export_model<T>(options_.export_to, trainer_.model(),
+                           static_cast<std::int64_t>(trainer_.position().step));
   }
-  return {};
+
+  /// The traces, and on rank 0 where the time went and which rank computes slowest.
+  Result<> report_profile() {
+    if (options_.profile.empty()) return {};
+    const StepProfile& profile = trainer_.profile();
+    const std::string path =
+        world_.world_size() == 1 ? options_.profile : of_rank(options_.profile, world_.rank());
+    if (auto done = profile.write_trace(path, world_.rank()); !done) return done;
+    const std::uint64_t mine[] = {std::bit_cast<std::uint64_t>(profile.compute_percentile(0.5))};
+    const auto all = world_.all_gather(mine);
+    if (!all) return all.error();
+    if (!speaks_) return {};
+    std::printf("%-14s %10s %10s\n", "step (ms)", "p50", "p99");
+    for (std::size_t i = 0; i < kPhases; ++i) {
+      const Phase phase = static_cast<Phase>(i);
+      std::printf("%-14s %10.3f %10.3f\n", kPhaseNames[i].data(), 1e3 * profile.percentile(phase, 0.5),
+                  1e3 * profile.percentile(phase, 0.99));
+    }
+    const auto slowest = std::max_element(all->begin(), all->end(), [](std::uint64_t a, std::uint64_t b) {
+      return std::bit_cast<double>(a) < std::bit_cast<double>(b);
+    });
+    std::vector<std::uint64_t> sorted(*all);  // of positive numbers the bits have the numbers' order
+    std::sort(sorted.begin(), sorted.end());
+    const double median = std::bit_cast<double>(sorted[sorted.size() / 2]);
+    const double most = std::bit_cast<double>(*slowest);
+    std::printf("slowest rank %td: computes %.3f ms per step, %.0f %% over the median rank\n",
+                slowest - all->begin(), 1e3 * most, median > 0 ? 100 * (most / median - 1) : 0.0);
+    return {};
+  }
+
+  const Options& options_;
+  Communicator& world_;
+  bool speaks_;
+  Trainer<T> trainer_;
+  Progress progress_;
+  Accuracy accuracy_;
+};
+
+template <class T>
+Result<> run(const Options& options, Communicators communicators, const DataSplit& data) {
+  ThreadPool threads(options.threads);
+  auto model = make_model<T>(options, threads);
+  if (!model) return model.error();
+  (*model)->initialise(static_cast<std::uint64_t>(options.seed));
+  if (!options.init_from.empty() && communicators.world->rank() == 0) {  // the others get them by broadcast
+    if (auto done = import_model<T>(options.init_from, **model); !done) return done;
+  }
+  return Run<T>(options, communicators, **model, data).go();
 }
 
 }  // namespace
 
-Result<> run_training(const Options& options, Communicator& communicator, const DataSplit& data) {
-  if (options.dtype == Dtype::kFloat64) return run<double>(options, communicator, data);
-  return run<float>(options, communicator, data);
+Result<> run_training(const Options& options, Communicators communicators, const DataSplit& data) {
+  const std::string mistake = contradiction(options, communicators.world->world_size());
+  if (!mistake.empty()) return Error{ErrorCode::kUsage, mistake};
+  if (options.dtype == Dtype::kFloat64) return run<double>(options, communicators, data);
+  return run<float>(options, communicators, data);
 }
 
 }  // namespace ddp::train

@@ -46,12 +46,18 @@ Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   if (!rank) return rank.error();
   const auto local_rank = number_or(get, "LOCAL_RANK", 0, kMost, 0);
   if (!local_rank) return local_rank.error();
+  const auto local_world = number_or(get, "LOCAL_WORLD_SIZE", 1, *world, 0);
+  if (!local_world) return local_world.error();
+  const auto node = number_or(get, "GROUP_RANK", 0, kMost, -1);
+  if (!node) return node.error();
   const auto attempt =
       number_or(get, "TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::uint32_t>::max(), 0);
   if (!attempt) return attempt.error();
   result.rank = static_cast<int>(*rank);
   result.world_size = static_cast<int>(*world);
   result.local_rank = static_cast<int>(*local_rank);
+  result.local_world_size = static_cast<int>(*local_world);
+  result.node = static_cast<int>(*node);
   result.attempt = static_cast<std::uint32_t>(*attempt);
   if (const char* run_id = get("TORCHELASTIC_RUN_ID")) result.run_id = run_id;
   if (result.world_size == 1) return result;

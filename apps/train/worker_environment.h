@@ -14,6 +14,8 @@ struct WorkerEnvironment {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;
+  int local_world_size = 0;       ///< 0: not told
+  int node = -1;                  ///< GROUP_RANK; -1: not told
   std::string master_addr;        ///< set when world_size > 1
   std::uint16_t master_port = 0;  ///< of the store
   std::string run_id;

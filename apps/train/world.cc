@@ -1,42 +1,266 @@
 #include "apps/train/world.h"
 
-#include <chrono>
+#include <charconv>
+#include <numeric>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "apps/train/node_communicator.h"
+#include "apps/train/node_links.h"
 #include "apps/train/peer_connect.h"
 #include "apps/train/single_communicator.h"
 #include "apps/train/store_directory.h"
 
 namespace ddp::train {
 
-Result<World> join_world(const WorkerEnvironment& environment, const Options& options) {
-  World world;
-  if (environment.world_size == 1) {
-    world.communicator = std::make_unique<SingleCommunicator>();
-    return world;
+namespace {
+
+std::string me(const WorkerEnvironment& environment) {
+  return "rank " + std::to_string(environment.rank);
+}
+
+bool knows_nodes(const WorkerEnvironment& environment) {
+  return environment.node >= 0 && environment.local_world_size > 0;
+}
+
+/// What the first rank of a node says about it.
+struct NodeRanks {
+  int first = 0;
+  int count = 0;
+};
+
+std::string encode(const NodeRanks& ranks) {
+  return std::to_string(ranks.first) + " " + std::to_string(ranks.count);
+}
+
+std::optional<NodeRanks> decode(std::string_view text) {
+  NodeRanks ranks;
+  const char* end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, ranks.first);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != ' ') return std::nullopt;
+  const auto count = std::from_chars(first.ptr + 1, end, ranks.count);
+  if (count.ec != std::errc() || count.ptr != end || ranks.first < 0 || ranks.count < 1) return std::nullopt;
+  return ranks;
+}
+
+/// All nodes with their ranks, as each node's first rank tells them.
+Result<NodeMap> find_nodes(const WorkerEnvironment& environment, const WorldOptions& options,
+                           PeerDirectory& directory) {
+  NodeMap map;
+  map.node = environment.node;
+  map.local_rank = environment.local_rank;
+  const auto key = [](int node) { return "node/" + std::to_string(node); };
+  if (environment.local_rank == 0) {
+    auto told =
+        directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}));
+    if (!told) return within(me(environment), told.error());
   }
+  for (int node = 0, known = 0; known < environment.world_size; ++node) {
+    const auto text = directory.find(key(node), options.start_timeout);
+    if (!text && text.error().code == ErrorCode::kTimeout) {
+      return Error{ErrorCode::kTimeout,
+                   me(environment) + " misses node " + std::to_string(node) +
+                       ": its first rank has not come to the store in time; did it start?"};
+    }
+    if (!text) return within(me(environment), text.error());
+    const auto ranks = decode(*text);
+    if (!ranks)
+      return Error{ErrorCode::kProtocol, me(environment) + ": node " + key(node) + " is \"" + *text + "\""};
+    map.ranks.emplace_back(static_cast<std::size_t>(ranks->count));
+    std::iota(map.ranks.back().begin(), map.ranks.back().end(), ranks->first);
+    known += ranks->count;
+  }
+  const bool mine =
+      static_cast<std::size_t>(map.node) < map.ranks.size() &&
+      static_cast<std::size_t>(map.local_rank) < map.ranks[static_cast<std::size_t>(map.node)].size() &&
+      map.rank() == environment.rank;
+  if (mine && map.world_size() == environment.world_size) return map;
+  return Error{ErrorCode::kUsage,
+               me(environment) +
+                   " does not find itself where GROUP_RANK, LOCAL_RANK and LOCAL_WORLD_SIZE say: "
+                   "the ranks of a node must follow each other; --comm tcp needs no nodes"};
+}
+
+PeerConfig peer_config(const WorkerEnvironment& environment, const WorldOptions& options) {
   PeerConfig config;
   config.job_id = environment.run_id;
   config.attempt = environment.attempt;
   config.rank = environment.rank;
   config.world_size = environment.world_size;
-  config.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
-  config.step_timeout = options.comm_timeout;
+  config.scalar_bytes = options.scalar_bytes;
+  config.start_timeout = options.start_timeout;
+  config.step_timeout = options.step_timeout;
+  config.interrupt = options.interrupt;
+  return config;
+}
 
+NodeConfig node_config(const WorkerEnvironment& environment, const WorldOptions& options) {
+  NodeConfig config;
+  config.job_id = environment.run_id;
+  config.attempt = environment.attempt;
+  config.start_timeout = options.start_timeout;
+  config.step_timeout = options.step_timeout;
+  config.interrupt = options.interrupt;
+  return config;
+}
+
+Result<std::shared_ptr<ShmGroup>> open_group(const NodeConfig& config, PeerDirectory& directory) {
+  auto links = NodeMeeting(directory).links(config);
+  if (!links) return links.error();
+  auto group = ShmGroup::open(config, std::move(*links));
+  if (!group) return group.error();
+  return std::make_shared<ShmGroup>(std::move(*group));
+}
+
+/// One node of `size` ranks that have their own numbers 0, 1, …
+NodeMap node_alone(std::size_t size, int local_rank) {
+  NodeMap map;
+  map.ranks.emplace_back(size);
+  std::iota(map.ranks[0].begin(), map.ranks[0].end(), 0);
+  map.local_rank = local_rank;
+  return map;
+}
+
+/// Shared memory inside the node, TCP along this rank's lane.
+Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions& options, NodeMap map,
+                       World& world) {
+  NodeConfig config = node_config(environment, options);
+  config.group = "node" + std::to_string(map.node);
+  config.local_rank = map.local_rank;
+  config.ranks = map.ranks[static_cast<std::size_t>(map.node)];
+  config.local_world_size = static_cast<int>(config.ranks.size());
+  auto group = open_group(config, *world.directory);
+  if (!group) return group.error();
+  const std::shared_ptr<ShmGroup> shared = std::move(*group);
+
+  std::shared_ptr<TcpCommunicator> lane;
+  if (map.ranks.size() > 1 && !map.lane().empty()) {
+    PeerConfig peers = peer_config(environment, options);
+    peers.rank = map.node;
+    peers.world_size = static_cast<int>(map.ranks.size());
+    peers.group = "lane" + std::to_string(map.local_rank);
+    peers.names = map.lane();
+    auto connected = connect_peers(peers, *world.directory);
+    if (!connected) return connected.error();
+    lane = std::move(*connected);
+  }
+  if (options.with_nodes) {
+    world.node =
+        std::make_unique<NodeCommunicator>(node_alone(config.ranks.size(), map.local_rank), shared, nullptr);
+    if (lane || map.ranks.size() > 1) {
+      world.between = std::make_unique<BetweenNodes>(map, shared, lane);
+    } else {
+      world.between = std::make_unique<SingleCommunicator>();
+    }
+  }
+  world.node_of.resize(static_cast<std::size_t>(environment.world_size));
+  for (std::size_t node = 0; node < map.ranks.size(); ++node) {
+    for (const int rank : map.ranks[node])
+      world.node_of[static_cast<std::size_t>(rank)] = static_cast<int>(node);
+  }
+  world.way = map.ranks.size() > 1 ? "shm+tcp" : "shm";
+  world.communicator = std::make_unique<NodeCommunicator>(std::move(map), shared, lane);
+  return {};
+}
+
+World world_of_one(bool with_nodes) {
+  World world;
+  world.communicator = std::make_unique<SingleCommunicator>();
+  world.way = "none";
+  if (with_nodes) {
+    world.node = std::make_unique<SingleCommunicator>();
+    world.between = std::make_unique<SingleCommunicator>();
+  }
+  return world;
+}
+
+Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
   if (!environment.agent_store && environment.rank == 0) {
     auto store = StoreHost::open(environment.master_port);
     if (!store) return store.error();
     world.store = std::move(*store);
   }
   auto client = rendezvous::TcpStoreClient::connect(environment.master_addr, environment.master_port,
-                                                    config.start_timeout);
-  if (!client) return within("rank " + std::to_string(environment.rank), client.error());
-  StoreDirectory directory(std::move(*client), environment.run_id, environment.attempt);
-  auto communicator = connect_peers(config, directory);
-  if (!communicator) return communicator.error();
-  world.communicator = std::move(*communicator);
+                                                    options.start_timeout);
+  if (!client) return within(me(environment), client.error());
+  world.directory =
+      std::make_unique<StoreDirectory>(std::move(*client), environment.run_id, environment.attempt);
+  return {};
+}
+
+}  // namespace
+
+Result<World> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {
+  if (environment.world_size == 1) return world_of_one(options.with_nodes);
+  const bool needs_nodes = options.comm == CommKind::kShm || options.with_nodes;
+  if (needs_nodes && !knows_nodes(environment)) {
+    return Error{ErrorCode::kUsage,
+                 std::string(options.with_nodes ? "--sync-every-inter" : "--comm shm") +
+                     " needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
+                     "they tell which ranks share a node"};
+  }
+  if (options.with_nodes && options.comm == CommKind::kTcp) {
+    return Error{ErrorCode::kUsage,
+                 "--sync-every-inter uses shared memory inside the nodes: leave --comm tcp out"};
+  }
+  World world;
+  if (auto reached = reach_store(environment, options, world); !reached) return reached.error();
+  if (options.comm != CommKind::kTcp && knows_nodes(environment)) {
+    auto map = find_nodes(environment, options, *world.directory);
+    if (!map) return map.error();
+    // One rank per node shares nothing.
+    world.node_count = static_cast<int>(map->ranks.size());
+    if (needs_nodes || map->ranks.size() < static_cast<std::size_t>(environment.world_size)) {
+      auto joined = join_by_nodes(environment, options, std::move(*map), world);
+      if (!joined) return joined.error();
+      return world;
+    }
+  }
+  auto connected = connect_peers(peer_config(environment, options), *world.directory);
+  if (!connected) return connected.error();
+  world.communicator = std::move(*connected);
+  world.way = "tcp";
   return world;
+}
+
+bool World::same_node(int a, int b) const {
+  return !node_of.empty() && node_of[static_cast<std::size_t>(a)] == node_of[static_cast<std::size_t>(b)];
+}
+
+Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environment,
+                                                const WorldOptions& options, PeerDirectory& directory,
+                                                std::pair<int, int> ranks, bool same_node) {
+  const std::string group = "pair" + std::to_string(ranks.first) + "-" + std::to_string(ranks.second);
+  const int mine = environment.rank == ranks.first ? 0 : 1;
+  if (same_node) {
+    NodeConfig config = node_config(environment, options);
+    config.group = group;
+    config.local_rank = mine;
+    config.ranks = {ranks.first, ranks.second};
+    config.local_world_size = 2;
+    auto shared = open_group(config, directory);
+    if (!shared) return shared.error();
+    return std::make_unique<NodeCommunicator>(node_alone(2, mine), std::move(*shared), nullptr);
+  }
+  PeerConfig config = peer_config(environment, options);
+  config.rank = mine;
+  config.world_size = 2;
+  config.group = group;
+  config.names = {ranks.first, ranks.second};
+  auto connected = connect_peers(config, directory);
+  if (!connected) return connected.error();
+  return std::move(*connected);
+}
+
+Result<World> join_world(const WorkerEnvironment& environment, const Options& options) {
+  WorldOptions world;
+  world.comm = options.comm;
+  world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
+  world.step_timeout = options.comm_timeout;
+  world.with_nodes = options.sync_every_inter > 1;
+  return join_world(environment, world);
 }
 
 }  // namespace ddp::train

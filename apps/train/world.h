@@ -1,22 +1,53 @@
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "apps/train/comm_kind.h"
 #include "apps/train/communicator.h"
 #include "apps/train/options.h"
+#include "apps/train/peer_directory.h"
 #include "apps/train/store_host.h"
 #include "apps/train/worker_environment.h"
 #include "base/result.h"
 
 namespace ddp::train {
 
-/// This rank's way to the others, and the store where this rank serves it.
+/// This rank's way to the others, and the store where this rank serves it. The communicators of a world may
+/// be used one at a time, in the same order on all ranks.
 struct World {
   std::unique_ptr<StoreHost> store;
+  std::unique_ptr<PeerDirectory> directory;  ///< null in a world of one
   std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<Communicator> node;     ///< the ranks of this node; null where not asked for
+  std::unique_ptr<Communicator> between;  ///< the nodes as ranks (BetweenNodes); null where not asked for
+  std::string way;                        ///< "shm", "tcp", "shm+tcp", "none": for people
+  int node_count = 0;                     ///< 0: not known
+  std::vector<int> node_of;               ///< by rank; empty where nothing is shared inside nodes
+
+  bool same_node(int a, int b) const;
 };
 
-/// Chooses the backend and connects it through the store. The place where nccl and shm will be chosen.
+struct WorldOptions {
+  CommKind comm = CommKind::kAuto;
+  std::uint32_t scalar_bytes = 4;  ///< ranks that disagree do not meet
+  std::chrono::milliseconds start_timeout{120'000};
+  std::chrono::milliseconds step_timeout{60'000};
+  bool with_nodes = false;  ///< World::node and World::between are wanted
+  int interrupt = -1;       ///< ends every wait when it is readable; not owned
+};
+
+/// Chooses the way and connects it through the store. The place where nccl will be chosen.
+Result<World> join_world(const WorkerEnvironment& environment, const WorldOptions& options);
+/// Two ranks of the world by themselves, over shared memory when `same_node`: for measuring. Both call it.
+Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environment,
+                                                const WorldOptions& options, PeerDirectory& directory,
+                                                std::pair<int, int> ranks, bool same_node);
+/// As a training's options say.
 Result<World> join_world(const WorkerEnvironment& environment, const Options& options);
 
 }  // namespace ddp::train

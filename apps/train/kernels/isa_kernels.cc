@@ -4,6 +4,7 @@
 #include "apps/train/kernels/isa_kernels.h"
 
 #include "apps/train/kernels/convolution.h"
+#include "apps/train/kernels/gemm.h"
 #include "apps/train/kernels/linear.h"
 #include "apps/train/kernels/norm_pool.h"
 
@@ -16,7 +17,7 @@ namespace ddp::train::kernels::DDP_KERNEL_ISA {
   {                                                                                             \
     DDP_KERNEL_TEXT(DDP_KERNEL_ISA), convolve<T>, convolve_weight_gradient<T>, turn_weights<T>, \
         channel_moments<T>, channel_sum<T>, norm_relu_pool<T>, pool_gradient_sums<T>,           \
-        norm_relu_pool_gradient<T>, linear<T>, linear_gradient<T>                               \
+        norm_relu_pool_gradient<T>, linear<T>, linear_gradient<T>, gemm<T>                      \
   }
 
 const KernelTable<float> kFloat = DDP_KERNEL_TABLE(float);

@@ -53,6 +53,18 @@ const KernelTable<T>& best_kernels() {
   return *all_kernels<T>().back();
 }
 
+template <class T>
+const KernelTable<T>* find_kernels(std::string_view name) {
+  const auto tables = all_kernels<T>();
+  if (name.empty()) return tables.back();
+  for (const KernelTable<T>* table : tables) {
+    if (table->name == name) return table;
+  }
+  return nullptr;
+}
+
+template const KernelTable<float>* find_kernels<float>(std::string_view);
+template const KernelTable<double>* find_kernels<double>(std::string_view);
 template const KernelTable<float>& best_kernels<float>();
 template const KernelTable<double>& best_kernels<double>();
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace ddp::train::kernels {
@@ -46,6 +47,23 @@ struct LinearShape {
   int outputs = 0;  ///< at most kMaxLinearOutputs
 };
 inline constexpr int kMaxLinearOutputs = 16;
+
+/// c[row][column] = sum over depth of a[row][depth] * b[depth][column]. Every factor may lie either way
+/// round: its two strides, in elements, say how; columns of c lie together.
+struct GemmShape {
+  int rows = 0;
+  int columns = 0;
+  int depth = 0;
+  std::ptrdiff_t a_row = 0, a_depth = 0;
+  std::ptrdiff_t b_depth = 0, b_column = 0;
+  std::ptrdiff_t c_row = 0;
+};
+// Blocks of both factors that fit the caches; the last also bounds what is summed before it is added to c.
+inline constexpr int kGemmRows = 84;
+inline constexpr int kGemmColumns = 1024;
+inline constexpr int kGemmDepth = 256;
+/// Elements of scratch memory, on a cache line's border, for each call at the same time.
+inline constexpr int kGemmScratch = (kGemmRows + kGemmColumns) * kGemmDepth;
 
 /// The kernels of one instruction set. Rules that let a device run the same bodies later: plain pointers and
 /// plain structs, no allocation, no state, no exceptions. Sums run in one fixed order, so equal input gives
@@ -96,6 +114,10 @@ struct KernelTable {
   /// Writes (does not add) the gradients of input, weight and bias.
   void (*linear_gradient)(const LinearShape&, const T* input, const T* weight, const T* output_gradient,
                           T* input_gradient, T* weight_gradient, T* bias_gradient);
+
+  /// Overwrites c. Each element's sum runs in the order of the depth, whatever part of c a call computes: a
+  /// product that is divided over threads keeps its bits. Depth 0 leaves c as it is.
+  void (*gemm)(const GemmShape&, const T* a, const T* b, T* c, T* scratch);
 };
 
 /// The best this processor runs.
@@ -105,5 +127,9 @@ const KernelTable<T>& best_kernels();
 /// All that this processor runs, plainest first: for tests and for comparing.
 template <class T>
 std::vector<const KernelTable<T>*> all_kernels();
+
+/// By name ("generic", "x86_64_v3", …); null where this processor does not run it. Empty: the best.
+template <class T>
+const KernelTable<T>* find_kernels(std::string_view name);
 
 }  // namespace ddp::train::kernels

@@ -6,9 +6,9 @@ namespace ddp::train::kernels {
 
 template <class T>
 void sgd_step(std::span<T> parameters, std::span<T> velocity, std::span<const T> gradients, T lr, T momentum,
-              T scale) {
+              T decay) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    velocity[i] = momentum * velocity[i] + scale * gradients[i];
+    velocity[i] = momentum * velocity[i] + (gradients[i] + decay * parameters[i]);
     parameters[i] -= lr * velocity[i];
   }
 }

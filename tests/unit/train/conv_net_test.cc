@@ -17,6 +17,8 @@ using namespace ddp::train;
 
 namespace {
 
+ThreadPool one_thread(1);
+
 template <class T>
 struct TestBatch {
   std::vector<T> padded;
@@ -70,7 +72,7 @@ std::map<std::string, std::vector<double>> read_reference() {
 
 /// Norm, first, middle and last element of each tensor, within `tolerance` of the norm.
 void check_tensors(const std::map<std::string, std::vector<double>>& reference, const std::string& kind,
-                   std::span<const TensorInfo> layout, std::span<const double> values, double tolerance) {
+                   const std::vector<TensorInfo>& layout, std::span<const double> values, double tolerance) {
   for (const TensorInfo& tensor : layout) {
     const auto& expected = reference.at(kind + " " + std::string(tensor.name));
     const auto part = values.subspan(tensor.offset, tensor.size);
@@ -86,14 +88,15 @@ void check_tensors(const std::map<std::string, std::vector<double>>& reference, 
 }  // namespace
 
 TEST_CASE("the model has 29,034 parameters in one flat vector without gaps") {
-  int at = 0;
-  for (const TensorInfo& tensor : ConvNet<float>::parameter_layout()) {
+  ConvNet<float> net(1, one_thread);
+  std::size_t at = 0;
+  for (const TensorInfo& tensor : net.parameter_tensors()) {
     CHECK(tensor.offset == at);
     at += tensor.size;
   }
   CHECK(at == 29'034);
   at = 0;
-  for (const TensorInfo& tensor : ConvNet<float>::running_layout()) {
+  for (const TensorInfo& tensor : net.running_tensors()) {
     CHECK(tensor.offset == at);
     at += tensor.size;
   }
@@ -101,13 +104,13 @@ TEST_CASE("the model has 29,034 parameters in one flat vector without gaps") {
 }
 
 TEST_CASE("initial weights fill PyTorch's bounds, by the seed alone") {
-  ConvNet<float> a(1), b(50), other(1);
+  ConvNet<float> a(1, one_thread), b(50, one_thread), other(1, one_thread);
   a.initialise(7);
   b.initialise(7);
   other.initialise(8);
   CHECK(std::ranges::equal(a.parameters(), b.parameters()));
   CHECK_FALSE(std::ranges::equal(a.parameters(), other.parameters()));
-  for (const TensorInfo& tensor : ConvNet<float>::parameter_layout()) {
+  for (const TensorInfo& tensor : a.parameter_tensors()) {
     if (tensor.fan_in == 0 || tensor.size < 400) continue;
     const auto part = a.parameters().subspan(tensor.offset, tensor.size);
     const float bound = 1 / std::sqrt(static_cast<float>(tensor.fan_in));
@@ -125,7 +128,7 @@ TEST_CASE("five steps in float64 equal PyTorch's") {
   const auto reference = read_reference();
   for (const auto* table : kernels::all_kernels<double>()) {
     INFO(table->name);
-    ConvNet<double> net(8, *table);
+    ConvNet<double> net(8, one_thread, *table);
     net.initialise(3);
     std::vector<double> velocity(ConvNet<double>::kParameters);
     for (int step = 0; step < 5; ++step) {
@@ -133,11 +136,11 @@ TEST_CASE("five steps in float64 equal PyTorch's") {
       const auto score = net.forward_backward(batch.padded.data(), batch.labels);
       CHECK(score.loss_sum / 6 == Approx(reference.at("step " + std::to_string(step))[0]).epsilon(1e-11));
       CHECK(net.gradients_and_loss().back() == score.loss_sum / 6);
-      if (step == 0) check_tensors(reference, "gradient", net.parameter_layout(), net.gradients(), 1e-11);
-      kernels::sgd_step<double>(net.parameters(), velocity, net.gradients(), 0.01, 0.9, 1.0);
+      if (step == 0) check_tensors(reference, "gradient", net.parameter_tensors(), net.gradients(), 1e-11);
+      kernels::sgd_step<double>(net.parameters(), velocity, net.gradients(), 0.01, 0.9, 0.0);
     }
-    check_tensors(reference, "weight", net.parameter_layout(), net.parameters(), 1e-10);
-    check_tensors(reference, "running", net.running_layout(), net.running_statistics(), 1e-10);
+    check_tensors(reference, "weight", net.parameter_tensors(), net.parameters(), 1e-10);
+    check_tensors(reference, "running", net.running_tensors(), net.running_statistics(), 1e-10);
     const auto batch = make_batch<double>(9, 6);
     const auto score = net.evaluate(batch.padded.data(), batch.labels);
     CHECK(score.loss_sum == Approx(reference.at("evaluation")[0]).epsilon(1e-10));
@@ -148,19 +151,19 @@ TEST_CASE("five steps in float64 equal PyTorch's") {
 TEST_CASE("float32 gradients are within 2e-5 of float64, per tensor") {
   const auto exact_batch = make_batch<double>(1, 100);
   const auto batch = make_batch<float>(1, 100);
-  ConvNet<double> exact(100);
+  ConvNet<double> exact(100, one_thread);
   exact.initialise(3);
   for (const auto* table : kernels::all_kernels<float>()) {
-    ConvNet<float> net(100, *table);
+    ConvNet<float> net(100, one_thread, *table);
     net.initialise(3);
     std::ranges::copy(net.parameters(), exact.parameters().begin());  // the very same weights
     exact.forward_backward(exact_batch.padded.data(), exact_batch.labels);
     net.forward_backward(batch.padded.data(), batch.labels);
     double weight_norm = 1;
-    for (const TensorInfo& tensor : net.parameter_layout()) {
+    for (const TensorInfo& tensor : net.parameter_tensors()) {
       const auto right = exact.gradients().subspan(tensor.offset, tensor.size);
       std::vector<double> error(right.begin(), right.end());
-      for (int i = 0; i < tensor.size; ++i)
+      for (std::size_t i = 0; i < tensor.size; ++i)
         error[i] -= static_cast<double>(net.gradients()[tensor.offset + i]);
       INFO(table->name << " " << tensor.name);
       // The biases before a normalisation have gradient 0: compared with their weights' instead.
@@ -176,7 +179,7 @@ TEST_CASE("float32 gradients are within 2e-5 of float64, per tensor") {
 
 TEST_CASE("gradients equal finite differences of the loss") {
   const auto batch = make_batch<double>(2, 4);
-  ConvNet<double> net(4);
+  ConvNet<double> net(4, one_thread);
   net.initialise(11);
   net.forward_backward(batch.padded.data(), batch.labels);
   const std::vector<double> gradient(net.gradients().begin(), net.gradients().end());
@@ -187,9 +190,9 @@ TEST_CASE("gradients equal finite differences of the loss") {
     return value;
   };
   constexpr double kStep = 1e-6;
-  for (const TensorInfo& tensor : net.parameter_layout()) {
+  for (const TensorInfo& tensor : net.parameter_tensors()) {
     for (int k = 0; k < 6; ++k) {
-      const int index = tensor.offset + static_cast<int>(random_bits(5, tensor.offset, k) % tensor.size);
+      const std::size_t index = tensor.offset + random_bits(5, tensor.offset, k) % tensor.size;
       double& weight = net.parameters()[index];
       const double kept = weight;
       weight = kept + kStep;
@@ -205,8 +208,8 @@ TEST_CASE("gradients equal finite differences of the loss") {
 
 TEST_CASE("equal input gives equal bits, and the place in a batch changes no evaluation") {
   const auto batch = make_batch<float>(4, 10);
-  ConvNet<float> a(10), b(64);
-  for (auto* net : {&a, &b}) {
+  ConvNet<float> a(10, one_thread), b(64, one_thread);
+  for (ConvNet<float>* net : {&a, &b}) {
     net->initialise(1);
     net->forward_backward(batch.padded.data(), batch.labels);
   }

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "apps/train/dataset.h"
+#include "apps/train/image_size.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -151,7 +152,7 @@ TEST_CASE("the limit keeps the first training images and all test images") {
 
   std::vector<float> padded(2 * 1024, 9.0f);
   std::vector<std::uint8_t> labels(2);
-  fill_batch<float>(data->training, std::vector<std::uint32_t>{1, 0}, padded.data(), labels);
+  fill_batch<float>(data->training, std::vector<std::uint32_t>{1, 0}, kImageBorder, padded.data(), labels);
   CHECK(labels == std::vector<std::uint8_t>{2, 1});
   CHECK(padded[0] == 0.0f);
   CHECK(padded[2 * 32 + 2] == static_cast<float>('b') / 255.0f);

@@ -1,9 +1,13 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "apps/train/aligned_buffer.h"
+#include "apps/train/kernels/adamw.h"
+#include "apps/train/kernels/gradient_ops.h"
 #include "apps/train/kernels/kernel_table.h"
 #include "apps/train/kernels/sgd.h"
 #include "apps/train/kernels/softmax_loss.h"
@@ -314,13 +318,104 @@ TEMPLATE_TEST_CASE("softmax cross entropy", "", float, double) {
   CHECK(gradient[8] == Approx(1.0 / 9).epsilon(1e-6));
 }
 
+TEMPLATE_TEST_CASE("the matrix product equals a plain loop, whichever way the factors lie", "", float,
+                   double) {
+  using T = TestType;
+  struct Size {
+    int rows, columns, depth;
+  };
+  for (const auto* table : all_kernels<T>()) {
+    for (const Size s : {Size{1, 1, 1}, Size{6, 16, 8}, Size{14, 32, 3}, Size{7, 33, 13}, Size{85, 17, 257},
+                         Size{100, 1025, 5}, Size{13, 9, 600}}) {
+      for (int way = 0; way < 4; ++way) {
+        const bool a_turned = way & 1, b_turned = way & 2;
+        const auto a = noise<T>(static_cast<std::size_t>(s.rows) * s.depth, 1);
+        const auto b = noise<T>(static_cast<std::size_t>(s.columns) * s.depth, 2);
+        const int c_row = s.columns + 3;
+        GemmShape shape{s.rows, s.columns, s.depth, s.depth, 1, s.columns, 1, c_row};
+        if (a_turned) shape.a_row = 1, shape.a_depth = s.rows;
+        if (b_turned) shape.b_depth = 1, shape.b_column = s.depth;
+        std::vector<double> expected(static_cast<std::size_t>(s.rows) * c_row, 99);
+        for (int row = 0; row < s.rows; ++row) {
+          for (int column = 0; column < s.columns; ++column) {
+            double sum = 0;
+            for (int d = 0; d < s.depth; ++d) {
+              sum += static_cast<double>(a[row * shape.a_row + d * shape.a_depth]) *
+                     static_cast<double>(b[d * shape.b_depth + column * shape.b_column]);
+            }
+            expected[static_cast<std::size_t>(row) * c_row + column] = sum;
+          }
+        }
+        std::vector<T> got(expected.size(), T(99));  // between the rows nothing may be written
+        ddp::train::AlignedBuffer<T> scratch(kGemmScratch);
+        table->gemm(shape, a.data(), b.data(), got.data(), scratch.data());
+        INFO(table->name << " " << s.rows << " x " << s.columns << " x " << s.depth << " way " << way);
+        CHECK(difference(got, expected) < 2 * kTolerance<T>);
+        // A part alone has the whole's bits: threads may divide the product.
+        if (s.columns > 8) {
+          std::vector<T> part(expected.size(), T(99));
+          GemmShape right = shape;
+          right.columns = s.columns - 5;
+          table->gemm(right, a.data(), b.data() + 5 * shape.b_column, part.data() + 5, scratch.data());
+          bool equal = true;
+          for (int row = 0; row < s.rows; ++row)
+            for (int column = 5; column < s.columns; ++column)
+              equal = equal && part[row * c_row + column] == got[row * c_row + column];
+          CHECK(equal);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("instruction sets are found by name") {
+  CHECK(find_kernels<float>("")->name == best_kernels<float>().name);
+  REQUIRE(find_kernels<float>("generic") != nullptr);
+  CHECK(std::string(find_kernels<double>("generic")->name) == "generic");
+  CHECK(find_kernels<float>("x86_64_v9") == nullptr);
+}
+
 TEST_CASE("SGD with momentum as torch.optim.SGD") {
   std::vector<double> weight{1, -2}, velocity{0, 0};
-  const std::vector<double> sums{4, 8};
-  sgd_step<double>(weight, velocity, sums, 0.1, 0.9, 0.25);
+  const std::vector<double> gradient{1, 2};
+  sgd_step<double>(weight, velocity, gradient, 0.1, 0.9, 0);
   CHECK(velocity == std::vector<double>{1, 2});
   CHECK(weight[0] == Approx(0.9));
-  sgd_step<double>(weight, velocity, sums, 0.1, 0.9, 0.25);
-  CHECK(velocity[1] == Approx(0.9 * 2 + 2));
-  CHECK(weight[1] == Approx(-2.2 - 0.38));
+  sgd_step<double>(weight, velocity, gradient, 0.1, 0.9, 0.5);
+  CHECK(velocity[1] == Approx(0.9 * 2 + 2 - 0.5 * 2.2));
+  CHECK(weight[1] == Approx(-2.2 - 0.1 * 2.7));
+}
+
+TEST_CASE("AdamW as torch.optim.AdamW") {
+  // Two steps of torch 1.13: parameter 1 and -2, gradients (0.5, -1), then (-0.25, 2), lr 0.1, decay 0.01.
+  std::vector<double> weight{1, -2}, mean{0, 0}, square{0, 0};
+  const AdamwSettings settings{0.1, 0.9, 0.999, 1e-8, 0.01};
+  adamw_step<double>(weight, mean, square, std::vector<double>{0.5, -1}, settings, 1);
+  CHECK(weight[0] == Approx(0.999 * 1 - 0.1 * 0.5 / (0.5 + 1e-8)).epsilon(1e-12));
+  adamw_step<double>(weight, mean, square, std::vector<double>{-0.25, 2}, settings, 2);
+  const double m = 0.9 * 0.05 - 0.1 * 0.25, v = 0.999 * 0.001 * 0.25 + 0.001 * 0.0625;
+  const double before = 0.999 - 0.1 * 0.5 / (0.5 + 1e-8);
+  const double hat = m / (1 - 0.81) / (std::sqrt(v / (1 - 0.999 * 0.999)) + 1e-8);
+  CHECK(weight[0] == Approx(0.999 * before - 0.1 * hat).epsilon(1e-12));
+}
+
+TEMPLATE_TEST_CASE("mean, test for nan, clipping", "", float, double) {
+  using T = TestType;
+  const T nan = std::numeric_limits<T>::quiet_NaN(), infinity = std::numeric_limits<T>::infinity();
+  std::vector<T> values{8, -4, 0.5};
+  CHECK(average<T>(values, T(0.25)));
+  CHECK(values == std::vector<T>{2, -1, 0.125});
+  for (const T bad : {nan, infinity, -infinity}) {
+    std::vector<T> spoilt{1, bad, 2};
+    CHECK_FALSE(average<T>(spoilt, T(0.5)));
+  }
+  std::vector<T> clipped{5, -5, nan, 0.25, infinity};
+  clip_value<T>(clipped, T(1));
+  CHECK(clipped[0] == 1);
+  CHECK(clipped[1] == -1);
+  CHECK(std::isnan(clipped[2]));
+  CHECK(clipped[3] == T(0.25));
+  CHECK(clipped[4] == 1);
+  CHECK(squared_norm<T>(std::vector<T>{1, 2, 3, 4, 5, 6, 7}) == 140);
+  CHECK(squared_norm<T>({}) == 0);
 }

@@ -19,6 +19,8 @@ ddp::Result<WorkerEnvironment> read(const std::map<std::string, std::string>& va
 const std::map<std::string, std::string> kFull{{"RANK", "3"},
                                                {"WORLD_SIZE", "4"},
                                                {"LOCAL_RANK", "1"},
+                                               {"LOCAL_WORLD_SIZE", "2"},
+                                               {"GROUP_RANK", "1"},
                                                {"MASTER_ADDR", "10.0.0.7"},
                                                {"MASTER_PORT", "29500"},
                                                {"TORCHELASTIC_RUN_ID", "job-1"},
@@ -41,6 +43,8 @@ TEST_CASE("the launcher's environment is read whole") {
   CHECK(environment->rank == 3);
   CHECK(environment->world_size == 4);
   CHECK(environment->local_rank == 1);
+  CHECK(environment->local_world_size == 2);
+  CHECK(environment->node == 1);
   CHECK(environment->master_addr == "10.0.0.7");
   CHECK(environment->master_port == 29500);
   CHECK(environment->run_id == "job-1");

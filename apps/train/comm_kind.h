@@ -1,0 +1,11 @@
+#pragma once
+
+#include <cstdint>
+
+namespace ddp::train {
+
+/// How ranks talk. kAuto: shared memory inside a node where the environment tells which ranks share one, TCP
+/// between nodes. kShm: the same, but an environment that does not tell is a mistake. kTcp: TCP only.
+enum class CommKind : std::uint8_t { kAuto, kTcp, kShm };
+
+}  // namespace ddp::train

@@ -1,0 +1,140 @@
+#include "apps/train/model_file.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <type_traits>
+#include <utility>
+
+namespace ddp::train {
+
+namespace {
+
+/// body(place in PyTorch's order, place in ours) for every number of the tensor.
+template <class Body>
+void for_places(const TensorInfo& tensor, Body body) {
+  if (tensor.layout == Layout::kPlain) {
+    for (std::size_t i = 0; i < tensor.size; ++i)
+      body(i, i);
+    return;
+  }
+  std::size_t torch = 0;
+  const auto side = [&tensor](std::size_t i) { return static_cast<std::size_t>(tensor.shape[i]); };
+  if (tensor.layout == Layout::kConvolution) {
+    const std::size_t outs = side(0), ins = side(1), places = side(2) * side(3);
+    for (std::size_t out = 0; out < outs; ++out)
+      for (std::size_t in = 0; in < ins; ++in)
+        for (std::size_t place = 0; place < places; ++place)
+          body(torch++, (place * ins + in) * outs + out);
+    return;
+  }
+  const std::size_t channels = static_cast<std::size_t>(tensor.channels), places = side(1) / channels;
+  for (std::size_t out = 0; out < side(0); ++out)
+    for (std::size_t channel = 0; channel < channels; ++channel)
+      for (std::size_t place = 0; place < places; ++place)
+        body(torch++, (out * places + place) * channels + channel);
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (const std::int64_t side : shape)
+    text += (text.size() > 1 ? ", " : "") + std::to_string(side);
+  return text + "]";
+}
+
+template <class T>
+constexpr TensorType kType = std::is_same_v<T, float> ? TensorType::kF32 : TensorType::kF64;
+
+}  // namespace
+
+template <class T>
+void to_torch_order(const TensorInfo& tensor, std::span<const T> ours, std::span<T> torch) {
+  for_places(tensor, [&](std::size_t there, std::size_t here) { torch[there] = ours[here]; });
+}
+
+template <class T>
+void from_torch_order(const TensorInfo& tensor, std::span<const T> torch, std::span<T> ours) {
+  for_places(tensor, [&](std::size_t there, std::size_t here) { ours[here] = torch[there]; });
+}
+
+template <class T>
+ModelState<T>::ModelState(const Model<T>& model, std::span<const T> parameters, std::span<const T> running,
+                          std::int64_t batches)
+    : numbers_(parameters.size() + running.size()), counters_(model.counter_names()), batches_(batches) {
+  const auto add = [this](const std::vector<TensorInfo>& tensors, std::span<const T> from, std::size_t base) {
+    for (const TensorInfo& tensor : tensors) {
+      to_torch_order<T>(tensor, from.subspan(tensor.offset, tensor.size),
+                        std::span(numbers_).subspan(base + tensor.offset, tensor.size));
+      parts_.push_back({tensor.name, tensor.shape, base + tensor.offset, tensor.size});
+    }
+  };
+  add(model.parameter_tensors(), parameters, 0);
+  add(model.running_tensors(), running, parameters.size());
+}
+
+template <class T>
+std::vector<TensorView> ModelState<T>::tensors() const {
+  std::vector<TensorView> views;
+  for (const Part& part : parts_) {
+    views.push_back({part.name, kType<T>, part.shape,
+                     std::as_bytes(std::span(numbers_).subspan(part.offset, part.size))});
+  }
+  for (const std::string& name : counters_)
+    views.push_back({name, TensorType::kI64, {}, std::as_bytes(std::span(&batches_, 1))});
+  return views;
+}
+
+template <class T>
+Result<> export_model(const std::string& path, Model<T>& model, std::int64_t batches) {
+  const ModelState<T> state(model, model.parameters(), model.running_statistics(), batches);
+  const std::string unfinished = path + ".tmp";
+  auto written = write_safetensors(unfinished, state.tensors(),
+                                   {{"format", "pt"}, {"model", std::string(model.name())}});
+  if (!written) return written;
+  if (std::rename(unfinished.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(unfinished.c_str());
+    return system_error(error, "rename " + unfinished + " to " + path);
+  }
+  return {};
+}
+
+template <class T>
+Result<> import_model(const std::string& path, Model<T>& model) {
+  const auto file = Safetensors::read(path);
+  if (!file) return file.error();
+  const auto take = [&](const std::vector<TensorInfo>& tensors, std::span<T> to) -> Result<> {
+    for (const TensorInfo& tensor : tensors) {
+      const auto found = file->tensors().find(tensor.name);
+      const std::string what = path + ": tensor " + tensor.name;
+      if (found == file->tensors().end()) {
+        return Error{ErrorCode::kUsage,
+                     what + " is missing; is the file of a " + std::string(model.name()) + "?"};
+      }
+      if (found->second.shape != tensor.shape) {
+        return Error{ErrorCode::kUsage, what + " is " + shape_text(found->second.shape) + "; the " +
+                                            std::string(model.name()) + " takes " + shape_text(tensor.shape)};
+      }
+      std::vector<T> numbers(tensor.size);
+      file->copy<T>(tensor.name, 0, numbers);
+      from_torch_order<T>(tensor, numbers, to.subspan(tensor.offset, tensor.size));
+    }
+    return {};
+  };
+  if (auto done = take(model.parameter_tensors(), model.parameters()); !done) return done;
+  return take(model.running_tensors(), model.running_statistics());
+}
+
+#define DDP_INSTANTIATE(T)                                                                \
+  template void to_torch_order<T>(const TensorInfo&, std::span<const T>, std::span<T>);   \
+  template void from_torch_order<T>(const TensorInfo&, std::span<const T>, std::span<T>); \
+  template class ModelState<T>;                                                           \
+  template Result<> export_model<T>(const std::string&, Model<T>&, std::int64_t);         \
+  template Result<> import_model<T>(const std::string&, Model<T>&);
+DDP_INSTANTIATE(float)
+DDP_INSTANTIATE(double)
+#undef DDP_INSTANTIATE
+
+}  // namespace ddp::train

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "apps/train/model.h"
+#include "apps/train/safetensors.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// A model's state_dict: PyTorch's names, shapes and order of numbers, in memory of its own.
+template <class T>
+class ModelState {
+ public:
+  /// `batches`: how many the running statistics have seen.
+  ModelState(const Model<T>& model, std::span<const T> parameters, std::span<const T> running,
+             std::int64_t batches);
+  std::vector<TensorView> tensors() const;
+
+ private:
+  struct Part {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    std::size_t offset, size;
+  };
+  std::vector<Part> parts_;
+  std::vector<T> numbers_;
+  std::vector<std::string> counters_;
+  std::int64_t batches_;
+};
+
+/// Numbers of one tensor from our order into PyTorch's, and back.
+template <class T>
+void to_torch_order(const TensorInfo& tensor, std::span<const T> ours, std::span<T> torch);
+template <class T>
+void from_torch_order(const TensorInfo& tensor, std::span<const T> torch, std::span<T> ours);
+
+/// Writes `path` as a whole: what was there before stays until the new file is complete.
+template <class T>
+Result<> export_model(const std::string& path, Model<T>& model, std::int64_t batches);
+
+/// Parameters and running statistics from a file of export_model or of PyTorch; numbers of the other width
+/// are converted. Errors name the file and the tensor that lacks or has another shape.
+template <class T>
+Result<> import_model(const std::string& path, Model<T>& model);
+
+}  // namespace ddp::train

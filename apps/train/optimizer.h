@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "apps/train/aligned_buffer.h"
+
+namespace ddp::train {
+
+enum class OptimizerKind : std::uint8_t { kSgd, kAdamw };
+
+struct OptimizerSettings {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  double momentum = 0.9;                              ///< SGD
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;  ///< AdamW
+  double weight_decay = 0;
+};
+
+/// SGD or AdamW over a flat range of parameters, as torch.optim makes them. Owns its state, one number or two
+/// for each parameter.
+template <class T>
+class Optimizer {
+ public:
+  Optimizer(const OptimizerSettings& settings, std::size_t size);
+
+  /// All three of the size given above.
+  void step(std::span<T> parameters, std::span<const T> gradients, double lr);
+
+  /// The state by name, in a fixed order: for checkpoints.
+  struct State {
+    std::string_view name;
+    std::span<T> values;
+  };
+  std::vector<State> state();
+  std::int64_t steps() const { return steps_; }
+  void set_steps(std::int64_t steps) { steps_ = steps; }
+
+ private:
+  OptimizerSettings settings_;
+  AlignedBuffer<T> first_, second_;  ///< velocity; or mean and mean square
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace ddp::train

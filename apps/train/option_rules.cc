@@ -1,0 +1,29 @@
+#include "apps/train/options.h"
+
+namespace ddp::train {
+
+std::string contradiction(const Options& options, int world_size) {
+  if (options.zero && options.sync_every_inter > 1) {
+    return "--zero 1 and --sync-every-inter do not go together: nodes that differ cannot share one optimizer "
+           "state";
+  }
+  if (options.sync_bn && options.sync_every_inter > 1)
+    return "--sync-bn and --sync-every-inter do not go together: SyncBN talks to all ranks in every step";
+  if (options.sync_bn && options.model == ModelKind::kMlp)
+    return "--sync-bn: the mlp has no batch normalisation";
+  if (options.checkpoint_every % static_cast<std::uint64_t>(options.sync_every_inter) != 0) {
+    return "--checkpoint-every must be a multiple of --sync-every-inter: between two averages the nodes "
+           "differ";
+  }
+  if (options.resume == "auto" && options.checkpoint_dir.empty())
+    return "--resume auto looks into --checkpoint-dir; give one";
+  if (!options.resume.empty() && !options.init_from.empty())
+    return "--resume and --init-from both say where the weights come from; give one";
+  if (options.plant_nan && options.plant_nan->rank >= world_size) {
+    return "--plant-nan names rank " + std::to_string(options.plant_nan->rank) + " of " +
+           std::to_string(world_size);
+  }
+  return "";
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,136 @@
+#include "apps/train/progress.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cinttypes>
+#include <cmath>
+#include <cstdarg>
+
+namespace ddp::train {
+
+namespace {
+
+constexpr std::chrono::milliseconds kBarInterval{100};
+constexpr int kBarCells = 20;
+
+[[gnu::format(printf, 1, 2)]] std::string text_of(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+/// JSON has no nan and no infinity.
+std::string number(double value) {
+  return std::isfinite(value) ? text_of("%.17g", value) : "null";
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+Progress::Progress(bool speaks, const Options& options)
+    : speaks_(speaks),
+      bar_(speaks && (options.bar == BarMode::kAlways ||
+                      (options.bar == BarMode::kAuto && ::isatty(STDOUT_FILENO) == 1))),
+      interval_(options.log_interval),
+      epochs_(options.epochs),
+      metrics_path_(options.metrics_file) {}
+
+Result<> Progress::open() {
+  if (!speaks_ || metrics_path_.empty()) return {};
+  metrics_ = UniqueFd(::open(metrics_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!metrics_) return system_error(errno, "create " + metrics_path_);
+  return {};
+}
+
+void Progress::write_metrics(const std::string& line) {
+  if (!metrics_) return;
+  // One write per line, so that a reader of the growing file sees whole ones.
+  if (::write(metrics_.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size())) return;
+  // Training is worth more than its record: said once, then without.
+  std::fprintf(stderr, "train: write %s: %s; training goes on without it\n", metrics_path_.c_str(),
+               system_error(errno, "").text.c_str());
+  metrics_ = UniqueFd();
+}
+
+void Progress::step(const StepReport& report) {
+  if (!speaks_) return;
+  std::string line =
+      text_of("{\"step\":%" PRIu64 ",\"epoch\":%d,\"loss\":%s,\"lr\":%s,\"images\":%zu,", report.total,
+              report.epoch + 1, number(report.loss).c_str(), number(report.lr).c_str(), report.images);
+  if (report.norm > 0) line += "\"norm\":" + number(report.norm) + ",";
+  line += text_of("\"dropped\":%s,\"seconds\":{", report.dropped ? "true" : "false");
+  for (std::size_t i = 0; i < kPhases; ++i) {
+    line += text_of("%s\"%s\":%.6f", i == 0 ? "" : ",", kPhaseNames[i].data(), report.times[i]);
+  }
+  write_metrics(line + "}}\n");
+
+  images_ += report.images;
+  if (report.dropped) {
+    say("step " + std::to_string(report.total) +
+        " dropped on all ranks: its gradient is not finite; the weights stay as they were");
+  } else {
+    loss_ += report.loss;
+    ++steps_;
+    epoch_loss_ += report.loss;
+    ++epoch_steps_;
+  }
+  if (bar_) draw_bar(report);
+  if (report.step % interval_ != 0 && report.step != report.steps) return;
+  say(text_of("epoch %d/%d step %d/%d loss %.4g %.0f images/s", report.epoch + 1, epochs_, report.step,
+              report.steps, loss_ / steps_, static_cast<double>(images_) / seconds_since(start_)));
+  restart();
+}
+
+void Progress::epoch(std::int64_t epoch, const Accuracy& accuracy, double seconds) {
+  if (!speaks_) return;
+  say(text_of("epoch %" PRId64 "/%d loss %.4g test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
+              epoch_loss_ / epoch_steps_, accuracy.percent(), seconds));
+  write_metrics(text_of("{\"epoch\":%" PRId64 ",\"test_correct\":%" PRIu64 ",\"test_total\":%" PRIu64
+                        ",\"loss\":%s,\"seconds\":%.3f}\n",
+                        epoch + 1, accuracy.correct, accuracy.total,
+                        number(epoch_loss_ / epoch_steps_).c_str(), seconds));
+  epoch_loss_ = 0;
+  epoch_steps_ = 0;
+  restart();
+}
+
+void Progress::say(const std::string& line) {
+  if (!speaks_) return;
+  clear_bar();
+  std::printf("%s\n", line.c_str());
+}
+
+void Progress::draw_bar(const StepReport& report) {
+  const auto now = Clock::now();
+  if (bar_shown_ && now - drawn_ < kBarInterval) return;
+  drawn_ = now;
+  bar_shown_ = true;
+  const int full = report.step * kBarCells / report.steps;
+  const std::string cells = std::string(static_cast<std::size_t>(full), '#') +
+                            std::string(static_cast<std::size_t>(kBarCells - full), '.');
+  std::printf("\repoch %d/%d [%s] %d/%d loss %.4g", report.epoch + 1, epochs_, cells.c_str(), report.step,
+              report.steps, report.loss);
+  std::fflush(stdout);
+}
+
+void Progress::clear_bar() {
+  if (bar_shown_) std::printf("\r\033[K");
+  bar_shown_ = false;
+}
+
+void Progress::restart() {
+  start_ = Clock::now();
+  images_ = 0;
+  loss_ = 0;
+  steps_ = 0;
+}
+
+}  // namespace ddp::train

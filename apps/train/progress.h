@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "apps/train/options.h"
+#include "apps/train/trainer.h"
+#include "base/result.h"
+#include "base/unique_fd.h"
+
+namespace ddp::train {
+
+/// What a training says while it runs; a rank other than 0 says nothing. On stdout a line per interval and
+/// epoch and, where wanted, one bar that is drawn anew in place; in the metrics file a JSON object per line.
+class Progress {
+ public:
+  Progress(bool speaks, const Options& options);
+
+  /// Opens the metrics file, at its end.
+  Result<> open();
+  void step(const StepReport& report);
+  void epoch(std::int64_t epoch, const Accuracy& accuracy, double seconds);
+  /// A whole line of its own.
+  void say(const std::string& line);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void draw_bar(const StepReport& report);
+  void clear_bar();
+  void restart();
+  void write_metrics(const std::string& line);
+
+  bool speaks_;
+  bool bar_;
+  int interval_;
+  int epochs_;
+  std::string metrics_path_;
+  UniqueFd metrics_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point drawn_{};
+  bool bar_shown_ = false;
+  std::size_t images_ = 0;
+  double loss_ = 0;
+  int steps_ = 0;
+  double epoch_loss_ = 0;
+  int epoch_steps_ = 0;
+};
+
+}  // namespace ddp::train

@@ -1,0 +1,221 @@
+#include "apps/train/safetensors.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/train/little_endian.h"
+#include "base/unique_fd.h"
+
+static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
+
+namespace ddp::train {
+
+namespace {
+
+constexpr std::size_t kLengthBytes = 8;
+constexpr std::uint64_t kMaxHeader = 100'000'000;  // the format's own limit
+constexpr std::uint64_t kMaxFile = std::uint64_t{1} << 40;
+constexpr std::pair<TensorType, const char*> kTypes[] = {
+    {TensorType::kF32, "F32"}, {TensorType::kF64, "F64"}, {TensorType::kI64, "I64"}};
+
+std::optional<TensorType> type_of(std::string_view text) {
+  for (const auto& [type, name] : kTypes) {
+    if (text == name) return type;
+  }
+  return std::nullopt;
+}
+
+std::string header_of(std::span<const TensorView> tensors,
+                      const std::map<std::string, std::string>& metadata) {
+  nlohmann::json header = nlohmann::json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::size_t at = 0;
+  for (const TensorView& tensor : tensors) {
+    const auto begin = at;
+    at += tensor.bytes.size();
+    for (const auto& [type, name] : kTypes) {
+      if (type == tensor.type)
+        header[tensor.name] = {{"dtype", name}, {"shape", tensor.shape}, {"data_offsets", {begin, at}}};
+    }
+  }
+  std::string text = header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the numbers are aligned
+  return text;
+}
+
+Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return system_error(errno, "write " + path);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+  return {};
+}
+
+Result<> write_file(int fd, const std::string& path, std::span<const TensorView> tensors,
+                    const std::string& header) {
+  std::size_t size = kLengthBytes + header.size();
+  for (const TensorView& tensor : tensors)
+    size += tensor.bytes.size();
+  const int failed = ::posix_fallocate(fd, 0, static_cast<off_t>(size));
+  // Some file systems cannot reserve; there a full disk shows while writing.
+  if (failed != 0 && failed != EOPNOTSUPP && failed != EINVAL) return system_error(failed, "write " + path);
+
+  std::byte length[kLengthBytes];
+  put_little_endian(length, static_cast<std::uint64_t>(header.size()));
+  if (auto done = write_all(fd, length, path); !done) return done;
+  if (auto done = write_all(fd, std::as_bytes(std::span(header)), path); !done) return done;
+  for (const TensorView& tensor : tensors) {
+    if (auto done = write_all(fd, tensor.bytes, path); !done) return done;
+  }
+  if (::fsync(fd) != 0) return system_error(errno, "fsync " + path);
+  return {};
+}
+
+Result<std::vector<std::byte>> read_all(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return system_error(errno, "open " + path);
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) return system_error(errno, "stat " + path);
+  if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": is no regular file"};
+  if (static_cast<std::uint64_t>(status.st_size) > kMaxFile)
+    return Error{ErrorCode::kUsage, path + ": is larger than 1 TiB"};
+  std::vector<std::byte> bytes(static_cast<std::size_t>(status.st_size));
+  for (std::size_t at = 0; at < bytes.size();) {
+    const ssize_t got = ::read(fd.get(), bytes.data() + at, bytes.size() - at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return system_error(errno, "read " + path);
+    if (got == 0) return Error{ErrorCode::kUsage, path + ": became shorter while it was read"};
+    at += static_cast<std::size_t>(got);
+  }
+  return bytes;
+}
+
+/// One entry of the header; empty text: all is well.
+std::string read_entry(const nlohmann::json& entry, std::size_t data, std::size_t size,
+                       Safetensors::Tensor& tensor) {
+  if (!entry.is_object() || !entry.contains("shape") || !entry.contains("data_offsets"))
+    return "is no tensor";
+  const auto& shape = entry["shape"];
+  const auto& offsets = entry["data_offsets"];
+  if (!shape.is_array() || !offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+      !offsets[1].is_number_unsigned()) {
+    return "has no shape and place";
+  }
+  std::uint64_t count = 1;
+  for (const auto& side : shape) {
+    if (!side.is_number_unsigned()) return "has a shape that is no list of numbers";
+    const std::uint64_t length = side.get<std::uint64_t>();
+    if (length != 0 && count > kMaxFile / length) return "is larger than the file";
+    count *= length;
+    tensor.shape.push_back(static_cast<std::int64_t>(length));
+  }
+  const std::uint64_t begin = offsets[0].get<std::uint64_t>();
+  const std::uint64_t end = offsets[1].get<std::uint64_t>();
+  if (begin > end || end > size - data) return "lies outside the file; was it cut?";
+  if (end - begin != count * size_of(tensor.type)) return "has a shape that does not fit its bytes";
+  tensor.begin = data + static_cast<std::size_t>(begin);
+  tensor.end = data + static_cast<std::size_t>(end);
+  return "";
+}
+
+}  // namespace
+
+std::size_t size_of(TensorType type) {
+  return type == TensorType::kF32 ? 4 : 8;
+}
+
+Result<> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                           const std::map<std::string, std::string>& metadata) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) return system_error(errno, "create " + path);
+  auto done = write_file(fd.get(), path, tensors, header_of(tensors, metadata));
+  if (!done) ::unlink(path.c_str());
+  return done;
+}
+
+Result<Safetensors> Safetensors::read(const std::string& path) {
+  auto bytes = read_all(path);
+  if (!bytes) return bytes.error();
+  const auto wrong = [&path](const std::string& what) {
+    return Error{ErrorCode::kUsage, path + ": " + what};
+  };
+  std::uint64_t length = 0;
+  if (bytes->size() < kLengthBytes) return wrong("is no safetensors file: shorter than 8 bytes");
+  take_little_endian(bytes->data(), length);
+  if (length > kMaxHeader || length > bytes->size() - kLengthBytes)
+    return wrong("is no safetensors file: its header would be longer than the file");
+
+  Safetensors file;
+  file.path_ = path;
+  const std::size_t data = kLengthBytes + static_cast<std::size_t>(length);
+  const char* text = reinterpret_cast<const char*>(bytes->data() + kLengthBytes);
+  const auto header = nlohmann::json::parse(text, text + length, nullptr, false);
+  if (!header.is_object()) return wrong("is no safetensors file: its header is no JSON object");
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") {
+      if (!entry.is_object()) return wrong("__metadata__ is no object");
+      for (const auto& [key, value] : entry.items()) {
+        if (value.is_string()) file.metadata_[key] = value.get<std::string>();
+      }
+      continue;
+    }
+    const auto type = type_of(entry.is_object() ? entry.value("dtype", nlohmann::json()).is_string()
+                                                      ? entry["dtype"].get<std::string>()
+                                                      : ""
+                                                : "");
+    if (!type) continue;
+    Tensor tensor;
+    tensor.type = *type;
+    const std::string mistake = read_entry(entry, data, bytes->size(), tensor);
+    if (!mistake.empty()) return wrong("tensor " + name + " " + mistake);
+    file.tensors_[name] = std::move(tensor);
+  }
+  file.bytes_ = std::move(*bytes);
+  return file;
+}
+
+template <class T>
+bool Safetensors::copy(const std::string& name, std::size_t first, std::span<T> to) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end() || first > count(found->second) || to.size() > count(found->second) - first)
+    return false;
+  const Tensor& tensor = found->second;
+  const std::byte* from = bytes_.data() + tensor.begin + first * size_of(tensor.type);
+  const auto convert = [&]<class From>(From value) {
+    for (T& element : to) {
+      std::memcpy(&value, from, sizeof value);
+      element = static_cast<T>(value);
+      from += sizeof value;
+    }
+  };
+  switch (tensor.type) {
+    case TensorType::kF32:
+      convert(float{});
+      break;
+    case TensorType::kF64:
+      convert(double{});
+      break;
+    case TensorType::kI64:
+      convert(std::int64_t{});
+      break;
+  }
+  return true;
+}
+
+template bool Safetensors::copy<float>(const std::string&, std::size_t, std::span<float>) const;
+template bool Safetensors::copy<double>(const std::string&, std::size_t, std::span<double>) const;
+template bool Safetensors::copy<std::int64_t>(const std::string&, std::size_t, std::span<std::int64_t>) const;
+
+}  // namespace ddp::train

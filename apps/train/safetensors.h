@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace ddp::train {
+
+enum class TensorType : std::uint8_t { kF32, kF64, kI64 };
+
+std::size_t size_of(TensorType type);
+
+/// A tensor whose numbers belong to somebody else.
+struct TensorView {
+  std::string name;
+  TensorType type = TensorType::kF32;
+  std::vector<std::int64_t> shape;   ///< empty: one number
+  std::span<const std::byte> bytes;  ///< little-endian, row order
+};
+
+/// A file in the safetensors format (https://huggingface.co/docs/safetensors, "Format"): 8 bytes length of
+/// the header, the header in JSON, the numbers. Written whole and flushed to the disk; space is reserved
+/// first, so that a full disk is an error before a byte is written. An unfinished file is removed. Errors:
+/// kSystem with the path.
+Result<> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                           const std::map<std::string, std::string>& metadata);
+
+/// A file in memory.
+class Safetensors {
+ public:
+  struct Tensor {
+    TensorType type = TensorType::kF32;
+    std::vector<std::int64_t> shape;
+    std::size_t begin = 0, end = 0;  ///< of its bytes in the file
+  };
+
+  /// Errors (kUsage, or kSystem with errno) begin with the path. What the header says is checked against the
+  /// file's size before it is believed. Tensors of other types than the three above are left out.
+  static Result<Safetensors> read(const std::string& path);
+
+  const std::map<std::string, Tensor>& tensors() const { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::string& path() const { return path_; }
+  /// A tensor's numbers as double or float, whatever of both the file holds. Null: no such tensor, or whole
+  /// numbers.
+  template <class T>
+  bool copy(const std::string& name, std::size_t first, std::span<T> to) const;
+  std::size_t count(const Tensor& tensor) const { return (tensor.end - tensor.begin) / size_of(tensor.type); }
+
+ private:
+  std::string path_;
+  std::vector<std::byte> bytes_;
+  std::map<std::string, Tensor> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace ddp::train

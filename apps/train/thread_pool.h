@@ -1,0 +1,42 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ddp::train {
+
+/// Divides work into chunks that the caller numbers. Which thread takes which chunk is left to chance, so
+/// work whose result must not depend on the number of threads keeps its sums by chunk and adds them in order.
+class ThreadPool {
+ public:
+  /// `threads` with the caller's; at least 1. No thread is started for 1.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  using Work = std::function<void(int chunk, int worker)>;
+
+  /// work(0 … chunks - 1), each once; returns when all are done. `worker` is below threads(), and no two
+  /// calls at the same time have the same one: scratch memory is chosen by it. Exceptions end the program.
+  void run(int chunks, const Work& work);
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+ private:
+  void serve(int worker);
+  void take_chunks(std::unique_lock<std::mutex>& lock, int worker);
+
+  std::mutex mutex_;
+  std::condition_variable begin_, end_;
+  const Work* work_ = nullptr;
+  int chunks_ = 0;
+  int next_ = 0;
+  int running_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace ddp::train

@@ -1,0 +1,131 @@
+#include "apps/train/model_file.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "apps/train/conv_net.h"
+#include "apps/train/mlp.h"
+#include "tests/support/catch.h"
+
+using namespace ddp::train;
+
+namespace {
+
+class Folder {
+ public:
+  Folder() { REQUIRE(mkdtemp(path_) != nullptr); }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return std::string(path_) + "/" + name; }
+
+ private:
+  char path_[64] = "/tmp/ddp-model-file-XXXXXX";
+};
+
+ThreadPool one_thread(1);
+
+std::string file_of(const std::string& header, const std::string& data) {
+  std::string text;
+  for (int i = 0; i < 8; ++i)
+    text += static_cast<char>(header.size() >> (8 * i) & 0xff);
+  return text + header + data;
+}
+
+}  // namespace
+
+TEST_CASE("a model comes back from its file bit by bit") {
+  const Folder folder;
+  ConvNet<double> written(1, one_thread), read(1, one_thread);
+  written.initialise(1);
+  read.initialise(2);
+  written.running_statistics()[3] = 0.25;
+  REQUIRE(export_model<double>(folder / "m.safetensors", written, 7).has_value());
+  REQUIRE(import_model<double>(folder / "m.safetensors", read).has_value());
+  CHECK(std::ranges::equal(written.parameters(), read.parameters()));
+  CHECK(std::ranges::equal(written.running_statistics(), read.running_statistics()));
+  CHECK_FALSE(std::filesystem::exists(folder / "m.safetensors.tmp"));
+
+  ConvNet<float> narrow(1, one_thread);
+  REQUIRE(import_model<float>(folder / "m.safetensors", narrow).has_value());
+  CHECK(narrow.parameters()[5] == static_cast<float>(written.parameters()[5]));
+
+  const auto file = Safetensors::read(folder / "m.safetensors");
+  REQUIRE(file.has_value());
+  CHECK(file->metadata().at("format") == "pt");
+  std::int64_t batches = 0;
+  CHECK(file->copy<std::int64_t>("layer1.1.num_batches_tracked", 0, std::span(&batches, 1)));
+  CHECK(batches == 7);
+  CHECK(file->tensors().at("layer1.1.num_batches_tracked").shape.empty());
+  CHECK(file->tensors().at("layer2.0.weight").shape == std::vector<std::int64_t>{32, 16, 5, 5});
+}
+
+TEST_CASE("numbers lie in PyTorch's order in the file") {
+  ConvNet<float> net(1, one_thread);
+  const TensorInfo& conv = net.parameter_tensors()[4];
+  std::vector<float> ours(conv.size), torch(conv.size), back(conv.size);
+  // out 3, in 5, ky 1, kx 4
+  ours[((1 * 5 + 4) * 16 + 5) * 32 + 3] = 1;
+  to_torch_order<float>(conv, ours, torch);
+  CHECK(torch[((3 * 16 + 5) * 5 + 1) * 5 + 4] == 1);
+  from_torch_order<float>(conv, torch, back);
+  CHECK(back == ours);
+
+  const TensorInfo& fc = net.parameter_tensors()[8];
+  ours.assign(fc.size, 0);
+  torch.assign(fc.size, 0);
+  back.assign(fc.size, 0);
+  ours[(2 * 49 + 6 * 7 + 1) * 32 + 9] = 1;  // class 2, y 6, x 1, channel 9
+  to_torch_order<float>(fc, ours, torch);
+  CHECK(torch[2 * 1568 + 9 * 49 + 6 * 7 + 1] == 1);
+  from_torch_order<float>(fc, torch, back);
+  CHECK(back == ours);
+}
+
+TEST_CASE("a file of another model is refused by its tensor") {
+  const Folder folder;
+  Mlp<float> mlp(8, 1, 1, one_thread), wider(9, 1, 1, one_thread);
+  ConvNet<float> conv(1, one_thread);
+  const std::string path = folder / "mlp.safetensors";
+  REQUIRE(export_model<float>(path, mlp, 0).has_value());
+  CHECK(import_model<float>(path, conv).error().text ==
+        path + ": tensor layer1.0.weight is missing; is the file of a convnet?");
+  CHECK(import_model<float>(path, wider).error().text ==
+        path + ": tensor 0.weight is [8, 784]; the mlp takes [9, 784]");
+}
+
+TEST_CASE("what a header says is not believed") {
+  const Folder folder;
+  const std::string path = folder / "x";
+  const auto text_of = [&](const std::string& content) {
+    std::ofstream(path, std::ios::binary) << content;
+    const auto file = Safetensors::read(path);
+    return file ? std::string() : file.error().text;
+  };
+  CHECK(text_of("abc") == path + ": is no safetensors file: shorter than 8 bytes");
+  CHECK(text_of(std::string(8, '\xff')) ==
+        path + ": is no safetensors file: its header would be longer than the file");
+  CHECK(text_of(file_of("[]", "")) == path + ": is no safetensors file: its header is no JSON object");
+  CHECK(text_of(file_of("{\"a\":", "")) == path + ": is no safetensors file: its header is no JSON object");
+  const auto tensor = [](const std::string& shape, const std::string& offsets) {
+    return "{\"a\":{\"dtype\":\"F32\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
+  };
+  CHECK(text_of(file_of(tensor("[1]", "[0,4]"), "1234")) == "");
+  CHECK(text_of(file_of(tensor("[2]", "[0,8]"), "1234")) ==
+        path + ": tensor a lies outside the file; was it cut?");
+  CHECK(text_of(file_of(tensor("[1]", "[4,0]"), "1234")) ==
+        path + ": tensor a lies outside the file; was it cut?");
+  CHECK(text_of(file_of(tensor("[2]", "[0,4]"), "1234")) ==
+        path + ": tensor a has a shape that does not fit its bytes");
+  CHECK(text_of(file_of(tensor("[4294967296,4294967296]", "[0,4]"), "1234")) ==
+        path + ": tensor a is larger than the file");
+  CHECK(text_of(file_of(tensor("[-1]", "[0,4]"), "1234")) ==
+        path + ": tensor a has a shape that is no list of numbers");
+  CHECK(text_of(file_of(tensor("[1]", "[0]"), "1234")) == path + ": tensor a has no shape and place");
+  CHECK(text_of(file_of("{\"a\":{\"dtype\":\"F32\"}}", "")) == path + ": tensor a is no tensor");
+  CHECK(text_of(file_of("{\"a\":{\"dtype\":7},\"b\":3}", "")) == "");
+  CHECK(Safetensors::read(folder / "none").error().text ==
+        "open " + (folder / "none") + ": No such file or directory");
+}

@@ -1,0 +1,183 @@
+#include "apps/train/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "apps/train/conv_net.h"
+#include "apps/train/mlp.h"
+#include "apps/train/sampler.h"
+#include "apps/train/single_communicator.h"
+#include "tests/support/catch.h"
+#include "tests/unit/train/thread_world.h"
+
+using namespace ddp::train;
+
+namespace {
+
+struct End {
+  std::vector<double> losses;
+  std::vector<double> parameters, running;
+  std::vector<bool> dropped;
+};
+
+/// One epoch on `ranks` threads; each rank's end, in rank order.
+template <class T = double>
+std::vector<End> train(const Options& options, int ranks, const DataSplit& data) {
+  std::vector<End> ends(ranks);
+  ThreadWorld(ranks).run([&](ThreadWorld::Rank& rank) {
+    ThreadPool threads(options.threads);
+    ConvNet<T> model(options.batch_size, threads);
+    model.initialise(static_cast<std::uint64_t>(options.seed));
+    Trainer<T> trainer(options, {&rank, nullptr, nullptr}, model, data);
+    End& end = ends[rank.rank()];
+    const auto done = trainer.train_epoch([&](const StepReport& report) -> ddp::Result<bool> {
+      end.losses.push_back(report.loss);
+      end.dropped.push_back(report.dropped);
+      return options.max_steps == 0 || report.total < options.max_steps;
+    });
+    if (!done) end.losses.clear();
+    end.parameters.assign(model.parameters().begin(), model.parameters().end());
+    end.running.assign(model.running_statistics().begin(), model.running_statistics().end());
+  });
+  return ends;
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("ranks end with equal weights; accumulating equals more ranks but for the order of sums") {
+  const DataSplit data = synthetic_data(96);
+  Options options;
+  options.batch_size = 8;
+  const auto two = train(options, 2, data);
+  REQUIRE(two[0].losses.size() == 6);
+  CHECK(two[0].parameters == two[1].parameters);
+  CHECK(two[0].losses == two[1].losses);
+
+  options.zero = true;
+  const auto sharded = train(options, 2, data);
+  CHECK(sharded[0].parameters == sharded[1].parameters);
+  CHECK(sharded[0].parameters == two[0].parameters);
+  CHECK(largest_difference(sharded[0].losses, two[0].losses) < 1e-12);
+}
+
+TEST_CASE("ZeRO-1 equals plain AdamW, also when nothing divides and with clipping") {
+  const DataSplit data = synthetic_data(60);
+  Options options;
+  options.batch_size = 4;
+  options.optimizer.kind = OptimizerKind::kAdamw;
+  options.optimizer.weight_decay = 0.01;
+  options.lr.peak = 1e-3;
+  options.clip_norm = 0.5;
+  options.clip_value = 0.1;
+  const auto plain = train(options, 3, data);
+  options.zero = true;
+  const auto sharded = train(options, 3, data);
+  REQUIRE(plain[0].losses.size() == 5);
+  CHECK(largest_difference(sharded[0].parameters, plain[0].parameters) <
+        1e-9);  // the norm's sum has another order
+  CHECK(sharded[0].parameters == sharded[2].parameters);
+}
+
+TEST_CASE("a planted nan drops its step on all ranks and leaves everything as it was") {
+  const DataSplit data = synthetic_data(96);
+  Options options;
+  options.batch_size = 8;
+  for (const bool zero : {false, true}) {
+    options.zero = zero;
+    options.plant_nan = PlantedNan{1, 3};
+    options.max_steps = 2;
+    const auto before = train(options, 2, data);
+    options.max_steps = 3;
+    const auto after = train(options, 2, data);
+    for (const End& end : after)
+      CHECK(end.dropped == std::vector<bool>{false, false, true});
+    CHECK(after[0].parameters == before[0].parameters);
+    CHECK(after[0].running == before[0].running);
+    CHECK(after[1].parameters == before[0].parameters);
+    options.max_steps = 0;
+    const auto end = train(options, 2, data);
+    CHECK(end[0].parameters == end[1].parameters);
+    CHECK(std::isfinite(end[0].losses.back()));
+  }
+}
+
+TEST_CASE("SyncBN over ranks equals one rank with the whole batch") {
+  const DataSplit data = synthetic_data(96);
+  Options options;
+  options.max_steps = 4;
+  options.batch_size = 24;
+  const auto whole = train(options, 1, data);
+  options.batch_size = 8;
+  options.sync_bn = true;
+  const auto parts = train(options, 3, data);
+  CHECK(parts[0].running == parts[2].running);
+  CHECK(largest_difference(parts[0].parameters, whole[0].parameters) < 1e-11);
+  CHECK(largest_difference(parts[0].running, whole[0].running) < 1e-11);
+  CHECK(largest_difference(parts[0].losses, whole[0].losses) < 1e-11);
+  options.sync_bn = false;
+  CHECK(largest_difference(train(options, 3, data)[0].parameters, whole[0].parameters) > 1e-6);
+}
+
+TEST_CASE("with --sync-every-inter nodes are equal after every K steps, ranks of a node always") {
+  const DataSplit data = synthetic_data(256);
+  Options options;
+  options.batch_size = 8;
+  options.sync_every_inter = 3;
+  // Four ranks on two nodes: 0 and 1, 2 and 3.
+  ThreadWorld world(4);
+  ThreadWorld nodes[] = {ThreadWorld(2), ThreadWorld(2)}, between[] = {ThreadWorld(2), ThreadWorld(2)};
+  std::vector<std::vector<std::vector<float>>> weights(4);  // by rank and step
+  world.run([&](ThreadWorld::Rank& rank) {
+    const int node = rank.rank() / 2, place = rank.rank() % 2;
+    ThreadWorld::Rank in_node(nodes[node], place), across(between[place], node);
+    ThreadPool threads(1);
+    Mlp<float> model(16, 1, 8, threads);
+    model.initialise(1);
+    Trainer<float> trainer(options, {&rank, &in_node, &across}, model, data);
+    const auto done = trainer.train_epoch([&](const StepReport&) -> ddp::Result<bool> {
+      weights[rank.rank()].emplace_back(model.parameters().begin(), model.parameters().end());
+      return true;
+    });
+    if (!done) weights[rank.rank()].clear();
+    weights[rank.rank()].emplace_back(model.parameters().begin(), model.parameters().end());
+  });
+  REQUIRE(weights[0].size() == 9);
+  for (std::size_t step = 0; step < 9; ++step) {
+    INFO("after step " << step + 1);
+    CHECK(weights[0][step] == weights[1][step]);
+    CHECK(weights[2][step] == weights[3][step]);
+    // Steps 3 and 6, and the end of the epoch.
+    CHECK((weights[0][step] == weights[2][step]) == (step == 2 || step == 5 || step == 8));
+  }
+}
+
+TEST_CASE("what ranks were given before and after a change of their number is each sample once") {
+  std::vector<std::uint32_t> given;
+  // Two steps of 4 ranks, then the rest with 3.
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto order = sample_order({.samples = 103, .world_size = 4, .rank = rank, .seed = 3}, 1);
+    REQUIRE(order.has_value());
+    given.insert(given.end(), order->begin(), order->begin() + 2 * 7);
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto order =
+        sample_order({.samples = 103, .world_size = 3, .rank = rank, .seed = 3, .begin = 56}, 1);
+    REQUIRE(order.has_value());
+    CHECK(order->size() == 16);  // 47 left, one repeated
+    given.insert(given.end(), order->begin(), order->end());
+  }
+  std::vector<int> seen(103);
+  for (const auto sample : given)
+    ++seen[sample];
+  CHECK(std::ranges::count(seen, 1) == 102);
+  CHECK(std::ranges::count(seen, 2) == 1);
+}
