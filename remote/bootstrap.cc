@@ -219,7 +219,7 @@ Error Bootstrap::ended(std::optional<int> status) const {
   // cause.
   const bool not_found =
       *status == 127 ||
-      (*status == 1 && (errors_.contains("not found") || errors_.contains("No such file or directory")));
+      (*status == 1 && push_ == Push::kNo && (errors_.contains("not found") || errors_.contains("No such file or directory")));
   if (not_found) {
     return {ErrorCode::kAgentMissing, host_ + ": no ddplaunchd at " + agent_ + "; " + install_advice()};
   }

@@ -156,6 +156,12 @@ Awaitable<Result<StartedAgent>> FanOut::start(std::shared_ptr<Start> start) {
   if (start->given_up) co_return start->reason_given_up();
   const bool absent = !opened && opened.error().code == ErrorCode::kExec && opened.error().sys == ENOENT;
   if (absent && !start->over_ssh && start->host.wrapper.empty()) co_return start->boot.ended(127);
+  if (!opened && opened.error().code == ErrorCode::kExec && !start->host.wrapper.empty()) {
+    Error error = opened.error();
+    error.code = ErrorCode::kUnreachable;  // no worker failed: the way into the container did
+    error.text += "; it is the program of the wrapper";
+    co_return error;
+  }
   if (!opened) co_return opened.error();
   start->channel = std::move(*opened);
   if (std::chrono::steady_clock::now() >= options_.deadline) start->given_up = ErrorCode::kTimeout;

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -22,6 +23,8 @@ int answer_fits(int count, const char* const* words) {
   if (count < 2) return 1;
   if (words[0] != std::to_string(rendezvous::kProtocolVersion) || words[1] != version()) return 1;
   const auto own = read_elf_identity("/proc/self/exe");
+  // The last words are shown as the reason why it cannot be started there.
+  if (!own) std::fputs("ddplaunchd: no /proc of this PID namespace is mounted there\n", stderr);
   for (int i = 2; own && i < count; ++i) {
     const std::string_view key(words[i]);
     if (key.substr(0, key.find('.')) == own->build_id) return 0;

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Agent and workers inside a container that a wrapper enters: what holds outside holds there.
+
+Nothing of ours is inside, so each job also pushes its agent. The container's first process reaps nobody."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from container import Container  # noqa: E402
+from launch import LaunchTest, Nodes, live_processes_with, main, wait_until  # noqa: E402
+
+STAY = ["sh", "-c", 'echo "at work"; setsid sh -c "trap : TERM; sleep 600; sleep 600" & exec sleep 600']
+
+
+class Wrapper(LaunchTest):
+    def setUp(self):
+        super().setUp()
+        self.box = Container(self, "my box")
+        self.wrapper = f"{self.box.client} 'my box'"
+
+    def assert_nothing_left(self):
+        """Also of agent and keeper, which have no job mark; zombies are the container's own business."""
+        mark = f"DDPLAUNCH_JOB_ID={self.job}\0"
+        self.assertEqual(wait_until(lambda: not live_processes_with(mark), 10) or live_processes_with(mark), True)
+        self.assertEqual(wait_until(lambda: not self.inside(), 10) or self.inside(), True)
+
+    def inside(self, name=None):
+        """(pid, name) of the living processes in the container but its first one, as the host numbers them."""
+        home = os.readlink(f"/proc/{self.box.init}/ns/pid") if self.box.process.poll() is None else None
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if not entry.name.isdigit() or int(entry.name) == self.box.init or not home:
+                    continue
+                stat = (entry / "stat").read_text()
+                comm = stat[stat.index("(") + 1:stat.rindex(")")]
+                if os.readlink(entry / "ns/pid") == home and stat.rpartition(")")[2].split()[0] != "Z":
+                    if name in (None, comm):
+                        found.append((int(entry.name), comm))
+            except OSError:
+                continue
+        return found
+
+    def local(self, *args):
+        return ["--host", "localhost", "--wrapper", self.wrapper, "--chdir", "/", "--label", "none", *args]
+
+    def at_work(self, *args, ranks=2):
+        process = self.start(*self.local("--nproc-per-node", ranks, *args, *STAY))
+        for _ in range(ranks):
+            self.assertEqual(process.stdout.readline(), "at work\n")
+        self.assertTrue(wait_until(lambda: len(self.inside("sleep")) == 2 * ranks), self.inside())
+        return process
+
+    def ended(self, process, code, says=None):
+        outcome = self.finish(process)
+        self.assert_code(outcome, code)
+        if says:
+            self.assertRegex(outcome.err, says)
+        return outcome
+
+
+class Local(Wrapper):
+    def test_workers_run_inside(self):
+        outcome = self.run_job(*self.local("--nproc-per-node", 2, "sh", "-c",
+                                           "echo $(cat /etc/where) $RANK $WORLD_SIZE $(readlink /proc/self/ns/pid)"))
+        self.assert_code(outcome, 0)
+        where = os.readlink(f"/proc/{self.box.init}/ns/pid")
+        self.assertEqual(sorted(outcome.out.splitlines()), [f"inside 0 2 {where}", f"inside 1 2 {where}"], repr(outcome))
+        self.assertTrue(list((self.box.root / "..").resolve().iterdir()))
+
+    def test_exit_code_arguments_and_input(self):
+        self.assert_code(self.run_job(*self.local("sh", "-c", "exit 7")), 7)
+        odd = ["a b", "'", '"', "$HOME", "\\", "!", "*", "", "ü"]
+        outcome = self.run_job(*self.local("printf", "<%s>", *odd))
+        self.assertEqual(outcome.out.rstrip("\n"), "".join(f"<{word}>" for word in odd), repr(outcome))
+        outcome = self.run_job(*self.local("cat"), stdin="to rank 0\n")
+        self.assertEqual(outcome.out, "to rank 0\n", repr(outcome))
+
+    def test_a_worker_is_killed(self):
+        process = self.at_work()
+        leader = next(pid for pid, _ in self.inside("sleep") if self.environ(pid, "RANK") == "1")
+        os.kill(leader, signal.SIGKILL)
+        self.ended(process, 137, "rank 1")
+
+    def environ(self, pid, name):
+        for entry in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(name.encode() + b"="):
+                return entry.partition(b"=")[2].decode()
+        return None
+
+    def test_ctrl_c(self):
+        process = self.at_work("--stop-grace", "1s")
+        process.send_signal(signal.SIGINT)
+        self.ended(process, 130)
+
+    def test_the_master_is_killed(self):
+        process = self.at_work()
+        process.kill()
+        process.communicate()
+        self.assert_nothing_left()
+
+    def test_the_client_is_killed(self):
+        process = self.at_work()
+        os.kill(self.client_pid(process), signal.SIGKILL)
+        self.ended(process, 113, "localhost")
+
+    def client_pid(self, master):
+        text = pathlib.Path(f"/proc/{master.pid}/task/{master.pid}/children").read_text()
+        clients = [int(pid) for pid in text.split() if b"my box" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+        self.assertEqual(len(clients), 1)
+        return clients[0]
+
+    def test_the_agent_is_killed(self):
+        process = self.at_work()
+        ((pid, _),) = self.inside("ddplaunchd")
+        os.kill(pid, signal.SIGKILL)
+        self.ended(process, 113, "the agent was killed by SIGKILL")
+
+    def test_the_keeper_is_killed(self):
+        process = self.at_work()
+        ((pid, _),) = self.inside("ddp-keeper")
+        os.kill(pid, signal.SIGKILL)
+        self.ended(process, 113)
+
+    def test_the_container_is_killed(self):
+        process = self.at_work()
+        os.kill(self.box.init, signal.SIGKILL)
+        self.ended(process, 113)
+
+    def test_no_such_container(self):
+        self.wrapper = f"{self.box.client} other"
+        outcome = self.run_job(*self.local("true"))
+        self.assert_code(outcome, 114)
+        self.assertRegex(outcome.err, "node localhost: .*/ddplaunchd ended with exit status 1 before its greeting; its last "
+                         "lines:\n +Error: No such container: other")
+
+    def test_no_such_program(self):
+        self.wrapper = "no-such-engine exec -i box"
+        outcome = self.run_job(*self.local("true"))
+        self.assert_code(outcome, 111)
+        self.assertIn("node localhost: cannot find program 'no-such-engine' in PATH (", outcome.err)
+        self.assertIn("; it is the program of the wrapper", outcome.err)
+
+    def test_a_wrapper_that_makes_its_own_namespaces(self):
+        """Without a client between: unshare becomes what it runs, whose process 1 is the keeper."""
+        root = self.box.root
+        self.wrapper = (f"nsenter --target {self.box.init} --mount unshare --mount --pid --fork '--mount-proc={root}/proc' "
+                        f"chroot '{root}'")
+        outcome = self.run_job(*self.local("--env", "PATH=/usr/bin:/bin", "sh", "-c", "cat /etc/where; exit 5"))
+        self.assert_code(outcome, 5)
+        self.assertEqual(outcome.out, "inside\n", repr(outcome))
+
+    def test_a_foreign_proc_is_told(self):
+        """The agent needs the /proc of its own namespace."""
+        self.wrapper = (f"nsenter --target {self.box.init} --mount unshare --mount --pid --fork chroot '{self.box.root}'")
+        outcome = self.run_job(*self.local("true"))
+        self.assert_code(outcome, 114)
+        self.assertIn("/root/.cache/ddplaunch: no /proc of this PID namespace is mounted there", outcome.err)
+
+
+class OverSsh(Wrapper):
+    def hostfile(self, nodes):
+        path = self.dir / "hostfile"
+        quoted = self.wrapper.replace("\\", "\\\\").replace('"', '\\"')
+        path.write_text("".join(f'{host} slots=1 wrapper="{quoted}"\n' for host in nodes.hosts))
+        return ["--ssh-config", nodes.ssh_config, "--hostfile", path, "--chdir", "/", "--label", "none"]
+
+    def test_two_nodes(self):
+        """Two agents in one container, each entered from a login of its own."""
+        nodes = Nodes(self, 2)
+        for transport in ([], ["--ssh-command", "ssh"]):
+            outcome = self.run_job(*self.hostfile(nodes), *transport, "sh", "-c", "echo $(cat /etc/where) $RANK; exit $RANK")
+            self.assert_code(outcome, 1)
+            self.assertIn("inside 0\n", outcome.out, repr(outcome))
+
+    def test_the_master_is_killed(self):
+        nodes = Nodes(self, 2)
+        process = self.start(*self.hostfile(nodes), *STAY)
+        for _ in range(2):
+            self.assertEqual(process.stdout.readline(), "at work\n")
+        process.kill()
+        process.communicate()
+        self.assert_nothing_left()
+
+
+if __name__ == "__main__":
+    main()
