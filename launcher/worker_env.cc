@@ -66,6 +66,12 @@ void add_interface(EnvVars& vars, const std::string& interface, const EnvVars& b
   if (!find_env(base, "GLOO_SOCKET_IFNAME")) add(vars, "GLOO_SOCKET_IFNAME", interface);
 }
 
+// Of an interface with addresses of both families NCCL takes an IPv4 one, which others need not reach.
+void add_family(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
+  const bool six = facts.master_addr.find(':') != std::string::npos;
+  if (six && !find_env(base, "NCCL_SOCKET_FAMILY")) add(vars, "NCCL_SOCKET_FAMILY", "AF_INET6");
+}
+
 // Rank 0's address is where every framework's own connections go.
 void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
   const auto list = no_proxy_list(base, {"localhost", "127.0.0.1", facts.master_addr});
@@ -92,6 +98,7 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   add(made.vars, "DDPLAUNCH_JOB_ID", facts.job_id);
   add_nccl_error_handling(made.vars, base);
   add_interface(made.vars, facts.interface, base);
+  add_family(made.vars, facts, base);
   add_no_proxy(made.vars, facts, base);
   if (!facts.devices.empty()) add(made.vars, "CUDA_VISIBLE_DEVICES", joined(facts.devices));
   if (!find_env(base, "PYTHONUNBUFFERED")) add(made.vars, "PYTHONUNBUFFERED", "1");
