@@ -133,6 +133,12 @@ Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
   return group_->gather_parts(parts, 1, group_->size());
 }
 
+Result<> NodeCommunicator::shift(std::span<std::byte> halves) {
+  if (many_nodes()) return Communicator::shift(halves);
+  group_->call_it(CollectiveKind::kSendReceive);
+  return group_->shift(halves);
+}
+
 Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
   group_->call_it(CollectiveKind::kBroadcast);
   int node = 0, local = 0;

@@ -44,6 +44,7 @@ class NodeCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<float> values) override;
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
+  Result<> shift(std::span<std::byte> halves) override;
 
  private:
   template <class T>

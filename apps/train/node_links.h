@@ -23,7 +23,7 @@ struct NodeLinks {
 struct NodeConfig {
   std::string job_id;
   std::uint32_t attempt = 0;
-  int node = 0;
+  std::string group;  ///< a name of these ranks that no other ranks have: "node0"
   int local_rank = 0;
   int local_world_size = 1;
   std::vector<int> ranks;  ///< of the world, by local rank; for messages

@@ -32,8 +32,8 @@ std::string me(const NodeConfig& config) {
 }
 
 PeerHello hello_of(const NodeConfig& config, int local_rank) {
-  return {job_number(config.job_id), config.attempt, static_cast<std::uint32_t>(config.local_world_size),
-          static_cast<std::uint32_t>(local_rank), static_cast<std::uint32_t>(config.node)};
+  return {job_number(config.job_id + "/" + config.group), config.attempt,
+          static_cast<std::uint32_t>(config.local_world_size), static_cast<std::uint32_t>(local_rank), 0};
 }
 
 Result<std::string> random_name() {
@@ -277,7 +277,7 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
 
 Result<NodeLinks> NodeMeeting::links(const NodeConfig& config) {
   const Deadline deadline = std::chrono::steady_clock::now() + config.start_timeout;
-  const std::string key = "shm/" + std::to_string(config.node);
+  const std::string key = config.group + "/shm";
   return config.local_rank == 0 ? lead(config, directory_, key, deadline)
                                 : follow(config, directory_, key, deadline);
 }

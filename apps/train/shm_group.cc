@@ -19,9 +19,11 @@ namespace ddp::train {
 
 namespace {
 
-/// About as long as a sleep and a wake take: whoever comes within that time costs no change of context.
-constexpr std::chrono::microseconds kSpin{30};
-constexpr int kPausesPerLook = 32;
+/// About as long as a sleep and a wake take: whoever comes within that time costs no change of context. A
+/// spin that was in vain halves the next one, since the other rank may want this very processor.
+constexpr std::chrono::nanoseconds kLongestSpin{30'000};
+constexpr std::chrono::nanoseconds kShortestSpin{500};
+constexpr int kPausesPerLook = 8;
 constexpr std::uint64_t kStagesPerLook = 8;
 
 /// Up to here every rank sums all areas itself, which saves a round; above, each sums a part for all.
@@ -85,7 +87,8 @@ ShmGroup::ShmGroup(NodeConfig config, NodeLinks links, ShmSegment segment)
       links_(std::move(links)),
       segment_(std::move(segment)),
       gone_(static_cast<std::size_t>(config_.local_world_size)),
-      spins_(own_processors() >= config_.local_world_size) {}
+      spins_(own_processors() >= config_.local_world_size),
+      spin_time_(kLongestSpin) {}
 
 int ShmGroup::lost_rank() const {
   return static_cast<int>(segment_.lost().load()) - 1;
@@ -137,17 +140,21 @@ bool ShmGroup::has_published(int rank) const {
   return segment_.line(rank).stage.load() >= stage_;
 }
 
-bool ShmGroup::spin(int rank) const {
+bool ShmGroup::spin(int rank) {
   const auto& stage = segment_.line(rank).stage;
   if (stage.load(std::memory_order_acquire) >= stage_) return true;
   if (!spins_) return false;
-  const auto end = std::chrono::steady_clock::now() + kSpin;
+  const auto end = std::chrono::steady_clock::now() + spin_time_;
   do {
     for (int i = 0; i < kPausesPerLook; ++i) {
-      if (stage.load(std::memory_order_acquire) >= stage_) return true;
+      if (stage.load(std::memory_order_acquire) >= stage_) {
+        spin_time_ = std::min(2 * spin_time_, kLongestSpin);
+        return true;
+      }
       pause_briefly();
     }
   } while (std::chrono::steady_clock::now() < end);
+  spin_time_ = std::max(spin_time_ / 2, kShortestSpin);
   return false;
 }
 
@@ -188,7 +195,7 @@ Result<> ShmGroup::sleep_until(int rank) {
       std::uint64_t rung = 0;
       (void)!::read(bell, &rung, sizeof rung);
     }
-    if (ready > 0 && slots[1].revents != 0) {
+    if (ready > 0 && slots[1].revents != 0 && !has_published(rank)) {
       result = revoked();
       break;
     }
@@ -365,6 +372,20 @@ Result<> ShmGroup::all_gather(std::span<const std::byte> mine, std::span<std::by
       std::memcpy(all.data() + static_cast<std::size_t>(other) * mine.size() + at,
                   segment_.slot(other, turn).data(), piece.size());
     }
+  }
+  return {};
+}
+
+Result<> ShmGroup::shift(std::span<std::byte> halves) {
+  if (failed_) return *failed_;
+  const std::size_t half = halves.size() / 2;
+  for (std::size_t at = 0; at == 0 || at < half; at += ShmSegment::kAreaSize) {
+    const std::uint64_t turn = stage_;
+    const std::size_t size = std::min(ShmSegment::kAreaSize, half - at);
+    std::memcpy(segment_.slot(rank(), turn).data(), halves.data() + at, size);
+    if (auto done = sync(half); !done) return done;
+    std::memcpy(halves.data() + half + at,
+                segment_.slot((rank() + this->size() - 1) % this->size(), turn).data(), size);
   }
   return {};
 }

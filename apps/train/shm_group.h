@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -39,6 +40,8 @@ class ShmGroup {
   Result<> broadcast(std::span<std::byte> data, int root);
   /// `all` has size() times `mine`.
   Result<> all_gather(std::span<const std::byte> mine, std::span<std::byte> all);
+  /// As Communicator::shift().
+  Result<> shift(std::span<std::byte> halves);
   Result<> barrier();
 
   /// Ends all calls of all ranks of the node: a rank of the world is lost elsewhere.
@@ -61,7 +64,7 @@ class ShmGroup {
   /// Publishes this rank's areas of this turn and waits for all others to have done so.
   Result<> sync(std::uint64_t size);
   Result<> wait_for(int rank);
-  bool spin(int rank) const;
+  bool spin(int rank);
   Result<> sleep_until(int rank);
   Result<> look_at_lives();
   void wake(int rank);
@@ -78,6 +81,7 @@ class ShmGroup {
   UniqueFd lives_;  ///< epoll of links_.lives
   std::vector<bool> gone_;
   bool spins_ = false;
+  std::chrono::nanoseconds spin_time_;
   std::uint64_t stage_ = 0;
   CollectiveKind kind_ = CollectiveKind::kBarrier;
   std::optional<Error> failed_;

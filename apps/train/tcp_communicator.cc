@@ -280,6 +280,16 @@ Result<> TcpCommunicator::all_gather_parts(std::span<std::byte> parts) {
   return run(std::move(order));
 }
 
+Result<> TcpCommunicator::shift(std::span<std::byte> halves) {
+  CollectiveOrder order;
+  order.kind = CollectiveKind::kSendReceive;
+  order.data = halves;
+  order.parts = 2;
+  order.schedule = {
+      {(rank_ + 1) % world_size_, {0, 1}, (rank_ + world_size_ - 1) % world_size_, {1, 1}, false}};
+  return run(std::move(order));
+}
+
 Result<std::vector<std::uint64_t>> TcpCommunicator::all_gather(std::span<const std::uint64_t> mine) {
   const std::size_t width = mine.size() * sizeof(std::uint64_t);
   std::vector<std::byte> wire(width * static_cast<std::size_t>(world_size_));

@@ -60,7 +60,7 @@ struct Rank {
 NodeConfig node_config(const NodeMap& map) {
   NodeConfig config;
   config.job_id = "test";
-  config.node = map.node;
+  config.group = "node" + std::to_string(map.node);
   config.local_rank = map.local_rank;
   config.ranks = map.ranks[map.node];
   config.local_world_size = static_cast<int>(config.ranks.size());
@@ -196,6 +196,12 @@ TEST_CASE("broadcast, all-gather, reduce-scatter and barrier over nodes") {
       if (auto done = all.all_gather_parts(std::as_writable_bytes(std::span(parts))); !done)
         return done.error().text;
       if (parts != values) return "reduce-scatter and all-gather are not the all-reduce";
+      std::vector<std::byte> halves(2 * 700'001, std::byte(all.rank()));
+      if (auto done = all.shift(halves); !done) return done.error().text;
+      const int previous = (all.rank() + all.world_size() - 1) % all.world_size();
+      if (halves.front() != std::byte(all.rank()) || halves[700'001] != std::byte(previous) ||
+          halves.back() != std::byte(previous))
+        return "wrong shift";
       return words(all.barrier());
     });
     INFO("nodes " << sizes.size() << ", world " << world);
@@ -340,18 +346,21 @@ TEST_CASE("a silent rank of the node ends the wait at its deadline") {
 TEST_CASE("the interrupt ends a wait in shared memory at once") {
   int revoke[2];
   REQUIRE(::pipe2(revoke, O_CLOEXEC) == 0);
-  std::atomic<bool> over = false;
+  std::atomic<bool> ready = false, over = false;
   const auto start = std::chrono::steady_clock::now();
   const auto said = run_nodes(
       {2},
       [&](Rank rank) -> std::string {
         const std::string met = words(rank.world->barrier());
         if (rank.world->rank() == 1) {
+          while (!ready)
+            std::this_thread::yield();
           (void)!::write(revoke[1], "x", 1);
           while (!over)
             std::this_thread::yield();
           return met;
         }
+        ready = true;
         const std::string text = words(rank.world->barrier());
         over = true;
         return met + text;
@@ -389,7 +398,7 @@ TEST_CASE("strays at the node's door are turned away and harm nothing") {
     });
   };
   std::thread zero = start(0);
-  const std::string name = *directory.find("shm/0", 20s);
+  const std::string name = *directory.find("node0/shm", 20s);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::copy(name.begin(), name.end(), address.sun_path + 1);

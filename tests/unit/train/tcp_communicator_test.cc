@@ -135,6 +135,9 @@ TEST_CASE("broadcast from each root, all-gather in rank order, barrier") {
       if (auto done = ring->all_gather_parts(std::as_writable_bytes(std::span(parts))); !done)
         return done.error().text;
       if (parts != values) return "reduce-scatter and all-gather are not the all-reduce";
+      std::vector<std::byte> halves(2 * 300'001, std::byte(ring->rank()));
+      if (auto done = ring->shift(halves); !done) return done.error().text;
+      if (halves.back() != std::byte((ring->rank() + world - 1) % world)) return "wrong shift";
       auto done = ring->barrier();
       return done ? "" : done.error().text;
     });

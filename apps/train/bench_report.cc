@@ -1,0 +1,241 @@
+#include "apps/train/bench_report.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+
+#include "base/version.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr double kOutlier = 0.8;  ///< of the median
+
+[[gnu::format(printf, 1, 2)]] std::string print(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+double median_bandwidth(const std::vector<PairResult>& pairs, bool same_node) {
+  std::vector<double> values;
+  for (const PairResult& pair : pairs) {
+    if (pair.same_node == same_node) values.push_back(pair.bandwidth);
+  }
+  return median_of(std::move(values));
+}
+
+const char* redop_of(BenchOperation operation) {
+  return operation == BenchOperation::kAllReduce || operation == BenchOperation::kReduceScatter ? "sum"
+                                                                                                : "none";
+}
+
+double busbw_of(const BenchReport& report, const BenchRow& row) {
+  return row.algbw(bus_factor(report.operation, report.world));
+}
+
+const PairResult* find_pair(const std::vector<PairResult>& pairs, int a, int b) {
+  for (const PairResult& pair : pairs) {
+    if (pair.first == std::min(a, b) && pair.second == std::max(a, b)) return &pair;
+  }
+  return nullptr;
+}
+
+template <class Value>
+std::string matrix(const BenchReport& report, Value value) {
+  std::string text = "#  rank";
+  for (int column = 0; column < report.world; ++column)
+    text += print(" %7d", column);
+  text += "\n";
+  for (int row = 0; row < report.world; ++row) {
+    text += print("%7d", row);
+    for (int column = 0; column < report.world; ++column) {
+      const PairResult* pair = find_pair(report.pairs, row, column);
+      text += pair ? print(" %7.2f", value(*pair)) : std::string(7, ' ') + "-";
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+const char* operation_name(BenchOperation operation) {
+  switch (operation) {
+    case BenchOperation::kAllReduce:
+      return "allreduce";
+    case BenchOperation::kAllGather:
+      return "allgather";
+    case BenchOperation::kReduceScatter:
+      return "reducescatter";
+    case BenchOperation::kBroadcast:
+      return "broadcast";
+    case BenchOperation::kSendReceive:
+      return "sendrecv";
+  }
+  return "?";
+}
+
+double bus_factor(BenchOperation operation, int world) {
+  const double others = static_cast<double>(world - 1) / world;
+  switch (operation) {
+    case BenchOperation::kAllReduce:
+      return 2 * others;
+    case BenchOperation::kAllGather:
+    case BenchOperation::kReduceScatter:
+      return others;
+    case BenchOperation::kBroadcast:
+    case BenchOperation::kSendReceive:
+      return 1;
+  }
+  return 1;
+}
+
+std::vector<std::vector<std::pair<int, int>>> pair_rounds(int world) {
+  std::vector<std::vector<std::pair<int, int>>> rounds;
+  // One rank stands still and the others walk round a table; with an odd number an empty seat stands still.
+  const int seats = world + world % 2;
+  for (int round = 0; round + 1 < seats; ++round) {
+    std::vector<std::pair<int, int>> pairs;
+    const auto walker = [&](int place) { return (round + place) % (seats - 1); };
+    const int still = seats - 1;
+    if (still < world) pairs.emplace_back(walker(0), still);
+    for (int i = 1; i < seats / 2; ++i) {
+      const int a = walker(i);
+      const int b = walker(seats - 1 - i);
+      pairs.emplace_back(std::min(a, b), std::max(a, b));
+    }
+    rounds.push_back(std::move(pairs));
+  }
+  return rounds;
+}
+
+std::string table_head(const BenchReport& report) {
+  std::string text = print("# train %s --bench %s, %d ranks", std::string(version()).c_str(),
+                           operation_name(report.operation), report.world);
+  if (report.nodes > 0) text += print(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
+  text += ", " + report.way + ", in place\n";
+  text +=
+      "#\n#        size         count     type   redop    root     time   algbw   busbw  #wrong      p50     "
+      " p99\n";
+  text +=
+      "#         (B)    (elements)                             (us)  (GB/s)  (GB/s)             (us)     "
+      "(us)\n";
+  return text;
+}
+
+std::string table_line(const BenchReport& report, const BenchRow& row) {
+  const std::string wrong = row.wrong < 0 ? "N/A" : std::to_string(row.wrong);
+  return print("%13zu %13zu %8s %7s %7d %8.2f %7.2f %7.2f %7s %8.2f %8.2f\n", row.bytes, row.count, "float",
+               redop_of(report.operation), report.operation == BenchOperation::kBroadcast ? 0 : -1,
+               row.mean_us, row.algbw(), busbw_of(report, row), wrong.c_str(), row.p50_us, row.p99_us);
+}
+
+std::string table_foot(const BenchReport& report) {
+  double sum = 0;
+  std::int64_t wrong = 0;
+  for (const BenchRow& row : report.rows) {
+    sum += busbw_of(report, row);
+    wrong += std::max<std::int64_t>(row.wrong, 0);
+  }
+  const double mean = report.rows.empty() ? 0 : sum / static_cast<double>(report.rows.size());
+  return print("# Out of bounds values : %" PRId64 " %s\n# Avg bus bandwidth    : %g\n", wrong,
+               wrong == 0 ? "OK" : "FAILED", mean);
+}
+
+std::vector<PairResult> outliers(const std::vector<PairResult>& pairs) {
+  std::vector<PairResult> result;
+  for (const PairResult& pair : pairs) {
+    if (pair.bandwidth < kOutlier * median_bandwidth(pairs, pair.same_node)) result.push_back(pair);
+  }
+  return result;
+}
+
+std::string pairs_text(const BenchReport& report) {
+  std::string text = print("# bandwidth of each pair, GB/s and direction, %zu bytes\n", report.pair_bytes);
+  text += matrix(report, [](const PairResult& pair) { return pair.bandwidth; });
+  text += "# latency of each pair, us, 8 bytes there and back at once\n";
+  text += matrix(report, [](const PairResult& pair) { return pair.latency_us; });
+  for (const bool same_node : {true, false}) {
+    const double median = median_bandwidth(report.pairs, same_node);
+    if (median > 0) text += print("# median %s: %.2f GB/s\n", same_node ? "in a node" : "over tcp", median);
+  }
+  const auto slow = outliers(report.pairs);
+  for (const PairResult& pair : slow) {
+    const double median = median_bandwidth(report.pairs, pair.same_node);
+    text += print("# slow: rank %d - rank %d: %.2f GB/s, %.0f %% under the median\n", pair.first, pair.second,
+                  pair.bandwidth, 100 * (1 - pair.bandwidth / median));
+  }
+  if (slow.empty()) text += "# no pair is more than 20 % under the median\n";
+  return text;
+}
+
+std::string verdict(const BenchReport& report) {
+  for (const BenchRow& row : report.rows) {
+    if (row.wrong > 0)
+      return print("%" PRId64 " wrong elements at %zu bytes: memory or network of a node is faulty",
+                   row.wrong, row.bytes);
+  }
+  if (report.min_busbw <= 0) return "";
+  if (!report.pairs.empty()) {
+    for (const PairResult& pair : report.pairs) {
+      if (pair.bandwidth < report.min_busbw)
+        return print("rank %d - rank %d: %.2f GB/s is under --min-busbw %g", pair.first, pair.second,
+                     pair.bandwidth, report.min_busbw);
+    }
+    return "";
+  }
+  const auto largest =
+      std::max_element(report.rows.begin(), report.rows.end(),
+                       [](const BenchRow& a, const BenchRow& b) { return a.bytes < b.bytes; });
+  if (largest == report.rows.end() || busbw_of(report, *largest) >= report.min_busbw) return "";
+  return print("bus bandwidth %.2f GB/s at %zu bytes is under --min-busbw %g", busbw_of(report, *largest),
+               largest->bytes, report.min_busbw);
+}
+
+std::string report_json(const BenchReport& report) {
+  std::string text =
+      print("{\"schema\": \"ddp-train-measure/1\", \"kind\": \"bench\", \"version\": \"%s\",\n",
+            std::string(version()).c_str());
+  text += print(" \"operation\": \"%s\", \"world_size\": %d, \"nodes\": %d, \"way\": \"%s\",\n",
+                operation_name(report.operation), report.world, report.nodes, report.way.c_str());
+  text += " \"rows\": [";
+  for (std::size_t i = 0; i < report.rows.size(); ++i) {
+    const BenchRow& row = report.rows[i];
+    text += print(
+        "%s\n  {\"bytes\": %zu, \"count\": %zu, \"type\": \"float32\", \"mean_us\": %.3f, \"p50_us\": %.3f, ",
+        i == 0 ? "" : ",", row.bytes, row.count, row.mean_us, row.p50_us);
+    text +=
+        print("\"p99_us\": %.3f, \"algbw_gbps\": %.4f, \"busbw_gbps\": %.4f, \"wrong\": %s}", row.p99_us,
+              row.algbw(), busbw_of(report, row), row.wrong < 0 ? "null" : std::to_string(row.wrong).c_str());
+  }
+  text += "],\n \"pairs\": [";
+  const auto slow = outliers(report.pairs);
+  for (std::size_t i = 0; i < report.pairs.size(); ++i) {
+    const PairResult& pair = report.pairs[i];
+    const bool outlier = std::any_of(slow.begin(), slow.end(), [&](const PairResult& other) {
+      return other.first == pair.first && other.second == pair.second;
+    });
+    text += print("%s\n  {\"ranks\": [%d, %d], \"same_node\": %s, \"bytes\": %zu, \"latency_us\": %.3f, ",
+                  i == 0 ? "" : ",", pair.first, pair.second, pair.same_node ? "true" : "false",
+                  report.pair_bytes, pair.latency_us);
+    text += print("\"bandwidth_gbps\": %.4f, \"outlier\": %s}", pair.bandwidth, outlier ? "true" : "false");
+  }
+  const std::string fault = verdict(report);
+  text += print("],\n \"min_busbw_gbps\": %g, \"passed\": %s, \"fault\": \"%s\"}\n", report.min_busbw,
+                fault.empty() ? "true" : "false", fault.c_str());
+  return text;
+}
+
+}  // namespace ddp::train

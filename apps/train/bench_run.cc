@@ -1,0 +1,306 @@
+#include "apps/train/bench_run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/train/aligned_buffer.h"
+#include "apps/train/bench_options.h"
+#include "apps/train/world.h"
+
+namespace ddp::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kFailed = 1;
+constexpr std::size_t kLatencyBytes = 8;
+
+int fail(const std::string& text) {
+  std::fprintf(stderr, "train: %s\n", text.c_str());
+  return kFailed;
+}
+
+/// Sums of these over any number of ranks are exact in float32.
+float value_of(int rank, std::size_t index) {
+  return static_cast<float>((rank % 64) + 1 + static_cast<int>(index % 7));
+}
+
+double sum_of(int world, std::size_t index) {
+  double sum = 0;
+  for (int rank = 0; rank < world; ++rank)
+    sum += static_cast<double>(value_of(rank, index));
+  return sum;
+}
+
+/// One operation on a buffer of floats; what nccl-tests calls its size is `bytes` of it.
+class Operation {
+ public:
+  Operation(BenchOperation kind, Communicator& communicator, std::size_t bytes)
+      : kind_(kind), communicator_(communicator) {
+    const std::size_t world = static_cast<std::size_t>(communicator.world_size());
+    count_ = bytes / sizeof(float);
+    if (kind == BenchOperation::kAllGather || kind == BenchOperation::kReduceScatter)
+      count_ = count_ / world * world;
+    const std::size_t size = kind == BenchOperation::kSendReceive ? 2 * count_ : count_;
+    if (size > 0) buffer_ = AlignedBuffer<float>(size);
+  }
+
+  std::size_t count() const { return count_; }
+
+  void fill() {
+    const int rank = communicator_.rank();
+    for (std::size_t i = 0; i < buffer_.size(); ++i)
+      buffer_.data()[i] = value_of(rank, i);
+  }
+
+  Result<> run() {
+    const auto bytes = std::as_writable_bytes(buffer_.span());
+    switch (kind_) {
+      case BenchOperation::kAllReduce:
+        return communicator_.all_reduce_sum(buffer_.span());
+      case BenchOperation::kAllGather:
+        return communicator_.all_gather_parts(bytes);
+      case BenchOperation::kReduceScatter:
+        return communicator_.reduce_scatter_sum(buffer_.span());
+      case BenchOperation::kBroadcast:
+        return communicator_.broadcast(bytes, 0);
+      case BenchOperation::kSendReceive:
+        return communicator_.shift(bytes);
+    }
+    return {};
+  }
+
+  /// After fill() and one run().
+  std::uint64_t wrong() const {
+    const int rank = communicator_.rank();
+    const int world = communicator_.world_size();
+    const std::size_t part = std::max<std::size_t>(count_ / static_cast<std::size_t>(world), 1);
+    std::uint64_t wrong = 0;
+    for (std::size_t i = 0; i < buffer_.size(); ++i) {
+      double expected = 0;
+      switch (kind_) {
+        case BenchOperation::kAllReduce:
+          expected = sum_of(world, i);
+          break;
+        case BenchOperation::kReduceScatter:
+          if (i / part != static_cast<std::size_t>(rank)) continue;
+          expected = sum_of(world, i);
+          break;
+        case BenchOperation::kAllGather:
+          expected = static_cast<double>(value_of(static_cast<int>(i / part), i));
+          break;
+        case BenchOperation::kBroadcast:
+          expected = static_cast<double>(value_of(0, i));
+          break;
+        case BenchOperation::kSendReceive:
+          if (i < count_) continue;
+          expected = static_cast<double>(value_of((rank + world - 1) % world, i - count_));
+          break;
+      }
+      wrong += static_cast<double>(buffer_.data()[i]) != expected;
+    }
+    return wrong;
+  }
+
+ private:
+  BenchOperation kind_;
+  Communicator& communicator_;
+  std::size_t count_ = 0;
+  AlignedBuffer<float> buffer_;
+};
+
+struct Times {
+  double mean = 0, p50 = 0, p99 = 0;  ///< microseconds
+};
+
+Result<Times> measure(const std::function<Result<>()>& run, int warmup, int iterations) {
+  for (int i = 0; i < warmup; ++i) {
+    if (auto done = run(); !done) return done.error();
+  }
+  std::vector<double> each;
+  each.reserve(static_cast<std::size_t>(iterations));
+  const auto begin = Clock::now();
+  auto last = begin;
+  for (int i = 0; i < iterations; ++i) {
+    if (auto done = run(); !done) return done.error();
+    const auto now = Clock::now();
+    each.push_back(std::chrono::duration<double, std::micro>(now - last).count());
+    last = now;
+  }
+  std::sort(each.begin(), each.end());
+  const auto at = [&](double share) {
+    return each[static_cast<std::size_t>(share * static_cast<double>(each.size() - 1))];
+  };
+  return Times{std::chrono::duration<double, std::micro>(last - begin).count() / iterations, at(0.5),
+               at(0.99)};
+}
+
+/// Numbers for all_gather(): nanoseconds.
+std::uint64_t nanoseconds(double microseconds) {
+  return static_cast<std::uint64_t>(microseconds * 1e3);
+}
+
+Result<BenchRow> measure_row(const BenchOptions& options, Communicator& communicator, std::size_t bytes) {
+  Operation operation(options.operation, communicator, bytes);
+  BenchRow row;
+  row.count = operation.count();
+  row.bytes = row.count * sizeof(float);
+  std::uint64_t wrong = 0;
+  operation.fill();
+  if (options.check) {
+    if (auto done = operation.run(); !done) return done.error();
+    wrong = operation.wrong();
+  }
+  if (auto done = communicator.barrier(); !done) return done.error();
+  const auto times = measure([&] { return operation.run(); }, options.warmup, options.iterations);
+  if (!times) return times.error();
+  const std::uint64_t mine[] = {nanoseconds(times->mean), nanoseconds(times->p50), nanoseconds(times->p99),
+                                wrong};
+  const auto all = communicator.all_gather(mine);
+  if (!all) return all.error();
+  row.wrong = options.check ? 0 : -1;
+  for (std::size_t i = 0; i < all->size(); i += 4) {
+    row.mean_us += static_cast<double>((*all)[i]) / 1e3 / communicator.world_size();
+    row.p50_us = std::max(row.p50_us, static_cast<double>((*all)[i + 1]) / 1e3);
+    row.p99_us = std::max(row.p99_us, static_cast<double>((*all)[i + 2]) / 1e3);
+    if (options.check) row.wrong += static_cast<std::int64_t>((*all)[i + 3]);
+  }
+  return row;
+}
+
+std::vector<std::size_t> sizes_of(const BenchOptions& options, int world) {
+  const bool in_parts =
+      options.operation == BenchOperation::kAllGather || options.operation == BenchOperation::kReduceScatter;
+  const std::size_t least = sizeof(float) * (in_parts ? static_cast<std::size_t>(world) : 1);
+  std::vector<std::size_t> sizes;
+  for (double size = static_cast<double>(options.min_bytes);
+       size <= static_cast<double>(options.max_bytes) * 1.0001; size *= options.step_factor) {
+    const std::size_t whole = std::max(least, static_cast<std::size_t>(std::llround(size)) / least * least);
+    if (sizes.empty() || sizes.back() != whole) sizes.push_back(whole);
+  }
+  return sizes;
+}
+
+/// This rank's pair of one round, measured on connections of its own.
+Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnvironment& environment,
+                                const WorldOptions& world_options, World& world, std::pair<int, int> pair,
+                                bool same_node) {
+  auto two = join_pair(environment, world_options, *world.directory, pair, same_node);
+  if (!two) return two.error();
+  PairResult result{pair.first, pair.second, same_node, 0, 0};
+  std::vector<std::byte> small(2 * kLatencyBytes);
+  const auto latency = measure([&] { return (*two)->shift(small); }, options.warmup, 10 * options.iterations);
+  if (!latency) return latency.error();
+  std::vector<std::byte> large(2 * options.max_bytes);
+  const auto time = measure([&] { return (*two)->shift(large); }, options.warmup, options.iterations);
+  if (!time) return time.error();
+  result.latency_us = latency->p50;
+  result.bandwidth = static_cast<double>(options.max_bytes) / (time->p50 * 1e3);
+  if (auto done = (*two)->barrier(); !done) return done.error();
+  return result;
+}
+
+Result<> measure_pairs(const BenchOptions& options, const WorkerEnvironment& environment,
+                       const WorldOptions& world_options, World& world, BenchReport& report) {
+  Communicator& communicator = *world.communicator;
+  const int rank = communicator.rank();
+  for (const auto& round : pair_rounds(communicator.world_size())) {
+    std::uint64_t mine[] = {0, 0, 0};  // same node, ns, kilobytes per second
+    for (const auto& pair : round) {
+      if (pair.first != rank && pair.second != rank) continue;
+      const bool same_node = world.same_node(pair.first, pair.second);
+      const auto result = measure_pair(options, environment, world_options, world, pair, same_node);
+      if (!result) return result.error();
+      mine[0] = same_node;
+      mine[1] = nanoseconds(result->latency_us);
+      mine[2] = static_cast<std::uint64_t>(result->bandwidth * 1e6);
+    }
+    const auto all = communicator.all_gather(mine);  // and a barrier: rounds do not overlap
+    if (!all) return all.error();
+    for (const auto& pair : round) {
+      const std::uint64_t* told = all->data() + 3 * static_cast<std::size_t>(pair.first);
+      report.pairs.push_back({pair.first, pair.second, told[0] != 0, static_cast<double>(told[1]) / 1e3,
+                              static_cast<double>(told[2]) / 1e6});
+    }
+  }
+  std::sort(report.pairs.begin(), report.pairs.end(), [](const PairResult& a, const PairResult& b) {
+    return std::pair(a.first, a.second) < std::pair(b.first, b.second);
+  });
+  return {};
+}
+
+Result<> write_json(const std::string& path, const BenchReport& report) {
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  if (file == nullptr) return system_error(errno, "open " + path);
+  const std::string text = report_json(report);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (std::fclose(file) != 0 || !written) return system_error(errno, "write " + path);
+  return {};
+}
+
+Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& environment,
+                     const WorldOptions& world_options, World& world, BenchReport& report) {
+  const bool speaks = environment.rank == 0;
+  if (options.pairs) {
+    report.pair_bytes = options.max_bytes;
+    if (auto done = measure_pairs(options, environment, world_options, world, report); !done) return done;
+    if (speaks) std::fputs(pairs_text(report).c_str(), stdout);
+    return {};
+  }
+  if (speaks) std::fputs(table_head(report).c_str(), stdout);
+  for (const std::size_t bytes : sizes_of(options, report.world)) {
+    auto row = measure_row(options, *world.communicator, bytes);
+    if (!row) return row.error();
+    if (speaks) std::fputs(table_line(report, *row).c_str(), stdout);
+    report.rows.push_back(*row);
+  }
+  if (speaks) std::fputs(table_foot(report).c_str(), stdout);
+  return {};
+}
+
+}  // namespace
+
+int run_bench(int argc, const char* const* argv) {
+  const ParsedBenchOptions parsed = parse_bench_options(argc, argv);
+  if (!parsed.options) return parsed.exit_code;
+  const BenchOptions& options = *parsed.options;
+  const auto environment =
+      read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
+  if (!environment) return fail(environment.error().text);
+  if (options.pairs && environment->world_size < 2) return fail("--pairs needs two ranks or more");
+  WorldOptions world_options;
+  world_options.comm = options.comm;
+  world_options.step_timeout = options.comm_timeout;
+  auto world = join_world(*environment, world_options);
+  if (!world) return fail(world.error().text);
+
+  BenchReport report;
+  report.operation = options.operation;
+  report.world = environment->world_size;
+  report.nodes = world->node_count;
+  report.way = world->way;
+  report.min_busbw = options.min_busbw;
+  if (auto done = measure_all(options, *environment, world_options, *world, report); !done)
+    return fail(done.error().text);
+  // All others wait here, so that none is gone before rank 0 has judged.
+  if (auto done = world->communicator->barrier(); !done) return fail(done.error().text);
+  if (environment->rank != 0) return 0;
+  if (!options.json.empty()) {
+    if (auto done = write_json(options.json, report); !done) return fail(done.error().text);
+  }
+  const std::string fault = verdict(report);
+  return fault.empty() ? 0 : fail(fault);
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,131 @@
+#include "apps/train/bench_report.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/train/bench_options.h"
+#include "tests/support/catch.h"
+
+using namespace ddp::train;
+
+TEST_CASE("every two ranks meet once, and in a round nobody is in two pairs") {
+  for (int world = 2; world <= 17; ++world) {
+    std::set<std::pair<int, int>> met;
+    const auto rounds = pair_rounds(world);
+    CHECK(rounds.size() == static_cast<std::size_t>(world - 1 + world % 2));
+    for (const auto& round : rounds) {
+      std::set<int> busy;
+      for (const auto& pair : round) {
+        CHECK(pair.first < pair.second);
+        CHECK(pair.second < world);
+        CHECK(busy.insert(pair.first).second);
+        CHECK(busy.insert(pair.second).second);
+        CHECK(met.insert(pair).second);
+      }
+      CHECK(static_cast<int>(busy.size()) == world - world % 2);
+    }
+    CHECK(static_cast<int>(met.size()) == world * (world - 1) / 2);
+  }
+}
+
+TEST_CASE("bus bandwidth is what nccl-tests calls so") {
+  CHECK(bus_factor(BenchOperation::kAllReduce, 4) == 1.5);
+  CHECK(bus_factor(BenchOperation::kAllGather, 4) == 0.75);
+  CHECK(bus_factor(BenchOperation::kReduceScatter, 2) == 0.5);
+  CHECK(bus_factor(BenchOperation::kBroadcast, 8) == 1);
+  CHECK(bus_factor(BenchOperation::kSendReceive, 8) == 1);
+}
+
+namespace {
+
+BenchReport report_of(double min_busbw) {
+  BenchReport report;
+  report.world = 4;
+  report.nodes = 2;
+  report.way = "shm+tcp";
+  report.min_busbw = min_busbw;
+  report.rows = {{1000, 250, 1.0, 1.0, 2.0, 0}, {2000, 500, 1.0, 0.9, 1.5, 0}};  // 1 and 2 GB/s
+  return report;
+}
+
+BenchReport pairs_of(double slow) {
+  BenchReport report;
+  report.operation = BenchOperation::kSendReceive;
+  report.world = 3;
+  report.pair_bytes = 4096;
+  report.pairs = {{0, 1, true, 1.5, 20.0}, {0, 2, false, 30.0, 5.0}, {1, 2, false, 31.0, slow}};
+  return report;
+}
+
+}  // namespace
+
+TEST_CASE("the table has nccl-tests' columns and percentiles behind them") {
+  const BenchReport report = report_of(0);
+  CHECK_THAT(table_head(report),
+             Catch::Matchers::Contains("--bench allreduce, 4 ranks on 2 nodes, shm+tcp, in place\n"));
+  CHECK(table_line(report, report.rows[1]) ==
+        "         2000           500    float     sum      -1     1.00    2.00    3.00       0     0.90     "
+        "1.50\n");
+  CHECK(table_foot(report) == "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 2.25\n");
+  BenchReport unchecked = report;
+  unchecked.rows[0].wrong = -1;
+  CHECK_THAT(table_line(unchecked, unchecked.rows[0]), Catch::Matchers::Contains(" N/A "));
+}
+
+TEST_CASE("a verdict names what is wrong or too slow") {
+  CHECK(verdict(report_of(0)).empty());
+  CHECK(verdict(report_of(3)).empty());
+  CHECK(verdict(report_of(3.5)) == "bus bandwidth 3.00 GB/s at 2000 bytes is under --min-busbw 3.5");
+  BenchReport wrong = report_of(0);
+  wrong.rows[0].wrong = 7;
+  CHECK(verdict(wrong) == "7 wrong elements at 1000 bytes: memory or network of a node is faulty");
+  BenchReport pairs = pairs_of(2);
+  pairs.min_busbw = 4;
+  CHECK(verdict(pairs) == "rank 1 - rank 2: 2.00 GB/s is under --min-busbw 4");
+}
+
+TEST_CASE("pairs are compared with those of their kind") {
+  CHECK(outliers(pairs_of(5.0).pairs).empty());
+  CHECK_THAT(pairs_text(pairs_of(5.0)),
+             Catch::Matchers::Contains("# no pair is more than 20 % under the median\n"));
+  BenchReport report = pairs_of(5.0);
+  report.world = 4;
+  report.pairs.push_back({1, 3, false, 30, 3.9});
+  REQUIRE(outliers(report.pairs).size() == 1);
+  const std::string text = pairs_text(report);
+  CHECK_THAT(text, Catch::Matchers::Contains("# slow: rank 1 - rank 3: 3.90 GB/s, 22 % under the median\n"));
+  CHECK_THAT(text, Catch::Matchers::Contains("      1   20.00       -    5.00    3.90\n"));
+  CHECK_THAT(text,
+             Catch::Matchers::Contains("# median in a node: 20.00 GB/s\n# median over tcp: 5.00 GB/s\n"));
+}
+
+TEST_CASE("JSON tells rows, pairs and verdict") {
+  const std::string rows = report_json(report_of(3.5));
+  CHECK_THAT(rows, Catch::Matchers::Contains("\"schema\": \"ddp-train-measure/1\", \"kind\": \"bench\""));
+  CHECK_THAT(
+      rows,
+      Catch::Matchers::Contains(
+          "{\"bytes\": 2000, \"count\": 500, \"type\": \"float32\", \"mean_us\": 1.000, \"p50_us\": 0.900, "
+          "\"p99_us\": 1.500, \"algbw_gbps\": 2.0000, \"busbw_gbps\": 3.0000, \"wrong\": 0}"));
+  CHECK_THAT(rows, Catch::Matchers::Contains("\"passed\": false"));
+  CHECK_THAT(report_json(pairs_of(5.0)),
+             Catch::Matchers::Contains(
+                 "{\"ranks\": [0, 1], \"same_node\": true, \"bytes\": 4096, \"latency_us\": 1.500, "
+                 "\"bandwidth_gbps\": 20.0000, \"outlier\": false}"));
+}
+
+TEST_CASE("sizes are read as nccl-tests reads them") {
+  CHECK(parse_bytes("8") == 8u);
+  CHECK(parse_bytes("64K") == 65'536u);
+  CHECK(parse_bytes("32MiB") == 33'554'432u);
+  CHECK(parse_bytes("1G") == 1'073'741'824u);
+  for (const char* wrong : {"", "K", "-1", "1X", "99999999999999999999"})
+    CHECK_FALSE(parse_bytes(wrong));
+  const char* bench[] = {"train", "--bench=allreduce"};
+  const char* plain[] = {"train", "--data", "synthetic"};
+  CHECK(wants_bench(2, bench));
+  CHECK_FALSE(wants_bench(3, plain));
+}

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Runs the built `train --bench` on one and several nodes of ranks and checks tables, JSON, exit codes and errors.
+
+usage: bench_run_test.py PATH_OF_TRAIN [unittest options]
+"""
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+TRAIN = ""
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+                      "TORCHELASTIC_USE_AGENT_STORE")
+ROW = re.compile(r" *(\d+) +(\d+) +float +(sum|none) +(-1|0) +([\d.]+) +([\d.]+) +([\d.]+) +(\S+) +([\d.]+) +([\d.]+)")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Nodes:
+    """`train` processes as the ranks of nodes of these sizes; rank 0 serves the store. None outlives the `with`."""
+
+    def __init__(self, sizes, *arguments):
+        base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+        base |= {"WORLD_SIZE": str(sum(sizes)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+                 "TORCHELASTIC_RUN_ID": "bench-run-test"}
+        self.processes = []
+        for node, size in enumerate(sizes):
+            for local in range(size):
+                env = base | {"RANK": str(len(self.processes)), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(size),
+                              "GROUP_RANK": str(node)}
+                self.processes.append(subprocess.Popen([TRAIN, *arguments], env=env, text=True,
+                                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+    def finish(self):
+        ends = [process.communicate(timeout=100) for process in self.processes]
+        return [(process.returncode, out, err) for process, (out, err) in zip(self.processes, ends)]
+
+
+def run(sizes, *arguments):
+    with Nodes(sizes, *arguments) as nodes:
+        return nodes.finish()
+
+
+class Tables(unittest.TestCase):
+    def table(self, sizes, *arguments):
+        results = run(sizes, *arguments)
+        for code, out, err in results:
+            self.assertEqual((code, err), (0, ""))
+        self.assertEqual([out for _, out, _ in results[1:]], [""] * (len(results) - 1), "only rank 0 speaks")
+        return results[0][1]
+
+    def test_every_operation_is_right_on_every_way(self):
+        for operation in ("allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"):
+            for sizes, comm, way in (((3,), "auto", "3 ranks on 1 node, shm"), ((2, 1), "auto", "3 ranks on 2 nodes, shm+tcp"),
+                                     ((2, 1), "tcp", "3 ranks, tcp")):
+                with self.subTest(operation=operation, way=way):
+                    text = self.table(sizes, "--bench", operation, "--comm", comm, "-b", "12", "-e", "1200K", "-f", "100",
+                                      "-n", "3", "-w", "1")
+                    self.assertIn(f"--bench {operation}, {way}, in place\n", text)
+                    rows = [ROW.fullmatch(line) for line in text.splitlines() if not line.startswith("#")]
+                    self.assertEqual([int(row[1]) for row in rows], [12, 1200, 120000])
+                    self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
+                    self.assertIn("# Out of bounds values : 0 OK\n", text)
+
+    def test_json_and_pairs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "result.json")
+            text = self.table((2, 2), "--bench", "sendrecv", "--pairs", "-e", "64K", "-n", "3", "--json", path)
+            with open(path, encoding="utf-8") as file:
+                result = json.load(file)
+        self.assertIn("# bandwidth of each pair, GB/s and direction, 65536 bytes\n", text)
+        self.assertEqual((result["schema"], result["world_size"], result["nodes"], result["passed"]),
+                         ("ddp-train-measure/1", 4, 2, True))
+        self.assertEqual([pair["ranks"] for pair in result["pairs"]], [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
+        self.assertEqual([pair["same_node"] for pair in result["pairs"]], [True, False, False, False, False, True])
+
+    def test_a_bandwidth_that_is_not_reached_is_an_exit_code(self):
+        results = run((2,), "--bench", "allreduce", "-b", "4K", "-e", "4K", "-n", "2", "--min-busbw", "1e6")
+        self.assertEqual(results[0][0], 1)
+        self.assertRegex(results[0][2], r"^train: bus bandwidth [\d.]+ GB/s at 4096 bytes is under --min-busbw 1e\+06\n$")
+        self.assertEqual(results[1][::2], (0, ""))
+
+    def test_one_process_alone(self):
+        env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+        done = subprocess.run([TRAIN, "--bench", "allreduce", "-e", "8", "-n", "1"], env=env, text=True, capture_output=True,
+                              timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("1 ranks, none, in place", done.stdout)
+
+
+class Deaths(unittest.TestCase):
+    LONG = ("--bench", "allreduce", "-b", "64K", "-e", "64K", "-n", "10000000")
+
+    def check(self, sizes, dead, *more):
+        with Nodes(sizes, *self.LONG, *more) as nodes:
+            nodes.processes[0].stdout.readline()  # all have met
+            nodes.processes[dead].send_signal(signal.SIGKILL)
+            start = time.monotonic()
+            for rank, process in enumerate(nodes.processes):
+                if rank == dead:
+                    continue
+                _, errors = process.communicate(timeout=20)
+                self.assertEqual(process.returncode, 1)
+                self.assertRegex(errors, rf"^train: rank {rank} lost rank {dead} \(.*\n$")
+            self.assertLess(time.monotonic() - start, 5)
+
+    def test_a_killed_rank_ends_all_of_its_node(self):
+        self.check((3,), 1)
+
+    def test_a_killed_rank_ends_all_nodes(self):
+        self.check((2, 2), 2)
+
+    def test_nothing_with_a_name_is_left(self):
+        before = os.listdir("/dev/shm")
+        self.check((2,), 0)
+        self.assertEqual([name for name in os.listdir("/dev/shm") if name not in before and "ddp" in name], [])
+        with open("/proc/net/unix", encoding="utf-8") as file:
+            self.assertNotIn("@ddp-train-", file.read())
+
+
+class Mistakes(unittest.TestCase):
+    def refused(self, *arguments, **env):
+        base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+        done = subprocess.run([TRAIN, *arguments], env=base | env, text=True, capture_output=True, timeout=60)
+        return done.returncode, done.stderr
+
+    def test_wrong_options(self):
+        code, text = self.refused("--bench", "gather")
+        self.assertEqual(code, 2)
+        self.assertIn('there is no operation "gather"; write allreduce, allgather, reducescatter, broadcast or sendrecv', text)
+        code, text = self.refused("--bench", "allreduce", "-b", "8Q")
+        self.assertEqual(code, 2)
+        self.assertIn('"8Q" is no size; write 8, 64K, 32M or 1G', text)
+        code, text = self.refused("--bench", "allreduce", "--pairs")
+        self.assertEqual((code, text), (2, "--pairs: write --bench sendrecv --pairs\n"))
+
+    def test_shared_memory_that_nobody_can_know_of(self):
+        code, text = self.refused("--bench", "allreduce", "--comm", "shm", RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+                                  MASTER_PORT="1")
+        self.assertEqual(code, 1)
+        self.assertEqual(text, "train: --comm shm needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
+                               "they tell which ranks share a node\n")
+
+
+if __name__ == "__main__":
+    TRAIN = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=2)
