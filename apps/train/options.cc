@@ -189,6 +189,14 @@ void add_files(CLI::App& app, Options& options) {
   group.text("--init-from", options.init_from, "begin with the weights of this safetensors file", "FILE");
   group.text("--export", options.export_to, "write the weights there at the end; PyTorch loads the file",
              "FILE");
+  group.text("--checkpoint-dir", options.checkpoint_dir, "write checkpoints there", "DIR");
+  group.number("--checkpoint-every", options.checkpoint_every, "steps between two (0: one after each epoch)",
+               0, kMany);
+  group.number("--checkpoint-keep", options.checkpoint_keep, "how many stay", 1, 1e6);
+  group.text("--resume", options.resume,
+             "go on from this checkpoint, or the last one in this directory; auto: the last one of "
+             "--checkpoint-dir, if there is one",
+             "DIR");
 }
 
 void add_reports(CLI::App& app, Options& options) {

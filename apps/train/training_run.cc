@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/train/checkpoint_run.h"
 #include "apps/train/conv_net.h"
 #include "apps/train/mlp.h"
 #include "apps/train/model_file.h"
@@ -89,12 +90,17 @@ class Run {
         world_(*communicators.world),
         speaks_(world_.rank() == 0),
         trainer_(options, communicators, model, data),
-        progress_(speaks_, options) {}
+        progress_(speaks_, options),
+        checkpoints_(options, world_, trainer_, data.training.size()) {}
 
   Result<> go() {
     if (auto done = progress_.open(); !done) return done;
     if (auto done = trainer_.share_weights(); !done) return done;
+    if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
+      return done;
+    if (auto done = checkpoints_.prepare(); !done) return done;
     if (auto done = train(); !done) return done;
+    if (auto done = checkpoints_.finish(); !done) return done;
     if (auto done = finish(); !done) return done;
     if (auto done = report_profile(); !done) return done;
     if (speaks_) {
@@ -109,6 +115,11 @@ class Run {
 
   Result<bool> after_step(const StepReport& report) {
     progress_.step(report);
+    const bool due = options_.checkpoint_every != 0 && report.total % options_.checkpoint_every == 0;
+    // Before the test: it averages running statistics, which an uninterrupted training would not do here.
+    if (due || at_end()) {
+      if (auto done = checkpoints_.write(); !done) return done.error();
+    }
     return !at_end();
   }
 
@@ -119,8 +130,11 @@ class Run {
       const auto on_step = [this](const StepReport& report) { return after_step(report); };
       if (auto done = trainer_.train_epoch(on_step); !done) return done;
       if (auto done = test(epoch, start); !done) return done;
+      if (options_.checkpoint_every == 0 && !at_end()) {
+        if (auto done = checkpoints_.write(); !done) return done;
+      }
     }
-    return {};
+    return accuracy_.total != 0 ? Result<>() : test(trainer_.position().epoch - 1, Clock::now());
   }
 
   Result<> test(std::int64_t epoch, Clock::time_point start) {
@@ -179,6 +193,7 @@ class Run {
   bool speaks_;
   Trainer<T> trainer_;
   Progress progress_;
+  CheckpointRun<T> checkpoints_;
   Accuracy accuracy_;
 };
 

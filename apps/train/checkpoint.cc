@@ -1,0 +1,185 @@
+#include "apps/train/checkpoint.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <span>
+#include <system_error>
+#include <type_traits>
+
+#include <nlohmann/json.hpp>
+
+#include "apps/train/safetensors.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr int kFormat = 1;
+
+bool is_checkpoint_name(const std::string& name) {
+  return name.size() >= 13 && name.starts_with("step-") &&
+         std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+Error wrong(const std::string& path, const std::string& what) {
+  return Error{ErrorCode::kUsage, path + ": " + what};
+}
+
+}  // namespace
+
+std::uint64_t CheckpointState::used() const {
+  return position.segment_begin + position.segment_step * static_cast<std::uint64_t>(batch_size) *
+                                      static_cast<std::uint64_t>(accumulate) *
+                                      static_cast<std::uint64_t>(world_size);
+}
+
+std::string to_json(const CheckpointState& state) {
+  const nlohmann::ordered_json json{{"format", kFormat},
+                                    {"step", state.position.step},
+                                    {"epoch", state.position.epoch},
+                                    {"segment_begin", state.position.segment_begin},
+                                    {"segment_step", state.position.segment_step},
+                                    {"samples_used", std::min(state.used(), state.samples)},
+                                    {"samples", state.samples},
+                                    {"world_size", state.world_size},
+                                    {"batch_size", state.batch_size},
+                                    {"accumulate", state.accumulate},
+                                    {"seed", state.seed},
+                                    {"model", state.model},
+                                    {"dtype", state.dtype},
+                                    {"optimizer", state.optimizer},
+                                    {"optimizer_steps", state.optimizer_steps},
+                                    {"running_statistics", state.running}};
+  return json.dump(1) + "\n";
+}
+
+Result<CheckpointState> parse_checkpoint_state(const std::string& path, const std::string& text) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) return wrong(path, "is no JSON object; was it cut?");
+  const auto format = json.find("format");
+  if (format == json.end() || *format != kFormat)
+    return wrong(path, "is of another format than " + std::to_string(kFormat));
+  CheckpointState state;
+  std::string missing;
+  const auto take = [&](const char* key, auto& value) {
+    const auto found = json.find(key);
+    using Value = std::decay_t<decltype(value)>;
+    const bool fits = found != json.end() && [&] {
+      if constexpr (std::is_same_v<Value, std::string>) return found->is_string();
+      if constexpr (std::is_same_v<Value, std::vector<double>>) {
+        return found->is_array() &&
+               std::all_of(found->begin(), found->end(), [](const auto& one) { return one.is_number(); });
+      }
+      if constexpr (std::is_unsigned_v<Value>) return found->is_number_unsigned();
+      return found->is_number_integer();
+    }();
+    if (fits) {
+      value = found->template get<Value>();
+    } else if (missing.empty()) {
+      missing = key;
+    }
+  };
+  take("step", state.position.step);
+  take("epoch", state.position.epoch);
+  take("segment_begin", state.position.segment_begin);
+  take("segment_step", state.position.segment_step);
+  take("samples", state.samples);
+  take("world_size", state.world_size);
+  take("batch_size", state.batch_size);
+  take("accumulate", state.accumulate);
+  take("seed", state.seed);
+  take("model", state.model);
+  take("dtype", state.dtype);
+  take("optimizer", state.optimizer);
+  take("optimizer_steps", state.optimizer_steps);
+  take("running_statistics", state.running);
+  if (!missing.empty()) return wrong(path, "\"" + missing + "\" is missing or of another kind");
+  if (state.world_size < 1 || state.batch_size < 1 || state.accumulate < 1)
+    return wrong(path, "world_size, batch_size and accumulate begin with 1");
+  return state;
+}
+
+TrainingPosition go_on(const CheckpointState& state, int world_size, int batch_size, int accumulate) {
+  TrainingPosition position = state.position;
+  if (world_size == state.world_size && batch_size == state.batch_size && accumulate == state.accumulate)
+    return position;
+  position.segment_begin = state.used();
+  position.segment_step = 0;
+  if (position.segment_begin >= state.samples) {  // the epoch was over
+    ++position.epoch;
+    position.segment_begin = 0;
+  }
+  return position;
+}
+
+std::string checkpoint_name(std::uint64_t step) {
+  char text[32];
+  std::snprintf(text, sizeof text, "step-%08llu", static_cast<unsigned long long>(step));
+  return text;
+}
+
+std::string optimizer_file_name(int part, int parts) {
+  char text[48];
+  std::snprintf(text, sizeof text, "optim-%05d-of-%05d.safetensors", part, parts);
+  return text;
+}
+
+std::vector<std::string> list_checkpoints(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
+       at.increment(failed)) {
+    const std::string name = at->path().filename().string();
+    if (is_checkpoint_name(name)) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
+    return a.size() != b.size() ? a.size() < b.size() : a < b;
+  });
+  return names;
+}
+
+Result<std::string> find_checkpoint(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::exists(path + "/state.json", ignored)) return path;
+  const auto names = list_checkpoints(path);
+  if (names.empty()) return wrong(path, "is no checkpoint and holds none (step-…)");
+  return path + "/" + names.back();
+}
+
+Result<std::map<std::string, std::vector<double>>> read_optimizer(const std::string& checkpoint,
+                                                                  std::size_t total) {
+  std::map<std::string, std::vector<double>> vectors;
+  std::size_t covered = 0;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at(checkpoint, failed), end; !failed && at != end;
+       at.increment(failed)) {
+    if (!at->path().filename().string().starts_with("optim-")) continue;
+    const auto file = Safetensors::read(at->path().string());
+    if (!file) return file.error();
+    const auto place = [&](const char* key) {
+      const auto found = file->metadata().find(key);
+      return found == file->metadata().end() ? std::string::npos
+                                             : static_cast<std::size_t>(std::atoll(found->second.c_str()));
+    };
+    const std::size_t begin = place("begin"), stop = place("end");
+    if (begin > stop || stop > total || place("total") != total)
+      return wrong(file->path(),
+                   "begin, end and total do not fit a model of " + std::to_string(total) + " parameters");
+    for (const auto& [name, tensor] : file->tensors()) {
+      auto& vector = vectors[name];
+      vector.resize(total);
+      if (!file->copy<double>(name, 0, std::span(vector).subspan(begin, stop - begin)))
+        return wrong(file->path(), "tensor " + name + " is shorter than its part");
+    }
+    covered += stop - begin;
+  }
+  if (covered != total) {
+    return wrong(checkpoint, "its optim files hold " + std::to_string(covered) + " of " +
+                                 std::to_string(total) + " parameters' state");
+  }
+  return vectors;
+}
+
+}  // namespace ddp::train

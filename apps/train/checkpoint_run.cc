@@ -1,0 +1,246 @@
+#include "apps/train/checkpoint_run.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <random>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "apps/train/kernels/gradient_ops.h"
+#include "apps/train/model_file.h"
+
+namespace ddp::train {
+
+namespace {
+
+std::string optimizer_name(const Options& options) {
+  return options.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
+}
+
+template <class T>
+constexpr const char* kDtypeName = std::is_same_v<T, float> ? "float32" : "float64";
+
+/// What this training and the checkpoint's cannot differ in.
+std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs) {
+  const auto differ = [](const std::string& what, const std::string& here, const std::string& there) {
+    return what + " is " + there + " there and " + here + " here";
+  };
+  if (mine.model != theirs.model) return differ("the model", mine.model, theirs.model);
+  if (mine.dtype != theirs.dtype) return differ("--dtype", mine.dtype, theirs.dtype);
+  if (mine.optimizer != theirs.optimizer) return differ("--optimizer", mine.optimizer, theirs.optimizer);
+  if (mine.seed != theirs.seed)
+    return differ("--seed", std::to_string(mine.seed), std::to_string(theirs.seed));
+  if (mine.samples != theirs.samples) {
+    return differ("the number of training images", std::to_string(mine.samples),
+                  std::to_string(theirs.samples));
+  }
+  return "";
+}
+
+}  // namespace
+
+template <class T>
+CheckpointRun<T>::CheckpointRun(const Options& options, Communicator& world, Trainer<T>& trainer,
+                                std::size_t samples)
+    : options_(options), world_(world), trainer_(trainer), samples_(samples) {}
+
+template <class T>
+CheckpointState CheckpointRun<T>::current_state() const {
+  CheckpointState state;
+  state.model = std::string(trainer_.model().name());
+  state.dtype = kDtypeName<T>;
+  state.optimizer = optimizer_name(options_);
+  state.world_size = world_.world_size();
+  state.batch_size = options_.batch_size;
+  state.accumulate = options_.accumulate;
+  state.seed = options_.seed;
+  state.samples = samples_;
+  state.position = trainer_.position();
+  state.optimizer_steps = trainer_.optimizer().steps();
+  return state;
+}
+
+/// Empty: --resume auto has found nothing.
+template <class T>
+Result<std::optional<CheckpointState>> CheckpointRun<T>::read_state(std::string& path) {
+  if (options_.resume == "auto") {
+    if (list_checkpoints(options_.checkpoint_dir).empty()) return std::optional<CheckpointState>();
+    path = options_.checkpoint_dir;
+  }
+  const auto found = find_checkpoint(path);
+  if (!found) return found.error();
+  path = *found;
+  std::ifstream file(path + "/state.json");
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  auto state = parse_checkpoint_state(path + "/state.json", text);
+  if (!state) return state.error();
+  const std::string difference = mismatch(current_state(), *state);
+  if (!difference.empty()) return Error{ErrorCode::kUsage, "cannot go on from " + path + ": " + difference};
+  return std::optional<CheckpointState>(*state);
+}
+
+template <class T>
+Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>& say) {
+  if (options_.resume.empty()) return {};
+  std::string path = options_.resume;
+  std::string text;  // of state.json; empty: there is none
+  if (world_.rank() == 0) {
+    const auto state = read_state(path);
+    if (!state) return state.error();
+    if (*state) {
+      text = to_json(**state);
+      if (auto done = import_model<T>(path + "/model.safetensors", trainer_.model()); !done) return done;
+    }
+  }
+  std::uint64_t size = text.size();
+  auto done = world_.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  if (!done) return done;
+  if (size == 0) return {};
+  text.resize(size);
+  if (done = world_.broadcast(std::as_writable_bytes(std::span(text)), 0); !done) return done;
+  const auto state = parse_checkpoint_state(path + "/state.json", text);
+  if (!state) return state.error();
+  done = share(*state, path);
+  if (!done) return done;
+  trainer_.position() = go_on(*state, world_.world_size(), options_.batch_size, options_.accumulate);
+  trainer_.optimizer().set_steps(state->optimizer_steps);
+  written_step_ = state->position.step;
+  if (world_.rank() == 0) {
+    say("going on from " + path + ": step " + std::to_string(state->position.step) + ", epoch " +
+        std::to_string(trainer_.position().epoch + 1) + ", " + std::to_string(state->world_size) +
+        (state->world_size == 1 ? " rank" : " ranks") + " then, " + std::to_string(world_.world_size()) +
+        " now");
+  }
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::share(const CheckpointState& state, const std::string& path) {
+  if (auto done = trainer_.share_weights(); !done) return done;
+  // Each rank's own running statistics, where there are as many ranks as then; else the mean is in the model.
+  const auto running = trainer_.model().running_statistics();
+  if (state.world_size == world_.world_size() &&
+      state.running.size() == running.size() * world_.world_size()) {
+    const double* mine = state.running.data() + running.size() * static_cast<std::size_t>(world_.rank());
+    std::transform(mine, mine + running.size(), running.begin(), [](double v) { return static_cast<T>(v); });
+  }
+  const std::size_t total = trainer_.model().parameter_count();
+  std::map<std::string, std::vector<double>> vectors;
+  if (world_.rank() == 0) {
+    auto read = read_optimizer(path, total);
+    if (!read) return read.error();
+    vectors = std::move(*read);
+  }
+  const GradientBucket part = trainer_.own_part();
+  for (const auto& one : trainer_.optimizer().state()) {
+    std::vector<double>& whole = vectors[std::string(one.name)];
+    whole.resize(total);
+    if (auto done = world_.broadcast(std::as_writable_bytes(std::span(whole)), 0); !done) return done;
+    for (std::size_t i = part.begin; i < std::min(part.end, total); ++i)
+      one.values[i - part.begin] = static_cast<T>(whole[i]);
+  }
+  return {};
+}
+
+template <class T>
+Result<std::uint64_t> CheckpointRun<T>::agree(std::uint64_t mine) {
+  auto done = world_.broadcast(std::as_writable_bytes(std::span(&mine, 1)), 0);
+  if (!done) return done.error();
+  return mine;
+}
+
+template <class T>
+Result<> CheckpointRun<T>::prepare() {
+  if (options_.checkpoint_dir.empty()) return {};
+  const bool writes = world_.rank() == 0 || options_.zero;
+  std::random_device random;
+  const auto nonce = agree(std::uint64_t{random()} << 32 | random());
+  if (!nonce) return nonce.error();
+  const std::string nonce_text = std::to_string(*nonce);
+  const std::string proof = options_.checkpoint_dir + "/.tmp-" + nonce_text;
+  if (world_.rank() == 0) {
+    std::error_code failed;
+    std::filesystem::create_directories(options_.checkpoint_dir, failed);
+    std::ofstream file(proof);
+    if (!file.flush())
+      return Error{ErrorCode::kUsage, "cannot write into --checkpoint-dir " + options_.checkpoint_dir};
+  }
+  if (auto done = world_.barrier(); !done) return done;
+  std::error_code ignored;
+  const bool seen = std::filesystem::exists(proof, ignored);
+  if (auto done = world_.barrier(); !done) return done;
+  if (writes && !seen) {
+    return Error{ErrorCode::kUsage, "rank " + std::to_string(world_.rank()) +
+                                        " does not see rank 0's files in " + options_.checkpoint_dir +
+                                        ": with --zero 1 all nodes must share --checkpoint-dir"};
+  }
+  if (!writes) return {};
+  typename CheckpointWriter<T>::Config config;
+  config.directory = options_.checkpoint_dir;
+  config.nonce = nonce_text;
+  config.rank = world_.rank();
+  config.parts = options_.zero ? world_.world_size() : 1;
+  config.keep = options_.checkpoint_keep;
+  config.part_timeout = options_.comm_timeout;
+  writer_ = std::make_unique<CheckpointWriter<T>>(config, trainer_.model(), [](const std::string& text) {
+    std::fprintf(stderr, "train: %s\n", text.c_str());
+  });
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::write() {
+  if (options_.checkpoint_dir.empty() || written_step_ == trainer_.position().step) return {};
+  written_step_ = trainer_.position().step;
+  CheckpointPart<T> part;
+  part.state = current_state();
+  const auto running = trainer_.model().running_statistics();
+  std::vector<std::uint64_t> bits(running.size());
+  std::transform(running.begin(), running.end(), bits.begin(),
+                 [](T value) { return std::bit_cast<std::uint64_t>(static_cast<double>(value)); });
+  if (!bits.empty()) {
+    const auto all = world_.all_gather(bits);
+    if (!all) return all.error();
+    std::transform(all->begin(), all->end(), std::back_inserter(part.state.running),
+                   [](std::uint64_t word) { return std::bit_cast<double>(word); });
+  }
+  if (!writer_) return {};
+  if (world_.rank() == 0) {
+    part.parameters.assign(trainer_.model().parameters().begin(), trainer_.model().parameters().end());
+    part.running.assign(running.size(), T{});
+    for (std::size_t i = 0; i < part.state.running.size(); ++i)
+      part.running[i % running.size()] += static_cast<T>(part.state.running[i]);
+    kernels::average<T>(part.running, T(1) / static_cast<T>(world_.world_size()));
+  }
+  const GradientBucket range = trainer_.own_part();
+  part.total = trainer_.model().parameter_count();
+  part.begin = std::min(range.begin, part.total);
+  part.end = std::min(range.end, part.total);
+  for (const auto& one : trainer_.optimizer().state()) {
+    const auto first = one.values.begin();
+    part.optimizer.push_back(
+        {std::string(one.name), {first, first + static_cast<std::ptrdiff_t>(part.end - part.begin)}});
+  }
+  writer_->write(std::move(part));
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::finish() {
+  if (auto done = write(); !done) return done;
+  if (writer_) writer_->wait();
+  return {};
+}
+
+template class CheckpointRun<float>;
+template class CheckpointRun<double>;
+
+}  // namespace ddp::train

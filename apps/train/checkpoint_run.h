@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "apps/train/checkpoint.h"
+#include "apps/train/checkpoint_writer.h"
+#include "apps/train/communicator.h"
+#include "apps/train/options.h"
+#include "apps/train/trainer.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// The checkpoints of one training: going on from one, and writing new ones. All ranks make the same calls.
+template <class T>
+class CheckpointRun {
+ public:
+  /// All are used for this object's life; `samples`: of the training data.
+  CheckpointRun(const Options& options, Communicator& world, Trainer<T>& trainer, std::size_t samples);
+
+  /// As --resume says; rank 0 reads, the others get everything from it.
+  Result<> resume(const std::function<void(const std::string&)>& say);
+  /// Makes the directory and tries it; with parts on several ranks also whether all see the same one.
+  Result<> prepare();
+  /// Of the trainer's present state, unless there is one of this step already.
+  Result<> write();
+  /// Writes the end and waits until all is on the disk.
+  Result<> finish();
+
+ private:
+  Result<std::optional<CheckpointState>> read_state(std::string& path);
+  Result<> share(const CheckpointState& state, const std::string& path);
+  CheckpointState current_state() const;
+  Result<std::uint64_t> agree(std::uint64_t mine);
+
+  const Options& options_;
+  Communicator& world_;
+  Trainer<T>& trainer_;
+  std::size_t samples_;
+  std::unique_ptr<CheckpointWriter<T>> writer_;
+  std::optional<std::uint64_t> written_step_;
+};
+
+}  // namespace ddp::train

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Checkpoints of the built `train`: the same bits after an interruption, other numbers of ranks, a full disk, kills.
+
+usage: checkpoint_run_test.py PATH_OF_TRAIN [unittest options]"""
+import collections
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import train_run_test
+from train_run_test import Ranks, run
+
+SMALL = ("--data", "synthetic", "--limit", "403", "--batch-size", "10", "--epochs", "2")
+
+
+def weights(results):
+    return next(line for line in results[0][1] if line.startswith("weights equal on")).rsplit(" ", 1)[1]
+
+
+class Checkpoints(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="ddp-checkpoint-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def good(self, world, *arguments):
+        results = run(world, *map(str, arguments))
+        for code, _, errors in results:
+            self.assertEqual((code, errors), (0, ""))
+        return results
+
+    def names(self, folder):
+        return sorted(path.name for path in folder.iterdir())
+
+    def test_an_interrupted_training_ends_with_the_same_bits(self):
+        for world, extra in ((1, ()), (2, ("--optimizer", "adamw", "--lr", "0.001")), (3, ("--zero", "1", "--dtype", "float64"))):
+            with self.subTest(world=world):
+                whole = self.good(world, *SMALL, *extra)
+                folder = self.folder / f"world-{world}"
+                # In the middle of the first epoch, at the end of the first, in the second.
+                per_epoch = -(-403 // (10 * world))
+                for step in (3, per_epoch, per_epoch + 2):
+                    self.good(world, *SMALL, *extra, "--checkpoint-dir", folder, "--resume", "auto", "--max-steps", step)
+                    self.assertEqual(self.names(folder)[-1], f"step-{step:08d}")
+                end = self.good(world, *SMALL, *extra, "--resume", folder)
+                self.assertEqual(weights(end), weights(whole))
+                self.assertEqual(end[0][1][-1], whole[0][1][-1])
+                self.assertIn(f"going on from {folder}/step-{per_epoch + 2:08d}: step {per_epoch + 2}, epoch 2, ", end[0][1][0])
+
+    def samples(self, folder, epoch):
+        """Numbers of one epoch's samples over all ranks."""
+        seen = collections.Counter()
+        for path in folder.iterdir():
+            for line in path.read_text().splitlines():
+                head, numbers = line.split(":")
+                if head.split()[0] == str(epoch):
+                    seen.update(map(int, numbers.split()))
+        return seen
+
+    def test_another_number_of_ranks_goes_on_with_what_is_left(self):
+        for zero in ((), ("--zero", "1")):
+            shutil.rmtree(self.folder)
+            logs = [self.folder / f"log-{i}" for i in range(3)]
+            for log in logs:
+                log.mkdir(parents=True)
+            saved = self.folder / "saved"
+            arguments = (*SMALL, *zero, "--checkpoint-dir", saved, "--resume", "auto", "--sample-log")
+            self.good(4, *arguments, logs[0], "--max-steps", 4)
+            self.good(3, *arguments, logs[1], "--max-steps", 7)
+            end = self.good(2, *arguments, logs[2])
+            self.assertIn("3 ranks then, 2 now", end[0][1][0])
+            used = [sum(self.samples(log, 0).values()) for log in logs]
+            self.assertEqual(used[:2], [160, 90])
+            first = sum((self.samples(log, 0) for log in logs), collections.Counter())
+            self.assertEqual(set(first), set(range(403)))
+            self.assertEqual(sum(first.values()), 404)  # 153 left for 2 ranks: one repeated
+            second = self.samples(logs[2], 1)
+            self.assertEqual((set(second), sum(second.values())), (set(range(403)), 404))
+            state = json.loads((saved / self.names(saved)[-1] / "state.json").read_text())
+            self.assertEqual((state["world_size"], state["epoch"]), (2, 2))
+
+    def test_the_last_ones_stay_and_nothing_unfinished(self):
+        saved = self.folder / "saved"
+        saved.mkdir()
+        (saved / ".tmp-17-step-00000099").mkdir()
+        self.good(1, *SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 5, "--checkpoint-keep", 2, "--max-steps", 22)
+        self.assertEqual(self.names(saved), ["step-00000020", "step-00000022"])
+        self.assertEqual(self.names(saved / "step-00000022"),
+                         ["model.safetensors", "optim-00000-of-00001.safetensors", "state.json"])
+        self.good(2, *SMALL, "--zero", 1, "--checkpoint-dir", saved, "--max-steps", 30)
+        self.assertEqual(self.names(saved / "step-00000030"),
+                         ["model.safetensors", "optim-00000-of-00002.safetensors", "optim-00001-of-00002.safetensors",
+                          "state.json"])
+
+    def test_a_checkpoint_is_an_export(self):
+        saved = self.folder / "saved"
+        out = self.folder / "out.safetensors"
+        self.good(1, *SMALL, "--checkpoint-dir", saved, "--export", out)
+        self.assertEqual((saved / self.names(saved)[-1] / "model.safetensors").read_bytes(), out.read_bytes())
+
+    def test_killed_in_any_moment_it_goes_on(self):
+        whole = self.good(1, *SMALL, "--dtype", "float64")
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--dtype", "float64", "--checkpoint-dir", str(saved), "--checkpoint-every", "1", "--resume", "auto",
+                     "--log-interval", "1")
+        for lines in (2, 5, 9, 14):
+            with Ranks(1, *arguments) as ranks:
+                for _ in range(lines):
+                    ranks.processes[0].stdout.readline()
+                ranks.processes[0].kill()
+        self.assertEqual(weights(self.good(1, *arguments)), weights(whole))
+
+    @unittest.skipUnless(shutil.which("unshare") and shutil.which("mount"), "no unshare")
+    def test_a_full_disk_leaves_training_alone(self):
+        disk = self.folder / "disk"
+        disk.mkdir()
+        # 700 KB hold two checkpoints of 240 KB and no third beside them.
+        script = (f"mount -t tmpfs -o size=700k tmpfs {disk} || exit 77; "
+                  f"{train_run_test.TRAIN} --data synthetic --limit 200 --batch-size 10 --checkpoint-dir {disk}/c "
+                  f"--checkpoint-every 2 --checkpoint-keep 9; code=$?; ls {disk}/c; exit $code")
+        done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script], capture_output=True,
+                              text=True, timeout=60, check=False)
+        if done.returncode == 77 or "unshare" in done.stderr:
+            self.skipTest("no tmpfs of its own: " + done.stderr.strip())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, r"^train: checkpoint step-0000000[46] not written: (write|create) .*: No space left on device; "
+                                      r"training goes on, the last good one is step-0000000[24]\n$")
+        self.assertRegex(done.stdout, r"(?s)test accuracy .*\nstep-00000002\n(step-00000004\n)?$")
+
+    def test_what_does_not_fit_is_refused(self):
+        saved = self.folder / "saved"
+        self.good(1, *SMALL, "--checkpoint-dir", saved, "--max-steps", 2)
+        last = f"{saved}/step-00000002"
+
+        def refusal(*arguments):
+            (code, _, errors), = run(1, *map(str, (*SMALL, *arguments)))
+            self.assertEqual(code, 1)
+            return errors
+        self.assertEqual(refusal("--resume", saved, "--seed", 4),
+                         f"train: cannot go on from {last}: --seed is 0 there and 4 here\n")
+        self.assertEqual(refusal("--resume", saved, "--dtype", "float64"),
+                         f"train: cannot go on from {last}: --dtype is float32 there and float64 here\n")
+        self.assertEqual(refusal("--resume", self.folder), f"train: {self.folder}: is no checkpoint and holds none (step-…)\n")
+        self.assertEqual(refusal("--resume", "auto"), "train: --resume auto looks into --checkpoint-dir; give one\n")
+        pathlib.Path(last, "state.json").write_text("{")
+        self.assertEqual(refusal("--resume", saved), f"train: {last}/state.json: is no JSON object; was it cut?\n")
+
+
+if __name__ == "__main__":
+    train_run_test.TRAIN = sys.argv.pop(1)
+    unittest.main(verbosity=2)
