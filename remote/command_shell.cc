@@ -44,8 +44,6 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
   option("StdinNull=no");
   // A shared connection that is there is used; none is made, which would outlive the job.
   option("ControlMaster=no");
-  // The reason of a failure must be said, and banners of every login need not be.
-  option("LogLevel=ERROR");
   if (options.accept_new_host_keys) option("StrictHostKeyChecking=accept-new");
   if (options.accept_new_host_keys && !route.proxy_jump.empty()) {
     // ssh hands its own -o options to no jump host.

@@ -192,24 +192,27 @@ std::string login_advice(const SshTarget& target, int offered, bool tried) {
            "and "
            "start with --ssh-command ssh";
   }
+  std::string advice = "; ";
   std::string locked;
   for (const auto& key : target.keys) {
     if (key->problem() == SshKey::Problem::kEncrypted) locked += " " + key->path();
   }
   if (!locked.empty()) {
     const bool agent = !target.agent_socket.empty();
-    const std::string add = (agent ? "ssh-add" : "eval \"$(ssh-agent)\" && ssh-add") + locked;
-    return "; unlock the key before the start: " + add + kerberos;
+    advice += "unlock the key before the start: ";
+    advice += (agent ? "ssh-add" : "eval \"$(ssh-agent)\" && ssh-add") + locked;
+    if (tried) advice += "; or ";
   }
-  if (!tried) {
-    return "; make a key with ssh-keygen and put it there with ssh-copy-id, or name one with identity= in "
-           "the "
-           "hostfile" +
-           kerberos;
+  if (tried) {
+    advice +=
+        "put the public key into ~/.ssh/authorized_keys there, or name another key with identity= in the "
+        "hostfile";
+  } else if (locked.empty()) {
+    advice +=
+        "make a key with ssh-keygen and put it there with ssh-copy-id, or name one with identity= in the "
+        "hostfile";
   }
-  return "; put the public key into ~/.ssh/authorized_keys there, or name another key with identity= in the "
-         "hostfile" +
-         kerberos;
+  return advice + kerberos;
 }
 
 }  // namespace

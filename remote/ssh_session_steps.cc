@@ -59,7 +59,13 @@ void SshSession::advance() {
         break;
     }
     if (progress == Progress::kStop) return;
-    if (progress == Progress::kAgain) return wait();
+    if (progress != Progress::kAgain) continue;
+    // A call that the server's disconnect cuts off goes on saying "again", and the socket stays readable.
+    if (step_ != Step::kGreet && step_ != Step::kRun && ssh_is_connected(session_) == 0) {
+      stop_with(login_broken());
+      return;
+    }
+    return wait();
   }
 }
 
@@ -253,7 +259,7 @@ SshSession::Progress SshSession::lend_to_agent() {
 void SshSession::ask_agent() {
   const int answer = ssh_userauth_agent(session_, nullptr);
   auto self = shared_from_this();
-  if (answer == SSH_AUTH_AGAIN) {
+  if (answer == SSH_AUTH_AGAIN && ssh_is_connected(session_) != 0) {
     agent_wait_->async_wait(asio::posix::stream_descriptor::wait_read,
                             [self](const error_code&) { self->ask_agent(); });
     return;

@@ -242,8 +242,10 @@ TEST_CASE("a key that the host does not know: what was tried is named") {
   CHECK(failure(host, config, ErrorCode::kUnreachable) ==
         "127.0.0.2: login as " + user + " refused by " + place("127.0.0.2") + "; tried " +
             nodes().file("stranger") + ", " + nodes().file("id") + "; not usable: " + nodes().file("locked") +
-            " (is encrypted); the server accepts publickey; put the public key into ~/.ssh/authorized_keys "
-            "there, or "
+            " (is encrypted); the server accepts publickey; unlock the key before the start: eval "
+            "\"$(ssh-agent)\" && ssh-add " +
+            nodes().file("locked") +
+            "; or put the public key into ~/.ssh/authorized_keys there, or "
             "name another key with identity= in the hostfile");
 }
 

@@ -1,0 +1,709 @@
+#!/usr/bin/env python3
+"""Every way to log in that can be had on one machine, each against a real sshd (and a dropbear), through libssh and through
+the OpenSSH program; and what a user reads when a login needs something that nobody is asked for inside a job."""
+
+import getpass
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import unittest.mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import BIN, LaunchTest, Nodes, main, wait_until
+
+USER = getpass.getuser()
+ASKS_NOTHING = ('; nothing is asked inside a job: "{} true" in a terminal shows whether it wants a passphrase (then ssh-add the '
+                "key first), a password or a yes to a host key; its last lines:")
+
+
+def free_port():
+    """Below the range that the kernel gives to outgoing connections, so that it is still free a moment later."""
+    for port in range(12000 + os.getpid() % 7000, 32000):
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.2", port))
+                return port
+            except OSError:
+                continue
+    raise RuntimeError("no free port")
+
+
+class Classwide:
+    """What Nodes and Server clean up at the end of a test, at the end of the class."""
+
+    def __init__(self, cls):
+        self.addCleanup = cls.addClassCleanup
+
+
+class Server:
+    """One more server on 127.0.0.2 … with a port of its own, in the directory of `nodes`; it ends with the test."""
+
+    def __init__(self, test, nodes, name, command, port):
+        self.port = port
+        self.log = nodes.dir / f"{name}.log"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            start_new_session=True)
+        test.addCleanup(self.end)
+        if not wait_until(lambda: self.process.poll() is not None or self.listens()):
+            raise RuntimeError(f"{name} does not listen")
+        if self.process.poll() is not None:
+            raise RuntimeError(f"{name}: {self.log.read_text()}")
+
+    def listens(self):
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.2", self.port)) == 0
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait()
+
+
+def sshd(test, nodes, name, *settings, env=None):
+    """An sshd with these lines in front of the nodes' own configuration: the first value of an option counts."""
+    port = free_port()
+    rest = re.sub(r"(?m)^(Port|PidFile|ListenAddress) .*\n", "", (nodes.dir / "sshd_config").read_text())
+    config = nodes.dir / f"{name}.sshd_config"
+    lines = [f"Port {port}", "ListenAddress 127.0.0.2", "ListenAddress 127.0.0.3", "PidFile none", *settings]
+    if any(line.startswith("HostKey ") for line in settings):
+        rest = re.sub(r"(?m)^HostKey .*\n", "", rest)
+    config.write_text("\n".join(lines) + "\n" + rest)
+    program = shutil.which("sshd") or "/usr/sbin/sshd"
+    return Server(test, nodes, name, [program, "-D", "-e", "-f", str(config)], port)
+
+
+def keygen(path, kind, passphrase="", bits=None):
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", path, "-C", "test"]
+                   + (["-b", str(bits)] if bits else []), check=True)
+    return path
+
+
+def fingerprint(path):
+    return subprocess.run(["ssh-keygen", "-lf", path], capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+def public(path):
+    return " ".join(pathlib.Path(f"{path}.pub").read_text().split()[:2])
+
+
+class AuthTest(LaunchTest):
+    NODES = 4
+
+    @classmethod
+    def setUpClass(cls):
+        cls.nodes = Nodes(Classwide(cls), cls.NODES)
+
+    def setUp(self):
+        super().setUp()
+        for name in ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY", "KRB5CCNAME"):
+            self.env.pop(name, None)
+
+    def config(self, *first, without=(), name="config"):
+        """The nodes' ssh_config with these lines in front, the first value of an option counts; `without` options."""
+        rest = self.nodes.ssh_config.read_text()
+        for option in without:
+            rest = re.sub(rf"(?m)^ *{option} .*\n", "", rest)
+        path = self.dir / name
+        path.write_text("\n".join(first) + "\n" + rest)
+        return path
+
+    def hostfile(self, *lines):
+        path = self.dir / "hosts"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def launch(self, config, *hosts, program=False, options=(), worker=("sh", "-c", "echo in")):
+        """A job with one rank on each host, through libssh, or through the OpenSSH program."""
+        way = ("--ssh-command", f"ssh -F {config}") if program else ("--ssh-config", config)
+        return self.run_job("--hostfile", self.hostfile(*hosts), *way, "--nproc-per-node", 1, "--label", "", *options, *worker)
+
+    def assert_in(self, done, hosts=1):
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "in\n" * hosts, repr(done))
+
+    def notices(self, done):
+        return [line for line in done.err.splitlines() if "reached through the program" in line]
+
+    def assert_native(self, done, hosts=1):
+        self.assert_in(done, hosts)
+        self.assertEqual(self.notices(done), [])
+
+    def assert_folded(self, done, host, why, hosts=1):
+        """It ran, through the program, which was said once."""
+        self.assert_in(done, hosts)
+        self.assertEqual(self.notices(done), [
+            f"ddplaunch: {host}: reached through the program ssh, because of {why} (and so are other hosts for which this is "
+            "so)"])
+
+    def assert_told(self, done, text, code=111):
+        """The error has exactly these words: its first line ends stderr, and all of it is the root cause."""
+        self.assert_code(done, code)
+        self.assertEqual(done.out, "")
+        first = text.partition("; its last lines:\n")[0]
+        self.assertEqual(done.err.splitlines()[-1], f"ddplaunch: exit {code}: node {first}")
+        cause = done.err[done.err.index("  root cause: "):done.err.rindex("ddplaunch: exit ")]
+        self.assertEqual(cause, "  root cause: node " + text.replace("\n", "\n    ") + "\n")
+
+    def authorize(self, line):
+        path = self.nodes.dir / "authorized_keys"
+        before = path.read_text()
+        path.write_text(before + line + "\n")
+        self.addCleanup(path.write_text, before)
+
+    def agent(self, *keys):
+        """A running ssh-agent with these keys; returns its socket."""
+        path = self.dir / "agent"
+        process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.terminate)
+        self.assertTrue(wait_until(path.exists))
+        for key in keys:
+            self.add_to_agent(path, key)
+        return path
+
+    def add_to_agent(self, agent, key, passphrase=""):
+        askpass = self.script("askpass", f"#!/bin/sh\necho '{passphrase}'\n")
+        subprocess.run(["ssh-add", "-q", key], check=True, stdin=subprocess.DEVNULL,
+                       env=dict(self.env, SSH_AUTH_SOCK=str(agent), SSH_ASKPASS=str(askpass), SSH_ASKPASS_REQUIRE="force"))
+
+    def certify(self, ca, key, *options):
+        subprocess.run(["ssh-keygen", "-q", "-s", ca, "-I", "tester", "-n", USER, *options, f"{key}.pub"], check=True)
+        return f"{key}-cert.pub"
+
+    def program_failed(self, config, host="127.0.0.2", advice=""):
+        return f"{host}: ssh failed (exit status 255){advice}" + ASKS_NOTHING.format(f"ssh -F {config} {host}")
+
+
+class Keys(AuthTest):
+    def test_each_type_of_key(self):
+        kinds = [("rsa", 2048), ("ecdsa", 256), ("ecdsa", 521), ("ed25519", None)]
+        keys = [keygen(self.dir / f"{kind}{bits or ''}", kind, bits=bits) for kind, bits in kinds]
+        self.authorize("\n".join(public(key) for key in keys))
+        config = self.config(without=["IdentityFile"])
+        hosts = [f"127.0.0.{2 + i} identity={key}" for i, key in enumerate(keys)]
+        for program in (False, True):
+            with self.subTest(program=program):
+                log = (self.nodes.dir / "sshd.log").read_text()
+                self.assert_native(self.launch(config, *hosts, program=program), 4)
+                said = (self.nodes.dir / "sshd.log").read_text()[len(log):]
+                for key in keys:
+                    self.assertEqual(len(re.findall(rf"Accepted publickey .* {re.escape(fingerprint(key))}\n", said)), 1, key)
+
+    def test_key_in_the_agent(self):
+        key = keygen(self.dir / "inside", "ed25519")
+        self.authorize(public(key))
+        agent = self.agent(key)
+        key.unlink()
+        pathlib.Path(f"{key}.pub").unlink()
+        by_option = self.config(f"IdentityAgent {agent}", without=["IdentityFile", "IdentitiesOnly"])
+        self.assert_native(self.launch(by_option, "127.0.0.2"))
+        self.env["SSH_AUTH_SOCK"] = str(agent)
+        by_variable = self.config(without=["IdentityFile", "IdentitiesOnly"])
+        self.assert_native(self.launch(by_variable, "127.0.0.2", "127.0.0.3"), 2)
+        self.assert_in(self.launch(by_variable, "127.0.0.2", program=True))
+
+    def test_public_key_that_chooses_among_the_agents(self):
+        other, key = keygen(self.dir / "other", "ed25519"), keygen(self.dir / "chosen", "ed25519")
+        self.authorize(public(key))
+        self.env["SSH_AUTH_SOCK"] = str(self.agent(other, key))
+        key.unlink()
+        why = "IdentitiesOnly with a key that only the ssh-agent can use"
+        for named in (f"{key}.pub", key):  # ssh takes the second for the first
+            config = self.config(f"IdentityFile {named}", without=["IdentityFile"])
+            self.assert_folded(self.launch(config, "127.0.0.2", "127.0.0.3"), "127.0.0.2", why, 2)
+
+    def test_encrypted_key(self):
+        key = keygen(self.dir / "locked", "ed25519", "a secret")
+        self.authorize(public(key))
+        config = self.config(f"IdentityFile {key}", without=["IdentityFile", "IdentitiesOnly"])
+        refused = (f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; ")
+        accepts = "the server accepts publickey; unlock the key before the start: "
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"{refused}there was no key to try; not usable: {key} (is encrypted); {accepts}"
+                         f'eval "$(ssh-agent)" && ssh-add {key}')
+        denied = f"\n  {USER}@127.0.0.2: Permission denied (publickey)."
+        self.assert_told(self.launch(config, "127.0.0.2", program=True), self.program_failed(config) + denied)
+
+        agent = self.agent()
+        self.env["SSH_AUTH_SOCK"] = str(agent)
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"{refused}tried the keys of the ssh-agent; not usable: {key} (is encrypted); {accepts}ssh-add {key}; "
+                         "or put the public key into ~/.ssh/authorized_keys there, or name another key with identity= in the "
+                         "hostfile")
+        self.add_to_agent(agent, key, "a secret")
+        self.assert_native(self.launch(config, "127.0.0.2"))
+        self.assert_in(self.launch(config, "127.0.0.2", program=True))
+
+    def test_nobody_is_asked_by_a_display(self):
+        """An askpass that would answer is not started, neither for the host nor for a jump host."""
+        key = keygen(self.dir / "locked", "ed25519", "a secret")
+        self.authorize(public(key))
+        self.env.update(DISPLAY=":1", SSH_ASKPASS_REQUIRE="force",
+                        SSH_ASKPASS=str(self.script("askpass", f"#!/bin/sh\ntouch {self.dir}/asked\necho 'a secret'\n")))
+        config = self.config("Host inner", "  HostName 127.0.0.2", "  ProxyJump 127.0.0.3", "Host *", f"IdentityFile {key}",
+                             without=["IdentityFile", "BatchMode"])
+        done = self.launch(config, "127.0.0.2", "inner")
+        self.assert_code(done, 111)
+        self.assert_code(self.launch(config, "127.0.0.2", "inner", program=True), 111)
+        self.assertFalse((self.dir / "asked").exists())
+
+    def test_no_key_at_all(self):
+        config = self.config(f"IdentityFile {self.dir}/nothing", without=["IdentityFile"])
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; there was no key to try; the server "
+                         "accepts publickey; make a key with ssh-keygen and put it there with ssh-copy-id, or name one with "
+                         "identity= in the hostfile")
+
+    def test_more_keys_than_the_server_bears(self):
+        keys = [keygen(self.dir / f"k{i}", "ed25519") for i in range(7)]
+        in_files = self.config(*[f"IdentityFile {key}" for key in keys], without=["IdentityFile"], name="files")
+        agent = self.agent(*keys)
+        in_agent = self.config(f"IdentityAgent {agent}", without=["IdentityFile", "IdentitiesOnly"], name="agent_config")
+        for config in (in_files, in_agent):
+            with self.subTest(config=config.name):
+                done = self.launch(config, "127.0.0.2")
+                self.assert_code(done, 111)
+                self.assertRegex(done.err.splitlines()[-1],
+                                 rf"^ddplaunch: exit 111: node 127\.0\.0\.2: the login at 127\.0\.0\.2:{self.nodes.port} broke "
+                                 r"off: .*; servers bear few wrong keys \(MaxAuthTries\): name the right one with identity= in "
+                                 r"the hostfile, or with IdentityFile and IdentitiesOnly in the SSH configuration$")
+                self.assertLess(done.seconds, 30)
+
+    def test_user_certificate(self):
+        ca, key = keygen(self.dir / "ca", "ed25519"), keygen(self.dir / "member", "ecdsa")
+        self.authorize("cert-authority " + public(ca))
+        certificate = pathlib.Path(self.certify(ca, key))
+        beside = self.config(f"IdentityFile {key}", without=["IdentityFile"])
+        self.assert_native(self.launch(beside, "127.0.0.2"))
+        self.assert_in(self.launch(beside, "127.0.0.2", program=True))
+        elsewhere = certificate.rename(self.dir / "elsewhere.pub")
+        named = self.config(f"IdentityFile {key}", f"CertificateFile {elsewhere}", without=["IdentityFile"])
+        self.assert_native(self.launch(named, "127.0.0.2"))
+
+        # The key in the agent, the certificate in a file: only the program brings them together.
+        self.env["SSH_AUTH_SOCK"] = str(self.agent(key))
+        key.unlink()
+        apart = self.config(f"CertificateFile {elsewhere}", without=["IdentityFile", "IdentitiesOnly"])
+        self.assert_folded(self.launch(apart, "127.0.0.2"), "127.0.0.2",
+                           f"the certificate {elsewhere} of a key that the ssh-agent has")
+
+    def test_expired_certificate(self):
+        ca, key = keygen(self.dir / "ca", "ed25519"), keygen(self.dir / "member", "ed25519")
+        self.authorize("cert-authority " + public(ca))
+        certificate = self.certify(ca, key, "-V", "20200101:20200102")
+        config = self.config(f"IdentityFile {key}", without=["IdentityFile"])
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; tried {certificate}, {key}; the "
+                         "server accepts publickey; put the public key into ~/.ssh/authorized_keys there, or name another key "
+                         "with identity= in the hostfile")
+
+    def test_password_only(self):
+        server = sshd(self, self.nodes, "password", "PasswordAuthentication yes", "KbdInteractiveAuthentication yes",
+                      "PubkeyAuthentication no")
+        config = self.config(f"Port {server.port}", "StrictHostKeyChecking accept-new",
+                             f"UserKnownHostsFile {self.dir}/known_hosts")
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"127.0.0.2: login as {USER} refused by 127.0.0.2:{server.port}; tried {self.nodes.dir}/id; the server "
+                         "accepts password, keyboard-interactive; nothing is asked inside a job: have keys allowed there "
+                         f'(PubkeyAuthentication), or log in with "ssh -F {config} 127.0.0.2" as a shared connection '
+                         "(ControlMaster, ControlPath, ControlPersist in the SSH configuration) and start with --ssh-command ssh")
+        self.assert_told(self.launch(config, "127.0.0.2", program=True), self.program_failed(config) +
+                         f"\n  {USER}@127.0.0.2: Permission denied (password,keyboard-interactive).")
+
+    def test_second_factor(self):
+        second = keygen(self.dir / "second", "rsa", bits=2048)
+        self.authorize(public(second))
+        known = f"UserKnownHostsFile {self.dir}/known_hosts"
+        two_keys = sshd(self, self.nodes, "two", "AuthenticationMethods publickey,publickey")
+        config = self.config(f"Port {two_keys.port}", "StrictHostKeyChecking accept-new", known,
+                             f"IdentityFile {self.nodes.dir}/id", f"IdentityFile {second}", without=["IdentityFile"])
+        self.assert_native(self.launch(config, "127.0.0.2"))
+        password = sshd(self, self.nodes, "factor", "AuthenticationMethods publickey,password", "PasswordAuthentication yes")
+        config = self.config(f"Port {password.port}", "StrictHostKeyChecking accept-new", known)
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"127.0.0.2: 127.0.0.2:{password.port} wants a second factor after the key, and nothing is asked inside "
+                         "a job; set ControlMaster auto, ControlPath and ControlPersist in the SSH configuration, and log in "
+                         f'with "ssh -F {config} 127.0.0.2" before the start')
+        config = self.config(f"Port {password.port}", "StrictHostKeyChecking accept-new", known,
+                             f"ControlPath {self.dir}/none", "ControlMaster auto", "ControlPersist 60")
+        done = self.launch(config, "127.0.0.2")
+        self.assert_told(done, self.program_failed(config) + f"\n  {USER}@127.0.0.2: Permission denied (password).")
+        self.assertEqual(self.notices(done), [
+            "ddplaunch: 127.0.0.2: reached through the program ssh, because of a second factor, which a shared connection "
+            "(ControlPath) may have given (and so are other hosts for which this is so)"])
+
+    def test_shared_connection_serves_a_job_and_no_job_leaves_one(self):
+        control = self.dir / "shared"
+        config = self.config(f"ControlPath {control}", "ControlMaster auto", "ControlPersist 60")
+        self.assert_in(self.launch(config, "127.0.0.2", program=True))
+        self.assertFalse(control.exists())
+        master = subprocess.Popen(["ssh", "-F", config, "-N", "-M", "-o", "ControlPersist=no", "127.0.0.2"],
+                                  stdin=subprocess.DEVNULL)
+        self.addCleanup(master.wait)
+        self.addCleanup(master.terminate)
+        self.assertTrue(wait_until(control.exists))
+        # Nothing of the configuration would let it in now.
+        locked_out = self.config(f"ControlPath {control}", f"IdentityFile {self.dir}/nothing", without=["IdentityFile"])
+        self.assert_in(self.launch(locked_out, "127.0.0.2", program=True))
+
+
+class HostKeys(AuthTest):
+    NODES = 3
+
+    def known(self, text):
+        (self.dir / "known_hosts").write_text(text)
+        return self.config(f"UserKnownHostsFile {self.dir}/known_hosts")
+
+    def entry(self, host="127.0.0.2"):
+        return f"[{host}]:{self.nodes.port}"
+
+    def key(self):
+        return public(self.nodes.dir / "host_key")
+
+    def test_unknown(self):
+        config = self.known("")
+        shown = fingerprint(self.nodes.dir / "host_key")
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"127.0.0.2: unknown host key of 127.0.0.2:{self.nodes.port} (ssh-ed25519 {shown}): no line for "
+                         f"{self.entry()} in {self.dir}/known_hosts; check the fingerprint, then accept it with "
+                         f'"ssh -F {config} 127.0.0.2 true", or start with --accept-new-host-keys')
+        done = self.launch(config, "127.0.0.2", program=True)
+        self.assert_told(done, self.program_failed(config) + f"\n  No ED25519 host key is known for {self.entry()} and you have "
+                         "requested strict checking.\n  Host key verification failed.")
+
+    def test_accept_new_twice(self):
+        for program in (False, True):
+            with self.subTest(program=program):
+                config = self.known("")
+                accept = ("--accept-new-host-keys",)
+                self.assert_native(self.launch(config, "127.0.0.2", "127.0.0.3", program=program, options=accept), 2)
+                noted = sorted((self.dir / "known_hosts").read_text().splitlines())
+                self.assertEqual(noted, [f"{self.entry(host)} {self.key()}" for host in ("127.0.0.2", "127.0.0.3")])
+                self.assert_native(self.launch(config, "127.0.0.2", "127.0.0.3", program=program, options=accept), 2)
+                self.assertEqual(sorted((self.dir / "known_hosts").read_text().splitlines()), noted)
+                self.assert_native(self.launch(config, "127.0.0.2", program=program))
+
+    def test_changed(self):
+        other = public(keygen(self.dir / "other", "ed25519"))
+        config = self.known(f"{self.entry()} {other}\n")
+        for program in (False, True):
+            with self.subTest(program=program):
+                done = self.launch(config, "127.0.0.2", program=program, options=("--accept-new-host-keys",))
+                self.assert_code(done, 111)
+                self.assertIn("REMOTE HOST IDENTIFICATION HAS CHANGED" if program else "THE HOST KEY HAS CHANGED", done.err)
+                self.assertEqual((self.dir / "known_hosts").read_text(), f"{self.entry()} {other}\n")
+
+    def test_key_of_another_kind(self):
+        other = public(keygen(self.dir / "other", "ecdsa"))
+        config = self.known(f"{self.entry()} {other}\n")
+        shown = fingerprint(self.nodes.dir / "host_key")
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"127.0.0.2: the host key of 127.0.0.2:{self.nodes.port} (ssh-ed25519 {shown}) is of another kind than "
+                         f"the ecdsa-sha2-nistp256 key known from {self.dir}/known_hosts:1; if the host was set up anew: "
+                         f"ssh-keygen -R '{self.entry()}' -f {self.dir}/known_hosts, then accept the new key")
+
+    def test_hashed(self):
+        config = self.known(f"{self.entry()} {self.key()}\n")
+        subprocess.run(["ssh-keygen", "-q", "-H", "-f", self.dir / "known_hosts"], check=True, capture_output=True)
+        self.assertNotIn("127.0.0.2", (self.dir / "known_hosts").read_text())
+        for program in (False, True):
+            self.assert_native(self.launch(config, "127.0.0.2", program=program))
+
+    def test_revoked(self):
+        config = self.known(f"{self.entry()} {self.key()}\n@revoked * {self.key()}\n")
+        done = self.launch(config, "127.0.0.2")
+        self.assert_code(done, 111)
+        self.assertEqual(self.notices(done), [
+            "ddplaunch: 127.0.0.2: reached through the program ssh, because of @cert-authority or @revoked lines in known_hosts "
+            "(and so are other hosts for which this is so)"])
+        self.assertIn("marked as revoked", done.err)
+        self.assertIn("Host key verification failed.", done.err.splitlines()[-2])
+
+    def test_host_certificate(self):
+        ca, key = keygen(self.dir / "ca", "ed25519"), keygen(self.dir / "host", "ed25519")
+        subprocess.run(["ssh-keygen", "-q", "-s", ca, "-I", "host", "-h", "-n", "127.0.0.2", f"{key}.pub"], check=True)
+        server = sshd(self, self.nodes, "certified", f"HostKey {key}", f"HostCertificate {key}-cert.pub")
+        known = self.dir / "known_hosts"
+        known.write_text(f"@cert-authority [127.0.0.2]:{server.port} {public(ca)}\n")
+        config = self.config(f"UserKnownHostsFile {known}", f"Port {server.port}")
+        self.assert_folded(self.launch(config, "127.0.0.2"), "127.0.0.2", "@cert-authority or @revoked lines in known_hosts")
+        self.assert_in(self.launch(config, "127.0.0.2", program=True))
+        # The same authority says nothing about another name.
+        known.write_text(f"@cert-authority [127.0.0.9]:{server.port} {public(ca)}\n")
+        done = self.launch(config, "127.0.0.2")
+        self.assert_code(done, 111)
+        self.assertIn(f"unknown host key of 127.0.0.2:{server.port}", done.err.splitlines()[-1])
+
+    def test_alias_and_several_files(self):
+        (self.dir / "first").write_text(f"cluster {self.key()}\n")
+        (self.dir / "second").write_text(f"{self.entry('127.0.0.4')} {self.key()}\n")
+        config = self.config("Host 127.0.0.2 127.0.0.3", "  HostKeyAlias cluster", "Host *",
+                             f"  UserKnownHostsFile {self.dir}/none {self.dir}/first {self.dir}/second")
+        for program in (False, True):
+            self.assert_native(self.launch(config, "127.0.0.2", "127.0.0.3", "127.0.0.4", program=program), 3)
+
+
+class Routes(AuthTest):
+    """Jump hosts, proxies, and what the configuration file can say about one host."""
+
+    def test_one_jump_and_two(self):
+        second = sshd(self, self.nodes, "second")
+        known = f"[127.0.0.2]:{second.port} {public(self.nodes.dir / 'host_key')}\n" + self.nodes.known_hosts.read_text()
+        (self.dir / "known_hosts").write_text(known)
+        config = self.config("Host far", f"  HostName 127.0.0.4", "  ProxyJump 127.0.0.3", "Host farther",
+                             "  HostName 127.0.0.5", f"  ProxyJump 127.0.0.3,{USER}@127.0.0.2:{second.port}", "Host *",
+                             f"  UserKnownHostsFile {self.dir}/known_hosts")
+        done = self.launch(config, "far", "farther", "127.0.0.2", worker=("sh", "-c", "echo in"))
+        self.assert_folded(done, "far", "ProxyJump in the SSH configuration", 3)
+        self.assertEqual(len(re.findall(r"Accepted publickey", second.log.read_text())), 1)
+        self.assert_in(self.launch(config, "far", "farther", program=True), 2)
+
+    def test_new_keys_of_jump_hosts_are_accepted(self):
+        second = sshd(self, self.nodes, "newly")
+        known = self.dir / "known_hosts"
+        config = self.config("Host farther", "  HostName 127.0.0.4", f"  ProxyJump 127.0.0.3,{USER}@127.0.0.2:{second.port}",
+                             "Host *", f"  UserKnownHostsFile {known}")
+        refused = self.launch(config, "farther")
+        self.assert_code(refused, 111)
+        self.assertIn("No ED25519 host key is known for", refused.err)
+        for _ in range(2):
+            self.assert_in(self.launch(config, "farther", options=("--accept-new-host-keys",)))
+            self.assertEqual([line.split()[0] for line in known.read_text().splitlines()],
+                             [f"[127.0.0.3]:{self.nodes.port}", f"[127.0.0.2]:{second.port}",
+                              f"[127.0.0.4]:{self.nodes.port}"])
+
+    def test_jump_host_that_lets_nobody_in(self):
+        config = self.config("Host far", "  HostName 127.0.0.4", "  ProxyJump guard", "Host guard", "  HostName 127.0.0.3",
+                             f"  IdentityFile {self.dir}/nothing", "Host far", f"  IdentityFile {self.nodes.dir}/id",
+                             without=["IdentityFile", "LogLevel"])
+        done = self.launch(config, "far")
+        self.assert_told(done, self.program_failed(config, "far") +
+                         f"\n  {USER}@127.0.0.3: Permission denied (publickey)."
+                         "\n  kex_exchange_identification: Connection closed by remote host"
+                         "\n  Connection closed by UNKNOWN port 65535")
+
+    def test_proxy_command(self):
+        config = self.config("Host far*", f"  ProxyCommand ssh -F {self.nodes.ssh_config} -W %h:%p 127.0.0.3",
+                             "Host far1", "  HostName 127.0.0.4", "Host far2", "  HostName 127.0.0.5")
+        self.assert_folded(self.launch(config, "far1", "far2"), "far1", "ProxyCommand in the SSH configuration", 2)
+        self.assert_in(self.launch(config, "far1", "far2", program=True), 2)
+
+    def test_match_include_and_ports(self):
+        second = sshd(self, self.nodes, "ports")
+        rest = self.nodes.ssh_config.read_text()
+        (self.dir / "known_hosts").write_text(
+            f"[127.0.0.2]:{second.port},[127.0.0.3]:{second.port} {public(self.nodes.dir / 'host_key')}\n"
+            + self.nodes.known_hosts.read_text())
+        (self.dir / "part").write_text(f"Match host 127.0.0.2\n  Port {second.port}\n")
+        config = self.dir / "config"
+        config.write_text(f"UserKnownHostsFile {self.dir}/known_hosts\n"
+                          f'Match originalhost named exec "test %n = named"\n  HostName 127.0.0.3\n  Port {second.port}\n'
+                          f"Host *\nInclude {self.dir}/part\nHost *\n" + rest)
+        hosts = ("127.0.0.2", "named", f"127.0.0.4 port={self.nodes.port}", f"127.0.0.5 address=127.0.0.2 port={second.port}")
+        for program in (False, True):
+            with self.subTest(program=program):
+                self.assert_native(self.launch(config, *hosts, program=program), 4)
+        self.assertEqual(len(re.findall(r"Accepted publickey", second.log.read_text())), 6)
+
+    def test_identities_only_keeps_the_agent_out(self):
+        key = keygen(self.dir / "inside", "ed25519")
+        self.authorize(public(key))
+        self.env["SSH_AUTH_SOCK"] = str(self.agent(key))
+        wrong = keygen(self.dir / "wrong", "ed25519")
+        config = self.config(f"IdentityFile {wrong}", without=["IdentityFile"])
+        self.assert_told(self.launch(config, "127.0.0.2"),
+                         f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; tried {wrong}; the server accepts "
+                         "publickey; put the public key into ~/.ssh/authorized_keys there, or name another key with identity= "
+                         "in the hostfile")
+        freely = self.config(f"IdentityFile {wrong}", without=["IdentityFile", "IdentitiesOnly"])
+        self.assert_native(self.launch(freely, "127.0.0.2"))
+
+    def test_connect_timeout(self):
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.9", 0))
+            silent.listen(8)
+            port = silent.getsockname()[1]
+            config = self.config("ConnectTimeout 1")
+            done = self.launch(config, f"127.0.0.9 port={port}")
+            self.assert_told(done, f"127.0.0.9: 127.0.0.9:{port} took the connection, but no SSH server answered within the 1 s "
+                             "of ConnectTimeout")
+
+    def test_other_users(self):
+        if os.geteuid() != 0:
+            self.skipTest("only root can make another user")
+        if not shutil.which("useradd"):
+            self.skipTest("no useradd here")
+        name = f"ddptest{os.getpid() % 100000}"
+        home = self.dir / "home"
+        self.dir.chmod(0o755)
+        subprocess.run(["useradd", "-M", "-d", home, "-s", "/bin/sh", "-p", "*", name], check=True, capture_output=True)
+        self.addCleanup(subprocess.run, ["userdel", name], capture_output=True)
+        home.mkdir()
+        shutil.chown(home, name)
+        agent = self.dir / "bin" / "ddplaunchd"  # where the tests are built need not be open to everybody
+        agent.parent.mkdir()
+        shutil.copy(BIN / "ddplaunchd", agent)
+        keys = self.dir / "authorized_keys"
+        keys.write_text(public(self.nodes.dir / "id") + "\n")
+        server = sshd(self, self.nodes, "users", f"AuthorizedKeysFile {keys}")
+        known = f"UserKnownHostsFile {self.dir}/known_hosts"
+        config = self.config(f"Port {server.port}", "StrictHostKeyChecking accept-new", known, "Host 127.0.0.3",
+                             f"  User {name}", "Host *")
+        who = ("sh", "-c", "id -un")
+        options = ("--agent", agent)
+        for program in (False, True):
+            for hosts in (("127.0.0.2", "127.0.0.3"), ("127.0.0.2", f"{name}@127.0.0.2 address=127.0.0.2"),
+                          ("127.0.0.2", f"127.0.0.3 user={name}")):
+                if hosts[1].startswith(name):
+                    hosts = ("127.0.0.2", f"{name}@127.0.0.3")
+                with self.subTest(program=program, hosts=hosts):
+                    done = self.launch(config, *hosts, program=program, options=options, worker=who)
+                    self.assert_code(done, 0)
+                    self.assertEqual(sorted(done.out.split()), sorted([USER, name]))
+
+
+class Servers(AuthTest):
+    """Servers that are newer, older or other than what libssh and OpenSSH expect."""
+
+    NODES = 2
+
+    def own(self, server, *lines):
+        """Its configuration, with every word that ssh says of a failure."""
+        return self.config(f"Port {server.port}", "StrictHostKeyChecking accept-new",
+                           f"UserKnownHostsFile {self.dir}/known_hosts", *lines, without=["LogLevel"])
+
+    def test_post_quantum_only(self):
+        offered = subprocess.run(["ssh", "-Q", "kex"], capture_output=True, text=True).stdout.split()
+        hybrid = [kex for kex in offered if "sntrup" in kex or "mlkem" in kex]
+        if not hybrid:
+            self.skipTest("this OpenSSH has no post-quantum key exchange")
+        server = sshd(self, self.nodes, "quantum", "KexAlgorithms " + ",".join(hybrid))
+        config = self.own(server)
+        done = self.launch(config, "127.0.0.2", "127.0.0.3")
+        self.assert_in(done, 2)
+        for notice in self.notices(done):  # a libssh that knows one of them needs no program
+            self.assertRegex(notice, r"^ddplaunch: 127\.0\.0\.[23]: reached through the program ssh, because of a key exchange "
+                             r"that libssh cannot make \(.*\) \(and so are other hosts for which this is so\)$")
+        self.assertLessEqual(len(self.notices(done)), 1)
+        self.assert_in(self.launch(config, "127.0.0.2", program=True))
+
+    def test_rsa_with_sha1_only(self):
+        key = keygen(self.dir / "old_host", "rsa", bits=2048)
+        server = sshd(self, self.nodes, "old", f"HostKey {key}", "HostKeyAlgorithms ssh-rsa",
+                      "KexAlgorithms diffie-hellman-group14-sha1", "Ciphers aes128-ctr", "MACs hmac-sha1")
+        config = self.own(server)
+        advice = ("; it agrees with us on no way to exchange keys: for an old server allow what it offers in the SSH "
+                  "configuration, for instance HostKeyAlgorithms +ssh-rsa or KexAlgorithms +diffie-hellman-group14-sha1")
+        done = self.launch(config, "127.0.0.2")
+        self.assert_told(done, self.program_failed(config, advice=advice) +
+                         f"\n  Unable to negotiate with 127.0.0.2 port {server.port}: no matching key exchange method found. "
+                         "Their offer: diffie-hellman-group14-sha1")
+        allowed = self.own(server, "HostKeyAlgorithms +ssh-rsa", "KexAlgorithms +diffie-hellman-group14-sha1")
+        for program in (False, True):
+            self.assert_native(self.launch(allowed, "127.0.0.2", program=program))
+
+    def test_rsa_user_key_signed_with_sha1(self):
+        key = keygen(self.dir / "old_user", "rsa", bits=2048)
+        self.authorize(public(key))
+        server = sshd(self, self.nodes, "olduser", "PubkeyAcceptedAlgorithms ssh-rsa")
+        config = self.config(f"Port {server.port}", "StrictHostKeyChecking accept-new",
+                             f"UserKnownHostsFile {self.dir}/known_hosts", f"IdentityFile {key}",
+                             "PubkeyAcceptedAlgorithms ssh-rsa", without=["IdentityFile"])
+        for program in (False, True):
+            self.assert_native(self.launch(config, "127.0.0.2", program=program))
+
+    def kerberos(self):
+        """A realm of our own with a ticket for this user, and the environment that finds it."""
+        path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+        missing = [p for p in ("krb5kdc", "kdb5_util", "kadmin.local", "kinit", "klist") if not shutil.which(p, path=path)]
+        if missing:
+            self.skipTest(f"no {missing[0]} here (apt-get install krb5-kdc krb5-admin-server krb5-user)")
+        port = free_port()
+        (self.dir / "krb5.conf").write_text(
+            "[libdefaults]\n default_realm = TEST.INVALID\n dns_lookup_kdc = false\n dns_lookup_realm = false\n"
+            " dns_canonicalize_hostname = false\n rdns = false\n"
+            f" default_keytab_name = FILE:{self.dir}/keytab\n"
+            f"[realms]\n TEST.INVALID = {{\n  kdc = 127.0.0.2:{port}\n }}\n")
+        (self.dir / "kdc.conf").write_text(
+            f"[kdcdefaults]\n kdc_listen = 127.0.0.2:{port}\n kdc_tcp_listen = 127.0.0.2:{port}\n"
+            f"[realms]\n TEST.INVALID = {{\n  database_name = {self.dir}/principal\n  key_stash_file = {self.dir}/stash\n"
+            f"  acl_file = {self.dir}/acl\n }}\n")
+        env = dict(PATH=path, KRB5_CONFIG=f"{self.dir}/krb5.conf", KRB5_KDC_PROFILE=f"{self.dir}/kdc.conf",
+                   KRB5CCNAME=f"FILE:{self.dir}/tickets")
+
+        def run(*command):
+            subprocess.run(command, check=True, capture_output=True, env=dict(os.environ, **env))
+
+        run("kdb5_util", "create", "-s", "-P", "master", "-r", "TEST.INVALID")
+        for query in (f"addprinc -randkey {USER}", "addprinc -randkey host/127.0.0.2",
+                      f"ktadd -k {self.dir}/keytab host/127.0.0.2", f"ktadd -k {self.dir}/user {USER}"):
+            run("kadmin.local", "-q", query)
+        with unittest.mock.patch.dict(os.environ, env):
+            Server(self, self.nodes, "kdc", [shutil.which("krb5kdc", path=path), "-n"], port)
+        run("kinit", "-k", "-t", f"{self.dir}/user", USER)
+        return env
+
+    def test_kerberos(self):
+        env = self.kerberos()
+        with unittest.mock.patch.dict(os.environ, env):
+            server = sshd(self, self.nodes, "kerberos", "GSSAPIAuthentication yes", "GSSAPIStrictAcceptorCheck no")
+        config = self.config(f"Port {server.port}", "StrictHostKeyChecking accept-new",
+                             f"UserKnownHostsFile {self.dir}/known_hosts", "GSSAPIAuthentication yes",
+                             f"IdentityFile {self.dir}/nothing", without=["IdentityFile"])
+        self.env.update(KRB5_CONFIG=env["KRB5_CONFIG"])
+        refused = self.launch(config, "127.0.0.2")
+        self.assert_code(refused, 111)
+        self.assertEqual(self.notices(refused), [])
+        self.assertRegex(refused.err.splitlines()[-1], r"; make a key with ssh-keygen and put it there with ssh-copy-id, or name "
+                         r"one with identity= in the hostfile, or get a Kerberos ticket with kinit$")
+        self.env.update(env)
+        self.assert_folded(self.launch(config, "127.0.0.2"), "127.0.0.2", "GSSAPIAuthentication with a Kerberos ticket")
+        self.assert_in(self.launch(config, "127.0.0.2", program=True))
+        self.assertIn("Accepted gssapi-with-mic", server.log.read_text())
+
+    def test_dropbear(self):
+        dropbear = shutil.which("dropbear") or "/usr/sbin/dropbear"
+        if not os.path.exists(dropbear) or not shutil.which("dropbearkey"):
+            self.skipTest("no dropbear here (apt-get install dropbear-bin)")
+        if os.geteuid() != 0:
+            self.skipTest("dropbear reads the authorized_keys of the home directory; only root can make a home for it")
+        host = {}
+        for kind in ("ed25519", "ecdsa", "rsa"):
+            host[kind] = self.dir / f"dropbear_{kind}"
+            subprocess.run(["dropbearkey", "-t", kind, "-f", host[kind]], check=True, capture_output=True)
+        # It takes the keys from the home directory of an account alone.
+        name = f"ddpbear{os.getpid() % 100000}"
+        home = self.dir / "home"
+        (home / ".ssh").mkdir(parents=True)
+        self.dir.chmod(0o755)
+        subprocess.run(["useradd", "-M", "-d", home, "-s", "/bin/sh", "-p", "*", name], check=True, capture_output=True)
+        self.addCleanup(subprocess.run, ["userdel", name], capture_output=True)
+        keys = [keygen(self.dir / kind, kind) for kind in ("rsa", "ecdsa", "ed25519")]
+        (home / ".ssh/authorized_keys").write_text("".join(public(key) + "\n" for key in keys))
+        for path in (home, home / ".ssh", home / ".ssh/authorized_keys"):
+            shutil.chown(path, name)
+            path.chmod(0o700)
+        agent = self.dir / "bin" / "ddplaunchd"
+        agent.parent.mkdir()
+        shutil.copy(BIN / "ddplaunchd", agent)
+        for kind in host:
+            with self.subTest(host_key=kind):
+                port = free_port()
+                server = Server(self, self.nodes, f"dropbear_{kind}",
+                                [dropbear, "-F", "-E", "-s", "-r", str(host[kind]), "-p", f"127.0.0.2:{port}", "-p",
+                                 f"127.0.0.3:{port}", "-P", str(self.dir / "dropbear.pid")], port)
+                config = self.config(f"Port {server.port}", "StrictHostKeyChecking accept-new",
+                                     f"UserKnownHostsFile {self.dir}/known_{kind}", without=["User"])
+                hosts = [f"{name}@127.0.0.{2 + i} identity={key}" for i, key in enumerate(keys[:2])]
+                self.assert_native(self.launch(config, *hosts, options=("--agent", agent)), 2)
+                self.assert_native(self.launch(config, f"{name}@127.0.0.2 identity={keys[2]}", options=("--agent", agent)))
+                self.assert_in(self.launch(config, *hosts, program=True, options=("--agent", agent)), 2)
+
+
+if __name__ == "__main__":
+    main()
