@@ -6,7 +6,6 @@ Nothing of ours is inside, so each job also pushes its agent. The container's fi
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))

@@ -15,12 +15,25 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-Bootstrap read_in_chunks(std::string_view bytes, std::size_t chunk) {
-  Bootstrap reader("gpu01", "/opt/ddplaunch/ddplaunchd");
+/// Gives the host whatever it asks for, as FanOut does.
+Bootstrap::State answer_all(Bootstrap& reader, Bootstrap::State state, std::size_t& files) {
+  while (state == Bootstrap::State::kNeed || state == Bootstrap::State::kSend) {
+    if (state == Bootstrap::State::kSend) require(reader.wanted_file() == files++);
+    state = reader.go_on();
+  }
+  return state;
+}
+
+Bootstrap read_in_chunks(std::string_view bytes, std::size_t chunk, Bootstrap::Push push) {
+  Bootstrap reader("gpu01", "/opt/ddplaunch/ddplaunchd", push);
+  std::size_t files = 0;
   while (!bytes.empty()) {
     const std::size_t count = std::min(chunk, bytes.size());
+    const Bootstrap::State state = reader.feed(bytes.substr(0, count));
+    require(push == Bootstrap::Push::kYes ||
+            (state != Bootstrap::State::kNeed && state != Bootstrap::State::kSend));
     // After the greeting the bytes belong to the protocol, and the driver feeds no more.
-    if (reader.feed(bytes.substr(0, count)) != Bootstrap::State::kReading) break;
+    if (answer_all(reader, state, files) != Bootstrap::State::kReading) break;
     bytes.remove_prefix(count);
   }
   return reader;
@@ -39,8 +52,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const std::size_t chunk = data[0] % 31 + 1;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
-  Bootstrap whole = read_in_chunks(bytes, bytes.size() + 1);
-  Bootstrap pieces = read_in_chunks(bytes, chunk);
+  const Bootstrap::Push push = data[0] % 2 == 0 ? Bootstrap::Push::kYes : Bootstrap::Push::kNo;
+  Bootstrap whole = read_in_chunks(bytes, bytes.size() + 1, push);
+  Bootstrap pieces = read_in_chunks(bytes, chunk, push);
+  require(whole.need().machine == pieces.need().machine && whole.need().looked == pieces.need().looked);
   require(whole.state() == pieces.state());
   require(whole.noise() == pieces.noise());
   check_printable(whole);

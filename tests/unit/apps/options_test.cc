@@ -189,16 +189,30 @@ TEST_CASE("Start") {
   CHECK(spec.port_range == std::pair<std::uint16_t, std::uint16_t>{20000, 20100});
   CHECK(spec.store == StoreMode::kWorker);
   CHECK(world.spec({"--agent", "ddplaunchd", "w"}).agent_path == "ddplaunchd");
+  CHECK(world.spec({"w"}).push);
+  CHECK_FALSE(world.spec({"--no-push", "w"}).push);
   CHECK(world.spec({"--ssh-config", "none", "w"}).ssh_config == "none");
   CHECK(world.spec({"--store", "agent", "w"}).store == StoreMode::kAgent);
   CHECK(world.spec({"--ssh-localhost", "w"}).launcher == LauncherKind::kSsh);
 }
 
+TEST_CASE("A wrapper for all, but for hosts with one of their own") {
+  World world;
+  world.files["hosts"] = "a\nb wrapper=\"enter b\"\n";
+  const JobSpec spec = world.spec({"--hostfile", "hosts", "--wrapper", "docker exec -i 'my box'", "w"});
+  CHECK(spec.hosts[0].wrapper == Texts{"docker", "exec", "-i", "my box"});
+  CHECK(spec.hosts[1].wrapper == Texts{"enter", "b"});
+  CHECK(world.spec({"--wrapper", "enter", "w"}).hosts[0].wrapper == Texts{"enter"});
+  CHECK(world.mistakes({"--wrapper", " ", "w"}) == Texts{"ddplaunch: --wrapper: there is no program in it"});
+  CHECK(world.mistakes({"--wrapper", "a 'b", "w"}) ==
+        Texts{"ddplaunch: --wrapper: the quote ' is not closed"});
+}
+
 TEST_CASE("Wrong values of the start") {
-  CHECK(World().mistakes({"--host", "a", "--launcher", "pdsh", "--ssh-config", "nowhere", "--ssh-command",
+  CHECK(World().mistakes({"--host", "a", "--launcher", "rsh", "--ssh-config", "nowhere", "--ssh-command",
                           "ssh 'x", "--start-timeout", "soon", "--network", "10.1.0.0", "--master-port",
                           "http", "--port-range", "200-100", "--store", "redis", "w"}) ==
-        Texts{"ddplaunch: --launcher pdsh: choose ssh or local",
+        Texts{"ddplaunch: --launcher rsh: choose ssh, slurm or local",
               "ddplaunch: --ssh-config nowhere: No such file or directory",
               "ddplaunch: --ssh-command: the quote ' is not closed",
               "ddplaunch: --start-timeout soon: give a time like 500ms, 15s, 2m or 1h",
@@ -208,8 +222,8 @@ TEST_CASE("Wrong values of the start") {
               "ddplaunch: --store redis: choose agent or worker"});
   CHECK(World().mistakes({"--ssh-command", " ", "w"}) ==
         Texts{"ddplaunch: --ssh-command: there is no program in it"});
-  CHECK(World().mistakes({"--store", "shared", "--host", "a", "--launcher", "slurm", "w"}) ==
-        Texts{"ddplaunch: --launcher slurm is not in this release yet, only ssh and local are",
+  CHECK(World().mistakes({"--store", "shared", "--host", "a", "--launcher", "daemon", "w"}) ==
+        Texts{"ddplaunch: --launcher daemon is not in this release yet, only ssh, slurm and local are",
               "ddplaunch: --store shared is not in this release yet, only agent and worker are"});
   CHECK(World().mistakes({"--launcher", "ssh", "w"}) ==
         Texts{"ddplaunch: --launcher ssh needs hosts: --hostfile FILE or --host LIST"});

@@ -83,7 +83,7 @@ TEST_CASE("any cut and any changed byte is borne") {
 
 TEST_CASE("a file that is not there") {
   const auto found = ddp::read_elf_identity("/no/such/program");
-  REQUIRE_FALSE(found);
+  REQUIRE_FALSE(found.has_value());
   CHECK(found.error().text == "/no/such/program: No such file or directory");
   CHECK(ddp::read_elf_identity("/proc/self/status").error().text ==
         "/proc/self/status is no 64-bit Linux program with a build id");

@@ -141,11 +141,22 @@ TEST_CASE("Unknown and later keys") {
   CHECK(mistakes_of("gpu01 prot=22") == Texts{"hosts:1:7: unknown key prot; did you mean port?"});
   CHECK(mistakes_of("gpu01 ifhn=ib0") == Texts{"hosts:1:7: unknown key ifhn; known are slots, port, user, "
                                                "address, identity, chdir, gpus, max_slots, "
-                                               "env:NAME"});
+                                               "wrapper, setup, env:NAME"});
   CHECK(mistakes_of("gpu01 jump=bastion") == Texts{"hosts:1:7: the key jump is not in this release yet"});
-  CHECK(mistakes_of("gpu01 wrapper=\"docker exec -i x\"") ==
-        Texts{"hosts:1:7: the key wrapper is not in this release yet"});
   CHECK(mistakes_of("gpu01 =8") == Texts{"hosts:1:7: a key is missing before ="});
+}
+
+TEST_CASE("A wrapper is read as words") {
+  using Words = std::vector<std::string>;
+  const auto words_of = [](const char* line) { return hosts_of(line)[0].wrapper; };
+  CHECK(words_of("gpu01 wrapper=enter") == Words{"enter"});
+  CHECK(words_of("gpu01 wrapper=\"docker exec -i x\" slots=2") == Words{"docker", "exec", "-i", "x"});
+  CHECK(words_of(R"(gpu01 wrapper="run 'my box' \"a  b\" c\\ d")") == Words{"run", "my box", "a  b", "c d"});
+  CHECK(words_of("gpu01").empty());
+  CHECK(mistakes_of("gpu01 wrapper=") == Texts{"hosts:1:15: wrapper= has no value"});
+  CHECK(mistakes_of("gpu01 wrapper=\"  \"") == Texts{"hosts:1:15: wrapper= has no value"});
+  CHECK(mistakes_of("gpu01 wrapper=\"a 'b\"") ==
+        Texts{"hosts:1:15: wrapper=\"a 'b\": the quote ' is not closed"});
 }
 
 TEST_CASE("Words that are no pairs") {
@@ -233,7 +244,7 @@ TEST_CASE("All mistakes of a file at once, in its order") {
               "hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",
               "hosts:2:17: port=70000: \"70000\" is not a port number from 1 to 65535",
               "hosts:4:3: unknown key what; known are slots, port, user, address, identity, chdir, gpus, "
-              "max_slots, "
+              "max_slots, wrapper, setup, "
               "env:NAME",
               "hosts:6:1: [ without ]"});
 }
