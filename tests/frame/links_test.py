@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 BIN = pathlib.Path(sys.argv.pop())
@@ -37,6 +38,22 @@ class Links(unittest.TestCase):
     def test_agent_is_static(self):
         self.assertEqual(needed("ddplaunchd"), set())
         self.assertNotIn("INTERP", run("readelf", "-l", BIN / "ddplaunchd"))
+
+    def test_agent_is_small_enough_to_be_sent(self):
+        with tempfile.TemporaryDirectory() as folder:
+            stripped = pathlib.Path(folder) / "ddplaunchd"
+            subprocess.run(["strip", "-o", stripped, BIN / "ddplaunchd"], check=True)
+            self.assertLessEqual(stripped.stat().st_size, 6_000_000)
+
+    def test_agent_resolves_no_names(self):
+        """Glibc's resolver would load libraries of the very glibc it was built with; ours says no (no_name_resolution.cc)."""
+        symbols = run("nm", BIN / "ddplaunchd").split()
+        found = sorted({name for name in symbols if re.match(r"_*(nss_|gethostby|getservby|gai_|res_n?query|dlopen)", name)})
+        self.assertEqual(found, [])
+
+    def test_agent_has_a_build_id(self):
+        for program in ("ddplaunchd", "train"):
+            self.assertRegex(run("readelf", "-n", BIN / program), r"Build ID: [0-9a-f]{40}")
 
     def test_agent_holds_neither_ssh_nor_tls(self):
         self.assertEqual(foreign("ddplaunchd"), [])
