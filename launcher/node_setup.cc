@@ -143,9 +143,9 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   running_.reset();
   if (stopped_) co_return Error{ErrorCode::kCancelled, "stopped while --setup was running"};
   if (!status || !status->success()) {
-    co_return Error{ErrorCode::kRefused, "--setup failed: its shell " +
-                                             (status ? status->text() : std::string("was lost")) +
-                                             output.last_lines()};
+    const bool killed = status && status->kind == ExitStatus::Kind::kSignaled;
+    const std::string how = (killed ? "was " : "") + (status ? status->text() : std::string("was lost"));
+    co_return Error{ErrorCode::kRefused, "--setup failed: its shell " + how + output.last_lines()};
   }
   auto dump = text_of(memories.front().get());
   if (!dump) co_return dump.error();

@@ -89,6 +89,9 @@ EnvVars setup_result(std::string_view dump, const EnvVars& before) {
 
 void SetupOutput::finish_line() {
   if (open_.ends_with('\r')) open_.pop_back();
+  // A shell's complaint: where its script lay means nothing to a reader, "line 2: " does.
+  const std::size_t colon = open_.find(": ");
+  if (open_.starts_with("/proc/self/fd/") && colon != std::string::npos) open_.erase(0, colon + 2);
   const bool cut = open_.size() > kLongestLine;
   open_.resize(std::min(open_.size(), kLongestLine));
   for (char& c : open_) {

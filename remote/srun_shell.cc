@@ -52,6 +52,8 @@ std::vector<std::string> SrunShell::command_line(const Host& host, const std::ve
       "--overlap",
       // The step is the node's whole share of the job, and not one core of it.
       "--cpu-bind=none", "--mem=0", "--mpi=none",
+      // No notes of its own, such as that this Slurm binds nothing anyway.
+      "--quiet",
       // Otherwise bytes of the link wait on the node for a line feed.
       "--unbuffered",
       // The job's variables go over the link; LD_PRELOAD, device masks and the like stay.

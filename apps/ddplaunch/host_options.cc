@@ -101,7 +101,7 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings
       findings.fail("--launcher slurm starts the nodes with srun, so --ssh-command has no meaning");
     return;
   }
-  if (values.launcher == "ssh") {
+  if (values.launcher == "ssh" || values.launcher == "pdsh") {  // DeepSpeed's name of the same
     if (none_listed && !values.ssh_localhost)
       findings.fail("--launcher ssh needs hosts: --hostfile FILE or --host LIST");
     return;

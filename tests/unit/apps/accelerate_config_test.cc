@@ -1,0 +1,225 @@
+#include "apps/ddplaunch/accelerate_config.h"
+
+#include <string>
+
+#include "tests/support/catch.h"
+#include "tests/unit/apps/made_up_surroundings.h"
+
+using ddp::AccelerateConfig;
+using ddp::Findings;
+using ddp::read_accelerate_config;
+using ddp::test::Env;
+using ddp::test::Texts;
+using ddp::test::World;
+
+namespace {
+
+Texts mistakes_of(const std::string& text) {
+  Findings findings;
+  read_accelerate_config(text, "f.yaml", findings);
+  return findings.mistakes;
+}
+
+AccelerateConfig good(const std::string& text, Texts* notes = nullptr) {
+  Findings findings;
+  AccelerateConfig config = read_accelerate_config(text, "f.yaml", findings);
+  CHECK(findings.mistakes == Texts{});
+  if (notes != nullptr) *notes = findings.notes;
+  return config;
+}
+
+// As `accelerate config` of 1.x writes it for two machines with eight GPUs each.
+constexpr char kTwoMachines[] = R"(compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: MULTI_GPU
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+gpu_ids: all
+machine_rank: 0
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+main_training_function: main
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+)";
+
+}  // namespace
+
+TEST_CASE("A file of accelerate config gives size, port and precision") {
+  Texts notes;
+  const AccelerateConfig config = good(kTwoMachines, &notes);
+  CHECK(config.words == Texts{"--nnodes=2", "--nproc-per-node=8", "--master-port=29500"});
+  CHECK(config.env == Env{{"ACCELERATE_MIXED_PRECISION", "bf16"}});
+  CHECK(config.devices.empty());
+  CHECK(notes ==
+        Texts{"ddplaunch: f.yaml: main_process_ip has no effect: ranks meet at node 0's address on the "
+              "network all share (--network)",
+              "ddplaunch: f.yaml: it stands for --nnodes=2 (num_machines), --nproc-per-node=8 "
+              "(num_processes), --master-port=29500 (main_process_port); options on the command line go "
+              "before them"});
+}
+
+TEST_CASE("JSON is read as well") {
+  const AccelerateConfig config = good(
+      R"({"distributed_type": "MULTI_CPU", "num_processes": 4, "use_cpu": true, "mixed_precision": "no"})");
+  CHECK(config.words == Texts{"--nproc-per-node=4"});
+  CHECK(config.env == Env{{"ACCELERATE_MIXED_PRECISION", "no"}, {"ACCELERATE_USE_CPU", "true"}});
+}
+
+TEST_CASE("DeepSpeed's part gives hosts and ACCELERATE_DEEPSPEED variables") {
+  Texts notes;
+  const AccelerateConfig config = good(R"(distributed_type: DEEPSPEED
+mixed_precision: fp16
+num_machines: 2
+num_processes: 4
+deepspeed_config:
+  deepspeed_hostfile: /etc/hosts.ds
+  deepspeed_inclusion_filter: 'a:0,1@b'
+  deepspeed_multinode_launcher: openmpi
+  gradient_accumulation_steps: 4
+  gradient_clipping: 1.0
+  offload_optimizer_device: none
+  zero3_init_flag: true
+  zero_stage: 3
+)",
+                                       &notes);
+  CHECK(config.words ==
+        Texts{"--nnodes=2", "--nproc-per-node=2", "--hostfile=/etc/hosts.ds", "--include=a:0,1@b"});
+  CHECK(
+      config.env ==
+      Env{{"ACCELERATE_MIXED_PRECISION", "fp16"},
+          {"ACCELERATE_USE_DEEPSPEED", "true"},
+          {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"},
+          {"ACCELERATE_GRADIENT_CLIPPING", "1.0"},
+          {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none"},
+          {"ACCELERATE_DEEPSPEED_ZERO3_INIT", "true"},
+          {"ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"},
+          {"ACCELERATE_CONFIG_DS_FIELDS",
+           "deepspeed_hostfile,deepspeed_inclusion_filter,deepspeed_multinode_launcher,gradient_accumulation_"
+           "steps,gradient_clipping,offload_optimizer_device,zero3_init_flag,zero_stage,mixed_precision"}});
+  CHECK(notes.front() ==
+        "ddplaunch: f.yaml: deepspeed_multinode_launcher openmpi has no effect: one ddplaunch "
+        "starts all nodes over SSH");
+}
+
+TEST_CASE("FSDP, Megatron, parallelism, FP8 and dynamo become the variables of accelerate's launcher") {
+  const AccelerateConfig config = good(R"(distributed_type: FSDP
+fsdp_config:
+  fsdp_activation_checkpointing: false
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  fsdp_version: 2
+dynamo_config:
+  dynamo_backend: inductor
+  dynamo_use_fullgraph: false
+fp8_config:
+  backend: TE
+  override_linear_precision: [false, true, false]
+parallelism_config:
+  parallelism_config_dp_shard_size: 2
+megatron_lm_config:
+  megatron_lm_tp_degree: 2
+)");
+  CHECK(config.env == Env{{"ACCELERATE_MIXED_PRECISION", "no"},
+                          {"ACCELERATE_DYNAMO_BACKEND", "INDUCTOR"},
+                          {"ACCELERATE_DYNAMO_USE_FULLGRAPH", "False"},
+                          {"ACCELERATE_FP8_BACKEND", "TE"},
+                          {"ACCELERATE_FP8_OVERRIDE_FPROP", "False"},
+                          {"ACCELERATE_FP8_OVERRIDE_DGRAD", "True"},
+                          {"ACCELERATE_FP8_OVERRIDE_WGRAD", "False"},
+                          {"ACCELERATE_USE_FSDP", "true"},
+                          {"FSDP_ACTIVATION_CHECKPOINTING", "false"},
+                          {"FSDP_AUTO_WRAP_POLICY", "TRANSFORMER_BASED_WRAP"},
+                          {"FSDP_CPU_RAM_EFFICIENT_LOADING", "true"},
+                          {"FSDP_TRANSFORMER_CLS_TO_WRAP", "LlamaDecoderLayer"},
+                          {"FSDP_VERSION", "2"},
+                          {"ACCELERATE_USE_PARALLELISM_CONFIG", "true"},
+                          {"PARALLELISM_CONFIG_DP_SHARD_SIZE", "2"}});
+}
+
+TEST_CASE("What cannot be done, or is wrong, is told with its place") {
+  CHECK(mistakes_of("distributed_type: XLA\n") ==
+        Texts{"ddplaunch: f.yaml:1:19: TPUs are launched by accelerate itself, not by ddplaunch"});
+  CHECK(
+      mistakes_of("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n") ==
+      Texts{
+          "ddplaunch: f.yaml:1:22: compute_environment AMAZON_SAGEMAKER: only LOCAL_MACHINE can be launched "
+          "from here"});
+  CHECK(mistakes_of("distributed_type: NO\nnum_procesess: 4\n") ==
+        Texts{"ddplaunch: f.yaml:2:1: \"num_procesess\" is no key of accelerate's that is known here; did "
+              "you mean "
+              "num_processes?"});
+  CHECK(mistakes_of("distributed_type: MULTI_GPU\nnum_machines: 3\nnum_processes: 16\n") ==
+        Texts{"ddplaunch: f.yaml:3:16: num_processes 16 is the total and cannot be divided among 3 machines "
+              "evenly; "
+              "correct it, or leave it out and give each host its slots in the hostfile"});
+  CHECK(
+      mistakes_of("distributed_type: MULTI_GPU\nnum_processes: many\nmixed_precision: int4\ngpu_ids: '0,0'\n")
+          .size() == 3);
+  CHECK(mistakes_of("num_processes: 4\n") ==
+        Texts{"ddplaunch: f.yaml: distributed_type is missing; is it a file of accelerate config?"});
+  CHECK(mistakes_of("a: [1\nb: 2\n").front().starts_with("ddplaunch: f.yaml:2:"));
+  CHECK(mistakes_of("a: [1\nb: 2\n").front().find("it cannot be read as YAML: ") != std::string::npos);
+  for (const char* text :
+       {"", "- a\n", "word", "1: 2\n? [x]\n: y\n", "distributed_type: [NO]\n",
+        "distributed_type: NO\nfsdp_config: 3\nnum_machines: {}\n", "distributed_type: {a: b}\n",
+        "distributed_type: NO\nmixed_precision: [a]\ngpu_ids: [0, 1]\nrdzv_backend: {}\n"}) {
+    INFO(text);
+    CHECK_FALSE(mistakes_of(text).empty());
+  }
+}
+
+TEST_CASE("--accelerate-config stands behind the command line and PET_ variables") {
+  World world;
+  world.files["c.yaml"] = kTwoMachines;
+  const auto job = world.job({"--accelerate-config", "c.yaml", "--host", "a:8,b:8", "train.py"});
+  CHECK(job.spec.max_nodes == 2);
+  CHECK(job.spec.nproc.number == 8);
+  CHECK(job.spec.master_port == 29500);
+  CHECK(job.spec.explicit_env == Env{{"ACCELERATE_MIXED_PRECISION", "bf16"}});
+  const auto fewer = world.spec({"--config_file=c.yaml", "--host", "a:8,b:8", "--nproc-per-node", "4",
+                                 "--env", "ACCELERATE_MIXED_PRECISION=no", "train.py"});
+  CHECK(fewer.nproc.number == 4);
+  CHECK(fewer.explicit_env == Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
+  world.env.emplace_back("PET_NPROC_PER_NODE", "2");
+  CHECK(world.spec({"--accelerate-config", "c.yaml", "--host", "a,b", "w"}).nproc.number == 2);
+  CHECK(world.mistakes({"--accelerate-config", "none.yaml", "w"}) ==
+        Texts{"ddplaunch: --accelerate-config none.yaml: No such file or directory",
+              "ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE"});
+}
+
+TEST_CASE("More processes than slots, and machines that nobody named, are told with where they come from") {
+  World world;
+  world.files["c.yaml"] = kTwoMachines;
+  const Texts mistakes = world.mistakes({"--accelerate-config", "c.yaml", "--host", "a:8,b:4", "w"});
+  REQUIRE(mistakes.size() == 2);
+  CHECK(mistakes[0] ==
+        "ddplaunch: --nproc-per-node 8 is more than the slots: b (--host) has 4; ask for fewer, raise "
+        "slots= there, or add --oversubscribe");
+  CHECK(mistakes[1] ==
+        "ddplaunch: c.yaml stands for --nnodes=2 (num_machines), --nproc-per-node=8 (num_processes), "
+        "--master-port=29500 (main_process_port)");
+  CHECK(world.mistakes({"--accelerate-config", "c.yaml", "w"})
+            .front()
+            .starts_with("ddplaunch: --nnodes 2 needs hosts: --hostfile FILE or --host LIST names them"));
+}
+
+TEST_CASE("gpu_ids are for hosts that name no devices; a list of hosts of our own replaces the file's") {
+  World world;
+  world.files["c.yaml"] =
+      "distributed_type: DEEPSPEED\ngpu_ids: 1,3\ndeepspeed_config:\n  deepspeed_hostfile: ds\n";
+  world.files["ds"] = "a slots=2\nb slots=2 gpus=0,2\n";
+  const auto spec = world.spec({"--accelerate-config", "c.yaml", "w"});
+  REQUIRE(spec.hosts.size() == 2);
+  CHECK(spec.hosts[0].devices == Texts{"1", "3"});
+  CHECK(spec.hosts[1].devices == Texts{"0", "2"});
+  CHECK(world.spec({"--accelerate-config", "c.yaml", "--host", "x:2", "w"}).hosts[0].name == "x");
+}

@@ -1,0 +1,79 @@
+#include "apps/ddplaunch/scheduler_choice.h"
+
+#include "tests/support/catch.h"
+#include "tests/unit/apps/made_up_surroundings.h"
+
+using ddp::launcher::LauncherKind;
+using ddp::test::Texts;
+using ddp::test::World;
+
+namespace {
+
+World in_slurm(const char* tasks = "1(x3)") {
+  World world;
+  world.env.insert(
+      world.env.end(),
+      {{"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "n[00-02]"}, {"SLURM_TASKS_PER_NODE", tasks}});
+  return world;
+}
+
+}  // namespace
+
+TEST_CASE("In a Slurm job its nodes are taken, and started with srun") {
+  const auto job = in_slurm().job({"--nproc-per-node", "8", "w"});
+  CHECK(job.spec.launcher == LauncherKind::kSlurm);
+  REQUIRE(job.spec.hosts.size() == 3);
+  CHECK(job.spec.hosts[2].name == "n02");
+  CHECK(job.notes ==
+        Texts{"ddplaunch: in Slurm job 7: its nodes are started with srun; --launcher local runs on this "
+              "machine alone"});
+  CHECK(in_slurm().job({"--launcher", "slurm", "w"}).notes == Texts{});
+  CHECK(in_slurm("4(x3)").spec({"w"}).hosts[0].slots == 4);
+  CHECK(in_slurm().spec({"--launcher", "slurm", "--host", "n01", "w"}).hosts.size() == 1);
+}
+
+TEST_CASE("In a Slurm job other choices are kept") {
+  CHECK(in_slurm().spec({"--launcher", "local", "w"}).launcher == LauncherKind::kLocal);
+  CHECK(in_slurm().spec({"--host", "a,b", "w"}).launcher == LauncherKind::kSsh);
+  const auto ssh = in_slurm().spec({"--launcher", "ssh", "w"});
+  CHECK(ssh.launcher == LauncherKind::kSsh);
+  CHECK(ssh.hosts.size() == 3);
+  CHECK(in_slurm().mistakes({"--ssh-command", "ssh", "w"}) ==
+        Texts{"ddplaunch: --launcher slurm starts the nodes with srun, so --ssh-command has no meaning"});
+}
+
+TEST_CASE("Several of us, started by srun, are a mistake") {
+  World world = in_slurm();
+  world.env.emplace_back("SLURM_STEP_NUM_TASKS", "3");
+  CHECK(world.mistakes({"w"}).front() ==
+        "ddplaunch: srun has started 3 of this program; start it once, it starts the nodes itself: leave "
+        "srun out, or "
+        "use srun --ntasks=1; --launcher local runs on this machine alone");
+  CHECK(world.spec({"--launcher", "local", "w"}).hosts.size() == 1);
+  world.env.back().second = "1";
+  CHECK(world.spec({"w"}).launcher == LauncherKind::kSlurm);
+}
+
+TEST_CASE("Without a Slurm job there is no launcher of that name") {
+  CHECK(World()
+            .mistakes({"--launcher", "slurm", "w"})
+            .front()
+            .starts_with("ddplaunch: --launcher slurm works inside a Slurm job, and SLURM_JOB_ID or "
+                         "SLURM_JOB_NODELIST is not set here; "));
+}
+
+TEST_CASE("One launcher for each pod is of a later release, and no job of a wrong size") {
+  World world;
+  world.env.insert(
+      world.env.end(),
+      {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}});
+  CHECK(world.mistakes({"w"}) == Texts{"ddplaunch: RANK=1 and WORLD_SIZE=4 are set here, as Kubeflow and "
+                                       "others set them for one launcher on each "
+                                       "node, which is not in this release yet; start one ddplaunch for all "
+                                       "nodes (--hostfile FILE); --launcher "
+                                       "local runs on this machine alone"});
+  CHECK(world.spec({"--launcher", "local", "w"}).hosts.size() == 1);
+  CHECK(world.spec({"--host", "a,b", "w"}).hosts.size() == 2);
+  world.env.emplace_back("LOCAL_RANK", "0");  // the worker of another launcher: stale
+  CHECK(world.spec({"w"}).hosts.size() == 1);
+}

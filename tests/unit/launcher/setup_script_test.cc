@@ -1,0 +1,77 @@
+#include "launcher/setup_script.h"
+
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Texts = std::vector<std::string>;
+using namespace std::string_literals;
+
+TEST_CASE("The prelude sets values as they are and puts the locale back") {
+  CHECK(setup_prelude({{"A", "it's\n$x"}, {"B", ""}}, {{"A", "2"}}) ==
+        "ddp_lc=${LC_ALL+x}${LC_ALL-}\nexport LC_ALL=C\nexport A='2'\nexport B=''\n"
+        "case $ddp_lc in x*) LC_ALL=${ddp_lc#x} ;; *) unset LC_ALL ;; esac\nunset ddp_lc\n");
+  CHECK(setup_prelude({{"Q", "a'b''"}}, {}).find("export Q='a'\\''b'\\'''\\'''\n") != std::string::npos);
+  CHECK(setup_prelude({{"LC_ALL", "de_DE.UTF-8"}}, {}) ==
+        "ddp_lc=${LC_ALL+x}${LC_ALL-}\nexport LC_ALL=C\nexport LC_ALL='de_DE.UTF-8'\nunset ddp_lc\n");
+}
+
+TEST_CASE("The prelude leaves out what a shell would refuse or obey") {
+  const std::string script = setup_prelude({{"SHELLOPTS", "xtrace"},
+                                            {"UID", "0"},
+                                            {"IFS", ":"},
+                                            {"a.b", "1"},
+                                            {"1A", "1"},
+                                            {"x%%", "1"},
+                                            {"_", "1"}},
+                                           {});
+  CHECK(script.find("xtrace") == std::string::npos);
+  CHECK(script.find("='1'") == std::string::npos);
+  CHECK(script.find("export UID") == std::string::npos);
+}
+
+TEST_CASE("A forwarded PATH is put before the node's own, an explicit one replaces it") {
+  const std::string forwarded = setup_prelude({{"PATH", "/a"}}, {});
+  CHECK(forwarded.find("ddp_path=$PATH\nexport PATH='/a'\n") != std::string::npos);
+  CHECK(forwarded.find("for ddp_d in $ddp_path") != std::string::npos);
+  const std::string given = setup_prelude({{"PATH", "/a"}}, {{"PATH", "/b"}});
+  CHECK(given.find("export PATH='/b'\n") != std::string::npos);
+  CHECK(given.find("ddp_path") == std::string::npos);
+  CHECK(given.find("/a") == std::string::npos);
+}
+
+TEST_CASE("The result keeps what belongs to the shell as it was, and names that no shell passes on") {
+  const EnvVars before = {{"PWD", "/was"}, {"a.b", "kept"}, {"A", "1"}, {"BASH_FUNC_m%%", "() { :; }"}};
+  CHECK(setup_result("A=2\0PWD=/\0SHLVL=1\0_=/usr/bin/env\0N=x=y\nz\0OLDPWD=/\0BASH_FUNC_m%%=() { new; }\0"s,
+                     before) ==
+        EnvVars{
+            {"A", "2"}, {"N", "x=y\nz"}, {"BASH_FUNC_m%%", "() { new; }"}, {"PWD", "/was"}, {"a.b", "kept"}});
+  CHECK(setup_result("", {{"A", "1"}}).empty());
+  CHECK(setup_result("no equals sign\0=x\0"s, {}).empty());
+}
+
+TEST_CASE("Output is taken apart into lines that are fit to be shown") {
+  Texts lines;
+  SetupOutput output([&](const std::string& line) { lines.push_back(line); });
+  CHECK(output.last_lines() == "; it printed nothing");
+  output.feed("one\r\ntw");
+  output.feed("o\x1b[31m\n" + std::string(500, 'x') + "\n\nlast");
+  output.end();
+  CHECK(lines == Texts{"one", "two?[31m", std::string(400, 'x') + "...", "", "last"});
+  output.feed("/proc/self/fd/5: line 2: x: command not found\n/proc/self/fd/5\n");
+  CHECK(lines[5] == "line 2: x: command not found");
+  for (int i = 0; i < 600; ++i)
+    output.feed(std::to_string(i) + "\n");
+  CHECK(lines.size() == SetupOutput::kMostLines + 1);
+  CHECK(lines.back() == "(more than 500 lines; the rest is not shown)");
+  const std::string last = output.last_lines();
+  CHECK(last.starts_with("; its last lines:\n  580\n  581\n"));
+  CHECK(last.ends_with("\n  599"));
+}
+
+}  // namespace
+}  // namespace ddp::launcher
