@@ -204,6 +204,12 @@ void raise_nofile() {
   if (setrlimit(RLIMIT_NOFILE, &limit) == 0) nofile_before_raise = before;
 }
 
+rlim_t children_nofile() {
+  if (nofile_before_raise) return *nofile_before_raise;
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
 Result<ChildProcess> spawn(const ChildSpec& spec) {
   UniqueFd dev_null;
   auto moves = plan_moves(spec, dev_null);

@@ -109,6 +109,9 @@ class ChildProcess {
 /// select(), count on a low one. Call it once, before threads.
 void raise_nofile();
 
+/// The soft RLIMIT_NOFILE that children get from us unless `nofile_soft` says otherwise.
+rlim_t children_nofile();
+
 /// Starts a program and returns when it has been executed. Costs no copy of our memory, however large we are
 /// (not fork). Blocks while the kernel opens the working directory and the program, so as long as a dead
 /// network disk holds it. Error: kExec, the program could not be executed (sys: ENOENT, EACCES, …; shells say

@@ -12,6 +12,7 @@
 #include "launcher/exit_code.h"
 #include "launcher/infiniband.h"
 #include "launcher/job_spec.h"
+#include "launcher/node_check.h"
 #include "launcher/process_tree.h"
 #include "launcher/random_text.h"
 #include "launcher/store_probe.h"

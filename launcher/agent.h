@@ -54,6 +54,7 @@ class Agent final : public WorkerEvents {
   Awaitable<> watch_signals();
   Awaitable<> finish_attempt(std::uint32_t attempt);
   Awaitable<> probe(rendezvous::Probe request);
+  Awaitable<> check(rendezvous::NodeCheck request);
   Awaitable<> feed_stdin();
   Awaitable<> go_down();
   Awaitable<> set_up(rendezvous::JobStart message);
@@ -70,6 +71,7 @@ class Agent final : public WorkerEvents {
   void handle(const rendezvous::MasterAsleep& message);
   void handle(const rendezvous::Stdin& message);
   void handle(const rendezvous::Inspect& message);
+  void handle(const rendezvous::NodeCheck& message);
   template <class M>
   void handle(const M&) {}  ///< messages that only go the other way
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -28,6 +29,83 @@ std::string padded(unsigned long long number, std::size_t width) {
 
 std::string quoted(std::string_view text) {
   return '"' + std::string(text) + '"';
+}
+
+// A word cut at one of its numbers.
+struct Numbered {
+  std::string before;
+  std::string digits;
+  std::string behind;
+};
+
+// At the last number, or at the first one; nothing to cut in an IPv6 address.
+std::optional<Numbered> cut_at_number(const std::string& word, bool last) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (word.find_first_of(":[]") != std::string::npos) return std::nullopt;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  if (last) {
+    end = word.find_last_of("0123456789");
+    if (end == std::string::npos) return std::nullopt;
+    begin = end++;
+    while (begin > 0 && is_digit(word[begin - 1]))
+      --begin;
+  } else {
+    begin = word.find_first_of("0123456789");
+    if (begin == std::string::npos) return std::nullopt;
+    end = begin;
+    while (end < word.size() && is_digit(word[end]))
+      ++end;
+  }
+  if (end - begin > 18) return std::nullopt;
+  return Numbered{word.substr(0, begin), word.substr(begin, end - begin), word.substr(end)};
+}
+
+// Whether a range can go on from one number to the other.
+bool follows(const std::string& a, const std::string& b) {
+  const auto low = whole_number(a, kMaxRangeNumber);
+  const auto high = whole_number(b, kMaxRangeNumber);
+  if (!low || !high || *high != *low + 1) return false;
+  return a.size() == b.size() || (a.front() != '0' && b.front() != '0');
+}
+
+std::string fold_numbers(const std::vector<std::string>& numbers) {
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    std::size_t end = i + 1;
+    while (end < numbers.size() && follows(numbers[end - 1], numbers[end]))
+      ++end;
+    text += (text.empty() ? "" : ",") + numbers[i];
+    if (end - i > 1) text += '-' + numbers[end - 1];
+    i = end;
+  }
+  return text;
+}
+
+std::vector<std::string> folded_parts(const std::vector<std::string>& words, bool last) {
+  struct Part {
+    Numbered shape;
+    std::vector<std::string> numbers;  // empty: the word itself
+  };
+  std::vector<Part> parts;
+  std::unordered_map<std::string, std::size_t> known;
+  for (const std::string& word : words) {
+    auto cut = cut_at_number(word, last);
+    if (!cut) {
+      parts.push_back({{word, "", ""}, {}});
+      continue;
+    }
+    const auto [at, is_new] = known.emplace(cut->before + '[' + cut->behind, parts.size());
+    if (is_new) parts.push_back({*cut, {}});
+    parts[at->second].numbers.push_back(std::move(cut->digits));
+  }
+  std::vector<std::string> texts;
+  for (const Part& part : parts) {
+    const std::string bracket =
+        part.numbers.size() > 1 ? '[' + fold_numbers(part.numbers) + ']' : part.shape.digits;
+    texts.push_back(part.shape.before + bracket + part.shape.behind);
+  }
+  return texts;
 }
 
 // One item between the commas of a bracket: 20 or 01-16.
@@ -165,6 +243,16 @@ Expansion expand_ranges(std::string_view word, std::size_t limit) {
     at = close + 1;
   }
   return result;
+}
+
+std::string fold_ranges(const std::vector<std::string>& words) {
+  std::vector<std::string> parts = folded_parts(words, true);
+  if (std::vector<std::string> other = folded_parts(words, false); other.size() < parts.size())
+    parts = std::move(other);
+  std::string text;
+  for (const std::string& part : parts)
+    text += (text.empty() ? "" : ",") + part;
+  return text;
 }
 
 Expansion expand_ids(std::string_view list) {

@@ -27,6 +27,10 @@ struct Expansion {
 /// not closed, or gives more than `limit` words is an error. Text outside brackets is not looked at.
 Expansion expand_ranges(std::string_view word, std::size_t limit = kMaxHosts);
 
+/// The other way, for messages: gpu01 gpu02 gpu03 login → "gpu[01-03],login". Order stays as far as one
+/// bracket goes; expand_ranges of each part gives the words back.
+std::string fold_ranges(const std::vector<std::string>& words);
+
 /// 0,2 or 0-3,7 or MIG-5c89…: device ids in the order written. Whole numbers lose leading zeros. An id given
 /// twice, an empty one, a reversed range and odd characters are errors.
 Expansion expand_ids(std::string_view list);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/ddplaunch/hosts_from.h"
 #include "apps/ddplaunch/option_readers.h"
 #include "remote/host_filter.h"
 #include "remote/host_range.h"
@@ -65,14 +66,27 @@ bool read_hostfile(const OptionValues& values, const Surroundings& surroundings,
   return take(remote::parse_hostfile(*text, values.hostfile), hosts, findings);
 }
 
+bool lists_hosts(const OptionValues& values) {
+  return !values.hostfile.empty() || !values.host.empty() || !values.hosts_from.empty();
+}
+
 // The hosts as listed, this machine when none are; false when they are wrong.
 bool listed_hosts(const OptionValues& values, const Surroundings& surroundings,
                   std::vector<remote::Host>& hosts, Findings& findings) {
-  if (!values.hostfile.empty() && !values.host.empty()) {
-    findings.fail("--hostfile and --host cannot be used together; --include picks hosts out of a hostfile");
+  std::string given;
+  int count = 0;
+  for (const auto& [name, is_given] :
+       {std::pair("--hostfile", !values.hostfile.empty()), std::pair("--host", !values.host.empty()),
+        std::pair("--hosts-from", !values.hosts_from.empty())}) {
+    if (!is_given) continue;
+    given += (count++ > 0 ? " and " : "") + std::string(name);
+  }
+  if (count > 1) {
+    findings.fail(given + " cannot be used together; --include picks hosts out of a hostfile");
     return false;
   }
   if (!values.hostfile.empty()) return read_hostfile(values, surroundings, hosts, findings);
+  if (!values.hosts_from.empty()) return read_hosts_from(values.hosts_from, surroundings, hosts, findings);
   if (values.host.empty()) {
     hosts.emplace_back().name = "localhost";
     return true;
@@ -89,7 +103,7 @@ bool is_this_machine(const remote::Host& host) {
 }
 
 void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings) {
-  const bool none_listed = values.hostfile.empty() && values.host.empty();
+  const bool none_listed = !lists_hosts(values);
   spec.launcher = none_listed && !values.ssh_localhost ? LauncherKind::kLocal : LauncherKind::kSsh;
   if (values.launcher.empty()) return;
   if (values.launcher == "daemon") {
@@ -139,7 +153,7 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Fi
   }
   spec.max_nodes = static_cast<int>(*number);
   if (!hosts_known || *number <= spec.hosts.size()) return;
-  if (values.hostfile.empty() && values.host.empty()) {
+  if (!lists_hosts(values)) {
     return findings.fail(
         "--nnodes " + text + " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
         "only this machine (starting one ddplaunch on each node is not in this release yet)");
@@ -147,7 +161,9 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Fi
   const std::size_t count = spec.hosts.size();
   findings.fail("--nnodes " + text + ": there " + (count == 1 ? "is" : "are") + " only " +
                 std::to_string(count) + (count == 1 ? " host" : " hosts") + " in " +
-                (values.hostfile.empty() ? "--host" : values.hostfile));
+                (!values.hostfile.empty() ? values.hostfile
+                 : values.host.empty()    ? "--hosts-from"
+                                          : "--host"));
 }
 
 // All hosts that are short, in one message.
@@ -198,6 +214,9 @@ void read_host_options(const OptionValues& values, const Surroundings& surroundi
   for (remote::Host& host : spec.hosts) {
     if (home != nullptr && host.identity.starts_with("~/")) host.identity = *home + host.identity.substr(1);
   }
+  for (remote::Host& host : spec.hosts) {
+    if (host.devices.empty()) host.devices = values.config_devices;
+  }
   spec.oversubscribe = values.oversubscribe;
   if (!values.nproc_per_node.empty()) {
     if (const auto procs = read_procs(values.nproc_per_node)) {
@@ -214,6 +233,3 @@ void read_host_options(const OptionValues& values, const Surroundings& surroundi
 }
 
 }  // namespace ddp
-  for (remote::Host& host : spec.hosts) {
-    if (host.devices.empty()) host.devices = values.config_devices;
-  }

@@ -1,9 +1,10 @@
-// ddplaunch: options → job → exit code.
+// ddplaunch: options → job, or a check of its nodes → exit code.
 #include <cstdio>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "apps/ddplaunch/check.h"
 #include "apps/ddplaunch/launch.h"
 #include "apps/ddplaunch/options.h"
 #include "base/standard_descriptors.h"
@@ -28,7 +29,7 @@ int run(const ddp::RunJob& job) {
     for (const std::string& note : job.notes)
       std::fprintf(stderr, "%s\n", note.c_str());
   }
-  return ddp::launch(job.spec);
+  return job.verb == ddp::Verb::kRun ? ddp::launch(job.spec) : ddp::check(job);
 }
 
 }  // namespace

@@ -19,6 +19,8 @@ struct Surroundings {
   bool stdin_has_data = false;  ///< a pipe or a file: rank 0 gets it unless --stdin says otherwise
   /// The whole content. Errors: kSystem, with errno and "PATH: reason".
   std::function<Result<std::string>(const std::string& path)> read_file;
+  /// All of standard input. Errors: as read_file.
+  std::function<Result<std::string>()> read_stdin;
   /// Whether a file could be made (or written over) at `path`, absolute; changes nothing. Errors: kSystem,
   /// with errno and "DIRECTORY: reason" or "PATH: reason".
   std::function<Result<>(const std::string& path)> can_write;
@@ -27,11 +29,17 @@ struct Surroundings {
 /// The real ones of this process.
 Surroundings real_surroundings();
 
-/// A job to run. `notes` are for stderr before it starts: options that have no effect, and why. Each begins
-/// with "ddplaunch: ".
+/// What is to be done with the job: the first argument says so, when it is `check` or `hosts`.
+enum class Verb { kRun, kCheck, kHosts };
+
+/// A job to run, or to look at beforehand. `notes` are for stderr before it starts: options that have no
+/// effect, and why. Each begins with "ddplaunch: ".
 struct RunJob {
   launcher::JobSpec spec;
   std::vector<std::string> notes;
+  Verb verb = Verb::kRun;
+  bool json = false;          ///< kCheck, kHosts: for programs
+  bool worker_given = false;  ///< always with kRun
 };
 
 /// --help, --version, --dry-run: to stdout, then exit 0.

@@ -21,19 +21,27 @@ namespace {
 
 constexpr std::size_t kMaxFile = std::size_t{16} << 20;  ///< more is no file that a person wrote
 
-Result<std::string> read_file(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
-  if (!file) return system_error(errno, path);
+Result<std::string> read_all(int fd, const std::string& name) {
   std::string text;
   std::array<char, 64 * 1024> buffer;
   while (true) {
-    const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
+    const ssize_t got = ::read(fd, buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return system_error(errno, path);
+    if (got < 0) return system_error(errno, name);
     if (got == 0) return text;
     text.append(buffer.data(), static_cast<std::size_t>(got));
-    if (text.size() > kMaxFile) return system_error(EFBIG, path);
+    if (text.size() > kMaxFile) return system_error(EFBIG, name);
   }
+}
+
+Result<std::string> read_file(const std::string& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  if (!file) return system_error(errno, path);
+  return read_all(file.get(), path);
+}
+
+Result<std::string> read_stdin() {
+  return read_all(STDIN_FILENO, "standard input");
 }
 
 Result<> can_write(const std::string& path) {
@@ -88,6 +96,7 @@ Surroundings real_surroundings() {
   result.new_job_id = new_job_id();
   result.stdin_has_data = is_pipe_or_file(STDIN_FILENO);
   result.read_file = read_file;
+  result.read_stdin = read_stdin;
   result.can_write = can_write;
   return result;
 }

@@ -24,6 +24,7 @@ class World {
   Env env = {{"HOME", "/home/ann"}, {"PATH", "/usr/bin"}, {"DATA", "/data"}};
   std::string cwd = "/data/run";
   bool stdin_has_data = false;
+  std::string standard_input;
 
   ParsedOptions parse(const Texts& args) const {
     Surroundings surroundings;
@@ -37,6 +38,7 @@ class World {
       if (found->second == "unreadable") return system_error(EACCES, path);
       return found->second;
     };
+    surroundings.read_stdin = [this] { return Result<std::string>(standard_input); };
     surroundings.can_write = [this](const std::string& path) -> Result<> {
       const std::string directory = path.substr(0, path.rfind('/'));
       if (directory != cwd && !directories.contains(directory)) return system_error(ENOENT, directory);

@@ -1,0 +1,78 @@
+#include "apps/ddplaunch/check.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/ddplaunch/start_up.h"
+#include "base/child_process.h"
+#include "launcher/check_judge.h"
+#include "launcher/check_master.h"
+#include "launcher/check_text.h"
+#include "launcher/exit_code.h"
+#include "remote/local_shell.h"
+
+namespace ddp {
+namespace {
+
+int fail(const Error& error) {
+  const int code = launcher::exit_code_of(error);
+  std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, error.text.c_str());
+  return code;
+}
+
+void say(std::string_view lines) {
+  std::fwrite(lines.data(), 1, lines.size(), stderr);
+}
+
+/// https://no-color.org
+bool wants_colours() {
+  const char* no_color = std::getenv("NO_COLOR");
+  return ::isatty(STDOUT_FILENO) == 1 && (no_color == nullptr || *no_color == '\0');
+}
+
+std::string text_of(const RunJob& job, const launcher::CheckResult& result,
+                    const std::vector<launcher::CheckFinding>& findings) {
+  if (job.verb == Verb::kHosts) {
+    return job.json ? hosts_json(job.spec, result, findings) : hosts_text(job.spec, result, findings);
+  }
+  return job.json ? check_json(job.spec, result, findings)
+                  : check_text(job.spec, result, findings, wants_colours());
+}
+
+}  // namespace
+
+int check(const RunJob& job) {
+  take_signals();
+  raise_nofile();  // three descriptors for each node
+  auto agent = choose_agent(job.spec);
+  if (!agent) return fail(agent.error());
+  asio::io_context loop(1);
+  const auto remote = make_remote_shell(loop, job.spec);
+  remote::LocalShell local(loop.get_executor());
+  remote::FanOutOptions options;
+  options.argv = {agent->path, "--stdio"};
+  options.ssh_localhost = job.spec.ssh_localhost;
+  options.expected = agent->expected;
+  if (agent->stock) options.stock = &*agent->stock;
+  options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
+  const launcher::CheckRun::Wishes wishes{job.verb == Verb::kCheck, job.worker_given};
+  launcher::CheckMaster master(loop, job.spec, wishes, *remote, local, std::move(options), say);
+
+  const launcher::CheckResult result = master.run();
+  const std::vector<launcher::CheckFinding> findings = judge_nodes(job.spec, result);
+  const std::string text = text_of(job, result, findings);
+  const bool told =
+      std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  const int code = check_exit_code(result, findings);
+  if (const std::string last = check_last_line(code, result, job.spec, findings); !last.empty())
+    std::fprintf(stderr, "ddplaunch: %s\n", last.c_str());
+  return code == 0 && !told ? 1 : code;
+}
+
+}  // namespace ddp

@@ -1,0 +1,137 @@
+#include "apps/ddplaunch/hosts_from.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "launcher/env_filter.h"
+#include "remote/hostfile.h"
+#include "remote/mistake.h"
+#include "remote/scheduler_hosts.h"
+
+namespace ddp {
+
+namespace {
+
+using Hosts = remote::Checked<std::vector<remote::Host>>;
+
+/// A variable by which a scheduler names the hosts of a job: the list itself, or a file that has it.
+struct Source {
+  const char* variable;
+  bool is_file;
+  Hosts (*read)(std::string_view text, const std::string& name);
+};
+
+/// In the order in which they are looked for; LSF's file has all hosts, its variables only so many.
+constexpr std::array kSources = {
+    Source{"PBS_NODEFILE", true, remote::repeated_hosts},
+    Source{"LSB_DJOB_HOSTFILE", true, remote::repeated_hosts},
+    Source{"LSB_MCPU_HOSTS", false, remote::host_count_words},
+    Source{"LSB_HOSTS", false, remote::repeated_host_words},
+    Source{"PE_HOSTFILE", true, remote::grid_engine_hosts},
+    Source{"COBALT_NODEFILE", true, remote::repeated_hosts},
+    Source{"DLTS_HOSTFILE", true, remote::parse_hostfile},
+};
+constexpr char kSlurmList[] = "SLURM_JOB_NODELIST";
+
+class Reader {
+ public:
+  Reader(const Surroundings& surroundings, std::vector<remote::Host>& hosts, Findings& findings)
+      : surroundings_(surroundings), hosts_(hosts), findings_(findings) {}
+
+  bool from_slurm();
+  bool from_environment();
+  bool from_file(const std::string& path);
+  bool from_stdin();
+
+ private:
+  /// Empty: not set, which here means the same as an empty value.
+  std::string variable(const char* name) const {
+    const std::string* value = launcher::find_env(surroundings_.env, name);
+    return value == nullptr ? std::string() : *value;
+  }
+  bool take(Hosts hosts) {
+    if (!hosts) {
+      for (const remote::Mistake& mistake : hosts.error().list)
+        findings_.fail(to_text(mistake));
+      return false;
+    }
+    hosts_ = std::move(*hosts);
+    return true;
+  }
+
+  const Surroundings& surroundings_;
+  std::vector<remote::Host>& hosts_;
+  Findings& findings_;
+};
+
+bool Reader::from_slurm() {
+  remote::SlurmVariables slurm;
+  slurm.job_nodelist = variable(kSlurmList);
+  if (slurm.job_nodelist.empty()) {
+    findings_.fail(
+        "--hosts-from slurm: SLURM_JOB_NODELIST is not set; run ddplaunch inside a job (salloc, sbatch)");
+    return false;
+  }
+  slurm.tasks_per_node = variable("SLURM_TASKS_PER_NODE");
+  slurm.gpus_per_node = variable("SLURM_GPUS_PER_NODE");
+  slurm.gpus_on_node = variable("SLURM_GPUS_ON_NODE");
+  if (!take(remote::slurm_hosts(slurm))) return false;
+  const auto tasks = remote::expand_counts(slurm.tasks_per_node.empty() ? "1" : slurm.tasks_per_node, "");
+  const bool launchers = std::all_of(tasks->begin(), tasks->end(), [](int count) { return count == 1; });
+  if (launchers && hosts_.size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
+    findings_.note(
+        "every node is taken to have " + slurm.gpus_on_node +
+        " GPUs, as SLURM_GPUS_ON_NODE says of this one; --gpus-per-node in the job says it of all");
+  }
+  return true;
+}
+
+bool Reader::from_environment() {
+  if (!variable(kSlurmList).empty()) return from_slurm();
+  std::string looked_for = kSlurmList;
+  for (const Source& source : kSources) {
+    looked_for += std::string(", ") + source.variable;
+    const std::string value = variable(source.variable);
+    if (value.empty()) continue;
+    if (!source.is_file) return take(source.read(value, source.variable));
+    auto text = surroundings_.read_file(value);
+    if (!text) {
+      findings_.fail(std::string("--hosts-from env: the file that ") + source.variable +
+                     " names: " + text.error().text);
+      return false;
+    }
+    return take(source.read(*text, value));
+  }
+  findings_.fail("--hosts-from env: no scheduler names hosts here; looked for " + looked_for);
+  return false;
+}
+
+bool Reader::from_file(const std::string& path) {
+  auto text = surroundings_.read_file(path);
+  if (text) return take(remote::parse_hostfile(*text, path));
+  findings_.fail("--hosts-from " + text.error().text +
+                 "; give slurm, env, - for standard input, or the name of a hostfile");
+  return false;
+}
+
+bool Reader::from_stdin() {
+  auto text = surroundings_.read_stdin();
+  if (text) return take(remote::parse_hostfile(*text, "standard input"));
+  findings_.fail("--hosts-from -: " + text.error().text);
+  return false;
+}
+
+}  // namespace
+
+bool read_hosts_from(const std::string& source, const Surroundings& surroundings,
+                     std::vector<remote::Host>& hosts, Findings& findings) {
+  Reader reader(surroundings, hosts, findings);
+  if (source == "slurm") return reader.from_slurm();
+  if (source == "env") return reader.from_environment();
+  if (source == "-") return reader.from_stdin();
+  return reader.from_file(source);
+}
+
+}  // namespace ddp

@@ -1,0 +1,181 @@
+// The JSON of `ddplaunch check` and `ddplaunch hosts`; docs/check.md has its shape.
+#include <chrono>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/check_text.h"
+#include "launcher/exit_code.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Json = nlohmann::ordered_json;  // keys stand in the order of docs/check.md
+
+constexpr int kFormat = 1;
+
+Json text_or_null(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
+}
+
+Json limit_or_null(std::uint64_t limit) {
+  return limit == ~std::uint64_t{0} ? Json() : Json(limit);
+}
+
+double seconds(std::chrono::nanoseconds time) {
+  return static_cast<double>(std::chrono::duration_cast<std::chrono::microseconds>(time).count()) / 1e6;
+}
+
+Json error_json(const Error& error) {
+  const char* kind = "Internal";
+  for (const ExitCodeRow& row : exit_code_table()) {
+    if (row.error == error.code) kind = row.kind;
+  }
+  return {{"kind", kind}, {"text", error.text}};
+}
+
+Json findings_json(const JobSpec& spec, const std::vector<CheckFinding>& findings) {
+  Json list = Json::array();
+  for (const CheckFinding& finding : findings) {
+    Json hosts = Json::array();
+    for (const std::size_t i : finding.nodes)
+      hosts.push_back(spec.hosts[i].name);
+    list.push_back({{"level", finding.level == CheckFinding::Level::kError ? "error" : "warning"},
+                    {"item", finding.item},
+                    {"hosts", std::move(hosts)},
+                    {"text", finding.text},
+                    {"advice", text_or_null(finding.advice)}});
+  }
+  return list;
+}
+
+Json network_json(const CheckResult& result) {
+  if (!result.network || !*result.network) return Json();
+  const NetChoice& choice = **result.network;
+  return {{"reason", choice.reason},
+          {"one_machine", choice.one_machine},
+          {"candidates", choice.master_addrs()},
+          {"master_addr", text_or_null(result.master_addr)},
+          {"port", result.store_port == 0 ? Json() : Json(result.store_port)}};
+}
+
+Json interfaces_json(const rendezvous::Hello& hello) {
+  Json list = Json::array();
+  for (const rendezvous::Interface& one : hello.interfaces) {
+    list.push_back({{"name", one.name},
+                    {"address", one.address},
+                    {"prefix_length", one.prefix_length},
+                    {"up", one.up},
+                    {"loopback", one.loopback}});
+  }
+  return list;
+}
+
+Json gpus_json(const rendezvous::NodeChecked& facts) {
+  Json list = Json::array();
+  for (const rendezvous::NodeGpu& gpu : facts.gpus) {
+    list.push_back({{"name", gpu.name},
+                    {"memory", gpu.memory},
+                    {"memory_free", gpu.memory_free},
+                    {"processes", gpu.processes},
+                    {"holders", text_or_null(gpu.holders)}});
+  }
+  return list;
+}
+
+Json disks_json(const rendezvous::NodeChecked& facts) {
+  Json list = Json::array();
+  for (const rendezvous::NodeDisk& disk : facts.disks) {
+    list.push_back({{"path", disk.path},
+                    {"size", disk.size},
+                    {"free", disk.free},
+                    {"writable", disk.writable},
+                    {"trouble", text_or_null(disk.trouble)}});
+  }
+  return list;
+}
+
+Json facts_json(const rendezvous::NodeChecked& facts) {
+  Json versions = Json::object();
+  for (const auto& [name, value] : facts.versions)
+    versions[name] = value;
+  return {{"os", text_or_null(facts.os)},
+          {"kernel", facts.system},
+          {"directory", text_or_null(facts.directory)},
+          {"program", text_or_null(facts.program)},
+          {"versions", std::move(versions)},
+          {"gpus", gpus_json(facts)},
+          {"infiniband", facts.infiniband},
+          {"nofile", limit_or_null(facts.nofile)},
+          {"memlock", limit_or_null(facts.memlock)},
+          {"processes", limit_or_null(facts.processes)},
+          {"shm", {{"size", facts.shm_size}, {"free", facts.shm_free}}},
+          {"disks", disks_json(facts)}};
+}
+
+Json node_json(const JobSpec& spec, const CheckResult& result, std::size_t index) {
+  const CheckedNode& node = result.nodes[index];
+  Json json = {{"host", spec.hosts[index].name},
+               {"error", node.error ? error_json(*node.error) : Json()},
+               {"answer_seconds", node.up ? Json(seconds(node.took)) : Json()}};
+  if (!node.up) return json;
+  json["hostname"] = node.hello.hostname;
+  json["connected"] = text_or_null(node.connected);
+  json["cpus"] = node.hello.cpus;
+  json["gpu_count"] = node.hello.gpus;
+  json["interface"] = text_or_null(chosen_interface(result, index));
+  json["address"] = text_or_null(chosen_address(result, index));
+  json["interfaces"] = interfaces_json(node.hello);
+  json["clock_ahead_seconds"] = node.wall_ahead ? Json(seconds(*node.wall_ahead)) : Json();
+  const bool tried = node.reach != CheckedNode::Reach::kNotTried;
+  json["reaches_node_0"] = tried ? Json(node.reach == CheckedNode::Reach::kReached) : Json();
+  if (node.facts) json.update(facts_json(*node.facts));
+  return json;
+}
+
+/// Texts of other machines may hold any bytes.
+std::string document(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+}  // namespace
+
+std::string check_json(const JobSpec& spec, const CheckResult& result,
+                       const std::vector<CheckFinding>& findings) {
+  Json nodes = Json::array();
+  for (std::size_t i = 0; i < result.nodes.size(); ++i)
+    nodes.push_back(node_json(spec, result, i));
+  return document({{"format", kFormat},
+                   {"exit_code", check_exit_code(result, findings)},
+                   {"interrupted", result.stop_signal != 0},
+                   {"network", network_json(result)},
+                   {"findings", findings_json(spec, findings)},
+                   {"hosts", std::move(nodes)}});
+}
+
+std::string hosts_json(const JobSpec& spec, const CheckResult& result,
+                       const std::vector<CheckFinding>& findings) {
+  Json nodes = Json::array();
+  for (std::size_t i = 0; i < result.nodes.size(); ++i) {
+    Json node = node_json(spec, result, i);
+    const bool planned = result.plan && *result.plan;
+    node["slots"] = spec.hosts[i].slots ? Json(*spec.hosts[i].slots) : Json();
+    node["node_rank"] = i;
+    node["first_rank"] = planned ? Json((*result.plan)->nodes[i].first_rank) : Json();
+    node["workers"] = planned ? Json((*result.plan)->nodes[i].local_world_size) : Json();
+    node["reason"] = planned ? Json((*result.plan)->nodes[i].reason) : Json();
+    node["variables"] = node_variables(spec, result, i);
+    nodes.push_back(std::move(node));
+  }
+  const bool planned = result.plan && *result.plan;
+  return document({{"format", kFormat},
+                   {"exit_code", check_exit_code(result, findings)},
+                   {"interrupted", result.stop_signal != 0},
+                   {"world_size", planned ? Json((*result.plan)->world_size) : Json()},
+                   {"unused_hosts", spec.hosts.size() - result.nodes.size()},
+                   {"network", network_json(result)},
+                   {"findings", findings_json(spec, findings)},
+                   {"hosts", std::move(nodes)}});
+}
+
+}  // namespace ddp::launcher

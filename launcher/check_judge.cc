@@ -1,0 +1,365 @@
+#include "launcher/check_judge.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "launcher/exit_code.h"
+#include "remote/host_range.h"
+
+namespace ddp::launcher {
+namespace {
+
+using rendezvous::NodeChecked;
+using Level = CheckFinding::Level;
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+/// The soft limit that systems give; with less, data loaders and stores run out of descriptors first.
+constexpr std::uint64_t kUsualNofile = 1024;
+/// What a process has open before it talks to any other rank.
+constexpr std::uint64_t kOwnNofile = 64;
+/// Docker gives 64 MiB, in which the loaders of one worker do not fit.
+constexpr std::uint64_t kSmallShm = kGiB;
+constexpr std::uint64_t kSmallDisk = kGiB;
+/// InfiniBand registers its buffers, and a process of a job has some gigabytes of them.
+constexpr std::uint64_t kSmallMemlock = kGiB;
+constexpr std::chrono::seconds kClocksApart{1};
+/// Threads of one worker with its loaders, by what a usual training has.
+constexpr std::uint64_t kTasksPerWorker = 64;
+
+/// In the order in which a user mends them; the place here is their rank in the list of findings.
+constexpr std::array kItems = {"reach",       "agent",   "plan", "network",    "port",     "directory",
+                               "environment", "program", "gpus", "gpu_memory", "versions", "infiniband",
+                               "limits",      "shm",     "disk", "clock"};
+
+std::string plural(std::uint64_t count, const std::string& word) {
+  return std::to_string(count) + ' ' + word + (count == 1 ? "" : "s");
+}
+
+/// Collects findings; one that is equal on another host gets that host added.
+class Findings {
+ public:
+  void add(Level level, const char* item, std::vector<std::size_t> nodes, std::string text,
+           std::string advice) {
+    for (CheckFinding& known : list_) {
+      if (known.level != level || known.item != item || known.text != text || known.advice != advice)
+        continue;
+      known.nodes.insert(known.nodes.end(), nodes.begin(), nodes.end());
+      return;
+    }
+    list_.push_back({level, item, std::move(nodes), std::move(text), std::move(advice)});
+  }
+  void error(const char* item, std::size_t node, std::string text, std::string advice) {
+    add(Level::kError, item, {node}, std::move(text), std::move(advice));
+  }
+  void warn(const char* item, std::size_t node, std::string text, std::string advice) {
+    add(Level::kWarning, item, {node}, std::move(text), std::move(advice));
+  }
+  std::vector<CheckFinding> take() {
+    for (CheckFinding& finding : list_)
+      std::sort(finding.nodes.begin(), finding.nodes.end());
+    std::stable_sort(list_.begin(), list_.end(), [](const CheckFinding& a, const CheckFinding& b) {
+      if (a.level != b.level) return a.level == Level::kError;
+      return place(a) < place(b);
+    });
+    return std::move(list_);
+  }
+
+ private:
+  static std::ptrdiff_t place(const CheckFinding& finding) {
+    return std::find(kItems.begin(), kItems.end(), finding.item) - kItems.begin();
+  }
+  std::vector<CheckFinding> list_;
+};
+
+/// A text whose advice stands behind its first ';', as the texts of the agent's refusals are worded.
+std::pair<std::string, std::string> advice_apart(const std::string& text) {
+  const std::size_t semicolon = text.find("; ");
+  if (semicolon == std::string::npos) return {text, ""};
+  return {text.substr(0, semicolon), text.substr(semicolon + 2)};
+}
+
+class Judge {
+ public:
+  Judge(const JobSpec& spec, const CheckResult& result) : spec_(spec), result_(result) {}
+
+  std::vector<CheckFinding> judge() {
+    for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
+      const CheckedNode& node = result_.nodes[i];
+      if (node.error) judge_error(i, *node.error);
+      if (node.facts) judge_facts(i, *node.facts);
+      judge_clock(i, node);
+    }
+    judge_plan();
+    judge_network();
+    judge_gpus();
+    judge_versions();
+    return findings_.take();
+  }
+
+ private:
+  void judge_error(std::size_t i, const Error& error);
+  void judge_facts(std::size_t i, const NodeChecked& facts);
+  void judge_limits(std::size_t i, const NodeChecked& facts);
+  void judge_memory(std::size_t i, const NodeChecked& facts);
+  void judge_clock(std::size_t i, const CheckedNode& node);
+  void judge_plan();
+  void judge_network();
+  void judge_gpus();
+  void judge_gpus_of(std::size_t i, const NodeChecked& facts);
+  void judge_versions();
+  void judge_equal(const std::string& name, const std::map<std::string, std::vector<std::size_t>>& values);
+  std::optional<int> workers(std::size_t i) const {
+    if (!result_.plan || !*result_.plan) return std::nullopt;
+    return (*result_.plan)->nodes[i].local_world_size;
+  }
+  std::string names(const std::vector<std::size_t>& nodes) const {
+    std::vector<std::string> all;
+    for (const std::size_t i : nodes)
+      all.push_back(spec_.hosts[i].name);
+    return remote::fold_ranges(all);
+  }
+
+  const JobSpec& spec_;
+  const CheckResult& result_;
+  Findings findings_;
+};
+
+void Judge::judge_error(std::size_t i, const Error& error) {
+  if (error.code == ErrorCode::kCancelled && result_.stop_signal != 0) return;
+  const bool agent = error.code == ErrorCode::kAgentMissing || error.code == ErrorCode::kAgentMismatch;
+  findings_.error(agent ? "agent" : "reach", i, error.text, "");
+}
+
+void Judge::judge_facts(std::size_t i, const NodeChecked& facts) {
+  const std::pair<const char*, const std::string&> troubles[] = {{"directory", facts.directory_trouble},
+                                                                 {"environment", facts.environment_trouble},
+                                                                 {"program", facts.program_trouble}};
+  for (const auto& [item, trouble] : troubles) {
+    if (trouble.empty()) continue;
+    auto [text, advice] = advice_apart(trouble);
+    findings_.error(item, i, std::move(text), std::move(advice));
+  }
+  judge_limits(i, facts);
+  judge_memory(i, facts);
+}
+
+void Judge::judge_limits(std::size_t i, const NodeChecked& facts) {
+  const auto world = static_cast<std::uint64_t>(
+      result_.plan && *result_.plan ? (*result_.plan)->world_size : static_cast<int>(result_.nodes.size()));
+  const std::uint64_t need = kOwnNofile + 2 * world;
+  const std::string nofile = "a worker may have only " + plural(facts.nofile, "file") + " open (ulimit -n)";
+  const std::string raise =
+      "raise nofile in /etc/security/limits.conf there, or in the service that starts sshd";
+  if (facts.nofile < need) {
+    findings_.error("limits", i, nofile + ", and needs about " + std::to_string(need), raise);
+  } else if (facts.nofile < kUsualNofile) {
+    findings_.warn("limits", i, nofile, raise);
+  }
+  if (const auto count = workers(i);
+      count && facts.processes < kTasksPerWorker * static_cast<unsigned>(*count)) {
+    findings_.warn("limits", i,
+                   "the user may have only " + plural(facts.processes, "process") +
+                       (facts.processes == 1 ? "" : "es") + " and threads (ulimit -u)",
+                   "raise nproc in /etc/security/limits.conf there");
+  }
+  if (!facts.infiniband.empty() && facts.memlock < kSmallMemlock) {
+    findings_.warn(
+        "limits", i,
+        "workers may lock only " + bytes_text(facts.memlock) + " (ulimit -l), which " +
+            "InfiniBand needs for its buffers",
+        "set memlock to unlimited in /etc/security/limits.conf there, or in the service that starts sshd");
+  }
+}
+
+void Judge::judge_memory(std::size_t i, const NodeChecked& facts) {
+  const std::string more = "in a container start it with --shm-size=8g or --ipc=host";
+  if (facts.shm_size == 0) {
+    findings_.warn("shm", i, "there is no /dev/shm, which data loaders and NCCL share memory in", more);
+  } else if (facts.shm_free < kMiB) {
+    findings_.error("shm", i, "/dev/shm is full (" + bytes_text(facts.shm_size) + ")",
+                    "remove what is left there of jobs that have died");
+  } else if (facts.shm_size < kSmallShm) {
+    findings_.warn("shm", i, "/dev/shm has only " + bytes_text(facts.shm_size), more);
+  } else if (facts.shm_free < kSmallShm) {
+    findings_.warn("shm", i, "/dev/shm has only " + bytes_text(facts.shm_free) + " free",
+                   "remove what is left there of jobs that have died");
+  }
+  for (const rendezvous::NodeDisk& disk : facts.disks) {
+    if (!disk.trouble.empty()) {
+      findings_.warn("disk", i, disk.path + ": " + disk.trouble, "");
+    } else if (disk.free < kSmallDisk) {
+      findings_.warn("disk", i, disk.path + " has only " + bytes_text(disk.free) + " free",
+                     "make room there");
+    } else if (!disk.writable && disk.path != facts.directory) {
+      findings_.warn("disk", i, disk.path + " cannot be written to", "set TMPDIR to a directory that can");
+    }
+  }
+}
+
+void Judge::judge_clock(std::size_t i, const CheckedNode& node) {
+  if (!node.wall_ahead) return;
+  const auto apart = *node.wall_ahead < std::chrono::nanoseconds(0) ? -*node.wall_ahead : *node.wall_ahead;
+  if (apart <= kClocksApart + node.wall_error) return;
+  char text[96];
+  std::snprintf(text, sizeof text, "its clock is %.1f s %s ours",
+                std::chrono::duration<double>(apart).count(),
+                *node.wall_ahead < std::chrono::nanoseconds(0) ? "behind" : "ahead of");
+  findings_.warn("clock", i, text, "start chrony or another time service there");
+}
+
+void Judge::judge_plan() {
+  if (result_.plan && !*result_.plan)
+    findings_.add(Level::kError, "plan", {}, result_.plan->error().text, "");
+}
+
+void Judge::judge_network() {
+  if (!result_.network) return;
+  if (!*result_.network) {
+    auto [text, advice] = advice_apart(result_.network->error().text);
+    findings_.add(Level::kError, "network", {}, std::move(text), std::move(advice));
+    return;
+  }
+  const NetChoice& choice = **result_.network;
+  for (std::size_t k = 0; k < result_.networked.size() && !choice.one_machine; ++k) {
+    if (choice.way(result_.master_addr).interfaces[k].empty()) {
+      findings_.warn("network", result_.networked[k],
+                     "it is not clear which interface the workers are to use",
+                     "name the network with --network");
+    }
+  }
+  const CheckedNode& first = result_.nodes[0];
+  if (first.reach == CheckedNode::Reach::kFailed) {
+    auto [text, advice] = advice_apart(first.reach_text);
+    findings_.error("port", 0, "the store could not be opened there: " + text, std::move(advice));
+  }
+  for (std::size_t i = 1; i < result_.nodes.size(); ++i) {
+    if (result_.nodes[i].reach != CheckedNode::Reach::kFailed) continue;
+    findings_.error("port", i,
+                    "it cannot reach " + spec_.hosts[0].name + " (" + result_.nodes[i].reach_text + ")",
+                    "open the ports between the nodes (--port-range bounds them), or choose a network with "
+                    "--network");
+  }
+}
+
+void Judge::judge_gpus() {
+  std::map<std::string, std::vector<std::size_t>> models;
+  bool any = false;
+  for (const CheckedNode& node : result_.nodes)
+    any = any || (node.up && node.hello.gpus > 0);
+  for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
+    const CheckedNode& node = result_.nodes[i];
+    if (!node.facts) continue;
+    const auto count = workers(i);
+    const auto gpus = static_cast<int>(node.hello.gpus);
+    const int usable =
+        spec_.hosts[i].devices.empty() ? gpus : static_cast<int>(spec_.hosts[i].devices.size());
+    if (any && count && *count > usable && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
+      findings_.add(spec_.oversubscribe ? Level::kWarning : Level::kError, "gpus", {i},
+                    plural(static_cast<std::uint64_t>(*count), "worker") + ", but " +
+                        plural(static_cast<std::uint64_t>(usable), "GPU"),
+                    "lower slots= or --nproc-per-node, or look why the driver shows no more");
+    }
+    judge_gpus_of(i, *node.facts);
+    for (const rendezvous::NodeGpu& gpu : node.facts->gpus) {
+      auto& nodes = models[gpu.name];
+      if (nodes.empty() || nodes.back() != i) nodes.push_back(i);
+    }
+  }
+  if (models.size() > 1) judge_equal("GPU model", models);
+}
+
+void Judge::judge_gpus_of(std::size_t i, const NodeChecked& facts) {
+  if (!facts.gpus_trouble.empty()) findings_.warn("gpus", i, facts.gpus_trouble, "");
+  const std::vector<std::string>& wanted = spec_.hosts[i].devices;
+  for (const std::string& device : wanted) {
+    const auto number = remote::whole_number(device, 65'535);
+    if (number && !facts.gpus.empty() && *number >= facts.gpus.size()) {
+      findings_.error("gpus", i,
+                      "gpus= names GPU " + device + ", but it has " + plural(facts.gpus.size(), "GPU") +
+                          ", numbered from 0",
+                      "correct gpus= or --include");
+    }
+  }
+  for (std::size_t k = 0; k < facts.gpus.size(); ++k) {
+    const rendezvous::NodeGpu& gpu = facts.gpus[k];
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), std::to_string(k)) == wanted.end())
+      continue;
+    const std::string name = "GPU " + std::to_string(k);
+    const std::string room = bytes_text(gpu.memory_free) + " of " + bytes_text(gpu.memory) + " are free";
+    if (gpu.processes > 0) {
+      findings_.warn("gpu_memory", i, name + " is in use by " + gpu.holders + "; " + room,
+                     "end it, or leave the GPU out with --exclude");
+    } else if (gpu.memory > 0 && gpu.memory_free < gpu.memory - gpu.memory / 10) {
+      findings_.warn("gpu_memory", i, name + ": only " + room + ", though no process is seen on it",
+                     "another container may hold it; nvidia-smi on the host itself tells");
+    }
+  }
+}
+
+void Judge::judge_versions() {
+  std::map<std::string, std::map<std::string, std::vector<std::size_t>>> versions;
+  for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
+    if (!result_.nodes[i].facts) continue;
+    for (const auto& [name, value] : result_.nodes[i].facts->versions)
+      versions[name][value].push_back(i);
+  }
+  for (const auto& [name, values] : versions) {
+    if (values.size() > 1) judge_equal(name, values);
+  }
+}
+
+/// The majority is taken for right; the others are named. Of equal numbers, that of the first host is.
+void Judge::judge_equal(const std::string& name,
+                        const std::map<std::string, std::vector<std::size_t>>& values) {
+  auto most = values.begin();
+  for (auto it = values.begin(); it != values.end(); ++it) {
+    const auto& best = most->second;
+    if (it->second.size() > best.size() ||
+        (it->second.size() == best.size() && it->second.front() < best.front()))
+      most = it;
+  }
+  for (auto it = values.begin(); it != values.end(); ++it) {
+    if (it == most) continue;
+    // Ranks with unequal versions of NCCL refuse each other; the rest may work.
+    const bool breaks = name == "NCCL";
+    findings_.add(breaks ? Level::kError : Level::kWarning, "versions", it->second,
+                  name + " " + it->first + ", but " + most->first + " on " + names(most->second),
+                  name == "GPU model" ? "the slowest sets the pace; --include or --exclude chooses"
+                                      : "install the same on all");
+  }
+}
+
+}  // namespace
+
+std::vector<CheckFinding> judge_nodes(const JobSpec& spec, const CheckResult& result) {
+  return Judge(spec, result).judge();
+}
+
+int check_exit_code(const CheckResult& result, const std::vector<CheckFinding>& findings) {
+  if (result.stop_signal != 0) return 128 + result.stop_signal;
+  for (const CheckedNode& node : result.nodes) {
+    if (node.error) return exit_code_of(*node.error);
+  }
+  const bool broken = std::any_of(findings.begin(), findings.end(),
+                                  [](const CheckFinding& f) { return f.level == Level::kError; });
+  return broken ? exit_code_of(Error{ErrorCode::kRefused, "", 0}) : 0;
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+  if (bytes == ~std::uint64_t{0}) return "unlimited";
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  auto value = static_cast<double>(bytes);
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit)
+    value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+}  // namespace ddp::launcher

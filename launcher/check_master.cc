@@ -1,0 +1,209 @@
+#include "launcher/check_master.h"
+
+#include <array>
+#include <csignal>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::nanoseconds;
+
+constexpr std::chrono::milliseconds kLastTasks{500};
+constexpr std::chrono::seconds kPingEvery{1};
+
+nanoseconds now() {
+  return std::chrono::steady_clock::now().time_since_epoch();
+}
+
+nanoseconds wall_now() {
+  return std::chrono::system_clock::now().time_since_epoch();
+}
+
+remote::FanOutOptions with_deadline(remote::FanOutOptions options, std::chrono::milliseconds time) {
+  options.deadline = std::chrono::steady_clock::now() + time;
+  return options;
+}
+
+}  // namespace
+
+CheckMaster::CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::Wishes wishes,
+                         remote::RemoteShell& remote, remote::RemoteShell& local,
+                         remote::FanOutOptions options, Say say)
+    : loop_(loop),
+      spec_(spec),
+      say_(std::move(say)),
+      run_(spec, wishes),
+      fan_out_(loop.get_executor(), remote, local, with_deadline(std::move(options), run_.answer_time())),
+      deadline_(loop),
+      ping_timer_(loop),
+      signals_(loop, SIGINT, SIGTERM, SIGHUP) {
+  for (std::size_t i = 0; i < run_.node_count(); ++i)
+    nodes_.push_back(std::make_unique<NodeLink>(i, loop.get_executor(), spec.hosts[i].name));
+}
+
+CheckMaster::~CheckMaster() = default;
+
+CheckResult CheckMaster::run() {
+  carry_out(run_.start(now()));
+  start_task(start_agents());
+  start_task(watch_signals());
+  start_task(ping_nodes());
+  loop_.run();  // until the check has finished; carry_out stops it
+  CheckResult result = run_.take_result();
+  measure_clocks(result);
+  end_tasks();
+  return result;
+}
+
+/// A node's wall clock, at a moment that its monotonic clock tells, beside ours at the same moment.
+void CheckMaster::measure_clocks(CheckResult& result) const {
+  const nanoseconds here = now();
+  const nanoseconds wall_here = wall_now();
+  for (std::size_t i = 0; i < result.nodes.size(); ++i) {
+    CheckedNode& node = result.nodes[i];
+    if (!node.facts) continue;
+    const nanoseconds then = nodes_[i]->to_ours(node.facts->clock_ns);
+    node.wall_ahead = nanoseconds(node.facts->wall_ns) - (wall_here - (here - then));
+    node.wall_error = nodes_[i]->clock_error();
+  }
+}
+
+void CheckMaster::end_tasks() {
+  fan_out_.cancel();
+  for (const auto& node : nodes_)
+    node->close();
+  error_code ignored;
+  signals_.cancel(ignored);
+  deadline_.cancel();
+  ping_timer_.cancel();
+  loop_.restart();
+  loop_.run_for(kLastTasks);
+}
+
+void CheckMaster::start_task(Awaitable<> task) {
+  asio::co_spawn(loop_, std::move(task), [](const std::exception_ptr& broken) {
+    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+  });
+}
+
+void CheckMaster::step(const CheckRun::Event& event) {
+  carry_out(run_.step(event, now()));
+}
+
+void CheckMaster::carry_out(CheckRun::Actions actions) {
+  for (CheckRun::Action& action : actions) {
+    if (auto* message = std::get_if<CheckRun::ToNode>(&action)) {
+      nodes_[message->node]->send(message->message);
+    } else if (auto* drop = std::get_if<CheckRun::Disconnect>(&action)) {
+      if (nodes_[drop->node]->opened()) nodes_[drop->node]->close();
+    }
+  }
+  if (run_.finished()) loop_.stop();
+  arm_deadline();
+}
+
+void CheckMaster::arm_deadline() {
+  const auto deadline = run_.deadline();
+  if (!deadline) {
+    deadline_.cancel();
+    return;
+  }
+  deadline_.expires_at(Clock::time_point(*deadline));
+  deadline_.async_wait([this](const error_code& cancelled) {
+    if (!cancelled) step(CheckRun::Tick{});
+  });
+}
+
+// ---- nodes
+
+Awaitable<> CheckMaster::start_agents() {
+  std::vector<remote::Host> hosts(spec_.hosts.begin(),
+                                  spec_.hosts.begin() + static_cast<std::ptrdiff_t>(nodes_.size()));
+  remote::FanOut::Report report = [this](std::size_t host, Result<remote::StartedAgent> outcome) {
+    on_started(host, std::move(outcome));
+  };
+  co_await fan_out_.run(std::move(hosts), std::move(report));
+}
+
+void CheckMaster::on_started(std::size_t index, Result<remote::StartedAgent> outcome) {
+  if (!outcome) return step(CheckRun::NodeFailed{index, outcome.error()});
+  NodeLink& node = *nodes_[index];
+  // What a login shell prints is no finding, and would stand in the way of the table.
+  if (spec_.verbose) {
+    for (const std::string& line : outcome->noise)
+      say_(spec_.hosts[index].name + ": " + line + "\n");
+    if (!outcome->errors.empty()) say_(node.error_lines(outcome->errors));
+  }
+  node.open(std::move(*outcome));
+  start_task(node.connection().write_all());
+  start_task(read_errors(this, &node));
+  start_task(read_link(this, &node));
+}
+
+Awaitable<> CheckMaster::read_link(CheckMaster* self, NodeLink* node) {
+  Result<> good;
+  while (good) {
+    good = self->take_messages(*node);
+    if (good) good = co_await node->connection().read_more();
+  }
+  node->close();
+  self->step(CheckRun::NodeFailed{node->index, good.error()});
+}
+
+Awaitable<> CheckMaster::read_errors(CheckMaster* self, NodeLink* node) {
+  std::array<char, 4096> buffer;
+  for (bool open = true; open;) {
+    const auto [error, count] =
+        co_await node->channel().errors().async_read_some(asio::buffer(buffer), kUseTuple);
+    open = !error && count > 0;
+    const std::string lines = node->error_lines(open ? std::string_view(buffer.data(), count) : "");
+    if (!lines.empty()) self->say_(lines);
+  }
+}
+
+Result<> CheckMaster::take_messages(NodeLink& node) {
+  for (;;) {
+    auto message = node.connection().next();
+    if (!message) return message.error();
+    if (!*message) return {};
+    take(node, **message);
+  }
+}
+
+void CheckMaster::take(NodeLink& node, const rendezvous::Message& message) {
+  if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
+    if (node.on_pong(*pong)) node.ping(++ping_sequence_);
+  } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
+    node.guess_clock(hello->clock_ns);
+    node.ping(++ping_sequence_);
+    step(CheckRun::NodeUp{node.index, *hello, node.channel().address()});
+  } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
+    if (!notice->detail || spec_.verbose) say_(spec_.hosts[node.index].name + ": " + notice->text + "\n");
+  } else {
+    step(CheckRun::FromNode{node.index, message});
+  }
+}
+
+/// The agents leave when they hear nothing for too long, and a slow host may take its time.
+Awaitable<> CheckMaster::ping_nodes() {
+  while (!run_.finished()) {
+    ping_timer_.expires_after(kPingEvery);
+    co_await ping_timer_.async_wait(kUseTuple);
+    for (const auto& node : nodes_) {
+      if (node->live()) node->ping(++ping_sequence_);
+    }
+  }
+}
+
+Awaitable<> CheckMaster::watch_signals() {
+  for (;;) {
+    const auto [error, number] = co_await signals_.async_wait(kUseTuple);
+    if (error) co_return;
+    step(CheckRun::Interrupt{number});
+  }
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/asio.h"
+#include "launcher/check_run.h"
+#include "launcher/job_spec.h"
+#include "launcher/node_link.h"
+#include "remote/fan_out.h"
+
+namespace ddp::launcher {
+
+/// The driver of a CheckRun: starts the agents as a job would, carries the messages, measures the clocks. No
+/// worker is ever started. One loop thread; constructor, run(), nothing else.
+class CheckMaster {
+ public:
+  /// What hosts and agents print, whole lines with the host's name before each; for stderr.
+  using Say = std::function<void(std::string_view lines)>;
+
+  /// `options` as for a job, but its deadline is set here. References outlive this.
+  CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::Wishes wishes,
+              remote::RemoteShell& remote, remote::RemoteShell& local, remote::FanOutOptions options,
+              Say say);
+  ~CheckMaster();
+  CheckMaster(const CheckMaster&) = delete;
+  CheckMaster& operator=(const CheckMaster&) = delete;
+
+  /// Asks all hosts and returns what they told; no later than --start-timeout and a few seconds for goodbyes.
+  CheckResult run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Awaitable<> start_agents();
+  void on_started(std::size_t index, Result<remote::StartedAgent> outcome);
+  static Awaitable<> read_link(CheckMaster* self, NodeLink* node);
+  static Awaitable<> read_errors(CheckMaster* self, NodeLink* node);
+  Awaitable<> watch_signals();
+  Awaitable<> ping_nodes();
+  Result<> take_messages(NodeLink& node);
+  void take(NodeLink& node, const rendezvous::Message& message);
+  void step(const CheckRun::Event& event);
+  void carry_out(CheckRun::Actions actions);
+  void arm_deadline();
+  void measure_clocks(CheckResult& result) const;
+  void end_tasks();
+  void start_task(Awaitable<> task);
+
+  asio::io_context& loop_;
+  const JobSpec& spec_;
+  Say say_;
+  CheckRun run_;
+  remote::FanOut fan_out_;
+  std::vector<std::unique_ptr<NodeLink>> nodes_;
+  asio::steady_timer deadline_;
+  asio::steady_timer ping_timer_;
+  asio::signal_set signals_;
+  std::uint64_t ping_sequence_ = 0;
+};
+
+}  // namespace ddp::launcher

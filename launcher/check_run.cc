@@ -1,0 +1,264 @@
+#include "launcher/check_run.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "launcher/start_messages.h"
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// What the way between the nodes may take, of --start-timeout.
+constexpr milliseconds kMostNetworkTime{10'000};
+/// From the limit of the start of an agent to the word of it.
+constexpr milliseconds kReportTime{300};
+/// From Leave to the end of the link.
+constexpr seconds kLeaveTime{3};
+
+}  // namespace
+
+CheckRun::CheckRun(const JobSpec& spec, Wishes wishes) : spec_(spec), wishes_(wishes) {
+  std::size_t count = spec.hosts.size();
+  if (spec.max_nodes > 0) count = std::min(count, static_cast<std::size_t>(spec.max_nodes));
+  result_.nodes.resize(count);
+  stage_.assign(count, Stage::kConnecting);
+}
+
+milliseconds CheckRun::answer_time() const {
+  return spec_.start_timeout - std::min(kMostNetworkTime, spec_.start_timeout / 4);
+}
+
+CheckRun::Actions CheckRun::start(Time now) {
+  began_ = now;
+  deadline_ = now + answer_time() + kReportTime;
+  return std::exchange(actions_, {});
+}
+
+CheckRun::Actions CheckRun::step(const Event& event, Time now) {
+  if (state_ != State::kFinished) std::visit([&](const auto& e) { on(e, now); }, event);
+  return std::exchange(actions_, {});
+}
+
+void CheckRun::on(const NodeUp& event, Time now) {
+  CheckedNode& node = result_.nodes[event.node];
+  if (stage_[event.node] != Stage::kConnecting) return;
+  node.up = true;
+  node.took = now - began_;
+  node.hello = event.hello;
+  node.connected = event.connected;
+  if (!wishes_.inspect) return answered(event.node, now);
+  stage_[event.node] = Stage::kAsked;
+  rendezvous::NodeCheck check;
+  check.job = job_start(spec_, spec_.hosts[event.node], result_.nodes.size());
+  check.has_program = wishes_.has_program;
+  check.timeout_ms = to_ms(answer_time() / 2);
+  actions_.push_back(ToNode{event.node, std::move(check)});
+}
+
+void CheckRun::on(const NodeFailed& event, Time now) {
+  Stage& stage = stage_[event.node];
+  if (stage == Stage::kGone) return;
+  const bool expected = stage == Stage::kLeaving;
+  stage = Stage::kGone;
+  if (!expected && !result_.nodes[event.node].error) result_.nodes[event.node].error = event.error;
+  if (state_ == State::kAsking) return try_network(now);
+  // Without node 0 there is nothing to look for any more; any other one is not waited for.
+  if (state_ == State::kProbing) leave_if_probed(now);
+  if (state_ == State::kOpeningStore && event.node == 0) leave_all(now);
+  finish_if_gone();
+}
+
+void CheckRun::on(const FromNode& event, Time now) {
+  CheckedNode& node = result_.nodes[event.node];
+  if (const auto* facts = std::get_if<rendezvous::NodeChecked>(&event.message)) {
+    if (stage_[event.node] != Stage::kAsked) return;
+    node.facts = *facts;
+    return answered(event.node, now);
+  }
+  if (const auto* refused = std::get_if<rendezvous::Refused>(&event.message)) {
+    const Error error{static_cast<ErrorCode>(refused->code), refused->text, refused->sys};
+    if (state_ == State::kOpeningStore && event.node == 0) {
+      node.reach = CheckedNode::Reach::kFailed;
+      node.reach_text = error.text;
+      return leave_all(now);
+    }
+    if (stage_[event.node] == Stage::kAsked) {
+      give_up(event.node, error);
+      try_network(now);
+    }
+    return;
+  }
+  if (const auto* opened = std::get_if<rendezvous::StoreOpened>(&event.message)) {
+    if (state_ != State::kOpeningStore || event.node != 0) return;
+    result_.store_port = opened->port;
+    store_token_ = opened->token;
+    node.reach = CheckedNode::Reach::kReached;
+    return probe_all(now);
+  }
+  if (const auto* probed = std::get_if<rendezvous::ProbeResult>(&event.message))
+    on_probed(event.node, *probed, now);
+}
+
+void CheckRun::on_probed(std::size_t index, const rendezvous::ProbeResult& probed, Time now) {
+  const auto at = std::find(probing_.begin(), probing_.end(), index);
+  if (state_ != State::kProbing || index == 0 || at == probing_.end()) return;
+  const std::vector<std::string> candidates = (*result_.network)->master_addrs();
+  const bool known = std::find(candidates.begin(), candidates.end(), probed.address) != candidates.end();
+  CheckedNode& node = result_.nodes[index];
+  node.reach = known ? CheckedNode::Reach::kReached : CheckedNode::Reach::kFailed;
+  node.reach_text = known ? probed.address : probed.text;
+  node.local = probed.local;
+  const auto place = static_cast<std::size_t>(at - probing_.begin());
+  send_probes(known ? master_.reached(place, probed.address) : master_.failed(place));
+  leave_if_probed(now);
+}
+
+void CheckRun::on(const Interrupt& event, Time now) {
+  if (result_.stop_signal != 0) deadline_ = now;  // who asks twice does not want to wait for goodbyes
+  result_.stop_signal = event.number;
+  for (std::size_t i = 0; i < stage_.size(); ++i) {
+    if (stage_[i] == Stage::kConnecting) give_up(i, Error{ErrorCode::kCancelled, "stopped by the user"});
+  }
+  leave_all(now);
+  on(Tick{}, now);
+}
+
+void CheckRun::on(const Tick&, Time now) {
+  if (!deadline_ || now < *deadline_) return;
+  switch (state_) {
+    case State::kAsking:
+      for (std::size_t i = 0; i < stage_.size(); ++i) {
+        const std::string limit =
+            std::to_string(std::chrono::duration_cast<seconds>(answer_time()).count()) + " s";
+        if (stage_[i] == Stage::kConnecting) {
+          give_up(i, Error{ErrorCode::kTimeout, "no agent answered within " + limit});
+        } else if (stage_[i] == Stage::kAsked) {
+          give_up(i, Error{ErrorCode::kTimeout, "its agent answered, but did not finish its check within " +
+                                                    limit + "; is a network disk there out of reach?"});
+        }
+      }
+      return try_network(now);
+    case State::kOpeningStore:
+      result_.nodes[0].reach = CheckedNode::Reach::kFailed;
+      result_.nodes[0].reach_text = "its agent did not open a port in time";
+      return leave_all(now);
+    case State::kProbing:
+      for (const std::size_t i : probing_) {
+        CheckedNode& node = result_.nodes[i];
+        if (!usable(i) || node.reach != CheckedNode::Reach::kNotTried) continue;
+        node.reach = CheckedNode::Reach::kFailed;
+        node.reach_text = "its agent did not tell in time";
+      }
+      return leave_all(now);
+    case State::kLeaving:
+      for (std::size_t i = 0; i < stage_.size(); ++i) {
+        if (stage_[i] == Stage::kGone) continue;
+        actions_.push_back(Disconnect{i});
+        stage_[i] = Stage::kGone;
+      }
+      return finish_if_gone();
+    case State::kFinished:
+      return;
+  }
+}
+
+void CheckRun::answered(std::size_t node, Time now) {
+  stage_[node] = Stage::kAnswered;
+  try_network(now);
+}
+
+void CheckRun::give_up(std::size_t node, Error error) {
+  result_.nodes[node].error = std::move(error);
+  stage_[node] = Stage::kGone;
+  actions_.push_back(Disconnect{node});
+}
+
+/// When of every host it is known whether it answers.
+void CheckRun::try_network(Time now) {
+  if (state_ != State::kAsking) return;
+  std::vector<NodeNetwork> networks;
+  std::vector<rendezvous::NodeSlots> slots;
+  rendezvous::OpenStore open;
+  for (std::size_t i = 0; i < stage_.size(); ++i) {
+    if (stage_[i] == Stage::kConnecting || stage_[i] == Stage::kAsked) return;
+    if (!usable(i)) continue;
+    const CheckedNode& node = result_.nodes[i];
+    const remote::Host& host = spec_.hosts[i];
+    std::optional<int> devices;
+    if (!host.devices.empty()) devices = static_cast<int>(host.devices.size());
+    slots.push_back({host.name, host.slots, devices, static_cast<int>(node.hello.gpus),
+                     static_cast<int>(node.hello.cpus)});
+    networks.push_back({host.name, node.hello.machine_id, node.connected, node.hello.interfaces});
+    result_.networked.push_back(i);
+    for (const rendezvous::Interface& interface : node.hello.interfaces)
+      open.allow.push_back(interface.address);
+    if (!node.connected.empty()) open.allow.push_back(node.connected);
+  }
+  if (slots.size() == stage_.size()) result_.plan = rendezvous::plan_ranks(slots, procs_wanted(spec_));
+  if (networks.empty()) return leave_all(now);
+  result_.network = choose_network(networks, spec_.network);
+  if (!*result_.network || !usable(0)) return leave_all(now);
+
+  open.mode = static_cast<std::uint8_t>(StoreMode::kAgent);  // somebody has to answer the others
+  open.loopback_only = (*result_.network)->one_machine;
+  open.port = spec_.master_port;
+  if (spec_.port_range) std::tie(open.first_port, open.last_port) = *spec_.port_range;
+  std::sort(open.allow.begin(), open.allow.end());
+  open.allow.erase(std::unique(open.allow.begin(), open.allow.end()), open.allow.end());
+  state_ = State::kOpeningStore;
+  deadline_ = now + (spec_.start_timeout - answer_time());
+  actions_.push_back(ToNode{0, std::move(open)});
+}
+
+void CheckRun::probe_all(Time now) {
+  state_ = State::kProbing;
+  probing_ = result_.networked;
+  for (const std::size_t i : probing_) {
+    if (i != 0) result_.nodes[i].reach = CheckedNode::Reach::kNotTried;
+  }
+  send_probes(master_.begin((*result_.network)->master_addrs(), probing_.size()));
+  leave_if_probed(now);
+}
+
+void CheckRun::send_probes(const std::vector<MasterAddress::Probe>& probes) {
+  const auto timeout = to_ms((spec_.start_timeout - answer_time()) / 2);
+  for (const MasterAddress::Probe& probe : probes) {
+    const std::size_t node = probing_[probe.node];
+    result_.nodes[node].reach = CheckedNode::Reach::kNotTried;
+    actions_.push_back(
+        ToNode{node, rendezvous::Probe{0, probe.addresses, result_.store_port, timeout, store_token_}});
+  }
+}
+
+void CheckRun::leave_if_probed(Time now) {
+  for (const std::size_t i : probing_) {
+    if (usable(i) && result_.nodes[i].reach == CheckedNode::Reach::kNotTried) return;
+  }
+  if (!master_.hopeless()) result_.master_addr = master_.chosen();
+  leave_all(now);
+}
+
+void CheckRun::leave_all(Time now) {
+  if (state_ == State::kLeaving || state_ == State::kFinished) return;
+  state_ = State::kLeaving;
+  deadline_ = now + kLeaveTime;
+  for (std::size_t i = 0; i < stage_.size(); ++i) {
+    if (stage_[i] != Stage::kAsked && stage_[i] != Stage::kAnswered) continue;
+    stage_[i] = Stage::kLeaving;
+    actions_.push_back(ToNode{i, rendezvous::Leave{}});
+  }
+  finish_if_gone();
+}
+
+void CheckRun::finish_if_gone() {
+  if (state_ != State::kLeaving) return;
+  if (std::any_of(stage_.begin(), stage_.end(), [](Stage stage) { return stage != Stage::kGone; })) return;
+  state_ = State::kFinished;
+  deadline_.reset();
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,234 @@
+#include "launcher/check_text.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <utility>
+
+#include "launcher/text_table.h"
+#include "remote/host_range.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Colour = TextTable::Colour;
+using Level = CheckFinding::Level;
+
+std::string counted(std::size_t count, const std::string& word) {
+  return std::to_string(count) + ' ' + word + (count == 1 ? "" : "s");
+}
+
+std::string seconds_text(std::chrono::nanoseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f s", std::chrono::duration<double>(time).count());
+  return text;
+}
+
+/// "+0.3 ms", "-2.1 s".
+std::string offset_text(std::chrono::nanoseconds offset) {
+  const double ms = std::chrono::duration<double, std::milli>(offset).count();
+  char text[32];
+  if (ms > -1000 && ms < 1000)
+    std::snprintf(text, sizeof text, "%+.1f ms", ms);
+  else
+    std::snprintf(text, sizeof text, "%+.1f s", ms / 1000);
+  return text;
+}
+
+std::string gpus_text(const CheckedNode& node) {
+  if (node.hello.gpus == 0 && (!node.facts || node.facts->gpus.empty())) return {};
+  std::string text = std::to_string(node.hello.gpus);
+  if (node.facts && !node.facts->gpus.empty()) text += ' ' + node.facts->gpus.front().name;
+  return text;
+}
+
+std::string gpu_memory_text(const rendezvous::NodeChecked& facts) {
+  if (facts.gpus.empty()) return {};
+  std::uint64_t least = ~std::uint64_t{0};
+  for (const rendezvous::NodeGpu& gpu : facts.gpus)
+    least = std::min(least, gpu.memory_free);
+  return bytes_text(least);
+}
+
+std::string disk_text(const rendezvous::NodeChecked& facts) {
+  if (facts.disks.empty()) return {};
+  std::uint64_t least = ~std::uint64_t{0};
+  for (const rendezvous::NodeDisk& disk : facts.disks) {
+    if (disk.size > 0) least = std::min(least, disk.free);
+  }
+  return least == ~std::uint64_t{0} ? "?" : bytes_text(least);
+}
+
+TextTable::Cell verdict(const std::string& trouble) {
+  return trouble.empty() ? TextTable::Cell("ok") : TextTable::Cell("no", Colour::kBad);
+}
+
+/// What of the findings falls on one host.
+TextTable::Cell outcome(const CheckedNode& node, std::size_t index,
+                        const std::vector<CheckFinding>& findings) {
+  std::size_t errors = 0;
+  std::size_t warnings = 0;
+  for (const CheckFinding& finding : findings) {
+    if (!std::binary_search(finding.nodes.begin(), finding.nodes.end(), index)) continue;
+    ++(finding.level == Level::kError ? errors : warnings);
+  }
+  if (node.error) return {node.error->code == ErrorCode::kCancelled ? "not asked" : "FAILED", Colour::kBad};
+  if (errors > 0) return {counted(errors, "error"), Colour::kBad};
+  if (warnings > 0) return {counted(warnings, "warning"), Colour::kDoubtful};
+  return {"ok", Colour::kGood};
+}
+
+std::string findings_text(const JobSpec& spec, const std::vector<CheckFinding>& findings, bool colours) {
+  std::string text;
+  for (const CheckFinding& finding : findings) {
+    const bool error = finding.level == Level::kError;
+    std::vector<std::string> names;
+    for (const std::size_t i : finding.nodes)
+      names.push_back(spec.hosts[i].name);
+    text += colours ? (error ? "\x1b[31m" : "\x1b[33m") : "";
+    text += error ? "error" : "warning";
+    text += colours ? "\x1b[0m: " : ": ";
+    if (!names.empty()) text += remote::fold_ranges(names) + ": ";
+    text += finding.text + (finding.advice.empty() ? "" : "; " + finding.advice) + '\n';
+  }
+  return text;
+}
+
+std::string ranks_text(const rendezvous::NodeRanks& ranks) {
+  const std::string first = std::to_string(ranks.first_rank);
+  if (ranks.local_world_size == 1) return first;
+  return first + '-' + std::to_string(ranks.first_rank + ranks.local_world_size - 1);
+}
+
+std::string network_line(const CheckResult& result) {
+  if (!result.network || !*result.network) return {};
+  return "network: " + (*result.network)->reason + '\n';
+}
+
+}  // namespace
+
+std::string chosen_interface(const CheckResult& result, std::size_t node) {
+  if (!result.network || !*result.network) return {};
+  const NetChoice& choice = **result.network;
+  const auto at = std::find(result.networked.begin(), result.networked.end(), node);
+  const auto k = static_cast<std::size_t>(at - result.networked.begin());
+  const auto& interfaces =
+      result.master_addr.empty() ? choice.ways.front().interfaces : choice.way(result.master_addr).interfaces;
+  return k < interfaces.size() ? interfaces[k] : std::string();
+}
+
+std::string chosen_address(const CheckResult& result, std::size_t node) {
+  const CheckedNode& it = result.nodes[node];
+  const std::string interface = chosen_interface(result, node);
+  std::string any;
+  for (const rendezvous::Interface& one : it.hello.interfaces) {
+    if (one.name != interface) continue;
+    if (one.address == it.connected) return one.address;  // an interface may have several
+    if (any.empty()) any = one.address;
+  }
+  return any.empty() ? it.connected : any;
+}
+
+std::vector<std::string> node_variables(const JobSpec& spec, const CheckResult& result, std::size_t node) {
+  std::vector<std::string> names;
+  if (const std::string interface = chosen_interface(result, node); !interface.empty()) {
+    names.push_back("NCCL_SOCKET_IFNAME==" + interface);
+    names.push_back("GLOO_SOCKET_IFNAME=" + interface);
+  }
+  const remote::Host& host = spec.hosts[node];
+  if (!host.devices.empty()) {
+    std::string devices;
+    for (const std::string& device : host.devices)
+      devices += (devices.empty() ? "" : ",") + device;
+    names.push_back("CUDA_VISIBLE_DEVICES=" + devices);
+  }
+  for (const auto& variable : host.env)
+    names.push_back(variable.first);
+  return names;
+}
+
+std::string check_text(const JobSpec& spec, const CheckResult& result,
+                       const std::vector<CheckFinding>& findings, bool colours) {
+  TextTable table;
+  table.add({"host", "answer", "system", "CPUs", "GPUs", "free memory", "program", "directory", "address",
+             "port", "clock", "files", "shm", "disk", "result"});
+  for (std::size_t i = 0; i < result.nodes.size(); ++i) {
+    const CheckedNode& node = result.nodes[i];
+    std::vector<TextTable::Cell> row = {spec.hosts[i].name, node.up ? seconds_text(node.took) : "-"};
+    if (node.facts) {
+      const rendezvous::NodeChecked& facts = *node.facts;
+      const bool program = !facts.program.empty() || !facts.program_trouble.empty();
+      const std::array ports = {"-", "ok", "no"};
+      row.insert(row.end(), {facts.os.empty() ? facts.system : facts.os,
+                             std::to_string(node.hello.cpus),
+                             gpus_text(node),
+                             gpu_memory_text(facts),
+                             program ? verdict(facts.program_trouble) : TextTable::Cell(),
+                             verdict(facts.directory_trouble),
+                             chosen_address(result, i),
+                             {ports[static_cast<std::size_t>(node.reach)],
+                              node.reach == CheckedNode::Reach::kFailed ? Colour::kBad : Colour::kNone},
+                             node.wall_ahead ? offset_text(*node.wall_ahead) : "?",
+                             std::to_string(facts.nofile),
+                             bytes_text(facts.shm_free),
+                             disk_text(facts)});
+    } else {
+      row.resize(14);
+    }
+    row.push_back(outcome(node, i, findings));
+    table.add(std::move(row));
+  }
+  std::string text = table.text(colours) + '\n' + network_line(result);
+  text += findings_text(spec, findings, colours);
+  if (findings.empty() && result.stop_signal == 0) text += "nothing is wrong\n";
+  return text;
+}
+
+std::string hosts_text(const JobSpec& spec, const CheckResult& result,
+                       const std::vector<CheckFinding>& findings) {
+  TextTable table;
+  table.add({"node", "host", "ranks", "workers", "slots", "CPUs", "GPUs", "address", "interface",
+             "variables of its own"});
+  for (std::size_t i = 0; i < result.nodes.size(); ++i) {
+    const CheckedNode& node = result.nodes[i];
+    const rendezvous::NodeRanks* ranks = result.plan && *result.plan ? &(*result.plan)->nodes[i] : nullptr;
+    std::string variables;
+    for (const std::string& name : node_variables(spec, result, i))
+      variables += (variables.empty() ? "" : " ") + name;
+    const auto& slots = spec.hosts[i].slots;
+    table.add({std::to_string(i), spec.hosts[i].name, ranks != nullptr ? ranks_text(*ranks) : "?",
+               ranks != nullptr ? std::to_string(ranks->local_world_size) + " (" + ranks->reason + ")" : "?",
+               slots ? std::to_string(*slots) : "any", node.up ? std::to_string(node.hello.cpus) : "?",
+               node.up ? std::to_string(node.hello.gpus) : "?", chosen_address(result, i),
+               chosen_interface(result, i), variables});
+  }
+  std::string text = table.text(false) + '\n';
+  if (result.plan && *result.plan) text += "world size " + std::to_string((*result.plan)->world_size) + '\n';
+  if (!result.master_addr.empty()) text += "MASTER_ADDR " + result.master_addr + '\n';
+  text += network_line(result);
+  if (result.nodes.size() < spec.hosts.size())
+    text += "unused hosts: " + std::to_string(spec.hosts.size() - result.nodes.size()) + '\n';
+  return text + findings_text(spec, findings, false);
+}
+
+std::string check_last_line(int exit_code, const CheckResult& result, const JobSpec& spec,
+                            const std::vector<CheckFinding>& findings) {
+  if (exit_code == 0) return {};
+  const std::string begin = "exit " + std::to_string(exit_code) + ": ";
+  if (result.stop_signal != 0) return begin + "stopped by the user";
+  std::vector<std::string> failed;
+  for (std::size_t i = 0; i < result.nodes.size(); ++i) {
+    if (result.nodes[i].error) failed.push_back(spec.hosts[i].name);
+  }
+  if (!failed.empty()) {
+    return begin + counted(failed.size(), "host") + " of " + std::to_string(result.nodes.size()) +
+           " could not be checked: " + remote::fold_ranges(failed);
+  }
+  const auto errors = static_cast<std::size_t>(std::count_if(
+      findings.begin(), findings.end(), [](const CheckFinding& f) { return f.level == Level::kError; }));
+  return begin + "a job would fail, " + counted(errors, "error") + " found";
+}
+
+}  // namespace ddp::launcher

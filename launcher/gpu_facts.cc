@@ -1,0 +1,91 @@
+#include "launcher/gpu_facts.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+/// More than any machine has; a broken driver must not fill the link.
+constexpr std::size_t kMostGpus = 1024;
+constexpr std::size_t kMostProcesses = 4096;
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\r'))
+    text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\r'))
+    text.remove_suffix(1);
+  return text;
+}
+
+std::vector<std::string_view> cut(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, at), text.size());
+    parts.push_back(trimmed(text.substr(at, end - at)));
+    at = end + 1;
+  }
+  return parts;
+}
+
+std::optional<std::uint64_t> number(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failed != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
+  return value;
+}
+
+void add_process(GpuFacts& facts, std::size_t gpu, std::string_view pid, std::uint64_t memory) {
+  const auto value = number(pid);
+  if (!value || gpu >= facts.gpus.size() || facts.processes.size() >= kMostProcesses) return;
+  facts.processes.push_back({gpu, static_cast<std::uint32_t>(*value), memory});
+}
+
+}  // namespace
+
+GpuFacts read_nvml_lines(std::string_view text) {
+  GpuFacts facts;
+  for (const std::string_view line : cut(text, '\n')) {
+    const std::vector<std::string_view> words = cut(line, '\t');
+    if (words[0] == "version" && words.size() >= 3) {
+      facts.versions.emplace_back(words[1], words[2]);
+    } else if (words[0] == "gpu" && words.size() >= 4 && facts.gpus.size() < kMostGpus) {
+      facts.gpus.push_back(
+          {std::string(words[1]), number(words[2]).value_or(0), number(words[3]).value_or(0), 0, {}});
+    } else if (words[0] == "process" && words.size() >= 4) {
+      if (const auto gpu = number(words[1])) add_process(facts, *gpu, words[2], number(words[3]).value_or(0));
+    } else if (words[0] == "trouble" && words.size() >= 2) {
+      facts.trouble = words[1];
+    }
+  }
+  return facts;
+}
+
+GpuFacts read_smi(std::string_view gpus, std::string_view processes) {
+  GpuFacts facts;
+  std::vector<std::string> uuids;
+  for (const std::string_view line : cut(gpus, '\n')) {
+    const std::vector<std::string_view> words = cut(line, ',');
+    if (words.size() < 6 || !number(words[0]) || facts.gpus.size() >= kMostGpus) continue;
+    if (facts.gpus.empty()) facts.versions.emplace_back("driver", words[5]);
+    facts.gpus.push_back({std::string(words[2]),
+                          number(words[3]).value_or(0) * kMiB,
+                          number(words[4]).value_or(0) * kMiB,
+                          0,
+                          {}});
+    uuids.emplace_back(words[1]);
+  }
+  for (const std::string_view line : cut(processes, '\n')) {
+    const std::vector<std::string_view> words = cut(line, ',');
+    if (words.size() < 3) continue;
+    for (std::size_t i = 0; i < uuids.size(); ++i) {
+      if (uuids[i] == words[0]) add_process(facts, i, words[1], number(words[2]).value_or(0) * kMiB);
+    }
+  }
+  return facts;
+}
+
+}  // namespace ddp::launcher

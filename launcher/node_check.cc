@@ -1,0 +1,337 @@
+#include "launcher/node_check.h"
+
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/child_process.h"
+#include "base/find_program.h"
+#include "launcher/gpu_facts.h"
+#include "launcher/job_spec.h"
+#include "launcher/node_job.h"
+#include "launcher/tool_run.h"
+
+namespace ddp::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+using rendezvous::NodeChecked;
+using rendezvous::NodeDisk;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kToolText = 256 * 1024;
+/// Processes named of one GPU; the others are counted.
+constexpr std::size_t kNamedHolders = 3;
+constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
+
+std::string first_line_of(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::uint64_t soft_limit(decltype(RLIMIT_NOFILE) which) {
+  rlimit limit{};
+  if (::getrlimit(which, &limit) != 0) return 0;
+  return limit.rlim_cur == RLIM_INFINITY ? kNoLimit : limit.rlim_cur;
+}
+
+/// One entry for each file system, though several directories lie on it.
+void add_disk(std::vector<NodeDisk>& disks, const std::string& path) {
+  const auto same = [&](const NodeDisk& disk) { return disk.path == path; };
+  if (path.empty() || std::any_of(disks.begin(), disks.end(), same)) return;
+  NodeDisk disk;
+  disk.path = path;
+  struct statvfs found {};
+  if (::statvfs(path.c_str(), &found) != 0) {
+    disk.trouble = std::strerror(errno);
+  } else {
+    disk.size = static_cast<std::uint64_t>(found.f_blocks) * found.f_frsize;
+    disk.free = static_cast<std::uint64_t>(found.f_bavail) * found.f_frsize;
+    disk.writable = ::access(path.c_str(), W_OK) == 0;
+  }
+  disks.push_back(std::move(disk));
+}
+
+// ---- the job's own needs, judged by what a job would say
+
+rendezvous::JobStart asking_for(const rendezvous::JobStart& job, const std::string& directory,
+                                bool environment) {
+  rendezvous::JobStart ask;
+  ask.job_id = job.job_id;
+  ask.host = job.host;
+  ask.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
+  ask.argv = {"/proc/self/exe"};  // is there
+  ask.chdir = directory;
+  if (environment) {
+    ask.env = job.env;
+    ask.explicit_env = job.explicit_env;
+  }
+  return ask;
+}
+
+/// Whether the program can be looked for although its directory is missing.
+bool needs_directory(const rendezvous::JobStart& job) {
+  switch (static_cast<WorkerCommand::Kind>(job.command_kind)) {
+    case WorkerCommand::Kind::kProgram: {
+      const std::string program = job.argv.empty() ? std::string() : job.argv.front();
+      return program.find('/') != std::string::npos && !program.starts_with('/');
+    }
+    case WorkerCommand::Kind::kPython:
+      return !job.argv.empty() && !job.argv.front().starts_with('/');
+    case WorkerCommand::Kind::kModule:
+    case WorkerCommand::Kind::kTrain:
+      return false;
+  }
+  return false;
+}
+
+void check_job(const rendezvous::NodeCheck& request, const EnvVars& node_env, const std::string& agent_dir,
+               NodeChecked& checked) {
+  const rendezvous::JobStart& job = request.job;
+  const auto directory = NodeJob::prepare(asking_for(job, job.chdir, false), node_env, agent_dir);
+  checked.directory = job.chdir;
+  if (!directory) checked.directory_trouble = directory.error().text;
+  const auto environment = NodeJob::prepare(asking_for(job, "", true), node_env, agent_dir);
+  if (!environment) checked.environment_trouble = environment.error().text;
+  // With a broken environment it would not be clear what a search in PATH means.
+  if (!request.has_program || !environment || (!directory && needs_directory(job))) return;
+  rendezvous::JobStart whole = job;
+  if (!directory) whole.chdir.clear();
+  const auto program = NodeJob::prepare(whole, node_env, agent_dir);
+  if (program) {
+    checked.program = program->program();
+  } else {
+    checked.program_trouble = program.error().text;
+  }
+}
+
+// ---- versions
+
+std::string parent_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos || slash == 0 ? "" : path.substr(0, slash);
+}
+
+/// Where the Python lies that the job will run, by its program or by the environment that is active.
+std::string python_prefix(const NodeChecked& checked, const EnvVars& env) {
+  const std::string name = checked.program.substr(checked.program.rfind('/') + 1);
+  if (name.starts_with("python")) return parent_of(parent_of(checked.program));
+  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    if (const std::string* prefix = find_env(env, variable)) return *prefix;
+  }
+  return {};
+}
+
+/// A version found first stays: what Python's packages bring counts before what the system has.
+void add_versions(NodeChecked& checked, const rendezvous::Pairs& versions) {
+  for (const auto& version : versions) {
+    const auto same = [&](const auto& known) { return known.first == version.first; };
+    if (std::none_of(checked.versions.begin(), checked.versions.end(), same))
+      checked.versions.push_back(version);
+  }
+}
+
+// ---- GPUs
+
+Awaitable<ToolOutput> ask(std::vector<std::string> argv, EnvVars env, Clock::time_point until) {
+  std::set<pid_t> pids;
+  ChildSpec spec;
+  spec.path = argv.front();
+  spec.argv = std::move(argv);
+  for (const auto& [name, value] : env)
+    spec.env.push_back(name + "=" + value);
+  co_return co_await run_tool(std::move(spec), until, kToolText, &pids);
+}
+
+Awaitable<GpuFacts> ask_nvml(std::string helper, EnvVars env, Clock::time_point until) {
+  std::vector<std::string> argv(1, helper);
+  const ToolOutput told = co_await ask(std::move(argv), std::move(env), until);
+  GpuFacts facts = read_nvml_lines(told.text);
+  if (!told.success) facts.trouble = "the NVIDIA driver did not answer " + helper + ": " + told.trouble;
+  co_return facts;
+}
+
+Awaitable<GpuFacts> ask_smi(std::string smi, EnvVars env, Clock::time_point until) {
+  std::vector<std::string> argv(3, "--format=csv,noheader,nounits");
+  argv[0] = smi;
+  argv[1] = "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version";
+  const ToolOutput gpus = co_await ask(argv, env, until);
+  argv[1] = "--query-compute-apps=gpu_uuid,pid,used_memory";
+  const ToolOutput apps = co_await ask(argv, env, until);
+  GpuFacts facts = read_smi(gpus.text, apps.success ? apps.text : "");
+  if (!gpus.success) {
+    facts.trouble = "nvidia-smi: " + gpus.trouble;
+    const std::string first = gpus.text.substr(0, gpus.text.find('\n'));
+    if (!first.empty()) facts.trouble += " (" + first + ")";
+  }
+  co_return facts;
+}
+
+/// ddplaunch-nvml where it is installed beside the agent; else nvidia-smi, which comes with the driver.
+Awaitable<GpuFacts> ask_driver(std::string agent_dir, EnvVars env, std::chrono::milliseconds timeout) {
+  const auto until = Clock::now() + timeout;
+  const std::string helper = agent_dir + "/ddplaunch-nvml";
+  if (::access(helper.c_str(), X_OK) == 0) co_return co_await ask_nvml(helper, std::move(env), until);
+  std::optional<std::string_view> search;
+  if (const std::string* path = find_env(env, "PATH")) search = *path;
+  const auto smi = find_program("nvidia-smi", search, "/");
+  if (!smi) co_return GpuFacts{};
+  co_return co_await ask_smi(*smi, std::move(env), until);
+}
+
+void add_gpus(NodeChecked& checked, GpuFacts facts) {
+  for (const GpuFacts::Process& process : facts.processes) {
+    rendezvous::NodeGpu& gpu = facts.gpus[process.gpu];
+    if (gpu.processes++ >= kNamedHolders) continue;
+    gpu.holders +=
+        (gpu.holders.empty() ? "" : ", ") + facts::process_text(process.pid, "/proc", "/etc/passwd");
+  }
+  for (rendezvous::NodeGpu& gpu : facts.gpus) {
+    if (gpu.processes > kNamedHolders)
+      gpu.holders += " and " + std::to_string(gpu.processes - kNamedHolders) + " more";
+  }
+  checked.gpus = std::move(facts.gpus);
+  checked.gpus_trouble = std::move(facts.trouble);
+  add_versions(checked, facts.versions);
+}
+
+}  // namespace
+
+namespace facts {
+
+rendezvous::Pairs python_versions(const std::string& prefix, const std::string& root) {
+  rendezvous::Pairs found;
+  std::vector<std::string> places = {prefix + "/lib", prefix + "/local/lib"};
+  for (const std::string& place : places) {
+    std::error_code failed;
+    for (fs::directory_iterator python(root + place, failed), end; !failed && python != end;
+         python.increment(failed)) {
+      if (!python->path().filename().string().starts_with("python3")) continue;
+      for (const char* packages : {"site-packages", "dist-packages"}) {
+        std::error_code ignored;
+        for (fs::directory_iterator it(python->path() / packages, ignored), last; !ignored && it != last;
+             it.increment(ignored)) {
+          std::string name = it->path().filename();
+          if (!name.ends_with(".dist-info")) continue;
+          name.resize(name.size() - std::strlen(".dist-info"));
+          const std::size_t dash = name.find('-');
+          if (dash == std::string::npos) continue;
+          const std::string package = name.substr(0, dash);
+          if (package == "torch") found.emplace_back("torch", name.substr(dash + 1));
+          if (package.starts_with("nvidia_nccl_cu")) found.emplace_back("NCCL", name.substr(dash + 1));
+        }
+      }
+    }
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end(),
+                          [](const auto& a, const auto& b) { return a.first == b.first; }),
+              found.end());
+  return found;
+}
+
+std::string os_name(const std::string& path) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    constexpr std::string_view kKey = "PRETTY_NAME=";
+    if (!line.starts_with(kKey)) continue;
+    std::string name = line.substr(kKey.size());
+    if (name.size() >= 2 && (name.front() == '"' || name.front() == '\''))
+      name = name.substr(1, name.size() - 2);
+    return name;
+  }
+  return {};
+}
+
+std::string process_text(std::uint32_t pid, const std::string& proc, const std::string& passwd) {
+  const std::string number = std::to_string(pid);
+  const std::string name = first_line_of(proc + "/" + number + "/comm");
+  if (name.empty()) return "process " + number + " (of another container, or hidden)";
+  std::string user;
+  std::ifstream status(proc + "/" + number + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("Uid:")) continue;
+    const std::size_t begin = line.find_first_of("0123456789");
+    if (begin != std::string::npos)
+      user = line.substr(begin, line.find_first_not_of("0123456789", begin) - begin);
+  }
+  std::ifstream accounts(passwd);
+  for (std::string line; std::getline(accounts, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos || line.compare(second + 1, user.size() + 1, user + ':') != 0) continue;
+    user = line.substr(0, first);
+    break;
+  }
+  return name + ' ' + number + (user.empty() ? "" : " (" + user + ')');
+}
+
+std::vector<std::string> infiniband_adapters(const std::string& root) {
+  std::vector<std::string> active;
+  std::error_code failed;
+  for (fs::directory_iterator it(root + "/sys/class/infiniband", failed), end; !failed && it != end;
+       it.increment(failed)) {
+    std::error_code ignored;
+    for (fs::directory_iterator port(it->path() / "ports", ignored), last; !ignored && port != last;
+         port.increment(ignored)) {
+      if (first_line_of(port->path() / "state").find("ACTIVE") == std::string::npos) continue;
+      active.push_back(it->path().filename());
+      break;
+    }
+  }
+  std::sort(active.begin(), active.end());
+  return active;
+}
+
+}  // namespace facts
+
+Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, EnvVars node_env, std::string agent_dir) {
+  NodeChecked checked;
+  utsname system{};
+  if (::uname(&system) == 0)
+    checked.system = std::string(system.sysname) + " " + system.release + " " + system.machine;
+  checked.os = facts::os_name("/etc/os-release");
+  check_job(request, node_env, agent_dir, checked);
+
+  const EnvVars env = merge_env(node_env, request.job.env, request.job.explicit_env);
+  if (const std::string prefix = python_prefix(checked, env); !prefix.empty())
+    add_versions(checked, facts::python_versions(prefix, ""));
+  checked.nofile = children_nofile() == RLIM_INFINITY ? kNoLimit : children_nofile();
+  checked.memlock = soft_limit(RLIMIT_MEMLOCK);
+  checked.processes = soft_limit(RLIMIT_NPROC);
+  checked.infiniband = facts::infiniband_adapters("");
+  std::vector<NodeDisk> shm;
+  add_disk(shm, "/dev/shm");
+  checked.shm_size = shm[0].size;
+  checked.shm_free = shm[0].free;
+  if (checked.directory_trouble.empty()) add_disk(checked.disks, checked.directory);
+  const std::string* temporary = find_env(env, "TMPDIR");
+  add_disk(checked.disks, temporary != nullptr && !temporary->empty() ? *temporary : "/tmp");
+
+  GpuFacts gpus = co_await ask_driver(agent_dir, env, std::chrono::milliseconds(request.timeout_ms));
+  add_gpus(checked, std::move(gpus));
+  checked.clock_ns = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+  checked.wall_ns = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                                   std::chrono::system_clock::now().time_since_epoch())
+                                                   .count());
+  co_return checked;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+#include "base/asio.h"
+#include "launcher/env_filter.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// Looks for what would be in a job's way on this node: files, limits, memory, GPUs. Changes nothing, and
+/// never fails: what cannot be found out is told as such. `agent_dir` is where this program lies, `node_env`
+/// its own environment. Blocks the loop while it looks at files, so as long as a dead network disk holds
+/// them; waits for tools without blocking, for `request.timeout_ms` at most.
+Awaitable<rendezvous::NodeChecked> check_node(rendezvous::NodeCheck request, EnvVars node_env,
+                                              std::string agent_dir);
+
+namespace facts {
+
+/// Versions of the Python packages that have to fit on all nodes (torch, NCCL), by their directories under
+/// `prefix`; `root` goes before every path. Nothing is run.
+rendezvous::Pairs python_versions(const std::string& prefix, const std::string& root);
+/// PRETTY_NAME of an os-release file; empty: none.
+std::string os_name(const std::string& path);
+/// "python 4711 (alice)" as far as `proc` shows it; `passwd` is the file of accounts.
+std::string process_text(std::uint32_t pid, const std::string& proc, const std::string& passwd);
+/// InfiniBand and RoCE adapters with an active port, below `root` + /sys/class/infiniband.
+std::vector<std::string> infiniband_adapters(const std::string& root);
+
+}  // namespace facts
+}  // namespace ddp::launcher

@@ -1,0 +1,255 @@
+#include "remote/scheduler_hosts.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <unordered_map>
+
+#include "remote/host_range.h"
+#include "remote/host_word.h"
+
+namespace ddp::remote {
+
+namespace {
+
+constexpr char kBlanks[] = " \t\r\n";
+
+Mistakes mistake(const std::string& file, int line, std::string message) {
+  return Mistakes{{{Place{file, line, 0}, std::move(message)}}};
+}
+
+/// A word, and the line it stands on.
+struct Word {
+  std::string_view text;
+  int line = 0;
+};
+
+/// Words between blanks; `lines`: numbered by line, else line 0.
+std::vector<Word> words_of(std::string_view text, bool lines) {
+  std::vector<Word> words;
+  int line = lines ? 1 : 0;
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] == '\n' && lines) ++line;
+    if (std::string_view(kBlanks).find(text[at]) != std::string_view::npos) {
+      ++at;
+      continue;
+    }
+    const std::size_t end = std::min(text.find_first_of(kBlanks, at), text.size());
+    words.push_back({text.substr(at, end - at), line});
+    at = end;
+  }
+  return words;
+}
+
+/// Adds up the slots of each host, in the order of their first mention.
+class Counter {
+ public:
+  explicit Counter(std::string file) : file_(std::move(file)) {}
+
+  /// False: `word` is no host, or there are too many; the mistake is kept.
+  bool add(const Word& word, int count) {
+    const HostWord host = parse_host_word(word.text);
+    if (!host.errors.empty() || host.names.size() != 1 || host.slots_given || host.user_given) {
+      wrong_ = mistake(file_, word.line,
+                       '"' + std::string(word.text.substr(0, 80)) + "\" is not the name of a host");
+      return false;
+    }
+    const auto [known, is_new] = index_.emplace(host.names[0], hosts_.size());
+    if (is_new) {
+      if (hosts_.size() >= kMaxHosts) {
+        wrong_ = mistake(file_, word.line, "more than " + std::to_string(kMaxHosts) + " hosts");
+        return false;
+      }
+      Host& made = hosts_.emplace_back();
+      made.name = host.names[0];
+      made.slots = 0;
+      made.place = Place{file_, word.line, 0};
+    }
+    int& slots = *hosts_[known->second].slots;
+    slots = std::min(slots + count, kMaxSlots);
+    return true;
+  }
+
+  Checked<std::vector<Host>> finish() {
+    if (wrong_) return std::move(*wrong_);
+    if (hosts_.empty()) return mistake(file_, 0, "no hosts in it");
+    const bool launchers =
+        std::all_of(hosts_.begin(), hosts_.end(), [](const Host& h) { return h.slots == 1; });
+    for (Host& host : hosts_) {
+      if (launchers) host.slots.reset();
+    }
+    return std::move(hosts_);
+  }
+
+ private:
+  std::string file_;
+  std::vector<Host> hosts_;
+  std::unordered_map<std::string, std::size_t> index_;
+  std::optional<Mistakes> wrong_;
+};
+
+/// "8", "a100:8", "a100:4,v100:4(S:0-1)": all of them together; nothing: not to be read.
+std::optional<int> gpu_count(std::string_view text) {
+  int sum = 0;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    std::string_view part = text.substr(at, end - at);
+    part = part.substr(0, part.find('('));
+    if (const std::size_t colon = part.rfind(':'); colon != std::string_view::npos)
+      part.remove_prefix(colon + 1);
+    const auto number = whole_number(part, kMaxSlots);
+    if (!number) return std::nullopt;
+    sum += static_cast<int>(*number);
+    at = end + 1;
+  }
+  return sum > 0 && sum <= kMaxSlots ? std::optional(sum) : std::nullopt;
+}
+
+/// Slots of every node where Slurm gives each one task.
+Checked<std::optional<int>> slurm_gpus(const SlurmVariables& variables) {
+  for (const auto& [name, text] :
+       {std::pair<const char*, const std::string&>{"SLURM_GPUS_PER_NODE", variables.gpus_per_node},
+        {"SLURM_GPUS_ON_NODE", variables.gpus_on_node}}) {
+    if (text.empty()) continue;
+    const auto count = gpu_count(text);
+    if (!count) return mistake(name, 0, '"' + text + "\" is not a number of GPUs");
+    return count;
+  }
+  return std::optional<int>();
+}
+
+}  // namespace
+
+Checked<std::vector<std::string>> expand_node_list(std::string_view text, const std::string& variable) {
+  std::vector<std::string> names;
+  std::size_t begin = 0;
+  bool in_range = false;
+  for (std::size_t i = 0; i <= text.size(); ++i) {
+    const char c = i < text.size() ? text[i] : ',';
+    if (c == '[') in_range = true;
+    if (c == ']') in_range = false;
+    if (i < text.size() && (c != ',' || in_range)) continue;
+    const std::string_view part = text.substr(begin, i - begin);
+    HostWord word = parse_host_word(part);
+    if (!word.errors.empty() || word.user_given || word.slots_given) {
+      const std::string why = word.errors.empty() ? '"' + std::string(part) + "\" is not the name of a host"
+                                                  : word.errors.front().message;
+      const std::size_t offset = word.errors.empty() ? 0 : word.errors.front().offset;
+      return Mistakes{{{Place{variable, 0, static_cast<int>(begin + offset) + 1}, why}}};
+    }
+    if (names.size() + word.names.size() > kMaxHosts)
+      return mistake(variable, 0, "more than " + std::to_string(kMaxHosts) + " hosts");
+    std::move(word.names.begin(), word.names.end(), std::back_inserter(names));
+    begin = i + 1;
+  }
+  return names;
+}
+
+Checked<std::vector<int>> expand_counts(std::string_view text, const std::string& variable) {
+  std::vector<int> counts;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    const std::string_view part = text.substr(at, end - at);
+    const std::size_t open = part.find("(x");
+    const auto number = whole_number(part.substr(0, open), kMaxSlots);
+    std::optional<unsigned long long> times = 1;
+    if (open != std::string_view::npos) {
+      const std::string_view rest = part.substr(open + 2);
+      times = rest.ends_with(')') ? whole_number(rest.substr(0, rest.size() - 1), kMaxHosts) : std::nullopt;
+    }
+    if (!number || *number == 0 || !times || *times == 0) {
+      return mistake(variable, 0, '"' + std::string(part) + "\" is not a count like 2 or 2(x3)");
+    }
+    if (counts.size() + *times > kMaxHosts)
+      return mistake(variable, 0, "more than " + std::to_string(kMaxHosts) + " hosts");
+    counts.insert(counts.end(), *times, static_cast<int>(*number));
+    at = end + 1;
+  }
+  return counts;
+}
+
+Checked<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
+  const std::string list = "SLURM_JOB_NODELIST";
+  auto names = expand_node_list(variables.job_nodelist, list);
+  if (!names) return names.error();
+  std::vector<int> tasks(names->size(), 1);
+  if (!variables.tasks_per_node.empty()) {
+    auto counts = expand_counts(variables.tasks_per_node, "SLURM_TASKS_PER_NODE");
+    if (!counts) return counts.error();
+    if (counts->size() != names->size()) {
+      return mistake("SLURM_TASKS_PER_NODE", 0,
+                     variables.tasks_per_node + " is for " + std::to_string(counts->size()) +
+                         " nodes, but SLURM_JOB_NODELIST names " + std::to_string(names->size()) +
+                         "; they are of different jobs or steps");
+    }
+    tasks = std::move(*counts);
+  }
+  const bool launchers = std::all_of(tasks.begin(), tasks.end(), [](int count) { return count == 1; });
+  const auto gpus = slurm_gpus(variables);
+  if (launchers && !gpus) return gpus.error();
+  std::unordered_map<std::string_view, std::size_t> seen;
+  std::vector<Host> hosts;
+  for (std::size_t i = 0; i < names->size(); ++i) {
+    if (!seen.emplace((*names)[i], i).second)
+      return mistake(list, 0, "host " + (*names)[i] + " is named twice");
+    Host& host = hosts.emplace_back();
+    host.name = (*names)[i];
+    host.place = Place{list, 0, 0};
+    if (!launchers) {
+      host.slots = tasks[i];
+    } else if (*gpus) {
+      host.slots = **gpus;
+    }
+  }
+  return hosts;
+}
+
+Checked<std::vector<Host>> repeated_hosts(std::string_view text, const std::string& file) {
+  Counter counter(file);
+  int line = 0;
+  for (const Word& word : words_of(text, true)) {
+    if (word.line == line) continue;  // only the first of a line is the host
+    line = word.line;
+    if (!counter.add(word, 1)) break;
+  }
+  return counter.finish();
+}
+
+Checked<std::vector<Host>> repeated_host_words(std::string_view text, const std::string& variable) {
+  Counter counter(variable);
+  for (const Word& word : words_of(text, false)) {
+    if (!counter.add(word, 1)) break;
+  }
+  return counter.finish();
+}
+
+Checked<std::vector<Host>> host_count_words(std::string_view text, const std::string& variable) {
+  Counter counter(variable);
+  const std::vector<Word> words = words_of(text, false);
+  for (std::size_t i = 0; i < words.size(); i += 2) {
+    const auto count = i + 1 < words.size() ? whole_number(words[i + 1].text, kMaxSlots) : std::nullopt;
+    if (!count || *count == 0) {
+      return mistake(variable, 0, "no number of slots behind " + std::string(words[i].text));
+    }
+    if (!counter.add(words[i], static_cast<int>(*count))) break;
+  }
+  return counter.finish();
+}
+
+Checked<std::vector<Host>> grid_engine_hosts(std::string_view text, const std::string& file) {
+  Counter counter(file);
+  const std::vector<Word> words = words_of(text, true);
+  for (std::size_t i = 0; i < words.size();) {
+    const std::size_t first = i;
+    while (i < words.size() && words[i].line == words[first].line)
+      ++i;
+    const auto count = i - first > 1 ? whole_number(words[first + 1].text, kMaxSlots) : std::nullopt;
+    if (!count || *count == 0) {
+      return mistake(file, words[first].line, "no number of slots behind " + std::string(words[first].text));
+    }
+    if (!counter.add(words[first], static_cast<int>(*count))) break;
+  }
+  return counter.finish();
+}
+
+}  // namespace ddp::remote
