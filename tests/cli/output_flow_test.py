@@ -147,6 +147,15 @@ class OutputFlow(LaunchTest):
         self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 7: rank 3 on localhost exited 7")
         self.assertEqual(self.stored(3, "stderr").read_text(), "last words of rank 3\n")
 
+    def test_signal_after_the_report_leaves_the_code_as_it_was_told(self):
+        process = self.launch("--nproc-per-node", 4, self.script("flood.sh", FLOOD))
+        self.wait_until_blocked()
+        (self.dir / "go").touch()
+        self.assertTrue(wait_until(lambda: process.errors.has("ddplaunch: exit 7: "), 20), process.errors.text())
+        # The words come a moment before signals end it at once; until then they are of no effect.
+        self.assertTrue(wait_until(lambda: process.send_signal(signal.SIGHUP) or process.poll() is not None, 20))
+        self.assertEqual(process.poll(), 7)
+
     def test_interrupt_is_handled_while_nobody_reads(self):
         process = self.launch("--nproc-per-node", 4, LINES, "-", 1000000000)
         self.wait_until_blocked()
