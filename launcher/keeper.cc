@@ -366,6 +366,10 @@ bool KeeperLink::send_now(int kind, std::string_view text) {
 int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main) {
   // Inherited as ignored it would throw the exit statuses away.
   signal(SIGCHLD, SIG_DFL);
+  // Slurm sends them to every process of a step before its time is over (--signal=USR1@60): they are meant for
+  // the workers, and must not end us and them.
+  signal(SIGUSR1, SIG_IGN);
+  signal(SIGUSR2, SIG_IGN);
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     say(system_error(errno, "socket between keeper and agent").text);

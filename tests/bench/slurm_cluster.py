@@ -40,17 +40,17 @@ def missing():
 
 
 class SlurmCluster:
-    """`preexec` runs in each daemon before its program (to enter a control group)."""
+    """`preexec` runs in each daemon before its program (to enter a control group); `settings` are further lines of
+    slurm.conf. Ports: `port`, and one for each node from 200 above it."""
 
-    def __init__(self, scratch, nodes, preexec=None):
+    def __init__(self, scratch, nodes, preexec=None, port=16817, settings=""):
         self.dir = pathlib.Path(scratch) / "slurm"
         (self.dir / "ctld").mkdir(parents=True)
         self.conf = self.dir / "slurm.conf"
         self.env = dict(os.environ, PATH=PATH, SLURM_CONF=str(self.conf))
         host = socket.gethostname().split(".")[0]
         user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-        port = 16817
-        lines = [SETTINGS.format(host=host, dir=self.dir, user=user, port=port)]
+        lines = [SETTINGS.format(host=host, dir=self.dir, user=user, port=port), settings]
         names = [f"n{number:03}" for number in range(nodes)]
         for number, name in enumerate(names):
             lines.append(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.{number // 250}.{number % 250 + 2} "

@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""The environment as data: what reaches the workers of other machines, byte for byte, and where it is never seen; --setup."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
+
+PYTHON = "/usr/bin/python3" if pathlib.Path("/usr/bin/python3").exists() else sys.executable
+# What it writes is compared as bytes: names, values and arguments in hexadecimal.
+SHOW = """
+import os, sys
+for name in sys.argv[1].split(","):
+    value = os.environb.get(name.encode())
+    print(os.environ["RANK"], name, "unset" if value is None else value.hex() if len(value) < 2000 else
+          f"{len(value)} bytes, {set(value)}")
+print(os.environ["RANK"], "arguments", *[os.fsencode(word).hex() or "-" for word in sys.argv[2:]])
+"""
+BOTH_TRANSPORTS = ([], ["--ssh-command", "ssh"])
+ODD = {
+    "ODD_NEWLINES": b"a\nb\r\n\n", "ODD_QUOTES": b"'\"`$(touch /tmp/never)\\ ; & | > < * ? ~ ! # %n %h {a,b}",
+    "ODD_UTF8": "gr\u00fc\u00df \U0001f40b \u202e".encode(), "ODD_BYTES": bytes(range(1, 256)), "ODD_EMPTY": b"",
+    "ODD_BLANKS": b"  \t lead and trail \t ", "ODD_EQUALS": b"=a=b=", "ODD_LONG": b"x" * 100_000, "ODD_DASH": b"--env",
+    "ODD_CUT": b"\xe2\x82", "lower_case": b"1", "_ODD": b"1", "%ODD%": b"name that no shell knows", "ODD.DOTS": b"\xff'",
+}
+
+
+class SshEnvTest(LaunchTest):
+    def setUp(self):
+        super().setUp()
+        self.env.pop("DS_ENV_FILE", None)
+
+    def cluster(self, count=2, **settings):
+        nodes = Nodes(self, count, **settings)
+        self.nodes = nodes
+        self.ssh = ["--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 1, "--label", ""]
+        return nodes
+
+
+
+class AsData(SshEnvTest):
+    def test_values_and_arguments_of_any_bytes(self):
+        self.cluster()
+        script = self.script("show.py", SHOW)
+        environment = {os.fsencode(k): os.fsencode(v) for k, v in self.env.items()}
+        environment.update({k.encode(): v for k, v in ODD.items()})
+        arguments = [v for k, v in ODD.items() if k != "ODD_LONG"] + [b"-x", b"--", b"--hostfile", b"\xff\xfe"]
+        expected = [f"{name} {value.hex() if len(value) < 2000 else f'{len(value)} bytes, {set(value)}'}"
+                    for name, value in ODD.items()]
+        expected.append("arguments " + " ".join(word.hex() or "-" for word in arguments))
+        for transport in BOTH_TRANSPORTS:
+            for setup in ([], ["--setup", "SET_UP=1"]):  # through a shell, too
+                done = self.run_job(*self.ssh, *transport, *setup, "--python", PYTHON, script, ",".join(ODD),
+                                    *map(os.fsdecode, arguments), env=environment)
+                self.assert_code(done, 0)
+                for rank in (0, 1):
+                    mine = [line.split(" ", 1)[1].rstrip() for line in done.out.splitlines() if line.startswith(f"{rank} ")]
+                    self.assertEqual(mine, [line.rstrip() for line in expected], f"rank {rank}, {setup}")
+
+    def test_what_exec_cannot_pass_is_an_error_that_names_the_host(self):
+        self.cluster()
+        # More than one string may have, brought in by a file: no shell could have passed it to us.
+        vars_file = self.dir / "vars"
+        vars_file.write_text("HUGE=" + "y" * 131_072 + "\n")
+        done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
+        self.assertEqual(done.code, 115, done)
+        self.assertIn("127.0.0.2: environment variable HUGE has 131077 bytes; Linux passes at most 131071 in one; leave it "
+                      "out or shorten it", done.err)
+        self.assertNotIn("yyyy", done.err)
+        # All together: 20 variables of 110 KB.
+        vars_file.write_text("".join(f"PART{i:02}={'z' * 110_000}\n" for i in range(20)))
+        done = self.run_job(*self.ssh, "--env-file", vars_file, "true")
+        self.assertEqual(done.code, 115, done)
+        self.assertRegex(done.err, r"127\.0\.0\.3: arguments and environment have \d+ bytes together, at most 2097152 can be "
+                                   r"passed; largest variables: PART\d\d \(110000 bytes\)")
+
+    def test_nothing_of_it_on_a_command_line_or_in_a_file(self):
+        nodes = self.cluster(NODES_BASHRC=os.devnull)
+        temp = self.dir / "temp"
+        temp.mkdir()
+        marker = "m4rk3r" + os.urandom(8).hex()
+        for name, value in [("API_KEY", marker), ("AWS_SECRET", f"'{marker}'\n")]:
+            self.env[name] = value
+        secrets = self.dir / "secrets"
+        secrets.write_text(f"FROM_FILE={marker}\n")
+        hosts = self.dir / "hosts"
+        hosts.write_text("".join(f"{host} slots=1 env:TMPDIR={temp}\n" for host in nodes.hosts))
+        shutil.copy(hosts, self.dir / "hosts.used")
+        for transport in BOTH_TRANSPORTS:
+            for setup in ([], ["--setup", f"export IN_SETUP={marker[::-1]}; echo set up"]):
+                process = self.start("--hostfile", hosts, "--ssh-config", nodes.ssh_config, "--label", "", "--verbose",
+                                     "--report", self.dir / "report.json", *transport, *setup, "--env-file", secrets,
+                                     "--env", "API_KEY", "sh", "-c", 'test -n "$API_KEY" && echo "up"; exec sleep 60')
+                ups = [process.stdout.readline(), process.stdout.readline()]
+                self.assertEqual(ups, ["up\n"] * 2)
+                lines = {p.parent.name: p.read_bytes() for p in readable(pathlib.Path("/proc").glob("[0-9]*/cmdline"))}
+                ours = str(process.pid)
+                self.assertEqual([line for pid, line in lines.items() if marker.encode() in line], [])
+                self.assertEqual([pid for pid, line in lines.items() if marker[::-1].encode() in line and pid != ours], [])
+                environments = [p.read_bytes() for p in readable(pathlib.Path("/proc").glob("[0-9]*/environ"))]
+                self.assertGreaterEqual(sum(marker.encode() in text for text in environments), 2)  # the search works
+                agents = [pid for pid, line in lines.items() if b"ddplaunchd\0--stdio" in line]
+                self.assertGreaterEqual(len(agents), 2)
+                process.send_signal(signal.SIGINT)
+                done = self.finish(process)
+                self.assertEqual(done.code, 130, done)
+                self.assertNotIn(marker, done.err + done.out)
+                secrets_only = [secrets]
+                for place in (self.dir, temp, nodes.dir):
+                    found = [str(p) for p in readable(place.rglob("*")) if p.is_file() and p not in secrets_only and
+                             (marker.encode() in p.read_bytes() or marker[::-1].encode() in p.read_bytes())]
+                    self.assertEqual(found, [])
+
+
+def readable(paths):
+    for path in paths:
+        try:
+            if not path.is_dir():
+                path.read_bytes()
+            yield path
+        except OSError:
+            continue
+
+
+class WhatStays(SshEnvTest):
+    DENIED = """HOME USER LOGNAME SHELL PWD OLDPWD SHLVL _ MAIL TERM TERM_PROGRAM TERMINFO COLORTERM COLUMNS LINES DISPLAY
+        WAYLAND_DISPLAY XAUTHORITY XDG_RUNTIME_DIR XDG_CONFIG_HOME DBUS_SESSION_BUS_ADDRESS SSH_AUTH_SOCK SSH_CONNECTION
+        SSH_ASKPASS GPG_AGENT_INFO GPG_TTY KRB5CCNAME TMUX TMUX_PANE STY WINDOW WINDOWID VSCODE_IPC_HOOK_CLI LS_COLORS PS1
+        PROMPT_COMMAND HOSTNAME HOST HOSTTYPE TMPDIR TMP TEMP JOURNAL_STREAM INVOCATION_ID NOTIFY_SOCKET LISTEN_FDS LISTEN_PID
+        MAINPID SUDO_USER SUDO_COMMAND BASH_ENV ENV BASH_FUNC_x%% LD_PRELOAD LD_AUDIT CUDA_VISIBLE_DEVICES
+        NVIDIA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ZE_AFFINITY_MASK GPU_DEVICE_ORDINAL NCCL_SOCKET_IFNAME
+        GLOO_SOCKET_IFNAME TP_SOCKET_IFNAME NCCL_IB_HCA UCX_NET_DEVICES NCCL_TOPO_FILE NCCL_RAS_ADDR SLURM_PROCID SLURM_JOB_ID
+        SLURMD_NODENAME SRUN_CPUS_PER_TASK SBATCH_X PMI_RANK PMIX_RANK PALS_RANKID OMPI_COMM_WORLD_RANK PRTE_LAUNCHED MPI_LOCALRANKID
+        HYDRA_X HYDI_X MV2_COMM_WORLD_RANK FLUX_TASK_RANK LSB_JOBID PBS_NODEFILE KUBERNETES_SERVICE_HOST REDIS_SERVICE_HOST
+        REDIS_SERVICE_PORT REDIS_PORT_6379_TCP REDIS_PORT_6379_TCP_ADDR RANK LOCAL_RANK WORLD_SIZE NODE_RANK JSM_NAMESPACE_RANK
+        LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_X GROUP_RANK GROUP_NAME PET_UNKNOWN
+        ACCELERATE_NUM_PROCESSES ACCELERATE_X_PROCESS_Y JAX_NUM_PROCESSES JAX_PROCESS_ID DDPLAUNCH_TOKEN DDPLAUNCH_X""".split()
+
+    def test_the_whole_deny_list_stays_here(self):
+        # /usr/bin/env and no shell, which would make up some of them. RANK=0 and the like are no job of several here.
+        self.cluster()
+        mine = dict(self.env)
+        for name in self.DENIED:
+            if name not in ("HOME", "LD_PRELOAD", "LD_AUDIT", "SSH_AUTH_SOCK", "TMPDIR", "PWD"):
+                mine[name] = "only-here-" + name
+        mine["LD_PRELOAD"] = mine["LD_AUDIT"] = ""
+        free = {"WANDB_API_KEY": "k", "HF_HOME": "/x", "NCCL_DEBUG": "only-here-not", "CUDA_HOME": "/c", "ENVIRONMENT": "e",
+                "TERRAFORM": "ok" if False else "t", "OMP_PLACES": "cores", "WORLD": "w", "RANKING": "r", "LISTENER": "l"}
+        free.pop("TERRAFORM")  # TERM* of the list takes it along
+        mine.update(free)
+        done = self.run_job(*self.ssh, "/usr/bin/env", "-0", env=mine)
+        self.assert_code(done, 0)
+        seen = [entry for entry in re.split(r"\0|\n", done.out) if "=" in entry]
+        leaked = sorted({entry for entry in seen if "only-here-" in entry and not entry.startswith("NCCL_DEBUG=")})
+        self.assertEqual(leaked, [])
+        for name, value in free.items():
+            self.assertEqual(seen.count(f"{name}={value}"), 2, name)
+
+    def test_asked_for_by_name_it_goes(self):
+        self.cluster()
+        self.env["HOSTNAME"] = "master"
+        done = self.run_job(*self.ssh, "--env", "HOSTNAME", "--env", "NCCL_IB_HCA=mlx5_0", "sh", "-c",
+                            "echo $HOSTNAME $NCCL_IB_HCA")
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "master mlx5_0\n" * 2)
+        self.assertIn("ddplaunch: --env NCCL_IB_HCA goes to all nodes alike, though its value usually belongs to one machine",
+                      done.err)
+
+
+class ActiveEnvironments(SshEnvTest):
+    def test_an_active_venv_is_active_on_the_nodes(self):
+        self.cluster()
+        venv = self.dir / "venv"
+        subprocess.run([PYTHON, "-m", "venv", "--without-pip", venv], check=True)
+        script = self.script("which.py", "import sys, os\nprint(sys.prefix, os.environ['VIRTUAL_ENV'], "
+                             "os.environ['PATH'].split(':')[0], 'PYTHONHOME' in os.environ)\n")
+        path = self.env["PATH"]
+        # As bin/activate does it.
+        self.env.update(VIRTUAL_ENV=str(venv), PATH=f"{venv}/bin:{path}", VIRTUAL_ENV_PROMPT="(venv)")
+        self.env.pop("PYTHONHOME", None)
+        for transport in BOTH_TRANSPORTS:
+            done = self.run_job(*self.ssh, *transport, script)
+            self.assert_code(done, 0)
+            self.assertEqual(done.out, f"{venv} {venv} {venv}/bin False\n" * 2)
+
+    def test_an_active_conda_environment_is_active_on_the_nodes(self):
+        nodes = self.cluster()
+        conda = self.dir / "conda" / "envs" / "train"
+        (conda / "bin").mkdir(parents=True)
+        (conda / "bin" / "python3").symlink_to(PYTHON)
+        self.env.update(CONDA_PREFIX=str(conda), CONDA_DEFAULT_ENV="train", CONDA_SHLVL="2", CONDA_PREFIX_1="/opt/conda",
+                        CONDA_EXE="/opt/conda/bin/conda", CONDA_PYTHON_EXE="/opt/conda/bin/python",
+                        CONDA_PROMPT_MODIFIER="(train) ", PATH=f"{conda}/bin:{self.env['PATH']}")
+        script = self.script("which.py", "import os, shutil\nprint(shutil.which('python3'), os.environ['CONDA_PREFIX'], "
+                             "os.environ['CONDA_DEFAULT_ENV'], os.environ['CONDA_SHLVL'])\n")
+        done = self.run_job(*self.ssh, script)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, f"{conda}/bin/python3 {conda} train 2\n" * 2)
+        # One node that lacks it.
+        hosts = self.dir / "hosts"
+        hosts.write_text(f"{nodes.hosts[0]} slots=1\n{nodes.hosts[1]} slots=1 env:CONDA_PREFIX=/no/such/env\n")
+        done = self.run_job("--hostfile", hosts, "--ssh-config", nodes.ssh_config, script)
+        self.assertEqual(done.code, 115, done)
+        self.assertIn("127.0.0.3: CONDA_PREFIX names /no/such/env, which is not there; install the environment at the same "
+                      "path, or launch without it active", done.err)
+
+    def test_what_only_a_node_has_in_its_path_comes_last(self):
+        extra = self.dir / "node_bin"
+        extra.mkdir()
+        rc = self.dir / "rc"
+        rc.write_text(f"export PATH=$PATH:{extra}\n")
+        self.cluster(NODES_BASHRC=str(rc))
+        self.env["PATH"] = "/only/here:/usr/bin:/bin"
+        done = self.run_job(*self.ssh, "sh", "-c", "echo $PATH")
+        self.assert_code(done, 0)
+        for line in done.out.splitlines():
+            self.assertTrue(line.startswith("/only/here:/usr/bin:/bin:") and line.endswith(f":{extra}"), line)
+
+
+class Setup(SshEnvTest):
+    PROFILE = """
+        export PATH=/profile/bin:/usr/bin:/bin FROM_PROFILE=1 FORWARDED=profile CONDA_PREFIX=/auto/activated CONDA_SHLVL=1
+        module() { if [ "$1" = load ]; then export MODULES="$MODULES:$2" PATH="/modules/$2:$PATH"; else echo "no $1" >&2; return 4; fi; }
+        echo "welcome to $SHELL"
+    """
+
+    def with_profile(self, text=PROFILE):
+        home = self.dir / "home"
+        home.mkdir(exist_ok=True)
+        (home / ".bash_profile").write_text(text)
+        nodes = self.cluster()
+        hosts = self.dir / "hosts"
+        # The agent's HOME is the account's; the profile is read from the one that sshd gives.
+        config = nodes.dir / "sshd_config"
+        config.write_text(config.read_text().replace("SetEnv SHLVL=1", f"SetEnv SHLVL=1 HOME={home}"))
+        nodes.restart_sshd()
+        return nodes
+
+    def test_module_load_changes_the_workers_environment(self):
+        self.with_profile()
+        self.env["FORWARDED"] = "launcher"
+        self.env["CONDA_PREFIX"] = str(self.dir)
+        self.env["PATH"] = "/launcher/bin:/usr/bin:/bin"
+        for transport in BOTH_TRANSPORTS:
+            done = self.run_job(*self.ssh, *transport, "--setup", "module load cuda; export TWO='a\nb'", "--setup",
+                                "module load nccl\ncd /; LOCAL_ONLY=1", "sh", "-c",
+                                'echo "$MODULES|$FORWARDED|$FROM_PROFILE|$TWO|${LOCAL_ONLY-unset}|$PWD|$RANK|${CONDA_PREFIX-none}"'
+                                '; echo "$PATH"')
+            self.assert_code(done, 0)
+            seen = done.out.replace("a\nb", "a+b").splitlines()
+            self.assertEqual(sorted(line for line in seen if "|" in line),
+                             [f":cuda:nccl|launcher|1|a+b|unset|{self.dir}|{rank}|{self.dir}" for rank in (0, 1)])
+            for line in seen:
+                if "|" not in line:
+                    self.assertTrue(line.startswith("/modules/nccl:/modules/cuda:/launcher/bin:/usr/bin:/bin:"), line)
+                    self.assertTrue(line.endswith(":/profile/bin"), line)
+            self.assertIn("ddplaunch: 127.0.0.2: setup: welcome to", done.err)
+
+    def test_once_on_each_node_before_any_worker(self):
+        self.cluster()
+        log = self.dir / "order"
+        done = self.run_job(*self.ssh[:-4], "--nproc-per-node", 2, "--label", "", "--max-restarts", 1, "--restart-backoff",
+                            "10ms", "--setup", f"echo setup >> {log}; echo printed", "sh", "-c",
+                            f"echo worker >> {log}; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 3")
+        self.assert_code(done, 0)
+        order = log.read_text().split()
+        self.assertEqual(order[:2], ["setup"] * 2)
+        self.assertEqual(order.count("setup"), 2)
+        self.assertEqual(done.err.count("setup: printed"), 2)
+        self.assertIn("127.0.0.3: setup: printed", (self.job_dir / "ddplaunch.log").read_text())
+        quiet = self.run_job(*self.ssh, "--quiet", "--setup", "echo printed", "true")
+        self.assert_code(quiet, 0)
+        self.assertEqual(quiet.err, "")
+
+    def test_a_failure_names_host_code_and_last_lines(self):
+        self.with_profile()
+        done = self.run_job(*self.ssh, "--setup", "seq 1 40; module unload x", "sh", "-c", "echo never")
+        self.assertEqual(done.code, 115, done)
+        self.assertEqual(done.out, "")
+        self.assertRegex(done.err, r"127\.0\.0\.2: --setup failed: its shell exited 4; its last lines:\n(.*\n)*?\s*22\n"
+                                   r"(.*\n)*?\s*40\n\s*no unload\n")
+        done = self.run_job(*self.ssh, "--setup", "kill -KILL $$", "true")
+        self.assertEqual(done.code, 115, done)
+        self.assertRegex(done.err, r"127\.0\.0\.2: --setup failed: its shell was killed by SIGKILL; its last lines:\n +welcome")
+        done = self.run_job(*self.ssh, "--setup", "echo one\nnot-a-command two", "true")
+        self.assertEqual(done.code, 115, done)
+        self.assertRegex(done.err, r"its shell exited 127; its last lines:\n +welcome.*\n +one\n +line 2: not-a-command: ")
+        done = self.run_job(*self.ssh, "--setup", "exit 0", "true")
+        self.assertEqual(done.code, 115, done)
+        self.assertIn("--setup ended its shell (exit 0), so that its variables are lost; leave the exit out", done.err)
+
+    def test_the_program_is_looked_for_in_the_path_that_it_made(self):
+        self.cluster()
+        tool = self.dir / "late"
+        tool.mkdir()
+        self.script("late/tool-of-a-module", "#!/bin/sh\necho found $RANK\n")
+        done = self.run_job(*self.ssh, "--setup", f"PATH={tool}:$PATH", "tool-of-a-module")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["found 0", "found 1"])
+
+    def test_it_is_stopped_like_workers(self):
+        self.cluster()
+        up = self.dir / "up"
+        for ignore in ("", "trap '' TERM; "):
+            up.unlink(missing_ok=True)
+            process = self.start(*self.ssh, "--setup", f"{ignore}(setsid sleep 300 &) ; echo x >> {up}; sleep 300; sleep 300",
+                                 "true")
+            self.assertTrue(wait_until(lambda: up.exists() and up.read_text().count("x") == 2, 20))
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            done = self.finish(process, began=began)
+            self.assertEqual(done.code, 143, done)
+            self.assertLess(done.seconds, 20)
+
+    def test_the_start_limit_holds_for_it(self):
+        self.cluster()
+        done = self.run_job(*self.ssh, "--start-timeout", "4s", "--setup", "case $SSH_CONNECTION in *127.0.0.3*) sleep 100;; esac", "true")
+        self.assertEqual(done.code, 112, done)
+        self.assertIn("the job did not start within 4 s; waiting for 127.0.0.3 (running --setup)", done.err)
+
+    def test_per_host_in_the_hostfile(self):
+        nodes = self.cluster()
+        hosts = self.dir / "hosts"
+        hosts.write_text(f"{nodes.hosts[0]} slots=1 setup=\"export WHO='first one'\"\n{nodes.hosts[1]} slots=1\n")
+        done = self.run_job("--hostfile", hosts, "--ssh-config", nodes.ssh_config, "--label", "", "--setup", "export WHO=all",
+                            "sh", "-c", 'echo "$RANK $WHO"')
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0 first one", "1 all"])
+
+    def test_on_this_machine(self):
+        done = self.run_job("--label", "", "--setup", "export HERE=yes", "sh", "-c", "echo $HERE")
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "yes\n")
+
+
+if __name__ == "__main__":
+    main()
