@@ -55,8 +55,8 @@ void Progress::write_metrics(const std::string& line) {
   // One write per line, so that a reader of the growing file sees whole ones.
   if (::write(metrics_.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size())) return;
   // Training is worth more than its record: said once, then without.
-  std::fprintf(stderr, "train: write %s: %s; training goes on without it\n", metrics_path_.c_str(),
-               system_error(errno, "").text.c_str());
+  std::fprintf(stderr, "train: %s; training goes on without it\n",
+               system_error(errno, "write " + metrics_path_).text.c_str());
   metrics_ = UniqueFd();
 }
 

@@ -195,6 +195,10 @@ Result<> Trainer<T>::begin_epoch_order(std::vector<std::uint32_t>& order) {
 
 template <class T>
 Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
+  if (!options_.sample_log.empty() && !sample_log_) {
+    return Error{ErrorCode::kUsage,
+                 "cannot write into --sample-log " + options_.sample_log + "; is it a directory?"};
+  }
   std::vector<std::uint32_t> order;
   if (auto done = begin_epoch_order(order); !done) return done;
   if (!order.empty()) {

@@ -12,12 +12,22 @@ void add(std::span<T> to, std::span<const T> from) {
 
 template <class T>
 bool average(std::span<T> values, T share) {
-  T zero = 0;
-  for (T& value : values) {
-    value *= share;
-    zero += value * T(0);  // stays 0 unless a number is not finite
+  // Stay 0 unless a number is not finite; several, so that they need not wait for each other.
+  T zeros[16] = {};
+  std::size_t i = 0;
+  for (; i + 16 <= values.size(); i += 16) {
+    for (std::size_t k = 0; k < 16; ++k) {
+      values[i + k] *= share;
+      zeros[k] += values[i + k] * T(0);
+    }
   }
-  return zero == T(0);
+  for (; i < values.size(); ++i) {
+    values[i] *= share;
+    zeros[0] += values[i] * T(0);
+  }
+  for (const T zero : zeros)
+    zeros[0] += zero;
+  return zeros[0] == T(0);
 }
 
 template <class T>

@@ -3,12 +3,15 @@
 
 usage: train_run_test.py PATH_OF_TRAIN [unittest options]
 """
+import json
 import os
+import pathlib
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -27,13 +30,16 @@ def free_port():
 class Ranks:
     """A world of `train` processes; rank 0 serves the store. None outlives the `with`."""
 
-    def __init__(self, world, *arguments):
+    def __init__(self, world, *arguments, nodes=None):
         base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                  "TORCHELASTIC_RUN_ID": "train-run-test"} if world > 1 else {}
         self.processes = []
         for rank in range(world):
             env = base | place | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else {})
+            if nodes:
+                size = world // nodes
+                env |= {"LOCAL_RANK": str(rank % size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": str(rank // size)}
             self.processes.append(subprocess.Popen([TRAIN, *arguments], env=env, text=True, stdout=subprocess.PIPE,
                                                    stderr=subprocess.PIPE))
 
@@ -52,8 +58,8 @@ class Ranks:
         return [(process.returncode, out.splitlines(), err) for process, (out, err) in zip(self.processes, ends)]
 
 
-def run(world, *arguments):
-    with Ranks(world, *arguments) as ranks:
+def run(world, *arguments, nodes=None):
+    with Ranks(world, *arguments, nodes=nodes) as ranks:
         return ranks.finish()
 
 
@@ -112,6 +118,93 @@ class Training(unittest.TestCase):
                                      r"try a smaller --lr\n$")
 
 
+class Engine(unittest.TestCase):
+    SMALL = ("--data", "synthetic", "--limit", "800", "--batch-size", "20")
+
+    def good(self, world, *arguments, nodes=None):
+        results = run(world, *self.SMALL, *map(str, arguments), nodes=nodes)
+        for code, _, errors in results:
+            self.assertEqual((code, errors), (0, ""))
+        return results[0][1]
+
+    def weights(self, lines):
+        return next(line for line in lines if line.startswith("weights equal on")).rsplit(" ", 1)[1]
+
+    def test_a_nan_of_one_rank_drops_the_step_on_all(self):
+        for extra in ((), ("--zero", "1")):
+            lines = self.good(3, *extra, "--plant-nan", "1:4", "--dtype", "float64")
+            self.assertIn("step 4 dropped on all ranks: its gradient is not finite; the weights stay as they were", lines)
+            self.assertGreater(accuracy_of(lines), 60)
+
+    def test_buckets_threads_and_shards_change_no_bit_of_two_ranks_sums(self):
+        # With two ranks a sum has one order only.
+        first = self.weights(self.good(2))
+        for extra in (("--bucket-cap-mb", 0.01, "--first-bucket-mb", 0), ("--threads", 3), ("--zero", 1)):
+            self.assertEqual(self.weights(self.good(2, *extra)), first, extra)
+
+    def test_the_other_ways_of_training_learn_too(self):
+        for world, extra in ((2, ("--sync-bn",)), (1, ("--accumulate", 3, "--epochs", 2)),
+                             (1, ("--model", "mlp", "--lr", 0.05)), (1, ("--kernels", "generic")),
+                             (2, ("--optimizer", "adamw", "--lr", 0.002, "--lr-schedule", "cosine", "--warmup-steps", 5)),
+                             (1, ("--clip-norm", 1, "--clip-value", 0.1))):
+            with self.subTest(extra=extra):
+                self.assertGreater(accuracy_of(self.good(world, *extra)), 60)
+
+    def test_metrics_profile_and_samples(self):
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            lines = self.good(2, "--metrics-file", place / "m.jsonl", "--profile", place / "trace.json", "--sample-log", place,
+                              "--clip-norm", 1, "--plant-nan", "0:2")
+            records = [json.loads(line) for line in (place / "m.jsonl").read_text().splitlines()]
+            self.assertEqual([record["step"] for record in records[:-1]], list(range(1, 21)))
+            self.assertEqual(set(records[0]), {"step", "epoch", "loss", "lr", "images", "norm", "dropped", "seconds"})
+            self.assertEqual(set(records[0]["seconds"]), {"data", "forward", "backward", "communication", "optimizer"})
+            self.assertEqual([record["dropped"] for record in records[:3]], [False, True, False])
+            self.assertEqual(records[-1]["test_total"], 1000)
+            self.assertEqual(f"test accuracy {records[-1]['test_correct'] / 10:.1f} % ({records[-1]['test_correct']}/1000)", lines[-1])
+            for rank in range(2):
+                events = json.loads((place / f"trace.rank{rank}.json").read_text())["traceEvents"]
+                self.assertEqual({event["pid"] for event in events}, {rank})
+                self.assertEqual({event["args"]["step"] for event in events[1:]}, set(range(1, 21)))
+                self.assertEqual({event["name"] for event in events[1:]}, set(records[0]["seconds"]))
+                samples = (place / f"rank-{rank}").read_text().splitlines()
+                self.assertEqual(len(samples), 20)
+                self.assertTrue(samples[0].startswith("0 1: "))
+            self.assertTrue(any(re.fullmatch(r"forward +\d+\.\d{3} +\d+\.\d{3}", line) for line in lines))
+            self.assertRegex(lines[-2], r"^slowest rank [01]: computes \d+\.\d{3} ms per step, \d+ % over the median rank$")
+
+    def test_a_bar_is_drawn_in_place_and_only_where_wanted(self):
+        text = "\n".join(self.good(1, "--bar", "always"))
+        # The carriage returns have become line ends on the way here.
+        self.assertRegex(text, r"\nepoch 1/1 \[#*\.+\] \d+/40 loss \d.*\n\x1b\[Kepoch 1/1 step 40/40 loss ".replace(".*", "(?s:.*)"))
+        for quiet in ((), ("--bar", "never")):
+            self.assertNotIn("[", "\n".join(self.good(1, *quiet)))
+
+    def test_nodes_that_are_averaged_every_few_steps_end_equal(self):
+        every = self.good(4, nodes=2)
+        seldom = self.good(4, "--sync-every-inter", 4, nodes=2)
+        self.assertGreater(accuracy_of(seldom), 60)
+        self.assertNotEqual(self.weights(every), self.weights(seldom))
+
+    def test_a_full_disk_takes_the_metrics_not_the_training(self):
+        (code, lines, errors), = run(1, *self.SMALL, "--metrics-file", "/dev/full")
+        self.assertEqual((code, errors), (0, "train: write /dev/full: No space left on device; training goes on without it\n"))
+        self.assertGreater(accuracy_of(lines), 60)
+
+    def test_a_sample_log_needs_its_directory(self):
+        (code, _, errors), = run(1, *self.SMALL, "--sample-log", "/nonexistent")
+        self.assertEqual((code, errors), (1, "train: cannot write into --sample-log /nonexistent; is it a directory?\n"))
+
+    def test_weights_come_from_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/w.safetensors"
+            self.good(1, "--export", path)
+            lines = self.good(2, "--init-from", path, "--lr", 0)
+            self.assertGreater(accuracy_of(lines), 60)
+            (code, _, errors), = run(1, *self.SMALL, "--init-from", path, "--model", "mlp")
+            self.assertEqual((code, errors), (1, f"train: {path}: tensor 0.weight is missing; is the file of a mlp?\n"))
+
+
 class Death(unittest.TestCase):
     LONG = ("--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
 
@@ -156,10 +249,24 @@ class Mistakes(unittest.TestCase):
                 (("--dtype", "bf16"), "--dtype: there is no type \"bf16\"; write float32 or float64"),
                 (("--batch-size", "0"), "--batch-size"),
                 (("--comm-timeout", "soon"), '"soon" is no duration; write 500ms, 60s or 2m (at most 24h)'),
+                (("--plant-nan", "3"), '--plant-nan: "3" is no RANK:STEP; steps begin with 1'),
+                (("--optimizer", "lion"), '--optimizer: there is no optimizer "lion"; write sgd or adamw'),
+                (("--zero", "2"), "--zero"),
                 (("--bach-size", "3"), "--bach-size"),
                 (("extra",), "extra")):
             with self.subTest(arguments):
                 self.assertIn(text, self.refused(*arguments))
+
+    def test_what_contradicts_itself(self):
+        for arguments, text in (
+                (("--zero", "1", "--sync-every-inter", "2"), "--zero 1 and --sync-every-inter do not go together: nodes that "
+                 "differ cannot share one optimizer state"),
+                (("--sync-bn", "--model", "mlp"), "--sync-bn: the mlp has no batch normalisation"),
+                (("--checkpoint-every", "3", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
+                 "--sync-every-inter: between two averages the nodes differ"),
+                (("--plant-nan", "1:1"), "--plant-nan names rank 1 of 1")):
+            (code, lines, errors), = run(1, "--data", "synthetic", "--limit", "10", *arguments)
+            self.assertEqual((code, lines, errors), (1, [], f"train: {text}\n"))
 
     def test_help_and_underscores(self):
         (code, lines, errors), = run(1, "--help")

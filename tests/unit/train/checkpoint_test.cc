@@ -1,0 +1,72 @@
+#include "apps/train/checkpoint.h"
+
+#include "tests/support/catch.h"
+
+using namespace ddp::train;
+
+namespace {
+
+CheckpointState example() {
+  CheckpointState state;
+  state.model = "convnet";
+  state.dtype = "float32";
+  state.optimizer = "sgd";
+  state.world_size = 4;
+  state.batch_size = 10;
+  state.accumulate = 2;
+  state.seed = -3;
+  state.samples = 1'000;
+  state.position = {12, 1, 100, 5};
+  state.optimizer_steps = 11;
+  state.running = {0.1, 1.0 / 3, -2e-300};
+  return state;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint's state comes back from its text, every bit") {
+  const auto read = parse_checkpoint_state("x", to_json(example()));
+  REQUIRE(read.has_value());
+  CHECK(to_json(*read) == to_json(example()));
+  CHECK(read->running == example().running);
+  CHECK(read->position.segment_begin == 100);
+  CHECK(read->seed == -3);
+  CHECK(read->used() == 500);
+}
+
+TEST_CASE("what is no state is refused") {
+  CHECK(parse_checkpoint_state("x", "").error().text == "x: is no JSON object; was it cut?");
+  CHECK(parse_checkpoint_state("x", "{}").error().text == "x: is of another format than 1");
+  CHECK(parse_checkpoint_state("x", "{\"format\":2}").error().text == "x: is of another format than 1");
+  CHECK(parse_checkpoint_state("x", "{\"format\":1,\"step\":-1}").error().text ==
+        "x: \"step\" is missing or of another kind");
+  std::string text = to_json(example());
+  text.replace(text.find("\"world_size\": 4"), 15, "\"world_size\": 0");
+  CHECK(parse_checkpoint_state("x", text).error().text ==
+        "x: world_size, batch_size and accumulate begin with 1");
+}
+
+TEST_CASE("the same division goes on in its segment, another one begins a new one") {
+  const CheckpointState state = example();
+  CHECK(go_on(state, 4, 10, 2).segment_begin == 100);
+  CHECK(go_on(state, 4, 10, 2).segment_step == 5);
+  for (const auto position : {go_on(state, 3, 10, 2), go_on(state, 4, 11, 2), go_on(state, 4, 10, 1)}) {
+    CHECK(position.segment_begin == 500);
+    CHECK(position.segment_step == 0);
+    CHECK(position.step == 12);
+    CHECK(position.epoch == 1);
+  }
+  CheckpointState over = example();
+  over.samples = 490;  // the last step was padded
+  CHECK(go_on(over, 3, 10, 2).epoch == 2);
+  CHECK(go_on(over, 3, 10, 2).segment_begin == 0);
+  CHECK(go_on(over, 4, 10, 2).epoch == 1);  // nothing is left of it; it ends with its test
+}
+
+TEST_CASE("names") {
+  CHECK(checkpoint_name(1234) == "step-00001234");
+  CHECK(optimizer_file_name(3, 8) == "optim-00003-of-00008.safetensors");
+  CHECK(list_checkpoints("/nonexistent").empty());
+  CHECK(find_checkpoint("/nonexistent").error().text ==
+        "/nonexistent: is no checkpoint and holds none (step-…)");
+}
