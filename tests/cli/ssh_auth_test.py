@@ -478,8 +478,9 @@ class Routes(AuthTest):
                               f"[127.0.0.4]:{self.nodes.port}"])
 
     def test_jump_host_that_lets_nobody_in(self):
+        stranger = keygen(self.dir / "stranger", "ed25519")
         config = self.config("Host far", "  HostName 127.0.0.4", "  ProxyJump guard", "Host guard", "  HostName 127.0.0.3",
-                             f"  IdentityFile {self.dir}/nothing", "Host far", f"  IdentityFile {self.nodes.dir}/id",
+                             f"  IdentityFile {stranger}", "Host far", f"  IdentityFile {self.nodes.dir}/id",
                              without=["IdentityFile", "LogLevel"])
         done = self.launch(config, "far")
         self.assert_told(done, self.program_failed(config, "far") +
@@ -600,9 +601,11 @@ class Servers(AuthTest):
         advice = ("; it agrees with us on no way to exchange keys: for an old server allow what it offers in the SSH "
                   "configuration, for instance HostKeyAlgorithms +ssh-rsa or KexAlgorithms +diffie-hellman-group14-sha1")
         done = self.launch(config, "127.0.0.2")
-        self.assert_told(done, self.program_failed(config, advice=advice) +
-                         f"\n  Unable to negotiate with 127.0.0.2 port {server.port}: no matching key exchange method found. "
-                         "Their offer: diffie-hellman-group14-sha1")
+        self.assert_code(done, 111)
+        self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 111: node "
+                         + self.program_failed(config, advice=advice).removesuffix("; its last lines:"))
+        self.assertIn(f"\n      Unable to negotiate with 127.0.0.2 port {server.port}: no matching key exchange method found. "
+                      "Their offer: diffie-hellman-group14-sha1", done.err)
         allowed = self.own(server, "HostKeyAlgorithms +ssh-rsa", "KexAlgorithms +diffie-hellman-group14-sha1")
         for program in (False, True):
             self.assert_native(self.launch(allowed, "127.0.0.2", program=program))
