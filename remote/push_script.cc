@@ -42,7 +42,7 @@ place() {
   k=$d/agent-$key
   [ -d "$k" ] || e=$(mkdir -m 700 "$k" 2>&1) || [ -d "$k" ] || reason "$e" || return 1
   t=$k/.push-$(uname -n)-$$
-  e=$(head -c $total /dev/zero 2>&1 >"$t") || { rm -f "$t"; reason "$e"; return 1; }
+  e=$(head -c $total /dev/zero 2>&1 >"$t") || { rm -f "$t"; rmdir "$k" 2>/dev/null; reason "$e"; return 1; }
   rm -f "$t"
 }
 take() {
@@ -56,25 +56,30 @@ take() {
   [ "${s%% *}" = $4 ] || damaged $2
   summed=1
 }
-verify() { [ -n "$summed" ] || "$k/$m" --verify $2 "$k/$1" </dev/null >/dev/null 2>&1 || { rm -f "$k/$1"; damaged $1; }; }
-damaged() { rm -f "$got"-*; fail "$1 arrived damaged; does a terminal stand on the way (docker exec -t)?"; }
+verify() { [ -n "$summed" ] || "$t-$m" --verify $2 "$t-$1" </dev/null >/dev/null 2>&1 || damaged $1; }
+damaged() { rm -f "$got"-* "$t"-*; rmdir "$k" 2>/dev/null; fail "$1 arrived damaged; does a terminal stand on the way (docker exec -t)?"; }
+leave() { [ "$t" = "$got" ] || rm -f "$t"-*; rmdir "$k" 2>/dev/null; return 1; }
+copy() {
+  [ "$t" != "$got" ] || return 0
+  for f in $names; do cp "$got-$f" "$t-$f" && chmod 700 "$t-$f" || return 1; done
+}
 settle() {
-  ln "$got-$1" "$k/$1" 2>/dev/null && return
+  ln "$t-$1" "$k/$1" 2>/dev/null && return
   if [ $1 = $m ]; then fits "$k/$m" && return; else [ -x "$k/$1" ] && return; fi
-  e=$( { cp "$got-$1" "$t-$1" && chmod 700 "$t-$1" && mv -f "$t-$1" "$k/$1"; } 2>&1) && return
-  rm -f "$t-$1"
-  reason "$e"
+  mv -f "$t-$1" "$k/$1"
 }
 keep() {
-  for f in $names; do settle $f || return 1; done
-  e=$("$k/$m" --fits $fits 2>&1 </dev/null)
+  e=$(copy 2>&1) || reason "$e" || leave || return 1
+  e=$("$t-$m" --fits $fits 2>&1 </dev/null)
   case $? in
     0) ;;
-    126) no "programs cannot be run there (mounted noexec?)"; return 1;;
-    *) reason "${e:-the agent does not run there}"; return 1;;
+    126) no "programs cannot be run there (mounted noexec?)" || leave || return 1;;
+    *) reason "${e:-the agent does not run there}" || leave || return 1;;
   esac
   verify_all
-  e=$(runs 2>&1) || { rm -f "$got"-*; fail "$e"; }
+  e=$(runs 2>&1) || { rm -f "$got"-* "$t"-*; fail "$e"; }
+  for f in $names; do e=$(settle $f 2>&1) || reason "$e" || leave || return 1; done
+  rm -f "$got"-* "$t"-*
 }
 sweep() {
   cd "$d" && ls -t | { n=0; while read -r f; do case $f in agent-*)
@@ -96,12 +101,12 @@ for d; do
   place || continue
   if [ -z "$got" ]; then got=$t; take_all; fi
   keep || continue
-  rm -f "$got"-*
+  rmdir "${got%/*}" 2>/dev/null
   [ -z "$why" ] || echo "ddplaunchd: it is kept in $d; not in ${why#; }" >&2
   (sweep) >/dev/null 2>&1
   exec "$k/$m" --stdio
 done
-[ -z "$got" ] || rm -f "$got"-*
+[ -z "$got" ] || { rm -f "$got"-*; rmdir "${got%/*}"; } 2>/dev/null
 fail "no place to put it: ${why#; }"
 )sh";
 
@@ -157,7 +162,7 @@ std::string push_script(const AgentWanted& wanted, std::string_view key,
   script += "take_all() {" + takes + " }\nverify_all() {" + checks + " }\n";
   if (wanted.train) {
     script += "beside() { [ -x \"${1%/*}/train\" ]; }\n";
-    script += "runs() { \"$k/train\" --version </dev/null 2>&1 >/dev/null; }\n";
+    script += "runs() { \"$t-train\" --version </dev/null 2>&1 >/dev/null; }\n";
   } else {
     script += "beside() { :; }\nruns() { :; }\n";
   }

@@ -80,7 +80,7 @@ class Push(LaunchTest):
         """A PATH of what the script uses, without sha256sum; `instead` are scripts."""
         tools = self.dir / "tools"
         tools.mkdir(exist_ok=True)
-        for name in ("sh", "head", "wc", "mkdir", "ls", "id", "uname", "chmod", "ln", "mv", "rm", "cp", "find", "cat"):
+        for name in ("sh", "head", "wc", "mkdir", "ls", "id", "uname", "chmod", "ln", "mv", "rm", "rmdir", "cp", "find", "cat"):
             if name in instead:
                 self.script(f"tools/{name}", instead[name])
             elif name not in without:
@@ -253,6 +253,7 @@ class Places(Push):
         self.assertEqual(outcome.out.strip(), f"{where}/agent-{self.key}/ddplaunchd", repr(outcome))
         self.assertIn(f"ddplaunchd: it is kept in {where}; not in {said}\n", outcome.err)
         self.assertEqual(self.pushes(outcome), 1)
+        self.assertEqual([path for path in self.dir.glob("*/ddplaunch/*") if "here" not in path.parts], [])
         again = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
         self.assertEqual(again.out.strip(), f"{where}/agent-{self.key}/ddplaunchd", repr(again))
         self.assertNotIn("ddplaunchd: it is kept", again.err)
@@ -323,7 +324,7 @@ class Places(Push):
         outcome = self.on(nodes, "true")
         self.assert_refused(outcome, 114, "node 127.0.0.2: ddplaunchd is not there and cannot be put there: no place to put "
                             f"it: {self.cache}: programs cannot be run there (mounted noexec?); /var/tmp/ddplaunch-0: ")
-        self.assertEqual(sum_of(self.agent()), sum_of(path))
+        self.assertEqual(list(self.cache.iterdir()), [])
 
 
 if __name__ == "__main__":

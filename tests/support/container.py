@@ -1,6 +1,7 @@
 """A container without an engine, for tests: namespaces for processes and mounts, a root of its own, a first process that
 never reaps; and a client that enters it as `docker exec -i` does."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -20,6 +21,7 @@ mkdir var/tmp
 chmod 1777 tmp var/tmp
 mount --rbind /usr usr
 mount --rbind /dev dev
+[ ! -d dev/shm ] || mount -t tmpfs none dev/shm
 mount -t proc proc proc
 for name in bin sbin lib lib64; do [ ! -e /$name ] || ln -s usr/$name $name; done
 echo inside > etc/where
@@ -52,7 +54,7 @@ class Container:
             f"import container\ncontainer.client({str(self.dir)!r}, sys.argv[1], sys.argv[2:])\n")
 
     def stop(self):
-        if self.process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # a test may have killed it
             os.kill(self.init, signal.SIGKILL)
         self.process.wait()
         self.process.stdout.close()
