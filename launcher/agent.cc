@@ -346,9 +346,9 @@ void Agent::lose_master(std::string_view why) {
 }
 
 /// Whatever forces us to leave while the master listens: it is told why, and hears of our workers' ends.
-void Agent::resign(std::string why) {
+void Agent::resign(std::string why, int signal) {
   if (std::exchange(leaving_, true)) return;
-  const Error error{ErrorCode::kLinkLost, std::move(why), 0};
+  const Error error{ErrorCode::kLinkLost, std::move(why), signal};
   refuse(error);
   exit_code_ = exit_code_of(error);
   start_task(go_down());
@@ -392,7 +392,7 @@ Awaitable<> Agent::watch_keeper() {
 
 Awaitable<> Agent::watch_signals() {
   const auto [error, number] = co_await signals_.async_wait(kUseTuple);
-  if (!error) resign("its agent was stopped by " + signal_name(number));
+  if (!error) resign("its agent was stopped by " + signal_name(number), number);
 }
 
 }  // namespace ddp::launcher

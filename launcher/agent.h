@@ -88,7 +88,7 @@ class Agent final : public WorkerEvents {
   void accept(const rendezvous::JobStart& message, Result<NodeJob> job);
   void refuse(const Error& error);
   void lose_master(std::string_view why);
-  void resign(std::string why);
+  void resign(std::string why, int signal = 0);
   void start_task(Awaitable<> task);
 
   asio::io_context& loop_;

@@ -61,7 +61,10 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   job.devices = host.devices;
   job.stdin_to_rank0 = spec.stdin_to_rank0;
   job.master_timeout_ms = to_ms(spec.master_timeout);
-  job.link_grace_ms = std::min(to_ms(spec.failure_grace), kLinkGraceMs);
+  // Slurm ends a job by a SIGTERM to all processes of the nodes, so that is a user's stop.
+  job.link_grace_ms = spec.launcher == LauncherKind::kSlurm
+                          ? to_ms(spec.stop_grace)
+                          : std::min(to_ms(spec.failure_grace), kLinkGraceMs);
   job.credit = credit_window(nodes);
   job.hang_timeout_ms = to_ms(spec.hang_timeout);
   return job;

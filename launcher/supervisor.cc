@@ -162,6 +162,7 @@ void Supervisor::on(const UserSignal& event, Time now) {
     return;
   }
   // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
+  if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
   const bool failed = !end().failures.empty();
   if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number);
   user_wants_end_ = true;

@@ -144,6 +144,7 @@ class Supervisor {
   void on(const UserSignal& event, Time now);
   void on(const Tick& event, Time now);
 
+  bool ended_by_slurm(const Error& error) const;
   void handle(std::size_t node, const rendezvous::JobAccepted& message, Time now);
   void handle(std::size_t node, const rendezvous::Refused& message, Time now);
   void handle(std::size_t node, const rendezvous::StoreOpened& message, Time now);
@@ -206,6 +207,7 @@ class Supervisor {
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;
   std::string store_token_;
+  bool slurm_ends_ = false;  ///< its SIGTERM was taken from a node; our own is the same one
 };
 
 }  // namespace ddp::launcher

@@ -1,5 +1,6 @@
 // The part of the Supervisor before the workers run: from the hellos to the order to spawn.
 #include <algorithm>
+#include <csignal>
 #include <map>
 #include <string>
 #include <tuple>
@@ -58,9 +59,23 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& messag
   probe_or_spawn(now);
 }
 
+/// scancel, or the end of the job's time, sends SIGTERM to all processes of the steps; to us it may come later,
+/// or never.
+bool Supervisor::ended_by_slurm(const Error& error) const {
+  return spec_.launcher == LauncherKind::kSlurm && error.code == ErrorCode::kLinkLost && error.sys == SIGTERM;
+}
+
 void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, Time now) {
   Error error{static_cast<ErrorCode>(message.code), message.text, message.sys};
   Node& node = nodes_[index];
+  if (ended_by_slurm(error) && state_ < State::kLeaving) {
+    if (!user_wants_end_) {
+      on(UserSignal{SIGTERM}, now);
+      slurm_ends_ = true;
+    }
+    node.told_why = true;
+    if (state_ > State::kProbing) return;
+  }
   if (state_ < State::kRunning) {
     node.state = std::max(node.state, NodeState::kAccepted);  // it has answered
     node.told_why = true;

@@ -201,7 +201,7 @@ class InSlurm(LaunchTest):
         text = self.batch_text()
         for rank in (0, 1):
             self.assertIn(f"saved {rank}\n", text)
-        self.assertIn("stopped by SIGTERM", text)
+        self.assertIn("\nddplaunch: exit 143: stopped by SIGTERM\n", text)
 
     def test_a_signal_before_the_time_limit_reaches_the_ranks(self):
         worker = "sh -c 'trap \"echo warned $RANK\" USR1; echo up; for i in $(seq 600); do sleep 0.1; [ ! -e " \
