@@ -85,7 +85,8 @@ void Console::tell_blocked(std::size_t lane) {
   const std::string reader = pipe_reader(lanes_[lane]->target().fds[lane]);
   const std::string text =
       std::string("ddplaunch: warning: ") + (lane == 0 ? "standard output" : "standard error") +
-      " takes nothing for 10 s, and the workers wait for it" +
+      " takes nothing for 10 s, and " +
+      (flushing_ ? "the job has ended, but its last output waits for it" : "the workers wait for it") +
       (reader.empty() ? "" : "; its reader is " + reader) + "; --console drop would go on without it\n";
   const bool by_stderr = lane == 0 && lanes_.size() == 2 && lanes_[1]->stuck() < seconds(1);
   if (by_stderr)
@@ -105,6 +106,7 @@ void Console::resume() {
 }
 
 bool Console::flush(int stream, milliseconds limit) {
+  flushing_ = true;
   while (!lane_of(stream).flush(stream, std::min<milliseconds>(limit, seconds(1)))) {
     watch();
     if (limit <= seconds(1)) return false;

@@ -65,7 +65,8 @@ class Console {
 
   asio::any_io_executor loop_;
   std::vector<std::shared_ptr<ConsoleLane>> lanes_;
-  bool told_ = false;  ///< who blocks
+  bool told_ = false;     ///< who blocks
+  bool flushing_ = false;  ///< nothing more comes
 };
 
 }  // namespace ddp::launcher

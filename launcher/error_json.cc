@@ -8,6 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/clean_text.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -95,6 +97,8 @@ std::optional<WorkerException> parse_error_json(std::string_view text) {
   Reader reader;
   nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
   if (!reader.message) return std::nullopt;
+  clean_text(*reader.message);
+  clean_text(reader.trace);
   WorkerException exception = split_exception(*reader.message);
   exception.trace = std::move(reader.trace);
   exception.frame = last_frame(exception.trace);

@@ -20,9 +20,25 @@ constexpr std::chrono::seconds kSettled{2};
 /// More files are counted, not named.
 constexpr std::size_t kNamed = 4;
 
+/// The directory itself, or the nearest of its parents that there is, where that is something else; else
+/// empty.
+std::string file_in_the_way(std::filesystem::path path) {
+  std::error_code error;
+  for (; !path.empty() && path != path.root_path(); path = path.parent_path()) {
+    const auto found = std::filesystem::status(path, error);
+    if (std::filesystem::is_directory(found)) break;
+    if (std::filesystem::exists(found)) return path.string();
+  }
+  return "";
+}
+
 Result<> make_directory(const std::string& path, const std::string& what, const std::string& advice) {
   std::error_code error;
   const std::filesystem::path directory(path);
+  if (const std::string file = file_in_the_way(directory); !file.empty()) {
+    return Error{ErrorCode::kUsage, what + ' ' + path + ": " + file +
+                                        " is a file and no directory; choose another with " + advice};
+  }
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
   if (::mkdir(path.c_str(), 0700) != 0 &&
       (errno != EEXIST || !std::filesystem::is_directory(directory, error))) {

@@ -123,7 +123,7 @@ class Keeper {
   std::int64_t lease_end_ns_ = 0;  ///< CLOCK_BOOTTIME; 0: no lease
   std::string job_id_;
   std::vector<std::shared_ptr<Cgroup>> cgroups_;  ///< of attempts that are not over
-  bool stop_passed_on_ = false;
+  int stop_passed_on_ = 0;                        ///< the signal
   std::optional<ExitStatus> agent_end_;
 };
 
@@ -178,9 +178,9 @@ bool Keeper::lease_over() {
 void Keeper::read_signals() {
   signalfd_siginfo info;
   while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-    if (info.ssi_signo == SIGCHLD || stop_passed_on_) continue;
-    stop_passed_on_ = true;
-    syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGTERM, nullptr, 0U);
+    if (info.ssi_signo == SIGCHLD || stop_passed_on_ != 0) continue;
+    stop_passed_on_ = static_cast<int>(info.ssi_signo);
+    syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), stop_passed_on_, nullptr, 0U);
     // One that is stopped would not see it.
     syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGCONT, nullptr, 0U);
   }
@@ -240,7 +240,7 @@ int Keeper::after_agent() {
       say("could not end process " + left.text());
     return end.number;
   }
-  if (stop_passed_on_ && end.number == SIGTERM) {
+  if (stop_passed_on_ != 0 && end.number == stop_passed_on_) {
     kill_all("the agent was stopped");
     return end.exit_code();
   }

@@ -1,5 +1,7 @@
 #include "launcher/master.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -7,6 +9,7 @@
 #include <utility>
 
 #include "base/version.h"
+#include "launcher/clean_text.h"
 #include "launcher/exit_report.h"
 #include "launcher/output_credit.h"
 #include "launcher/report_file.h"
@@ -37,10 +40,33 @@ nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
 }
 
+volatile std::sig_atomic_t settled_code = 0;
+
 /// nohup and shells' background jobs ignore signals on purpose; a handler of ours would undo that.
 bool inherited_ignored(int number) {
   struct sigaction action {};
   return ::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+/// From here on a signal ends us at once, for nothing runs any more that would have to be stopped; but with
+/// the code that the report has told. Stands in front of the handlers of Asio, whose loop has ended.
+void end_at_signals_with(int code) {
+  settled_code = code;
+  struct sigaction action {};
+  action.sa_handler = [](int) { ::_exit(settled_code); };
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    if (!inherited_ignored(number)) ::sigaction(number, &action, nullptr);
+  }
+  if (!inherited_ignored(SIGTSTP)) ::signal(SIGTSTP, SIG_DFL);
+}
+
+/// The little that is left to do: Asio gives the signals back when it goes, to what would be another code.
+void keep_signals_waiting() {
+  sigset_t ending;
+  ::sigemptyset(&ending);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP})
+    ::sigaddset(&ending, number);
+  ::pthread_sigmask(SIG_BLOCK, &ending, nullptr);
 }
 
 }  // namespace
@@ -75,7 +101,8 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       awake_since_(Clock::now()),
       stdin_(loop.get_executor()) {
   for (std::size_t i = 0; i < supervisor_.node_count(); ++i)
-    nodes_.push_back(std::make_unique<NodeLink>(i, loop.get_executor(), spec.hosts[i].name));
+    nodes_.push_back(std::make_unique<NodeLink>(i, loop.get_executor(), spec.hosts[i].name,
+                                                credit_window(supervisor_.node_count())));
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
     if (!inherited_ignored(number)) signals_.add(number);
   }
@@ -96,8 +123,7 @@ int Master::run() {
   if (const std::string lost = files_.settle(kLastWords); !lost.empty()) say(lost);
   const int code = report();
   console_.flush(2, kLastWords);  // the cause is told even where nobody takes the output
-  // From here on a signal ends us at once: nothing runs any more that would have to be stopped.
-  signals_.clear();
+  end_at_signals_with(code);
   const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastWords) : kForEver;
   const bool shown = console_.flush(1, patience);
   if (!shown) console_.write(2, "ddplaunch: output that nobody reads was not shown; the files have it\n");
@@ -109,6 +135,7 @@ int Master::run() {
     console_.abandon();
   }
   files_.close();
+  keep_signals_waiting();
   return code;
 }
 
@@ -247,6 +274,7 @@ Result<> Master::take_messages(NodeLink& node) {
     auto message = node.connection().next();
     if (!message) good = message.error();
     if (!message || !*message) break;
+    clean_texts(**message);
     // What workers wrote before something happened stands before what is said of it.
     if (!std::holds_alternative<rendezvous::Output>(**message)) output_.pass_on();
     good = take(node, **message);
@@ -256,11 +284,11 @@ Result<> Master::take_messages(NodeLink& node) {
 }
 
 Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
+  if (auto fine = node.limits.admit(message); !fine) return fine;
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
-    if (!supervisor_.runs(node.index, output->rank) || (output->stream != 1 && output->stream != 2)) {
+    if (!supervisor_.runs(node.index, output->rank)) {
       return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
     }
-    node.taken[output->stream - 1u] += static_cast<std::uint32_t>(output->data.size());
     if (output->attempt == supervisor_.attempt()) {
       output_.take(output->attempt, output->rank, output->stream, output->data,
                    output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns),
@@ -274,11 +302,9 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
       node.ping(++ping_sequence_);
     }
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
-    const std::string words = spec_.hosts[node.index].name + ": " + notice->text;
-    const bool shown = notice->detail ? spec_.verbose : !spec_.quiet;
-    shown ? say(words) : log_.step(words);
+    take_notice(node, *notice);
   } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
-    stdin_.taken(stdin_taken->bytes);
+    if (supervisor_.runs(node.index, 0)) stdin_.taken(stdin_taken->bytes);
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     node.guess_clock(hello->clock_ns);
     node.ping(++ping_sequence_);
@@ -291,6 +317,16 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     step(Supervisor::FromNode{node.index, message, happened(node, message), node.clock_error()});
   }
   return {};
+}
+
+void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
+  const NodeLimits::Shown shown = node.limits.notice();
+  if (shown == NodeLimits::Shown::kNo) return;
+  std::string words = spec_.hosts[node.index].name + ": " + notice.text.substr(0, NodeLimits::kNoticeBytes);
+  if (shown == NodeLimits::Shown::kLast)
+    words = "warning: " + spec_.hosts[node.index].name + " says too much; nothing more of it is told";
+  const bool wanted = notice.detail ? spec_.verbose : !spec_.quiet;
+  wanted ? say(words) : log_.step(words);
 }
 
 Supervisor::Time Master::happened(const NodeLink& node, const rendezvous::Message& message) {
@@ -312,9 +348,8 @@ void Master::give_credit(NodeLink& node) {
   // Whoever is full asks again when it has drained.
   if (!node.live() || files_.full()) return;
   for (const std::uint8_t stream : {std::uint8_t{1}, std::uint8_t{2}}) {
-    std::uint32_t& taken = node.taken[stream - 1u];
-    if (taken < credit_piece(nodes_.size()) || console_.full(stream)) continue;
-    node.send(rendezvous::Credit{stream, std::exchange(taken, 0)});
+    if (node.limits.taken(stream) < credit_piece(nodes_.size()) || console_.full(stream)) continue;
+    node.send(rendezvous::Credit{stream, node.limits.give_back(stream)});
   }
 }
 

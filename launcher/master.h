@@ -60,6 +60,7 @@ class Master {
   void arm_deadline();
   Result<> take_messages(NodeLink& node);
   Result<> take(NodeLink& node, const rendezvous::Message& message);
+  void take_notice(NodeLink& node, const rendezvous::Notice& notice);
   LineSource source_of(std::uint32_t rank) const;
   static Supervisor::Time happened(const NodeLink& node, const rendezvous::Message& message);
   void give_credit(NodeLink& node);

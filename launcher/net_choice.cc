@@ -132,7 +132,8 @@ std::string inventory(const std::vector<Node>& nodes) {
     text += "\n  " + nodes[i].given->name + ":";
     std::string list;
     for (const Interface& interface : nodes[i].given->interfaces) {
-      if (interface.loopback) continue;
+      const auto address = parse_address(interface.address);
+      if (interface.loopback || (address && is_link_local(*address))) continue;
       list += (list.empty() ? " " : ", ") + interface.name + " " + interface.address + "/" +
               std::to_string(interface.prefix_length) + (interface.up ? "" : " (down)");
     }

@@ -22,8 +22,9 @@ nanoseconds now() {
 
 }  // namespace
 
-NodeLink::NodeLink(std::size_t number, asio::any_io_executor executor, const std::string& host)
-    : index(number), end_timer(executor), error_lines_(host + ": ") {}
+NodeLink::NodeLink(std::size_t number, asio::any_io_executor executor, const std::string& host,
+                   std::size_t credit)
+    : index(number), limits(credit), end_timer(executor), error_lines_(host + ": ") {}
 
 void NodeLink::open(remote::StartedAgent agent) {
   channel_ = std::move(agent.channel);

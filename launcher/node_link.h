@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include "base/byte_stream.h"
 #include "base/error.h"
 #include "launcher/clock_offset.h"
+#include "launcher/node_limits.h"
 #include "launcher/output_lines.h"
 #include "remote/fan_out.h"
 #include "rendezvous/connection.h"
@@ -25,7 +25,9 @@ class NodeLink {
  public:
   using Clock = std::chrono::steady_clock;
 
-  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host);
+  /// `credit`: what the agent may send of each stream before some is given back.
+  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host,
+           std::size_t credit = 0);
 
   /// The agent has said its hello line on `agent.channel`.
   void open(remote::StartedAgent agent);
@@ -54,10 +56,10 @@ class NodeLink {
   Awaitable<Error> explain_end(Error error);
 
   const std::size_t index;
-  std::array<std::uint32_t, 2> taken{};  ///< output bytes of each stream whose credit was not given back yet
-  bool gone = false;                     ///< its end was reported
-  bool asleep = false;                   ///< it knows that we are about to be stopped
-  asio::steady_timer end_timer;          ///< bounds explain_end
+  NodeLimits limits;
+  bool gone = false;             ///< its end was reported
+  bool asleep = false;           ///< it knows that we are about to be stopped
+  asio::steady_timer end_timer;  ///< bounds explain_end
 
  private:
   std::string keeper_says() const;

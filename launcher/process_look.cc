@@ -221,8 +221,12 @@ ProcessLook look_at(pid_t leader, const ProcessForest& forest) {
   std::vector<Thread> threads;
   for (const std::uint64_t tid : numbers_in("/proc/" + std::to_string(result.subject) + "/task", kThreads))
     threads.push_back(look_at_thread(result.subject, static_cast<pid_t>(tid)));
-  const Thread main = look_at_thread(result.subject, result.subject);
-  result.state = doing(result.subject, main.look, sockets);
+  result.state = doing(result.subject, look_at_thread(result.subject, result.subject).look, sockets);
+  // A main thread that left by pthread_exit is a zombie as long as there are others.
+  const auto living = std::find_if(threads.begin(), threads.end(),
+                                   [](const Thread& thread) { return thread.look.state != 'Z'; });
+  if (result.state == "ended" && living != threads.end())
+    result.state = "main thread ended, another is " + doing(result.subject, living->look, sockets);
 
   result.text = "processes:\n";
   for (std::size_t i = 0; i < std::min(tree.size(), kProcesses); ++i) {

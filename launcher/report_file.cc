@@ -41,7 +41,13 @@ Result<> write_report(const std::string& path, std::string_view text) {
   }
   const std::string target = resolved(path);
   const std::string beside = target + ".part" + std::to_string(::getpid());
-  UniqueFd file(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));
+  // In a directory that others may write to, such as /tmp, somebody may have put a file or a link there.
+  constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  UniqueFd file(::open(beside.c_str(), kNew, 0666));
+  if (!file && errno == EEXIST) {  // of a killed run with our pid, or somebody's trap: not written into
+    ::unlink(beside.c_str());
+    file.reset(::open(beside.c_str(), kNew, 0666));
+  }
   if (!file) return system_error(errno, "create " + beside);
   Result<> written = write_all(file.get(), text, beside);
   // Some disks tell only here that they are full.

@@ -66,7 +66,7 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
 }
 
 void StdinFeed::taken(std::uint32_t bytes) {
-  window_ += bytes;
+  window_ = std::min(window_ + bytes, kWindow);  // more than it was sent it cannot have taken
   room_.cancel();
 }
 

@@ -25,9 +25,10 @@ class StdinFeed {
 
  private:
   asio::posix::stream_descriptor stdin_;
-  asio::steady_timer room_;         ///< cancelled when the window has grown
-  asio::steady_timer front_;        ///< until we look again whether we are in the foreground
-  std::size_t window_ = 64u << 10;  ///< bytes that rank 0's node takes before it acknowledges
+  asio::steady_timer room_;   ///< cancelled when the window has grown
+  asio::steady_timer front_;  ///< until we look again whether we are in the foreground
+  static constexpr std::size_t kWindow = 64u << 10;
+  std::size_t window_ = kWindow;  ///< bytes that rank 0's node takes before it acknowledges
   bool stopped_ = false;
 };
 

@@ -84,6 +84,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     actions_.push_back(Disconnect{index});
     return lose_node(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
   }
+  if (!exited_.insert(message.rank).second) return;  // told before
   hang_.rank_ended(index, message.rank, now);
   if (state_ == State::kInspecting && message.code == 0 && message.signal == 0) {
     actions_.push_back(Say{"the job goes on: rank " + std::to_string(message.rank) + " has ended well"});
@@ -161,8 +162,8 @@ void Supervisor::on(const UserSignal& event, Time now) {
     }
     return;
   }
-  // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
+  // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
   const bool failed = !end().failures.empty();
   if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number);
   user_wants_end_ = true;

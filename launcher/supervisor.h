@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -133,6 +134,7 @@ class Supervisor {
     NodeInfiniband infiniband;
     bool lost = false;            ///< its failure is known; its end is awaited
     bool told_why = false;        ///< by its agent itself
+    bool start_failed = false;    ///< its failure to start is known
     bool left_processes = false;  ///< of the last attempt, which could not be ended
   };
 
@@ -142,9 +144,9 @@ class Supervisor {
   void on(const LinkEnded& event, Time now);
   void on(const NodeGone& event, Time now);
   void on(const UserSignal& event, Time now);
+  bool ended_by_slurm(const Error& error) const;
   void on(const Tick& event, Time now);
 
-  bool ended_by_slurm(const Error& error) const;
   void handle(std::size_t node, const rendezvous::JobAccepted& message, Time now);
   void handle(std::size_t node, const rendezvous::Refused& message, Time now);
   void handle(std::size_t node, const rendezvous::StoreOpened& message, Time now);
@@ -201,13 +203,14 @@ class Supervisor {
   MasterAddress master_;
   FailureLog failures_;
   HangInquiry hang_;
+  std::set<std::uint32_t> exited_;     ///< ranks of the attempt
   const FromNode* current_ = nullptr;  ///< the message being handled
   bool start_failed_ = false;
   bool user_wants_end_ = false;
+  bool slurm_ends_ = false;  ///< its SIGTERM was taken from a node; our own is the same one
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;
   std::string store_token_;
-  bool slurm_ends_ = false;  ///< its SIGTERM was taken from a node; our own is the same one
 };
 
 }  // namespace ddp::launcher

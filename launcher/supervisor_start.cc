@@ -92,7 +92,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
 
 /// One failed host ends the start, but not before the others had a moment to report theirs.
 void Supervisor::fail_start(std::size_t index, Error error, Time now) {
-  failures_.node_failed(spec_.hosts[index].name, std::move(error), now);
+  if (!std::exchange(nodes_[index].start_failed, true))
+    failures_.node_failed(spec_.hosts[index].name, std::move(error), now);
   if (!start_failed_) {
     start_failed_ = true;
     deadline_ = std::min(*deadline_, now + kSettle);
@@ -211,6 +212,7 @@ void Supervisor::spawn_all(Time now) {
   detail("all nodes are ready; starting " + std::to_string(plan_.world_size) +
          " workers, MASTER_ADDR=" + master_.chosen() + " MASTER_PORT=" + std::to_string(store_port_));
   failures_.begin_attempt(attempt_, now);
+  exited_.clear();
   deadline_.reset();
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     rendezvous::Spawn spawn = spawn_message(plan_, i);

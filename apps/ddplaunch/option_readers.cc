@@ -121,8 +121,12 @@ std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text) {
 }
 
 std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) {
+  // One digit: "03" is as likely a slip for "0:3" as it is three.
+  const auto streams_of = [](std::string_view digit) {
+    return digit.size() == 1 ? remote::whole_number(digit, 3) : std::nullopt;
+  };
   launcher::StreamChoice choice;
-  if (const auto all = remote::whole_number(text, 3)) {
+  if (const auto all = streams_of(text)) {
     choice.others = static_cast<std::uint8_t>(*all);
     return choice;
   }
@@ -130,7 +134,7 @@ std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) 
     const std::size_t colon = word.find(':');
     if (colon == std::string_view::npos) return false;
     const auto rank = remote::whole_number(word.substr(0, colon), kMaxLocalRank);
-    const auto streams = remote::whole_number(word.substr(colon + 1), 3);
+    const auto streams = streams_of(word.substr(colon + 1));
     if (!rank || !streams) return false;
     return choice.by_local.emplace(static_cast<int>(*rank), static_cast<std::uint8_t>(*streams)).second;
   });

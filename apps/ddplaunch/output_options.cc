@@ -72,21 +72,26 @@ void read_filters(const OptionValues& values, OutputOptions& output, Findings& f
   }
 }
 
-void read_streams(const std::string& text, std::string_view option, launcher::StreamChoice& choice,
-                  Findings& findings) {
+/// `workers`: of each node; 0: not known here.
+void read_streams(const std::string& text, std::string_view option, int workers,
+                  launcher::StreamChoice& choice, Findings& findings) {
   if (text.empty()) return;
   if (auto read = read_stream_choice(text)) {
     choice = std::move(*read);
+    if (workers == 0 || choice.by_local.empty() || choice.by_local.rbegin()->first < workers) return;
+    findings.fail(std::string(option) + ' ' + text + ": there is no local rank " +
+                  std::to_string(choice.by_local.rbegin()->first) + " with --nproc-per-node " +
+                  std::to_string(workers));
   } else {
     findings.fail(std::string(option) + ' ' + text +
                   ": give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local ranks with them: 0:3,1:2");
   }
 }
 
-void read_files(const OptionValues& values, const Surroundings& surroundings, OutputOptions& output,
-                Findings& findings) {
-  read_streams(values.tee, "--tee", output.tee, findings);
-  read_streams(values.redirects, "--redirects", output.redirects, findings);
+void read_files(const OptionValues& values, const Surroundings& surroundings, int workers,
+                OutputOptions& output, Findings& findings) {
+  read_streams(values.tee, "--tee", workers, output.tee, findings);
+  read_streams(values.redirects, "--redirects", workers, output.redirects, findings);
   if (!values.log_dir.empty()) output.log_dir = absolute_path(values.log_dir, surroundings.cwd);
   output.jsonl = values.jsonl;
   if (values.log_max_size.empty()) return;
@@ -94,7 +99,8 @@ void read_files(const OptionValues& values, const Surroundings& surroundings, Ou
   const std::size_t colon = std::min(text.find(':'), text.size());
   const auto size = read_size(text.substr(0, colon));
   const auto parts = colon == text.size() ? 0 : remote::whole_number(text.substr(colon + 1), kMostParts);
-  if (!size || !parts || (colon < text.size() && *parts == 0)) {
+  const bool no_limit = size && *size == 0;  // of which there are no parts
+  if (!size || !parts || (colon < text.size() && (*parts == 0 || no_limit))) {
     findings.fail("--log-max-size " + values.log_max_size +
                   ": give a size like 500K, 64M or 2G, and a number of parts if the oldest may go: 64M:4");
   } else if (*size != 0 && *size < kSmallestPart) {
@@ -117,7 +123,8 @@ void read_output_options(const OptionValues& values, const Surroundings& surroun
   read_word(values.bars, "--bars", kBars, output.bars, findings);
   output.fold = values.fold;
   read_word(values.console, "--console", kPolicies, output.console, findings);
-  read_files(values, surroundings, output, findings);
+  const bool fixed = spec.nproc.kind == launcher::ProcsPerNode::Kind::kNumber;
+  read_files(values, surroundings, fixed ? spec.nproc.number : 0, output, findings);
 }
 
 }  // namespace ddp

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "launcher/process_inspection.h"
@@ -59,6 +61,36 @@ TEST_CASE("a tool's words and end are told") {
   CHECK(bad.text == "no\n");
   CHECK_FALSE(bad.success);
   CHECK(bad.trouble == "it exited 3");
+}
+
+TEST_CASE("a main thread that has left does not end its process") {
+  int ready[2];
+  REQUIRE(pipe2(ready, O_CLOEXEC) == 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    // The other thread tells when it alone is left: state Z of the first.
+    std::thread([fd = ready[1]] {
+      for (;;) {
+        const auto info = read_process(getpid());
+        if (!info || info->state == 'Z') break;
+        std::this_thread::yield();
+      }
+      (void)!write(fd, "x", 1);
+      for (;;)
+        pause();
+    }).detach();
+    syscall(SYS_exit, 0);  // as pthread_exit ends it, without the unwinding of our frames
+  }
+  close(ready[1]);
+  char byte = 0;
+  CHECK(read(ready[0], &byte, 1) == 1);
+  close(ready[0]);
+  std::string state;
+  for (int i = 0; i < 1000 && state.find("pause") == std::string::npos; ++i)
+    state = look_at(child, ProcessForest()).state;
+  CHECK(state == "main thread ended, another is sleeping in pause");
+  kill(child, SIGKILL);
+  CHECK(waitpid(child, nullptr, 0) == child);
 }
 
 TEST_CASE("a tool that does not end is killed with what it started") {

@@ -81,13 +81,19 @@ TEST_CASE("Each wrong value of the output options is one mistake") {
               "ranks with them: 0:3,1:2",
               "ddplaunch: --log-max-size 12X: give a size like 500K, 64M or 2G, and a number of parts if the "
               "oldest may go: 64M:4"});
-  for (const char* bad : {"64M:0", "64M:", ":4", "64M:4:4", "64M:x"}) {
+  for (const char* bad : {"64M:0", "64M:", ":4", "64M:4:4", "64M:x", "0:3"}) {
     CAPTURE(bad);
     CHECK(World().mistakes({"--log-max-size", bad, "w"}).size() == 1);
   }
   CHECK(World().mistakes({"--log-max-size", "1K", "w"}) ==
         Texts{"ddplaunch: --log-max-size 1K is too small; at least 4K, or 0 for no limit"});
   CHECK(World().mistakes({"--local-ranks-filter", "0-70000", "w"}).size() == 1);
+  for (const char* bad : {"03", "0:03", "00"})
+    CHECK(World().mistakes({"-r", bad, "w"}).size() == 1);
+  CHECK(World().mistakes({"--nproc-per-node", "4", "--tee", "0:1,5:3", "w"}) ==
+        Texts{"ddplaunch: --tee 0:1,5:3: there is no local rank 5 with --nproc-per-node 4"});
+  CHECK(World().mistakes({"--nproc-per-node", "4", "--tee", "3:3", "w"}).empty());
+  CHECK(World().mistakes({"--tee", "5:3", "w"}).empty());  // each node may have another number of workers
 }
 
 TEST_CASE("Ranges of ranks are sorted and joined") {

@@ -191,8 +191,17 @@ TEST_CASE("a job's directory is used once") {
   spec.job_dir = directory.path / "job/attempt_0/rank_00003.stderr/x";
   const auto bad = JobDir::create(spec);
   REQUIRE_FALSE(bad.has_value());
-  CHECK(bad.error().text ==
-        "the job directory " + spec.job_dir + ": Not a directory; choose another with --job-dir");
+  CHECK(bad.error().code == ErrorCode::kUsage);
+  const std::string in_the_way = directory.path / "job/attempt_0/rank_00003.stderr";
+  CHECK(bad.error().text == "the job directory " + spec.job_dir + ": " + in_the_way +
+                                " is a file and no directory; choose another with --job-dir");
+  spec.job_dir = directory.path / "other";
+  spec.output.log_dir = in_the_way;
+  const auto bad_logs = JobDir::create(spec);
+  REQUIRE_FALSE(bad_logs.has_value());
+  CHECK(bad_logs.error().code == ErrorCode::kUsage);
+  CHECK(bad_logs.error().text == "the log directory " + in_the_way + "/run7: " + in_the_way +
+                                     " is a file and no directory; choose another with --log-dir");
 }
 
 TEST_CASE("--log-dir gets copies of the streams that --tee and --redirects name") {

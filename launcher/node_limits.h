@@ -1,0 +1,44 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/result.h"
+#include "rendezvous/message.h"
+
+namespace ddp::launcher {
+
+/// What one node may send (sans-IO): its output within the credit it was given, words and findings within
+/// bounds that no agent of ours comes near. The master's memory and disk do not depend on a node's manners.
+class NodeLimits {
+ public:
+  static constexpr std::size_t kNotices = 5'000;          ///< of one job, that are shown or kept
+  static constexpr std::size_t kNoticeBytes = 4u << 10;   ///< of one of them; the rest is cut
+  static constexpr std::size_t kInspected = 64u << 20;    ///< bytes of one attempt
+  static constexpr std::size_t kHelloInterfaces = 4'096;  ///< addresses of one node
+
+  /// `credit` is that of each stream.
+  explicit NodeLimits(std::size_t credit) : credit_(credit) {}
+
+  /// Counts what came. kProtocol: it is more than an agent of ours would send, and the link is to be ended.
+  Result<> admit(const rendezvous::Message& message);
+  /// What of a stream's credit is to be given back: all of it.
+  std::uint32_t give_back(std::uint8_t stream);
+  /// Of a stream, not yet given back.
+  std::uint32_t taken(std::uint8_t stream) const { return taken_[stream - 1u]; }
+
+  enum class Shown : std::uint8_t { kYes, kLast, kNo };
+  /// For each Notice: whether it is told; after kLast none is.
+  Shown notice();
+
+ private:
+  std::size_t credit_;
+  std::array<std::uint32_t, 2> taken_{};
+  std::size_t notices_ = 0;
+  std::uint32_t inspected_attempt_ = 0;
+  std::size_t inspected_ = 0;
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Which network a job takes: machines of our own (network namespaces) on two LANs, with other names of interfaces on each, a
+docker-like bridge with the same address on all, and ways that are closed. Needs root and ip(8). The control link is no
+part of it: a stand-in for ssh enters the namespace, so that a LAN can be cut while the nodes are reached."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, main, wait_until
+
+# Interfaces on the two LANs, by machine: kernels and distributions name them as they like.
+NAMES = {"n0": ("eth0", "ib0"), "n1": ("enp5s0f0", "ib1"), "n2": ("bond0.10", "mlx0")}
+LANS = ("10.77.0.{}/24", "10.78.0.{}/24")
+SHOW = "echo $RANK $MASTER_ADDR $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME"
+
+
+def ip(*words):
+    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
+
+
+@unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "needs root and ip(8)")
+class Machines(LaunchTest):
+    """The namespaces; the master runs in n0, which is node 0 as localhost."""
+
+    lans = LANS
+    nodes = ("n1", "n2")
+
+    def setUp(self):
+        super().setUp()
+        self.ns = {name: f"ddp{name}{os.getpid()}" for name in ("sw", "n0", *self.nodes)}
+        try:
+            for name in self.ns.values():
+                ip("netns", "add", name)
+                self.addCleanup(ip, "netns", "del", name)
+                ip("-n", name, "link", "set", "lo", "up")
+            for lan in range(len(self.lans)):
+                ip("-n", self.ns["sw"], "link", "add", f"lan{lan}", "type", "bridge")
+                ip("-n", self.ns["sw"], "link", "set", f"lan{lan}", "up")
+        except subprocess.CalledProcessError as error:
+            raise unittest.SkipTest(f"no network of namespaces can be made here: {error.stderr.decode().strip()}")
+        for last, name in enumerate(("n0", *self.nodes), 1):
+            for lan, address in enumerate(self.lans):
+                self.join(name, NAMES[name][lan], f"lan{lan}", address.format(last))
+            self.docker_bridge(name)
+        self.assertTrue(wait_until(lambda: all(map(self.has_carrier, ("n0", *self.nodes)))))
+        self.ssh = self.script("ssh", "#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\n" + "".join(
+            f'[ "$1" = {name} ] && exec ip netns exec {self.ns[name]} sh -c "$2"\n' for name in self.nodes) + "exit 255\n")
+
+    def join(self, name, interface, lan, address):
+        ip("-n", self.ns["sw"], "link", "add", f"{name}-{lan}", "type", "veth", "peer", "name", interface, "netns",
+           self.ns[name])
+        ip("-n", self.ns["sw"], "link", "set", f"{name}-{lan}", "master", lan, "up")
+        ip("-n", self.ns[name], "addr", "add", address, "dev", interface, *(["nodad"] if ":" in address else []))
+        ip("-n", self.ns[name], "link", "set", interface, "up")
+
+    def docker_bridge(self, name):
+        """As docker makes one on every host, under the name that compose gives it; with a container, so that it is up."""
+        ip("-n", self.ns[name], "link", "add", "corp0", "type", "veth", "peer", "name", "veth1a2b")
+        ip("-n", self.ns[name], "addr", "add", "172.18.0.1/16", "dev", "corp0")
+        for device in ("corp0", "veth1a2b"):
+            ip("-n", self.ns[name], "link", "set", device, "up")
+
+    def has_carrier(self, name):
+        shown = subprocess.run(["ip", "-n", self.ns[name], "link", "show"], check=True, capture_output=True, text=True).stdout
+        return all(re.search(rf"{re.escape(interface)}[@:].*LOWER_UP.*state UP", shown)
+                   for interface in NAMES[name][:len(self.lans)])
+
+    def cut(self, name, lan):
+        """`name` cannot reach n0 there any more, silently: its frames go to a machine that is not there."""
+        ip("-n", self.ns[name], "neigh", "replace", self.lans[lan].format(1).split("/")[0], "lladdr", "02:00:00:00:00:99",
+           "dev", NAMES[name][lan], "nud", "permanent")
+
+    def reject(self, name, lan):
+        """The same, told at once."""
+        ip("-n", self.ns[name], "route", "add", "unreachable", self.lans[lan].format(1).split("/")[0])
+
+    def command(self, *args):
+        return ["ip", "netns", "exec", self.ns["n0"], *super().command(
+            "--host", "localhost:1," + ",".join(f"{name}:1" for name in self.nodes), "--ssh-command", self.ssh,
+            "--label", "", *args)]
+
+    def shown(self, *args):
+        """What each rank was told, and what the user was."""
+        done = self.run_job(*args, "sh", "-c", SHOW)
+        self.assert_code(done, 0)
+        return sorted(done.out.splitlines()), done.err
+
+
+class TwoLans(Machines):
+    def test_names_of_interfaces_differ(self):
+        ranks, words = self.shown()
+        self.assertEqual(ranks, ["0 10.77.0.1 eth0 =eth0", "1 10.77.0.1 enp5s0f0 =enp5s0f0", "2 10.77.0.1 bond0.10 =bond0.10"])
+        self.assertIn("ddplaunch: network 10.77.0.0/24: MASTER_ADDR=10.77.0.1 (bond0.10 on n2; enp5s0f0 on n1; eth0 on "
+                      "localhost)\n", words)
+
+    def test_a_closed_network_is_passed_over(self):
+        self.cut("n2", 0)
+        ranks, words = self.shown("--verbose")
+        self.assertEqual(ranks, ["0 10.78.0.1 ib0 =ib0", "1 10.78.0.1 ib1 =ib1", "2 10.78.0.1 mlx0 =mlx0"])
+        self.assertIn("ddplaunch: n2 cannot reach localhost at 10.77.0.1 (10.77.0.0/24), so the next address is taken\n", words)
+        self.assertIn("network: 10.77.0.0/24, shared by all 3 nodes", words)
+        self.assertRegex(words, r"n2 cannot reach localhost at every address: 10\.77\.0\.1:\d+: no answer\n")
+
+    def test_also_with_the_store_of_rank_0(self):
+        self.reject("n2", 0)
+        done = self.run_job("--store", "worker", "train", "--data", "synthetic", "--limit", 300, "--batch-size", 50)
+        self.assert_code(done, 0)
+        self.assertIn("MASTER_ADDR=10.78.0.1", done.err)
+        self.assertIn("weights equal on 3 ranks", done.out)
+
+    def test_each_network_closed_to_somebody_is_told_of_both(self):
+        self.reject("n1", 1)
+        self.reject("n2", 0)
+        done = self.run_job("true")
+        self.assert_code(done, 111)
+        self.assertRegex(done.err, r"n1: it cannot reach the store on localhost \(10\.78\.0\.1:\d+: No route to host\), and n2 does "
+                         r"not reach 10\.77\.0\.1; open port \d+ between the nodes, or choose a network with --network")
+
+    def test_the_nodes_that_cannot_reach_node_0_are_named(self):
+        for lan in (0, 1):
+            self.cut("n2", lan)
+        done = self.run_job("true")
+        self.assert_code(done, 111)
+        self.assertRegex(done.err, r"n2: it cannot reach the store on localhost \(10\.77\.0\.1:\d+: no answer; "
+                         r"10\.78\.0\.1:\d+: no answer\); open port \d+ between")
+        self.assertNotIn("n1:", done.err)
+
+    def test_the_wish_for_a_network(self):
+        ranks, words = self.shown("--network", "10.78.0.0/16")
+        self.assertEqual(ranks[2], "2 10.78.0.1 mlx0 =mlx0")
+        self.assertIn("ddplaunch: network 10.78.0.0/16: MASTER_ADDR=10.78.0.1 (", words)
+
+    def test_the_wish_for_an_interface_that_nodes_lack(self):
+        done = self.run_job("--network", "ib0", "true")
+        self.assert_code(done, 115)
+        self.assertIn("--network ib0: no usable address on that interface on n1, n2\n    localhost: eth0 10.77.0.1/24, ", done.err)
+        self.assertIn("\n    n1: enp5s0f0 10.77.0.2/24, ib1 10.78.0.2/24, corp0 172.18.0.1/16\n", done.err)
+
+    def test_the_wish_for_a_network_that_is_closed(self):
+        self.reject("n1", 1)
+        done = self.run_job("--network", "10.78.0.0/24", "true")
+        self.assert_code(done, 111)
+        self.assertRegex(done.err, r"n1: it cannot reach the store on localhost \(10\.78\.0\.1:\d+: No route to host\)")
+
+    def test_ports_of_a_range(self):
+        done = self.run_job("--port-range", "20100-20103", "sh", "-c", "echo $MASTER_PORT")
+        self.assert_code(done, 0)
+        ports = set(done.out.split())
+        self.assertEqual(len(ports), 1)
+        self.assertIn(int(ports.pop()), range(20100, 20104))
+
+    def test_only_the_first_address_of_a_closed_interface_is_lost(self):
+        ip("-n", self.ns["n0"], "addr", "add", "10.77.0.100/24", "dev", "eth0")
+        self.reject("n1", 0)
+        ranks, words = self.shown("--network", "10.77.0.0/24")
+        self.assertEqual(ranks[1], "1 10.77.0.100 enp5s0f0 =enp5s0f0")
+        self.assertIn("n1 cannot reach localhost at 10.77.0.1 ", words)
+
+
+class SixOnly(Machines):
+    lans = ("fd00:77::{}/64",)
+    nodes = ("n1",)
+
+    def test_ipv6_alone(self):
+        done = self.run_job("sh", "-c", SHOW + " $NCCL_SOCKET_FAMILY")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0 fd00:77::1 eth0 =eth0 AF_INET6",
+                                                         "1 fd00:77::1 enp5s0f0 =enp5s0f0 AF_INET6"])
+        done = self.run_job("train", "--data", "synthetic", "--limit", 200, "--batch-size", 50)
+        self.assert_code(done, 0)
+        self.assertIn("weights equal on 2 ranks", done.out)
+
+
+class Routed(Machines):
+    """Every machine on a network of its own, and a router between: pods, and clouds that give a /32."""
+
+    lans = ()
+    nodes = ("n1",)
+
+    def setUp(self):
+        super().setUp()
+        for i, name in enumerate(("n0", "n1")):
+            lan = f"lan{i}"
+            ip("-n", self.ns["sw"], "link", "add", lan, "type", "bridge")
+            ip("-n", self.ns["sw"], "addr", "add", f"10.244.{i}.1/24", "dev", lan)
+            ip("-n", self.ns["sw"], "link", "set", lan, "up")
+            self.join(name, NAMES[name][0], lan, f"10.244.{i}.7/24")
+            ip("-n", self.ns[name], "link", "del", "corp0")
+            ip("-n", self.ns[name], "route", "add", "default", "via", f"10.244.{i}.1")
+        subprocess.run(["ip", "netns", "exec", self.ns["sw"], "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"], check=True)
+
+    def test_interfaces_are_those_the_probes_went_out_from(self):
+        ranks, words = self.shown()
+        self.assertEqual(ranks, ["0 10.244.0.7 eth0 =eth0", "1 10.244.0.7 enp5s0f0 =enp5s0f0"])
+        self.assertIn("ddplaunch: MASTER_ADDR=10.244.0.7 (enp5s0f0 on n1; eth0 on localhost)\n", words)
+
+
+if __name__ == "__main__":
+    main()
