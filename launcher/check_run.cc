@@ -179,12 +179,14 @@ void CheckRun::give_up(std::size_t node, Error error) {
 
 /// When of every host it is known whether it answers.
 void CheckRun::try_network(Time now) {
-  if (state_ != State::kAsking) return;
+  const auto open_question = [](Stage stage) {
+    return stage == Stage::kConnecting || stage == Stage::kAsked;
+  };
+  if (state_ != State::kAsking || std::any_of(stage_.begin(), stage_.end(), open_question)) return;
   std::vector<NodeNetwork> networks;
   std::vector<rendezvous::NodeSlots> slots;
   rendezvous::OpenStore open;
   for (std::size_t i = 0; i < stage_.size(); ++i) {
-    if (stage_[i] == Stage::kConnecting || stage_[i] == Stage::kAsked) return;
     if (!usable(i)) continue;
     const CheckedNode& node = result_.nodes[i];
     const remote::Host& host = spec_.hosts[i];

@@ -110,3 +110,26 @@ TEST_CASE("Addresses") {
   CHECK_FALSE(is_ipv4("127.0.0.1."));
   CHECK_FALSE(is_ipv4("a.b.c.d"));
 }
+
+TEST_CASE("Words are folded into ranges, and the ranges give them back") {
+  struct Row {
+    std::vector<std::string> words;
+    std::string text;
+  };
+  const std::vector<Row> rows = {
+      {{"gpu01", "gpu02", "gpu03", "gpu07", "login"}, "gpu[01-03,07],login"},
+      {{"n8", "n9", "n10", "n11"}, "n[8-11]"},
+      {{"n09", "n10"}, "n[09-10]"},
+      {{"127.0.0.2", "127.0.0.3"}, "127.0.0.[2-3]"},
+      {{"gpu1-ib0", "gpu2-ib0"}, "gpu[1-2]-ib0"},
+      {{"a3", "a1"}, "a[3,1]"},
+      {{"one"}, "one"},
+      {{"one1"}, "one1"},
+      {{"::1", "::2"}, "::1,::2"},
+      {{}, ""},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.text);
+    CHECK(ddp::remote::fold_ranges(row.words) == row.text);
+  }
+}

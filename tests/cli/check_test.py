@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""ddplaunch check over SSH nodes with planted faults: what is found, how it is said, that nothing is left."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Nodes, main, wait_until
+
+FAKE_NVML = BIN.parent / "fake_nvml"
+
+
+class Check(LaunchTest):
+    """Its agents run under a name of their own, by which what is left of them is found."""
+
+    nodes_of_class = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.cleanups = unittest.TestCase()
+        # A start-up file by which one node differs: a limit on 127.0.0.3 for who asks for it.
+        cls.rc_dir = pathlib.Path(tempfile.mkdtemp(prefix="ddplaunch-check-"))
+        rc = cls.rc_dir / "rc"
+        rc.write_text('case "$SSH_CONNECTION" in *" 127.0.0.3 "*) [ -f "%s/limit" ] && ulimit -S -n 60;; esac\n'
+                      % cls.rc_dir)
+        cls.nodes = Nodes(cls.cleanups, 3, NODES_BASHRC=str(rc))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.cleanups.doCleanups()
+        shutil.rmtree(cls.rc_dir, ignore_errors=True)
+
+    def setUp(self):
+        super().setUp()
+        self.agent = self.dir / "ddplaunchd"
+        shutil.copy(BIN / "ddplaunchd", self.agent)
+        self.hosts = self.hostfile("".join(f"{host}\n" for host in self.nodes.hosts))
+
+    def hostfile(self, text):
+        path = self.dir / "hosts"
+        path.write_text(text)
+        return path
+
+    def command_of(self, *args, verb="check", agent=None):
+        return [DDPLAUNCH, verb, "--hostfile", self.hosts, "--ssh-config", self.nodes.ssh_config, "--agent",
+                agent or self.agent, *map(str, args)]
+
+    def check(self, *args, **options):
+        done = subprocess.run(self.command_of(*args, **options), capture_output=True, text=True, timeout=120,
+                              stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir, check=False)
+        self.assert_no_agent()
+        return done
+
+    def check_json(self, *args, **options):
+        done = self.check("--json", *args, **options)
+        try:
+            return done, json.loads(done.stdout)
+        except ValueError:
+            self.fail(f"no JSON: {done}")
+
+    def assert_no_agent(self):
+        def agents():
+            found = []
+            for entry in pathlib.Path("/proc").iterdir():
+                try:
+                    if entry.name.isdigit() and str(self.agent).encode() in (entry / "cmdline").read_bytes():
+                        found.append(entry.name)
+                except OSError:
+                    pass
+            return found
+        self.assertTrue(wait_until(lambda: not agents()), "agents are left")
+
+    def errors(self, report):
+        return [(f["item"], f["hosts"], f["text"]) for f in report["findings"] if f["level"] == "error"]
+
+    def test_all_well(self):
+        done = self.check("sh")
+        self.assertEqual(done.returncode, 0, done)
+        lines = done.stdout.splitlines()
+        self.assertRegex(lines[0], "^host +answer +system +CPUs .*program +directory +address +port +clock +files ")
+        for line, host in zip(lines[1:4], self.nodes.hosts):
+            self.assertRegex(line, rf"^{host} +\d+\.\d\d s .* ok ")
+        self.assertNotIn("error", done.stdout)
+        self.assertNotIn("\x1b", done.stdout)
+        self.assertEqual(done.stderr, "")
+        self.assertFalse((self.dir / "state").exists(), "it has no job, and so no files")
+
+    def test_all_well_as_json(self):
+        done, report = self.check_json("sh")
+        self.assertEqual(done.returncode, 0, done)
+        self.assertEqual(report["exit_code"], 0)
+        self.assertEqual([host["host"] for host in report["hosts"]], self.nodes.hosts)
+        for host in report["hosts"]:
+            self.assertIsNone(host["error"])
+            self.assertTrue(host["program"].endswith("/sh"))
+            self.assertEqual(host["directory"], str(self.dir))
+            self.assertTrue(host["reaches_node_0"])
+            self.assertLess(abs(host["clock_ahead_seconds"]), 1)  # one machine
+            self.assertGreater(host["nofile"], 0)
+            self.assertGreater(host["disks"][0]["size"], 0)
+        self.assertIsNotNone(report["network"]["master_addr"])
+
+    def test_directory_program_and_environment(self):
+        self.hostfile("127.0.0.2\n127.0.0.3 chdir=/nonexistent\n127.0.0.4 chdir=/nonexistent\n")
+        done, report = self.check_json("--env", "VIRTUAL_ENV=/no/venv")
+        self.assertEqual(done.returncode, 115, done)
+        self.assertEqual([(item, hosts) for item, hosts, _ in self.errors(report)],
+                         [("directory", ["127.0.0.3", "127.0.0.4"]), ("environment", self.nodes.hosts)])
+        self.assertIn("VIRTUAL_ENV names /no/venv, which is not there", self.errors(report)[1][2])
+        done = self.check("no-such-program")
+        self.assertEqual(done.returncode, 115, done)
+        self.assertIn("error: 127.0.0.[3-4]: the working directory /nonexistent: No such file or directory; create it "
+                      "there, or name another with --chdir or chdir= in the hostfile\n", done.stdout)
+        self.assertRegex(done.stdout, r"error: 127\.0\.0\.\[2-4\]: .*no-such-program.*\n")
+        self.assertEqual(done.stderr, "ddplaunch: exit 115: a job would fail, 2 errors found\n")
+
+    def test_small_limit_on_one_host(self):
+        limit = self.rc_dir / "limit"
+        limit.touch()
+        self.addCleanup(limit.unlink)
+        done, report = self.check_json()
+        self.assertEqual(done.returncode, 115, done)
+        self.assertEqual(self.errors(report),
+                         [("limits", ["127.0.0.3"], "a worker may have only 60 files open (ulimit -n), and needs about 70")])
+
+    def test_unreachable_and_wrong_version(self):
+        odd = self.script("odd-agent", '#!/bin/sh\ncase "$SSH_CONNECTION" in *" 127.0.0.3 "*) echo "ddplaunchd-hello 1 0.0.0"; '
+                          f'cat >/dev/null;; *) exec {self.agent} "$@";; esac\n')
+        self.hostfile("127.0.0.2\n127.0.0.3\n127.0.0.4\ndead address=127.0.0.2 port=1\n")
+        done, report = self.check_json("--start-timeout", "40s", agent=odd)
+        self.assertEqual(done.returncode, 114, done)  # of the first such host
+        found = {item: (hosts, text) for item, hosts, text in self.errors(report)}
+        self.assertEqual(found["reach"][0], ["dead"])
+        self.assertIn("Connection refused", found["reach"][1])
+        self.assertEqual(found["agent"][0], ["127.0.0.3"])
+        self.assertIn("0.0.0", found["agent"][1])
+        # The others were checked all the same, up to the way between them.
+        self.assertTrue(report["hosts"][2]["reaches_node_0"])
+        self.assertEqual(done.stderr.splitlines()[-1],
+                         "ddplaunch: exit 114: 2 hosts of 4 could not be checked: 127.0.0.3,dead")
+
+    def test_silent_host_holds_up_nothing(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            self.hostfile(f"127.0.0.2\nslow address=127.0.0.1 port={silent.getsockname()[1]}\n")
+            done, report = self.check_json("--start-timeout", "12s")
+        self.assertIn(done.returncode, (111, 112), done)
+        self.assertEqual(self.errors(report)[0][:2], ("reach", ["slow"]))
+        self.assertIn("cpus", report["hosts"][0])
+
+    def test_interrupt(self):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            self.hostfile(f"127.0.0.2\nslow address=127.0.0.1 port={silent.getsockname()[1]}\n")
+            process = subprocess.Popen(self.command_of(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                       stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir)
+            self.addCleanup(lambda: process.poll() is None and process.kill())
+            silent.settimeout(60)
+            connection, _ = silent.accept()  # so it is under way
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+            connection.close()
+        self.assertEqual(process.returncode, 130, err)
+        self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 130: stopped by the user")
+        self.assertIn("127.0.0.2", out)
+        self.assert_no_agent()
+
+    def test_gpus_by_nvml(self):
+        if not (FAKE_NVML / "libnvidia-ml.so.1").exists():
+            self.skipTest("no fake library")
+        nvml = self.dir / "ddplaunch-nvml"  # beside the agent
+        shutil.copy(BIN / "ddplaunch-nvml", nvml)
+        library = f"env:LD_LIBRARY_PATH={FAKE_NVML}"
+        self.hostfile(f"127.0.0.2 {library}\n127.0.0.3 {library} env:FAKE_NVML_PID={os.getpid()}\n"
+                      f"127.0.0.4 {library} env:FAKE_NVML_DRIVER=535.1\n")
+        done, report = self.check_json()
+        self.assertEqual(done.returncode, 0, done)
+        gpu = report["hosts"][0]["gpus"][0]
+        self.assertEqual((gpu["name"], gpu["memory"], gpu["processes"]), ("FakeGPU 80GB", 80 << 30, 0))
+        self.assertEqual(report["hosts"][0]["versions"]["CUDA"], "12.4")
+        warnings = {f["item"]: f for f in report["findings"] if f["item"] in ("gpu_memory", "versions")}
+        self.assertEqual(warnings["gpu_memory"]["hosts"], ["127.0.0.3"])
+        self.assertIn(f"GPU 1 is in use by python3 {os.getpid()} (", warnings["gpu_memory"]["text"])
+        self.assertEqual((warnings["versions"]["hosts"], warnings["versions"]["text"]),
+                         (["127.0.0.4"], "driver 535.1, but 550.54.15 on 127.0.0.[2-3]"))
+        done, report = self.check_json("--env", "FAKE_NVML_ERROR=18")
+        self.assertIn("the NVIDIA driver says: Driver/library version mismatch", str(report["findings"]))
+
+    def test_gpus_by_nvidia_smi(self):
+        smi = self.dir / "tools"
+        smi.mkdir()
+        (smi / "nvidia-smi").write_text('#!/bin/sh\ncase "$1" in --query-gpu*) echo "0, GPU-a, Old GPU, 1000, 900, 470.1";; '
+                                        '*) echo "GPU-a, 1, 50";; esac\n')
+        (smi / "nvidia-smi").chmod(0o755)
+        _, report = self.check_json("--env", f"PATH={smi}:{os.environ['PATH']}")
+        self.assertEqual(report["hosts"][0]["gpus"][0]["name"], "Old GPU")
+        self.assertEqual(report["hosts"][0]["gpus"][0]["processes"], 1)
+        self.assertEqual(report["hosts"][0]["versions"]["driver"], "470.1")
+
+    def test_port_in_use(self):
+        with socket.create_server(("", 0)) as taken:
+            done, report = self.check_json("--master-port", taken.getsockname()[1])
+        self.assertEqual(done.returncode, 115, done)
+        self.assertEqual(self.errors(report)[0][:2], ("port", ["127.0.0.2"]))
+
+    def test_this_machine(self):
+        done = subprocess.run([DDPLAUNCH, "check", "--json", "sh"], capture_output=True, text=True, timeout=60,
+                              stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir, check=False)
+        self.assertEqual(done.returncode, 0, done)
+        self.assertEqual([h["host"] for h in json.loads(done.stdout)["hosts"]], ["localhost"])
+
+    def test_collectives_are_of_later(self):
+        done = subprocess.run([DDPLAUNCH, "check", "--collectives"], capture_output=True, text=True, timeout=60,
+                              env=self.env, check=False)
+        self.assertEqual((done.returncode, done.stderr),
+                         (2, "ddplaunch: --collectives is not in this release yet: it comes with the trainer's bench\n"))
+
+
+if __name__ == "__main__":
+    main()

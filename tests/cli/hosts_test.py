@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""ddplaunch hosts, --hosts-from, and workers that are named like our words."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import DDPLAUNCH, LaunchTest, Nodes, main
+
+
+class Hosts(LaunchTest):
+    def hosts(self, *args, stdin=None):
+        return subprocess.run([DDPLAUNCH, "hosts", *map(str, args)], capture_output=True, text=True, timeout=120,
+                              input=stdin if stdin is not None else "", env=self.env, cwd=self.dir, check=False)
+
+    def test_plan_of_two_nodes(self):
+        nodes = Nodes(self, 2)
+        hosts = self.dir / "hosts"
+        hosts.write_text("127.0.0.2 slots=2\n127.0.0.3 slots=3 gpus=0-2 env:SECRET=hidden\n")
+        ssh = ["--hostfile", hosts, "--ssh-config", nodes.ssh_config]
+        done = self.hosts(*ssh)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+        head, first, second, blank, *rest = done.stdout.splitlines()
+        self.assertRegex(head, "^node +host +ranks +workers +slots +CPUs +GPUs +address +interface +variables of its own$")
+        self.assertRegex(first, r"^0 +127\.0\.0\.2 +0-1 +2 \(slots=2\) +2 +\d+ +\d+ ")
+        self.assertRegex(second, r"^1 +127\.0\.0\.3 +2-4 +3 \(.*\) +3 +\d+ +\d+ .* CUDA_VISIBLE_DEVICES=0,1,2 SECRET$")
+        self.assertEqual((blank, rest[0]), ("", "world size 5"))
+        self.assertTrue(rest[1].startswith("MASTER_ADDR 127.0.0.1"), rest)
+        self.assertNotIn("hidden", done.stdout)
+        self.assertFalse((self.dir / "state").exists(), "no job, no files")
+
+        done = self.hosts("--json", *ssh)
+        plan = json.loads(done.stdout)
+        self.assertEqual((plan["world_size"], plan["unused_hosts"]), (5, 0))
+        self.assertEqual([(h["node_rank"], h["first_rank"], h["workers"]) for h in plan["hosts"]], [(0, 0, 2), (1, 2, 3)])
+        self.assertIn("SECRET", plan["hosts"][1]["variables"])
+        self.assertNotIn("hidden", done.stdout)
+
+        # What the plan said is what a job does.
+        done = self.run_job(*ssh, "--label", "", "sh", "-c", "echo $RANK $NODE_RANK $MASTER_ADDR")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()),
+                         [f"{rank} {0 if rank < 2 else 1} {plan['network']['master_addr']}" for rank in range(5)])
+
+    def test_host_out_of_reach(self):
+        nodes = Nodes(self, 1)
+        done = self.hosts("--host", "127.0.0.2,gone address=127.0.0.2 port=1", "--ssh-config", nodes.ssh_config)
+        self.assertEqual(done.returncode, 111, done)
+        self.assertIn("error: gone: ", done.stdout)
+        self.assertEqual(done.stderr.splitlines()[-1], "ddplaunch: exit 111: 1 host of 2 could not be checked: gone")
+
+    def test_hosts_from_a_scheduler(self):
+        nodes = Nodes(self, 2)
+        self.env["SLURM_JOB_NODELIST"] = "127.0.0.[2-3]"
+        self.env["SLURM_TASKS_PER_NODE"] = "2,1"
+        done = self.run_job("--launcher", "ssh", "--hosts-from", "slurm", "--ssh-config", nodes.ssh_config, "--label", "",
+                            "sh", "-c", "echo $RANK $NODE_RANK")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0 0", "1 0", "2 1"])
+
+    def test_hosts_from_standard_input(self):
+        nodes = Nodes(self, 2)
+        done = self.run_job("--hosts-from", "-", "--ssh-config", nodes.ssh_config, "--label", "", "sh", "-c",
+                            "echo $RANK; cat", stdin="127.0.0.2 slots=1\n127.0.0.3 slots=2\n")
+        self.assert_code(done, 0)
+        self.assertEqual(sorted(done.out.splitlines()), ["0", "1", "2"])
+
+    def test_hosts_from_nowhere(self):
+        for name in list(self.env):
+            if name.startswith(("SLURM_", "PBS_", "LSB_")):
+                del self.env[name]
+        done = self.hosts("--hosts-from", "env")
+        self.assertEqual((done.returncode, done.stderr),
+                         (2, "ddplaunch: --hosts-from env: no scheduler names hosts here; looked for SLURM_JOB_NODELIST, "
+                             "PBS_NODEFILE, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS, LSB_HOSTS, PE_HOSTFILE, COBALT_NODEFILE, "
+                             "DLTS_HOSTFILE\n"))
+
+    def test_a_worker_named_check(self):
+        self.script("check", "#!/bin/sh\necho I am a worker\n")
+        self.env["PATH"] = f"{self.dir}:{self.env['PATH']}"
+        # The words of LaunchTest stand in front, so that `check` is not the first one.
+        done = self.run_job("check")
+        self.assert_code(done, 0)
+        self.assertIn("I am a worker", done.out)
+        done = subprocess.run([DDPLAUNCH, "--", "check"], capture_output=True, text=True, timeout=60,
+                              stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir, check=False)
+        self.assertEqual(done.returncode, 0, done)
+        self.assertIn("I am a worker", done.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+#include "tests/support/catch.h"
+#include "tests/unit/apps/made_up_surroundings.h"
+
+using ddp::Verb;
+using ddp::launcher::JobSpec;
+using ddp::test::Texts;
+using ddp::test::World;
+
+namespace {
+
+std::string hosts_of(const World& world, const Texts& args) {
+  std::string text;
+  for (const auto& host : world.spec(args).hosts)
+    text += (text.empty() ? "" : " ") + host.name + (host.slots ? ':' + std::to_string(*host.slots) : "");
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("Hosts from Slurm") {
+  World world;
+  CHECK(
+      world.mistakes({"--hosts-from", "slurm", "w"}) ==
+      Texts{
+          "ddplaunch: --hosts-from slurm: SLURM_JOB_NODELIST is not set; run ddplaunch inside a job (salloc, "
+          "sbatch)"});
+  world.env.emplace_back("SLURM_JOB_NODELIST", "gpu[01-02]");
+  world.env.emplace_back("SLURM_TASKS_PER_NODE", "4(x2)");
+  CHECK(hosts_of(world, {"--hosts-from", "slurm", "w"}) == "gpu01:4 gpu02:4");
+  CHECK(hosts_of(world, {"--hosts-from", "env", "w"}) == "gpu01:4 gpu02:4");
+  CHECK(hosts_of(world, {"--hosts-from", "slurm", "--include", "gpu02:0,2", "w"}) == "gpu02:2");
+}
+
+TEST_CASE("GPUs that one node told are said to be a guess") {
+  World world;
+  world.env.emplace_back("SLURM_JOB_NODELIST", "gpu[01-02]");
+  world.env.emplace_back("SLURM_TASKS_PER_NODE", "1(x2)");
+  world.env.emplace_back("SLURM_GPUS_ON_NODE", "8");
+  CHECK(hosts_of(world, {"--hosts-from", "slurm", "w"}) == "gpu01:8 gpu02:8");
+  CHECK(world.job({"--hosts-from", "slurm", "w"}).notes ==
+        Texts{"ddplaunch: every node is taken to have 8 GPUs, as SLURM_GPUS_ON_NODE says of this one; "
+              "--gpus-per-node in the job says it of all"});
+}
+
+TEST_CASE("Hosts from what else the environment names") {
+  World world;
+  CHECK(world.mistakes({"--hosts-from", "env", "w"}) ==
+        Texts{"ddplaunch: --hosts-from env: no scheduler names hosts here; looked for SLURM_JOB_NODELIST, "
+              "PBS_NODEFILE, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS, LSB_HOSTS, PE_HOSTFILE, COBALT_NODEFILE, "
+              "DLTS_HOSTFILE"});
+  world.files["/pbs"] = "a\na\nb\n";
+  world.files["/sge"] = "a 4 q@a U\n";
+  world.files["/dlts"] = "a slots=4\n";
+  const std::vector<std::pair<std::string, std::string>> rows[] = {
+      {{"PBS_NODEFILE", "/pbs"}, {"", "a:2 b:1"}},      {{"LSB_DJOB_HOSTFILE", "/pbs"}, {"", "a:2 b:1"}},
+      {{"LSB_MCPU_HOSTS", "a 4 b 8"}, {"", "a:4 b:8"}}, {{"LSB_HOSTS", "a b b"}, {"", "a:1 b:2"}},
+      {{"PE_HOSTFILE", "/sge"}, {"", "a:4"}},           {{"COBALT_NODEFILE", "/pbs"}, {"", "a:2 b:1"}},
+      {{"DLTS_HOSTFILE", "/dlts"}, {"", "a:4"}},
+  };
+  for (const auto& row : rows) {
+    World one = world;
+    one.env.push_back(row[0]);
+    CAPTURE(row[0].first);
+    CHECK(hosts_of(one, {"--hosts-from", "env", "w"}) == row[1].second);
+  }
+  world.env.emplace_back("PBS_NODEFILE", "/gone");
+  CHECK(
+      world.mistakes({"--hosts-from", "env", "w"}) ==
+      Texts{
+          "ddplaunch: --hosts-from env: the file that PBS_NODEFILE names: /gone: No such file or directory"});
+}
+
+TEST_CASE("Hosts from a file, and from standard input") {
+  World world;
+  world.files["hosts"] = "a:4\nb:4\n";
+  CHECK(hosts_of(world, {"--hosts-from", "hosts", "w"}) == "a:4 b:4");
+  CHECK(world.mistakes({"--hosts-from", "none", "w"}) ==
+        Texts{"ddplaunch: --hosts-from none: No such file or directory; give slurm, env, - for standard "
+              "input, or "
+              "the name of a hostfile"});
+  world.standard_input = "c[1-2] slots=2\n";
+  world.stdin_has_data = true;
+  const JobSpec spec = world.spec({"--hosts-from", "-", "w"});
+  CHECK(spec.hosts.size() == 2);
+  CHECK_FALSE(spec.stdin_to_rank0);
+  CHECK(world.mistakes({"--hosts-from", "-", "--stdin", "0", "w"}) ==
+        Texts{"ddplaunch: --hosts-from - reads standard input, so --stdin 0 cannot give it to rank 0"});
+  world.standard_input = "c slots=x\n";
+  CHECK(
+      world.mistakes({"--hosts-from", "-", "w"}) ==
+      Texts{
+          "ddplaunch: standard input:1:3: slots=x: \"x\" is not a number of slots (a whole number from 1 to "
+          "65535)"});
+  CHECK(world.mistakes({"--hosts-from", "hosts", "--host", "a", "w"}) ==
+        Texts{"ddplaunch: --host and --hosts-from cannot be used together; --include picks hosts out of a "
+              "hostfile"});
+}
+
+TEST_CASE("Verbs") {
+  World world;
+  CHECK(world.job({"check"}).verb == Verb::kCheck);
+  CHECK_FALSE(world.job({"check"}).worker_given);
+  CHECK(world.job({"check", "--host", "a", "python", "x"}).spec.command.argv == Texts{"python", "x"});
+  CHECK(world.job({"check", "python"}).worker_given);
+  CHECK(world.job({"hosts", "--json"}).verb == Verb::kHosts);
+  CHECK(world.job({"hosts", "--json"}).json);
+  // Only the very first word is one.
+  CHECK(world.job({"--", "check"}).verb == Verb::kRun);
+  CHECK(world.job({"--", "check"}).spec.command.argv == Texts{"check"});
+  CHECK(world.job({"--host", "a", "check"}).spec.command.argv == Texts{"check"});
+  CHECK(world.mistakes({"check", "--collectives"}) ==
+        Texts{"ddplaunch: --collectives is not in this release yet: it comes with the trainer's bench"});
+  CHECK(
+      world.mistakes({"--json", "w"}) ==
+      Texts{
+          "ddplaunch: --json is for ddplaunch check and ddplaunch hosts; --jsonl keeps the workers' lines as "
+          "JSON, --report how the job ended"});
+  CHECK(world.mistakes({"check", "--dry-run"}) == Texts{"ddplaunch: ddplaunch check starts no worker; leave "
+                                                        "--dry-run out, or leave the word out for a plan "
+                                                        "that asks no host"});
+}
