@@ -5,6 +5,7 @@ the OpenSSH program; and what a user reads when a login needs something that nob
 import getpass
 import os
 import pathlib
+import random
 import re
 import shutil
 import socket
@@ -22,7 +23,7 @@ ASKS_NOTHING = ('; nothing is asked inside a job: "{} true" in a terminal shows 
 
 def free_port():
     """Below the range that the kernel gives to outgoing connections, so that it is still free a moment later."""
-    for port in range(12000 + os.getpid() % 7000, 32000):
+    for port in random.sample(range(12000, 32000), 200):
         with socket.socket() as one:
             try:
                 one.bind(("127.0.0.2", port))
@@ -161,10 +162,16 @@ class AuthTest(LaunchTest):
         process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self.addCleanup(process.wait)
         self.addCleanup(process.terminate)
-        self.assertTrue(wait_until(path.exists))
+        self.assertTrue(wait_until(lambda: self.answers(path)))
         for key in keys:
             self.add_to_agent(path, key)
         return path
+
+    @staticmethod
+    def answers(path):
+        """It can be connected to, which is later than that the file is there."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(path)) == 0
 
     def add_to_agent(self, agent, key, passphrase=""):
         askpass = self.script("askpass", f"#!/bin/sh\necho '{passphrase}'\n")
@@ -529,9 +536,9 @@ class Routes(AuthTest):
             silent.bind(("127.0.0.9", 0))
             silent.listen(8)
             port = silent.getsockname()[1]
-            config = self.config("ConnectTimeout 1")
+            config = self.config("ConnectTimeout 3")
             done = self.launch(config, f"127.0.0.9 port={port}")
-            self.assert_told(done, f"127.0.0.9: 127.0.0.9:{port} took the connection, but no SSH server answered within the 1 s "
+            self.assert_told(done, f"127.0.0.9: 127.0.0.9:{port} took the connection, but no SSH server answered within the 3 s "
                              "of ConnectTimeout")
 
     def test_other_users(self):
