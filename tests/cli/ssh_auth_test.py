@@ -135,11 +135,12 @@ class AuthTest(LaunchTest):
         self.assertEqual(self.notices(done), [])
 
     def assert_folded(self, done, host, why, hosts=1):
-        """It ran, through the program, which was said once."""
+        """It ran, through the program, which was said once, of whichever host (a pattern) was the first."""
         self.assert_in(done, hosts)
-        self.assertEqual(self.notices(done), [
-            f"ddplaunch: {host}: reached through the program ssh, because of {why} (and so are other hosts for which this is "
-            "so)"])
+        notices = self.notices(done)
+        self.assertEqual(len(notices), 1, repr(done))
+        self.assertRegex(notices[0], f"^ddplaunch: {host}: reached through the program ssh, because of {re.escape(why)} "
+                         r"\(and so are other hosts for which this is so\)$")
 
     def assert_told(self, done, text, code=111):
         """The error has exactly these words: its first line ends stderr, and all of it is the root cause."""
@@ -222,7 +223,7 @@ class Keys(AuthTest):
         why = "IdentitiesOnly with a key that only the ssh-agent can use"
         for named in (f"{key}.pub", key):  # ssh takes the second for the first
             config = self.config(f"IdentityFile {named}", without=["IdentityFile"])
-            self.assert_folded(self.launch(config, "127.0.0.2", "127.0.0.3"), "127.0.0.2", why, 2)
+            self.assert_folded(self.launch(config, "127.0.0.2", "127.0.0.3"), r"127\.0\.0\.[23]", why, 2)
 
     def test_encrypted_key(self):
         key = keygen(self.dir / "locked", "ed25519", "a secret")
@@ -466,7 +467,7 @@ class Routes(AuthTest):
                              "  HostName 127.0.0.5", f"  ProxyJump 127.0.0.3,{USER}@127.0.0.2:{second.port}", "Host *",
                              f"  UserKnownHostsFile {self.dir}/known_hosts")
         done = self.launch(config, "far", "farther", "127.0.0.2", worker=("sh", "-c", "echo in"))
-        self.assert_folded(done, "far", "ProxyJump in the SSH configuration", 3)
+        self.assert_folded(done, "far(ther)?", "ProxyJump in the SSH configuration", 3)
         self.assertEqual(len(re.findall(r"Accepted publickey", second.log.read_text())), 1)
         self.assert_in(self.launch(config, "far", "farther", program=True), 2)
 
@@ -498,7 +499,7 @@ class Routes(AuthTest):
     def test_proxy_command(self):
         config = self.config("Host far*", f"  ProxyCommand ssh -F {self.nodes.ssh_config} -W %h:%p 127.0.0.3",
                              "Host far1", "  HostName 127.0.0.4", "Host far2", "  HostName 127.0.0.5")
-        self.assert_folded(self.launch(config, "far1", "far2"), "far1", "ProxyCommand in the SSH configuration", 2)
+        self.assert_folded(self.launch(config, "far1", "far2"), "far[12]", "ProxyCommand in the SSH configuration", 2)
         self.assert_in(self.launch(config, "far1", "far2", program=True), 2)
 
     def test_match_include_and_ports(self):
