@@ -163,8 +163,8 @@ void Judge::judge_limits(std::size_t i, const NodeChecked& facts) {
   if (const auto count = workers(i);
       count && facts.processes < kTasksPerWorker * static_cast<unsigned>(*count)) {
     findings_.warn("limits", i,
-                   "the user may have only " + plural(facts.processes, "process") +
-                       (facts.processes == 1 ? "" : "es") + " and threads (ulimit -u)",
+                   "the user may have only " + std::to_string(facts.processes) +
+                       (facts.processes == 1 ? " process" : " processes") + " and threads (ulimit -u)",
                    "raise nproc in /etc/security/limits.conf there");
   }
   if (!facts.infiniband.empty() && facts.memlock < kSmallMemlock) {

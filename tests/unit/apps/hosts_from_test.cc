@@ -89,7 +89,7 @@ TEST_CASE("Hosts from a file, and from standard input") {
   CHECK(
       world.mistakes({"--hosts-from", "-", "w"}) ==
       Texts{
-          "ddplaunch: standard input:1:3: slots=x: \"x\" is not a number of slots (a whole number from 1 to "
+          "ddplaunch: standard input:1:9: slots=x: \"x\" is not a number of slots (a whole number from 1 to "
           "65535)"});
   CHECK(world.mistakes({"--hosts-from", "hosts", "--host", "a", "w"}) ==
         Texts{"ddplaunch: --host and --hosts-from cannot be used together; --include picks hosts out of a "

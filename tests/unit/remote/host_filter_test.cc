@@ -112,3 +112,41 @@ TEST_CASE("Wrong forms") {
   CHECK(refused("[::1]x", "") ==
         Texts{"--include, column 6: expected ':' and slots behind the host, as in gpu01:0,2"});
 }
+
+// What DeepSpeed's launcher makes of its own options (parse_resource_filter): what it does on purpose is done
+// here, too; what its versions do by mistake is not.
+TEST_CASE("DeepSpeed's command lines choose what they choose there") {
+  const std::string file = "worker-0 slots=4\nworker-1 slots=4\n";
+  struct Row {
+    const char* include;
+    const char* exclude;
+    const char* expected;
+  };
+  const Row rows[] = {
+      // A whole host, and some of its slots.
+      {"worker-1", "", "worker-1:4"},
+      {"worker-1:0,3", "", "worker-1:2(0,3)"},
+      {"worker-0@worker-1:0,2", "", "worker-0:4 worker-1:2(0,2)"},
+      // The order is the file's, slots are sorted, and what stands twice counts once.
+      {"worker-1:3,0@worker-0", "", "worker-0:4 worker-1:2(0,3)"},
+      {"worker-1:0@worker-1:2", "", "worker-1:2(0,2)"},
+      {"", "worker-0", "worker-1:4"},
+      {"", "worker-1:0", "worker-0:4 worker-1:3(1,2,3)"},
+      {"", "worker-0:0,1@worker-1:2,3", "worker-0:2(2,3) worker-1:2(0,1)"},
+      // A host that has lost its last slot is out.
+      {"", "worker-0:0,1,2,3", "worker-1:4"},
+      {"", "", "worker-0:4 worker-1:4"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.include);
+    CAPTURE(row.exclude);
+    CHECK(filtered(row.include, row.exclude, file) == row.expected);
+  }
+  // There, errors as well; a slot that is not there was not always one for --include.
+  CHECK(refused("worker-0", "worker-1", file).size() == 1);
+  CHECK(refused("worker-2", "", file).size() == 1);
+  CHECK(refused("", "worker-2:0", file).size() == 1);
+  CHECK(refused("worker-0:4", "", file).size() == 1);
+  CHECK(refused("", "worker-0:9", file).size() == 1);
+  CHECK(refused("", "worker-0@worker-1", file).size() == 1);
+}
