@@ -3,56 +3,20 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "rendezvous/block_pool.h"
 #include "rendezvous/codec.h"
 
 namespace ddp::rendezvous {
 namespace {
 
 /// What one read of a busy stream may take.
-constexpr std::size_t kMostRead = 256u << 10;
+constexpr std::size_t kMostRead = kBlockSize / 2;
 /// A read into memory that is kept, and so not used again, is worth its system call.
 constexpr std::size_t kKeptRead = 64u << 10;
-
-/// The blocks of busy streams, of all links: a fresh one would cost a page fault for each of its pages.
-class Blocks {
- public:
-  static constexpr std::size_t kSize = 2 * kMostRead;
-
-  static std::shared_ptr<char[]> get(std::size_t size) {
-    if (size != kSize) return std::shared_ptr<char[]>(new char[size]);
-    Blocks& all = instance();
-    std::unique_ptr<char[]> block;
-    {
-      const std::lock_guard lock(all.mutex_);
-      if (!all.spare_.empty()) {
-        block = std::move(all.spare_.back());
-        all.spare_.pop_back();
-      }
-    }
-    if (!block) block = std::make_unique_for_overwrite<char[]>(kSize);
-    return {block.release(), [](char* back) { instance().take_back(std::unique_ptr<char[]>(back)); }};
-  }
-
- private:
-  static constexpr std::size_t kSpares = 8;
-
-  static Blocks& instance() {
-    static Blocks& all = *new Blocks;  // threads that outlive main may let go of one
-    return all;
-  }
-  void take_back(std::unique_ptr<char[]> block) {
-    const std::lock_guard lock(mutex_);
-    if (spare_.size() < kSpares) spare_.push_back(std::move(block));
-  }
-
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<char[]>> spare_;
-};
 
 }  // namespace
 
@@ -84,7 +48,7 @@ void FrameReader::make_room(std::size_t wanted) {
     // Twice, so that the rest of a frame is moved after every other read only. Not zeroed: pages that are
     // never read into cost nothing.
     const std::size_t larger = std::max(left + wanted, 2 * read_size_);
-    auto fresh = Blocks::get(larger);
+    auto fresh = take_block(larger);
     if (left > 0) std::memcpy(fresh.get(), buffer_.get() + begin_, left);
     buffer_ = std::move(fresh);
     capacity_ = larger;
