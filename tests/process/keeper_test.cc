@@ -166,7 +166,7 @@ TEST_CASE("a keeper that is stopped is woken by its agent, and does not blame it
   CHECK(node.all_gone());
 }
 
-TEST_CASE("a stop of the keeper reaches the agent as TERM") {
+TEST_CASE("a stop of the keeper reaches the agent as the signal it was") {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     Node node = start_ready("serve", "0", "family", 5);
     REQUIRE(node.keeper.send_signal(number).has_value());
@@ -186,11 +186,13 @@ TEST_CASE("a stop of the keeper reaches also an agent that is stopped") {
   CHECK(node.all_gone());
 }
 
-TEST_CASE("an agent that dies of the stop that was passed on: 143, and its tree goes") {
-  Node node = start_ready("deaf", "0", "family", 5);
-  REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
-  CHECK(wait_end(node.keeper) == ExitStatus::exited(143));
-  CHECK(node.all_gone());
+TEST_CASE("an agent that dies of the stop that was passed on: 128 and its number, and its tree goes") {
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
+    Node node = start_ready("deaf", "0", "family", 5);
+    REQUIRE(node.keeper.send_signal(number).has_value());
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(128 + number));
+    CHECK(node.all_gone());
+  }
 }
 
 TEST_CASE(

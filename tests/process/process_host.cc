@@ -1,10 +1,10 @@
 // A process that starts others the way our programs do, to be killed by the tests.
 //   process_host parent PROGRAM MODE          starts one worker with a death signal and waits
 //   process_host keeper SERVE LEASE_MS JOB PROGRAM MODE…   run_keeper; the agent starts one worker and then
-//        "serve": pats every 20 ms until the keeper dies (7) or SIGTERM comes (5), cleaning up before it
-//        leaves "group": the same, with its worker in a control group, whose path goes to stdout "exit": ends
-//        at once with code 3 and leaves its worker behind "deaf": serves, but SIGTERM ends it as it ends any
-//        program
+//        "serve": pats every 20 ms until the keeper dies (7) or SIGTERM, SIGINT or SIGHUP comes (5), cleaning
+//        up before it leaves "group": the same, with its worker in a control group, whose path goes to stdout
+//        "exit": ends at once with code 3 and leaves its worker behind "deaf": serves, but SIGTERM ends it as
+//        it ends any program
 // Workers get descriptor 3; the agent writes 'a' to it when it is ready.
 #include <poll.h>
 #include <sys/signalfd.h>
@@ -55,7 +55,8 @@ Result<ChildProcess> start(char** words, int death_signal, const std::string& jo
 int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, bool deaf) {
   sigset_t term;
   sigemptyset(&term);
-  if (!deaf) sigaddset(&term, SIGTERM);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP})
+    if (!deaf) sigaddset(&term, number);
   sigprocmask(SIG_BLOCK, &term, nullptr);
   const UniqueFd signals(signalfd(-1, &term, SFD_CLOEXEC));
   if (write(3, "a", 1) != 1) return 9;
