@@ -29,11 +29,14 @@ class Wrapper(LaunchTest):
 
     def inside(self, name=None):
         """(pid, name) of the living processes in the container but its first one, as the host numbers them."""
-        home = os.readlink(f"/proc/{self.box.init}/ns/pid") if self.box.process.poll() is None else None
+        try:
+            home = os.readlink(f"/proc/{self.box.init}/ns/pid")
+        except OSError:  # its first process was killed, and with it, by the kernel, all others
+            return []
         found = []
         for entry in pathlib.Path("/proc").iterdir():
             try:
-                if not entry.name.isdigit() or int(entry.name) == self.box.init or not home:
+                if not entry.name.isdigit() or int(entry.name) == self.box.init:
                     continue
                 stat = (entry / "stat").read_text()
                 comm = stat[stat.index("(") + 1:stat.rindex(")")]
