@@ -1,9 +1,12 @@
 #include "remote/scheduler_hosts.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstddef>
+#include <iterator>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "remote/host_range.h"
 #include "remote/host_word.h"
@@ -16,6 +19,14 @@ constexpr char kBlanks[] = " \t\r\n";
 
 Mistakes mistake(const std::string& file, int line, std::string message) {
   return Mistakes{{{Place{file, line, 0}, std::move(message)}}};
+}
+
+/// Host names are the same in upper and lower case.
+std::string folded(std::string_view name) {
+  std::string text(name);
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
 }
 
 /// A word, and the line it stands on.
@@ -54,7 +65,7 @@ class Counter {
                        '"' + std::string(word.text.substr(0, 80)) + "\" is not the name of a host");
       return false;
     }
-    const auto [known, is_new] = index_.emplace(host.names[0], hosts_.size());
+    const auto [known, is_new] = index_.emplace(folded(host.names[0]), hosts_.size());
     if (is_new) {
       if (hosts_.size() >= kMaxHosts) {
         wrong_ = mistake(file_, word.line, "more than " + std::to_string(kMaxHosts) + " hosts");
@@ -187,10 +198,10 @@ Checked<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
   const bool launchers = std::all_of(tasks.begin(), tasks.end(), [](int count) { return count == 1; });
   const auto gpus = slurm_gpus(variables);
   if (launchers && !gpus) return gpus.error();
-  std::unordered_map<std::string_view, std::size_t> seen;
+  std::unordered_set<std::string> seen;
   std::vector<Host> hosts;
   for (std::size_t i = 0; i < names->size(); ++i) {
-    if (!seen.emplace((*names)[i], i).second)
+    if (!seen.insert(folded((*names)[i])).second)
       return mistake(list, 0, "host " + (*names)[i] + " is named twice");
     Host& host = hosts.emplace_back();
     host.name = (*names)[i];

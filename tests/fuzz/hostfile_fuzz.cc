@@ -1,4 +1,5 @@
-// Any text as hostfile, as --host, as --include/--exclude over what was read, and as words for a shell.
+// Any text as hostfile, as --host, as a scheduler's lists, as --include/--exclude over what was read, and as
+// words for a shell.
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include "remote/host_range.h"
 #include "remote/host_word.h"
 #include "remote/hostfile.h"
+#include "remote/scheduler_hosts.h"
 #include "remote/shell_quote.h"
 
 namespace {
@@ -24,7 +26,7 @@ void require(bool holds) {
 }
 
 // What the rest of the program relies on.
-void check(const HostsOrMistakes& parsed) {
+void check(const HostsOrMistakes& parsed, bool from_scheduler = false) {
   if (!parsed) {
     require(!parsed.error().list.empty() && parsed.error().list.size() <= ddp::remote::kMaxMistakes);
     for (const ddp::remote::Mistake& mistake : parsed.error().list)
@@ -44,7 +46,7 @@ void check(const HostsOrMistakes& parsed) {
             ddp::remote::is_ipv6(host.address));
     require(!host.slots || (*host.slots >= 1 && *host.slots <= ddp::remote::kMaxSlots));
     require(host.chdir.empty() || host.chdir.front() == '/');
-    require(host.place.column >= 1);
+    require(host.place.column >= (from_scheduler ? 0 : 1));
   }
 }
 
@@ -68,6 +70,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check(hosts);
   check(ddp::remote::parse_host_list(text, "--host"));
   check_words(std::string(text));
+  check(ddp::remote::slurm_hosts({std::string(text), std::string(filter), "", "8"}), true);
+  check(ddp::remote::repeated_hosts(text, "nodes"), true);
+  check(ddp::remote::host_count_words(text, "LSB_MCPU_HOSTS"), true);
+  check(ddp::remote::grid_engine_hosts(text, "pe_hosts"), true);
   // A range of many hosts, copied at each run, would only make the fuzzer slow.
   if (hosts && hosts->size() < 1000 && !filter.empty()) {
     check(ddp::remote::filter_hosts(*hosts, filter, ""));

@@ -79,6 +79,7 @@ TEST_CASE("What does not fit in a Slurm job is told") {
         "or steps");
   CHECK(slurm("n1", "two") == "SLURM_TASKS_PER_NODE: \"two\" is not a count like 2 or 2(x3)");
   CHECK(slurm("n1", "1", "many") == "SLURM_GPUS_PER_NODE: \"many\" is not a number of GPUs");
+  CHECK(slurm("n1,N1") == "SLURM_JOB_NODELIST: host N1 is named twice");
   CHECK(slurm("n1,n1") == "SLURM_JOB_NODELIST: host n1 is named twice");
   CHECK(slurm("n1,n[2").starts_with("SLURM_JOB_NODELIST, column "));
 }
