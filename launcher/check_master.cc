@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "launcher/clean_text.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -169,6 +171,8 @@ Result<> CheckMaster::take_messages(NodeLink& node) {
     auto message = node.connection().next();
     if (!message) return message.error();
     if (!*message) return {};
+    clean_texts(**message);
+    if (auto fine = node.limits.admit(**message); !fine) return fine;
     take(node, **message);
   }
 }
@@ -181,6 +185,7 @@ void CheckMaster::take(NodeLink& node, const rendezvous::Message& message) {
     node.ping(++ping_sequence_);
     step(CheckRun::NodeUp{node.index, *hello, node.channel().address()});
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
+    if (node.limits.notice() == NodeLimits::Shown::kNo) return;
     if (!notice->detail || spec_.verbose) say_(spec_.hosts[node.index].name + ": " + notice->text + "\n");
   } else {
     step(CheckRun::FromNode{node.index, message});

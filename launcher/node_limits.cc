@@ -19,6 +19,12 @@ Result<> NodeLimits::admit(const rendezvous::Message& message) {
     inspected_ += inspection->text.size() + inspection->state.size() + 64;
     if (inspected_ > kInspected)
       return Error{ErrorCode::kProtocol, "it tells more of its workers than can be", 0};
+  } else if (std::holds_alternative<rendezvous::WorkerStarted>(message) ||
+             std::holds_alternative<rendezvous::WorkerExited>(message)) {
+    const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
+    worker_news_ += 64 + (exited != nullptr ? exited->text.size() : 0);
+    if (worker_news_ > kWorkerNews)
+      return Error{ErrorCode::kProtocol, "it tells more starts and ends of workers than can be", 0};
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     if (hello->interfaces.size() > kHelloInterfaces)
       return Error{ErrorCode::kProtocol, "it names more interfaces than can be", 0};

@@ -17,6 +17,7 @@ class NodeLimits {
   static constexpr std::size_t kNotices = 5'000;          ///< of one job, that are shown or kept
   static constexpr std::size_t kNoticeBytes = 4u << 10;   ///< of one of them; the rest is cut
   static constexpr std::size_t kInspected = 64u << 20;    ///< bytes of one attempt
+  static constexpr std::size_t kWorkerNews = 64u << 20;   ///< bytes of starts and ends of workers, of one job
   static constexpr std::size_t kHelloInterfaces = 4'096;  ///< addresses of one node
 
   /// `credit` is that of each stream.
@@ -37,6 +38,7 @@ class NodeLimits {
   std::size_t credit_;
   std::array<std::uint32_t, 2> taken_{};
   std::size_t notices_ = 0;
+  std::size_t worker_news_ = 0;
   std::uint32_t inspected_attempt_ = 0;
   std::size_t inspected_ = 0;
 };

@@ -25,6 +25,7 @@ constexpr std::chrono::seconds kGrace{2};
 constexpr std::chrono::milliseconds kKillTime{50};
 /// Where the first script lies in the shell; the dump comes first, the prelude next.
 constexpr int kFirstFd = 3;
+constexpr std::size_t kLastBytes = std::size_t{1} << 20;
 constexpr std::size_t kMostDump = std::size_t{16} << 20;
 
 /// Anonymous memory with a text, at its beginning.
@@ -135,7 +136,8 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   }
   error_code over;
   running->out.non_blocking(true, over);
-  while (!over)
+  // Of one that goes on writing for ever not more than so much.
+  for (std::size_t left = kLastBytes; !over && left >= chunk.size(); left -= chunk.size())
     output.feed({chunk.data(), running->out.read_some(asio::buffer(chunk), over)});
   output.end();
   running->timer.cancel();

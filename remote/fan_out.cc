@@ -234,8 +234,9 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
 
 /// What the host asked for goes out while greet() reads on: it may say at any time that it cannot take it.
 Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
-  while (start->sending)
+  while (start->sending && !start->given_up)
     co_await start->sent.async_wait(kUseTuple);
+  if (start->given_up) co_return start->reason_given_up();
   std::string_view bytes;
   if (start->boot.state() == Bootstrap::State::kNeed) {
     AgentStock& stock = *start->options.stock;

@@ -8,13 +8,14 @@ namespace {
 // All of this runs in any POSIX shell: dash, bash, busybox, ksh, zsh. What the agent is asked, and how it
 // answers, stands in apps/ddplaunchd/own_build.h.
 //
-// -O: in a cache directory of somebody else (XDG_CACHE_HOME=/tmp) the agent is not ours. It follows links,
-// which does not matter: a link to a directory of ours leads to what we have put there.
+// -O: in a cache directory of somebody else (XDG_CACHE_HOME=/tmp), or in one of ours that others may write
+// to, the agent is not ours. It follows links, which does not matter: a link to a directory of ours leads to
+// what we have put there.
 constexpr std::string_view kFirstLook =
     "c=${XDG_CACHE_HOME:-$HOME/.cache}/ddplaunch; f=; "
     "for k in - @KEYS@; do "
     "a=$c/agent-$k/ddplaunchd; "
-    "if [ $k = - ]; then a=$0; else [ -O \"$c\" ] || continue; fi; "
+    "if [ $k = - ]; then a=$0; else [ -O \"$c\" ] && [ -O \"${a%/*}\" ] && [ -O \"$a\" ] || continue; fi; "
     "@TRAIN@\"$a\" --fits @FITS@ </dev/null >/dev/null 2>&1 && exec \"$a\" --stdio; "
     "f=\"$f $?\"; "
     "done; "
@@ -82,7 +83,8 @@ keep() {
   rm -f "$got"-* "$t"-*
 }
 sweep() {
-  cd "$d" && ls -t | { n=0; while read -r f; do case $f in agent-*)
+  cd "$d" || return
+  ls -t | { n=0; while read -r f; do case $f in agent-*)
     n=$((n+1))
     [ $n -le 3 ] || [ -z "$(find "$f" -prune -mtime +30)" ] || rm -rf "./$f";;
   esac; done; }

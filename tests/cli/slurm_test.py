@@ -31,7 +31,7 @@ def free_ports():
         try:
             for port in (first, *range(first + 200, first + 200 + NODES)):
                 with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
+                    probe.bind(("", port))
             return first
         except OSError:
             continue
@@ -228,7 +228,8 @@ class InSlurm(LaunchTest):
         wait_until(lambda: self.state(job)[0] == "PENDING", 30)
         subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=self.env, check=False)
         if not wait_until(lambda: self.batch_text().count("up 1\n") == 2, 25):
-            self.skipTest("the requeued job was not started again in time: " + self.state(job)[0])
+            self.assertEqual(self.state(job)[0], "PENDING", self.batch_text())
+            self.skipTest("Slurm did not start the requeued job again in time")
         self.wait_for(job, "COMPLETED")
         self.assertEqual(live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}"), [])
 

@@ -5,6 +5,7 @@ the OpenSSH program; and what a user reads when a login needs something that nob
 import getpass
 import os
 import pathlib
+import pwd
 import random
 import re
 import shutil
@@ -90,6 +91,22 @@ def fingerprint(path):
 
 def public(path):
     return " ".join(pathlib.Path(f"{path}.pub").read_text().split()[:2])
+
+
+def add_user(test, name, home):
+    """Another account of this machine, until the end of the test. Somebody else may hold the lock of /etc/passwd."""
+    if not shutil.which("useradd"):
+        test.skipTest("no useradd here")
+
+    def done(*command):
+        end = subprocess.run(command, capture_output=True, text=True)
+        locked = end.returncode != 0 and "lock" in end.stderr
+        return None if locked else end
+
+    made = wait_until(lambda: done("useradd", "-M", "-d", home, "-s", "/bin/sh", "-p", "*", name), 30)
+    test.assertTrue(made, "/etc/passwd stays locked")
+    test.addCleanup(wait_until, lambda: done("userdel", name), 30)
+    test.assertEqual(pwd.getpwnam(name).pw_dir, str(home))
 
 
 class AuthTest(LaunchTest):
@@ -545,13 +562,10 @@ class Routes(AuthTest):
     def test_other_users(self):
         if os.geteuid() != 0:
             self.skipTest("only root can make another user")
-        if not shutil.which("useradd"):
-            self.skipTest("no useradd here")
         name = f"ddptest{os.getpid() % 100000}"
         home = self.dir / "home"
         self.dir.chmod(0o755)
-        subprocess.run(["useradd", "-M", "-d", home, "-s", "/bin/sh", "-p", "*", name], check=True, capture_output=True)
-        self.addCleanup(subprocess.run, ["userdel", name], capture_output=True)
+        add_user(self, name, home)
         home.mkdir()
         shutil.chown(home, name)
         agent = self.dir / "bin" / "ddplaunchd"  # where the tests are built need not be open to everybody
@@ -692,8 +706,7 @@ class Servers(AuthTest):
         home = self.dir / "home"
         (home / ".ssh").mkdir(parents=True)
         self.dir.chmod(0o755)
-        subprocess.run(["useradd", "-M", "-d", home, "-s", "/bin/sh", "-p", "*", name], check=True, capture_output=True)
-        self.addCleanup(subprocess.run, ["userdel", name], capture_output=True)
+        add_user(self, name, home)
         keys = [keygen(self.dir / kind, kind) for kind in ("rsa", "ecdsa", "ed25519")]
         (home / ".ssh/authorized_keys").write_text("".join(public(key) + "\n" for key in keys))
         for path in (home, home / ".ssh", home / ".ssh/authorized_keys"):

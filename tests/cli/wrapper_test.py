@@ -158,6 +158,8 @@ class Local(Wrapper):
 
     def test_a_foreign_proc_is_told(self):
         """The agent needs the /proc of its own namespace."""
+        self.env["HOME"] = "/root"
+        self.env.pop("XDG_CACHE_HOME", None)
         self.wrapper = (f"nsenter --target {self.box.init} --mount unshare --mount --pid --fork chroot '{self.box.root}'")
         outcome = self.run_job(*self.local("true"))
         self.assert_code(outcome, 114)
