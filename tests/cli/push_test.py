@@ -286,8 +286,8 @@ class Places(Push):
         self.lands(nodes, "/dev/shm/ddplaunch-0", f"{spare}/ddplaunch: {why}; /var/tmp/ddplaunch-0: {why}; "
                    "/proc/none/ddplaunch-0: No such file or directory")
 
-    def test_a_directory_of_somebody_else(self):
-        """Whose agent must never be run."""
+    def check_planted_agent(self, cache_is_ours):
+        """The agent of somebody else must never be run."""
         spare = self.dir / "spare"
         fake = spare / "ddplaunch" / f"agent-{self.key}" / "ddplaunchd"
         fake.parent.mkdir(parents=True)
@@ -295,11 +295,20 @@ class Places(Push):
         for path in (fake, fake.parent, fake.parent.parent):
             path.chmod(0o755)
             os.chown(path, 65534, 65534)
+        if cache_is_ours:
+            os.chown(spare / "ddplaunch", 0, 0)
+            (spare / "ddplaunch").chmod(0o777)
         nodes = self.sealed("", spare)
         outcome = self.on(nodes, "true")
         self.assert_code(outcome, 0)
         self.assertFalse((self.dir / "was-run").exists())
         self.assertTrue(self.agent().exists())
+
+    def test_a_directory_of_somebody_else(self):
+        self.check_planted_agent(cache_is_ours=False)
+
+    def test_an_agent_planted_in_a_directory_that_others_may_write_to(self):
+        self.check_planted_agent(cache_is_ours=True)
 
     def test_no_place_at_all(self):
         nodes = self.sealed("mount -o remount,ro /var/tmp && mount -o remount,ro /dev/shm && ")
