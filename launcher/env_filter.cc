@@ -236,6 +236,8 @@ std::optional<std::string> no_proxy_list(const EnvVars& vars, const std::vector<
   // Programs differ in which spelling they read, and a user may have set only one: both get what either had.
   const std::string* lower = find_env(vars, "no_proxy");
   const std::string* upper = find_env(vars, "NO_PROXY");
+  // No proxy for anything; it means so only where it stands alone.
+  if ((lower && *lower == "*") || (upper && *upper == "*")) return "*";
   return appended(appended(lower ? *lower : "", upper ? *upper : "", ','), own, ',');
 }
 

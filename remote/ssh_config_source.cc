@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "remote/bootstrap.h"
@@ -88,7 +90,8 @@ void SshConfigSource::read_files() {
 
 void SshConfigSource::read_file(const std::string& path, int depth) {
   std::ifstream file(path);
-  if (!file || depth > kDeepestInclude) return;
+  std::error_code unknown;
+  if (!file || depth > kDeepestInclude || std::filesystem::is_directory(path, unknown)) return;
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   // A relative Include belongs to the folder of the kind of file, not of the file.
   const std::string home = local_user().home;

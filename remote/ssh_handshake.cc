@@ -67,12 +67,17 @@ Error append_key(const SshTarget& target, const ShownKey& key) {
     salt.resize(20);
     if (ssh_get_random(salt.data(), static_cast<int>(salt.size()), 0) != 1) salt.clear();
   }
-  const std::string line = KnownHosts::new_line(target.known.name, key.type, key.base64, salt);
+  std::string line = KnownHosts::new_line(target.known.name, key.type, key.base64, salt);
   const std::size_t slash = target.known_hosts_file.rfind('/');
   if (slash != std::string::npos && slash > 0)
     ::mkdir(target.known_hosts_file.substr(0, slash).c_str(), 0700);
   // One write at the end of the file: lines of several sessions do not mix.
-  UniqueFd file(::open(target.known_hosts_file.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
+  UniqueFd file(::open(target.known_hosts_file.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
+  // The last line of a file that was edited by hand may lack its end.
+  char last = '\n';
+  if (const off_t size = file ? ::lseek(file.get(), 0, SEEK_END) : 0; size > 0)
+    (void)!::pread(file.get(), &last, 1, size - 1);
+  if (last != '\n') line.insert(0, 1, '\n');
   if (!file || ::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     return system_error(errno, target.label + ": cannot note the new host key in " + target.known_hosts_file,
                         ErrorCode::kUnreachable);

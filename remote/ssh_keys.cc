@@ -4,16 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <utility>
+
+#include "remote/regular_file.h"
 
 namespace ddp::remote {
 namespace {
 
 std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  return read_regular_file(path).value_or(std::string());
 }
 
 /// True for the formats that need a passphrase: the old PEM header says so, and OpenSSH's own format names a

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "remote/regular_file.h"
 #include "remote/shell_quote.h"
 #include "remote/ssh_keys.h"
 #include "remote/ssh_threads.h"
@@ -176,10 +175,7 @@ const KnownHosts& SshShell::known_hosts(const std::vector<std::string>& paths) {
   if (stamp == known.stamp) return known.hosts;
   known = {std::move(stamp), {}};
   for (const std::string& path : paths) {
-    std::ifstream file(path);
-    if (!file) continue;
-    known.hosts.add_file(
-        path, std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>()));
+    if (const auto text = read_regular_file(path)) known.hosts.add_file(path, *text);
   }
   return known.hosts;
 }

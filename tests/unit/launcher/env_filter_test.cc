@@ -182,6 +182,7 @@ TEST_CASE("the node's own environment, overlaid by the forwarded, overlaid by th
 TEST_CASE("a proxy does not come between the nodes") {
   const EnvVars vars{{"https_proxy", "http://proxy:3128"}, {"NO_PROXY", "example.org,10.0.0.1"}};
   CHECK(no_proxy_list(vars, {"10.0.0.1", "10.0.0.2"}) == "example.org,10.0.0.1,10.0.0.2");
+  CHECK(no_proxy_list({{"http_proxy", "p"}, {"NO_PROXY", "*"}}, {"10.0.0.1"}) == "*");
   CHECK_FALSE(no_proxy_list({{"NO_PROXY", "x"}}, {"10.0.0.1"}).has_value());
 }
 
