@@ -413,6 +413,18 @@ class HostKeys(AuthTest):
                 self.assertEqual(sorted((self.dir / "known_hosts").read_text().splitlines()), noted)
                 self.assert_native(self.launch(config, "127.0.0.2", program=program))
 
+    def test_accept_new_behind_a_line_without_its_end(self):
+        config = self.known(f"[127.0.0.9]:1 {self.key()}")
+        self.assert_native(self.launch(config, "127.0.0.2", options=("--accept-new-host-keys",)), 1)
+        self.assertEqual((self.dir / "known_hosts").read_text(),
+                         f"[127.0.0.9]:1 {self.key()}\n{self.entry()} {self.key()}\n")
+
+    def test_directory_for_a_file(self):
+        config = self.config(f"UserKnownHostsFile {self.dir}")
+        done = self.launch(config, "127.0.0.2")
+        self.assert_code(done, 111)
+        self.assertIn("127.0.0.2: unknown host key of ", done.err)
+
     def test_changed(self):
         other = public(keygen(self.dir / "other", "ed25519"))
         config = self.known(f"{self.entry()} {other}\n")
