@@ -182,8 +182,7 @@ class OneNode(ExitCodes):
         self.ends(115, "node localhost: the working directory /no/such/dir", "--chdir", "/no/such/dir", "true")
 
     def test_system(self):
-        (self.dir / "plain").write_text("")
-        self.ends(116, ".*plain", "--job-dir", self.dir / "plain" / "below", "true")
+        self.ends(116, ".*/proc/none", "--job-dir", "/proc/none", "true")  # where nobody can make one
 
     def test_hung(self):
         self.try_hung()
@@ -268,8 +267,7 @@ class Nodes2(ExitCodes):
                   *self.hosts("127.0.0.2 slots=1\n127.0.0.3 slots=1 chdir=/no/such/dir\n"), "true")
 
     def test_system_of_nodes(self):
-        (self.dir / "plain").write_text("")
-        self.ends(116, ".*plain", *self.ssh, "--job-dir", self.dir / "plain" / "below", "true")
+        self.ends(116, ".*/proc/none", *self.ssh, "--job-dir", "/proc/none", "true")
 
     def test_hung_of_nodes(self):
         self.try_hung(*self.ssh)

@@ -230,8 +230,7 @@ class OneNode(Reported):
 
     def test_job_directory_that_cannot_be_made(self):
         file = self.dir / "report.json"
-        (self.dir / "plain").write_text("")
-        done = self.run_job("--job-dir", self.dir / "plain" / "below", "--report", file, "true")
+        done = self.run_job("--job-dir", "/proc/none", "--report", file, "true")
         report = json.loads(file.read_text())
         self.assertEqual((report["outcome"], report["exit_code"], report["job"]["directory"]), ("not_started", done.code, None))
         self.assertEqual(report["error"]["kind"], "System")
