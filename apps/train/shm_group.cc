@@ -19,6 +19,11 @@ namespace ddp::train {
 
 namespace {
 
+/// An empty span may have no address, which memcpy does not take.
+void copy_bytes(void* to, const void* from, std::size_t size) {
+  if (size > 0) std::memcpy(to, from, size);
+}
+
 /// About as long as a sleep and a wake take: whoever comes within that time costs no change of context. A
 /// spin that was in vain halves the next one, since the other rank may want this very processor.
 constexpr std::chrono::nanoseconds kLongestSpin{30'000};
@@ -252,7 +257,7 @@ void ShmGroup::copy_others_parts(const Round& round) {
   for (std::size_t part = 0; part < round.pieces.size(); ++part) {
     if (static_cast<int>(part) == rank()) continue;
     const Round::Piece& piece = round.pieces[part];
-    std::memcpy(to, round.values.data() + piece.begin, piece.size);
+    copy_bytes(to, round.values.data() + piece.begin, piece.size);
     to += piece.size;
   }
 }
@@ -268,15 +273,15 @@ void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
   sum.sum(result, values_of(0), values_of(1), piece.size);
   for (int other = 2; other < size(); ++other)
     sum.add(result, values_of(other), piece.size);
-  std::memcpy(own, result, piece.size);
+  copy_bytes(own, result, piece.size);
 }
 
 void ShmGroup::copy_results(const Round& round) {
   for (std::size_t part = 0; part < round.pieces.size(); ++part) {
     if (static_cast<int>(part) == rank()) continue;
     const Round::Piece& piece = round.pieces[part];
-    std::memcpy(round.values.data() + piece.begin, segment_.result(static_cast<int>(part), round.turn).data(),
-                piece.size);
+    copy_bytes(round.values.data() + piece.begin, segment_.result(static_cast<int>(part), round.turn).data(),
+               piece.size);
   }
 }
 
@@ -306,7 +311,7 @@ Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int
       round.turn = stage_;
       if (owns && !reduce) {  // a sum lies there already
         const Round::Piece& own = round.pieces[static_cast<std::size_t>(rank())];
-        std::memcpy(segment_.result(rank(), round.turn).data(), values.data() + own.begin, own.size);
+        copy_bytes(segment_.result(rank(), round.turn).data(), values.data() + own.begin, own.size);
       }
       if (auto all = sync(values.size()); !all) return all;
       copy_results(round);
@@ -318,7 +323,7 @@ Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int
 /// At most an area's size. Every rank sums all.
 Result<> ShmGroup::direct_sum(std::span<std::byte> values, const VectorSum& sum) {
   const std::uint64_t turn = stage_;
-  std::memcpy(segment_.slot(rank(), turn).data(), values.data(), values.size());
+  copy_bytes(segment_.slot(rank(), turn).data(), values.data(), values.size());
   if (auto all = sync(values.size()); !all) return all;
   const auto values_of = [&](int other) { return segment_.slot(other, turn).data(); };
   if (size() == 2) {  // a + b has the bits of b + a
@@ -354,9 +359,9 @@ Result<> ShmGroup::broadcast(std::span<std::byte> data, int root) {
     const std::uint64_t turn = stage_;
     const auto piece = data.subspan(at, std::min(ShmSegment::kAreaSize, data.size() - at));
     std::byte* area = segment_.slot(root, turn).data();
-    if (rank() == root) std::memcpy(area, piece.data(), piece.size());
+    if (rank() == root) copy_bytes(area, piece.data(), piece.size());
     if (auto all = sync(data.size()); !all) return all;
-    if (rank() != root) std::memcpy(piece.data(), area, piece.size());
+    if (rank() != root) copy_bytes(piece.data(), area, piece.size());
   }
   return {};
 }
@@ -366,11 +371,11 @@ Result<> ShmGroup::all_gather(std::span<const std::byte> mine, std::span<std::by
   for (std::size_t at = 0; at == 0 || at < mine.size(); at += ShmSegment::kAreaSize) {
     const std::uint64_t turn = stage_;
     const auto piece = mine.subspan(at, std::min(ShmSegment::kAreaSize, mine.size() - at));
-    std::memcpy(segment_.slot(rank(), turn).data(), piece.data(), piece.size());
+    copy_bytes(segment_.slot(rank(), turn).data(), piece.data(), piece.size());
     if (auto done = sync(mine.size()); !done) return done;
     for (int other = 0; other < size(); ++other) {
-      std::memcpy(all.data() + static_cast<std::size_t>(other) * mine.size() + at,
-                  segment_.slot(other, turn).data(), piece.size());
+      copy_bytes(all.data() + static_cast<std::size_t>(other) * mine.size() + at,
+                 segment_.slot(other, turn).data(), piece.size());
     }
   }
   return {};
@@ -382,10 +387,10 @@ Result<> ShmGroup::shift(std::span<std::byte> halves) {
   for (std::size_t at = 0; at == 0 || at < half; at += ShmSegment::kAreaSize) {
     const std::uint64_t turn = stage_;
     const std::size_t size = std::min(ShmSegment::kAreaSize, half - at);
-    std::memcpy(segment_.slot(rank(), turn).data(), halves.data() + at, size);
+    copy_bytes(segment_.slot(rank(), turn).data(), halves.data() + at, size);
     if (auto done = sync(half); !done) return done;
-    std::memcpy(halves.data() + half + at,
-                segment_.slot((rank() + this->size() - 1) % this->size(), turn).data(), size);
+    copy_bytes(halves.data() + half + at,
+               segment_.slot((rank() + this->size() - 1) % this->size(), turn).data(), size);
   }
   return {};
 }
