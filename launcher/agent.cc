@@ -9,6 +9,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/readable.h"
 #include "launcher/exit_code.h"
 #include "launcher/infiniband.h"
 #include "launcher/job_spec.h"
@@ -386,8 +387,7 @@ Awaitable<> Agent::heartbeat() {
 }
 
 Awaitable<> Agent::watch_keeper() {
-  const auto [error] = co_await keeper_fd_.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
-  if (!error) resign(kKeeperDied);
+  if (!co_await until_readable(keeper_fd_)) resign(kKeeperDied);
 }
 
 Awaitable<> Agent::watch_signals() {

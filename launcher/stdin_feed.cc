@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/readable.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -50,7 +51,7 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
       front_.expires_after(kLookAgain);
       co_await front_.async_wait(kUseTuple);
     }
-    if (waits && !stopped_) co_await stdin_.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+    if (waits && !stopped_) co_await until_readable(stdin_);
     if (link.closed() || stopped_) co_return;
     if (in_background()) continue;  // sent there while it waited
     count = ::read(in, buffer.data(), std::min(buffer.size(), window_));

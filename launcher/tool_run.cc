@@ -10,6 +10,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/readable.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -77,11 +78,11 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
     // Beyond the limit it is read all the same: a tool that blocks in a write would never end.
     if (open) result.text.append(chunk.data(), std::min(count, limit - std::min(limit, result.text.size())));
   }
-  if (!run->late) co_await run->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  if (!run->late) co_await until_readable(run->end);
   const bool late = std::exchange(run->late, false);
   if (late) {
     kill_at(run, Clock::now() + kKillTime);
-    co_await run->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+    co_await until_readable(run->end);
   }
   run->timer.cancel();
   const auto status = run->child.try_wait();

@@ -9,6 +9,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/readable.h"
 #include "launcher/cgroup.h"
 
 namespace ddp::launcher {
@@ -145,7 +146,7 @@ void WorkerGroup::spawn_task(Awaitable<> task) {
 }
 
 Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
-  const auto [given_up] = co_await worker->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+  const error_code given_up = co_await until_readable(worker->end);
   worker->ended = true;
   error_code ignored;
   if (given_up) {  // it outlived its SIGKILL; the sweep of the tree will name it
