@@ -387,7 +387,8 @@ Awaitable<> Agent::heartbeat() {
 }
 
 Awaitable<> Agent::watch_keeper() {
-  if (!co_await until_readable(keeper_fd_)) resign(kKeeperDied);
+  const error_code error = co_await until_readable(keeper_fd_);
+  if (!error) resign(kKeeperDied);
 }
 
 Awaitable<> Agent::watch_signals() {
