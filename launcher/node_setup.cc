@@ -55,15 +55,6 @@ Result<std::string> text_of(int memory) {
   }
 }
 
-/// The words that the shell is started with: names of descriptors and nothing of the user's. Each script must
-/// end well for the next to run, and all of them for the environment to be written.
-std::string command_words(std::size_t scripts) {
-  std::string words;
-  for (std::size_t i = 0; i <= scripts; ++i)
-    words += ". /proc/self/fd/" + std::to_string(kFirstFd + 1 + static_cast<int>(i)) + " && ";
-  return words + "command -p env -0 >&" + std::to_string(kFirstFd);
-}
-
 std::vector<std::string> entries(const EnvVars& env) {
   std::vector<std::string> list;
   list.reserve(env.size());
@@ -95,7 +86,7 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   ChildSpec spec;
   auto bash = find_program("bash", "/bin:/usr/bin:/usr/local/bin");
   spec.path = bash ? *bash : "/bin/sh";
-  spec.argv = {bash ? "bash" : "sh", "-l", "-c", command_words(job.setup.size())};
+  spec.argv = {bash ? "bash" : "sh", "-l", "-c", setup_command(job.setup.size(), kFirstFd)};
   EnvVars start_env = merge_env(node_env, {}, {});
   set_env(start_env, "DDPLAUNCH_JOB_ID", job.job_id);  // the mark by which what it leaves is found
   spec.env = entries(start_env);
@@ -144,18 +135,14 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   const auto status = running->child.try_wait();
   running_.reset();
   if (stopped_) co_return Error{ErrorCode::kCancelled, "stopped while --setup was running"};
-  if (!status || !status->success()) {
-    const bool killed = status && status->kind == ExitStatus::Kind::kSignaled;
-    const std::string how = (killed ? "was " : "") + (status ? status->text() : std::string("was lost"));
-    co_return Error{ErrorCode::kRefused, "--setup failed: its shell " + how + output.last_lines()};
-  }
   auto dump = text_of(memories.front().get());
   if (!dump) co_return dump.error();
-  if (dump->empty()) {
-    co_return Error{ErrorCode::kRefused,
-                    "--setup ended its shell (exit 0), so that its variables are lost; leave the exit out"};
-  }
-  co_return setup_result(*dump, merged);
+  SetupEnd end;
+  end.success = status && status->success();
+  const bool killed = status && status->kind == ExitStatus::Kind::kSignaled;
+  end.how = (killed ? "was " : "") + (status ? status->text() : std::string("was lost"));
+  end.last_lines = output.last_lines();
+  co_return setup_verdict(*dump, job.setup.size(), end, merged);
 }
 
 void NodeSetup::stop() {

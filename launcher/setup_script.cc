@@ -69,6 +69,41 @@ std::string setup_prelude(const EnvVars& forwarded, const EnvVars& explicit_vars
   return script + "unset ddp_lc\n";
 }
 
+std::string setup_command(std::size_t scripts, int first_fd) {
+  // Of printf the builtin, for PATH is the profile's.
+  const std::string mark = "command printf . >&" + std::to_string(first_fd) + '\n';
+  std::string words = mark;
+  for (std::size_t i = 0; i <= scripts; ++i) {
+    // In `. FILE && ...` or `if . FILE` the shell would ignore `set -e` within the file.
+    words += ". /proc/self/fd/" + std::to_string(first_fd + 1 + static_cast<int>(i)) +
+             "\ncase $? in 0) ;; *) exit $? ;; esac\n" + mark;
+  }
+  return words + "command -p env -0 >&" + std::to_string(first_fd);
+}
+
+Result<EnvVars> setup_verdict(std::string_view dump, std::size_t scripts, const SetupEnd& end,
+                              const EnvVars& before) {
+  const std::size_t whole = scripts + 2;
+  const std::size_t marks = std::min({dump.find_first_not_of('.'), dump.size(), whole});
+  if (marks == 0) {
+    return Error{ErrorCode::kRefused,
+                 "--setup was not begun: the login shell that runs it " + end.how +
+                     " while it read the profile (/etc/profile, ~/.bash_profile, ~/.profile and what they "
+                     "read); an exec or exit there must be for interactive shells only" +
+                     end.last_lines};
+  }
+  std::string place;
+  if (scripts > 1 && marks >= 2 && marks < whole)
+    place = " in script " + std::to_string(marks - 1) + " of " + std::to_string(scripts);
+  if (!end.success)
+    return Error{ErrorCode::kRefused, "--setup failed: its shell " + end.how + place + end.last_lines};
+  if (marks < whole) {
+    return Error{ErrorCode::kRefused, "--setup ended its shell (exit 0)" + place +
+                                          ", so that its variables are lost; leave the exit or exec out"};
+  }
+  return setup_result(dump.substr(whole), before);
+}
+
 EnvVars setup_result(std::string_view dump, const EnvVars& before) {
   EnvVars vars;
   while (!dump.empty()) {

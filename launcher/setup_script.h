@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/result.h"
 #include "launcher/env_filter.h"
 
 namespace ddp::launcher {
@@ -18,9 +19,26 @@ namespace ddp::launcher {
 /// survives, in any locale.
 std::string setup_prelude(const EnvVars& forwarded, const EnvVars& explicit_vars);
 
+/// What the shell is started with: names of descriptors, and nothing of the user's. At `first_fd` lies the
+/// dump, behind it the prelude, then the scripts. They run in the open, one after the other, so that `set -e`
+/// means there what it means elsewhere; each must end well for the next. Into the dump go a mark for the
+/// profile, for the prelude and for each script that ended well, then the environment.
+std::string setup_command(std::size_t scripts, int first_fd);
+
+/// How the shell of setup_command ended.
+struct SetupEnd {
+  bool success = false;    ///< exit code 0
+  std::string how;         ///< "exited 3", "was killed by SIGKILL"
+  std::string last_lines;  ///< SetupOutput::last_lines
+};
+
+/// The environment that it left, or kRefused with who ended it: the profile, or which script.
+Result<EnvVars> setup_verdict(std::string_view dump, std::size_t scripts, const SetupEnd& end,
+                              const EnvVars& before);
+
 /// The environment after the scripts: `dump` is what `env -0` printed, `before` what they were given. What
 /// belongs to the shell itself (PWD, SHLVL, _) stays as it was; so do variables with names that a shell does
-/// not know how to pass on. An empty dump: the scripts ended the shell.
+/// not know how to pass on.
 EnvVars setup_result(std::string_view dump, const EnvVars& before);
 
 /// Takes the output of the scripts apart into lines fit to be shown; of too many, and of too long ones, the

@@ -295,7 +295,11 @@ class Setup(SshEnvTest):
         self.assertRegex(done.err, r"its shell exited 127; its last lines:\n +welcome.*\n +one\n +line 2: not-a-command: ")
         done = self.run_job(*self.ssh, "--setup", "exit 0", "true")
         self.assertEqual(done.code, 115, done)
-        self.assertIn("--setup ended its shell (exit 0), so that its variables are lost; leave the exit out", done.err)
+        self.assertIn("--setup ended its shell (exit 0), so that its variables are lost; leave the exit or exec out", done.err)
+        for script in ("set -e; echo begun; (exit 7); echo on", "set -e\necho begun\n(exit 7)\necho on"):
+            done = self.run_job("--setup", script, "true")
+            self.assertEqual(done.code, 115, done)
+            self.assertRegex(done.err, r"--setup failed: its shell exited 7; its last lines:\n(.*\n)* +begun\n(?! +on)")
 
     def test_the_program_is_looked_for_in_the_path_that_it_made(self):
         self.cluster()

@@ -50,8 +50,41 @@ TEST_CASE("The result keeps what belongs to the shell as it was, and names that 
                      before) ==
         EnvVars{
             {"A", "2"}, {"N", "x=y\nz"}, {"BASH_FUNC_m%%", "() { new; }"}, {"PWD", "/was"}, {"a.b", "kept"}});
-  CHECK(setup_result("", {{"A", "1"}}).empty());
   CHECK(setup_result("no equals sign\0=x\0"s, {}).empty());
+}
+
+TEST_CASE("No script stands where a shell ignores set -e") {
+  CHECK(setup_command(1, 3) ==
+        "command printf . >&3\n"
+        ". /proc/self/fd/4\ncase $? in 0) ;; *) exit $? ;; esac\ncommand printf . >&3\n"
+        ". /proc/self/fd/5\ncase $? in 0) ;; *) exit $? ;; esac\ncommand printf . >&3\n"
+        "command -p env -0 >&3");
+}
+
+TEST_CASE("Who ended the shell is told by the marks") {
+  const EnvVars before = {{"A", "1"}};
+  const auto text = [&](std::string_view dump, std::size_t scripts, bool success, const char* how) {
+    const auto verdict = setup_verdict(dump, scripts, {success, how, "; it printed nothing"}, before);
+    return verdict ? std::string("well") : verdict.error().text;
+  };
+  CHECK(setup_verdict("...A=2\0"s, 1, {true, "exited 0", ""}, before).value() == EnvVars{{"A", "2"}});
+  CHECK(text("..", 1, false, "exited 4") == "--setup failed: its shell exited 4; it printed nothing");
+  CHECK(text("....", 3, false, "exited 4") ==
+        "--setup failed: its shell exited 4 in script 3 of 3; it printed nothing");
+  CHECK(text("..", 1, true, "exited 0") ==
+        "--setup ended its shell (exit 0), so that its variables are lost; leave the exit or exec out");
+  CHECK(
+      text("...", 2, true, "exited 0") ==
+      "--setup ended its shell (exit 0) in script 2 of 2, so that its variables are lost; leave the exit or "
+      "exec out");
+  CHECK(text("...", 1, false, "exited 125") ==  // env itself
+        "--setup failed: its shell exited 125; it printed nothing");
+  for (const bool success : {true, false}) {
+    CHECK(text("", 1, success, "exited 1") ==
+          "--setup was not begun: the login shell that runs it exited 1 while it read the profile "
+          "(/etc/profile, ~/.bash_profile, ~/.profile and what they read); an exec or exit there must be for "
+          "interactive shells only; it printed nothing");
+  }
 }
 
 TEST_CASE("Output is taken apart into lines that are fit to be shown") {
