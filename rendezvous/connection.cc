@@ -146,7 +146,8 @@ Awaitable<> Connection::write_all() {
     } else if (ready_awaited_) {
       writing_ = false;
       drained_.cancel();
-      if (co_await stream_->writable()) broken_ = true;
+      const error_code failed = co_await stream_->writable();
+      if (failed) broken_ = true;
       tell_ready();
     } else {
       writing_ = false;
