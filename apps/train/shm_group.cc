@@ -19,11 +19,6 @@ namespace ddp::train {
 
 namespace {
 
-/// An empty span may have no address, which memcpy does not take.
-void copy_bytes(void* to, const void* from, std::size_t size) {
-  if (size > 0) std::memcpy(to, from, size);
-}
-
 /// About as long as a sleep and a wake take: whoever comes within that time costs no change of context. A
 /// spin that was in vain halves the next one, since the other rank may want this very processor.
 constexpr std::chrono::nanoseconds kLongestSpin{30'000};
@@ -50,24 +45,6 @@ int own_processors() {
 }
 
 }  // namespace
-
-/// The same piece of each part: `begin` and `size` in bytes of the values, by part.
-struct ShmGroup::Round {
-  struct Piece {
-    std::size_t begin = 0;
-    std::size_t size = 0;
-  };
-  std::span<std::byte> values;
-  std::vector<Piece> pieces;
-  std::uint64_t turn = 0;
-  /// Where rank `of`'s slot holds the piece of `part`: the own part is left out.
-  std::size_t place(int of, int part) const {
-    std::size_t place = 0;
-    for (int p = 0; p < part; ++p)
-      place += p == of ? 0 : pieces[static_cast<std::size_t>(p)].size;
-    return place;
-  }
-};
 
 Result<ShmGroup> ShmGroup::open(NodeConfig config, NodeLinks links) {
   auto segment = ShmSegment::map(links.memory.get(), config.local_world_size);
@@ -248,74 +225,6 @@ Result<> ShmGroup::sync(std::uint64_t size) {
     if (segment_.line(other).tag[stage_ % 2].load(std::memory_order_relaxed) != tag)
       return lost(other, "it is at another operation (were all ranks started with the same options?)",
                   ErrorCode::kProtocol);
-  }
-  return {};
-}
-
-void ShmGroup::copy_others_parts(const Round& round) {
-  std::byte* to = segment_.slot(rank(), round.turn).data();
-  for (std::size_t part = 0; part < round.pieces.size(); ++part) {
-    if (static_cast<int>(part) == rank()) continue;
-    const Round::Piece& piece = round.pieces[part];
-    copy_bytes(to, round.values.data() + piece.begin, piece.size);
-    to += piece.size;
-  }
-}
-
-void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
-  const Round::Piece& piece = round.pieces[static_cast<std::size_t>(rank())];
-  std::byte* own = round.values.data() + piece.begin;
-  // In the order of the ranks, the own values at their place.
-  const auto values_of = [&](int other) -> const std::byte* {
-    return other == rank() ? own : segment_.slot(other, round.turn).data() + round.place(other, rank());
-  };
-  std::byte* result = segment_.result(rank(), stage_).data();
-  sum.sum(result, values_of(0), values_of(1), piece.size);
-  for (int other = 2; other < size(); ++other)
-    sum.add(result, values_of(other), piece.size);
-  copy_bytes(own, result, piece.size);
-}
-
-void ShmGroup::copy_results(const Round& round) {
-  for (std::size_t part = 0; part < round.pieces.size(); ++part) {
-    if (static_cast<int>(part) == rank()) continue;
-    const Round::Piece& piece = round.pieces[part];
-    copy_bytes(round.values.data() + piece.begin, segment_.result(static_cast<int>(part), round.turn).data(),
-               piece.size);
-  }
-}
-
-Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int parts, bool reduce,
-                          bool gather) {
-  if (size() == 1) return {};
-  const std::size_t elements = values.size() / sum.element;
-  const std::size_t part_size = part_bounds(elements, parts, 0).size;  // of the largest
-  const std::size_t most = ShmSegment::kAreaSize / static_cast<std::size_t>(parts) / sum.element;
-  for (std::size_t done = 0; done == 0 || done < part_size; done += most) {
-    Round round;
-    round.values = values;
-    for (int part = 0; part < parts; ++part) {
-      const PartBounds bounds = part_bounds(elements, parts, part);
-      const std::size_t begin = std::min(done, bounds.size);
-      const std::size_t size = std::min(most, bounds.size - begin);
-      round.pieces.push_back({(bounds.begin + begin) * sum.element, size * sum.element});
-    }
-    const bool owns = rank() < parts;
-    if (reduce) {
-      round.turn = stage_;
-      copy_others_parts(round);
-      if (auto all = sync(values.size()); !all) return all;
-      if (owns) sum_own_part(round, sum);
-    }
-    if (gather) {
-      round.turn = stage_;
-      if (owns && !reduce) {  // a sum lies there already
-        const Round::Piece& own = round.pieces[static_cast<std::size_t>(rank())];
-        copy_bytes(segment_.result(rank(), round.turn).data(), values.data() + own.begin, own.size);
-      }
-      if (auto all = sync(values.size()); !all) return all;
-      copy_results(round);
-    }
   }
   return {};
 }

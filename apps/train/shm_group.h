@@ -57,8 +57,10 @@ class ShmGroup {
   struct Round;
   Result<> rounds(std::span<std::byte> values, const VectorSum& sum, int parts, bool reduce, bool gather);
   Result<> direct_sum(std::span<std::byte> values, const VectorSum& sum);
+  static Round round_at(std::span<std::byte> values, std::size_t element, int parts, std::size_t number);
   void copy_others_parts(const Round& round);
   void sum_own_part(const Round& round, const VectorSum& sum);
+  void copy_own_part(const Round& round);
   void copy_results(const Round& round);
 
   /// Publishes this rank's areas of this turn and waits for all others to have done so.

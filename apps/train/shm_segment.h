@@ -3,12 +3,18 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "base/result.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {
+
+/// An empty span may have no address, which memcpy does not take.
+inline void copy_bytes(void* to, const void* from, std::size_t size) {
+  if (size > 0) std::memcpy(to, from, size);
+}
 
 /// The memory that the ranks of one node share: for each rank a line of counters and four areas, two that it
 /// gives to the others (`slot`) and two for what it has summed (`result`), used in turns. Backed by a memfd,
