@@ -26,6 +26,7 @@ MODULES = {folder.split("/")[0] for folder in MAY_INCLUDE}
 # A third-party library is included by the named files only.
 ONLY_IN = {
     "libssh/": {"remote/ssh_session.cc", "remote/ssh_session_steps.cc", "remote/ssh_handshake.cc", "remote/ssh_pump.cc", "remote/ssh_keys.cc"},
+    "openssl/": {"remote/known_hosts.cc", "rendezvous/secure_stream.cc", "rendezvous/secure_stream_context.cc", "rendezvous/secure_stream_key.cc"},
     "spdlog/": {"base/log.h", "base/log.cc"},
     "nlohmann/": {"apps/train/checkpoint.cc", "apps/train/safetensors.cc", "launcher/check_json.cc", "launcher/error_json.cc", "launcher/report_json.cc"},
     "yaml-cpp/": {"apps/ddplaunch/accelerate_config.cc"},
@@ -38,7 +39,9 @@ CORES = {
     "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/host_entry", "remote/host_word",
     "remote/jump_command", "remote/nearest_word", "remote/scheduler_hosts", "remote/shell_quote", "remote/bootstrap", "remote/push_script",
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/output_queue", "rendezvous/rank_plan", "rendezvous/key_store",
-    "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "launcher/job_spec", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/setup_script", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/clean_text", "launcher/node_limits", "launcher/network_words", "launcher/start_messages",
+    "rendezvous/tcp_store_codec", "rendezvous/store_waiters",
+    "rendezvous/client_hello", "rendezvous/link_identity", "rendezvous/link_refusal", "rendezvous/listen_guard",
+    "launcher/job_spec", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/setup_script", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/clean_text", "launcher/node_limits", "launcher/network_words", "launcher/start_messages",
     "launcher/label", "launcher/cgroup_path", "launcher/output_credit", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",
     "launcher/bar_fold", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/live_board", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
     "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "launcher/hang_watch", "launcher/hang_judge", "launcher/hang_inquiry", "launcher/supervisor_hang", "launcher/hang_report", "launcher/wait_state", "launcher/check_run", "launcher/check_judge", "launcher/check_text", "launcher/check_json", "launcher/text_table", "launcher/gpu_facts", "apps/train/sampler", "apps/train/lr_schedule", "apps/train/gradient_buckets", "apps/train/collective_schedule", "apps/train/collective_machine", "apps/train/vector_sum", "apps/train/bench_report",

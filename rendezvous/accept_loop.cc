@@ -55,7 +55,7 @@ void AcceptLoop::await(std::size_t index) {
 }
 
 void AcceptLoop::accept_some(std::size_t index) {
-  for (int i = 0; i < kAcceptsAtOnce && !stopped_; ++i) {
+  for (int i = 0; i < kAcceptsAtOnce && !stopped_ && !paused_; ++i) {
     sockaddr_storage storage{};
     socklen_t size = sizeof storage;
     UniqueFd socket(::accept4(listeners_[index].native_handle(), reinterpret_cast<sockaddr*>(&storage), &size,
@@ -72,7 +72,7 @@ void AcceptLoop::accept_some(std::size_t index) {
       refuse(address);
     }
   }
-  if (!stopped_) await(index);
+  if (!stopped_ && !paused_) await(index);
 }
 
 void AcceptLoop::refuse(const asio::ip::address& address) {
@@ -97,6 +97,19 @@ void AcceptLoop::descriptor_freed() {
 void AcceptLoop::resume() {
   if (!resting_ || stopped_) return;
   resting_ = false;
+  await_all();
+}
+
+void AcceptLoop::go_on() {
+  if (!paused_ || stopped_) return;
+  paused_ = false;
+  // Not at once: the caller may be a callback of the very accept_some that will wait again.
+  asio::post(executor_, [self = shared_from_this()] {
+    if (!self->stopped_ && !self->paused_) self->await_all();
+  });
+}
+
+void AcceptLoop::await_all() {
   for (std::size_t i = 0; i < listeners_.size(); ++i) {
     listeners_[i].cancel();  // one that does not rest has its wait still
     await(i);

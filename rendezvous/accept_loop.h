@@ -34,6 +34,9 @@ class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
   std::size_t refused() const { return refused_; }
   /// The process has closed a descriptor: no need to rest any longer.
   void descriptor_freed();
+  /// Leaves connections in the kernel's queue until `go_on`.
+  void pause() { paused_ = true; }
+  void go_on();
   /// Closes the port. Safe to call twice; no callback runs after it.
   void stop();
 
@@ -44,6 +47,7 @@ class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
   void refuse(const asio::ip::address& address);
   void rest();
   void resume();
+  void await_all();
 
   asio::any_io_executor executor_;
   AddressFilter filter_;
@@ -51,6 +55,7 @@ class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
   std::vector<asio::posix::stream_descriptor> listeners_;
   asio::steady_timer retry_;
   bool resting_ = false;
+  bool paused_ = false;
   bool stopped_ = false;
   std::size_t refused_ = 0;
   std::set<asio::ip::address> refused_from_;

@@ -1,0 +1,153 @@
+#include "rendezvous/link_refusal.h"
+
+#include <utility>
+
+namespace ddp::rendezvous {
+namespace {
+
+enum Alert : std::uint8_t {
+  kHandshakeFailure = 40,
+  kIllegalParameter = 47,  // what OpenSSL says of a binder that does not verify
+  kAccessDenied = 49,
+  kDecryptError = 51,  // what RFC 8446 would have it say
+  kProtocolVersion = 70,
+  kUnknownPskIdentity = 115,
+};
+
+std::string token_words(std::string_view origin, std::string_view check) {
+  std::string words(origin.empty() ? "a derived key" : origin);
+  if (!check.empty()) {
+    words += " (check ";
+    words += check;
+    words += ')';
+  }
+  return words;
+}
+
+}  // namespace
+
+std::optional<std::uint8_t> alert_of(LinkRefusal refusal) {
+  switch (refusal) {
+    case LinkRefusal::kTokenDiffers:
+      return kDecryptError;
+    case LinkRefusal::kOtherJob:
+      return kUnknownPskIdentity;
+    case LinkRefusal::kOtherRole:
+      return kAccessDenied;
+    case LinkRefusal::kOtherVersion:
+      return kProtocolVersion;
+    case LinkRefusal::kOtherTls:
+      return kHandshakeFailure;
+    case LinkRefusal::kHttp:
+    case LinkRefusal::kPlain:
+    case LinkRefusal::kSilent:
+    case LinkRefusal::kGaveWay:
+    case LinkRefusal::kTooMany:
+    case LinkRefusal::kBroken:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::optional<LinkRefusal> refusal_of(std::uint8_t alert) {
+  switch (alert) {
+    case kIllegalParameter:
+    case kDecryptError:
+      return LinkRefusal::kTokenDiffers;
+    case kUnknownPskIdentity:
+      return LinkRefusal::kOtherJob;
+    case kAccessDenied:
+      return LinkRefusal::kOtherRole;
+    case kProtocolVersion:
+      return LinkRefusal::kOtherVersion;
+    case kHandshakeFailure:
+      return LinkRefusal::kOtherTls;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string alert_record(std::uint8_t alert) {
+  constexpr char kFatal = 2;
+  return {21, 3, 3, 0, 2, kFatal, static_cast<char>(alert)};
+}
+
+std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const ListenSide& here) {
+  const std::string who = peer.peer + (peer.claim.empty() ? "" : ", which says it is " + peer.claim + ",");
+  const std::string detail = peer.detail.empty() ? "" : ": " + peer.detail;
+  switch (refusal) {
+    case LinkRefusal::kTokenDiffers:
+      return who + " has another token than this side, where it is that of " +
+             token_words(here.token_origin, here.token_check) + "; refused at " + here.where;
+    case LinkRefusal::kOtherJob:
+      return who + " came to " + here.where + ", which is not its job's; refused" + detail;
+    case LinkRefusal::kOtherRole:
+      return who + " has no business at " + here.where + "; refused" + detail;
+    case LinkRefusal::kOtherVersion:
+      return who + " speaks another version of the link than this ddplaunch; refused at " + here.where;
+    case LinkRefusal::kHttp:
+      return who + " spoke HTTP to " + here.where + detail + "; it is no web server and no proxy; closed";
+    case LinkRefusal::kPlain:
+      return who + " spoke no TLS to " + here.where + detail + "; closed";
+    case LinkRefusal::kOtherTls:
+      return who + " spoke TLS to " + here.where + " but is no ddplaunch" + detail + "; refused";
+    case LinkRefusal::kSilent:
+      return who + " connected to " + here.where + " and did not prove who it is in time; closed";
+    case LinkRefusal::kGaveWay:
+      return who + " was slow to prove who it is while others waited at " + here.where + "; closed";
+    case LinkRefusal::kTooMany:
+      return who + " has too many unproven or failed connections to " + here.where + "; closed";
+    case LinkRefusal::kBroken:
+      return who + " broke off before it had proved who it is at " + here.where + detail;
+  }
+  return {};
+}
+
+std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here) {
+  switch (refusal) {
+    case LinkRefusal::kTokenDiffers:
+      return "the token differs: " + here.where + " has another token than this node, whose own is that of " +
+             token_words(here.token_origin, here.token_check) +
+             ". The other side's log names where its token is from, with its check. Give both the same: the "
+             "same "
+             "DDPLAUNCH_TOKEN, or the same --token-file";
+    case LinkRefusal::kOtherJob:
+      return here.where + " does not run job " + here.job +
+             ": the address is another job's, or this node has another --job-id. Use the same --job-id on "
+             "all "
+             "nodes, and the MASTER_ADDR and MASTER_PORT of this job";
+    case LinkRefusal::kOtherRole:
+      return here.where +
+             " is a ddplaunch, but awaits another kind of peer: a job's master awaits its nodes, a "
+             "daemon awaits masters. Check the address and the port";
+    case LinkRefusal::kOtherVersion:
+      return here.where +
+             " runs a ddplaunch whose link has another version. Install the same version on all nodes";
+    case LinkRefusal::kHttp:
+    case LinkRefusal::kPlain:
+    case LinkRefusal::kOtherTls:
+      return "what answers at " + here.where +
+             " is no ddplaunch with a token. Check MASTER_ADDR and MASTER_PORT, and that the other side was "
+             "not "
+             "started with --insecure";
+    case LinkRefusal::kSilent:
+      return here.where + " took the connection and did not answer in time";
+    case LinkRefusal::kGaveWay:
+    case LinkRefusal::kTooMany:
+      return here.where + " has too many connections to take this one now";
+    case LinkRefusal::kBroken:
+      return here.where + " closed the connection before it answered";
+  }
+  return {};
+}
+
+std::string printable_start(std::string_view bytes, std::size_t limit) {
+  std::string line = "\"";
+  for (const char c : bytes.substr(0, limit)) {
+    if (c == '\r' || c == '\n') break;
+    line += c >= 0x20 && c < 0x7F ? c : '.';
+  }
+  return line + '"';
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,136 @@
+#include "rendezvous/link_token.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bitset>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "base/unique_fd.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+constexpr const char* kVariable = "DDPLAUNCH_TOKEN";
+// Of 32 random hexadecimal digits fewer than 8 differ once in 20 million tokens.
+constexpr std::size_t kMinDifferent = 8;
+
+bool is_blank(char c) {
+  return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && is_blank(text.front()))
+    text.remove_prefix(1);
+  while (!text.empty() && is_blank(text.back()))
+    text.remove_suffix(1);
+  return text;
+}
+
+std::size_t different_bytes(std::string_view text) {
+  std::bitset<256> seen;
+  for (const char c : text)
+    seen.set(static_cast<unsigned char>(c));
+  return seen.count();
+}
+
+Error refused(std::string origin, std::string_view why) {
+  origin += ' ';
+  origin += why;
+  return Error{ErrorCode::kUsage, std::move(origin)};
+}
+
+/// Why the file's mode shows it to others; nullptr when it does not.
+const char* exposure(const struct stat& status) {
+  if ((status.st_mode & S_IRWXO) != 0) return "everybody";
+  const bool mounted_secret = status.st_uid == 0 && ::geteuid() != 0 && (status.st_mode & S_IWGRP) == 0;
+  if ((status.st_mode & S_IRWXG) != 0 && !mounted_secret) return "its group";
+  return nullptr;
+}
+
+std::string octal(mode_t mode) {
+  std::string text = "0000";
+  for (std::size_t i = 4; i-- > 0; mode >>= 3)
+    text[i] = static_cast<char>('0' + (mode & 7));
+  return text;
+}
+
+}  // namespace
+
+Result<LinkToken> make_token(std::string_view text, std::string origin) {
+  text = trimmed(text);
+  if (text.size() < LinkToken::kMinSize) {
+    return refused(std::move(origin),
+                   "holds " + std::to_string(text.size()) + " characters; a token needs at least " +
+                       std::to_string(LinkToken::kMinSize) + " (openssl rand -hex 32 makes one)");
+  }
+  if (text.size() > LinkToken::kMaxSize)
+    return refused(std::move(origin), "holds more than 4096 characters: that is no token");
+  if (std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }))
+    return refused(std::move(origin), "holds more than one line: a token is one line of text");
+  if (different_bytes(text) < kMinDifferent) {
+    return refused(std::move(origin),
+                   "holds too few different characters to be random (openssl rand -hex 32 makes a token)");
+  }
+  return LinkToken{Secret(text), std::move(origin)};
+}
+
+Result<LinkToken> take_token_from_environment() {
+  char* text = std::getenv(kVariable);
+  if (text == nullptr) return LinkToken{};
+  const Secret taken = Secret::take(text, std::strlen(text));
+  ::unsetenv(kVariable);
+  return make_token(taken.reveal(), kVariable);
+}
+
+Result<LinkToken> read_token_file(const std::string& path) {
+  const std::string origin = "the token file " + path;
+  // Non-blocking: a FIFO without a writer would hold us for ever.
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!fd) return system_error(errno, origin);
+  struct stat status {};
+  if (::fstat(fd.get(), &status) < 0) return system_error(errno, origin);
+  if (!S_ISREG(status.st_mode)) return refused(origin, "is no regular file");
+  if (const char* whom = exposure(status)) {
+    return refused(origin,
+                   std::string("may be read by ") + whom + " (mode " + octal(status.st_mode & 07777) +
+                       "); make it yours alone: chmod 600 " + path +
+                       " (in Kubernetes defaultMode: 0400), and make a new token if others use this machine");
+  }
+  std::array<char, LinkToken::kMaxSize + 16> buffer;
+  std::size_t size = 0;
+  ssize_t count = 0;
+  while (size < buffer.size()) {
+    count = ::read(fd.get(), buffer.data() + size, buffer.size() - size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    size += static_cast<std::size_t>(count);
+  }
+  const int failed = count < 0 ? errno : 0;
+  const Secret read = Secret::take(buffer.data(), size);
+  if (failed != 0) return system_error(failed, origin);
+  return make_token(read.reveal(), origin);
+}
+
+Result<LinkToken> random_token() {
+  std::array<unsigned char, 32> bytes;
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+    return system_error(errno, "random bytes for a token");
+  std::array<char, 2 * bytes.size()> text;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    text[2 * i] = "0123456789abcdef"[bytes[i] >> 4];
+    text[2 * i + 1] = "0123456789abcdef"[bytes[i] & 15];
+  }
+  explicit_bzero(bytes.data(), bytes.size());
+  return LinkToken{Secret::take(text.data(), text.size()), "a random token"};
+}
+
+}  // namespace ddp::rendezvous

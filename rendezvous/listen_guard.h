@@ -1,0 +1,90 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/link_refusal.h"
+
+namespace ddp::rendezvous {
+
+struct GuardLimits {
+  std::size_t waiting = 256;  ///< unproven connections at once; further ones stay in the kernel's queue
+  std::size_t waiting_per_address = 128;       ///< of one address; further ones are closed
+  std::chrono::milliseconds deadline{10'000};  ///< from accept to proof
+  std::chrono::milliseconds grace{500};        ///< when full: who is older gives way
+  unsigned failures = 20;  ///< failed proofs of one address in `window`, after which it …
+  std::chrono::milliseconds window{10'000};
+  std::chrono::milliseconds ban{2'000};  ///< … is closed unread for so long
+};
+
+/// Who may wait before it has proved who it is, for how long, and who must give way (sans-IO). An address is
+/// a string that stands for one, or for a whole IPv6 /64. The driver's duties:
+///   1. ask `admit` for each accepted connection; close it when that gives a reason;
+///   2. tell `ended` when it has proved itself or has gone, and `failed` before when its proof was wrong;
+///   3. accept no more while `full`;
+///   4. at `next_turn`, close what `take_overdue` gives.
+class ListenGuard {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  using Id = std::uint64_t;
+  struct Overdue {
+    Id id;
+    LinkRefusal why;  ///< kSilent or kGaveWay
+  };
+
+  explicit ListenGuard(GuardLimits limits) : limits_(limits) {}
+
+  /// Ids grow. Nothing: admitted.
+  std::optional<LinkRefusal> admit(Id id, const std::string& address, Time now);
+  void ended(Id id);
+  void failed(const std::string& address, Time now);
+  bool full() const { return waiting_.size() >= limits_.waiting; }
+  std::size_t waiting() const { return waiting_.size(); }
+
+  std::optional<Time> next_turn() const;
+  /// Those are counted no more.
+  std::vector<Overdue> take_overdue(Time now);
+
+ private:
+  struct Waiting {
+    std::string address;
+    Time since;
+  };
+  struct Failures {
+    unsigned count = 0;
+    Time since;
+    Time banned_until;
+  };
+  std::map<Id, Waiting>::const_iterator first_to_give_way() const;
+
+  GuardLimits limits_;
+  std::map<Id, Waiting> waiting_;  ///< by age
+  std::map<std::string, std::size_t> per_address_;
+  std::map<std::string, Failures> failures_;
+};
+
+/// Keeps strangers from filling the log (sans-IO): the first line of each reason and address in a minute, and
+/// so many lines in all; the rest is counted, and the next line of the reason says how many.
+class RefusalLog {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  static constexpr std::chrono::seconds kWindow{60};
+  static constexpr std::size_t kLines = 20;
+
+  /// The line as it is to be logged; nothing when it is only counted.
+  std::optional<std::string> pass(LinkRefusal why, const std::string& address, std::string line, Time now);
+
+ private:
+  Time since_{};
+  std::set<std::pair<LinkRefusal, std::string>> said_;
+  std::map<LinkRefusal, std::size_t> unsaid_;
+};
+
+}  // namespace ddp::rendezvous

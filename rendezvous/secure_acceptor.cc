@@ -1,0 +1,293 @@
+#include "rendezvous/secure_acceptor.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <exception>
+#include <string_view>
+#include <utility>
+
+#include "rendezvous/client_hello.h"
+#include "rendezvous/secure_stream.h"
+#include "rendezvous/secure_stream_key.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Descriptor = asio::posix::stream_descriptor;
+
+/// What the guard counts together: an IPv4 address, or the /64 of an IPv6 one, which has them all.
+std::string guard_key(const asio::ip::address& address) {
+  if (!address.is_v6()) return address.to_string();
+  auto bytes = address.to_v6().to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), 0);
+  return asio::ip::address_v6(bytes).to_string() + "/64";
+}
+
+enum class Received : std::uint8_t { kSome, kNothing, kEnd };
+
+/// Appends what is here, up to kMaxClientHello in all and one byte more.
+Received receive(int fd, std::string& into) {
+  std::array<char, kMaxClientHello + 1> buffer;
+  const std::size_t room = buffer.size() - into.size();
+  ssize_t count = 0;
+  do {
+    count = ::recv(fd, buffer.data(), room, MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  if (count > 0) {
+    into.append(buffer.data(), static_cast<std::size_t>(count));
+    return Received::kSome;
+  }
+  return count < 0 && errno == EAGAIN ? Received::kNothing : Received::kEnd;
+}
+
+}  // namespace
+
+/// One connection from accept to proof. It may be closed, and counted out, while its task still runs.
+struct SecureAcceptor::Guest {
+  Guest(Id number, asio::any_io_executor executor, asio::ip::address address)
+      : id(number), socket(std::move(executor)), peer(std::move(address)), key(guard_key(peer)) {}
+
+  void close() {
+    if (stream) stream->close();
+    error_code ignored;
+    socket.close(ignored);
+  }
+
+  Id id;
+  Descriptor socket;  ///< until `stream` has it
+  asio::ip::address peer;
+  std::string key;  ///< for the guard
+  std::string received;
+  std::optional<LinkIdentity> claim;
+  std::unique_ptr<SecureStream> stream;
+  bool gone = false;  ///< refused or joined: its task has nothing to do any more
+};
+
+SecureAcceptor::SecureAcceptor(asio::any_io_executor executor, std::shared_ptr<const SecureContext> context,
+                               SecureAcceptorOptions options, SecureAcceptorCallbacks callbacks)
+    : executor_(executor),
+      context_(std::move(context)),
+      options_(std::move(options)),
+      callbacks_(std::move(callbacks)),
+      side_{options_.where, options_.token.origin, token_check(options_.token.secret)},
+      guard_(options_.limits),
+      timer_(executor) {}
+
+Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_executor executor,
+                                                              std::shared_ptr<const SecureContext> context,
+                                                              TcpListener listener,
+                                                              SecureAcceptorOptions options,
+                                                              SecureAcceptorCallbacks callbacks) {
+  if (options.token.secret.size() < LinkToken::kMinSize)
+    return Error{ErrorCode::kInternal, "a port cannot be guarded without a token"};
+  std::shared_ptr<SecureAcceptor> made(
+      new SecureAcceptor(executor, std::move(context), std::move(options), std::move(callbacks)));
+  AcceptLoop::Callbacks accepted;
+  accepted.on_connection = [weak = made->weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
+    if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
+  };
+  accepted.on_refused = [weak = made->weak_from_this()](const asio::ip::address& peer) {
+    const auto self = weak.lock();
+    if (!self || !self->callbacks_.on_note) return;
+    self->callbacks_.on_note(peer.to_string() + " is none of the job's addresses; its connections to " +
+                             self->side_.where + " are closed unread");
+  };
+  auto accepts = AcceptLoop::start(std::move(executor), std::move(listener), std::move(made->options_.filter),
+                                   std::move(accepted));
+  if (!accepts) return accepts.error();
+  made->accepts_ = std::move(*accepts);
+  return made;
+}
+
+SecureAcceptor::Stats SecureAcceptor::stats() const {
+  return {guard_.waiting(), joined_, refused_ + accepts_->refused()};
+}
+
+void SecureAcceptor::stop() {
+  if (std::exchange(stopped_, true)) return;
+  accepts_->stop();
+  timer_.cancel();
+  for (auto& [id, guest] : std::exchange(guests_, {})) {
+    guest->gone = true;
+    guest->close();
+  }
+}
+
+void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
+  auto guest = std::make_shared<Guest>(++last_id_, executor_, peer);
+  if (const auto why = guard_.admit(guest->id, guest->key, Clock::now())) {
+    ++refused_;
+    return note(*why, guest->key, {peer.to_string(), {}, {}});
+  }
+  const int on = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // A node that vanished without a word must not hold a connection for ever.
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  error_code error;
+  guest->socket.assign(socket.get(), error);
+  if (error) return guard_.ended(guest->id);
+  socket.release();
+  guests_.emplace(guest->id, guest);
+  if (guard_.full()) accepts_->pause();
+  asio::co_spawn(executor_, greet(shared_from_this(), guest), [](const std::exception_ptr& failure) {
+    if (failure) std::rethrow_exception(failure);  // a broken invariant
+  });
+  if (!stopped_) watch();
+}
+
+Awaitable<> SecureAcceptor::greet(std::shared_ptr<SecureAcceptor> self, std::shared_ptr<Guest> guest) {
+  const bool hello = co_await self->read_hello(guest);
+  if (guest->gone || !hello || !self->identify(*guest) || !self->begin_tls(*guest)) co_return;
+  const HandshakeEnd end = co_await guest->stream->handshake();
+  if (!guest->gone) self->finish(*guest, end);
+}
+
+/// True when a whole hello of ours is in `received`.
+Awaitable<bool> SecureAcceptor::read_hello(std::shared_ptr<Guest> guest) {
+  while (!guest->gone) {
+    const Received got = receive(guest->socket.native_handle(), guest->received);
+    if (got == Received::kEnd) {
+      refuse(*guest, LinkRefusal::kBroken, guest->received.empty() ? "it sent nothing" : "in its hello");
+      break;
+    }
+    if (got == Received::kNothing) {
+      (void)co_await guest->socket.async_wait(Descriptor::wait_read, kUseTuple);
+      continue;
+    }
+    const ClientHelloLook look = look_at_client_hello(guest->received);
+    switch (look.kind) {
+      case ClientHelloLook::Kind::kOffer:
+        co_return true;
+      case ClientHelloLook::Kind::kNeedsMore:
+        continue;
+      case ClientHelloLook::Kind::kHttp:
+        refuse(*guest, LinkRefusal::kHttp, printable_start(guest->received));
+        break;
+      case ClientHelloLook::Kind::kPlain:
+        refuse(*guest, LinkRefusal::kPlain, printable_start(guest->received));
+        break;
+      case ClientHelloLook::Kind::kOtherTls:
+        refuse(*guest, LinkRefusal::kOtherTls, std::string(look.why));
+        break;
+    }
+  }
+  co_return false;
+}
+
+/// Whom the hello names, and whether that one is awaited.
+bool SecureAcceptor::identify(Guest& guest) {
+  auto identity = parse_identity(look_at_client_hello(guest.received).identity);
+  if (!identity) {
+    const bool other_version = identity.error() == IdentityFlaw::kOtherVersion;
+    refuse(guest, other_version ? LinkRefusal::kOtherVersion : LinkRefusal::kOtherTls,
+           other_version ? "" : "its identity is not of ours");
+    return false;
+  }
+  guest.claim = std::move(*identity);
+  const auto why = options_.admits ? options_.admits(*guest.claim) : std::nullopt;
+  if (!guest.gone && why) refuse(guest, *why);
+  return !guest.gone;
+}
+
+bool SecureAcceptor::begin_tls(Guest& guest) {
+  const auto link = link_key(options_.token.secret, guest.claim->role, guest.claim->job, guest.claim->node);
+  auto key = link ? session_key(*link, *guest.claim) : Result<Secret>(link.error());
+  if (!key) {
+    refuse(guest, LinkRefusal::kBroken, key.error().text);
+    return false;
+  }
+  auto stream = SecureStream::make(
+      context_, SecureStream::End::kServer,
+      {std::move(guest.socket), *guest.claim, std::move(*key), std::exchange(guest.received, {})});
+  if (!stream) {
+    refuse(guest, LinkRefusal::kBroken, stream.error().text);
+    return false;
+  }
+  guest.stream = std::move(*stream);
+  return true;
+}
+
+void SecureAcceptor::finish(Guest& guest, const HandshakeEnd& end) {
+  switch (end.kind) {
+    case HandshakeEnd::Kind::kDone:
+      ++joined_;
+      leave(guest);
+      return callbacks_.on_joined(std::move(guest.stream), *guest.claim, guest.peer);
+    case HandshakeEnd::Kind::kKeyDiffers:
+      return refuse(guest, LinkRefusal::kTokenDiffers);
+    case HandshakeEnd::Kind::kAlert:
+    case HandshakeEnd::Kind::kForeign:
+    case HandshakeEnd::Kind::kBroken:
+      return refuse(guest, LinkRefusal::kOtherTls, end.detail);
+    case HandshakeEnd::Kind::kClosed:
+    case HandshakeEnd::Kind::kCancelled:
+      return refuse(guest, LinkRefusal::kBroken, end.error ? end.error.message() : "");
+  }
+}
+
+/// Counts the guest out, tells it why where it can hear that, closes, and writes the log line.
+void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
+  const std::string claim = guest.claim ? std::string(role_name(guest.claim->role)) + " " +
+                                              guest.claim->node + " of job " + guest.claim->job
+                                        : "";
+  const RefusedPeer peer{guest.peer.to_string(), claim, std::move(detail)};
+  if (why != LinkRefusal::kSilent && why != LinkRefusal::kGaveWay) guard_.failed(guest.key, Clock::now());
+  leave(guest);
+  if (why == LinkRefusal::kPlain && callbacks_.on_plain) {
+    UniqueFd socket(guest.socket.release());
+    if (callbacks_.on_plain(socket, guest.received)) return;
+    socket.reset();
+  }
+  // OpenSSL has sent its own alert where it found the fault.
+  const auto alert = alert_of(why);
+  if (alert && !guest.stream && guest.socket.is_open()) {
+    const std::string record = alert_record(*alert);
+    (void)::send(guest.socket.native_handle(), record.data(), record.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+  guest.close();
+  ++refused_;
+  note(why, guest.key, peer);
+}
+
+void SecureAcceptor::note(LinkRefusal why, const std::string& key, const RefusedPeer& peer) {
+  if (stopped_ || !callbacks_.on_note) return;
+  const auto line = log_.pass(why, key, refusal_line(why, peer, side_), Clock::now());
+  if (line) callbacks_.on_note(*line);
+}
+
+/// It waits no more.
+void SecureAcceptor::leave(Guest& guest) {
+  guest.gone = true;
+  guard_.ended(guest.id);
+  guests_.erase(guest.id);
+  if (!guard_.full()) accepts_->go_on();
+}
+
+void SecureAcceptor::watch() {
+  const auto turn = guard_.next_turn();
+  if (!turn || (watched_ && *watched_ <= *turn)) return;
+  watched_ = turn;
+  timer_.expires_at(*turn);
+  timer_.async_wait([weak = weak_from_this()](const error_code& error) {
+    if (const auto self = weak.lock(); self && !error) self->close_overdue();
+  });
+}
+
+void SecureAcceptor::close_overdue() {
+  watched_.reset();
+  for (const ListenGuard::Overdue& overdue : guard_.take_overdue(Clock::now())) {
+    const auto entry = guests_.find(overdue.id);
+    if (entry == guests_.end()) continue;
+    const std::shared_ptr<Guest> guest = entry->second;
+    refuse(*guest, overdue.why);
+    if (stopped_) return;
+  }
+  watch();
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,206 @@
+#include "rendezvous/secure_connect.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "base/unique_fd.h"
+#include "rendezvous/secure_stream.h"
+#include "rendezvous/secure_stream_key.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Descriptor = asio::posix::stream_descriptor;
+using asio::ip::tcp;
+constexpr auto kFirstPause = std::chrono::milliseconds(50);
+constexpr auto kLongestPause = std::chrono::milliseconds(2000);
+
+/// What the deadline closes: whatever is open at that moment.
+struct Attempt {
+  std::function<void()> close;
+  bool late = false;
+};
+
+/// Ends an attempt at its deadline; gone with it.
+class Deadline {
+ public:
+  Deadline(asio::any_io_executor executor, Clock::time_point at, Attempt& attempt) : timer_(executor, at) {
+    timer_.async_wait([&attempt, alive = std::weak_ptr<int>(alive_)](const error_code& error) {
+      if (error || alive.expired()) return;
+      attempt.late = true;
+      if (attempt.close) attempt.close();
+    });
+  }
+
+ private:
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+  asio::steady_timer timer_;
+};
+
+JoinOutcome failed(ErrorCode code, std::string text, bool try_again, int sys = 0) {
+  return {nullptr, Error{code, std::move(text), sys}, try_again};
+}
+
+Result<LinkIdentity> fresh_identity(const JoinAs& as) {
+  LinkIdentity identity{as.role, as.job, as.node, {}};
+  if (::getrandom(identity.nonce.data(), identity.nonce.size(), 0) !=
+      static_cast<ssize_t>(identity.nonce.size()))
+    return system_error(errno, "random bytes for a link");
+  return identity;
+}
+
+/// Connected, or the errno. `attempt` can close it meanwhile.
+Awaitable<error_code> connect_one(Descriptor& socket, tcp::endpoint endpoint, Attempt& attempt) {
+  UniqueFd fd(
+      ::socket(endpoint.protocol().family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  if (!fd) co_return error_code(errno, boost::system::system_category());
+  const int on = 1;
+  ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  error_code error;
+  socket.assign(fd.get(), error);
+  if (error) co_return error;
+  fd.release();
+  attempt.close = [&socket] {
+    error_code ignored;
+    socket.close(ignored);
+  };
+  if (::connect(socket.native_handle(), endpoint.data(), static_cast<socklen_t>(endpoint.size())) == 0)
+    co_return error_code();
+  if (errno != EINPROGRESS) co_return error_code(errno, boost::system::system_category());
+  const auto [waited] = co_await socket.async_wait(Descriptor::wait_write, kUseTuple);
+  if (waited) co_return waited;
+  int result = 0;
+  socklen_t size = sizeof result;
+  ::getsockopt(socket.native_handle(), SOL_SOCKET, SO_ERROR, &result, &size);
+  co_return error_code(result, boost::system::system_category());
+}
+
+JoinOutcome refused(LinkRefusal refusal, const JoinSide& here, const std::string& detail = {}) {
+  const bool mismatch = refusal == LinkRefusal::kOtherVersion || refusal == LinkRefusal::kOtherTls ||
+                        refusal == LinkRefusal::kPlain || refusal == LinkRefusal::kHttp;
+  const bool again = refusal == LinkRefusal::kBroken || refusal == LinkRefusal::kTooMany;
+  std::string text = join_refusal_text(refusal, here);
+  if (!detail.empty()) text += " (" + detail + ")";
+  return failed(mismatch ? ErrorCode::kAgentMismatch : ErrorCode::kUnreachable, std::move(text), again);
+}
+
+JoinOutcome judged(const HandshakeEnd& end, const JoinSide& here) {
+  using Kind = HandshakeEnd::Kind;
+  switch (end.kind) {
+    case Kind::kAlert:
+      if (const auto refusal = refusal_of(end.alert)) return refused(*refusal, here);
+      return refused(LinkRefusal::kOtherTls, here, end.detail);
+    case Kind::kForeign:
+      return refused(LinkRefusal::kPlain, here, "it said " + end.detail);
+    case Kind::kBroken:
+    case Kind::kKeyDiffers:
+      return refused(LinkRefusal::kOtherTls, here, end.detail);
+    case Kind::kDone:
+    case Kind::kClosed:
+    case Kind::kCancelled:
+      break;
+  }
+  return refused(LinkRefusal::kBroken, here);
+}
+
+JoinOutcome too_late(const JoinSide& here) {
+  JoinOutcome outcome = refused(LinkRefusal::kSilent, here);
+  outcome.error.code = ErrorCode::kTimeout;
+  return outcome;
+}
+
+std::string named(const std::string& where, const tcp::endpoint& endpoint) {
+  const std::string address = endpoint.address().to_string();
+  return where.find(address) == std::string::npos ? where + " (" + address + ")" : where;
+}
+
+}  // namespace
+
+Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> context,
+                                      std::vector<tcp::endpoint> endpoints, std::string where,
+                                      const JoinAs& as, Clock::time_point deadline) {
+  const auto executor = co_await asio::this_coro::executor;
+  JoinSide here{where, as.job, as.token_origin, as.token_check};
+  const auto identity = fresh_identity(as);
+  if (!identity) co_return JoinOutcome{nullptr, identity.error(), false};
+  auto key = session_key(as.key, *identity);
+  if (!key) co_return JoinOutcome{nullptr, key.error(), false};
+
+  Attempt attempt;
+  const Deadline watch(executor, deadline, attempt);
+  Descriptor socket(executor);
+  error_code error = asio::error::host_not_found;
+  for (const tcp::endpoint& endpoint : endpoints) {
+    attempt.close = nullptr;
+    error_code ignored;
+    socket.close(ignored);
+    error = co_await connect_one(socket, endpoint, attempt);
+    here.where = named(where, endpoint);
+    if (!error || attempt.late) break;
+  }
+  if (attempt.late) co_return too_late(here);
+  if (error) {
+    co_return failed(ErrorCode::kUnreachable, "nobody answers at " + here.where + ": " + error.message(),
+                     true, error.value());
+  }
+  attempt.close = nullptr;
+  auto stream = SecureStream::make(std::move(context), SecureStream::End::kClient,
+                                   {std::move(socket), *identity, std::move(*key)});
+  if (!stream) co_return JoinOutcome{nullptr, stream.error(), false};
+  attempt.close = [raw = stream->get()] { raw->close(); };
+  const HandshakeEnd end = co_await (*stream)->handshake();
+  attempt.close = nullptr;
+  if (attempt.late) co_return too_late(here);
+  if (end.kind != HandshakeEnd::Kind::kDone) co_return judged(end, here);
+  co_return JoinOutcome{std::move(*stream), {}, false};
+}
+
+Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const SecureContext> context,
+                                                           Resolve resolve, std::string host,
+                                                           std::uint16_t port, const JoinAs& as,
+                                                           Clock::time_point deadline) {
+  std::minstd_rand random(std::random_device{}());
+  asio::steady_timer timer(co_await asio::this_coro::executor);
+  const std::string where =
+      (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
+  std::chrono::milliseconds pause = kFirstPause;
+  for (;;) {
+    auto endpoints = co_await resolve(host, port);
+    JoinOutcome outcome;
+    if (endpoints)
+      outcome = co_await secure_connect(context, std::move(*endpoints), where, as, deadline);
+    else
+      outcome = JoinOutcome{nullptr, endpoints.error(), true};
+    if (outcome.stream) co_return std::move(outcome.stream);
+    if (!outcome.try_again) co_return outcome.error;
+    // Between half and all of the pause, so that nodes refused together do not come back together.
+    const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
+    if (Clock::now() + wait >= deadline) {
+      outcome.error.code = ErrorCode::kTimeout;
+      co_return within("no master came in time", std::move(outcome.error));
+    }
+    timer.expires_after(wait);
+    co_await timer.async_wait(kUseTuple);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+Awaitable<Result<std::vector<tcp::endpoint>>> address_only(std::string host, std::uint16_t port) {
+  error_code error;
+  const auto address = asio::ip::make_address(host, error);
+  if (error) co_return Error{ErrorCode::kUsage, host + " is no address"};
+  co_return std::vector<tcp::endpoint>{{address, port}};
+}
+
+}  // namespace ddp::rendezvous

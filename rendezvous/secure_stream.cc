@@ -1,0 +1,289 @@
+#include "rendezvous/secure_stream.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "rendezvous/link_refusal.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+constexpr std::size_t kFirstBytes = 48;  // of a stranger's answer, for the error text
+constexpr unsigned kTurnsInARow = 16;    // operations done at once before others on the loop are let in
+constexpr int kAlertReasons = 1000;      // OpenSSL's reason for a received alert is this plus its number
+
+/// What came does not fit the encryption: altered on the way, or cut.
+error_code tls_error() {
+  return {EBADMSG, boost::system::system_category()};
+}
+
+}  // namespace
+
+/// OpenSSL's own socket BIO raises SIGPIPE, and knows nothing of bytes that were read before.
+struct SocketBio {
+  static SecureStream::Transport& of(BIO* bio) {
+    return *static_cast<SecureStream::Transport*>(BIO_get_data(bio));
+  }
+  static int read(BIO* bio, char* out, int size) {
+    auto& transport = of(bio);
+    BIO_clear_retry_flags(bio);
+    if (transport.received_at < transport.received.size()) {
+      const std::size_t count =
+          std::min(static_cast<std::size_t>(size), transport.received.size() - transport.received_at);
+      std::memcpy(out, transport.received.data() + transport.received_at, count);
+      transport.received_at += count;
+      return static_cast<int>(count);
+    }
+    ssize_t count = 0;
+    do {
+      count = ::recv(transport.fd, out, static_cast<std::size_t>(size), MSG_DONTWAIT);
+    } while (count < 0 && errno == EINTR);
+    if (count > 0 && transport.keep_first && transport.first.size() < kFirstBytes)
+      transport.first.append(out, std::min(static_cast<std::size_t>(count), kFirstBytes));
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+      BIO_set_retry_read(bio);
+    else if (count < 0)
+      transport.error = errno;
+    else if (count == 0)
+      transport.ended = true;
+    return static_cast<int>(count);
+  }
+  static int write(BIO* bio, const char* bytes, int size) {
+    auto& transport = of(bio);
+    BIO_clear_retry_flags(bio);
+    ssize_t count = 0;
+    do {
+      count = ::send(transport.fd, bytes, static_cast<std::size_t>(size), MSG_DONTWAIT | MSG_NOSIGNAL);
+    } while (count < 0 && errno == EINTR);
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+      BIO_set_retry_write(bio);
+    else if (count < 0)
+      transport.error = errno;
+    return static_cast<int>(count);
+  }
+  static long control(BIO* bio, int command, long, void*) {
+    if (command == BIO_CTRL_EOF) return of(bio).ended ? 1 : 0;
+    return command == BIO_CTRL_FLUSH ? 1 : 0;
+  }
+  static BIO_METHOD* make_method() {
+    BIO_METHOD* method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "ddplaunch socket");
+    if (method != nullptr) {
+      BIO_meth_set_read(method, read);
+      BIO_meth_set_write(method, write);
+      BIO_meth_set_ctrl(method, control);
+    }
+    return method;
+  }
+  static BIO* make(SecureStream::Transport* transport) {
+    static BIO_METHOD* const method = make_method();  // as long as the process
+    BIO* bio = method != nullptr ? BIO_new(method) : nullptr;
+    if (bio == nullptr) return nullptr;
+    BIO_set_data(bio, transport);
+    BIO_set_init(bio, 1);
+    return bio;
+  }
+};
+
+void SecureStream::FreeSsl::operator()(ssl_st* ssl) const {
+  SSL_free(ssl);
+}
+
+SecureStream::SecureStream(std::shared_ptr<const SecureContext> context, End end, Start start)
+    : context_(std::move(context)),
+      socket_(std::move(start.socket)),
+      handshake_(std::make_unique<SecureHandshake>(
+          SecureHandshake{identity_text(start.identity), std::move(start.key)})),
+      end_(end),
+      rekey_after_(start.rekey_after) {
+  transport_.fd = socket_.native_handle();
+  transport_.received = std::move(start.received);
+  transport_.keep_first = end == End::kClient;
+}
+
+SecureStream::~SecureStream() = default;
+
+bool SecureStream::prepare() {
+  ssl_.reset(SSL_new(context_->native()));
+  BIO* bio = ssl_ ? SocketBio::make(&transport_) : nullptr;
+  if (bio == nullptr) return false;
+  SSL_set_bio(ssl_.get(), bio, bio);
+  SSL_set_app_data(ssl_.get(), handshake_.get());
+  if (end_ == End::kServer) {
+    SSL_set_accept_state(ssl_.get());
+  } else {
+    SSL_set_connect_state(ssl_.get());
+    SSL_set_verify(ssl_.get(), SSL_VERIFY_PEER, nullptr);  // by the context's callback, which rejects all
+  }
+  return true;
+}
+
+Result<std::unique_ptr<SecureStream>> SecureStream::make(std::shared_ptr<const SecureContext> context,
+                                                         End end, Start start) {
+  std::unique_ptr<SecureStream> stream(new SecureStream(std::move(context), end, std::move(start)));
+  if (stream->prepare()) return stream;
+  ERR_clear_error();
+  return Error{ErrorCode::kSystem, "no memory for a TLS link", ENOMEM};
+}
+
+SecureStream::Want SecureStream::wanted(int result) {
+  switch (SSL_get_error(ssl_.get(), result)) {
+    case SSL_ERROR_WANT_READ:
+      return Want::kRead;
+    case SSL_ERROR_WANT_WRITE:
+      return Want::kWrite;
+    default:
+      return Want::kFailed;
+  }
+}
+
+Awaitable<error_code> SecureStream::wait_for(Want want) {
+  turns_ = 0;
+  using Descriptor = asio::posix::stream_descriptor;
+  const auto [error] = co_await socket_.async_wait(
+      want == Want::kRead ? Descriptor::wait_read : Descriptor::wait_write, kUseTuple);
+  co_return closed_ ? error_code(asio::error::operation_aborted) : error;
+}
+
+/// A stream that always has something would keep the loop to itself.
+bool SecureStream::turn_is_over() {
+  if (++turns_ < kTurnsInARow) return false;
+  turns_ = 0;
+  return true;
+}
+
+/// After a failed call: what the socket said, or that the bytes were wrong.
+error_code SecureStream::failure() {
+  const int error = std::exchange(transport_.error, 0);
+  ERR_clear_error();
+  if (closed_) return asio::error::operation_aborted;
+  if (error != 0) return {error, boost::system::system_category()};
+  if (transport_.ended) return asio::error::eof;
+  return tls_error();
+}
+
+/// The key was used, by both, and nothing but what this link allows was agreed on.
+bool SecureStream::proven() const {
+  const SSL_CIPHER* suite = SSL_get_current_cipher(ssl_.get());
+  return SSL_session_reused(ssl_.get()) == 1 && SSL_version(ssl_.get()) == TLS1_3_VERSION &&
+         suite != nullptr && SSL_CIPHER_get_protocol_id(suite) == 0x1301 &&
+         SSL_get0_peer_certificate(ssl_.get()) == nullptr && (end_ == End::kClient || handshake_->key_asked);
+}
+
+HandshakeEnd SecureStream::handshake_failure() {
+  using Kind = HandshakeEnd::Kind;
+  const unsigned long code = ERR_peek_error();
+  const int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
+  const char* text = ERR_reason_error_string(code);
+  const std::string detail = text != nullptr ? text : "";
+  const bool ended = transport_.ended;
+  const bool record_came =
+      transport_.first.empty() || static_cast<unsigned char>(transport_.first[0]) - 20u < 4u;
+  const error_code error = failure();
+  if (closed_) return {Kind::kCancelled, 0, {}, error};
+  if (reason > kAlertReasons && reason < kAlertReasons + 256)
+    return {Kind::kAlert, static_cast<std::uint8_t>(reason - kAlertReasons), detail, error};
+  if (!record_came) return {Kind::kForeign, 0, printable_start(transport_.first), error};
+  if (handshake_->key_asked && reason == SSL_R_BINDER_DOES_NOT_VERIFY)
+    return {Kind::kKeyDiffers, 0, detail, error};
+  if (ended || error != tls_error()) return {Kind::kClosed, 0, {}, error};
+  return {Kind::kBroken, 0, detail, error};
+}
+
+Awaitable<HandshakeEnd> SecureStream::handshake() {
+  for (;;) {
+    if (closed_)
+      co_return HandshakeEnd{HandshakeEnd::Kind::kCancelled, 0, {}, asio::error::operation_aborted};
+    ERR_clear_error();
+    const int result = SSL_do_handshake(ssl_.get());
+    if (result == 1) break;
+    const Want want = wanted(result);
+    if (want == Want::kFailed) co_return handshake_failure();
+    if (const error_code error = co_await wait_for(want)) {
+      co_return HandshakeEnd{
+          closed_ ? HandshakeEnd::Kind::kCancelled : HandshakeEnd::Kind::kClosed, 0, {}, error};
+    }
+  }
+  if (!proven()) co_return HandshakeEnd{HandshakeEnd::Kind::kBroken, 0, "no key was used", tls_error()};
+  SSL_set_app_data(ssl_.get(), nullptr);
+  handshake_.reset();
+  transport_.keep_first = false;
+  transport_.first = {};
+  ready_ = true;
+  co_return HandshakeEnd{};
+}
+
+Awaitable<ByteStream::Done> SecureStream::read_some(asio::mutable_buffer buffer) {
+  if (turn_is_over()) co_await asio::post(socket_.get_executor(), asio::use_awaitable);
+  while (!closed_ && ready_) {
+    ERR_clear_error();
+    std::size_t count = 0;
+    int result = SSL_read_ex(ssl_.get(), buffer.data(), buffer.size(), &count);
+    if (result == 1) {
+      // Whatever else is here already: a record is 16 KiB at most.
+      std::size_t more = 0;
+      while (count < buffer.size() && SSL_has_pending(ssl_.get()) == 1 &&
+             SSL_read_ex(ssl_.get(), static_cast<char*>(buffer.data()) + count, buffer.size() - count,
+                         &more) == 1)
+        count += more;
+      co_return Done{error_code(), count};
+    }
+    if (SSL_get_error(ssl_.get(), result) == SSL_ERROR_ZERO_RETURN) {
+      goodbye_heard_ = true;
+      co_return Done{asio::error::eof, 0};
+    }
+    const Want want = wanted(result);
+    if (want == Want::kFailed) co_return Done{failure(), 0};
+    if (transport_.received_at != 0) {
+      transport_.received = {};  // read all
+      transport_.received_at = 0;
+    }
+    if (const error_code error = co_await wait_for(want)) co_return Done{error, 0};
+  }
+  co_return Done{asio::error::operation_aborted, 0};
+}
+
+Awaitable<ByteStream::Done> SecureStream::write_some(asio::const_buffer buffer) {
+  if (turn_is_over()) co_await asio::post(socket_.get_executor(), asio::use_awaitable);
+  std::size_t sent = 0;
+  while (!closed_ && ready_) {
+    ERR_clear_error();
+    if (!write_pending_ && under_key_ >= rekey_after_ &&
+        SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1)
+      under_key_ = 0;
+    std::size_t count = 0;
+    const int result = SSL_write_ex(ssl_.get(), static_cast<const char*>(buffer.data()) + sent,
+                                    buffer.size() - sent, &count);
+    write_pending_ = false;
+    if (result == 1) {
+      sent += count;
+      under_key_ += count;
+      if (sent == buffer.size()) co_return Done{error_code(), sent};
+      continue;
+    }
+    const Want want = wanted(result);
+    if (want == Want::kFailed) co_return Done{failure(), sent};
+    // OpenSSL has the record, and wants the same bytes again: they are not counted until the socket took
+    // them.
+    write_pending_ = true;
+    if (const error_code error = co_await wait_for(want)) co_return Done{error, sent};
+  }
+  co_return Done{asio::error::operation_aborted, sent};
+}
+
+void SecureStream::close() {
+  if (std::exchange(closed_, true)) return;
+  if (ready_ && !write_pending_ && transport_.error == 0) SSL_shutdown(ssl_.get());
+  ERR_clear_error();
+  error_code ignored;
+  socket_.close(ignored);
+  transport_.fd = -1;
+}
+
+}  // namespace ddp::rendezvous
