@@ -1,0 +1,66 @@
+// Any bytes to a guarded port: the look at a ClientHello and the identity in it. Whatever comes is told in
+// the same way however it is cut, stays inside the bytes, and an identity that is read is written the same
+// again.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "rendezvous/client_hello.h"
+#include "rendezvous/link_identity.h"
+#include "rendezvous/link_refusal.h"
+#include "tests/unit/rendezvous/client_hello_bytes.h"
+
+using namespace ddp::rendezvous;
+
+namespace {
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+void look(std::string_view bytes) {
+  using Kind = ClientHelloLook::Kind;
+  bytes = bytes.substr(0, kMaxClientHello);
+  const ClientHelloLook whole = look_at_client_hello(bytes);
+  if (whole.kind == Kind::kOffer) {
+    require(!whole.identity.empty() && whole.identity.data() > bytes.data() &&
+            whole.identity.data() + whole.identity.size() < bytes.data() + bytes.size());
+  }
+  require((whole.kind == Kind::kOtherTls) == !whole.why.empty());
+  // The reader stops at the first verdict; a prefix may only be undecided, or of the same mind.
+  for (std::size_t size = 0; size < bytes.size(); size += 1 + bytes.size() / 16) {
+    const ClientHelloLook part = look_at_client_hello(bytes.substr(0, size));
+    require(part.kind == Kind::kNeedsMore || part.kind == whole.kind ||
+            (part.kind == Kind::kOffer && whole.why == "it does not wait for an answer"));
+  }
+}
+
+void read(std::string_view text) {
+  const auto identity = parse_identity(text);
+  if (identity) require(identity_text(*identity) == text && text.size() <= LinkIdentity::kMaxText);
+  for (const char c : printable_start(text))
+    require(c >= 0x20 && c < 0x7f);
+  require(is_link_name(link_name_of(text)));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  look(bytes);
+  read(bytes);
+  read("ddplaunch-link/1 " + std::string(bytes));
+  // Bytes in the places where they hurt: as identity, as further extensions, over a good hello.
+  ddp::test::HelloBytes hello;
+  hello.identity = bytes.substr(0, 300);
+  look(hello.record());
+  hello = {};
+  hello.more = bytes;
+  look(hello.record());
+  std::string record = ddp::test::HelloBytes().record();
+  for (std::size_t i = 0; i + 1 < size; i += 2)
+    record[data[i] % record.size()] = static_cast<char>(data[i + 1]);
+  look(record);
+  return 0;
+}

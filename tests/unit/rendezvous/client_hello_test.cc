@@ -1,0 +1,108 @@
+#include "rendezvous/client_hello.h"
+
+#include <string>
+
+#include "tests/support/catch.h"
+#include "tests/unit/rendezvous/client_hello_bytes.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using Kind = ClientHelloLook::Kind;
+using test::HelloBytes;
+
+/// Why a hello is none of ours; "offer" when it is.
+std::string verdict(const HelloBytes& hello) {
+  const std::string record = hello.record();
+  const ClientHelloLook look = look_at_client_hello(record);
+  if (look.kind == Kind::kOffer) return "offer";
+  return look.kind == Kind::kOtherTls ? std::string(look.why) : "not TLS";
+}
+
+TEST_CASE("a hello of ours gives its identity, however it is cut") {
+  const HelloBytes hello;
+  const std::string record = hello.record();
+  const ClientHelloLook look = look_at_client_hello(record);
+  REQUIRE(look.kind == Kind::kOffer);
+  CHECK(look.identity == hello.identity);
+  for (std::size_t size = 0; size < record.size(); ++size) {
+    INFO(size);
+    CHECK(look_at_client_hello(std::string_view(record).substr(0, size)).kind == Kind::kNeedsMore);
+  }
+}
+
+TEST_CASE("what weakens the link is refused before TLS sees it") {
+  HelloBytes old;
+  old.versions = test::number(0x0303, 2);
+  CHECK(verdict(old) == "it offers no TLS 1.3");
+  HelloBytes both;
+  both.versions = test::number(0x03040303, 4);
+  CHECK(verdict(both) == "offer");
+  HelloBytes suite;
+  suite.suites = test::number(0x1302, 2);
+  CHECK(verdict(suite) == "it does not offer TLS_AES_128_GCM_SHA256");
+  HelloBytes no_dhe;
+  no_dhe.modes = test::number(0, 1);
+  CHECK(verdict(no_dhe) == "it offers a key without Diffie-Hellman");
+  HelloBytes early;
+  early.more = HelloBytes::extension(42, "");
+  CHECK(verdict(early) == "it sends early data");
+  HelloBytes no_key;
+  no_key.offers_key = false;
+  CHECK(verdict(no_key) == "it offers no key");
+  HelloBytes two;
+  two.keys = 2;
+  CHECK(verdict(two) == "it offers more than one key");
+  HelloBytes none;
+  none.keys = 0;
+  CHECK(verdict(none) == "its hello is malformed");
+  HelloBytes compressed;
+  compressed.compressions = test::number(1, 1);
+  CHECK(verdict(compressed) == "its hello is malformed");
+  HelloBytes binder;
+  binder.binder = std::string(48, 'b');
+  CHECK(verdict(binder) == "its hello is malformed");
+  HelloBytes behind;
+  behind.after = HelloBytes::extension(0, "");
+  CHECK(verdict(behind) == "its hello is malformed");
+}
+
+TEST_CASE("a hello takes no more than its room") {
+  HelloBytes big;
+  big.identity = std::string(kMaxClientHello, 'x');
+  CHECK(verdict(big) == "its hello is longer than ours");
+  // Known from the first five bytes on: nothing is waited for.
+  CHECK(look_at_client_hello(big.record().substr(0, 5)).kind == Kind::kOtherTls);
+  const std::string two = HelloBytes().record() + "x";
+  CHECK(look_at_client_hello(two).why == "it does not wait for an answer");
+  const std::string bare =
+      test::number(0x160301, 3) + test::sized(2, test::number(1, 1) + test::sized(3, "abc"));
+  CHECK(look_at_client_hello(bare).why == "it is no TLS 1.3");
+}
+
+TEST_CASE("every length field is checked") {
+  const std::string good = HelloBytes().record();
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    for (const unsigned char value : {0x00, 0x01, 0x7f, 0xff}) {
+      std::string bytes = good;
+      bytes[i] = static_cast<char>(value);
+      const ClientHelloLook look = look_at_client_hello(bytes);
+      if (look.kind == Kind::kOffer) CHECK(look.identity.size() < bytes.size());
+    }
+  }
+}
+
+TEST_CASE("what is no TLS is told apart") {
+  CHECK(look_at_client_hello("GET / HTTP/1.1\r\n").kind == Kind::kHttp);
+  CHECK(look_at_client_hello("PRI * HTTP/2.0\r\n").kind == Kind::kHttp);
+  CHECK(look_at_client_hello("GE").kind == Kind::kNeedsMore);
+  CHECK(look_at_client_hello("GX").kind == Kind::kPlain);
+  CHECK(look_at_client_hello("SSH-2.0-OpenSSH_9.2\r\n").kind == Kind::kPlain);
+  CHECK(look_at_client_hello(std::string_view("\0", 1)).kind == Kind::kPlain);  // PyTorch's store
+  CHECK(look_at_client_hello("\x16").kind == Kind::kNeedsMore);
+  CHECK(look_at_client_hello("\x16\x02").kind == Kind::kPlain);
+  CHECK(look_at_client_hello("").kind == Kind::kNeedsMore);
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous

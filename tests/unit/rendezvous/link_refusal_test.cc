@@ -1,0 +1,57 @@
+#include "rendezvous/link_refusal.h"
+
+#include <string>
+
+#include "tests/support/catch.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+TEST_CASE("an alert says on the joining side what the listening side meant") {
+  for (const LinkRefusal refusal :
+       {LinkRefusal::kTokenDiffers, LinkRefusal::kOtherJob, LinkRefusal::kOtherRole,
+        LinkRefusal::kOtherVersion, LinkRefusal::kOtherTls}) {
+    const auto alert = alert_of(refusal);
+    REQUIRE(alert.has_value());
+    CHECK(refusal_of(*alert) == refusal);
+    CHECK(alert_record(*alert).size() == 7);
+  }
+  CHECK(refusal_of(47) == LinkRefusal::kTokenDiffers);  // as OpenSSL says it
+  CHECK_FALSE(refusal_of(80).has_value());
+  CHECK_FALSE(alert_of(LinkRefusal::kHttp).has_value());
+}
+
+TEST_CASE("the joining side reads who has what and what to do") {
+  const JoinSide here{"gpu01:29400 (10.0.0.2)", "job1", "DDPLAUNCH_TOKEN", "3f9a2c"};
+  CHECK(join_refusal_text(LinkRefusal::kTokenDiffers, here) ==
+        "the token differs: gpu01:29400 (10.0.0.2) has another token than this node, whose own is that of "
+        "DDPLAUNCH_TOKEN (check 3f9a2c). The other side's log names where its token is from, with its check. "
+        "Give "
+        "both the same: the same DDPLAUNCH_TOKEN, or the same --token-file");
+  CHECK(
+      join_refusal_text(LinkRefusal::kOtherJob, here) ==
+      "gpu01:29400 (10.0.0.2) does not run job job1: the address is another job's, or this node has another "
+      "--job-id. Use the same --job-id on all nodes, and the MASTER_ADDR and MASTER_PORT of this job");
+}
+
+TEST_CASE("the listening side's line names peer, claim and what it said") {
+  const ListenSide here{"the control port 29400", "the file /run/token", "71b2d0"};
+  CHECK(refusal_line(LinkRefusal::kTokenDiffers, {"10.0.0.3", "agent gpu02 of job job1", ""}, here) ==
+        "10.0.0.3, which says it is agent gpu02 of job job1, has another token than this side, where it is "
+        "that of "
+        "the file /run/token (check 71b2d0); refused at the control port 29400");
+  CHECK(
+      refusal_line(LinkRefusal::kHttp, {"10.0.0.9", "", printable_start("GET /metrics HTTP/1.1\r\nHost: x")},
+                   here) ==
+      "10.0.0.9 spoke HTTP to the control port 29400: \"GET /metrics HTTP/1.1\"; it is no web server and no "
+      "proxy; closed");
+}
+
+TEST_CASE("a stranger's bytes are shown as printable text") {
+  CHECK(printable_start(std::string_view("\x1b[2J\0\xff", 6)) == "\".[2J..\"");
+  CHECK(printable_start(std::string(100, 'x')).size() == 42);
+  CHECK(printable_start("one\ntwo") == "\"one\"");
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous
