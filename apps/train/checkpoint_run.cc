@@ -16,6 +16,7 @@
 
 #include "apps/train/kernels/gradient_ops.h"
 #include "apps/train/model_file.h"
+#include "apps/train/shared_outcome.h"
 
 namespace ddp::train {
 
@@ -68,47 +69,48 @@ CheckpointState CheckpointRun<T>::current_state() const {
   return state;
 }
 
-/// Empty: --resume auto has found nothing.
 template <class T>
-Result<std::optional<CheckpointState>> CheckpointRun<T>::read_state(std::string& path) {
-  if (options_.resume == "auto") {
-    if (list_checkpoints(options_.checkpoint_dir).empty()) return std::optional<CheckpointState>();
+Result<> CheckpointRun<T>::read(Found& found) {
+  std::string path = options_.resume;
+  if (path == "auto") {
+    if (list_checkpoints(options_.checkpoint_dir).empty()) return {};
     path = options_.checkpoint_dir;
   }
-  const auto found = find_checkpoint(path);
-  if (!found) return found.error();
-  path = *found;
-  std::ifstream file(path + "/state.json");
+  const auto checkpoint = find_checkpoint(path);
+  if (!checkpoint) return checkpoint.error();
+  found.path = *checkpoint;
+  std::ifstream file(found.path + "/state.json");
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  auto state = parse_checkpoint_state(path + "/state.json", text);
+  const auto state = parse_checkpoint_state(found.path + "/state.json", text);
   if (!state) return state.error();
   const std::string difference = mismatch(current_state(), *state);
-  if (!difference.empty()) return Error{ErrorCode::kUsage, "cannot go on from " + path + ": " + difference};
-  return std::optional<CheckpointState>(*state);
+  if (!difference.empty())
+    return Error{ErrorCode::kUsage, "cannot go on from " + found.path + ": " + difference};
+  if (auto done = import_model<T>(found.path + "/model.safetensors", trainer_.model()); !done) return done;
+  auto optimizer = read_optimizer(found.path, trainer_.model().parameter_count());
+  if (!optimizer) return optimizer.error();
+  found.optimizer = std::move(*optimizer);
+  found.state = to_json(*state);
+  return {};
 }
 
 template <class T>
 Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>& say) {
   if (options_.resume.empty()) return {};
-  std::string path = options_.resume;
-  std::string text;  // of state.json; empty: there is none
-  if (world_.rank() == 0) {
-    const auto state = read_state(path);
-    if (!state) return state.error();
-    if (*state) {
-      text = to_json(**state);
-      if (auto done = import_model<T>(path + "/model.safetensors", trainer_.model()); !done) return done;
-    }
-  }
-  std::uint64_t size = text.size();
+  Found found;
+  Result<> read_it;
+  if (world_.rank() == 0) read_it = read(found);
+  if (auto done = share_outcome(world_, read_it); !done) return done;
+  std::uint64_t size = found.state.size();
   auto done = world_.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
   if (!done) return done;
   if (size == 0) return {};
-  text.resize(size);
-  if (done = world_.broadcast(std::as_writable_bytes(std::span(text)), 0); !done) return done;
-  const auto state = parse_checkpoint_state(path + "/state.json", text);
+  found.state.resize(size);
+  if (done = world_.broadcast(std::as_writable_bytes(std::span(found.state)), 0); !done) return done;
+  const auto state = parse_checkpoint_state("state.json", found.state);
   if (!state) return state.error();
-  done = share(*state, path);
+  const std::string path = found.path;
+  done = share(*state, std::move(found));
   if (!done) return done;
   trainer_.position() = go_on(*state, world_.world_size(), options_.batch_size, options_.accumulate);
   trainer_.optimizer().set_steps(state->optimizer_steps);
@@ -123,7 +125,7 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
 }
 
 template <class T>
-Result<> CheckpointRun<T>::share(const CheckpointState& state, const std::string& path) {
+Result<> CheckpointRun<T>::share(const CheckpointState& state, Found found) {
   if (auto done = trainer_.share_weights(); !done) return done;
   // Each rank's own running statistics, where there are as many ranks as then; else the mean is in the model.
   const auto running = trainer_.model().running_statistics();
@@ -133,15 +135,9 @@ Result<> CheckpointRun<T>::share(const CheckpointState& state, const std::string
     std::transform(mine, mine + running.size(), running.begin(), [](double v) { return static_cast<T>(v); });
   }
   const std::size_t total = trainer_.model().parameter_count();
-  std::map<std::string, std::vector<double>> vectors;
-  if (world_.rank() == 0) {
-    auto read = read_optimizer(path, total);
-    if (!read) return read.error();
-    vectors = std::move(*read);
-  }
   const GradientBucket part = trainer_.own_part();
   for (const auto& one : trainer_.optimizer().state()) {
-    std::vector<double>& whole = vectors[std::string(one.name)];
+    std::vector<double>& whole = found.optimizer[std::string(one.name)];
     whole.resize(total);
     if (auto done = world_.broadcast(std::as_writable_bytes(std::span(whole)), 0); !done) return done;
     for (std::size_t i = part.begin; i < std::min(part.end, total); ++i)
@@ -158,6 +154,16 @@ Result<std::uint64_t> CheckpointRun<T>::agree(std::uint64_t mine) {
 }
 
 template <class T>
+Result<> CheckpointRun<T>::make_directory(const std::string& proof) {
+  std::error_code failed;
+  std::filesystem::create_directories(options_.checkpoint_dir, failed);
+  std::ofstream file(proof);
+  if (!file.flush())
+    return Error{ErrorCode::kUsage, "cannot write into --checkpoint-dir " + options_.checkpoint_dir};
+  return {};
+}
+
+template <class T>
 Result<> CheckpointRun<T>::prepare() {
   if (options_.checkpoint_dir.empty()) return {};
   const bool writes = world_.rank() == 0 || options_.zero;
@@ -166,19 +172,16 @@ Result<> CheckpointRun<T>::prepare() {
   if (!nonce) return nonce.error();
   const std::string nonce_text = std::to_string(*nonce);
   const std::string proof = options_.checkpoint_dir + "/.tmp-" + nonce_text;
-  if (world_.rank() == 0) {
-    std::error_code failed;
-    std::filesystem::create_directories(options_.checkpoint_dir, failed);
-    std::ofstream file(proof);
-    if (!file.flush())
-      return Error{ErrorCode::kUsage, "cannot write into --checkpoint-dir " + options_.checkpoint_dir};
-  }
-  if (auto done = world_.barrier(); !done) return done;
+  Result<> made;
+  if (world_.rank() == 0) made = make_directory(proof);
+  if (auto done = share_outcome(world_, made); !done) return done;
   std::error_code ignored;
-  const bool seen = std::filesystem::exists(proof, ignored);
-  if (auto done = world_.barrier(); !done) return done;
-  if (writes && !seen) {
-    return Error{ErrorCode::kUsage, "rank " + std::to_string(world_.rank()) +
+  const std::uint64_t blind[] = {writes && !std::filesystem::exists(proof, ignored)};
+  const auto all = world_.all_gather(blind);
+  if (!all) return all.error();
+  const auto first = std::find(all->begin(), all->end(), 1u);
+  if (first != all->end()) {
+    return Error{ErrorCode::kUsage, "rank " + std::to_string(first - all->begin()) +
                                         " does not see rank 0's files in " + options_.checkpoint_dir +
                                         ": with --zero 1 all nodes must share --checkpoint-dir"};
   }
@@ -236,7 +239,14 @@ Result<> CheckpointRun<T>::write() {
 template <class T>
 Result<> CheckpointRun<T>::finish() {
   if (auto done = write(); !done) return done;
-  if (writer_) writer_->wait();
+  if (options_.checkpoint_dir.empty()) return {};
+  if (writer_) last_outcome_ = writer_->wait();
+  if (!last_outcome_) {
+    last_outcome_ = Error{
+        last_outcome_.error().code,
+        "the training is complete but its last checkpoint was not written: " + last_outcome_.error().text};
+  }
+  last_outcome_ = share_outcome(world_, last_outcome_);
   return {};
 }
 

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "apps/train/checkpoint.h"
 #include "apps/train/checkpoint_writer.h"
@@ -28,12 +30,21 @@ class CheckpointRun {
   Result<> prepare();
   /// Of the trainer's present state, unless there is one of this step already.
   Result<> write();
-  /// Writes the end and waits until all is on the disk.
+  /// Writes the end and waits until all is on the disk, or could not be written.
   Result<> finish();
+  /// After finish(): why the last checkpoint could not be written. The same on all ranks.
+  const Result<>& last_outcome() const { return last_outcome_; }
 
  private:
-  Result<std::optional<CheckpointState>> read_state(std::string& path);
-  Result<> share(const CheckpointState& state, const std::string& path);
+  /// What rank 0 reads; an empty text: --resume auto has found nothing.
+  struct Found {
+    std::string path;
+    std::string state;  ///< state.json
+    std::map<std::string, std::vector<double>> optimizer;
+  };
+  Result<> read(Found& found);
+  Result<> share(const CheckpointState& state, Found found);
+  Result<> make_directory(const std::string& proof);
   CheckpointState current_state() const;
   Result<std::uint64_t> agree(std::uint64_t mine);
 
@@ -43,6 +54,7 @@ class CheckpointRun {
   std::size_t samples_;
   std::unique_ptr<CheckpointWriter<T>> writer_;
   std::optional<std::uint64_t> written_step_;
+  Result<> last_outcome_;
 };
 
 }  // namespace ddp::train

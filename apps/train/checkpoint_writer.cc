@@ -80,9 +80,10 @@ void CheckpointWriter<T>::write(CheckpointPart<T> part) {
 }
 
 template <class T>
-void CheckpointWriter<T>::wait() {
+Result<> CheckpointWriter<T>::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !next_ && !busy_; });
+  return last_;
 }
 
 template <class T>
@@ -95,8 +96,10 @@ void CheckpointWriter<T>::serve() {
     next_.reset();
     busy_ = true;
     lock.unlock();
-    report(checkpoint_name(part.state.position.step), write_part(part));
+    auto done = write_part(part);
+    report(checkpoint_name(part.state.position.step), done);
     lock.lock();
+    last_ = std::move(done);
     busy_ = false;
     changed_.notify_all();
   }

@@ -53,7 +53,8 @@ class CheckpointWriter {
 
   /// Returns at once unless the checkpoint before is still being written.
   void write(CheckpointPart<T> part);
-  void wait();
+  /// Until nothing is being written; the outcome of the last one.
+  Result<> wait();
 
  private:
   void serve();
@@ -72,6 +73,7 @@ class CheckpointWriter {
   std::condition_variable changed_;
   std::optional<CheckpointPart<T>> next_;
   bool busy_ = false;
+  Result<> last_;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -14,6 +14,7 @@
 #include "apps/train/mlp.h"
 #include "apps/train/model_file.h"
 #include "apps/train/progress.h"
+#include "apps/train/shared_outcome.h"
 #include "apps/train/thread_pool.h"
 
 namespace ddp::train {
@@ -94,7 +95,7 @@ class Run {
         checkpoints_(options, world_, trainer_, data.training.size()) {}
 
   Result<> go() {
-    if (auto done = progress_.open(); !done) return done;
+    if (auto done = share_outcome(world_, progress_.open()); !done) return done;
     if (auto done = trainer_.share_weights(); !done) return done;
     if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
       return done;
@@ -107,7 +108,7 @@ class Run {
       std::printf("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy_.percent(), accuracy_.correct,
                   accuracy_.total);
     }
-    return {};
+    return checkpoints_.last_outcome();  // what is complete but for its last checkpoint has given all results
   }
 
  private:
@@ -152,11 +153,15 @@ class Run {
     const auto hashes = trainer_.gather_hashes();
     if (!hashes) return hashes.error();
     if (auto equal = check_equal(*hashes); !equal) return equal.error();
-    if (!speaks_) return {};
-    std::printf("weights equal on %d ranks: %s\n", world_.world_size(), hash_text((*hashes)[0]).c_str());
+    if (speaks_)
+      std::printf("weights equal on %d ranks: %s\n", world_.world_size(), hash_text((*hashes)[0]).c_str());
     if (options_.export_to.empty()) return {};
-    return export_model<T>(options_.export_to, trainer_.model(),
-                           static_cast<std::int64_t>(trainer_.position().step));
+    Result<> exported;
+    if (speaks_) {
+      exported = export_model<T>(options_.export_to, trainer_.model(),
+                                 static_cast<std::int64_t>(trainer_.position().step));
+    }
+    return share_outcome(world_, exported);
   }
 
   /// The traces, and on rank 0 where the time went and which rank computes slowest.
@@ -203,8 +208,10 @@ Result<> run(const Options& options, Communicators communicators, const DataSpli
   auto model = make_model<T>(options, threads);
   if (!model) return model.error();
   (*model)->initialise(static_cast<std::uint64_t>(options.seed));
-  if (!options.init_from.empty() && communicators.world->rank() == 0) {  // the others get them by broadcast
-    if (auto done = import_model<T>(options.init_from, **model); !done) return done;
+  if (!options.init_from.empty()) {
+    Result<> read;  // the others get the weights by broadcast
+    if (communicators.world->rank() == 0) read = import_model<T>(options.init_from, **model);
+    if (auto done = share_outcome(*communicators.world, read); !done) return done;
   }
   return Run<T>(options, communicators, **model, data).go();
 }

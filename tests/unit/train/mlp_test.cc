@@ -75,16 +75,19 @@ TEST_CASE("the MLP's gradients equal finite differences of the loss, and come fr
 
 TEMPLATE_TEST_CASE("no number of threads changes a bit, of no model", "", float, double) {
   using T = TestType;
-  const auto answers = labels(64);
-  const auto pictures = images<T>(64, kPaddedPixels);
+  // Chunks of 10, 10, 10 and 1 images.
+  constexpr int kBatch = 31;
+  const auto answers = labels(kBatch);
+  const auto pictures = images<T>(kBatch, kPaddedPixels);
   for (const auto* table : kernels::all_kernels<T>()) {
     std::vector<T> of_conv, of_mlp;
-    for (const int count : {1, 2, 3, 7}) {
+    const bool best = table->name == kernels::best_kernels<T>().name;
+    for (const int count : best ? std::vector{1, 2, 3, 7} : std::vector{1, 3}) {
       ThreadPool threads(count);
-      ConvNet<T> conv(64, threads, *table);
+      ConvNet<T> conv(kBatch, threads, *table);
       conv.initialise(1);
       conv.forward_backward(pictures.data(), answers);
-      Mlp<T> mlp(300, 2, 64, threads, *table);
+      Mlp<T> mlp(300, 2, kBatch, threads, *table);
       mlp.initialise(1);
       mlp.forward_backward(pictures.data(), answers);
       if (count == 1) {

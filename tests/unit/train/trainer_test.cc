@@ -54,9 +54,9 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 }  // namespace
 
 TEST_CASE("ranks end with equal weights; accumulating equals more ranks but for the order of sums") {
-  const DataSplit data = synthetic_data(96);
+  const DataSplit data = synthetic_data(48);
   Options options;
-  options.batch_size = 8;
+  options.batch_size = 4;
   const auto two = train(options, 2, data);
   REQUIRE(two[0].losses.size() == 6);
   CHECK(two[0].parameters == two[1].parameters);
@@ -70,9 +70,9 @@ TEST_CASE("ranks end with equal weights; accumulating equals more ranks but for 
 }
 
 TEST_CASE("ZeRO-1 equals plain AdamW, also when nothing divides and with clipping") {
-  const DataSplit data = synthetic_data(60);
+  const DataSplit data = synthetic_data(30);
   Options options;
-  options.batch_size = 4;
+  options.batch_size = 2;
   options.optimizer.kind = OptimizerKind::kAdamw;
   options.optimizer.weight_decay = 0.01;
   options.lr.peak = 1e-3;
@@ -88,9 +88,9 @@ TEST_CASE("ZeRO-1 equals plain AdamW, also when nothing divides and with clippin
 }
 
 TEST_CASE("a planted nan drops its step on all ranks and leaves everything as it was") {
-  const DataSplit data = synthetic_data(96);
+  const DataSplit data = synthetic_data(48);
   Options options;
-  options.batch_size = 8;
+  options.batch_size = 4;
   for (const bool zero : {false, true}) {
     options.zero = zero;
     options.plant_nan = PlantedNan{1, 3};
@@ -111,12 +111,12 @@ TEST_CASE("a planted nan drops its step on all ranks and leaves everything as it
 }
 
 TEST_CASE("SyncBN over ranks equals one rank with the whole batch") {
-  const DataSplit data = synthetic_data(96);
+  const DataSplit data = synthetic_data(48);
   Options options;
   options.max_steps = 4;
-  options.batch_size = 24;
+  options.batch_size = 12;
   const auto whole = train(options, 1, data);
-  options.batch_size = 8;
+  options.batch_size = 4;
   options.sync_bn = true;
   const auto parts = train(options, 3, data);
   CHECK(parts[0].running == parts[2].running);
