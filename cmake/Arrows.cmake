@@ -2,6 +2,7 @@
 function(ddp_module name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK;LINK_PRIVATE" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
+  ddp_keep_alone(${arg_SOURCES})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${arg_LINK} PRIVATE ${arg_LINK_PRIVATE} ddp_warnings ddp_sanitizers)
 endfunction()

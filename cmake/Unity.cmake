@@ -1,0 +1,33 @@
+# The presets of the tests compile several files as one (CMAKE_UNITY_BUILD), which halves the time of a full build: most of it
+# is Asio's templates, once for each file. These files define names in an unnamed namespace that a neighbour has too.
+set(DDP_ALONE
+  apps/ddplaunch/hosts_from.cc
+  apps/ddplaunch/option_groups.cc
+  apps/train/options.cc
+  apps/train/peer_connect.cc
+  apps/train/training_run.cc
+  launcher/check_run.cc
+  launcher/hang_watch.cc
+  launcher/merged_output.cc
+  launcher/node_link.cc
+  launcher/report_json.cc
+  launcher/root_cause.cc
+  launcher/worker_group.cc
+  remote/host_range.cc
+  remote/host_word.cc
+  remote/hostfile.cc
+  remote/scheduler_hosts.cc
+  remote/ssh_session_steps.cc
+  rendezvous/tcp_store_server.cc
+  tests/net/store_server_test.cc)
+
+# ddp_keep_alone(FILE…): those of them that are in the list are compiled by themselves.
+function(ddp_keep_alone)
+  foreach(file ${ARGN})
+    cmake_path(ABSOLUTE_PATH file BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE path)
+    cmake_path(RELATIVE_PATH path BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    if(path IN_LIST DDP_ALONE)
+      set_source_files_properties(${file} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+  endforeach()
+endfunction()
