@@ -274,6 +274,43 @@ TEST_CASE("a death ends all others, who name it") {
   CHECK(named > 4 * others);
 }
 
+TEST_CASE("a death at any step of any schedule leaves nobody waiting") {
+  enum Way { kRing, kHalving, kTree, kChain };
+  int ended = 0;
+  for (const int world : {2, 3, 5, 8}) {
+    for (const Way way : {kRing, kHalving, kTree, kChain}) {
+      for (const int dead : {0, world / 2}) {
+        // One move later each time, until the rank has done its work before its death.
+        for (std::size_t moves = 0;; ++moves) {
+          auto values = values_of<float>(world, 40, 1);
+          SimulatedWorld simulated(world, static_cast<std::uint32_t>(moves));
+          for (int rank = 0; rank < world; ++rank) {
+            CollectiveOrder order = sum_order(values[rank], rank, world, way == kRing, true);
+            if (way == kTree || way == kChain) {
+              order.kind = CollectiveKind::kBroadcast;
+              order.parts = way == kChain ? 3 : 1;
+              order.schedule =
+                  way == kChain ? chain_broadcast(rank, world, 0, 3) : tree_broadcast(rank, world, 0);
+            }
+            simulated.machine(rank).start(order);
+          }
+          simulated.run({{dead, moves}});
+          if (simulated.machine(dead).done()) break;
+          for (int rank = 0; rank < world; ++rank) {
+            INFO("world " << world << ", way " << way << ", dead " << dead << " after " << moves << ", rank "
+                          << rank);
+            if (rank == dead || simulated.machine(rank).done()) continue;
+            REQUIRE(simulated.failure(rank));
+            CHECK(simulated.failure(rank)->code == ErrorCode::kLinkLost);
+            ++ended;
+          }
+        }
+      }
+    }
+  }
+  CHECK(ended > 1000);
+}
+
 TEST_CASE("a rank at another operation is an error, not a wrong sum") {
   std::vector<float> a(10), b(12);
   SimulatedWorld simulated(2, 1);

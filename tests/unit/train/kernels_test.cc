@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <fstream>
 #include <limits>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "apps/train/kernels/kernel_table.h"
 #include "apps/train/kernels/sgd.h"
 #include "apps/train/kernels/softmax_loss.h"
+#include "apps/train/lr_schedule.h"
 #include "apps/train/random.h"
 #include "tests/unit/train/approx.h"
 
@@ -267,6 +270,43 @@ TEMPLATE_TEST_CASE("normalise, ReLU and pool, and back, equal plain loops; ties 
   }
 }
 
+TEMPLATE_TEST_CASE("of every set of equal maxima in a window the first in row order gets the gradient", "",
+                   float, double) {
+  using T = TestType;
+  constexpr int kWindows = 15, kWidth = 2 * kWindows;  // window w: the pixels of w + 1's bits are the maxima
+  for (const auto* table : all_kernels<T>()) {
+    for (const int channels : {1, 37}) {
+      const std::size_t size = std::size_t{2} * kWidth * channels;
+      std::vector<T> image(size), expected(size), got(size, T(7)), sum(channels), product(channels);
+      const auto place = [&](int window, int pixel, int channel) {
+        return (std::size_t(pixel / 2) * kWidth + 2 * window + pixel % 2) * channels + channel;
+      };
+      for (int window = 0; window < kWindows; ++window) {
+        for (int channel = 0; channel < channels; ++channel) {
+          const unsigned maxima = static_cast<unsigned>(window + channel) % kWindows + 1;
+          for (int pixel = 0; pixel < 4; ++pixel)
+            image[place(window, pixel, channel)] = maxima >> pixel & 1 ? T(2) : T(1);
+          expected[place(window, std::countr_zero(maxima), channel)] = T(window + 1);
+        }
+      }
+      std::vector<T> gradient(std::size_t{kWindows} * channels);
+      for (std::size_t i = 0; i < gradient.size(); ++i)
+        gradient[i] = static_cast<T>(i / channels + 1);
+      const std::vector<T> one(channels, T(1)), zero(channels, T(0));
+      const NormScale<T> norm{one.data(), zero.data()};
+      table->norm_relu_pool_gradient(2, kWidth, channels, image.data(), norm,
+                                     {one.data(), zero.data(), zero.data()}, gradient.data(), got.data(),
+                                     static_cast<std::ptrdiff_t>(kWidth) * channels);
+      table->pool_gradient_sums(2, kWidth, channels, image.data(), norm, gradient.data(), sum.data(),
+                                product.data());
+      INFO(table->name << " " << channels << " channels");
+      CHECK(got == expected);
+      CHECK(sum == std::vector<T>(channels, T(120)));
+      CHECK(product == std::vector<T>(channels, T(240)));
+    }
+  }
+}
+
 TEMPLATE_TEST_CASE("the linear layer and its gradients equal plain loops", "", float, double) {
   using T = TestType;
   for (const auto* table : all_kernels<T>()) {
@@ -397,6 +437,36 @@ TEST_CASE("AdamW as torch.optim.AdamW") {
   const double before = 0.999 - 0.1 * 0.5 / (0.5 + 1e-8);
   const double hat = m / (1 - 0.81) / (std::sqrt(v / (1 - 0.999 * 0.999)) + 1e-8);
   CHECK(weight[0] == Approx(0.999 * before - 0.1 * hat).epsilon(1e-12));
+}
+
+TEST_CASE("AdamW and the cosine equal what torch has computed") {
+  std::ifstream file(std::string(DDP_SOURCE_DIR) + "/tests/unit/train/testdata/optimizer_vectors.txt");
+  REQUIRE(file);
+  std::string kind;
+  std::vector<double> weight{1, -2, 0.125, 0}, mean(4), square(4);
+  int steps = 0, rates = 0;
+  while (file >> kind) {
+    if (kind == "adamw") {  // lr, four gradients, the four weights after the step
+      AdamwSettings settings{0, 0.8, 0.99, 1e-8, 0.05};
+      std::vector<double> gradient(4), expected(4);
+      file >> settings.lr;
+      for (auto* values : {&gradient, &expected}) {
+        for (double& value : *values)
+          file >> value;
+      }
+      adamw_step<double>(weight, mean, square, gradient, settings, ++steps);
+      for (std::size_t i = 0; i < weight.size(); ++i)
+        CHECK(std::abs(weight[i] - expected[i]) <= 1e-14);
+    } else {  // cosine: step, steps, the rate of CosineAnnealingLR with a peak of 0.3
+      double step = 0, total = 1, expected = 0;
+      file >> step >> total >> expected;
+      CHECK(std::abs(LrSchedule{LrShape::kCosine, 0.3, 0}.rate(static_cast<int>(step), step / total) -
+                     expected) <= 1e-14);
+      ++rates;
+    }
+  }
+  CHECK(steps == 12);
+  CHECK(rates == 21);
 }
 
 TEMPLATE_TEST_CASE("mean, test for nan, clipping", "", float, double) {
