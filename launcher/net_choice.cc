@@ -293,8 +293,7 @@ Result<NetChoice> wanted_choice(const std::vector<Node>& nodes, const Wanted& wa
                                           (wanted.network ? "in it" : "on that interface") + " on " +
                                           lacking + inventory(nodes)};
   }
-  NetChoice choice;
-  choice.one_machine = one_machine;
+  NetChoice choice;  // not loopback, even on one machine: the store has to listen there
   add_way(choice, way_of(option));
   // Node 0 may have several addresses there, of which another node perhaps reaches one only.
   for (const Usable& usable : nodes[0].usable) {

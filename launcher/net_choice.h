@@ -27,7 +27,7 @@ struct NetWay {
 
 struct NetChoice {
   std::vector<NetWay> ways;  ///< best first; never empty. Agents probe their addresses, no two of them equal
-  bool one_machine = false;  ///< everything is on one machine: 127.0.0.1 and lo
+  bool one_machine = false;  ///< everything is on one machine and meets at 127.0.0.1 on lo
   std::string reason;        ///< for the first way, in words, for the log and the plan
 
   std::vector<std::string> master_addrs() const;

@@ -211,7 +211,8 @@ TEST_CASE("--network on one machine") {
                                        node("b", "", {"eth0 10.0.0.1/24"}, "m")};
   CHECK(choose_network(nodes, "eth0")->master_addrs() == Texts{"10.0.0.1"});
   CHECK(choose_network(nodes, "lo")->master_addrs() == Texts{"127.0.0.1"});
-  CHECK(choose_network(nodes, "eth0")->one_machine);
+  CHECK_FALSE(choose_network(nodes, "eth0")->one_machine);  // which would have the store on loopback only
+  CHECK(choose_network(nodes, "lo")->one_machine);
 }
 
 TEST_CASE("two nodes on one machine beside a third elsewhere share its network") {
