@@ -1,16 +1,16 @@
 #pragma once
 
-#include <openssl/ssl.h>
-#include <poll.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <future>
+#include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -38,16 +38,19 @@ struct GuardedPort {
   std::vector<std::string> plain;  ///< what on_plain was given, when `take_plain`
   bool take_plain = false;
 
-  explicit GuardedPort(rendezvous::GuardLimits limits = {}, const std::string& job = "job1") {
-    auto listener = rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, 0).value();
+  explicit GuardedPort(rendezvous::GuardLimits limits = {}) {
+    guard(rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, 0).value(), limits);
+  }
+  /// Agents of job1 are awaited.
+  void guard(rendezvous::TcpListener listener, rendezvous::GuardLimits limits = {}) {
     port = listener.port;
     rendezvous::SecureAcceptorOptions options;
     options.where = "the control port";
     options.token = rendezvous::make_token(kToken, "DDPLAUNCH_TOKEN").value();
     options.limits = limits;
-    options.admits = [job](const rendezvous::LinkIdentity& who) -> std::optional<rendezvous::LinkRefusal> {
+    options.admits = [](const rendezvous::LinkIdentity& who) -> std::optional<rendezvous::LinkRefusal> {
       if (who.role != rendezvous::LinkRole::kAgent) return rendezvous::LinkRefusal::kOtherRole;
-      if (who.job != job) return rendezvous::LinkRefusal::kOtherJob;
+      if (who.job != "job1") return rendezvous::LinkRefusal::kOtherJob;
       return std::nullopt;
     };
     rendezvous::SecureAcceptorCallbacks callbacks;
@@ -87,7 +90,6 @@ struct GuardedPort {
     return true;
   }
 
-  asio::ip::tcp::endpoint endpoint() const { return {asio::ip::address_v4::loopback(), port}; }
   rendezvous::JoinAs joiner(const std::string& token = kToken, const std::string& job = "job1",
                             rendezvous::LinkRole role = rendezvous::LinkRole::kAgent) const {
     const Secret secret{std::string_view(token)};
@@ -98,18 +100,91 @@ struct GuardedPort {
             "the file /run/token",
             rendezvous::token_check(secret)};
   }
-  /// One join to its end, `outcome` of it.
-  rendezvous::JoinOutcome join(const rendezvous::JoinAs& as, std::chrono::milliseconds limit = 15s) {
+  /// One join to its end, at this port or another on loopback.
+  rendezvous::JoinOutcome join(const rendezvous::JoinAs& as, std::chrono::milliseconds limit = 15s,
+                               std::uint16_t at = 0) {
     std::optional<rendezvous::JoinOutcome> outcome;
-    asio::co_spawn(loop,
-                   rendezvous::secure_connect(context, {endpoint()}, "gpu01:" + std::to_string(port), as,
-                                              Clock::now() + limit),
+    start_join(as, outcome, limit, at);
+    REQUIRE(run_until([&] { return outcome.has_value(); }));
+    return std::move(*outcome);
+  }
+  void start_join(const rendezvous::JoinAs& as, std::optional<rendezvous::JoinOutcome>& outcome,
+                  std::chrono::milliseconds limit = 15s, std::uint16_t at = 0) {
+    const asio::ip::tcp::endpoint where(asio::ip::address_v4::loopback(), at != 0 ? at : port);
+    asio::co_spawn(loop, rendezvous::secure_connect(context, {where}, "gpu01", as, Clock::now() + limit),
                    [&outcome](const std::exception_ptr& failure, rendezvous::JoinOutcome result) {
                      if (failure) std::rethrow_exception(failure);
                      outcome = std::move(result);
                    });
-    REQUIRE(run_until([&] { return outcome.has_value(); }));
-    return std::move(*outcome);
+  }
+};
+
+/// A socket on loopback that does what no decent peer does. Its calls do not block.
+class RawPeer {
+ public:
+  explicit RawPeer(UniqueFd fd) : fd_(std::move(fd)) {}
+  /// To 127.0.0.1:`port` from 127.0.0.`from`.
+  explicit RawPeer(std::uint16_t port, std::uint8_t from = 1)
+      : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + from);
+    REQUIRE(::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    REQUIRE(::connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  }
+  bool say(std::string_view bytes) {
+    return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+           static_cast<ssize_t>(bytes.size());
+  }
+  /// What is here now; notes when the far side has closed.
+  std::string hear() {
+    std::string all;
+    char buffer[4096];
+    ssize_t count = 0;
+    while ((count = ::recv(fd_.get(), buffer, sizeof buffer, MSG_DONTWAIT)) > 0)
+      all.append(buffer, static_cast<std::size_t>(count));
+    if (count == 0 || errno != EAGAIN) closed_ = true;
+    return all;
+  }
+  bool is_closed() {
+    heard_ += hear();
+    return closed_;
+  }
+  const std::string& heard() const { return heard_; }  ///< by is_closed
+  int fd() const { return fd_.get(); }
+  UniqueFd take() { return std::move(fd_); }
+
+ private:
+  UniqueFd fd_;
+  std::string heard_;
+  bool closed_ = false;
+};
+
+/// A port on loopback that a test serves by hand.
+struct RawPort {
+  UniqueFd fd{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+  std::uint16_t port = 0;
+
+  RawPort() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    REQUIRE(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+    REQUIRE(::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0);
+    port = ntohs(address.sin_port);
+  }
+  void listen() { REQUIRE(::listen(fd.get(), 16) == 0); }
+  /// The next connection, while the loop runs.
+  RawPeer accept(GuardedPort& world) {
+    UniqueFd peer;
+    REQUIRE(world.run_until([&] {
+      peer.reset(::accept4(fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      return static_cast<bool>(peer);
+    }));
+    return RawPeer(std::move(peer));
   }
 };
 
