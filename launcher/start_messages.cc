@@ -18,6 +18,12 @@ std::uint32_t to_ms(std::chrono::milliseconds value) {
   return static_cast<std::uint32_t>(value.count());
 }
 
+std::string limit_text(std::chrono::milliseconds limit) {
+  const auto tenths = limit.count() / 100;
+  if (tenths < 10) return std::to_string(limit.count()) + " ms";
+  return std::to_string(tenths / 10) + (tenths % 10 == 0 ? "" : "." + std::to_string(tenths % 10)) + " s";
+}
+
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
   using Kind = ProcsPerNode::Kind;
   using Rule = rendezvous::ProcsRule;

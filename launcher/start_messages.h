@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "launcher/job_spec.h"
 #include "remote/host.h"
@@ -13,6 +14,9 @@ namespace ddp::launcher {
 
 /// As messages carry times.
 std::uint32_t to_ms(std::chrono::milliseconds value);
+
+/// "90 s", "1.5 s", "300 ms": a limit that ran out, for people.
+std::string limit_text(std::chrono::milliseconds limit);
 
 /// --nproc-per-node as the rank plan takes it.
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);

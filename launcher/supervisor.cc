@@ -17,6 +17,8 @@ using std::chrono::seconds;
 constexpr seconds kStopSlack{10};
 /// From Leave to the end of the link.
 constexpr seconds kLeaveTime{5};
+/// From the limit of the start of an agent to the word of it, which knows the step and the host's last lines.
+constexpr milliseconds kReportTime{300};
 /// The back-off doubles up to here, unless the user begins with more.
 constexpr seconds kMaxBackoff{60};
 
@@ -36,7 +38,8 @@ Supervisor::Supervisor(const JobSpec& spec) : spec_(spec) {
 
 Supervisor::Actions Supervisor::start(Time now) {
   failures_.begin_attempt(0, now);
-  deadline_ = now + spec_.start_timeout;
+  start_limit_ = now + spec_.start_timeout + kReportTime;
+  deadline_ = start_limit_;
   return std::exchange(actions_, {});
 }
 
@@ -247,7 +250,8 @@ void Supervisor::begin_attempt(std::uint32_t attempt, Time now) {
   for (Node& node : nodes_)
     node.state = NodeState::kAccepted;
   failures_.begin_attempt(attempt_, now);
-  deadline_ = now + spec_.start_timeout;
+  start_limit_ = now + spec_.start_timeout + kReportTime;
+  deadline_ = start_limit_;
   open_store();
 }
 

@@ -191,12 +191,13 @@ class Supervisor {
   void conclude_hang(Time now);
   bool running() const { return state_ == State::kRunning || state_ == State::kInspecting; }
   bool all(NodeState at_least) const;
-  std::string waiting_for() const;
+  std::string missing_step(std::size_t node) const;
 
   const JobSpec& spec_;
   std::vector<Node> nodes_;
   State state_ = State::kConnecting;
   std::optional<Time> deadline_;
+  Time start_limit_{0};  ///< when --start-timeout has run out, and the hosts had time to tell of it
   Actions actions_;
   rendezvous::RankPlan plan_;
   NetChoice network_;

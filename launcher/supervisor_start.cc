@@ -13,7 +13,6 @@
 namespace ddp::launcher {
 namespace {
 
-using std::chrono::duration_cast;
 using std::chrono::seconds;
 
 /// After a first failed host the others get this long to report theirs, so that the user sees all broken
@@ -59,8 +58,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& messag
   probe_or_spawn(now);
 }
 
-/// scancel, or the end of the job's time, sends SIGTERM to all processes of the steps; to us it may come later,
-/// or never.
+/// scancel, or the end of the job's time, sends SIGTERM to all processes of the steps; to us it may come
+/// later, or never.
 bool Supervisor::ended_by_slurm(const Error& error) const {
   return spec_.launcher == LauncherKind::kSlurm && error.code == ErrorCode::kLinkLost && error.sys == SIGTERM;
 }
@@ -256,37 +255,37 @@ void Supervisor::tell_network() {
     tell("warning: " + warning);
 }
 
+/// Only who is missing is named, each with its step; who could not be reached has said so itself.
 void Supervisor::on_start_deadline(Time now) {
+  const std::string limit = limit_text(spec_.start_timeout);
+  for (std::size_t i = 0; i < nodes_.size() && now >= start_limit_; ++i) {
+    const std::string step = missing_step(i);
+    if (step.empty() || std::exchange(nodes_[i].start_failed, true)) continue;
+    start_failed_ = true;
+    failures_.node_failed(spec_.hosts[i].name,
+                          Error{ErrorCode::kTimeout, "it was still " + step + " when the start limit of " +
+                                                         limit + " ran out (--start-timeout)"},
+                          now);
+  }
   if (!start_failed_) {
     start_failed_ = true;
     failures_.master_failed(
-        Error{ErrorCode::kTimeout, "the job did not start within " +
-                                       std::to_string(duration_cast<seconds>(spec_.start_timeout).count()) +
-                                       " s; waiting for " + waiting_for() + " (--start-timeout)"});
+        Error{ErrorCode::kTimeout, "the job did not start within " + limit + " (--start-timeout)"});
   }
   leave_all(now);
 }
 
-std::string Supervisor::waiting_for() const {
-  std::string text;
-  int count = 0;
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    const Node& node = nodes_[i];
-    const char* step = nullptr;
-    if (node.state == NodeState::kConnecting)
-      step = "no hello yet";
-    else if (node.state == NodeState::kUp)
-      step = spec_.setup.empty() && spec_.hosts[i].setup.empty() ? "checking the job" : "running --setup";
-    else if (node.state == NodeState::kAccepted && i == 0 && store_port_ == 0)
-      step = "opening the store";
-    else if (node.state == NodeState::kAccepted && state_ == State::kProbing && !master_.reaches(i))
-      step = "looking for the store";
-    if (step == nullptr || ++count > 8) continue;
-    if (!text.empty()) text += ", ";
-    text += spec_.hosts[i].name + " (" + step + ")";
-  }
-  if (count > 8) text += " and " + std::to_string(count - 8) + " more";
-  return text;
+/// What holds up the start at a node; empty: nothing does.
+std::string Supervisor::missing_step(std::size_t i) const {
+  const Node& node = nodes_[i];
+  const bool setup = !spec_.setup.empty() || !spec_.hosts[i].setup.empty();
+  if (node.state == NodeState::kConnecting) return "on the way to its hello";
+  if (node.state == NodeState::kUp) return setup ? "running --setup" : "checking the job";
+  if (node.state != NodeState::kAccepted) return "";
+  if (state_ == State::kOpeningStore && i == 0) return "opening the store";
+  if (state_ == State::kProbing && !master_.reaches(i))
+    return "looking for the store on " + spec_.hosts[0].name;
+  return "";
 }
 
 }  // namespace ddp::launcher

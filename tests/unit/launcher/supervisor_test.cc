@@ -212,6 +212,10 @@ class Scenario {
       const std::string text = make_exit_report(supervisor_->end()).text;
       INFO(text);
       CHECK(text.find(quoted_rest(line)) != std::string::npos);
+    } else if (verb == "says-not") {
+      const std::string text = make_exit_report(supervisor_->end()).text;
+      INFO(text);
+      CHECK(text.find(quoted_rest(line)) == std::string::npos);
     } else {
       FAIL("no such command: " << verb);
     }
