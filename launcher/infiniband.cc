@@ -106,14 +106,14 @@ std::string infiniband_trouble(const std::vector<std::string>& adapters, const E
   if (find_env(asked, "NCCL_IB_DISABLE") || find_env(asked, "NCCL_NET")) return "";
   const std::string* off = forwarded("NCCL_IB_DISABLE");
   if (off != nullptr && std::strtol(off->c_str(), nullptr, 0) != 0)
-    return "NCCL_IB_DISABLE=" + *off + " is set";
+    return "NCCL_IB_DISABLE is set";
   const std::string* net = forwarded("NCCL_NET");
-  if (net != nullptr && *net == "Socket") return "NCCL_NET=Socket is set";
+  if (net != nullptr && *net == "Socket") return "NCCL_NET asks for sockets";
   const std::string* list = find_env(env, "NCCL_IB_HCA");
   if (list != nullptr && !list->empty() &&
       std::none_of(adapters.begin(), adapters.end(),
                    [&](const std::string& it) { return admits(*list, it); }))
-    return "NCCL_IB_HCA=" + *list + " leaves out every active adapter";
+    return "NCCL_IB_HCA leaves out every active adapter";
   if (std::string trouble = device_trouble(root); !trouble.empty()) return trouble;
   if (!library_there(env, root)) return std::string(kLibrary) + " is not installed";
   return "";

@@ -66,9 +66,9 @@ TEST_CASE("adapters with an active InfiniBand port") {
 TEST_CASE("variables that turn InfiniBand off, unless they were asked for") {
   const Machine machine;
   machine.adapter("mlx5_0", "4: ACTIVE");
-  CHECK(trouble(machine, {{"NCCL_IB_DISABLE", "1"}}) == "NCCL_IB_DISABLE=1 is set");
+  CHECK(trouble(machine, {{"NCCL_IB_DISABLE", "1"}}) == "NCCL_IB_DISABLE is set");
   CHECK(trouble(machine, {{"NCCL_IB_DISABLE", "0"}}).empty());
-  CHECK(trouble(machine, {{"NCCL_NET", "Socket"}}) == "NCCL_NET=Socket is set");
+  CHECK(trouble(machine, {{"NCCL_NET", "Socket"}}) == "NCCL_NET asks for sockets");
   CHECK(trouble(machine, {{"NCCL_NET", "IB"}}).empty());
   CHECK(trouble(machine, {{"NCCL_IB_DISABLE", "1"}}, {{"NCCL_IB_DISABLE", "1"}}).empty());
   CHECK(trouble(machine, {{"NCCL_NET", "Socket"}}, {{"NCCL_NET", "Socket"}}).empty());
@@ -82,7 +82,7 @@ TEST_CASE("a list of adapters that names none of the active ones") {
   for (const std::string fine : {"mlx5", "mlx5_1", "=mlx5_10", "mlx4,mlx5_1:1", "^mlx5_0", "^=mlx5_1", ""})
     CHECK(with(fine).empty());
   for (const std::string bad : {"mlx5_0", "=mlx5", "^mlx5", "=mlx5_100:1"})
-    CHECK(with(bad) == "NCCL_IB_HCA=" + bad + " leaves out every active adapter");
+    CHECK(with(bad) == "NCCL_IB_HCA leaves out every active adapter");
 }
 
 TEST_CASE("a library or a device that is missing") {
