@@ -12,6 +12,7 @@
 
 #include "base/child_process.h"
 #include "base/find_program.h"
+#include "base/readable.h"
 #include "base/unique_fd.h"
 #include "launcher/process_tree.h"
 
@@ -66,12 +67,21 @@ std::vector<std::string> entries(const EnvVars& env) {
 }  // namespace
 
 struct NodeSetup::Running {
-  explicit Running(const asio::any_io_executor& executor) : out(executor), end(executor), timer(executor) {}
+  Running(const asio::any_io_executor& executor, SetupOutput::Line line)
+      : output(std::move(line)), out(executor), end(executor), timer(executor) {}
   ChildProcess child;
+  SetupOutput output;
   asio::posix::stream_descriptor out;
   asio::posix::stream_descriptor end;
   asio::steady_timer timer;
 };
+
+/// Programs that the scripts leave behind may hold the pipe: it is read until the shell has ended.
+Awaitable<> NodeSetup::watch_end(std::shared_ptr<Running> running) {
+  co_await until_readable(running->end);
+  error_code ignored;
+  running->out.cancel(ignored);
+}
 
 Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged,
                                           std::string cwd, SetupOutput::Line line) {
@@ -103,34 +113,26 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   writer.reset();
   if (!child) co_return child.error();
 
-  const auto running = std::make_shared<Running>(executor_);
+  const auto running = std::make_shared<Running>(executor_, std::move(line));
   running_ = running;
   running->child = std::move(*child);
   running->out.assign(reader.release());
   running->end.assign(::fcntl(running->child.pidfd(), F_DUPFD_CLOEXEC, 0));
   if (stopped_) stop();
-  // Programs that the scripts leave behind may hold the pipe: it is read until the shell has ended, and then
-  // what lies in it.
-  running->end.async_wait(asio::posix::descriptor_base::wait_read, [running](const error_code&) {
-    error_code ignored;
-    running->out.cancel(ignored);
-  });
-  SetupOutput output(std::move(line));
+  asio::co_spawn(executor_, watch_end(running), asio::detached);  // ends with the shell, which we await
   std::array<char, 8192> chunk;
   while (!running->child.peek()) {
     const auto [error, count] = co_await running->out.async_read_some(asio::buffer(chunk), kUseTuple);
-    output.feed({chunk.data(), count});
-    if (!error) continue;
+    running->output.feed({chunk.data(), count});
     // At its end, or cancelled for that of the shell.
-    if (!running->child.peek())
-      co_await running->end.async_wait(asio::posix::descriptor_base::wait_read, kUseTuple);
+    if (error) co_await until_readable(running->end);
   }
   error_code over;
   running->out.non_blocking(true, over);
   // Of one that goes on writing for ever not more than so much.
   for (std::size_t left = kLastBytes; !over && left >= chunk.size(); left -= chunk.size())
-    output.feed({chunk.data(), running->out.read_some(asio::buffer(chunk), over)});
-  output.end();
+    running->output.feed({chunk.data(), running->out.read_some(asio::buffer(chunk), over)});
+  running->output.end();
   running->timer.cancel();
   const auto status = running->child.try_wait();
   running_.reset();
@@ -141,15 +143,33 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   end.success = status && status->success();
   const bool killed = status && status->kind == ExitStatus::Kind::kSignaled;
   end.how = (killed ? "was " : "") + (status ? status->text() : std::string("was lost"));
-  end.last_lines = output.last_lines();
-  co_return setup_verdict(*dump, job.setup.size(), end, merged);
+  end.last_lines = running->output.last_lines();
+  auto env = setup_verdict(*dump, job.setup.size(), end, merged);
+  if (env) running_ = running;  // for listen()
+  co_return env;
+}
+
+Awaitable<> NodeSetup::listen() {
+  const std::shared_ptr<Running> running = running_;
+  std::array<char, 8192> chunk;
+  for (bool open = running != nullptr; open && !stopped_;) {
+    const auto [error, count] = co_await running->out.async_read_some(asio::buffer(chunk), kUseTuple);
+    running->output.feed({chunk.data(), count});
+    open = !error;
+  }
+  if (running) running->output.end();
 }
 
 void NodeSetup::stop() {
   stopped_ = true;
   if (!running_) return;
   const std::shared_ptr<Running> running = running_;
-  if (running->child.running()) (void)running->child.send_group_signal(SIGTERM);
+  if (!running->child.running()) {
+    error_code ignored;
+    running->out.cancel(ignored);  // ends listen(); the pipe stays open as long as we live
+    return;
+  }
+  (void)running->child.send_group_signal(SIGTERM);
   running->timer.expires_after(kGrace);
   running->timer.async_wait([running](const error_code& cancelled) {
     if (cancelled || !running->child.running()) return;

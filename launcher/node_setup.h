@@ -16,7 +16,7 @@ namespace ddp::launcher {
 
 /// Runs the shell scripts of --setup on this node, once, before any worker: bash as a login shell (sh where
 /// there is none), so that `module` and the like are known. Neither scripts nor values stand on a command
-/// line or in a file. Loop thread; the owner keeps it alive until run() has returned.
+/// line or in a file. Loop thread; the owner keeps it alive until run() and listen() have returned.
 class NodeSetup {
  public:
   explicit NodeSetup(asio::any_io_executor executor) : executor_(std::move(executor)) {}
@@ -30,12 +30,19 @@ class NodeSetup {
   Awaitable<Result<EnvVars>> run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged, std::string cwd,
                                  SetupOutput::Line line);
 
+  /// After run() ended well: goes on taking what the programs print that the scripts have left running, for
+  /// these would die of a pipe that nobody reads. Returns when none of them holds it any more, or after
+  /// stop().
+  Awaitable<> listen();
+
   /// TERM to the shell and its group now, KILL to all that descends from this process soon after: nothing
   /// else runs yet. run() returns then. What scripts that ended well have left running is not touched.
   void stop();
 
  private:
   struct Running;
+
+  static Awaitable<> watch_end(std::shared_ptr<Running> running);
 
   asio::any_io_executor executor_;
   std::shared_ptr<Running> running_;

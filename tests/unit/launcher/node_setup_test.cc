@@ -1,0 +1,129 @@
+// The scripts of --setup in a real shell, with a profile of their own.
+#include "launcher/node_setup.h"
+
+#include <stdlib.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+/// A home with a profile, in which scripts are run.
+class Home {
+ public:
+  explicit Home(const std::string& profile) {
+    char name[] = "/tmp/ddplaunch-setup-XXXXXX";
+    REQUIRE(::mkdtemp(name) != nullptr);
+    dir_ = name;
+    std::ofstream(dir_ / ".bash_profile") << profile;  // bash
+    std::ofstream(dir_ / ".profile") << profile;       // sh
+  }
+  ~Home() {
+    std::error_code ignored;
+    fs::remove_all(dir_, ignored);
+  }
+  Home(const Home&) = delete;
+  Home& operator=(const Home&) = delete;
+
+  Result<EnvVars> run(std::vector<std::string> scripts) {
+    job_.setup = std::move(scripts);
+    std::optional<Result<EnvVars>> result;
+    asio::co_spawn(loop_, begin(this, &result), asio::detached);
+    while (!result && loop_.run_one_for(60s) > 0) {
+    }
+    REQUIRE(result);
+    return *result;
+  }
+  /// Takes what programs print that were left running, until the last of them has ended.
+  void listen() {
+    loop_.restart();  // it had nothing to do any more
+    asio::co_spawn(loop_, setup_.listen(), asio::detached);
+    loop_.run_for(60s);
+  }
+  void stop() { setup_.stop(); }
+  const fs::path& dir() const { return dir_; }
+  std::vector<std::string> lines;
+
+ private:
+  static Awaitable<> begin(Home* self, std::optional<Result<EnvVars>>* result) {
+    const char* path = std::getenv("PATH");
+    EnvVars env = {{"HOME", self->dir_}, {"PATH", path != nullptr ? path : "/usr/bin:/bin"}};
+    SetupOutput::Line tell = [self](const std::string& line) { self->lines.push_back(line); };
+    auto made = co_await self->setup_.run(self->job_, env, env, self->dir_, std::move(tell));
+    *result = std::move(made);
+  }
+
+  fs::path dir_;
+  asio::io_context loop_;
+  NodeSetup setup_{loop_.get_executor()};
+  rendezvous::JobStart job_;
+};
+
+std::string error_of(const std::string& profile, std::vector<std::string> scripts) {
+  const auto env = Home(profile).run(std::move(scripts));
+  return env ? "none" : env.error().text;
+}
+
+}  // namespace
+
+TEST_CASE("what a command in a script exits with counts as in any script") {
+  CHECK(error_of("", {"set -e; false; A=1"}) == "--setup failed: its shell exited 1; it printed nothing");
+  CHECK(error_of("", {"set -e\necho one\n(exit 7)\necho two"}) ==
+        "--setup failed: its shell exited 7; its last lines:\n  one");
+  CHECK(error_of("", {"set -e", "f() { false; echo no; }\nf"}) ==
+        "--setup failed: its shell exited 1 in script 2 of 2; it printed nothing");
+  CHECK(error_of("", {"true", "return 5", "true"}) ==
+        "--setup failed: its shell exited 5 in script 2 of 3; it printed nothing");
+  CHECK(error_of("", {"false; true"}) == "none");
+  CHECK(error_of("", {"set -e; false || true; if false; then :; fi"}) == "none");
+  CHECK(error_of("", {"set -eu -o pipefail; export A=1"}) == "none");
+  const auto env = Home("").run({"set -e\nexport A=1", "export B=$A"});
+  REQUIRE(env.has_value());
+  CHECK(*find_env(*env, "B") == "1");
+}
+
+TEST_CASE("a profile that ends the shell is not taken for a script") {
+  const std::string begin = "--setup was not begun: the login shell that runs it exited ";
+  const std::string end =
+      " while it read the profile (/etc/profile, ~/.bash_profile, ~/.profile and what they read); an exec or "
+      "exit there must be for interactive shells only; ";
+  CHECK(error_of("echo hello; exit 1\n", {"true"}) == begin + "1" + end + "its last lines:\n  hello");
+  CHECK(error_of("exec true\n", {"export A=1"}) == begin + "0" + end + "it printed nothing");
+  CHECK(error_of("exec cat\n", {"export A=1"}) == begin + "0" + end + "it printed nothing");
+}
+
+TEST_CASE("what scripts leave running may go on printing") {
+  Home home("");
+  const fs::path gone_on = home.dir() / "gone_on";
+  // It prints only when the scripts have ended: a reader that has left then would be its end.
+  const auto env =
+      home.run({"mkfifo go; (read x < go; echo late && echo later && touch gone_on) & echo here"});
+  REQUIRE(env.has_value());
+  CHECK(home.lines == std::vector<std::string>{"here"});
+  std::ofstream(home.dir() / "go") << "now\n";
+  home.listen();
+  CHECK(home.lines == std::vector<std::string>{"here", "late", "later"});
+  CHECK(fs::exists(gone_on));
+}
+
+TEST_CASE("nobody waits for what scripts have left running") {
+  Home home("");
+  REQUIRE(home.run({"mkfifo go; (read x < go) & true"}).has_value());
+  home.stop();
+  home.listen();
+  CHECK(home.lines.empty());
+  std::ofstream(home.dir() / "go") << "now\n";
+}
+
+}  // namespace ddp::launcher
