@@ -30,6 +30,7 @@ ONLY_IN = {
     "spdlog/": {"base/log.h", "base/log.cc"},
     "nlohmann/": {"apps/train/checkpoint.cc", "apps/train/safetensors.cc", "launcher/check_json.cc", "launcher/error_json.cc", "launcher/report_json.cc"},
     "yaml-cpp/": {"apps/ddplaunch/accelerate_config.cc"},
+    "gloo/": {"apps/train/gloo_communicator.cc"},
     "CLI/": {"apps/ddplaunch/options.cc", "apps/ddplaunch/option_groups.cc", "apps/train/options.cc", "apps/train/bench_options.cc"},
 }
 # Asio has one door, so that its settings are the same everywhere.
@@ -39,7 +40,7 @@ CORES = {
     "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/host_entry", "remote/host_word",
     "remote/jump_command", "remote/nearest_word", "remote/scheduler_hosts", "remote/shell_quote", "remote/bootstrap", "remote/push_script",
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/output_queue", "rendezvous/rank_plan", "rendezvous/key_store",
-    "rendezvous/tcp_store_codec", "rendezvous/store_waiters",
+    "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "rendezvous/member", "rendezvous/node_lease", "rendezvous/membership", "rendezvous/membership_attempt", "rendezvous/membership_types", "rendezvous/membership_words", "rendezvous/seats",
     "rendezvous/client_hello", "rendezvous/link_identity", "rendezvous/link_refusal", "rendezvous/listen_guard",
     "launcher/job_spec", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/setup_script", "launcher/worker_env", "launcher/supervisor", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/clean_text", "launcher/node_limits", "launcher/network_words", "launcher/start_messages",
     "launcher/label", "launcher/cgroup_path", "launcher/output_credit", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",

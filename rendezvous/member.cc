@@ -1,0 +1,78 @@
+#include "rendezvous/member.h"
+
+#include <utility>
+
+namespace ddp::rendezvous {
+
+Member::Actions Member::step(const Event& event, Time now) {
+  if (quitted_) return {};
+  // Before anything else: an order that comes after the lease has ended is an order too late.
+  if (lease_.over(now)) go("the master was not heard for the time of the lease", grace_);
+  if (!quitted_) std::visit([&](const auto& e) { on(e, now); }, event);
+  return std::exchange(actions_, {});
+}
+
+std::optional<Member::Time> Member::deadline() const {
+  if (quitted_ || leaving_ || lease_.asleep()) return {};
+  return lease_.ends_at();
+}
+
+/// Attempts count up: one that was run or stopped here does not begin again.
+void Member::on(const Run& order, Time) {
+  if (leaving_ || running_ || order.attempt <= attempt_) return;
+  attempt_ = order.attempt;
+  running_ = true;
+  actions_.emplace_back(StartWorkers{order.attempt});
+}
+
+void Member::on(const Stop& order, Time) {
+  if (order.attempt < attempt_) return;
+  if (order.attempt == attempt_ && running_) {
+    actions_.emplace_back(EndWorkers{order.attempt, order.grace, "the master ordered it"});
+  } else if (order.attempt > attempt_ && !running_) {
+    attempt_ = order.attempt;  // it never began here
+    actions_.emplace_back(SayEnded{order.attempt});
+  }
+}
+
+void Member::on(const Pinged&, Time now) {
+  if (leaving_) return;  // its workers are being ended for good: nothing is to be proven any more
+  lease_.pinged(now);
+  actions_.emplace_back(SayPong{});
+}
+
+void Member::on(const MasterAsleep&, Time) {
+  lease_.master_asleep();
+}
+
+void Member::on(const Leave&, Time) {
+  go("the master ordered it", Time(0));
+}
+
+void Member::on(const LinkLost&, Time) {
+  go("the link to the master is lost", grace_);
+}
+
+void Member::on(const WorkersGone& event, Time) {
+  if (!running_ || event.attempt != attempt_) return;
+  running_ = false;
+  actions_.emplace_back(SayEnded{event.attempt});
+  if (!leaving_) return;
+  quitted_ = true;
+  actions_.emplace_back(Quit{*leaving_});
+}
+
+void Member::on(const Tick&, Time) {}
+
+void Member::go(std::string reason, Time grace) {
+  if (leaving_ && grace > Time(0)) return;
+  if (!leaving_) leaving_ = std::move(reason);
+  if (running_) {
+    actions_.emplace_back(EndWorkers{static_cast<std::uint32_t>(attempt_), grace, *leaving_});
+    return;
+  }
+  quitted_ = true;
+  actions_.emplace_back(Quit{*leaving_});
+}
+
+}  // namespace ddp::rendezvous

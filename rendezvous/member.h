@@ -1,0 +1,94 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "rendezvous/node_lease.h"
+
+namespace ddp::rendezvous {
+
+/// The node's side of Membership (sans-IO): which orders of the master hold, which are late, and when its
+/// workers have to be dead although nobody ordered it. How workers are started and ended is the Agent's,
+/// which drives this.
+///
+/// The driver's duties: as Membership's 1 to 3; and after each step it tells the keeper to kill what is left
+/// at keeper_kills_at(), whatever becomes of the agent.
+class Member {
+ public:
+  using Time = NodeLease::Time;
+
+  // ---- orders of the master, and what happens here
+  struct Run {  ///< the workers of this attempt
+    std::uint32_t attempt;
+  };
+  struct Stop {
+    std::uint32_t attempt;
+    Time grace;
+  };
+  struct Pinged {};
+  struct MasterAsleep {};
+  struct Leave {};
+  struct LinkLost {};
+  struct WorkersGone {  ///< all are reaped, after EndWorkers or by themselves
+    std::uint32_t attempt;
+  };
+  struct Tick {};
+  using Event = std::variant<Run, Stop, Pinged, MasterAsleep, Leave, LinkLost, WorkersGone, Tick>;
+
+  // ---- what is to be done
+  struct StartWorkers {
+    std::uint32_t attempt;
+  };
+  struct EndWorkers {  ///< TERM now, KILL after the grace; again with a shorter one: that counts
+    std::uint32_t attempt;
+    Time grace;
+    std::string reason;
+  };
+  struct SayEnded {  ///< AttemptEnded to the master
+    std::uint32_t attempt;
+  };
+  struct SayPong {};
+  struct Quit {  ///< no worker lives: end the agent
+    std::string reason;
+  };
+  using Action = std::variant<StartWorkers, EndWorkers, SayEnded, SayPong, Quit>;
+  using Actions = std::vector<Action>;
+
+  /// `grace`: from TERM to KILL when the master is lost. `now`: when the hello is sent.
+  Member(Time lease, Time grace, Time now) : lease_(lease, now), grace_(grace) {}
+
+  Actions step(const Event& event, Time now);
+  std::optional<Time> deadline() const;
+  const NodeLease& lease() const { return lease_; }
+  /// The end of the lease, and of the grace that an agent which lives gives its workers then; unset: never.
+  std::optional<Time> keeper_kills_at() const {
+    return lease_.asleep() ? std::nullopt : std::optional(lease_.ends_at() + grace_);
+  }
+  bool running() const { return running_; }
+  bool quitted() const { return quitted_; }
+
+ private:
+  void on(const Run& order, Time now);
+  void on(const Stop& order, Time now);
+  void on(const Pinged&, Time now);
+  void on(const MasterAsleep&, Time now);
+  void on(const Leave&, Time now);
+  void on(const LinkLost&, Time now);
+  void on(const WorkersGone& event, Time now);
+  void on(const Tick&, Time now);
+  void go(std::string reason, Time grace);
+
+  NodeLease lease_;
+  Time grace_;
+  std::int64_t attempt_ = -1;  ///< the last that was ordered, to run or to stop
+  bool running_ = false;
+  bool quitted_ = false;
+  std::optional<std::string> leaving_;  ///< why
+  Actions actions_;
+};
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,332 @@
+#include "rendezvous/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "rendezvous/membership_words.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using std::chrono::seconds;
+
+/// A Tick that comes later than asked for by so much: we slept, not the others.
+constexpr seconds kOverslept{1};
+constexpr seconds kMaxRecallWait{60};
+/// Numbers that a job can give away.
+constexpr std::size_t kMaxHosts = 100'000;
+
+}  // namespace
+
+Membership::Membership(MembershipRules rules)
+    : rules_(std::move(rules)), seats_(rules_.max_nodes, rules_.min_nodes == rules_.max_nodes) {
+  nodes_.resize(rules_.hosts.size());
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    nodes_[i].name = rules_.hosts[i];
+    nodes_[i].coming = true;
+    nodes_[i].absence = "no word of it yet";
+  }
+  coming_ = static_cast<int>(nodes_.size());
+}
+
+Membership::Actions Membership::step(const Sender& from, const MemberEvent& event, Time now) {
+  if (!started_) {
+    started_ = now;
+    gather(now);
+    watch_at_ = now;
+  }
+  if (const auto due = deadline(); due && now > *due + kOverslept) awake_since_ = now;
+  std::visit([&](const auto& e) { take(from, e, now); }, event);
+  return std::exchange(actions_, {});
+}
+
+std::optional<Membership::Time> Membership::deadline() const {
+  if (state_ == State::kEnded || !started_) return {};
+  Time due = watch_at_;
+  for (const auto& other : {phase_end_, look_again_, growth_at_})
+    if (other) due = std::min(due, *other);
+  return due;
+}
+
+// ---- who is there
+
+/// The sender, if it is one whose words count: of this job, there, and not of an earlier life.
+Membership::Node* Membership::known(const Sender& from) {
+  if (from.job != rules_.job || from.host >= nodes_.size()) return nullptr;
+  Node& node = nodes_[from.host];
+  return node.present && node.life == from.life ? &node : nullptr;
+}
+
+/// The same, and it still runs its part of this attempt.
+Membership::Node* Membership::in_attempt(const Sender& from) {
+  Node* node = known(from);
+  const bool counts = (state_ == State::kRunning || state_ == State::kStopping) && from.attempt == attempt_;
+  return node != nullptr && counts && node->part == Part::kRunning ? node : nullptr;
+}
+
+void Membership::refuse(const Sender& from, std::string reason) {
+  actions_.emplace_back(Drop{from.host, from.life, std::move(reason)});
+}
+
+/// Whether a hello is one to be taken up; the others are dropped with the reason.
+bool Membership::admit(const Sender& from, const Joined& event) {
+  const Node* node = from.host < nodes_.size() ? &nodes_[from.host] : nullptr;
+  const bool present = node != nullptr && node->present;
+  if (present && from.life <= node->life)
+    return false;  // the same hello again, or one that was long on its way
+  std::string why;
+  if (from.job != rules_.job) {
+    why = "it belongs to job " + std::string(from.job) + ", not to " + rules_.job;
+  } else if (state_ == State::kEnded || user_stop_) {
+    why = "the job is over";
+  } else if (from.host >= kMaxHosts || from.host > nodes_.size() || (node == nullptr && !rules_.open)) {
+    why = "it is not a host of this job";
+  } else if (event.slots < 1) {
+    why = "it has no slots";
+  } else if (node != nullptr && from.life <= node->life) {
+    why = "it was given up; a new agent has to join";
+  } else if (present && !node->suspect && !event.name.empty() && event.name != node->name) {
+    why = "node " + std::to_string(from.host) + " is " + node->name +
+          " already; each node needs a --node-rank of its own";
+  } else if (!present && present_ >= rules_.max_nodes + rules_.spares) {
+    why = "the job has all nodes that it can use: " + std::to_string(rules_.max_nodes) + " and " +
+          counted(rules_.spares, "spare", "spares");
+  }
+  if (why.empty()) return true;
+  refuse(from, std::move(why));
+  return false;
+}
+
+void Membership::take(const Sender& from, const Joined& event, Time now) {
+  if (!admit(from, event)) return;
+  if (from.host == nodes_.size()) {
+    nodes_.emplace_back();
+    nodes_.back().name = event.name.empty() ? "node " + std::to_string(from.host) : event.name;
+  }
+  if (nodes_[from.host].present) {
+    lose(from.host, "its agent was started anew", false, now);
+    if (state_ == State::kEnded) return refuse(from, "the job is over");
+  }
+  Node& node = nodes_[from.host];
+  coming_ -= std::exchange(node.coming, false);
+  node.life = from.life;
+  node.slots = event.slots;
+  node.present = true;
+  node.suspect = false;
+  node.part = Part::kNone;
+  node.heard = now;
+  node.recall_at.reset();
+  node.absence.clear();
+  ++present_;
+  if (state_ == State::kRunning) {
+    tell(node.name + " joined" +
+         (rules_.scale_up_now ? "" : "; it is there for the next attempt (--scale-up next)"));
+    if (rules_.scale_up_now && !growth_at_) growth_at_ = now + rules_.settle;
+  } else if (attempt_ > 0) {
+    tell(node.name + " joined");
+  }
+  try_begin(now);
+}
+
+void Membership::take(const Sender& from, const Heard&, Time now) {
+  Node* node = known(from);
+  if (node == nullptr) return;
+  const Time silent = now - node->heard;
+  node->heard = now;
+  if (!std::exchange(node->suspect, false)) return;
+  tell(node->name + " is heard again after " + duration_words(silent));
+  try_begin(now);
+}
+
+void Membership::take(const Sender& from, const LinkLost& event, Time now) {
+  if (known(from) != nullptr) lose(from.host, event.why, event.workers_dead, now);
+}
+
+void Membership::take(const Sender& from, const Absent& event, Time now) {
+  if (from.job != rules_.job || from.host >= nodes_.size() || nodes_[from.host].present) return;
+  Node& node = nodes_[from.host];
+  if (!std::exchange(node.coming, false)) return;
+  --coming_;
+  node.absence = event.why;
+  if (rules_.recall) {
+    const int doublings = std::min(node.recalls++, 10);
+    node.recall_at = now + std::min<Time>(rules_.recall_every * (1 << doublings), kMaxRecallWait);
+  }
+  if (state_ == State::kGathering) {
+    if (!rules_.recall && !rules_.open && present_ + coming_ < rules_.min_nodes)
+      phase_end_ = std::min(*phase_end_, now + rules_.settle);
+    try_begin(now);
+  }
+}
+
+/// A life of a host is over, as far as the job goes; its workers may live until its lease ends.
+void Membership::lose(HostNumber host, const std::string& why, bool workers_dead, Time now) {
+  Node& node = nodes_[host];
+  node.present = false;
+  node.suspect = false;
+  node.absence = "lost: " + why;
+  --present_;
+  refuse({rules_.job, attempt_, host, node.life}, why);
+  if (rules_.recall && state_ != State::kEnded) {
+    node.recalls = 0;
+    node.recall_at = now + rules_.recall_every;
+  }
+  charge(host, now);
+  const Part before = node.part;
+  // Of one that was not heard since we slept: we may have told it that we would, and then its lease had no
+  // end.
+  const Time last_word = node.heard < awake_since_ ? now : node.heard;
+  if (before == Part::kRunning && !workers_dead)
+    node.busy_until = std::max(node.busy_until, last_word + rules_.lease);
+  const bool held_store = !world_.places.empty() && world_.places[0].host == host && before == Part::kEnded;
+  if (before == Part::kRunning) {
+    node.part = Part::kLost;
+    --running_parts_;
+  }
+  if (state_ == State::kRunning && (before == Part::kRunning || held_store)) {
+    stop(StopCause::kFailure, Outcome::kNodeLost, "node " + node.name + " was lost: " + why, false, now);
+  } else if (state_ == State::kStopping && running_parts_ == 0) {
+    attempt_over(now);
+  } else if (state_ == State::kGathering) {
+    if (attempt_ == 0 && !rules_.recall && !rules_.open && present_ + coming_ < rules_.min_nodes)
+      phase_end_ = std::min(*phase_end_, now + rules_.settle);
+    try_begin(now);
+  }
+}
+
+/// By degrees: first the user is told, then the node is given up. What we slept through was no silence.
+void Membership::drop_silent(Time now) {
+  const auto silence = [&](const Node& node) { return now - std::max(node.heard, awake_since_); };
+  std::vector<HostNumber> lost;
+  for (HostNumber host = 0; host < nodes_.size(); ++host) {
+    Node& node = nodes_[host];
+    if (!node.present || silence(node) < std::min(rules_.suspect_after, rules_.node_timeout)) continue;
+    if (silence(node) >= rules_.node_timeout) {
+      lost.push_back(host);
+    } else if (!node.suspect) {
+      tell(node.name + " has been silent for " + duration_words(silence(node)) +
+           "; it counts as lost after " + duration_words(rules_.node_timeout));
+    }
+    node.suspect = true;  // also so that no attempt begins with one that is lost next
+  }
+  for (const HostNumber host : lost) {
+    lose(host, "nothing was heard of it for " + duration_words(silence(nodes_[host])) + " (--node-timeout)",
+         false, now);
+  }
+}
+
+/// They had their time to end their workers. A new attempt may begin with the last of them.
+void Membership::lose_unended(Time now) {
+  phase_end_.reset();
+  std::vector<HostNumber> hosts;
+  for (HostNumber host = 0; host < nodes_.size(); ++host)
+    if (nodes_[host].part == Part::kRunning) hosts.push_back(host);
+  for (const HostNumber host : hosts)
+    lose(host, "it did not end its workers within " + duration_words(rules_.stop_time), false, now);
+}
+
+/// A host that fails again and again is left out for a while, as long as the others suffice.
+void Membership::charge(HostNumber host, Time now) {
+  Node& node = nodes_[host];
+  if (rules_.host_faults < 1) return;
+  node.faults.push_back(now);
+  while (node.faults.front() + rules_.fault_window < now)
+    node.faults.pop_front();
+  if (static_cast<int>(node.faults.size()) < rules_.host_faults) return;
+  tell(node.name + " failed " + counted(static_cast<int>(node.faults.size()), "time", "times") + " within " +
+       duration_words(rules_.fault_window) + "; it is left out for " + duration_words(rules_.cool_down) +
+       " unless the job needs it");
+  node.faults.clear();
+  node.excluded_until = now + rules_.cool_down;
+}
+
+void Membership::recall_due(Time now) {
+  for (HostNumber host = 0; host < nodes_.size(); ++host) {
+    Node& node = nodes_[host];
+    if (!node.recall_at || now < *node.recall_at) continue;
+    node.recall_at.reset();
+    if (present_ + coming_ >= rules_.max_nodes + rules_.spares) {
+      node.recall_at = now + kMaxRecallWait;  // others have its place; that may change
+      continue;
+    }
+    node.coming = true;
+    ++coming_;
+    actions_.emplace_back(Recall{host});
+  }
+}
+
+// ---- what goes wrong, and what ends well
+
+void Membership::take(const Sender& from, const WorkerFailed& event, Time now) {
+  const Node* node = in_attempt(from);
+  if (node == nullptr || state_ != State::kRunning) return;
+  charge(from.host, now);
+  stop(StopCause::kFailure, Outcome::kFailed, event.what + " on " + node->name, event.hopeless, now);
+}
+
+void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
+  Node* node = in_attempt(from);
+  if (node == nullptr) return;
+  node->part = Part::kEnded;
+  --running_parts_;
+  if (event.left > 0) {
+    leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
+                 std::to_string(attempt_) + " could not be ended on " + node->name;
+    if (state_ == State::kRunning)
+      return stop(StopCause::kFailure, Outcome::kLeftovers, leftovers_, true, now);
+  }
+  if (running_parts_ == 0) attempt_over(now);
+}
+
+void Membership::take(const Sender& from, const NodeRefused& event, Time now) {
+  Node* node = in_attempt(from);
+  if (node == nullptr) return;
+  node->part = Part::kEnded;
+  --running_parts_;
+  if (state_ == State::kRunning) {
+    charge(from.host, now);
+    stop(StopCause::kFailure, Outcome::kFailed, node->name + " cannot start its part: " + event.why,
+         event.hopeless, now);
+  } else if (running_parts_ == 0) {
+    attempt_over(now);
+  }
+}
+
+void Membership::take(const Sender& from, const Progress&, Time) {
+  if (in_attempt(from) != nullptr && state_ == State::kRunning) fruitful_ = true;
+}
+
+void Membership::take(const Sender& from, const AttemptFailed& event, Time now) {
+  if (state_ != State::kRunning || from.attempt != attempt_) return;
+  stop(StopCause::kFailure, Outcome::kFailed, event.why, event.hopeless, now);
+}
+
+void Membership::take(const Sender&, const UserStop& event, Time now) {
+  if (state_ == State::kEnded || user_stop_) return;
+  user_stop_ = event.words;
+  if (state_ == State::kRunning) return stop(StopCause::kUser, Outcome::kUser, event.words, true, now);
+  if (state_ != State::kStopping) end(Outcome::kUser, event.words);
+}
+
+void Membership::take(const Sender&, const Tick&, Time now) {
+  if (state_ == State::kEnded) return;
+  if (now >= watch_at_) {
+    watch_at_ = now + std::clamp<Time>(std::min(rules_.suspect_after, rules_.node_timeout) / 4,
+                                       std::chrono::milliseconds(10), seconds(1));
+    drop_silent(now);
+    recall_due(now);
+  }
+  if (growth_at_ && now >= *growth_at_) consider_growth(now);
+  if (phase_end_ && now >= *phase_end_) {
+    if (state_ == State::kBackingOff) {
+      gather(now);
+    } else if (state_ == State::kGathering) {
+      on_join_limit(now);
+    } else if (state_ == State::kStopping) {
+      lose_unended(now);
+    }
+  }
+  if (look_again_ && now >= *look_again_) try_begin(now);
+}
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rendezvous/membership_types.h"
+#include "rendezvous/seats.h"
+
+namespace ddp::rendezvous {
+
+/// Decides, on the master, which nodes are in the job, and when an attempt begins, is stopped, is followed by
+/// another, or was the last (sans-IO; docs/states.md, "Membership"). What an attempt does between Begin and
+/// its end (store, probes, spawn, hangs, root cause) is the Supervisor's, which drives this.
+///
+/// The driver's duties:
+///   1. `step` for every event in the order in which they happened, the first a Tick; `now` never goes back;
+///   2. carry out all actions of a step, in order, before the next event;
+///   3. a Tick no later than `deadline()`; one that is a second late is taken for a sleep of ours, and the
+///   silence
+///      of others during it means nothing;
+///   4. a link that was dropped is closed before its host's next life joins; Ping a node only when it has
+///   answered
+///      the last Ping, for its lease hangs on that (NodeLease);
+///   5. after EndJob: end all nodes; events are ignored from then on.
+///
+/// Events of another job, of an earlier life of a host, of another attempt, and repeated ones do nothing,
+/// except that who says hello to the wrong job, or too late, is dropped with the reason.
+class Membership {
+ public:
+  using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
+  using Actions = std::vector<MemberAction>;
+
+  enum class State : std::uint8_t { kGathering, kRunning, kStopping, kBackingOff, kEnded };
+
+  explicit Membership(MembershipRules rules);
+
+  Actions step(const Sender& from, const MemberEvent& event, Time now);
+  std::optional<Time> deadline() const;
+
+  State state() const { return state_; }
+  std::uint32_t attempt() const { return attempt_; }
+  const World& world() const { return world_; }  ///< of the attempt; empty before the first
+  int present() const { return present_; }
+  int restarts() const { return restarts_; }  ///< that the budget paid for, over the whole job
+
+ private:
+  enum class Part : std::uint8_t { kNone, kRunning, kEnded, kLost };  ///< in the attempt
+  struct Node {
+    std::string name;
+    std::uint32_t life = 0;
+    int slots = 0;
+    bool present = false;
+    bool coming = false;  ///< an answer to its start is awaited
+    bool suspect = false;
+    Part part = Part::kNone;
+    Time heard{0};
+    Time busy_until{0};  ///< workers of a life that was lost may live until then
+    Time excluded_until{0};
+    std::deque<Time> faults;
+    std::string absence;  ///< why it is not there
+    std::optional<Time> recall_at;
+    int recalls = 0;
+  };
+  struct End {
+    Outcome outcome = Outcome::kDone;
+    std::string reason;
+    bool hopeless = false;
+    std::optional<StopCause> cause;  ///< set: the attempt was stopped
+  };
+
+  void take(const Sender& from, const Joined& event, Time now);
+  void take(const Sender& from, const Heard& event, Time now);
+  void take(const Sender& from, const LinkLost& event, Time now);
+  void take(const Sender& from, const Absent& event, Time now);
+  void take(const Sender& from, const WorkerFailed& event, Time now);
+  void take(const Sender& from, const NodeEnded& event, Time now);
+  void take(const Sender& from, const NodeRefused& event, Time now);
+  void take(const Sender& from, const Progress& event, Time now);
+  void take(const Sender& from, const AttemptFailed& event, Time now);
+  void take(const Sender& from, const UserStop& event, Time now);
+  void take(const Sender& from, const Tick& event, Time now);
+
+  Node* known(const Sender& from);
+  Node* in_attempt(const Sender& from);
+  bool admit(const Sender& from, const Joined& event);
+  void refuse(const Sender& from, std::string reason);
+  void lose(HostNumber host, const std::string& why, bool workers_dead, Time now);
+  void drop_silent(Time now);
+  void lose_unended(Time now);
+  void charge(HostNumber host, Time now);
+  void recall_due(Time now);
+  void stop(StopCause cause, Outcome outcome, std::string reason, bool hopeless, Time now);
+  void attempt_over(Time now);
+  bool spend_restart(Time now);
+  void gather(Time now);
+  void try_begin(Time now);
+  void begin(Seats seats, Time now);
+  void tell_change(const World& world);
+  bool nodes_are_ready(Time now);
+  std::vector<Seats::Candidate> candidates(bool excluded_too, Time now) const;
+  std::optional<Seats> seated(Time now) const;
+  bool enough(const Seats& seats) const;
+  void consider_growth(Time now);
+  void on_join_limit(Time now);
+  void end(Outcome outcome, std::string reason);
+  std::string missing() const;
+  void wait_for(std::string what, std::optional<Time> until);
+  void tell(std::string text) { actions_.emplace_back(Tell{std::move(text)}); }
+
+  const MembershipRules rules_;
+  std::vector<Node> nodes_;
+  Seats seats_;
+  World world_;
+  State state_ = State::kGathering;
+  std::uint32_t attempt_ = 0;  ///< the one that runs, or is next
+  int present_ = 0;
+  int coming_ = 0;
+  int running_parts_ = 0;
+  int restarts_ = 0;
+  int fruitless_ = 0;
+  bool fruitful_ = false;
+  std::optional<std::string> user_stop_;  ///< in words
+  std::string leftovers_;
+  End attempt_end_;
+  std::deque<Time> restart_times_;
+  Time began_{0};
+  Time join_limit_at_{0};
+  Time awake_since_{0};
+  std::optional<Time> started_;
+  std::optional<Time> phase_end_;   ///< join limit, stop time, back-off
+  std::optional<Time> look_again_;  ///< last call, settle, leases
+  std::optional<Time> last_call_;
+  std::optional<Time> growth_at_;
+  Time watch_at_{0};  ///< the next look for silent nodes
+  std::string waiting_for_;
+  Actions actions_;
+};
+
+}  // namespace ddp::rendezvous

@@ -1,0 +1,246 @@
+// The part of Membership that decides about attempts: when one begins, and what follows its end.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "rendezvous/membership.h"
+#include "rendezvous/membership_words.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+constexpr std::size_t kMostNames = 8;
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kMostNames); ++i)
+    text += (i == 0 ? "" : ", ") + names[i];
+  if (names.size() > kMostNames) text += " and " + std::to_string(names.size() - kMostNames) + " more";
+  return text;
+}
+
+}  // namespace
+
+// ---- before an attempt
+
+void Membership::gather(Time now) {
+  state_ = State::kGathering;
+  join_limit_at_ = now + rules_.join_limit;
+  phase_end_ = join_limit_at_;
+  look_again_.reset();
+  waiting_for_.clear();
+  try_begin(now);
+}
+
+std::vector<Seats::Candidate> Membership::candidates(bool excluded_too, Time now) const {
+  std::vector<Seats::Candidate> all;
+  for (HostNumber host = 0; host < nodes_.size(); ++host) {
+    const Node& node = nodes_[host];
+    if (node.present && (excluded_too || node.excluded_until <= now)) all.push_back({host, node.slots});
+  }
+  return all;
+}
+
+bool Membership::enough(const Seats& seats) const {
+  return seats.filled() >= rules_.min_nodes;
+}
+
+/// The seats as they would be now, if that is a world; those who are excluded only where nobody else will do.
+std::optional<Seats> Membership::seated(Time now) const {
+  for (const bool excluded_too : {false, true}) {
+    Seats seats = seats_;
+    seats.fill(candidates(excluded_too, now));
+    if (enough(seats)) return seats;
+  }
+  return {};
+}
+
+void Membership::wait_for(std::string what, std::optional<Time> until) {
+  look_again_ = until;
+  if (attempt_ > 0 && waiting_for_ != what) tell("waiting for " + what);
+  waiting_for_ = std::move(what);
+}
+
+/// Whether those who are there are those to begin with, unless they turn out not to fit.
+bool Membership::nodes_are_ready(Time now) {
+  const int wanted = rules_.max_nodes + rules_.spares;
+  if (present_ < rules_.min_nodes) {
+    wait_for("nodes: " + std::to_string(present_) + " of at least " + std::to_string(rules_.min_nodes), {});
+    last_call_.reset();
+    return false;
+  }
+  // The first attempt makes the seats: those who are on their way are given a moment.
+  const bool complete =
+      (coming_ == 0 && !rules_.open) || present_ >= (rules_.open ? rules_.max_nodes : wanted);
+  if (attempt_ > 0 || complete) return true;
+  if (!last_call_) last_call_ = now + rules_.last_call;
+  if (now >= *last_call_) return true;
+  wait_for("more nodes", last_call_);
+  return false;
+}
+
+void Membership::try_begin(Time now) {
+  if (state_ != State::kGathering) return;
+  look_again_.reset();
+  if (!nodes_are_ready(now)) return;
+  const bool out_of_time = now >= *phase_end_;
+  Time free{0};
+  std::vector<std::string> busy;
+  std::vector<std::string> suspects;
+  for (const Node& node : nodes_) {
+    free = std::max(free, node.busy_until);
+    if (node.busy_until > now) busy.push_back(node.name);
+    if (node.present && node.suspect) suspects.push_back(node.name);
+  }
+  if (free > now)
+    return wait_for("the end of the lease of " + listed(busy) + ", whose workers may still run", free);
+  if (!suspects.empty() && !out_of_time) return wait_for("a word of " + listed(suspects), {});
+  std::optional<Seats> seats = seated(now);
+  if (!seats) return wait_for("a node with the slots of the seats that are empty", {});
+  begin(std::move(*seats), now);
+}
+
+void Membership::begin(Seats seats, Time now) {
+  seats_ = std::move(seats);
+  World world = seats_.world();
+  tell_change(world);
+  world_ = std::move(world);
+  for (Node& node : nodes_)
+    node.part = Part::kNone;
+  for (const Place& place : world_.places)
+    nodes_[place.host].part = Part::kRunning;
+  running_parts_ = static_cast<int>(world_.places.size());
+  state_ = State::kRunning;
+  phase_end_.reset();
+  look_again_.reset();
+  growth_at_.reset();
+  fruitful_ = false;
+  attempt_end_ = {};
+  began_ = now;
+  actions_.emplace_back(Begin{attempt_, world_});
+}
+
+void Membership::tell_change(const World& world) {
+  if (attempt_ == 0) return;
+  std::set<HostNumber> before;
+  for (const Place& place : world_.places)
+    before.insert(place.host);
+  std::vector<std::string> gained;
+  for (const Place& place : world.places)
+    if (before.erase(place.host) == 0) gained.push_back(nodes_[place.host].name);
+  std::vector<std::string> gone;
+  for (const HostNumber host : before)
+    gone.push_back(nodes_[host].name);
+  std::string text = "attempt " + std::to_string(attempt_) + ": " +
+                     counted(static_cast<int>(world.places.size()), "node", "nodes") + ", " +
+                     counted(world.world_size, "worker", "workers");
+  if (!gone.empty()) text += "; without " + listed(gone);
+  if (!gained.empty()) text += "; with " + listed(gained);
+  tell(std::move(text));
+}
+
+void Membership::on_join_limit(Time now) {
+  Time free{0};
+  for (const Node& node : nodes_)
+    free = std::max(free, node.busy_until);
+  if (free > now) {  // the leases are no node's fault, and they end
+    phase_end_ = free;
+    return;
+  }
+  last_call_ = now;
+  try_begin(now);
+  if (state_ != State::kGathering) return;
+  std::string text =
+      present_ < rules_.min_nodes
+          ? std::to_string(present_) + " of at least " + counted(rules_.min_nodes, "node", "nodes")
+          : counted(present_, "node", "nodes") + ", but none with the slots of the empty seats";
+  text += now >= join_limit_at_ ? " after " + duration_words(rules_.join_limit) + " (--start-timeout)" : "";
+  if (const std::string names = missing(); !names.empty()) text += "; missing: " + names;
+  end(attempt_ == 0 ? Outcome::kTooFew : Outcome::kNodeLost, std::move(text));
+}
+
+std::string Membership::missing() const {
+  std::vector<std::string> names;
+  for (const Node& node : nodes_)
+    if (!node.present) names.push_back(node.name + " (" + node.absence + ")");
+  return listed(names);
+}
+
+// ---- while it runs
+
+/// Whoever joined has been there for a moment: does the job grow by it, now?
+void Membership::consider_growth(Time now) {
+  growth_at_.reset();
+  if (state_ != State::kRunning) return;
+  Seats seats = seats_;
+  seats.fill(candidates(false, now));
+  const auto before = world_.places.size();
+  const auto after = static_cast<std::size_t>(seats.filled());
+  if (after <= before) return;
+  stop(StopCause::kScaleUp, Outcome::kDone,
+       "the job grows from " + std::to_string(before) + " to " + std::to_string(after) +
+           " nodes (--scale-up now)",
+       false, now);
+}
+
+void Membership::stop(StopCause cause, Outcome outcome, std::string reason, bool hopeless, Time now) {
+  state_ = State::kStopping;
+  phase_end_ = now + rules_.stop_time;
+  growth_at_.reset();
+  attempt_end_ = {outcome, reason, hopeless, cause};
+  actions_.emplace_back(StopAttempt{attempt_, cause, std::move(reason)});
+  if (running_parts_ == 0) attempt_over(now);
+}
+
+// ---- after it
+
+/// No node runs its part any more, or it is lost: that was the job, or another attempt follows.
+void Membership::attempt_over(Time now) {
+  const End over = attempt_end_;
+  if (!leftovers_.empty())
+    return end(Outcome::kLeftovers, leftovers_ + "; another attempt must not run beside them");
+  if (!over.cause) return end(Outcome::kDone, "all workers ended well");
+  // A failure that was being cleaned up when the user stopped the job stays the cause of its end.
+  if (user_stop_ && *over.cause == StopCause::kFailure) return end(over.outcome, over.reason);
+  if (user_stop_) return end(Outcome::kUser, *user_stop_);
+  if (*over.cause == StopCause::kScaleUp) {
+    ++attempt_;
+    return gather(now);
+  }
+  if (over.hopeless)
+    return end(over.outcome, over.reason + "; it would be the same again, so there is no restart");
+  fruitless_ = fruitful_ || now - began_ >= rules_.fruitful_after ? 0 : fruitless_ + 1;
+  if (rules_.fruitless_limit > 0 && fruitless_ >= rules_.fruitless_limit) {
+    return end(Outcome::kNoProgress, over.reason + "; " + counted(fruitless_, "attempt", "attempts") +
+                                         " in a row came no further, so there is no restart");
+  }
+  if (!spend_restart(now)) {
+    return end(over.outcome, over.reason + "; no restart is left (--max-restarts " +
+                                 std::to_string(rules_.max_restarts) + ")");
+  }
+  const int doublings = std::clamp(fruitless_ - 1, 0, 20);
+  const Time wait = std::min(rules_.backoff * (1 << doublings), std::max(rules_.backoff, rules_.max_backoff));
+  ++attempt_;
+  state_ = State::kBackingOff;
+  phase_end_ = now + wait;
+  tell(over.reason + "; restart " + std::to_string(restart_times_.size()) + " of " +
+       std::to_string(rules_.max_restarts) + " in " + duration_words(wait));
+}
+
+bool Membership::spend_restart(Time now) {
+  if (rules_.restart_window > Time(0)) {
+    while (!restart_times_.empty() && restart_times_.front() + rules_.restart_window < now)
+      restart_times_.pop_front();
+  }
+  if (static_cast<int>(restart_times_.size()) >= rules_.max_restarts) return false;
+  restart_times_.push_back(now);
+  ++restarts_;
+  return true;
+}
+
+void Membership::end(Outcome outcome, std::string reason) {
+  state_ = State::kEnded;
+  actions_.emplace_back(EndJob{outcome, std::move(reason)});
+}
+
+}  // namespace ddp::rendezvous

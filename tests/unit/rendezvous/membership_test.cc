@@ -1,0 +1,280 @@
+// Runs the scenario files of tests/scenarios/membership: an event a line, and indented below it every action
+// that Membership must give, in order, and nothing else. README there tells the words.
+#include "rendezvous/membership.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+using Words = std::vector<std::string>;
+
+Words words_of(const std::string& line, char between = ' ') {
+  std::istringstream in(line);
+  Words words;
+  for (std::string word; std::getline(in, word, between);)
+    if (!word.empty()) words.push_back(word);
+  return words;
+}
+
+std::string quoted(const std::string& line) {
+  const auto first = line.find('"');
+  return first == std::string::npos ? "" : line.substr(first + 1, line.rfind('"') - first - 1);
+}
+
+std::string outcome_name(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kDone:
+      return "done";
+    case Outcome::kFailed:
+      return "failed";
+    case Outcome::kNodeLost:
+      return "node-lost";
+    case Outcome::kTooFew:
+      return "too-few";
+    case Outcome::kNoProgress:
+      return "no-progress";
+    case Outcome::kLeftovers:
+      return "leftovers";
+    case Outcome::kUser:
+      return "user";
+  }
+  return "?";
+}
+
+std::string cause_name(StopCause cause) {
+  switch (cause) {
+    case StopCause::kFailure:
+      return "failure";
+    case StopCause::kScaleUp:
+      return "scale-up";
+    case StopCause::kUser:
+      return "user";
+  }
+  return "?";
+}
+
+class Scenario {
+ public:
+  void run(const std::filesystem::path& file) {
+    std::ifstream in(file);
+    REQUIRE(in);
+    int number = 0;
+    for (std::string line; std::getline(in, line);) {
+      ++number;
+      const Words words = words_of(line);
+      if (words.empty() || words[0][0] == '#') continue;
+      INFO(file.filename().string() << ":" << number << ": " << line);
+      if (line[0] == ' ') {
+        REQUIRE(next_ < said_.size());
+        CHECK(said_[next_++] == line.substr(line.find_first_not_of(' ')));
+        continue;
+      }
+      nothing_more();
+      said_.clear();
+      next_ = 0;
+      command(words, line);
+    }
+    INFO(file.filename().string() << ": at the end");
+    nothing_more();
+  }
+
+ private:
+  void nothing_more() {
+    for (; next_ < said_.size(); ++next_)
+      FAIL_CHECK("an action nobody expected: " << said_[next_]);
+  }
+
+  HostNumber host(const std::string& name) {
+    const auto found = std::find(names_.begin(), names_.end(), name);
+    if (found == names_.end()) {
+      names_.push_back(name);
+      return static_cast<HostNumber>(names_.size() - 1);
+    }
+    return static_cast<HostNumber>(found - names_.begin());
+  }
+
+  std::string describe(const MemberAction& action) {
+    std::ostringstream text;
+    if (const auto* begin = std::get_if<Begin>(&action)) {
+      text << "begin " << begin->attempt << ":";
+      for (const Place& place : begin->world.places)
+        text << " " << names_[place.host] << "=" << place.first_rank << "+" << place.local_world_size;
+    } else if (const auto* stop = std::get_if<StopAttempt>(&action)) {
+      text << "stop " << stop->attempt << " " << cause_name(stop->cause) << " \"" << stop->reason << "\"";
+    } else if (const auto* drop = std::get_if<Drop>(&action)) {
+      text << "drop " << names_.at(drop->host) << " \"" << drop->reason << "\"";
+      if (lives_[drop->host] == drop->life) there_.erase(drop->host);
+    } else if (const auto* recall = std::get_if<Recall>(&action)) {
+      text << "recall " << names_[recall->host];
+    } else if (const auto* told = std::get_if<Tell>(&action)) {
+      text << "tell \"" << told->text << "\"";
+    } else if (const auto* ended = std::get_if<EndJob>(&action)) {
+      text << "end " << outcome_name(ended->outcome) << " \"" << ended->reason << "\"";
+    }
+    return text.str();
+  }
+
+  void give(const Sender& from, const MemberEvent& event) {
+    for (const MemberAction& action : membership_->step(from, event, now_))
+      said_.push_back(describe(action));
+  }
+  void give(HostNumber from, const MemberEvent& event) {
+    give({job_, attempt_, from, life_ ? *life_ : lives_[from]}, event);
+  }
+
+  /// Those who are there and not silent are heard every half second.
+  void pass(Membership::Time time) {
+    for (const auto until = now_ + time; now_ < until;) {
+      const auto due = membership_->deadline().value_or(until);
+      const auto beat = (now_ / 500ms + 1) * 500ms;
+      now_ = std::min({std::max(due, now_ + 1ns), Membership::Time(beat), until});
+      if (now_ % 500ms == 0ns) {
+        for (const HostNumber node : std::set<HostNumber>(there_))
+          if (!silent_.contains(node)) give({"job", 0, node, lives_[node]}, Heard{});
+      }
+      if (now_ >= due) give(Sender{}, Tick{});
+    }
+  }
+
+  void make(const Words& words) {
+    MembershipRules rules;
+    rules.job = "job";
+    std::map<std::string, MembershipRules::Duration*> times{{"join-limit", &rules.join_limit},
+                                                            {"last-call", &rules.last_call},
+                                                            {"settle", &rules.settle},
+                                                            {"suspect", &rules.suspect_after},
+                                                            {"node-timeout", &rules.node_timeout},
+                                                            {"lease", &rules.lease},
+                                                            {"stop-time", &rules.stop_time},
+                                                            {"window", &rules.restart_window},
+                                                            {"backoff", &rules.backoff},
+                                                            {"fruitful", &rules.fruitful_after},
+                                                            {"fault-window", &rules.fault_window},
+                                                            {"cool-down", &rules.cool_down},
+                                                            {"recall-every", &rules.recall_every}};
+    std::map<std::string, int*> numbers{
+        {"min", &rules.min_nodes},      {"max", &rules.max_nodes},
+        {"spares", &rules.spares},      {"restarts", &rules.max_restarts},
+        {"faults", &rules.host_faults}, {"fruitless", &rules.fruitless_limit}};
+    for (std::size_t i = 1; i < words.size(); ++i) {
+      const auto equals = words[i].find('=');
+      const std::string key = words[i].substr(0, equals);
+      const std::string value = equals == std::string::npos ? "" : words[i].substr(equals + 1);
+      INFO(words[i]);
+      if (key == "hosts")
+        rules.hosts = names_ = words_of(value, ',');
+      else if (key == "recall")
+        rules.recall = true;
+      else if (key == "open")
+        rules.open = true;
+      else if (key == "scale-up-now")
+        rules.scale_up_now = true;
+      else if (times.contains(key))
+        *times[key] = std::chrono::milliseconds(std::stol(value));
+      else
+        *numbers.at(key) = std::stoi(value);
+    }
+    membership_.emplace(rules);
+    give(Sender{}, Tick{});
+  }
+
+  void command(const Words& words, const std::string& line) {
+    const std::string& verb = words[0];
+    const auto option = [&](const std::string& key, int otherwise) {
+      for (const std::string& word : words)
+        if (word.rfind(key + "=", 0) == 0) return std::stoi(word.substr(key.size() + 1));
+      return otherwise;
+    };
+    const auto text = [&](const std::string& key) {
+      for (const std::string& word : words)
+        if (word.rfind(key + "=", 0) == 0) return word.substr(key.size() + 1);
+      return std::string();
+    };
+    const auto flag = [&](const std::string& word) {
+      return std::find(words.begin(), words.end(), word) != words.end();
+    };
+    if (verb == "rules") {
+      make(words);
+    } else if (verb == "join") {
+      const HostNumber node = host(words.at(1));
+      if (!life_) ++lives_[node];
+      there_.insert(node);
+      give(node, Joined{option("slots", 1), text("as")});
+    } else if (verb == "pass") {
+      pass(std::chrono::milliseconds(std::stol(words.at(1))));
+    } else if (verb == "sleep") {  // the master's
+      now_ += std::chrono::milliseconds(std::stol(words.at(1)));
+      give(Sender{}, Tick{});
+    } else if (verb == "silent") {
+      silent_.insert(host(words.at(1)));
+    } else if (verb == "loud") {
+      silent_.erase(host(words.at(1)));
+    } else if (verb == "heard") {
+      give(host(words.at(1)), Heard{});
+    } else if (verb == "lost") {
+      there_.erase(host(words.at(1)));
+      give(host(words.at(1)), LinkLost{quoted(line), flag("dead")});
+    } else if (verb == "absent") {
+      give(host(words.at(1)), Absent{quoted(line)});
+    } else if (verb == "failed") {
+      give(host(words.at(1)), WorkerFailed{quoted(line), flag("hopeless")});
+    } else if (verb == "ended") {
+      give(host(words.at(1)), NodeEnded{static_cast<std::uint32_t>(option("left", 0))});
+    } else if (verb == "refused") {
+      give(host(words.at(1)), NodeRefused{quoted(line), !flag("perhaps")});
+    } else if (verb == "progress") {
+      give(host(words.at(1)), Progress{});
+    } else if (verb == "fails") {
+      give(Sender{"job", attempt_, 0, 0}, AttemptFailed{quoted(line), flag("hopeless")});
+    } else if (verb == "user") {
+      give(Sender{}, UserStop{quoted(line)});
+    } else if (verb == "attempt") {  // of what follows
+      attempt_ = static_cast<std::uint32_t>(std::stoul(words.at(1)));
+    } else if (verb == "job") {
+      job_ = words.at(1);
+    } else if (verb == "life") {  // of what follows; - : the last one
+      life_.reset();
+      if (words.at(1) != "-") life_ = static_cast<std::uint32_t>(std::stoul(words[1]));
+    } else {
+      FAIL("no such word: " << verb);
+    }
+  }
+
+  std::optional<Membership> membership_;
+  Membership::Time now_{0};
+  std::vector<std::string> names_;
+  std::map<HostNumber, std::uint32_t> lives_;
+  std::optional<std::uint32_t> life_;
+  std::set<HostNumber> there_;
+  std::set<HostNumber> silent_;
+  std::string job_ = "job";
+  std::uint32_t attempt_ = 0;
+  std::vector<std::string> said_;
+  std::size_t next_ = 0;
+};
+
+TEST_CASE("membership scenarios") {
+  const std::filesystem::path folder = std::filesystem::path(DDP_SOURCE_DIR) / "tests/scenarios/membership";
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().extension() == ".txt") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  REQUIRE(files.size() >= 20);
+  for (const auto& file : files)
+    Scenario().run(file);
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous
