@@ -13,7 +13,6 @@
 #include "launcher/exit_code.h"
 #include "launcher/infiniband.h"
 #include "launcher/job_spec.h"
-#include "launcher/node_check.h"
 #include "launcher/process_tree.h"
 #include "launcher/random_text.h"
 #include "launcher/store_probe.h"
@@ -125,11 +124,9 @@ void Agent::refuse(const Error& error) {
 
 void Agent::handle(const rendezvous::JobStart& message) {
   credit_.start(message.credit);
-  patience_ = std::chrono::milliseconds(message.master_timeout_ms);
+  begin_preparing(message);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
   hang_timeout_ = std::chrono::milliseconds(message.hang_timeout_ms);
-  keeper_.set_job_mark(message.job_id);
-  tree_.set_job(message.job_id);
   if (!message.setup.empty()) return start_task(set_up(message));
   accept(message, NodeJob::prepare(message, own_environment(), options_.directory));
 }
@@ -138,7 +135,7 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
   // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
-  // can. Not before the checks, which a slow network disk may hold up.
+  // can.
   if (!message.local) keeper_.set_lease(patience_);
   rendezvous::JobAccepted accepted{job_->program(), active_infiniband("")};
   accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job_->env(), message.explicit_env, "");
@@ -162,17 +159,6 @@ Awaitable<> Agent::probe(rendezvous::Probe request) {
                                      std::move(request.token), std::chrono::milliseconds(request.timeout_ms));
   link_.send(rendezvous::ProbeResult{request.attempt, std::move(way.address), std::move(way.failures),
                                      std::move(way.local)});
-}
-
-void Agent::handle(const rendezvous::NodeCheck& message) {
-  patience_ = std::chrono::milliseconds(message.job.master_timeout_ms);
-  start_task(check(message));
-}
-
-Awaitable<> Agent::check(rendezvous::NodeCheck request) {
-  const rendezvous::NodeChecked checked =
-      co_await check_node(std::move(request), own_environment(), options_.directory);
-  link_.send(checked);
 }
 
 void Agent::handle(const rendezvous::Spawn& message) {
@@ -357,8 +343,9 @@ void Agent::resign(std::string why, int signal) {
 
 Awaitable<> Agent::go_down() {
   setup_.stop();
+  tools_.stop();
   if (attempt_running_) workers_->stop(link_grace_);
-  while (attempt_running_ || setup_running_)
+  while (attempt_running_ || preparing_)
     co_await attempt_over_.async_wait(kUseTuple);
   down_ = true;
   tick_.expires_after(kFlushTime);  // the heartbeat sees `down_` and closes a link that does not drain

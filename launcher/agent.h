@@ -20,6 +20,7 @@
 #include "launcher/node_setup.h"
 #include "launcher/node_store.h"
 #include "launcher/output_credit.h"
+#include "launcher/tool_run.h"
 #include "launcher/worker_group.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/message.h"
@@ -58,6 +59,7 @@ class Agent final : public WorkerEvents {
   Awaitable<> feed_stdin();
   Awaitable<> go_down();
   Awaitable<> set_up(rendezvous::JobStart message);
+  Awaitable<Result<EnvVars>> make_environment(rendezvous::JobStart job, bool quiet);
 
   void handle(const rendezvous::JobStart& message);
   void handle(const rendezvous::OpenStore& message);
@@ -85,6 +87,7 @@ class Agent final : public WorkerEvents {
 
   void watch_for_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
+  void begin_preparing(const rendezvous::JobStart& job);
   void accept(const rendezvous::JobStart& message, Result<NodeJob> job);
   void refuse(const Error& error);
   void lose_master(std::string_view why);
@@ -99,7 +102,8 @@ class Agent final : public WorkerEvents {
   NodeStore store_;
   std::unique_ptr<WorkerGroup> workers_;
   NodeSetup setup_;
-  bool setup_running_ = false;
+  ToolStop tools_;          ///< of a check
+  bool preparing_ = false;  ///< --setup or a check runs
   AttemptTree tree_;
   std::unique_ptr<HangGuard> hang_guard_;  ///< of the attempt; null: nobody watches for hangs
   std::chrono::milliseconds hang_timeout_{0};
@@ -117,7 +121,7 @@ class Agent final : public WorkerEvents {
   std::chrono::milliseconds patience_{15'000};
   std::chrono::milliseconds link_grace_{5'000};
   asio::steady_timer tick_;
-  asio::steady_timer attempt_over_;  ///< cancelled when the attempt, or --setup, has ended
+  asio::steady_timer attempt_over_;  ///< cancelled when the attempt, --setup or a check has ended
   asio::posix::stream_descriptor keeper_fd_;
   asio::signal_set signals_;
   int exit_code_ = 0;

@@ -132,14 +132,7 @@ void CheckRun::on(const Tick&, Time now) {
   switch (state_) {
     case State::kAsking:
       for (std::size_t i = 0; i < stage_.size(); ++i) {
-        const std::string limit =
-            std::to_string(std::chrono::duration_cast<seconds>(answer_time()).count()) + " s";
-        if (stage_[i] == Stage::kConnecting) {
-          give_up(i, Error{ErrorCode::kTimeout, "no agent answered within " + limit});
-        } else if (stage_[i] == Stage::kAsked) {
-          give_up(i, Error{ErrorCode::kTimeout, "its agent answered, but did not finish its check within " +
-                                                    limit + "; is a network disk there out of reach?"});
-        }
+        if (stage_[i] == Stage::kConnecting || stage_[i] == Stage::kAsked) give_up(i, too_late(i));
       }
       return try_network(now);
     case State::kOpeningStore:
@@ -169,6 +162,16 @@ void CheckRun::on(const Tick&, Time now) {
 void CheckRun::answered(std::size_t node, Time now) {
   stage_[node] = Stage::kAnswered;
   try_network(now);
+}
+
+Error CheckRun::too_late(std::size_t node) const {
+  const std::string limit = limit_text(answer_time());
+  if (stage_[node] == Stage::kConnecting)
+    return Error{ErrorCode::kTimeout, "no agent answered within " + limit};
+  const bool setup = !spec_.setup.empty() || !spec_.hosts[node].setup.empty();
+  return Error{ErrorCode::kTimeout, "its agent answered, but did not finish its check within " + limit +
+                                        (setup ? ", --setup included; --verbose shows what that prints"
+                                               : "; is a network disk there out of reach?")};
 }
 
 void CheckRun::give_up(std::size_t node, Error error) {

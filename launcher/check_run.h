@@ -115,6 +115,7 @@ class CheckRun {
   void on(const Tick& event, Time now);
   void on_probed(std::size_t node, const rendezvous::ProbeResult& probed, Time now);
   void answered(std::size_t node, Time now);
+  Error too_late(std::size_t node) const;
   void give_up(std::size_t node, Error error);
   void try_network(Time now);
   void probe_all(Time now);

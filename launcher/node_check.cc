@@ -71,21 +71,6 @@ void add_disk(std::vector<NodeDisk>& disks, const std::string& path) {
 
 // ---- the job's own needs, judged by what a job would say
 
-rendezvous::JobStart asking_for(const rendezvous::JobStart& job, const std::string& directory,
-                                bool environment) {
-  rendezvous::JobStart ask;
-  ask.job_id = job.job_id;
-  ask.host = job.host;
-  ask.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
-  ask.argv = {"/proc/self/exe"};  // is there
-  ask.chdir = directory;
-  if (environment) {
-    ask.env = job.env;
-    ask.explicit_env = job.explicit_env;
-  }
-  return ask;
-}
-
 /// Whether the program can be looked for although its directory is missing.
 bool needs_directory(const rendezvous::JobStart& job) {
   switch (static_cast<WorkerCommand::Kind>(job.command_kind)) {
@@ -102,19 +87,32 @@ bool needs_directory(const rendezvous::JobStart& job) {
   return false;
 }
 
-void check_job(const rendezvous::NodeCheck& request, const EnvVars& node_env, const std::string& agent_dir,
+/// What prepares a job, asked for its environment alone.
+Result<> environment_fits(const rendezvous::JobStart& job, const EnvVars& env) {
+  rendezvous::JobStart ask;
+  ask.job_id = job.job_id;
+  ask.host = job.host;
+  ask.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
+  ask.argv = {"/proc/self/exe"};  // is there
+  auto fits = NodeJob::prepare_in(ask, env, "");
+  return fits ? Result<>() : Result<>(fits.error());
+}
+
+void check_job(const rendezvous::NodeCheck& request, const Result<EnvVars>& env, const std::string& agent_dir,
                NodeChecked& checked) {
   const rendezvous::JobStart& job = request.job;
-  const auto directory = NodeJob::prepare(asking_for(job, job.chdir, false), node_env, agent_dir);
+  const auto directory = NodeJob::directory(job.chdir);
   checked.directory = job.chdir;
   if (!directory) checked.directory_trouble = directory.error().text;
-  const auto environment = NodeJob::prepare(asking_for(job, "", true), node_env, agent_dir);
+  // Without its directory --setup did not run, which is told already.
+  if (!directory && !job.setup.empty()) return;
+  const Result<> environment = env ? environment_fits(job, *env) : Result<>(env.error());
   if (!environment) checked.environment_trouble = environment.error().text;
   // With a broken environment it would not be clear what a search in PATH means.
   if (!request.has_program || !environment || (!directory && needs_directory(job))) return;
   rendezvous::JobStart whole = job;
   if (!directory) whole.chdir.clear();
-  const auto program = NodeJob::prepare(whole, node_env, agent_dir);
+  const auto program = NodeJob::prepare_in(whole, *env, agent_dir);
   if (program) {
     checked.program = program->program();
   } else {
@@ -148,33 +146,65 @@ void add_versions(NodeChecked& checked, const rendezvous::Pairs& versions) {
   }
 }
 
-// ---- GPUs
+// ---- tools
 
-Awaitable<ToolOutput> ask(std::vector<std::string> argv, EnvVars env, Clock::time_point until) {
+/// How tools are run.
+struct Tools {
+  EnvVars env;
+  Clock::time_point until;
+  ToolStop* stop;
+};
+
+Awaitable<ToolOutput> ask(std::vector<std::string> argv, Tools tools, std::string cwd = {}) {
   std::set<pid_t> pids;
   ChildSpec spec;
   spec.path = argv.front();
   spec.argv = std::move(argv);
-  for (const auto& [name, value] : env)
+  spec.cwd = std::move(cwd);
+  for (const auto& [name, value] : tools.env)
     spec.env.push_back(name + "=" + value);
-  co_return co_await run_tool(std::move(spec), until, kToolText, &pids);
+  ToolOutput told = co_await run_tool(std::move(spec), tools.until, kToolText, &pids, tools.stop);
+  co_return told;
 }
 
-Awaitable<GpuFacts> ask_nvml(std::string helper, EnvVars env, Clock::time_point until) {
+/// Whether the Python of the job finds the module of -m: its first part, for the others would be imported.
+/// One that is slow to tell is taken at its word that it starts.
+Awaitable<std::string> ask_python(std::string python, std::string module, std::string cwd, Tools tools) {
+  const std::string top = module.substr(0, module.find('.'));
+  std::vector<std::string> argv(4, python);
+  argv[1] = "-c";
+  argv[2] =
+      "import sys, importlib.util as u; print('ddplaunch: ' + str(u.find_spec(sys.argv[1]) is not None))";
+  argv[3] = top;
+  const auto until = tools.until;
+  const ToolOutput told = co_await ask(std::move(argv), std::move(tools), std::move(cwd));
+  if (told.text.find("ddplaunch: True") != std::string::npos || Clock::now() >= until) co_return "";
+  if (told.text.find("ddplaunch: False") == std::string::npos) {
+    const std::string lines = told.text.substr(0, told.text.find_last_not_of('\n') + 1);
+    co_return python + " cannot look for the module " + top + ": " + told.trouble + " (" +
+        lines.substr(lines.rfind('\n') + 1) + ")";
+  }
+  co_return python + " finds no module " + top +
+      "; install it there, or name its directory in PYTHONPATH (the working directory counts, too)";
+}
+
+// ---- GPUs
+
+Awaitable<GpuFacts> ask_nvml(std::string helper, Tools tools) {
   std::vector<std::string> argv(1, helper);
-  const ToolOutput told = co_await ask(std::move(argv), std::move(env), until);
+  const ToolOutput told = co_await ask(std::move(argv), std::move(tools));
   GpuFacts facts = read_nvml_lines(told.text);
   if (!told.success) facts.trouble = "the NVIDIA driver did not answer " + helper + ": " + told.trouble;
   co_return facts;
 }
 
-Awaitable<GpuFacts> ask_smi(std::string smi, EnvVars env, Clock::time_point until) {
+Awaitable<GpuFacts> ask_smi(std::string smi, Tools tools) {
   std::vector<std::string> argv(3, "--format=csv,noheader,nounits");
   argv[0] = smi;
   argv[1] = "--query-gpu=index,uuid,name,memory.total,memory.free,driver_version";
-  const ToolOutput gpus = co_await ask(argv, env, until);
+  const ToolOutput gpus = co_await ask(argv, tools);
   argv[1] = "--query-compute-apps=gpu_uuid,pid,used_memory";
-  const ToolOutput apps = co_await ask(argv, env, until);
+  const ToolOutput apps = co_await ask(argv, tools);
   GpuFacts facts = read_smi(gpus.text, apps.success ? apps.text : "");
   if (!gpus.success) {
     facts.trouble = "nvidia-smi: " + gpus.trouble;
@@ -185,15 +215,18 @@ Awaitable<GpuFacts> ask_smi(std::string smi, EnvVars env, Clock::time_point unti
 }
 
 /// ddplaunch-nvml where it is installed beside the agent; else nvidia-smi, which comes with the driver.
-Awaitable<GpuFacts> ask_driver(std::string agent_dir, EnvVars env, std::chrono::milliseconds timeout) {
-  const auto until = Clock::now() + timeout;
+Awaitable<GpuFacts> ask_driver(std::string agent_dir, Tools tools) {
+  GpuFacts facts;
   const std::string helper = agent_dir + "/ddplaunch-nvml";
-  if (::access(helper.c_str(), X_OK) == 0) co_return co_await ask_nvml(helper, std::move(env), until);
   std::optional<std::string_view> search;
-  if (const std::string* path = find_env(env, "PATH")) search = *path;
+  if (const std::string* path = find_env(tools.env, "PATH")) search = *path;
   const auto smi = find_program("nvidia-smi", search, "/");
-  if (!smi) co_return GpuFacts{};
-  co_return co_await ask_smi(*smi, std::move(env), until);
+  if (::access(helper.c_str(), X_OK) == 0) {
+    facts = co_await ask_nvml(helper, std::move(tools));
+  } else if (smi) {
+    facts = co_await ask_smi(*smi, std::move(tools));
+  }
+  co_return facts;
 }
 
 void add_gpus(NodeChecked& checked, GpuFacts facts) {
@@ -302,15 +335,16 @@ std::vector<std::string> infiniband_adapters(const std::string& root) {
 
 }  // namespace facts
 
-Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, EnvVars node_env, std::string agent_dir) {
+Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars> job_env, EnvVars merged,
+                                  std::string agent_dir, ToolStop* stop) {
   NodeChecked checked;
   utsname system{};
   if (::uname(&system) == 0)
     checked.system = std::string(system.sysname) + " " + system.release + " " + system.machine;
   checked.os = facts::os_name("/etc/os-release");
-  check_job(request, node_env, agent_dir, checked);
+  check_job(request, job_env, agent_dir, checked);
 
-  const EnvVars env = merge_env(node_env, request.job.env, request.job.explicit_env);
+  const EnvVars env = job_env ? std::move(*job_env) : std::move(merged);
   if (const std::string prefix = python_prefix(checked, env); !prefix.empty())
     add_versions(checked, facts::python_versions(prefix, ""));
   checked.nofile = children_nofile() == RLIM_INFINITY ? kNoLimit : children_nofile();
@@ -325,7 +359,13 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, EnvVars node_en
   const std::string* temporary = find_env(env, "TMPDIR");
   add_disk(checked.disks, temporary != nullptr && !temporary->empty() ? *temporary : "/tmp");
 
-  GpuFacts gpus = co_await ask_driver(agent_dir, env, std::chrono::milliseconds(request.timeout_ms));
+  const Tools tools{env, Clock::now() + std::chrono::milliseconds(request.timeout_ms), stop};
+  const bool module =
+      static_cast<WorkerCommand::Kind>(request.job.command_kind) == WorkerCommand::Kind::kModule;
+  if (module && !checked.program.empty() && !request.job.argv.empty())
+    checked.program_trouble =
+        co_await ask_python(checked.program, request.job.argv.front(), request.job.chdir, tools);
+  GpuFacts gpus = co_await ask_driver(agent_dir, tools);
   add_gpus(checked, std::move(gpus));
   checked.clock_ns = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
   checked.wall_ns = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -3,17 +3,20 @@
 #include <string>
 
 #include "base/asio.h"
+#include "base/result.h"
 #include "launcher/env_filter.h"
+#include "launcher/tool_run.h"
 #include "rendezvous/message.h"
 
 namespace ddp::launcher {
 
 /// Looks for what would be in a job's way on this node: files, limits, memory, GPUs. Changes nothing, and
-/// never fails: what cannot be found out is told as such. `agent_dir` is where this program lies, `node_env`
-/// its own environment. Blocks the loop while it looks at files, so as long as a dead network disk holds
-/// them; waits for tools without blocking, for `request.timeout_ms` at most.
-Awaitable<rendezvous::NodeChecked> check_node(rendezvous::NodeCheck request, EnvVars node_env,
-                                              std::string agent_dir);
+/// never fails: what cannot be found out is told as such. `env` is what the workers would start from, after
+/// --setup, or why that failed; then `merged`, as it was before, serves to ask for the rest. `agent_dir` is
+/// where this program lies. Blocks the loop while it looks at files, so as long as a dead network disk holds
+/// them; waits for tools without blocking, for `request.timeout_ms` at most, or until `stop`.
+Awaitable<rendezvous::NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars> env,
+                                              EnvVars merged, std::string agent_dir, ToolStop* stop);
 
 namespace facts {
 

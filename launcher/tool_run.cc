@@ -45,8 +45,12 @@ void kill_at(const std::shared_ptr<Running>& run, Clock::time_point when) {
 }  // namespace
 
 Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::size_t limit,
-                               std::set<pid_t>* pids) {
+                               std::set<pid_t>* pids, ToolStop* stop) {
   ToolOutput result;
+  if (stop != nullptr && stop->stopped) {
+    result.trouble = "it was not started";
+    co_return result;
+  }
   const auto executor = co_await asio::this_coro::executor;
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
@@ -71,6 +75,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
   const pid_t pid = run->child.pid();
   pids->insert(pid);
   kill_at(run, deadline);
+  if (stop != nullptr) stop->kill = [run] { kill_at(run, Clock::now()); };
   std::array<char, 8192> chunk;
   for (bool open = true; open && !run->late;) {
     const auto [error, count] = co_await run->out.async_read_some(asio::buffer(chunk), kUseTuple);
@@ -79,6 +84,7 @@ Awaitable<ToolOutput> run_tool(ChildSpec spec, Clock::time_point deadline, std::
     if (open) result.text.append(chunk.data(), std::min(count, limit - std::min(limit, result.text.size())));
   }
   if (!run->late) co_await until_readable(run->end);
+  if (stop != nullptr) stop->kill = nullptr;
   const bool late = std::exchange(run->late, false);
   if (late) {
     kill_at(run, Clock::now() + kKillTime);

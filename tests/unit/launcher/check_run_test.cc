@@ -162,6 +162,21 @@ TEST_CASE("who does not answer in time is given up, and the rest goes on") {
   CHECK(result.nodes[2].error->text == "no agent answered within 30 s");
 }
 
+TEST_CASE("a setup that does not end is named, and a short limit as it is") {
+  Play play(2);
+  play.spec.start_timeout = 500ms;
+  play.spec.hosts[1].setup = "sleep 100";
+  play.note(play.run->start(play.now));
+  play.up(1);
+  play.tick();
+  REQUIRE(play.run->finished());
+  const CheckResult result = play.run->take_result();
+  CHECK(result.nodes[0].error->text == "no agent answered within 375 ms");
+  CHECK(result.nodes[1].error->text ==
+        "its agent answered, but did not finish its check within 375 ms, --setup included; --verbose shows "
+        "what that prints");
+}
+
 TEST_CASE("a way that nobody tells of in time is closed") {
   Play play(2);
   for (const std::size_t node : {0, 1})
