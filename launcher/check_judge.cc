@@ -132,7 +132,9 @@ class Judge {
 void Judge::judge_error(std::size_t i, const Error& error) {
   if (error.code == ErrorCode::kCancelled && result_.stop_signal != 0) return;
   const bool agent = error.code == ErrorCode::kAgentMissing || error.code == ErrorCode::kAgentMismatch;
-  findings_.error(agent ? "agent" : "reach", i, error.text, "");
+  const std::string prefix = spec_.hosts[i].name + ": ";  // a finding begins with its hosts anyhow
+  findings_.error(agent ? "agent" : "reach", i,
+                  error.text.starts_with(prefix) ? error.text.substr(prefix.size()) : error.text, "");
 }
 
 void Judge::judge_facts(std::size_t i, const NodeChecked& facts) {
@@ -226,7 +228,10 @@ void Judge::judge_network() {
   }
   const NetChoice& choice = **result_.network;
   for (std::size_t k = 0; k < result_.networked.size() && !choice.one_machine; ++k) {
-    if (choice.way(result_.master_addr).interfaces[k].empty()) {
+    const CheckedNode& node = result_.nodes[result_.networked[k]];
+    const std::string& local = result_.networked[k] == 0 ? result_.master_addr : node.local;
+    if (choice.way(result_.master_addr).interfaces[k].empty() &&
+        interface_of(node.hello.interfaces, local).empty()) {
       findings_.warn("network", result_.networked[k],
                      "it is not clear which interface the workers are to use",
                      "name the network with --network");
@@ -276,6 +281,12 @@ void Judge::judge_gpus() {
 void Judge::judge_gpus_of(std::size_t i, const NodeChecked& facts) {
   if (!facts.gpus_trouble.empty()) findings_.warn("gpus", i, facts.gpus_trouble, "");
   const std::vector<std::string>& wanted = spec_.hosts[i].devices;
+  const bool none = facts.gpus.empty() && result_.nodes[i].hello.gpus == 0;
+  if (none && !wanted.empty() && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
+    findings_.error(
+        "gpus", i, "gpus= names " + plural(wanted.size(), "GPU") + ", but it has none",
+        "correct gpus= or --include, look why the driver shows none, or say --nproc-per-node cpu");
+  }
   for (const std::string& device : wanted) {
     const auto number = remote::whole_number(device, 65'535);
     if (number && !facts.gpus.empty() && *number >= facts.gpus.size()) {

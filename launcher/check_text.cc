@@ -116,7 +116,11 @@ std::string chosen_interface(const CheckResult& result, std::size_t node) {
   const auto k = static_cast<std::size_t>(at - result.networked.begin());
   const auto& interfaces =
       result.master_addr.empty() ? choice.ways.front().interfaces : choice.way(result.master_addr).interfaces;
-  return k < interfaces.size() ? interfaces[k] : std::string();
+  if (k >= interfaces.size()) return {};
+  if (!interfaces[k].empty()) return interfaces[k];
+  // As a job does it: by the address that the node's way to node 0 went out from.
+  const CheckedNode& it = result.nodes[node];
+  return interface_of(it.hello.interfaces, node == 0 ? result.master_addr : it.local);
 }
 
 std::string chosen_address(const CheckResult& result, std::size_t node) {
@@ -133,11 +137,16 @@ std::string chosen_address(const CheckResult& result, std::size_t node) {
 
 std::vector<std::string> node_variables(const JobSpec& spec, const CheckResult& result, std::size_t node) {
   std::vector<std::string> names;
-  if (const std::string interface = chosen_interface(result, node); !interface.empty()) {
-    names.push_back("NCCL_SOCKET_IFNAME==" + interface);
-    names.push_back("GLOO_SOCKET_IFNAME=" + interface);
-  }
   const remote::Host& host = spec.hosts[node];
+  const auto by_user = [&](const char* name) {
+    const auto is_it = [&](const auto& variable) { return variable.first == name; };
+    return std::any_of(spec.explicit_env.begin(), spec.explicit_env.end(), is_it) ||
+           std::any_of(host.env.begin(), host.env.end(), is_it);
+  };
+  if (const std::string interface = chosen_interface(result, node); !interface.empty()) {
+    if (!by_user("NCCL_SOCKET_IFNAME")) names.push_back("NCCL_SOCKET_IFNAME==" + interface);
+    if (!by_user("GLOO_SOCKET_IFNAME")) names.push_back("GLOO_SOCKET_IFNAME=" + interface);
+  }
   if (!host.devices.empty()) {
     std::string devices;
     for (const std::string& device : host.devices)

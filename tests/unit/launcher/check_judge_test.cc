@@ -118,6 +118,29 @@ const std::vector<Row>& rows() {
          c.spec.hosts[0].devices = {"0", "7"};
        },
        "error gpus 0: gpus= names GPU 7, but it has 2 GPUs, numbered from 0\n"},
+      {"GPUs on a node without any",
+       [](Case& c) {
+         c.plan(1);
+         for (std::size_t i : {0, 1, 2}) {
+           c.result.nodes[i].hello.gpus = 0;
+           c.facts(i).gpus.clear();
+         }
+         c.spec.hosts[0].devices = {"0"};
+         c.spec.hosts[1].devices = {"GPU-5e", "GPU-6f"};
+       },
+       "error gpus 0: gpus= names 1 GPU, but it has none\nerror gpus 1: gpus= names 2 GPUs, but it has "
+       "none\n"},
+      {"chosen slots of a job on CPUs",
+       [](Case& c) {
+         c.plan(1);
+         for (std::size_t i : {0, 1, 2}) {
+           c.result.nodes[i].hello.gpus = 0;
+           c.facts(i).gpus.clear();
+         }
+         c.spec.hosts[0].devices = {"0"};
+         c.spec.nproc.kind = ProcsPerNode::Kind::kCpu;
+       },
+       ""},
       {"somebody is there already",
        [](Case& c) {
          c.facts(1).gpus[1].processes = 1;
@@ -179,7 +202,7 @@ const std::vector<Row>& rows() {
        "error port 2: it cannot reach gpu01 (10.0.0.1:4000: no answer)\n"},
       {"unreachable, and an old agent",
        [](Case& c) {
-         c.result.nodes[0].error = Error{ErrorCode::kUnreachable, "connection refused"};
+         c.result.nodes[0].error = Error{ErrorCode::kUnreachable, "gpu01: connection refused"};
          c.result.nodes[1].error = Error{ErrorCode::kAgentMismatch, "version 0.0.1"};
          for (std::size_t i : {0, 1})
            c.result.nodes[i].facts.reset();
@@ -274,6 +297,22 @@ TEST_CASE("the plan of hosts") {
         "MASTER_ADDR 10.0.0.1\n"
         "network: 10.0.0.0/8, which all nodes share\n");
   CHECK(hosts_json(made.spec, made.result, {}).find("secret") == std::string::npos);
+}
+
+TEST_CASE(
+    "an interface that the plan leaves open is that of the way taken, and the user's own is left alone") {
+  Case made = healthy_nodes(3);
+  made.result.network->value().ways[0].interfaces = {"", "", ""};
+  made.result.nodes[1].local = "10.0.0.2";
+  made.spec.explicit_env = {{"NCCL_SOCKET_IFNAME", "ib"}};
+  made.spec.hosts[1].env = {{"GLOO_SOCKET_IFNAME", "ib1"}};
+  CHECK(chosen_interface(made.result, 0) == "eth0");
+  CHECK(chosen_interface(made.result, 1) == "eth0");
+  CHECK(chosen_interface(made.result, 2).empty());
+  using Names = std::vector<std::string>;
+  CHECK(node_variables(made.spec, made.result, 0) == Names{"GLOO_SOCKET_IFNAME=eth0"});
+  CHECK(node_variables(made.spec, made.result, 1) == Names{"GLOO_SOCKET_IFNAME"});
+  CHECK(found(made) == "warning network 2: it is not clear which interface the workers are to use\n");
 }
 
 }  // namespace ddp::launcher
