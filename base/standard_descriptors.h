@@ -6,5 +6,7 @@ namespace ddp {
 /// files, sockets or timers would get these numbers, and what is meant for the terminal would be written into
 /// them. To be called first in main, before anything is opened.
 void fill_standard_descriptors();
+/// Whether that had to open `fd`: what is written there is lost, and nobody wants it to be.
+bool was_closed(int fd);
 
 }  // namespace ddp

@@ -24,6 +24,12 @@ nanoseconds wall_now() {
   return std::chrono::system_clock::now().time_since_epoch();
 }
 
+/// nohup and shells' background jobs ignore signals on purpose; a handler of ours would undo that.
+bool inherited_ignored(int number) {
+  struct sigaction action {};
+  return ::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 remote::FanOutOptions with_deadline(remote::FanOutOptions options, std::chrono::milliseconds time) {
   options.deadline = std::chrono::steady_clock::now() + time;
   return options;
@@ -41,7 +47,10 @@ CheckMaster::CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::
       fan_out_(loop.get_executor(), remote, local, with_deadline(std::move(options), run_.answer_time())),
       deadline_(loop),
       ping_timer_(loop),
-      signals_(loop, SIGINT, SIGTERM, SIGHUP) {
+      signals_(loop) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    if (!inherited_ignored(number)) signals_.add(number);
+  }
   for (std::size_t i = 0; i < run_.node_count(); ++i)
     nodes_.push_back(std::make_unique<NodeLink>(i, loop.get_executor(), spec.hosts[i].name));
 }
