@@ -171,6 +171,57 @@ class Check(LaunchTest):
         self.assertIn("127.0.0.2", out)
         self.assert_no_agent()
 
+    def test_setup_runs_as_in_a_job(self):
+        tools = self.dir / "tools"
+        tools.mkdir()
+        self.script("tools/tool-of-a-module", "#!/bin/sh\n")
+        setup = f"case $SSH_CONNECTION in *' 127.0.0.3 '*) set -e; echo no module; (exit 4); esac; PATH={tools}:$PATH"
+        done, report = self.check_json("--setup", setup, "tool-of-a-module")
+        self.assertEqual(done.returncode, 115, done)
+        self.assertEqual(self.errors(report), [("environment", ["127.0.0.3"], "--setup failed: its shell exited 4")])
+        self.assertEqual(report["findings"][0]["advice"].splitlines()[-1], "  no module")
+        self.assertEqual(done.stderr, "ddplaunch: exit 115: a job would fail, 1 error found\n")
+        self.assertEqual([host["program"] for host in report["hosts"]],
+                         [f"{tools}/tool-of-a-module", None, f"{tools}/tool-of-a-module"])
+
+    def test_what_would_break_the_job_on_one_host(self):
+        self.hostfile("127.0.0.2\n127.0.0.3 gpus=0,1\n127.0.0.4 env:PYTHONPATH=%s\n" % self.dir)
+        (self.dir / "planted").mkdir()
+        (self.dir / "planted" / "__init__.py").write_text("raise SystemExit('imported')\n")
+        nowhere = self.dir / "empty"
+        nowhere.mkdir()
+        done, report = self.check_json("--chdir", nowhere, "--python", sys.executable, "-m", "planted.train")
+        self.assertEqual(done.returncode, 115, done)
+        expected = [("program", ["127.0.0.2", "127.0.0.3"], f"{sys.executable} finds no module planted")]
+        if report["hosts"][1]["gpu_count"] == 0:
+            expected.append(("gpus", ["127.0.0.3"], "gpus= names 2 GPUs, but it has none"))
+        self.assertEqual(self.errors(report)[:2], expected)
+
+    def test_interrupt_ends_a_tool_that_hangs(self):
+        smi = self.dir / "tools"
+        smi.mkdir()
+        self.script("tools/nvidia-smi", f"#!/bin/sh\ntrap '' TERM\necho $$ >> {self.dir}/up\nexec sleep 300\n")
+        self.hostfile("127.0.0.2\n")
+        process = subprocess.Popen(self.command_of("--env", f"PATH={smi}:{os.environ['PATH']}"), stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+        up = self.dir / "up"
+        self.assertTrue(wait_until(lambda: up.exists() and up.read_text().endswith("\n"), 30))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, err)
+        self.assert_no_agent()
+        self.assertTrue(wait_until(lambda: not pathlib.Path("/proc", up.read_text().strip()).exists()), "the tool is left")
+
+    def test_a_result_that_cannot_be_written(self):
+        for end, why in (("> /dev/full", "the result could not be written to standard output: No space left on device"),
+                         (">&-", "the result could not be written, for standard output is closed")):
+            for program, code, last in (("sh", 116, f"exit 116: {why}"),
+                                        ("no-such-program", 115, f"{why}\nddplaunch: exit 115: a job would fail, 1 error found")):
+                done = subprocess.run(["sh", "-c", f'"$0" check {program} {end}', DDPLAUNCH], stderr=subprocess.PIPE, text=True,
+                                      timeout=60, stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir, check=False)
+                self.assertEqual((done.returncode, done.stderr), (code, f"ddplaunch: {last}\n"))
+
     def test_gpus_by_nvml(self):
         if not (FAKE_NVML / "libnvidia-ml.so.1").exists():
             self.skipTest("no fake library")

@@ -328,7 +328,9 @@ class Setup(SshEnvTest):
         self.cluster()
         done = self.run_job(*self.ssh, "--start-timeout", "9s", "--setup", "case $SSH_CONNECTION in *127.0.0.3*) sleep 100;; esac", "true")
         self.assertEqual(done.code, 112, done)
-        self.assertIn("the job did not start within 9 s; waiting for 127.0.0.3 (running --setup)", done.err)
+        self.assertIn("ddplaunch: exit 112: node 127.0.0.3: it was still running --setup when the start limit of 9 s ran out "
+                      "(--start-timeout)\n", done.err)
+        self.assertNotIn("127.0.0.2: it", done.err)
 
     def test_per_host_in_the_hostfile(self):
         nodes = self.cluster()
