@@ -17,7 +17,7 @@ const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOpera
                                                         {"broadcast", BenchOperation::kBroadcast},
                                                         {"sendrecv", BenchOperation::kSendReceive}};
 const std::map<std::string, CommKind> kWays{
-    {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}};
+    {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}, {"gloo", CommKind::kGloo}};
 
 void add_bytes(CLI::App& app, const char* name, std::size_t& value, const char* text) {
   app.add_option_function<std::string>(
@@ -75,10 +75,11 @@ void add_options(CLI::App& app, BenchOptions& options, double& timeout) {
            const auto found = kWays.find(word);
            if (found == kWays.end())
              throw CLI::ValidationError(
-                 "--comm", "there is no way between ranks \"" + word + "\"; write auto, tcp or shm");
+                 "--comm", "there is no way between ranks \"" + word + "\"; write auto, tcp, shm or gloo");
            options.comm = found->second;
          },
-         "auto: shared memory inside a node, TCP between nodes; tcp; shm (default auto)")
+         "auto: shared memory inside a node, TCP between nodes; tcp; shm; gloo, where it was built in "
+         "(default auto)")
       ->type_name("WAY");
   app.add_option("--comm-timeout", timeout, "seconds after which a peer that does nothing is lost")
       ->check(CLI::Range(0.001, 86'400.0).description(""))

@@ -164,10 +164,14 @@ void add_ranks(CLI::App& app, Options& options) {
   group.number("--sync-every-inter", options.sync_every_inter,
                "average over the nodes only every K steps; inside a node every step", 1, 1e9, "K");
   group.choice<CommKind>(
-      "--comm", options.comm, {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}},
+      "--comm", options.comm,
+      {{"auto", CommKind::kAuto},
+       {"tcp", CommKind::kTcp},
+       {"shm", CommKind::kShm},
+       {"gloo", CommKind::kGloo}},
       "way between ranks",
       "auto: shared memory inside a node, TCP between nodes; tcp: only that; shm: as auto, "
-      "but never without shared memory (default auto)",
+      "but never without shared memory; gloo: where it was built in (default auto)",
       "WAY");
   app.add_option_function<std::string>(
          "--comm-timeout",

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "apps/train/gloo_communicator.h"
 #include "apps/train/node_communicator.h"
 #include "apps/train/node_links.h"
 #include "apps/train/peer_connect.h"
@@ -201,12 +202,21 @@ Result<World> join_world(const WorkerEnvironment& environment, const WorldOption
                      " needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
                      "they tell which ranks share a node"};
   }
-  if (options.with_nodes && options.comm == CommKind::kTcp) {
-    return Error{ErrorCode::kUsage,
-                 "--sync-every-inter uses shared memory inside the nodes: leave --comm tcp out"};
+  if (options.with_nodes && (options.comm == CommKind::kTcp || options.comm == CommKind::kGloo)) {
+    return Error{ErrorCode::kUsage, "--sync-every-inter uses shared memory inside the nodes: leave --comm " +
+                                        std::string(options.comm == CommKind::kTcp ? "tcp" : "gloo") +
+                                        " out"};
   }
   World world;
   if (auto reached = reach_store(environment, options, world); !reached) return reached.error();
+  if (options.comm == CommKind::kGloo) {
+    auto connected =
+        connect_gloo(environment.rank, environment.world_size, options.step_timeout, *world.directory);
+    if (!connected) return connected.error();
+    world.communicator = std::move(*connected);
+    world.way = "gloo";
+    return world;
+  }
   if (options.comm != CommKind::kTcp && knows_nodes(environment)) {
     auto map = find_nodes(environment, options, *world.directory);
     if (!map) return map.error();

@@ -99,6 +99,12 @@ class Tables(unittest.TestCase):
         self.assertRegex(results[0][2], r"^train: bus bandwidth [\d.]+ GB/s at 4096 bytes is under --min-busbw 1e\+06\n$")
         self.assertEqual(results[1][::2], (0, ""))
 
+    def test_gloo_where_it_was_built_in(self):
+        for code, out, err in run((2,), "--bench", "allreduce", "--comm", "gloo", "-b", "4K", "-e", "4K", "-n", "2"):
+            if code:
+                self.assertEqual((code, out, err), (1, "", "train: --comm gloo: this train was built without Gloo; a build with "
+                                                           "cmake -DDDP_GLOO=ON has it\n"))
+
     def test_one_process_alone(self):
         env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
         done = subprocess.run([TRAIN, "--bench", "allreduce", "-e", "8", "-n", "1"], env=env, text=True, capture_output=True,
