@@ -1,0 +1,109 @@
+// Clients of a store in the numbering of torch <= 2.0, which our store and Debian's torch both serve: each
+// connection sets a key, gets it, and begins again, one request at a time as PyTorch's clients do.
+// tests/bench/rendezvous runs it.
+//
+//   store_load PORT CONNECTIONS SECONDS      prints "pairs seconds": a pair is one SET and one GET that was
+//   answered
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::size_t kValue = 32;  // an address, as Gloo and NCCL publish
+
+[[noreturn]] void fail(const char* what) {
+  std::perror(what);
+  std::exit(1);
+}
+
+std::string number(std::uint64_t value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+struct Client {
+  int fd = -1;
+  std::string request;  ///< SET and GET in one write, as two requests
+  std::size_t got = 0;
+};
+
+Client connected(std::uint16_t port, int index) {
+  Client client;
+  client.fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(client.fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) fail("connect");
+  const int on = 1;
+  ::setsockopt(client.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  const std::string key = "/init//rank" + std::to_string(index);
+  const std::string sized_key = number(key.size()) + key;
+  client.request =
+      std::string(1, '\0') + sized_key + number(kValue) + std::string(kValue, 'v') + '\2' + sized_key;
+  return client;
+}
+
+void ask(const Client& client) {
+  if (::send(client.fd, client.request.data(), client.request.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(client.request.size()))
+    fail("send");
+}
+
+/// True when the answer is whole.
+bool hear(Client& client) {
+  char buffer[64];
+  const ssize_t count = ::recv(client.fd, buffer, sizeof buffer, MSG_DONTWAIT);
+  if (count < 0 && errno == EAGAIN) return false;
+  if (count <= 0) fail("the store closed a connection");
+  client.got += static_cast<std::size_t>(count);
+  if (client.got < 8 + kValue) return false;
+  if (client.got > 8 + kValue) fail("the store answered too much");
+  client.got = 0;
+  return true;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count != 4) return 2;
+  const auto port = static_cast<std::uint16_t>(std::atoi(words[1]));
+  std::vector<Client> clients;
+  for (int i = 0; i < std::atoi(words[2]); ++i)
+    clients.push_back(connected(port, i));
+  const int poller = ::epoll_create1(EPOLL_CLOEXEC);
+  for (Client& client : clients) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.ptr = &client;
+    if (::epoll_ctl(poller, EPOLL_CTL_ADD, client.fd, &event) != 0) fail("epoll_ctl");
+    ask(client);
+  }
+  const auto began = Clock::now();
+  const auto until = began + std::chrono::duration<double>(std::atof(words[3]));
+  std::uint64_t pairs = 0;
+  std::vector<epoll_event> events(256);
+  while (Clock::now() < until) {
+    const int ready = ::epoll_wait(poller, events.data(), static_cast<int>(events.size()), 1000);
+    for (int i = 0; i < ready; ++i) {
+      Client& client = *static_cast<Client*>(events[static_cast<std::size_t>(i)].data.ptr);
+      if (!hear(client)) continue;
+      ++pairs;
+      ask(client);
+    }
+  }
+  std::printf("%llu %.3f\n", static_cast<unsigned long long>(pairs),
+              std::chrono::duration<double>(Clock::now() - began).count());
+  return 0;
+}
