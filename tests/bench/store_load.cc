@@ -2,7 +2,7 @@
 // connection sets a key, gets it, and begins again, one request at a time as PyTorch's clients do.
 // tests/bench/rendezvous runs it.
 //
-//   store_load PORT CONNECTIONS SECONDS      prints "pairs seconds": a pair is one SET and one GET that was
+//   store_load PORT CONNECTIONS SECONDS      prints "rounds seconds": a pair is one SET and one GET that was
 //   answered
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -34,7 +34,8 @@ std::string number(std::uint64_t value) {
 
 struct Client {
   int fd = -1;
-  std::string request;  ///< SET and GET in one write, as two requests
+  std::string set;
+  std::string get;
   std::size_t got = 0;
 };
 
@@ -50,15 +51,20 @@ Client connected(std::uint16_t port, int index) {
   ::setsockopt(client.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   const std::string key = "/init//rank" + std::to_string(index);
   const std::string sized_key = number(key.size()) + key;
-  client.request =
-      std::string(1, '\0') + sized_key + number(kValue) + std::string(kValue, 'v') + '\2' + sized_key;
+  client.set = std::string(1, '\0') + sized_key + number(kValue) + std::string(kValue, 'v');
+  client.get = '\2' + sized_key;
   return client;
 }
 
-void ask(const Client& client) {
-  if (::send(client.fd, client.request.data(), client.request.size(), MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(client.request.size()))
+void say(const Client& client, const std::string& request) {
+  if (::send(client.fd, request.data(), request.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(request.size()))
     fail("send");
+}
+
+void ask(const Client& client, int sets) {
+  for (int i = 0; i < sets; ++i)
+    say(client, client.set);
+  say(client, client.get);
 }
 
 /// True when the answer is whole.
@@ -77,8 +83,9 @@ bool hear(Client& client) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 4) return 2;
+  if (count != 5) return 2;
   const auto port = static_cast<std::uint16_t>(std::atoi(words[1]));
+  const int sets = std::atoi(words[4]);
   std::vector<Client> clients;
   for (int i = 0; i < std::atoi(words[2]); ++i)
     clients.push_back(connected(port, i));
@@ -88,22 +95,22 @@ int main(int count, char** words) {
     event.events = EPOLLIN;
     event.data.ptr = &client;
     if (::epoll_ctl(poller, EPOLL_CTL_ADD, client.fd, &event) != 0) fail("epoll_ctl");
-    ask(client);
+    ask(client, 1);
   }
   const auto began = Clock::now();
   const auto until = began + std::chrono::duration<double>(std::atof(words[3]));
-  std::uint64_t pairs = 0;
+  std::uint64_t rounds = 0;
   std::vector<epoll_event> events(256);
   while (Clock::now() < until) {
     const int ready = ::epoll_wait(poller, events.data(), static_cast<int>(events.size()), 1000);
     for (int i = 0; i < ready; ++i) {
       Client& client = *static_cast<Client*>(events[static_cast<std::size_t>(i)].data.ptr);
       if (!hear(client)) continue;
-      ++pairs;
-      ask(client);
+      ++rounds;
+      ask(client, sets);
     }
   }
-  std::printf("%llu %.3f\n", static_cast<unsigned long long>(pairs),
+  std::printf("%llu %.3f\n", static_cast<unsigned long long>(rounds),
               std::chrono::duration<double>(Clock::now() - began).count());
   return 0;
 }
