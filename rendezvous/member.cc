@@ -56,8 +56,11 @@ void Member::on(const LinkLost&, Time) {
 void Member::on(const WorkersGone& event, Time) {
   if (!running_ || event.attempt != attempt_) return;
   running_ = false;
-  actions_.emplace_back(SayEnded{event.attempt});
-  if (!leaving_) return;
+  if (!leaving_) {
+    actions_.emplace_back(SayEnded{event.attempt});
+    return;
+  }
+  // Not SayEnded, which would pass for a good end: that the link ends, with a goodbye, tells all.
   quitted_ = true;
   actions_.emplace_back(Quit{*leaving_});
 }

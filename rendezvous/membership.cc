@@ -72,8 +72,7 @@ void Membership::refuse(const Sender& from, std::string reason) {
 bool Membership::admit(const Sender& from, const Joined& event) {
   const Node* node = from.host < nodes_.size() ? &nodes_[from.host] : nullptr;
   const bool present = node != nullptr && node->present;
-  if (present && from.life <= node->life)
-    return false;  // the same hello again, or one that was long on its way
+  if (present && from.life == node->life) return false;  // the same hello again
   std::string why;
   if (from.job != rules_.job) {
     why = "it belongs to job " + std::string(from.job) + ", not to " + rules_.job;
@@ -84,7 +83,7 @@ bool Membership::admit(const Sender& from, const Joined& event) {
   } else if (event.slots < 1) {
     why = "it has no slots";
   } else if (node != nullptr && from.life <= node->life) {
-    why = "it was given up; a new agent has to join";
+    why = present ? "a later agent of its host has joined" : "it was given up; a new agent has to join";
   } else if (present && !node->suspect && !event.name.empty() && event.name != node->name) {
     why = "node " + std::to_string(from.host) + " is " + node->name +
           " already; each node needs a --node-rank of its own";

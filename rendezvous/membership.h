@@ -45,6 +45,8 @@ class Membership {
   State state() const { return state_; }
   std::uint32_t attempt() const { return attempt_; }
   const World& world() const { return world_; }  ///< of the attempt; empty before the first
+  /// Of the node whose word counts: with the host it names its link. The host must have joined.
+  std::uint32_t life(HostNumber host) const { return nodes_[host].life; }
   int present() const { return present_; }
   int restarts() const { return restarts_; }  ///< that the budget paid for, over the whole job
 

@@ -71,7 +71,7 @@ TEST_CASE("member: ends its workers when the lease is over, and an order after i
   CHECK(member.deadline() == std::nullopt);
   CHECK(text_of(member.step(Member::Tick{}, 16s)).empty());
   CHECK(text_of(member.step(Member::WorkersGone{0}, 17s)) ==
-        "ended 0, quit: the master was not heard for the time of the lease");
+        "quit: the master was not heard for the time of the lease");
   CHECK(member.quitted());
   CHECK(text_of(member.step(Member::Run{1}, 17s)).empty());
 }

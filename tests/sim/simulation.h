@@ -1,0 +1,204 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <queue>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "rendezvous/member.h"
+#include "rendezvous/membership.h"
+
+namespace ddp::sim {
+
+using Time = std::chrono::nanoseconds;
+
+/// A mistake made on purpose, to see that it is found. The cores are as they are; what drives them is not.
+enum class Plant : std::uint8_t {
+  kNone,
+  kNoLease,       ///< the next attempt does not wait for the lease of a lost node
+  kPingsUnasked,  ///< a node is pinged although it has not answered the last Ping
+  kLateBelieved,  ///< what an attempt's node said counts for the next one
+  kWorldDiffers,  ///< the last node of an attempt is told another world
+  kOneNodeLess,   ///< attempts begin with one node fewer than MIN
+  kFreeRestarts,  ///< the budget is not the user's
+  kNoTicks,       ///< the master is not told of the time
+};
+
+/// One world: the job's rules, and what happens to it.
+struct Setup {
+  rendezvous::MembershipRules rules;
+  std::vector<int> slots;  ///< per host
+  Time term{};             ///< of the nodes' leases
+  Time grace{};
+  Time kill{};                    ///< the longest that a keeper takes to kill a tree
+  Time work{};                    ///< an attempt's workers end well after it
+  Time min_delay{}, max_delay{};  ///< of a message
+  int drift_ppm = 0;              ///< of the nodes' clocks, at most
+  int faults = 0;                 ///< at random times of the first `fault_time`
+  Time fault_time{};
+  bool worker_faults = true;
+  Plant plant = Plant::kNone;
+};
+/// A small world of random shape and fortune.
+Setup random_setup(std::uint64_t seed);
+
+/// What can happen to one host, or to the master (docs/states.md).
+enum class Fault : std::uint8_t {
+  kCrash,        ///< no goodbye; the machine is back after the time
+  kAgentKilled,  ///< its keeper cleans up and says so
+  kAgentFrozen,
+  kMachinePaused,
+  kMasterFrozen,
+  kCut,  ///< both ways
+  kCutFromNode,
+  kCutToNode,
+  kLinkReset,
+  kWorkerFails,
+  kStale,  ///< something of another job, life or attempt arrives
+  kUserStops,
+};
+constexpr int kFaults = 12;
+
+struct Report {
+  std::optional<std::string> broken;  ///< which invariant, when
+  bool ended = false;
+  rendezvous::Outcome outcome = rendezvous::Outcome::kDone;
+  std::string reason;
+  int attempts = 0;
+  int restarts = 0;
+  std::uint64_t events = 0;
+  Time began{};  ///< of the first attempt
+  Time time{};   ///< when the job ended
+};
+
+/// Membership and a Member on each node, in virtual time, on a simulated network of links that keep their
+/// order, hold back what is cut off, and break in the end. The same seed is the same run. What must hold is
+/// checked at each step; run() stops at the first thing that does not.
+class Simulation {
+ public:
+  Simulation(Setup setup, std::uint64_t seed);
+  /// Besides those by chance; before run().
+  void plan(Fault fault, rendezvous::HostNumber host, Time at, Time lasts);
+  Report run();
+
+ private:
+  enum class Kind : std::uint8_t {
+    kToNode,
+    kToMaster,
+    kMasterTick,
+    kPing,
+    kMemberTick,
+    kKeeper,
+    kKeeperKilled,
+    kWorkerDone,
+    kWorkersDie,
+    kFault,
+    kResume,
+    kAgentStart,
+    kRecallAnswer,
+  };
+  enum class Word : std::uint8_t {
+    kRun,
+    kStop,
+    kPing,
+    kLeave,
+    kEnd,
+    kHello,
+    kPong,
+    kEnded,
+    kFailed,
+    kEndDead
+  };
+  struct Event {
+    Time at;
+    std::uint64_t order;
+    Kind kind;
+    Word word;
+    std::uint32_t id;  ///< agent, or host
+    std::uint32_t attempt;
+    std::uint32_t number;
+    Time lasts;
+    bool operator<(const Event& other) const { return at != other.at ? at > other.at : order > other.order; }
+  };
+  struct Machine {
+    Time offset{0};
+    std::int64_t ppm = 0;
+    Time cut_from{0}, cut_to{0}, paused{0};  ///< until then
+    bool paused_now = false;
+    std::uint32_t lives = 0;
+    std::vector<std::uint32_t> agents;
+  };
+  struct Agent {
+    rendezvous::HostNumber host;
+    std::uint32_t life;
+    rendezvous::Member member;
+    bool alive = true;
+    bool node_open = true, master_open = true, joined = false, ping_owed = false;
+    Time frozen{0}, last_to_node{0}, last_to_master{0};
+    Time tick_at{-1}, keeper_at{-1};
+    std::uint32_t attempt = 0;
+    rendezvous::Place place;
+    std::size_t world_hash = 0;
+    std::vector<std::uint32_t> ranks;  ///< of living workers
+  };
+
+  void push(Time at, Kind kind, std::uint32_t id, std::uint32_t attempt = 0, std::uint32_t number = 0,
+            Word word = Word::kEnd, Time lasts = Time(0));
+  void handle(const Event& event);
+  bool held_back(const Event& event);
+  Time some(Time from, Time to);
+  bool chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
+  Time local(const Machine& machine, Time at) const;
+  Time global(const Machine& machine, Time at) const;
+  void send(bool to_node, std::uint32_t agent, Word word, std::uint32_t attempt = 0,
+            std::uint32_t number = 0);
+
+  // the master
+  void tell_master(const rendezvous::Sender& from, const rendezvous::MemberEvent& event);
+  void carry_out(const rendezvous::MemberAction& action);
+  void begin(const rendezvous::Begin& action);
+  void at_master(const Event& event);
+  void ping();
+  std::uint32_t link_of(rendezvous::HostNumber host) const;
+  rendezvous::Sender sender(const Agent& agent, std::uint32_t attempt) const;
+
+  // a node
+  void start_agent(rendezvous::HostNumber host);
+  void at_node(const Event& event);
+  void tell_member(std::uint32_t id, const rendezvous::Member::Event& event);
+  void start_workers(std::uint32_t id);
+  void kill_workers(Agent& agent);
+  void worker_done(const Event& event);
+  void fault(const Event& event);
+  void stale();
+
+  // what must hold
+  void fail(const std::string& what);
+  void worker_lives(std::uint32_t id, std::uint32_t rank);
+  void worker_is_gone(const Agent& agent, std::uint32_t rank);
+  void check_end();
+
+  const Setup setup_;
+  std::mt19937_64 random_;
+  rendezvous::Membership membership_;
+  std::priority_queue<Event> queue_;
+  std::uint64_t order_ = 2;  ///< 0 and 1 go before what happens at the same time
+  Time now_{0};
+  Time master_frozen_{0};
+  Time master_tick_{-1};
+  std::vector<Machine> machines_;
+  std::deque<Agent> agents_;
+  std::vector<std::size_t> world_hashes_;    ///< by attempt
+  std::vector<std::uint32_t> participants_;  ///< agents of the attempt
+  std::vector<std::uint32_t> owner_;         ///< rank → agent + 1
+  std::vector<std::int64_t> living_;         ///< workers by attempt, of machines that are not paused
+  std::int64_t living_all_ = 0;
+  std::vector<bool> spoilt_;  ///< attempts one of whose workers ended badly: the others wait for it for ever
+  int growths_ = 0;
+  Report report_;
+};
+
+}  // namespace ddp::sim
