@@ -52,6 +52,8 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
     jump.insert(jump.end(), {"-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"});
     if (auto command = jump_command(jump, route.proxy_jump)) option("ProxyCommand=" + *command);
   }
+  // Behind a ProxyCommand, which then counts.
+  if (!host.jump.empty()) option("ProxyJump=" + host.jump);
   if (!host.address.empty()) option("HostName=" + without_tokens(host.address));
   if (host.port != 0) option("Port=" + std::to_string(host.port));
   if (!host.user.empty()) option("User=" + host.user);
@@ -68,6 +70,7 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
 std::string CommandShell::by_hand(const CommandShellOptions& options, const Host& host) {
   std::vector<std::string> words = options.words;
   if (!options.config.empty()) words.insert(words.end(), {"-F", options.config});
+  if (!host.jump.empty()) words.insert(words.end(), {"-J", host.jump});
   if (host.port != 0) words.insert(words.end(), {"-p", std::to_string(host.port)});
   if (!host.address.empty()) words.insert(words.end(), {"-o", "HostName=" + without_tokens(host.address)});
   if (!host.identity.empty()) words.insert(words.end(), {"-i", host.identity});
@@ -86,6 +89,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> CommandShell::open_through(Route rou
                                                                        Deadline deadline) {
   auto remote_line = shell_quote(argv);
   if (!remote_line) co_return within(host.name, remote_line.error());
+  if (!host.jump.empty()) route.proxy = route.proxy_jump = host.jump == "none" ? "" : host.jump;
   std::shared_ptr<LoginWindow::Slot> slot;
   if (!route.proxy.empty()) {
     auto turn = co_await window_.acquire(route.proxy, host.name, deadline);

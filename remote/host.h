@@ -25,6 +25,7 @@ struct Host {
   std::uint16_t port = 0;            ///< 0: from the SSH configuration
   std::string address;               ///< what to connect to, when it differs from the name
   std::string identity;              ///< private key file
+  std::string jump;                  ///< as of `ssh -J`: user@one:2222,two
   std::string chdir;                 ///< working directory of the workers on this host
   std::vector<std::string> devices;  ///< gpus=0,2 or --include host:0,2; empty: all
   std::vector<std::pair<std::string, std::string>> env;  ///< env:NAME=VALUE
@@ -33,10 +34,10 @@ struct Host {
   Place place;
 };
 
-/// An entry for this machine itself, started as a plain child unless --ssh-localhost. With a user, port or
-/// key of its own it is meant for SSH: a tunnel, a container's sshd, another account.
+/// An entry for this machine itself, started as a plain child unless --ssh-localhost. With a user, port,
+/// key or jump host of its own it is meant for SSH: a tunnel, a container's sshd, another account.
 inline bool is_localhost(const Host& host) {
-  if (!host.user.empty() || host.port != 0 || !host.identity.empty()) return false;
+  if (!host.user.empty() || host.port != 0 || !host.identity.empty() || !host.jump.empty()) return false;
   const std::string& target = host.address.empty() ? host.name : host.address;
   return target == "localhost" || target == "127.0.0.1" || target == "::1";
 }

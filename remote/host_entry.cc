@@ -16,7 +16,19 @@ namespace ddp::remote {
 
 namespace {
 
-enum class Key { kSlots, kMaxSlots, kPort, kUser, kAddress, kIdentity, kChdir, kGpus, kWrapper, kSetup, kLater };
+enum class Key {
+  kSlots,
+  kMaxSlots,
+  kPort,
+  kUser,
+  kJump,
+  kAddress,
+  kIdentity,
+  kChdir,
+  kGpus,
+  kWrapper,
+  kSetup
+};
 
 struct KeyName {
   std::string_view name;
@@ -31,9 +43,8 @@ constexpr std::array kKeyNames = {
     KeyName{"gpus", Key::kGpus, true},           KeyName{"max_slots", Key::kMaxSlots, true},
     KeyName{"max-slots", Key::kMaxSlots, false}, KeyName{"cpu", Key::kSlots, false},
     KeyName{"count", Key::kSlots, false},        KeyName{"username", Key::kUser, false},
-    KeyName{"user_name", Key::kUser, false},     KeyName{"jump", Key::kLater, false},
-    KeyName{"wrapper", Key::kWrapper, true},
-    KeyName{"setup", Key::kSetup, true},
+    KeyName{"user_name", Key::kUser, false},     KeyName{"jump", Key::kJump, true},
+    KeyName{"wrapper", Key::kWrapper, true},     KeyName{"setup", Key::kSetup, true},
 };
 
 constexpr std::string_view kEnvPrefix = "env:";
@@ -242,10 +253,6 @@ std::optional<std::string> EntryReader::read_quoted() {
 
 void EntryReader::apply(const KeyName& key, std::size_t key_offset, const std::string& value,
                         std::size_t offset) {
-  if (key.key == Key::kLater) {
-    fail(key_offset, "the key " + std::string(key.name) + " is not in this release yet");
-    return;
-  }
   if (!first_time(key.key, key.name, key_offset)) return;
   if (value.empty()) {
     fail(offset, std::string(key.name) + "= has no value");
@@ -265,6 +272,10 @@ void EntryReader::apply(const KeyName& key, std::size_t key_offset, const std::s
       host_.user = value;
       if (!is_user_name(value)) fail(offset, quoted(value) + " is not a user name");
       break;
+    case Key::kJump:
+      host_.jump = value;
+      if (const std::string wrong = jump_mistake(value); !wrong.empty()) fail(offset, wrong);
+      break;
     case Key::kAddress:
       apply_address(value, offset);
       break;
@@ -283,8 +294,6 @@ void EntryReader::apply(const KeyName& key, std::size_t key_offset, const std::s
       break;
     case Key::kSetup:
       host_.setup = value;
-      break;
-    case Key::kLater:
       break;
   }
 }

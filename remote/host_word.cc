@@ -68,6 +68,10 @@ class WordReader {
 };
 
 HostWord WordReader::read(std::string_view word) {
+  if (word.find("://") != std::string_view::npos) {
+    fail(0, quoted(word) + " is a URL; a host is written user@host, and its port port=2222 behind it");
+    return std::move(result_);
+  }
   if (const std::size_t sign = word.rfind('@'); sign != std::string_view::npos) {
     result_.user_given = true;
     result_.user = word.substr(0, sign);
@@ -145,6 +149,39 @@ bool is_user_name(std::string_view user) {
            constexpr std::string_view kRefused = "'`\";&<>|(){}";
            return c > ' ' && c != 0x7f && kRefused.find(static_cast<char>(c)) == std::string_view::npos;
          });
+}
+
+namespace {
+
+bool is_jump(std::string_view hop) {
+  if (hop.starts_with("ssh://")) hop.remove_prefix(6);
+  if (const std::size_t sign = hop.rfind('@'); sign != std::string_view::npos) {
+    if (!is_user_name(hop.substr(0, sign))) return false;
+    hop.remove_prefix(sign + 1);
+  }
+  const std::size_t end = name_length(hop);
+  std::string_view host = hop.substr(0, end);
+  const bool address = host.starts_with('[');
+  if (address) host = host.substr(1, host.size() - 2);
+  if (address ? !is_ipv6(host) : !is_host_name(host)) return false;
+  if (end == hop.size()) return true;
+  const auto port = whole_number(hop.substr(end + 1), 65'535);
+  return hop[end] == ':' && port && *port > 0;
+}
+
+}  // namespace
+
+std::string jump_mistake(std::string_view value) {
+  for (std::string_view rest = value;;) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view hop = rest.substr(0, comma);
+    if (!is_jump(hop)) {
+      return "jump=" + std::string(value) + ": " + quoted(hop) +
+             " is no jump host ([user@]host[:port], with commas between several)";
+    }
+    if (comma == std::string_view::npos) return {};
+    rest.remove_prefix(comma + 1);
+  }
 }
 
 std::optional<int> parse_slots(std::string_view text) {

@@ -31,6 +31,9 @@ bool is_host_name(std::string_view text);
 /// What OpenSSH takes as a user name on its command line.
 bool is_user_name(std::string_view user);
 
+/// What is wrong with the value of jump=, `[user@]host[:port],…` as `ssh -J` takes it, or nothing.
+std::string jump_mistake(std::string_view value);
+
 /// 1 to kMaxSlots, or nothing.
 std::optional<int> parse_slots(std::string_view text);
 /// What to say when there was nothing.

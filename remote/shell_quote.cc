@@ -89,7 +89,10 @@ Result<std::vector<std::string>> split_words(std::string_view text) {
       // Inside double quotes the backslash of sh quotes only these.
       const bool quotes = quote == 0 || next == '"' || next == '\\' || next == '$' || next == '`';
       if (quotes) ++i;
+      if (text[i] == '\n') return usage("a line feed inside of a word, which cannot pass every shell");
       words.back() += text[i];
+    } else if (c == '\n') {
+      return usage("a line feed inside of a word, which cannot pass every shell");
     } else {
       words.back() += c;
     }

@@ -51,6 +51,7 @@ std::string details(const remote::Host& host) {
   if (!host.user.empty()) add("user=" + host.user);
   if (!host.address.empty()) add("address=" + host.address);
   if (host.port != 0) add("port=" + std::to_string(host.port));
+  if (!host.jump.empty()) add("jump=" + host.jump);
   if (!host.chdir.empty()) add("chdir=" + host.chdir);
   if (!host.wrapper.empty()) {
     std::string words;

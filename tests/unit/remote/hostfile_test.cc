@@ -2,11 +2,14 @@
 
 #include <algorithm>
 
+#include "remote/host_entry.h"
 #include "tests/support/catch.h"
 
+using ddp::remote::Entry;
 using ddp::remote::Host;
 using ddp::remote::kMaxMistakes;
 using ddp::remote::Mistake;
+using ddp::remote::parse_entry;
 using ddp::remote::parse_host_list;
 using ddp::remote::parse_hostfile;
 using Texts = std::vector<std::string>;
@@ -141,8 +144,15 @@ TEST_CASE("Unknown and later keys") {
   CHECK(mistakes_of("gpu01 prot=22") == Texts{"hosts:1:7: unknown key prot; did you mean port?"});
   CHECK(mistakes_of("gpu01 ifhn=ib0") == Texts{"hosts:1:7: unknown key ifhn; known are slots, port, user, "
                                                "address, identity, chdir, gpus, max_slots, "
-                                               "wrapper, setup, env:NAME"});
-  CHECK(mistakes_of("gpu01 jump=bastion") == Texts{"hosts:1:7: the key jump is not in this release yet"});
+                                               "jump, wrapper, setup, env:NAME"});
+  CHECK(
+      mistakes_of("gpu01 jump=a@,b") ==
+      Texts{
+          "hosts:1:12: jump=a@,b: \"a@\" is no jump host ([user@]host[:port], with commas between several)"});
+  for (const char* bad : {"-x", "a:0", "a:x", "a:70000", "[a]", "[::1]22", "::1", "a,,b", "a;b@c", "@a"})
+    CHECK(mistakes_of(std::string("gpu01 jump=") + bad).size() == 1);
+  for (const char* good : {"none", "bastion", "me@bastion:2222,[::1]:22,b", "ssh://a", "[fe80::1]"})
+    CHECK(hosts_of(std::string("gpu01 jump=") + good)[0].jump == good);
   CHECK(mistakes_of("gpu01 =8") == Texts{"hosts:1:7: a key is missing before ="});
 }
 
@@ -157,6 +167,11 @@ TEST_CASE("A wrapper is read as words") {
   CHECK(mistakes_of("gpu01 wrapper=\"  \"") == Texts{"hosts:1:15: wrapper= has no value"});
   CHECK(mistakes_of("gpu01 wrapper=\"a 'b\"") ==
         Texts{"hosts:1:15: wrapper=\"a 'b\": the quote ' is not closed"});
+  // Only --host can hold one.
+  const Entry torn = parse_entry("gpu01 wrapper=\"sh 'a\nb'\"");
+  REQUIRE(torn.mistakes.size() == 1);
+  CHECK(torn.mistakes[0].offset == 14);
+  CHECK(torn.mistakes[0].message.ends_with(": a line feed inside of a word, which cannot pass every shell"));
 }
 
 TEST_CASE("Words that are no pairs") {
@@ -179,6 +194,8 @@ TEST_CASE("Bad values of the other keys") {
   CHECK(mistakes_of("a env:1A=x") == Texts{"hosts:1:7: \"1A\" is not the name of an environment variable"});
   CHECK(mistakes_of("a env:A=x env:A=y") == Texts{"hosts:1:11: env:A is given twice for this host"});
   CHECK(mistakes_of("x@a user=y") == Texts{"hosts:1:5: user is given twice for this host"});
+  CHECK(mistakes_of("ssh://root@h slots=2") == Texts{"hosts:1:1: \"ssh://root@h\" is a URL; a host is "
+                                                     "written user@host, and its port port=2222 behind it"});
   CHECK(mistakes_of("-x@a") == Texts{"hosts:1:1: \"-x\" is not a user name"});
   CHECK(mistakes_of("a user=$(id)") == Texts{"hosts:1:8: \"$(id)\" is not a user name"});
   CHECK(mistakes_of("gpu[1-3] address=10.0.0.1") == Texts{"hosts:1:18: 3 hosts, but 1 address"});
@@ -244,7 +261,7 @@ TEST_CASE("All mistakes of a file at once, in its order") {
               "hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",
               "hosts:2:17: port=70000: \"70000\" is not a port number from 1 to 65535",
               "hosts:4:3: unknown key what; known are slots, port, user, address, identity, chdir, gpus, "
-              "max_slots, wrapper, setup, "
+              "max_slots, jump, wrapper, setup, "
               "env:NAME",
               "hosts:6:1: [ without ]"});
 }

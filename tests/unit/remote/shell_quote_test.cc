@@ -131,6 +131,10 @@ TEST_CASE("Words of --ssh-command") {
   CHECK(*split_words("  ssh\t-o 'Proxy Command'=\"a b\"  ") == Words{"ssh", "-o", "Proxy Command=a b"});
   CHECK(*split_words("a\\ b '' \"\\\"x\\y\"") == Words{"a b", "", "\"x\\y"});
   CHECK(split_words("")->empty());
+  CHECK(*split_words("ssh\na") == Words{"ssh", "a"});
+  for (const char* text : {"ssh 'a\nb'", "ssh \"a\nb\"", "ssh a\\\nb"}) {
+    CHECK(split_words(text).error().text == "a line feed inside of a word, which cannot pass every shell");
+  }
   CHECK(split_words("ssh 'a").error().text == "the quote ' is not closed");
   CHECK(split_words("ssh \\").error().text == "a \\ at the end quotes nothing");
 }
