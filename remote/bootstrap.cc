@@ -89,8 +89,12 @@ bool TailLines::contains(std::string_view words) const {
   return false;
 }
 
-Bootstrap::Bootstrap(std::string host, std::string agent, Push push)
-    : host_(std::move(host)), agent_(std::move(agent)), push_(push) {}
+Bootstrap::Bootstrap(std::string host, std::string agent, Look look, std::string way)
+    : host_(std::move(host)),
+      agent_(std::move(agent)),
+      look_(look),
+      way_(std::move(way)),
+      spoken_(look == Look::kNone) {}
 
 Bootstrap::State Bootstrap::feed(std::string_view bytes) {
   while (state_ == State::kReading && !bytes.empty()) {
@@ -120,9 +124,10 @@ void Bootstrap::read_line(const std::string& line) {
   // Not only at the start of a line: a start-up file may print a prompt without a newline.
   std::size_t start = line.find(kHelloPrefix);
   std::string_view prefix = kHelloPrefix;
-  if (push_ == Push::kYes && start == std::string::npos) {
-    for (const std::string_view other : {kNeedPrefix, kSendPrefix, kFailPrefix}) {
-      if (start == std::string::npos) {
+  if (look_ != Look::kNone && start == std::string::npos) {
+    for (const std::string_view other : {kRunsPrefix, kFailPrefix, kNeedPrefix, kSendPrefix}) {
+      const bool of_a_push = other == kNeedPrefix || other == kSendPrefix;
+      if (start == std::string::npos && (look_ == Look::kPush || !of_a_push)) {
         start = line.find(other);
         prefix = other;
       }
@@ -132,8 +137,12 @@ void Bootstrap::read_line(const std::string& line) {
   if (start == std::string::npos) return;
   const std::string_view found = std::string_view(line).substr(start);
   const std::string_view words = found.substr(prefix.size());
+  spoken_ = true;
   if (prefix == kHelloPrefix) {
     read_hello(found);
+  } else if (prefix == kRunsPrefix) {
+    began_ = words;
+    agent_ = printable(words);
   } else if (prefix == kNeedPrefix) {
     asked_ ? damage(found) : read_need(words);
   } else if (prefix == kSendPrefix) {
@@ -193,6 +202,8 @@ std::string Bootstrap::last_lines() const {
 }
 
 Error Bootstrap::failure() const {
+  if (!refused_.empty() && look_ == Look::kGiven)
+    return {ErrorCode::kAgentMissing, host_ + ": " + refused_ + "; " + install_advice()};
   if (!refused_.empty()) {
     return {ErrorCode::kAgentMissing, host_ + ": ddplaunchd is not there and cannot be put there: " +
                                           refused_ + "; " + install_advice()};
@@ -201,9 +212,13 @@ Error Bootstrap::failure() const {
     return {ErrorCode::kAgentMismatch, host_ + ": the greeting of " + agent_ + " cannot be read: \"" +
                                            damaged_ + "\"; " + install_advice()};
   }
-  return {ErrorCode::kAgentMismatch, host_ + ": 64 KiB came without a greeting of " + agent_ +
-                                         "; does a start-up file of the login shell print that much?" +
+  if (!spoken_) {
+    return {ErrorCode::kUnreachable, host_ + ": " + way_ +
+                                         " printed 64 KiB before ddplaunchd could be looked for; does a "
+                                         "start-up file print that much?" +
                                          last_lines()};
+  }
+  return {ErrorCode::kAgentMismatch, host_ + ": 64 KiB came without a greeting of " + agent_ + last_lines()};
 }
 
 Error Bootstrap::ended(std::optional<int> status) const {
@@ -211,31 +226,26 @@ Error Bootstrap::ended(std::optional<int> status) const {
     return {ErrorCode::kUnreachable,
             host_ + ": the connection closed before " + agent_ + " answered" + last_lines()};
   }
-  if (push_ == Push::kYes && *status == 127) {
-    return {ErrorCode::kAgentMissing,
-            host_ + ": the command that looks for ddplaunchd was not found there (sh)" + last_lines()};
-  }
-  // csh and some restricted shells end with 1 and only say it in words; the code alone would hide the usual
-  // cause.
-  const bool not_found =
-      *status == 127 ||
-      (*status == 1 && push_ == Push::kNo && (errors_.contains("not found") || errors_.contains("No such file or directory")));
-  if (not_found) {
-    return {ErrorCode::kAgentMissing, host_ + ": no ddplaunchd at " + agent_ + "; " + install_advice()};
-  }
-  if (*status == 126) {
-    return {ErrorCode::kExec, host_ + ": " + agent_ + " may not be executed there" + last_lines()};
-  }
   std::string how = *status > 128 ? "was killed by signal " + std::to_string(*status - 128)
                                   : "ended with exit status " + std::to_string(*status);
+  if (!spoken_) {
+    return {ErrorCode::kUnreachable,
+            host_ + ": " + way_ + " " + how + " before ddplaunchd could be looked for" + last_lines()};
+  }
+  if (*status == 127)
+    return {ErrorCode::kAgentMissing, host_ + ": no ddplaunchd at " + agent_ + "; " + install_advice()};
+  if (*status == 126) {
+    return {ErrorCode::kAgentMismatch,
+            host_ + ": " + agent_ + " cannot be executed there; " + install_advice() + last_lines()};
+  }
   return {ErrorCode::kAgentMismatch,
           host_ + ": " + agent_ + " " + how + " before its greeting" + last_lines()};
 }
 
 Error Bootstrap::timed_out() const {
-  return {ErrorCode::kTimeout,
-          host_ + ": no greeting of " + agent_ +
-              " before the start limit; is the login shell there waiting for something?" + last_lines()};
+  return {ErrorCode::kTimeout, host_ + ": no greeting of " + agent_ + " before the start limit" +
+                                   (spoken_ ? std::string() : "; is " + way_ + " waiting for something?") +
+                                   last_lines()};
 }
 
 Result<void> check_hello(const std::string& host, const AgentHello& theirs, const AgentHello& ours) {

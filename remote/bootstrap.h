@@ -17,10 +17,11 @@ namespace ddp::remote {
 /// its start-up files.
 inline constexpr std::string_view kHelloPrefix = "ddplaunchd-hello ";
 /// The lines of a host that is to be given the agent (docs/protocol.md): "ddplaunchd-need MACHINE CODE …",
-/// "ddplaunchd-send INDEX", "ddplaunchd-fail REASON".
+/// "ddplaunchd-send INDEX", "ddplaunchd-fail REASON"; and of one where it begins: "ddplaunchd-runs PATH".
 inline constexpr std::string_view kNeedPrefix = "ddplaunchd-need ";
 inline constexpr std::string_view kSendPrefix = "ddplaunchd-send ";
 inline constexpr std::string_view kFailPrefix = "ddplaunchd-fail ";
+inline constexpr std::string_view kRunsPrefix = "ddplaunchd-runs ";
 inline constexpr std::size_t kBootstrapLimit =
     64 * 1024;                                  ///< bytes of stdout that may come before the greeting ends
 inline constexpr std::size_t kNoiseLines = 20;  ///< lines of each stream that are kept to be shown
@@ -68,11 +69,14 @@ class TailLines {
 class Bootstrap {
  public:
   enum class State { kReading, kNeed, kSend, kHello, kFailed };
-  enum class Push : bool { kNo, kYes };
+  /// What the command was: the agent itself, executed by us; given_look(); first_look(), so that the host may
+  /// ask for the agent.
+  enum class Look { kNone, kGiven, kPush };
 
-  /// `host` is the name the user knows; `agent` is the path the agent was looked for at. `push`: the command
-  /// was first_look(), so the host may ask for the agent.
-  Bootstrap(std::string host, std::string agent, Push push = Push::kNo);
+  /// `host` is the name the user knows; `agent` is the path the agent was looked for at. `way` is what has to
+  /// work before the look begins, in words: "the login shell there".
+  Bootstrap(std::string host, std::string agent, Look look = Look::kNone,
+            std::string way = "the login shell there");
 
   State feed(std::string_view bytes);
   void feed_errors(std::string_view bytes) { errors_.feed(bytes); }
@@ -83,6 +87,8 @@ class Bootstrap {
   std::size_t wanted_file() const { return sent_; }  ///< at kSend: the index; each comes once, in order
   /// Reads what came behind the line of kNeed or kSend. Once for each of them.
   State go_on();
+  /// The path of the agent that began, as the host told it; empty: none did, or nobody looked.
+  const std::string& began() const { return began_; }
   /// Bytes that came after the greeting: the start of the framed protocol.
   const std::string& rest() const { return rest_; }
   /// What the host said before the greeting, for showing as the host's own words.
@@ -92,8 +98,8 @@ class Bootstrap {
   /// agent (kAgentMissing).
   Error failure() const;
   /// stdout ended before the greeting. `status` as a shell has it (128+n for signals), unset when the
-  /// connection broke. kAgentMissing when the shell found no such program, kExec when it may not be run, else
-  /// kAgentMismatch/kUnreachable.
+  /// connection broke. kUnreachable when nothing of ours has spoken: the way there failed. Else kAgentMissing
+  /// when there is no such program, kAgentMismatch.
   Error ended(std::optional<int> status) const;
   Error timed_out() const;  ///< kTimeout
 
@@ -107,12 +113,15 @@ class Bootstrap {
 
   std::string host_;
   std::string agent_;
-  Push push_;
+  Look look_;
+  std::string way_;
+  std::string began_;
   State state_ = State::kReading;
   std::string pending_;  ///< the line being read
   std::size_t consumed_ = 0;
   std::string damaged_;   ///< a greeting that could not be read
   std::string refused_;   ///< the host's own words why it cannot take the agent
+  bool spoken_ = false;   ///< a line of ours came: what lies between works
   bool asked_ = false;    ///< kNeed was reached
   std::size_t sent_ = 0;  ///< files asked for before this one
   AgentNeed need_;

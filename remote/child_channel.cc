@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -26,6 +27,7 @@ using Socket = Channel::Socket;
 /// Output goes over this in large pieces: the more it takes, the fewer turns of the two processes. The kernel
 /// gives as much of it as the administrator allows.
 constexpr int kSendBuffer = 256 << 10;
+constexpr std::chrono::seconds kPatience{2};
 
 struct SocketPair {
   UniqueFd ours;
@@ -77,6 +79,22 @@ Result<ChildProcess> run(const ChildCommand& command, int in_out, int errors) {
   return spawn(spec);
 }
 
+/// The ssh program ended with 255 because a server closed the connection before its greeting: all that it
+/// said are lines of that. Its words are the only sign there is; any other line (a refused login at a jump
+/// host, say) makes it something else.
+bool closed_early(const TailLines& tail) {
+  constexpr std::string_view kSigns[] = {"kex_exchange_identification: ", "ssh_exchange_identification: ",
+                                         "Connection closed by ", "Connection reset by "};
+  bool exchange = false;
+  for (const std::string& line : tail.lines()) {
+    const auto* sign = std::find_if(std::begin(kSigns), std::end(kSigns),
+                                    [&line](std::string_view words) { return line.starts_with(words); });
+    if (sign == std::end(kSigns)) return false;
+    exchange = exchange || sign - std::begin(kSigns) < 2;
+  }
+  return exchange;
+}
+
 /// The process and what is known of its end. Lives as long as the Channel or the process, whichever ends
 /// later.
 class Child : public std::enable_shared_from_this<Child> {
@@ -87,6 +105,7 @@ class Child : public std::enable_shared_from_this<Child> {
         kind_(kind),
         from_child_(loop),
         to_owner_(loop),
+        patience_(loop),
         ended_(loop, std::chrono::steady_clock::time_point::max()) {}
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
@@ -106,11 +125,22 @@ class Child : public std::enable_shared_from_this<Child> {
     read_errors();
   }
 
-  /// The owner has gone: nobody reads any more.
-  void drop() {
-    if (kind_ == ChildCommand::Kind::kSshClient && process_.running()) (void)process_.send_signal(SIGTERM);
+  /// The owner has gone: nobody reads any more. What was to carry the greeting and did not may hang, and then
+  /// sees no end of file.
+  void drop(bool greeted) {
     dropped_ = true;
     stop_relay();
+    if (!process_.running()) return;
+    if (greeted) {
+      if (kind_ == ChildCommand::Kind::kSshClient) (void)process_.send_signal(SIGTERM);
+      return;
+    }
+    ending_ = true;
+    (void)process_.send_group_signal(SIGTERM);
+    patience_.expires_after(kPatience);
+    patience_.async_wait([self = shared_from_this()](const error_code& error) {
+      if (!error && self->process_.running()) (void)self->process_.send_group_signal(SIGKILL);
+    });
   }
 
   bool over() const { return status_ && !relaying_; }
@@ -121,9 +151,12 @@ class Child : public std::enable_shared_from_this<Child> {
  private:
   void on_exit(const error_code& error) {
     if (error) return;  // the loop is being destroyed, and process_ with us
+    // Not later: with the leader's number its group is out of reach.
+    if (ending_ && process_.peek()) (void)process_.send_group_signal(SIGKILL);
     status_ = process_.try_wait();
     if (!status_) return watch();
     pidfd_.release();
+    patience_.cancel();
     // A process that outlives its parent (a shared connection of the ssh program) may hold stderr open: take
     // what is there and do not wait for an end of file.
     error_code ignored;
@@ -181,11 +214,13 @@ class Child : public std::enable_shared_from_this<Child> {
   const ChildCommand::Kind kind_;
   Socket from_child_;
   Socket to_owner_;
-  asio::steady_timer ended_;  ///< never expires; cancelled when something about the end has become known
+  asio::steady_timer patience_;  ///< with SIGTERM
+  asio::steady_timer ended_;     ///< never expires; cancelled when something about the end has become known
   std::optional<ExitStatus> status_;
   bool relaying_ = false;
   bool writing_ = false;
   bool dropped_ = false;
+  bool ending_ = false;  ///< the whole group
   std::array<char, 4096> buffer_;
   TailLines tail_;
 };
@@ -197,11 +232,12 @@ class ChildChannel final : public Channel {
         child_(std::move(child)),
         link_(std::move(link)),
         errors_(std::move(errors)) {}
-  ~ChildChannel() override { child_->drop(); }
+  ~ChildChannel() override { child_->drop(greeted_); }
 
   Socket& link() override { return link_; }
   Socket& errors() override { return errors_; }
   void greeted() override {
+    greeted_ = true;
     command_.held.reset();
     command_.advice.clear();
   }
@@ -237,13 +273,15 @@ class ChildChannel final : public Channel {
     } else {
       text += (command_.advice.empty() ? ":" : "; its last lines:") + child_->tail().text();
     }
-    return ChannelEnd{std::nullopt, Error{ErrorCode::kUnreachable, std::move(text)}};
+    return ChannelEnd{std::nullopt, Error{ErrorCode::kUnreachable, std::move(text)},
+                      closed_early(child_->tail())};
   }
 
   ChildCommand command_;
   std::shared_ptr<Child> child_;
   Socket link_;
   Socket errors_;
+  bool greeted_ = false;
 };
 
 Result<Socket> as_socket(const asio::any_io_executor& loop, UniqueFd fd) {
@@ -272,7 +310,7 @@ Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, C
   if (command.kind == ChildCommand::Kind::kSshClient) {
     auto relay = make_pair();
     if (!relay) {
-      child->drop();
+      child->drop(false);
       return within(command.host, relay.error());
     }
     child->relay_errors(std::move(errors->ours), std::move(relay->theirs));

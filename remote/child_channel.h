@@ -28,8 +28,9 @@ struct ChildCommand {
 /// Starts it, in a process group of its own so that Ctrl-C on the terminal does not reach it. Errors: kExec
 /// with the errno when the program cannot be executed, kSystem. Loop thread only.
 ///
-/// The process is reaped by the loop also after the Channel has gone; when the loop is destroyed first, its
-/// group is killed and it is reaped on the spot.
+/// A Channel that goes before greeted() ends the whole group, by SIGTERM and then SIGKILL; afterwards a
+/// program is told by end of file alone. The process is reaped by the loop also after the Channel has gone;
+/// when the loop is destroyed first, its group is killed and it is reaped on the spot.
 Result<std::unique_ptr<Channel>> open_child(const asio::any_io_executor& loop, ChildCommand command);
 
 }  // namespace ddp::remote

@@ -6,32 +6,66 @@
 #include <exception>
 #include <utility>
 
+#include "remote/login_retry.h"
+
 namespace ddp::remote {
 namespace {
 
 constexpr std::size_t kErrorsKept = 64 * 1024;
+constexpr std::size_t kLastErrors = 1 << 20;  // more than a socket holds
+constexpr std::size_t kLongestWrapper = 100;  // in messages
 
 }  // namespace
 
 /// One host on its way. Held by its coroutines and by FanOut until it is reported.
 struct FanOut::Start {
-  Start(const asio::any_io_executor& loop, std::size_t place, Host target, const FanOutOptions& settings)
+  Start(const asio::any_io_executor& loop, std::size_t place, Host target, const FanOutOptions& settings,
+        const RemoteShell& remote)
       : index(place),
         host(std::move(target)),
         options(settings),
         over_ssh(settings.ssh_localhost || !is_localhost(host)),
         may_push(settings.stock != nullptr &&
                  ((over_ssh && !settings.remote_is_here) || !host.wrapper.empty())),
-        boot(host.name, settings.argv.at(0), may_push ? Bootstrap::Push::kYes : Bootstrap::Push::kNo),
+        look(look_at(host, settings, over_ssh, may_push)),
+        way(way_of(host, over_ssh ? remote.way() : nullptr)),
+        boot(host.name, settings.argv.at(0), look, way),
         drained(loop, std::chrono::steady_clock::time_point::max()),
         sent(loop, std::chrono::steady_clock::time_point::max()) {}
 
+  static Bootstrap::Look look_at(const Host& host, const FanOutOptions& settings, bool over_ssh, bool push) {
+    if (push) return Bootstrap::Look::kPush;
+    const bool child = !over_ssh || settings.remote_is_here;
+    return child && host.wrapper.empty() ? Bootstrap::Look::kNone : Bootstrap::Look::kGiven;
+  }
+  static std::string way_of(const Host& host, const char* shell) {
+    if (host.wrapper.empty()) return shell != nullptr ? shell : "its shell";
+    std::string words;
+    for (const std::string& word : host.wrapper)
+      words += (words.empty() ? "" : " ") + word;
+    if (words.size() > kLongestWrapper) words = words.substr(0, kLongestWrapper) + "...";
+    return "the wrapper (" + words + ")" + (shell != nullptr ? std::string(" or ") + shell : std::string());
+  }
+
   /// Inside the host's container, when it has one.
   std::vector<std::string> command() const {
+    std::vector<std::string> agent = options.argv;
+    if (look == Bootstrap::Look::kGiven) agent = given_look(options.argv);
+    if (look == Bootstrap::Look::kPush) agent = first_look(options.stock->wanted(), anew);
     std::vector<std::string> words = host.wrapper;
-    const std::vector<std::string> agent = may_push ? first_look(options.stock->wanted()) : options.argv;
     words.insert(words.end(), agent.begin(), agent.end());
     return words;
+  }
+
+  /// For another try, when the one before has let go of everything.
+  void begin_again() {
+    boot = Bootstrap(host.name, options.argv.at(0), look, way);
+    channel.reset();
+    errors.clear();
+    set.reset();
+    pushed = 0;
+    stop_draining = stop_sending = false;
+    again = closed_early = false;
   }
 
   std::size_t index;
@@ -39,10 +73,15 @@ struct FanOut::Start {
   const FanOutOptions& options;
   const bool over_ssh;
   const bool may_push;
+  const Bootstrap::Look look;
+  const std::string way;
   Bootstrap boot;
   asio::cancellation_signal stop;
   std::optional<ErrorCode> given_up;  ///< kTimeout or kCancelled
   std::unique_ptr<Channel> channel;   ///< set once the command runs
+  bool anew = false;                  ///< what lies in the cache did not greet, and is replaced
+  bool again = false;                 ///< this try failed, and another one may do: at once, or
+  bool closed_early = false;          ///< after a pause
   std::string errors;
   bool draining = false;
   bool stop_draining = false;
@@ -79,6 +118,7 @@ FanOut::FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& loc
       remote_(remote),
       local_(local),
       options_(std::move(options)),
+      random_(std::random_device{}()),
       deadline_(loop_),
       all_reported_(loop_, std::chrono::steady_clock::time_point::max()) {}
 
@@ -88,7 +128,7 @@ Awaitable<void> FanOut::run(std::vector<Host> hosts, Report report) {
   report_ = std::move(report);
   missing_ = hosts.size();
   for (std::size_t i = 0; i < hosts.size(); ++i) {
-    starts_.push_back(std::make_shared<Start>(loop_, i, std::move(hosts[i]), options_));
+    starts_.push_back(std::make_shared<Start>(loop_, i, std::move(hosts[i]), options_, remote_));
   }
   if (options_.deadline != Deadline::max()) {
     deadline_.expires_at(options_.deadline);
@@ -150,13 +190,41 @@ Awaitable<Result<StartedAgent>> FanOut::start(std::shared_ptr<Start> start) {
   co_await asio::this_coro::throw_if_cancelled(false);
   if (cancelled_) start->given_up = ErrorCode::kCancelled;
   if (start->given_up) co_return start->reason_given_up();
+  LoginRetry retry;
+  std::optional<Error> closed;
+  for (;;) {
+    auto outcome = co_await try_once(start);
+    if (outcome || start->given_up) {
+      // A last try that the start limit cut short knows less than those before it.
+      if (!outcome && closed && start->given_up == ErrorCode::kTimeout) co_return *closed;
+      co_return outcome;
+    }
+    if (start->closed_early) {
+      closed = outcome.error();
+      const auto pause = retry.next(random_);
+      if (!pause || std::chrono::steady_clock::now() + *pause >= options_.deadline) co_return outcome;
+      asio::steady_timer timer(loop_, *pause);
+      co_await timer.async_wait(kUseTuple);
+      if (start->given_up) co_return start->reason_given_up();
+    } else if (!start->again) {
+      co_return outcome;
+    }
+    start->begin_again();
+  }
+}
 
+Awaitable<Result<StartedAgent>> FanOut::try_once(std::shared_ptr<Start> start) {
   RemoteShell& shell = start->over_ssh ? remote_ : local_;
   auto opened = co_await shell.open(start->host, start->command(), options_.deadline);
   if (start->given_up) co_return start->reason_given_up();
-  const bool absent = !opened && opened.error().code == ErrorCode::kExec && opened.error().sys == ENOENT;
-  if (absent && !start->over_ssh && start->host.wrapper.empty()) co_return start->boot.ended(127);
-  if (!opened && opened.error().code == ErrorCode::kExec && !start->host.wrapper.empty()) {
+  if (!opened && opened.error().code == ErrorCode::kExec && start->host.wrapper.empty()) {
+    if (opened.error().sys == ENOENT) co_return start->boot.ended(127);
+    Error error = opened.error();
+    error.code = ErrorCode::kAgentMissing;  // 126 is for workers
+    error.text += "; it is to be the ddplaunchd";
+    co_return error;
+  }
+  if (!opened && opened.error().code == ErrorCode::kExec) {
     Error error = opened.error();
     error.code = ErrorCode::kUnreachable;  // no worker failed: the way into the container did
     error.text += "; it is the program of the wrapper";
@@ -244,7 +312,7 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
     auto set = stock.set_for(need.machine);
     if (set) {
       start->set = *set;
-      start->script = push_script(stock.wanted(), start->set->key, start->set->files);
+      start->script = push_script(stock.wanted(), start->set->key, start->set->files, start->anew);
     } else if (!need.looked.empty() && need.looked[0] == kSameVersion) {
       start->script = installed_script();
     } else {
@@ -280,6 +348,7 @@ Awaitable<void> FanOut::send(std::shared_ptr<Start> start, std::string_view byte
 Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   const ChannelEnd end = co_await start->channel->end();
   if (start->given_up) co_return start->reason_given_up();
+  start->closed_early = end.closed_early;
   if (end.broken) co_return *end.broken;
   // All of stderr lies in the socket by now: take it without waiting for an end that a grandchild may hold
   // back.
@@ -289,10 +358,16 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   error_code error;
   start->channel->errors().non_blocking(true, error);
   std::array<char, 4096> buffer;
-  while (!error) {
+  // And without following one that goes on writing: what was said until now is enough.
+  for (std::size_t taken = 0; !error && taken < kLastErrors;) {
     const std::size_t size = start->channel->errors().read_some(asio::buffer(buffer), error);
     if (!error) start->take_errors({buffer.data(), size});
+    taken += size;
   }
+  // An agent that was found there says nothing: whatever it is, a fresh one is sent, once.
+  start->again =
+      !start->anew && !start->set && !start->boot.began().empty() && start->look == Bootstrap::Look::kPush;
+  if (start->again) start->anew = true;
   co_return start->boot.ended(end.status);
 }
 

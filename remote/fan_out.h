@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,7 @@ class FanOut {
   struct Start;
 
   Awaitable<Result<StartedAgent>> start(std::shared_ptr<Start> start);
+  Awaitable<Result<StartedAgent>> try_once(std::shared_ptr<Start> start);
   static Awaitable<Result<StartedAgent>> greet(std::shared_ptr<Start> start);
   static Awaitable<void> send(std::shared_ptr<Start> start, std::string_view bytes);
   static Awaitable<std::optional<Error>> answer(std::shared_ptr<Start> start);
@@ -82,6 +84,7 @@ class FanOut {
   std::vector<std::shared_ptr<Start>> starts_;  ///< by host index; empty once reported
   std::size_t missing_ = 0;
   bool cancelled_ = false;
+  std::minstd_rand random_;
   asio::steady_timer deadline_;
   asio::steady_timer all_reported_;
 };

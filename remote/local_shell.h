@@ -17,6 +17,7 @@ class LocalShell final : public RemoteShell {
   /// Errors: kExec with the errno when the program cannot be executed, kSystem.
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
+  const char* way() const override { return nullptr; }
 
  private:
   asio::any_io_executor loop_;

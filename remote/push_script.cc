@@ -13,24 +13,43 @@ namespace {
 // what we have put there.
 constexpr std::string_view kFirstLook =
     "c=${XDG_CACHE_HOME:-$HOME/.cache}/ddplaunch; f=; "
-    "for k in - @KEYS@; do "
+    "for k in -@KEYS@; do "
     "a=$c/agent-$k/ddplaunchd; "
     "if [ $k = - ]; then a=$0; else [ -O \"$c\" ] && [ -O \"${a%/*}\" ] && [ -O \"$a\" ] || continue; fi; "
-    "@TRAIN@\"$a\" --fits @FITS@ </dev/null >/dev/null 2>&1 && exec \"$a\" --stdio; "
-    "f=\"$f $?\"; "
-    "done; "
+    "w=; @TRAIN@w=$(\"$a\" --fits @FITS@ </dev/null 2>/dev/null); r=$?; "
+    "case \"$r@KEYS@ \" in 0*\" $w \"*) echo \"ddplaunchd-runs $a\"; exec \"$a\" --stdio;; esac; "
+    "f=\"$f $r\"; "
+    "done; ";
+
+constexpr std::string_view kNeed =
     "echo \"ddplaunchd-need $(uname -m)$f\"; "
     "read -r n && eval \"$(head -c $n)\"";
+
+// A text file without #! would be read as a script by many a shell; that is its own business.
+constexpr std::string_view kGivenLook =
+    "n() { echo \"ddplaunchd-fail $*\"; exit 1; }; "
+    "[ -e \"$0\" ] || n \"no ddplaunchd at $0\"; "
+    "[ -d \"$0\" ] && n \"$0 is a directory, no ddplaunchd\"; "
+    "[ -x \"$0\" ] || n \"$0 may not be executed there\"; "
+    "echo \"ddplaunchd-runs $0\"; exec \"$0\" \"$@\"";
 
 // Behind the lines that push_script() writes. Its words to the master are put together from $m, so that a
 // terminal that echoes the script (docker exec -t) says none of them. `why` gathers "; PLACE: REASON".
 constexpr std::string_view kPush = R"sh(
-m=ddplaunchd u=$(id -u) why= got= summed=
-fail() { echo "$m-fail $*"; exit 1; }
+m=ddplaunchd u=$(id -u) why= got= summed= t= k=
+drop() {
+  [ -z "$t" ] || rm -f "$t" "$t"-*
+  [ -z "$got" ] || rm -f "$got"-*
+  for f in "$k" "${got%/*}"; do [ -z "$f" ] || rmdir "$f"; done
+}
+trap 'drop 2>/dev/null' EXIT
+trap 'exit 1' HUP INT PIPE TERM
+fail() { drop 2>/dev/null; echo "$m-fail $*"; exit 1; }
 no() { why="$why; $d: $1"; return 1; }
 reason() { r=${1%%"
 "*}; no "${r##*: }"; }
-fits() { beside "$1" && "$1" --fits $fits </dev/null >/dev/null 2>&1; }
+fits() { beside "$1" && [ "$("$1" --fits $fits </dev/null 2>/dev/null)" = "$key" ]; }
+start() { echo "$m-runs $1"; exec "$1" --stdio; }
 ours() {
   set -- $(ls -ldn "$d" 2>/dev/null)
   case "$1 $3" in d????-??-*" $u") return 0;; esac
@@ -41,6 +60,7 @@ place() {
   [ -d "$d" ] || e=$(mkdir -m 700 "$d" 2>&1) || [ -d "$d" ] || reason "$e" || return 1
   ours || return 1
   k=$d/agent-$key
+  for f in $names; do [ ! -d "$k/$f" ] || no "agent-$key/$f is a directory" || return 1; done
   [ -d "$k" ] || e=$(mkdir -m 700 "$k" 2>&1) || [ -d "$k" ] || reason "$e" || return 1
   t=$k/.push-$(uname -n)-$$
   e=$(head -c $total /dev/zero 2>&1 >"$t") || { rm -f "$t"; rmdir "$k" 2>/dev/null; reason "$e"; return 1; }
@@ -58,15 +78,17 @@ take() {
   summed=1
 }
 verify() { [ -n "$summed" ] || "$t-$m" --verify $2 "$t-$1" </dev/null >/dev/null 2>&1 || damaged $1; }
-damaged() { rm -f "$got"-* "$t"-*; rmdir "$k" 2>/dev/null; fail "$1 arrived damaged; does a terminal stand on the way (docker exec -t)?"; }
+damaged() { fail "$1 arrived damaged; does a terminal stand on the way (docker exec -t)?"; }
 leave() { [ "$t" = "$got" ] || rm -f "$t"-*; rmdir "$k" 2>/dev/null; return 1; }
 copy() {
   [ "$t" != "$got" ] || return 0
   for f in $names; do cp "$got-$f" "$t-$f" && chmod 700 "$t-$f" || return 1; done
 }
 settle() {
-  ln "$t-$1" "$k/$1" 2>/dev/null && return
-  if [ $1 = $m ]; then fits "$k/$m" && return; else [ -x "$k/$1" ] && return; fi
+  if [ -z "$anew" ]; then
+    ln "$t-$1" "$k/$1" 2>/dev/null && return
+    if [ $1 = $m ]; then fits "$k/$m" && return; else [ -x "$k/$1" ] && return; fi
+  fi
   mv -f "$t-$1" "$k/$1"
 }
 keep() {
@@ -78,7 +100,7 @@ keep() {
     *) reason "${e:-the agent does not run there}" || leave || return 1;;
   esac
   verify_all
-  e=$(runs 2>&1) || { rm -f "$got"-* "$t"-*; fail "$e"; }
+  e=$(runs 2>&1) || fail "$e"
   for f in $names; do e=$(settle $f 2>&1) || reason "$e" || leave || return 1; done
   rm -f "$got"-* "$t"-*
 }
@@ -88,13 +110,15 @@ sweep() {
     n=$((n+1))
     [ $n -le 3 ] || [ -z "$(find "$f" -prune -mtime +30)" ] || rm -rf "./$f";;
   esac; done; }
-  find . -name ".push-*" -mtime +1 -exec rm -f "{}" ";"
+  cd / && for d; do
+    case $d in /*) [ -d "$d" ] && ours && find "$d/." -name ".push-*" -mtime +0 -exec rm -f "{}" ";";; esac
+  done
 }
 set -- "${XDG_CACHE_HOME:+$XDG_CACHE_HOME/ddplaunch}" "${HOME:+$HOME/.cache/ddplaunch}" \
   "/var/tmp/ddplaunch-$u" "${TMPDIR:-/tmp}/ddplaunch-$u" "/dev/shm/ddplaunch-$u"
 for d; do
   case $d in /*) ;; *) continue;; esac
-  [ -d "$d" ] && ours && fits "$d/agent-$key/$m" && exec "$d/agent-$key/$m" --stdio
+  [ -z "$anew" ] && [ -d "$d" ] && ours && fits "$d/agent-$key/$m" && start "$d/agent-$key/$m"
 done
 why=
 for d; do
@@ -105,10 +129,10 @@ for d; do
   keep || continue
   rmdir "${got%/*}" 2>/dev/null
   [ -z "$why" ] || echo "ddplaunchd: it is kept in $d; not in ${why#; }" >&2
-  (sweep) >/dev/null 2>&1
-  exec "$k/$m" --stdio
+  (sweep "$@") >/dev/null 2>&1
+  trap - EXIT HUP INT PIPE TERM
+  start "$k/$m"
 done
-[ -z "$got" ] || { rm -f "$got"-*; rmdir "${got%/*}"; } 2>/dev/null
 fail "no place to put it: ${why#; }"
 )sh";
 
@@ -135,18 +159,25 @@ std::string with_length(const std::string& script) {
 
 }  // namespace
 
-std::vector<std::string> first_look(const AgentWanted& wanted) {
+std::vector<std::string> first_look(const AgentWanted& wanted, bool anew) {
+  if (anew) return {"sh", "-c", std::string(kNeed), wanted.path};
   std::string keys;
   for (const std::string& key : wanted.keys)
     keys += " " + key;
-  std::string script = replaced(kFirstLook, " @KEYS@", keys);
+  std::string script = replaced(kFirstLook, "@KEYS@", keys).append(kNeed);
   script = replaced(script, "@FITS@", fits_words(wanted));
   script = replaced(script, "@TRAIN@", wanted.train ? "[ -x \"${a%/*}/train\" ] && " : "");
   return {"sh", "-c", script, wanted.path};
 }
 
-std::string push_script(const AgentWanted& wanted, std::string_view key,
-                        const std::vector<PushedFile>& files) {
+std::vector<std::string> given_look(const std::vector<std::string>& argv) {
+  std::vector<std::string> words{"sh", "-c", std::string(kGivenLook)};
+  words.insert(words.end(), argv.begin(), argv.end());
+  return words;
+}
+
+std::string push_script(const AgentWanted& wanted, std::string_view key, const std::vector<PushedFile>& files,
+                        bool anew) {
   std::size_t total = 0;
   std::string names;
   std::string takes;
@@ -160,7 +191,7 @@ std::string push_script(const AgentWanted& wanted, std::string_view key,
     checks += " verify " + file.name + " " + file.sha256 + ";";
   }
   std::string script = "key=" + std::string(key) + " total=" + std::to_string(total) + " names=\"" + names +
-                       "\" fits=\"" + fits_words(wanted) + "\"\n";
+                       "\" fits=\"" + fits_words(wanted) + "\" anew=" + (anew ? "1" : "") + "\n";
   script += "take_all() {" + takes + " }\nverify_all() {" + checks + " }\n";
   if (wanted.train) {
     script += "beside() { [ -x \"${1%/*}/train\" ]; }\n";

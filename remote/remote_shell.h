@@ -16,6 +16,7 @@ namespace ddp::remote {
 struct ChannelEnd {
   std::optional<int> status;    ///< exit status, 128+n for a signal
   std::optional<Error> broken;  ///< why the connection ended, when it was not the command's own end
+  bool closed_early = false;    ///< the server closed before its greeting: worth another try
 };
 
 /// One command running on a host, seen as two byte streams. Owned by the caller, used on the loop thread
@@ -56,6 +57,9 @@ class RemoteShell {
   /// Loop thread only.
   virtual Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                            Deadline deadline) = 0;
+
+  /// What stands between an open channel and the command, in words; null: nothing.
+  virtual const char* way() const { return "the login shell there"; }
 };
 
 }  // namespace ddp::remote

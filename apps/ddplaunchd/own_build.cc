@@ -27,7 +27,9 @@ int answer_fits(int count, const char* const* words) {
   if (!own) std::fputs("ddplaunchd: no /proc of this PID namespace is mounted there\n", stderr);
   for (int i = 2; own && i < count; ++i) {
     const std::string_view key(words[i]);
-    if (key.substr(0, key.find('.')) == own->build_id) return 0;
+    if (key.substr(0, key.find('.')) != own->build_id) continue;
+    std::printf("%s\n", words[i]);
+    return 0;
   }
   return remote::kSameVersion;
 }

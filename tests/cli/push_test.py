@@ -13,7 +13,7 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from launch import BIN, SOURCE, LaunchTest, Nodes, main  # noqa: E402
+from launch import BIN, SOURCE, LaunchTest, Nodes, main, wait_until  # noqa: E402
 
 UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
 
@@ -182,6 +182,45 @@ class Landing(Push):
         left = {p.name for p in self.cache.iterdir()}
         self.assertEqual(left, {"agent-4", "agent-5", f"agent-{self.key}"})
 
+    def test_impostors_in_the_cache_are_replaced(self):
+        """Something else under the agent's name; and an agent that fits and does not come as far as to greet."""
+        nodes = self.nodes(1)
+        self.assert_code(self.on(nodes, "true"), 0)
+        broken = f"#!/bin/sh\ncase $1 in --fits) echo {self.key};; *) echo it broke >&2; exit 9;; esac\n"
+        for impostor in (pathlib.Path("/bin/true").read_bytes(), b"", b"#!/bin/sh\nexit 0\n", broken.encode()):
+            self.agent().write_bytes(impostor)
+            outcome = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
+            self.assert_code(outcome, 0)
+            self.assertEqual(outcome.out.strip(), str(self.agent()))
+            self.assertEqual(self.pushes(outcome), 1, repr(outcome))
+            self.assertEqual(sum_of(self.agent()), sum_of(BIN / "ddplaunchd"))
+            self.assertEqual([p.name for p in self.agent().parent.iterdir()], ["ddplaunchd"])
+
+    def test_a_push_that_is_cut_off_leaves_nothing(self):
+        """The file does not come to its end before the master is killed."""
+        nodes = self.nodes(1)
+        pause = f"#!/bin/sh\n[ $2 -lt 1000000 ] || [ $# -gt 2 ] || {{ /usr/bin/head -c 1000; : >{self.dir}/half; " \
+                'exec cat >/dev/null; }\nexec /usr/bin/head "$@"\n'
+        self.bashrc.write_text(f"export PATH={self.tools(head=pause)}:/usr/bin\n")
+        process = self.start("--ssh-config", nodes.ssh_config, "--hostfile", nodes.hostfile, "--nproc-per-node", "1",
+                             "--chdir", "/", "true")
+        self.assertTrue(wait_until((self.dir / "half").exists))
+        process.kill()
+        process.communicate()
+        self.assertTrue(wait_until(lambda: not [p for p in self.cache.rglob("*") if p.is_file()]),
+                        list(self.cache.rglob("*")))
+
+    def test_what_a_killed_push_left_goes_with_the_next(self):
+        nodes = self.nodes(1)
+        left = self.cache / "agent-0"
+        left.mkdir(parents=True)
+        self.cache.chmod(0o700)
+        for name, hours in ((".push-a-1-ddplaunchd", 25), (".push-b-2-ddplaunchd", 23), ("ddplaunchd", 90)):
+            (left / name).touch()
+            self.age(left / name, hours * 3600)
+        self.assert_code(self.on(nodes, "true"), 0)
+        self.assertEqual({p.name for p in left.iterdir()}, {".push-b-2-ddplaunchd", "ddplaunchd"})
+
     def test_train_comes_along(self):
         shutil.copy2(BIN / "train", self.kit / "bin/train")
         nodes = self.nodes(2)
@@ -214,6 +253,17 @@ class Refusals(Push):
         self.assertFalse(self.cache.exists())
         self.assert_code(self.on(nodes, "--agent", BIN / "ddplaunchd", "true"), 0)
         self.assertFalse(self.cache.exists())
+        advice = "; install the same version there or name it with --agent PATH"
+        for path, why in (("/etc/passwd", "/etc/passwd may not be executed there"),
+                          ("/etc", "/etc is a directory, no ddplaunchd")):
+            self.assert_refused(self.on(nodes, "--agent", path, "true"), 114, f"node 127.0.0.2: {why}{advice}")
+        foreign = self.dir / "foreign"  # a program of another kind of machine
+        foreign.write_bytes(b"\x7fELF" + bytes(60))
+        foreign.chmod(0o755)
+        outcome = self.on(nodes, "--agent", foreign, "true")
+        self.assert_refused(outcome, 114, f"node 127.0.0.2: {foreign} ")
+        local = self.run_job("--agent", "/etc/passwd", "true")
+        self.assert_refused(local, 114, "/etc/passwd is not an executable file (chmod +x?); it is to be the ddplaunchd")
 
     def test_a_machine_of_another_kind(self):
         nodes = self.nodes(1)
@@ -285,6 +335,15 @@ class Places(Push):
         why = "it is there, but no directory that only this account may write to"
         self.lands(nodes, "/dev/shm/ddplaunch-0", f"{spare}/ddplaunch: {why}; /var/tmp/ddplaunch-0: {why}; "
                    "/proc/none/ddplaunch-0: No such file or directory")
+
+    def test_a_directory_in_its_place(self):
+        nodes = self.sealed()
+        self.agent().mkdir(parents=True)
+        self.cache.chmod(0o700)
+        outcome = self.on(nodes, "sh", "-c", "readlink /proc/$PPID/exe")
+        self.assertEqual(outcome.out.strip(), f"/var/tmp/ddplaunch-0/agent-{self.key}/ddplaunchd", repr(outcome))
+        self.assertIn(f"ddplaunchd: it is kept in /var/tmp/ddplaunch-0; not in {self.cache}: agent-{self.key}/ddplaunchd is a "
+                      "directory\n", outcome.err)
 
     def check_planted_agent(self, cache_is_ours):
         """The agent of somebody else must never be run."""

@@ -136,9 +136,10 @@ class Local(Wrapper):
     def test_no_such_container(self):
         self.wrapper = f"{self.box.client} other"
         outcome = self.run_job(*self.local("true"))
-        self.assert_code(outcome, 114)
-        self.assertRegex(outcome.err, "node localhost: .*/ddplaunchd ended with exit status 1 before its greeting; its last "
-                         "lines:\n +Error: No such container: other")
+        self.assert_code(outcome, 111)
+        self.assertIn(f"node localhost: the wrapper ({self.box.client} other) ended with exit status 1 before ddplaunchd "
+                      "could be looked for; its last lines:\n", outcome.err)
+        self.assertRegex(outcome.err, "\n +Error: No such container: other\n")
 
     def test_no_such_program(self):
         self.wrapper = "no-such-engine exec -i box"

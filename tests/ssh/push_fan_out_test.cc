@@ -1,11 +1,19 @@
 // Hosts that ask for the agent in every wrong way: the fan-out against scripts that play such a host.
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <map>
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "base/sha256.h"
+#include "remote/command_shell.h"
 #include "remote/fan_out.h"
 #include "remote/local_shell.h"
 #include "tests/ssh/channel_io.h"
@@ -128,6 +136,41 @@ TEST_CASE("hosts that ask wrongly are told of, and nothing is left") {
   CHECK(open_descriptors() == descriptors);
 }
 
+TEST_CASE("a wrapper that fails is the reason, whatever its exit status") {
+  Stock files;
+  AgentStock stock = files.make();
+  for (const char* status : {"1", "125", "126", "127"}) {
+    asio::io_context loop(1);
+    const auto outcome = start(loop, stock, std::string("echo Error: No such container >&2; exit ") + status);
+    REQUIRE(outcome.has_error());
+    CHECK(outcome.error().code == ErrorCode::kUnreachable);
+    CHECK(outcome.error().text ==
+          std::string("box: the wrapper (/bin/sh -c echo Error: No such container >&2; exit ") + status +
+              ") ended with exit status " + status +
+              " before ddplaunchd could be looked for; its last lines:\n  Error: No such container");
+    let_children_end(loop);
+  }
+}
+
+TEST_CASE("an agent in the cache that does not greet is replaced once") {
+  Stock files;
+  AgentStock stock = files.make();
+  asio::io_context loop(1);
+  // The look finds one, which ends; the next command looks at none, and asks for a fresh one.
+  const std::string line =
+      "case $2 in *--fits*) echo ddplaunchd-runs /home/x; echo broken >&2; exit 0;; esac; " + kAsk;
+  auto outcome = start(loop, stock, line + "echo ddplaunchd-hello 1 0.1.0; exec cat >/dev/null");
+  REQUIRE(outcome.has_value());
+  CHECK(outcome->errors.empty());
+  outcome->channel.reset();
+  let_children_end(loop);
+  const auto twice = start(loop, stock, line + "echo ddplaunchd-runs /home/y; exit 3");
+  REQUIRE(twice.has_error());
+  CHECK(twice.error().code == ErrorCode::kAgentMismatch);
+  CHECK(twice.error().text == "box: /home/y ended with exit status 3 before its greeting; it wrote nothing");
+  let_children_end(loop);
+}
+
 TEST_CASE("a host that stops reading is given up at the deadline") {
   Stock files;
   AgentStock stock = files.make();
@@ -152,4 +195,111 @@ TEST_CASE("an installed agent of the same version runs where none can be pushed"
   CHECK(outcome->pushed == 0);
   outcome->channel.reset();
   let_children_end(loop);
+}
+
+namespace {
+
+/// A program in place of ssh: its first runs end as `refusal` says, the next one is an agent.
+std::string fake_ssh(const std::string& directory, int refusals, const std::string& refusal) {
+  const std::string path = directory + "/ssh";
+  std::ofstream(path) << "#!/bin/sh\necho x >>" << directory << "/runs\n[ $(wc -l <" << directory
+                      << "/runs) -gt " << refusals
+                      << " ] && { echo ddplaunchd-hello 1 0.1.0; exec cat >/dev/null; }\n"
+                      << refusal << "\nexit 255\n";
+  ::chmod(path.c_str(), 0755);
+  return path;
+}
+
+struct Told {
+  Result<StartedAgent> outcome;
+  int runs;
+};
+
+Told through_command(asio::io_context& loop, int refusals, const std::string& refusal) {
+  char directory[] = "/tmp/ddplaunch-ssh-XXXXXX";
+  REQUIRE(::mkdtemp(directory) != nullptr);
+  CommandShell shell(loop.get_executor(), {{fake_ssh(directory, refusals, refusal)}, "", false});
+  FanOutOptions options;
+  options.argv = {"/opt/ddplaunchd", "--stdio"};
+  options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  FanOut fan_out(loop.get_executor(), shell, shell, options);
+  std::optional<Result<StartedAgent>> reported;
+  asio::co_spawn(loop,
+                 fan_out.run({host_named("box")},
+                             [&reported](std::size_t, Result<StartedAgent> outcome) {
+                               reported.emplace(std::move(outcome));
+                             }),
+                 asio::detached);
+  loop.restart();
+  while (!reported)
+    loop.run_one();
+  loop.poll();
+  std::ifstream file(std::string(directory) + "/runs");
+  const auto runs = std::count(std::istreambuf_iterator<char>(file), {}, 'x');
+  std::filesystem::remove_all(directory);
+  return {std::move(*reported), static_cast<int>(runs)};
+}
+
+}  // namespace
+
+TEST_CASE("the ssh program is run again when the server closed before its greeting, and for nothing else") {
+  asio::io_context loop(1);
+  Told good = through_command(loop, 3,
+                              "echo 'kex_exchange_identification: read: Connection reset by peer' >&2\n"
+                              "echo 'Connection reset by 127.0.0.1 port 22' >&2");
+  CHECK(good.outcome.has_value());
+  CHECK(good.runs == 4);
+  good.outcome = Error{ErrorCode::kCancelled, ""};
+  let_children_end(loop);
+  // The last one: a login was refused, here at a jump host.
+  for (const char* words : {"echo 'ssh: connect to host a port 22: Connection refused' >&2", "true",
+                            "echo 'a@b: Permission denied (publickey).' >&2\n"
+                            "echo 'kex_exchange_identification: Connection closed by remote host' >&2"}) {
+    const Told once = through_command(loop, 3, words);
+    REQUIRE(once.outcome.has_error());
+    CHECK(once.outcome.error().code == ErrorCode::kUnreachable);
+    CHECK(once.runs == 1);
+    let_children_end(loop);
+  }
+}
+
+namespace {
+
+/// Whether nobody in this process group lives: some first processes of containers reap nobody.
+bool only_zombies(pid_t group) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    if (std::isdigit(static_cast<unsigned char>(entry.path().filename().string()[0])) == 0) continue;
+    std::ifstream file(entry.path() / "stat");
+    std::string text((std::istreambuf_iterator<char>(file)), {});
+    const std::size_t name_end = text.rfind(')');
+    if (name_end == std::string::npos) continue;
+    char state = 0;
+    int parent = 0;
+    int its_group = 0;
+    if (std::sscanf(text.c_str() + name_end + 1, " %c %d %d", &state, &parent, &its_group) == 3 &&
+        its_group == group && state != 'Z')
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("a wrapper that hangs is ended with all that it started") {
+  Stock files;
+  AgentStock stock = files.make();
+  for (const char* line : {"sleep 1000 & wait", "trap '' TERM; sleep 1000 & sleep 1000; sleep 1000"}) {
+    asio::io_context loop(1);
+    const auto outcome = start(loop, stock, std::string("echo $$ >&2; ") + line, std::chrono::seconds(1));
+    REQUIRE(outcome.has_error());
+    CHECK(outcome.error().code == ErrorCode::kTimeout);
+    const std::string& text = outcome.error().text;
+    const pid_t group = std::stoi(text.substr(text.rfind(' ')));
+    let_children_end(loop);
+    // Its grandchildren go to the first process, which may take a while to reap them.
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!only_zombies(group) && std::chrono::steady_clock::now() < limit)
+      ::usleep(10'000);
+    CHECK(only_zombies(group));
+  }
 }

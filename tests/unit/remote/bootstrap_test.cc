@@ -84,13 +84,19 @@ TEST_CASE("more than 64 KiB before the greeting is an error, with or without lin
     CHECK(fed == 64 * 1024 + 2);
     CHECK(boot.failure().code == ErrorCode::kAgentMismatch);
   }
-  Bootstrap boot = fresh();
-  for (int i = 0; i < 400; ++i)
-    boot.feed(std::string(200, 'z') + "\n");
-  CHECK(boot.failure().text.rfind(
-            "gpu01: 64 KiB came without a greeting of /opt/ddp/ddplaunchd; does a start-up "
-            "file of the login shell print that much?; its last lines:\n  zzz",
-            0) == 0);
+  const auto talk = [](Bootstrap boot) {
+    for (int i = 0; i < 400; ++i)
+      boot.feed(std::string(200, 'z') + "\n");
+    return boot.failure();
+  };
+  CHECK(talk(fresh()).text.starts_with(
+      "gpu01: 64 KiB came without a greeting of /opt/ddp/ddplaunchd; its last lines:\n  zzz"));
+  // Before our command has said anything it is not the agent's fault.
+  const auto early = talk(Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Look::kGiven));
+  CHECK(early.code == ErrorCode::kUnreachable);
+  CHECK(early.text.starts_with(
+      "gpu01: the login shell there printed 64 KiB before ddplaunchd could be looked for; does a start-up "
+      "file print that much?; its last lines:\n  zzz"));
 }
 
 TEST_CASE("a greeting in exactly 64 KiB still counts") {
@@ -116,16 +122,13 @@ TEST_CASE("a damaged greeting is named, never guessed at") {
         "version there or name it with --agent PATH");
 }
 
-TEST_CASE("a missing program is told by exit status 127, or by csh's words") {
+TEST_CASE("a missing program is told by exit status 127") {
   Bootstrap sh = fresh();
   sh.feed_errors("sh: 1: /opt/ddp/ddplaunchd: not found\n");
   CHECK(sh.ended(127).code == ErrorCode::kAgentMissing);
   CHECK(sh.ended(127).text ==
         "gpu01: no ddplaunchd at /opt/ddp/ddplaunchd; install the same version there or name it with --agent "
         "PATH");
-  Bootstrap csh = fresh();
-  csh.feed_errors("/opt/ddp/ddplaunchd: Command not found.\n");
-  CHECK(csh.ended(1).code == ErrorCode::kAgentMissing);
   Bootstrap other = fresh();
   other.feed("This account is currently not available.\n");
   CHECK(other.ended(1).code == ErrorCode::kAgentMismatch);
@@ -145,15 +148,55 @@ TEST_CASE("the other ends before the greeting") {
         "gpu01: the connection closed before /opt/ddp/ddplaunchd answered; it wrote nothing");
   boot.feed("half a line");
   boot.feed_errors("Permission denied\n");
-  CHECK(boot.ended(126).code == ErrorCode::kExec);
+  CHECK(boot.ended(126).code == ErrorCode::kAgentMismatch);
   CHECK(boot.ended(126).text ==
-        "gpu01: /opt/ddp/ddplaunchd may not be executed there; its last lines:\n  half a line\n  Permission "
-        "denied");
+        "gpu01: /opt/ddp/ddplaunchd cannot be executed there; install the same version there or name it with "
+        "--agent PATH; its last lines:\n  half a line\n  Permission denied");
   CHECK(boot.timed_out().code == ErrorCode::kTimeout);
   CHECK(boot.timed_out().text ==
-        "gpu01: no greeting of /opt/ddp/ddplaunchd before the start limit; is the login shell there waiting "
-        "for "
-        "something?; its last lines:\n  half a line\n  Permission denied");
+        "gpu01: no greeting of /opt/ddp/ddplaunchd before the start limit; its last lines:\n  half a line\n  "
+        "Permission denied");
+}
+
+TEST_CASE("what fails before a look at the agent is no fault of the agent") {
+  for (const auto look : {Bootstrap::Look::kGiven, Bootstrap::Look::kPush}) {
+    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", look, "the wrapper (docker exec -i train)");
+    boot.feed_errors("Error: No such container: train\n");
+    for (const int status : {0, 1, 125, 126, 127})
+      CHECK(boot.ended(status).code == ErrorCode::kUnreachable);
+    CHECK(boot.ended(1).text ==
+          "gpu01: the wrapper (docker exec -i train) ended with exit status 1 before ddplaunchd could be "
+          "looked for; its last lines:\n  Error: No such container: train");
+    CHECK(boot.ended(137).text.starts_with(
+        "gpu01: the wrapper (docker exec -i train) was killed by signal 9 before ddplaunchd"));
+    CHECK(boot.timed_out().text ==
+          "gpu01: no greeting of /opt/ddp/ddplaunchd before the start limit; is the wrapper (docker exec -i "
+          "train) waiting for something?; its last lines:\n  Error: No such container: train");
+  }
+}
+
+TEST_CASE("an agent that began is named by its own path, and its end is its own") {
+  for (const auto look : {Bootstrap::Look::kGiven, Bootstrap::Look::kPush}) {
+    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", look);
+    CHECK(boot.began().empty());
+    CHECK(boot.feed("Welcome\nprompt> ddplaunchd-runs /home/a b/ddplaunchd\n") == State::kReading);
+    CHECK(boot.began() == "/home/a b/ddplaunchd");
+    CHECK(boot.ended(110).code == ErrorCode::kAgentMismatch);
+    CHECK(boot.ended(110).text ==
+          "gpu01: /home/a b/ddplaunchd ended with exit status 110 before its greeting; its last lines:\n"
+          "  Welcome\n  prompt> ");
+    CHECK(boot.ended(127).code == ErrorCode::kAgentMissing);
+    CHECK(boot.feed("ddplaunchd-hello 1 0.1.0\n") == State::kHello);
+  }
+}
+
+TEST_CASE("a given agent that cannot run is refused in the host's words") {
+  Bootstrap boot("gpu01", "/etc", Bootstrap::Look::kGiven);
+  CHECK(boot.feed("ddplaunchd-fail /etc is a directory, no ddplaunchd\n") == State::kFailed);
+  CHECK(boot.failure().code == ErrorCode::kAgentMissing);
+  CHECK(boot.failure().text ==
+        "gpu01: /etc is a directory, no ddplaunchd; install the same version there or name it with --agent "
+        "PATH");
 }
 
 TEST_CASE("another version or protocol is refused with both versions") {
@@ -184,7 +227,7 @@ TEST_CASE("tail lines survive any cutting into pieces") {
 namespace {
 
 Bootstrap pushing() {
-  return Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Push::kYes);
+  return Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Look::kPush);
 }
 
 }  // namespace
@@ -240,8 +283,8 @@ TEST_CASE("where nothing is pushed, those lines are the host's own words") {
 TEST_CASE("a host without sh") {
   Bootstrap boot = pushing();
   boot.feed_errors("exec: \"sh\": executable file not found in $PATH\n");
-  CHECK(boot.ended(127).code == ErrorCode::kAgentMissing);
+  CHECK(boot.ended(127).code == ErrorCode::kUnreachable);
   CHECK(boot.ended(127).text ==
-        "gpu01: the command that looks for ddplaunchd was not found there (sh); its last lines:\n"
-        "  exec: \"sh\": executable file not found in $PATH");
+        "gpu01: the login shell there ended with exit status 127 before ddplaunchd could be looked for; its "
+        "last lines:\n  exec: \"sh\": executable file not found in $PATH");
 }

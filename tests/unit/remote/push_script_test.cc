@@ -21,7 +21,8 @@ TEST_CASE("the first command asks the installed agent, then the pushed ones") {
   CHECK(words[3] == "/opt/ddp/bin/ddplaunchd");
   const std::string& script = words[2];
   CHECK(script.find("for k in - aa11 bb22; do") != std::string::npos);
-  CHECK(script.find(" \"$a\" --fits 7 0.1.0 aa11 bb22 ") != std::string::npos);
+  CHECK(script.find("w=$(\"$a\" --fits 7 0.1.0 aa11 bb22 ") != std::string::npos);
+  CHECK(script.find("case \"$r aa11 bb22 \" in 0*\" $w \"*) ") != std::string::npos);
   CHECK(script.find("train") == std::string::npos);
   CHECK(script.find('@') == std::string::npos);
 }
@@ -36,6 +37,8 @@ TEST_CASE("the first command needs no signs that a login shell reads in its own 
     CHECK(script.size() < 1000);
     CHECK(shell_quote(first_look(wanted)).has_value());
   }
+  CHECK(given_look({"/opt/ddplaunchd", "--stdio"})[2].find_first_of("'!\\\n") == std::string::npos);
+  CHECK(first_look(kWanted, true)[2].find("fits") == std::string::npos);
 }
 
 TEST_CASE("with no agent to push the installed one is still looked at") {
@@ -53,14 +56,15 @@ TEST_CASE("the script comes with its length, its files and their sums") {
   CHECK(std::to_string(text.size() - newline - 1) == text.substr(0, newline));
   const std::string script = text.substr(newline + 1);
   CHECK(
-      script.starts_with("key=aa11.cc33 total=3000 names=\"train ddplaunchd\" fits=\"7 0.1.0 aa11 bb22\"\n"
+      script.starts_with("key=aa11.cc33 total=3000 names=\"train ddplaunchd\" fits=\"7 0.1.0 aa11 bb22\" "
+                         "anew=\n"
                          "take_all() { take 0 train 1000 f00d; take 1 ddplaunchd 2000 beef; }\n"
                          "verify_all() { verify train f00d; verify ddplaunchd beef; }\n"
                          "beside() { [ -x \"${1%/*}/train\" ]; }\n"));
 }
 
 TEST_CASE("a terminal that echoes the script says none of the agent's words") {
-  Bootstrap boot("gpu01", "/opt/ddp/bin/ddplaunchd", Bootstrap::Push::kYes);
+  Bootstrap boot("gpu01", "/opt/ddp/bin/ddplaunchd", Bootstrap::Look::kPush);
   CHECK(boot.feed("ddplaunchd-need x86_64 127\n") == Bootstrap::State::kNeed);
   CHECK(boot.go_on() == Bootstrap::State::kReading);
   CHECK(boot.feed(push_script(kWanted, "aa11", {{"ddplaunchd", 2000, "beef"}})) ==
