@@ -30,6 +30,7 @@ Membership::Membership(MembershipRules rules)
 }
 
 Membership::Actions Membership::step(const Sender& from, const MemberEvent& event, Time now) {
+  if (state_ == State::kEnded && !std::holds_alternative<Joined>(event)) return {};
   if (!started_) {
     started_ = now;
     gather(now);
@@ -160,13 +161,14 @@ void Membership::take(const Sender& from, const Absent& event, Time now) {
 
 /// A life of a host is over, as far as the job goes; its workers may live until its lease ends.
 void Membership::lose(HostNumber host, const std::string& why, bool workers_dead, Time now) {
+  if (state_ == State::kEnded) return;  // the driver ends them all
   Node& node = nodes_[host];
   node.present = false;
   node.suspect = false;
   node.absence = "lost: " + why;
   --present_;
   refuse({rules_.job, attempt_, host, node.life}, why);
-  if (rules_.recall && state_ != State::kEnded) {
+  if (rules_.recall) {
     node.recalls = 0;
     node.recall_at = now + rules_.recall_every;
   }
@@ -313,7 +315,7 @@ void Membership::take(const Sender&, const Tick&, Time now) {
     watch_at_ = now + std::clamp<Time>(std::min(rules_.suspect_after, rules_.node_timeout) / 4,
                                        std::chrono::milliseconds(10), seconds(1));
     drop_silent(now);
-    recall_due(now);
+    if (state_ != State::kEnded) recall_due(now);
   }
   if (growth_at_ && now >= *growth_at_) consider_growth(now);
   if (phase_end_ && now >= *phase_end_) {
