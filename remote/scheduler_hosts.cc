@@ -216,12 +216,27 @@ Checked<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
 }
 
 Checked<std::vector<Host>> repeated_hosts(std::string_view text, const std::string& file) {
+  constexpr std::string_view kSlotsKey = "slots=";
   Counter counter(file);
-  int line = 0;
-  for (const Word& word : words_of(text, true)) {
-    if (word.line == line) continue;  // only the first of a line is the host
-    line = word.line;
-    if (!counter.add(word, 1)) break;
+  const std::vector<Word> words = words_of(text, true);
+  for (std::size_t i = 0; i < words.size();) {
+    const Word& host = words[i++];
+    int slots = 1;
+    // Behind the host LSF may write CPUs; a pair is of a hostfile that somebody wrote in its place.
+    for (; i < words.size() && words[i].line == host.line; ++i) {
+      const std::string_view more = words[i].text;
+      if (more.find('=') == std::string_view::npos) continue;
+      const auto count =
+          more.starts_with(kSlotsKey) ? whole_number(more.substr(kSlotsKey.size()), kMaxSlots) : std::nullopt;
+      if (!count || *count == 0) {
+        return mistake(
+            file, host.line,
+            '"' + std::string(more.substr(0, 80)) +
+                "\" has no meaning in a scheduler's list of hosts; a hostfile is read with --hostfile");
+      }
+      slots = static_cast<int>(*count);
+    }
+    if (!counter.add(host, slots)) break;
   }
   return counter.finish();
 }

@@ -92,6 +92,15 @@ TEST_CASE("Hosts that stand as often as they have slots") {
   CHECK(shown(repeated_hosts("\n \n", "nodes")) == "nodes: no hosts in it");
   CHECK(shown(repeated_hosts("a\nb;rm\n", "nodes")) == "nodes:2: \"b;rm\" is not the name of a host");
   CHECK(shown(ddp::remote::repeated_host_words("a a b", "LSB_HOSTS")) == "a:2 b:1");
+  CHECK(shown(repeated_hosts("a slots=2\nb slots=1\na\n", "nodes")) == "a:3 b:1");
+  for (const char* odd : {"slots=0", "slots=x", "slots=", "port=22", "slots = 2"}) {
+    CAPTURE(odd);
+    const std::string word = std::string(odd) == "slots = 2" ? "=" : odd;
+    CHECK(shown(repeated_hosts("a\nb " + std::string(odd) + "\n", "nodes")) ==
+          "nodes:2: \"" + word +
+              "\" has no meaning in a scheduler's list of hosts; a hostfile is read with "
+              "--hostfile");
+  }
 }
 
 TEST_CASE("Hosts with their numbers") {
