@@ -7,85 +7,17 @@
 #include <cctype>
 #include <cstddef>
 #include <exception>
+#include <map>
 #include <optional>
+#include <span>
 #include <utility>
 
+#include "apps/ddplaunch/accelerate_keys.h"
 #include "remote/host_range.h"
 #include "remote/nearest_word.h"
 
 namespace ddp {
 namespace {
-
-using launcher::EnvVars;
-
-/// How a value becomes text: as Python's str() has it ("True"), in small letters, or in capitals.
-enum class Spelling { kPython, kLower, kUpper };
-
-struct EnvKey {
-  std::string_view key;
-  std::string_view variable;
-  Spelling spelling = Spelling::kPython;
-};
-
-// accelerate/utils/launch.py: prepare_deepspeed_cmd_env.
-constexpr std::array kDeepSpeedKeys = {
-    EnvKey{"zero_stage", "ACCELERATE_DEEPSPEED_ZERO_STAGE"},
-    EnvKey{"gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"},
-    EnvKey{"gradient_clipping", "ACCELERATE_GRADIENT_CLIPPING", Spelling::kLower},
-    EnvKey{"offload_optimizer_device", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", Spelling::kLower},
-    EnvKey{"offload_param_device", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", Spelling::kLower},
-    EnvKey{"offload_optimizer_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH"},
-    EnvKey{"offload_param_nvme_path", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"},
-    EnvKey{"zero3_init_flag", "ACCELERATE_DEEPSPEED_ZERO3_INIT", Spelling::kLower},
-    EnvKey{"zero3_save_16bit_model", "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", Spelling::kLower},
-    EnvKey{"deepspeed_config_file", "ACCELERATE_DEEPSPEED_CONFIG_FILE"},
-    EnvKey{"deepspeed_moe_layer_cls_names", "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"},
-};
-
-/// Sections whose keys become variables by a rule: prefix and the key in capitals.
-struct Section {
-  std::string_view name;
-  std::string_view key_prefix;  ///< that a key may have and the variable's name has not
-  std::string_view variables;
-  Spelling spelling;
-  std::string_view switched_on;  ///< set to "true" when the section counts; empty: no such variable
-};
-constexpr std::array kSections = {
-    Section{"dynamo_config", "dynamo_", "ACCELERATE_DYNAMO_", Spelling::kPython, ""},
-    Section{"fp8_config", "fp8_", "ACCELERATE_FP8_", Spelling::kPython, ""},
-    Section{"fsdp_config", "fsdp_", "FSDP_", Spelling::kLower, "ACCELERATE_USE_FSDP"},
-    Section{"megatron_lm_config", "megatron_lm_", "MEGATRON_LM_", Spelling::kPython,
-            "ACCELERATE_USE_MEGATRON_LM"},
-    Section{"parallelism_config", "parallelism_config_", "PARALLELISM_CONFIG_", Spelling::kPython,
-            "ACCELERATE_USE_PARALLELISM_CONFIG"},
-};
-
-// What every file of `accelerate config` holds and nothing here depends on.
-constexpr std::array<std::string_view, 7> kWithoutMeaning = {
-    "main_training_function",     "downcast_bf16", "tpu_use_sudo", "tpu_vm", "commands", "command_file",
-    "num_cpu_threads_per_process"};
-constexpr std::array<std::string_view, 22> kOtherKeys = {"compute_environment",
-                                                         "distributed_type",
-                                                         "mixed_precision",
-                                                         "use_cpu",
-                                                         "debug",
-                                                         "num_processes",
-                                                         "machine_rank",
-                                                         "num_machines",
-                                                         "gpu_ids",
-                                                         "main_process_ip",
-                                                         "main_process_port",
-                                                         "rdzv_backend",
-                                                         "same_network",
-                                                         "enable_cpu_affinity",
-                                                         "deepspeed_config",
-                                                         "mpirun_config",
-                                                         "tpu_name",
-                                                         "tpu_zone",
-                                                         "tpu_use_cluster",
-                                                         "tpu_env",
-                                                         "fp16",
-                                                         "dynamo_backend"};
 
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -120,6 +52,9 @@ class Reader {
       : file_(file), config_(config), findings_(findings) {}
 
   void read(const YAML::Node& root);
+  void refuse_second(const YAML::Node& document) {
+    fail(document, "a second document begins here (behind ---); a file of accelerate config has one");
+  }
 
  private:
   using Pair = YAML::const_iterator::value_type;
@@ -150,6 +85,7 @@ class Reader {
   std::optional<long long> number(const char* key);
 
   void check_keys();
+  void check_twice(const YAML::Node& map);
   void read_environment();
   void read_size();
   void read_places();
@@ -180,9 +116,9 @@ std::optional<long long> Reader::number(const char* key) {
 }
 
 void Reader::check_keys() {
-  std::vector<std::string_view> known(kOtherKeys.begin(), kOtherKeys.end());
-  known.insert(known.end(), kWithoutMeaning.begin(), kWithoutMeaning.end());
-  for (const Section& section : kSections)
+  const std::span<const std::string_view> keys = accelerate_keys();
+  std::vector<std::string_view> known(keys.begin(), keys.end());
+  for (const Section& section : accelerate_sections())
     known.push_back(section.name);
   for (const Pair& entry : root_) {
     const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
@@ -190,6 +126,21 @@ void Reader::check_keys() {
     const std::string_view near = remote::nearest_word(key, known);
     fail(entry.first, "\"" + key + "\" is no key of accelerate's that is known here" +
                           (near.empty() ? "; take it out" : "; did you mean " + std::string(near) + "?"));
+  }
+}
+
+/// YAML forbids it, and each reader takes another one of the two.
+void Reader::check_twice(const YAML::Node& map) {
+  std::map<std::string, int> lines;
+  for (const Pair& entry : map) {
+    if (!entry.first.IsScalar()) continue;
+    const int line = entry.first.Mark().line + 1;
+    const auto [first, is_new] = lines.emplace(entry.first.Scalar(), line);
+    if (!is_new) {
+      fail(entry.first,
+           first->first + " is given twice (first on line " + std::to_string(first->second) + ')');
+    }
+    if (&map == &root_ && entry.second.IsMap()) check_twice(entry.second);
   }
 }
 
@@ -215,23 +166,18 @@ void Reader::read_environment() {
     fail(env, "tpu_env: TPUs are launched by accelerate itself, not by ddplaunch");
 }
 
-// num_processes is the total; accelerate gives each machine the same share of it.
+// num_processes is the total over all machines, of which each gets the same share. How many machines there
+// are may stand on the command line, too.
 void Reader::read_size() {
   const auto total = number("num_processes");
   const auto machines = number("num_machines");
   if (machines && *machines < 1) return fail(given("num_machines"), "num_machines must be at least 1");
-  const long long nodes = machines.value_or(1);
-  if (machines) option("--nnodes", std::to_string(nodes), "num_machines");
+  if (machines) option("--nnodes", std::to_string(*machines), "num_machines");
   if (!total || *total == -1) return;
-  if (*total < 1) return fail(given("num_processes"), "num_processes must be at least 1");
-  if (*total % nodes != 0) {
-    return fail(given("num_processes"),
-                "num_processes " + std::to_string(*total) + " is the total and cannot be divided among " +
-                    std::to_string(nodes) +
-                    " machines evenly; correct it, or leave it out and give each host its "
-                    "slots in the hostfile");
-  }
-  option("--nproc-per-node", std::to_string(*total / nodes), "num_processes");
+  const YAML::Node node = given("num_processes");
+  if (*total < 1) return fail(node, "num_processes must be at least 1");
+  config_.processes = AccelerateProcesses{*total, place(node)};
+  taken_ += (taken_.empty() ? "" : ", ") + std::to_string(*total) + " workers in all (num_processes)";
 }
 
 void Reader::read_places() {
@@ -251,6 +197,7 @@ void Reader::read_places() {
   remote::Expansion list = remote::expand_ids(ids.Scalar());
   if (list.error) return fail(ids, "gpu_ids: " + list.error->message);
   config_.devices = std::move(list.words);
+  config_.devices_place = place(ids);
 }
 
 void Reader::read_precision() {
@@ -337,9 +284,10 @@ void Reader::read_deepspeed() {
     for (const Pair& entry : section) {
       const std::string key = entry.first.Scalar();
       fields += (fields.empty() ? "" : ",") + key;
-      const auto found = std::find_if(kDeepSpeedKeys.begin(), kDeepSpeedKeys.end(),
-                                      [&](const EnvKey& row) { return row.key == key; });
-      if (found != kDeepSpeedKeys.end() && entry.second.IsScalar()) {
+      const std::span<const EnvKey> keys = deepspeed_keys();
+      const auto found =
+          std::find_if(keys.begin(), keys.end(), [&](const EnvKey& row) { return row.key == key; });
+      if (found != keys.end() && entry.second.IsScalar()) {
         const std::string text = spelled(entry.second, Spelling::kPython);
         set(found->variable, found->spelling == Spelling::kLower ? lower(text) : text);
       }
@@ -357,12 +305,13 @@ void Reader::read(const YAML::Node& root) {
   }
   root_ = root;
   check_keys();
+  check_twice(root_);
   read_environment();
   read_size();
   read_places();
   read_precision();
   read_switches();
-  for (const Section& section : kSections)
+  for (const Section& section : accelerate_sections())
     read_section(section);
   read_deepspeed();
   if (!taken_.empty()) {
@@ -399,7 +348,13 @@ AccelerateConfig read_accelerate_config(const std::string& text, const std::stri
                                         Findings& findings) {
   AccelerateConfig config;
   try {
-    Reader(file, config, findings).read(YAML::Load(text));
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    const YAML::Node none;
+    Reader reader(file, config, findings);
+    reader.read(documents.empty() ? none : documents.front());
+    for (std::size_t i = 1; i < documents.size(); ++i) {
+      if (!documents[i].IsNull()) return reader.refuse_second(documents[i]), config;
+    }
   } catch (const YAML::Exception& error) {
     findings.fail(file +
                   (error.mark.is_null() ? ""

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,11 +10,19 @@
 
 namespace ddp {
 
+/// num_processes: workers on all machines together.
+struct AccelerateProcesses {
+  long long total = 0;  ///< at least 1
+  std::string place;    ///< "FILE:LINE:COLUMN: ", for what the hosts make wrong of it
+};
+
 /// What a file of `accelerate config` says, in our words (docs/migrating.md has the table of its keys).
 struct AccelerateConfig {
-  std::vector<std::string> words;    ///< options, to stand before those of the command line: "--nnodes=2"
-  launcher::EnvVars env;             ///< what Accelerate's own launcher would set for the workers
+  std::vector<std::string> words;  ///< options, to stand before those of the command line: "--nnodes=2"
+  launcher::EnvVars env;           ///< what Accelerate's own launcher would set for the workers
+  std::optional<AccelerateProcesses> processes;
   std::vector<std::string> devices;  ///< gpu_ids, for every host that names none itself
+  std::string devices_place;         ///< "FILE:LINE:COLUMN: "
 };
 
 /// `text` is YAML or JSON, read from `file`. Every key of accelerate 1.x is honoured, translated, noted

@@ -166,6 +166,40 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Fi
                                           : "--host"));
 }
 
+/// num_processes of Accelerate's file, which counts the workers of all machines.
+void share_processes(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  if (!values.config_processes || !values.nproc_per_node.empty() || spec.hosts.empty()) return;
+  const auto& [total, place] = *values.config_processes;
+  const long long nodes = spec.max_nodes > 0 ? spec.max_nodes : static_cast<long long>(spec.hosts.size());
+  const std::string what = place + "num_processes " + std::to_string(total);
+  if (total % nodes != 0) {
+    findings.fail(what + " is the total and cannot be divided among " + std::to_string(nodes) +
+                  " machines evenly; correct it, or leave it out and give each host its slots in the "
+                  "hostfile");
+  } else if (const auto procs = read_procs(std::to_string(total / nodes))) {
+    spec.nproc = *procs;
+  } else {
+    findings.fail(what + ": more than 65535 workers on each machine");
+  }
+}
+
+/// gpu_ids of Accelerate's file, for the hosts that name no devices themselves.
+void give_devices(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  const std::size_t count = values.config_devices.size();
+  if (count == 0) return;
+  bool used = false;
+  for (remote::Host& host : spec.hosts) {
+    if (!host.devices.empty()) continue;
+    host.devices = values.config_devices;
+    used = true;
+  }
+  if (!used || spec.oversubscribe || spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
+  if (spec.nproc.number <= static_cast<int>(count)) return;
+  findings.fail(values.config_devices_place + "gpu_ids names " + std::to_string(count) +
+                (count == 1 ? " device" : " devices") + ", but each machine gets " +
+                std::to_string(spec.nproc.number) + " workers; name one for each, or add --oversubscribe");
+}
+
 // All hosts that are short, in one message.
 void check_slots(const JobSpec& spec, Findings& findings) {
   if (spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
@@ -214,9 +248,6 @@ void read_host_options(const OptionValues& values, const Surroundings& surroundi
   for (remote::Host& host : spec.hosts) {
     if (home != nullptr && host.identity.starts_with("~/")) host.identity = *home + host.identity.substr(1);
   }
-  for (remote::Host& host : spec.hosts) {
-    if (host.devices.empty()) host.devices = values.config_devices;
-  }
   spec.oversubscribe = values.oversubscribe;
   if (!values.nproc_per_node.empty()) {
     if (const auto procs = read_procs(values.nproc_per_node)) {
@@ -229,6 +260,8 @@ void read_host_options(const OptionValues& values, const Surroundings& surroundi
   if (!known) spec.hosts.clear();
   read_launcher(values, spec, findings);
   read_nnodes(values, known, spec, findings);
+  share_processes(values, spec, findings);
+  give_devices(values, spec, findings);
   check_slots(spec, findings);
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "apps/ddplaunch/accelerate_config.h"
 #include "launcher/env_filter.h"
 #include "launcher/job_spec.h"
 
@@ -75,7 +77,9 @@ struct OptionValues {
   bool help = false;
   // No options: what the file of --accelerate-config says besides
   launcher::EnvVars config_env;
+  std::optional<AccelerateProcesses> config_processes;
   std::vector<std::string> config_devices;
+  std::string config_devices_place;
   bool version = false;
 };
 

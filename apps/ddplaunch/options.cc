@@ -47,6 +47,10 @@ void read_ports(const OptionValues& values, JobSpec& spec, Findings& findings) {
   if (!spec.port_range) {
     findings.fail("--port-range " + values.port_range +
                   ": give two ports from 1 to 65535, lower one first: 20000-20100");
+  } else if (spec.master_port != 0 &&
+             (spec.master_port < spec.port_range->first || spec.master_port > spec.port_range->second)) {
+    findings.fail("--master-port " + values.master_port + " is not in --port-range " + values.port_range +
+                  "; leave one of them out, or let them agree");
   }
 }
 
@@ -258,7 +262,9 @@ CommandLine read_with_environment(const std::vector<std::string>& args, const Su
   OptionTable all;
   line = read_command_line(words, all, findings);
   line.values.config_env = std::move(config.env);
+  line.values.config_processes = std::move(config.processes);
   line.values.config_devices = std::move(config.devices);
+  line.values.config_devices_place = std::move(config.devices_place);
   return line;
 }
 

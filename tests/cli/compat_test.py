@@ -63,7 +63,7 @@ class Migrating(LaunchTest):
                             'echo "$WORLD_SIZE $ACCELERATE_MIXED_PRECISION $ACCELERATE_USE_CPU"')
         self.assert_code(done, 0)
         self.assertEqual(done.out, "3 bf16 true\n" * 3)
-        self.assertEqual(done.err.splitlines()[0], "ddplaunch: c.yaml: it stands for --nnodes=1 (num_machines), --nproc-per-node=3 "
+        self.assertEqual(done.err.splitlines()[0], "ddplaunch: c.yaml: it stands for --nnodes=1 (num_machines), 3 workers in all "
                                                    "(num_processes); options on the command line go before them")
         (self.dir / "c.yaml").write_text(CONFIG + "num_procs: 3\n")
         done = self.run_job("--accelerate-config", "c.yaml", "true")

@@ -55,13 +55,15 @@ use_cpu: false
 TEST_CASE("A file of accelerate config gives size, port and precision") {
   Texts notes;
   const AccelerateConfig config = good(kTwoMachines, &notes);
-  CHECK(config.words == Texts{"--nnodes=2", "--nproc-per-node=8", "--master-port=29500"});
+  CHECK(config.words == Texts{"--nnodes=2", "--master-port=29500"});
+  REQUIRE(config.processes.has_value());
+  CHECK(config.processes->total == 16);
   CHECK(config.env == Env{{"ACCELERATE_MIXED_PRECISION", "bf16"}});
   CHECK(config.devices.empty());
   CHECK(notes ==
         Texts{"ddplaunch: f.yaml: main_process_ip has no effect: ranks meet at node 0's address on the "
               "network all share (--network)",
-              "ddplaunch: f.yaml: it stands for --nnodes=2 (num_machines), --nproc-per-node=8 "
+              "ddplaunch: f.yaml: it stands for --nnodes=2 (num_machines), 16 workers in all "
               "(num_processes), --master-port=29500 (main_process_port); options on the command line go "
               "before them"});
 }
@@ -69,7 +71,8 @@ TEST_CASE("A file of accelerate config gives size, port and precision") {
 TEST_CASE("JSON is read as well") {
   const AccelerateConfig config = good(
       R"({"distributed_type": "MULTI_CPU", "num_processes": 4, "use_cpu": true, "mixed_precision": "no"})");
-  CHECK(config.words == Texts{"--nproc-per-node=4"});
+  CHECK(config.words == Texts{});
+  CHECK(config.processes->total == 4);
   CHECK(config.env == Env{{"ACCELERATE_MIXED_PRECISION", "no"}, {"ACCELERATE_USE_CPU", "true"}});
 }
 
@@ -90,8 +93,7 @@ deepspeed_config:
   zero_stage: 3
 )",
                                        &notes);
-  CHECK(config.words ==
-        Texts{"--nnodes=2", "--nproc-per-node=2", "--hostfile=/etc/hosts.ds", "--include=a:0,1@b"});
+  CHECK(config.words == Texts{"--nnodes=2", "--hostfile=/etc/hosts.ds", "--include=a:0,1@b"});
   CHECK(
       config.env ==
       Env{{"ACCELERATE_MIXED_PRECISION", "fp16"},
@@ -157,10 +159,14 @@ TEST_CASE("What cannot be done, or is wrong, is told with its place") {
         Texts{"ddplaunch: f.yaml:2:1: \"num_procesess\" is no key of accelerate's that is known here; did "
               "you mean "
               "num_processes?"});
-  CHECK(mistakes_of("distributed_type: MULTI_GPU\nnum_machines: 3\nnum_processes: 16\n") ==
-        Texts{"ddplaunch: f.yaml:3:16: num_processes 16 is the total and cannot be divided among 3 machines "
-              "evenly; "
-              "correct it, or leave it out and give each host its slots in the hostfile"});
+  CHECK(mistakes_of("distributed_type: NO\nfsdp_config:\n  a: 1\n  a: 2\ndebug: false\ndebug: true\n") ==
+        Texts{"ddplaunch: f.yaml:4:3: a is given twice (first on line 3)",
+              "ddplaunch: f.yaml:6:1: debug is given twice (first on line 5)"});
+  CHECK(
+      mistakes_of("---\ndistributed_type: NO\n---\ndistributed_type: MULTI_GPU\n") ==
+      Texts{"ddplaunch: f.yaml:4:1: a second document begins here (behind ---); a file of accelerate config "
+            "has one"});
+  CHECK(mistakes_of("---\ndistributed_type: NO\n...\n---\n") == Texts{});
   CHECK(
       mistakes_of("distributed_type: MULTI_GPU\nnum_processes: many\nmixed_precision: int4\ngpu_ids: '0,0'\n")
           .size() == 3);
@@ -205,7 +211,7 @@ TEST_CASE("More processes than slots, and machines that nobody named, are told w
         "ddplaunch: --nproc-per-node 8 is more than the slots: b (--host) has 4; ask for fewer, raise "
         "slots= there, or add --oversubscribe");
   CHECK(mistakes[1] ==
-        "ddplaunch: c.yaml stands for --nnodes=2 (num_machines), --nproc-per-node=8 (num_processes), "
+        "ddplaunch: c.yaml stands for --nnodes=2 (num_machines), 16 workers in all (num_processes), "
         "--master-port=29500 (main_process_port)");
   CHECK(world.mistakes({"--accelerate-config", "c.yaml", "w"})
             .front()
@@ -222,4 +228,40 @@ TEST_CASE("gpu_ids are for hosts that name no devices; a list of hosts of our ow
   CHECK(spec.hosts[0].devices == Texts{"1", "3"});
   CHECK(spec.hosts[1].devices == Texts{"0", "2"});
   CHECK(world.spec({"--accelerate-config", "c.yaml", "--host", "x:2", "w"}).hosts[0].name == "x");
+}
+
+TEST_CASE("num_processes is the total over all hosts, however many they are") {
+  World world;
+  world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_processes: 6\n";
+  const auto nproc = [&](const Texts& args) {
+    Texts all{"--accelerate-config", "c.yaml"};
+    all.insert(all.end(), args.begin(), args.end());
+    all.emplace_back("w");
+    return world.spec(all).nproc.number;
+  };
+  CHECK(nproc({}) == 6);
+  CHECK(nproc({"--host", "a,b,c"}) == 2);
+  CHECK(nproc({"--host", "a,b,c", "--nnodes", "2"}) == 3);
+  CHECK(nproc({"--host", "a,b,c,d", "--exclude", "d"}) == 2);
+  CHECK(nproc({"--host", "a,b,c", "--nproc-per-node", "6"}) == 6);
+  CHECK(world.mistakes({"--accelerate-config", "c.yaml", "--host", "a,b,c,d", "w"}).front() ==
+        "ddplaunch: c.yaml:2:16: num_processes 6 is the total and cannot be divided among 4 machines evenly; "
+        "correct it, or leave it out and give each host its slots in the hostfile");
+  world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_machines: 3\nnum_processes: 16\n";
+  CHECK(
+      world.mistakes({"--accelerate-config", "c.yaml", "--host", "a,b,c", "w"}).front() ==
+      "ddplaunch: c.yaml:3:16: num_processes 16 is the total and cannot be divided among 3 machines evenly; "
+      "correct it, or leave it out and give each host its slots in the hostfile");
+}
+
+TEST_CASE("gpu_ids must suffice for num_processes") {
+  World world;
+  world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_processes: 6\ngpu_ids: 0,1\n";
+  CHECK(
+      world.mistakes({"--accelerate-config", "c.yaml", "--host", "a,b", "w"}).front() ==
+      "ddplaunch: c.yaml:3:10: gpu_ids names 2 devices, but each machine gets 3 workers; name one for each, "
+      "or add --oversubscribe");
+  CHECK(world.spec({"--accelerate-config", "c.yaml", "--host", "a,b,c", "w"}).nproc.number == 2);
+  CHECK(world.spec({"--accelerate-config", "c.yaml", "--host", "a,b", "--oversubscribe", "w"}).nproc.number ==
+        3);
 }
