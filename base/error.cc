@@ -4,12 +4,14 @@
 #include <cstring>
 #include <utility>
 
+#include "base/one_line.h"
+
 namespace ddp {
 
 Error system_error(int err, std::string_view what, ErrorCode code) {
   // glibc's strerror_r of the GNU kind needs no buffer for known numbers and is safe in threads.
   char buffer[128];
-  std::string text(what);
+  std::string text = one_line(what);
   text += ": ";
   text += strerror_r(err, buffer, sizeof buffer);
   return Error{code, std::move(text), err};

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <unordered_set>
 
+#include "base/one_line.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -167,16 +169,18 @@ Result<EnvVars> explicit_env(const EnvVars& own, const std::vector<std::string>&
   for (const std::string& word : words) {
     const std::size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
+    const std::string shown = one_line(name);  // a mistake is one line of the error
     if (name.empty()) {
       mistake("--env: a name is missing before '='");
     } else if (word.find('\0') != std::string::npos) {
-      mistake("--env " + name.substr(0, name.find('\0')) + ": an environment cannot hold a NUL byte");
+      mistake("--env " + one_line(name.substr(0, name.find('\0'))) +
+              ": an environment cannot hold a NUL byte");
     } else if (equals != std::string::npos) {
       set_env(vars, name, std::string_view(word).substr(equals + 1));
     } else if (const std::string* value = find_env(own, name)) {
       set_env(vars, name, *value);
     } else {
-      mistake("--env " + name + ": " + name + " is not set here; write --env " + name + "=VALUE");
+      mistake("--env " + shown + ": " + shown + " is not set here; write --env " + shown + "=VALUE");
     }
   }
   if (!mistakes.empty()) return Error{ErrorCode::kUsage, mistakes};

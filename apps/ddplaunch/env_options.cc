@@ -27,6 +27,9 @@ bool is_name(std::string_view name) {
 // as DeepSpeed and docker read it: no quotes, no expansion. Only names go into messages.
 void read_env_text(std::string_view text, const std::string& file, launcher::EnvVars& vars,
                    Findings& findings) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF"))
+    return findings.fail(file + ":1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII");
   for (int number = 1; !text.empty(); ++number) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);

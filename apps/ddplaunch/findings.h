@@ -4,22 +4,25 @@
 #include <utility>
 #include <vector>
 
+#include "base/one_line.h"
+
 namespace ddp {
 
-/// What reading the options brings to light besides values.
+/// What reading the options brings to light besides values. Each text becomes one line, whatever the user's
+/// words in it hold.
 struct Findings {
   std::vector<std::string> mistakes;
   std::vector<std::string> notes;
   std::vector<std::string> advice;  ///< what a reader of mistakes may not know
 
-  void fail(const std::string& text) { mistakes.push_back("ddplaunch: " + text); }
+  void fail(const std::string& text) { mistakes.push_back("ddplaunch: " + one_line(text)); }
   std::vector<std::string> all_mistakes() const {
     std::vector<std::string> all = mistakes;
     for (const std::string& text : advice)
-      all.push_back("ddplaunch: " + text);
+      all.push_back("ddplaunch: " + one_line(text));
     return all;
   }
-  void note(const std::string& text) { notes.push_back("ddplaunch: " + text); }
+  void note(const std::string& text) { notes.push_back("ddplaunch: " + one_line(text)); }
 };
 
 }  // namespace ddp

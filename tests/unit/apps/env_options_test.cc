@@ -62,6 +62,23 @@ TEST_CASE("--env-file, with --env over it") {
               "ddplaunch: --env-file nowhere: No such file or directory"});
 }
 
+TEST_CASE("Files of other systems: a byte order mark, lines that end in CR LF, UTF-16") {
+  World world;
+  world.files["dos"] = "\xEF\xBB\xBF# comment\r\nA=1\r\nB=2\r\n";
+  CHECK(world.spec({"--env-file", "dos", "w"}).explicit_env == Env{{"A", "1"}, {"B", "2"}});
+  world.files["dos"] =
+      "\xEF\xBB\xBF"
+      "A=1\r\n\xEF\xBB\xBF"
+      "B=2\r\n";
+  CHECK(world.mistakes({"--env-file", "dos", "w"}).size() == 1);
+  world.files["wide"] = std::string(
+      "\xFF\xFE"
+      "A\0=\0",
+      6);
+  CHECK(world.mistakes({"--env-file", "wide", "w"}) ==
+        Texts{"ddplaunch: wide:1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII"});
+}
+
 TEST_CASE(".deepspeed_env of the home directory, then of the current one") {
   World world;
   world.files["/home/ann/.deepspeed_env"] = "A=home\nB=home\n";

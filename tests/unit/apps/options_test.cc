@@ -173,7 +173,7 @@ TEST_CASE("Start") {
                                    "--master-port",
                                    "29500",
                                    "--port-range",
-                                   "20000-20100",
+                                   "29000-29999",
                                    "--store",
                                    "worker",
                                    "w"});
@@ -186,7 +186,7 @@ TEST_CASE("Start") {
   CHECK(spec.start_timeout == milliseconds(120'000));
   CHECK(spec.network == "10.1.0.0/16");
   CHECK(spec.master_port == 29500);
-  CHECK(spec.port_range == std::pair<std::uint16_t, std::uint16_t>{20000, 20100});
+  CHECK(spec.port_range == std::pair<std::uint16_t, std::uint16_t>{29000, 29999});
   CHECK(spec.store == StoreMode::kWorker);
   CHECK(world.spec({"--agent", "ddplaunchd", "w"}).agent_path == "ddplaunchd");
   CHECK(world.spec({"w"}).push);
@@ -194,6 +194,33 @@ TEST_CASE("Start") {
   CHECK(world.spec({"--ssh-config", "none", "w"}).ssh_config == "none");
   CHECK(world.spec({"--store", "agent", "w"}).store == StoreMode::kAgent);
   CHECK(world.spec({"--ssh-localhost", "w"}).launcher == LauncherKind::kSsh);
+}
+
+TEST_CASE("A port outside of the range of ports") {
+  for (const char* port : {"19999", "20101", "1", "65535"}) {
+    CHECK(World().mistakes({"--master-port", port, "--port-range", "20000-20100", "w"}) ==
+          Texts{"ddplaunch: --master-port " + std::string(port) +
+                " is not in --port-range 20000-20100; leave one of them out, or let them agree"});
+  }
+  for (const char* port : {"20000", "20100", "0"})
+    CHECK(World().spec({"--master-port", port, "--port-range", "20000-20100", "w"}).port_range);
+}
+
+TEST_CASE("Words with line feeds and control characters are told on one line") {
+  World world;
+  world.files["c\n.yaml"] = "distributed_type: \"a\\nb\"\n";
+  const Texts told = world.mistakes({"--host", "a\nb", "--launcher", "x\ny", "--network", "e\nth", "--stdin",
+                                     "\x1b[2J", "--env", "A\nB", "--job-id", "a\tb", "--hostfile", "no\nfile",
+                                     "--nope\r=1", "--accelerate-config", "c\n.yaml", "w"});
+  CHECK(told.size() == 8);
+  for (const std::string& line : told) {
+    CAPTURE(line);
+    CHECK(line.find_first_of("\n\r\t\x1b") == std::string::npos);
+  }
+  CHECK(world.mistakes({"--stdin", "a\nddplaunch: exit 0: \x1b[2J", "w"}) ==
+        Texts{"ddplaunch: --stdin a\\nddplaunch: exit 0: \\x1b[2J: choose 0 (rank 0 reads it) or none"});
+  CHECK(world.mistakes({"--env", "A\nB", "w"}) ==
+        Texts{"ddplaunch: --env A\\nB: A\\nB is not set here; write --env A\\nB=VALUE"});
 }
 
 TEST_CASE("A wrapper for all, but for hosts with one of their own") {
