@@ -15,6 +15,8 @@ using std::chrono::nanoseconds;
 
 constexpr std::chrono::milliseconds kLastTasks{500};
 constexpr std::chrono::seconds kPingEvery{1};
+/// From the end of a link to the end of what carried it.
+constexpr std::chrono::seconds kEndTime{2};
 
 nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
@@ -84,8 +86,10 @@ void CheckMaster::measure_clocks(CheckResult& result) const {
 
 void CheckMaster::end_tasks() {
   fan_out_.cancel();
-  for (const auto& node : nodes_)
+  for (const auto& node : nodes_) {
     node->close();
+    node->end_timer.cancel();
+  }
   error_code ignored;
   signals_.cancel(ignored);
   deadline_.cancel();
@@ -161,7 +165,19 @@ Awaitable<> CheckMaster::read_link(CheckMaster* self, NodeLink* node) {
     if (good) good = co_await node->connection().read_more();
   }
   node->close();
-  self->step(CheckRun::NodeFailed{node->index, good.error()});
+  // The channel's end says more, but it may never come.
+  const Error plain = good.error();
+  node->end_timer.expires_after(kEndTime);
+  node->end_timer.async_wait([self, node, plain](const error_code& cancelled) {
+    if (!cancelled) self->node_gone(*node, plain);
+  });
+  Error why = co_await node->explain_end(plain);
+  self->node_gone(*node, std::move(why));
+}
+
+void CheckMaster::node_gone(NodeLink& node, Error why) {
+  node.end_timer.cancel();
+  if (!std::exchange(node.gone, true)) step(CheckRun::NodeFailed{node.index, std::move(why)});
 }
 
 Awaitable<> CheckMaster::read_errors(CheckMaster* self, NodeLink* node) {

@@ -39,6 +39,7 @@ class CheckMaster {
   void on_started(std::size_t index, Result<remote::StartedAgent> outcome);
   static Awaitable<> read_link(CheckMaster* self, NodeLink* node);
   static Awaitable<> read_errors(CheckMaster* self, NodeLink* node);
+  void node_gone(NodeLink& node, Error why);
   Awaitable<> watch_signals();
   Awaitable<> ping_nodes();
   Result<> take_messages(NodeLink& node);

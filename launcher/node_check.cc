@@ -181,8 +181,9 @@ Awaitable<std::string> ask_python(std::string python, std::string module, std::s
   if (told.text.find("ddplaunch: True") != std::string::npos || Clock::now() >= until) co_return "";
   if (told.text.find("ddplaunch: False") == std::string::npos) {
     const std::string lines = told.text.substr(0, told.text.find_last_not_of('\n') + 1);
-    co_return python + " cannot look for the module " + top + ": " + told.trouble + " (" +
-        lines.substr(lines.rfind('\n') + 1) + ")";
+    const std::string last = lines.substr(lines.rfind('\n') + 1);
+    co_return python + " cannot look for the module " + top + ": " + told.trouble +
+        (last.empty() ? "" : " (" + last + ")");
   }
   co_return python + " finds no module " + top +
       "; install it there, or name its directory in PYTHONPATH (the working directory counts, too)";
@@ -362,7 +363,7 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   const Tools tools{env, Clock::now() + std::chrono::milliseconds(request.timeout_ms), stop};
   const bool module =
       static_cast<WorkerCommand::Kind>(request.job.command_kind) == WorkerCommand::Kind::kModule;
-  if (module && !checked.program.empty() && !request.job.argv.empty())
+  if (module && !checked.program.empty() && checked.directory_trouble.empty() && !request.job.argv.empty())
     checked.program_trouble =
         co_await ask_python(checked.program, request.job.argv.front(), request.job.chdir, tools);
   GpuFacts gpus = co_await ask_driver(agent_dir, tools);

@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -28,6 +30,22 @@ constexpr std::chrono::milliseconds kKillTime{50};
 constexpr int kFirstFd = 3;
 constexpr std::size_t kLastBytes = std::size_t{1} << 20;
 constexpr std::size_t kMostDump = std::size_t{16} << 20;
+
+/// `ulimit -f` holds for memory, too; whoever goes beyond it is killed, be it us or the shell.
+Result<> check_file_size(const std::vector<std::string>& texts) {
+  constexpr rlim_t kRoom = 64 * 1024;  // of what the scripts add to the environment
+  rlim_t most = 0;
+  for (const std::string& text : texts)
+    most = std::max<rlim_t>(most, text.size());
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= most + kRoom) return {};
+  return Error{ErrorCode::kRefused,
+               "--setup needs files of " + std::to_string((most + kRoom) / 1024) +
+                   " KiB, if only in memory, but this user may write no more than " +
+                   std::to_string(limit.rlim_cur / 1024) +
+                   " KiB (ulimit -f); raise fsize in /etc/security/limits.conf there, or in the shell that "
+                   "starts ddplaunch"};
+}
 
 /// Anonymous memory with a text, at its beginning.
 Result<UniqueFd> memory_with(const std::string& text) {
@@ -56,12 +74,41 @@ Result<std::string> text_of(int memory) {
   }
 }
 
+/// The dump, the prelude, the scripts.
+Result<std::vector<UniqueFd>> memories_for(const rendezvous::JobStart& job) {
+  std::vector<std::string> texts = {std::string(), setup_prelude(job.env, job.explicit_env)};
+  texts.insert(texts.end(), job.setup.begin(), job.setup.end());
+  if (auto fits = check_file_size(texts); !fits) return fits.error();
+  std::vector<UniqueFd> memories;
+  for (const std::string& text : texts) {
+    auto memory = memory_with(text);
+    if (!memory) return memory.error();
+    memories.push_back(std::move(*memory));
+  }
+  return memories;
+}
+
 std::vector<std::string> entries(const EnvVars& env) {
   std::vector<std::string> list;
   list.reserve(env.size());
   for (const auto& [name, value] : env)
     list.push_back(name + "=" + value);
   return list;
+}
+
+ChildSpec shell_for(const rendezvous::JobStart& job, const EnvVars& node_env,
+                    const std::vector<UniqueFd>& memories) {
+  ChildSpec spec;
+  auto bash = find_program("bash", "/bin:/usr/bin:/usr/local/bin");
+  spec.path = bash ? *bash : "/bin/sh";
+  spec.argv = {bash ? "bash" : "sh", "-l", "-c", setup_command(job.setup.size(), kFirstFd)};
+  EnvVars start_env = merge_env(node_env, {}, {});
+  set_env(start_env, "DDPLAUNCH_JOB_ID", job.job_id);  // the mark by which what it leaves is found
+  spec.env = entries(start_env);
+  for (std::size_t i = 0; i < memories.size(); ++i)
+    spec.inherit.push_back({memories[i].get(), kFirstFd + static_cast<int>(i)});
+  spec.death_signal = SIGKILL;
+  return spec;
 }
 
 }  // namespace
@@ -74,36 +121,22 @@ struct NodeSetup::Running {
   asio::posix::stream_descriptor out;
   asio::posix::stream_descriptor end;
   asio::steady_timer timer;
+  bool over = false;  ///< the shell has ended, and run() knows
 };
 
 /// Programs that the scripts leave behind may hold the pipe: it is read until the shell has ended.
 Awaitable<> NodeSetup::watch_end(std::shared_ptr<Running> running) {
   co_await until_readable(running->end);
   error_code ignored;
-  running->out.cancel(ignored);
+  if (!running->over) running->out.cancel(ignored);  // else it is listen() that reads
 }
 
 Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged,
                                           std::string cwd, SetupOutput::Line line) {
-  std::vector<UniqueFd> memories;  // the dump, the prelude, the scripts
-  std::vector<std::string> texts = {std::string(), setup_prelude(job.env, job.explicit_env)};
-  texts.insert(texts.end(), job.setup.begin(), job.setup.end());
-  for (const std::string& text : texts) {
-    auto memory = memory_with(text);
-    if (!memory) co_return memory.error();
-    memories.push_back(std::move(*memory));
-  }
-  ChildSpec spec;
-  auto bash = find_program("bash", "/bin:/usr/bin:/usr/local/bin");
-  spec.path = bash ? *bash : "/bin/sh";
-  spec.argv = {bash ? "bash" : "sh", "-l", "-c", setup_command(job.setup.size(), kFirstFd)};
-  EnvVars start_env = merge_env(node_env, {}, {});
-  set_env(start_env, "DDPLAUNCH_JOB_ID", job.job_id);  // the mark by which what it leaves is found
-  spec.env = entries(start_env);
+  auto memories = memories_for(job);
+  if (!memories) co_return memories.error();
+  ChildSpec spec = shell_for(job, node_env, *memories);
   spec.cwd = std::move(cwd);
-  for (std::size_t i = 0; i < memories.size(); ++i)
-    spec.inherit.push_back({memories[i].get(), kFirstFd + static_cast<int>(i)});
-  spec.death_signal = SIGKILL;
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) co_return system_error(errno, "a pipe for --setup");
   UniqueFd reader(ends[0]);
@@ -127,17 +160,18 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
     // At its end, or cancelled for that of the shell.
     if (error) co_await until_readable(running->end);
   }
-  error_code over;
-  running->out.non_blocking(true, over);
+  running->over = true;
+  error_code empty;
+  running->out.non_blocking(true, empty);
   // Of one that goes on writing for ever not more than so much.
-  for (std::size_t left = kLastBytes; !over && left >= chunk.size(); left -= chunk.size())
-    running->output.feed({chunk.data(), running->out.read_some(asio::buffer(chunk), over)});
+  for (std::size_t left = kLastBytes; !empty && left >= chunk.size(); left -= chunk.size())
+    running->output.feed({chunk.data(), running->out.read_some(asio::buffer(chunk), empty)});
   running->output.end();
   running->timer.cancel();
   const auto status = running->child.try_wait();
   running_.reset();
   if (stopped_) co_return Error{ErrorCode::kCancelled, "stopped while --setup was running"};
-  auto dump = text_of(memories.front().get());
+  auto dump = text_of(memories->front().get());
   if (!dump) co_return dump.error();
   SetupEnd end;
   end.success = status && status->success();

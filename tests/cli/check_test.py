@@ -147,6 +147,15 @@ class Check(LaunchTest):
         self.assertEqual(done.stderr.splitlines()[-1],
                          "ddplaunch: exit 114: 2 hosts of 4 could not be checked: 127.0.0.3,dead")
 
+    def test_an_agent_that_dies_is_told_by_its_keeper(self):
+        smi = self.dir / "tools"
+        smi.mkdir()
+        self.script("tools/nvidia-smi", "#!/bin/sh\nkill -KILL $PPID\nexec sleep 300\n")
+        self.hostfile("127.0.0.2\n")
+        done, report = self.check_json("--env", f"PATH={smi}:{os.environ['PATH']}")
+        self.assertEqual(done.returncode, 113, done)
+        self.assertRegex(report["hosts"][0]["error"]["text"], "^the agent was killed by SIGKILL; ended [01] process")
+
     def test_silent_host_holds_up_nothing(self):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             self.hostfile(f"127.0.0.2\nslow address=127.0.0.1 port={silent.getsockname()[1]}\n")
@@ -158,11 +167,14 @@ class Check(LaunchTest):
     def test_interrupt(self):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             self.hostfile(f"127.0.0.2\nslow address=127.0.0.1 port={silent.getsockname()[1]}\n")
-            process = subprocess.Popen(self.command_of(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            process = subprocess.Popen(["nohup", *self.command_of()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                        stdin=subprocess.DEVNULL, env=self.env, cwd=self.dir)
             self.addCleanup(lambda: process.poll() is None and process.kill())
             silent.settimeout(60)
             connection, _ = silent.accept()  # so it is under way
+            status = pathlib.Path("/proc", str(process.pid), "status").read_text()
+            ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+            self.assertEqual((ignored >> signal.SIGHUP - 1 & 1, ignored >> signal.SIGINT - 1 & 1), (1, 0), "nohup holds")
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
             connection.close()

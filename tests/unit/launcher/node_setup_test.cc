@@ -2,6 +2,7 @@
 #include "launcher/node_setup.h"
 
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -101,6 +102,18 @@ TEST_CASE("a profile that ends the shell is not taken for a script") {
   CHECK(error_of("echo hello; exit 1\n", {"true"}) == begin + "1" + end + "its last lines:\n  hello");
   CHECK(error_of("exec true\n", {"export A=1"}) == begin + "0" + end + "it printed nothing");
   CHECK(error_of("exec cat\n", {"export A=1"}) == begin + "0" + end + "it printed nothing");
+}
+
+TEST_CASE("a limit on files is told, not died of") {
+  rlimit usual{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &usual) == 0);
+  const rlimit small{1024, usual.rlim_max};
+  Home home("");  // before it, for it writes files
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const auto env = home.run({"true"});
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &usual) == 0);
+  REQUIRE_FALSE(env.has_value());
+  CHECK(env.error().text.find("but this user may write no more than 1 KiB (ulimit -f)") != std::string::npos);
 }
 
 TEST_CASE("what scripts leave running may go on printing") {
