@@ -83,6 +83,16 @@ int NodeMap::lanes() const {
   return static_cast<int>(least);
 }
 
+bool NodeMap::in_order() const {
+  int next = 0;
+  for (const auto& of_node : ranks) {
+    for (const int rank : of_node) {
+      if (rank != next++) return false;
+    }
+  }
+  return true;
+}
+
 std::vector<int> NodeMap::lane() const {
   std::vector<int> result;
   if (local_rank >= lanes()) return result;
@@ -134,9 +144,17 @@ Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
 }
 
 Result<> NodeCommunicator::shift(std::span<std::byte> halves) {
-  if (many_nodes()) return Communicator::shift(halves);
+  if (many_nodes() && !map_.in_order()) return Communicator::shift(halves);
   group_->call_it(CollectiveKind::kSendReceive);
-  return group_->shift(halves);
+  auto done = after_node(group_->shift(halves), *group_, lane_.get());
+  if (!done || !many_nodes() || group_->rank() != 0) return done;
+  // The first rank has got what its node's last one sends: that belongs to the next node's first rank.
+  const std::size_t half = halves.size() / 2;
+  std::vector<std::byte> across(2 * half);
+  std::ranges::copy(halves.last(half), across.begin());
+  done = after_lane(lane_->shift(across), *group_, *lane_, rank());
+  if (done) std::ranges::copy(std::span(across).last(half), halves.last(half).begin());
+  return done;
 }
 
 Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {

@@ -19,6 +19,8 @@ struct NodeMap {
   int rank() const { return ranks[static_cast<std::size_t>(node)][static_cast<std::size_t>(local_rank)]; }
   /// How many ranks of every node speak with other nodes: as many as the smallest node has.
   int lanes() const;
+  /// Whether ranks are numbered node by node.
+  bool in_order() const;
   /// The ranks of this rank's lane, by node; empty when it has none.
   std::vector<int> lane() const;
 };

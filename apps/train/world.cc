@@ -207,6 +207,9 @@ Result<World> join_world(const WorkerEnvironment& environment, const WorldOption
                                         std::string(options.comm == CommKind::kTcp ? "tcp" : "gloo") +
                                         " out"};
   }
+  if (options.comm == CommKind::kGloo) {
+    if (auto here = gloo_is_here(); !here) return here.error();
+  }
   World world;
   if (auto reached = reach_store(environment, options, world); !reached) return reached.error();
   if (options.comm == CommKind::kGloo) {
