@@ -147,7 +147,7 @@ class Comparison(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory(prefix="ddp-torch-")
         cls.data = cls.folder.name
-        make_data(cls.data, 2000, 1003)
+        make_data(cls.data, 2000, 203)
 
     @classmethod
     def tearDownClass(cls):

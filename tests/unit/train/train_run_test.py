@@ -119,7 +119,7 @@ class Training(unittest.TestCase):
 
 
 class Engine(unittest.TestCase):
-    SMALL = ("--data", "synthetic", "--limit", "800", "--batch-size", "20")
+    SMALL = ("--data", "synthetic", "--limit", "400", "--batch-size", "10")
 
     def good(self, world, *arguments, nodes=None):
         results = run(world, *self.SMALL, *map(str, arguments), nodes=nodes)
@@ -181,8 +181,8 @@ class Engine(unittest.TestCase):
             self.assertNotIn("[", "\n".join(self.good(1, *quiet)))
 
     def test_nodes_that_are_averaged_every_few_steps_end_equal(self):
-        every = self.good(4, nodes=2)
-        seldom = self.good(4, "--sync-every-inter", 4, nodes=2)
+        every = self.good(4, "--epochs", 2, nodes=2)
+        seldom = self.good(4, "--epochs", 2, "--sync-every-inter", 4, nodes=2)
         self.assertGreater(accuracy_of(seldom), 60)
         self.assertNotEqual(self.weights(every), self.weights(seldom))
 
