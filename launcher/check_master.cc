@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "launcher/clean_text.h"
+#include "launcher/user_signals.h"
 
 namespace ddp::launcher {
 namespace {
@@ -24,12 +25,6 @@ nanoseconds now() {
 
 nanoseconds wall_now() {
   return std::chrono::system_clock::now().time_since_epoch();
-}
-
-/// nohup and shells' background jobs ignore signals on purpose; a handler of ours would undo that.
-bool inherited_ignored(int number) {
-  struct sigaction action {};
-  return ::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
 remote::FanOutOptions with_deadline(remote::FanOutOptions options, std::chrono::milliseconds time) {
@@ -50,9 +45,7 @@ CheckMaster::CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::
       deadline_(loop),
       ping_timer_(loop),
       signals_(loop) {
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
-    if (!inherited_ignored(number)) signals_.add(number);
-  }
+  add_signals(signals_, {SIGINT, SIGTERM, SIGHUP});
   for (std::size_t i = 0; i < run_.node_count(); ++i)
     nodes_.push_back(std::make_unique<NodeLink>(i, loop.get_executor(), spec.hosts[i].name));
 }

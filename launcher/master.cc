@@ -13,6 +13,7 @@
 #include "launcher/exit_report.h"
 #include "launcher/output_credit.h"
 #include "launcher/report_file.h"
+#include "launcher/user_signals.h"
 
 namespace ddp::launcher {
 namespace {
@@ -38,35 +39,6 @@ constexpr seconds kOverslept{3};
 
 nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
-}
-
-volatile std::sig_atomic_t settled_code = 0;
-
-/// nohup and shells' background jobs ignore signals on purpose; a handler of ours would undo that.
-bool inherited_ignored(int number) {
-  struct sigaction action {};
-  return ::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
-}
-
-/// From here on a signal ends us at once, for nothing runs any more that would have to be stopped; but with
-/// the code that the report has told. Stands in front of the handlers of Asio, whose loop has ended.
-void end_at_signals_with(int code) {
-  settled_code = code;
-  struct sigaction action {};
-  action.sa_handler = [](int) { ::_exit(settled_code); };
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
-    if (!inherited_ignored(number)) ::sigaction(number, &action, nullptr);
-  }
-  if (!inherited_ignored(SIGTSTP)) ::signal(SIGTSTP, SIG_DFL);
-}
-
-/// The little that is left to do: Asio gives the signals back when it goes, to what would be another code.
-void keep_signals_waiting() {
-  sigset_t ending;
-  ::sigemptyset(&ending);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP})
-    ::sigaddset(&ending, number);
-  ::pthread_sigmask(SIG_BLOCK, &ending, nullptr);
 }
 
 }  // namespace
@@ -103,9 +75,7 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
   for (std::size_t i = 0; i < supervisor_.node_count(); ++i)
     nodes_.push_back(std::make_unique<NodeLink>(i, loop.get_executor(), spec.hosts[i].name,
                                                 credit_window(supervisor_.node_count())));
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
-    if (!inherited_ignored(number)) signals_.add(number);
-  }
+  add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
 }
