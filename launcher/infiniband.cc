@@ -105,8 +105,7 @@ std::string infiniband_trouble(const std::vector<std::string>& adapters, const E
   };
   if (find_env(asked, "NCCL_IB_DISABLE") || find_env(asked, "NCCL_NET")) return "";
   const std::string* off = forwarded("NCCL_IB_DISABLE");
-  if (off != nullptr && std::strtol(off->c_str(), nullptr, 0) != 0)
-    return "NCCL_IB_DISABLE is set";
+  if (off != nullptr && std::strtol(off->c_str(), nullptr, 0) != 0) return "NCCL_IB_DISABLE is set";
   const std::string* net = forwarded("NCCL_NET");
   if (net != nullptr && *net == "Socket") return "NCCL_NET asks for sockets";
   const std::string* list = find_env(env, "NCCL_IB_HCA");
