@@ -13,18 +13,26 @@ constexpr std::size_t kMaxRemembered = 4096;  // addresses that failed
 std::optional<LinkRefusal> ListenGuard::admit(Id id, const std::string& address, Time now) {
   const auto failed = failures_.find(address);
   if (failed != failures_.end() && now < failed->second.banned_until) return LinkRefusal::kTooMany;
-  std::size_t& count = per_address_[address];
-  if (count >= limits_.waiting_per_address) return LinkRefusal::kTooMany;
-  ++count;
+  Counts& counts = per_address_[address];
+  if (counts.silent >= limits_.silent_per_address) return LinkRefusal::kTooMany;
+  ++counts.all;
+  ++counts.silent;
   waiting_.emplace(id, Waiting{address, now});
   return std::nullopt;
+}
+
+void ListenGuard::greeted(Id id) {
+  const auto entry = waiting_.find(id);
+  if (entry == waiting_.end() || std::exchange(entry->second.greeted, true)) return;
+  --per_address_[entry->second.address].silent;
 }
 
 void ListenGuard::ended(Id id) {
   const auto entry = waiting_.find(id);
   if (entry == waiting_.end()) return;
-  const auto count = per_address_.find(entry->second.address);
-  if (--count->second == 0) per_address_.erase(count);
+  const auto counts = per_address_.find(entry->second.address);
+  if (!entry->second.greeted) --counts->second.silent;
+  if (--counts->second.all == 0) per_address_.erase(counts);
   waiting_.erase(entry);
 }
 
@@ -45,18 +53,24 @@ void ListenGuard::failed(const std::string& address, Time now) {
   failures.banned_until = now + limits_.ban;
 }
 
-/// The oldest of the address with the most: one address alone cannot push out the others.
-std::map<ListenGuard::Id, ListenGuard::Waiting>::const_iterator ListenGuard::first_to_give_way() const {
-  const auto most = std::max_element(per_address_.begin(), per_address_.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; });
-  return std::find_if(waiting_.begin(), waiting_.end(),
-                      [&](const auto& entry) { return entry.second.address == most->first; });
+/// The oldest of the address with the most, so that one address alone cannot push out the others; among those
+/// without a good hello as long as there are any.
+std::pair<ListenGuard::Id, ListenGuard::Time> ListenGuard::first_to_give_way() const {
+  const auto most =
+      std::max_element(per_address_.begin(), per_address_.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.second.silent, a.second.all) < std::pair(b.second.silent, b.second.all);
+      });
+  const bool silent = most->second.silent > 0;
+  const auto first = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& entry) {
+    return entry.second.address == most->first && entry.second.greeted != silent;
+  });
+  return {first->first, first->second.since + (silent ? limits_.grace : 4 * limits_.grace)};
 }
 
 std::optional<ListenGuard::Time> ListenGuard::next_turn() const {
   if (waiting_.empty()) return std::nullopt;
   const Time silent = waiting_.begin()->second.since + limits_.deadline;
-  return full() ? std::min(silent, first_to_give_way()->second.since + limits_.grace) : silent;
+  return full() ? std::min(silent, first_to_give_way().second) : silent;
 }
 
 std::vector<ListenGuard::Overdue> ListenGuard::take_overdue(Time now) {
@@ -66,10 +80,10 @@ std::vector<ListenGuard::Overdue> ListenGuard::take_overdue(Time now) {
     ended(overdue.back().id);
   }
   if (full() && !waiting_.empty()) {
-    const auto slow = first_to_give_way();
-    if (now >= slow->second.since + limits_.grace) {
-      overdue.push_back({slow->first, LinkRefusal::kGaveWay});
-      ended(overdue.back().id);
+    const auto [id, from] = first_to_give_way();
+    if (now >= from) {
+      overdue.push_back({id, LinkRefusal::kGaveWay});
+      ended(id);
     }
   }
   return overdue;

@@ -16,9 +16,9 @@ namespace ddp::rendezvous {
 
 struct GuardLimits {
   std::size_t waiting = 256;  ///< unproven connections at once; further ones stay in the kernel's queue
-  std::size_t waiting_per_address = 128;       ///< of one address; further ones are closed
+  std::size_t silent_per_address = 64;  ///< of one address without a good hello; further ones are closed
   std::chrono::milliseconds deadline{10'000};  ///< from accept to proof
-  std::chrono::milliseconds grace{500};        ///< when full: who is older gives way
+  std::chrono::milliseconds grace{500};        ///< when full: who is older gives way, a good hello gives four
   unsigned failures = 20;  ///< failed proofs of one address in `window`, after which it …
   std::chrono::milliseconds window{10'000};
   std::chrono::milliseconds ban{2'000};  ///< … is closed unread for so long
@@ -27,9 +27,12 @@ struct GuardLimits {
 /// Who may wait before it has proved who it is, for how long, and who must give way (sans-IO). An address is
 /// a string that stands for one, or for a whole IPv6 /64. The driver's duties:
 ///   1. ask `admit` for each accepted connection; close it when that gives a reason;
-///   2. tell `ended` when it has proved itself or has gone, and `failed` before when its proof was wrong;
-///   3. accept no more while `full`;
-///   4. at `next_turn`, close what `take_overdue` gives.
+///   2. tell `greeted` when its hello is one of ours: it counts in all then, but not against its address,
+///   from
+///      which many nodes may come at once (a test, a translation of addresses);
+///   3. tell `ended` when it has proved itself or has gone, and `failed` before when its proof was wrong;
+///   4. accept no more while `full`;
+///   5. at `next_turn`, close what `take_overdue` gives.
 class ListenGuard {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -43,6 +46,7 @@ class ListenGuard {
 
   /// Ids grow. Nothing: admitted.
   std::optional<LinkRefusal> admit(Id id, const std::string& address, Time now);
+  void greeted(Id id);
   void ended(Id id);
   void failed(const std::string& address, Time now);
   bool full() const { return waiting_.size() >= limits_.waiting; }
@@ -56,17 +60,23 @@ class ListenGuard {
   struct Waiting {
     std::string address;
     Time since;
+    bool greeted = false;
+  };
+  struct Counts {
+    std::size_t all = 0;
+    std::size_t silent = 0;
   };
   struct Failures {
     unsigned count = 0;
     Time since;
     Time banned_until;
   };
-  std::map<Id, Waiting>::const_iterator first_to_give_way() const;
+  /// Who it is, and from when on. Only when somebody waits.
+  std::pair<Id, Time> first_to_give_way() const;
 
   GuardLimits limits_;
   std::map<Id, Waiting> waiting_;  ///< by age
-  std::map<std::string, std::size_t> per_address_;
+  std::map<std::string, Counts> per_address_;
   std::map<std::string, Failures> failures_;
 };
 

@@ -191,6 +191,7 @@ bool SecureAcceptor::identify(Guest& guest) {
   guest.claim = std::move(*identity);
   const auto why = options_.admits ? options_.admits(*guest.claim) : std::nullopt;
   if (!guest.gone && why) refuse(guest, *why);
+  if (!guest.gone) guard_.greeted(guest.id);
   return !guest.gone;
 }
 
@@ -236,7 +237,9 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
                                               guest.claim->node + " of job " + guest.claim->job
                                         : "";
   const RefusedPeer peer{guest.peer.to_string(), claim, std::move(detail)};
-  if (why != LinkRefusal::kSilent && why != LinkRefusal::kGaveWay) guard_.failed(guest.key, Clock::now());
+  // Who is slow, or said nothing as a health check does, has not failed at anything.
+  const bool slow = why == LinkRefusal::kSilent || why == LinkRefusal::kGaveWay;
+  if (!slow && (guest.claim || !guest.received.empty())) guard_.failed(guest.key, Clock::now());
   leave(guest);
   if (why == LinkRefusal::kPlain && callbacks_.on_plain) {
     UniqueFd socket(guest.socket.release());

@@ -30,6 +30,7 @@
 
 #include "rendezvous/connection.h"
 #include "rendezvous/secure_acceptor.h"
+#include "rendezvous/secure_connect.h"
 #include "rendezvous/secure_stream.h"
 #include "rendezvous/secure_stream_key.h"
 
@@ -76,10 +77,11 @@ Secret key_of_all() {
 struct Joiner {
   asio::io_context loop{1};
   std::shared_ptr<const SecureContext> context = SecureContext::make().value();
-  std::uint16_t port;
-  int left;
-  bool hold;
+  std::uint16_t port = 0;
+  int left = 0;
+  bool hold = false;
   std::vector<std::unique_ptr<SecureStream>> held;
+  std::vector<std::unique_ptr<ByteStream>> links;
 };
 
 Awaitable<> join_some(Joiner* all) {
@@ -99,6 +101,35 @@ Awaitable<> join_some(Joiner* all) {
     else
       (*stream)->close();
   }
+}
+
+Awaitable<> join_at_once(Joiner* all, const JoinAs* as) {
+  auto joined = co_await secure_join(all->context, address_only, "127.0.0.1", all->port, *as,
+                                     std::chrono::steady_clock::now() + std::chrono::minutes(2));
+  if (!joined) fail(joined.error().text);
+  all->links.push_back(std::move(*joined));
+}
+
+/// A child in which `count` nodes join at once and then wait for its end.
+pid_t start_storm(std::uint16_t port, int count) {
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child < 0) fail("fork");
+  if (child > 0) return child;
+  if (::getppid() != parent) ::_exit(1);
+  Joiner joiner;
+  joiner.port = port;
+  const Secret token{std::string_view(kToken)};
+  const JoinAs as{LinkRole::kAgent, "bench",
+                  "gpu02",          link_key(token, LinkRole::kAgent, "bench", "gpu02").value(),
+                  "here",           "000000"};
+  for (int i = 0; i < count; ++i)
+    asio::co_spawn(joiner.loop, join_at_once(&joiner, &as), [](const std::exception_ptr& e) {
+      if (e) fail("exception");
+    });
+  joiner.loop.run();
+  ::pause();
+  ::_exit(0);
 }
 
 /// A child that joins `count` times; with `hold` it then waits for its end.
@@ -152,13 +183,14 @@ struct Ours final : Server {
     SecureAcceptorOptions options;
     options.where = "the bench's port";
     options.token = make_token(kToken, "here").value();
+    options.limits.silent_per_address = options.limits.waiting;  // all come from one here
     SecureAcceptorCallbacks callbacks;
     callbacks.on_joined = [this](std::unique_ptr<ByteStream> stream, const LinkIdentity&,
                                  const asio::ip::address&) {
       ++joined;
       if (keeps) keep(std::move(stream));
     };
-    callbacks.on_note = [](const std::string& line) { fail(line); };
+    callbacks.on_note = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
     acceptor = SecureAcceptor::start(loop.get_executor(), SecureContext::make().value(), std::move(listener),
                                      std::move(options), std::move(callbacks))
                    .value();
@@ -270,7 +302,7 @@ struct AsioSsl final : Server {
 };
 
 std::unique_ptr<Server> make_server(const std::string& name) {
-  if (name == "ours" || name == "link") return std::make_unique<Ours>(name == "link");
+  if (name == "ours" || name == "link" || name == "storm") return std::make_unique<Ours>(name != "ours");
   if (name == "asio") return std::make_unique<AsioSsl>();
   if (name == "floor") return std::make_unique<Floor>();
   fail("no server " + name);
@@ -293,6 +325,19 @@ int main(int count, char** words) {
     return child;
   };
   end_joiner(run(200, false));  // warms up
+  if (std::string(words[1]) == "storm") {
+    const std::size_t empty = resident();
+    const double began = seconds(CLOCK_MONOTONIC);
+    const double used = seconds(CLOCK_PROCESS_CPUTIME_ID);
+    const pid_t nodes = start_storm(server->port(), held);
+    server->take(held, true);
+    const double took = seconds(CLOCK_MONOTONIC) - began;
+    std::printf("storm %d %.1f %.1f %zu\n", held, (seconds(CLOCK_PROCESS_CPUTIME_ID) - used) * 1e6 / held,
+                took * 1e6, (resident() - empty) / static_cast<std::size_t>(held));
+    std::fflush(stdout);
+    end_joiner(nodes);
+    ::_exit(0);
+  }
   const double cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
   const double wall = seconds(CLOCK_MONOTONIC);
   const pid_t child = run(joins, false);

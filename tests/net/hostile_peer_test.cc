@@ -102,7 +102,7 @@ TEST_CASE("the silent and the slow are closed at the deadline") {
 TEST_CASE("in a flood of silent connections a node still joins, and the flood holds little") {
   GuardLimits limits;
   limits.waiting = 32;
-  limits.waiting_per_address = 16;
+  limits.silent_per_address = 16;
   limits.grace = 50ms;
   GuardedPort port(limits);
   std::vector<RawPeer> flood;
@@ -128,7 +128,7 @@ TEST_CASE("in a flood of silent connections a node still joins, and the flood ho
 
 TEST_CASE("one address holds its share and no more; it is shut out when it fails again and again") {
   GuardLimits limits;
-  limits.waiting_per_address = 4;
+  limits.silent_per_address = 4;
   limits.failures = 5;
   limits.ban = 30s;
   GuardedPort port(limits);
@@ -334,7 +334,7 @@ TEST_CASE("a node says what answers there") {
 TEST_CASE("an unproven connection costs little memory") {
   GuardLimits limits;
   limits.waiting = 2000;
-  limits.waiting_per_address = 2000;
+  limits.silent_per_address = 2000;
   GuardedPort port(limits);
   std::vector<RawPeer> peers;
   peers.reserve(400);

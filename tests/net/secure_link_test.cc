@@ -160,7 +160,15 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
   CHECK(*at_client == HandshakeEnd::Kind::kDone);
   const std::string bytes = some_bytes(2'000'000);  // 20 keys
   CHECK(carried(port, *server, *client, bytes) == bytes);
+  // And while the far side renews its own.
+  std::string down;
+  bool sent = false;
+  std::optional<error_code> end;
+  spawn(port, send_all(server.get(), bytes, &sent));
+  spawn(port, receive_all(client.get(), &down, bytes.size(), &end));
   CHECK(carried(port, *client, *server, bytes) == bytes);
+  REQUIRE(port.run_until([&] { return sent && end; }));
+  CHECK(down == bytes);
 }
 
 TEST_CASE("an end is told, with a goodbye or without") {

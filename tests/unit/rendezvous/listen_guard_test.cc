@@ -13,7 +13,7 @@ using Time = ListenGuard::Time;
 GuardLimits small() {
   GuardLimits limits;
   limits.waiting = 4;
-  limits.waiting_per_address = 3;
+  limits.silent_per_address = 3;
   limits.deadline = 10s;
   limits.grace = 1s;
   limits.failures = 3;
@@ -36,6 +36,23 @@ TEST_CASE("one address cannot hold more than its share") {
   CHECK_FALSE(guard.full());
   CHECK_FALSE(guard.admit(6, "a", now));
   CHECK(guard.waiting() == 4);
+}
+
+TEST_CASE("who has sent a good hello counts in all, not in its address's share") {
+  ListenGuard guard(small());
+  const Time now{};
+  for (ListenGuard::Id id = 1; id <= 4; ++id) {
+    CHECK_FALSE(guard.admit(id, "a", now));
+    guard.greeted(id);
+    guard.greeted(id);
+  }
+  CHECK(guard.full());
+  for (ListenGuard::Id id = 1; id <= 4; ++id)
+    guard.ended(id);
+  guard.greeted(1);
+  for (ListenGuard::Id id = 5; id <= 7; ++id)
+    CHECK_FALSE(guard.admit(id, "a", now));
+  CHECK(guard.admit(8, "a", now) == LinkRefusal::kTooMany);
 }
 
 TEST_CASE("who proves nothing in time is closed, oldest first") {
@@ -69,6 +86,23 @@ TEST_CASE("when full, the oldest of the address with the most gives way after it
   CHECK(overdue[0].id == 2);
   CHECK(overdue[0].why == LinkRefusal::kGaveWay);
   CHECK_FALSE(guard.full());
+}
+
+TEST_CASE("a good hello gives more time, and goes after the silent") {
+  ListenGuard guard(small());
+  const Time start{};
+  for (ListenGuard::Id id = 1; id <= 3; ++id) {
+    (void)guard.admit(id, "a", start);
+    guard.greeted(id);
+  }
+  (void)guard.admit(4, "b", start);
+  REQUIRE(guard.take_overdue(start + 1s).size() == 1);
+  (void)guard.admit(5, "b", start + 1s);
+  guard.greeted(5);
+  CHECK(guard.next_turn() == start + 4s);
+  const auto overdue = guard.take_overdue(start + 4s);
+  REQUIRE(overdue.size() == 1);
+  CHECK(overdue[0].id == 1);
 }
 
 TEST_CASE("an address that fails again and again is closed unread for a while") {
