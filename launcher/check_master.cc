@@ -17,7 +17,7 @@ using std::chrono::nanoseconds;
 constexpr std::chrono::milliseconds kLastTasks{500};
 constexpr std::chrono::seconds kPingEvery{1};
 /// From the end of a link to the end of what carried it.
-constexpr std::chrono::seconds kEndTime{2};
+constexpr std::chrono::seconds kEndTime{5};
 
 nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
