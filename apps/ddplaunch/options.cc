@@ -243,7 +243,8 @@ CommandLine read_with_environment(const std::vector<std::string>& args, const Su
                                   OptionTable& table, Findings& findings) {
   Findings first;
   CommandLine line = read_command_line(args, table, first);
-  const PetOptions pet = read_pet_options(surroundings.env, line.given, findings);
+  const bool alone = line.values.launcher == "local";
+  const PetOptions pet = read_pet_options(surroundings.env, line.given, alone, findings);
   AccelerateConfig config;
   if (const std::string& path = line.values.accelerate_config; !path.empty()) {
     if (auto text = surroundings.read_file(path)) {
@@ -280,6 +281,11 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Sur
   OptionValues& values = line.values;
   if (values.help) return PrintText{table.help()};
   if (values.version) return PrintText{"ddplaunch " + std::string(version()) + '\n'};
+  if (const std::string refusal = one_launcher_each(surroundings, values); !refusal.empty()) {
+    Findings alone;
+    alone.fail(refusal);
+    return BadUsage{alone.mistakes};
+  }
 
   job.json = values.json;
   job.worker_given = line.worker_found;

@@ -49,6 +49,10 @@ constexpr std::array kPetOptions = {
     PetOption{"--virtual-local-rank", true},
 };
 
+/// What the pods of a job are told of each other.
+constexpr std::array<std::string_view, 4> kOfNodes = {"--nnodes", "--node-rank", "--master-addr",
+                                                      "--master-port"};
+
 std::string variable_of(std::string_view option) {
   std::string name = "PET_";
   for (const char c : option.substr(2))
@@ -63,13 +67,14 @@ bool is_number(std::string_view text) {
 
 }  // namespace
 
-PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std::string>& given,
+PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std::string>& given, bool alone,
                             Findings& findings) {
   PetOptions options;
   const auto is_given = [&](std::string_view name) {
     return !name.empty() && std::find(given.begin(), given.end(), name) != given.end();
   };
   for (const PetOption& option : kPetOptions) {
+    if (alone && std::find(kOfNodes.begin(), kOfNodes.end(), option.name) != kOfNodes.end()) continue;
     const std::string variable = variable_of(option.name);
     const std::string* value = launcher::find_env(env, variable);
     if (value == nullptr || value->empty() || is_given(option.name) || is_given(option.ours)) continue;

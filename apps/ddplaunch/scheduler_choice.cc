@@ -20,11 +20,12 @@ class Scheduler {
   /// srun has started this process, and others beside it.
   bool one_of_a_slurm_step() const { return number("SLURM_STEP_NUM_TASKS") > 1; }
 
-  /// As Kubeflow's PyTorchJob has it: a rank for each pod. A process with a LOCAL_RANK, too, was started by a
-  /// launcher, and what it hands on is stale.
-  bool one_of_a_pod_each() const {
-    return number("WORLD_SIZE") > 1 && has("RANK") && has("MASTER_ADDR") && has("MASTER_PORT") &&
-           !has("LOCAL_RANK");
+  /// As Kubeflow's PyTorchJob has it: a rank for each pod, in variables of its own, in torchrun's, or in
+  /// both. A process with a LOCAL_RANK, too, was started by a launcher, and what it hands on is stale.
+  bool one_of_a_pod_each() const { return !has("LOCAL_RANK") && (has_pods() || has_torchrun_nodes()); }
+  std::string pod_words() const {
+    return has_pods() ? "RANK=" + value("RANK") + " and WORLD_SIZE=" + value("WORLD_SIZE")
+                      : "PET_NODE_RANK=" + value("PET_NODE_RANK") + " and PET_NNODES=" + value("PET_NNODES");
   }
   std::string value(const char* name) const {
     const std::string* found = launcher::find_env(env_, name);
@@ -32,6 +33,12 @@ class Scheduler {
   }
 
  private:
+  bool has_pods() const {
+    return number("WORLD_SIZE") > 1 && has("RANK") && has("MASTER_ADDR") && has("MASTER_PORT");
+  }
+  bool has_torchrun_nodes() const {
+    return number("PET_NNODES") > 1 && has("PET_NODE_RANK") && has("PET_MASTER_ADDR");
+  }
   bool has(const char* name) const { return !value(name).empty(); }
   unsigned long long number(const char* name) const {
     return remote::whole_number(value(name), 100'000'000).value_or(0);
@@ -68,12 +75,19 @@ void heed_scheduler(const Surroundings& surroundings, OptionValues& values, Find
   } else if (scheduler.in_slurm() && values.launcher == "ssh" && none_listed(values) &&
              !values.ssh_localhost) {
     values.hosts_from = "slurm";
-  } else if (scheduler.one_of_a_pod_each() && none_listed(values) && values.launcher.empty()) {
-    findings.fail("RANK=" + scheduler.value("RANK") + " and WORLD_SIZE=" + scheduler.value("WORLD_SIZE") +
-                  " are set here, as Kubeflow and others set them for one launcher on each node, which is "
-                  "not in this release yet; start one ddplaunch for all nodes (--hostfile FILE)" +
-                  kAlone);
   }
+}
+
+std::string one_launcher_each(const Surroundings& surroundings, const OptionValues& values) {
+  const Scheduler scheduler(surroundings);
+  const bool others = !none_listed(values) || !values.launcher.empty() || scheduler.in_slurm();
+  if (others || !scheduler.one_of_a_pod_each()) return {};
+  return scheduler.pod_words() +
+         " are set here, as Kubeflow and others set them for one launcher on each node, which is not in this "
+         "release yet; start torchrun in such pods until it is, or one ddplaunch for all nodes where they "
+         "run "
+         "sshd (--hostfile FILE)" +
+         kAlone;
 }
 
 }  // namespace ddp

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "apps/ddplaunch/findings.h"
 #include "apps/ddplaunch/option_groups.h"
 #include "apps/ddplaunch/options.h"
@@ -7,8 +9,12 @@
 namespace ddp {
 
 /// What a scheduler around this process says about hosts that no option names. In a Slurm job they are the
-/// nodes of the job, started with srun. Where a scheduler starts one launcher on each node (Kubeflow, srun
-/// with several tasks), a job on this machine alone would have the wrong world without a word: a mistake.
+/// nodes of the job, started with srun. Where srun starts one launcher for each task, a job on this machine
+/// alone would have the wrong world without a word: a mistake.
 void heed_scheduler(const Surroundings& surroundings, OptionValues& values, Findings& findings);
+
+/// What to say where a scheduler starts one launcher on each node (Kubeflow), which makes all else that is
+/// wrong a consequence; empty: nothing. With hosts or --launcher the user has decided otherwise.
+std::string one_launcher_each(const Surroundings& surroundings, const OptionValues& values);
 
 }  // namespace ddp
