@@ -1,13 +1,10 @@
 #include "apps/ddplaunch/start_up.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <string_view>
 #include <utility>
 
+#include "base/own_directory.h"
 #include "base/version.h"
 #include "remote/command_shell.h"
 #include "remote/local_shell.h"
@@ -16,20 +13,6 @@
 #include "rendezvous/message.h"
 
 namespace ddp {
-namespace {
-
-/// ddplaunchd lies beside this program, here and, unless --agent says otherwise, at the same path on the
-/// nodes.
-Result<std::string> own_directory() {
-  char path[4096];
-  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
-  if (size < 0) return system_error(errno, "/proc/self/exe");
-  const std::string_view text(path, static_cast<std::size_t>(size));
-  return std::string(text.substr(0, text.rfind('/')));
-}
-
-}  // namespace
-
 void take_signals() {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);
@@ -66,6 +49,7 @@ Result<AgentChoice> choose_agent(const launcher::JobSpec& spec) {
   choice.expected = {static_cast<int>(rendezvous::kProtocolVersion), std::string(version())};
   choice.path = spec.agent_path;
   if (!choice.path.empty()) return choice;
+  // Here, and unless --agent says otherwise at the same path on the nodes.
   auto beside = own_directory();
   if (!beside) return beside.error();
   choice.path = *beside + "/ddplaunchd";

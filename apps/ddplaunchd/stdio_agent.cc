@@ -14,6 +14,7 @@
 #include "apps/ddplaunchd/own_build.h"
 #include "base/asio.h"
 #include "base/child_process.h"
+#include "base/own_directory.h"
 #include "base/version.h"
 #include "launcher/agent.h"
 #include "remote/bootstrap.h"
@@ -21,14 +22,6 @@
 
 namespace ddp {
 namespace {
-
-Result<std::string> own_directory() {
-  char path[4096];
-  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
-  if (size < 0) return system_error(errno, "/proc/self/exe");
-  const std::string_view text(path, static_cast<std::size_t>(size));
-  return std::string(text.substr(0, text.rfind('/')));
-}
 
 /// The link's two ends on descriptors of our own; 0 and 1 are pointed elsewhere, so that nothing else ever
 /// writes into it.
