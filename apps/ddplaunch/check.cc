@@ -1,9 +1,7 @@
 #include "apps/ddplaunch/check.h"
 
-#include <poll.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -11,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "apps/ddplaunch/print_result.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/child_process.h"
-#include "base/standard_descriptors.h"
 #include "launcher/check_judge.h"
 #include "launcher/check_master.h"
 #include "launcher/check_text.h"
@@ -27,25 +25,6 @@ int fail(const Error& error) {
   const int code = launcher::exit_code_of(error);
   std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, error.text.c_str());
   return code;
-}
-
-/// Whoever reads a check's result from there must not take half of it, or none, for the whole. stdout holds
-/// nothing else.
-Result<> print(const std::string& text) {
-  if (was_closed(STDOUT_FILENO))
-    return Error{ErrorCode::kSystem, "the result could not be written, for standard output is closed"};
-  for (std::size_t at = 0; at < text.size();) {
-    const ssize_t count = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) {  // who shares it may have made it so
-      pollfd ready{STDOUT_FILENO, POLLOUT, 0};
-      ::poll(&ready, 1, -1);
-      continue;
-    }
-    if (count <= 0) return system_error(errno, "the result could not be written to standard output");
-    at += static_cast<std::size_t>(count);
-  }
-  return {};
 }
 
 void say(std::string_view lines) {
@@ -89,7 +68,7 @@ int check(const RunJob& job) {
   const launcher::CheckResult result = master.run();
   const std::vector<launcher::CheckFinding> findings = judge_nodes(job.spec, result);
   const std::string text = text_of(job, result, findings);
-  const Result<> told = print(text);
+  const Result<> told = print_result(text);
   const int code = check_exit_code(result, findings);
   if (!told && code != 0) std::fprintf(stderr, "ddplaunch: %s\n", told.error().text.c_str());
   if (const std::string last = check_last_line(code, result, job.spec, findings); !last.empty())

@@ -7,15 +7,20 @@
 #include "apps/ddplaunch/check.h"
 #include "apps/ddplaunch/launch.h"
 #include "apps/ddplaunch/options.h"
+#include "apps/ddplaunch/print_result.h"
 #include "base/standard_descriptors.h"
+#include "launcher/exit_code.h"
 
 namespace {
 
 constexpr int kExitUsage = 2;
 
 int print(const ddp::PrintText& print) {
-  std::fputs(print.text.c_str(), stdout);
-  return std::fflush(stdout) == 0 ? 0 : 1;
+  const ddp::Result<> told = ddp::print_result(print.text);
+  if (told) return 0;
+  const int code = ddp::launcher::exit_code_of(told.error());
+  std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, told.error().text.c_str());
+  return code;
 }
 
 int refuse(const ddp::BadUsage& usage) {
