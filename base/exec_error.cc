@@ -6,6 +6,7 @@
 
 #include <cerrno>
 
+#include "base/one_line.h"
 #include "base/unique_fd.h"
 
 namespace ddp {
@@ -52,7 +53,7 @@ Error exec_error(int err, const std::string& path, const std::string& cwd) {
   Error error = system_error(err, "execute " + path, ErrorCode::kExec);
   const bool relative = path.empty() || path.front() != '/';
   const std::string hint = explain(err, relative && !cwd.empty() ? cwd + "/" + path : path);
-  if (!hint.empty()) error.text += ": " + hint;
+  if (!hint.empty()) error.text += ": " + one_line(hint);
   return error;
 }
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/one_line.h"
+
 namespace ddp {
 namespace {
 
@@ -36,7 +38,7 @@ Error refused(std::string_view name, const std::string& file, int err) {
     default:
       return system_error(err, text + file, ErrorCode::kExec);
   }
-  return {ErrorCode::kExec, std::move(text), err};
+  return {ErrorCode::kExec, one_line(text), err};
 }
 
 }  // namespace
@@ -64,9 +66,10 @@ Result<std::string> find_program(std::string_view name, std::optional<std::strin
     from = end + 1;
   }
   if (found_but) return *found_but;
-  return Error{ErrorCode::kExec,
-               "cannot find program '" + std::string(name) + "' in PATH (" + std::string(directories) + ")",
-               ENOENT};
+  return Error{
+      ErrorCode::kExec,
+      one_line("cannot find program '" + std::string(name) + "' in PATH (" + std::string(directories) + ")"),
+      ENOENT};
 }
 
 }  // namespace ddp

@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/one_line.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -32,23 +34,42 @@ std::string file_in_the_way(std::filesystem::path path) {
   return "";
 }
 
+/// Whether no directory can ever be made there, so that the place was badly chosen; not that the machine is
+/// out of something, which may pass.
+bool is_of_the_place(int reason) {
+  switch (reason) {
+    case EACCES:
+    case EINVAL:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case ENOENT:  // below /proc
+    case ENOTDIR:
+    case EPERM:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Result<> make_directory(const std::string& path, const std::string& what, const std::string& advice) {
   std::error_code error;
   const std::filesystem::path directory(path);
   if (const std::string file = file_in_the_way(directory); !file.empty()) {
-    return Error{ErrorCode::kUsage, what + ' ' + path + ": " + file +
+    return Error{ErrorCode::kUsage, one_line(what + ' ' + path + ": " + file) +
                                         " is a file and no directory; choose another with " + advice};
   }
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
   if (::mkdir(path.c_str(), 0700) != 0 &&
       (errno != EEXIST || !std::filesystem::is_directory(directory, error))) {
-    Error failure = system_error(errno, what + ' ' + path);
+    const int reason = errno;
+    Error failure = system_error(reason, what + ' ' + path,
+                                 is_of_the_place(reason) ? ErrorCode::kUsage : ErrorCode::kSystem);
     failure.text += "; choose another with " + advice;
     return failure;
   }
   // Two runs in one directory would be mixed in its files.
   if (std::filesystem::exists(directory / "attempt_0", error)) {
-    return Error{ErrorCode::kUsage, what + ' ' + path +
+    return Error{ErrorCode::kUsage, one_line(what + ' ' + path) +
                                         " holds the output of an earlier run; choose another with " + advice +
                                         " or --job-id"};
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/find_program.h"
+#include "base/one_line.h"
 #include "launcher/job_spec.h"
 #include "launcher/worker_env.h"
 
@@ -19,7 +20,7 @@ Result<> directories_exist(const EnvVars& env) {
     struct stat found {};
     if (::stat(directory.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) continue;
     return Error{ErrorCode::kRefused,
-                 name + " names " + directory +
+                 name + " names " + one_line(directory) +
                      ", which is not there; install the environment at the same path, or launch "
                      "without it active"};
   }
@@ -59,7 +60,7 @@ Result<std::string> NodeJob::directory(const std::string& wanted) {
   }
   if (!S_ISDIR(found.st_mode) || ::access(wanted.c_str(), X_OK) != 0) {
     return Error{ErrorCode::kRefused,
-                 "the working directory " + wanted +
+                 "the working directory " + one_line(wanted) +
                      (S_ISDIR(found.st_mode) ? " may not be entered" : " is not a directory") +
                      "; name another with --chdir or chdir= in the hostfile"};
   }

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import BIN, LaunchTest, Nodes, main
+from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Nodes, main
 
 
 class WrongOptions(LaunchTest):
@@ -23,6 +23,39 @@ class WrongOptions(LaunchTest):
     def hosts(self, text):
         (self.dir / "hosts").write_text(text)
         return "--hostfile", "hosts"
+
+    def test_a_result_that_cannot_be_written(self):
+        full = "the result could not be written to standard output: No space left on device"
+        closed = "the result could not be written, for standard output is closed"
+        for args in (["--version"], ["--help"], ["--dry-run", "true"]):
+            for target, why in ((">/dev/full", full), (">&-", closed)):
+                done = subprocess.run(["sh", "-c", f'exec "$@" {target}', "-", *self.command(*args)], capture_output=True,
+                                      text=True, env=self.env, stdin=subprocess.DEVNULL)
+                self.assertEqual((done.returncode, done.stderr), (116, f"ddplaunch: exit 116: {why}\n"), args)
+
+    def test_line_feeds_in_what_the_user_wrote(self):
+        done = self.run_job("--chdir", "/no\nddplaunch: exit 0: \x1b[2J", "true")
+        self.assert_code(done, 115)
+        self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 115: node localhost: the working directory "
+                         r"/no\nddplaunch: exit 0: \x1b[2J: No such file or directory; create it there, or name another with "
+                         "--chdir or chdir= in the hostfile")
+        done = self.run_job("/no\n\x1b[31mprogram")
+        self.assert_code(done, 127)
+        self.assertNotRegex(done.err, r"\x1b|\n\[31m")
+        self.assertIn(r"/no\n\x1b[31mprogram", done.err.splitlines()[-1])
+
+    def test_places_where_no_directory_can_be_made(self):
+        for option in ("--job-dir", "--log-dir"):
+            done = self.run_job(option, "/proc/none", "true")
+            self.assert_code(done, 2)
+            self.assertRegex(done.err.splitlines()[-1], rf"^ddplaunch: exit 2: the (job|log) directory /proc/none.*: No such file or "
+                             rf"directory; choose another with {option}$")
+        for place, why in (("/proc", "No such file or directory"), ("/dev/null", "/dev/null is a file and no directory")):
+            done = subprocess.run([DDPLAUNCH, "--job-id", self.job, "true"], capture_output=True, text=True,
+                                  env=dict(self.env, XDG_STATE_HOME=place), stdin=subprocess.DEVNULL)
+            self.assertEqual((done.returncode, done.stderr.splitlines()[-1]), (
+                2, f"ddplaunch: exit 2: the job directory {place}/ddplaunch/jobs/{self.job}: {why}; choose another with "
+                "--job-dir"))
 
     def test_no_hostfile(self):
         self.assert_refused(self.run_job("--hostfile", "nowhere", "true"),

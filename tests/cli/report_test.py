@@ -233,8 +233,8 @@ class OneNode(Reported):
         done = self.run_job("--job-dir", "/proc/none", "--report", file, "true")
         report = json.loads(file.read_text())
         self.assertEqual((report["outcome"], report["exit_code"], report["job"]["directory"]), ("not_started", done.code, None))
-        self.assertEqual(report["error"]["kind"], "System")
-        self.assert_code(done, 116)
+        self.assertEqual(report["error"]["kind"], "Usage")  # nobody could make one there
+        self.assert_code(done, 2)
 
     def test_report_that_cannot_be_written(self):
         done = self.run_job("--report", "/dev/full", "sh", "-c", "exit 5")
