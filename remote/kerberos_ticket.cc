@@ -9,8 +9,14 @@ namespace ddp::remote {
 Awaitable<bool> KerberosTicket::valid() {
   co_await asio::this_coro::throw_if_cancelled(false);
   const auto self = shared_from_this();
-  if (!std::exchange(asked_, true))
-    asio::co_spawn(loop_, ask(self), asio::detached);  // sets valid_, and ends
+  if (!std::exchange(asked_, true)) {
+    // Sets valid_, and ends.
+    asio::co_spawn(loop_, ask(self), asio::bind_cancellation_slot(stop_.slot(), asio::detached));
+    limit_.expires_after(kPatience);
+    limit_.async_wait([self](const error_code& error) {
+      if (!error) self->stop_.emit(asio::cancellation_type::terminal);
+    });
+  }
   while (!valid_) {
     co_await known_.async_wait(kUseTuple);
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
@@ -20,12 +26,14 @@ Awaitable<bool> KerberosTicket::valid() {
 }
 
 Awaitable<void> KerberosTicket::ask(std::shared_ptr<KerberosTicket> self) {
+  co_await asio::this_coro::throw_if_cancelled(false);
   bool valid = false;
   auto child = open_child(self->loop_, ChildCommand{"klist", {"klist", "-s"}, ChildCommand::Kind::kProgram});
   if (child) {
     const ChannelEnd end = co_await (*child)->end();
     valid = end.status == 0;
   }
+  self->limit_.cancel();
   self->valid_ = valid;
   self->known_.cancel();
 }

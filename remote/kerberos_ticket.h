@@ -12,12 +12,14 @@ namespace ddp::remote {
 class KerberosTicket : public std::enable_shared_from_this<KerberosTicket> {
  public:
   explicit KerberosTicket(const asio::any_io_executor& loop)
-      : loop_(loop), known_(loop, std::chrono::steady_clock::time_point::max()) {}
+      : loop_(loop), limit_(loop), known_(loop, std::chrono::steady_clock::time_point::max()) {}
   KerberosTicket(const KerberosTicket&) = delete;
   KerberosTicket& operator=(const KerberosTicket&) = delete;
 
-  /// False without a klist program, and when the wait is cancelled.
+  /// False without a klist program, when it does not answer in time, and when the wait is cancelled.
   Awaitable<bool> valid();
+
+  static constexpr std::chrono::seconds kPatience{5};  ///< with klist, which may wait for a network disk
 
  private:
   static Awaitable<void> ask(std::shared_ptr<KerberosTicket> self);
@@ -25,6 +27,8 @@ class KerberosTicket : public std::enable_shared_from_this<KerberosTicket> {
   asio::any_io_executor loop_;
   std::optional<bool> valid_;
   bool asked_ = false;
+  asio::cancellation_signal stop_;
+  asio::steady_timer limit_;
   asio::steady_timer known_;  ///< never expires; cancelled when valid_ is set
 };
 

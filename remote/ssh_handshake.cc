@@ -47,14 +47,16 @@ std::optional<ShownKey> server_key(ssh_session session) {
   return shown;
 }
 
-/// libssh knows no host certificates, and no keys on hardware for hosts.
+/// libssh knows no host certificates, and no keys on hardware for hosts. Signs that stand in the list of key
+/// exchanges, and are none, go as well.
 std::string plain_algorithms(const std::string& algorithms) {
   std::string kept;
   std::size_t start = 0;
   while (start < algorithms.size()) {
     const std::size_t end = std::min(algorithms.find(',', start), algorithms.size());
     const std::string one = algorithms.substr(start, end - start);
-    if (one.find("-cert-") == std::string::npos && one.rfind("sk-", 0) != 0)
+    if (one.find("-cert-") == std::string::npos && one.rfind("sk-", 0) != 0 &&
+        one.rfind("kex-strict-", 0) != 0 && one.rfind("ext-info-", 0) != 0)
       kept += (kept.empty() ? "" : ",") + one;
     start = end + 1;
   }
@@ -72,7 +74,14 @@ Error append_key(const SshTarget& target, const ShownKey& key) {
   if (slash != std::string::npos && slash > 0)
     ::mkdir(target.known_hosts_file.substr(0, slash).c_str(), 0700);
   // One write at the end of the file: lines of several sessions do not mix.
-  UniqueFd file(::open(target.known_hosts_file.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
+  UniqueFd file(::open(target.known_hosts_file.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600));
+  struct stat facts {};
+  if (file && (::fstat(file.get(), &facts) != 0 || !S_ISREG(facts.st_mode))) {
+    return Error{ErrorCode::kUnreachable,
+                 target.label + ": cannot note the new host key in " + target.known_hosts_file +
+                     ": it is no regular file",
+                 0};
+  }
   // The last line of a file that was edited by hand may lack its end.
   char last = '\n';
   if (const off_t size = file ? ::lseek(file.get(), 0, SEEK_END) : 0; size > 0)
@@ -138,6 +147,50 @@ std::optional<std::string> configure(ssh_session_struct* session, const SshTarge
   return std::nullopt;
 }
 
+std::optional<std::string> wrong_greeting(std::string_view line) {
+  constexpr std::size_t kShown = 100;
+  if (line.starts_with("SSH-2.") || line.starts_with("SSH-1.99-")) return std::nullopt;
+  std::string shown(line.substr(0, kShown));
+  for (char& c : shown) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = '?';
+  }
+  if (line.starts_with("SSH-")) {
+    return "speaks version 1 of SSH alone (" + shown +
+           "), which no client of today takes; its server has to be updated";
+  }
+  return "is no SSH server, it greets with \"" + shown +
+         "\"; is this the right port (port= in the hostfile, Port in the SSH configuration)?";
+}
+
+std::string mismatch_advice(std::string_view libssh_words) {
+  struct Row {
+    std::string_view method;
+    const char* option;
+  };
+  constexpr Row kRows[] = {{"kex algos", "KexAlgorithms"},
+                           {"server host key algo", "HostKeyAlgorithms"},
+                           {"encryption ", "Ciphers"},
+                           {"mac ", "MACs"}};
+  constexpr std::string_view kMethod = "for method ";
+  constexpr std::string_view kServer = ": server [";
+  const std::size_t method = libssh_words.find(kMethod);
+  const std::size_t server = libssh_words.find(kServer);
+  if (method == std::string_view::npos || server == std::string_view::npos) return {};
+  const std::string_view name = libssh_words.substr(method + kMethod.size());
+  const std::string_view list = libssh_words.substr(server + kServer.size());
+  std::string offer = plain_algorithms(std::string(list.substr(0, list.find(']'))));
+  for (const Row& row : kRows) {
+    if (!name.starts_with(row.method) || offer.empty()) continue;
+    const std::string option = row.option;
+    return "; of the " + option + " that are allowed here it has none, but " + offer +
+           "; allow one that \"ssh -Q " + option + "\" lists for this host in the SSH configuration (" +
+           option + " +" + offer.substr(0, offer.find(',')) +
+           "), or else its server has to be updated";
+  }
+  return {};
+}
+
 std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget& target,
                                     const Endpoint& endpoint) {
   const auto key = server_key(session);
@@ -199,8 +252,14 @@ std::string login_advice(const SshTarget& target, int offered, bool tried) {
   }
   std::string advice = "; ";
   std::string locked;
+  std::string open;
   for (const auto& key : target.keys) {
     if (key->problem() == SshKey::Problem::kEncrypted) locked += " " + key->path();
+    if (key->problem() == SshKey::Problem::kOpen) open += " " + key->path();
+  }
+  if (!open.empty()) {
+    advice += "keep others from the key: chmod 600" + open;
+    if (tried || !locked.empty()) advice += "; or ";
   }
   if (!locked.empty()) {
     const bool agent = !target.agent_socket.empty();
@@ -212,7 +271,7 @@ std::string login_advice(const SshTarget& target, int offered, bool tried) {
     advice +=
         "put the public key into ~/.ssh/authorized_keys there, or name another key with identity= in the "
         "hostfile";
-  } else if (locked.empty()) {
+  } else if (locked.empty() && open.empty()) {
     advice +=
         "make a key with ssh-keygen and put it there with ssh-copy-id, or name one with identity= in the "
         "hostfile";
@@ -222,7 +281,8 @@ std::string login_advice(const SshTarget& target, int offered, bool tried) {
 
 }  // namespace
 
-Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offered, bool agent_asked) {
+Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offered, bool agent_asked,
+                    const std::string& agent_problem) {
   std::string tried;
   std::string unusable;
   for (const auto& key : target.keys) {
@@ -244,6 +304,10 @@ Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offer
   std::string text = target.label + ": login as " + target.config.user + " refused by " + endpoint.text;
   text += tried.empty() ? "; there was no key to try" : "; tried " + tried;
   if (!unusable.empty()) text += "; not usable: " + unusable;
+  if (!agent_problem.empty()) {
+    text += "; the ssh-agent at " + target.agent_socket +
+            " (SSH_AUTH_SOCK, IdentityAgent) cannot be asked: " + agent_problem;
+  }
   if (!methods.empty()) text += "; the server accepts " + methods;
   text += login_advice(target, offered, !tried.empty());
   return Error{ErrorCode::kUnreachable, std::move(text), 0};

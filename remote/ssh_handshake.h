@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.h"
@@ -36,13 +37,21 @@ struct SshTarget {
 /// Returns the name of an option whose values libssh does not know, or nothing.
 std::optional<std::string> configure(ssh_session_struct* session, const SshTarget& target, int fd);
 
+/// What is wrong with the first line of a server, or nothing: it is no SSH server, or one of version 1 alone.
+std::optional<std::string> wrong_greeting(std::string_view line);
+
+/// From libssh's words "… no match for method NAME: server [A,B], client […]": what the server has, and the
+/// option that allows it. Empty without such words. For advice only.
+std::string mismatch_advice(std::string_view libssh_words);
+
 /// After the key exchange: nothing when the server's key is known, or is new and was accepted and noted. Else
 /// kUnreachable with what to do.
 std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget& target,
                                     const Endpoint& endpoint);
 
 /// No key was accepted: kUnreachable with all that was tried. `offered` are the server's methods (a libssh
-/// bit set).
-Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offered, bool agent_asked);
+/// bit set). `agent_problem`: why the ssh-agent could not be asked; empty: it was, or there is none.
+Error login_refused(const SshTarget& target, const Endpoint& endpoint, int offered, bool agent_asked,
+                    const std::string& agent_problem);
 
 }  // namespace ddp::remote

@@ -1,9 +1,11 @@
 #include "remote/ssh_keys.h"
 
 #include <libssh/libssh.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "remote/regular_file.h"
@@ -29,16 +31,38 @@ bool is_public(const std::string& text) {
   return text.rfind("ssh-", 0) == 0 || text.rfind("ecdsa-", 0) == 0 || text.rfind("sk-", 0) == 0;
 }
 
-ssh_key import_key(const std::string& path) {
+ssh_key import_key(const std::string& text) {
   ssh_key key = nullptr;
-  if (ssh_pki_import_privkey_file(path.c_str(), nullptr, nullptr, nullptr, &key) != SSH_OK) return nullptr;
+  if (ssh_pki_import_privkey_base64(text.c_str(), nullptr, nullptr, nullptr, &key) != SSH_OK) return nullptr;
   return key;
+}
+
+/// "TYPE BASE64 comment".
+ssh_key import_certificate(const std::string& text) {
+  const std::size_t blank = text.find_first_of(" \t");
+  if (blank == std::string::npos) return nullptr;
+  const std::size_t start = text.find_first_not_of(" \t", blank);
+  if (start == std::string::npos) return nullptr;
+  const std::string base64 = text.substr(start, text.find_first_of(" \t\r\n", start) - start);
+  const auto type = ssh_key_type_from_name(text.substr(0, blank).c_str());
+  ssh_key key = nullptr;
+  if (ssh_pki_import_cert_base64(base64.c_str(), type, &key) != SSH_OK) return nullptr;
+  return key;
+}
+
+/// The files that ssh looks for without being told.
+bool is_usual(const std::string& path) {
+  static constexpr std::string_view kNames[] = {"id_rsa",     "id_dsa",        "id_ecdsa", "id_ecdsa_sk",
+                                                "id_ed25519", "id_ed25519_sk", "id_xmss"};
+  const std::string_view name = std::string_view(path).substr(path.rfind('/') + 1);
+  return path.ends_with("/.ssh/" + std::string(name)) &&
+         std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
 }  // namespace
 
-SshKey::SshKey(std::string path, ssh_key_struct* key, Problem problem)
-    : path_(std::move(path)), key_(key), problem_(problem) {}
+SshKey::SshKey(std::string path, ssh_key_struct* key, Problem problem, unsigned mode)
+    : path_(std::move(path)), key_(key), problem_(problem), mode_(mode) {}
 
 std::string SshKey::problem_text() const {
   switch (problem_) {
@@ -48,6 +72,12 @@ std::string SshKey::problem_text() const {
       return "is encrypted";
     case Problem::kUnreadable:
       return "cannot be read";
+    case Problem::kAbsent:
+      return "is not there";
+    case Problem::kOpen:
+      return "is open to others, so ssh does not use it either";
+    case Problem::kNoFile:
+      return "is no regular file";
     case Problem::kPublic:
       return "is a public key, its private one is not here";
     case Problem::kUnknown:
@@ -77,34 +107,42 @@ std::shared_ptr<const SshKey> SshKeys::key(const std::string& path) {
   if (!is_new) return slot->second;
   if (::access(path.c_str(), F_OK) != 0) {
     const std::string half = path + ".pub";
-    if (::access(half.c_str(), F_OK) != 0) return nullptr;
-    slot->second = std::make_shared<SshKey>(half, nullptr, SshKey::Problem::kPublic);
+    if (::access(half.c_str(), F_OK) == 0) {
+      slot->second = std::make_shared<SshKey>(half, nullptr, SshKey::Problem::kPublic);
+    } else if (!is_usual(path)) {
+      slot->second = std::make_shared<SshKey>(path, nullptr, SshKey::Problem::kAbsent);
+    }
     return slot->second;
   }
   ssh_key key = nullptr;
   auto problem = SshKey::Problem::kNone;
+  struct stat facts {};
+  const bool found = ::stat(path.c_str(), &facts) == 0;
   const std::string text = read_text(path);
-  if (::access(path.c_str(), R_OK) != 0) {
+  if (found && !S_ISREG(facts.st_mode)) {
+    problem = SshKey::Problem::kNoFile;
+  } else if (!found || ::access(path.c_str(), R_OK) != 0) {
     problem = SshKey::Problem::kUnreadable;
   } else if (is_public(text)) {
     problem = SshKey::Problem::kPublic;
+  } else if (facts.st_uid == ::getuid() && (facts.st_mode & 077) != 0) {
+    problem = SshKey::Problem::kOpen;
   } else if (is_encrypted(text)) {
     problem = SshKey::Problem::kEncrypted;
-  } else if ((key = import_key(path)) == nullptr) {
+  } else if ((key = import_key(text)) == nullptr) {
     problem = SshKey::Problem::kUnknown;
   }
-  slot->second = std::make_shared<SshKey>(path, key, problem);
+  slot->second = std::make_shared<SshKey>(path, key, problem, facts.st_mode & 07777U);
   return slot->second;
 }
 
 std::shared_ptr<const SshKey> SshKeys::certified(const std::string& path, const std::string& certificate) {
   const auto [slot, is_new] = loaded_.try_emplace(path + "\n" + certificate);
   if (!is_new) return slot->second;
-  if (::access(certificate.c_str(), R_OK) != 0) return nullptr;
-  ssh_key cert = nullptr;
-  if (ssh_pki_import_cert_file(certificate.c_str(), &cert) != SSH_OK) return nullptr;
+  ssh_key cert = import_certificate(read_text(certificate));
+  if (cert == nullptr) return nullptr;
   // A key of its own: attaching the certificate changes it.
-  ssh_key key = import_key(path);
+  ssh_key key = import_key(read_text(path));
   if (key != nullptr && ssh_pki_copy_cert_to_privkey(cert, key) == SSH_OK) {
     slot->second = std::make_shared<SshKey>(certificate, key, SshKey::Problem::kNone);
   } else {

@@ -279,7 +279,7 @@ SshSession::Progress SshSession::stop_at_end(ChannelEnd end) {
   return Progress::kStop;
 }
 
-void SshSession::close() {
+void SshSession::close(HangUp hang_up) {
   events_ = {};
   if (step_ == Step::kAgent) {
     // The agent's thread has the session, and may be waiting in it: cut both connections, and clean up when
@@ -291,6 +291,10 @@ void SshSession::close() {
     return;
   }
   if (step_ == Step::kRun && pump_) pump_->move();  // the owner's last words may still lie in the socket
+  if (step_ == Step::kRun && hang_up == HangUp::kYes && ssh_is_connected(session_) != 0) {
+    for (const char* signal : {"HUP", "TERM"})
+      ssh_channel_request_send_signal(channel_, signal);
+  }
   release();
 }
 

@@ -59,8 +59,11 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
 
   // On the thread of `io`:
   void start();
-  /// Ends the connection at once: the remote command sees end of file.
-  void close();
+  /// Ends the connection at once: the remote command sees end of file. `hang_up`: it is sent SIGHUP and
+  /// SIGTERM before, which servers pass on to all that it started, if at all (OpenSSH does, but not to
+  /// root's).
+  enum class HangUp : bool { kNo, kYes };
+  void close(HangUp hang_up = HangUp::kNo);
 
  private:
   enum class Step { kConnect, kGreet, kLogin, kAgent, kOpen, kExecute, kRun, kDone };
@@ -121,6 +124,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   std::size_t key_ = 0;
   int offered_ = 0;
   bool agent_asked_ = false;
+  std::string agent_problem_;  ///< why it could not be asked
   bool none_asked_ = false;
   bool cut_off_ = false;   ///< failed or closed while lent
   UniqueFd agent_socket_;  ///< a second descriptor of the connection to the agent, to cut it off

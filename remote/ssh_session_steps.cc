@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "remote/ssh_session.h"
@@ -21,15 +22,29 @@ UniqueFd duplicate(int fd) {
   return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }
 
+/// Without one errno says why.
 UniqueFd connect_to_agent(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
+  errno = ENAMETOOLONG;
   if (path.size() >= sizeof address.sun_path) return {};
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   // Not even connecting may wait: the queue of a stuck agent can be full.
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return {};
   return fd;
+}
+
+/// What OpenSSH's server says instead of a greeting beyond MaxStartups (since 8.6) and when the address has
+/// to pay for earlier failures (PerSourcePenalties).
+bool refuses_more_logins(std::string_view line) {
+  return line.starts_with("Exceeded MaxStartups") || line.starts_with("Not allowed at this time");
+}
+
+bool closed_by_peer(int fd) {
+  char byte = 0;
+  const ssize_t count = ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return count == 0 || (count < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
 }  // namespace
@@ -74,15 +89,27 @@ SshSession::Progress SshSession::greet() {
   heard_server_ = heard_server_ || ssh_get_serverbanner(session_) != nullptr;
   if (answer == SSH_AGAIN) return Progress::kAgain;
   if (answer != SSH_OK) {
-    if (heard_server_) {
+    const char* line = ssh_get_serverbanner(session_);
+    const auto wrong = line != nullptr ? wrong_greeting(line) : std::nullopt;
+    if (wrong && !refuses_more_logins(line)) {
+      return stop_with(
+          Error{ErrorCode::kUnreachable, target_.label + ": " + endpoint().text + " " + *wrong, 0});
+    }
+    if (line == nullptr && !closed_by_peer(tcp_.native_handle())) {
+      return stop_with(
+          Error{ErrorCode::kUnreachable,
+                target_.label + ": " + endpoint().text +
+                    " is no SSH server, what it says has no line like a greeting; is this the right "
+                    "port (port= in the hostfile, Port in the SSH configuration)?",
+                0});
+    }
+    if (line != nullptr && !wrong) {
       // Nothing was tried that a server could count against us, and the program knows more algorithms.
       SshFailure failure{libssh_error("no SSH connection with " + endpoint().text), false, {}};
       failure.needs_openssh =
           std::string("a key exchange that libssh cannot make (") + ssh_get_error(session_) + ")";
-      failure.advice =
-          "; it agrees with us on no way to exchange keys: for an old server allow what it offers in the SSH "
-          "configuration, for instance HostKeyAlgorithms +ssh-rsa or KexAlgorithms "
-          "+diffie-hellman-group14-sha1";
+      failure.advice = mismatch_advice(ssh_get_error(session_));
+      if (failure.advice.empty()) failure.advice = "; the exchange of keys with it does not come about";
       return stop_with(std::move(failure));
     }
     return stop_with(
@@ -143,7 +170,10 @@ SshSession::Progress SshSession::login() {
 }
 
 SshSession::Progress SshSession::refused() {
-  SshFailure failure{login_refused(target_, endpoint(), offered_, agent_asked_), false, {}};
+  SshFailure failure{
+      login_refused(target_, endpoint(), offered_, agent_asked_ && agent_problem_.empty(), agent_problem_),
+      false,
+      {}};
   failure.offers_gssapi = (offered_ & SSH_AUTH_METHOD_GSSAPI_MIC) != 0;
   return stop_with(std::move(failure));
 }
@@ -168,7 +198,7 @@ SshSession::Progress SshSession::second_factor() {
 /// The server closed the connection, or it broke, while keys were tried.
 Error SshSession::login_broken() const {
   Error broken = libssh_error("the login at " + endpoint().text + " broke off");
-  if (key_ > 0 || agent_asked_) {
+  if (key_ > 0 || (agent_asked_ && agent_problem_.empty())) {
     broken.text +=
         "; servers bear few wrong keys (MaxAuthTries): name the right one with identity= in the hostfile, or "
         "with IdentityFile and IdentitiesOnly in the SSH configuration";
@@ -245,7 +275,10 @@ SshSession::Progress SshSession::run() {
 SshSession::Progress SshSession::lend_to_agent() {
   agent_asked_ = true;
   UniqueFd agent = connect_to_agent(target_.agent_socket);
-  if (!agent) return Progress::kNext;  // a stale SSH_AUTH_SOCK; login() goes on to its refusal
+  if (!agent) {  // a stale SSH_AUTH_SOCK; login() goes on to its refusal
+    agent_problem_ = std::strerror(errno);
+    return Progress::kNext;
+  }
   agent_socket_ = duplicate(agent.get());
   UniqueFd tcp = duplicate(tcp_.native_handle());
   if (!agent_socket_ || !tcp || ssh_set_agent_socket(session_, agent.get()) != SSH_OK) return Progress::kNext;

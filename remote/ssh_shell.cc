@@ -3,11 +3,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "remote/login_retry.h"
 #include "remote/regular_file.h"
 #include "remote/shell_quote.h"
 #include "remote/ssh_keys.h"
@@ -17,8 +19,6 @@ namespace ddp::remote {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr int kMostTries = 10;  // when a server closes before its greeting
 
 int address_family(const SshConfig& config) {
   if (config.address_family == "inet") return AF_INET;
@@ -60,6 +60,7 @@ std::string needs_openssh(SshTarget& target, const std::string& certificate) {
   if (!target.config.identities_only) return {};
   // libssh would offer every key of the agent.
   for (const auto& key : target.keys) {
+    if (key->problem() == SshKey::Problem::kAbsent) continue;
     if (key->get() == nullptr) return "IdentitiesOnly with a key that only the ssh-agent can use";
   }
   target.agent_socket.clear();
@@ -116,12 +117,15 @@ class SshShell::SshChannel final : public Channel {
         link_(loop, asio::local::stream_protocol(), attempt_->opened->link.release()),
         errors_(loop, asio::local::stream_protocol(), attempt_->opened->errors.release()) {}
   ~SshChannel() override {
-    if (const auto threads = threads_.lock()) threads->close(attempt_->session.lock());
+    using HangUp = SshSession::HangUp;
+    if (const auto threads = threads_.lock())
+      threads->close(attempt_->session.lock(), greeted_ ? HangUp::kNo : HangUp::kYes);
   }
 
   Socket& link() override { return link_; }
   Socket& errors() override { return errors_; }
   std::string address() const override { return address_; }
+  void greeted() override { greeted_ = true; }
 
   Awaitable<ChannelEnd> end() override {
     co_await asio::this_coro::throw_if_cancelled(false);
@@ -145,6 +149,7 @@ class SshShell::SshChannel final : public Channel {
   std::string address_;
   Socket link_;
   Socket errors_;
+  bool greeted_ = false;
 };
 
 SshShell::SshShell(asio::any_io_executor loop, SshShellOptions options)
@@ -183,6 +188,7 @@ const KnownHosts& SshShell::known_hosts(const std::vector<std::string>& paths) {
 /// Completes the target from its configuration. Returns why libssh cannot serve this host, or nothing.
 std::string SshShell::prepare(const Host& host, SshTarget& target) {
   const SshConfig& config = target.config;
+  if (!host.jump.empty()) return "jump= of the host";
   if (!config.beyond_libssh.empty()) return config.beyond_libssh.front() + " in the SSH configuration";
   SshTokens tokens;
   tokens.home = files_->user.home;
@@ -207,7 +213,26 @@ std::string SshShell::prepare(const Host& host, SshTarget& target) {
   const std::vector<std::string> certificates = expand_all(config.certificate_files, tokens);
   target.keys = files_->keys.load(expand_all(config.identity_files, tokens), certificates);
   target.agent_socket = agent_socket(config, tokens);
+  warn_of_keys(host, target);
   return needs_openssh(target, files_->keys.lonely_certificate(target.keys, certificates));
+}
+
+/// As ssh does: a key that was named and cannot be used does not stop the login by another one.
+void SshShell::warn_of_keys(const Host& host, const SshTarget& target) {
+  for (const auto& key : target.keys) {
+    std::string text = "the key " + key->path();
+    if (key->problem() == SshKey::Problem::kOpen) {
+      char mode[8];
+      std::snprintf(mode, sizeof mode, "%04o", key->mode());
+      text += std::string(" is not used, since others may read or write it (mode ") + mode +
+              "), and neither does ssh: chmod 600 " + key->path();
+    } else if (key->problem() == SshKey::Problem::kAbsent) {
+      text += " is not there; others are tried";
+    } else {
+      continue;
+    }
+    if (told_.insert(text).second && options_.notice) options_.notice(host.name + ": " + text);
+  }
 }
 
 Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vector<std::string> argv,
@@ -237,8 +262,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
 
   std::shared_ptr<Attempt> last;
   std::optional<Error> closed;  ///< what a server said that closes before its greeting
-  auto pause = std::chrono::milliseconds(50);
-  for (int tries = 1;; ++tries) {
+  LoginRetry retry;
+  for (;;) {
     // The first address stands for the host: a name with several is one server to its own limits.
     auto slot = co_await window_.acquire(target.endpoints.front().text, host.name, deadline);
     if (!slot) co_return slot.error();
@@ -262,17 +287,14 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     if (last->failed->closed_early) closed = told;
     if (told.code == ErrorCode::kTimeout && closed) told = *closed;
     // Nothing else is tried twice: servers lock out who fails to log in again and again.
-    if (!last->failed->closed_early || tries >= kMostTries) co_return told;
-    const auto jitter = std::uniform_real_distribution<double>(0.5, 1.5)(random_);
-    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause * jitter);
-    if (until >= deadline) co_return told;
-    asio::steady_timer timer(loop_, until);
+    const auto pause = last->failed->closed_early ? retry.next(random_) : std::nullopt;
+    if (!pause || Clock::now() + *pause >= deadline) co_return told;
+    asio::steady_timer timer(loop_, *pause);
     co_await timer.async_wait(kUseTuple);
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
     if (state.cancelled() != asio::cancellation_type::none) {
       co_return Error{ErrorCode::kCancelled, host.name + ": cancelled", 0};
     }
-    pause = std::min(pause * 2, std::chrono::milliseconds(2000));
   }
 }
 

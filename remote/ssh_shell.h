@@ -29,7 +29,8 @@ struct SshShellOptions {
   /// Logins under way at once at one address and port; servers drop connections beyond MaxStartups (10 by
   /// default).
   unsigned window = 8;
-  /// Told once for each reason why a host goes through the ssh program. May be empty.
+  /// Told once for each reason why a host goes through the ssh program, and for each named key that cannot
+  /// be used. May be empty.
   std::function<void(const std::string&)> notice;
 };
 
@@ -58,6 +59,7 @@ class SshShell final : public RemoteShell {
                                                               Deadline deadline, std::string reason,
                                                               CommandShell::Route route);
   std::string prepare(const Host& host, SshTarget& target);
+  void warn_of_keys(const Host& host, const SshTarget& target);
   const KnownHosts& known_hosts(const std::vector<std::string>& files);
   SshThreads& threads();
 

@@ -66,10 +66,10 @@ std::weak_ptr<SshSession> SshThreads::start(SshTarget target, SshSession::Events
   return weak;
 }
 
-void SshThreads::close(std::shared_ptr<SshSession> session) {
+void SshThreads::close(std::shared_ptr<SshSession> session, SshSession::HangUp hang_up) {
   if (!session) return;
   asio::io_context& home = workers_[session->home()]->io;
-  asio::post(home, [session = std::move(session)] { session->close(); });
+  asio::post(home, [session = std::move(session), hang_up] { session->close(hang_up); });
 }
 
 }  // namespace ddp::remote

@@ -24,7 +24,7 @@ class SshThreads {
   /// Starts a session on one of the threads. It lives as long as it has something to wait for.
   std::weak_ptr<SshSession> start(SshTarget target, SshSession::Events events);
   /// Ends it, and drops the reference on its thread. Null is allowed.
-  void close(std::shared_ptr<SshSession> session);
+  void close(std::shared_ptr<SshSession> session, SshSession::HangUp hang_up = SshSession::HangUp::kNo);
 
  private:
   struct Worker;

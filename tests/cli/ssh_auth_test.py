@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -277,10 +278,43 @@ class Keys(AuthTest):
         self.assert_code(self.launch(config, "127.0.0.2", "inner", program=True), 111)
         self.assertFalse((self.dir / "asked").exists())
 
+    def test_keys_that_ssh_would_not_use(self):
+        """Told once; another key does it. The certificate is a pipe that nobody writes to."""
+        good, shared = self.nodes.dir / "id", keygen(self.dir / "shared", "ed25519")
+        pipe = self.dir / "pipe"
+        os.mkfifo(pipe)
+        os.mkfifo(f"{shared}-cert.pub")
+        shared.chmod(0o644)
+        config = self.config(f"IdentityFile {shared}", f"IdentityFile {pipe}", f"IdentityFile {good}", without=["IdentityFile"])
+        done = self.launch(config, f"127.0.0.2 identity={self.dir}/nope", "127.0.0.3", worker=("sh", "-c", "echo in"))
+        self.assert_native(done, 2)
+        self.assertEqual(len(re.findall(rf"(?m)^ddplaunch: 127\.0\.0\.[23]: the key {shared} is not used, since others may read or "
+                                        rf"write it \(mode 0644\), and neither does ssh: chmod 600 {shared}$", done.err)), 1, done.err)
+        self.assertIn(f"ddplaunch: 127.0.0.2: the key {self.dir}/nope is not there; others are tried\n", done.err)
+        alone = self.config(f"IdentityFile {shared}", f"IdentityFile {pipe}", without=["IdentityFile"], name="alone")
+        self.assert_told(self.launch(alone, "127.0.0.2"),
+                         f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; there was no key to try; not usable: "
+                         f"{shared} (is open to others, so ssh does not use it either), {pipe} (is no regular file); the server "
+                         f"accepts publickey; keep others from the key: chmod 600 {shared}")
+
+    def test_an_agent_that_is_gone(self):
+        key = keygen(self.dir / "lone", "ed25519")
+        for path, why in ((self.dir / "no-agent", "No such file or directory"), (self.dir / "dead-agent", "Connection refused")):
+            if path.name == "dead-agent":
+                with socket.socket(socket.AF_UNIX) as dead:
+                    dead.bind(str(path))
+            self.env["SSH_AUTH_SOCK"] = str(path)
+            config = self.config(f"IdentityFile {key}", without=["IdentityFile", "IdentitiesOnly"])
+            self.assert_told(self.launch(config, "127.0.0.2"),
+                             f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; tried {key}; the ssh-agent at "
+                             f"{path} (SSH_AUTH_SOCK, IdentityAgent) cannot be asked: {why}; the server accepts publickey; put the "
+                             "public key into ~/.ssh/authorized_keys there, or name another key with identity= in the hostfile")
+
     def test_no_key_at_all(self):
         config = self.config(f"IdentityFile {self.dir}/nothing", without=["IdentityFile"])
         self.assert_told(self.launch(config, "127.0.0.2"),
-                         f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; there was no key to try; the server "
+                         f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; there was no key to try; not "
+                         f"usable: {self.dir}/nothing (is not there); the server "
                          "accepts publickey; make a key with ssh-keygen and put it there with ssh-copy-id, or name one with "
                          "identity= in the hostfile")
 
@@ -499,6 +533,12 @@ class Routes(AuthTest):
         self.assert_folded(done, "far(ther)?", "ProxyJump in the SSH configuration", 3)
         self.assertEqual(len(re.findall(r"Accepted publickey", second.log.read_text())), 1)
         self.assert_in(self.launch(config, "far", "farther", program=True), 2)
+        hosts = ("127.0.0.4 jump=127.0.0.3", f"127.0.0.5 jump=127.0.0.3,{USER}@127.0.0.2:{second.port}", "127.0.0.2")
+        before = len(re.findall(r"Accepted publickey", second.log.read_text()))
+        done = self.launch(config, *hosts, worker=("sh", "-c", "echo in"))
+        self.assert_folded(done, "127.0.0.[45]", "jump= of the host", 3)
+        self.assert_in(self.launch(config, *hosts, program=True), 3)
+        self.assertEqual(len(re.findall(r"Accepted publickey", second.log.read_text())), before + 2)
 
     def test_new_keys_of_jump_hosts_are_accepted(self):
         second = sshd(self, self.nodes, "newly")
@@ -600,6 +640,24 @@ class Routes(AuthTest):
                     done = self.launch(config, *hosts, program=program, options=options, worker=who)
                     self.assert_code(done, 0)
                     self.assertEqual(sorted(done.out.split()), sorted([USER, name]))
+        # What hangs before the greeting is ended with the start: sshd passes signals on for them, though not for root.
+        stuck = f"127.0.0.3 user={name} wrapper=\"sh -c 'sleep 987; sleep 986' -\""
+        done = self.launch(config, stuck, options=("--start-timeout", "3s"))
+        self.assert_code(done, 112)
+        uid = pwd.getpwnam(name).pw_uid
+        self.assertTrue(wait_until(lambda: not self.living(uid)), self.living(uid))
+
+    def living(self, uid):
+        """The processes of that account but sshd's own, whose end is the connection's."""
+        found = []
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                state, command = (entry / "status").read_text(), (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if f"\nUid:\t{uid}\t" in state and "\nState:\tZ" not in state and not command.startswith(b"sshd"):
+                found.append(command)
+        return found
 
 
 class Servers(AuthTest):
@@ -632,8 +690,9 @@ class Servers(AuthTest):
         server = sshd(self, self.nodes, "old", f"HostKey {key}", "HostKeyAlgorithms ssh-rsa",
                       "KexAlgorithms diffie-hellman-group14-sha1", "Ciphers aes128-ctr", "MACs hmac-sha1")
         config = self.own(server)
-        advice = ("; it agrees with us on no way to exchange keys: for an old server allow what it offers in the SSH "
-                  "configuration, for instance HostKeyAlgorithms +ssh-rsa or KexAlgorithms +diffie-hellman-group14-sha1")
+        advice = ("; of the KexAlgorithms that are allowed here it has none, but diffie-hellman-group14-sha1; allow one that "
+                  '"ssh -Q KexAlgorithms" lists for this host in the SSH configuration (KexAlgorithms '
+                  "+diffie-hellman-group14-sha1), or else its server has to be updated")
         done = self.launch(config, "127.0.0.2")
         self.assert_code(done, 111)
         self.assertEqual(done.err.splitlines()[-1], "ddplaunch: exit 111: node "
@@ -643,6 +702,37 @@ class Servers(AuthTest):
         allowed = self.own(server, "HostKeyAlgorithms +ssh-rsa", "KexAlgorithms +diffie-hellman-group14-sha1")
         for program in (False, True):
             self.assert_native(self.launch(allowed, "127.0.0.2", program=program))
+
+    def test_no_server_of_ours(self):
+        """One of SSH version 1, and another program, which never ends its first line."""
+        port = "is this the right port (port= in the hostfile, Port in the SSH configuration)?"
+        for greeting, told in ((b"SSH-1.5-Old_1.2\n", "speaks version 1 of SSH alone (SSH-1.5-Old_1.2), which no client of "
+                                "today takes; its server has to be updated"),
+                               (b"x" * 100000, f"is no SSH server, what it says has no line like a greeting; {port}")):
+            with socket.socket() as server:
+                server.bind(("127.0.0.2", 0))
+                server.listen(16)
+                served = []
+
+                def serve(words=greeting, taken=served, listener=server):
+                    while True:
+                        try:
+                            taken.append(listener.accept()[0])
+                            taken[-1].sendall(words)
+                        except OSError:
+                            if listener.fileno() < 0:
+                                return
+
+                thread = threading.Thread(target=serve, daemon=True)
+                thread.start()
+                number = server.getsockname()[1]
+                done = self.launch(self.config(f"Port {number}"), "127.0.0.2")
+                self.assert_told(done, f"127.0.0.2: 127.0.0.2:{number} {told}")
+                self.assertEqual(len(served), 1)  # nobody comes back to such a one
+                server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for one in served:
+                one.close()
 
     def test_rsa_user_key_signed_with_sha1(self):
         key = keygen(self.dir / "old_user", "rsa", bits=2048)
