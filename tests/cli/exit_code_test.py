@@ -68,6 +68,11 @@ class ExitCodes(LaunchTest):
             self.assertRegex(done.err.splitlines()[-1], f"^ddplaunch: exit {code}: {why}", repr(done))
         return done
 
+    def try_system(self, node, *hosts):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.ends(116, f"node {node}: store: cannot listen on port {taken.getsockname()[1]}: Address already in use",
+                      *hosts, "--master-port", taken.getsockname()[1], "true")
+
     def stopped_by(self, number, *args):
         """The job's first line of output is awaited, then ddplaunch gets the signal."""
         process = self.start(*args)
@@ -184,11 +189,6 @@ class OneNode(ExitCodes):
 
     def test_system(self):
         self.try_system("localhost")
-
-    def try_system(self, node, *hosts):
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.ends(116, f"node {node}: store: cannot listen on port {taken.getsockname()[1]}: Address already in use",
-                      *hosts, "--master-port", taken.getsockname()[1], "true")
 
     def test_hung(self):
         self.try_hung()
