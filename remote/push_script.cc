@@ -34,14 +34,16 @@ constexpr std::string_view kGivenLook =
     "echo \"ddplaunchd-runs $0\"; exec \"$0\" \"$@\"";
 
 // Behind the lines that push_script() writes. Its words to the master are put together from $m, so that a
-// terminal that echoes the script (docker exec -t) says none of them. `why` gathers "; PLACE: REASON".
+// terminal that echoes the script (docker exec -t) says none of them. `why` gathers "; PLACE: REASON". `bare`
+// takes away what is empty, up to the cache itself, which another push may have found there: it makes it again.
 constexpr std::string_view kPush = R"sh(
 m=ddplaunchd u=$(id -u) why= got= summed= t= k=
 drop() {
   [ -z "$t" ] || rm -f "$t" "$t"-*
   [ -z "$got" ] || rm -f "$got"-*
-  for f in "$k" "${got%/*}"; do [ -z "$f" ] || rmdir "$f"; done
+  for f in "$k" "${got%/*}"; do [ -z "$f" ] || bare "$f"; done
 }
+bare() { rmdir "$1" 2>/dev/null && rmdir "${1%/*}" 2>/dev/null; }
 trap 'drop 2>/dev/null' EXIT
 trap 'exit 1' HUP INT PIPE TERM
 fail() { drop 2>/dev/null; echo "$m-fail $*"; exit 1; }
@@ -61,9 +63,10 @@ place() {
   ours || return 1
   k=$d/agent-$key
   for f in $names; do [ ! -d "$k/$f" ] || no "agent-$key/$f is a directory" || return 1; done
+  [ -d "$k" ] || mkdir -m 700 "$k" 2>/dev/null || mkdir -m 700 "$d" 2>/dev/null
   [ -d "$k" ] || e=$(mkdir -m 700 "$k" 2>&1) || [ -d "$k" ] || reason "$e" || return 1
   t=$k/.push-$(uname -n)-$$
-  e=$(head -c $total /dev/zero 2>&1 >"$t") || { rm -f "$t"; rmdir "$k" 2>/dev/null; reason "$e"; return 1; }
+  e=$(head -c $total /dev/zero 2>&1 >"$t") || { rm -f "$t"; bare "$k"; reason "$e"; return 1; }
   rm -f "$t"
 }
 take() {
@@ -79,7 +82,7 @@ take() {
 }
 verify() { [ -n "$summed" ] || "$t-$m" --verify $2 "$t-$1" </dev/null >/dev/null 2>&1 || damaged $1; }
 damaged() { fail "$1 arrived damaged; does a terminal stand on the way (docker exec -t)?"; }
-leave() { [ "$t" = "$got" ] || rm -f "$t"-*; rmdir "$k" 2>/dev/null; return 1; }
+leave() { [ "$t" = "$got" ] || rm -f "$t"-*; bare "$k"; return 1; }
 copy() {
   [ "$t" != "$got" ] || return 0
   for f in $names; do cp "$got-$f" "$t-$f" && chmod 700 "$t-$f" || return 1; done
@@ -127,7 +130,7 @@ for d; do
   place || continue
   if [ -z "$got" ]; then got=$t; take_all; fi
   keep || continue
-  rmdir "${got%/*}" 2>/dev/null
+  bare "${got%/*}"
   [ -z "$why" ] || echo "ddplaunchd: it is kept in $d; not in ${why#; }" >&2
   (sweep "$@") >/dev/null 2>&1
   trap - EXIT HUP INT PIPE TERM
