@@ -64,7 +64,7 @@ std::pair<ListenGuard::Id, ListenGuard::Time> ListenGuard::first_to_give_way() c
   const auto first = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& entry) {
     return entry.second.address == most->first && entry.second.greeted != silent;
   });
-  return {first->first, first->second.since + (silent ? limits_.grace : 4 * limits_.grace)};
+  return {first->first, first->second.since + (silent ? limits_.grace : 8 * limits_.grace)};
 }
 
 std::optional<ListenGuard::Time> ListenGuard::next_turn() const {

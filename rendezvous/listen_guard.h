@@ -18,8 +18,8 @@ struct GuardLimits {
   std::size_t waiting = 256;  ///< unproven connections at once; further ones stay in the kernel's queue
   std::size_t silent_per_address = 64;  ///< of one address without a good hello; further ones are closed
   std::chrono::milliseconds deadline{10'000};  ///< from accept to proof
-  std::chrono::milliseconds grace{500};        ///< when full: who is older gives way, a good hello gives four
-  unsigned failures = 20;  ///< failed proofs of one address in `window`, after which it …
+  std::chrono::milliseconds grace{500};  ///< when full: who is older gives way, a good hello gives eight
+  unsigned failures = 20;                ///< failed proofs of one address in `window`, after which it …
   std::chrono::milliseconds window{10'000};
   std::chrono::milliseconds ban{2'000};  ///< … is closed unread for so long
 };

@@ -37,7 +37,8 @@ struct JoinOutcome {
 /// One attempt: connects to the first endpoint that answers, proves who we are and that the other side has
 /// the same token, all before `deadline` (kTimeout after it). `where` is the other side's name for messages,
 /// "gpu01:29400". kUnreachable: nobody answers, or the token, job or role differs; kAgentMismatch: another
-/// version, or no ddplaunch.
+/// version, or no ddplaunch. `as` outlives the call. The other side may still give the place to others before
+/// it has read our last bytes: a stream that ends before its first byte came is a reason to try again.
 Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> context,
                                       std::vector<asio::ip::tcp::endpoint> endpoints, std::string where,
                                       const JoinAs& as, std::chrono::steady_clock::time_point deadline);

@@ -99,8 +99,8 @@ TEST_CASE("a good hello gives more time, and goes after the silent") {
   REQUIRE(guard.take_overdue(start + 1s).size() == 1);
   (void)guard.admit(5, "b", start + 1s);
   guard.greeted(5);
-  CHECK(guard.next_turn() == start + 4s);
-  const auto overdue = guard.take_overdue(start + 4s);
+  CHECK(guard.next_turn() == start + 8s);
+  const auto overdue = guard.take_overdue(start + 8s);
   REQUIRE(overdue.size() == 1);
   CHECK(overdue[0].id == 1);
 }
