@@ -37,7 +37,7 @@ ONLY_IN = {
 ASIO_DOOR = {"base/asio.h", "base/asio_impl.cc"}
 # Sans-IO cores: no sockets, clocks, threads, environment or logger.
 CORES = {
-    "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/host_entry", "remote/host_word",
+    "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/host_entry", "remote/host_key", "remote/host_word",
     "remote/jump_command", "remote/nearest_word", "remote/scheduler_hosts", "remote/shell_quote", "remote/bootstrap", "remote/push_script",
     "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/output_queue", "rendezvous/rank_plan", "rendezvous/key_store",
     "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "rendezvous/member", "rendezvous/node_lease", "rendezvous/membership", "rendezvous/membership_attempt", "rendezvous/membership_types", "rendezvous/membership_words", "rendezvous/seats",

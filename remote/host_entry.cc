@@ -1,51 +1,21 @@
 #include "remote/host_entry.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
+#include "remote/host_key.h"
 #include "remote/host_range.h"
 #include "remote/host_word.h"
-#include "remote/nearest_word.h"
 #include "remote/shell_quote.h"
 
 namespace ddp::remote {
 
 namespace {
 
-enum class Key {
-  kSlots,
-  kMaxSlots,
-  kPort,
-  kUser,
-  kJump,
-  kAddress,
-  kIdentity,
-  kChdir,
-  kGpus,
-  kWrapper,
-  kSetup
-};
-
-struct KeyName {
-  std::string_view name;
-  Key key;
-  bool shown;  ///< in suggestions; the others are spellings that Open MPI knows
-};
-
-constexpr std::array kKeyNames = {
-    KeyName{"slots", Key::kSlots, true},         KeyName{"port", Key::kPort, true},
-    KeyName{"user", Key::kUser, true},           KeyName{"address", Key::kAddress, true},
-    KeyName{"identity", Key::kIdentity, true},   KeyName{"chdir", Key::kChdir, true},
-    KeyName{"gpus", Key::kGpus, true},           KeyName{"max_slots", Key::kMaxSlots, true},
-    KeyName{"max-slots", Key::kMaxSlots, false}, KeyName{"cpu", Key::kSlots, false},
-    KeyName{"count", Key::kSlots, false},        KeyName{"username", Key::kUser, false},
-    KeyName{"user_name", Key::kUser, false},     KeyName{"jump", Key::kJump, true},
-    KeyName{"wrapper", Key::kWrapper, true},     KeyName{"setup", Key::kSetup, true},
-};
+using Key = HostKey::Key;
 
 constexpr std::string_view kEnvPrefix = "env:";
 
@@ -95,14 +65,13 @@ class EntryReader {
   void read_attribute();
   std::optional<std::string> read_value(bool free_text, std::string_view key);
   std::optional<std::string> read_quoted();
-  void apply(const KeyName& key, std::size_t key_offset, const std::string& value, std::size_t offset);
+  void apply(const HostKey& key, std::size_t key_offset, const std::string& value, std::size_t offset);
   void apply_slots(const std::string& value, std::size_t offset);
   void apply_port(const std::string& value, std::size_t offset);
   void apply_address(const std::string& value, std::size_t offset);
   void apply_gpus(const std::string& value, std::size_t offset);
   void apply_wrapper(const std::string& value, std::size_t offset);
   void apply_env(std::string_view name, std::size_t key_offset, std::string value);
-  void report_unknown(std::string_view key, std::size_t offset);
   bool first_time(Key key, std::string_view name, std::size_t offset);
   std::optional<int> slot_count(const std::string& value, std::size_t offset, std::string_view key);
   void finish();
@@ -166,13 +135,12 @@ void EntryReader::read_attribute() {
   // Open MPI writes "slots = 4"; "env:A= b=1" is an empty value.
   if (at_ - 1 > key_end) skip_blanks();
   const bool env = key.starts_with(kEnvPrefix);
-  const auto found = std::find_if(kKeyNames.begin(), kKeyNames.end(),
-                                  [&](const KeyName& known) { return known.name == key; });
+  const HostKey* found = find_host_key(key);
   const std::size_t offset = at_;
-  const bool free_text = env || (found != kKeyNames.end() && found->key >= Key::kAddress);
+  const bool free_text = env || (found != nullptr && found->key >= Key::kAddress);
   std::optional<std::string> value = read_value(free_text, key);
-  if (!env && found == kKeyNames.end()) {
-    report_unknown(key, key_offset);
+  if (!env && found == nullptr) {
+    fail(key_offset, unknown_host_key(key));
   } else if (!value) {
     return;
   } else if (env) {
@@ -180,26 +148,6 @@ void EntryReader::read_attribute() {
   } else {
     apply(*found, key_offset, *value, offset);
   }
-}
-
-void EntryReader::report_unknown(std::string_view key, std::size_t offset) {
-  if (key.empty()) {
-    fail(offset, "a key is missing before =");
-    return;
-  }
-  std::vector<std::string_view> names;
-  for (const KeyName& known : kKeyNames) {
-    if (known.shown) names.push_back(known.name);
-  }
-  names.push_back("env:NAME");
-  if (const std::string_view near = nearest_word(key, names); !near.empty()) {
-    fail(offset, "unknown key " + std::string(key) + "; did you mean " + std::string(near) + "?");
-    return;
-  }
-  std::string all;
-  for (const std::string_view name : names)
-    all += (all.empty() ? "" : ", ") + std::string(name);
-  fail(offset, "unknown key " + std::string(key) + "; known are " + all);
 }
 
 // A bare word, or one in double quotes. `free_text`: a '#' inside could be meant, so it must be quoted or
@@ -251,7 +199,7 @@ std::optional<std::string> EntryReader::read_quoted() {
   return value;
 }
 
-void EntryReader::apply(const KeyName& key, std::size_t key_offset, const std::string& value,
+void EntryReader::apply(const HostKey& key, std::size_t key_offset, const std::string& value,
                         std::size_t offset) {
   if (!first_time(key.key, key.name, key_offset)) return;
   if (value.empty()) {
