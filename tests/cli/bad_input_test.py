@@ -48,8 +48,8 @@ class WrongOptions(LaunchTest):
         for option in ("--job-dir", "--log-dir"):
             done = self.run_job(option, "/proc/none", "true")
             self.assert_code(done, 2)
-            self.assertRegex(done.err.splitlines()[-1], rf"^ddplaunch: exit 2: the (job|log) directory /proc/none.*: No such file or "
-                             rf"directory; choose another with {option}$")
+            self.assertRegex(done.err.splitlines()[-1], rf"^ddplaunch: exit 2: the (job|log) directory /proc/none.*: (No such file or "
+                             rf"directory|Permission denied); choose another with {option}$")
         for place, why in (("/proc", "No such file or directory"), ("/dev/null", "/dev/null is a file and no directory")):
             done = subprocess.run([DDPLAUNCH, "--job-id", self.job, "true"], capture_output=True, text=True,
                                   env=dict(self.env, XDG_STATE_HOME=place), stdin=subprocess.DEVNULL)
