@@ -297,6 +297,10 @@ class Keys(AuthTest):
                          f"{shared} (is open to others, so ssh does not use it either), {pipe} (is no regular file); the server "
                          f"accepts publickey; keep others from the key: chmod 600 {shared}")
 
+        unread = self.config(f"UserKnownHostsFile {pipe}", name="unread")
+        self.assert_told(self.launch(unread, "127.0.0.2", options=("--accept-new-host-keys",)),
+                         f"127.0.0.2: cannot note the new host key in {pipe}: it is no regular file")
+
     def test_an_agent_that_is_gone(self):
         key = keygen(self.dir / "lone", "ed25519")
         for path, why in ((self.dir / "no-agent", "No such file or directory"), (self.dir / "dead-agent", "Connection refused")):
