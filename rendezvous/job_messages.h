@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// What the master says to an agent of the job and its attempts. Part of message.h, which says how they are
+/// written.
+namespace ddp::rendezvous {
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+/// First frame of the master: the job as this node runs it. Nothing of it ever passes a shell or a command
+/// line.
+struct JobStart {
+  static constexpr std::uint8_t kType = 0x41;
+  std::string job_id;
+  std::string host;  ///< the node's name in the hostfile, for messages and labels
+  std::uint8_t command_kind = 0;
+  std::vector<std::string> argv;
+  std::string python;
+  std::string chdir;   ///< empty: the agent's own directory
+  Pairs env;           ///< the launcher's environment, filtered; laid over the node's own
+  Pairs explicit_env;  ///< --env and the host's own; laid over both
+  std::vector<std::string> devices;
+  bool local = false;  ///< this node is the launcher's own machine: its device variables count
+  bool stdin_to_rank0 = false;
+  std::uint32_t master_timeout_ms = 0;
+  std::uint32_t link_grace_ms = 0;    ///< TERM to KILL when the link to the master is lost
+  std::uint32_t credit = 0;           ///< output bytes of each stream that the agent may have unacknowledged
+  std::uint32_t hang_timeout_ms = 0;  ///< 0: nobody watches for hangs
+  std::vector<std::string> setup;  ///< shell scripts, run once before the workers, whose variables they set
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
+        c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
+        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.setup);
+  }
+};
+
+/// To node 0: serve the store of this attempt (mode kAgent), or find a port on which rank 0 may serve it
+/// (kWorker).
+struct OpenStore {
+  static constexpr std::uint8_t kType = 0x42;
+  std::uint32_t attempt = 0;
+  std::uint8_t mode = 1;
+  bool loopback_only = false;
+  std::uint16_t port = 0;  ///< 0: choose
+  std::uint16_t first_port = 0;
+  std::uint16_t last_port = 0;
+  std::vector<std::string> allow;  ///< addresses that may connect
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.mode), c(m.loopback_only), c(m.port), c(m.first_port), c(m.last_port), c(m.allow);
+  }
+};
+
+/// To the others: which of these addresses reaches node 0's store?
+struct Probe {
+  static constexpr std::uint8_t kType = 0x43;
+  std::uint32_t attempt = 0;
+  std::vector<std::string> addresses;  ///< in order of preference
+  std::uint16_t port = 0;
+  std::uint32_t timeout_ms = 0;
+  std::string token = {};  ///< of StoreOpened; empty: any store's answer will do
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.addresses), c(m.port), c(m.timeout_ms), c(m.token);
+  }
+};
+
+/// Start this node's workers: ranks first_rank … first_rank + local_world_size − 1.
+struct Spawn {
+  static constexpr std::uint8_t kType = 0x44;
+  std::uint32_t attempt = 0;
+  std::uint32_t node_rank = 0;
+  std::uint32_t nodes = 0;
+  std::uint32_t first_rank = 0;
+  std::uint32_t local_world_size = 0;
+  std::uint32_t world_size = 0;
+  std::uint32_t max_restarts = 0;
+  std::string master_addr;
+  std::uint16_t master_port = 0;
+  bool agent_store = true;
+  std::string interface_name;  ///< for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; empty: leave them alone
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.node_rank), c(m.nodes), c(m.first_rank), c(m.local_world_size), c(m.world_size),
+        c(m.max_restarts), c(m.master_addr), c(m.master_port), c(m.agent_store), c(m.interface_name);
+  }
+};
+
+/// End the attempt: TERM now, KILL after `grace_ms` (0: KILL now). A second Stop may only shorten the grace.
+struct Stop {
+  static constexpr std::uint8_t kType = 0x45;
+  std::uint32_t attempt = 0;
+  std::uint32_t grace_ms = 0;
+  std::string reason;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.grace_ms), c(m.reason);
+  }
+};
+
+/// Pass a signal to every worker's leader.
+struct Signal {
+  static constexpr std::uint8_t kType = 0x46;
+  std::uint8_t number = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.number);
+  }
+};
+
+/// What is known of a hang is wanted, before the attempt is stopped for it.
+struct Inspect {
+  static constexpr std::uint8_t kType = 0x4C;
+  std::uint32_t attempt = 0;
+  std::uint32_t timeout_ms = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.timeout_ms);
+  }
+};
+
+/// Clean up and exit.
+struct Leave {
+  static constexpr std::uint8_t kType = 0x47;
+  template <class M, class C>
+  static void fields(M&, C&) {}
+};
+
+}  // namespace ddp::rendezvous

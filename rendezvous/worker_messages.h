@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+/// What an agent says of its workers. Part of message.h, which says how they are written.
+namespace ddp::rendezvous {
+
+struct WorkerStarted {
+  static constexpr std::uint8_t kType = 0x06;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t pid = 0;
+  std::uint64_t clock_ns = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.pid), c(m.clock_ns);
+  }
+};
+
+/// The end of a worker, sent when it happens and ahead of any output still on its way.
+struct WorkerExited {
+  static constexpr std::uint8_t kType = 0x07;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t pid = 0;    ///< 0: it never started, and `text` says why
+  std::uint8_t code = 0;    ///< exit code; 126 or 127 when it could not be executed
+  std::int32_t sys = 0;     ///< errno of the failed start
+  std::uint8_t signal = 0;  ///< the signal that killed it, or 0
+  bool core = false;
+  std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when it ended
+  std::string text;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text);
+  }
+};
+
+/// Bytes of a worker's stdout (1) or stderr (2), in order. `data` points into the received frame; empty = end
+/// of the stream. Counted against the agent's credit by data.size().
+struct Output {
+  static constexpr std::uint8_t kType = 0x08;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::uint8_t stream = 1;
+  std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when the bytes were read from the worker
+  std::string_view data;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.stream), c(m.clock_ns), c(m.data);
+  }
+};
+
+/// Every worker of the attempt is reaped, its output sent, its tree gone. `left` counts live processes of the
+/// job that could not be ended; `left_text` names them.
+struct AttemptEnded {
+  static constexpr std::uint8_t kType = 0x09;
+  std::uint32_t attempt = 0;
+  std::uint32_t left = 0;
+  std::string left_text;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.left), c(m.left_text);
+  }
+};
+
+/// What the node knows about a bad end beyond the exit status. Follows the WorkerExited of the same rank,
+/// before AttemptEnded; not sent when there is nothing to tell.
+struct WorkerEvidence {
+  static constexpr std::uint8_t kType = 0x0D;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::string oom;         ///< the kernel ended it for want of memory: where that was read, in words
+  std::string xid;         ///< the NVIDIA driver's Xid lines of the time of its end
+  std::string error_json;  ///< the content of TORCHELASTIC_ERROR_FILE, as `@record` writes it; at most 64 KiB
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.oom), c(m.xid), c(m.error_json);
+  }
+};
+
+/// Since when no worker of this node has written anything or used CPU time; sent when it changes, and only
+/// with a hang timeout.
+struct Quiet {
+  static constexpr std::uint8_t kType = 0x0E;
+  std::uint32_t attempt = 0;
+  bool quiet = false;
+  std::uint64_t since_ns = 0;  ///< the node's CLOCK_MONOTONIC of the last sign of life; only while quiet
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.quiet), c(m.since_ns);
+  }
+};
+
+/// Answer to Inspect: for each living rank one with its state, perhaps more whose text is to be added, then
+/// one with `last`.
+struct Inspection {
+  static constexpr std::uint8_t kType = 0x0F;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  bool last = false;
+  std::string state;  ///< in words that are equal in ranks that do the same: "sleeping in futex"
+  std::string text;   ///< stacks and what else could be read, many lines
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.last), c(m.state), c(m.text);
+  }
+};
+
+}  // namespace ddp::rendezvous
