@@ -13,6 +13,7 @@ namespace {
 constexpr std::uint64_t kSeed = 20'170'825;  // of the data set itself: --seed changes training, not the data
 constexpr std::size_t kTrainingImages = 60'000;
 constexpr std::size_t kTestImages = 10'000;
+constexpr std::size_t kFewestTestImages = 200;
 constexpr std::size_t kMaxStored = 60'000;
 constexpr int kCells = 7;  // a prototype is 7 x 7 random cells, drawn as 4 x 4 pixels each
 constexpr int kCellSide = kImageSide / kCells;
@@ -76,7 +77,7 @@ DataSplit synthetic_data(std::size_t limit) {
   const std::size_t training = limit == 0 ? kTrainingImages : limit;
   return {make_part(drawer(prototypes, kTrainingStream), training),
           make_part(drawer(prototypes, kTestStream),
-                    std::min(kTestImages, std::max<std::size_t>(training, 1'000)))};
+                    std::min(kTestImages, std::max<std::size_t>(training, kFewestTestImages)))};
 }
 
 }  // namespace ddp::train

@@ -92,7 +92,7 @@ class Training(unittest.TestCase):
         self.assertRegex(lines[2], r"^epoch 1/1 loss \d+\.\d+ test accuracy \d+\.\d\d % in \d+\.\d s$")
 
     def test_ranks_end_with_equal_weights_and_count_every_test_image_once(self):
-        # 1000 test images over 3 ranks, 1001 training images over 3 ranks and batches of 7: nothing divides.
+        # 1001 test images over 3 ranks, 1001 training images over 3 ranks and batches of 7: nothing divides.
         lines = self.check_world(3, "--data", "synthetic", "--limit", "1001", "--batch-size", "7", "--epochs", "2")
         self.assertTrue(lines[-1].endswith("/1001)"))
         self.assertTrue(any(line.startswith("epoch 2/2 step 48/48 ") for line in lines))
@@ -160,8 +160,8 @@ class Engine(unittest.TestCase):
             self.assertEqual(set(records[0]), {"step", "epoch", "loss", "lr", "images", "norm", "dropped", "seconds"})
             self.assertEqual(set(records[0]["seconds"]), {"data", "forward", "backward", "communication", "optimizer"})
             self.assertEqual([record["dropped"] for record in records[:3]], [False, True, False])
-            self.assertEqual(records[-1]["test_total"], 1000)
-            self.assertEqual(f"test accuracy {records[-1]['test_correct'] / 10:.1f} % ({records[-1]['test_correct']}/1000)", lines[-1])
+            self.assertEqual(records[-1]["test_total"], 400)
+            self.assertEqual(f"test accuracy {records[-1]['test_correct'] / 4:.1f} % ({records[-1]['test_correct']}/400)", lines[-1])
             for rank in range(2):
                 events = json.loads((place / f"trace.rank{rank}.json").read_text())["traceEvents"]
                 self.assertEqual({event["pid"] for event in events}, {rank})
