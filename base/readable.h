@@ -12,6 +12,12 @@ inline bool is_readable(int fd) {
   return ::poll(&look, 1, 0) > 0;
 }
 
+/// Whether a write to `fd` would not wait; of a socket that connects: whether that is over.
+inline bool is_writable(int fd) {
+  pollfd look{fd, POLLOUT, 0};
+  return ::poll(&look, 1, 0) > 0;
+}
+
 /// Waits until a read of `descriptor` would not wait; the error is that of a cancelled or closed descriptor.
 /// For whoever takes readiness itself as the news, as that of a pidfd. async_wait alone cannot be believed:
 /// Asio (seen in 1.81) gives the state of a closed descriptor to the next one that is opened while an event

@@ -59,9 +59,10 @@ Result<> make_directory(const std::string& path, const std::string& what, const 
                                         " is a file and no directory; choose another with " + advice};
   }
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
-  if (::mkdir(path.c_str(), 0700) != 0 &&
-      (errno != EEXIST || !std::filesystem::is_directory(directory, error))) {
-    const int reason = errno;
+  // Of a directory above it that could not be made, the reason is that one's.
+  int reason = error ? error.value() : ::mkdir(path.c_str(), 0700) == 0 ? 0 : errno;
+  if (reason == EEXIST && std::filesystem::is_directory(directory, error)) reason = 0;
+  if (reason != 0) {
     Error failure = system_error(reason, what + ' ' + path,
                                  is_of_the_place(reason) ? ErrorCode::kUsage : ErrorCode::kSystem);
     failure.text += "; choose another with " + advice;

@@ -360,14 +360,15 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   const std::string* temporary = find_env(env, "TMPDIR");
   add_disk(checked.disks, temporary != nullptr && !temporary->empty() ? *temporary : "/tmp");
 
-  const Tools tools{env, Clock::now() + std::chrono::milliseconds(request.timeout_ms), stop};
+  // Whoever takes too long of the two leaves the other its half.
+  const std::chrono::milliseconds half(request.timeout_ms / 2);
+  GpuFacts gpus = co_await ask_driver(agent_dir, Tools{env, Clock::now() + half, stop});
+  add_gpus(checked, std::move(gpus));
   const bool module =
       static_cast<WorkerCommand::Kind>(request.job.command_kind) == WorkerCommand::Kind::kModule;
   if (module && !checked.program.empty() && checked.directory_trouble.empty() && !request.job.argv.empty())
-    checked.program_trouble =
-        co_await ask_python(checked.program, request.job.argv.front(), request.job.chdir, tools);
-  GpuFacts gpus = co_await ask_driver(agent_dir, tools);
-  add_gpus(checked, std::move(gpus));
+    checked.program_trouble = co_await ask_python(checked.program, request.job.argv.front(),
+                                                  request.job.chdir, Tools{env, Clock::now() + half, stop});
   checked.clock_ns = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
   checked.wall_ns = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                                    std::chrono::system_clock::now().time_since_epoch())

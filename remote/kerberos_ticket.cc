@@ -10,12 +10,12 @@ Awaitable<bool> KerberosTicket::valid() {
   co_await asio::this_coro::throw_if_cancelled(false);
   const auto self = shared_from_this();
   if (!std::exchange(asked_, true)) {
-    // Sets valid_, and ends.
-    asio::co_spawn(loop_, ask(self), asio::bind_cancellation_slot(stop_.slot(), asio::detached));
     limit_.expires_after(kPatience);
     limit_.async_wait([self](const error_code& error) {
       if (!error) self->stop_.emit(asio::cancellation_type::terminal);
     });
+    // Sets valid_, and ends; perhaps at once.
+    asio::co_spawn(loop_, ask(self), asio::bind_cancellation_slot(stop_.slot(), asio::detached));
   }
   while (!valid_) {
     co_await known_.async_wait(kUseTuple);

@@ -11,6 +11,8 @@
 #include <chrono>
 #include <utility>
 
+#include "base/readable.h"
+
 namespace ddp::remote {
 namespace {
 
@@ -102,9 +104,17 @@ void SshSession::connect_next() {
       if (!error && self->step_ == Step::kConnect) self->tcp_.cancel();
     });
   }
-  tcp_.async_wait(asio::posix::stream_descriptor::wait_write, [self](const error_code& error) {
-    if (self->step_ == Step::kConnect) self->on_connected(error);
-  });
+  await_connected();
+}
+
+void SshSession::await_connected() {
+  tcp_.async_wait(asio::posix::stream_descriptor::wait_write,
+                  [self = shared_from_this()](const error_code& error) {
+                    if (self->step_ != Step::kConnect) return;
+                    if (!error && !is_writable(self->tcp_.native_handle()))
+                      return self->await_connected();  // base/readable.h
+                    self->on_connected(error);
+                  });
 }
 
 void SshSession::on_connected(const error_code& error) {

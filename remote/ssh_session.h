@@ -70,6 +70,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   enum class Progress { kNext, kAgain, kStop };  ///< next step; wait; the session is done or lent
 
   void connect_next();
+  void await_connected();
   void on_connected(const error_code& error);
   void on_deadline();
   void begin_ssh();

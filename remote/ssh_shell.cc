@@ -275,8 +275,9 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
     }
     reason = last->failed->needs_openssh;
     route.advice = last->failed->advice;
-    if (last->failed->offers_gssapi && target.config.gssapi_authentication && co_await ticket_->valid()) {
-      reason = "GSSAPIAuthentication with a Kerberos ticket";
+    if (last->failed->offers_gssapi && target.config.gssapi_authentication) {
+      const bool ticket = co_await ticket_->valid();
+      if (ticket) reason = "GSSAPIAuthentication with a Kerberos ticket";
     }
     if (!reason.empty()) {
       co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),

@@ -239,13 +239,13 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
   const RefusedPeer peer{guest.peer.to_string(), claim, std::move(detail)};
   // Who is slow, or said nothing as a health check does, has not failed at anything.
   const bool slow = why == LinkRefusal::kSilent || why == LinkRefusal::kGaveWay;
-  if (!slow && (guest.claim || !guest.received.empty())) guard_.failed(guest.key, Clock::now());
   leave(guest);
   if (why == LinkRefusal::kPlain && callbacks_.on_plain) {
     UniqueFd socket(guest.socket.release());
     if (callbacks_.on_plain(socket, guest.received)) return;
     socket.reset();
   }
+  if (!slow && (guest.claim || !guest.received.empty())) guard_.failed(guest.key, Clock::now());
   // OpenSSL has sent its own alert where it found the fault.
   const auto alert = alert_of(why);
   if (alert && !guest.stream && guest.socket.is_open()) {

@@ -12,6 +12,7 @@
 #include <random>
 #include <utility>
 
+#include "base/readable.h"
 #include "base/unique_fd.h"
 #include "rendezvous/secure_stream.h"
 #include "rendezvous/secure_stream_key.h"
@@ -78,8 +79,10 @@ Awaitable<error_code> connect_one(Descriptor& socket, tcp::endpoint endpoint, At
   if (::connect(socket.native_handle(), endpoint.data(), static_cast<socklen_t>(endpoint.size())) == 0)
     co_return error_code();
   if (errno != EINPROGRESS) co_return error_code(errno, boost::system::system_category());
-  const auto [waited] = co_await socket.async_wait(Descriptor::wait_write, kUseTuple);
-  if (waited) co_return waited;
+  do {  // base/readable.h says why readiness is looked at again
+    const auto [waited] = co_await socket.async_wait(Descriptor::wait_write, kUseTuple);
+    if (waited) co_return waited;
+  } while (!is_writable(socket.native_handle()));
   int result = 0;
   socklen_t size = sizeof result;
   ::getsockopt(socket.native_handle(), SOL_SOCKET, SO_ERROR, &result, &size);
@@ -137,28 +140,30 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
   auto key = session_key(as.key, *identity);
   if (!key) co_return JoinOutcome{nullptr, key.error(), false};
 
-  Attempt attempt;
-  const Deadline watch(executor, deadline, attempt);
   Descriptor socket(executor);
   error_code error = asio::error::host_not_found;
-  for (const tcp::endpoint& endpoint : endpoints) {
-    attempt.close = nullptr;
+  for (std::size_t i = 0; i < endpoints.size() && error; ++i) {
     error_code ignored;
     socket.close(ignored);
-    error = co_await connect_one(socket, endpoint, attempt);
-    here.where = named(where, endpoint);
-    if (!error || attempt.late) break;
+    Attempt attempt;
+    // An address whose packets are dropped leaves the others their share of the time.
+    const auto share = (deadline - Clock::now()) / static_cast<long>(endpoints.size() - i);
+    const Deadline watch(executor, Clock::now() + share, attempt);
+    error = co_await connect_one(socket, endpoints[i], attempt);
+    if (attempt.late) error = asio::error::timed_out;
+    here.where = named(where, endpoints[i]);
   }
-  if (attempt.late) co_return too_late(here);
   if (error) {
-    co_return failed(ErrorCode::kUnreachable, "nobody answers at " + here.where + ": " + error.message(),
-                     true, error.value());
+    const bool late = error == asio::error::timed_out;
+    co_return failed(late ? ErrorCode::kTimeout : ErrorCode::kUnreachable,
+                     "nobody answers at " + here.where + ": " + error.message(), true, error.value());
   }
-  attempt.close = nullptr;
   auto stream = SecureStream::make(std::move(context), SecureStream::End::kClient,
                                    {std::move(socket), *identity, std::move(*key)});
   if (!stream) co_return JoinOutcome{nullptr, stream.error(), false};
+  Attempt attempt;
   attempt.close = [raw = stream->get()] { raw->close(); };
+  const Deadline watch(executor, deadline, attempt);
   const HandshakeEnd end = co_await (*stream)->handshake();
   attempt.close = nullptr;
   if (attempt.late) co_return too_late(here);

@@ -15,9 +15,10 @@
 namespace ddp::rendezvous {
 namespace {
 
-constexpr std::size_t kFirstBytes = 48;  // of a stranger's answer, for the error text
-constexpr unsigned kTurnsInARow = 16;    // operations done at once before others on the loop are let in
-constexpr int kAlertReasons = 1000;      // OpenSSL's reason for a received alert is this plus its number
+constexpr std::size_t kFirstBytes = 48;   // of a stranger's answer, for the error text
+constexpr unsigned kTurnsInARow = 16;     // operations done at once before others on the loop are let in
+constexpr std::size_t kTurn = 64u << 10;  // bytes written at once, for the same reason
+constexpr int kAlertReasons = 1000;       // OpenSSL's reason for a received alert is this plus its number
 
 /// What came does not fit the encryption: altered on the way, or cut.
 error_code tls_error() {
@@ -264,7 +265,7 @@ Awaitable<ByteStream::Done> SecureStream::write_some(asio::const_buffer buffer) 
     if (result == 1) {
       sent += count;
       under_key_ += count;
-      if (sent == buffer.size()) co_return Done{error_code(), sent};
+      if (sent == buffer.size() || sent >= kTurn) co_return Done{error_code(), sent};
       continue;
     }
     const Want want = wanted(result);

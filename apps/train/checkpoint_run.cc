@@ -240,13 +240,13 @@ template <class T>
 Result<> CheckpointRun<T>::finish() {
   if (auto done = write(); !done) return done;
   if (options_.checkpoint_dir.empty()) return {};
-  if (writer_) last_outcome_ = writer_->wait();
-  if (!last_outcome_) {
-    last_outcome_ = Error{
-        last_outcome_.error().code,
-        "the training is complete but its last checkpoint was not written: " + last_outcome_.error().text};
-  }
-  last_outcome_ = share_outcome(world_, last_outcome_);
+  const auto wait = [this]() -> Result<> {
+    const Result<> last = writer_ ? writer_->wait() : Result<>();
+    if (last) return last;
+    return Error{last.error().code,
+                 "the training is complete but its last checkpoint was not written: " + last.error().text};
+  };
+  last_outcome_ = share_outcome(world_, wait, options_.comm_timeout / 4);
   return {};
 }
 

@@ -1,7 +1,9 @@
 #include "apps/train/shared_outcome.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <span>
 #include <string>
 
@@ -14,10 +16,24 @@ Result<> share_outcome(Communicator& world, const Result<>& mine) {
     std::uint64_t failed, code, size;
   } head{failed, failed ? static_cast<std::uint64_t>(mine.error().code) : 0, text.size()};
   auto done = world.broadcast(std::as_writable_bytes(std::span(&head, 1)), 0);
-  if (!done || head.failed == 0) return done;
+  if (!done) return failed ? mine : done;  // its own reason says more than that of whom it could not tell
+  if (head.failed == 0) return {};
   text.resize(head.size);
-  if (done = world.broadcast(std::as_writable_bytes(std::span(text)), 0); !done) return done;
+  done = world.broadcast(std::as_writable_bytes(std::span(text)), 0);
+  if (!done) return failed ? mine : done;
   return Error{static_cast<ErrorCode>(head.code), text};
+}
+
+Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
+                       std::chrono::milliseconds sign) {
+  std::future<Result<>> mine = std::async(std::launch::async, work);
+  for (bool all = false; !all;) {
+    const std::uint64_t through[] = {mine.wait_for(sign) == std::future_status::ready};
+    const auto ranks = world.all_gather(through);
+    if (!ranks) return ranks.error();
+    all = std::all_of(ranks->begin(), ranks->end(), [](std::uint64_t one) { return one != 0; });
+  }
+  return share_outcome(world, mine.get());
 }
 
 }  // namespace ddp::train

@@ -156,12 +156,12 @@ class Run {
     if (speaks_)
       std::printf("weights equal on %d ranks: %s\n", world_.world_size(), hash_text((*hashes)[0]).c_str());
     if (options_.export_to.empty()) return {};
-    Result<> exported;
-    if (speaks_) {
-      exported = export_model<T>(options_.export_to, trainer_.model(),
-                                 static_cast<std::int64_t>(trainer_.position().step));
-    }
-    return share_outcome(world_, exported);
+    const auto write = [this]() -> Result<> {
+      if (!speaks_) return {};
+      return export_model<T>(options_.export_to, trainer_.model(),
+                             static_cast<std::int64_t>(trainer_.position().step));
+    };
+    return share_outcome(world_, write, options_.comm_timeout / 4);
   }
 
   /// The traces, and on rank 0 where the time went and which rank computes slowest.

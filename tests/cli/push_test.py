@@ -188,7 +188,9 @@ class Landing(Push):
         self.assert_code(self.on(nodes, "true"), 0)
         broken = f"#!/bin/sh\ncase $1 in --fits) echo {self.key};; *) echo it broke >&2; exit 9;; esac\n"
         for impostor in (pathlib.Path("/bin/true").read_bytes(), b"", b"#!/bin/sh\nexit 0\n", broken.encode()):
+            self.agent().unlink()  # the one before may still be run by somebody
             self.agent().write_bytes(impostor)
+            self.agent().chmod(0o755)
             outcome = self.on(nodes, "-v", "sh", "-c", "readlink /proc/$PPID/exe")
             self.assert_code(outcome, 0)
             self.assertEqual(outcome.out.strip(), str(self.agent()))

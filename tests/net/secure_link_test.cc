@@ -113,7 +113,8 @@ TEST_CASE("the control link's frames go over it") {
           *got = message_name(**message);
           co_return;
         }
-        if (!co_await link->read_more()) break;
+        const auto more = co_await link->read_more();
+        if (!more) break;
       }
       *got = "nothing";
     }
