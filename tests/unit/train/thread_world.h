@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -30,6 +31,7 @@ class ThreadWorld {
       return {};
     }
     Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
+      ++world_.gathers;
       const auto bytes = std::as_bytes(mine);
       std::vector<std::uint64_t> numbers;
       for (const auto& part : world_.exchange(rank_, {bytes.begin(), bytes.end()})) {
@@ -78,6 +80,8 @@ class ThreadWorld {
     int rank_;
     Handle handles_ = 0;
   };
+
+  std::atomic<int> gathers = 0;  ///< all_gather calls of all ranks
 
   /// body(communicator) on a thread per rank.
   void run(const std::function<void(Rank&)>& body) {

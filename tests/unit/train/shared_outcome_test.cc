@@ -1,0 +1,60 @@
+#include "apps/train/shared_outcome.h"
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/unit/train/thread_world.h"
+
+using namespace ddp::train;
+using ddp::Error;
+using ddp::ErrorCode;
+using ddp::Result;
+
+namespace {
+
+constexpr int kRanks = 3;
+
+/// What each rank was told; "" for success.
+template <class Share>
+std::vector<std::string> told(ThreadWorld& world, Share share) {
+  std::vector<std::string> texts(kRanks);
+  world.run([&](ThreadWorld::Rank& rank) {
+    const Result<> outcome = share(rank);
+    if (!outcome) texts[static_cast<std::size_t>(rank.rank())] = outcome.error().text;
+  });
+  return texts;
+}
+
+}  // namespace
+
+TEST_CASE("what rank 0 met is told on all ranks, what others met is not") {
+  for (const bool fails : {false, true}) {
+    ThreadWorld world(kRanks);
+    const auto texts = told(world, [&](ThreadWorld::Rank& rank) {
+      if (rank.rank() == 0 && fails) return share_outcome(rank, Error{ErrorCode::kSystem, "a bad file"});
+      return share_outcome(rank, rank.rank() == 1 ? Result<>(Error{ErrorCode::kSystem, "mine"}) : Result<>());
+    });
+    CHECK(texts == std::vector<std::string>(kRanks, fails ? "a bad file" : ""));
+  }
+}
+
+TEST_CASE("ranks meet again and again while one of them is at work") {
+  using namespace std::chrono_literals;
+  for (const int slow : {0, 2}) {
+    ThreadWorld world(kRanks);
+    const auto texts = told(world, [&](ThreadWorld::Rank& rank) {
+      const auto work = [&, number = rank.rank()]() -> Result<> {
+        while (number == slow && world.gathers < 4 * kRanks)
+          std::this_thread::yield();
+        if (number == 0) return Error{ErrorCode::kSystem, "full"};
+        return {};
+      };
+      return share_outcome(rank, work, 1ms);
+    });
+    CHECK(world.gathers >= 4 * kRanks);
+    CHECK(texts == std::vector<std::string>(kRanks, "full"));
+  }
+}
