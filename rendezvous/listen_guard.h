@@ -28,8 +28,7 @@ struct GuardLimits {
 /// a string that stands for one, or for a whole IPv6 /64. The driver's duties:
 ///   1. ask `admit` for each accepted connection; close it when that gives a reason;
 ///   2. tell `greeted` when its hello is one of ours: it counts in all then, but not against its address,
-///   from
-///      which many nodes may come at once (a test, a translation of addresses);
+///      from which many nodes may come at once (a test, a translation of addresses);
 ///   3. tell `ended` when it has proved itself or has gone, and `failed` before when its proof was wrong;
 ///   4. accept no more while `full`;
 ///   5. at `next_turn`, close what `take_overdue` gives.

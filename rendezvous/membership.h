@@ -21,11 +21,9 @@ namespace ddp::rendezvous {
 ///   1. `step` for every event in the order in which they happened, the first a Tick; `now` never goes back;
 ///   2. carry out all actions of a step, in order, before the next event;
 ///   3. a Tick no later than `deadline()`; one that is a second late is taken for a sleep of ours, and the
-///   silence
-///      of others during it means nothing;
+///      silence of others during it means nothing;
 ///   4. a link that was dropped is closed before its host's next life joins; Ping a node only when it has
-///   answered
-///      the last Ping, for its lease hangs on that (NodeLease);
+///      answered the last Ping, for its lease hangs on that (NodeLease);
 ///   5. after EndJob: end all nodes; events are ignored from then on.
 ///
 /// Events of another job, of an earlier life of a host, of another attempt, and repeated ones do nothing,
