@@ -29,9 +29,13 @@ std::vector<const KernelTable<float>*> all_kernels<float>() {
   std::vector<const KernelTable<float>*> tables{&generic::kFloat};
 #if defined(__x86_64__)
   const int level = x86_level();
+#ifdef DDP_FEW_KERNELS
+  if (level >= 3) tables.push_back(&x86_64_v3::kFloat);
+#else
   if (level >= 2) tables.push_back(&x86_64_v2::kFloat);
   if (level >= 3) tables.push_back(&x86_64_v3::kFloat);
   if (level >= 4) tables.push_back(&x86_64_v4::kFloat);
+#endif
 #endif
   return tables;
 }
@@ -41,9 +45,13 @@ std::vector<const KernelTable<double>*> all_kernels<double>() {
   std::vector<const KernelTable<double>*> tables{&generic::kDouble};
 #if defined(__x86_64__)
   const int level = x86_level();
+#ifdef DDP_FEW_KERNELS
+  if (level >= 3) tables.push_back(&x86_64_v3::kDouble);
+#else
   if (level >= 2) tables.push_back(&x86_64_v2::kDouble);
   if (level >= 3) tables.push_back(&x86_64_v3::kDouble);
   if (level >= 4) tables.push_back(&x86_64_v4::kDouble);
+#endif
 #endif
   return tables;
 }
