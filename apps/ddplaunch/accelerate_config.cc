@@ -46,6 +46,11 @@ std::string spelled(const YAML::Node& node, Spelling spelling) {
   return spelling == Spelling::kLower && truth(node) ? lower(text) : text;
 }
 
+bool is_name_part(const std::string& key) {
+  return !key.empty() && std::all_of(key.begin(), key.end(),
+                                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+}
+
 class Reader {
  public:
   Reader(const std::string& file, AccelerateConfig& config, Findings& findings)
@@ -77,15 +82,17 @@ class Reader {
     config_.words.push_back(name + '=' + value);
     taken_ += (taken_.empty() ? "" : ", ") + name + '=' + value + " (" + key + ')';
   }
-  void set(std::string_view name, std::string_view value) { launcher::set_env(config_.env, name, value); }
-  bool is_on(const char* key) {
-    const YAML::Node node = given(key);
-    return node.IsDefined() && truth(node).value_or(node.IsScalar() && lower(node.Scalar()) == "true");
+  // The file may hold sections of an earlier choice.
+  void note_other_type(const std::string& section) {
+    note(section + " has no effect with distributed_type " + type_);
   }
+  void set(std::string_view name, std::string_view value) { launcher::set_env(config_.env, name, value); }
+  bool is_on(const char* key);
   std::optional<long long> number(const char* key);
 
   void check_keys();
   void check_twice(const YAML::Node& map);
+  void check_zeros(const YAML::Node& node, int levels);
   void read_environment();
   void read_size();
   void read_places();
@@ -113,6 +120,26 @@ std::optional<long long> Reader::number(const char* key) {
   }
   fail(node, std::string(key) + " must be a whole number");
   return std::nullopt;
+}
+
+bool Reader::is_on(const char* key) {
+  const YAML::Node node = given(key);
+  if (!node.IsDefined()) return false;
+  if (const auto value = truth(node)) return *value;
+  const std::string text = node.IsScalar() ? lower(node.Scalar()) : "?";
+  if (text == "true" || text == "1") return true;
+  if (text != "false" && text != "no" && text != "0" && !text.empty())
+    fail(node, std::string(key) + " must be true or false");
+  return false;
+}
+
+// Neither an option nor a variable can hold a zero byte.
+void Reader::check_zeros(const YAML::Node& node, int levels) {
+  if (node.IsScalar() && node.Scalar().find('\0') != std::string::npos)
+    return fail(node, "a value cannot hold a zero byte");
+  if (levels == 0 || node.IsScalar() || node.IsNull()) return;
+  for (const Pair& entry : node)
+    check_zeros(node.IsMap() ? entry.second : entry, levels - 1);
 }
 
 void Reader::check_keys() {
@@ -177,7 +204,8 @@ void Reader::read_size() {
   const YAML::Node node = given("num_processes");
   if (*total < 1) return fail(node, "num_processes must be at least 1");
   config_.processes = AccelerateProcesses{*total, place(node)};
-  taken_ += (taken_.empty() ? "" : ", ") + std::to_string(*total) + " workers in all (num_processes)";
+  taken_ += (taken_.empty() ? "" : ", ") + std::to_string(*total) + (*total == 1 ? " worker" : " workers") +
+            " in all (num_processes)";
 }
 
 void Reader::read_places() {
@@ -224,15 +252,20 @@ void Reader::read_switches() {
 
 void Reader::read_section(const Section& section) {
   const YAML::Node node = given(std::string(section.name).c_str());
-  if (!node.IsDefined()) return;
-  if (!node.IsMap()) return fail(node, std::string(section.name) + " must have keys below it");
-  if (node.size() == 0) return;
-  // The file may hold sections of an earlier choice.
-  if (section.name == "fsdp_config" && type_ != "FSDP") return;
-  if (section.name == "megatron_lm_config" && type_ != "MEGATRON_LM") return;
+  if (node.IsDefined() && !node.IsMap())
+    return fail(node, std::string(section.name) + " must have keys below it");
+  const bool empty = !node.IsDefined() || node.size() == 0;
+  // The type alone is the choice, as for accelerate: its section may be missing.
+  const bool chosen = section.type.empty() ? !empty : section.type == type_;
+  if (!chosen) return empty ? void() : note_other_type(std::string(section.name));
   if (!section.switched_on.empty()) set(section.switched_on, "true");
+  if (empty) return;
   for (const Pair& entry : node) {
     std::string key = entry.first.Scalar();
+    if (!is_name_part(key)) {
+      fail(entry.first, std::string(section.name) + ": \"" + key + "\" cannot be the name of a variable");
+      continue;
+    }
     if (entry.second.IsNull()) continue;
     if (key.starts_with(section.key_prefix)) key.erase(0, section.key_prefix.size());
     if (key == "override_linear_precision" && entry.second.IsSequence() && entry.second.size() == 3) {
@@ -274,7 +307,10 @@ void Reader::read_deepspeed_hosts(const YAML::Node& section) {
 
 void Reader::read_deepspeed() {
   const YAML::Node section = given("deepspeed_config");
-  if (type_ != "DEEPSPEED") return;
+  if (type_ != "DEEPSPEED") {
+    if (section.IsDefined() && section.size() > 0) note_other_type("deepspeed_config");
+    return;
+  }
   set("ACCELERATE_USE_DEEPSPEED", "true");
   std::string fields;
   if (section.IsDefined() && !section.IsMap())
@@ -306,6 +342,7 @@ void Reader::read(const YAML::Node& root) {
   root_ = root;
   check_keys();
   check_twice(root_);
+  check_zeros(root_, 3);
   read_environment();
   read_size();
   read_places();
@@ -320,29 +357,7 @@ void Reader::read(const YAML::Node& root) {
   }
 }
 
-// Options of one group stand for each other.
-constexpr std::array<std::array<std::string_view, 3>, 2> kGroups = {
-    {{"--hostfile", "--host", "--hosts-from"}, {"--include", "--exclude", ""}}};
-
 }  // namespace
-
-std::vector<std::string> accelerate_words(const AccelerateConfig& config,
-                                          const std::vector<std::string>& given) {
-  const auto is_given = [&](std::string_view name) {
-    return std::find(given.begin(), given.end(), name) != given.end();
-  };
-  std::vector<std::string> words;
-  for (const std::string& word : config.words) {
-    const std::string_view name = std::string_view(word).substr(0, word.find('='));
-    bool replaced = is_given(name);
-    for (const auto& group : kGroups) {
-      if (std::find(group.begin(), group.end(), name) != group.end())
-        replaced = replaced || std::any_of(group.begin(), group.end(), is_given);
-    }
-    if (!replaced) words.push_back(word);
-  }
-  return words;
-}
 
 AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file,
                                         Findings& findings) {

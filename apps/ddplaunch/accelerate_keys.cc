@@ -23,9 +23,9 @@ constexpr std::array kDeepSpeedKeys = {
 constexpr std::array kSections = {
     Section{"dynamo_config", "dynamo_", "ACCELERATE_DYNAMO_", Spelling::kPython, ""},
     Section{"fp8_config", "fp8_", "ACCELERATE_FP8_", Spelling::kPython, ""},
-    Section{"fsdp_config", "fsdp_", "FSDP_", Spelling::kLower, "ACCELERATE_USE_FSDP"},
+    Section{"fsdp_config", "fsdp_", "FSDP_", Spelling::kLower, "ACCELERATE_USE_FSDP", "FSDP"},
     Section{"megatron_lm_config", "megatron_lm_", "MEGATRON_LM_", Spelling::kPython,
-            "ACCELERATE_USE_MEGATRON_LM"},
+            "ACCELERATE_USE_MEGATRON_LM", "MEGATRON_LM"},
     Section{"parallelism_config", "parallelism_config_", "PARALLELISM_CONFIG_", Spelling::kPython,
             "ACCELERATE_USE_PARALLELISM_CONFIG"},
 };

@@ -22,6 +22,7 @@ struct Section {
   std::string_view variables;
   Spelling spelling;
   std::string_view switched_on;  ///< set to "true" when the section counts; empty: no such variable
+  std::string_view type{};       ///< the distributed_type that makes it count; empty: its keys do
 };
 
 /// What a file of `accelerate config` may hold (accelerate 1.x, commands/config/config_args.py).

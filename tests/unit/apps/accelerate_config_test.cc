@@ -147,6 +147,43 @@ megatron_lm_config:
                           {"PARALLELISM_CONFIG_DP_SHARD_SIZE", "2"}});
 }
 
+TEST_CASE("The type alone chooses FSDP and Megatron, whether its section is there or not") {
+  const Env fsdp = {{"ACCELERATE_MIXED_PRECISION", "no"}, {"ACCELERATE_USE_FSDP", "true"}};
+  for (const char* section : {"", "fsdp_config: {}\n", "fsdp_config:\n"}) {
+    INFO(section);
+    CHECK(good(std::string("distributed_type: FSDP\n") + section).env == fsdp);
+  }
+  CHECK(good("distributed_type: MEGATRON_LM\nmegatron_lm_config: {}\n").env ==
+        Env{{"ACCELERATE_MIXED_PRECISION", "no"}, {"ACCELERATE_USE_MEGATRON_LM", "true"}});
+  CHECK(good("distributed_type: MULTI_GPU\nparallelism_config: {}\n").env ==
+        Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
+}
+
+TEST_CASE("Sections of another distributed_type are noted") {
+  Texts notes;
+  const AccelerateConfig config = good(
+      "distributed_type: MULTI_GPU\ndeepspeed_config:\n  deepspeed_hostfile: /h\nfsdp_config:\n"
+      "  fsdp_version: 2\nmegatron_lm_config: {}\n",
+      &notes);
+  CHECK(config.words == Texts{});
+  CHECK(config.env == Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
+  CHECK(notes == Texts{"ddplaunch: f.yaml: fsdp_config has no effect with distributed_type MULTI_GPU",
+                       "ddplaunch: f.yaml: deepspeed_config has no effect with distributed_type MULTI_GPU"});
+}
+
+TEST_CASE("What no variable can be, or hold, is found before the start") {
+  CHECK(mistakes_of("distributed_type: FSDP\nfsdp_config:\n  \"fsdp_x=y z\": 1\n") ==
+        Texts{"ddplaunch: f.yaml:3:3: fsdp_config: \"fsdp_x=y z\" cannot be the name of a variable"});
+  CHECK(mistakes_of("distributed_type: FSDP\nfsdp_config:\n  fsdp_x: \"a\\0b\"\n") ==
+        Texts{"ddplaunch: f.yaml:3:11: a value cannot hold a zero byte"});
+  CHECK(mistakes_of("distributed_type: NO\nuse_cpu: maybe\ndebug: [1]\n") ==
+        Texts{"ddplaunch: f.yaml:2:10: use_cpu must be true or false",
+              "ddplaunch: f.yaml:3:8: debug must be true or false"});
+  for (const char* off : {"'no'", "'False'", "0", "false", "''"})
+    CHECK(good(std::string("distributed_type: NO\nuse_cpu: ") + off + '\n').env ==
+          Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
+}
+
 TEST_CASE("What cannot be done, or is wrong, is told with its place") {
   CHECK(mistakes_of("distributed_type: XLA\n") ==
         Texts{"ddplaunch: f.yaml:1:19: TPUs are launched by accelerate itself, not by ddplaunch"});
