@@ -5,6 +5,8 @@
 #include <map>
 #include <string_view>
 
+#include "apps/train/finite_check.h"
+
 namespace ddp::train {
 
 namespace {
@@ -51,6 +53,7 @@ void add_options(CLI::App& app, BenchOptions& options, double& timeout) {
   add_bytes(app, "-b,--minbytes", options.min_bytes, "smallest message (default 8)");
   add_bytes(app, "-e,--maxbytes", options.max_bytes, "largest message (default 32M)");
   app.add_option("-f,--stepfactor", options.step_factor, "from one size to the next")
+      ->check(finite_check)
       ->check(CLI::Range(1.01, 1e12).description(""))
       ->capture_default_str();
   app.add_option("-n,--iters", options.iterations, "measured operations of each size")
@@ -66,6 +69,7 @@ void add_options(CLI::App& app, BenchOptions& options, double& timeout) {
       "every rank with every other, in rounds of disjoint pairs: bandwidth at -e (default 4M) and latency");
   app.add_option("--min-busbw", options.min_busbw,
                  "exit code 1 when the largest message, or with --pairs a pair, stays under so many GB/s")
+      ->check(finite_check)
       ->check(CLI::Range(0.0, 1e9).description(""))
       ->type_name("GB/S");
   app.add_option("--json", options.json, "rank 0 writes the result there")->type_name("FILE");
@@ -82,6 +86,7 @@ void add_options(CLI::App& app, BenchOptions& options, double& timeout) {
          "(default auto)")
       ->type_name("WAY");
   app.add_option("--comm-timeout", timeout, "seconds after which a peer that does nothing is lost")
+      ->check(finite_check)
       ->check(CLI::Range(0.001, 86'400.0).description(""))
       ->capture_default_str();
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/train/finite_check.h"
 #include "base/version.h"
 
 namespace ddp::train {
@@ -61,6 +62,7 @@ class Group {
   CLI::Option* number(const char* option, T& value, const char* text, double low, double high,
                       const char* type = "N") {
     return app_.add_option(option, value, text)
+        ->check(finite_check)
         ->check(CLI::Range(low, high).description(""))
         ->type_name(type)
         ->capture_default_str()

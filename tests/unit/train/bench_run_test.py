@@ -156,6 +156,10 @@ class Mistakes(unittest.TestCase):
         code, text = self.refused("--bench", "allreduce", "-b", "8Q")
         self.assertEqual(code, 2)
         self.assertIn('"8Q" is no size; write 8, 64K, 32M or 1G', text)
+        for option in ("--min-busbw", "--comm-timeout", "--stepfactor"):
+            code, text = self.refused("--bench", "allreduce", option, "nan")
+            self.assertEqual(code, 2)
+            self.assertIn(f'{option}: "nan" is no finite number', text)
         code, text = self.refused("--bench", "allreduce", "--pairs")
         self.assertEqual((code, text), (2, "--pairs: write --bench sendrecv --pairs\n"))
 

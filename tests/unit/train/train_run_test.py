@@ -253,6 +253,11 @@ class Mistakes(unittest.TestCase):
                 (("--optimizer", "lion"), '--optimizer: there is no optimizer "lion"; write sgd or adamw'),
                 (("--zero", "2"), "--zero"),
                 (("--bach-size", "3"), "--bach-size"),
+                (("--lr", "nan"), '--lr: "nan" is no finite number'),
+                (("--clip-norm", "-NaN"), '--clip-norm: "-NaN" is no finite number'),
+                (("--bucket-cap-mb", "nan"), '--bucket-cap-mb: "nan" is no finite number'),
+                (("--weight-decay", "inf"), '--weight-decay: "inf" is no finite number'),
+                (("--momentum", "1e999"), '--momentum: "1e999" is no finite number'),
                 (("extra",), "extra")):
             with self.subTest(arguments):
                 self.assertIn(text, self.refused(*arguments))
