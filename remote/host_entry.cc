@@ -86,9 +86,15 @@ class EntryReader {
   Entry entry_;
 };
 
+// slots=4 cpu=4 are one key in two names.
+std::string of_the_same(std::string_view name, HostKey::Key key) {
+  if (key == Key::kSlots && name != "slots") return " (it means slots=)";
+  return key == Key::kUser && name != "user" ? " (it means user=)" : "";
+}
+
 bool EntryReader::first_time(Key key, std::string_view name, std::size_t offset) {
   if (std::find(given_.begin(), given_.end(), key) != given_.end()) {
-    fail(offset, std::string(name) + " is given twice for this host");
+    fail(offset, std::string(name) + " is given twice for this host" + of_the_same(name, key));
     return false;
   }
   given_.push_back(key);
@@ -138,6 +144,7 @@ void EntryReader::read_attribute() {
   const HostKey* found = find_host_key(key);
   const std::size_t offset = at_;
   const bool free_text = env || (found != nullptr && found->key >= Key::kAddress);
+  entry_.open_key = offset < text_.size() && text_[offset] == '"' ? "" : std::string(key);
   std::optional<std::string> value = read_value(free_text, key);
   if (!env && found == nullptr) {
     fail(key_offset, unknown_host_key(key));

@@ -20,6 +20,7 @@ struct Entry {
   std::vector<Host> hosts;      ///< empty for a blank line or a comment, and when there are mistakes
   std::size_t host_offset = 0;  ///< where the host's word starts
   std::vector<EntryMistake> mistakes;
+  std::string open_key;  ///< of the last pair when its value has no quotes: a comma behind it is its, maybe
 };
 
 /// Reads `[user@]name[:slots] key=value … # comment`, the grammar of docs/hostfile.md. Goes on behind a

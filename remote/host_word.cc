@@ -172,9 +172,12 @@ bool is_jump(std::string_view hop) {
 }  // namespace
 
 std::string jump_mistake(std::string_view value) {
+  if (value == "none") return {};
   for (std::string_view rest = value;;) {
     const std::size_t comma = rest.find(',');
     const std::string_view hop = rest.substr(0, comma);
+    if (hop == "none")
+      return "jump=" + std::string(value) + ": none stands alone; name the jump hosts, or only none";
     if (!is_jump(hop)) {
       return "jump=" + std::string(value) + ": " + quoted(hop) +
              " is no jump host ([user@]host[:port], with commas between several)";

@@ -37,8 +37,8 @@ class HostList {
   explicit HostList(std::string file) : file_(std::move(file)) {}
 
   /// `line`: 0 for a list on the command line, where `text` is all of it. The entry is text[begin, begin +
-  /// size).
-  void add(std::string_view text, int line, std::size_t begin, std::size_t size);
+  /// size). Returns Entry::open_key.
+  std::string add(std::string_view text, int line, std::size_t begin, std::size_t size);
   void fail(int line, int column, std::string message) {
     mistakes_.push_back({Place{file_, line, column}, std::move(message)});
   }
@@ -54,16 +54,16 @@ class HostList {
   std::unordered_map<std::string, Place> seen_;
 };
 
-void HostList::add(std::string_view text, int line, std::size_t begin, std::size_t size) {
+std::string HostList::add(std::string_view text, int line, std::size_t begin, std::size_t size) {
   Entry entry = parse_entry(text.substr(begin, size));
   for (EntryMistake& mistake : entry.mistakes) {
     fail(line, column_of(text, begin + mistake.offset), std::move(mistake.message));
   }
-  if (entry.hosts.empty()) return;
+  if (entry.hosts.empty()) return entry.open_key;
   const Place place{file_, line, column_of(text, begin + entry.host_offset)};
   if (hosts_.size() + entry.hosts.size() > kMaxHosts) {
     fail(place.line, place.column, "more than " + std::to_string(kMaxHosts) + " hosts");
-    return;
+    return entry.open_key;
   }
   const std::string* twice = nullptr;
   Place first;
@@ -81,9 +81,10 @@ void HostList::add(std::string_view text, int line, std::size_t begin, std::size
   }
   if (count > 0) {
     report_twice(place, *twice, first, count - 1);
-    return;
+    return entry.open_key;
   }
   std::move(entry.hosts.begin(), entry.hosts.end(), std::back_inserter(hosts_));
+  return entry.open_key;
 }
 
 void HostList::report_twice(const Place& place, const std::string& name, const Place& first,
@@ -126,6 +127,15 @@ void read_line(HostList& list, std::string_view line, int number) {
   list.add(line, number, 0, line.size());
 }
 
+// Whether what stands behind a comma could be more of the value before it: env:A=1,2 and gpus=0,1.
+bool takes_comma(std::string_view key, std::string_view next) {
+  if (next.empty() || next.front() == ' ' || next.front() == '\t') return false;
+  if (key != "gpus") return key == "jump" || key.starts_with("env:");
+  const std::string_view word = next.substr(0, next.find_first_of(", \t"));
+  return word.find_first_not_of("0123456789-") == std::string_view::npos || word.starts_with("GPU-") ||
+         word.starts_with("MIG-");
+}
+
 }  // namespace
 
 Checked<std::vector<Host>> parse_hostfile(std::string_view text, const std::string& file) {
@@ -163,7 +173,12 @@ Checked<std::vector<Host>> parse_host_list(std::string_view text, const std::str
     if (entry.find_first_not_of(" \t") == std::string_view::npos) {
       list.fail(0, column_of(text, begin), "a host is missing");
     } else {
-      list.add(text, 0, begin, entry.size());
+      const std::string key = list.add(text, 0, begin, entry.size());
+      if (takes_comma(key, text.substr(std::min(i + 1, text.size())))) {
+        list.fail(0, column_of(text, i),
+                  "this comma may belong to the value of " + key + ", or begin the next host; write " + key +
+                      "=\"…\" with quotes, or a blank behind the comma");
+      }
     }
     begin = i + 1;
   }

@@ -93,7 +93,7 @@ bool listed_hosts(const OptionValues& values, const Surroundings& surroundings,
   }
   std::string list;
   for (const std::string& part : values.host)
-    list += (list.empty() ? "" : ",") + part;
+    list += (list.empty() ? "" : ", ") + part;
   return take(remote::parse_host_list(list, "--host"), hosts, findings);
 }
 
@@ -117,7 +117,7 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings
   }
   if (values.launcher == "ssh" || values.launcher == "pdsh") {  // DeepSpeed's name of the same
     if (none_listed && !values.ssh_localhost)
-      findings.fail("--launcher ssh needs hosts: --hostfile FILE or --host LIST");
+      findings.fail("--launcher " + values.launcher + " needs hosts: --hostfile FILE or --host LIST");
     return;
   }
   if (values.launcher != "local") {

@@ -254,6 +254,9 @@ TEST_CASE("Wrong values of the start") {
               "ddplaunch: --store shared is not in this release yet, only agent and worker are"});
   CHECK(World().mistakes({"--launcher", "ssh", "w"}) ==
         Texts{"ddplaunch: --launcher ssh needs hosts: --hostfile FILE or --host LIST"});
+  CHECK(World().mistakes({"--launcher", "pdsh", "w"}) ==
+        Texts{"ddplaunch: --launcher pdsh needs hosts: --hostfile FILE or --host LIST"});
+  CHECK(World().spec({"--host", "a env:X=1", "--host", "b", "w"}).hosts.size() == 2);
 }
 
 TEST_CASE("--launcher local is for this machine") {
@@ -348,6 +351,7 @@ TEST_CASE("Directories") {
   world.env.back().second = "relative";
   CHECK(world.spec({"--job-id", "run7", "w"}).job_dir == "/home/ann/.local/state/ddplaunch/jobs/run7");
   world.env.clear();
+  CHECK(world.spec({"check", "w"}).job_dir.empty());  // it writes none
   CHECK(
       world.mistakes({"w"}) ==
       Texts{"ddplaunch: HOME is not set, so there is no place for the files of the job; give --job-dir DIR"});

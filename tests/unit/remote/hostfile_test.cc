@@ -135,6 +135,10 @@ TEST_CASE("Bad slots") {
   CHECK(mistakes_of("gpu01 slots=") == Texts{"hosts:1:13: slots= has no value"});
   CHECK(mistakes_of("gpu01 slots=4 slots=4") == Texts{"hosts:1:15: slots is given twice for this host"});
   CHECK(mistakes_of("gpu01:4 slots=4") == Texts{"hosts:1:9: slots is given twice for this host"});
+  CHECK(mistakes_of("gpu01 slots=4 cpu=4") ==
+        Texts{"hosts:1:15: cpu is given twice for this host (it means slots=)"});
+  CHECK(mistakes_of("a@gpu01 username=a") ==
+        Texts{"hosts:1:9: username is given twice for this host (it means user=)"});
   CHECK(mistakes_of("gpu01 slots=4 max_slots=2") == Texts{"hosts:1:1: max_slots=2 is less than slots=4"});
 }
 
@@ -151,6 +155,8 @@ TEST_CASE("Unknown and later keys") {
           "hosts:1:12: jump=a@,b: \"a@\" is no jump host ([user@]host[:port], with commas between several)"});
   for (const char* bad : {"-x", "a:0", "a:x", "a:70000", "[a]", "[::1]22", "::1", "a,,b", "a;b@c", "@a"})
     CHECK(mistakes_of(std::string("gpu01 jump=") + bad).size() == 1);
+  CHECK(mistakes_of("gpu01 jump=none,b") ==
+        Texts{"hosts:1:12: jump=none,b: none stands alone; name the jump hosts, or only none"});
   for (const char* good : {"none", "bastion", "me@bastion:2222,[::1]:22,b", "ssh://a", "[fe80::1]"})
     CHECK(hosts_of(std::string("gpu01 jump=") + good)[0].jump == good);
   CHECK(mistakes_of("gpu01 =8") == Texts{"hosts:1:7: a key is missing before ="});
@@ -300,6 +306,15 @@ TEST_CASE("--host has the same grammar with commas") {
               "all of its "
               "slots"});
   CHECK(mistakes("") == Texts{"--host, column 1: a host is missing"});
+  const std::string or_next = ", or begin the next host; write ";
+  CHECK(mistakes("a env:X=1,2 slots=1") ==
+        Texts{"--host, column 10: this comma may belong to the value of env:X" + or_next +
+              "env:X=\"…\" with quotes, or a blank behind the comma"});
+  for (const char* bad : {"a gpus=0,1", "a gpus=0,2-3", "a gpus=GPU-1,GPU-2", "a gpus = 0,1", "a jump=b,c"})
+    CHECK(mistakes(bad).size() == 1);
+  for (const char* good : {"a gpus=0,b gpus=1", "a env:X=1, b", "a env:X=\"1,2\",b", "a jump=c, b",
+                           "a slots=2,2", "a gpus=0 slots=1,1"})
+    CHECK(parse_host_list(good, "--host")->size() == 2);
   CHECK(mistakes("a # b") == Texts{"--host, column 3: a comment has no place here"});
   CHECK(mistakes("a\nb") == Texts{"--host, column 2: stray control character"});
 }
