@@ -1,6 +1,7 @@
 #include "apps/train/checkpoint.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -17,11 +18,6 @@ namespace ddp::train {
 namespace {
 
 constexpr int kFormat = 1;
-
-bool is_checkpoint_name(const std::string& name) {
-  return name.size() >= 13 && name.starts_with("step-") &&
-         std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
 
 Error wrong(const std::string& path, const std::string& what) {
   return Error{ErrorCode::kUsage, path + ": " + what};
@@ -120,6 +116,15 @@ std::string checkpoint_name(std::uint64_t step) {
   return text;
 }
 
+std::optional<std::uint64_t> checkpoint_step(const std::string& name) {
+  if (!name.starts_with("step-")) return std::nullopt;
+  std::uint64_t step = 0;
+  const auto read = std::from_chars(name.data() + 5, name.data() + name.size(), step);
+  // Nor is one what another program would write: with a sign, fewer digits or an ending.
+  if (read.ec != std::errc() || checkpoint_name(step) != name) return std::nullopt;
+  return step;
+}
+
 std::string optimizer_file_name(int part, int parts) {
   char text[48];
   std::snprintf(text, sizeof text, "optim-%05d-of-%05d.safetensors", part, parts);
@@ -132,10 +137,12 @@ std::vector<std::string> list_checkpoints(const std::string& directory) {
   for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
        at.increment(failed)) {
     const std::string name = at->path().filename().string();
-    if (is_checkpoint_name(name)) names.push_back(name);
+    std::error_code ignored;
+    if (checkpoint_step(name) && std::filesystem::exists(at->path() / "state.json", ignored))
+      names.push_back(name);
   }
   std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
-    return a.size() != b.size() ? a.size() < b.size() : a < b;
+    return checkpoint_step(a) < checkpoint_step(b);
   });
   return names;
 }

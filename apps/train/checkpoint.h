@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,9 +43,12 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
 TrainingPosition go_on(const CheckpointState& state, int world_size, int batch_size, int accumulate);
 
 std::string checkpoint_name(std::uint64_t step);
+/// Of such a name; nothing where it is none.
+std::optional<std::uint64_t> checkpoint_step(const std::string& name);
 std::string optimizer_file_name(int part, int parts);
 
-/// Names of the complete checkpoints in a directory, oldest first. Empty when there is none, or no directory.
+/// Names of the complete checkpoints in a directory (those with a state.json), oldest first. Empty when there
+/// is none, or no directory.
 std::vector<std::string> list_checkpoints(const std::string& directory);
 /// `path` itself if it is a checkpoint, else the last one in it. kUsage when there is none.
 Result<std::string> find_checkpoint(const std::string& path);

@@ -155,6 +155,15 @@ Result<std::uint64_t> CheckpointRun<T>::agree(std::uint64_t mine) {
 
 template <class T>
 Result<> CheckpointRun<T>::make_directory(const std::string& proof) {
+  const auto names = list_checkpoints(options_.checkpoint_dir);
+  const std::uint64_t begin = trainer_.position().step;
+  if (!names.empty() && *checkpoint_step(names.back()) > begin) {
+    return Error{ErrorCode::kUsage, "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names.back() +
+                                        " of another training, while this one begins after step " +
+                                        std::to_string(begin) +
+                                        "; give another --checkpoint-dir, go on from there with --resume "
+                                        "auto, or remove the later checkpoints"};
+  }
   std::error_code failed;
   std::filesystem::create_directories(options_.checkpoint_dir, failed);
   std::ofstream file(proof);

@@ -160,7 +160,8 @@ Result<> CheckpointWriter<T>::write_whole(const CheckpointPart<T>& part, const s
   if (done) done = sync_directory(folder);
   if (!done) return done;
   const std::string path = config_.directory + "/" + name;
-  fs::remove_all(path, failed);  // a training that went on from an earlier step comes by again
+  // Another training may have come by here; a directory that is no checkpoint is somebody's own.
+  if (fs::exists(path + "/state.json", failed)) fs::remove_all(path, failed);
   done = rename_to(folder, path);
   return done ? sync_directory(config_.directory) : done;
 }
@@ -173,7 +174,7 @@ Result<> CheckpointWriter<T>::write_part(const CheckpointPart<T>& part) {
   if (config_.rank == 0) {
     auto done = write_whole(part, folder, name);
     if (!done) fs::remove_all(folder, ignored);
-    if (done) remove_old();
+    if (done) remove_old(part.state.position.step);
     return done;
   }
   const auto deadline = std::chrono::steady_clock::now() + config_.part_timeout;
@@ -193,8 +194,9 @@ Result<> CheckpointWriter<T>::write_part(const CheckpointPart<T>& part) {
 }
 
 template <class T>
-void CheckpointWriter<T>::remove_old() {
-  const auto names = list_checkpoints(config_.directory);
+void CheckpointWriter<T>::remove_old(std::uint64_t step) {
+  auto names = list_checkpoints(config_.directory);
+  std::erase_if(names, [step](const std::string& name) { return *checkpoint_step(name) > step; });
   std::error_code ignored;
   for (std::size_t i = 0; i + static_cast<std::size_t>(config_.keep) < names.size(); ++i) {
     // Half of a checkpoint must never bear a checkpoint's name.

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -62,7 +63,8 @@ class CheckpointWriter {
   Result<> write_whole(const CheckpointPart<T>& part, const std::string& folder, const std::string& name);
   Result<> write_optimizer(const CheckpointPart<T>& part, const std::string& folder);
   Result<> await_parts(const std::string& folder);
-  void remove_old();
+  /// Of those up to `step`, which was just written; later ones are another training's.
+  void remove_old(std::uint64_t step);
   void report(const std::string& name, const Result<>& done);
 
   Config config_;

@@ -94,10 +94,17 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(self.names(saved), ["step-00000020", "step-00000022"])
         self.assertEqual(self.names(saved / "step-00000022"),
                          ["model.safetensors", "optim-00000-of-00001.safetensors", "state.json"])
-        self.good(2, *SMALL, "--zero", 1, "--checkpoint-dir", saved, "--max-steps", 30)
+        (saved / "step-00000099").mkdir()  # somebody's own
+        self.good(2, *SMALL, "--zero", 1, "--checkpoint-dir", saved, "--resume", "auto", "--max-steps", 30)
         self.assertEqual(self.names(saved / "step-00000030"),
                          ["model.safetensors", "optim-00000-of-00002.safetensors", "optim-00001-of-00002.safetensors",
                           "state.json"])
+        ends = run(2, *SMALL, "--checkpoint-dir", str(saved))
+        self.assertEqual(ends[0], ends[1])
+        self.assertEqual(ends[0], (1, [], f"train: --checkpoint-dir {saved} holds step-00000030 of another training, while this one "
+                                          "begins after step 0; give another --checkpoint-dir, go on from there with --resume auto, "
+                                          "or remove the later checkpoints\n"))
+        self.assertEqual(self.names(saved), ["step-00000020", "step-00000022", "step-00000030", "step-00000099"])
 
     def test_a_checkpoint_is_an_export(self):
         saved = self.folder / "saved"

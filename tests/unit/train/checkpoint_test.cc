@@ -66,6 +66,10 @@ TEST_CASE("the same division goes on in its segment, another one begins a new on
 TEST_CASE("names") {
   CHECK(checkpoint_name(1234) == "step-00001234");
   CHECK(optimizer_file_name(3, 8) == "optim-00003-of-00008.safetensors");
+  CHECK(checkpoint_step("step-00001234") == 1234u);
+  for (const char* other :
+       {"step-1234", "step-+0001234", "step-00001234.old", "step-99999999999999999999", "x"})
+    CHECK_FALSE(checkpoint_step(other).has_value());
   CHECK(list_checkpoints("/nonexistent").empty());
   CHECK(find_checkpoint("/nonexistent").error().text ==
         "/nonexistent: is no checkpoint and holds none (step-…)");

@@ -1,0 +1,76 @@
+#include "apps/train/checkpoint_writer.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "apps/train/mlp.h"
+#include "tests/support/catch.h"
+
+using namespace ddp::train;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A directory of its own, removed at the end.
+class Folder {
+ public:
+  Folder() {
+    std::string name = fs::temp_directory_path().string() + "/ddp-writer-XXXXXX";
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+  bool holds(const std::string& name) const { return fs::exists(path_ + "/" + name); }
+  /// A directory of this name; `whole`: with a state.json.
+  void make(const std::string& name, bool whole) const {
+    fs::create_directory(path_ + "/" + name);
+    if (whole) std::ofstream(path_ + "/" + name + "/state.json") << "{}";
+  }
+
+ private:
+  std::string path_;
+};
+
+CheckpointPart<float> part_of(const Model<float>& model, std::uint64_t step) {
+  CheckpointPart<float> part;
+  part.state.model = "mlp";
+  part.state.position.step = step;
+  part.parameters.resize(model.parameter_count());
+  part.optimizer = {{"velocity", std::vector<float>(model.parameter_count())}};
+  part.end = part.total = model.parameter_count();
+  return part;
+}
+
+}  // namespace
+
+TEST_CASE("of the checkpoints up to the one just written the last ones stay; nothing else is touched") {
+  const Folder folder;
+  folder.make("step-00000003", true);
+  folder.make("step-00000004", false);  // somebody's own
+  folder.make("step-00000005", true);
+  folder.make("step-00000900", true);  // of another training
+  folder.make("step-00000901", true);
+  ThreadPool threads(1);
+  const Mlp<float> model(2, 1, 1, threads);
+  CheckpointWriter<float>::Config config;
+  config.directory = folder.path();
+  config.keep = 2;
+  CheckpointWriter<float> writer(config, model, [](const std::string&) {});
+  for (const std::uint64_t step : {6u, 7u}) {
+    writer.write(part_of(model, step));
+    CHECK(writer.wait().has_value());
+  }
+  CHECK(list_checkpoints(folder.path()) ==
+        std::vector<std::string>{"step-00000006", "step-00000007", "step-00000900", "step-00000901"});
+  CHECK(folder.holds("step-00000004"));
+  CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
+  folder.make("step-00000999", false);
+  CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
+}
