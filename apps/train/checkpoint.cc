@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <span>
 #include <system_error>
 #include <type_traits>
@@ -12,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/train/safetensors.h"
+#include "apps/train/sampler.h"
 
 namespace ddp::train {
 
@@ -21,6 +23,64 @@ constexpr int kFormat = 1;
 
 Error wrong(const std::string& path, const std::string& what) {
   return Error{ErrorCode::kUsage, path + ": " + what};
+}
+
+template <class Integer>
+bool is_within(const nlohmann::json& number) {
+  constexpr auto kMost = std::numeric_limits<Integer>::max();
+  if (number.is_number_unsigned()) return number.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMost);
+  return number.is_number_integer() &&
+         number.get<std::int64_t>() >= std::int64_t{std::numeric_limits<Integer>::min()};
+}
+
+/// Which number is not what a training could have; nothing: none. What passes cannot overflow in used().
+std::string out_of_range(const CheckpointState& state) {
+  constexpr std::uint64_t kMostSteps = 1'000'000'000'000'000;
+  const TrainingPosition& at = state.position;
+  if (state.samples == 0 || state.samples >= kMaxSamples) return "samples " + std::to_string(state.samples);
+  if (state.batch_size > 1 << 20 || state.accumulate > 1 << 20 || state.world_size > 1 << 20)
+    return "world_size, batch_size or accumulate of more than " + std::to_string(1 << 20);
+  if (at.step > kMostSteps) return "step " + std::to_string(at.step);
+  if (at.epoch < 0 || at.epoch > 1'000'000) return "epoch " + std::to_string(at.epoch);
+  if (at.segment_begin >= state.samples) {
+    return "segment_begin " + std::to_string(at.segment_begin) + " of " + std::to_string(state.samples) +
+           " samples";
+  }
+  const std::uint64_t per_step = static_cast<std::uint64_t>(state.batch_size) *
+                                 static_cast<std::uint64_t>(state.accumulate) *
+                                 static_cast<std::uint64_t>(state.world_size);
+  const std::uint64_t steps = (state.samples - at.segment_begin + per_step - 1) / per_step;
+  if (at.segment_step > std::min(steps, at.step)) {
+    return "segment_step " + std::to_string(at.segment_step) + " where a segment has " +
+           std::to_string(steps);
+  }
+  if (state.optimizer_steps < 0 || static_cast<std::uint64_t>(state.optimizer_steps) > at.step)
+    return "optimizer_steps " + std::to_string(state.optimizer_steps) + " in step " + std::to_string(at.step);
+  return "";
+}
+
+/// The optim files of a checkpoint, in the order of their parts.
+std::vector<std::string> optimizer_files(const std::string& checkpoint) {
+  std::vector<std::string> paths;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator at(checkpoint, failed), end; !failed && at != end;
+       at.increment(failed)) {
+    if (at->path().filename().string().starts_with("optim-")) paths.push_back(at->path().string());
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+/// Nothing: the file holds just `names`.
+std::string wrong_names(const Safetensors& file, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (!file.tensors().contains(name)) return "has no tensor " + name;
+  }
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      return "has a tensor " + name + ", which this optimizer has not";
+  }
+  return "";
 }
 
 }  // namespace
@@ -69,7 +129,8 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
                std::all_of(found->begin(), found->end(), [](const auto& one) { return one.is_number(); });
       }
       if constexpr (std::is_unsigned_v<Value>) return found->is_number_unsigned();
-      return found->is_number_integer();
+      if constexpr (std::is_integral_v<Value>) return is_within<Value>(*found);
+      return false;
     }();
     if (fits) {
       value = found->template get<Value>();
@@ -94,6 +155,8 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   if (!missing.empty()) return wrong(path, "\"" + missing + "\" is missing or of another kind");
   if (state.world_size < 1 || state.batch_size < 1 || state.accumulate < 1)
     return wrong(path, "world_size, batch_size and accumulate begin with 1");
+  const std::string outside = out_of_range(state);
+  if (!outside.empty()) return wrong(path, "no training has written this: " + outside);
   return state;
 }
 
@@ -156,14 +219,14 @@ Result<std::string> find_checkpoint(const std::string& path) {
 }
 
 Result<std::map<std::string, std::vector<double>>> read_optimizer(const std::string& checkpoint,
-                                                                  std::size_t total) {
+                                                                  std::size_t total,
+                                                                  const std::vector<std::string>& names) {
   std::map<std::string, std::vector<double>> vectors;
+  for (const std::string& name : names)
+    vectors[name].resize(total);
   std::size_t covered = 0;
-  std::error_code failed;
-  for (std::filesystem::directory_iterator at(checkpoint, failed), end; !failed && at != end;
-       at.increment(failed)) {
-    if (!at->path().filename().string().starts_with("optim-")) continue;
-    const auto file = Safetensors::read(at->path().string());
+  for (const std::string& path : optimizer_files(checkpoint)) {
+    const auto file = Safetensors::read(path);
     if (!file) return file.error();
     const auto place = [&](const char* key) {
       const auto found = file->metadata().find(key);
@@ -172,15 +235,20 @@ Result<std::map<std::string, std::vector<double>>> read_optimizer(const std::str
     };
     const std::size_t begin = place("begin"), stop = place("end");
     if (begin > stop || stop > total || place("total") != total)
-      return wrong(file->path(),
+      return wrong(path,
                    "begin, end and total do not fit a model of " + std::to_string(total) + " parameters");
-    for (const auto& [name, tensor] : file->tensors()) {
-      auto& vector = vectors[name];
-      vector.resize(total);
-      if (!file->copy<double>(name, 0, std::span(vector).subspan(begin, stop - begin)))
-        return wrong(file->path(), "tensor " + name + " is shorter than its part");
+    if (begin != covered) {  // the files' order is the parts' order
+      return wrong(path, "begins with parameter " + std::to_string(begin) +
+                             " where the part before ends with " + std::to_string(covered) +
+                             "; is it another part's copy?");
     }
-    covered += stop - begin;
+    if (const std::string mistake = wrong_names(*file, names); !mistake.empty()) return wrong(path, mistake);
+    for (auto& [name, vector] : vectors) {
+      if (file->count(file->tensors().at(name)) != stop - begin ||
+          !file->copy<double>(name, 0, std::span(vector).subspan(begin, stop - begin)))
+        return wrong(path, "tensor " + name + " is not as long as its part");
+    }
+    covered = stop;
   }
   if (covered != total) {
     return wrong(checkpoint, "its optim files hold " + std::to_string(covered) + " of " +

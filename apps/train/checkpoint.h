@@ -35,7 +35,8 @@ struct CheckpointState {
 };
 
 std::string to_json(const CheckpointState& state);
-/// Errors begin with `path`.
+/// Only what a training can have written: a position in the epoch that its samples have, numbers that fit.
+/// (How many running statistics a model has the caller knows.) Errors begin with `path`.
 Result<CheckpointState> parse_checkpoint_state(const std::string& path, const std::string& text);
 
 /// The position for a training on `world_size` ranks: where anything that divides samples differs, a new
@@ -53,8 +54,10 @@ std::vector<std::string> list_checkpoints(const std::string& directory);
 /// `path` itself if it is a checkpoint, else the last one in it. kUsage when there is none.
 Result<std::string> find_checkpoint(const std::string& path);
 
-/// A whole optimizer's vectors, by name, whatever the number of parts that the checkpoint has.
+/// A whole optimizer's vectors, by name, whatever the number of parts that the checkpoint has: exactly
+/// `names`, and each number once.
 Result<std::map<std::string, std::vector<double>>> read_optimizer(const std::string& checkpoint,
-                                                                  std::size_t total);
+                                                                  std::size_t total,
+                                                                  const std::vector<std::string>& names);
 
 }  // namespace ddp::train

@@ -86,8 +86,19 @@ Result<> CheckpointRun<T>::read(Found& found) {
   const std::string difference = mismatch(current_state(), *state);
   if (!difference.empty())
     return Error{ErrorCode::kUsage, "cannot go on from " + found.path + ": " + difference};
+  const std::size_t running =
+      trainer_.model().running_statistics().size() * static_cast<std::size_t>(state->world_size);
+  if (state->running.size() != running) {
+    return Error{ErrorCode::kUsage, found.path + "/state.json: has " + std::to_string(state->running.size()) +
+                                        " running_statistics; " + std::to_string(state->world_size) +
+                                        (state->world_size == 1 ? " rank" : " ranks") +
+                                        " of this model have " + std::to_string(running)};
+  }
   if (auto done = import_model<T>(found.path + "/model.safetensors", trainer_.model()); !done) return done;
-  auto optimizer = read_optimizer(found.path, trainer_.model().parameter_count());
+  std::vector<std::string> names;
+  for (const auto& one : trainer_.optimizer().state())
+    names.emplace_back(one.name);
+  auto optimizer = read_optimizer(found.path, trainer_.model().parameter_count(), names);
   if (!optimizer) return optimizer.error();
   found.optimizer = std::move(*optimizer);
   found.state = to_json(*state);

@@ -187,6 +187,25 @@ class Checkpoints(unittest.TestCase):
                          f"train: cannot go on from {last}: --dtype is float32 there and float64 here\n")
         self.assertEqual(refusal("--resume", self.folder), f"train: {self.folder}: is no checkpoint and holds none (step-…)\n")
         self.assertEqual(refusal("--resume", "auto"), "train: --resume auto looks into --checkpoint-dir; give one\n")
+        good = pathlib.Path(last, "state.json").read_text()
+        state = json.loads(good)
+        state["running_statistics"].pop()
+        pathlib.Path(last, "state.json").write_text(json.dumps(state))
+        count = len(state["running_statistics"])
+        self.assertEqual(refusal("--resume", saved), f"train: {last}/state.json: has {count} running_statistics; 1 rank of this model "
+                                                     f"have {count + 1}\n")
+        pathlib.Path(last, "state.json").write_text(good)
+        optimizer = pathlib.Path(last, "optim-00000-of-00001.safetensors")
+        good = optimizer.read_bytes()
+        optimizer.write_bytes(good.replace(b'"velocity"', b'"velocitx"'))
+        self.assertEqual(refusal("--resume", saved), f"train: {optimizer}: has no tensor velocity\n")
+        optimizer.write_bytes(good)
+        parts = self.folder / "parts"
+        self.good(2, *SMALL, "--zero", 1, "--checkpoint-dir", parts, "--max-steps", 1)
+        first, second = (parts / "step-00000001" / f"optim-0000{i}-of-00002.safetensors" for i in range(2))
+        shutil.copy(first, second)
+        self.assertRegex(refusal("--resume", parts), rf"^train: {second}: begins with parameter 0 where the part before ends with \d+; "
+                                                     r"is it another part's copy\?\n$")
         pathlib.Path(last, "state.json").write_text("{")
         self.assertEqual(refusal("--resume", saved), f"train: {last}/state.json: is no JSON object; was it cut?\n")
 

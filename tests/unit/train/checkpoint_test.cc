@@ -46,6 +46,35 @@ TEST_CASE("what is no state is refused") {
         "x: world_size, batch_size and accumulate begin with 1");
 }
 
+TEST_CASE("numbers that no training can have are refused") {
+  const auto refusal = [](const std::string& from, const std::string& to) {
+    std::string text = to_json(example());
+    text.replace(text.find(from), from.size(), to);
+    const auto read = parse_checkpoint_state("x", text);
+    return read ? "" : read.error().text;
+  };
+  const std::string never = "x: no training has written this: ";
+  CHECK(refusal("\"segment_begin\": 100", "\"segment_begin\": 1000") ==
+        never + "segment_begin 1000 of 1000 samples");
+  CHECK(refusal("\"segment_step\": 5", "\"segment_step\": 9223372036854775808") ==
+        never + "segment_step 9223372036854775808 where a segment has 12");
+  CHECK(refusal("\"segment_step\": 5", "\"segment_step\": 12") == "");
+  CHECK(refusal("\"segment_step\": 5", "\"segment_step\": 13") ==
+        never + "segment_step 13 where a segment has 12");
+  CHECK(refusal("\"epoch\": 1", "\"epoch\": -1") == never + "epoch -1");
+  CHECK(refusal("\"epoch\": 1", "\"epoch\": 1000000000000000000") == never + "epoch 1000000000000000000");
+  CHECK(refusal("\"epoch\": 1", "\"epoch\": 18446744073709551615") ==
+        "x: \"epoch\" is missing or of another kind");
+  CHECK(refusal("\"world_size\": 4", "\"world_size\": 4294967299") ==
+        "x: \"world_size\" is missing or of another kind");
+  CHECK(refusal("\"batch_size\": 10", "\"batch_size\": 2147483647") ==
+        never + "world_size, batch_size or accumulate of more than 1048576");
+  CHECK(refusal("\"samples\": 1000", "\"samples\": 0") == never + "samples 0");
+  CHECK(refusal("\"optimizer_steps\": 11", "\"optimizer_steps\": 13") ==
+        never + "optimizer_steps 13 in step 12");
+  CHECK(refusal("\"step\": 12", "\"step\": 18446744073709551615") == never + "step 18446744073709551615");
+}
+
 TEST_CASE("the same division goes on in its segment, another one begins a new one") {
   const CheckpointState state = example();
   CHECK(go_on(state, 4, 10, 2).segment_begin == 100);
