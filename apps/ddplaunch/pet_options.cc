@@ -73,7 +73,11 @@ PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std:
   const auto is_given = [&](std::string_view name) {
     return !name.empty() && std::find(given.begin(), given.end(), name) != given.end();
   };
+  const std::string* nodes = launcher::find_env(env, "PET_NNODES");
+  const bool only_node = nodes != nullptr && (*nodes == "1" || *nodes == "1:1");
   for (const PetOption& option : kPetOptions) {
+    // The only pod of its job: its own name is where the ranks meet anyway.
+    if (only_node && option.name == "--master-addr") continue;
     if (alone && std::find(kOfNodes.begin(), kOfNodes.end(), option.name) != kOfNodes.end()) continue;
     const std::string variable = variable_of(option.name);
     const std::string* value = launcher::find_env(env, variable);

@@ -161,6 +161,14 @@ TEST_CASE("Options of a later release") {
               "logout"});
 }
 
+TEST_CASE("torchrun's address of this machine is what happens anyway") {
+  for (const char* address : {"--master_addr=localhost", "--master-addr=127.0.0.1", "--master-addr=::1"})
+    CHECK(
+        World().job({"--nnodes=1", "--node_rank=0", address, "--master_port=29501", "w"}).spec.master_port ==
+        29501);
+  CHECK(World().mistakes({"--master-addr=gpu01", "w"}).size() == 1);
+}
+
 TEST_CASE("Unknown options") {
   World world;
   CHECK(world.mistakes({"--nproc-per-nod", "4", "train"}) ==

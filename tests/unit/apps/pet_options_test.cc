@@ -51,6 +51,26 @@ TEST_CASE("Empty variables and flags of 0 are no options") {
         ddp::launcher::WorkerCommand::Kind::kModule);
 }
 
+TEST_CASE("The only pod of a PyTorchJob is one node") {
+  const ddp::launcher::JobSpec spec = with({{"PET_NNODES", "1"},
+                                            {"PET_NODE_RANK", "0"},
+                                            {"PET_MASTER_ADDR", "job-master-0"},
+                                            {"PET_MASTER_PORT", "23456"},
+                                            {"RANK", "0"},
+                                            {"WORLD_SIZE", "1"},
+                                            {"MASTER_ADDR", "job-master-0"},
+                                            {"MASTER_PORT", "23456"}})
+                                          .spec({"w"});
+  CHECK(spec.hosts.size() == 1);
+  CHECK(spec.launcher == LauncherKind::kLocal);
+  CHECK(spec.master_port == 23456);
+  CHECK(
+      with({{"PET_NNODES", "1"}, {"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "a"}}).mistakes({"w"}).size() ==
+      2);
+  CHECK(with({{"PET_MASTER_ADDR", "a"}}).mistakes({"w"}).back() ==
+        "ddplaunch: options taken from the environment, as torchrun takes them: PET_MASTER_ADDR");
+}
+
 TEST_CASE("What makes no sense in them is told, and where it came from") {
   CHECK(with({{"PET_STANDALONE", "yes"}}).mistakes({"w"}) ==
         Texts{"ddplaunch: PET_STANDALONE=yes: give 1 for --standalone, or 0; torchrun reads a number there, "
