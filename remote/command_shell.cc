@@ -35,6 +35,8 @@ std::vector<std::string> CommandShell::command_line(const CommandShellOptions& o
   }
   line.push_back("-T");
   line.push_back("-x");
+  for (const std::string& setting : route.settings)
+    option(setting);
   option("BatchMode=yes");
   option("ConnectTimeout=" + std::to_string(seconds));
   // What a user's configuration may hold for interactive use, and what fails when 64 sessions do it at once.

@@ -32,9 +32,10 @@ class CommandShell final : public RemoteShell {
   /// What is known of a host's configuration beforehand. All may be empty.
   struct Route {
     std::string proxy;  ///< any text that names the jump host or proxy, which lets in only so many at once
-    std::string proxy_jump;   ///< ProxyJump as written
-    int connect_timeout = 0;  ///< seconds; 0: what is left until the deadline
-    std::string advice;       ///< what to do when the program cannot log in, besides the general words
+    std::string proxy_jump;             ///< ProxyJump as written
+    int connect_timeout = 0;            ///< seconds; 0: what is left until the deadline
+    std::vector<std::string> settings;  ///< more "Option=value", which go first
+    std::string advice;  ///< what to do when the program cannot log in, besides the general words
   };
   /// The same for such a host. The place at the proxy is given back by Channel::greeted().
   Awaitable<Result<std::unique_ptr<Channel>>> open_through(Route route, Host host,

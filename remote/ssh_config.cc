@@ -51,8 +51,8 @@ bool is_yes(const Lines& lines, std::string_view key) {
   return value == "yes" || value == "true" || value == "always";
 }
 
-/// Several file names on one line; ssh -G writes no quotes, so a blank in a name cannot be told from two
-/// names.
+/// Several file names on one line. ssh -G writes no quotes: a blank in a name looks like two names, the
+/// second of which starts as no path does.
 void append_words(std::string_view text, std::vector<std::string>& words) {
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(' '), text.size());
@@ -60,6 +60,14 @@ void append_words(std::string_view text, std::vector<std::string>& words) {
     if (!word.empty() && word != "none" && word != "/dev/null") words.emplace_back(word);
     text.remove_prefix(std::min(end + 1, text.size()));
   }
+}
+
+bool has_blank(std::string_view names) {
+  for (std::size_t at = names.find(' '); at != std::string_view::npos; at = names.find(' ', at + 1)) {
+    const std::string_view next = names.substr(at + 1);
+    if (next.empty() || std::string_view("/~%$").find(next.front()) == std::string_view::npos) return true;
+  }
+  return false;
 }
 
 std::vector<std::string> beyond_libssh(const Lines& lines) {
@@ -84,6 +92,8 @@ std::vector<std::string> beyond_libssh(const Lines& lines) {
   }
   const std::string pubkey = first(lines, "pubkeyauthentication");
   if (pubkey == "no" || pubkey == "false") names.emplace_back("PubkeyAuthentication");
+  if (has_blank(first(lines, "userknownhostsfile"))) names.emplace_back("a blank in UserKnownHostsFile");
+  if (has_blank(first(lines, "globalknownhostsfile"))) names.emplace_back("a blank in GlobalKnownHostsFile");
   return names;
 }
 
@@ -134,6 +144,10 @@ Result<SshConfig> parse_ssh_config(std::string_view output) {
   config.hash_known_hosts = is_yes(lines, "hashknownhosts");
   config.compression = is_yes(lines, "compression");
   config.beyond_libssh = beyond_libssh(lines);
+  const std::string session = first(lines, "sessiontype");
+  if (!session.empty() && session != "default") config.for_a_command.emplace_back("SessionType=default");
+  if (is_yes(lines, "forkafterauthentication"))
+    config.for_a_command.emplace_back("ForkAfterAuthentication=no");
   return config;
 }
 
@@ -210,6 +224,19 @@ std::optional<std::string> expand_ssh_tokens(std::string_view path, const SshTok
     text += *value;
   }
   return text;
+}
+
+std::string option_beyond_tokens(const SshConfig& config, const SshTokens& tokens) {
+  const auto beyond = [&tokens](const std::vector<std::string>& paths) {
+    return std::any_of(paths.begin(), paths.end(), [&tokens](const std::string& path) {
+      return !expand_ssh_tokens(path, tokens).has_value();
+    });
+  };
+  if (beyond(config.identity_files)) return "IdentityFile";
+  if (beyond(config.certificate_files)) return "CertificateFile";
+  if (beyond(config.user_known_hosts)) return "UserKnownHostsFile";
+  if (beyond(config.global_known_hosts)) return "GlobalKnownHostsFile";
+  return {};
 }
 
 }  // namespace ddp::remote

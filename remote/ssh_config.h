@@ -43,6 +43,11 @@ struct SshConfig {
   /// Options in use that libssh (0.10, 0.11) cannot serve, in the spelling of ssh_config(5): such a host is
   /// reached through the ssh program. Empty: libssh will do.
   std::vector<std::string> beyond_libssh;
+
+  /// What the ssh program must be told (-o) so that it runs a command and stays: "SessionType=default". Empty
+  /// with programs that know no such options.
+  std::vector<std::string> for_a_command;
+  std::string unread_file;  ///< a configuration that nothing here can read, since there is no ssh program
 };
 
 /// Reads the output of `ssh -G`. Lines that are not known are passed over: newer versions add some. Error
@@ -71,5 +76,9 @@ struct SshTokens {
 /// Expands ~/, %-tokens and ${NAME} in a path. Unset: a token or variable that is not known, so nothing can
 /// be said.
 std::optional<std::string> expand_ssh_tokens(std::string_view path, const SshTokens& tokens);
+
+/// The option of which expand_ssh_tokens does not know a file, so that only ssh can tell it ("IdentityFile").
+/// Empty: none.
+std::string option_beyond_tokens(const SshConfig& config, const SshTokens& tokens);
 
 }  // namespace ddp::remote

@@ -95,8 +95,6 @@ std::vector<std::string> SshConfigShape::add(std::string_view text) {
     const std::string keyword = lower_case(words.front());
     words.erase(words.begin());
     if (keyword == "host") {
-      for (std::string& word : words)
-        word = lower_case(word);
       host_lines_.push_back(std::move(words));
     } else if (keyword == "include") {
       includes.insert(includes.end(), words.begin(), words.end());
@@ -121,8 +119,8 @@ std::string SshConfigShape::signature(const std::string& host) const {
   // A HostName equal to a host's own name would look like "nothing was said about it".
   if (std::find(host_names_.begin(), host_names_.end(), name) != host_names_.end()) return {};
   std::string text = "=";
-  for (const auto& patterns : host_lines_)
-    text += matches_ssh_patterns(patterns, name) ? '1' : '0';
+  for (const auto& patterns : host_lines_)  // Host compares as written
+    text += matches_ssh_patterns(patterns, host) ? '1' : '0';
   return text;
 }
 

@@ -26,7 +26,7 @@ class SshConfigShape {
   bool asks_for_each_ = false;
 };
 
-/// ssh's pattern lists: * and ? match, ! excludes, the host is compared in lower case.
+/// ssh's pattern lists: * and ? match, ! excludes, case counts.
 bool matches_ssh_pattern(std::string_view pattern, std::string_view text);
 bool matches_ssh_patterns(const std::vector<std::string>& patterns, std::string_view text);
 

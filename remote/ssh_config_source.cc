@@ -9,19 +9,24 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 #include <utility>
 
 #include "remote/bootstrap.h"
 #include "remote/child_channel.h"
+#include "remote/regular_file.h"
 
 namespace ddp::remote {
 namespace {
 
 constexpr int kMostAtOnce = 8;
 constexpr int kDeepestInclude = 16;  // as ssh has it
+constexpr std::size_t kMostOutput = std::size_t{1} << 20;
+
+bool is_pipe(const std::string& path) {
+  std::error_code unknown;
+  return std::filesystem::is_fifo(path, unknown);
+}
 
 std::vector<std::string> glob_paths(const std::string& pattern) {
   glob_t found{};
@@ -34,13 +39,14 @@ std::vector<std::string> glob_paths(const std::string& pattern) {
   return paths;
 }
 
+/// At most about kMostOutput: what is more is no configuration.
 Awaitable<std::string> read_to_end(Channel::Socket& socket) {
   std::string text;
   std::array<char, 8192> buffer;
   for (;;) {
     const auto [error, size] = co_await socket.async_read_some(asio::buffer(buffer), kUseTuple);
     text.append(buffer.data(), size);
-    if (error) break;
+    if (error || text.size() > kMostOutput) break;
   }
   co_return text;
 }
@@ -89,14 +95,13 @@ void SshConfigSource::read_files() {
 }
 
 void SshConfigSource::read_file(const std::string& path, int depth) {
-  std::ifstream file(path);
-  std::error_code unknown;
-  if (!file || depth > kDeepestInclude || std::filesystem::is_directory(path, unknown)) return;
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (depth > kDeepestInclude) return;
+  const auto text = read_regular_file(path);
+  if (!text) return;
   // A relative Include belongs to the folder of the kind of file, not of the file.
   const std::string home = local_user().home;
   const std::string folder = path.rfind("/etc/ssh/", 0) == 0 ? "/etc/ssh/" : home + "/.ssh/";
-  for (std::string name : shape_.add(text)) {
+  for (std::string name : shape_.add(*text)) {
     if (name.rfind("~/", 0) == 0) name = home + name.substr(1);
     if (name.empty() || name.front() != '/') name = folder + name;
     for (const std::string& included : glob_paths(name))
@@ -107,6 +112,11 @@ void SshConfigSource::read_file(const std::string& path, int depth) {
 Awaitable<Result<SshConfig>> SshConfigSource::find(Host host,
                                                    std::chrono::steady_clock::time_point deadline) {
   co_await asio::this_coro::throw_if_cancelled(false);
+  // Each question reads it anew, and a pipe (--ssh-config <(...)) can be read once, if at all.
+  if (is_pipe(file_)) {
+    co_return Error{ErrorCode::kUnreachable,
+                    host.name + ": the SSH configuration " + file_ + " is a pipe; name a file", 0};
+  }
   if (!files_read_) read_files();
   const std::string signature = shape_.signature(host.name);
   std::string key = signature;
@@ -133,7 +143,11 @@ Awaitable<Result<SshConfig>> SshConfigSource::find(Host host,
       co_return Error{ErrorCode::kCancelled, host.name + ": cancelled", 0};
     }
     if (!answer->config && std::chrono::steady_clock::now() >= deadline) {
-      co_return Error{ErrorCode::kTimeout, host.name + ": " + program_ + " -G did not answer in time", 0};
+      co_return Error{ErrorCode::kTimeout,
+                      host.name + ": " + program_ +
+                          " -G did not answer in time; does a \"Match exec\" line or a "
+                          "pipe in the SSH configuration wait for something?",
+                      0};
     }
   }
   if (!*answer->config) co_return within(host.name, answer->config->error());
@@ -166,16 +180,50 @@ Awaitable<void> SshConfigSource::ask(std::shared_ptr<SshConfigSource> self, std:
 }
 
 Awaitable<Result<SshConfig>> SshConfigSource::run(Host host) {
+  auto config = co_await run_program(host, false);
+  // With ForkAfterAuthentication ssh -G wants a command, which it refuses with RemoteCommand.
+  if (!config && config.error().text.find("without a command") != std::string::npos)
+    config = co_await run_program(std::move(host), true);
+  co_return config;
+}
+
+/// OpenSSH's defaults, unless the user named a file.
+Result<SshConfig> SshConfigSource::without_program() const {
+  const LocalUser user = local_user();
+  SshConfig config = default_ssh_config({}, user.name);
+  if (file_ == "none") return config;
+  if (!file_.empty()) {
+    return Error{ErrorCode::kUnreachable,
+                 "the SSH configuration " + file_ +
+                     " can be read by the ssh program alone, and there is no " + program_ +
+                     " here: install OpenSSH's client",
+                 0};
+  }
+  std::error_code unknown;
+  const std::string own = user.home + "/.ssh/config";
+  if (std::filesystem::exists(own, unknown)) config.unread_file = own;
+  return config;
+}
+
+Awaitable<Result<SshConfig>> SshConfigSource::run_program(Host host, bool with_command) {
   ++questions_;
   std::vector<std::string> argv{program_, "-G", "-T"};
   if (!file_.empty()) argv.insert(argv.end(), {"-F", file_});
   if (!host.user.empty()) argv.insert(argv.end(), {"-l", host.user});
   if (host.port != 0) argv.insert(argv.end(), {"-p", std::to_string(host.port)});
   argv.insert(argv.end(), {"--", host.name});
+  if (with_command) argv.emplace_back("true");
   auto child = open_child(loop_, ChildCommand{host.name, std::move(argv), ChildCommand::Kind::kProgram});
-  if (!child && child.error().sys == ENOENT) co_return default_ssh_config(host.name, local_user().name);
+  if (!child && child.error().sys == ENOENT) {
+    auto config = without_program();
+    if (config) config->host_name = host.name;
+    co_return config;
+  }
   if (!child) co_return child.error();
   const std::string output = co_await read_to_end((*child)->link());
+  if (output.size() > kMostOutput) {
+    co_return Error{ErrorCode::kUnreachable, program_ + " -G prints more than any SSH configuration has", 0};
+  }
   const std::string errors = co_await read_to_end((*child)->errors());
   const ChannelEnd end = co_await (*child)->end();
   if (end.status == 0) co_return parse_ssh_config(output);

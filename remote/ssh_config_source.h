@@ -24,7 +24,8 @@ class SshConfigSource : public std::enable_shared_from_this<SshConfigSource> {
   SshConfigSource& operator=(const SshConfigSource&) = delete;
 
   /// The configuration with what the host's own entry overrides: user, port, address, identity. Errors:
-  /// kUnreachable with the program's words when it refuses the configuration; kTimeout at `deadline`.
+  /// kUnreachable with the program's words when it refuses the configuration, and when `file` cannot be read;
+  /// kTimeout at `deadline`.
   Awaitable<Result<SshConfig>> find(Host host, std::chrono::steady_clock::time_point deadline);
 
   int questions() const { return questions_; }  ///< how often ssh -G was run
@@ -36,6 +37,8 @@ class SshConfigSource : public std::enable_shared_from_this<SshConfigSource> {
   static Awaitable<void> ask(std::shared_ptr<SshConfigSource> self, std::shared_ptr<Answer> answer,
                              Host host);
   Awaitable<Result<SshConfig>> run(Host host);
+  Awaitable<Result<SshConfig>> run_program(Host host, bool with_command);
+  Result<SshConfig> without_program() const;
 
   asio::any_io_executor loop_;
   std::string program_;

@@ -200,6 +200,9 @@ std::string SshShell::prepare(const Host& host, SshTarget& target) {
   tokens.key_alias = config.host_key_alias;
   tokens.variable = own_variable;
 
+  const std::string option = option_beyond_tokens(config, tokens);
+  if (!option.empty()) return "a token in " + option + " that only ssh knows";
+
   std::vector<std::string> files = expand_all(config.user_known_hosts, tokens);
   if (!files.empty()) target.known_hosts_file = files.front();
   const auto global_files = expand_all(config.global_known_hosts, tokens);
@@ -243,13 +246,21 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   auto config = co_await configs_->find(host, deadline);
   if (!config) co_return config.error();
 
+  if (!config->unread_file.empty() && told_.insert(config->unread_file).second && options_.notice) {
+    options_.notice(config->unread_file + " is not used, since there is no " + options_.ssh_program +
+                    " program here to read it: install OpenSSH's client");
+  }
   SshTarget target;
   target.label = host.name;
   target.config = std::move(*config);
   target.command = std::move(*line);
   target.deadline = deadline;
   target.ssh_command = CommandShell::by_hand(openssh_options_, host);
-  CommandShell::Route route{target.config.proxy, target.config.proxy_jump, target.config.connect_timeout, {}};
+  CommandShell::Route route{target.config.proxy,
+                            target.config.proxy_jump,
+                            target.config.connect_timeout,
+                            target.config.for_a_command,
+                            {}};
   std::string reason = prepare(host, target);
   if (!reason.empty()) {
     co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -313,7 +314,7 @@ TEST_CASE("a configuration that ssh refuses is shown in its words") {
 
 TEST_CASE("without an ssh program the defaults hold, and what the hostfile says") {
   asio::io_context loop(1);
-  SshShellOptions options = options_for(nodes().file("ssh_config"));
+  SshShellOptions options = options_for("none");
   options.ssh_program = "/no/such/ssh";
   SshShell shell(loop.get_executor(), options);
   Host host = at_port("127.0.0.2", static_cast<std::uint16_t>(nodes().port()));
@@ -321,6 +322,55 @@ TEST_CASE("without an ssh program the defaults hold, and what the hostfile says"
   const auto ran = run_command(loop, shell, host, {"true"});
   REQUIRE_FALSE(ran.opened.has_value());  // the nodes' key is in no default file
   CHECK(ran.opened.error().text.rfind("127.0.0.2: unknown host key of " + place("127.0.0.2"), 0) == 0);
+}
+
+TEST_CASE("a configuration that cannot be read is an error, not passed over") {
+  const std::string pipe = nodes().file("config_pipe");
+  ::unlink(pipe.c_str());
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(failure(host_named("127.0.0.2"), pipe, ErrorCode::kUnreachable) ==
+        "127.0.0.2: the SSH configuration " + pipe + " is a pipe; name a file");
+
+  asio::io_context loop(1);
+  SshShellOptions options = options_for(nodes().file("ssh_config"));
+  options.ssh_program = "/no/such/ssh";
+  SshShell shell(loop.get_executor(), options);
+  const auto ran = run_command(loop, shell, host_named("127.0.0.2"), {"true"});
+  REQUIRE_FALSE(ran.opened.has_value());
+  CHECK(ran.opened.error().text == "127.0.0.2: the SSH configuration " + options.config +
+                                       " can be read by the ssh program alone, and there is no /no/such/ssh "
+                                       "here: install OpenSSH's client");
+}
+
+TEST_CASE("an ssh -G that prints for ever is ended") {
+  const std::string program = nodes().write("endless_ssh", "#!/bin/sh\nexec yes\n");
+  REQUIRE(::chmod(program.c_str(), 0700) == 0);
+  asio::io_context loop(1);
+  SshShellOptions options = options_for(nodes().file("ssh_config"));
+  options.ssh_program = program;
+  SshShell shell(loop.get_executor(), options);
+  const auto ran = run_command(loop, shell, host_named("127.0.0.2"), {"true"});
+  REQUIRE_FALSE(ran.opened.has_value());
+  CHECK(ran.opened.error().text ==
+        "127.0.0.2: " + program + " -G prints more than any SSH configuration has");
+}
+
+TEST_CASE("options that keep ssh from running a command do not count") {
+  for (const char* more : {"ForkAfterAuthentication yes\n", "SessionType none\n"}) {
+    const std::string config =
+        config_with("config_no_command", std::string(more) + "IdentityFile ~/.ssh/no_%C\n");
+    asio::io_context loop(1);
+    SshShellOptions options = options_for(config);
+    std::vector<std::string> notices;
+    options.notice = [&notices](const std::string& text) { notices.push_back(text); };
+    SshShell shell(loop.get_executor(), options);
+    const auto ran = run_command(loop, shell, host_named("127.0.0.2"), {"echo", "in"});
+    CAPTURE(more);
+    REQUIRE(ran.opened.has_value());
+    CHECK(ran.out == "in\n");
+    REQUIRE(notices.size() == 1);
+    CHECK(notices[0].find("because of a token in IdentityFile that only ssh knows") != std::string::npos);
+  }
 }
 
 TEST_CASE("a host behind a jump host goes through the ssh program, said once") {

@@ -98,6 +98,17 @@ TEST_CASE("what libssh cannot serve is named") {
   CHECK(named("revokedhostkeys /etc/revoked") == "RevokedHostKeys");
   CHECK(named("bindaddress 10.0.0.1") == "BindAddress");
   CHECK(named("verifyhostkeydns yes") == "VerifyHostKeyDNS");
+  CHECK(named("userknownhostsfile /tmp/k d/known hosts") == "a blank in UserKnownHostsFile");
+  CHECK(named("userknownhostsfile known ~/b %d/c ${K}/d /e").empty());
+  CHECK(named("globalknownhostsfile /a b") == "a blank in GlobalKnownHostsFile");
+}
+
+TEST_CASE("what keeps the ssh program from running a command is switched off, where it knows the option") {
+  CHECK(parsed("").for_a_command.empty());
+  CHECK(parsed("sessiontype default\nforkafterauthentication no\n").for_a_command.empty());
+  CHECK(parsed("sessiontype none\nforkafterauthentication yes\n").for_a_command ==
+        std::vector<std::string>{"SessionType=default", "ForkAfterAuthentication=no"});
+  CHECK(parsed("sessiontype subsystem\n").for_a_command == std::vector<std::string>{"SessionType=default"});
 }
 
 TEST_CASE("output that is none is an error") {
@@ -132,6 +143,10 @@ TEST_CASE("tokens in paths") {
   CHECK_FALSE(expand_ssh_tokens("${NOT_SET}/id", tokens).has_value());
   CHECK_FALSE(expand_ssh_tokens("/x/%C", tokens).has_value());
   CHECK_FALSE(expand_ssh_tokens("~bob/id", tokens).has_value());
+  CHECK(option_beyond_tokens(parsed(""), tokens).empty());
+  for (const char* path : {"~/.ssh/%l", "/k/%L", "%i", "/k/%C", "${NOT_SET}"})
+    CHECK(option_beyond_tokens(parsed("identityfile " + std::string(path) + "\n"), tokens) == "IdentityFile");
+  CHECK(option_beyond_tokens(parsed("certificatefile %C\n"), tokens) == "CertificateFile");
 }
 
 TEST_CASE("patterns match as in ssh_config") {
@@ -151,7 +166,7 @@ TEST_CASE("hosts that the files cannot tell apart share one answer") {
   CHECK(shape.add("# comment\nHost *\n  IdentityFile ~/.ssh/%h\nHost gpu* !gpu09\n User x\nInclude \"a b\" "
                   "conf.d/*\n") == std::vector<std::string>{"a b", "conf.d/*"});
   CHECK(shape.signature("gpu01") == shape.signature("gpu02"));
-  CHECK(shape.signature("GPU01") == shape.signature("gpu02"));
+  CHECK(shape.signature("GPU01") == shape.signature("cpu01"));  // as ssh has it: Host compares as written
   CHECK(shape.signature("gpu01") != shape.signature("cpu01"));
   CHECK(shape.signature("gpu09") == shape.signature("cpu01"));
   CHECK_FALSE(shape.signature("gpu01").empty());
