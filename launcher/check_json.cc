@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "launcher/check_network.h"
 #include "launcher/check_text.h"
 #include "launcher/exit_code.h"
 
@@ -50,9 +51,9 @@ Json findings_json(const JobSpec& spec, const std::vector<CheckFinding>& finding
 }
 
 Json network_json(const CheckResult& result) {
-  if (!result.network || !*result.network) return Json();
+  if (!result.network || !*result.network || one_of_several(result)) return Json();
   const NetChoice& choice = **result.network;
-  return {{"reason", choice.reason},
+  return {{"reason", network_reason(result)},
           {"one_machine", choice.one_machine},
           {"candidates", choice.master_addrs()},
           {"master_addr", text_or_null(result.master_addr)},

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "launcher/check_network.h"
 #include "launcher/exit_code.h"
 #include "remote/host_range.h"
 
@@ -43,7 +44,7 @@ std::string plural(std::uint64_t count, const std::string& word) {
 /// Collects findings; one that is equal on another host gets that host added.
 class Findings {
  public:
-  void add(Level level, const char* item, std::vector<std::size_t> nodes, std::string text,
+  void add(Level level, std::string item, std::vector<std::size_t> nodes, std::string text,
            std::string advice) {
     for (CheckFinding& known : list_) {
       if (known.level != level || known.item != item || known.text != text || known.advice != advice)
@@ -51,7 +52,7 @@ class Findings {
       known.nodes.insert(known.nodes.end(), nodes.begin(), nodes.end());
       return;
     }
-    list_.push_back({level, item, std::move(nodes), std::move(text), std::move(advice)});
+    list_.push_back({level, std::move(item), std::move(nodes), std::move(text), std::move(advice)});
   }
   void error(const char* item, std::size_t node, std::string text, std::string advice) {
     add(Level::kError, item, {node}, std::move(text), std::move(advice));
@@ -75,13 +76,6 @@ class Findings {
   }
   std::vector<CheckFinding> list_;
 };
-
-/// A text whose advice stands behind its first ';', as the texts of the agent's refusals are worded.
-std::pair<std::string, std::string> advice_apart(const std::string& text) {
-  const std::size_t semicolon = text.find("; ");
-  if (semicolon == std::string::npos) return {text, ""};
-  return {text.substr(0, semicolon), text.substr(semicolon + 2)};
-}
 
 class Judge {
  public:
@@ -113,6 +107,10 @@ class Judge {
   void judge_gpus_of(std::size_t i, const NodeChecked& facts);
   void judge_versions();
   void judge_equal(const std::string& name, const std::map<std::string, std::vector<std::size_t>>& values);
+  bool any_gpu() const {
+    return std::any_of(result_.nodes.begin(), result_.nodes.end(),
+                       [](const CheckedNode& node) { return node.up && node.hello.gpus > 0; });
+  }
   std::optional<int> workers(std::size_t i) const {
     if (!result_.plan || !*result_.plan) return std::nullopt;
     return (*result_.plan)->nodes[i].local_world_size;
@@ -144,7 +142,9 @@ void Judge::judge_facts(std::size_t i, const NodeChecked& facts) {
   for (const auto& [item, trouble] : troubles) {
     if (trouble.empty()) continue;
     auto [text, advice] = advice_apart(trouble);
-    findings_.error(item, i, std::move(text), std::move(advice));
+    // A program that is there all the same is in doubt only.
+    const bool doubt = &trouble == &facts.program_trouble && !facts.program.empty();
+    findings_.add(doubt ? Level::kWarning : Level::kError, item, {i}, std::move(text), std::move(advice));
   }
   judge_limits(i, facts);
   judge_memory(i, facts);
@@ -220,42 +220,14 @@ void Judge::judge_plan() {
 }
 
 void Judge::judge_network() {
-  if (!result_.network) return;
-  if (!*result_.network) {
-    auto [text, advice] = advice_apart(result_.network->error().text);
-    findings_.add(Level::kError, "network", {}, std::move(text), std::move(advice));
-    return;
-  }
-  const NetChoice& choice = **result_.network;
-  for (std::size_t k = 0; k < result_.networked.size() && !choice.one_machine; ++k) {
-    const CheckedNode& node = result_.nodes[result_.networked[k]];
-    const std::string& local = result_.networked[k] == 0 ? result_.master_addr : node.local;
-    if (choice.way(result_.master_addr).interfaces[k].empty() &&
-        interface_of(node.hello.interfaces, local).empty()) {
-      findings_.warn("network", result_.networked[k],
-                     "it is not clear which interface the workers are to use",
-                     "name the network with --network");
-    }
-  }
-  const CheckedNode& first = result_.nodes[0];
-  if (first.reach == CheckedNode::Reach::kFailed) {
-    auto [text, advice] = advice_apart(first.reach_text);
-    findings_.error("port", 0, "the store could not be opened there: " + text, std::move(advice));
-  }
-  for (std::size_t i = 1; i < result_.nodes.size(); ++i) {
-    if (result_.nodes[i].reach != CheckedNode::Reach::kFailed) continue;
-    findings_.error("port", i,
-                    "it cannot reach " + spec_.hosts[0].name + " (" + result_.nodes[i].reach_text + ")",
-                    "open the ports between the nodes (--port-range bounds them), or choose a network with "
-                    "--network");
-  }
+  for (CheckFinding& finding : network_findings(spec_, result_))
+    findings_.add(finding.level, std::move(finding.item), std::move(finding.nodes), std::move(finding.text),
+                  std::move(finding.advice));
 }
 
 void Judge::judge_gpus() {
   std::map<std::string, std::vector<std::size_t>> models;
-  bool any = false;
-  for (const CheckedNode& node : result_.nodes)
-    any = any || (node.up && node.hello.gpus > 0);
+  const bool any = any_gpu();
   for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
     const CheckedNode& node = result_.nodes[i];
     if (!node.facts) continue;
@@ -283,9 +255,11 @@ void Judge::judge_gpus_of(std::size_t i, const NodeChecked& facts) {
   const std::vector<std::string>& wanted = spec_.hosts[i].devices;
   const bool none = facts.gpus.empty() && result_.nodes[i].hello.gpus == 0;
   if (none && !wanted.empty() && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
-    findings_.error(
-        "gpus", i, "gpus= names " + plural(wanted.size(), "GPU") + ", but it has none",
-        "correct gpus= or --include, look why the driver shows none, or say --nproc-per-node cpu");
+    // Where nobody has any, the numbers only count workers, and the job runs.
+    const bool missing = any_gpu() || !facts.gpus_trouble.empty();
+    findings_.add(missing ? Level::kError : Level::kWarning, "gpus", {i},
+                  "gpus= or --include names " + plural(wanted.size(), "GPU") + ", but it has none",
+                  "correct gpus= or --include, look why the driver shows none, or say --nproc-per-node cpu");
   }
   for (const std::string& device : wanted) {
     const auto number = remote::whole_number(device, 65'535);

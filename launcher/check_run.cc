@@ -122,6 +122,8 @@ void CheckRun::on(const Interrupt& event, Time now) {
   result_.stop_signal = event.number;
   for (std::size_t i = 0; i < stage_.size(); ++i) {
     if (stage_[i] == Stage::kConnecting) give_up(i, Error{ErrorCode::kCancelled, "stopped by the user"});
+    if (stage_[i] == Stage::kAsked)
+      result_.nodes[i].error = Error{ErrorCode::kCancelled, "stopped by the user before its check had ended"};
   }
   leave_all(now);
   on(Tick{}, now);
@@ -243,8 +245,21 @@ void CheckRun::leave_if_probed(Time now) {
   for (const std::size_t i : probing_) {
     if (usable(i) && result_.nodes[i].reach == CheckedNode::Reach::kNotTried) return;
   }
-  if (!master_.hopeless()) result_.master_addr = master_.chosen();
+  if (!master_.hopeless()) note_way();
   leave_all(now);
+}
+
+/// The address that all reach, and what was passed over for it.
+void CheckRun::note_way() {
+  result_.master_addr = master_.chosen();
+  for (const NetWay& way : (*result_.network)->ways) {
+    if (way.master_addr == result_.master_addr) break;
+    CheckResult::PassedOver& passed = result_.passed_over.emplace_back();
+    passed.master_addr = way.master_addr;
+    passed.network = way.network;
+    for (const std::size_t place : master_.all_cut_off(way.master_addr))
+      passed.nodes.push_back(probing_[place]);
+  }
 }
 
 void CheckRun::leave_all(Time now) {

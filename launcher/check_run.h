@@ -43,7 +43,12 @@ struct CheckResult {
   std::optional<Result<NetChoice>> network;
   std::optional<Result<rendezvous::RankPlan>> plan;  ///< of all nodes; unset unless all are up
   std::string master_addr;                           ///< empty: no address was agreed on
-  std::uint16_t store_port = 0;                      ///< on which node 0 listened; 0: it did not
+  struct PassedOver {
+    std::string master_addr, network;  ///< of the NetWay
+    std::vector<std::size_t> nodes;    ///< that do not reach it
+  };
+  std::vector<PassedOver> passed_over;  ///< ways better than that of `master_addr`
+  std::uint16_t store_port = 0;         ///< on which node 0 listened; 0: it did not
 };
 
 /// Leads all hosts of a job through a check (sans-IO): who answers is asked, then the way to node 0 is tried
@@ -121,6 +126,7 @@ class CheckRun {
   void probe_all(Time now);
   void send_probes(const std::vector<MasterAddress::Probe>& probes);
   void leave_if_probed(Time now);
+  void note_way();
   void leave_all(Time now);
   void finish_if_gone();
   bool usable(std::size_t node) const { return stage_[node] == Stage::kAnswered; }

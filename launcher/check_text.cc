@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "launcher/check_network.h"
 #include "launcher/text_table.h"
 #include "remote/host_range.h"
 
@@ -65,6 +66,11 @@ TextTable::Cell verdict(const std::string& trouble) {
   return trouble.empty() ? TextTable::Cell("ok") : TextTable::Cell("no", Colour::kBad);
 }
 
+TextTable::Cell program_verdict(const rendezvous::NodeChecked& facts) {
+  if (!facts.program.empty() && !facts.program_trouble.empty()) return {"?", Colour::kDoubtful};
+  return verdict(facts.program_trouble);
+}
+
 /// What of the findings falls on one host.
 TextTable::Cell outcome(const CheckedNode& node, std::size_t index,
                         const std::vector<CheckFinding>& findings) {
@@ -74,7 +80,9 @@ TextTable::Cell outcome(const CheckedNode& node, std::size_t index,
     if (!std::binary_search(finding.nodes.begin(), finding.nodes.end(), index)) continue;
     ++(finding.level == Level::kError ? errors : warnings);
   }
-  if (node.error) return {node.error->code == ErrorCode::kCancelled ? "not asked" : "FAILED", Colour::kBad};
+  if (node.error && node.error->code == ErrorCode::kCancelled)
+    return {node.up ? "not finished" : "not asked", Colour::kBad};
+  if (node.error) return {"FAILED", Colour::kBad};
   if (errors > 0) return {counted(errors, "error"), Colour::kBad};
   if (warnings > 0) return {counted(warnings, "warning"), Colour::kDoubtful};
   return {"ok", Colour::kGood};
@@ -102,20 +110,23 @@ std::string ranks_text(const rendezvous::NodeRanks& ranks) {
   return first + '-' + std::to_string(ranks.first_rank + ranks.local_world_size - 1);
 }
 
+/// Of a node among those that the choice of the network knows.
+std::size_t place_of(const CheckResult& result, std::size_t node) {
+  const auto at = std::find(result.networked.begin(), result.networked.end(), node);
+  return static_cast<std::size_t>(at - result.networked.begin());
+}
+
 std::string network_line(const CheckResult& result) {
-  if (!result.network || !*result.network) return {};
-  return "network: " + (*result.network)->reason + '\n';
+  if (!result.network || !*result.network || one_of_several(result)) return {};
+  return "network: " + network_reason(result) + '\n';
 }
 
 }  // namespace
 
 std::string chosen_interface(const CheckResult& result, std::size_t node) {
-  if (!result.network || !*result.network) return {};
-  const NetChoice& choice = **result.network;
-  const auto at = std::find(result.networked.begin(), result.networked.end(), node);
-  const auto k = static_cast<std::size_t>(at - result.networked.begin());
-  const auto& interfaces =
-      result.master_addr.empty() ? choice.ways.front().interfaces : choice.way(result.master_addr).interfaces;
+  if (!result.network || !*result.network || one_of_several(result)) return {};
+  const auto& interfaces = (*result.network)->way(result.master_addr).interfaces;
+  const std::size_t k = place_of(result, node);
   if (k >= interfaces.size()) return {};
   if (!interfaces[k].empty()) return interfaces[k];
   // As a job does it: by the address that the node's way to node 0 went out from.
@@ -126,6 +137,11 @@ std::string chosen_interface(const CheckResult& result, std::size_t node) {
 std::string chosen_address(const CheckResult& result, std::size_t node) {
   const CheckedNode& it = result.nodes[node];
   const std::string interface = chosen_interface(result, node);
+  if (!interface.empty()) {
+    const auto& addresses = (*result.network)->way(result.master_addr).addresses;
+    const std::size_t k = place_of(result, node);
+    if (k < addresses.size() && !addresses[k].empty()) return addresses[k];
+  }
   std::string any;
   for (const rendezvous::Interface& one : it.hello.interfaces) {
     if (one.name != interface) continue;
@@ -174,7 +190,7 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
                              std::to_string(node.hello.cpus),
                              gpus_text(node),
                              gpu_memory_text(facts),
-                             program ? verdict(facts.program_trouble) : TextTable::Cell(),
+                             program ? program_verdict(facts) : TextTable::Cell(),
                              verdict(facts.directory_trouble),
                              chosen_address(result, i),
                              {ports[static_cast<std::size_t>(node.reach)],

@@ -73,11 +73,17 @@ const std::string& MasterAddress::chosen() const {
 }
 
 std::size_t MasterAddress::cut_off(const std::string& candidate) const {
+  const std::vector<std::size_t> nodes = all_cut_off(candidate);
+  return nodes.empty() ? 0 : nodes.front();
+}
+
+std::vector<std::size_t> MasterAddress::all_cut_off(const std::string& candidate) const {
   const std::size_t index = index_of(candidate);
+  std::vector<std::size_t> nodes;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (index < candidates_.size() && nodes_[i].known[index] == Known::kNot) return i;
+    if (index < candidates_.size() && nodes_[i].known[index] == Known::kNot) nodes.push_back(i);
   }
-  return 0;
+  return nodes;
 }
 
 std::size_t MasterAddress::index_of(const std::string& candidate) const {

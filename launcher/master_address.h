@@ -37,6 +37,8 @@ class MasterAddress {
   const std::string& chosen() const;
   /// A node that does not reach `candidate`; 0: none is known.
   std::size_t cut_off(const std::string& candidate) const;
+  /// All of them, ascending.
+  std::vector<std::size_t> all_cut_off(const std::string& candidate) const;
 
  private:
   enum class Known : std::uint8_t { kNothing, kReached, kNot };

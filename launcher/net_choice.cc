@@ -124,6 +124,17 @@ bool all_on_one_machine(const std::vector<NodeNetwork>& nodes) {
          });
 }
 
+// Of node 0's `address`, a node on another machine that has it, too, and so cannot reach node 0 there.
+const Node* also_has(const std::vector<Node>& nodes, const Address& address) {
+  const std::string& machine = nodes[0].given->machine_id;
+  for (std::size_t i = 1; i < nodes.size(); ++i) {
+    const bool other = machine.empty() || nodes[i].given->machine_id != machine;
+    const auto it = [&](const Usable& usable) { return usable.address == address; };
+    if (other && std::any_of(nodes[i].usable.begin(), nodes[i].usable.end(), it)) return &nodes[i];
+  }
+  return nullptr;
+}
+
 // What each node has, for errors. Far too many nodes would hide the message.
 std::string inventory(const std::vector<Node>& nodes) {
   constexpr std::size_t kShown = 16;
@@ -224,8 +235,10 @@ void add_way(NetChoice& choice, NetWay way) {
 
 NetWay way_of(const Option& option) {
   NetWay way{option.members[0]->interface->address, option.name, {}};
-  for (const Usable* member : option.members)
+  for (const Usable* member : option.members) {
     way.interfaces.push_back(member->interface->name);
+    way.addresses.push_back(member->interface->address);
+  }
   return way;
 }
 
@@ -237,6 +250,7 @@ NetWay way_to(const std::string& address, const std::vector<Node>& nodes) {
     const auto wanted = &node == &nodes[0] ? parse_address(address) : node.connected;
     const Usable* member = best_member(node, [&](const Usable& usable) { return usable.address == wanted; });
     way.interfaces.push_back(member ? member->interface->name : "");
+    way.addresses.push_back(member ? member->interface->address : "");
   }
   return way;
 }
@@ -278,13 +292,13 @@ Result<NetChoice> wanted_choice(const std::vector<Node>& nodes, const Wanted& wa
     return Error{ErrorCode::kRefused,
                  "--network " + wanted.text + ": loopback does not reach another machine" + inventory(nodes)};
   }
+  const auto fits = [&](const Usable& usable) {
+    return wanted.network ? contains(*wanted.network, usable.address) : usable.interface->name == wanted.text;
+  };
   Option option{{}, wanted.text, 0};
   std::string lacking;
   for (const Node& node : nodes) {
-    const Usable* member = best_member(node, [&](const Usable& usable) {
-      return wanted.network ? contains(*wanted.network, usable.address)
-                            : usable.interface->name == wanted.text;
-    });
+    const Usable* member = best_member(node, fits);
     if (!member) lacking += (lacking.empty() ? "" : ", ") + node.given->name;
     option.members.push_back(member);
   }
@@ -293,14 +307,22 @@ Result<NetChoice> wanted_choice(const std::vector<Node>& nodes, const Wanted& wa
                                           (wanted.network ? "in it" : "on that interface") + " on " +
                                           lacking + inventory(nodes)};
   }
-  NetChoice choice;  // not loopback, even on one machine: the store has to listen there
-  add_way(choice, way_of(option));
   // Node 0 may have several addresses there, of which another node perhaps reaches one only.
+  const Usable& best = *option.members[0];
+  std::vector<const Usable*> own{&best};
   for (const Usable& usable : nodes[0].usable) {
-    if (wanted.network ? !contains(*wanted.network, usable.address) : usable.interface->name != wanted.text)
-      continue;
-    option.members[0] = &usable;
-    add_way(choice, way_of(option));
+    if (fits(usable)) own.push_back(&usable);
+  }
+  NetChoice choice;  // not loopback, even on one machine: the store has to listen there
+  for (const Usable* usable : own) {
+    option.members[0] = usable;
+    if (!also_has(nodes, usable->address)) add_way(choice, way_of(option));
+  }
+  if (choice.ways.empty()) {
+    return Error{ErrorCode::kRefused, "--network " + wanted.text + ": " + nodes[0].given->name + " and " +
+                                          also_has(nodes, best.address)->given->name +
+                                          " have the same address on it, " + best.interface->address +
+                                          ", so it does not join them; name another" + inventory(nodes)};
   }
   choice.reason = "--network " + wanted.text + ": " + choice.ways[0].master_addr;
   return choice;

@@ -23,6 +23,8 @@ struct NetWay {
   std::string master_addr;
   std::string network;  ///< "10.1.0.0/16", or what --network names; empty: no network that all share
   std::vector<std::string> interfaces;  ///< per node, in input order; empty text: not clear, set no IFNAME
+  /// Of each node on that interface, as far as it is known: empty text, or the list is empty.
+  std::vector<std::string> addresses{};
 };
 
 struct NetChoice {

@@ -21,6 +21,7 @@
 
 #include "base/child_process.h"
 #include "base/find_program.h"
+#include "launcher/check_interpreter.h"
 #include "launcher/gpu_facts.h"
 #include "launcher/job_spec.h"
 #include "launcher/node_job.h"
@@ -113,11 +114,9 @@ void check_job(const rendezvous::NodeCheck& request, const Result<EnvVars>& env,
   rendezvous::JobStart whole = job;
   if (!directory) whole.chdir.clear();
   const auto program = NodeJob::prepare_in(whole, *env, agent_dir);
-  if (program) {
-    checked.program = program->program();
-  } else {
-    checked.program_trouble = program.error().text;
-  }
+  checked.program_trouble =
+      program ? interpreter_trouble(program->program(), *env, whole.chdir) : program.error().text;
+  if (checked.program_trouble.empty()) checked.program = program->program();
 }
 
 // ---- versions
@@ -167,9 +166,15 @@ Awaitable<ToolOutput> ask(std::vector<std::string> argv, Tools tools, std::strin
   co_return told;
 }
 
+/// Of a module that Python was asked for.
+struct ModuleAnswer {
+  std::string trouble;  ///< empty: it is there
+  bool doubt = false;   ///< it may be there
+};
+
 /// Whether the Python of the job finds the module of -m: its first part, for the others would be imported.
-/// One that is slow to tell is taken at its word that it starts.
-Awaitable<std::string> ask_python(std::string python, std::string module, std::string cwd, Tools tools) {
+/// One that is slow to tell leaves it in doubt.
+Awaitable<ModuleAnswer> ask_python(std::string python, std::string module, std::string cwd, Tools tools) {
   const std::string top = module.substr(0, module.find('.'));
   std::vector<std::string> argv(4, python);
   argv[1] = "-c";
@@ -178,15 +183,25 @@ Awaitable<std::string> ask_python(std::string python, std::string module, std::s
   argv[3] = top;
   const auto until = tools.until;
   const ToolOutput told = co_await ask(std::move(argv), std::move(tools), std::move(cwd));
-  if (told.text.find("ddplaunch: True") != std::string::npos || Clock::now() >= until) co_return "";
+  ModuleAnswer answer;
+  if (told.text.find("ddplaunch: True") != std::string::npos) co_return answer;
+  answer.doubt = Clock::now() >= until;
+  if (answer.doubt) {
+    answer.trouble = python + " did not tell in time whether there is a module " + top +
+                     "; does it hang at its start, or is a network disk slow?";
+    co_return answer;
+  }
   if (told.text.find("ddplaunch: False") == std::string::npos) {
     const std::string lines = told.text.substr(0, told.text.find_last_not_of('\n') + 1);
     const std::string last = lines.substr(lines.rfind('\n') + 1);
-    co_return python + " cannot look for the module " + top + ": " + told.trouble +
-        (last.empty() ? "" : " (" + last + ")");
+    answer.trouble = python + " cannot look for the module " + top + ": " + told.trouble +
+                     (last.empty() ? "" : " (" + last + ")");
+    co_return answer;
   }
-  co_return python + " finds no module " + top +
+  answer.trouble =
+      python + " finds no module " + top +
       "; install it there, or name its directory in PYTHONPATH (the working directory counts, too)";
+  co_return answer;
 }
 
 // ---- GPUs
@@ -366,9 +381,12 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   add_gpus(checked, std::move(gpus));
   const bool module =
       static_cast<WorkerCommand::Kind>(request.job.command_kind) == WorkerCommand::Kind::kModule;
-  if (module && !checked.program.empty() && checked.directory_trouble.empty() && !request.job.argv.empty())
-    checked.program_trouble = co_await ask_python(checked.program, request.job.argv.front(),
-                                                  request.job.chdir, Tools{env, Clock::now() + half, stop});
+  if (module && !checked.program.empty() && checked.directory_trouble.empty() && !request.job.argv.empty()) {
+    ModuleAnswer answer = co_await ask_python(checked.program, request.job.argv.front(), request.job.chdir,
+                                              Tools{env, Clock::now() + half, stop});
+    checked.program_trouble = std::move(answer.trouble);
+    if (!checked.program_trouble.empty() && !answer.doubt) checked.program.clear();
+  }
   checked.clock_ns = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
   checked.wall_ns = static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                                    std::chrono::system_clock::now().time_since_epoch())

@@ -13,8 +13,9 @@ namespace ddp::launcher {
 /// Looks for what would be in a job's way on this node: files, limits, memory, GPUs. Changes nothing, and
 /// never fails: what cannot be found out is told as such. `env` is what the workers would start from, after
 /// --setup, or why that failed; then `merged`, as it was before, serves to ask for the rest. `agent_dir` is
-/// where this program lies. Blocks the loop while it looks at files, so as long as a dead network disk holds
-/// them; waits for tools without blocking, for `request.timeout_ms` at most, or until `stop`.
+/// where this program lies. A program that is there, but in doubt, is told together with its trouble. Blocks
+/// the loop while it looks at files, so as long as a dead network disk holds them; waits for tools without
+/// blocking, for `request.timeout_ms` at most, or until `stop`.
 Awaitable<rendezvous::NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars> env,
                                               EnvVars merged, std::string agent_dir, ToolStop* stop);
 

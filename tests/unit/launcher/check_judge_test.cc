@@ -41,6 +41,11 @@ NodeChecked healthy() {
   return facts;
 }
 
+void no_program(NodeChecked& facts, const char* why) {
+  facts.program.clear();
+  facts.program_trouble = why;
+}
+
 Case healthy_nodes(std::size_t count) {
   Case made;
   NetChoice network;
@@ -95,7 +100,7 @@ const std::vector<Row>& rows() {
                "the working directory /x: No such file or directory; create it there";
        },
        "error directory 0,2: the working directory /x: No such file or directory\n"},
-      {"no program", [](Case& c) { c.facts(1).program_trouble = "w: not found in PATH"; },
+      {"no program", [](Case& c) { no_program(c.facts(1), "w: not found in PATH"); },
        "error program 1: w: not found in PATH\n"},
       {"too few GPUs", [](Case& c) { c.result.nodes[1].hello.gpus = 1; },
        "error gpus 1: 2 workers, but 1 GPU\n"},
@@ -128,8 +133,34 @@ const std::vector<Row>& rows() {
          c.spec.hosts[0].devices = {"0"};
          c.spec.hosts[1].devices = {"GPU-5e", "GPU-6f"};
        },
-       "error gpus 0: gpus= names 1 GPU, but it has none\nerror gpus 1: gpus= names 2 GPUs, but it has "
-       "none\n"},
+       "warning gpus 0: gpus= or --include names 1 GPU, but it has none\n"
+       "warning gpus 1: gpus= or --include names 2 GPUs, but it has none\n"},
+      {"GPUs on a node without any, where others have some",
+       [](Case& c) {
+         c.plan(1);
+         c.result.nodes[1].hello.gpus = 0;
+         c.facts(1).gpus.clear();
+         c.spec.hosts[1].devices = {"0"};
+       },
+       "error gpus 1: gpus= or --include names 1 GPU, but it has none\n"},
+      {"names of interfaces that a node lacks",
+       [](Case& c) {
+         c.spec.explicit_env = {{"NCCL_SOCKET_IFNAME", "foo"}, {"GLOO_SOCKET_IFNAME", "eth0,eth1"}};
+         c.spec.hosts[1].env = {{"NCCL_SOCKET_IFNAME", "eth"}, {"GLOO_SOCKET_IFNAME", "eth0"}};
+       },
+       "warning network 0,2: NCCL_SOCKET_IFNAME=foo fits no interface there\n"
+       "warning network 0,2: GLOO_SOCKET_IFNAME=eth0,eth1, but there is no interface eth1\n"},
+      {"a Python that does not answer",
+       [](Case& c) { c.facts(1).program_trouble = "python did not tell in time; does it hang?"; },
+       "warning program 1: python did not tell in time\n"},
+      {"a port in use",
+       [](Case& c) {
+         c.spec.master_port = 4000;
+         c.result.nodes[0].reach = CheckedNode::Reach::kFailed;
+         c.result.nodes[0].reach_text = "store: cannot listen on port 4000: Address already in use";
+       },
+       "error port 0: the store could not be opened there: cannot listen on port 4000: Address already in "
+       "use\n"},
       {"chosen slots of a job on CPUs",
        [](Case& c) {
          c.plan(1);
@@ -211,7 +242,7 @@ const std::vector<Row>& rows() {
       {"errors come first, by item",
        [](Case& c) {
          c.facts(0).nofile = 256;
-         c.facts(1).program_trouble = "p";
+         no_program(c.facts(1), "p");
          c.facts(2).directory_trouble = "d";
        },
        "error directory 2: d\nerror program 1: p\n"
@@ -237,7 +268,7 @@ TEST_CASE("the exit code of a check") {
   CHECK(code() == 0);
   made.facts(0).nofile = 256;  // a warning
   CHECK(code() == 0);
-  made.facts(1).program_trouble = "p";
+  no_program(made.facts(1), "p");
   CHECK(code() == 115);
   made.result.nodes[2].error = Error{ErrorCode::kUnreachable, "x"};
   CHECK(code() == 111);
@@ -254,7 +285,7 @@ TEST_CASE("the last line says why") {
     return check_last_line(check_exit_code(made.result, findings), made.result, made.spec, findings);
   };
   CHECK(line().empty());
-  made.facts(1).program_trouble = "p";
+  no_program(made.facts(1), "p");
   CHECK(line() == "exit 115: a job would fail, 1 error found");
   made.result.nodes[1].error = made.result.nodes[2].error = Error{ErrorCode::kUnreachable, "x"};
   CHECK(line() == "exit 111: 2 hosts of 3 could not be checked: gpu[02-03]");
@@ -281,6 +312,44 @@ TEST_CASE("the table leaves out what nobody has, and colours only when told") {
   CHECK(check_text(made.spec, made.result, findings, true).find("\x1b[32mok\x1b[0m") != std::string::npos);
 }
 
+TEST_CASE("the network that is taken, its addresses, and who made it be taken") {
+  Case made = healthy_nodes(3);
+  NetWay other{"fd55::1", "fd55::/64", {"eth0", "eth0", "eth0"}, {"fd55::1", "fd55::2", "fd55::3"}};
+  made.result.network->value().ways.push_back(other);
+  made.result.master_addr = "fd55::1";
+  made.result.passed_over = {{"10.0.0.1", "10.0.0.0/8", {2}}};
+  CHECK(chosen_address(made.result, 1) == "fd55::2");
+  CHECK(found(made) ==
+        "warning network 2: it cannot reach gpu01 at 10.0.0.1 (10.0.0.0/8), so all take fd55::1\n");
+  const std::string text = hosts_text(made.spec, made.result, {});
+  CHECK(text.find("MASTER_ADDR fd55::1\nnetwork: fd55::/64: fd55::1, which all nodes reach\n") !=
+        std::string::npos);
+  CHECK(check_json(made.spec, made.result, {})
+            .find("\"reason\": \"fd55::/64: fd55::1, which all nodes reach\"") != std::string::npos);
+}
+
+TEST_CASE("of one host out of several no network is told") {
+  Case made = healthy_nodes(2);
+  made.result.nodes[1].error = Error{ErrorCode::kUnreachable, "x"};
+  made.result.nodes[0].connected = "10.0.0.1";
+  made.result.networked = {0};
+  const std::string text = check_text(made.spec, made.result, {}, false);
+  CHECK(text.find("network:") == std::string::npos);
+  CHECK(text.find("10.0.0.1") != std::string::npos);
+  CHECK(check_json(made.spec, made.result, {}).find("\"network\": null") != std::string::npos);
+}
+
+TEST_CASE("a check that the user ended is no good result") {
+  Case made = healthy_nodes(2);
+  made.result.stop_signal = 2;
+  made.result.nodes[1].error = Error{ErrorCode::kCancelled, "stopped by the user before its check had ended"};
+  made.result.nodes[1].facts.reset();
+  const std::string text = check_text(made.spec, made.result, judge_nodes(made.spec, made.result), false);
+  CHECK(text.find("not finished\n") != std::string::npos);
+  made.result.nodes[1].up = false;
+  CHECK(check_text(made.spec, made.result, {}, false).find("not asked\n") != std::string::npos);
+}
+
 TEST_CASE("the plan of hosts") {
   Case made = healthy_nodes(2);
   made.spec.hosts[1].devices = {"0", "1"};
@@ -304,8 +373,8 @@ TEST_CASE(
   Case made = healthy_nodes(3);
   made.result.network->value().ways[0].interfaces = {"", "", ""};
   made.result.nodes[1].local = "10.0.0.2";
-  made.spec.explicit_env = {{"NCCL_SOCKET_IFNAME", "ib"}};
-  made.spec.hosts[1].env = {{"GLOO_SOCKET_IFNAME", "ib1"}};
+  made.spec.explicit_env = {{"NCCL_SOCKET_IFNAME", "eth"}};
+  made.spec.hosts[1].env = {{"GLOO_SOCKET_IFNAME", "eth0"}};
   CHECK(chosen_interface(made.result, 0) == "eth0");
   CHECK(chosen_interface(made.result, 1) == "eth0");
   CHECK(chosen_interface(made.result, 2).empty());

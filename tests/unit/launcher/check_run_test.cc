@@ -19,6 +19,7 @@ struct Play {
   CheckRun::Time now{0};
   std::string did;
   std::uint16_t asked_port = 0;
+  bool two_networks = false;
 
   explicit Play(int nodes, bool inspect = true) {
     for (int i = 0; i < nodes; ++i)
@@ -47,6 +48,8 @@ struct Play {
     hello.cpus = 4;
     const std::string address = "10.0.0." + std::to_string(node + 1);
     hello.interfaces = {{"eth0", address, 24, true, false}};
+    if (two_networks)
+      hello.interfaces.push_back({"eth1", "10.9.0." + std::to_string(node + 1), 24, true, false});
     step(CheckRun::NodeUp{node, hello, address});
   }
   void checked(std::size_t node) { step(CheckRun::FromNode{node, rendezvous::NodeChecked{}}); }
@@ -100,6 +103,25 @@ TEST_CASE("all well") {
     CHECK_FALSE(node.error);
     CHECK(node.reach == Reach::kReached);
   }
+}
+
+TEST_CASE("a network that some nodes do not reach is passed over, and they are named") {
+  Play play(4, false);
+  play.two_networks = true;
+  for (const std::size_t node : {0, 1, 2, 3})
+    play.up(node);
+  play.opened();
+  play.probed(1, "10.0.0.1");
+  play.probed(2, "10.9.0.1");
+  play.probed(3, "10.9.0.1");
+  play.probed(1, "10.9.0.1");  // asked once more
+  CHECK(play.did == "0 Leave, 1 Leave, 2 Leave, 3 Leave");
+  const CheckResult result = play.run->take_result();
+  CHECK(result.master_addr == "10.9.0.1");
+  REQUIRE(result.passed_over.size() == 1);
+  CHECK(result.passed_over[0].master_addr == "10.0.0.1");
+  CHECK(result.passed_over[0].network == "10.0.0.0/24");
+  CHECK(result.passed_over[0].nodes == std::vector<std::size_t>{2, 3});
 }
 
 TEST_CASE("hosts asks no node beyond its hello") {
@@ -216,7 +238,25 @@ TEST_CASE("a user who is impatient") {
   play.step(CheckRun::Interrupt{SIGINT});
   CHECK(play.did == "0 drop");
   REQUIRE(play.run->finished());
-  CHECK(play.run->take_result().stop_signal == SIGINT);
+  const CheckResult result = play.run->take_result();
+  CHECK(result.stop_signal == SIGINT);
+  REQUIRE(result.nodes[0].error);  // it was still at its check
+  CHECK(result.nodes[0].error->text == "stopped by the user before its check had ended");
+  CHECK(result.nodes[1].error->text == "stopped by the user");
+}
+
+TEST_CASE("who had answered before the user's end has no error") {
+  Play play(2);
+  play.up(0);
+  play.checked(0);
+  play.up(1);
+  play.step(CheckRun::Interrupt{SIGINT});
+  play.gone(0);
+  play.gone(1);
+  REQUIRE(play.run->finished());
+  const CheckResult result = play.run->take_result();
+  CHECK_FALSE(result.nodes[0].error);
+  CHECK(result.nodes[1].error->code == ErrorCode::kCancelled);
 }
 
 TEST_CASE("messages that come late or from the wrong node change nothing") {

@@ -183,6 +183,7 @@ TEST_CASE("--network as CIDR or interface name") {
   CHECK(cidr->master_addrs() == Texts{"10.1.0.1"});
   CHECK(cidr->ways[0].interfaces == Texts{"ib0", "ib1"});
   CHECK(cidr->reason == "--network 10.1.0.0/16: 10.1.0.1");
+  CHECK(cidr->ways[0].addresses == Texts{"10.1.0.1", "10.1.3.2"});
   CHECK(choose_network(nodes, "eth0")->master_addrs() == Texts{"192.168.0.1"});
 
   const auto missing = choose_network(nodes, "ib0");
@@ -204,6 +205,25 @@ TEST_CASE("--network as CIDR or interface name") {
   }
   for (const std::string loop : {"lo", "127.0.0.0/8"})
     CHECK(choose_network(nodes, loop).error().code == ErrorCode::kRefused);
+}
+
+TEST_CASE("--network where machines have the same address") {
+  const std::vector<NodeNetwork> nodes{node("a", "10.0.0.1", {"docker0 172.17.0.1/16", "eth0 10.0.0.1/24"}),
+                                       node("b", "10.0.0.2", {"docker0 172.17.0.1/16", "eth0 10.0.0.2/24"}),
+                                       node("c", "10.0.0.3", {"docker0 172.17.0.3/16", "eth0 10.0.0.3/24"})};
+  for (const std::string wanted : {"docker0", "172.17.0.0/16"}) {
+    const auto same = choose_network(nodes, wanted);
+    REQUIRE_FALSE(same.has_value());
+    CHECK(same.error().code == ErrorCode::kRefused);
+    CHECK(same.error().text ==
+          "--network " + wanted +
+              ": a and b have the same address on it, 172.17.0.1, so it does not join them; name another\n"
+              "  a: docker0 172.17.0.1/16, eth0 10.0.0.1/24\n"
+              "  b: docker0 172.17.0.1/16, eth0 10.0.0.2/24\n"
+              "  c: docker0 172.17.0.3/16, eth0 10.0.0.3/24");
+  }
+  // Where node 0 has another address there, that one is taken.
+  CHECK(choose_network(nodes, "0.0.0.0/0")->master_addrs() == Texts{"10.0.0.1"});
 }
 
 TEST_CASE("--network on one machine") {

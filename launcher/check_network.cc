@@ -1,0 +1,142 @@
+#include "launcher/check_network.h"
+
+#include <cstddef>
+#include <string_view>
+
+#include "launcher/check_ifname.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Level = CheckFinding::Level;
+
+class NetworkJudge {
+ public:
+  NetworkJudge(const JobSpec& spec, const CheckResult& result) : spec_(spec), result_(result) {}
+
+  std::vector<CheckFinding> judge() {
+    judge_names();
+    if (!result_.network) return std::move(list_);
+    if (!*result_.network) {
+      auto [text, advice] = advice_apart(result_.network->error().text);
+      add(Level::kError, "network", {}, std::move(text), std::move(advice));
+      return std::move(list_);
+    }
+    judge_interfaces();
+    judge_passed_over();
+    judge_ports();
+    return std::move(list_);
+  }
+
+ private:
+  void judge_interfaces();
+  void judge_passed_over();
+  void judge_names();
+  void judge_ports();
+  const std::string* given(std::size_t node, std::string_view name) const;
+  void add(Level level, const char* item, std::vector<std::size_t> nodes, std::string text,
+           std::string advice) {
+    list_.push_back({level, item, std::move(nodes), std::move(text), std::move(advice)});
+  }
+
+  const JobSpec& spec_;
+  const CheckResult& result_;
+  std::vector<CheckFinding> list_;
+};
+
+void NetworkJudge::judge_interfaces() {
+  const NetChoice& choice = **result_.network;
+  for (std::size_t k = 0; k < result_.networked.size() && !choice.one_machine; ++k) {
+    const CheckedNode& node = result_.nodes[result_.networked[k]];
+    const std::string& local = result_.networked[k] == 0 ? result_.master_addr : node.local;
+    if (choice.way(result_.master_addr).interfaces[k].empty() &&
+        interface_of(node.hello.interfaces, local).empty()) {
+      add(Level::kWarning, "network", {result_.networked[k]},
+          "it is not clear which interface the workers are to use", "name the network with --network");
+    }
+  }
+}
+
+/// Interfaces that the user names for NCCL and Gloo; ddplaunch leaves those variables alone.
+void NetworkJudge::judge_names() {
+  for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
+    const CheckedNode& node = result_.nodes[i];
+    if (!node.up) continue;
+    const std::string advice = "correct it, or leave it out, and the node's own interface is set";
+    if (const std::string* value = given(i, "NCCL_SOCKET_IFNAME");
+        value != nullptr && !nccl_finds(node.hello.interfaces, *value)) {
+      add(Level::kWarning, "network", {i}, "NCCL_SOCKET_IFNAME=" + *value + " fits no interface there",
+          advice);
+    }
+    const std::string* value = given(i, "GLOO_SOCKET_IFNAME");
+    const std::string lacking = value == nullptr ? "" : gloo_lacks(node.hello.interfaces, *value);
+    if (!lacking.empty()) {
+      add(Level::kWarning, "network", {i},
+          "GLOO_SOCKET_IFNAME=" + *value + ", but there is no interface " + lacking, advice);
+    }
+  }
+}
+
+/// The value of --env, or of env: in the hostfile, which comes later; null: neither gives one.
+const std::string* NetworkJudge::given(std::size_t node, std::string_view name) const {
+  const std::string* found = nullptr;
+  for (const auto* list : {&spec_.explicit_env, &spec_.hosts[node].env}) {
+    for (const auto& [variable, value] : *list) {
+      if (variable == name) found = &value;
+    }
+  }
+  return found;
+}
+
+void NetworkJudge::judge_passed_over() {
+  for (const CheckResult::PassedOver& passed : result_.passed_over) {
+    add(Level::kWarning, "network", passed.nodes,
+        "it cannot reach " + spec_.hosts[0].name + " at " + passed.master_addr +
+            (passed.network.empty() ? "" : " (" + passed.network + ")") + ", so all take " +
+            result_.master_addr,
+        "mend that network, or choose one with --network");
+  }
+}
+
+void NetworkJudge::judge_ports() {
+  const CheckedNode& first = result_.nodes[0];
+  if (first.reach == CheckedNode::Reach::kFailed) {
+    constexpr std::string_view kStore = "store: ";
+    const bool named = first.reach_text.starts_with(kStore);
+    auto [text, advice] = advice_apart(named ? first.reach_text.substr(kStore.size()) : first.reach_text);
+    if (advice.empty() && spec_.master_port != 0 && text.find("Address already in use") != std::string::npos)
+      advice = "name another --master-port, or leave it out, and a free port is taken";
+    add(Level::kError, "port", {0}, "the store could not be opened there: " + text, std::move(advice));
+  }
+  for (std::size_t i = 1; i < result_.nodes.size(); ++i) {
+    if (result_.nodes[i].reach != CheckedNode::Reach::kFailed) continue;
+    add(Level::kError, "port", {i},
+        "it cannot reach " + spec_.hosts[0].name + " (" + result_.nodes[i].reach_text + ")",
+        "open the ports between the nodes (--port-range bounds them), or choose a network with --network");
+  }
+}
+
+}  // namespace
+
+std::vector<CheckFinding> network_findings(const JobSpec& spec, const CheckResult& result) {
+  return NetworkJudge(spec, result).judge();
+}
+
+std::pair<std::string, std::string> advice_apart(const std::string& text) {
+  const std::size_t semicolon = text.find("; ");
+  if (semicolon == std::string::npos) return {text, ""};
+  return {text.substr(0, semicolon), text.substr(semicolon + 2)};
+}
+
+bool one_of_several(const CheckResult& result) {
+  return result.networked.size() == 1 && result.nodes.size() > 1;
+}
+
+std::string network_reason(const CheckResult& result) {
+  const NetChoice& choice = **result.network;
+  if (result.passed_over.empty()) return choice.reason;
+  const std::string& network = choice.way(result.master_addr).network;
+  return (network.empty() ? "" : network + ": ") + result.master_addr + ", which all nodes reach";
+}
+
+}  // namespace ddp::launcher
