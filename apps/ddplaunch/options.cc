@@ -198,7 +198,7 @@ void read_failure(const OptionValues& values, const Surroundings& surroundings, 
     findings.fail("--report " + values.report + " cannot be written: " + writable.error().text);
 }
 
-void read_job(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
+void read_job(const OptionValues& values, const Surroundings& surroundings, Verb verb, JobSpec& spec,
               Findings& findings) {
   spec.job_id = values.job_id.empty() ? surroundings.new_job_id : values.job_id;
   if (!is_job_id(spec.job_id)) {
@@ -217,6 +217,8 @@ void read_job(const OptionValues& values, const Surroundings& surroundings, JobS
     base = *state;
   } else if (home != nullptr && home->starts_with('/')) {
     base = absolute_path(".local/state", *home);
+  } else if (verb != Verb::kRun) {
+    return;  // it has no files
   } else {
     return findings.fail(
         "HOME is not set, so there is no place for the files of the job; give --job-dir DIR");
@@ -299,7 +301,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Sur
   read_worker(values, surroundings, job.spec, findings);
   read_failure(values, surroundings, job.spec, findings);
   read_output_options(values, surroundings, job.spec, findings);
-  read_job(values, surroundings, job.spec, findings);
+  read_job(values, surroundings, job.verb, job.spec, findings);
   read_verb_options(values, job.verb, findings);
   if (!findings.mistakes.empty()) return BadUsage{findings.all_mistakes()};
   if (values.dry_run) return PrintText{job_plan_text(job.spec)};
