@@ -22,6 +22,9 @@ namespace ddp::train {
 
 namespace {
 
+/// So often, while a checkpoint is waited for, each rank shows that it lives.
+constexpr std::chrono::seconds kSign{1};
+
 std::string optimizer_name(const Options& options) {
   return options.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
 }
@@ -235,6 +238,9 @@ Result<> CheckpointRun<T>::write() {
     std::transform(all->begin(), all->end(), std::back_inserter(part.state.running),
                    [](std::uint64_t word) { return std::bit_cast<double>(word); });
   }
+  if (options_.zero) {
+    if (auto done = await_writers(); !done) return done;
+  }
   if (!writer_) return {};
   if (world_.rank() == 0) {
     part.parameters.assign(trainer_.model().parameters().begin(), trainer_.model().parameters().end());
@@ -257,16 +263,32 @@ Result<> CheckpointRun<T>::write() {
 }
 
 template <class T>
+Result<> CheckpointRun<T>::await_writers() {
+  const auto sign = std::min<std::chrono::milliseconds>(kSign, options_.comm_timeout / 4);
+  for (bool all = false; !all;) {
+    const std::uint64_t idle[] = {!writer_ || writer_->idle_within(sign)};
+    const auto ranks = world_.all_gather(idle);
+    if (!ranks) {
+      Error lost = ranks.error();
+      lost.text += " of the wait for a checkpoint";
+      return lost;
+    }
+    all = std::find(ranks->begin(), ranks->end(), 0u) == ranks->end();
+  }
+  return {};
+}
+
+template <class T>
 Result<> CheckpointRun<T>::finish() {
   if (auto done = write(); !done) return done;
   if (options_.checkpoint_dir.empty()) return {};
-  const auto wait = [this]() -> Result<> {
-    const Result<> last = writer_ ? writer_->wait() : Result<>();
-    if (last) return last;
-    return Error{last.error().code,
+  if (auto done = await_writers(); !done) return done;
+  Result<> last = writer_ ? writer_->wait() : Result<>();
+  if (!last) {
+    last = Error{last.error().code,
                  "the training is complete but its last checkpoint was not written: " + last.error().text};
-  };
-  last_outcome_ = share_outcome(world_, wait, options_.comm_timeout / 4);
+  }
+  last_outcome_ = share_outcome(world_, last);
   return {};
 }
 

@@ -46,6 +46,8 @@ class CheckpointRun {
   Result<> share(const CheckpointState& state, Found found);
   Result<> make_directory(const std::string& proof);
   CheckpointState current_state() const;
+  /// Until no rank writes; an error as soon as one is lost, while others may still wait for its part.
+  Result<> await_writers();
   Result<std::uint64_t> agree(std::uint64_t mine);
 
   const Options& options_;

@@ -80,6 +80,18 @@ void CheckpointWriter<T>::write(CheckpointPart<T> part) {
 }
 
 template <class T>
+bool CheckpointWriter<T>::idle_within(std::chrono::milliseconds longest) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, longest, [this] { return !next_ && !busy_; });
+}
+
+template <class T>
+bool CheckpointWriter<T>::pause() {
+  std::unique_lock lock(mutex_);
+  return !changed_.wait_for(lock, kPartPoll, [this] { return stop_; });
+}
+
+template <class T>
 Result<> CheckpointWriter<T>::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !next_ && !busy_; });
@@ -140,7 +152,10 @@ Result<> CheckpointWriter<T>::await_parts(const std::string& folder) {
       return Error{ErrorCode::kTimeout, "the part of rank " + std::to_string(part) +
                                             " did not come; do all nodes share " + config_.directory + "?"};
     }
-    std::this_thread::sleep_for(kPartPoll);  // another node's file: there is nothing to wait on
+    if (!pause()) {  // another node's file: there is nothing to wait on but the end
+      return Error{ErrorCode::kCancelled,
+                   "the training ended before the part of rank " + std::to_string(part) + " was there"};
+    }
   }
   return {};
 }
@@ -183,7 +198,7 @@ Result<> CheckpointWriter<T>::write_part(const CheckpointPart<T>& part) {
       return Error{ErrorCode::kTimeout,
                    folder + " did not appear; do all nodes share " + config_.directory + "?"};
     }
-    std::this_thread::sleep_for(kPartPoll);
+    if (!pause()) return Error{ErrorCode::kCancelled, "the training ended before " + folder + " appeared"};
   }
   auto done = write_optimizer(part, folder);
   if (!done) {
@@ -212,10 +227,11 @@ void CheckpointWriter<T>::report(const std::string& name, const Result<>& done) 
     failing_ = false;
     return;
   }
-  if (failing_) return;
+  const bool ended = done.error().code == ErrorCode::kCancelled;
+  if (failing_ || (ended && config_.rank != 0)) return;  // an end is said once, all ranks see it
   failing_ = true;
   const auto names = list_checkpoints(config_.directory);
-  say_("checkpoint " + name + " not written: " + done.error().text + "; training goes on, " +
+  say_("checkpoint " + name + " not written: " + done.error().text + (ended ? "; " : "; training goes on, ") +
        (names.empty() ? "without a checkpoint so far" : "the last good one is " + names.back()));
 }
 

@@ -47,13 +47,16 @@ class CheckpointWriter {
   };
   /// `say` is called from the writer's thread. `model` is asked for its tensors' names only.
   CheckpointWriter(Config config, const Model<T>& model, std::function<void(const std::string&)> say);
-  /// Completes what is being written.
+  /// Completes what is being written, but waits for no other rank: a training that ends before wait() has
+  /// failed.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   /// Returns at once unless the checkpoint before is still being written.
   void write(CheckpointPart<T> part);
+  /// Whether nothing is being written, at the latest after `longest`.
+  bool idle_within(std::chrono::milliseconds longest);
   /// Until nothing is being written; the outcome of the last one.
   Result<> wait();
 
@@ -63,6 +66,8 @@ class CheckpointWriter {
   Result<> write_whole(const CheckpointPart<T>& part, const std::string& folder, const std::string& name);
   Result<> write_optimizer(const CheckpointPart<T>& part, const std::string& folder);
   Result<> await_parts(const std::string& folder);
+  /// False: the object's end has begun.
+  bool pause();
   /// Of those up to `step`, which was just written; later ones are another training's.
   void remove_old(std::uint64_t step);
   void report(const std::string& name, const Result<>& done);

@@ -124,6 +124,18 @@ class Checkpoints(unittest.TestCase):
                 ranks.processes[0].kill()
         self.assertEqual(weights(self.good(1, *arguments)), weights(whole))
 
+    def test_a_lost_rank_s_part_is_not_waited_for(self):
+        arguments = ("--data", "synthetic", "--limit", "3000", "--epochs", "1000", "--log-interval", "1", "--zero", "1",
+                     "--checkpoint-dir", str(self.folder / "saved"), "--checkpoint-every", "1")
+        with Ranks(3, *arguments) as ranks:
+            for _ in range(3):
+                ranks.processes[0].stdout.readline()
+            ranks.processes[1].kill()
+            for rank in (0, 2):
+                _, errors = ranks.processes[rank].communicate(timeout=40)  # a part is waited for 60 s
+                self.assertEqual(ranks.processes[rank].returncode, 1)
+                self.assertRegex(errors, rf"(^|\n)train: rank {rank} lost rank 1 .*\n$")
+
     @unittest.skipUnless(shutil.which("unshare") and shutil.which("mount"), "no unshare")
     def test_a_full_disk_leaves_training_alone(self):
         disk = self.folder / "disk"

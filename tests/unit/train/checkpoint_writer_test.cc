@@ -2,8 +2,11 @@
 
 #include <stdlib.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "apps/train/mlp.h"
 #include "tests/support/catch.h"
@@ -73,4 +76,36 @@ TEST_CASE("of the checkpoints up to the one just written the last ones stay; not
   CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
   folder.make("step-00000999", false);
   CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
+}
+
+TEST_CASE("the end of a writer waits for no other rank's part") {
+  const Folder folder;
+  ThreadPool threads(1);
+  const Mlp<float> model(2, 1, 1, threads);
+  CheckpointWriter<float>::Config config;
+  config.directory = folder.path();
+  config.nonce = "17";
+  config.parts = 2;
+  config.part_timeout = std::chrono::hours(1);
+  std::vector<std::string> said;
+  const auto say = [&said](const std::string& line) { said.push_back(line); };
+  SECTION("rank 0") {
+    {
+      CheckpointWriter<float> writer(config, model, say);
+      writer.write(part_of(model, 3));
+      CHECK_FALSE(writer.idle_within(std::chrono::milliseconds(1)));
+    }
+    CHECK(said == std::vector<std::string>{
+                      "checkpoint step-00000003 not written: the training ended before the part of "
+                      "rank 1 was there; without a checkpoint so far"});
+  }
+  SECTION("another rank") {
+    config.rank = 1;
+    {
+      CheckpointWriter<float> writer(config, model, say);
+      writer.write(part_of(model, 3));
+    }
+    CHECK(said.empty());
+  }
+  CHECK(fs::is_empty(folder.path()));
 }
