@@ -12,8 +12,8 @@
 
 namespace ddp::train {
 
-/// What a step's time goes to. Communication is what a rank waits for: sums that run while it computes cost
-/// nothing here.
+/// What a step's time goes to. Communication is what a rank spends in a communicator's calls, during the
+/// backward pass too: sums that run while it computes cost nothing here.
 enum class Phase : std::uint8_t { kData, kForward, kBackward, kCommunication, kOptimizer };
 inline constexpr std::size_t kPhases = 5;
 inline constexpr std::string_view kPhaseNames[kPhases] = {"data", "forward", "backward", "communication",
@@ -33,6 +33,8 @@ class StepProfile {
   /// Ends the phase before.
   void enter(Phase phase);
   const StepTimes& end_step();
+  /// The one that lasts, to go back to it.
+  Phase phase() const { return phase_; }
 
   /// Nearest rank; 0 without a step. `part` 0.5: the median.
   double percentile(Phase phase, double part) const;

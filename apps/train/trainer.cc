@@ -68,7 +68,10 @@ std::vector<double> Trainer<T>::gather_numbers(std::span<const double> mine) {
   if (gather_error_) return {};
   std::vector<std::uint64_t> words(mine.size());
   std::ranges::transform(mine, words.begin(), [](double d) { return std::bit_cast<std::uint64_t>(d); });
+  const Phase before = profile_.phase();  // forward or backward
+  profile_.enter(Phase::kCommunication);
   const auto all = communicators_.world->all_gather(words);
+  profile_.enter(before);
   if (!all) {
     gather_error_ = all.error();
     return {};
@@ -127,7 +130,9 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
       const auto& plant = options_.plant_nan;
       if (plant && plant->step == number && plant->rank == communicators_.world->rank())
         model_.gradients()[begin] = std::numeric_limits<T>::quiet_NaN();
+      profile_.enter(Phase::kCommunication);  // a node's sums are made at once, by shared memory
       sync_.ready(begin);
+      profile_.enter(Phase::kBackward);
     });
     sync_.end_of_micro_batch();
   }

@@ -1,8 +1,10 @@
 #include "apps/train/trainer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "apps/train/conv_net.h"
@@ -50,6 +52,31 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
     largest = std::max(largest, std::abs(a[i] - b[i]));
   return largest;
 }
+
+/// A world of one whose operations take their time, and say how much.
+class SlowCommunicator final : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  ddp::Result<> all_reduce_sum(std::span<float>) override { return dawdle(); }
+  ddp::Result<> all_reduce_sum(std::span<double>) override { return dawdle(); }
+  ddp::Result<> broadcast(std::span<std::byte>, int) override { return dawdle(); }
+  ddp::Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override {
+    dawdle();
+    return std::vector<std::uint64_t>(mine.begin(), mine.end());
+  }
+  ddp::Result<> barrier() override { return dawdle(); }
+
+  double seconds = 0;
+
+ private:
+  ddp::Result<> dawdle() {
+    const auto start = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return {};
+  }
+};
 
 }  // namespace
 
@@ -180,4 +207,29 @@ TEST_CASE("what ranks were given before and after a change of their number is ea
     ++seen[sample];
   CHECK(std::ranges::count(seen, 1) == 102);
   CHECK(std::ranges::count(seen, 2) == 1);
+}
+
+TEST_CASE("what a communicator takes during forward and backward counts as communication") {
+  const DataSplit data = synthetic_data(4);
+  for (const bool sync_bn : {false, true}) {
+    Options options;
+    options.batch_size = 4;
+    options.sync_bn = sync_bn;
+    options.first_bucket_mb = options.bucket_cap_mb = 0;  // each tensor on its own
+    ThreadPool threads(1);
+    ConvNet<float> model(options.batch_size, threads);
+    model.initialise(1);
+    SlowCommunicator world;
+    Trainer<float> trainer(options, {&world, nullptr, nullptr}, model, data);
+    StepTimes times{};
+    double slow = 0;
+    const auto done = trainer.train_epoch([&](const StepReport& report) -> ddp::Result<bool> {
+      times = report.times;
+      slow = world.seconds;
+      return false;
+    });
+    REQUIRE(done.has_value());
+    REQUIRE(slow >= (sync_bn ? 0.08 : 0.04));
+    CHECK(times[static_cast<std::size_t>(Phase::kCommunication)] >= slow);
+  }
 }
