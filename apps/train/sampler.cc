@@ -1,5 +1,6 @@
 #include "apps/train/sampler.h"
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 #include <string>
@@ -9,7 +10,7 @@ namespace ddp::train {
 
 std::uint64_t samples_per_rank(const SamplerConfig& config) {
   const std::uint64_t world = static_cast<std::uint64_t>(config.world_size);
-  const std::uint64_t rest = config.samples - config.begin;
+  const std::uint64_t rest = config.samples - std::min(config.begin, config.samples);
   return config.drop_last ? rest / world : (rest + world - 1) / world;
 }
 
@@ -20,6 +21,10 @@ Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std
     return Error{ErrorCode::kUsage, "the data set has " + std::to_string(n) +
                                         " samples; the sampler's limit is " +
                                         std::to_string(kMaxSamples - 1)};
+  }
+  if (config.begin > n) {
+    return Error{ErrorCode::kUsage, "sample " + std::to_string(config.begin) + " of " + std::to_string(n) +
+                                        " cannot be the first of what is left"};
   }
   std::vector<std::uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);
