@@ -104,8 +104,6 @@ void NetworkJudge::judge_ports() {
     constexpr std::string_view kStore = "store: ";
     const bool named = first.reach_text.starts_with(kStore);
     auto [text, advice] = advice_apart(named ? first.reach_text.substr(kStore.size()) : first.reach_text);
-    if (advice.empty() && spec_.master_port != 0 && text.find("Address already in use") != std::string::npos)
-      advice = "name another --master-port, or leave it out, and a free port is taken";
     add(Level::kError, "port", {0}, "the store could not be opened there: " + text, std::move(advice));
   }
   for (std::size_t i = 1; i < result_.nodes.size(); ++i) {

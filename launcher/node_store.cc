@@ -1,5 +1,6 @@
 #include "launcher/node_store.h"
 
+#include <cerrno>
 #include <utility>
 
 #include "launcher/job_spec.h"
@@ -40,7 +41,12 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
   opened.attempt = message.attempt;
   opened.token = options.token;
   auto server = rendezvous::TcpStoreServer::open(executor_, std::move(options));
-  if (!server) return server.error();
+  if (!server) {
+    Error error = server.error();
+    if (error.sys == EADDRINUSE && message.port != 0)
+      error.text += "; name another --master-port, or leave it out, and a free port is taken";
+    return error;
+  }
   server_.emplace(std::move(*server));
   opened.port = server_->port();
   return opened;

@@ -70,7 +70,8 @@ class ExitCodes(LaunchTest):
 
     def try_system(self, node, *hosts):
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.ends(116, f"node {node}: store: cannot listen on port {taken.getsockname()[1]}: Address already in use",
+            self.ends(116, f"node {node}: store: cannot listen on port {taken.getsockname()[1]}: Address already in use; name another "
+                      "--master-port, or leave it out, and a free port is taken$",
                       *hosts, "--master-port", taken.getsockname()[1], "true")
 
     def stopped_by(self, number, *args):

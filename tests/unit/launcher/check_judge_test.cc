@@ -155,9 +155,9 @@ const std::vector<Row>& rows() {
        "warning program 1: python did not tell in time\n"},
       {"a port in use",
        [](Case& c) {
-         c.spec.master_port = 4000;
          c.result.nodes[0].reach = CheckedNode::Reach::kFailed;
-         c.result.nodes[0].reach_text = "store: cannot listen on port 4000: Address already in use";
+         c.result.nodes[0].reach_text =
+             "store: cannot listen on port 4000: Address already in use; name another --master-port";
        },
        "error port 0: the store could not be opened there: cannot listen on port 4000: Address already in "
        "use\n"},
