@@ -132,7 +132,8 @@ void Scanner::read_ours(Written written) {
 
 void Scanner::read_foreign(const ForeignOption& row, Written written) {
   if (row.takes_value && !take_value(written, "")) return;
-  if (!row.takes_value && written.value) return findings_.fail(written.text + " takes no value");
+  if (!row.takes_value && written.value && row.standing != Standing::kRefused)
+    return findings_.fail(written.text + " takes no value");
   const std::string reason = row.text.empty() ? std::string() : ": " + std::string(row.text);
   switch (row.standing) {
     case Standing::kLater:

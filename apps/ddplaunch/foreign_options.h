@@ -15,7 +15,7 @@ enum class Standing {
 
 /// One option of torchrun, DeepSpeed, mpirun, or of a later release.
 struct ForeignOption {
-  std::string_view name;  ///< with dashes: "--rdzv-id", "-t"
+  std::string_view name;  ///< with dashes: "--rdzv-id", "-t"; "--fsdp-" are all that begin so
   bool takes_value = false;
   Standing standing = Standing::kRefused;
   /// kLater: the value that is accepted, empty for none. kRenamed of a flag: the value that our option gets.

@@ -169,6 +169,31 @@ TEST_CASE("torchrun's address of this machine is what happens anyway") {
   CHECK(World().mistakes({"--master-addr=gpu01", "w"}).size() == 1);
 }
 
+TEST_CASE("Options in use with accelerate, srun and mpirun are decided") {
+  for (const std::string name :
+       {"--cpu", "--debug", "--zero-stage", "--fsdp-sharding-strategy", "--fsdp-offload-params",
+        "--same-network", "--num-cpu-threads-per-process", "--dynamo-mode", "--use-megatron-lm",
+        "--gradient-accumulation-steps", "--use-env", "--gpus", "--gpus-per-node", "--gres", "-J", "--mpi",
+        "--machinefile", "--wd", "--tag-output"}) {
+    CAPTURE(name);
+    CHECK(find_foreign(name) != nullptr);
+  }
+  CHECK(find_foreign("--fsdp") == nullptr);
+  CHECK(
+      World().mistakes({"--fsdp_sharding_strategy", "FULL_SHARD", "--zero_stage=3", "--gres", "gpu:8",
+                        "--kill-on-bad-exit=1", "w"}) ==
+      Texts{"ddplaunch: --fsdp_sharding_strategy is not an option of ddplaunch: use --accelerate-config FILE",
+            "ddplaunch: --zero_stage is not an option of ddplaunch: use --accelerate-config FILE",
+            "ddplaunch: --gres is not an option of ddplaunch: give it to salloc or sbatch; "
+            "--nproc-per-node says how many workers a node gets",
+            "ddplaunch: --kill-on-bad-exit is not an option of ddplaunch: leave it out: the first failure "
+            "ends the job"});
+  const ddp::RunJob job = World().job({"--cpu", "--wd", "/tmp", "--use_env", "--tag-output", "w"});
+  CHECK(job.spec.explicit_env == ddp::test::Env{{"ACCELERATE_USE_CPU", "true"}});
+  CHECK(job.spec.chdir == "/tmp");
+  CHECK(job.notes.size() == 2);
+}
+
 TEST_CASE("Unknown options") {
   World world;
   CHECK(world.mistakes({"--nproc-per-nod", "4", "train"}) ==
@@ -177,8 +202,8 @@ TEST_CASE("Unknown options") {
         Texts{"ddplaunch: unknown option --host-file; did you mean --hostfile?"});
   CHECK(world.mistakes({"--max-restart=3", "w"}) ==
         Texts{"ddplaunch: unknown option --max-restart; did you mean --max-restarts?"});
-  CHECK(world.mistakes({"-hostfile", "x", "w"}) ==
-        Texts{"ddplaunch: unknown option -hostfile; did you mean --hostfile?"});
+  CHECK(world.mistakes({"-nnodes", "x", "w"}) ==
+        Texts{"ddplaunch: unknown option -nnodes; did you mean --nnodes?"});
   CHECK(world.mistakes({"--overscribe", "--quite", "w"}) ==
         Texts{"ddplaunch: unknown option --overscribe; did you mean --oversubscribe?",
               "ddplaunch: unknown option --quite; did you mean --quiet?"});
