@@ -264,7 +264,8 @@ class ChildChannel final : public Channel {
     // The client is killed only by somebody here; a signal that ends the remote command is a 255 of the
     // client.
     if (status.kind != ExitStatus::Kind::kExited) {
-      return ChannelEnd{std::nullopt, Error{ErrorCode::kLinkLost, client + " was " + status.text()}};
+      const ErrorCode code = greeted_ ? ErrorCode::kLinkLost : ErrorCode::kUnreachable;
+      return ChannelEnd{std::nullopt, Error{code, client + " was " + status.text()}};
     }
     if (status.number != 255) return ChannelEnd{status.number, std::nullopt};
     std::string text = client + " failed (exit status 255)" + command_.advice;

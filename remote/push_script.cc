@@ -23,7 +23,9 @@ constexpr std::string_view kFirstLook =
 
 constexpr std::string_view kNeed =
     "echo \"ddplaunchd-need $(uname -m)$f\"; "
-    "read -r n && eval \"$(head -c $n)\"";
+    "read -r n || { echo \"ddplaunchd-fail its standard input is closed (docker exec without -i?)\"; exit 1; "
+    "}; "
+    "eval \"$(head -c $n)\"";
 
 // A text file without #! would be read as a script by many a shell; that is its own business.
 constexpr std::string_view kGivenLook =
@@ -35,7 +37,8 @@ constexpr std::string_view kGivenLook =
 
 // Behind the lines that push_script() writes. Its words to the master are put together from $m, so that a
 // terminal that echoes the script (docker exec -t) says none of them. `why` gathers "; PLACE: REASON". `bare`
-// takes away what is empty, up to the cache itself, which another push may have found there: it makes it again.
+// takes away what is empty, up to the cache itself, which another push may have found there: it makes it
+// again.
 constexpr std::string_view kPush = R"sh(
 m=ddplaunchd u=$(id -u) why= got= summed= t= k=
 drop() {
@@ -50,6 +53,12 @@ fail() { drop 2>/dev/null; echo "$m-fail $*"; exit 1; }
 no() { why="$why; $d: $1"; return 1; }
 reason() { r=${1%%"
 "*}; no "${r##*: }"; }
+# A shell that has no descriptors left, or whose file may not grow, gives no reason.
+limits() {
+  r=$(ulimit -n) && case $r in
+    ?|1?|2?|3?) fail "too few open files are allowed there (ulimit -n $r)";;
+  esac
+}
 fits() { beside "$1" && [ "$("$1" --fits $fits </dev/null 2>/dev/null)" = "$key" ]; }
 start() { echo "$m-runs $1"; exec "$1" --stdio; }
 ours() {
@@ -66,7 +75,9 @@ place() {
   [ -d "$k" ] || mkdir -m 700 "$k" 2>/dev/null || mkdir -m 700 "$d" 2>/dev/null
   [ -d "$k" ] || e=$(mkdir -m 700 "$k" 2>&1) || [ -d "$k" ] || reason "$e" || return 1
   t=$k/.push-$(uname -n)-$$
-  e=$(head -c $total /dev/zero 2>&1 >"$t") || { rm -f "$t"; bare "$k"; reason "$e"; return 1; }
+  e=$(head -c $total /dev/zero 2>&1 >"$t") || {
+    rm -f "$t"; bare "$k"; reason "${e:-files may not grow to $total bytes (ulimit -f $(ulimit -f))}"; return 1
+  }
   rm -f "$t"
 }
 take() {
@@ -117,6 +128,7 @@ sweep() {
     case $d in /*) [ -d "$d" ] && ours && find "$d/." -name ".push-*" -mtime +0 -exec rm -f "{}" ";";; esac
   done
 }
+limits
 set -- "${XDG_CACHE_HOME:+$XDG_CACHE_HOME/ddplaunch}" "${HOME:+$HOME/.cache/ddplaunch}" \
   "/var/tmp/ddplaunch-$u" "${TMPDIR:-/tmp}/ddplaunch-$u" "/dev/shm/ddplaunch-$u"
 for d; do

@@ -251,6 +251,11 @@ TEST_CASE("the ssh program is run again when the server closed before its greeti
   CHECK(good.runs == 4);
   good.outcome = Error{ErrorCode::kCancelled, ""};
   let_children_end(loop);
+  const Told killed = through_command(loop, 3, "kill -KILL $$");
+  REQUIRE(killed.outcome.has_error());
+  CHECK(killed.outcome.error().code == ErrorCode::kUnreachable);
+  CHECK(killed.runs == 1);
+  let_children_end(loop);
   // The last one: a login was refused, here at a jump host.
   for (const char* words : {"echo 'ssh: connect to host a port 22: Connection refused' >&2", "true",
                             "echo 'a@b: Permission denied (publickey).' >&2\n"
@@ -284,6 +289,27 @@ bool only_zombies(pid_t group) {
 }
 
 }  // namespace
+
+TEST_CASE("a wrapper that takes something away from the agent is told of") {
+  Stock files;
+  AgentStock stock = files.make();
+  if (!stock.set_for("x86_64")) return;
+  asio::io_context loop(1);
+  const std::string here = "HOME=" + files.directory() + "/none; export HOME; unset XDG_CACHE_HOME; ";
+  const auto told = [&](const std::string& line) {
+    auto outcome = start(loop, stock, here + line);
+    REQUIRE(outcome.has_error());
+    let_children_end(loop);
+    return outcome.error().text;
+  };
+  CHECK(told("exec \"$0\" \"$@\" </dev/null") ==
+        "box: ddplaunchd is not there and cannot be put there: its standard input is closed (docker exec "
+        "without -i?); install the same version there or name it with --agent PATH");
+  CHECK(told("ulimit -n 10; exec \"$0\" \"$@\"") ==
+        "box: ddplaunchd is not there and cannot be put there: too few open files are allowed there (ulimit "
+        "-n 10); install the same version there or name it with --agent PATH");
+  CHECK(told("ulimit -f 100; exec \"$0\" \"$@\"").find(" bytes (ulimit -f ") != std::string::npos);
+}
 
 TEST_CASE("a wrapper that hangs is ended with all that it started") {
   Stock files;
