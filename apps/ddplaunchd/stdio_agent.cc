@@ -1,6 +1,8 @@
 #include "apps/ddplaunchd/stdio_agent.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -37,6 +39,8 @@ Result<LinkEnds> take_stdio() {
   return ends;
 }
 
+constexpr rlim_t kFewestFiles = 40;  ///< its own, the keeper's, and those of one worker
+
 bool write_hello(int fd) {
   const std::string line =
       remote::hello_line({static_cast<int>(rendezvous::kProtocolVersion), std::string(version())});
@@ -50,6 +54,21 @@ bool write_hello(int fd) {
   return true;
 }
 
+/// What would let it end without a word, or die of an exception: found before anything is started. Empty: it
+/// can begin.
+std::string obstacle() {
+  struct stat in {};
+  struct stat null {};
+  // What runs a program in a container without -i gives it this.
+  if (::fstat(0, &in) == 0 && ::stat("/dev/null", &null) == 0 && S_ISCHR(in.st_mode) &&
+      S_ISCHR(null.st_mode) && in.st_rdev == null.st_rdev)
+    return "its standard input is closed; a wrapper without it on the way (docker exec without -i)?";
+  struct rlimit files {};
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < kFewestFiles)
+    return "too few open files are allowed there (ulimit -n " + std::to_string(files.rlim_cur) + ")";
+  return {};
+}
+
 int fail(const Error& error) {
   std::fprintf(stderr, "ddplaunchd: %s\n", error.text.c_str());
   return 110;
@@ -60,6 +79,8 @@ int fail(const Error& error) {
 int run_stdio_agent(launcher::KeeperLink& keeper) {
   ::signal(SIGPIPE, SIG_IGN);
   raise_nofile();  // three descriptors for each worker
+  const std::string why = obstacle();
+  if (!why.empty()) return fail(Error{ErrorCode::kSystem, why, 0});
   launcher::Agent::Options options;
   auto directory = own_directory();
   if (!directory) return fail(directory.error());

@@ -86,7 +86,7 @@ class ExitCodes(LaunchTest):
         return self.script("fake_agent", f"#!/bin/sh\nprintf '{hello}'\n{then}\n")
 
     def real_hello(self):
-        done = subprocess.run([BIN / "ddplaunchd", "--stdio"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = subprocess.run([BIN / "ddplaunchd", "--stdio"], input=b"", capture_output=True, check=False)
         hello = done.stdout.split(b"\n")[0].decode()
         self.assertTrue(hello.startswith("ddplaunchd-hello "), hello)
         return hello
@@ -99,6 +99,11 @@ class ExitCodes(LaunchTest):
                 self.assertRegex(done.err, "^ddplaunch: |none")
 
     def try_protocol(self, *args):
+        for start, words in (("exec \"$0\" --stdio </dev/null", "its standard input is closed; "),
+                             ("ulimit -n 10; exec \"$0\" --stdio", "too few open files are allowed there (ulimit -n 10)")):
+            done = subprocess.run(["sh", "-c", start, BIN / "ddplaunchd"], input="", capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 110, repr(done))
+            self.assertIn("ddplaunchd: " + words, done.stderr)
         agent = self.fake_agent(self.real_hello() + r"\n", r"printf '\377\377\377\377\377\377'; exec sleep 30")
         self.ends(110, "node [^ ]+: ", *args, "--agent", agent, "true")
 
