@@ -18,7 +18,7 @@ namespace {
 /// The kernel reads no more of a first line (BINPRM_BUF_SIZE).
 constexpr std::size_t kKernelReads = 256;
 
-std::string first_line(const std::string& file) {
+std::string shebang_line(const std::string& file) {
   std::array<char, kKernelReads> head{};
   std::ifstream in(file, std::ios::binary);
   in.read(head.data(), head.size());
@@ -26,7 +26,7 @@ std::string first_line(const std::string& file) {
   return std::string(text.substr(0, text.find('\n')));
 }
 
-std::string trimmed(const std::string& text) {
+std::string without_blanks(const std::string& text) {
   const std::size_t from = text.find_first_not_of(" \t");
   if (from == std::string::npos) return {};
   return text.substr(from, text.find_last_not_of(" \t") + 1 - from);
@@ -37,16 +37,16 @@ std::string trimmed(const std::string& text) {
 std::string env_program(const std::string& argument) {
   if (argument.find('=') != std::string::npos) return {};
   if (!argument.starts_with("-S")) return argument.starts_with('-') ? std::string() : argument;
-  const std::string words = trimmed(argument.substr(2));
+  const std::string words = without_blanks(argument.substr(2));
   return words.starts_with('-') ? std::string() : words.substr(0, words.find_first_of(" \t"));
 }
 
 }  // namespace
 
 std::string interpreter_trouble(const std::string& program, const EnvVars& env, const std::string& cwd) {
-  const std::string line = first_line(program);
+  const std::string line = shebang_line(program);
   if (!line.starts_with("#!")) return {};
-  const std::string words = trimmed(line.substr(2));
+  const std::string words = without_blanks(line.substr(2));
   const std::size_t end = words.find_first_of(" \t");
   const std::string interpreter = words.substr(0, end);
   if (interpreter.empty()) return {};
@@ -54,7 +54,7 @@ std::string interpreter_trouble(const std::string& program, const EnvVars& env, 
   if (::access(file.c_str(), F_OK) != 0) return exec_error(ENOENT, program, cwd).text;
 
   if (!file.ends_with("/env") || end == std::string::npos) return {};
-  const std::string wanted = env_program(trimmed(words.substr(end)));
+  const std::string wanted = env_program(without_blanks(words.substr(end)));
   if (wanted.empty()) return {};
   const std::string* path = find_env(env, "PATH");
   if (find_program(wanted, path ? std::optional<std::string_view>(*path) : std::nullopt, cwd)) return {};
