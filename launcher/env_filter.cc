@@ -249,7 +249,11 @@ EnvVars promised_directories(const EnvVars& vars) {
   EnvVars found;
   for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"}) {
     const std::string* value = find_env(vars, name);
-    if (value && !value->empty()) found.emplace_back(name, *value);
+    if (!value) continue;
+    // Python takes PREFIX:EXEC_PREFIX, too.
+    const bool two = std::string_view(name) == "PYTHONHOME";
+    std::string directory = two ? value->substr(0, value->find(':')) : *value;
+    if (!directory.empty()) found.emplace_back(name, std::move(directory));
   }
   return found;
 }

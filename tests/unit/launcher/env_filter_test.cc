@@ -187,6 +187,7 @@ TEST_CASE("a proxy does not come between the nodes") {
 }
 
 TEST_CASE("directories that the environment promises") {
+  CHECK(promised_directories({{"PYTHONHOME", "/usr:/opt"}}) == EnvVars{{"PYTHONHOME", "/usr"}});
   CHECK(promised_directories({{"PATH", "/x"}, {"VIRTUAL_ENV", "/venv"}, {"PYTHONHOME", ""}}) ==
         EnvVars{{"VIRTUAL_ENV", "/venv"}});
 }
