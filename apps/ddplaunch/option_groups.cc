@@ -173,7 +173,7 @@ void OptionTable::Impl::add_failure() {
         "a node silent for so long is lost (default: 15s)");
   value(kFailure, "--master-timeout", values.master_timeout, "TIME",
         "nodes stop when this program is silent for so long (default: 15s)");
-  value(kFailure, "--report", values.report, "FILE", "how the job ended, as JSON (docs/exit_codes.md)");
+  value(kFailure, "--report", values.report, "FILE", "how the job ended, as JSON (docs/report.md)");
 }
 
 void OptionTable::Impl::add_output() {
