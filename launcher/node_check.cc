@@ -377,13 +377,15 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
 
   // Whoever takes too long of the two leaves the other its half.
   const std::chrono::milliseconds half(request.timeout_ms / 2);
-  GpuFacts gpus = co_await ask_driver(agent_dir, Tools{env, Clock::now() + half, stop});
+  const Tools driver{env, Clock::now() + half, stop};  // named: g++ 12 destroys it twice within a co_await
+  GpuFacts gpus = co_await ask_driver(agent_dir, driver);
   add_gpus(checked, std::move(gpus));
   const bool module =
       static_cast<WorkerCommand::Kind>(request.job.command_kind) == WorkerCommand::Kind::kModule;
   if (module && !checked.program.empty() && checked.directory_trouble.empty() && !request.job.argv.empty()) {
-    ModuleAnswer answer = co_await ask_python(checked.program, request.job.argv.front(), request.job.chdir,
-                                              Tools{env, Clock::now() + half, stop});
+    const Tools python{env, Clock::now() + half, stop};
+    ModuleAnswer answer =
+        co_await ask_python(checked.program, request.job.argv.front(), request.job.chdir, python);
     checked.program_trouble = std::move(answer.trouble);
     if (!checked.program_trouble.empty() && !answer.doubt) checked.program.clear();
   }
