@@ -19,7 +19,8 @@ set(DDP_ALONE
   remote/scheduler_hosts.cc
   remote/ssh_session_steps.cc
   rendezvous/tcp_store_server.cc
-  tests/net/store_server_test.cc)
+  tests/net/store_server_test.cc
+  tests/unit/train/model_file_test.cc)
 
 # ddp_keep_alone(FILE…): those of them that are in the list are compiled by themselves.
 function(ddp_keep_alone)
