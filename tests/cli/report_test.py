@@ -189,8 +189,8 @@ class OneNode(Reported):
         self.assertEqual(report["why"], "rank 1 on localhost failed, and was stopped before it had exited")
         echoes = [f for f in report["other_failures"] if f["exit_code"] == 1]
         self.assertTrue(echoes, report)
-        for failure in echoes:
-            self.assertLess(failure["since_start_s"], cause["since_start_s"])
+        # The first of them set off the stop that ended the cause; the other may come as late as that.
+        self.assertLess(min(failure["since_start_s"] for failure in echoes), cause["since_start_s"])
 
     def test_python_exception_with_record(self):
         self.need_torch()
