@@ -265,17 +265,14 @@ Result<> CheckpointRun<T>::write() {
 template <class T>
 Result<> CheckpointRun<T>::await_writers() {
   const auto sign = std::min<std::chrono::milliseconds>(kSign, options_.comm_timeout / 4);
-  for (bool all = false; !all;) {
-    const std::uint64_t idle[] = {!writer_ || writer_->idle_within(sign)};
-    const auto ranks = world_.all_gather(idle);
-    if (!ranks) {
-      Error lost = ranks.error();
-      lost.text += " of the wait for a checkpoint";
-      return lost;
-    }
-    all = std::find(ranks->begin(), ranks->end(), 0u) == ranks->end();
-  }
-  return {};
+  const IsThrough idle = [this](std::chrono::milliseconds longest) {
+    return !writer_ || writer_->idle_within(longest);
+  };
+  auto met = meet_until(world_, idle, sign);
+  if (met) return met;
+  Error lost = met.error();
+  lost.text += " of the wait for a checkpoint";
+  return lost;
 }
 
 template <class T>

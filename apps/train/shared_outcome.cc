@@ -24,15 +24,23 @@ Result<> share_outcome(Communicator& world, const Result<>& mine) {
   return Error{static_cast<ErrorCode>(head.code), text};
 }
 
-Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
-                       std::chrono::milliseconds sign) {
-  std::future<Result<>> mine = std::async(std::launch::async, work);
+Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign) {
   for (bool all = false; !all;) {
-    const std::uint64_t through[] = {mine.wait_for(sign) == std::future_status::ready};
-    const auto ranks = world.all_gather(through);
+    const std::uint64_t mine[] = {through(sign)};
+    const auto ranks = world.all_gather(mine);
     if (!ranks) return ranks.error();
     all = std::all_of(ranks->begin(), ranks->end(), [](std::uint64_t one) { return one != 0; });
   }
+  return {};
+}
+
+Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
+                       std::chrono::milliseconds sign) {
+  std::future<Result<>> mine = std::async(std::launch::async, work);
+  const IsThrough through = [&mine](std::chrono::milliseconds longest) {
+    return mine.wait_for(longest) == std::future_status::ready;
+  };
+  if (auto met = meet_until(world, through, sign); !met) return met;
   return share_outcome(world, mine.get());
 }
 

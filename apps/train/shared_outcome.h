@@ -12,9 +12,14 @@ namespace ddp::train {
 /// rank 0 reads ends all ranks for the same reason. All ranks call it; `mine` counts on rank 0 only.
 Result<> share_outcome(Communicator& world, const Result<>& mine);
 
-/// The same for `work` that may take longer than the ranks bear each other's silence (a slow disk): each rank
-/// does its own on another thread, and the ranks meet every `sign` until all are through with it. `sign` is
-/// well below the time limit of `world`'s operations.
+/// Says after `longest` at the latest whether this rank is through with what the others wait for.
+using IsThrough = std::function<bool(std::chrono::milliseconds longest)>;
+/// Ranks that take longer than they bear each other's silence meet every `sign` until all are through. `sign`
+/// is well below the time limit of `world`'s operations, whose error ends this at once.
+Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign);
+
+/// The same for `work` that may take longer than that (a slow disk): each rank does its own on another
+/// thread, and the ranks meet until all are through with it.
 Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
                        std::chrono::milliseconds sign);
 

@@ -58,3 +58,18 @@ TEST_CASE("ranks meet again and again while one of them is at work") {
     CHECK(texts == std::vector<std::string>(kRanks, "full"));
   }
 }
+
+TEST_CASE("ranks wait for each other until the last one is through, each asked once a round") {
+  using namespace std::chrono_literals;
+  ThreadWorld world(kRanks);
+  std::vector<int> asked(kRanks);
+  const auto texts = told(world, [&](ThreadWorld::Rank& rank) {
+    const auto number = static_cast<std::size_t>(rank.rank());
+    return meet_until(
+        rank,
+        [&asked, number](std::chrono::milliseconds) { return ++asked[number] > static_cast<int>(number); },
+        1ms);
+  });
+  CHECK(asked == std::vector<int>(kRanks, kRanks));
+  CHECK(texts == std::vector<std::string>(kRanks));
+}
