@@ -109,7 +109,7 @@ template <class T>
 Result<> NodeCommunicator::reduce(std::span<T> values) {
   group_->call_it(CollectiveKind::kAllReduce);
   const auto bytes = std::as_writable_bytes(values);
-  if (!many_nodes()) return group_->all_reduce(bytes, vector_sum<T>());
+  if (!many_nodes()) return after_node(group_->all_reduce(bytes, vector_sum<T>()), *group_, lane_.get());
   const int lanes = lanes_for(bytes.size(), map_);
   auto done = after_node(group_->reduce_parts(bytes, vector_sum<T>(), lanes), *group_, lane_.get());
   if (!done) return done;
@@ -127,7 +127,8 @@ template <class T>
 Result<> NodeCommunicator::scatter(std::span<T> values) {
   if (many_nodes()) return reduce(values);
   group_->call_it(CollectiveKind::kReduceScatter);
-  return group_->reduce_parts(std::as_writable_bytes(values), vector_sum<T>(), group_->size());
+  auto done = group_->reduce_parts(std::as_writable_bytes(values), vector_sum<T>(), group_->size());
+  return after_node(std::move(done), *group_, lane_.get());
 }
 
 Result<> NodeCommunicator::reduce_scatter_sum(std::span<float> values) {
@@ -140,7 +141,7 @@ Result<> NodeCommunicator::reduce_scatter_sum(std::span<double> values) {
 Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
   if (many_nodes()) return Communicator::all_gather_parts(parts);
   group_->call_it(CollectiveKind::kAllGather);
-  return group_->gather_parts(parts, 1, group_->size());
+  return after_node(group_->gather_parts(parts, 1, group_->size()), *group_, lane_.get());
 }
 
 Result<> NodeCommunicator::shift(std::span<std::byte> halves) {
@@ -205,7 +206,7 @@ Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const 
 
 Result<> NodeCommunicator::barrier() {
   group_->call_it(CollectiveKind::kBarrier);
-  if (!many_nodes()) return group_->barrier();
+  if (!many_nodes()) return after_node(group_->barrier(), *group_, lane_.get());
   return barrier_of_nodes(map_, *group_, lane_.get());
 }
 

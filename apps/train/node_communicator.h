@@ -32,8 +32,9 @@ struct NodeMap {
 /// Sums are bit-equal on all ranks. A lost rank ends all ranks of all nodes.
 class NodeCommunicator final : public Communicator {
  public:
-  /// `lane` is null on one node and on ranks without a lane. `group` may be shared with other communicators
-  /// of the same thread.
+  /// `lane` is null on one node and on ranks without a lane. Where `map` is one node of several, the lane
+  /// only learns which rank was lost, so that the other nodes name that one. Both may be shared with other
+  /// communicators of the same thread.
   NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group, std::shared_ptr<TcpCommunicator> lane);
 
   int rank() const override { return map_.rank(); }

@@ -149,7 +149,7 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
   }
   if (options.with_nodes) {
     world.node =
-        std::make_unique<NodeCommunicator>(node_alone(config.ranks.size(), map.local_rank), shared, nullptr);
+        std::make_unique<NodeCommunicator>(node_alone(config.ranks.size(), map.local_rank), shared, lane);
     if (lane || map.ranks.size() > 1) {
       world.between = std::make_unique<BetweenNodes>(map, shared, lane);
     } else {

@@ -312,6 +312,23 @@ TEST_CASE("a rank of the node that ends is named by its number in the world") {
   CHECK(said[0].substr(0, 18) == "rank 0 lost rank 2");
 }
 
+TEST_CASE("a rank that ends while its node works alone is named on the other node too") {
+  const auto said = run_nodes({2, 2}, [](Rank rank) -> std::string {
+    if (rank.world->rank() == 3) return words(rank.world->barrier());
+    if (auto done = rank.world->barrier(); !done) return done.error().text;
+    NodeMap alone;
+    alone.ranks = {{0, 1}};
+    alone.local_rank = rank.map.local_rank;
+    NodeCommunicator node(alone, rank.group, rank.lane);
+    std::string text = words(node.barrier());
+    // The other node's ranks come to know only when they speak with this one.
+    if (text.empty()) text = words(rank.world->barrier());
+    return text.substr(0, 18);
+  });
+  CHECK(said ==
+        std::vector<std::string>{"rank 0 lost rank 3", "rank 1 lost rank 3", "rank 2 lost rank 3", ""});
+}
+
 TEST_CASE("ranks of a node at different operations get an error") {
   const auto said = run_nodes({2}, [](Rank rank) -> std::string {
     std::vector<float> values(10);

@@ -220,6 +220,15 @@ class Death(unittest.TestCase):
                                          r"(closed|reset) during all-(reduce|gather) of .*\d+\n$", f"rank {rank}")
             self.assertLess(time.monotonic() - start, 5)
 
+    def test_a_rank_killed_between_two_averages_of_the_nodes_is_named_on_all(self):
+        with Ranks(4, *self.LONG, "--sync-every-inter", "1000000", nodes=2) as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[3].kill()
+            for rank in range(3):
+                _, errors = ranks.processes[rank].communicate(timeout=30)
+                self.assertEqual(ranks.processes[rank].returncode, 1)
+                self.assertRegex(errors, rf"^train: rank {rank} lost rank 3 \(.*\n$")
+
     def test_a_hung_rank_is_named_after_the_timeout(self):
         with Ranks(2, *self.LONG, "--comm-timeout", "300ms") as ranks:
             ranks.processes[0].stdout.readline()
