@@ -12,7 +12,6 @@ using std::chrono::seconds;
 
 /// A Tick that comes later than asked for by so much: we slept, not the others.
 constexpr seconds kOverslept{1};
-constexpr seconds kMaxRecallWait{60};
 /// Numbers that a job can give away.
 constexpr std::size_t kMaxHosts = 100'000;
 
@@ -148,15 +147,34 @@ void Membership::take(const Sender& from, const Absent& event, Time now) {
   if (!std::exchange(node.coming, false)) return;
   --coming_;
   node.absence = event.why;
-  if (rules_.recall) {
-    const int doublings = std::min(node.recalls++, 10);
-    node.recall_at = now + std::min<Time>(rules_.recall_every * (1 << doublings), kMaxRecallWait);
-  }
+  recall_later(node, now);
   if (state_ == State::kGathering) {
-    if (!rules_.recall && !rules_.open && present_ + coming_ < rules_.min_nodes)
-      phase_end_ = std::min(*phase_end_, now + rules_.settle);
-    try_begin(now);
+    fail_early(now);
+    if (state_ == State::kGathering) try_begin(now);
   }
+}
+
+void Membership::take(const Sender& from, const WorkersGone&, Time now) {
+  if (from.job != rules_.job || from.host >= nodes_.size()) return;
+  Node& node = nodes_[from.host];
+  if (node.present || node.life != from.life) return;
+  node.busy_until = now;
+  if (state_ == State::kGathering) try_begin(now);
+}
+
+/// Who failed before the first attempt is not tried again before it has begun: its user may have to mend it.
+void Membership::recall_later(Node& node, Time now) {
+  if (!rules_.recall || (attempt_ == 0 && state_ == State::kGathering)) return;
+  const int doublings = std::min(node.recalls++, 10);
+  node.recall_at = now + std::min<Time>(rules_.recall_every * (1 << doublings), rules_.max_recall_wait);
+}
+
+/// Before the first attempt: when MIN can not be reached any more, the others get a moment to tell their own
+/// trouble; nobody is waited for when all have told it.
+void Membership::fail_early(Time now) {
+  if (attempt_ > 0 || rules_.open || present_ + coming_ >= rules_.min_nodes) return;
+  phase_end_ = std::min(*phase_end_, now + rules_.settle);
+  if (coming_ == 0) on_join_limit(now);
 }
 
 /// A life of a host is over, as far as the job goes; its workers may live until its lease ends.
@@ -168,10 +186,8 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   node.absence = "lost: " + why;
   --present_;
   refuse({rules_.job, attempt_, host, node.life}, why);
-  if (rules_.recall) {
-    node.recalls = 0;
-    node.recall_at = now + rules_.recall_every;
-  }
+  node.recalls = 0;
+  recall_later(node, now);
   charge(host, now);
   const Part before = node.part;
   // Of one that was not heard since we slept: we may have told it that we would, and then its lease had no
@@ -189,9 +205,8 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   } else if (state_ == State::kStopping && running_parts_ == 0) {
     attempt_over(now);
   } else if (state_ == State::kGathering) {
-    if (attempt_ == 0 && !rules_.recall && !rules_.open && present_ + coming_ < rules_.min_nodes)
-      phase_end_ = std::min(*phase_end_, now + rules_.settle);
-    try_begin(now);
+    fail_early(now);
+    if (state_ == State::kGathering) try_begin(now);
   }
 }
 
@@ -211,7 +226,9 @@ void Membership::drop_silent(Time now) {
     node.suspect = true;  // also so that no attempt begins with one that is lost next
   }
   for (const HostNumber host : lost) {
-    lose(host, "nothing was heard of it for " + duration_words(silence(nodes_[host])) + " (--node-timeout)",
+    lose(host,
+         "nothing was heard of it for " + duration_words(silence(nodes_[host])) +
+             " (--node-timeout); the machine, its network, or the agent hangs",
          false, now);
   }
 }
@@ -247,7 +264,7 @@ void Membership::recall_due(Time now) {
     if (!node.recall_at || now < *node.recall_at) continue;
     node.recall_at.reset();
     if (present_ + coming_ >= rules_.max_nodes + rules_.spares) {
-      node.recall_at = now + kMaxRecallWait;  // others have its place; that may change
+      node.recall_at = now + rules_.max_recall_wait;  // others have its place; that may change
       continue;
     }
     node.coming = true;
@@ -273,8 +290,6 @@ void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
   if (event.left > 0) {
     leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
                  std::to_string(attempt_) + " could not be ended on " + node->name;
-    if (state_ == State::kRunning)
-      return stop(StopCause::kFailure, Outcome::kLeftovers, leftovers_, true, now);
   }
   if (running_parts_ == 0) attempt_over(now);
 }

@@ -76,6 +76,7 @@ class Membership {
   void take(const Sender& from, const Joined& event, Time now);
   void take(const Sender& from, const Heard& event, Time now);
   void take(const Sender& from, const LinkLost& event, Time now);
+  void take(const Sender& from, const WorkersGone& event, Time now);
   void take(const Sender& from, const Absent& event, Time now);
   void take(const Sender& from, const WorkerFailed& event, Time now);
   void take(const Sender& from, const NodeEnded& event, Time now);
@@ -93,7 +94,9 @@ class Membership {
   void drop_silent(Time now);
   void lose_unended(Time now);
   void charge(HostNumber host, Time now);
+  void recall_later(Node& node, Time now);
   void recall_due(Time now);
+  void fail_early(Time now);
   void stop(StopCause cause, Outcome outcome, std::string reason, bool hopeless, Time now);
   void attempt_over(Time now);
   bool spend_restart(Time now);
@@ -107,7 +110,7 @@ class Membership {
   bool enough(const Seats& seats) const;
   void consider_growth(Time now);
   void on_join_limit(Time now);
-  void end(Outcome outcome, std::string reason);
+  void end(Outcome outcome, std::string reason, std::string no_restart = {});
   std::string missing() const;
   void wait_for(std::string what, std::optional<Time> until);
   void tell(std::string text) { actions_.emplace_back(Tell{std::move(text)}); }

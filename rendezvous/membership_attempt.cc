@@ -111,6 +111,8 @@ void Membership::begin(Seats seats, Time now) {
     nodes_[place.host].part = Part::kRunning;
   running_parts_ = static_cast<int>(world_.places.size());
   state_ = State::kRunning;
+  for (Node& node : nodes_)
+    if (attempt_ == 0 && !node.present && !node.coming) recall_later(node, now);
   phase_end_.reset();
   look_again_.reset();
   growth_at_.reset();
@@ -131,6 +133,7 @@ void Membership::tell_change(const World& world) {
   std::vector<std::string> gone;
   for (const HostNumber host : before)
     gone.push_back(nodes_[host].name);
+  if (gone.empty() && gained.empty()) return;
   std::string text = "attempt " + std::to_string(attempt_) + ": " +
                      counted(static_cast<int>(world.places.size()), "node", "nodes") + ", " +
                      counted(world.world_size, "worker", "workers");
@@ -197,34 +200,28 @@ void Membership::stop(StopCause cause, Outcome outcome, std::string reason, bool
 /// No node runs its part any more, or it is lost: that was the job, or another attempt follows.
 void Membership::attempt_over(Time now) {
   const End over = attempt_end_;
-  if (!leftovers_.empty())
-    return end(Outcome::kLeftovers, leftovers_ + "; another attempt must not run beside them");
   if (!over.cause) return end(Outcome::kDone, "all workers ended well");
   // A failure that was being cleaned up when the user stopped the job stays the cause of its end.
   if (user_stop_ && *over.cause == StopCause::kFailure) return end(over.outcome, over.reason);
   if (user_stop_) return end(Outcome::kUser, *user_stop_);
+  if (!leftovers_.empty()) return end(Outcome::kLeftovers, over.reason, leftovers_);
   if (*over.cause == StopCause::kScaleUp) {
     ++attempt_;
     return gather(now);
   }
-  if (over.hopeless)
-    return end(over.outcome, over.reason + "; it would be the same again, so there is no restart");
+  if (over.hopeless) return end(over.outcome, over.reason, "it would be the same again");
   fruitless_ = fruitful_ || now - began_ >= rules_.fruitful_after ? 0 : fruitless_ + 1;
   if (rules_.fruitless_limit > 0 && fruitless_ >= rules_.fruitless_limit) {
-    return end(Outcome::kNoProgress, over.reason + "; " + counted(fruitless_, "attempt", "attempts") +
-                                         " in a row came no further, so there is no restart");
+    return end(Outcome::kNoProgress, over.reason,
+               counted(fruitless_, "attempt", "attempts") + " in a row came no further");
   }
-  if (!spend_restart(now)) {
-    return end(over.outcome, over.reason + "; no restart is left (--max-restarts " +
-                                 std::to_string(rules_.max_restarts) + ")");
-  }
+  if (!spend_restart(now)) return end(over.outcome, over.reason);
   const int doublings = std::clamp(fruitless_ - 1, 0, 20);
   const Time wait = std::min(rules_.backoff * (1 << doublings), std::max(rules_.backoff, rules_.max_backoff));
   ++attempt_;
   state_ = State::kBackingOff;
   phase_end_ = now + wait;
-  tell(over.reason + "; restart " + std::to_string(restart_times_.size()) + " of " +
-       std::to_string(rules_.max_restarts) + " in " + duration_words(wait));
+  actions_.emplace_back(BackOff{over.reason, static_cast<int>(restart_times_.size()), wait});
 }
 
 bool Membership::spend_restart(Time now) {
@@ -238,9 +235,10 @@ bool Membership::spend_restart(Time now) {
   return true;
 }
 
-void Membership::end(Outcome outcome, std::string reason) {
+void Membership::end(Outcome outcome, std::string reason, std::string no_restart) {
+  if (rules_.max_restarts <= restarts_) no_restart.clear();  // nothing is refused that there is none of
   state_ = State::kEnded;
-  actions_.emplace_back(EndJob{outcome, std::move(reason)});
+  actions_.emplace_back(EndJob{outcome, std::move(reason), std::move(no_restart)});
 }
 
 }  // namespace ddp::rendezvous

@@ -39,8 +39,9 @@ struct MembershipRules {
   int host_faults = 3;  ///< within fault_window: the host is excluded; 0: never
   Duration fault_window = std::chrono::hours(1);
   Duration cool_down = std::chrono::minutes(10);
-  bool recall = false;                              ///< lost hosts can be started again (SSH mode)
-  Duration recall_every = std::chrono::seconds(5);  ///< at first; doubles up to a minute
+  bool recall = false;  ///< lost hosts can be started again, once the first attempt has begun
+  Duration recall_every = std::chrono::seconds(5);  ///< at first; doubles up to max_recall_wait
+  Duration max_recall_wait = std::chrono::seconds(60);
   bool scale_up_now = false;
 };
 
@@ -64,7 +65,8 @@ struct LinkLost {  ///< any attempt
   std::string why;
   bool workers_dead = false;  ///< it is certain (a goodbye, the keeper's word) that none of its workers lives
 };
-struct Absent {  ///< it could not be reached, or no agent answers there; any attempt and life
+struct WorkersGone {};  ///< after LinkLost: it is certain now that none of its workers lives; any attempt
+struct Absent {         ///< it could not be reached, or no agent answers there; any attempt and life
   std::string why;
 };
 struct WorkerFailed {
@@ -89,8 +91,8 @@ struct UserStop {
 };
 struct Tick {};
 
-using MemberEvent = std::variant<Joined, Heard, LinkLost, Absent, WorkerFailed, NodeEnded, NodeRefused,
-                                 Progress, AttemptFailed, UserStop, Tick>;
+using MemberEvent = std::variant<Joined, Heard, LinkLost, WorkersGone, Absent, WorkerFailed, NodeEnded,
+                                 NodeRefused, Progress, AttemptFailed, UserStop, Tick>;
 
 // ---- actions
 enum class StopCause : std::uint8_t { kFailure, kScaleUp, kUser };
@@ -123,10 +125,16 @@ struct Recall {  ///< try to reach it again; Joined or Absent is the answer
 struct Tell {  ///< the user, one line
   std::string text;
 };
+struct BackOff {  ///< the attempt is over and failed; another one follows
+  std::string reason;
+  int restart = 0;  ///< so many of the budget are spent with it
+  std::chrono::nanoseconds wait{0};
+};
 struct EndJob {  ///< the last action
   Outcome outcome = Outcome::kDone;
   std::string reason;
+  std::string no_restart = {};  ///< what speaks against one, although the budget has some; empty: nothing
 };
-using MemberAction = std::variant<Begin, StopAttempt, Drop, Recall, Tell, EndJob>;
+using MemberAction = std::variant<Begin, StopAttempt, Drop, Recall, Tell, BackOff, EndJob>;
 
 }  // namespace ddp::rendezvous

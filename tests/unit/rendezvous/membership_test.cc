@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "rendezvous/membership_words.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {
@@ -122,6 +123,10 @@ class Scenario {
       text << "tell \"" << told->text << "\"";
     } else if (const auto* ended = std::get_if<EndJob>(&action)) {
       text << "end " << outcome_name(ended->outcome) << " \"" << ended->reason << "\"";
+      if (!ended->no_restart.empty()) text << " not \"" << ended->no_restart << "\"";
+    } else if (const auto* wait = std::get_if<BackOff>(&action)) {
+      text << "back-off " << wait->restart << " (" << duration_words(wait->wait) << ") \"" << wait->reason
+           << "\"";
     }
     return text.str();
   }
@@ -226,6 +231,8 @@ class Scenario {
     } else if (verb == "lost") {
       there_.erase(host(words.at(1)));
       give(host(words.at(1)), LinkLost{quoted(line), flag("dead")});
+    } else if (verb == "workers-gone") {
+      give(host(words.at(1)), WorkersGone{});
     } else if (verb == "absent") {
       give(host(words.at(1)), Absent{quoted(line)});
     } else if (verb == "failed") {
