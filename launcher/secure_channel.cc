@@ -1,0 +1,193 @@
+#include "launcher/secure_channel.h"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Socket = remote::Channel::Socket;
+
+/// What a quiet link waits with: a heartbeat fits.
+constexpr std::size_t kSmall = 512;
+/// While much comes: a TLS record.
+constexpr std::size_t kBlock = 16u << 10;
+/// Of the kernel, between us and the owner, while bytes wait there.
+constexpr int kSocketMemory = 64 << 10;
+constexpr std::chrono::seconds kPatience{2};
+
+struct LocalPair {
+  UniqueFd ours;
+  UniqueFd theirs;
+};
+
+Result<LocalPair> make_local_pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+    return system_error(errno, "the local sockets of a link");
+  for (const int end : ends)
+    ::setsockopt(end, SOL_SOCKET, SO_SNDBUF, &kSocketMemory, sizeof kSocketMemory);
+  return LocalPair{UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+Result<Socket> watched(const asio::any_io_executor& loop, UniqueFd fd) {
+  Socket socket(loop);
+  error_code error;
+  socket.assign(asio::local::stream_protocol(), fd.get(), error);
+  if (error) return system_error(error.value(), "watch a link");
+  fd.release();
+  return socket;
+}
+
+void rethrow(const std::exception_ptr& failure) {
+  if (failure) std::rethrow_exception(failure);  // a broken invariant
+}
+
+}  // namespace
+
+SecureLine::SecureLine(std::unique_ptr<ByteStream> stream, Socket local)
+    : stream_(std::move(stream)),
+      local_(std::move(local)),
+      over_(local_.get_executor(), Clock::time_point::max()),
+      patience_(local_.get_executor()) {}
+
+void SecureLine::start() {
+  asio::co_spawn(local_.get_executor(), inbound(shared_from_this()), rethrow);
+  asio::co_spawn(local_.get_executor(), outbound(shared_from_this()), rethrow);
+}
+
+Awaitable<> SecureLine::inbound(std::shared_ptr<SecureLine> self) {
+  std::array<char, kSmall> small;
+  std::unique_ptr<char[]> block;
+  error_code end;
+  while (!end) {
+    const asio::mutable_buffer space =
+        block ? asio::buffer(block.get(), kBlock) : asio::buffer(small.data(), small.size());
+    const auto [failed, count] = co_await self->stream_->read_some(space);
+    end = failed;
+    if (count == 0) continue;
+    self->last_heard_ = Clock::now();
+    // Nobody reads behind the owner's end; the far side is heard out all the same, so that its last words
+    // and ours do not turn into a reset.
+    if (!self->dropped_) {
+      const auto [refused, taken] =
+          co_await asio::async_write(self->local_, asio::buffer(space.data(), count), kUseTuple);
+      (void)refused, (void)taken;
+    }
+    if (!block && count == kSmall)
+      block = std::make_unique_for_overwrite<char[]>(kBlock);
+    else if (count < kSmall)
+      block.reset();
+  }
+  self->finish(end);
+}
+
+Awaitable<> SecureLine::outbound(std::shared_ptr<SecureLine> self) {
+  while (!self->silent_) {
+    const auto [error] = co_await self->local_.async_wait(Socket::wait_read, kUseTuple);
+    if (error) break;
+    const auto block = std::make_unique_for_overwrite<char[]>(kBlock);
+    for (;;) {
+      const ssize_t count = ::recv(self->local_.native_handle(), block.get(), kBlock, MSG_DONTWAIT);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0 && errno == EAGAIN) break;
+      if (count <= 0) {
+        self->silent_ = true;
+        break;
+      }
+      co_await self->write_whole(block.get(), static_cast<std::size_t>(count));
+    }
+  }
+  self->patience_.cancel();
+  self->stream_->close();
+}
+
+Awaitable<> SecureLine::write_whole(const char* bytes, std::size_t size) {
+  while (size > 0 && !unheard_) {
+    const auto [error, count] = co_await stream_->write_some(asio::buffer(bytes, size));
+    bytes += count;
+    size -= count;
+    if (error) unheard_ = true;  // the reader hears of it, too, and knows why
+  }
+}
+
+void SecureLine::finish(const error_code& error) {
+  if (std::exchange(ended_, true)) return;
+  if (error != asio::error::eof && !silent_ && !broken_)
+    broken_ = Error{ErrorCode::kLinkLost, error.message(), error.value()};
+  error_code ignored;
+  local_.shutdown(Socket::shutdown_send, ignored);
+  over_.cancel();
+  if (const auto told = std::exchange(told_, nullptr); told && !dropped_) told();
+}
+
+void SecureLine::cut(Error why) {
+  if (ended_) return;
+  if (!broken_) broken_ = std::move(why);
+  stream_->close();
+}
+
+void SecureLine::drop() {
+  dropped_ = true;
+  told_ = nullptr;
+  patience_.expires_after(kPatience);
+  patience_.async_wait([self = shared_from_this()](const error_code& cancelled) {
+    if (!cancelled) self->stream_->close();
+  });
+}
+
+Result<std::unique_ptr<SecureChannel>> SecureChannel::make(const asio::any_io_executor& loop,
+                                                           std::unique_ptr<ByteStream> stream,
+                                                           std::string address) {
+  auto link = make_local_pair();
+  if (!link) return link.error();
+  auto errors = make_local_pair();
+  if (!errors) return errors.error();
+  errors->ours.reset();
+  auto ours = watched(loop, std::move(link->ours));
+  if (!ours) return ours.error();
+  auto theirs = watched(loop, std::move(link->theirs));
+  if (!theirs) return theirs.error();
+  auto ended = watched(loop, std::move(errors->theirs));
+  if (!ended) return ended.error();
+  auto line = std::make_shared<SecureLine>(std::move(stream), std::move(*ours));
+  line->start();
+  return std::unique_ptr<SecureChannel>(
+      new SecureChannel(std::move(line), std::move(*theirs), std::move(*ended), std::move(address)));
+}
+
+SecureChannel::SecureChannel(std::shared_ptr<SecureLine> line, Socket link, Socket errors,
+                             std::string address)
+    : line_(std::move(line)),
+      link_(std::move(link)),
+      errors_(std::move(errors)),
+      address_(std::move(address)) {}
+
+SecureChannel::~SecureChannel() {
+  if (!line_->silent_) line_->drop();
+}
+
+Awaitable<remote::ChannelEnd> SecureChannel::end() {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  while (!line_->ended_) {
+    co_await line_->over_.async_wait(kUseTuple);
+    const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+    if (state.cancelled() != asio::cancellation_type::none) {
+      remote::ChannelEnd cancelled;
+      cancelled.broken = Error{ErrorCode::kCancelled, "cancelled", 0};
+      co_return cancelled;
+    }
+  }
+  remote::ChannelEnd told;
+  told.broken = line_->broken_;
+  co_return told;
+}
+
+}  // namespace ddp::launcher

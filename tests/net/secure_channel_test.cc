@@ -1,0 +1,221 @@
+// A guarded link as the channel that the master knows.
+#include "launcher/secure_channel.h"
+
+#include "tests/net/secure_link_world.h"
+
+namespace ddp::test {
+namespace {
+
+using launcher::SecureChannel;
+
+constexpr std::size_t kMany = 5'000'000;
+
+std::string some_text(std::size_t size, unsigned seed) {
+  std::string bytes(size, '\0');
+  for (std::size_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<char>((i + seed) * 2654435761u >> 13);
+  return bytes;
+}
+
+void run_task(GuardedPort& world, Awaitable<> task) {
+  asio::co_spawn(world.loop, std::move(task), [](const std::exception_ptr& failure) {
+    if (failure) std::rethrow_exception(failure);
+  });
+}
+
+/// One side of a conversation: what it sends, what it has heard, how its reading ended.
+struct Talk {
+  std::string heard;
+  std::size_t sent = 0;
+  error_code failed;
+  std::optional<error_code> end;
+
+  static Awaitable<> say(Talk* talk, ByteStream* to, std::string text) {
+    while (talk->sent < text.size() && !talk->failed) {
+      const auto [error, count] =
+          co_await to->write_some(asio::buffer(text.data() + talk->sent, text.size() - talk->sent));
+      talk->sent += count;
+      talk->failed = error;
+    }
+  }
+  static Awaitable<> hear(Talk* talk, ByteStream* from, std::size_t wanted) {
+    std::string buffer(30'000, '\0');
+    error_code error;
+    while (!error && talk->heard.size() < wanted) {
+      const auto [failed, count] = co_await from->read_some(asio::buffer(buffer));
+      error = failed;
+      talk->heard.append(buffer.data(), count);
+    }
+    if (error) talk->end = error;
+  }
+};
+
+/// A node's stream, and the master's channel over the other end of it.
+struct Linked {
+  GuardedPort world;
+  std::unique_ptr<ByteStream> node;
+  std::unique_ptr<SecureChannel> channel;
+  std::unique_ptr<ByteStream> master;  ///< over the channel's link
+  std::optional<remote::ChannelEnd> end;
+
+  Linked() {
+    rendezvous::JoinOutcome outcome = world.join(world.joiner());
+    REQUIRE(outcome.stream);
+    REQUIRE(world.run_until([&] { return world.joined.size() == 1; }));
+    node = std::move(outcome.stream);
+    open(std::move(world.joined[0]));
+    world.joined.clear();
+  }
+  explicit Linked(std::unique_ptr<ByteStream> stream) { open(std::move(stream)); }
+  ~Linked() {
+    if (node) node->close();
+    master.reset();
+    channel.reset();
+    world.loop.restart();
+    world.loop.poll();
+  }
+  void open(std::unique_ptr<ByteStream> stream) {
+    channel = SecureChannel::make(world.loop.get_executor(), std::move(stream), "127.0.0.1").value();
+    master = stream_over(channel->link());
+  }
+  void await_end() { run_task(world, tell(this)); }
+  static Awaitable<> tell(Linked* self) {
+    remote::ChannelEnd told = co_await self->channel->end();
+    self->end = std::move(told);
+  }
+};
+
+/// Breaks as a socket does when the far machine resets it.
+class BrokenStream final : public ByteStream {
+ public:
+  Awaitable<Done> read_some(asio::mutable_buffer) override {
+    co_return Done{error_code(ECONNRESET, boost::system::system_category()), 0};
+  }
+  Awaitable<Done> write_some(asio::const_buffer) override {
+    co_return Done{error_code(EPIPE, boost::system::system_category()), 0};
+  }
+  Awaitable<error_code> writable() override { co_return error_code(); }
+  void close() override {}
+};
+
+TEST_CASE("a channel over a guarded link carries bytes both ways at once") {
+  Linked link;
+  const std::string up = some_text(kMany, 1);
+  const std::string down = some_text(kMany - 7, 2);
+  Talk node;
+  Talk master;
+  run_task(link.world, Talk::say(&node, link.node.get(), up));
+  run_task(link.world, Talk::hear(&node, link.node.get(), down.size()));
+  run_task(link.world, Talk::say(&master, link.master.get(), down));
+  run_task(link.world, Talk::hear(&master, link.master.get(), up.size()));
+  REQUIRE(link.world.run_until(
+      [&] { return master.heard.size() >= up.size() && node.heard.size() >= down.size(); }));
+  CHECK(master.heard == up);
+  CHECK(node.heard == down);
+  CHECK(link.channel->address() == "127.0.0.1");
+}
+
+TEST_CASE("a channel whose owner does not read holds the far side back and loses nothing") {
+  Linked link;
+  const std::string up = some_text(60'000'000, 3);
+  Talk node;
+  run_task(link.world, Talk::say(&node, link.node.get(), up));
+  std::size_t before = 0;
+  do {  // until nothing moves any more
+    before = node.sent;
+    link.world.loop.restart();
+    link.world.loop.run_for(200ms);
+  } while (node.sent != before);
+  CHECK(node.sent < up.size());
+  Talk master;
+  run_task(link.world, Talk::hear(&master, link.master.get(), up.size()));
+  REQUIRE(link.world.run_until([&] { return master.heard.size() >= up.size(); }));
+  CHECK(master.heard == up);
+}
+
+TEST_CASE("the far side's end is the channel's end, behind its last words") {
+  Linked link;
+  Talk node;
+  run_task(link.world, Talk::say(&node, link.node.get(), "the last words"));
+  REQUIRE(link.world.run_until([&] { return node.sent == 14; }));
+  link.node->close();
+  link.await_end();
+  REQUIRE(link.world.run_until([&] { return link.end.has_value(); }));
+  CHECK(!link.end->broken);
+  CHECK(!link.end->status);
+  Talk master;
+  run_task(link.world, Talk::hear(&master, link.master.get(), 100));
+  REQUIRE(link.world.run_until([&] { return master.end.has_value(); }));
+  CHECK(master.heard == "the last words");
+  CHECK(*master.end == asio::error::eof);
+  Talk errors;
+  const auto stderr_there = stream_over(link.channel->errors());
+  run_task(link.world, Talk::hear(&errors, stderr_there.get(), 1));
+  REQUIRE(link.world.run_until([&] { return errors.end.has_value(); }));
+  CHECK(*errors.end == asio::error::eof);
+}
+
+TEST_CASE("a broken link tells its reason") {
+  Linked link(std::make_unique<BrokenStream>());
+  link.await_end();
+  REQUIRE(link.world.run_until([&] { return link.end.has_value(); }));
+  REQUIRE(link.end->broken);
+  CHECK(link.end->broken->code == ErrorCode::kLinkLost);
+  CHECK(link.end->broken->text == "Connection reset by peer");
+}
+
+TEST_CASE("what was written before the channel went still goes out, and then the far side sees the end") {
+  Linked link;
+  const std::string down = some_text(150'000, 4);
+  Talk master;
+  Talk node;
+  run_task(link.world, Talk::say(&master, link.master.get(), down));
+  run_task(link.world, Talk::hear(&node, link.node.get(), down.size() + 1));
+  REQUIRE(link.world.run_until([&] { return master.sent == down.size(); }));
+  link.master.reset();
+  link.channel.reset();
+  REQUIRE(link.world.run_until([&] { return node.end.has_value(); }));
+  CHECK(node.heard == down);
+  CHECK(*node.end == asio::error::eof);
+}
+
+TEST_CASE("a far side that takes nothing holds a channel's last words for two seconds at most") {
+  Linked link;
+  Talk master;
+  run_task(link.world, Talk::say(&master, link.master.get(), some_text(60'000'000, 5)));
+  std::size_t before = 0;
+  do {
+    before = master.sent;
+    link.world.loop.restart();
+    link.world.loop.run_for(200ms);
+  } while (master.sent != before);
+  const std::weak_ptr<launcher::SecureLine> line = link.channel->line();
+  error_code ignored;
+  link.channel->link().close(ignored);  // ends the writer
+  const auto begin = Clock::now();
+  link.master.reset();
+  link.channel.reset();
+  CHECK(!line.expired());
+  REQUIRE(link.world.run_until([&] { return line.expired(); }));
+  CHECK(Clock::now() - begin < 5s);
+}
+
+TEST_CASE("a channel that was given away can be cut, and says why") {
+  Linked link;
+  Talk node;
+  run_task(link.world, Talk::hear(&node, link.node.get(), 1));
+  link.await_end();
+  bool told = false;
+  const auto line = link.channel->line().lock();
+  REQUIRE(line);
+  line->on_end([&told] { told = true; });
+  line->cut(Error{ErrorCode::kLinkLost, "another one came in its place", 0});
+  REQUIRE(link.world.run_until([&] { return link.end && node.end; }));
+  CHECK(told);
+  CHECK(line->ended());
+  REQUIRE(link.end->broken);
+  CHECK(link.end->broken->text == "another one came in its place");
+}
+
+}  // namespace
+}  // namespace ddp::test
