@@ -1,17 +1,24 @@
 #include "apps/train/bench_options.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
 #include <map>
 #include <string_view>
 
 #include "apps/train/finite_check.h"
+#include "apps/train/option_words.h"
 
 namespace ddp::train {
 
 namespace {
 
 constexpr int kUsageExit = 2;
+constexpr std::size_t kDefaultMost = 32u << 20;
+constexpr std::size_t kDefaultOfPairs = 4u << 20;
+constexpr std::size_t kDefaultStep = 1u << 20;  // of nccl-tests, for -f 1
+constexpr double kLeastFactor = 1.01;
 
 const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOperation::kAllReduce},
                                                         {"allgather", BenchOperation::kAllGather},
@@ -21,13 +28,55 @@ const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOpera
 const std::map<std::string, CommKind> kWays{
     {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}, {"gloo", CommKind::kGloo}};
 
-void add_bytes(CLI::App& app, const char* name, std::size_t& value, const char* text) {
+/// Options of nccl-tests that have nothing to choose here: what changes nothing is taken, the rest refused.
+struct FixedOption {
+  const char* names;
+  const char* taken;  ///< words between spaces; empty: any
+  const char* instead;
+};
+constexpr FixedOption kFixed[] = {
+    {"-t,--nthreads", "1", "a rank is one thread; start more ranks with --nproc-per-node"},
+    {"-g,--ngpus", "0 1", "a rank uses no GPU; start more ranks with --nproc-per-node"},
+    {"-o,--op", "sum", "only sum is measured"},
+    {"-d,--datatype", "float", "only float is measured"},
+    {"-r,--root", "0", "rank 0 is the root"},
+    {"-m,--agg-iters", "1", "each operation is timed alone"},
+    {"-N,--run-cycles", "1", "start it again for another cycle"},
+    {"-a,--average", "1", "the time is the mean over the ranks"},
+    {"-G,--cudagraph", "0", "there is no GPU in it"},
+    {"-p,--parallel-init", "", ""},
+    {"-z,--blocking", "", ""},
+    {"-y,--stream-null", "", ""},
+    {"-C,--report-cputime", "0", "the time on the clock is reported"},
+    {"-R,--local-register", "", ""},
+};
+
+bool is_one_of(std::string_view word, const std::string& words) {
+  return words.empty() || (" " + words + " ").find(" " + std::string(word) + " ") != std::string::npos;
+}
+
+void add_fixed(CLI::App& app) {
+  for (const FixedOption& fixed : kFixed) {
+    app.add_option_function<std::string>(
+           fixed.names,
+           [&fixed](const std::string& word) {
+             if (!is_one_of(word, fixed.taken))
+               throw CLI::ValidationError(fixed.names, "\"" + word + "\": " + fixed.instead);
+           },
+           *fixed.instead ? fixed.instead : "changes nothing")
+        ->type_name(*fixed.taken ? fixed.taken : "N")
+        ->group("Of nccl-tests, with one choice here");
+  }
+}
+
+void add_bytes(CLI::App& app, const char* names, std::size_t& value, const char* text) {
   app.add_option_function<std::string>(
-         name,
-         [name, &value](const std::string& word) {
+         names,
+         [names, &value](const std::string& word) {
            const auto bytes = parse_bytes(word);
-           if (!bytes || *bytes == 0 || *bytes > std::size_t{1} << 40) {
-             throw CLI::ValidationError(name, "\"" + word + "\" is no size; write 8, 64K, 32M or 1G");
+           if (!bytes) {
+             throw CLI::ValidationError(names,
+                                        "\"" + word + "\" is no size up to 1024G; write 8, 64K, 1.5M or 1G");
            }
            value = *bytes;
          },
@@ -35,7 +84,39 @@ void add_bytes(CLI::App& app, const char* name, std::size_t& value, const char* 
       ->type_name("BYTES");
 }
 
-void add_options(CLI::App& app, BenchOptions& options, double& timeout) {
+void add_duration(CLI::App& app, const char* names, std::chrono::milliseconds& value, const char* text) {
+  app.add_option_function<std::string>(
+         names,
+         [names, &value](const std::string& word) {
+           const auto duration = parse_duration(word);
+           if (!duration) throw CLI::ValidationError(names, no_duration(word));
+           value = *duration;
+         },
+         text)
+      ->type_name("TIME");
+}
+
+void add_sizes(CLI::App& app, BenchOptions& options) {
+  add_bytes(app, "-b,--minbytes", options.min_bytes, "smallest message (default 8)");
+  add_bytes(app, "-e,--maxbytes", options.max_bytes,
+            "largest message (default 32M, or -b where that is more)");
+  app.add_option("-f,--stepfactor", options.step_factor, "from one size to the next; 1: -i instead")
+      ->check(finite_check)
+      ->check(CLI::Range(1.0, 1e12).description(""))
+      ->capture_default_str();
+  add_bytes(app, "-i,--stepbytes", options.step_bytes, "bytes more from one size to the next");
+  app.add_option("-n,--iters", options.iterations, "measured operations of each size")
+      ->check(CLI::Range(1, 10'000'000).description(""))
+      ->capture_default_str();
+  app.add_option("-w,--warmup-iters", options.warmup, "operations before them")
+      ->check(CLI::Range(0, 10'000'000).description(""))
+      ->capture_default_str();
+  app.add_option("-c,--check", options.check, "1: check every element of a result; 0: don't")
+      ->check(CLI::Range(0, 10'000'000).description(""))
+      ->capture_default_str();
+}
+
+void add_options(CLI::App& app, BenchOptions& options) {
   app.add_option_function<std::string>(
          "--bench",
          [&options](const std::string& word) {
@@ -50,20 +131,7 @@ void add_options(CLI::App& app, BenchOptions& options, double& timeout) {
          },
          "allreduce, allgather, reducescatter, broadcast or sendrecv")
       ->type_name("OPERATION");
-  add_bytes(app, "-b,--minbytes", options.min_bytes, "smallest message (default 8)");
-  add_bytes(app, "-e,--maxbytes", options.max_bytes, "largest message (default 32M)");
-  app.add_option("-f,--stepfactor", options.step_factor, "from one size to the next")
-      ->check(finite_check)
-      ->check(CLI::Range(1.01, 1e12).description(""))
-      ->capture_default_str();
-  app.add_option("-n,--iters", options.iterations, "measured operations of each size")
-      ->check(CLI::Range(1, 10'000'000).description(""))
-      ->capture_default_str();
-  app.add_option("-w,--warmup-iters", options.warmup, "operations before them")
-      ->check(CLI::Range(0, 10'000'000).description(""))
-      ->capture_default_str();
-  app.add_option("-c,--check", options.check, "1: check every element of a result; 0: don't")
-      ->capture_default_str();
+  add_sizes(app, options);
   app.add_flag(
       "--pairs", options.pairs,
       "every rank with every other, in rounds of disjoint pairs: bandwidth at -e (default 4M) and latency");
@@ -85,53 +153,73 @@ void add_options(CLI::App& app, BenchOptions& options, double& timeout) {
          "auto: shared memory inside a node, TCP between nodes; tcp; shm; gloo, where it was built in "
          "(default auto)")
       ->type_name("WAY");
-  app.add_option("--comm-timeout", timeout, "seconds after which a peer that does nothing is lost")
-      ->check(finite_check)
-      ->check(CLI::Range(0.001, 86'400.0).description(""))
-      ->capture_default_str();
+  add_duration(app, "-T,--comm-timeout,--timeout", options.comm_timeout,
+               "give up when a peer moves no byte for this long (default 60s)");
+  add_fixed(app);
+}
+
+/// Sizes that were not given follow those that were. What contradicts itself in words; empty: nothing.
+std::string complete(const CLI::App& app, BenchOptions& options) {
+  const bool least = app.count("-b") != 0, most = app.count("-e") != 0;
+  if (!most) {
+    options.max_bytes = options.pairs ? kDefaultOfPairs : kDefaultMost;
+    if (least && (options.pairs || options.min_bytes > options.max_bytes))
+      options.max_bytes = options.min_bytes;
+  }
+  if (!least) options.min_bytes = std::min(options.min_bytes, options.max_bytes);
+  if (options.min_bytes > options.max_bytes) {
+    return "-b is more than -e: " + std::to_string(options.min_bytes) + " and " +
+           std::to_string(options.max_bytes) + " bytes";
+  }
+  if (options.step_factor > 1 && options.step_factor < kLeastFactor) return "-f is 1, or 1.01 and more";
+  if (options.step_factor > 1 && app.count("-f") != 0) options.step_bytes = 0;  // as nccl-tests has it
+  if (options.step_factor <= 1 && options.step_bytes == 0) options.step_bytes = kDefaultStep;
+  if (options.pairs && options.operation != BenchOperation::kSendReceive)
+    return "--pairs: write --bench sendrecv --pairs";
+  if (options.pairs && options.comm == CommKind::kGloo)
+    return "--pairs measures shared memory and TCP, not Gloo: leave --comm gloo out";
+  return "";
 }
 
 }  // namespace
 
-std::optional<std::size_t> parse_bytes(std::string_view text) {
-  static const std::map<std::string_view, int> kUnits{{"", 0},    {"K", 10},  {"KB", 10},  {"KiB", 10},
-                                                      {"M", 20},  {"MB", 20}, {"MiB", 20}, {"G", 30},
-                                                      {"GB", 30}, {"GiB", 30}};
-  std::size_t value = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc() || value > std::size_t{1} << 40) return std::nullopt;
-  const auto unit = kUnits.find(text.substr(static_cast<std::size_t>(end - text.data())));
-  if (unit == kUnits.end()) return std::nullopt;
-  return value << unit->second;
-}
-
 bool wants_bench(int argc, const char* const* argv) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    if (word == "--bench" || word.starts_with("--bench=")) return true;
-  }
-  return false;
+  return std::any_of(argv + std::min(argc, 1), argv + argc,
+                     [](std::string_view word) { return word == "--bench" || word.starts_with("--bench="); });
 }
 
 ParsedBenchOptions parse_bench_options(int argc, const char* const* argv) {
   BenchOptions options;
-  double timeout = 60;
   CLI::App app("Measures the ways between the ranks, with the options and the table of nccl-tests.",
                "train --bench");
-  add_options(app, options, timeout);
+  add_options(app, options);
   try {
-    app.parse(argc, argv);
+    auto words = option_words(argc, argv);
+    // "--bench --help" has no operation, and needs none.
+    for (const std::string& word : words) {
+      if (word == "--help" || word == "-h") throw CLI::CallForHelp();
+    }
+    app.parse(words);
   } catch (const CLI::ParseError& error) {
     return {std::nullopt, app.exit(error) == 0 ? 0 : kUsageExit};
   }
-  if (options.pairs && app.count("-e") == 0) options.max_bytes = 4u << 20;
-  if (options.min_bytes > options.max_bytes) options.min_bytes = options.max_bytes;
-  if (options.pairs && options.operation != BenchOperation::kSendReceive) {
-    std::fprintf(stderr, "--pairs: write --bench sendrecv --pairs\n");
+  if (const std::string mistake = complete(app, options); !mistake.empty()) {
+    std::fprintf(stderr, "%s\n", mistake.c_str());
     return {std::nullopt, kUsageExit};
   }
-  options.comm_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000));
   return {options, 0};
+}
+
+std::vector<std::size_t> message_sizes(const BenchOptions& options, std::size_t least) {
+  std::vector<std::size_t> sizes;
+  const double most = static_cast<double>(options.max_bytes) * 1.0001;
+  for (double size = static_cast<double>(options.min_bytes); size <= most;) {
+    const std::size_t whole = std::max(least, static_cast<std::size_t>(std::llround(size)) / least * least);
+    if (sizes.empty() || sizes.back() != whole) sizes.push_back(whole);
+    size =
+        options.step_bytes != 0 ? size + static_cast<double>(options.step_bytes) : size * options.step_factor;
+  }
+  return sizes;
 }
 
 }  // namespace ddp::train

@@ -16,9 +16,10 @@ struct BenchOptions {
   std::size_t min_bytes = 8;
   std::size_t max_bytes = 32u << 20;
   double step_factor = 2;
+  std::size_t step_bytes = 0;  ///< from one size to the next; 0: by the factor
   int iterations = 20;
   int warmup = 5;
-  bool check = true;
+  int check = 1;  ///< 0: not
   bool pairs = false;
   double min_busbw = 0;  ///< GB/s; 0: none
   std::string json;      ///< a file that rank 0 writes; empty: none
@@ -35,7 +36,7 @@ struct ParsedBenchOptions {
 bool wants_bench(int argc, const char* const* argv);
 ParsedBenchOptions parse_bench_options(int argc, const char* const* argv);
 
-/// "8", "64K", "32M", "1G" (powers of 1024).
-std::optional<std::size_t> parse_bytes(std::string_view text);
+/// The messages' sizes in bytes, each a multiple of `least`, none twice.
+std::vector<std::size_t> message_sizes(const BenchOptions& options, std::size_t least);
 
 }  // namespace ddp::train

@@ -15,6 +15,8 @@
 
 #include "apps/train/aligned_buffer.h"
 #include "apps/train/bench_options.h"
+#include "apps/train/output_place.h"
+#include "apps/train/shared_outcome.h"
 #include "apps/train/world.h"
 
 namespace ddp::train {
@@ -24,11 +26,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kFailed = 1;
+constexpr int kWrongOptions = 2;
 constexpr std::size_t kLatencyBytes = 8;
 
-int fail(const std::string& text) {
+int fail(const std::string& text, int exit_code = kFailed) {
   std::fprintf(stderr, "train: %s\n", text.c_str());
-  return kFailed;
+  return exit_code;
 }
 
 /// Sums of these over any number of ranks are exact in float32.
@@ -158,7 +161,7 @@ Result<BenchRow> measure_row(const BenchOptions& options, Communicator& communic
   row.bytes = row.count * sizeof(float);
   std::uint64_t wrong = 0;
   operation.fill();
-  if (options.check) {
+  if (options.check != 0) {
     if (auto done = operation.run(); !done) return done.error();
     wrong = operation.wrong();
   }
@@ -169,27 +172,20 @@ Result<BenchRow> measure_row(const BenchOptions& options, Communicator& communic
                                 wrong};
   const auto all = communicator.all_gather(mine);
   if (!all) return all.error();
-  row.wrong = options.check ? 0 : -1;
+  row.wrong = options.check != 0 ? 0 : -1;
   for (std::size_t i = 0; i < all->size(); i += 4) {
     row.mean_us += static_cast<double>((*all)[i]) / 1e3 / communicator.world_size();
     row.p50_us = std::max(row.p50_us, static_cast<double>((*all)[i + 1]) / 1e3);
     row.p99_us = std::max(row.p99_us, static_cast<double>((*all)[i + 2]) / 1e3);
-    if (options.check) row.wrong += static_cast<std::int64_t>((*all)[i + 3]);
+    if (options.check != 0) row.wrong += static_cast<std::int64_t>((*all)[i + 3]);
   }
   return row;
 }
 
-std::vector<std::size_t> sizes_of(const BenchOptions& options, int world) {
+std::size_t least_size(BenchOperation operation, int world) {
   const bool in_parts =
-      options.operation == BenchOperation::kAllGather || options.operation == BenchOperation::kReduceScatter;
-  const std::size_t least = sizeof(float) * (in_parts ? static_cast<std::size_t>(world) : 1);
-  std::vector<std::size_t> sizes;
-  for (double size = static_cast<double>(options.min_bytes);
-       size <= static_cast<double>(options.max_bytes) * 1.0001; size *= options.step_factor) {
-    const std::size_t whole = std::max(least, static_cast<std::size_t>(std::llround(size)) / least * least);
-    if (sizes.empty() || sizes.back() != whole) sizes.push_back(whole);
-  }
-  return sizes;
+      operation == BenchOperation::kAllGather || operation == BenchOperation::kReduceScatter;
+  return sizeof(float) * (in_parts ? static_cast<std::size_t>(world) : 1);
 }
 
 /// This rank's pair of one round, measured on connections of its own.
@@ -259,7 +255,7 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
     return {};
   }
   if (speaks) std::fputs(table_head(report).c_str(), stdout);
-  for (const std::size_t bytes : sizes_of(options, report.world)) {
+  for (const std::size_t bytes : message_sizes(options, least_size(options.operation, report.world))) {
     auto row = measure_row(options, *world.communicator, bytes);
     if (!row) return row.error();
     if (speaks) std::fputs(table_line(report, *row).c_str(), stdout);
@@ -267,6 +263,14 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   }
   if (speaks) std::fputs(table_foot(report).c_str(), stdout);
   return {};
+}
+
+/// Found before anything starts; empty: nothing.
+std::string contradiction(const BenchOptions& options, const WorkerEnvironment& environment,
+                          const WorldOptions& world) {
+  if (options.pairs && environment.world_size < 2) return "--pairs needs two ranks or more";
+  const auto possible = can_join(environment, world);
+  return possible ? "" : possible.error().text;
 }
 
 }  // namespace
@@ -278,12 +282,17 @@ int run_bench(int argc, const char* const* argv) {
   const auto environment =
       read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
   if (!environment) return fail(environment.error().text);
-  if (options.pairs && environment->world_size < 2) return fail("--pairs needs two ranks or more");
   WorldOptions world_options;
   world_options.comm = options.comm;
   world_options.step_timeout = options.comm_timeout;
+  const std::string mistake = contradiction(options, *environment, world_options);
+  if (!mistake.empty()) return fail(mistake, kWrongOptions);
   auto world = join_world(*environment, world_options);
   if (!world) return fail(world.error().text);
+  if (!options.json.empty()) {
+    const auto place = environment->rank == 0 ? check_output_place("--json", options.json) : Result<>();
+    if (auto done = share_outcome(*world->communicator, place); !done) return fail(done.error().text);
+  }
 
   BenchReport report;
   report.operation = options.operation;

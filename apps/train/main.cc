@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <string>
 
 #include "apps/train/bench_options.h"
 #include "apps/train/bench_run.h"
@@ -13,10 +14,19 @@
 namespace {
 
 constexpr int kFailed = 1;
+constexpr int kUsageExit = 2;
 
-int fail(const char* text) {
-  std::fprintf(stderr, "train: %s\n", text);
-  return kFailed;
+int fail(const std::string& text, int exit_code = kFailed) {
+  std::fprintf(stderr, "train: %s\n", text.c_str());
+  return exit_code;
+}
+
+/// What can be seen to fail before anything starts; empty: nothing.
+std::string mistake_of(const ddp::train::Options& options, const ddp::train::WorkerEnvironment& environment) {
+  const std::string mistake = contradiction(options, environment.world_size);
+  if (!mistake.empty()) return mistake;
+  const auto possible = can_join(environment, options);
+  return possible ? "" : possible.error().text;
 }
 
 }  // namespace
@@ -30,14 +40,16 @@ int main(int argc, char** argv) try {
   if (!parsed.options) return parsed.exit_code;
   const auto environment =
       read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
-  if (!environment) return fail(environment.error().text.c_str());
+  if (!environment) return fail(environment.error().text);
+  const std::string mistake = mistake_of(*parsed.options, *environment);
+  if (!mistake.empty()) return fail(mistake, kUsageExit);
   const auto data = load_data(parsed.options->data, parsed.options->limit);
-  if (!data) return fail(data.error().text.c_str());
+  if (!data) return fail(data.error().text);
   auto world = join_world(*environment, *parsed.options);
-  if (!world) return fail(world.error().text.c_str());
+  if (!world) return fail(world.error().text);
   const auto trained = run_training(
       *parsed.options, {world->communicator.get(), world->node.get(), world->between.get()}, *data);
-  if (!trained) return fail(trained.error().text.c_str());
+  if (!trained) return fail(trained.error().text);
   return 0;
 } catch (const std::exception& error) {
   return fail(error.what());

@@ -5,8 +5,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <type_traits>
 #include <utility>
+
+#include "apps/train/output_place.h"
 
 namespace ddp::train {
 
@@ -43,6 +47,9 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
     text += (text.size() > 1 ? ", " : "") + std::to_string(side);
   return text + "]";
 }
+
+/// Behind the path while the file is being written.
+constexpr const char* kUnfinished = ".tmp";
 
 template <class T>
 constexpr TensorType kType = std::is_same_v<T, float> ? TensorType::kF32 : TensorType::kF64;
@@ -89,7 +96,7 @@ std::vector<TensorView> ModelState<T>::tensors() const {
 template <class T>
 Result<> export_model(const std::string& path, Model<T>& model, std::int64_t batches) {
   const ModelState<T> state(model, model.parameters(), model.running_statistics(), batches);
-  const std::string unfinished = path + ".tmp";
+  const std::string unfinished = path + kUnfinished;
   auto written = write_safetensors(unfinished, state.tensors(),
                                    {{"format", "pt"}, {"model", std::string(model.name())}});
   if (!written) return written;
@@ -99,6 +106,14 @@ Result<> export_model(const std::string& path, Model<T>& model, std::int64_t bat
     return system_error(error, "rename " + unfinished + " to " + path);
   }
   return {};
+}
+
+Result<> check_export_place(const std::string& path) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    return Error{ErrorCode::kUsage, "--export " + path + ": is there already and no regular file"};
+  return check_output_place("--export", path + kUnfinished);
 }
 
 template <class T>

@@ -42,6 +42,9 @@ void from_torch_order(const TensorInfo& tensor, std::span<const T> torch, std::s
 template <class T>
 Result<> export_model(const std::string& path, Model<T>& model, std::int64_t batches);
 
+/// Whether export_model could write there, as an error that names --export. Leaves nothing.
+Result<> check_export_place(const std::string& path);
+
 /// Parameters and running statistics from a file of export_model or of PyTorch; numbers of the other width
 /// are converted. Errors name the file and the tensor that lacks or has another shape.
 template <class T>

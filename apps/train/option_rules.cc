@@ -1,3 +1,6 @@
+#include <string>
+
+#include "apps/train/kernels/kernel_table.h"
 #include "apps/train/options.h"
 
 namespace ddp::train {
@@ -22,6 +25,12 @@ std::string contradiction(const Options& options, int world_size) {
   if (options.plant_nan && options.plant_nan->rank >= world_size) {
     return "--plant-nan names rank " + std::to_string(options.plant_nan->rank) + " of " +
            std::to_string(world_size);
+  }
+  if (kernels::find_kernels<float>(options.kernels) == nullptr) {
+    std::string names;
+    for (const auto* one : kernels::all_kernels<float>())
+      names += std::string(names.empty() ? "" : ", ") + one->name;
+    return "--kernels " + options.kernels + ": this processor runs " + names + " and no other";
   }
   return "";
 }

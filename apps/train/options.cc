@@ -1,13 +1,12 @@
 #include "apps/train/options.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <charconv>
-#include <map>
 #include <string_view>
 #include <vector>
 
 #include "apps/train/finite_check.h"
+#include "apps/train/option_words.h"
 #include "base/version.h"
 
 namespace ddp::train {
@@ -15,20 +14,6 @@ namespace ddp::train {
 namespace {
 
 constexpr int kUsageExit = 2;
-
-/// "60", "60s", "500ms", "2m"; no unit: seconds.
-std::optional<std::chrono::milliseconds> parse_duration(std::string_view text) {
-  static const std::map<std::string_view, double> kUnits{
-      {"", 1e3}, {"s", 1e3}, {"ms", 1}, {"m", 6e4}, {"h", 3.6e6}};
-  double value = 0;
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failed != std::errc()) return std::nullopt;
-  const auto unit = kUnits.find(text.substr(static_cast<std::size_t>(end - text.data())));
-  if (unit == kUnits.end()) return std::nullopt;
-  const double ms = value * unit->second;
-  if (!(ms >= 1 && ms <= 8.64e7)) return std::nullopt;
-  return std::chrono::milliseconds(static_cast<std::int64_t>(ms));
-}
 
 /// "RANK:STEP".
 std::optional<PlantedNan> parse_plant(std::string_view text) {
@@ -39,18 +24,6 @@ std::optional<PlantedNan> parse_plant(std::string_view text) {
   const auto step = std::from_chars(rank.ptr + 1, end, plant.step);
   if (step.ec != std::errc() || step.ptr != end || plant.step == 0) return std::nullopt;
   return plant;
-}
-
-/// --batch_size is --batch-size, as in torchrun.
-std::vector<std::string> arguments_in_reverse(int argc, const char* const* argv) {
-  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
-  for (std::string& argument : arguments) {
-    if (!argument.starts_with("--")) continue;
-    std::replace(argument.begin(), argument.begin() + std::min(argument.find('='), argument.size()), '_',
-                 '-');
-  }
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
-  return arguments;
 }
 
 /// Adds the options of one group of --help.
@@ -103,6 +76,16 @@ class Group {
 };
 
 constexpr double kMany = 1e15;
+
+/// For --help only: with this option another parser has the command line (bench_options.h).
+void add_bench(CLI::App& app) {
+  app.add_option_function<std::string>(
+         "--bench", [](const std::string&) {},
+         "measure allreduce, allgather, reducescatter, broadcast or sendrecv instead of training, as "
+         "nccl-tests does; train --bench --help has the options")
+      ->type_name("OPERATION")
+      ->group("Instead of training");
+}
 
 void add_task(CLI::App& app, Options& options) {
   Group group(app, "What is trained");
@@ -179,10 +162,7 @@ void add_ranks(CLI::App& app, Options& options) {
          "--comm-timeout",
          [&options](const std::string& text) {
            const auto duration = parse_duration(text);
-           if (!duration) {
-             throw CLI::ValidationError(
-                 "--comm-timeout", "\"" + text + "\" is no duration; write 500ms, 60s or 2m (at most 24h)");
-           }
+           if (!duration) throw CLI::ValidationError("--comm-timeout", no_duration(text));
            options.comm_timeout = *duration;
          },
          "give up when a peer moves no byte for this long (default 60s)")
@@ -235,8 +215,10 @@ void add_reports(CLI::App& app, Options& options) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(
-      "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names.",
+      "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names,\n"
+      "or with --bench measures the network between them.",
       "train");
+  add_bench(app);
   app.set_version_flag("--version", std::string("train ") + std::string(version()));
   add_task(app, options);
   add_recipe(app, options);
@@ -244,8 +226,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_files(app, options);
   add_reports(app, options);
   try {
-    auto arguments = arguments_in_reverse(argc, argv);
-    app.parse(arguments);
+    auto words = option_words(argc, argv);
+    app.parse(words);
   } catch (const CLI::ParseError& error) {
     return {std::nullopt, app.exit(error) == 0 ? 0 : kUsageExit};
   }

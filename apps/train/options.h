@@ -70,7 +70,8 @@ struct ParsedOptions {
 
 ParsedOptions parse_options(int argc, const char* const* argv);
 
-/// What the options contradict, and what they need that this world cannot give; empty: all is well. Pure.
+/// What the options contradict, and what they need that this world and processor cannot give; empty: all is
+/// well. Found before anything starts.
 std::string contradiction(const Options& options, int world_size);
 
 }  // namespace ddp::train

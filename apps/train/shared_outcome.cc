@@ -24,6 +24,21 @@ Result<> share_outcome(Communicator& world, const Result<>& mine) {
   return Error{static_cast<ErrorCode>(head.code), text};
 }
 
+Result<> share_first_failure(Communicator& world, const Result<>& mine) {
+  std::string text = mine ? "" : mine.error().text;
+  const std::uint64_t head[] = {!mine, mine ? 0 : static_cast<std::uint64_t>(mine.error().code), text.size()};
+  const auto heads = world.all_gather(head);
+  if (!heads) return mine ? heads.error() : mine;
+  for (std::size_t at = 0; at < heads->size(); at += 3) {
+    if ((*heads)[at] == 0) continue;
+    text.resize((*heads)[at + 2]);
+    auto done = world.broadcast(std::as_writable_bytes(std::span(text)), static_cast<int>(at / 3));
+    if (!done) return mine ? done : mine;
+    return Error{static_cast<ErrorCode>((*heads)[at + 1]), text};
+  }
+  return {};
+}
+
 Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign) {
   for (bool all = false; !all;) {
     const std::uint64_t mine[] = {through(sign)};

@@ -12,6 +12,9 @@ namespace ddp::train {
 /// rank 0 reads ends all ranks for the same reason. All ranks call it; `mine` counts on rank 0 only.
 Result<> share_outcome(Communicator& world, const Result<>& mine);
 
+/// The failure of the lowest rank that has one, on all ranks.
+Result<> share_first_failure(Communicator& world, const Result<>& mine);
+
 /// Says after `longest` at the latest whether this rank is through with what the others wait for.
 using IsThrough = std::function<bool(std::chrono::milliseconds longest)>;
 /// Ranks that take longer than they bear each other's silence meet every `sign` until all are through. `sign`

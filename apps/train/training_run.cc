@@ -13,6 +13,7 @@
 #include "apps/train/conv_net.h"
 #include "apps/train/mlp.h"
 #include "apps/train/model_file.h"
+#include "apps/train/output_place.h"
 #include "apps/train/progress.h"
 #include "apps/train/shared_outcome.h"
 #include "apps/train/thread_pool.h"
@@ -55,21 +56,14 @@ Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
 }
 
 template <class T>
-Result<std::unique_ptr<Model<T>>> make_model(const Options& options, ThreadPool& threads) {
-  const auto* table = kernels::find_kernels<T>(options.kernels);
-  if (table == nullptr) {
-    std::string names;
-    for (const auto* one : kernels::all_kernels<T>())
-      names += std::string(names.empty() ? "" : ", ") + one->name;
-    return Error{ErrorCode::kUsage,
-                 "--kernels " + options.kernels + ": this processor runs " + names + " and no other"};
-  }
+std::unique_ptr<Model<T>> make_model(const Options& options, ThreadPool& threads) {
+  const auto& table = *kernels::find_kernels<T>(options.kernels);  // contradiction() knows that there is one
   std::unique_ptr<Model<T>> model;
   if (options.model == ModelKind::kMlp) {
     model =
-        std::make_unique<Mlp<T>>(options.mlp_width, options.mlp_depth, options.batch_size, threads, *table);
+        std::make_unique<Mlp<T>>(options.mlp_width, options.mlp_depth, options.batch_size, threads, table);
   } else {
-    model = std::make_unique<ConvNet<T>>(options.batch_size, threads, *table);
+    model = std::make_unique<ConvNet<T>>(options.batch_size, threads, table);
   }
   return model;
 }
@@ -95,6 +89,7 @@ class Run {
         checkpoints_(options, world_, trainer_, data.training.size()) {}
 
   Result<> go() {
+    if (auto done = share_first_failure(world_, check_places()); !done) return done;
     if (auto done = share_outcome(world_, progress_.open()); !done) return done;
     if (auto done = trainer_.share_weights(); !done) return done;
     if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
@@ -113,6 +108,19 @@ class Run {
 
  private:
   bool at_end() const { return options_.max_steps != 0 && trainer_.position().step >= options_.max_steps; }
+
+  /// What is written at the end is tried before hours of work.
+  Result<> check_places() const {
+    if (speaks_ && !options_.export_to.empty()) {
+      if (auto place = check_export_place(options_.export_to); !place) return place;
+    }
+    if (options_.profile.empty()) return {};
+    return check_output_place("--profile", profile_path());
+  }
+
+  std::string profile_path() const {
+    return world_.world_size() == 1 ? options_.profile : of_rank(options_.profile, world_.rank());
+  }
 
   Result<bool> after_step(const StepReport& report) {
     progress_.step(report);
@@ -168,9 +176,7 @@ class Run {
   Result<> report_profile() {
     if (options_.profile.empty()) return {};
     const StepProfile& profile = trainer_.profile();
-    const std::string path =
-        world_.world_size() == 1 ? options_.profile : of_rank(options_.profile, world_.rank());
-    if (auto done = profile.write_trace(path, world_.rank()); !done) return done;
+    if (auto done = profile.write_trace(profile_path(), world_.rank()); !done) return done;
     const std::uint64_t mine[] = {std::bit_cast<std::uint64_t>(profile.compute_percentile(0.5))};
     const auto all = world_.all_gather(mine);
     if (!all) return all.error();
@@ -207,21 +213,18 @@ template <class T>
 Result<> run(const Options& options, Communicators communicators, const DataSplit& data) {
   ThreadPool threads(options.threads);
   auto model = make_model<T>(options, threads);
-  if (!model) return model.error();
-  (*model)->initialise(static_cast<std::uint64_t>(options.seed));
+  model->initialise(static_cast<std::uint64_t>(options.seed));
   if (!options.init_from.empty()) {
     Result<> read;  // the others get the weights by broadcast
-    if (communicators.world->rank() == 0) read = import_model<T>(options.init_from, **model);
+    if (communicators.world->rank() == 0) read = import_model<T>(options.init_from, *model);
     if (auto done = share_outcome(*communicators.world, read); !done) return done;
   }
-  return Run<T>(options, communicators, **model, data).go();
+  return Run<T>(options, communicators, *model, data).go();
 }
 
 }  // namespace
 
 Result<> run_training(const Options& options, Communicators communicators, const DataSplit& data) {
-  const std::string mistake = contradiction(options, communicators.world->world_size());
-  if (!mistake.empty()) return Error{ErrorCode::kUsage, mistake};
   if (options.dtype == Dtype::kFloat64) return run<double>(options, communicators, data);
   return run<float>(options, communicators, data);
 }

@@ -191,17 +191,22 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
   return {};
 }
 
+bool needs_nodes(const WorldOptions& options) {
+  return options.comm == CommKind::kShm || options.with_nodes;
+}
+
+WorldOptions world_options(const Options& options) {
+  WorldOptions world;
+  world.comm = options.comm;
+  world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
+  world.step_timeout = options.comm_timeout;
+  world.with_nodes = options.sync_every_inter > 1;
+  return world;
+}
+
 }  // namespace
 
-Result<World> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {
-  if (environment.world_size == 1) return world_of_one(options.with_nodes);
-  const bool needs_nodes = options.comm == CommKind::kShm || options.with_nodes;
-  if (needs_nodes && !knows_nodes(environment)) {
-    return Error{ErrorCode::kUsage,
-                 std::string(options.with_nodes ? "--sync-every-inter" : "--comm shm") +
-                     " needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
-                     "they tell which ranks share a node"};
-  }
+Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& options) {
   if (options.with_nodes && (options.comm == CommKind::kTcp || options.comm == CommKind::kGloo)) {
     return Error{ErrorCode::kUsage, "--sync-every-inter uses shared memory inside the nodes: leave --comm " +
                                         std::string(options.comm == CommKind::kTcp ? "tcp" : "gloo") +
@@ -210,6 +215,16 @@ Result<World> join_world(const WorkerEnvironment& environment, const WorldOption
   if (options.comm == CommKind::kGloo) {
     if (auto here = gloo_is_here(); !here) return here.error();
   }
+  if (environment.world_size == 1 || !needs_nodes(options) || knows_nodes(environment)) return {};
+  return Error{ErrorCode::kUsage,
+               std::string(options.with_nodes ? "--sync-every-inter" : "--comm shm") +
+                   " needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
+                   "they tell which ranks share a node"};
+}
+
+Result<World> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {
+  if (auto possible = can_join(environment, options); !possible) return possible.error();
+  if (environment.world_size == 1) return world_of_one(options.with_nodes);
   World world;
   if (auto reached = reach_store(environment, options, world); !reached) return reached.error();
   if (options.comm == CommKind::kGloo) {
@@ -225,7 +240,7 @@ Result<World> join_world(const WorkerEnvironment& environment, const WorldOption
     if (!map) return map.error();
     // One rank per node shares nothing.
     world.node_count = static_cast<int>(map->ranks.size());
-    if (needs_nodes || map->ranks.size() < static_cast<std::size_t>(environment.world_size)) {
+    if (needs_nodes(options) || map->ranks.size() < static_cast<std::size_t>(environment.world_size)) {
       auto joined = join_by_nodes(environment, options, std::move(*map), world);
       if (!joined) return joined.error();
       return world;
@@ -267,13 +282,12 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
   return std::move(*connected);
 }
 
+Result<> can_join(const WorkerEnvironment& environment, const Options& options) {
+  return can_join(environment, world_options(options));
+}
+
 Result<World> join_world(const WorkerEnvironment& environment, const Options& options) {
-  WorldOptions world;
-  world.comm = options.comm;
-  world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
-  world.step_timeout = options.comm_timeout;
-  world.with_nodes = options.sync_every_inter > 1;
-  return join_world(environment, world);
+  return join_world(environment, world_options(options));
 }
 
 }  // namespace ddp::train

@@ -41,6 +41,8 @@ struct WorldOptions {
   int interrupt = -1;       ///< ends every wait when it is readable; not owned
 };
 
+/// What the options ask for and this environment or build cannot give (kUsage): found before anything starts.
+Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& options);
 /// Chooses the way and connects it through the store. The place where nccl will be chosen.
 Result<World> join_world(const WorkerEnvironment& environment, const WorldOptions& options);
 /// Two ranks of the world by themselves, over shared memory when `same_node`: for measuring. Both call it.
@@ -48,6 +50,7 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
                                                 const WorldOptions& options, PeerDirectory& directory,
                                                 std::pair<int, int> ranks, bool same_node);
 /// As a training's options say.
+Result<> can_join(const WorkerEnvironment& environment, const Options& options);
 Result<World> join_world(const WorkerEnvironment& environment, const Options& options);
 
 }  // namespace ddp::train

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/bench_options.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -115,17 +114,4 @@ TEST_CASE("JSON tells rows, pairs and verdict") {
              Catch::Matchers::Contains(
                  "{\"ranks\": [0, 1], \"same_node\": true, \"bytes\": 4096, \"latency_us\": 1.500, "
                  "\"bandwidth_gbps\": 20.0000, \"outlier\": false}"));
-}
-
-TEST_CASE("sizes are read as nccl-tests reads them") {
-  CHECK(parse_bytes("8") == 8u);
-  CHECK(parse_bytes("64K") == 65'536u);
-  CHECK(parse_bytes("32MiB") == 33'554'432u);
-  CHECK(parse_bytes("1G") == 1'073'741'824u);
-  for (const char* wrong : {"", "K", "-1", "1X", "99999999999999999999"})
-    CHECK_FALSE(parse_bytes(wrong));
-  const char* bench[] = {"train", "--bench=allreduce"};
-  const char* plain[] = {"train", "--data", "synthetic"};
-  CHECK(wants_bench(2, bench));
-  CHECK_FALSE(wants_bench(3, plain));
 }

@@ -102,7 +102,7 @@ class Tables(unittest.TestCase):
     def test_gloo_where_it_was_built_in(self):
         for code, out, err in run((2,), "--bench", "allreduce", "--comm", "gloo", "-b", "4K", "-e", "4K", "-n", "2"):
             if code:
-                self.assertEqual((code, out, err), (1, "", "train: --comm gloo: this train was built without Gloo; a build with "
+                self.assertEqual((code, out, err), (2, "", "train: --comm gloo: this train was built without Gloo; a build with "
                                                            "cmake -DDDP_GLOO=ON has it\n"))
 
     def test_one_process_alone(self):
@@ -155,18 +155,41 @@ class Mistakes(unittest.TestCase):
         self.assertIn('there is no operation "gather"; write allreduce, allgather, reducescatter, broadcast or sendrecv', text)
         code, text = self.refused("--bench", "allreduce", "-b", "8Q")
         self.assertEqual(code, 2)
-        self.assertIn('"8Q" is no size; write 8, 64K, 32M or 1G', text)
-        for option in ("--min-busbw", "--comm-timeout", "--stepfactor"):
+        self.assertIn('"8Q" is no size up to 1024G; write 8, 64K, 1.5M or 1G', text)
+        code, text = self.refused("--bench", "allreduce", "--comm_timeout", "soon")
+        self.assertEqual(code, 2)
+        self.assertIn('"soon" is no duration; write 500ms, 60s or 2m (at most 24h)', text)
+        code, text = self.refused("--bench", "allreduce", "-g", "8")
+        self.assertEqual(code, 2)
+        self.assertIn('"8": a rank uses no GPU; start more ranks with --nproc-per-node', text)
+        for option in ("--min-busbw", "--stepfactor"):
             code, text = self.refused("--bench", "allreduce", option, "nan")
             self.assertEqual(code, 2)
             self.assertIn(f'{option}: "nan" is no finite number', text)
         code, text = self.refused("--bench", "allreduce", "--pairs")
         self.assertEqual((code, text), (2, "--pairs: write --bench sendrecv --pairs\n"))
 
+        code, text = self.refused("--bench", "allreduce", "-b", "1K", "-e", "8")
+        self.assertEqual((code, text), (2, "-b is more than -e: 1024 and 8 bytes\n"))
+        code, text = self.refused("--bench", "sendrecv", "--pairs")
+        self.assertEqual((code, text), (2, "train: --pairs needs two ranks or more\n"))
+        code, text = self.refused("--bench", "sendrecv", "--pairs", "--comm", "gloo")
+        self.assertEqual((code, text), (2, "--pairs measures shared memory and TCP, not Gloo: leave --comm gloo out\n"))
+
+    def test_a_place_for_the_result_is_tried_first(self):
+        for code, out, err in run((2,), "--bench", "allreduce", "-e", "8", "--json", "/nonexistent/a"):
+            self.assertEqual((code, out, err), (1, "", "train: --json /nonexistent/a: there is no directory /nonexistent/\n"))
+
+    def test_help_needs_no_operation(self):
+        env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+        done = subprocess.run([TRAIN, "--bench", "--help"], env=env, text=True, capture_output=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("--min-busbw", done.stdout)
+
     def test_shared_memory_that_nobody_can_know_of(self):
         code, text = self.refused("--bench", "allreduce", "--comm", "shm", RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
                                   MASTER_PORT="1")
-        self.assertEqual(code, 1)
+        self.assertEqual(code, 2)
         self.assertEqual(text, "train: --comm shm needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "
                                "they tell which ranks share a node\n")
 

@@ -198,7 +198,6 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(refusal("--resume", saved, "--dtype", "float64"),
                          f"train: cannot go on from {last}: --dtype is float32 there and float64 here\n")
         self.assertEqual(refusal("--resume", self.folder), f"train: {self.folder}: is no checkpoint and holds none (step-…)\n")
-        self.assertEqual(refusal("--resume", "auto"), "train: --resume auto looks into --checkpoint-dir; give one\n")
         good = pathlib.Path(last, "state.json").read_text()
         state = json.loads(good)
         state["running_statistics"].pop()

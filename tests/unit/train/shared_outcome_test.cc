@@ -41,6 +41,18 @@ TEST_CASE("what rank 0 met is told on all ranks, what others met is not") {
   }
 }
 
+TEST_CASE("the lowest rank's failure is told on all ranks") {
+  for (const int first : {0, 1, kRanks}) {
+    ThreadWorld world(kRanks);
+    const auto texts = told(world, [first](ThreadWorld::Rank& rank) {
+      const Result<> bad = Error{ErrorCode::kSystem, "of rank " + std::to_string(rank.rank())};
+      return share_first_failure(rank, rank.rank() >= first ? bad : Result<>());
+    });
+    CHECK(texts ==
+          std::vector<std::string>(kRanks, first == kRanks ? "" : "of rank " + std::to_string(first)));
+  }
+}
+
 TEST_CASE("ranks meet again and again while one of them is at work") {
   using namespace std::chrono_literals;
   for (const int slow : {0, 2}) {

@@ -278,14 +278,37 @@ class Mistakes(unittest.TestCase):
                 (("--sync-bn", "--model", "mlp"), "--sync-bn: the mlp has no batch normalisation"),
                 (("--checkpoint-every", "3", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
                  "--sync-every-inter: between two averages the nodes differ"),
-                (("--plant-nan", "1:1"), "--plant-nan names rank 1 of 1")):
-            (code, lines, errors), = run(1, "--data", "synthetic", "--limit", "10", *arguments)
-            self.assertEqual((code, lines, errors), (1, [], f"train: {text}\n"))
+                (("--plant-nan", "1:1"), "--plant-nan names rank 1 of 1"),
+                (("--resume", "auto"), "--resume auto looks into --checkpoint-dir; give one"),
+                (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter uses shared memory inside the nodes: leave "
+                 "--comm tcp out")):
+            # Before anything starts: not even the data, which is not there, is looked for.
+            (code, lines, errors), = run(1, "--data", "/nonexistent", *arguments)
+            self.assertEqual((code, lines, errors), (2, [], f"train: {text}\n"))
+        (code, lines, errors), = run(1, "--data", "/nonexistent", "--kernels", "z80")
+        self.assertEqual((code, lines), (2, []))
+        self.assertRegex(errors, r"^train: --kernels z80: this processor runs generic(, \w+)* and no other\n$")
+        # The other rank is not waited for.
+        results = run(2, "--data", "/nonexistent", "--sync-every-inter", "2")
+        self.assertEqual([result[0] for result in results], [2, 2])
+        self.assertIn("--sync-every-inter needs GROUP_RANK and LOCAL_WORLD_SIZE", results[0][2])
+
+    def test_places_for_results_are_tried_before_the_work(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "a.rank1.json").mkdir()
+            for arguments, text in (
+                    (("--export", f"{folder}/none/w"), f"--export {folder}/none/w.tmp: there is no directory {folder}/none/"),
+                    (("--export", folder), f"--export {folder}: is there already and no regular file"),
+                    (("--profile", f"{folder}/a.json"), f"--profile {folder}/a.rank1.json: is a directory; name a file")):
+                for code, lines, errors in run(2, "--data", "synthetic", "--limit", "40", *arguments):
+                    self.assertEqual((code, lines, errors), (1, [], f"train: {text}\n"))
+            self.assertEqual(os.listdir(folder), ["a.rank1.json"], "nothing is left")
 
     def test_help_and_underscores(self):
         (code, lines, errors), = run(1, "--help")
         self.assertEqual((code, errors), (0, ""))
         self.assertTrue(any("--batch-size" in line for line in lines))
+        self.assertTrue(any(re.match(r" +--bench OPERATION +measure allreduce, ", line) for line in lines[:12]), lines[:12])
         (code, _, errors), = run(1, "--data", "synthetic", "--limit=100", "--batch_size=50", "--log_interval", "1")
         self.assertEqual((code, errors), (0, ""))
 

@@ -1,0 +1,115 @@
+#include "apps/train/bench_options.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/train/option_words.h"
+#include "tests/support/catch.h"
+
+using namespace ddp::train;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Nothing where the options are refused.
+std::optional<BenchOptions> parse(std::vector<const char*> words) {
+  words.insert(words.begin(), {"train", "--bench", "sendrecv"});
+  return parse_bench_options(static_cast<int>(words.size()), words.data()).options;
+}
+
+std::vector<std::size_t> sizes(const std::vector<const char*>& words) {
+  const auto options = parse(words);
+  return options ? message_sizes(*options, 4) : std::vector<std::size_t>();
+}
+
+}  // namespace
+
+TEST_CASE("sizes are read as nccl-tests reads them, and none is larger than can be counted") {
+  CHECK(parse_bytes("8") == 8u);
+  CHECK(parse_bytes("64K") == 65'536u);
+  CHECK(parse_bytes("64k") == 65'536u);
+  CHECK(parse_bytes("1.5M") == 1'572'864u);
+  CHECK(parse_bytes("32MiB") == 33'554'432u);
+  CHECK(parse_bytes("1g") == 1'073'741'824u);
+  CHECK(parse_bytes("1024G") == std::size_t{1} << 40);
+  for (const char* wrong : {"", "K", "-1", "1X", "0", "0.5", "nan", "inf", "1.5.M", "1025G", "17179869185G",
+                            "1099511627777", "99999999999999999999", "64 K"})
+    CHECK_FALSE(parse_bytes(wrong));
+}
+
+TEST_CASE("durations have a unit or are seconds") {
+  CHECK(parse_duration("60") == 60s);
+  CHECK(parse_duration("60s") == 60s);
+  CHECK(parse_duration("1.5m") == 90s);
+  CHECK(parse_duration("500ms") == 500ms);
+  for (const char* wrong : {"", "s", "0", "-1s", "nan", "25h", "60 s", "60x"})
+    CHECK_FALSE(parse_duration(wrong));
+}
+
+TEST_CASE("a command line with --bench is a measurement") {
+  const char* bench[] = {"train", "--bench=allreduce"};
+  const char* plain[] = {"train", "--data", "synthetic"};
+  CHECK(wants_bench(2, bench));
+  CHECK_FALSE(wants_bench(3, plain));
+  CHECK_FALSE(wants_bench(0, nullptr));
+}
+
+TEST_CASE("the options of nccl-tests are taken in its spellings") {
+  const auto options = parse({"-b",
+                              "64k",
+                              "-e",
+                              "1M",
+                              "--warmup_iters",
+                              "3",
+                              "--iters=7",
+                              "--min_busbw",
+                              "2",
+                              "-c",
+                              "0",
+                              "-g",
+                              "1",
+                              "-t",
+                              "1",
+                              "-d",
+                              "float",
+                              "-o",
+                              "sum",
+                              "-z",
+                              "1",
+                              "--agg_iters",
+                              "1",
+                              "--comm_timeout",
+                              "60s"});
+  REQUIRE(options);
+  CHECK(options->min_bytes == 65'536);
+  CHECK(options->max_bytes == 1'048'576);
+  CHECK(options->warmup == 3);
+  CHECK(options->iterations == 7);
+  CHECK(options->min_busbw == 2);
+  CHECK(options->check == 0);
+  CHECK(options->comm_timeout == 60s);
+  CHECK(parse({"-T", "5"})->comm_timeout == 5s);
+}
+
+TEST_CASE("a largest size that is not given follows the smallest") {
+  CHECK(sizes({"-b", "64M"}) == std::vector<std::size_t>{64u << 20});
+  CHECK(sizes({"-b", "16M"}) == std::vector<std::size_t>{16u << 20, 32u << 20});
+  CHECK(sizes({"-e", "4"}) == std::vector<std::size_t>{4});
+  CHECK(sizes({"-b", "8", "-e", "40", "-i", "16"}) == std::vector<std::size_t>{8, 24, 40});
+  CHECK(sizes({"-b", "1M", "-e", "3M", "-f", "1"}) == std::vector<std::size_t>{1u << 20, 2u << 20, 3u << 20});
+  CHECK(sizes({"-b", "8", "-e", "32", "-f", "2", "-i", "8"}) == std::vector<std::size_t>{8, 16, 32});
+  CHECK(parse({"--pairs"})->max_bytes == 4u << 20);
+  CHECK(parse({"--pairs", "-b", "1M"})->max_bytes == 1u << 20);
+}
+
+TEST_CASE("what cannot be measured is refused") {
+  CHECK_FALSE(parse({"-b", "2K", "-e", "1K"}));
+  CHECK_FALSE(parse({"-f", "1.001"}));
+  CHECK_FALSE(parse({"-g", "8"}));
+  CHECK_FALSE(parse({"-d", "half"}));
+  CHECK_FALSE(parse({"-o", "max"}));
+  CHECK_FALSE(parse({"-r", "1"}));
+  CHECK_FALSE(parse({"--comm-timeout", "soon"}));
+  CHECK_FALSE(parse({"--pairs", "--comm", "gloo"}));
+}
