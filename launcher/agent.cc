@@ -73,6 +73,7 @@ int Agent::run() {
   hello.gpus = options_.facts.gpus;
   hello.interfaces = options_.facts.interfaces;
   hello.clock_ns = monotonic_ns();
+  if (options_.own) hello.workers = options_.own->workers;
   link_.send(hello);
   link_.on_ready([this] {
     if (workers_) workers_->resume_output();
@@ -122,7 +123,8 @@ void Agent::refuse(const Error& error) {
   link_.send(rendezvous::Refused{static_cast<std::uint8_t>(error.code), error.sys, error.text});
 }
 
-void Agent::handle(const rendezvous::JobStart& message) {
+void Agent::handle(const rendezvous::JobStart& told) {
+  const rendezvous::JobStart message = options_.own ? lay_over(told, *options_.own) : told;
   credit_.start(message.credit);
   begin_preparing(message);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
@@ -198,8 +200,10 @@ void Agent::handle(const rendezvous::Signal& message) {
   if (workers_ && attempt_running_) workers_->signal_leaders(message.number);
 }
 
-void Agent::handle(const rendezvous::Leave&) {
+void Agent::handle(const rendezvous::Leave& message) {
   if (std::exchange(leaving_, true)) return;
+  if (options_.own) exit_code_ = message.code;
+  last_words_ = message.text;
   start_task(go_down());
 }
 

@@ -14,6 +14,7 @@
 #include "launcher/attempt_tree.h"
 #include "launcher/evidence.h"
 #include "launcher/hang_guard.h"
+#include "launcher/join_job.h"
 #include "launcher/keeper.h"
 #include "launcher/node_facts.h"
 #include "launcher/node_job.h"
@@ -34,6 +35,8 @@ class Agent final : public WorkerEvents {
   struct Options {
     std::string directory;  ///< where this program lies, and with it `train`
     NodeFacts facts;
+    std::optional<JoinJob> own =
+        {};  ///< set: this node was started by itself and joins with a job of its own
   };
 
   /// `stream` is the control link, behind the hello line. `keeper` outlives the agent.
@@ -43,8 +46,10 @@ class Agent final : public WorkerEvents {
   Agent& operator=(const Agent&) = delete;
 
   /// Serves until the master says Leave, the link or the keeper is lost, or a signal ends it; then no worker
-  /// lives. Returns the process's exit code: 0 after Leave.
+  /// lives. Returns the process's exit code: after Leave 0, with a job of its own that of the whole job.
   int run();
+  /// What the master said of the job's end with Leave.
+  const std::string& last_words() const { return last_words_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -125,6 +130,7 @@ class Agent final : public WorkerEvents {
   asio::posix::stream_descriptor keeper_fd_;
   asio::signal_set signals_;
   int exit_code_ = 0;
+  std::string last_words_;
 };
 
 }  // namespace ddp::launcher

@@ -124,11 +124,16 @@ struct Inspect {
   }
 };
 
-/// Clean up and exit.
+/// Clean up and exit. What the job came to is for a node that was started by itself: its own process ends
+/// with the job's exit code then.
 struct Leave {
   static constexpr std::uint8_t kType = 0x47;
+  std::int32_t code = 0;
+  std::string text = {};  ///< one line: the cause
   template <class M, class C>
-  static void fields(M&, C&) {}
+  static void fields(M& m, C& c) {
+    c(m.code), c(m.text);
+  }
 };
 
 }  // namespace ddp::rendezvous

@@ -31,9 +31,11 @@ struct Hello {
   std::uint32_t gpus = 0;
   std::uint64_t clock_ns = 0;  ///< CLOCK_MONOTONIC of the node when sent
   std::vector<Interface> interfaces;
+  std::uint32_t workers = 0;  ///< what the node was told itself (per-node mode); 0: the master plans it
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.hostname), c(m.machine_id), c(m.pid), c(m.cpus), c(m.gpus), c(m.clock_ns), c(m.interfaces);
+    c(m.hostname), c(m.machine_id), c(m.pid), c(m.cpus), c(m.gpus), c(m.clock_ns), c(m.interfaces),
+        c(m.workers);
   }
 };
 

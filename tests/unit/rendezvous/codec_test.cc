@@ -49,6 +49,19 @@ TEST_CASE("a message with every kind of field survives the way there and back") 
   CHECK(std::get<Hello>(*hello_back).clock_ns == hello.clock_ns);
   REQUIRE(std::get<Hello>(*hello_back).interfaces.size() == 2);
   CHECK(std::get<Hello>(*hello_back).interfaces[1].loopback);
+  CHECK(std::get<Hello>(*hello_back).workers == 0);
+}
+
+TEST_CASE("what a node was told, and what its job came to, survive the way there and back") {
+  Hello hello;
+  hello.workers = 3;
+  const std::string hello_payload = payload_of(hello);
+  CHECK(std::get<Hello>(decode_payload(hello_payload).value()).workers == 3);
+  const Leave leave{137, "rank 2 on gpu02: killed by SIGKILL"};
+  const std::string leave_payload = payload_of(leave);
+  const Leave back = std::get<Leave>(decode_payload(leave_payload).value());
+  CHECK(back.code == 137);
+  CHECK(back.text == leave.text);
 }
 
 TEST_CASE("what a check asks and answers survives the way there and back") {

@@ -1,0 +1,72 @@
+#include "launcher/join_job.h"
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+JobSpec own_spec() {
+  JobSpec spec;
+  spec.command = {WorkerCommand::Kind::kPython, {"train.py", "--lr", "1"}, "/venv/bin/python"};
+  spec.chdir = "/here";
+  spec.env = {{"SECRET", "of this machine"}};
+  spec.explicit_env = {{"NCCL_DEBUG", "INFO"}};
+  spec.setup = {"module load cuda"};
+  spec.nproc = {ProcsPerNode::Kind::kNumber, 4};
+  return spec;
+}
+
+rendezvous::JobStart masters() {
+  rendezvous::JobStart job;
+  job.job_id = "run7";
+  job.host = "node1";
+  job.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
+  job.argv = {"other"};
+  job.python = "python2";
+  job.chdir = "/there";
+  job.env = {{"A", "1"}};
+  job.explicit_env = {{"B", "2"}};
+  job.devices = {"0"};
+  job.stdin_to_rank0 = true;
+  job.master_timeout_ms = 1;
+  job.link_grace_ms = 2;
+  job.credit = 3;
+  job.hang_timeout_ms = 4;
+  job.setup = {"echo master"};
+  return job;
+}
+
+TEST_CASE("a node that joins runs its own command in its own environment") {
+  const JoinJob own = join_job(own_spec());
+  CHECK(own.workers == 4);
+  const rendezvous::JobStart job = lay_over(masters(), own);
+  CHECK(job.command_kind == static_cast<std::uint8_t>(WorkerCommand::Kind::kPython));
+  CHECK(job.argv == std::vector<std::string>{"train.py", "--lr", "1"});
+  CHECK(job.python == "/venv/bin/python");
+  CHECK(job.chdir == "/here");
+  CHECK(job.env.empty());
+  CHECK(job.explicit_env == rendezvous::Pairs{{"NCCL_DEBUG", "INFO"}});
+  CHECK(job.devices.empty());
+  CHECK(job.setup == std::vector<std::string>{"module load cuda"});
+}
+
+TEST_CASE("what concerns the whole job is the master's") {
+  const rendezvous::JobStart job = lay_over(masters(), join_job(own_spec()));
+  CHECK(job.job_id == "run7");
+  CHECK(job.host == "node1");
+  CHECK(!job.local);
+  CHECK(job.stdin_to_rank0);
+  CHECK(job.master_timeout_ms == 1);
+  CHECK(job.link_grace_ms == 2);
+  CHECK(job.credit == 3);
+  CHECK(job.hang_timeout_ms == 4);
+}
+
+TEST_CASE("workers that have to be counted are planned by the master") {
+  JobSpec spec = own_spec();
+  spec.nproc = {ProcsPerNode::Kind::kUnset, 0};
+  CHECK(join_job(spec).workers == 0);
+}
+
+}  // namespace
+}  // namespace ddp::launcher

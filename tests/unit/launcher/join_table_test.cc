@@ -1,0 +1,168 @@
+#include "launcher/join_table.h"
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using Time = JoinTable::Time;
+
+/// A job of four nodes and its clock.
+struct Job {
+  JoinTable table{{4, 1, "0.1.0", "run7"}};
+  Time now{100s};
+
+  JoinTable::Decision join(std::optional<int> rank, const std::string& name,
+                           const std::string& address = "10.0.0.9") {
+    return table.join({1, "0.1.0", rank, 4}, {name, address}, now);
+  }
+  /// The rank; the refusal's text.
+  std::string place(std::optional<int> rank, const std::string& name,
+                    const std::string& address = "10.0.0.9") {
+    const JoinAnswer answer = join(rank, name, address).answer;
+    return answer.rank ? std::to_string(*answer.rank) : answer.text;
+  }
+};
+
+TEST_CASE("a node gets the rank that it asks for") {
+  Job job;
+  CHECK(job.place(3, "gpu03") == "3");
+  CHECK(job.place(1, "gpu01") == "1");
+  CHECK(job.join(2, "gpu02").answer.job_id == "run7");
+}
+
+TEST_CASE("nodes without a rank get the free ones in order of arrival") {
+  Job job;
+  CHECK(job.place(2, "gpu07") == "2");
+  CHECK(job.place({}, "gpu05") == "1");
+  CHECK(job.place({}, "gpu06") == "3");
+  CHECK(job.place({}, "gpu08") ==
+        "all 4 nodes of the job are there already; start no more than --nnodes says");
+}
+
+TEST_CASE("a machine that returns gets the rank that it had") {
+  Job job;
+  const auto one = job.join({}, "gpu05");
+  const auto two = job.join({}, "gpu06");
+  job.table.ended(*one.answer.rank, one.life);
+  job.table.ended(*two.answer.rank, two.life);
+  CHECK(job.place({}, "gpu06") == "2");
+  CHECK(job.place({}, "gpu05") == "1");
+}
+
+TEST_CASE("one that was never there gets an unused rank before one that somebody left") {
+  Job job;
+  const auto one = job.join({}, "gpu05");
+  job.table.ended(*one.answer.rank, one.life);
+  CHECK(job.place({}, "gpu06") == "2");
+  CHECK(job.place({}, "gpu07") == "3");
+  CHECK(job.place({}, "gpu08") == "1");
+}
+
+TEST_CASE("a rank whose node lives is not given away") {
+  Job job;
+  const auto first = job.join(3, "gpu03", "10.0.0.7");
+  job.table.opened(3, job.now);
+  job.now += 60s;
+  job.table.heard(3, job.now - 1s);
+  const auto second = job.join(3, "gpu04", "10.0.0.8");
+  CHECK(!second.answer.rank);
+  CHECK(second.answer.refusal == JoinRefusal::kTaken);
+  CHECK(second.answer.text ==
+        "node rank 3 is already there, from 10.0.0.7; give each node its own --node-rank");
+  CHECK(first.answer.rank == 3);
+}
+
+TEST_CASE("a node that is silent gives its place to who is there") {
+  Job job;
+  job.join(3, "gpu03");
+  job.table.opened(3, job.now);
+  job.now += 10s;
+  job.table.heard(3, job.now - 3s);
+  const auto second = job.join(3, "gpu03");
+  CHECK(second.answer.rank == 3);
+  CHECK(second.displaces);
+}
+
+TEST_CASE("a node that waits gives its place to its own machine only") {
+  Job job;
+  job.join(3, "gpu03");
+  CHECK(job.join(3, "gpu04").answer.refusal == JoinRefusal::kTaken);
+  const auto again = job.join(3, "gpu03");
+  CHECK(again.answer.rank == 3);
+  CHECK(again.displaces);
+}
+
+TEST_CASE("several nodes of one machine wait beside each other") {
+  Job job;
+  CHECK(job.place({}, "here") == "1");
+  CHECK(job.place({}, "here") == "2");
+  CHECK(job.place({}, "here") == "3");
+}
+
+TEST_CASE("the end of an earlier link does not free the place of a later one") {
+  Job job;
+  const auto first = job.join(1, "gpu01");
+  const auto second = job.join(1, "gpu01");
+  job.table.ended(1, first.life);
+  CHECK(job.join(1, "gpu02").answer.refusal == JoinRefusal::kTaken);
+  job.table.ended(1, second.life);
+  const auto third = job.join(1, "gpu02");
+  CHECK(third.answer.rank == 1);
+  CHECK(!third.displaces);
+}
+
+TEST_CASE("what cannot be is refused with what to do") {
+  Job job;
+  CHECK(job.place(0, "gpu00") == "node rank 0 is the master's own node; give each node its own --node-rank");
+  CHECK(job.place(4, "gpu04") == "node rank 4 is not one of 0 … 3; the job has 4 nodes");
+  const auto size = job.table.join({1, "0.1.0", 1, 2}, {"gpu01", "10.0.0.1"}, job.now).answer;
+  CHECK(size.refusal == JoinRefusal::kOtherSize);
+  CHECK(size.text == "the master was told --nnodes 4, this node --nnodes 2; give all nodes the same");
+  const auto version = job.table.join({1, "0.2.0", 1, 4}, {"gpu01", "10.0.0.1"}, job.now).answer;
+  CHECK(version.refusal == JoinRefusal::kOtherVersion);
+  CHECK(version.text ==
+        "the master is ddplaunch 0.1.0 (protocol 1), this node's is 0.2.0 (protocol 1); install the same "
+        "version on all nodes");
+  CHECK(job.table.join({1, "0.1.0", 1, 0}, {"gpu01", "10.0.0.1"}, job.now).answer.rank == 1);
+}
+
+TEST_CASE("the first words of a link survive the way there and back") {
+  const std::string line = request_line({1, "0.1.0", 3, 4});
+  CHECK(line == "ddplaunch-join 1 0.1.0 3 4\n");
+  const auto request = parse_request(line.substr(0, line.size() - 1)).value();
+  CHECK(request.protocol == 1);
+  CHECK(request.version == "0.1.0");
+  CHECK(request.rank == 3);
+  CHECK(request.nodes == 4);
+  CHECK(!parse_request("ddplaunch-join 1 0.1.0 - 0").value().rank);
+  for (const char* wrong : {"", "GET / HTTP/1.1", "ddplaunch-join 1 0.1.0 -1 4", "ddplaunch-join 1 0.1.0 3",
+                            "ddplaunch-join x 0.1.0 3 4", "ddplaunch-join 1 0.1.0 3 4 5"})
+    CHECK(!parse_request(wrong));
+
+  JoinAnswer place;
+  place.rank = 2;
+  place.job_id = "run7";
+  CHECK(answer_line(place) == "ddplaunch-place 2 run7\n");
+  CHECK(parse_answer("ddplaunch-place 2 run7").value().rank == 2);
+  CHECK(parse_answer("ddplaunch-place 2 run7").value().job_id == "run7");
+  JoinAnswer refusal;
+  refusal.refusal = JoinRefusal::kOutOfRange;
+  refusal.text = "no\nway";
+  CHECK(parse_answer(answer_line(refusal).substr(0, answer_line(refusal).size() - 1)).value().refusal ==
+        JoinRefusal::kOutOfRange);
+  CHECK(parse_answer("ddplaunch-refused taken it is there").value().text == "it is there");
+  for (const char* wrong : {"", "ddplaunch-place 2", "ddplaunch-place x run7", "ddplaunch-refused why not"})
+    CHECK(!parse_answer(wrong));
+}
+
+TEST_CASE("a node that has not said its name is called by its rank") {
+  CHECK(join_host_name(3) == "node3");
+  CHECK(join_host_rank("node3") == 3);
+  CHECK(!join_host_rank("gpu3"));
+  CHECK(!join_host_rank("nodeX"));
+}
+
+}  // namespace
+}  // namespace ddp::launcher
