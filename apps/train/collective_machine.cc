@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <utility>
+#include <vector>
 
 #include "apps/train/little_endian.h"
 
@@ -68,6 +69,7 @@ std::string_view kind_text(CollectiveKind kind) {
       return "reduce-scatter";
     case CollectiveKind::kSendReceive:
       return "send and receive";
+    case CollectiveKind::kAlive:
     case CollectiveKind::kLost:
       break;
   }
@@ -168,6 +170,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
   const std::size_t paid_before = in_.paid();
   in_.done += bytes;
   assert(in_.done <= in_.total);
+  if (in_.done >= kHeaderSize && heard_ == sign_of_life()) return skip_sign_of_life();
   if (in_.done >= kHeaderSize && heard_ != in_.header) {
     const int peer = step().receive_from;
     const ReadHeader header = read_header(heard_.data());
@@ -184,6 +187,35 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
     if (scratch_size_ != 0 && scratch_done_ == scratch_size_) add_scratch();
   }
   advance();
+  return {};
+}
+
+/// What came behind it lies where the payload belongs, and begins with the next header.
+Result<> CollectiveMachine::skip_sign_of_life() {
+  std::vector<std::byte> behind;
+  behind.reserve(in_.paid());
+  if (step().add) {
+    behind.assign(scratch_.data(), scratch_.data() + in_.paid());
+  } else {
+    Pieces<std::byte> pieces;
+    append_rest(in_.payload, 0, in_.paid(), pieces);
+    for (std::size_t i = 0; i < pieces.count; ++i)
+      behind.insert(behind.end(), pieces.pieces[i].begin(), pieces.pieces[i].end());
+  }
+  in_.done = 0;
+  scratch_size_ = scratch_done_ = 0;
+  for (std::span<const std::byte> left = behind; !left.empty();) {
+    const auto room = to_receive();
+    std::size_t put = 0;
+    for (std::size_t i = 0; i < room.count; ++i) {
+      const auto part = left.subspan(put, std::min(left.size() - put, room.pieces[i].size()));
+      std::copy(part.begin(), part.end(), room.pieces[i].begin());
+      put += part.size();
+    }
+    left = left.subspan(put);
+    // Fewer bytes than a whole message, so the step does not end in here.
+    if (auto taken = received(put); !taken) return taken;
+  }
   return {};
 }
 
@@ -209,7 +241,12 @@ int CollectiveMachine::name_of(int peer) const {
 
 Error CollectiveMachine::lost(int peer, std::string_view reason, ErrorCode code) {
   const int name = name_of(peer);
-  if (lost_ < 0 || lost_ == rank_) {
+  if (lost_ == rank_ && reporter_ >= 0) {
+    return {code, "rank " + std::to_string(rank_) + " was given up by rank " + std::to_string(reporter_) +
+                      " as silent or at another operation (was it stopped?) during " +
+                      std::string(kind_text(order_.kind))};
+  }
+  if (lost_ < 0) {
     lost_ = name;
     reporter_ = -1;
   }
@@ -235,8 +272,12 @@ Error CollectiveMachine::revoked() const {
           "rank " + std::to_string(rank_) + " was revoked during " + std::string(kind_text(order_.kind))};
 }
 
-bool CollectiveMachine::may_tell(int peer) const {
-  return lost_ >= 0 && (done() || step().send_to != peer || out_.done == 0 || out_.complete());
+bool CollectiveMachine::between_messages(int peer) const {
+  return done() || step().send_to != peer || out_.done == 0 || out_.complete();
+}
+
+CollectiveMachine::Header CollectiveMachine::sign_of_life() {
+  return make_header(0, CollectiveKind::kAlive, 0);
 }
 
 CollectiveMachine::Header CollectiveMachine::last_word() const {

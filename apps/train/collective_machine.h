@@ -23,7 +23,8 @@ enum class CollectiveKind : std::uint32_t {
   kBarrier = 4,
   kReduceScatter = 5,
   kSendReceive = 6,
-  kLost = 255  ///< no operation: the sender has lost the rank that stands in the header's size
+  kAlive = 254,  ///< no operation: the sender waits for another rank; may come before any message
+  kLost = 255    ///< no operation: the sender has lost the rank that stands in the header's size
 };
 std::string_view kind_text(CollectiveKind kind);
 
@@ -89,8 +90,12 @@ class CollectiveMachine {
   /// The rank that was lost, by its number in the job's world; -1: none.
   int lost_rank() const { return lost_; }
 
+  /// False in the middle of a message to that peer.
+  bool between_messages(int peer) const;
+  /// What shows a peer that this rank, for which it may be waiting, is alive. Only between messages, whole.
+  static Header sign_of_life();
   /// False in the middle of a message to that peer, and when no rank is lost.
-  bool may_tell(int peer) const;
+  bool may_tell(int peer) const { return lost_ >= 0 && between_messages(peer); }
   Header last_word() const;
 
  private:
@@ -109,6 +114,7 @@ class CollectiveMachine {
   void enter_step();
   void advance();
   void add_scratch();
+  Result<> skip_sign_of_life();
   int name_of(int peer) const;
 
   int rank_;

@@ -14,9 +14,12 @@ bool is_loss(ErrorCode code) {
   return code != ErrorCode::kCancelled;
 }
 
-/// A failed lane ends its node, a failed node ends its lanes.
+/// A failed lane ends its node, a failed node ends its lanes. What the node has written down comes first: a
+/// lane may only see the end of those who left because of it.
 Result<> after_lane(Result<> done, ShmGroup& group, const TcpCommunicator& lane, int own) {
-  if (!done && is_loss(done.error().code)) group.abandon(lane.lost_rank() >= 0 ? lane.lost_rank() : own);
+  if (done || !is_loss(done.error().code)) return done;
+  if (group.lost_rank() >= 0 && group.lost_rank() != lane.lost_rank()) return group.ended_by_mark();
+  group.abandon(lane.lost_rank() >= 0 ? lane.lost_rank() : own);
   return done;
 }
 
@@ -103,7 +106,16 @@ std::vector<int> NodeMap::lane() const {
 
 NodeCommunicator::NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group,
                                    std::shared_ptr<TcpCommunicator> lane)
-    : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {}
+    : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {
+  if (!lane_) return;
+  // Who waits on one way is waited for on the other. Neither calls the other while it is at work itself.
+  group_->while_waiting([lane = std::weak_ptr(lane_)] {
+    if (const auto there = lane.lock()) there->show_life();
+  });
+  lane_->while_waiting([group = std::weak_ptr(group_)] {
+    if (const auto there = group.lock()) there->show_life();
+  });
+}
 
 template <class T>
 Result<> NodeCommunicator::reduce(std::span<T> values) {

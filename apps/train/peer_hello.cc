@@ -8,7 +8,7 @@ namespace ddp::train {
 namespace {
 
 constexpr std::string_view kMagic = "ddptrain";
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 
 }  // namespace
 

@@ -25,7 +25,7 @@ struct PeerHello {
 /// FNV-1a, 64 bits.
 std::uint64_t job_number(std::string_view job_id);
 
-/// "ddptrain", version 2 (u32), then the fields in order, all little-endian.
+/// "ddptrain", version 3 (u32), then the fields in order, all little-endian.
 using PeerHelloBytes = std::array<std::byte, 36>;
 PeerHelloBytes encode_hello(const PeerHello& hello);
 /// Nothing when the bytes are not a hello of this version.

@@ -111,6 +111,13 @@ Error ShmGroup::revoked() {
 
 Error ShmGroup::ended_by_mark() {
   const int whom = lost_rank();
+  if (whom == config_.ranks[static_cast<std::size_t>(rank())]) {
+    return fail({ErrorCode::kLinkLost,
+                 me() +
+                     " was given up by the other ranks as silent or at another operation (was it stopped?) "
+                     "during " +
+                     std::string(kind_text(kind_))});
+  }
   const bool here = std::find(config_.ranks.begin(), config_.ranks.end(), whom) != config_.ranks.end();
   return fail({ErrorCode::kLinkLost, me() + " lost rank " + std::to_string(whom) +
                                          (here ? " (on this node): it ended or hangs"
@@ -161,7 +168,11 @@ Result<> ShmGroup::look_at_lives() {
 Result<> ShmGroup::sleep_until(int rank) {
   auto& asleep = segment_.line(this->rank()).asleep;
   const int bell = links_.bells[static_cast<std::size_t>(this->rank())].get();
-  const Deadline deadline = std::chrono::steady_clock::now() + config_.step_timeout;
+  const auto slice =
+      std::max<std::chrono::milliseconds>(config_.step_timeout / 4, std::chrono::milliseconds(1));
+  const auto& life = segment_.line(rank).life;
+  std::uint32_t seen = life.load();
+  Deadline deadline = std::chrono::steady_clock::now() + config_.step_timeout;
   Result<> result;
   while (true) {
     // In this order: who publishes after our look sees that we want the bell.
@@ -172,7 +183,14 @@ Result<> ShmGroup::sleep_until(int rank) {
       break;
     }
     pollfd slots[] = {{bell, POLLIN, 0}, {config_.interrupt, POLLIN, 0}, {lives_.get(), POLLIN, 0}};
-    const int ready = ::poll(slots, 3, milliseconds_left(deadline));
+    const Deadline look = std::min(deadline, std::chrono::steady_clock::now() + slice);
+    const int ready = ::poll(slots, 3, milliseconds_left(look));
+    if (ready == 0) {
+      show_life();
+      if (while_waiting_) while_waiting_();
+      const std::uint32_t before = std::exchange(seen, life.load());
+      if (seen != before) deadline = std::chrono::steady_clock::now() + config_.step_timeout;
+    }
     if (ready > 0 && slots[0].revents != 0) {
       std::uint64_t rung = 0;
       (void)!::read(bell, &rung, sizeof rung);

@@ -2,10 +2,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/train/collective_machine.h"
@@ -23,7 +25,8 @@ namespace ddp::train {
 /// Every call is a row of rounds; in each, a rank copies what the others need into its area, publishes, waits
 /// until all have, and reads. A wait spins for a moment where each rank has a processor of its own, then
 /// sleeps in poll on its bell (an eventfd), the interrupt and the life of the others: a death or a revoke
-/// ends it at once. The first to see a death writes it down in the segment and wakes all.
+/// ends it at once. The first to see a death writes it down in the segment and wakes all. A rank that waits
+/// shows the others that it is alive; one that neither comes nor waits for `step_timeout` is given up.
 class ShmGroup {
  public:
   /// The segment is `links.memory`, mapped (by tests once for all ranks of one process).
@@ -44,10 +47,17 @@ class ShmGroup {
   Result<> shift(std::span<std::byte> halves);
   Result<> barrier();
 
+  /// To the others: this rank waits elsewhere.
+  void show_life() { segment_.line(rank()).life.fetch_add(1, std::memory_order_relaxed); }
+  /// Is called while this rank waits for another, about every quarter of step_timeout.
+  void while_waiting(std::function<void()> call) { while_waiting_ = std::move(call); }
+
   /// Ends all calls of all ranks of the node: a rank of the world is lost elsewhere.
   void abandon(int lost_rank);
   /// The rank of the world that was lost; -1: none.
   int lost_rank() const;
+  /// That loss as this rank's failure.
+  Error ended_by_mark();
   /// For messages only.
   void call_it(CollectiveKind kind) { kind_ = kind; }
 
@@ -73,7 +83,6 @@ class ShmGroup {
   bool has_published(int rank) const;
   std::string me() const;
   Error revoked();
-  Error ended_by_mark();
   Error lost(int rank, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error fail(Error error);
 
@@ -86,6 +95,7 @@ class ShmGroup {
   std::chrono::nanoseconds spin_time_;
   std::uint64_t stage_ = 0;
   CollectiveKind kind_ = CollectiveKind::kBarrier;
+  std::function<void()> while_waiting_;
   std::optional<Error> failed_;
 };
 

@@ -1,6 +1,8 @@
 #include "apps/train/tcp_communicator.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -143,17 +145,51 @@ Result<bool> TcpCommunicator::move_some() {
   return *sent || *received;
 }
 
+void TcpCommunicator::show_life() {
+  const auto now = std::chrono::steady_clock::now();
+  if (failed_ || now - shown_ < step_timeout_ / 4) return;
+  shown_ = now;
+  const CollectiveMachine::Header sign = CollectiveMachine::sign_of_life();
+  for (auto& [rank, peer] : peers_) {
+    int unsent = 0;
+    // With an empty queue it goes out whole. Whoever has not taken all of what was sent is not waiting for
+    // us.
+    if (machine_.between_messages(rank) && ::ioctl(peer.fd.get(), SIOCOUTQ, &unsent) == 0 && unsent == 0)
+      ::send(peer.fd.get(), sign.data(), sign.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+}
+
+/// Whether more of that peer lies here unread than `unread`, which is then the new number: a peer that is
+/// only sent to shows its life this way.
+bool TcpCommunicator::has_shown_life(int peer, int& unread) const {
+  int now = 0;
+  if (::ioctl(peers_.at(peer).fd.get(), FIONREAD, &now) != 0) return false;
+  const int before = std::exchange(unread, now);
+  return now > before;
+}
+
 /// True when something may be possible now; false after step_timeout without any event.
 Result<bool> TcpCommunicator::wait_for_peers() {
   const auto sending = machine_.to_send();
   const auto receiving = machine_.to_receive();
-  const Deadline deadline = std::chrono::steady_clock::now() + step_timeout_;
+  const auto slice = std::max<std::chrono::milliseconds>(step_timeout_ / 4, std::chrono::milliseconds(1));
+  Deadline deadline = std::chrono::steady_clock::now() + step_timeout_;
+  int unread = 0;
+  if (sending.count != 0) has_shown_life(sending.peer, unread);
   while (true) {
     pollfd slots[] = {{interrupt_, POLLIN, 0},
                       {sending.count ? peers_.at(sending.peer).fd.get() : -1, POLLOUT, 0},
                       {receiving.count ? peers_.at(receiving.peer).fd.get() : -1, POLLIN, 0}};
-    const int ready = ::poll(slots, std::size(slots), milliseconds_left(deadline));
+    const Deadline look = std::min(deadline, std::chrono::steady_clock::now() + slice);
+    const int ready = ::poll(slots, std::size(slots), milliseconds_left(look));
     if (ready < 0 && errno != EINTR) return fail(system_error(errno, "poll"));
+    if (ready == 0) {
+      if (while_waiting_) while_waiting_();
+      show_life();
+      // Not if it is to send: its signs would be read here, and wake this wait.
+      if (receiving.count == 0 && has_shown_life(sending.peer, unread))
+        deadline = std::chrono::steady_clock::now() + step_timeout_;
+    }
     if (ready == 0 && milliseconds_left(deadline) == 0) return false;
     if (ready <= 0) continue;
     if (slots[0].revents != 0) return fail(machine_.revoked());

@@ -3,10 +3,12 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "apps/train/collective_machine.h"
 #include "apps/train/communicator.h"
@@ -24,9 +26,10 @@ struct TcpPeer {
 /// TCP connections to the ranks that the schedules speak with (peers_of()), driven by a CollectiveMachine.
 /// Small sums go by halving and doubling, large ones round the ring.
 ///
-/// A step that moves no byte for `step_timeout` fails. Whoever a rank waits for is seen to end at once; a
-/// rank that fails tells its peers which rank it lost and closes, so that all others end as well, and name
-/// that rank.
+/// A step that moves no byte for `step_timeout` fails. A rank that waits shows its peers meanwhile that it is
+/// alive, so that only those who wait for a silent rank itself give it up. Whoever a rank waits for is seen
+/// to end at once; a rank that fails tells its peers which rank it lost and closes, so that all others end as
+/// well, and name that rank.
 class TcpCommunicator final : public Communicator {
  public:
   /// `rank` and `world_size` are those of the ranks that work together, `name` the own rank in the job's
@@ -50,6 +53,11 @@ class TcpCommunicator final : public Communicator {
   Result<> wait(Handle handle) override;
   Result<> progress() override;
 
+  /// To the peers, at most every quarter of step_timeout: this rank waits elsewhere.
+  void show_life();
+  /// Is called while this rank waits for a peer, about every quarter of step_timeout.
+  void while_waiting(std::function<void()> call) { while_waiting_ = std::move(call); }
+
   /// A rank of the job's world was lost elsewhere: the peers are told, and every later call fails.
   void abandon(int lost_rank);
   /// The rank of the job's world that was lost; -1: none.
@@ -68,6 +76,7 @@ class TcpCommunicator final : public Communicator {
   Result<bool> send_some();
   Result<bool> receive_some();
   Result<bool> wait_for_peers();
+  bool has_shown_life(int peer, int& unread) const;
   void start_next();
   Error lost(int peer, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error fail(Error error);
@@ -84,6 +93,8 @@ class TcpCommunicator final : public Communicator {
   Handle started_ = 0;
   Handle finished_ = 0;
   unsigned moves_ = 0;
+  std::chrono::steady_clock::time_point shown_{};  ///< when show_life() last did something
+  std::function<void()> while_waiting_;
   std::optional<Error> failed_;
 };
 

@@ -30,6 +30,7 @@ class SimulatedWorld {
       machines_.emplace_back(rank, known);
     }
     failures_.resize(world);
+    signs_.assign(world, 30);
     gone_.resize(world);
   }
 
@@ -49,6 +50,7 @@ class SimulatedWorld {
       const int rank = static_cast<int>(chance_() % static_cast<unsigned>(world_));
       if (const auto death = deaths.find(rank); death != deaths.end() && moves[rank] >= death->second)
         kill(rank);
+      if (!gone_[rank] && chance_() % 4 == 0) show_life(rank);
       const bool moved = !gone_[rank] && (chance_() % 2 ? send(rank) : receive(rank));
       moves[rank] += moved;
       idle = moved ? 0 : idle + 1;
@@ -85,6 +87,16 @@ class SimulatedWorld {
     }
     machines_[rank].sent(sent);
     return true;
+  }
+
+  /// A few times, to whoever may hear it, waiting or not.
+  void show_life(int rank) {
+    if (signs_[rank]-- <= 0) return;
+    for (const int peer : peers_of(rank, world_)) {
+      if (!machines_[rank].between_messages(peer)) continue;
+      for (const std::byte byte : CollectiveMachine::sign_of_life())
+        wires_[{rank, peer}].push_back(byte);
+    }
   }
 
   bool receive(int rank) {
@@ -132,6 +144,7 @@ class SimulatedWorld {
   std::vector<CollectiveMachine> machines_;
   std::vector<std::optional<Error>> failures_;
   std::vector<bool> gone_;
+  std::vector<int> signs_;
   std::set<int> mid_message_;
   std::map<std::pair<int, int>, Wire> wires_;
 };
@@ -323,6 +336,60 @@ TEST_CASE("a rank at another operation is an error, not a wrong sum") {
     refused += simulated.failure(rank)->code == ErrorCode::kProtocol;
   }
   CHECK(refused >= 1);
+}
+
+TEST_CASE("signs of life before a message are no part of it, however the bytes come") {
+  for (const bool adds : {false, true}) {
+    for (std::size_t piece = 1; piece < 200; ++piece) {
+      std::vector<float> mine(20, 1), theirs(20, 2);
+      CollectiveMachine here(0, {{1, {1, "10.0.0.1:40"}}}), there(1, {{0, {0, "10.0.0.0:40"}}});
+      const auto order = [adds](std::vector<float>& values, CollectiveStep step) {
+        CollectiveOrder result;
+        result.kind = CollectiveKind::kAllReduce;
+        result.data = std::as_writable_bytes(std::span(values));
+        result.element = sizeof(float);
+        result.add = vector_sum<float>().add;
+        step.add = adds;
+        result.schedule = {step};
+        return result;
+      };
+      there.start(order(theirs, {0, {0, 1}, CollectiveStep::kNobody, {}, false}));
+      here.start(order(mine, {CollectiveStep::kNobody, {}, 1, {0, 1}, false}));
+      std::vector<std::byte> stream;
+      for (int sign = 0; sign < 3; ++sign) {
+        const auto bytes = CollectiveMachine::sign_of_life();
+        stream.insert(stream.end(), bytes.begin(), bytes.end());
+      }
+      const auto message = there.to_send();
+      for (std::size_t i = 0; i < message.count; ++i)
+        stream.insert(stream.end(), message.pieces[i].begin(), message.pieces[i].end());
+      for (std::size_t at = 0; at < stream.size();) {
+        const auto room = here.to_receive();
+        REQUIRE(room.count != 0);
+        std::size_t got = 0;
+        for (std::size_t i = 0; i < room.count; ++i) {
+          for (std::byte& byte : room.pieces[i]) {
+            if (got == piece || at + got == stream.size()) break;
+            byte = stream[at + got++];
+          }
+        }
+        at += got;
+        REQUIRE(here.received(got).has_value());
+      }
+      CHECK(here.done());
+      CHECK(mine == std::vector<float>(20, adds ? 3.0f : 2.0f));
+    }
+  }
+}
+
+TEST_CASE("a rank that others have given up says so") {
+  CollectiveMachine machine(2, {{1, {1, "10.0.0.1:40"}}});
+  CollectiveMachine other(1, {{0, {2, "10.0.0.2:40"}}});
+  (void)other.lost(0, "no data for 60 s");
+  const auto word = other.last_word();
+  machine.hear_last_words(1, word);
+  CHECK(machine.lost(1, "connection closed").text ==
+        "rank 2 was given up by rank 1 as silent or at another operation (was it stopped?) during barrier");
 }
 
 TEST_CASE("what a peer has said last is found behind a message that was still on its way") {

@@ -237,6 +237,27 @@ class Death(unittest.TestCase):
             self.assertEqual(ranks.processes[0].returncode, 1)
             self.assertRegex(errors, r"^train: rank 0 lost rank 1 \(127\.0\.0\.1:\d+\): no data for 0\.3 s during ")
 
+    def check_stopped(self, world, stopped, *arguments, nodes=None):
+        # Longer than any step takes here, or an innocent one is silent too.
+        limit = "8s" if os.environ.get("DDP_SHORT_TESTS") else "2s"
+        with Ranks(world, *self.LONG, "--comm-timeout", limit, *arguments, nodes=nodes) as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[stopped].send_signal(signal.SIGSTOP)
+            for rank in range(world):
+                if rank == stopped:
+                    continue
+                _, errors = ranks.processes[rank].communicate(timeout=40)
+                self.assertRegex(errors, rf"^train: rank {rank} lost rank {stopped} \(.*\n$")
+            ranks.processes[stopped].send_signal(signal.SIGCONT)
+            _, errors = ranks.processes[stopped].communicate(timeout=20)
+            self.assertRegex(errors, rf"^train: rank {stopped} was given up by .* \(was it stopped\?\) during ")
+
+    def test_a_stopped_rank_is_named_also_by_those_who_wait_for_its_neighbours(self):
+        for world, stopped, arguments, nodes in ((5, 2, ("--comm", "tcp"), None), (3, 1, (), 1), (4, 3, (), 2),
+                                                 (4, 2, ("--model", "mlp"), 2), (4, 1, ("--sync-every-inter", "3"), 2)):
+            with self.subTest(world=world, arguments=arguments, nodes=nodes):
+                self.check_stopped(world, stopped, *arguments, nodes=nodes)
+
     def test_sigterm_ends_a_rank_at_once(self):
         with Ranks(1, *self.LONG) as ranks:
             ranks.processes[0].stdout.readline()
