@@ -125,7 +125,7 @@ void SecureLine::finish(const error_code& error) {
   error_code ignored;
   local_.shutdown(Socket::shutdown_send, ignored);
   over_.cancel();
-  if (const auto told = std::exchange(told_, nullptr); told && !dropped_) told();
+  if (const auto told = std::exchange(told_, nullptr)) told();
 }
 
 void SecureLine::cut(Error why) {
@@ -136,7 +136,6 @@ void SecureLine::cut(Error why) {
 
 void SecureLine::drop() {
   dropped_ = true;
-  told_ = nullptr;
   patience_.expires_after(kPatience);
   patience_.async_wait([self = shared_from_this()](const error_code& cancelled) {
     if (!cancelled) self->stream_->close();

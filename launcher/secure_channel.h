@@ -28,7 +28,7 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
   bool ended() const { return ended_; }
   /// Why, when it was no clean one.
   const std::optional<Error>& broken() const { return broken_; }
-  /// Called once, when it has ended; not after `drop`.
+  /// Called once, when it has ended, also when the channel has gone before.
   void on_end(std::function<void()> told) { told_ = std::move(told); }
   /// When the last byte came from the far side.
   Clock::time_point last_heard() const { return last_heard_; }

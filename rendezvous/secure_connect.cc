@@ -172,7 +172,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
 }
 
 Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const SecureContext> context,
-                                                           Resolve resolve, std::string host,
+                                                           const Resolve& resolve, std::string host,
                                                            std::uint16_t port, const JoinAs& as,
                                                            Clock::time_point deadline) {
   std::minstd_rand random(std::random_device{}());
@@ -181,7 +181,7 @@ Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const
       (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
-    auto endpoints = co_await resolve(host, port);
+    auto endpoints = co_await resolve(host, port, deadline);
     JoinOutcome outcome;
     if (endpoints)
       outcome = co_await secure_connect(context, std::move(*endpoints), where, as, deadline);
@@ -201,7 +201,8 @@ Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const
   }
 }
 
-Awaitable<Result<std::vector<tcp::endpoint>>> address_only(std::string host, std::uint16_t port) {
+Awaitable<Result<std::vector<tcp::endpoint>>> address_only(std::string host, std::uint16_t port,
+                                                           Clock::time_point) {
   error_code error;
   const auto address = asio::ip::make_address(host, error);
   if (error) co_return Error{ErrorCode::kUsage, host + " is no address"};

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -45,15 +46,17 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
 
 /// secure_connect again and again, with growing and random pauses, while that may help: the master of a job
 /// may start after its nodes. `resolve` gives the endpoints anew each time, for a name may appear late; its
-/// error counts as "not there yet". The last reason is in the error of a time that has run out.
-using Resolve = Awaitable<Result<std::vector<asio::ip::tcp::endpoint>>> (*)(std::string host,
-                                                                            std::uint16_t port);
+/// error counts as "not there yet"; it keeps to the deadline. The last reason is in the error of a time that
+/// has run out. `resolve` outlives the call.
+using Resolve = std::function<Awaitable<Result<std::vector<asio::ip::tcp::endpoint>>>(
+    std::string host, std::uint16_t port, std::chrono::steady_clock::time_point deadline)>;
 Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const SecureContext> context,
-                                                           Resolve resolve, std::string host,
+                                                           const Resolve& resolve, std::string host,
                                                            std::uint16_t port, const JoinAs& as,
                                                            std::chrono::steady_clock::time_point deadline);
 
 /// For secure_join: `host` is an address.
-Awaitable<Result<std::vector<asio::ip::tcp::endpoint>>> address_only(std::string host, std::uint16_t port);
+Awaitable<Result<std::vector<asio::ip::tcp::endpoint>>> address_only(
+    std::string host, std::uint16_t port, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace ddp::rendezvous

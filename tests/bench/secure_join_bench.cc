@@ -105,7 +105,8 @@ Awaitable<> join_some(Joiner* all) {
 /// Joins, and again when the place was given to others before the server had read our last bytes.
 Awaitable<> join_at_once(Joiner* all, const JoinAs* as) {
   for (;;) {
-    auto joined = co_await secure_join(all->context, address_only, "127.0.0.1", all->port, *as,
+    const Resolve by_address = address_only;
+    auto joined = co_await secure_join(all->context, by_address, "127.0.0.1", all->port, *as,
                                        std::chrono::steady_clock::now() + std::chrono::minutes(2));
     if (!joined) fail(joined.error().text);
     char byte = 0;

@@ -255,7 +255,8 @@ TEST_CASE("a node waits for a master that comes later") {
     static Awaitable<> join(std::shared_ptr<const SecureContext> context, std::uint16_t at, const JoinAs* who,
                             Clock::time_point until,
                             std::optional<Result<std::unique_ptr<ByteStream>>>* outcome) {
-      *outcome = co_await secure_join(context, address_only, "127.0.0.1", at, *who, until);
+      const Resolve by_address = address_only;
+      *outcome = co_await secure_join(context, by_address, "127.0.0.1", at, *who, until);
     }
   };
   std::optional<Result<std::unique_ptr<ByteStream>>> outcome;

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/result.h"
+#include "launcher/join_table.h"
+#include "remote/remote_shell.h"
+#include "rendezvous/link_token.h"
+#include "rendezvous/tcp_listener.h"
+
+namespace ddp::launcher {
+
+/// Per-node mode: the hosts of a job are not reached, they come. open() of "node3" waits until the ddplaunch
+/// of that node has joined at the control port, and gives its link; the command line is not used, for that
+/// node runs its own agent. After a link has ended, open() waits for the node's next life: its ddplaunch,
+/// started anew by whoever watches it. Loop thread.
+class JoinShell final : public remote::RemoteShell {
+ public:
+  struct Options {
+    rendezvous::TcpListener listener;  ///< the control port
+    rendezvous::LinkToken token;
+    std::string link_job;  ///< the name by which nodes know the job
+    JoinTable::Mine mine;
+    std::string where;                                ///< of the port, for people: "10.0.0.2:29500"
+    std::function<void(const std::string&)> on_note;  ///< strangers and refused nodes, limited in number
+  };
+
+  /// Nodes may join from here on. kInternal, kSystem.
+  static Result<std::unique_ptr<JoinShell>> make(const asio::any_io_executor& loop, Options options);
+  ~JoinShell() override;
+
+  /// Errors: kTimeout at the deadline, kCancelled.
+  Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host host, std::vector<std::string> argv,
+                                                           remote::Deadline deadline) override;
+  const char* way() const override { return "the ddplaunch of that node"; }
+
+ private:
+  struct Door;
+  explicit JoinShell(std::shared_ptr<Door> door);
+
+  std::shared_ptr<Door> door_;
+};
+
+}  // namespace ddp::launcher
