@@ -210,6 +210,14 @@ ParsedBenchOptions parse_bench_options(int argc, const char* const* argv) {
   return {options, 0};
 }
 
+EqualOptions equal_options(const BenchOptions& options) {
+  return {{"--bench", operation_name(options.operation)}, {"-b", std::to_string(options.min_bytes)},
+          {"-e", std::to_string(options.max_bytes)},      {"-f", value_text(options.step_factor)},
+          {"-i", std::to_string(options.step_bytes)},     {"-n", std::to_string(options.iterations)},
+          {"-w", std::to_string(options.warmup)},         {"-c", options.check != 0 ? "1" : "0"},
+          {"--pairs", given_text(options.pairs)},         {"--json", given_text(!options.json.empty())}};
+}
+
 std::vector<std::size_t> message_sizes(const BenchOptions& options, std::size_t least) {
   std::vector<std::size_t> sizes;
   const double most = static_cast<double>(options.max_bytes) * 1.0001;

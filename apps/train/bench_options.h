@@ -7,6 +7,7 @@
 
 #include "apps/train/bench_report.h"
 #include "apps/train/comm_kind.h"
+#include "apps/train/equal_options.h"
 
 namespace ddp::train {
 
@@ -35,6 +36,9 @@ struct ParsedBenchOptions {
 /// Whether the command line asks for a measurement instead of a training.
 bool wants_bench(int argc, const char* const* argv);
 ParsedBenchOptions parse_bench_options(int argc, const char* const* argv);
+
+/// What all ranks must be given alike.
+EqualOptions equal_options(const BenchOptions& options);
 
 /// The messages' sizes in bytes, each a multiple of `least`, none twice.
 std::vector<std::size_t> message_sizes(const BenchOptions& options, std::size_t least);

@@ -289,6 +289,8 @@ int run_bench(int argc, const char* const* argv) {
   if (!mistake.empty()) return fail(mistake, kWrongOptions);
   auto world = join_world(*environment, world_options);
   if (!world) return fail(world.error().text);
+  if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)
+    return fail(equal.error().text);
   if (!options.json.empty()) {
     const auto place = environment->rank == 0 ? check_output_place("--json", options.json) : Result<>();
     if (auto done = share_outcome(*world->communicator, place); !done) return fail(done.error().text);

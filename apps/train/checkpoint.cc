@@ -201,7 +201,7 @@ std::vector<std::string> list_checkpoints(const std::string& directory) {
        at.increment(failed)) {
     const std::string name = at->path().filename().string();
     std::error_code ignored;
-    if (checkpoint_step(name) && std::filesystem::exists(at->path() / "state.json", ignored))
+    if (checkpoint_step(name) && std::filesystem::is_regular_file(at->path() / "state.json", ignored))
       names.push_back(name);
   }
   std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
@@ -212,7 +212,7 @@ std::vector<std::string> list_checkpoints(const std::string& directory) {
 
 Result<std::string> find_checkpoint(const std::string& path) {
   std::error_code ignored;
-  if (std::filesystem::exists(path + "/state.json", ignored)) return path;
+  if (std::filesystem::is_regular_file(path + "/state.json", ignored)) return path;
   const auto names = list_checkpoints(path);
   if (names.empty()) return wrong(path, "is no checkpoint and holds none (step-…)");
   return path + "/" + names.back();

@@ -1,3 +1,4 @@
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -34,6 +35,7 @@ std::string mistake_of(const ddp::train::Options& options, const ddp::train::Wor
 int main(int argc, char** argv) try {
   using namespace ddp::train;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe must show each line when it is written
+  std::signal(SIGXFSZ, SIG_IGN);             // a file's size limit is an error of that write, not the end
 
   if (wants_bench(argc, argv)) return run_bench(argc, argv);
   const ParsedOptions parsed = parse_options(argc, argv);

@@ -48,6 +48,11 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
+/// "layer1.1" of "layer1.1.weight".
+std::string layer_of(const std::string& name) {
+  return name.substr(0, std::min(name.rfind('.'), name.size()));
+}
+
 /// Behind the path while the file is being written.
 constexpr const char* kUnfinished = ".tmp";
 
@@ -81,6 +86,7 @@ ModelState<T>::ModelState(const Model<T>& model, std::span<const T> parameters, 
   add(model.running_tensors(), running, parameters.size());
 }
 
+/// As a state_dict: layer after layer, each with its parameters, running statistics and counter.
 template <class T>
 std::vector<TensorView> ModelState<T>::tensors() const {
   std::vector<TensorView> views;
@@ -90,6 +96,17 @@ std::vector<TensorView> ModelState<T>::tensors() const {
   }
   for (const std::string& name : counters_)
     views.push_back({name, TensorType::kI64, {}, std::as_bytes(std::span(&batches_, 1))});
+
+  std::vector<std::string> layers;
+  for (const TensorView& view : views) {
+    if (std::find(layers.begin(), layers.end(), layer_of(view.name)) == layers.end())
+      layers.push_back(layer_of(view.name));
+  }
+  const auto place = [&layers](const TensorView& view) {
+    return std::find(layers.begin(), layers.end(), layer_of(view.name)) - layers.begin();
+  };
+  std::stable_sort(views.begin(), views.end(),
+                   [&place](const TensorView& a, const TensorView& b) { return place(a) < place(b); });
   return views;
 }
 

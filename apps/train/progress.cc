@@ -29,6 +29,11 @@ std::string number(double value) {
   return std::isfinite(value) ? text_of("%.17g", value) : "null";
 }
 
+/// " loss MEAN"; empty where no step counts.
+std::string loss_text(double sum, int steps) {
+  return steps == 0 ? "" : text_of(" loss %.4g", sum / steps);
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -45,18 +50,31 @@ Progress::Progress(bool speaks, const Options& options)
 
 Result<> Progress::open() {
   if (!speaks_ || metrics_path_.empty()) return {};
-  metrics_ = UniqueFd(::open(metrics_path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!metrics_) return system_error(errno, "create " + metrics_path_);
+  // A pipe that nobody reads must not keep us waiting, but one that is read slowly may.
+  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
+  metrics_ = UniqueFd(::open(metrics_path_.c_str(), flags | O_NONBLOCK, 0666));
+  if (!metrics_ || ::fcntl(metrics_.get(), F_SETFL, O_APPEND) != 0)
+    return system_error(errno, "create " + metrics_path_);
   return {};
 }
 
 void Progress::write_metrics(const std::string& line) {
   if (!metrics_) return;
+  const off_t before = ::lseek(metrics_.get(), 0, SEEK_END);  // -1: a pipe
   // One write per line, so that a reader of the growing file sees whole ones.
-  if (::write(metrics_.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size())) return;
+  std::size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t written = ::write(metrics_.get(), line.data() + done, line.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) break;
+    done += static_cast<std::size_t>(written);
+  }
+  if (done == line.size()) return;
   // Training is worth more than its record: said once, then without.
   std::fprintf(stderr, "train: %s; training goes on without it\n",
                system_error(errno, "write " + metrics_path_).text.c_str());
+  // A half line would be taken for a broken file. It fails only where the file is no longer ours to mend.
+  if (done > 0 && before >= 0) (void)!::ftruncate(metrics_.get(), before);
   metrics_ = UniqueFd();
 }
 
@@ -84,15 +102,15 @@ void Progress::step(const StepReport& report) {
   }
   if (bar_) draw_bar(report);
   if (report.step % interval_ != 0 && report.step != report.steps) return;
-  say(text_of("epoch %d/%d step %d/%d loss %.4g %.0f images/s", report.epoch + 1, epochs_, report.step,
-              report.steps, loss_ / steps_, static_cast<double>(images_) / seconds_since(start_)));
+  say(text_of("epoch %d/%d step %d/%d%s %.0f images/s", report.epoch + 1, epochs_, report.step, report.steps,
+              loss_text(loss_, steps_).c_str(), static_cast<double>(images_) / seconds_since(start_)));
   restart();
 }
 
 void Progress::epoch(std::int64_t epoch, const Accuracy& accuracy, double seconds) {
   if (!speaks_) return;
-  say(text_of("epoch %" PRId64 "/%d loss %.4g test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
-              epoch_loss_ / epoch_steps_, accuracy.percent(), seconds));
+  say(text_of("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
+              loss_text(epoch_loss_, epoch_steps_).c_str(), accuracy.percent(), seconds));
   write_metrics(text_of("{\"epoch\":%" PRId64 ",\"test_correct\":%" PRIu64 ",\"test_total\":%" PRIu64
                         ",\"loss\":%s,\"seconds\":%.3f}\n",
                         epoch + 1, accuracy.correct, accuracy.total,

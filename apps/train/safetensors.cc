@@ -37,7 +37,7 @@ std::optional<TensorType> type_of(std::string_view text) {
 
 std::string header_of(std::span<const TensorView> tensors,
                       const std::map<std::string, std::string>& metadata) {
-  nlohmann::json header = nlohmann::json::object();
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();  // in the order of the tensors
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::size_t at = 0;
   for (const TensorView& tensor : tensors) {
@@ -84,7 +84,8 @@ Result<> write_file(int fd, const std::string& path, std::span<const TensorView>
 }
 
 Result<std::vector<std::byte>> read_all(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe must not keep us waiting before it is refused.
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) return system_error(errno, "open " + path);
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) return system_error(errno, "stat " + path);

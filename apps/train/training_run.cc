@@ -11,6 +11,7 @@
 
 #include "apps/train/checkpoint_run.h"
 #include "apps/train/conv_net.h"
+#include "apps/train/equal_options.h"
 #include "apps/train/mlp.h"
 #include "apps/train/model_file.h"
 #include "apps/train/output_place.h"
@@ -132,8 +133,15 @@ class Run {
     return !at_end();
   }
 
+  bool is_complete() const { return trainer_.position().epoch >= options_.epochs || at_end(); }
+
   Result<> train() {
-    while (trainer_.position().epoch < options_.epochs && !at_end()) {
+    if (is_complete()) {
+      progress_.say("nothing is left to train: the training ended with step " +
+                    std::to_string(trainer_.position().step));
+      return test(std::max<std::int64_t>(trainer_.position().epoch, 1) - 1, Clock::now());
+    }
+    while (!is_complete()) {
       const auto start = Clock::now();
       const std::int64_t epoch = trainer_.position().epoch;
       const auto on_step = [this](const StepReport& report) { return after_step(report); };
@@ -143,7 +151,7 @@ class Run {
         if (auto done = checkpoints_.write(); !done) return done;
       }
     }
-    return accuracy_.total != 0 ? Result<>() : test(trainer_.position().epoch - 1, Clock::now());
+    return {};
   }
 
   Result<> test(std::int64_t epoch, Clock::time_point start) {
@@ -225,6 +233,7 @@ Result<> run(const Options& options, Communicators communicators, const DataSpli
 }  // namespace
 
 Result<> run_training(const Options& options, Communicators communicators, const DataSplit& data) {
+  if (auto equal = check_equal(*communicators.world, equal_options(options, data)); !equal) return equal;
   if (options.dtype == Dtype::kFloat64) return run<double>(options, communicators, data);
   return run<float>(options, communicators, data);
 }

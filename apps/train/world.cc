@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "apps/train/equal_options.h"
 #include "apps/train/gloo_communicator.h"
 #include "apps/train/node_communicator.h"
 #include "apps/train/node_links.h"
@@ -191,6 +192,30 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
   return {};
 }
 
+/// Ranks that differ in these would not meet, or not understand each other.
+EqualOptions way_options(const WorldOptions& options) {
+  return {{"--comm", comm_text(options.comm)},
+          {"--dtype", options.scalar_bytes == 8 ? "float64" : "float32"},
+          {"--sync-every-inter", given_text(options.with_nodes)}};
+}
+
+Result<> compare_ways(const WorkerEnvironment& environment, const WorldOptions& options,
+                      PeerDirectory& directory) {
+  const EqualOptions mine = way_options(options);
+  if (environment.rank == 0) {
+    auto told = directory.share("way", to_text(mine));
+    return told ? told : within(me(environment), told.error());
+  }
+  const auto text = directory.find("way", options.start_timeout);
+  if (!text && text.error().code == ErrorCode::kTimeout) {
+    return Error{ErrorCode::kTimeout,
+                 me(environment) + " misses rank 0: it has not come to the store in time; did it start?"};
+  }
+  if (!text) return within(me(environment), text.error());
+  const std::string differs = difference(mine, environment.rank, *text);
+  return differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
+}
+
 bool needs_nodes(const WorldOptions& options) {
   return options.comm == CommKind::kShm || options.with_nodes;
 }
@@ -227,6 +252,7 @@ Result<World> join_world(const WorkerEnvironment& environment, const WorldOption
   if (environment.world_size == 1) return world_of_one(options.with_nodes);
   World world;
   if (auto reached = reach_store(environment, options, world); !reached) return reached.error();
+  if (auto equal = compare_ways(environment, options, *world.directory); !equal) return equal.error();
   if (options.comm == CommKind::kGloo) {
     auto connected =
         connect_gloo(environment.rank, environment.world_size, options.step_timeout, *world.directory);

@@ -112,6 +112,16 @@ class Checkpoints(unittest.TestCase):
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--export", out)
         self.assertEqual((saved / self.names(saved)[-1] / "model.safetensors").read_bytes(), out.read_bytes())
 
+    def test_a_training_that_is_complete_says_so(self):
+        saved = self.folder / "saved"
+        first = self.good(1, *SMALL, "--checkpoint-dir", saved)
+        for world in (1, 2):
+            again = self.good(world, *SMALL, "--checkpoint-dir", saved, "--resume", "auto")[0][1]
+            step = int(self.names(saved)[-1].split("-")[1])
+            self.assertEqual(again[1], f"nothing is left to train: the training ended with step {step}")
+            self.assertRegex(again[2], r"^epoch 2/2 test accuracy \d+\.\d\d % in \d+\.\d s$")
+            self.assertEqual(again[-1], first[0][1][-1])
+
     def test_killed_in_any_moment_it_goes_on(self):
         whole = self.good(1, *SMALL, "--dtype", "float64")
         saved = self.folder / "saved"

@@ -62,6 +62,26 @@ TEST_CASE("a model comes back from its file bit by bit") {
   CHECK(file->tensors().at("layer2.0.weight").shape == std::vector<std::int64_t>{32, 16, 5, 5});
 }
 
+TEST_CASE("the names in a file stand in the order of PyTorch's state_dict") {
+  const Folder folder;
+  ConvNet<float> net(1, one_thread);
+  REQUIRE(export_model<float>(folder / "m", net, 1).has_value());
+  std::ifstream file(folder / "m", std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::size_t last = 0;
+  for (const char* name :
+       {"layer1.0.weight", "layer1.0.bias", "layer1.1.weight", "layer1.1.bias", "layer1.1.running_mean",
+        "layer1.1.running_var", "layer1.1.num_batches_tracked", "layer2.0.weight", "layer2.0.bias",
+        "layer2.1.weight", "layer2.1.bias", "layer2.1.running_mean", "layer2.1.running_var",
+        "layer2.1.num_batches_tracked", "fc.weight", "fc.bias"}) {
+    const std::size_t at = text.find('"' + std::string(name) + '"');
+    INFO(name);
+    REQUIRE(at != std::string::npos);
+    CHECK(at > last);
+    last = at;
+  }
+}
+
 TEST_CASE("numbers lie in PyTorch's order in the file") {
   ConvNet<float> net(1, one_thread);
   const TensorInfo& conv = net.parameter_tensors()[4];

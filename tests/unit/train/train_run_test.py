@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ def free_port():
 class Ranks:
     """A world of `train` processes; rank 0 serves the store. None outlives the `with`."""
 
-    def __init__(self, world, *arguments, nodes=None):
+    def __init__(self, world, *arguments, nodes=None, more=None):
         base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                  "TORCHELASTIC_RUN_ID": "train-run-test"} if world > 1 else {}
@@ -40,8 +41,9 @@ class Ranks:
             if nodes:
                 size = world // nodes
                 env |= {"LOCAL_RANK": str(rank % size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": str(rank // size)}
-            self.processes.append(subprocess.Popen([TRAIN, *arguments], env=env, text=True, stdout=subprocess.PIPE,
-                                                   stderr=subprocess.PIPE))
+            # `more`: what some ranks are given besides.
+            self.processes.append(subprocess.Popen([TRAIN, *arguments, *(more or {}).get(rank, ())], env=env, text=True,
+                                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE))
 
     def __enter__(self):
         return self
@@ -58,8 +60,8 @@ class Ranks:
         return [(process.returncode, out.splitlines(), err) for process, (out, err) in zip(self.processes, ends)]
 
 
-def run(world, *arguments, nodes=None):
-    with Ranks(world, *arguments, nodes=nodes) as ranks:
+def run(world, *arguments, nodes=None, more=None):
+    with Ranks(world, *arguments, nodes=nodes, more=more) as ranks:
         return ranks.finish()
 
 
@@ -190,6 +192,23 @@ class Engine(unittest.TestCase):
         (code, lines, errors), = run(1, *self.SMALL, "--metrics-file", "/dev/full")
         self.assertEqual((code, errors), (0, "train: write /dev/full: No space left on device; training goes on without it\n"))
         self.assertGreater(accuracy_of(lines), 60)
+
+    def test_a_full_file_has_whole_lines_only(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "m.jsonl")
+            done = subprocess.run([TRAIN, *self.SMALL, "--metrics-file", path], text=True, capture_output=True, timeout=60,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)))
+            self.assertEqual((done.returncode, done.stderr),
+                             (0, f"train: write {path}: File too large; training goes on without it\n"))
+            text = path.read_text()
+            self.assertTrue(1000 < len(text) <= 2000 and text.endswith("\n"), text[-100:])
+            for line in text.splitlines():
+                json.loads(line)
+
+    def test_dropped_steps_have_no_loss(self):
+        lines = self.good(1, "--plant-nan", "0:2", "--log-interval", "1", "--max-steps", "3")
+        self.assertRegex(lines[2], r"^epoch 1/1 step 2/40 \d+ images/s$")
+        self.assertNotIn("nan", "".join(lines).replace("nan is not", ""))
 
     def test_a_sample_log_needs_its_directory(self):
         (code, _, errors), = run(1, *self.SMALL, "--sample-log", "/nonexistent")
@@ -332,6 +351,44 @@ class Mistakes(unittest.TestCase):
         self.assertTrue(any(re.match(r" +--bench OPERATION +measure allreduce, ", line) for line in lines[:12]), lines[:12])
         (code, _, errors), = run(1, "--data", "synthetic", "--limit=100", "--batch_size=50", "--log_interval", "1")
         self.assertEqual((code, errors), (0, ""))
+
+    def test_what_is_no_file_is_not_waited_for(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = f"{folder}/pipe"
+            os.mkfifo(pipe)
+            os.mkfifo(f"{folder}/train-images-idx3-ubyte")
+            pathlib.Path(folder, "train-labels-idx1-ubyte").touch()
+            checkpoint = pathlib.Path(folder, "step-00000001")
+            checkpoint.mkdir()
+            os.mkfifo(checkpoint / "state.json")
+            synthetic = ("--data", "synthetic", "--limit", "10")
+            for arguments, text in (
+                    (("--data", folder), f"{folder}/train-images-idx3-ubyte: not a regular file"),
+                    ((*synthetic, "--init-from", pipe), f"{pipe}: is no regular file"),
+                    ((*synthetic, "--init-from", folder), f"{folder}: is no regular file"),
+                    ((*synthetic, "--init-from", "/dev/zero"), "/dev/zero: is no regular file"),
+                    ((*synthetic, "--resume", str(checkpoint)), f"{checkpoint}: is no checkpoint and holds none (step-…)"),
+                    ((*synthetic, "--metrics-file", pipe), f"create {pipe}: No such device or address")):
+                with self.subTest(arguments):
+                    with Ranks(1, *arguments) as ranks:
+                        self.assertEqual(ranks.finish(timeout=20), [(1, [], f"train: {text}\n")])
+
+    def test_options_that_must_be_equal(self):
+        small = ("--data", "synthetic", "--max-steps", "1")
+        for more, text in ((("--seed", "4"), "--seed is 4 on rank 1 and 0 on rank 0"),
+                           (("--limit", "50"), "the number of training images is 50 on rank 1 and 60000 on rank 0"),
+                           (("--export", "/tmp/w"), "--export is given on rank 1 and not given on rank 0")):
+            for code, lines, errors in run(3, *small, more={1: more}):
+                self.assertEqual((code, lines, errors), (1, [], f"train: {text}; all ranks must be given the same\n"))
+
+    def test_ways_that_never_meet_are_named(self):
+        for more, text in ((("--comm", "tcp"), "--comm is tcp on rank 1 and auto on rank 0"),
+                           (("--dtype", "float64"), "--dtype is float64 on rank 1 and float32 on rank 0"),
+                           (("--sync-every-inter", "2"), "--sync-every-inter is given on rank 1 and not given on rank 0")):
+            with Ranks(2, "--data", "synthetic", "--limit", "40", nodes=1, more={1: more}) as ranks:
+                _, errors = ranks.processes[1].communicate(timeout=20)
+                self.assertEqual((ranks.processes[1].returncode, errors),
+                                 (1, f"train: {text}; all ranks must be given the same\n"))
 
     def test_missing_data(self):
         (code, _, errors), = run(1, "--data", "/nonexistent")

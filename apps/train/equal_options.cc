@@ -1,0 +1,114 @@
+#include "apps/train/equal_options.h"
+
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "apps/train/shared_outcome.h"
+
+namespace ddp::train {
+
+namespace {
+
+std::string taken_line(std::string_view& text) {
+  const std::size_t end = std::min(text.find('\n'), text.size());
+  std::string line(text.substr(0, end));
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return line;
+}
+
+void add_recipe(const Options& options, EqualOptions& list) {
+  list.push_back({"--optimizer", options.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw"});
+  list.push_back({"--lr", value_text(options.lr.peak)});
+  list.push_back({"--lr-schedule", options.lr.shape == LrShape::kConstant ? "constant" : "cosine"});
+  list.push_back({"--warmup-steps", std::to_string(options.lr.warmup_steps)});
+  list.push_back({"--momentum", value_text(options.optimizer.momentum)});
+  list.push_back({"--beta1", value_text(options.optimizer.beta1)});
+  list.push_back({"--beta2", value_text(options.optimizer.beta2)});
+  list.push_back({"--weight-decay", value_text(options.optimizer.weight_decay)});
+  list.push_back({"--clip-value", value_text(options.clip_value)});
+  list.push_back({"--clip-norm", value_text(options.clip_norm)});
+  list.push_back({"--sync-bn", given_text(options.sync_bn)});
+}
+
+}  // namespace
+
+std::string value_text(double value) {
+  std::array<char, 32> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
+}
+
+const char* comm_text(CommKind comm) {
+  switch (comm) {
+    case CommKind::kAuto:
+      return "auto";
+    case CommKind::kTcp:
+      return "tcp";
+    case CommKind::kShm:
+      return "shm";
+    case CommKind::kGloo:
+      return "gloo";
+  }
+  return "?";
+}
+
+EqualOptions equal_options(const Options& options, const DataSplit& data) {
+  EqualOptions list{{"--model", options.model == ModelKind::kMlp ? "mlp" : "convnet"},
+                    {"--mlp-width", std::to_string(options.mlp_width)},
+                    {"--mlp-depth", std::to_string(options.mlp_depth)},
+                    {"the number of training images", std::to_string(data.training.size())},
+                    {"the number of test images", std::to_string(data.test.size())},
+                    {"--epochs", std::to_string(options.epochs)},
+                    {"--max-steps", std::to_string(options.max_steps)},
+                    {"--batch-size", std::to_string(options.batch_size)},
+                    {"--accumulate", std::to_string(options.accumulate)},
+                    {"--seed", std::to_string(options.seed)}};
+  add_recipe(options, list);
+  list.push_back({"--bucket-cap-mb", value_text(options.bucket_cap_mb)});
+  list.push_back({"--first-bucket-mb", value_text(options.first_bucket_mb)});
+  list.push_back({"--zero", options.zero ? "1" : "0"});
+  list.push_back({"--sync-every-inter", std::to_string(options.sync_every_inter)});
+  list.push_back({"--init-from", given_text(!options.init_from.empty())});
+  list.push_back({"--export", given_text(!options.export_to.empty())});
+  list.push_back({"--checkpoint-dir", given_text(!options.checkpoint_dir.empty())});
+  list.push_back({"--checkpoint-every", std::to_string(options.checkpoint_every)});
+  list.push_back({"--resume", given_text(!options.resume.empty())});
+  list.push_back({"--profile", given_text(!options.profile.empty())});
+  return list;
+}
+
+std::string to_text(const EqualOptions& options) {
+  std::string text;
+  for (const EqualOption& option : options)
+    text += option.name + '\n' + option.value + '\n';
+  return text;
+}
+
+std::string difference(const EqualOptions& mine, int rank, std::string_view text_of_rank_0) {
+  for (const EqualOption& option : mine) {
+    const std::string name = taken_line(text_of_rank_0);
+    const std::string value = taken_line(text_of_rank_0);
+    if (name != option.name)
+      return "rank " + std::to_string(rank) + " knows other options than rank 0; are both the same program?";
+    if (value != option.value) {
+      return name + " is " + option.value + " on rank " + std::to_string(rank) + " and " + value +
+             " on rank 0; all ranks must be given the same";
+    }
+  }
+  return "";
+}
+
+Result<> check_equal(Communicator& world, const EqualOptions& mine) {
+  std::string text = to_text(mine);
+  std::uint64_t size = text.size();
+  if (auto done = world.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0); !done) return done;
+  text.resize(size);
+  if (auto done = world.broadcast(std::as_writable_bytes(std::span(text)), 0); !done) return done;
+  const std::string differs = difference(mine, world.rank(), text);
+  return share_first_failure(world, differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs});
+}
+
+}  // namespace ddp::train

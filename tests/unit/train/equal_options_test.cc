@@ -1,0 +1,66 @@
+#include "apps/train/equal_options.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+#include "tests/unit/train/thread_world.h"
+
+using namespace ddp::train;
+
+namespace {
+
+std::string told_of(const Options& mine, const Options& of_rank_0) {
+  const DataSplit data;
+  return difference(equal_options(mine, data), 2, to_text(equal_options(of_rank_0, data)));
+}
+
+}  // namespace
+
+TEST_CASE("an option that differs is named with both values and the rank") {
+  Options zero, mine;
+  CHECK(told_of(mine, zero).empty());
+  mine.seed = 4;
+  CHECK(told_of(mine, zero) == "--seed is 4 on rank 2 and 0 on rank 0; all ranks must be given the same");
+  zero.lr.peak = 0.1;
+  zero.seed = 4;
+  CHECK(told_of(mine, zero) == "--lr is 0.01 on rank 2 and 0.1 on rank 0; all ranks must be given the same");
+  zero = mine;
+  zero.export_to = "w";
+  CHECK(told_of(mine, zero) ==
+        "--export is not given on rank 2 and given on rank 0; all ranks must be given the same");
+}
+
+TEST_CASE("what only one rank needs, and nodes may have otherwise, may differ") {
+  Options zero, mine;
+  mine.threads = 3;
+  mine.log_interval = 1;
+  mine.metrics_file = "m";
+  mine.data = "/elsewhere";
+  mine.kernels = "generic";
+  zero.init_from = "/a/w";
+  mine.init_from = "/b/w";
+  CHECK(told_of(mine, zero).empty());
+}
+
+TEST_CASE("names are unique, and a rank with others is told") {
+  const auto list = equal_options(Options(), DataSplit());
+  std::set<std::string> names;
+  for (const EqualOption& option : list)
+    CHECK(names.insert(option.name).second);
+  CHECK(difference(list, 1, "--none\n1\n") ==
+        "rank 1 knows other options than rank 0; are both the same program?");
+  CHECK(difference(list, 1, "") == "rank 1 knows other options than rank 0; are both the same program?");
+}
+
+TEST_CASE("all ranks hear of the first rank that differs") {
+  ThreadWorld world(3);
+  std::vector<std::string> said(3);
+  world.run([&](ThreadWorld::Rank& rank) {
+    const auto done = check_equal(rank, {{"--seed", rank.rank() == 0 ? "1" : "2"}});
+    said[static_cast<std::size_t>(rank.rank())] = done ? "" : done.error().text;
+  });
+  CHECK(said == std::vector<std::string>(
+                    3, "--seed is 2 on rank 1 and 1 on rank 0; all ranks must be given the same"));
+}
