@@ -31,6 +31,13 @@ std::uint64_t monotonic_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
+/// Counts a suspended machine, too.
+rendezvous::NodeLease::Time boot_time() {
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
 EnvVars own_environment() {
   return split_env(environ);
 }
@@ -56,6 +63,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       setup_(loop.get_executor()),
       tree_(loop.get_executor(), keeper),
       evidence_(loop.get_executor()),
+      lease_(patience_, boot_time()),
       tick_(loop),
       attempt_over_(loop, Clock::time_point::max()),
       keeper_fd_(loop),
@@ -105,7 +113,6 @@ Awaitable<> Agent::serve() {
         break;
       }
       if (!*message) break;
-      asleep_ = false;
       std::visit([this](const auto& m) { handle(m); }, **message);
     }
     if (!why.empty()) break;
@@ -128,6 +135,7 @@ void Agent::handle(const rendezvous::JobStart& told) {
   credit_.start(message.credit);
   begin_preparing(message);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
+  lease_ = rendezvous::NodeLease(patience_, boot_time());
   hang_timeout_ = std::chrono::milliseconds(message.hang_timeout_ms);
   if (!message.setup.empty()) return start_task(set_up(message));
   accept(message, NodeJob::prepare(message, own_environment(), options_.directory));
@@ -136,9 +144,10 @@ void Agent::handle(const rendezvous::JobStart& told) {
 void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
+  accepted_at_ = boot_time();
   // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
   // can.
-  if (!message.local) keeper_.set_lease(patience_);
+  leased_ = !message.local;
   rendezvous::JobAccepted accepted{job_->program(), active_infiniband("")};
   accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job_->env(), message.explicit_env, "");
   link_.send(accepted);
@@ -165,6 +174,7 @@ Awaitable<> Agent::probe(rendezvous::Probe request) {
 
 void Agent::handle(const rendezvous::Spawn& message) {
   if (!job_ || leaving_ || attempt_running_) return;
+  lease_.proven(accepted_at_);  // a slow disk may have kept us from answering a Ping before
   attempt_ = message.attempt;
   auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix());
   if (!workers) return refuse(workers.error());
@@ -209,6 +219,8 @@ void Agent::handle(const rendezvous::Leave& message) {
 
 void Agent::handle(const rendezvous::Ping& message) {
   link_.send(rendezvous::Pong{message.sequence, monotonic_ns()});
+  lease_.pinged(boot_time());
+  mind_the_lease();
 }
 
 void Agent::handle(const rendezvous::Credit& message) {
@@ -217,7 +229,8 @@ void Agent::handle(const rendezvous::Credit& message) {
 }
 
 void Agent::handle(const rendezvous::MasterAsleep&) {
-  asleep_ = true;
+  lease_.master_asleep();
+  mind_the_lease();
   link_.send(rendezvous::Pong{rendezvous::kAsleep, monotonic_ns()});
 }
 
@@ -362,14 +375,30 @@ Awaitable<> Agent::go_down() {
   signals_.cancel(ignored);
 }
 
+/// The keeper kills what is left here when the lease is over and the grace has passed, whatever we do.
+void Agent::mind_the_lease() {
+  if (!leased_) return keeper_.pat();
+  if (lease_.asleep()) return keeper_.set_lease(std::chrono::milliseconds(0));
+  const auto left = lease_.ends_at() + link_grace_ - boot_time();
+  keeper_.set_lease(
+      std::max(std::chrono::ceil<std::chrono::milliseconds>(left), std::chrono::milliseconds(1)));
+}
+
+/// `late`: we could not do anything for a while ourselves.
+bool Agent::master_lost(bool late) const {
+  if (lease_.asleep()) return false;
+  if (attempt_running_) return lease_.over(boot_time());
+  return !late && Clock::now() - link_.last_heard() > patience_;
+}
+
 Awaitable<> Agent::heartbeat() {
   while (!down_) {
-    keeper_.pat();
+    mind_the_lease();
     if (attempt_running_) reap_adopted(children());  // orphans of the workers would stay zombies otherwise
     tick_.expires_after(kHeartbeat);
+    const Clock::time_point due = tick_.expiry();
     co_await tick_.async_wait(kUseTuple);
-    const bool silent = Clock::now() - link_.last_heard() > patience_;
-    if (silent && !asleep_) lose_master("the master was silent for too long");
+    if (master_lost(Clock::now() > due + kHeartbeat)) lose_master("the master was silent for too long");
   }
   while (!link_.closed()) {
     const auto [error] = co_await tick_.async_wait(kUseTuple);

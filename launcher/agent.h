@@ -25,6 +25,7 @@
 #include "launcher/worker_group.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/message.h"
+#include "rendezvous/node_lease.h"
 
 namespace ddp::launcher {
 
@@ -95,6 +96,8 @@ class Agent final : public WorkerEvents {
   void begin_preparing(const rendezvous::JobStart& job);
   void accept(const rendezvous::JobStart& message, Result<NodeJob> job);
   void refuse(const Error& error);
+  void mind_the_lease();
+  bool master_lost(bool late) const;
   void lose_master(std::string_view why);
   void resign(std::string why, int signal = 0);
   void start_task(Awaitable<> task);
@@ -119,12 +122,14 @@ class Agent final : public WorkerEvents {
   std::string stdin_pending_;
   bool stdin_ended_ = false;
   bool stdin_busy_ = false;
-  bool asleep_ = false;   ///< the master told that its user stopped it
   bool leaving_ = false;  ///< the end was ordered or is forced; nothing new starts
   bool attempt_running_ = false;
   bool down_ = false;  ///< no worker lives any more; only the goodbye is left
   std::chrono::milliseconds patience_{15'000};
   std::chrono::milliseconds link_grace_{5'000};
+  rendezvous::NodeLease lease_;  ///< of the workers; by CLOCK_BOOTTIME
+  rendezvous::NodeLease::Time accepted_at_{0};
+  bool leased_ = false;  ///< the job is accepted, and its master is on another machine
   asio::steady_timer tick_;
   asio::steady_timer attempt_over_;  ///< cancelled when the attempt, --setup or a check has ended
   asio::posix::stream_descriptor keeper_fd_;

@@ -164,8 +164,8 @@ Awaitable<> CheckMaster::read_link(CheckMaster* self, NodeLink* node) {
   node->end_timer.async_wait([self, node, plain](const error_code& cancelled) {
     if (!cancelled) self->node_gone(*node, plain);
   });
-  Error why = co_await node->explain_end(plain);
-  self->node_gone(*node, std::move(why));
+  NodeLink::End end = co_await node->explain_end(plain);
+  self->node_gone(*node, std::move(end.why));
 }
 
 void CheckMaster::node_gone(NodeLink& node, Error why) {

@@ -30,6 +30,8 @@ class FailureLog {
   void begin_attempt(std::uint32_t attempt, Time now);
   /// Puts the attempt's root cause with the earlier ones and forgets the rest: a new attempt follows.
   void end_attempt();
+  /// Forgets what went wrong in the attempt: it was stopped for no failure.
+  void forget_attempt() { end_.failures.clear(); }
 
   void worker_started(int rank, Time at) { started_[rank] = at; }
   /// A bad end that happened at `at` ± `error`. What our stop ended is told by time and signal, see

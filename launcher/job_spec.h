@@ -44,7 +44,10 @@ enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm };
 struct JobSpec {
   std::string job_id;
   std::vector<remote::Host> hosts;  ///< in hostfile order; never empty
-  int max_nodes = 0;                ///< --nnodes; 0: all hosts
+  int min_nodes = 0;  ///< --nnodes MIN:MAX: the job goes on with so many; 0: only with all of max_nodes
+  int max_nodes = 0;  ///< --nnodes; 0: all hosts but the spares
+  int spares = 0;     ///< hosts beyond max_nodes that wait to take the place of a lost one
+  bool scale_up_now = false;  ///< a node that joins while an attempt runs ends it, for a larger one
   ProcsPerNode nproc;
   bool oversubscribe = false;
   WorkerCommand command;

@@ -6,6 +6,7 @@
 #include <array>
 #include <csignal>
 #include <exception>
+#include <numeric>
 #include <utility>
 
 #include "base/version.h"
@@ -34,8 +35,6 @@ constexpr seconds kPingEvery{1};
 constexpr seconds kEndTime{2};
 /// For the agents' answer that they know of our sleep.
 constexpr milliseconds kAsleepTime{500};
-/// A ping that comes this late means that we were stopped ourselves.
-constexpr seconds kOverslept{3};
 
 nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
@@ -57,24 +56,17 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
           loop.get_executor(), [this] { give_all_credit(); }, spec.output.console),
       output_(
           files_, console_, spec.output, [this](std::uint32_t rank) { return source_of(rank); },
-          [this] { return static_cast<std::uint32_t>(supervisor_.plan().world_size); }),
-      fan_out_(loop.get_executor(), remote, local,
-               {{options_.agent_path, "--stdio"},
-                spec.ssh_localhost,
-                Clock::now() + spec.start_timeout,
-                options_.expected,
-                options_.stock,
-                spec.launcher == LauncherKind::kLocal}),
+          [this] { return static_cast<std::uint32_t>(supervisor_.world().world_size); }),
+      remote_(remote),
+      local_(local),
       supervisor_(spec),
       deadline_(loop),
       ping_timer_(loop),
       sleep_timer_(loop),
       signals_(loop),
-      awake_since_(Clock::now()),
       stdin_(loop.get_executor()) {
   for (std::size_t i = 0; i < supervisor_.node_count(); ++i)
-    nodes_.push_back(std::make_unique<NodeLink>(i, loop.get_executor(), spec.hosts[i].name,
-                                                credit_window(supervisor_.node_count())));
+    nodes_.push_back(make_link(i, 1));
   add_signals(signals_, {SIGINT, SIGTERM, SIGHUP, SIGTSTP});
   signals_.add(SIGUSR1);
   signals_.add(SIGUSR2);
@@ -84,7 +76,9 @@ Master::~Master() = default;
 
 int Master::run() {
   carry_out(supervisor_.start(now()));
-  start_task(start_agents());
+  std::vector<std::size_t> all(nodes_.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  start_task(start_agents(std::move(all)));
   start_task(watch_signals());
   start_task(ping_nodes());
   loop_.run();  // until the supervisor has finished; carry_out stops it
@@ -111,7 +105,7 @@ int Master::run() {
 
 /// Every task sees that its work is over and ends. One that waits for a dead connection is not waited for.
 void Master::end_tasks() {
-  fan_out_.cancel();
+  cancel_starts();
   for (const auto& node : nodes_)
     node->close();
   output_.rest();
@@ -135,32 +129,34 @@ void Master::start_task(Awaitable<> task) {
 
 // ---- decisions
 
-void Master::step(const Supervisor::Event& event) {
+void Master::step(const job::Event& event) {
   carry_out(supervisor_.step(event, now()));
 }
 
-void Master::carry_out(Supervisor::Actions actions) {
-  for (Supervisor::Action& action : actions) {
-    if (auto* message = std::get_if<Supervisor::ToNode>(&action)) {
+void Master::carry_out(job::Actions actions) {
+  for (job::Action& action : actions) {
+    if (auto* message = std::get_if<job::ToNode>(&action)) {
       nodes_[message->node]->send(message->message);
-    } else if (auto* drop = std::get_if<Supervisor::Disconnect>(&action)) {
+    } else if (auto* drop = std::get_if<job::Disconnect>(&action)) {
       NodeLink& node = *nodes_[drop->node];
       if (node.opened())
         node.close();
       else
-        fan_out_.cancel();
-    } else if (auto* words = std::get_if<Supervisor::Say>(&action)) {
+        cancel_starts();  // only at the end of the job: nobody on the way is wanted any more
+    } else if (const auto* again = std::get_if<job::Recall>(&action)) {
+      recall(again->node);
+    } else if (auto* words = std::get_if<job::Say>(&action)) {
       say(words->text);
-    } else if (auto* step_done = std::get_if<Supervisor::Detail>(&action)) {
+    } else if (auto* step_done = std::get_if<job::Detail>(&action)) {
       spec_.verbose ? say(step_done->text) : log_.step(step_done->text);
-    } else if (auto* dump = std::get_if<Supervisor::Dump>(&action)) {
+    } else if (auto* dump = std::get_if<job::Dump>(&action)) {
       files_.append({dump->attempt, dump->rank, 0, kHangText}, dump->text);
     }
   }
   if (supervisor_.state() == Supervisor::State::kRunning && spec_.stdin_to_rank0 &&
       !std::exchange(feeding_, true)) {
-    start_task(stdin_.run(nodes_[supervisor_.node_of_rank(0)]->connection(),
-                          [this](const std::string& text) { say(text); }));
+    stdin_link_ = nodes_[supervisor_.node_of_rank(0)];
+    start_task(stdin_.run(stdin_link_->connection(), [this](const std::string& text) { say(text); }));
   }
   if (supervisor_.finished()) loop_.stop();
   arm_deadline();
@@ -174,61 +170,102 @@ void Master::arm_deadline() {
   }
   deadline_.expires_at(Clock::time_point(*deadline));
   deadline_.async_wait([this](const error_code& cancelled) {
-    if (!cancelled) step(Supervisor::Tick{});
+    if (!cancelled) step(job::Tick{});
   });
 }
 
 // ---- nodes
 
-Awaitable<> Master::start_agents() {
-  std::vector<remote::Host> hosts(spec_.hosts.begin(),
-                                  spec_.hosts.begin() + static_cast<std::ptrdiff_t>(nodes_.size()));
-  remote::FanOut::Report report = [this](std::size_t host, Result<remote::StartedAgent> outcome) {
-    on_started(host, std::move(outcome));
+Master::Link Master::make_link(std::size_t index, std::uint32_t life) {
+  return std::make_shared<NodeLink>(index, loop_.get_executor(), supervisor_.name(index),
+                                    credit_window(supervisor_.node_count()), life);
+}
+
+Awaitable<> Master::start_agents(std::vector<std::size_t> nodes) {
+  remote::FanOutOptions options{{options_.agent_path, "--stdio"},
+                                spec_.ssh_localhost,
+                                Clock::now() + spec_.start_timeout,
+                                options_.expected,
+                                options_.stock,
+                                spec_.launcher == LauncherKind::kLocal};
+  auto start = std::make_shared<remote::FanOut>(loop_.get_executor(), remote_, local_, std::move(options));
+  starts_.push_back(start);
+  std::vector<remote::Host> hosts;
+  for (const std::size_t node : nodes)
+    hosts.push_back(spec_.hosts[node]);
+  remote::FanOut::Report report = [this, nodes](std::size_t host, Result<remote::StartedAgent> outcome) {
+    on_started(nodes[host], std::move(outcome));
   };
-  co_await fan_out_.run(std::move(hosts), std::move(report));
+  co_await start->run(std::move(hosts), std::move(report));
+  std::erase(starts_, start);
+}
+
+void Master::cancel_starts() {
+  const auto starts = starts_;  // each leaves the list as it ends
+  for (const auto& start : starts)
+    start->cancel();
+}
+
+/// Its link has ended, and another one may come.
+void Master::recall(std::size_t index) {
+  nodes_[index]->close();
+  nodes_[index] = make_link(index, nodes_[index]->life + 1);
+  start_task(start_agents({index}));
 }
 
 void Master::on_started(std::size_t index, Result<remote::StartedAgent> outcome) {
-  if (!outcome) return step(Supervisor::NodeFailed{index, outcome.error()});
-  NodeLink& node = *nodes_[index];
+  if (!outcome) return step(job::NodeFailed{index, outcome.error()});
+  const Link link = nodes_[index];
+  NodeLink& node = *link;
   for (const std::string& line : outcome->noise)
     say_host(node, line);
   if (!outcome->errors.empty()) console_.add(2, node.error_lines(outcome->errors));
   if (outcome->pushed > 0 && spec_.verbose)
-    say(spec_.hosts[index].name + ": ddplaunchd was put there, " + std::to_string(outcome->pushed) + " bytes");
+    say(supervisor_.name(index) + ": ddplaunchd was put there, " + std::to_string(outcome->pushed) +
+        " bytes");
   node.open(std::move(*outcome));
   start_task(node.connection().write_all());
-  start_task(read_errors(this, &node));
-  start_task(read_link(this, &node));
+  start_task(read_errors(this, link));
+  start_task(read_link(this, link));
 }
 
-Awaitable<> Master::read_link(Master* master, NodeLink* node) {
+Awaitable<> Master::read_link(Master* master, Link node) {
   Result<> good;
   while (good) {
     good = master->take_messages(*node);
     master->give_credit(*node);
     if (good) good = co_await node->connection().read_more();
+    if (good) master->heard(*node);
   }
   node->close();
   // The channel's end says more, but it may never come: a host can die between the two.
   const Error plain = good.error();
-  master->step(Supervisor::LinkEnded{node->index, plain});
+  if (node->greeted) master->step(job::LinkEnded{node->index, plain, node->life});
   const auto give_up = [master, node, plain](const error_code& cancelled) {
-    if (!cancelled) master->node_gone(*node, plain);
+    if (!cancelled) master->node_gone(*node, NodeLink::End{plain});
   };
   node->end_timer.expires_after(kEndTime);
   node->end_timer.async_wait(give_up);
-  Error why = co_await node->explain_end(plain);
-  master->node_gone(*node, std::move(why));
+  NodeLink::End end = co_await node->explain_end(plain);
+  master->node_gone(*node, std::move(end));
 }
 
-void Master::node_gone(NodeLink& node, Error why) {
+/// Any byte is a sign of life. Most change nothing.
+void Master::heard(const NodeLink& node) {
+  job::Actions actions = supervisor_.step(job::NodeHeard{node.index, node.life}, now());
+  if (!actions.empty()) carry_out(std::move(actions));
+}
+
+void Master::node_gone(NodeLink& node, NodeLink::End end) {
   node.end_timer.cancel();
-  if (!std::exchange(node.gone, true)) step(Supervisor::NodeGone{node.index, std::move(why)});
+  if (std::exchange(node.gone, true)) return;
+  if (!node.greeted) return step(job::NodeFailed{node.index, std::move(end.why)});
+  // What runs in a container may outlive the program that was run in it.
+  const bool dead = end.workers_dead && spec_.hosts[node.index].wrapper.empty();
+  step(job::NodeGone{node.index, std::move(end.why), dead, node.life});
 }
 
-Awaitable<> Master::read_errors(Master* master, NodeLink* node) {
+Awaitable<> Master::read_errors(Master* master, Link node) {
   std::array<char, 4096> buffer;
   for (bool open = true; open;) {
     const auto [error, count] =
@@ -256,10 +293,9 @@ Result<> Master::take_messages(NodeLink& node) {
 Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   if (auto fine = node.limits.admit(message); !fine) return fine;
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
-    if (!supervisor_.runs(node.index, output->rank)) {
-      return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
-    }
     if (output->attempt == supervisor_.attempt()) {
+      if (!supervisor_.runs(node.index, output->rank))
+        return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
       output_.take(output->attempt, output->rank, output->stream, output->data,
                    output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns),
                    output->data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
@@ -278,13 +314,14 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     node.guess_clock(hello->clock_ns);
     node.ping(++ping_sequence_);
-    step(Supervisor::NodeUp{node.index, *hello, node.channel().address()});
+    node.greeted = true;
+    step(job::NodeUp{node.index, *hello, node.channel().address(), node.life});
   } else {
-    log_.from_node(spec_.hosts[node.index].name, message);
+    log_.from_node(supervisor_.name(node.index), message);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
     if (std::holds_alternative<rendezvous::AttemptEnded>(message)) keep_last_words(node.index);
-    step(Supervisor::FromNode{node.index, message, happened(node, message), node.clock_error()});
+    step(job::FromNode{node.index, message, happened(node, message), node.clock_error(), node.life});
   }
   return {};
 }
@@ -292,9 +329,9 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
 void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
   const NodeLimits::Shown shown = node.limits.notice();
   if (shown == NodeLimits::Shown::kNo) return;
-  std::string words = spec_.hosts[node.index].name + ": " + notice.text.substr(0, NodeLimits::kNoticeBytes);
+  std::string words = supervisor_.name(node.index) + ": " + notice.text.substr(0, NodeLimits::kNoticeBytes);
   if (shown == NodeLimits::Shown::kLast)
-    words = "warning: " + spec_.hosts[node.index].name + " says too much; nothing more of it is told";
+    words = "warning: " + supervisor_.name(node.index) + " says too much; nothing more of it is told";
   const bool wanted = notice.detail ? spec_.verbose : !spec_.quiet;
   wanted ? say(words) : log_.step(words);
 }
@@ -326,23 +363,12 @@ void Master::give_credit(NodeLink& node) {
 Awaitable<> Master::ping_nodes() {
   while (!supervisor_.finished()) {
     ping_timer_.expires_after(kPingEvery);
-    const auto due = ping_timer_.expiry();
     co_await ping_timer_.async_wait(kUseTuple);
-    if (Clock::now() - due > kOverslept) awake_since_ = Clock::now();
     warn_of_lost_output();
     console_.watch();
     if (falling_asleep_) continue;  // a ping would wake the agents again
     for (const auto& node : nodes_) {
-      if (!node->live()) continue;
-      node->ping(++ping_sequence_);
-      const auto silent = Clock::now() - std::max(node->connection().last_heard(), awake_since_);
-      if (silent <= spec_.node_timeout) continue;
-      node->close();
-      node_gone(*node, Error{ErrorCode::kLinkLost,
-                             "nothing was heard of it for " +
-                                 std::to_string(std::chrono::duration_cast<seconds>(silent).count()) +
-                                 " s (--node-timeout); the machine, its network, or the agent hangs",
-                             0});
+      if (node->live() && node->answered()) node->ping(++ping_sequence_);
     }
   }
 }
@@ -356,7 +382,7 @@ Awaitable<> Master::watch_signals() {
     if (number == SIGTSTP)
       fall_asleep();
     else
-      step(Supervisor::UserSignal{number});
+      step(job::UserSignal{number});
   }
 }
 
@@ -390,7 +416,6 @@ void Master::stop_until_continued() {
   sleep_timer_.cancel();
   ::raise(SIGSTOP);
   console_.resume();
-  awake_since_ = Clock::now();
 }
 
 /// Said when it happens, and at the end at the latest.
@@ -406,16 +431,16 @@ void Master::say(std::string_view text) {
 }
 
 void Master::say_host(const NodeLink& node, std::string_view line) {
-  const std::string text = spec_.hosts[node.index].name + ": " + std::string(line);
+  const std::string text = supervisor_.name(node.index) + ": " + std::string(line);
   log_.step(text);
   console_.write(2, text + "\n");
 }
 
 LineSource Master::source_of(std::uint32_t rank) const {
   const std::size_t index = supervisor_.node_of_rank(rank);
-  const rendezvous::NodeRanks& ranks = supervisor_.plan().nodes[index];
+  const rendezvous::Place& ranks = *supervisor_.place(index);
   LineSource source;
-  source.host = spec_.hosts[index].name;
+  source.host = supervisor_.name(index);
   source.rank = static_cast<int>(rank);
   source.local_rank = source.rank - ranks.first_rank;
   source.node_rank = ranks.node_rank;
@@ -428,8 +453,8 @@ JobFacts Master::facts() const {
   facts.job_id = spec_.job_id;
   facts.job_dir = spec_.job_dir;
   for (const auto& node : nodes_)
-    facts.nodes.push_back(spec_.hosts[node->index].name);
-  facts.world_size = supervisor_.plan().world_size;
+    facts.nodes.push_back(supervisor_.name(node->index));
+  facts.world_size = supervisor_.world().world_size;
   facts.attempts = static_cast<int>(supervisor_.attempt()) + 1;
   facts.began = began_;
   facts.ended = now();

@@ -31,7 +31,8 @@ class Master {
   struct Options {
     std::string agent_path;       ///< of ddplaunchd on the nodes
     remote::AgentHello expected;  ///< what their hello must say
-    remote::AgentStock* stock = nullptr;  ///< where nodes without an agent get one from; it outlives the master
+    remote::AgentStock* stock =
+        nullptr;  ///< where nodes without an agent get one from; it outlives the master
   };
 
   /// All references outlive the master.
@@ -48,15 +49,18 @@ class Master {
  private:
   using Clock = std::chrono::steady_clock;
 
+  using Link = std::shared_ptr<NodeLink>;
+
+  Link make_link(std::size_t index, std::uint32_t life);
+  Awaitable<> start_agents(std::vector<std::size_t> nodes);
   void on_started(std::size_t index, Result<remote::StartedAgent> outcome);
-  Awaitable<> start_agents();
-  static Awaitable<> read_link(Master* master, NodeLink* node);
-  static Awaitable<> read_errors(Master* master, NodeLink* node);
+  static Awaitable<> read_link(Master* master, Link node);
+  static Awaitable<> read_errors(Master* master, Link node);
   Awaitable<> ping_nodes();
   Awaitable<> watch_signals();
 
-  void step(const Supervisor::Event& event);
-  void carry_out(Supervisor::Actions actions);
+  void step(const job::Event& event);
+  void carry_out(job::Actions actions);
   void arm_deadline();
   Result<> take_messages(NodeLink& node);
   Result<> take(NodeLink& node, const rendezvous::Message& message);
@@ -69,7 +73,10 @@ class Master {
   void fall_asleep();
   void stop_if_all_asleep();
   void stop_until_continued();
-  void node_gone(NodeLink& node, Error why);
+  void cancel_starts();
+  void recall(std::size_t index);
+  void heard(const NodeLink& node);
+  void node_gone(NodeLink& node, NodeLink::End end);
   void end_tasks();
   void start_task(Awaitable<> task);
   void say(std::string_view text);
@@ -86,14 +93,16 @@ class Master {
   const JobLog log_;
   Console console_;
   MergedOutput output_;
-  remote::FanOut fan_out_;
+  remote::RemoteShell& remote_;
+  remote::RemoteShell& local_;
+  std::vector<std::shared_ptr<remote::FanOut>> starts_;  ///< those under way: the first of all, and recalls
   Supervisor supervisor_;
-  std::vector<std::unique_ptr<NodeLink>> nodes_;
+  std::vector<Link> nodes_;
+  Link stdin_link_;  ///< of the node that has our stdin
   asio::steady_timer deadline_;
   asio::steady_timer ping_timer_;
   asio::steady_timer sleep_timer_;
   asio::signal_set signals_;
-  Clock::time_point awake_since_;  ///< silence before it is our own
   std::uint64_t ping_sequence_ = 0;
   StdinFeed stdin_;
   bool feeding_ = false;

@@ -15,6 +15,7 @@ using std::chrono::nanoseconds;
 /// Round trips in a row at the start: the shortest of several is near the truth, and a first failure may come
 /// within milliseconds.
 constexpr int kFirstPings = 8;
+constexpr int kSshFailed = 255;
 
 nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
@@ -23,8 +24,8 @@ nanoseconds now() {
 }  // namespace
 
 NodeLink::NodeLink(std::size_t number, asio::any_io_executor executor, const std::string& host,
-                   std::size_t credit)
-    : index(number), limits(credit), end_timer(executor), error_lines_(host + ": ") {}
+                   std::size_t credit, std::uint32_t count)
+    : index(number), life(count), limits(credit), end_timer(executor), error_lines_(host + ": ") {}
 
 void NodeLink::open(remote::StartedAgent agent) {
   channel_ = std::move(agent.channel);
@@ -45,11 +46,13 @@ void NodeLink::send(const rendezvous::Message& message) {
 void NodeLink::ping(std::uint64_t sequence) {
   ping_ = sequence;
   pinged_ = now();
+  answered_ = false;
   send(rendezvous::Ping{sequence});
 }
 
 bool NodeLink::on_pong(const rendezvous::Pong& pong) {
   if (pong.sequence != ping_) return false;
+  answered_ = true;
   clock_.sample(pinged_, now(), nanoseconds(pong.clock_ns));
   return ++pongs_ < kFirstPings;
 }
@@ -86,22 +89,28 @@ std::string NodeLink::keeper_says() const {
   return words;
 }
 
-Awaitable<Error> NodeLink::explain_end(Error error) {
-  if (error.code != ErrorCode::kLinkLost) co_return error;
-  const remote::ChannelEnd end = co_await channel_->end();
-  if (end.broken) {
-    error.text = "the connection was lost: " + end.broken->text;
-  } else if (const std::string keeper = end.status == kExitAgentLost ? keeper_says() : ""; !keeper.empty()) {
-    error.text = keeper;  // the cause itself; the other lines are on the terminal
-    co_return error;
-  } else if (end.status) {
-    const int status = *end.status;
-    error.text = "its agent ended without a word (exit status " + std::to_string(status);
-    if (status > 128 && status < 128 + NSIG) error.text += ", that is " + signal_name(status - 128);
-    error.text += ")";
+Awaitable<NodeLink::End> NodeLink::explain_end(Error error) {
+  End end;
+  end.why = std::move(error);
+  if (end.why.code != ErrorCode::kLinkLost) co_return end;
+  const remote::ChannelEnd channel = co_await channel_->end();
+  // 255 is also ssh's own word for a lost connection, and a killed keeper has cleaned up nothing.
+  end.workers_dead = channel.status && *channel.status != kSshFailed && *channel.status != 128 + SIGKILL;
+  std::string& text = end.why.text;
+  if (channel.broken) {
+    text = "the connection was lost: " + channel.broken->text;
+  } else if (const std::string keeper = channel.status == kExitAgentLost ? keeper_says() : "";
+             !keeper.empty()) {
+    text = keeper;  // the cause itself; the other lines are on the terminal
+    co_return end;
+  } else if (channel.status) {
+    const int status = *channel.status;
+    text = "its agent ended without a word (exit status " + std::to_string(status);
+    if (status > 128 && status < 128 + NSIG) text += ", that is " + signal_name(status - 128);
+    text += ")";
   }
-  if (!errors_.empty()) error.text += "; its last words:" + errors_.text();
-  co_return error;
+  if (!errors_.empty()) text += "; its last words:" + errors_.text();
+  co_return end;
 }
 
 }  // namespace ddp::launcher

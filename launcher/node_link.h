@@ -25,9 +25,10 @@ class NodeLink {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `credit`: what the agent may send of each stream before some is given back.
-  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host,
-           std::size_t credit = 0);
+  /// `credit`: what the agent may send of each stream before some is given back. `life` counts the links to
+  /// the host.
+  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host, std::size_t credit = 0,
+           std::uint32_t life = 1);
 
   /// The agent has said its hello line on `agent.channel`.
   void open(remote::StartedAgent agent);
@@ -41,6 +42,8 @@ class NodeLink {
   void send(const rendezvous::Message& message);
 
   void ping(std::uint64_t sequence);
+  /// The last Ping was answered: only then may another one follow, for the node's lease hangs on that.
+  bool answered() const { return answered_; }
   /// True: another ping at once makes the clocks' offset better.
   bool on_pong(const rendezvous::Pong& pong);
   /// Before the first round trip: the hello's clock, as if the way had taken no time.
@@ -51,12 +54,18 @@ class NodeLink {
 
   /// Lines that the agent's stderr completes, with the host's name before each; `bytes` empty: its end.
   std::string error_lines(std::string_view bytes);
+  struct End {
+    Error why;
+    bool workers_dead = false;  ///< its keeper has ended, which it does only when no worker lives
+  };
   /// `error` ended the link; the channel says more about why, and stderr had the last words. May take for
   /// ever.
-  Awaitable<Error> explain_end(Error error);
+  Awaitable<End> explain_end(Error error);
 
   const std::size_t index;
+  const std::uint32_t life;
   NodeLimits limits;
+  bool greeted = false;          ///< its hello was reported
   bool gone = false;             ///< its end was reported
   bool asleep = false;           ///< it knows that we are about to be stopped
   asio::steady_timer end_timer;  ///< bounds explain_end
@@ -71,6 +80,7 @@ class NodeLink {
   ClockOffset clock_;
   std::chrono::nanoseconds pinged_{0};
   std::uint64_t ping_ = 0;
+  bool answered_ = true;
   int pongs_ = 0;
   bool live_ = false;
 };

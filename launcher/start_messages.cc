@@ -10,7 +10,7 @@ namespace ddp::launcher {
 namespace {
 
 /// TERM to KILL on a node that has lost us.
-constexpr std::uint32_t kLinkGraceMs = 5'000;
+constexpr std::chrono::milliseconds kLinkGrace{5'000};
 
 }  // namespace
 
@@ -48,6 +48,11 @@ rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
   return {rule, spec.nproc.number, spec.oversubscribe};
 }
 
+std::chrono::milliseconds link_grace(const JobSpec& spec) {
+  // Slurm ends a job by a SIGTERM to all processes of the nodes, so that is a user's stop.
+  return spec.launcher == LauncherKind::kSlurm ? spec.stop_grace : std::min(spec.failure_grace, kLinkGrace);
+}
+
 rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, std::size_t nodes) {
   rendezvous::JobStart job;
   job.job_id = spec.job_id;
@@ -67,23 +72,20 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   job.devices = host.devices;
   job.stdin_to_rank0 = spec.stdin_to_rank0;
   job.master_timeout_ms = to_ms(spec.master_timeout);
-  // Slurm ends a job by a SIGTERM to all processes of the nodes, so that is a user's stop.
-  job.link_grace_ms = spec.launcher == LauncherKind::kSlurm
-                          ? to_ms(spec.stop_grace)
-                          : std::min(to_ms(spec.failure_grace), kLinkGraceMs);
+  job.link_grace_ms = to_ms(link_grace(spec));
   job.credit = credit_window(nodes);
   job.hang_timeout_ms = to_ms(spec.hang_timeout);
   return job;
 }
 
-rendezvous::Spawn spawn_message(const rendezvous::RankPlan& plan, std::size_t node) {
-  const rendezvous::NodeRanks& ranks = plan.nodes[node];
+rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t part) {
+  const rendezvous::Place& place = world.places[part];
   rendezvous::Spawn spawn;
-  spawn.node_rank = static_cast<std::uint32_t>(ranks.node_rank);
-  spawn.nodes = static_cast<std::uint32_t>(plan.nodes.size());
-  spawn.first_rank = static_cast<std::uint32_t>(ranks.first_rank);
-  spawn.local_world_size = static_cast<std::uint32_t>(ranks.local_world_size);
-  spawn.world_size = static_cast<std::uint32_t>(plan.world_size);
+  spawn.node_rank = static_cast<std::uint32_t>(place.node_rank);
+  spawn.nodes = static_cast<std::uint32_t>(world.places.size());
+  spawn.first_rank = static_cast<std::uint32_t>(place.first_rank);
+  spawn.local_world_size = static_cast<std::uint32_t>(place.local_world_size);
+  spawn.world_size = static_cast<std::uint32_t>(world.world_size);
   return spawn;
 }
 

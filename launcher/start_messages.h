@@ -9,6 +9,7 @@
 #include "remote/host.h"
 #include "rendezvous/message.h"
 #include "rendezvous/rank_plan.h"
+#include "rendezvous/seats.h"
 
 namespace ddp::launcher {
 
@@ -25,7 +26,10 @@ rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);
 /// the one for ours.
 rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, std::size_t nodes);
 
-/// The ranks of one node; the sender fills in attempt and network.
-rendezvous::Spawn spawn_message(const rendezvous::RankPlan& plan, std::size_t node);
+/// From TERM to KILL on a node that has lost the master.
+std::chrono::milliseconds link_grace(const JobSpec& spec);
+
+/// The ranks of one place of the world; the sender fills in attempt and network.
+rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t part);
 
 }  // namespace ddp::launcher

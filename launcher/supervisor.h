@@ -1,97 +1,48 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "base/error.h"
 #include "launcher/exit_report.h"
 #include "launcher/failure_log.h"
 #include "launcher/hang_inquiry.h"
+#include "launcher/job_events.h"
 #include "launcher/job_spec.h"
 #include "launcher/master_address.h"
 #include "launcher/net_choice.h"
 #include "launcher/network_words.h"
+#include "rendezvous/membership.h"
 #include "rendezvous/message.h"
-#include "rendezvous/rank_plan.h"
 
 namespace ddp::launcher {
 
 /// Decides the life of one job, on the master (sans-IO): from the first hello to the last goodbye. It takes
-/// an event and the time, and gives actions. The states are those of docs/states.md.
+/// an event and the time, and gives actions. Which nodes are in the job, and when an attempt begins and what
+/// follows its end, is decided by the Membership that it owns; what happens in an attempt is decided here.
+/// The states are those of docs/states.md.
 ///
 /// The driver's duties:
-///   1. call `start` once, then `step` for every event in the order in which they happened;
+///   1. call `start` once, then `step` for every event in the order in which they happened; the first life of
+///   a host is 1, each new link to it has the next one, and its old link is closed;
 ///   2. carry out all actions of a step, in order, before the next event; a message to a node that is gone is
 ///   dropped;
-///   3. call `step(Tick)` no later than `deadline()`;
+///   3. call `step(Tick)` no later than `deadline()`; Ping a node only when it has answered the last Ping;
 ///   4. when `finished()`, stop: no message will follow. `end()` then tells how it went.
 class Supervisor {
  public:
-  using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
-
-  // ---- events
-  struct NodeUp {  ///< its agent said hello
-    std::size_t node;
-    rendezvous::Hello hello;
-    std::string connected;  ///< address it was reached at; empty: not known
-  };
-  struct NodeFailed {  ///< it could not be reached, or no agent answered there
-    std::size_t node;
-    Error error;
-  };
-  struct FromNode {
-    std::size_t node;
-    rendezvous::Message message;
-    Time happened;  ///< when it happened by the master's clock, as well as the offset is known
-    Time error{0};  ///< ± of `happened`
-  };
-  struct LinkEnded {  ///< nothing comes from it any more; NodeGone follows when it is known why
-    std::size_t node;
-    Error error;
-  };
-  struct NodeGone {  ///< its link ended; expected after Leave, a lost node otherwise
-    std::size_t node;
-    Error error;
-  };
-  struct UserSignal {
-    int number;
-  };
-  struct Tick {};
-  using Event = std::variant<NodeUp, NodeFailed, FromNode, LinkEnded, NodeGone, UserSignal, Tick>;
-
-  // ---- actions
-  struct ToNode {
-    std::size_t node;
-    rendezvous::Message message;
-  };
-  struct Disconnect {  ///< stop trying to reach it, or drop its link
-    std::size_t node;
-  };
-  struct Say {  ///< for the user, one line
-    std::string text;
-  };
-  struct Detail {  ///< a step done, for who asked for --verbose
-    std::string text;
-  };
-  struct Dump {  ///< what is known of a rank that hangs: to be added to its file in the job directory
-    std::uint32_t attempt;
-    std::uint32_t rank;
-    std::string text;
-  };
-  using Action = std::variant<ToNode, Disconnect, Say, Detail, Dump>;
-  using Actions = std::vector<Action>;
+  using Time = job::Time;
 
   enum class State : std::uint8_t {
-    kConnecting,    ///< hellos and the nodes' consent are awaited
+    kConnecting,    ///< enough nodes, and their consent to the job, are awaited
     kBackingOff,    ///< an attempt failed; the next one has to wait
-    kOpeningStore,  ///< node 0 opens the store
+    kOpeningStore,  ///< node rank 0 opens the store
     kProbing,       ///< the others look for the way to it
     kRunning,
     kInspecting,  ///< the job hangs; the nodes are asked in what
@@ -102,12 +53,12 @@ class Supervisor {
 
   explicit Supervisor(const JobSpec& spec);
 
-  Actions start(Time now);
-  Actions step(const Event& event, Time now);
+  job::Actions start(Time now);
+  job::Actions step(const job::Event& event, Time now);
 
   State state() const { return state_; }
   bool finished() const { return state_ == State::kFinished; }
-  std::optional<Time> deadline() const { return deadline_; }
+  std::optional<Time> deadline() const;
   /// How the job ended; the driver adds what only it knows (stderr lines, file names).
   const JobEnd& end() const { return failures_.end(); }
   /// Of a rank in end().failures, as FailureLog::last_words; wanted before the step that ends its attempt.
@@ -116,9 +67,13 @@ class Supervisor {
   }
 
   std::size_t node_count() const { return nodes_.size(); }
-  /// The plan, once all nodes have said hello; empty before.
-  const rendezvous::RankPlan& plan() const { return plan_; }
-  /// Which node runs `rank`; needs the plan, and a rank of it.
+  /// As the user knows the node.
+  const std::string& name(std::size_t node) const { return nodes_[node].name; }
+  /// Of the attempt; empty before the first.
+  const rendezvous::World& world() const { return world_; }
+  /// The node's part of it; null: it has none.
+  const rendezvous::Place* place(std::size_t node) const;
+  /// Which node runs `rank`, one of the world's.
   std::size_t node_of_rank(std::uint32_t rank) const;
   std::uint32_t attempt() const { return attempt_; }
   /// Whether `rank` is one that `node` was told to run.
@@ -126,26 +81,40 @@ class Supervisor {
 
  private:
   enum class NodeState : std::uint8_t { kConnecting, kUp, kAccepted, kSpawned, kEnded, kLeaving, kGone };
+  struct Trouble {
+    Error error;
+    Time at{0};
+  };
   struct Node {
+    std::string name;
     NodeState state = NodeState::kConnecting;
+    std::uint32_t life = 0;
     rendezvous::Hello hello;
     std::string connected;
-    std::string local;  ///< its own address on the way to node 0
+    std::string local;  ///< its own address on the way to node rank 0
     NodeInfiniband infiniband;
-    bool lost = false;            ///< its failure is known; its end is awaited
-    bool told_why = false;        ///< by its agent itself
-    bool start_failed = false;    ///< its failure to start is known
-    bool left_processes = false;  ///< of the last attempt, which could not be ended
+    std::string slots_reason;         ///< why it runs as many workers, in words
+    std::optional<std::size_t> part;  ///< index of its place in the attempt
+    bool lost = false;                ///< its failure is known; its end is awaited
+    bool told_why = false;            ///< by its agent itself
+    std::optional<Trouble> trouble;   ///< why it is not there
+  };
+  struct News {  ///< for the Membership
+    rendezvous::MemberEvent event;
+    std::size_t node = 0;
+    std::uint32_t life = 0;
+    std::uint32_t attempt = 0;
   };
 
-  void on(const NodeUp& event, Time now);
-  void on(const NodeFailed& event, Time now);
-  void on(const FromNode& event, Time now);
-  void on(const LinkEnded& event, Time now);
-  void on(const NodeGone& event, Time now);
-  void on(const UserSignal& event, Time now);
+  void on(const job::NodeUp& event, Time now);
+  void on(const job::NodeFailed& event, Time now);
+  void on(const job::NodeHeard& event, Time now);
+  void on(const job::FromNode& event, Time now);
+  void on(const job::LinkEnded& event, Time now);
+  void on(const job::NodeGone& event, Time now);
+  void on(const job::UserSignal& event, Time now);
+  void on(const job::Tick& event, Time now);
   bool ended_by_slurm(const Error& error) const;
-  void on(const Tick& event, Time now);
 
   void handle(std::size_t node, const rendezvous::JobAccepted& message, Time now);
   void handle(std::size_t node, const rendezvous::Refused& message, Time now);
@@ -161,53 +130,75 @@ class Supervisor {
   template <class M>
   void handle(std::size_t, const M&, Time) {}
 
+  // What the Membership is told, and what it decides.
+  void inform(std::size_t node, rendezvous::MemberEvent event);
+  void inform(rendezvous::MemberEvent event);
+  void follow_membership(Time now);
+  void carry_out(const rendezvous::Begin& action, Time now);
+  void carry_out(const rendezvous::StopAttempt& action, Time now);
+  void carry_out(const rendezvous::Drop& action, Time now);
+  void carry_out(const rendezvous::Recall& action, Time now);
+  void carry_out(const rendezvous::Tell& action, Time now);
+  void carry_out(const rendezvous::BackOff& action, Time now);
+  void carry_out(const rendezvous::EndJob& action, Time now);
+  void absent(std::size_t node, Error error, Time now);
+  void lose(std::size_t node, Error error, Time now);
+  void take_loss(std::size_t node, const Error& error, Time now);
+  void take_as_failed(std::size_t node, Error error, Time now);
+  void tell_missing(bool at_start, Time now);
+
   void send(std::size_t node, rendezvous::Message message);
-  void detail(std::string text) { actions_.push_back(Detail{std::move(text)}); }
+  void send_away(std::size_t node);
+  void detail(std::string text) { actions_.push_back(job::Detail{std::move(text)}); }
+  void say(std::string text) { actions_.push_back(job::Say{std::move(text)}); }
   /// For the user, unless --quiet.
-  void tell(std::string text) {
-    spec_.quiet ? actions_.push_back(Detail{std::move(text)}) : actions_.push_back(Say{std::move(text)});
-  }
-  void fail_start(std::size_t node, Error error, Time now);
-  void make_plan(Time now);
-  void begin_attempt(std::uint32_t attempt, Time now);
+  void tell(std::string text) { spec_.quiet ? detail(std::move(text)) : say(std::move(text)); }
+  void tell_start();
+  bool choose_network();
   void open_store();
   void send_probes(const std::vector<MasterAddress::Probe>& probes);
-  Error no_way_error(std::size_t node, const std::string& text) const;
-  std::string interface_for(std::size_t node) const;
+  Error no_way_error(std::size_t part, const std::string& text) const;
+  std::string interface_for(std::size_t part) const;
   void tell_network();
   void probe_or_spawn(Time now);
   void spawn_all(Time now);
+  void fail_start(std::size_t node, Error error, Time now);
+  void on_start_deadline(Time now);
   void stop_all(std::chrono::milliseconds grace, const std::string& reason, Time now);
-  void attempt_over(Time now);
-  std::string why_no_restart() const;
-  std::chrono::milliseconds backoff() const;
+  void on_stop_deadline(Time now);
+  void leave_when_quiet(Time now);
   void leave_all(Time now);
   void finish_if_gone();
-  void count_as_lost(std::size_t node, Error error, Time now);
-  void lose_node(std::size_t node, Error error, Time now);
-  void on_start_deadline(Time now);
   void watch_for_hangs(Time now);
   void check_for_hang(Time now);
   void conclude_hang(Time now);
   bool running() const { return state_ == State::kRunning || state_ == State::kInspecting; }
-  bool all(NodeState at_least) const;
+  bool starting() const { return state_ == State::kOpeningStore || state_ == State::kProbing; }
+  bool in_attempt() const { return starting() || running() || state_ == State::kStopping; }
+  std::size_t node_of_part(std::size_t part) const { return world_.places[part].host; }
+  Node& part(std::size_t part) { return nodes_[node_of_part(part)]; }
+  const Node& part(std::size_t part) const { return nodes_[node_of_part(part)]; }
   std::string missing_step(std::size_t node) const;
 
   const JobSpec& spec_;
   std::vector<Node> nodes_;
+  rendezvous::Membership membership_;
+  std::deque<News> news_;
   State state_ = State::kConnecting;
   std::optional<Time> deadline_;
   Time start_limit_{0};  ///< when --start-timeout has run out, and the hosts had time to tell of it
-  Actions actions_;
-  rendezvous::RankPlan plan_;
+  job::Actions actions_;
+  rendezvous::World world_;
   NetChoice network_;
-  MasterAddress master_;
+  MasterAddress master_;  ///< by part
   FailureLog failures_;
-  HangInquiry hang_;
-  std::set<std::uint32_t> exited_;     ///< ranks of the attempt
-  const FromNode* current_ = nullptr;  ///< the message being handled
-  bool start_failed_ = false;
+  HangInquiry hang_;                        ///< by part
+  std::set<std::uint32_t> exited_;          ///< ranks of the attempt
+  const job::FromNode* current_ = nullptr;  ///< the message being handled
+  std::optional<std::size_t> joining_;      ///< the node that the Membership is being told of
+  std::string stop_reason_;                 ///< of the stop that the Membership will order
   bool user_wants_end_ = false;
+  bool ended_ = false;       ///< the Membership has ended the job; lost nodes may still end their workers
   bool slurm_ends_ = false;  ///< its SIGTERM was taken from a node; our own is the same one
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;

@@ -20,10 +20,9 @@ constexpr seconds kInspectSlack{1};
 
 void Supervisor::watch_for_hangs(Time now) {
   std::vector<HangInquiry::NodePart> parts;
-  for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    const rendezvous::NodeRanks& ranks = plan_.nodes[i];
-    parts.push_back({spec_.hosts[i].name, static_cast<std::uint32_t>(ranks.first_rank),
-                     static_cast<std::uint32_t>(ranks.local_world_size)});
+  for (const rendezvous::Place& place : world_.places) {
+    parts.push_back({nodes_[place.host].name, static_cast<std::uint32_t>(place.first_rank),
+                     static_cast<std::uint32_t>(place.local_world_size)});
   }
   hang_ = HangInquiry(spec_.hang_timeout, std::move(parts), now);
 }
@@ -31,24 +30,25 @@ void Supervisor::watch_for_hangs(Time now) {
 void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Time now) {
   if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned) return;
   // Rather too late than too early: of the clocks' error the better end for the job.
+  const std::size_t part = *nodes_[index].part;
   if (message.quiet)
-    hang_.quiet(index, std::min(now, current_->happened + current_->error));
+    hang_.quiet(part, std::min(now, current_->happened + current_->error));
   else
-    hang_.alive(index);
+    hang_.alive(part);
   if (state_ == State::kInspecting && !message.quiet) {
-    actions_.push_back(Say{"the job goes on: " + spec_.hosts[index].name + " is at work again"});
+    say("the job goes on: " + nodes_[index].name + " is at work again");
     state_ = State::kRunning;
   }
   if (state_ == State::kRunning) deadline_ = hang_.deadline();
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::Inspection& message, Time now) {
-  if (message.attempt != attempt_ || state_ != State::kInspecting) return;
+  if (message.attempt != attempt_ || state_ != State::kInspecting || !nodes_[index].part) return;
   if (!message.last) {
     if (!runs(index, message.rank)) return;
-    if (!message.text.empty()) actions_.push_back(Dump{attempt_, message.rank, message.text});
+    if (!message.text.empty()) actions_.push_back(job::Dump{attempt_, message.rank, message.text});
   }
-  hang_.answer(index, message);
+  hang_.answer(*nodes_[index].part, message);
   if (hang_.complete()) conclude_hang(now);
 }
 
@@ -57,26 +57,27 @@ void Supervisor::check_for_hang(Time now) {
     deadline_ = hang_.deadline();
     return;
   }
-  actions_.push_back(Say{"the job seems to hang; asking the nodes what their workers do (at most " +
-                         std::to_string((kInspectTime + kInspectSlack).count()) + " s)"});
+  say("the job seems to hang; asking the nodes what their workers do (at most " +
+      std::to_string((kInspectTime + kInspectSlack).count()) + " s)");
   state_ = State::kInspecting;
   deadline_ = now + kInspectTime + kInspectSlack;
-  for (const std::size_t node : hang_.begin(now))
-    send(node, rendezvous::Inspect{attempt_, to_ms(kInspectTime)});
+  for (const std::size_t part : hang_.begin(now))
+    send(node_of_part(part), rendezvous::Inspect{attempt_, to_ms(kInspectTime)});
 }
 
 void Supervisor::conclude_hang(Time now) {
   // The report tells them, but only of the attempt that ended the job.
-  if (static_cast<int>(attempt_) < spec_.max_restarts) {
+  if (membership_.restarts() < spec_.max_restarts) {
     for (const std::string& line : hang_.lines())
-      actions_.push_back(Say{line});
+      say(line);
   }
   std::string text = hang_.text();
   text += "\nstacks and more of each rank: " + spec_.job_dir + "/attempt_" + std::to_string(attempt_) +
           "/hang_rank_*.txt";
   if (const std::string hint = hang_.hint(); !hint.empty()) text += "\nhint: " + hint;
   failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, now);
-  stop_all(spec_.failure_grace, "the job hung", now);
+  stop_reason_ = "the job hung";
+  inform(rendezvous::AttemptFailed{stop_reason_});
 }
 
 }  // namespace ddp::launcher

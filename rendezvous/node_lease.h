@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -24,6 +25,8 @@ class NodeLease {
     answered_ = now;
     asleep_ = false;
   }
+  /// The master gave an order that only follows on what we sent at `sent`.
+  void proven(Time sent) { proven_ = std::max(proven_, sent); }
   /// The master said that its user stops it. Its first Ping then begins a new lease, which is why it counts
   /// that from when it gives us up, if it has heard nothing since.
   void master_asleep() { asleep_ = true; }

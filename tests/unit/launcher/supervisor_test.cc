@@ -57,13 +57,14 @@ std::string state_name(Supervisor::State state) {
 }
 
 /// What an action looks like in a scenario: the message, and the fields that a decision was made about.
-std::string describe(const Supervisor::Action& action) {
-  if (const auto* drop = std::get_if<Supervisor::Disconnect>(&action))
+std::string describe(const job::Action& action) {
+  if (const auto* drop = std::get_if<job::Disconnect>(&action))
     return "disconnect " + std::to_string(drop->node);
-  if (const auto* words = std::get_if<Supervisor::Say>(&action)) return "say \"" + words->text + "\"";
-  if (const auto* dump = std::get_if<Supervisor::Dump>(&action))
+  if (const auto* words = std::get_if<job::Say>(&action)) return "say \"" + words->text + "\"";
+  if (const auto* dump = std::get_if<job::Dump>(&action))
     return "dump " + std::to_string(dump->rank) + " \"" + dump->text + "\"";
-  const auto& send = std::get<Supervisor::ToNode>(action);
+  if (const auto* recall = std::get_if<job::Recall>(&action)) return "recall " + std::to_string(recall->node);
+  const auto& send = std::get<job::ToNode>(action);
   std::string text =
       "to " + std::to_string(send.node) + " " + std::string(rendezvous::message_name(send.message));
   if (const auto* spawn = std::get_if<rendezvous::Spawn>(&send.message)) {
@@ -112,15 +113,21 @@ class Scenario {
       FAIL_CHECK("an action nobody expected: " << describe(actions_[next_]));
   }
 
-  void give(const Supervisor::Event& event) {
+  void give(const job::Event& event) {
     actions_ = supervisor_->step(event, now_);
     // Words for --verbose decide nothing.
-    std::erase_if(actions_,
-                  [](const auto& action) { return std::holds_alternative<Supervisor::Detail>(action); });
+    std::erase_if(actions_, [](const auto& action) { return std::holds_alternative<job::Detail>(action); });
+    for (const job::Action& action : actions_)
+      if (const auto* recall = std::get_if<job::Recall>(&action)) ++life(recall->node);
     next_ = 0;
   }
+  /// Of the node's link.
+  std::uint32_t& life(std::size_t node) {
+    lives_.resize(std::max(lives_.size(), node + 1), 1);
+    return lives_[node];
+  }
   void give_message(std::size_t node, const rendezvous::Message& message) {
-    give(Supervisor::FromNode{node, message, now_ - ago_});
+    give(job::FromNode{node, message, now_ - ago_, job::Time(0), life(node)});
   }
 
   void command(const std::vector<std::string>& words, const std::string& line) {
@@ -144,7 +151,7 @@ class Scenario {
       make_spec(words);
     } else if (verb == "time") {
       now_ += std::chrono::milliseconds(number(1));
-      give(Supervisor::Tick{});
+      give(job::Tick{});
     } else if (verb == "up") {
       rendezvous::Hello hello;
       hello.machine_id = one_machine_ ? "m" : "m" + words[1];
@@ -153,16 +160,19 @@ class Scenario {
       hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
       if (networks_ > 1) hello.interfaces.push_back({"eth1", "10.1.0.1" + words[1], 24, true, false});
       if (!one_machine_) hello.interfaces.push_back({"eth0", "10.0.0.1" + words[1], 24, true, false});
-      give(Supervisor::NodeUp{number(1), hello, one_machine_ ? "" : "10.0.0.1" + words[1]});
+      give(job::NodeUp{number(1), hello, one_machine_ ? "" : "10.0.0.1" + words[1], life(number(1))});
     } else if (verb == "failed") {
-      give(Supervisor::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
+      give(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
     } else if (verb == "gone") {
-      const std::string why = words.size() > 2 ? quoted_rest(line) : "the link was closed";
-      give(Supervisor::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}});
+      const std::string why = line.find('"') != std::string::npos ? quoted_rest(line) : "the link was closed";
+      const bool dead = words.size() > 2 && words.back() == "dead";
+      give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, life(number(1))});
     } else if (verb == "broken") {
-      give(Supervisor::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0}});
+      give(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0}, life(number(1))});
+    } else if (verb == "heard") {
+      give(job::NodeHeard{number(1), life(number(1))});
     } else if (verb == "signal") {
-      give(Supervisor::UserSignal{words[1] == "INT" ? SIGINT : words[1] == "USR1" ? SIGUSR1 : SIGTERM});
+      give(job::UserSignal{words[1] == "INT" ? SIGINT : words[1] == "USR1" ? SIGUSR1 : SIGTERM});
     } else if (verb == "accepted") {
       rendezvous::JobAccepted accepted{"/bin/x"};
       if (words.size() > 2) accepted.infiniband = {words[2]};
@@ -252,8 +262,14 @@ class Scenario {
       } else if (key == "hang") {  // seconds
         spec_.hang_timeout = std::chrono::seconds(std::stoi(value));
         spec_.job_dir = "/jobs/j";
-      } else if (key == "nnodes") {
-        spec_.max_nodes = std::stoi(value);
+      } else if (key == "nnodes") {  // nnodes=2 or nnodes=2:4
+        const auto colon = value.find(':');
+        spec_.max_nodes = std::stoi(value.substr(colon == std::string::npos ? 0 : colon + 1));
+        if (colon != std::string::npos) spec_.min_nodes = std::stoi(value);
+      } else if (key == "spares") {
+        spec_.spares = std::stoi(value);
+      } else if (key == "scale-up") {
+        spec_.scale_up_now = value == "now";
       } else if (key == "store") {
         spec_.store = value == "worker" ? StoreMode::kWorker : StoreMode::kAgent;
       } else {
@@ -271,10 +287,11 @@ class Scenario {
   int networks_ = 1;
   std::vector<std::uint32_t> gpus_;
   std::uint32_t attempt_ = 0;
+  std::vector<std::uint32_t> lives_;
   Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened
   std::unique_ptr<Supervisor> supervisor_;
   Supervisor::Time now_ = 1000s;
-  Supervisor::Actions actions_;
+  job::Actions actions_;
   std::size_t next_ = 0;
 };
 
@@ -297,10 +314,10 @@ TEST_CASE("the credit is for the nodes that run, however many hosts there are") 
     host.name = "node";
   Supervisor supervisor(spec);
   (void)supervisor.start(1000s);
-  const Supervisor::Actions actions = supervisor.step(Supervisor::NodeUp{0, {}, ""}, 1000s);
+  const job::Actions actions = supervisor.step(job::NodeUp{0, {}, ""}, 1000s);
   std::uint32_t credit = 0;
-  for (const Supervisor::Action& action : actions) {
-    const auto* send = std::get_if<Supervisor::ToNode>(&action);
+  for (const job::Action& action : actions) {
+    const auto* send = std::get_if<job::ToNode>(&action);
     const auto* start = send != nullptr ? std::get_if<rendezvous::JobStart>(&send->message) : nullptr;
     if (start != nullptr) credit = start->credit;
   }
@@ -311,8 +328,8 @@ TEST_CASE("the credit is for the nodes that run, however many hosts there are") 
 
 TEST_CASE("the harness of the scenarios can fail") {
   // A scenario whose expectation is wrong must not pass: the description of an action is compared whole.
-  CHECK(describe(Supervisor::Disconnect{3}) == "disconnect 3");
-  CHECK(describe(Supervisor::ToNode{1, rendezvous::Stop{0, 5, "r"}}) == "to 1 Stop grace=5 \"r\"");
+  CHECK(describe(job::Disconnect{3}) == "disconnect 3");
+  CHECK(describe(job::ToNode{1, rendezvous::Stop{0, 5, "r"}}) == "to 1 Stop grace=5 \"r\"");
 }
 
 }  // namespace

@@ -1,0 +1,310 @@
+// The part of the Supervisor that knows which nodes are there: what it tells its Membership of them, and what
+// that decides.
+#include <algorithm>
+#include <csignal>
+#include <string_view>
+#include <utility>
+
+#include "launcher/start_messages.h"
+#include "launcher/supervisor.h"
+#include "rendezvous/membership_words.h"
+#include "rendezvous/rank_plan.h"
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+rendezvous::NodeSlots slots_of(const remote::Host& host, const rendezvous::Hello& hello) {
+  std::optional<int> devices;
+  if (!host.devices.empty()) devices = static_cast<int>(host.devices.size());
+  return {host.name, host.slots, devices, static_cast<int>(hello.gpus), static_cast<int>(hello.cpus)};
+}
+
+/// For the end of what a lost node still does when the job has ended while no attempt was running.
+constexpr std::chrono::seconds kLastWait{5};
+
+std::string within(milliseconds limit) {
+  return " within " + limit_text(limit) + " (--start-timeout)";
+}
+
+}  // namespace
+
+// ---- nodes come and go
+
+void Supervisor::on(const job::NodeUp& event, Time) {
+  Node& node = nodes_[event.node];
+  if (node.state != NodeState::kConnecting) return;
+  node.state = NodeState::kUp;
+  node.life = event.life;
+  node.hello = event.hello;
+  node.connected = event.connected;
+  node.lost = node.told_why = false;
+  node.trouble.reset();
+  if (state_ == State::kLeaving) return send_away(event.node);
+  detail(node.name + ": agent on " + node.hello.hostname + ", " + std::to_string(node.hello.cpus) +
+         " CPUs, " + std::to_string(node.hello.gpus) + " GPUs");
+  send(event.node, job_start(spec_, spec_.hosts[event.node], nodes_.size()));
+}
+
+void Supervisor::on(const job::NodeFailed& event, Time now) {
+  Node& node = nodes_[event.node];
+  if (node.state == NodeState::kGone) return;
+  node.state = NodeState::kGone;
+  if (state_ == State::kLeaving) return finish_if_gone();
+  absent(event.node, event.error, now);
+}
+
+void Supervisor::on(const job::NodeHeard& event, Time) {
+  const Node& node = nodes_[event.node];
+  if (event.life == node.life && node.state >= NodeState::kAccepted) inform(event.node, rendezvous::Heard{});
+}
+
+/// It is not there, or not to be used, and is not in the attempt; the Membership decides whether it is
+/// missed.
+void Supervisor::absent(std::size_t index, Error error, Time now) {
+  nodes_[index].trouble = {error, now};
+  if (attempt_ > 0 || in_attempt()) detail(nodes_[index].name + " is not there: " + error.text);
+  inform(index, rendezvous::Absent{std::move(error.text)});
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& message, Time now) {
+  Node& node = nodes_[index];
+  if (node.state != NodeState::kUp) return;
+  const auto plan = rendezvous::plan_ranks({slots_of(spec_.hosts[index], node.hello)}, procs_wanted(spec_));
+  if (!plan) {
+    send_away(index);
+    return absent(index, plan.error(), now);
+  }
+  node.state = NodeState::kAccepted;
+  node.infiniband = {node.name, node.hello.gpus, message.infiniband, message.no_infiniband};
+  node.slots_reason = plan->nodes[0].reason;
+  inform(index, rendezvous::Joined{plan->nodes[0].local_world_size});
+}
+
+/// scancel, or the end of the job's time, sends SIGTERM to all processes of the steps; to us it may come
+/// later, or never.
+bool Supervisor::ended_by_slurm(const Error& error) const {
+  return spec_.launcher == LauncherKind::kSlurm && error.code == ErrorCode::kLinkLost && error.sys == SIGTERM;
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, Time now) {
+  Error error{static_cast<ErrorCode>(message.code), message.text, message.sys};
+  Node& node = nodes_[index];
+  if (ended_by_slurm(error) && state_ < State::kLeaving) {
+    if (!user_wants_end_) {
+      on(job::UserSignal{SIGTERM}, now);
+      slurm_ends_ = true;
+    }
+    node.told_why = true;
+    return;
+  }
+  switch (node.state) {
+    case NodeState::kUp:
+      send_away(index);
+      return absent(index, std::move(error), now);
+    case NodeState::kAccepted:
+    case NodeState::kSpawned:
+    case NodeState::kEnded:
+      break;
+    case NodeState::kConnecting:
+    case NodeState::kLeaving:
+    case NodeState::kGone:
+      return;
+  }
+  if (node.lost) return;
+  node.told_why = true;
+  // Its agent has to leave: it ends its workers, and says when they are gone.
+  if (error.code == ErrorCode::kLinkLost) return lose(index, std::move(error), now);
+  if (starting() && node.part) return fail_start(index, std::move(error), now);
+  if (node.state != NodeState::kSpawned) return;
+  // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
+  node.state = NodeState::kEnded;
+  take_as_failed(index, error, now);
+  inform(index, rendezvous::NodeRefused{std::move(error.text)});
+}
+
+/// What a broken link means for the others cannot wait for the reason, which may take seconds: an agent that
+/// was told to end has its own workers to stop first.
+void Supervisor::on(const job::LinkEnded& event, Time now) {
+  const Node& node = nodes_[event.node];
+  const bool joined = node.state >= NodeState::kAccepted && node.state <= NodeState::kEnded;
+  if (event.life == node.life && joined && !node.lost) lose(event.node, event.error, now);
+}
+
+/// The Membership is told; its workers' end, or its link's, is still to come.
+void Supervisor::lose(std::size_t index, Error error, Time now) {
+  Node& node = nodes_[index];
+  const bool workers_dead = node.state != NodeState::kSpawned;
+  take_loss(index, error, now);
+  inform(index, rendezvous::LinkLost{std::move(error.text), workers_dead});
+}
+
+/// What the loss of a node is for the attempt and for the user.
+void Supervisor::take_loss(std::size_t index, const Error& error, Time now) {
+  Node& node = nodes_[index];
+  node.trouble = {error, now};
+  const bool serves = node.part && *node.part == 0 && running();  // its agent has the store
+  if (node.part && (starting() || serves || node.state == NodeState::kSpawned)) {
+    take_as_failed(index, error, now);
+  } else {
+    say(node.name + " was lost: " + error.text);
+  }
+  node.lost = true;
+}
+
+/// A failure of a node of the attempt, for the report and for the hang's inquiry.
+void Supervisor::take_as_failed(std::size_t index, Error error, Time now) {
+  failures_.node_failed(nodes_[index].name, std::move(error), now);
+  if (running()) hang_.node_gone(*nodes_[index].part, now);
+  if (starting() || running()) stop_reason_ = "node " + nodes_[index].name + " was lost";
+}
+
+void Supervisor::on(const job::NodeGone& event, Time now) {
+  Node& node = nodes_[event.node];
+  if (event.workers_dead && state_ < State::kLeaving)
+    news_.push_back({rendezvous::WorkersGone{}, event.node, event.life, attempt_});
+  if (event.life != node.life && node.life != 0) return;
+  const NodeState before = node.state;
+  if (before == NodeState::kGone || (before == NodeState::kConnecting && node.life != 0)) {
+    // Its loss is known, and only now the reason.
+    if (node.lost && !node.told_why) failures_.explain_node(node.name, event.error);
+    return;
+  }
+  if (state_ != State::kLeaving && before >= NodeState::kAccepted && before <= NodeState::kEnded &&
+      !node.lost)
+    lose(event.node, event.error, now);
+  else if (node.lost && !node.told_why)
+    failures_.explain_node(node.name, event.error);
+  node.state = NodeState::kGone;
+  if (state_ == State::kLeaving) return finish_if_gone();
+  if (before == NodeState::kUp || before == NodeState::kConnecting) absent(event.node, event.error, now);
+}
+
+/// Nothing more is wanted of it.
+void Supervisor::send_away(std::size_t index) {
+  send(index, rendezvous::Leave{});
+  nodes_[index].state = NodeState::kLeaving;
+}
+
+// ---- the Membership
+
+void Supervisor::inform(std::size_t node, rendezvous::MemberEvent event) {
+  news_.push_back({std::move(event), node, nodes_[node].life, attempt_});
+}
+
+/// What is no node's.
+void Supervisor::inform(rendezvous::MemberEvent event) {
+  news_.push_back({std::move(event), 0, 0, attempt_});
+}
+
+void Supervisor::follow_membership(Time now) {
+  while (!news_.empty()) {
+    const News news = std::move(news_.front());
+    news_.pop_front();
+    const rendezvous::Sender from{spec_.job_id, news.attempt, static_cast<rendezvous::HostNumber>(news.node),
+                                  news.life};
+    joining_.reset();
+    if (std::holds_alternative<rendezvous::Joined>(news.event)) joining_ = news.node;
+    for (const rendezvous::MemberAction& action : membership_.step(from, news.event, now))
+      std::visit([&](const auto& what) { carry_out(what, now); }, action);
+  }
+  if (state_ == State::kBackingOff && membership_.state() == rendezvous::Membership::State::kGathering)
+    state_ = State::kConnecting;
+  leave_when_quiet(now);
+}
+
+void Supervisor::carry_out(const rendezvous::Drop& action, Time now) {
+  Node& node = nodes_[action.host];
+  const bool there = node.state >= NodeState::kAccepted && node.state <= NodeState::kEnded;
+  if (action.life != node.life || node.lost || !there) return;  // it leaves by itself, or has left
+  if (joining_ == action.host) {
+    tell(node.name + " is not used: " + action.reason);
+    return send_away(action.host);
+  }
+  // Silent, or it does not end its workers.
+  take_loss(action.host, Error{ErrorCode::kLinkLost, action.reason, 0}, now);
+  node.told_why = true;
+  node.state = NodeState::kGone;
+  actions_.push_back(job::Disconnect{action.host});
+}
+
+void Supervisor::carry_out(const rendezvous::Recall& action, Time) {
+  nodes_[action.host].state = NodeState::kConnecting;
+  detail("trying to reach " + nodes_[action.host].name + " again");
+  actions_.push_back(job::Recall{action.host});
+}
+
+void Supervisor::carry_out(const rendezvous::Tell& action, Time) {
+  tell(action.text);
+}
+
+void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
+  const Failure* root = failures_.root_cause();
+  say((root != nullptr ? failure_line(*root) : action.reason) + "; restart " +
+      std::to_string(action.restart) + " of " + std::to_string(spec_.max_restarts) + " in " +
+      rendezvous::duration_words(action.wait));
+  failures_.end_attempt();
+  state_ = State::kBackingOff;
+  deadline_.reset();
+}
+
+void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
+  if (action.cause == rendezvous::StopCause::kScaleUp) tell(action.reason);
+  const milliseconds grace =
+      action.cause == rendezvous::StopCause::kUser ? spec_.stop_grace : spec_.failure_grace;
+  const std::string ours = std::exchange(stop_reason_, {});
+  stop_all(grace, ours.empty() ? action.reason : ours, now);
+}
+
+void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
+  const bool too_few = action.outcome == rendezvous::Outcome::kTooFew ||
+                       (action.outcome == rendezvous::Outcome::kNodeLost && end().failures.empty());
+  if (too_few) {
+    const bool at_start = action.outcome == rendezvous::Outcome::kTooFew;
+    tell_missing(at_start, now);
+    if (end().failures.empty())
+      failures_.master_failed(Error{at_start ? ErrorCode::kTimeout : ErrorCode::kLinkLost, action.reason, 0});
+  } else if (!action.no_restart.empty()) {
+    const Failure* root = failures_.root_cause();
+    const bool not_executed = root != nullptr && root->kind == Failure::Kind::kExec;
+    say("not restarted, although --max-restarts allows it: " +
+        (not_executed ? "the program could not be executed on " + root->host : action.no_restart));
+  }
+  ended_ = true;
+  if (!deadline_) deadline_ = now + kLastWait;
+}
+
+/// A node that is lost may still have to end its workers, and its reason may be on the way: we stay for both.
+void Supervisor::leave_when_quiet(Time now) {
+  const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
+    return node.lost && node.state == NodeState::kSpawned;
+  });
+  if (ended_ && quiet && state_ < State::kLeaving) leave_all(now);
+}
+
+/// Only who is missed is named, in the order of their failures, each with its reason, or the step at which it
+/// still is.
+void Supervisor::tell_missing(bool at_start, Time now) {
+  std::vector<std::pair<std::size_t, Trouble>> missed;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& node = nodes_[i];
+    const bool there = node.state >= NodeState::kAccepted && node.state <= NodeState::kEnded && !node.lost;
+    if (there || (!at_start && !node.part)) continue;
+    const Error late{ErrorCode::kTimeout, "it was still " + missing_step(i) + " when the start limit of " +
+                                              limit_text(spec_.start_timeout) + " ran out (--start-timeout)"};
+    missed.emplace_back(i, node.trouble.value_or(Trouble{late, now}));
+  }
+  std::stable_sort(missed.begin(), missed.end(),
+                   [](const auto& a, const auto& b) { return a.second.at < b.second.at; });
+  for (auto& [node, trouble] : missed) {
+    Error error = std::move(trouble.error);
+    if (!at_start) {
+      error.code = ErrorCode::kLinkLost;
+      error.text += "; nothing came in its place" + within(spec_.start_timeout);
+    }
+    failures_.node_failed(nodes_[node].name, std::move(error), now);
+  }
+}
+
+}  // namespace ddp::launcher
