@@ -15,13 +15,15 @@ MAY_INCLUDE = {
     "launcher": {"launcher", "rendezvous", "remote", "base"},
     "apps/ddplaunch": {"apps/ddplaunch", "launcher", "rendezvous", "remote", "base"},
     "apps/ddplaunchd": {"apps/ddplaunchd", "launcher", "rendezvous", "remote", "base"},
+    # Takes masters, and connects to nobody.
+    "apps/ddplaunch_listen": {"apps/ddplaunch_listen", "launcher", "rendezvous", "remote", "base"},
     # Asks NVIDIA's library, and knows nothing of us.
     "apps/ddplaunch_nvml": {"apps/ddplaunch_nvml"},
     # The bundled worker is a client of the rendezvous and knows nothing of launching.
     "apps/train": {"apps/train", "rendezvous", "base"},
 }
 # Beyond that: the agent's program connects to nobody over SSH.
-NEVER = {"apps/ddplaunchd": "remote/ssh_"}
+NEVER = {"apps/ddplaunchd": "remote/ssh_", "apps/ddplaunch_listen": "remote/ssh_"}
 MODULES = {folder.split("/")[0] for folder in MAY_INCLUDE}
 # A third-party library is included by the named files only.
 ONLY_IN = {
@@ -44,7 +46,7 @@ CORES = {
     "rendezvous/client_hello", "rendezvous/link_identity", "rendezvous/link_refusal", "rendezvous/listen_guard",
     "launcher/job_spec", "launcher/join_job", "launcher/join_line", "launcher/join_table", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/setup_script", "launcher/worker_env", "launcher/job_events", "launcher/supervisor", "launcher/supervisor_members", "launcher/supervisor_start", "launcher/failure_log", "launcher/master_address", "launcher/clean_text", "launcher/node_limits", "launcher/network_words", "launcher/start_messages",
     "launcher/label", "launcher/cgroup_path", "launcher/output_credit", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",
-    "launcher/bar_fold", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/live_board", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
+    "launcher/bar_fold", "launcher/daemon_frame", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/live_board", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
     "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "launcher/hang_watch", "launcher/hang_judge", "launcher/hang_inquiry", "launcher/supervisor_hang", "launcher/hang_report", "launcher/wait_state", "launcher/check_run", "launcher/check_ifname", "launcher/check_judge", "launcher/check_network", "launcher/check_text", "launcher/check_json", "launcher/text_table", "launcher/gpu_facts", "apps/train/sampler", "apps/train/lr_schedule", "apps/train/gradient_buckets", "apps/train/collective_schedule", "apps/train/collective_machine", "apps/train/vector_sum", "apps/train/bench_report",
 }
 CORE_FORBIDS = re.compile(

@@ -1,5 +1,6 @@
 #include "rendezvous/tcp_listener.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -106,6 +107,15 @@ bool neighbours_free(ListenScope scope, std::uint16_t port) {
   return true;
 }
 
+Result<TcpListener> listening(std::vector<UniqueFd> fds, std::uint16_t port) {
+  for (const UniqueFd& fd : fds) {
+    if (::listen(fd.get(), SOMAXCONN) < 0) return system_error(errno, at_port(port));
+  }
+  Result<std::uint16_t> chosen = port_of(fds.front().get());
+  if (!chosen) return chosen.error();
+  return TcpListener{std::move(fds), *chosen};
+}
+
 // Candidates in a random order, so that jobs that start together on one host do not race through the same
 // ports.
 std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
@@ -124,12 +134,27 @@ std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
 Result<TcpListener> listen_tcp(ListenScope scope, std::uint16_t port) {
   Result<std::vector<UniqueFd>> fds = bind_scope(scope, port);
   if (!fds) return fds.error();
-  for (const UniqueFd& fd : *fds) {
-    if (::listen(fd.get(), SOMAXCONN) < 0) return system_error(errno, at_port(port));
+  return listening(std::move(*fds), port);
+}
+
+Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port) {
+  in_addr v4{};
+  in6_addr v6{};
+  Address place;
+  if (::inet_pton(AF_INET, address.c_str(), &v4) == 1) {
+    place = address_v4(ntohl(v4.s_addr), port);
+  } else if (::inet_pton(AF_INET6, address.c_str(), &v6) == 1) {
+    place = address_v6(v6, port);
+  } else {
+    return Error{ErrorCode::kUsage, "\"" + address + "\" is no address of this machine; give a numeric one"};
   }
-  Result<std::uint16_t> chosen = port_of(fds->front().get());
-  if (!chosen) return chosen.error();
-  return TcpListener{std::move(*fds), *chosen};
+  Result<UniqueFd> fd = bound_socket(place, false, port);
+  if (!fd && fd.error().sys == EADDRNOTAVAIL)
+    return system_error(EADDRNOTAVAIL, address + " is none of this machine's addresses");
+  if (!fd) return fd.error();
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(*fd));
+  return listening(std::move(fds), port);
 }
 
 Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange> range) {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -30,6 +30,9 @@ struct TcpListener {
 /// Listens on just this port; 0 leaves the choice to the kernel (an ephemeral one: for tests). kSystem with
 /// sys == EADDRINUSE when it is taken.
 Result<TcpListener> listen_tcp(ListenScope scope, std::uint16_t port);
+
+/// The same on one address of this machine, numeric, of either family. kUsage: it is none.
+Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port);
 
 /// Listens on a port of `range`, or without one on a port outside the ephemeral range, which no outgoing
 /// connection can take. Prefers a port whose three successors are free too: programs use MASTER_PORT + 1 … +

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "apps/ddplaunchd/listener.h"
 #include "apps/ddplaunchd/own_build.h"
 #include "apps/ddplaunchd/stdio_agent.h"
 #include "base/standard_descriptors.h"
@@ -13,8 +14,14 @@
 namespace {
 
 constexpr char kUsage[] =
-    "usage: ddplaunchd --stdio | --fits … | --verify … | --version | --help\n"
-    "The node agent of ddplaunch, which starts it on every node; there is no need to run it by hand.\n"
+    "usage: ddplaunchd --listen [[ADDRESS:]PORT] [--token-file FILE]\n"
+    "       ddplaunchd --new-token [FILE]\n"
+    "       ddplaunchd --stdio | --fits … | --verify … | --version | --help\n"
+    "The node agent of ddplaunch, which starts it on every node over SSH or, where it listens, without.\n"
+    "  --listen [[ADDRESS:]PORT]    wait for masters that have the token (docs/daemon.md); default: port 29499\n"
+    "                               of all interfaces\n"
+    "  --token-file FILE            the token (default: DDPLAUNCH_TOKEN, else ~/.config/ddplaunch/token)\n"
+    "  --new-token [FILE]           write a new token there, for you alone, and print the file's name\n"
     "  --stdio                      serve one job over stdin and stdout\n"
     "  --fits PROTOCOL VERSION KEY  exit code 0: this is the agent that a ddplaunch looks for\n"
     "  --verify SHA256 FILE         exit code 0: the file has that sum\n";
@@ -34,6 +41,7 @@ int main(int argc, char** argv) {
   }
   if (argc >= 2 && std::strcmp(argv[1], "--fits") == 0) return ddp::answer_fits(argc - 2, argv + 2);
   if (argc == 4 && std::strcmp(argv[1], "--verify") == 0) return ddp::verify_file(argv[2], argv[3]);
+  if (argc >= 2 && ddp::is_for_listener(argv[1])) return ddp::run_listener(argv);
   if (std::strcmp(option, "--stdio") != 0) {
     std::fputs(kUsage, stderr);
     return 2;

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace ddp {
+
+/// What `ddplaunchd --listen …` and `ddplaunchd --new-token …` were asked for.
+struct ListenOptions {
+  bool new_token = false;
+  std::string new_token_path;  ///< empty: the default one
+  std::string address;         ///< numeric; empty: all interfaces
+  std::uint16_t port = 0;
+  std::string token_file;  ///< empty: DDPLAUNCH_TOKEN, else the default one
+};
+
+inline constexpr char kListenUsage[] =
+    "usage: ddplaunchd --listen [[ADDRESS:]PORT] [--token-file FILE]\n"
+    "       ddplaunchd --new-token [FILE]\n";
+
+/// kUsage: the text names the word that is wrong.
+Result<ListenOptions> read_listen_options(const std::vector<std::string>& words);
+
+}  // namespace ddp

@@ -1,0 +1,74 @@
+// ddplaunch-listen: `ddplaunchd --listen` and `--new-token`, which execute this program beside it, since the
+// agent itself is static and holds no TLS.
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/ddplaunch_listen/listen_options.h"
+#include "base/child_process.h"
+#include "base/own_directory.h"
+#include "base/standard_descriptors.h"
+#include "launcher/daemon_listener.h"
+#include "launcher/daemon_token.h"
+
+namespace {
+
+int fail(const ddp::Error& error) {
+  std::fprintf(stderr, "ddplaunchd: %s\n", error.text.c_str());
+  return error.code == ddp::ErrorCode::kUsage ? 2 : 110;
+}
+
+int make_token(const std::string& path) {
+  const auto made = ddp::launcher::write_new_token(path);
+  if (!made) return fail(made.error());
+  std::printf("%s\n", made->c_str());
+  return std::fflush(stdout) == 0 ? 0 : 110;
+}
+
+std::string place(const std::string& address, std::uint16_t port) {
+  const std::string number = std::to_string(port);
+  if (address.empty()) return "port " + number;
+  return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + number;
+}
+
+ddp::Result<ddp::rendezvous::TcpListener> open_port(const ddp::ListenOptions& options) {
+  using namespace ddp::rendezvous;
+  auto listener = options.address.empty() ? listen_tcp(ListenScope::kAllInterfaces, options.port)
+                                          : listen_tcp_at(options.address, options.port);
+  if (listener || listener.error().sys != EADDRINUSE) return listener;
+  const std::string port = std::to_string(options.port);
+  return ddp::Error{ddp::ErrorCode::kSystem,
+                    place(options.address, options.port) +
+                        " is taken, perhaps by another ddplaunchd --listen (systemctl --user status ddplaunchd; "
+                        "ss -ltnp 'sport = :" + port + "' shows who). Each user's daemon needs a port of its "
+                        "own: --listen PORT here, --daemon-port PORT or port= in the hostfile for ddplaunch",
+                    EADDRINUSE};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ddp::fill_standard_descriptors();
+  ::signal(SIGPIPE, SIG_IGN);
+  const auto options = ddp::read_listen_options({argv + 1, argv + argc});
+  if (!options) {
+    std::fputs(ddp::kListenUsage, stderr);
+    return fail(options.error());
+  }
+  if (options->new_token) return make_token(options->new_token_path);
+  ddp::raise_nofile();
+  auto token = ddp::launcher::find_daemon_token(options->token_file);
+  if (!token) return fail(token.error());
+  const auto directory = ddp::own_directory();
+  if (!directory) return fail(directory.error());
+  auto listener = open_port(*options);
+  if (!listener) return fail(listener.error());
+  const std::string where = place(options->address, listener->port);
+  return ddp::launcher::run_daemon_listener(
+      {std::move(*listener), where, std::move(*token), *directory + "/ddplaunchd"});
+}

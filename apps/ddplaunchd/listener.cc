@@ -1,0 +1,35 @@
+#include "apps/ddplaunchd/listener.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "base/own_directory.h"
+
+namespace ddp {
+
+bool is_for_listener(std::string_view word) {
+  for (const std::string_view name : {"--listen", "--new-token", "--new_token", "--token-file", "--token_file"}) {
+    if (word == name || (word.starts_with(name) && word[name.size()] == '=')) return true;
+  }
+  return false;
+}
+
+int run_listener(char** argv) {
+  const auto directory = own_directory();
+  if (!directory) {
+    std::fprintf(stderr, "ddplaunchd: %s\n", directory.error().text.c_str());
+    return 110;
+  }
+  const std::string program = *directory + "/ddplaunch-listen";
+  ::execv(program.c_str(), argv);
+  std::fprintf(stderr,
+               "ddplaunchd: cannot execute %s: %s; it belongs beside ddplaunchd and is what listens\n",
+               program.c_str(), std::strerror(errno));
+  return 110;
+}
+
+}  // namespace ddp

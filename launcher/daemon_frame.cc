@@ -1,0 +1,141 @@
+#include "launcher/daemon_frame.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace ddp::launcher {
+namespace {
+
+constexpr std::size_t kNumberSize = 2;
+
+bool is_stream(DaemonFrame kind) {
+  return kind == DaemonFrame::kInput || kind == DaemonFrame::kOutput || kind == DaemonFrame::kErrors;
+}
+
+bool is_number(DaemonFrame kind) {
+  return kind == DaemonFrame::kGreeting || kind == DaemonFrame::kEnded;
+}
+
+std::uint16_t number_at(std::string_view bytes) {
+  return static_cast<std::uint16_t>(static_cast<unsigned char>(bytes[0]) |
+                                    static_cast<unsigned char>(bytes[1]) << 8);
+}
+
+std::string number_bytes(std::uint16_t number) {
+  return {static_cast<char>(number & 0xff), static_cast<char>(number >> 8)};
+}
+
+/// Whether a frame of this kind may have this size.
+bool fits(DaemonFrame kind, std::size_t size) {
+  if (is_stream(kind)) return size > 0 && size <= kMaxDaemonPayload;
+  if (is_number(kind)) return size == kNumberSize;
+  return kind == DaemonFrame::kFailed ? size <= kMaxDaemonText : size == 0;
+}
+
+}  // namespace
+
+void write_daemon_head(DaemonFrame kind, std::size_t size, char* head) {
+  assert(fits(kind, size));
+  head[0] = static_cast<char>(kind);
+  head[1] = 0;
+  head[2] = static_cast<char>(size & 0xff);
+  head[3] = static_cast<char>(size >> 8);
+}
+
+std::string daemon_frame(DaemonFrame kind, std::string_view payload) {
+  std::string frame(kDaemonFrameHead, '\0');
+  write_daemon_head(kind, payload.size(), frame.data());
+  frame += payload;
+  return frame;
+}
+
+std::string daemon_greeting() {
+  return daemon_frame(DaemonFrame::kGreeting, number_bytes(kDaemonLinkVersion));
+}
+
+std::string daemon_ended(int status) {
+  return daemon_frame(DaemonFrame::kEnded, number_bytes(static_cast<std::uint16_t>(status)));
+}
+
+std::string daemon_failed(std::string_view why) {
+  return daemon_frame(DaemonFrame::kFailed, why.substr(0, kMaxDaemonText));
+}
+
+void DaemonFrameReader::fail(std::string why) {
+  failure_ = std::move(why);
+}
+
+/// Whether the far side may send a frame of this kind now.
+bool DaemonFrameReader::allowed() const {
+  switch (kind_) {
+    case DaemonFrame::kInput:
+    case DaemonFrame::kInputEnd:
+      return from_ == From::kMaster && !stream_ended_;
+    case DaemonFrame::kGreeting:
+      return from_ == From::kNode && !greeted_;
+    case DaemonFrame::kOutput:
+    case DaemonFrame::kOutputEnd:
+      return from_ == From::kNode && greeted_ && !over_ && !stream_ended_;
+    case DaemonFrame::kErrors:
+    case DaemonFrame::kEnded:
+    case DaemonFrame::kFailed:
+      return from_ == From::kNode && greeted_ && !over_;
+  }
+  return false;
+}
+
+/// True when a head is complete and good.
+bool DaemonFrameReader::take_head(std::string_view& bytes) {
+  const std::size_t wanted = std::min(bytes.size(), kDaemonFrameHead - head_.size());
+  head_ += bytes.substr(0, wanted);
+  bytes.remove_prefix(wanted);
+  if (head_.size() < kDaemonFrameHead) return false;
+  kind_ = static_cast<DaemonFrame>(head_[0]);
+  left_ = number_at(std::string_view(head_).substr(2));
+  if (head_[1] == 0 && allowed() && fits(kind_, left_)) return true;
+  fail("a frame that may not come here (kind " + std::to_string(static_cast<unsigned char>(head_[0])) +
+       ", size " + std::to_string(left_) + ")");
+  return false;
+}
+
+std::optional<DaemonFrameReader::Piece> DaemonFrameReader::whole_frame() {
+  Piece piece;
+  piece.kind = kind_;
+  if (is_number(kind_)) {
+    piece.number = number_at(whole_);
+  } else {
+    piece.text = std::move(whole_);
+  }
+  whole_.clear();
+  head_.clear();
+  greeted_ = greeted_ || kind_ == DaemonFrame::kGreeting;
+  stream_ended_ = stream_ended_ || kind_ == DaemonFrame::kInputEnd || kind_ == DaemonFrame::kOutputEnd;
+  over_ = over_ || kind_ == DaemonFrame::kEnded || kind_ == DaemonFrame::kFailed;
+  return piece;
+}
+
+std::optional<DaemonFrameReader::Piece> DaemonFrameReader::next(std::string_view& bytes) {
+  while (failure_.empty()) {
+    if (head_.size() < kDaemonFrameHead) {
+      if (!take_head(bytes)) return std::nullopt;
+      if (left_ == 0) return whole_frame();
+    }
+    if (bytes.empty()) return std::nullopt;
+    const std::string_view part = bytes.substr(0, left_);
+    bytes.remove_prefix(part.size());
+    left_ -= part.size();
+    if (is_stream(kind_)) {
+      if (left_ == 0) head_.clear();
+      Piece piece;
+      piece.kind = kind_;
+      piece.bytes = part;
+      return piece;
+    }
+    whole_ += part;
+    if (left_ == 0) return whole_frame();
+  }
+  return std::nullopt;
+}
+
+}  // namespace ddp::launcher

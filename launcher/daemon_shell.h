@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/result.h"
+#include "launcher/daemon_frame.h"
+#include "remote/remote_shell.h"
+#include "remote/resolver.h"
+#include "rendezvous/link_token.h"
+#include "rendezvous/secure_connect.h"
+
+namespace ddp::launcher {
+
+/// Reaches nodes where `ddplaunchd --listen` waits (docs/daemon.md): over TLS with the token that all share.
+/// The daemon starts the ddplaunchd that lies beside it, whatever the command line says; a wrapper in front
+/// of it is refused. A host's port is the daemon's; user, identity and jump host are SSH's and not used.
+class DaemonShell final : public remote::RemoteShell {
+ public:
+  struct Options {
+    rendezvous::LinkToken token;
+    std::string job;                   ///< as rendezvous::link_name_of gives it
+    std::uint16_t port = kDaemonPort;  ///< of hosts without one of their own
+  };
+
+  /// kInternal: this machine's OpenSSL does not do such links.
+  static Result<std::unique_ptr<DaemonShell>> make(const asio::any_io_executor& loop, Options options);
+
+  Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host host, std::vector<std::string> argv,
+                                                           remote::Deadline deadline) override;
+  const char* way() const override { return "the daemon there"; }
+
+ private:
+  struct Way;
+
+  DaemonShell(const asio::any_io_executor& loop, std::shared_ptr<const rendezvous::SecureContext> context,
+              Options options);
+  Awaitable<rendezvous::JoinOutcome> try_all(std::shared_ptr<Way> way);
+  Result<rendezvous::JoinAs> join_as(const std::string& host) const;
+
+  asio::any_io_executor loop_;
+  std::shared_ptr<const rendezvous::SecureContext> context_;
+  Options options_;
+  std::string token_check_;
+  remote::Resolver resolver_;
+};
+
+}  // namespace ddp::launcher

@@ -1,0 +1,89 @@
+#include "launcher/daemon_token.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "base/unique_fd.h"
+
+namespace ddp::launcher {
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+Result<> make_directories(const std::string& path) {
+  for (std::size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+    const std::string directory = path.substr(0, slash);
+    if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST && errno != EISDIR)
+      return system_error(errno, "make " + directory);
+  }
+  return {};
+}
+
+Result<> write_whole(int fd, std::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return system_error(errno, "write " + path);
+    bytes.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::string> default_token_path() {
+  const std::string config = variable("XDG_CONFIG_HOME");
+  if (config.starts_with('/')) return config + "/ddplaunch/token";
+  const std::string home = variable("HOME");
+  if (home.starts_with('/')) return home + "/.config/ddplaunch/token";
+  return Error{ErrorCode::kUsage, "HOME is not set, so there is no default token file; give --token-file FILE"};
+}
+
+Result<rendezvous::LinkToken> find_daemon_token(const std::string& file) {
+  auto given = rendezvous::take_token_from_environment();
+  if (!file.empty()) return rendezvous::read_token_file(file);
+  if (!given || !given->secret.empty()) return given;
+  const auto path = default_token_path();
+  if (!path) return path.error();
+  auto token = rendezvous::read_token_file(*path);
+  if (token || token.error().sys != ENOENT) return token;
+  return Error{ErrorCode::kUsage, "there is no token: " + *path +
+                                      " does not exist. \"ddplaunchd --new-token\" writes one; the same file "
+                                      "belongs on all nodes and here (scp -p), or --token-file FILE names "
+                                      "another"};
+}
+
+Result<std::string> write_new_token(std::string path) {
+  if (path.empty()) {
+    auto standard = default_token_path();
+    if (!standard) return standard.error();
+    path = std::move(*standard);
+    const auto made = make_directories(path);
+    if (!made) return made.error();
+  }
+  const auto token = rendezvous::random_token();
+  if (!token) return token.error();
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file && errno == EEXIST) {
+    return Error{ErrorCode::kUsage, path + " exists and is left as it is; remove it first if no node shall "
+                                           "use it any more"};
+  }
+  if (!file) return system_error(errno, "write " + path);
+  Result<> written = write_whole(file.get(), token->secret.reveal(), path);
+  if (written) written = write_whole(file.get(), "\n", path);
+  if (written && ::fsync(file.get()) != 0) written = system_error(errno, "write " + path);
+  if (written) return path;
+  ::unlink(path.c_str());  // half a token
+  return written.error();
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,65 @@
+// Any bytes from either end of a daemon's link. However they are cut, the same is read; what was read makes
+// the same bytes again, up to where streams were cut; nothing follows the end or a failure.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "launcher/daemon_frame.h"
+
+using namespace ddp::launcher;
+
+namespace {
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+/// What was read, in an order that cuts do not change: bytes of a frame in one.
+std::string read_all(DaemonFrameReader::From from, std::string_view bytes, std::size_t cut) {
+  DaemonFrameReader reader(from);
+  std::string heard;
+  std::size_t stream_bytes = 0;
+  DaemonFrame last = DaemonFrame::kGreeting;
+  bool over = false;
+  const std::size_t size = bytes.size();
+  while (!bytes.empty() && reader.failure().empty()) {
+    std::string_view part = bytes.substr(0, cut);
+    bytes.remove_prefix(part.size());
+    while (const auto piece = reader.next(part)) {
+      require(!over);
+      over = piece->kind == DaemonFrame::kEnded || piece->kind == DaemonFrame::kFailed;
+      if (piece->bytes.empty()) {
+        heard += "\n" + std::to_string(static_cast<int>(piece->kind)) + " " + std::to_string(piece->number) +
+                 " " + piece->text + "\n";
+        require(piece->text.size() <= kMaxDaemonText);
+        last = piece->kind;
+        continue;
+      }
+      if (piece->kind != last) heard += "\n" + std::to_string(static_cast<int>(piece->kind)) + " ";
+      last = piece->kind;
+      heard += piece->bytes;
+      stream_bytes += piece->bytes.size();
+    }
+    require(part.empty() || !reader.failure().empty());
+  }
+  require(stream_bytes <= size);
+  return heard + "\n" + reader.failure();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  for (const auto from : {DaemonFrameReader::From::kMaster, DaemonFrameReader::From::kNode}) {
+    // Most of what a node may say needs its greeting first.
+    const std::string greeted =
+        (from == DaemonFrameReader::From::kNode && data[0] % 8 != 0 ? daemon_greeting() : "") + std::string(bytes);
+    const std::string whole = read_all(from, greeted, std::max<std::size_t>(greeted.size(), 1));
+    require(read_all(from, greeted, 1) == whole);
+    require(read_all(from, greeted, 1 + data[0] % 16) == whole);
+  }
+  return 0;
+}

@@ -1,0 +1,127 @@
+#include "launcher/daemon_frame.h"
+
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using From = DaemonFrameReader::From;
+
+/// What a reader makes of `bytes`, given in pieces of `cut`; streams are joined.
+struct Heard {
+  std::string input, output, errors, failure;
+  std::vector<std::string> events;
+
+  Heard(From from, std::string_view bytes, std::size_t cut) {
+    DaemonFrameReader reader(from);
+    while (!bytes.empty()) {
+      std::string_view part = bytes.substr(0, cut);
+      bytes.remove_prefix(part.size());
+      while (const auto piece = reader.next(part))
+        take(*piece);
+      if (reader.failure().empty()) {
+        CHECK(part.empty());
+      }
+    }
+    failure = reader.failure();
+  }
+  void take(const DaemonFrameReader::Piece& piece) {
+    switch (piece.kind) {
+      case DaemonFrame::kInput:
+        input += piece.bytes;
+        break;
+      case DaemonFrame::kOutput:
+        output += piece.bytes;
+        break;
+      case DaemonFrame::kErrors:
+        errors += piece.bytes;
+        break;
+      case DaemonFrame::kInputEnd:
+      case DaemonFrame::kOutputEnd:
+        events.push_back("end of file");
+        break;
+      case DaemonFrame::kGreeting:
+        events.push_back("version " + std::to_string(piece.number));
+        break;
+      case DaemonFrame::kEnded:
+        events.push_back("ended " + std::to_string(piece.number));
+        break;
+      case DaemonFrame::kFailed:
+        events.push_back("failed " + piece.text);
+        break;
+    }
+  }
+};
+
+using Texts = std::vector<std::string>;
+
+TEST_CASE("a frame is its kind, a zero, the size and the payload") {
+  CHECK(daemon_frame(DaemonFrame::kErrors, "oh no") == std::string("\x13\x00\x05\x00oh no", 9));
+  CHECK(daemon_greeting() == std::string("\x10\x00\x02\x00\x01\x00", 6));
+  CHECK(daemon_ended(137) == std::string("\x20\x00\x02\x00\x89\x00", 6));
+  CHECK(daemon_frame(DaemonFrame::kInputEnd, {}) == std::string("\x02\x00\x00\x00", 4));
+  const std::string full = daemon_frame(DaemonFrame::kOutput, std::string(kMaxDaemonPayload, 'x'));
+  CHECK(full.size() == 16384);
+  CHECK(full.substr(0, 4) == std::string("\x11\x00\xfc\x3f", 4));
+  CHECK(daemon_failed(std::string(5000, 'x')).size() == kDaemonFrameHead + kMaxDaemonText);
+}
+
+TEST_CASE("what a node sends is read however it is cut") {
+  const std::string long_line(kMaxDaemonPayload, 'l');
+  const std::string bytes =
+      daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "one") + daemon_frame(DaemonFrame::kErrors, "oh") +
+      daemon_frame(DaemonFrame::kOutput, long_line) + daemon_frame(DaemonFrame::kOutputEnd, {}) +
+      daemon_frame(DaemonFrame::kErrors, " no") + daemon_ended(113);
+  for (const std::size_t cut : {1u, 2u, 3u, 5u, 7u, 4096u, 100'000u}) {
+    CAPTURE(cut);
+    const Heard heard(From::kNode, bytes, cut);
+    CHECK(heard.failure.empty());
+    CHECK(heard.output == "one" + long_line);
+    CHECK(heard.errors == "oh no");
+    CHECK(heard.events == Texts{"version 1", "end of file", "ended 113"});
+  }
+}
+
+TEST_CASE("what a master sends is its input and the end of it") {
+  const Heard heard(From::kMaster,
+                    daemon_frame(DaemonFrame::kInput, "hello") + daemon_frame(DaemonFrame::kInputEnd, {}), 3);
+  CHECK(heard.input == "hello");
+  CHECK(heard.events == Texts{"end of file"});
+  CHECK(heard.failure.empty());
+}
+
+TEST_CASE("a node that cannot start an agent says why") {
+  const Heard heard(From::kNode, daemon_greeting() + daemon_failed("no such file"), 1);
+  CHECK(heard.events == Texts{"version 1", "failed no such file"});
+  CHECK(Heard(From::kNode, daemon_greeting() + daemon_failed(""), 1).events == Texts{"version 1", "failed "});
+}
+
+TEST_CASE("a frame at the wrong time, of the wrong side, kind or size ends the link") {
+  const std::string input = daemon_frame(DaemonFrame::kInput, "x");
+  const std::string output = daemon_frame(DaemonFrame::kOutput, "x");
+  const std::string end = daemon_frame(DaemonFrame::kOutputEnd, {});
+  const std::string input_end = daemon_frame(DaemonFrame::kInputEnd, {});
+  const std::string hello = daemon_greeting();
+  const auto node = [](const std::string& bytes) { return Heard(From::kNode, bytes, 2).failure; };
+  const auto master = [](const std::string& bytes) { return Heard(From::kMaster, bytes, 2).failure; };
+  CHECK(node(output) == "a frame that may not come here (kind 17, size 1)");  // before the greeting
+  CHECK(node(hello + hello) == "a frame that may not come here (kind 16, size 2)");
+  CHECK(node(hello + input) == "a frame that may not come here (kind 1, size 1)");
+  CHECK(node(hello + end + output) == "a frame that may not come here (kind 17, size 1)");
+  CHECK(node(hello + daemon_ended(0) + output) == "a frame that may not come here (kind 17, size 1)");
+  CHECK(node(hello + daemon_ended(0) + daemon_ended(0)) == "a frame that may not come here (kind 32, size 2)");
+  CHECK(master(hello) == "a frame that may not come here (kind 16, size 2)");
+  CHECK(master(input_end + input) == "a frame that may not come here (kind 1, size 1)");
+  CHECK(master(std::string("\0\0\0\0", 4)) == "a frame that may not come here (kind 0, size 0)");
+  CHECK(master(std::string("\xff\0\0\0", 4)) == "a frame that may not come here (kind 255, size 0)");
+  CHECK(master(std::string("\x01\x01\x01\0x", 5)) == "a frame that may not come here (kind 1, size 1)");
+  CHECK(master(std::string("\x01\0\0\0", 4)) == "a frame that may not come here (kind 1, size 0)");
+  CHECK(master(std::string("\x01\0\xff\xff", 4)) == "a frame that may not come here (kind 1, size 65535)");
+  CHECK(node(hello + std::string("\x20\0\x04\0", 4)) == "a frame that may not come here (kind 32, size 4)");
+}
+
+}  // namespace
+}  // namespace ddp::launcher
