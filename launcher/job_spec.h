@@ -37,7 +37,7 @@ enum class StoreMode : std::uint8_t {
   kAgent = 1,
   kWorker = 2
 };  ///< who serves MASTER_PORT (docs/environment.md)
-enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm };
+enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm, kDaemon };
 
 /// One validated job: everything the user asked for, nothing that was found out later. Made by the options
 /// (apps/ddplaunch) and read by all of launcher/.
@@ -58,6 +58,8 @@ struct JobSpec {
   std::vector<std::string> ssh_command;  ///< --ssh-command split into words; empty: libssh
   bool ssh_localhost = false;
   bool accept_new_host_keys = false;
+  std::string token_file;         ///< --token-file, absolute; empty: DDPLAUNCH_TOKEN, else the usual one
+  std::uint16_t daemon_port = 0;  ///< of hosts without a port; 0: the usual one
   std::string agent_path;  ///< ddplaunchd on the nodes; empty: the path beside this ddplaunch
   bool push = true;        ///< nodes without an agent of this build are given one; not with an agent_path
   std::chrono::milliseconds start_timeout{120'000};

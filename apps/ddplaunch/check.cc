@@ -55,6 +55,7 @@ int check(const RunJob& job) {
   if (!agent) return fail(agent.error());
   asio::io_context loop(1);
   const auto remote = make_remote_shell(loop, job.spec);
+  if (!remote) return fail(remote.error());
   remote::LocalShell local(loop.get_executor());
   remote::FanOutOptions options;
   options.argv = {agent->path, "--stdio"};
@@ -63,7 +64,7 @@ int check(const RunJob& job) {
   if (agent->stock) options.stock = &*agent->stock;
   options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
   const launcher::CheckRun::Wishes wishes{job.verb == Verb::kCheck, job.worker_given};
-  launcher::CheckMaster master(loop, job.spec, wishes, *remote, local, std::move(options), say);
+  launcher::CheckMaster master(loop, job.spec, wishes, **remote, local, std::move(options), say);
 
   const launcher::CheckResult result = master.run();
   const std::vector<launcher::CheckFinding> findings = judge_nodes(job.spec, result);

@@ -17,7 +17,6 @@ constexpr std::array kForeign = {
                   "one ddplaunch with a hostfile starts all nodes"},
     ForeignOption{"--master-addr", kValue, Standing::kLater, "127.0.0.1",
                   "one ddplaunch with a hostfile starts all nodes; --network chooses the address"},
-    ForeignOption{"--token-file", kValue, Standing::kLater, "", ""},
     ForeignOption{"--insecure", kFlag, Standing::kLater, "", ""},
     ForeignOption{"--store-allow", kValue, Standing::kLater, "", ""},
     ForeignOption{"--scale-up", kFlag, Standing::kLater, "", ""},

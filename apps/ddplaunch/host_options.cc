@@ -107,7 +107,9 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings
   spec.launcher = none_listed && !values.ssh_localhost ? LauncherKind::kLocal : LauncherKind::kSsh;
   if (values.launcher.empty()) return;
   if (values.launcher == "daemon") {
-    return findings.fail("--launcher daemon is not in this release yet, only ssh, slurm and local are");
+    spec.launcher = LauncherKind::kDaemon;
+    if (none_listed) findings.fail("--launcher daemon needs hosts: --hostfile FILE or --host LIST");
+    return;
   }
   if (values.launcher == "slurm") {
     spec.launcher = LauncherKind::kSlurm;
@@ -121,7 +123,7 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings
     return;
   }
   if (values.launcher != "local") {
-    return findings.fail("--launcher " + values.launcher + ": choose ssh, slurm or local");
+    return findings.fail("--launcher " + values.launcher + ": choose ssh, slurm, daemon or local");
   }
   spec.launcher = LauncherKind::kLocal;
   if (values.ssh_localhost)

@@ -165,6 +165,7 @@ std::string job_plan_text(const JobSpec& spec) {
   text += "in " + spec.chdir + '\n';
   text += spec.launcher == launcher::LauncherKind::kLocal   ? "on this machine\n"
           : spec.launcher == launcher::LauncherKind::kSlurm ? "with srun\n"
+          : spec.launcher == launcher::LauncherKind::kDaemon ? "through the daemons there\n"
                                                             : "over SSH\n";
   text += '\n' + nodes_text(spec) + '\n';
   text += names_text("set for the workers:", spec.explicit_env);

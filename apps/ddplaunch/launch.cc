@@ -52,8 +52,9 @@ int launch(const launcher::JobSpec& spec) {
 
   asio::io_context loop(1);
   const auto remote = make_remote_shell(loop, spec);
+  if (!remote) return fail(spec, remote.error());
   remote::LocalShell local(loop.get_executor());
-  launcher::Master master(loop, spec, std::move(options), *remote, local, std::move(*job_dir));
+  launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));
   return master.run();
 }
 

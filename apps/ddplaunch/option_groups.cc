@@ -120,8 +120,14 @@ void OptionTable::Impl::add_hosts() {
 }
 
 void OptionTable::Impl::add_start() {
-  value(kStart, "--launcher", values.launcher, "ssh|slurm|local",
-        "how nodes are reached (default: ssh; without hosts local; in a Slurm job slurm, with srun)");
+  value(kStart, "--launcher", values.launcher, "ssh|slurm|daemon|local",
+        "how nodes are reached (default: ssh; without hosts local; in a Slurm job slurm, with srun; daemon: "
+        "where ddplaunchd --listen runs, docs/daemon.md)");
+  value(kStart, "--token-file", values.token_file, "FILE",
+        "the secret that all nodes of the job share (default: DDPLAUNCH_TOKEN, else "
+        "~/.config/ddplaunch/token)");
+  value(kStart, "--daemon-port", values.daemon_port, "PORT",
+        "of the daemons, for hosts without port= (default: 29499)");
   value(kStart, "--ssh-config", values.ssh_config, "FILE", "instead of ~/.ssh/config, as ssh -F");
   value(kStart, "--ssh-command", values.ssh_command, "COMMAND",
         "use this ssh program instead of libssh: 'ssh -v'");

@@ -25,6 +25,8 @@ struct OptionValues {
   bool oversubscribe = false;
   // Start
   std::string launcher;
+  std::string token_file;
+  std::string daemon_port;
   std::string ssh_config;
   std::string ssh_command;
   bool ssh_localhost = false;

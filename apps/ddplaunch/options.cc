@@ -6,6 +6,7 @@
 
 #include "apps/ddplaunch/accelerate_config.h"
 #include "apps/ddplaunch/command_line.h"
+#include "apps/ddplaunch/daemon_options.h"
 #include "apps/ddplaunch/env_options.h"
 #include "apps/ddplaunch/findings.h"
 #include "apps/ddplaunch/host_options.h"
@@ -296,6 +297,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Sur
   read_host_options(values, surroundings, job.spec, findings);
   read_start(values, surroundings, job.spec, findings);
   read_wrapper(values, job.spec, findings);
+  read_daemon_options(values, surroundings, job.spec, findings);
   read_command(values, line, job.verb, job.spec, findings);
   read_env_options(values, surroundings, job.spec, findings);
   read_worker(values, surroundings, job.spec, findings);

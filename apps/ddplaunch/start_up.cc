@@ -6,6 +6,8 @@
 
 #include "base/own_directory.h"
 #include "base/version.h"
+#include "launcher/daemon_shell.h"
+#include "launcher/daemon_token.h"
 #include "remote/command_shell.h"
 #include "remote/local_shell.h"
 #include "remote/srun_shell.h"
@@ -22,18 +24,36 @@ void take_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop,
-                                                       const launcher::JobSpec& spec) {
+namespace {
+
+using Shell = std::unique_ptr<remote::RemoteShell>;
+
+Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec& spec) {
+  launcher::DaemonShell::Options options;
+  auto token = launcher::find_daemon_token(spec.token_file);
+  if (!token) return within("--launcher daemon", token.error());
+  options.token = std::move(*token);
+  options.job = spec.job_id;
+  if (spec.daemon_port != 0) options.port = spec.daemon_port;
+  auto shell = launcher::DaemonShell::make(loop.get_executor(), std::move(options));
+  if (!shell) return shell.error();
+  return Shell(std::move(*shell));
+}
+
+}  // namespace
+
+Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec) {
+  if (spec.launcher == launcher::LauncherKind::kDaemon) return make_daemon_shell(loop, spec);
   if (!spec.ssh_command.empty()) {
-    return std::make_unique<remote::CommandShell>(
+    return Shell(std::make_unique<remote::CommandShell>(
         loop.get_executor(),
-        remote::CommandShellOptions{spec.ssh_command, spec.ssh_config, spec.accept_new_host_keys});
+        remote::CommandShellOptions{spec.ssh_command, spec.ssh_config, spec.accept_new_host_keys}));
   }
   if (spec.launcher == launcher::LauncherKind::kLocal) {
-    return std::make_unique<remote::LocalShell>(loop.get_executor());
+    return Shell(std::make_unique<remote::LocalShell>(loop.get_executor()));
   }
   if (spec.launcher == launcher::LauncherKind::kSlurm) {
-    return std::make_unique<remote::SrunShell>(loop.get_executor());
+    return Shell(std::make_unique<remote::SrunShell>(loop.get_executor()));
   }
   remote::SshShellOptions options;
   options.config = spec.ssh_config;
@@ -41,7 +61,7 @@ std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop,
   if (!spec.quiet) {
     options.notice = [](const std::string& text) { std::fprintf(stderr, "ddplaunch: %s\n", text.c_str()); };
   }
-  return std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options));
+  return Shell(std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options)));
 }
 
 Result<AgentChoice> choose_agent(const launcher::JobSpec& spec) {

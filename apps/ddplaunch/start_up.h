@@ -17,8 +17,10 @@ namespace ddp {
 /// and no death.
 void take_signals();
 
-/// How the hosts of the job are reached.
-std::unique_ptr<remote::RemoteShell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec);
+/// How the hosts of the job are reached. With --launcher daemon kUsage: there is no good token. To be called
+/// before any thread.
+Result<std::unique_ptr<remote::RemoteShell>> make_remote_shell(asio::io_context& loop,
+                                                               const launcher::JobSpec& spec);
 
 /// Which agent the nodes are to run.
 struct AgentChoice {

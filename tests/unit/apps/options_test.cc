@@ -239,7 +239,7 @@ TEST_CASE("Wrong values of the start") {
   CHECK(World().mistakes({"--host", "a", "--launcher", "rsh", "--ssh-config", "nowhere", "--ssh-command",
                           "ssh 'x", "--start-timeout", "soon", "--network", "10.1.0.0", "--master-port",
                           "http", "--port-range", "200-100", "--store", "redis", "w"}) ==
-        Texts{"ddplaunch: --launcher rsh: choose ssh, slurm or local",
+        Texts{"ddplaunch: --launcher rsh: choose ssh, slurm, daemon or local",
               "ddplaunch: --ssh-config nowhere: No such file or directory",
               "ddplaunch: --ssh-command: the quote ' is not closed",
               "ddplaunch: --start-timeout soon: give a time like 500ms, 15s, 2m or 1h",
@@ -250,8 +250,7 @@ TEST_CASE("Wrong values of the start") {
   CHECK(World().mistakes({"--ssh-command", " ", "w"}) ==
         Texts{"ddplaunch: --ssh-command: there is no program in it"});
   CHECK(World().mistakes({"--store", "shared", "--host", "a", "--launcher", "daemon", "w"}) ==
-        Texts{"ddplaunch: --launcher daemon is not in this release yet, only ssh, slurm and local are",
-              "ddplaunch: --store shared is not in this release yet, only agent and worker are"});
+        Texts{"ddplaunch: --store shared is not in this release yet, only agent and worker are"});
   CHECK(World().mistakes({"--launcher", "ssh", "w"}) ==
         Texts{"ddplaunch: --launcher ssh needs hosts: --hostfile FILE or --host LIST"});
   CHECK(World().mistakes({"--launcher", "pdsh", "w"}) ==
