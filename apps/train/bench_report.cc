@@ -5,6 +5,7 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "apps/train/record_head.h"
 #include "base/version.h"
 
 namespace ddp::train {
@@ -67,6 +68,33 @@ std::string matrix(const BenchReport& report, Value value) {
     text += "\n";
   }
   return text;
+}
+
+std::string rows_json(const BenchReport& report) {
+  std::string text = ",\"rows\":[";
+  for (const BenchRow& row : report.rows) {
+    text += print("%s{\"bytes\":%zu,\"count\":%zu,\"type\":\"float32\",\"mean_us\":%.3f,\"p50_us\":%.3f,",
+                  &row == &report.rows.front() ? "" : ",", row.bytes, row.count, row.mean_us, row.p50_us);
+    text +=
+        print("\"p99_us\":%.3f,\"algbw_gbps\":%.4f,\"busbw_gbps\":%.4f,\"wrong\":%s}", row.p99_us,
+              row.algbw(), busbw_of(report, row), row.wrong < 0 ? "null" : std::to_string(row.wrong).c_str());
+  }
+  return text + "]";
+}
+
+std::string pairs_json(const BenchReport& report) {
+  std::string text = ",\"pairs\":[";
+  const auto slow = outliers(report.pairs);
+  for (const PairResult& pair : report.pairs) {
+    const bool outlier = std::any_of(slow.begin(), slow.end(), [&pair](const PairResult& other) {
+      return other.first == pair.first && other.second == pair.second;
+    });
+    text += print("%s{\"ranks\":[%d,%d],\"same_node\":%s,\"bytes\":%zu,\"latency_us\":%.3f,",
+                  &pair == &report.pairs.front() ? "" : ",", pair.first, pair.second,
+                  pair.same_node ? "true" : "false", report.pair_bytes, pair.latency_us);
+    text += print("\"bandwidth_gbps\":%.4f,\"outlier\":%s}", pair.bandwidth, outlier ? "true" : "false");
+  }
+  return text + "]";
 }
 
 }  // namespace
@@ -205,37 +233,16 @@ std::string verdict(const BenchReport& report) {
 }
 
 std::string report_json(const BenchReport& report) {
-  std::string text =
-      print("{\"schema\": \"ddp-train-measure/1\", \"kind\": \"bench\", \"version\": \"%s\",\n",
-            std::string(version()).c_str());
-  text += print(" \"operation\": \"%s\", \"world_size\": %d, \"nodes\": %d, \"way\": \"%s\",\n",
-                operation_name(report.operation), report.world, report.nodes, report.way.c_str());
-  text += " \"rows\": [";
-  for (std::size_t i = 0; i < report.rows.size(); ++i) {
-    const BenchRow& row = report.rows[i];
-    text += print(
-        "%s\n  {\"bytes\": %zu, \"count\": %zu, \"type\": \"float32\", \"mean_us\": %.3f, \"p50_us\": %.3f, ",
-        i == 0 ? "" : ",", row.bytes, row.count, row.mean_us, row.p50_us);
-    text +=
-        print("\"p99_us\": %.3f, \"algbw_gbps\": %.4f, \"busbw_gbps\": %.4f, \"wrong\": %s}", row.p99_us,
-              row.algbw(), busbw_of(report, row), row.wrong < 0 ? "null" : std::to_string(row.wrong).c_str());
-  }
-  text += "],\n \"pairs\": [";
-  const auto slow = outliers(report.pairs);
-  for (std::size_t i = 0; i < report.pairs.size(); ++i) {
-    const PairResult& pair = report.pairs[i];
-    const bool outlier = std::any_of(slow.begin(), slow.end(), [&](const PairResult& other) {
-      return other.first == pair.first && other.second == pair.second;
-    });
-    text += print("%s\n  {\"ranks\": [%d, %d], \"same_node\": %s, \"bytes\": %zu, \"latency_us\": %.3f, ",
-                  i == 0 ? "" : ",", pair.first, pair.second, pair.same_node ? "true" : "false",
-                  report.pair_bytes, pair.latency_us);
-    text += print("\"bandwidth_gbps\": %.4f, \"outlier\": %s}", pair.bandwidth, outlier ? "true" : "false");
-  }
+  const bool pairs = !report.pairs.empty();
+  std::string text = record_head(pairs ? "pairs" : "bench", 0, report.world);
+  text += print(",\"version\":\"%s\",\"operation\":\"%s\",\"nodes\":%d,\"way\":\"%s\"",
+                std::string(version()).c_str(), operation_name(report.operation), report.nodes,
+                report.way.c_str());
+  text += pairs ? pairs_json(report) : rows_json(report);
   const std::string fault = verdict(report);
-  text += print("],\n \"min_busbw_gbps\": %g, \"passed\": %s, \"fault\": \"%s\"}\n", report.min_busbw,
-                fault.empty() ? "true" : "false", fault.c_str());
-  return text;
+  text += print(",\"min_busbw_gbps\":%g,\"passed\":%s,\"fault\":", report.min_busbw,
+                fault.empty() ? "true" : "false");
+  return text + json_string(fault) + "}\n";
 }
 
 }  // namespace ddp::train

@@ -60,7 +60,7 @@ std::vector<PairResult> outliers(const std::vector<PairResult>& pairs);
 
 /// Empty when nothing is wrong; else what fails the run.
 std::string verdict(const BenchReport& report);
-/// docs/train.md has the schema.
+/// A record on one line; docs/train.md has the schema.
 std::string report_json(const BenchReport& report);
 
 }  // namespace ddp::train

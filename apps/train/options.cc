@@ -192,7 +192,8 @@ void add_reports(CLI::App& app, Options& options) {
                         {{"auto", BarMode::kAuto}, {"always", BarMode::kAlways}, {"never", BarMode::kNever}},
                         "way of showing a bar", "auto (on a terminal), always or never (default auto)",
                         "WHEN");
-  group.text("--metrics-file", options.metrics_file, "rank 0 writes a JSON line per step and epoch", "FILE");
+  group.text("--metrics-file", options.metrics_file,
+             "rank 0 writes a JSON line per step, progress line and epoch", "FILE");
   group.text("--profile", options.profile, "each rank writes a Chrome trace of its steps; rank 0 sums up",
              "FILE");
   group.text("--sample-log", options.sample_log, "each rank lists the numbers of its samples in DIR/rank-N",

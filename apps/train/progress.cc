@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdarg>
 
+#include "apps/train/record_head.h"
+
 namespace ddp::train {
 
 namespace {
@@ -40,10 +42,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-Progress::Progress(bool speaks, const Options& options)
-    : speaks_(speaks),
-      bar_(speaks && (options.bar == BarMode::kAlways ||
-                      (options.bar == BarMode::kAuto && ::isatty(STDOUT_FILENO) == 1))),
+Progress::Progress(int rank, int world_size, const Options& options)
+    : world_size_(world_size),
+      speaks_(rank == 0),
+      bar_(speaks_ && (options.bar == BarMode::kAlways ||
+                       (options.bar == BarMode::kAuto && ::isatty(STDOUT_FILENO) == 1))),
       interval_(options.log_interval),
       epochs_(options.epochs),
       metrics_path_(options.metrics_file) {}
@@ -78,17 +81,21 @@ void Progress::write_metrics(const std::string& line) {
   metrics_ = UniqueFd();
 }
 
-void Progress::step(const StepReport& report) {
-  if (!speaks_) return;
+std::string Progress::step_record(const StepReport& report) const {
   std::string line =
-      text_of("{\"step\":%" PRIu64 ",\"epoch\":%d,\"loss\":%s,\"lr\":%s,\"images\":%zu,", report.total,
+      record_head("step", 0, world_size_) +
+      text_of(",\"step\":%" PRIu64 ",\"epoch\":%d,\"loss\":%s,\"lr\":%s,\"images\":%zu,", report.total,
               report.epoch + 1, number(report.loss).c_str(), number(report.lr).c_str(), report.images);
   if (report.norm > 0) line += "\"norm\":" + number(report.norm) + ",";
   line += text_of("\"dropped\":%s,\"seconds\":{", report.dropped ? "true" : "false");
-  for (std::size_t i = 0; i < kPhases; ++i) {
+  for (std::size_t i = 0; i < kPhases; ++i)
     line += text_of("%s\"%s\":%.6f", i == 0 ? "" : ",", kPhaseNames[i].data(), report.times[i]);
-  }
-  write_metrics(line + "}}\n");
+  return line + "}}\n";
+}
+
+void Progress::step(const StepReport& report) {
+  if (!speaks_) return;
+  if (metrics_) write_metrics(step_record(report));
 
   images_ += report.images;
   if (report.dropped) {
@@ -102,8 +109,18 @@ void Progress::step(const StepReport& report) {
   }
   if (bar_) draw_bar(report);
   if (report.step % interval_ != 0 && report.step != report.steps) return;
+  end_interval(report);
+}
+
+void Progress::end_interval(const StepReport& report) {
+  const double rate = static_cast<double>(images_) / seconds_since(start_);
   say(text_of("epoch %d/%d step %d/%d%s %.0f images/s", report.epoch + 1, epochs_, report.step, report.steps,
-              loss_text(loss_, steps_).c_str(), static_cast<double>(images_) / seconds_since(start_)));
+              loss_text(loss_, steps_).c_str(), rate));
+  if (metrics_) {
+    write_metrics(record_head("interval", 0, world_size_) +
+                  text_of(",\"step\":%" PRIu64 ",\"epoch\":%d,\"loss\":%s,\"images_per_second\":%.1f}\n",
+                          report.total, report.epoch + 1, number(loss_ / steps_).c_str(), rate));
+  }
   restart();
 }
 
@@ -111,10 +128,13 @@ void Progress::epoch(std::int64_t epoch, const Accuracy& accuracy, double second
   if (!speaks_) return;
   say(text_of("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
               loss_text(epoch_loss_, epoch_steps_).c_str(), accuracy.percent(), seconds));
-  write_metrics(text_of("{\"epoch\":%" PRId64 ",\"test_correct\":%" PRIu64 ",\"test_total\":%" PRIu64
-                        ",\"loss\":%s,\"seconds\":%.3f}\n",
-                        epoch + 1, accuracy.correct, accuracy.total,
-                        number(epoch_loss_ / epoch_steps_).c_str(), seconds));
+  if (metrics_) {
+    write_metrics(record_head("epoch", 0, world_size_) +
+                  text_of(",\"epoch\":%" PRId64 ",\"test_correct\":%" PRIu64 ",\"test_total\":%" PRIu64
+                          ",\"loss\":%s,\"seconds\":%.3f}\n",
+                          epoch + 1, accuracy.correct, accuracy.total,
+                          number(epoch_loss_ / epoch_steps_).c_str(), seconds));
+  }
   epoch_loss_ = 0;
   epoch_steps_ = 0;
   restart();

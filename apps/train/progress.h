@@ -13,10 +13,11 @@
 namespace ddp::train {
 
 /// What a training says while it runs; a rank other than 0 says nothing. On stdout a line per interval and
-/// epoch and, where wanted, one bar that is drawn anew in place; in the metrics file a JSON object per line.
+/// epoch and, where wanted, one bar that is drawn anew in place; in the metrics file a record per line
+/// (docs/train.md).
 class Progress {
  public:
-  Progress(bool speaks, const Options& options);
+  Progress(int rank, int world_size, const Options& options);
 
   /// Opens the metrics file, at its end.
   Result<> open();
@@ -30,8 +31,11 @@ class Progress {
   void draw_bar(const StepReport& report);
   void clear_bar();
   void restart();
+  void end_interval(const StepReport& report);
+  std::string step_record(const StepReport& report) const;
   void write_metrics(const std::string& line);
 
+  int world_size_;
   bool speaks_;
   bool bar_;
   int interval_;

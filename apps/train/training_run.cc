@@ -86,7 +86,7 @@ class Run {
         world_(*communicators.world),
         speaks_(world_.rank() == 0),
         trainer_(options, communicators, model, data),
-        progress_(speaks_, options),
+        progress_(world_.rank(), world_.world_size(), options),
         checkpoints_(options, world_, trainer_, data.training.size()) {}
 
   Result<> go() {

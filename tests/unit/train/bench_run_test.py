@@ -88,8 +88,10 @@ class Tables(unittest.TestCase):
             with open(path, encoding="utf-8") as file:
                 result = json.load(file)
         self.assertIn("# bandwidth of each pair, GB/s and direction, 65536 bytes\n", text)
-        self.assertEqual((result["schema"], result["world_size"], result["nodes"], result["passed"]),
-                         ("ddp-train-measure/1", 4, 2, True))
+        self.assertEqual(list(result)[:6], ["schema", "kind", "time", "host", "rank", "world_size"])
+        self.assertEqual([result[key] for key in ("schema", "kind", "host", "rank", "world_size", "nodes", "passed")],
+                         ["ddp-train-record/1", "pairs", socket.gethostname(), 0, 4, 2, True])
+        self.assertRegex(result["time"], r"^20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
         self.assertEqual([pair["ranks"] for pair in result["pairs"]], [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
         self.assertEqual([pair["same_node"] for pair in result["pairs"]], [True, False, False, False, False, True])
 

@@ -199,7 +199,7 @@ class Comparison(unittest.TestCase):
         self.processes([(command, base | place | ({"RANK": str(r), "LOCAL_RANK": str(r)} if world > 1 else {}))
                         for r in range(world)])
         lines = [json.loads(line) for line in pathlib.Path(self.path("metrics")).read_text().splitlines()]
-        return [line["loss"] for line in lines if "step" in line], lines[-1], read_safetensors(self.path("ours"))
+        return [line["loss"] for line in lines if line["kind"] == "step"], lines[-1], read_safetensors(self.path("ours"))
 
     def worst(self, ours, theirs):
         """The largest distance of a tensor, relative to its norm, and its name."""

@@ -20,6 +20,7 @@ TRAIN = ""
 FASHION = "/usr/share/datasets/fashion-mnist"
 # Not this process's own launcher, if it has one.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+HEAD = ["schema", "kind", "time", "host", "rank", "world_size"]  # of every record
 
 
 def free_port():
@@ -157,9 +158,17 @@ class Engine(unittest.TestCase):
             place = pathlib.Path(folder)
             lines = self.good(2, "--metrics-file", place / "m.jsonl", "--profile", place / "trace.json", "--sample-log", place,
                               "--clip-norm", 1, "--plant-nan", "0:2")
-            records = [json.loads(line) for line in (place / "m.jsonl").read_text().splitlines()]
+            every = [json.loads(line) for line in (place / "m.jsonl").read_text().splitlines()]
+            for record in every:
+                self.assertEqual(list(record)[:6], HEAD)
+                self.assertEqual((record["schema"], record["host"], record["rank"], record["world_size"]),
+                                 ("ddp-train-record/1", socket.gethostname(), 0, 2))
+            self.assertEqual([record["kind"] for record in every], ["step"] * 20 + ["interval", "epoch"])
+            self.assertEqual(list(every[-2])[6:], ["step", "epoch", "loss", "images_per_second"])
+            self.assertEqual(list(every[-1])[6:], ["epoch", "test_correct", "test_total", "loss", "seconds"])
+            records = [record for record in every if record["kind"] != "interval"]
             self.assertEqual([record["step"] for record in records[:-1]], list(range(1, 21)))
-            self.assertEqual(set(records[0]), {"step", "epoch", "loss", "lr", "images", "norm", "dropped", "seconds"})
+            self.assertEqual(list(records[0])[6:], ["step", "epoch", "loss", "lr", "images", "norm", "dropped", "seconds"])
             self.assertEqual(set(records[0]["seconds"]), {"data", "forward", "backward", "communication", "optimizer"})
             self.assertEqual([record["dropped"] for record in records[:3]], [False, True, False])
             self.assertEqual(records[-1]["test_total"], 400)
@@ -197,11 +206,11 @@ class Engine(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "m.jsonl")
             done = subprocess.run([TRAIN, *self.SMALL, "--metrics-file", path], text=True, capture_output=True, timeout=60,
-                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)))
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)))
             self.assertEqual((done.returncode, done.stderr),
                              (0, f"train: write {path}: File too large; training goes on without it\n"))
             text = path.read_text()
-            self.assertTrue(1000 < len(text) <= 2000 and text.endswith("\n"), text[-100:])
+            self.assertTrue(3000 < len(text) <= 4000 and text.endswith("\n"), text[-100:])
             for line in text.splitlines():
                 json.loads(line)
 
