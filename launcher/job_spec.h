@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -94,5 +96,11 @@ struct JobSpec {
   bool quiet = false;    ///< no words of ours but errors
   bool verbose = false;  ///< say each step
 };
+
+/// How many of the hosts the job may use, the first of them: its nodes and the spares.
+inline std::size_t hosts_used(const JobSpec& spec) {
+  const auto wanted = static_cast<std::size_t>(spec.max_nodes) + static_cast<std::size_t>(spec.spares);
+  return spec.max_nodes == 0 ? spec.hosts.size() : std::min(spec.hosts.size(), wanted);
+}
 
 }  // namespace ddp::launcher

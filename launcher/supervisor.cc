@@ -25,12 +25,6 @@ constexpr seconds kKeeperKills{5};
 /// The back-off doubles up to here, unless the user begins with more.
 constexpr seconds kMaxBackoff{60};
 
-std::size_t hosts_used(const JobSpec& spec) {
-  if (spec.max_nodes == 0) return spec.hosts.size();
-  return std::min(spec.hosts.size(),
-                  static_cast<std::size_t>(spec.max_nodes) + static_cast<std::size_t>(spec.spares));
-}
-
 rendezvous::MembershipRules rules_of(const JobSpec& spec) {
   rendezvous::MembershipRules rules;
   rules.job = spec.job_id;

@@ -12,14 +12,12 @@ constexpr bool kFlag = false;
 
 constexpr std::array kForeign = {
     // Ours, in a later release: refused, but for a value that is what happens anyway.
-    ForeignOption{"--spares", kValue, Standing::kLater, "0", ""},
     ForeignOption{"--node-rank", kValue, Standing::kLater, "0",
                   "one ddplaunch with a hostfile starts all nodes"},
     ForeignOption{"--master-addr", kValue, Standing::kLater, "127.0.0.1",
                   "one ddplaunch with a hostfile starts all nodes; --network chooses the address"},
     ForeignOption{"--insecure", kFlag, Standing::kLater, "", ""},
     ForeignOption{"--store-allow", kValue, Standing::kLater, "", ""},
-    ForeignOption{"--scale-up", kFlag, Standing::kLater, "", ""},
     ForeignOption{"--on-peer-loss", kValue, Standing::kLater, "", ""},
     ForeignOption{"--collectives", kFlag, Standing::kLater, "", "it comes with the trainer's bench"},
     ForeignOption{"--detach", kFlag, Standing::kLater, "",

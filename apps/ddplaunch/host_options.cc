@@ -1,7 +1,9 @@
 #include "apps/ddplaunch/host_options.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,7 @@ using launcher::LauncherKind;
 using launcher::ProcsPerNode;
 
 constexpr std::size_t kMaxNamed = 10;  ///< hosts named in one message
+constexpr int kElasticRestarts = 3;    ///< --max-restarts of a job that can lose a node, when none is given
 
 void fail_all(const remote::Mistakes& mistakes, Findings& findings) {
   for (const remote::Mistake& mistake : mistakes.list)
@@ -138,41 +141,83 @@ void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings
   }
 }
 
+/// N, or MIN:MAX; nothing when it is neither.
+struct NodeCounts {
+  std::size_t min = 0;
+  std::size_t max = 0;
+};
+std::optional<NodeCounts> read_counts(const std::string& text) {
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  const auto min = remote::whole_number(text.substr(0, colon), remote::kMaxHosts);
+  const auto max =
+      colon < text.size() ? remote::whole_number(text.substr(colon + 1), remote::kMaxHosts) : min;
+  if (!min || !max || *min == 0 || *max < *min) return {};
+  return NodeCounts{static_cast<std::size_t>(*min), static_cast<std::size_t>(*max)};
+}
+
+/// Where the hosts are listed, for messages.
+std::string list_name(const OptionValues& values) {
+  return !values.hostfile.empty() ? values.hostfile : values.host.empty() ? "--hosts-from" : "--host";
+}
+
+/// --spares, when the hosts suffice for them; else 0.
+std::size_t read_spares(const OptionValues& values, std::size_t nodes, bool hosts_known, const JobSpec& spec,
+                        Findings& findings) {
+  if (values.spares.empty()) return 0;
+  const auto spares = remote::whole_number(values.spares, remote::kMaxHosts);
+  if (!spares) {
+    findings.fail("--spares " + values.spares + ": give a whole number, the hosts that wait for a lost one");
+    return 0;
+  }
+  const auto wanted = static_cast<std::size_t>(*spares);
+  if (wanted > 0 && hosts_known && spec.hosts.size() < nodes + wanted) {
+    findings.fail("--spares " + values.spares + ": with " + std::to_string(nodes) +
+                  (nodes == 1 ? " node" : " nodes") + " there must be " + std::to_string(nodes + wanted) +
+                  " hosts, and there " +
+                  (spec.hosts.size() == 1 ? "is only this one"
+                                          : "are only " + std::to_string(spec.hosts.size())));
+    return 0;
+  }
+  return wanted;
+}
+
+/// How many nodes, how many at least, and how many wait.
 void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Findings& findings) {
-  if (values.nnodes.empty()) return;
-  std::string text = values.nnodes;
-  if (const std::size_t colon = text.find(':'); colon != std::string::npos) {
-    if (text.substr(0, colon) != text.substr(colon + 1)) {
-      return findings.fail("--nnodes " + text +
-                           ": elastic sizes (MIN:MAX) are not in this release yet; give one number");
+  std::optional<NodeCounts> counts;
+  if (!values.nnodes.empty()) {
+    counts = read_counts(values.nnodes);
+    if (!counts) {
+      return findings.fail("--nnodes " + values.nnodes + ": \"" + values.nnodes +
+                           "\" is not a number of nodes, nor MIN:MAX");
     }
-    text.resize(colon);
+    if (hosts_known && counts->min > spec.hosts.size()) {
+      if (!lists_hosts(values)) {
+        return findings.fail(
+            "--nnodes " + values.nnodes + " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
+            "only this machine (starting one ddplaunch on each node is not in this release yet)");
+      }
+      const std::size_t count = spec.hosts.size();
+      return findings.fail("--nnodes " + values.nnodes + ": there " + (count == 1 ? "is" : "are") + " only " +
+                           std::to_string(count) + (count == 1 ? " host" : " hosts") + " in " +
+                           list_name(values));
+    }
+    if (counts->min < counts->max) spec.min_nodes = static_cast<int>(counts->min);
+    spec.max_nodes = static_cast<int>(counts->max);
   }
-  const auto number = remote::whole_number(text, remote::kMaxHosts);
-  if (!number || *number == 0) {
-    return findings.fail("--nnodes " + values.nnodes + ": \"" + values.nnodes +
-                         "\" is not a number of nodes");
-  }
-  spec.max_nodes = static_cast<int>(*number);
-  if (!hosts_known || *number <= spec.hosts.size()) return;
-  if (!lists_hosts(values)) {
-    return findings.fail(
-        "--nnodes " + text + " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
-        "only this machine (starting one ddplaunch on each node is not in this release yet)");
-  }
-  const std::size_t count = spec.hosts.size();
-  findings.fail("--nnodes " + text + ": there " + (count == 1 ? "is" : "are") + " only " +
-                std::to_string(count) + (count == 1 ? " host" : " hosts") + " in " +
-                (!values.hostfile.empty() ? values.hostfile
-                 : values.host.empty()    ? "--hosts-from"
-                                          : "--host"));
+  const std::size_t spares = read_spares(values, counts ? counts->min : 1, hosts_known, spec, findings);
+  spec.spares = static_cast<int>(spares);
+  if (!counts && spares > 0 && spec.hosts.size() > spares)
+    spec.max_nodes = static_cast<int>(spec.hosts.size() - spares);
+  // Without a restart the first loss would be the end, and nobody asks for spares for that.
+  if (values.max_restarts.empty() && (spares > 0 || spec.min_nodes > 0))
+    spec.max_restarts = kElasticRestarts;
 }
 
 /// num_processes of Accelerate's file, which counts the workers of all machines.
 void share_processes(const OptionValues& values, JobSpec& spec, Findings& findings) {
   if (!values.config_processes || !values.nproc_per_node.empty() || spec.hosts.empty()) return;
   const auto& [total, place] = *values.config_processes;
-  const long long nodes = spec.max_nodes > 0 ? spec.max_nodes : static_cast<long long>(spec.hosts.size());
+  const auto nodes = static_cast<long long>(hosts_used(spec));
   const std::string what = place + "num_processes " + std::to_string(total);
   if (total % nodes != 0) {
     findings.fail(what + " is the total and cannot be divided among " + std::to_string(nodes) +
@@ -205,9 +250,7 @@ void give_devices(const OptionValues& values, JobSpec& spec, Findings& findings)
 // All hosts that are short, in one message.
 void check_slots(const JobSpec& spec, Findings& findings) {
   if (spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
-  const std::size_t used = spec.max_nodes > 0
-                               ? std::min(spec.hosts.size(), static_cast<std::size_t>(spec.max_nodes))
-                               : spec.hosts.size();
+  const std::size_t used = hosts_used(spec);
   std::vector<std::string> over_slots;
   std::vector<std::string> over_limit;
   for (std::size_t i = 0; i < used; ++i) {

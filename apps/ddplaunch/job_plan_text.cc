@@ -90,19 +90,23 @@ std::string table_text(const std::vector<Row>& rows) {
 }
 
 std::string nodes_text(const JobSpec& spec) {
-  const std::size_t used = spec.max_nodes > 0
-                               ? std::min(spec.hosts.size(), static_cast<std::size_t>(spec.max_nodes))
-                               : spec.hosts.size();
+  const std::size_t used = hosts_used(spec);
+  const std::size_t nodes = used - std::min(used, static_cast<std::size_t>(spec.spares));
   std::vector<Row> rows = {{"node", "host", "slots", "workers", "ranks", "from the list of hosts"}};
   std::optional<int> next = 0;
   for (std::size_t i = 0; i < used; ++i) {
     const remote::Host& host = spec.hosts[i];
     const std::optional<int> count = workers_on(host, spec);
+    if (i >= nodes) {
+      rows.push_back({"spare", host.name, host.slots ? std::to_string(*host.slots) : "any", "-", "-", details(host)});
+      continue;
+    }
     rows.push_back({std::to_string(i), host.name, host.slots ? std::to_string(*host.slots) : "any",
                     count ? std::to_string(*count) : "?", ranks_text(next, count), details(host)});
     next = next && count ? std::optional(*next + *count) : std::nullopt;
   }
   std::string text = table_text(rows);
+  if (spec.min_nodes > 0) text += "at least " + std::to_string(spec.min_nodes) + " of these nodes\n";
   if (next) {
     text += "world size " + std::to_string(*next) + '\n';
   } else {

@@ -113,7 +113,9 @@ void OptionTable::Impl::add_hosts() {
         "nodes as the scheduler names them, or from standard input (-)");
   value(kHosts, "--include", values.include, "LIST", "use only these hosts and slots: gpu01:0,2@gpu02");
   value(kHosts, "--exclude", values.exclude, "LIST", "use all but these hosts and slots");
-  value(kHosts, "--nnodes", values.nnodes, "N", "use the first N hosts (default: all)");
+  value(kHosts, "--nnodes", values.nnodes, "N|MIN:MAX",
+        "use the first N hosts (default: all); MIN:MAX goes on with MIN when nodes are lost (docs/elastic.md)");
+  value(kHosts, "--spares", values.spares, "K", "keep K more hosts ready to take the place of a lost one");
   value(kHosts, "--nproc-per-node", values.nproc_per_node, "N|auto|gpu|cpu",
         "workers on each node (default: its slots; without slots its GPUs; without GPUs 1)");
   flag(kHosts, "--oversubscribe", values.oversubscribe, "allow more workers than slots");
@@ -168,9 +170,12 @@ void OptionTable::Impl::add_worker() {
 
 void OptionTable::Impl::add_failure() {
   value(kFailure, "--max-restarts", values.max_restarts, "N",
-        "start all workers again after a failure, up to N times in the whole job (default: 0)");
+        "start all workers again after a failure, up to N times in the whole job (default: 0; with --spares or "
+        "MIN:MAX 3)");
   value(kFailure, "--restart-backoff", values.restart_backoff, "TIME",
         "before the first restart; doubles each time, to 60s at most (default: 1s)");
+  value(kFailure, "--scale-up", values.scale_up, "next|now",
+        "a node that comes while the job runs is taken in at the next restart (default), or at once by one");
   value(kFailure, "--hang-timeout", values.hang_timeout, "TIME",
         "a failure when no worker prints or uses the CPU for so long (default: 0, never)");
   value(kFailure, "--stop-grace", values.stop_grace, "TIME",

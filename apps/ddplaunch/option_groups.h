@@ -21,6 +21,7 @@ struct OptionValues {
   std::string include;
   std::string exclude;
   std::string nnodes;
+  std::string spares;
   std::string nproc_per_node;
   bool oversubscribe = false;
   // Start
@@ -51,6 +52,7 @@ struct OptionValues {
   // Failure
   std::string max_restarts;
   std::string restart_backoff;
+  std::string scale_up;
   std::string hang_timeout;
   std::string stop_grace;
   std::string node_timeout;

@@ -180,6 +180,9 @@ void read_failure(const OptionValues& values, const Surroundings& surroundings, 
     }
     spec.max_restarts = static_cast<int>(number.value_or(0));
   }
+  if (!values.scale_up.empty() && values.scale_up != "next" && values.scale_up != "now")
+    findings.fail("--scale-up " + values.scale_up + ": choose next or now");
+  spec.scale_up_now = values.scale_up == "now";
   read_time(values.restart_backoff, "--restart-backoff", milliseconds(0), spec.restart_backoff, findings);
   // 0 is how it is turned off; anything less than a second would call each pause of a job a hang.
   if (values.hang_timeout == "0") {

@@ -101,8 +101,7 @@ class WrongOptions(LaunchTest):
                             "no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]")
 
     def test_option_of_a_later_release(self):
-        self.assert_refused(self.run_job("--spares", 1, "true"),
-                            "--spares is not in this release yet (only --spares 0 is)")
+        self.assert_refused(self.run_job("--dashboard", "true"), "--dashboard is not in this release yet")
 
 
 class WrongCluster(LaunchTest):

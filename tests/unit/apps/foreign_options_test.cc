@@ -108,7 +108,6 @@ TEST_CASE("Every option of torchrun and of the later releases is decided") {
                            "--shutdown-timeout",
                            "--virtual-local-rank",
                            "--hosts-from",
-                           "--spares",
                            "--token-file",
                            "--insecure",
                            "--no-push",
@@ -116,7 +115,6 @@ TEST_CASE("Every option of torchrun and of the later releases is decided") {
                            "--setup",
                            "--wrapper",
                            "--restart-backoff",
-                           "--scale-up",
                            "--hang-timeout",
                            "--on-peer-loss",
                            "--report",
@@ -154,9 +152,8 @@ TEST_CASE("A command line of torchrun runs as it is") {
 }
 
 TEST_CASE("Options of a later release") {
-  CHECK(World().mistakes({"--scale-up", "--spares=1", "--detach", "w"}) ==
-        Texts{"ddplaunch: --scale-up is not in this release yet",
-              "ddplaunch: --spares is not in this release yet (only --spares 0 is)",
+  CHECK(World().mistakes({"--dashboard", "--detach", "w"}) ==
+        Texts{"ddplaunch: --dashboard is not in this release yet",
               "ddplaunch: --detach is not in this release yet: nohup ddplaunch … & keeps a job alive after "
               "logout"});
 }

@@ -136,13 +136,24 @@ TEST_CASE("Sizes") {
   }
   CHECK(world.spec({"--host", "a,b,c", "--nnodes", "2", "w"}).max_nodes == 2);
   CHECK(world.spec({"--nnodes", "1:1", "w"}).max_nodes == 1);
-  CHECK(
-      world.mistakes({"--nnodes", "1:4", "w"}) ==
-      Texts{"ddplaunch: --nnodes 1:4: elastic sizes (MIN:MAX) are not in this release yet; give one number"});
+  CHECK(world.spec({"--nnodes", "1:4", "w"}).min_nodes == 1);
+  const JobSpec elastic = world.spec({"--host", "a,b,c", "--nnodes", "2:3", "--scale-up", "now", "w"});
+  CHECK(elastic.min_nodes == 2);
+  CHECK(elastic.max_nodes == 3);
+  CHECK(elastic.max_restarts == 3);
+  CHECK(elastic.scale_up_now);
+  CHECK(world.spec({"--host", "a,b,c", "--spares", "1", "--max-restarts", "0", "w"}).max_nodes == 2);
+  CHECK(world.spec({"--host", "a,b,c", "--spares", "1", "--max-restarts", "0", "w"}).max_restarts == 0);
+  CHECK(world.spec({"--host", "a,b,c", "--spares", "1", "w"}).spares == 1);
+  CHECK(world.mistakes({"--host", "a,b", "--nnodes", "2", "--spares", "1", "w"}) ==
+        Texts{"ddplaunch: --spares 1: with 2 nodes there must be 3 hosts, and there are only 2"});
+  CHECK(world.mistakes({"--scale-up", "soon", "w"}) == Texts{"ddplaunch: --scale-up soon: choose next or now"});
+  CHECK(world.mistakes({"--nnodes", "4:1", "w"}) ==
+        Texts{"ddplaunch: --nnodes 4:1: \"4:1\" is not a number of nodes, nor MIN:MAX"});
   CHECK(world.mistakes({"--nnodes", "two", "w"}) ==
-        Texts{"ddplaunch: --nnodes two: \"two\" is not a number of nodes"});
+        Texts{"ddplaunch: --nnodes two: \"two\" is not a number of nodes, nor MIN:MAX"});
   CHECK(world.mistakes({"--nnodes", "0", "w"}) ==
-        Texts{"ddplaunch: --nnodes 0: \"0\" is not a number of nodes"});
+        Texts{"ddplaunch: --nnodes 0: \"0\" is not a number of nodes, nor MIN:MAX"});
   CHECK(world.mistakes({"--host", "a,b", "--nnodes", "3", "w"}) ==
         Texts{"ddplaunch: --nnodes 3: there are only 2 hosts in --host"});
   CHECK(world.mistakes({"--nnodes", "2", "w"}) ==
