@@ -3,7 +3,9 @@
 
 #include "apps/train/kernels/isa_kernels.h"
 
+#include "apps/train/kernels/channel_sums.h"
 #include "apps/train/kernels/convolution.h"
+#include "apps/train/kernels/convolution_gradient.h"
 #include "apps/train/kernels/gemm.h"
 #include "apps/train/kernels/linear.h"
 #include "apps/train/kernels/norm_pool.h"
