@@ -106,8 +106,9 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
     } else if (piece.kind == DaemonFrame::kEnded) {
       finish(ChannelEnd{piece.number, std::nullopt});
     } else if (piece.kind == DaemonFrame::kFailed) {
-      const std::string text = rendezvous::printable_start(piece.text, kMaxDaemonText);
-      finish(broken(ErrorCode::kAgentMissing, "the daemon could not start an agent there: " + text));
+      const std::string quoted = rendezvous::printable_start(piece.text, kMaxDaemonText);
+      finish(broken(ErrorCode::kAgentMissing,
+                    "the daemon could not start an agent there: " + quoted.substr(1, quoted.size() - 2)));
     }
   }
 

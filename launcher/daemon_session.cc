@@ -43,7 +43,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   static Awaitable<> run(std::shared_ptr<DaemonSession> self) {
     (void)co_await self->line_.send(daemon_greeting());
     remote::ChildCommand command;
-    command.host = "this node";
+    command.host = "ddplaunchd";
     command.argv = {self->options_.agent, "--stdio"};
     command.unset = of_the_service();
     auto channel = remote::open_child(self->loop_, std::move(command));

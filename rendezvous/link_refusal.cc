@@ -104,6 +104,7 @@ std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const Lis
 }
 
 std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here) {
+  const bool to_daemon = here.role == LinkRole::kMaster;
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
       return "the token differs: " + here.where + " has another token than this node, whose own is that of " +
@@ -122,10 +123,15 @@ std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here) {
              "daemon awaits masters. Check the address and the port";
     case LinkRefusal::kOtherVersion:
       return here.where +
-             " runs a ddplaunch whose link has another version. Install the same version on all nodes";
+             " runs a ddplaunch whose link has another version. Install the same version on all nodes" +
+             (to_daemon ? ", and restart the daemon" : "");
     case LinkRefusal::kHttp:
     case LinkRefusal::kPlain:
     case LinkRefusal::kOtherTls:
+      if (to_daemon) {
+        return "what answers at " + here.where +
+               " is no ddplaunchd --listen. Check the port: port= in the hostfile, or --daemon-port";
+      }
       return "what answers at " + here.where +
              " is no ddplaunch with a token. Check MASTER_ADDR and MASTER_PORT, and that the other side was "
              "not "

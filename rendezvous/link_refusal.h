@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "rendezvous/link_identity.h"
+
 namespace ddp::rendezvous {
 
 /// Why a TCP link did not come about. The listening end tells the joining one by a TLS alert; where it has
@@ -51,6 +53,7 @@ struct JoinSide {
   std::string job;
   std::string token_origin;
   std::string token_check;
+  LinkRole role = LinkRole::kAgent;  ///< of this end
 };
 std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here);
 

@@ -134,7 +134,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
                                       std::vector<tcp::endpoint> endpoints, std::string where,
                                       const JoinAs& as, Clock::time_point deadline) {
   const auto executor = co_await asio::this_coro::executor;
-  JoinSide here{where, as.job, as.token_origin, as.token_check};
+  JoinSide here{where, as.job, as.token_origin, as.token_check, as.role};
   const auto identity = fresh_identity(as);
   if (!identity) co_return JoinOutcome{nullptr, identity.error(), false};
   auto key = session_key(as.key, *identity);

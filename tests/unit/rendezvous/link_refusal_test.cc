@@ -7,6 +7,16 @@
 namespace ddp::rendezvous {
 namespace {
 
+TEST_CASE("a master is sent to the daemon, not to the job's master") {
+  const JoinSide here{"gpu01:29499", "job1", "the token file /t", "3f9a2c", LinkRole::kMaster};
+  CHECK(join_refusal_text(LinkRefusal::kPlain, here) ==
+        "what answers at gpu01:29499 is no ddplaunchd --listen. Check the port: port= in the hostfile, or "
+        "--daemon-port");
+  CHECK(join_refusal_text(LinkRefusal::kOtherVersion, here) ==
+        "gpu01:29499 runs a ddplaunch whose link has another version. Install the same version on all nodes, and "
+        "restart the daemon");
+}
+
 TEST_CASE("an alert says on the joining side what the listening side meant") {
   for (const LinkRefusal refusal :
        {LinkRefusal::kTokenDiffers, LinkRefusal::kOtherJob, LinkRefusal::kOtherRole,

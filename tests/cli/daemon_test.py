@@ -1,0 +1,362 @@
+#!/usr/bin/env python3
+"""Jobs through daemons: several listeners on 127.0.0.x play nodes, and all that can go wrong with them."""
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import BIN, LaunchTest, main, wait_until
+
+DDPLAUNCHD = str(BIN / "ddplaunchd")
+
+
+def processes():
+    """pid: (parent, state, name, command line), of all."""
+    found = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        found[int(entry.name)] = (int(rest.split()[1]), rest.split()[0], name, line)
+    return found
+
+
+class Daemon:
+    """One `ddplaunchd --listen` on an address of its own; `port` is told by its log."""
+
+    def __init__(self, test, address, port=0, program=DDPLAUNCHD, token=None, env=None):
+        self.log_path = test.dir / f"daemon-{len(test.daemons)}.log"
+        test.daemons.append(self)
+        options = ["--token-file", token or test.token] if token != "" else []
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen([program, "--listen", f"{address}:{port}", *map(str, options)], stdin=subprocess.DEVNULL,
+                                            stdout=log, stderr=log, env=env or test.env, start_new_session=True)
+        test.addCleanup(self.end)
+        if not wait_until(lambda: "listening at" in self.log() or self.process.poll() is not None):
+            raise RuntimeError("the daemon does not say that it listens")
+        told = re.search(r"listening at 127\.0\.0\.\d+:(\d+) ", self.log())
+        self.address, self.port = address, int(told[1]) if told else None
+
+    def log(self):
+        return self.log_path.read_text()
+
+    def host(self, slots=1):
+        return f"{self.address} port={self.port} slots={slots}"
+
+    def end(self, number=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(10)
+
+
+class DaemonTest(LaunchTest):
+    def setUp(self):
+        super().setUp()
+        self.daemons = []
+        self.env["XDG_CONFIG_HOME"] = str(self.dir / "config")
+        self.token = self.new_token("token")
+        self.addCleanup(self.end_sessions)
+
+    def new_token(self, name):
+        path = self.dir / name
+        subprocess.run([DDPLAUNCHD, "--new-token", path], check=True, stdout=subprocess.DEVNULL, env=self.env)
+        return path
+
+    def sessions(self):
+        """Session processes of this test's daemons: they have the token file's path on their command line."""
+        return [pid for pid, (_, state, name, line) in processes().items()
+                if name == "ddp-session" and state != "Z" and str(self.dir) in line]
+
+    def end_sessions(self):
+        for pid in self.sessions():
+            os.kill(pid, signal.SIGKILL)
+
+    def below(self, pid):
+        table, found, more = processes(), [], {pid}
+        while more:
+            more = {child for child, row in table.items() if row[0] in more}
+            found += more
+        return {child: table[child] for child in found}
+
+    def find(self, name, below):
+        """The one process of that name below the session `below`."""
+        return next(pid for pid, row in self.below(below).items() if row[2] == name)
+
+    def nodes(self, count=2, slots=1, **options):
+        daemons = [Daemon(self, f"127.0.0.{2 + i}", **options) for i in range(count)]
+        hosts = self.dir / "hosts"
+        hosts.write_text("".join(daemon.host(slots) + "\n" for daemon in daemons))
+        self.daemon = ["--launcher", "daemon", "--hostfile", hosts, "--token-file", self.token]
+        return daemons
+
+    def finish(self, process, timeout=60, began=None):
+        outcome = super().finish(process, timeout, began)
+        self.assertTrue(wait_until(lambda: not self.sessions()), "a session is left")
+        return outcome
+
+    def started(self, *args):
+        """A job whose ranks have begun and sleep until they are stopped."""
+        job = self.start(*self.daemon, "--label", "", "sh", "-c", "echo began; exec sleep 100", *args)
+        for _ in range(2):
+            self.assertEqual(job.stdout.readline(), "began\n")
+        return job
+
+
+class Jobs(DaemonTest):
+    def test_ranks_output_and_exit_code(self):
+        daemons = self.nodes(2, slots=2)
+        done = self.run_job(*self.daemon, "sh", "-c", 'echo out $RANK $NODE_RANK $WORLD_SIZE; echo err $RANK >&2; sleep 0.5; '
+                            'test $RANK != 3 || exit 9')
+        self.assert_code(done, 9)
+        self.assertEqual(sorted(done.out.splitlines()),
+                         [f"[127.0.0.{2 + r // 2}:{r}] out {r} {r // 2} 4" for r in range(4)])
+        self.assertEqual(sorted(line for line in done.err.splitlines() if line.startswith("[")),
+                         [f"[127.0.0.{2 + r // 2}:{r}] err {r}" for r in range(4)])
+        for daemon in daemons:
+            self.assertRegex(daemon.log(), rf"job {self.job} of 127\.0\.0\.1: process \d+ serves it as node {daemon.address}")
+            self.assertIn(f"job {self.job} of 127.0.0.1: the agent ended with status 0", daemon.log())
+
+    def test_standard_input_goes_to_rank_0(self):
+        self.nodes(2)
+        text = "".join(f"line {i}\n" for i in range(20_000))
+        done = self.run_job(*self.daemon, "--label", "", "--stdin", "0", "sh", "-c", "sort -k2n", stdin=text)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, text)
+
+    def test_50_MB_arrive_whole(self):
+        self.nodes(2)
+        code = "import os,sys\nfor i in range(500_000): sys.stdout.write(f\"{os.environ['RANK']} {i:090d}\\n\")"
+        with open(self.dir / "shown", "wb") as shown:
+            job = subprocess.Popen(self.command(*self.daemon, "--label", "", "--quiet", sys.executable, "-c", code), cwd=self.dir,
+                                   stdin=subprocess.DEVNULL, stdout=shown, env=self.env)
+            self.assertEqual(job.wait(120), 0)
+        for rank in range(2):
+            expected = hashlib.sha256("".join(f"{rank} {i:090d}\n" for i in range(500_000)).encode()).hexdigest()
+            kept = (self.job_dir / f"attempt_0/rank_{rank:05d}.stdout").read_bytes()
+            self.assertEqual(hashlib.sha256(kept).hexdigest(), expected)
+        self.assertEqual((self.dir / "shown").stat().st_size, 2 * 500_000 * 93)
+
+    def test_two_jobs_at_once(self):
+        self.nodes(2)
+        meet = f"touch {self.dir}/$MINE; until test -e {self.dir}/$OTHER; do sleep 0.05; done; echo $MINE"
+        first = self.start(*self.daemon, "--label", "", "--env", "MINE=a", "--env", "OTHER=b", "sh", "-c", meet)
+        second = self.start(*self.daemon, "--label", "", "--env", "MINE=b", "--env", "OTHER=a", "sh", "-c", meet)
+        outs = [job.communicate(timeout=60)[0] for job in (first, second)]
+        self.assertEqual([first.returncode, second.returncode], [0, 0])
+        self.assertEqual(outs, ["a\na\n", "b\nb\n"])
+
+    def test_what_systemd_tells_a_service_stays_there(self):
+        env = dict(self.env, NOTIFY_SOCKET="/x", JOURNAL_STREAM="8:1", INVOCATION_ID="i", DDPLAUNCH_TOKEN=self.token.read_text().strip(),
+                   OF_THE_NODE="yes")
+        daemon = self.nodes(1, token="", env=env)[0]
+        self.assertIn("with the token of DDPLAUNCH_TOKEN (check ", daemon.log())
+        environ = pathlib.Path(f"/proc/{daemon.process.pid}/environ").read_bytes()
+        self.assertNotIn(self.token.read_bytes().strip(), environ)
+        done = self.run_job(*self.daemon, "--label", "", "env")
+        self.assert_code(done, 0)
+        seen = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
+        self.assertEqual({"NOTIFY_SOCKET", "JOURNAL_STREAM", "INVOCATION_ID", "DDPLAUNCH_TOKEN"} & set(seen), set())
+        self.assertEqual(seen["OF_THE_NODE"], "yes")
+
+    def test_check_and_plan(self):
+        self.nodes(2)
+        plan = subprocess.run(self.command(*self.daemon, "--dry-run", "true"), capture_output=True, text=True, env=self.env, cwd=self.dir)
+        self.assertIn("through the daemons there", plan.stdout)
+        done = subprocess.run([BIN / "ddplaunch", "hosts", *map(str, self.daemon)], capture_output=True, text=True, env=self.env, cwd=self.dir)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("127.0.0.3", done.stdout)
+
+
+class Refusals(DaemonTest):
+    def test_another_token(self):
+        daemon = self.nodes(1)[0]
+        other = self.new_token("other")
+        done = self.run_job(*self.daemon, "--token-file", other, "true")
+        self.assert_code(done, 111)
+        self.assertIn(f"127.0.0.2: the token differs: 127.0.0.2:{daemon.port} has another token than this node, whose own is that of the "
+                      f"token file {other} (check ", done.err)
+        self.assertIn(f"has another token than this side, where it is that of the token file {self.token} (check ", daemon.log())
+        self.assertNotIn("serves it", daemon.log())
+
+    def test_no_token(self):
+        self.nodes(1)
+        done = self.run_job(*self.daemon[:-2], "true")
+        self.assert_code(done, 2)
+        self.assertIn(f"there is no token: {self.dir}/config/ddplaunch/token does not exist. \"ddplaunchd --new-token\" writes one", done.err)
+        listener = subprocess.run([DDPLAUNCHD, "--listen", "127.0.0.2:0"], capture_output=True, text=True, env=self.env)
+        self.assertEqual(listener.returncode, 2)
+        self.assertIn("ddplaunchd: there is no token: ", listener.stderr)
+
+    def test_the_default_token_file(self):
+        made = subprocess.run([DDPLAUNCHD, "--new-token"], check=True, capture_output=True, text=True, env=self.env).stdout.strip()
+        self.assertEqual(made, f"{self.dir}/config/ddplaunch/token")
+        self.assertEqual(os.stat(made).st_mode & 0o7777, 0o600)
+        again = subprocess.run([DDPLAUNCHD, "--new-token"], capture_output=True, text=True, env=self.env)
+        self.assertEqual(again.returncode, 2)
+        self.assertIn("exists and is left as it is", again.stderr)
+        self.nodes(1, token="")
+        self.assert_code(self.run_job(*self.daemon[:-2], "true"), 0)
+
+    def test_a_token_that_others_may_read(self):
+        self.nodes(1)
+        self.token.chmod(0o644)
+        done = self.run_job(*self.daemon, "true")
+        self.assert_code(done, 2)
+        self.assertIn(f"the token file {self.token} may be read by everybody (mode 0644)", done.err)
+        listener = subprocess.run([DDPLAUNCHD, "--listen", "127.0.0.2:0", "--token-file", self.token], capture_output=True, text=True,
+                                  env=self.env)
+        self.assertEqual(listener.returncode, 2)
+        self.assertIn("may be read by everybody", listener.stderr)
+
+    def test_a_stranger(self):
+        daemon = self.nodes(1)[0]
+        with socket.create_connection((daemon.address, daemon.port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            self.assertEqual(stranger.recv(100), b"")
+        self.assertTrue(wait_until(lambda: "spoke HTTP to" in daemon.log()), daemon.log())
+        self.assert_code(self.run_job(*self.daemon, "true"), 0)
+
+    def test_nobody_listens(self):
+        daemon = self.nodes(1)[0]
+        daemon.end()
+        done = self.run_job(*self.daemon, "true")
+        self.assert_code(done, 111)
+        self.assertLess(done.seconds, 15)
+        self.assertIn(f"127.0.0.2: nobody listens at port {daemon.port}; is ddplaunchd --listen running there? "
+                      "systemctl --user start ddplaunchd (docs/daemon.md)", done.err)
+
+    def test_something_else_listens(self):
+        with socket.create_server(("127.0.0.2", 0)) as other:
+            pid = os.fork()
+            if pid == 0:
+                peer = other.accept()[0]
+                peer.sendall(b"220 mail ready\r\n")
+                peer.recv(1)
+                os._exit(0)
+            done = self.run_job("--launcher", "daemon", "--host", f"127.0.0.2 port={other.getsockname()[1]}", "--token-file", self.token,
+                                "true")
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.assert_code(done, 114)
+        self.assertIn("is no ddplaunchd --listen. Check the port: port= in the hostfile, or --daemon-port (it said \"220 mail ready\")",
+                      done.err)
+
+    def test_an_agent_of_another_version(self):
+        place = self.dir / "bin"
+        place.mkdir()
+        shutil.copy(BIN / "ddplaunch-listen", place)
+        other = self.script("bin/ddplaunchd", "#!/bin/sh\necho ddplaunchd-hello 1 0.0.1\ncat >/dev/null\n")
+        self.nodes(1, program=place / "ddplaunch-listen")
+        done = self.run_job(*self.daemon, "true")
+        self.assert_code(done, 114)
+        self.assertIn("0.0.1", done.err)
+        other.unlink()
+        done = self.run_job(*self.daemon, "true")
+        self.assert_code(done, 114)
+        self.assertIn(f"127.0.0.2: the daemon could not start an agent there: ddplaunchd: cannot execute '{place}/ddplaunchd'",
+                      done.err)
+
+    def test_the_port_is_taken(self):
+        daemon = self.nodes(1)[0]
+        second = subprocess.run([DDPLAUNCHD, "--listen", f"127.0.0.2:{daemon.port}", "--token-file", self.token], capture_output=True,
+                                text=True, env=self.env)
+        self.assertEqual(second.returncode, 110)
+        self.assertIn(f"ddplaunchd: 127.0.0.2:{daemon.port} is taken, perhaps by another ddplaunchd --listen", second.stderr)
+
+    def test_the_program_that_listens_is_missing(self):
+        place = self.dir / "bin"
+        place.mkdir()
+        shutil.copy(DDPLAUNCHD, place)
+        done = subprocess.run([place / "ddplaunchd", "--listen"], capture_output=True, text=True, env=self.env)
+        self.assertEqual(done.returncode, 110)
+        self.assertIn(f"cannot execute {place}/ddplaunch-listen: No such file or directory; it belongs beside ddplaunchd", done.stderr)
+
+
+class Ends(DaemonTest):
+    def test_jobs_outlive_the_daemon(self):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with self.subTest(number):
+                daemons = self.nodes(2)
+                job = self.start(*self.daemon, "--label", "", "sh", "-c",
+                                 f"echo began; until test -e {self.dir}/go$0; do sleep 0.05; done; echo done", int(number))
+                for _ in range(2):
+                    self.assertEqual(job.stdout.readline(), "began\n")
+                codes = [daemon.end(number) for daemon in daemons]
+                self.assertEqual(codes, [0, 0] if number == signal.SIGTERM else [-9, -9])
+                if number == signal.SIGTERM:
+                    self.assertIn("ending at Terminated; 1 job goes on", daemons[0].log())
+                # The same port at once, as a restart has it.
+                again = [Daemon(self, daemon.address, daemon.port) for daemon in daemons]
+                self.assertEqual([daemon.port for daemon in again], [daemon.port for daemon in daemons])
+                other = subprocess.run(self.command(*self.daemon, "--job-id", f"{self.job}-b", "--job-dir", self.dir / f"b{int(number)}", "true"),
+                                       capture_output=True, text=True, env=self.env, cwd=self.dir)
+                self.assertEqual(other.returncode, 0, other.stderr)
+                (self.dir / f"go{int(number)}").touch()
+                done = self.finish(job)
+                self.assert_code(done, 0)
+                self.assertEqual(done.out, "done\ndone\n")
+                for daemon in again:
+                    daemon.end()
+
+    def test_a_daemon_that_comes_back_is_waited_for(self):
+        daemon = self.nodes(1)[0]
+        daemon.end()
+        job = self.start(*self.daemon, "--label", "", "echo", "here")
+        Daemon(self, daemon.address, daemon.port)
+        done = self.finish(job)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "here\n")
+
+    def test_killed_agent(self):
+        self.nodes(2)
+        job = self.started()
+        agent = self.find("ddplaunchd", self.sessions()[0])
+        os.kill(agent, signal.SIGKILL)
+        done = self.finish(job)
+        self.assert_code(done, 113)
+        self.assertIn("ddplaunchd keeper: ", done.err)
+
+    def test_killed_session(self):
+        self.nodes(2)
+        job = self.started()
+        os.kill(self.sessions()[0], signal.SIGKILL)
+        done = self.finish(job)
+        self.assert_code(done, 113)
+        self.assertIn("was the daemon's process for this job killed?", done.err)
+
+    def test_killed_master(self):
+        daemons = self.nodes(2)
+        job = self.started()
+        job.kill()
+        job.communicate()
+        self.assertTrue(wait_until(lambda: not self.sessions(), 20))
+        self.assert_nothing_left()
+        self.assertIn("the master has gone; the agent is told to end the job's workers here", daemons[0].log())
+
+    def test_interrupt(self):
+        self.nodes(2)
+        job = self.started()
+        job.send_signal(signal.SIGINT)
+        done = self.finish(job)
+        self.assert_code(done, 130)
+
+    def test_sessions_leave_no_zombie(self):
+        daemon = self.nodes(1)[0]
+        self.assert_code(self.run_job(*self.daemon, "true"), 0)
+        self.assertTrue(wait_until(lambda: not self.below(daemon.process.pid)))
+
+
+if __name__ == "__main__":
+    main()
