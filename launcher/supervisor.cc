@@ -22,6 +22,7 @@ constexpr seconds kLeaveTime{5};
 constexpr milliseconds kReportTime{300};
 /// After the end of its lease the keeper of a node may take so long to kill its workers.
 constexpr seconds kKeeperKills{5};
+constexpr milliseconds kDoorOpens{100};
 /// The back-off doubles up to here, unless the user begins with more.
 constexpr seconds kMaxBackoff{60};
 
@@ -42,6 +43,8 @@ rendezvous::MembershipRules rules_of(const JobSpec& spec) {
   rules.backoff = spec.restart_backoff;
   rules.max_backoff = std::max<milliseconds>(kMaxBackoff, spec.restart_backoff);
   rules.recall = true;
+  if (spec.launcher == LauncherKind::kJoin)  // nobody is reached, they come: to recall is to open the door
+    rules.recall_every = rules.max_recall_wait = kDoorOpens;
   rules.scale_up_now = spec.scale_up_now;
   return rules;
 }
@@ -209,6 +212,8 @@ void Supervisor::on_stop_deadline(Time now) {
 void Supervisor::leave_all(Time now) {
   state_ = State::kLeaving;
   deadline_ = now + kLeaveTime;
+  ExitReport report = make_exit_report(end());
+  goodbye_ = {report.exit_code, std::move(report.why)};
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     Node& node = nodes_[i];
     switch (node.state) {

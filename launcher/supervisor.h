@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "launcher/network_words.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/message.h"
+#include "rendezvous/rank_plan.h"
 
 namespace ddp::launcher {
 
@@ -149,6 +151,7 @@ class Supervisor {
 
   void send(std::size_t node, rendezvous::Message message);
   void send_away(std::size_t node);
+  rendezvous::ProcsWanted workers_wanted(const rendezvous::Hello& hello) const;
   void detail(std::string text) { actions_.push_back(job::Detail{std::move(text)}); }
   void say(std::string text) { actions_.push_back(job::Say{std::move(text)}); }
   /// For the user, unless --quiet.
@@ -182,6 +185,7 @@ class Supervisor {
 
   const JobSpec& spec_;
   std::vector<Node> nodes_;
+  std::unordered_set<std::string> names_;  ///< of nodes that came by themselves
   rendezvous::Membership membership_;
   std::deque<News> news_;
   State state_ = State::kConnecting;
@@ -198,8 +202,9 @@ class Supervisor {
   std::optional<std::size_t> joining_;      ///< the node that the Membership is being told of
   std::string stop_reason_;                 ///< of the stop that the Membership will order
   bool user_wants_end_ = false;
-  bool ended_ = false;       ///< the Membership has ended the job; lost nodes may still end their workers
-  bool slurm_ends_ = false;  ///< its SIGTERM was taken from a node; our own is the same one
+  rendezvous::Leave goodbye_;  ///< with what the job came to, once that is known
+  bool ended_ = false;         ///< the Membership has ended the job; lost nodes may still end their workers
+  bool slurm_ends_ = false;    ///< its SIGTERM was taken from a node; our own is the same one
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;
   std::string store_token_;

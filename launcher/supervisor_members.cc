@@ -41,6 +41,9 @@ void Supervisor::on(const job::NodeUp& event, Time) {
   node.connected = event.connected;
   node.lost = node.told_why = false;
   node.trouble.reset();
+  // A node that came by itself is known by its own name, unless another one is.
+  if (spec_.launcher == LauncherKind::kJoin && names_.insert(event.hello.hostname).second)
+    node.name = event.hello.hostname;
   if (state_ == State::kLeaving) return send_away(event.node);
   detail(node.name + ": agent on " + node.hello.hostname + ", " + std::to_string(node.hello.cpus) +
          " CPUs, " + std::to_string(node.hello.gpus) + " GPUs");
@@ -71,7 +74,7 @@ void Supervisor::absent(std::size_t index, Error error, Time now) {
 void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& message, Time now) {
   Node& node = nodes_[index];
   if (node.state != NodeState::kUp) return;
-  const auto plan = rendezvous::plan_ranks({slots_of(spec_.hosts[index], node.hello)}, procs_wanted(spec_));
+  auto plan = rendezvous::plan_ranks({slots_of(spec_.hosts[index], node.hello)}, workers_wanted(node.hello));
   if (!plan) {
     send_away(index);
     return absent(index, plan.error(), now);
@@ -79,7 +82,15 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& messag
   node.state = NodeState::kAccepted;
   node.infiniband = {node.name, node.hello.gpus, message.infiniband, message.no_infiniband};
   node.slots_reason = plan->nodes[0].reason;
-  inform(index, rendezvous::Joined{plan->nodes[0].local_world_size});
+  rendezvous::Joined joined{plan->nodes[0].local_world_size};
+  if (spec_.launcher == LauncherKind::kJoin) joined.name = node.name;
+  inform(index, std::move(joined));
+}
+
+/// A node that was started by itself may have been told how many workers to run.
+rendezvous::ProcsWanted Supervisor::workers_wanted(const rendezvous::Hello& hello) const {
+  if (hello.workers == 0 || hello.workers > rendezvous::kMaxWorldSize) return procs_wanted(spec_);
+  return {rendezvous::ProcsRule::kNumber, static_cast<int>(hello.workers), true};
 }
 
 /// scancel, or the end of the job's time, sends SIGTERM to all processes of the steps; to us it may come
@@ -183,7 +194,7 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
 
 /// Nothing more is wanted of it.
 void Supervisor::send_away(std::size_t index) {
-  send(index, rendezvous::Leave{});
+  send(index, goodbye_);
   nodes_[index].state = NodeState::kLeaving;
 }
 

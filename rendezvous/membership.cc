@@ -108,6 +108,7 @@ void Membership::take(const Sender& from, const Joined& event, Time now) {
   }
   Node& node = nodes_[from.host];
   coming_ -= std::exchange(node.coming, false);
+  if (!event.name.empty()) node.name = event.name;
   node.life = from.life;
   node.slots = event.slots;
   node.present = true;

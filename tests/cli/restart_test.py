@@ -59,8 +59,8 @@ class Restarts(LaunchTest):
             for rank in range(3):
                 self.assertRegex(done.out, rf"(?m)^attempt {attempt} of 3 rank {rank}/3 port \d+$")
         self.assertNotIn("attempt 3", done.out)
-        self.assertIn("ddplaunch: rank 1 on localhost exited 5; restart 1 of 3 in 0.1 s\n", done.err)
-        self.assertIn("ddplaunch: rank 1 on localhost exited 5; restart 2 of 3 in 0.1 s\n", done.err)
+        self.assertIn("ddplaunch: rank 1 on localhost exited 5; restart 1 of 3 in 50 ms\n", done.err)
+        self.assertIn("ddplaunch: rank 1 on localhost exited 5; restart 2 of 3 in 100 ms\n", done.err)
         for attempt in range(2):  # nothing of an attempt is ever deleted, and none writes into another's files
             self.assertEqual((self.job_dir / f"attempt_{attempt}/rank_00001.stderr").read_text(), f"boom {attempt}\n")
         self.assertTrue((self.job_dir / "attempt_2/rank_00000.stdout").exists())

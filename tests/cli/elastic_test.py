@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Nodes that are lost, and nodes that come (docs/elastic.md): spares, fewer nodes, hosts that come back, growth. Nodes are
+own sshd's on 127.0.0.x; what a node's loss looks like from the network is partition_test.py's."""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
+
+# Ends well in the attempt given by $1; before it waits to be stopped.
+WAITING = """#!/bin/sh
+echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK/$WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE"
+[ "$TORCHELASTIC_RESTART_COUNT" -ge "$1" ] && exit 0
+exec sleep 1000
+"""
+
+
+class Elastic(LaunchTest):
+    nodes_wanted = 3
+
+    @classmethod
+    def setUpClass(cls):
+        cls.cleanups = []
+
+        class Holder:
+            addCleanup = staticmethod(lambda call, *args, **named: cls.cleanups.append((call, args, named)))
+        cls.nodes = Nodes(Holder, cls.nodes_wanted)
+
+    @classmethod
+    def tearDownClass(cls):
+        for call, args, named in reversed(cls.cleanups):
+            call(*args, **named)
+
+    def launch(self, *args):
+        return self.start("--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config, "--restart-backoff",
+                          "50ms", "--label", "none", "--nproc-per-node", 2, "--env", "OMP_NUM_THREADS=1", *args)
+
+    def agents(self):
+        """pid of the agent, and of its keeper, by host."""
+        found = {}
+        for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
+            if "sleep" in words:
+                agent = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                keeper = int(pathlib.Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+                host = int(pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"GROUP_RANK=")[1].split(b"\0")[0])
+                found[host] = (agent, keeper)
+        return found
+
+    def running(self, process, attempt, world):
+        """Waits until all ranks of the attempt have spoken; their lines."""
+        lines = []
+        while len(lines) < world:
+            line = process.stdout.readline()
+            self.assertTrue(line, "".join(lines) + (process.stderr.read() or ""))
+            if line.startswith(f"attempt {attempt} "):
+                lines.append(line)
+        self.assertTrue(wait_until(lambda: len(live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")) >= world))
+        return sorted(lines)
+
+    def lose(self, node, host_signal=signal.SIGKILL):
+        os.kill(self.agents()[node][0], host_signal)
+
+    def waiting(self, attempts):
+        return self.script("waiting.sh", WAITING), attempts
+
+    def test_a_spare_inherits_the_place(self):
+        process = self.launch("--nnodes", 2, "--spares", 1, *self.waiting(1))
+        self.running(process, 0, 4)
+        began = time.monotonic()
+        self.lose(0)
+        lines = self.running(process, 1, 4)
+        self.assertLess(time.monotonic() - began, 10)  # the lease of 25 s is not waited for: the keeper has spoken
+        self.assertEqual(lines, [f"attempt 1 rank {rank}/4 node {rank // 2}/2\n" for rank in range(4)])
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertIn(f"{self.nodes.hosts[2]} is a spare\n", done.err)
+        self.assertRegex(done.err, r"node 127\.0\.0\.2: .*; restart 1 of 3 in 50 ms\n")
+        self.assertIn("attempt 1: 2 nodes, 4 workers; without 127.0.0.2; with 127.0.0.4\n", done.err)
+
+    def test_fewer_nodes_and_the_host_comes_back(self):
+        process = self.launch("--nnodes", "2:3", "--scale-up", "now", *self.waiting(2))
+        self.running(process, 0, 6)
+        self.lose(1)
+        lines = self.running(process, 1, 4)
+        self.assertEqual(lines, [f"attempt 1 rank {rank}/4 node {rank // 2}/2\n" for rank in range(4)])
+        lines = self.running(process, 2, 6)  # called back after 5 s, and taken in
+        self.assertEqual(lines, [f"attempt 2 rank {rank}/6 node {rank // 2}/3\n" for rank in range(6)])
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertIn("127.0.0.3 joined\n", done.err)
+        self.assertIn("the job grows from 2 to 3 nodes (--scale-up now)\n", done.err)
+
+    def test_a_fixed_job_waits_for_its_lost_node(self):
+        process = self.launch("--nnodes", 2, "--max-restarts", 1, *self.waiting(1))
+        self.running(process, 0, 4)
+        self.lose(1)
+        self.running(process, 1, 4)
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertIn("waiting for nodes: 1 of at least 2\n", done.err)
+
+    def test_without_restarts_the_loss_is_the_end(self):
+        process = self.launch("--nnodes", "1:3", "--max-restarts", 0, *self.waiting(1))
+        self.running(process, 0, 6)
+        self.lose(2)
+        done = self.finish(process)
+        self.assert_code(done, 113)
+        self.assertIn("root cause: node 127.0.0.4: ", done.err)
+
+    def test_a_host_that_is_not_there_is_done_without(self):
+        hosts = self.dir / "hosts"
+        hosts.write_text(self.nodes.hostfile.read_text() + "127.0.0.250\n")
+        process = self.start("--hostfile", hosts, "--ssh-config", self.nodes.ssh_config, "--nnodes", "2:4", "--label", "none",
+                             "--nproc-per-node", 1, "--env", "OMP_NUM_THREADS=1", *self.waiting(0))
+        self.running(process, 0, 3)
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertIn("warning: the job starts without 127.0.0.250: ", done.err)
+
+    def test_too_few_hosts_are_all_named(self):
+        hosts = self.dir / "hosts"
+        hosts.write_text(self.nodes.hostfile.read_text() + "127.0.0.250\n127.0.0.251\n")
+        done = self.run_job("--hostfile", hosts, "--ssh-config", self.nodes.ssh_config, "--nnodes", "4:5", "true")
+        self.assert_code(done, 111)
+        self.assertIn("node 127.0.0.250: ", done.err)
+        self.assertIn("node 127.0.0.251: ", done.err)
+
+    def test_ctrl_c_while_a_node_is_waited_for(self):
+        process = self.launch("--nnodes", 3, "--max-restarts", 2, *self.waiting(9))
+        self.running(process, 0, 6)
+        self.lose(1)
+        for line in process.stderr:
+            if "waiting for nodes" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        self.assert_code(self.finish(process), 130)
+
+
+if __name__ == "__main__":
+    main()

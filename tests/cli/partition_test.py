@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+"""What the network can do to a job: machines of our own (network namespaces) with an sshd each on one LAN, reached over real SSH;
+links that drop everything, in both directions or one, that are slow, and agents that are frozen. Needs root, ip(8) and sshd."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
+
+WAITING = """#!/bin/sh
+echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK/$WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE master $MASTER_ADDR"
+[ "$TORCHELASTIC_RESTART_COUNT" -ge "$1" ] && exit 0
+exec sleep 1000
+"""
+
+
+def ip(*words):
+    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
+
+
+@unittest.skipUnless(os.geteuid() == 0 and shutil.which("ip"), "needs root and ip(8)")
+class Partition(LaunchTest):
+    """The master runs in n0; its nodes are n1 … n3 at 10.76.0.1, .2, .3."""
+
+    count = 3
+
+    def setUp(self):
+        super().setUp()
+        self.ns = {name: f"ddpp{name}{os.getpid()}" for name in ("sw", "n0", *self.names())}
+        try:
+            for name in self.ns.values():
+                ip("netns", "add", name)
+                self.addCleanup(ip, "netns", "del", name)
+                ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", self.ns["sw"], "link", "add", "lan", "type", "bridge")
+            ip("-n", self.ns["sw"], "link", "set", "lan", "up")
+        except subprocess.CalledProcessError as error:
+            raise unittest.SkipTest(f"no network of namespaces can be made here: {error.stderr.decode().strip()}")
+        for name in ("n0", *self.names()):
+            ip("-n", self.ns["sw"], "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", self.ns[name])
+            ip("-n", self.ns["sw"], "link", "set", name, "master", "lan", "up")
+            ip("-n", self.ns[name], "addr", "add", self.address(name) + "/24", "dev", "eth0")
+            ip("-n", self.ns[name], "link", "set", "eth0", "up")
+        self.files = Nodes(self, 1)
+        for name in self.names():
+            self.start_sshd(name)
+        self.assertTrue(wait_until(lambda: all(self.answers(name) for name in self.names())), self.files.dir)
+
+    def names(self):
+        return [f"n{i + 1}" for i in range(self.count)]
+
+    def address(self, name):
+        return "10.76.0.100" if name == "n0" else f"10.76.0.{name[1:]}"
+
+    def start_sshd(self, name):
+        config = (self.files.dir / "sshd_config").read_text()
+        config = re.sub(r"(?m)^(ListenAddress|AllowUsers|PidFile).*\n", "", config)
+        path = self.files.dir / f"sshd_config.{name}"
+        path.write_text(config + f"PidFile {self.files.dir}/sshd.pid.{name}\n")
+        key = " ".join((self.files.dir / "host_key.pub").read_text().split()[:2])
+        with open(self.files.known_hosts, "a", encoding="utf-8") as known:
+            known.write(f"[{self.address(name)}]:{self.files.port} {key}\n")
+        sshd = shutil.which("sshd") or "/usr/sbin/sshd"
+        daemon = subprocess.Popen(["ip", "netns", "exec", self.ns[name], sshd, "-D", "-f", path, "-E",
+                                   self.files.dir / f"sshd.log.{name}"], stdin=subprocess.DEVNULL, start_new_session=True)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(daemon.kill)
+
+    def answers(self, name):
+        return subprocess.run(["ip", "netns", "exec", self.ns["n0"], "ssh", "-F", self.files.ssh_config, self.address(name), "true"],
+                              stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+
+    # ---- what goes wrong
+
+    def cut(self, name):
+        """Nothing of the machine gets out or in any more, and nobody is told."""
+        ip("-n", self.ns["sw"], "link", "set", name, "nomaster")
+
+    def mend(self, name):
+        ip("-n", self.ns["sw"], "link", "set", name, "master", "lan")
+
+    def deafen(self, name, to):
+        """What `to` sends to `name` is lost; the other direction works."""
+        ip("-n", self.ns[to], "neigh", "replace", self.address(name), "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+
+    def hear_again(self, name, to):
+        ip("-n", self.ns[to], "neigh", "del", self.address(name), "dev", "eth0")
+
+    # ---- the job
+
+    def command(self, *args):
+        return ["ip", "netns", "exec", self.ns["n0"], *super().command(
+            "--host", ",".join(f"{self.address(name)}:1" for name in self.names()), "--ssh-config", self.files.ssh_config,
+            "--label", "", "--restart-backoff", "50ms", "--env", "OMP_NUM_THREADS=1", *args)]
+
+    def launch(self, *args, ends=1):
+        return self.start(*args, self.script("waiting.sh", WAITING), ends)
+
+    def workers(self, attempt):
+        """Pids of the living workers of an attempt."""
+        found = []
+        for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
+            try:
+                env = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:
+                continue
+            if f"TORCHELASTIC_RESTART_COUNT={attempt}\0".encode() in env and "ddplaunchd" not in words:
+                found.append(pid)
+        return found
+
+    def running(self, process, attempt, world):
+        lines = []
+        while len(lines) < world:
+            line = process.stdout.readline()
+            self.assertTrue(line, "".join(lines))
+            if line.startswith(f"attempt {attempt} "):
+                if not lines and attempt > 0:
+                    self.assertEqual(self.workers(attempt - 1), [], "two attempts run beside each other")
+                lines.append(line)
+        return sorted(lines)
+
+    def lost_and_replaced(self, process, seconds):
+        """Attempt 1 has begun on the two nodes that are left, in time; the job ends well."""
+        began = time.monotonic()
+        lines = self.running(process, 1, 2)
+        self.assertLess(time.monotonic() - began, seconds)
+        self.assertEqual([re.sub(" master.*", "", line.strip()) for line in lines],
+                         ["attempt 1 rank 0/2 node 0/2", "attempt 1 rank 1/2 node 1/2"])
+
+    # The lease is master-timeout + 5 s for the agent to end its workers + 5 s for its keeper, after the last word.
+    TIMES = ("--node-timeout", "3s", "--master-timeout", "3s", "--nnodes", "2:3")
+
+    def test_a_node_that_is_cut_off(self):
+        process = self.launch(*self.TIMES)
+        self.running(process, 0, 3)
+        self.cut("n2")
+        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertRegex(done.err, r"node 10\.76\.0\.2: nothing was heard of it for 3(\.\d)? s \(--node-timeout\)")
+
+    def test_node_0_is_cut_off(self):
+        process = self.launch(*self.TIMES)
+        lines = self.running(process, 0, 3)
+        self.assertIn("master 10.76.0.1\n", lines[0])
+        self.cut("n1")
+        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.assert_code(self.finish(process), 0)
+
+    def test_the_master_does_not_hear_a_node(self):
+        process = self.launch(*self.TIMES)
+        self.running(process, 0, 3)
+        self.deafen("n0", to="n3")
+        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.assert_code(self.finish(process), 0)
+
+    def test_a_node_does_not_hear_the_master(self):
+        process = self.launch(*self.TIMES)
+        self.running(process, 0, 3)
+        self.deafen("n3", to="n0")
+        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.assert_code(self.finish(process), 0)
+
+    def test_a_short_cut_costs_nothing(self):
+        process = self.launch("--node-timeout", "15s", "--nnodes", "2:3", ends=0 + 9)
+        self.running(process, 0, 3)
+        before = self.workers(0)
+        self.cut("n2")
+        time.sleep(4)  # longer than a suspicion takes, shorter than the timeout
+        self.mend("n2")
+        told = []
+        for line in process.stderr:
+            told.append(line)
+            if "is heard again" in line:
+                break
+        self.assertRegex("".join(told), r"10\.76\.0\.2 has been silent for [34](\.\d)? s; it counts as lost after 15 s\n")
+        self.assertEqual(sorted(self.workers(0)), sorted(before))
+        process.send_signal(signal.SIGINT)
+        self.assert_code(self.finish(process), 130)
+
+    def test_the_host_that_was_cut_off_comes_back(self):
+        process = self.launch(*self.TIMES, "--scale-up", "now", ends=2)
+        self.running(process, 0, 3)
+        self.cut("n2")
+        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.mend("n2")
+        lines = self.running(process, 2, 3)
+        self.assertEqual(len(lines), 3)
+        self.assert_code(self.finish(process, timeout=90), 0)
+
+    def frozen_agent(self, process, node):
+        for pid in self.workers(0):
+            env = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+            if f"GROUP_RANK={node}\0".encode() in env:
+                agent = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                os.kill(agent, signal.SIGSTOP)
+                return agent
+        raise AssertionError("no such worker")
+
+    def test_an_agent_that_is_frozen_for_a_while(self):
+        process = self.launch("--nnodes", "2:3", ends=9)
+        self.running(process, 0, 3)
+        before = sorted(self.workers(0))
+        agent = self.frozen_agent(process, 1)
+        time.sleep(3)
+        os.kill(agent, signal.SIGCONT)
+        time.sleep(1)
+        self.assertEqual(sorted(self.workers(0)), before)
+        process.send_signal(signal.SIGINT)
+        done = self.finish(process)
+        self.assert_code(done, 130)
+        self.assertNotIn("lost", done.err)
+
+    def test_an_agent_that_stays_frozen(self):
+        process = self.launch(*self.TIMES)
+        self.running(process, 0, 3)
+        self.frozen_agent(process, 1)
+        self.lost_and_replaced(process, 3 + 5 + 5 + 8)
+        self.assert_code(self.finish(process), 0)
+
+    def test_the_master_is_frozen_for_a_while(self):
+        process = self.launch("--nnodes", "2:3", ends=9)
+        self.running(process, 0, 3)
+        before = sorted(self.workers(0))
+        master = next(pid for pid, words in self.masters())
+        os.kill(master, signal.SIGSTOP)
+        time.sleep(5)
+        os.kill(master, signal.SIGCONT)
+        time.sleep(2)
+        self.assertEqual(sorted(self.workers(0)), before)
+        process.send_signal(signal.SIGINT)
+        done = self.finish(process)
+        self.assert_code(done, 130)
+        self.assertNotIn("was lost", done.err)
+
+    def masters(self):
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if entry.name.isdigit() and words[0].endswith(b"/ddplaunch") and self.job.encode() in words:
+                yield int(entry.name), words
+
+    def test_a_slow_link(self):
+        for name in ("n0", *self.names()):
+            done = subprocess.run(["tc", "-n", self.ns[name], "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "150ms"],
+                                  capture_output=True, text=True)
+            if done.returncode != 0:
+                self.skipTest(f"no netem here: {done.stderr.strip()}")
+        done = self.finish(self.launch(ends=0))
+        self.assert_code(done, 0)
+        self.assertEqual(done.out.count("attempt 0 rank"), 3)
+
+    def test_the_trainer_goes_on_from_its_checkpoint(self):
+        shared = self.dir / "checkpoints"
+        shared.mkdir()
+        process = self.start(*self.TIMES, "train", "--data", "synthetic", "--limit", 60000, "--batch-size", 20, "--epochs", 1,
+                             "--checkpoint-dir", shared, "--checkpoint-every", 20, "--resume")
+        self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
+        self.cut("n2")
+        done = self.finish(process, timeout=200)
+        self.assert_code(done, 0)
+        self.assertIn("attempt 1: 2 nodes, 2 workers; without 10.76.0.2\n", done.err)
+        self.assertRegex(done.out + done.err, r"resumed|going on")
+        self.assertIn("weights equal on 2 ranks", done.out)
+
+
+if __name__ == "__main__":
+    main()
