@@ -11,6 +11,7 @@
 
 #include "base/result.h"
 #include "launcher/output_options.h"
+#include "launcher/per_node.h"
 #include "remote/host.h"
 
 namespace ddp::launcher {
@@ -39,7 +40,7 @@ enum class StoreMode : std::uint8_t {
   kAgent = 1,
   kWorker = 2
 };  ///< who serves MASTER_PORT (docs/environment.md)
-enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm, kDaemon };
+enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm, kDaemon, kJoin };
 
 /// One validated job: everything the user asked for, nothing that was found out later. Made by the options
 /// (apps/ddplaunch) and read by all of launcher/.
@@ -56,6 +57,7 @@ struct JobSpec {
 
   // Start
   LauncherKind launcher = LauncherKind::kSsh;
+  std::optional<PerNode> per_node;       ///< kJoin: each node has a ddplaunch of its own
   std::string ssh_config;                ///< as `ssh -F`; empty: the user's
   std::vector<std::string> ssh_command;  ///< --ssh-command split into words; empty: libssh
   bool ssh_localhost = false;

@@ -24,9 +24,10 @@ std::optional<JoinAnswer> JoinTable::unfit(const JoinRequest& request) const {
                                                    "); install the same version on all nodes");
   }
   if (request.nodes != 0 && request.nodes != mine_.nodes) {
-    return refused(JoinRefusal::kOtherSize, "the master was told --nnodes " + std::to_string(mine_.nodes) +
-                                                ", this node --nnodes " + std::to_string(request.nodes) +
-                                                "; give all nodes the same");
+    return refused(JoinRefusal::kOtherSize,
+                   "the job has " + std::to_string(mine_.nodes) + " nodes at its master, and " +
+                       std::to_string(request.nodes) +
+                       " for this node; give the same --nnodes (and --spares) to all nodes");
   }
   if (!request.rank) return std::nullopt;
   if (*request.rank >= mine_.nodes) {

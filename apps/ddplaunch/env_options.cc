@@ -114,7 +114,8 @@ void read_env_options(const OptionValues& values, const Surroundings& surroundin
                     " goes to all nodes alike, though its value usually belongs to one machine");
     }
   }
-  spec.env = launcher::forwarded_env(surroundings.env, false);
+  // Where each node has a ddplaunch of its own its environment is there already.
+  if (!spec.per_node) spec.env = launcher::forwarded_env(surroundings.env, false);
   spec.local_env = launcher::forwarded_env(surroundings.env, true);
   spec.explicit_env = std::move(vars);
   spec.setup = values.setup;

@@ -76,6 +76,7 @@ bool lists_hosts(const OptionValues& values) {
 // The hosts as listed, this machine when none are; false when they are wrong.
 bool listed_hosts(const OptionValues& values, const Surroundings& surroundings,
                   std::vector<remote::Host>& hosts, Findings& findings) {
+  if (!hosts.empty()) return true;  // per-node mode: they come by themselves
   std::string given;
   int count = 0;
   for (const auto& [name, is_given] :
@@ -106,6 +107,7 @@ bool is_this_machine(const remote::Host& host) {
 }
 
 void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  if (spec.per_node) return;
   const bool none_listed = !lists_hosts(values);
   spec.launcher = none_listed && !values.ssh_localhost ? LauncherKind::kLocal : LauncherKind::kSsh;
   if (values.launcher.empty()) return;
@@ -191,10 +193,11 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Fi
                            "\" is not a number of nodes, nor MIN:MAX");
     }
     if (hosts_known && counts->min > spec.hosts.size()) {
-      if (!lists_hosts(values)) {
+      if (!lists_hosts(values) && !spec.per_node) {
         return findings.fail(
             "--nnodes " + values.nnodes + " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
-            "only this machine (starting one ddplaunch on each node is not in this release yet)");
+            "only this machine; or start one ddplaunch on each node, with --node-rank and --master-addr "
+            "(docs/per_node.md)");
       }
       const std::size_t count = spec.hosts.size();
       return findings.fail("--nnodes " + values.nnodes + ": there " + (count == 1 ? "is" : "are") + " only " +

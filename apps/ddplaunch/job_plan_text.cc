@@ -98,7 +98,8 @@ std::string nodes_text(const JobSpec& spec) {
     const remote::Host& host = spec.hosts[i];
     const std::optional<int> count = workers_on(host, spec);
     if (i >= nodes) {
-      rows.push_back({"spare", host.name, host.slots ? std::to_string(*host.slots) : "any", "-", "-", details(host)});
+      rows.push_back(
+          {"spare", host.name, host.slots ? std::to_string(*host.slots) : "any", "-", "-", details(host)});
       continue;
     }
     rows.push_back({std::to_string(i), host.name, host.slots ? std::to_string(*host.slots) : "any",
@@ -167,10 +168,12 @@ std::string job_plan_text(const JobSpec& spec) {
   text += "files in " + spec.job_dir + '\n';
   text += "worker " + command_text(spec.command) + '\n';
   text += "in " + spec.chdir + '\n';
-  text += spec.launcher == launcher::LauncherKind::kLocal   ? "on this machine\n"
-          : spec.launcher == launcher::LauncherKind::kSlurm ? "with srun\n"
+  text += spec.launcher == launcher::LauncherKind::kLocal    ? "on this machine\n"
+          : spec.launcher == launcher::LauncherKind::kSlurm  ? "with srun\n"
           : spec.launcher == launcher::LauncherKind::kDaemon ? "through the daemons there\n"
-                                                            : "over SSH\n";
+          : spec.per_node ? "one ddplaunch on each node, which meet at " + spec.per_node->master_addr +
+                                " port " + std::to_string(spec.per_node->port) + '\n'
+                          : "over SSH\n";
   text += '\n' + nodes_text(spec) + '\n';
   text += names_text("set for the workers:", spec.explicit_env);
   text += names_text("forwarded from here:", spec.env);

@@ -38,7 +38,7 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
 
 }  // namespace
 
-int launch(const launcher::JobSpec& spec) {
+int launch(const launcher::JobSpec& spec, JoinDoor* door) {
   take_signals();
   raise_nofile();  // three descriptors for each node, one for each file of the job directory
   auto agent = choose_agent(spec);
@@ -51,7 +51,8 @@ int launch(const launcher::JobSpec& spec) {
   if (!job_dir) return fail(spec, job_dir.error());
 
   asio::io_context loop(1);
-  const auto remote = make_remote_shell(loop, spec);
+  const auto remote =
+      door != nullptr ? make_join_shell(loop, spec, std::move(*door)) : make_remote_shell(loop, spec);
   if (!remote) return fail(spec, remote.error());
   remote::LocalShell local(loop.get_executor());
   launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));

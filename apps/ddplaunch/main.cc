@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/check.h"
+#include "apps/ddplaunch/join.h"
 #include "apps/ddplaunch/launch.h"
 #include "apps/ddplaunch/options.h"
 #include "apps/ddplaunch/print_result.h"
@@ -34,6 +35,7 @@ int run(const ddp::RunJob& job) {
     for (const std::string& note : job.notes)
       std::fprintf(stderr, "%s\n", note.c_str());
   }
+  if (job.spec.per_node) return ddp::run_per_node(job.spec);
   return job.verb == ddp::Verb::kRun ? ddp::launch(job.spec) : ddp::check(job);
 }
 

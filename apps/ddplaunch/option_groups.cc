@@ -125,6 +125,12 @@ void OptionTable::Impl::add_start() {
   value(kStart, "--launcher", values.launcher, "ssh|slurm|daemon|local",
         "how nodes are reached (default: ssh; without hosts local; in a Slurm job slurm, with srun; daemon: "
         "where ddplaunchd --listen runs, docs/daemon.md)");
+  value(kStart, "--node-rank", values.node_rank, "N",
+        "this is one of --nnodes nodes, each with a ddplaunch of its own (docs/per_node.md)");
+  value(kStart, "--master-addr", values.master_addr, "ADDR", "where node 0 is, for that");
+  value(kStart, "--rdzv-endpoint", values.rdzv_endpoint, "HOST:PORT",
+        "the same with the port, as torchrun has it");
+  flag(kStart, "--insecure", values.insecure, "let nodes join without a token");
   value(kStart, "--token-file", values.token_file, "FILE",
         "the secret that all nodes of the job share (default: DDPLAUNCH_TOKEN, else "
         "~/.config/ddplaunch/token)");
@@ -144,7 +150,8 @@ void OptionTable::Impl::add_start() {
   value(kStart, "--network", values.network, "CIDR|IFACE",
         "network between the workers (default: the one all share)");
   value(kStart, "--master-port", values.master_port, "PORT",
-        "of the store on node 0 (default: any free one)");
+        "of the store on node 0 (default: any free one); with --node-rank where nodes meet (default: "
+        "29500)");
   value(kStart, "--port-range", values.port_range, "LOW-HIGH", "take free ports from here only");
   value(kStart, "--store", values.store, "agent|worker",
         "who serves MASTER_PORT: node 0's agent (default) or rank 0 itself (docs/environment.md)");

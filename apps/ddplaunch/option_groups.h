@@ -27,6 +27,10 @@ struct OptionValues {
   // Start
   std::string launcher;
   std::string token_file;
+  std::string node_rank;
+  std::string master_addr;
+  std::string rdzv_endpoint;
+  bool insecure = false;
   std::string daemon_port;
   std::string ssh_config;
   std::string ssh_command;

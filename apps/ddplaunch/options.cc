@@ -13,6 +13,7 @@
 #include "apps/ddplaunch/job_plan_text.h"
 #include "apps/ddplaunch/option_groups.h"
 #include "apps/ddplaunch/option_readers.h"
+#include "apps/ddplaunch/node_options.h"
 #include "apps/ddplaunch/output_options.h"
 #include "apps/ddplaunch/pet_options.h"
 #include "apps/ddplaunch/scheduler_choice.h"
@@ -87,7 +88,7 @@ void read_start(const OptionValues& values, const Surroundings& surroundings, Jo
   spec.agent_path = values.agent.find('/') == std::string::npos
                         ? values.agent
                         : absolute_path(values.agent, surroundings.cwd);
-  spec.push = !values.no_push;
+  spec.push = !values.no_push && !spec.per_node;
   read_time(values.start_timeout, "--start-timeout", milliseconds(1), spec.start_timeout, findings);
   if (!values.network.empty() && !is_network(values.network)) {
     findings.fail("--network " + values.network +
@@ -216,12 +217,13 @@ void read_job(const OptionValues& values, const Surroundings& surroundings, Verb
   const std::string* state = launcher::find_env(surroundings.env, "XDG_STATE_HOME");
   const std::string* home = launcher::find_env(surroundings.env, "HOME");
   std::string base;
+  const bool joins = spec.per_node && spec.per_node->rank.value_or(0) != 0;
   // The XDG specification: a relative path there is invalid and to be ignored.
   if (state != nullptr && state->starts_with('/')) {
     base = *state;
   } else if (home != nullptr && home->starts_with('/')) {
     base = absolute_path(".local/state", *home);
-  } else if (verb != Verb::kRun) {
+  } else if (verb != Verb::kRun || joins) {
     return;  // it has no files
   } else {
     return findings.fail(
@@ -287,16 +289,12 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Sur
   OptionValues& values = line.values;
   if (values.help) return PrintText{table.help()};
   if (values.version) return PrintText{"ddplaunch " + std::string(version()) + '\n'};
-  if (const std::string refusal = one_launcher_each(surroundings, values); !refusal.empty()) {
-    Findings alone;
-    alone.fail(refusal);
-    return BadUsage{alone.mistakes};
-  }
 
   job.json = values.json;
   job.worker_given = line.worker_found;
   job.spec.verbose = values.verbose;
-  heed_scheduler(surroundings, values, findings);
+  read_node_options(surroundings, values, job.verb, job.spec, findings);
+  if (!job.spec.per_node) heed_scheduler(surroundings, values, findings);
   read_host_options(values, surroundings, job.spec, findings);
   read_start(values, surroundings, job.spec, findings);
   read_wrapper(values, job.spec, findings);

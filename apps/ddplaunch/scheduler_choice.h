@@ -13,8 +13,4 @@ namespace ddp {
 /// alone would have the wrong world without a word: a mistake.
 void heed_scheduler(const Surroundings& surroundings, OptionValues& values, Findings& findings);
 
-/// What to say where a scheduler starts one launcher on each node (Kubeflow), which makes all else that is
-/// wrong a consequence; empty: nothing. With hosts or --launcher the user has decided otherwise.
-std::string one_launcher_each(const Surroundings& surroundings, const OptionValues& values);
-
 }  // namespace ddp

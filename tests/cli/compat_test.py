@@ -70,13 +70,12 @@ class Migrating(LaunchTest):
         self.assertEqual(done.code, 2, done)
         self.assertIn("ddplaunch: c.yaml:7:1: \"num_procs\" is no key of accelerate's", done.err)
 
-    def test_one_launcher_for_each_pod_is_told(self):
+    def test_a_pod_of_several_may_run_alone(self):
         self.env.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="job-master-0", MASTER_PORT="23456")
         self.env.pop("LOCAL_RANK", None)
         done = self.run_job("true")
         self.assertEqual(done.code, 2, done)
-        self.assertIn("RANK=0 and WORLD_SIZE=2 are set here, as Kubeflow and others set them for one launcher on each node, "
-                      "which is not in this release yet", done.err)
+        self.assertIn("node 0 is at job-master-0, and nodes that meet on a network need a token", done.err)
         self.assert_code(self.run_job("--launcher", "local", "true"), 0)
 
 

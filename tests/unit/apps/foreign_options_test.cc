@@ -211,7 +211,7 @@ TEST_CASE("Unknown options") {
   CHECK(world.mistakes({"--zebra=1", "--nnodes", "none", "w"}) ==
         Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all, options of the worker stand "
               "behind it",
-              "ddplaunch: --nnodes none: \"none\" is not a number of nodes"});
+              "ddplaunch: --nnodes none: \"none\" is not a number of nodes, nor MIN:MAX"});
   CHECK(world.mistakes({"-Q", "w"}).size() == 1);
 }
 

@@ -159,7 +159,8 @@ TEST_CASE("Sizes") {
   CHECK(world.mistakes({"--nnodes", "2", "w"}) ==
         Texts{"ddplaunch: --nnodes 2 needs hosts: --hostfile FILE or --host LIST names them; without, there "
               "is only this "
-              "machine (starting one ddplaunch on each node is not in this release yet)"});
+              "machine; or start one ddplaunch on each node, with --node-rank and --master-addr "
+              "(docs/per_node.md)"});
 }
 
 TEST_CASE("Start") {

@@ -82,6 +82,7 @@ TEST_CASE("What makes no sense in them is told, and where it came from") {
   const Texts pods =
       with({{"PET_NNODES", "4"}, {"PET_NODE_RANK", "1"}, {"PET_NPROC_PER_NODE", "1"}}).mistakes({"w"});
   REQUIRE(pods.size() == 3);
-  CHECK(pods[0].starts_with("ddplaunch: --node-rank is not in this release yet (only --node-rank 0 is)"));
+  CHECK(pods[0] ==
+        "ddplaunch: --node-rank 1 needs --master-addr ADDR, where node 0 is; or set MASTER_ADDR on all nodes");
   CHECK(pods[1].starts_with("ddplaunch: --nnodes 4 needs hosts: "));
 }

@@ -47,8 +47,7 @@ TEST_CASE("Several of us, started by srun, are a mistake") {
   world.env.emplace_back("SLURM_STEP_NUM_TASKS", "3");
   CHECK(world.mistakes({"w"}).front() ==
         "ddplaunch: srun has started 3 of this program; start it once, it starts the nodes itself: leave "
-        "srun out, or "
-        "use srun --ntasks=1; --launcher local runs on this machine alone");
+        "srun out, or use srun --ntasks=1; or set MASTER_ADDR for one on each node; --launcher local runs on this machine alone");
   CHECK(world.spec({"--launcher", "local", "w"}).hosts.size() == 1);
   world.env.back().second = "1";
   CHECK(world.spec({"w"}).launcher == LauncherKind::kSlurm);
@@ -60,36 +59,4 @@ TEST_CASE("Without a Slurm job there is no launcher of that name") {
             .front()
             .starts_with("ddplaunch: --launcher slurm works inside a Slurm job, and SLURM_JOB_ID or "
                          "SLURM_JOB_NODELIST is not set here; "));
-}
-
-TEST_CASE("One launcher for each pod is of a later release, and no job of a wrong size") {
-  World world;
-  world.env.insert(
-      world.env.end(),
-      {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}});
-  const std::string told =
-      " are set here, as Kubeflow and others set them for one launcher on each node, which is not in this "
-      "release "
-      "yet; start torchrun in such pods until it is, or one ddplaunch for all nodes where they run sshd "
-      "(--hostfile "
-      "FILE); --launcher local runs on this machine alone";
-  CHECK(world.mistakes({"w"}) == Texts{"ddplaunch: RANK=1 and WORLD_SIZE=4" + told});
-  // PyTorchJob sets torchrun's as well.
-  const ddp::test::Env torchrun = {{"PET_NNODES", "4"},
-                                   {"PET_NPROC_PER_NODE", "2"},
-                                   {"PET_NODE_RANK", "1"},
-                                   {"PET_MASTER_ADDR", "job-master-0"},
-                                   {"PET_MASTER_PORT", "23456"}};
-  World both = world;
-  both.env.insert(both.env.end(), torchrun.begin(), torchrun.end());
-  CHECK(both.mistakes({"w"}) == Texts{"ddplaunch: RANK=1 and WORLD_SIZE=4" + told});
-  CHECK(both.spec({"--launcher", "local", "w"}).nproc.number == 2);
-  CHECK(both.spec({"--standalone", "w"}).master_port == 0);
-  World only;
-  only.env.insert(only.env.end(), torchrun.begin(), torchrun.end());
-  CHECK(only.mistakes({"w"}) == Texts{"ddplaunch: PET_NODE_RANK=1 and PET_NNODES=4" + told});
-  CHECK(world.spec({"--launcher", "local", "w"}).hosts.size() == 1);
-  CHECK(world.spec({"--host", "a,b", "w"}).hosts.size() == 2);
-  world.env.emplace_back("LOCAL_RANK", "0");  // the worker of another launcher: stale
-  CHECK(world.spec({"w"}).hosts.size() == 1);
 }

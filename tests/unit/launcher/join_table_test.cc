@@ -119,7 +119,9 @@ TEST_CASE("what cannot be is refused with what to do") {
   CHECK(job.place(4, "gpu04") == "node rank 4 is not one of 0 … 3; the job has 4 nodes");
   const auto size = job.table.join({1, "0.1.0", 1, 2}, {"gpu01", "10.0.0.1"}, job.now).answer;
   CHECK(size.refusal == JoinRefusal::kOtherSize);
-  CHECK(size.text == "the master was told --nnodes 4, this node --nnodes 2; give all nodes the same");
+  CHECK(size.text ==
+        "the job has 4 nodes at its master, and 2 for this node; give the same --nnodes (and --spares) to all "
+        "nodes");
   const auto version = job.table.join({1, "0.2.0", 1, 4}, {"gpu01", "10.0.0.1"}, job.now).answer;
   CHECK(version.refusal == JoinRefusal::kOtherVersion);
   CHECK(version.text ==

@@ -1,0 +1,226 @@
+#include "apps/ddplaunch/join.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/ddplaunch/join_door.h"
+#include "apps/ddplaunch/launch.h"
+#include "apps/ddplaunch/start_up.h"
+#include "base/asio.h"
+#include "base/child_process.h"
+#include "base/own_directory.h"
+#include "base/readable.h"
+#include "base/version.h"
+#include "launcher/agent.h"
+#include "launcher/exit_code.h"
+#include "launcher/join_job.h"
+#include "launcher/join_link.h"
+#include "launcher/keeper.h"
+#include "launcher/node_facts.h"
+#include "launcher/start_messages.h"
+#include "remote/bootstrap.h"
+#include "remote/resolver.h"
+#include "rendezvous/rank_plan.h"
+#include "rendezvous/secure_stream_key.h"
+
+namespace ddp {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Endpoints = std::vector<asio::ip::tcp::endpoint>;
+using launcher::JobSpec;
+using launcher::JoinedLink;
+
+/// Of one question to the name service.
+constexpr std::chrono::seconds kLookUpTime{10};
+/// Without a word that long the user wonders.
+constexpr std::chrono::seconds kSilence{5};
+
+int fail(const Error& error) {
+  const int code = launcher::exit_code_of(error);
+  std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, error.text.c_str());
+  return code;
+}
+
+std::string where_of(const launcher::PerNode& node) {
+  return node.master_addr + " port " + std::to_string(node.port);
+}
+
+Awaitable<Result<Endpoints>> look_up(remote::Resolver* resolver, std::string host, std::uint16_t port,
+                                     Clock::time_point deadline) {
+  const auto limit = std::min(deadline, Clock::now() + kLookUpTime);
+  auto found = co_await resolver->resolve(std::move(host), port, AF_UNSPEC, limit);
+  if (!found) co_return found.error();
+  Endpoints endpoints;
+  for (const remote::Endpoint& one : *found) {
+    asio::ip::tcp::endpoint& endpoint = endpoints.emplace_back();
+    endpoint.resize(one.size);
+    std::memcpy(endpoint.data(), &one.address, one.size);
+  }
+  co_return endpoints;
+}
+
+/// How many workers this node was told to run: counted here, for its own rule. 0: nobody said.
+Result<std::uint32_t> own_workers(const JobSpec& spec, const launcher::NodeFacts& facts) {
+  if (spec.nproc.kind == launcher::ProcsPerNode::Kind::kUnset) return std::uint32_t{0};
+  rendezvous::NodeSlots slots;
+  slots.name = facts.hostname;
+  slots.gpus = static_cast<int>(facts.gpus);
+  slots.cpus = static_cast<int>(facts.cpus);
+  const auto plan = rendezvous::plan_ranks({slots}, launcher::procs_wanted(spec));
+  if (!plan) return plan.error();
+  return static_cast<std::uint32_t>(plan->world_size);
+}
+
+Result<launcher::JoinGoal> goal_of(const JobSpec& spec, const rendezvous::LinkToken& token,
+                                   const std::string& hostname) {
+  const launcher::PerNode& node = *spec.per_node;
+  launcher::JoinGoal goal;
+  goal.host = node.master_addr;
+  goal.port = node.port;
+  goal.as.job = node.link_job;
+  goal.as.node = rendezvous::link_name_of(hostname);
+  auto key = rendezvous::link_key(token.secret, goal.as.role, goal.as.job, goal.as.node);
+  if (!key) return key.error();
+  goal.as.key = std::move(*key);
+  goal.as.token_origin = token.origin;
+  goal.as.token_check = rendezvous::token_check(token.secret);
+  goal.request.protocol = static_cast<int>(rendezvous::kProtocolVersion);
+  goal.request.version = std::string(version());
+  goal.request.rank = node.rank;
+  goal.request.nodes = node.nodes;
+  return goal;
+}
+
+/// The way to the master, as one task of the loop.
+struct Joining {
+  asio::io_context& loop;
+  const JobSpec& spec;
+  const launcher::JoinGoal& goal;
+  const rendezvous::Resolve& resolve;
+  std::shared_ptr<const rendezvous::SecureContext> context;
+  Result<JoinedLink> outcome = Error{ErrorCode::kLinkLost, "the keeper of this node was killed", 0};
+
+  static Awaitable<> join(Joining* self) {
+    const auto deadline = Clock::now() + self->spec.start_timeout;
+    auto joined = co_await launcher::join_master(self->context, self->resolve, self->goal, deadline);
+    if (joined) {
+      if (!self->spec.quiet) {
+        std::fprintf(stderr, "ddplaunch: joined job %s at %s as node %d; its output is shown there\n",
+                     joined->job_id.c_str(), where_of(*self->spec.per_node).c_str(), joined->rank);
+      }
+      const remote::AgentHello hello{self->goal.request.protocol, self->goal.request.version};
+      (void)co_await launcher::write_line(*joined->stream, remote::hello_line(hello));
+    }
+    self->outcome = std::move(joined);
+    self->loop.stop();
+  }
+  /// Nobody cleans up behind an agent without a keeper.
+  static Awaitable<> watch(Joining* self, asio::posix::stream_descriptor* keeper) {
+    const error_code error = co_await until_readable(*keeper);
+    if (!error) self->loop.stop();
+  }
+};
+
+void rethrow(const std::exception_ptr& failure) {
+  if (failure) std::rethrow_exception(failure);  // a broken invariant
+}
+
+Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, const launcher::JoinGoal& goal,
+                               const launcher::KeeperLink& keeper) {
+  auto context = rendezvous::SecureContext::make();
+  if (!context) return context.error();
+  remote::Resolver resolver(loop.get_executor());
+  const rendezvous::Resolve resolve = [&resolver](std::string host, std::uint16_t port,
+                                                  Clock::time_point deadline) {
+    return look_up(&resolver, std::move(host), port, deadline);
+  };
+  asio::posix::stream_descriptor keeper_fd(loop, ::fcntl(keeper.watch_fd(), F_DUPFD_CLOEXEC, 0));
+  asio::steady_timer silence(loop, kSilence);
+  if (!spec.quiet) {
+    silence.async_wait([&spec](const error_code& cancelled) {
+      if (cancelled) return;
+      std::fprintf(stderr, "ddplaunch: waiting for node 0 at %s (--start-timeout %s)\n",
+                   where_of(*spec.per_node).c_str(), launcher::limit_text(spec.start_timeout).c_str());
+    });
+  }
+  Joining joining{loop, spec, goal, resolve, std::move(*context)};
+  asio::co_spawn(loop, Joining::join(&joining), rethrow);
+  asio::co_spawn(loop, Joining::watch(&joining, &keeper_fd), rethrow);
+  loop.run();
+  loop.restart();
+  error_code ignored;
+  keeper_fd.close(ignored);
+  silence.cancel();
+  loop.poll();  // their last turns
+  loop.restart();
+  return std::move(joining.outcome);
+}
+
+/// The last line, in the master's words.
+void tell_end(const JobSpec& spec, int code, const std::string& master_says) {
+  if (!master_says.empty()) {
+    std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, master_says.c_str());
+  } else if (code == 113) {
+    std::fprintf(stderr,
+                 "ddplaunch: exit %d: the link to node 0 at %s was lost; the workers of this node were "
+                 "stopped\n",
+                 code, where_of(*spec.per_node).c_str());
+  } else if (code != 0 || !spec.quiet) {
+    std::fprintf(stderr, "ddplaunch: exit %d, as node 0 said\n", code);
+  }
+}
+
+int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::KeeperLink& keeper) {
+  take_signals();
+  raise_nofile();  // three descriptors for each worker
+  launcher::Agent::Options options;
+  auto directory = own_directory();
+  if (!directory) return fail(directory.error());
+  options.directory = std::move(*directory);
+  auto facts = launcher::gather_node_facts();
+  if (!facts) return fail(facts.error());
+  options.facts = std::move(*facts);
+  options.own = launcher::join_job(spec);
+  const auto workers = own_workers(spec, options.facts);
+  if (!workers) return fail(workers.error());
+  options.own->workers = *workers;
+  const auto goal = goal_of(spec, token, options.facts.hostname);
+  if (!goal) return fail(goal.error());
+
+  asio::io_context loop(1);
+  auto link = join_master(loop, spec, *goal, keeper);
+  if (!link) return fail(link.error());
+  launcher::Agent agent(loop, std::move(link->stream), keeper, std::move(options));
+  const int code = agent.run();
+  tell_end(spec, code, agent.last_words());
+  return code;
+}
+
+}  // namespace
+
+int run_per_node(const JobSpec& spec) {
+  auto token = find_link_token(spec);
+  if (!token) return fail(token.error());
+  auto port = take_control_port(*spec.per_node);
+  if (!port) return fail(port.error());
+  if (*port) {
+    JoinDoor door{std::move(**port), std::move(*token)};
+    return launch(spec, &door);
+  }
+  return launcher::run_keeper({},
+                              [&](launcher::KeeperLink& keeper) { return run_node(spec, *token, keeper); });
+}
+
+}  // namespace ddp

@@ -1,0 +1,92 @@
+#include "apps/ddplaunch/join_door.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "apps/ddplaunch/own_address.h"
+#include "base/version.h"
+#include "launcher/join_shell.h"
+#include "rendezvous/message.h"
+
+namespace ddp {
+namespace {
+
+using launcher::PerNode;
+using rendezvous::ListenScope;
+
+/// For links that need none: they are encrypted all the same, for whoever has this text.
+constexpr char kPublicToken[] = "no token: anybody who reaches this port may join the job";
+
+Error no_token(const PerNode& node) {
+  return Error{ErrorCode::kUsage,
+               "node 0 is at " + node.master_addr +
+                   ", and nodes that meet on a network need a token, the same on all of them: whoever came "
+                   "without one could run commands here. Make one, and start all nodes with it:\n"
+                   "ddplaunch:   openssl rand -hex 32\n"
+                   "ddplaunch:   export DDPLAUNCH_TOKEN=…   or --token-file FILE, which only you may read\n"
+                   "ddplaunch: (--insecure goes without, on a network that nobody else can reach)",
+               0};
+}
+
+std::string where_of(const PerNode& node) {
+  const bool v6 = node.master_addr.find(':') != std::string::npos;
+  return (v6 ? "[" + node.master_addr + "]" : node.master_addr) + ":" + std::to_string(node.port);
+}
+
+/// As narrow as MASTER_ADDR allows: other nodes may know this machine by an address that it has not itself.
+Result<rendezvous::TcpListener> listen_at(const PerNode& node) {
+  if (node.master_addr == "localhost" || node.master_addr == "127.0.0.1" || node.master_addr == "::1")
+    return rendezvous::listen_tcp(ListenScope::kLoopback, node.port);
+  auto one = rendezvous::listen_tcp_at(node.master_addr, node.port);
+  const bool not_ours = !one && (one.error().code == ErrorCode::kUsage || one.error().sys == EADDRNOTAVAIL);
+  if (!not_ours || is_loopback_address(node.master_addr)) return one;
+  return rendezvous::listen_tcp(ListenScope::kAllInterfaces, node.port);
+}
+
+}  // namespace
+
+Result<rendezvous::LinkToken> find_link_token(const launcher::JobSpec& spec) {
+  auto from_environment = rendezvous::take_token_from_environment();
+  if (!spec.token_file.empty()) return rendezvous::read_token_file(spec.token_file);
+  if (!from_environment || !from_environment->secret.empty()) return from_environment;
+  const PerNode& node = *spec.per_node;
+  if (!node.insecure && !is_loopback_address(node.master_addr)) return no_token(node);
+  return rendezvous::make_token(kPublicToken, "no DDPLAUNCH_TOKEN or --token-file");
+}
+
+Result<std::optional<rendezvous::TcpListener>> take_control_port(const PerNode& node) {
+  using Taken = std::optional<rendezvous::TcpListener>;
+  if (node.rank ? *node.rank != 0 : !is_own_address(node.master_addr)) return Taken{};
+  auto listener = listen_at(node);
+  if (listener) return Taken(std::move(*listener));
+  if (listener.error().sys != EADDRINUSE) return within("the control port", listener.error());
+  if (!node.rank) return Taken{};  // node 0 is there already
+  return Error{ErrorCode::kSystem,
+               "port " + std::to_string(node.port) +
+                   " is taken on this machine; is node 0 of another job here? Give all nodes of this one "
+                   "another --master-port",
+               EADDRINUSE};
+}
+
+Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
+                                                             const launcher::JobSpec& spec, JoinDoor door) {
+  launcher::JoinShell::Options options;
+  options.listener = std::move(door.listener);
+  options.token = std::move(door.token);
+  options.link_job = spec.per_node->link_job;
+  options.mine.nodes = static_cast<int>(spec.hosts.size());
+  options.mine.protocol = static_cast<int>(rendezvous::kProtocolVersion);
+  options.mine.version = std::string(version());
+  options.mine.job_id = spec.job_id;
+  options.where = where_of(*spec.per_node);
+  if (!spec.quiet) {
+    options.on_note = [](const std::string& text) { std::fprintf(stderr, "ddplaunch: %s\n", text.c_str()); };
+  }
+  auto shell = launcher::JoinShell::make(loop.get_executor(), std::move(options));
+  if (!shell) return shell.error();
+  return std::unique_ptr<remote::RemoteShell>(std::move(*shell));
+}
+
+}  // namespace ddp
