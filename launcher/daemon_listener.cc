@@ -1,6 +1,7 @@
 #include "launcher/daemon_listener.h"
 
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,11 +25,49 @@ namespace {
 
 using rendezvous::LinkIdentity;
 using rendezvous::SecureAcceptor;
+using rendezvous::SecureStream;
+
+constexpr int kSignals[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP};
 
 /// One write, so that lines of several processes do not mix.
 void say(const std::string& line) {
   const std::string text = "ddplaunchd: " + line + "\n";
   (void)!::write(STDERR_FILENO, text.data(), text.size());
+}
+
+void close_from(unsigned first, unsigned last) {
+  if (first > last || ::close_range(first, last, 0) == 0) return;
+  rlimit files{};  // Linux before 5.9
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  for (unsigned fd = first; fd <= last && fd < files.rlim_cur; ++fd)
+    ::close(static_cast<int>(fd));
+}
+
+/// In the child of the fork, deep in the listener's loop, which never runs again here: all of its descriptors
+/// are closed under it, so that no event of its reaches this process, and nothing of it is destroyed. A
+/// session of its own keeps the terminal's signals, and those to the listener's group, away.
+[[noreturn]] void become_session(std::unique_ptr<SecureStream> stream, std::string name, std::string agent,
+                                 const sigset_t& mask) {
+  for (const int number : kSignals)
+    ::signal(number, SIG_DFL);
+  ::sigprocmask(SIG_SETMASK, &mask, nullptr);
+  ::setsid();
+  ::prctl(PR_SET_NAME, "ddp-session");
+  const auto link = static_cast<unsigned>(stream->native_socket());
+  close_from(STDERR_FILENO + 1, link - 1);
+  close_from(link + 1, ~0U);
+  asio::io_context loop(1);
+  stream->move_to(loop.get_executor());
+  DaemonSessionOptions options;
+  options.agent = std::move(agent);
+  options.log = [name](const std::string& line) { say(name + ": " + line); };
+  asio::co_spawn(loop, serve_daemon_session(std::move(stream), std::move(options)),
+                 [&loop](const std::exception_ptr& failure) {
+                   loop.stop();
+                   daemon_task_end(failure);
+                 });
+  loop.run();
+  ::_exit(0);
 }
 
 class DaemonListener {
@@ -41,8 +80,7 @@ class DaemonListener {
   Result<> open(DaemonListenerOptions options);
   void await_signal();
   void reap();
-  void joined(std::unique_ptr<ByteStream> stream, const LinkIdentity& who, const asio::ip::address& peer);
-  void become_session(std::unique_ptr<ByteStream> stream, std::string name);
+  void joined(std::unique_ptr<SecureStream> stream, const LinkIdentity& who, const asio::ip::address& peer);
 
   asio::io_context loop_{1};
   std::string agent_;
@@ -50,7 +88,6 @@ class DaemonListener {
   asio::signal_set signals_;
   std::shared_ptr<SecureAcceptor> acceptor_;
   std::set<pid_t> sessions_;
-  bool is_session_ = false;
 };
 
 Result<> DaemonListener::open(DaemonListenerOptions options) {
@@ -65,7 +102,7 @@ Result<> DaemonListener::open(DaemonListenerOptions options) {
     return rendezvous::LinkRefusal::kOtherRole;
   };
   rendezvous::SecureAcceptorCallbacks callbacks;
-  callbacks.on_joined = [this](std::unique_ptr<ByteStream> stream, const LinkIdentity& who,
+  callbacks.on_joined = [this](std::unique_ptr<SecureStream> stream, const LinkIdentity& who,
                                const asio::ip::address& peer) { joined(std::move(stream), who, peer); };
   callbacks.on_note = say;
   auto acceptor = SecureAcceptor::start(loop_.get_executor(), std::move(*context), std::move(options.listener),
@@ -84,7 +121,7 @@ int DaemonListener::run(DaemonListenerOptions options) {
     return 110;
   }
   ::signal(SIGCHLD, SIG_DFL);
-  for (const int number : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) {
+  for (const int number : kSignals) {
     struct sigaction action {};
     // nohup: what the parent ignored stays ignored.
     if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) signals_.add(number);
@@ -120,40 +157,21 @@ void DaemonListener::reap() {
 
 /// The stream's state cannot be handed to another program, so this forks and does not execute; the one thread
 /// makes that safe. This process lets go of the stream without a goodbye.
-void DaemonListener::joined(std::unique_ptr<ByteStream> stream, const LinkIdentity& who,
+void DaemonListener::joined(std::unique_ptr<SecureStream> stream, const LinkIdentity& who,
                             const asio::ip::address& peer) {
   std::string name = "job " + who.job + " of " + peer.to_string();
-  loop_.notify_fork(asio::io_context::fork_prepare);
+  // The handlers write into a pipe that is the listener's: none may run in the child.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, &before);
   const pid_t pid = ::fork();
-  if (pid == 0) {
-    loop_.notify_fork(asio::io_context::fork_child);
-    return become_session(std::move(stream), std::move(name));
-  }
+  if (pid == 0) become_session(std::move(stream), std::move(name), agent_, before);
   const int failed = errno;
-  loop_.notify_fork(asio::io_context::fork_parent);
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
   if (pid < 0) return say(name + ": no process for it: " + std::strerror(failed));
   sessions_.insert(pid);
   say(name + ": process " + std::to_string(pid) + " serves it as node " + who.node);
-}
-
-/// In the child: nothing of the listener's is left, and a session of its own keeps the terminal's signals and
-/// those to the listener's group away.
-void DaemonListener::become_session(std::unique_ptr<ByteStream> stream, std::string name) {
-  is_session_ = true;
-  signals_.cancel();
-  signals_.clear();
-  acceptor_->stop();
-  sessions_.clear();
-  ::setsid();
-  ::prctl(PR_SET_NAME, "ddp-session");
-  DaemonSessionOptions options;
-  options.agent = agent_;
-  options.log = [name](const std::string& line) { say(name + ": " + line); };
-  asio::co_spawn(loop_, serve_daemon_session(std::move(stream), std::move(options)),
-                 [this](const std::exception_ptr& failure) {
-                   loop_.stop();
-                   if (failure) std::rethrow_exception(failure);  // a broken invariant
-                 });
 }
 
 }  // namespace

@@ -7,13 +7,13 @@
 #include <string>
 
 #include "base/asio.h"
-#include "base/byte_stream.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "rendezvous/accept_loop.h"
 #include "rendezvous/link_identity.h"
 #include "rendezvous/link_token.h"
 #include "rendezvous/listen_guard.h"
+#include "rendezvous/secure_stream.h"
 #include "rendezvous/secure_stream_context.h"
 
 namespace ddp::rendezvous {
@@ -30,7 +30,7 @@ struct SecureAcceptorOptions {
 
 struct SecureAcceptorCallbacks {
   /// A peer that has proved what it says. The stream is ready for a Connection.
-  std::function<void(std::unique_ptr<ByteStream>, const LinkIdentity&, const asio::ip::address&)> on_joined;
+  std::function<void(std::unique_ptr<SecureStream>, const LinkIdentity&, const asio::ip::address&)> on_joined;
   /// A line for the log, already limited in number. May be empty.
   std::function<void(const std::string& line)> on_note;
   /// Bytes that are no TLS (`received`, read from the socket): for a port shared with the store. True: taken.

@@ -4,6 +4,7 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -108,7 +109,16 @@ SecureStream::SecureStream(std::shared_ptr<const SecureContext> context, End end
   transport_.keep_first = end == End::kClient;
 }
 
-SecureStream::~SecureStream() = default;
+SecureStream::~SecureStream() {
+  // Not by closing alone: while another process of a fork holds the connection, epoll would go on telling of
+  // it, and Asio takes it out of the set only here.
+  if (socket_.is_open()) ::close(socket_.release());
+}
+
+void SecureStream::move_to(const asio::any_io_executor& loop) {
+  const int fd = socket_.release();
+  socket_ = asio::posix::stream_descriptor(loop, fd);
+}
 
 bool SecureStream::prepare() {
   ssl_.reset(SSL_new(context_->native()));

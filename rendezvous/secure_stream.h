@@ -49,7 +49,13 @@ class SecureStream final : public ByteStream {
   /// kSystem, kInternal: out of memory.
   static Result<std::unique_ptr<SecureStream>> make(std::shared_ptr<const SecureContext> context, End end,
                                                     Start start);
+  /// Closes without a goodbye: after a fork the link may be another process's.
   ~SecureStream() override;
+
+  /// Once the handshake is over and nothing is under way: on another loop from here on. In the child of a
+  /// fork the loop before may be gone in all but memory.
+  void move_to(const asio::any_io_executor& loop);
+  int native_socket() { return socket_.native_handle(); }
 
   /// Once, before all else. It has no deadline of its own: close() ends it.
   Awaitable<HandshakeEnd> handshake();
