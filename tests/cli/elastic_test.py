@@ -55,14 +55,15 @@ class Elastic(LaunchTest):
         lines = []
         while len(lines) < world:
             line = process.stdout.readline()
-            self.assertTrue(line, "".join(lines) + (process.stderr.read() or ""))
+            if not line:
+                self.fail("".join(lines) + process.stderr.read())
             if line.startswith(f"attempt {attempt} "):
                 lines.append(line)
-        self.assertTrue(wait_until(lambda: len(live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")) >= world))
         return sorted(lines)
 
-    def lose(self, node, host_signal=signal.SIGKILL):
-        os.kill(self.agents()[node][0], host_signal)
+    def lose(self, node):
+        self.assertTrue(wait_until(lambda: node in self.agents()))
+        os.kill(self.agents()[node][0], signal.SIGKILL)
 
     def waiting(self, attempts):
         return self.script("waiting.sh", WAITING), attempts

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <sstream>
 
 #include "base/exit_status.h"
@@ -114,12 +115,29 @@ class Scenario {
   }
 
   void give(const job::Event& event) {
-    actions_ = supervisor_->step(event, now_);
+    actions_.clear();
+    add(event);
+  }
+  void add(const job::Event& event) {
+    for (job::Action& action : supervisor_->step(event, now_))
+      actions_.push_back(std::move(action));
     // Words for --verbose decide nothing.
     std::erase_if(actions_, [](const auto& action) { return std::holds_alternative<job::Detail>(action); });
-    for (const job::Action& action : actions_)
-      if (const auto* recall = std::get_if<job::Recall>(&action)) ++life(recall->node);
     next_ = 0;
+  }
+  /// With Ticks as they are due; who is up is heard twice a second.
+  void pass(job::Time time) {
+    actions_.clear();
+    const auto until = now_ + time;
+    for (auto heard = now_ + 500ms; now_ < until;) {
+      const auto due = supervisor_->deadline().value_or(until);
+      now_ = std::min({until, std::max(due, now_ + 1ms), heard});
+      add(job::Tick{});
+      if (now_ < heard) continue;
+      heard += 500ms;
+      for (const std::size_t node : up_)
+        add(job::NodeHeard{node, life(node)});
+    }
   }
   /// Of the node's link.
   std::uint32_t& life(std::size_t node) {
@@ -152,7 +170,13 @@ class Scenario {
     } else if (verb == "time") {
       now_ += std::chrono::milliseconds(number(1));
       give(job::Tick{});
+    } else if (verb == "pass") {
+      pass(std::chrono::milliseconds(number(1)));
+    } else if (verb == "silent") {
+      up_.erase(number(1));
     } else if (verb == "up") {
+      up_.insert(number(1));
+      if (lost_.erase(number(1)) > 0) ++life(number(1));
       rendezvous::Hello hello;
       hello.machine_id = one_machine_ ? "m" : "m" + words[1];
       hello.cpus = 4;
@@ -164,10 +188,13 @@ class Scenario {
     } else if (verb == "failed") {
       give(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
     } else if (verb == "gone") {
+      up_.erase(number(1));
+      lost_.insert(number(1));
       const std::string why = line.find('"') != std::string::npos ? quoted_rest(line) : "the link was closed";
       const bool dead = words.size() > 2 && words.back() == "dead";
       give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, life(number(1))});
     } else if (verb == "broken") {
+      up_.erase(number(1));
       give(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0}, life(number(1))});
     } else if (verb == "heard") {
       give(job::NodeHeard{number(1), life(number(1))});
@@ -288,6 +315,8 @@ class Scenario {
   std::vector<std::uint32_t> gpus_;
   std::uint32_t attempt_ = 0;
   std::vector<std::uint32_t> lives_;
+  std::set<std::size_t> up_;   ///< who is heard
+  std::set<std::size_t> lost_;
   Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened
   std::unique_ptr<Supervisor> supervisor_;
   Supervisor::Time now_ = 1000s;
