@@ -1,0 +1,349 @@
+#!/usr/bin/env python3
+"""Per-node mode: several ddplaunch processes of this machine, each of which is one node of a job."""
+
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import LaunchTest, Outcome, live_processes_with, main, wait_until
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+WHO = 'echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, node $GROUP_RANK"'
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class PerNode(LaunchTest):
+    def setUp(self):
+        super().setUp()
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            self.env.pop(name, None)
+        self.env["OMP_NUM_THREADS"] = "1"
+        self.port = free_port()
+        self.nodes = 2
+
+    def node(self, rank, *command, options=(), env=None, address="127.0.0.1", size=None):
+        """The ddplaunch of one node; `rank` None: it is not told."""
+        told = ["--nnodes", size or self.nodes, "--master-addr", address, "--master-port", self.port]
+        if rank is not None:
+            told += ["--node-rank", rank]
+        return self.start(*told, *options, *command, env=dict(self.env, **(env or {})))
+
+    def ends(self, *processes, timeout=60):
+        """How all of them ended; then nothing of the job is left."""
+        outcomes = []
+        end = time.monotonic() + timeout
+        for process in processes:
+            out, err = process.communicate(timeout=max(1, end - time.monotonic()))
+            outcomes.append(Outcome(process.returncode, out, err, 0))
+        self.assertTrue(wait_until(lambda: not live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0")),
+                        "processes of the job are left")
+        return outcomes
+
+    def assert_codes(self, outcomes, *codes):
+        self.assertEqual([one.code for one in outcomes], list(codes), repr(outcomes))
+
+    # ---- that it works
+
+    def test_ranks_and_world_over_all_nodes(self):
+        self.nodes = 3
+        command = ["--label", "", "sh", "-c", WHO]
+        late = [self.node(rank, "--nproc-per-node", 2, *command) for rank in (2, 1)]
+        outcomes = self.ends(self.node(0, "--nproc-per-node", 2, *command), *late)
+        self.assert_codes(outcomes, 0, 0, 0)
+        self.assertEqual(sorted(outcomes[0].out.splitlines()),
+                         [f"{rank} of 6, {rank % 2} of 2, node {rank // 2}" for rank in range(6)])
+        self.assertRegex(outcomes[1].err, rf"ddplaunch: joined job {self.job} at 127.0.0.1 port {self.port} as node 2; "
+                                          "its output is shown there\n")
+        self.assertEqual(outcomes[1].out, "")
+
+    def test_each_node_runs_its_own_command_in_its_own_environment(self):
+        show = 'import json, os; print(json.dumps(dict(os.environ)))'
+        python = [sys.executable, "-c", show]
+        master = self.node(0, "--label", "", "--env", "GIVEN=zero", *python, env={"OWN": "zero", "ONLY_ZERO": "1"})
+        other = self.node(1, "--env", "GIVEN=one", "--nproc-per-node", 2, *python,
+                          env={"OWN": "one", "DDPLAUNCH_TOKEN_OTHER": "x", "NODE_RANK": "7"})
+        outcomes = self.ends(master, other)
+        self.assert_codes(outcomes, 0, 0)
+        seen = {one["RANK"]: one for one in map(json.loads, outcomes[0].out.splitlines())}
+        self.assertEqual(sorted(seen), ["0", "1", "2"])
+        self.assertEqual([seen[rank]["OWN"] for rank in "012"], ["zero", "one", "one"])
+        self.assertEqual([seen[rank]["GIVEN"] for rank in "012"], ["zero", "one", "one"])
+        self.assertNotIn("ONLY_ZERO", seen["1"])
+        self.assertEqual({one["MASTER_PORT"] for one in seen.values()}, {seen["0"]["MASTER_PORT"]})
+        self.assertNotEqual(seen["0"]["MASTER_PORT"], str(self.port), "the store has a port of its own")
+        self.assertEqual([seen[rank]["NODE_RANK"] for rank in "012"], ["0", "1", "1"])
+        self.assertEqual({one["DDPLAUNCH_JOB_ID"] for one in seen.values()}, {self.job})
+
+    def test_all_nodes_end_with_the_code_of_the_job(self):
+        outcomes = self.ends(self.node(0, "sleep", "60"), self.node(1, "sh", "-c", "exit 7"))
+        self.assert_codes(outcomes, 7, 7)
+        self.assertRegex(outcomes[1].err.splitlines()[-1], r"^ddplaunch: exit 7: ")
+        self.assertRegex(outcomes[0].err.splitlines()[-1], r"^ddplaunch: exit 7: ")
+
+    def test_nodes_without_a_rank_find_theirs(self):
+        self.nodes = 3
+        nodes = [self.node(None, "--label", "", "sh", "-c", WHO, address="localhost") for _ in range(3)]
+        outcomes = self.ends(*nodes)
+        self.assert_codes(outcomes, 0, 0, 0)
+        shown = "".join(one.out for one in outcomes)
+        self.assertEqual(sorted(shown.splitlines()), [f"{rank} of 3, 0 of 1, node {rank}" for rank in range(3)])
+
+    def test_a_late_node_is_waited_for(self):
+        master = self.node(0, "true")
+        time.sleep(1)  # it is no race: nothing may happen without the other node
+        self.assertIsNone(master.poll())
+        self.assert_codes(self.ends(master, self.node(1, "true")), 0, 0)
+
+    def test_a_token_over_a_network_address(self):
+        (self.dir / "token").write_text(TOKEN + "\n")
+        (self.dir / "token").chmod(0o600)
+        address = own_address()
+        if address is None:
+            self.skipTest("this machine has no address but loopback")
+        master = self.node(0, "true", env={"DDPLAUNCH_TOKEN": TOKEN}, address=address)
+        other = self.node(1, "true", options=["--token-file", self.dir / "token"], address=address)
+        self.assert_codes(self.ends(master, other), 0, 0)
+        self.assert_codes(self.ends(*[self.node(rank, "--insecure", "true", address=address) for rank in (0, 1)]), 0, 0)
+
+    def test_the_token_is_nowhere_to_be_seen(self):
+        secret = "fedcba9876543210fedcba9876543210"
+        command = ["sh", "-c", 'echo "${DDPLAUNCH_TOKEN-none}"; touch here.$RANK; while [ ! -e go ]; do sleep 0.05; done']
+        nodes = [self.node(rank, "--label", "", *command, env={"DDPLAUNCH_TOKEN": secret}) for rank in (0, 1)]
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+        self.assertEqual(live_processes_with(secret), [])
+        (self.dir / "go").touch()
+        outcomes = self.ends(*nodes)
+        self.assert_codes(outcomes, 0, 0)
+        self.assertEqual(outcomes[0].out, "none\nnone\n")
+
+    # ---- environments of schedulers
+
+    def test_variables_of_torchrun(self):
+        pods = [{"PET_NNODES": "2", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "127.0.0.1",
+                 "PET_MASTER_PORT": str(self.port), "PET_NPROC_PER_NODE": "2"} for rank in (0, 1)]
+        self.check_pods(pods, 4)
+
+    def test_variables_of_kubeflow(self):
+        pods = [{"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+                for rank in (0, 1)]
+        self.check_pods(pods, 2)
+
+    def test_variables_of_slurm(self):
+        pods = [{"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_STEP_NUM_TASKS": "2",
+                 "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": str(rank), "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(self.port)} for rank in (0, 1)]
+        self.check_pods(pods, 2)
+
+    def test_plain_variables_and_an_endpoint(self):
+        pods = [{"NODE_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)} for rank in (0, 1)]
+        self.check_pods(pods, 2, "--nnodes", 2)
+        self.check_pods([{}, {}], 2, "--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{self.port}")
+
+    def check_pods(self, pods, world, *options):
+        nodes = [self.start(*options, "--label", "", "sh", "-c", WHO, env=dict(self.env, **pod)) for pod in pods]
+        outcomes = self.ends(*nodes)
+        self.assert_codes(outcomes, *[0] * len(pods))
+        shown = "".join(one.out for one in outcomes)
+        self.assertEqual(sorted(line.split()[0] for line in shown.splitlines()), [str(rank) for rank in range(world)])
+
+    # ---- who is not let in
+
+    def test_another_token(self):
+        master = self.node(0, "true", env={"DDPLAUNCH_TOKEN": TOKEN}, options=["--start-timeout", "3s"])
+        other = self.node(1, "true", env={"DDPLAUNCH_TOKEN": TOKEN[::-1]})
+        outcomes = self.ends(master, other)
+        self.assert_codes(outcomes, 112, 111)
+        self.assertIn("the token differs", outcomes[1].err)
+        self.assertRegex(outcomes[1].err, r"DDPLAUNCH_TOKEN \(check [0-9a-f]{6}\)")
+        self.assertIn("no ddplaunch of node 1 has joined at", outcomes[0].err)
+        self.assertIn("has another token than this side", outcomes[0].err)
+        self.assertNotIn(TOKEN, outcomes[0].err + outcomes[1].err)
+
+    def test_no_token_away_from_this_machine(self):
+        for rank in (0, 1):
+            done = self.ends(self.node(rank, "true", address="10.0.0.2"))[0]
+            self.assert_code(done, 2)
+            self.assertIn("node 0 is at 10.0.0.2, and nodes that meet on a network need a token", done.err)
+            self.assertIn("openssl rand -hex 32", done.err)
+            self.assertIn("--token-file FILE", done.err)
+
+    def test_a_bad_token(self):
+        done = self.ends(self.node(0, "true", env={"DDPLAUNCH_TOKEN": "short"}))[0]
+        self.assert_code(done, 2)
+        self.assertIn("DDPLAUNCH_TOKEN holds 5 characters", done.err)
+        self.assertFalse(self.job_dir.exists())
+
+    def test_a_token_file_that_others_may_read(self):
+        (self.dir / "token").write_text(TOKEN)
+        (self.dir / "token").chmod(0o644)
+        done = self.ends(self.node(1, "true", options=["--token-file", "token"]))[0]
+        self.assert_code(done, 2)
+        self.assertIn("may be read by everybody (mode 0644)", done.err)
+
+    def test_a_node_of_another_job(self):
+        master = self.node(0, "true", options=["--start-timeout", "3s"])
+        other = self.node(1, "true", options=["--job-id", self.job + "-other"])
+        outcomes = self.ends(master, other)
+        self.assert_codes(outcomes, 112, 111)
+        self.assertIn(f"does not run job {self.job}-other", outcomes[1].err)
+
+    def test_one_rank_twice(self):
+        self.nodes = 3
+        master = self.node(0, "true")
+        first = self.node(1, "sh", "-c", "true")
+        self.assertTrue(wait_until(lambda: self.joined(first)))
+        second = self.node(1, "true")
+        refused = self.ends_alone(second)
+        self.assert_code(refused, 2)
+        self.assertIn("node rank 1 is already there, from 127.0.0.1; give each node its own --node-rank", refused.err)
+        outcomes = self.ends(master, self.node(2, "true"))
+        self.assert_codes(outcomes, 0, 0)
+        self.assertIn("was refused: node rank 1 is already there", outcomes[0].err)
+        self.assertEqual(first.wait(timeout=10), 0)
+
+    def test_other_sizes(self):
+        master = self.node(0, "true", options=["--start-timeout", "3s"])
+        outcomes = self.ends(master, self.node(2, "true", size=4), self.node(1, "true", size=3))
+        self.assert_codes(outcomes, 112, 2, 2)
+        for one in outcomes[1:]:
+            self.assertIn("nodes at its master, and", one.err)
+
+    def test_more_nodes_than_places(self):
+        master = self.node(0, "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done")
+        one = self.node(None, "true", address="localhost")
+        self.assertTrue(wait_until(lambda: self.joined(one)))
+        refused = self.ends_alone(self.node(None, "true", address="localhost"))
+        self.assert_code(refused, 2)
+        self.assertIn("all 2 nodes of the job are there already", refused.err)
+        (self.dir / "go").touch()
+        self.assert_codes(self.ends(master, one), 0, 0)
+
+    def test_no_master(self):
+        done = self.ends(self.node(1, "true", options=["--start-timeout", "1s"]))[0]
+        self.assert_code(done, 112)
+        self.assertIn("no master came in time", done.err)
+        self.assertIn("Connection refused", done.err)
+
+    def test_a_port_that_is_taken(self):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", self.port))
+            other.listen()
+            done = self.ends(self.node(0, "true"))[0]
+        self.assert_code(done, 116)
+        self.assertIn(f"port {self.port} is taken on this machine", done.err)
+
+    def test_strangers_do_not_disturb(self):
+        master = self.node(0, "true")
+        strangers = []
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"hello\n"):
+            strangers.append(self.connect())
+            strangers[-1].sendall(words)
+        outcomes = self.ends(master, self.node(1, "true"))
+        for one in strangers:
+            one.close()
+        self.assert_codes(outcomes, 0, 0)
+        self.assertIn("spoke HTTP", outcomes[0].err)
+
+    # ---- ends
+
+    def test_a_killed_node_ends_the_job_everywhere(self):
+        self.nodes = 3
+        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        nodes = [self.node(rank, *wait) for rank in range(3)]
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 3))
+        os.kill(self.agent_of(nodes[2]), signal.SIGKILL)
+        outcomes = self.ends(*nodes)
+        self.assert_codes(outcomes, 113, 113, 113)
+
+    def test_a_killed_master_ends_all_nodes(self):
+        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        nodes = [self.node(rank, *wait) for rank in range(2)]
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+        nodes[0].kill()
+        outcomes = self.ends(*nodes)
+        self.assert_codes(outcomes, -signal.SIGKILL, 113)
+        self.assertIn(f"the link to node 0 at 127.0.0.1 port {self.port} was lost", outcomes[1].err)
+
+    def test_ctrl_c_at_the_master_ends_all(self):
+        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        nodes = [self.node(rank, *wait) for rank in range(2)]
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+        nodes[0].send_signal(signal.SIGINT)
+        self.assert_codes(self.ends(*nodes), 130, 130)
+
+    def test_a_node_that_is_stopped_while_it_waits(self):
+        node = self.node(1, "true")
+        self.assertTrue(wait_until(lambda: self.agent_of(node) is not None))
+        node.send_signal(signal.SIGTERM)
+        self.assert_codes(self.ends(node), 143)
+
+    def test_a_node_that_was_started_again_joins_again(self):
+        script = self.script("worker.sh", """#!/bin/sh
+touch here.$RANK.$TORCHELASTIC_RESTART_COUNT
+[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && exec sleep 60
+echo "$RANK of $WORLD_SIZE again"
+""")
+        master = self.node(0, "--max-restarts", 1, "--label", "", script)
+        first = self.node(1, script)
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+        os.kill(self.agent_of(first), signal.SIGKILL)
+        first.wait(timeout=20)
+        outcomes = self.ends(master, self.node(1, script), timeout=90)
+        self.assert_codes(outcomes, 0, 0)
+        self.assertEqual(sorted(outcomes[0].out.splitlines()), ["0 of 2 again", "1 of 2 again"])
+
+    # ---- helpers
+
+    def joined(self, process):
+        """Whether it has said so; that line is taken from its stderr."""
+        if not select.select([process.stderr], [], [], 0)[0]:
+            return False
+        return b"joined job" in os.read(process.stderr.fileno(), 4096)
+
+    def ends_alone(self, process):
+        out, err = process.communicate(timeout=30)
+        return Outcome(process.returncode, out, err, 0)
+
+    def agent_of(self, process):
+        """The agent below the keeper that `process` has become; None: not yet."""
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == process.pid:
+                    return int(entry.name)
+            except OSError:
+                continue
+        return None
+
+    def connect(self):
+        def attempt():
+            try:
+                return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+            except ConnectionRefusedError:
+                return None
+        return wait_until(attempt)
+
+
+def own_address():
+    """An address of this machine that is no loopback, or None."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            one.connect(("192.0.2.1", 9))
+            address = one.getsockname()[0]
+        except OSError:
+            return None
+    return None if address.startswith("127.") else address
+
+
+if __name__ == "__main__":
+    main()
