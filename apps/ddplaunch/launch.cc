@@ -40,6 +40,8 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
 
 int launch(const launcher::JobSpec& spec, JoinDoor* door) {
   take_signals();
+  // Not for a child to see; who needs it took it, or takes it with its shell.
+  if (spec.launcher != launcher::LauncherKind::kDaemon) (void)rendezvous::take_token_from_environment();
   raise_nofile();  // three descriptors for each node, one for each file of the job directory
   auto agent = choose_agent(spec);
   if (!agent) return fail(spec, agent.error());

@@ -11,9 +11,9 @@
 #include "apps/ddplaunch/findings.h"
 #include "apps/ddplaunch/host_options.h"
 #include "apps/ddplaunch/job_plan_text.h"
+#include "apps/ddplaunch/node_options.h"
 #include "apps/ddplaunch/option_groups.h"
 #include "apps/ddplaunch/option_readers.h"
-#include "apps/ddplaunch/node_options.h"
 #include "apps/ddplaunch/output_options.h"
 #include "apps/ddplaunch/pet_options.h"
 #include "apps/ddplaunch/scheduler_choice.h"
@@ -229,7 +229,10 @@ void read_job(const OptionValues& values, const Surroundings& surroundings, Verb
     return findings.fail(
         "HOME is not set, so there is no place for the files of the job; give --job-dir DIR");
   }
-  spec.job_dir = absolute_path("ddplaunch/jobs/" + spec.job_id, base);
+  // A scheduler that starts the nodes anew gives them the same name again, and each run has files of its own.
+  const bool again = spec.per_node && !values.job_id.empty();
+  const std::string name = spec.job_id + (again ? "." + surroundings.new_job_id : "");
+  spec.job_dir = absolute_path("ddplaunch/jobs/" + name, base);
 }
 
 void read_verb_options(const OptionValues& values, Verb verb, Findings& findings) {

@@ -1,0 +1,202 @@
+// Nodes that come by themselves: the master's door, and a node's way to it.
+#include "launcher/join_shell.h"
+
+#include "launcher/join_link.h"
+#include "tests/net/secure_link_world.h"
+
+namespace ddp::test {
+namespace {
+
+using namespace launcher;
+
+/// A job of three nodes at a port of loopback, and whoever joins it, on one loop.
+struct Job {
+  asio::io_context loop{1};
+  std::shared_ptr<const rendezvous::SecureContext> context = rendezvous::SecureContext::make().value();
+  std::uint16_t port = 0;
+  std::vector<std::string> notes;
+  std::unique_ptr<JoinShell> shell;
+  const rendezvous::Resolve resolve = rendezvous::address_only;
+
+  Job() {
+    JoinShell::Options options;
+    options.listener = rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, 0).value();
+    port = options.listener.port;
+    options.token = rendezvous::make_token(kToken, "DDPLAUNCH_TOKEN").value();
+    options.link_job = "job1";
+    options.mine = {3, 1, "0.1.0", "run7"};
+    options.where = "127.0.0.1:1";
+    options.on_note = [this](const std::string& line) { notes.push_back(line); };
+    shell = JoinShell::make(loop.get_executor(), std::move(options)).value();
+  }
+  ~Job() {
+    shell.reset();
+    loop.restart();
+    loop.poll();
+  }
+
+  template <class Condition>
+  bool run_until(Condition condition) {
+    const auto give_up = Clock::now() + 20s;
+    while (!condition()) {
+      if (Clock::now() >= give_up) return false;
+      loop.restart();
+      loop.run_one_for(50ms);
+    }
+    return true;
+  }
+  void run(Awaitable<> task) {
+    asio::co_spawn(loop, std::move(task), [](const std::exception_ptr& failure) {
+      if (failure) std::rethrow_exception(failure);
+    });
+  }
+};
+
+/// A node on its way.
+struct Node {
+  JoinGoal goal;
+  std::optional<Result<JoinedLink>> outcome;
+
+  Node(Job& job, std::optional<int> rank, const std::string& name = "gpu01") {
+    const Secret secret{std::string_view(kToken)};
+    goal.host = "127.0.0.1";
+    goal.port = job.port;
+    goal.as = {rendezvous::LinkRole::kAgent,
+               "job1",
+               name,
+               rendezvous::link_key(secret, rendezvous::LinkRole::kAgent, "job1", name).value(),
+               "a test",
+               ""};
+    goal.request = {1, "0.1.0", rank, 3};
+    job.run(join(this, &job));
+  }
+  static Awaitable<> join(Node* self, Job* job) {
+    auto joined = co_await join_master(job->context, job->resolve, self->goal, Clock::now() + 20s);
+    self->outcome = std::move(joined);
+  }
+  ByteStream& stream() { return *(*outcome)->stream; }
+};
+
+/// An open() of the master's.
+struct Opening {
+  std::optional<Result<std::unique_ptr<remote::Channel>>> outcome;
+
+  Opening(Job& job, const std::string& host, std::chrono::milliseconds limit = 20s) {
+    job.run(open(this, &job, host, limit));
+  }
+  static Awaitable<> open(Opening* self, Job* job, std::string name, std::chrono::milliseconds limit) {
+    remote::Host host;
+    host.name = std::move(name);
+    std::vector<std::string> argv = {"ddplaunchd"};
+    auto opened = co_await job->shell->open(std::move(host), std::move(argv), Clock::now() + limit);
+    self->outcome = std::move(opened);
+  }
+  remote::Channel& channel() { return *outcome->value(); }
+};
+
+TEST_CASE("open() waits for the node of that number, and gives its link") {
+  Job job;
+  Opening two(job, "node2");
+  Node first(job, 1);
+  REQUIRE(job.run_until([&] { return first.outcome.has_value(); }));
+  REQUIRE(first.outcome->has_value());
+  CHECK((*first.outcome)->rank == 1);
+  CHECK((*first.outcome)->job_id == "run7");
+  CHECK(!two.outcome);
+  Node second(job, 2);
+  REQUIRE(job.run_until([&] { return second.outcome && two.outcome; }));
+  REQUIRE(two.outcome->has_value());
+  CHECK(two.channel().address() == "127.0.0.1");
+
+  struct Talk {
+    static Awaitable<> say(ByteStream* stream, bool* said) {
+      const error_code failed = co_await write_line(*stream, "ddplaunchd-hello 1 0.1.0\n");
+      *said = !failed;
+    }
+    static Awaitable<> hear(remote::Channel* channel, std::string* heard) {
+      std::array<char, 100> buffer;
+      const auto [error, count] = co_await channel->link().async_read_some(asio::buffer(buffer), kUseTuple);
+      heard->assign(buffer.data(), error ? 0 : count);
+    }
+  };
+  bool said = false;
+  std::string heard;
+  job.run(Talk::say(&second.stream(), &said));
+  job.run(Talk::hear(&two.channel(), &heard));
+  REQUIRE(job.run_until([&] { return said && !heard.empty(); }));
+  CHECK(heard == "ddplaunchd-hello 1 0.1.0\n");
+}
+
+TEST_CASE("a node that comes again after its end is its next life") {
+  Job job;
+  Node first(job, 1);
+  Opening opening(job, "node1");
+  REQUIRE(job.run_until([&] { return first.outcome && opening.outcome; }));
+  Opening again(job, "node1");
+  first.stream().close();
+  Node second(job, 1);
+  REQUIRE(job.run_until([&] { return second.outcome && again.outcome; }));
+  CHECK(second.outcome->has_value());
+  CHECK(again.outcome->has_value());
+}
+
+TEST_CASE("one that waits gives way to its own machine's next process") {
+  Job job;
+  Node first(job, 1);
+  REQUIRE(job.run_until([&] { return first.outcome.has_value(); }));
+  Node second(job, 1);
+  REQUIRE(job.run_until([&] { return second.outcome.has_value(); }));
+  CHECK(second.outcome->has_value());
+  struct Listen {
+    static Awaitable<> to_end(ByteStream* stream, bool* ended) {
+      const auto line = co_await read_line(*stream);
+      *ended = !line;
+    }
+  };
+  bool ended = false;
+  job.run(Listen::to_end(&first.stream(), &ended));
+  CHECK(job.run_until([&] { return ended; }));
+}
+
+TEST_CASE("who has no place is told, and so is the master") {
+  Job job;
+  Node wrong(job, 7);
+  REQUIRE(job.run_until([&] { return wrong.outcome.has_value(); }));
+  REQUIRE(!wrong.outcome->has_value());
+  CHECK(wrong.outcome->error().code == ErrorCode::kUsage);
+  CHECK(wrong.outcome->error().text == "127.0.0.1:" + std::to_string(job.port) +
+                                           " refused this node: node rank 7 is not one of 0 … 2; the job "
+                                           "has 3 nodes");
+  REQUIRE(job.notes.size() == 1);
+  CHECK(job.notes[0] ==
+        "127.0.0.1 (gpu01) was refused: node rank 7 is not one of 0 … 2; the job has 3 nodes");
+}
+
+TEST_CASE("a node that does not come is told at the deadline, with who was turned away") {
+  Job job;
+  Node wrong(job, 7);
+  REQUIRE(job.run_until([&] { return wrong.outcome.has_value(); }));
+  Opening opening(job, "node1", 50ms);
+  REQUIRE(job.run_until([&] { return opening.outcome.has_value(); }));
+  REQUIRE(!opening.outcome->has_value());
+  CHECK(opening.outcome->error().code == ErrorCode::kTimeout);
+  CHECK(opening.outcome->error().text ==
+        "node1: no ddplaunch of node 1 has joined at 127.0.0.1:1; is it started there, with the MASTER_ADDR "
+        "and MASTER_PORT of this one? The last one that was turned away: " +
+            job.notes[0]);
+}
+
+TEST_CASE("a master that goes away ends those who wait") {
+  Job job;
+  Node first(job, 1);
+  REQUIRE(job.run_until([&] { return first.outcome.has_value(); }));
+  Opening opening(job, "node2");
+  job.loop.restart();
+  job.loop.poll();
+  job.shell.reset();
+  REQUIRE(job.run_until([&] { return opening.outcome.has_value(); }));
+  CHECK(opening.outcome->error().code == ErrorCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace ddp::test
