@@ -132,7 +132,7 @@ void OptionTable::Impl::add_start() {
         "the same with the port, as torchrun has it");
   flag(kStart, "--insecure", values.insecure, "let nodes join without a token");
   value(kStart, "--token-file", values.token_file, "FILE",
-        "the secret that all nodes of the job share (default: DDPLAUNCH_TOKEN, else "
+        "the secret that all nodes of the job share (default: DDPLAUNCH_TOKEN; with daemon else "
         "~/.config/ddplaunch/token)");
   value(kStart, "--daemon-port", values.daemon_port, "PORT",
         "of the daemons, for hosts without port= (default: 29499)");

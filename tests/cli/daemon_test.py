@@ -209,6 +209,13 @@ class Refusals(DaemonTest):
         self.nodes(1, token="")
         self.assert_code(self.run_job(*self.daemon[:-2], "true"), 0)
 
+    def test_the_token_of_the_environment(self):
+        self.nodes(1)
+        self.env["DDPLAUNCH_TOKEN"] = self.token.read_text().strip()
+        done = self.run_job(*self.daemon[:-2], "--label", "", "env")
+        self.assert_code(done, 0)
+        self.assertNotIn(self.env["DDPLAUNCH_TOKEN"], done.out)
+
     def test_a_token_that_others_may_read(self):
         self.nodes(1)
         self.token.chmod(0o644)
@@ -252,6 +259,25 @@ class Refusals(DaemonTest):
         self.assert_code(done, 114)
         self.assertIn("is no ddplaunchd --listen. Check the port: port= in the hostfile, or --daemon-port (it said \"220 mail ready\")",
                       done.err)
+
+    def test_a_silent_peer_is_waited_for_until_the_start_limit(self):
+        with socket.create_server(("127.0.0.2", 0)) as silent:
+            port = silent.getsockname()[1]
+            done = self.run_job("--launcher", "daemon", "--host", "127.0.0.2", "--daemon-port", port, "--token-file", self.token,
+                                "--start-timeout", "2s", "true")
+            self.assert_code(done, 112)
+            self.assertLess(done.seconds, 10)
+            self.assertIn(f"127.0.0.2:{port} took the connection and did not answer in time", done.err)
+            silent.accept()[0].close()
+            # And a signal ends it at once.
+            job = self.start("--launcher", "daemon", "--host", "127.0.0.2", "--daemon-port", port, "--token-file", self.token, "true")
+            connection = silent.accept()[0]
+            connection.recv(1)
+            job.send_signal(signal.SIGTERM)
+            done = self.finish(job)
+            connection.close()
+            self.assert_code(done, 143)
+            self.assertLess(done.seconds, 10)
 
     def test_an_agent_of_another_version(self):
         place = self.dir / "bin"
@@ -335,6 +361,19 @@ class Ends(DaemonTest):
         done = self.finish(job)
         self.assert_code(done, 113)
         self.assertIn("was the daemon's process for this job killed?", done.err)
+
+    def test_killed_session_is_followed_by_another(self):
+        self.nodes(2)
+        job = self.start(*self.daemon, "--nnodes", "1:2", "--max-restarts", "2", "--label", "", "--node-timeout", "3s", "--master-timeout", "3s",
+                         "sh", "-c", f"echo began $WORLD_SIZE; until test -e {self.dir}/go; do sleep 0.05; done")
+        for _ in range(2):
+            self.assertEqual(job.stdout.readline(), "began 2\n")
+        os.kill(self.sessions()[0], signal.SIGKILL)
+        for _ in range(2):
+            self.assertEqual(job.stdout.readline(), "began 2\n")
+        (self.dir / "go").touch()
+        done = self.finish(job)
+        self.assert_code(done, 0)
 
     def test_killed_master(self):
         daemons = self.nodes(2)
