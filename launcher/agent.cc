@@ -116,7 +116,8 @@ Awaitable<> Agent::serve() {
       std::visit([this](const auto& m) { handle(m); }, **message);
     }
     if (!why.empty()) break;
-    if (auto more = co_await link_.read_more(); !more) why = more.error().text;
+    const Result<> more = co_await link_.read_more();
+    if (!more) why = more.error().text;
   }
   // sshd closes our stdin when the keeper, its child, has ended; what we say still reaches the master.
   if (keeper_.keeper_lives()) {

@@ -133,10 +133,14 @@ void Bootstrap::read_line(const std::string& line) {
       }
     }
   }
+  const std::string_view found = std::string_view(line).substr(std::min(start, line.size()));
+  const std::string_view words = found.substr(std::min(prefix.size(), found.size()));
+  if (words.starts_with('$')) {  // no shell has read it: this is the command itself
+    printed_ = true;
+    start = std::string::npos;
+  }
   noise_.feed(start == 0 ? std::string() : line.substr(0, start) + "\n");
   if (start == std::string::npos) return;
-  const std::string_view found = std::string_view(line).substr(start);
-  const std::string_view words = found.substr(prefix.size());
   spoken_ = true;
   if (prefix == kHelloPrefix) {
     read_hello(found);
@@ -228,6 +232,12 @@ Error Bootstrap::ended(std::optional<int> status) const {
   }
   std::string how = *status > 128 ? "was killed by signal " + std::to_string(*status - 128)
                                   : "ended with exit status " + std::to_string(*status);
+  if (!spoken_ && printed_) {
+    return {ErrorCode::kUnreachable,
+            host_ + ": " + way_ +
+                " printed the command behind it and did not run it; it must run it, as "
+                "'docker exec -i NAME' does"};
+  }
   if (!spoken_) {
     return {ErrorCode::kUnreachable,
             host_ + ": " + way_ + " " + how + " before ddplaunchd could be looked for" + last_lines()};

@@ -122,6 +122,7 @@ class Bootstrap {
   std::string damaged_;   ///< a greeting that could not be read
   std::string refused_;   ///< the host's own words why it cannot take the agent
   bool spoken_ = false;   ///< a line of ours came: what lies between works
+  bool printed_ = false;  ///< a line of ours came that no shell has read
   bool asked_ = false;    ///< kNeed was reached
   std::size_t sent_ = 0;  ///< files asked for before this one
   AgentNeed need_;

@@ -76,8 +76,10 @@ Result<std::optional<std::string_view>> FrameReader::next() {
   if (available < kFrameHeader) return Frame{};
   const std::size_t length = frame_length(buffer_.get() + begin_);
   if (length == 0 || length > kMaxFrame) {
-    return Error{ErrorCode::kProtocol, "a frame of " + std::to_string(length) + " bytes (1 to " +
-                                           std::to_string(kMaxFrame) + " are allowed)"};
+    return Error{ErrorCode::kProtocol,
+                 "a frame of " + std::to_string(length) + " bytes (1 to " + std::to_string(kMaxFrame) +
+                     " are allowed): what came over the link is damaged; does a wrapper or "
+                     "a terminal on the way change bytes?"};
   }
   if (available < kFrameHeader + length) return Frame{};
   const std::string_view payload(buffer_.get() + begin_ + kFrameHeader, length);

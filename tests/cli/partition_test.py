@@ -268,7 +268,7 @@ class Partition(LaunchTest):
         shared = self.dir / "checkpoints"
         shared.mkdir()
         process = self.start(*self.TIMES, "train", "--data", "synthetic", "--limit", 60000, "--batch-size", 20, "--epochs", 1,
-                             "--checkpoint-dir", shared, "--checkpoint-every", 20, "--resume")
+                             "--checkpoint-dir", shared, "--checkpoint-every", 20, "--resume", "auto")
         self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
         self.cut("n2")
         done = self.finish(process, timeout=200)

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "remote/push_script.h"
 #include "tests/support/catch.h"
 
 using ddp::ErrorCode;
@@ -135,6 +136,23 @@ TEST_CASE("a missing program is told by exit status 127") {
   CHECK(other.ended(1).text ==
         "gpu01: /opt/ddp/ddplaunchd ended with exit status 1 before its greeting; its last lines:\n"
         "  This account is currently not available.");
+}
+
+TEST_CASE("a wrapper that prints its command instead of running it") {
+  for (const auto look : {Bootstrap::Look::kGiven, Bootstrap::Look::kPush}) {
+    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", look, "the wrapper (echo)");
+    std::string command;
+    const auto words = look == Bootstrap::Look::kPush
+                           ? first_look({"/opt/ddp/ddplaunchd", {}, {"abc"}, false}, false)
+                           : given_look({"/opt/ddp/ddplaunchd", "--stdio"});
+    for (const std::string& word : words)
+      command += word + " ";
+    CHECK(boot.feed(command + "\n") == Bootstrap::State::kReading);
+    CHECK(boot.ended(0).code == ErrorCode::kUnreachable);
+    CHECK(boot.ended(0).text ==
+          "gpu01: the wrapper (echo) printed the command behind it and did not run it; it must run it, as "
+          "'docker exec -i NAME' does");
+  }
 }
 
 TEST_CASE("the other ends before the greeting") {
