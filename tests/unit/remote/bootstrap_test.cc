@@ -143,8 +143,8 @@ TEST_CASE("a wrapper that prints its command instead of running it") {
     Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", look, "the wrapper (echo)");
     std::string command;
     const auto words = look == Bootstrap::Look::kPush
-                           ? remote::first_look({"/opt/ddp/ddplaunchd", {}, {"abc"}, false}, false)
-                           : remote::given_look({"/opt/ddp/ddplaunchd", "--stdio"});
+                           ? ddp::remote::first_look({"/opt/ddp/ddplaunchd", {}, {"abc"}, false}, false)
+                           : ddp::remote::given_look({"/opt/ddp/ddplaunchd", "--stdio"});
     for (const std::string& word : words)
       command += word + " ";
     CHECK(boot.feed(command + "\n") == Bootstrap::State::kReading);
