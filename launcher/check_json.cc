@@ -161,8 +161,9 @@ std::string hosts_json(const JobSpec& spec, const CheckResult& result,
     Json node = node_json(spec, result, i);
     const bool planned = result.plan && *result.plan;
     node["slots"] = spec.hosts[i].slots ? Json(*spec.hosts[i].slots) : Json();
-    node["node_rank"] = i;
-    node["first_rank"] = planned ? Json((*result.plan)->nodes[i].first_rank) : Json();
+    const bool spare = planned && (*result.plan)->nodes[i].local_world_size == 0;
+    node["node_rank"] = spare ? Json() : Json(i);
+    node["first_rank"] = planned && !spare ? Json((*result.plan)->nodes[i].first_rank) : Json();
     node["workers"] = planned ? Json((*result.plan)->nodes[i].local_world_size) : Json();
     node["reason"] = planned ? Json((*result.plan)->nodes[i].reason) : Json();
     node["variables"] = node_variables(spec, result, i);

@@ -22,8 +22,7 @@ constexpr seconds kLeaveTime{3};
 }  // namespace
 
 CheckRun::CheckRun(const JobSpec& spec, Wishes wishes) : spec_(spec), wishes_(wishes) {
-  std::size_t count = spec.hosts.size();
-  if (spec.max_nodes > 0) count = std::min(count, static_cast<std::size_t>(spec.max_nodes));
+  const std::size_t count = hosts_used(spec);
   result_.nodes.resize(count);
   stage_.assign(count, Stage::kConnecting);
 }
@@ -182,6 +181,15 @@ void CheckRun::give_up(std::size_t node, Error error) {
   actions_.push_back(Disconnect{node});
 }
 
+/// The spares, which come last, have no ranks.
+Result<rendezvous::RankPlan> CheckRun::plan(std::vector<rendezvous::NodeSlots> slots) const {
+  const std::size_t spares = std::min(slots.size() - 1, static_cast<std::size_t>(spec_.spares));
+  slots.resize(slots.size() - spares);
+  auto plan = rendezvous::plan_ranks(slots, procs_wanted(spec_));
+  if (plan) plan->nodes.resize(plan->nodes.size() + spares, {0, 0, 0, "a spare"});
+  return plan;
+}
+
 /// When of every host it is known whether it answers.
 void CheckRun::try_network(Time now) {
   const auto open_question = [](Stage stage) {
@@ -205,7 +213,7 @@ void CheckRun::try_network(Time now) {
       open.allow.push_back(interface.address);
     if (!node.connected.empty()) open.allow.push_back(node.connected);
   }
-  if (slots.size() == stage_.size()) result_.plan = rendezvous::plan_ranks(slots, procs_wanted(spec_));
+  if (slots.size() == stage_.size()) result_.plan = plan(std::move(slots));
   if (networks.empty()) return leave_all(now);
   result_.network = choose_network(networks, spec_.network);
   if (!*result_.network || !usable(0)) return leave_all(now);

@@ -122,6 +122,7 @@ class CheckRun {
   void answered(std::size_t node, Time now);
   Error too_late(std::size_t node) const;
   void give_up(std::size_t node, Error error);
+  Result<rendezvous::RankPlan> plan(std::vector<rendezvous::NodeSlots> slots) const;
   void try_network(Time now);
   void probe_all(Time now);
   void send_probes(const std::vector<MasterAddress::Probe>& probes);

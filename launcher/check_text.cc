@@ -219,12 +219,18 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
   for (std::size_t i = 0; i < result.nodes.size(); ++i) {
     const CheckedNode& node = result.nodes[i];
     const rendezvous::NodeRanks* ranks = result.plan && *result.plan ? &(*result.plan)->nodes[i] : nullptr;
+    const bool spare = ranks != nullptr && ranks->local_world_size == 0;
     std::string variables;
     for (const std::string& name : node_variables(spec, result, i))
       variables += (variables.empty() ? "" : " ") + name;
     const auto& slots = spec.hosts[i].slots;
-    table.add({std::to_string(i), spec.hosts[i].name, ranks != nullptr ? ranks_text(*ranks) : "?",
-               ranks != nullptr ? std::to_string(ranks->local_world_size) + " (" + ranks->reason + ")" : "?",
+    table.add({spare ? "spare" : std::to_string(i), spec.hosts[i].name,
+               spare              ? "-"
+               : ranks != nullptr ? ranks_text(*ranks)
+                                  : "?",
+               spare              ? "-"
+               : ranks != nullptr ? std::to_string(ranks->local_world_size) + " (" + ranks->reason + ")"
+                                  : "?",
                slots ? std::to_string(*slots) : "any", node.up ? std::to_string(node.hello.cpus) : "?",
                node.up ? std::to_string(node.hello.gpus) : "?", chosen_address(result, i),
                chosen_interface(result, i), variables});
