@@ -1,0 +1,56 @@
+// Any bytes as the first words of a node that comes by itself, or of its master's answer: what is read is
+// within its limits, and is written and read the same again.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "launcher/join_line.h"
+
+using namespace ddp::launcher;
+
+namespace {
+
+void require(bool holds) {
+  if (!holds) std::abort();
+}
+
+std::string without_end(std::string line) {
+  require(!line.empty() && line.back() == '\n');
+  line.pop_back();
+  return line;
+}
+
+void request(std::string_view line) {
+  const auto read = parse_request(line);
+  if (!read) return;
+  require(read->protocol >= 0 && read->nodes >= 0 && read->rank.value_or(0) >= 0);
+  const auto again = parse_request(without_end(request_line(*read)));
+  require(again && again->protocol == read->protocol && again->version == read->version &&
+          again->rank == read->rank && again->nodes == read->nodes);
+}
+
+void answer(std::string_view line) {
+  const auto read = parse_answer(line);
+  if (!read) return;
+  require(read->rank.value_or(0) >= 0);
+  const std::string written = without_end(answer_line(*read));
+  require(written.size() <= kMaxJoinLine || read->rank);
+  const auto again = parse_answer(written);
+  require(again && again->rank == read->rank && again->job_id == read->job_id &&
+          again->refusal == read->refusal);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string bytes(reinterpret_cast<const char*>(data), size);
+  for (const std::string& line :
+       {bytes, "ddplaunch-join " + bytes, "ddplaunch-place " + bytes, "ddplaunch-refused taken " + bytes}) {
+    request(line);
+    answer(line);
+  }
+  const auto rank = join_host_rank(bytes);
+  require(!rank || *rank >= 0);
+  return 0;
+}
