@@ -64,23 +64,25 @@ struct JobSpec {
   bool accept_new_host_keys = false;
   std::string token_file;         ///< --token-file, absolute; empty: DDPLAUNCH_TOKEN, else the usual one
   std::uint16_t daemon_port = 0;  ///< of hosts without a port; 0: the usual one
-  std::string agent_path;  ///< ddplaunchd on the nodes; empty: the path beside this ddplaunch
-  bool push = true;        ///< nodes without an agent of this build are given one; not with an agent_path
+  std::string agent_path;         ///< ddplaunchd on the nodes; empty: the path beside this ddplaunch
+  bool push = true;  ///< nodes without an agent of this build are given one; not with an agent_path
   std::chrono::milliseconds start_timeout{120'000};
   std::string network;            ///< --network CIDR or interface name; empty: chosen
   std::uint16_t master_port = 0;  ///< the store's port; 0: any free one
   std::optional<std::pair<std::uint16_t, std::uint16_t>> port_range;
   StoreMode store = StoreMode::kAgent;
+  std::vector<std::string>
+      store_allow;  ///< addresses and networks beside the nodes' own that may use the store
 
   // Workers
   std::vector<std::pair<std::string, std::string>> env;  ///< forwarded to other machines, already filtered
   std::vector<std::pair<std::string, std::string>>
       local_env;  ///< the same for this machine: device variables kept
   std::vector<std::pair<std::string, std::string>>
-      explicit_env;          ///< --env, --env-file: verbatim, over everything
+      explicit_env;                ///< --env, --env-file: verbatim, over everything
   std::vector<std::string> setup;  ///< shell scripts that each node runs before its workers
-  std::string chdir;         ///< same path on all nodes
-  bool chdir_given = false;  ///< by --chdir, not taken from the current directory
+  std::string chdir;               ///< same path on all nodes
+  bool chdir_given = false;        ///< by --chdir, not taken from the current directory
   bool stdin_to_rank0 = false;
 
   // Failure and output

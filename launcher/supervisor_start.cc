@@ -86,6 +86,7 @@ void Supervisor::open_store() {
       open.allow.push_back(interface.address);
     if (!node.connected.empty()) open.allow.push_back(node.connected);
   }
+  open.allow.insert(open.allow.end(), spec_.store_allow.begin(), spec_.store_allow.end());
   std::sort(open.allow.begin(), open.allow.end());
   open.allow.erase(std::unique(open.allow.begin(), open.allow.end()), open.allow.end());
   send(node_of_part(0), std::move(open));

@@ -42,7 +42,7 @@ asio::ip::address address_of(const sockaddr_storage& storage) {
 }
 
 void AddressFilter::allow(const asio::ip::address& address) {
-  networks_.push_back({mapped_bytes(address), 128});
+  addresses_.insert(mapped_bytes(address));
 }
 
 Result<> AddressFilter::allow_network(std::string_view text) {
@@ -62,16 +62,20 @@ Result<> AddressFilter::allow_network(std::string_view text) {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), prefix);
     if (error != std::errc() || end != digits.data() + digits.size() || prefix > width) return wrong();
   }
-  networks_.push_back({mapped_bytes(address), prefix + 128 - width});
+  if (prefix == width)
+    allow(address);
+  else
+    networks_.push_back({mapped_bytes(address), prefix + 128 - width});
   return {};
 }
 
 bool AddressFilter::allows(const asio::ip::address& address) const {
-  if (networks_.empty()) return true;
+  if (empty()) return true;
   const auto bytes = mapped_bytes(address);
-  return std::any_of(networks_.begin(), networks_.end(), [&bytes](const Network& network) {
-    return same_prefix(network.bytes, bytes, network.prefix);
-  });
+  return addresses_.contains(bytes) ||
+         std::any_of(networks_.begin(), networks_.end(), [&bytes](const Network& network) {
+           return same_prefix(network.bytes, bytes, network.prefix);
+         });
 }
 
 }  // namespace ddp::rendezvous

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -28,14 +29,16 @@ class AddressFilter {
   Result<> allow_network(std::string_view text);
   /// True also when nothing was ever allowed: no filter.
   bool allows(const asio::ip::address& address) const;
-  bool empty() const { return networks_.empty(); }
+  bool empty() const { return networks_.empty() && addresses_.empty(); }
 
  private:
+  using Bytes = std::array<std::uint8_t, 16>;  // IPv4 as mapped IPv6
   struct Network {
-    std::array<std::uint8_t, 16> bytes;  // IPv4 as mapped IPv6
-    unsigned prefix;                     // bits, of 128
+    Bytes bytes;
+    unsigned prefix;  // bits, of 128
   };
 
+  std::set<Bytes> addresses_;  // of 10,000 nodes, say, asked for each of their workers
   std::vector<Network> networks_;
 };
 

@@ -12,7 +12,6 @@ constexpr bool kFlag = false;
 
 constexpr std::array kForeign = {
     // Ours, in a later release: refused, but for a value that is what happens anyway.
-    ForeignOption{"--store-allow", kValue, Standing::kLater, "", ""},
     ForeignOption{"--on-peer-loss", kValue, Standing::kLater, "", ""},
     ForeignOption{"--collectives", kFlag, Standing::kLater, "", "it comes with the trainer's bench"},
     ForeignOption{"--detach", kFlag, Standing::kLater, "",

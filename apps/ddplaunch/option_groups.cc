@@ -155,6 +155,8 @@ void OptionTable::Impl::add_start() {
   value(kStart, "--port-range", values.port_range, "LOW-HIGH", "take free ports from here only");
   value(kStart, "--store", values.store, "agent|worker",
         "who serves MASTER_PORT: node 0's agent (default) or rank 0 itself (docs/environment.md)");
+  list(kStart, "--store-allow", values.store_allow, "CIDR",
+       "others than the job's own nodes that may connect to the store; may be repeated");
 }
 
 void OptionTable::Impl::add_worker() {

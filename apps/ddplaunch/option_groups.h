@@ -43,6 +43,7 @@ struct OptionValues {
   std::string master_port;
   std::string port_range;
   std::string store;
+  std::vector<std::string> store_allow;
   // Worker
   bool module = false;
   bool no_python = false;

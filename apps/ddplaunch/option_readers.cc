@@ -141,14 +141,16 @@ std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) 
   return good ? std::optional(choice) : std::nullopt;
 }
 
+bool is_address_range(std::string_view text) {
+  const std::size_t slash = std::min(text.find('/'), text.size());
+  const std::string_view address = text.substr(0, slash);
+  const bool v4 = remote::is_ipv4(address);
+  return (v4 || remote::is_ipv6(address)) &&
+         (slash == text.size() || remote::whole_number(text.substr(slash + 1), v4 ? 32 : 128).has_value());
+}
+
 bool is_network(std::string_view text) {
-  const std::size_t slash = text.find('/');
-  if (slash != std::string_view::npos) {
-    const std::string_view address = text.substr(0, slash);
-    const bool v4 = remote::is_ipv4(address);
-    return (v4 || remote::is_ipv6(address)) &&
-           remote::whole_number(text.substr(slash + 1), v4 ? 32 : 128).has_value();
-  }
+  if (text.find('/') != std::string_view::npos) return is_address_range(text);
   return !text.empty() && text.size() <= kMaxInterfaceName && !remote::is_ipv4(text) &&
          !remote::is_ipv6(text) && std::all_of(text.begin(), text.end(), [](unsigned char c) {
            return std::isgraph(c) != 0 && c != ',';

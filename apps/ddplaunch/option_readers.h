@@ -34,6 +34,8 @@ std::optional<launcher::RankRanges> read_rank_ranges(std::string_view text);
 std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text);
 /// Whether it can be a CIDR (10.1.0.0/16, fd00::/8) or the name of a network interface.
 bool is_network(std::string_view text);
+/// Whether it is an address, or a CIDR.
+bool is_address_range(std::string_view text);
 /// Whether it can be a job id, which is a directory's name and a part of environment variables: 1 to 64
 /// letters, digits,
 /// '.', '_' and '-', beginning with a letter or digit.

@@ -57,6 +57,12 @@ void read_ports(const OptionValues& values, JobSpec& spec, Findings& findings) {
 }
 
 void read_store(const OptionValues& values, JobSpec& spec, Findings& findings) {
+  for (const std::string& range : values.store_allow) {
+    if (!is_address_range(range))
+      findings.fail("--store-allow " + range +
+                    ": give an address or a network (10.1.0.7, 10.1.0.0/16, fd00::/8)");
+  }
+  spec.store_allow = values.store_allow;
   if (values.store.empty() || values.store == "agent") return;
   if (values.store == "worker") {
     spec.store = launcher::StoreMode::kWorker;

@@ -111,7 +111,6 @@ TEST_CASE("Every option of torchrun and of the later releases is decided") {
                            "--token-file",
                            "--insecure",
                            "--no-push",
-                           "--store-allow",
                            "--setup",
                            "--wrapper",
                            "--restart-backoff",

@@ -136,6 +136,11 @@ TEST_CASE("Sizes") {
   }
   CHECK(world.spec({"--host", "a,b,c", "--nnodes", "2", "w"}).max_nodes == 2);
   CHECK(world.spec({"--nnodes", "1:1", "w"}).max_nodes == 1);
+  CHECK(world.spec({"--store-allow", "10.1.0.0/16", "--store-allow", "fd00::1", "w"}).store_allow ==
+        Texts{"10.1.0.0/16", "fd00::1"});
+  CHECK(
+      world.mistakes({"--store-allow", "eth0", "w"}) ==
+      Texts{"ddplaunch: --store-allow eth0: give an address or a network (10.1.0.7, 10.1.0.0/16, fd00::/8)"});
   CHECK(world.spec({"--nnodes", "1:4", "w"}).min_nodes == 1);
   const JobSpec elastic = world.spec({"--host", "a,b,c", "--nnodes", "2:3", "--scale-up", "now", "w"});
   CHECK(elastic.min_nodes == 2);
@@ -147,7 +152,8 @@ TEST_CASE("Sizes") {
   CHECK(world.spec({"--host", "a,b,c", "--spares", "1", "w"}).spares == 1);
   CHECK(world.mistakes({"--host", "a,b", "--nnodes", "2", "--spares", "1", "w"}) ==
         Texts{"ddplaunch: --spares 1: with 2 nodes there must be 3 hosts, and there are only 2"});
-  CHECK(world.mistakes({"--scale-up", "soon", "w"}) == Texts{"ddplaunch: --scale-up soon: choose next or now"});
+  CHECK(world.mistakes({"--scale-up", "soon", "w"}) ==
+        Texts{"ddplaunch: --scale-up soon: choose next or now"});
   CHECK(world.mistakes({"--nnodes", "4:1", "w"}) ==
         Texts{"ddplaunch: --nnodes 4:1: \"4:1\" is not a number of nodes, nor MIN:MAX"});
   CHECK(world.mistakes({"--nnodes", "two", "w"}) ==
