@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <ctime>
 
-#include <nlohmann/json.hpp>
-
 namespace ddp::train {
 
 namespace {
@@ -35,7 +33,12 @@ std::string host_name() {
 }  // namespace
 
 std::string json_string(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string json = "\"";
+  for (const char letter : text) {
+    if (letter == '"' || letter == '\\') json += '\\';
+    json += letter < ' ' || letter > '~' ? '?' : letter;
+  }
+  return json + '"';
 }
 
 std::string record_head(std::string_view kind, int rank, int world_size) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train/record_head.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -118,4 +119,9 @@ TEST_CASE("JSON tells rows, pairs and verdict") {
                         "{\"ranks\":[0,1],\"same_node\":true,\"bytes\":4096,\"latency_us\":1.500,"
                         "\"bandwidth_gbps\":20.0000,\"outlier\":false}"));
   CHECK_THAT(pairs, !Catch::Matchers::Contains("\"rows\""));
+}
+
+TEST_CASE("text of a record is plain") {
+  CHECK(json_string("gpu01") == "\"gpu01\"");
+  CHECK(json_string("a \"b\" \\ c\n\xc3") == "\"a \\\"b\\\" \\\\ c??\"");
 }
