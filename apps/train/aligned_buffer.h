@@ -32,6 +32,9 @@ class AlignedBuffer {
     std::uninitialized_fill_n(data_.get(), size, T{});
   }
 
+  /// Somebody else's, on such a border, who keeps it as long as this.
+  explicit AlignedBuffer(std::span<T> others) : size_(others.size()), data_(others.data(), Free{false}) {}
+
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
   std::size_t size() const { return size_; }
@@ -42,7 +45,10 @@ class AlignedBuffer {
  private:
   static constexpr std::align_val_t kAlignment{64};
   struct Free {
-    void operator()(T* data) const { ::operator delete[](data, kAlignment); }
+    bool owned = true;
+    void operator()(T* data) const {
+      if (owned) ::operator delete[](data, kAlignment);
+    }
   };
 
   std::size_t size_ = 0;

@@ -49,14 +49,14 @@ double sum_of(int world, std::size_t index) {
 /// One operation on a buffer of floats; what nccl-tests calls its size is `bytes` of it.
 class Operation {
  public:
-  Operation(BenchOperation kind, Communicator& communicator, std::size_t bytes)
+  /// In `memory`, which is used for its life.
+  Operation(BenchOperation kind, Communicator& communicator, std::size_t bytes, std::span<float> memory)
       : kind_(kind), communicator_(communicator) {
     const std::size_t world = static_cast<std::size_t>(communicator.world_size());
     count_ = bytes / sizeof(float);
     if (kind == BenchOperation::kAllGather || kind == BenchOperation::kReduceScatter)
       count_ = count_ / world * world;
-    const std::size_t size = kind == BenchOperation::kSendReceive ? 2 * count_ : count_;
-    if (size > 0) buffer_ = AlignedBuffer<float>(size);
+    buffer_ = memory.first(kind == BenchOperation::kSendReceive ? 2 * count_ : count_);
   }
 
   std::size_t count() const { return count_; }
@@ -64,18 +64,18 @@ class Operation {
   void fill() {
     const int rank = communicator_.rank();
     for (std::size_t i = 0; i < buffer_.size(); ++i)
-      buffer_.data()[i] = value_of(rank, i);
+      buffer_[i] = value_of(rank, i);
   }
 
   Result<> run() {
-    const auto bytes = std::as_writable_bytes(buffer_.span());
+    const auto bytes = std::as_writable_bytes(buffer_);
     switch (kind_) {
       case BenchOperation::kAllReduce:
-        return communicator_.all_reduce_sum(buffer_.span());
+        return communicator_.all_reduce_sum(buffer_);
       case BenchOperation::kAllGather:
         return communicator_.all_gather_parts(bytes);
       case BenchOperation::kReduceScatter:
-        return communicator_.reduce_scatter_sum(buffer_.span());
+        return communicator_.reduce_scatter_sum(buffer_);
       case BenchOperation::kBroadcast:
         return communicator_.broadcast(bytes, 0);
       case BenchOperation::kSendReceive:
@@ -111,7 +111,7 @@ class Operation {
           expected = static_cast<double>(value_of((rank + world - 1) % world, i - count_));
           break;
       }
-      wrong += static_cast<double>(buffer_.data()[i]) != expected;
+      wrong += static_cast<double>(buffer_[i]) != expected;
     }
     return wrong;
   }
@@ -120,7 +120,7 @@ class Operation {
   BenchOperation kind_;
   Communicator& communicator_;
   std::size_t count_ = 0;
-  AlignedBuffer<float> buffer_;
+  std::span<float> buffer_;
 };
 
 struct Times {
@@ -154,8 +154,9 @@ std::uint64_t nanoseconds(double microseconds) {
   return static_cast<std::uint64_t>(microseconds * 1e3);
 }
 
-Result<BenchRow> measure_row(const BenchOptions& options, Communicator& communicator, std::size_t bytes) {
-  Operation operation(options.operation, communicator, bytes);
+Result<BenchRow> measure_row(const BenchOptions& options, Communicator& communicator, std::size_t bytes,
+                             std::span<float> memory) {
+  Operation operation(options.operation, communicator, bytes, memory);
   BenchRow row;
   row.count = operation.count();
   row.bytes = row.count * sizeof(float);
@@ -255,8 +256,16 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
     return {};
   }
   if (speaks) std::fputs(table_head(report).c_str(), stdout);
-  for (const std::size_t bytes : message_sizes(options, least_size(options.operation, report.world))) {
-    auto row = measure_row(options, *world.communicator, bytes);
+  const auto sizes = message_sizes(options, least_size(options.operation, report.world));
+  const std::size_t most = *std::max_element(sizes.begin(), sizes.end()) *
+                           (options.operation == BenchOperation::kSendReceive ? 2 : 1);
+  // As a training does with its gradients.
+  const auto shared = world.communicator->share_memory(most);
+  AlignedBuffer<float> own(shared.empty() ? most / sizeof(float) : 0);
+  const auto memory =
+      shared.empty() ? own.span() : std::span(reinterpret_cast<float*>(shared.data()), most / sizeof(float));
+  for (const std::size_t bytes : sizes) {
+    auto row = measure_row(options, *world.communicator, bytes, memory);
     if (!row) return row.error();
     if (speaks) std::fputs(table_line(report, *row).c_str(), stdout);
     report.rows.push_back(*row);

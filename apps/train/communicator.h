@@ -53,6 +53,10 @@ class Communicator {
     return {};
   }
 
+  /// Memory in which large sums are faster, zeroed, as long as this lives; empty: there is none. All ranks
+  /// call it with the same size, before their first sum. Errors show in the next operation.
+  virtual std::span<std::byte> share_memory(std::size_t) { return {}; }
+
   /// Two halves: the first goes to the next rank (the last one's to rank 0), the second comes from the
   /// previous.
   virtual Result<> shift(std::span<std::byte> halves) {

@@ -1,5 +1,6 @@
 #include "apps/train/equal_options.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstddef>

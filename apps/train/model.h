@@ -80,6 +80,12 @@ class Model {
   /// With zeros behind, up to a multiple of `parts` (at most kMaxParts).
   std::span<T> padded_parameters(std::size_t parts) { return parameters_.span().first(padded(parts)); }
   std::span<T> padded_gradients(std::size_t parts);
+  /// Where gradients are computed from now on: as many bytes, zeroed, aligned to a cache line, for this
+  /// object's life.
+  std::size_t gradient_bytes() const { return gradients_.size() * sizeof(T); }
+  void place_gradients(std::span<std::byte> memory) {
+    gradients_ = AlignedBuffer<T>(std::span(reinterpret_cast<T*>(memory.data()), gradients_.size()));
+  }
   std::span<T> running_statistics() { return running_.span(); }
   std::size_t parameter_count() const { return count_; }
 

@@ -170,6 +170,14 @@ Result<> NodeCommunicator::shift(std::span<std::byte> halves) {
   return done;
 }
 
+std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
+  group_->call_it(CollectiveKind::kBarrier);
+  const auto shared = group_->share(bytes);
+  if (shared) return *shared;
+  (void)after_node(shared.error(), *group_, lane_.get());  // the next operation says it
+  return {};
+}
+
 Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
   group_->call_it(CollectiveKind::kBroadcast);
   int node = 0, local = 0;

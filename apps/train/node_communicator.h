@@ -48,6 +48,7 @@ class NodeCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   Result<> shift(std::span<std::byte> halves) override;
+  std::span<std::byte> share_memory(std::size_t bytes) override;
 
  private:
   template <class T>

@@ -18,6 +18,7 @@ struct NodeLinks {
   std::vector<UniqueFd>
       lives;          ///< pipes' read ends that hang up when that rank is gone; the own one is empty
   UniqueFd own_life;  ///< the write end; held, never written
+  std::vector<UniqueFd> buffers;  ///< memfds of ShmBuffers, each rank's own
 };
 
 struct NodeConfig {
@@ -39,7 +40,7 @@ class NodeLinkSource {
   virtual Result<NodeLinks> links(const NodeConfig& config) = 0;
 };
 
-/// Local rank 0 makes the memory and waits at an abstract unix socket whose random name it publishes in the
+/// Local rank 0 makes the segment and waits at an abstract unix socket whose random name it publishes in the
 /// directory; the others come and are given everything by SCM_RIGHTS. Both sides check that the other end is
 /// the same user, and rank, job and attempt by a hello.
 class NodeMeeting final : public NodeLinkSource {

@@ -14,6 +14,7 @@
 
 #include "apps/train/node_links.h"
 #include "apps/train/peer_hello.h"
+#include "apps/train/shm_buffer.h"
 #include "apps/train/shm_segment.h"
 #include "apps/train/tcp_socket.h"
 
@@ -64,10 +65,10 @@ bool same_user(int fd) {
          credentials.uid == ::geteuid();
 }
 
-/// One message with up to three descriptors.
+/// One message with up to four descriptors.
 Result<> send_with(int to, std::span<const std::byte> data, std::span<const int> fds) {
   iovec part{const_cast<std::byte*>(data.data()), data.size()};  // sendmsg only reads
-  alignas(cmsghdr) char control[CMSG_SPACE(3 * sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -90,7 +91,7 @@ Result<std::vector<UniqueFd>> receive_with(int from, std::span<std::byte> data, 
   const int fds[] = {from};
   if (auto ready = wait_readable(fds, deadline, interrupt); !ready) return ready.error();
   iovec part{data.data(), data.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(3 * sizeof(int))];
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -118,6 +119,7 @@ struct Own {
   UniqueFd bell;
   UniqueFd life_read;
   UniqueFd life_write;
+  UniqueFd buffer;
 };
 
 Result<Own> make_own() {
@@ -128,6 +130,9 @@ Result<Own> make_own() {
   if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe");
   own.life_read = UniqueFd(ends[0]);
   own.life_write = UniqueFd(ends[1]);
+  auto buffer = ShmBuffer::make();
+  if (!buffer) return buffer.error();
+  own.buffer = std::move(*buffer);
   return own;
 }
 
@@ -149,7 +154,7 @@ Result<Member> hear_member(const NodeConfig& config, int listener, Deadline dead
   if (!fd || !same_user(fd.get())) return Member{};
   PeerHelloBytes bytes;
   const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
-  auto fds = receive_with(fd.get(), bytes, 2, hello_deadline, config.interrupt);
+  auto fds = receive_with(fd.get(), bytes, 3, hello_deadline, config.interrupt);
   if (!fds && fds.error().code == ErrorCode::kCancelled) return fds.error();
   if (!fds) return Member{};
   const auto hello = decode_hello(bytes);
@@ -209,15 +214,18 @@ Result<NodeLinks> lead(const NodeConfig& config, PeerDirectory& directory, const
   links.bells.push_back(std::move(own->bell));
   links.lives.push_back(std::move(own->life_read));
   links.own_life = std::move(own->life_write);
+  links.buffers.push_back(std::move(own->buffer));
   for (std::size_t i = 1; i < members->size(); ++i) {
     links.bells.push_back(std::move((*members)[i].fds[0]));
     links.lives.push_back(std::move((*members)[i].fds[1]));
+    links.buffers.push_back(std::move((*members)[i].fds[2]));
   }
   for (std::size_t i = 1; i < members->size(); ++i) {
     for (std::size_t whose = 0; whose < members->size(); ++whose) {
       const std::byte number[] = {std::byte(whose & 0xff), std::byte(whose >> 8)};
-      const int fds[] = {links.bells[whose].get(), links.lives[whose].get(), links.memory.get()};
-      auto sent = send_with((*members)[i].connection.get(), number, std::span(fds).first(whose == 0 ? 3 : 2));
+      const int fds[] = {links.bells[whose].get(), links.lives[whose].get(), links.buffers[whose].get(),
+                         links.memory.get()};
+      auto sent = send_with((*members)[i].connection.get(), number, std::span(fds).first(whose == 0 ? 4 : 3));
       if (!sent) return within(me(config) + " lost " + rank_text(config, static_cast<int>(i)), sent.error());
     }
     // One at a time: the kernel bounds how many descriptors of a user may be on their way.
@@ -253,17 +261,18 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
   auto own = make_own();
   if (!own) return within(me(config), own.error());
   const auto hello = encode_hello(hello_of(config, config.local_rank));
-  const int given[] = {own->bell.get(), own->life_read.get()};
+  const int given[] = {own->bell.get(), own->life_read.get(), own->buffer.get()};
   if (auto sent = send_with(connection->get(), hello, given); !sent) return within(where, sent.error());
 
   NodeLinks links;
   for (int whose = 0; whose < config.local_world_size; ++whose) {
     std::array<std::byte, 2> number;
-    auto fds = receive_with(connection->get(), number, whose == 0 ? 3 : 2, deadline, config.interrupt);
+    auto fds = receive_with(connection->get(), number, whose == 0 ? 4 : 3, deadline, config.interrupt);
     if (!fds) return within(where, fds.error());
     links.bells.push_back(std::move((*fds)[0]));
     links.lives.push_back(std::move((*fds)[1]));
-    if (whose == 0) links.memory = std::move((*fds)[2]);
+    links.buffers.push_back(std::move((*fds)[2]));
+    if (whose == 0) links.memory = std::move((*fds)[3]);
   }
   const std::byte taken[] = {std::byte{'t'}};
   if (auto sent = write_all(connection->get(), taken, deadline, config.interrupt); !sent)

@@ -267,16 +267,19 @@ Result<> ShmGroup::all_reduce(std::span<std::byte> values, const VectorSum& sum)
   if (failed_) return *failed_;
   if (size() == 1) return {};
   if (values.size() <= (size() == 2 ? kDirectBytesOfTwo : kDirectBytes)) return direct_sum(values, sum);
+  if (const auto at = shared_at(values)) return sum_in_place(values, *at, sum, size(), true);
   return rounds(values, sum, size(), true, true);
 }
 
 Result<> ShmGroup::reduce_parts(std::span<std::byte> values, const VectorSum& sum, int parts) {
   if (failed_) return *failed_;
+  if (const auto at = shared_at(values)) return sum_in_place(values, *at, sum, parts, false);
   return rounds(values, sum, parts, true, false);
 }
 
 Result<> ShmGroup::gather_parts(std::span<std::byte> values, std::size_t element, int parts) {
   if (failed_) return *failed_;
+  if (const auto at = shared_at(values)) return gather_in_place(values, *at, element, parts);
   return rounds(values, {element, nullptr, nullptr}, parts, false, true);
 }
 

@@ -12,6 +12,7 @@
 
 #include "apps/train/collective_machine.h"
 #include "apps/train/node_links.h"
+#include "apps/train/shm_buffer.h"
 #include "apps/train/shm_segment.h"
 #include "apps/train/vector_sum.h"
 #include "base/result.h"
@@ -34,6 +35,10 @@ class ShmGroup {
 
   int rank() const { return config_.local_rank; }
   int size() const { return config_.local_world_size; }
+
+  /// Memory of this rank that the others map as well, zeroed, for the group's life: sums over it need no
+  /// copies. Empty where there is none to have, on all ranks alike; once for each group.
+  Result<std::span<std::byte>> share(std::size_t bytes);
 
   Result<> all_reduce(std::span<std::byte> values, const VectorSum& sum);
   /// part_bounds() in `parts` <= size() parts of elements: rank p < parts ends with the sum of part p.
@@ -73,6 +78,13 @@ class ShmGroup {
   void copy_own_part(const Round& round);
   void copy_results(const Round& round);
 
+  /// Where in the shared memory they lie; nothing: elsewhere.
+  std::optional<std::size_t> shared_at(std::span<const std::byte> values) const;
+  static std::uint64_t tag_in_place(std::size_t at, std::size_t size);
+  Result<> sum_in_place(std::span<std::byte> values, std::size_t at, const VectorSum& sum, int parts,
+                        bool gather);
+  Result<> gather_in_place(std::span<std::byte> values, std::size_t at, std::size_t element, int parts);
+
   /// Publishes this rank's areas of this turn and waits for all others to have done so.
   Result<> sync(std::uint64_t size);
   Result<> wait_for(int rank);
@@ -89,7 +101,8 @@ class ShmGroup {
   NodeConfig config_;
   NodeLinks links_;
   ShmSegment segment_;
-  UniqueFd lives_;  ///< epoll of links_.lives
+  std::vector<ShmBuffer> buffers_;  ///< of all ranks; empty: none are shared
+  UniqueFd lives_;                  ///< epoll of links_.lives
   std::vector<bool> gone_;
   bool spins_ = false;
   std::chrono::nanoseconds spin_time_;

@@ -227,6 +227,13 @@ Result<> run(const Options& options, Communicators communicators, const DataSpli
     if (communicators.world->rank() == 0) read = import_model<T>(options.init_from, *model);
     if (auto done = share_outcome(*communicators.world, read); !done) return done;
   }
+  // Small sums are copied through the nearest caches anyway.
+  constexpr std::size_t kWorthSharing = 4u << 20;
+  if (model->gradient_bytes() > kWorthSharing) {
+    Communicator& sums = communicators.node ? *communicators.node : *communicators.world;
+    if (const auto memory = sums.share_memory(model->gradient_bytes()); !memory.empty())
+      model->place_gradients(memory);
+  }
   return Run<T>(options, communicators, *model, data).go();
 }
 

@@ -116,10 +116,8 @@ class Tables(unittest.TestCase):
 
 
 class Deaths(unittest.TestCase):
-    LONG = ("--bench", "allreduce", "-b", "64K", "-e", "64K", "-n", "10000000")
-
-    def check(self, sizes, dead, *more):
-        with Nodes(sizes, *self.LONG, *more) as nodes:
+    def check(self, sizes, dead, size="64K"):
+        with Nodes(sizes, "--bench", "allreduce", "-b", size, "-e", size, "-n", "10000000") as nodes:
             nodes.processes[0].stdout.readline()  # all have met
             nodes.processes[dead].send_signal(signal.SIGKILL)
             start = time.monotonic()
@@ -136,6 +134,10 @@ class Deaths(unittest.TestCase):
 
     def test_a_killed_rank_ends_all_nodes(self):
         self.check((2, 2), 2)
+
+    def test_a_rank_killed_in_a_sum_in_place(self):
+        for sizes, dead in (((2,), 1), ((3,), 0), ((2, 2), 3)):
+            self.check(sizes, dead, "4M")
 
     def test_nothing_with_a_name_is_left(self):
         before = os.listdir("/dev/shm")

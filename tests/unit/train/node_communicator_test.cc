@@ -171,6 +171,57 @@ TEST_CASE("sums over shared memory and nodes of any size are right and bit-equal
   }
 }
 
+TEST_CASE("sums in shared memory have the same bits as elsewhere") {
+  for (const auto& sizes : kShapes) {
+    std::atomic<int> world = 0;
+    const auto said = run_nodes(sizes, [&](Rank rank) -> std::string {
+      Communicator& all = *rank.world;
+      world = all.world_size();
+      const std::size_t part = 100'003, most = part * static_cast<std::size_t>(all.world_size()) + 1;
+      const auto memory = all.share_memory(most * sizeof(float));
+      const bool alone = rank.map.ranks[static_cast<std::size_t>(rank.map.node)].size() == 1;
+      if (alone != memory.empty()) return "no shared memory";
+      if (alone && !all.share_memory(8).empty()) return "memory of one";
+      std::vector<float> own(most);
+      const std::span<float> place =
+          alone ? std::span<float>(own) : std::span(reinterpret_cast<float*>(memory.data()), most);
+      // Also not at the beginning, and sums that are too small to be worth it.
+      for (const auto& [at, size] :
+           {std::pair<std::size_t, std::size_t>{0, most}, {1, most - 1}, {30'000, most - 30'001}, {5, 9}}) {
+        std::vector<float> elsewhere = values_of(all.rank(), size);
+        const std::span<float> values = place.subspan(at, size);
+        for (int again = 0; again < 3; ++again) {
+          std::ranges::copy(values_of(all.rank(), size), values.begin());
+          if (again == 0) {
+            if (auto done = all.all_reduce_sum(elsewhere); !done) return done.error().text;
+          }
+          if (auto done = all.all_reduce_sum(values); !done) return done.error().text;
+          if (!std::ranges::equal(values, elsewhere)) return "other bits";
+        }
+      }
+      std::vector<float> elsewhere = values_of(all.rank(), most - 1);
+      const std::span<float> parts = place.subspan(1, most - 1);
+      std::ranges::copy(elsewhere, parts.begin());
+      if (auto done = all.all_reduce_sum(elsewhere); !done) return done.error().text;
+      if (auto done = all.reduce_scatter_sum(parts); !done) return done.error().text;
+      if (auto done = all.all_gather_parts(std::as_writable_bytes(parts)); !done) return done.error().text;
+      return std::ranges::equal(parts, elsewhere) ? ""
+                                                  : "reduce-scatter and all-gather are not the all-reduce";
+    });
+    INFO("nodes " << sizes.size() << ", world " << world);
+    CHECK(said == std::vector<std::string>(world));
+  }
+}
+
+TEST_CASE("ranks that sum at different places of the shared memory get an error") {
+  const auto said = run_nodes({2}, [](Rank rank) -> std::string {
+    const auto memory = rank.world->share_memory(4'000'000);
+    const std::span<float> values(reinterpret_cast<float*>(memory.data()), 1'000'000);
+    return words(rank.world->all_reduce_sum(values.subspan(rank.world->rank() == 0 ? 0 : 64, 500'000)));
+  });
+  CHECK_THAT(said[0] + said[1], Catch::Matchers::Contains("at another operation"));
+}
+
 TEST_CASE("broadcast, all-gather, reduce-scatter and barrier over nodes") {
   for (const auto& sizes : kShapes) {
     std::atomic<int> world = 0;
