@@ -96,10 +96,11 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
     if (piece.kind == DaemonFrame::kGreeting) {
       greeted_ = true;
       if (piece.number == kDaemonLinkVersion) return;
-      finish(broken(ErrorCode::kAgentMismatch,
-                    "the daemon at " + where_ + " is of another version of ddplaunch (its link has version " +
-                        std::to_string(piece.number) + ", ours " + std::to_string(kDaemonLinkVersion) +
-                        "); install the same version there and restart it: systemctl --user restart ddplaunchd"));
+      finish(broken(
+          ErrorCode::kAgentMismatch,
+          "the daemon at " + where_ + " is of another version of ddplaunch (its link has version " +
+              std::to_string(piece.number) + ", ours " + std::to_string(kDaemonLinkVersion) +
+              "); install the same version there and restart it: systemctl --user restart ddplaunchd"));
     } else if (piece.kind == DaemonFrame::kOutputEnd) {
       error_code ignored;
       link.shutdown(LocalSocket::shutdown_send, ignored);
@@ -139,7 +140,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
   std::string where_;
 
  public:
-  LocalSocket link;    ///< our ends of the owner's two sockets
+  LocalSocket link;  ///< our ends of the owner's two sockets
   LocalSocket errors;
 
  private:
@@ -209,8 +210,8 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
   if (made) made = connect_ends(pump->errors, errors);
   if (!made) return within(host, made.error());
   pump->start();
-  return std::unique_ptr<Channel>(
-      std::make_unique<DaemonChannel>(std::move(pump), std::move(link), std::move(errors), std::move(address)));
+  return std::unique_ptr<Channel>(std::make_unique<DaemonChannel>(std::move(pump), std::move(link),
+                                                                  std::move(errors), std::move(address)));
 }
 
 }  // namespace ddp::launcher

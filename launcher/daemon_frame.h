@@ -8,7 +8,8 @@
 
 namespace ddp::launcher {
 
-inline constexpr std::uint16_t kDaemonPort = 29499;  ///< where a daemon listens unless somebody says otherwise
+inline constexpr std::uint16_t kDaemonPort =
+    29499;  ///< where a daemon listens unless somebody says otherwise
 
 /// What goes over the one TLS link between a master and a node's daemon (docs/protocol.md, Daemon): the three
 /// streams of an agent and its end, as SSH carries them. Sans-IO. A frame is its kind, a zero, the size of
@@ -44,9 +45,9 @@ class DaemonFrameReader {
 
   struct Piece {
     DaemonFrame kind = DaemonFrame::kInput;
-    std::string_view bytes{};   ///< of a stream: some of its bytes, never none; valid as long as what was fed
-    std::uint16_t number = 0;   ///< of kGreeting, kEnded
-    std::string text{};         ///< of kFailed; any bytes
+    std::string_view bytes{};  ///< of a stream: some of its bytes, never none; valid as long as what was fed
+    std::uint16_t number = 0;  ///< of kGreeting, kEnded
+    std::string text{};        ///< of kFailed; any bytes
   };
 
   explicit DaemonFrameReader(From from) : from_(from) {}
@@ -63,10 +64,10 @@ class DaemonFrameReader {
   void fail(std::string why);
 
   const From from_;
-  std::string head_;        ///< less than kDaemonFrameHead bytes, or all of them while a payload is read
+  std::string head_;  ///< less than kDaemonFrameHead bytes, or all of them while a payload is read
   DaemonFrame kind_ = DaemonFrame::kInput;
-  std::size_t left_ = 0;    ///< of the payload
-  std::string whole_;       ///< of a payload that is read as a whole
+  std::size_t left_ = 0;  ///< of the payload
+  std::string whole_;     ///< of a payload that is read as a whole
   bool greeted_ = false;
   bool stream_ended_ = false;  ///< kInputEnd or kOutputEnd came
   bool over_ = false;          ///< kEnded or kFailed came

@@ -105,8 +105,9 @@ Result<> DaemonListener::open(DaemonListenerOptions options) {
   callbacks.on_joined = [this](std::unique_ptr<SecureStream> stream, const LinkIdentity& who,
                                const asio::ip::address& peer) { joined(std::move(stream), who, peer); };
   callbacks.on_note = say;
-  auto acceptor = SecureAcceptor::start(loop_.get_executor(), std::move(*context), std::move(options.listener),
-                                        std::move(settings), std::move(callbacks));
+  auto acceptor =
+      SecureAcceptor::start(loop_.get_executor(), std::move(*context), std::move(options.listener),
+                            std::move(settings), std::move(callbacks));
   if (!acceptor) return acceptor.error();
   acceptor_ = std::move(*acceptor);
   return {};
@@ -139,7 +140,8 @@ void DaemonListener::await_signal() {
     if (number == SIGCHLD) return await_signal();
     const std::size_t left = sessions_.size();
     say(std::string("ending at ") + ::strsignal(number) +
-        (left == 0 ? std::string() : "; " + std::to_string(left) + (left == 1 ? " job goes" : " jobs go") + " on"));
+        (left == 0 ? std::string()
+                   : "; " + std::to_string(left) + (left == 1 ? " job goes" : " jobs go") + " on"));
     acceptor_->stop();
     signals_.clear();
     loop_.stop();

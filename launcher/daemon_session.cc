@@ -22,11 +22,21 @@ constexpr std::size_t kLastErrors = 1 << 20;  // more than a socket holds
 /// What systemd tells a service about itself. A worker that believed it would write its output straight
 /// into the daemon's journal, or answer its watchdog.
 const std::vector<std::string>& of_the_service() {
-  static const std::vector<std::string> names = {
-      "DDPLAUNCH_TOKEN", "INVOCATION_ID",       "JOURNAL_STREAM",        "LISTEN_FDNAMES",
-      "LISTEN_FDS",      "LISTEN_PID",          "MAINPID",               "MANAGERPID",
-      "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID",
-      "WATCHDOG_PID",    "WATCHDOG_USEC",       "CREDENTIALS_DIRECTORY"};
+  static const std::vector<std::string> names = {"DDPLAUNCH_TOKEN",
+                                                 "INVOCATION_ID",
+                                                 "JOURNAL_STREAM",
+                                                 "LISTEN_FDNAMES",
+                                                 "LISTEN_FDS",
+                                                 "LISTEN_PID",
+                                                 "MAINPID",
+                                                 "MANAGERPID",
+                                                 "MEMORY_PRESSURE_WATCH",
+                                                 "MEMORY_PRESSURE_WRITE",
+                                                 "NOTIFY_SOCKET",
+                                                 "SYSTEMD_EXEC_PID",
+                                                 "WATCHDOG_PID",
+                                                 "WATCHDOG_USEC",
+                                                 "CREDENTIALS_DIRECTORY"};
   return names;
 }
 
@@ -55,8 +65,8 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     }
     self->agent_ = std::move(*channel);
     self->agent_->greeted();  // from here on it is told to end by the end of its input alone
-    (void)co_await self->line_.send(daemon_frame(
-        DaemonFrame::kOutput, std::string(remote::kRunsPrefix) + self->options_.agent + "\n"));
+    (void)co_await self->line_.send(
+        daemon_frame(DaemonFrame::kOutput, std::string(remote::kRunsPrefix) + self->options_.agent + "\n"));
     asio::co_spawn(self->loop_, carry_input(self), daemon_task_end);
     asio::co_spawn(self->loop_, carry_output(self), daemon_task_end);
     asio::co_spawn(self->loop_, carry_errors(self), daemon_task_end);

@@ -108,8 +108,9 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
                                                                       remote::Deadline deadline) {
   co_await asio::this_coro::throw_if_cancelled(false);
   if (!host.wrapper.empty()) {
-    co_return Error{ErrorCode::kUsage, host.name + ": a daemon starts its own ddplaunchd and no wrapper; run "
-                                                   "the daemon inside the container, or use --launcher ssh"};
+    co_return Error{ErrorCode::kUsage, host.name +
+                                           ": a daemon starts its own ddplaunchd and no wrapper; run "
+                                           "the daemon inside the container, or use --launcher ssh"};
   }
   const std::string target = host.address.empty() ? host.name : host.address;
   const std::uint16_t port = host.port != 0 ? host.port : options_.port;
@@ -119,7 +120,8 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
   if (!found) co_return within(host.name, found.error());
   auto way = std::make_shared<Way>();
   way->endpoints = std::move(*found);
-  way->where = (target.find(':') == std::string::npos ? target : "[" + target + "]") + ":" + std::to_string(port);
+  way->where =
+      (target.find(':') == std::string::npos ? target : "[" + target + "]") + ":" + std::to_string(port);
   way->as = std::move(*as);
   way->deadline = deadline;
 

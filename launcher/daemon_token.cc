@@ -45,7 +45,8 @@ Result<std::string> default_token_path() {
   if (config.starts_with('/')) return config + "/ddplaunch/token";
   const std::string home = variable("HOME");
   if (home.starts_with('/')) return home + "/.config/ddplaunch/token";
-  return Error{ErrorCode::kUsage, "HOME is not set, so there is no default token file; give --token-file FILE"};
+  return Error{ErrorCode::kUsage,
+               "HOME is not set, so there is no default token file; give --token-file FILE"};
 }
 
 Result<rendezvous::LinkToken> find_daemon_token(const std::string& file) {
@@ -74,8 +75,9 @@ Result<std::string> write_new_token(std::string path) {
   if (!token) return token.error();
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file && errno == EEXIST) {
-    return Error{ErrorCode::kUsage, path + " exists and is left as it is; remove it first if no node shall "
-                                           "use it any more"};
+    return Error{ErrorCode::kUsage, path +
+                                        " exists and is left as it is; remove it first if no node shall "
+                                        "use it any more"};
   }
   if (!file) return system_error(errno, "write " + path);
   Result<> written = write_whole(file.get(), token->secret.reveal(), path);

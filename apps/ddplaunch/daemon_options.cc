@@ -16,17 +16,17 @@ using launcher::LauncherKind;
 constexpr unsigned long long kMostPort = 65535;
 
 void refuse_ssh_options(const OptionValues& values, Findings& findings) {
-  for (const auto& [name, is_given] :
-       {std::pair("--ssh-command", !values.ssh_command.empty()),
-        std::pair("--ssh-config", !values.ssh_config.empty()),
-        std::pair("--accept-new-host-keys", values.accept_new_host_keys)}) {
+  for (const auto& [name, is_given] : {std::pair("--ssh-command", !values.ssh_command.empty()),
+                                       std::pair("--ssh-config", !values.ssh_config.empty()),
+                                       std::pair("--accept-new-host-keys", values.accept_new_host_keys)}) {
     if (is_given)
       findings.fail(std::string("--launcher daemon reaches the nodes without SSH, so ") + name +
                     " has no meaning");
   }
   if (!values.agent.empty())
-    findings.fail("each daemon starts the ddplaunchd that lies beside it, so --agent has no meaning with "
-                  "--launcher daemon; install the same version there");
+    findings.fail(
+        "each daemon starts the ddplaunchd that lies beside it, so --agent has no meaning with "
+        "--launcher daemon; install the same version there");
 }
 
 void look_at_hosts(const JobSpec& spec, Findings& findings) {
@@ -59,7 +59,8 @@ void read_daemon_options(const OptionValues& values, const Surroundings& surroun
   }
   if (spec.launcher != LauncherKind::kDaemon) {
     if (!values.daemon_port.empty())
-      findings.fail("--daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen runs");
+      findings.fail(
+          "--daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen runs");
     return;
   }
   spec.push = false;  // over SSH only

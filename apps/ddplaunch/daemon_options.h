@@ -7,7 +7,7 @@
 namespace ddp {
 
 /// --launcher daemon: its port, and what has no meaning without SSH. After the hosts and their wrappers.
-void read_daemon_options(const OptionValues& values, const Surroundings& surroundings, launcher::JobSpec& spec,
-                         Findings& findings);
+void read_daemon_options(const OptionValues& values, const Surroundings& surroundings,
+                         launcher::JobSpec& spec, Findings& findings);
 
 }  // namespace ddp

@@ -31,7 +31,8 @@ Result<> read_place(const std::string& text, ListenOptions& options) {
     return wrong("--listen " + text + ": an IPv6 address stands in brackets: [fd00::5]:29499");
   }
   if (colon != std::string::npos && address.empty())
-    return wrong("--listen " + text + ": there is no address before the colon; the port alone means all interfaces");
+    return wrong("--listen " + text +
+                 ": there is no address before the colon; the port alone means all interfaces");
   const auto port = read_port(std::string_view(text).substr(colon == std::string::npos ? 0 : colon + 1));
   if (!port) return within("--listen " + text, port.error());
   options.address = std::move(address);

@@ -12,7 +12,8 @@
 namespace ddp {
 
 bool is_for_listener(std::string_view word) {
-  for (const std::string_view name : {"--listen", "--new-token", "--new_token", "--token-file", "--token_file"}) {
+  for (const std::string_view name :
+       {"--listen", "--new-token", "--new_token", "--token-file", "--token_file"}) {
     if (word == name || (word.starts_with(name) && word[name.size()] == '=')) return true;
   }
   return false;

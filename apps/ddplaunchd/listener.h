@@ -8,8 +8,8 @@ namespace ddp {
 /// --token-file, with or without a value behind "=".
 bool is_for_listener(std::string_view word);
 
-/// Becomes `ddplaunch-listen`, which lies beside this program: a static program that is sent to nodes holds no
-/// TLS. Returns only when that is not to be executed: the exit code.
+/// Becomes `ddplaunch-listen`, which lies beside this program: a static program that is sent to nodes holds
+/// no TLS. Returns only when that is not to be executed: the exit code.
 int run_listener(char** argv);
 
 }  // namespace ddp

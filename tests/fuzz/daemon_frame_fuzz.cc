@@ -56,7 +56,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const auto from : {DaemonFrameReader::From::kMaster, DaemonFrameReader::From::kNode}) {
     // Most of what a node may say needs its greeting first.
     const std::string greeted =
-        (from == DaemonFrameReader::From::kNode && data[0] % 8 != 0 ? daemon_greeting() : "") + std::string(bytes);
+        (from == DaemonFrameReader::From::kNode && data[0] % 8 != 0 ? daemon_greeting() : "") +
+        std::string(bytes);
     const std::string whole = read_all(from, greeted, std::max<std::size_t>(greeted.size(), 1));
     require(read_all(from, greeted, 1) == whole);
     require(read_all(from, greeted, 1 + data[0] % 16) == whole);

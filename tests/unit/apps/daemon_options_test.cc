@@ -9,8 +9,8 @@ using ddp::test::Texts;
 using ddp::test::World;
 
 TEST_CASE("--launcher daemon with its port and token") {
-  const JobSpec spec = World().spec({"--host", "a,b port=4000", "--launcher", "daemon", "--daemon-port", "5000",
-                                     "--token-file", "/run/token", "w"});
+  const JobSpec spec = World().spec({"--host", "a,b port=4000", "--launcher", "daemon", "--daemon-port",
+                                     "5000", "--token-file", "/run/token", "w"});
   CHECK(spec.launcher == LauncherKind::kDaemon);
   CHECK(spec.daemon_port == 5000);
   CHECK(spec.token_file == "/run/token");
@@ -25,25 +25,30 @@ TEST_CASE("--launcher daemon with its port and token") {
 TEST_CASE("What has no meaning with --launcher daemon is refused") {
   CHECK(World().mistakes({"--launcher", "daemon", "w"}) ==
         Texts{"ddplaunch: --launcher daemon needs hosts: --hostfile FILE or --host LIST"});
-  CHECK(World().mistakes({"--host", "a", "--launcher", "daemon", "--ssh-command", "ssh -v",
-                          "--accept-new-host-keys", "--agent", "/opt/ddplaunchd", "--wrapper", "docker exec -i x",
-                          "--daemon-port", "0", "w"}) ==
-        Texts{"ddplaunch: --daemon-port 0: give a port from 1 to 65535",
-              "ddplaunch: --launcher daemon reaches the nodes without SSH, so --ssh-command has no meaning",
-              "ddplaunch: --launcher daemon reaches the nodes without SSH, so --accept-new-host-keys has no "
-              "meaning",
-              "ddplaunch: each daemon starts the ddplaunchd that lies beside it, so --agent has no meaning with "
-              "--launcher daemon; install the same version there",
-              "ddplaunch: a daemon starts no wrapper (host a): run ddplaunchd --listen inside the container, or "
-              "use --launcher ssh"});
-  CHECK(World().mistakes({"--host", "a", "--daemon-port", "5000", "w"}) ==
-        Texts{"ddplaunch: --daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen "
-              "runs"});
+  CHECK(
+      World().mistakes({"--host", "a", "--launcher", "daemon", "--ssh-command", "ssh -v",
+                        "--accept-new-host-keys", "--agent", "/opt/ddplaunchd", "--wrapper",
+                        "docker exec -i x", "--daemon-port", "0", "w"}) ==
+      Texts{
+          "ddplaunch: --daemon-port 0: give a port from 1 to 65535",
+          "ddplaunch: --launcher daemon reaches the nodes without SSH, so --ssh-command has no meaning",
+          "ddplaunch: --launcher daemon reaches the nodes without SSH, so --accept-new-host-keys has no "
+          "meaning",
+          "ddplaunch: each daemon starts the ddplaunchd that lies beside it, so --agent has no meaning with "
+          "--launcher daemon; install the same version there",
+          "ddplaunch: a daemon starts no wrapper (host a): run ddplaunchd --listen inside the container, or "
+          "use --launcher ssh"});
+  CHECK(
+      World().mistakes({"--host", "a", "--daemon-port", "5000", "w"}) ==
+      Texts{
+          "ddplaunch: --daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen "
+          "runs"});
 }
 
 TEST_CASE("What is SSH's in a hostfile is told to be unused") {
   World world;
   world.files["hosts"] = "ann@a slots=2\nb slots=2\n";
-  CHECK(world.job({"--hostfile", "hosts", "--launcher", "daemon", "w"}).notes ==
-        Texts{"ddplaunch: user, identity and jump of the hosts are for SSH and not used by --launcher daemon"});
+  CHECK(
+      world.job({"--hostfile", "hosts", "--launcher", "daemon", "w"}).notes ==
+      Texts{"ddplaunch: user, identity and jump of the hosts are for SSH and not used by --launcher daemon"});
 }

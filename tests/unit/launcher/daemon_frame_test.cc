@@ -71,10 +71,11 @@ TEST_CASE("a frame is its kind, a zero, the size and the payload") {
 
 TEST_CASE("what a node sends is read however it is cut") {
   const std::string long_line(kMaxDaemonPayload, 'l');
-  const std::string bytes =
-      daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "one") + daemon_frame(DaemonFrame::kErrors, "oh") +
-      daemon_frame(DaemonFrame::kOutput, long_line) + daemon_frame(DaemonFrame::kOutputEnd, {}) +
-      daemon_frame(DaemonFrame::kErrors, " no") + daemon_ended(113);
+  const std::string bytes = daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "one") +
+                            daemon_frame(DaemonFrame::kErrors, "oh") +
+                            daemon_frame(DaemonFrame::kOutput, long_line) +
+                            daemon_frame(DaemonFrame::kOutputEnd, {}) +
+                            daemon_frame(DaemonFrame::kErrors, " no") + daemon_ended(113);
   for (const std::size_t cut : {1u, 2u, 3u, 5u, 7u, 4096u, 100'000u}) {
     CAPTURE(cut);
     const Heard heard(From::kNode, bytes, cut);
@@ -112,7 +113,8 @@ TEST_CASE("a frame at the wrong time, of the wrong side, kind or size ends the l
   CHECK(node(hello + input) == "a frame that may not come here (kind 1, size 1)");
   CHECK(node(hello + end + output) == "a frame that may not come here (kind 17, size 1)");
   CHECK(node(hello + daemon_ended(0) + output) == "a frame that may not come here (kind 17, size 1)");
-  CHECK(node(hello + daemon_ended(0) + daemon_ended(0)) == "a frame that may not come here (kind 32, size 2)");
+  CHECK(node(hello + daemon_ended(0) + daemon_ended(0)) ==
+        "a frame that may not come here (kind 32, size 2)");
   CHECK(master(hello) == "a frame that may not come here (kind 16, size 2)");
   CHECK(master(input_end + input) == "a frame that may not come here (kind 1, size 1)");
   CHECK(master(std::string("\0\0\0\0", 4)) == "a frame that may not come here (kind 0, size 0)");

@@ -32,7 +32,8 @@ TEST_CASE("where a daemon listens") {
 }
 
 TEST_CASE("what is wrong with the daemon's options is named") {
-  CHECK(flaw({"--listen", "http"}) == "--listen http: \"http\" is no port; give a number up to 65535 (0: any free one)");
+  CHECK(flaw({"--listen", "http"}) ==
+        "--listen http: \"http\" is no port; give a number up to 65535 (0: any free one)");
   CHECK(flaw({"--listen", "10.0.0.5:70000"}) ==
         "--listen 10.0.0.5:70000: \"70000\" is no port; give a number up to 65535 (0: any free one)");
   CHECK(flaw({"--listen", "fd00::5:4000"}) ==

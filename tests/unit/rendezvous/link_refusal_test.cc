@@ -13,7 +13,8 @@ TEST_CASE("a master is sent to the daemon, not to the job's master") {
         "what answers at gpu01:29499 is no ddplaunchd --listen. Check the port: port= in the hostfile, or "
         "--daemon-port");
   CHECK(join_refusal_text(LinkRefusal::kOtherVersion, here) ==
-        "gpu01:29499 runs a ddplaunch whose link has another version. Install the same version on all nodes, and "
+        "gpu01:29499 runs a ddplaunch whose link has another version. Install the same version on all nodes, "
+        "and "
         "restart the daemon");
 }
 

@@ -1,0 +1,171 @@
+// The master's end of a daemon's link against nodes that do right and wrong.
+#include "launcher/daemon_channel.h"
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "launcher/daemon_frame.h"
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using Socket = asio::local::stream_protocol::socket;
+
+void connect_ends_of(Socket& one, Socket& other) {
+  int ends[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  one.assign(asio::local::stream_protocol(), ends[0]);
+  other.assign(asio::local::stream_protocol(), ends[1]);
+}
+
+/// A channel, and the other end of its link in our hand.
+struct Link {
+  asio::io_context loop{1};
+  Socket node{loop};
+  std::unique_ptr<remote::Channel> channel;
+  std::optional<remote::ChannelEnd> end;
+
+  Link() {
+    Socket master(loop);
+    connect_ends_of(master, node);
+    channel = make_daemon_channel(loop.get_executor(), std::make_unique<OneSocket>(std::move(master)),
+                                  "gpu01", "gpu01:29499", "10.0.0.2")
+                  .value();
+    asio::co_spawn(loop, wait(*this), asio::detached);  // ends with the loop
+  }
+
+  class OneSocket final : public ByteStream {
+   public:
+    explicit OneSocket(Socket socket) : socket_(std::move(socket)) {}
+    Awaitable<Done> read_some(asio::mutable_buffer buffer) override {
+      co_return co_await socket_.async_read_some(buffer, kUseTuple);
+    }
+    Awaitable<Done> write_some(asio::const_buffer buffer) override {
+      co_return co_await socket_.async_write_some(buffer, kUseTuple);
+    }
+    Awaitable<error_code> writable() override { co_return error_code(); }
+    void close() override {
+      error_code ignored;
+      socket_.close(ignored);
+    }
+
+   private:
+    Socket socket_;
+  };
+
+  static Awaitable<> wait(Link& link) { link.end = co_await link.channel->end(); }
+
+  void send(const std::string& bytes) { asio::write(node, asio::buffer(bytes)); }
+  void turn() {
+    loop.restart();
+    loop.poll();
+  }
+  const remote::ChannelEnd& until_end() {
+    loop.restart();
+    loop.run_for(5s);
+    REQUIRE(end.has_value());
+    return *end;
+  }
+  static std::string all_of(Socket& socket) {
+    std::string bytes(1 << 16, '\0');
+    error_code error;
+    socket.non_blocking(true, error);
+    bytes.resize(socket.read_some(asio::buffer(bytes), error));
+    return bytes;
+  }
+};
+
+TEST_CASE("three streams and an end") {
+  Link link;
+  CHECK(link.channel->address() == "10.0.0.2");
+  link.send(daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "out") +
+            daemon_frame(DaemonFrame::kErrors, "err") + daemon_ended(113));
+  const remote::ChannelEnd& end = link.until_end();
+  CHECK(end.status == 113);
+  CHECK_FALSE(end.broken);
+  CHECK(Link::all_of(link.channel->link()) == "out");
+  CHECK(Link::all_of(link.channel->errors()) == "err");
+  char byte = 0;
+  error_code error;
+  link.channel->link().read_some(asio::buffer(&byte, 1), error);
+  CHECK(error == asio::error::eof);
+}
+
+TEST_CASE("what the owner writes is the agent's input, and its going the end of it") {
+  Link link;
+  link.send(daemon_greeting());
+  asio::write(link.channel->link(), asio::buffer("hello", 5));
+  link.turn();
+  CHECK(Link::all_of(link.node) == daemon_frame(DaemonFrame::kInput, "hello"));
+  error_code ignored;
+  link.channel->link().shutdown(Socket::shutdown_send, ignored);
+  link.turn();
+  CHECK(Link::all_of(link.node) == daemon_frame(DaemonFrame::kInputEnd, {}));
+  link.send(daemon_ended(0));
+  CHECK(link.until_end().status == 0);
+}
+
+std::string trouble(const std::string& bytes, ErrorCode code) {
+  Link link;
+  link.send(bytes);
+  link.node.close();
+  const remote::ChannelEnd& end = link.until_end();
+  CHECK_FALSE(end.status);
+  REQUIRE(end.broken);
+  CHECK(end.broken->code == code);
+  return end.broken->text;
+}
+
+TEST_CASE("what breaks a link is told with what to do") {
+  CHECK(trouble("", ErrorCode::kLinkLost) ==
+        "gpu01: the link to the daemon at gpu01:29499 broke: it was closed before an agent was started; the "
+        "daemon's log there says why (journalctl --user -u ddplaunchd)");
+  CHECK(
+      trouble(daemon_greeting() + daemon_frame(DaemonFrame::kOutput, "x"), ErrorCode::kLinkLost) ==
+      "gpu01: the link to the daemon at gpu01:29499 broke: it was closed there; was the daemon's process for "
+      "this job killed?");
+  CHECK(
+      trouble(std::string("\x10\0\2\0\2\0", 6), ErrorCode::kAgentMismatch) ==
+      "gpu01: the daemon at gpu01:29499 is of another version of ddplaunch (its link has version 2, ours 1); "
+      "install the same version there and restart it: systemctl --user restart ddplaunchd");
+  CHECK(trouble(daemon_greeting() + daemon_failed("no\x1b[31m such file"), ErrorCode::kAgentMissing) ==
+        "gpu01: the daemon could not start an agent there: no.[31m such file");
+  CHECK(trouble("GARBAGE", ErrorCode::kProtocol) ==
+        "gpu01: the daemon there sent a frame that may not come here (kind 71, size 16978)");
+}
+
+TEST_CASE("an owner that goes first tells the agent by end of file, and leaves no task behind") {
+  asio::io_context loop(1);
+  Socket node(loop);
+  Socket master(loop);
+  connect_ends_of(master, node);
+  auto channel =
+      make_daemon_channel(loop.get_executor(), std::make_unique<Link::OneSocket>(std::move(master)), "gpu01",
+                          "gpu01:29499", "10.0.0.2")
+          .value();
+  asio::write(channel->link(), asio::buffer("last words", 10));
+  channel.reset();
+  loop.poll();
+  CHECK(Link::all_of(node) ==
+        daemon_frame(DaemonFrame::kInput, "last words") + daemon_frame(DaemonFrame::kInputEnd, {}));
+  SECTION("a node that answers") {
+    asio::write(node, asio::buffer(daemon_greeting() + daemon_ended(0)));
+    loop.restart();
+    CHECK(loop.run_for(1s) > 0);
+  }
+  SECTION("one that says nothing more is left after a while") {
+    loop.restart();
+    CHECK(loop.run_for(10s) > 0);
+  }
+  CHECK(loop.stopped());  // nothing is under way any more
+}
+
+}  // namespace
+}  // namespace ddp::launcher
