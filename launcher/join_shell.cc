@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/one_line.h"
 #include "launcher/join_link.h"
 #include "launcher/secure_channel.h"
 #include "rendezvous/secure_acceptor.h"
@@ -18,6 +19,9 @@ using Clock = std::chrono::steady_clock;
 
 /// From the proof to the node's first line.
 constexpr std::chrono::seconds kRequestTime{10};
+/// Without a word that long the user wonders.
+constexpr std::chrono::seconds kSilence{5};
+constexpr std::size_t kMostNamed = 8;
 
 void rethrow(const std::exception_ptr& failure) {
   if (failure) std::rethrow_exception(failure);  // a broken invariant
@@ -38,7 +42,8 @@ struct JoinShell::Door : std::enable_shared_from_this<JoinShell::Door> {
       : loop(executor),
         options(std::move(chosen)),
         table(options.mine),
-        places(static_cast<std::size_t>(options.mine.nodes)) {}
+        places(static_cast<std::size_t>(options.mine.nodes)),
+        silence(executor, kSilence) {}
 
   Result<> start();
   void stop();
@@ -47,6 +52,7 @@ struct JoinShell::Door : std::enable_shared_from_this<JoinShell::Door> {
   JoinTable::Decision decide(const JoinRequest& request, const JoinTable::Peer& peer);
   void seat(std::unique_ptr<ByteStream> stream, const JoinTable::Decision& decision,
             const JoinTable::Peer& peer);
+  void tell_who_is_awaited();
   void note(const std::string& line) const {
     if (!stopped && options.on_note) options.on_note(line);
   }
@@ -58,6 +64,7 @@ struct JoinShell::Door : std::enable_shared_from_this<JoinShell::Door> {
   std::shared_ptr<rendezvous::SecureAcceptor> acceptor;
   std::map<const ByteStream*, ByteStream*> greeted;  ///< those that are being spoken with
   std::string last_refusal;
+  asio::steady_timer silence;
   bool stopped = false;
 };
 
@@ -92,11 +99,28 @@ Result<> JoinShell::Door::start() {
                                                 std::move(guard), std::move(callbacks));
   if (!made) return made.error();
   acceptor = std::move(*made);
+  silence.async_wait([weak = weak_from_this()](const error_code& cancelled) {
+    if (const auto door = weak.lock(); door && !cancelled) door->tell_who_is_awaited();
+  });
   return {};
+}
+
+/// Once, when the start takes its time.
+void JoinShell::Door::tell_who_is_awaited() {
+  std::string names;
+  std::size_t count = 0;
+  for (std::size_t i = 1; i < places.size(); ++i) {
+    if (places[i].awaited_by.empty()) continue;
+    if (++count <= kMostNamed) names += (count > 1 ? ", " : "") + std::to_string(i);
+  }
+  if (count == 0) return;
+  if (count > kMostNamed) names += " and " + std::to_string(count - kMostNamed) + " more";
+  note("waiting at " + options.where + " for the ddplaunch of node " + names);
 }
 
 void JoinShell::Door::stop() {
   stopped = true;
+  silence.cancel();
   if (acceptor) acceptor->stop();
   for (const auto& [key, stream] : greeted)
     stream->close();
@@ -143,7 +167,7 @@ JoinTable::Decision JoinShell::Door::decide(const JoinRequest& request, const Jo
   }
   JoinTable::Decision decision = table.join(request, peer, Clock::now());
   if (!decision.answer.rank) {
-    last_refusal = peer.address + " (" + peer.name + ") was refused: " + decision.answer.text;
+    last_refusal = one_line(peer.address + " (" + peer.name + ") was refused: " + decision.answer.text);
     note(last_refusal);
   } else if (decision.displaces) {
     Place& place = places[static_cast<std::size_t>(*decision.answer.rank)];

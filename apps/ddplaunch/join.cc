@@ -47,13 +47,13 @@ constexpr std::chrono::seconds kLookUpTime{10};
 /// Without a word that long the user wonders.
 constexpr std::chrono::seconds kSilence{5};
 
-int fail(const Error& error) {
+int end_with(const Error& error) {
   const int code = launcher::exit_code_of(error);
   std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, error.text.c_str());
   return code;
 }
 
-std::string where_of(const launcher::PerNode& node) {
+std::string master_place(const launcher::PerNode& node) {
   return node.master_addr + " port " + std::to_string(node.port);
 }
 
@@ -118,7 +118,7 @@ struct Joining {
     if (joined) {
       if (!self->spec.quiet) {
         std::fprintf(stderr, "ddplaunch: joined job %s at %s as node %d; its output is shown there\n",
-                     joined->job_id.c_str(), where_of(*self->spec.per_node).c_str(), joined->rank);
+                     joined->job_id.c_str(), master_place(*self->spec.per_node).c_str(), joined->rank);
       }
       const remote::AgentHello hello{self->goal.request.protocol, self->goal.request.version};
       (void)co_await launcher::write_line(*joined->stream, remote::hello_line(hello));
@@ -152,7 +152,7 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
     silence.async_wait([&spec](const error_code& cancelled) {
       if (cancelled) return;
       std::fprintf(stderr, "ddplaunch: waiting for node 0 at %s (--start-timeout %s)\n",
-                   where_of(*spec.per_node).c_str(), launcher::limit_text(spec.start_timeout).c_str());
+                   master_place(*spec.per_node).c_str(), launcher::limit_text(spec.start_timeout).c_str());
     });
   }
   Joining joining{loop, spec, goal, resolve, std::move(*context)};
@@ -170,14 +170,16 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
 
 /// The last line, in the master's words.
 void tell_end(const JobSpec& spec, int code, const std::string& master_says) {
-  if (!master_says.empty()) {
+  if (code == 0) {
+    if (!spec.quiet) std::fprintf(stderr, "ddplaunch: exit 0: the job ended well\n");
+  } else if (!master_says.empty()) {
     std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, master_says.c_str());
   } else if (code == 113) {
     std::fprintf(stderr,
                  "ddplaunch: exit %d: the link to node 0 at %s was lost; the workers of this node were "
                  "stopped\n",
-                 code, where_of(*spec.per_node).c_str());
-  } else if (code != 0 || !spec.quiet) {
+                 code, master_place(*spec.per_node).c_str());
+  } else {
     std::fprintf(stderr, "ddplaunch: exit %d, as node 0 said\n", code);
   }
 }
@@ -187,21 +189,21 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
   raise_nofile();  // three descriptors for each worker
   launcher::Agent::Options options;
   auto directory = own_directory();
-  if (!directory) return fail(directory.error());
+  if (!directory) return end_with(directory.error());
   options.directory = std::move(*directory);
   auto facts = launcher::gather_node_facts();
-  if (!facts) return fail(facts.error());
+  if (!facts) return end_with(facts.error());
   options.facts = std::move(*facts);
   options.own = launcher::join_job(spec);
   const auto workers = own_workers(spec, options.facts);
-  if (!workers) return fail(workers.error());
+  if (!workers) return end_with(workers.error());
   options.own->workers = *workers;
   const auto goal = goal_of(spec, token, options.facts.hostname);
-  if (!goal) return fail(goal.error());
+  if (!goal) return end_with(goal.error());
 
   asio::io_context loop(1);
   auto link = join_master(loop, spec, *goal, keeper);
-  if (!link) return fail(link.error());
+  if (!link) return end_with(link.error());
   launcher::Agent agent(loop, std::move(link->stream), keeper, std::move(options));
   const int code = agent.run();
   tell_end(spec, code, agent.last_words());
@@ -212,9 +214,9 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
 
 int run_per_node(const JobSpec& spec) {
   auto token = find_link_token(spec);
-  if (!token) return fail(token.error());
+  if (!token) return end_with(token.error());
   auto port = take_control_port(*spec.per_node);
-  if (!port) return fail(port.error());
+  if (!port) return end_with(port.error());
   if (*port) {
     JoinDoor door{std::move(**port), std::move(*token)};
     return launch(spec, &door);
