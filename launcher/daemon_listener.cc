@@ -179,7 +179,8 @@ void DaemonListener::joined(std::unique_ptr<SecureStream> stream, const LinkIden
 }  // namespace
 
 int run_daemon_listener(DaemonListenerOptions options) {
-  return DaemonListener(options.agent).run(std::move(options));
+  DaemonListener listener(options.agent);
+  return listener.run(std::move(options));
 }
 
 }  // namespace ddp::launcher
