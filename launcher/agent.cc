@@ -355,6 +355,7 @@ void Agent::resign(std::string why, int signal) {
   if (std::exchange(leaving_, true)) return;
   const Error error{ErrorCode::kLinkLost, std::move(why), signal};
   refuse(error);
+  last_words_ = error.text;
   exit_code_ = exit_code_of(error);
   start_task(go_down());
 }

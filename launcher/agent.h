@@ -49,7 +49,7 @@ class Agent final : public WorkerEvents {
   /// Serves until the master says Leave, the link or the keeper is lost, or a signal ends it; then no worker
   /// lives. Returns the process's exit code: after Leave 0, with a job of its own that of the whole job.
   int run();
-  /// What the master said of the job's end with Leave.
+  /// What the master said of the job's end with Leave; else why this agent had to leave, where it knows.
   const std::string& last_words() const { return last_words_; }
 
  private:

@@ -282,6 +282,16 @@ class PerNode(LaunchTest):
         nodes[0].send_signal(signal.SIGINT)
         self.assert_codes(self.ends(*nodes), 130, 130)
 
+    def test_a_node_that_somebody_stops_is_lost(self):
+        wait = ["sh", "-c", "touch here.$RANK; sleep 60"]
+        nodes = [self.node(rank, *wait) for rank in range(2)]
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+        nodes[1].send_signal(signal.SIGTERM)
+        outcomes = self.ends(*nodes)
+        self.assert_codes(outcomes, 113, 113)
+        for one in outcomes:
+            self.assertRegex(one.err.splitlines()[-1], "exit 113: .*its agent was stopped by SIGTERM")
+
     def test_a_node_that_is_stopped_while_it_waits(self):
         node = self.node(1, "true")
         self.assertTrue(wait_until(lambda: self.agent_of(node) is not None))
