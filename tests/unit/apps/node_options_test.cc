@@ -46,7 +46,8 @@ TEST_CASE("One ddplaunch on each node") {
   CHECK(!spec.push);
   CHECK(spec.job_dir == "/home/ann/.local/state/ddplaunch/jobs/20261121-034500-ab12cd");
   // What a scheduler starts anew has the same name, and files of its own.
-  CHECK(World().spec({"--nnodes", "2", "--node-rank", "0", "--master-addr", "a", "--job-id", "run7", "w"})
+  CHECK(World()
+            .spec({"--nnodes", "2", "--node-rank", "0", "--master-addr", "a", "--job-id", "run7", "w"})
             .job_dir == "/home/ann/.local/state/ddplaunch/jobs/run7.20261121-034500-ab12cd");
 }
 
