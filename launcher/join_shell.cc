@@ -161,9 +161,9 @@ Awaitable<> JoinShell::Door::greet(std::shared_ptr<Door> door, std::unique_ptr<B
 }
 
 JoinTable::Decision JoinShell::Door::decide(const JoinRequest& request, const JoinTable::Peer& peer) {
-  for (std::size_t i = 1; i < places.size(); ++i) {
-    if (const auto line = places[i].line.lock(); line && !line->ended())
-      table.heard(static_cast<int>(i), line->last_heard());
+  for (const int rank : table.about(request, peer)) {
+    if (const auto line = places[static_cast<std::size_t>(rank)].line.lock(); line && !line->ended())
+      table.heard(rank, line->last_heard());
   }
   JoinTable::Decision decision = table.join(request, peer, Clock::now());
   if (!decision.answer.rank) {

@@ -50,20 +50,36 @@ bool JoinTable::holds(const Place& place, const Peer& peer, Time now) const {
   return now - place.heard < kFresh;
 }
 
-std::optional<int> JoinTable::free_place(const Peer& peer, Time now) const {
-  std::optional<int> former;
-  std::optional<int> unused;
-  std::optional<int> left;
-  for (std::size_t i = places_.size(); i-- > 1;) {
-    const Place& place = places_[i];
-    const int rank = static_cast<int>(i);
-    if (place.life == 0) unused = rank;
-    // Processes of one machine may be several nodes: one that waits is not another's former self.
-    if (place.life == 0 || place.waiting || holds(place, peer, now)) continue;
-    left = rank;
-    if (place.holder.name == peer.name) former = rank;
+std::vector<int> JoinTable::about(const JoinRequest& request, const Peer& peer) const {
+  std::vector<int> ranks;
+  if (request.rank) {
+    if (*request.rank > 0 && *request.rank < mine_.nodes) ranks.push_back(*request.rank);
+  } else if (unused_ < places_.size()) {
+    const auto had = had_.find(peer.name);
+    if (had != had_.end()) ranks.assign(had->second.begin(), had->second.end());
+  } else {
+    for (int rank = 1; rank < mine_.nodes; ++rank)
+      ranks.push_back(rank);
   }
-  return former ? former : unused ? unused : left;
+  return ranks;
+}
+
+std::optional<int> JoinTable::free_place(const Peer& peer, Time now) const {
+  // Processes of one machine may be several nodes: one that waits is not another's former self.
+  const auto is_free = [&](int rank) {
+    const Place& place = places_[static_cast<std::size_t>(rank)];
+    return place.life != 0 && !place.waiting && !holds(place, peer, now);
+  };
+  if (const auto had = had_.find(peer.name); had != had_.end()) {
+    for (const int rank : had->second) {
+      if (places_[static_cast<std::size_t>(rank)].holder.name == peer.name && is_free(rank)) return rank;
+    }
+  }
+  if (unused_ < places_.size()) return static_cast<int>(unused_);
+  for (int rank = 1; rank < mine_.nodes; ++rank) {
+    if (is_free(rank)) return rank;
+  }
+  return std::nullopt;
 }
 
 JoinTable::Decision JoinTable::join(const JoinRequest& request, const Peer& peer, Time now) {
@@ -88,6 +104,9 @@ JoinTable::Decision JoinTable::join(const JoinRequest& request, const Peer& peer
   }
   decision.displaces = place.live;
   place = Place{peer, ++lives_, true, true, now};
+  had_[peer.name].insert(*rank);
+  while (unused_ < places_.size() && places_[unused_].life != 0)
+    ++unused_;
   decision.life = place.life;
   decision.answer.rank = *rank;
   decision.answer.job_id = mine_.job_id;

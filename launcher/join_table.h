@@ -3,7 +3,9 @@
 #include <chrono>
 #include <cstddef>
 #include <optional>
+#include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "launcher/join_line.h"
@@ -12,7 +14,8 @@ namespace ddp::launcher {
 
 /// Who is which node of a job whose nodes come by themselves (per-node mode). Node 0 is the master's own.
 /// Sans-IO. The driver's duties:
-///   1. before `join`, tell `heard` of every link that lives: a link that is silent for kFresh gives way;
+///   1. before `join`, tell `heard` of the links that live at the places which it is `about`: one that is
+///   silent for kFresh gives way;
 ///   2. act on the answer: a refusal is said to the node, `displaced` is ended;
 ///   3. tell `opened` when the node's link carries heartbeats, `ended` when that very link has ended.
 class JoinTable {
@@ -41,6 +44,8 @@ class JoinTable {
 
   explicit JoinTable(Mine mine) : mine_(std::move(mine)), places_(static_cast<std::size_t>(mine_.nodes)) {}
 
+  /// The ranks that the answer may hang on.
+  std::vector<int> about(const JoinRequest& request, const Peer& peer) const;
   /// The rank that was asked for; without one that which this machine had before, else the lowest that nobody
   /// had, else the lowest that nobody has.
   Decision join(const JoinRequest& request, const Peer& peer, Time now);
@@ -63,6 +68,9 @@ class JoinTable {
 
   Mine mine_;
   std::vector<Place> places_;  ///< by rank; the first is the master's own
+  /// What each machine ever had; others may have it now. With thousands of nodes nobody looks at all places.
+  std::unordered_map<std::string, std::set<int>> had_;
+  std::size_t unused_ = 1;  ///< the lowest rank that nobody had
   std::size_t lives_ = 0;
 };
 

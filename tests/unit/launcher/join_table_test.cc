@@ -101,6 +101,23 @@ TEST_CASE("several nodes of one machine wait beside each other") {
   CHECK(job.place({}, "here") == "3");
 }
 
+TEST_CASE("only the links that an answer hangs on need to be looked at") {
+  Job job;
+  using Ranks = std::vector<int>;
+  const auto about = [&](std::optional<int> rank, const std::string& name) {
+    return job.table.about({1, "0.1.0", rank, 4}, {name, "10.0.0.9"});
+  };
+  CHECK(about(3, "gpu03") == Ranks{3});
+  CHECK(about(7, "gpu03").empty());
+  CHECK(about({}, "gpu03").empty());
+  job.join(3, "gpu03");
+  CHECK(about({}, "gpu03") == Ranks{3});
+  CHECK(about({}, "gpu04").empty());
+  job.join(1, "gpu01");
+  job.join(2, "gpu02");
+  CHECK(about({}, "gpu04") == Ranks{1, 2, 3});
+}
+
 TEST_CASE("the end of an earlier link does not free the place of a later one") {
   Job job;
   const auto first = job.join(1, "gpu01");
