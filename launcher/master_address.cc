@@ -8,6 +8,8 @@ std::vector<MasterAddress::Probe> MasterAddress::begin(std::vector<std::string> 
                                                        std::size_t nodes) {
   candidates_ = std::move(candidates);
   chosen_ = 0;
+  asked_ = nodes - 1;
+  cut_off_.assign(candidates_.size(), 0);
   nodes_.assign(nodes, Node{});
   std::vector<Probe> probes;
   for (std::size_t i = 0; i < nodes; ++i) {
@@ -23,28 +25,28 @@ std::vector<MasterAddress::Probe> MasterAddress::begin(std::vector<std::string> 
 }
 
 std::vector<MasterAddress::Probe> MasterAddress::reached(std::size_t node, const std::string& address) {
-  learn(node, index_of(address));
-  return ask_again();
+  return learn(node, index_of(address)) ? ask_again() : std::vector<Probe>{};
 }
 
 std::vector<MasterAddress::Probe> MasterAddress::failed(std::size_t node) {
-  learn(node, candidates_.size());
-  return ask_again();
+  return learn(node, candidates_.size()) ? ask_again() : std::vector<Probe>{};
 }
 
-void MasterAddress::learn(std::size_t index, std::size_t first_reached) {
+/// True: somebody may have to be asked again.
+bool MasterAddress::learn(std::size_t index, std::size_t first_reached) {
   Node& node = nodes_[index];
-  if (!node.asked) return;
+  if (!node.asked) return false;
   node.asked = false;
-  for (std::size_t i = node.first; i < std::min(node.last, first_reached); ++i)
+  --asked_;
+  for (std::size_t i = node.first; i < std::min(node.last, first_reached); ++i) {
     node.known[i] = Known::kNot;
+    ++cut_off_[i];
+  }
   if (first_reached < node.last) node.known[first_reached] = Known::kReached;
-  const auto out = [this](std::size_t candidate) {
-    return std::any_of(nodes_.begin(), nodes_.end(),
-                       [&](const Node& other) { return other.known[candidate] == Known::kNot; });
-  };
-  while (chosen_ < candidates_.size() && out(chosen_))
+  const std::size_t before = chosen_;
+  while (chosen_ < candidates_.size() && cut_off_[chosen_] > 0)
     ++chosen_;
+  return chosen_ != before || (!hopeless() && node.known[chosen_] == Known::kNothing);
 }
 
 /// For one candidate only: whether those after it would do need not be known.
@@ -55,6 +57,7 @@ std::vector<MasterAddress::Probe> MasterAddress::ask_again() {
     Node& node = nodes_[i];
     if (node.asked || node.known[chosen_] != Known::kNothing) continue;
     node.asked = true;
+    ++asked_;
     node.first = chosen_;
     node.last = chosen_ + 1;
     probes.push_back({i, {candidates_[chosen_]}});
@@ -63,9 +66,8 @@ std::vector<MasterAddress::Probe> MasterAddress::ask_again() {
 }
 
 bool MasterAddress::settled() const {
-  return !hopeless() && std::all_of(nodes_.begin(), nodes_.end(), [this](const Node& node) {
-    return !node.asked && node.known[chosen_] == Known::kReached;
-  });
+  // Who answered has reached the chosen one: else it would be asked again.
+  return !hopeless() && asked_ == 0;
 }
 
 const std::string& MasterAddress::chosen() const {

@@ -236,9 +236,10 @@ void Supervisor::leave_all(Time now) {
 }
 
 void Supervisor::finish_if_gone() {
-  const bool all_gone = std::all_of(nodes_.begin(), nodes_.end(),
-                                    [](const Node& node) { return node.state == NodeState::kGone; });
-  if (state_ != State::kLeaving || !all_gone) return;
+  if (state_ != State::kLeaving) return;
+  while (left_ < nodes_.size() && nodes_[left_].state == NodeState::kGone)
+    ++left_;
+  if (left_ < nodes_.size()) return;
   state_ = State::kFinished;
   deadline_.reset();
 }

@@ -204,6 +204,7 @@ class Supervisor {
   bool user_wants_end_ = false;
   rendezvous::Leave goodbye_;  ///< with what the job came to, once that is known
   bool ended_ = false;         ///< the Membership has ended the job; lost nodes may still end their workers
+  std::size_t left_ = 0;       ///< while Leaving: all nodes before this one are gone
   bool slurm_ends_ = false;    ///< its SIGTERM was taken from a node; our own is the same one
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;

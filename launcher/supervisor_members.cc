@@ -288,10 +288,11 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
 
 /// A node that is lost may still have to end its workers, and its reason may be on the way: we stay for both.
 void Supervisor::leave_when_quiet(Time now) {
+  if (!ended_ || state_ >= State::kLeaving) return;  // this is asked after every event
   const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
     return node.lost && node.state == NodeState::kSpawned;
   });
-  if (ended_ && quiet && state_ < State::kLeaving) leave_all(now);
+  if (quiet) leave_all(now);
 }
 
 /// Only who is missed is named, in the order of their failures, each with its reason, or the step at which it
