@@ -31,6 +31,9 @@ constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 /// For the reader of our last lines.
 constexpr seconds kLastWords{2};
 constexpr seconds kPingEvery{1};
+/// Of a large job the first pings would be most of what the master has to do at its start.
+constexpr std::size_t kManyNodes = 256;
+constexpr int kFirstPingsOfMany = 2;
 /// From the end of a link to the end of what carried it.
 constexpr seconds kEndTime{2};
 /// For the agents' answer that they know of our sleep.
@@ -178,7 +181,8 @@ void Master::arm_deadline() {
 
 Master::Link Master::make_link(std::size_t index, std::uint32_t life) {
   return std::make_shared<NodeLink>(index, loop_.get_executor(), supervisor_.name(index),
-                                    credit_window(supervisor_.node_count()), life);
+                                    credit_window(supervisor_.node_count()), life,
+                                    supervisor_.node_count() > kManyNodes ? kFirstPingsOfMany : NodeLink::kFirstPings);
 }
 
 Awaitable<> Master::start_agents(std::vector<std::size_t> nodes) {

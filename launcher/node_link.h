@@ -24,11 +24,13 @@ namespace ddp::launcher {
 class NodeLink {
  public:
   using Clock = std::chrono::steady_clock;
+  static constexpr int kFirstPings = 8;
 
   /// `credit`: what the agent may send of each stream before some is given back. `life` counts the links to
-  /// the host.
+  /// the host. `first_pings`: round trips in a row at the start: the shortest of several is near the truth,
+  /// and a first failure may come within milliseconds.
   NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host, std::size_t credit = 0,
-           std::uint32_t life = 1);
+           std::uint32_t life = 1, int first_pings = kFirstPings);
 
   /// The agent has said its hello line on `agent.channel`.
   void open(remote::StartedAgent agent);
@@ -80,6 +82,7 @@ class NodeLink {
   ClockOffset clock_;
   std::chrono::nanoseconds pinged_{0};
   std::uint64_t ping_ = 0;
+  const int first_pings_;
   bool answered_ = true;
   int pongs_ = 0;
   bool live_ = false;
