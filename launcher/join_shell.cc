@@ -182,14 +182,8 @@ JoinTable::Decision JoinShell::Door::decide(const JoinRequest& request, const Jo
 void JoinShell::Door::seat(std::unique_ptr<ByteStream> stream, const JoinTable::Decision& decision,
                            const JoinTable::Peer& peer) {
   const int rank = *decision.answer.rank;
-  auto channel = SecureChannel::make(loop, std::move(stream), peer.address);
-  if (!channel) {
-    table.ended(rank, decision.life);
-    return note(join_host_name(rank) + " joined from " + peer.address +
-                " and was lost: " + channel.error().text);
-  }
   Place& place = places[static_cast<std::size_t>(rank)];
-  place.waiting = std::move(*channel);
+  place.waiting = std::make_unique<SecureChannel>(loop, std::move(stream), peer.address);
   place.line = place.waiting->line();
   place.line.lock()->on_end([weak = weak_from_this(), rank, life = decision.life] {
     const auto door = weak.lock();
@@ -197,6 +191,7 @@ void JoinShell::Door::seat(std::unique_ptr<ByteStream> stream, const JoinTable::
     door->table.ended(rank, life);
     door->acceptor->descriptor_freed();
   });
+  if (place.awaited_by.empty()) (void)place.waiting->link();  // so that its end is noticed meanwhile
   for (asio::steady_timer* timer : place.awaited_by)
     timer->cancel();
 }

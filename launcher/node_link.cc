@@ -12,9 +12,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-/// Round trips in a row at the start: the shortest of several is near the truth, and a first failure may come
-/// within milliseconds.
-constexpr int kFirstPings = 8;
 constexpr int kSshFailed = 255;
 
 nanoseconds now() {
@@ -24,13 +21,18 @@ nanoseconds now() {
 }  // namespace
 
 NodeLink::NodeLink(std::size_t number, asio::any_io_executor executor, const std::string& host,
-                   std::size_t credit, std::uint32_t count)
-    : index(number), life(count), limits(credit), end_timer(executor), error_lines_(host + ": ") {}
+                   std::size_t credit, std::uint32_t count, int first_pings)
+    : index(number),
+      life(count),
+      limits(credit),
+      end_timer(executor),
+      error_lines_(host + ": "),
+      first_pings_(first_pings) {}
 
 void NodeLink::open(remote::StartedAgent agent) {
   channel_ = std::move(agent.channel);
-  connection_ = std::make_unique<rendezvous::Connection>(channel_->link().get_executor(),
-                                                         stream_over(channel_->link()), agent.first_bytes);
+  connection_ = std::make_unique<rendezvous::Connection>(end_timer.get_executor(),
+                                                         channel_->stream(), agent.first_bytes);
   live_ = true;
 }
 
@@ -54,7 +56,7 @@ bool NodeLink::on_pong(const rendezvous::Pong& pong) {
   if (pong.sequence != ping_) return false;
   answered_ = true;
   clock_.sample(pinged_, now(), nanoseconds(pong.clock_ns));
-  return ++pongs_ < kFirstPings;
+  return ++pongs_ < first_pings_;
 }
 
 void NodeLink::guess_clock(std::uint64_t clock_ns) {

@@ -52,15 +52,53 @@ void rethrow(const std::exception_ptr& failure) {
 
 }  // namespace
 
-SecureLine::SecureLine(std::unique_ptr<ByteStream> stream, Socket local)
-    : stream_(std::move(stream)),
-      local_(std::move(local)),
-      over_(local_.get_executor(), Clock::time_point::max()),
-      patience_(local_.get_executor()) {}
+/// The far stream for an owner who needs no socket. As on a socket every end is an end of file; end() of the
+/// channel knows more.
+class SecureLine::Direct final : public ByteStream {
+ public:
+  explicit Direct(std::shared_ptr<SecureLine> line) : line_(std::move(line)) {}
 
-void SecureLine::start() {
-  asio::co_spawn(local_.get_executor(), inbound(shared_from_this()), rethrow);
-  asio::co_spawn(local_.get_executor(), outbound(shared_from_this()), rethrow);
+  Awaitable<Done> read_some(asio::mutable_buffer buffer) override {
+    const std::shared_ptr<SecureLine> line = line_;
+    const auto [error, count] = co_await line->stream_->read_some(buffer);
+    if (count > 0) line->last_heard_ = Clock::now();
+    if (error) line->finish(error);
+    co_return Done{error ? error_code(asio::error::eof) : error, count};
+  }
+  Awaitable<Done> write_some(asio::const_buffer buffer) override { return line_->stream_->write_some(buffer); }
+  Awaitable<error_code> writable() override { return line_->stream_->writable(); }
+  void close() override { line_->close(); }
+
+ private:
+  std::shared_ptr<SecureLine> line_;
+};
+
+SecureLine::SecureLine(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream)
+    : stream_(std::move(stream)), local_(loop), over_(loop, Clock::time_point::max()), patience_(loop) {}
+
+Result<Socket> SecureLine::carry() {
+  const asio::any_io_executor loop = local_.get_executor();
+  auto pair = make_local_pair();
+  if (!pair) return pair.error();
+  auto ours = watched(loop, std::move(pair->ours));
+  if (!ours) return ours.error();
+  auto theirs = watched(loop, std::move(pair->theirs));
+  if (!theirs) return theirs.error();
+  local_ = std::move(*ours);
+  asio::co_spawn(loop, inbound(shared_from_this()), rethrow);
+  asio::co_spawn(loop, outbound(shared_from_this()), rethrow);
+  return theirs;
+}
+
+std::unique_ptr<ByteStream> SecureLine::direct() {
+  return std::make_unique<Direct>(shared_from_this());
+}
+
+/// The owner has nothing more to say or to hear.
+void SecureLine::close() {
+  silent_ = true;
+  stream_->close();
+  finish(asio::error::operation_aborted);
 }
 
 Awaitable<> SecureLine::inbound(std::shared_ptr<SecureLine> self) {
@@ -142,35 +180,29 @@ void SecureLine::drop() {
   });
 }
 
-Result<std::unique_ptr<SecureChannel>> SecureChannel::make(const asio::any_io_executor& loop,
-                                                           std::unique_ptr<ByteStream> stream,
-                                                           std::string address) {
-  auto link = make_local_pair();
-  if (!link) return link.error();
-  auto errors = make_local_pair();
-  if (!errors) return errors.error();
-  errors->ours.reset();
-  auto ours = watched(loop, std::move(link->ours));
-  if (!ours) return ours.error();
-  auto theirs = watched(loop, std::move(link->theirs));
-  if (!theirs) return theirs.error();
-  auto ended = watched(loop, std::move(errors->theirs));
-  if (!ended) return ended.error();
-  auto line = std::make_shared<SecureLine>(std::move(stream), std::move(*ours));
-  line->start();
-  return std::unique_ptr<SecureChannel>(
-      new SecureChannel(std::move(line), std::move(*theirs), std::move(*ended), std::move(address)));
-}
-
-SecureChannel::SecureChannel(std::shared_ptr<SecureLine> line, Socket link, Socket errors,
+SecureChannel::SecureChannel(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream,
                              std::string address)
-    : line_(std::move(line)),
-      link_(std::move(link)),
-      errors_(std::move(errors)),
+    : line_(std::make_shared<SecureLine>(loop, std::move(stream))),
+      link_(loop),
+      errors_(loop),
       address_(std::move(address)) {}
 
 SecureChannel::~SecureChannel() {
-  if (!line_->silent_) line_->drop();
+  if (!line_->local_.is_open())
+    line_->close();
+  else if (!line_->silent_)
+    line_->drop();
+}
+
+remote::Channel::Socket& SecureChannel::link() {
+  if (link_.is_open() || line_->local_.is_open() || line_->silent_) return link_;
+  auto local = line_->carry();
+  if (local) link_ = std::move(*local);
+  return link_;
+}
+
+std::unique_ptr<ByteStream> SecureChannel::stream() {
+  return line_->local_.is_open() ? stream_over(link_) : line_->direct();
 }
 
 Awaitable<remote::ChannelEnd> SecureChannel::end() {

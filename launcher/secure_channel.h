@@ -13,16 +13,21 @@
 
 namespace ddp::launcher {
 
-/// What carries a SecureChannel's bytes between its local socket and the far stream, in both directions, and
-/// outlives it until the last words are out. It holds a buffer only while bytes are under way, and reads on
-/// only when what it has read was taken. Loop thread.
+/// The far stream of a SecureChannel. Its owner reads and writes it directly, or, for who wants a socket, it
+/// carries the bytes between a local one and the far stream, in both directions, and outlives the channel
+/// until the last words are out; it holds a buffer only while bytes are under way, and reads on only when
+/// what it has read was taken. Loop thread.
 class SecureLine : public std::enable_shared_from_this<SecureLine> {
  public:
   using Socket = remote::Channel::Socket;
   using Clock = std::chrono::steady_clock;
 
-  SecureLine(std::unique_ptr<ByteStream> stream, Socket local);
-  void start();
+  SecureLine(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream);
+  /// The owner's end of a local socket whose bytes are carried from here on. kSystem: no descriptors are
+  /// left.
+  Result<Socket> carry();
+  /// For the owner who needs no socket: instead of carry().
+  std::unique_ptr<ByteStream> direct();
 
   /// The far stream's end was passed on.
   bool ended() const { return ended_; }
@@ -37,15 +42,17 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
 
  private:
   friend class SecureChannel;
+  class Direct;
 
   static Awaitable<> inbound(std::shared_ptr<SecureLine> self);
   static Awaitable<> outbound(std::shared_ptr<SecureLine> self);
   Awaitable<> write_whole(const char* bytes, std::size_t size);
+  void close();
   void finish(const error_code& error);
   void drop();
 
   std::unique_ptr<ByteStream> stream_;
-  Socket local_;
+  Socket local_;                 ///< not open: nothing is carried
   asio::steady_timer over_;      ///< never expires; cancelled at the end
   asio::steady_timer patience_;  ///< with a far side that does not take the last words
   std::function<void()> told_;
@@ -58,17 +65,19 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
 };
 
 /// A link to a node over a proven TLS stream (or any other ByteStream), as the channel that the rest knows:
-/// per-node mode and daemon mode. What the agent there would say on stderr has no way here: errors() is an
-/// ended stream. The destructor ends it without waiting; what was written before still goes out, within 2 s.
+/// per-node mode. What the agent there would say on stderr has no way here: errors() is not open. stream() is
+/// the far stream itself, so that a link is one descriptor for a master of thousands; link() makes local
+/// sockets, and then the far side's end is noticed although nobody reads. The destructor ends it without
+/// waiting; what was written before still goes out, within 2 s.
 class SecureChannel final : public remote::Channel {
  public:
-  /// `address` is the far side's, numeric. kSystem: no descriptors are left.
-  static Result<std::unique_ptr<SecureChannel>> make(const asio::any_io_executor& loop,
-                                                     std::unique_ptr<ByteStream> stream, std::string address);
+  /// `address` is the far side's, numeric.
+  SecureChannel(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream, std::string address);
   ~SecureChannel() override;
 
   std::string address() const override { return address_; }
-  Socket& link() override { return link_; }
+  Socket& link() override;  ///< not open: no descriptors are left
+  std::unique_ptr<ByteStream> stream() override;
   Socket& errors() override { return errors_; }
   Awaitable<remote::ChannelEnd> end() override;
 
@@ -76,11 +85,9 @@ class SecureChannel final : public remote::Channel {
   std::weak_ptr<SecureLine> line() const { return line_; }
 
  private:
-  SecureChannel(std::shared_ptr<SecureLine> line, Socket link, Socket errors, std::string address);
-
   std::shared_ptr<SecureLine> line_;
   Socket link_;
-  Socket errors_;
+  Socket errors_;  ///< never open
   std::string address_;
 };
 

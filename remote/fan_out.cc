@@ -161,7 +161,7 @@ void FanOut::finished(const std::shared_ptr<Start>& start, Result<StartedAgent> 
 }
 
 void FanOut::cancel() {
-  cancelled_ = true;
+  if (std::exchange(cancelled_, true)) return;  // who begins after it sees it
   const auto copy = starts_;  // giving up may report, which changes the list
   for (const auto& start : copy) {
     if (start) start->give_up(ErrorCode::kCancelled);
@@ -255,6 +255,7 @@ Awaitable<void> FanOut::drain_errors(std::shared_ptr<Start> start) {
 Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
   std::array<char, 8192> buffer;
   std::optional<Error> failure;
+  const std::unique_ptr<ByteStream> stream = start->channel->stream();
   const auto open = [&start] {
     return start->boot.state() != Bootstrap::State::kHello &&
            start->boot.state() != Bootstrap::State::kFailed;
@@ -265,8 +266,7 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
       failure = co_await answer(start);
       continue;
     }
-    const auto [error, size] =
-        co_await start->channel->link().async_read_some(asio::buffer(buffer), kUseTuple);
+    const auto [error, size] = co_await stream->read_some(asio::buffer(buffer));
     start->boot.feed({buffer.data(), size});
     if (error && !start->given_up && start->boot.state() == Bootstrap::State::kReading) {
       failure = co_await explain_end(start);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/byte_stream.h"
 #include "base/result.h"
 #include "remote/host.h"
 
@@ -21,7 +22,8 @@ struct ChannelEnd {
 
 /// One command running on a host, seen as two byte streams. Owned by the caller, used on the loop thread
 /// only. Whatever carries it (libssh session on an I/O thread, the ssh program, a child process) hands over
-/// the same two local sockets, so that everything above knows a single kind of AsyncStream.
+/// the same two local sockets, so that everything above knows a single kind of AsyncStream; for the link it
+/// is enough to know a ByteStream.
 class Channel {
  public:
   using Socket = asio::local::stream_protocol::socket;
@@ -33,7 +35,10 @@ class Channel {
   virtual std::string address() const { return {}; }
 
   virtual Socket& link() = 0;    ///< the command's stdin (write) and stdout (read); EOF when it has ended
-  virtual Socket& errors() = 0;  ///< the command's stderr (read)
+  virtual Socket& errors() = 0;  ///< the command's stderr (read); not open: it has no way here
+  /// What link() carries, for one reader and one writer; the channel outlives it. A channel over a socket of
+  /// its own saves the local one then. Either link() or this is used, not both.
+  virtual std::unique_ptr<ByteStream> stream() { return stream_over(link()); }
 
   /// The far side has answered: the channel gives back what only its start needed (a turn at a jump host).
   /// May be called at most once; not calling it is no fault.

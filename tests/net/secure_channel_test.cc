@@ -55,10 +55,11 @@ struct Linked {
   GuardedPort world;
   std::unique_ptr<ByteStream> node;
   std::unique_ptr<SecureChannel> channel;
-  std::unique_ptr<ByteStream> master;  ///< over the channel's link
+  std::unique_ptr<ByteStream> master;  ///< over the channel's link, or its own stream
   std::optional<remote::ChannelEnd> end;
+  bool direct = false;
 
-  Linked() {
+  explicit Linked(bool own_stream = false) : direct(own_stream) {
     rendezvous::JoinOutcome outcome = world.join(world.joiner());
     REQUIRE(outcome.stream);
     REQUIRE(world.run_until([&] { return world.joined.size() == 1; }));
@@ -75,8 +76,8 @@ struct Linked {
     world.loop.poll();
   }
   void open(std::unique_ptr<ByteStream> stream) {
-    channel = SecureChannel::make(world.loop.get_executor(), std::move(stream), "127.0.0.1").value();
-    master = stream_over(channel->link());
+    channel = std::make_unique<SecureChannel>(world.loop.get_executor(), std::move(stream), "127.0.0.1");
+    master = direct ? channel->stream() : stream_over(channel->link());
   }
   void await_end() { run_task(world, tell(this)); }
   static Awaitable<> tell(Linked* self) {
@@ -152,7 +153,45 @@ TEST_CASE("the far side's end is the channel's end, behind its last words") {
   const auto stderr_there = stream_over(link.channel->errors());
   run_task(link.world, Talk::hear(&errors, stderr_there.get(), 1));
   REQUIRE(link.world.run_until([&] { return errors.end.has_value(); }));
-  CHECK(*errors.end == asio::error::eof);
+  CHECK(*errors.end == asio::error::bad_descriptor);
+}
+
+TEST_CASE("a channel's own stream needs no local socket") {
+  Linked link(true);
+  const std::string up = some_text(kMany, 1);
+  const std::string down = some_text(kMany - 7, 2);
+  Talk node;
+  Talk master;
+  run_task(link.world, Talk::say(&node, link.node.get(), up));
+  run_task(link.world, Talk::hear(&node, link.node.get(), down.size()));
+  run_task(link.world, Talk::say(&master, link.master.get(), down));
+  run_task(link.world, Talk::hear(&master, link.master.get(), up.size() + 1));
+  REQUIRE(link.world.run_until(
+      [&] { return master.heard.size() >= up.size() && node.heard.size() >= down.size(); }));
+  CHECK(master.heard == up);
+  CHECK(node.heard == down);
+  link.node->close();
+  link.await_end();
+  REQUIRE(link.world.run_until([&] { return link.end && master.end; }));
+  CHECK(*master.end == asio::error::eof);
+  CHECK(!link.end->broken);
+}
+
+TEST_CASE("a channel whose own stream is read can be cut, and says why") {
+  Linked link(true);
+  Talk node;
+  Talk master;
+  run_task(link.world, Talk::hear(&node, link.node.get(), 1));
+  run_task(link.world, Talk::hear(&master, link.master.get(), 1));
+  link.await_end();
+  const auto line = link.channel->line().lock();
+  REQUIRE(line);
+  line->cut(Error{ErrorCode::kLinkLost, "another one came in its place", 0});
+  REQUIRE(link.world.run_until([&] { return link.end && node.end && master.end; }));
+  CHECK(*master.end == asio::error::eof);
+  CHECK(line->ended());
+  REQUIRE(link.end->broken);
+  CHECK(link.end->broken->text == "another one came in its place");
 }
 
 TEST_CASE("a broken link tells its reason") {
