@@ -364,7 +364,7 @@ class Ends(DaemonTest):
 
     def test_killed_session_is_followed_by_another(self):
         self.nodes(2)
-        job = self.start(*self.daemon, "--nnodes", "1:2", "--max-restarts", "2", "--label", "", "--node-timeout", "3s", "--master-timeout", "3s",
+        job = self.start(*self.daemon, "--nnodes", "2", "--max-restarts", "3", "--label", "", "--node-timeout", "5s", "--master-timeout", "5s",
                          "sh", "-c", f"echo began $WORLD_SIZE; until test -e {self.dir}/go; do sleep 0.05; done")
         for _ in range(2):
             self.assertEqual(job.stdout.readline(), "began 2\n")
