@@ -180,9 +180,9 @@ void Master::arm_deadline() {
 // ---- nodes
 
 Master::Link Master::make_link(std::size_t index, std::uint32_t life) {
-  return std::make_shared<NodeLink>(index, loop_.get_executor(), supervisor_.name(index),
-                                    credit_window(supervisor_.node_count()), life,
-                                    supervisor_.node_count() > kManyNodes ? kFirstPingsOfMany : NodeLink::kFirstPings);
+  return std::make_shared<NodeLink>(
+      index, loop_.get_executor(), supervisor_.name(index), credit_window(supervisor_.node_count()), life,
+      supervisor_.node_count() > kManyNodes ? kFirstPingsOfMany : NodeLink::kFirstPings);
 }
 
 Awaitable<> Master::start_agents(std::vector<std::size_t> nodes) {

@@ -54,7 +54,7 @@ class MasterAddress {
   std::vector<Probe> ask_again();
 
   std::vector<std::string> candidates_;
-  std::vector<Node> nodes_;  ///< the first one is node 0, which is never asked
+  std::vector<Node> nodes_;           ///< the first one is node 0, which is never asked
   std::vector<std::size_t> cut_off_;  ///< by candidate: how many do not reach it
   std::size_t asked_ = 0;             ///< nodes whose answer is awaited
   std::size_t chosen_ = 0;

@@ -31,8 +31,8 @@ NodeLink::NodeLink(std::size_t number, asio::any_io_executor executor, const std
 
 void NodeLink::open(remote::StartedAgent agent) {
   channel_ = std::move(agent.channel);
-  connection_ = std::make_unique<rendezvous::Connection>(end_timer.get_executor(),
-                                                         channel_->stream(), agent.first_bytes);
+  connection_ = std::make_unique<rendezvous::Connection>(end_timer.get_executor(), channel_->stream(),
+                                                         agent.first_bytes);
   live_ = true;
 }
 

@@ -65,7 +65,9 @@ class SecureLine::Direct final : public ByteStream {
     if (error) line->finish(error);
     co_return Done{error ? error_code(asio::error::eof) : error, count};
   }
-  Awaitable<Done> write_some(asio::const_buffer buffer) override { return line_->stream_->write_some(buffer); }
+  Awaitable<Done> write_some(asio::const_buffer buffer) override {
+    return line_->stream_->write_some(buffer);
+  }
   Awaitable<error_code> writable() override { return line_->stream_->writable(); }
   void close() override { line_->close(); }
 

@@ -162,7 +162,7 @@ void FanOut::finished(const std::shared_ptr<Start>& start, Result<StartedAgent> 
 
 void FanOut::cancel() {
   if (std::exchange(cancelled_, true)) return;  // who begins after it sees it
-  const auto copy = starts_;  // giving up may report, which changes the list
+  const auto copy = starts_;                    // giving up may report, which changes the list
   for (const auto& start : copy) {
     if (start) start->give_up(ErrorCode::kCancelled);
   }
