@@ -14,6 +14,9 @@ using std::chrono::milliseconds;
 Error without_host(Error error, const std::string& host) {
   const std::string prefix = host + ": ";
   if (error.text.starts_with(prefix)) error.text.erase(0, prefix.size());
+  const std::string inside = ": " + prefix;  // "the connection was lost: gpu01: no route to host"
+  if (const std::size_t at = error.text.find(inside); at != std::string::npos)
+    error.text.replace(at, inside.size(), ": ");
   return error;
 }
 
