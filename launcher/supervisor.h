@@ -159,6 +159,7 @@ class Supervisor {
   void tell_start();
   bool choose_network();
   void open_store();
+  std::vector<std::string> store_guests(bool all) const;
   void send_probes(const std::vector<MasterAddress::Probe>& probes);
   Error no_way_error(std::size_t part, const std::string& text) const;
   std::string interface_for(std::size_t part) const;

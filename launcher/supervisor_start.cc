@@ -8,6 +8,7 @@
 #include "launcher/network_words.h"
 #include "launcher/start_messages.h"
 #include "launcher/supervisor.h"
+#include "rendezvous/codec.h"
 
 namespace ddp::launcher {
 namespace {
@@ -80,16 +81,31 @@ void Supervisor::open_store() {
   open.loopback_only = network_.one_machine;
   open.port = spec_.master_port;
   if (spec_.port_range) std::tie(open.first_port, open.last_port) = *spec_.port_range;
-  for (const rendezvous::Place& place : world_.places) {
-    const Node& node = nodes_[place.host];
-    for (const rendezvous::Interface& interface : node.hello.interfaces)
-      open.allow.push_back(interface.address);
-    if (!node.connected.empty()) open.allow.push_back(node.connected);
-  }
-  open.allow.insert(open.allow.end(), spec_.store_allow.begin(), spec_.store_allow.end());
-  std::sort(open.allow.begin(), open.allow.end());
-  open.allow.erase(std::unique(open.allow.begin(), open.allow.end()), open.allow.end());
+  open.allow = store_guests(true);
+  if (open.allow.size() > rendezvous::kMaxListElements) open.allow = store_guests(false);
   send(node_of_part(0), std::move(open));
+}
+
+/// The addresses of the nodes: all of them, or, where thousands of nodes have many each, only those at which
+/// they were reached and those on the ways to node 0.
+std::vector<std::string> Supervisor::store_guests(bool all) const {
+  std::vector<std::string> guests = spec_.store_allow;
+  const std::size_t room = (rendezvous::kMaxListElements - guests.size()) / world_.places.size();
+  for (std::size_t i = 0; i < world_.places.size(); ++i) {
+    if (!part(i).connected.empty()) guests.push_back(part(i).connected);
+    if (all) {
+      for (const rendezvous::Interface& interface : part(i).hello.interfaces)
+        guests.push_back(interface.address);
+      continue;
+    }
+    for (std::size_t way = 0; way < network_.ways.size() && way + 1 < room; ++way) {
+      const std::vector<std::string>& addresses = network_.ways[way].addresses;
+      if (i < addresses.size() && !addresses[i].empty()) guests.push_back(addresses[i]);
+    }
+  }
+  std::sort(guests.begin(), guests.end());
+  guests.erase(std::unique(guests.begin(), guests.end()), guests.end());
+  return guests;
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& message, Time now) {

@@ -2,6 +2,7 @@
 // the supervisor must give, in order, and nothing else. `end` lines check how the job came out.
 #include "launcher/supervisor.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
@@ -315,7 +316,7 @@ class Scenario {
   std::vector<std::uint32_t> gpus_;
   std::uint32_t attempt_ = 0;
   std::vector<std::uint32_t> lives_;
-  std::set<std::size_t> up_;   ///< who is heard
+  std::set<std::size_t> up_;  ///< who is heard
   std::set<std::size_t> lost_;
   Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened
   std::unique_ptr<Supervisor> supervisor_;
@@ -353,6 +354,39 @@ TEST_CASE("the credit is for the nodes that run, however many hosts there are") 
   // The master gives it back in pieces that it counts by the same number of nodes.
   CHECK(credit == credit_window(supervisor.node_count()));
   CHECK(credit > credit_piece(supervisor.node_count()));
+}
+
+TEST_CASE("the store's guests fit into one message, however many nodes with however many addresses") {
+  JobSpec spec;
+  spec.job_id = "j";
+  spec.nproc = {ProcsPerNode::Kind::kNumber, 8};
+  spec.oversubscribe = true;
+  spec.hosts.resize(10'000);
+  for (std::size_t i = 0; i < spec.hosts.size(); ++i)
+    spec.hosts[i].name = "node" + std::to_string(i);
+  Supervisor supervisor(spec);
+  (void)supervisor.start(1000s);
+  std::vector<std::string> guests;
+  for (std::size_t i = 0; i < spec.hosts.size(); ++i) {
+    const auto address = [i](int net) {
+      return "10." + std::to_string(net) + "." + std::to_string(i / 250) + "." + std::to_string(i % 250 + 1);
+    };
+    rendezvous::Hello hello;
+    hello.hostname = hello.machine_id = spec.hosts[i].name;
+    for (int net = 0; net < 9; ++net)
+      hello.interfaces.push_back({"eth" + std::to_string(net), address(net), 16, true, false});
+    (void)supervisor.step(job::NodeUp{i, hello, address(0)}, 1000s);
+    for (const job::Action& action :
+         supervisor.step(job::FromNode{i, rendezvous::JobAccepted{"p"}, 1000s}, 1000s)) {
+      const auto* send = std::get_if<job::ToNode>(&action);
+      const auto* open = send != nullptr ? std::get_if<rendezvous::OpenStore>(&send->message) : nullptr;
+      if (open != nullptr) guests = open->allow;
+    }
+  }
+  CHECK(supervisor.state() == Supervisor::State::kOpeningStore);
+  CHECK(guests.size() <= rendezvous::kMaxListElements);
+  CHECK(guests.size() >= 10'000);
+  CHECK(std::binary_search(guests.begin(), guests.end(), "10.0.39.250"));
 }
 
 TEST_CASE("the harness of the scenarios can fail") {
