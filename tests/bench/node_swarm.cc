@@ -1,0 +1,291 @@
+// Many simulated agents in one process, each on a TLS link of its own: they join the master of a job of
+// per-node mode and answer as nodes whose workers start at once and run for ever. tests/bench/rendezvous
+// --what swarm runs it beside a real ddplaunch.
+//
+//   node_swarm HOST PORT JOB FIRST COUNT NODES PREFIX      the token in DDPLAUNCH_TOKEN
+//
+// Its agents are the node ranks FIRST … FIRST + COUNT - 1 of NODES, each at an address of its own in
+// PREFIX.0.0.0/8 (all of which must be local, as in the bench's network namespace). Prints, times in us of
+// CLOCK_MONOTONIC: "joining T" before the first connect, "joined T" when all have their place, and
+// "spawned ATTEMPT COUNT T" at the last Spawn of an attempt. The word "lose" on stdin: the last agent says
+// that its workers are dead and ends its link: "lost T".
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/error.h"
+#include "base/readable.h"
+#include "base/version.h"
+#include "launcher/join_line.h"
+#include "launcher/join_link.h"
+#include "remote/bootstrap.h"
+#include "rendezvous/connection.h"
+#include "rendezvous/link_token.h"
+#include "rendezvous/secure_stream.h"
+#include "rendezvous/secure_stream_key.h"
+
+namespace {
+
+using namespace ddp;
+using namespace ddp::rendezvous;
+using Clock = std::chrono::steady_clock;
+using Descriptor = asio::posix::stream_descriptor;
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "node_swarm: %s\n", what.c_str());
+  std::_Exit(1);
+}
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+}
+
+struct Agent {
+  int rank = 0;
+  std::uint32_t address = 0;
+  std::unique_ptr<Connection> link;
+  std::uint32_t attempt = 0;
+};
+
+struct Swarm {
+  asio::io_context loop{1};
+  std::shared_ptr<const SecureContext> context = SecureContext::make().value();
+  LinkToken token;
+  asio::ip::tcp::endpoint master;
+  std::string job;
+  int first = 0;
+  int count = 0;
+  int nodes = 0;
+  std::uint32_t prefix = 0;  ///< first byte of the addresses
+  std::vector<Agent> agents;
+  std::map<std::uint32_t, int> spawned;  ///< agents by attempt
+  int joined = 0;
+  int ended = 0;
+  int tries = 0;
+  bool losing = false;
+  std::minstd_rand random{std::random_device{}()};
+};
+
+void tell(const char* what) {
+  std::printf("%s %llu\n", what, static_cast<unsigned long long>(now_ns() / 1000));
+  std::fflush(stdout);
+}
+
+std::string text_of(std::uint32_t address) {
+  return asio::ip::address_v4(address).to_string();
+}
+
+/// A socket of `agent`'s own address, connected to the master; -1: not now.
+Awaitable<int> connected(Swarm* swarm, Agent* agent) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) fail("no descriptor is left");
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  own.sin_addr.s_addr = htonl(agent->address);
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof own) != 0)
+    fail("bind " + text_of(agent->address));
+  Descriptor watched(swarm->loop, fd);
+  if (::connect(fd, swarm->master.data(), static_cast<socklen_t>(swarm->master.size())) != 0) {
+    do {
+      const auto [error] = co_await watched.async_wait(Descriptor::wait_write, kUseTuple);
+      if (error) fail(error.message());
+    } while (!is_writable(fd));
+  }
+  int result = 0;
+  socklen_t size = sizeof result;
+  ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &result, &size);
+  if (result == 0) co_return watched.release();
+  co_return -1;
+}
+
+/// As a node's secure_join: again after a growing pause.
+Awaitable<std::unique_ptr<SecureStream>> joined(Swarm* swarm, Agent* agent) {
+  asio::steady_timer timer(swarm->loop);
+  LinkIdentity identity{LinkRole::kAgent, swarm->job, "sim" + std::to_string(agent->rank), {}};
+  for (std::chrono::milliseconds pause{50};; pause = std::min(2 * pause, std::chrono::milliseconds(2000))) {
+    ++swarm->tries;
+    const int fd = co_await connected(swarm, agent);
+    if (fd >= 0) {
+      if (::getrandom(identity.nonce.data(), identity.nonce.size(), 0) != 16) fail("getrandom");
+      const auto key = link_key(swarm->token.secret, identity.role, identity.job, identity.node);
+      auto session = session_key(*key, identity);
+      SecureStream::Start start{Descriptor(swarm->loop, fd), identity, std::move(*session)};
+      auto stream = SecureStream::make(swarm->context, SecureStream::End::kClient, std::move(start));
+      const HandshakeEnd end = co_await (*stream)->handshake();
+      if (end.kind == HandshakeEnd::Kind::kDone) co_return std::move(*stream);
+    }
+    timer.expires_after(pause / 2 + std::chrono::milliseconds(swarm->random() % (pause.count() / 2 + 1)));
+    co_await timer.async_wait(kUseTuple);
+  }
+}
+
+Hello hello_of(const Agent& agent) {
+  Hello hello;
+  hello.hostname = "sim" + std::to_string(agent.rank);
+  hello.machine_id = "machine-" + std::to_string(agent.rank);
+  hello.pid = 1000;
+  hello.cpus = 64;
+  hello.gpus = 8;
+  hello.clock_ns = now_ns();
+  hello.workers = 8;
+  hello.interfaces.push_back({"lo", "127.0.0.1", 8, true, true});
+  hello.interfaces.push_back({"eth0", text_of(agent.address), 8, true, false});
+  hello.interfaces.push_back({"docker0", "172.17.0.1", 16, true, false});
+  for (std::uint32_t rail = 0; rail < 8; ++rail) {  // one for each GPU
+    const std::uint32_t address =
+        (172u << 24 | (16u + 2 * rail) << 16) + 256 + static_cast<std::uint32_t>(agent.rank);
+    hello.interfaces.push_back({"ib" + std::to_string(rail), text_of(address), 15, true, false});
+  }
+  return hello;
+}
+
+/// What an agent answers at once.
+struct Answer {
+  Swarm& swarm;
+  Agent& agent;
+
+  void operator()(const JobStart&) {
+    JobAccepted accepted;
+    accepted.program = "/usr/bin/python3";
+    agent.link->send(accepted);
+  }
+  void operator()(const OpenStore&) { fail("node 0 is the master's own"); }
+  void operator()(const Probe& probe) {
+    ProbeResult result;
+    result.attempt = probe.attempt;
+    result.address = probe.addresses.at(0);
+    result.local = text_of(agent.address);
+    agent.link->send(result);
+  }
+  void operator()(const Spawn& spawn) {
+    agent.attempt = spawn.attempt;
+    const int count = ++swarm.spawned[spawn.attempt];
+    if (count >= swarm.count - (swarm.losing ? 1 : 0)) {
+      std::printf("spawned %u %d %llu\n", spawn.attempt, count,
+                  static_cast<unsigned long long>(now_ns() / 1000));
+      std::fflush(stdout);
+    }
+    for (std::uint32_t i = 0; i < spawn.local_world_size; ++i)
+      agent.link->send(WorkerStarted{spawn.attempt, spawn.first_rank + i, 5000 + i, now_ns()});
+  }
+  void operator()(const Stop& stop) { agent.link->send(AttemptEnded{stop.attempt, 0, {}}); }
+  void operator()(const Ping& ping) { agent.link->send(Pong{ping.sequence, now_ns()}); }
+  void operator()(const Leave&) { agent.link->close(); }
+  template <class M>
+  void operator()(const M&) {}
+};
+
+Awaitable<> write_link(Connection* link) {
+  co_await link->write_all();
+}
+
+Awaitable<> serve(Swarm* swarm, Agent* agent) {
+  auto stream = co_await joined(swarm, agent);
+  launcher::JoinRequest request{static_cast<int>(kProtocolVersion), std::string(version()), agent->rank,
+                                swarm->nodes};
+  (void)co_await launcher::write_line(*stream, launcher::request_line(request));
+  const auto line = co_await launcher::read_line(*stream);
+  if (!line) fail("no answer: " + line.error().text);
+  const auto answer = launcher::parse_answer(*line);
+  if (!answer || !answer->rank) fail("refused: " + *line);
+  if (++swarm->joined == swarm->count) tell("joined");
+  const remote::AgentHello greeting{request.protocol, request.version};
+  (void)co_await launcher::write_line(*stream, remote::hello_line(greeting));
+  agent->link = std::make_unique<Connection>(swarm->loop.get_executor(), std::move(stream));
+  asio::co_spawn(swarm->loop, write_link(agent->link.get()), [](const std::exception_ptr& e) {
+    if (e) fail("an exception");
+  });
+  agent->link->send(hello_of(*agent));
+  for (bool open = true; open;) {
+    auto message = agent->link->next();
+    if (!message) fail(message.error().text);
+    if (*message) {
+      Answer answering{*swarm, *agent};
+      std::visit(answering, **message);
+      continue;
+    }
+    const auto more = co_await agent->link->read_more();
+    open = more.has_value();
+  }
+  agent->link->close();
+  if (++swarm->ended == swarm->count) swarm->loop.stop();
+}
+
+/// Its workers are known to be dead: it says so.
+Awaitable<> lose(Swarm* swarm) {
+  Agent& last = swarm->agents.back();
+  swarm->losing = true;
+  tell("lost");
+  Refused refused;
+  refused.code = static_cast<std::uint8_t>(ErrorCode::kLinkLost);
+  refused.text = "it was told to end";
+  last.link->send(refused);
+  last.link->send(AttemptEnded{last.attempt, 0, {}});
+  co_await last.link->flushed();
+  last.link->close();
+}
+
+Awaitable<> take_orders(Swarm* swarm, Descriptor* input) {
+  std::array<char, 64> buffer;
+  for (;;) {
+    const auto [error, size] = co_await input->async_read_some(asio::buffer(buffer), kUseTuple);
+    if (error) break;
+    if (std::string_view(buffer.data(), size).starts_with("lose")) co_await lose(swarm);
+  }
+  swarm->loop.stop();
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count != 8) fail("usage: node_swarm HOST PORT JOB FIRST COUNT NODES PREFIX");
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  Swarm swarm;
+  auto token = take_token_from_environment();
+  if (!token) fail(token.error().text);
+  swarm.token = std::move(*token);
+  swarm.master = {asio::ip::make_address(words[1]), static_cast<std::uint16_t>(std::atoi(words[2]))};
+  swarm.job = words[3];
+  swarm.first = std::atoi(words[4]);
+  swarm.count = std::atoi(words[5]);
+  swarm.nodes = std::atoi(words[6]);
+  swarm.prefix = static_cast<std::uint32_t>(std::atoi(words[7]));
+  swarm.agents.resize(static_cast<std::size_t>(swarm.count));
+  Descriptor input(swarm.loop, 0);
+  const auto no_exception = [](const std::exception_ptr& e) {
+    if (e) fail("an exception");
+  };
+  asio::co_spawn(swarm.loop, take_orders(&swarm, &input), no_exception);
+  tell("joining");
+  for (int i = 0; i < swarm.count; ++i) {
+    Agent& agent = swarm.agents[static_cast<std::size_t>(i)];
+    agent.rank = swarm.first + i;
+    agent.address = swarm.prefix << 24 | 1u << 16 | static_cast<std::uint32_t>(agent.rank);
+    asio::co_spawn(swarm.loop, serve(&swarm, &agent), no_exception);
+  }
+  swarm.loop.run();
+  std::printf("tries %d\n", swarm.tries);
+  std::fflush(stdout);
+  std::_Exit(0);
+}
