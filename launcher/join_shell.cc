@@ -22,6 +22,9 @@ constexpr std::chrono::seconds kRequestTime{10};
 /// Without a word that long the user wonders.
 constexpr std::chrono::seconds kSilence{5};
 constexpr std::size_t kMostNamed = 8;
+/// Unproven nodes of a large job. Whom neither we nor the kernel's queue (4,096) has room for comes again
+/// after 1, 3, 7 … s; but each of them takes 30 KB until it is proven.
+constexpr std::size_t kMostAtOnce = 1024;
 
 void rethrow(const std::exception_ptr& failure) {
   if (failure) std::rethrow_exception(failure);  // a broken invariant
@@ -74,6 +77,7 @@ Result<> JoinShell::Door::start() {
   rendezvous::SecureAcceptorOptions guard;
   guard.where = options.where;
   guard.token = std::move(options.token);
+  guard.limits.waiting = std::max(guard.limits.waiting, std::min(places.size(), kMostAtOnce));
   guard.admits = [job = options.link_job](
                      const rendezvous::LinkIdentity& who) -> std::optional<rendezvous::LinkRefusal> {
     if (who.role != rendezvous::LinkRole::kAgent) return rendezvous::LinkRefusal::kOtherRole;
