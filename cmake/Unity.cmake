@@ -1,5 +1,6 @@
 # The presets of the tests compile several files as one (CMAKE_UNITY_BUILD), which halves the time of a full build: most of it
-# is Asio's templates, once for each file. These files define names in an unnamed namespace that a neighbour has too.
+# is Asio's templates, once for each file. These files define names in an unnamed namespace that a neighbour has too; or (resolver.cc)
+# mention what a static program that links a neighbour must not have.
 set(DDP_ALONE
   apps/ddplaunch/hosts_from.cc
   apps/ddplaunch/option_groups.cc
@@ -16,6 +17,7 @@ set(DDP_ALONE
   remote/host_range.cc
   remote/host_word.cc
   remote/hostfile.cc
+  remote/resolver.cc
   remote/scheduler_hosts.cc
   remote/ssh_session_steps.cc
   rendezvous/tcp_store_server.cc

@@ -86,11 +86,12 @@ int Agent::run() {
   link_.on_ready([this] {
     if (workers_) workers_->resume_output();
   });
-  start_task(link_.write_all());
-  start_task(serve());
+  // These wait before anything can end them: a link may be over with its first read.
   start_task(heartbeat());
   start_task(watch_keeper());
   start_task(watch_signals());
+  start_task(link_.write_all());
+  start_task(serve());
   loop_.run();  // returns when go_down has ended every task
   return exit_code_;
 }
@@ -148,7 +149,8 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
   accepted_at_ = boot_time();
   // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
   // can.
-  leased_ = !message.local;
+  local_ = message.local;
+  leased_ = !local_;
   rendezvous::JobAccepted accepted{job_->program(), active_infiniband("")};
   accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job_->env(), message.explicit_env, "");
   link_.send(accepted);
@@ -175,6 +177,8 @@ Awaitable<> Agent::probe(rendezvous::Probe request) {
 
 void Agent::handle(const rendezvous::Spawn& message) {
   if (!job_ || leaving_ || attempt_running_) return;
+  // Also here, where another attempt may follow that this one must not run beside.
+  leased_ = !local_ || message.max_restarts > 0;
   lease_.proven(accepted_at_);  // a slow disk may have kept us from answering a Ping before
   attempt_ = message.attempt;
   auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix());
@@ -389,7 +393,7 @@ void Agent::mind_the_lease() {
 /// `late`: we could not do anything for a while ourselves.
 bool Agent::master_lost(bool late) const {
   if (lease_.asleep()) return false;
-  if (attempt_running_) return lease_.over(boot_time());
+  if (attempt_running_ && leased_) return lease_.over(boot_time());
   return !late && Clock::now() - link_.last_heard() > patience_;
 }
 

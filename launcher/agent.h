@@ -129,7 +129,8 @@ class Agent final : public WorkerEvents {
   std::chrono::milliseconds link_grace_{5'000};
   rendezvous::NodeLease lease_;  ///< of the workers; by CLOCK_BOOTTIME
   rendezvous::NodeLease::Time accepted_at_{0};
-  bool leased_ = false;  ///< the job is accepted, and its master is on another machine
+  bool local_ = false;   ///< on the master's machine
+  bool leased_ = false;  ///< the keeper holds the workers to the lease
   asio::steady_timer tick_;
   asio::steady_timer attempt_over_;  ///< cancelled when the attempt, --setup or a check has ended
   asio::posix::stream_descriptor keeper_fd_;

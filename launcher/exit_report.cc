@@ -260,7 +260,7 @@ std::string why_master(const Error& error) {
 }
 
 std::string headline(const Failure& cause) {
-  if (is_start_failure(cause))
+  if (is_start_failure(cause) && cause.attempt == 0)
     return "ddplaunch: the job did not start, given up after " + duration(cause.at) + "\n";
   if (cause.attempt == 0) return "ddplaunch: the job failed after " + duration(cause.at) + "\n";
   return "ddplaunch: the job failed " + duration(cause.at) + " into attempt " +

@@ -30,7 +30,9 @@ constexpr milliseconds kLastTasks{500};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 /// For the reader of our last lines.
 constexpr seconds kLastWords{2};
-constexpr seconds kPingEvery{1};
+/// At most; short timeouts want more signs of life.
+constexpr milliseconds kPingEvery{1'000};
+constexpr int kPingsInTimeout = 6;
 /// Of a large job the first pings would be most of what the master has to do at its start.
 constexpr std::size_t kManyNodes = 256;
 constexpr int kFirstPingsOfMany = 2;
@@ -156,13 +158,21 @@ void Master::carry_out(job::Actions actions) {
       files_.append({dump->attempt, dump->rank, 0, kHangText}, dump->text);
     }
   }
-  if (supervisor_.state() == Supervisor::State::kRunning && spec_.stdin_to_rank0 &&
-      !std::exchange(feeding_, true)) {
-    stdin_link_ = nodes_[supervisor_.node_of_rank(0)];
-    start_task(stdin_.run(stdin_link_->connection(), [this](const std::string& text) { say(text); }));
-  }
+  if (supervisor_.state() == Supervisor::State::kRunning && spec_.stdin_to_rank0) feed_stdin();
   if (supervisor_.finished()) loop_.stop();
   arm_deadline();
+}
+
+/// The first rank 0's node has our stdin for the whole job; to a rank 0 elsewhere it has ended.
+void Master::feed_stdin() {
+  const Link link = nodes_[supervisor_.node_of_rank(0)];
+  if (link == stdin_link_ || link == stdin_ended_link_) return;
+  if (stdin_link_) {
+    stdin_ended_link_ = link;
+    return link->send(rendezvous::Stdin{});
+  }
+  stdin_link_ = link;
+  start_task(stdin_.run(link->connection(), [this](const std::string& text) { say(text); }));
 }
 
 void Master::arm_deadline() {
@@ -365,8 +375,10 @@ void Master::give_credit(NodeLink& node) {
 }
 
 Awaitable<> Master::ping_nodes() {
+  const milliseconds every =
+      std::min(kPingEvery, std::min(spec_.node_timeout, spec_.master_timeout) / kPingsInTimeout);
   while (!supervisor_.finished()) {
-    ping_timer_.expires_after(kPingEvery);
+    ping_timer_.expires_after(every);
     co_await ping_timer_.async_wait(kUseTuple);
     warn_of_lost_output();
     console_.watch();
@@ -456,8 +468,10 @@ JobFacts Master::facts() const {
   facts.version = version();
   facts.job_id = spec_.job_id;
   facts.job_dir = spec_.job_dir;
-  for (const auto& node : nodes_)
-    facts.nodes.push_back(supervisor_.name(node->index));
+  for (const rendezvous::Place& place : supervisor_.world().places)
+    facts.nodes.push_back(supervisor_.name(place.host));
+  for (std::size_t i = 0; facts.nodes.empty() && i < nodes_.size(); ++i)
+    facts.nodes.push_back(supervisor_.name(i));
   facts.world_size = supervisor_.world().world_size;
   facts.attempts = static_cast<int>(supervisor_.attempt()) + 1;
   facts.began = began_;

@@ -61,6 +61,7 @@ class Master {
 
   void step(const job::Event& event);
   void carry_out(job::Actions actions);
+  void feed_stdin();
   void arm_deadline();
   Result<> take_messages(NodeLink& node);
   Result<> take(NodeLink& node, const rendezvous::Message& message);
@@ -98,14 +99,14 @@ class Master {
   std::vector<std::shared_ptr<remote::FanOut>> starts_;  ///< those under way: the first of all, and recalls
   Supervisor supervisor_;
   std::vector<Link> nodes_;
-  Link stdin_link_;  ///< of the node that has our stdin
+  Link stdin_link_;        ///< of the node that has our stdin
+  Link stdin_ended_link_;  ///< of a later rank 0, which was told that it has ended
   asio::steady_timer deadline_;
   asio::steady_timer ping_timer_;
   asio::steady_timer sleep_timer_;
   asio::signal_set signals_;
   std::uint64_t ping_sequence_ = 0;
   StdinFeed stdin_;
-  bool feeding_ = false;
   bool output_lost_ = false;
   bool falling_asleep_ = false;  ///< Ctrl-Z: the agents are being told
 };

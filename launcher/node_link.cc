@@ -12,7 +12,10 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-constexpr int kSshFailed = 255;
+/// The agent's, which its keeper passes on after it has cleaned up (docs/exit_codes.md).
+bool is_own_code(int status) {
+  return status >= 110 && status <= 119;
+}
 
 nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
@@ -96,8 +99,8 @@ Awaitable<NodeLink::End> NodeLink::explain_end(Error error) {
   end.why = std::move(error);
   if (end.why.code != ErrorCode::kLinkLost) co_return end;
   const remote::ChannelEnd channel = co_await channel_->end();
-  // 255 is also ssh's own word for a lost connection, and a killed keeper has cleaned up nothing.
-  end.workers_dead = channel.status && *channel.status != kSshFailed && *channel.status != 128 + SIGKILL;
+  // Codes of our own; any other may be that of a program on the way.
+  end.workers_dead = channel.status && (*channel.status == 0 || is_own_code(*channel.status));
   std::string& text = end.why.text;
   if (channel.broken) {
     text = "the connection was lost: " + channel.broken->text;

@@ -109,7 +109,7 @@ class ReportWriter {
   const char* outcome() const {
     if (end_.stop_signal != 0) return "stopped";
     if (exit_.exit_code == 0) return "success";
-    const bool started = cause_ == nullptr ? !end_.master : !is_start_failure(*cause_);
+    const bool started = cause_ == nullptr ? !end_.master : !is_start_failure(*cause_) || cause_->attempt > 0;
     return started ? "failed" : "not_started";
   }
 

@@ -43,8 +43,10 @@ rendezvous::MembershipRules rules_of(const JobSpec& spec) {
   rules.backoff = spec.restart_backoff;
   rules.max_backoff = std::max<milliseconds>(kMaxBackoff, spec.restart_backoff);
   rules.recall = true;
-  if (spec.launcher == LauncherKind::kJoin)  // nobody is reached, they come: to recall is to open the door
+  if (spec.launcher == LauncherKind::kJoin) {  // nobody is reached, they come: to recall is to open the door
     rules.recall_every = rules.max_recall_wait = kDoorOpens;
+    rules.recall_at_start = true;
+  }
   rules.scale_up_now = spec.scale_up_now;
   return rules;
 }
@@ -139,8 +141,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
                           current_->happened, current_->error);
   if (!running()) return;
   stop_reason_ = "rank " + std::to_string(message.rank) + " failed";
-  // A program that could not be executed is as wrong the next time.
-  inform(index, rendezvous::WorkerFailed{stop_reason_, message.pid == 0});
+  // A program that could not be executed is as wrong the next time; unless it could before, elsewhere.
+  inform(index, rendezvous::WorkerFailed{stop_reason_, message.pid == 0 && attempt_ == 0});
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time) {
@@ -167,9 +169,13 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   }
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
   // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
-  if (end().failures.empty() && end().stop_signal == 0) failures_.stopped_by_user(event.number);
+  const bool failed = !end().failures.empty() && !growing_;
+  if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number);
+  const bool polite = growing_ && !std::exchange(user_wants_end_, true);
   user_wants_end_ = true;
-  if (state_ == State::kStopping) stop_all(milliseconds(0), "killed by the user", now);
+  if (state_ == State::kStopping)
+    stop_all(polite ? spec_.stop_grace : milliseconds(0),
+             polite ? "stopped by the user" : "killed by the user", now);
   if (running()) say(signal_name(event.number) + ": stopping the workers (again: kill them now)");
   if (running() || starting()) stop_reason_ = "stopped by " + signal_name(event.number);
   inform(rendezvous::UserStop{"stopped by " + signal_name(event.number)});
@@ -246,6 +252,7 @@ void Supervisor::finish_if_gone() {
 
 void Supervisor::on(const job::Tick&, Time now) {
   inform(rendezvous::Tick{});
+  give_up_slow_joins(now);
   if (!deadline_ || now < *deadline_) return;
   switch (state_) {
     case State::kFinished:

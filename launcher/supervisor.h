@@ -99,6 +99,7 @@ class Supervisor {
     std::optional<std::size_t> part;  ///< index of its place in the attempt
     bool lost = false;                ///< its failure is known; its end is awaited
     bool told_why = false;            ///< by its agent itself
+    Time up_at{0};                    ///< when it said hello
     std::optional<Trouble> trouble;   ///< why it is not there
   };
   struct News {  ///< for the Membership
@@ -151,6 +152,8 @@ class Supervisor {
 
   void send(std::size_t node, rendezvous::Message message);
   void send_away(std::size_t node);
+  void send_away(std::size_t node, const Error& error);
+  void give_up_slow_joins(Time now);
   rendezvous::ProcsWanted workers_wanted(const rendezvous::Hello& hello) const;
   void detail(std::string text) { actions_.push_back(job::Detail{std::move(text)}); }
   void say(std::string text) { actions_.push_back(job::Say{std::move(text)}); }
@@ -203,6 +206,7 @@ class Supervisor {
   std::optional<std::size_t> joining_;      ///< the node that the Membership is being told of
   std::string stop_reason_;                 ///< of the stop that the Membership will order
   bool user_wants_end_ = false;
+  bool growing_ = false;       ///< the attempt is stopped for no failure
   rendezvous::Leave goodbye_;  ///< with what the job came to, once that is known
   bool ended_ = false;         ///< the Membership has ended the job; lost nodes may still end their workers
   std::size_t left_ = 0;       ///< while Leaving: all nodes before this one are gone

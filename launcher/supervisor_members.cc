@@ -32,10 +32,11 @@ std::string within(milliseconds limit) {
 
 // ---- nodes come and go
 
-void Supervisor::on(const job::NodeUp& event, Time) {
+void Supervisor::on(const job::NodeUp& event, Time now) {
   Node& node = nodes_[event.node];
   if (node.state != NodeState::kConnecting) return;
   node.state = NodeState::kUp;
+  node.up_at = now;
   node.life = event.life;
   node.hello = event.hello;
   node.connected = event.connected;
@@ -76,7 +77,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& messag
   if (node.state != NodeState::kUp) return;
   auto plan = rendezvous::plan_ranks({slots_of(spec_.hosts[index], node.hello)}, workers_wanted(node.hello));
   if (!plan) {
-    send_away(index);
+    send_away(index, plan.error());
     return absent(index, plan.error(), now);
   }
   node.state = NodeState::kAccepted;
@@ -112,7 +113,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
   }
   switch (node.state) {
     case NodeState::kUp:
-      send_away(index);
+      send_away(index, error);
       return absent(index, std::move(error), now);
     case NodeState::kAccepted:
     case NodeState::kSpawned:
@@ -192,6 +193,28 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   if (before == NodeState::kUp || before == NodeState::kConnecting) absent(event.node, event.error, now);
 }
 
+/// It came back, and hangs before it can take part.
+void Supervisor::give_up_slow_joins(Time now) {
+  if (attempt_ == 0 && !in_attempt()) return;  // the first attempt has its own limit
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    Node& node = nodes_[i];
+    if (node.state != NodeState::kUp || now - node.up_at < spec_.start_timeout) continue;
+    const Error late{ErrorCode::kTimeout, "it was still " + missing_step(i) + " " +
+                                              limit_text(spec_.start_timeout) +
+                                              " after its hello (--start-timeout)"};
+    say(node.name + " is given up: " + late.text);
+    node.state = NodeState::kGone;
+    actions_.push_back(job::Disconnect{i});
+    absent(i, late, now);
+  }
+}
+
+/// It cannot take part, for a reason of its own.
+void Supervisor::send_away(std::size_t index, const Error& error) {
+  send(index, rendezvous::Leave{exit_code_of(error), error.text});
+  nodes_[index].state = NodeState::kLeaving;
+}
+
 /// Nothing more is wanted of it.
 void Supervisor::send_away(std::size_t index) {
   send(index, goodbye_);
@@ -241,6 +264,9 @@ void Supervisor::carry_out(const rendezvous::Drop& action, Time now) {
 }
 
 void Supervisor::carry_out(const rendezvous::Recall& action, Time) {
+  const Node& lost = nodes_[action.host];
+  if (lost.lost && lost.state == NodeState::kSpawned)
+    return inform(action.host, rendezvous::Absent{"its agent still ends its workers"});
   nodes_[action.host].state = NodeState::kConnecting;
   detail("trying to reach " + nodes_[action.host].name + " again");
   actions_.push_back(job::Recall{action.host});
@@ -261,7 +287,8 @@ void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
 }
 
 void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
-  if (action.cause == rendezvous::StopCause::kScaleUp) tell(action.reason);
+  growing_ = action.cause == rendezvous::StopCause::kScaleUp;
+  if (growing_) tell(action.reason);
   const milliseconds grace =
       action.cause == rendezvous::StopCause::kUser ? spec_.stop_grace : spec_.failure_grace;
   const std::string ours = std::exchange(stop_reason_, {});
@@ -269,6 +296,7 @@ void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
 }
 
 void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
+  if (growing_) failures_.forget_attempt();
   const bool too_few = action.outcome == rendezvous::Outcome::kTooFew ||
                        (action.outcome == rendezvous::Outcome::kNodeLost && end().failures.empty());
   if (too_few) {
@@ -305,6 +333,7 @@ void Supervisor::tell_missing(bool at_start, Time now) {
     if (there || (!at_start && !node.part)) continue;
     const Error late{ErrorCode::kTimeout, "it was still " + missing_step(i) + " when the start limit of " +
                                               limit_text(spec_.start_timeout) + " ran out (--start-timeout)"};
+    if (!node.trouble && now < start_limit_) continue;  // it had no time to come
     missed.emplace_back(i, node.trouble.value_or(Trouble{late, now}));
   }
   std::stable_sort(missed.begin(), missed.end(),

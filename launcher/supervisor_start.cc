@@ -24,6 +24,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   world_ = action.world;
   store_port_ = 0;
   stop_reason_.clear();
+  growing_ = false;
   exited_.clear();
   for (Node& node : nodes_) {
     node.part.reset();
@@ -211,8 +212,13 @@ void Supervisor::tell_network() {
     tell("warning: " + warning);
 }
 
-/// An attempt that cannot start would fail as well the next time.
+/// A first attempt that cannot start would fail as well the next time; a later one may do without the node.
 void Supervisor::fail_start(std::size_t index, Error error, Time now) {
+  if (attempt_ > 0) {
+    nodes_[index].told_why = true;
+    lose(index, error, now);
+    return send_away(index, error);
+  }
   const std::string why = nodes_[index].name + ": " + error.text;
   take_as_failed(index, std::move(error), now);
   inform(rendezvous::AttemptFailed{why, true});

@@ -158,14 +158,14 @@ void Membership::take(const Sender& from, const Absent& event, Time now) {
 void Membership::take(const Sender& from, const WorkersGone&, Time now) {
   if (from.job != rules_.job || from.host >= nodes_.size()) return;
   Node& node = nodes_[from.host];
-  if (node.present || node.life != from.life) return;
-  node.busy_until = now;
+  if (node.busy_life != from.life) return;
+  node.busy_until = std::max(now, node.busy_before);
   if (state_ == State::kGathering) try_begin(now);
 }
 
 /// Who failed before the first attempt is not tried again before it has begun: its user may have to mend it.
 void Membership::recall_later(Node& node, Time now) {
-  if (!rules_.recall || (attempt_ == 0 && state_ == State::kGathering)) return;
+  if (!rules_.recall || (attempt_ == 0 && state_ == State::kGathering && !rules_.recall_at_start)) return;
   const int doublings = std::min(node.recalls++, 10);
   node.recall_at = now + std::min<Time>(rules_.recall_every * (1 << doublings), rules_.max_recall_wait);
 }
@@ -194,8 +194,11 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   // Of one that was not heard since we slept: we may have told it that we would, and then its lease had no
   // end.
   const Time last_word = node.heard < awake_since_ ? now : node.heard;
-  if (before == Part::kRunning && !workers_dead)
+  if (before == Part::kRunning && !workers_dead) {
+    node.busy_before = node.busy_until;
     node.busy_until = std::max(node.busy_until, last_word + rules_.lease);
+    node.busy_life = node.life;
+  }
   const bool held_store = !world_.places.empty() && world_.places[0].host == host && before == Part::kEnded;
   if (before == Part::kRunning) {
     node.part = Part::kLost;
@@ -206,7 +209,7 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   } else if (state_ == State::kStopping && running_parts_ == 0) {
     attempt_over(now);
   } else if (state_ == State::kGathering) {
-    fail_early(now);
+    if (!rules_.recall_at_start) fail_early(now);
     if (state_ == State::kGathering) try_begin(now);
   }
 }

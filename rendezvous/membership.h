@@ -59,7 +59,9 @@ class Membership {
     bool suspect = false;
     Part part = Part::kNone;
     Time heard{0};
-    Time busy_until{0};  ///< workers of a life that was lost may live until then
+    Time busy_until{0};           ///< workers of lives that were lost may live until then
+    Time busy_before{0};          ///< the same of all but the last of these lives
+    std::uint32_t busy_life = 0;  ///< the last of them
     Time excluded_until{0};
     std::deque<Time> faults;
     std::string absence;  ///< why it is not there

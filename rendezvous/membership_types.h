@@ -40,6 +40,7 @@ struct MembershipRules {
   Duration fault_window = std::chrono::hours(1);
   Duration cool_down = std::chrono::minutes(10);
   bool recall = false;  ///< lost hosts can be started again, once the first attempt has begun
+  bool recall_at_start = false;  ///< before that, too: who is lost comes back by itself (per-node mode)
   Duration recall_every = std::chrono::seconds(5);  ///< at first; doubles up to max_recall_wait
   Duration max_recall_wait = std::chrono::seconds(60);
   bool scale_up_now = false;

@@ -61,6 +61,14 @@ class Elastic(LaunchTest):
                 lines.append(line)
         return sorted(lines)
 
+    def lose_agent_of(self, script, node):
+        for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
+            env = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+            if script in words and f"GROUP_RANK={node}\0".encode() in env:
+                agent = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                return os.kill(agent, signal.SIGKILL)
+        return self.fail("no such worker")
+
     def lose(self, node):
         self.assertTrue(wait_until(lambda: node in self.agents()))
         os.kill(self.agents()[node][0], signal.SIGKILL)
@@ -129,6 +137,46 @@ class Elastic(LaunchTest):
         self.assert_code(done, 111)
         self.assertIn("node 127.0.0.250: ", done.err)
         self.assertIn("node 127.0.0.251: ", done.err)
+
+    def test_standard_input_ends_with_the_node_that_had_it(self):
+        reader = self.script("reader.sh", '#!/bin/sh\necho "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK"\n'
+                             '[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && exec sleep 1000\n[ "$RANK" = 0 ] && cat\nexit 0\n')
+        (self.dir / "in").write_text("one\n")
+        with open(self.dir / "in", encoding="utf-8") as given:
+            process = self.start("--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config, "--nnodes", 1, "--spares", 1,
+                                 "--restart-backoff", "50ms", "--label", "none", "--nproc-per-node", 2, "--env", "OMP_NUM_THREADS=1",
+                                 reader, stdin=given)
+        self.running(process, 0, 2)
+        self.lose(0)
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertNotIn("one", done.out)
+
+    def test_ctrl_c_while_the_job_grows_is_polite(self):
+        slow = self.script("slow.sh", '#!/bin/sh\ntrap "sleep 1; echo saved $RANK; exit 0" TERM\n'
+                           'echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK"\nwhile :; do sleep 0.1; done\n')
+        process = self.launch("--nnodes", "1:2", "--scale-up", "now", "--max-restarts", 2, slow)
+        self.running(process, 0, 4)
+        self.lose_agent_of("slow.sh", 1)
+        self.running(process, 1, 2)
+        for line in process.stderr:
+            if "the job grows" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        done = self.finish(process)
+        self.assert_code(done, 130)
+        self.assertIn("saved 0", done.out)
+
+    def test_the_frozen_agent_of_this_machine(self):
+        process = self.start("--host", "localhost:1", "--max-restarts", 1, "--restart-backoff", "50ms", "--label", "none",
+                             "--node-timeout", "3s", "--master-timeout", "3s", "--env", "OMP_NUM_THREADS=1", *self.waiting(1))
+        self.running(process, 0, 1)
+        self.assertTrue(wait_until(lambda: 0 in self.agents()))
+        (old,) = [pid for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if "sleep" in words]
+        os.kill(self.agents()[0][0], signal.SIGSTOP)
+        self.running(process, 1, 1)
+        self.assertFalse(pathlib.Path(f"/proc/{old}").exists(), "two attempts run beside each other")
+        self.assert_code(self.finish(process), 0)
 
     def test_ctrl_c_while_a_node_is_waited_for(self):
         process = self.launch("--nnodes", 3, "--max-restarts", 2, *self.waiting(9))
