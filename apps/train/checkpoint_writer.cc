@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <type_traits>
 #include <utility>
@@ -20,6 +22,26 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kPartPoll{10};
+constexpr std::string_view kUnfinished = ".tmp-";
+
+/// Whether a training made this and did not come to its end: the file that tries the directory, a checkpoint
+/// under way, or one that was being removed. Whatever else lies beside the checkpoints is somebody's own.
+bool is_leftover(const fs::directory_entry& entry) {
+  const std::string name = entry.path().filename().string();
+  if (!name.starts_with(kUnfinished)) return false;
+  std::string_view rest = std::string_view(name).substr(kUnfinished.size());
+  const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
+  if (digits == 0) return false;
+  rest.remove_prefix(digits);
+  std::error_code ignored;
+  const fs::file_type type = entry.symlink_status(ignored).type();
+  if (rest.empty()) return type == fs::file_type::regular && entry.file_size(ignored) == 0;
+  if (type != fs::file_type::directory) return false;
+  for (const std::string_view kind : {"-old-", "-"}) {
+    if (rest.starts_with(kind)) return checkpoint_step(std::string(rest.substr(kind.size()))).has_value();
+  }
+  return false;
+}
 
 Result<> sync_directory(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -53,7 +75,7 @@ CheckpointWriter<T>::CheckpointWriter(Config config, const Model<T>& model,
     std::vector<fs::path> stale;
     for (fs::directory_iterator at(config_.directory, ignored), end; !ignored && at != end;
          at.increment(ignored)) {
-      if (at->path().filename().string().starts_with(".tmp-")) stale.push_back(at->path());
+      if (is_leftover(*at)) stale.push_back(at->path());
     }
     for (const fs::path& path : stale)
       fs::remove_all(path, ignored);

@@ -78,6 +78,37 @@ TEST_CASE("of the checkpoints up to the one just written the last ones stay; not
   CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
 }
 
+TEST_CASE("what an ended training left unfinished goes; what only looks like it stays") {
+  const Folder folder;
+  const std::vector<std::string> left = {".tmp-17-step-00000003",
+                                         ".tmp-18446744073709551615-old-step-00000004"};
+  const std::vector<std::string> foreign = {".tmp-backup",         ".tmp-17",        ".tmp-17-step-3x",
+                                            ".tmp--step-00000003", ".tmp-x-step-17", ".tmp-2024-01-05",
+                                            ".tmp-17-old-mine",    ".tmp-"};
+  for (const std::string& name : left)
+    folder.make(name, true);
+  for (const std::string& name : foreign)
+    folder.make(name, true);
+  std::ofstream(folder.path() + "/.tmp-18");
+  std::ofstream(folder.path() + "/.tmp-19") << "notes";
+  std::ofstream(folder.path() + "/.tmp-20-step-00000003") << "notes";
+  fs::create_directory_symlink(folder.path() + "/.tmp-backup", folder.path() + "/.tmp-21-step-00000003");
+  ThreadPool threads(1);
+  const Mlp<float> model(2, 1, 1, threads);
+  CheckpointWriter<float>::Config config;
+  config.directory = folder.path();
+  {
+    const CheckpointWriter<float> writer(config, model, [](const std::string&) {});
+  }
+  for (const std::string& name : left)
+    CHECK_FALSE(folder.holds(name));
+  CHECK_FALSE(folder.holds(".tmp-18"));
+  for (const std::string& name : foreign)
+    CHECK(folder.holds(name + "/state.json"));
+  for (const char* name : {".tmp-19", ".tmp-20-step-00000003", ".tmp-21-step-00000003"})
+    CHECK(folder.holds(name));
+}
+
 TEST_CASE("the end of a writer waits for no other rank's part") {
   const Folder folder;
   ThreadPool threads(1);
