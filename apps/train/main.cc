@@ -35,7 +35,8 @@ std::string mistake_of(const ddp::train::Options& options, const ddp::train::Wor
 int main(int argc, char** argv) try {
   using namespace ddp::train;
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe must show each line when it is written
-  std::signal(SIGXFSZ, SIG_IGN);             // a file's size limit is an error of that write, not the end
+  std::signal(SIGXFSZ, SIG_IGN);             // a file's size limit is an error of that write, not the end,
+  std::signal(SIGPIPE, SIG_IGN);             // as is a pipe whose reader has gone
 
   if (wants_bench(argc, argv)) return run_bench(argc, argv);
   const ParsedOptions parsed = parse_options(argc, argv);

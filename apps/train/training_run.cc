@@ -104,7 +104,8 @@ class Run {
       std::printf("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy_.percent(), accuracy_.correct,
                   accuracy_.total);
     }
-    return checkpoints_.last_outcome();  // what is complete but for its last checkpoint has given all results
+    // What is complete but for its last checkpoint or its traces has given all results.
+    return checkpoints_.last_outcome() ? traces_ : checkpoints_.last_outcome();
   }
 
  private:
@@ -184,7 +185,7 @@ class Run {
   Result<> report_profile() {
     if (options_.profile.empty()) return {};
     const StepProfile& profile = trainer_.profile();
-    if (auto done = profile.write_trace(profile_path(), world_.rank()); !done) return done;
+    traces_ = share_first_failure(world_, profile.write_trace(profile_path(), world_.rank()));
     const std::uint64_t mine[] = {std::bit_cast<std::uint64_t>(profile.compute_percentile(0.5))};
     const auto all = world_.all_gather(mine);
     if (!all) return all.error();
@@ -215,6 +216,7 @@ class Run {
   Progress progress_;
   CheckpointRun<T> checkpoints_;
   Accuracy accuracy_;
+  Result<> traces_;  ///< how writing them went; the same on all ranks
 };
 
 template <class T>

@@ -202,6 +202,27 @@ class Engine(unittest.TestCase):
         self.assertEqual((code, errors), (0, "train: write /dev/full: No space left on device; training goes on without it\n"))
         self.assertGreater(accuracy_of(lines), 60)
 
+    def test_a_reader_that_goes_takes_its_pipe_not_the_training(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = f"{folder}/pipe"
+            os.mkfifo(pipe)
+            reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+            with Ranks(2, *self.SMALL, "--epochs", "3", "--log-interval", "1", "--metrics-file", pipe) as ranks:
+                ranks.processes[0].stdout.readline()
+                os.close(reader)
+                (code, lines, errors), other = ranks.finish()
+            self.assertEqual((code, errors), (0, f"train: write {pipe}: Broken pipe; training goes on without it\n"))
+            self.assertGreater(accuracy_of(lines), 60)
+            self.assertEqual((other[0], other[2]), (0, ""))
+
+    def test_traces_that_cannot_be_written_keep_no_result_back(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink("/dev/full", f"{folder}/t.rank1.json")
+            ends = run(2, *self.SMALL, "--profile", f"{folder}/t.json")
+            text = f"train: write {folder}/t.rank1.json: No space left on device\n"
+            self.assertEqual([(code, errors) for code, _, errors in ends], [(1, text)] * 2)
+            self.assertGreater(accuracy_of(ends[0][1]), 60)
+
     def test_a_full_file_has_whole_lines_only(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "m.jsonl")
