@@ -11,6 +11,7 @@
 #include "apps/train/training_run.h"
 #include "apps/train/worker_environment.h"
 #include "apps/train/world.h"
+#include "base/standard_descriptors.h"
 
 namespace {
 
@@ -34,6 +35,7 @@ std::string mistake_of(const ddp::train::Options& options, const ddp::train::Wor
 
 int main(int argc, char** argv) try {
   using namespace ddp::train;
+  ddp::fill_standard_descriptors();
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe must show each line when it is written
   std::signal(SIGXFSZ, SIG_IGN);             // a file's size limit is an error of that write, not the end,
   std::signal(SIGPIPE, SIG_IGN);             // as is a pipe whose reader has gone

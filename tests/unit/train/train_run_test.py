@@ -215,6 +215,17 @@ class Engine(unittest.TestCase):
             self.assertGreater(accuracy_of(lines), 60)
             self.assertEqual((other[0], other[2]), (0, ""))
 
+    def test_closed_standard_descriptors_are_no_file_of_the_training(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "m.jsonl")
+            arguments = " ".join([TRAIN, *self.SMALL, "--log-interval", "1", "--metrics-file", str(path), "--export", f"{folder}/w"])
+            for closed in ("<&- >&- 2>&-", ">&-", "<&-"):
+                path.unlink(missing_ok=True)
+                done = subprocess.run(["sh", "-c", f"{arguments} {closed}"], capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+                self.assertEqual(kinds, ["step", "interval"] * 40 + ["epoch"])
+
     def test_traces_that_cannot_be_written_keep_no_result_back(self):
         with tempfile.TemporaryDirectory() as folder:
             os.symlink("/dev/full", f"{folder}/t.rank1.json")
