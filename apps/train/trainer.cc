@@ -235,8 +235,10 @@ Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
 template <class T>
 Result<> Trainer<T>::average_nodes() {
   Communicator* between = communicators_.between;
-  if (between == nullptr) return {};
-  if (auto done = between->all_reduce_sum(model_.parameters()); !done) return done;
+  if (between == nullptr || averaged_step_ == position_.step) return {};
+  if (auto done = between->all_reduce_sum(model_.parameters()); !done)
+    return of(done.error(), "the nodes' average after step " + std::to_string(position_.step));
+  averaged_step_ = position_.step;
   kernels::average<T>(model_.parameters(), T(1) / static_cast<T>(between->world_size()));
   return {};
 }

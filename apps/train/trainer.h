@@ -67,7 +67,8 @@ class Trainer {
   /// From position() to the end of its epoch, over this rank's part of the training images. kUsage when the
   /// gradients stop being finite. Running statistics differ between ranks afterwards.
   Result<> train_epoch(const OnStep& on_step);
-  /// With --sync-every-inter: makes the nodes equal again.
+  /// With --sync-every-inter: makes the nodes equal again; nothing where they have been made so since the last
+  /// step, for another average could round.
   Result<> average_nodes();
   /// Every rank has seen other batches; after this all hold the mean of their running statistics.
   Result<> average_running_statistics();
@@ -103,6 +104,7 @@ class Trainer {
   Optimizer<T> optimizer_;
   StepProfile profile_;
   TrainingPosition position_;
+  std::optional<std::uint64_t> averaged_step_;  ///< after which the nodes were last made equal
   int dropped_in_a_row_ = 0;
   std::optional<Error> gather_error_;
   std::vector<T> running_before_;  ///< this step's

@@ -129,6 +129,7 @@ class Run {
     const bool due = options_.checkpoint_every != 0 && report.total % options_.checkpoint_every == 0;
     // Before the test: it averages running statistics, which an uninterrupted training would not do here.
     if (due || at_end()) {
+      if (auto done = trainer_.average_nodes(); !done) return done.error();
       if (auto done = checkpoints_.write(); !done) return done.error();
     }
     return !at_end();

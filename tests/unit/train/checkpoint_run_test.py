@@ -30,8 +30,8 @@ class Checkpoints(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def good(self, world, *arguments):
-        results = run(world, *map(str, arguments))
+    def good(self, world, *arguments, nodes=None):
+        results = run(world, *map(str, arguments), nodes=nodes)
         for code, _, errors in results:
             self.assertEqual((code, errors), (0, ""))
         return results
@@ -111,6 +111,19 @@ class Checkpoints(unittest.TestCase):
         out = self.folder / "out.safetensors"
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--export", out)
         self.assertEqual((saved / self.names(saved)[-1] / "model.safetensors").read_bytes(), out.read_bytes())
+
+    def test_the_last_checkpoint_is_of_all_nodes(self):
+        # Between two averages, at one, and at the end of all epochs; a mean of three is not exact. The mlp has no
+        # running statistics, which a checkpoint and a test add up in their own order.
+        for world, nodes, steps in ((4, 2, 5), (4, 2, 4), (3, 3, 5), (3, 3, None)):
+            with self.subTest(nodes=nodes, steps=steps):
+                saved = self.folder / f"saved-{nodes}-{steps}"
+                out = self.folder / f"out-{nodes}-{steps}"
+                arguments = (*SMALL, "--model", "mlp", "--lr", 0.05, "--sync-every-inter", 4, *(("--max-steps", steps) if steps else ()))
+                end = self.good(world, *arguments, "--checkpoint-dir", saved, "--export", out, nodes=nodes)
+                self.assertEqual((saved / self.names(saved)[-1] / "model.safetensors").read_bytes(), out.read_bytes())
+                again = self.good(world, *arguments, "--checkpoint-dir", saved, "--resume", "auto", nodes=nodes)
+                self.assertEqual(again[0][1][-1], end[0][1][-1])
 
     def test_a_training_that_is_complete_says_so(self):
         saved = self.folder / "saved"
