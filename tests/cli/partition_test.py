@@ -70,9 +70,19 @@ class Partition(LaunchTest):
             known.write(f"[{self.address(name)}]:{self.files.port} {key}\n")
         sshd = shutil.which("sshd") or "/usr/sbin/sshd"
         daemon = subprocess.Popen(["ip", "netns", "exec", self.ns[name], sshd, "-D", "-f", path, "-E",
-                                   self.files.dir / f"sshd.log.{name}"], stdin=subprocess.DEVNULL, start_new_session=True)
+                                   self.files.dir / f"sshd.log.{name}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL, start_new_session=True)
         self.addCleanup(daemon.wait)
-        self.addCleanup(daemon.kill)
+        self.addCleanup(self.end_all_in, name)
+
+    def end_all_in(self, name):
+        """The sshd, and its sessions, which wait for hours for what was cut off."""
+        shown = subprocess.run(["ip", "netns", "pids", self.ns[name]], capture_output=True, text=True, check=False).stdout
+        for pid in shown.split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
 
     def answers(self, name):
         return subprocess.run(["ip", "netns", "exec", self.ns["n0"], "ssh", "-F", self.files.ssh_config, self.address(name), "true"],
