@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/unique_fd.h"
@@ -19,7 +19,7 @@
 namespace ddp::rendezvous {
 namespace {
 
-constexpr const char* kVariable = "DDPLAUNCH_TOKEN";
+constexpr std::string_view kVariable = "DDPLAUNCH_TOKEN";
 // Of 32 random hexadecimal digits fewer than 8 differ once in 20 million tokens.
 constexpr std::size_t kMinDifferent = 8;
 
@@ -46,6 +46,14 @@ Error refused(std::string origin, std::string_view why) {
   origin += ' ';
   origin += why;
   return Error{ErrorCode::kUsage, std::move(origin)};
+}
+
+/// What the path is to blame for is the user's mistake, as with a hostfile; the rest is the system's.
+Error cannot_open(int error, const std::string& origin) {
+  Error failed = system_error(error, origin);
+  for (const int of_path : {ENOENT, ENOTDIR, EACCES, ELOOP, ENAMETOOLONG, EISDIR})
+    if (error == of_path) failed.code = ErrorCode::kUsage;
+  return failed;
 }
 
 /// Why the file's mode shows it to others; nullptr when it does not.
@@ -84,18 +92,24 @@ Result<LinkToken> make_token(std::string_view text, std::string origin) {
 }
 
 Result<LinkToken> take_token_from_environment() {
-  char* text = std::getenv(kVariable);
-  if (text == nullptr) return LinkToken{};
-  const Secret taken = Secret::take(text, std::strlen(text));
-  ::unsetenv(kVariable);
-  return make_token(taken.reveal(), kVariable);
+  std::optional<Secret> taken;
+  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view line(*entry);
+    if (!line.starts_with(kVariable) || line.substr(kVariable.size(), 1) != "=") continue;
+    const std::size_t name = kVariable.size() + 1;
+    Secret copy = Secret::take(*entry + name, line.size() - name);
+    if (!taken) taken = std::move(copy);  // as getenv has it
+  }
+  if (!taken) return LinkToken{};
+  ::unsetenv(kVariable.data());
+  return make_token(taken->reveal(), std::string(kVariable));
 }
 
 Result<LinkToken> read_token_file(const std::string& path) {
   const std::string origin = "the token file " + path;
   // Non-blocking: a FIFO without a writer would hold us for ever.
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!fd) return system_error(errno, origin);
+  if (!fd) return cannot_open(errno, origin);
   struct stat status {};
   if (::fstat(fd.get(), &status) < 0) return system_error(errno, origin);
   if (!S_ISREG(status.st_mode)) return refused(origin, "is no regular file");

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "rendezvous/secure_stream_key.h"
 #include "tests/support/catch.h"
@@ -56,6 +57,24 @@ TEST_CASE("the token leaves the environment") {
   CHECK(take_token_from_environment().value().secret.empty());
 }
 
+TEST_CASE("every copy of the token leaves the environment") {
+  std::string other = "DDPLAUNCH_TOKEN_OTHER=x";
+  std::string first = "DDPLAUNCH_TOKEN=" + kGood;
+  std::string second = "DDPLAUNCH_TOKEN=" + std::string(kGood.rbegin(), kGood.rend());
+  char* made_up[] = {other.data(), first.data(), second.data(), nullptr};
+  char** const before = std::exchange(::environ, made_up);
+  const auto token = take_token_from_environment();
+  const bool gone = ::getenv("DDPLAUNCH_TOKEN") == nullptr;
+  ::environ = before;
+  REQUIRE(token.has_value());
+  CHECK(token->secret.reveal() == kGood);
+  CHECK(gone);
+  CHECK(other == "DDPLAUNCH_TOKEN_OTHER=x");
+  const std::string erased = "DDPLAUNCH_TOKEN=" + std::string(kGood.size(), '\0');
+  CHECK(first == erased);
+  CHECK(second == erased);
+}
+
 TEST_CASE("a token file is read when it is its owner's alone") {
   const TokenFile file(kGood + "\n");
   const auto token = read_token_file(file.path);
@@ -79,8 +98,10 @@ TEST_CASE("a token file that others may read is refused") {
 }
 
 TEST_CASE("what is no token file is named") {
-  CHECK(read_token_file("/nonexistent/token").error().text ==
-        "the token file /nonexistent/token: No such file or directory");
+  const auto missing = read_token_file("/nonexistent/token");
+  REQUIRE(missing.has_error());
+  CHECK(missing.error().text == "the token file /nonexistent/token: No such file or directory");
+  CHECK(missing.error().code == ErrorCode::kUsage);
   const TokenFile file(kGood);
   CHECK(read_token_file(file.folder.string()).error().text ==
         "the token file " + file.folder.string() + " is no regular file");
