@@ -5,11 +5,13 @@ import hashlib
 import os
 import pathlib
 import re
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, LaunchTest, main, wait_until
@@ -278,6 +280,51 @@ class Refusals(DaemonTest):
             connection.close()
             self.assert_code(done, 143)
             self.assertLess(done.seconds, 10)
+
+    def test_a_link_that_ends_before_the_greeting_is_tried_again(self):
+        daemon = self.nodes(1)[0]
+
+        def pump(source, sink):
+            """Until either has gone: one that was cut is not told apart from one that has ended."""
+            try:
+                while data := source.recv(65536):
+                    sink.sendall(data)
+                sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+
+        def carry(front):
+            """As a listener that ends with a proven master in hand: the first link is cut behind its second flight."""
+            with front.accept()[0] as master, socket.create_connection((daemon.address, daemon.port)) as node:
+                node.sendall(master.recv(65536))
+                while not select.select([master], [], [], 0)[0]:
+                    if select.select([node, master], [], [], 10)[0] == [node]:
+                        master.sendall(node.recv(65536))
+            with front.accept()[0] as master, socket.create_connection((daemon.address, daemon.port)) as node:
+                up = threading.Thread(target=pump, args=(master, node))
+                up.start()
+                pump(node, master)
+                up.join()
+
+        with socket.create_server(("127.0.0.2", 0)) as front:
+            front.settimeout(20)
+            carrier = threading.Thread(target=carry, args=(front,))
+            carrier.start()
+            done = self.run_job("--launcher", "daemon", "--host", "127.0.0.2", "--daemon-port", front.getsockname()[1],
+                                "--token-file", self.token, "--label", "", "echo", "here")
+            carrier.join()
+        self.assert_code(done, 0)
+        self.assertEqual(done.out, "here\n")
+
+    def test_a_token_file_that_is_not_there(self):
+        self.nodes(1)
+        done = self.run_job(*self.daemon, "--token-file", self.dir / "none", "true")
+        self.assert_code(done, 2)
+        self.assertIn(f"the token file {self.dir}/none: No such file or directory", done.err)
+        listener = subprocess.run([DDPLAUNCHD, "--listen", "127.0.0.2:0", "--token-file", self.dir / "none"], capture_output=True,
+                                  text=True, env=self.env)
+        self.assertEqual(listener.returncode, 2)
+        self.assertIn(f"the token file {self.dir}/none: No such file or directory", listener.stderr)
 
     def test_an_agent_of_another_version(self):
         place = self.dir / "bin"

@@ -120,6 +120,7 @@ std::string trouble(const std::string& bytes, ErrorCode code) {
   CHECK_FALSE(end.status);
   REQUIRE(end.broken);
   CHECK(end.broken->code == code);
+  CHECK(end.closed_early == bytes.empty());
   return end.broken->text;
 }
 
