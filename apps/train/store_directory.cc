@@ -4,9 +4,18 @@
 
 namespace ddp::train {
 
-StoreDirectory::StoreDirectory(rendezvous::TcpStoreClient client, const std::string& run_id,
-                               std::uint32_t attempt)
-    : client_(std::move(client)), prefix_("ddp_train/" + run_id + "/" + std::to_string(attempt) + "/") {}
+Result<std::unique_ptr<StoreDirectory>> StoreDirectory::open(rendezvous::TcpStoreClient client,
+                                                             const std::string& run_id, std::uint32_t attempt,
+                                                             int rank, std::chrono::milliseconds timeout) {
+  const std::string prefix = "ddp_train/" + run_id + "/" + std::to_string(attempt) + "/";
+  const auto run = client.add(prefix + "runs/" + std::to_string(rank), 1, timeout);
+  if (!run) return run.error();
+  return std::unique_ptr<StoreDirectory>(
+      new StoreDirectory(std::move(client), prefix + std::to_string(*run) + "/"));
+}
+
+StoreDirectory::StoreDirectory(rendezvous::TcpStoreClient client, std::string prefix)
+    : client_(std::move(client)), prefix_(std::move(prefix)) {}
 
 Result<std::string> StoreDirectory::local_address() {
   return client_.local_address();

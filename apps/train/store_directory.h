@@ -1,6 +1,8 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "apps/train/peer_directory.h"
@@ -8,11 +10,15 @@
 
 namespace ddp::train {
 
-/// Names and texts in the job's store, under keys that hold run id and attempt: nothing of another
-/// attempt is seen.
+/// Names and texts in the job's store, under keys that hold run id, attempt and run: nothing of another
+/// attempt is seen, nor of another training of the same worker.
 class StoreDirectory final : public PeerDirectory {
  public:
-  StoreDirectory(rendezvous::TcpStoreClient client, const std::string& run_id, std::uint32_t attempt);
+  /// Counts this rank's trainings in the store. As all ranks run the same commands one after another, the
+  /// first, second, … training of each is the first, second, … of all.
+  static Result<std::unique_ptr<StoreDirectory>> open(rendezvous::TcpStoreClient client,
+                                                      const std::string& run_id, std::uint32_t attempt,
+                                                      int rank, std::chrono::milliseconds timeout);
 
   /// Of the connection to the store: the network that the launcher chose, loopback when the store is there.
   Result<std::string> local_address() override;
@@ -20,6 +26,8 @@ class StoreDirectory final : public PeerDirectory {
   Result<std::string> find(const std::string& name, std::chrono::milliseconds timeout) override;
 
  private:
+  StoreDirectory(rendezvous::TcpStoreClient client, std::string prefix);
+
   rendezvous::TcpStoreClient client_;
   std::string prefix_;
 };

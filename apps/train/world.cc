@@ -187,8 +187,10 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
   auto client = rendezvous::TcpStoreClient::connect(environment.master_addr, environment.master_port,
                                                     options.start_timeout);
   if (!client) return within(me(environment), client.error());
-  world.directory =
-      std::make_unique<StoreDirectory>(std::move(*client), environment.run_id, environment.attempt);
+  auto directory = StoreDirectory::open(std::move(*client), environment.run_id, environment.attempt,
+                                        environment.rank, options.start_timeout);
+  if (!directory) return within(me(environment), directory.error());
+  world.directory = std::move(*directory);
   return {};
 }
 

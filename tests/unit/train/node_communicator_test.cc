@@ -306,8 +306,9 @@ TEST_CASE("all ranks of all nodes name a rank whose process was killed, at once"
     if (::read(port_pipe[0], &port, sizeof port) != sizeof port) ::_exit(1);
     auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
     if (!client) ::_exit(1);
-    StoreDirectory directory(std::move(*client), "job-1", 2);
-    auto rank = join(sizes, 3, directory, {});
+    auto directory = StoreDirectory::open(std::move(*client), "job-1", 2, 3, 20s);
+    if (!directory) ::_exit(1);
+    auto rank = join(sizes, 3, **directory, {});
     std::vector<float> values(100'000, 1.0f);
     for (int step = 0; rank && step < 17; ++step)
       (void)rank->world->all_reduce_sum(values);
@@ -322,8 +323,8 @@ TEST_CASE("all ranks of all nodes name a rank whose process was killed, at once"
   for (const int number : {0, 1, 2, 4}) {
     ranks.emplace_back([&, number] {
       auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
-      StoreDirectory directory(std::move(*client), "job-1", 2);
-      auto rank = join(sizes, number, directory, {});
+      auto directory = StoreDirectory::open(std::move(*client), "job-1", 2, number, 20s);
+      auto rank = join(sizes, number, **directory, {});
       std::vector<float> values(100'000, 1.0f);
       while (rank) {
         if (auto done = rank->world->all_reduce_sum(values); !done) {

@@ -187,12 +187,41 @@ TEST_CASE("a barrier is left by nobody before all have come") {
   CHECK(said == std::vector<std::string>(4));
 }
 
+namespace {
+
+std::unique_ptr<PeerDirectory> open_directory(rendezvous::TcpStoreClient client, int rank) {
+  auto directory = StoreDirectory::open(std::move(client), "job-1", 2, rank, 20s);
+  return directory ? std::move(*directory) : nullptr;
+}
+
+}  // namespace
+
+TEST_CASE("a second training of the same workers sees nothing of the first") {
+  auto store = StoreHost::open(0);
+  REQUIRE(store.has_value());
+  const auto open = [&store](int rank) {
+    auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", (*store)->port(), 20s);
+    REQUIRE(client.has_value());
+    return open_directory(std::move(*client), rank);
+  };
+  const auto first0 = open(0);
+  REQUIRE(first0->share("address/0", "stale").has_value());
+  const auto second0 = open(0);
+  const auto first1 = open(1);  // still there, or late
+  CHECK(*first1->find("address/0", 20s) == "stale");
+  const auto second1 = open(1);
+  CHECK(second1->find("address/0", 50ms).error().code == ErrorCode::kTimeout);
+  REQUIRE(second0->share("address/0", "fresh").has_value());
+  CHECK(*second1->find("address/0", 20s) == "fresh");
+  CHECK(*first1->find("address/0", 20s) == "stale");
+}
+
 TEST_CASE("ranks meet through a real store, and all name a killed rank at once") {
   int port_pipe[2];
   REQUIRE(::pipe(port_pipe) == 0);
   const auto config_in = [](int rank, std::uint16_t port, std::unique_ptr<PeerDirectory>& directory) {
     auto client = rendezvous::TcpStoreClient::connect("127.0.0.1", port, 20s);
-    if (client) directory = std::make_unique<StoreDirectory>(std::move(*client), "job-1", 2);
+    if (client) directory = open_directory(std::move(*client), rank);
     return config_of(rank, 4);
   };
   // Forked before this process has a thread; the port comes when the store is there.
