@@ -13,12 +13,25 @@ constexpr std::size_t kMaxRemembered = 4096;  // addresses that failed
 std::optional<LinkRefusal> ListenGuard::admit(Id id, const std::string& address, Time now) {
   const auto failed = failures_.find(address);
   if (failed != failures_.end() && now < failed->second.banned_until) return LinkRefusal::kTooMany;
+  if (!make_room(address, now)) return LinkRefusal::kTooMany;
   Counts& counts = per_address_[address];
-  if (counts.silent >= limits_.silent_per_address) return LinkRefusal::kTooMany;
   ++counts.all;
   ++counts.silent;
   waiting_.emplace(id, Waiting{address, now});
   return std::nullopt;
+}
+
+bool ListenGuard::make_room(const std::string& address, Time now) {
+  const auto counts = per_address_.find(address);
+  const std::size_t silent = counts == per_address_.end() ? 0 : counts->second.silent;
+  if (silent < limits_.silent_per_address) return true;
+  const auto oldest = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& entry) {
+    return entry.second.address == address && !entry.second.greeted;
+  });
+  if (oldest == waiting_.end() || now < oldest->second.since + limits_.grace) return false;
+  displaced_.push_back({oldest->first, LinkRefusal::kGaveWay});
+  ended(oldest->first);
+  return true;
 }
 
 void ListenGuard::greeted(Id id) {
@@ -68,13 +81,14 @@ std::pair<ListenGuard::Id, ListenGuard::Time> ListenGuard::first_to_give_way() c
 }
 
 std::optional<ListenGuard::Time> ListenGuard::next_turn() const {
+  if (!displaced_.empty()) return Time::min();
   if (waiting_.empty()) return std::nullopt;
   const Time silent = waiting_.begin()->second.since + limits_.deadline;
   return full() ? std::min(silent, first_to_give_way().second) : silent;
 }
 
 std::vector<ListenGuard::Overdue> ListenGuard::take_overdue(Time now) {
-  std::vector<Overdue> overdue;
+  std::vector<Overdue> overdue = std::exchange(displaced_, {});
   while (!waiting_.empty() && now >= waiting_.begin()->second.since + limits_.deadline) {
     overdue.push_back({waiting_.begin()->first, LinkRefusal::kSilent});
     ended(overdue.back().id);
@@ -87,21 +101,6 @@ std::vector<ListenGuard::Overdue> ListenGuard::take_overdue(Time now) {
     }
   }
   return overdue;
-}
-
-std::optional<std::string> RefusalLog::pass(LinkRefusal why, const std::string& address, std::string line,
-                                            Time now) {
-  if (now >= since_ + kWindow) {
-    since_ = now;
-    said_.clear();
-  }
-  if (said_.size() >= kLines || !said_.emplace(why, address).second) {
-    ++unsaid_[why];
-    return std::nullopt;
-  }
-  if (const std::size_t count = std::exchange(unsaid_[why], 0); count > 0)
-    line += " (" + std::to_string(count) + " more like it were not logged)";
-  return line;
 }
 
 }  // namespace ddp::rendezvous

@@ -16,10 +16,12 @@ namespace ddp::rendezvous {
 
 struct GuardLimits {
   std::size_t waiting = 256;  ///< unproven connections at once; further ones stay in the kernel's queue
-  std::size_t silent_per_address = 64;  ///< of one address without a good hello; further ones are closed
+  std::size_t silent_per_address = 64;         ///< of one address without a good hello
   std::chrono::milliseconds deadline{10'000};  ///< from accept to proof
-  std::chrono::milliseconds grace{500};  ///< when full: who is older gives way, a good hello gives eight
-  unsigned failures = 20;                ///< failed proofs of one address in `window`, after which it …
+  /// When all places, or those of its address, are taken: who is older gives way, else the newcomer is
+  /// closed. A good hello gives eight.
+  std::chrono::milliseconds grace{500};
+  unsigned failures = 20;  ///< failed proofs of one address in `window`, after which it …
   std::chrono::milliseconds window{10'000};
   std::chrono::milliseconds ban{2'000};  ///< … is closed unread for so long
 };
@@ -31,7 +33,7 @@ struct GuardLimits {
 ///      from which many nodes may come at once (a test, a translation of addresses);
 ///   3. tell `ended` when it has proved itself or has gone, and `failed` before when its proof was wrong;
 ///   4. accept no more while `full`;
-///   5. at `next_turn`, close what `take_overdue` gives.
+///   5. at `next_turn`, which may have come with `admit`, close what `take_overdue` gives.
 class ListenGuard {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -70,6 +72,8 @@ class ListenGuard {
     Time since;
     Time banned_until;
   };
+  /// Room for one more of the address, whose oldest may have to make it. False: there is none.
+  bool make_room(const std::string& address, Time now);
   /// Who it is, and from when on. Only when somebody waits.
   std::pair<Id, Time> first_to_give_way() const;
 
@@ -77,23 +81,38 @@ class ListenGuard {
   std::map<Id, Waiting> waiting_;  ///< by age
   std::map<std::string, Counts> per_address_;
   std::map<std::string, Failures> failures_;
+  std::vector<Overdue> displaced_;  ///< counted no more, and not yet taken
 };
 
 /// Keeps strangers from filling the log (sans-IO): the first line of each reason and address in a minute, and
 /// so many lines in all; the rest is counted, and the next line of the reason says how many.
-class RefusalLog {
+template <class Reason>
+class LineLimit {
  public:
   using Time = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::seconds kWindow{60};
   static constexpr std::size_t kLines = 20;
 
   /// The line as it is to be logged; nothing when it is only counted.
-  std::optional<std::string> pass(LinkRefusal why, const std::string& address, std::string line, Time now);
+  std::optional<std::string> pass(Reason why, const std::string& address, std::string line, Time now) {
+    if (now >= since_ + kWindow) {
+      since_ = now;
+      said_.clear();
+    }
+    if (said_.size() >= kLines || !said_.emplace(why, address).second) {
+      ++unsaid_[why];
+      return std::nullopt;
+    }
+    if (const std::size_t count = std::exchange(unsaid_[why], 0); count > 0)
+      line += " (" + std::to_string(count) + " more like it were not logged)";
+    return line;
+  }
 
  private:
   Time since_{};
-  std::set<std::pair<LinkRefusal, std::string>> said_;
-  std::map<LinkRefusal, std::size_t> unsaid_;
+  std::set<std::pair<Reason, std::string>> said_;
+  std::map<Reason, std::size_t> unsaid_;
 };
+using RefusalLog = LineLimit<LinkRefusal>;
 
 }  // namespace ddp::rendezvous

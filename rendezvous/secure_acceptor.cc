@@ -124,6 +124,9 @@ void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
     ++refused_;
     return note(*why, guest->key, {peer.to_string(), {}, {}});
   }
+  const auto turn = guard_.next_turn();
+  if (turn && *turn <= Clock::now()) close_overdue();  // another one gave way to it
+  if (stopped_) return;
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // A node that vanished without a word must not hold a connection for ever.
@@ -237,15 +240,15 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
                                               guest.claim->node + " of job " + guest.claim->job
                                         : "";
   const RefusedPeer peer{guest.peer.to_string(), claim, std::move(detail)};
-  // Who is slow, or said nothing as a health check does, has not failed at anything.
-  const bool slow = why == LinkRefusal::kSilent || why == LinkRefusal::kGaveWay;
+  // Not who was slow, hung up or spoke of something else: only a hello of ours with a wrong proof.
+  const bool failed = guest.stream && (why == LinkRefusal::kTokenDiffers || why == LinkRefusal::kOtherTls);
   leave(guest);
   if (why == LinkRefusal::kPlain && callbacks_.on_plain) {
     UniqueFd socket(guest.socket.release());
     if (callbacks_.on_plain(socket, guest.received)) return;
     socket.reset();
   }
-  if (!slow && (guest.claim || !guest.received.empty())) guard_.failed(guest.key, Clock::now());
+  if (failed) guard_.failed(guest.key, Clock::now());
   // OpenSSL has sent its own alert where it found the fault.
   const auto alert = alert_of(why);
   if (alert && !guest.stream && guest.socket.is_open()) {

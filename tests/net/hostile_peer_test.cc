@@ -129,6 +129,7 @@ TEST_CASE("in a flood of silent connections a node still joins, and the flood ho
 TEST_CASE("one address holds its share and no more; it is shut out when it fails again and again") {
   GuardLimits limits;
   limits.silent_per_address = 4;
+  limits.grace = 30s;
   limits.failures = 5;
   limits.ban = 30s;
   GuardedPort port(limits);
@@ -142,13 +143,49 @@ TEST_CASE("one address holds its share and no more; it is shut out when it fails
   CHECK(port.acceptor->stats().waiting == 4);
   CHECK(port.notes[0] == "127.0.0.2 has too many unproven or failed connections to the control port; closed");
 
-  for (int i = 0; i < 5; ++i)
+  for (int i = 0; i < 10; ++i) {  // strange, but no wrong proof
     (void)answer_to(port, "GET / HTTP/1.1\r\n");
+    CHECK_FALSE(port.join(port.joiner(kToken, "job2")).stream);
+  }
+  for (int i = 0; i < 5; ++i)
+    CHECK_FALSE(port.join(port.joiner(kToken + "x")).try_again);
   const JoinOutcome shut_out = port.join(port.joiner());
   CHECK_FALSE(shut_out.stream);
   CHECK(shut_out.try_again);
   RawPeer elsewhere(port.port, 9);
   REQUIRE(port.run_until([&] { return port.acceptor->stats().waiting == 5; }));
+}
+
+TEST_CASE("who holds all places of an address in silence and renews them cannot keep a node of it out") {
+  GuardLimits limits;
+  limits.silent_per_address = 8;
+  limits.grace = 50ms;
+  GuardedPort port(limits);
+  std::vector<RawPeer> silent;
+  std::optional<JoinOutcome> outcome;
+  const JoinAs as = port.joiner();
+  std::size_t renewed = 0;
+  auto join_at = Clock::now() + 200ms;
+  REQUIRE(port.run_until([&] {
+    for (RawPeer& peer : silent) {
+      if (!peer.is_closed()) continue;
+      peer = RawPeer(port.port);
+      ++renewed;
+    }
+    while (silent.size() < limits.silent_per_address)
+      silent.emplace_back(port.port);
+    if (outcome && !outcome->stream && outcome->try_again) {
+      outcome.reset();
+      join_at = Clock::now() + 10ms;
+    }
+    if (Clock::now() >= join_at) {
+      port.start_join(as, outcome);
+      join_at = Clock::time_point::max();
+    }
+    CHECK(port.acceptor->stats().waiting <= limits.silent_per_address + 1);
+    return outcome && outcome->stream;
+  }));
+  CHECK(renewed > 0);
 }
 
 /// Stands between a node and the port, keeps what went each way, and may change it.

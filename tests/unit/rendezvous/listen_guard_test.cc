@@ -38,6 +38,38 @@ TEST_CASE("one address cannot hold more than its share") {
   CHECK(guard.waiting() == 4);
 }
 
+TEST_CASE("the silent of one address cannot keep others of it out") {
+  ListenGuard guard(small());
+  const Time start{};
+  (void)guard.admit(1, "a", start);
+  (void)guard.admit(2, "b", start);
+  (void)guard.admit(3, "a", start + 100ms);
+  guard.greeted(1);
+  (void)guard.admit(4, "a", start + 200ms);
+  guard.ended(1);
+  (void)guard.admit(5, "a", start + 300ms);
+  CHECK(guard.full());
+  CHECK(guard.take_overdue(start + 300ms).empty());
+  guard.ended(2);
+  // Nobody of it is older than the grace yet.
+  CHECK(guard.admit(6, "a", start + 1099ms) == LinkRefusal::kTooMany);
+  CHECK(guard.next_turn() == start + 10'100ms);
+  // Each that comes later has the oldest's place.
+  CHECK_FALSE(guard.admit(7, "a", start + 1100ms));
+  CHECK(guard.next_turn() < start);
+  CHECK_FALSE(guard.admit(8, "a", start + 1200ms));
+  CHECK(guard.admit(9, "a", start + 1200ms) == LinkRefusal::kTooMany);
+  CHECK(guard.waiting() == 3);
+  const auto overdue = guard.take_overdue(start + 1200ms);
+  REQUIRE(overdue.size() == 2);
+  CHECK(overdue[0].id == 3);
+  CHECK(overdue[0].why == LinkRefusal::kGaveWay);
+  CHECK(overdue[1].id == 4);
+  guard.ended(3);  // the driver's word changes nothing any more
+  CHECK(guard.waiting() == 3);
+  CHECK(guard.next_turn() == start + 10'300ms);
+}
+
 TEST_CASE("who has sent a good hello counts in all, not in its address's share") {
   ListenGuard guard(small());
   const Time now{};
