@@ -10,6 +10,7 @@
 #include "base/one_line.h"
 #include "launcher/join_link.h"
 #include "launcher/secure_channel.h"
+#include "rendezvous/listen_guard.h"
 #include "rendezvous/secure_acceptor.h"
 
 namespace ddp::launcher {
@@ -59,6 +60,10 @@ struct JoinShell::Door : std::enable_shared_from_this<JoinShell::Door> {
   void note(const std::string& line) const {
     if (!stopped && options.on_note) options.on_note(line);
   }
+  void note_refused(std::optional<JoinRefusal> why, const JoinTable::Peer& peer, std::string line) {
+    const auto passed = refusals.pass(why, peer.address, std::move(line), Clock::now());
+    if (passed) note(*passed);
+  }
 
   asio::any_io_executor loop;
   Options options;
@@ -67,6 +72,7 @@ struct JoinShell::Door : std::enable_shared_from_this<JoinShell::Door> {
   std::shared_ptr<rendezvous::SecureAcceptor> acceptor;
   std::map<const ByteStream*, ByteStream*> greeted;  ///< those that are being spoken with
   std::string last_refusal;
+  rendezvous::LineLimit<std::optional<JoinRefusal>> refusals;  ///< unset: it said nothing that a node says
   asio::steady_timer silence;
   bool stopped = false;
 };
@@ -146,8 +152,10 @@ Awaitable<> JoinShell::Door::greet(std::shared_ptr<Door> door, std::unique_ptr<B
     const auto line = co_await read_line(*raw);
     const auto request = line ? parse_request(*line) : Result<JoinRequest>(line.error());
     if (!request) {
-      door->note(peer.address + " (" + peer.name +
-                 ") joined and then said nothing that a node says: " + request.error().text + "; closed");
+      door->note_refused(std::nullopt, peer,
+                         peer.address + " (" + peer.name +
+                             ") joined and then said nothing that a node says: " + request.error().text +
+                             "; closed");
     } else if (!door->stopped) {
       decision = door->decide(*request, peer);
       const error_code failed = co_await write_line(*raw, answer_line(decision->answer));
@@ -172,7 +180,7 @@ JoinTable::Decision JoinShell::Door::decide(const JoinRequest& request, const Jo
   JoinTable::Decision decision = table.join(request, peer, Clock::now());
   if (!decision.answer.rank) {
     last_refusal = one_line(peer.address + " (" + peer.name + ") was refused: " + decision.answer.text);
-    note(last_refusal);
+    note_refused(decision.answer.refusal, peer, last_refusal);
   } else if (decision.displaces) {
     Place& place = places[static_cast<std::size_t>(*decision.answer.rank)];
     place.waiting.reset();

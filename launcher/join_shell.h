@@ -27,8 +27,9 @@ class JoinShell final : public remote::RemoteShell {
     rendezvous::LinkToken token;
     std::string link_job;  ///< the name by which nodes know the job
     JoinTable::Mine mine;
-    std::string where;                                ///< of the port, for people: "10.0.0.2:29500"
-    std::function<void(const std::string&)> on_note;  ///< strangers and refused nodes, limited in number
+    std::string where;  ///< of the port, for people: "10.0.0.2:29500"
+    /// Strangers and refused nodes, limited in number; must not wait for whoever reads it.
+    std::function<void(const std::string&)> on_note;
   };
 
   /// Nodes may join from here on. kInternal, kSystem.

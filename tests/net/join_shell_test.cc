@@ -172,6 +172,20 @@ TEST_CASE("who has no place is told, and so is the master") {
         "127.0.0.1 (gpu01) was refused: node rank 7 is not one of 0 … 2; the job has 3 nodes");
 }
 
+TEST_CASE("who is refused again and again is said once, and the last refusal is known") {
+  Job job;
+  for (int rank = 7; rank < 10; ++rank) {
+    Node wrong(job, rank);
+    REQUIRE(job.run_until([&] { return wrong.outcome.has_value(); }));
+  }
+  Node other(job, 1);
+  other.goal.request.nodes = 4;
+  REQUIRE(job.run_until([&] { return other.outcome.has_value(); }));
+  REQUIRE(job.notes.size() == 2);
+  CHECK(job.notes[0].find("node rank 7 is not one of 0") != std::string::npos);
+  CHECK(job.notes[1].find("and 4 for this node") != std::string::npos);
+}
+
 TEST_CASE("a node that does not come is told at the deadline, with who was turned away") {
   Job job;
   Node wrong(job, 7);
