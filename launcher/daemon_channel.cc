@@ -84,8 +84,8 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
       if (!self->reader_.failure().empty()) {
         self->finish(self->broken(ErrorCode::kProtocol, "the daemon there sent " + self->reader_.failure()));
       } else if (error && !self->end_) {
-        ChannelEnd lost = self->broken(
-            ErrorCode::kLinkLost, "the link to the daemon at " + self->where_ + " broke: " + self->reason(error));
+        ChannelEnd lost = self->broken(ErrorCode::kLinkLost, "the link to the daemon at " + self->where_ +
+                                                                 " broke: " + self->reason(error));
         lost.closed_early = !self->greeted_;  // a daemon that is being restarted
         self->finish(std::move(lost));
       }
