@@ -17,6 +17,7 @@
 #include "apps/train/bench_options.h"
 #include "apps/train/output_place.h"
 #include "apps/train/shared_outcome.h"
+#include "apps/train/standard_output.h"
 #include "apps/train/world.h"
 
 namespace ddp::train {
@@ -252,10 +253,10 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   if (options.pairs) {
     report.pair_bytes = options.max_bytes;
     if (auto done = measure_pairs(options, environment, world_options, world, report); !done) return done;
-    if (speaks) std::fputs(pairs_text(report).c_str(), stdout);
+    if (speaks) print_out("%s", pairs_text(report).c_str());
     return {};
   }
-  if (speaks) std::fputs(table_head(report).c_str(), stdout);
+  if (speaks) print_out("%s", table_head(report).c_str());
   const auto sizes = message_sizes(options, least_size(options.operation, report.world));
   const std::size_t most = *std::max_element(sizes.begin(), sizes.end()) *
                            (options.operation == BenchOperation::kSendReceive ? 2 : 1);
@@ -267,10 +268,10 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   for (const std::size_t bytes : sizes) {
     auto row = measure_row(options, *world.communicator, bytes, memory);
     if (!row) return row.error();
-    if (speaks) std::fputs(table_line(report, *row).c_str(), stdout);
+    if (speaks) print_out("%s", table_line(report, *row).c_str());
     report.rows.push_back(*row);
   }
-  if (speaks) std::fputs(table_foot(report).c_str(), stdout);
+  if (speaks) print_out("%s", table_foot(report).c_str());
   return {};
 }
 

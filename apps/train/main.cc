@@ -8,6 +8,7 @@
 #include "apps/train/bench_run.h"
 #include "apps/train/dataset.h"
 #include "apps/train/options.h"
+#include "apps/train/standard_output.h"
 #include "apps/train/training_run.h"
 #include "apps/train/worker_environment.h"
 #include "apps/train/world.h"
@@ -31,15 +32,8 @@ std::string mistake_of(const ddp::train::Options& options, const ddp::train::Wor
   return possible ? "" : possible.error().text;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) try {
+int run(int argc, char** argv) {
   using namespace ddp::train;
-  ddp::fill_standard_descriptors();
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe must show each line when it is written
-  std::signal(SIGXFSZ, SIG_IGN);             // a file's size limit is an error of that write, not the end,
-  std::signal(SIGPIPE, SIG_IGN);             // as is a pipe whose reader has gone
-
   if (wants_bench(argc, argv)) return run_bench(argc, argv);
   const ParsedOptions parsed = parse_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
@@ -54,8 +48,17 @@ int main(int argc, char** argv) try {
   if (!world) return fail(world.error().text);
   const auto trained = run_training(
       *parsed.options, {world->communicator.get(), world->node.get(), world->between.get()}, *data);
-  if (!trained) return fail(trained.error().text);
-  return 0;
+  return trained ? 0 : fail(trained.error().text);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  ddp::fill_standard_descriptors();
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe must show each line when it is written
+  std::signal(SIGXFSZ, SIG_IGN);             // a file's size limit is an error of that write, not the end,
+  std::signal(SIGPIPE, SIG_IGN);             // as is a pipe whose reader has gone
+  return ddp::train::exit_code_after_printing(run(argc, argv));
 } catch (const std::exception& error) {
   return fail(error.what());
 }

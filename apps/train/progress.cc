@@ -9,6 +9,7 @@
 #include <cstdarg>
 
 #include "apps/train/record_head.h"
+#include "apps/train/standard_output.h"
 
 namespace ddp::train {
 
@@ -143,7 +144,7 @@ void Progress::epoch(std::int64_t epoch, const Accuracy& accuracy, double second
 void Progress::say(const std::string& line) {
   if (!speaks_) return;
   clear_bar();
-  std::printf("%s\n", line.c_str());
+  print_out("%s\n", line.c_str());
 }
 
 void Progress::draw_bar(const StepReport& report) {
@@ -154,13 +155,12 @@ void Progress::draw_bar(const StepReport& report) {
   const int full = report.step * kBarCells / report.steps;
   const std::string cells = std::string(static_cast<std::size_t>(full), '#') +
                             std::string(static_cast<std::size_t>(kBarCells - full), '.');
-  std::printf("\repoch %d/%d [%s] %d/%d loss %.4g", report.epoch + 1, epochs_, cells.c_str(), report.step,
-              report.steps, report.loss);
-  std::fflush(stdout);
+  print_out("\repoch %d/%d [%s] %d/%d loss %.4g", report.epoch + 1, epochs_, cells.c_str(), report.step,
+            report.steps, report.loss);
 }
 
 void Progress::clear_bar() {
-  if (bar_shown_) std::printf("\r\033[K");
+  if (bar_shown_) print_out("\r\033[K");
   bar_shown_ = false;
 }
 

@@ -17,6 +17,7 @@
 #include "apps/train/output_place.h"
 #include "apps/train/progress.h"
 #include "apps/train/shared_outcome.h"
+#include "apps/train/standard_output.h"
 #include "apps/train/thread_pool.h"
 
 namespace ddp::train {
@@ -101,8 +102,8 @@ class Run {
     if (auto done = finish(); !done) return done;
     if (auto done = report_profile(); !done) return done;
     if (speaks_) {
-      std::printf("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy_.percent(), accuracy_.correct,
-                  accuracy_.total);
+      print_out("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy_.percent(), accuracy_.correct,
+                accuracy_.total);
     }
     // What is complete but for its last checkpoint or its traces has given all results.
     return checkpoints_.last_outcome() ? traces_ : checkpoints_.last_outcome();
@@ -167,12 +168,12 @@ class Run {
   }
 
   Result<> finish() {
-    std::printf("rank %d weights %s\n", world_.rank(), hash_text(trainer_.weights_hash()).c_str());
+    print_out("rank %d weights %s\n", world_.rank(), hash_text(trainer_.weights_hash()).c_str());
     const auto hashes = trainer_.gather_hashes();
     if (!hashes) return hashes.error();
     if (auto equal = check_equal(*hashes); !equal) return equal.error();
     if (speaks_)
-      std::printf("weights equal on %d ranks: %s\n", world_.world_size(), hash_text((*hashes)[0]).c_str());
+      print_out("weights equal on %d ranks: %s\n", world_.world_size(), hash_text((*hashes)[0]).c_str());
     if (options_.export_to.empty()) return {};
     const auto write = [this]() -> Result<> {
       if (!speaks_) return {};
@@ -191,11 +192,11 @@ class Run {
     const auto all = world_.all_gather(mine);
     if (!all) return all.error();
     if (!speaks_) return {};
-    std::printf("%-14s %10s %10s\n", "step (ms)", "p50", "p99");
+    print_out("%-14s %10s %10s\n", "step (ms)", "p50", "p99");
     for (std::size_t i = 0; i < kPhases; ++i) {
       const Phase phase = static_cast<Phase>(i);
-      std::printf("%-14s %10.3f %10.3f\n", kPhaseNames[i].data(), 1e3 * profile.percentile(phase, 0.5),
-                  1e3 * profile.percentile(phase, 0.99));
+      print_out("%-14s %10.3f %10.3f\n", kPhaseNames[i].data(), 1e3 * profile.percentile(phase, 0.5),
+                1e3 * profile.percentile(phase, 0.99));
     }
     const auto slowest = std::max_element(all->begin(), all->end(), [](std::uint64_t a, std::uint64_t b) {
       return std::bit_cast<double>(a) < std::bit_cast<double>(b);
@@ -205,8 +206,8 @@ class Run {
     // The lower one in the middle: of two ranks the faster, or none could be slower than it.
     const double median = std::bit_cast<double>(sorted[(sorted.size() - 1) / 2]);
     const double most = std::bit_cast<double>(*slowest);
-    std::printf("slowest rank %td: computes %.3f ms per step, %.0f %% over the median rank\n",
-                slowest - all->begin(), 1e3 * most, median > 0 ? 100 * (most / median - 1) : 0.0);
+    print_out("slowest rank %td: computes %.3f ms per step, %.0f %% over the median rank\n",
+              slowest - all->begin(), 1e3 * most, median > 0 ? 100 * (most / median - 1) : 0.0);
     return {};
   }
 

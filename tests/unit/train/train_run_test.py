@@ -226,6 +226,26 @@ class Engine(unittest.TestCase):
                 kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
                 self.assertEqual(kinds, ["step", "interval"] * 40 + ["epoch"])
 
+    def test_results_that_nobody_gets_are_no_success(self):
+        lost = ("train: write standard output: {0}; the work goes on without it\n"
+                "train: the results are not all on standard output: write standard output: {0}\n")
+        with open("/dev/full", "w", encoding="ascii") as full:
+            for arguments in (self.SMALL, ("--bench", "broadcast", "--maxbytes", "64")):
+                done = subprocess.run([TRAIN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+                self.assertEqual((done.returncode, done.stderr), (116, lost.format("No space left on device")))
+            done = subprocess.run([TRAIN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            self.assertEqual(done.returncode, 116)
+            self.assertRegex(done.stderr, r"^train: the results are not all on standard output: write standard output: .*\n$")
+        with tempfile.TemporaryDirectory() as folder, Ranks(2, *self.SMALL, "--log-interval", "1", "--export", f"{folder}/w") as ranks:
+            ranks.processes[0].stdout.close()
+            _, errors = ranks.processes[1].communicate(timeout=60)
+            self.assertEqual((ranks.processes[1].returncode, errors), (0, ""))
+            self.assertEqual(ranks.processes[0].stderr.read(), lost.format("Broken pipe"))
+            self.assertEqual(ranks.processes[0].wait(timeout=60), 116)
+            self.assertTrue(pathlib.Path(folder, "w").exists())
+            ranks.processes[0].stderr.close()
+            ranks.processes[0].stdout = ranks.processes[0].stderr = None
+
     def test_traces_that_cannot_be_written_keep_no_result_back(self):
         with tempfile.TemporaryDirectory() as folder:
             os.symlink("/dev/full", f"{folder}/t.rank1.json")
