@@ -46,6 +46,9 @@ class Master {
   /// returns.
   int run();
 
+  /// A line for the user, from whoever reaches the nodes. Never waits. Loop thread, while run() runs.
+  void note(std::string_view text) { say(text); }
+
  private:
   using Clock = std::chrono::steady_clock;
 
