@@ -265,14 +265,23 @@ Result<> CheckpointRun<T>::write() {
 template <class T>
 Result<> CheckpointRun<T>::await_writers() {
   const auto sign = std::min<std::chrono::milliseconds>(kSign, options_.comm_timeout / 4);
-  const IsThrough idle = [this](std::chrono::milliseconds longest) {
-    return !writer_ || writer_->idle_within(longest);
-  };
-  auto met = meet_until(world_, idle, sign);
-  if (met) return met;
-  Error lost = met.error();
-  lost.text += " of the wait for a checkpoint";
-  return lost;
+  for (;;) {
+    const bool idle = !writer_ || writer_->idle_within(sign);
+    const std::uint64_t mine[] = {idle, writer_ && writer_->failed()};
+    const auto ranks = world_.all_gather(mine);
+    if (!ranks) {
+      Error lost = ranks.error();
+      lost.text += " of the wait for a checkpoint";
+      return lost;
+    }
+    bool all = true;
+    for (std::size_t rank = 0; rank < ranks->size() / 2; ++rank) {
+      all &= (*ranks)[2 * rank] != 0;
+      // What it lacks does not come: a disk that is full takes no mark of the failure either.
+      if ((*ranks)[2 * rank + 1] != 0 && writer_) writer_->give_up(static_cast<int>(rank));
+    }
+    if (all) return {};
+  }
 }
 
 template <class T>

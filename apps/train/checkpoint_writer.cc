@@ -98,6 +98,7 @@ void CheckpointWriter<T>::write(CheckpointPart<T> part) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !next_ && !busy_; });
   next_ = std::move(part);
+  failed_rank_.reset();
   changed_.notify_all();
 }
 
@@ -108,9 +109,28 @@ bool CheckpointWriter<T>::idle_within(std::chrono::milliseconds longest) {
 }
 
 template <class T>
-bool CheckpointWriter<T>::pause() {
+bool CheckpointWriter<T>::failed() {
+  const std::lock_guard lock(mutex_);
+  return !next_ && !busy_ && !last_;
+}
+
+template <class T>
+void CheckpointWriter<T>::give_up(int failed_rank) {
+  {
+    const std::lock_guard lock(mutex_);
+    failed_rank_ = failed_rank;
+  }
+  changed_.notify_all();
+}
+
+template <class T>
+Result<> CheckpointWriter<T>::pause(const std::string& awaited) {
   std::unique_lock lock(mutex_);
-  return !changed_.wait_for(lock, kPartPoll, [this] { return stop_; });
+  if (!changed_.wait_for(lock, kPartPoll, [this] { return stop_ || failed_rank_; })) return {};
+  if (stop_) return Error{ErrorCode::kCancelled, "the training ended before " + awaited};
+  // Rank 0 says it for all.
+  return Error{config_.rank == 0 ? ErrorCode::kSystem : ErrorCode::kCancelled,
+               "rank " + std::to_string(*failed_rank_) + " could not write its part"};
 }
 
 template <class T>
@@ -174,10 +194,9 @@ Result<> CheckpointWriter<T>::await_parts(const std::string& folder) {
       return Error{ErrorCode::kTimeout, "the part of rank " + std::to_string(part) +
                                             " did not come; do all nodes share " + config_.directory + "?"};
     }
-    if (!pause()) {  // another node's file: there is nothing to wait on but the end
-      return Error{ErrorCode::kCancelled,
-                   "the training ended before the part of rank " + std::to_string(part) + " was there"};
-    }
+    // Another node's file: there is nothing to wait on but the end.
+    auto done = pause("the part of rank " + std::to_string(part) + " was there");
+    if (!done) return done;
   }
   return {};
 }
@@ -220,9 +239,11 @@ Result<> CheckpointWriter<T>::write_part(const CheckpointPart<T>& part) {
       return Error{ErrorCode::kTimeout,
                    folder + " did not appear; do all nodes share " + config_.directory + "?"};
     }
-    if (!pause()) return Error{ErrorCode::kCancelled, "the training ended before " + folder + " appeared"};
+    if (auto done = pause(folder + " appeared"); !done) return done;
   }
   auto done = write_optimizer(part, folder);
+  if (!done && !fs::exists(folder, ignored))
+    return Error{ErrorCode::kCancelled, "rank 0 could not write its part"};
   if (!done) {
     const std::string mark = folder + "/failed-" + std::to_string(config_.rank);
     UniqueFd(::open(mark.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));

@@ -57,6 +57,10 @@ class CheckpointWriter {
   void write(CheckpointPart<T> part);
   /// Whether nothing is being written, at the latest after `longest`.
   bool idle_within(std::chrono::milliseconds longest);
+  /// Nothing is being written, and the last one could not be.
+  bool failed();
+  /// Ends the wait for other ranks, of which `failed_rank` could not write its part of the same checkpoint.
+  void give_up(int failed_rank);
   /// Until nothing is being written; the outcome of the last one.
   Result<> wait();
 
@@ -66,8 +70,8 @@ class CheckpointWriter {
   Result<> write_whole(const CheckpointPart<T>& part, const std::string& folder, const std::string& name);
   Result<> write_optimizer(const CheckpointPart<T>& part, const std::string& folder);
   Result<> await_parts(const std::string& folder);
-  /// False: the object's end has begun.
-  bool pause();
+  /// An error: the object's end has begun, or another rank has failed.
+  Result<> pause(const std::string& awaited);
   /// Of those up to `step`, which was just written; later ones are another training's.
   void remove_old(std::uint64_t step);
   void report(const std::string& name, const Result<>& done);
@@ -82,6 +86,7 @@ class CheckpointWriter {
   bool busy_ = false;
   Result<> last_;
   bool stop_ = false;
+  std::optional<int> failed_rank_;
   std::thread thread_;
 };
 

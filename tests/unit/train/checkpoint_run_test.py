@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -178,6 +179,29 @@ class Checkpoints(unittest.TestCase):
                                       r"train: the training is complete but its last checkpoint was not written: "
                                       r"(write|create) .*step-00000020.*: No space left on device\n$")
         self.assertRegex(done.stdout, r"(?s)test accuracy .*\nstep-00000002\n(step-00000004\n)?$")
+
+    @unittest.skipUnless(shutil.which("unshare") and shutil.which("mount"), "no unshare")
+    def test_a_full_disk_of_all_parts_keeps_no_rank_waiting(self):
+        disk = self.folder / "disk"
+        disk.mkdir()
+        port = train_run_test.free_port()
+        ranks = " ".join(f"RANK={rank} $train >{self.folder}/{rank} 2>&1 & p{rank}=$!;" for rank in range(2))
+        script = (f"mount -t tmpfs -o size=700k tmpfs {disk} || exit 77; export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}; "
+                  f"train='{train_run_test.TRAIN} --data synthetic --limit 100 --batch-size 5 --zero 1 --checkpoint-dir {disk}/c "
+                  f"--checkpoint-every 2 --checkpoint-keep 9'; {ranks} wait $p0; a=$?; wait $p1; exit $((10 * a + $?))")
+        begin = time.monotonic()
+        done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script], capture_output=True,
+                              text=True, timeout=100, check=False)
+        if done.returncode == 77 or "unshare" in done.stderr:
+            self.skipTest("no tmpfs of its own: " + done.stderr.strip())
+        said = [(self.folder / str(rank)).read_text() for rank in range(2)]
+        self.assertEqual(done.returncode, 11, said)
+        self.assertLess(time.monotonic() - begin, 30, "--comm-timeout is 60 s")
+        last = (r"train: the training is complete but its last checkpoint was not written: .*")
+        self.assertRegex(said[0], r"train: checkpoint step-\d+ not written: .*; training goes on, the last good one is step-\d+\n")
+        for text in said:
+            self.assertRegex(text, last)
+        self.assertNotIn("did not appear", "".join(said))
 
     def test_a_file_that_only_rank_0_reads_ends_all_ranks_with_the_same_words(self):
         saved = self.folder / "saved"
