@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -19,6 +20,7 @@
 #include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
 #include "base/child_process.h"
+#include "base/exit_status.h"
 #include "base/own_directory.h"
 #include "base/readable.h"
 #include "base/version.h"
@@ -111,6 +113,7 @@ struct Joining {
   const rendezvous::Resolve& resolve;
   std::shared_ptr<const rendezvous::SecureContext> context;
   Result<JoinedLink> outcome = Error{ErrorCode::kLinkLost, "the keeper of this node was killed", 0};
+  std::optional<Error> stopped;  ///< by a signal, whatever else happened meanwhile
 
   static Awaitable<> join(Joining* self) {
     const auto deadline = Clock::now() + self->spec.start_timeout;
@@ -138,7 +141,7 @@ void rethrow(const std::exception_ptr& failure) {
 }
 
 Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, const launcher::JoinGoal& goal,
-                               const launcher::KeeperLink& keeper) {
+                               const launcher::KeeperLink& keeper, asio::signal_set& stop) {
   auto context = rendezvous::SecureContext::make();
   if (!context) return context.error();
   remote::Resolver resolver(loop.get_executor());
@@ -156,6 +159,14 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
     });
   }
   Joining joining{loop, spec, goal, resolve, std::move(*context)};
+  stop.async_wait([&joining](const error_code& cancelled, int number) {
+    if (cancelled) return;
+    joining.stopped = Error{ErrorCode::kCancelled,
+                            "stopped by " + signal_name(number) + " while it waited for node 0 at " +
+                                master_place(*joining.spec.per_node),
+                            number};
+    joining.loop.stop();
+  });
   asio::co_spawn(loop, Joining::join(&joining), rethrow);
   asio::co_spawn(loop, Joining::watch(&joining, &keeper_fd), rethrow);
   loop.run();
@@ -163,8 +174,10 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
   error_code ignored;
   keeper_fd.close(ignored);
   silence.cancel();
+  stop.cancel(ignored);
   loop.poll();  // their last turns
   loop.restart();
+  if (joining.stopped) return *joining.stopped;
   return std::move(joining.outcome);
 }
 
@@ -187,6 +200,8 @@ void tell_end(const JobSpec& spec, int code, const std::string& master_says) {
 int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::KeeperLink& keeper) {
   take_signals();
   raise_nofile();  // three descriptors for each worker
+  asio::io_context loop(1);
+  asio::signal_set stop(loop, SIGTERM, SIGINT, SIGHUP);
   launcher::Agent::Options options;
   auto directory = own_directory();
   if (!directory) return end_with(directory.error());
@@ -201,10 +216,10 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
   const auto goal = goal_of(spec, token, options.facts.hostname);
   if (!goal) return end_with(goal.error());
 
-  asio::io_context loop(1);
-  auto link = join_master(loop, spec, *goal, keeper);
+  auto link = join_master(loop, spec, *goal, keeper, stop);
   if (!link) return end_with(link.error());
   launcher::Agent agent(loop, std::move(link->stream), keeper, std::move(options));
+  stop.clear();  // the agent has its own by now
   const int code = agent.run();
   tell_end(spec, code, agent.last_words());
   return code;
