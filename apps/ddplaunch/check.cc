@@ -54,7 +54,8 @@ int check(const RunJob& job) {
   auto agent = choose_agent(job.spec);
   if (!agent) return fail(agent.error());
   asio::io_context loop(1);
-  const auto remote = make_remote_shell(loop, job.spec);
+  const auto remote =
+      make_remote_shell(loop, job.spec, [](const std::string& text) { say("ddplaunch: " + text + "\n"); });
   if (!remote) return fail(remote.error());
   remote::LocalShell local(loop.get_executor());
   remote::FanOutOptions options;

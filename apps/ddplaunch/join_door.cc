@@ -1,7 +1,6 @@
 #include "apps/ddplaunch/join_door.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <string>
 #include <utility>
 
@@ -71,7 +70,8 @@ Result<std::optional<rendezvous::TcpListener>> take_control_port(const PerNode& 
 }
 
 Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
-                                                             const launcher::JobSpec& spec, JoinDoor door) {
+                                                             const launcher::JobSpec& spec, JoinDoor door,
+                                                             TellUser tell) {
   launcher::JoinShell::Options options;
   options.listener = std::move(door.listener);
   options.token = std::move(door.token);
@@ -81,9 +81,7 @@ Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& l
   options.mine.version = std::string(version());
   options.mine.job_id = spec.job_id;
   options.where = where_of(*spec.per_node);
-  if (!spec.quiet) {
-    options.on_note = [](const std::string& text) { std::fprintf(stderr, "ddplaunch: %s\n", text.c_str()); };
-  }
+  if (!spec.quiet) options.on_note = std::move(tell);
   auto shell = launcher::JoinShell::make(loop.get_executor(), std::move(options));
   if (!shell) return shell.error();
   return std::unique_ptr<remote::RemoteShell>(std::move(*shell));

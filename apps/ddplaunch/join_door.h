@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
 #include "base/result.h"
 #include "launcher/job_spec.h"
@@ -29,6 +30,7 @@ Result<std::optional<rendezvous::TcpListener>> take_control_port(const launcher:
 
 /// How the master gets its nodes.
 Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,
-                                                             const launcher::JobSpec& spec, JoinDoor door);
+                                                             const launcher::JobSpec& spec, JoinDoor door,
+                                                             TellUser tell);
 
 }  // namespace ddp

@@ -53,12 +53,19 @@ int launch(const launcher::JobSpec& spec, JoinDoor* door) {
   if (!job_dir) return fail(spec, job_dir.error());
 
   asio::io_context loop(1);
-  const auto remote =
-      door != nullptr ? make_join_shell(loop, spec, std::move(*door)) : make_remote_shell(loop, spec);
+  launcher::Master* told = nullptr;  // nothing is said before the loop runs
+  const TellUser tell = [&told](const std::string& text) {
+    if (told != nullptr) told->note(text);
+  };
+  const auto remote = door != nullptr ? make_join_shell(loop, spec, std::move(*door), tell)
+                                      : make_remote_shell(loop, spec, tell);
   if (!remote) return fail(spec, remote.error());
   remote::LocalShell local(loop.get_executor());
   launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));
-  return master.run();
+  told = &master;
+  const int code = master.run();
+  told = nullptr;
+  return code;
 }
 
 }  // namespace ddp

@@ -1,7 +1,6 @@
 #include "apps/ddplaunch/start_up.h"
 
 #include <csignal>
-#include <cstdio>
 #include <utility>
 
 #include "base/own_directory.h"
@@ -42,7 +41,7 @@ Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec&
 
 }  // namespace
 
-Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec) {
+Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec, TellUser tell) {
   if (spec.launcher == launcher::LauncherKind::kDaemon) return make_daemon_shell(loop, spec);
   if (!spec.ssh_command.empty()) {
     return Shell(std::make_unique<remote::CommandShell>(
@@ -58,9 +57,7 @@ Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec&
   remote::SshShellOptions options;
   options.config = spec.ssh_config;
   options.accept_new_host_keys = spec.accept_new_host_keys;
-  if (!spec.quiet) {
-    options.notice = [](const std::string& text) { std::fprintf(stderr, "ddplaunch: %s\n", text.c_str()); };
-  }
+  if (!spec.quiet) options.notice = std::move(tell);
   return Shell(std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options)));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,10 +18,14 @@ namespace ddp {
 /// and no death.
 void take_signals();
 
+/// What takes the lines that a shell has for the user. Called on the loop's thread, so it must not wait for
+/// whoever reads them; may be empty.
+using TellUser = std::function<void(const std::string&)>;
+
 /// How the hosts of the job are reached. With --launcher daemon kUsage: there is no good token. To be called
 /// before any thread.
 Result<std::unique_ptr<remote::RemoteShell>> make_remote_shell(asio::io_context& loop,
-                                                               const launcher::JobSpec& spec);
+                                                               const launcher::JobSpec& spec, TellUser tell);
 
 /// Which agent the nodes are to run.
 struct AgentChoice {

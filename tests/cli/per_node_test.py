@@ -32,12 +32,12 @@ class PerNode(LaunchTest):
         self.port = free_port()
         self.nodes = 2
 
-    def node(self, rank, *command, options=(), env=None, address="127.0.0.1", size=None):
+    def node(self, rank, *command, options=(), env=None, address="127.0.0.1", size=None, **popen):
         """The ddplaunch of one node; `rank` None: it is not told."""
         told = ["--nnodes", size or self.nodes, "--master-addr", address, "--master-port", self.port]
         if rank is not None:
             told += ["--node-rank", rank]
-        return self.start(*told, *options, *command, env=dict(self.env, **(env or {})))
+        return self.start(*told, *options, *command, env=dict(self.env, **(env or {})), **popen)
 
     def ends(self, *processes, timeout=60):
         """How all of them ended; then nothing of the job is left."""
@@ -221,6 +221,7 @@ class PerNode(LaunchTest):
 
     def test_more_nodes_than_places(self):
         master = self.node(0, "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done")
+        self.assertTrue(wait_until(self.listens))  # one without a rank takes the port of a master that is late
         one = self.node(None, "true", address="localhost")
         self.assertTrue(wait_until(lambda: self.joined(one)))
         refused = self.ends_alone(self.node(None, "true", address="localhost"))
@@ -254,6 +255,37 @@ class PerNode(LaunchTest):
             one.close()
         self.assert_codes(outcomes, 0, 0)
         self.assertIn("spoke HTTP", outcomes[0].err)
+
+    def test_a_stranger_while_nobody_reads_stderr(self):
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        with self.assertRaises(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 4096)
+        os.set_blocking(writer, True)
+        wait = ["sh", "-c", "touch here.$RANK; while [ ! -e go ]; do sleep 0.05; done"]
+        master = self.node(0, *wait, options=["--verbose"], stderr=writer)
+        os.close(writer)
+        with self.connect() as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            self.assertEqual(stranger.recv(100), b"")
+        other = self.node(1, *wait)
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2), "the master stands still")
+        (self.dir / "go").touch()
+        said = b""
+        while more := os.read(reader, 65536):
+            said += more
+        os.close(reader)
+        master.communicate(timeout=30)
+        self.assertEqual(master.returncode, 0)
+        self.assertIn(b"spoke HTTP", said)
+        self.assert_codes(self.ends(other), 0)
+
+    def test_a_token_file_that_is_not_there(self):
+        for rank in (0, 1):
+            done = self.ends(self.node(rank, "true", options=["--token-file", "none"]))[0]
+            self.assert_code(done, 2)
+            self.assertIn(f"ddplaunch: exit 2: the token file {self.dir}/none: No such file or directory", done.err)
 
     # ---- ends
 
@@ -294,9 +326,12 @@ class PerNode(LaunchTest):
 
     def test_a_node_that_is_stopped_while_it_waits(self):
         node = self.node(1, "true")
-        self.assertTrue(wait_until(lambda: self.agent_of(node) is not None))
+        self.assertTrue(wait_until(lambda: self.catches(self.agent_of(node), signal.SIGTERM)))
         node.send_signal(signal.SIGTERM)
-        self.assert_codes(self.ends(node), 143)
+        outcomes = self.ends(node)
+        self.assert_codes(outcomes, 143)
+        self.assertEqual(outcomes[0].err.splitlines()[-1], "ddplaunch: exit 143: stopped by SIGTERM while it waited for node 0 at "
+                                                           f"127.0.0.1 port {self.port}")
 
     def test_a_node_that_was_started_again_joins_again(self):
         script = self.script("worker.sh", """#!/bin/sh
@@ -325,6 +360,11 @@ echo "$RANK of $WORLD_SIZE again"
         out, err = process.communicate(timeout=30)
         return Outcome(process.returncode, out, err, 0)
 
+    def listens(self):
+        """Whether somebody listens at the port; nobody is disturbed by the question."""
+        rows = [row.split() for name in ("tcp", "tcp6") for row in pathlib.Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+        return any(row[1].endswith(f":{self.port:04X}") and row[3] == "0A" for row in rows)
+
     def agent_of(self, process):
         """The agent below the keeper that `process` has become; None: not yet."""
         for entry in pathlib.Path("/proc").iterdir():
@@ -334,6 +374,13 @@ echo "$RANK of $WORLD_SIZE again"
             except OSError:
                 continue
         return None
+
+    def catches(self, pid, number):
+        """Whether the process has a handler for that signal."""
+        if pid is None:
+            return False
+        rows = dict(row.split(":", 1) for row in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
+        return int(rows["SigCgt"], 16) >> (number - 1) & 1 == 1
 
     def connect(self):
         def attempt():

@@ -71,7 +71,8 @@ class LaunchTest(unittest.TestCase):
         popen.setdefault("stdin", subprocess.DEVNULL)
         popen.setdefault("env", self.env)
         popen.setdefault("cwd", self.dir)
-        process = subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        popen.setdefault("stderr", subprocess.PIPE)
+        process = subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, text=True,
                                    errors="surrogateescape", **popen)
         self.addCleanup(lambda: process.poll() is None and process.kill())
         return process
