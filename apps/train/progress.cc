@@ -1,9 +1,7 @@
 #include "apps/train/progress.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cinttypes>
 #include <cmath>
 #include <cstdarg>
@@ -54,32 +52,7 @@ Progress::Progress(int rank, int world_size, const Options& options)
 
 Result<> Progress::open() {
   if (!speaks_ || metrics_path_.empty()) return {};
-  // A pipe that nobody reads must not keep us waiting, but one that is read slowly may.
-  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
-  metrics_ = UniqueFd(::open(metrics_path_.c_str(), flags | O_NONBLOCK, 0666));
-  if (!metrics_ || ::fcntl(metrics_.get(), F_SETFL, O_APPEND) != 0)
-    return system_error(errno, "create " + metrics_path_);
-  return {};
-}
-
-void Progress::write_metrics(const std::string& line) {
-  if (!metrics_) return;
-  const off_t before = ::lseek(metrics_.get(), 0, SEEK_END);  // -1: a pipe
-  // One write per line, so that a reader of the growing file sees whole ones.
-  std::size_t done = 0;
-  while (done < line.size()) {
-    const ssize_t written = ::write(metrics_.get(), line.data() + done, line.size() - done);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) break;
-    done += static_cast<std::size_t>(written);
-  }
-  if (done == line.size()) return;
-  // Training is worth more than its record: said once, then without.
-  std::fprintf(stderr, "train: %s; training goes on without it\n",
-               system_error(errno, "write " + metrics_path_).text.c_str());
-  // A half line would be taken for a broken file. It fails only where the file is no longer ours to mend.
-  if (done > 0 && before >= 0) (void)!::ftruncate(metrics_.get(), before);
-  metrics_ = UniqueFd();
+  return metrics_.open(metrics_path_);
 }
 
 std::string Progress::step_record(const StepReport& report) const {
@@ -96,7 +69,7 @@ std::string Progress::step_record(const StepReport& report) const {
 
 void Progress::step(const StepReport& report) {
   if (!speaks_) return;
-  if (metrics_) write_metrics(step_record(report));
+  if (metrics_.is_open()) metrics_.append(step_record(report));
 
   images_ += report.images;
   if (report.dropped) {
@@ -117,10 +90,10 @@ void Progress::end_interval(const StepReport& report) {
   const double rate = static_cast<double>(images_) / seconds_since(start_);
   say(text_of("epoch %d/%d step %d/%d%s %.0f images/s", report.epoch + 1, epochs_, report.step, report.steps,
               loss_text(loss_, steps_).c_str(), rate));
-  if (metrics_) {
-    write_metrics(record_head("interval", 0, world_size_) +
-                  text_of(",\"step\":%" PRIu64 ",\"epoch\":%d,\"loss\":%s,\"images_per_second\":%.1f}\n",
-                          report.total, report.epoch + 1, number(loss_ / steps_).c_str(), rate));
+  if (metrics_.is_open()) {
+    metrics_.append(record_head("interval", 0, world_size_) +
+                    text_of(",\"step\":%" PRIu64 ",\"epoch\":%d,\"loss\":%s,\"images_per_second\":%.1f}\n",
+                            report.total, report.epoch + 1, number(loss_ / steps_).c_str(), rate));
   }
   restart();
 }
@@ -129,12 +102,12 @@ void Progress::epoch(std::int64_t epoch, const Accuracy& accuracy, double second
   if (!speaks_) return;
   say(text_of("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
               loss_text(epoch_loss_, epoch_steps_).c_str(), accuracy.percent(), seconds));
-  if (metrics_) {
-    write_metrics(record_head("epoch", 0, world_size_) +
-                  text_of(",\"epoch\":%" PRId64 ",\"test_correct\":%" PRIu64 ",\"test_total\":%" PRIu64
-                          ",\"loss\":%s,\"seconds\":%.3f}\n",
-                          epoch + 1, accuracy.correct, accuracy.total,
-                          number(epoch_loss_ / epoch_steps_).c_str(), seconds));
+  if (metrics_.is_open()) {
+    metrics_.append(record_head("epoch", 0, world_size_) +
+                    text_of(",\"epoch\":%" PRId64 ",\"test_correct\":%" PRIu64 ",\"test_total\":%" PRIu64
+                            ",\"loss\":%s,\"seconds\":%.3f}\n",
+                            epoch + 1, accuracy.correct, accuracy.total,
+                            number(epoch_loss_ / epoch_steps_).c_str(), seconds));
   }
   epoch_loss_ = 0;
   epoch_steps_ = 0;

@@ -5,10 +5,10 @@
 #include <cstdio>
 #include <string>
 
+#include "apps/train/line_file.h"
 #include "apps/train/options.h"
 #include "apps/train/trainer.h"
 #include "base/result.h"
-#include "base/unique_fd.h"
 
 namespace ddp::train {
 
@@ -33,7 +33,6 @@ class Progress {
   void restart();
   void end_interval(const StepReport& report);
   std::string step_record(const StepReport& report) const;
-  void write_metrics(const std::string& line);
 
   int world_size_;
   bool speaks_;
@@ -41,7 +40,7 @@ class Progress {
   int interval_;
   int epochs_;
   std::string metrics_path_;
-  UniqueFd metrics_;
+  LineFile metrics_;
   Clock::time_point start_ = Clock::now();
   Clock::time_point drawn_{};
   bool bar_shown_ = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -57,10 +58,19 @@ Trainer<T>::Trainer(const Options& options, Communicators communicators, Model<T
       test_labels_(static_cast<std::size_t>(options.batch_size)) {
   if (options.sync_bn)
     model_.share_statistics([this](std::span<const double> mine) { return gather_numbers(mine); });
-  if (!options.sample_log.empty()) {
-    sample_log_.open(options.sample_log + "/rank-" + std::to_string(communicators_.world->rank()),
-                     std::ios::app);
-  }
+}
+
+template <class T>
+Result<> Trainer<T>::open_sample_log() {
+  if (options_.sample_log.empty()) return {};
+  auto opened =
+      sample_log_.open(options_.sample_log + "/rank-" + std::to_string(communicators_.world->rank()));
+  if (opened) return {};
+  const int why = opened.error().sys;
+  return why == ENOENT || why == ENOTDIR
+             ? Error{ErrorCode::kUsage,
+                     "cannot write into --sample-log " + options_.sample_log + "; is it a directory?"}
+             : within("--sample-log", opened.error());
 }
 
 template <class T>
@@ -103,10 +113,10 @@ double Trainer<T>::learning_rate() const {
 template <class T>
 void Trainer<T>::log_samples(std::span<const std::uint32_t> samples) {
   if (!sample_log_.is_open()) return;
-  sample_log_ << position_.epoch << ' ' << position_.step + 1 << ':';
+  std::string line = std::to_string(position_.epoch) + " " + std::to_string(position_.step + 1) + ":";
   for (const std::uint32_t sample : samples)
-    sample_log_ << ' ' << sample;
-  sample_log_ << std::endl;
+    line += " " + std::to_string(sample);
+  sample_log_.append(line + "\n");
 }
 
 template <class T>
@@ -200,10 +210,6 @@ Result<> Trainer<T>::begin_epoch_order(std::vector<std::uint32_t>& order) {
 
 template <class T>
 Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
-  if (!options_.sample_log.empty() && !sample_log_) {
-    return Error{ErrorCode::kUsage,
-                 "cannot write into --sample-log " + options_.sample_log + "; is it a directory?"};
-  }
   std::vector<std::uint32_t> order;
   if (auto done = begin_epoch_order(order); !done) return done;
   if (!order.empty()) {

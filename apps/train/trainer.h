@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "apps/train/communicator.h"
 #include "apps/train/dataset.h"
 #include "apps/train/gradient_sync.h"
+#include "apps/train/line_file.h"
 #include "apps/train/model.h"
 #include "apps/train/optimizer.h"
 #include "apps/train/options.h"
@@ -62,13 +62,15 @@ class Trainer {
   /// All are used for the trainer's life.
   Trainer(const Options& options, Communicators communicators, Model<T>& model, const DataSplit& data);
 
+  /// This rank's file of --sample-log.
+  Result<> open_sample_log();
   /// Rank 0's weights to all ranks (a rank of another build could have drawn others).
   Result<> share_weights();
   /// From position() to the end of its epoch, over this rank's part of the training images. kUsage when the
   /// gradients stop being finite. Running statistics differ between ranks afterwards.
   Result<> train_epoch(const OnStep& on_step);
-  /// With --sync-every-inter: makes the nodes equal again; nothing where they have been made so since the last
-  /// step, for another average could round.
+  /// With --sync-every-inter: makes the nodes equal again; nothing where they have been made so since the
+  /// last step, for another average could round.
   Result<> average_nodes();
   /// Every rank has seen other batches; after this all hold the mean of their running statistics.
   Result<> average_running_statistics();
@@ -110,7 +112,7 @@ class Trainer {
   std::vector<T> running_before_;  ///< this step's
   AlignedBuffer<T> test_images_;
   std::vector<std::uint8_t> test_labels_;
-  std::ofstream sample_log_;
+  LineFile sample_log_;
 };
 
 }  // namespace ddp::train

@@ -113,7 +113,8 @@ class Run {
   bool at_end() const { return options_.max_steps != 0 && trainer_.position().step >= options_.max_steps; }
 
   /// What is written at the end is tried before hours of work.
-  Result<> check_places() const {
+  Result<> check_places() {
+    if (auto opened = trainer_.open_sample_log(); !opened) return opened;
     if (speaks_ && !options_.export_to.empty()) {
       if (auto place = check_export_place(options_.export_to); !place) return place;
     }

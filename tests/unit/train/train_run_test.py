@@ -275,6 +275,19 @@ class Engine(unittest.TestCase):
         (code, _, errors), = run(1, *self.SMALL, "--sample-log", "/nonexistent")
         self.assertEqual((code, errors), (1, "train: cannot write into --sample-log /nonexistent; is it a directory?\n"))
 
+    def test_a_full_disk_takes_the_sample_log_not_the_training(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([TRAIN, *self.SMALL, "--sample-log", folder], text=True, capture_output=True, timeout=60,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)))
+            path = pathlib.Path(folder, "rank-0")
+            self.assertEqual((done.returncode, done.stderr),
+                             (0, f"train: write {path}: File too large; training goes on without it\n"))
+            self.assertRegex(path.read_text(), r"^(0 \d+:( \d+){10}\n)+$")
+            path.unlink()
+            pathlib.Path(folder, "rank-1").mkdir()  # rank 0 says the same
+            for code, lines, errors in run(2, *self.SMALL, "--sample-log", folder):
+                self.assertEqual((code, lines, errors), (1, [], f"train: --sample-log: create {folder}/rank-1: Is a directory\n"))
+
     def test_weights_come_from_a_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/w.safetensors"
