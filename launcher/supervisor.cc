@@ -18,6 +18,7 @@ using std::chrono::seconds;
 constexpr seconds kStopSlack{10};
 /// From Leave to the end of the link.
 constexpr seconds kLeaveTime{5};
+constexpr seconds kSilenceSlack{1};
 /// From the limit of the start of an agent to the word of it, which knows the step and the host's last lines.
 constexpr milliseconds kReportTime{300};
 /// After the end of its lease the keeper of a node may take so long to kill its workers.
@@ -217,7 +218,8 @@ void Supervisor::on_stop_deadline(Time now) {
 
 void Supervisor::leave_all(Time now) {
   state_ = State::kLeaving;
-  deadline_ = now + kLeaveTime;
+  // The Membership has ended, and looks for silent nodes no more.
+  deadline_ = now + std::min<milliseconds>(kLeaveTime, spec_.node_timeout + kSilenceSlack);
   ExitReport report = make_exit_report(end());
   goodbye_ = {report.exit_code, std::move(report.why)};
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
