@@ -113,7 +113,7 @@ struct Joining {
   const rendezvous::Resolve& resolve;
   std::shared_ptr<const rendezvous::SecureContext> context;
   Result<JoinedLink> outcome = Error{ErrorCode::kLinkLost, "the keeper of this node was killed", 0};
-  std::optional<Error> stopped;  ///< by a signal, whatever else happened meanwhile
+  std::optional<Error> stopped = std::nullopt;  ///< by a signal, whatever else happened meanwhile
 
   static Awaitable<> join(Joining* self) {
     const auto deadline = Clock::now() + self->spec.start_timeout;
