@@ -67,9 +67,9 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
   // by number. A SIGKILL is ours only once the grace has run, for before that we send none.
   if (stop_ordered_) {
     const Time latest = at + error;
-    const bool ours = (end.signal == SIGTERM && latest >= *stop_ordered_) ||
-                      (end.signal == SIGKILL && latest >= *kill_due_);
-    failure.stopped_by_us = ours || at >= *stop_ordered_;
+    // One before that was somebody else's, although its peers noticed and failed first.
+    const bool after = at >= *stop_ordered_ || (end.signal == SIGTERM && latest >= *stop_ordered_);
+    failure.stopped_by_us = end.signal == SIGKILL ? latest >= *kill_due_ : after;
   }
   end_.failures.push_back(std::move(failure));
 }
