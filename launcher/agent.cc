@@ -225,7 +225,7 @@ void Agent::handle(const rendezvous::Leave& message) {
 void Agent::handle(const rendezvous::Ping& message) {
   link_.send(rendezvous::Pong{message.sequence, monotonic_ns()});
   lease_.pinged(boot_time());
-  mind_the_lease();
+  if (leased_) mind_the_lease();
 }
 
 void Agent::handle(const rendezvous::Credit& message) {
