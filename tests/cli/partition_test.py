@@ -212,9 +212,13 @@ class Partition(LaunchTest):
             env = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
             if f"GROUP_RANK={node}\0".encode() in env:
                 agent = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                os.kill(agent, signal.SIGSTOP)
+                self.freeze(agent)
                 return agent
         raise AssertionError("no such worker")
+
+    def freeze(self, pid):
+        os.kill(pid, signal.SIGSTOP)
+        self.assertTrue(wait_until(lambda: "T" in pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]))
 
     def test_an_agent_that_is_frozen_for_a_while(self):
         process = self.launch("--nnodes", "2:3", ends=9)
@@ -245,8 +249,8 @@ class Partition(LaunchTest):
         self.running(process, 0, 3)
         before = sorted(self.workers(0))
         master = next(pid for pid, words in self.masters())
-        os.kill(master, signal.SIGSTOP)
-        time.sleep(5)
+        self.freeze(master)
+        time.sleep(5)  # the freeze itself
         os.kill(master, signal.SIGCONT)
         time.sleep(2)
         self.assertEqual(sorted(self.workers(0)), before)
