@@ -9,6 +9,7 @@ set(DDP_ALONE
   apps/train/training_run.cc
   launcher/check_run.cc
   launcher/hang_watch.cc
+  launcher/master_nodes.cc
   launcher/merged_output.cc
   launcher/node_link.cc
   launcher/report_json.cc

@@ -1,0 +1,235 @@
+// The part of the Master that deals with the nodes: their agents' start, their links, what comes over them.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "launcher/clean_text.h"
+#include "launcher/master.h"
+#include "launcher/output_credit.h"
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+using std::chrono::seconds;
+
+/// A piece of output so large goes to the rank's file from the memory that it was read into. Small ones are
+/// copied: each would hold on to a whole block.
+constexpr std::size_t kWorthKeeping = 16u << 10;
+/// At most; short timeouts want more signs of life.
+constexpr milliseconds kPingEvery{1'000};
+constexpr int kPingsInTimeout = 6;
+/// Of a large job the first pings would be most of what the master has to do at its start.
+constexpr std::size_t kManyNodes = 256;
+constexpr int kFirstPingsOfMany = 2;
+/// From the end of a link to the end of what carried it.
+constexpr seconds kEndTime{2};
+
+nanoseconds now() {
+  return std::chrono::steady_clock::now().time_since_epoch();
+}
+
+}  // namespace
+
+Master::Link Master::make_link(std::size_t index, std::uint32_t life) {
+  return std::make_shared<NodeLink>(
+      index, loop_.get_executor(), supervisor_.name(index), credit_window(supervisor_.node_count()), life,
+      supervisor_.node_count() > kManyNodes ? kFirstPingsOfMany : NodeLink::kFirstPings);
+}
+
+Awaitable<> Master::start_agents(std::vector<std::size_t> nodes) {
+  remote::FanOutOptions options{{options_.agent_path, "--stdio"},
+                                spec_.ssh_localhost,
+                                Clock::now() + spec_.start_timeout,
+                                options_.expected,
+                                options_.stock,
+                                spec_.launcher == LauncherKind::kLocal};
+  auto start = std::make_shared<remote::FanOut>(loop_.get_executor(), remote_, local_, std::move(options));
+  starts_.push_back(start);
+  std::vector<remote::Host> hosts;
+  for (const std::size_t node : nodes)
+    hosts.push_back(spec_.hosts[node]);
+  remote::FanOut::Report report = [this, nodes](std::size_t host, Result<remote::StartedAgent> outcome) {
+    on_started(nodes[host], std::move(outcome));
+  };
+  co_await start->run(std::move(hosts), std::move(report));
+  std::erase(starts_, start);
+}
+
+void Master::cancel_starts() {
+  const auto starts = starts_;  // each leaves the list as it ends
+  for (const auto& start : starts)
+    start->cancel();
+}
+
+/// Its link has ended, and another one may come.
+void Master::recall(std::size_t index) {
+  nodes_[index]->close();
+  nodes_[index] = make_link(index, nodes_[index]->life + 1);
+  start_task(start_agents({index}));
+}
+
+void Master::on_started(std::size_t index, Result<remote::StartedAgent> outcome) {
+  if (!outcome) return step(job::NodeFailed{index, outcome.error()});
+  const Link link = nodes_[index];
+  NodeLink& node = *link;
+  for (const std::string& line : outcome->noise)
+    say_host(node, line);
+  if (!outcome->errors.empty()) console_.add(2, node.error_lines(outcome->errors));
+  if (outcome->pushed > 0 && spec_.verbose)
+    say(supervisor_.name(index) + ": ddplaunchd was put there, " + std::to_string(outcome->pushed) +
+        " bytes");
+  node.open(std::move(*outcome));
+  start_task(node.connection().write_all());
+  start_task(read_errors(this, link));
+  start_task(read_link(this, link));
+}
+
+Awaitable<> Master::read_link(Master* master, Link node) {
+  Result<> good;
+  while (good) {
+    good = master->take_messages(*node);
+    master->give_credit(*node);
+    if (good) good = co_await node->connection().read_more();
+    if (good) master->heard(*node);
+  }
+  node->close();
+  // The channel's end says more, but it may never come: a host can die between the two.
+  const Error plain = good.error();
+  if (node->greeted) master->step(job::LinkEnded{node->index, plain, node->life});
+  const auto give_up = [master, node, plain](const error_code& cancelled) {
+    if (!cancelled) master->node_gone(*node, NodeLink::End{plain});
+  };
+  node->end_timer.expires_after(kEndTime);
+  node->end_timer.async_wait(give_up);
+  NodeLink::End end = co_await node->explain_end(plain);
+  master->node_gone(*node, std::move(end));
+}
+
+/// Any byte is a sign of life. Most change nothing.
+void Master::heard(const NodeLink& node) {
+  job::Actions actions = supervisor_.step(job::NodeHeard{node.index, node.life}, now());
+  if (!actions.empty()) carry_out(std::move(actions));
+}
+
+void Master::node_gone(NodeLink& node, NodeLink::End end) {
+  node.end_timer.cancel();
+  if (std::exchange(node.gone, true)) return;
+  if (!node.greeted) return step(job::NodeFailed{node.index, std::move(end.why)});
+  // What runs in a container may outlive the program that was run in it.
+  const bool dead = end.workers_dead && spec_.hosts[node.index].wrapper.empty();
+  step(job::NodeGone{node.index, std::move(end.why), dead, node.life});
+}
+
+Awaitable<> Master::read_errors(Master* master, Link node) {
+  std::array<char, 4096> buffer;
+  for (bool open = true; open;) {
+    const auto [error, count] =
+        co_await node->channel().errors().async_read_some(asio::buffer(buffer), kUseTuple);
+    open = !error && count > 0;
+    master->console_.add(2, node->error_lines(open ? std::string_view(buffer.data(), count) : ""));
+  }
+}
+
+Result<> Master::take_messages(NodeLink& node) {
+  Result<> good;
+  while (good) {
+    auto message = node.connection().next();
+    if (!message) good = message.error();
+    if (!message || !*message) break;
+    clean_texts(**message);
+    // What workers wrote before something happened stands before what is said of it.
+    if (!std::holds_alternative<rendezvous::Output>(**message)) output_.pass_on();
+    good = take(node, **message);
+  }
+  output_.pass_on();
+  return good;
+}
+
+Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
+  if (auto fine = node.limits.admit(message); !fine) return fine;
+  if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
+    if (output->attempt == supervisor_.attempt()) {
+      if (!supervisor_.runs(node.index, output->rank))
+        return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
+      output_.take(output->attempt, output->rank, output->stream, output->data,
+                   output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns),
+                   output->data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
+    }
+  } else if (const auto* pong = std::get_if<rendezvous::Pong>(&message)) {
+    if (pong->sequence == rendezvous::kAsleep) {
+      node.asleep = true;
+      stop_if_all_asleep();
+    } else if (node.on_pong(*pong) && !falling_asleep_) {  // a ping would wake the agents again
+      node.ping(++ping_sequence_);
+    }
+  } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
+    take_notice(node, *notice);
+  } else if (const auto* stdin_taken = std::get_if<rendezvous::StdinTaken>(&message)) {
+    if (supervisor_.runs(node.index, 0)) stdin_.taken(stdin_taken->bytes);
+  } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
+    node.guess_clock(hello->clock_ns);
+    node.ping(++ping_sequence_);
+    node.greeted = true;
+    step(job::NodeUp{node.index, *hello, node.channel().address(), node.life});
+  } else {
+    log_.from_node(supervisor_.name(node.index), message);
+    const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
+    if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
+    if (std::holds_alternative<rendezvous::AttemptEnded>(message)) keep_last_words(node.index);
+    step(job::FromNode{node.index, message, happened(node, message), node.clock_error(), node.life});
+  }
+  return {};
+}
+
+void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
+  const NodeLimits::Shown shown = node.limits.notice();
+  if (shown == NodeLimits::Shown::kNo) return;
+  std::string words = supervisor_.name(node.index) + ": " + notice.text.substr(0, NodeLimits::kNoticeBytes);
+  if (shown == NodeLimits::Shown::kLast)
+    words = "warning: " + supervisor_.name(node.index) + " says too much; nothing more of it is told";
+  const bool wanted = notice.detail ? spec_.verbose : !spec_.quiet;
+  wanted ? say(words) : log_.step(words);
+}
+
+Supervisor::Time Master::happened(const NodeLink& node, const rendezvous::Message& message) {
+  if (const auto* exited = std::get_if<rendezvous::WorkerExited>(&message))
+    return node.to_ours(exited->clock_ns);
+  if (const auto* started = std::get_if<rendezvous::WorkerStarted>(&message))
+    return node.to_ours(started->clock_ns);
+  if (const auto* quiet = std::get_if<rendezvous::Quiet>(&message); quiet != nullptr && quiet->quiet)
+    return node.to_ours(quiet->since_ns);
+  return now();
+}
+
+void Master::give_all_credit() {
+  for (const auto& node : nodes_)
+    give_credit(*node);
+}
+
+void Master::give_credit(NodeLink& node) {
+  // Whoever is full asks again when it has drained.
+  if (!node.live() || files_.full()) return;
+  for (const std::uint8_t stream : {std::uint8_t{1}, std::uint8_t{2}}) {
+    if (node.limits.taken(stream) < credit_piece(nodes_.size()) || console_.full(stream)) continue;
+    node.send(rendezvous::Credit{stream, node.limits.give_back(stream)});
+  }
+}
+
+Awaitable<> Master::ping_nodes() {
+  const milliseconds every =
+      std::min(kPingEvery, std::min(spec_.node_timeout, spec_.master_timeout) / kPingsInTimeout);
+  while (!supervisor_.finished()) {
+    ping_timer_.expires_after(every);
+    co_await ping_timer_.async_wait(kUseTuple);
+    warn_of_lost_output();
+    console_.watch();
+    if (falling_asleep_) continue;  // a ping would wake the agents again
+    for (const auto& node : nodes_) {
+      if (node->live() && node->answered()) node->ping(++ping_sequence_);
+    }
+  }
+}
+
+}  // namespace ddp::launcher
