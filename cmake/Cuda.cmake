@@ -1,0 +1,27 @@
+# The GPU code: built where a CUDA compiler is found (DDP_CUDA=OFF: nowhere). Afterwards DDP_HAVE_CUDA says whether, and the
+# target ddp_cudart has what a file needs that calls the CUDA run time: linked statically, so that the programs start on hosts
+# without CUDA or a driver. Fuzzers and sanitizers go without: they find nothing in code that the host does not run, and the
+# bodies of the kernels are tested on the host in every build.
+set(DDP_HAVE_CUDA OFF)
+if(DDP_CUDA AND NOT DDP_FUZZ AND NOT DDP_SANITIZE)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    # Machine code for what is in use, and PTX for what comes after. CUDA 13 begins with 75 (Turing).
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90)
+    endif()
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(CMAKE_CUDA_EXTENSIONS OFF)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    set(DDP_HAVE_CUDA ON)
+    add_library(ddp_cudart INTERFACE)
+    target_link_libraries(ddp_cudart INTERFACE CUDA::cudart_static)
+  endif()
+endif()
+if(NOT DDP_HAVE_CUDA)
+  message(STATUS "GPU code not built")
+endif()
