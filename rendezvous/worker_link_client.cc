@@ -1,0 +1,341 @@
+#include "rendezvous/worker_link_client.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/unique_fd.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::string_view kScheme = "unix:";
+constexpr auto kBetweenSteps = std::chrono::milliseconds(100);
+constexpr std::size_t kReadBytes = 4096;
+constexpr int kLastReads = 16;
+
+Result<UniqueFd> connected_to(const std::string& control) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = control.substr(std::min(control.size(), kScheme.size()));
+  if (!control.starts_with(kScheme) || path.empty() || path.size() >= sizeof address.sun_path)
+    return Error{ErrorCode::kUsage, "DDPLAUNCH_CONTROL is \"" + control + "\", which is no unix:PATH"};
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return system_error(errno, "make a socket for DDPLAUNCH_CONTROL");
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0)
+    return system_error(errno, "connect to DDPLAUNCH_CONTROL " + control, ErrorCode::kUnreachable);
+  return fd;
+}
+
+void raise_event(int fd) {
+  const std::uint64_t one = 1;
+  // Fails only where it is raised already.
+  [[maybe_unused]] const ssize_t written = ::write(fd, &one, sizeof one);
+}
+
+void clear_event(int fd) {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = ::read(fd, &count, sizeof count);
+}
+
+}  // namespace
+
+// The thread owns the socket, `unsent` and `lines`. `lock` guards what both sides change; at() takes no lock.
+struct WorkerLinkClient::Shared {
+  UniqueFd socket;
+  UniqueFd wake;       ///< for the thread
+  UniqueFd interrupt;  ///< for whoever waits for a peer
+  std::thread thread;
+
+  // Of at(). The two values may be of two calls that came together: a sign of life they are all the same.
+  std::atomic<std::uint64_t> step{0};
+  std::atomic<const char*> phase{nullptr};
+  std::atomic<bool> step_untold{false};
+
+  std::mutex lock;
+  std::condition_variable changed;
+  std::string words;                    ///< lines for the thread to send
+  std::deque<AttemptOrder> waiting;     ///< attempts that nobody has taken yet
+  std::optional<AttemptOrder> present;  ///< the one taken last
+  std::optional<RevokeOrder> revoke;    ///< of the present one
+  std::optional<std::uint32_t> last;    ///< attempt of the latest order
+  std::optional<std::uint64_t> held;    ///< the state that the worker said to hold, since it lets go
+  std::optional<StopOrder> stop;
+  std::string lost;       ///< why the link has ended; empty: it has not
+  bool answered = false;  ///< the present attempt's revoke
+  bool closing = false;
+
+  // The thread's own.
+  std::string unsent;
+  WorkerLines lines;
+  Clock::time_point step_told = Clock::now() - kBetweenSteps;
+
+  void run();
+  bool turn();
+  int time_to_wait() const;
+  void collect(bool at_once);
+  bool flush();
+  bool receive();
+  void take(const AgentWord& word);
+  void take_attempt(const AttemptOrder& order);
+  void take_revoke(const RevokeOrder& order);
+  void end(const std::string& why);
+  void say(const WorkerWord& word);
+  Error stopped_error() const { return {ErrorCode::kCancelled, "the agent ordered a stop: " + stop->reason}; }
+  Error lost_error() const { return {ErrorCode::kLinkLost, "the agent is gone: " + lost}; }
+};
+
+/// With the lock.
+void WorkerLinkClient::Shared::say(const WorkerWord& word) {
+  if (!lost.empty()) return;
+  words += encode_line(word);
+  raise_event(wake.get());
+}
+
+// ---- the thread
+
+void WorkerLinkClient::Shared::run() {
+  while (turn()) {
+  }
+  // What was said last, as far as the socket takes it: the agent may be one that does not read.
+  collect(true);
+  flush();
+}
+
+/// False: it is over.
+bool WorkerLinkClient::Shared::turn() {
+  pollfd fds[2] = {{wake.get(), POLLIN, 0}, {socket.get(), POLLIN, 0}};
+  if (!unsent.empty()) fds[1].events |= POLLOUT;
+  if (::poll(fds, 2, time_to_wait()) < 0 && errno != EINTR) {
+    end(system_error(errno, "poll").text);
+    return false;
+  }
+  if (fds[0].revents != 0) clear_event(wake.get());
+  {
+    const std::lock_guard guard(lock);
+    if (closing) return false;
+  }
+  if (fds[1].revents & (POLLIN | POLLHUP | POLLERR) && !receive()) return false;
+  collect(false);
+  return flush();
+}
+
+int WorkerLinkClient::Shared::time_to_wait() const {
+  // While the agent does not read, no step is due.
+  if (!step_untold.load(std::memory_order_acquire) || !unsent.empty()) return -1;
+  const auto rest = std::chrono::ceil<std::chrono::milliseconds>(step_told + kBetweenSteps - Clock::now());
+  return static_cast<int>(std::max(rest.count(), std::chrono::milliseconds::rep{0}));
+}
+
+/// A step goes before words that were said after it.
+void WorkerLinkClient::Shared::collect(bool at_once) {
+  std::string said;
+  {
+    const std::lock_guard guard(lock);
+    said.swap(words);
+  }
+  const auto now = Clock::now();
+  const bool due = at_once || !said.empty() || (unsent.empty() && now - step_told >= kBetweenSteps);
+  if (due && step_untold.exchange(false, std::memory_order_acq_rel)) {
+    const char* doing = phase.load(std::memory_order_relaxed);
+    unsent += encode_line(WorkerWord(WorkerStep{step.load(std::memory_order_relaxed), doing ? doing : ""}));
+    step_told = now;
+  }
+  unsent += said;
+}
+
+bool WorkerLinkClient::Shared::flush() {
+  while (!unsent.empty()) {
+    const ssize_t sent = ::send(socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL);
+    if (sent > 0) {
+      unsent.erase(0, static_cast<std::size_t>(sent));
+    } else if (errno == EAGAIN) {
+      return true;
+    } else if (errno != EINTR) {
+      // What the agent said before it went is still to be read.
+      const int why = errno;
+      for (int reads = 0; reads < kLastReads && receive(); ++reads) {
+      }
+      end(system_error(why, "send").text);
+      return false;
+    }
+  }
+  return true;
+}
+
+/// False: nothing more comes.
+bool WorkerLinkClient::Shared::receive() {
+  char bytes[kReadBytes];
+  const ssize_t got = ::recv(socket.get(), bytes, sizeof bytes, 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  if (got <= 0) {
+    end(got == 0 ? "it closed the connection" : system_error(errno, "receive").text);
+    return false;
+  }
+  lines.add({bytes, static_cast<std::size_t>(got)});
+  for (;;) {
+    auto line = lines.next();
+    if (line && !*line) return true;
+    const auto word = line ? decode_agent_line(**line) : Result<AgentWord>(line.error());
+    if (!word) {
+      // Whoever misses an order would be killed for it: better to end by oneself, with a reason.
+      end("it sent what is no order: " + word.error().text);
+      return false;
+    }
+    take(*word);
+  }
+}
+
+void WorkerLinkClient::Shared::take(const AgentWord& word) {
+  const std::lock_guard guard(lock);
+  if (const auto* attempt = std::get_if<AttemptOrder>(&word)) take_attempt(*attempt);
+  if (const auto* order = std::get_if<RevokeOrder>(&word)) take_revoke(*order);
+  if (const auto* order = std::get_if<StopOrder>(&word); order && !stop) stop = *order;
+  changed.notify_all();
+}
+
+void WorkerLinkClient::Shared::take_attempt(const AttemptOrder& order) {
+  if (last && order.attempt <= *last) return;
+  last = order.attempt;
+  waiting.push_back(order);
+}
+
+void WorkerLinkClient::Shared::take_revoke(const RevokeOrder& order) {
+  const auto untaken = std::find_if(waiting.begin(), waiting.end(), [&](const AttemptOrder& attempt) {
+    return attempt.attempt == order.attempt;
+  });
+  if (untaken != waiting.end()) {
+    // Answered here, for the worker may load its data for longer than the deadline. What it holds is what it
+    // held when it let go of the attempt before.
+    waiting.erase(untaken);
+    say(WorkerRevoked{order.attempt, held});
+    return;
+  }
+  if (!present || present->attempt != order.attempt || revoke) return;
+  revoke = order;
+  raise_event(interrupt.get());
+}
+
+void WorkerLinkClient::Shared::end(const std::string& why) {
+  const std::lock_guard guard(lock);
+  if (!lost.empty()) return;
+  lost = why;
+  raise_event(interrupt.get());
+  changed.notify_all();
+}
+
+// ---- the worker's side
+
+WorkerLinkClient::WorkerLinkClient(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+Result<std::unique_ptr<WorkerLinkClient>> WorkerLinkClient::connect(const std::string& control, bool rejoin,
+                                                                    bool sharded) {
+  auto socket = connected_to(control);
+  if (!socket) return socket.error();
+  auto shared = std::make_shared<Shared>();
+  shared->socket = std::move(*socket);
+  shared->wake.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  shared->interrupt.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!shared->wake || !shared->interrupt) return system_error(errno, "make an eventfd");
+  shared->say(WorkerHello{kWorkerProtocol, static_cast<std::uint32_t>(::getpid()), rejoin, sharded});
+  // Signals are for the worker's own threads.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failed = 0;
+  try {
+    shared->thread = std::thread([raw = shared.get()] { raw->run(); });
+  } catch (const std::system_error& error) {
+    failed = error.code().value();
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (failed != 0) return system_error(failed, "start the thread of DDPLAUNCH_CONTROL");
+  return std::unique_ptr<WorkerLinkClient>(new WorkerLinkClient(std::move(shared)));
+}
+
+WorkerLinkClient::~WorkerLinkClient() {
+  {
+    const std::lock_guard guard(shared_->lock);
+    shared_->closing = true;
+  }
+  raise_event(shared_->wake.get());
+  shared_->thread.join();
+}
+
+int WorkerLinkClient::interrupt() const {
+  return shared_->interrupt.get();
+}
+
+Result<AttemptOrder> WorkerLinkClient::next_attempt() {
+  Shared& it = *shared_;
+  std::unique_lock guard(it.lock);
+  it.changed.wait(guard, [&] { return it.stop || !it.lost.empty() || !it.waiting.empty(); });
+  if (it.stop) return it.stopped_error();
+  if (!it.lost.empty()) return it.lost_error();
+  it.present = it.waiting.front();
+  it.waiting.pop_front();
+  it.revoke.reset();
+  it.held.reset();
+  it.answered = false;
+  clear_event(it.interrupt.get());
+  return *it.present;
+}
+
+void WorkerLinkClient::ready() {
+  const std::lock_guard guard(shared_->lock);
+  if (shared_->present) shared_->say(WorkerReady{shared_->present->attempt});
+}
+
+void WorkerLinkClient::at(std::uint64_t step, const char* phase) {
+  shared_->step.store(step, std::memory_order_relaxed);
+  shared_->phase.store(phase, std::memory_order_relaxed);
+  // Only the first since the thread last looked has to wake it.
+  if (!shared_->step_untold.exchange(true, std::memory_order_acq_rel)) raise_event(shared_->wake.get());
+}
+
+void WorkerLinkClient::failed(const std::string& error, const std::vector<std::uint32_t>& peers) {
+  const std::lock_guard guard(shared_->lock);
+  if (shared_->present && !shared_->revoke)
+    shared_->say(WorkerTrouble{shared_->present->attempt, error, peers});
+}
+
+Result<RevokeOrder> WorkerLinkClient::await_revoke(std::chrono::milliseconds timeout) {
+  Shared& it = *shared_;
+  std::unique_lock guard(it.lock);
+  it.changed.wait_for(guard, timeout, [&] { return it.revoke || it.stop || !it.lost.empty(); });
+  if (it.revoke) return *it.revoke;
+  if (it.stop) return it.stopped_error();
+  if (!it.lost.empty()) return it.lost_error();
+  return Error{ErrorCode::kTimeout,
+               "no order came from the agent within " + std::to_string(timeout.count()) + " ms"};
+}
+
+void WorkerLinkClient::revoked(std::optional<std::uint64_t> step) {
+  const std::lock_guard guard(shared_->lock);
+  if (!shared_->revoke || shared_->answered) return;
+  shared_->answered = true;
+  shared_->held = step;
+  shared_->say(WorkerRevoked{shared_->present->attempt, step});
+}
+
+}  // namespace ddp::rendezvous

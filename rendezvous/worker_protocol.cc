@@ -1,0 +1,311 @@
+#include "rendezvous/worker_protocol.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace ddp::rendezvous {
+namespace {
+
+using Json = nlohmann::json;
+
+// Escaped; with kPeers ranks of eleven characters each, and the keys, a line stays below kWorkerLineBytes.
+constexpr std::size_t kTextBytes = 2048;
+constexpr std::size_t kPhaseBytes = 256;
+constexpr std::size_t kPeers = 128;
+constexpr std::string_view kCutMark = "…";
+
+/// With the key that names the message first, as people read it.
+using Written = nlohmann::ordered_json;
+
+std::string dumped(const Written& json) {
+  return json.dump(-1, ' ', false, Written::error_handler_t::replace);
+}
+
+/// Bytes of the character at `at` (of valid UTF-8), and what they take in JSON at most.
+std::pair<std::size_t, std::size_t> character_at(const std::string& text, std::size_t at) {
+  const auto lead = static_cast<unsigned char>(text[at]);
+  if (lead < 0x20) return {1, 6};
+  if (lead == '"' || lead == '\\') return {1, 2};
+  const std::size_t bytes = lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  return {bytes, bytes};
+}
+
+/// As valid UTF-8 that takes `limit` bytes in JSON at most; what was cut shows by a mark.
+std::string fitting(const std::string& text, std::size_t limit) {
+  // Nobody needs the megabytes behind; not in the middle of a character.
+  std::size_t start_of_rest = std::min(limit, text.size());
+  while (start_of_rest < text.size() && start_of_rest > 0 && (text[start_of_rest] & 0xc0) == 0x80)
+    --start_of_rest;
+  // Broken bytes are replaced.
+  const std::string whole = Json::parse(dumped(text.substr(0, start_of_rest))).get<std::string>();
+  std::size_t taken = 0;
+  std::size_t end = 0;
+  std::size_t last_with_room = 0;  // for the mark
+  while (end < whole.size()) {
+    const auto [bytes, cost] = character_at(whole, end);
+    if (taken + cost > limit) break;
+    taken += cost;
+    end += bytes;
+    if (taken + kCutMark.size() <= limit) last_with_room = end;
+  }
+  if (end == whole.size() && text.size() <= limit) return whole;
+  return whole.substr(0, last_with_room) + std::string(kCutMark);
+}
+
+Error wrong(const std::string& what) {
+  return {ErrorCode::kProtocol, what};
+}
+
+/// Reads the keys of one message and remembers the first thing that was wrong.
+class Keys {
+ public:
+  explicit Keys(const Json& object) : object_(object) {}
+
+  template <class Number>
+  Number number(const char* key, Number least = 0, Number most = std::numeric_limits<Number>::max()) {
+    const Json* value = required(key);
+    return value ? number_of(*value, key, least, most) : least;
+  }
+  /// Missing or null: unset.
+  template <class Number>
+  std::optional<Number> number_or_none(const char* key) {
+    const auto found = object_.find(key);
+    if (found == object_.end() || found->is_null()) return std::nullopt;
+    return number_of(*found, key, Number{0}, std::numeric_limits<Number>::max());
+  }
+  bool flag(const char* key) {
+    const Json* value = required(key);
+    if (value && !value->is_boolean()) fail(key, "is neither true nor false");
+    return value && value->is_boolean() && value->get<bool>();
+  }
+  bool flag_or_false(const char* key) { return object_.contains(key) && flag(key); }
+  std::string text(const char* key) {
+    const Json* value = required(key);
+    if (value && !value->is_string()) fail(key, "is no string");
+    return value && value->is_string() ? value->get<std::string>() : std::string();
+  }
+  std::string text_or_empty(const char* key) { return object_.contains(key) ? text(key) : std::string(); }
+  std::vector<std::uint32_t> ranks_or_none(const char* key) {
+    std::vector<std::uint32_t> ranks;
+    const auto found = object_.find(key);
+    if (found == object_.end()) return ranks;
+    if (!found->is_array()) fail(key, "is no list");
+    for (const Json& rank : found->is_array() ? *found : Json::array())
+      ranks.push_back(number_of(rank, key, std::uint32_t{0}, std::numeric_limits<std::uint32_t>::max()));
+    return ranks;
+  }
+  void require_present(const char* key) { (void)required(key); }
+  void require(bool holds, const char* key, const char* otherwise) {
+    if (!holds) fail(key, otherwise);
+  }
+
+  template <class Word, class Message>
+  Result<Word> result(Message message) const {
+    if (!wrong_.empty()) return wrong(wrong_);
+    return Word(std::move(message));
+  }
+
+ private:
+  const Json* required(const char* key) {
+    const auto found = object_.find(key);
+    if (found != object_.end()) return &*found;
+    fail(key, "is missing");
+    return nullptr;
+  }
+  template <class Number>
+  Number number_of(const Json& value, const char* key, Number least, Number most) {
+    // What has a point, an exponent or too many digits is no integer to the parser.
+    if (!value.is_number_unsigned()) {
+      fail(key, value.is_number() ? "is no whole number in its range" : "is no number");
+      return least;
+    }
+    const auto found = value.get<std::uint64_t>();
+    if (found >= static_cast<std::uint64_t>(least) && found <= static_cast<std::uint64_t>(most))
+      return static_cast<Number>(found);
+    fail(key, "is out of range");
+    return least;
+  }
+  void fail(const char* key, const char* what) {
+    if (wrong_.empty()) wrong_ = std::string("\"") + key + "\" " + what;
+  }
+
+  const Json& object_;
+  std::string wrong_;
+};
+
+Result<WorkerWord> decode_hello(Keys keys) {
+  WorkerHello hello;
+  hello.version = keys.number<int>("hello", 1);
+  // Of another version nothing more is known.
+  if (hello.version != kWorkerProtocol) return keys.result<WorkerWord>(hello);
+  hello.pid = keys.number<std::uint32_t>("pid");
+  hello.rejoin = keys.flag("rejoin");
+  hello.sharded = keys.flag_or_false("sharded");
+  return keys.result<WorkerWord>(hello);
+}
+
+Result<WorkerWord> decode_step(Keys keys) {
+  WorkerStep step;
+  step.step = keys.number<std::uint64_t>("step");
+  step.phase = keys.text_or_empty("in");
+  return keys.result<WorkerWord>(std::move(step));
+}
+
+Result<WorkerWord> decode_failed(Keys keys) {
+  WorkerTrouble trouble;
+  trouble.attempt = keys.number<std::uint32_t>("failed");
+  trouble.error = keys.text("error");
+  trouble.peers = keys.ranks_or_none("peers");
+  return keys.result<WorkerWord>(std::move(trouble));
+}
+
+Result<WorkerWord> decode_revoked(Keys keys) {
+  WorkerRevoked revoked;
+  revoked.attempt = keys.number<std::uint32_t>("revoked");
+  // Whether it holds the training's state decides where that comes from: it has to be said.
+  keys.require_present("step");
+  revoked.step = keys.number_or_none<std::uint64_t>("step");
+  return keys.result<WorkerWord>(revoked);
+}
+
+Result<WorkerWord> decode_ready(Keys keys) {
+  return keys.result<WorkerWord>(WorkerReady{keys.number<std::uint32_t>("ready")});
+}
+
+Result<AgentWord> decode_attempt(Keys keys) {
+  AttemptOrder order;
+  order.attempt = keys.number<std::uint32_t>("attempt");
+  order.rank = keys.number<std::uint32_t>("rank");
+  order.world = keys.number<std::uint32_t>("world", 1);
+  order.local_rank = keys.number<std::uint32_t>("local_rank");
+  order.local_world = keys.number<std::uint32_t>("local_world", 1);
+  order.node_rank = keys.number<std::uint32_t>("node_rank");
+  order.nodes = keys.number<std::uint32_t>("nodes", 1);
+  order.store = keys.text("store");
+  order.agent_store = keys.flag("agent_store");
+  order.from = keys.number_or_none<std::uint32_t>("from");
+  keys.require(order.rank < order.world, "rank", "is not below \"world\"");
+  keys.require(order.local_rank < order.local_world, "local_rank", "is not below \"local_world\"");
+  keys.require(order.node_rank < order.nodes, "node_rank", "is not below \"nodes\"");
+  keys.require(!order.from || *order.from < order.world, "from", "is not below \"world\"");
+  return keys.result<AgentWord>(std::move(order));
+}
+
+Result<AgentWord> decode_revoke(Keys keys) {
+  RevokeOrder order;
+  order.attempt = keys.number<std::uint32_t>("revoke");
+  order.reason = keys.text("reason");
+  order.deadline_ms = keys.number<std::uint32_t>("deadline_ms");
+  return keys.result<AgentWord>(std::move(order));
+}
+
+Result<AgentWord> decode_stop(Keys keys) {
+  StopOrder order;
+  order.reason = keys.text("stop");
+  order.grace_ms = keys.number<std::uint32_t>("grace_ms");
+  return keys.result<AgentWord>(std::move(order));
+}
+
+template <class Word>
+struct Kind {
+  const char* key;
+  Result<Word> (*decode)(Keys);
+};
+
+/// The first key of the list that the object has tells what it is.
+template <class Word, std::size_t kCount>
+Result<Word> decode(std::string_view line, const Kind<Word> (&kinds)[kCount]) {
+  if (line.size() >= kWorkerLineBytes) return wrong("a line is longer than 4096 bytes");
+  const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
+  if (!object.is_object()) return wrong("a line is no JSON object");
+  for (const Kind<Word>& kind : kinds)
+    if (object.contains(kind.key)) return kind.decode(Keys(object));
+  return wrong("a line has no key of a known message");
+}
+
+// "revoked" has a "step" as well: that comes last.
+constexpr Kind<WorkerWord> kWorkerKinds[] = {{"hello", decode_hello},
+                                             {"failed", decode_failed},
+                                             {"revoked", decode_revoked},
+                                             {"ready", decode_ready},
+                                             {"step", decode_step}};
+constexpr Kind<AgentWord> kAgentKinds[] = {
+    {"attempt", decode_attempt}, {"revoke", decode_revoke}, {"stop", decode_stop}};
+
+Written json_of(const WorkerHello& hello) {
+  return {{"hello", hello.version}, {"pid", hello.pid}, {"rejoin", hello.rejoin}, {"sharded", hello.sharded}};
+}
+Written json_of(const WorkerStep& step) {
+  Written object{{"step", step.step}};
+  if (!step.phase.empty()) object["in"] = fitting(step.phase, kPhaseBytes);
+  return object;
+}
+Written json_of(const WorkerTrouble& trouble) {
+  std::vector<std::uint32_t> peers = trouble.peers;
+  if (peers.size() > kPeers) peers.resize(kPeers);
+  return {{"failed", trouble.attempt}, {"error", fitting(trouble.error, kTextBytes)}, {"peers", peers}};
+}
+Written json_of(const WorkerRevoked& revoked) {
+  Written object{{"revoked", revoked.attempt}, {"step", nullptr}};
+  if (revoked.step) object["step"] = *revoked.step;
+  return object;
+}
+Written json_of(const WorkerReady& ready) {
+  return {{"ready", ready.attempt}};
+}
+Written json_of(const AttemptOrder& order) {
+  Written object{{"attempt", order.attempt},
+                 {"rank", order.rank},
+                 {"world", order.world},
+                 {"local_rank", order.local_rank},
+                 {"local_world", order.local_world},
+                 {"node_rank", order.node_rank},
+                 {"nodes", order.nodes},
+                 {"store", fitting(order.store, kTextBytes)},
+                 {"agent_store", order.agent_store},
+                 {"from", nullptr}};
+  if (order.from) object["from"] = *order.from;
+  return object;
+}
+Written json_of(const RevokeOrder& order) {
+  return {{"revoke", order.attempt},
+          {"reason", fitting(order.reason, kTextBytes)},
+          {"deadline_ms", order.deadline_ms}};
+}
+Written json_of(const StopOrder& order) {
+  return {{"stop", fitting(order.reason, kTextBytes)}, {"grace_ms", order.grace_ms}};
+}
+
+}  // namespace
+
+std::string encode_line(const WorkerWord& word) {
+  return std::visit([](const auto& message) { return dumped(json_of(message)) + "\n"; }, word);
+}
+
+std::string encode_line(const AgentWord& word) {
+  return std::visit([](const auto& message) { return dumped(json_of(message)) + "\n"; }, word);
+}
+
+Result<WorkerWord> decode_worker_line(std::string_view line) {
+  return decode(line, kWorkerKinds);
+}
+
+Result<AgentWord> decode_agent_line(std::string_view line) {
+  return decode(line, kAgentKinds);
+}
+
+Result<std::optional<std::string>> WorkerLines::next() {
+  const std::size_t end = std::string_view(buffer_).substr(0, kWorkerLineBytes).find('\n');
+  if (end == std::string::npos) {
+    if (buffer_.size() < kWorkerLineBytes) return std::optional<std::string>();
+    return wrong("a line is longer than 4096 bytes");
+  }
+  std::optional<std::string> line = buffer_.substr(0, end);
+  buffer_.erase(0, end + 1);
+  return line;
+}
+
+}  // namespace ddp::rendezvous

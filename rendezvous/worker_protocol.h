@@ -1,0 +1,115 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/result.h"
+
+/// What a worker and the agent of its node say to each other over DDPLAUNCH_CONTROL: one JSON object per
+/// line, as docs/worker_protocol.md describes them. Plain data and the codec of both ends. Unknown keys are
+/// ignored.
+namespace ddp::rendezvous {
+
+/// With its end. Longer lines are an error at the receiver; the encoder cuts texts so that none is longer.
+inline constexpr std::size_t kWorkerLineBytes = 4096;
+inline constexpr int kWorkerProtocol = 1;
+/// A worker that lost a peer waits so long for the order that follows, then it ends with its own code.
+inline constexpr std::chrono::seconds kOrderTime{10};
+
+// ---- worker to agent
+
+/// {"hello":1,"pid":P,"rejoin":true,"sharded":false}: the first line.
+struct WorkerHello {
+  int version = kWorkerProtocol;
+  std::uint32_t pid = 0;  ///< as the worker sees it: for messages only
+  bool rejoin = false;    ///< it can let go of an attempt and take part in another
+  bool sharded = false;   ///< parts of its state are nowhere else (ZeRO): then it cannot
+  bool operator==(const WorkerHello&) const = default;
+};
+/// {"step":N,"in":"all-reduce"}: a sign of life; N steps are complete. At most ten a second.
+struct WorkerStep {
+  std::uint64_t step = 0;
+  std::string phase = {};  ///< what it does now, a few words; empty: not said
+  bool operator==(const WorkerStep&) const = default;
+};
+/// {"failed":A,"error":"…","peers":[3]}: evidence, and no more; the order that follows is awaited.
+struct WorkerTrouble {
+  std::uint32_t attempt = 0;
+  std::string error;
+  std::vector<std::uint32_t> peers = {};  ///< ranks that it takes for lost
+  bool operator==(const WorkerTrouble&) const = default;
+};
+/// {"revoked":A,"step":N}: it has let go of attempt A. "step":null: it holds no state of the training.
+struct WorkerRevoked {
+  std::uint32_t attempt = 0;
+  std::optional<std::uint64_t> step = {};
+  bool operator==(const WorkerRevoked&) const = default;
+};
+/// {"ready":A}: it takes part in attempt A, and has the state.
+struct WorkerReady {
+  std::uint32_t attempt = 0;
+  bool operator==(const WorkerReady&) const = default;
+};
+using WorkerWord = std::variant<WorkerHello, WorkerStep, WorkerTrouble, WorkerRevoked, WorkerReady>;
+
+// ---- agent to worker
+
+/// {"attempt":1,"rank":2,"world":4,"local_rank":0,"local_world":2,"node_rank":1,"nodes":2,
+///  "store":"10.0.0.2:29500","agent_store":true,"from":0}
+struct AttemptOrder {
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+  std::uint32_t local_rank = 0;
+  std::uint32_t local_world = 1;
+  std::uint32_t node_rank = 0;
+  std::uint32_t nodes = 1;
+  std::string store;                       ///< "ADDRESS:PORT"; IPv6 in brackets
+  bool agent_store = true;                 ///< false: rank 0 has to serve it itself
+  std::optional<std::uint32_t> from = {};  ///< rank that holds the training's state; unset: nobody does
+  bool operator==(const AttemptOrder&) const = default;
+};
+/// {"revoke":0,"reason":"rank 3 on gpu02 was killed by SIGKILL","deadline_ms":5000}
+struct RevokeOrder {
+  std::uint32_t attempt = 0;
+  std::string reason;
+  std::uint32_t deadline_ms = 0;  ///< whoever has not answered by then is killed
+  bool operator==(const RevokeOrder&) const = default;
+};
+/// {"stop":"user","grace_ms":25000}: SIGTERM comes with it, SIGKILL after the grace.
+struct StopOrder {
+  std::string reason;
+  std::uint32_t grace_ms = 0;
+  bool operator==(const StopOrder&) const = default;
+};
+using AgentWord = std::variant<AttemptOrder, RevokeOrder, StopOrder>;
+
+// ---- the codec
+
+/// With its end.
+std::string encode_line(const WorkerWord& word);
+std::string encode_line(const AgentWord& word);
+/// `line` without its end. kProtocol, with what is wrong, for what is no JSON object, has none of the known
+/// first keys, or a value of another type or out of range.
+Result<WorkerWord> decode_worker_line(std::string_view line);
+Result<AgentWord> decode_agent_line(std::string_view line);
+
+/// Cuts a stream of bytes into lines. After an error nothing is to be added.
+class WorkerLines {
+ public:
+  void add(std::string_view bytes) { buffer_ += bytes; }
+  /// The next whole line, without its end; empty: none is whole yet. kProtocol: it is longer than allowed,
+  /// and nothing more can be read.
+  Result<std::optional<std::string>> next();
+
+ private:
+  std::string buffer_;
+};
+
+}  // namespace ddp::rendezvous
