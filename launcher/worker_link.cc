@@ -1,0 +1,299 @@
+#include "launcher/worker_link.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "rendezvous/worker_session.h"
+
+namespace ddp::launcher {
+namespace {
+
+using asio::posix::stream_descriptor;
+
+constexpr std::string_view kName = "/ddplaunch-XXXXXX";
+/// "/w", a local rank, a dot and a serial number, as long as they ever become: a path stays below 100 bytes.
+constexpr std::size_t kSocketName = 34;
+constexpr std::size_t kMaxPath = 99;
+constexpr int kBacklog = 8;
+constexpr auto kRest = std::chrono::milliseconds(100);
+constexpr std::size_t kReadBytes = 16 * 1024;
+/// What may wait for a worker that does not read, beside what the kernel holds.
+constexpr std::size_t kMaxQueued = 64 * 1024;
+
+Result<UniqueFd> listening_at(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path)
+    return Error{ErrorCode::kInternal, "the path of a worker's socket is too long: " + path};
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return system_error(errno, "make a worker's socket");
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0 ||
+      ::listen(fd.get(), kBacklog) < 0)
+    return system_error(errno, "listen at " + path);
+  return fd;
+}
+
+std::optional<uid_t> user_of(int connection) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0) return std::nullopt;
+  return peer.uid;
+}
+
+}  // namespace
+
+/// One process that is expected, or there. Handlers hold it, so it may outlive the link: `link` is empty
+/// then, and nothing happens any more.
+struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
+  Worker(WorkerLink& owner, std::uint32_t rank, std::string at)
+      : link(&owner),
+        local_rank(rank),
+        path(std::move(at)),
+        listener(owner.executor_),
+        connection(owner.executor_),
+        rest(owner.executor_) {}
+
+  WorkerLink* link;
+  std::uint32_t local_rank;
+  std::string path;
+  stream_descriptor listener;
+  stream_descriptor connection;
+  asio::steady_timer rest;  ///< of the listener, while there is no free descriptor
+  rendezvous::WorkerSession session;
+  std::string unsent;
+  bool writable_awaited = false;
+  bool stranger_told = false;
+
+  void await_connection();
+  void accept_one();
+  void await_descriptor();
+  void refuse(uid_t user);
+  void await_words();
+  void read_some();
+  void hear(const rendezvous::WorkerEvent& event);
+  void send();
+  void odd(std::string words) { link->events_.worker_odd(local_rank, std::move(words)); }
+  void close_listener();
+  void close_connection();
+  void forget();
+};
+
+void WorkerLink::Worker::await_connection() {
+  listener.async_wait(stream_descriptor::wait_read, [self = shared_from_this()](const error_code& ec) {
+    if (!ec && self->link && self->listener.is_open()) self->accept_one();
+  });
+}
+
+void WorkerLink::Worker::accept_one() {
+  UniqueFd fd(::accept4(listener.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  const std::optional<uid_t> user = fd ? user_of(fd.get()) : std::nullopt;
+  if (user != ::geteuid()) {
+    if (fd || errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) {
+      await_connection();
+    } else {
+      await_descriptor();
+    }
+    if (user) refuse(*user);
+    return;
+  }
+  error_code ec;
+  connection.assign(fd.get(), ec);
+  if (ec) return await_connection();
+  fd.release();
+  close_listener();  // the first one counts
+  await_words();
+}
+
+/// A listener that is ready but cannot be accepted from would spin.
+void WorkerLink::Worker::await_descriptor() {
+  rest.expires_after(kRest);
+  rest.async_wait([self = shared_from_this()](const error_code& ec) {
+    if (!ec && self->link) self->await_connection();
+  });
+}
+
+void WorkerLink::Worker::refuse(uid_t user) {
+  if (std::exchange(stranger_told, true)) return;
+  odd("has a socket for DDPLAUNCH_CONTROL to which user " + std::to_string(user) +
+      " connected; closed, since only our own user may");
+}
+
+void WorkerLink::Worker::await_words() {
+  connection.async_wait(stream_descriptor::wait_read, [self = shared_from_this()](const error_code& ec) {
+    if (!ec && self->link && self->connection.is_open()) self->read_some();
+  });
+}
+
+void WorkerLink::Worker::read_some() {
+  char bytes[kReadBytes];
+  const ssize_t got = ::recv(connection.native_handle(), bytes, sizeof bytes, 0);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return await_words();
+  if (got <= 0) return close_connection();  // its end is seen by who watches the process
+  for (const rendezvous::WorkerEvent& event : session.receive({bytes, static_cast<std::size_t>(got)})) {
+    hear(event);
+    if (!link) return;
+  }
+  if (session.state() == rendezvous::WorkerSession::State::kIgnored) return close_connection();
+  send();
+  if (connection.is_open()) await_words();
+}
+
+void WorkerLink::Worker::hear(const rendezvous::WorkerEvent& event) {
+  WorkerLinkEvents& events = link->events_;
+  if (const auto* hello = std::get_if<rendezvous::WorkerHello>(&event)) {
+    events.worker_greeted(local_rank, *hello);
+  } else if (const auto* step = std::get_if<rendezvous::WorkerStep>(&event)) {
+    events.worker_stepped(local_rank, *step);
+  } else if (const auto* trouble = std::get_if<rendezvous::WorkerTrouble>(&event)) {
+    events.worker_in_trouble(local_rank, *trouble);
+  } else if (const auto* answer = std::get_if<rendezvous::WorkerRevoked>(&event)) {
+    events.worker_revoked(local_rank, *answer);
+  } else if (std::get_if<rendezvous::WorkerReady>(&event)) {
+    events.worker_ready(local_rank);
+  } else if (const auto* oddity = std::get_if<rendezvous::WorkerOdd>(&event)) {
+    odd(oddity->words);
+  }
+}
+
+/// What the socket takes at once; the rest when it is writable again.
+void WorkerLink::Worker::send() {
+  unsent += session.take_output();
+  while (connection.is_open() && !unsent.empty()) {
+    const ssize_t sent = ::send(connection.native_handle(), unsent.data(), unsent.size(), MSG_NOSIGNAL);
+    if (sent > 0) {
+      unsent.erase(0, static_cast<std::size_t>(sent));
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      unsent.clear();  // it has gone; what it said before is still to be read
+    }
+  }
+  if (unsent.size() > kMaxQueued) {
+    close_connection();
+    odd("does not read what it is told over DDPLAUNCH_CONTROL; its connection was closed");
+    return;
+  }
+  if (unsent.empty() || writable_awaited || !connection.is_open()) return;
+  writable_awaited = true;
+  connection.async_wait(stream_descriptor::wait_write, [self = shared_from_this()](const error_code& ec) {
+    self->writable_awaited = false;
+    if (!ec && self->link) self->send();
+  });
+}
+
+void WorkerLink::Worker::close_listener() {
+  if (!listener.is_open()) return;
+  error_code ignored;
+  listener.close(ignored);
+  ::unlink(path.c_str());
+}
+
+void WorkerLink::Worker::close_connection() {
+  error_code ignored;
+  connection.close(ignored);
+  unsent.clear();
+}
+
+void WorkerLink::Worker::forget() {
+  link = nullptr;
+  rest.cancel();
+  close_listener();
+  close_connection();
+}
+
+WorkerLink::WorkerLink(asio::any_io_executor executor, WorkerLinkEvents& events)
+    : executor_(std::move(executor)), events_(events) {}
+
+WorkerLink::~WorkerLink() {
+  for (const auto& [rank, worker] : workers_)
+    worker->forget();
+  if (!directory_.empty()) ::rmdir(directory_.c_str());
+}
+
+Result<> WorkerLink::open(const std::string& base) {
+  if (!directory_.empty()) return {};
+  std::vector<std::string> places{"/tmp"};
+  // Relative, it would lead elsewhere from the worker's own directory.
+  if (base.starts_with('/') && base.size() + kName.size() + kSocketName <= kMaxPath)
+    places.insert(places.begin(), base);
+  int why = 0;
+  for (const std::string& place : places) {
+    std::string directory = place + std::string(kName);
+    if (::mkdtemp(directory.data()) != nullptr) {
+      directory_ = std::move(directory);
+      return {};
+    }
+    why = errno;
+  }
+  return system_error(why, "make a directory for the workers' sockets in /tmp");
+}
+
+Result<std::string> WorkerLink::expect(std::uint32_t local_rank) {
+  forget(local_rank);
+  if (directory_.empty())
+    return Error{ErrorCode::kInternal, "the directory of the workers' sockets is not made"};
+  const std::string path = directory_ + "/w" + std::to_string(local_rank) + "." + std::to_string(++serial_);
+  auto fd = listening_at(path);
+  if (!fd) return fd.error();
+  const auto worker = std::make_shared<Worker>(*this, local_rank, path);
+  error_code ec;
+  worker->listener.assign(fd->get(), ec);
+  if (ec) return system_error(ec.value(), "watch " + path);
+  fd->release();
+  worker->await_connection();
+  workers_[local_rank] = worker;
+  return "unix:" + path;
+}
+
+void WorkerLink::forget(std::uint32_t local_rank) {
+  const auto found = workers_.find(local_rank);
+  if (found == workers_.end()) return;
+  found->second->forget();
+  workers_.erase(found);
+}
+
+void WorkerLink::begin(std::uint32_t local_rank, rendezvous::AttemptOrder order) {
+  const auto found = workers_.find(local_rank);
+  if (found == workers_.end()) return;
+  const std::shared_ptr<Worker> worker = found->second;
+  worker->session.begin(std::move(order));
+  worker->send();
+}
+
+void WorkerLink::revoke(std::uint32_t local_rank, rendezvous::RevokeOrder order) {
+  const auto found = workers_.find(local_rank);
+  if (found == workers_.end()) return;
+  const std::shared_ptr<Worker> worker = found->second;
+  worker->session.revoke(std::move(order));
+  worker->send();
+}
+
+void WorkerLink::stop(const rendezvous::StopOrder& order) {
+  std::vector<std::shared_ptr<Worker>> all;
+  for (const auto& [rank, worker] : workers_)
+    all.push_back(worker);
+  for (const auto& worker : all) {
+    if (!worker->link) continue;  // an event of another's has forgotten it
+    worker->session.stop(order);
+    worker->send();
+  }
+}
+
+bool WorkerLink::can_rejoin(std::uint32_t local_rank) const {
+  const auto found = workers_.find(local_rank);
+  return found != workers_.end() && found->second->connection.is_open() &&
+         found->second->session.can_rejoin();
+}
+
+}  // namespace ddp::launcher
