@@ -1,0 +1,170 @@
+#include "apps/train/nccl_log.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <map>
+#include <optional>
+
+namespace ddp::train {
+
+namespace {
+
+/// What follows the first `mark`; nothing where it is not in the line.
+std::optional<std::string_view> after(std::string_view line, std::string_view mark) {
+  const auto found = line.find(mark);
+  if (found == std::string_view::npos) return std::nullopt;
+  return line.substr(found + mark.size());
+}
+std::string_view until(std::string_view text, std::string_view ends) {
+  return text.substr(0, text.find_first_of(ends));
+}
+
+template <class T>
+std::optional<T> number_at(std::string_view text) {
+  T value{};
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (read.ec != std::errc()) return std::nullopt;
+  return value;
+}
+
+/// "[0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", "[0]eth0:10.0.0.1<0>": the devices by name.
+/// `address`: behind the name's colon stands an address and no port.
+std::vector<std::string> device_names(std::string_view list, bool address) {
+  std::vector<std::string> names;
+  list = until(list, ";");
+  for (std::size_t open; (open = list.find('[')) != std::string_view::npos;) {
+    list.remove_prefix(open + 1);
+    const bool numbered = !list.empty() && list[0] >= '0' && list[0] <= '9';
+    const auto close = list.find(']');
+    if (!numbered || close == std::string_view::npos) continue;
+    list.remove_prefix(close + 1);
+    const std::string_view name = until(list, address ? ": " : " ");
+    if (!name.empty()) names.emplace_back(name);
+  }
+  return names;
+}
+
+/// "rank 0 nranks 2 total 0.55 (kernels 0.20, alloc 0.10, rest 0.00)".
+void read_timings(std::string_view text, NcclLog& log) {
+  const auto total = after(text, " total ");
+  if (!total || log.seconds >= 0) return;
+  const auto seconds = number_at<double>(*total);
+  if (!seconds) return;
+  log.seconds = *seconds;
+  auto list = after(*total, "(");
+  if (!list) return;
+  for (std::string_view rest = until(*list, ")"); !rest.empty();) {
+    const std::string_view phase = until(rest, ",");
+    rest.remove_prefix(std::min(rest.size(), phase.size() + 2));
+    const auto space = phase.rfind(' ');
+    if (space == std::string_view::npos) continue;
+    if (const auto took = number_at<double>(phase.substr(space + 1)))
+      log.phases.emplace_back(phase.substr(0, space), *took);
+  }
+}
+
+void add_once(std::vector<std::string>& words, std::string_view word) {
+  if (!word.empty() && std::ranges::find(words, word) == words.end()) words.emplace_back(word);
+}
+
+class LogReader {
+ public:
+  void take_line(std::string_view line) {
+    if (const auto warning = after(line, "NCCL WARN ")) {
+      log_.warnings.emplace_back(*warning);
+      return;
+    }
+    // The library's version is a line of its own at lower levels.
+    if (const auto version = after(line, "NCCL version "); version && log_.version.empty())
+      log_.version = until(*version, "+ ");
+    if (const auto text = after(line, "NCCL INFO ")) take_info(*text);
+  }
+
+  NcclLog finish() && {
+    if (const auto found = devices_.find(log_.network); found != devices_.end()) log_.devices = found->second;
+    return std::move(log_);
+  }
+
+ private:
+  void take_info(std::string_view text) {
+    if (const auto name = after(text, "Using network "); name && log_.network.empty()) log_.network = *name;
+    if (const auto plugin = after(text, "Assigned NET plugin "); plugin && log_.network.empty())
+      log_.network = plugin->substr(0, plugin->find(" to comm"));
+    // "Bootstrap : Using" until 2.22, "Bootstrap: Using" since.
+    for (const char* mark : {"Bootstrap : Using ", "Bootstrap: Using "}) {
+      if (const auto name = after(text, mark); name && log_.bootstrap.empty())
+        log_.bootstrap = until(name->substr(std::min(name->find_first_not_of(" "), name->size())), ":");
+    }
+    if (const auto list = after(text, "NET/Socket : Using ")) devices_["Socket"] = device_names(*list, true);
+    if (const auto list = after(text, "NET/IB : Using ")) devices_["IB"] = device_names(*list, false);
+    if (text.find(" coll channels") != std::string_view::npos && log_.channels == 0)
+      log_.channels = number_at<int>(text).value_or(0);
+    // "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0"
+    if (text.starts_with("Channel ")) {
+      if (const auto way = after(text, " via ")) add_once(log_.transports, until(*way, "/ "));
+    }
+    if (text.starts_with("Init timings")) read_timings(text, log_);
+  }
+
+  NcclLog log_;
+  std::map<std::string, std::vector<std::string>, std::less<>> devices_;
+};
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", seconds);
+  return text;
+}
+
+bool uses_network(const NcclLog& log) {
+  return log.transports.empty() || std::ranges::find(log.transports, "NET") != log.transports.end();
+}
+
+}  // namespace
+
+NcclLog read_nccl_log(std::string_view text) {
+  LogReader reader;
+  while (!text.empty()) {
+    const std::string_view line = until(text, "\n");
+    reader.take_line(line);
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+  }
+  return std::move(reader).finish();
+}
+
+std::string nccl_line(const NcclLog& log) {
+  std::string line = "NCCL" + (log.version.empty() ? "" : " " + log.version);
+  std::string way;
+  for (const std::string& transport : log.transports) {
+    if (transport != "NET") way += (way.empty() ? "" : ", ") + transport;
+  }
+  if (uses_network(log) && !log.network.empty()) {
+    way += (way.empty() ? "" : ", ") + log.network;
+    for (const std::string& device : log.devices)
+      way += (&device == &log.devices.front() ? " " : "+") + device;
+  }
+  if (!way.empty()) line += " over " + way;
+  if (log.channels > 0)
+    line += ", " + std::to_string(log.channels) + (log.channels == 1 ? " channel" : " channels");
+  if (log.seconds < 0) return line;
+  std::string phases;
+  for (const auto& [name, took] : log.phases) {
+    if (took >= log.seconds / 10 && took > 0)
+      phases += (phases.empty() ? "" : ", ") + name + " " + seconds_text(took);
+  }
+  return line + ", started in " + seconds_text(log.seconds) + " s" +
+         (phases.empty() ? "" : " (" + phases + ")");
+}
+
+std::string sockets_warning(const NcclLog& log, const std::vector<std::string>& infiniband) {
+  if (log.network != "Socket" || !uses_network(log) || infiniband.empty()) return "";
+  std::string ports;
+  for (const std::string& port : infiniband)
+    ports += (ports.empty() ? "" : ", ") + port;
+  return "NCCL uses sockets although InfiniBand is up on this node (" + ports +
+         "): is libibverbs installed, and /dev/infiniband readable (in a container: passed on, memlock "
+         "unlimited)? NCCL_NET=IB makes NCCL say why it does not work";
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace ddp::train {
+
+/// What NCCL says at NCCL_DEBUG=INFO about how it connected, of the first communicator. Lines of 2.19 to
+/// 2.28 are known; what is not found stays empty.
+struct NcclLog {
+  std::string version;               ///< "2.27.3"
+  std::string network;               ///< "IB", "Socket", or a plugin's name
+  std::vector<std::string> devices;  ///< of that network: "mlx5_0:1/IB"; "eth0"
+  std::string bootstrap;             ///< the interface over which the ranks first met
+  /// How ranks reach each other, once connected: "P2P", "SHM", "NET".
+  std::vector<std::string> transports;
+  int channels = 0;
+  double seconds = -1;                                 ///< of the start; negative: not told
+  std::vector<std::pair<std::string, double>> phases;  ///< of it: "bootstrap", …
+  std::vector<std::string> warnings;                   ///< texts of WARN lines, the oldest first
+};
+NcclLog read_nccl_log(std::string_view text);
+
+/// "NCCL 2.27.3 over Socket eth0, 2 channels, started in 0.55 s (kernels 0.20, bootstrap 0.30)": phases from
+/// a tenth of the whole on. As much of it as is known.
+std::string nccl_line(const NcclLog& log);
+
+/// What to say of a job over sockets on a node whose ports `infiniband` ("mlx5_0 port 1") are up; empty:
+/// nothing.
+std::string sockets_warning(const NcclLog& log, const std::vector<std::string>& infiniband);
+
+}  // namespace ddp::train
