@@ -37,7 +37,7 @@ std::pair<std::size_t, std::size_t> character_at(const std::string& text, std::s
 std::string fitting(const std::string& text, std::size_t limit) {
   // Nobody needs the megabytes behind; not in the middle of a character.
   std::size_t start_of_rest = std::min(limit, text.size());
-  while (start_of_rest < text.size() && start_of_rest > 0 && (text[start_of_rest] & 0xc0) == 0x80)
+  for (int i = 0; i < 3 && start_of_rest < text.size() && (text[start_of_rest] & 0xc0) == 0x80; ++i)
     --start_of_rest;
   // Broken bytes are replaced.
   const std::string whole = Json::parse(dumped(text.substr(0, start_of_rest))).get<std::string>();
