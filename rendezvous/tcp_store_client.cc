@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <thread>
 
 #include "rendezvous/tcp_store_codec.h"
 #include "rendezvous/tcp_store_connect.h"
@@ -82,19 +81,19 @@ Error unreachable(const std::string& peer, milliseconds timeout, const Error& la
 
 }  // namespace
 
-TcpStoreClient::TcpStoreClient(UniqueFd fd, std::string peer, Duration timeout)
-    : fd_(std::move(fd)), peer_(std::move(peer)), timeout_(timeout) {}
+TcpStoreClient::TcpStoreClient(UniqueFd fd, std::string peer, Duration timeout, int interrupt)
+    : fd_(std::move(fd)), peer_(std::move(peer)), timeout_(timeout), interrupt_(interrupt) {}
 
-Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uint16_t port,
-                                               Duration timeout) {
+Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uint16_t port, Duration timeout,
+                                               int interrupt) {
   const Deadline deadline = after(timeout);
   const std::string peer = host.find(':') == std::string::npos ? host + ":" + std::to_string(port)
                                                                : "[" + host + "]:" + std::to_string(port);
   for (Duration pause = kFirstRetry;; pause = std::min(pause * 2, kLastRetry)) {
-    Result<UniqueFd> fd = connect_tcp_once(host, port, deadline);
+    Result<UniqueFd> fd = connect_tcp_once(host, port, deadline, interrupt);
     Error last;
     if (fd) {
-      TcpStoreClient client(std::move(*fd), peer, timeout);
+      TcpStoreClient client(std::move(*fd), peer, timeout, interrupt);
       std::string hello = request_of(StoreOp::kValidate);
       put_u32(hello, kStoreMagic);
       // VALIDATE has no reply, and a full backlog or a refusal shows only with the first answer. PING is
@@ -107,8 +106,10 @@ Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uin
       last = fd.error();
       if (last.code == ErrorCode::kUsage) return last;
     }
+    if (last.code == ErrorCode::kCancelled) return within("connect to the store at " + peer, last);
     if (Clock::now() + pause >= deadline) return unreachable(peer, timeout, last);
-    std::this_thread::sleep_for(pause);
+    const Result<bool> paused = poll_with_interrupt(-1, 0, Clock::now() + pause, interrupt);
+    if (!paused) return within("connect to the store at " + peer, paused.error());
   }
 }
 
@@ -119,16 +120,11 @@ Error TcpStoreClient::broken(Error error) {
 }
 
 Result<> TcpStoreClient::poll_for(short events, Deadline deadline, std::string_view what) {
-  for (;;) {
-    pollfd entry{fd_.get(), events, 0};
-    const int ready = ::poll(&entry, 1, poll_timeout(deadline));
-    if (ready > 0) return {};
-    if (ready == 0) {
-      return Error{ErrorCode::kTimeout,
-                   std::string(what) + ": no answer from the store at " + peer_ + " in time", ETIMEDOUT};
-    }
-    if (errno != EINTR) return system_error(errno, std::string(what) + ": poll");
-  }
+  const Result<bool> ready = poll_with_interrupt(fd_.get(), events, deadline, interrupt_);
+  if (!ready) return within(what, ready.error());
+  if (*ready) return {};
+  return Error{ErrorCode::kTimeout, std::string(what) + ": no answer from the store at " + peer_ + " in time",
+               ETIMEDOUT};
 }
 
 Result<> TcpStoreClient::send(std::string_view bytes, Deadline deadline, std::string_view what) {
@@ -213,7 +209,8 @@ Result<> TcpStoreClient::wait_until(std::span<const std::string_view> keys, Dead
                                              " answered a WAIT with " +
                                              std::to_string(static_cast<std::uint8_t>(reply))});
   }
-  if (got.error().code != ErrorCode::kTimeout || broken_) return got;
+  if (broken_) return got;
+  if (got.error().code != ErrorCode::kTimeout) return broken(got.error());  // the server owes a reply
   if (Result<> cancelled = cancel_wait(what); !cancelled) return cancelled;
   std::string text = std::string(what) + ": not in the store at " + peer_ + " in time";
   return Error{ErrorCode::kTimeout, std::move(text), ETIMEDOUT};

@@ -29,8 +29,10 @@ class TcpStoreClient {
 
   /// Connects and validates, retrying until `timeout` while the server is not up yet. `host` is a name or an
   /// address. `timeout` is also the deadline of later calls that take none. kUnreachable when no connection
-  /// came about.
-  static Result<TcpStoreClient> connect(const std::string& host, std::uint16_t port, Duration timeout);
+  /// came about. `interrupt`: a descriptor that ends every wait with kCancelled when it is readable, or -1;
+  /// not owned.
+  static Result<TcpStoreClient> connect(const std::string& host, std::uint16_t port, Duration timeout,
+                                        int interrupt = -1);
 
   /// No reply exists: success means that the bytes are on their way, in order before whatever this client
   /// asks next.
@@ -65,7 +67,7 @@ class TcpStoreClient {
 
  private:
   using Deadline = std::chrono::steady_clock::time_point;
-  TcpStoreClient(UniqueFd fd, std::string peer, Duration timeout);
+  TcpStoreClient(UniqueFd fd, std::string peer, Duration timeout, int interrupt);
 
   Error broken(Error error);
   Result<> send(std::string_view bytes, Deadline deadline, std::string_view what);
@@ -80,7 +82,8 @@ class TcpStoreClient {
 
   UniqueFd fd_;
   std::string peer_;
-  Duration timeout_;                   // of calls that take none
+  Duration timeout_;  // of calls that take none
+  int interrupt_;
   std::optional<std::string> broken_;  // why the connection is useless
 };
 

@@ -31,14 +31,10 @@ Result<AddressList> resolve(const std::string& host, std::uint16_t port) {
                    "': " + (rc == EAI_SYSTEM ? system_error(errno, "resolver").text : ::gai_strerror(rc))};
 }
 
-Result<> finish_connect(int fd, Clock::time_point deadline) {
-  for (;;) {
-    pollfd entry{fd, POLLOUT, 0};
-    const int ready = ::poll(&entry, 1, poll_timeout(deadline));
-    if (ready > 0) break;
-    if (ready == 0) return Error{ErrorCode::kUnreachable, "no answer", ETIMEDOUT};
-    if (errno != EINTR) return system_error(errno, "poll");
-  }
+Result<> finish_connect(int fd, Clock::time_point deadline, int interrupt) {
+  const Result<bool> ready = poll_with_interrupt(fd, POLLOUT, deadline, interrupt);
+  if (!ready) return ready.error();
+  if (!*ready) return Error{ErrorCode::kUnreachable, "no answer", ETIMEDOUT};
   int error = 0;
   socklen_t size = sizeof error;
   if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0) error = errno;
@@ -46,7 +42,7 @@ Result<> finish_connect(int fd, Clock::time_point deadline) {
   return {};
 }
 
-Result<UniqueFd> connect_address(const addrinfo& address, Clock::time_point deadline) {
+Result<UniqueFd> connect_address(const addrinfo& address, Clock::time_point deadline, int interrupt) {
   UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   if (!fd) return system_error(errno, "socket", ErrorCode::kUnreachable);
   const int on = 1;
@@ -56,7 +52,7 @@ Result<UniqueFd> connect_address(const addrinfo& address, Clock::time_point dead
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) < 0) {
     if (errno != EINPROGRESS && errno != EINTR)
       return system_error(errno, "connect", ErrorCode::kUnreachable);
-    if (Result<> done = finish_connect(fd.get(), deadline); !done) return done.error();
+    if (Result<> done = finish_connect(fd.get(), deadline, interrupt); !done) return done.error();
   }
   return fd;
 }
@@ -68,7 +64,19 @@ int poll_timeout(Clock::time_point deadline) {
   return static_cast<int>(std::clamp<decltype(left)>(left, 0, std::numeric_limits<int>::max()));
 }
 
-Result<UniqueFd> connect_tcp_once(const std::string& host, std::uint16_t port, Clock::time_point deadline) {
+Result<bool> poll_with_interrupt(int fd, short events, Clock::time_point deadline, int interrupt) {
+  for (;;) {
+    pollfd entries[] = {{fd, events, 0}, {interrupt, POLLIN, 0}};
+    const int ready = ::poll(entries, 2, poll_timeout(deadline));
+    if (ready > 0 && entries[1].revents != 0) return Error{ErrorCode::kCancelled, "revoked"};
+    if (ready > 0) return true;
+    if (ready == 0) return false;
+    if (errno != EINTR) return system_error(errno, "poll");
+  }
+}
+
+Result<UniqueFd> connect_tcp_once(const std::string& host, std::uint16_t port, Clock::time_point deadline,
+                                  int interrupt) {
   Result<AddressList> addresses = resolve(host, port);
   if (!addresses) return addresses.error();
   Error last{ErrorCode::kUnreachable, "no address"};
@@ -76,7 +84,7 @@ Result<UniqueFd> connect_tcp_once(const std::string& host, std::uint16_t port, C
     // One dead address must not eat the time of the next.
     const auto share =
         address->ai_next == nullptr ? deadline : std::min(deadline, Clock::now() + std::chrono::seconds(3));
-    Result<UniqueFd> fd = connect_address(*address, share);
+    Result<UniqueFd> fd = connect_address(*address, share, interrupt);
     if (fd) {
       // Linux can connect a socket to itself when the port is in the ephemeral range and nobody listens.
       sockaddr_storage local{};
@@ -94,6 +102,7 @@ Result<UniqueFd> connect_tcp_once(const std::string& host, std::uint16_t port, C
       continue;
     }
     last = fd.error();
+    if (last.code == ErrorCode::kCancelled) break;
   }
   return last;
 }

@@ -1,4 +1,5 @@
 // The blocking client against our server, over loopback.
+#include <sys/eventfd.h>
 #include <sys/time.h>
 
 #include <chrono>
@@ -56,6 +57,31 @@ TEST_CASE("every call of the client") {
   const std::string big(20 * 1024 * 1024, 'x');
   REQUIRE(client.set("big", big).has_value());
   CHECK(client.get("big", 20s).value() == big);
+}
+
+TEST_CASE("a readable interrupt ends every wait at once") {
+  StoreServer server;
+  const UniqueFd interrupt(::eventfd(0, EFD_CLOEXEC));
+  TcpStoreClient client = TcpStoreClient::connect("127.0.0.1", server.port(), 5s, interrupt.get()).value();
+  REQUIRE(client.set("k", "value").has_value());
+  CHECK(client.get("k", 5s).value() == "value");
+  std::thread revoking([&] {
+    while (server.stats().waiting == 0)
+      std::this_thread::yield();
+    const std::uint64_t one = 1;
+    CHECK(::write(interrupt.get(), &one, sizeof one) == sizeof one);
+  });
+  const Result<std::string> got = client.get("missing", 60s);
+  revoking.join();
+  REQUIRE_FALSE(got.has_value());
+  CHECK(got.error().code == ErrorCode::kCancelled);
+  CHECK(got.error().text == "get of 'missing': revoked");
+  // The store owes a reply, so nothing else can be asked.
+  CHECK(client.get("k", 5s).error().code == ErrorCode::kLinkLost);
+  // Nobody listens there: the retries end too.
+  const auto connected = TcpStoreClient::connect("127.0.0.1", 1, 60s, interrupt.get());
+  REQUIRE_FALSE(connected.has_value());
+  CHECK(connected.error().code == ErrorCode::kCancelled);
 }
 
 TEST_CASE("a wait that times out leaves the client usable") {
