@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train/interrupt.h"
 #include "apps/train/kernels/gradient_ops.h"
 #include "apps/train/model_file.h"
 #include "apps/train/shared_outcome.h"
@@ -52,9 +53,11 @@ std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs)
 }  // namespace
 
 template <class T>
-CheckpointRun<T>::CheckpointRun(const Options& options, Communicator& world, Trainer<T>& trainer,
-                                std::size_t samples)
-    : options_(options), world_(world), trainer_(trainer), samples_(samples) {}
+void CheckpointRun<T>::attach(const Communicators& communicators, std::size_t samples) {
+  world_ = communicators.world;
+  interrupt_ = communicators.interrupt;
+  samples_ = samples;
+}
 
 template <class T>
 CheckpointState CheckpointRun<T>::current_state() const {
@@ -62,7 +65,7 @@ CheckpointState CheckpointRun<T>::current_state() const {
   state.model = std::string(trainer_.model().name());
   state.dtype = kDtypeName<T>;
   state.optimizer = optimizer_name(options_);
-  state.world_size = world_.world_size();
+  state.world_size = world_->world_size();
   state.batch_size = options_.batch_size;
   state.accumulate = options_.accumulate;
   state.seed = options_.seed;
@@ -113,26 +116,26 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
   if (options_.resume.empty()) return {};
   Found found;
   Result<> read_it;
-  if (world_.rank() == 0) read_it = read(found);
-  if (auto done = share_outcome(world_, read_it); !done) return done;
+  if (world_->rank() == 0) read_it = read(found);
+  if (auto done = share_outcome(*world_, read_it); !done) return done;
   std::uint64_t size = found.state.size();
-  auto done = world_.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  auto done = world_->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
   if (!done) return done;
   if (size == 0) return {};
   found.state.resize(size);
-  if (done = world_.broadcast(std::as_writable_bytes(std::span(found.state)), 0); !done) return done;
+  if (done = world_->broadcast(std::as_writable_bytes(std::span(found.state)), 0); !done) return done;
   const auto state = parse_checkpoint_state("state.json", found.state);
   if (!state) return state.error();
   const std::string path = found.path;
   done = share(*state, std::move(found));
   if (!done) return done;
-  trainer_.position() = go_on(*state, world_.world_size(), options_.batch_size, options_.accumulate);
+  trainer_.position() = go_on(*state, world_->world_size(), options_.batch_size, options_.accumulate);
   trainer_.optimizer().set_steps(state->optimizer_steps);
   written_step_ = state->position.step;
-  if (world_.rank() == 0) {
+  if (world_->rank() == 0) {
     say("going on from " + path + ": step " + std::to_string(state->position.step) + ", epoch " +
         std::to_string(trainer_.position().epoch + 1) + ", " + std::to_string(state->world_size) +
-        (state->world_size == 1 ? " rank" : " ranks") + " then, " + std::to_string(world_.world_size()) +
+        (state->world_size == 1 ? " rank" : " ranks") + " then, " + std::to_string(world_->world_size()) +
         " now");
   }
   return {};
@@ -143,9 +146,9 @@ Result<> CheckpointRun<T>::share(const CheckpointState& state, Found found) {
   if (auto done = trainer_.share_weights(); !done) return done;
   // Each rank's own running statistics, where there are as many ranks as then; else the mean is in the model.
   const auto running = trainer_.model().running_statistics();
-  if (state.world_size == world_.world_size() &&
-      state.running.size() == running.size() * world_.world_size()) {
-    const double* mine = state.running.data() + running.size() * static_cast<std::size_t>(world_.rank());
+  if (state.world_size == world_->world_size() &&
+      state.running.size() == running.size() * world_->world_size()) {
+    const double* mine = state.running.data() + running.size() * static_cast<std::size_t>(world_->rank());
     std::transform(mine, mine + running.size(), running.begin(), [](double v) { return static_cast<T>(v); });
   }
   const std::size_t total = trainer_.model().parameter_count();
@@ -153,7 +156,7 @@ Result<> CheckpointRun<T>::share(const CheckpointState& state, Found found) {
   for (const auto& one : trainer_.optimizer().state()) {
     std::vector<double>& whole = found.optimizer[std::string(one.name)];
     whole.resize(total);
-    if (auto done = world_.broadcast(std::as_writable_bytes(std::span(whole)), 0); !done) return done;
+    if (auto done = world_->broadcast(std::as_writable_bytes(std::span(whole)), 0); !done) return done;
     for (std::size_t i = part.begin; i < std::min(part.end, total); ++i)
       one.values[i - part.begin] = static_cast<T>(whole[i]);
   }
@@ -162,7 +165,7 @@ Result<> CheckpointRun<T>::share(const CheckpointState& state, Found found) {
 
 template <class T>
 Result<std::uint64_t> CheckpointRun<T>::agree(std::uint64_t mine) {
-  auto done = world_.broadcast(std::as_writable_bytes(std::span(&mine, 1)), 0);
+  auto done = world_->broadcast(std::as_writable_bytes(std::span(&mine, 1)), 0);
   if (!done) return done.error();
   return mine;
 }
@@ -189,18 +192,17 @@ Result<> CheckpointRun<T>::make_directory(const std::string& proof) {
 template <class T>
 Result<> CheckpointRun<T>::prepare() {
   if (options_.checkpoint_dir.empty()) return {};
-  const bool writes = world_.rank() == 0 || options_.zero;
   std::random_device random;
   const auto nonce = agree(std::uint64_t{random()} << 32 | random());
   if (!nonce) return nonce.error();
   const std::string nonce_text = std::to_string(*nonce);
   const std::string proof = options_.checkpoint_dir + "/.tmp-" + nonce_text;
   Result<> made;
-  if (world_.rank() == 0) made = make_directory(proof);
-  if (auto done = share_outcome(world_, made); !done) return done;
+  if (world_->rank() == 0) made = make_directory(proof);
+  if (auto done = share_outcome(*world_, made); !done) return done;
   std::error_code ignored;
-  const std::uint64_t blind[] = {writes && !std::filesystem::exists(proof, ignored)};
-  const auto all = world_.all_gather(blind);
+  const std::uint64_t blind[] = {writes() && !std::filesystem::exists(proof, ignored)};
+  const auto all = world_->all_gather(blind);
   if (!all) return all.error();
   const auto first = std::find(all->begin(), all->end(), 1u);
   if (first != all->end()) {
@@ -208,24 +210,59 @@ Result<> CheckpointRun<T>::prepare() {
                                         " does not see rank 0's files in " + options_.checkpoint_dir +
                                         ": with --zero 1 all nodes must share --checkpoint-dir"};
   }
-  if (!writes) return {};
+  if (writes()) open_writer(nonce_text, {});
+  return {};
+}
+
+template <class T>
+void CheckpointRun<T>::open_writer(const std::string& nonce, std::vector<std::string> spared) {
   typename CheckpointWriter<T>::Config config;
   config.directory = options_.checkpoint_dir;
-  config.nonce = nonce_text;
-  config.rank = world_.rank();
-  config.parts = options_.zero ? world_.world_size() : 1;
+  config.nonce = nonce;
+  config.rank = world_->rank();
+  config.parts = options_.zero ? world_->world_size() : 1;
   config.keep = options_.checkpoint_keep;
   config.part_timeout = options_.comm_timeout;
+  config.spared = std::move(spared);
   writer_ = std::make_unique<CheckpointWriter<T>>(config, trainer_.model(), [](const std::string& text) {
     std::fprintf(stderr, "train: %s\n", text.c_str());
   });
+}
+
+template <class T>
+Result<> CheckpointRun<T>::prepare_again() {
+  if (options_.checkpoint_dir.empty()) return {};
+  // A rank that was rank 0 may still be writing.
+  const bool busy = writer_ && !writer_->idle_within(std::chrono::milliseconds(0));
+  const std::uint64_t mine[] = {busy ? std::stoull(writer_->nonce()) : 0};
+  const auto nonces = world_->all_gather(mine);
+  if (!nonces) return nonces.error();
+  const std::uint64_t step = trainer_.position().step;
+  const auto there = agree(world_->rank() == 0 && is_written(step));
+  if (!there) return there.error();
+  written_step_.reset();
+  if (*there != 0) written_step_ = step;
+  if (world_->rank() != 0 || writer_) return {};
+  std::error_code ignored;
+  std::filesystem::create_directories(options_.checkpoint_dir, ignored);  // else the first one says why
+  std::vector<std::string> spared;
+  for (const std::uint64_t nonce : *nonces)
+    spared.push_back(std::to_string(nonce));
+  std::random_device random;
+  open_writer(std::to_string(std::uint64_t{random()} << 32 | random()), std::move(spared));
   return {};
+}
+
+template <class T>
+bool CheckpointRun<T>::is_written(std::uint64_t step) const {
+  const auto names = list_checkpoints(options_.checkpoint_dir);
+  return std::find(names.begin(), names.end(), checkpoint_name(step)) != names.end();
 }
 
 template <class T>
 Result<> CheckpointRun<T>::write() {
   if (options_.checkpoint_dir.empty() || written_step_ == trainer_.position().step) return {};
-  written_step_ = trainer_.position().step;
+  trainer_.tell_phase("checkpoint");
   CheckpointPart<T> part;
   part.state = current_state();
   const auto running = trainer_.model().running_statistics();
@@ -233,7 +270,7 @@ Result<> CheckpointRun<T>::write() {
   std::transform(running.begin(), running.end(), bits.begin(),
                  [](T value) { return std::bit_cast<std::uint64_t>(static_cast<double>(value)); });
   if (!bits.empty()) {
-    const auto all = world_.all_gather(bits);
+    const auto all = world_->all_gather(bits);
     if (!all) return all.error();
     std::transform(all->begin(), all->end(), std::back_inserter(part.state.running),
                    [](std::uint64_t word) { return std::bit_cast<double>(word); });
@@ -241,13 +278,16 @@ Result<> CheckpointRun<T>::write() {
   if (options_.zero) {
     if (auto done = await_writers(); !done) return done;
   }
-  if (!writer_) return {};
-  if (world_.rank() == 0) {
+  written_step_ = trainer_.position().step;
+  if (!writes()) return {};
+  const auto idle = [this](std::chrono::milliseconds longest) { return writer_->idle_within(longest); };
+  if (auto free = through_within(idle, std::chrono::hours(24 * 365), interrupt_); !free) return free.error();
+  if (world_->rank() == 0) {
     part.parameters.assign(trainer_.model().parameters().begin(), trainer_.model().parameters().end());
     part.running.assign(running.size(), T{});
     for (std::size_t i = 0; i < part.state.running.size(); ++i)
       part.running[i % running.size()] += static_cast<T>(part.state.running[i]);
-    kernels::average<T>(part.running, T(1) / static_cast<T>(world_.world_size()));
+    kernels::average<T>(part.running, T(1) / static_cast<T>(world_->world_size()));
   }
   const GradientBucket range = trainer_.own_part();
   part.total = trainer_.model().parameter_count();
@@ -266,9 +306,13 @@ template <class T>
 Result<> CheckpointRun<T>::await_writers() {
   const auto sign = std::min<std::chrono::milliseconds>(kSign, options_.comm_timeout / 4);
   for (;;) {
-    const bool idle = !writer_ || writer_->idle_within(sign);
-    const std::uint64_t mine[] = {idle, writer_ && writer_->failed()};
-    const auto ranks = world_.all_gather(mine);
+    trainer_.tell_phase("checkpoint");
+    const auto idle = through_within(
+        [this](std::chrono::milliseconds longest) { return !writer_ || writer_->idle_within(longest); }, sign,
+        interrupt_);
+    if (!idle) return idle.error();
+    const std::uint64_t mine[] = {*idle, writer_ && writer_->failed()};
+    const auto ranks = world_->all_gather(mine);
     if (!ranks) {
       Error lost = ranks.error();
       lost.text += " of the wait for a checkpoint";
@@ -291,10 +335,10 @@ Result<> CheckpointRun<T>::finish() {
   if (auto done = await_writers(); !done) return done;
   Result<> last = writer_ ? writer_->wait() : Result<>();
   if (!last) {
-    last = Error{last.error().code,
+    last = Error{ErrorCode::kSystem,
                  "the training is complete but its last checkpoint was not written: " + last.error().text};
   }
-  last_outcome_ = share_outcome(world_, last);
+  last_outcome_ = share_outcome(*world_, last);
   return {};
 }
 

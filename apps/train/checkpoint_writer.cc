@@ -43,6 +43,13 @@ bool is_leftover(const fs::directory_entry& entry) {
   return false;
 }
 
+bool is_spared(const fs::directory_entry& entry, const std::vector<std::string>& nonces) {
+  const std::string name = entry.path().filename().string() + "-";
+  return std::any_of(nonces.begin(), nonces.end(), [&name](const std::string& nonce) {
+    return name.starts_with(std::string(kUnfinished) + nonce + "-");
+  });
+}
+
 Result<> sync_directory(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd || ::fsync(fd.get()) != 0) return system_error(errno, "fsync " + path);
@@ -75,7 +82,7 @@ CheckpointWriter<T>::CheckpointWriter(Config config, const Model<T>& model,
     std::vector<fs::path> stale;
     for (fs::directory_iterator at(config_.directory, ignored), end; !ignored && at != end;
          at.increment(ignored)) {
-      if (is_leftover(*at)) stale.push_back(at->path());
+      if (is_leftover(*at) && !is_spared(*at, config_.spared)) stale.push_back(at->path());
     }
     for (const fs::path& path : stale)
       fs::remove_all(path, ignored);

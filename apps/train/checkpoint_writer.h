@@ -44,6 +44,7 @@ class CheckpointWriter {
     int parts = 1;
     int keep = 3;
     std::chrono::milliseconds part_timeout{60'000};
+    std::vector<std::string> spared{};  ///< nonces of those whose unfinished checkpoints are under way
   };
   /// `say` is called from the writer's thread. `model` is asked for its tensors' names only.
   CheckpointWriter(Config config, const Model<T>& model, std::function<void(const std::string&)> say);
@@ -59,6 +60,7 @@ class CheckpointWriter {
   bool idle_within(std::chrono::milliseconds longest);
   /// Nothing is being written, and the last one could not be.
   bool failed();
+  const std::string& nonce() const { return config_.nonce; }
   /// Ends the wait for other ranks, of which `failed_rank` could not write its part of the same checkpoint.
   void give_up(int failed_rank);
   /// Until nothing is being written; the outcome of the last one.

@@ -27,6 +27,8 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  /// The rank of the job's world whose loss ended the work, where that is known; -1: not.
+  virtual int lost_rank() const { return -1; }
 
   /// Each element becomes its sum over the ranks.
   virtual Result<> all_reduce_sum(std::span<float> values) = 0;

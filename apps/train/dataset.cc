@@ -55,10 +55,22 @@ Result<Dataset> load_part(const std::string& directory, const std::string& part)
     return wrong(*labels_path, "label " + std::to_string(*bad) + " of image " +
                                    std::to_string(bad - labels->bytes.begin()) + " is not 0 to 9");
   }
-  return Dataset{std::move(images->bytes), std::move(labels->bytes), {}, 0};
+  return Dataset::of(std::move(images->bytes), std::move(labels->bytes));
 }
 
 }  // namespace
+
+Dataset Dataset::of(std::vector<std::uint8_t> images, std::vector<std::uint8_t> labels) {
+  struct Memory {
+    std::vector<std::uint8_t> images, labels;
+  };
+  auto memory = std::make_shared<const Memory>(std::move(images), std::move(labels));
+  Dataset data;
+  data.images = memory->images;
+  data.labels = memory->labels;
+  data.memory = std::move(memory);
+  return data;
+}
 
 Result<DataSplit> load_data(const std::string& where, std::size_t limit) {
   if (where == "synthetic") return synthetic_data(limit);
@@ -67,8 +79,8 @@ Result<DataSplit> load_data(const std::string& where, std::size_t limit) {
   auto test = load_part(where, "t10k");
   if (!test) return test.error();
   if (limit != 0 && limit < training->size()) {
-    training->images.resize(limit * kImagePixels);
-    training->labels.resize(limit);
+    training->images = training->images.first(limit * kImagePixels);
+    training->labels = training->labels.first(limit);
   }
   return DataSplit{std::move(*training), std::move(*test)};
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,11 +18,14 @@ using DrawImage = std::function<std::uint8_t(std::size_t number, std::uint8_t* i
 /// Images of kImagePixels bytes (0 black to 255 white, row by row) with labels below kClasses: in memory, or
 /// drawn when they are needed.
 struct Dataset {
-  std::vector<std::uint8_t> images;
-  std::vector<std::uint8_t> labels;
-  DrawImage draw;         ///< set: images and labels are empty
-  std::size_t drawn = 0;  ///< how many images `draw` gives
+  std::span<const std::uint8_t> images;
+  std::span<const std::uint8_t> labels;
+  DrawImage draw;                                ///< set: images and labels are empty
+  std::size_t drawn = 0;                         ///< how many images `draw` gives
+  std::shared_ptr<const void> memory = nullptr;  ///< in which images and labels lie
 
+  /// Of those images.
+  static Dataset of(std::vector<std::uint8_t> images, std::vector<std::uint8_t> labels);
   std::size_t size() const { return draw ? drawn : labels.size(); }
 };
 

@@ -70,6 +70,7 @@ EqualOptions equal_options(const Options& options, const DataSplit& data) {
   add_recipe(options, list);
   list.push_back({"--bucket-cap-mb", value_text(options.bucket_cap_mb)});
   list.push_back({"--first-bucket-mb", value_text(options.first_bucket_mb)});
+  list.push_back({"--on-peer-loss", options.rejoin ? "rejoin" : "exit"});
   list.push_back({"--zero", options.zero ? "1" : "0"});
   list.push_back({"--sync-every-inter", std::to_string(options.sync_every_inter)});
   list.push_back({"--init-from", given_text(!options.init_from.empty())});

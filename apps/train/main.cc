@@ -8,6 +8,7 @@
 #include "apps/train/bench_run.h"
 #include "apps/train/dataset.h"
 #include "apps/train/options.h"
+#include "apps/train/rejoin.h"
 #include "apps/train/standard_output.h"
 #include "apps/train/training_run.h"
 #include "apps/train/worker_environment.h"
@@ -28,6 +29,11 @@ int fail(const std::string& text, int exit_code = kFailed) {
 std::string mistake_of(const ddp::train::Options& options, const ddp::train::WorkerEnvironment& environment) {
   const std::string mistake = contradiction(options, environment.world_size);
   if (!mistake.empty()) return mistake;
+  if (options.rejoin && environment.control.empty()) {
+    return "--on-peer-loss rejoin needs somebody who tells this rank with whom to go on, and "
+           "DDPLAUNCH_CONTROL "
+           "is not set; start train with ddplaunch";
+  }
   const auto possible = can_join(environment, options);
   return possible ? "" : possible.error().text;
 }
@@ -42,6 +48,10 @@ int run(int argc, char** argv) {
   if (!environment) return fail(environment.error().text);
   const std::string mistake = mistake_of(*parsed.options, *environment);
   if (!mistake.empty()) return fail(mistake, kUsageExit);
+  if (parsed.options->rejoin) {
+    const auto trained = run_rejoining(*parsed.options, *environment);
+    return trained ? 0 : fail(trained.error().text);
+  }
   const auto data = load_data(parsed.options->data, parsed.options->limit);
   if (!data) return fail(data.error().text);
   auto world = join_world(*environment, *parsed.options);

@@ -86,6 +86,8 @@ class Model {
   void place_gradients(std::span<std::byte> memory) {
     gradients_ = AlignedBuffer<T>(std::span(reinterpret_cast<T*>(memory.data()), gradients_.size()));
   }
+  /// Into memory of this object's own again: what place_gradients() was given may go.
+  void take_back_gradients() { gradients_ = AlignedBuffer<T>(gradients_.size()); }
   std::span<T> running_statistics() { return running_.span(); }
   std::size_t parameter_count() const { return count_; }
 

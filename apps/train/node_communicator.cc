@@ -117,6 +117,11 @@ NodeCommunicator::NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group,
   });
 }
 
+int NodeCommunicator::lost_rank() const {
+  const int here = group_->lost_rank();
+  return here >= 0 || !lane_ ? here : lane_->lost_rank();
+}
+
 template <class T>
 Result<> NodeCommunicator::reduce(std::span<T> values) {
   group_->call_it(CollectiveKind::kAllReduce);
@@ -233,6 +238,11 @@ Result<> NodeCommunicator::barrier() {
 BetweenNodes::BetweenNodes(NodeMap map, std::shared_ptr<ShmGroup> group,
                            std::shared_ptr<TcpCommunicator> lane)
     : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {}
+
+int BetweenNodes::lost_rank() const {
+  const int here = group_->lost_rank();
+  return here >= 0 || !lane_ ? here : lane_->lost_rank();
+}
 
 template <class T>
 Result<> BetweenNodes::reduce(std::span<T> values) {

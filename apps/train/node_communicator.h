@@ -39,6 +39,7 @@ class NodeCommunicator final : public Communicator {
 
   int rank() const override { return map_.rank(); }
   int world_size() const override { return map_.world_size(); }
+  int lost_rank() const override;
   Result<> all_reduce_sum(std::span<float> values) override;
   Result<> all_reduce_sum(std::span<double> values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;
@@ -69,6 +70,7 @@ class BetweenNodes final : public Communicator {
 
   int rank() const override { return map_.node; }
   int world_size() const override { return static_cast<int>(map_.ranks.size()); }
+  int lost_rank() const override;
   Result<> all_reduce_sum(std::span<float> values) override;
   Result<> all_reduce_sum(std::span<double> values) override;
   Result<> broadcast(std::span<std::byte> data, int root) override;

@@ -10,6 +10,13 @@ std::string contradiction(const Options& options, int world_size) {
     return "--zero 1 and --sync-every-inter do not go together: nodes that differ cannot share one optimizer "
            "state";
   }
+  if (options.rejoin && options.zero) {
+    return "--on-peer-loss rejoin and --zero 1 do not go together: a dead rank's part of the optimizer's "
+           "state "
+           "exists nowhere else";
+  }
+  if (options.rejoin && options.comm == CommKind::kGloo)
+    return "--on-peer-loss rejoin and --comm gloo do not go together: Gloo's operations cannot be revoked";
   if (options.sync_bn && options.sync_every_inter > 1)
     return "--sync-bn and --sync-every-inter do not go together: SyncBN talks to all ranks in every step";
   if (options.sync_bn && options.model == ModelKind::kMlp)

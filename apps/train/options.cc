@@ -168,6 +168,11 @@ void add_ranks(CLI::App& app, Options& options) {
          "give up when a peer moves no byte for this long (default 60s)")
       ->type_name("TIME")
       ->group("Between ranks");
+  group.choice<bool>("--on-peer-loss", options.rejoin, {{"exit", false}, {"rejoin", true}},
+                     "way of taking a peer's loss",
+                     "exit, or rejoin: the ranks that are left go on in the same process, with the weights "
+                     "in memory, as ddplaunch says (default exit)",
+                     "WAY");
 }
 
 void add_files(CLI::App& app, Options& options) {

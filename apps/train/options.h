@@ -61,6 +61,7 @@ struct Options {
   std::optional<PlantedNan> plant_nan;
   CommKind comm = CommKind::kAuto;
   std::chrono::milliseconds comm_timeout{60'000};
+  bool rejoin = false;  ///< a rank that loses a peer goes on in the same process
 };
 
 struct ParsedOptions {

@@ -41,17 +41,23 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-Progress::Progress(int rank, int world_size, const Options& options)
-    : world_size_(world_size),
-      speaks_(rank == 0),
-      bar_(speaks_ && (options.bar == BarMode::kAlways ||
-                       (options.bar == BarMode::kAuto && ::isatty(STDOUT_FILENO) == 1))),
+Progress::Progress(const Options& options)
+    : bar_mode_(options.bar),
       interval_(options.log_interval),
       epochs_(options.epochs),
       metrics_path_(options.metrics_file) {}
 
+void Progress::attach(int rank, int world_size) {
+  clear_bar();
+  restart();
+  world_size_ = world_size;
+  speaks_ = rank == 0;
+  bar_ = speaks_ &&
+         (bar_mode_ == BarMode::kAlways || (bar_mode_ == BarMode::kAuto && ::isatty(STDOUT_FILENO) == 1));
+}
+
 Result<> Progress::open() {
-  if (!speaks_ || metrics_path_.empty()) return {};
+  if (!speaks_ || metrics_path_.empty() || metrics_.is_open()) return {};
   return metrics_.open(metrics_path_);
 }
 

@@ -7,7 +7,7 @@
 
 #include "apps/train/line_file.h"
 #include "apps/train/options.h"
-#include "apps/train/trainer.h"
+#include "apps/train/step_report.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -17,9 +17,11 @@ namespace ddp::train {
 /// (docs/train.md).
 class Progress {
  public:
-  Progress(int rank, int world_size, const Options& options);
+  explicit Progress(const Options& options);
 
-  /// Opens the metrics file, at its end.
+  /// This rank's place from now on.
+  void attach(int rank, int world_size);
+  /// Opens the metrics file, at its end, where it is not open.
   Result<> open();
   void step(const StepReport& report);
   void epoch(std::int64_t epoch, const Accuracy& accuracy, double seconds);
@@ -34,9 +36,10 @@ class Progress {
   void end_interval(const StepReport& report);
   std::string step_record(const StepReport& report) const;
 
-  int world_size_;
-  bool speaks_;
-  bool bar_;
+  BarMode bar_mode_;
+  int world_size_ = 1;
+  bool speaks_ = false;
+  bool bar_ = false;
   int interval_;
   int epochs_;
   std::string metrics_path_;

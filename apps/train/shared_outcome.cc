@@ -39,9 +39,12 @@ Result<> share_first_failure(Communicator& world, const Result<>& mine) {
   return {};
 }
 
-Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign) {
+Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign,
+                    int interrupt) {
   for (bool all = false; !all;) {
-    const std::uint64_t mine[] = {through(sign)};
+    const auto done = through_within(through, sign, interrupt);
+    if (!done) return done.error();
+    const std::uint64_t mine[] = {*done};
     const auto ranks = world.all_gather(mine);
     if (!ranks) return ranks.error();
     all = std::all_of(ranks->begin(), ranks->end(), [](std::uint64_t one) { return one != 0; });
@@ -50,12 +53,12 @@ Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::
 }
 
 Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
-                       std::chrono::milliseconds sign) {
+                       std::chrono::milliseconds sign, int interrupt) {
   std::future<Result<>> mine = std::async(std::launch::async, work);
   const IsThrough through = [&mine](std::chrono::milliseconds longest) {
     return mine.wait_for(longest) == std::future_status::ready;
   };
-  if (auto met = meet_until(world, through, sign); !met) return met;
+  if (auto met = meet_until(world, through, sign, interrupt); !met) return met;
   return share_outcome(world, mine.get());
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "apps/train/communicator.h"
+#include "apps/train/interrupt.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -15,15 +16,15 @@ Result<> share_outcome(Communicator& world, const Result<>& mine);
 /// The failure of the lowest rank that has one, on all ranks.
 Result<> share_first_failure(Communicator& world, const Result<>& mine);
 
-/// Says after `longest` at the latest whether this rank is through with what the others wait for.
-using IsThrough = std::function<bool(std::chrono::milliseconds longest)>;
 /// Ranks that take longer than they bear each other's silence meet every `sign` until all are through. `sign`
-/// is well below the time limit of `world`'s operations, whose error ends this at once.
-Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign);
+/// is well below the time limit of `world`'s operations, whose error ends this at once, as `interrupt` (a
+/// descriptor, or -1) does.
+Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::milliseconds sign,
+                    int interrupt = -1);
 
 /// The same for `work` that may take longer than that (a slow disk): each rank does its own on another
 /// thread, and the ranks meet until all are through with it.
 Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
-                       std::chrono::milliseconds sign);
+                       std::chrono::milliseconds sign, int interrupt = -1);
 
 }  // namespace ddp::train

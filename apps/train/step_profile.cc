@@ -30,6 +30,7 @@ void StepProfile::begin_step(std::uint64_t step) {
 }
 
 void StepProfile::enter(Phase phase) {
+  if (on_phase_) on_phase_(phase);
   const auto now = Clock::now();
   if (in_phase_) {
     now_[static_cast<std::size_t>(phase_)] += std::chrono::duration<double>(now - phase_begin_).count();

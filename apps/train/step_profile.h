@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -28,6 +30,8 @@ class StepProfile {
  public:
   using Clock = std::chrono::steady_clock;
   explicit StepProfile(bool trace);
+  /// Is told each phase that begins.
+  void watch(std::function<void(Phase)> on_phase) { on_phase_ = std::move(on_phase); }
 
   void begin_step(std::uint64_t step);
   /// Ends the phase before.
@@ -53,6 +57,7 @@ class StepProfile {
   };
 
   bool trace_;
+  std::function<void(Phase)> on_phase_;
   Clock::time_point started_ = Clock::now();
   std::chrono::system_clock::time_point started_wall_ = std::chrono::system_clock::now();
   std::uint64_t step_ = 0;

@@ -61,13 +61,12 @@ DrawImage drawer(const std::array<Prototype, kClasses>& prototypes, std::uint64_
 }
 
 Dataset make_part(DrawImage draw_image, std::size_t count) {
-  if (count > kMaxStored) return {{}, {}, std::move(draw_image), count};
-  Dataset data;
-  data.images.resize(count * kImagePixels);
-  data.labels.resize(count);
+  if (count > kMaxStored) return {{}, {}, std::move(draw_image), count, nullptr};
+  std::vector<std::uint8_t> images(count * kImagePixels);
+  std::vector<std::uint8_t> labels(count);
   for (std::size_t i = 0; i < count; ++i)
-    data.labels[i] = draw_image(i, data.images.data() + i * kImagePixels);
-  return data;
+    labels[i] = draw_image(i, images.data() + i * kImagePixels);
+  return Dataset::of(std::move(images), std::move(labels));
 }
 
 }  // namespace

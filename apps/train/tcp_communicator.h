@@ -61,7 +61,7 @@ class TcpCommunicator final : public Communicator {
   /// A rank of the job's world was lost elsewhere: the peers are told, and every later call fails.
   void abandon(int lost_rank);
   /// The rank of the job's world that was lost; -1: none.
-  int lost_rank() const { return machine_.lost_rank(); }
+  int lost_rank() const override { return machine_.lost_rank(); }
 
   /// Sums of at most so many bytes go by halving and doubling. For tests and measuring.
   void set_ring_above(std::size_t bytes) { ring_above_ = bytes; }

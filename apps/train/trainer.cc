@@ -11,6 +11,7 @@
 
 #include "apps/train/fnv_hash.h"
 #include "apps/train/image_size.h"
+#include "apps/train/interrupt.h"
 #include "apps/train/kernels/gradient_ops.h"
 #include "apps/train/sampler.h"
 
@@ -45,26 +46,41 @@ std::size_t image_size(int border) {
 }  // namespace
 
 template <class T>
-Trainer<T>::Trainer(const Options& options, Communicators communicators, Model<T>& model,
-                    const DataSplit& data)
+Trainer<T>::Trainer(const Options& options, Model<T>& model, const DataSplit& data)
     : options_(options),
-      communicators_(communicators),
       model_(model),
       data_(data),
-      sync_(sync_settings(options), model, communicators.node ? *communicators.node : *communicators.world),
-      optimizer_(options.optimizer, sync_.own_part().end - sync_.own_part().begin),
       profile_(!options.profile.empty()),
       test_images_(static_cast<std::size_t>(options.batch_size) * image_size(model.image_border())),
       test_labels_(static_cast<std::size_t>(options.batch_size)) {
   if (options.sync_bn)
     model_.share_statistics([this](std::span<const double> mine) { return gather_numbers(mine); });
+  profile_.watch([this](Phase phase) { tell_phase(kPhaseNames[static_cast<std::size_t>(phase)].data()); });
+}
+
+template <class T>
+void Trainer<T>::attach(Communicators communicators) {
+  communicators_ = communicators;
+  gather_error_.reset();
+  sync_.emplace(sync_settings(options_), model_,
+                communicators.node ? *communicators.node : *communicators.world);
+  if (!optimizer_) optimizer_.emplace(options_.optimizer, own_part().end - own_part().begin);
+}
+
+template <class T>
+void Trainer<T>::let_go() {
+  if (std::exchange(in_step_, false)) std::ranges::copy(running_before_, model_.running_statistics().begin());
+  model_.take_back_gradients();
+  sync_.reset();
+  communicators_ = {};
 }
 
 template <class T>
 Result<> Trainer<T>::open_sample_log() {
   if (options_.sample_log.empty()) return {};
-  auto opened =
-      sample_log_.open(options_.sample_log + "/rank-" + std::to_string(communicators_.world->rank()));
+  std::string name = "/rank-" + std::to_string(communicators_.world->rank());
+  if (communicators_.attempt > 0) name += ".attempt-" + std::to_string(communicators_.attempt);
+  auto opened = sample_log_.open(options_.sample_log + name);
   if (opened) return {};
   const int why = opened.error().sys;
   return why == ENOENT || why == ENOTDIR
@@ -120,16 +136,13 @@ void Trainer<T>::log_samples(std::span<const std::uint32_t> samples) {
 }
 
 template <class T>
-Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batches) {
-  StepReport report;
-  report.lr = learning_rate();
+Result<ReducedGradient> Trainer<T>::reduced_gradient(BatchLoader<T>& loader, int micro_batches,
+                                                     StepReport& report) {
   const std::uint64_t number = position_.step + 1;
-  const auto running = model_.running_statistics();
-  running_before_.assign(running.begin(), running.end());
-  profile_.begin_step(number);
-  sync_.begin_step(micro_batches);
+  sync_->begin_step(micro_batches);
   for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
     profile_.enter(Phase::kData);
+    if (is_revoked(communicators_.interrupt)) return revoked_error();
     const auto& batch = loader.next();
     log_samples(batch.samples);
     report.images += batch.samples.size();
@@ -141,14 +154,26 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
       if (plant && plant->step == number && plant->rank == communicators_.world->rank())
         model_.gradients()[begin] = std::numeric_limits<T>::quiet_NaN();
       profile_.enter(Phase::kCommunication);  // a node's sums are made at once, by shared memory
-      sync_.ready(begin);
+      sync_->ready(begin);
       profile_.enter(Phase::kBackward);
     });
-    sync_.end_of_micro_batch();
+    sync_->end_of_micro_batch();
   }
   profile_.enter(Phase::kCommunication);
-  if (gather_error_) return of(*gather_error_, "step " + std::to_string(number));
-  const auto reduced = sync_.finish();
+  if (gather_error_) return *gather_error_;
+  return sync_->finish();
+}
+
+template <class T>
+Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batches) {
+  StepReport report;
+  report.lr = learning_rate();
+  const std::uint64_t number = position_.step + 1;
+  const auto running = model_.running_statistics();
+  running_before_.assign(running.begin(), running.end());
+  in_step_ = true;
+  profile_.begin_step(number);
+  const auto reduced = reduced_gradient(loader, micro_batches, report);
   if (!reduced) return of(reduced.error(), "step " + std::to_string(number));
   if (auto done = update(*reduced, report.lr); !done)
     return of(done.error(), "step " + std::to_string(number));
@@ -163,6 +188,7 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
 
 template <class T>
 Result<> Trainer<T>::update(const ReducedGradient& reduced, double lr) {
+  in_step_ = false;
   ++position_.step;
   ++position_.segment_step;
   if (!reduced.finite) {
@@ -174,10 +200,10 @@ Result<> Trainer<T>::update(const ReducedGradient& reduced, double lr) {
     profile_.enter(Phase::kOptimizer);
     const std::size_t parts =
         options_.zero ? static_cast<std::size_t>(communicators_.world->world_size()) : 1;
-    const GradientBucket part = sync_.own_part();
+    const GradientBucket part = own_part();
     const auto parameters = model_.padded_parameters(parts);
     const std::size_t size = part.end - part.begin;
-    optimizer_.step(parameters.subspan(part.begin, size), sync_.own_gradients(), lr);
+    optimizer_->step(parameters.subspan(part.begin, size), sync_->own_gradients(), lr);
     if (options_.zero) {
       profile_.enter(Phase::kCommunication);
       if (auto done = communicators_.world->all_gather_parts(std::as_writable_bytes(parameters)); !done)
@@ -238,14 +264,25 @@ Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
   return average_nodes();
 }
 
+/// A sum that fails leaves anything, but this rank may live on with what it had.
+template <class T>
+Result<> Trainer<T>::average(Communicator& over, std::span<T> values) {
+  if (options_.rejoin) kept_.assign(values.begin(), values.end());
+  if (auto done = over.all_reduce_sum(values); !done) {
+    if (options_.rejoin) std::ranges::copy(kept_, values.begin());
+    return done;
+  }
+  kernels::average<T>(values, T(1) / static_cast<T>(over.world_size()));
+  return {};
+}
+
 template <class T>
 Result<> Trainer<T>::average_nodes() {
   Communicator* between = communicators_.between;
   if (between == nullptr || averaged_step_ == position_.step) return {};
-  if (auto done = between->all_reduce_sum(model_.parameters()); !done)
+  if (auto done = average(*between, model_.parameters()); !done)
     return of(done.error(), "the nodes' average after step " + std::to_string(position_.step));
   averaged_step_ = position_.step;
-  kernels::average<T>(model_.parameters(), T(1) / static_cast<T>(between->world_size()));
   return {};
 }
 
@@ -253,10 +290,8 @@ template <class T>
 Result<> Trainer<T>::average_running_statistics() {
   const std::span<T> running = model_.running_statistics();
   if (running.empty()) return {};
-  Communicator& world = *communicators_.world;
-  if (auto done = world.all_reduce_sum(running); !done)
+  if (auto done = average(*communicators_.world, running); !done)
     return of(done.error(), "the running statistics after step " + std::to_string(position_.step));
-  kernels::average<T>(running, T(1) / static_cast<T>(world.world_size()));
   return {};
 }
 
@@ -270,6 +305,8 @@ Result<Accuracy> Trainer<T>::evaluate() {
   std::uint64_t mine[2] = {0, end - begin};
   std::vector<std::uint32_t> samples;
   for (std::size_t at = begin; at < end; at += samples.size()) {
+    tell_phase("test");
+    if (is_revoked(communicators_.interrupt)) return revoked_error();
     samples.resize(std::min<std::size_t>(end - at, static_cast<std::size_t>(options_.batch_size)));
     std::iota(samples.begin(), samples.end(), static_cast<std::uint32_t>(at));
     const auto labels = std::span(test_labels_).first(samples.size());

@@ -17,30 +17,11 @@
 #include "apps/train/optimizer.h"
 #include "apps/train/options.h"
 #include "apps/train/step_profile.h"
+#include "apps/train/step_report.h"
 #include "apps/train/training_position.h"
 #include "base/result.h"
 
 namespace ddp::train {
-
-/// The end of one step; loss and norm are equal on all ranks (of a node, with --sync-every-inter).
-struct StepReport {
-  int epoch = 0;            ///< from 0
-  int step = 0;             ///< in this epoch, from 1
-  int steps = 0;            ///< in this epoch
-  std::uint64_t total = 0;  ///< steps since the beginning of the training, this one included
-  double loss = 0;          ///< mean over the ranks' batches
-  double lr = 0;
-  double norm = 0;         ///< of the gradient, with --clip-norm
-  bool dropped = false;    ///< the gradient was not finite: nothing was changed
-  std::size_t images = 0;  ///< of all ranks in this step
-  StepTimes times{};
-};
-
-struct Accuracy {
-  std::uint64_t correct = 0;
-  std::uint64_t total = 0;
-  double percent() const { return 100.0 * static_cast<double>(correct) / static_cast<double>(total); }
-};
 
 /// The ways to the other ranks. `node` and `between` (this rank's peers of equal place on the other nodes)
 /// are there where nodes are averaged only every few steps, else null.
@@ -48,6 +29,9 @@ struct Communicators {
   Communicator* world = nullptr;
   Communicator* node = nullptr;
   Communicator* between = nullptr;
+  /// Ends every wait when it is readable: a descriptor, or -1.
+  int interrupt = -1;
+  std::uint32_t attempt = 0;  ///< of the job
 };
 
 /// Data-parallel training of one model on one rank. Every rank makes the same calls in the same order.
@@ -59,10 +43,25 @@ class Trainer {
   /// False: no more steps.
   using OnStep = std::function<Result<bool>(const StepReport&)>;
 
-  /// All are used for the trainer's life.
-  Trainer(const Options& options, Communicators communicators, Model<T>& model, const DataSplit& data);
+  /// All are used for the trainer's life; nothing is done before attach().
+  Trainer(const Options& options, Model<T>& model, const DataSplit& data);
+  Trainer(const Options& options, Communicators communicators, Model<T>& model, const DataSplit& data)
+      : Trainer(options, model, data) {
+    attach(communicators);
+  }
 
-  /// This rank's file of --sample-log.
+  /// These are the ranks from now on. What the training has learnt stays; with ZeRO only once.
+  void attach(Communicators communicators);
+  /// The ranks are gone, maybe in the middle of a step: nothing stays of one whose sums are not all here, and
+  /// nothing of the communicators is held.
+  void let_go();
+  void tell(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
+  /// Besides the phases of a step, which are told by themselves.
+  void tell_phase(const char* phase) const {
+    if (on_phase_) on_phase_(position_.step, phase);
+  }
+
+  /// This rank's file of --sample-log: one for each attempt.
   Result<> open_sample_log();
   /// Rank 0's weights to all ranks (a rank of another build could have drawn others).
   Result<> share_weights();
@@ -84,14 +83,19 @@ class Trainer {
 
   /// For checkpoints.
   Model<T>& model() { return model_; }
-  Optimizer<T>& optimizer() { return optimizer_; }
-  GradientBucket own_part() const { return sync_.own_part(); }
+  Optimizer<T>& optimizer() { return *optimizer_; }
+  GradientBucket own_part() const { return sync_->own_part(); }
   TrainingPosition& position() { return position_; }
   const TrainingPosition& position() const { return position_; }
+  int& dropped_in_a_row() { return dropped_in_a_row_; }
+  /// The nodes' weights are equal now.
+  void are_averaged() { averaged_step_ = position_.step; }
   const StepProfile& profile() const { return profile_; }
 
  private:
   Result<StepReport> train_step(BatchLoader<T>& loader, int micro_batches);
+  Result<ReducedGradient> reduced_gradient(BatchLoader<T>& loader, int micro_batches, StepReport& report);
+  Result<> average(Communicator& over, std::span<T> values);
   Result<> update(const ReducedGradient& reduced, double lr);
   Result<> begin_epoch_order(std::vector<std::uint32_t>& order);
   std::vector<double> gather_numbers(std::span<const double> mine);
@@ -102,14 +106,17 @@ class Trainer {
   Communicators communicators_;
   Model<T>& model_;
   const DataSplit& data_;
-  GradientSync<T> sync_;
-  Optimizer<T> optimizer_;
+  std::optional<GradientSync<T>> sync_;
+  std::optional<Optimizer<T>> optimizer_;
   StepProfile profile_;
   TrainingPosition position_;
   std::optional<std::uint64_t> averaged_step_;  ///< after which the nodes were last made equal
   int dropped_in_a_row_ = 0;
   std::optional<Error> gather_error_;
   std::vector<T> running_before_;  ///< this step's
+  bool in_step_ = false;           ///< whose update has not begun
+  std::vector<T> kept_;            ///< what a sum is made over, and may leave in pieces
+  OnPhase on_phase_;
   AlignedBuffer<T> test_images_;
   std::vector<std::uint8_t> test_labels_;
   LineFile sample_log_;

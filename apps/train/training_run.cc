@@ -1,12 +1,12 @@
 #include "apps/train/training_run.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/train/checkpoint_run.h"
@@ -15,10 +15,12 @@
 #include "apps/train/mlp.h"
 #include "apps/train/model_file.h"
 #include "apps/train/output_place.h"
+#include "apps/train/profile_report.h"
 #include "apps/train/progress.h"
 #include "apps/train/shared_outcome.h"
 #include "apps/train/standard_output.h"
 #include "apps/train/thread_pool.h"
+#include "apps/train/training_state.h"
 
 namespace ddp::train {
 
@@ -70,47 +72,115 @@ std::unique_ptr<Model<T>> make_model(const Options& options, ThreadPool& threads
   return model;
 }
 
-/// "trace.json" of rank 3 is "trace.rank3.json".
-std::string of_rank(const std::string& path, int rank) {
-  const std::size_t name = path.rfind('/') == std::string::npos ? 0 : path.rfind('/') + 1;
-  const std::size_t dot = path.rfind('.');
-  const std::size_t at = dot == std::string::npos || dot <= name ? path.size() : dot;
-  return path.substr(0, at) + ".rank" + std::to_string(rank) + path.substr(at);
-}
-
-/// One training of one rank: the recipe's state.
 template <class T>
-class Run {
+class Run final : public TrainingRun {
  public:
-  Run(const Options& options, Communicators communicators, Model<T>& model, const DataSplit& data)
+  Run(const Options& options, const DataSplit& data, OnPhase on_phase)
       : options_(options),
-        world_(*communicators.world),
-        speaks_(world_.rank() == 0),
-        trainer_(options, communicators, model, data),
-        progress_(world_.rank(), world_.world_size(), options),
-        checkpoints_(options, world_, trainer_, data.training.size()) {}
+        data_(data),
+        threads_(options.threads),
+        model_(make_model<T>(options, threads_)),
+        trainer_(options, *model_, data),
+        progress_(options),
+        checkpoints_(options, trainer_) {
+    trainer_.tell(std::move(on_phase));
+  }
 
-  Result<> go() {
-    if (auto done = share_first_failure(world_, check_places()); !done) return done;
-    if (auto done = share_outcome(world_, progress_.open()); !done) return done;
-    if (auto done = trainer_.share_weights(); !done) return done;
-    if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
-      return done;
-    if (auto done = checkpoints_.prepare(); !done) return done;
+  Result<> go(const TrainingAttempt& attempt) override {
+    attach(attempt.communicators);
+    if (auto equal = check_equal(*world_, equal_options(options_, data_)); !equal) return equal;
+    if (auto done = attempt.from ? go_on(*attempt.from) : begin(); !done) return done;
+    if (attempt.on_ready) attempt.on_ready();
     if (auto done = train(); !done) return done;
     if (auto done = checkpoints_.finish(); !done) return done;
     if (auto done = finish(); !done) return done;
-    if (auto done = report_profile(); !done) return done;
+    if (!options_.profile.empty()) {
+      auto done = report_profile(*world_, trainer_.profile(), options_.profile, traces_);
+      if (!done) return done;
+    }
     if (speaks_) {
-      print_out("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy_.percent(), accuracy_.correct,
-                accuracy_.total);
+      const Accuracy& accuracy = marks_.accuracy;
+      print_out("test accuracy %.1f %% (%" PRIu64 "/%" PRIu64 ")\n", accuracy.percent(), accuracy.correct,
+                accuracy.total);
     }
     // What is complete but for its last checkpoint or its traces has given all results.
     return checkpoints_.last_outcome() ? traces_ : checkpoints_.last_outcome();
   }
 
+  void let_go() override {
+    trainer_.let_go();
+    world_ = nullptr;
+  }
+
+  std::optional<std::uint64_t> held_step() const override {
+    if (!held_) return std::nullopt;
+    return trainer_.position().step;
+  }
+
  private:
+  void attach(const Communicators& communicators) {
+    world_ = communicators.world;
+    interrupt_ = communicators.interrupt;
+    attempt_ = communicators.attempt;
+    speaks_ = world_->rank() == 0;
+    trainer_.attach(communicators);
+    progress_.attach(world_->rank(), world_->world_size());
+    checkpoints_.attach(communicators, data_.training.size());
+    sums_ = communicators.node ? communicators.node : communicators.world;
+  }
+
+  /// Small sums are copied through the nearest caches anyway.
+  void share_gradients() {
+    constexpr std::size_t kWorthSharing = 4u << 20;
+    if (model_->gradient_bytes() <= kWorthSharing) return;
+    if (const auto memory = sums_->share_memory(model_->gradient_bytes()); !memory.empty())
+      model_->place_gradients(memory);
+  }
+
+  Result<> begin() {
+    model_->initialise(static_cast<std::uint64_t>(options_.seed));
+    if (!options_.init_from.empty()) {
+      Result<> read;  // the others get the weights by broadcast
+      if (world_->rank() == 0) read = import_model<T>(options_.init_from, *model_);
+      if (auto done = share_outcome(*world_, read); !done) return done;
+    }
+    share_gradients();
+    if (auto done = share_first_failure(*world_, check_places()); !done) return done;
+    if (auto done = share_outcome(*world_, progress_.open()); !done) return done;
+    if (auto done = trainer_.share_weights(); !done) return done;
+    if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
+      return done;
+    marks_.world_size = world_->world_size();
+    marks_.tested_epochs = trainer_.position().epoch;
+    held_ = true;
+    if (auto done = checkpoints_.prepare(); !done) return done;
+    if (is_complete()) {
+      progress_.say("nothing is left to train: the training ended with step " +
+                    std::to_string(trainer_.position().step));
+      if (!test_due()) return test(trainer_.position().epoch - 1);
+    }
+    return {};
+  }
+
+  Result<> go_on(int from) {
+    share_gradients();
+    if (auto done = share_first_failure(*world_, check_places()); !done) return done;
+    if (auto done = share_outcome(*world_, progress_.open()); !done) return done;
+    const std::uint64_t before = held_ ? trainer_.position().step : 0;
+    auto done = share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_);
+    if (!done) return done;
+    held_ = true;
+    // What rank 0 has not seen, or another rank 0 may not have written.
+    if (marks_.last.total > before) progress_.step(marks_.last);
+    const int ranks = world_->world_size();
+    progress_.say("attempt " + std::to_string(attempt_) + ": " + std::to_string(ranks) +
+                  (ranks == 1 ? " rank goes" : " ranks go") + " on from step " +
+                  std::to_string(trainer_.position().step) + " (state of rank " + std::to_string(from) + ")");
+    return checkpoints_.prepare_again();
+  }
+
   bool at_end() const { return options_.max_steps != 0 && trainer_.position().step >= options_.max_steps; }
+  bool is_complete() const { return trainer_.position().epoch >= options_.epochs || at_end(); }
 
   /// What is written at the end is tried before hours of work.
   Result<> check_places() {
@@ -119,135 +189,111 @@ class Run {
       if (auto place = check_export_place(options_.export_to); !place) return place;
     }
     if (options_.profile.empty()) return {};
-    return check_output_place("--profile", profile_path());
-  }
-
-  std::string profile_path() const {
-    return world_.world_size() == 1 ? options_.profile : of_rank(options_.profile, world_.rank());
+    return check_output_place("--profile", profile_path(options_.profile, *world_));
   }
 
   Result<bool> after_step(const StepReport& report) {
+    marks_.last = report;
     progress_.step(report);
-    const bool due = options_.checkpoint_every != 0 && report.total % options_.checkpoint_every == 0;
-    // Before the test: it averages running statistics, which an uninterrupted training would not do here.
-    if (due || at_end()) {
-      if (auto done = trainer_.average_nodes(); !done) return done.error();
-      if (auto done = checkpoints_.write(); !done) return done.error();
-    }
+    if (auto done = write_before_test(); !done) return done.error();
     return !at_end();
   }
 
-  bool is_complete() const { return trainer_.position().epoch >= options_.epochs || at_end(); }
-
-  Result<> train() {
-    if (is_complete()) {
-      progress_.say("nothing is left to train: the training ended with step " +
-                    std::to_string(trainer_.position().step));
-      return test(std::max<std::int64_t>(trainer_.position().epoch, 1) - 1, Clock::now());
-    }
-    while (!is_complete()) {
-      const auto start = Clock::now();
-      const std::int64_t epoch = trainer_.position().epoch;
-      const auto on_step = [this](const StepReport& report) { return after_step(report); };
-      if (auto done = trainer_.train_epoch(on_step); !done) return done;
-      if (auto done = test(epoch, start); !done) return done;
-      if (options_.checkpoint_every == 0 && !at_end()) {
-        if (auto done = checkpoints_.write(); !done) return done;
-      }
-    }
-    return {};
+  /// It averages running statistics, which an uninterrupted training would not do here.
+  Result<> write_before_test() {
+    const std::uint64_t step = trainer_.position().step;
+    const std::uint64_t every = options_.checkpoint_every;
+    const bool due = every != 0 && step != 0 && step % every == 0;
+    if (!due && !at_end()) return {};
+    if (auto done = trainer_.average_nodes(); !done) return done;
+    return checkpoints_.write();
   }
 
-  Result<> test(std::int64_t epoch, Clock::time_point start) {
+  /// Of an epoch that has ended since the last test, or of the end within one.
+  bool test_due() const {
+    return trainer_.position().epoch > marks_.tested_epochs ||
+           (at_end() && marks_.tested_step != trainer_.position().step);
+  }
+
+  /// What is to be done with the present step besides training: it may have been begun with other ranks.
+  Result<> settle() {
+    if (auto done = write_before_test(); !done) return done;
+    const TrainingPosition& position = trainer_.position();
+    const bool epoch_begins = position.segment_begin == 0 && position.segment_step == 0 && position.step != 0;
+    if (test_due()) {
+      if (auto done = test(epoch_begins ? position.epoch - 1 : position.epoch); !done) return done;
+    }
+    if (options_.checkpoint_every != 0 || at_end() || !epoch_begins) return {};
+    return checkpoints_.write();
+  }
+
+  Result<> train() {
+    for (;;) {
+      if (auto done = settle(); !done) return done;
+      if (is_complete()) return {};
+      epoch_start_ = Clock::now();
+      const auto on_step = [this](const StepReport& report) { return after_step(report); };
+      if (auto done = trainer_.train_epoch(on_step); !done) return done;
+    }
+  }
+
+  Result<> test(std::int64_t epoch) {
     if (auto done = trainer_.average_nodes(); !done) return done;
     if (auto done = trainer_.average_running_statistics(); !done) return done;
     const auto tested = trainer_.evaluate();
     if (!tested) return tested.error();
-    accuracy_ = *tested;
-    progress_.epoch(epoch, accuracy_, seconds_since(start));
+    marks_.accuracy = *tested;
+    marks_.tested_epochs = trainer_.position().epoch;
+    marks_.tested_step = trainer_.position().step;
+    progress_.epoch(epoch, *tested, seconds_since(epoch_start_));
     return {};
   }
 
   Result<> finish() {
-    print_out("rank %d weights %s\n", world_.rank(), hash_text(trainer_.weights_hash()).c_str());
+    print_out("rank %d weights %s\n", world_->rank(), hash_text(trainer_.weights_hash()).c_str());
     const auto hashes = trainer_.gather_hashes();
     if (!hashes) return hashes.error();
     if (auto equal = check_equal(*hashes); !equal) return equal.error();
     if (speaks_)
-      print_out("weights equal on %d ranks: %s\n", world_.world_size(), hash_text((*hashes)[0]).c_str());
+      print_out("weights equal on %d ranks: %s\n", world_->world_size(), hash_text((*hashes)[0]).c_str());
     if (options_.export_to.empty()) return {};
     const auto write = [this]() -> Result<> {
       if (!speaks_) return {};
       return export_model<T>(options_.export_to, trainer_.model(),
                              static_cast<std::int64_t>(trainer_.position().step));
     };
-    return share_outcome(world_, write, options_.comm_timeout / 4);
-  }
-
-  /// The traces, and on rank 0 where the time went and which rank computes slowest.
-  Result<> report_profile() {
-    if (options_.profile.empty()) return {};
-    const StepProfile& profile = trainer_.profile();
-    traces_ = share_first_failure(world_, profile.write_trace(profile_path(), world_.rank()));
-    const std::uint64_t mine[] = {std::bit_cast<std::uint64_t>(profile.compute_percentile(0.5))};
-    const auto all = world_.all_gather(mine);
-    if (!all) return all.error();
-    if (!speaks_) return {};
-    print_out("%-14s %10s %10s\n", "step (ms)", "p50", "p99");
-    for (std::size_t i = 0; i < kPhases; ++i) {
-      const Phase phase = static_cast<Phase>(i);
-      print_out("%-14s %10.3f %10.3f\n", kPhaseNames[i].data(), 1e3 * profile.percentile(phase, 0.5),
-                1e3 * profile.percentile(phase, 0.99));
-    }
-    const auto slowest = std::max_element(all->begin(), all->end(), [](std::uint64_t a, std::uint64_t b) {
-      return std::bit_cast<double>(a) < std::bit_cast<double>(b);
-    });
-    std::vector<std::uint64_t> sorted(*all);  // of positive numbers the bits have the numbers' order
-    std::sort(sorted.begin(), sorted.end());
-    // The lower one in the middle: of two ranks the faster, or none could be slower than it.
-    const double median = std::bit_cast<double>(sorted[(sorted.size() - 1) / 2]);
-    const double most = std::bit_cast<double>(*slowest);
-    print_out("slowest rank %td: computes %.3f ms per step, %.0f %% over the median rank\n",
-              slowest - all->begin(), 1e3 * most, median > 0 ? 100 * (most / median - 1) : 0.0);
-    return {};
+    return share_outcome(*world_, write, options_.comm_timeout / 4, interrupt_);
   }
 
   const Options& options_;
-  Communicator& world_;
-  bool speaks_;
+  const DataSplit& data_;
+  ThreadPool threads_;
+  std::unique_ptr<Model<T>> model_;
+  Communicator* world_ = nullptr;
+  Communicator* sums_ = nullptr;  ///< of the gradients
+  int interrupt_ = -1;
+  std::uint32_t attempt_ = 0;
+  bool speaks_ = false;
   Trainer<T> trainer_;
   Progress progress_;
   CheckpointRun<T> checkpoints_;
-  Accuracy accuracy_;
+  bool held_ = false;  ///< the training's state
+  TrainingMarks marks_;
+  Clock::time_point epoch_start_ = Clock::now();
   Result<> traces_;  ///< how writing them went; the same on all ranks
 };
 
-template <class T>
-Result<> run(const Options& options, Communicators communicators, const DataSplit& data) {
-  ThreadPool threads(options.threads);
-  auto model = make_model<T>(options, threads);
-  model->initialise(static_cast<std::uint64_t>(options.seed));
-  if (!options.init_from.empty()) {
-    Result<> read;  // the others get the weights by broadcast
-    if (communicators.world->rank() == 0) read = import_model<T>(options.init_from, *model);
-    if (auto done = share_outcome(*communicators.world, read); !done) return done;
-  }
-  // Small sums are copied through the nearest caches anyway.
-  constexpr std::size_t kWorthSharing = 4u << 20;
-  if (model->gradient_bytes() > kWorthSharing) {
-    Communicator& sums = communicators.node ? *communicators.node : *communicators.world;
-    if (const auto memory = sums.share_memory(model->gradient_bytes()); !memory.empty())
-      model->place_gradients(memory);
-  }
-  return Run<T>(options, communicators, *model, data).go();
-}
-
 }  // namespace
 
+std::unique_ptr<TrainingRun> make_training_run(const Options& options, const DataSplit& data,
+                                               OnPhase on_phase) {
+  if (options.dtype == Dtype::kFloat64)
+    return std::make_unique<Run<double>>(options, data, std::move(on_phase));
+  return std::make_unique<Run<float>>(options, data, std::move(on_phase));
+}
+
 Result<> run_training(const Options& options, Communicators communicators, const DataSplit& data) {
-  if (auto equal = check_equal(*communicators.world, equal_options(options, data)); !equal) return equal;
-  if (options.dtype == Dtype::kFloat64) return run<double>(options, communicators, data);
-  return run<float>(options, communicators, data);
+  return make_training_run(options, data, {})->go({communicators});
 }
 
 }  // namespace ddp::train

@@ -38,6 +38,7 @@ Result<std::int64_t> number_or(const Getter& get, const char* name, std::int64_t
 Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   constexpr std::int64_t kMost = 1'000'000;
   WorkerEnvironment result;
+  if (const char* control = get("DDPLAUNCH_CONTROL")) result.control = control;
   if (get("RANK") == nullptr && get("WORLD_SIZE") == nullptr) return result;
 
   const auto world = number(get, "WORLD_SIZE", 1, kMost);

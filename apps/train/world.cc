@@ -185,7 +185,7 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
     world.store = std::move(*store);
   }
   auto client = rendezvous::TcpStoreClient::connect(environment.master_addr, environment.master_port,
-                                                    options.start_timeout);
+                                                    options.start_timeout, options.interrupt);
   if (!client) return within(me(environment), client.error());
   auto directory = StoreDirectory::open(std::move(*client), environment.run_id, environment.attempt,
                                         environment.rank, options.start_timeout);
@@ -314,8 +314,10 @@ Result<> can_join(const WorkerEnvironment& environment, const Options& options) 
   return can_join(environment, world_options(options));
 }
 
-Result<World> join_world(const WorkerEnvironment& environment, const Options& options) {
-  return join_world(environment, world_options(options));
+Result<World> join_world(const WorkerEnvironment& environment, const Options& options, int interrupt) {
+  WorldOptions world = world_options(options);
+  world.interrupt = interrupt;
+  return join_world(environment, world);
 }
 
 }  // namespace ddp::train

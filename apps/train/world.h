@@ -51,6 +51,6 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
                                                 std::pair<int, int> ranks, bool same_node);
 /// As a training's options say.
 Result<> can_join(const WorkerEnvironment& environment, const Options& options);
-Result<World> join_world(const WorkerEnvironment& environment, const Options& options);
+Result<World> join_world(const WorkerEnvironment& environment, const Options& options, int interrupt = -1);
 
 }  // namespace ddp::train

@@ -1,0 +1,174 @@
+#include "apps/train/rejoin.h"
+
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/train/data_memory.h"
+#include "apps/train/dataset.h"
+#include "apps/train/interrupt.h"
+#include "apps/train/training_run.h"
+#include "apps/train/world.h"
+#include "rendezvous/worker_link_client.h"
+
+namespace ddp::train {
+
+namespace {
+
+/// Of joining and of the communicators. Other failures have other codes: they are no peer's doing.
+bool is_loss(const Error& error) {
+  switch (error.code) {
+    case ErrorCode::kLinkLost:
+    case ErrorCode::kTimeout:
+    case ErrorCode::kProtocol:
+    case ErrorCode::kCancelled:
+    case ErrorCode::kUnreachable:
+      return true;
+    default:
+      return false;
+  }
+}
+
+class RejoiningRank {
+ public:
+  RejoiningRank(const Options& options, const WorkerEnvironment& environment,
+                rendezvous::WorkerLinkClient& link)
+      : options_(options), environment_(environment), link_(link) {}
+
+  Result<> live() {
+    for (;;) {
+      const auto order = link_.next_attempt();
+      if (!order) return within("no order to train", order.error());
+      const Result<> done = attempt(*order);
+      if (done) return done;
+      if (!is_loss(done.error()) && !is_revoked(link_.interrupt())) return done;
+      if (auto over = let_go(done.error()); !over) return over;
+    }
+  }
+
+ private:
+  Result<> attempt(const rendezvous::AttemptOrder& order) {
+    auto place = ordered(environment_, order);
+    if (!place) return place.error();
+    environment_ = std::move(*place);
+    if (!order.from) {
+      // Nobody has a state: what an attempt before may have begun counts no more.
+      training_.reset();
+      if (auto done = load(); !done) return done;
+    }
+    link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
+    auto world = join_world(environment_, options_, link_.interrupt());
+    if (!world) return world.error();
+    world_.emplace(std::move(*world));
+    if (order.from) {
+      if (auto done = share_data(); !done) return done;
+    }
+    if (!training_) {
+      training_ = make_training_run(options_, data_,
+                                    [this](std::uint64_t step, const char* phase) { link_.at(step, phase); });
+    }
+    TrainingAttempt attempt;
+    attempt.communicators = {world_->communicator.get(), world_->node.get(), world_->between.get(),
+                             link_.interrupt(), order.attempt};
+    if (order.from) attempt.from = static_cast<int>(*order.from);
+    attempt.on_ready = [this] { link_.ready(); };
+    return training_->go(attempt);
+  }
+
+  /// Until the agent is told that nothing of the attempt goes on here; else why this rank ends.
+  Result<> let_go(const Error& why) {
+    if (!is_revoked(link_.interrupt())) link_.failed(why.text, lost_ranks());
+    const auto revoke = link_.await_revoke();
+    // A wait that was ended by the end of the link says less than that.
+    if (!revoke) return why.code == ErrorCode::kCancelled ? revoke.error() : why;
+    if (training_) training_->let_go();
+    world_.reset();
+    link_.revoked(training_ ? training_->held_step() : std::nullopt);
+    return {};
+  }
+
+  std::vector<std::uint32_t> lost_ranks() const {
+    const int lost = world_ ? world_->communicator->lost_rank() : -1;
+    if (lost < 0 || lost == environment_.rank) return {};
+    return {static_cast<std::uint32_t>(lost)};
+  }
+
+  Result<> load() {
+    if (data_.training.size() > 0) return {};
+    auto data = load_data(options_.data, options_.limit);
+    if (!data) return data.error();
+    auto memory = DataMemory::make(*data, source());
+    // Without it new processes read the files as this one did.
+    if (memory && *memory) memory_ = std::move(**memory);
+    data_ = memory_ ? memory_->data() : std::move(*data);
+    return {};
+  }
+
+  std::uint64_t source() const { return data_source(options_.data, options_.limit); }
+  std::uint64_t node() const { return static_cast<std::uint64_t>(environment_.node); }
+
+  /// A new process maps what another rank of its node has. All ranks call it.
+  Result<> share_data() {
+    const DataTicket mine = memory_ ? memory_->ticket(node()) : DataTicket{};
+    const auto all = world_->communicator->all_gather(mine.words());
+    if (!all) return all.error();
+    for (std::size_t at = 0; data_.training.size() == 0 && at < all->size(); at += DataTicket::kWords) {
+      const DataTicket ticket = DataTicket::of(all->data() + at);
+      if (ticket.pid == 0 || ticket.node != node() || ticket.source != source()) continue;
+      auto taken = DataMemory::take(ticket);
+      if (!taken) continue;
+      memory_ = std::move(*taken);
+      data_ = memory_->data();
+    }
+    return load();
+  }
+
+  const Options& options_;
+  WorkerEnvironment environment_;
+  rendezvous::WorkerLinkClient& link_;
+  std::optional<DataMemory> memory_;
+  DataSplit data_;
+  std::optional<World> world_;
+  std::unique_ptr<TrainingRun> training_;  ///< goes before the world that it works with
+};
+
+}  // namespace
+
+Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::AttemptOrder& order) {
+  const std::size_t colon = order.store.rfind(':');
+  const std::string host = order.store.substr(0, colon);
+  const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  std::uint16_t port = 0;
+  if (colon != std::string::npos) {
+    const char* end = order.store.data() + order.store.size();
+    const auto read = std::from_chars(order.store.data() + colon + 1, end, port);
+    if (read.ec != std::errc() || read.ptr != end) port = 0;
+  }
+  if ((host.empty() || port == 0) && order.world > 1) {
+    return Error{ErrorCode::kProtocol,
+                 "the launcher ordered an attempt with the store \"" + order.store + "\""};
+  }
+  before.rank = static_cast<int>(order.rank);
+  before.world_size = static_cast<int>(order.world);
+  before.local_rank = static_cast<int>(order.local_rank);
+  before.local_world_size = static_cast<int>(order.local_world);
+  before.node = static_cast<int>(order.node_rank);
+  before.master_addr = in_brackets ? host.substr(1, host.size() - 2) : host;
+  before.master_port = port;
+  before.agent_store = order.agent_store;
+  before.attempt = order.attempt;
+  return before;
+}
+
+Result<> run_rejoining(const Options& options, const WorkerEnvironment& environment) {
+  const bool sharded = options.zero;
+  auto link = rendezvous::WorkerLinkClient::connect(environment.control, true, sharded);
+  if (!link) return within("DDPLAUNCH_CONTROL", link.error());
+  return RejoiningRank(options, environment, **link).live();
+}
+
+}  // namespace ddp::train
