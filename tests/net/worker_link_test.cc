@@ -1,0 +1,500 @@
+// Both ends of the worker protocol over real sockets: WorkerLink on a loop, WorkerLinkClient in its thread.
+#include "launcher/worker_link.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "rendezvous/worker_link_client.h"
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using rendezvous::WorkerLinkClient;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPatience = 20s;  // for what comes at once
+
+class Heard : public WorkerLinkEvents {
+ public:
+  std::vector<std::string> said;
+  std::vector<std::uint64_t> steps;
+  std::function<void()> on_hello = [] {};
+
+  void worker_greeted(std::uint32_t rank, const rendezvous::WorkerHello& hello) override {
+    add(rank, std::string("hello") + (hello.rejoin ? " rejoin" : "") + (hello.sharded ? " sharded" : ""));
+    pid = hello.pid;
+    on_hello();
+  }
+  void worker_stepped(std::uint32_t, const rendezvous::WorkerStep& step) override {
+    steps.push_back(step.step);
+    phase = step.phase;
+  }
+  void worker_in_trouble(std::uint32_t rank, const rendezvous::WorkerTrouble& trouble) override {
+    add(rank, "failed " + std::to_string(trouble.attempt) + " " + trouble.error);
+  }
+  void worker_revoked(std::uint32_t rank, const rendezvous::WorkerRevoked& answer) override {
+    add(rank, "revoked " + std::to_string(answer.attempt) + " " +
+                  (answer.step ? std::to_string(*answer.step) : "none"));
+  }
+  void worker_ready(std::uint32_t rank) override { add(rank, "ready"); }
+  void worker_odd(std::uint32_t rank, std::string words) override { add(rank, "odd " + words); }
+
+  bool has(const std::string& what) const { return std::find(said.begin(), said.end(), what) != said.end(); }
+  std::uint32_t pid = 0;
+  std::string phase;
+
+ private:
+  void add(std::uint32_t rank, const std::string& what) { said.push_back(std::to_string(rank) + " " + what); }
+};
+
+std::set<int> open_descriptors() {
+  std::set<int> found;
+  for (int fd = 0; fd < 1024; ++fd)
+    if (::fcntl(fd, F_GETFD) >= 0) found.insert(fd);
+  return found;
+}
+
+struct World {
+  asio::io_context loop{1};
+  Heard heard;
+  std::unique_ptr<WorkerLink> link = std::make_unique<WorkerLink>(loop.get_executor(), heard);
+
+  World() { REQUIRE(link->open("/tmp").has_value()); }
+  ~World() {
+    const std::string directory = link ? link->directory() : "";
+    link.reset();
+    loop.restart();
+    loop.poll();
+    if (!directory.empty()) CHECK_FALSE(std::filesystem::exists(directory));
+  }
+
+  void until(const std::function<bool()>& holds) {
+    const auto deadline = Clock::now() + kPatience;
+    while (!holds() && Clock::now() < deadline) {
+      loop.restart();
+      loop.run_one_for(50ms);
+    }
+    REQUIRE(holds());
+  }
+  void until_said(const std::string& what) {
+    INFO("until: " << what);
+    until([&] { return heard.has(what); });
+  }
+  std::unique_ptr<WorkerLinkClient> worker(std::uint32_t local_rank = 0) {
+    const auto control = link->expect(local_rank);
+    REQUIRE(control.has_value());
+    auto client = WorkerLinkClient::connect(*control, true, false);
+    REQUIRE(client.has_value());
+    until_said(std::to_string(local_rank) + " hello rejoin");
+    return std::move(*client);
+  }
+  void begin(std::uint32_t attempt, std::uint32_t local_rank = 0) {
+    link->begin(local_rank, {attempt, 0, 1, 0, 1, 0, 1, "127.0.0.1:29500", true, std::nullopt});
+  }
+  void revoke(std::uint32_t attempt) { link->revoke(0, {attempt, "rank 1 was killed", 5000}); }
+};
+
+bool readable(int fd, std::chrono::milliseconds wait = 0ms) {
+  pollfd one{fd, POLLIN, 0};
+  return ::poll(&one, 1, static_cast<int>(wait.count())) == 1;
+}
+
+/// A worker that is not our client.
+UniqueFd raw_connection(const std::string& control) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, control.c_str() + 5, sizeof address.sun_path - 1);
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0) return UniqueFd();
+  return fd;
+}
+
+void say(const UniqueFd& fd, const std::string& bytes) {
+  REQUIRE(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+}
+
+TEST_CASE("worker link: a life with a revoke") {
+  World world;
+  auto client = world.worker();
+  CHECK(world.heard.pid == static_cast<std::uint32_t>(::getpid()));
+  CHECK(world.link->can_rejoin(0));
+  CHECK_FALSE(world.link->can_rejoin(1));
+  world.begin(0);
+  const auto first = client->next_attempt();
+  REQUIRE(first.has_value());
+  CHECK(first->store == "127.0.0.1:29500");
+  client->ready();
+  world.until_said("0 ready");
+  client->at(3, "all-reduce");
+  world.until([&] { return !world.heard.steps.empty(); });
+  CHECK(world.heard.steps == std::vector<std::uint64_t>{3});
+  CHECK(world.heard.phase == "all-reduce");
+
+  // It waits for a peer, and sees the revoke there.
+  CHECK_FALSE(readable(client->interrupt()));
+  std::promise<void> waits;
+  std::thread waiting([&] {
+    waits.set_value();
+    REQUIRE(readable(client->interrupt(), kPatience));
+  });
+  waits.get_future().wait();
+  world.revoke(0);
+  waiting.join();
+  client->failed("too late to be news", {1});
+  const auto revoke = client->await_revoke();
+  REQUIRE(revoke.has_value());
+  CHECK(revoke->attempt == 0);
+  CHECK(revoke->reason == "rank 1 was killed");
+  CHECK(revoke->deadline_ms == 5000);
+  client->revoked(3);
+  client->revoked(4);  // said already
+  world.until_said("0 revoked 0 3");
+  CHECK(readable(client->interrupt()));
+
+  world.begin(1);
+  const auto second = client->next_attempt();
+  REQUIRE(second.has_value());
+  CHECK(second->attempt == 1);
+  CHECK_FALSE(readable(client->interrupt()));
+  client->failed("rank 2 closed the connection", {2});
+  world.until_said("0 failed 1 rank 2 closed the connection");
+  CHECK(world.heard.said.size() == 4);
+}
+
+TEST_CASE("worker link: attempts that were revoked before they were taken") {
+  World world;
+  auto client = world.worker();
+  world.begin(0);
+  world.revoke(0);
+  world.until_said("0 revoked 0 none");  // by the client's thread
+  world.begin(1);
+  REQUIRE(client->next_attempt()->attempt == 1);
+  world.revoke(1);
+  REQUIRE(client->await_revoke().has_value());
+  client->revoked(77);
+  world.until_said("0 revoked 1 77");
+  world.begin(2);
+  world.revoke(2);
+  // What it held when it let go it holds still.
+  world.until_said("0 revoked 2 77");
+  world.begin(3);
+  REQUIRE(client->next_attempt()->attempt == 3);
+  CHECK_FALSE(readable(client->interrupt()));
+}
+
+TEST_CASE("worker link: an order that waits for the hello, and is given within it") {
+  World world;
+  const auto control = world.link->expect(0);
+  world.begin(0);
+  auto client = WorkerLinkClient::connect(*control, true, false);
+  world.until_said("0 hello rejoin");
+  CHECK((*client)->next_attempt()->attempt == 0);
+
+  world.heard.on_hello = [&] { world.begin(5, 7); };
+  auto other = world.worker(7);
+  CHECK(other->next_attempt()->attempt == 5);
+}
+
+TEST_CASE("worker link: the agent goes away") {
+  World world;
+  auto client = world.worker();
+  world.begin(0);
+  REQUIRE(client->next_attempt().has_value());
+  world.link.reset();
+  CHECK(readable(client->interrupt(), kPatience));
+  const auto revoke = client->await_revoke();
+  CHECK(revoke.error().code == ErrorCode::kLinkLost);
+  CHECK(revoke.error().text == "the agent is gone: it closed the connection");
+  CHECK(client->next_attempt().error().code == ErrorCode::kLinkLost);
+  client->at(1, "");
+  client->failed("nobody hears it", {});
+  client->revoked(1);
+  CHECK(readable(client->interrupt()));
+}
+
+TEST_CASE("worker link: the agent goes away while the worker waits") {
+  World world;
+  auto client = world.worker();
+  auto waiting = std::async(std::launch::async, [&] { return client->next_attempt(); });
+  world.link.reset();
+  CHECK(waiting.get().error().code == ErrorCode::kLinkLost);
+}
+
+TEST_CASE("worker link: a stop") {
+  World world;
+  auto client = world.worker();
+  world.begin(0);
+  REQUIRE(client->next_attempt().has_value());
+  world.link->stop({"user", 25000});
+  const auto revoke = client->await_revoke();
+  CHECK(revoke.error().code == ErrorCode::kCancelled);
+  CHECK(revoke.error().text == "the agent ordered a stop: user");
+  CHECK(client->next_attempt().error().code == ErrorCode::kCancelled);
+}
+
+TEST_CASE("worker link: no order comes") {
+  World world;
+  auto client = world.worker();
+  world.begin(0);
+  REQUIRE(client->next_attempt().has_value());
+  const auto revoke = client->await_revoke(20ms);
+  CHECK(revoke.error().code == ErrorCode::kTimeout);
+  CHECK(revoke.error().text == "no order came from the agent within 20 ms");
+}
+
+TEST_CASE("worker link: the first connection of a rank counts") {
+  World world;
+  const auto control = world.link->expect(0);
+  auto client = WorkerLinkClient::connect(*control, true, false);
+  world.until_said("0 hello rejoin");
+  const auto second = WorkerLinkClient::connect(*control, true, false);
+  CHECK(second.error().code == ErrorCode::kUnreachable);
+  world.begin(0);
+  CHECK((*client)->next_attempt().has_value());
+  // The next process of the rank has another socket.
+  const auto next = world.link->expect(0);
+  REQUIRE(next.has_value());
+  CHECK(*next != *control);
+  CHECK((*client)->next_attempt().error().code == ErrorCode::kLinkLost);
+  CHECK_FALSE(world.link->can_rejoin(0));
+  world.begin(1);  // waits for the new one
+  auto anew = WorkerLinkClient::connect(*next, true, false);
+  CHECK(WorkerLinkClient::connect(*control, true, false).has_error());
+  world.until([&] { return world.link->can_rejoin(0); });
+  CHECK((*anew)->next_attempt()->attempt == 1);
+}
+
+TEST_CASE("worker link: steps are told ten times a second, and the last one always") {
+  World world;
+  auto client = world.worker();
+  const auto start = Clock::now();
+  std::uint64_t step = 0;
+  while (Clock::now() - start < 350ms) {
+    client->at(++step, "forward");
+    world.loop.restart();
+    world.loop.poll();
+  }
+  world.until([&] { return !world.heard.steps.empty() && world.heard.steps.back() == step; });
+  const auto took = Clock::now() - start;
+  CHECK(step > 100);
+  CHECK(world.heard.steps.size() >= 2);
+  CHECK(world.heard.steps.size() <= static_cast<std::size_t>(took / 100ms) + 2);
+  CHECK(std::is_sorted(world.heard.steps.begin(), world.heard.steps.end()));
+  // Before the hundred milliseconds are over, with the end of the client.
+  client->at(++step, "the last");
+  client.reset();
+  world.until([&] { return world.heard.steps.back() == step; });
+  CHECK(world.heard.phase == "the last");
+}
+
+TEST_CASE("worker link: at() from many threads") {
+  World world;
+  auto client = world.worker();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      for (std::uint64_t step = 1; step <= 5000; ++step)
+        client->at(step, "many");
+    });
+  world.begin(0);
+  CHECK(client->next_attempt().has_value());
+  world.revoke(0);
+  CHECK(client->await_revoke().has_value());
+  client->revoked(1);
+  for (std::thread& thread : threads)
+    thread.join();
+  world.until_said("0 revoked 0 1");
+}
+
+TEST_CASE("worker link: where there is no agent") {
+  const auto code = [](const std::string& control) {
+    return WorkerLinkClient::connect(control, true, false).error().code;
+  };
+  CHECK(code("") == ErrorCode::kUsage);
+  CHECK(code("unix:") == ErrorCode::kUsage);
+  CHECK(code("tcp:127.0.0.1:1") == ErrorCode::kUsage);
+  CHECK(code("unix:/" + std::string(108, 'x')) == ErrorCode::kUsage);
+  CHECK(code("unix:/nowhere/w0.1") == ErrorCode::kUnreachable);
+  CHECK(WorkerLinkClient::connect("here", true, false).error().text ==
+        "DDPLAUNCH_CONTROL is \"here\", which is no unix:PATH");
+}
+
+TEST_CASE("worker link: an agent that speaks something else") {
+  const std::string path = "/tmp/ddp-worker-link-" + std::to_string(::getpid());
+  for (const std::string& words : {std::string("HTTP/1.1 400 Bad Request\n"), std::string(5000, 'x')}) {
+    ::unlink(path.c_str());
+    UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+    REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    REQUIRE(::listen(listener.get(), 1) == 0);
+    auto client = WorkerLinkClient::connect("unix:" + path, true, false);
+    const UniqueFd agent(::accept(listener.get(), nullptr, nullptr));
+    say(agent, words);
+    const auto next = (*client)->next_attempt();
+    CHECK(next.error().code == ErrorCode::kLinkLost);
+    CHECK(next.error().text.starts_with("the agent is gone: it sent what is no order: a line is"));
+    // With an agent that is there but does not read, the end of the client does not wait.
+  }
+  ::unlink(path.c_str());
+}
+
+TEST_CASE("worker link: the directory and its sockets are ours alone, and go") {
+  const std::set<int> before = open_descriptors();
+  std::string directory;
+  {
+    World world;
+    directory = world.link->directory();
+    CHECK(directory.starts_with("/tmp/ddplaunch-"));
+    struct stat facts {};
+    REQUIRE(::stat(directory.c_str(), &facts) == 0);
+    CHECK((facts.st_mode & 0777) == 0700);
+    const auto control = world.link->expect(3);
+    CHECK(control->starts_with("unix:" + directory + "/"));
+    CHECK(control->size() < 105);
+    auto client = world.worker(4);
+    for (const int fd : open_descriptors())
+      if (!before.contains(fd)) CHECK((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+  }
+  CHECK_FALSE(std::filesystem::exists(directory));
+  CHECK(open_descriptors() == before);
+}
+
+TEST_CASE("worker link: where the directory is made") {
+  asio::io_context loop{1};
+  Heard heard;
+  for (const std::string& base : {std::string(), std::string("/nowhere/at/all"), std::string("relative"),
+                                  "/tmp/" + std::string(60, 'x'), std::string("/proc")}) {
+    INFO(base);
+    WorkerLink link(loop.get_executor(), heard);
+    CHECK(link.expect(0).error().code == ErrorCode::kInternal);
+    REQUIRE(link.open(base).has_value());
+    CHECK(link.directory().starts_with("/tmp/ddplaunch-"));
+    CHECK(link.expect(0).has_value());
+  }
+}
+
+TEST_CASE("worker link: a worker that does not read") {
+  World world;
+  const auto control = world.link->expect(0);
+  const UniqueFd worker = raw_connection(*control);
+  say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
+  world.until_said("0 hello rejoin");
+  const std::string told =
+      "0 odd does not read what it is told over DDPLAUNCH_CONTROL; its connection was closed";
+  for (std::uint32_t attempt = 0; attempt < 4000 && !world.heard.has(told); ++attempt)
+    world.link->begin(0, {attempt, 0, 1, 0, 1, 0, 1, std::string(2000, 's'), true, std::nullopt});
+  CHECK(world.heard.has(told));
+  CHECK_FALSE(world.link->can_rejoin(0));
+  world.begin(9999);
+  CHECK(world.heard.said.size() == 2);
+}
+
+TEST_CASE("worker link: what was queued comes when the worker reads again") {
+  World world;
+  const auto control = world.link->expect(0);
+  const UniqueFd worker = raw_connection(*control);
+  say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
+  world.until_said("0 hello rejoin");
+  std::size_t size = 0;
+  for (std::uint32_t attempt = 0; size < 400'000; ++attempt) {
+    const rendezvous::AttemptOrder order{attempt, 0,           1, 0, 1, 0, 1, std::string(500, 's'),
+                                         true,    std::nullopt};
+    const std::string line = rendezvous::encode_line(rendezvous::AgentWord(order));
+    world.link->begin(0, order);
+    // The kernel's part is full, and some waits with us.
+    size += line.size();
+    int in_kernel = 0;
+    REQUIRE(::ioctl(worker.get(), FIONREAD, &in_kernel) == 0);
+    if (size > static_cast<std::size_t>(in_kernel) + 16 * 1024) break;
+  }
+  std::size_t got = 0;
+  std::string bytes(4096, '\0');
+  world.until([&] {
+    const ssize_t now = ::recv(worker.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (now > 0) got += static_cast<std::size_t>(now);
+    return got == size;
+  });
+  CHECK(world.link->can_rejoin(0));
+}
+
+TEST_CASE("worker link: one that is ignored is let go, others go on") {
+  World world;
+  const auto control = world.link->expect(0);
+  const UniqueFd worker = raw_connection(*control);
+  say(worker, "{\"hello\":9}\n");
+  world.until_said(
+      "0 odd speaks version 9 of the worker protocol, not 1; it is treated as one that does not speak it");
+  char byte = 0;
+  world.until([&] { return ::recv(worker.get(), &byte, 1, MSG_DONTWAIT) == 0; });
+  CHECK_FALSE(world.link->can_rejoin(0));
+  world.begin(0);
+  auto other = world.worker(1);
+  world.begin(0, 1);
+  CHECK(other->next_attempt().has_value());
+}
+
+TEST_CASE("worker link: forgotten within its own event") {
+  World world;
+  world.heard.on_hello = [&] { world.link->forget(0); };
+  const auto control = world.link->expect(0);
+  const UniqueFd worker = raw_connection(*control);
+  say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n{\"step\":1}\n");
+  world.until_said("0 hello rejoin");
+  world.loop.restart();
+  world.loop.poll();
+  CHECK(world.heard.steps.empty());
+  CHECK_FALSE(world.link->can_rejoin(0));
+}
+
+TEST_CASE("worker link: another user is refused") {
+  if (::geteuid() != 0) {
+    WARN("not root: no other user can be played");
+    return;
+  }
+  World world;
+  const auto control = world.link->expect(0);
+  ::chmod(world.link->directory().c_str(), 0755);
+  ::chmod(control->c_str() + 5, 0777);
+  bool came = false;
+  std::thread([&] {
+    // Of this thread alone.
+    ::syscall(SYS_setresuid, -1, 65534, -1);
+    for (int i = 0; i < 2; ++i)
+      came = static_cast<bool>(raw_connection(*control));
+  }).join();
+  REQUIRE(came);
+  const std::string told =
+      "0 odd has a socket for DDPLAUNCH_CONTROL to which user 65534 connected; closed, since only our own "
+      "user "
+      "may";
+  world.until_said(told);
+  auto client = WorkerLinkClient::connect(*control, true, false);
+  world.until_said("0 hello rejoin");
+  CHECK(world.heard.said == std::vector<std::string>{told, "0 hello rejoin"});
+}
+
+}  // namespace
+}  // namespace ddp::launcher
