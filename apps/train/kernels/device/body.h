@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// What a kernel's body is. One text for two machines: the device driver (launch.cuh) runs it on a GPU, the
+// host driver (host_launch.h) on a CPU, where it is proved without a GPU. A body is a struct
+//
+//   struct Body {
+//     struct Args { … };     what the launch gives: plain pointers and numbers
+//     struct Shared { … };   memory of one block; holds nothing that means anything at the beginning
+//     struct Local { … };    what one thread keeps from phase to phase: registers, when all indices are
+//     constants static constexpr int kThreads;                     of a block static DDP_HD int blocks(const
+//     Args&); static DDP_HD int phases(const Args&); static DDP_HD void phase(int phase, Place at, Shared&,
+//     Local&, const Args&);
+//   };
+//
+// Between two phases all threads of the block wait for each other. In a phase no thread reads what another
+// one writes in the same phase, and no block reads what another one writes at all: so the order in which
+// blocks and threads run changes no bit. No atomics: sums run in a fixed order.
+
+#ifdef __CUDACC__
+#define DDP_HD __host__ __device__ __forceinline__
+#else
+#define DDP_HD inline
+#endif
+// Of the loop that follows, whose trip count is a constant: arrays that it indexes can then lie in registers.
+#ifdef __CUDA_ARCH__
+#define DDP_UNROLL _Pragma("unroll")
+#else
+#define DDP_UNROLL
+#endif
+
+namespace ddp::train::kernels::device {
+
+/// Which thread of which block.
+struct Place {
+  int block = 0;
+  int thread = 0;
+};
+
+/// For bodies whose threads share or keep nothing.
+struct Nothing {};
+
+/// Some neighbours that move together: one load of 16 bytes on a GPU.
+template <class T, int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
+  T v[N];
+};
+
+DDP_HD constexpr int divide_up(int count, int size) {
+  return (count + size - 1) / size;
+}
+
+/// The rounds of halve() that sum `width` (a power of two) numbers.
+DDP_HD constexpr int halvings(int width) {
+  int rounds = 0;
+  for (; width > 1; width /= 2)
+    ++rounds;
+  return rounds;
+}
+
+/// Round `round`, a phase of its own, of adding the upper half of `width` sums to the lower; after the last
+/// one the total is in sums[0].
+template <class N>
+DDP_HD void halve(N* sums, int width, int round, int thread) {
+  const int half = width >> (round + 1);
+  if (thread < half) sums[thread] += sums[thread + half];
+}
+
+}  // namespace ddp::train::kernels::device

@@ -1,0 +1,179 @@
+#pragma once
+
+#include "apps/train/kernels/device/body.h"
+
+namespace ddp::train::kernels::device {
+
+/// The 5 x 5 convolution of kernel_table.h, over the images of a batch: a block computes a band of seven rows
+/// of one image, a thread seven neighbouring pixels of some output channels. Input channels come into the
+/// block's memory sixteen at a time, weights one row of the window at a time. `Turned`: with the weights of
+/// the opposite convolution [ky][kx][Out][In], read turned; so it is the gradient towards that one's input.
+template <class T, int Side, int In, int Out, bool Turned = false>
+struct Convolution {
+  struct Args {
+    int batch;
+    const T* padded;  ///< [batch][Side + 4][Side + 4][In], borders zero
+    const T* weight;  ///< [ky][kx][In][Out]
+    const T* bias;    ///< null: none
+    T* output;        ///< [batch][Side][Side][Out]
+    T* mean;          ///< [batch * kBands][Out], of each band; null: not wanted
+    T* squares;       ///< as mean: the sum of squared differences from it
+  };
+  static constexpr int kWindow = 5;
+  static constexpr int kPadded = Side + kWindow - 1;
+  static constexpr int kRows = 7;
+  static constexpr int kRun = 7;
+  static constexpr int kBands = Side / kRows;
+  static constexpr int kPixels = kRows * Side;  ///< of a band
+  static constexpr int kThreads = 112;
+  static constexpr int kPlaces = kPixels / kRun;
+  static constexpr int kTeam = kThreads / kPlaces;  ///< threads that share the same pixels
+  static constexpr int kLanes = Out / kTeam;        ///< channels of one thread
+  static constexpr int kChunk = In < 16 ? In : 16;
+  static constexpr int kChunks = In / kChunk;
+  // A few more than the row has: so neighbouring rows do not begin in the same memory bank.
+  static constexpr int kStride = kPadded * kChunk + (kChunk == 1 ? 4 : 8);
+  static constexpr int kBand = (kRows + kWindow - 1) * kStride;
+  static constexpr int kMain = kChunks * kWindow * 2;
+  static_assert(kPlaces * kTeam == kThreads && kTeam * kLanes == Out && kChunks * kChunk == In);
+
+  struct Shared {
+    T band[kBand > kPlaces* Out ? kBand : kPlaces* Out];  // later the sums [kPlaces][Out]
+    Pack<T, kLanes> weight[kWindow * kChunk * kTeam];
+    T mean[Out];
+  };
+  struct Local {
+    T sum[kRun][kLanes];
+  };
+
+  static DDP_HD int blocks(const Args& args) { return args.batch * kBands; }
+  static DDP_HD int phases(const Args& args) { return kMain + (args.mean ? 4 : 1); }
+
+  static DDP_HD void phase(int phase, Place at, Shared& shared, Local& local, const Args& args) {
+    if (phase == 0) begin(at, local, args);
+    if (phase < kMain) {
+      const int chunk = phase / (2 * kWindow), ky = phase / 2 % kWindow;
+      if (phase % 2 != 0) {
+        add_row(ky, at, shared, local);
+        return;
+      }
+      if (ky == 0) load_band(chunk, at, shared, args);
+      load_weights(chunk, ky, at, shared, args);
+    } else if (phase == kMain) {
+      write(at, shared, local, args);
+    } else {
+      moments(phase - kMain, at, shared, local, args);
+    }
+  }
+
+ private:
+  static DDP_HD void begin(Place at, Local& local, const Args& args) {
+    const int lane = at.thread % kTeam;
+    DDP_UNROLL
+    for (int l = 0; l < kLanes; ++l) {
+      const T bias = args.bias ? args.bias[lane * kLanes + l] : T(0);
+      DDP_UNROLL
+      for (int p = 0; p < kRun; ++p)
+        local.sum[p][l] = bias;
+    }
+  }
+
+  static DDP_HD void load_band(int chunk, Place at, Shared& shared, const Args& args) {
+    constexpr int kWide = kPadded * kChunk;
+    const int image = at.block / kBands, top = at.block % kBands * kRows;
+    const T* from = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + top) * kPadded * In;
+    for (int i = at.thread; i < (kRows + kWindow - 1) * kWide; i += kThreads) {
+      const int pixel = i / kChunk, channel = i % kChunk;
+      shared.band[i / kWide * kStride + i % kWide] = from[pixel * In + chunk * kChunk + channel];
+    }
+  }
+
+  static DDP_HD void load_weights(int chunk, int ky, Place at, Shared& shared, const Args& args) {
+    for (int i = at.thread; i < kWindow * kChunk * Out; i += kThreads) {
+      if constexpr (Turned) {  // in the order of memory, so that neighbours read neighbours
+        const int in = i % kChunk, out = i / kChunk % Out, kx = i / (kChunk * Out);
+        const int place = (kWindow - 1 - ky) * kWindow + kWindow - 1 - kx;
+        shared.weight[(kx * kChunk + in) * kTeam + out / kLanes].v[out % kLanes] =
+            args.weight[(place * Out + out) * In + chunk * kChunk + in];
+      } else {
+        const int out = i % Out, in = i / Out % kChunk, kx = i / (kChunk * Out);
+        shared.weight[(kx * kChunk + in) * kTeam + out / kLanes].v[out % kLanes] =
+            args.weight[((ky * kWindow + kx) * In + chunk * kChunk + in) * Out + out];
+      }
+    }
+  }
+
+  static DDP_HD void add_row(int ky, Place at, const Shared& shared, Local& local) {
+    const int lane = at.thread % kTeam, place = at.thread / kTeam;
+    const int y = place / (Side / kRun), x = place % (Side / kRun) * kRun;
+    const T* row = shared.band + (y + ky) * kStride + x * kChunk;
+    for (int channel = 0; channel < kChunk; ++channel) {
+      T in[kRun + kWindow - 1];
+      DDP_UNROLL
+      for (int k = 0; k < kRun + kWindow - 1; ++k)
+        in[k] = row[k * kChunk + channel];
+      DDP_UNROLL
+      for (int kx = 0; kx < kWindow; ++kx) {
+        const Pack<T, kLanes> weight = shared.weight[(kx * kChunk + channel) * kTeam + lane];
+        DDP_UNROLL
+        for (int p = 0; p < kRun; ++p) {
+          DDP_UNROLL
+          for (int l = 0; l < kLanes; ++l)
+            local.sum[p][l] += in[p + kx] * weight.v[l];
+        }
+      }
+    }
+  }
+
+  static DDP_HD void write(Place at, Shared& shared, const Local& local, const Args& args) {
+    const int lane = at.thread % kTeam, place = at.thread / kTeam;
+    const std::ptrdiff_t pixel = static_cast<std::ptrdiff_t>(at.block) * kPixels + place * kRun;
+    T* to = args.output + pixel * Out + lane * kLanes;
+    DDP_UNROLL
+    for (int p = 0; p < kRun; ++p) {
+      Pack<T, kLanes> pack;
+      DDP_UNROLL
+      for (int l = 0; l < kLanes; ++l)
+        pack.v[l] = local.sum[p][l];
+      *reinterpret_cast<Pack<T, kLanes>*>(to + p * Out) = pack;
+    }
+    DDP_UNROLL
+    for (int l = 0; l < kLanes; ++l) {
+      T sum = T(0);
+      DDP_UNROLL
+      for (int p = 0; p < kRun; ++p)
+        sum += local.sum[p][l];
+      shared.band[place * Out + lane * kLanes + l] = sum;
+    }
+  }
+
+  /// Step 1: the means. Step 2: each thread's squares. Step 3: their sums.
+  static DDP_HD void moments(int step, Place at, Shared& shared, const Local& local, const Args& args) {
+    if (step == 2) {
+      const int lane = at.thread % kTeam, place = at.thread / kTeam;
+      DDP_UNROLL
+      for (int l = 0; l < kLanes; ++l) {
+        const T mean = shared.mean[lane * kLanes + l];
+        T sum = T(0);
+        DDP_UNROLL
+        for (int p = 0; p < kRun; ++p)
+          sum += (local.sum[p][l] - mean) * (local.sum[p][l] - mean);
+        shared.band[place * Out + lane * kLanes + l] = sum;
+      }
+      return;
+    }
+    if (at.thread >= Out) return;
+    T sum = T(0);
+    for (int place = 0; place < kPlaces; ++place)
+      sum += shared.band[place * Out + at.thread];
+    const std::ptrdiff_t to = static_cast<std::ptrdiff_t>(at.block) * Out + at.thread;
+    if (step == 1) {
+      shared.mean[at.thread] = sum / T(kPixels);
+      args.mean[to] = shared.mean[at.thread];
+    } else {
+      args.squares[to] = sum;
+    }
+  }
+};
+
+}  // namespace ddp::train::kernels::device

@@ -1,0 +1,114 @@
+#pragma once
+
+#include "apps/train/kernels/device/body.h"
+
+namespace ddp::train::kernels::device {
+
+/// What happens to a product before it is written.
+enum class GemmEnd : int {
+  kPlain,
+  kBias,      ///< plus bias[column]
+  kBiasRelu,  ///< and a negative becomes zero; a nan stays
+  kMask,      ///< zero where the mask, of c's shape, is not above zero
+};
+
+/// c[row][column] = sum over depth of a[row][depth] * b[depth][column], in the order of the depth. Each
+/// factor may lie either way round (GemmShape in kernel_table.h). A block computes 64 x 64 elements, a thread
+/// 4 x 4.
+template <class T>
+struct Gemm {
+  struct Args {
+    int rows, columns, depth;
+    const T* a;
+    std::ptrdiff_t a_row, a_depth;
+    const T* b;
+    std::ptrdiff_t b_depth, b_column;
+    T* c;
+    std::ptrdiff_t c_row;
+    GemmEnd end;
+    const T* bias;
+    const T* mask;
+  };
+  static constexpr int kTile = 64;
+  static constexpr int kDepth = 16;
+  static constexpr int kLanes = 4;
+  static constexpr int kSide = kTile / kLanes;
+  static constexpr int kThreads = kSide * kSide;
+  struct Shared {
+    Pack<T, kLanes> a[kDepth][kSide + 1];
+    Pack<T, kLanes> b[kDepth][kSide + 1];
+  };
+  struct Local {
+    T sum[kLanes][kLanes];
+  };
+
+  static DDP_HD int wide(const Args& args) { return divide_up(args.columns, kTile); }
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.rows, kTile) * wide(args); }
+  static DDP_HD int phases(const Args& args) { return 2 * divide_up(args.depth, kDepth) + 1; }
+
+  static DDP_HD void phase(int phase, Place at, Shared& shared, Local& local, const Args& args) {
+    if (phase == 0) {
+      DDP_UNROLL
+      for (int r = 0; r < kLanes; ++r) {
+        DDP_UNROLL
+        for (int c = 0; c < kLanes; ++c)
+          local.sum[r][c] = T(0);
+      }
+    }
+    const int row = at.block / wide(args) * kTile, column = at.block % wide(args) * kTile;
+    if (phase == phases(args) - 1) {
+      write(row + at.thread / kSide * kLanes, column + at.thread % kSide * kLanes, local, args);
+    } else if (phase % 2 == 0) {
+      const int deep = phase / 2 * kDepth;
+      load(shared.a, args.a, row, args.rows, args.a_row, deep, args.depth, args.a_depth, at.thread);
+      load(shared.b, args.b, column, args.columns, args.b_column, deep, args.depth, args.b_depth, at.thread);
+    } else {
+      multiply(at.thread / kSide, at.thread % kSide, shared, local);
+    }
+  }
+
+ private:
+  /// Elements outside are zero. Neighbouring threads read what lies together in memory.
+  static DDP_HD void load(Pack<T, kLanes> (&to)[kDepth][kSide + 1], const T* from, int begin, int end,
+                          std::ptrdiff_t stride, int deep, int depth, std::ptrdiff_t depth_stride,
+                          int thread) {
+    for (int i = thread; i < kTile * kDepth; i += kThreads) {
+      const int d = depth_stride == 1 ? i % kDepth : i / kTile;
+      const int k = depth_stride == 1 ? i / kDepth : i % kTile;
+      const bool inside = begin + k < end && deep + d < depth;
+      to[d][k / kLanes].v[k % kLanes] =
+          inside ? from[(begin + k) * stride + (deep + d) * depth_stride] : T(0);
+    }
+  }
+
+  static DDP_HD void multiply(int row, int column, const Shared& shared, Local& local) {
+    DDP_UNROLL
+    for (int d = 0; d < kDepth; ++d) {
+      const Pack<T, kLanes> a = shared.a[d][row], b = shared.b[d][column];
+      DDP_UNROLL
+      for (int r = 0; r < kLanes; ++r) {
+        DDP_UNROLL
+        for (int c = 0; c < kLanes; ++c)
+          local.sum[r][c] += a.v[r] * b.v[c];
+      }
+    }
+  }
+
+  static DDP_HD void write(int row, int column, const Local& local, const Args& args) {
+    DDP_UNROLL
+    for (int r = 0; r < kLanes; ++r) {
+      DDP_UNROLL
+      for (int c = 0; c < kLanes; ++c) {
+        if (row + r >= args.rows || column + c >= args.columns) continue;
+        const std::ptrdiff_t to = (row + r) * args.c_row + column + c;
+        T value = local.sum[r][c];
+        if (args.end == GemmEnd::kBias || args.end == GemmEnd::kBiasRelu) value += args.bias[column + c];
+        if (args.end == GemmEnd::kBiasRelu && !(value > T(0))) value = T(0) * value;
+        if (args.end == GemmEnd::kMask && !(args.mask[to] > T(0))) value = T(0);
+        args.c[to] = value;
+      }
+    }
+  }
+};
+
+}  // namespace ddp::train::kernels::device

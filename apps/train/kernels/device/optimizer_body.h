@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cmath>
+
+#include "apps/train/kernels/device/update_body.h"
+
+namespace ddp::train::kernels::device {
+
+/// SGD or AdamW over the flat vectors, as sgd.cc and adamw.cc, line by line; then the running statistics of
+/// this step take the place of the old ones. A thread for each number. A skipped step changes nothing. Built
+/// without fused multiply-add: SGD gives the bits of a CPU.
+template <class T>
+struct Update {
+  struct Args {
+    int count;
+    T* parameters;
+    const T* gradients;
+    T* first;   ///< SGD's velocity, AdamW's mean
+    T* second;  ///< AdamW's mean square
+    int running_count;
+    T* running;
+    const T* next_running;
+    UpdateSettings settings;
+    const StepState* state;
+  };
+  static constexpr int kThreads = 128;
+  using Shared = Nothing;
+  using Local = Nothing;
+
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.count + args.running_count, kThreads); }
+  static DDP_HD int phases(const Args&) { return 1; }
+
+  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+    const int i = at.block * kThreads + at.thread;
+    if (args.state->skip != 0) return;
+    if (i < args.count) {
+      const double factor = args.state->factor;
+      const T gradient = factor < 1 ? args.gradients[i] * static_cast<T>(factor) : args.gradients[i];
+      if (args.settings.adamw) {
+        adamw(i, gradient, args);
+      } else {
+        sgd(i, gradient, args);
+      }
+    } else if (i < args.count + args.running_count) {
+      args.running[i - args.count] = args.next_running[i - args.count];
+    }
+  }
+
+ private:
+  static DDP_HD void sgd(int i, T gradient, const Args& args) {
+    const T momentum = static_cast<T>(args.settings.momentum), decay = static_cast<T>(args.settings.decay);
+    const T velocity = momentum * args.first[i] + (gradient + decay * args.parameters[i]);
+    args.first[i] = velocity;
+    args.parameters[i] -= static_cast<T>(args.state->lr) * velocity;
+  }
+
+  static DDP_HD void adamw(int i, T gradient, const Args& args) {
+    const UpdateSettings& settings = args.settings;
+    const T root_correction = static_cast<T>(args.state->root_correction);
+    const T rate = static_cast<T>(args.state->rate), keep = static_cast<T>(args.state->keep);
+    const T mean =
+        static_cast<T>(settings.beta1) * args.first[i] + static_cast<T>(1 - settings.beta1) * gradient;
+    const T square = static_cast<T>(settings.beta2) * args.second[i] +
+                     static_cast<T>(1 - settings.beta2) * gradient * gradient;
+    args.first[i] = mean;
+    args.second[i] = square;
+    const T divisor = std::sqrt(square) / root_correction + static_cast<T>(settings.epsilon);
+    args.parameters[i] = keep * args.parameters[i] - rate * (mean / divisor);
+  }
+};
+
+}  // namespace ddp::train::kernels::device

@@ -1,0 +1,77 @@
+#pragma once
+
+#include "apps/train/kernels/device/body.h"
+
+namespace ddp::train::kernels::device {
+
+/// Adds the parts of two gradients, each in the order of its parts; a thread for each element.
+template <class T>
+struct SumParts {
+  struct Range {
+    const T* parts;  ///< [count][size]
+    T* to;
+    int size;
+    int count;
+  };
+  struct Args {
+    Range ranges[2];
+  };
+  static constexpr int kThreads = 128;
+  using Shared = Nothing;
+  using Local = Nothing;
+
+  static DDP_HD int blocks(const Args& args) {
+    return divide_up(args.ranges[0].size + args.ranges[1].size, kThreads);
+  }
+  static DDP_HD int phases(const Args&) { return 1; }
+  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+    int i = at.block * kThreads + at.thread;
+    const bool second = i >= args.ranges[0].size;
+    const Range& range = second ? args.ranges[1] : args.ranges[0];
+    if (second) i -= args.ranges[0].size;
+    if (i >= range.size) return;
+    T sum = T(0);
+    for (int part = 0; part < range.count; ++part)
+      sum += range.parts[static_cast<std::ptrdiff_t>(part) * range.size + i];
+    range.to[i] = sum;
+  }
+};
+
+/// Sums the rows of a matrix [rows][columns]: the gradient of a bias. A block has 32 columns; eight threads
+/// share one, each with every eighth row.
+template <class T>
+struct ColumnSums {
+  struct Args {
+    int rows;
+    int columns;
+    const T* from;
+    T* to;
+  };
+  static constexpr int kColumns = 32;
+  static constexpr int kTeam = 8;
+  static constexpr int kThreads = kColumns * kTeam;
+  struct Shared {
+    T sums[kTeam][kColumns];
+  };
+  using Local = Nothing;
+
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.columns, kColumns); }
+  static DDP_HD int phases(const Args&) { return 2; }
+  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+    const int lane = at.thread % kColumns, member = at.thread / kColumns;
+    const int column = at.block * kColumns + lane;
+    if (column >= args.columns || (phase == 1 && member != 0)) return;
+    T sum = T(0);
+    if (phase == 0) {
+      for (int row = member; row < args.rows; row += kTeam)
+        sum += args.from[static_cast<std::ptrdiff_t>(row) * args.columns + column];
+      shared.sums[member][lane] = sum;
+    } else {
+      for (int i = 0; i < kTeam; ++i)
+        sum += shared.sums[i][lane];
+      args.to[column] = sum;
+    }
+  }
+};
+
+}  // namespace ddp::train::kernels::device

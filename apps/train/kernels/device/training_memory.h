@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+
+#include "apps/train/image_size.h"
+#include "apps/train/kernels/device/arena.h"
+#include "apps/train/kernels/device/optimizer_body.h"
+#include "apps/train/kernels/device/score_body.h"
+
+namespace ddp::train::kernels::device {
+
+/// What a step of every model has: a batch, the flat vectors, the score and the update's state. All of it
+/// begins with zeros.
+template <class T>
+struct TrainingMemory {
+  int count = 0;          ///< parameters
+  int running_count = 0;  ///< running statistics
+  T* images = nullptr;
+  std::uint8_t* labels = nullptr;
+  T* parameters = nullptr;
+  T* gradients = nullptr;  ///< [count + 1]: behind them the mean loss
+  T* first = nullptr;      ///< the optimizer's
+  T* second = nullptr;
+  T* running = nullptr;
+  T* next_running = nullptr;
+  ImageScores scores{};
+  DeviceScore* score = nullptr;
+  double* squares = nullptr;
+  int* infinite = nullptr;
+  StepState* state = nullptr;
+
+  TrainingMemory() = default;
+  TrainingMemory(Arena& arena, int parameter_count, int running, int max_batch, int image_size)
+      : count(parameter_count),
+        running_count(running),
+        images(arena.take<T>(static_cast<std::size_t>(max_batch) * image_size)),
+        labels(arena.take<std::uint8_t>(max_batch)),
+        parameters(arena.take<T>(parameter_count)),
+        gradients(arena.take<T>(static_cast<std::size_t>(parameter_count) + 1)),
+        first(arena.take<T>(parameter_count)),
+        second(arena.take<T>(parameter_count)),
+        running(arena.take<T>(running)),
+        next_running(arena.take<T>(running)),
+        scores{arena.take<double>(max_batch), arena.take<int>(max_batch)},
+        score(arena.take<DeviceScore>(1)),
+        squares(arena.take<double>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
+        infinite(arena.take<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
+        state(arena.take<StepState>(1)) {}
+};
+
+/// From the reduced gradient to new parameters; `share` as in GradientCheck.
+template <class T, class Runner>
+void run_update(const Runner& runner, const TrainingMemory<T>& m, const UpdateSettings& settings, T share) {
+  const typename GradientCheck<T>::Args check{m.count,   m.gradients, share, settings.clip_value,
+                                              m.squares, m.infinite};
+  runner.template run<GradientCheck<T>>(check);
+  runner.template run<StepDecision<T>>(
+      {GradientCheck<T>::blocks(check), m.squares, m.infinite, settings, m.gradients + m.count, m.state});
+  runner.template run<Update<T>>({m.count, m.parameters, m.gradients, m.first, m.second, m.running_count,
+                                  m.running, m.next_running, settings, m.state});
+}
+
+}  // namespace ddp::train::kernels::device

@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cmath>
+
+#include "apps/train/kernels/device/body.h"
+
+namespace ddp::train::kernels::device {
+
+/// What a step decides on the device, and the one number that the host gives to it: a captured graph holds
+/// neither. In device memory for the training's life.
+struct StepState {
+  double lr;           ///< the host writes it before the step
+  std::int64_t steps;  ///< updates made so far
+  int skip;            ///< the last gradient was not finite: nothing was changed
+  int dropped;         ///< steps skipped so far
+  double norm;         ///< of the gradient before it was clipped; only with clip_norm
+  double factor;       ///< for the gradient: below 1 when it is clipped, else 1
+  double loss;         ///< mean over the ranks
+  // AdamW's, of this step.
+  double rate, keep, root_correction;
+};
+
+/// The recipe, by number: constant while a graph lives.
+struct UpdateSettings {
+  bool adamw;
+  double momentum;               ///< SGD
+  double beta1, beta2, epsilon;  ///< AdamW
+  double decay;
+  double clip_value, clip_norm;  ///< 0: off
+};
+
+/// The reduced gradient becomes a mean and is clipped by value; what is not finite is found, squares are
+/// summed. Behind the `count` gradients lies the loss, which is neither clipped nor part of the norm.
+template <class T>
+struct GradientCheck {
+  struct Args {
+    int count;
+    T* values;  ///< [count + 1]
+    T share;    ///< 1 / (ranks * batches)
+    double clip_value;
+    double* squares;  ///< [blocks]
+    int* infinite;    ///< [blocks]
+  };
+  static constexpr int kThreads = 256;
+  static constexpr int kItems = 4;
+  static constexpr int kRounds = halvings(kThreads);
+  struct Shared {
+    double squares[kThreads];
+    int infinite[kThreads];
+  };
+  using Local = Nothing;
+
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.count + 1, kThreads * kItems); }
+  static DDP_HD int phases(const Args&) { return kRounds + 2; }
+
+  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+    if (phase == 0) {
+      begin(at, shared, args);
+    } else if (phase <= kRounds) {
+      halve(shared.squares, kThreads, phase - 1, at.thread);
+      halve(shared.infinite, kThreads, phase - 1, at.thread);
+    } else if (at.thread == 0) {
+      args.squares[at.block] = shared.squares[0];
+      args.infinite[at.block] = shared.infinite[0];
+    }
+  }
+
+ private:
+  static DDP_HD void begin(Place at, Shared& shared, const Args& args) {
+    double squares = 0;
+    int infinite = 0;
+    const T limit = static_cast<T>(args.clip_value);
+    for (int k = 0; k < kItems; ++k) {
+      const int i = (at.block * kItems + k) * kThreads + at.thread;
+      if (i > args.count) break;
+      T value = args.values[i] * args.share;
+      if (!(value * T(0) == T(0))) ++infinite;
+      if (i < args.count) {
+        if (args.clip_value > 0) {  // with these comparisons a nan is kept
+          value = value > limit ? limit : value;
+          value = value < -limit ? -limit : value;
+        }
+        squares += static_cast<double>(value) * static_cast<double>(value);
+      }
+      args.values[i] = value;
+    }
+    shared.squares[at.thread] = squares;
+    shared.infinite[at.thread] = infinite;
+  }
+};
+
+/// Decides what the update does; one block.
+template <class T>
+struct StepDecision {
+  struct Args {
+    int blocks;  ///< of GradientCheck
+    const double* squares;
+    const int* infinite;
+    UpdateSettings settings;
+    const T* loss;  ///< behind the gradients
+    StepState* state;
+  };
+  static constexpr int kThreads = 256;
+  static constexpr int kRounds = halvings(kThreads);
+  struct Shared {
+    double squares[kThreads];
+    int infinite[kThreads];
+  };
+  using Local = Nothing;
+
+  static DDP_HD int blocks(const Args&) { return 1; }
+  static DDP_HD int phases(const Args&) { return kRounds + 2; }
+
+  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+    if (phase == 0) {
+      double squares = 0;
+      int infinite = 0;
+      for (int i = at.thread; i < args.blocks; i += kThreads) {
+        squares += args.squares[i];
+        infinite += args.infinite[i] != 0 ? 1 : 0;
+      }
+      shared.squares[at.thread] = squares;
+      shared.infinite[at.thread] = infinite;
+    } else if (phase <= kRounds) {
+      halve(shared.squares, kThreads, phase - 1, at.thread);
+      halve(shared.infinite, kThreads, phase - 1, at.thread);
+    } else if (at.thread == 0) {
+      finish(shared.squares[0], shared.infinite[0] != 0, args);
+    }
+  }
+
+ private:
+  static DDP_HD void finish(double squares, bool infinite, const Args& args) {
+    StepState& state = *args.state;
+    state.loss = static_cast<double>(*args.loss);
+    state.skip = infinite ? 1 : 0;
+    state.factor = 1;
+    if (infinite) {
+      ++state.dropped;
+      return;
+    }
+    ++state.steps;
+    const UpdateSettings& settings = args.settings;
+    if (settings.adamw) {
+      const double count = static_cast<double>(state.steps);
+      state.root_correction = std::sqrt(1 - std::pow(settings.beta2, count));
+      state.rate = state.lr / (1 - std::pow(settings.beta1, count));
+      state.keep = 1 - state.lr * settings.decay;
+    }
+    if (!(settings.clip_norm > 0)) return;
+    state.norm = std::sqrt(squares);
+    const double factor = settings.clip_norm / (state.norm + 1e-6);  // as torch.nn.utils.clip_grad_norm_
+    if (factor < 1) state.factor = factor;
+  }
+};
+
+}  // namespace ddp::train::kernels::device
