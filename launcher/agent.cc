@@ -66,6 +66,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       lease_(patience_, boot_time()),
       tick_(loop),
       attempt_over_(loop, Clock::time_point::max()),
+      revoke_step_(loop),
       keeper_fd_(loop),
       signals_(loop, SIGTERM, SIGINT, SIGHUP) {}
 
@@ -157,8 +158,7 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
 }
 
 void Agent::handle(const rendezvous::OpenStore& message) {
-  if (leaving_ || attempt_running_) return;
-  attempt_ = message.attempt;
+  if (leaving_ || (attempt_running_ && !waiting_)) return;
   auto opened = store_.open(message);
   if (!opened) return refuse(opened.error());
   link_.send(*opened);
@@ -176,36 +176,63 @@ Awaitable<> Agent::probe(rendezvous::Probe request) {
 }
 
 void Agent::handle(const rendezvous::Spawn& message) {
-  if (!job_ || leaving_ || attempt_running_) return;
+  if (!job_ || leaving_) return;
+  const bool some_live = waiting_ && workers_->any_lives();
+  if (attempt_running_ && !some_live) {  // the last of the attempt before is being cleaned up
+    next_spawn_ = message;
+    return;
+  }
   // Also here, where another attempt may follow that this one must not run beside.
   leased_ = !local_ || message.max_restarts > 0;
   lease_.proven(accepted_at_);  // a slow disk may have kept us from answering a Ping before
-  attempt_ = message.attempt;
-  auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix());
-  if (!workers) return refuse(workers.error());
-  if (workers->omp_threads && message.node_rank == 0 && message.attempt == 0) {
-    link_.send(
-        rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
-                           " for each worker (its share of the node's cores); export it to choose another"});
-  }
-  attempt_running_ = true;
-  store_.workers_start();
-  error_files_ = std::move(workers->error_files);
-  evidence_.begin(message.attempt, message.first_rank, error_files_);
-  workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_.begin(message.attempt));
-  link_.send(rendezvous::Notice{tree_.how(), true});
-  watch_for_hangs(workers->specs);
-  workers_->start(std::move(workers->specs));
-  start_task(finish_attempt(message.attempt));
+  if (!begin_attempt(message)) return;
+  if (!std::exchange(attempt_running_, true)) start_task(finish_attempt());
   // A restarted rank 0 goes on where the one before stopped reading.
   if ((stdin_ended_ || !stdin_pending_.empty()) && !std::exchange(stdin_busy_, true))
     start_task(feed_stdin());
 }
 
+/// Starts the workers, but for those that live on from the attempt before: they are told of it.
+bool Agent::begin_attempt(const rendezvous::Spawn& message) {
+  auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix(),
+                               expect_workers(message.local_world_size));
+  if (!workers) {
+    refuse(workers.error());
+    if (attempt_running_) workers_->stop(std::chrono::milliseconds(0));
+    return false;
+  }
+  if (workers->omp_threads && message.node_rank == 0 && message.attempt == 0) {
+    link_.send(
+        rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
+                           " for each worker (its share of the node's cores); export it to choose another"});
+  }
+  attempt_ = message.attempt;
+  first_rank_ = message.first_rank;
+  waiting_ = greeted_told_ = ready_told_ = false;
+  store_.workers_start();
+  keep_error_files(std::move(workers->error_files));
+  evidence_.begin(attempt_, first_rank_, error_files_);
+  if (!attempt_running_) {
+    workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_.begin(attempt_));
+    link_.send(rendezvous::Notice{tree_.how(), true});
+  }
+  watch_for_hangs(workers->specs);
+  tell_of_the_living();
+  for (std::uint32_t local = 0; local < message.local_world_size; ++local)
+    order_attempt(message, local);
+  std::erase_if(workers->specs, [this](const WorkerSpec& spec) { return lives_.count(spec.rank) != 0; });
+  workers_->start(std::move(workers->specs));
+  workers_->resume_output();
+  return true;
+}
+
 void Agent::handle(const rendezvous::Stop& message) {
   if (workers_ && attempt_running_ && message.attempt == attempt_) {
     if (hang_guard_) hang_guard_->stop();
+    if (worker_link_) worker_link_->stop({message.reason, message.grace_ms});
     const std::chrono::milliseconds grace(message.grace_ms);
+    waiting_ = false;  // what they write from now on is the end of their last attempt
+    workers_->resume_output();
     workers_->stop(grace);
     evidence_.kills_from(Clock::now() + grace);
   }
@@ -258,16 +285,18 @@ Awaitable<> Agent::feed_stdin() {
 
 // ---- the workers
 
-void Agent::worker_started(std::uint32_t rank, pid_t pid) {
-  link_.send(rendezvous::WorkerStarted{attempt_, rank, static_cast<std::uint32_t>(pid), monotonic_ns()});
+void Agent::worker_started(std::uint32_t local, pid_t pid) {
+  Life& life = lives_[local] = Life{pid, attempt_, monotonic_ns(), false, false, {}, {}};
+  link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(pid),
+                                       life.started_ns, life.born});
   evidence_.worker_started(pid);
-  if (hang_guard_) hang_guard_->worker_started(rank, pid);
+  if (hang_guard_) hang_guard_->worker_started(first_rank_ + local, pid);
 }
 
-void Agent::worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) {
+void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
   rendezvous::WorkerExited exited;
   exited.attempt = attempt_;
-  exited.rank = rank;
+  exited.rank = first_rank_ + local;
   exited.pid = static_cast<std::uint32_t>(pid);
   exited.clock_ns = monotonic_ns();
   switch (status.kind) {
@@ -282,15 +311,19 @@ void Agent::worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& statu
       break;
   }
   exited.core = status.core_dumped;
+  const auto life = lives_.find(local);
+  exited.by_revoke = life != lives_.end() && life->second.killed;
+  if (exited.by_revoke) exited.text = *life->second.killed;
   link_.send(exited);
-  evidence_.worker_ended(rank, pid, status);
-  if (hang_guard_) hang_guard_->worker_ended(rank);
+  if (!exited.by_revoke) evidence_.worker_ended(exited.rank, pid, status);
+  if (hang_guard_) hang_guard_->worker_ended(exited.rank);
+  worker_gone(local);
 }
 
-void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
+void Agent::worker_not_started(std::uint32_t local, const Error& error) {
   rendezvous::WorkerExited exited;
   exited.attempt = attempt_;
-  exited.rank = rank;
+  exited.rank = first_rank_ + local;
   exited.code = static_cast<std::uint8_t>(exec_exit_code(error.sys));
   exited.sys = error.sys;
   exited.clock_ns = monotonic_ns();
@@ -298,9 +331,9 @@ void Agent::worker_not_started(std::uint32_t rank, const Error& error) {
   link_.send(exited);
 }
 
-OutputSink::Move Agent::move_output(std::uint32_t rank, std::uint8_t stream, int pipe, std::size_t size) {
+OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) {
   using Splice = rendezvous::Connection::Splice;
-  switch (link_.splice_output({attempt_, rank, stream, monotonic_ns(), {}}, pipe, size)) {
+  switch (link_.splice_output({attempt_, first_rank_ + local, stream, monotonic_ns(), {}}, pipe, size)) {
     case Splice::kCopy:
       return Move::kRead;
     case Splice::kLater:
@@ -313,14 +346,17 @@ OutputSink::Move Agent::move_output(std::uint32_t rank, std::uint8_t stream, int
   return Move::kMoved;
 }
 
-void Agent::worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) {
+void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
   credit_.spend(stream, bytes.size());
   if (hang_guard_) hang_guard_->worker_wrote();
-  link_.send_output({attempt_, rank, stream, monotonic_ns(), std::string_view(bytes.data(), bytes.size())});
+  link_.send_output(
+      {attempt_, first_rank_ + local, stream, monotonic_ns(), std::string_view(bytes.data(), bytes.size())});
 }
 
-Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
+Awaitable<> Agent::finish_attempt() {
   co_await workers_->ended();
+  while (letting_go_)  // it sees that nobody lives
+    co_await attempt_over_.async_wait(kUseTuple);
   if (hang_guard_) {
     hang_guard_->stop();
     co_await hang_guard_->idle();  // its tools are no leftovers of the workers
@@ -331,15 +367,18 @@ Awaitable<> Agent::finish_attempt(std::uint32_t attempt) {
   co_await evidence_.collect(std::move(tell));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
   rendezvous::AttemptEnded ended;
-  ended.attempt = attempt;
+  ended.attempt = attempt_;
   ended.left = static_cast<std::uint32_t>(left.size());
   for (const LeftProcess& process : left)
     ended.left_text += (ended.left_text.empty() ? "" : ", ") + process.text();
   link_.send(ended);
   for (const std::string& file : error_files_)
     ::unlink(file.c_str());
-  attempt_running_ = false;
+  attempt_running_ = waiting_ = false;
   attempt_over_.cancel();
+  if (!next_spawn_) co_return;
+  const rendezvous::Spawn next = *std::exchange(next_spawn_, std::nullopt);
+  handle(next);
 }
 
 // ---- the end
@@ -367,7 +406,11 @@ void Agent::resign(std::string why, int signal) {
 Awaitable<> Agent::go_down() {
   setup_.stop();
   tools_.stop();
-  if (attempt_running_) workers_->stop(link_grace_);
+  waiting_ = false;
+  if (attempt_running_) {
+    workers_->resume_output();
+    workers_->stop(link_grace_);
+  }
   while (attempt_running_ || preparing_)
     co_await attempt_over_.async_wait(kUseTuple);
   down_ = true;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,6 +24,7 @@
 #include "launcher/output_credit.h"
 #include "launcher/tool_run.h"
 #include "launcher/worker_group.h"
+#include "launcher/worker_link.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/message.h"
 #include "rendezvous/node_lease.h"
@@ -31,7 +33,7 @@ namespace ddp::launcher {
 
 /// The process on a node that owns its workers for one job: it answers the master over the control link and
 /// lives exactly as long as that link. One loop thread; constructor, run(), nothing else.
-class Agent final : public WorkerEvents {
+class Agent final : public WorkerEvents, public WorkerLinkEvents {
  public:
   struct Options {
     std::string directory;  ///< where this program lies, and with it `train`
@@ -59,7 +61,8 @@ class Agent final : public WorkerEvents {
   Awaitable<> heartbeat();
   Awaitable<> watch_keeper();
   Awaitable<> watch_signals();
-  Awaitable<> finish_attempt(std::uint32_t attempt);
+  Awaitable<> finish_attempt();
+  Awaitable<> let_go(rendezvous::Revoke order);
   Awaitable<> probe(rendezvous::Probe request);
   Awaitable<> check(rendezvous::NodeCheck request);
   Awaitable<> feed_stdin();
@@ -72,6 +75,7 @@ class Agent final : public WorkerEvents {
   void handle(const rendezvous::Probe& message);
   void handle(const rendezvous::Spawn& message);
   void handle(const rendezvous::Stop& message);
+  void handle(const rendezvous::Revoke& message);
   void handle(const rendezvous::Signal& message);
   void handle(const rendezvous::Leave& message);
   void handle(const rendezvous::Ping& message);
@@ -83,14 +87,44 @@ class Agent final : public WorkerEvents {
   template <class M>
   void handle(const M&) {}  ///< messages that only go the other way
 
-  void worker_started(std::uint32_t rank, pid_t pid) override;
-  void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) override;
-  void worker_not_started(std::uint32_t rank, const Error& error) override;
-  std::size_t output_room(std::uint8_t stream) const override { return credit_.room(stream); }
+  void worker_started(std::uint32_t local, pid_t pid) override;
+  void worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) override;
+  void worker_not_started(std::uint32_t local, const Error& error) override;
+  /// What waits for its next attempt writes under that.
+  std::size_t output_room(std::uint8_t stream) const override { return waiting_ ? 0 : credit_.room(stream); }
   std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
-  Move move_output(std::uint32_t rank, std::uint8_t stream, int pipe, std::size_t size) override;
-  void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) override;
+  Move move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) override;
+  void worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) override;
 
+  void worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) override;
+  void worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) override;
+  void worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) override;
+  void worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) override;
+  void worker_ready(std::uint32_t local) override;
+  void worker_odd(std::uint32_t local, std::string words) override;
+
+  /// A worker's process, which may live through several attempts.
+  struct Life {
+    pid_t pid = 0;
+    std::uint32_t born = 0;  ///< attempt in which it was started
+    std::uint64_t started_ns = 0;
+    bool can_rejoin = false;
+    bool ready = false;                               ///< in this attempt
+    std::optional<rendezvous::WorkerRevoked> answer;  ///< to the revoke of this attempt
+    std::optional<std::string> killed;                ///< by a revoke: why, in words for the user
+  };
+  bool begin_attempt(const rendezvous::Spawn& message);
+  std::vector<std::string> expect_workers(std::uint32_t count);
+  void keep_error_files(std::vector<std::string> files);
+  void tell_of_the_living();
+  void order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local);
+  void ask_to_let_go(const rendezvous::Revoke& order);
+  void kill_worker(std::uint32_t local, std::string why);
+  void worker_gone(std::uint32_t local);
+  bool all_answered() const;
+  void tell_survivors();
+  void tell_greeted();
+  void tell_ready();
   void watch_for_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
   void begin_preparing(const rendezvous::JobStart& job);
@@ -109,6 +143,14 @@ class Agent final : public WorkerEvents {
   std::optional<NodeJob> job_;
   NodeStore store_;
   std::unique_ptr<WorkerGroup> workers_;
+  std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
+  std::map<std::uint32_t, Life> lives_;      ///< the living workers, by local rank
+  std::uint32_t first_rank_ = 0;             ///< of this node's, in the attempt
+  bool greeted_told_ = false;
+  bool ready_told_ = false;
+  bool letting_go_ = false;                      ///< a revoke is being carried out
+  bool waiting_ = false;                         ///< it is done: the living have no attempt
+  std::optional<rendezvous::Spawn> next_spawn_;  ///< came while the last workers were being ended
   NodeSetup setup_;
   ToolStop tools_;          ///< of a check
   bool preparing_ = false;  ///< --setup or a check runs
@@ -133,6 +175,7 @@ class Agent final : public WorkerEvents {
   bool leased_ = false;  ///< the keeper holds the workers to the lease
   asio::steady_timer tick_;
   asio::steady_timer attempt_over_;  ///< cancelled when the attempt, --setup or a check has ended
+  asio::steady_timer revoke_step_;   ///< until the deadline of a revoke; cancelled when one more has answered
   asio::posix::stream_descriptor keeper_fd_;
   asio::signal_set signals_;
   int exit_code_ = 0;

@@ -74,6 +74,17 @@ void HangGuard::worker_wrote() {
   watch_.life(now());
 }
 
+void HangGuard::worker_ended(std::uint32_t rank) {
+  leaders_.erase(rank);
+  steps_.erase(rank);
+}
+
+void HangGuard::worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase) {
+  if (leaders_.count(rank) == 0) return;
+  steps_[rank] = Step{step, phase};
+  watch_.life(now());
+}
+
 Awaitable<> HangGuard::watch_workers(HangGuard* self) {
   while (!self->stopped_) {
     self->timer_.expires_after(HangWatch::period(self->timeout_));
@@ -86,9 +97,15 @@ void HangGuard::sample() {
   watch_.begin_sample(now());
   if (held_())
     watch_.life(now());
-  else if (!look_at_some() && !look_at_known() && watch_.whole_due(now()))
+  else if (!all_step() && !look_at_some() && !look_at_known() && watch_.whole_due(now()))
     look_at_trees();
   tell_changes();
+}
+
+/// What began since the last sample, or in a process that we did not know of.
+bool HangGuard::sees_work() {
+  if (held_()) return true;
+  return !all_step() && (look_at_some() || look_at_known() || look_at_trees());
 }
 
 void HangGuard::tell_changes() {
@@ -133,8 +150,7 @@ bool HangGuard::look_at_trees() {
 
 void HangGuard::inspect(const rendezvous::Inspect& request) {
   if (stopped_ || inspection_ || request.attempt != attempt_) return;
-  // What began since the last sample, or in a process that we did not know of, is seen now or it is too late.
-  if (held_() || look_at_some() || look_at_known() || look_at_trees()) {
+  if (sees_work()) {  // now, or it is too late
     watch_.life(now());
     tell_changes();
     rendezvous::Inspection nothing;
@@ -153,8 +169,22 @@ void HangGuard::inspect(const rendezvous::Inspect& request) {
   // another node's workers are at work again and we go on watching.
   resume_at_ = now() + milliseconds(request.timeout_ms) + kVerdictTime;
   inspection_ = std::make_unique<ProcessInspection>(
-      executor_, std::move(options), [this](const rendezvous::Inspection& report) { send_(report); });
+      executor_, std::move(options), [this](const rendezvous::Inspection& found) { report(found); });
   start_task(run_inspection(this));
+}
+
+/// With where the rank is, as far as it says so itself.
+void HangGuard::report(rendezvous::Inspection inspection) {
+  const auto known = steps_.find(inspection.rank);
+  if (known != steps_.end() && !inspection.last) {
+    inspection.steps = true;
+    inspection.step = known->second.step;
+    if (!inspection.state.empty()) {
+      const std::string phase = known->second.phase.empty() ? "" : ", in " + known->second.phase;
+      inspection.state = "at step " + std::to_string(inspection.step) + phase + ": " + inspection.state;
+    }
+  }
+  send_(inspection);
 }
 
 Awaitable<> HangGuard::run_inspection(HangGuard* self) {

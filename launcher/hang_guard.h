@@ -33,7 +33,10 @@ class HangGuard {
   /// `env`: of the workers; PATH and NCCL_RAS_ADDR are read from it.
   void start(const std::vector<std::string>& env);
   void worker_started(std::uint32_t rank, pid_t pid) { leaders_[rank] = pid; }
-  void worker_ended(std::uint32_t rank) { leaders_.erase(rank); }
+  void worker_ended(std::uint32_t rank);
+  /// It reports its steps (docs/worker_protocol.md). Where all ranks of the node do, CPU time is no sign of
+  /// life any more: ranks that wait for each other may spin.
+  void worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase);
   void worker_wrote();
   void inspect(const rendezvous::Inspect& request);
   /// The attempt is being stopped: nothing is watched any more, nothing more is sent.
@@ -48,6 +51,9 @@ class HangGuard {
   static Awaitable<> run_inspection(HangGuard* self);
   void sample();
   void tell_changes();
+  bool all_step() const { return !leaders_.empty() && steps_.size() == leaders_.size(); }
+  bool sees_work();
+  void report(rendezvous::Inspection inspection);
   bool look_at_some();
   bool look_at_known();
   bool look_at_trees();
@@ -60,6 +66,11 @@ class HangGuard {
   Held held_;
   HangWatch watch_;
   std::map<std::uint32_t, pid_t> leaders_;  ///< the living ranks
+  struct Step {
+    std::uint64_t step = 0;
+    std::string phase;
+  };
+  std::map<std::uint32_t, Step> steps_;  ///< of the living ranks that report them
   std::vector<pid_t> known_;  ///< the other processes of their trees, as the last whole look saw them
   std::string worker_path_;
   std::string ras_address_;

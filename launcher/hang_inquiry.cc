@@ -49,6 +49,7 @@ void HangInquiry::answer(std::size_t node, const rendezvous::Inspection& inspect
   } else {
     report_.add(inspection.rank, nodes_[node].host, inspection.state);
     report_.add_stacks(inspection.rank, inspection.text);
+    if (inspection.steps) report_.add_step(inspection.rank, inspection.step);
   }
 }
 

@@ -46,6 +46,8 @@ class HangInquiry {
   std::string text() const;
   std::vector<std::string> lines() const { return report_.lines(); }
   std::string hint() const { return report_.hint(); }
+  /// Ranks that have completed fewer steps than others, as far as they report steps.
+  std::vector<std::uint32_t> behind() const { return report_.behind(); }
 
  private:
   std::vector<NodePart> nodes_;

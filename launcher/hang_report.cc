@@ -1,6 +1,7 @@
 #include "launcher/hang_report.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "launcher/exit_report.h"
@@ -87,8 +88,35 @@ std::vector<std::string> HangReport::lines() const {
   return lines;
 }
 
+std::vector<std::uint32_t> HangReport::behind() const {
+  std::uint64_t most = 0;
+  for (const auto& [rank, step] : steps_)
+    most = std::max(most, step);
+  std::vector<std::uint32_t> behind;
+  for (const auto& [rank, step] : steps_)
+    if (step < most) behind.push_back(rank);
+  return behind;
+}
+
+/// ": rank 3 is behind, at step 11 of 12"; empty: nobody is.
+std::string HangReport::behind_text() const {
+  const std::vector<std::uint32_t> ranks = behind();
+  if (ranks.empty()) return {};
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t most = 0;
+  for (const auto& [rank, step] : steps_) {
+    least = std::min(least, step);
+    most = std::max(most, step);
+  }
+  return std::string(": ") + (ranks.size() == 1 ? "rank " : "ranks ") +
+         rank_set({ranks.begin(), ranks.end()}) + (ranks.size() == 1 ? " is" : " are") + " behind, at step " +
+         std::to_string(least) + " of " + std::to_string(most);
+}
+
 std::string HangReport::text(std::chrono::nanoseconds quiet) const {
-  std::string text = "no worker printed anything or used CPU time for " + seconds_text(quiet);
+  std::string text = steps_.empty() ? "no worker printed anything or used CPU time for "
+                                    : "no worker reported a step or printed anything for ";
+  text += seconds_text(quiet) + behind_text();
   for (const std::string& line : lines())
     text += "\n" + line;
   return text;

@@ -19,12 +19,18 @@ class HangReport {
   /// Stacks of a rank: looked at only for what is worth a hint.
   void add_stacks(std::uint32_t rank, const std::string& text);
 
+  /// Steps that a rank has completed.
+  void add_step(std::uint32_t rank, std::uint64_t step) { steps_[rank] = step; }
+  /// Ranks that have completed fewer than others; none: they are equal, or not known.
+  std::vector<std::uint32_t> behind() const;
+
   bool empty() const { return ranks_.empty(); }
   /// Who the failure is ascribed to: the first of the ranks that differ from the most others.
   std::uint32_t odd_rank() const;
   /// Ranks that do the same in one line, who differs first: "rank 7 on gpu02: running".
   std::vector<std::string> lines() const;
-  /// "no worker printed anything or used CPU time for 60 s", and the first lines.
+  /// "no worker printed anything or used CPU time for 60 s", or of ranks that report their steps who is
+  /// behind; and the first lines.
   std::string text(std::chrono::nanoseconds quiet) const;
   /// What to try, where the stacks tell; empty: they do not.
   std::string hint() const;
@@ -41,7 +47,10 @@ class HangReport {
   };
   std::vector<Group> groups() const;
 
+  std::string behind_text() const;
+
   std::map<std::uint32_t, Rank> ranks_;
+  std::map<std::uint32_t, std::uint64_t> steps_;
   std::vector<int> store_clients_;  ///< ranks that are still connecting to a store
 };
 

@@ -73,8 +73,8 @@ struct Detail {  ///< a step done, for who asked for --verbose
   std::string text;
 };
 struct Dump {  ///< what is known of a rank that hangs: to be added to its file in the job directory
-  std::uint32_t attempt;
-  std::uint32_t rank;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
   std::string text;
 };
 using Action = std::variant<ToNode, Disconnect, Recall, Say, Detail, Dump>;

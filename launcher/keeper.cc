@@ -17,9 +17,11 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -31,7 +33,7 @@
 namespace ddp::launcher {
 namespace {
 
-enum MessageKind : int { kPat = 1, kJobMark = 2, kCgroup = 3, kCgroupGone = 4 };
+enum MessageKind : int { kPat = 1, kJobMark = 2, kCgroup = 3, kCgroupGone = 4, kDirectory = 5 };
 
 /// Room for a job id, and for the path of a control group.
 constexpr std::size_t kMaxText = 4096;
@@ -111,7 +113,7 @@ class Keeper {
   int kill_all(const std::string& why);
   bool anything_left();
   TreeKill kill_tree();
-  void remove_cgroups();
+  void remove_traces();
 
   KeeperOptions options_;
   pid_t agent_;
@@ -123,6 +125,7 @@ class Keeper {
   std::int64_t lease_end_ns_ = 0;  ///< CLOCK_BOOTTIME; 0: no lease
   std::string job_id_;
   std::vector<std::shared_ptr<Cgroup>> cgroups_;  ///< of attempts that are not over
+  std::string directory_;                         ///< of the workers' sockets; empty: there is none
   int stop_passed_on_ = 0;                        ///< the signal
   std::optional<ExitStatus> agent_end_;
 };
@@ -159,6 +162,9 @@ void Keeper::take(const Packet& packet, std::string text) {
       break;
     case kCgroupGone:
       std::erase_if(cgroups_, [&text](const auto& group) { return group->path() == text; });
+      break;
+    case kDirectory:
+      directory_ = std::move(text);
       break;
   }
 }
@@ -212,14 +218,20 @@ TreeKill Keeper::kill_tree() {
     reap();  // a dead parent's children come to us, and its number becomes free
   }
   reap();
-  remove_cgroups();
+  remove_traces();
   return kill;
 }
 
-void Keeper::remove_cgroups() {
+/// What the agent would have removed itself.
+void Keeper::remove_traces() {
   for (const auto& group : cgroups_)
     group->remove(kRemoveTime);
   cgroups_.clear();
+  if (directory_.empty()) return;
+  std::error_code gone_already;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_, gone_already))
+    ::unlink(entry.path().c_str());
+  ::rmdir(directory_.c_str());
 }
 
 bool Keeper::anything_left() {
@@ -232,7 +244,7 @@ int Keeper::after_agent() {
   const ExitStatus end = *agent_end_;
   if (end.kind == ExitStatus::Kind::kExited) {
     if (!anything_left()) {
-      remove_cgroups();
+      remove_traces();
       return end.number;
     }
     const TreeKill kill = kill_tree();
@@ -342,6 +354,10 @@ void KeeperLink::set_cgroup(std::string_view path) {
 
 void KeeperLink::drop_cgroup(std::string_view path) {
   send(kCgroupGone, path);
+}
+
+void KeeperLink::set_directory(std::string_view path) {
+  send(kDirectory, path);
 }
 
 /// A full line means that the keeper is stopped. What it has not read will do when it wakes, pats at least.

@@ -45,6 +45,10 @@ class KeeperLink {
   void set_cgroup(std::string_view path);
   void drop_cgroup(std::string_view path);
 
+  /// A directory of ours with files only (the workers' sockets), which the keeper removes when the agent could
+  /// not.
+  void set_directory(std::string_view path);
+
  private:
   void send(int kind, std::string_view text);
   bool send_now(int kind, std::string_view text);

@@ -150,9 +150,10 @@ Result<> Master::take_messages(NodeLink& node) {
 Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   if (auto fine = node.limits.admit(message); !fine) return fine;
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
-    if (output->attempt == supervisor_.attempt()) {
-      if (!supervisor_.runs(node.index, output->rank))
-        return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
+    const bool its_own = supervisor_.ran(node.index, output->attempt, output->rank);
+    if (!its_own && output->attempt == supervisor_.attempt())
+      return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
+    if (its_own) {
       output_.take(output->attempt, output->rank, output->stream, output->data,
                    output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns),
                    output->data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);
@@ -177,7 +178,9 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     log_.from_node(supervisor_.name(node.index), message);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
-    if (std::holds_alternative<rendezvous::AttemptEnded>(message)) keep_last_words(node.index);
+    if (std::holds_alternative<rendezvous::AttemptEnded>(message) ||
+        std::holds_alternative<rendezvous::AttemptRevoked>(message))
+      keep_last_words(node.index);
     step(job::FromNode{node.index, message, happened(node, message), node.clock_error(), node.life});
   }
   return {};

@@ -117,7 +117,8 @@ Result<NodeJob> NodeJob::prepare_in(const rendezvous::JobStart& start, EnvVars e
 }
 
 Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int cores,
-                                          const std::string& error_prefix) const {
+                                          const std::string& error_prefix,
+                                          const std::vector<std::string>& controls) const {
   Workers workers;
   WorkerFacts facts;
   facts.world_size = static_cast<int>(spawn.world_size);
@@ -140,6 +141,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
       facts.error_file = error_prefix + std::to_string(facts.rank) + ".json";
       workers.error_files.push_back(facts.error_file);
     }
+    facts.control = local < controls.size() ? controls[local] : "";
     EnvVars env = env_;
     WorkerEnv own = worker_env(facts, env_);
     for (const auto& [name, value] : own.vars)
@@ -147,12 +149,12 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
     workers.omp_threads = own.omp_threads;
     if (auto fits = check_exec_size(env, argv_); !fits) return fits.error();
     WorkerSpec spec;
-    spec.rank = spawn.first_rank + local;
+    spec.rank = local;
     spec.path = program_;
     spec.argv = argv_;
     spec.env = joined(env);
     spec.cwd = cwd_;
-    spec.wants_stdin = stdin_to_rank0_ && spec.rank == 0;
+    spec.wants_stdin = stdin_to_rank0_ && facts.rank == 0;
     workers.specs.push_back(std::move(spec));
   }
   return workers;

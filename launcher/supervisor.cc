@@ -101,6 +101,15 @@ bool Supervisor::runs(std::size_t node, std::uint32_t rank) const {
   return rank >= first && rank - first < static_cast<std::uint32_t>(ranks->local_world_size);
 }
 
+bool Supervisor::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
+  const Node& node = nodes_[index];
+  const bool has_run = node.state == NodeState::kSpawned || node.state == NodeState::kWaiting;
+  if (attempt == attempt_ && runs(index, rank)) return true;
+  const auto first = static_cast<std::uint32_t>(node.ran.first_rank);
+  return has_run && attempt == node.spawned && rank >= first &&
+         rank - first < static_cast<std::uint32_t>(node.ran.local_world_size);
+}
+
 // ---- running
 
 void Supervisor::on(const job::FromNode& event, Time now) {
@@ -121,7 +130,9 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& mes
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
   // The workers of a node that its agent has to leave are ended by the agent: no failures of their own.
-  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || nodes_[index].lost) return;
+  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || nodes_[index].lost ||
+      nodes_[index].ending)
+    return;
   if (!runs(index, message.rank)) {
     actions_.push_back(job::Disconnect{index});
     lose(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
@@ -135,8 +146,13 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     say("the job goes on: rank " + std::to_string(message.rank) + " has ended well");
     state_ = State::kRunning;
   }
-  if (state_ == State::kRunning) deadline_ = hang_.deadline();
+  if (state_ == State::kRunning) arm_running();
   if (message.code == 0 && message.signal == 0) return;
+  if (message.by_revoke) {  // no failure of its own
+    if (!message.text.empty())
+      say("rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ' ' + message.text);
+    return;
+  }
   const int rank = static_cast<int>(message.rank);
   failures_.worker_failed({nodes_[index].name, rank, rank - place(index)->first_rank}, message,
                           current_->happened, current_->error);
@@ -148,12 +164,15 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
 
 void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time) {
   Node& node = nodes_[index];
-  if (message.attempt != attempt_ || node.state != NodeState::kSpawned) return;
+  if (message.attempt != node.spawned || node.state != NodeState::kSpawned) return;
   node.state = NodeState::kEnded;
+  const bool in_attempt = !std::exchange(node.ending, false);
   if (message.left > 0) {
     say("warning: " + rendezvous::counted(static_cast<int>(message.left), "process is", "processes are") +
         " left on " + node.name + ": " + message.left_text);
   }
+  if (!node.lost && !in_attempt) return;
+  if (running() && node.part && survivors_.ended(*node.part)) arm_running();
   if (!node.lost)
     inform(index, rendezvous::NodeEnded{message.left});
   else if (message.left == 0)
@@ -163,7 +182,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
 void Supervisor::on(const job::UserSignal& event, Time now) {
   if (event.number == SIGUSR1 || event.number == SIGUSR2) {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      if (nodes_[i].state == NodeState::kSpawned)
+      if (nodes_[i].state == NodeState::kSpawned || nodes_[i].state == NodeState::kWaiting)
         send(i, rendezvous::Signal{static_cast<std::uint8_t>(event.number)});
     }
     return;
@@ -172,7 +191,7 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
   const bool failed = !end().failures.empty() && !growing_;
   if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number);
-  const bool polite = growing_ && !std::exchange(user_wants_end_, true);
+  const bool polite = (growing_ || revoking_) && !std::exchange(user_wants_end_, true);
   user_wants_end_ = true;
   if (state_ == State::kStopping)
     stop_all(polite ? spec_.stop_grace : milliseconds(0),
@@ -192,10 +211,13 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
   deadline_ = failures_.kill_due() + kStopSlack;
   for (const rendezvous::Place& place : world_.places) {
     Node& node = nodes_[place.host];
-    if (node.state == NodeState::kSpawned) {
+    if (node.state == NodeState::kSpawned && !node.ending) {
       send(place.host, rendezvous::Stop{attempt_, to_ms(grace), reason});
     } else if (node.state == NodeState::kAccepted) {
       node.state = NodeState::kEnded;
+      inform(place.host, rendezvous::NodeEnded{});
+    } else if (node.state == NodeState::kWaiting) {
+      end_survivors(place.host, grace, reason);
       inform(place.host, rendezvous::NodeEnded{});
     }
   }
@@ -203,16 +225,15 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
 
 void Supervisor::on_stop_deadline(Time now) {
   deadline_.reset();
-  for (const rendezvous::Place& place : world_.places) {
-    Node& node = nodes_[place.host];
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    Node& node = nodes_[i];
     if (node.state != NodeState::kSpawned) continue;
     if (!node.lost) {
-      lose(place.host,
-           Error{ErrorCode::kLinkLost, "it did not end its workers in time; look for leftovers there", 0},
+      lose(i, Error{ErrorCode::kLinkLost, "it did not end its workers in time; look for leftovers there", 0},
            now);
     }
     node.state = NodeState::kGone;
-    actions_.push_back(job::Disconnect{place.host});
+    actions_.push_back(job::Disconnect{i});
   }
 }
 
@@ -232,6 +253,7 @@ void Supervisor::leave_all(Time now) {
       case NodeState::kUp:
       case NodeState::kAccepted:
       case NodeState::kSpawned:
+      case NodeState::kWaiting:
       case NodeState::kEnded:
         send_away(i);
         break;
@@ -277,7 +299,8 @@ void Supervisor::on(const job::Tick&, Time now) {
       finish_if_gone();
       break;
     case State::kRunning:
-      check_for_hang(now);
+      check_survivors(now);
+      if (state_ == State::kRunning) check_for_hang(now);
       break;
     case State::kInspecting:
       conclude_hang(now);

@@ -19,6 +19,7 @@
 #include "launcher/master_address.h"
 #include "launcher/net_choice.h"
 #include "launcher/network_words.h"
+#include "launcher/survivors.h"
 #include "rendezvous/membership.h"
 #include "rendezvous/message.h"
 #include "rendezvous/rank_plan.h"
@@ -80,9 +81,21 @@ class Supervisor {
   std::uint32_t attempt() const { return attempt_; }
   /// Whether `rank` is one that `node` was told to run.
   bool runs(std::size_t node, std::uint32_t rank) const;
+  /// The same of the last attempt that the node was told of: its workers may live on while the next begins.
+  bool ran(std::size_t node, std::uint32_t attempt, std::uint32_t rank) const;
 
  private:
-  enum class NodeState : std::uint8_t { kConnecting, kUp, kAccepted, kSpawned, kEnded, kLeaving, kGone };
+  /// kWaiting: its workers live, and have let go of their attempt.
+  enum class NodeState : std::uint8_t {
+    kConnecting,
+    kUp,
+    kAccepted,
+    kSpawned,
+    kWaiting,
+    kEnded,
+    kLeaving,
+    kGone
+  };
   struct Trouble {
     Error error;
     Time at{0};
@@ -95,12 +108,16 @@ class Supervisor {
     std::string connected;
     std::string local;  ///< its own address on the way to node rank 0
     NodeInfiniband infiniband;
-    std::string slots_reason;         ///< why it runs as many workers, in words
-    std::optional<std::size_t> part;  ///< index of its place in the attempt
-    bool lost = false;                ///< its failure is known; its end is awaited
-    bool told_why = false;            ///< by its agent itself
-    Time up_at{0};                    ///< when it said hello
-    std::optional<Trouble> trouble;   ///< why it is not there
+    std::string slots_reason;                     ///< why it runs as many workers, in words
+    std::optional<std::size_t> part;              ///< index of its place in the attempt
+    bool lost = false;                            ///< its failure is known; its end is awaited
+    bool told_why = false;                        ///< by its agent itself
+    Time up_at{0};                                ///< when it said hello
+    std::uint32_t spawned = 0;                    ///< the attempt that its workers were last told of
+    rendezvous::Place ran;                        ///< its place in that
+    std::vector<rendezvous::Survivor> survivors;  ///< while it is waiting
+    bool ending = false;             ///< its workers are in no attempt any more, and are being ended
+    std::optional<Trouble> trouble;  ///< why it is not there
   };
   struct News {  ///< for the Membership
     rendezvous::MemberEvent event;
@@ -129,6 +146,10 @@ class Supervisor {
   void handle(std::size_t node, const rendezvous::AttemptEnded& message, Time now);
   void handle(std::size_t node, const rendezvous::Quiet& message, Time now);
   void handle(std::size_t node, const rendezvous::Inspection& message, Time now);
+  void handle(std::size_t node, const rendezvous::WorkersGreeted& message, Time now);
+  void handle(std::size_t node, const rendezvous::WorkersReady& message, Time now);
+  void handle(std::size_t node, const rendezvous::WorkerInTrouble& message, Time now);
+  void handle(std::size_t node, const rendezvous::AttemptRevoked& message, Time now);
   /// Messages that no decision hangs on, and those that only go the other way.
   template <class M>
   void handle(std::size_t, const M&, Time) {}
@@ -155,8 +176,8 @@ class Supervisor {
   void send_away(std::size_t node, const Error& error);
   void give_up_slow_joins(Time now);
   rendezvous::ProcsWanted workers_wanted(const rendezvous::Hello& hello) const;
-  void detail(std::string text) { actions_.push_back(job::Detail{std::move(text)}); }
-  void say(std::string text) { actions_.push_back(job::Say{std::move(text)}); }
+  void detail(std::string text) { actions_.emplace_back(job::Detail{std::move(text)}); }
+  void say(std::string text) { actions_.emplace_back(job::Say{std::move(text)}); }
   /// For the user, unless --quiet.
   void tell(std::string text) { spec_.quiet ? detail(std::move(text)) : say(std::move(text)); }
   void tell_start();
@@ -172,10 +193,16 @@ class Supervisor {
   void fail_start(std::size_t node, Error error, Time now);
   void on_start_deadline(Time now);
   void stop_all(std::chrono::milliseconds grace, const std::string& reason, Time now);
+  void revoke_all(const std::string& reason, Time now);
+  void end_survivors(std::size_t node, std::chrono::milliseconds grace, const std::string& reason);
+  std::optional<Survivors::Source> source_of_state() const;
+  void tell_ready(Time now);
+  void check_survivors(Time now);
   void on_stop_deadline(Time now);
   void leave_when_quiet(Time now);
   void leave_all(Time now);
   void finish_if_gone();
+  void arm_running();
   void watch_for_hangs(Time now);
   void check_for_hang(Time now);
   void conclude_hang(Time now);
@@ -200,13 +227,18 @@ class Supervisor {
   NetChoice network_;
   MasterAddress master_;  ///< by part
   FailureLog failures_;
-  HangInquiry hang_;                        ///< by part
-  std::set<std::uint32_t> exited_;          ///< ranks of the attempt
-  const job::FromNode* current_ = nullptr;  ///< the message being handled
-  std::optional<std::size_t> joining_;      ///< the node that the Membership is being told of
-  std::string stop_reason_;                 ///< of the stop that the Membership will order
+  HangInquiry hang_;                         ///< by part
+  Survivors survivors_;                      ///< by part
+  std::vector<std::uint32_t> hung_;          ///< ranks that a revoke has to kill
+  std::optional<Survivors::Source> source_;  ///< of the state, in this attempt
+  Time revoked_at_{0};                       ///< when the attempt before was
+  std::set<std::uint32_t> exited_;           ///< ranks of the attempt
+  const job::FromNode* current_ = nullptr;   ///< the message being handled
+  std::optional<std::size_t> joining_;       ///< the node that the Membership is being told of
+  std::string stop_reason_;                  ///< of the stop that the Membership will order
   bool user_wants_end_ = false;
   bool growing_ = false;       ///< the attempt is stopped for no failure
+  bool revoking_ = false;      ///< the attempt is stopped, and its workers live on
   rendezvous::Leave goodbye_;  ///< with what the job came to, once that is known
   bool ended_ = false;         ///< the Membership has ended the job; lost nodes may still end their workers
   std::size_t left_ = 0;       ///< while Leaving: all nodes before this one are gone

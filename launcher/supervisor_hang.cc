@@ -25,6 +25,7 @@ void Supervisor::watch_for_hangs(Time now) {
                      static_cast<std::uint32_t>(place.local_world_size)});
   }
   hang_ = HangInquiry(spec_.hang_timeout, std::move(parts), now);
+  arm_running();
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Time now) {
@@ -39,7 +40,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Tim
     say("the job goes on: " + nodes_[index].name + " is at work again");
     state_ = State::kRunning;
   }
-  if (state_ == State::kRunning) deadline_ = hang_.deadline();
+  if (state_ == State::kRunning) arm_running();
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::Inspection& message, Time now) {
@@ -53,10 +54,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Inspection& message
 }
 
 void Supervisor::check_for_hang(Time now) {
-  if (!hang_.hangs(now)) {
-    deadline_ = hang_.deadline();
-    return;
-  }
+  if (!hang_.hangs(now)) return arm_running();
   say("the job seems to hang; asking the nodes what their workers do (at most " +
       std::to_string((kInspectTime + kInspectSlack).count()) + " s)");
   state_ = State::kInspecting;
@@ -77,6 +75,7 @@ void Supervisor::conclude_hang(Time now) {
   if (const std::string hint = hang_.hint(); !hint.empty()) text += "\nhint: " + hint;
   failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, now);
   stop_reason_ = "the job hung";
+  hung_ = hang_.behind();
   inform(rendezvous::AttemptFailed{stop_reason_});
 }
 

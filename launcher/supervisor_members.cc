@@ -117,6 +117,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
       return absent(index, std::move(error), now);
     case NodeState::kAccepted:
     case NodeState::kSpawned:
+    case NodeState::kWaiting:
     case NodeState::kEnded:
       break;
     case NodeState::kConnecting:
@@ -147,7 +148,7 @@ void Supervisor::on(const job::LinkEnded& event, Time now) {
 /// The Membership is told; its workers' end, or its link's, is still to come.
 void Supervisor::lose(std::size_t index, Error error, Time now) {
   Node& node = nodes_[index];
-  const bool workers_dead = node.state != NodeState::kSpawned;
+  const bool workers_dead = node.state != NodeState::kSpawned && node.state != NodeState::kWaiting;
   take_loss(index, error, now);
   inform(index, rendezvous::LinkLost{std::move(error.text), workers_dead});
 }
@@ -265,7 +266,7 @@ void Supervisor::carry_out(const rendezvous::Drop& action, Time now) {
 
 void Supervisor::carry_out(const rendezvous::Recall& action, Time) {
   const Node& lost = nodes_[action.host];
-  if (lost.lost && lost.state == NodeState::kSpawned)
+  if (lost.lost && (lost.state == NodeState::kSpawned || lost.state == NodeState::kWaiting))
     return inform(action.host, rendezvous::Absent{"its agent still ends its workers"});
   nodes_[action.host].state = NodeState::kConnecting;
   detail("trying to reach " + nodes_[action.host].name + " again");
@@ -278,9 +279,13 @@ void Supervisor::carry_out(const rendezvous::Tell& action, Time) {
 
 void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
   const Failure* root = failures_.root_cause();
-  say((root != nullptr ? failure_line(*root) : action.reason) + "; restart " +
-      std::to_string(action.restart) + " of " + std::to_string(spec_.max_restarts) + " in " +
-      rendezvous::duration_words(action.wait));
+  const bool some_live = std::any_of(nodes_.begin(), nodes_.end(),
+                                     [](const Node& node) { return node.state == NodeState::kWaiting; });
+  std::string words = (root != nullptr ? failure_line(*root) : action.reason) +
+                      (some_live ? "; the other ranks live on: restart " : "; restart ") +
+                      std::to_string(action.restart) + " of " + std::to_string(spec_.max_restarts);
+  if (!some_live || action.wait > Time(0)) words += " in " + rendezvous::duration_words(action.wait);
+  say(std::move(words));
   failures_.end_attempt();
   state_ = State::kBackingOff;
   deadline_.reset();
@@ -292,7 +297,9 @@ void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
   const milliseconds grace =
       action.cause == rendezvous::StopCause::kUser ? spec_.stop_grace : spec_.failure_grace;
   const std::string ours = std::exchange(stop_reason_, {});
-  stop_all(grace, ours.empty() ? action.reason : ours, now);
+  const std::string& reason = ours.empty() ? action.reason : ours;
+  if (action.another && survivors_.can_live_on()) return revoke_all(reason, now);
+  stop_all(grace, reason, now);
 }
 
 void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
@@ -312,13 +319,19 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
   }
   ended_ = true;
   if (!deadline_) deadline_ = now + kLastWait;
+  const milliseconds grace = user_wants_end_ ? spec_.stop_grace : spec_.failure_grace;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].state != NodeState::kWaiting || nodes_[i].lost) continue;
+    end_survivors(i, grace, action.reason);
+    deadline_ = now + grace + kLastWait;
+  }
 }
 
 /// A node that is lost may still have to end its workers, and its reason may be on the way: we stay for both.
 void Supervisor::leave_when_quiet(Time now) {
   if (!ended_ || state_ >= State::kLeaving) return;  // this is asked after every event
   const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
-    return node.lost && node.state == NodeState::kSpawned;
+    return (node.lost || node.ending) && node.state == NodeState::kSpawned;
   });
   if (quiet) leave_all(now);
 }

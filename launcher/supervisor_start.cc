@@ -24,7 +24,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   world_ = action.world;
   store_port_ = 0;
   stop_reason_.clear();
-  growing_ = false;
+  growing_ = revoking_ = false;
   exited_.clear();
   for (Node& node : nodes_) {
     node.part.reset();
@@ -32,6 +32,10 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   }
   for (std::size_t i = 0; i < world_.places.size(); ++i)
     part(i).part = i;
+  for (std::size_t i = 0; i < nodes_.size(); ++i) {
+    if (nodes_[i].state == NodeState::kWaiting && !nodes_[i].part && !nodes_[i].lost)
+      end_survivors(i, spec_.failure_grace, "its node has no part in attempt " + std::to_string(attempt_));
+  }
   // What a stop that was no failure ended: the job grew.
   if (!end().failures.empty()) failures_.forget_attempt();
   failures_.begin_attempt(attempt_, now);
@@ -170,16 +174,24 @@ void Supervisor::spawn_all(Time now) {
          " workers, MASTER_ADDR=" + master_.chosen() + " MASTER_PORT=" + std::to_string(store_port_));
   failures_.begin_attempt(attempt_, now);
   deadline_.reset();
+  source_ = source_of_state();
+  survivors_.begin(world_.places.size(), spec_.start_timeout, now);
   for (std::size_t i = 0; i < world_.places.size(); ++i) {
     rendezvous::Spawn spawn = spawn_message(world_, i);
     spawn.attempt = attempt_;
+    if (source_) spawn.from = static_cast<std::int32_t>(source_->rank);
     spawn.master_addr = master_.chosen();
     spawn.max_restarts = static_cast<std::uint32_t>(spec_.max_restarts);
     spawn.master_port = store_port_;
     spawn.agent_store = spec_.store == StoreMode::kAgent;
     spawn.interface_name = interface_for(i);
     send(node_of_part(i), std::move(spawn));
-    part(i).state = NodeState::kSpawned;
+    Node& node = part(i);
+    node.state = NodeState::kSpawned;
+    node.spawned = attempt_;
+    node.ran = world_.places[i];
+    node.survivors.clear();
+    node.ending = false;
   }
   watch_for_hangs(now);
 }

@@ -11,6 +11,8 @@
 
 #include "base/readable.h"
 #include "launcher/cgroup.h"
+#include "launcher/process_look.h"
+#include "launcher/process_table.h"
 
 namespace ddp::launcher {
 namespace {
@@ -21,6 +23,8 @@ constexpr std::chrono::milliseconds kKillTime{50};
 /// For a worker's tracer to take note of its end, and between two looks whether it has.
 constexpr std::chrono::seconds kTracerTime{2};
 constexpr std::chrono::milliseconds kTracerPause{2};
+/// Between two looks whether the output of the dead is read.
+constexpr std::chrono::milliseconds kSettlePause{1};
 /// Workers from which on they are started by several threads, and how many at a time.
 constexpr std::size_t kPoolFrom = 6;
 constexpr std::size_t kBatch = 64;
@@ -40,6 +44,7 @@ struct WorkerGroup::Worker {
   asio::posix::stream_descriptor end;  ///< a copy of the pidfd for the loop
   asio::posix::stream_descriptor input;
   bool ended = false;
+  bool settled = false;  ///< and its output is read
 };
 
 WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree)
@@ -88,6 +93,7 @@ Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
 }
 
 void WorkerGroup::start(std::vector<WorkerSpec> specs) {
+  pipes_.take_time();
   if (!pool_) pool_ = std::make_unique<SpawnPool>(specs.size() >= kPoolFrom ? spawn_threads() : 0);
   // In batches, since each child is given a copy of our table of descriptors: the fewer are open, the faster.
   for (std::size_t begin = 0; begin < specs.size(); begin += kBatch) {
@@ -119,6 +125,7 @@ void WorkerGroup::start(std::vector<WorkerSpec> specs) {
 }
 
 void WorkerGroup::watch(Launch launch, ChildProcess child) {
+  take_away_ended(launch.rank);
   auto worker = std::make_unique<Worker>(executor_);
   worker->rank = launch.rank;
   worker->child = std::move(child);
@@ -152,6 +159,7 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   if (given_up) {  // it outlived its SIGKILL; the sweep of the tree will name it
     group->pipes_.give_up(worker->rank);
     worker->input.close(ignored);  // a write to it would wait for ever
+    worker->settled = true;
     co_return;
   }
   // Not reaped before the whole group is done: until then its number, and so its process group, stays ours to
@@ -167,6 +175,77 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   group->events_.worker_exited(worker->rank, worker->child.pid(), status.value_or(ExitStatus{}));
   worker->input.close(ignored);
   co_await group->pipes_.drained(worker->rank);
+  worker->settled = true;
+}
+
+WorkerGroup::Worker* WorkerGroup::find(std::uint32_t rank) const {
+  const auto found = std::find_if(workers_.begin(), workers_.end(),
+                                  [rank](const auto& worker) { return worker->rank == rank; });
+  return found == workers_.end() ? nullptr : found->get();
+}
+
+/// Another one takes its place.
+void WorkerGroup::take_away_ended(std::uint32_t rank) {
+  Worker* old = find(rank);
+  if (old == nullptr) return;
+  (void)old->child.try_wait();
+  std::erase_if(workers_, [old](const auto& worker) { return worker.get() == old; });
+}
+
+bool WorkerGroup::lives(std::uint32_t rank) const {
+  const Worker* worker = find(rank);
+  return worker != nullptr && !worker->ended;
+}
+
+bool WorkerGroup::any_lives() const {
+  return std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) { return !worker->ended; });
+}
+
+std::vector<std::uint32_t> WorkerGroup::ended_ranks() const {
+  std::vector<std::uint32_t> ranks;
+  for (const auto& worker : workers_)
+    if (worker->ended) ranks.push_back(worker->rank);
+  return ranks;
+}
+
+void WorkerGroup::kill(std::uint32_t rank) {
+  Worker* worker = find(rank);
+  if (worker == nullptr) return;
+  if (worker->child.running()) (void)worker->child.send_group_signal(SIGKILL);
+  kill_adopted(rank);
+}
+
+/// Orphans come to us as the subreaper; whose they were is told by what they were executed with.
+void WorkerGroup::kill_adopted(std::uint32_t rank) const {
+  const std::string mark = "LOCAL_RANK=" + std::to_string(rank);
+  const std::string job = "DDPLAUNCH_JOB_ID=" + tree_.job_id;
+  std::vector<pid_t> leaders = pids();
+  visit_processes([&](ProcessInfo&& info) {
+    if (info.parent != ::getpid() || info.state == 'Z') return;
+    if (std::find(leaders.begin(), leaders.end(), info.pid) != leaders.end()) return;
+    const std::string environment = process_environment(info.pid);
+    if (!has_entry(environment, mark) || !has_entry(environment, job)) return;
+    // Its number is not used again before we have reaped it.
+    for (const ProcessInfo& below : ProcessForest().tree(info.pid))
+      ::kill(below.pid, SIGKILL);
+  });
+}
+
+Awaitable<> WorkerGroup::settled(std::chrono::milliseconds limit) {
+  const auto until = Clock::now() + limit;
+  const auto all_settled = [this] {
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [](const auto& worker) { return !worker->ended || worker->settled; });
+  };
+  pipes_.hurry();
+  asio::steady_timer pause(executor_);
+  while (!all_settled()) {
+    pause.expires_after(kSettlePause);
+    co_await pause.async_wait(kUseTuple);
+    if (Clock::now() < until) continue;
+    for (const auto& worker : workers_)
+      if (worker->ended && !worker->settled) pipes_.give_up(worker->rank);
+  }
 }
 
 void WorkerGroup::stop(std::chrono::milliseconds grace) {

@@ -18,7 +18,7 @@ namespace ddp::launcher {
 
 /// One worker to be started; everything is resolved.
 struct WorkerSpec {
-  std::uint32_t rank = 0;
+  std::uint32_t rank = 0;  ///< its number on this node: LOCAL_RANK
   std::string path;
   std::vector<std::string> argv;
   std::vector<std::string> env;
@@ -27,8 +27,8 @@ struct WorkerSpec {
   pid_t tracer = 0;          ///< whose children may attach a debugger to it; 0: nobody more than usual
 };
 
-/// What a group tells its owner; called on the loop thread. `start` itself calls worker_started and
-/// worker_not_started.
+/// What a group tells its owner, of workers by their number on the node; called on the loop thread. `start`
+/// itself calls worker_started and worker_not_started.
 class WorkerEvents : public OutputSink {
  public:
   virtual void worker_started(std::uint32_t rank, pid_t pid) = 0;
@@ -36,8 +36,9 @@ class WorkerEvents : public OutputSink {
   virtual void worker_not_started(std::uint32_t rank, const Error& error) = 0;
 };
 
-/// The workers of one attempt on this node: starts them, reads their pipes, notices their end by pidfd, stops
-/// them. Loop thread only. The owner keeps the group alive until `ended` has returned.
+/// The workers of this node, of one attempt or of several through which some live: starts them, reads their
+/// pipes, notices their end by pidfd, stops them. Loop thread only. The owner keeps the group alive until
+/// `ended` has returned.
 class WorkerGroup {
  public:
   using Clock = std::chrono::steady_clock;
@@ -46,13 +47,25 @@ class WorkerGroup {
   WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree);
   ~WorkerGroup();
 
-  /// Starts all. A worker that cannot be started is reported like one that ended; the others go on.
+  /// Starts all. A worker that cannot be started is reported like one that ended; the others go on. May be
+  /// called again for those that have ended, once `settled` has returned.
   void start(std::vector<WorkerSpec> specs);
 
   /// TERM to each leader and its group now, KILL to what is left of their trees after `grace` (0: at once).
   /// May be called again to shorten the grace.
   void stop(std::chrono::milliseconds grace);
   void signal_leaders(int number);
+  bool stopping() const { return stopping_; }
+
+  /// Whether its leader runs.
+  bool lives(std::uint32_t rank) const;
+  bool any_lives() const;
+  std::vector<std::uint32_t> ended_ranks() const;  ///< those that nobody has replaced
+  /// KILL to what is left of one worker: its group, and what it had in sessions of its own.
+  void kill(std::uint32_t rank);
+  /// Waits until the output of those that have ended is read, at most `limit`; what they left in their pipes
+  /// is read though there is no room for it.
+  Awaitable<> settled(std::chrono::milliseconds limit);
   void resume_output();  ///< there is room for output again
   /// Writes to the stdin of the worker that has one; completes when the pipe took it. Empty: end of file.
   Awaitable<> write_stdin(std::string bytes);
@@ -73,6 +86,9 @@ class WorkerGroup {
   static Awaitable<> kill_later(WorkerGroup* group);
   void spawn_task(Awaitable<> task);
   void kill_all();
+  void kill_adopted(std::uint32_t rank) const;
+  Worker* find(std::uint32_t rank) const;
+  void take_away_ended(std::uint32_t rank);
 
   asio::any_io_executor executor_;
   WorkerEvents& events_;

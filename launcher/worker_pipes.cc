@@ -102,17 +102,20 @@ WorkerPipes::WorkerPipes(asio::any_io_executor executor, OutputSink& sink)
 WorkerPipes::~WorkerPipes() = default;
 
 void WorkerPipes::add(std::uint32_t rank, UniqueFd out, UniqueFd err) {
-  ranks_.push_back(std::make_unique<Rank>(executor_, rank, lanes_[0]->pipes.size()));
+  const Rank* before = find(rank);
+  const std::size_t at = before != nullptr ? before->index : lanes_[0]->pipes.size();
+  if (before == nullptr) ranks_.push_back(std::make_unique<Rank>(executor_, rank, at));
   for (const auto& lane : lanes_) {
     UniqueFd& fd = lane->stream == 1 ? out : err;
     set_nonblocking(fd.get());
-    if (lane->stream == 1 && lane->pipes.size() < kLargePipes) ::fcntl(fd.get(), F_SETPIPE_SZ, kPipeSize);
+    if (lane->stream == 1 && at < kLargePipes) ::fcntl(fd.get(), F_SETPIPE_SZ, kPipeSize);
     const int capacity = ::fcntl(fd.get(), F_GETPIPE_SZ);
     epoll_event event{};
     event.events = EPOLLIN;
-    event.data.u32 = static_cast<std::uint32_t>(lane->pipes.size());
+    event.data.u32 = static_cast<std::uint32_t>(at);
     if (::epoll_ctl(lane->poll.get(), EPOLL_CTL_ADD, fd.get(), &event) != 0) lane->blind = true;
-    lane->pipes.push_back({rank, std::move(fd), static_cast<std::size_t>(std::max(capacity, 1))});
+    if (at == lane->pipes.size()) lane->pipes.emplace_back();
+    lane->pipes[at] = {rank, std::move(fd), static_cast<std::size_t>(std::max(capacity, 1))};
     ++lane->open;
     start(*lane);
   }

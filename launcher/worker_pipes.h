@@ -35,7 +35,7 @@ class OutputSink {
   virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) = 0;
 };
 
-/// Reads stdout and stderr of the workers of one attempt. A line on a quiet node goes on its way at once;
+/// Reads stdout and stderr of the workers of a node. A line on a quiet node goes on its way at once;
 /// where much is written, the pipes fill for a millisecond before they are read, for reading each write as it
 /// comes costs more than all else. Loop thread only. The owner keeps it alive until `closed` has returned.
 class WorkerPipes {
@@ -43,7 +43,8 @@ class WorkerPipes {
   WorkerPipes(asio::any_io_executor executor, OutputSink& sink);
   ~WorkerPipes();
 
-  /// Reads the pipes of `rank` from now on. Ours are the read ends; they become non-blocking.
+  /// Reads the pipes of `rank` from now on. Ours are the read ends; they become non-blocking. Those that the
+  /// rank had before are drained.
   void add(std::uint32_t rank, UniqueFd out, UniqueFd err);
   /// After the end of the rank's leader: waits until its pipes are read to their end, or all that the leader
   /// wrote is read though a grandchild still holds them. Then they are closed.
@@ -54,6 +55,7 @@ class WorkerPipes {
   /// The attempt is being stopped: what ended leaders left in their pipes, at most what those hold, is read
   /// though there is no room for it, for a reader who stands still must not hold up the stop.
   void hurry() { hurried_ = true; }
+  void take_time() { hurried_ = false; }  ///< another attempt begins
   /// Waits until no pipe is open and nothing runs here any more.
   Awaitable<> closed();
 

@@ -200,11 +200,15 @@ Result<Message> decode_payload(std::string_view payload) {
 
 std::string_view message_name(const Message& message) {
   static constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames{
-      "Hello",          "JobAccepted",  "Refused",      "StoreOpened", "ProbeResult", "WorkerStarted",
-      "WorkerExited",   "Output",       "AttemptEnded", "Pong",        "Notice",      "StdinTaken",
-      "WorkerEvidence", "Quiet",        "Inspection",   "NodeChecked", "JobStart",    "OpenStore",
-      "Probe",          "Spawn",        "Stop",         "Signal",      "Leave",       "Ping",
-      "Credit",         "MasterAsleep", "Stdin",        "Inspect",     "NodeCheck"};
+      "Hello",          "JobAccepted",   "Refused",         "StoreOpened",
+      "ProbeResult",    "WorkerStarted", "WorkerExited",    "Output",
+      "AttemptEnded",   "Pong",          "Notice",          "StdinTaken",
+      "WorkerEvidence", "Quiet",         "Inspection",      "NodeChecked",
+      "WorkersGreeted", "WorkersReady",  "WorkerInTrouble", "AttemptRevoked",
+      "JobStart",       "OpenStore",     "Probe",           "Spawn",
+      "Stop",           "Revoke",        "Signal",          "Leave",
+      "Ping",           "Credit",        "MasterAsleep",    "Stdin",
+      "Inspect",        "NodeCheck"};
   return kNames[message.index()];
 }
 

@@ -70,7 +70,8 @@ struct Probe {
   }
 };
 
-/// Start this node's workers: ranks first_rank … first_rank + local_world_size − 1.
+/// Start this node's workers: ranks first_rank … first_rank + local_world_size − 1. Those that live on from
+/// an attempt that was revoked take part in this one with their local ranks; only the others are started.
 struct Spawn {
   static constexpr std::uint8_t kType = 0x44;
   std::uint32_t attempt = 0;
@@ -84,10 +85,12 @@ struct Spawn {
   std::uint16_t master_port = 0;
   bool agent_store = true;
   std::string interface_name;  ///< for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; empty: leave them alone
+  std::int32_t from = -1;      ///< rank that holds the training's state; negative: nobody does
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.node_rank), c(m.nodes), c(m.first_rank), c(m.local_world_size), c(m.world_size),
-        c(m.max_restarts), c(m.master_addr), c(m.master_port), c(m.agent_store), c(m.interface_name);
+        c(m.max_restarts), c(m.master_addr), c(m.master_port), c(m.agent_store), c(m.interface_name),
+        c(m.from);
   }
 };
 
@@ -100,6 +103,21 @@ struct Stop {
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.grace_ms), c(m.reason);
+  }
+};
+
+/// End the attempt, but not its workers: those that can let go of it do, and wait for the next one; whoever
+/// has not answered after `deadline_ms`, or cannot, is killed. Answered by AttemptRevoked, or by AttemptEnded
+/// where nobody lives on. A Stop may follow.
+struct Revoke {
+  static constexpr std::uint8_t kType = 0x4E;
+  std::uint32_t attempt = 0;
+  std::uint32_t deadline_ms = 0;
+  std::string reason;
+  std::vector<std::uint32_t> kill;  ///< ranks of this node that hang: they are killed first
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.deadline_ms), c(m.reason), c(m.kill);
   }
 };
 

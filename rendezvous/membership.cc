@@ -194,16 +194,14 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   // Of one that was not heard since we slept: we may have told it that we would, and then its lease had no
   // end.
   const Time last_word = node.heard < awake_since_ ? now : node.heard;
-  if (before == Part::kRunning && !workers_dead) {
+  if ((before == Part::kRunning || before == Part::kWaiting) && !workers_dead) {
     node.busy_before = node.busy_until;
     node.busy_until = std::max(node.busy_until, last_word + rules_.lease);
     node.busy_life = node.life;
   }
   const bool held_store = !world_.places.empty() && world_.places[0].host == host && before == Part::kEnded;
-  if (before == Part::kRunning) {
-    node.part = Part::kLost;
-    --running_parts_;
-  }
+  if (before == Part::kRunning) --running_parts_;
+  if (before == Part::kRunning || before == Part::kWaiting) node.part = Part::kLost;
   if (state_ == State::kRunning && (before == Part::kRunning || held_store)) {
     stop(StopCause::kFailure, Outcome::kNodeLost, "node " + node.name + " was lost: " + why, false, now);
   } else if (state_ == State::kStopping && running_parts_ == 0) {
@@ -296,6 +294,13 @@ void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
                  std::to_string(attempt_) + " could not be ended on " + node->name;
   }
   if (running_parts_ == 0) attempt_over(now);
+}
+
+void Membership::take(const Sender& from, const NodeWaits&, Time now) {
+  Node* node = in_attempt(from);
+  if (node == nullptr || state_ != State::kStopping) return;
+  node->part = Part::kWaiting;
+  if (--running_parts_ == 0) attempt_over(now);
 }
 
 void Membership::take(const Sender& from, const NodeRefused& event, Time now) {

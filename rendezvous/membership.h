@@ -49,7 +49,8 @@ class Membership {
   int restarts() const { return restarts_; }  ///< that the budget paid for, over the whole job
 
  private:
-  enum class Part : std::uint8_t { kNone, kRunning, kEnded, kLost };  ///< in the attempt
+  /// In the attempt. kWaiting: it has let go of it, and its workers live.
+  enum class Part : std::uint8_t { kNone, kRunning, kWaiting, kEnded, kLost };
   struct Node {
     std::string name;
     std::uint32_t life = 0;
@@ -82,6 +83,7 @@ class Membership {
   void take(const Sender& from, const Absent& event, Time now);
   void take(const Sender& from, const WorkerFailed& event, Time now);
   void take(const Sender& from, const NodeEnded& event, Time now);
+  void take(const Sender& from, const NodeWaits& event, Time now);
   void take(const Sender& from, const NodeRefused& event, Time now);
   void take(const Sender& from, const Progress& event, Time now);
   void take(const Sender& from, const AttemptFailed& event, Time now);
@@ -102,6 +104,10 @@ class Membership {
   void stop(StopCause cause, Outcome outcome, std::string reason, bool hopeless, Time now);
   void attempt_over(Time now);
   bool spend_restart(Time now);
+  bool budget_left(Time now);
+  bool another_follows(StopCause cause, bool hopeless, Time now);
+  bool comes_no_further(Time now) const;
+  bool some_wait() const;
   void gather(Time now);
   void try_begin(Time now);
   void begin(Seats seats, Time now);

@@ -191,8 +191,16 @@ void Membership::stop(StopCause cause, Outcome outcome, std::string reason, bool
   phase_end_ = now + rules_.stop_time;
   growth_at_.reset();
   attempt_end_ = {outcome, reason, hopeless, cause};
-  actions_.emplace_back(StopAttempt{attempt_, cause, std::move(reason)});
+  const bool another = another_follows(cause, hopeless, now);
+  actions_.emplace_back(StopAttempt{attempt_, cause, std::move(reason), another});
   if (running_parts_ == 0) attempt_over(now);
+}
+
+/// As it stands: the user may still end the job, and nodes may be lost.
+bool Membership::another_follows(StopCause cause, bool hopeless, Time now) {
+  if (cause == StopCause::kUser || user_stop_) return false;
+  if (cause == StopCause::kScaleUp) return true;
+  return !hopeless && leftovers_.empty() && !comes_no_further(now) && budget_left(now);
 }
 
 // ---- after it
@@ -210,26 +218,44 @@ void Membership::attempt_over(Time now) {
     return gather(now);
   }
   if (over.hopeless) return end(over.outcome, over.reason, "it would be the same again");
+  const bool no_further = comes_no_further(now);
   fruitless_ = fruitful_ || now - began_ >= rules_.fruitful_after ? 0 : fruitless_ + 1;
-  if (rules_.fruitless_limit > 0 && fruitless_ >= rules_.fruitless_limit) {
+  if (no_further) {
     return end(Outcome::kNoProgress, over.reason,
                counted(fruitless_, "attempt", "attempts") + " in a row came no further");
   }
   if (!spend_restart(now)) return end(over.outcome, over.reason);
   const int doublings = std::clamp(fruitless_ - 1, 0, 20);
-  const Time wait = std::min(rules_.backoff * (1 << doublings), std::max(rules_.backoff, rules_.max_backoff));
+  Time wait = std::min(rules_.backoff * (1 << doublings), std::max(rules_.backoff, rules_.max_backoff));
+  // Survivors of an attempt that worked hold the training's state: nothing gets better by waiting.
+  if (fruitless_ == 0 && some_wait()) wait = Time(0);
   ++attempt_;
   state_ = State::kBackingOff;
   phase_end_ = now + wait;
   actions_.emplace_back(BackOff{over.reason, static_cast<int>(restart_times_.size()), wait});
 }
 
-bool Membership::spend_restart(Time now) {
+/// This attempt's end would be one too many in a row that came no further than those before.
+bool Membership::comes_no_further(Time now) const {
+  if (rules_.fruitless_limit == 0 || fruitful_ || now - began_ >= rules_.fruitful_after) return false;
+  return fruitless_ + 1 >= rules_.fruitless_limit;
+}
+
+bool Membership::some_wait() const {
+  return std::any_of(nodes_.begin(), nodes_.end(),
+                     [](const Node& node) { return node.part == Part::kWaiting; });
+}
+
+bool Membership::budget_left(Time now) {
   if (rules_.restart_window > Time(0)) {
     while (!restart_times_.empty() && restart_times_.front() + rules_.restart_window < now)
       restart_times_.pop_front();
   }
-  if (static_cast<int>(restart_times_.size()) >= rules_.max_restarts) return false;
+  return static_cast<int>(restart_times_.size()) < rules_.max_restarts;
+}
+
+bool Membership::spend_restart(Time now) {
+  if (!budget_left(now)) return false;
   restart_times_.push_back(now);
   ++restarts_;
   return true;

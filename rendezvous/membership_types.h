@@ -39,7 +39,7 @@ struct MembershipRules {
   int host_faults = 3;  ///< within fault_window: the host is excluded; 0: never
   Duration fault_window = std::chrono::hours(1);
   Duration cool_down = std::chrono::minutes(10);
-  bool recall = false;  ///< lost hosts can be started again, once the first attempt has begun
+  bool recall = false;           ///< lost hosts can be started again, once the first attempt has begun
   bool recall_at_start = false;  ///< before that, too: who is lost comes back by itself (per-node mode)
   Duration recall_every = std::chrono::seconds(5);  ///< at first; doubles up to max_recall_wait
   Duration max_recall_wait = std::chrono::seconds(60);
@@ -77,6 +77,7 @@ struct WorkerFailed {
 struct NodeEnded {         ///< all its workers of the attempt are reaped
   std::uint32_t left = 0;  ///< processes that could not be ended
 };
+struct NodeWaits {};  ///< its living workers have let go of the attempt and wait for the next; no other lives
 struct NodeRefused {  ///< it cannot start its part, or its start failed; none of its workers runs
   std::string why;
   bool hopeless = true;
@@ -93,7 +94,7 @@ struct UserStop {
 struct Tick {};
 
 using MemberEvent = std::variant<Joined, Heard, LinkLost, WorkersGone, Absent, WorkerFailed, NodeEnded,
-                                 NodeRefused, Progress, AttemptFailed, UserStop, Tick>;
+                                 NodeWaits, NodeRefused, Progress, AttemptFailed, UserStop, Tick>;
 
 // ---- actions
 enum class StopCause : std::uint8_t { kFailure, kScaleUp, kUser };
@@ -114,6 +115,7 @@ struct StopAttempt {  ///< to every node of the attempt
   std::uint32_t attempt = 0;
   StopCause cause = StopCause::kFailure;
   std::string reason;
+  bool another = false;  ///< as it stands another attempt will follow: workers that can may live on
 };
 struct Drop {  ///< end its link: nothing that it says counts any more
   HostNumber host = 0;

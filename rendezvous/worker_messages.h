@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 /// What an agent says of its workers. Part of message.h, which says how they are written.
 namespace ddp::rendezvous {
@@ -13,9 +14,10 @@ struct WorkerStarted {
   std::uint32_t rank = 0;
   std::uint32_t pid = 0;
   std::uint64_t clock_ns = 0;
+  std::uint32_t born = 0;  ///< attempt in which the process was started: it lives on from there
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.pid), c(m.clock_ns);
+    c(m.attempt), c(m.rank), c(m.pid), c(m.clock_ns), c(m.born);
   }
 };
 
@@ -31,9 +33,11 @@ struct WorkerExited {
   bool core = false;
   std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when it ended
   std::string text;
+  bool by_revoke = false;  ///< its agent killed it, since it could not let go of the attempt: `text` says why
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text);
+    c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text),
+        c(m.by_revoke);
   }
 };
 
@@ -100,11 +104,71 @@ struct Inspection {
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   bool last = false;
-  std::string state;  ///< in words that are equal in ranks that do the same: "sleeping in futex"
-  std::string text;   ///< stacks and what else could be read, many lines
+  std::string state;   ///< in words that are equal in ranks that do the same: "sleeping in futex"
+  std::string text;    ///< stacks and what else could be read, many lines
+  bool steps = false;  ///< it reports its steps (docs/worker_protocol.md): `step` of them are complete
+  std::uint64_t step = 0;
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.last), c(m.state), c(m.text);
+    c(m.attempt), c(m.rank), c(m.last), c(m.state), c(m.text), c(m.steps), c(m.step);
+  }
+};
+
+// ---- of workers that live through attempts (docs/worker_protocol.md)
+
+/// All living workers of the node have said that they can let go of the attempt and take part in another.
+struct WorkersGreeted {
+  static constexpr std::uint8_t kType = 0x11;
+  std::uint32_t attempt = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt);
+  }
+};
+
+/// All living workers of the node take part in the attempt, and have the training's state.
+struct WorkersReady {
+  static constexpr std::uint8_t kType = 0x12;
+  std::uint32_t attempt = 0;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt);
+  }
+};
+
+/// A rank could not reach others: evidence, on which nothing hangs as long as a death explains it.
+struct WorkerInTrouble {
+  static constexpr std::uint8_t kType = 0x13;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::string text;
+  std::vector<std::uint32_t> peers;  ///< ranks that it takes for lost
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.text), c(m.peers);
+  }
+};
+
+/// A worker that has let go of its attempt.
+struct Survivor {
+  std::uint32_t local_rank = 0;
+  bool holds_state = false;
+  std::uint64_t step = 0;  ///< of the state that it holds
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.local_rank), c(m.holds_state), c(m.step);
+  }
+};
+
+/// Answer to Revoke, in the place of AttemptEnded where workers live on: they have let go of the attempt and
+/// wait; all others of the node are dead, and their output is sent.
+struct AttemptRevoked {
+  static constexpr std::uint8_t kType = 0x14;
+  std::uint32_t attempt = 0;
+  std::vector<Survivor> survivors;
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.survivors);
   }
 };
 

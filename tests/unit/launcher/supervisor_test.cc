@@ -75,6 +75,11 @@ std::string describe(const job::Action& action) {
             " world=" + std::to_string(spawn->world_size) + " master=" + spawn->master_addr + ":" +
             std::to_string(spawn->master_port);
     if (spawn->attempt > 0) text += " attempt=" + std::to_string(spawn->attempt);
+    if (spawn->from >= 0) text += " from=" + std::to_string(spawn->from);
+  } else if (const auto* revoke = std::get_if<rendezvous::Revoke>(&send.message)) {
+    text += " " + std::to_string(revoke->attempt) + " \"" + revoke->reason + "\"";
+    for (const std::uint32_t rank : revoke->kill)
+      text += " kill=" + std::to_string(rank);
   } else if (const auto* stop = std::get_if<rendezvous::Stop>(&send.message)) {
     text += " grace=" + std::to_string(stop->grace_ms) + " \"" + stop->reason + "\"";
   } else if (const auto* signal = std::get_if<rendezvous::Signal>(&send.message)) {
@@ -228,6 +233,30 @@ class Scenario {
     } else if (verb == "ended") {
       give_message(number(1),
                    rendezvous::AttemptEnded{attempt_, words.size() > 2 ? number(2) : 0, "pid 7 (x)"});
+    } else if (verb == "greeted") {  // node
+      give_message(number(1), rendezvous::WorkersGreeted{attempt_});
+    } else if (verb == "ready") {  // node
+      give_message(number(1), rendezvous::WorkersReady{attempt_});
+    } else if (verb == "trouble") {  // node rank "text"
+      give_message(number(1), rendezvous::WorkerInTrouble{attempt_, number(2), quoted_rest(line), {}});
+    } else if (verb == "revoked") {  // node local:step… or local:- for who holds nothing
+      rendezvous::AttemptRevoked revoked;
+      revoked.attempt = attempt_;
+      for (std::size_t i = 2; i < words.size(); ++i) {
+        const std::string step = words[i].substr(words[i].find(':') + 1);
+        revoked.survivors.push_back({static_cast<std::uint32_t>(std::stoul(words[i])), step != "-",
+                                     step == "-" ? 0 : std::stoull(step)});
+      }
+      give_message(number(1), revoked);
+    } else if (verb == "killed-by-revoke") {  // node rank "text"
+      rendezvous::WorkerExited exited;
+      exited.attempt = attempt_;
+      exited.rank = number(2);
+      exited.pid = 100 + exited.rank;
+      exited.signal = SIGKILL;
+      exited.by_revoke = true;
+      exited.text = quoted_rest(line);
+      give_message(number(1), exited);
     } else if (verb == "quiet" || verb == "alive") {  // node
       give_message(number(1), rendezvous::Quiet{attempt_, verb == "quiet", 0});
     } else if (verb == "inspection") {  // node rank state, and a text that needs no words
@@ -236,6 +265,14 @@ class Scenario {
       inspection.rank = number(2);
       inspection.state = quoted_rest(line);
       inspection.text = "stacks";
+      give_message(number(1), inspection);
+    } else if (verb == "inspection-at") {  // node rank step state
+      rendezvous::Inspection inspection;
+      inspection.attempt = attempt_;
+      inspection.rank = number(2);
+      inspection.steps = true;
+      inspection.step = number(3);
+      inspection.state = quoted_rest(line);
       give_message(number(1), inspection);
     } else if (verb == "inspected") {  // node
       rendezvous::Inspection last;

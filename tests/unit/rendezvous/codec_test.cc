@@ -139,6 +139,30 @@ TEST_CASE("output points into the payload and is not copied") {
   CHECK(output.data.data() == payload.data() + payload.size() - 5);
 }
 
+TEST_CASE("what workers that live on need, there and back") {
+  Revoke revoke{3, 5000, "rank 1 failed", {0, 7}};
+  const auto order = decode_payload(payload_of(revoke));
+  REQUIRE(order.has_value());
+  CHECK(std::get<Revoke>(*order).kill == revoke.kill);
+  CHECK(std::get<Revoke>(*order).reason == "rank 1 failed");
+  const auto answer = decode_payload(payload_of(AttemptRevoked{3, {{0, true, 12}, {2, false, 0}}}));
+  REQUIRE(answer.has_value());
+  const auto& survivors = std::get<AttemptRevoked>(*answer).survivors;
+  REQUIRE(survivors.size() == 2);
+  CHECK(survivors[0].holds_state);
+  CHECK(survivors[0].step == 12);
+  CHECK(survivors[1].local_rank == 2);
+  CHECK_FALSE(survivors[1].holds_state);
+  const auto trouble = decode_payload(payload_of(WorkerInTrouble{3, 2, "lost rank 1", {1}}));
+  REQUIRE(trouble.has_value());
+  CHECK(std::get<WorkerInTrouble>(*trouble).peers == std::vector<std::uint32_t>{1});
+  Spawn spawn;
+  spawn.from = 5;
+  const auto start = decode_payload(payload_of(spawn));
+  REQUIRE(start.has_value());
+  CHECK(std::get<Spawn>(*start).from == 5);
+}
+
 TEST_CASE("every message has a name") {
   CHECK(message_name(Hello{}) == "Hello");
   CHECK(message_name(StdinTaken{}) == "StdinTaken");
@@ -147,6 +171,10 @@ TEST_CASE("every message has a name") {
   CHECK(message_name(Stdin{}) == "Stdin");
   CHECK(message_name(NodeChecked{}) == "NodeChecked");
   CHECK(message_name(NodeCheck{}) == "NodeCheck");
+  CHECK(message_name(WorkersGreeted{}) == "WorkersGreeted");
+  CHECK(message_name(AttemptRevoked{}) == "AttemptRevoked");
+  CHECK(message_name(Revoke{}) == "Revoke");
+  CHECK(message_name(Signal{}) == "Signal");
 }
 
 }  // namespace

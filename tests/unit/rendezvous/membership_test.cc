@@ -114,6 +114,7 @@ class Scenario {
         text << " " << names_[place.host] << "=" << place.first_rank << "+" << place.local_world_size;
     } else if (const auto* stop = std::get_if<StopAttempt>(&action)) {
       text << "stop " << stop->attempt << " " << cause_name(stop->cause) << " \"" << stop->reason << "\"";
+      if (stop->another != (stop->cause == StopCause::kScaleUp)) text << (stop->another ? " another" : " last");
     } else if (const auto* drop = std::get_if<Drop>(&action)) {
       text << "drop " << names_.at(drop->host) << " \"" << drop->reason << "\"";
       if (lives_[drop->host] == drop->life) there_.erase(drop->host);
@@ -239,6 +240,8 @@ class Scenario {
       give(host(words.at(1)), WorkerFailed{quoted(line), flag("hopeless")});
     } else if (verb == "ended") {
       give(host(words.at(1)), NodeEnded{static_cast<std::uint32_t>(option("left", 0))});
+    } else if (verb == "waits") {
+      give(host(words.at(1)), NodeWaits{});
     } else if (verb == "refused") {
       give(host(words.at(1)), NodeRefused{quoted(line), !flag("perhaps")});
     } else if (verb == "progress") {

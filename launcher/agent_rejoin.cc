@@ -1,0 +1,227 @@
+// The part of the Agent that deals with workers that live through attempts (docs/worker_protocol.md).
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "launcher/agent.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// For the dead to be reaped and their output to be read, whatever their children do with it.
+constexpr std::chrono::milliseconds kSettleTime{1'000};
+constexpr std::size_t kTroubleBytes = 1'000;
+
+std::string in_seconds(std::uint32_t ms) {
+  return ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+}
+
+std::string host_and_port(const std::string& address, std::uint16_t port) {
+  const bool six = address.find(':') != std::string::npos;
+  return (six ? "[" + address + "]" : address) + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+// ---- an attempt begins
+
+/// The sockets of those that are about to be started; nothing for the living.
+std::vector<std::string> Agent::expect_workers(std::uint32_t count) {
+  std::vector<std::string> controls(count);
+  if (!worker_link_) {
+    worker_link_ = std::make_unique<WorkerLink>(loop_.get_executor(), *this);
+    const char* base = std::getenv("TMPDIR");
+    if (auto made = worker_link_->open(base != nullptr ? base : ""); !made) {
+      link_.send(rendezvous::Notice{"the workers get no DDPLAUNCH_CONTROL: " + made.error().text, true});
+      worker_link_.reset();
+      return {};
+    }
+    keeper_.set_directory(worker_link_->directory());
+  }
+  for (std::uint32_t local = 0; local < count; ++local) {
+    if (lives_.count(local) != 0) continue;
+    if (auto control = worker_link_->expect(local)) controls[local] = std::move(*control);
+  }
+  return controls;
+}
+
+/// The living write into theirs; those of the dead have been read.
+void Agent::keep_error_files(std::vector<std::string> files) {
+  for (std::size_t local = 0; local < error_files_.size(); ++local) {
+    if (lives_.count(static_cast<std::uint32_t>(local)) == 0)
+      ::unlink(error_files_[local].c_str());
+    else if (local < files.size())
+      files[local] = error_files_[local];
+  }
+  error_files_ = std::move(files);
+}
+
+void Agent::tell_of_the_living() {
+  for (auto& [local, life] : lives_) {
+    life.ready = false;
+    life.answer.reset();
+    link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(life.pid),
+                                         life.started_ns, life.born});
+    evidence_.worker_started(life.pid);
+    if (hang_guard_) hang_guard_->worker_started(first_rank_ + local, life.pid);
+  }
+}
+
+void Agent::order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local) {
+  if (!worker_link_) return;
+  rendezvous::AttemptOrder order;
+  order.attempt = spawn.attempt;
+  order.rank = spawn.first_rank + local;
+  order.world = spawn.world_size;
+  order.local_rank = local;
+  order.local_world = spawn.local_world_size;
+  order.node_rank = spawn.node_rank;
+  order.nodes = spawn.nodes;
+  order.store = host_and_port(spawn.master_addr, spawn.master_port);
+  order.agent_store = spawn.agent_store;
+  if (spawn.from >= 0) order.from = static_cast<std::uint32_t>(spawn.from);
+  worker_link_->begin(local, std::move(order));
+}
+
+// ---- what workers say
+
+void Agent::worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) {
+  const auto life = lives_.find(local);
+  if (life == lives_.end()) return;
+  life->second.can_rejoin = hello.rejoin && !hello.sharded;
+  tell_greeted();
+}
+
+void Agent::tell_greeted() {
+  const bool all =
+      std::all_of(lives_.begin(), lives_.end(), [](const auto& entry) { return entry.second.can_rejoin; });
+  if (!all || lives_.empty() || waiting_ || std::exchange(greeted_told_, true)) return;
+  link_.send(rendezvous::WorkersGreeted{attempt_});
+}
+
+void Agent::worker_ready(std::uint32_t local) {
+  const auto life = lives_.find(local);
+  if (life == lives_.end()) return;
+  life->second.ready = true;
+  tell_ready();
+}
+
+void Agent::tell_ready() {
+  const bool all =
+      std::all_of(lives_.begin(), lives_.end(), [](const auto& entry) { return entry.second.ready; });
+  if (!all || lives_.empty() || waiting_ || std::exchange(ready_told_, true)) return;
+  link_.send(rendezvous::WorkersReady{attempt_});
+}
+
+void Agent::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
+  if (hang_guard_) hang_guard_->worker_stepped(first_rank_ + local, step.step, step.phase);
+}
+
+void Agent::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {
+  if (trouble.attempt != attempt_ || waiting_) return;
+  link_.send(rendezvous::WorkerInTrouble{attempt_, first_rank_ + local,
+                                         trouble.error.substr(0, kTroubleBytes), trouble.peers});
+}
+
+void Agent::worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) {
+  const auto life = lives_.find(local);
+  if (life == lives_.end() || answer.attempt != attempt_) return;
+  life->second.answer = answer;
+  revoke_step_.cancel();
+}
+
+void Agent::worker_odd(std::uint32_t local, std::string words) {
+  link_.send(rendezvous::Notice{"rank " + std::to_string(first_rank_ + local) + ": " + std::move(words)});
+}
+
+/// Its process has ended.
+void Agent::worker_gone(std::uint32_t local) {
+  lives_.erase(local);
+  if (worker_link_) worker_link_->forget(local);
+  revoke_step_.cancel();
+  if (waiting_) return tell_survivors();
+  tell_ready();
+}
+
+// ---- a revoke
+
+void Agent::handle(const rendezvous::Revoke& message) {
+  const bool runs = workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_;
+  if (runs && !leaving_ && !workers_->stopping() && !std::exchange(letting_go_, true))
+    start_task(let_go(message));
+}
+
+/// In this order: who hangs, or holds nothing, is killed, and what the dead left; then the others are asked,
+/// so that none of them still hears of the dead when it lets go.
+Awaitable<> Agent::let_go(rendezvous::Revoke order) {
+  ask_to_let_go(order);
+  revoke_step_.expires_after(std::chrono::milliseconds(order.deadline_ms));
+  const Clock::time_point due = revoke_step_.expiry();
+  while (!all_answered() && Clock::now() < due) {
+    revoke_step_.expires_at(due);
+    co_await revoke_step_.async_wait(kUseTuple);
+  }
+  std::vector<std::uint32_t> late;
+  for (const auto& [local, life] : lives_)
+    if (!life.answer && !life.killed) late.push_back(local);
+  for (const std::uint32_t local : late)
+    kill_worker(local, "did not let go of attempt " + std::to_string(attempt_) + " within " +
+                           in_seconds(order.deadline_ms) + " and was killed");
+  while (std::any_of(lives_.begin(), lives_.end(), [](const auto& entry) { return entry.second.killed; })) {
+    revoke_step_.expires_after(kKillBound);
+    const auto [gone] = co_await revoke_step_.async_wait(kUseTuple);
+    if (!gone) break;  // the sweep of the tree will name it
+  }
+  co_await workers_->settled(kSettleTime);
+  if (hang_guard_) {
+    hang_guard_->stop();
+    co_await hang_guard_->idle();
+  }
+  if (!lives_.empty()) {
+    EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
+    co_await evidence_.collect(std::move(tell));
+  }
+  letting_go_ = false;
+  attempt_over_.cancel();
+  if (workers_->stopping() || lives_.empty()) co_return;  // then AttemptEnded is the answer
+  waiting_ = true;
+  tell_survivors();
+}
+
+void Agent::ask_to_let_go(const rendezvous::Revoke& order) {
+  for (const std::uint32_t rank : order.kill)
+    if (lives_.count(rank - first_rank_) != 0) kill_worker(rank - first_rank_, "hung and was killed");
+  for (auto& [local, life] : lives_)
+    if (!life.can_rejoin && !life.killed) kill_worker(local, "");
+  for (const std::uint32_t local : workers_->ended_ranks())
+    workers_->kill(local);
+  for (const auto& [local, life] : lives_) {
+    if (!life.killed) worker_link_->revoke(local, {attempt_, order.reason, order.deadline_ms});
+  }
+}
+
+void Agent::kill_worker(std::uint32_t local, std::string why) {
+  lives_.at(local).killed = std::move(why);
+  workers_->kill(local);
+}
+
+bool Agent::all_answered() const {
+  return std::all_of(lives_.begin(), lives_.end(),
+                     [](const auto& entry) { return entry.second.answer || entry.second.killed; });
+}
+
+/// Also when one of them has died meanwhile. Where none is left, AttemptEnded follows.
+void Agent::tell_survivors() {
+  if (lives_.empty()) return;
+  rendezvous::AttemptRevoked revoked;
+  revoked.attempt = attempt_;
+  for (const auto& [local, life] : lives_) {
+    const bool holds = life.answer && life.answer->step;
+    revoked.survivors.push_back({local, holds, holds ? *life.answer->step : 0});
+  }
+  link_.send(revoked);
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,121 @@
+// The part of the Supervisor that lets workers live on when an attempt fails (docs/worker_protocol.md).
+#include <algorithm>
+#include <utility>
+
+#include "launcher/start_messages.h"
+#include "launcher/supervisor.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// Beyond the revoke's own time: the agents kill, reap and drain within it, or their nodes count as lost.
+constexpr std::chrono::seconds kRevokeSlack{10};
+
+}  // namespace
+
+/// As stop_all, but whoever can let go of the attempt lives on.
+void Supervisor::revoke_all(const std::string& reason, Time now) {
+  state_ = State::kStopping;
+  revoking_ = true;
+  revoked_at_ = now;
+  detail("revoking attempt " + std::to_string(attempt_) + ": " + reason);
+  failures_.stop_ordered(now, Survivors::kRevokeTime);
+  deadline_ = now + Survivors::kRevokeTime + kRevokeSlack;
+  for (const rendezvous::Place& place : world_.places) {
+    Node& node = nodes_[place.host];
+    if (node.state == NodeState::kSpawned && !node.ending) {
+      rendezvous::Revoke revoke{attempt_, to_ms(Survivors::kRevokeTime), reason, {}};
+      for (const std::uint32_t rank : hung_)
+        if (runs(place.host, rank)) revoke.kill.push_back(rank);
+      send(place.host, std::move(revoke));
+    } else if (node.state == NodeState::kAccepted) {
+      node.state = NodeState::kEnded;
+      inform(place.host, rendezvous::NodeEnded{});
+    } else if (node.state == NodeState::kWaiting) {  // it was not told of this attempt
+      inform(place.host, rendezvous::NodeWaits{});
+    }
+  }
+  hung_.clear();
+}
+
+/// Nothing is left for them to take part in.
+void Supervisor::end_survivors(std::size_t index, std::chrono::milliseconds grace,
+                               const std::string& reason) {
+  Node& node = nodes_[index];
+  send(index, rendezvous::Stop{node.spawned, to_ms(grace), reason});
+  node.state = NodeState::kSpawned;
+  node.ending = true;
+  node.survivors.clear();
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::AttemptRevoked& message, Time) {
+  Node& node = nodes_[index];
+  if (message.attempt != node.spawned || node.state != NodeState::kSpawned || node.ending || node.lost)
+    return;
+  node.state = NodeState::kWaiting;
+  node.survivors = message.survivors;
+  std::erase_if(node.survivors, [&node](const rendezvous::Survivor& survivor) {
+    return survivor.local_rank >= static_cast<std::uint32_t>(node.ran.local_world_size);
+  });
+  inform(index, rendezvous::NodeWaits{});
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::WorkersGreeted& message, Time) {
+  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || !running()) return;
+  const bool before = survivors_.can_live_on();
+  survivors_.greeted(*nodes_[index].part);
+  if (!before && survivors_.can_live_on())
+    detail("all workers can live through a failure of others: attempts are revoked from now on");
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::WorkersReady& message, Time now) {
+  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || !running()) return;
+  if (!survivors_.ready(*nodes_[index].part)) return;
+  inform(index, rendezvous::Progress{});
+  tell_ready(now);
+  if (state_ == State::kRunning) arm_running();
+}
+
+void Supervisor::tell_ready(Time now) {
+  if (!source_) return;
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(now - revoked_at_);
+  tell("attempt " + std::to_string(attempt_) + ": " + std::to_string(world_.world_size) +
+       " ranks go on from step " + std::to_string(source_->step) + " (state of rank " +
+       std::to_string(source_->rank) + "), " + std::to_string(took.count()) + " ms after the revoke");
+}
+
+void Supervisor::handle(std::size_t index, const rendezvous::WorkerInTrouble& message, Time now) {
+  if (message.attempt != attempt_ || !running() || !runs(index, message.rank)) return;
+  const std::string words =
+      "rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ": " + message.text;
+  detail(words);
+  // Without a budget the ranks end by themselves, each with its own error.
+  if (membership_.restarts() >= spec_.max_restarts) return;
+  survivors_.in_trouble(words, now);
+  if (state_ == State::kRunning) arm_running();
+}
+
+/// Ranks that cannot reach each other although all live, or do not come together.
+void Supervisor::check_survivors(Time now) {
+  auto why = survivors_.verdict(now);
+  if (!why) return;
+  failures_.job_hung(Error{ErrorCode::kHung, *why, 0}, now);
+  stop_reason_ = std::move(*why);
+  inform(rendezvous::AttemptFailed{stop_reason_});
+  deadline_.reset();
+}
+
+std::optional<Survivors::Source> Supervisor::source_of_state() const {
+  std::vector<std::vector<rendezvous::Survivor>> waiting;
+  for (const rendezvous::Place& place : world_.places)
+    waiting.push_back(nodes_[place.host].survivors);
+  return Survivors::source(world_, waiting);
+}
+
+/// The next look at an attempt that runs.
+void Supervisor::arm_running() {
+  deadline_ = hang_.deadline();
+  if (const auto due = survivors_.deadline()) deadline_ = deadline_ ? std::min(*deadline_, *due) : *due;
+}
+
+}  // namespace ddp::launcher

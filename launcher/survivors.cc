@@ -1,0 +1,64 @@
+#include "launcher/survivors.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ddp::launcher {
+
+void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time now) {
+  silent_.clear();
+  unready_.clear();
+  for (std::size_t part = 0; part < parts; ++part) {
+    silent_.insert(silent_.end(), part);
+    unready_.insert(unready_.end(), part);
+  }
+  trouble_due_.reset();
+  trouble_.clear();
+  limit_ = limit;
+  ready_due_.reset();
+  if (can_live_on_) ready_due_ = now + limit;
+}
+
+void Survivors::greeted(std::size_t part) {
+  silent_.erase(part);
+  if (silent_.empty()) can_live_on_ = true;
+}
+
+bool Survivors::ready(std::size_t part) {
+  if (unready_.erase(part) == 0 || !unready_.empty()) return false;
+  ready_due_.reset();
+  return true;
+}
+
+void Survivors::in_trouble(std::string words, Time now) {
+  if (!can_live_on_ || trouble_due_) return;
+  trouble_due_ = now + kTroubleTime;
+  trouble_ = std::move(words);
+}
+
+std::optional<Survivors::Time> Survivors::deadline() const {
+  if (!ready_due_ || !trouble_due_) return ready_due_ ? ready_due_ : trouble_due_;
+  return std::min(*ready_due_, *trouble_due_);
+}
+
+std::optional<std::string> Survivors::verdict(Time now) const {
+  if (trouble_due_ && now >= *trouble_due_) return trouble_;
+  if (!ready_due_ || now < *ready_due_) return {};
+  return "not all ranks took part in the attempt within " + std::to_string(limit_.count() / 1000) +
+         " s (--start-timeout)";
+}
+
+std::optional<Survivors::Source> Survivors::source(
+    const rendezvous::World& world, const std::vector<std::vector<rendezvous::Survivor>>& waiting) {
+  std::optional<Source> best;
+  for (std::size_t part = 0; part < world.places.size(); ++part) {
+    for (const rendezvous::Survivor& survivor : waiting[part]) {
+      if (!survivor.holds_state || (best && survivor.step <= best->step)) continue;
+      const auto first = static_cast<std::uint32_t>(world.places[part].first_rank);
+      best = Source{first + survivor.local_rank, survivor.step};
+    }
+  }
+  return best;
+}
+
+}  // namespace ddp::launcher

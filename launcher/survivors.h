@@ -1,0 +1,63 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "rendezvous/seats.h"
+#include "rendezvous/worker_messages.h"
+
+namespace ddp::launcher {
+
+/// What the master knows of workers that live through attempts (sans-IO; docs/worker_protocol.md): whether
+/// this job's can, whether all take part in the attempt yet, and what they say of peers that they cannot
+/// reach. Nodes are their parts in the attempt.
+class Survivors {
+ public:
+  using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
+  /// A rank that cannot reach another tells of it before the death that explains it is known. Without a death
+  /// the attempt is given up after so long.
+  static constexpr std::chrono::seconds kTroubleTime{2};
+  /// From a revoke to the SIGKILL of who has not answered it.
+  static constexpr std::chrono::seconds kRevokeTime{5};
+
+  /// The workers of an attempt are started, or told of it. `limit`: for all to be ready, where they can live
+  /// on.
+  void begin(std::size_t parts, std::chrono::milliseconds limit, Time now);
+  void greeted(std::size_t part);
+  /// True when this was the last one that was awaited.
+  bool ready(std::size_t part);
+  /// No worker runs there any more: it is not awaited.
+  bool ended(std::size_t part) { return ready(part); }
+  void in_trouble(std::string words, Time now);
+
+  /// All workers of one attempt have said that they can: from then on attempts are revoked, not stopped.
+  bool can_live_on() const { return can_live_on_; }
+  std::optional<Time> deadline() const;
+  /// Why the attempt is to be given up now, in words. To be asked at the deadline.
+  std::optional<std::string> verdict(Time now) const;
+
+  /// The lowest rank of `world` whose worker holds the state of the most steps; `waiting` are the survivors
+  /// of each part. Unset: nobody holds any.
+  struct Source {
+    std::uint32_t rank = 0;
+    std::uint64_t step = 0;
+  };
+  static std::optional<Source> source(const rendezvous::World& world,
+                                      const std::vector<std::vector<rendezvous::Survivor>>& waiting);
+
+ private:
+  bool can_live_on_ = false;
+  std::set<std::size_t> silent_;   ///< parts whose workers have not all greeted
+  std::set<std::size_t> unready_;  ///< and those that are not ready
+  std::optional<Time> ready_due_;  ///< only where they can live on
+  std::chrono::milliseconds limit_{0};
+  std::optional<Time> trouble_due_;
+  std::string trouble_;  ///< the first
+};
+
+}  // namespace ddp::launcher
