@@ -26,11 +26,9 @@ import gc
 import io
 import json
 import os
-import pickle
 import select
 import socket
 import threading
-import time
 import traceback
 from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -47,8 +45,9 @@ PROTOCOL = 1
 LINE_BYTES = 4096
 STEP_EVERY_S = 0.1   # the protocol allows ten reports a second
 ORDER_S = 10.0       # so long a worker that lost a peer waits for the order that follows
+FIRST_ORDER_S = 60.0
 GRACE_S = 1.0        # the same, after an exception that no lost peer explains
-CHUNK_BYTES = 64 << 20
+PIECE_BYTES = 64 << 20
 
 
 class Revoked(RuntimeError):
@@ -96,12 +95,16 @@ class _Link:
         """Waits for the next attempt's order, as long as that takes. One that was revoked before is answered here."""
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.next or self.lost or self.stopping)
+                # A process is started for an attempt, so the first order is there already. An agent of another version of
+                # the protocol says nothing at all.
+                in_time = self.changed.wait_for(lambda: self.next or self.lost or self.stopping,
+                                                FIRST_ORDER_S if self.attempt < 0 else None)
                 if self.stopping:
                     raise SystemExit(143)  # SIGTERM came along, and somebody handles it
                 if not self.next:
-                    raise LinkLost(f"{self.lost}; no attempt was ordered (this is version {PROTOCOL} of the worker protocol)")
-                order, self.next = self.next, None
+                    why = self.lost if in_time else f"the agent ordered nothing within {FIRST_ORDER_S:g} s"
+                    raise LinkLost(f"{why}; ddplaunch.elastic speaks version {PROTOCOL} of the worker protocol")
+                order, self.next, self.report = self.next, None, None
                 self.attempt = order["attempt"]
                 if self.attempt not in self.revokes:
                     self.on_revoke = on_revoke
@@ -167,12 +170,14 @@ class _Sockets:
 
     @staticmethod
     def _open() -> Iterator[Tuple[int, socket.socket]]:
-        """(inode, a duplicate) of each TCP socket of this process; the duplicate lives until the next is asked for."""
+        """(inode, a duplicate) of each TCP connection of this process; the duplicate lives until the next is asked for."""
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                     with socket.socket(fileno=os.dup(int(name))) as copy:
-                        if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                        # Not those that listen: a Gloo of PyTorch 2 ends the process when accept() fails.
+                        if (copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+                                and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
                             yield os.fstat(copy.fileno()).st_ino, copy
 
     @contextlib.contextmanager
@@ -218,29 +223,6 @@ class _Sockets:
             return seen < len(self.mine) or bool(poll.poll(0))
 
 
-class _Pickler(pickle.Pickler):
-    """Leaves tensors out, and keeps them in a list: they travel as they are."""
-
-    def __init__(self, out: io.BytesIO) -> None:
-        super().__init__(out, protocol=4)
-        self.tensors: List[torch.Tensor] = []
-
-    def persistent_id(self, thing: Any) -> Optional[int]:
-        if not isinstance(thing, torch.Tensor):
-            return None
-        self.tensors.append(thing.detach())
-        return len(self.tensors) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, body: bytes, tensors: List[torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(body))
-        self.tensors = tensors
-
-    def persistent_load(self, number: Any) -> torch.Tensor:
-        return self.tensors[number]
-
-
 class World:
     """One attempt, as this rank sees it."""
 
@@ -274,9 +256,9 @@ class World:
         """The state that this process holds now has `completed` steps; `phase` says in a few words what comes next. To be
         called after each optimizer.step(): a step that was not told here counts as not made when the attempt ends. Raises
         Revoked when it has ended."""
-        self._held = completed
+        self._held = int(completed)
         if self._link:
-            self._link.report = {"step": completed, **({"in": phase[:64]} if phase else {})}
+            self._link.report = {"step": self._held, **({"in": phase[:64]} if phase else {})}
             if self.revoked is not None:
                 raise Revoked(self.revoked)
 
@@ -286,50 +268,28 @@ class World:
         Called by all ranks alike, with the bare modules and before DistributedDataParallel wraps them. Nothing is loaded
         before all has arrived: a loss in the middle of it leaves this process with what it had."""
         root = self.source or 0
-        pickler, header = None, b""
+        buffer = bytearray()
         if self.rank == root:
-            body = io.BytesIO()
-            pickler = _Pickler(body)
-            pickler.dump((self._held, [holder.state_dict() for holder in holders], extra))
-            header = pickle.dumps(([(t.dtype, tuple(t.shape)) for t in pickler.tensors], body.getvalue()))
-        size = torch.tensor([len(header)], dtype=torch.int64, device=self._device)
+            out = io.BytesIO()
+            torch.save((self._held, [holder.state_dict() for holder in holders], extra), out)
+            buffer = bytearray(out.getbuffer())
+        size = torch.tensor([len(buffer)], device=self._device)
         dist.broadcast(size, root)
-        text = torch.empty(int(size.item()), dtype=torch.uint8, device=self._device)
-        if pickler:
-            text.copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
-        dist.broadcast(text, root)
-        kinds, body_bytes = pickle.loads(bytes(text.tolist()))
-        tensors = self._share(kinds, pickler.tensors if pickler else None, root)
-        if pickler:
+        if self.rank != root:
+            buffer = bytearray(int(size.item()))
+        # Through host memory, piece by piece: a GPU that the model fills has no room for a second copy.
+        for piece in torch.frombuffer(buffer, dtype=torch.uint8).split(PIECE_BYTES):
+            there = piece.to(self._device)
+            dist.broadcast(there, root)
+            piece.copy_(there)
+        if self.rank == root:
             return extra
-        held, states, extra = _Unpickler(body_bytes, tensors).load()
+        # As trusted as any object that ranks exchange: it comes from a rank of this job.
+        held, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
         for holder, saved in zip(holders, states):
             holder.load_state_dict(saved)
         self._held = held
         return extra
-
-    def _share(self, kinds: List[Tuple[torch.dtype, Tuple[int, ...]]], own: Optional[List[torch.Tensor]],
-               root: int) -> List[torch.Tensor]:
-        """Broadcasts tensors as bytes (no backend knows all types), many small ones at once."""
-        sizes = [torch.empty((), dtype=dtype).element_size() * functools.reduce(int.__mul__, shape, 1) for dtype, shape in kinds]
-        received: List[torch.Tensor] = []
-        while len(received) < len(kinds):
-            first = last = len(received)
-            total = 0
-            while last < len(kinds) and (last == first or total + sizes[last] <= CHUNK_BYTES):
-                total += sizes[last]
-                last += 1
-            chunk = torch.empty(total, dtype=torch.uint8, device=self._device)
-            parts = chunk.split(sizes[first:last])
-            if own is not None:
-                for part, tensor in zip(parts, own[first:last]):
-                    if part.numel():
-                        part.copy_(tensor.contiguous().reshape(-1).view(torch.uint8))
-            if total:
-                dist.broadcast(chunk, root)
-            # Clones are aligned for their type. They wait on the host, so that a GPU holds no second copy of it all.
-            received += [part.cpu().clone().view(dtype).reshape(shape) for part, (dtype, shape) in zip(parts, kinds[first:last])]
-        return received
 
 
 class _Abort:
@@ -417,18 +377,23 @@ class _Rejoin:
                 if world.revoked is not None:
                     raise Revoked(world.revoked)
                 abort.back.set()
-                self._leave()
+                if dist.is_initialized():
+                    dist.destroy_process_group()
                 return result
             except Exception as error:
                 if not self._attempt_is_over(world, error):
                     abort.back.set()
                     raise
-                # Frames hold the DistributedDataParallel of the attempt, and that its hooks in the parameters.
                 _forget(error)
-            self._leave()
-            abort.back.set()
+            if dist.is_initialized():
+                dist.destroy_process_group()
             held = world._held
             self.link.send({"revoked": world.attempt, "step": held})
+            # Cycles keep a DistributedDataParallel of the attempt alive, and that its hooks in the parameters. Now, since
+            # this takes a while, and the next attempt is being made.
+            gc.collect()
+            abort.back.set()
+            self.sockets.mine.clear()
 
     def _join(self, world: World) -> None:
         _to_environment(world._order)
@@ -445,12 +410,6 @@ class _Rejoin:
             dist.init_process_group(self.backend, store=store, rank=rank, world_size=size, **self.timeout)
         self.link.send({"ready": world.attempt})
 
-    def _leave(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        gc.collect()
-        self.sockets.mine.clear()
-
     def _attempt_is_over(self, world: World, error: Exception) -> bool:
         """Waits for the revoke that explains `error`. False: nothing does, it is the script's own."""
         if world.revoked is not None:
@@ -465,6 +424,7 @@ class _Rejoin:
 
 
 def _forget(error: Optional[BaseException]) -> None:
+    """Lets go of what the frames of a traceback hold."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__, error = None, error.__cause__ or error.__context__

@@ -1,0 +1,395 @@
+#!/usr/bin/env python3
+"""ddplaunch.elastic with real PyTorch on Gloo (docs/elastic_python.md): its side of the worker protocol against an agent that
+this test plays, and the document's example under ddplaunch, whose workers are killed.
+
+Runs with the distribution's torch (/usr/bin/python3) and, when DDP_TEST_TORCH_PYTHON names one, with another interpreter's."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import BIN, SOURCE, LaunchTest, Nodes, live_processes_with, main
+
+MODULES = BIN.parent / "share/ddplaunch/python"
+STORE = BIN.parent / "tests/store_server_main"
+EXAMPLE = re.search(r"```python\n(.*?)```", (SOURCE / "docs/elastic_python.md").read_text(), re.S).group(1)
+LIMIT_S = 60
+
+# $WAIT names a rank that in attempt 1 stops for good in front of the named thing.
+SCRIPT = """
+import os, sys, time, torch
+import torch.distributed as dist
+from ddplaunch import elastic
+
+def wait_before(what, world):
+    if os.environ.get("WAIT") == f"{what} {world.rank}" and world.attempt == 1:
+        print("waits", flush=True)
+        time.sleep(1000)
+
+@elastic.rejoin(backend="gloo")
+def train(world, state):
+    if not state:
+        torch.manual_seed(os.getpid())
+        state["model"] = torch.nn.Linear(8, 1)
+        state["optimizer"] = torch.optim.SGD(state["model"].parameters(), lr=0.01, momentum=0.9)
+    model, optimizer = state["model"], state["optimizer"]
+    wait_before("sync", world)
+    by = world.sync(model, optimizer, extra=world.rank)
+    assert os.environ["RANK"] == str(world.rank) and dist.get_world_size() == world.world_size
+    print(f"begin {world.attempt} rank {world.rank} pid {os.getpid()} from {world.completed} by {by}", flush=True)
+    second = dist.new_group()
+    ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=second)
+    for step in range(world.completed, int(sys.argv[1])):
+        optimizer.zero_grad()
+        ddp(torch.ones(4, 8)).pow(2).sum().backward()
+        optimizer.step()
+        if os.environ.get("RAISE") == f"{step} {world.rank}":
+            raise ValueError("bad batch")
+        if os.environ.get("COMPUTE") == str(step):
+            while True:
+                time.sleep(0.001)
+                world.step(step + 1, "computes")
+        world.step(step + 1, "trains")
+    weights = " ".join(repr(p) for p in torch.cat([p.flatten() for p in model.parameters()]).tolist())
+    print(f"end rank {world.rank} pid {os.getpid()} weights {weights}", flush=True)
+    return "returned"
+
+print(train())
+"""
+
+
+def interpreters():
+    found = []
+    for python in ("/usr/bin/python3", os.environ.get("DDP_TEST_TORCH_PYTHON")):
+        if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
+                                     capture_output=True).returncode == 0:
+            found.append(python)
+    return found
+
+
+PYTHONS = interpreters()
+
+
+class Worker:
+    """A process with the module in it, and the agent's end of its socket."""
+
+    def __init__(self, test, python, *args, **environment):
+        path = test.dir / f"w{len(test.workers)}.sock"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            self.process = subprocess.Popen(
+                [python, "-W", "ignore", *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env=dict(os.environ, PYTHONPATH=str(MODULES), DDPLAUNCH_CONTROL=f"unix:{path}", GLOO_SOCKET_IFNAME="lo",
+                         OMP_NUM_THREADS="1", USE_LIBUV="0", **environment))
+            test.workers.append(self)
+            listener.settimeout(LIMIT_S)
+            self.link = listener.accept()[0]
+        self.pending, self.words = b"", []
+
+    def say(self, **word):
+        self.link.sendall(json.dumps(word).encode() + b"\n")
+
+    def hear(self, key, accept=lambda value: True):
+        """The next word with `key`; those before it are dropped, and kept in words."""
+        end = time.monotonic() + LIMIT_S
+        while True:
+            while b"\n" in self.pending:
+                line, self.pending = self.pending.split(b"\n", 1)
+                self.words.append(json.loads(line))
+                if key in self.words[-1] and accept(self.words[-1][key]):
+                    return self.words[-1]
+            self.link.settimeout(max(0.01, end - time.monotonic()))
+            received = self.link.recv(65536)
+            if not received:
+                raise AssertionError(f"the worker ended: {self.process.communicate()}")
+            self.pending += received
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, err
+
+
+@unittest.skipUnless(PYTHONS and STORE.exists(), "no interpreter here has torch, or the tests' store is not built")
+class ElasticModule(LaunchTest):
+    python = PYTHONS[0] if PYTHONS else None
+
+    def setUp(self):
+        super().setUp()
+        self.workers = []
+        self.addCleanup(self.end_all)
+        self.path = self.script("script.py", SCRIPT, mode=0o644)
+
+    def end_all(self):
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.kill()
+            worker.process.stdout.close()
+            worker.process.stderr.close()
+            worker.link.close()
+
+    def begin(self, attempt, workers, source=None, missing=0):
+        """Orders the attempt, on a store of its own; `missing` ranks are never there."""
+        store = subprocess.Popen([STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(store.communicate)
+        port = store.stdout.readline().split()[1]
+        world = len(workers) + missing
+        for rank, worker in enumerate(workers):
+            worker.say(attempt=attempt, rank=rank, world=world, local_rank=rank, local_world=world, node_rank=0, nodes=1,
+                       store=f"127.0.0.1:{port}", agent_store=True, **{"from": source}, later="unknown keys are ignored")
+
+    def worker(self, steps, **environment):
+        worker = Worker(self, self.python, self.path, steps, **environment)
+        hello = worker.hear("hello")
+        self.assertEqual((hello["hello"], hello["rejoin"], hello["sharded"]), (1, True, False))
+        return worker
+
+    def team(self, steps, **environment):
+        workers = [self.worker(steps, **environment) for _ in range(3)]
+        self.begin(0, workers)
+        for worker in workers:
+            worker.hear("ready")
+        return workers
+
+    def revoke(self, attempt, workers):
+        """The steps that they hold."""
+        began = time.monotonic()
+        for worker in workers:
+            worker.say(revoke=attempt, reason="rank 2 was killed by SIGKILL", deadline_ms=5000)
+        steps = [worker.hear("revoked", lambda value: value == attempt)["step"] for worker in workers]
+        self.assertLess(time.monotonic() - began, 5)
+        return steps
+
+    def assert_all_end(self, workers):
+        ends = [worker.end() for worker in workers]
+        for code, out, err in ends:
+            self.assertEqual((code, out.splitlines()[-1]), (0, "returned"), err)
+        self.assertEqual(len({out.split("weights ")[1] for _, out, _ in ends}), 1, "weights differ")
+        return [out for _, out, _ in ends]
+
+    def goes_on(self, workers, steps_held, attempt=1):
+        """The last worker is lost: another takes its place, and all end well from the step that is held."""
+        workers[2] = self.worker(100_000)
+        self.begin(attempt, workers, source=steps_held.index(max(steps_held)))
+        self.assertEqual([worker.hear("ready")["ready"] for worker in workers], [attempt] * 3)
+        for worker in workers:
+            worker.hear("step", lambda step: step > max(steps_held))
+
+    def test_survivors_go_on_from_the_step_they_hold(self):
+        for python in PYTHONS:
+            with self.subTest(python=python):
+                self.python = python
+                workers = self.team(300)
+                seen = workers[0].hear("step", lambda step: step >= 20)
+                self.assertEqual(seen["in"], "trains")
+                workers[2].kill()
+                held = self.revoke(0, workers[:2])
+                self.assertTrue(all(step >= 19 for step in held), held)
+                workers[2] = self.worker(300)
+                source = held.index(max(held))
+                self.begin(1, workers, source=source)
+                for worker, out in zip(workers, self.assert_all_end(workers)):
+                    self.assertIn(f"pid {worker.process.pid} from {max(held)} by {source}\n", out)
+
+    def test_a_stopped_peer_holds_nobody(self):
+        workers = self.team(100_000)
+        workers[0].hear("step", lambda step: step >= 5)
+        workers[2].process.send_signal(signal.SIGSTOP)
+        held = self.revoke(0, workers[:2])
+        workers[2].kill()
+        self.goes_on(workers, held)
+
+    def test_a_loss_while_the_group_is_made(self):
+        workers = self.team(100_000)
+        workers[0].hear("step", lambda step: step >= 5)
+        workers[2].kill()
+        held = self.revoke(0, workers[:2])
+        self.begin(1, workers[:2], source=0, missing=1)
+        self.assertEqual(self.revoke(1, workers[:2]), held)
+        self.goes_on(workers, held, attempt=2)
+
+    def test_a_loss_in_the_middle_of_sync_leaves_what_was_there(self):
+        workers = self.team(100_000, WAIT="sync 0")
+        workers[0].hear("step", lambda step: step >= 5)
+        workers[2].kill()
+        held = self.revoke(0, workers[:2])
+        workers[2] = self.worker(100_000)
+        self.begin(1, workers, source=0)
+        for worker in workers:
+            worker.hear("ready")
+        # Rank 0, which has the state, sends nothing; the others wait for it.
+        self.assertEqual(self.revoke(1, workers[1:]), [held[1], None])
+        workers[0].kill()
+        self.goes_on([workers[1], workers[2], None], [held[1], -1], attempt=2)
+
+    def test_a_revoke_before_the_order_was_taken(self):
+        workers = self.team(100_000)
+        workers[0].hear("step", lambda step: step >= 5)
+        workers[2].kill()
+        held = self.revoke(0, workers[:2])
+        for worker in workers[:2]:  # both lines at once
+            worker.say(revoke=7, reason="foreign", deadline_ms=5000)
+            worker.link.sendall(b'{"attempt":1,"rank":0,"world":3,"local_rank":0,"local_world":3,"node_rank":0,"nodes":1,'
+                                b'"store":"127.0.0.1:1","agent_store":true}\n{"revoke":1,"reason":"x","deadline_ms":1}\n')
+            self.assertEqual(worker.hear("revoked")["revoked"], 1)
+        self.goes_on(workers, held, attempt=2)
+
+    def test_a_loop_without_collectives_notices(self):
+        workers = self.team(100_000, COMPUTE="3")
+        workers[1].hear("step", lambda step: step == 4)
+        workers[2].kill()
+        self.assertEqual(self.revoke(0, workers[:2]), [4, 4])
+
+    def test_trouble_is_told_and_the_order_awaited(self):
+        workers = self.team(100_000)
+        workers[0].hear("step", lambda step: step >= 5)
+        workers[2].kill()
+        said = workers[0].hear("failed")
+        self.assertEqual(said["failed"], 0)
+        self.assertIn("RuntimeError", said["error"])
+        self.goes_on(workers, self.revoke(0, workers[:2]))
+
+    def test_an_own_exception_comes_out(self):
+        workers = self.team(100_000, RAISE="10 1")
+        code, _, err = workers[1].end()
+        self.assertEqual(code, 1)
+        self.assertIn('raise ValueError("bad batch")', err)
+        self.assertEqual(err.splitlines()[-1], "ValueError: bad batch")
+        self.assertEqual(workers[0].hear("failed")["failed"], 0)
+
+    def test_nobody_there(self):
+        done = subprocess.run([self.python, self.path, "1"], capture_output=True, text=True, timeout=LIMIT_S,
+                              env=dict(os.environ, PYTHONPATH=str(MODULES), DDPLAUNCH_CONTROL=f"unix:{self.dir}/none"))
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr.splitlines()[-1],
+                         f"ddplaunch.elastic.LinkLost: nobody answers at DDPLAUNCH_CONTROL (unix:{self.dir}/none): No such file "
+                         "or directory. In a container the path has to be mounted; without the variable the script runs "
+                         "without ddplaunch.elastic")
+
+    def test_an_agent_that_leaves_without_an_order(self):
+        worker = self.worker(1)
+        worker.link.close()
+        code, _, err = worker.end()
+        self.assertEqual((code, err.splitlines()[-1]),
+                         (1, "ddplaunch.elastic.LinkLost: the agent closed the link; ddplaunch.elastic speaks version 1 of "
+                             "the worker protocol"))
+
+    def test_without_torch(self):
+        done = subprocess.run([self.python, "-c", "import sys; sys.modules['torch'] = None; import ddplaunch.elastic"],
+                              capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(MODULES)))
+        self.assertIn("ImportError: ddplaunch.elastic needs PyTorch in the interpreter that runs the script", done.stderr)
+
+    def test_without_ddplaunch_it_is_called_once(self):
+        done = subprocess.run([self.python, "-W", "ignore", self.path, "3"], capture_output=True, text=True, timeout=LIMIT_S,
+                              env=dict(os.environ, PYTHONPATH=str(MODULES), RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                                       MASTER_PORT="0", USE_LIBUV="0", GLOO_SOCKET_IFNAME="lo"))
+        self.assertEqual((done.returncode, done.stdout.splitlines()[-1]), (0, "returned"), done.stderr)
+
+
+def worker_pids(job):
+    """By rank, of the processes that run the script."""
+    found = {}
+    for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={job}\0"):
+        if "train.py" in words and "ddplaunchd" not in words:
+            try:
+                environ = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:
+                continue
+            found[int(re.search(rb"(?:^|\0)RANK=(\d+)", environ).group(1))] = pid
+    return found
+
+
+@unittest.skipUnless(PYTHONS, "no interpreter here has torch")
+class ElasticJob(LaunchTest):
+    """The document's example under ddplaunch."""
+
+    steps = 4000
+
+    def launch(self, *args, script=EXAMPLE, python=None):
+        path = self.script("train.py", script, mode=0o644)
+        return self.start("--max-restarts", 5, *args, "--restart-backoff", "50ms", "--label", "", "--env",
+                          f"PYTHONPATH={MODULES}", "--env", "OMP_NUM_THREADS=1", "--env", "USE_LIBUV=0",
+                          "--env", "PYTHONWARNINGS=ignore", "--python", python or PYTHONS[0], path, self.steps)
+
+    def read_until(self, process, wanted):
+        """The lines up to one that `wanted` matches; its match."""
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            match = re.search(wanted, line)
+            if match:
+                return match
+        self.fail(f"no {wanted!r} in:\n{''.join(lines)}{process.stderr.read()}")
+
+    def kill_one_after_another(self, process, victims, ranks):
+        self.read_until(process, rf"^attempt 0: {ranks} ranks, from step 0$")
+        for attempt, victim in enumerate(victims, 1):
+            last = int(self.read_until(process, r"^step (\d+) loss").group(1))
+            before = worker_pids(self.job)
+            self.assertEqual(sorted(before), list(range(ranks)))
+            os.kill(before[victim], signal.SIGKILL)
+            held = int(self.read_until(process, rf"^attempt {attempt}: {ranks} ranks, from step (\d+)$").group(1))
+            self.assertGreaterEqual(held, last)
+            self.assertLess(held, self.steps)
+            # By the rank in each process's first environment; places do not change here.
+            after = worker_pids(self.job)
+            self.assertNotEqual(after.pop(victim), before.pop(victim))
+            self.assertEqual(after, before, "survivors keep their processes")
+
+    def assert_ends_well(self, process, ranks):
+        out = process.stdout.read()
+        err = process.stderr.read()
+        self.assertEqual(process.wait(LIMIT_S), 0, err)
+        process.stdout.close()
+        process.stderr.close()
+        self.assert_nothing_left()
+        sums = re.findall(r"^rank (\d+): weights add up to (\S+)$", out, re.M)
+        self.assertEqual(sorted(int(rank) for rank, _ in sums), list(range(ranks)), out + err)
+        self.assertEqual(len({value for _, value in sums}), 1, out)
+
+    def test_killed_workers_on_this_machine(self):
+        for python in PYTHONS:
+            with self.subTest(python=python):
+                process = self.launch("--nproc-per-node", 3, python=python)
+                self.kill_one_after_another(process, [2, 0, 1], 3)
+                self.assert_ends_well(process, 3)
+
+    def test_killed_workers_on_two_nodes(self):
+        nodes = Nodes(self, 2)
+        process = self.launch("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2)
+        self.kill_one_after_another(process, [3, 0], 4)
+        self.assert_ends_well(process, 4)
+
+    def test_an_own_exception_ends_the_job(self):
+        script = EXAMPLE.replace("        world.step(step + 1)\n", "        world.step(step + 1)\n        if step == 20 and "
+                                 "world.rank == 1:\n            raise ValueError('bad batch')\n")
+        self.assertNotEqual(script, EXAMPLE)
+        done = self.finish(self.launch("--nproc-per-node", 2, "--max-restarts", 1, script=script))
+        self.assert_code(done, 1)
+        self.assertIn("ValueError: bad batch", done.err)
+        self.assertEqual(done.err.splitlines()[-1].split(":")[:2], ["ddplaunch", " exit 1"])
+
+    def test_a_script_without_it_is_started_again(self):
+        script = ("import os, sys, time\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], 'pid', os.getpid(), "
+                  "flush=True)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    sys.exit(3) if os.environ['RANK'] == "
+                  "'1' else time.sleep(1000)\n")
+        done = self.finish(self.launch("--nproc-per-node", 2, script=script))
+        self.assert_code(done, 0)
+        pids = re.findall(r"^attempt \d pid (\d+)$", done.out, re.M)
+        self.assertEqual((len(pids), len(set(pids))), (4, 4), done.out)
+
+
+if __name__ == "__main__":
+    main()
