@@ -380,9 +380,11 @@ class _Rejoin:
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 return result
-            except Exception as error:
-                if not self._attempt_is_over(world, error):
+            except BaseException as error:
+                if not isinstance(error, Exception) or not self._attempt_is_over(world, error):
                     abort.back.set()
+                    if self.gloo:  # whose destructor hangs (PyTorch 1.13) while there is data from peers that nobody awaits
+                        self.sockets.shut()
                     raise
                 _forget(error)
             if dist.is_initialized():
