@@ -413,6 +413,7 @@ Awaitable<> Agent::go_down() {
   }
   while (attempt_running_ || preparing_)
     co_await attempt_over_.async_wait(kUseTuple);
+  worker_link_.reset();
   down_ = true;
   tick_.expires_after(kFlushTime);  // the heartbeat sees `down_` and closes a link that does not drain
   co_await link_.flushed();

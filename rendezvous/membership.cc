@@ -121,7 +121,7 @@ void Membership::take(const Sender& from, const Joined& event, Time now) {
   if (state_ == State::kRunning) {
     tell(node.name + " joined" +
          (rules_.scale_up_now ? "" : "; it is there for the next attempt (--scale-up next)"));
-    if (rules_.scale_up_now && !growth_at_) growth_at_ = now + rules_.settle;
+    if (rules_.scale_up_now && !growth_at_) growth_at_ = std::max(now + rules_.settle, node.busy_until);
   } else if (attempt_ > 0) {
     tell(node.name + " joined");
   }

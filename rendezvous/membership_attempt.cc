@@ -36,6 +36,8 @@ std::vector<Seats::Candidate> Membership::candidates(bool excluded_too, Time now
   std::vector<Seats::Candidate> all;
   for (HostNumber host = 0; host < nodes_.size(); ++host) {
     const Node& node = nodes_[host];
+    // Before the end of its lease an earlier life's workers may still hold its devices.
+    if (node.busy_until > now && some_wait()) continue;
     if (node.present && (excluded_too || node.excluded_until <= now)) all.push_back({host, node.slots});
   }
   return all;
@@ -92,10 +94,13 @@ void Membership::try_begin(Time now) {
     if (node.busy_until > now) busy.push_back(node.name);
     if (node.present && node.suspect) suspects.push_back(node.name);
   }
-  if (free > now)
-    return wait_for("the end of the lease of " + listed(busy) + ", whose workers may still run", free);
+  const std::string lease = "the end of the lease of " + listed(busy) + ", whose workers may still run";
+  // The others of an attempt come no step further once one rank has let go of it (docs/worker_protocol.md):
+  // nobody has to wait for their end.
+  if (free > now && !some_wait()) return wait_for(lease, free);
   if (!suspects.empty() && !out_of_time) return wait_for("a word of " + listed(suspects), {});
   std::optional<Seats> seats = seated(now);
+  if (!seats && free > now) return wait_for(lease, free);
   if (!seats) return wait_for("a node with the slots of the seats that are empty", {});
   begin(std::move(*seats), now);
 }
