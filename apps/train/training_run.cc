@@ -166,6 +166,7 @@ class Run final : public TrainingRun {
     share_gradients();
     if (auto done = share_first_failure(*world_, check_places()); !done) return done;
     if (auto done = share_outcome(*world_, progress_.open()); !done) return done;
+    trainer_.tell_phase("state");
     const std::uint64_t before = held_ ? trainer_.position().step : 0;
     auto done = share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_);
     if (!done) return done;
