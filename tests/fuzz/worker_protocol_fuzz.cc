@@ -155,7 +155,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
   there_and_back(bytes, decode_worker_line);
   there_and_back(bytes, decode_agent_line);
-  encode_any(bytes, 1 + data[0]);
+  if (data[0] % 8 == 0) encode_any(bytes, 1 + data[0]);  // slow
   live(bytes);
   return 0;
 }
