@@ -40,6 +40,11 @@ class RejoiningRank {
       : options_(options), environment_(environment), link_(link) {}
 
   Result<> live() {
+    // A process of a job that begins will have to; a revoke that comes meanwhile is answered by the link.
+    if (environment_.attempt == 0) {
+      link_.at(0, "load");
+      if (auto done = load(); !done) return done;
+    }
     for (;;) {
       const auto order = link_.next_attempt();
       if (!order) return within("no order to train", order.error());
