@@ -5,9 +5,9 @@
 
 namespace ddp::train {
 
-std::vector<NcclVariable> share_gpu_variables(const std::string& job, int rank, bool one_node) {
+std::vector<NcclVariable> share_gpu_variables(const std::string& identity, bool one_node) {
   std::vector<NcclVariable> variables{
-      {"NCCL_HOSTID", job + "-" + std::to_string(rank), true},
+      {"NCCL_HOSTID", identity, true},
       // Ranks that pose as other hosts must not find each other over what only one host has.
       {"NCCL_P2P_DISABLE", "1", true},
       {"NCCL_SHM_DISABLE", "1", true},

@@ -17,8 +17,8 @@ struct NcclVariable {
 
 /// What lets several ranks use one GPU (--share-gpu). NCCL refuses two ranks of one host on one GPU, so each
 /// rank poses as a host of its own, and as those share neither memory nor NVLink, all goes through sockets.
-/// `one_node`: all ranks are known to be on this machine.
-std::vector<NcclVariable> share_gpu_variables(const std::string& job, int rank, bool one_node);
+/// `identity`: no other rank has it. `one_node`: all ranks are known to be on this machine.
+std::vector<NcclVariable> share_gpu_variables(const std::string& identity, bool one_node);
 
 /// What makes NCCL write to `file` how it connects; empty where the user already has it write somewhere.
 /// `get` is std::getenv outside tests.

@@ -1,0 +1,91 @@
+#include "apps/train/cuda_device.h"
+
+#include <string>
+
+#include "apps/train/cuda_check.h"
+
+namespace ddp::train {
+
+namespace {
+
+class CudaDevice final : public NcclDevice {
+ public:
+  explicit CudaDevice(int gpu) : gpu_(gpu) {}
+  ~CudaDevice() override {
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  Result<> open() {
+    if (auto done = take(); !done) return done;
+    cudaDeviceProp properties{};
+    if (auto done = cuda_check(cudaGetDeviceProperties(&properties, gpu_), "cudaGetDeviceProperties"); !done)
+      return done;
+    name_ = "GPU " + std::to_string(gpu_) + " (" + properties.name + ")";
+    // Not the default stream, which would wait for every other one.
+    return cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                      "cudaStreamCreateWithFlags");
+  }
+
+  std::string name() const override { return name_; }
+  Result<> take() override { return cuda_check(cudaSetDevice(gpu_), "cudaSetDevice"); }
+  void* stream() override { return stream_; }
+
+  Result<std::byte*> allocate(std::size_t bytes) override {
+    void* data = nullptr;
+    if (auto done = cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"); !done) return done.error();
+    return static_cast<std::byte*>(data);
+  }
+  void release(std::byte* data) override { (void)cudaFree(data); }
+
+  Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
+    // Of pageable memory the run time takes a copy before it returns.
+    return cuda_check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_),
+                      "cudaMemcpyAsync");
+  }
+  Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
+    if (auto done = cuda_check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_),
+                               "cudaMemcpyAsync");
+        !done)
+      return done;
+    return cuda_check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+  Result<bool> is_idle(void* stream) override {
+    const cudaError_t answer = cudaStreamQuery(static_cast<cudaStream_t>(stream));
+    if (answer == cudaErrorNotReady) return false;
+    if (auto done = cuda_check(answer, "cudaStreamQuery"); !done) return done.error();
+    return true;
+  }
+
+ private:
+  int gpu_;
+  std::string name_;
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace
+
+Result<int> choose_gpu(int gpus, int local_rank, bool restricted, bool shared) {
+  if (local_rank < gpus) return local_rank;
+  if (shared) return local_rank % gpus;
+  if (restricted && gpus == 1) return 0;
+  return Error{ErrorCode::kUsage, "--comm nccl: there is no GPU for local rank " +
+                                      std::to_string(local_rank) + ": this process sees " +
+                                      std::to_string(gpus) +
+                                      "; start one rank per GPU, or with --share-gpu several on each"};
+}
+
+Result<int> find_gpu(int local_rank, bool restricted, bool shared) {
+  const auto gpus = count_gpus();
+  if (!gpus) return Error{ErrorCode::kUsage, "--comm nccl needs an NVIDIA GPU: " + gpus.error().text};
+  return choose_gpu(*gpus, local_rank, restricted, shared);
+}
+
+Result<std::unique_ptr<NcclDevice>> open_cuda_device(int gpu) {
+  auto device = std::make_unique<CudaDevice>(gpu);
+  if (auto opened = device->open(); !opened) return opened.error();
+  return std::unique_ptr<NcclDevice>(std::move(device));
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,186 @@
+#include "apps/train/nccl_communicator.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "apps/train/nccl_link.h"
+
+namespace ddp::train {
+
+namespace {
+
+ncclDataType_t nccl_type(DeviceType type) {
+  switch (type) {
+    case DeviceType::kFloat32:
+      return ncclFloat32;
+    case DeviceType::kFloat64:
+      return ncclFloat64;
+    case DeviceType::kBfloat16:
+      return ncclBfloat16;
+  }
+  return ncclFloat32;
+}
+
+/// A failure inside a group shows when the group ends, or at once.
+ncclResult_t first_failure(std::initializer_list<ncclResult_t> results) {
+  ncclResult_t last = ncclSuccess;
+  for (const ncclResult_t result : results) {
+    if (result != ncclSuccess && result != ncclInProgress) return result;
+    last = result;
+  }
+  return last;
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size)
+    : link_(std::move(link)), comm_(comm), rank_(rank), world_size_(world_size) {}
+
+template <class Enqueue>
+Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byte> host, Part up, Part down,
+                                  const Enqueue& enqueue) {
+  if (host.empty()) return {};
+  const auto room = link_->staging(host.size());
+  if (!room) return room.error();
+  std::byte* const device = *room;
+  void* const stream = link_->device().stream();
+  if (up.size != 0) {
+    auto sent = link_->device().to_device(device + up.offset, host.data() + up.offset, up.size);
+    if (auto done = link_->checked(sent, operation); !done) return done;
+  }
+  auto called = link_->call(comm_, operation, [&](const NcclFunctions& nccl) {
+    return enqueue(nccl, device, static_cast<cudaStream_t>(stream));
+  });
+  if (!called) return called;
+  if (auto waited = link_->wait(comm_, operation, stream); !waited) return waited;
+  if (down.size == 0) return {};
+  return link_->checked(link_->device().to_host(host.data() + down.offset, device + down.offset, down.size),
+                        operation);
+}
+
+Result<> NcclCommunicator::reduce(std::span<std::byte> bytes, std::size_t count, int type) {
+  const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
+    return nccl.all_reduce(device, device, count, static_cast<ncclDataType_t>(type), ncclSum, comm_, stream);
+  };
+  return staged("all-reduce", bytes, {0, bytes.size()}, {0, bytes.size()}, enqueue);
+}
+
+Result<> NcclCommunicator::all_reduce_sum(std::span<float> values) {
+  return reduce(std::as_writable_bytes(values), values.size(), ncclFloat32);
+}
+
+Result<> NcclCommunicator::all_reduce_sum(std::span<double> values) {
+  return reduce(std::as_writable_bytes(values), values.size(), ncclFloat64);
+}
+
+Result<> NcclCommunicator::broadcast(std::span<std::byte> data, int root) {
+  const Part all{0, data.size()}, none;
+  const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
+    return nccl.broadcast(device, device, data.size(), ncclUint8, root, comm_, stream);
+  };
+  return staged("broadcast", data, rank_ == root ? all : none, rank_ == root ? none : all, enqueue);
+}
+
+Result<std::vector<std::uint64_t>> NcclCommunicator::all_gather(std::span<const std::uint64_t> mine) {
+  std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(world_size_));
+  std::ranges::copy(mine, all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * rank_);
+  auto done = all_gather_parts(std::as_writable_bytes(std::span(all)));
+  if (!done) return done.error();
+  return all;
+}
+
+Result<> NcclCommunicator::all_gather_parts(std::span<std::byte> parts) {
+  const std::size_t size = parts.size() / static_cast<std::size_t>(world_size_);
+  const Part own{size * static_cast<std::size_t>(rank_), size};
+  const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
+    return nccl.all_gather(device + own.offset, device, size, ncclUint8, comm_, stream);
+  };
+  return staged("all-gather", parts, own, {0, parts.size()}, enqueue);
+}
+
+Result<> NcclCommunicator::barrier() {
+  std::byte one[sizeof(float)] = {};
+  const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
+    return nccl.all_reduce(device, device, 1, ncclFloat32, ncclSum, comm_, stream);
+  };
+  return staged("barrier", one, {0, sizeof one}, {}, enqueue);
+}
+
+Result<> NcclCommunicator::shift(std::span<std::byte> halves) {
+  const std::size_t half = halves.size() / 2;
+  const int next = (rank_ + 1) % world_size_, previous = (rank_ + world_size_ - 1) % world_size_;
+  const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
+    const ncclResult_t begun = nccl.group_start();
+    const ncclResult_t sent = nccl.send(device, half, ncclUint8, next, comm_, stream);
+    const ncclResult_t received = nccl.receive(device + half, half, ncclUint8, previous, comm_, stream);
+    return first_failure({begun, sent, received, nccl.group_end()});
+  };
+  return staged("send and receive", halves.first(2 * half), {0, half}, {half, half}, enqueue);
+}
+
+Result<> NcclCommunicator::all_reduce_device(void* buffer, std::size_t count, DeviceType type, void* stream) {
+  return link_->call(comm_, "all-reduce", [&](const NcclFunctions& nccl) {
+    return nccl.all_reduce(buffer, buffer, count, nccl_type(type), ncclSum, comm_,
+                           static_cast<cudaStream_t>(stream));
+  });
+}
+
+Result<> NcclCommunicator::wait_device(void* stream, std::string_view operation) {
+  return link_->wait(comm_, operation, stream);
+}
+
+NcclBetween::NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane,
+                         std::shared_ptr<Communicator> inside)
+    : node_(node), nodes_(nodes), lane_(std::move(lane)), inside_(std::move(inside)) {}
+
+Result<> NcclBetween::hand_on(std::span<std::byte> data) {
+  return inside_ ? inside_->broadcast(data, 0) : Result<>();
+}
+
+template <class T>
+Result<> NcclBetween::reduce(std::span<T> values) {
+  if (lane_) {
+    if (auto summed = lane_->all_reduce_sum(values); !summed) return summed;
+  }
+  return hand_on(std::as_writable_bytes(values));
+}
+
+Result<> NcclBetween::all_reduce_sum(std::span<float> values) {
+  return reduce(values);
+}
+
+Result<> NcclBetween::all_reduce_sum(std::span<double> values) {
+  return reduce(values);
+}
+
+Result<> NcclBetween::broadcast(std::span<std::byte> data, int root) {
+  if (lane_) {
+    if (auto sent = lane_->broadcast(data, root); !sent) return sent;
+  }
+  return hand_on(data);
+}
+
+Result<std::vector<std::uint64_t>> NcclBetween::all_gather(std::span<const std::uint64_t> mine) {
+  std::vector<std::uint64_t> all(mine.size() * static_cast<std::size_t>(nodes_));
+  if (lane_) {
+    auto gathered = lane_->all_gather(mine);
+    if (!gathered) return gathered;
+    all = std::move(*gathered);
+  }
+  if (auto handed = hand_on(std::as_writable_bytes(std::span(all))); !handed) return handed.error();
+  return all;
+}
+
+Result<> NcclBetween::barrier() {
+  // Inside first: a node is there when all its ranks are.
+  if (inside_) {
+    if (auto done = inside_->barrier(); !done) return done;
+  }
+  if (lane_) {
+    if (auto done = lane_->barrier(); !done) return done;
+  }
+  return inside_ ? inside_->barrier() : Result<>();
+}
+
+}  // namespace ddp::train

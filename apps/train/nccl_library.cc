@@ -1,0 +1,137 @@
+#include "apps/train/nccl_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "apps/train/nccl_id.h"
+#include "base/one_line.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr const char* kUsualName = "libnccl.so.2";
+constexpr const char* kVariable = "DDPLAUNCH_NCCL_LIBRARY";
+
+template <class Function>
+bool find(void* handle, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(handle, name));
+  return function != nullptr;
+}
+
+Error refused(const std::string& text) {
+  return Error{ErrorCode::kUsage, "--comm nccl: " + text};
+}
+
+/// Where the file of a function lies.
+std::string path_of(void* handle, const std::string& otherwise) {
+  Dl_info info{};
+  void* function = ::dlsym(handle, "ncclGetVersion");
+  return function != nullptr && ::dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname
+                                                                                            : otherwise;
+}
+
+const char* result_name(ncclResult_t result) {
+  switch (static_cast<int>(result)) {
+    case 0:
+      return "ncclSuccess";
+    case 1:
+      return "ncclUnhandledCudaError";
+    case 2:
+      return "ncclSystemError";
+    case 3:
+      return "ncclInternalError";
+    case 4:
+      return "ncclInvalidArgument";
+    case 5:
+      return "ncclInvalidUsage";
+    case 6:
+      return "ncclRemoteError";
+    case 7:
+      return "ncclInProgress";
+    default:
+      return "an error that is not known here";
+  }
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open(const std::string& file) {
+  const std::string name = file.empty() ? kUsualName : file;
+  void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* why = ::dlerror();
+    const std::string text = one_line(why != nullptr ? why : "no reason was given");
+    if (!file.empty()) return refused(std::string(kVariable) + " names what cannot be loaded: " + text);
+    return refused("NCCL cannot be loaded: " + text +
+                   "; install it (package libnccl2), or name the file by " + kVariable +
+                   " (that of a Python wheel: …/nvidia/nccl/lib/" + kUsualName + ")");
+  }
+  auto library = std::make_shared<NcclLibrary>();
+  library->path_ = path_of(handle, name);
+  if (auto resolved = library->resolve(handle); !resolved) return resolved.error();
+  return std::shared_ptr<const NcclLibrary>(std::move(library));
+}
+
+Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open() {
+  static const auto library = [] {
+    const char* file = std::getenv(kVariable);
+    return open(file != nullptr ? file : "");
+  }();
+  return library;
+}
+
+Result<> NcclLibrary::resolve(void* handle) {
+  NcclFunctions& own = functions_;
+  // The version first: what an old library lacks is its age.
+  if (!find(handle, "ncclGetVersion", own.get_version) || own.get_version(&version_) != ncclSuccess)
+    return refused(path_ + " is no NCCL: it does not tell its version");
+  if (version_ < kOldest) {
+    return refused(path_ + " is NCCL " + nccl_version_text(version_) + "; " + nccl_version_text(kOldest) +
+                   " or newer is needed");
+  }
+  const char* missing = nullptr;
+  const auto need = [&](const char* name, auto& function) {
+    if (!find(handle, name, function) && missing == nullptr) missing = name;
+  };
+  need("ncclGetUniqueId", own.get_unique_id);
+  need("ncclGetErrorString", own.get_error_string);
+  need("ncclGetLastError", own.get_last_error);
+  need("ncclCommInitRankConfig", own.init_rank);
+  need("ncclCommGetAsyncError", own.get_async_error);
+  need("ncclCommDestroy", own.destroy);
+  need("ncclCommAbort", own.abort);
+  need("ncclGroupStart", own.group_start);
+  need("ncclGroupEnd", own.group_end);
+  need("ncclAllReduce", own.all_reduce);
+  need("ncclBroadcast", own.broadcast);
+  need("ncclAllGather", own.all_gather);
+  need("ncclSend", own.send);
+  need("ncclRecv", own.receive);
+  if (missing != nullptr) return refused(name() + " lacks " + missing + "; is the file whole?");
+  (void)find(handle, "ncclCommSplit", own.split);
+  (void)find(handle, "ncclMemAlloc", own.allocate);
+  (void)find(handle, "ncclMemFree", own.release);
+  (void)find(handle, "ncclCommInitRankScalable", own.init_rank_scalable);
+  (void)find(handle, "ncclCommWindowRegister", own.register_window);
+  (void)find(handle, "ncclCommWindowDeregister", own.deregister_window);
+  (void)find(handle, "ncclCommShrink", own.shrink);
+  return {};
+}
+
+std::string NcclLibrary::name() const {
+  return "NCCL " + nccl_version_text(version_) + " (" + path_ + ")";
+}
+
+std::string NcclLibrary::text_of(ncclResult_t result, ncclComm_t comm) const {
+  std::string text = std::string(result_name(result)) + ": " + functions_.get_error_string(result);
+  const char* last = functions_.get_last_error(comm);
+  if (last == nullptr || *last == '\0') return text;
+  std::string said = last;
+  while (!said.empty() && (said.back() == '\n' || said.back() == ' '))
+    said.pop_back();
+  return text + " (" + one_line(said) + ")";
+}
+
+}  // namespace ddp::train

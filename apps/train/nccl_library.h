@@ -1,0 +1,84 @@
+#pragma once
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// NCCL's functions as `train` calls them. Written out here, not taken from nccl.h, so that a build with an
+/// old header knows the newer ones. Those of the second half are null where the library is too old for them.
+struct NcclFunctions {
+  ncclResult_t (*get_version)(int* version) = nullptr;
+  ncclResult_t (*get_unique_id)(ncclUniqueId* id) = nullptr;
+  const char* (*get_error_string)(ncclResult_t result) = nullptr;
+  const char* (*get_last_error)(ncclComm_t comm) = nullptr;
+  ncclResult_t (*init_rank)(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
+                            ncclConfig_t* config) = nullptr;
+  ncclResult_t (*get_async_error)(ncclComm_t comm, ncclResult_t* error) = nullptr;
+  ncclResult_t (*destroy)(ncclComm_t comm) = nullptr;
+  ncclResult_t (*abort)(ncclComm_t comm) = nullptr;
+  ncclResult_t (*group_start)() = nullptr;
+  ncclResult_t (*group_end)() = nullptr;
+  ncclResult_t (*all_reduce)(const void* send, void* receive, std::size_t count, ncclDataType_t type,
+                             ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) = nullptr;
+  ncclResult_t (*broadcast)(const void* send, void* receive, std::size_t count, ncclDataType_t type, int root,
+                            ncclComm_t comm, cudaStream_t stream) = nullptr;
+  ncclResult_t (*all_gather)(const void* send, void* receive, std::size_t count, ncclDataType_t type,
+                             ncclComm_t comm, cudaStream_t stream) = nullptr;
+  ncclResult_t (*send)(const void* data, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                       cudaStream_t stream) = nullptr;
+  ncclResult_t (*receive)(void* data, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                          cudaStream_t stream) = nullptr;
+
+  /// 2.18.
+  ncclResult_t (*split)(ncclComm_t comm, int color, int key, ncclComm_t* part,
+                        ncclConfig_t* config) = nullptr;
+  /// 2.19. What they give is for ncclCommWindowRegister (2.27), whose window is a pointer.
+  ncclResult_t (*allocate)(void** data, std::size_t bytes) = nullptr;
+  ncclResult_t (*release)(void* data) = nullptr;
+  /// 2.23.
+  ncclResult_t (*init_rank_scalable)(ncclComm_t* comm, int ranks, int rank, int ids, ncclUniqueId* id,
+                                     ncclConfig_t* config) = nullptr;
+  /// 2.27.
+  ncclResult_t (*register_window)(ncclComm_t comm, void* data, std::size_t bytes, void** window,
+                                  int flags) = nullptr;
+  ncclResult_t (*deregister_window)(ncclComm_t comm, void* window) = nullptr;
+  ncclResult_t (*shrink)(ncclComm_t comm, int* excluded, int count, ncclComm_t* rest, ncclConfig_t* config,
+                         int flags) = nullptr;
+};
+
+/// libnccl.so.2, loaded when it is needed, so that the program starts where there is none. It stays loaded:
+/// NCCL has threads of its own.
+class NcclLibrary {
+ public:
+  static constexpr int kOldest = 21900;  ///< 2.19, as ncclGetVersion counts
+
+  /// `file`: its path or name; empty: as the system's loader finds libnccl.so.2. Python's wheels have theirs
+  /// where no loader looks, and that is not searched: which NCCL runs is the user's choice. Errors (kUsage)
+  /// say what is missing and where it was looked for.
+  static Result<std::shared_ptr<const NcclLibrary>> open(const std::string& file);
+  /// As DDPLAUNCH_NCCL_LIBRARY names it, once per process.
+  static Result<std::shared_ptr<const NcclLibrary>> open();
+
+  const NcclFunctions* operator->() const { return &functions_; }
+  int version() const { return version_; }
+  const std::string& path() const { return path_; }
+  /// "NCCL 2.28.9 (/usr/lib/x86_64-linux-gnu/libnccl.so.2)"
+  std::string name() const;
+  /// "ncclRemoteError: remote process exited or there was a network error", and what NCCL said last.
+  std::string text_of(ncclResult_t result, ncclComm_t comm) const;
+
+ private:
+  Result<> resolve(void* handle);
+
+  NcclFunctions functions_;
+  int version_ = 0;
+  std::string path_;
+};
+
+}  // namespace ddp::train

@@ -1,0 +1,267 @@
+#include "apps/train/nccl_link.h"
+
+#include <poll.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "apps/train/nccl_id.h"
+
+namespace ddp::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+std::atomic<bool> g_stuck = false;
+
+std::string seconds_text(milliseconds time) {
+  return time.count() % 1'000 == 0 ? std::to_string(time.count() / 1'000) + " s"
+                                   : std::to_string(time.count()) + " ms";
+}
+
+/// The pauses of one wait, and what ends it.
+class Patience {
+ public:
+  Patience(int interrupt, milliseconds timeout)
+      : interrupt_(interrupt), timeout_(timeout), deadline_(Clock::now() + timeout) {}
+
+  /// Before the next look. Short operations are over within the first few looks.
+  Result<> pause() {
+    ::pollfd revoked{interrupt_, POLLIN, 0};
+    const int wait_ms = ++looks_ <= kWithoutPause ? 0 : 1;
+    if (::poll(&revoked, 1, wait_ms) > 0) return Error{ErrorCode::kCancelled, "revoked"};
+    if (Clock::now() < deadline_) return {};
+    return Error{ErrorCode::kTimeout,
+                 "the other ranks did not do their part within " + seconds_text(timeout_)};
+  }
+
+ private:
+  static constexpr int kWithoutPause = 200;
+  int interrupt_;
+  milliseconds timeout_;
+  Clock::time_point deadline_;
+  int looks_ = 0;
+};
+
+ErrorCode code_of(ncclResult_t result) {
+  switch (result) {
+    case ncclUnhandledCudaError:
+      return ErrorCode::kSystem;
+    case ncclSystemError:
+    case ncclRemoteError:
+      return ErrorCode::kLinkLost;
+    case ncclInvalidArgument:
+    case ncclInvalidUsage:
+      return ErrorCode::kUsage;
+    default:
+      return ErrorCode::kInternal;
+  }
+}
+
+/// Threads that end communicators, and the one that waits for them. Outlives both where NCCL hangs.
+struct Endings {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t left = 0;
+};
+
+bool is_done(ncclResult_t result) {
+  return result != ncclInProgress;
+}
+
+}  // namespace
+
+/// Where NCCL puts the communicators that it makes. A deque: what lies in it does not move.
+struct NcclLink::Slots {
+  std::deque<ncclComm_t> comms;
+};
+
+bool nccl_is_stuck() {
+  return g_stuck;
+}
+
+NcclLink::NcclLink(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclDevice> device,
+                   NcclLinkConfig config)
+    : library_(std::move(library)),
+      device_(std::move(device)),
+      config_(config),
+      slots_(std::make_shared<Slots>()) {}
+
+NcclLink::~NcclLink() {
+  if (!stuck_) (void)end_all(failed_.has_value());
+  if (stuck_) {
+    // To give memory back means to wait for the device, which may wait for ever.
+    [[maybe_unused]] auto* kept = new std::pair(device_, slots_);
+  } else if (staging_ != nullptr) {
+    device_->release(staging_);
+  }
+}
+
+Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const std::string& group, int rank,
+                                                 int size) {
+  const NcclFunctions& nccl = *library_->operator->();
+  const int roots = nccl.init_rank_scalable != nullptr ? nccl_roots(size, kRanksPerRoot) : 1;
+  const Clock::time_point deadline = Clock::now() + config_.start_timeout;
+  std::vector<ncclUniqueId> ids(static_cast<std::size_t>(roots));
+  for (int root = 0; root < roots; ++root) {
+    if (nccl_root_rank(root, roots, size) != rank) continue;
+    ncclUniqueId id{};
+    // Here NCCL begins to listen, in this process.
+    if (const auto made = nccl.get_unique_id(&id); made != ncclSuccess)
+      return failed_call(nullptr, made, "start");
+    auto told = directory.share(nccl_root_key(group, root),
+                                encode_nccl_id({id.internal, sizeof id.internal}, library_->version()));
+    if (!told) return told.error();
+  }
+  for (int root = 0; root < roots; ++root) {
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+    const auto text = directory.find(nccl_root_key(group, root), std::max(left, milliseconds(1)));
+    const std::string by = "rank " + std::to_string(nccl_root_rank(root, roots, size));
+    if (!text && text.error().code == ErrorCode::kTimeout) {
+      return fail(ErrorCode::kTimeout, by + " of " + group + " has not told where to meet; did it start?",
+                  "start");
+    }
+    if (!text) return text.error();
+    auto decoded = decode_nccl_id(*text, library_->version(), by);
+    if (!decoded) return fail(decoded.error().code, decoded.error().text, "start");
+    decoded->copy(ids[static_cast<std::size_t>(root)].internal, NCCL_UNIQUE_ID_BYTES);
+  }
+  return ids;
+}
+
+Result<ncclComm_t> NcclLink::open(PeerDirectory& directory, const std::string& group, int rank, int size) {
+  if (failed_) return *failed_;
+  if (auto taken = checked(device_->take(), "start"); !taken) return taken.error();
+  auto ids = meet(directory, group, rank, size);
+  if (!ids) return ids.error();
+  const NcclFunctions& nccl = *library_->operator->();
+  ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
+  settings.blocking = 0;
+  ncclComm_t& comm = slots_->comms.emplace_back(nullptr);
+  const ncclResult_t begun =
+      ids->size() == 1
+          ? nccl.init_rank(&comm, size, ids->front(), rank, &settings)
+          : nccl.init_rank_scalable(&comm, size, rank, static_cast<int>(ids->size()), ids->data(), &settings);
+  if (auto settled = settle(comm, begun, "start", config_.start_timeout); !settled) return settled.error();
+  return comm;
+}
+
+Result<ncclComm_t> NcclLink::split(ncclComm_t whole, int color, int key) {
+  if (failed_) return *failed_;
+  const NcclFunctions& nccl = *library_->operator->();
+  if (nccl.split == nullptr) return Error{ErrorCode::kUsage, library_->name() + " has no ncclCommSplit"};
+  ncclConfig_t settings = NCCL_CONFIG_INITIALIZER;
+  settings.blocking = 0;
+  ncclComm_t& part = slots_->comms.emplace_back(nullptr);
+  const ncclResult_t begun = nccl.split(whole, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, &settings);
+  // The part is there when the whole is through with it.
+  if (auto settled = settle(whole, begun, "split", config_.start_timeout); !settled) return settled.error();
+  if (part == nullptr) return part;
+  if (auto settled = settle(part, ncclInProgress, "split", config_.start_timeout); !settled)
+    return settled.error();
+  return part;
+}
+
+Result<> NcclLink::settle(ncclComm_t comm, ncclResult_t result, std::string_view operation,
+                          milliseconds timeout) {
+  Patience patience(config_.interrupt, timeout);
+  for (bool first = true; !is_done(result) && comm != nullptr; first = false) {
+    if (!first) {
+      if (auto on = patience.pause(); !on) return fail(on.error().code, on.error().text, operation);
+    }
+    const ncclResult_t asked = library_->operator->()->get_async_error(comm, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  if (result == ncclSuccess) return {};
+  return failed_call(comm, result, operation);
+}
+
+Result<> NcclLink::call(ncclComm_t comm, std::string_view operation, const Call& call) {
+  if (failed_) return *failed_;
+  return settle(comm, call(*library_->operator->()), operation, config_.step_timeout);
+}
+
+Result<> NcclLink::wait(ncclComm_t comm, std::string_view operation, void* stream) {
+  if (failed_) return *failed_;
+  Patience patience(config_.interrupt, config_.step_timeout);
+  for (;;) {
+    const auto idle = device_->is_idle(stream);
+    if (!idle) return fail(idle.error().code, idle.error().text, operation);
+    if (*idle) return {};
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = library_->operator->()->get_async_error(comm, &state);
+    if (asked != ncclSuccess) state = asked;
+    if (state != ncclSuccess && is_done(state)) return failed_call(comm, state, operation);
+    if (auto on = patience.pause(); !on) return fail(on.error().code, on.error().text, operation);
+  }
+}
+
+Result<> NcclLink::checked(const Result<>& answer, std::string_view operation) {
+  if (failed_) return *failed_;
+  if (answer) return {};
+  return fail(answer.error().code, answer.error().text, operation);
+}
+
+Result<std::byte*> NcclLink::staging(std::size_t bytes) {
+  if (bytes <= staged_) return staging_;
+  if (staging_ != nullptr) device_->release(staging_);
+  staging_ = nullptr;
+  staged_ = 0;
+  auto room = device_->allocate(bytes);
+  if (!room) return fail(room.error().code, room.error().text, "staging");
+  staging_ = *room;
+  staged_ = bytes;
+  return staging_;
+}
+
+Error NcclLink::failed_call(ncclComm_t comm, ncclResult_t result, std::string_view operation) {
+  std::string text = library_->text_of(result, comm);
+  if (result == ncclInvalidUsage && operation == "start") text += "; two ranks on one GPU need --share-gpu";
+  return fail(code_of(result), text, operation);
+}
+
+Error NcclLink::fail(ErrorCode code, const std::string& reason, std::string_view operation) {
+  if (failed_) return *failed_;
+  const bool ended = end_all(true);
+  const std::string text = "rank " + std::to_string(config_.rank) + " over NCCL: " + reason +
+                           (ended ? "" : "; NCCL did not abort within " + seconds_text(config_.end_timeout)) +
+                           " during " + std::string(operation);
+  failed_ = Error{code, text};
+  return *failed_;
+}
+
+bool NcclLink::end_all(bool abort) {
+  const auto endings = std::make_shared<Endings>();
+  std::vector<ncclComm_t> comms;
+  for (const ncclComm_t comm : slots_->comms) {
+    if (comm != nullptr) comms.push_back(comm);
+  }
+  endings->left = comms.size();
+  for (const ncclComm_t comm : comms) {
+    std::thread([endings, comm, abort, library = library_, device = device_] {
+      (void)device->take();
+      (void)(abort ? (*library)->abort(comm) : (*library)->destroy(comm));
+      const std::lock_guard lock(endings->mutex);
+      --endings->left;
+      endings->changed.notify_all();
+    }).detach();
+  }
+  std::unique_lock lock(endings->mutex);
+  const bool ended = endings->changed.wait_for(lock, config_.end_timeout, [&] { return endings->left == 0; });
+  if (ended) {
+    slots_->comms.clear();
+  } else {
+    stuck_ = true;
+    g_stuck = true;
+  }
+  return ended;
+}
+
+}  // namespace ddp::train

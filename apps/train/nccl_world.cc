@@ -1,0 +1,170 @@
+#include "apps/train/nccl_world.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <set>
+#include <utility>
+
+#include "apps/train/cuda_device.h"
+#include "apps/train/nccl_communicator.h"
+#include "apps/train/nccl_environment.h"
+#include "apps/train/nccl_id.h"
+#include "apps/train/nccl_link.h"
+#include "apps/train/nccl_log.h"
+#include "apps/train/nccl_network.h"
+#include "apps/train/single_communicator.h"
+#include "base/unique_fd.h"
+
+namespace ddp::train {
+
+namespace {
+
+const char* variable(const char* name) {
+  return std::getenv(name);
+}
+
+/// Where NCCL writes how it connects: memory without a name. It keeps the file open, so it stays.
+struct Capture {
+  UniqueFd file;
+};
+Capture& capture() {
+  static Capture capture;
+  return capture;
+}
+
+/// NCCL reads its variables when it is first used, so this comes before that, and once.
+void set_variables(const NcclWorldConfig& config) {
+  static bool done = false;
+  if (std::exchange(done, true)) return;
+  std::vector<NcclVariable> variables;
+  if (config.share_gpu) {
+    const bool one_node = config.local_world_size == config.world_size;
+    // The process's number too: in a later attempt it may have another rank, and NCCL reads this once.
+    variables = share_gpu_variables(
+        config.job_id + "-" + std::to_string(config.rank) + "-" + std::to_string(::getpid()), one_node);
+  }
+  UniqueFd file(::memfd_create("nccl", MFD_CLOEXEC));
+  if (file) {
+    const auto captured = capture_variables("/proc/self/fd/" + std::to_string(file.get()), variable);
+    variables.insert(variables.end(), captured.begin(), captured.end());
+    if (!captured.empty()) capture().file = std::move(file);
+  }
+  for (const NcclVariable& one : variables)
+    ::setenv(one.name.c_str(), one.value.c_str(), one.always ? 1 : 0);
+}
+
+std::string captured_text() {
+  std::string text;
+  char piece[4096];
+  const int file = capture().file.get();
+  for (ssize_t count;
+       file >= 0 && (count = ::pread(file, piece, sizeof piece, static_cast<off_t>(text.size()))) > 0;)
+    text.append(piece, static_cast<std::size_t>(count));
+  return text;
+}
+
+bool is_restricted() {
+  return variable("CUDA_VISIBLE_DEVICES") != nullptr;
+}
+
+/// Where a rank stands among the nodes, which are numbered by their first ranks.
+struct NodePlace {
+  int nodes = 0;   ///< how many
+  int number = 0;  ///< of this one
+  int size = 0;    ///< its ranks
+  int local = 0;   ///< how many of them come before this rank
+};
+NodePlace place_of(const std::vector<std::uint64_t>& node_of, int rank) {
+  const std::uint64_t mine = node_of[static_cast<std::size_t>(rank)];
+  NodePlace place;
+  std::set<std::uint64_t> seen;
+  for (std::size_t other = 0; other < node_of.size(); ++other) {
+    const bool first = seen.insert(node_of[other]).second;
+    if (first && node_of[other] == mine) place.number = place.nodes;
+    if (first) ++place.nodes;
+    if (node_of[other] != mine) continue;
+    ++place.size;
+    if (other < static_cast<std::size_t>(rank)) ++place.local;
+  }
+  return place;
+}
+
+/// The ranks of this node, and the first ones of all nodes.
+Result<> join_nodes(const std::shared_ptr<NcclLink>& link, ncclComm_t whole, const NcclWorldConfig& config,
+                    NcclWorld& world) {
+  const std::uint64_t mine[] = {static_cast<std::uint64_t>(config.node)};
+  const auto nodes = world.communicator->all_gather(mine);
+  if (!nodes) return nodes.error();
+  const NodePlace place = place_of(*nodes, config.rank);
+  const auto inside = link->split(whole, place.number, config.rank);
+  if (!inside) return inside.error();
+  const auto lane = link->split(whole, place.local == 0 ? 0 : -1, config.rank);
+  if (!lane) return lane.error();
+  world.node_count = place.nodes;
+  std::shared_ptr<Communicator> below;
+  if (place.size > 1) {
+    below = std::make_shared<NcclCommunicator>(link, *inside, place.local, place.size);
+    world.node = std::make_unique<NcclCommunicator>(link, *inside, place.local, place.size);
+  } else {
+    world.node = std::make_unique<SingleCommunicator>();
+  }
+  std::shared_ptr<Communicator> over;
+  if (place.nodes > 1 && *lane != nullptr)
+    over = std::make_shared<NcclCommunicator>(link, *lane, place.number, place.nodes);
+  if (place.nodes > 1) {
+    world.between = std::make_unique<NcclBetween>(place.number, place.nodes, over, below);
+  } else {
+    world.between = std::make_unique<SingleCommunicator>();
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<> nccl_is_here(const NcclWorldConfig& config) {
+  const auto gpu = find_gpu(config.local_rank, is_restricted(), config.share_gpu);
+  if (!gpu) return gpu.error();
+  set_variables(config);
+  const auto library = NcclLibrary::open();
+  return library ? Result<>() : library.error();
+}
+
+Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory) {
+  if (auto here = nccl_is_here(config); !here) return here.error();
+  const auto gpu = find_gpu(config.local_rank, is_restricted(), config.share_gpu);
+  if (!gpu) return gpu.error();
+  auto device = open_cuda_device(*gpu);
+  if (!device) return within("rank " + std::to_string(config.rank), device.error());
+  return connect_nccl_over(*NcclLibrary::open(), std::move(*device), config, directory);
+}
+
+Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
+                                    std::shared_ptr<NcclDevice> device, const NcclWorldConfig& config,
+                                    PeerDirectory& directory) {
+  NcclLinkConfig limits;
+  limits.rank = config.rank;
+  limits.start_timeout = config.start_timeout;
+  limits.step_timeout = config.step_timeout;
+  limits.interrupt = config.interrupt;
+  const int version = library->version();
+  const auto link = std::make_shared<NcclLink>(std::move(library), std::move(device), limits);
+  const auto comm = link->open(directory, "world", config.rank, config.world_size);
+  if (!comm) return comm.error();
+  NcclWorld world;
+  auto communicator = std::make_unique<NcclCommunicator>(link, *comm, config.rank, config.world_size);
+  world.on_device = communicator.get();
+  world.communicator = std::move(communicator);
+  NcclLog log = read_nccl_log(captured_text());
+  if (log.version.empty()) log.version = nccl_version_text(version);
+  world.line = nccl_line(log);
+  if (!sockets_are_wanted(variable)) world.warning = sockets_warning(log, active_infiniband());
+  if (config.with_nodes) {
+    if (auto joined = join_nodes(link, *comm, config, world); !joined) return joined.error();
+  }
+  return world;
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "apps/train/communicator.h"
+#include "apps/train/peer_directory.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+class NcclCommunicator;
+class NcclDevice;
+class NcclLibrary;
+
+struct NcclWorldConfig {
+  std::string job_id;
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_world_size = 0;  ///< 0: not told
+  int node = -1;             ///< -1: not told
+  std::chrono::milliseconds start_timeout{120'000};
+  std::chrono::milliseconds step_timeout{60'000};
+  int interrupt = -1;
+  bool share_gpu = false;   ///< several ranks on one GPU
+  bool with_nodes = false;  ///< NcclWorld::node and ::between are wanted; needs local_rank and node
+};
+
+struct NcclWorld {
+  std::unique_ptr<Communicator> communicator;
+  NcclCommunicator* on_device = nullptr;  ///< the same, for values on the device
+  std::unique_ptr<Communicator> node;     ///< null where not asked for
+  std::unique_ptr<Communicator> between;
+  int node_count = 0;   ///< 0: not known
+  std::string line;     ///< "NCCL 2.28.9 over Socket eth0, 2 channels, …": for people
+  std::string warning;  ///< of the network that NCCL chose; empty: none
+};
+
+/// What this build, machine or rank lacks for NCCL (kUsage): before any rank waits for another. It sets
+/// NCCL's variables and loads it.
+Result<> nccl_is_here(const NcclWorldConfig& config);
+/// Connects all ranks over the GPU that falls to each.
+Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory);
+/// The same with a library and device that are given; what tests call.
+Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
+                                    std::shared_ptr<NcclDevice> device, const NcclWorldConfig& config,
+                                    PeerDirectory& directory);
+
+/// A call of NCCL's did not come back in time, and its thread was left alone: whoever ends the program as
+/// usual may wait for ever, and should flush its output and call _exit.
+bool nccl_is_stuck();
+
+}  // namespace ddp::train

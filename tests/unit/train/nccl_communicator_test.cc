@@ -1,0 +1,402 @@
+#include "apps/train/nccl_communicator.h"
+
+#include <dlfcn.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "apps/train/cuda_device.h"
+#include "apps/train/nccl_id.h"
+#include "apps/train/nccl_library.h"
+#include "apps/train/nccl_link.h"
+#include "apps/train/nccl_world.h"
+#include "apps/train/random.h"
+#include "tests/support/catch.h"
+#include "tests/support/fake_nccl.h"
+#include "tests/unit/train/memory_directory.h"
+
+// Ranks as threads over a library that plays NCCL and memory that plays the GPU's.
+
+using namespace ddp;
+using namespace ddp::train;
+using namespace std::chrono_literals;
+
+namespace {
+
+class MemoryDevice final : public NcclDevice {
+ public:
+  std::string name() const override { return "memory"; }
+  Result<> take() override { return {}; }
+  void* stream() override { return &stream_; }
+  Result<std::byte*> allocate(std::size_t bytes) override { return new std::byte[bytes]; }
+  void release(std::byte* data) override { delete[] data; }
+  Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
+    std::memcpy(device, host, bytes);
+    return {};
+  }
+  Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) override {
+    std::memcpy(host, device, bytes);
+    return {};
+  }
+  Result<bool> is_idle(void* stream) override { return static_cast<FakeStream*>(stream)->pending == 0; }
+
+ private:
+  FakeStream stream_;
+};
+
+std::shared_ptr<const NcclLibrary> play() {
+  static const auto library = NcclLibrary::open(DDP_FAKE_NCCL);
+  return *library;
+}
+
+/// Of the library that play() loaded; as at the start.
+FakeNcclSettings& fresh_settings() {
+  (void)play();
+  static void* const handle = ::dlopen(DDP_FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
+  using Getter = FakeNcclSettings* (*)();
+  static FakeNcclSettings* const settings = reinterpret_cast<Getter>(::dlsym(handle, "fake_nccl_settings"))();
+  settings->version = 22809;
+  settings->init_hangs = settings->sums_hang = false;
+  settings->init_fails = settings->remote_error = settings->abort_hangs = 0;
+  settings->aborted = settings->destroyed = settings->ids = 0;
+  return *settings;
+}
+
+NcclWorldConfig config_of(int rank, int world) {
+  NcclWorldConfig config;
+  config.job_id = "test";
+  config.rank = rank;
+  config.world_size = world;
+  config.start_timeout = 20s;
+  config.step_timeout = 20s;
+  return config;
+}
+
+using Body = std::function<std::string(NcclWorld&)>;
+using Change = std::function<void(NcclWorldConfig&)>;
+
+/// One thread per rank; gives what each body said, or why it did not get that far.
+std::vector<std::string> run_ranks(
+    int world, const Body& body, const Change& change = [](NcclWorldConfig&) {}) {
+  // Ids of another world must not be found.
+  MemoryDirectory directory;
+  std::vector<std::string> said(static_cast<std::size_t>(world));
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.emplace_back([&, rank] {
+      NcclWorldConfig config = config_of(rank, world);
+      change(config);
+      if (config.rank < 0) return;  // this one never comes
+      auto joined = connect_nccl_over(play(), std::make_shared<MemoryDevice>(), config, directory);
+      said[static_cast<std::size_t>(rank)] = joined ? body(*joined) : joined.error().text;
+    });
+  }
+  for (auto& thread : ranks)
+    thread.join();
+  return said;
+}
+
+template <class T>
+std::vector<T> values_of(int rank, std::size_t size) {
+  std::vector<T> values(size);
+  for (std::size_t i = 0; i < size; ++i)
+    values[i] = static_cast<T>(random_unit(3, static_cast<std::uint64_t>(rank), i) - 0.5);
+  return values;
+}
+
+template <class T>
+std::string sums_are_right(Communicator& communicator, std::size_t size) {
+  auto mine = values_of<T>(communicator.rank(), size);
+  std::vector<T> right(size, 0);
+  for (int rank = 0; rank < communicator.world_size(); ++rank) {
+    const auto theirs = values_of<T>(rank, size);
+    for (std::size_t i = 0; i < size; ++i)
+      right[i] += theirs[i];
+  }
+  if (auto done = communicator.all_reduce_sum(std::span(mine)); !done) return done.error().text;
+  return mine == right ? "" : "wrong sum";
+}
+
+}  // namespace
+
+TEST_CASE("every operation over NCCL is right, for odd sizes and world sizes") {
+  fresh_settings();
+  for (const int world : {2, 3, 5}) {
+    const auto said = run_ranks(world, [&](NcclWorld& joined) -> std::string {
+      Communicator& all = *joined.communicator;
+      if (all.rank() < 0 || all.world_size() != world) return "wrong place";
+      for (const std::size_t size : {0, 1, 7, 29'035}) {
+        if (auto wrong = sums_are_right<float>(all, size); !wrong.empty()) return wrong;
+        if (auto wrong = sums_are_right<double>(all, size); !wrong.empty()) return wrong;
+      }
+      for (int root = 0; root < world; ++root) {
+        auto data = values_of<float>(all.rank(), 33);
+        if (auto done = all.broadcast(std::as_writable_bytes(std::span(data)), root); !done)
+          return done.error().text;
+        if (data != values_of<float>(root, 33)) return "wrong broadcast";
+      }
+      const std::uint64_t mine[] = {10u + static_cast<std::uint64_t>(all.rank()), 5};
+      const auto gathered = all.all_gather(mine);
+      if (!gathered) return gathered.error().text;
+      for (int rank = 0; rank < world; ++rank) {
+        if ((*gathered)[2 * static_cast<std::size_t>(rank)] != 10u + static_cast<std::uint64_t>(rank))
+          return "wrong gather";
+      }
+      std::vector<std::byte> halves(2'000, static_cast<std::byte>(all.rank()));
+      if (auto done = all.shift(halves); !done) return done.error().text;
+      if (halves[1'999] != static_cast<std::byte>((all.rank() + world - 1) % world)) return "wrong shift";
+      auto values = values_of<double>(all.rank(), static_cast<std::size_t>(12 * world));
+      if (auto done = all.reduce_scatter_sum(std::span(values)); !done) return done.error().text;
+      return all.barrier() ? "" : "no barrier";
+    });
+    for (const std::string& one : said)
+      CHECK(one == "");
+  }
+}
+
+TEST_CASE("memory of the device is summed where it lies") {
+  fresh_settings();
+  const auto said = run_ranks(2, [](NcclWorld& joined) -> std::string {
+    MemoryDevice device;  // its stream
+    std::vector<double> values(100, joined.communicator->rank() + 1.0);
+    auto put = joined.on_device->all_reduce_device(values.data(), values.size(), DeviceType::kFloat64,
+                                                   device.stream());
+    if (!put) return put.error().text;
+    if (auto done = joined.on_device->wait_device(device.stream(), "step 4"); !done) return done.error().text;
+    return values[99] == 3.0 ? "" : "wrong";
+  });
+  CHECK(said == std::vector<std::string>{"", ""});
+}
+
+TEST_CASE("nodes of unequal size: inside and between") {
+  fresh_settings();
+  const auto node_of = [](int rank) { return rank < 3 ? 7 : rank < 4 ? 2 : 5; };  // sizes 3, 1, 2
+  const auto said = run_ranks(
+      6,
+      [&](NcclWorld& joined) -> std::string {
+        const int rank = joined.communicator->rank(), node = node_of(rank);
+        const int first = node == 7 ? 0 : node == 2 ? 3 : 4, size = node == 7 ? 3 : node == 2 ? 1 : 2;
+        if (joined.node_count != 3) return "wrong count";
+        if (joined.node->world_size() != size || joined.node->rank() != rank - first)
+          return "wrong place in the node";
+        const int number = node == 7 ? 0 : node == 2 ? 1 : 2;
+        if (joined.between->world_size() != 3 || joined.between->rank() != number)
+          return "wrong place between";
+        if (auto wrong = sums_are_right<double>(*joined.node, 50); !wrong.empty()) return "node: " + wrong;
+        if (auto wrong = sums_are_right<float>(*joined.between, 50); !wrong.empty())
+          return "between: " + wrong;
+        if (auto wrong = sums_are_right<float>(*joined.communicator, 50); !wrong.empty()) return wrong;
+        const std::uint64_t mine[] = {static_cast<std::uint64_t>(node)};
+        const auto all = joined.between->all_gather(mine);
+        if (!all || *all != std::vector<std::uint64_t>{7, 2, 5}) return "wrong gather";
+        std::vector<std::byte> data(9, static_cast<std::byte>(number));
+        if (!joined.between->broadcast(data, 2) || data[8] != std::byte{2}) return "wrong broadcast";
+        return joined.between->barrier() ? "" : "no barrier";
+      },
+      [&](NcclWorldConfig& config) {
+        config.with_nodes = true;
+        config.node = node_of(config.rank);
+      });
+  for (const std::string& one : said)
+    CHECK(one == "");
+}
+
+TEST_CASE("communicators are destroyed at the end, and every attempt has new ids") {
+  FakeNcclSettings& settings = fresh_settings();
+  for (int attempt = 1; attempt <= 3; ++attempt) {
+    const auto said =
+        run_ranks(2, [](NcclWorld& joined) { return sums_are_right<float>(*joined.communicator, 3); });
+    CHECK(said == std::vector<std::string>{"", ""});
+    CHECK(settings.ids == attempt);
+    CHECK(settings.destroyed == 2 * attempt);
+  }
+  CHECK(settings.aborted == 0);
+  CHECK_FALSE(nccl_is_stuck());
+}
+
+TEST_CASE("a rank that never comes ends the start at its deadline") {
+  FakeNcclSettings& settings = fresh_settings();
+  const auto without = [](int missing) {
+    return [missing](NcclWorldConfig& config) {
+      config.start_timeout = 100ms;
+      if (config.rank == missing) config.rank = -1;
+    };
+  };
+  const auto said = run_ranks(
+      2, [](NcclWorld&) { return "joined"; }, without(1));
+  CHECK(said[0] == "rank 0 over NCCL: the other ranks did not do their part within 100 ms during start");
+  CHECK(settings.aborted == 1);
+  CHECK(run_ranks(
+            2, [](NcclWorld&) { return "joined"; }, without(0))[1] ==
+        "rank 1 over NCCL: rank 0 of world has not told where to meet; did it start? during start");
+}
+
+TEST_CASE("what NCCL says of a start that fails is passed on") {
+  FakeNcclSettings& settings = fresh_settings();
+  settings.init_fails = 6;
+  const auto said = run_ranks(2, [](NcclWorld&) { return "joined"; });
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK(said[static_cast<std::size_t>(rank)] ==
+          "rank " + std::to_string(rank) +
+              " over NCCL: ncclRemoteError: remote process exited or there was a network error during start");
+  }
+  settings.init_fails = 5;
+  CHECK(run_ranks(1, [](NcclWorld&) { return "joined"; })[0] ==
+        "rank 0 over NCCL: ncclInvalidUsage: an error of the play; two ranks on one GPU need --share-gpu "
+        "during start");
+}
+
+TEST_CASE("an operation that does not complete ends at its deadline, and all later ones at once") {
+  FakeNcclSettings& settings = fresh_settings();
+  settings.sums_hang = true;
+  const auto said = run_ranks(
+      2,
+      [](NcclWorld& joined) -> std::string {
+        std::vector<float> values(5);
+        const auto first = joined.communicator->all_reduce_sum(std::span(values));
+        const auto second = joined.communicator->broadcast(std::as_writable_bytes(std::span(values)), 0);
+        if (first || second) return "went on";
+        if (first.error().code != ErrorCode::kTimeout) return "wrong kind";
+        return first.error().text == second.error().text ? first.error().text : second.error().text;
+      },
+      [](NcclWorldConfig& config) { config.step_timeout = 50ms; });
+  CHECK(said[1] == "rank 1 over NCCL: the other ranks did not do their part within 50 ms during all-reduce");
+  CHECK(settings.aborted == 2);
+  CHECK(settings.destroyed == 0);
+}
+
+TEST_CASE("a peer that aborted is heard of where the network tells") {
+  FakeNcclSettings& settings = fresh_settings();
+  settings.sums_hang = true;
+  settings.remote_error = 6;
+  const auto said = run_ranks(
+      2,
+      [](NcclWorld& joined) -> std::string {
+        std::vector<float> values(5);
+        const auto done = joined.communicator->all_reduce_sum(std::span(values));
+        if (done) return "went on";
+        return done.error().code == ErrorCode::kLinkLost ? "lost" : done.error().text;
+      },
+      [](NcclWorldConfig& config) {
+        if (config.rank == 0) config.step_timeout = 50ms;
+      });
+  CHECK(said[0] == "rank 0 over NCCL: the other ranks did not do their part within 50 ms during all-reduce");
+  CHECK(said[1] == "lost");
+}
+
+TEST_CASE("a revoke ends an operation, and a start") {
+  FakeNcclSettings& settings = fresh_settings();
+  const int revoked = ::eventfd(1, EFD_CLOEXEC);
+  settings.sums_hang = true;
+  const int later = ::eventfd(0, EFD_CLOEXEC);
+  const auto said = run_ranks(
+      2,
+      [&](NcclWorld& joined) -> std::string {
+        std::vector<float> values(5);
+        const std::uint64_t one = 1;
+        if (joined.communicator->rank() == 0) (void)!::write(later, &one, sizeof one);
+        const auto done = joined.communicator->all_reduce_sum(std::span(values));
+        return done ? "went on" : done.error().text;
+      },
+      [&](NcclWorldConfig& config) { config.interrupt = later; });
+  CHECK(said[0] == "rank 0 over NCCL: revoked during all-reduce");
+  settings.init_hangs = true;
+  const auto start = run_ranks(
+      2, [](NcclWorld&) { return "joined"; }, [&](NcclWorldConfig& config) { config.interrupt = revoked; });
+  CHECK(start[0] == "rank 0 over NCCL: revoked during start");
+  ::close(revoked);
+  ::close(later);
+}
+
+TEST_CASE("above 128 ranks they meet at several places, where the library can") {
+  CHECK(nccl_roots(1, 128) == 1);
+  CHECK(nccl_roots(128, 128) == 1);
+  CHECK(nccl_roots(129, 128) == 2);
+  CHECK(nccl_roots(1'024, 128) == 8);
+  // As NCCL deals them out: 10 ranks over 3 ids are 4, 3 and 3.
+  CHECK(nccl_root_rank(0, 3, 10) == 0);
+  CHECK(nccl_root_rank(1, 3, 10) == 4);
+  CHECK(nccl_root_rank(2, 3, 10) == 7);
+  FakeNcclSettings& settings = fresh_settings();
+  const auto said =
+      run_ranks(130, [](NcclWorld& joined) { return sums_are_right<float>(*joined.communicator, 2); });
+  CHECK(said == std::vector<std::string>(130));
+  CHECK(settings.ids == 2);
+  CHECK(settings.ids_of_last_init == 2);
+}
+
+TEST_CASE("ids as texts") {
+  const std::string id(128, '\xa5');
+  const std::string text = encode_nccl_id(id, 22809);
+  CHECK(decode_nccl_id(text, 22809, "rank 0").value() == id);
+  CHECK(decode_nccl_id(text, 22703, "rank 0").error().text ==
+        "rank 0 has NCCL 2.28.9 and this one 2.27.3; all ranks need the same");
+  for (const std::string& wrong :
+       {std::string(), std::string("22809"), text + "0", "x" + text, text.substr(1)})
+    CHECK(decode_nccl_id(wrong, 22809, "rank 0").has_error());
+  CHECK(nccl_version_text(2804) == "2.8.4");
+}
+
+TEST_CASE("a library that is missing, too old or no NCCL is refused with its path") {
+  CHECK(NcclLibrary::open("/nonexistent/libnccl.so.2").error().text ==
+        "--comm nccl: DDPLAUNCH_NCCL_LIBRARY names what cannot be loaded: /nonexistent/libnccl.so.2: cannot "
+        "open "
+        "shared object file: No such file or directory");
+  FakeNcclSettings& settings = fresh_settings();
+  settings.version = 21804;
+  CHECK(NcclLibrary::open(DDP_FAKE_NCCL).error().text == "--comm nccl: " DDP_FAKE_NCCL
+                                                         " is NCCL 2.18.4; 2.19.0 or newer is needed");
+  const auto other = NcclLibrary::open("libz.so.1");
+  REQUIRE(other.has_error());
+  CHECK(other.error().code == ErrorCode::kUsage);
+  CHECK(other.error().text.ends_with("is no NCCL: it does not tell its version"));
+  settings.version = 22809;
+  const auto right = NcclLibrary::open(DDP_FAKE_NCCL);
+  REQUIRE(right.has_value());
+  CHECK((*right)->name() == "NCCL 2.28.9 (" DDP_FAKE_NCCL ")");
+  CHECK((**right)->register_window == nullptr);
+  CHECK((**right)->split != nullptr);
+}
+
+TEST_CASE("which GPU falls to a rank") {
+  CHECK(choose_gpu(8, 3, false, false).value() == 3);
+  CHECK(choose_gpu(1, 3, true, false).value() == 0);
+  CHECK(choose_gpu(2, 3, false, true).value() == 1);
+  CHECK(choose_gpu(2, 3, true, false).error().text ==
+        "--comm nccl: there is no GPU for local rank 3: this process sees 2; start one rank per GPU, or with "
+        "--share-gpu several on each");
+}
+
+// The last one: from then on nccl_is_stuck().
+TEST_CASE("an abort that hangs is left alone after its deadline") {
+  FakeNcclSettings& settings = fresh_settings();
+  settings.sums_hang = true;
+  MemoryDirectory directory;
+  {
+    NcclLinkConfig limits;
+    limits.step_timeout = 20ms;
+    limits.end_timeout = 50ms;
+    NcclLink link(play(), std::make_shared<MemoryDevice>(), limits);
+    const auto comm = link.open(directory, "world", 0, 1);
+    REQUIRE(comm.has_value());
+    settings.abort_hangs = 1;
+    FakeStream stream;
+    stream.pending = 1;
+    const auto done = link.wait(*comm, "all-reduce", &stream);
+    REQUIRE(done.has_error());
+    CHECK(done.error().text ==
+          "rank 0 over NCCL: the other ranks did not do their part within 20 ms; NCCL did not abort within "
+          "50 ms "
+          "during all-reduce");
+  }
+  CHECK(nccl_is_stuck());
+  settings.abort_hangs = 0;
+}
