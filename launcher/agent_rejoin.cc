@@ -141,6 +141,7 @@ void Agent::worker_gone(std::uint32_t local) {
   lives_.erase(local);
   if (worker_link_) worker_link_->forget(local);
   revoke_step_.cancel();
+  if (letting_go_) return;
   if (waiting_) return tell_survivors();
   tell_ready();
 }
@@ -179,22 +180,22 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
     hang_guard_->stop();
     co_await hang_guard_->idle();
   }
+  waiting_ = !workers_->stopping() && !lives_.empty();  // no more of their output is read
   if (!lives_.empty()) {
     EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
     co_await evidence_.collect(std::move(tell));
+    co_await link_.flushed();  // output first: the attempt's files are complete then
   }
   letting_go_ = false;
   attempt_over_.cancel();
-  if (workers_->stopping() || lives_.empty()) co_return;  // then AttemptEnded is the answer
-  waiting_ = true;
-  tell_survivors();
+  if (waiting_) tell_survivors();  // otherwise AttemptEnded is the answer
 }
 
 void Agent::ask_to_let_go(const rendezvous::Revoke& order) {
   for (const std::uint32_t rank : order.kill)
     if (lives_.count(rank - first_rank_) != 0) kill_worker(rank - first_rank_, "hung and was killed");
   for (auto& [local, life] : lives_)
-    if (!life.can_rejoin && !life.killed) kill_worker(local, "");
+    if (!life.killed && !(worker_link_ && worker_link_->can_rejoin(local))) kill_worker(local, "");
   for (const std::uint32_t local : workers_->ended_ranks())
     workers_->kill(local);
   for (const auto& [local, life] : lives_) {

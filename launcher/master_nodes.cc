@@ -150,10 +150,12 @@ Result<> Master::take_messages(NodeLink& node) {
 Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
   if (auto fine = node.limits.admit(message); !fine) return fine;
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
-    const bool its_own = supervisor_.ran(node.index, output->attempt, output->rank);
+    const std::optional<int> its_own = supervisor_.ran(node.index, output->attempt, output->rank);
     if (!its_own && output->attempt == supervisor_.attempt())
       return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
-    if (its_own) {
+    if (its_own && output->attempt != supervisor_.attempt()) {  // the last words of a node without a part
+      files_.append({output->attempt, output->rank, *its_own, output->stream}, output->data);
+    } else if (its_own) {
       output_.take(output->attempt, output->rank, output->stream, output->data,
                    output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns),
                    output->data.size() >= kWorthKeeping ? node.connection().keep() : nullptr);

@@ -101,13 +101,13 @@ bool Supervisor::runs(std::size_t node, std::uint32_t rank) const {
   return rank >= first && rank - first < static_cast<std::uint32_t>(ranks->local_world_size);
 }
 
-bool Supervisor::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
+std::optional<int> Supervisor::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
   const Node& node = nodes_[index];
+  if (attempt == attempt_ && runs(index, rank)) return static_cast<int>(rank) - place(index)->first_rank;
   const bool has_run = node.state == NodeState::kSpawned || node.state == NodeState::kWaiting;
-  if (attempt == attempt_ && runs(index, rank)) return true;
-  const auto first = static_cast<std::uint32_t>(node.ran.first_rank);
-  return has_run && attempt == node.spawned && rank >= first &&
-         rank - first < static_cast<std::uint32_t>(node.ran.local_world_size);
+  const auto local = static_cast<std::int64_t>(rank) - node.ran.first_rank;
+  if (!has_run || attempt != node.spawned || local < 0 || local >= node.ran.local_world_size) return {};
+  return static_cast<int>(local);
 }
 
 // ---- running

@@ -81,8 +81,9 @@ class Supervisor {
   std::uint32_t attempt() const { return attempt_; }
   /// Whether `rank` is one that `node` was told to run.
   bool runs(std::size_t node, std::uint32_t rank) const;
-  /// The same of the last attempt that the node was told of: its workers may live on while the next begins.
-  bool ran(std::size_t node, std::uint32_t attempt, std::uint32_t rank) const;
+  /// The same of the last attempt that the node was told of, for its workers may live while the next begins:
+  /// the rank's number on the node.
+  std::optional<int> ran(std::size_t node, std::uint32_t attempt, std::uint32_t rank) const;
 
  private:
   /// kWaiting: its workers live, and have let go of their attempt.
