@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Ranks that live through the loss of others (docs/worker_protocol.md): `train --on-peer-loss rejoin` over SSH nodes."""
+
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import main, wait_until
+from tests.support.rejoin import LIMIT, RejoinTest, kill, samples, socket_folder, step_records
+
+
+class LostRanks(RejoinTest):
+    def begun(self, *args, workers=4, step=30, training=(), epochs=6, **named):
+        """A job at the step: its process and its workers by rank."""
+        process = self.on_nodes(*args, *self.training(*training, epochs=epochs), **named)
+        self.wait_for_step(step, process)
+        return process, self.by_rank(self.wait_for_workers(workers))
+
+    def test_a_killed_rank_is_replaced_and_the_others_live_on(self):
+        process, first = self.begun("--max-restarts", 3)
+        kill(first[3].pid)
+        self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual([second[rank] for rank in range(3)], [first[rank] for rank in range(3)])
+        self.assertNotEqual(second[3].pid, first[3].pid)
+        done = self.finish(process)
+        self.assert_trained(done, 4)
+        self.assertIn("rank 3 on 127.0.0.3 killed by SIGKILL; the other ranks live on: restart 1 of 3\n", done.err)
+        self.assertRegex(done.err, r"attempt 1: 4 ranks go on from step \d+ \(state of rank [0-2]\), \d+ ms after the revoke\n")
+
+    def test_rank_0_is_replaced(self):
+        process, first = self.begun("--max-restarts", 1)
+        kill(first[0].pid)
+        self.wait_until_trained_on(1, process)
+        self.assert_trained(self.finish(process), 4)
+
+    def test_two_ranks_of_two_nodes_at_once(self):
+        process, first = self.begun("--max-restarts", 2)
+        kill(first[1].pid, first[2].pid)
+        self.wait_until_trained_on(1, process)
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual((second[0], second[3]), (first[0], first[3]))
+        self.assert_trained(self.finish(process), 4)
+
+    def test_all_ranks_of_a_node_at_once(self):
+        process, first = self.begun("--max-restarts", 2)
+        kill(first[2].pid, first[3].pid)
+        self.wait_until_trained_on(1, process)
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual((second[0], second[1]), (first[0], first[1]))
+        self.assertEqual(second[2].agent, first[2].agent)
+        self.assert_trained(self.finish(process), 4)
+
+    def test_all_ranks_on_this_machine(self):
+        process = self.here("--max-restarts", 1, *self.training())
+        self.wait_for_step(30, process)
+        kill(*self.wait_for_workers(4))
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertIn("restart 1 of 1", done.err)
+        steps = [record["step"] for record in step_records(self.metrics)]
+        self.assertEqual(steps.count(1), 2)  # from the beginning
+        self.assertEqual(samples.problems(self.samples, LIMIT, 6), [])
+
+    def test_all_ranks_are_lost_and_the_last_checkpoint_is_gone_on_from(self):
+        saved = self.dir / "saved"
+        process, first = self.begun("--max-restarts", 1, step=50, training=("--checkpoint-dir", saved, "--checkpoint-every", 20,
+                                                                           "--resume", "auto"))
+        kill(*(worker.pid for worker in first.values()))
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertRegex(done.out, r"(?m)^going on from .*/step-000000[2-9]0: step \d+")
+        self.assertRegex(done.out, r"(?m)^weights equal on 4 ranks")
+        self.assertEqual(samples.problems(self.samples, LIMIT, 6), [])
+
+    def test_a_worker_is_killed_while_the_others_are_revoked(self):
+        process, first = self.begun("--max-restarts", 4)
+        kill(first[3].pid)
+        self.wait_until_said("the other ranks live on")
+        kill(first[1].pid)
+        self.wait_until_said(r"(?s)go on from step.*|restart 2 of 4")
+        self.assert_trained(self.finish(process), 4)
+
+    def test_a_rank_dies_in_each_attempt_until_the_restarts_are_used_up(self):
+        process, first = self.begun("--max-restarts", 2)
+        for attempt in range(2):
+            kill(self.by_rank()[2].pid)
+            self.wait_until_trained_on(attempt + 1, process)
+        kill(self.by_rank()[2].pid)
+        done = self.finish(process)
+        self.assert_code(done, 137)
+        self.assertRegex(done.err, r"root cause: rank 2 \(local rank 0\) on 127\.0\.0\.3, pid \d+: killed by SIGKILL")
+        self.assertNotIn("attempt 3", done.err)
+
+    def test_a_stopped_rank_is_named_and_ended_by_its_peers_deadline(self):
+        process, first = self.begun("--max-restarts", 1, training=("--comm-timeout", "2s"))
+        os.kill(first[2].pid, signal.SIGSTOP)
+        self.wait_until_trained_on(1, process)
+        self.assertFalse(pathlib.Path(f"/proc/{first[2].pid}").exists())
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual([second[rank] for rank in (0, 1, 3)], [first[rank] for rank in (0, 1, 3)])
+        done = self.finish(process)
+        self.assert_trained(done, 4)
+        self.assertRegex(done.err, r"rank \d on .* lost rank 2 .*; the other ranks live on: restart 1 of 1\n")
+        self.assertIn("rank 2 on 127.0.0.3 did not let go of attempt 0 within 5 s and was killed\n", done.err)
+
+    def test_a_stopped_rank_is_found_by_the_hang_timeout(self):
+        process, first = self.begun("--max-restarts", 1, "--hang-timeout", "3s", training=("--comm-timeout", "60s"))
+        os.kill(first[2].pid, signal.SIGSTOP)
+        self.wait_until_trained_on(1, process)
+        self.assertFalse(pathlib.Path(f"/proc/{first[2].pid}").exists())
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual([second[rank] for rank in (0, 1, 3)], [first[rank] for rank in (0, 1, 3)])
+        done = self.finish(process)
+        self.assert_trained(done, 4)
+        self.assertRegex(done.err, r"rank 2 .*(behind|hung)")
+
+
+class LostNodes(RejoinTest):
+    begun = LostRanks.begun
+
+    def test_fewer_nodes(self):
+        process, first = self.begun("--max-restarts", 3, nodes="1:2")
+        kill(first[2].agent)
+        self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
+        self.assertEqual(self.by_rank(), {0: first[0], 1: first[1]})
+        done = self.finish(process)
+        self.assert_trained(done, 2)
+        self.assertIn("attempt 1: 1 node, 2 workers; without 127.0.0.3\n", done.err)
+
+    def test_a_spare_inherits_the_place(self):
+        process, first = self.begun("--max-restarts", 3, "--spares", 1)
+        kill(first[2].agent)
+        self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual((second[0], second[1]), (first[0], first[1]))
+        done = self.finish(process)
+        self.assert_trained(done, 4)
+        self.assertIn("without 127.0.0.3; with 127.0.0.4\n", done.err)
+
+    def test_node_0_with_agent_keeper_and_workers(self):
+        process, first = self.begun("--max-restarts", 3, nodes="1:2")
+        self.addCleanup(shutil.rmtree, socket_folder(first[0]), ignore_errors=True)
+        self.seen -= {first[0], first[1]}  # nobody lives who could tidy up after them
+        kill(first[0].keeper, first[0].agent, first[0].pid, first[1].pid)
+        self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
+        self.assertEqual(sorted(self.workers()), sorted((first[2].pid, first[3].pid)))
+        self.assert_trained(self.finish(process), 2)
+
+    def test_a_node_comes_back_into_the_running_world(self):
+        process, first = self.begun("--max-restarts", 3, "--scale-up", "now", nodes="1:2", epochs=16)
+        kill(first[2].agent)
+        self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
+        self.assertEqual(self.wait_until_trained_on(2, process)[0], 4)
+        second = self.wait_for_workers(4)
+        self.assertEqual((second[first[0].pid], second[first[1].pid]), (first[0], first[1]))
+        done = self.finish(process)
+        self.assert_trained(done, 4, 16)
+        self.assertIn("the job grows from 1 to 2 nodes (--scale-up now)\n", done.err)
+
+    def test_a_worker_is_killed_while_the_job_waits_for_a_node(self):
+        process, first = self.begun("--max-restarts", 3)
+        kill(first[2].agent)
+        self.wait_until_said("waiting for nodes: 1 of at least 2\n")
+        kill(first[1].pid)
+        self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual(second[0], first[0])
+        self.assertNotEqual(second[1].pid, first[1].pid)
+        self.assert_trained(self.finish(process), 4)
+
+    def test_ctrl_c_while_a_node_is_waited_for(self):
+        process, _ = self.begun("--max-restarts", 3)
+        kill(self.by_rank()[2].agent)
+        self.wait_until_said("waiting for nodes: 1 of at least 2\n")
+        process.send_signal(signal.SIGINT)
+        self.assert_code(self.finish(process), 130)
+
+    def test_ctrl_c_while_ranks_are_revoked(self):
+        process, first = self.begun("--max-restarts", 3)
+        kill(first[3].pid)
+        wait_until(lambda: "the other ranks live on" in self.said())
+        process.send_signal(signal.SIGINT)
+        self.assertIn(self.finish(process).code, (130, 137))
+
+
+if __name__ == "__main__":
+    main()

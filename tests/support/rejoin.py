@@ -1,0 +1,189 @@
+"""A training whose ranks go on after a failure, watched from outside: its workers, its steps, what the launcher said."""
+
+import collections
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import unittest
+
+from tests.support import census, samples
+from tests.support.launch import LaunchTest, Nodes, Outcome, live_processes_with, wait_until
+
+Worker = collections.namedtuple("Worker", "pid rank node agent keeper control")
+# Small enough for two processors, long enough that faults hit its middle.
+LIMIT, BATCH = 2000, 10
+
+
+def worker_of(pid):
+    """None: it has ended meanwhile. Rank and node are those of its first attempt."""
+    stat = census.stat_of(pid)
+    rank, node = census.environment(pid, "RANK"), census.environment(pid, "GROUP_RANK")
+    agent = census.stat_of(stat[0]) if stat else None
+    control = census.environment(pid, "DDPLAUNCH_CONTROL")
+    if not agent or None in (rank, node, control):
+        return None
+    return Worker(pid, int(rank), int(node), stat[0], agent[0], control)
+
+
+def socket_folder(worker):
+    return pathlib.Path(worker.control.removeprefix("unix:")).parent
+
+
+class RejoinTest(LaunchTest):
+    """Jobs on `nodes_wanted` SSH nodes of the class."""
+
+    nodes_wanted = 3
+
+    @classmethod
+    def setUpClass(cls):
+        cls.nodes_of_class = contextlib.ExitStack()
+
+        class Holder:
+            addCleanup = staticmethod(cls.nodes_of_class.callback)
+        try:
+            cls.nodes = Nodes(Holder, cls.nodes_wanted)
+        except unittest.SkipTest:
+            cls.nodes_of_class.close()
+            raise
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.nodes_of_class.close()
+
+    def setUp(self):
+        super().setUp()
+        self.metrics, self.samples = self.dir / "metrics", self.dir / "samples"
+        self.said_file = self.dir / "stderr"
+        self.samples.mkdir()
+        (self.dir / "tmp").mkdir()
+        self.env["TMPDIR"] = str(self.dir / "tmp")  # of a job on this machine
+        self.seen = set()
+
+    # ---- starting
+
+    def on_nodes(self, *args, nodes=2, nproc=2):
+        return self.begin("--hostfile", self.nodes.hostfile, "--ssh-config", self.nodes.ssh_config, "--nnodes", nodes,
+                          "--nproc-per-node", nproc, *args)
+
+    def here(self, *args, nproc=4):
+        return self.begin("--host", f"localhost:{nproc}", "--nproc-per-node", nproc, *args)
+
+    def begin(self, *args):
+        with open(self.said_file, "wb") as said:
+            return self.start("--restart-backoff", "50ms", "--label", "none", "--env", "OMP_NUM_THREADS=1", *args, stderr=said)
+
+    def training(self, *args, epochs=6):
+        """The command line of the worker. Its loss falls slowly, so that a state that was lost would show."""
+        return ("train", "--on-peer-loss", "rejoin", "--data", "synthetic", "--batch-size", BATCH, "--limit", LIMIT, "--epochs",
+                epochs, "--lr", "0.0005", "--momentum", 0, "--metrics-file", self.metrics, "--sample-log", self.samples, *args)
+
+    # ---- watching
+
+    def workers(self, name="train"):
+        """{pid: Worker} of the live ones."""
+        found = {}
+        for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0"):
+            if name in words and leads_session(pid) and (worker := worker_of(pid)):
+                found[pid] = worker
+                self.seen.add(worker)
+        return found
+
+    def wait_for_workers(self, count, name="train"):
+        self.assertTrue(wait_until(lambda: len(self.workers(name)) == count, 30), self.said())
+        return self.workers(name)
+
+    def step(self):
+        return last_step(self.metrics)
+
+    def wait_for_step(self, step, process):
+        reached = wait_until(lambda: self.step() >= step or process.poll() is not None, 60)
+        self.assertTrue(reached and process.poll() is None, f"step {step} was not reached:\n{self.said()}")
+
+    def said(self):
+        return self.said_file.read_text(errors="replace")
+
+    def wait_until_said(self, pattern, seconds=30):
+        found = wait_until(lambda: re.search(pattern, self.said()), seconds)
+        self.assertTrue(found, f"{pattern} was not said:\n{self.said()}")
+        return found
+
+    def wait_until_trained_on(self, attempt, process):
+        """Until the attempt has made some steps; its line's (ranks, step)."""
+        line = self.wait_until_said(rf"attempt {attempt}: (\d+) ranks? goe?s? ?on from step (\d+)")
+        ranks, step = map(int, line.groups())
+        self.wait_for_step(step + 5, process)
+        return ranks, step
+
+    def by_rank(self, workers=None):
+        return {worker.rank: worker for worker in (workers or self.workers()).values()}
+
+    # ---- the end
+
+    def finish(self, process, timeout=90, began=None):
+        done = super().finish(process, timeout, began)
+        return Outcome(done.code, done.out, self.said(), done.seconds)
+
+    def assert_nothing_left(self):
+        super().assert_nothing_left()
+        self.assertEqual(os.listdir(self.dir / "tmp"), [], "files are left in TMPDIR")
+        left = {str(socket_folder(worker)) for worker in self.seen if socket_folder(worker).exists()}
+        self.assertEqual(left, set(), "sockets of workers are left")
+
+    def assert_trained(self, done, ranks, epochs=6):
+        """To the end, by so many ranks at last, each sample once, without a jump of the loss."""
+        self.assert_code(done, 0)
+        self.assertRegex(done.out, rf"(?m)^weights equal on {ranks} ranks: [0-9a-f]{{16}}$")
+        self.assertEqual(samples.problems(self.samples, LIMIT, epochs), [], done.err)
+        begins = {int(step) for step in re.findall(r"go(?:es)? on from step (\d+)", done.err)}
+        self.assertEqual(problems_of_records(self.metrics, begins), [], done.err)
+
+
+def leads_session(pid):
+    with contextlib.suppress(OSError):
+        return os.getsid(pid) == pid
+    return False
+
+
+def last_step(path):
+    """By the records of --metrics-file; 0: none yet."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - 4096))
+            tail = file.read().decode(errors="replace")
+    except OSError:
+        return 0
+    steps = re.findall(r'"kind":"step".*?"step":(\d+)', tail)
+    return int(steps[-1]) if steps else 0
+
+
+def step_records(path):
+    lines = pathlib.Path(path).read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == "step"]
+
+
+def problems_of_records(path, begins=()):
+    """Of a training that lost no step: the numbers go on by one (a step that was complete on some ranks only may be told
+    twice), and where an attempt went on from one of the steps `begins`, so does the loss."""
+    told, before = [], []
+    for record in step_records(path):
+        step, loss = record["step"], record["loss"]
+        if before and step not in (before[-1][0], before[-1][0] + 1):
+            told.append(f"step {step} follows step {before[-1][0]}")
+        mean = sum(loss for _, loss in before[-20:]) / 20
+        if len(before) >= 20 and step - 1 in begins and loss > 1.5 * mean + 0.1:
+            told.append(f"the loss of step {step} is {loss:.3f}, the mean of the 20 before it {mean:.3f}")
+        before.append((step, loss))
+    return told
+
+
+def kill(*pids):
+    """At once: none of them runs between the first signal and the last."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

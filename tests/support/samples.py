@@ -1,0 +1,81 @@
+"""The lists of train's --sample-log: which samples counted, and whether each did once (docs/train.md).
+
+A rank's lines are in rank-R, those of a later attempt in rank-R.attempt-A: "epoch step: numbers", steps from 1 over the whole
+training. A failure drops what its attempt had begun, so a step counts in the latest attempt that made it.
+"""
+
+import collections
+import pathlib
+import re
+
+
+def read(folder):
+    """{attempt: {(epoch, step): {rank: numbers}}}; a line without its end is one that its writer died over."""
+    found = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for path in pathlib.Path(folder).iterdir():
+        rank, _, attempt = path.name.removeprefix("rank-").partition(".attempt-")
+        if not re.fullmatch(r"\d+", rank):
+            continue
+        for line in path.read_text().split("\n")[:-1]:
+            place, _, numbers = line.partition(":")
+            epoch, step = map(int, place.split())
+            found[int(attempt or 0)][epoch, step][int(rank)] = [int(number) for number in numbers.split()]
+    return {attempt: dict(steps) for attempt, steps in found.items()}
+
+
+def counting(attempts):
+    """[(epoch, step, attempt, {rank: numbers})] by step: those that no later attempt began before or at."""
+    steps, end = [], None
+    for attempt in sorted(attempts, reverse=True):
+        mine = [(epoch, step, attempt, ranks) for (epoch, step), ranks in attempts[attempt].items()
+                if end is None or step < end]
+        steps += mine
+        if mine:
+            end = min(step for _, step, _, _ in mine)
+    return sorted(steps, key=lambda entry: (entry[1], entry[0]))
+
+
+def problems(folder, samples, epochs):
+    """In words: steps that are missing or made by some ranks only, and of each of the `epochs` what was not used once. What
+    pads the part of an epoch that one number of ranks divides is fewer than they are."""
+    steps = counting(read(folder))
+    told = problems_of_steps(steps)
+    uses, allowed, world = collections.defaultdict(collections.Counter), collections.Counter(), {}
+    for epoch, _, _, ranks in steps:
+        for numbers in ranks.values():
+            uses[epoch].update(numbers)
+        if world.get(epoch) != len(ranks):
+            world[epoch] = len(ranks)
+            allowed[epoch] += len(ranks) - 1
+    for epoch in range(epochs):
+        used = uses[epoch]
+        if missing := sorted(set(range(samples)) - set(used)):
+            told.append(f"epoch {epoch}: {len(missing)} of {samples} samples were not used: {missing[:8]}")
+        if strange := sorted(set(used) - set(range(samples))):
+            told.append(f"epoch {epoch}: no samples of this training: {strange[:8]}")
+        surplus = sum(used.values()) - len(used)
+        if surplus > allowed[epoch]:
+            twice = sorted(number for number, times in used.items() if times > 1)
+            told.append(f"epoch {epoch}: {surplus} uses more than samples, {allowed[epoch]} may pad it: {twice[:8]}")
+    if late := sorted(set(uses) - set(range(epochs))):
+        told.append(f"epochs beyond the last one: {late}")
+    return told
+
+
+def problems_of_steps(steps):
+    told = []
+    numbers = [step for _, step, _, _ in steps]
+    if not numbers:
+        return ["there is no step"]
+    if missing := sorted(set(range(1, max(numbers) + 1)) - set(numbers)):
+        told.append(f"{len(missing)} of {max(numbers)} steps are missing: {missing[:8]}")
+    if len(set(numbers)) != len(numbers):
+        told.append("a step belongs to two epochs")
+    world = {}
+    for _, step, attempt, ranks in steps:
+        world[attempt] = max(world.get(attempt, 0), len(ranks))
+        if sorted(ranks) != list(range(len(ranks))):
+            told.append(f"step {step} of attempt {attempt} was made by ranks {sorted(ranks)}")
+    told += [f"step {step} of attempt {attempt} was made by {len(ranks)} of {world[attempt]} ranks"
+             for _, step, attempt, ranks in steps if len(ranks) != world[attempt]]
+    return told
