@@ -236,6 +236,7 @@ class World:
         self.nodes: int = order["nodes"]
         self.source: Optional[int] = order.get("from")  # rank that holds the state; None: nobody does, a fresh start
         self._link, self._order, self._held, self._device = link, order, held, device
+        self._is_ready = False
 
     @property
     def completed(self) -> int:
@@ -257,6 +258,7 @@ class World:
         called after each optimizer.step(): a step that was not told here counts as not made when the attempt ends. Raises
         Revoked when it has ended."""
         self._held = int(completed)
+        self._ready()
         if self._link:
             self._link.report = {"step": self._held, **({"in": phase[:64]} if phase else {})}
             if self.revoked is not None:
@@ -283,13 +285,21 @@ class World:
             dist.broadcast(there, root)
             piece.copy_(there)
         if self.rank == root:
+            self._ready()
             return extra
         # As trusted as any object that ranks exchange: it comes from a rank of this job.
         held, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
         for holder, saved in zip(holders, states):
             holder.load_state_dict(saved)
         self._held = held
+        self._ready()
         return extra
+
+    def _ready(self) -> None:
+        """This rank takes part and has the state: told once."""
+        if self._link and not self._is_ready:
+            self._link.send({"ready": self.attempt})
+        self._is_ready = True
 
 
 class _Abort:
@@ -410,7 +420,8 @@ class _Rejoin:
             store, rank, size = next(dist.rendezvous("env://", **self.timeout))
             store = dist.PrefixStore(f"ddplaunch/{world.attempt}", store)
             dist.init_process_group(self.backend, store=store, rank=rank, world_size=size, **self.timeout)
-        self.link.send({"ready": world.attempt})
+        if world.source in (None, world.rank):
+            world._ready()
 
     def _attempt_is_over(self, world: World, error: Exception) -> bool:
         """Waits for the revoke that explains `error`. False: nothing does, it is the script's own."""
