@@ -1,0 +1,48 @@
+#include "apps/train/cuda_objects.h"
+
+#include <string>
+
+#include "apps/train/cuda_check.h"
+
+namespace ddp::train {
+
+Result<DeviceBytes> make_device_bytes(std::size_t size) {
+  void* memory = nullptr;
+  if (auto done = cuda_check(cudaMalloc(&memory, size), "cudaMalloc"); !done) {
+    (void)cudaGetLastError();
+    return within("the GPU has no room for " + std::to_string(size >> 20) + " MiB", done.error());
+  }
+  DeviceBytes bytes(static_cast<std::byte*>(memory));
+  if (auto done = cuda_check(cudaMemset(memory, 0, size), "cudaMemset"); !done) return done.error();
+  // A stream of ours does not wait for what cudaMemset has begun.
+  if (auto done = cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); !done) return done.error();
+  return bytes;
+}
+
+Result<CudaStream> make_cuda_stream() {
+  cudaStream_t stream = nullptr;
+  if (auto done =
+          cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+      !done)
+    return done.error();
+  return CudaStream(stream);
+}
+
+Result<> begin_capture(cudaStream_t stream) {
+  return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                    "cudaStreamBeginCapture");
+}
+
+Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {
+  cudaGraph_t graph = nullptr;
+  const Result<> ended = cuda_check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  const std::unique_ptr<CUgraph_st, EndGraph> keeper(graph);
+  if (!enqueued) return enqueued.error();
+  if (!ended) return ended.error();
+  cudaGraphExec_t exec = nullptr;
+  if (auto done = cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate"); !done)
+    return done.error();
+  return CudaGraph(exec);
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "base/result.h"
+
+namespace ddp::train {
+
+// What the CUDA run time gives and wants back. What giving back answers nobody can use: it is dropped.
+
+struct FreeDeviceMemory {
+  void operator()(std::byte* memory) const { (void)cudaFree(memory); }
+};
+/// Memory of the GPU, on a border of 256 bytes.
+using DeviceBytes = std::unique_ptr<std::byte, FreeDeviceMemory>;
+
+struct EndStream {
+  void operator()(cudaStream_t stream) const { (void)cudaStreamDestroy(stream); }
+};
+using CudaStream = std::unique_ptr<CUstream_st, EndStream>;
+
+struct EndGraph {
+  void operator()(cudaGraph_t graph) const { (void)cudaGraphDestroy(graph); }
+  void operator()(cudaGraphExec_t graph) const { (void)cudaGraphExecDestroy(graph); }
+};
+/// A graph that can be launched.
+using CudaGraph = std::unique_ptr<CUgraphExec_st, EndGraph>;
+
+/// Zeroed; kSystem with the size when the GPU has no room.
+Result<DeviceBytes> make_device_bytes(std::size_t size);
+/// One that waits for no other.
+Result<CudaStream> make_cuda_stream();
+
+/// What `enqueue()` (→ Result<>) puts into the stream, as a graph: nothing of it runs now. Calls that wait,
+/// or that other streams see, are not allowed meanwhile.
+template <class Enqueue>
+Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue);
+
+/// The two halves of that.
+Result<> begin_capture(cudaStream_t stream);
+/// `enqueued`: how that went. The stream is out of the capture in any case.
+Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued);
+
+template <class Enqueue>
+Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
+  if (auto begun = begin_capture(stream); !begun) return begun.error();
+  const Result<> enqueued = enqueue();
+  return end_capture(stream, enqueued);
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,103 @@
+#include "apps/train/device_model.h"
+
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "apps/train/cuda_check.h"
+#include "apps/train/device_net.h"
+
+namespace ddp::train {
+
+namespace {
+
+/// A Model has no errors: what it computes with is there or the process ends.
+void must(const Result<>& done) {
+  if (!done) throw std::runtime_error("the GPU failed: " + done.error().text);
+}
+
+template <class T>
+class DeviceModel final : public Model<T> {
+ public:
+  DeviceModel(std::unique_ptr<Model<T>> host, std::unique_ptr<DeviceNet<T>> net)
+      : Model<T>(host->parameter_count(), host->running_statistics().size()),
+        host_(std::move(host)),
+        net_(std::move(net)) {}
+
+  std::string_view name() const override { return host_->name(); }
+  int image_border() const override { return host_->image_border(); }
+  const std::vector<TensorInfo>& parameter_tensors() const override { return host_->parameter_tensors(); }
+  const std::vector<TensorInfo>& running_tensors() const override { return host_->running_tensors(); }
+  std::vector<std::string> counter_names() const override { return host_->counter_names(); }
+
+  kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override {
+    const int batch = put(images, labels);
+    must(net_->forward(batch));
+    // Backward needs nothing from the host: the GPU goes on at once.
+    must(net_->backward(batch));
+    must(net_->get(running_.span(), net_->memory().next_running));
+    const auto score = net_->score();
+    if (!score) must(score.error());
+    this->gradients_and_loss().back() = static_cast<T>(score->loss_sum / batch);
+    return *score;
+  }
+
+  using OnReady = typename Model<T>::OnReady;
+  void backward(const T*, int, const OnReady& on_ready) override {
+    must(net_->get(this->gradients(), net_->memory().gradients));
+    on_ready(0);
+  }
+
+  kernels::BatchScore evaluate(const T* images, std::span<const std::uint8_t> labels) override {
+    must(net_->evaluate(put(images, labels)));
+    const auto score = net_->score();
+    if (!score) must(score.error());
+    return *score;
+  }
+
+ private:
+  using Model<T>::running_;
+
+  /// What the host may have changed, and a batch. The batch's size.
+  int put(const T* images, std::span<const std::uint8_t> labels) {
+    must(net_->put(net_->memory().parameters, this->parameters()));
+    must(net_->put(net_->memory().running, running_.span()));
+    must(net_->put_batch(images, labels));
+    return static_cast<int>(labels.size());
+  }
+
+  std::unique_ptr<Model<T>> host_;
+  std::unique_ptr<DeviceNet<T>> net_;
+};
+
+}  // namespace
+
+Result<> can_use_gpu() {
+  const auto gpus = count_gpus();
+  if (!gpus) return Error{ErrorCode::kUsage, "it needs an NVIDIA GPU: " + gpus.error().text};
+  return {};
+}
+
+template <class T>
+Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host, int width, int depth,
+                                                    int max_batch, int local_rank) {
+  const auto gpus = count_gpus();
+  if (!gpus) return gpus.error();
+  if (auto done = cuda_check(cudaSetDevice(local_rank % *gpus), "cudaSetDevice"); !done) return done.error();
+  if (host->parameter_count() > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
+    return Error{ErrorCode::kUsage, "--device gpu: a model of " + std::to_string(host->parameter_count()) +
+                                        " parameters; the GPU's kernels count to 2147483647"};
+  }
+  const int parameters = static_cast<int>(host->parameter_count());
+  auto net = DeviceNet<T>::make(host->name() == "mlp" ? mlp_on_device<T>(width, depth, parameters, max_batch)
+                                                      : conv_net_on_device<T>(max_batch));
+  if (!net) return within("--device gpu", net.error());
+  return std::unique_ptr<Model<T>>(std::make_unique<DeviceModel<T>>(std::move(host), std::move(*net)));
+}
+
+template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>, int, int, int,
+                                                                 int);
+template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>, int, int,
+                                                                  int, int);
+
+}  // namespace ddp::train

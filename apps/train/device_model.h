@@ -1,0 +1,23 @@
+#pragma once
+
+#include <memory>
+
+#include "apps/train/model.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// Whether this build and this machine can train on a GPU; kUsage with the reason: "this build has no GPU
+/// code …", "it needs an NVIDIA GPU: cudaGetDeviceCount said …". Fast, and touches no GPU's memory.
+Result<> can_use_gpu();
+
+/// The model of `host` (a ConvNet, or an Mlp of `width` and `depth`) that computes on GPU `local_rank` modulo
+/// the number of GPUs. Parameters, gradients and running statistics are the host's, as of every Model, so
+/// that sums, updates and checkpoints stay what they are: they go to the GPU and back in each step. A call of
+/// the GPU that fails later ends in a std::runtime_error. `host` gives names and sizes; of batch size 1 it is
+/// small.
+template <class T>
+Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host, int width, int depth,
+                                                    int max_batch, int local_rank);
+
+}  // namespace ddp::train

@@ -1,0 +1,185 @@
+#include "apps/train/device_net.h"
+
+#include <utility>
+
+#include "apps/train/cuda_check.h"
+#include "apps/train/kernels/device/conv_net_program.h"
+#include "apps/train/kernels/device/mlp_program.h"
+
+namespace ddp::train {
+
+namespace device = kernels::device;
+
+template <class T>
+auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
+  std::unique_ptr<DeviceNet> net(new DeviceNet(std::move(program)));
+  auto bytes = make_device_bytes(net->program_.bytes);
+  if (!bytes) return bytes.error();
+  net->bytes_ = std::move(*bytes);
+  auto stream = make_cuda_stream();
+  if (!stream) return stream.error();
+  net->stream_ = std::move(*stream);
+  net->program_.lay_out(net->bytes_.get());
+  return net;
+}
+
+template <class T>
+Result<> DeviceNet<T>::copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  if (bytes == 0) return {};
+  return cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");
+}
+
+template <class T>
+Result<> DeviceNet<T>::put(T* to, std::span<const T> from) {
+  return copy(to, from.data(), from.size_bytes(), cudaMemcpyHostToDevice);
+}
+
+template <class T>
+Result<> DeviceNet<T>::get(std::span<T> to, const T* from) {
+  if (auto done = copy(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost); !done) return done;
+  return wait();
+}
+
+template <class T>
+Result<> DeviceNet<T>::put_batch(const T* images, std::span<const std::uint8_t> labels) {
+  const std::size_t bytes = labels.size() * static_cast<std::size_t>(program_.image_size) * sizeof(T);
+  if (auto done = copy(memory().images, images, bytes, cudaMemcpyHostToDevice); !done) return done;
+  return copy(memory().labels, labels.data(), labels.size(), cudaMemcpyHostToDevice);
+}
+
+template <class T>
+template <class Enqueue>
+Result<> DeviceNet<T>::run(Work work, int batch, const Enqueue& enqueue) {
+  const auto launch = [&]() -> Result<> {
+    const DeviceRunner runner(stream_.get());
+    const Result<> enqueued = enqueue(runner);
+    return enqueued ? runner.outcome() : enqueued;
+  };
+  if (!use_graphs_) return launch();
+  CudaGraph& graph = graphs_[{work, batch}];
+  if (!graph) {
+    auto captured = capture_graph(stream_.get(), launch);
+    if (!captured) return captured.error();
+    graph = std::move(*captured);
+  }
+  return cuda_check(cudaGraphLaunch(graph.get(), stream_.get()), "cudaGraphLaunch");
+}
+
+template <class T>
+Result<> DeviceNet<T>::forward(int batch) {
+  return run(Work::kForward, batch, [&](const DeviceRunner& runner) -> Result<> {
+    program_.forward(runner, batch, true);
+    return {};
+  });
+}
+
+template <class T>
+Result<> DeviceNet<T>::backward(int batch) {
+  return run(Work::kBackward, batch, [&](const DeviceRunner& runner) -> Result<> {
+    program_.backward(runner, batch);
+    return {};
+  });
+}
+
+template <class T>
+Result<> DeviceNet<T>::evaluate(int batch) {
+  return run(Work::kEvaluate, batch, [&](const DeviceRunner& runner) -> Result<> {
+    program_.forward(runner, batch, false);
+    return {};
+  });
+}
+
+template <class T>
+Result<> DeviceNet<T>::step(int batch, double lr, const Recipe& recipe) {
+  const Memory& m = memory();
+  if (auto done = copy(&m.state->lr, &lr, sizeof lr, cudaMemcpyHostToDevice); !done) return done;
+  return run(Work::kStep, batch, [&](const DeviceRunner& runner) -> Result<> {
+    program_.forward(runner, batch, true);
+    program_.backward(runner, batch);
+    if (recipe.all_reduce) {
+      if (auto done = recipe.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream_.get());
+          !done)
+        return done;
+    }
+    device::run_update(runner, m, recipe.update, T(1) / static_cast<T>(recipe.ranks));
+    return {};
+  });
+}
+
+template <class T>
+Result<kernels::BatchScore> DeviceNet<T>::score() {
+  device::DeviceScore score{};
+  if (auto done = copy(&score, memory().score, sizeof score, cudaMemcpyDeviceToHost); !done)
+    return done.error();
+  if (auto done = wait(); !done) return done.error();
+  return kernels::BatchScore{score.loss_sum, score.correct};
+}
+
+template <class T>
+Result<device::StepState> DeviceNet<T>::state() {
+  device::StepState state{};
+  if (auto done = copy(&state, memory().state, sizeof state, cudaMemcpyDeviceToHost); !done)
+    return done.error();
+  if (auto done = wait(); !done) return done.error();
+  return state;
+}
+
+template <class T>
+Result<> DeviceNet<T>::wait() {
+  return cuda_check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize");
+}
+
+namespace {
+
+/// A program over a memory that `lay_out(arena)` gives.
+template <class T, class LayOut>
+typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_size, int max_batch,
+                                          const auto& forward, const auto& backward) {
+  device::Arena counting;
+  using Memory = decltype(lay_out(counting));
+  const auto memory = std::make_shared<Memory>(lay_out(counting));
+  typename DeviceNet<T>::Program program;
+  program.bytes = counting.size();
+  program.lay_out = [memory, lay_out](std::byte* bytes) {
+    device::Arena arena(bytes);
+    *memory = lay_out(arena);
+  };
+  program.memory = [memory]() -> const device::TrainingMemory<T>& { return memory->training; };
+  program.forward = [memory, forward](const DeviceRunner& runner, int batch, bool training) {
+    forward(runner, *memory, batch, training);
+  };
+  program.backward = [memory, backward](const DeviceRunner& runner, int batch) {
+    backward(runner, *memory, batch);
+  };
+  program.image_size = image_size;
+  program.max_batch = max_batch;
+  return program;
+}
+
+}  // namespace
+
+template <class T>
+typename DeviceNet<T>::Program conv_net_on_device(int max_batch) {
+  return program_of<T>(
+      [max_batch](device::Arena& arena) { return device::ConvNetMemory<T>(arena, max_batch); }, kPaddedPixels,
+      max_batch, device::run_conv_net_forward<T, DeviceRunner>,
+      device::run_conv_net_backward<T, DeviceRunner>);
+}
+
+template <class T>
+typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch) {
+  return program_of<T>(
+      [=](device::Arena& arena) { return device::MlpMemory<T>(arena, width, depth, parameters, max_batch); },
+      kImagePixels, max_batch, device::run_mlp_forward<T, DeviceRunner>,
+      device::run_mlp_backward<T, DeviceRunner>);
+}
+
+#define DDP_INSTANTIATE(T)                                            \
+  template class DeviceNet<T>;                                        \
+  template typename DeviceNet<T>::Program conv_net_on_device<T>(int); \
+  template typename DeviceNet<T>::Program mlp_on_device<T>(int, int, int, int);
+DDP_INSTANTIATE(float)
+DDP_INSTANTIATE(double)
+#undef DDP_INSTANTIATE
+
+}  // namespace ddp::train

@@ -1,0 +1,260 @@
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+#include <vector>
+
+#include "apps/train/cuda_check.h"
+#include "apps/train/cuda_objects.h"
+#include "apps/train/kernels/device/conv_net_program.h"
+#include "apps/train/kernels/device/device_launch.h"
+#include "apps/train/kernels/device/host_launch.h"
+#include "apps/train/kernels/device/mlp_program.h"
+#include "tests/gpu/check_data.h"
+#include "tests/gpu/checks.h"
+
+// The host driver runs a program and keeps the whole memory after each launch. Then the GPU runs it, with the
+// memory of the launch before made equal each time: so every launch is judged by itself.
+
+namespace ddp::train::gpu {
+
+namespace {
+
+using namespace kernels::device;
+using Bytes = std::vector<std::byte>;
+
+std::string readable(const char* name) {
+  const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(name, nullptr, nullptr, nullptr),
+                                                    std::free);
+  std::string words = text ? text.get() : name;
+  const std::string prefix = "ddp::train::kernels::device::";
+  for (std::size_t at = 0; (at = words.find(prefix)) != std::string::npos;)
+    words.erase(at, prefix.size());
+  return words;
+}
+
+/// These call exp, log or pow, whose last places differ between a GPU and a CPU.
+bool is_rounded(const std::string& body) {
+  return body.starts_with("Head<") || body.starts_with("SoftmaxLoss<") || body.starts_with("StepDecision<");
+}
+
+struct Launch {
+  std::string body;
+  Bytes after;
+};
+
+struct Recorder {
+  HostOrder order;
+  const std::byte* memory;
+  std::size_t size;
+  std::vector<Launch>& launches;
+
+  template <class Body>
+  void run(const typename Body::Args& args) const {
+    run_on_host<Body>(args, order);
+    launches.push_back({readable(typeid(Body).name()), Bytes(memory, memory + size)});
+  }
+};
+
+/// The largest difference in a part, in relation to its largest number; 0: all bits are equal.
+template <class T>
+double apart(const std::byte* got, const std::byte* expected, std::size_t count) {
+  double worst = 0, largest = 1e-30;
+  for (std::size_t i = 0; i < count; ++i) {
+    T a, b;
+    std::memcpy(&a, got + i * sizeof(T), sizeof a);
+    std::memcpy(&b, expected + i * sizeof(T), sizeof b);
+    if (std::memcmp(&a, &b, sizeof a) != 0 && !(a == b)) {
+      if (std::isnan(a) || std::isnan(b)) return INFINITY;
+      worst = std::max(worst, std::abs(static_cast<double>(a) - static_cast<double>(b)));
+    }
+    if (!std::isnan(b)) largest = std::max(largest, std::abs(static_cast<double>(b)));
+  }
+  return worst / largest;
+}
+
+template <class T>
+class Judge {
+ public:
+  Judge(std::byte* memory, cudaStream_t stream, const std::vector<ArenaPart>& parts,
+        std::vector<Launch> launches, std::string place, Findings& findings)
+      : memory_(memory),
+        stream_(stream),
+        parts_(parts),
+        launches_(std::move(launches)),
+        place_(std::move(place)),
+        findings_(findings) {}
+
+  template <class Body>
+  void run(const typename Body::Args& args) const {
+    const Launch& launch = launches_.at(next_++);
+    Bytes got(launch.after.size());
+    auto done = cuda_check(launch_on_device<Body>(args, stream_), launch.body.c_str());
+    if (done) done = copy(got.data(), memory_, got.size(), cudaMemcpyDeviceToHost);
+    if (!done) {
+      findings_.failed(done.error());
+      return;
+    }
+    compare(launch, got);
+    if (auto made = copy(memory_, launch.after.data(), got.size(), cudaMemcpyHostToDevice); !made)
+      findings_.failed(made.error());
+  }
+
+  Result<> copy(void* to, const void* from, std::size_t size, cudaMemcpyKind kind) const {
+    if (auto done = cuda_check(cudaMemcpyAsync(to, from, size, kind, stream_), "cudaMemcpyAsync"); !done)
+      return done;
+    return cuda_check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+
+ private:
+  void compare(const Launch& launch, const Bytes& got) const {
+    double worst = 0;
+    for (const ArenaPart& part : parts_) {
+      const std::byte *a = got.data() + part.begin, *b = launch.after.data() + part.begin;
+      const std::size_t bytes = part.count * part.size;
+      if (std::memcmp(a, b, bytes) == 0) continue;
+      if (part.floating_point && part.size == sizeof(float)) {
+        worst = std::max(worst, apart<float>(a, b, part.count));
+      } else if (part.size % sizeof(double) == 0) {  // and the structs of doubles
+        worst = std::max(worst, apart<double>(a, b, bytes / sizeof(double)));
+      } else {
+        worst = INFINITY;
+      }
+    }
+    const double rounded = std::is_same_v<T, float> ? 1e-6 : 1e-14;
+    findings_.add(place_ + " " + launch.body, worst, is_rounded(launch.body) ? rounded : 0);
+  }
+
+  std::byte* memory_;
+  cudaStream_t stream_;
+  const std::vector<ArenaPart>& parts_;
+  std::vector<Launch> launches_;
+  std::string place_;
+  Findings& findings_;
+  mutable std::size_t next_ = 0;
+};
+
+/// `lay_out(arena)` gives a memory, `program(runner, memory)` launches.
+template <class T>
+Result<> check_program(const std::string& place, const auto& lay_out, const auto& program, const Bytes& begin,
+                       const std::vector<ArenaPart>& parts, Findings& findings) {
+  Bytes host_bytes(begin.size() + 256);
+  std::byte* const host =
+      host_bytes.data() + (256 - reinterpret_cast<std::uintptr_t>(host_bytes.data()) % 256);
+  std::ranges::copy(begin, host);
+  Arena host_arena(host);
+  std::vector<Launch> launches;
+  program(Recorder{{}, host, begin.size(), launches}, lay_out(host_arena));
+
+  auto bytes = make_device_bytes(begin.size());
+  if (!bytes) return bytes.error();
+  const auto stream = make_cuda_stream();
+  if (!stream) return stream.error();
+  const Judge<T> judge(bytes->get(), stream->get(), parts, std::move(launches), place, findings);
+  if (auto done = judge.copy(bytes->get(), begin.data(), begin.size(), cudaMemcpyHostToDevice); !done)
+    return done;
+  Arena device_arena(bytes->get());
+  program(judge, lay_out(device_arena));
+  return {};
+}
+
+/// Fills the memory that a step begins with: a batch, weights, an optimizer that has made steps.
+template <class T>
+Bytes beginning(const auto& lay_out, std::vector<ArenaPart>& parts, int batch, int border) {
+  Arena counting(parts);
+  lay_out(counting);
+  Bytes bytes(counting.size() + 256);
+  std::byte* const begin = bytes.data() + (256 - reinterpret_cast<std::uintptr_t>(bytes.data()) % 256);
+  Arena arena(begin);
+  const auto memory = lay_out(arena);
+  const TrainingMemory<T>& t = memory.training;
+  const CheckBatch<T> data(batch, border, 5);
+  std::ranges::copy(data.images, t.images);
+  std::ranges::copy(data.labels, t.labels);
+  const auto fill = [](T* to, int count, std::uint64_t stream, double low, double high) {
+    for (int i = 0; i < count; ++i)
+      to[i] = static_cast<T>(low + (high - low) * random_unit(11, stream, static_cast<std::uint64_t>(i)));
+  };
+  fill(t.parameters, t.count, 1, -0.05, 0.05);
+  fill(t.first, t.count, 2, -0.01, 0.01);
+  fill(t.second, t.count, 3, 0, 0.01);
+  fill(t.running, t.running_count, 4, 0.5, 1.5);
+  t.state->lr = 0.01;
+  t.state->steps = 3;
+  return Bytes(begin, begin + counting.size());
+}
+
+template <class T>
+void check_model(const std::string& name, const auto& lay_out, const auto& forward, const auto& backward,
+                 int batch, int border, Findings& findings) {
+  std::vector<ArenaPart> parts;
+  const Bytes begin = beginning<T>(lay_out, parts, batch, border);
+  const std::string place =
+      name + (sizeof(T) == 4 ? " float32" : " float64") + " batch " + std::to_string(batch);
+  const auto report = [&](const Result<>& done) {
+    if (!done) findings.failed(done.error());
+  };
+  for (const bool adamw : {false, true}) {
+    const UpdateSettings settings{adamw, 0.9, 0.9, 0.999, 1e-8, 0.01, 0.05, 0.5};
+    const auto step = [&](const auto& runner, const auto& memory) {
+      forward(runner, memory, batch, true);
+      backward(runner, memory, batch);
+      run_update(runner, memory.training, settings, T(0.5));
+    };
+    report(check_program<T>(place + (adamw ? " adamw" : " sgd"), lay_out, step, begin, parts, findings));
+  }
+  const auto evaluation = [&](const auto& runner, const auto& memory) {
+    forward(runner, memory, batch, false);
+  };
+  report(check_program<T>(place + " evaluation", lay_out, evaluation, begin, parts, findings));
+}
+
+template <class T>
+void check_conv_net(int batch, Findings& findings) {
+  check_model<T>(
+      "convnet", [batch](Arena& arena) { return ConvNetMemory<T>(arena, batch); },
+      [](const auto& runner, const auto& m, int n, bool training) {
+        run_conv_net_forward(runner, m, n, training);
+      },
+      [](const auto& runner, const auto& m, int n) { run_conv_net_backward(runner, m, n); }, batch,
+      kImageBorder, findings);
+}
+
+template <class T>
+void check_mlp(int batch, Findings& findings) {
+  constexpr int kWidth = 70, kDepth = 2;
+  constexpr int kCount =
+      kImagePixels * kWidth + kWidth + kWidth * kWidth + kWidth + kWidth * kClasses + kClasses;
+  check_model<T>(
+      "mlp", [batch](Arena& arena) { return MlpMemory<T>(arena, kWidth, kDepth, kCount, batch); },
+      [](const auto& runner, const auto& m, int n, bool training) {
+        run_mlp_forward(runner, m, n, training);
+      },
+      [](const auto& runner, const auto& m, int n) { run_mlp_backward(runner, m, n); }, batch, 0, findings);
+}
+
+void check_parity(Findings& findings) {
+  for (const int batch : {1, 5}) {
+    check_conv_net<float>(batch, findings);
+    check_conv_net<double>(batch, findings);
+    check_mlp<float>(batch, findings);
+    check_mlp<double>(batch, findings);
+  }
+  check_conv_net<float>(70, findings);  // two images in a group of weight gradients
+}
+
+}  // namespace
+
+std::span<const Check> all_checks() {
+  static constexpr Check kChecks[] = {{"parity", check_parity}};
+  return kChecks;
+}
+
+}  // namespace ddp::train::gpu

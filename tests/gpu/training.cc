@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "apps/train/conv_net.h"
+#include "apps/train/device_net.h"
+#include "apps/train/kernels/sgd.h"
+#include "apps/train/mlp.h"
+#include "tests/gpu/check_data.h"
+#include "tests/gpu/checks.h"
+
+namespace ddp::train::gpu {
+
+namespace {
+
+constexpr int kBatch = 20;
+constexpr double kRate = 0.01, kMomentum = 0.9;
+
+kernels::device::UpdateSettings sgd() {
+  return {false, kMomentum, 0.9, 0.999, 1e-8, 0, 0, 0};
+}
+
+/// The weights that every training here begins with.
+template <class T>
+std::vector<T> first_weights() {
+  ThreadPool one(1);
+  ConvNet<T> net(1, one);
+  net.initialise(3);
+  return {net.parameters().begin(), net.parameters().end()};
+}
+
+std::vector<float> fresh_running() {
+  ThreadPool one(1);
+  ConvNet<float> net(1, one);
+  net.initialise(3);
+  return {net.running_statistics().begin(), net.running_statistics().end()};
+}
+
+template <class T>
+Result<std::unique_ptr<DeviceNet<T>>> fresh_net(int batch) {
+  auto net = DeviceNet<T>::make(conv_net_on_device<T>(batch));
+  if (!net) return net;
+  const std::vector<T> weights = first_weights<T>();
+  const std::vector<float> running = fresh_running();
+  const std::vector<T> statistics(running.begin(), running.end());
+  if (auto done = (*net)->put((*net)->memory().parameters, std::span<const T>(weights)); !done)
+    return done.error();
+  if (auto done = (*net)->put((*net)->memory().running, std::span<const T>(statistics)); !done)
+    return done.error();
+  return net;
+}
+
+/// The weights after some steps.
+template <class T>
+Result<std::vector<T>> trained(int steps, bool graphs, std::vector<double>* losses) {
+  auto net = fresh_net<T>(kBatch);
+  if (!net) return net.error();
+  (*net)->use_graphs(graphs);
+  typename DeviceNet<T>::Recipe recipe;
+  recipe.update = sgd();
+  for (int step = 0; step < steps; ++step) {
+    const CheckBatch<T> batch(kBatch, kImageBorder, static_cast<std::uint64_t>(step));
+    if (auto done = (*net)->put_batch(batch.images.data(), batch.labels); !done) return done.error();
+    if (auto done = (*net)->step(kBatch, kRate, recipe); !done) return done.error();
+    const auto score = (*net)->score();
+    if (!score) return score.error();
+    if (losses) losses->push_back(score->loss_sum / kBatch);
+  }
+  std::vector<T> weights(ConvNet<T>::kParameters);
+  if (auto done = (*net)->get(std::span<T>(weights), (*net)->memory().parameters); !done) return done.error();
+  return weights;
+}
+
+template <class T>
+double different_numbers(const std::vector<T>& a, const std::vector<T>& b) {
+  double count = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    count += std::memcmp(&a[i], &b[i], sizeof(T)) != 0 ? 1 : 0;
+  return count;
+}
+
+template <class T>
+void check_replay_of(const std::string& name, Findings& findings) {
+  const auto eager = trained<T>(6, false, nullptr), graph = trained<T>(6, true, nullptr);
+  const auto again = trained<T>(6, true, nullptr);
+  for (const auto* run : {&eager, &graph, &again}) {
+    if (!*run) return findings.failed(run->error());
+  }
+  findings.add(name + ": weights that differ between graph and single launches",
+               different_numbers(*eager, *graph), 0);
+  findings.add(name + ": weights that differ between two runs", different_numbers(*graph, *again), 0);
+  findings.add(name + ": weights that no step changed", *eager == first_weights<T>() ? 1 : 0, 0);
+}
+
+/// Against the CPU's model, the same steps.
+template <class T>
+void check_against_host(const std::string& name, int steps, double loss_limit, double weight_limit,
+                        Findings& findings) {
+  std::vector<double> losses;
+  const auto device = trained<T>(steps, true, &losses);
+  if (!device) return findings.failed(device.error());
+  ThreadPool one(1);
+  ConvNet<T> net(kBatch, one);
+  net.initialise(3);
+  std::vector<T> velocity(ConvNet<T>::kParameters);
+  double worst = 0, loss = 0;
+  for (int step = 0; step < steps; ++step) {
+    const CheckBatch<T> batch(kBatch, kImageBorder, static_cast<std::uint64_t>(step));
+    loss = net.forward_backward(batch.images.data(), batch.labels).loss_sum / kBatch;
+    const double error = std::abs(loss - losses[static_cast<std::size_t>(step)]);
+    worst = error <= worst ? worst : error;
+    kernels::sgd_step<T>(net.parameters(), velocity, net.gradients(), T(kRate), T(kMomentum), T(0));
+  }
+  double apart = 0, norm = 0;
+  for (std::size_t i = 0; i < device->size(); ++i) {
+    apart += std::pow(static_cast<double>((*device)[i]) - static_cast<double>(net.parameters()[i]), 2);
+    norm += std::pow(static_cast<double>(net.parameters()[i]), 2);
+  }
+  findings.add(name + ": loss, largest difference to the CPU's", worst, loss_limit);
+  findings.add(name + ": weights, difference to the CPU's", std::sqrt(apart / norm), weight_limit);
+  findings.tell(name + ": loss at the end", loss);
+}
+
+void check_mlp(Findings& findings) {
+  constexpr int kWidth = 200, kDepth = 2;
+  ThreadPool one(1);
+  Mlp<double> host(kWidth, kDepth, kBatch, one);
+  host.initialise(4);
+  const CheckBatch<double> batch(kBatch, 0, 1);
+  auto net = DeviceNet<double>::make(
+      mlp_on_device<double>(kWidth, kDepth, static_cast<int>(host.parameter_count()), kBatch));
+  if (!net) return findings.failed(net.error());
+  const auto on_device = [&]() -> Result<std::vector<double>> {
+    if (auto done = (*net)->put((*net)->memory().parameters, host.parameters()); !done) return done.error();
+    if (auto done = (*net)->put_batch(batch.images.data(), batch.labels); !done) return done.error();
+    if (auto done = (*net)->forward(kBatch); !done) return done.error();
+    if (auto done = (*net)->backward(kBatch); !done) return done.error();
+    std::vector<double> gradients(host.parameter_count());
+    if (auto done = (*net)->get(std::span<double>(gradients), (*net)->memory().gradients); !done)
+      return done.error();
+    return gradients;
+  };
+  const auto gradients = on_device();
+  if (!gradients) return findings.failed(gradients.error());
+  host.forward_backward(batch.images.data(), batch.labels);
+  double worst = 0, largest = 0;
+  for (std::size_t i = 0; i < gradients->size(); ++i) {
+    const double error = std::abs((*gradients)[i] - host.gradients()[i]);
+    worst = error <= worst ? worst : error;
+    largest = std::max(largest, std::abs(host.gradients()[i]));
+  }
+  findings.add("mlp float64: gradients, difference to the CPU's", worst / largest, 1e-12);
+}
+
+template <class T>
+void measure(const std::string& name, int batch, int steps, Findings& findings) {
+  auto net = fresh_net<T>(batch);
+  if (!net) return findings.failed(net.error());
+  typename DeviceNet<T>::Recipe recipe;
+  recipe.update = sgd();
+  const CheckBatch<T> data(batch, kImageBorder, 1);
+  const auto some = [&](int count, bool with_data) -> Result<> {
+    for (int step = 0; step < count; ++step) {
+      if (with_data) {
+        if (auto done = (*net)->put_batch(data.images.data(), data.labels); !done) return done;
+      }
+      if (auto done = (*net)->step(batch, kRate, recipe); !done) return done;
+    }
+    return (*net)->wait();
+  };
+  for (const bool with_data : {true, false}) {
+    if (auto done = some(5, true); !done) return findings.failed(done.error());
+    const auto start = std::chrono::steady_clock::now();
+    if (auto done = some(steps, with_data); !done) return findings.failed(done.error());
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    findings.tell(name + " batch " + std::to_string(batch) + (with_data ? " with" : " without") +
+                      " copies of images: images/s",
+                  batch * static_cast<double>(steps) / seconds);
+  }
+}
+
+void check_replay(Findings& findings) {
+  check_replay_of<float>("float32", findings);
+  check_replay_of<double>("float64", findings);
+}
+
+void check_training(Findings& findings) {
+  check_against_host<double>("float64, 50 steps", 50, 1e-9, 1e-9, findings);
+  check_against_host<float>("float32, 10 steps", 10, 1e-3, 1e-3, findings);
+  check_mlp(findings);
+}
+
+void measure_speed(Findings& findings) {
+  measure<float>("float32", 100, 300, findings);
+  measure<float>("float32", 4096, 20, findings);
+  measure<double>("float64", 100, 50, findings);
+}
+
+}  // namespace
+
+std::span<const Check> all_checks() {
+  static constexpr Check kChecks[] = {
+      {"replay", check_replay}, {"train", check_training}, {"speed", measure_speed}};
+  return kChecks;
+}
+
+}  // namespace ddp::train::gpu

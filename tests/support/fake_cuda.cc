@@ -1,0 +1,195 @@
+// Plays the CUDA run time and one GPU for the programs of tests/gpu, so that all but the kernels' machine
+// code is tested without a GPU: memory is the host's, kernels are run by the host driver. A stream does
+// nothing until somebody waits for it, so that a result that is read too early is seen; memory of the GPU
+// begins with bytes that make a nan. FAKE_CUDA_GPUS=0: no GPU. FAKE_CUDA_FAIL=N: the N-th call (from 1) that
+// can fail does.
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "apps/train/kernels/device/conv_net_program.h"
+#include "apps/train/kernels/device/device_launch.h"
+#include "apps/train/kernels/device/host_launch.h"
+#include "apps/train/kernels/device/mlp_program.h"
+
+namespace {
+
+using Work = std::function<void()>;
+
+int number_of(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+cudaError_t answer() {
+  static const int fail_at = number_of("FAKE_CUDA_FAIL", 0);
+  static int calls = 0;
+  return ++calls == fail_at ? cudaErrorLaunchFailure : cudaSuccess;
+}
+
+}  // namespace
+
+struct CUgraph_st {
+  std::vector<Work> work;
+};
+struct CUgraphExec_st {
+  std::vector<Work> work;
+};
+struct CUstream_st {
+  std::vector<Work> waiting;
+  std::unique_ptr<CUgraph_st> capture;
+
+  void add(Work work) { (capture ? capture->work : waiting).push_back(std::move(work)); }
+};
+struct CUevent_st {
+  timespec at{};
+};
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = number_of("FAKE_CUDA_GPUS", 1);
+  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+cudaError_t cudaSetDevice(int) {
+  return answer();
+}
+const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaErrorNoDevice ? "cudaErrorNoDevice" : "cudaErrorLaunchFailure";
+}
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "unspecified launch failure";
+}
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** memory, size_t size) {
+  *memory = nullptr;
+  if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  *memory = ::operator new(size, std::align_val_t(256));
+  std::memset(*memory, 0xff, size);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  ::operator delete(memory, std::align_val_t(256));
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* memory, int value, size_t size) {
+  std::memset(memory, value, size);
+  return answer();
+}
+cudaError_t cudaDeviceSynchronize() {
+  return answer();
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  *stream = new CUstream_st;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream->capture) return cudaErrorLaunchFailure;
+  const std::vector<Work> waiting = std::exchange(stream->waiting, {});
+  for (const Work& work : waiting)
+    work();
+  return answer();
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  if (kind == cudaMemcpyHostToDevice) {  // of memory that is not pinned a copy is made at once
+    const auto* bytes = static_cast<const std::byte*>(from);
+    stream->add([to, kept = std::vector<std::byte>(bytes, bytes + size)] {
+      std::memcpy(to, kept.data(), kept.size());
+    });
+  } else {
+    stream->add([to, from, size] { std::memcpy(to, from, size); });
+  }
+  return answer();
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  stream->capture = std::make_unique<CUgraph_st>();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = stream->capture.release();
+  return answer();
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  *exec = nullptr;
+  if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  *exec = new CUgraphExec_st{graph->work};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  for (const Work& work : exec->work)
+    stream->add(work);
+  return answer();
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::strcpy(properties->name, "a GPU that is played");
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 0;
+  return cudaSuccess;
+}
+
+}  // extern "C"
+
+namespace ddp::train::kernels::device {
+
+template <class Body>
+cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream) {
+  stream->add([args] { run_on_host<Body>(args, {true, 7}); });
+  return answer();
+}
+
+namespace {
+
+/// Takes the address of each launch that a program makes, so that it is there for the linker.
+struct EveryLaunch {
+  template <class Body>
+  void run(const typename Body::Args&) const {
+    [[maybe_unused]] static auto* volatile keep = &launch_on_device<Body>;
+  }
+};
+
+template <class T>
+[[maybe_unused]] void every_launch(const ConvNetMemory<T>& conv_net, const MlpMemory<T>& mlp) {
+  run_conv_net_forward(EveryLaunch{}, conv_net, 1, true);
+  run_conv_net_backward(EveryLaunch{}, conv_net, 1);
+  run_mlp_forward(EveryLaunch{}, mlp, 1, true);
+  run_mlp_backward(EveryLaunch{}, mlp, 1);
+  run_update(EveryLaunch{}, conv_net.training, {}, T(1));
+}
+
+}  // namespace
+
+// Instantiates all of them; never called.
+void instantiate_launches(const ConvNetMemory<float>& a, const MlpMemory<float>& b,
+                          const ConvNetMemory<double>& c, const MlpMemory<double>& d) {
+  every_launch(a, b);
+  every_launch(c, d);
+}
+
+}  // namespace ddp::train::kernels::device
