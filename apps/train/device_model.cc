@@ -1,5 +1,7 @@
 #include "apps/train/device_model.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -14,6 +16,12 @@ namespace {
 /// A Model has no errors: what it computes with is there or the process ends.
 void must(const Result<>& done) {
   if (!done) throw std::runtime_error("the GPU failed: " + done.error().text);
+}
+
+/// What every launcher sets for the workers of a node; one that is not a rank is the first.
+int local_rank() {
+  const char* text = std::getenv("LOCAL_RANK");
+  return text == nullptr ? 0 : std::max(std::atoi(text), 0);
 }
 
 template <class T>
@@ -74,16 +82,17 @@ class DeviceModel final : public Model<T> {
 
 Result<> can_use_gpu() {
   const auto gpus = count_gpus();
-  if (!gpus) return Error{ErrorCode::kUsage, "it needs an NVIDIA GPU: " + gpus.error().text};
+  if (!gpus) return Error{ErrorCode::kUsage, "no usable NVIDIA GPU: " + gpus.error().text};
   return {};
 }
 
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host, int width, int depth,
-                                                    int max_batch, int local_rank) {
+                                                    int max_batch) {
   const auto gpus = count_gpus();
   if (!gpus) return gpus.error();
-  if (auto done = cuda_check(cudaSetDevice(local_rank % *gpus), "cudaSetDevice"); !done) return done.error();
+  if (auto done = cuda_check(cudaSetDevice(local_rank() % *gpus), "cudaSetDevice"); !done)
+    return done.error();
   if (host->parameter_count() > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
     return Error{ErrorCode::kUsage, "--device gpu: a model of " + std::to_string(host->parameter_count()) +
                                         " parameters; the GPU's kernels count to 2147483647"};
@@ -95,9 +104,9 @@ Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> ho
   return std::unique_ptr<Model<T>>(std::make_unique<DeviceModel<T>>(std::move(host), std::move(*net)));
 }
 
-template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>, int, int, int,
+template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>, int, int,
                                                                  int);
 template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>, int, int,
-                                                                  int, int);
+                                                                  int);
 
 }  // namespace ddp::train

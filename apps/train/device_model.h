@@ -8,7 +8,7 @@
 namespace ddp::train {
 
 /// Whether this build and this machine can train on a GPU; kUsage with the reason: "this build has no GPU
-/// code …", "it needs an NVIDIA GPU: cudaGetDeviceCount said …". Fast, and touches no GPU's memory.
+/// code …", "no usable NVIDIA GPU: cudaGetDeviceCount said …". Fast, and touches no GPU's memory.
 Result<> can_use_gpu();
 
 /// The model of `host` (a ConvNet, or an Mlp of `width` and `depth`) that computes on GPU `local_rank` modulo
@@ -18,6 +18,6 @@ Result<> can_use_gpu();
 /// small.
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host, int width, int depth,
-                                                    int max_batch, int local_rank);
+                                                    int max_batch);
 
 }  // namespace ddp::train

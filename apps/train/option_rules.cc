@@ -1,5 +1,6 @@
 #include <string>
 
+#include "apps/train/device_model.h"
 #include "apps/train/kernels/kernel_table.h"
 #include "apps/train/options.h"
 
@@ -17,6 +18,8 @@ std::string contradiction(const Options& options, int world_size) {
   }
   if (options.rejoin && options.comm == CommKind::kGloo)
     return "--on-peer-loss rejoin and --comm gloo do not go together: Gloo's operations cannot be revoked";
+  if (options.share_gpu && options.comm != CommKind::kNccl)
+    return "--share-gpu is about NCCL, which refuses two ranks on one GPU: write --comm nccl";
   if (options.sync_bn && options.sync_every_inter > 1)
     return "--sync-bn and --sync-every-inter do not go together: SyncBN talks to all ranks in every step";
   if (options.sync_bn && options.model == ModelKind::kMlp)
@@ -32,6 +35,11 @@ std::string contradiction(const Options& options, int world_size) {
   if (options.plant_nan && options.plant_nan->rank >= world_size) {
     return "--plant-nan names rank " + std::to_string(options.plant_nan->rank) + " of " +
            std::to_string(world_size);
+  }
+  if (options.device == DeviceKind::kGpu) {
+    if (options.sync_bn)
+      return "--sync-bn and --device gpu do not go together: the GPU normalises by its own rank's batch";
+    if (const auto can = can_use_gpu(); !can) return "--device gpu: " + can.error().text;
   }
   if (kernels::find_kernels<float>(options.kernels) == nullptr) {
     std::string names;

@@ -87,6 +87,13 @@ void add_bench(CLI::App& app) {
       ->group("Instead of training");
 }
 
+void add_judge(CLI::App& app, Options& options) {
+  app.add_option("--read-collective-log", options.collective_read,
+                 "say for which rank the others waited, as the files of --collective-log DIR tell")
+      ->type_name("DIR")
+      ->group("Instead of training");
+}
+
 void add_task(CLI::App& app, Options& options) {
   Group group(app, "What is trained");
   group
@@ -104,6 +111,8 @@ void add_task(CLI::App& app, Options& options) {
                1, 1'000);
   group.choice<Dtype>("--dtype", options.dtype, {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}},
                       "type", "float32, or float64 as the reference (default float32)", "TYPE");
+  group.choice<DeviceKind>("--device", options.device, {{"cpu", DeviceKind::kCpu}, {"gpu", DeviceKind::kGpu}},
+                           "device", "cpu, or gpu: the one of LOCAL_RANK computes (default cpu)", "NAME");
   group.number("--epochs", options.epochs, "passes over the training images", 1, 1e6);
   group.number("--max-steps", options.max_steps, "end after step N (0: after the last epoch)", 0, kMany);
   group.number("--batch-size", options.batch_size, "images per batch and rank", 1, 16'384);
@@ -153,11 +162,13 @@ void add_ranks(CLI::App& app, Options& options) {
       {{"auto", CommKind::kAuto},
        {"tcp", CommKind::kTcp},
        {"shm", CommKind::kShm},
-       {"gloo", CommKind::kGloo}},
+       {"gloo", CommKind::kGloo},
+       {"nccl", CommKind::kNccl}},
       "way between ranks",
       "auto: shared memory inside a node, TCP between nodes; tcp: only that; shm: as auto, "
-      "but never without shared memory; gloo: where it was built in (default auto)",
+      "but never without shared memory; gloo: where it was built in; nccl: over the GPUs (default auto)",
       "WAY");
+  group.flag("--share-gpu", options.share_gpu, "with --comm nccl: several ranks use one GPU, for tests");
   app.add_option_function<std::string>(
          "--comm-timeout",
          [&options](const std::string& text) {
@@ -203,6 +214,9 @@ void add_reports(CLI::App& app, Options& options) {
              "FILE");
   group.text("--sample-log", options.sample_log, "each rank lists the numbers of its samples in DIR/rank-N",
              "DIR");
+  group.text("--collective-log", options.collective_log,
+             "each rank writes what it did last to DIR/rank-N.jsonl when an operation between ranks fails",
+             "DIR");
   app.add_option_function<std::string>(
          "--plant-nan",
          [&options](const std::string& text) {
@@ -225,6 +239,7 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
       "or with --bench measures the network between them.",
       "train");
   add_bench(app);
+  add_judge(app, options);
   app.set_version_flag("--version", std::string("train ") + std::string(version()));
   add_task(app, options);
   add_recipe(app, options);

@@ -14,6 +14,7 @@ namespace ddp::train {
 
 enum class Dtype : std::uint8_t { kFloat32, kFloat64 };
 enum class ModelKind : std::uint8_t { kConvNet, kMlp };
+enum class DeviceKind : std::uint8_t { kCpu, kGpu };
 enum class BarMode : std::uint8_t { kAuto, kAlways, kNever };
 
 /// A test of what happens to a nan: this rank puts one into its gradient of this step (from 1).
@@ -29,6 +30,7 @@ struct Options {
   int mlp_width = 512;
   int mlp_depth = 2;  ///< hidden layers
   Dtype dtype = Dtype::kFloat32;
+  DeviceKind device = DeviceKind::kCpu;
   int epochs = 1;
   std::uint64_t max_steps = 0;  ///< 0: all of the epochs
   int batch_size = 100;         ///< per rank
@@ -61,7 +63,10 @@ struct Options {
   std::optional<PlantedNan> plant_nan;
   CommKind comm = CommKind::kAuto;
   std::chrono::milliseconds comm_timeout{60'000};
-  bool rejoin = false;  ///< a rank that loses a peer goes on in the same process
+  bool share_gpu = false;       ///< several ranks on one GPU, over NCCL
+  std::string collective_log;   ///< a directory for what ranks did last when one is lost; empty: none
+  std::string collective_read;  ///< judge the logs in this directory instead of training; empty: train
+  bool rejoin = false;          ///< a rank that loses a peer goes on in the same process
 };
 
 struct ParsedOptions {

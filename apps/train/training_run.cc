@@ -5,12 +5,14 @@
 #include <cinttypes>
 #include <cstdio>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "apps/train/checkpoint_run.h"
 #include "apps/train/conv_net.h"
+#include "apps/train/device_model.h"
 #include "apps/train/equal_options.h"
 #include "apps/train/mlp.h"
 #include "apps/train/model_file.h"
@@ -62,14 +64,19 @@ Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
 template <class T>
 std::unique_ptr<Model<T>> make_model(const Options& options, ThreadPool& threads) {
   const auto& table = *kernels::find_kernels<T>(options.kernels);  // contradiction() knows that there is one
+  const bool on_gpu = options.device == DeviceKind::kGpu;
+  const int batch = on_gpu ? 1 : options.batch_size;
   std::unique_ptr<Model<T>> model;
   if (options.model == ModelKind::kMlp) {
-    model =
-        std::make_unique<Mlp<T>>(options.mlp_width, options.mlp_depth, options.batch_size, threads, table);
+    model = std::make_unique<Mlp<T>>(options.mlp_width, options.mlp_depth, batch, threads, table);
   } else {
-    model = std::make_unique<ConvNet<T>>(options.batch_size, threads, table);
+    model = std::make_unique<ConvNet<T>>(batch, threads, table);
   }
-  return model;
+  if (!on_gpu) return model;
+  auto there =
+      make_device_model<T>(std::move(model), options.mlp_width, options.mlp_depth, options.batch_size);
+  if (!there) throw std::runtime_error(there.error().text);  // contradiction() has found a GPU
+  return std::move(*there);
 }
 
 template <class T>
