@@ -52,6 +52,8 @@ const char* comm_text(CommKind comm) {
       return "shm";
     case CommKind::kGloo:
       return "gloo";
+    case CommKind::kNccl:
+      return "nccl";
   }
   return "?";
 }

@@ -18,11 +18,46 @@ std::int64_t nanoseconds() {
       .count();
 }
 
+std::string file_name(int rank, std::uint32_t attempt) {
+  return "rank-" + std::to_string(rank) + (attempt == 0 ? "" : ".attempt-" + std::to_string(attempt)) +
+         ".jsonl";
+}
+
+bool is_log(const std::filesystem::path& path, const std::string& beginning) {
+  return path.filename().string().starts_with(beginning) && path.extension() == ".jsonl";
+}
+
+void remove_files_of(const std::string& directory, int rank) {
+  std::error_code failed;
+  std::vector<std::filesystem::path> old;
+  for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
+       at.increment(failed)) {
+    if (is_log(at->path(), "rank-" + std::to_string(rank) + ".")) old.push_back(at->path());
+  }
+  for (const auto& path : old)
+    std::filesystem::remove(path, failed);
+}
+
 }  // namespace
 
-LoggedCommunicator::LoggedCommunicator(std::unique_ptr<Communicator> under, std::string directory,
+LoggedCommunicator::LoggedCommunicator(std::unique_ptr<Communicator> under, const std::string& directory,
                                        std::uint32_t attempt)
-    : under_(std::move(under)), directory_(std::move(directory)), attempt_(attempt) {}
+    : under_(std::move(under)),
+      path_(directory + "/" + file_name(under_->rank(), attempt)),
+      attempt_(attempt) {
+  std::error_code failed;
+  std::filesystem::create_directories(directory, failed);
+  if (failed) {
+    std::fprintf(stderr, "train: %s; there will be no log of collectives\n",
+                 system_error(failed.value(), "create " + directory).text.c_str());
+    path_.clear();
+    return;
+  }
+  // What an earlier job left there would be taken for this one's; what an earlier attempt left is of use.
+  std::error_code ignored;
+  if (attempt_ == 0) remove_files_of(directory, under_->rank());
+  std::filesystem::remove(path_, ignored);
+}
 
 std::uint64_t LoggedCommunicator::begin(CollectiveKind kind, std::size_t bytes, std::string_view type) {
   return failed_ ? 0 : log_.start(kind, bytes, type, nanoseconds());
@@ -40,14 +75,12 @@ Result<T> LoggedCommunicator::end(std::uint64_t sequence, Result<T> result) {
 
 void LoggedCommunicator::dump(const Error& error) {
   failed_ = true;
-  const std::string path = directory_ + "/rank-" + std::to_string(rank()) + ".jsonl";
-  std::error_code ignored;
-  std::filesystem::create_directories(directory_, ignored);
+  if (path_.empty()) return;
   errno = 0;
-  std::ofstream file(path, std::ios::trunc);
+  std::ofstream file(path_, std::ios::trunc);
   file << dump_text({rank(), world_size(), attempt_, error.text, log_.entries()});
   file.close();
-  if (!file) std::fprintf(stderr, "train: %s\n", system_error(errno, "write " + path).text.c_str());
+  if (!file) std::fprintf(stderr, "train: %s\n", system_error(errno, "write " + path_).text.c_str());
 }
 
 Result<> LoggedCommunicator::all_reduce_sum(std::span<float> values) {
@@ -138,8 +171,7 @@ Result<std::string> read_collective_logs(const std::string& directory) {
   std::error_code failed;
   for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
        at.increment(failed)) {
-    const std::string name = at->path().filename().string();
-    if (!name.starts_with("rank-") || at->path().extension() != ".jsonl") continue;
+    if (!is_log(at->path(), "rank-")) continue;
     std::ifstream file(at->path());
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     auto dump = parse_dump(text);

@@ -12,11 +12,12 @@
 
 namespace ddp::train {
 
-/// Another communicator that keeps a log of its operations, and writes it to `directory`/rank-R.jsonl when
-/// one fails. What cannot be written is said once on stderr.
+/// Another communicator that keeps a log of its operations, and writes it to `directory`/rank-R.jsonl (of a
+/// later attempt A: rank-R.attempt-A.jsonl) when one fails. What cannot be written is said once on stderr.
 class LoggedCommunicator final : public Communicator {
  public:
-  LoggedCommunicator(std::unique_ptr<Communicator> under, std::string directory, std::uint32_t attempt);
+  LoggedCommunicator(std::unique_ptr<Communicator> under, const std::string& directory,
+                     std::uint32_t attempt);
 
   int rank() const override { return under_->rank(); }
   int world_size() const override { return under_->world_size(); }
@@ -45,7 +46,7 @@ class LoggedCommunicator final : public Communicator {
   void dump(const Error& error);
 
   std::unique_ptr<Communicator> under_;
-  std::string directory_;
+  std::string path_;  ///< empty: it cannot be written
   std::uint32_t attempt_;
   CollectiveLog log_;
   std::deque<std::pair<Handle, std::uint64_t>> started_;  ///< in the order of their starts

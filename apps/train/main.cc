@@ -7,6 +7,8 @@
 #include "apps/train/bench_options.h"
 #include "apps/train/bench_run.h"
 #include "apps/train/dataset.h"
+#include "apps/train/logged_communicator.h"
+#include "apps/train/nccl_world.h"
 #include "apps/train/options.h"
 #include "apps/train/rejoin.h"
 #include "apps/train/standard_output.h"
@@ -38,11 +40,19 @@ std::string mistake_of(const ddp::train::Options& options, const ddp::train::Wor
   return possible ? "" : possible.error().text;
 }
 
+int judge_logs(const std::string& directory) {
+  const auto text = ddp::train::read_collective_logs(directory);
+  if (!text) return fail(text.error().text, kUsageExit);
+  std::printf("%s\n", text->empty() ? "no operation is left that some rank has not finished" : text->c_str());
+  return 0;
+}
+
 int run(int argc, char** argv) {
   using namespace ddp::train;
   if (wants_bench(argc, argv)) return run_bench(argc, argv);
   const ParsedOptions parsed = parse_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
+  if (!parsed.options->collective_read.empty()) return judge_logs(parsed.options->collective_read);
   const auto environment =
       read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
   if (!environment) return fail(environment.error().text);
@@ -68,7 +78,9 @@ int main(int argc, char** argv) try {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe must show each line when it is written
   std::signal(SIGXFSZ, SIG_IGN);             // a file's size limit is an error of that write, not the end,
   std::signal(SIGPIPE, SIG_IGN);             // as is a pipe whose reader has gone
-  return ddp::train::exit_code_after_printing(run(argc, argv));
+  const int exit_code = ddp::train::exit_code_after_printing(run(argc, argv));
+  if (ddp::train::nccl_is_stuck()) std::_Exit(exit_code);  // its thread would let the usual end wait for ever
+  return exit_code;
 } catch (const std::exception& error) {
   return fail(error.what());
 }

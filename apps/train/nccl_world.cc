@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <utility>
@@ -138,7 +139,14 @@ Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& dir
   if (!gpu) return gpu.error();
   auto device = open_cuda_device(*gpu);
   if (!device) return within("rank " + std::to_string(config.rank), device.error());
-  return connect_nccl_over(*NcclLibrary::open(), std::move(*device), config, directory);
+  auto world = connect_nccl_over(*NcclLibrary::open(), std::move(*device), config, directory);
+  if (!world) return world;
+  if (config.rank == 0) std::printf("%s\n", world->line.c_str());
+  // Each node has its own network.
+  if (config.local_rank == 0 && !world->warning.empty()) {
+    std::fprintf(stderr, "train: rank %d: %s\n", config.rank, world->warning.c_str());
+  }
+  return world;
 }
 
 Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,

@@ -41,7 +41,7 @@ struct NcclWorld {
 /// What this build, machine or rank lacks for NCCL (kUsage): before any rank waits for another. It sets
 /// NCCL's variables and loads it.
 Result<> nccl_is_here(const NcclWorldConfig& config);
-/// Connects all ranks over the GPU that falls to each.
+/// Connects all ranks over the GPU that falls to each. Rank 0 prints how, a node's first rank its warning.
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory);
 /// The same with a library and device that are given; what tests call.
 Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,

@@ -9,6 +9,8 @@
 
 #include "apps/train/equal_options.h"
 #include "apps/train/gloo_communicator.h"
+#include "apps/train/logged_communicator.h"
+#include "apps/train/nccl_world.h"
 #include "apps/train/node_communicator.h"
 #include "apps/train/node_links.h"
 #include "apps/train/peer_connect.h"
@@ -197,6 +199,7 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
 /// Ranks that differ in these would not meet, or not understand each other.
 EqualOptions way_options(const WorldOptions& options) {
   return {{"--comm", comm_text(options.comm)},
+          {"--share-gpu", given_text(options.share_gpu)},
           {"--dtype", options.scalar_bytes == 8 ? "float64" : "float32"},
           {"--sync-every-inter", given_text(options.with_nodes)}};
 }
@@ -218,6 +221,34 @@ Result<> compare_ways(const WorkerEnvironment& environment, const WorldOptions& 
   return differs.empty() ? Result<>() : Error{ErrorCode::kUsage, differs};
 }
 
+NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOptions& options) {
+  NcclWorldConfig config;
+  config.job_id = environment.run_id;
+  config.rank = environment.rank;
+  config.world_size = environment.world_size;
+  config.local_rank = environment.local_rank;
+  config.local_world_size = environment.local_world_size;
+  config.node = environment.node;
+  config.start_timeout = options.start_timeout;
+  config.step_timeout = options.step_timeout;
+  config.interrupt = options.interrupt;
+  config.share_gpu = options.share_gpu;
+  config.with_nodes = options.with_nodes;
+  return config;
+}
+
+Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+  auto connected = connect_nccl(nccl_config(environment, options), *world.directory);
+  if (!connected) return connected.error();
+  world.communicator = std::move(connected->communicator);
+  world.on_device = connected->on_device;
+  world.node = std::move(connected->node);
+  world.between = std::move(connected->between);
+  world.node_count = connected->node_count;
+  world.way = "nccl";
+  return {};
+}
+
 bool needs_nodes(const WorldOptions& options) {
   return options.comm == CommKind::kShm || options.with_nodes;
 }
@@ -227,6 +258,7 @@ WorldOptions world_options(const Options& options) {
   world.comm = options.comm;
   world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
   world.step_timeout = options.comm_timeout;
+  world.share_gpu = options.share_gpu;
   world.with_nodes = options.sync_every_inter > 1;
   return world;
 }
@@ -241,6 +273,9 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
   }
   if (options.comm == CommKind::kGloo) {
     if (auto here = gloo_is_here(); !here) return here.error();
+  }
+  if (options.comm == CommKind::kNccl) {
+    if (auto here = nccl_is_here(nccl_config(environment, options)); !here) return here.error();
   }
   if (environment.world_size == 1 || !needs_nodes(options) || knows_nodes(environment)) return {};
   return Error{ErrorCode::kUsage,
@@ -261,6 +296,10 @@ Result<World> join_world(const WorkerEnvironment& environment, const WorldOption
     if (!connected) return connected.error();
     world.communicator = std::move(*connected);
     world.way = "gloo";
+    return world;
+  }
+  if (options.comm == CommKind::kNccl) {
+    if (auto joined = join_by_nccl(environment, options, world); !joined) return joined.error();
     return world;
   }
   if (options.comm != CommKind::kTcp && knows_nodes(environment)) {
@@ -317,7 +356,12 @@ Result<> can_join(const WorkerEnvironment& environment, const Options& options) 
 Result<World> join_world(const WorkerEnvironment& environment, const Options& options, int interrupt) {
   WorldOptions world = world_options(options);
   world.interrupt = interrupt;
-  return join_world(environment, world);
+  auto joined = join_world(environment, world);
+  if (joined && environment.world_size > 1) {
+    joined->communicator =
+        with_log(std::move(joined->communicator), options.collective_log, environment.attempt);
+  }
+  return joined;
 }
 
 }  // namespace ddp::train

@@ -17,6 +17,8 @@
 
 namespace ddp::train {
 
+class NcclCommunicator;
+
 /// This rank's way to the others, and the store where this rank serves it. The communicators of a world may
 /// be used one at a time, in the same order on all ranks.
 struct World {
@@ -25,7 +27,8 @@ struct World {
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<Communicator> node;     ///< the ranks of this node; null where not asked for
   std::unique_ptr<Communicator> between;  ///< the nodes as ranks (BetweenNodes); null where not asked for
-  std::string way;                        ///< "shm", "tcp", "shm+tcp", "none": for people
+  NcclCommunicator* on_device = nullptr;  ///< `communicator`, for values on a GPU; null over other ways
+  std::string way;                        ///< "shm", "tcp", "shm+tcp", "nccl", "none": for people
   int node_count = 0;                     ///< 0: not known
   std::vector<int> node_of;               ///< by rank; empty where nothing is shared inside nodes
 
@@ -37,13 +40,14 @@ struct WorldOptions {
   std::uint32_t scalar_bytes = 4;  ///< ranks that disagree do not meet
   std::chrono::milliseconds start_timeout{120'000};
   std::chrono::milliseconds step_timeout{60'000};
+  bool share_gpu = false;   ///< with kNccl
   bool with_nodes = false;  ///< World::node and World::between are wanted
   int interrupt = -1;       ///< ends every wait when it is readable; not owned
 };
 
 /// What the options ask for and this environment or build cannot give (kUsage): found before anything starts.
 Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& options);
-/// Chooses the way and connects it through the store. The place where nccl will be chosen.
+/// Chooses the way and connects it through the store.
 Result<World> join_world(const WorkerEnvironment& environment, const WorldOptions& options);
 /// Two ranks of the world by themselves, over shared memory when `same_node`: for measuring. Both call it.
 Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environment,
