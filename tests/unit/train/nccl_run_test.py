@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""What `train` says about NCCL on a machine without a GPU, and which rank the logs of collectives name.
+
+usage: nccl_run_test.py PATH_OF_TRAIN [unittest options]
+"""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import train_run_test
+from train_run_test import Ranks, run
+
+SMALL = ("--data", "synthetic", "--limit", "400", "--batch-size", "10")
+LONG = ("--data", "synthetic", "--limit", "3000", "--epochs", "10000", "--log-interval", "1")
+NO_GPU = re.compile(r"train: --comm nccl needs an NVIDIA GPU: cudaGetDeviceCount said (cudaError\w+) \([^)]+\)\n")
+NOT_BUILT = ("train: --comm nccl: this train was built without NCCL; a build on a machine with the CUDA toolkit and "
+             "NCCL's header (nccl.h) has it\n")
+
+
+def judged(folder):
+    done = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+class WithoutGpu(unittest.TestCase):
+    def setUp(self):
+        (code, _, errors), = run(1, *SMALL, "--comm", "nccl", "--max-steps", "1")
+        if code == 0 or "there is no GPU for" in errors or "cannot be loaded" in errors:
+            self.skipTest("there is a GPU")
+
+    def test_it_is_refused_before_anything_starts(self):
+        for world in (1, 2):
+            for code, lines, errors in run(world, "--data", "/nonexistent", "--comm", "nccl"):
+                self.assertEqual((code, lines), (2, []))
+                found = NO_GPU.fullmatch(errors)
+                if found:  # an old driver, none at all, or a driver without a device
+                    self.assertIn(found[1], ("cudaErrorInsufficientDriver", "cudaErrorNoDevice"))
+                else:
+                    self.assertEqual(errors, NOT_BUILT)
+
+    def test_sharing_a_gpu_changes_nothing_of_that(self):
+        (code, _, errors), = run(1, *SMALL, "--comm", "nccl", "--share-gpu")
+        self.assertEqual(code, 2)
+        self.assertTrue(NO_GPU.fullmatch(errors) or errors == NOT_BUILT, errors)
+
+
+class Words(unittest.TestCase):
+    def test_sharing_a_gpu_is_about_nccl(self):
+        (code, lines, errors), = run(1, *SMALL, "--share-gpu")
+        self.assertEqual((code, lines, errors), (2, [], "train: --share-gpu is about NCCL, which refuses two ranks on one "
+                                                        "GPU: write --comm nccl\n"))
+
+    def test_a_way_that_there_is_not(self):
+        (code, _, errors), = run(1, "--comm", "mpi")
+        self.assertEqual(code, 2)
+        self.assertIn('there is no way between ranks "mpi"; write auto, tcp, shm, gloo or nccl', errors)
+
+
+class Logs(unittest.TestCase):
+    def lost(self, folder, *more, signal_number=signal.SIGKILL, nodes=None):
+        """Three ranks, of which number 2 goes in the middle; gives what the logs tell."""
+        with Ranks(3, *LONG, "--collective-log", folder, *more, nodes=nodes) as ranks:
+            ranks.processes[0].stdout.readline()
+            ranks.processes[2].send_signal(signal_number)
+            for rank in (0, 1):
+                ranks.processes[rank].communicate(timeout=60)
+                self.assertEqual(ranks.processes[rank].returncode, 1)
+        return judged(folder)
+
+    def test_a_killed_rank_is_named(self):
+        for more, nodes in ((("--comm", "tcp"), None), (("--comm", "shm"), 1)):
+            with tempfile.TemporaryDirectory() as folder:
+                code, told, errors = self.lost(folder, *more, nodes=nodes)
+                self.assertEqual((code, errors), (0, ""))
+                self.assertRegex(told, r"^rank 2 left no log; ranks? (0 and 1|0|1) waits? in all-(reduce|gather) \d+ \(.*\)\n$")
+                self.assertEqual(sorted(os.listdir(folder)), ["rank-0.jsonl", "rank-1.jsonl"])
+                head, *rest = [json.loads(line) for line in pathlib.Path(folder, "rank-1.jsonl").read_text().splitlines()]
+                self.assertEqual((head["schema"], head["rank"], head["world_size"], head["attempt"]),
+                                 ("ddp-collective-log/1", 1, 3, 0))
+                self.assertIn("lost rank 2", head["reason"])
+                self.assertLessEqual(len(rest), 1000)
+                self.assertEqual(rest[-1]["finished"], 0)
+                self.assertTrue(all(one["started"] <= one["finished"] for one in rest[:-8]))
+
+    def test_a_stopped_rank_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            _, told, _ = self.lost(folder, "--comm", "tcp", "--comm-timeout", "1s", signal_number=signal.SIGSTOP)
+            self.assertRegex(told, r"^rank 2 left no log; ")
+
+    def test_a_training_that_ends_well_leaves_nothing_and_clears_what_was_there(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("rank-0.jsonl", "rank-1.attempt-3.jsonl", "rank-12.jsonl", "mine.jsonl"):
+                pathlib.Path(folder, name).write_text("")
+            for code, _, errors in run(2, *SMALL, "--collective-log", folder):
+                self.assertEqual((code, errors), (0, ""))
+            self.assertEqual(sorted(os.listdir(folder)), ["mine.jsonl", "rank-12.jsonl"])
+
+    def test_the_same_bits_with_and_without(self):
+        with tempfile.TemporaryDirectory() as folder:
+            plain, logged = run(2, *SMALL), run(2, *SMALL, "--collective-log", folder)
+            weights = [[line for line in lines if "weights" in line] for _, lines, _ in (plain[0], logged[0])]
+            self.assertEqual(weights[0], weights[1])
+
+    def test_a_place_that_cannot_be_is_said_and_ends_no_training(self):
+        for code, _, errors in run(2, *SMALL, "--max-steps", "2", "--collective-log", "/proc/none"):
+            self.assertEqual(code, 0)
+            self.assertEqual(errors, "train: create /proc/none: No such file or directory; there will be no log of collectives\n")
+
+    def test_what_holds_no_logs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.assertEqual(judged(folder), (2, "", f"train: {folder} holds no rank-R.jsonl\n"))
+            pathlib.Path(folder, "rank-0.jsonl").write_text("{}\n")
+            self.assertEqual(judged(folder), (2, "", f"train: {folder}/rank-0.jsonl is no log that --collective-log wrote\n"))
+        self.assertEqual(judged("/nonexistent"), (2, "", "train: read /nonexistent: No such file or directory\n"))
+
+
+if __name__ == "__main__":
+    train_run_test.TRAIN = sys.argv.pop(1)
+    unittest.main(verbosity=2)
