@@ -27,10 +27,6 @@ constexpr std::chrono::seconds kHeartbeat{1};
 constexpr std::chrono::seconds kFlushTime{2};
 constexpr char kKeeperDied[] = "the keeper of its agent was killed";
 
-std::uint64_t monotonic_ns() {
-  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-}
-
 /// Counts a suspended machine, too.
 rendezvous::NodeLease::Time boot_time() {
   timespec now{};
@@ -72,6 +68,10 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
 
 Agent::~Agent() = default;
 
+std::uint64_t Agent::clock_ns() {
+  return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+}
+
 int Agent::run() {
   keeper_fd_.assign(::fcntl(keeper_.watch_fd(), F_DUPFD_CLOEXEC, 0));
   rendezvous::Hello hello;
@@ -81,7 +81,7 @@ int Agent::run() {
   hello.cpus = options_.facts.cpus;
   hello.gpus = options_.facts.gpus;
   hello.interfaces = options_.facts.interfaces;
-  hello.clock_ns = monotonic_ns();
+  hello.clock_ns = clock_ns();
   if (options_.own) hello.workers = options_.own->workers;
   link_.send(hello);
   link_.on_ready([this] {
@@ -208,7 +208,8 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
   }
   attempt_ = message.attempt;
   first_rank_ = message.first_rank;
-  waiting_ = greeted_told_ = ready_told_ = false;
+  waiting_ = false;
+  lives_.begin_attempt();
   store_.workers_start();
   keep_error_files(std::move(workers->error_files));
   evidence_.begin(attempt_, first_rank_, error_files_);
@@ -220,7 +221,7 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
   tell_of_the_living();
   for (std::uint32_t local = 0; local < message.local_world_size; ++local)
     order_attempt(message, local);
-  std::erase_if(workers->specs, [this](const WorkerSpec& spec) { return lives_.count(spec.rank) != 0; });
+  std::erase_if(workers->specs, [this](const WorkerSpec& spec) { return lives_.lives(spec.rank); });
   workers_->start(std::move(workers->specs));
   workers_->resume_output();
   return true;
@@ -250,7 +251,7 @@ void Agent::handle(const rendezvous::Leave& message) {
 }
 
 void Agent::handle(const rendezvous::Ping& message) {
-  link_.send(rendezvous::Pong{message.sequence, monotonic_ns()});
+  link_.send(rendezvous::Pong{message.sequence, clock_ns()});
   lease_.pinged(boot_time());
   if (leased_) mind_the_lease();
 }
@@ -263,7 +264,7 @@ void Agent::handle(const rendezvous::Credit& message) {
 void Agent::handle(const rendezvous::MasterAsleep&) {
   lease_.master_asleep();
   mind_the_lease();
-  link_.send(rendezvous::Pong{rendezvous::kAsleep, monotonic_ns()});
+  link_.send(rendezvous::Pong{rendezvous::kAsleep, clock_ns()});
 }
 
 void Agent::handle(const rendezvous::Stdin& message) {
@@ -283,75 +284,7 @@ Awaitable<> Agent::feed_stdin() {
   stdin_busy_ = false;
 }
 
-// ---- the workers
-
-void Agent::worker_started(std::uint32_t local, pid_t pid) {
-  Life& life = lives_[local] = Life{pid, attempt_, monotonic_ns(), false, false, {}, {}};
-  link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(pid),
-                                       life.started_ns, life.born});
-  evidence_.worker_started(pid);
-  if (hang_guard_) hang_guard_->worker_started(first_rank_ + local, pid);
-}
-
-void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
-  rendezvous::WorkerExited exited;
-  exited.attempt = attempt_;
-  exited.rank = first_rank_ + local;
-  exited.pid = static_cast<std::uint32_t>(pid);
-  exited.clock_ns = monotonic_ns();
-  switch (status.kind) {
-    case ExitStatus::Kind::kExited:
-      exited.code = static_cast<std::uint8_t>(status.number);
-      break;
-    case ExitStatus::Kind::kSignaled:
-      exited.signal = static_cast<std::uint8_t>(status.number);
-      break;
-    case ExitStatus::Kind::kUnknown:
-      exited.code = 255;
-      break;
-  }
-  exited.core = status.core_dumped;
-  const auto life = lives_.find(local);
-  exited.by_revoke = life != lives_.end() && life->second.killed;
-  if (exited.by_revoke) exited.text = *life->second.killed;
-  link_.send(exited);
-  if (!exited.by_revoke) evidence_.worker_ended(exited.rank, pid, status);
-  if (hang_guard_) hang_guard_->worker_ended(exited.rank);
-  worker_gone(local);
-}
-
-void Agent::worker_not_started(std::uint32_t local, const Error& error) {
-  rendezvous::WorkerExited exited;
-  exited.attempt = attempt_;
-  exited.rank = first_rank_ + local;
-  exited.code = static_cast<std::uint8_t>(exec_exit_code(error.sys));
-  exited.sys = error.sys;
-  exited.clock_ns = monotonic_ns();
-  exited.text = error.text;
-  link_.send(exited);
-}
-
-OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) {
-  using Splice = rendezvous::Connection::Splice;
-  switch (link_.splice_output({attempt_, first_rank_ + local, stream, monotonic_ns(), {}}, pipe, size)) {
-    case Splice::kCopy:
-      return Move::kRead;
-    case Splice::kLater:
-      return Move::kLater;
-    case Splice::kMoved:
-      break;
-  }
-  credit_.spend(stream, size);
-  if (hang_guard_) hang_guard_->worker_wrote();
-  return Move::kMoved;
-}
-
-void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
-  credit_.spend(stream, bytes.size());
-  if (hang_guard_) hang_guard_->worker_wrote();
-  link_.send_output(
-      {attempt_, first_rank_ + local, stream, monotonic_ns(), std::string_view(bytes.data(), bytes.size())});
-}
+// ---- an attempt ends
 
 Awaitable<> Agent::finish_attempt() {
   co_await workers_->ended();

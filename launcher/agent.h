@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,6 +24,7 @@
 #include "launcher/tool_run.h"
 #include "launcher/worker_group.h"
 #include "launcher/worker_link.h"
+#include "launcher/worker_lives.h"
 #include "rendezvous/connection.h"
 #include "rendezvous/message.h"
 #include "rendezvous/node_lease.h"
@@ -56,6 +56,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static std::uint64_t clock_ns();
 
   Awaitable<> serve();
   Awaitable<> heartbeat();
@@ -103,16 +104,6 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void worker_ready(std::uint32_t local) override;
   void worker_odd(std::uint32_t local, std::string words) override;
 
-  /// A worker's process, which may live through several attempts.
-  struct Life {
-    pid_t pid = 0;
-    std::uint32_t born = 0;  ///< attempt in which it was started
-    std::uint64_t started_ns = 0;
-    bool can_rejoin = false;
-    bool ready = false;                               ///< in this attempt
-    std::optional<rendezvous::WorkerRevoked> answer;  ///< to the revoke of this attempt
-    std::optional<std::string> killed;                ///< by a revoke: why, in words for the user
-  };
   bool begin_attempt(const rendezvous::Spawn& message);
   std::vector<std::string> expect_workers(std::uint32_t count);
   void keep_error_files(std::vector<std::string> files);
@@ -121,10 +112,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void ask_to_let_go(const rendezvous::Revoke& order);
   void kill_worker(std::uint32_t local, std::string why);
   void worker_gone(std::uint32_t local);
-  bool all_answered() const;
   void tell_survivors();
-  void tell_greeted();
-  void tell_ready();
   void watch_for_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
   void begin_preparing(const rendezvous::JobStart& job);
@@ -144,10 +132,8 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   NodeStore store_;
   std::unique_ptr<WorkerGroup> workers_;
   std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
-  std::map<std::uint32_t, Life> lives_;      ///< the living workers, by local rank
-  std::uint32_t first_rank_ = 0;             ///< of this node's, in the attempt
-  bool greeted_told_ = false;
-  bool ready_told_ = false;
+  WorkerLives lives_;
+  std::uint32_t first_rank_ = 0;                 ///< of this node's, in the attempt
   bool letting_go_ = false;                      ///< a revoke is being carried out
   bool waiting_ = false;                         ///< it is done: the living have no attempt
   std::optional<rendezvous::Spawn> next_spawn_;  ///< came while the last workers were being ended

@@ -41,7 +41,7 @@ std::vector<std::string> Agent::expect_workers(std::uint32_t count) {
     keeper_.set_directory(worker_link_->directory());
   }
   for (std::uint32_t local = 0; local < count; ++local) {
-    if (lives_.count(local) != 0) continue;
+    if (lives_.lives(local)) continue;
     if (auto control = worker_link_->expect(local)) controls[local] = std::move(*control);
   }
   return controls;
@@ -50,7 +50,7 @@ std::vector<std::string> Agent::expect_workers(std::uint32_t count) {
 /// The living write into theirs; those of the dead have been read.
 void Agent::keep_error_files(std::vector<std::string> files) {
   for (std::size_t local = 0; local < error_files_.size(); ++local) {
-    if (lives_.count(static_cast<std::uint32_t>(local)) == 0)
+    if (!lives_.lives(static_cast<std::uint32_t>(local)))
       ::unlink(error_files_[local].c_str());
     else if (local < files.size())
       files[local] = error_files_[local];
@@ -59,9 +59,7 @@ void Agent::keep_error_files(std::vector<std::string> files) {
 }
 
 void Agent::tell_of_the_living() {
-  for (auto& [local, life] : lives_) {
-    life.ready = false;
-    life.answer.reset();
+  for (const auto& [local, life] : lives_.all()) {
     link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(life.pid),
                                          life.started_ns, life.born});
     evidence_.worker_started(life.pid);
@@ -88,31 +86,13 @@ void Agent::order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local) {
 // ---- what workers say
 
 void Agent::worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) {
-  const auto life = lives_.find(local);
-  if (life == lives_.end()) return;
-  life->second.can_rejoin = hello.rejoin && !hello.sharded;
-  tell_greeted();
-}
-
-void Agent::tell_greeted() {
-  const bool all =
-      std::all_of(lives_.begin(), lives_.end(), [](const auto& entry) { return entry.second.can_rejoin; });
-  if (!all || lives_.empty() || waiting_ || std::exchange(greeted_told_, true)) return;
-  link_.send(rendezvous::WorkersGreeted{attempt_});
+  lives_.greeted(local, hello.rejoin && !hello.sharded);
+  if (!waiting_ && lives_.greeted_is_news()) link_.send(rendezvous::WorkersGreeted{attempt_});
 }
 
 void Agent::worker_ready(std::uint32_t local) {
-  const auto life = lives_.find(local);
-  if (life == lives_.end()) return;
-  life->second.ready = true;
-  tell_ready();
-}
-
-void Agent::tell_ready() {
-  const bool all =
-      std::all_of(lives_.begin(), lives_.end(), [](const auto& entry) { return entry.second.ready; });
-  if (!all || lives_.empty() || waiting_ || std::exchange(ready_told_, true)) return;
-  link_.send(rendezvous::WorkersReady{attempt_});
+  lives_.ready(local);
+  if (!waiting_ && lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
 }
 
 void Agent::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
@@ -126,9 +106,8 @@ void Agent::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTroub
 }
 
 void Agent::worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) {
-  const auto life = lives_.find(local);
-  if (life == lives_.end() || answer.attempt != attempt_) return;
-  life->second.answer = answer;
+  if (answer.attempt != attempt_) return;
+  lives_.answered(local, answer.step);
   revoke_step_.cancel();
 }
 
@@ -138,12 +117,12 @@ void Agent::worker_odd(std::uint32_t local, std::string words) {
 
 /// Its process has ended.
 void Agent::worker_gone(std::uint32_t local) {
-  lives_.erase(local);
+  lives_.ended(local);
   if (worker_link_) worker_link_->forget(local);
   revoke_step_.cancel();
   if (letting_go_) return;
   if (waiting_) return tell_survivors();
-  tell_ready();
+  if (lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
 }
 
 // ---- a revoke
@@ -160,17 +139,14 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
   ask_to_let_go(order);
   revoke_step_.expires_after(std::chrono::milliseconds(order.deadline_ms));
   const Clock::time_point due = revoke_step_.expiry();
-  while (!all_answered() && Clock::now() < due) {
+  while (!lives_.unanswered().empty() && Clock::now() < due) {
     revoke_step_.expires_at(due);
     co_await revoke_step_.async_wait(kUseTuple);
   }
-  std::vector<std::uint32_t> late;
-  for (const auto& [local, life] : lives_)
-    if (!life.answer && !life.killed) late.push_back(local);
-  for (const std::uint32_t local : late)
+  for (const std::uint32_t local : lives_.unanswered())
     kill_worker(local, "did not let go of attempt " + std::to_string(attempt_) + " within " +
                            in_seconds(order.deadline_ms) + " and was killed");
-  while (std::any_of(lives_.begin(), lives_.end(), [](const auto& entry) { return entry.second.killed; })) {
+  while (lives_.some_dying()) {
     revoke_step_.expires_after(kKillBound);
     const auto [gone] = co_await revoke_step_.async_wait(kUseTuple);
     if (!gone) break;  // the sweep of the tree will name it
@@ -180,8 +156,8 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
     hang_guard_->stop();
     co_await hang_guard_->idle();
   }
-  waiting_ = !workers_->stopping() && !lives_.empty();  // no more of their output is read
-  if (!lives_.empty()) {
+  waiting_ = !workers_->stopping() && !lives_.none();  // no more of their output is read
+  if (!lives_.none()) {
     EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
     co_await evidence_.collect(std::move(tell));
     co_await link_.flushed();  // output first: the attempt's files are complete then
@@ -193,36 +169,24 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
 
 void Agent::ask_to_let_go(const rendezvous::Revoke& order) {
   for (const std::uint32_t rank : order.kill)
-    if (lives_.count(rank - first_rank_) != 0) kill_worker(rank - first_rank_, "hung and was killed");
-  for (auto& [local, life] : lives_)
-    if (!life.killed && !(worker_link_ && worker_link_->can_rejoin(local))) kill_worker(local, "");
+    if (lives_.lives(rank - first_rank_)) kill_worker(rank - first_rank_, "hung and was killed");
+  for (const std::uint32_t local : lives_.unanswered())
+    if (!worker_link_ || !worker_link_->can_rejoin(local)) kill_worker(local, "");
   for (const std::uint32_t local : workers_->ended_ranks())
     workers_->kill(local);
-  for (const auto& [local, life] : lives_) {
-    if (!life.killed) worker_link_->revoke(local, {attempt_, order.reason, order.deadline_ms});
-  }
+  for (const std::uint32_t local : lives_.unanswered())
+    worker_link_->revoke(local, {attempt_, order.reason, order.deadline_ms});
 }
 
 void Agent::kill_worker(std::uint32_t local, std::string why) {
-  lives_.at(local).killed = std::move(why);
+  lives_.kill(local, std::move(why));
   workers_->kill(local);
-}
-
-bool Agent::all_answered() const {
-  return std::all_of(lives_.begin(), lives_.end(),
-                     [](const auto& entry) { return entry.second.answer || entry.second.killed; });
 }
 
 /// Also when one of them has died meanwhile. Where none is left, AttemptEnded follows.
 void Agent::tell_survivors() {
-  if (lives_.empty()) return;
-  rendezvous::AttemptRevoked revoked;
-  revoked.attempt = attempt_;
-  for (const auto& [local, life] : lives_) {
-    const bool holds = life.answer && life.answer->step;
-    revoked.survivors.push_back({local, holds, holds ? *life.answer->step : 0});
-  }
-  link_.send(revoked);
+  if (lives_.none()) return;
+  link_.send(rendezvous::AttemptRevoked{attempt_, lives_.survivors()});
 }
 
 }  // namespace ddp::launcher

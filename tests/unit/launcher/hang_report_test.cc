@@ -64,6 +64,22 @@ TEST_CASE("ranks that wait for a store nobody serves get a hint") {
         "while TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/store.md)");
 }
 
+TEST_CASE("ranks that report their steps: who is behind is named, and killed first") {
+  HangReport report;
+  for (std::uint32_t rank = 0; rank < 4; ++rank)
+    report.add(rank, "gpu01", rank == 2 ? "at step 11: running" : "at step 12: sleeping in poll");
+  CHECK(report.behind().empty());  // not known
+  for (std::uint32_t rank = 0; rank < 4; ++rank)
+    report.add_step(rank, 12);
+  CHECK(report.behind().empty());  // equal
+  report.add_step(2, 11);
+  CHECK(report.behind() == std::vector<std::uint32_t>{2});
+  CHECK(report.text(std::chrono::seconds(12)) ==
+        "no worker reported a step or printed anything for 12 s: rank 2 is behind, at step 11 of 12\n"
+        "rank 2 on gpu01: at step 11: running\n"
+        "ranks 0,1,3 on gpu01: at step 12: sleeping in poll");
+}
+
 TEST_CASE("times are told as people say them") {
   HangReport report;
   report.add(0, "a", "running");

@@ -1,0 +1,81 @@
+// The part of the Agent that hears of its workers: their starts and ends, and what they write.
+#include <utility>
+
+#include "launcher/agent.h"
+#include "launcher/exit_code.h"
+
+namespace ddp::launcher {
+
+void Agent::worker_started(std::uint32_t local, pid_t pid) {
+  WorkerLife life;
+  life.pid = pid;
+  life.born = attempt_;
+  life.started_ns = clock_ns();
+  lives_.started(local, life);
+  link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(pid),
+                                       life.started_ns, attempt_});
+  evidence_.worker_started(pid);
+  if (hang_guard_) hang_guard_->worker_started(first_rank_ + local, pid);
+}
+
+void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
+  rendezvous::WorkerExited exited;
+  exited.attempt = attempt_;
+  exited.rank = first_rank_ + local;
+  exited.pid = static_cast<std::uint32_t>(pid);
+  exited.clock_ns = clock_ns();
+  switch (status.kind) {
+    case ExitStatus::Kind::kExited:
+      exited.code = static_cast<std::uint8_t>(status.number);
+      break;
+    case ExitStatus::Kind::kSignaled:
+      exited.signal = static_cast<std::uint8_t>(status.number);
+      break;
+    case ExitStatus::Kind::kUnknown:
+      exited.code = 255;
+      break;
+  }
+  exited.core = status.core_dumped;
+  const std::string* killed = lives_.killed(local);
+  exited.by_revoke = killed != nullptr;
+  if (killed != nullptr) exited.text = *killed;
+  link_.send(exited);
+  if (!exited.by_revoke) evidence_.worker_ended(exited.rank, pid, status);
+  if (hang_guard_) hang_guard_->worker_ended(exited.rank);
+  worker_gone(local);
+}
+
+void Agent::worker_not_started(std::uint32_t local, const Error& error) {
+  rendezvous::WorkerExited exited;
+  exited.attempt = attempt_;
+  exited.rank = first_rank_ + local;
+  exited.code = static_cast<std::uint8_t>(exec_exit_code(error.sys));
+  exited.sys = error.sys;
+  exited.clock_ns = clock_ns();
+  exited.text = error.text;
+  link_.send(exited);
+}
+
+OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) {
+  using Splice = rendezvous::Connection::Splice;
+  switch (link_.splice_output({attempt_, first_rank_ + local, stream, clock_ns(), {}}, pipe, size)) {
+    case Splice::kCopy:
+      return Move::kRead;
+    case Splice::kLater:
+      return Move::kLater;
+    case Splice::kMoved:
+      break;
+  }
+  credit_.spend(stream, size);
+  if (hang_guard_) hang_guard_->worker_wrote();
+  return Move::kMoved;
+}
+
+void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
+  credit_.spend(stream, bytes.size());
+  if (hang_guard_) hang_guard_->worker_wrote();
+  link_.send_output(
+      {attempt_, first_rank_ + local, stream, clock_ns(), std::string_view(bytes.data(), bytes.size())});
+}
+
+}  // namespace ddp::launcher

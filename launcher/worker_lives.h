@@ -1,0 +1,66 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rendezvous/worker_messages.h"
+
+namespace ddp::launcher {
+
+/// A worker's process, which may live through several attempts.
+struct WorkerLife {
+  pid_t pid = 0;
+  std::uint32_t born = 0;             ///< attempt in which it was started
+  std::uint64_t started_ns = 0;       ///< the node's CLOCK_MONOTONIC
+  bool can_rejoin = false;            ///< it said so
+  bool ready = false;                 ///< it takes part in the present attempt
+  bool answered = false;              ///< it has let go of the present attempt
+  std::optional<std::uint64_t> held;  ///< with that: the step of the state that it holds
+  std::optional<std::string> killed;  ///< by a revoke: why, in words for the user; empty: it held nothing
+};
+
+/// What the agent knows of the processes of its node's workers, by local rank (sans-IO;
+/// docs/worker_protocol.md): who lives, who takes part, who has let go, and what of that the master has been
+/// told.
+class WorkerLives {
+ public:
+  using Lives = std::map<std::uint32_t, WorkerLife>;
+
+  /// Another attempt: nobody takes part in it yet.
+  void begin_attempt();
+  void started(std::uint32_t local, WorkerLife life) { lives_[local] = std::move(life); }
+  void ended(std::uint32_t local) { lives_.erase(local); }
+  void greeted(std::uint32_t local, bool can_rejoin);
+  void ready(std::uint32_t local);
+  void answered(std::uint32_t local, std::optional<std::uint64_t> held);
+  void kill(std::uint32_t local, std::string why);
+
+  bool lives(std::uint32_t local) const { return lives_.count(local) != 0; }
+  bool none() const { return lives_.empty(); }
+  const Lives& all() const { return lives_; }
+  /// Why a revoke killed it; null: none did.
+  const std::string* killed(std::uint32_t local) const;
+
+  /// True once in an attempt: when all that live have said that they can live on, or are ready.
+  bool greeted_is_news();
+  bool ready_is_news();
+
+  /// Who has neither let go nor been killed.
+  std::vector<std::uint32_t> unanswered() const;
+  bool some_dying() const;
+  std::vector<rendezvous::Survivor> survivors() const;
+
+ private:
+  WorkerLife* find(std::uint32_t local);
+
+  Lives lives_;
+  bool greeted_told_ = false;
+  bool ready_told_ = false;
+};
+
+}  // namespace ddp::launcher

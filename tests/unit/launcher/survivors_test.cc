@@ -1,0 +1,72 @@
+#include "launcher/survivors.h"
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST_CASE("workers can live on once all of an attempt have said so") {
+  Survivors survivors;
+  survivors.begin(2, 120s, 0s);
+  survivors.greeted(0);
+  CHECK_FALSE(survivors.can_live_on());
+  survivors.begin(2, 120s, 10s);  // the next attempt: all over again
+  survivors.greeted(1);
+  CHECK_FALSE(survivors.can_live_on());
+  survivors.greeted(0);
+  CHECK(survivors.can_live_on());
+  survivors.begin(2, 120s, 20s);
+  CHECK(survivors.can_live_on());  // for good
+}
+
+TEST_CASE("all have to be ready in time, where workers live on") {
+  Survivors survivors;
+  survivors.begin(2, 30s, 0s);
+  CHECK_FALSE(survivors.deadline());  // nobody knows yet whether they will ever say so
+  survivors.greeted(0);
+  survivors.greeted(1);
+  survivors.begin(2, 30s, 100s);
+  REQUIRE(survivors.deadline());
+  CHECK(*survivors.deadline() == 130s);
+  CHECK_FALSE(survivors.ready(1));
+  CHECK_FALSE(survivors.ready(1));  // again
+  CHECK_FALSE(survivors.verdict(129s));
+  CHECK(*survivors.verdict(130s) == "not all ranks took part in the attempt within 30 s (--start-timeout)");
+  CHECK(survivors.ended(0));  // its workers have ended well: the last that was awaited
+  CHECK_FALSE(survivors.deadline());
+  CHECK_FALSE(survivors.verdict(200s));
+}
+
+TEST_CASE("trouble without a death ends the attempt, the first word counts") {
+  Survivors survivors;
+  survivors.begin(1, 30s, 0s);
+  survivors.in_trouble("rank 0: lost rank 1", 1s);
+  CHECK_FALSE(survivors.verdict(1h));  // these cannot live on, and end by themselves
+  survivors.greeted(0);
+  survivors.ready(0);
+  survivors.in_trouble("rank 0: lost rank 1", 5s);
+  survivors.in_trouble("rank 2: lost rank 1", 6s);
+  REQUIRE(survivors.deadline());
+  CHECK(*survivors.deadline() == 5s + Survivors::kTroubleTime);
+  CHECK_FALSE(survivors.verdict(6s));
+  CHECK(*survivors.verdict(7s) == "rank 0: lost rank 1");
+  survivors.begin(1, 30s, 8s);
+  CHECK_FALSE(survivors.verdict(9s));
+}
+
+TEST_CASE("the state is the lowest rank's that holds the most steps") {
+  rendezvous::World world;
+  world.places = {{7, 0, 0, 2}, {3, 1, 2, 2}};
+  world.world_size = 4;
+  CHECK_FALSE(Survivors::source(world, {{}, {}}));
+  CHECK_FALSE(Survivors::source(world, {{{0, false, 99}}, {}}));
+  const auto source = Survivors::source(world, {{{0, true, 4}, {1, false, 9}}, {{0, true, 5}, {1, true, 5}}});
+  REQUIRE(source);
+  CHECK(source->rank == 2);
+  CHECK(source->step == 5);
+}
+
+}  // namespace
+}  // namespace ddp::launcher
