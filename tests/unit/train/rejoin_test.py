@@ -28,6 +28,12 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
              "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "DDPLAUNCH_CONTROL")
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Store:
     def __init__(self):
         self.process = subprocess.Popen([STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -84,12 +90,14 @@ class Worker:
 class Job:
     """The ranks of a job and their agent: orders attempts, takes answers. None outlives the `with`."""
 
-    def __init__(self, world, *arguments, nodes=1):
+    def __init__(self, world, *arguments, nodes=1, agent_store=True):
         self.temporary = tempfile.TemporaryDirectory(prefix="ddp-rejoin-")
         self.folder = pathlib.Path(self.temporary.name)
         self.arguments, self.nodes, self.world, self.attempt, self.serial = arguments, nodes, world, 0, 0
+        self.agent_store = agent_store
         self.selector = selectors.DefaultSelector()
         self.store = Store()
+        self.port = self.store.port if agent_store else free_port()
         self.workers = []
         for rank in range(world):
             self.spawn(rank)
@@ -106,8 +114,8 @@ class Job:
     def place(self, rank):
         size = max(self.world // self.nodes, 1)
         return {"RANK": rank, "WORLD_SIZE": self.world, "LOCAL_RANK": rank % size, "LOCAL_WORLD_SIZE": size,
-                "GROUP_RANK": rank // size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port,
-                "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": self.attempt,
+                "GROUP_RANK": rank // size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port,
+                "TORCHELASTIC_USE_AGENT_STORE": str(self.agent_store), "TORCHELASTIC_RESTART_COUNT": self.attempt,
                 "TORCHELASTIC_RUN_ID": "rejoin-test"}
 
     def spawn(self, rank):
@@ -156,7 +164,7 @@ class Job:
             worker.step = None
             self.say(worker, {"attempt": self.attempt, "rank": worker.rank, "world": self.world, "local_rank": place["LOCAL_RANK"],
                               "local_world": place["LOCAL_WORLD_SIZE"], "node_rank": place["GROUP_RANK"], "nodes": self.nodes,
-                              "store": f"127.0.0.1:{self.store.port}", "agent_store": True, "from": source})
+                              "store": f"127.0.0.1:{self.port}", "agent_store": self.agent_store, "from": source})
 
     def say(self, worker, word):
         worker.connection.sendall(json.dumps(word).encode() + b"\n")
@@ -197,6 +205,8 @@ class Job:
             for rank, worker in enumerate(survivors):
                 worker.rank = rank
         self.world, self.attempt = world, self.attempt + 1
+        if not self.agent_store:
+            self.port = free_port()
         held = [worker for worker in survivors if steps[worker] is not None]
         source = None
         if held:
@@ -327,6 +337,26 @@ class Rejoin(unittest.TestCase):
             lines = job.finish()
         self.assertRegex("\n".join(lines[0]), r"attempt 1: 3 ranks go on from step \d+ .*\n(.*\n)*attempt 2: 4 ranks go on from step \d+ ")
         self.check_samples(800, segments=3)
+
+    def test_down_to_one_rank_and_up_again(self):
+        with Job(2, *MLP, "--sample-log", self.log) as job:
+            job.start().reach(5)
+            job.lose(0, world=1)
+            job.are_ready()
+            job.reach(max(worker.step or 0 for worker in job.workers) + 5)
+            job.revoke()
+            job.go_on(world=3)
+            lines = job.finish()
+        self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank goes on from step \d+ .*\n(.*\n)*attempt 2: 3 ranks go on")
+        self.check_samples(800, segments=3)
+
+    def test_rank_0_serves_the_store_of_each_attempt_where_the_agent_does_not(self):
+        with Job(3, *MLP, agent_store=False) as job:
+            job.start().reach(5)
+            for victim in (1, 0):
+                job.lose(victim)
+                job.are_ready()
+            job.finish()
 
     def test_ranks_are_killed_again_and_again_whatever_they_do(self):
         expected = weights(self.whole(4, *MLP))
