@@ -372,7 +372,7 @@ class ElasticJob(LaunchTest):
         self.assert_ends_well(process, 4)
 
     def test_an_own_exception_ends_the_job(self):
-        script = EXAMPLE.replace("        world.step(step + 1)\n", "        world.step(step + 1)\n        if step == 20 and "
+        script = EXAMPLE.replace("        world.step(step + 1)\n", "        world.step(step + 1)\n        if step >= 20 and "
                                  "world.rank == 1:\n            raise ValueError('bad batch')\n")
         self.assertNotEqual(script, EXAMPLE)
         done = self.finish(self.launch("--nproc-per-node", 2, "--max-restarts", 1, script=script))

@@ -363,6 +363,7 @@ class _Rejoin:
     def run(self, call: Callable[[World, dict], Any]) -> Any:
         control = os.environ.get("DDPLAUNCH_CONTROL")
         if not control:
+            self._choose_device()
             if not dist.is_initialized():
                 dist.init_process_group(self.backend, **self.timeout)
             return call(World(None, _order_of_environment(), None, self.device), {})
@@ -407,8 +408,15 @@ class _Rejoin:
             abort.back.set()
             self.sockets.mine.clear()
 
+    def _choose_device(self) -> None:
+        """Broadcasts and barriers of NCCL use the current device."""
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        if self.device == "cuda" and local_rank < torch.cuda.device_count():
+            torch.cuda.set_device(local_rank)
+
     def _join(self, world: World) -> None:
         _to_environment(world._order)
+        self._choose_device()
         c10d = dist.distributed_c10d
         # Groups are numbered, and an attempt that ended while its group was made has used up a number here and not elsewhere.
         numbers = getattr(c10d, "_world", None)
