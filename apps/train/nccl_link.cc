@@ -118,7 +118,7 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
       return failed_call(nullptr, made, "start");
     auto told = directory.share(nccl_root_key(group, root),
                                 encode_nccl_id({id.internal, sizeof id.internal}, library_->version()));
-    if (!told) return told.error();
+    if (!told) return fail(told.error().code, told.error().text, "start");
   }
   for (int root = 0; root < roots; ++root) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
@@ -128,7 +128,7 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
       return fail(ErrorCode::kTimeout, by + " of " + group + " has not told where to meet; did it start?",
                   "start");
     }
-    if (!text) return text.error();
+    if (!text) return fail(text.error().code, text.error().text, "start");
     auto decoded = decode_nccl_id(*text, library_->version(), by);
     if (!decoded) return fail(decoded.error().code, decoded.error().text, "start");
     decoded->copy(ids[static_cast<std::size_t>(root)].internal, NCCL_UNIQUE_ID_BYTES);
@@ -245,9 +245,12 @@ bool NcclLink::end_all(bool abort) {
   }
   endings->left = comms.size();
   for (const ncclComm_t comm : comms) {
-    std::thread([endings, comm, abort, library = library_, device = device_] {
+    std::thread([endings, comm, abort, library = library_, device = device_]() mutable {
       (void)device->take();
       (void)(abort ? (*library)->abort(comm) : (*library)->destroy(comm));
+      // Whoever waits may be the last owner then, so that nothing is torn down here while the program ends.
+      device.reset();
+      library.reset();
       const std::lock_guard lock(endings->mutex);
       --endings->left;
       endings->changed.notify_all();

@@ -48,10 +48,11 @@ std::vector<std::string> device_names(std::string_view list, bool address) {
 /// "rank 0 nranks 2 total 0.55 (kernels 0.20, alloc 0.10, rest 0.00)".
 void read_timings(std::string_view text, NcclLog& log) {
   const auto total = after(text, " total ");
-  if (!total || log.seconds >= 0) return;
+  if (!total) return;
   const auto seconds = number_at<double>(*total);
   if (!seconds) return;
   log.seconds = *seconds;
+  log.phases.clear();
   auto list = after(*total, "(");
   if (!list) return;
   for (std::string_view rest = until(*list, ")"); !rest.empty();) {
@@ -98,7 +99,7 @@ class LogReader {
     }
     if (const auto list = after(text, "NET/Socket : Using ")) devices_["Socket"] = device_names(*list, true);
     if (const auto list = after(text, "NET/IB : Using ")) devices_["IB"] = device_names(*list, false);
-    if (text.find(" coll channels") != std::string_view::npos && log_.channels == 0)
+    if (text.find(" coll channels") != std::string_view::npos)
       log_.channels = number_at<int>(text).value_or(0);
     // "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0"
     if (text.starts_with("Channel ")) {

@@ -7,8 +7,8 @@
 
 namespace ddp::train {
 
-/// What NCCL says at NCCL_DEBUG=INFO about how it connected, of the first communicator. Lines of 2.19 to
-/// 2.28 are known; what is not found stays empty.
+/// What NCCL says at NCCL_DEBUG=INFO about how it connected: of the process, and of the last communicator.
+/// Lines of 2.19 to 2.28 are known; what is not found stays empty.
 struct NcclLog {
   std::string version;               ///< "2.27.3"
   std::string network;               ///< "IB", "Socket", or a plugin's name

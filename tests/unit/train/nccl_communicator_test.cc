@@ -366,6 +366,25 @@ TEST_CASE("a library that is missing, too old or no NCCL is refused with its pat
   CHECK((**right)->split != nullptr);
 }
 
+TEST_CASE("the real library, where there is one, refuses a rank without a GPU in its own words") {
+  const auto real = NcclLibrary::open("");
+  int gpus = 0;
+  if (!real || (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0)) {
+    WARN("skipped: " << (real ? std::string("there is a GPU") : real.error().text));
+    return;
+  }
+  CHECK((*real)->version() >= NcclLibrary::kOldest);
+  MemoryDirectory directory;
+  NcclLink link(*real, std::make_shared<MemoryDevice>(), {});
+  const auto comm = link.open(directory, "world", 0, 1);
+  REQUIRE(comm.has_error());
+  CHECK(comm.error().code == ErrorCode::kSystem);
+  CHECK(comm.error().text.starts_with("rank 0 over NCCL: ncclUnhandledCudaError: "));
+  CHECK(comm.error().text.ends_with(" during start"));
+  // It made an id, and told it, before it looked for a GPU.
+  CHECK(directory.find(nccl_root_key("world", 0), 1ms).has_value());
+}
+
 TEST_CASE("which GPU falls to a rank") {
   CHECK(choose_gpu(8, 3, false, false).value() == 3);
   CHECK(choose_gpu(1, 3, true, false).value() == 0);

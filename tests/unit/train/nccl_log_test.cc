@@ -48,6 +48,18 @@ TEST_CASE("sockets of NCCL 2.27") {
         "NCCL 2.27.3 over Socket eth0, 2 channels, started in 0.55 s (kernels 0.20, bootstrap 0.30)");
 }
 
+TEST_CASE("of several communicators the last one counts, and the process's lines for all") {
+  const NcclLog log = read_nccl_log(std::string(kSocket) +
+                                    "gpu01:4242:4250 [0] NCCL INFO Using network Socket\n"
+                                    "gpu01:4242:4250 [0] NCCL INFO 4 coll channels, 4 collnet channels, 0 "
+                                    "nvls channels, 4 p2p channels, 2 p2p "
+                                    "channels per peer\n"
+                                    "gpu01:4242:4250 [0] NCCL INFO Init timings - ncclCommInitRankConfig: "
+                                    "rank 1 nranks 3 total 0.20 (kernels "
+                                    "0.00, alloc 0.00, bootstrap 0.20, rest 0.00)\n");
+  CHECK(nccl_line(log) == "NCCL 2.27.3 over Socket eth0, 4 channels, started in 0.20 s (bootstrap 0.20)");
+}
+
 TEST_CASE("InfiniBand and RoCE, as 2.19 and 2.28 write them") {
   const NcclLog old = read_nccl_log(
       "NCCL version 2.19.4+cuda12.2\n"
