@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """The programs of tests/gpu with a GPU that is played (tests/support/fake_cuda.cc).
 
-usage: played_gpu_test.py GPU_PARITY GPU_CHECK
+usage: played_gpu_test.py GPU_PARITY GPU_CHECK TRAIN
 """
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
-PARITY, CHECK = sys.argv[1:3]
+PARITY, CHECK, TRAIN = sys.argv[1:4]
 
 
 def run(program, check, **environment):
@@ -54,6 +55,67 @@ class PlayedGpu(unittest.TestCase):
 
     def test_an_unknown_check_is_refused(self):
         self.assertEqual(run(CHECK, "nonsense").returncode, 2)
+
+
+class PlayedTrain(unittest.TestCase):
+    """train --device gpu: what is the host's part of it."""
+
+    def setUp(self):
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.place = place.name
+
+    def train(self, *options, **environment):
+        return subprocess.run([TRAIN, "--data", "synthetic", "--limit", "90", "--batch-size", "20", "--dtype", "float64",
+                               "--bar", "never", *options],
+                              env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False)
+
+    def losses(self, *options):
+        path = os.path.join(self.place, "metrics")
+        if os.path.exists(path):
+            os.remove(path)
+        done = self.train("--metrics-file", path, *options)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        with open(path, encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        return [record["loss"] for record in records if "loss" in record], done.stdout.splitlines()[-1]
+
+    def expect_equal(self, *options):
+        expected, accuracy = self.losses(*options)
+        got, same_accuracy = self.losses("--device", "gpu", *options)
+        self.assertEqual(len(got), len(expected))
+        self.assertGreater(len(got), 4)
+        for mine, theirs in zip(got, expected):
+            self.assertAlmostEqual(mine, theirs, delta=1e-7)  # a record has nine digits or so
+        self.assertEqual(same_accuracy, accuracy)
+
+    def test_a_convnet_trains_as_on_the_cpu(self):
+        self.expect_equal("--clip-norm", "1")  # the last batch has another size
+
+    def test_an_mlp_trains_as_on_the_cpu(self):
+        self.expect_equal("--model", "mlp", "--mlp-width", "30", "--accumulate", "2", "--epochs", "2")
+
+    def test_without_a_gpu_it_is_refused(self):
+        done = self.train("--device", "gpu", FAKE_CUDA_GPUS="0")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertEqual(done.stderr, "train: --device gpu: no usable NVIDIA GPU: cudaGetDeviceCount said cudaErrorNoDevice "
+                                      "(no CUDA-capable device is detected)\n")
+
+    def test_sync_bn_is_refused(self):
+        done = self.train("--device", "gpu", "--sync-bn")
+        self.assertEqual((done.returncode, done.stderr),
+                         (2, "train: --sync-bn and --device gpu do not go together: the GPU normalises by its own rank's batch\n"))
+
+    def test_a_gpu_that_fails_ends_the_training(self):
+        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="100")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr.splitlines()[-1], r"^train: the GPU failed: \w+\.(cc|h):\d+: (cuda\w+|a kernel's launch): "
+                                                       r"cudaErrorLaunchFailure \(unspecified launch failure\)$")
+
+    def test_a_gpu_without_room_is_said_before_the_training(self):
+        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="2")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^train: --device gpu: the GPU has no room for \d+ MiB: cuda_objects\.cc:\d+: cudaMalloc: ")
 
 
 if __name__ == "__main__":

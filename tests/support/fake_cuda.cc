@@ -104,6 +104,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     work();
   return answer();
 }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return cudaStreamSynchronize(stream);
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (kind == cudaMemcpyHostToDevice) {  // of memory that is not pinned a copy is made at once
