@@ -150,7 +150,9 @@ std::string root_text(const Failure& root) {
   } else {
     text = "  root cause: node " + root.host + ": ";
   }
-  const std::string ran = root.ran ? ", " + duration(*root.ran) + " after its start" : "";
+  const std::string since =
+      root.born < root.attempt ? " in attempt " + std::to_string(root.born) : std::string();
+  const std::string ran = root.ran ? ", " + duration(*root.ran) + " after its start" + since : "";
   text += indented(what_happened(root, true) + ran, "    ") + facts_text(root);
   if (!root.last_stderr.empty()) {
     text += "  the last lines of its stderr:\n";

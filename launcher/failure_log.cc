@@ -46,7 +46,7 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
   failure.host = worker.host;
   failure.rank = worker.rank;
   failure.local_rank = worker.local_rank;
-  failure.attempt = attempt_;
+  failure.attempt = failure.born = attempt_;
   failure.pid = end.pid;
   failure.status = end.code;
   failure.signal = end.signal;
@@ -56,7 +56,8 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
   failure.at_error = error;
   const auto started = started_.find(worker.rank);
   if (started != started_.end() && end.pid != 0) {
-    failure.ran = duration_cast<milliseconds>(std::max(at - started->second, Time(0)));
+    failure.ran = duration_cast<milliseconds>(std::max(at - started->second.at, Time(0)));
+    failure.born = started->second.born;
   }
   failure.kind = end.signal != 0 ? Failure::Kind::kSignaled : Failure::Kind::kExited;
   if (end.pid == 0) {

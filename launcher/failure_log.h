@@ -33,7 +33,8 @@ class FailureLog {
   /// Forgets what went wrong in the attempt: it was stopped for no failure.
   void forget_attempt() { end_.failures.clear(); }
 
-  void worker_started(int rank, Time at) { started_[rank] = at; }
+  /// `born`: the attempt in which its process was started, at `at`.
+  void worker_started(int rank, Time at, std::uint32_t born) { started_[rank] = {at, born}; }
   /// A bad end that happened at `at` ± `error`. What our stop ended is told by time and signal, see
   /// stop_ordered.
   void worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at, Time error);
@@ -59,7 +60,11 @@ class FailureLog {
   JobEnd end_;
   std::uint32_t attempt_ = 0;
   Time began_{0};
-  std::map<int, Time> started_;  ///< by rank
+  struct Start {
+    Time at{0};
+    std::uint32_t born = 0;
+  };
+  std::map<int, Start> started_;  ///< of the process of each rank
   std::optional<Time> stop_ordered_;
   std::optional<Time> kill_due_;
 };

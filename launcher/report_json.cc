@@ -135,6 +135,7 @@ class ReportWriter {
     json["core_dumped"] = failure.core_dumped;
     json["stopped_by_ddplaunch"] = failure.stopped_by_us;
     json["attempt"] = failure.attempt;
+    json["born_in_attempt"] = ran ? Json(failure.born) : Json();
     json["time"] = failure.when.count() == 0 ? Json() : Json(utc_text(wall(failure.when)));
     json["since_start_s"] = seconds(failure.at);
     json["margin_s"] = seconds(failure.at_error);

@@ -121,7 +121,7 @@ void Supervisor::on(const job::FromNode& event, Time now) {
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerStarted& message, Time) {
   if (message.attempt == attempt_ && runs(index, message.rank))
-    failures_.worker_started(static_cast<int>(message.rank), current_->happened);
+    failures_.worker_started(static_cast<int>(message.rank), current_->happened, message.born);
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& message, Time) {
@@ -164,7 +164,9 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
 
 void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time) {
   Node& node = nodes_[index];
-  if (message.attempt != node.spawned || node.state != NodeState::kSpawned) return;
+  if (message.attempt != node.spawned) return;
+  if (node.state == NodeState::kWaiting && message.left == 0) return survivors_gone(index);
+  if (node.state != NodeState::kSpawned) return;
   node.state = NodeState::kEnded;
   const bool in_attempt = !std::exchange(node.ending, false);
   if (message.left > 0) {
