@@ -406,7 +406,7 @@ class Rejoin(unittest.TestCase):
 
     def test_a_stopped_rank_is_named_by_those_who_wait_for_it(self):
         for comm in ("tcp", "shm"):
-            with self.subTest(comm=comm), Job(3, *MLP, "--comm", comm, "--comm-timeout", "500ms") as job:
+            with self.subTest(comm=comm), Job(3, *MLP, "--comm", comm, "--comm-timeout", "3s") as job:
                 job.start().reach(5)
                 job.of(1).process.send_signal(signal.SIGSTOP)
                 others = [worker for worker in job.workers if worker.rank != 1]
