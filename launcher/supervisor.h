@@ -196,6 +196,7 @@ class Supervisor {
   void stop_all(std::chrono::milliseconds grace, const std::string& reason, Time now);
   void revoke_all(const std::string& reason, Time now);
   void end_survivors(std::size_t node, std::chrono::milliseconds grace, const std::string& reason);
+  void survivors_gone(std::size_t node);
   std::optional<Survivors::Source> source_of_state() const;
   void tell_ready(Time now);
   void check_survivors(Time now);

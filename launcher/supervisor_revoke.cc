@@ -48,16 +48,26 @@ void Supervisor::end_survivors(std::size_t index, std::chrono::milliseconds grac
   node.survivors.clear();
 }
 
+/// Comes again when one of those who wait has died.
 void Supervisor::handle(std::size_t index, const rendezvous::AttemptRevoked& message, Time) {
   Node& node = nodes_[index];
-  if (message.attempt != node.spawned || node.state != NodeState::kSpawned || node.ending || node.lost)
-    return;
+  const bool again = node.state == NodeState::kWaiting;
+  if (message.attempt != node.spawned || node.ending || node.lost) return;
+  if (!again && node.state != NodeState::kSpawned) return;
   node.state = NodeState::kWaiting;
   node.survivors = message.survivors;
   std::erase_if(node.survivors, [&node](const rendezvous::Survivor& survivor) {
     return survivor.local_rank >= static_cast<std::uint32_t>(node.ran.local_world_size);
   });
-  inform(index, rendezvous::NodeWaits{});
+  if (!again) inform(index, rendezvous::NodeWaits{});
+}
+
+/// The last of those who waited there has died: nothing of them is to be ended, or to be gone on from.
+void Supervisor::survivors_gone(std::size_t index) {
+  Node& node = nodes_[index];
+  node.survivors.clear();
+  node.state = starting() && node.part && !node.lost ? NodeState::kAccepted : NodeState::kEnded;
+  if (node.lost) inform(index, rendezvous::WorkersGone{});
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersGreeted& message, Time) {
