@@ -40,7 +40,8 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   node.life = event.life;
   node.hello = event.hello;
   node.connected = event.connected;
-  node.lost = node.told_why = false;
+  node.lost = node.told_why = node.ending = false;
+  node.survivors.clear();  // those of an earlier life are none of its own
   node.trouble.reset();
   // A node that came by itself is known by its own name, unless another one is.
   if (spec_.launcher == LauncherKind::kJoin && names_.insert(event.hello.hostname).second)
