@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Whole trainings over NCCL where GPU and NCCL are played: `train` with tests/support/fake_cuda.cc in it, and the
+library of tests/support/fake_nccl_processes.cc.
+
+usage: played_nccl_test.py PATH_OF_PLAYED_TRAIN PATH_OF_LIBRARY [unittest options]
+"""
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit" / "train"))
+import train_run_test  # noqa: E402
+from train_run_test import run  # noqa: E402
+
+FEW = ("--data", "synthetic", "--limit", "400", "--batch-size", "10", "--max-steps", "6")
+NCCL = ("--comm", "nccl", "--share-gpu")
+
+
+class PlayedNccl(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        # As Ranks passes them on.
+        for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
+                            ("FAKE_NCCL_DIR", folder.name)):
+            os.environ[name] = value
+
+    def good(self, world, *arguments, nodes=1):
+        results = run(world, *FEW, *arguments, nodes=nodes)
+        hashes = set()
+        for code, lines, errors in results:
+            self.assertEqual((code, errors), (0, ""))
+            hashes |= {match[1] for line in lines if (match := re.fullmatch(r"rank \d+ weights ([0-9a-f]{16})", line))}
+        self.assertEqual(len(hashes), 1, "all ranks end with the same bits")
+        return results, hashes
+
+    def test_two_ranks_get_the_bits_of_tcp(self):
+        for dtype in ("float32", "float64"):
+            results, over_nccl = self.good(2, *NCCL, "--dtype", dtype)
+            self.assertEqual(results[0][1][0], "NCCL 2.28.9")
+            _, over_tcp = self.good(2, "--comm", "tcp", "--dtype", dtype)
+            self.assertEqual(over_nccl, over_tcp, dtype)
+
+    def test_everything_between_ranks_works(self):
+        for more in ((), ("--sync-bn", "--clip-norm", "1"), ("--zero", "1"), ("--accumulate", "2"),
+                     ("--bucket-cap-mb", "0.01", "--first-bucket-mb", "0.01")):
+            with self.subTest(more=more):
+                self.assertEqual(self.good(2, *NCCL, *more)[1], self.good(2, "--comm", "tcp", *more)[1])
+        self.good(3, *NCCL)
+
+    def test_a_large_model(self):
+        more = ("--model", "mlp", "--mlp-width", "600")  # 3.3 MB of gradients
+        self.assertEqual(self.good(2, *NCCL, *more)[1], self.good(2, "--comm", "tcp", *more)[1])
+
+    def test_nodes_are_averaged_now_and_then(self):
+        # Four numbers have several orders, so the bits may differ, but not the digits that are printed.
+        over_nccl, _ = self.good(4, *NCCL, "--sync-every-inter", "3", "--dtype", "float64", nodes=2)
+        over_shm, _ = self.good(4, "--comm", "shm", "--sync-every-inter", "3", "--dtype", "float64", nodes=2)
+        self.assertEqual(over_nccl[0][1][-1], over_shm[0][1][-1])
+        self.good(2, *NCCL, "--sync-every-inter", "3", nodes=2)
+        self.good(2, *NCCL, "--sync-every-inter", "3", nodes=1)
+
+    def test_a_rank_without_a_gpu_of_its_own_is_told_of_the_option(self):
+        with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:
+            out, errors = ranks.processes[1].communicate(timeout=60)
+            self.assertEqual((ranks.processes[1].returncode, out, errors), (
+                2, "", "train: --comm nccl: there is no GPU for local rank 1: this process sees 1; start one rank per GPU, or "
+                       "with --share-gpu several on each\n"))
+
+    def test_a_library_that_is_missing_or_too_old(self):
+        os.environ["DDPLAUNCH_NCCL_LIBRARY"] = "/nonexistent/libnccl.so.2"
+        (code, lines, errors), = run(1, *FEW, *NCCL)
+        self.assertEqual((code, lines, errors), (
+            2, [], "train: --comm nccl: DDPLAUNCH_NCCL_LIBRARY names what cannot be loaded: /nonexistent/libnccl.so.2: cannot "
+                   "open shared object file: No such file or directory\n"))
+        os.environ |= {"DDPLAUNCH_NCCL_LIBRARY": LIBRARY, "FAKE_NCCL_VERSION": "21804"}
+        (code, lines, errors), = run(1, *FEW, *NCCL)
+        self.assertEqual((code, lines, errors), (2, [], f"train: --comm nccl: {LIBRARY} is NCCL 2.18.4; 2.19.0 or newer is needed\n"))
+
+    def test_no_gpu(self):
+        os.environ["FAKE_CUDA_GPUS"] = "0"
+        (code, lines, errors), = run(1, *FEW, *NCCL)
+        self.assertEqual((code, lines, errors), (2, [], "train: --comm nccl needs an NVIDIA GPU: cudaGetDeviceCount said "
+                                                        "cudaErrorNoDevice (no CUDA-capable device is detected)\n"))
+
+
+if __name__ == "__main__":
+    train_run_test.TRAIN = sys.argv.pop(1)
+    LIBRARY = sys.argv.pop(1)
+    unittest.main(verbosity=2)
