@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -93,9 +92,10 @@ Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> ho
   if (!gpus) return gpus.error();
   if (auto done = cuda_check(cudaSetDevice(local_rank() % *gpus), "cudaSetDevice"); !done)
     return done.error();
-  if (host->parameter_count() > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
+  constexpr std::size_t kMost = 2'000'000'000;  // indices are int
+  if (host->parameter_count() > kMost) {
     return Error{ErrorCode::kUsage, "--device gpu: a model of " + std::to_string(host->parameter_count()) +
-                                        " parameters; the GPU's kernels count to 2147483647"};
+                                        " parameters; the GPU's kernels take at most 2000000000"};
   }
   const int parameters = static_cast<int>(host->parameter_count());
   auto net = DeviceNet<T>::make(host->name() == "mlp" ? mlp_on_device<T>(width, depth, parameters, max_batch)

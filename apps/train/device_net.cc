@@ -55,8 +55,11 @@ Result<> DeviceNet<T>::run(Work work, int batch, const Enqueue& enqueue) {
     const Result<> enqueued = enqueue(runner);
     return enqueued ? runner.outcome() : enqueued;
   };
-  if (!use_graphs_) return launch();
-  CudaGraph& graph = graphs_[{work, batch}];
+  const auto [place, is_new] = graphs_.try_emplace({work, batch});
+  // The first launches load the kernels and, of a sum over ranks, make its connections: no capture has to
+  // allow that.
+  if (!use_graphs_ || is_new) return launch();
+  CudaGraph& graph = place->second;
   if (!graph) {
     auto captured = capture_graph(stream_.get(), launch);
     if (!captured) return captured.error();

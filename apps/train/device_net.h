@@ -20,7 +20,8 @@ namespace ddp::train {
 using DeviceAllReduce = std::function<Result<>(void* numbers, std::size_t count, cudaStream_t stream)>;
 
 /// One model in the memory of one GPU, and its training steps. All work goes into one stream in the order of
-/// the calls; only what says so waits for it. What has the same batch size again is replayed as a graph.
+/// the calls; only what says so waits for it. What comes again with the same batch size is captured, and
+/// replayed as a graph from then on.
 template <class T>
 class DeviceNet {
  public:
@@ -46,6 +47,9 @@ class DeviceNet {
 
   /// False: every launch by itself, to compare with.
   void use_graphs(bool use) { use_graphs_ = use; }
+
+  /// When what they hold is gone: a communicator that was aborted.
+  void forget_graphs() { graphs_.clear(); }
 
   // Between host and GPU; sizes as the vectors have them. `get` waits, and the host's memory may be reused
   // after `put` as soon as something has waited.

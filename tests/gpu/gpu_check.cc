@@ -1,9 +1,11 @@
-// Proves the GPU's kernels on a GPU; tests/support/fake_cuda.cc plays one where this program itself is tested. One argument, a
-// check. Two programs are made of it:
+// Proves the GPU's kernels on a GPU; tests/support/fake_cuda.cc plays one where this program itself is
+// tested. One argument, a check. Two programs are made of it:
 //
-//   gpu_parity parity      every launch of a step gives the bits that the host driver gives: built with -fmad=false. With exp
+//   gpu_parity parity      every launch of a step gives the bits that the host driver gives: built with
+//   -fmad=false. With exp
 //                          and log some last places are allowed
-//   gpu_check  replay      steps replayed as a graph give the bits of steps launched one by one; two runs the same bits
+//   gpu_check  replay      steps replayed as a graph give the bits of steps launched one by one; two runs the
+//   same bits
 //              train       50 steps in float64 against the CPU's ConvNet, 10 in float32; an MLP
 //              speed       images/s of whole steps
 //

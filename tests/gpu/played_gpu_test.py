@@ -4,7 +4,10 @@
 usage: played_gpu_test.py GPU_PARITY GPU_CHECK TRAIN
 """
 import json
+import math
 import os
+import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -64,9 +67,15 @@ class PlayedTrain(unittest.TestCase):
         place = tempfile.TemporaryDirectory()
         self.addCleanup(place.cleanup)
         self.place = place.name
+        numbers = random.Random(1)
+        for part, images in (("train", 90), ("t10k", 30)):
+            for name, magic, shape in (("images-idx3", 0x803, (images, 28, 28)), ("labels-idx1", 0x801, (images,))):
+                data = bytes(numbers.randrange(256 if len(shape) == 3 else 10) for _ in range(math.prod(shape)))
+                with open(os.path.join(self.place, f"{part}-{name}-ubyte"), "wb") as file:
+                    file.write(struct.pack(f">{1 + len(shape)}I", magic, *shape) + data)
 
     def train(self, *options, **environment):
-        return subprocess.run([TRAIN, "--data", "synthetic", "--limit", "90", "--batch-size", "20", "--dtype", "float64",
+        return subprocess.run([TRAIN, "--data", self.place, "--batch-size", "20", "--dtype", "float64",
                                "--bar", "never", *options],
                               env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False)
 

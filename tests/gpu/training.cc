@@ -6,7 +6,10 @@
 #include <vector>
 
 #include "apps/train/conv_net.h"
+#include "apps/train/cuda_check.h"
 #include "apps/train/device_net.h"
+#include "apps/train/kernels/device/device_launch.h"
+#include "apps/train/kernels/device/sum_body.h"
 #include "apps/train/kernels/sgd.h"
 #include "apps/train/mlp.h"
 #include "tests/gpu/check_data.h"
@@ -53,14 +56,40 @@ Result<std::unique_ptr<DeviceNet<T>>> fresh_net(int batch) {
   return net;
 }
 
+/// The sum over two ranks, both of which are this one: twice the numbers, by work in the stream.
+template <class T>
+Result<DeviceAllReduce> twice(std::size_t count, DeviceBytes& memory) {
+  using Sum = kernels::device::SumParts<T>;
+  auto bytes = make_device_bytes(2 * count * sizeof(T));
+  if (!bytes) return bytes.error();
+  memory = std::move(*bytes);
+  T* const both = reinterpret_cast<T*>(memory.get());
+  return DeviceAllReduce([both](void* numbers, std::size_t size, cudaStream_t stream) -> Result<> {
+    T* const own = static_cast<T*>(numbers);
+    for (T* to : {both, both + size}) {
+      const auto answer = cudaMemcpyAsync(to, own, size * sizeof(T), cudaMemcpyDeviceToDevice, stream);
+      if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
+    }
+    const typename Sum::Args args{{{both, own, static_cast<int>(size), 2}, {both, own, 0, 0}}};
+    return cuda_check(kernels::device::launch_on_device<Sum>(args, stream), "the sum's launch");
+  });
+}
+
 /// The weights after some steps.
 template <class T>
-Result<std::vector<T>> trained(int steps, bool graphs, std::vector<double>* losses) {
+Result<std::vector<T>> trained(int steps, bool graphs, std::vector<double>* losses, bool two_ranks = false) {
   auto net = fresh_net<T>(kBatch);
   if (!net) return net.error();
   (*net)->use_graphs(graphs);
   typename DeviceNet<T>::Recipe recipe;
   recipe.update = sgd();
+  DeviceBytes sums;
+  if (two_ranks) {
+    auto sum = twice<T>(ConvNet<T>::kParameters + 1, sums);
+    if (!sum) return sum.error();
+    recipe.all_reduce = *sum;
+    recipe.ranks = 2;
+  }
   for (int step = 0; step < steps; ++step) {
     const CheckBatch<T> batch(kBatch, kImageBorder, static_cast<std::uint64_t>(step));
     if (auto done = (*net)->put_batch(batch.images.data(), batch.labels); !done) return done.error();
@@ -85,13 +114,15 @@ double different_numbers(const std::vector<T>& a, const std::vector<T>& b) {
 template <class T>
 void check_replay_of(const std::string& name, Findings& findings) {
   const auto eager = trained<T>(6, false, nullptr), graph = trained<T>(6, true, nullptr);
-  const auto again = trained<T>(6, true, nullptr);
-  for (const auto* run : {&eager, &graph, &again}) {
+  const auto again = trained<T>(6, true, nullptr), doubled = trained<T>(6, true, nullptr, true);
+  for (const auto* run : {&eager, &graph, &again, &doubled}) {
     if (!*run) return findings.failed(run->error());
   }
   findings.add(name + ": weights that differ between graph and single launches",
                different_numbers(*eager, *graph), 0);
   findings.add(name + ": weights that differ between two runs", different_numbers(*graph, *again), 0);
+  findings.add(name + ": weights that differ when two equal ranks are summed in the graph",
+               different_numbers(*graph, *doubled), 0);
   findings.add(name + ": weights that no step changed", *eager == first_weights<T>() ? 1 : 0, 0);
 }
 
