@@ -307,14 +307,22 @@ class _Abort:
     come while the process group is made) are shut as well, until it is back."""
 
     def __init__(self, sockets: _Sockets, gloo: bool) -> None:
-        self.sockets, self.gloo, self.back = sockets, gloo, threading.Event()
+        self.sockets, self.gloo, self.back, self.turn = sockets, gloo, threading.Event(), threading.Lock()
 
     def __call__(self) -> None:
         if not self.gloo and not self.back.is_set():
             threading.Thread(target=self._abort_backends, name="ddplaunch-abort-nccl", daemon=True).start()
         while not self.back.is_set():
-            self.sockets.shut()
+            with self.turn:
+                if not self.back.is_set():
+                    self.sockets.shut()
             self.back.wait(0.02)
+
+    def end(self) -> None:
+        """The main thread is back: after this no socket, which might be of the next attempt, is touched."""
+        self.back.set()
+        with self.turn:
+            pass
 
     @staticmethod
     def _abort_backends() -> None:
@@ -387,13 +395,13 @@ class _Rejoin:
                     dist.barrier()  # whoever is done is needed until all are: another may be lost in its last step
                 if world.revoked is not None:
                     raise Revoked(world.revoked)
-                abort.back.set()
+                abort.end()
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 return result
             except BaseException as error:
                 if not isinstance(error, Exception) or not self._attempt_is_over(world, error):
-                    abort.back.set()
+                    abort.end()
                     if self.gloo:  # whose destructor hangs (PyTorch 1.13) while there is data from peers that nobody awaits
                         self.sockets.shut()
                     raise
@@ -405,7 +413,7 @@ class _Rejoin:
             # Cycles keep a DistributedDataParallel of the attempt alive, and that its hooks in the parameters. Now, since
             # this takes a while, and the next attempt is being made.
             gc.collect()
-            abort.back.set()
+            abort.end()
             self.sockets.mine.clear()
 
     def _choose_device(self) -> None:
