@@ -33,8 +33,7 @@ std::string mistake_of(const ddp::train::Options& options, const ddp::train::Wor
   if (!mistake.empty()) return mistake;
   if (options.rejoin && environment.control.empty()) {
     return "--on-peer-loss rejoin needs somebody who tells this rank with whom to go on, and "
-           "DDPLAUNCH_CONTROL "
-           "is not set; start train with ddplaunch";
+           "DDPLAUNCH_CONTROL is not set; start train with ddplaunch";
   }
   const auto possible = can_join(environment, options);
   return possible ? "" : possible.error().text;
