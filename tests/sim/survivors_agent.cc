@@ -1,0 +1,405 @@
+// The nodes of the simulation: what their agents do, as launcher/agent.cc and agent_rejoin.cc, and keepers.
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include "tests/sim/survivors_world.h"
+
+namespace ddp::sim {
+
+using namespace std::chrono_literals;
+using namespace rendezvous;
+
+namespace {
+
+constexpr Time kTcpPatience = 20s;
+constexpr Time kLinkGrace = 5s;
+constexpr Time kKeeperKills = 4s;
+
+}  // namespace
+
+// ---- the link
+
+void SurvivorsWorld::start_agent(std::size_t host, std::uint32_t life) {
+  const auto id = static_cast<std::uint32_t>(agents_.size());
+  SimAgent& agent = agents_.emplace_back();
+  agent.id = id;
+  agent.host = host;
+  agent.life = life;
+  agent.lease = NodeLease(setup_.spec.master_timeout, now_);
+  Hello hello;
+  hello.hostname = hello.machine_id = "m" + std::to_string(host);
+  hello.cpus = 4;
+  hello.interfaces = {{"lo", "127.0.0.1", 8, true, true},
+                      {"eth0", "10.0.0.1" + std::to_string(host), 24, true, false}};
+  to_master(agent, hello);
+  heartbeat(id);
+}
+
+/// When a word gets there: in order, after the end of a cut. False: the connection breaks before.
+bool SurvivorsWorld::delayed(const SimAgent& agent, Time& last, Time& at) {
+  const Time cut = hosts_[agent.host].cut;
+  if (cut > now_ + kTcpPatience) return false;
+  last = at = std::max(last, std::max(now_, cut) + some(100us, chance(5) ? 300ms : 3ms));
+  return true;
+}
+
+void SurvivorsWorld::to_node(SimAgent& agent, Message message) {
+  Time at;
+  const std::uint32_t id = agent.id;
+  if (!delayed(agent, agent.to_node, at)) {
+    return after(kTcpPatience,
+                 [this, id] { at_master([this, id] { link_ended(id, false, false, "timed out"); }); });
+  }
+  after(at - now_, [this, id, message = std::move(message)] {
+    when_awake(id, [this, id, message] {
+      SimAgent& there = agents_[id];
+      if (there.alive && there.node_open) take(there, message);
+    });
+  });
+}
+
+void SurvivorsWorld::to_master(SimAgent& agent, Message message) {
+  if (!agent.alive || !agent.node_open) return;
+  Time at;
+  const std::uint32_t id = agent.id;
+  if (!delayed(agent, agent.to_master, at)) {
+    return after(kTcpPatience, [this, id] {
+      when_awake(id, [this, id] {
+        if (std::exchange(agents_[id].node_open, false)) go_down(agents_[id]);
+      });
+    });
+  }
+  after(at - now_, [this, id, happened = now_, message = std::move(message)] {
+    at_master([this, id, happened, message] { from_node(id, message, happened); });
+  });
+}
+
+/// A frozen agent finds it all when it wakes, in order.
+void SurvivorsWorld::when_awake(std::uint32_t id, Act act) {
+  const Time frozen = agents_[id].frozen;
+  if (frozen <= now_) return act();
+  after(frozen - now_, [this, id, act = std::move(act)] { when_awake(id, act); });
+}
+
+void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
+  if (std::holds_alternative<JobStart>(message)) {
+    agent.leased = true;
+    agent.accepted = now_;
+    keeper_looks(agent.id);
+    to_master(agent, JobAccepted{"/bin/train"});
+  } else if (const auto* open = std::get_if<OpenStore>(&message)) {
+    open_store(agent, *open);
+  } else if (const auto* probe = std::get_if<Probe>(&message)) {
+    to_master(agent, ProbeResult{probe->attempt, probe->addresses.front(), "", ""});
+  } else if (const auto* order = std::get_if<Spawn>(&message)) {
+    spawn(agent, *order);
+  } else if (const auto* told = std::get_if<Revoke>(&message)) {
+    if (agent.running && !agent.waiting && told->attempt == agent.attempt && !agent.leaving &&
+        !agent.stopping && !std::exchange(agent.letting_go, true))
+      revoke(agent, *told);
+  } else if (const auto* end = std::get_if<Stop>(&message)) {
+    if (agent.running && end->attempt == agent.attempt) {
+      for (auto& [local, life] : agent.lives) {
+        life.session.stop({end->reason, end->grace_ms});
+        flush(agent, local);
+      }
+      stop(agent, std::chrono::milliseconds(end->grace_ms));
+    }
+  } else if (const auto* ping = std::get_if<Ping>(&message)) {
+    agent.lease.pinged(now_);
+    to_master(agent, Pong{ping->sequence, 0});
+  } else if (std::holds_alternative<Leave>(message)) {
+    go_down(agent);
+  }
+}
+
+void SurvivorsWorld::open_store(SimAgent& agent, const OpenStore& message) {
+  if (agent.leaving || (agent.running && !agent.waiting)) return;
+  if (std::exchange(hosts_[agent.host].store_refused, false)) {
+    return to_master(agent, Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, "no port is free"});
+  }
+  after(some(0s, 5ms), [this, id = agent.id, attempt = message.attempt] {
+    when_awake(id, [this, id, attempt] { to_master(agents_[id], StoreOpened{attempt, 29500}); });
+  });
+}
+
+// ---- an attempt begins
+
+void SurvivorsWorld::spawn(SimAgent& agent, const Spawn& message) {
+  if (agent.leaving) return;
+  const bool some_live = agent.waiting && !agent.lives.empty();
+  if (agent.running && !some_live) {
+    agent.next_spawn = message;
+    return;
+  }
+  agent.lease.proven(agent.accepted);
+  agent.attempt = message.attempt;
+  agent.first_rank = message.first_rank;
+  agent.local_world = message.local_world_size;
+  agent.waiting = agent.greeted_told = agent.ready_told = agent.stopping = false;
+  agent.running = true;
+  for (auto& [local, life] : agent.lives) {
+    life.ready = false;
+    if (setup_.plant != SurvivorsPlant::kOldAnswerBelieved) life.answer.reset();
+    to_master(agent, WorkerStarted{agent.attempt, agent.first_rank + local, life.worker + 1, 0, 0});
+  }
+  for (std::uint32_t local = 0; local < message.local_world_size; ++local) {
+    if (agent.lives.count(local) == 0) start_worker(agent, local);
+    AttemptOrder order{message.attempt,
+                       message.first_rank + local,
+                       message.world_size,
+                       local,
+                       message.local_world_size,
+                       message.node_rank,
+                       message.nodes,
+                       message.master_addr + ":" + std::to_string(message.master_port),
+                       message.agent_store,
+                       {}};
+    if (message.from >= 0) order.from = static_cast<std::uint32_t>(message.from);
+    agent.lives.at(local).session.begin(order);
+    flush(agent, local);
+  }
+}
+
+void SurvivorsWorld::start_worker(SimAgent& agent, std::uint32_t local) {
+  for (const SimWorker& other : workers_)
+    if (other.alive && agents_[other.agent].host == agent.host && other.agent != agent.id)
+      fail("workers are started on " + supervisor_.name(agent.host) + ", where others still live");
+  const auto id = static_cast<std::uint32_t>(workers_.size());
+  SimWorker& worker = workers_.emplace_back();
+  worker.id = id;
+  worker.agent = agent.id;
+  worker.local = local;
+  agent.lives[local] = {};
+  agent.lives[local].worker = id;
+  to_master(agent, WorkerStarted{agent.attempt, agent.first_rank + local, id + 1, 0, agent.attempt});
+  after(some(10ms, 400ms), [this, id] {
+    SimWorker& started = workers_[id];
+    if (!started.alive || started.frozen) return;
+    say(started, WorkerHello{kWorkerProtocol, id + 1, true, false});
+    after(some(0ms, 3s), [this, id] {  // it loads its data
+      if (workers_[id].alive && !workers_[id].frozen) next_attempt(workers_[id]);
+    });
+  });
+}
+
+void SurvivorsWorld::flush(SimAgent& agent, std::uint32_t local) {
+  SimAgent::Life& life = agent.lives.at(local);
+  std::string bytes = life.session.take_output();
+  if (bytes.empty()) return;
+  after(kSimLineTime, [this, id = life.worker, bytes = std::move(bytes)] { hear(workers_[id], bytes); });
+}
+
+// ---- what workers say
+
+void SurvivorsWorld::worker_says(std::uint32_t id, std::uint32_t local, std::uint32_t worker,
+                                 const std::string& line) {
+  SimAgent& agent = agents_[id];
+  const auto found = agent.lives.find(local);
+  if (!agent.alive || found == agent.lives.end() || found->second.worker != worker) return;
+  SimAgent::Life& life = found->second;
+  for (const WorkerEvent& event : life.session.receive(line)) {
+    if (const auto* hello = std::get_if<WorkerHello>(&event)) {
+      life.can_rejoin = hello->rejoin && !hello->sharded;
+      tell_greeted(agent);
+    } else if (std::holds_alternative<WorkerReady>(event)) {
+      life.ready = true;
+      tell_ready(agent);
+    } else if (const auto* trouble = std::get_if<WorkerTrouble>(&event)) {
+      if (trouble->attempt == agent.attempt && !agent.waiting)
+        to_master(agent,
+                  WorkerInTrouble{agent.attempt, agent.first_rank + local, trouble->error, trouble->peers});
+    } else if (const auto* answer = std::get_if<WorkerRevoked>(&event)) {
+      if (answer->attempt != agent.attempt) continue;
+      life.answer = *answer;
+      revoke_goes_on(id, agent.turn);
+    } else if (const auto* odd = std::get_if<WorkerOdd>(&event)) {
+      if (setup_.plant == SurvivorsPlant::kNone) fail("a worker " + odd->words);
+    }
+  }
+  if (agent.lives.count(local) != 0) flush(agent, local);
+}
+
+void SurvivorsWorld::tell_greeted(SimAgent& agent) {
+  const bool all = std::all_of(agent.lives.begin(), agent.lives.end(),
+                               [](const auto& entry) { return entry.second.can_rejoin; });
+  if (!all || agent.lives.empty() || agent.waiting || std::exchange(agent.greeted_told, true)) return;
+  to_master(agent, WorkersGreeted{agent.attempt});
+}
+
+void SurvivorsWorld::tell_ready(SimAgent& agent) {
+  const bool all = std::all_of(agent.lives.begin(), agent.lives.end(),
+                               [](const auto& entry) { return entry.second.ready; });
+  if (!all || agent.lives.empty() || agent.waiting || std::exchange(agent.ready_told, true)) return;
+  to_master(agent, WorkersReady{agent.attempt});
+}
+
+// ---- an attempt ends
+
+void SurvivorsWorld::revoke(SimAgent& agent, const Revoke& message) {
+  const std::uint64_t turn = ++agent.turn;
+  for (auto& [local, life] : agent.lives) {
+    const std::uint32_t rank = agent.first_rank + local;
+    const bool hangs = std::find(message.kill.begin(), message.kill.end(), rank) != message.kill.end();
+    if (hangs || !life.can_rejoin) {
+      life.killed = "";
+      after(some(100us, 20ms),
+            [this, id = life.worker] { die(workers_[id], SimDeath::By::kUs, 0, SIGKILL); });
+      continue;
+    }
+    life.session.revoke({agent.attempt, message.reason, message.deadline_ms});
+    flush(agent, local);
+  }
+  kill_one_of(Mishap::kKilledOnRevoke, agent.id);
+  after(std::chrono::milliseconds(message.deadline_ms),
+        [this, id = agent.id, turn] { when_awake(id, [this, id, turn] { kill_late(id, turn); }); });
+  revoke_goes_on(agent.id, turn);
+}
+
+void SurvivorsWorld::kill_late(std::uint32_t id, std::uint64_t turn) {
+  SimAgent& agent = agents_[id];
+  if (!agent.alive || !agent.letting_go || agent.turn != turn) return;
+  for (auto& [local, life] : agent.lives) {
+    if (life.answer || life.killed) continue;
+    life.killed = "did not let go in time and was killed";
+    after(some(100us, 20ms),
+          [this, worker = life.worker] { die(workers_[worker], SimDeath::By::kUs, 0, SIGKILL); });
+  }
+}
+
+/// When all have answered or are dead, the dead are settled, and then the master is told.
+void SurvivorsWorld::revoke_goes_on(std::uint32_t id, std::uint64_t turn) {
+  SimAgent& agent = agents_[id];
+  if (!agent.letting_go || agent.turn != turn) return;
+  for (const auto& [local, life] : agent.lives)
+    if (!life.answer || life.killed) return;
+  after(some(1ms, 300ms), [this, id, turn] {
+    when_awake(id, [this, id, turn] {
+      SimAgent& there = agents_[id];
+      if (!there.alive || there.turn != turn || !std::exchange(there.letting_go, false)) return;
+      if (there.stopping || there.leaving || there.lives.empty()) return check_ended(there);
+      there.waiting = true;
+      tell_survivors(there);
+      kill_one_of(Mishap::kKilledWaiting, id);
+    });
+  });
+}
+
+void SurvivorsWorld::tell_survivors(SimAgent& agent) {
+  if (agent.lives.empty()) return;
+  AttemptRevoked revoked{agent.attempt, {}};
+  for (const auto& [local, life] : agent.lives) {
+    const bool holds = life.answer && life.answer->step;
+    revoked.survivors.push_back({local, holds, holds ? *life.answer->step : 0});
+  }
+  to_master(agent, revoked);
+}
+
+void SurvivorsWorld::stop(SimAgent& agent, Time grace) {
+  agent.stopping = true;
+  agent.waiting = false;
+  for (const auto& [local, life] : agent.lives) {
+    const bool asked = chance(80) && !workers_[life.worker].frozen;
+    after(asked ? some(0s, grace) : grace, [this, id = life.worker, asked] {
+      die(workers_[id], SimDeath::By::kUs, 0, asked ? SIGTERM : SIGKILL);
+    });
+  }
+  check_ended(agent);
+}
+
+void SurvivorsWorld::reap(std::uint32_t id, std::uint32_t local, std::uint32_t worker) {
+  SimAgent& agent = agents_[id];
+  const auto found = agent.lives.find(local);
+  if (!agent.alive || found == agent.lives.end() || found->second.worker != worker) return;
+  SimDeath& death = workers_[worker].death;
+  death.rank = agent.first_rank + local;
+  death.attempt = agent.attempt;
+  deaths_.push_back(death);
+  WorkerExited exited;
+  exited.attempt = agent.attempt;
+  exited.rank = death.rank;
+  exited.pid = worker + 1;
+  exited.code = static_cast<std::uint8_t>(death.code);
+  exited.signal = static_cast<std::uint8_t>(death.signal);
+  exited.by_revoke = found->second.killed.has_value();
+  exited.text = found->second.killed.value_or("");
+  to_master(agent, exited);
+  agent.lives.erase(found);
+  if (agent.waiting)
+    tell_survivors(agent);
+  else
+    tell_ready(agent);
+  revoke_goes_on(id, agent.turn);
+  check_ended(agent);
+}
+
+void SurvivorsWorld::check_ended(SimAgent& agent) {
+  if (!agent.alive || !agent.running || !agent.lives.empty() || agent.letting_go) return;
+  if (std::exchange(agent.ending, true)) return;
+  after(some(1ms, 200ms), [this, id = agent.id, attempt = agent.attempt] {
+    when_awake(id, [this, id, attempt] { ended(id, attempt); });
+  });
+}
+
+void SurvivorsWorld::ended(std::uint32_t id, std::uint32_t attempt) {
+  SimAgent& agent = agents_[id];
+  if (!agent.alive) return;
+  to_master(agent, AttemptEnded{attempt, 0, ""});
+  agent.running = agent.waiting = agent.ending = agent.stopping = false;
+  if (agent.leaving) return quit(agent);
+  if (!agent.next_spawn) return;
+  const Spawn next = *std::exchange(agent.next_spawn, std::nullopt);
+  spawn(agent, next);
+}
+
+// ---- the end of an agent
+
+void SurvivorsWorld::go_down(SimAgent& agent) {
+  if (!agent.alive || std::exchange(agent.leaving, true)) return;
+  agent.waiting = false;
+  if (!agent.running) return quit(agent);
+  stop(agent, kLinkGrace);
+}
+
+/// With one of our own codes: none of its workers lives.
+void SurvivorsWorld::quit(SimAgent& agent) {
+  const Time sent = agent.to_master;
+  agent.alive = agent.node_open = false;
+  const Time cut = hosts_[agent.host].cut;
+  after(std::max(std::max(sent, cut), now_) - now_ + 1ms,
+        [this, id = agent.id] { at_master([this, id] { link_ended(id, true, true, "its agent ended"); }); });
+}
+
+void SurvivorsWorld::heartbeat(std::uint32_t id) {
+  SimAgent& agent = agents_[id];
+  if (!agent.alive) return;
+  if (agent.running && !agent.leaving && agent.leased && agent.lease.over(now_)) {
+    agent.node_open = false;
+    Time at;
+    if (delayed(agent, agent.to_master, at))
+      after(at - now_, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
+    return go_down(agent);
+  }
+  after(1s, [this, id] { when_awake(id, [this, id] { heartbeat(id); }); });
+}
+
+/// Whatever becomes of the agent: when the lease and the grace are over, its workers are killed.
+void SurvivorsWorld::keeper_looks(std::uint32_t id) {
+  const SimAgent& agent = agents_[id];
+  if (!agent.alive) return;
+  const Time due = agent.lease.ends_at() + kLinkGrace;
+  if (now_ >= due) return after(some(0s, kKeeperKills), [this, id] { keeper_cleans(id); });
+  after(due - now_, [this, id] { keeper_looks(id); });
+}
+
+void SurvivorsWorld::keeper_cleans(std::uint32_t id) {
+  SimAgent& agent = agents_[id];
+  if (!agent.alive) return;
+  for (const auto& [local, life] : agent.lives)
+    die(workers_[life.worker], SimDeath::By::kUs, 0, SIGKILL);
+  agent.lives.clear();
+  quit(agent);
+}
+
+}  // namespace ddp::sim

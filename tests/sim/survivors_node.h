@@ -1,0 +1,140 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rendezvous/message.h"
+#include "rendezvous/node_lease.h"
+#include "rendezvous/seats.h"
+#include "rendezvous/worker_session.h"
+#include "tests/sim/survivors_history.h"
+#include "tests/sim/survivors_simulation.h"
+
+/// What SurvivorsWorld is made of. Plain data; agents and workers are named by their index.
+namespace ddp::sim {
+
+using Time = std::chrono::nanoseconds;
+/// Of a line between a worker and its agent.
+inline constexpr Time kSimLineTime = std::chrono::microseconds(200);
+
+struct SimHost {
+  Time cut{0};   ///< from the master, until then
+  Time down{0};  ///< the machine is away
+  std::uint32_t life = 1;
+  bool being_started = false;
+  bool store_refused = false;  ///< the next one cannot be opened
+};
+
+/// What an agent is, as launcher/agent.h keeps it.
+struct SimAgent {
+  struct Life {
+    std::uint32_t worker = 0;
+    bool can_rejoin = false;
+    bool ready = false;
+    std::optional<rendezvous::WorkerRevoked> answer;
+    std::optional<std::string> killed;
+    rendezvous::WorkerSession session;
+  };
+  std::uint32_t id = 0;
+  std::size_t host = 0;
+  std::uint32_t life = 1;
+  rendezvous::NodeLease lease{Time(0), Time(0)};
+  bool alive = true;
+  bool node_open = true, master_open = true;  ///< the two ends of the link
+  bool gone_told = false;
+  bool ping_owed = false;
+  Time frozen{0}, to_node{0}, to_master{0};
+  bool greeted = false;  ///< its hello came
+  bool leased = false;
+  std::map<std::uint32_t, Life> lives;
+  std::uint32_t attempt = 0, first_rank = 0, local_world = 0;
+  bool greeted_told = false, ready_told = false, letting_go = false, waiting = false, running = false;
+  bool leaving = false, stopping = false, ending = false;
+  std::optional<rendezvous::Spawn> next_spawn;
+  std::uint64_t turn = 0;  ///< of a revoke
+  Time accepted{0};
+  // What the master's driver knows of it.
+  std::optional<rendezvous::Spawn> spawned;  ///< the last one
+  bool answered = true;                      ///< with AttemptEnded or AttemptRevoked
+  std::vector<rendezvous::Survivor> survivors;
+};
+
+struct SimDeath {
+  enum class By : std::uint8_t { kMishap, kUs, kItself };
+  By by = By::kMishap;
+  std::size_t host = 0;
+  std::uint32_t rank = 0, attempt = 0;
+  int code = 0, signal = 0;
+};
+
+struct SimWorker {
+  enum class Doing : std::uint8_t {
+    kLoading,
+    kIdle,
+    kJoining,
+    kSharing,
+    kTraining,
+    kEnding,
+    kTroubled,
+    kLettingGo
+  };
+  std::uint32_t id = 0, agent = 0, local = 0;
+  bool alive = true, frozen = false;
+  bool slow = false;
+  Doing doing = Doing::kLoading;
+  std::uint64_t turn = 0;  ///< what was to happen to it in an earlier one does not
+  bool in_round = false;
+  int round = 0;
+  std::optional<TrainingState> state;
+  // As rendezvous/worker_link_client.cc.
+  rendezvous::WorkerLines lines;
+  std::deque<rendezvous::AttemptOrder> orders;
+  std::optional<std::uint32_t> last;
+  std::optional<rendezvous::AttemptOrder> present;
+  bool revoked = false, answered = false;
+  std::optional<std::uint64_t> held;
+  SimDeath death;
+};
+
+/// A collective: it is complete when all ranks have entered it, and each learns of that in its own time.
+struct SimRound {
+  struct Entered {
+    std::uint32_t worker = 0;
+    SimWorker::Doing doing = SimWorker::Doing::kIdle;
+    std::optional<TrainingState> state;  ///< what it brings
+  };
+  int number = 0;
+  std::map<std::uint32_t, Entered> entered;  ///< by rank
+  bool complete = false;
+  bool failed = false;  ///< complete, but nobody can go on from it
+  std::string why;
+  TrainingState result;
+};
+
+struct SimAttempt {
+  std::uint32_t number = 0;
+  std::uint32_t world = 0;
+  std::optional<std::uint32_t> told_from;  ///< by what the nodes said
+  std::optional<std::uint32_t> from;       ///< the same, but for a mistake on purpose
+  std::map<int, SimRound> rounds;
+  std::map<std::uint32_t, std::uint32_t> ranks;  ///< worker by rank, as they take it up
+  bool torn = false;                             ///< a rank has left it: most rounds cannot become complete
+  std::map<std::uint32_t, std::uint64_t> ended;  ///< hash by rank, of those that ended well
+};
+
+struct SimMishap {
+  Mishap kind = Mishap::kStale;
+  std::optional<std::size_t> host;
+  Time from{0}, until{0};
+};
+struct PeerCut {
+  std::uint32_t a = 0, b = 0;  ///< workers
+  Time until{0};
+};
+
+}  // namespace ddp::sim

@@ -1,0 +1,335 @@
+// The master's side of the simulation: the Supervisor, its driver, and what is promised of both.
+#include "tests/sim/survivors_world.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <utility>
+
+#include "launcher/exit_report.h"
+
+namespace ddp::sim {
+
+using namespace std::chrono_literals;
+using namespace rendezvous;
+namespace job = launcher::job;
+
+namespace {
+
+constexpr Time kAtTheEnd = 90s;
+/// From the end of a link until nothing more is awaited of why.
+constexpr Time kEndTime = 5s;
+
+}  // namespace
+
+SurvivorsWorld::SurvivorsWorld(const SurvivorsSetup& setup, std::uint64_t seed)
+    : setup_(setup),
+      random_(seed),
+      supervisor_(setup_.spec),
+      history_(setup.samples, setup.batch_size, static_cast<std::int64_t>(seed)) {
+  hosts_.resize(setup_.spec.hosts.size());
+  mishaps_left_ = setup_.mishaps;
+}
+
+SurvivorsReport simulate_survivors(const SurvivorsSetup& setup, std::uint64_t seed) {
+  return SurvivorsWorld(setup, seed).run();
+}
+
+SurvivorsReport SurvivorsWorld::run() {
+  const Time limit = setup_.mishaps * (setup_.between + 180s) + setup_.epochs * 400s + 7200s;
+  carry_out(supervisor_.start(now_));
+  arm_tick();
+  for (std::size_t host = 0; host < supervisor_.node_count(); ++host)
+    after(some(100ms, 2s), [this, host] { start_agent(host, 1); });
+  after(1s, [this] { ping(); });
+  after(some(0s, 2 * setup_.between), [this] { next_mishap(); });
+  std::optional<Time> finished;
+  while (!queue_.empty() && !report_.broken) {
+    std::pop_heap(queue_.begin(), queue_.end(), later);
+    const Event event = std::move(queue_.back());
+    queue_.pop_back();
+    now_ = event.at;
+    if (supervisor_.finished() && !finished) finished = now_;
+    if (finished && now_ > *finished + kAtTheEnd) break;
+    if (now_ > limit) fail("the job does not end");
+    ++report_.events;
+    event.act();
+  }
+  report_.time = finished.value_or(now_);
+  if (!report_.broken) check_end();
+  report_.steps = history_.steps();
+  return report_;
+}
+
+Time SurvivorsWorld::some(Time from, Time to) {
+  return from +
+         Time(static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>((to - from).count() + 1)));
+}
+
+void SurvivorsWorld::fail(const std::string& what) {
+  if (!report_.broken) report_.broken = what + ", after " + std::to_string(now_ / 1ms) + " ms";
+}
+
+// ---- the driver
+
+/// While the machine of the master sleeps it all waits, in order.
+void SurvivorsWorld::at_master(Act act) {
+  if (asleep_until_ <= now_) return act();
+  after(asleep_until_ - now_, [this, act = std::move(act)] { at_master(act); });
+}
+
+void SurvivorsWorld::tell(const job::Event& event) {
+  carry_out(supervisor_.step(event, now_));
+  arm_tick();
+}
+
+void SurvivorsWorld::arm_tick() {
+  const auto due = supervisor_.deadline();
+  if (!due || (tick_at_ && *tick_at_ <= *due)) return;
+  const Time at = std::max(*due, now_ + 1us);
+  tick_at_ = at;
+  after(at - now_, [this, at] {
+    at_master([this, at] {
+      if (tick_at_ != at) return;
+      tick_at_.reset();
+      tell(job::Tick{});
+    });
+  });
+}
+
+void SurvivorsWorld::ping() {
+  for (std::size_t host = 0; host < hosts_.size(); ++host) {
+    SimAgent* agent = link_of(host);
+    if (agent == nullptr || !agent->greeted || asleep_until_ > now_) continue;
+    if (!std::exchange(agent->ping_owed, true)) to_node(*agent, Ping{1});
+  }
+  after(1s, [this] { ping(); });
+}
+
+/// The open link to a host.
+SimAgent* SurvivorsWorld::link_of(std::size_t host) {
+  for (auto agent = agents_.rbegin(); agent != agents_.rend(); ++agent)
+    if (agent->host == host) return agent->master_open ? &*agent : nullptr;
+  return nullptr;
+}
+
+void SurvivorsWorld::carry_out(job::Actions actions) {
+  for (const job::Action& action : actions) {
+    if (const auto* send = std::get_if<job::ToNode>(&action)) carry_out(*send);
+    if (const auto* drop = std::get_if<job::Disconnect>(&action)) carry_out(*drop);
+    if (const auto* again = std::get_if<job::Recall>(&action)) recall(again->node);
+    if (const auto* words = std::get_if<job::Say>(&action)) heard_by_user(words->text);
+    if (const auto* words = std::get_if<job::Detail>(&action); words != nullptr && setup_.spec.verbose)
+      heard_by_user(words->text);
+  }
+}
+
+void SurvivorsWorld::carry_out(const job::ToNode& send) {
+  if (const auto* open = std::get_if<OpenStore>(&send.message)) {
+    ++report_.attempts;
+    if (static_cast<int>(open->attempt) != report_.restarts + growths_)
+      fail("attempt " + std::to_string(open->attempt) + " begins, but " + std::to_string(report_.restarts) +
+           " restarts were told, and " + std::to_string(growths_) + " growths");
+  }
+  SimAgent* agent = link_of(send.node);
+  if (agent == nullptr) return;
+  Message message = send.message;
+  if (auto* spawn = std::get_if<Spawn>(&message)) check_spawn(send.node, *agent, *spawn);
+  if (std::holds_alternative<Stop>(message)) agent->survivors.clear();
+  to_node(*agent, std::move(message));
+  const auto* revoke = std::get_if<Revoke>(&send.message);
+  if (revoke == nullptr) return;
+  if (setup_.plant == SurvivorsPlant::kAnswersForged) {
+    AttemptRevoked forged{revoke->attempt, {{0, true, 1}}};
+    agent->survivors = forged.survivors;
+    after(1ms, [this, id = agent->id, forged] {
+      if (agents_[id].master_open)
+        tell(job::FromNode{agents_[id].host, forged, now_, Time(0), agents_[id].life});
+    });
+  }
+}
+
+/// Nothing is spawned beside what was not said to have ended, and `from` is the lowest of those who have come
+/// furthest.
+void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn) {
+  if (!agent.answered)
+    fail(supervisor_.name(host) + " is told to spawn attempt " + std::to_string(spawn.attempt) +
+         " before it has answered for attempt " + std::to_string(agent.spawned->attempt));
+  if (attempts_.count(spawn.attempt) == 0) {
+    SimAttempt& attempt = attempts_[spawn.attempt];
+    attempt.number = spawn.attempt;
+    attempt.world = spawn.world_size;
+    std::optional<std::uint64_t> best;
+    std::optional<std::uint32_t> lowest;
+    for (const Place& place : supervisor_.world().places) {
+      const SimAgent* link = link_of(place.host);
+      if (link == nullptr) continue;
+      for (const Survivor& survivor : link->survivors) {
+        const std::uint32_t rank = static_cast<std::uint32_t>(place.first_rank) + survivor.local_rank;
+        if (survivor.holds_state && !lowest) lowest = rank;
+        if (!survivor.holds_state || (best && survivor.step <= *best)) continue;
+        best = survivor.step;
+        attempt.told_from = rank;
+      }
+    }
+    attempt.from = setup_.plant == SurvivorsPlant::kFromLowest ? lowest : attempt.told_from;
+    for (SimAgent& one : agents_)
+      one.survivors.clear();
+    report_.lived_on += attempt.from.has_value();
+    if (attempts_.size() > 64) attempts_.erase(attempts_.begin());
+  }
+  SimAttempt& attempt = attempts_[spawn.attempt];
+  const std::int32_t from = attempt.told_from ? static_cast<std::int32_t>(*attempt.told_from) : -1;
+  if (spawn.from != from)
+    fail("attempt " + std::to_string(spawn.attempt) + " takes the state from rank " +
+         std::to_string(spawn.from) + ", but rank " + std::to_string(from) +
+         " told that it had come furthest");
+  if (setup_.plant == SurvivorsPlant::kFromLowest && attempt.from)
+    spawn.from = static_cast<std::int32_t>(*attempt.from);
+  agent.spawned = spawn;
+  agent.answered = false;
+}
+
+void SurvivorsWorld::carry_out(const job::Disconnect& drop) {
+  hosts_[drop.node].being_started = false;
+  SimAgent* agent = link_of(drop.node);
+  if (agent == nullptr) return;
+  agent->master_open = false;
+  if (setup_.plant == SurvivorsPlant::kLeaseForgotten && agent->greeted)
+    after(1ms, [this, id = agent->id] { link_ended(id, true, true, "dropped"); });
+  Time at;
+  if (!delayed(*agent, agent->to_node, at)) return;
+  after(at - now_, [this, id = agent->id] {
+    when_awake(id, [this, id] {
+      if (std::exchange(agents_[id].node_open, false)) go_down(agents_[id]);
+    });
+  });
+}
+
+void SurvivorsWorld::recall(std::size_t host) {
+  carry_out(job::Disconnect{host});
+  SimHost& machine = hosts_[host];
+  machine.being_started = true;
+  const std::uint32_t life = ++machine.life;
+  after(some(300ms, 2s), [this, host, life] {
+    at_master([this, host, life] {
+      const SimHost& there = hosts_[host];
+      if (there.life != life || supervisor_.finished()) return;
+      const bool reached = there.being_started && there.cut <= now_ && there.down <= now_;
+      if (reached) return start_agent(host, life);
+      tell(job::NodeFailed{host, Error{ErrorCode::kUnreachable, "no route to host", 0}});
+    });
+  });
+}
+
+void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time happened) {
+  SimAgent& agent = agents_[id];
+  if (!agent.master_open) return;
+  if (const auto* hello = std::get_if<Hello>(&message)) {
+    agent.greeted = true;
+    hosts_[agent.host].being_started = false;
+    return tell(job::NodeUp{agent.host, *hello, hello->interfaces[1].address, agent.life});
+  }
+  tell(job::NodeHeard{agent.host, agent.life});
+  if (!agent.master_open) return;
+  if (std::holds_alternative<Pong>(message)) {
+    agent.ping_owed = false;
+    return;
+  }
+  if (const auto* revoked = std::get_if<AttemptRevoked>(&message);
+      revoked && agent.spawned && revoked->attempt == agent.spawned->attempt) {
+    agent.answered = true;
+    agent.survivors = revoked->survivors;
+  }
+  if (const auto* ended = std::get_if<AttemptEnded>(&message);
+      ended && agent.spawned && ended->attempt == agent.spawned->attempt) {
+    agent.answered = true;
+    agent.survivors.clear();
+  }
+  tell(job::FromNode{agent.host, message, happened, 100us, agent.life});
+}
+
+/// First that nothing comes any more, then why.
+void SurvivorsWorld::link_ended(std::uint32_t id, bool gone, bool workers_dead, const std::string& why) {
+  SimAgent& agent = agents_[id];
+  if (agent.gone_told) return;
+  const Error error{ErrorCode::kLinkLost, why, 0};
+  const bool last_word = gone || workers_dead;
+  if (std::exchange(agent.master_open, false)) {
+    if (agent.greeted) tell(job::LinkEnded{agent.host, error, agent.life});
+  } else if (!last_word) {
+    return;
+  }
+  if (!last_word) {
+    const bool forgotten = setup_.plant == SurvivorsPlant::kLeaseForgotten;
+    after(forgotten ? 1ms : kEndTime, [this, id, forgotten, why] {
+      at_master([this, id, forgotten, why] { link_ended(id, true, forgotten, why); });
+    });
+    return;
+  }
+  agent.gone_told = true;
+  if (!agent.greeted) return tell(job::NodeFailed{agent.host, error});
+  tell(job::NodeGone{agent.host, error, workers_dead, agent.life});
+}
+
+// ---- what is promised
+
+void SurvivorsWorld::heard_by_user(const std::string& text) {
+  report_.log += std::to_string(now_ / 1ms) + ": " + text + "\n";
+  const std::string mark = " restart ";
+  if (text.starts_with("the job grows from ")) ++growths_;
+  const auto at = text.rfind(mark);
+  if (at == std::string::npos || text.find(" of 1000", at) == std::string::npos) return;
+  const int told = std::atoi(text.c_str() + at + mark.size());
+  if (told != ++report_.restarts)
+    fail("restart " + std::to_string(told) + " is told, but it is number " +
+         std::to_string(report_.restarts));
+}
+
+void SurvivorsWorld::check_end() {
+  if (!supervisor_.finished()) return fail("nothing happens any more, and the job has not ended");
+  for (const SimWorker& worker : workers_)
+    if (worker.alive) return fail("a worker lives although the job has ended");
+  const launcher::JobEnd& end = supervisor_.end();
+  const launcher::ExitReport report = launcher::make_exit_report(end);
+  report_.exit_code = report.exit_code;
+  report_.why = report.why;
+  report_.user_stopped = end.stop_signal != 0;
+  for (const launcher::Failure& failure : end.earlier)
+    if (!is_true(failure))
+      return fail("attempt " + std::to_string(failure.attempt) + " is said to have failed since " +
+                  launcher::failure_line(failure) + ", which is not true");
+  if (report.exit_code != 0) {
+    const launcher::Failure* cause = launcher::cause_of(end);
+    if (cause != nullptr && !is_true(*cause)) fail("the job is said to have failed by " + report.why);
+    if (cause == nullptr && !report_.user_stopped && mishaps_.empty()) fail("it failed by " + report.why);
+    return;
+  }
+  const SimAttempt& last = attempts_.rbegin()->second;
+  if (last.ended.size() != last.world) return fail("not all ranks of the last attempt ended well");
+  for (const auto& [rank, hash] : last.ended)
+    if (hash != last.ended.begin()->second)
+      return fail("the weights of rank " + std::to_string(rank) + " differ");
+  if (const auto wrong = history_.wrong_with(last.ended.begin()->second, setup_.epochs)) fail(*wrong);
+}
+
+/// A worker's failure is one that happened, and by no order of ours; those of nodes and of the whole have
+/// something that befell them shortly before.
+bool SurvivorsWorld::is_true(const launcher::Failure& failure) const {
+  using Kind = launcher::Failure::Kind;
+  constexpr Time kLater = 180s;
+  const auto lately = [&](const SimMishap& mishap) {
+    const bool here =
+        failure.kind != Kind::kNode || !mishap.host || supervisor_.name(*mishap.host) == failure.host;
+    return here && mishap.from <= failure.when && failure.when <= mishap.until + kLater;
+  };
+  const bool befallen = std::any_of(mishaps_.begin(), mishaps_.end(), lately);
+  if (!failure.of_worker()) return befallen;
+  return befallen && std::any_of(deaths_.begin(), deaths_.end(), [&](const SimDeath& death) {
+           return death.attempt == failure.attempt && static_cast<int>(death.rank) == failure.rank &&
+                  supervisor_.name(death.host) == failure.host && death.by != SimDeath::By::kUs &&
+                  death.code == failure.status && death.signal == failure.signal;
+         });
+}
+
+}  // namespace ddp::sim

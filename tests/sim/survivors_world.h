@@ -1,0 +1,143 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <queue>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launcher/supervisor.h"
+#include "rendezvous/node_lease.h"
+#include "tests/sim/survivors_history.h"
+#include "tests/sim/survivors_node.h"
+#include "tests/sim/survivors_simulation.h"
+
+namespace ddp::sim {
+
+/// The inside of simulate_survivors: the master's driver, the nodes with their agents, the workers, and what
+/// befalls them. What is to happen is a queue of functions, in the order of their times.
+class SurvivorsWorld {
+ public:
+  SurvivorsWorld(const SurvivorsSetup& setup, std::uint64_t seed);
+  SurvivorsReport run();
+
+ private:
+  using Act = std::function<void()>;
+  struct Event {
+    Time at;
+    std::uint64_t order;
+    Act act;
+  };
+  static bool later(const Event& a, const Event& b) { return a.at != b.at ? a.at > b.at : a.order > b.order; }
+
+  // Time and chance.
+  void after(Time wait, Act act) { queue_.push_back({now_ + wait, order_++, std::move(act)}), sift(); }
+  void sift() { std::push_heap(queue_.begin(), queue_.end(), later); }
+  Time some(Time from, Time to);
+  bool chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
+  void fail(const std::string& what);
+
+  // The master (survivors_world.cc).
+  void at_master(Act act);
+  void tell(const launcher::job::Event& event);
+  void carry_out(launcher::job::Actions actions);
+  void carry_out(const launcher::job::ToNode& send);
+  void carry_out(const launcher::job::Disconnect& drop);
+  void recall(std::size_t host);
+  void check_spawn(std::size_t host, SimAgent& agent, rendezvous::Spawn& spawn);
+  void heard_by_user(const std::string& text);
+  void arm_tick();
+  void ping();
+  void from_node(std::uint32_t agent, const rendezvous::Message& message, Time happened);
+  void link_ended(std::uint32_t agent, bool gone, bool workers_dead, const std::string& why);
+  SimAgent* link_of(std::size_t host);
+  void check_end();
+  bool is_true(const launcher::Failure& failure) const;
+
+  // Nodes (survivors_agent.cc).
+  void start_agent(std::size_t host, std::uint32_t life);
+  void to_node(SimAgent& agent, rendezvous::Message message);
+  void to_master(SimAgent& agent, rendezvous::Message message);
+  bool delayed(const SimAgent& agent, Time& last, Time& at);
+  void when_awake(std::uint32_t agent, Act act);
+  void take(SimAgent& agent, const rendezvous::Message& message);
+  void open_store(SimAgent& agent, const rendezvous::OpenStore& message);
+  void spawn(SimAgent& agent, const rendezvous::Spawn& message);
+  void start_worker(SimAgent& agent, std::uint32_t local);
+  void revoke(SimAgent& agent, const rendezvous::Revoke& message);
+  void revoke_goes_on(std::uint32_t id, std::uint64_t turn);
+  void kill_late(std::uint32_t id, std::uint64_t turn);
+  void stop(SimAgent& agent, Time grace);
+  void worker_says(std::uint32_t agent, std::uint32_t local, std::uint32_t worker, const std::string& line);
+  void flush(SimAgent& agent, std::uint32_t local);
+  void tell_greeted(SimAgent& agent);
+  void tell_ready(SimAgent& agent);
+  void tell_survivors(SimAgent& agent);
+  void check_ended(SimAgent& agent);
+  void ended(std::uint32_t agent, std::uint32_t attempt);
+  void go_down(SimAgent& agent);
+  void quit(SimAgent& agent);
+  void heartbeat(std::uint32_t agent);
+  void keeper_looks(std::uint32_t agent);
+  void keeper_cleans(std::uint32_t agent);
+  void reap(std::uint32_t agent, std::uint32_t local, std::uint32_t worker);
+
+  // Workers (survivors_worker.cc).
+  void say(SimWorker& worker, const rendezvous::WorkerWord& word);
+  void hear(SimWorker& worker, const std::string& lines);
+  void next_attempt(SimWorker& worker);
+  void enter(SimWorker& worker);
+  void complete(SimRound& round, std::uint32_t attempt);
+  bool share(SimRound& round, SimAttempt& attempt);
+  bool one_step(SimRound& round, SimAttempt& attempt);
+  void round_done(SimWorker& worker, const SimRound& round);
+  void go_on(SimWorker& worker);
+  void trouble(SimWorker& worker, const std::string& why, std::vector<std::uint32_t> peers);
+  void let_go(SimWorker& worker);
+  void leave_attempt(SimWorker& worker, bool seen);
+  void look_for_stall(std::uint32_t attempt);
+  void die(SimWorker& worker, SimDeath::By by, int code, int signal);
+  bool cut_off(const SimWorker& one) const;
+
+  // What goes wrong (survivors_mishap.cc).
+  void next_mishap();
+  void happen(Mishap kind);
+  bool befall_worker(Mishap kind);
+  bool befall_node(Mishap kind);
+  bool befall_master(Mishap kind);
+  void stale();
+  SimWorker* some_worker();
+  SimAgent* some_agent();
+  void kill_one_of(Mishap armed, std::uint32_t agent);
+  void happened(Mishap kind, std::size_t host, Time until);
+
+  const SurvivorsSetup setup_;
+  std::mt19937_64 random_;
+  std::vector<Event> queue_;
+  std::uint64_t order_ = 0;
+  Time now_{0};
+  SurvivorsReport report_;
+
+  launcher::Supervisor supervisor_;
+  Time asleep_until_{0};
+  std::optional<Time> tick_at_;
+  int growths_ = 0;
+  std::vector<SimHost> hosts_;
+  std::deque<SimAgent> agents_;
+  std::deque<SimWorker> workers_;
+  std::map<std::uint32_t, SimAttempt> attempts_;
+  std::vector<SimDeath> deaths_;
+  std::vector<SimMishap> mishaps_;
+  std::vector<PeerCut> peer_cuts_;
+  std::set<Mishap> armed_;  ///< for the next occasion
+  int mishaps_left_ = 0;
+  TrainingHistory history_;
+  TrainingState checkpoint_ = TrainingHistory::beginning();
+  std::optional<std::uint32_t> latest_round_;  ///< attempt of the last round that was complete
+};
+
+}  // namespace ddp::sim
