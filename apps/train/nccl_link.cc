@@ -210,6 +210,7 @@ Result<> NcclLink::checked(const Result<>& answer, std::string_view operation) {
 }
 
 Result<std::byte*> NcclLink::staging(std::size_t bytes) {
+  if (failed_) return *failed_;  // the stream may hang
   if (bytes <= staged_) return staging_;
   if (staging_ != nullptr) device_->release(staging_);
   staging_ = nullptr;

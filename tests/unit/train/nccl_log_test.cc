@@ -1,8 +1,13 @@
 #include "apps/train/nccl_log.h"
 
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "apps/train/nccl_environment.h"
+#include "apps/train/nccl_network.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -116,6 +121,22 @@ TEST_CASE("sockets beside InfiniBand that is up are worth a line") {
         "libibverbs "
         "installed, and /dev/infiniband readable (in a container: passed on, memlock unlimited)? NCCL_NET=IB "
         "makes NCCL say why it does not work");
+}
+
+TEST_CASE("ports that are up are found, with what they are") {
+  const auto root = std::filesystem::temp_directory_path() / ("ddp-infiniband-" + std::to_string(::getpid()));
+  const auto port = [&](const char* name, const char* state, const char* layer) {
+    std::filesystem::create_directories(root / name);
+    std::ofstream(root / name / "state") << state << "\n";
+    std::ofstream(root / name / "link_layer") << layer << "\n";
+  };
+  port("mlx5_1/ports/1", "4: ACTIVE", "Ethernet");
+  port("mlx5_0/ports/1", "4: ACTIVE", "InfiniBand");
+  port("mlx5_0/ports/2", "1: DOWN", "InfiniBand");
+  CHECK(active_infiniband(root.string()) ==
+        std::vector<std::string>{"mlx5_0 port 1", "mlx5_1 port 1 (Ethernet)"});
+  std::filesystem::remove_all(root);
+  CHECK(active_infiniband(root.string()).empty());
 }
 
 TEST_CASE("no text breaks the reader") {
