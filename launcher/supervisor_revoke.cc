@@ -53,7 +53,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptRevoked& mes
   Node& node = nodes_[index];
   const bool again = node.state == NodeState::kWaiting;
   if (message.attempt != node.spawned || node.ending || node.lost) return;
-  if (!again && node.state != NodeState::kSpawned) return;
+  const bool asked = node.state == NodeState::kSpawned && state_ == State::kStopping && revoking_;
+  if (!again && !asked) return;
   node.state = NodeState::kWaiting;
   node.survivors = message.survivors;
   std::erase_if(node.survivors, [&node](const rendezvous::Survivor& survivor) {
