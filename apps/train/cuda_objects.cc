@@ -29,7 +29,8 @@ Result<CudaStream> make_cuda_stream() {
 }
 
 Result<> begin_capture(cudaStream_t stream) {
-  return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+  // Relaxed: a communicator that does not block puts its part into the stream from a thread of its own.
+  return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed),
                     "cudaStreamBeginCapture");
 }
 
