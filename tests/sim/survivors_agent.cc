@@ -96,7 +96,7 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
     spawn(agent, *order);
   } else if (const auto* told = std::get_if<Revoke>(&message)) {
     if (agent.running && !agent.waiting && told->attempt == agent.attempt && !agent.leaving &&
-        !agent.stopping && !std::exchange(agent.letting_go, true))
+        !agent.ending && !agent.stopping && !std::exchange(agent.letting_go, true))
       revoke(agent, *told);
   } else if (const auto* end = std::get_if<Stop>(&message)) {
     if (agent.running && end->attempt == agent.attempt) {

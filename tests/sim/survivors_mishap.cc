@@ -122,7 +122,7 @@ bool SurvivorsWorld::befall_node(Mishap kind) {
                               "its agent was stopped by SIGTERM"});
     go_down(*agent);
   } else if (kind == Mishap::kAgentFrozen) {
-    agent->frozen = until;
+    agent->frozen = std::max(until, agent->frozen);
   } else if (kind == Mishap::kHostLost) {
     host.down = host.cut = std::max(until, host.cut);
     for (SimAgent& one : agents_) {
