@@ -30,8 +30,7 @@ Result<CudaStream> make_cuda_stream() {
 
 Result<> begin_capture(cudaStream_t stream) {
   // Relaxed: a communicator that does not block puts its part into the stream from a thread of its own.
-  return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed),
-                    "cudaStreamBeginCapture");
+  return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
 }
 
 Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued) {

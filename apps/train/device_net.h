@@ -15,8 +15,8 @@
 
 namespace ddp::train {
 
-/// Sums `count` numbers of type T over all ranks, in place, in the stream's order: put there, not waited for.
-/// May be captured into a graph.
+/// Sums `count` numbers of type T over all ranks, in place, in the stream's order: when the call returns it
+/// is in the stream, whoever put it there, and is not waited for. Captured into the step's graph.
 using DeviceAllReduce = std::function<Result<>(void* numbers, std::size_t count, cudaStream_t stream)>;
 
 /// One model in the memory of one GPU, and its training steps. All work goes into one stream in the order of
