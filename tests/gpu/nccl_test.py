@@ -63,8 +63,10 @@ class SharedGpu(unittest.TestCase):
     def lost(self, number, limit):
         with tempfile.TemporaryDirectory() as folder, \
                 Ranks(3, *LONG, *SHARED, "--comm-timeout", "5s", "--collective-log", folder, nodes=1) as ranks:
-            while "step" not in ranks.processes[0].stdout.readline():
-                pass
+            line = "begin"
+            while "step" not in line:
+                self.assertNotEqual(line, "", "rank 0 ended")
+                line = ranks.processes[0].stdout.readline()
             ranks.processes[1].send_signal(number)
             start = time.monotonic()
             for rank in (0, 2):
