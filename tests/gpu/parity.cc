@@ -128,7 +128,7 @@ class Judge {
         worst = INFINITY;
       }
     }
-    const double rounded = std::is_same_v<T, float> ? 1e-6 : 1e-14;
+    const double rounded = std::is_same_v<T, float> ? 3e-6 : 1e-14;
     findings_.add(place_ + " " + launch.body, worst, is_rounded(launch.body) ? rounded : 0);
   }
 
