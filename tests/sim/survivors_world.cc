@@ -51,7 +51,7 @@ SurvivorsReport SurvivorsWorld::run() {
     now_ = event.at;
     if (supervisor_.finished() && !finished) finished = now_;
     if (finished && now_ > *finished + kAtTheEnd) break;
-    if (now_ > limit) fail("the job does not end");
+    if (now_ > limit) fail("the job does not end" + what_workers_do());
     ++report_.events;
     event.act();
   }
@@ -59,6 +59,19 @@ SurvivorsReport SurvivorsWorld::run() {
   if (!report_.broken) check_end();
   report_.steps = history_.steps();
   return report_;
+}
+
+/// For a run that hangs.
+std::string SurvivorsWorld::what_workers_do() const {
+  std::string text;
+  for (const SimWorker& worker : workers_) {
+    if (!worker.alive) continue;
+    text += "; a worker of " + supervisor_.name(agents_[worker.agent].host) +
+            (worker.frozen ? " is frozen" : " does ") + std::to_string(static_cast<int>(worker.doing)) +
+            (worker.in_round ? " in round " : " after round ") + std::to_string(worker.round);
+    if (worker.present) text += " of attempt " + std::to_string(worker.present->attempt);
+  }
+  return text;
 }
 
 Time SurvivorsWorld::some(Time from, Time to) {

@@ -40,6 +40,7 @@ class SurvivorsWorld {
   Time some(Time from, Time to);
   bool chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
   void fail(const std::string& what);
+  std::string what_workers_do() const;
 
   // The master (survivors_world.cc).
   void at_master(Act act);
