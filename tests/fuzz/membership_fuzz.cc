@@ -67,6 +67,9 @@ class Watch {
       } else if (const auto* stop = std::get_if<StopAttempt>(&action)) {
         require(running_ && stop->attempt + 1 == attempts_ && !stop->reason.empty());
         growths_ += stop->cause == StopCause::kScaleUp;
+        // Workers live on for another attempt only: none follows the user's word.
+        require(!stop->another || stop->cause != StopCause::kUser);
+        require(stop->cause != StopCause::kScaleUp || stop->another);
         running_ = false;
       } else if (const auto* drop = std::get_if<Drop>(&action)) {
         require(!drop->reason.empty());
@@ -110,7 +113,7 @@ class Watch {
 };
 
 MemberEvent event_from(Bytes& bytes) {
-  switch (bytes.below(16)) {
+  switch (bytes.below(18)) {
     case 0:
     case 1:
     case 2:
@@ -135,6 +138,9 @@ MemberEvent event_from(Bytes& bytes) {
       return Progress{};
     case 14:
       return AttemptFailed{"hang", bytes.below(4) == 0};
+    case 15:
+    case 16:
+      return NodeWaits{};
     default:
       return bytes.below(8) == 0 ? MemberEvent{UserStop{"user"}} : MemberEvent{Tick{}};
   }
