@@ -71,7 +71,16 @@ std::string SurvivorsWorld::what_workers_do() const {
             (worker.in_round ? " in round " : " after round ") + std::to_string(worker.round);
     if (worker.present) text += " of attempt " + std::to_string(worker.present->attempt);
   }
-  return text;
+  for (const SimAgent& agent : agents_) {
+    if (!agent.alive && !agent.master_open) continue;
+    text += "; " + supervisor_.name(agent.host) + (agent.alive ? " is there" : " is gone") +
+            (agent.running ? " with attempt " : " after attempt ") + std::to_string(agent.attempt) +
+            (agent.letting_go ? ", letting go" : "") + (agent.waiting ? ", waiting" : "") +
+            (agent.ending ? ", ending" : "") + (agent.leaving ? ", leaving" : "") +
+            (agent.node_open ? "" : ", its link closed") + (agent.master_open ? "" : ", given up") +
+            (agent.answered ? ", answered" : "");
+  }
+  return text + "; the master is in state " + std::to_string(static_cast<int>(supervisor_.state()));
 }
 
 Time SurvivorsWorld::some(Time from, Time to) {
