@@ -280,6 +280,8 @@ void Supervisor::on(const job::Tick&, Time now) {
   inform(rendezvous::Tick{});
   give_up_slow_joins(now);
   if (!deadline_ || now < *deadline_) return;
+  // Of a job that ended well while a lost node was awaited.
+  if (ended_ && state_ < State::kLeaving) return on_stop_deadline(now);
   switch (state_) {
     case State::kFinished:
       deadline_.reset();

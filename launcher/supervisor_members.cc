@@ -319,7 +319,7 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
         (not_executed ? "the program could not be executed on " + root->host : action.no_restart));
   }
   ended_ = true;
-  if (!deadline_) deadline_ = now + kLastWait;
+  if (!deadline_ || running()) deadline_ = now + kLastWait;  // nobody looks for hangs any more
   const milliseconds grace = user_wants_end_ ? spec_.stop_grace : spec_.failure_grace;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state != NodeState::kWaiting || nodes_[i].lost) continue;
