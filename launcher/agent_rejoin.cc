@@ -128,7 +128,9 @@ void Agent::worker_gone(std::uint32_t local) {
 // ---- a revoke
 
 void Agent::handle(const rendezvous::Revoke& message) {
-  const bool runs = workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_;
+  // Where nobody lives AttemptEnded is on its way.
+  const bool runs =
+      workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_ && !lives_.none();
   if (runs && !leaving_ && !workers_->stopping() && !std::exchange(letting_go_, true))
     start_task(let_go(message));
 }
