@@ -206,6 +206,7 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
         rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
                            " for each worker (its share of the node's cores); export it to choose another"});
   }
+  if (attempt_running_) workers_->let_go_of_ended();  // their output is the attempt's before
   attempt_ = message.attempt;
   first_rank_ = message.first_rank;
   waiting_ = false;

@@ -186,10 +186,13 @@ WorkerGroup::Worker* WorkerGroup::find(std::uint32_t rank) const {
 
 /// Another one takes its place.
 void WorkerGroup::take_away_ended(std::uint32_t rank) {
-  Worker* old = find(rank);
-  if (old == nullptr) return;
-  (void)old->child.try_wait();
-  std::erase_if(workers_, [old](const auto& worker) { return worker.get() == old; });
+  std::erase_if(replaced_, [](const auto& worker) { return worker->settled; });
+  const auto old =
+      std::find_if(workers_.begin(), workers_.end(), [rank](const auto& w) { return w->rank == rank; });
+  if (old == workers_.end()) return;
+  (void)(*old)->child.try_wait();
+  replaced_.push_back(std::move(*old));
+  workers_.erase(old);
 }
 
 bool WorkerGroup::lives(std::uint32_t rank) const {
@@ -246,6 +249,12 @@ Awaitable<> WorkerGroup::settled(std::chrono::milliseconds limit) {
     for (const auto& worker : workers_)
       if (worker->ended && !worker->settled) pipes_.give_up(worker->rank);
   }
+  pipes_.read_present();
+}
+
+void WorkerGroup::let_go_of_ended() {
+  for (const auto& worker : workers_)
+    if (worker->ended && !worker->settled) pipes_.finish(worker->rank);
 }
 
 void WorkerGroup::stop(std::chrono::milliseconds grace) {

@@ -48,7 +48,7 @@ class WorkerGroup {
   ~WorkerGroup();
 
   /// Starts all. A worker that cannot be started is reported like one that ended; the others go on. May be
-  /// called again for those that have ended, once `settled` has returned.
+  /// called again for those that have ended, after `let_go_of_ended`.
   void start(std::vector<WorkerSpec> specs);
 
   /// TERM to each leader and its group now, KILL to what is left of their trees after `grace` (0: at once).
@@ -63,9 +63,11 @@ class WorkerGroup {
   std::vector<std::uint32_t> ended_ranks() const;  ///< those that nobody has replaced
   /// KILL to what is left of one worker: its group, and what it had in sessions of its own.
   void kill(std::uint32_t rank);
-  /// Waits until the output of those that have ended is read, at most `limit`; what they left in their pipes
-  /// is read though there is no room for it.
+  /// Waits until the output of those that have ended is read, at most `limit`; what they left in their pipes,
+  /// and what the living have written until then, is read though there is no room for it.
   Awaitable<> settled(std::chrono::milliseconds limit);
+  /// As `settled`, for those that have ended just now: at once, whatever holds their pipes open.
+  void let_go_of_ended();
   void resume_output();  ///< there is room for output again
   /// Writes to the stdin of the worker that has one; completes when the pipe took it. Empty: end of file.
   Awaitable<> write_stdin(std::string bytes);
@@ -95,6 +97,7 @@ class WorkerGroup {
   TreeScope tree_;
   std::unique_ptr<SpawnPool> pool_;  ///< outlives the workers: their death signal is bound to its threads
   std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::unique_ptr<Worker>> replaced_;  ///< whose tasks have not seen it yet
   WorkerPipes pipes_;
   asio::steady_timer kill_at_;    ///< when TERM becomes KILL
   asio::steady_timer task_done_;  ///< cancelled when a task has ended

@@ -85,6 +85,7 @@ struct WorkerPipes::Rank {
   std::uint32_t rank;
   std::size_t index;  ///< of its pipe in each lane
   asio::steady_timer quiet;
+  std::uint64_t life = 0;  ///< counts those that had the pipes
 };
 
 std::size_t WorkerPipes::bytes_in(const Pipe& pipe) {
@@ -102,9 +103,12 @@ WorkerPipes::WorkerPipes(asio::any_io_executor executor, OutputSink& sink)
 WorkerPipes::~WorkerPipes() = default;
 
 void WorkerPipes::add(std::uint32_t rank, UniqueFd out, UniqueFd err) {
-  const Rank* before = find(rank);
+  Rank* before = find(rank);
   const std::size_t at = before != nullptr ? before->index : lanes_[0]->pipes.size();
-  if (before == nullptr) ranks_.push_back(std::make_unique<Rank>(executor_, rank, at));
+  if (before == nullptr)
+    ranks_.push_back(std::make_unique<Rank>(executor_, rank, at));
+  else
+    ++before->life;
   for (const auto& lane : lanes_) {
     UniqueFd& fd = lane->stream == 1 ? out : err;
     set_nonblocking(fd.get());
@@ -265,10 +269,12 @@ Awaitable<> WorkerPipes::drained(std::uint32_t number) {
   // All that the leader wrote is read, whatever its children go on to write.
   const std::uint64_t owed = bytes_read(*rank) + bytes_waiting(*rank);
   const auto patience = Clock::now() + kChatter;
+  const std::uint64_t life = rank->life;
   while (open(*rank)) {
     const std::uint64_t before = bytes_read(*rank);
     rank->quiet.expires_after(kQuiet);
     co_await rank->quiet.async_wait(kUseTuple);
+    if (rank->life != life) break;  // the pipes are another process's now
     const bool still = bytes_read(*rank) == before;
     if (still && hurried_) read_rest(*rank);
     if (!open(*rank)) break;
@@ -303,6 +309,16 @@ void WorkerPipes::give_up(std::uint32_t number) {
   if (rank == nullptr) return;
   for (const auto& lane : lanes_)
     close_pipe(*lane, lane->pipes[rank->index]);
+}
+
+void WorkerPipes::finish(std::uint32_t number) {
+  if (const Rank* rank = find(number)) read_rest(*rank);
+  give_up(number);
+}
+
+void WorkerPipes::read_present() {
+  for (const auto& rank : ranks_)
+    read_rest(*rank);
 }
 
 void WorkerPipes::resume() {

@@ -51,6 +51,10 @@ class WorkerPipes {
   Awaitable<> drained(std::uint32_t rank);
   /// Closes the pipes of a rank whose leader cannot be ended.
   void give_up(std::uint32_t rank);
+  /// As give_up, after what the pipes hold now.
+  void finish(std::uint32_t rank);
+  /// What all pipes hold now, as much as fits into them, though there is no room for it.
+  void read_present();
   void resume();  ///< there is room for output again
   /// The attempt is being stopped: what ended leaders left in their pipes, at most what those hold, is read
   /// though there is no room for it, for a reader who stands still must not hold up the stop.

@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import main, wait_until
@@ -50,12 +51,16 @@ for line in lines:
         say(step=10 * attempt + 1)
         work(attempt, word["rank"], word["world"], word.get("from"))
         if attempt >= last:
+            time.sleep(float(os.environ.get("DDP_TEST_END_AFTER", "0")))
+            tell(f"end of rank {word['rank']}")
             break
     elif "revoke" in word:
         for number in range(3):
             tell(f"late line {number} of attempt {attempt}")
         if kind == "late":
             signal.pause()
+        while kind == "asked" and not os.path.exists(os.environ["DDP_TEST_MAY_LET_GO"]):
+            time.sleep(0.001)
         say(revoked=word["revoke"], step=None if kind == "empty" else 10 * attempt + 1 + (kind == "ahead"))
     elif "stop" in word:
         tell("stopped")
@@ -157,17 +162,39 @@ class Workers(RejoinTest):
         before = [f"late line {number} of attempt 0 #{number + 1}" for number in range(3)]
         for rank in (0, 2):
             self.assertEqual(self.file(0, rank), [f"good attempt 0 rank {rank}/3 from None pid {first[rank][2]} #0", *before])
-            self.assertEqual(self.file(1, rank), [f"good attempt 1 rank {rank}/3 from 0 pid {second[rank][2]} #4"])
+            self.assertEqual(self.file(1, rank), [f"good attempt 1 rank {rank}/3 from 0 pid {second[rank][2]} #4", f"end of rank {rank} #5"])
             self.assertEqual(self.file(1, rank, "stderr"), [f"err 1 {rank}"])
             self.assertEqual(sorted(line for line in "".join(self.shown).splitlines() + done.out.splitlines()
                                     if line.startswith("late line")), sorted(before * 2))
-        self.assertEqual(self.file(1, 1), [f"good attempt 1 rank 1/3 from 0 pid {second[1][2]} #0"])
+        self.assertEqual(self.file(1, 1), [f"good attempt 1 rank 1/3 from 0 pid {second[1][2]} #0", "end of rank 1 #1"])
         for rank in range(3):
             for attempt in range(2):
                 self.assertEqual(done.err.count(f"err {attempt} {rank}\n"), 1)
 
     def file(self, attempt, rank, stream="stdout"):
         return (self.job_dir / f"attempt_{attempt}/rank_{rank:05}.{stream}").read_text().splitlines()
+
+    def test_one_that_dies_just_before_the_next_attempt_begins(self):
+        """Its output was not yet read to the end when another process took its place."""
+        worker, may = self.script("worker.py", WORKER), self.dir / "may"
+        process = self.on_nodes("--max-restarts", 3, "--env", f"DDP_TEST_MAY_LET_GO={may}", "--env", "DDP_TEST_END_AFTER=0.6",
+                                "--no-python", "/usr/bin/python3", "-S", "-E", worker, 1, "good,good,asked,good")
+        first = self.begun(process, 0, 4)
+        kill(first[3][2])
+        late = [f"late line 2 of attempt 0 #{number}\n" for number in (3, 3, 3)]
+        while late:  # nodes' workers have let go, but for one
+            self.shown.append(process.stdout.readline())
+            late = late[self.shown[-1] == late[0]:]
+        time.sleep(0.1)  # for the answers; not needed for a good end
+        kill(first[1][2])
+        may.touch()
+        second = self.begun(process, 1, 4)
+        self.assert_same(first, second, 0, 2)
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertEqual([done.out.count(f"end of rank {rank} ") for rank in range(4)], [1] * 4, done.out)
+        self.assertIn("restart 1 of 3", done.err)
+        self.assertNotIn("restart 2 of 3", done.err)
 
     def test_restarts_used_up(self):
         process = self.play("good,good,good", last=9, restarts=1)
