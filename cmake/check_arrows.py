@@ -34,7 +34,7 @@ ONLY_IN = {
     "yaml-cpp/": {"apps/ddplaunch/accelerate_config.cc"},
     "gloo/": {"apps/train/gloo_communicator.cc"},
     "nccl.h": {"apps/train/nccl_library.h"},
-    "CLI/": {"apps/ddplaunch/options.cc", "apps/ddplaunch/option_groups.cc", "apps/train/options.cc", "apps/train/bench_options.cc"},
+    "CLI/": {"apps/ddplaunch/options.cc", "apps/ddplaunch/option_groups.cc", "apps/train/options.cc", "apps/train/bench_options.cc", "apps/train/health_options.cc"},
 }
 # Asio has one door, so that its settings are the same everywhere.
 ASIO_DOOR = {"base/asio.h", "base/asio_impl.cc"}
@@ -48,7 +48,7 @@ CORES = {
     "launcher/job_spec", "launcher/join_job", "launcher/join_line", "launcher/join_table", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/setup_script", "launcher/worker_env", "launcher/job_events", "launcher/supervisor", "launcher/supervisor_members", "launcher/supervisor_revoke", "launcher/supervisor_start", "launcher/survivors", "launcher/worker_lives", "launcher/failure_log", "launcher/master_address", "launcher/clean_text", "launcher/node_limits", "launcher/network_words", "launcher/start_messages",
     "launcher/label", "launcher/cgroup_path", "launcher/output_credit", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",
     "launcher/bar_fold", "launcher/daemon_frame", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/live_board", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
-    "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "launcher/hang_watch", "launcher/hang_judge", "launcher/hang_inquiry", "launcher/supervisor_hang", "launcher/hang_report", "launcher/wait_state", "launcher/check_run", "launcher/check_ifname", "launcher/check_judge", "launcher/check_network", "launcher/check_text", "launcher/check_json", "launcher/text_table", "launcher/gpu_facts", "apps/train/sampler", "apps/train/lr_schedule", "apps/train/gradient_buckets", "apps/train/collective_schedule", "apps/train/collective_machine", "apps/train/vector_sum", "apps/train/bench_report", "apps/train/collective_log", "apps/train/missing_collective", "apps/train/nccl_environment", "apps/train/nccl_log",
+    "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "launcher/hang_watch", "launcher/hang_judge", "launcher/hang_inquiry", "launcher/supervisor_hang", "launcher/hang_report", "launcher/wait_state", "launcher/check_run", "launcher/check_ifname", "launcher/check_judge", "launcher/check_network", "launcher/check_text", "launcher/check_json", "launcher/text_table", "launcher/gpu_facts", "apps/train/sampler", "apps/train/lr_schedule", "apps/train/gradient_buckets", "apps/train/collective_schedule", "apps/train/collective_machine", "apps/train/vector_sum", "apps/train/bench_report", "apps/train/health_gemm", "apps/train/health_judge", "apps/train/health_pattern", "apps/train/collective_log", "apps/train/missing_collective", "apps/train/nccl_environment", "apps/train/nccl_log",
 }
 CORE_FORBIDS = re.compile(
     r"^(boost/asio.*|base/asio\.h|base/log\.h|sys/(socket|epoll|wait)\.h|thread|mutex|fstream|iostream|unistd\.h)$")

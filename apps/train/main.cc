@@ -7,6 +7,8 @@
 #include "apps/train/bench_options.h"
 #include "apps/train/bench_run.h"
 #include "apps/train/dataset.h"
+#include "apps/train/health_options.h"
+#include "apps/train/health_run.h"
 #include "apps/train/logged_communicator.h"
 #include "apps/train/nccl_world.h"
 #include "apps/train/options.h"
@@ -49,6 +51,7 @@ int judge_logs(const std::string& directory) {
 int run(int argc, char** argv) {
   using namespace ddp::train;
   if (wants_bench(argc, argv)) return run_bench(argc, argv);
+  if (wants_health(argc, argv)) return run_health(argc, argv);
   const ParsedOptions parsed = parse_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
   if (!parsed.options->collective_read.empty()) return judge_logs(parsed.options->collective_read);

@@ -77,13 +77,21 @@ class Group {
 
 constexpr double kMany = 1e15;
 
-/// For --help only: with this option another parser has the command line (bench_options.h).
+/// For --help only: with these options another parser has the command line (bench_options.h,
+/// health_options.h).
 void add_bench(CLI::App& app) {
   app.add_option_function<std::string>(
          "--bench", [](const std::string&) {},
          "measure allreduce, allgather, reducescatter, broadcast or sendrecv instead of training, as "
          "nccl-tests does; train --bench --help has the options")
       ->type_name("OPERATION")
+      ->group("Instead of training");
+  app.add_option_function<std::string>(
+         "--health", [](const std::string&) {},
+         "test each rank's device and the ways between them, for so long (10s); train --health --help has "
+         "the "
+         "options")
+      ->type_name("[TIME]")
       ->group("Instead of training");
 }
 

@@ -1,0 +1,127 @@
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "apps/train/aligned_buffer.h"
+#include "apps/train/health_device.h"
+#include "apps/train/health_gemm.h"
+#include "apps/train/health_pattern.h"
+#include "apps/train/kernels/kernel_table.h"
+
+namespace ddp::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kGemmSize = 384;
+constexpr std::size_t kUsualMemory = std::size_t{256} << 20;
+
+struct Unmap {
+  std::size_t size = 0;
+  void operator()(std::uint64_t* data) const { (void)::munmap(data, size); }
+};
+using Mapping = std::unique_ptr<std::uint64_t, Unmap>;
+
+/// Thermal events of all cores since the machine started; 0 where the kernel does not count them.
+std::uint64_t count_throttles() {
+  std::uint64_t sum = 0;
+  std::error_code failed;
+  for (const auto& cpu : std::filesystem::directory_iterator("/sys/devices/system/cpu", failed)) {
+    std::ifstream file(cpu.path() / "thermal_throttle/core_throttle_count");
+    std::uint64_t count = 0;
+    if (file >> count) sum += count;
+  }
+  return sum;
+}
+
+class Cpu final : public HealthDevice {
+ public:
+  std::string name() const override { return "CPU"; }
+  void begin(HealthFigures&) override { throttles_ = count_throttles(); }
+  void end(HealthFigures& figures) override {
+    const std::uint64_t now = count_throttles();
+    figures.throttled = now > throttles_ ? now - throttles_ : 0;
+  }
+
+  Result<> multiply(const HealthTask& task, HealthFigures& figures) override {
+    const HealthGemm gemm(kGemmSize);
+    const auto count = static_cast<std::size_t>(std::max(task.threads, 1));
+    std::vector<HealthProducts> results(count, HealthProducts(gemm));
+    std::vector<std::thread> threads;
+    const auto begin = Clock::now();
+    const auto end = begin + task.time;
+    for (std::size_t i = 0; i < count; ++i)
+      threads.emplace_back([&gemm, &results, i, end, plant = task.plant_gemm && i == 0] {
+        multiply_until(gemm, end, plant, results[i]);
+      });
+    for (std::thread& thread : threads)
+      thread.join();
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    figures.threads = count;
+    for (const HealthProducts& one : results) {
+      figures.products += one.products;
+      figures.wrong_products += one.wrong;
+      figures.other_products += one.other;
+    }
+    figures.gflops = static_cast<double>(figures.products) * gemm.flops() / seconds / 1e9;
+    return {};
+  }
+
+  Result<> remember(const HealthTask& task, HealthFigures& figures) override {
+    const std::size_t bytes = task.memory != 0 ? task.memory : kUsualMemory;
+    void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+      return system_error(errno, "get " + std::to_string(bytes >> 20) + " MiB of memory to test");
+    const Mapping mapping(static_cast<std::uint64_t*>(data), Unmap{bytes});
+    wish_large_pages(data, bytes);
+    const PatternFaults faults =
+        test_patterns({mapping.get(), bytes / sizeof(std::uint64_t)}, task.plant_memory);
+    figures.memory = bytes;
+    figures.wrong_words = faults.words;
+    figures.first_wrong = faults.first;
+    figures.wrong_bits = faults.bits;
+    return {};
+  }
+
+ private:
+  /// At least twice, so that two results are compared.
+  static void multiply_until(const HealthGemm& gemm, Clock::time_point end, bool plant,
+                             HealthProducts& results) {
+    const int n = gemm.size();
+    const kernels::GemmShape shape{n, n, n, n, 1, n, 1, n};
+    AlignedBuffer<float> product(static_cast<std::size_t>(n) * static_cast<std::size_t>(n));
+    AlignedBuffer<float> scratch(kernels::kGemmScratch);
+    const auto& table = kernels::best_kernels<float>();
+    do {
+      table.gemm(shape, gemm.a().data(), gemm.b().data(), product.data(), scratch.data());
+      if (plant && results.products == 1) product.data()[n] += 1;
+      results.take(product.span());
+    } while (results.products < 2 || Clock::now() < end);
+  }
+
+  std::uint64_t throttles_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<HealthDevice> open_health_cpu() {
+  return std::make_unique<Cpu>();
+}
+
+void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures) {
+  figures.device = device.name();
+  device.begin(figures);
+  Result<> done = device.multiply(task, figures);
+  if (done) done = device.remember(task, figures);
+  if (!done) figures.trouble = done.error().text;
+  device.end(figures);
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,63 @@
+#include "apps/train/health_gemm.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "apps/train/fnv_hash.h"
+#include "apps/train/random.h"
+
+namespace ddp::train {
+
+HealthGemm::HealthGemm(int size) : size_(size) {
+  const auto count = static_cast<std::size_t>(size) * static_cast<std::size_t>(size);
+  const auto n = static_cast<std::size_t>(size);
+  a_.resize(count);
+  b_.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    a_[i] = static_cast<float>(2 * random_unit(1, 0, i) - 1);
+    b_[i] = static_cast<float>(2 * random_unit(1, 1, i) - 1);
+  }
+  exact_.assign(count, 0);
+  bound_.assign(count, 0);
+  for (std::size_t row = 0; row < n; ++row) {
+    for (std::size_t d = 0; d < n; ++d) {
+      const double left = static_cast<double>(a_[row * n + d]);
+      for (std::size_t column = 0; column < n; ++column) {
+        const double product = left * static_cast<double>(b_[d * n + column]);
+        exact_[row * n + column] += product;
+        bound_[row * n + column] += std::abs(product);
+      }
+    }
+  }
+  // The usual bound of a sum of `size` products in any order, with room for what is of second order.
+  constexpr double kHalfUlp = std::numeric_limits<float>::epsilon() / 2;
+  for (double& bound : bound_)
+    bound *= 1.01 * (size + 1) * kHalfUlp;
+}
+
+std::uint64_t HealthGemm::wrong(std::span<const float> product) const {
+  std::uint64_t wrong = 0;
+  for (std::size_t i = 0; i < product.size(); ++i)
+    wrong += !(std::abs(static_cast<double>(product[i]) - exact_[i]) <= bound_[i]);  // a nan is wrong, too
+  return wrong;
+}
+
+void HealthProducts::take(std::span<const float> product) {
+  ++products;
+  if (first_.empty()) {
+    first_.assign(product.begin(), product.end());
+    first_hash_ = fnv_hash(std::as_bytes(product));
+    first_wrong_ = gemm_.wrong(product) > 0;
+    wrong += first_wrong_;
+    return;
+  }
+  // Bit by bit: a hash of as many bytes costs more than the product. That of the first one shows whether what
+  // is compared with has changed since.
+  const bool equal = std::memcmp(first_.data(), product.data(), product.size_bytes()) == 0;
+  const bool kept = equal || fnv_hash(std::as_bytes(std::span(first_))) == first_hash_;
+  other += !equal || !kept;
+  wrong += equal ? first_wrong_ : gemm_.wrong(product) > 0;
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <vector>
+
+#include "apps/train/health_judge.h"
+#include "apps/train/worker_environment.h"
+#include "apps/train/world.h"
+#include "base/result.h"
+
+namespace ddp::train {
+
+/// Every two ranks, in rounds of disjoint pairs: messages that are compared byte by byte, and timed. A pair
+/// that fails is a result; an error ends the work of all ranks. All ranks call it and get the same.
+Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment, const WorldOptions& options,
+                                           World& world);
+
+/// The sum of 16 MiB over all ranks, `times` times: how many elements were wrong on this rank. `plant`: one
+/// is made wrong on this rank.
+Result<std::uint64_t> test_sum(Communicator& world, int times, bool plant);
+
+}  // namespace ddp::train

@@ -1,0 +1,151 @@
+#include "apps/train/health_options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <vector>
+
+#include "apps/train/option_words.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr int kWrongUsage = 2;
+constexpr std::size_t kMostMemory = 16u << 20;  // MB, that is 16 TB
+
+/// "RANK:gemm", "RANK:memory", "RANK:sum".
+std::optional<PlantedFault> parse_fault(std::string_view text) {
+  PlantedFault plant;
+  const char* end = text.data() + text.size();
+  const auto rank = std::from_chars(text.data(), end, plant.rank);
+  if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || plant.rank < 0) return std::nullopt;
+  const std::string_view word(rank.ptr + 1, end);
+  if (word == "gemm") {
+    plant.fault = HealthFault::kGemm;
+  } else if (word == "memory") {
+    plant.fault = HealthFault::kMemory;
+  } else if (word == "sum") {
+    plant.fault = HealthFault::kSum;
+  } else {
+    return std::nullopt;
+  }
+  return plant;
+}
+
+void add_time(CLI::App& app, const char* name, std::chrono::milliseconds& value, const char* text,
+              bool may_lack) {
+  app.add_option_function<std::vector<std::string>>(
+         name,
+         [name, &value](const std::vector<std::string>& words) {
+           if (words.empty() || words.front().empty()) return;
+           const auto duration = parse_duration(words.front());
+           if (!duration) throw CLI::ValidationError(name, no_duration(words.front()));
+           value = *duration;
+         },
+         text)
+      ->expected(may_lack ? 0 : 1, 1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->type_name("TIME");
+}
+
+/// One word out of a few. `noun` as in "there is no NOUN "x"".
+template <class T>
+void add_choice(CLI::App& app, const char* name, T& value, std::vector<std::pair<std::string, T>> words,
+                const char* noun, const char* text, const char* type) {
+  app.add_option_function<std::string>(
+         name,
+         [name, &value, words, noun](const std::string& word) {
+           std::string list;
+           for (const auto& [known, meant] : words) {
+             if (word == known) {
+               value = meant;
+               return;
+             }
+             list += (list.empty() ? "" : ", ") + known;
+           }
+           throw CLI::ValidationError(
+               name, std::string("there is no ") + noun + " \"" + word + "\"; write one of " + list);
+         },
+         text)
+      ->type_name(type);
+}
+
+void add_options(CLI::App& app, HealthOptions& options) {
+  add_time(app, "--health", options.time, "how long matrices are multiplied (default 10s)", true);
+  app.add_option("--health-memory", options.memory_mb,
+                 "MiB of memory that are tested (default 256, on a GPU 80 % of what is free)")
+      ->check(CLI::Range(std::size_t{1}, kMostMemory).description(""))
+      ->type_name("MB");
+  add_choice<HealthDeviceKind>(
+      app, "--device", options.device,
+      {{"auto", HealthDeviceKind::kAuto}, {"cpu", HealthDeviceKind::kCpu}, {"gpu", HealthDeviceKind::kGpu}},
+      "device", "auto: the GPU of LOCAL_RANK where there is one, else the CPU; cpu; gpu (default auto)",
+      "NAME");
+  app.add_option("--threads", options.threads, "threads of a rank on a CPU (default: its part of the cores)")
+      ->check(CLI::Range(1, 1'024).description(""))
+      ->type_name("N");
+  add_choice<CommKind>(
+      app, "--comm", options.comm,
+      {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}}, "way between ranks",
+      "auto: shared memory inside a node, TCP between nodes; tcp; shm (default auto)", "WAY");
+  add_time(app, "--comm-timeout", options.comm_timeout,
+           "give up when a peer moves no byte for this long (default 60s)", false);
+  app.add_option("--json", options.json, "rank 0 writes the result there")->type_name("FILE");
+  app.add_option_function<std::string>(
+         "--health-plant",
+         [&options](const std::string& text) {
+           options.plant = parse_fault(text);
+           if (!options.plant)
+             throw CLI::ValidationError("--health-plant",
+                                        "\"" + text + "\" is no RANK:gemm, RANK:memory or RANK:sum");
+         },
+         "a drill: this rank finds a wrong value there")
+      ->type_name("RANK:TEST");
+}
+
+const char* device_text(HealthDeviceKind kind) {
+  switch (kind) {
+    case HealthDeviceKind::kAuto:
+      return "auto";
+    case HealthDeviceKind::kCpu:
+      return "cpu";
+    case HealthDeviceKind::kGpu:
+      return "gpu";
+  }
+  return "?";
+}
+
+}  // namespace
+
+bool wants_health(int argc, const char* const* argv) {
+  return std::any_of(argv + std::min(argc, 1), argv + argc, [](std::string_view word) {
+    return word == "--health" || word.starts_with("--health=");
+  });
+}
+
+ParsedHealthOptions parse_health_options(int argc, const char* const* argv) {
+  HealthOptions options;
+  CLI::App app(
+      "Tests the device of each rank, each pair of ranks and all ranks together: matrix products and memory\n"
+      "whose right values are known, messages and sums. Exit code 1 when something is wrong.",
+      "train --health");
+  add_options(app, options);
+  try {
+    auto words = option_words(argc, argv);
+    app.parse(words);
+  } catch (const CLI::ParseError& error) {
+    return {std::nullopt, app.exit(error) == 0 ? 0 : kWrongUsage};
+  }
+  return {options, 0};
+}
+
+EqualOptions equal_options(const HealthOptions& options) {
+  return {{"--health", std::to_string(options.time.count()) + " ms"},
+          {"--device", device_text(options.device)},
+          {"--health-memory", std::to_string(options.memory_mb)},
+          {"--json", given_text(!options.json.empty())}};
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,189 @@
+#include "apps/train/health_run.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "apps/train/health_device.h"
+#include "apps/train/health_judge.h"
+#include "apps/train/health_network.h"
+#include "apps/train/health_options.h"
+#include "apps/train/output_place.h"
+#include "apps/train/shared_outcome.h"
+#include "apps/train/standard_output.h"
+#include "apps/train/world.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr int kHealthFailed = 1;
+constexpr int kHealthMisused = 2;
+constexpr int kSums = 3;
+
+int end_with(const std::string& text, int exit_code = kHealthFailed) {
+  std::fprintf(stderr, "train: %s\n", text.c_str());
+  return exit_code;
+}
+
+std::string own_host() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
+}
+
+bool uses_gpu(const HealthOptions& options) {
+  return options.device == HealthDeviceKind::kGpu ||
+         (options.device == HealthDeviceKind::kAuto && can_test_gpu());
+}
+
+/// Found before anything starts; empty: nothing.
+std::string contradiction(const HealthOptions& options, const WorkerEnvironment& environment,
+                          const WorldOptions& world) {
+  if (options.plant && options.plant->rank >= environment.world_size) {
+    return "--health-plant names rank " + std::to_string(options.plant->rank) + " of " +
+           std::to_string(environment.world_size);
+  }
+  if (options.device == HealthDeviceKind::kGpu) {
+    if (const auto can = can_test_gpu(); !can) return "--device gpu: " + can.error().text;
+  }
+  const auto possible = can_join(environment, world);
+  return possible ? "" : possible.error().text;
+}
+
+bool planted(const HealthOptions& options, const WorkerEnvironment& environment, HealthFault fault) {
+  return options.plant && options.plant->rank == environment.rank && options.plant->fault == fault;
+}
+
+HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& environment) {
+  HealthTask task;
+  task.time = options.time;
+  task.memory = options.memory_mb << 20;
+  const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
+  const auto ranks = static_cast<unsigned>(std::max(environment.local_world_size, 1));
+  task.threads = options.threads != 0 ? options.threads : static_cast<int>(std::max(cores / ranks, 1u));
+  task.plant_gemm = planted(options, environment, HealthFault::kGemm);
+  task.plant_memory = planted(options, environment, HealthFault::kMemory);
+  return task;
+}
+
+HealthFigures test_own_device(const HealthOptions& options, const WorkerEnvironment& environment) {
+  HealthFigures figures;
+  figures.host = own_host();
+  std::unique_ptr<HealthDevice> device;
+  if (uses_gpu(options)) {
+    auto gpu = open_health_gpu(environment.local_rank);
+    if (!gpu) {
+      figures.device = "GPU";
+      figures.trouble = gpu.error().text;
+      return figures;
+    }
+    device = std::move(*gpu);
+  } else {
+    device = open_health_cpu();
+  }
+  test_device(*device, task_of(options, environment), figures);
+  return figures;
+}
+
+Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthReport& report) {
+  const auto words = all.all_gather(pack_figures(mine));
+  if (!words) return words.error();
+  report.ranks.clear();
+  for (int rank = 0; rank < all.world_size(); ++rank)
+    report.ranks.push_back(unpack_figures(words->data() + kHealthWords * static_cast<std::size_t>(rank)));
+  return {};
+}
+
+/// The devices of all ranks, each by itself; then what lies between them. After an error `report` has what
+/// was known by then.
+Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environment,
+                  const WorldOptions& world_options, World& world, HealthReport& report) {
+  Communicator& all = *world.communicator;
+  report.nodes = world.node_count;
+  report.way = world.way;
+  HealthFigures mine;
+  const auto own = [&]() -> Result<> {
+    mine = test_own_device(options, environment);
+    return {};
+  };
+  // Devices need different times, and none may take another's silence for its death.
+  if (auto met = share_outcome(all, own, options.comm_timeout / 4); !met) return met;
+  if (auto told = gather_figures(all, mine, report); !told) return told;
+  if (all.world_size() > 1) {
+    auto pairs = test_pairs(environment, world_options, world);
+    if (!pairs) return pairs.error();
+    report.pairs = std::move(*pairs);
+  }
+  const auto wrong = test_sum(all, kSums, planted(options, environment, HealthFault::kSum));
+  if (!wrong) return wrong.error();
+  mine.wrong_sums = *wrong;
+  return gather_figures(all, mine, report);
+}
+
+Result<> write_health(const std::string& path, const std::string& text) {
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  if (file == nullptr) return system_error(errno, "open " + path);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (std::fclose(file) != 0 || !written) return system_error(errno, "write " + path);
+  return {};
+}
+
+void print_failures(const HealthReport& report, const std::vector<HealthFinding>& findings) {
+  for (const std::string& line : failure_lines(report, findings))
+    std::fprintf(stderr, "train: %s\n", line.c_str());
+}
+
+Result<> tell(const HealthOptions& options, const HealthReport& report,
+              const std::vector<HealthFinding>& findings) {
+  print_out("%s", health_text(report, findings).c_str());
+  print_out("# %s\n", failure_lines(report, findings).empty() ? "all tests passed" : "FAILED");
+  print_failures(report, findings);
+  return options.json.empty() ? Result<>() : write_health(options.json, health_json(report, findings));
+}
+
+}  // namespace
+
+int run_health(int argc, const char* const* argv) {
+  const ParsedHealthOptions parsed = parse_health_options(argc, argv);
+  if (!parsed.options) return parsed.exit_code;
+  const HealthOptions& options = *parsed.options;
+  const auto environment =
+      read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
+  if (!environment) return end_with(environment.error().text);
+  WorldOptions world_options;
+  world_options.comm = options.comm;
+  world_options.step_timeout = options.comm_timeout;
+  const std::string mistake = contradiction(options, *environment, world_options);
+  if (!mistake.empty()) return end_with(mistake, kHealthMisused);
+  auto world = join_world(*environment, world_options);
+  if (!world) return end_with(world.error().text);
+  if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)
+    return end_with(equal.error().text);
+  const bool speaks = environment->rank == 0;
+  if (!options.json.empty()) {
+    const auto place = speaks ? check_output_place("--json", options.json) : Result<>();
+    if (auto done = share_outcome(*world->communicator, place); !done) return end_with(done.error().text);
+  }
+
+  HealthReport report;
+  const auto tested = test_all(options, *environment, world_options, *world, report);
+  const auto findings = judge_health(report);
+  if (!tested) {
+    if (speaks) print_failures(report, findings);
+    return end_with(tested.error().text + " of the health check");
+  }
+  Result<> told;
+  if (speaks) told = tell(options, report, findings);
+  // Nobody is gone, and taken for the reason, before rank 0 has said all.
+  if (auto done = share_outcome(*world->communicator, told); !done) return end_with(done.error().text);
+  return has_failed(findings, environment->rank) ? kHealthFailed : 0;
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,8 @@
+#pragma once
+
+namespace ddp::train {
+
+/// `train --health …`: returns the exit code (docs/train.md).
+int run_health(int argc, const char* const* argv);
+
+}  // namespace ddp::train
