@@ -94,9 +94,10 @@ class Run final : public TrainingRun {
   }
 
   Result<> go(const TrainingAttempt& attempt) override {
+    const bool spoke = speaks_;
     attach(attempt.communicators);
     if (auto equal = check_equal(*world_, equal_options(options_, data_)); !equal) return equal;
-    if (auto done = attempt.from ? go_on(*attempt.from) : begin(); !done) return done;
+    if (auto done = attempt.from ? go_on(*attempt.from, spoke) : begin(); !done) return done;
     if (attempt.on_ready) attempt.on_ready();
     if (auto done = train(); !done) return done;
     if (auto done = checkpoints_.finish(); !done) return done;
@@ -169,12 +170,13 @@ class Run final : public TrainingRun {
     return {};
   }
 
-  Result<> go_on(int from) {
+  /// `spoke`: this rank has written the records so far.
+  Result<> go_on(int from, bool spoke) {
     share_gradients();
     if (auto done = share_first_failure(*world_, check_places()); !done) return done;
     if (auto done = share_outcome(*world_, progress_.open()); !done) return done;
     trainer_.tell_phase("state");
-    const std::uint64_t before = held_ ? trainer_.position().step : 0;
+    const std::uint64_t before = held_ && spoke ? trainer_.position().step : 0;
     auto done = share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_);
     if (!done) return done;
     held_ = true;
