@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/ddplaunch/deep_check.h"
 #include "apps/ddplaunch/print_result.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/child_process.h"
@@ -46,17 +47,16 @@ std::string text_of(const RunJob& job, const launcher::CheckResult& result,
                   : check_text(job.spec, result, findings, wants_colours());
 }
 
-}  // namespace
-
-int check(const RunJob& job) {
+/// Asks all hosts. Nothing of it is left when a job runs afterwards.
+Result<launcher::CheckResult> ask_hosts(const RunJob& job) {
   take_signals();
   raise_nofile();  // three descriptors for each node
   auto agent = choose_agent(job.spec);
-  if (!agent) return fail(agent.error());
+  if (!agent) return agent.error();
   asio::io_context loop(1);
   const auto remote =
       make_remote_shell(loop, job.spec, [](const std::string& text) { say("ddplaunch: " + text + "\n"); });
-  if (!remote) return fail(remote.error());
+  if (!remote) return remote.error();
   remote::LocalShell local(loop.get_executor());
   remote::FanOutOptions options;
   options.argv = {agent->path, "--stdio"};
@@ -67,8 +67,17 @@ int check(const RunJob& job) {
   const launcher::CheckRun::Wishes wishes{job.verb == Verb::kCheck, job.worker_given};
   launcher::CheckMaster master(loop, job.spec, wishes, **remote, local, std::move(options), say);
 
-  const launcher::CheckResult result = master.run();
-  const std::vector<launcher::CheckFinding> findings = judge_nodes(job.spec, result);
+  return master.run();
+}
+
+}  // namespace
+
+int check(const RunJob& job) {
+  auto asked = ask_hosts(job);
+  if (!asked) return fail(asked.error());
+  launcher::CheckResult& result = *asked;
+  std::vector<launcher::CheckFinding> findings = judge_nodes(job.spec, result);
+  if (job.deep || job.collectives) check_deep(job, result, findings);
   const std::string text = text_of(job, result, findings);
   const Result<> told = print_result(text);
   const int code = check_exit_code(result, findings);

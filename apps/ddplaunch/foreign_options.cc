@@ -13,7 +13,6 @@ constexpr bool kFlag = false;
 constexpr std::array kForeign = {
     // Ours, in a later release: refused, but for a value that is what happens anyway.
     ForeignOption{"--on-peer-loss", kValue, Standing::kLater, "", ""},
-    ForeignOption{"--collectives", kFlag, Standing::kLater, "", "it comes with the trainer's bench"},
     ForeignOption{"--detach", kFlag, Standing::kLater, "",
                   "nohup ddplaunch … & keeps a job alive after logout"},
     ForeignOption{"--dashboard", kFlag, Standing::kLater, "", ""},

@@ -113,8 +113,9 @@ void OptionTable::Impl::add_hosts() {
         "nodes as the scheduler names them, or from standard input (-)");
   value(kHosts, "--include", values.include, "LIST", "use only these hosts and slots: gpu01:0,2@gpu02");
   value(kHosts, "--exclude", values.exclude, "LIST", "use all but these hosts and slots");
-  value(kHosts, "--nnodes", values.nnodes, "N|MIN:MAX",
-        "use the first N hosts (default: all); MIN:MAX goes on with MIN when nodes are lost (docs/elastic.md)");
+  value(
+      kHosts, "--nnodes", values.nnodes, "N|MIN:MAX",
+      "use the first N hosts (default: all); MIN:MAX goes on with MIN when nodes are lost (docs/elastic.md)");
   value(kHosts, "--spares", values.spares, "K", "keep K more hosts ready to take the place of a lost one");
   value(kHosts, "--nproc-per-node", values.nproc_per_node, "N|auto|gpu|cpu",
         "workers on each node (default: its slots; without slots its GPUs; without GPUs 1)");
@@ -178,9 +179,10 @@ void OptionTable::Impl::add_worker() {
 }
 
 void OptionTable::Impl::add_failure() {
-  value(kFailure, "--max-restarts", values.max_restarts, "N",
-        "start all workers again after a failure, up to N times in the whole job (default: 0; with --spares or "
-        "MIN:MAX 3)");
+  value(
+      kFailure, "--max-restarts", values.max_restarts, "N",
+      "start all workers again after a failure, up to N times in the whole job (default: 0; with --spares or "
+      "MIN:MAX 3)");
   value(kFailure, "--restart-backoff", values.restart_backoff, "TIME",
         "before the first restart; doubles each time, to 60s at most (default: 1s)");
   value(kFailure, "--scale-up", values.scale_up, "next|now",
@@ -234,6 +236,10 @@ void OptionTable::Impl::add_job() {
         "files of the job (default: ~/.local/state/ddplaunch/jobs/ID)");
   flag(kJob, "--dry-run", values.dry_run, "print hosts, ranks and command, and start nothing");
   flag(kJob, "--json", values.json, "with check and hosts: print JSON instead of a table");
+  flag(kJob, "--deep", values.deep,
+       "with check: also test all devices and the ways between them (train --health)");
+  flag(kJob, "--collectives", values.collectives, "with check: also measure all-reduce (train --bench)");
+  value(kJob, "--min-busbw", values.min_busbw, "GB/S", "with --collectives: an error when it is slower");
   flag(kJob, "-V,--version", values.version, "print the version");
   flag(kJob, "-h,--help", values.help, "print this text");
 }

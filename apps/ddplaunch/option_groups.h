@@ -90,6 +90,9 @@ struct OptionValues {
   std::vector<std::string> config_devices;
   std::string config_devices_place;
   bool version = false;
+  bool deep = false;
+  bool collectives = false;
+  std::string min_busbw;
 };
 
 /// The options of this release: one table for lookup, filling and --help. CLI11 lives in the source file

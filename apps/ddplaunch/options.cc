@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <string_view>
 
 #include "apps/ddplaunch/accelerate_config.h"
@@ -255,6 +256,24 @@ void read_verb_options(const OptionValues& values, Verb verb, Findings& findings
   }
 }
 
+void read_deep_options(const OptionValues& values, Verb verb, RunJob& job, Findings& findings) {
+  job.deep = values.deep;
+  job.collectives = values.collectives;
+  job.min_busbw = values.min_busbw;
+  const bool any = values.deep || values.collectives;
+  if (any && verb != Verb::kCheck) {
+    findings.fail(std::string(values.deep ? "--deep" : "--collectives") +
+                  " is for ddplaunch check; a job of your own is train --health or train --bench");
+  }
+  if (values.min_busbw.empty()) return;
+  char* end = nullptr;
+  const double limit = std::strtod(values.min_busbw.c_str(), &end);
+  if (*end != '\0' || !(limit > 0) || limit > 1e9)
+    findings.fail("--min-busbw " + values.min_busbw + ": give GB/s, a number above 0");
+  if (!values.collectives)
+    findings.fail("--min-busbw is about ddplaunch check --collectives; a job of your own is train --bench");
+}
+
 /// The command line, and behind it what torchrun's variables and a file of Accelerate's say.
 CommandLine read_with_environment(const std::vector<std::string>& args, const Surroundings& surroundings,
                                   OptionTable& table, Findings& findings) {
@@ -315,6 +334,7 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Sur
   read_output_options(values, surroundings, job.spec, findings);
   read_job(values, surroundings, job.verb, job.spec, findings);
   read_verb_options(values, job.verb, findings);
+  read_deep_options(values, job.verb, job, findings);
   if (!findings.mistakes.empty()) return BadUsage{findings.all_mistakes()};
   if (values.dry_run) return PrintText{job_plan_text(job.spec)};
   job.notes = std::move(findings.notes);

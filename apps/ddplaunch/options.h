@@ -40,6 +40,9 @@ struct RunJob {
   Verb verb = Verb::kRun;
   bool json = false;          ///< kCheck, kHosts: for programs
   bool worker_given = false;  ///< always with kRun
+  bool deep = false;          ///< kCheck: the devices and the ways between them are tested, too
+  bool collectives = false;   ///< kCheck: a sum over all ranks is measured, too
+  std::string min_busbw;      ///< GB/s that it must reach; empty: none
 };
 
 /// --help, --version, --dry-run: to stdout, then exit 0.

@@ -1,0 +1,172 @@
+#include "launcher/check_deep.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace ddp::launcher {
+namespace {
+
+using Json = nlohmann::json;
+using Level = CheckFinding::Level;
+
+constexpr std::string_view kSchema = "ddp-train-record/1";
+
+bool is_option(const std::string& word, const std::string& option) {
+  return word == option || word.starts_with(option + "=");
+}
+
+const char* option_of(DeepTest test) {
+  return test == DeepTest::kHealth ? "--health" : "--bench";
+}
+
+const char* item_of(DeepTest test) {
+  return test == DeepTest::kHealth ? "health" : "collectives";
+}
+
+std::vector<std::string> trainer_options(const WorkerCommand& command, DeepTest test) {
+  const auto asks = [&](const std::string& word) { return is_option(word, option_of(test)); };
+  if (command.kind == WorkerCommand::Kind::kTrain &&
+      std::any_of(command.argv.begin(), command.argv.end(), asks))
+    return command.argv;
+  if (test == DeepTest::kHealth) return {"--health"};
+  return {"--bench", "allreduce", "-b", "64K", "-e", "16M", "-f", "4", "-n", "10", "-w", "2"};
+}
+
+/// The trainer's record among the lines; empty: there is none.
+std::optional<Json> record_of(const std::string& output) {
+  for (std::size_t begin = 0; begin < output.size();) {
+    const std::size_t end = std::min(output.find('\n', begin), output.size());
+    const std::string_view line(output.data() + begin, end - begin);
+    begin = end + 1;
+    if (!line.starts_with('{')) continue;
+    Json json = Json::parse(line, nullptr, false);
+    if (json.is_object() && json.value("schema", "") == kSchema && json.contains("passed")) return json;
+  }
+  return std::nullopt;
+}
+
+std::string last_line(const std::string& text) {
+  const std::size_t end = text.find_last_not_of(" \n");
+  if (end == std::string::npos) return "";
+  const std::size_t begin = text.rfind('\n', end);
+  return text.substr(begin == std::string::npos ? 0 : begin + 1,
+                     end - (begin == std::string::npos ? std::size_t(-1) : begin));
+}
+
+std::string advice_of(const std::string& item) {
+  static const std::map<std::string, std::string> kAdvice = {
+      {"gemm", "leave the host out with --exclude; its processor, GPU or power is faulty"},
+      {"memory", "leave the host out with --exclude, and have its memory tested"},
+      {"ecc", "have the GPU's memory looked at"},
+      {"xid", "look the Xid up in NVIDIA's list, and into the kernel log there"},
+      {"pair", "look at cables, network card and MTU of both hosts"},
+      {"sum", "leave the host out with --exclude; its memory or network is faulty"},
+      {"slow", "look for other load, power settings and cooling there"},
+      {"throttle", "look at its cooling and power"}};
+  const auto found = kAdvice.find(item);
+  return found == kAdvice.end() ? "" : found->second;
+}
+
+/// On which node a rank ran; empty where no plan tells.
+std::vector<std::size_t> nodes_of(const CheckResult& result, int rank) {
+  if (!result.plan || !*result.plan) return {};
+  const auto& nodes = (*result.plan)->nodes;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (rank >= nodes[i].first_rank && rank < nodes[i].first_rank + nodes[i].local_world_size) return {i};
+  }
+  return {};
+}
+
+CheckFinding health_finding(const CheckResult& result, const Json& told) {
+  CheckFinding finding;
+  const int rank = told.value("rank", 0);
+  finding.level = told.value("level", "") == "warning" ? Level::kWarning : Level::kError;
+  finding.item = item_of(DeepTest::kHealth);
+  finding.nodes = nodes_of(result, rank);
+  finding.text =
+      "rank " + std::to_string(rank) + ", " + told.value("device", "?") + ": " + told.value("text", "?");
+  finding.advice = advice_of(told.value("item", ""));
+  return finding;
+}
+
+}  // namespace
+
+JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
+                 const std::string& min_busbw) {
+  JobSpec job = spec;
+  job.command = {WorkerCommand::Kind::kTrain, trainer_options(spec.command, test), ""};
+  // Standard output is what reaches us from every host; a file of rank 0 would lie on its own.
+  job.command.argv.insert(job.command.argv.end(), {"--json", "/dev/stdout"});
+  if (test == DeepTest::kCollectives && !min_busbw.empty())
+    job.command.argv.insert(job.command.argv.end(), {"--min-busbw", min_busbw});
+  job.job_dir = job_dir;
+  job.report_path.clear();
+  job.hosts.resize(hosts_used(spec));
+  if (spec.spares > 0)
+    job.hosts.resize(job.hosts.size() -
+                     std::min(job.hosts.size() - 1, static_cast<std::size_t>(spec.spares)));
+  job.min_nodes = job.max_nodes = job.spares = job.max_restarts = 0;
+  job.hang_timeout = std::chrono::milliseconds(0);
+  job.stdin_to_rank0 = false;
+  job.output = OutputOptions();
+  job.output.label.clear();
+  job.output.label_on = false;
+  job.output.bars = Bars::kOff;
+  job.output.console = ConsolePolicy::kBlock;
+  job.quiet = true;
+  return job;
+}
+
+std::vector<CheckFinding> deep_findings(const CheckResult& result, const DeepRun& run) {
+  const std::string name = std::string("train ") + option_of(run.test);
+  std::vector<CheckFinding> findings;
+  const std::optional<Json> record = record_of(run.output);
+  if (!record) {
+    const std::string why = last_line(run.errors);
+    findings.push_back({Level::kError,
+                        item_of(run.test),
+                        {},
+                        name + " gave no result and ended with exit code " + std::to_string(run.exit_code) +
+                            (why.empty() ? "" : ": " + why),
+                        "run it by itself on these hosts, which shows all that it says"});
+    return findings;
+  }
+  for (const Json& told : record->value("findings", Json::array())) {
+    if (told.is_object()) findings.push_back(health_finding(result, told));
+  }
+  const bool passed = record->value("passed", false) && run.exit_code == 0;
+  const bool told = std::any_of(findings.begin(), findings.end(),
+                                [](const CheckFinding& finding) { return finding.level == Level::kError; });
+  if (passed || told) return findings;
+  const std::string fault = record->value("fault", "");
+  const std::string last = last_line(run.errors);
+  findings.push_back({Level::kError,
+                      item_of(run.test),
+                      {},
+                      !fault.empty() ? fault
+                                     : name + " ended with exit code " + std::to_string(run.exit_code) +
+                                           (last.empty() ? "" : ": " + last),
+                      run.test == DeepTest::kCollectives
+                          ? "train --bench sendrecv --pairs names the hosts that are slow"
+                          : ""});
+  return findings;
+}
+
+bool deep_has_result(const DeepRun& run) {
+  return record_of(run.output).has_value();
+}
+
+void add_findings(std::vector<CheckFinding>& all, std::vector<CheckFinding> more) {
+  std::move(more.begin(), more.end(), std::back_inserter(all));
+  std::stable_sort(all.begin(), all.end(), [](const CheckFinding& a, const CheckFinding& b) {
+    return a.level == Level::kError && b.level != Level::kError;
+  });
+}
+
+}  // namespace ddp::launcher
