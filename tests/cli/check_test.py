@@ -282,11 +282,51 @@ class Check(LaunchTest):
         self.assertEqual(done.returncode, 0, done)
         self.assertEqual([h["host"] for h in json.loads(done.stdout)["hosts"]], ["localhost"])
 
-    def test_collectives_are_of_later(self):
-        done = subprocess.run([DDPLAUNCH, "check", "--collectives"], capture_output=True, text=True, timeout=60,
-                              env=self.env, check=False)
-        self.assertEqual((done.returncode, done.stderr),
-                         (2, "ddplaunch: --collectives is not in this release yet: it comes with the trainer's bench\n"))
+    SHORT = ("train", "--health", "300ms", "--health-memory", "8", "--threads", "1")
+
+    def give_trainer(self):
+        """Two nodes, where it lies beside the agent."""
+        shutil.copy(BIN / "train", self.dir / "train")
+        self.hostfile("127.0.0.2\n127.0.0.3\n")
+
+    def test_deep_names_the_host_whose_device_is_faulty(self):
+        self.give_trainer()
+        done, report = self.check_json("--deep", *self.SHORT)
+        self.assertEqual((done.returncode, self.errors(report)), (0, []), done)
+        for fault, words in (("memory", r"rank 1, CPU: 1 wrong words in 8 MiB of memory, .*"),
+                             ("gemm", r"rank 1, CPU: of \d+ equal matrix products 1 were wrong and 1 had other bits .*"),
+                             ("sum", r"rank 1, CPU: 1 wrong elements in the sum over all ranks")):
+            done, report = self.check_json("--deep", *self.SHORT, "--health-plant", f"1:{fault}")
+            self.assertEqual((done.returncode, report["exit_code"]), (115, 115), done)
+            [(item, hosts, text)] = self.errors(report)
+            self.assertEqual((item, hosts), ("health", ["127.0.0.3"]))
+            self.assertRegex(text, f"^{words}$")
+        self.assertIn("ddplaunch: train --health runs on 2 hosts\n", done.stderr)
+        self.assertEqual(done.stderr.splitlines()[-1], "ddplaunch: exit 115: a job would fail, 1 error found")
+
+    def test_deep_is_not_tried_where_a_job_would_fail_anyhow(self):
+        done, report = self.check_json("--deep", "no-such-program")
+        self.assertEqual(done.returncode, 115, done)
+        self.assertEqual([item for item, _, _ in self.errors(report)], ["program"])
+        self.assertIn("were not tried: a job would fail anyhow\n", done.stderr)
+
+    def test_a_test_that_does_not_run_is_told(self):
+        self.give_trainer()
+        done, report = self.check_json("--deep", "train", "--health", "1s", "--no-such-option")
+        self.assertEqual(done.returncode, 115, done)
+        [(item, hosts, text)] = self.errors(report)
+        self.assertEqual((item, hosts), ("health", []))
+        self.assertRegex(text, r"^train --health gave no result and ended with exit code \d+: ")
+
+    def test_collectives(self):
+        self.give_trainer()
+        done, report = self.check_json("--collectives", "--min-busbw", "1e-6")
+        self.assertEqual((done.returncode, self.errors(report)), (0, []), done)
+        done, report = self.check_json("--collectives", "--min-busbw", "1e6")
+        self.assertEqual(done.returncode, 115, done)
+        [(item, _, text)] = self.errors(report)
+        self.assertEqual(item, "collectives")
+        self.assertRegex(text, r"^bus bandwidth \S+ GB/s at 16777216 bytes is under --min-busbw 1e\+06$")
 
 
 if __name__ == "__main__":

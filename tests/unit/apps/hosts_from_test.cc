@@ -108,8 +108,15 @@ TEST_CASE("Verbs") {
   CHECK(world.job({"--", "check"}).verb == Verb::kRun);
   CHECK(world.job({"--", "check"}).spec.command.argv == Texts{"check"});
   CHECK(world.job({"--host", "a", "check"}).spec.command.argv == Texts{"check"});
-  CHECK(world.mistakes({"check", "--collectives"}) ==
-        Texts{"ddplaunch: --collectives is not in this release yet: it comes with the trainer's bench"});
+  CHECK(world.job({"check", "--collectives", "--min-busbw", "9.5"}).min_busbw == "9.5");
+  CHECK(world.job({"check", "--deep"}).deep);
+  CHECK(world.mistakes({"--deep", "w"}) ==
+        Texts{"ddplaunch: --deep is for ddplaunch check; a job of your own is "
+              "train --health or train --bench"});
+  CHECK(world.mistakes({"check", "--min-busbw", "0"}) ==
+        Texts{"ddplaunch: --min-busbw 0: give GB/s, a number above 0",
+              "ddplaunch: --min-busbw is about ddplaunch check --collectives; a job of your own is train "
+              "--bench"});
   CHECK(
       world.mistakes({"--json", "w"}) ==
       Texts{

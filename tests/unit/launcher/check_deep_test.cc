@@ -1,0 +1,91 @@
+// What the trainer told of ranks → findings of the check.
+#include "launcher/check_deep.h"
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using Words = std::vector<std::string>;
+
+CheckResult two_nodes() {
+  CheckResult result;
+  result.nodes.resize(2);
+  rendezvous::RankPlan plan;
+  plan.nodes = {{0, 0, 2, "slots=2"}, {1, 2, 2, "slots=2"}};
+  plan.world_size = 4;
+  result.plan = plan;
+  return result;
+}
+
+DeepRun health(const std::string& findings, bool passed, int exit_code) {
+  return {DeepTest::kHealth, exit_code,
+          "# a table\n{\"schema\":\"ddp-train-record/1\",\"kind\":\"health\",\"findings\":[" + findings +
+              "],\"passed\":" + (passed ? "true" : "false") + "}\n# more\n",
+          "train: rank 1 …\nddplaunch: exit 1: rank 2 failed\n"};
+}
+
+TEST_CASE("A finding of a rank is one of its host") {
+  const auto found =
+      deep_findings(two_nodes(), health("{\"level\":\"error\",\"rank\":2,\"host\":\"x\",\"device\":\"CPU\","
+                                        "\"item\":\"memory\",\"text\":\"3 wrong words\"},"
+                                        "{\"level\":\"warning\",\"rank\":1,\"host\":\"x\",\"device\":\"CPU\","
+                                        "\"item\":\"slow\",\"text\":\"slow\"}",
+                                        false, 1));
+  REQUIRE(found.size() == 2);
+  CHECK(found[0] == CheckFinding{CheckFinding::Level::kError,
+                                 "health",
+                                 {1},
+                                 "rank 2, CPU: 3 wrong words",
+                                 "leave the host out with --exclude, and have its memory tested"});
+  CHECK(found[1].level == CheckFinding::Level::kWarning);
+  CHECK(found[1].nodes == std::vector<std::size_t>{0});
+}
+
+TEST_CASE("A test that passed has no findings, one that told nothing or failed otherwise has one") {
+  CHECK(deep_findings(two_nodes(), health("", true, 0)).empty());
+  CHECK(deep_findings(two_nodes(), health("", true, 137)).front().text ==
+        "train --health ended with exit code 137: ddplaunch: exit 1: rank 2 failed");
+  DeepRun silent = health("", true, 127);
+  silent.output = "{\"some\":\"json\"}\n{\n";
+  CHECK_FALSE(deep_has_result(silent));
+  const auto found = deep_findings(two_nodes(), silent);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].text ==
+        "train --health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed");
+}
+
+TEST_CASE("A slow sum is told in the trainer's words") {
+  const DeepRun run{
+      DeepTest::kCollectives, 1,
+      "{\"schema\":\"ddp-train-record/1\",\"kind\":\"bench\",\"passed\":false,\"fault\":\"too slow\"}\n", ""};
+  const auto found = deep_findings(two_nodes(), run);
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].item == "collectives");
+  CHECK(found[0].text == "too slow");
+}
+
+TEST_CASE("The job of a test has the hosts of the check, and nothing of the user's files") {
+  JobSpec spec;
+  spec.hosts.resize(3);
+  spec.max_nodes = 1;
+  spec.spares = 1;
+  spec.max_restarts = 3;
+  spec.report_path = "/r.json";
+  spec.stdin_to_rank0 = true;
+  spec.command.argv = {"python", "x"};
+  const JobSpec job = deep_job(spec, DeepTest::kHealth, "/tmp/job", "");
+  CHECK(job.hosts.size() == 1);
+  CHECK((job.spares == 0 && job.max_restarts == 0 && job.report_path.empty() && !job.stdin_to_rank0));
+  CHECK(job.command.kind == WorkerCommand::Kind::kTrain);
+  CHECK(job.command.argv == Words{"--health", "--json", "/dev/stdout"});
+  spec.command = {WorkerCommand::Kind::kTrain, {"--health=1", "--threads", "2"}, ""};
+  CHECK(deep_job(spec, DeepTest::kHealth, "/tmp/job", "").command.argv ==
+        Words{"--health=1", "--threads", "2", "--json", "/dev/stdout"});
+  const Words bench = deep_job(spec, DeepTest::kCollectives, "/tmp/job", "9.5").command.argv;
+  CHECK(bench.front() == "--bench");
+  CHECK((bench[bench.size() - 2] == "--min-busbw" && bench.back() == "9.5"));
+}
+
+}  // namespace
+}  // namespace ddp::launcher
