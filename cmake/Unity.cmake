@@ -7,6 +7,7 @@ set(DDP_ALONE
   apps/train/options.cc
   apps/train/peer_connect.cc
   apps/train/training_run.cc
+  launcher/check_deep.cc
   launcher/check_run.cc
   launcher/hang_watch.cc
   launcher/master_nodes.cc
