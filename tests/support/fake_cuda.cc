@@ -80,6 +80,10 @@ cudaError_t cudaFree(void* memory) {
   ::operator delete(memory, std::align_val_t(256));
   return cudaSuccess;
 }
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  *free = *total = size_t{80} << 20;
+  return answer();
+}
 cudaError_t cudaMemset(void* memory, int value, size_t size) {
   std::memset(memory, value, size);
   return answer();

@@ -1,0 +1,163 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "apps/train/cuda_check.h"
+#include "apps/train/cuda_objects.h"
+#include "apps/train/device_runner.h"
+#include "apps/train/health_device.h"
+#include "apps/train/health_gemm.h"
+#include "apps/train/health_nvml.h"
+#include "apps/train/health_pattern.h"
+#include "apps/train/kernels/device/gemm_body.h"
+
+namespace ddp::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Product = kernels::device::Gemm<float>;
+
+constexpr int kGpuGemmSize = 1024;
+constexpr std::size_t kPart = std::size_t{64} << 20;  ///< of memory that is copied at a time
+
+/// All that the host looks at is copied to it: a wrong value of the GPU must not be judged by the GPU.
+class Gpu final : public HealthDevice {
+ public:
+  explicit Gpu(int number) : number_(number) {}
+
+  Result<> open() {
+    if (auto done = cuda_check(cudaSetDevice(number_), "cudaSetDevice"); !done) return done;
+    if (auto done = cuda_check(cudaGetDeviceProperties(&properties_, number_), "cudaGetDeviceProperties");
+        !done)
+      return done;
+    auto stream = make_cuda_stream();
+    if (!stream) return stream.error();
+    stream_ = std::move(*stream);
+    nvml_ = NvmlWatch::open(properties_.pciDomainID, properties_.pciBusID, properties_.pciDeviceID);
+    return {};
+  }
+
+  std::string name() const override {
+    return "GPU " + std::to_string(number_) + " (" + properties_.name + ")";
+  }
+  void begin(HealthFigures& figures) override {
+    figures.gpu = true;
+    // A device belongs to a thread, and the tests have one of their own.
+    (void)cudaSetDevice(number_);
+    nvml_.begin();
+  }
+  void end(HealthFigures& figures) override { nvml_.end(figures); }
+
+  Result<> multiply(const HealthTask& task, HealthFigures& figures) override {
+    const HealthGemm gemm(kGpuGemmSize);
+    const std::size_t bytes = gemm.a().size_bytes();
+    auto memory = make_device_bytes(3 * bytes);
+    if (!memory) return memory.error();
+    auto* a = reinterpret_cast<float*>(memory->get());
+    float *b = a + gemm.a().size(), *c = b + gemm.a().size();
+    if (auto done = copy(a, gemm.a().data(), bytes, cudaMemcpyHostToDevice); !done) return done;
+    if (auto done = copy(b, gemm.b().data(), bytes, cudaMemcpyHostToDevice); !done) return done;
+    const int n = gemm.size();
+    const Product::Args args{n,       n,      n, a, n, 1, b, n, 1, c, n, kernels::device::GemmEnd::kPlain,
+                             nullptr, nullptr};
+    HealthProducts results(gemm);
+    std::vector<float> product(gemm.a().size());
+    double busy = 0;
+    for (const auto end = Clock::now() + task.time; results.products < 2 || Clock::now() < end;) {
+      const auto begin = Clock::now();
+      const DeviceRunner runner(stream_.get());
+      runner.run<Product>(args);
+      if (auto done = runner.outcome(); !done) return done;
+      if (auto done = wait(); !done) return done;
+      busy += std::chrono::duration<double>(Clock::now() - begin).count();
+      if (auto done = copy(product.data(), c, bytes, cudaMemcpyDeviceToHost); !done) return done;
+      if (task.plant_gemm && results.products == 1) product[7] += 1;
+      results.take(product);
+      nvml_.look();
+    }
+    figures.products = results.products;
+    figures.wrong_products = results.wrong;
+    figures.other_products = results.other;
+    figures.gflops = static_cast<double>(results.products) * gemm.flops() / busy / 1e9;
+    return {};
+  }
+
+  Result<> remember(const HealthTask& task, HealthFigures& figures) override {
+    std::size_t free = 0, total = 0;
+    if (auto done = cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"); !done) return done;
+    const std::size_t wanted = task.memory != 0 ? task.memory : free / 5 * 4;
+    const std::size_t bytes = std::max(wanted / kPart, std::size_t{1}) * kPart;
+    auto memory = make_device_bytes(bytes);
+    if (!memory) return memory.error();
+    std::vector<std::uint64_t> words(kPart / sizeof(std::uint64_t));
+    for (int i = 0; i < kHealthPatterns; ++i) {
+      const auto pattern = static_cast<HealthPattern>(i);
+      if (auto done = write(pattern, memory->get(), bytes, words); !done) return done;
+      if (auto done = read(pattern, memory->get(), bytes, words, task.plant_memory && i == 2, figures); !done)
+        return done;
+      nvml_.look();
+    }
+    figures.memory = bytes;
+    return {};
+  }
+
+ private:
+  Result<> wait() { return cuda_check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
+  Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+    if (auto done = cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");
+        !done)
+      return done;
+    return wait();
+  }
+
+  Result<> write(HealthPattern pattern, std::byte* memory, std::size_t bytes,
+                 std::vector<std::uint64_t>& words) {
+    for (std::size_t at = 0; at < bytes; at += kPart) {
+      for (std::size_t i = 0; i < words.size(); ++i)
+        words[i] = pattern_word(pattern, at / sizeof(std::uint64_t) + i);
+      if (auto done = copy(memory + at, words.data(), kPart, cudaMemcpyHostToDevice); !done) return done;
+    }
+    return {};
+  }
+
+  Result<> read(HealthPattern pattern, const std::byte* memory, std::size_t bytes,
+                std::vector<std::uint64_t>& words, bool plant, HealthFigures& figures) {
+    for (std::size_t at = 0; at < bytes; at += kPart) {
+      if (auto done = copy(words.data(), memory + at, kPart, cudaMemcpyDeviceToHost); !done) return done;
+      if (plant && at == 0) words[words.size() / 2] ^= 1u << 4;
+      for (std::size_t i = 0; i < words.size(); ++i) {
+        const std::uint64_t wrong = words[i] ^ pattern_word(pattern, at / sizeof(std::uint64_t) + i);
+        if (wrong == 0) continue;
+        if (figures.wrong_words++ == 0) figures.first_wrong = at + i * sizeof(std::uint64_t);
+        figures.wrong_bits |= wrong;
+      }
+    }
+    return {};
+  }
+
+  int number_;
+  cudaDeviceProp properties_{};
+  CudaStream stream_;
+  NvmlWatch nvml_;
+};
+
+}  // namespace
+
+Result<> can_test_gpu() {
+  const auto gpus = count_gpus();
+  if (!gpus) return Error{ErrorCode::kUsage, "no usable NVIDIA GPU: " + gpus.error().text};
+  return {};
+}
+
+Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank) {
+  const auto gpus = count_gpus();
+  if (!gpus) return gpus.error();
+  auto gpu = std::make_unique<Gpu>(std::max(local_rank, 0) % *gpus);
+  if (auto opened = gpu->open(); !opened) return opened.error();
+  return std::unique_ptr<HealthDevice>(std::move(gpu));
+}
+
+}  // namespace ddp::train
