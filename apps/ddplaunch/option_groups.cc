@@ -236,9 +236,8 @@ void OptionTable::Impl::add_job() {
         "files of the job (default: ~/.local/state/ddplaunch/jobs/ID)");
   flag(kJob, "--dry-run", values.dry_run, "print hosts, ranks and command, and start nothing");
   flag(kJob, "--json", values.json, "with check and hosts: print JSON instead of a table");
-  flag(kJob, "--deep", values.deep,
-       "with check: also test all devices and the ways between them (train --health)");
-  flag(kJob, "--collectives", values.collectives, "with check: also measure all-reduce (train --bench)");
+  flag(kJob, "--deep", values.deep, "with check: also test all devices and the ways between them");
+  flag(kJob, "--collectives", values.collectives, "with check: also measure all-reduce");
   value(kJob, "--min-busbw", values.min_busbw, "GB/S", "with --collectives: an error when it is slower");
   flag(kJob, "-V,--version", values.version, "print the version");
   flag(kJob, "-h,--help", values.help, "print this text");

@@ -88,9 +88,7 @@ void add_bench(CLI::App& app) {
       ->group("Instead of training");
   app.add_option_function<std::string>(
          "--health", [](const std::string&) {},
-         "test each rank's device and the ways between them, for so long (10s); train --health --help has "
-         "the "
-         "options")
+         "test each rank's device and the ways between them; train --health --help has the options")
       ->type_name("[TIME]")
       ->group("Instead of training");
 }
