@@ -6,11 +6,11 @@
 
 #include "apps/train/bench_options.h"
 #include "apps/train/bench_run.h"
-#include "apps/train/dataset.h"
 #include "apps/train/health_options.h"
 #include "apps/train/health_run.h"
 #include "apps/train/logged_communicator.h"
 #include "apps/train/nccl_world.h"
+#include "apps/train/node_data.h"
 #include "apps/train/options.h"
 #include "apps/train/rejoin.h"
 #include "apps/train/standard_output.h"
@@ -64,12 +64,15 @@ int run(int argc, char** argv) {
     const auto trained = run_rejoining(*parsed.options, *environment);
     return trained ? 0 : fail(trained.error().text);
   }
-  const auto data = load_data(parsed.options->data, parsed.options->limit);
-  if (!data) return fail(data.error().text);
+  NodeData data(parsed.options->data, parsed.options->limit);
+  const ddp::Result<> loaded = NodeData::reads_first(*environment) ? data.load() : ddp::Result<>();
+  if (!loaded && environment->world_size == 1) return fail(loaded.error().text);
   auto world = join_world(*environment, *parsed.options);
-  if (!world) return fail(world.error().text);
+  if (!world) return fail(loaded ? world.error().text : loaded.error().text);
+  // Who could not read it says so with the others, who cannot either.
+  if (auto shared = data.share(*world->communicator, *environment); !shared) return fail(shared.error().text);
   const auto trained = run_training(
-      *parsed.options, {world->communicator.get(), world->node.get(), world->between.get()}, *data);
+      *parsed.options, {world->communicator.get(), world->node.get(), world->between.get()}, data.split());
   return trained ? 0 : fail(trained.error().text);
 }
 

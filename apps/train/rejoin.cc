@@ -8,9 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/data_memory.h"
-#include "apps/train/dataset.h"
 #include "apps/train/interrupt.h"
+#include "apps/train/node_data.h"
 #include "apps/train/training_run.h"
 #include "apps/train/world.h"
 #include "rendezvous/worker_link_client.h"
@@ -37,13 +36,13 @@ class RejoiningRank {
  public:
   RejoiningRank(const Options& options, const WorkerEnvironment& environment,
                 rendezvous::WorkerLinkClient& link)
-      : options_(options), environment_(environment), link_(link) {}
+      : options_(options), environment_(environment), link_(link), data_(options.data, options.limit) {}
 
   Result<> live() {
     // A process of a job that begins will have to; a revoke that comes meanwhile is answered by the link.
-    if (environment_.attempt == 0) {
+    if (environment_.attempt == 0 && NodeData::reads_first(environment_)) {
       link_.at(0, "load");
-      if (auto done = load(); !done) return done;
+      if (auto done = data_.load(); !done) return done;
     }
     for (;;) {
       const auto order = link_.next_attempt();
@@ -63,17 +62,17 @@ class RejoiningRank {
     if (!order.from) {
       // Nobody has a state: what an attempt before may have begun counts no more.
       training_.reset();
-      if (auto done = load(); !done) return done;
+      if (NodeData::reads_first(environment_)) {
+        if (auto done = data_.load(); !done) return done;
+      }
     }
     link_.at(training_ ? training_->held_step().value_or(0) : 0, "join");
     auto world = join_world(environment_, options_, link_.interrupt());
     if (!world) return world.error();
     world_.emplace(std::move(*world));
-    if (order.from) {
-      if (auto done = share_data(); !done) return done;
-    }
+    if (auto done = data_.share(*world_->communicator, environment_); !done) return done;
     if (!training_) {
-      training_ = make_training_run(options_, data_,
+      training_ = make_training_run(options_, data_.split(),
                                     [this](std::uint64_t step, const char* phase) { link_.at(step, phase); });
     }
     TrainingAttempt attempt;
@@ -102,41 +101,10 @@ class RejoiningRank {
     return {static_cast<std::uint32_t>(lost)};
   }
 
-  Result<> load() {
-    if (data_.training.size() > 0) return {};
-    auto data = load_data(options_.data, options_.limit);
-    if (!data) return data.error();
-    auto memory = DataMemory::make(*data, source());
-    // Without it new processes read the files as this one did.
-    if (memory && *memory) memory_ = std::move(**memory);
-    data_ = memory_ ? memory_->data() : std::move(*data);
-    return {};
-  }
-
-  std::uint64_t source() const { return data_source(options_.data, options_.limit); }
-  std::uint64_t node() const { return static_cast<std::uint64_t>(environment_.node); }
-
-  /// A new process maps what another rank of its node has. All ranks call it.
-  Result<> share_data() {
-    const DataTicket mine = memory_ ? memory_->ticket(node()) : DataTicket{};
-    const auto all = world_->communicator->all_gather(mine.words());
-    if (!all) return all.error();
-    for (std::size_t at = 0; data_.training.size() == 0 && at < all->size(); at += DataTicket::kWords) {
-      const DataTicket ticket = DataTicket::of(all->data() + at);
-      if (ticket.pid == 0 || ticket.node != node() || ticket.source != source()) continue;
-      auto taken = DataMemory::take(ticket);
-      if (!taken) continue;
-      memory_ = std::move(*taken);
-      data_ = memory_->data();
-    }
-    return load();
-  }
-
   const Options& options_;
   WorkerEnvironment environment_;
   rendezvous::WorkerLinkClient& link_;
-  std::optional<DataMemory> memory_;
-  DataSplit data_;
+  NodeData data_;
   std::optional<World> world_;
   std::unique_ptr<TrainingRun> training_;  ///< goes before the world that it works with
 };
