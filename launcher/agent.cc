@@ -158,7 +158,8 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
 }
 
 void Agent::handle(const rendezvous::OpenStore& message) {
-  if (leaving_ || (attempt_running_ && !waiting_)) return;
+  // Workers that are being ended have no use for a store any more; others of this node have.
+  if (leaving_ || (attempt_running_ && !waiting_ && !workers_->stopping())) return;
   auto opened = store_.open(message);
   if (!opened) return refuse(opened.error());
   link_.send(*opened);
@@ -228,7 +229,16 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
   return true;
 }
 
+/// True: that attempt was held back here until the last one's workers are gone, and is over before it began.
+bool Agent::give_up_next(std::uint32_t attempt) {
+  if (!next_spawn_ || next_spawn_->attempt != attempt) return false;
+  next_spawn_.reset();
+  link_.send(rendezvous::AttemptEnded{attempt, 0, {}});
+  return true;
+}
+
 void Agent::handle(const rendezvous::Stop& message) {
+  if (give_up_next(message.attempt)) return;
   if (workers_ && attempt_running_ && message.attempt == attempt_) {
     if (hang_guard_) hang_guard_->stop();
     if (worker_link_) worker_link_->stop({message.reason, message.grace_ms});
@@ -236,6 +246,7 @@ void Agent::handle(const rendezvous::Stop& message) {
     waiting_ = false;  // what they write from now on is the end of their last attempt
     workers_->resume_output();
     workers_->stop(grace);
+    revoke_step_.cancel();
     evidence_.kills_from(Clock::now() + grace);
   }
 }
@@ -275,7 +286,7 @@ void Agent::handle(const rendezvous::Stdin& message) {
 }
 
 Awaitable<> Agent::feed_stdin() {
-  while (!stdin_pending_.empty() && attempt_running_) {
+  while (!stdin_pending_.empty() && attempt_running_ && !letting_go_ && !waiting_) {
     std::string bytes = std::exchange(stdin_pending_, {});
     const auto size = static_cast<std::uint32_t>(bytes.size());
     co_await workers_->write_stdin(std::move(bytes));
@@ -342,8 +353,11 @@ Awaitable<> Agent::go_down() {
   tools_.stop();
   waiting_ = false;
   if (attempt_running_) {
+    if (worker_link_)
+      worker_link_->stop({"the agent leaves", static_cast<std::uint32_t>(link_grace_.count())});
     workers_->resume_output();
     workers_->stop(link_grace_);
+    revoke_step_.cancel();
   }
   while (attempt_running_ || preparing_)
     co_await attempt_over_.async_wait(kUseTuple);

@@ -102,14 +102,17 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) override;
   void worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) override;
   void worker_ready(std::uint32_t local) override;
+  void worker_unlinked(std::uint32_t local) override;
   void worker_odd(std::uint32_t local, std::string words) override;
 
   bool begin_attempt(const rendezvous::Spawn& message);
+  bool give_up_next(std::uint32_t attempt);
   std::vector<std::string> expect_workers(std::uint32_t count);
   void keep_error_files(std::vector<std::string> files);
   void tell_of_the_living();
   void order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local);
   void ask_to_let_go(const rendezvous::Revoke& order);
+  void kill_the_late(const rendezvous::Revoke& order);
   void kill_worker(std::uint32_t local, std::string why);
   void worker_gone(std::uint32_t local);
   void tell_survivors();

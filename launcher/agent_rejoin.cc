@@ -95,6 +95,10 @@ void Agent::worker_ready(std::uint32_t local) {
   if (!waiting_ && lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
 }
 
+void Agent::worker_unlinked(std::uint32_t local) {
+  if (hang_guard_) hang_guard_->worker_steps_no_more(first_rank_ + local);
+}
+
 void Agent::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
   if (hang_guard_) hang_guard_->worker_stepped(first_rank_ + local, step.step, step.phase);
 }
@@ -128,6 +132,7 @@ void Agent::worker_gone(std::uint32_t local) {
 // ---- a revoke
 
 void Agent::handle(const rendezvous::Revoke& message) {
+  if (give_up_next(message.attempt)) return;
   // Where nobody lives AttemptEnded is on its way.
   const bool runs =
       workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_ && !lives_.none();
@@ -135,23 +140,27 @@ void Agent::handle(const rendezvous::Revoke& message) {
     start_task(let_go(message));
 }
 
-/// In this order: who hangs, or holds nothing, is killed, and what the dead left; then the others are asked,
-/// so that none of them still hears of the dead when it lets go.
+/// In this order: who hangs is killed, and what the dead left; who cannot live on is told to end; then the
+/// others are asked, so that none of them still hears of the dead when it lets go. A Stop ends all this.
 Awaitable<> Agent::let_go(rendezvous::Revoke order) {
   ask_to_let_go(order);
-  revoke_step_.expires_after(std::chrono::milliseconds(order.deadline_ms));
-  const Clock::time_point due = revoke_step_.expiry();
-  while (!lives_.unanswered().empty() && Clock::now() < due) {
+  const Clock::time_point due = Clock::now() + std::chrono::milliseconds(order.deadline_ms);
+  const auto awaited = [this] {
+    return !workers_->stopping() && (!lives_.unanswered().empty() || lives_.some_dying());
+  };
+  while (awaited() && Clock::now() < due) {
     revoke_step_.expires_at(due);
     co_await revoke_step_.async_wait(kUseTuple);
   }
-  for (const std::uint32_t local : lives_.unanswered())
-    kill_worker(local, "did not let go of attempt " + std::to_string(attempt_) + " within " +
-                           in_seconds(order.deadline_ms) + " and was killed");
-  while (lives_.some_dying()) {
-    revoke_step_.expires_after(kKillBound);
-    const auto [gone] = co_await revoke_step_.async_wait(kUseTuple);
-    if (!gone) break;  // the sweep of the tree will name it
+  if (!workers_->stopping()) kill_the_late(order);
+  const Clock::time_point given_up = Clock::now() + kKillBound;
+  while (awaited() && Clock::now() < given_up) {
+    revoke_step_.expires_at(given_up);
+    co_await revoke_step_.async_wait(kUseTuple);
+  }
+  if (awaited()) {  // not even SIGKILL ends it: without the sweep at the attempt's end nobody would name it
+    link_.send(rendezvous::Notice{"a worker does not die of SIGKILL; ending the others of this node, too"});
+    workers_->stop(std::chrono::milliseconds(0));
   }
   co_await workers_->settled(kSettleTime);
   if (hang_guard_) {
@@ -172,12 +181,24 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
 void Agent::ask_to_let_go(const rendezvous::Revoke& order) {
   for (const std::uint32_t rank : order.kill)
     if (lives_.lives(rank - first_rank_)) kill_worker(rank - first_rank_, "hung and was killed");
-  for (const std::uint32_t local : lives_.unanswered())
-    if (!worker_link_ || !worker_link_->can_rejoin(local)) kill_worker(local, "");
+  for (const std::uint32_t local : lives_.unanswered()) {
+    if (worker_link_ && worker_link_->can_rejoin(local)) continue;
+    // It has just been started, or its part is done and it ends as it likes: SIGTERM will do, for a while.
+    lives_.kill(local, "");
+    workers_->terminate(local);
+  }
   for (const std::uint32_t local : workers_->ended_ranks())
     workers_->kill(local);
   for (const std::uint32_t local : lives_.unanswered())
     worker_link_->revoke(local, {attempt_, order.reason, order.deadline_ms});
+}
+
+void Agent::kill_the_late(const rendezvous::Revoke& order) {
+  for (const std::uint32_t local : lives_.unanswered())
+    kill_worker(local, "did not let go of attempt " + std::to_string(attempt_) + " within " +
+                           in_seconds(order.deadline_ms) + " and was killed");
+  for (const auto& [local, life] : lives_.all())
+    if (life.killed) workers_->kill(local);
 }
 
 void Agent::kill_worker(std::uint32_t local, std::string why) {

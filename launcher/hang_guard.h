@@ -38,6 +38,8 @@ class HangGuard {
   /// life any more: ranks that wait for each other may spin.
   void worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase);
   void worker_wrote();
+  /// Its steps are not heard of any more: as any other process.
+  void worker_steps_no_more(std::uint32_t rank) { steps_.erase(rank); }
   void inspect(const rendezvous::Inspect& request);
   /// The attempt is being stopped: nothing is watched any more, nothing more is sent.
   void stop();

@@ -98,7 +98,7 @@ std::vector<std::uint32_t> HangReport::behind() const {
   return behind;
 }
 
-/// ": rank 3 is behind, at step 11 of 12"; empty: nobody is.
+/// ": rank 3 is behind: the last reported step is 11, that of others 12"; empty: nobody is.
 std::string HangReport::behind_text() const {
   const std::vector<std::uint32_t> ranks = behind();
   if (ranks.empty()) return {};
@@ -109,8 +109,9 @@ std::string HangReport::behind_text() const {
     most = std::max(most, step);
   }
   return std::string(": ") + (ranks.size() == 1 ? "rank " : "ranks ") +
-         rank_set({ranks.begin(), ranks.end()}) + (ranks.size() == 1 ? " is" : " are") + " behind, at step " +
-         std::to_string(least) + " of " + std::to_string(most);
+         rank_set({ranks.begin(), ranks.end()}) + (ranks.size() == 1 ? " is" : " are") +
+         " behind: the last reported step is " + std::to_string(least) + ", that of others " +
+         std::to_string(most);
 }
 
 std::string HangReport::text(std::chrono::nanoseconds quiet) const {

@@ -129,6 +129,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& mes
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
+  if (nodes_[index].state == NodeState::kWaiting) return tell_lost_survivor(index, message);
   // The workers of a node that its agent has to leave are ended by the agent: no failures of their own.
   if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || nodes_[index].lost ||
       nodes_[index].ending)
@@ -162,17 +163,17 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
   inform(index, rendezvous::WorkerFailed{stop_reason_, message.pid == 0 && attempt_ == 0});
 }
 
-void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time) {
+void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& message, Time now) {
   Node& node = nodes_[index];
-  if (message.attempt != node.spawned) return;
-  if (node.state == NodeState::kWaiting && message.left == 0) return survivors_gone(index);
-  if (node.state != NodeState::kSpawned) return;
-  node.state = NodeState::kEnded;
+  const bool waited = node.state == NodeState::kWaiting;
+  if (message.attempt != node.spawned || (!waited && node.state != NodeState::kSpawned)) return;
   const bool in_attempt = !std::exchange(node.ending, false);
   if (message.left > 0) {
     say("warning: " + rendezvous::counted(static_cast<int>(message.left), "process is", "processes are") +
         " left on " + node.name + ": " + message.left_text);
   }
+  if (waited) return survivors_gone(index, message.left, now);
+  node.state = NodeState::kEnded;
   if (!node.lost && !in_attempt) return;
   if (running() && node.part && survivors_.ended(*node.part)) arm_running();
   if (!node.lost)
@@ -193,6 +194,7 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
   const bool failed = !end().failures.empty() && !growing_;
   if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number);
+  if (ended_ && state_ < State::kLeaving) return hurry_the_end(now);
   const bool polite = (growing_ || revoking_) && !std::exchange(user_wants_end_, true);
   user_wants_end_ = true;
   if (state_ == State::kStopping)
@@ -215,6 +217,8 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
     Node& node = nodes_[place.host];
     if (node.state == NodeState::kSpawned && !node.ending) {
       send(place.host, rendezvous::Stop{attempt_, to_ms(grace), reason});
+    } else if (node.ending) {  // of an attempt before; it was not told of this one
+      inform(place.host, rendezvous::NodeEnded{});
     } else if (node.state == NodeState::kAccepted) {
       node.state = NodeState::kEnded;
       inform(place.host, rendezvous::NodeEnded{});

@@ -196,8 +196,11 @@ class Supervisor {
   void stop_all(std::chrono::milliseconds grace, const std::string& reason, Time now);
   void revoke_all(const std::string& reason, Time now);
   void end_survivors(std::size_t node, std::chrono::milliseconds grace, const std::string& reason);
-  void survivors_gone(std::size_t node);
+  void survivors_gone(std::size_t node, std::uint32_t left, Time now);
+  void tell_lost_survivor(std::size_t node, const rendezvous::WorkerExited& message);
+  void hurry_the_end(Time now);
   std::optional<Survivors::Source> source_of_state() const;
+  void tell_source();
   void tell_ready(Time now);
   void check_survivors(Time now);
   void on_stop_deadline(Time now);

@@ -287,6 +287,8 @@ void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
                       std::to_string(action.restart) + " of " + std::to_string(spec_.max_restarts);
   if (!some_live || action.wait > Time(0)) words += " in " + rendezvous::duration_words(action.wait);
   say(std::move(words));
+  for (const Failure& failure : end().failures)  // the summary at the end names root causes only
+    if (failure.kind == Failure::Kind::kNode && &failure != root) say("also: " + failure_line(failure));
   failures_.end_attempt();
   state_ = State::kBackingOff;
   deadline_.reset();
@@ -323,6 +325,8 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
   const milliseconds grace = user_wants_end_ ? spec_.stop_grace : spec_.failure_grace;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state != NodeState::kWaiting || nodes_[i].lost) continue;
+    if (user_wants_end_ && deadline_ != now + grace + kLastWait)
+      say("stopping the workers (again: kill them now)");
     end_survivors(i, grace, action.reason);
     deadline_ = now + grace + kLastWait;
   }

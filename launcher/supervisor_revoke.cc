@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/exit_status.h"
 #include "launcher/start_messages.h"
 #include "launcher/supervisor.h"
 
@@ -28,6 +29,8 @@ void Supervisor::revoke_all(const std::string& reason, Time now) {
       for (const std::uint32_t rank : hung_)
         if (runs(place.host, rank)) revoke.kill.push_back(rank);
       send(place.host, std::move(revoke));
+    } else if (node.ending) {  // of an attempt before; it was not told of this one
+      inform(place.host, rendezvous::NodeEnded{});
     } else if (node.state == NodeState::kAccepted) {
       node.state = NodeState::kEnded;
       inform(place.host, rendezvous::NodeEnded{});
@@ -63,12 +66,36 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptRevoked& mes
   if (!again) inform(index, rendezvous::NodeWaits{});
 }
 
+/// It costs no restart: another one takes its place in the attempt that is about to begin anyway.
+void Supervisor::tell_lost_survivor(std::size_t index, const rendezvous::WorkerExited& message) {
+  if (message.attempt != nodes_[index].spawned || (message.code == 0 && message.signal == 0)) return;
+  const ExitStatus end = message.signal != 0 ? ExitStatus::signaled(message.signal, message.core)
+                                             : ExitStatus::exited(message.code);
+  say("rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ' ' + end.text() +
+      " while it waited for the next attempt");
+}
+
 /// The last of those who waited there has died: nothing of them is to be ended, or to be gone on from.
-void Supervisor::survivors_gone(std::size_t index) {
+void Supervisor::survivors_gone(std::size_t index, std::uint32_t left, Time now) {
   Node& node = nodes_[index];
+  const bool begun = starting() && node.part && !node.lost;  // the next attempt, for the Membership
   node.survivors.clear();
-  node.state = starting() && node.part && !node.lost ? NodeState::kAccepted : NodeState::kEnded;
-  if (node.lost) inform(index, rendezvous::WorkersGone{});
+  node.state = begun ? NodeState::kAccepted : NodeState::kEnded;
+  if (begun && left > 0) {
+    const Error error{ErrorCode::kLinkLost, "processes of the attempt before could not be ended there", 0};
+    node.told_why = true;
+    lose(index, error, now);
+    return send_away(index, error);
+  }
+  if (!begun && !node.lost) inform(index, rendezvous::NodeEnded{left});
+  if (node.lost && left == 0) inform(index, rendezvous::WorkersGone{});
+}
+
+/// The job has ended between two attempts, and only survivors are still being ended.
+void Supervisor::hurry_the_end(Time now) {
+  for (std::size_t i = 0; i < nodes_.size(); ++i)
+    if (nodes_[i].ending) send(i, rendezvous::Stop{nodes_[i].spawned, 0, "killed by the user"});
+  deadline_ = now + kRevokeSlack;
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersGreeted& message, Time) {
@@ -85,6 +112,13 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkersReady& messa
   inform(index, rendezvous::Progress{});
   tell_ready(now);
   if (state_ == State::kRunning) arm_running();
+}
+
+/// Also that it is lost, for the words at the failure spoke of ranks that live on.
+void Supervisor::tell_source() {
+  if (attempt_ == 0 || !survivors_.can_live_on() || source_) return;
+  tell("attempt " + std::to_string(attempt_) +
+       ": no living rank holds the training's state; it begins from the last checkpoint, or anew");
 }
 
 void Supervisor::tell_ready(Time now) {
@@ -110,6 +144,10 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerInTrouble& me
 void Supervisor::check_survivors(Time now) {
   auto why = survivors_.verdict(now);
   if (!why) return;
+  std::string missed;
+  for (const std::size_t part : survivors_.unready())
+    missed += (missed.empty() ? "; missing: those of " : ", ") + this->part(part).name;
+  *why += missed;
   failures_.job_hung(Error{ErrorCode::kHung, *why, 0}, now);
   stop_reason_ = std::move(*why);
   inform(rendezvous::AttemptFailed{stop_reason_});

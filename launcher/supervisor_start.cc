@@ -25,6 +25,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   store_port_ = 0;
   stop_reason_.clear();
   growing_ = revoking_ = false;
+  hung_.clear();
   exited_.clear();
   for (Node& node : nodes_) {
     node.part.reset();
@@ -175,6 +176,7 @@ void Supervisor::spawn_all(Time now) {
   failures_.begin_attempt(attempt_, now);
   deadline_.reset();
   source_ = source_of_state();
+  tell_source();
   survivors_.begin(world_.places.size(), spec_.start_timeout, now);
   for (std::size_t i = 0; i < world_.places.size(); ++i) {
     rendezvous::Spawn spawn = spawn_message(world_, i);

@@ -13,6 +13,7 @@ void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time n
     unready_.insert(unready_.end(), part);
   }
   trouble_due_.reset();
+  told_at_.reset();
   trouble_.clear();
   limit_ = limit;
   ready_due_.reset();
@@ -21,7 +22,9 @@ void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time n
 
 void Survivors::greeted(std::size_t part) {
   silent_.erase(part);
-  if (silent_.empty()) can_live_on_ = true;
+  if (!silent_.empty()) return;
+  can_live_on_ = true;
+  trouble_due_ = told_at_ ? std::optional(*told_at_ + kTroubleTime) : std::nullopt;
 }
 
 bool Survivors::ready(std::size_t part) {
@@ -31,9 +34,10 @@ bool Survivors::ready(std::size_t part) {
 }
 
 void Survivors::in_trouble(std::string words, Time now) {
-  if (!can_live_on_ || trouble_due_) return;
-  trouble_due_ = now + kTroubleTime;
+  if (told_at_) return;
+  told_at_ = now;
   trouble_ = std::move(words);
+  if (can_live_on_) trouble_due_ = now + kTroubleTime;
 }
 
 std::optional<Survivors::Time> Survivors::deadline() const {

@@ -38,6 +38,8 @@ class Survivors {
   /// All workers of one attempt have said that they can: from then on attempts are revoked, not stopped.
   bool can_live_on() const { return can_live_on_; }
   std::optional<Time> deadline() const;
+  /// Whose workers are not all ready.
+  const std::set<std::size_t>& unready() const { return unready_; }
   /// Why the attempt is to be given up now, in words. To be asked at the deadline.
   std::optional<std::string> verdict(Time now) const;
 
@@ -56,6 +58,7 @@ class Survivors {
   std::set<std::size_t> unready_;  ///< and those that are not ready
   std::optional<Time> ready_due_;  ///< only where they can live on
   std::chrono::milliseconds limit_{0};
+  std::optional<Time> told_at_;  ///< of the first trouble; nothing is due before they can live on
   std::optional<Time> trouble_due_;
   std::string trouble_;  ///< the first
 };

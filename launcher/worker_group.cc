@@ -211,6 +211,13 @@ std::vector<std::uint32_t> WorkerGroup::ended_ranks() const {
   return ranks;
 }
 
+void WorkerGroup::terminate(std::uint32_t rank) {
+  Worker* worker = find(rank);
+  if (worker == nullptr || !worker->child.running()) return;
+  (void)worker->child.send_group_signal(SIGTERM);
+  (void)worker->child.send_group_signal(SIGCONT);  // a stopped process would not see it
+}
+
 void WorkerGroup::kill(std::uint32_t rank) {
   Worker* worker = find(rank);
   if (worker == nullptr) return;

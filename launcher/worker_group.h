@@ -61,6 +61,8 @@ class WorkerGroup {
   bool lives(std::uint32_t rank) const;
   bool any_lives() const;
   std::vector<std::uint32_t> ended_ranks() const;  ///< those that nobody has replaced
+  /// TERM to one worker's leader and group.
+  void terminate(std::uint32_t rank);
   /// KILL to what is left of one worker: its group, and what it had in sessions of its own.
   void kill(std::uint32_t rank);
   /// Waits until the output of those that have ended is read, at most `limit`; what they left in their pipes,

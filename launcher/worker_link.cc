@@ -1,6 +1,9 @@
 #include "launcher/worker_link.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -8,6 +11,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -21,6 +29,9 @@ namespace {
 using asio::posix::stream_descriptor;
 
 constexpr std::string_view kName = "/ddplaunch-XXXXXX";
+constexpr std::size_t kRandomLetters = 6;
+/// Seconds: younger directories are left alone.
+constexpr std::time_t kFresh = 60;
 /// "/w", a local rank, a dot and a serial number, as long as they ever become: a path stays below 100 bytes.
 constexpr std::size_t kSocketName = 34;
 constexpr std::size_t kMaxPath = 99;
@@ -49,6 +60,24 @@ std::optional<uid_t> user_of(int connection) {
   socklen_t size = sizeof peer;
   if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0) return std::nullopt;
   return peer.uid;
+}
+
+/// Of agents that were killed together with their keepers: nobody holds the lock of theirs.
+void remove_stale(const std::string& place) {
+  const std::string prefix(kName.substr(1, kName.size() - 1 - kRandomLetters));
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator(place, failed)) {
+    const std::string name = entry.path().filename();
+    if (name.size() != prefix.size() + kRandomLetters || !name.starts_with(prefix)) continue;
+    const UniqueFd fd(::open(entry.path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat facts {};
+    if (!fd || ::fstat(fd.get(), &facts) != 0 || facts.st_uid != ::geteuid()) continue;
+    // One that was just made may not be locked yet.
+    if (::time(nullptr) - facts.st_mtime < kFresh || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    for (const auto& socket : std::filesystem::directory_iterator(entry.path(), failed))
+      if (socket.is_socket(failed)) ::unlink(socket.path().c_str());
+    ::rmdir(entry.path().c_str());  // not, where anything else lies in it
+  }
 }
 
 }  // namespace
@@ -200,9 +229,11 @@ void WorkerLink::Worker::close_listener() {
 }
 
 void WorkerLink::Worker::close_connection() {
+  const bool was_open = connection.is_open();
   error_code ignored;
   connection.close(ignored);
   unsent.clear();
+  if (was_open && link) link->events_.worker_unlinked(local_rank);
 }
 
 void WorkerLink::Worker::forget() {
@@ -232,6 +263,9 @@ Result<> WorkerLink::open(const std::string& base) {
     std::string directory = place + std::string(kName);
     if (::mkdtemp(directory.data()) != nullptr) {
       directory_ = std::move(directory);
+      in_use_.reset(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      if (in_use_) ::flock(in_use_.get(), LOCK_EX | LOCK_NB);
+      remove_stale(place);
       return {};
     }
     why = errno;

@@ -8,6 +8,7 @@
 
 #include "base/asio.h"
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "rendezvous/worker_protocol.h"
 
 namespace ddp::launcher {
@@ -21,6 +22,8 @@ class WorkerLinkEvents {
   virtual void worker_in_trouble(std::uint32_t local_rank, const rendezvous::WorkerTrouble& trouble) = 0;
   virtual void worker_revoked(std::uint32_t local_rank, const rendezvous::WorkerRevoked& answer) = 0;
   virtual void worker_ready(std::uint32_t local_rank) = 0;
+  /// Its connection has ended, mostly with the process; otherwise nothing more is heard of its steps.
+  virtual void worker_unlinked(std::uint32_t local_rank) = 0;
   /// Something that a person should read, once for each kind: a broken line, a word of a foreign attempt.
   virtual void worker_odd(std::uint32_t local_rank, std::string words) = 0;
 };
@@ -65,6 +68,7 @@ class WorkerLink {
   asio::any_io_executor executor_;
   WorkerLinkEvents& events_;
   std::string directory_;
+  UniqueFd in_use_;           ///< its lock: no other agent takes it for stale
   std::uint64_t serial_ = 0;  ///< no two processes have the same socket
   std::map<std::uint32_t, std::shared_ptr<Worker>> workers_;
 };

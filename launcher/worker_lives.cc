@@ -68,8 +68,10 @@ bool WorkerLives::some_dying() const {
 
 std::vector<rendezvous::Survivor> WorkerLives::survivors() const {
   std::vector<rendezvous::Survivor> survivors;
-  for (const auto& [local, life] : lives_)
+  for (const auto& [local, life] : lives_) {
+    if (life.killed) continue;
     survivors.push_back({local, life.answered && life.held.has_value(), life.held.value_or(0)});
+  }
   return survivors;
 }
 

@@ -285,6 +285,15 @@ void Membership::take(const Sender& from, const WorkerFailed& event, Time now) {
 }
 
 void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
+  if (Node* waiting = known(from); waiting != nullptr && waiting->part == Part::kWaiting) {
+    waiting->part = Part::kEnded;  // those who waited there have died
+    if (event.left == 0) return;
+    leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
+                 std::to_string(from.attempt) + " could not be ended on " + waiting->name;
+    if (state_ == State::kGathering || state_ == State::kBackingOff)
+      end(Outcome::kLeftovers, leftovers_, leftovers_);
+    return;
+  }
   Node* node = in_attempt(from);
   if (node == nullptr) return;
   node->part = Part::kEnded;

@@ -256,7 +256,9 @@ Result<std::unique_ptr<WorkerLinkClient>> WorkerLinkClient::connect(const std::s
   shared->wake.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   shared->interrupt.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!shared->wake || !shared->interrupt) return system_error(errno, "make an eventfd");
-  shared->say(WorkerHello{kWorkerProtocol, static_cast<std::uint32_t>(::getpid()), rejoin, sharded});
+  // Not among the words: a step goes before those.
+  const WorkerHello hello{kWorkerProtocol, static_cast<std::uint32_t>(::getpid()), rejoin, sharded};
+  shared->unsent = encode_line(WorkerWord(hello));
   // Signals are for the worker's own threads.
   sigset_t all;
   sigset_t before;

@@ -84,8 +84,6 @@ void Progress::step(const StepReport& report) {
   } else {
     loss_ += report.loss;
     ++steps_;
-    epoch_loss_ += report.loss;
-    ++epoch_steps_;
   }
   if (bar_) draw_bar(report);
   if (report.step % interval_ != 0 && report.step != report.steps) return;
@@ -104,19 +102,17 @@ void Progress::end_interval(const StepReport& report) {
   restart();
 }
 
-void Progress::epoch(std::int64_t epoch, const Accuracy& accuracy, double seconds) {
+void Progress::epoch(std::int64_t epoch, const Accuracy& accuracy, double loss, int steps, double seconds) {
   if (!speaks_) return;
   say(text_of("epoch %" PRId64 "/%d%s test accuracy %.2f %% in %.1f s", epoch + 1, epochs_,
-              loss_text(epoch_loss_, epoch_steps_).c_str(), accuracy.percent(), seconds));
+              loss_text(loss, steps).c_str(), accuracy.percent(), seconds));
   if (metrics_.is_open()) {
     metrics_.append(record_head("epoch", 0, world_size_) +
                     text_of(",\"epoch\":%" PRId64 ",\"test_correct\":%" PRIu64 ",\"test_total\":%" PRIu64
                             ",\"loss\":%s,\"seconds\":%.3f}\n",
-                            epoch + 1, accuracy.correct, accuracy.total,
-                            number(epoch_loss_ / epoch_steps_).c_str(), seconds));
+                            epoch + 1, accuracy.correct, accuracy.total, number(loss / steps).c_str(),
+                            seconds));
   }
-  epoch_loss_ = 0;
-  epoch_steps_ = 0;
   restart();
 }
 

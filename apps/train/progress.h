@@ -24,7 +24,8 @@ class Progress {
   /// Opens the metrics file, at its end, where it is not open.
   Result<> open();
   void step(const StepReport& report);
-  void epoch(std::int64_t epoch, const Accuracy& accuracy, double seconds);
+  /// `loss` is a sum over `steps`.
+  void epoch(std::int64_t epoch, const Accuracy& accuracy, double loss, int steps, double seconds);
   /// A whole line of its own.
   void say(const std::string& line);
 
@@ -50,8 +51,6 @@ class Progress {
   std::size_t images_ = 0;
   double loss_ = 0;
   int steps_ = 0;
-  double epoch_loss_ = 0;
-  int epoch_steps_ = 0;
 };
 
 }  // namespace ddp::train

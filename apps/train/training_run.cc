@@ -204,6 +204,10 @@ class Run final : public TrainingRun {
 
   Result<bool> after_step(const StepReport& report) {
     marks_.last = report;
+    if (!report.dropped) {
+      marks_.epoch_loss += report.loss;
+      ++marks_.epoch_steps;
+    }
     progress_.step(report);
     if (auto done = write_before_test(); !done) return done.error();
     return !at_end();
@@ -255,7 +259,9 @@ class Run final : public TrainingRun {
     marks_.accuracy = *tested;
     marks_.tested_epochs = trainer_.position().epoch;
     marks_.tested_step = trainer_.position().step;
-    progress_.epoch(epoch, *tested, seconds_since(epoch_start_));
+    progress_.epoch(epoch, *tested, marks_.epoch_loss, marks_.epoch_steps, seconds_since(epoch_start_));
+    marks_.epoch_loss = 0;
+    marks_.epoch_steps = 0;
     return {};
   }
 

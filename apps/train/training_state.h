@@ -19,6 +19,8 @@ struct TrainingMarks {
   std::uint64_t tested_step = 0;   ///< with which the last test was made; 0: none
   Accuracy accuracy{};             ///< its
   StepReport last{};               ///< of the last step; total 0: none
+  double epoch_loss = 0;           ///< sum over the steps since the last test, without dropped ones
+  int epoch_steps = 0;             ///< those
 };
 static_assert(std::is_trivially_copyable_v<TrainingMarks>);
 

@@ -58,6 +58,7 @@ class Heard : public WorkerLinkEvents {
                   (answer.step ? std::to_string(*answer.step) : "none"));
   }
   void worker_ready(std::uint32_t rank) override { add(rank, "ready"); }
+  void worker_unlinked(std::uint32_t) override {}
   void worker_odd(std::uint32_t rank, std::string words) override { add(rank, "odd " + words); }
 
   bool has(const std::string& what) const { return std::find(said.begin(), said.end(), what) != said.end(); }

@@ -95,10 +95,12 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
   } else if (const auto* order = std::get_if<Spawn>(&message)) {
     spawn(agent, *order);
   } else if (const auto* told = std::get_if<Revoke>(&message)) {
+    if (give_up_next(agent, told->attempt)) return;
     if (agent.running && !agent.waiting && told->attempt == agent.attempt && !agent.leaving &&
         !agent.ending && !agent.stopping && !std::exchange(agent.letting_go, true))
       revoke(agent, *told);
   } else if (const auto* end = std::get_if<Stop>(&message)) {
+    if (give_up_next(agent, end->attempt)) return;
     if (agent.running && end->attempt == agent.attempt) {
       for (auto& [local, life] : agent.lives) {
         life.session.stop({end->reason, end->grace_ms});
@@ -115,7 +117,7 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
 }
 
 void SurvivorsWorld::open_store(SimAgent& agent, const OpenStore& message) {
-  if (agent.leaving || (agent.running && !agent.waiting)) return;
+  if (agent.leaving || (agent.running && !agent.waiting && !agent.stopping)) return;
   if (std::exchange(hosts_[agent.host].store_refused, false)) {
     return to_master(agent, Refused{static_cast<std::uint8_t>(ErrorCode::kRefused), 0, "no port is free"});
   }
@@ -125,6 +127,13 @@ void SurvivorsWorld::open_store(SimAgent& agent, const OpenStore& message) {
 }
 
 // ---- an attempt begins
+
+bool SurvivorsWorld::give_up_next(SimAgent& agent, std::uint32_t attempt) {
+  if (!agent.next_spawn || agent.next_spawn->attempt != attempt) return false;
+  agent.next_spawn.reset();
+  to_master(agent, AttemptEnded{attempt, 0, {}});
+  return true;
+}
 
 void SurvivorsWorld::spawn(SimAgent& agent, const Spawn& message) {
   if (agent.leaving) return;

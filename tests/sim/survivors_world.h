@@ -67,6 +67,7 @@ class SurvivorsWorld {
   void when_awake(std::uint32_t agent, Act act);
   void take(SimAgent& agent, const rendezvous::Message& message);
   void open_store(SimAgent& agent, const rendezvous::OpenStore& message);
+  bool give_up_next(SimAgent& agent, std::uint32_t attempt);
   void spawn(SimAgent& agent, const rendezvous::Spawn& message);
   void start_worker(SimAgent& agent, std::uint32_t local);
   void revoke(SimAgent& agent, const rendezvous::Revoke& message);

@@ -91,6 +91,11 @@ class _Link:
         except OSError as error:
             self._lose(f"the link to the agent broke: {error.strerror}")
 
+    def leave(self) -> None:
+        """Nothing more is to be asked of this process."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
     def take(self, on_revoke: Callable[[], None], held: Optional[int]) -> Dict[str, Any]:
         """Waits for the next attempt's order, as long as that takes. One that was revoked before is answered here."""
         while True:
@@ -398,6 +403,7 @@ class _Rejoin:
                 abort.end()
                 if dist.is_initialized():
                     dist.destroy_process_group()
+                self.link.leave()
                 return result
             except BaseException as error:
                 if not isinstance(error, Exception) or not self._attempt_is_over(world, error):

@@ -75,7 +75,9 @@ TEST_CASE("ranks that report their steps: who is behind is named, and killed fir
   report.add_step(2, 11);
   CHECK(report.behind() == std::vector<std::uint32_t>{2});
   CHECK(report.text(std::chrono::seconds(12)) ==
-        "no worker reported a step or printed anything for 12 s: rank 2 is behind, at step 11 of 12\n"
+        "no worker reported a step or printed anything for 12 s: rank 2 is behind: the last reported step is "
+        "11, that of "
+        "others 12\n"
         "rank 2 on gpu01: at step 11: running\n"
         "ranks 0,1,3 on gpu01: at step 12: sleeping in poll");
 }

@@ -42,11 +42,10 @@ TEST_CASE("all have to be ready in time, where workers live on") {
 TEST_CASE("trouble without a death ends the attempt, the first word counts") {
   Survivors survivors;
   survivors.begin(1, 30s, 0s);
-  survivors.in_trouble("rank 0: lost rank 1", 1s);
-  CHECK_FALSE(survivors.verdict(1h));  // these cannot live on, and end by themselves
-  survivors.greeted(0);
-  survivors.ready(0);
   survivors.in_trouble("rank 0: lost rank 1", 5s);
+  CHECK_FALSE(survivors.verdict(1h));  // as far as is known these cannot live on, and end by themselves
+  survivors.greeted(0);  // but they can
+  survivors.ready(0);
   survivors.in_trouble("rank 2: lost rank 1", 6s);
   REQUIRE(survivors.deadline());
   CHECK(*survivors.deadline() == 5s + Survivors::kTroubleTime);
