@@ -151,14 +151,14 @@ class LostNodes(RejoinTest):
         self.assert_trained(self.finish(process), 2)
 
     def test_a_node_comes_back_into_the_running_world(self):
-        process, first = self.begun("--max-restarts", 3, "--scale-up", "now", nodes="1:2", epochs=16)
+        process, first = self.begun("--max-restarts", 3, "--scale-up", "now", nodes="1:2", epochs=48)
         kill(first[2].agent)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
         self.assertEqual(self.wait_until_trained_on(2, process)[0], 4)
         second = self.wait_for_workers(4)
         self.assertEqual((second[first[0].pid], second[first[1].pid]), (first[0], first[1]))
         done = self.finish(process)
-        self.assert_trained(done, 4, 16)
+        self.assert_trained(done, 4, 48)
         self.assertIn("the job grows from 1 to 2 nodes (--scale-up now)\n", done.err)
 
     def test_a_worker_is_killed_while_the_job_waits_for_a_node(self):
