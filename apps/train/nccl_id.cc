@@ -21,7 +21,7 @@ int nccl_root_rank(int root, int roots, int ranks) {
 }
 
 std::string nccl_root_key(const std::string& group, int root) {
-  return "nccl/" + group + "/root/" + std::to_string(root);
+  return "nccl/" + group + "/roots/" + std::to_string(root);
 }
 
 std::string encode_nccl_id(std::string_view id, int version) {

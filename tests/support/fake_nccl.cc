@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -210,8 +209,8 @@ int ncclCommAbort(Comm* comm) {
     const std::lock_guard lock(g_mutex);
     comm->group->aborted = true;
   }
-  for (bool mine = g_settings.abort_hangs > 0; mine && g_settings.abort_hangs > 0;)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int hangs = g_settings.abort_hangs; hangs > 0; hangs = g_settings.abort_hangs)
+    g_settings.abort_hangs.wait(hangs);
   end(comm);
   return kSuccess;
 }

@@ -18,7 +18,7 @@ struct FakeNcclSettings {
   std::atomic<int> init_fails = 0;       ///< what an init says later, instead of success
   std::atomic<bool> sums_hang = false;   ///< no all-reduce completes
   std::atomic<int> remote_error = 0;  ///< what ranks hear whose peer has aborted; 0: nothing, as over NVLink
-  std::atomic<int> abort_hangs = 0;   ///< so many calls of ncclCommAbort do not return until 0 again
+  std::atomic<int> abort_hangs = 0;   ///< calls of ncclCommAbort do not return until 0 again; its setter notifies
   std::atomic<int> aborted = 0;       ///< what was called how often
   std::atomic<int> destroyed = 0;
   std::atomic<int> ids = 0;
