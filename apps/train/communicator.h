@@ -10,6 +10,8 @@
 
 namespace ddp::train {
 
+class DeviceSums;
+
 /// What data-parallel training needs of a network. All ranks call the same operations in the same order with
 /// the same sizes; an operation returns when this rank's part is complete. Results are bit-equal on all
 /// ranks. Blocking, one thread.
@@ -58,6 +60,9 @@ class Communicator {
   /// Memory in which large sums are faster, zeroed, as long as this lives; empty: there is none. All ranks
   /// call it with the same size, before their first sum. Errors show in the next operation.
   virtual std::span<std::byte> share_memory(std::size_t) { return {}; }
+
+  /// The same ranks, for what lies on their GPUs; owned by this. Null: only the host's memory can be summed.
+  virtual DeviceSums* device_sums() { return nullptr; }
 
   /// Two halves: the first goes to the next rank (the last one's to rank 0), the second comes from the
   /// previous.

@@ -53,7 +53,8 @@ Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byt
     return enqueue(nccl, device, static_cast<cudaStream_t>(stream));
   });
   if (!called) return called;
-  if (auto waited = link_->wait(comm_, operation, stream); !waited) return waited;
+  const auto is_idle = [&] { return link_->device().is_idle(stream); };
+  if (auto waited = link_->wait(comm_, operation, is_idle); !waited) return waited;
   if (down.size == 0) return {};
   return link_->checked(link_->device().to_host(host.data() + down.offset, device + down.offset, down.size),
                         operation);
@@ -119,15 +120,19 @@ Result<> NcclCommunicator::shift(std::span<std::byte> halves) {
   return staged("send and receive", halves.first(2 * half), {0, half}, {half, half}, enqueue);
 }
 
-Result<> NcclCommunicator::all_reduce_device(void* buffer, std::size_t count, DeviceType type, void* stream) {
+Result<> NcclCommunicator::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
   return link_->call(comm_, "all-reduce", [&](const NcclFunctions& nccl) {
-    return nccl.all_reduce(buffer, buffer, count, nccl_type(type), ncclSum, comm_,
+    return nccl.all_reduce(numbers, numbers, count, nccl_type(type), ncclSum, comm_,
                            static_cast<cudaStream_t>(stream));
   });
 }
 
-Result<> NcclCommunicator::wait_device(void* stream, std::string_view operation) {
-  return link_->wait(comm_, operation, stream);
+Result<> NcclCommunicator::wait(const Done& done, std::string_view operation) {
+  return link_->wait(comm_, operation, done);
+}
+
+void NcclCommunicator::on_end(std::function<void()> callback) {
+  link_->on_end(std::move(callback));
 }
 
 NcclBetween::NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane,

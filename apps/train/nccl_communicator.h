@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 
 #include "apps/train/communicator.h"
+#include "apps/train/device_sums.h"
 
 struct ncclComm;
 
@@ -13,15 +15,12 @@ namespace ddp::train {
 
 class NcclLink;
 
-/// Numbers in a device's memory.
-enum class DeviceType : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
-
 /// Ranks over NCCL. Values of the host go through a buffer on the device and a stream of its own: right, and
-/// as slow as two copies. What lies on the device is summed where it is, by all_reduce_device().
+/// as slow as two copies. What lies on the device is summed where it is, by its DeviceSums.
 ///
 /// Sums are bit-equal on all ranks: NCCL makes each element's sum once. A reduce-scatter is an all-reduce,
 /// for NCCL's own may add in another order.
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public Communicator, public DeviceSums {
  public:
   NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size);
 
@@ -32,16 +31,14 @@ class NcclCommunicator final : public Communicator {
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
+  using Communicator::wait;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   Result<> shift(std::span<std::byte> halves) override;
 
-  /// Puts the sum over the ranks of `count` numbers on this rank's device, in place, into `stream` (a
-  /// cudaStream_t) and returns without waiting for it. May be called while the stream is captured into a
-  /// graph; NCCL works on another thread then, so the capture's mode must be the relaxed one.
-  Result<> all_reduce_device(void* buffer, std::size_t count, DeviceType type, void* stream);
-  /// Until all in the stream is done, with the deadline, the revoke and NCCL's own errors watched: a graph
-  /// whose collective misses a rank would let cudaStreamSynchronize wait for ever.
-  Result<> wait_device(void* stream, std::string_view operation);
+  DeviceSums* device_sums() override { return this; }
+  Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override;
+  Result<> wait(const Done& done, std::string_view operation) override;
+  void on_end(std::function<void()> callback) override;
 
  private:
   /// Which bytes of the host's buffer go to the device before, and come back after.

@@ -188,13 +188,14 @@ Result<> NcclLink::call(ncclComm_t comm, std::string_view operation, const Call&
   return settle(comm, call(*library_->operator->()), operation, config_.step_timeout);
 }
 
-Result<> NcclLink::wait(ncclComm_t comm, std::string_view operation, void* stream) {
+Result<> NcclLink::wait(ncclComm_t comm, std::string_view operation,
+                        const std::function<Result<bool>()>& done) {
   if (failed_) return *failed_;
   Patience patience(config_.interrupt, config_.step_timeout);
   for (;;) {
-    const auto idle = device_->is_idle(stream);
-    if (!idle) return fail(idle.error().code, idle.error().text, operation);
-    if (*idle) return {};
+    const auto complete = done();
+    if (!complete) return fail(complete.error().code, complete.error().text, operation);
+    if (*complete) return {};
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked = library_->operator->()->get_async_error(comm, &state);
     if (asked != ncclSuccess) state = asked;
@@ -239,6 +240,8 @@ Error NcclLink::fail(ErrorCode code, const std::string& reason, std::string_view
 }
 
 bool NcclLink::end_all(bool abort) {
+  for (const auto& callback : std::exchange(on_end_, {}))
+    callback();
   const auto endings = std::make_shared<Endings>();
   std::vector<ncclComm_t> comms;
   for (const ncclComm_t comm : slots_->comms) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/train/nccl_device.h"
@@ -52,10 +53,13 @@ class NcclLink {
   using Call = std::function<ncclResult_t(const NcclFunctions&)>;
   /// Has NCCL put an operation into a stream, and waits until it is in there.
   Result<> call(ncclComm_t comm, std::string_view operation, const Call& call);
-  /// Until all in the stream is done.
-  Result<> wait(ncclComm_t comm, std::string_view operation, void* stream);
+  /// Until done() says so; its error is the device's.
+  Result<> wait(ncclComm_t comm, std::string_view operation, const std::function<Result<bool>()>& done);
   /// What the device answered. A failure ends the link like any other.
   Result<> checked(const Result<>& answer, std::string_view operation);
+
+  /// Called once, before the communicators are ended in any way.
+  void on_end(std::function<void()> callback) { on_end_.push_back(std::move(callback)); }
 
   /// Device memory of at least so many bytes, for one operation; the next call may move it.
   Result<std::byte*> staging(std::size_t bytes);
@@ -78,6 +82,7 @@ class NcclLink {
   std::shared_ptr<Slots> slots_;  ///< NCCL writes to them while it works
   std::byte* staging_ = nullptr;
   std::size_t staged_ = 0;
+  std::vector<std::function<void()>> on_end_;
   bool stuck_ = false;
   std::optional<Error> failed_;
 };

@@ -162,9 +162,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
   const auto comm = link->open(directory, "world", config.rank, config.world_size);
   if (!comm) return comm.error();
   NcclWorld world;
-  auto communicator = std::make_unique<NcclCommunicator>(link, *comm, config.rank, config.world_size);
-  world.on_device = communicator.get();
-  world.communicator = std::move(communicator);
+  world.communicator = std::make_unique<NcclCommunicator>(link, *comm, config.rank, config.world_size);
   NcclLog log = read_nccl_log(captured_text());
   if (log.version.empty()) log.version = nccl_version_text(version);
   world.line = nccl_line(log);

@@ -10,7 +10,6 @@
 
 namespace ddp::train {
 
-class NcclCommunicator;
 class NcclDevice;
 class NcclLibrary;
 
@@ -30,7 +29,6 @@ struct NcclWorldConfig {
 
 struct NcclWorld {
   std::unique_ptr<Communicator> communicator;
-  NcclCommunicator* on_device = nullptr;  ///< the same, for values on the device
   std::unique_ptr<Communicator> node;     ///< null where not asked for
   std::unique_ptr<Communicator> between;
   int node_count = 0;   ///< 0: not known

@@ -241,7 +241,6 @@ Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& 
   auto connected = connect_nccl(nccl_config(environment, options), *world.directory);
   if (!connected) return connected.error();
   world.communicator = std::move(connected->communicator);
-  world.on_device = connected->on_device;
   world.node = std::move(connected->node);
   world.between = std::move(connected->between);
   world.node_count = connected->node_count;

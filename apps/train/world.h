@@ -17,8 +17,6 @@
 
 namespace ddp::train {
 
-class NcclCommunicator;
-
 /// This rank's way to the others, and the store where this rank serves it. The communicators of a world may
 /// be used one at a time, in the same order on all ranks.
 struct World {
@@ -27,7 +25,6 @@ struct World {
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<Communicator> node;     ///< the ranks of this node; null where not asked for
   std::unique_ptr<Communicator> between;  ///< the nodes as ranks (BetweenNodes); null where not asked for
-  NcclCommunicator* on_device = nullptr;  ///< `communicator`, for values on a GPU; null over other ways
   std::string way;                        ///< "shm", "tcp", "shm+tcp", "nccl", "none": for people
   int node_count = 0;                     ///< 0: not known
   std::vector<int> node_of;               ///< by rank; empty where nothing is shared inside nodes

@@ -167,13 +167,41 @@ TEST_CASE("memory of the device is summed where it lies") {
   const auto said = run_ranks(2, [](NcclWorld& joined) -> std::string {
     MemoryDevice device;  // its stream
     std::vector<double> values(100, joined.communicator->rank() + 1.0);
-    auto put = joined.on_device->all_reduce_device(values.data(), values.size(), DeviceType::kFloat64,
-                                                   device.stream());
+    DeviceSums& sums = *joined.communicator->device_sums();
+    auto put = sums.enqueue(values.data(), values.size(), DeviceType::kFloat64, device.stream());
     if (!put) return put.error().text;
-    if (auto done = joined.on_device->wait_device(device.stream(), "step 4"); !done) return done.error().text;
+    const auto is_idle = [&] { return device.is_idle(device.stream()); };
+    if (auto done = sums.wait(is_idle, "step 4"); !done) return done.error().text;
     return values[99] == 3.0 ? "" : "wrong";
   });
   CHECK(said == std::vector<std::string>{"", ""});
+}
+
+TEST_CASE("what holds sums is told once, before the communicators end") {
+  FakeNcclSettings& settings = fresh_settings();
+  settings.sums_hang = true;
+  for (const bool fails : {false, true}) {
+    settings.aborted = settings.destroyed = 0;
+    int told = 0, ended_before = -1;
+    {
+      MemoryDirectory directory;
+      NcclLinkConfig limits;
+      limits.step_timeout = 20ms;
+      NcclLink link(play(), std::make_shared<MemoryDevice>(), limits);
+      const auto comm = link.open(directory, "world", 0, 1);
+      REQUIRE(comm.has_value());
+      link.on_end([&] {
+        ++told;
+        ended_before = settings.aborted + settings.destroyed;
+      });
+      const auto never = []() -> Result<bool> { return false; };
+      if (fails) CHECK(link.wait(*comm, "all-reduce", never).has_error());
+      CHECK(told == (fails ? 1 : 0));
+    }
+    CHECK(told == 1);
+    CHECK(ended_before == 0);
+    CHECK(settings.aborted + settings.destroyed == 1);
+  }
 }
 
 TEST_CASE("nodes of unequal size: inside and between") {
@@ -409,7 +437,7 @@ TEST_CASE("an abort that hangs is left alone after its deadline") {
     settings.abort_hangs = 1;
     FakeStream stream;
     stream.pending = 1;
-    const auto done = link.wait(*comm, "all-reduce", &stream);
+    const auto done = link.wait(*comm, "all-reduce", [&]() -> Result<bool> { return stream.pending == 0; });
     REQUIRE(done.has_error());
     CHECK(done.error().text ==
           "rank 0 over NCCL: the other ranks did not do their part within 20 ms; NCCL did not abort within "
