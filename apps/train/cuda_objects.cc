@@ -19,6 +19,21 @@ Result<DeviceBytes> make_device_bytes(std::size_t size) {
   return bytes;
 }
 
+Result<PinnedBytes> make_pinned_bytes(std::size_t size) {
+  void* memory = nullptr;
+  if (auto done = cuda_check(cudaMallocHost(&memory, size), "cudaMallocHost"); !done) return done.error();
+  return PinnedBytes(static_cast<std::byte*>(memory));
+}
+
+Result<CudaEvent> make_cuda_event() {
+  cudaEvent_t event = nullptr;
+  if (auto done =
+          cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+      !done)
+    return done.error();
+  return CudaEvent(event);
+}
+
 Result<CudaStream> make_cuda_stream() {
   cudaStream_t stream = nullptr;
   if (auto done =

@@ -17,6 +17,17 @@ struct FreeDeviceMemory {
 /// Memory of the GPU, on a border of 256 bytes.
 using DeviceBytes = std::unique_ptr<std::byte, FreeDeviceMemory>;
 
+struct FreePinnedMemory {
+  void operator()(std::byte* memory) const { (void)cudaFreeHost(memory); }
+};
+/// Memory of the host that the GPU copies from and to while the host goes on.
+using PinnedBytes = std::unique_ptr<std::byte, FreePinnedMemory>;
+
+struct EndEvent {
+  void operator()(cudaEvent_t event) const { (void)cudaEventDestroy(event); }
+};
+using CudaEvent = std::unique_ptr<CUevent_st, EndEvent>;
+
 struct EndStream {
   void operator()(cudaStream_t stream) const { (void)cudaStreamDestroy(stream); }
 };
@@ -31,6 +42,9 @@ using CudaGraph = std::unique_ptr<CUgraphExec_st, EndGraph>;
 
 /// Zeroed; kSystem with the size when the GPU has no room.
 Result<DeviceBytes> make_device_bytes(std::size_t size);
+Result<PinnedBytes> make_pinned_bytes(std::size_t size);
+/// One that takes no time.
+Result<CudaEvent> make_cuda_event();
 /// One that waits for no other.
 Result<CudaStream> make_cuda_stream();
 

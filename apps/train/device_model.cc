@@ -7,6 +7,7 @@
 
 #include "apps/train/cuda_check.h"
 #include "apps/train/device_net.h"
+#include "apps/train/net_steps.h"
 
 namespace ddp::train {
 
@@ -26,6 +27,14 @@ int local_rank() {
 template <class T>
 class DeviceModel final : public Model<T> {
  public:
+  static Result<std::unique_ptr<Model<T>>> make(std::unique_ptr<Model<T>> host,
+                                                std::unique_ptr<DeviceNet<T>> net) {
+    auto model = std::make_unique<DeviceModel>(std::move(host), std::move(net));
+    auto steps = NetSteps<T>::make(*model->net_, *model);
+    if (!steps) return steps.error();
+    model->steps_ = std::move(*steps);
+    return std::unique_ptr<Model<T>>(std::move(model));
+  }
   DeviceModel(std::unique_ptr<Model<T>> host, std::unique_ptr<DeviceNet<T>> net)
       : Model<T>(host->parameter_count(), host->running_statistics().size()),
         host_(std::move(host)),
@@ -36,6 +45,7 @@ class DeviceModel final : public Model<T> {
   const std::vector<TensorInfo>& parameter_tensors() const override { return host_->parameter_tensors(); }
   const std::vector<TensorInfo>& running_tensors() const override { return host_->running_tensors(); }
   std::vector<std::string> counter_names() const override { return host_->counter_names(); }
+  DeviceSteps<T>* device_steps() override { return steps_.get(); }
 
   kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override {
     const int batch = put(images, labels);
@@ -75,6 +85,7 @@ class DeviceModel final : public Model<T> {
 
   std::unique_ptr<Model<T>> host_;
   std::unique_ptr<DeviceNet<T>> net_;
+  std::unique_ptr<NetSteps<T>> steps_;
 };
 
 }  // namespace
@@ -101,7 +112,7 @@ Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> ho
   auto net = DeviceNet<T>::make(host->name() == "mlp" ? mlp_on_device<T>(width, depth, parameters, max_batch)
                                                       : conv_net_on_device<T>(max_batch));
   if (!net) return within("--device gpu", net.error());
-  return std::unique_ptr<Model<T>>(std::make_unique<DeviceModel<T>>(std::move(host), std::move(*net)));
+  return DeviceModel<T>::make(std::move(host), std::move(*net));
 }
 
 template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>, int, int,

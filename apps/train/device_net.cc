@@ -1,9 +1,11 @@
 #include "apps/train/device_net.h"
 
+#include <limits>
 #include <utility>
 
 #include "apps/train/cuda_check.h"
 #include "apps/train/kernels/device/conv_net_program.h"
+#include "apps/train/kernels/device/gather_body.h"
 #include "apps/train/kernels/device/mlp_program.h"
 
 namespace ddp::train {
@@ -20,6 +22,7 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
   if (!stream) return stream.error();
   net->stream_ = std::move(*stream);
   net->program_.lay_out(net->bytes_.get());
+  net->own_gradients_ = net->memory().gradients;
   return net;
 }
 
@@ -42,26 +45,43 @@ Result<> DeviceNet<T>::get(std::span<T> to, const T* from) {
 
 template <class T>
 Result<> DeviceNet<T>::put_batch(const T* images, std::span<const std::uint8_t> labels) {
-  const std::size_t bytes = labels.size() * static_cast<std::size_t>(program_.image_size) * sizeof(T);
+  const int side = kImageSide + 2 * program_.image_border;
+  const std::size_t bytes = labels.size() * static_cast<std::size_t>(side * side) * sizeof(T);
   if (auto done = copy(memory().images, images, bytes, cudaMemcpyHostToDevice); !done) return done;
   return copy(memory().labels, labels.data(), labels.size(), cudaMemcpyHostToDevice);
 }
 
 template <class T>
+std::function<void()> DeviceNet<T>::forgetter() {
+  return [graphs = std::weak_ptr<Graphs>(graphs_)] {
+    if (const auto there = graphs.lock()) there->clear();
+  };
+}
+
+template <class T>
+void DeviceNet<T>::place_gradients(std::byte* memory) {
+  forget_graphs();
+  program_.memory().gradients = memory == nullptr ? own_gradients_ : reinterpret_cast<T*>(memory);
+}
+
+template <class T>
+template <class Enqueue>
+Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
+  const DeviceRunner runner(stream_.get());
+  const Result<> enqueued = enqueue(runner);
+  return enqueued ? runner.outcome() : enqueued;
+}
+
+template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::run(Work work, int batch, const Enqueue& enqueue) {
-  const auto launch = [&]() -> Result<> {
-    const DeviceRunner runner(stream_.get());
-    const Result<> enqueued = enqueue(runner);
-    return enqueued ? runner.outcome() : enqueued;
-  };
-  const auto [place, is_new] = graphs_.try_emplace({work, batch});
+  const auto [place, is_new] = graphs_->try_emplace({work, batch});
   // The first launches load the kernels and, of a sum over ranks, make its connections: no capture has to
   // allow that.
-  if (!use_graphs_ || is_new) return launch();
+  if (!use_graphs_ || is_new) return launch(enqueue);
   CudaGraph& graph = place->second;
   if (!graph) {
-    auto captured = capture_graph(stream_.get(), launch);
+    auto captured = capture_graph(stream_.get(), [&] { return launch(enqueue); });
     if (!captured) return captured.error();
     graph = std::move(*captured);
   }
@@ -93,20 +113,39 @@ Result<> DeviceNet<T>::evaluate(int batch) {
 }
 
 template <class T>
-Result<> DeviceNet<T>::step(int batch, double lr, const Recipe& recipe) {
+Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch, const Recipe& recipe,
+                                    const HeldImages* held) {
   const Memory& m = memory();
-  if (auto done = copy(&m.state->lr, &lr, sizeof lr, cudaMemcpyHostToDevice); !done) return done;
-  return run(Work::kStep, batch, [&](const DeviceRunner& runner) -> Result<> {
-    program_.forward(runner, batch, true);
-    program_.backward(runner, batch);
-    if (recipe.all_reduce) {
-      if (auto done = recipe.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream_.get());
-          !done)
-        return done;
-    }
-    device::run_update(runner, m, recipe.update, T(1) / static_cast<T>(recipe.ranks));
-    return {};
-  });
+  if (recipe.kept != nullptr) {
+    if (auto done = copy(recipe.kept, m.learnt(), m.learnt_bytes(), cudaMemcpyDeviceToDevice); !done)
+      return done;
+  }
+  if (held != nullptr) {
+    runner.run<device::Gather<T>>({batch, program_.image_border, held->images, held->labels, held->order,
+                                   m.state, m.images, m.labels});
+  }
+  program_.forward(runner, batch, true);
+  program_.backward(runner, batch);
+  if (recipe.plant_nan) {
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    if (auto done = copy(m.gradients, &nan, sizeof nan, cudaMemcpyHostToDevice); !done) return done;
+  }
+  if (recipe.all_reduce) {
+    auto done = recipe.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream_.get());
+    if (!done) return done;
+  }
+  device::run_update(runner, m, recipe.update, T(1) / static_cast<T>(recipe.ranks));
+  return {};
+}
+
+template <class T>
+Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Recipe& recipe,
+                            const HeldImages* held) {
+  device::StepInput* const to = memory().state;
+  if (auto done = copy(to, &input, sizeof input, cudaMemcpyHostToDevice); !done) return done;
+  const auto enqueue = [&](const DeviceRunner& runner) { return enqueue_step(runner, batch, recipe, held); };
+  if (recipe.plant_nan) return launch(enqueue);
+  return run(held != nullptr ? Work::kHeldStep : Work::kStep, batch, enqueue);
 }
 
 template <class T>
@@ -136,7 +175,7 @@ namespace {
 
 /// A program over a memory that `lay_out(arena)` gives.
 template <class T, class LayOut>
-typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_size, int max_batch,
+typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_border, int max_batch,
                                           const auto& forward, const auto& backward) {
   device::Arena counting;
   using Memory = decltype(lay_out(counting));
@@ -147,14 +186,14 @@ typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_size,
     device::Arena arena(bytes);
     *memory = lay_out(arena);
   };
-  program.memory = [memory]() -> const device::TrainingMemory<T>& { return memory->training; };
+  program.memory = [memory]() -> device::TrainingMemory<T>& { return memory->training; };
   program.forward = [memory, forward](const DeviceRunner& runner, int batch, bool training) {
     forward(runner, *memory, batch, training);
   };
   program.backward = [memory, backward](const DeviceRunner& runner, int batch) {
     backward(runner, *memory, batch);
   };
-  program.image_size = image_size;
+  program.image_border = image_border;
   program.max_batch = max_batch;
   return program;
 }
@@ -164,7 +203,7 @@ typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_size,
 template <class T>
 typename DeviceNet<T>::Program conv_net_on_device(int max_batch) {
   return program_of<T>(
-      [max_batch](device::Arena& arena) { return device::ConvNetMemory<T>(arena, max_batch); }, kPaddedPixels,
+      [max_batch](device::Arena& arena) { return device::ConvNetMemory<T>(arena, max_batch); }, kImageBorder,
       max_batch, device::run_conv_net_forward<T, DeviceRunner>,
       device::run_conv_net_backward<T, DeviceRunner>);
 }
@@ -173,7 +212,7 @@ template <class T>
 typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch) {
   return program_of<T>(
       [=](device::Arena& arena) { return device::MlpMemory<T>(arena, width, depth, parameters, max_batch); },
-      kImagePixels, max_batch, device::run_mlp_forward<T, DeviceRunner>,
+      0, max_batch, device::run_mlp_forward<T, DeviceRunner>,
       device::run_mlp_backward<T, DeviceRunner>);
 }
 

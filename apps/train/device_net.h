@@ -30,16 +30,25 @@ class DeviceNet {
   struct Program {
     std::size_t bytes = 0;  ///< of GPU memory
     std::function<void(std::byte*)> lay_out;
-    std::function<const Memory&()> memory;
+    std::function<Memory&()> memory;
     std::function<void(const DeviceRunner&, int batch, bool training)> forward;
     std::function<void(const DeviceRunner&, int batch)> backward;
-    int image_size = 0;
+    int image_border = 0;
     int max_batch = 0;
   };
   struct Recipe {
     kernels::device::UpdateSettings update{};
     int ranks = 1;
     DeviceAllReduce all_reduce;  ///< empty: this rank is alone
+    /// As big as what is learnt: what was learnt before the step is kept there. Null: it is not.
+    std::byte* kept = nullptr;
+    bool plant_nan = false;  ///< into this rank's gradient; the step is no graph then
+  };
+  /// Images and labels in the GPU's memory, and the order in which they come.
+  struct HeldImages {
+    const std::uint8_t* images = nullptr;
+    const std::uint8_t* labels = nullptr;
+    const std::uint32_t* order = nullptr;
   };
 
   /// On the current device.
@@ -48,8 +57,14 @@ class DeviceNet {
   /// False: every launch by itself, to compare with.
   void use_graphs(bool use) { use_graphs_ = use; }
 
-  /// When what they hold is gone: a communicator that was aborted.
-  void forget_graphs() { graphs_.clear(); }
+  /// When another recipe comes, or other memory.
+  void forget_graphs() { graphs_->clear(); }
+  /// The same as a call that may come at any time, when this is gone too.
+  std::function<void()> forgetter();
+
+  /// Gradients are computed there from now on: as many bytes as gradient_bytes(). Null: in own memory again.
+  void place_gradients(std::byte* memory);
+  std::size_t gradient_bytes() const { return (static_cast<std::size_t>(memory().count) + 1) * sizeof(T); }
 
   // Between host and GPU; sizes as the vectors have them. `get` waits, and the host's memory may be reused
   // after `put` as soon as something has waited.
@@ -63,9 +78,11 @@ class DeviceNet {
   Result<> backward(int batch);
   /// By the running statistics; only the score.
   Result<> evaluate(int batch);
-  /// Everything of a step as one graph: forward, backward, the ranks' sum, finite check, clipping, update.
-  /// The learning rate is a number in the GPU's memory, as is all that the step decides.
-  Result<> step(int batch, double lr, const Recipe& recipe);
+  /// Everything of a step as one graph: the batch that was put, or, with `held`, the one that `input` says;
+  /// forward, backward, the ranks' sum, finite check, clipping, update. The learning rate is a number in the
+  /// GPU's memory, as is all that the step decides. `input` stays as it is until the step is done.
+  Result<> step(int batch, const kernels::device::StepInput& input, const Recipe& recipe,
+                const HeldImages* held = nullptr);
   /// Of the last forward, evaluate or step; wait.
   Result<kernels::BatchScore> score();
   Result<kernels::device::StepState> state();
@@ -75,17 +92,23 @@ class DeviceNet {
 
  private:
   explicit DeviceNet(Program program) : program_(std::move(program)) {}
-  enum class Work : int { kForward, kBackward, kEvaluate, kStep };
-  /// enqueue(runner) → Result<>, at once or as the graph of (work, batch).
+  enum class Work : int { kForward, kBackward, kEvaluate, kStep, kHeldStep };
+  using Graphs = std::map<std::pair<Work, int>, CudaGraph>;
+  /// enqueue(runner) → Result<>, at once.
+  template <class Enqueue>
+  Result<> launch(const Enqueue& enqueue);
+  /// The same, or as the graph of (work, batch).
   template <class Enqueue>
   Result<> run(Work work, int batch, const Enqueue& enqueue);
+  Result<> enqueue_step(const DeviceRunner& runner, int batch, const Recipe& recipe, const HeldImages* held);
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 
   Program program_;
   DeviceBytes bytes_;
   CudaStream stream_;
   bool use_graphs_ = true;
-  std::map<std::pair<Work, int>, CudaGraph> graphs_;
+  T* own_gradients_ = nullptr;
+  std::shared_ptr<Graphs> graphs_ = std::make_shared<Graphs>();
 };
 
 /// The same models as conv_net.h and mlp.h, of the same layout.

@@ -13,6 +13,9 @@
 
 namespace ddp::train {
 
+template <class T>
+class DeviceSteps;
+
 /// How a tensor lies in our flat vector, against PyTorch's row order of its shape.
 enum class Layout : std::uint8_t {
   kPlain,        ///< the same
@@ -64,6 +67,8 @@ class Model {
   virtual void backward(const T* images, int batch, const OnReady& on_ready) = 0;
   /// By the running statistics; changes nothing.
   virtual kernels::BatchScore evaluate(const T* images, std::span<const std::uint8_t> labels) = 0;
+  /// Whole steps where a GPU can make them; owned by this. Null: only the host leads.
+  virtual DeviceSteps<T>* device_steps() { return nullptr; }
   /// From now on batches are normalised by the statistics of all ranks together (SyncBN). Called in forward
   /// and in backward, in the same order on all ranks.
   virtual void share_statistics(GatherNumbers) {}

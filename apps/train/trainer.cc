@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -25,6 +26,11 @@ constexpr int kMaxDroppedInARow = 5;
 Error of(Error error, const std::string& what) {
   error.text += " of " + what;
   return error;
+}
+
+/// What a model computes with is there or the process ends.
+void must(const Result<>& done) {
+  if (!done) throw std::runtime_error("the GPU failed: " + done.error().text);
 }
 
 GradientSyncSettings sync_settings(const Options& options) {
@@ -62,13 +68,16 @@ template <class T>
 void Trainer<T>::attach(Communicators communicators) {
   communicators_ = communicators;
   gather_error_.reset();
-  sync_.emplace(sync_settings(options_), model_,
-                communicators.node ? *communicators.node : *communicators.world);
+  sync_.emplace(sync_settings(options_), model_, sums());
   if (!optimizer_) optimizer_.emplace(options_.optimizer, own_part().end - own_part().begin);
 }
 
 template <class T>
 void Trainer<T>::let_go() {
+  if (std::exchange(attached_to_device_, false)) {
+    must(model_.device_steps()->drop());
+    model_.device_steps()->detach();
+  }
   if (std::exchange(in_step_, false)) std::ranges::copy(running_before_, model_.running_statistics().begin());
   model_.take_back_gradients();
   sync_.reset();
@@ -109,6 +118,7 @@ std::vector<double> Trainer<T>::gather_numbers(std::span<const double> mine) {
 
 template <class T>
 Result<> Trainer<T>::share_weights() {
+  fetch();
   auto done = communicators_.world->broadcast(std::as_writable_bytes(model_.parameters()), 0);
   if (done) done = communicators_.world->broadcast(std::as_writable_bytes(model_.running_statistics()), 0);
   if (!done) return of(done.error(), "the initial weights");
@@ -116,23 +126,29 @@ Result<> Trainer<T>::share_weights() {
 }
 
 template <class T>
-double Trainer<T>::learning_rate() const {
+double Trainer<T>::learning_rate(std::uint64_t ahead) const {
   const double samples = static_cast<double>(data_.training.size());
   const double used = static_cast<double>(position_.segment_begin) +
-                      static_cast<double>(position_.segment_step) * options_.accumulate *
+                      static_cast<double>(position_.segment_step + ahead) * options_.accumulate *
                           options_.batch_size * communicators_.world->world_size();
   const double progress =
       (static_cast<double>(position_.epoch) + std::min(used / samples, 1.0)) / options_.epochs;
-  return options_.lr.rate(static_cast<std::int64_t>(position_.step), progress);
+  return options_.lr.rate(static_cast<std::int64_t>(position_.step + ahead), progress);
 }
 
 template <class T>
-void Trainer<T>::log_samples(std::span<const std::uint32_t> samples) {
+void Trainer<T>::log_samples(std::span<const std::uint32_t> samples, std::uint64_t step) {
   if (!sample_log_.is_open()) return;
-  std::string line = std::to_string(position_.epoch) + " " + std::to_string(position_.step + 1) + ":";
+  std::string line = std::to_string(position_.epoch) + " " + std::to_string(step) + ":";
   for (const std::uint32_t sample : samples)
     line += " " + std::to_string(sample);
   sample_log_.append(line + "\n");
+}
+
+template <class T>
+bool Trainer<T>::plants_nan(std::uint64_t step) const {
+  const auto& plant = options_.plant_nan;
+  return plant && plant->step == step && plant->rank == communicators_.world->rank();
 }
 
 template <class T>
@@ -144,15 +160,13 @@ Result<ReducedGradient> Trainer<T>::reduced_gradient(BatchLoader<T>& loader, int
     profile_.enter(Phase::kData);
     if (is_revoked(communicators_.interrupt)) return revoked_error();
     const auto& batch = loader.next();
-    log_samples(batch.samples);
+    log_samples(batch.samples, number);
     report.images += batch.samples.size();
     profile_.enter(Phase::kForward);
     model_.forward(batch.images.data(), batch.labels);
     profile_.enter(Phase::kBackward);
     model_.backward(batch.images.data(), static_cast<int>(batch.labels.size()), [&](std::size_t begin) {
-      const auto& plant = options_.plant_nan;
-      if (plant && plant->step == number && plant->rank == communicators_.world->rank())
-        model_.gradients()[begin] = std::numeric_limits<T>::quiet_NaN();
+      if (plants_nan(number)) model_.gradients()[begin] = std::numeric_limits<T>::quiet_NaN();
       profile_.enter(Phase::kCommunication);  // a node's sums are made at once, by shared memory
       sync_->ready(begin);
       profile_.enter(Phase::kBackward);
@@ -181,8 +195,6 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
   report.loss = reduced->loss;
   report.norm = reduced->norm;
   report.dropped = !reduced->finite;
-  report.total = number;
-  report.epoch = static_cast<int>(position_.epoch);
   return report;
 }
 
@@ -236,32 +248,67 @@ Result<> Trainer<T>::begin_epoch_order(std::vector<std::uint32_t>& order) {
 
 template <class T>
 Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
+  const std::int64_t epoch = position_.epoch;
+  if (auto done = train_batches(on_step); !done) return done;
+  // Not when it was told to stop.
+  return position_.epoch == epoch ? Result<>() : average_nodes();
+}
+
+/// What every step ends in. False: no more steps.
+template <class T>
+Result<bool> Trainer<T>::report_step(StepReport& report, std::size_t steps_left, const OnStep& on_step) {
+  if (dropped_in_a_row_ == kMaxDroppedInARow) {
+    return Error{ErrorCode::kUsage, "the gradients of " + std::to_string(kMaxDroppedInARow) +
+                                        " steps in a row, up to step " + std::to_string(position_.step) +
+                                        ", are not finite: training has diverged; try a smaller --lr"};
+  }
+  report.total = position_.step;
+  report.epoch = static_cast<int>(position_.epoch);
+  report.step = static_cast<int>(position_.segment_step);
+  report.steps = static_cast<int>(position_.segment_step + steps_left);
+  report.images *= static_cast<std::size_t>(communicators_.world->world_size());
+  return on_step(report);
+}
+
+template <class T>
+Result<> Trainer<T>::train_batches(const OnStep& on_step) {
   std::vector<std::uint32_t> order;
   if (auto done = begin_epoch_order(order); !done) return done;
-  if (!order.empty()) {
+  const auto end_epoch = [this] {
+    ++position_.epoch;
+    position_.segment_begin = position_.segment_step = 0;
+  };
+  if (order.empty()) {
+    end_epoch();
+    return {};
+  }
+  if (has_device_steps()) {
+    auto epoch = begin_device_epoch(std::move(order));
+    if (!epoch) return epoch.error();
+    while ((*epoch)->steps_left() != 0) {
+      auto report = device_step(**epoch);
+      if (!report) return report.error();
+      const auto go_on = report_step(*report, (*epoch)->steps_left(), on_step);
+      if (!go_on) return go_on.error();
+      if (!*go_on) return {};
+    }
+  } else {
+    fetch();
     BatchLoader<T> loader(data_.training, std::move(order), static_cast<std::size_t>(options_.batch_size),
                           model_.image_border());
     const std::size_t group = static_cast<std::size_t>(options_.accumulate);
-    const int steps = static_cast<int>(position_.segment_step + (loader.batches() + group - 1) / group);
-    for (std::size_t batch = 0; batch < loader.batches(); batch += group) {
-      auto report = train_step(loader, static_cast<int>(std::min(group, loader.batches() - batch)));
+    for (std::size_t left = loader.batches(); left != 0;) {
+      const std::size_t now = std::min(group, left);
+      auto report = train_step(loader, static_cast<int>(now));
       if (!report) return report.error();
-      if (dropped_in_a_row_ == kMaxDroppedInARow) {
-        return Error{ErrorCode::kUsage, "the gradients of " + std::to_string(kMaxDroppedInARow) +
-                                            " steps in a row, up to step " + std::to_string(position_.step) +
-                                            ", are not finite: training has diverged; try a smaller --lr"};
-      }
-      report->step = static_cast<int>(position_.segment_step);
-      report->steps = steps;
-      report->images *= static_cast<std::size_t>(communicators_.world->world_size());
-      const auto go_on = on_step(*report);
+      left -= now;
+      const auto go_on = report_step(*report, (left + group - 1) / group, on_step);
       if (!go_on) return go_on.error();
       if (!*go_on) return {};
     }
   }
-  ++position_.epoch;
-  position_.segment_begin = position_.segment_step = 0;
-  return average_nodes();
+  end_epoch();
+  return {};
 }
 
 /// A sum that fails leaves anything, but this rank may live on with what it had.
@@ -280,6 +327,7 @@ template <class T>
 Result<> Trainer<T>::average_nodes() {
   Communicator* between = communicators_.between;
   if (between == nullptr || averaged_step_ == position_.step) return {};
+  fetch();
   if (auto done = average(*between, model_.parameters()); !done)
     return of(done.error(), "the nodes' average after step " + std::to_string(position_.step));
   averaged_step_ = position_.step;
@@ -288,6 +336,7 @@ Result<> Trainer<T>::average_nodes() {
 
 template <class T>
 Result<> Trainer<T>::average_running_statistics() {
+  fetch();
   const std::span<T> running = model_.running_statistics();
   if (running.empty()) return {};
   if (auto done = average(*communicators_.world, running); !done)
@@ -297,6 +346,7 @@ Result<> Trainer<T>::average_running_statistics() {
 
 template <class T>
 Result<Accuracy> Trainer<T>::evaluate() {
+  fetch();
   const std::size_t world = static_cast<std::size_t>(communicators_.world->world_size());
   const std::size_t rank = static_cast<std::size_t>(communicators_.world->rank());
   const std::size_t begin = data_.test.size() * rank / world;
@@ -325,6 +375,7 @@ Result<Accuracy> Trainer<T>::evaluate() {
 
 template <class T>
 std::uint64_t Trainer<T>::weights_hash() {
+  fetch();
   return fnv_hash(std::as_bytes(model_.running_statistics()), fnv_hash(std::as_bytes(model_.parameters())));
 }
 
@@ -334,6 +385,93 @@ Result<std::vector<std::uint64_t>> Trainer<T>::gather_hashes() {
   auto all = communicators_.world->all_gather(mine);
   if (!all) return of(all.error(), "the weights' hashes");
   return all;
+}
+
+// ---- steps on the GPU
+
+template <class T>
+bool Trainer<T>::has_device_steps() const {
+  if (model_.device_steps() == nullptr || options_.zero || options_.accumulate != 1) return false;
+  return sums().world_size() == 1 || sums().device_sums() != nullptr;
+}
+
+template <class T>
+void Trainer<T>::fetch() {
+  if (std::exchange(on_device_, false)) must(model_.device_steps()->give(*optimizer_));
+}
+
+template <class T>
+auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
+    -> Result<std::unique_ptr<DeviceEpoch<T>>> {
+  DeviceSteps<T>& device = *model_.device_steps();
+  if (!attached_to_device_) {
+    DeviceStepSettings settings;
+    settings.optimizer = options_.optimizer;
+    settings.clip_value = options_.clip_value;
+    settings.clip_norm = options_.clip_norm;
+    settings.ranks = sums().world_size();
+    settings.sums = settings.ranks == 1 ? nullptr : sums().device_sums();
+    settings.undo = options_.rejoin;
+    if (auto done = device.attach(settings); !done) return done.error();
+    attached_to_device_ = true;
+  }
+  // One that is lost can be taken back, and measured by itself, when it is alone.
+  const bool alone = options_.rejoin || !options_.profile.empty();
+  return DeviceEpoch<T>::begin(device, data_.training, std::move(order),
+                               static_cast<std::size_t>(options_.batch_size), model_.image_border(),
+                               alone ? 1 : DeviceSteps<T>::kMostUnderWay);
+}
+
+/// Steps that may be made before the state is looked at, the next one included.
+template <class T>
+std::uint64_t Trainer<T>::steps_until_a_look() const {
+  std::uint64_t steps = std::numeric_limits<std::uint64_t>::max();
+  const auto every = [&](std::uint64_t count) {
+    if (count > 1) steps = std::min(steps, count - position_.step % count);
+  };
+  every(options_.checkpoint_every);
+  every(static_cast<std::uint64_t>(options_.sync_every_inter));
+  if (options_.checkpoint_every == 1) steps = 1;
+  if (options_.max_steps > position_.step) steps = std::min(steps, options_.max_steps - position_.step);
+  return steps;
+}
+
+/// The whole of the GPU's work counts as the forward pass: a graph has no phases.
+template <class T>
+Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
+  const std::string name = "step " + std::to_string(position_.step + 1);
+  if (is_revoked(communicators_.interrupt)) return revoked_error();
+  profile_.begin_step(position_.step + 1);
+  profile_.enter(Phase::kData);
+  if (!on_device_) {
+    if (auto done = model_.device_steps()->take(*optimizer_); !done) return done.error();
+    on_device_ = true;
+  }
+  const auto plan = [this](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
+    const std::uint64_t step = position_.step + ahead + 1;
+    log_samples(samples, step);
+    return typename DeviceEpoch<T>::Plan{learning_rate(ahead), plants_nan(step)};
+  };
+  if (auto done = epoch.launch_ahead(steps_until_a_look(), plan); !done) return of(done.error(), name);
+  profile_.enter(Phase::kForward);
+  const auto outcome = epoch.finish();
+  if (!outcome) return of(outcome.error(), name);
+  StepReport report;
+  report.lr = learning_rate();
+  report.loss = outcome->loss;
+  report.norm = outcome->norm;
+  report.dropped = !outcome->finite;
+  report.images = epoch.images();
+  dropped_in_a_row_ = outcome->finite ? 0 : dropped_in_a_row_ + 1;
+  ++position_.step;
+  ++position_.segment_step;
+  if (options_.sync_every_inter > 1 &&
+      position_.step % static_cast<std::uint64_t>(options_.sync_every_inter) == 0) {
+    profile_.enter(Phase::kCommunication);
+    if (auto done = average_nodes(); !done) return of(done.error(), name);
+  }
+  report.times = profile_.end_step();
+  return report;
 }
 
 template class Trainer<float>;

@@ -11,6 +11,7 @@
 #include "apps/train/batch_loader.h"
 #include "apps/train/communicator.h"
 #include "apps/train/dataset.h"
+#include "apps/train/device_epoch.h"
 #include "apps/train/gradient_sync.h"
 #include "apps/train/line_file.h"
 #include "apps/train/model.h"
@@ -37,6 +38,10 @@ struct Communicators {
 /// Data-parallel training of one model on one rank. Every rank makes the same calls in the same order.
 /// Between them all ranks hold equal weights: they begin equal and every update comes from the same reduced
 /// gradient. Errors of the communicator are given with the step in which they happened.
+///
+/// Where the model has device_steps() and the sums can be made on the GPUs, whole steps are made there; then
+/// the host's weights, statistics and optimizer are old within an epoch, and fetched when somebody asks for
+/// them. A GPU that fails there ends in a std::runtime_error.
 template <class T>
 class Trainer {
  public:
@@ -82,8 +87,14 @@ class Trainer {
   Result<std::vector<std::uint64_t>> gather_hashes();
 
   /// For checkpoints.
-  Model<T>& model() { return model_; }
-  Optimizer<T>& optimizer() { return *optimizer_; }
+  Model<T>& model() {
+    fetch();
+    return model_;
+  }
+  Optimizer<T>& optimizer() {
+    fetch();
+    return *optimizer_;
+  }
   GradientBucket own_part() const { return sync_->own_part(); }
   TrainingPosition& position() { return position_; }
   const TrainingPosition& position() const { return position_; }
@@ -93,14 +104,24 @@ class Trainer {
   const StepProfile& profile() const { return profile_; }
 
  private:
+  Communicator& sums() const { return communicators_.node ? *communicators_.node : *communicators_.world; }
+  Result<> train_batches(const OnStep& on_step);
+  Result<bool> report_step(StepReport& report, std::size_t steps_left, const OnStep& on_step);
   Result<StepReport> train_step(BatchLoader<T>& loader, int micro_batches);
+  bool has_device_steps() const;
+  Result<std::unique_ptr<DeviceEpoch<T>>> begin_device_epoch(std::vector<std::uint32_t> order);
+  Result<StepReport> device_step(DeviceEpoch<T>& epoch);
+  std::uint64_t steps_until_a_look() const;
+  bool plants_nan(std::uint64_t step) const;
+  /// What the GPU has learnt, to the host, which goes on with it.
+  void fetch();
   Result<ReducedGradient> reduced_gradient(BatchLoader<T>& loader, int micro_batches, StepReport& report);
   Result<> average(Communicator& over, std::span<T> values);
   Result<> update(const ReducedGradient& reduced, double lr);
   Result<> begin_epoch_order(std::vector<std::uint32_t>& order);
   std::vector<double> gather_numbers(std::span<const double> mine);
-  double learning_rate() const;
-  void log_samples(std::span<const std::uint32_t> samples);
+  double learning_rate(std::uint64_t ahead = 0) const;
+  void log_samples(std::span<const std::uint32_t> samples, std::uint64_t step);
 
   const Options& options_;
   Communicators communicators_;
@@ -108,6 +129,8 @@ class Trainer {
   const DataSplit& data_;
   std::optional<GradientSync<T>> sync_;
   std::optional<Optimizer<T>> optimizer_;
+  bool attached_to_device_ = false;
+  bool on_device_ = false;  ///< the state; the host's is old
   StepProfile profile_;
   TrainingPosition position_;
   std::optional<std::uint64_t> averaged_step_;  ///< after which the nodes were last made equal

@@ -93,7 +93,7 @@ Result<std::vector<T>> trained(int steps, bool graphs, std::vector<double>* loss
   for (int step = 0; step < steps; ++step) {
     const CheckBatch<T> batch(kBatch, kImageBorder, static_cast<std::uint64_t>(step));
     if (auto done = (*net)->put_batch(batch.images.data(), batch.labels); !done) return done.error();
-    if (auto done = (*net)->step(kBatch, kRate, recipe); !done) return done.error();
+    if (auto done = (*net)->step(kBatch, {kRate, 0}, recipe); !done) return done.error();
     const auto score = (*net)->score();
     if (!score) return score.error();
     if (losses) losses->push_back(score->loss_sum / kBatch);
@@ -198,7 +198,7 @@ void measure(const std::string& name, int batch, int steps, Findings& findings) 
       if (with_data) {
         if (auto done = (*net)->put_batch(data.images.data(), data.labels); !done) return done;
       }
-      if (auto done = (*net)->step(batch, kRate, recipe); !done) return done;
+      if (auto done = (*net)->step(batch, {kRate, 0}, recipe); !done) return done;
     }
     return (*net)->wait();
   };

@@ -9,12 +9,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "apps/train/kernels/device/conv_net_program.h"
 #include "apps/train/kernels/device/device_launch.h"
+#include "apps/train/kernels/device/gather_body.h"
 #include "apps/train/kernels/device/host_launch.h"
 #include "apps/train/kernels/device/mlp_program.h"
 
@@ -47,9 +50,23 @@ struct CUstream_st {
 
   void add(Work work) { (capture ? capture->work : waiting).push_back(std::move(work)); }
 };
+/// A place in a stream's work.
 struct CUevent_st {
-  timespec at{};
+  cudaStream_t stream = nullptr;
+  bool passed = true;
 };
+
+namespace {
+
+/// Memory that copies are made from when the stream comes to them, and no earlier: by its beginning.
+std::map<const std::byte*, std::size_t> g_pinned;
+
+bool is_pinned(const std::byte* memory) {
+  auto after = g_pinned.upper_bound(memory);
+  return after != g_pinned.begin() && memory < std::prev(after)->first + std::prev(after)->second;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -113,8 +130,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  if (kind == cudaMemcpyHostToDevice) {  // of memory that is not pinned a copy is made at once
-    const auto* bytes = static_cast<const std::byte*>(from);
+  const auto* bytes = static_cast<const std::byte*>(from);
+  if (kind == cudaMemcpyHostToDevice && !is_pinned(bytes)) {  // then a copy is made at once
     stream->add([to, kept = std::vector<std::byte>(bytes, bytes + size)] {
       std::memcpy(to, kept.data(), kept.size());
     });
@@ -122,6 +139,47 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
     stream->add([to, from, size] { std::memcpy(to, from, size); });
   }
   return answer();
+}
+cudaError_t cudaMallocHost(void** memory, size_t size) {
+  *memory = nullptr;
+  if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  *memory = ::operator new(size, std::align_val_t(256));
+  std::memset(*memory, 0xff, size);
+  g_pinned[static_cast<std::byte*>(*memory)] = size;
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* memory) {
+  g_pinned.erase(static_cast<std::byte*>(memory));
+  return cudaFree(memory);
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = nullptr;
+  if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  event->stream = stream;
+  event->passed = false;
+  stream->add([event] { event->passed = true; });
+  return answer();
+}
+/// The stream does what comes before the event, and nothing that comes after it.
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  std::vector<Work>& waiting = event->stream->waiting;
+  while (!event->passed) {
+    const Work next = std::move(waiting.front());
+    waiting.erase(waiting.begin());
+    next();
+  }
+  return answer();
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return cudaEventSynchronize(event);
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
@@ -188,6 +246,7 @@ template <class T>
   run_mlp_forward(EveryLaunch{}, mlp, 1, true);
   run_mlp_backward(EveryLaunch{}, mlp, 1);
   run_update(EveryLaunch{}, conv_net.training, {}, T(1));
+  EveryLaunch{}.run<Gather<T>>({});
 }
 
 }  // namespace

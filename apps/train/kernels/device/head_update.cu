@@ -1,9 +1,12 @@
+#include "apps/train/kernels/device/gather_body.h"
 #include "apps/train/kernels/device/head_body.h"
 #include "apps/train/kernels/device/launch.cuh"
 #include "apps/train/kernels/device/update_body.h"
 
 namespace ddp::train::kernels::device {
 
+DDP_LAUNCH(Gather<float>);
+DDP_LAUNCH(Gather<double>);
 DDP_LAUNCH(Head<float>);
 DDP_LAUNCH(Head<double>);
 DDP_LAUNCH(HeadGradient<float>);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "apps/train/image_size.h"
@@ -17,17 +18,18 @@ struct TrainingMemory {
   int running_count = 0;  ///< running statistics
   T* images = nullptr;
   std::uint8_t* labels = nullptr;
+  // What a training has learnt, in one piece of memory.
   T* parameters = nullptr;
-  T* gradients = nullptr;  ///< [count + 1]: behind them the mean loss
-  T* first = nullptr;      ///< the optimizer's
+  T* first = nullptr;  ///< the optimizer's
   T* second = nullptr;
   T* running = nullptr;
+  StepState* state = nullptr;
+  T* gradients = nullptr;  ///< [count + 1]: behind them the mean loss
   T* next_running = nullptr;
   ImageScores scores{};
   DeviceScore* score = nullptr;
   double* squares = nullptr;
   int* infinite = nullptr;
-  StepState* state = nullptr;
 
   TrainingMemory() = default;
   TrainingMemory(Arena& arena, int parameter_count, int running, int max_batch, int image_size)
@@ -36,16 +38,21 @@ struct TrainingMemory {
         images(arena.take<T>(static_cast<std::size_t>(max_batch) * image_size)),
         labels(arena.take<std::uint8_t>(max_batch)),
         parameters(arena.take<T>(parameter_count)),
-        gradients(arena.take<T>(static_cast<std::size_t>(parameter_count) + 1)),
         first(arena.take<T>(parameter_count)),
         second(arena.take<T>(parameter_count)),
         running(arena.take<T>(running)),
+        state(arena.take<StepState>(1)),
+        gradients(arena.take<T>(static_cast<std::size_t>(parameter_count) + 1)),
         next_running(arena.take<T>(running)),
         scores{arena.take<double>(max_batch), arena.take<int>(max_batch)},
         score(arena.take<DeviceScore>(1)),
         squares(arena.take<double>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
-        infinite(arena.take<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
-        state(arena.take<StepState>(1)) {}
+        infinite(arena.take<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))) {}
+
+  std::byte* learnt() const { return reinterpret_cast<std::byte*>(parameters); }
+  std::size_t learnt_bytes() const {
+    return static_cast<std::size_t>(reinterpret_cast<std::byte*>(state + 1) - learnt());
+  }
 };
 
 /// From the reduced gradient to new parameters; `share` as in GradientCheck.

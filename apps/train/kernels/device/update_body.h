@@ -1,15 +1,21 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "apps/train/kernels/device/body.h"
 
 namespace ddp::train::kernels::device {
 
-/// What a step decides on the device, and the one number that the host gives to it: a captured graph holds
-/// neither. In device memory for the training's life.
-struct StepState {
-  double lr;           ///< the host writes it before the step
+/// What the host says of a step before it begins.
+struct StepInput {
+  double lr;
+  std::uint64_t first;  ///< place of the batch in the order of the samples
+};
+
+/// That, and what a step decides on the device: a captured graph holds neither. In device memory for the
+/// training's life.
+struct StepState : StepInput {
   std::int64_t steps;  ///< updates made so far
   int skip;            ///< the last gradient was not finite: nothing was changed
   int dropped;         ///< steps skipped so far

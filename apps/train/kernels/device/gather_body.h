@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "apps/train/image_size.h"
+#include "apps/train/kernels/device/update_body.h"
+
+namespace ddp::train::kernels::device {
+
+/// A batch of the images that lie in the GPU's memory: value / 255 with `border` zero pixels around, as
+/// fill_batch() (dataset.h), and their labels. Which ones they are stands in an order; where in it the batch
+/// begins is told by the step's state, so that a captured graph takes another batch each time. A block for
+/// each image.
+template <class T>
+struct Gather {
+  struct Args {
+    int batch;
+    int border;
+    const std::uint8_t* images;  ///< [samples][kImagePixels]
+    const std::uint8_t* labels;  ///< [samples]
+    const std::uint32_t* order;
+    const StepState* state;
+    T* batch_images;  ///< [batch][side * side]
+    std::uint8_t* batch_labels;
+  };
+  static constexpr int kThreads = 256;
+  using Shared = Nothing;
+  using Local = Nothing;
+
+  static DDP_HD int blocks(const Args& args) { return args.batch; }
+  static DDP_HD int phases(const Args&) { return 1; }
+
+  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+    const std::size_t sample = args.order[args.state->first + at.block];
+    const std::uint8_t* from = args.images + sample * kImagePixels;
+    const int side = kImageSide + 2 * args.border;
+    T* to = args.batch_images + static_cast<std::size_t>(at.block) * side * side;
+    for (int i = at.thread; i < side * side; i += kThreads) {
+      const int y = i / side - args.border, x = i % side - args.border;
+      const bool inside = y >= 0 && y < kImageSide && x >= 0 && x < kImageSide;
+      to[i] = inside ? static_cast<T>(from[y * kImageSide + x]) / T(255) : T(0);
+    }
+    if (at.thread == 0) args.batch_labels[at.block] = args.labels[sample];
+  }
+};
+
+}  // namespace ddp::train::kernels::device

@@ -1,0 +1,196 @@
+#include "apps/train/net_steps.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "apps/train/cuda_check.h"
+#include "apps/train/image_size.h"
+
+namespace ddp::train {
+
+namespace {
+
+template <class T>
+constexpr DeviceType kDeviceType = std::is_same_v<T, double> ? DeviceType::kFloat64 : DeviceType::kFloat32;
+
+kernels::device::UpdateSettings update_settings(const DeviceStepSettings& settings) {
+  const OptimizerSettings& optimizer = settings.optimizer;
+  return {optimizer.kind == OptimizerKind::kAdamw,
+          optimizer.momentum,
+          optimizer.beta1,
+          optimizer.beta2,
+          optimizer.epsilon,
+          optimizer.weight_decay,
+          settings.clip_value,
+          settings.clip_norm};
+}
+
+}  // namespace
+
+template <class T>
+auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique_ptr<NetSteps>> {
+  std::unique_ptr<NetSteps> steps(new NetSteps(net, model));
+  auto slots = make_pinned_bytes(sizeof(Slot) * DeviceSteps<T>::kMostUnderWay);
+  if (!slots) return slots.error();
+  steps->slots_ = std::move(*slots);
+  for (CudaEvent& event : steps->events_) {
+    auto made = make_cuda_event();
+    if (!made) return made.error();
+    event = std::move(*made);
+  }
+  return steps;
+}
+
+template <class T>
+Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
+  net_.forget_graphs();
+  sums_ = settings.sums;
+  recipe_ = {};
+  recipe_.update = update_settings(settings);
+  recipe_.ranks = settings.ranks;
+  if (settings.undo && kept_ == nullptr) {
+    auto kept = make_device_bytes(net_.memory().learnt_bytes());
+    if (!kept) return kept.error();
+    kept_ = std::move(*kept);
+  }
+  recipe_.kept = settings.undo ? kept_.get() : nullptr;
+  if (sums_ == nullptr) return {};
+  recipe_.all_reduce = [sums = sums_](void* numbers, std::size_t count, cudaStream_t stream) {
+    return sums->enqueue(numbers, count, kDeviceType<T>, stream);
+  };
+  sums_->on_end(net_.forgetter());
+  if (const auto memory = sums_->share_memory(net_.gradient_bytes()); !memory.empty())
+    net_.place_gradients(memory.data());
+  return {};
+}
+
+template <class T>
+void NetSteps<T>::detach() {
+  net_.place_gradients(nullptr);  // forgets the graphs too
+  recipe_ = {};
+  sums_ = nullptr;
+}
+
+template <class T>
+Result<bool> NetSteps<T>::hold(const Dataset& data) {
+  if (data.draw) return false;
+  if (held_.images != nullptr && images_held_ == data.size()) return true;
+  const std::size_t image_bytes = data.size() * kImagePixels;
+  auto images = make_device_bytes(image_bytes + data.size());
+  auto order = make_device_bytes(data.size() * sizeof(std::uint32_t));
+  if (!images || !order) return false;  // no room: the host sends batches
+  const auto copy = [&](std::byte* to, std::span<const std::uint8_t> from) {
+    return cuda_check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, net_.stream()),
+                      "cudaMemcpyAsync");
+  };
+  if (auto done = copy(images->get(), data.images); !done) return done.error();
+  if (auto done = copy(images->get() + image_bytes, data.labels); !done) return done.error();
+  if (auto done = net_.wait(); !done) return done.error();
+  images_ = std::move(*images);
+  order_ = std::move(*order);
+  images_held_ = data.size();
+  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(images_.get());
+  held_ = {bytes, bytes + image_bytes, reinterpret_cast<const std::uint32_t*>(order_.get())};
+  net_.forget_graphs();
+  return true;
+}
+
+template <class T>
+Result<> NetSteps<T>::set_order(std::span<const std::uint32_t> order) {
+  const auto answer =
+      cudaMemcpyAsync(order_.get(), order.data(), order.size_bytes(), cudaMemcpyHostToDevice, net_.stream());
+  if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
+  return net_.wait();
+}
+
+template <class T>
+Result<> NetSteps<T>::take(Optimizer<T>& optimizer) {
+  const auto& m = net_.memory();
+  if (auto done = net_.put(m.parameters, std::span<const T>(model_.parameters())); !done) return done;
+  if (auto done = net_.put(m.running, std::span<const T>(model_.running_statistics())); !done) return done;
+  T* to = m.first;
+  for (const auto& one : optimizer.state()) {
+    if (auto done = net_.put(to, std::span<const T>(one.values)); !done) return done;
+    to = m.second;
+  }
+  kernels::device::StepState state{};
+  state.steps = optimizer.steps();
+  const auto answer = cudaMemcpyAsync(m.state, &state, sizeof state, cudaMemcpyHostToDevice, net_.stream());
+  if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
+  return net_.wait();
+}
+
+template <class T>
+Result<> NetSteps<T>::give(Optimizer<T>& optimizer) {
+  const auto& m = net_.memory();
+  if (auto done = net_.get(model_.parameters(), m.parameters); !done) return done;
+  if (auto done = net_.get(model_.running_statistics(), m.running); !done) return done;
+  const T* from = m.first;
+  for (const auto& one : optimizer.state()) {
+    if (auto done = net_.get(one.values, from); !done) return done;
+    from = m.second;
+  }
+  const auto state = net_.state();
+  if (!state) return state.error();
+  optimizer.set_steps(state->steps);
+  return {};
+}
+
+template <class T>
+Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
+  Slot& mine = slot(launched_);
+  mine.input = {step.lr, step.first};
+  recipe_.plant_nan = step.plant_nan;
+  const bool held = step.images == nullptr;
+  if (!held) {
+    if (auto done = net_.put_batch(step.images, step.labels); !done) return done;
+  }
+  if (sums_ != nullptr) sums_->launched(net_.gradient_bytes(), kDeviceType<T>);
+  auto done = net_.step(static_cast<int>(step.size), mine.input, recipe_, held ? &held_ : nullptr);
+  if (!done) return done;
+  const auto copied = cudaMemcpyAsync(&mine.state, net_.memory().state, sizeof mine.state,
+                                      cudaMemcpyDeviceToHost, net_.stream());
+  if (done = cuda_check(copied, "cudaMemcpyAsync"); !done) return done;
+  done = cuda_check(cudaEventRecord(event(launched_), net_.stream()), "cudaEventRecord");
+  if (!done) return done;
+  ++launched_;
+  return {};
+}
+
+template <class T>
+Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
+  if (sums_ == nullptr) return cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
+  const auto is_done = [event]() -> Result<bool> {
+    const cudaError_t answer = cudaEventQuery(event);
+    if (answer == cudaErrorNotReady) return false;
+    const auto checked = cuda_check(answer, "cudaEventQuery");
+    return checked ? Result<bool>(true) : checked.error();
+  };
+  return sums_->wait(is_done, "all-reduce");
+}
+
+template <class T>
+Result<DeviceOutcome> NetSteps<T>::finish() {
+  if (auto done = wait_for(event(finished_)); !done) return done.error();
+  const kernels::device::StepState& state = slot(finished_).state;
+  ++finished_;
+  return DeviceOutcome{state.loss, state.skip == 0, state.norm};
+}
+
+template <class T>
+Result<> NetSteps<T>::drop() {
+  const bool half = under_way() != 0;
+  finished_ = launched_;
+  // A sum that was given up lets the stream go on, with anything for its result.
+  if (auto done = net_.wait(); !done) return done;
+  if (!half || recipe_.kept == nullptr) return {};
+  const auto answer = cudaMemcpyAsync(net_.memory().learnt(), recipe_.kept, net_.memory().learnt_bytes(),
+                                      cudaMemcpyDeviceToDevice, net_.stream());
+  if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
+  return net_.wait();
+}
+
+template class NetSteps<float>;
+template class NetSteps<double>;
+
+}  // namespace ddp::train

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+
+#include "apps/train/cuda_objects.h"
+#include "apps/train/device_net.h"
+#include "apps/train/device_steps.h"
+#include "apps/train/model.h"
+
+namespace ddp::train {
+
+/// The steps of one DeviceNet.
+template <class T>
+class NetSteps final : public DeviceSteps<T> {
+ public:
+  /// `model` holds weights and running statistics for the host; both outlive this.
+  static Result<std::unique_ptr<NetSteps>> make(DeviceNet<T>& net, Model<T>& model);
+
+  Result<> attach(const DeviceStepSettings& settings) override;
+  void detach() override;
+  Result<bool> hold(const Dataset& data) override;
+  Result<> set_order(std::span<const std::uint32_t> order) override;
+  Result<> take(Optimizer<T>& optimizer) override;
+  Result<> give(Optimizer<T>& optimizer) override;
+  std::size_t under_way() const override { return launched_ - finished_; }
+  Result<> launch(const DeviceStep<T>& step) override;
+  Result<DeviceOutcome> finish() override;
+  Result<> drop() override;
+
+ private:
+  /// What the host gives to a step and gets from it: in pinned memory, one for each step under way.
+  struct Slot {
+    kernels::device::StepInput input;
+    kernels::device::StepState state;
+  };
+
+  NetSteps(DeviceNet<T>& net, Model<T>& model) : net_(net), model_(model) {}
+  Slot& slot(std::size_t step) {
+    return reinterpret_cast<Slot*>(slots_.get())[step % DeviceSteps<T>::kMostUnderWay];
+  }
+  cudaEvent_t event(std::size_t step) const { return events_[step % DeviceSteps<T>::kMostUnderWay].get(); }
+  Result<> wait_for(cudaEvent_t event);
+
+  DeviceNet<T>& net_;
+  Model<T>& model_;
+  PinnedBytes slots_;
+  std::array<CudaEvent, DeviceSteps<T>::kMostUnderWay> events_;
+  std::size_t launched_ = 0, finished_ = 0;
+  DeviceSums* sums_ = nullptr;
+  typename DeviceNet<T>::Recipe recipe_;
+  DeviceBytes kept_;  ///< what was learnt before the step under way; with undo
+  DeviceBytes images_, order_;
+  std::size_t images_held_ = 0;
+  typename DeviceNet<T>::HeldImages held_;
+};
+
+}  // namespace ddp::train
