@@ -1,17 +1,19 @@
 // Plays the CUDA run time and one GPU for the programs of tests/gpu, so that all but the kernels' machine
 // code is tested without a GPU: memory is the host's, kernels are run by the host driver. A stream does
-// nothing until somebody waits for it, so that a result that is read too early is seen; memory of the GPU
-// begins with bytes that make a nan. FAKE_CUDA_GPUS=0: no GPU. FAKE_CUDA_FAIL=N: the N-th call (from 1) that
-// can fail does.
+// nothing until somebody waits for it or asks it, so that a result that is read too early is seen; memory of
+// the GPU begins with bytes that make a nan. FAKE_CUDA_GPUS=0: no GPU. FAKE_CUDA_FAIL=N: the N-th call (from
+// 1) that can fail does.
 
-#include <cuda_runtime_api.h>
+#include "tests/support/fake_cuda.h"
 
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,7 +25,10 @@
 
 namespace {
 
-using Work = std::function<void()>;
+/// Done when it answers true; until then the stream stands.
+using Work = std::function<bool()>;
+
+int g_graphs = 0;
 
 int number_of(const char* name, int otherwise) {
   const char* text = std::getenv(name);
@@ -40,15 +45,37 @@ cudaError_t answer() {
 
 struct CUgraph_st {
   std::vector<Work> work;
+  std::vector<std::shared_ptr<void>> held;
 };
 struct CUgraphExec_st {
   std::vector<Work> work;
+  std::vector<std::shared_ptr<void>> held;
 };
 struct CUstream_st {
-  std::vector<Work> waiting;
+  std::deque<Work> waiting;
   std::unique_ptr<CUgraph_st> capture;
 
-  void add(Work work) { (capture ? capture->work : waiting).push_back(std::move(work)); }
+  void add(Work work) {
+    if (capture) {
+      capture->work.push_back(std::move(work));
+    } else {
+      waiting.push_back(std::move(work));
+    }
+  }
+  /// Work that is done when it returns.
+  template <class Done>
+  void add_done(Done done) {
+    add([done = std::move(done)] {
+      done();
+      return true;
+    });
+  }
+  /// Whether the next work, of which there is one, is done now.
+  bool move_on() {
+    if (!waiting.front()()) return false;
+    waiting.pop_front();
+    return true;
+  }
 };
 /// A place in a stream's work.
 struct CUevent_st {
@@ -119,24 +146,27 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (stream->capture) return cudaErrorLaunchFailure;
-  const std::vector<Work> waiting = std::exchange(stream->waiting, {});
-  for (const Work& work : waiting)
-    work();
-  return answer();
+  cudaError_t state;
+  while ((state = cudaStreamQuery(stream)) == cudaErrorNotReady)
+    std::this_thread::yield();
+  return state;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return cudaStreamSynchronize(stream);
+  if (stream->capture) return cudaErrorLaunchFailure;
+  while (!stream->waiting.empty()) {
+    if (!stream->move_on()) return cudaErrorNotReady;
+  }
+  return answer();
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   const auto* bytes = static_cast<const std::byte*>(from);
   if (kind == cudaMemcpyHostToDevice && !is_pinned(bytes)) {  // then a copy is made at once
-    stream->add([to, kept = std::vector<std::byte>(bytes, bytes + size)] {
+    stream->add_done([to, kept = std::vector<std::byte>(bytes, bytes + size)] {
       std::memcpy(to, kept.data(), kept.size());
     });
   } else {
-    stream->add([to, from, size] { std::memcpy(to, from, size); });
+    stream->add_done([to, from, size] { std::memcpy(to, from, size); });
   }
   return answer();
 }
@@ -165,21 +195,21 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->stream = stream;
   event->passed = false;
-  stream->add([event] { event->passed = true; });
+  stream->add_done([event] { event->passed = true; });
   return answer();
 }
 /// The stream does what comes before the event, and nothing that comes after it.
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  std::vector<Work>& waiting = event->stream->waiting;
+cudaError_t cudaEventQuery(cudaEvent_t event) {
   while (!event->passed) {
-    const Work next = std::move(waiting.front());
-    waiting.erase(waiting.begin());
-    next();
+    if (!event->stream->move_on()) return cudaErrorNotReady;
   }
   return answer();
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  return cudaEventSynchronize(event);
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  cudaError_t state;
+  while ((state = cudaEventQuery(event)) == cudaErrorNotReady)
+    std::this_thread::yield();
+  return state;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
@@ -197,11 +227,13 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   *exec = nullptr;
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
-  *exec = new CUgraphExec_st{graph->work};
+  *exec = new CUgraphExec_st{graph->work, graph->held};
+  ++g_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   delete exec;
+  --g_graphs;
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
@@ -221,11 +253,29 @@ cudaError_t cudaDriverGetVersion(int* version) {
 
 }  // extern "C"
 
+namespace ddp {
+
+cudaError_t fake_cuda_call(cudaStream_t stream, std::function<void()> work) {
+  stream->add_done(std::move(work));
+  return answer();
+}
+
+void fake_cuda_enqueue(cudaStream_t stream, std::function<bool()> work, std::shared_ptr<void> held) {
+  if (stream->capture) stream->capture->held.push_back(std::move(held));
+  stream->add(std::move(work));
+}
+
+int fake_cuda_graphs() {
+  return g_graphs;
+}
+
+}  // namespace ddp
+
 namespace ddp::train::kernels::device {
 
 template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream) {
-  stream->add([args] { run_on_host<Body>(args, {true, 7}); });
+  stream->add_done([args] { run_on_host<Body>(args, {true, 7}); });
   return answer();
 }
 
