@@ -27,6 +27,13 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
 }
 
 template <class T>
+DeviceNet<T>::~DeviceNet() {
+  if (stream_ == nullptr || is_idle()) return;
+  (void)bytes_.release();
+  (void)stream_.release();
+}
+
+template <class T>
 Result<> DeviceNet<T>::copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   if (bytes == 0) return {};
   return cuda_check(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");

@@ -54,6 +54,12 @@ class DeviceNet {
   /// On the current device.
   static Result<std::unique_ptr<DeviceNet>> make(Program program);
 
+  /// While the GPU is still at work nothing is given back, for that could wait for ever (a sum whose ranks
+  /// are gone): such a process is about to end.
+  ~DeviceNet();
+  DeviceNet(const DeviceNet&) = delete;
+  DeviceNet& operator=(const DeviceNet&) = delete;
+
   /// False: every launch by itself, to compare with.
   void use_graphs(bool use) { use_graphs_ = use; }
 
@@ -87,6 +93,8 @@ class DeviceNet {
   Result<kernels::BatchScore> score();
   Result<kernels::device::StepState> state();
   Result<> wait();
+  /// All is done that was launched, and the GPU has not failed.
+  bool is_idle() const { return cudaStreamQuery(stream_.get()) == cudaSuccess; }
 
   cudaStream_t stream() const { return stream_.get(); }
 

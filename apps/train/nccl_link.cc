@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "apps/train/interrupt.h"
 #include "apps/train/nccl_id.h"
 
 namespace ddp::train {
@@ -95,7 +96,8 @@ NcclLink::NcclLink(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<N
       slots_(std::make_shared<Slots>()) {}
 
 NcclLink::~NcclLink() {
-  if (!stuck_) (void)end_all(failed_.has_value());
+  // Of revoked ranks some are gone: NCCL's orderly end would wait for them.
+  if (!stuck_) (void)end_all(failed_.has_value() || is_revoked(config_.interrupt));
   if (stuck_) {
     // To give memory back means to wait for the device, which may wait for ever.
     [[maybe_unused]] auto* kept = new std::pair(device_, slots_);

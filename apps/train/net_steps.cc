@@ -42,6 +42,14 @@ auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique
 }
 
 template <class T>
+NetSteps<T>::~NetSteps() {
+  if (net_.is_idle()) return;
+  (void)slots_.release();
+  for (DeviceBytes* bytes : {&kept_, &images_, &order_})
+    (void)bytes->release();
+}
+
+template <class T>
 Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
   net_.forget_graphs();
   sums_ = settings.sums;

@@ -17,6 +17,7 @@ class NetSteps final : public DeviceSteps<T> {
  public:
   /// `model` holds weights and running statistics for the host; both outlive this.
   static Result<std::unique_ptr<NetSteps>> make(DeviceNet<T>& net, Model<T>& model);
+  ~NetSteps() override;  ///< gives nothing back while the GPU is at work, as DeviceNet
 
   Result<> attach(const DeviceStepSettings& settings) override;
   void detach() override;

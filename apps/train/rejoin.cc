@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "apps/train/interrupt.h"
+#include "apps/train/nccl_world.h"
 #include "apps/train/node_data.h"
 #include "apps/train/training_run.h"
 #include "apps/train/world.h"
@@ -85,6 +86,8 @@ class RejoiningRank {
 
   /// Until the agent is told that nothing of the attempt goes on here; else why this rank ends.
   Result<> let_go(const Error& why) {
+    // Its GPU may never be free again: a new process takes this one's place.
+    if (nccl_is_stuck()) return why;
     if (!is_revoked(link_.interrupt())) link_.failed(why.text, lost_ranks());
     const auto revoke = link_.await_revoke();
     // A wait that was ended by the end of the link says less than that.

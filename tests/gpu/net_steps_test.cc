@@ -1,0 +1,310 @@
+// Steps on a GPU that is played, against the CPU's trainer.
+#include "apps/train/net_steps.h"
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "apps/train/conv_net.h"
+#include "apps/train/cuda_check.h"
+#include "apps/train/device_epoch.h"
+#include "apps/train/kernels/gradient_ops.h"
+#include "tests/support/catch.h"
+#include "tests/support/fake_cuda.h"
+
+using namespace ddp;
+using namespace ddp::train;
+
+namespace {
+
+constexpr std::size_t kBatch = 6, kImages = 20;  // four steps, the last of two images
+constexpr double kRate = 0.05;
+
+/// A sum over two ranks that are both this one; or one that is lost on the way and leaves anything.
+class TwoEqualRanks final : public DeviceSums {
+ public:
+  Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override {
+    REQUIRE(type == DeviceType::kFloat64);
+    ++enqueued;
+    return cuda_check(fake_cuda_call(static_cast<cudaStream_t>(stream),
+                                     [this, numbers, count] {
+                                       auto* const values = static_cast<double*>(numbers);
+                                       for (std::size_t i = 0; i < count; ++i)
+                                         values[i] = lost ? 7e30 : values[i] + values[i];
+                                     }),
+                      "fake_cuda_call");
+  }
+  void launched(std::size_t bytes, DeviceType) override { bytes_launched += bytes; }
+  Result<> wait(const Done& done, std::string_view operation) override {
+    if (lost) return Error{ErrorCode::kLinkLost, "a rank is lost during " + std::string(operation)};
+    for (;;) {
+      const auto complete = done();
+      if (!complete) return complete.error();
+      if (*complete) return {};
+    }
+  }
+  void on_end(std::function<void()> callback) override { ends.push_back(std::move(callback)); }
+
+  bool lost = false;
+  int enqueued = 0;
+  std::size_t bytes_launched = 0;
+  std::vector<std::function<void()>> ends;
+};
+
+/// One rank's model on the GPU and what a trainer keeps beside it.
+struct Rank {
+  explicit Rank(OptimizerSettings settings = {}) : optimizer(settings, ConvNet<double>::kParameters) {
+    auto made = DeviceNet<double>::make(conv_net_on_device<double>(kBatch));
+    REQUIRE(made.has_value());
+    net = std::move(*made);
+    model.initialise(3);
+    auto own = NetSteps<double>::make(*net, model);
+    REQUIRE(own.has_value());
+    steps = std::move(*own);
+  }
+  std::vector<double> weights() {
+    REQUIRE(steps->give(optimizer).has_value());
+    const auto all = model.parameters();
+    std::vector<double> numbers(all.begin(), all.end());
+    for (const auto& one : optimizer.state())
+      numbers.insert(numbers.end(), one.values.begin(), one.values.end());
+    numbers.insert(numbers.end(), model.running_statistics().begin(), model.running_statistics().end());
+    return numbers;
+  }
+
+  ThreadPool one{1};
+  ConvNet<double> model{static_cast<int>(kBatch), one};
+  Optimizer<double> optimizer;
+  std::unique_ptr<DeviceNet<double>> net;
+  std::unique_ptr<NetSteps<double>> steps;
+};
+
+Dataset images() {
+  return synthetic_data(kImages).training;
+}
+
+std::vector<std::uint32_t> backwards() {
+  std::vector<std::uint32_t> order(kImages);
+  std::iota(order.rbegin(), order.rend(), 0u);
+  return order;
+}
+
+/// An epoch; the losses.
+std::vector<double> train_epoch(Rank& rank, const Dataset& data, std::size_t most, std::uint64_t until_a_look,
+                                std::uint64_t nan_step = 1000) {
+  auto epoch =
+      DeviceEpoch<double>::begin(*rank.steps, data, backwards(), kBatch, rank.model.image_border(), most);
+  REQUIRE(epoch.has_value());
+  std::vector<double> losses;
+  std::size_t images = 0;
+  while ((*epoch)->steps_left() != 0) {
+    const std::uint64_t step = losses.size();
+    const auto plan = [&](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
+      CHECK(samples.front() == kImages - 1 - (step + ahead) * kBatch);
+      return DeviceEpoch<double>::Plan{kRate / static_cast<double>(1 + step + ahead),
+                                       step + ahead == nan_step};
+    };
+    REQUIRE((*epoch)->launch_ahead(until_a_look, plan).has_value());
+    CHECK(rank.steps->under_way() <= most);
+    const auto outcome = (*epoch)->finish();
+    REQUIRE(outcome.has_value());
+    CHECK(outcome->finite == (step != nan_step));
+    losses.push_back(outcome->loss);
+    images += (*epoch)->images();
+  }
+  CHECK(images == kImages);
+  return losses;
+}
+
+/// The same on the CPU.
+std::vector<double> train_on_host(Rank& rank, const Dataset& data, double clip_norm = 0) {
+  const auto order = backwards();
+  std::vector<double> losses;
+  AlignedBuffer<double> batch(kBatch * kPaddedPixels);
+  std::vector<std::uint8_t> labels(kBatch);
+  for (std::size_t first = 0; first < kImages; first += kBatch) {
+    const auto samples = std::span(order).subspan(first, std::min(kBatch, kImages - first));
+    fill_batch<double>(data, samples, kImageBorder, batch.data(), std::span(labels).first(samples.size()));
+    rank.model.forward_backward(batch.data(), std::span(labels).first(samples.size()));
+    losses.push_back(rank.model.gradients_and_loss().back());
+    if (clip_norm > 0) {
+      const double norm = std::sqrt(kernels::squared_norm<double>(rank.model.gradients()));
+      const double factor = clip_norm / (norm + 1e-6);
+      if (factor < 1) kernels::average<double>(rank.model.gradients(), factor);
+    }
+    rank.optimizer.step(rank.model.parameters(), rank.model.gradients(),
+                        kRate / static_cast<double>(losses.size()));
+  }
+  return losses;
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double error = std::abs(a[i] - b[i]);
+    worst = error <= worst ? worst : error;
+  }
+  return worst;
+}
+
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+
+DeviceStepSettings settings_of(Rank&, DeviceSums* sums = nullptr, bool undo = false) {
+  DeviceStepSettings settings;
+  settings.sums = sums;
+  settings.ranks = sums == nullptr ? 1 : 2;
+  settings.undo = undo;
+  return settings;
+}
+
+void begin(Rank& rank, const DeviceStepSettings& settings) {
+  REQUIRE(rank.steps->attach(settings).has_value());
+  REQUIRE(rank.steps->take(rank.optimizer).has_value());
+}
+
+}  // namespace
+
+TEST_CASE("a GPU trains as the CPU does") {
+  OptimizerSettings adamw;
+  adamw.kind = OptimizerKind::kAdamw;
+  adamw.weight_decay = 0.1;
+  for (const OptimizerSettings& optimizer : {OptimizerSettings{}, adamw}) {
+    for (const double clip_norm : {0.0, 0.5}) {
+      Rank gpu(optimizer), cpu(optimizer);
+      DeviceStepSettings settings = settings_of(gpu);
+      settings.optimizer = optimizer;
+      settings.clip_norm = clip_norm;
+      begin(gpu, settings);
+      for (int epoch = 0; epoch < 2; ++epoch) {  // in the second one graphs are replayed
+        const auto expected = train_on_host(cpu, images(), clip_norm);
+        CHECK(largest_difference(train_epoch(gpu, images(), 4, 1000), expected) < 1e-9);
+      }
+      const auto learnt = gpu.weights();  // running statistics too
+      CHECK(gpu.optimizer.steps() == cpu.optimizer.steps());
+      std::vector<double> expected(cpu.model.parameters().begin(), cpu.model.parameters().end());
+      for (const auto& one : cpu.optimizer.state())
+        expected.insert(expected.end(), one.values.begin(), one.values.end());
+      const auto running = cpu.model.running_statistics();
+      expected.insert(expected.end(), running.begin(), running.end());
+      CHECK(largest_difference(learnt, expected) < 1e-6);  // AdamW divides by what may be near zero
+    }
+  }
+}
+
+TEST_CASE("however many steps are under way, and wherever the images lie, the bits are the same") {
+  Rank first;
+  begin(first, settings_of(first));
+  const auto losses = train_epoch(first, images(), 1, 1);
+  const auto weights = first.weights();
+  Dataset drawn = images();  // the same images, made when they are needed
+  const Dataset in_memory = images();
+  drawn.draw = [&](std::size_t number, std::uint8_t* image) {
+    std::copy_n(in_memory.images.data() + number * kImagePixels, kImagePixels, image);
+    return in_memory.labels[number];
+  };
+  drawn.drawn = kImages;
+  drawn.images = {};
+  drawn.labels = {};
+  for (const std::size_t most : {1, 2, 4}) {
+    for (const std::uint64_t until_a_look : {1, 3, 1000}) {
+      for (const Dataset* data : {&in_memory, static_cast<const Dataset*>(&drawn)}) {
+        Rank other;
+        begin(other, settings_of(other));
+        CHECK(train_epoch(other, *data, most, until_a_look) == losses);
+        CHECK(same_bits(other.weights(), weights));
+      }
+    }
+  }
+}
+
+TEST_CASE("two equal ranks train as one, and each launched sum is told") {
+  Rank alone, two;
+  begin(alone, settings_of(alone));
+  TwoEqualRanks sums;
+  begin(two, settings_of(two, &sums));
+  for (int epoch = 0; epoch < 3; ++epoch)
+    CHECK(train_epoch(alone, images(), 4, 1000) == train_epoch(two, images(), 4, 1000));
+  CHECK(same_bits(alone.weights(), two.weights()));
+  CHECK(sums.bytes_launched == 12 * (ConvNet<double>::kParameters + 1) * sizeof(double));
+  // Of each batch size one step is made directly and one while it is captured: all others are replays.
+  CHECK(sums.enqueued == 4);
+}
+
+TEST_CASE("a step with a nan changes nothing, on any rank") {
+  Rank with, without;
+  for (Rank* rank : {&with, &without})
+    begin(*rank, settings_of(*rank));
+  train_epoch(with, images(), 4, 1000);
+  train_epoch(without, images(), 4, 1000);
+  const auto before = with.weights();
+  REQUIRE(same_bits(without.weights(), before));
+  for (Rank* rank : {&with, &without})
+    REQUIRE(rank->steps->take(rank->optimizer).has_value());
+  const auto order = backwards();
+  REQUIRE(with.steps->set_order(order).has_value());
+  DeviceStep<double> step;
+  step.lr = kRate;
+  step.size = kBatch;
+  step.plant_nan = true;
+  REQUIRE(with.steps->launch(step).has_value());
+  const auto outcome = with.steps->finish();
+  REQUIRE(outcome.has_value());
+  CHECK_FALSE(outcome->finite);
+  CHECK(same_bits(with.weights(), before));
+  CHECK(with.optimizer.steps() == 4);
+  // And the training goes on as if it had not been.
+  REQUIRE(with.steps->take(with.optimizer).has_value());
+  CHECK(train_epoch(with, images(), 4, 1000) == train_epoch(without, images(), 4, 1000));
+}
+
+TEST_CASE("a step whose sum is lost is taken back, and another world goes on with the same state") {
+  Rank lost, kept;
+  TwoEqualRanks sums;
+  begin(lost, settings_of(lost, &sums, true));
+  begin(kept, settings_of(kept));
+  for (int epoch = 0; epoch < 2; ++epoch)
+    CHECK(train_epoch(lost, images(), 1, 1000) == train_epoch(kept, images(), 1, 1000));
+  const auto before = kept.weights();
+
+  const auto order = backwards();
+  REQUIRE(lost.steps->set_order(order).has_value());
+  DeviceStep<double> step;
+  step.lr = kRate;
+  step.size = kBatch;
+  REQUIRE(lost.steps->launch(step).has_value());
+  sums.lost = true;
+  const auto outcome = lost.steps->finish();
+  REQUIRE(outcome.has_error());
+  CHECK(outcome.error().text == "a rank is lost during all-reduce");
+  const int graphs = fake_cuda_graphs();
+  CHECK(graphs > 0);
+  for (const auto& end : sums.ends)
+    end();
+  CHECK(fake_cuda_graphs() < graphs);
+  REQUIRE(lost.steps->drop().has_value());
+  CHECK(lost.steps->under_way() == 0);
+  lost.steps->detach();
+  CHECK(same_bits(lost.weights(), before));
+
+  TwoEqualRanks others;
+  begin(lost, settings_of(lost, &others, true));
+  REQUIRE(kept.steps->take(kept.optimizer).has_value());
+  CHECK(train_epoch(lost, images(), 1, 1000) == train_epoch(kept, images(), 1, 1000));
+  CHECK(same_bits(lost.weights(), kept.weights()));
+}
+
+TEST_CASE("the end of a network that outlives the model finds no graph") {
+  TwoEqualRanks sums;
+  {
+    Rank rank;
+    begin(rank, settings_of(rank, &sums));
+    train_epoch(rank, images(), 4, 1000);
+  }
+  CHECK(fake_cuda_graphs() == 0);
+  for (const auto& end : sums.ends)
+    end();  // touches nothing that is gone
+}
