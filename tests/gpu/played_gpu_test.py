@@ -3,6 +3,7 @@
 
 usage: played_gpu_test.py GPU_PARITY GPU_CHECK TRAIN
 """
+import collections
 import json
 import math
 import os
@@ -32,9 +33,12 @@ class PlayedGpu(unittest.TestCase):
 
     def test_each_launch_has_the_same_bits_in_another_order(self):
         found = self.expect_good(PARITY, "parity")
-        # 21 launches of a ConvNet's step, 8 of its evaluation; with two recipes, in two types, of three batches.
-        self.assertGreater(len(found["figures"]), 300)
         self.assertEqual({figure["figure"] for figure in found["figures"]}, {0})
+        launches = collections.Counter(figure["name"].split(" batch ")[0] + " " + figure["name"].split(" ")[4]
+                                       for figure in found["figures"] if " batch 5 " in figure["name"])
+        self.assertEqual(launches, {f"{model} {kind} {work}": count for kind in ("float32", "float64")
+                                    for model, steps, evaluation in (("convnet", 13, 4), ("mlp", 14, 4))
+                                    for work, count in (("sgd", steps), ("adamw", steps), ("evaluation", evaluation))})
 
     def test_graphs_replay_what_was_launched(self):
         self.expect_good(CHECK, "replay")

@@ -57,6 +57,66 @@ struct ChainedBody {
   }
 };
 
+/// Every thread of every block writes a number.
+struct ManyBlocks {
+  struct Args {
+    int blocks;
+    int* to;
+  };
+  struct Shared {
+    int left_behind[2];
+  };
+  using Local = Nothing;
+  static constexpr int kThreads = 2;
+  static int blocks(const Args& args) { return args.blocks; }
+  static int phases(const Args&) { return 1; }
+  static void phase(int, Place at, Shared& shared, Local&, const Args& args) {
+    shared.left_behind[at.thread] = 77;
+    args.to[at.block * kThreads + at.thread] = at.block + 1;
+  }
+};
+
+/// Sums them, and counts how often it ran.
+struct SumOfAll {
+  struct Args {
+    int count;
+    const int* from;
+    int* sum;
+    int* runs;
+    int* found;  ///< in the block's memory at the beginning
+  };
+  struct Shared {
+    int sums[2];
+  };
+  using Local = Nothing;
+  static constexpr int kThreads = 2;
+  static int blocks(const Args&) { return 1; }
+  static int phases(const Args&) { return 2; }
+  static void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+    if (phase == 0) {
+      args.found[at.thread] = shared.sums[at.thread];
+      shared.sums[at.thread] = at.block;
+      for (int i = at.thread; i < args.count; i += kThreads)
+        shared.sums[at.thread] += args.from[i];
+    } else if (at.thread == 0) {
+      *args.sum = shared.sums[0] + shared.sums[1];
+      ++*args.runs;
+    }
+  }
+};
+
+/// One launch of both; the numbers begin at `numbers`.
+struct LastPart {
+  static constexpr int kBlocks = 9;
+  int numbers[2 * kBlocks] = {}, sum = -1, runs = 0, found[2] = {};
+  unsigned ticket = 0;
+
+  void launch(int blocks, const HostOrder& order, bool with_last = true) {
+    run_on_host<WithLast<ManyBlocks, SumOfAll>>(
+        {{blocks, numbers}, {2 * blocks, numbers, &sum, &runs, found}, with_last ? &ticket : nullptr}, order);
+  }
+};
+
 template <class Body>
 std::vector<int> numbers_of(const HostOrder& order) {
   std::vector<int> numbers(8);
@@ -110,13 +170,12 @@ void check_weight_gradient(int batch) {
   const int row = (Side + 4) * Out, image = row * (Side + 4);
   const T* inner = gradient.data() + 2 * row + 2 * Out;
   const auto got = in_every_order([&](const HostOrder& order) {
-    const typename Body::Args args{batch, padded.data(), inner, image, row, nullptr};
-    auto parts = unwritten<T>(static_cast<std::size_t>(Body::groups(args)) * Body::kSize);
-    run_on_host<Body>({batch, padded.data(), inner, image, row, parts.data()}, order);
+    auto parts = unwritten<T>(static_cast<std::size_t>(Body::groups(batch)) * Body::kSize);
+    run_on_host<Body>({batch, padded.data(), {inner, image, row}, parts.data()}, order);
     auto sum = unwritten<T>(Body::kSize);
     T nothing[1] = {};
     run_on_host<SumParts<T>>(
-        {{{parts.data(), sum.data(), Body::kSize, Body::groups(args)}, {nothing, nothing, 0, 0}}}, order);
+        {{{parts.data(), sum.data(), Body::kSize, Body::groups(batch)}, {nothing, nothing, 0, 0}}}, order);
     return sum;
   });
   const auto& cpu = best_kernels<T>();
@@ -167,15 +226,23 @@ void check_pools() {
   });
   CHECK(difference(std::span(got_sums).first(sums.size()), sums) < kDeviceTolerance<T>);
   CHECK(difference(std::span(got_sums).subspan(sums.size()), products) < kDeviceTolerance<T>);
+  const typename PooledGradient<T, Side, Channels>::Args from{
+      images.data(), scale.data(), shift.data(), gain.data(), offset.data(), slope.data(), gradient.data()};
   const auto got_gradient = in_every_order([&](const HostOrder& order) {
     auto all = unwritten<T>(image_gradient.size());
-    run_on_host<PoolGradient<T, Side, Channels>>(
-        {kBatch, images.data(), scale.data(), shift.data(), gain.data(), offset.data(), slope.data(),
-         gradient.data(), all.data(), kImage, Side * Channels},
-        order);
+    run_on_host<PoolGradient<T, Side, Channels>>({kBatch, from, all.data(), kImage, Side * Channels}, order);
     return all;
   });
   CHECK(difference(got_gradient, image_gradient) < kDeviceTolerance<T>);
+  // Bands of seven rows cut windows in two.
+  for (int y = 0; y < Side; y += 7) {
+    auto band = unwritten<T>(7 * Side * Channels);
+    for (int thread = 0; thread < 50; ++thread)
+      PooledGradient<T, Side, Channels>::template load<7, 50>(kBatch - 1, y, thread, band.data(), from);
+    CHECK(same_bits(
+        band,
+        std::span(got_gradient).subspan((kBatch - 1) * kImage + y * Side * Channels, 7 * Side * Channels)));
+  }
 }
 
 }  // namespace
@@ -184,6 +251,62 @@ TEST_CASE(
     "a body with a race, or whose blocks depend on one another, is found by running it in other orders") {
   CHECK(numbers_of<RacyBody>({false, 0}) != numbers_of<RacyBody>({true, 0}));
   CHECK(numbers_of<ChainedBody>({false, 0}) != numbers_of<ChainedBody>({false, 1}));
+}
+
+TEST_CASE("a last part runs once in each launch, after all blocks, and sees what they wrote") {
+  for (const HostOrder& order : kHostOrders) {
+    LastPart part;
+    part.launch(LastPart::kBlocks, order);
+    CHECK(part.runs == 1);
+    CHECK(part.sum == 90);
+    CHECK(part.ticket == 0);
+    // Of the blocks' own memory it gets nothing.
+    CHECK(part.found[0] == -1);
+    CHECK(part.found[1] == -1);
+    // As a graph that is replayed; and with another number of blocks, as of another batch.
+    part.launch(LastPart::kBlocks, order);
+    CHECK(part.runs == 2);
+    part.launch(1, order);
+    CHECK(part.runs == 3);
+    CHECK(part.sum == 2);
+    CHECK(part.ticket == 0);
+    part.launch(LastPart::kBlocks, order, false);
+    CHECK(part.runs == 3);
+  }
+}
+
+TEST_CASE("a ticket that does not begin with zero is seen: the last part comes before the last block") {
+  LastPart part;
+  part.ticket = 1;
+  part.launch(LastPart::kBlocks, {});
+  CHECK(part.runs == 1);
+  CHECK(part.sum == 72);
+  CHECK(part.ticket == 1);
+}
+
+TEMPLATE_TEST_CASE("weight gradients from pooled gradients have the bits of those from memory", "", float,
+                   double) {
+  using T = TestType;
+  using Dense = WeightGradient<T, 28, 1, 16, 5, 7>;
+  using Pooled = WeightGradient<T, 28, 1, 16, 5, 7, PooledGradient<T, 28, 16>>;
+  constexpr int kBatch = 66, kImage = 28 * 28 * 16;  // two images in a group
+  const auto padded = padded_noise<T>(kBatch, 28, 1, 1);
+  const auto images = noise<T>(kBatch * kImage, 2), pooled = noise<T>(kBatch * kImage / 4, 3);
+  const auto scale = noise<T>(16, 4), shift = noise<T>(16, 5), gain = noise<T>(16, 6),
+             offset = noise<T>(16, 7), slope = noise<T>(16, 8);
+  const typename PooledGradient<T, 28, 16>::Args from{images.data(), scale.data(), shift.data(), gain.data(),
+                                                      offset.data(), slope.data(), pooled.data()};
+  auto gradient = unwritten<T>(kBatch * kImage);
+  run_on_host<PoolGradient<T, 28, 16>>({kBatch, from, gradient.data(), kImage, 28 * 16});
+  const std::size_t parts = static_cast<std::size_t>(Dense::groups(kBatch)) * Dense::kSize;
+  auto expected = unwritten<T>(parts);
+  run_on_host<Dense>({kBatch, padded.data(), {gradient.data(), kImage, 28 * 16}, expected.data()});
+  const auto got = in_every_order([&](const HostOrder& order) {
+    auto all = unwritten<T>(parts);
+    run_on_host<Pooled>({kBatch, padded.data(), from, all.data()}, order);
+    return all;
+  });
+  CHECK(same_bits(got, expected));
 }
 
 TEMPLATE_TEST_CASE("device convolution and its moments equal the CPU's", "", float, double) {
@@ -229,9 +352,10 @@ TEMPLATE_TEST_CASE("device pooling and its gradients equal the CPU's", "", float
 
 TEMPLATE_TEST_CASE("device normalisation merges moments as a plain loop does", "", float, double) {
   using T = TestType;
-  for (const int parts : {1, 3, 128, 301}) {
+  for (const int parts : {1, 3, 28, 128, 301, 1000}) {
     INFO(parts << " parts");
     constexpr int kChannels = 16, kPixels = 7;
+    using Body = Norm<T, kChannels, 112>;
     const auto pixels = noise<T>(static_cast<std::size_t>(parts) * kPixels * kChannels, 1);
     const auto gamma = noise<T>(kChannels, 2), beta = noise<T>(kChannels, 3),
                running = noise<T>(2 * kChannels, 4);
@@ -262,36 +386,49 @@ TEMPLATE_TEST_CASE("device normalisation merges moments as a plain loop does", "
     const auto got = in_every_order([&](const HostOrder& order) {
       auto all = unwritten<T>(4 * kChannels);
       T* at = all.data();
-      run_on_host<Norm<T>>({kChannels,
-                            parts,
-                            kPixels,
-                            mean.data(),
-                            squares.data(),
-                            gamma.data(),
-                            beta.data(),
-                            running.data(),
-                            running.data() + kChannels,
-                            at + 2 * kChannels,
-                            at + 3 * kChannels,
-                            {at, at + kChannels, means.data(), means.data() + kChannels}},
-                           order);
+      run_on_host<Body>({parts,
+                         kPixels,
+                         mean.data(),
+                         squares.data(),
+                         gamma.data(),
+                         beta.data(),
+                         running.data(),
+                         running.data() + kChannels,
+                         at + 2 * kChannels,
+                         at + 3 * kChannels,
+                         {at, at + kChannels, means.data(), means.data() + kChannels}},
+                        order);
       return all;
     });
     CHECK(difference(got, expected) < kDeviceTolerance<T>);
     CHECK(difference(means, expected_means) < kDeviceTolerance<T>);
+  }
+}
 
-    auto by_running = unwritten<T>(2 * kChannels);
-    std::vector<T> variance(kChannels, T(0.25));
-    run_on_host<RunningNorm<T>>(
-        {kChannels,
-         running.data(),
-         variance.data(),
-         gamma.data(),
-         beta.data(),
-         {by_running.data(), by_running.data() + kChannels, means.data(), means.data() + kChannels}});
-    const double inverse = 1 / std::sqrt(0.25 + 1e-5);
-    CHECK(by_running[5] == static_cast<T>(static_cast<double>(gamma.data()[5]) * inverse));
-    CHECK(means[kChannels + 5] == inverse);
+TEMPLATE_TEST_CASE("device normalisation takes the running statistics in evaluation", "", float, double) {
+  using T = TestType;
+  constexpr int kChannels = 16;
+  const auto gamma = noise<T>(kChannels, 2), beta = noise<T>(kChannels, 3), running = noise<T>(kChannels, 4);
+  const std::vector<T> variance(kChannels, T(0.25));
+  auto scales = unwritten<T>(2 * kChannels);
+  auto means = unwritten<double>(2 * kChannels);
+  run_on_host<Norm<T, kChannels, 112>>(
+      {0,
+       7,
+       nullptr,
+       nullptr,
+       gamma.data(),
+       beta.data(),
+       running.data(),
+       variance.data(),
+       nullptr,
+       nullptr,
+       {scales.data(), scales.data() + kChannels, means.data(), means.data() + kChannels}});
+  const double inverse = 1 / std::sqrt(0.25 + 1e-5);
+  for (int c = 0; c < kChannels; ++c) {
+    CHECK(scales[c] == static_cast<T>(static_cast<double>(gamma.data()[c]) * inverse));
+    CHECK(means[c] == static_cast<double>(running.data()[c]));
+    CHECK(means[kChannels + c] == inverse);
   }
 }
 
@@ -319,9 +456,9 @@ TEMPLATE_TEST_CASE("device normalisation gradients equal a plain loop", "", floa
   const auto got = in_every_order([&](const HostOrder& order) {
     auto all = unwritten<T>(5 * kChannels);
     T* at = all.data();
-    run_on_host<NormGradientSums<T>>(
-        {kChannels, kBatch, count, gradients.data(), products.data(), mean.data(), inverse.data(),
-         gamma.data(), at, at + kChannels, at + 2 * kChannels, at + 3 * kChannels, at + 4 * kChannels},
+    run_on_host<NormGradientSums<T, kChannels, 256>>(
+        {kBatch, count, gradients.data(), products.data(), mean.data(), inverse.data(), gamma.data(), at,
+         at + kChannels, at + 2 * kChannels, at + 3 * kChannels, at + 4 * kChannels},
         order);
     return all;
   });

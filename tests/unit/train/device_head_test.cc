@@ -6,6 +6,7 @@
 #include "apps/train/kernels/adamw.h"
 #include "apps/train/kernels/device/gemm_body.h"
 #include "apps/train/kernels/device/head_body.h"
+#include "apps/train/kernels/device/norm_gradient_body.h"
 #include "apps/train/kernels/device/sum_body.h"
 #include "apps/train/kernels/device/training_memory.h"
 #include "apps/train/kernels/gradient_ops.h"
@@ -102,74 +103,108 @@ UpdateSettings recipe(bool adamw, double clip_value, double clip_norm) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("the device classifier equals linear layer, softmax and their gradients", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("the device classifier equals pooling, linear layer, softmax and their gradients", "",
+                   float, double) {
   using T = TestType;
-  constexpr int kInputs = 1568;
+  using Body = Head<T, 14, 32>;
+  using Sums = NormGradientSums<T, 32, 256>;
+  using Totals = ScoreTotals<T, 256>;
+  constexpr int kInputs = Body::kInputs, kImage = 4 * kInputs, kChannels = 32;
   const auto& cpu = best_kernels<T>();
   for (const int batch : {1, 3, 20}) {
     INFO("batch " << batch);
-    const auto features = noise<T>(static_cast<std::size_t>(batch) * kInputs, 1);
+    const auto images = noise<T>(static_cast<std::size_t>(batch) * kImage, 1);
+    const auto scale = noise<T>(kChannels, 4), shift = noise<T>(kChannels, 5);
     const auto weight = noise<T>(kClasses * kInputs, 2), bias = noise<T>(kClasses, 3);
     const auto labels = some_labels(batch);
     const LinearShape shape{batch, kInputs, kClasses};
+    const NormScale<T> norm{scale.data(), shift.data()};
     const std::size_t outputs = static_cast<std::size_t>(batch) * kClasses;
-    std::vector<T> logits(outputs), logit_gradient(outputs), features_gradient(features.size());
+    const std::size_t channels = static_cast<std::size_t>(batch) * kChannels;
+    std::vector<T> features(static_cast<std::size_t>(batch) * kInputs), features_gradient(features.size());
+    std::vector<T> logits(outputs), logit_gradient(outputs), sums(channels), products(channels);
     std::vector<T> gradient(kClasses * kInputs + kClasses);
+    for (int n = 0; n < batch; ++n) {
+      cpu.norm_relu_pool(14, 14, kChannels, images.data() + n * kImage, norm, features.data() + n * kInputs,
+                         7 * kChannels);
+    }
     cpu.linear(shape, features.data(), weight.data(), bias.data(), logits.data());
     const BatchScore score = softmax_loss<T>(logits, labels, kClasses, logit_gradient);
     cpu.linear_gradient(shape, features.data(), weight.data(), logit_gradient.data(),
                         features_gradient.data(), gradient.data(), gradient.data() + kClasses * kInputs);
+    for (int n = 0; n < batch; ++n) {
+      cpu.pool_gradient_sums(14, 14, kChannels, images.data() + n * kImage, norm,
+                             features_gradient.data() + n * kInputs, sums.data() + n * kChannels,
+                             products.data() + n * kChannels);
+    }
 
     auto losses = unwritten<double>(batch);
     std::vector<int> correct(batch, -1);
     DeviceScore total{};
+    unsigned ticket = 0;
+    const typename Sums::Args no_sums{};
     const auto got = in_every_order([&](const HostOrder& order) {
-      auto all = unwritten<T>(outputs + features.size() + gradient.size() + 1);
+      auto all = unwritten<T>(outputs + 2 * features.size() + 2 * channels + gradient.size() + 1);
       T* const at = all.data();
-      T* const to = at + outputs + features.size();
-      run_on_host<Head<T>>({batch,
-                            kInputs,
-                            features.data(),
-                            weight.data(),
-                            bias.data(),
-                            labels.data(),
-                            at,
-                            at + outputs,
-                            {losses.data(), correct.data()}},
-                           order);
-      run_on_host<HeadGradient<T>>({batch,
-                                    kInputs,
-                                    features.data(),
-                                    at,
-                                    to,
-                                    to + kClasses * kInputs,
-                                    {batch, {losses.data(), correct.data()}, to + gradient.size(), &total}},
-                                   order);
+      T* const to_features = at + outputs;
+      T* const to_features_gradient = to_features + features.size();
+      T* const to_sums = to_features_gradient + features.size();
+      T* const to = to_sums + 2 * channels;
+      run_on_host<WithLast<Body, Both<Sums, Totals>>>(
+          {{batch,
+            images.data(),
+            scale.data(),
+            shift.data(),
+            weight.data(),
+            bias.data(),
+            labels.data(),
+            {losses.data(), correct.data()},
+            to_features,
+            at,
+            to_features_gradient,
+            to_sums,
+            to_sums + channels},
+           {no_sums, {batch, {losses.data(), correct.data()}, to + gradient.size(), &total}},
+           &ticket},
+          order);
+      run_on_host<HeadGradient<T>>({batch, kInputs, to_features, at, to, to + kClasses * kInputs}, order);
       return all;
     });
-    const std::span all(got);
-    CHECK(difference(all.first(outputs), logit_gradient) < kDeviceTolerance<T>);
-    CHECK(difference(all.subspan(outputs, features.size()), features_gradient) < kDeviceTolerance<T>);
-    CHECK(difference(all.subspan(outputs + features.size(), gradient.size()), gradient) <
-          kDeviceTolerance<T>);
+    std::span<const T> rest(got);
+    const auto next = [&rest](std::size_t count) {
+      const auto part = rest.first(count);
+      rest = rest.subspan(count);
+      return part;
+    };
+    CHECK(difference(next(outputs), logit_gradient) < kDeviceTolerance<T>);
+    CHECK(difference(next(features.size()), features) < kDeviceTolerance<T>);
+    CHECK(difference(next(features.size()), features_gradient) < kDeviceTolerance<T>);
+    CHECK(difference(next(channels), sums) < kDeviceTolerance<T>);
+    CHECK(difference(next(channels), products) < kDeviceTolerance<T>);
+    CHECK(difference(next(gradient.size()), gradient) < kDeviceTolerance<T>);
     CHECK(std::abs(total.loss_sum - score.loss_sum) < kDeviceTolerance<T> * score.loss_sum);
     CHECK(total.correct == score.correct);
-    CHECK(all.back() == static_cast<T>(total.loss_sum / batch));
+    CHECK(got.back() == static_cast<T>(total.loss_sum / batch));
 
     // Of an evaluation only the score is wanted.
     std::fill(losses.begin(), losses.end(), 0.0);
-    run_on_host<Head<T>>({batch,
-                          kInputs,
-                          features.data(),
-                          weight.data(),
-                          bias.data(),
-                          labels.data(),
-                          nullptr,
-                          nullptr,
-                          {losses.data(), correct.data()}});
     DeviceScore again{};
-    run_on_host<ScoreTotals<T>>({batch, {losses.data(), correct.data()}, nullptr, &again});
+    run_on_host<WithLast<Body, Both<Sums, Totals>>>(
+        {{batch,
+          images.data(),
+          scale.data(),
+          shift.data(),
+          weight.data(),
+          bias.data(),
+          labels.data(),
+          {losses.data(), correct.data()},
+          nullptr,
+          nullptr,
+          nullptr,
+          nullptr,
+          nullptr},
+         {no_sums, {batch, {losses.data(), correct.data()}, nullptr, &again}},
+         &ticket});
     CHECK(again.loss_sum == total.loss_sum);
   }
 }

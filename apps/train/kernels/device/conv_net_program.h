@@ -20,18 +20,19 @@ inline constexpr int kConvNetFcWeight = 13'344;
 inline constexpr int kConvNetFcBias = 29'024;
 
 /// One block's bodies, places and memory.
-template <class T, int Side, int In, int Out, int WindowRows, int Teams>
+template <class T, int Side, int In, int Out>
 struct DeviceConvBlock {
   using Forward = Convolution<T, Side, In, Out>;
-  using Weights = WeightGradient<T, Side, In, Out, WindowRows, Teams>;
-  static constexpr int kPadded = Side + 4;
+  using Moments = Norm<T, Out, Forward::kThreads>;
+  using GradientSums = NormGradientSums<T, Out, 256>;
   static constexpr int kPixels = Side * Side;
 
   int weight = 0, gamma = 0, beta = 0;  ///< offsets of parameters; the bias is behind the weight
   int running = 0;                      ///< offset of the means; the variances are behind
   T *convolved, *mean_parts, *square_parts, *scale, *shift, *gain, *offset, *slope;
-  T *sums, *products, *weight_parts;
+  T *sums, *products;
   double *mean, *inverse;
+  unsigned *forward_ticket, *backward_ticket;
 
   void lay_out(Arena& arena, int max_batch) {
     const std::size_t batch = static_cast<std::size_t>(max_batch);
@@ -42,61 +43,75 @@ struct DeviceConvBlock {
       *array = arena.take<T>(Out);
     sums = arena.take<T>(batch * Out);
     products = arena.take<T>(batch * Out);
-    weight_parts = arena.take<T>(static_cast<std::size_t>(Weights::kMaxGroups) * Weights::kSize);
     mean = arena.take<double>(Out);
     inverse = arena.take<double>(Out);
+    forward_ticket = arena.take<unsigned>(1);
+    backward_ticket = arena.take<unsigned>(1);
   }
 
+  /// To the convolution's output, and what normalisation makes of it.
   template <class Runner>
   void forward(const Runner& runner, const TrainingMemory<T>& m, int batch, const T* padded,
                bool training) const {
     const T* p = m.parameters;
-    const NormResult<T> norm{scale, shift, mean, inverse};
-    runner.template run<Forward>({batch, padded, p + weight, p + weight + Weights::kWeights, convolved,
-                                  training ? mean_parts : nullptr, square_parts});
     const T *old_mean = m.running + running, *old_variance = old_mean + Out;
-    if (training) {
-      runner.template run<Norm<T>>({Out, batch * Forward::kBands, Forward::kPixels, mean_parts, square_parts,
-                                    p + gamma, p + beta, old_mean, old_variance, m.next_running + running,
-                                    m.next_running + running + Out, norm});
-    } else {
-      runner.template run<RunningNorm<T>>({Out, old_mean, old_variance, p + gamma, p + beta, norm});
-    }
+    T* const next_mean = m.next_running + running;
+    runner.template run<WithLast<Forward, Moments>>(
+        {{batch, padded, p + weight, p + weight + Forward::kWeights, convolved,
+          training ? mean_parts : nullptr, square_parts},
+         {training ? batch * Forward::kBands : 0,
+          Forward::kPixels,
+          mean_parts,
+          square_parts,
+          p + gamma,
+          p + beta,
+          old_mean,
+          old_variance,
+          next_mean,
+          next_mean + Out,
+          {scale, shift, mean, inverse}},
+         forward_ticket});
   }
 
-  template <class Runner>
-  void pool(const Runner& runner, int batch, T* pooled, std::ptrdiff_t image_stride, int row_stride) const {
-    runner.template run<Pool<T, Side, Out>>(
-        {batch, convolved, scale, shift, pooled, image_stride, row_stride});
+  /// What the sums over the images' parts become.
+  typename GradientSums::Args gradient_sums(const TrainingMemory<T>& m, int batch) const {
+    return {batch,
+            static_cast<double>(batch) * kPixels,
+            sums,
+            products,
+            mean,
+            inverse,
+            m.parameters + gamma,
+            m.gradients + gamma,
+            m.gradients + beta,
+            gain,
+            offset,
+            slope};
   }
 
-  /// To the gradient of the convolution's output.
-  template <class Runner>
-  void norm_backward(const Runner& runner, const TrainingMemory<T>& m, int batch, const T* pooled_gradient,
-                     T* gradient, std::ptrdiff_t image_stride, int row_stride) const {
-    runner.template run<PoolSums<T, Side, Out>>(
-        {batch, convolved, scale, shift, pooled_gradient, sums, products});
-    runner.template run<NormGradientSums<T>>({Out, batch, static_cast<double>(batch) * kPixels, sums,
-                                              products, mean, inverse, m.parameters + gamma,
-                                              m.gradients + gamma, m.gradients + beta, gain, offset, slope});
-    runner.template run<PoolGradient<T, Side, Out>>({batch, convolved, scale, shift, gain, offset, slope,
-                                                     pooled_gradient, gradient, image_stride, row_stride});
-  }
-
-  typename SumParts<T>::Range parts(const TrainingMemory<T>& m, int batch) const {
-    return {weight_parts, m.gradients + weight, Weights::kSize, Weights::groups({batch, {}, {}, {}, {}, {}})};
+  /// Of the convolution's output.
+  typename PooledGradient<T, Side, Out>::Args pooled_gradient(const T* pooled) const {
+    return {convolved, scale, shift, gain, offset, slope, pooled};
   }
 };
 
 template <class T>
 struct ConvNetMemory {
+  using Block1 = DeviceConvBlock<T, 28, 1, 16>;
+  using Block2 = DeviceConvBlock<T, 14, 16, 32>;
+  /// Nothing else reads the gradient of the first convolution's output: it is made where it is read.
+  using Weights1 = WeightGradient<T, 28, 1, 16, 5, 7, PooledGradient<T, 28, 16>>;
+  using Weights2 = WeightGradient<T, 14, 16, 32, 1, 1>;
+
   TrainingMemory<T> training;
-  DeviceConvBlock<T, 28, 1, 16, 5, 7> block1;
-  DeviceConvBlock<T, 14, 16, 32, 1, 1> block2;
+  Block1 block1;
+  Block2 block2;
   T *hidden, *hidden_gradient;  ///< padded for block 2; dense
   T *features, *features_gradient;
-  T *gradient1, *gradient2;  ///< of the convolutions' outputs: dense; padded, for its own convolution
+  T* gradient2;  ///< of the second convolution's output, padded for its own convolution
   T* logit_gradient;
+  T *weight_parts1, *weight_parts2;
+  unsigned* head_ticket;
 
   ConvNetMemory(Arena& arena, int max_batch)
       : training(arena, kConvNetParameters, kConvNetRunning, max_batch, kPaddedPixels) {
@@ -109,47 +124,58 @@ struct ConvNetMemory {
     hidden_gradient = arena.take<T>(batch * 14 * 14 * 16);
     features = arena.take<T>(batch * kConvNetFeatures);
     features_gradient = arena.take<T>(batch * kConvNetFeatures);
-    gradient1 = arena.take<T>(batch * 28 * 28 * 16);
     gradient2 = arena.take<T>(batch * 18 * 18 * 32);
     logit_gradient = arena.take<T>(batch * kClasses);
+    weight_parts1 = arena.take<T>(static_cast<std::size_t>(Weights1::kMaxGroups) * Weights1::kSize);
+    weight_parts2 = arena.take<T>(static_cast<std::size_t>(Weights2::kMaxGroups) * Weights2::kSize);
+    head_ticket = arena.take<unsigned>(1);
   }
 };
 
-/// The images and labels are in the training's memory; afterwards gradients, mean loss and score are. In
-/// evaluation by the running statistics, and only the score.
+/// The images and labels are in the training's memory; afterwards mean loss and score are, and what backward
+/// needs. In evaluation by the running statistics, and only the score.
 template <class T, class Runner>
 void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T>& m, int batch, bool training) {
   const TrainingMemory<T>& t = m.training;
-  m.block1.forward(runner, t, batch, t.images, training);
-  m.block1.pool(runner, batch, m.hidden + (2 * 18 + 2) * 16, 18 * 18 * 16, 18 * 16);
-  m.block2.forward(runner, t, batch, m.hidden, training);
-  m.block2.pool(runner, batch, m.features, kConvNetFeatures, 7 * 32);
-  runner.template run<Head<T>>(
-      {batch, kConvNetFeatures, m.features, t.parameters + kConvNetFcWeight, t.parameters + kConvNetFcBias,
-       t.labels, training ? m.logit_gradient : nullptr, training ? m.features_gradient : nullptr, t.scores});
-  if (!training) runner.template run<ScoreTotals<T>>({batch, t.scores, nullptr, t.score});
+  const auto &block1 = m.block1, &block2 = m.block2;
+  block1.forward(runner, t, batch, t.images, training);
+  runner.template run<Pool<T, 28, 16>>({batch, block1.convolved, block1.scale, block1.shift,
+                                        m.hidden + (2 * 18 + 2) * 16, 18 * 18 * 16, 18 * 16});
+  block2.forward(runner, t, batch, m.hidden, training);
+  using Totals = Both<typename ConvNetMemory<T>::Block2::GradientSums, ScoreTotals<T, 256>>;
+  runner.template run<WithLast<Head<T, 14, 32>, Totals>>(
+      {{batch, block2.convolved, block2.scale, block2.shift, t.parameters + kConvNetFcWeight,
+        t.parameters + kConvNetFcBias, t.labels, t.scores, training ? m.features : nullptr, m.logit_gradient,
+        m.features_gradient, block2.sums, block2.products},
+       {block2.gradient_sums(t, training ? batch : 0),
+        {batch, t.scores, training ? t.gradients + t.count : nullptr, t.score}},
+       m.head_ticket});
 }
 
+/// To the gradients.
 template <class T, class Runner>
 void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T>& m, int batch) {
   const TrainingMemory<T>& t = m.training;
-  runner.template run<HeadGradient<T>>({batch,
-                                        kConvNetFeatures,
-                                        m.features,
-                                        m.logit_gradient,
-                                        t.gradients + kConvNetFcWeight,
-                                        t.gradients + kConvNetFcBias,
-                                        {batch, t.scores, t.gradients + t.count, t.score}});
+  const auto &block1 = m.block1, &block2 = m.block2;
+  runner.template run<HeadGradient<T>>({batch, kConvNetFeatures, m.features, m.logit_gradient,
+                                        t.gradients + kConvNetFcWeight, t.gradients + kConvNetFcBias});
   T* const inner = m.gradient2 + (2 * 18 + 2) * 32;
-  m.block2.norm_backward(runner, t, batch, m.features_gradient, inner, 18 * 18 * 32, 18 * 32);
+  runner.template run<PoolGradient<T, 14, 32>>(
+      {batch, block2.pooled_gradient(m.features_gradient), inner, 18 * 18 * 32, 18 * 32});
   runner.template run<Convolution<T, 14, 32, 16, true>>(
-      {batch, m.gradient2, t.parameters + m.block2.weight, nullptr, m.hidden_gradient, nullptr, nullptr});
-  using Weights2 = typename decltype(m.block2)::Weights;
-  runner.template run<Weights2>({batch, m.hidden, inner, 18 * 18 * 32, 18 * 32, m.block2.weight_parts});
-  m.block1.norm_backward(runner, t, batch, m.hidden_gradient, m.gradient1, 28 * 28 * 16, 28 * 16);
-  using Weights1 = typename decltype(m.block1)::Weights;
-  runner.template run<Weights1>({batch, t.images, m.gradient1, 28 * 28 * 16, 28 * 16, m.block1.weight_parts});
-  runner.template run<SumParts<T>>({{m.block1.parts(t, batch), m.block2.parts(t, batch)}});
+      {batch, m.gradient2, t.parameters + block2.weight, nullptr, m.hidden_gradient, nullptr, nullptr});
+  using Weights2 = typename ConvNetMemory<T>::Weights2;
+  runner.template run<Weights2>({batch, m.hidden, {inner, 18 * 18 * 32, 18 * 32}, m.weight_parts2});
+  runner.template run<WithLast<PoolSums<T, 28, 16>, typename ConvNetMemory<T>::Block1::GradientSums>>(
+      {{batch, block1.convolved, block1.scale, block1.shift, m.hidden_gradient, block1.sums, block1.products},
+       block1.gradient_sums(t, batch),
+       block1.backward_ticket});
+  using Weights1 = typename ConvNetMemory<T>::Weights1;
+  runner.template run<Weights1>(
+      {batch, t.images, block1.pooled_gradient(m.hidden_gradient), m.weight_parts1});
+  runner.template run<SumParts<T>>(
+      {{{m.weight_parts1, t.gradients + block1.weight, Weights1::kSize, Weights1::groups(batch)},
+        {m.weight_parts2, t.gradients + block2.weight, Weights2::kSize, Weights2::groups(batch)}}});
 }
 
 }  // namespace ddp::train::kernels::device

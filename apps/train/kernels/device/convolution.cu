@@ -1,13 +1,14 @@
 #include "apps/train/kernels/device/convolution_body.h"
 #include "apps/train/kernels/device/launch.cuh"
+#include "apps/train/kernels/device/norm_body.h"
 
 namespace ddp::train::kernels::device {
 
-DDP_LAUNCH(Convolution<float, 28, 1, 16>);
-DDP_LAUNCH(Convolution<float, 14, 16, 32>);
+DDP_LAUNCH(WithLast<Convolution<float, 28, 1, 16>, Norm<float, 16, 112>>);
+DDP_LAUNCH(WithLast<Convolution<float, 14, 16, 32>, Norm<float, 32, 112>>);
 DDP_LAUNCH(Convolution<float, 14, 32, 16, true>);
-DDP_LAUNCH(Convolution<double, 28, 1, 16>);
-DDP_LAUNCH(Convolution<double, 14, 16, 32>);
+DDP_LAUNCH(WithLast<Convolution<double, 28, 1, 16>, Norm<double, 16, 112>>);
+DDP_LAUNCH(WithLast<Convolution<double, 14, 16, 32>, Norm<double, 32, 112>>);
 DDP_LAUNCH(Convolution<double, 14, 32, 16, true>);
 
 }  // namespace ddp::train::kernels::device

@@ -34,6 +34,7 @@ struct Convolution {
   // A few more than the row has: so neighbouring rows do not begin in the same memory bank.
   static constexpr int kStride = kPadded * kChunk + (kChunk == 1 ? 4 : 8);
   static constexpr int kBand = (kRows + kWindow - 1) * kStride;
+  static constexpr int kWeights = kWindow * kWindow * In * Out;
   static constexpr int kMain = kChunks * kWindow * 2;
   static_assert(kPlaces * kTeam == kThreads && kTeam * kLanes == Out && kChunks * kChunk == In);
 

@@ -1,13 +1,14 @@
 #include "apps/train/kernels/device/gemm_body.h"
 #include "apps/train/kernels/device/launch.cuh"
+#include "apps/train/kernels/device/pool_gradient_body.h"
 #include "apps/train/kernels/device/sum_body.h"
 #include "apps/train/kernels/device/weight_gradient_body.h"
 
 namespace ddp::train::kernels::device {
 
-DDP_LAUNCH(WeightGradient<float, 28, 1, 16, 5, 7>);
+DDP_LAUNCH(WeightGradient<float, 28, 1, 16, 5, 7, PooledGradient<float, 28, 16>>);
 DDP_LAUNCH(WeightGradient<float, 14, 16, 32, 1, 1>);
-DDP_LAUNCH(WeightGradient<double, 28, 1, 16, 5, 7>);
+DDP_LAUNCH(WeightGradient<double, 28, 1, 16, 5, 7, PooledGradient<double, 28, 16>>);
 DDP_LAUNCH(WeightGradient<double, 14, 16, 32, 1, 1>);
 DDP_LAUNCH(Gemm<float>);
 DDP_LAUNCH(Gemm<double>);

@@ -1,26 +1,35 @@
 #pragma once
 
+#include "apps/train/kernels/device/pool_body.h"
 #include "apps/train/kernels/device/score_body.h"
 
 namespace ddp::train::kernels::device {
 
-/// The linear layer to the classes, softmax, loss, and the gradients of the logits and of the features; a
-/// block for each image.
-template <class T>
+/// From the last convolution's output to the score and back: normalisation, ReLU and pooling (pool_body.h),
+/// the linear layer to the classes, softmax, loss; then the gradients of the logits and of the features, and
+/// the sums of PoolSums. A block for each image, in which a thread has the same features all the way. S: what
+/// activations and weights are stored as.
+template <class T, int Side, int Channels, class S = T>
 struct Head {
   struct Args {
     int batch;
-    int inputs;
-    const T* features;  ///< [batch][inputs]
-    const T* weight;    ///< [kClasses][inputs]
-    const T* bias;
+    const S* images;  ///< [batch][Side][Side][Channels]
+    const T* scale;
+    const T* shift;
+    const S* weight;  ///< [kClasses][kInputs]
+    const S* bias;
     const std::uint8_t* labels;
-    T* logit_gradient;     ///< [batch][kClasses]; null, as the next: only the scores
-    T* features_gradient;  ///< as features
     ImageScores scores;
+    S* features;           ///< [batch][kInputs]; null, as those that follow: only the scores
+    T* logit_gradient;     ///< [batch][kClasses]
+    T* features_gradient;  ///< as features
+    T* gradients;          ///< [batch][Channels], as PoolSums
+    T* products;
   };
-  static constexpr int kThreads = 128;
+  static constexpr int kInputs = Side * Side / 4 * Channels;
+  static constexpr int kThreads = 256;
   static constexpr int kRounds = halvings(kThreads);
+  static_assert(kThreads % Channels == 0, "a thread stays with its channel");
   struct Shared {
     T sums[kClasses][kThreads];
     T logits[kClasses];
@@ -29,94 +38,112 @@ struct Head {
   using Local = Nothing;
 
   static DDP_HD int blocks(const Args& args) { return args.batch; }
-  static DDP_HD int phases(const Args& args) { return args.features_gradient ? kRounds + 4 : kRounds + 3; }
+  static DDP_HD int phases(const Args& args) { return args.features ? kRounds + 5 : kRounds + 3; }
 
   static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
-    const std::ptrdiff_t image = static_cast<std::ptrdiff_t>(at.block) * args.inputs;
     if (phase == 0) {
-      multiply(args.features + image, at, shared, args);
+      multiply(at, shared, args);
     } else if (phase <= kRounds) {
       DDP_UNROLL
       for (int c = 0; c < kClasses; ++c)
         halve(shared.sums[c], kThreads, phase - 1, at.thread);
     } else if (phase == kRounds + 1) {
-      if (at.thread < kClasses) shared.logits[at.thread] = args.bias[at.thread] + shared.sums[at.thread][0];
+      if (at.thread < kClasses)
+        shared.logits[at.thread] = static_cast<T>(args.bias[at.thread]) + shared.sums[at.thread][0];
     } else if (phase == kRounds + 2) {
       if (at.thread != 0) return;
       score_image(shared.logits, args.labels[at.block], T(1) / static_cast<T>(args.batch), shared.gradient,
                   at.block, args.scores);
-    } else {
-      spread(image, at, shared, args);
+    } else if (phase == kRounds + 3) {
+      spread(at, shared, args);
+    } else if (at.thread < Channels) {
+      sum_channel(at, shared, args);
     }
   }
 
  private:
-  static DDP_HD void multiply(const T* features, Place at, Shared& shared, const Args& args) {
+  static DDP_HD PoolWindow<T> read(Place at, int feature, const Args& args) {
+    const int channel = at.thread % Channels;
+    return PoolWindow<T>::template read<Side, Channels>(
+        args.images + static_cast<std::ptrdiff_t>(at.block) * kInputs * 4, feature / Channels, channel,
+        args.scale[channel], args.shift[channel]);
+  }
+
+  static DDP_HD void multiply(Place at, Shared& shared, const Args& args) {
     T sum[kClasses];
     DDP_UNROLL
     for (int c = 0; c < kClasses; ++c)
       sum[c] = T(0);
-    for (int i = at.thread; i < args.inputs; i += kThreads) {
-      const T feature = features[i];
+    for (int i = at.thread; i < kInputs; i += kThreads) {
+      const S stored = static_cast<S>(read(at, i, args).pooled());
+      if (args.features) args.features[static_cast<std::ptrdiff_t>(at.block) * kInputs + i] = stored;
+      const T feature = static_cast<T>(stored);
       DDP_UNROLL
       for (int c = 0; c < kClasses; ++c)
-        sum[c] += feature * args.weight[c * args.inputs + i];
+        sum[c] += feature * static_cast<T>(args.weight[c * kInputs + i]);
     }
     DDP_UNROLL
     for (int c = 0; c < kClasses; ++c)
       shared.sums[c][at.thread] = sum[c];
   }
 
-  static DDP_HD void spread(std::ptrdiff_t image, Place at, const Shared& shared, const Args& args) {
+  static DDP_HD void spread(Place at, Shared& shared, const Args& args) {
     if (at.thread < kClasses)
       args.logit_gradient[at.block * kClasses + at.thread] = shared.gradient[at.thread];
-    for (int i = at.thread; i < args.inputs; i += kThreads) {
+    T gradients = T(0), products = T(0);
+    for (int i = at.thread; i < kInputs; i += kThreads) {
       T sum = T(0);
       DDP_UNROLL
       for (int c = 0; c < kClasses; ++c)
-        sum += shared.gradient[c] * args.weight[c * args.inputs + i];
-      args.features_gradient[image + i] = sum;
+        sum += shared.gradient[c] * static_cast<T>(args.weight[c * kInputs + i]);
+      args.features_gradient[static_cast<std::ptrdiff_t>(at.block) * kInputs + i] = sum;
+      read(at, i, args).add_share(sum, gradients, products);
     }
+    // The logits' sums are no longer needed.
+    shared.sums[0][at.thread] = gradients;
+    shared.sums[1][at.thread] = products;
+  }
+
+  static DDP_HD void sum_channel(Place at, const Shared& shared, const Args& args) {
+    T gradients = T(0), products = T(0);
+    for (int i = at.thread; i < kThreads; i += Channels) {
+      gradients += shared.sums[0][i];
+      products += shared.sums[1][i];
+    }
+    args.gradients[at.block * Channels + at.thread] = gradients;
+    args.products[at.block * Channels + at.thread] = products;
   }
 };
 
-/// The gradients of that layer's weights and bias, and in one more block the batch's score. A block has 32
-/// inputs; eight threads share an input, each with every eighth image. The bias is an input that is always 1.
-template <class T>
+/// The gradients of that layer's weights and bias. A block has 32 inputs; eight threads share an input, each
+/// with every eighth image. The bias is an input that is always 1.
+template <class T, class S = T>
 struct HeadGradient {
   struct Args {
     int batch;
     int inputs;
-    const T* features;
+    const S* features;
     const T* logit_gradient;
     T* weight_gradient;
     T* bias_gradient;
-    typename ScoreTotals<T>::Args totals;
   };
   static constexpr int kInputs = 32;
   static constexpr int kTeam = 8;
   static constexpr int kThreads = kInputs * kTeam;
   struct Shared {
     T sums[kTeam][kClasses][kInputs];
-    typename ScoreTotals<T>::Shared totals;
   };
   using Local = Nothing;
-  static_assert(kThreads == ScoreTotals<T>::kThreads);
 
-  static DDP_HD int tiles(const Args& args) { return divide_up(args.inputs + 1, kInputs); }
-  static DDP_HD int blocks(const Args& args) { return tiles(args) + 1; }
-  static DDP_HD int phases(const Args& args) { return ScoreTotals<T>::phases(args.totals); }
+  static DDP_HD int blocks(const Args& args) { return divide_up(args.inputs + 1, kInputs); }
+  static DDP_HD int phases(const Args&) { return 2; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local& local, const Args& args) {
-    if (at.block == tiles(args)) {
-      ScoreTotals<T>::phase(phase, {0, at.thread}, shared.totals, local, args.totals);
-      return;
-    }
+  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
     const int lane = at.thread % kInputs, member = at.thread / kInputs;
     const int input = at.block * kInputs + lane;
     if (phase == 0) {
       sum_images(input, lane, member, shared, args);
-    } else if (phase == 1 && input <= args.inputs) {
+    } else if (input <= args.inputs) {
       for (int c = member; c < kClasses; c += kTeam) {
         T sum = T(0);
         for (int i = 0; i < kTeam; ++i)
@@ -135,7 +162,9 @@ struct HeadGradient {
     if (input <= args.inputs) {
       for (int n = member; n < args.batch; n += kTeam) {
         const T feature =
-            input < args.inputs ? args.features[static_cast<std::ptrdiff_t>(n) * args.inputs + input] : T(1);
+            input < args.inputs
+                ? static_cast<T>(args.features[static_cast<std::ptrdiff_t>(n) * args.inputs + input])
+                : T(1);
         DDP_UNROLL
         for (int c = 0; c < kClasses; ++c)
           sum[c] += args.logit_gradient[n * kClasses + c] * feature;

@@ -6,10 +6,9 @@
 namespace ddp::train::kernels::device {
 
 template <class Body>
-__global__ void __launch_bounds__(Body::kThreads) run_body(const __grid_constant__ typename Body::Args args) {
-  __shared__ typename Body::Shared shared;
+__device__ __forceinline__ void run_phases(Place at, typename Body::Shared& shared,
+                                           const typename Body::Args& args) {
   typename Body::Local local;
-  const Place at{static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x)};
   const int phases = Body::phases(args);
 #pragma unroll 1
   for (int phase = 0; phase < phases; ++phase) {
@@ -18,9 +17,62 @@ __global__ void __launch_bounds__(Body::kThreads) run_body(const __grid_constant
   }
 }
 
+/// Whether this block is the last of the grid to come here. All of its threads call it, and all get the same
+/// answer. If it is, they see what all threads of all blocks wrote before they called it:
+///
+/// - The first barrier puts the writes of a block's threads before the fence of its thread 0, and the fence
+///   puts them before its ticket; a fence covers all that its thread has seen, not only what it wrote.
+/// - Tickets are taken in one order. The thread that takes the last has all others before it; the fence
+///   behind puts them before its reads, and the second barrier before those of its block.
+/// - A fence of the whole GPU also empties this SM's L1, where a line may lie that another block of this SM
+///   has read, or a neighbour of what this block wrote. So plain reads do. The compiler may not use the path
+///   for constant data (ld.global.nc) either: it sees the writes in the same kernel, and no pointer of Args
+///   is __restrict__.
+///
+/// Cooperative groups' grid.sync() is built of the same steps. atomicInc goes back to 0 by itself at the
+/// last block; a launch that follows in the stream sees that, as all that this one wrote.
+__device__ __forceinline__ bool ends_last(unsigned* ticket) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+template <class Body>
+__global__ void __launch_bounds__(Body::kThreads) run_body(const __grid_constant__ typename Body::Args args) {
+  const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  if constexpr (kHasLast<Body>) {
+    // One memory for both: the barriers of ends_last() are between their uses.
+    __shared__ union Shared {
+      typename Body::First::Shared first;
+      typename Body::Last::Shared last;
+    } shared;
+    run_phases<typename Body::First>({block, thread}, shared.first, args.first);
+    if (args.ticket == nullptr || !ends_last(args.ticket)) return;
+    run_phases<typename Body::Last>({0, thread}, shared.last, args.last);
+  } else {
+    __shared__ typename Body::Shared shared;
+    run_phases<Body>({block, thread}, shared, args);
+  }
+}
+
+template <class Body>
+int blocks_of(const typename Body::Args& args) {
+  if constexpr (kHasLast<Body>) {
+    return Body::First::blocks(args.first);
+  } else {
+    return Body::blocks(args);
+  }
+}
+
 template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream) {
-  run_body<Body><<<static_cast<unsigned>(Body::blocks(args)), Body::kThreads, 0, stream>>>(args);
+  run_body<Body><<<static_cast<unsigned>(blocks_of<Body>(args)), Body::kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

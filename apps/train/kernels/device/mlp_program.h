@@ -21,6 +21,7 @@ struct MlpMemory {
   TrainingMemory<T> training;
   std::vector<Layer> layers;
   T *gradient, *next_gradient;  ///< of a layer's outputs, and of its inputs
+  unsigned* loss_ticket;
 
   MlpMemory(Arena& arena, int width, int depth, int parameters, int max_batch)
       : training(arena, parameters, 0, max_batch, kImagePixels) {
@@ -35,6 +36,7 @@ struct MlpMemory {
     }
     gradient = arena.take<T>(batch * std::max(width, kClasses));
     next_gradient = arena.take<T>(batch * std::max(width, kClasses));
+    loss_ticket = arena.take<unsigned>(1);
   }
 };
 
@@ -50,8 +52,11 @@ void run_mlp_forward(const Runner& runner, const MlpMemory<T>& m, int batch, boo
                                   nullptr});
     input = layer.output;
   }
-  runner.template run<SoftmaxLoss<T>>({batch, input, t.labels, training ? m.gradient : nullptr, t.scores});
-  runner.template run<ScoreTotals<T>>({batch, t.scores, training ? t.gradients + t.count : nullptr, t.score});
+  using Loss = SoftmaxLoss<T>;
+  runner.template run<WithLast<Loss, ScoreTotals<T, Loss::kThreads>>>(
+      {{batch, input, t.labels, training ? m.gradient : nullptr, t.scores},
+       {batch, t.scores, training ? t.gradients + t.count : nullptr, t.score},
+       m.loss_ticket});
 }
 
 template <class T, class Runner>

@@ -18,28 +18,20 @@ struct NormResult {
   double* inverse;  ///< of the deviation
 };
 
-template <class T>
-DDP_HD void set_norm(int channel, double mean, double variance, const T* gamma, const T* beta,
-                     const NormResult<T>& to) {
-  const double inverse = 1.0 / std::sqrt(variance + kNormEpsilon);
-  const double gain = static_cast<double>(gamma[channel]);
-  to.mean[channel] = mean;
-  to.inverse[channel] = inverse;
-  to.scale[channel] = static_cast<T>(gain * inverse);
-  to.shift[channel] = static_cast<T>(static_cast<double>(beta[channel]) - mean * gain * inverse);
-}
-
-/// Merges the moments of all bands: a block for each channel. The running statistics are read from one vector
-/// and written to another, which takes the place of the first when the step is not dropped (update_body.h).
-template <class T>
+/// Merges the moments of all bands, or takes the running ones: one block. The running statistics are read
+/// from one vector and written to another, which takes the place of the first when the step is not dropped
+/// (update_body.h).
+///
+/// One pass: the means are taken relative to the first band's, so that no large numbers cancel. A thread has
+/// four neighbouring channels of every kMembers-th band.
+template <class T, int Channels, int Threads>
 struct Norm {
   struct Args {
-    int channels;
-    int parts;         ///< bands of the whole batch
+    int parts;         ///< bands of the whole batch; 0: by the running statistics, for evaluation
     int pixels;        ///< of a part
-    const T* mean;     ///< [parts][channels]
-    const T* squares;  ///< [parts][channels]
-    const T* gamma;    ///< [channels], as all that follow
+    const T* mean;     ///< [parts][Channels], aligned as four of them, as the next
+    const T* squares;  ///< [parts][Channels]
+    const T* gamma;    ///< [Channels], as all that follow
     const T* beta;
     const T* running_mean;
     const T* running_variance;
@@ -47,76 +39,95 @@ struct Norm {
     T* next_variance;
     NormResult<T> result;
   };
-  static constexpr int kThreads = 128;
-  static constexpr int kRounds = halvings(kThreads);
+  static constexpr int kThreads = Threads;
+  static constexpr int kLanes = 4;
+  static constexpr int kQuads = Channels / kLanes;
+  static constexpr int kMembers = Threads / kQuads;
+  /// Bands that are added in T before the sum goes to a double: GPUs for graphics have few of those units.
+  static constexpr int kAtOnce = 8;
+  static_assert(kQuads * kLanes == Channels && kMembers * kQuads == Threads && Channels <= Threads);
+  using Quad = Pack<T, kLanes>;
   struct Shared {
-    double sum[kThreads];
-    double squares[kThreads];
+    double apart[kMembers][Channels];   ///< sums of the means' distances from the first band's
+    double beyond[kMembers][Channels];  ///< of their squares
+    double within[kMembers][Channels];  ///< of the bands' own squares
   };
   using Local = Nothing;
 
-  static DDP_HD int blocks(const Args& args) { return args.channels; }
-  static DDP_HD int phases(const Args&) { return 2 * kRounds + 3; }
+  static DDP_HD int blocks(const Args&) { return 1; }
+  static DDP_HD int phases(const Args&) { return 2; }
 
   static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
-      double sum = 0;
-      for (int part = at.thread; part < args.parts; part += kThreads)
-        sum += static_cast<double>(args.mean[static_cast<std::ptrdiff_t>(part) * args.channels + at.block]);
-      shared.sum[at.thread] = sum;
-    } else if (phase <= kRounds) {
-      halve(shared.sum, kThreads, phase - 1, at.thread);
-    } else if (phase == kRounds + 1) {
-      const double mean = shared.sum[0] / args.parts;
-      double sum = 0;
-      for (int part = at.thread; part < args.parts; part += kThreads) {
-        const std::ptrdiff_t from = static_cast<std::ptrdiff_t>(part) * args.channels + at.block;
-        const double apart = static_cast<double>(args.mean[from]) - mean;
-        sum += static_cast<double>(args.squares[from]) + apart * apart * args.pixels;
-      }
-      shared.squares[at.thread] = sum;
-    } else if (phase <= 2 * kRounds + 1) {
-      halve(shared.squares, kThreads, phase - kRounds - 2, at.thread);
-    } else if (at.thread == 0) {
-      finish(at.block, shared.sum[0] / args.parts, shared.squares[0], args);
+      if (args.parts > 0) add_parts(at.thread % kQuads, at.thread / kQuads, shared, args);
+    } else if (at.thread < Channels) {
+      finish(at.thread, shared, args);
     }
   }
 
  private:
-  static DDP_HD void finish(int channel, double mean, double squares, const Args& args) {
-    const double count = static_cast<double>(args.parts) * args.pixels;
-    const double unbiased = squares / (count > 2 ? count - 1 : 1.0);
-    const double kept = 1 - kRunningMomentum;
-    args.next_mean[channel] =
-        static_cast<T>(kept * static_cast<double>(args.running_mean[channel]) + kRunningMomentum * mean);
-    args.next_variance[channel] = static_cast<T>(kept * static_cast<double>(args.running_variance[channel]) +
-                                                 kRunningMomentum * unbiased);
-    set_norm(channel, mean, squares / count, args.gamma, args.beta, args.result);
+  static DDP_HD void add_parts(int quad, int member, Shared& shared, const Args& args) {
+    const Quad* means = reinterpret_cast<const Quad*>(args.mean) + quad;
+    const Quad* squares = reinterpret_cast<const Quad*>(args.squares) + quad;
+    const Quad first = means[0];
+    double apart[kLanes] = {}, beyond[kLanes] = {}, within[kLanes] = {};
+    for (int begin = member; begin < args.parts; begin += kAtOnce * kMembers) {
+      T a[kLanes] = {}, b[kLanes] = {}, w[kLanes] = {};
+      DDP_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        const std::ptrdiff_t part = begin + k * kMembers;
+        if (part >= args.parts) continue;
+        const Quad mean = means[part * kQuads], square = squares[part * kQuads];
+        DDP_UNROLL
+        for (int l = 0; l < kLanes; ++l) {
+          const T distance = mean.v[l] - first.v[l];
+          a[l] += distance;
+          b[l] += distance * distance;
+          w[l] += square.v[l];
+        }
+      }
+      DDP_UNROLL
+      for (int l = 0; l < kLanes; ++l) {
+        apart[l] += static_cast<double>(a[l]);
+        beyond[l] += static_cast<double>(b[l]);
+        within[l] += static_cast<double>(w[l]);
+      }
+    }
+    DDP_UNROLL
+    for (int l = 0; l < kLanes; ++l) {
+      shared.apart[member][quad * kLanes + l] = apart[l];
+      shared.beyond[member][quad * kLanes + l] = beyond[l];
+      shared.within[member][quad * kLanes + l] = within[l];
+    }
   }
-};
 
-/// The same by the running statistics, for evaluation: a thread for each channel.
-template <class T>
-struct RunningNorm {
-  struct Args {
-    int channels;
-    const T* mean;
-    const T* variance;
-    const T* gamma;
-    const T* beta;
-    NormResult<T> result;
-  };
-  static constexpr int kThreads = 32;
-  using Shared = Nothing;
-  using Local = Nothing;
-
-  static DDP_HD int blocks(const Args& args) { return divide_up(args.channels, kThreads); }
-  static DDP_HD int phases(const Args&) { return 1; }
-  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
-    const int channel = at.block * kThreads + at.thread;
-    if (channel >= args.channels) return;
-    set_norm(channel, static_cast<double>(args.mean[channel]), static_cast<double>(args.variance[channel]),
-             args.gamma, args.beta, args.result);
+  static DDP_HD void finish(int channel, const Shared& shared, const Args& args) {
+    double mean = static_cast<double>(args.running_mean[channel]);
+    double variance = static_cast<double>(args.running_variance[channel]);
+    if (args.parts > 0) {
+      double apart = 0, beyond = 0, within = 0;
+      for (int member = 0; member < kMembers; ++member) {
+        apart += shared.apart[member][channel];
+        beyond += shared.beyond[member][channel];
+        within += shared.within[member][channel];
+      }
+      const double count = static_cast<double>(args.parts) * args.pixels;
+      const double squares = within + (beyond - apart * apart / args.parts) * args.pixels;
+      const double unbiased = squares / (count > 2 ? count - 1 : 1.0);
+      const double own_mean = static_cast<double>(args.mean[channel]) + apart / args.parts;
+      const double kept = 1 - kRunningMomentum;
+      args.next_mean[channel] = static_cast<T>(kept * mean + kRunningMomentum * own_mean);
+      args.next_variance[channel] = static_cast<T>(kept * variance + kRunningMomentum * unbiased);
+      mean = own_mean;
+      variance = squares / count;
+    }
+    const double inverse = 1.0 / std::sqrt(variance + kNormEpsilon);
+    const double gain = static_cast<double>(args.gamma[channel]);
+    args.result.mean[channel] = mean;
+    args.result.inverse[channel] = inverse;
+    args.result.scale[channel] = static_cast<T>(gain * inverse);
+    args.result.shift[channel] =
+        static_cast<T>(static_cast<double>(args.beta[channel]) - mean * gain * inverse);
   }
 };
 

@@ -4,16 +4,16 @@
 
 namespace ddp::train::kernels::device {
 
-/// From the sums of each image (pool_body.h) to the gradients of gamma and beta, and to how the normalisation
-/// spreads a gradient: g * gain + offset + x * slope. A block for each channel.
-template <class T>
+/// From the sums of each image (pool_body.h, head_body.h) to the gradients of gamma and beta, and to how the
+/// normalisation spreads a gradient: g * gain + offset + x * slope. One block; a thread has four neighbouring
+/// channels of every kMembers-th image.
+template <class T, int Channels, int Threads>
 struct NormGradientSums {
   struct Args {
-    int channels;
-    int batch;
+    int batch;           ///< 0: nothing is wanted
     double count;        ///< pixels of the batch
-    const T* gradients;  ///< [batch][channels]
-    const T* products;   ///< [batch][channels]
+    const T* gradients;  ///< [batch][Channels], aligned as four of them, as the next
+    const T* products;   ///< [batch][Channels]
     const double* mean;
     const double* inverse;
     const T* gamma;
@@ -23,36 +23,62 @@ struct NormGradientSums {
     T* offset;
     T* slope;
   };
-  static constexpr int kThreads = 128;
-  static constexpr int kRounds = halvings(kThreads);
+  static constexpr int kThreads = Threads;
+  static constexpr int kLanes = 4;
+  static constexpr int kQuads = Channels / kLanes;
+  static constexpr int kMembers = Threads / kQuads;
+  /// Images that are added in T before the sum goes to a double: as norm_body.h.
+  static constexpr int kAtOnce = 8;
+  static_assert(kQuads * kLanes == Channels && kMembers * kQuads == Threads && Channels <= Threads);
+  using Quad = Pack<T, kLanes>;
   struct Shared {
-    double gradients[kThreads];
-    double products[kThreads];
+    double gradients[kMembers][Channels];
+    double products[kMembers][Channels];
   };
   using Local = Nothing;
 
-  static DDP_HD int blocks(const Args& args) { return args.channels; }
-  static DDP_HD int phases(const Args&) { return kRounds + 2; }
+  static DDP_HD int blocks(const Args&) { return 1; }
+  static DDP_HD int phases(const Args& args) { return args.batch > 0 ? 2 : 0; }
 
   static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
+      add_images(args.gradients, at, shared.gradients, args.batch);
+      add_images(args.products, at, shared.products, args.batch);
+    } else if (at.thread < Channels) {
       double gradients = 0, products = 0;
-      for (int n = at.thread; n < args.batch; n += kThreads) {
-        const std::ptrdiff_t from = static_cast<std::ptrdiff_t>(n) * args.channels + at.block;
-        gradients += static_cast<double>(args.gradients[from]);
-        products += static_cast<double>(args.products[from]);
+      for (int member = 0; member < kMembers; ++member) {
+        gradients += shared.gradients[member][at.thread];
+        products += shared.products[member][at.thread];
       }
-      shared.gradients[at.thread] = gradients;
-      shared.products[at.thread] = products;
-    } else if (phase <= kRounds) {
-      halve(shared.gradients, kThreads, phase - 1, at.thread);
-      halve(shared.products, kThreads, phase - 1, at.thread);
-    } else if (at.thread == 0) {
-      finish(at.block, shared.gradients[0], shared.products[0], args);
+      finish(at.thread, gradients, products, args);
     }
   }
 
  private:
+  static DDP_HD void add_images(const T* from, Place at, double (&to)[kMembers][Channels], int batch) {
+    const int quad = at.thread % kQuads, member = at.thread / kQuads;
+    const Quad* quads = reinterpret_cast<const Quad*>(from) + quad;
+    double sum[kLanes] = {};
+    for (int begin = member; begin < batch; begin += kAtOnce * kMembers) {
+      T some[kLanes] = {};
+      DDP_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        const std::ptrdiff_t image = begin + k * kMembers;
+        if (image >= batch) continue;
+        const Quad numbers = quads[image * kQuads];
+        DDP_UNROLL
+        for (int l = 0; l < kLanes; ++l)
+          some[l] += numbers.v[l];
+      }
+      DDP_UNROLL
+      for (int l = 0; l < kLanes; ++l)
+        sum[l] += static_cast<double>(some[l]);
+    }
+    DDP_UNROLL
+    for (int l = 0; l < kLanes; ++l)
+      to[member][quad * kLanes + l] = sum[l];
+  }
+
   static DDP_HD void finish(int channel, double gradients, double products, const Args& args) {
     const double inverse = args.inverse[channel], mean = args.mean[channel];
     const double gamma_gradient = (products - mean * gradients) * inverse;

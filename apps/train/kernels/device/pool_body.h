@@ -4,6 +4,8 @@
 
 namespace ddp::train::kernels::device {
 
+// S is what an activation is stored as, T what is computed with.
+
 /// The four pixels of a 2 x 2 window of a channel in row order, and what normalisation makes of them.
 template <class T>
 struct PoolWindow {
@@ -11,12 +13,14 @@ struct PoolWindow {
   T z[4];
 
   /// `window`: its number among the windows of an image [Side][Side][Channels].
-  template <int Side, int Channels>
-  static DDP_HD PoolWindow read(const T* image, int window, int channel, T scale, T shift) {
+  template <int Side, int Channels, class S>
+  static DDP_HD PoolWindow read(const S* image, int window, int channel, T scale, T shift) {
     constexpr int kRow = Side * Channels;
     const int y = window / (Side / 2), x = window % (Side / 2);
-    const T* corner = image + 2 * y * kRow + 2 * x * Channels + channel;
-    PoolWindow read{{corner[0], corner[Channels], corner[kRow], corner[kRow + Channels]}, {}};
+    const S* corner = image + 2 * y * kRow + 2 * x * Channels + channel;
+    PoolWindow read{{static_cast<T>(corner[0]), static_cast<T>(corner[Channels]),
+                     static_cast<T>(corner[kRow]), static_cast<T>(corner[kRow + Channels])},
+                    {}};
     DDP_UNROLL
     for (int k = 0; k < 4; ++k)
       read.z[k] = read.x[k] * scale + shift;
@@ -40,18 +44,26 @@ struct PoolWindow {
     winner[2] = second ? T(0) : to_lower;
     winner[3] = second ? to_lower : T(0);
   }
+
+  /// To the sum of what the windows' maxima get, and to the sum of its products with their pixels.
+  DDP_HD void add_share(T gradient, T& gradients, T& products) const {
+    T winner[4];
+    share(gradient, winner);
+    gradients += (winner[0] + winner[1]) + (winner[2] + winner[3]);
+    products += (winner[0] * x[0] + winner[1] * x[1]) + (winner[2] * x[2] + winner[3] * x[3]);
+  }
 };
 
 /// Normalisation, ReLU and the maximum of 2 x 2; a thread for each result. Images of the result lie
 /// `image_stride` elements apart, their rows `row_stride`: it may be the inner part of padded ones.
-template <class T, int Side, int Channels>
+template <class T, int Side, int Channels, class S = T>
 struct Pool {
   struct Args {
     int batch;
-    const T* images;
+    const S* images;
     const T* scale;
     const T* shift;
-    T* pooled;
+    S* pooled;
     std::ptrdiff_t image_stride;
     int row_stride;
   };
@@ -71,17 +83,17 @@ struct Pool {
         args.images + static_cast<std::ptrdiff_t>(image) * kSize * 4, window, channel, args.scale[channel],
         args.shift[channel]);
     args.pooled[image * args.image_stride + window / kHalf * args.row_stride + window % kHalf * Channels +
-                channel] = read.pooled();
+                channel] = static_cast<S>(read.pooled());
   }
 };
 
 /// For each image and channel: the sum of the pooled gradient over windows whose maximum is above zero, and
 /// the sum of its products with the window's winning pixel. A block for each image.
-template <class T, int Side, int Channels>
+template <class T, int Side, int Channels, class S = T>
 struct PoolSums {
   struct Args {
     int batch;
-    const T* images;
+    const S* images;
     const T* scale;
     const T* shift;
     const T* pooled_gradient;  ///< [batch][Side / 2][Side / 2][Channels]
@@ -109,11 +121,7 @@ struct PoolSums {
       for (int window = at.thread / Channels; window < kWindows; window += kTeam) {
         const auto read = PoolWindow<T>::template read<Side, Channels>(args.images + from * 4, window,
                                                                        channel, scale, shift);
-        T winner[4];
-        read.share(args.pooled_gradient[from + window * Channels + channel], winner);
-        gradients += (winner[0] + winner[1]) + (winner[2] + winner[3]);
-        products +=
-            (winner[0] * read.x[0] + winner[1] * read.x[1]) + (winner[2] * read.x[2] + winner[3] * read.x[3]);
+        read.add_share(args.pooled_gradient[from + window * Channels + channel], gradients, products);
       }
       shared.gradients[at.thread] = gradients;
       shared.products[at.thread] = products;

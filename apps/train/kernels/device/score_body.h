@@ -42,7 +42,7 @@ DDP_HD void score_image(const T* logits, int label, T share, T* gradient, int im
 }
 
 /// Sums the images' scores; one block.
-template <class T>
+template <class T, int Threads>
 struct ScoreTotals {
   struct Args {
     int batch;
@@ -50,7 +50,7 @@ struct ScoreTotals {
     T* mean_loss;  ///< null: not wanted
     DeviceScore* total;
   };
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = Threads;
   static constexpr int kRounds = halvings(kThreads);
   struct Shared {
     double loss[kThreads];

@@ -30,6 +30,7 @@ struct TrainingMemory {
   DeviceScore* score = nullptr;
   double* squares = nullptr;
   int* infinite = nullptr;
+  unsigned* update_ticket = nullptr;
 
   TrainingMemory() = default;
   TrainingMemory(Arena& arena, int parameter_count, int running, int max_batch, int image_size)
@@ -47,7 +48,8 @@ struct TrainingMemory {
         scores{arena.take<double>(max_batch), arena.take<int>(max_batch)},
         score(arena.take<DeviceScore>(1)),
         squares(arena.take<double>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
-        infinite(arena.take<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))) {}
+        infinite(arena.take<int>(GradientCheck<T>::blocks({parameter_count, {}, {}, {}, {}, {}}))),
+        update_ticket(arena.take<unsigned>(1)) {}
 
   std::byte* learnt() const { return reinterpret_cast<std::byte*>(parameters); }
   std::size_t learnt_bytes() const {
@@ -60,9 +62,10 @@ template <class T, class Runner>
 void run_update(const Runner& runner, const TrainingMemory<T>& m, const UpdateSettings& settings, T share) {
   const typename GradientCheck<T>::Args check{m.count,   m.gradients, share, settings.clip_value,
                                               m.squares, m.infinite};
-  runner.template run<GradientCheck<T>>(check);
-  runner.template run<StepDecision<T>>(
-      {GradientCheck<T>::blocks(check), m.squares, m.infinite, settings, m.gradients + m.count, m.state});
+  runner.template run<WithLast<GradientCheck<T>, StepDecision<T>>>(
+      {check,
+       {GradientCheck<T>::blocks(check), m.squares, m.infinite, settings, m.gradients + m.count, m.state},
+       m.update_ticket});
   runner.template run<Update<T>>({m.count, m.parameters, m.gradients, m.first, m.second, m.running_count,
                                   m.running, m.next_running, settings, m.state});
 }

@@ -4,18 +4,37 @@
 
 namespace ddp::train::kernels::device {
 
+/// Where WeightGradient finds the gradient of the convolution's output when that lies in memory; or
+/// PooledGradient (pool_gradient_body.h).
+template <class T, int Side, int Channels>
+struct DenseGradient {
+  struct Args {
+    const T* gradient;  ///< rows `row_stride` elements apart, images `image_stride`
+    std::ptrdiff_t image_stride;
+    int row_stride;
+  };
+  /// Rows y to y + Rows - 1 of an image to the block's memory [Rows][Side][Channels], by all its threads.
+  template <int Rows, int Threads>
+  static DDP_HD void load(int image, int y, int thread, T* to, const Args& args) {
+    const T* from = args.gradient + image * args.image_stride + y * args.row_stride;
+    for (int i = thread; i < Rows * Side * Channels; i += Threads) {
+      const int row = i / (Side * Channels), rest = i % (Side * Channels);
+      to[i] = from[row * args.row_stride + rest];
+    }
+  }
+};
+
 /// The gradients of a convolution's weights and bias, summed over a group of images; sum_body.h adds the
 /// groups. A block has a group and `WindowRows` rows of the window; a thread one input channel, four output
 /// channels and the five places of one row of the window, and of each band of seven rows of the image every
 /// `Teams`-th.
-template <class T, int Side, int In, int Out, int WindowRows, int Teams>
+template <class T, int Side, int In, int Out, int WindowRows, int Teams,
+          class Gradient = DenseGradient<T, Side, Out>, class S = T>
 struct WeightGradient {
   struct Args {
     int batch;
-    const T* padded;    ///< the convolution's input: [batch][Side + 4][Side + 4][In]
-    const T* gradient;  ///< of its output, rows `row_stride` elements apart, images `image_stride`
-    std::ptrdiff_t image_stride;
-    int row_stride;
+    const S* padded;  ///< the convolution's input: [batch][Side + 4][Side + 4][In]
+    typename Gradient::Args gradient;
     T* parts;  ///< [groups][kSize]: weights, then bias
   };
   static constexpr int kWindow = 5;
@@ -46,10 +65,10 @@ struct WeightGradient {
   };
 
   /// By the batch alone: it decides the order of sums.
-  static DDP_HD int images_per_group(const Args& args) { return divide_up(args.batch, kMaxGroups); }
-  static DDP_HD int groups(const Args& args) { return divide_up(args.batch, images_per_group(args)); }
-  static DDP_HD int blocks(const Args& args) { return groups(args) * kSplit; }
-  static DDP_HD int phases(const Args& args) { return 2 * kBands * images_per_group(args) + 2; }
+  static DDP_HD int images_per_group(int batch) { return divide_up(batch, kMaxGroups); }
+  static DDP_HD int groups(int batch) { return divide_up(batch, images_per_group(batch)); }
+  static DDP_HD int blocks(const Args& args) { return groups(args.batch) * kSplit; }
+  static DDP_HD int phases(const Args& args) { return 2 * kBands * images_per_group(args.batch) + 2; }
 
   static DDP_HD void phase(int phase, Place at, Shared& shared, Local& local, const Args& args) {
     const int group = at.block / kSplit, top = at.block % kSplit * WindowRows;
@@ -64,7 +83,7 @@ struct WeightGradient {
     }
     const int main = phases(args) - 2;
     if (phase < main) {
-      const int image = group * images_per_group(args) + phase / (2 * kBands);
+      const int image = group * images_per_group(args.batch) + phase / (2 * kBands);
       if (image >= args.batch) return;
       if (phase % 2 == 0) {
         load(image, phase / 2 % kBands, top, at, shared, args);
@@ -81,14 +100,11 @@ struct WeightGradient {
  private:
   static DDP_HD void load(int image, int band, int top, Place at, Shared& shared, const Args& args) {
     const int y = band * kRows;
-    const T* in = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + y + top) * kPadded * In;
+    const S* in = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + y + top) * kPadded * In;
     for (int i = at.thread; i < kInRows * kPadded * In; i += kThreads)
-      shared.in[i] = in[i];
-    const T* gradient = args.gradient + image * args.image_stride + y * args.row_stride;
-    for (int i = at.thread; i < kGradient; i += kThreads) {
-      const int row = i / (Side * Out), rest = i % (Side * Out);
-      shared.gradient[i / kLanes].v[i % kLanes] = gradient[row * args.row_stride + rest];
-    }
+      shared.in[i] = static_cast<T>(in[i]);
+    Gradient::template load<kRows, kThreads>(image, y, at.thread, reinterpret_cast<T*>(shared.gradient),
+                                             args.gradient);
   }
 
   static DDP_HD void add_band(Place at, const Shared& shared, Local& local) {
