@@ -1,49 +1,89 @@
 // Plays NCCL for ranks that are processes of one machine, over a GPU that is played too (fake_cuda.cc, in the
-// program that loads this): every call is complete when it returns. FAKE_NCCL_DIR: a folder for its files.
-// FAKE_NCCL_VERSION=N: the version that it tells.
+// program that loads this). Operations are work of their stream, or of the graph that is captured there; a
+// graph holds its communicator, which ends no sooner than the graph, as NCCL's does.
+//
+// FAKE_NCCL_DIR: a folder for its files. FAKE_NCCL_VERSION=N: the version that it tells. FAKE_NCCL_WAY=p2p:
+// nobody hears that a peer is gone, as inside a node; else it is an error as over sockets.
+// FAKE_NCCL_SPOIL=N: this rank's N-th reduction (from 1) gives a wrong number. FAKE_NCCL_REGISTER=0: no
+// memory can be registered. What a program leaves behind, or gives back in the wrong order, is told on
+// stderr.
 #include <cuda_runtime_api.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
+#include <cstdio>
+#include <iterator>
 #include <map>
-#include <string>
+#include <mutex>
+#include <new>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "fake_cuda.h"
+#include "fake_nccl_room.h"
+
 namespace {
 
-constexpr int kSuccess = 0, kSystemError = 2, kRemoteError = 6;
-constexpr int kFloat32 = 7, kFloat64 = 8, kUint64 = 5;
-constexpr int kMostRanks = 16;
-constexpr std::size_t kSlot = 1 << 20;
-constexpr auto kPatience = std::chrono::seconds(30);
+using ddp::FakeNcclExchange;
+using ddp::FakeNcclState;
+
+constexpr int kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7;
+constexpr int kUint64 = 5, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
 
 struct UniqueId {
   char internal[128];
 };
 
-/// A file that all ranks of a communicator map. It is sparse.
-struct Room {
-  std::atomic<int> arrived;
-  std::atomic<std::uint64_t> posted[kMostRanks], taken[kMostRanks];
-  char data[kMostRanks][kSlot];
+struct Comm {
+  std::shared_ptr<FakeNcclState> state;
+  std::unique_ptr<FakeNcclExchange> split;  ///< under way
+  std::set<void*> registered;
 };
 
-struct Comm {
-  std::string name;
-  Room* room = nullptr;
-  int rank = 0, size = 0;
-  std::uint64_t rounds = 0;
-  int parts = 0;  // made of it
+int number_of(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+/// Memory of ncclMemAlloc, and registrations with communicators. Threads end communicators.
+class Memory {
+ public:
+  ~Memory() {
+    if (!blocks_.empty())
+      std::fprintf(stderr, "played NCCL: %zu blocks of memory are left\n", blocks_.size());
+  }
+
+  void* allocate(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    void* const block = ::operator new(bytes, std::align_val_t(4096));
+    std::memset(block, 0xff, bytes);
+    blocks_[block] = 0;
+    return block;
+  }
+  int release(void* block) {
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(block);
+    if (found == blocks_.end()) return mistake("memory is given back that it never gave");
+    if (found->second != 0) return mistake("memory is given back that is registered");
+    blocks_.erase(found);
+    ::operator delete(block, std::align_val_t(4096));
+    return kSuccess;
+  }
+  void count(void* block, int change) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = blocks_.find(block); found != blocks_.end()) found->second += change;
+  }
+  static int mistake(const char* text) {
+    std::fprintf(stderr, "played NCCL: %s\n", text);
+    return kInvalidUsage;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<void*, int> blocks_;  ///< and how often each is registered
 };
+Memory g_memory;
 
 /// Sends and receives of a group.
 struct Waiting {
@@ -56,73 +96,114 @@ struct Waiting {
 };
 thread_local Waiting t_waiting;
 
-bool wait_until(const std::function<bool()>& done) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (!done()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 std::size_t size_of(int type) {
-  return type == kFloat64 || type == kUint64 ? 8 : type == kFloat32 ? 4 : 1;
+  return type == kFloat64 || type == kUint64 ? 8 : type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1;
 }
 
-int enter(Comm** comm, const std::string& name, int size, int rank) {
-  *comm = nullptr;
-  if (size > kMostRanks) return kSystemError;
+std::shared_ptr<FakeNcclState> enter(const std::string& name, int size, int rank) {
+  if (size > ddp::kFakeNcclMostRanks) return nullptr;
   const char* folder = std::getenv("FAKE_NCCL_DIR");
   const std::string path = std::string(folder != nullptr ? folder : "") + "/" + name;
-  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0 || ::ftruncate(file, sizeof(Room)) != 0) return kSystemError;
-  void* memory = ::mmap(nullptr, sizeof(Room), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  ::close(file);
-  if (memory == MAP_FAILED) return kSystemError;
-  auto* room = static_cast<Room*>(memory);
-  ++room->arrived;
-  const bool all = wait_until([&] { return room->arrived >= size; });
-  ::unlink(path.c_str());  // all have it, or never will
-  if (!all) return kRemoteError;
-  *comm = new Comm{name, room, rank, size};
+  auto state = std::make_shared<FakeNcclState>(name, path, rank, size);
+  return state->seat.room() != nullptr ? state : nullptr;
+}
+
+/// As ranks must call it alike.
+std::uint64_t call_of(char kind, std::size_t bytes, int type, int root = 0) {
+  return static_cast<std::uint64_t>(bytes) << 24 | static_cast<std::uint64_t>(type) << 16 |
+         static_cast<std::uint64_t>(root) << 8 | static_cast<std::uint64_t>(kind);
+}
+
+int put_into(Comm* comm, cudaStream_t stream, FakeNcclExchange exchange) {
+  if (comm->state->ended) return kInvalidArgument;
+  ++comm->state->graphs;
+  const std::shared_ptr<void> held(nullptr, [state = comm->state](void*) { --state->graphs; });
+  ddp::fake_cuda_enqueue(stream, std::move(exchange), held);
   return kSuccess;
 }
 
-/// All ranks give `bytes` each; then `read` is called with each rank's number, the piece's place and its
-/// bytes.
-using Read = std::function<void(int rank, std::size_t offset, const char* data, std::size_t bytes)>;
-int exchange(Comm* comm, const void* mine, std::size_t bytes, const Read& read) {
-  Room& room = *comm->room;
-  for (std::size_t offset = 0; offset < bytes || offset == 0; offset += kSlot) {
-    const std::size_t piece = std::min(kSlot, bytes - offset);
-    const std::uint64_t round = ++comm->rounds;
-    std::memcpy(room.data[comm->rank], static_cast<const char*>(mine) + offset, piece);
-    room.posted[comm->rank] = round;
-    for (int rank = 0; rank < comm->size; ++rank) {
-      if (!wait_until([&] { return room.posted[rank] >= round; })) return kRemoteError;
-      read(rank, offset, room.data[rank], piece);
-    }
-    room.taken[comm->rank] = round;
-    for (int rank = 0; rank < comm->size; ++rank) {
-      if (!wait_until([&] { return room.taken[rank] >= round; })) return kRemoteError;
-    }
+bool is_to_be_spoilt() {
+  static const int spoilt = number_of("FAKE_NCCL_SPOIL", 0);
+  static int reductions = 0;
+  return ++reductions == spoilt;
+}
+
+/// Numbers of bfloat16 are the upper halves of floats.
+struct Bfloat16 {
+  std::uint16_t bits;
+
+  operator float() const {
+    const std::uint32_t whole = static_cast<std::uint32_t>(bits) << 16;
+    float value;
+    std::memcpy(&value, &whole, sizeof value);
+    return value;
   }
-  return kSuccess;
+  static Bfloat16 of(float value) {
+    std::uint32_t whole;
+    std::memcpy(&whole, &value, sizeof whole);
+    return {static_cast<std::uint16_t>((whole + 0x7fff + (whole >> 16 & 1)) >> 16)};  // to the nearest
+  }
+};
+template <class T>
+T plus(T a, T b) {
+  return a + b;
+}
+Bfloat16 plus(Bfloat16 a, Bfloat16 b) {
+  return Bfloat16::of(float(a) + float(b));
 }
 
+/// What each rank's piece does to the sum, which only has the elements [first, end) of all.
 template <class T>
-int sum(Comm* comm, const void* send, void* receive, std::size_t count) {
-  std::vector<T> total(count);
-  const int done = exchange(comm, send, count * sizeof(T),
-                            [&](int, std::size_t offset, const char* data, std::size_t bytes) {
-                              T value;
-                              for (std::size_t i = 0; i < bytes / sizeof(T); ++i) {
-                                std::memcpy(&value, data + i * sizeof(T), sizeof(T));
-                                total[offset / sizeof(T) + i] += value;
-                              }
-                            });
-  std::memcpy(receive, total.data(), count * sizeof(T));
-  return done;
+FakeNcclExchange::Read adding(void* receive, std::size_t first, std::size_t end) {
+  return [=](int rank, std::size_t offset, const char* data, std::size_t bytes) {
+    T* const sum = static_cast<T*>(receive);
+    for (std::size_t i = 0; i < bytes / sizeof(T); ++i) {
+      const std::size_t at = offset / sizeof(T) + i;
+      if (at < first || at >= end) continue;
+      T value;
+      std::memcpy(&value, data + i * sizeof(T), sizeof(T));
+      sum[at - first] = rank == 0 ? value : plus(sum[at - first], value);
+    }
+  };
+}
+
+FakeNcclExchange::Read adding(int type, void* receive, std::size_t first, std::size_t end) {
+  if (type == kFloat64) return adding<double>(receive, first, end);
+  if (type == kBfloat16) return adding<Bfloat16>(receive, first, end);
+  return adding<float>(receive, first, end);
+}
+
+/// Sums of which this rank wants the elements [first, end).
+int reduce(char kind, const void* send, void* receive, std::size_t count, std::size_t first, std::size_t end,
+           int type, Comm* comm, cudaStream_t stream) {
+  if (type != kFloat64 && type != kFloat32 && type != kBfloat16) return kInvalidArgument;
+  const std::size_t bytes = count * size_of(type);
+  const std::size_t wanted = (end - first) * size_of(type);
+  return put_into(comm, stream,
+                  FakeNcclExchange(comm->state, call_of(kind, bytes, type), send, bytes,
+                                   adding(type, receive, first, end), [=] {
+                                     if (is_to_be_spoilt() && wanted != 0)
+                                       static_cast<char*>(receive)[wanted - 1] ^= 0x10;
+                                   }));
+}
+
+/// Of one rank's bytes a copy.
+FakeNcclExchange::Read copying(int from, void* receive) {
+  return [=](int rank, std::size_t offset, const char* data, std::size_t bytes) {
+    if (rank == from) std::memcpy(static_cast<char*>(receive) + offset, data, bytes);
+  };
+}
+
+void end(Comm* comm, bool at_once) {
+  FakeNcclState& state = *comm->state;
+  if (!comm->registered.empty()) Memory::mistake("a communicator ends that has memory registered");
+  state.ended = at_once;
+  if (at_once) state.seat.leave();
+  while (state.graphs != 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  state.ended = true;
+  state.seat.leave();
+  delete comm;
 }
 
 }  // namespace
@@ -130,8 +211,7 @@ int sum(Comm* comm, const void* send, void* receive, std::size_t count) {
 extern "C" {
 
 int ncclGetVersion(int* version) {
-  const char* text = std::getenv("FAKE_NCCL_VERSION");
-  *version = text != nullptr ? std::atoi(text) : 22809;
+  *version = number_of("FAKE_NCCL_VERSION", 22809);
   return kSuccess;
 }
 int ncclGetUniqueId(UniqueId* id) {
@@ -143,40 +223,85 @@ int ncclGetUniqueId(UniqueId* id) {
   std::memcpy(id->internal, name.data(), name.size());
   return kSuccess;
 }
-const char* ncclGetErrorString(int) {
-  return "an error of the play";
+const char* ncclGetErrorString(int result) {
+  return result == FakeNcclState::kRemoteError ? "remote process exited or there was a network error"
+                                               : "an error of the play";
 }
 const char* ncclGetLastError(void*) {
   return "";
 }
 int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, void*) {
-  return enter(comm, id.internal, ranks, rank);
+  *comm = nullptr;
+  auto state = enter(id.internal, ranks, rank);
+  if (!state) return kSystemError;
+  *comm = new Comm{std::move(state), nullptr, {}};
+  return kInProgress;
 }
-int ncclCommGetAsyncError(Comm*, int* error) {
-  *error = kSuccess;
+int ncclCommGetAsyncError(Comm* comm, int* error) {
+  *error = comm->state->error;
+  if (*error != kSuccess) return kSuccess;
+  if (!comm->state->seat.all_here()) *error = kInProgress;
+  if (comm->split) {
+    if (!(*comm->split)()) {
+      *error = comm->state->error != kSuccess ? comm->state->error.load() : kInProgress;
+    } else {
+      comm->split.reset();
+    }
+  }
   return kSuccess;
 }
 int ncclCommAbort(Comm* comm) {
-  ::munmap(comm->room, sizeof(Room));
-  delete comm;
+  end(comm, true);
   return kSuccess;
 }
 int ncclCommDestroy(Comm* comm) {
-  return ncclCommAbort(comm);
+  end(comm, false);
+  return kSuccess;
 }
 int ncclCommSplit(Comm* comm, int color, int key, Comm** child, void*) {
   *child = nullptr;
-  const int mine[2] = {color, key};
-  std::map<std::pair<int, int>, int> members;
-  int done = exchange(comm, mine, sizeof mine, [&](int rank, std::size_t, const char* data, std::size_t) {
-    int theirs[2];
-    std::memcpy(theirs, data, sizeof theirs);
-    if (theirs[0] == color) members[{theirs[1], rank}] = rank;
-  });
-  const std::string name = comm->name + "-" + std::to_string(++comm->parts) + "-" + std::to_string(color);
-  if (done != kSuccess || color < 0) return done;
-  const auto place = std::distance(members.begin(), members.find({key, comm->rank}));
-  return enter(child, name, static_cast<int>(members.size()), static_cast<int>(place));
+  struct Parts {
+    int mine[2];
+    std::map<std::pair<int, int>, int> members;
+  };
+  const auto parts = std::make_shared<Parts>(Parts{{color, key}, {}});
+  const std::shared_ptr<FakeNcclState> state = comm->state;
+  const std::string name = state->name + "-" + std::to_string(++state->parts) + "-" + std::to_string(color);
+  comm->split = std::make_unique<FakeNcclExchange>(
+      state, call_of('p', 0, 0), parts->mine, sizeof parts->mine,
+      [parts](int rank, std::size_t, const char* data, std::size_t) {
+        int theirs[2];
+        std::memcpy(theirs, data, sizeof theirs);
+        if (theirs[0] == parts->mine[0]) parts->members[{theirs[1], rank}] = rank;
+      },
+      [parts, state = state.get(), name, child] {
+        if (parts->mine[0] < 0) return;
+        const auto place =
+            std::distance(parts->members.begin(), parts->members.find({parts->mine[1], state->seat.rank()}));
+        auto part = enter(name, static_cast<int>(parts->members.size()), static_cast<int>(place));
+        if (part) *child = new Comm{std::move(part), nullptr, {}};
+      });
+  return kInProgress;
+}
+int ncclMemAlloc(void** memory, std::size_t bytes) {
+  *memory = g_memory.allocate(bytes);
+  return kSuccess;
+}
+int ncclMemFree(void* memory) {
+  return g_memory.release(memory);
+}
+int ncclCommRegister(Comm* comm, void* memory, std::size_t, void** handle) {
+  *handle = nullptr;
+  if (number_of("FAKE_NCCL_REGISTER", 1) == 0) return kSystemError;
+  g_memory.count(memory, 1);
+  comm->registered.insert(memory);
+  *handle = memory;
+  return kSuccess;
+}
+int ncclCommDeregister(Comm* comm, void* handle) {
+  if (comm->registered.erase(handle) == 0) return Memory::mistake("a registration ends that never began");
+  g_memory.count(handle, -1);
+  return kSuccess;
 }
 int ncclGroupStart() {
   return kSuccess;
@@ -184,38 +309,38 @@ int ncclGroupStart() {
 int ncclGroupEnd() {
   const Waiting waiting = std::exchange(t_waiting, {});
   if (waiting.comm == nullptr) return kSuccess;
-  cudaStreamSynchronize(waiting.stream);
-  return exchange(waiting.comm, waiting.sent, waiting.bytes,
-                  [&](int rank, std::size_t offset, const char* data, std::size_t bytes) {
-                    if (rank == waiting.from)
-                      std::memcpy(static_cast<char*>(waiting.received) + offset, data, bytes);
-                  });
+  return put_into(waiting.comm, waiting.stream,
+                  FakeNcclExchange(waiting.comm->state, call_of('s', waiting.bytes, 0), waiting.sent,
+                                   waiting.bytes, copying(waiting.from, waiting.received)));
 }
 int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, Comm* comm,
                   cudaStream_t stream) {
-  cudaStreamSynchronize(stream);
-  if (type == kFloat64) return sum<double>(comm, send, receive, count);
-  return type == kFloat32 ? sum<float>(comm, send, receive, count) : kSystemError;
+  return reduce('r', send, receive, count, 0, count, type, comm, stream);
+}
+int ncclReduceScatter(const void* send, void* receive, std::size_t each, int type, int, Comm* comm,
+                      cudaStream_t stream) {
+  const std::size_t first = each * static_cast<std::size_t>(comm->state->seat.rank());
+  const std::size_t count = each * static_cast<std::size_t>(comm->state->seat.size());
+  return reduce('x', send, receive, count, first, first + each, type, comm, stream);
 }
 int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int root, Comm* comm,
                   cudaStream_t stream) {
-  cudaStreamSynchronize(stream);
-  return exchange(comm, send, count * size_of(type),
-                  [&](int rank, std::size_t offset, const char* data, std::size_t bytes) {
-                    if (rank == root) std::memcpy(static_cast<char*>(receive) + offset, data, bytes);
-                  });
+  const std::size_t bytes = count * size_of(type);
+  // Who is not the root has nothing to send.
+  const void* const mine = comm->state->seat.rank() == root ? send : receive;
+  return put_into(
+      comm, stream,
+      FakeNcclExchange(comm->state, call_of('b', bytes, type, root), mine, bytes, copying(root, receive)));
 }
 int ncclAllGather(const void* send, void* receive, std::size_t count, int type, Comm* comm,
                   cudaStream_t stream) {
-  cudaStreamSynchronize(stream);
   const std::size_t each = count * size_of(type);
-  // What is sent may be a part of where all goes.
-  const std::vector<char> mine(static_cast<const char*>(send), static_cast<const char*>(send) + each);
-  return exchange(comm, mine.data(), each,
-                  [&](int rank, std::size_t offset, const char* data, std::size_t bytes) {
-                    std::memcpy(static_cast<char*>(receive) + static_cast<std::size_t>(rank) * each + offset,
-                                data, bytes);
-                  });
+  return put_into(comm, stream,
+                  FakeNcclExchange(comm->state, call_of('g', each, type), send, each,
+                                   [=](int rank, std::size_t offset, const char* data, std::size_t bytes) {
+                                     const std::size_t place = static_cast<std::size_t>(rank) * each + offset;
+                                     std::memcpy(static_cast<char*>(receive) + place, data, bytes);
+                                   }));
 }
 int ncclSend(const void* data, std::size_t count, int type, int, Comm* comm, cudaStream_t stream) {
   t_waiting.comm = comm;

@@ -1,0 +1,189 @@
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+
+// Where the ranks of fake_nccl_processes.cc meet, and how they exchange what they have.
+
+namespace ddp {
+
+constexpr int kFakeNcclMostRanks = 16;
+constexpr std::size_t kFakeNcclSlot = 1 << 20;
+
+/// A file that all ranks of a communicator map. It is sparse.
+struct FakeNcclRoom {
+  std::atomic<int> arrived;
+  std::atomic<std::uint64_t> posted[kFakeNcclMostRanks], taken[kFakeNcclMostRanks];
+  std::atomic<std::uint64_t> called[kFakeNcclMostRanks];  ///< which operation, in the round that is posted
+  char data[kFakeNcclMostRanks][kFakeNcclSlot];
+};
+
+/// One rank's place in a room. As long as it lives and is not left the rank holds a lock there, which also
+/// goes with its process: so the others see whom they lost.
+class FakeNcclSeat {
+ public:
+  FakeNcclSeat(const std::string& path, int rank, int size) : path_(path), rank_(rank), size_(size) {
+    file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file_ < 0 || ::ftruncate(file_, sizeof(FakeNcclRoom)) != 0) return;
+    void* memory = ::mmap(nullptr, sizeof(FakeNcclRoom), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    struct flock mine = lock_of(rank);
+    if (memory == MAP_FAILED || ::fcntl(file_, F_OFD_SETLK, &mine) != 0) return;
+    room_ = static_cast<FakeNcclRoom*>(memory);
+    ++room_->arrived;
+  }
+  ~FakeNcclSeat() {
+    leave();
+    if (room_ != nullptr) ::munmap(room_, sizeof(FakeNcclRoom));
+  }
+  FakeNcclSeat(const FakeNcclSeat&) = delete;
+  FakeNcclSeat& operator=(const FakeNcclSeat&) = delete;
+
+  FakeNcclRoom* room() const { return room_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool all_here() {
+    if (room_->arrived < size_) return false;
+    ::unlink(path_.c_str());
+    return true;
+  }
+  void leave() {
+    if (const int file = file_.exchange(-1); file >= 0) ::close(file);
+  }
+  bool is_lost(int rank) const {
+    if (rank == rank_ || file_ < 0) return false;
+    struct flock theirs = lock_of(rank);
+    return ::fcntl(file_, F_OFD_GETLK, &theirs) == 0 && theirs.l_type == F_UNLCK;
+  }
+
+ private:
+  static struct flock lock_of(int rank) {
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = rank;
+    lock.l_len = 1;
+    return lock;
+  }
+
+  std::string path_;
+  int rank_;
+  int size_;
+  std::atomic<int> file_ = -1;
+  FakeNcclRoom* room_ = nullptr;
+};
+
+/// What one rank's communicator and its operations under way have in common.
+struct FakeNcclState {
+  static constexpr int kInvalidUsage = 5, kRemoteError = 6;
+
+  FakeNcclState(std::string its_name, const std::string& path, int rank, int size)
+      : name(std::move(its_name)), seat(path, rank, size) {}
+
+  std::string name;
+  FakeNcclSeat seat;
+  std::uint64_t rounds = 0;
+  int parts = 0;               ///< made of it
+  std::atomic<int> error = 0;  ///< that its operations ran into
+  std::atomic<bool> ended = false;
+  std::atomic<int> graphs = 0;  ///< parts of graphs that hold it
+};
+
+/// One operation: all ranks give `bytes` each, a piece at a time, and each reads what it needs. Polled; each
+/// copy that has not begun can be carried out by itself, as graphs do.
+class FakeNcclExchange {
+ public:
+  /// A rank's number, and the place and bytes of a piece of what it gave.
+  using Read = std::function<void(int rank, std::size_t offset, const char* data, std::size_t bytes)>;
+  /// `call`: equal on all ranks, else it is an invalid usage. `at_end`: when all have read all.
+  FakeNcclExchange(std::shared_ptr<FakeNcclState> state, std::uint64_t call, const void* mine,
+                   std::size_t bytes, Read read, std::function<void()> at_end = {})
+      : state_(std::move(state)),
+        call_(call),
+        mine_(static_cast<const char*>(mine)),
+        bytes_(bytes),
+        read_(std::move(read)),
+        at_end_(std::move(at_end)) {}
+
+  /// Whether it is over. A communicator that has ended lets its operations go, with anything for their
+  /// result; after an error they hang until then, as they would on a GPU.
+  bool operator()() {
+    while (!state_->ended && state_->error == 0) {
+      FakeNcclRoom& room = *state_->seat.room();
+      if (phase_ == Phase::kPost) post(room);
+      if (phase_ == Phase::kRead) {
+        if (!all_are_at(room.posted)) return false;
+        if (!take(room)) return false;
+      }
+      if (!all_are_at(room.taken)) return false;
+      offset_ += piece_;
+      phase_ = Phase::kPost;
+      if (offset_ < bytes_) continue;
+      if (at_end_) at_end_();
+      return true;
+    }
+    return state_->ended;
+  }
+
+ private:
+  enum class Phase { kPost, kRead, kLeave };
+
+  int rank() const { return state_->seat.rank(); }
+
+  void post(FakeNcclRoom& room) {
+    round_ = ++state_->rounds;
+    piece_ = std::min(kFakeNcclSlot, bytes_ - offset_);
+    if (piece_ != 0) std::memcpy(room.data[rank()], mine_ + offset_, piece_);
+    room.called[rank()] = call_;
+    room.posted[rank()] = round_;
+    phase_ = Phase::kRead;
+  }
+
+  bool take(FakeNcclRoom& room) {
+    for (int rank = 0; rank < state_->seat.size(); ++rank) {
+      if (room.called[rank] == call_) continue;
+      state_->error = FakeNcclState::kInvalidUsage;
+      return false;
+    }
+    for (int rank = 0; rank < state_->seat.size(); ++rank)
+      read_(rank, offset_, room.data[rank], piece_);
+    room.taken[rank()] = round_;
+    phase_ = Phase::kLeave;
+    return true;
+  }
+
+  bool all_are_at(const std::atomic<std::uint64_t>* rounds) {
+    // Over sockets NCCL hears that a peer is gone; over a node's own ways it does not.
+    static const char* const way = std::getenv("FAKE_NCCL_WAY");
+    static const bool hears = way == nullptr || std::strcmp(way, "p2p") != 0;
+    for (int rank = 0; rank < state_->seat.size(); ++rank) {
+      if (rounds[rank] >= round_) continue;
+      // Before it went it may have done its part.
+      if (hears && state_->seat.is_lost(rank) && rounds[rank] < round_)
+        state_->error = FakeNcclState::kRemoteError;
+      return false;
+    }
+    return true;
+  }
+
+  std::shared_ptr<FakeNcclState> state_;
+  std::uint64_t call_;
+  const char* mine_;
+  std::size_t bytes_;
+  Read read_;
+  std::function<void()> at_end_;
+  Phase phase_ = Phase::kPost;
+  std::uint64_t round_ = 0;
+  std::size_t offset_ = 0, piece_ = 0;
+};
+
+}  // namespace ddp
