@@ -10,6 +10,7 @@
 
 namespace ddp::train {
 
+class DeviceOperations;
 class DeviceSums;
 
 /// What data-parallel training needs of a network. All ranks call the same operations in the same order with
@@ -63,6 +64,7 @@ class Communicator {
 
   /// The same ranks, for what lies on their GPUs; owned by this. Null: only the host's memory can be summed.
   virtual DeviceSums* device_sums() { return nullptr; }
+  virtual DeviceOperations* device_operations() { return nullptr; }
 
   /// Two halves: the first goes to the next rank (the last one's to rank 0), the second comes from the
   /// previous.

@@ -38,6 +38,10 @@ class CudaDevice final : public NcclDevice {
     return static_cast<std::byte*>(data);
   }
   void release(std::byte* data) override { (void)cudaFree(data); }
+  Result<> zero(std::byte* data, std::size_t bytes) override {
+    if (auto done = cuda_check(cudaMemset(data, 0, bytes), "cudaMemset"); !done) return done;
+    return finish();  // streams do not wait for what cudaMemset has begun
+  }
 
   Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
     // Of pageable memory the run time takes a copy before it returns.
@@ -57,6 +61,7 @@ class CudaDevice final : public NcclDevice {
     if (auto done = cuda_check(answer, "cudaStreamQuery"); !done) return done.error();
     return true;
   }
+  Result<> finish() override { return cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
  private:
   int gpu_;

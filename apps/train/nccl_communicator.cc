@@ -8,34 +8,13 @@
 
 namespace ddp::train {
 
-namespace {
-
-ncclDataType_t nccl_type(DeviceType type) {
-  switch (type) {
-    case DeviceType::kFloat32:
-      return ncclFloat32;
-    case DeviceType::kFloat64:
-      return ncclFloat64;
-    case DeviceType::kBfloat16:
-      return ncclBfloat16;
-  }
-  return ncclFloat32;
-}
-
-/// A failure inside a group shows when the group ends, or at once.
-ncclResult_t first_failure(std::initializer_list<ncclResult_t> results) {
-  ncclResult_t last = ncclSuccess;
-  for (const ncclResult_t result : results) {
-    if (result != ncclSuccess && result != ncclInProgress) return result;
-    last = result;
-  }
-  return last;
-}
-
-}  // namespace
-
 NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size)
-    : link_(std::move(link)), comm_(comm), rank_(rank), world_size_(world_size) {}
+    : link_(std::move(link)),
+      comm_(comm),
+      rank_(rank),
+      world_size_(world_size),
+      sums_(link_, comm),
+      operations_(link_, comm, rank, world_size) {}
 
 template <class Enqueue>
 Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byte> host, Part up, Part down,
@@ -110,29 +89,10 @@ Result<> NcclCommunicator::barrier() {
 
 Result<> NcclCommunicator::shift(std::span<std::byte> halves) {
   const std::size_t half = halves.size() / 2;
-  const int next = (rank_ + 1) % world_size_, previous = (rank_ + world_size_ - 1) % world_size_;
   const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
-    const ncclResult_t begun = nccl.group_start();
-    const ncclResult_t sent = nccl.send(device, half, ncclUint8, next, comm_, stream);
-    const ncclResult_t received = nccl.receive(device + half, half, ncclUint8, previous, comm_, stream);
-    return first_failure({begun, sent, received, nccl.group_end()});
+    return shift_over_nccl(nccl, device, half, rank_, world_size_, comm_, stream);
   };
   return staged("send and receive", halves.first(2 * half), {0, half}, {half, half}, enqueue);
-}
-
-Result<> NcclCommunicator::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
-  return link_->call(comm_, "all-reduce", [&](const NcclFunctions& nccl) {
-    return nccl.all_reduce(numbers, numbers, count, nccl_type(type), ncclSum, comm_,
-                           static_cast<cudaStream_t>(stream));
-  });
-}
-
-Result<> NcclCommunicator::wait(const Done& done, std::string_view operation) {
-  return link_->wait(comm_, operation, done);
-}
-
-void NcclCommunicator::on_end(std::function<void()> callback) {
-  link_->on_end(std::move(callback));
 }
 
 NcclBetween::NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane,

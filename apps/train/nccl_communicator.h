@@ -7,20 +7,17 @@
 #include <string_view>
 
 #include "apps/train/communicator.h"
-#include "apps/train/device_sums.h"
-
-struct ncclComm;
+#include "apps/train/nccl_device_operations.h"
+#include "apps/train/nccl_device_sums.h"
 
 namespace ddp::train {
-
-class NcclLink;
 
 /// Ranks over NCCL. Values of the host go through a buffer on the device and a stream of its own: right, and
 /// as slow as two copies. What lies on the device is summed where it is, by its DeviceSums.
 ///
 /// Sums are bit-equal on all ranks: NCCL makes each element's sum once. A reduce-scatter is an all-reduce,
 /// for NCCL's own may add in another order.
-class NcclCommunicator final : public Communicator, public DeviceSums {
+class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size);
 
@@ -31,14 +28,11 @@ class NcclCommunicator final : public Communicator, public DeviceSums {
   Result<> broadcast(std::span<std::byte> data, int root) override;
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
-  using Communicator::wait;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   Result<> shift(std::span<std::byte> halves) override;
 
-  DeviceSums* device_sums() override { return this; }
-  Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override;
-  Result<> wait(const Done& done, std::string_view operation) override;
-  void on_end(std::function<void()> callback) override;
+  DeviceSums* device_sums() override { return &sums_; }
+  DeviceOperations* device_operations() override { return &operations_; }
 
  private:
   /// Which bytes of the host's buffer go to the device before, and come back after.
@@ -55,6 +49,8 @@ class NcclCommunicator final : public Communicator, public DeviceSums {
   ncclComm* comm_;
   int rank_;
   int world_size_;
+  NcclDeviceSums sums_;
+  NcclDeviceOperations operations_;
 };
 
 /// The nodes as ranks: the first rank of each has a lane to the others and hands what comes on inside the

@@ -21,12 +21,15 @@ class NcclDevice {
   virtual void* stream() = 0;
   virtual Result<std::byte*> allocate(std::size_t bytes) = 0;
   virtual void release(std::byte* data) = 0;
+  virtual Result<> zero(std::byte* data, std::size_t bytes) = 0;
   /// In the stream; the host's memory may be reused when it returns.
   virtual Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) = 0;
   /// When the stream is idle: complete when it returns.
   virtual Result<> to_host(std::byte* host, const std::byte* device, std::size_t bytes) = 0;
   /// Whether all is done that was put into `stream`; blocks nowhere. An error of the work shows here.
   virtual Result<bool> is_idle(void* stream) = 0;
+  /// Waits for all that it does, of any stream.
+  virtual Result<> finish() = 0;
 };
 
 }  // namespace ddp::train

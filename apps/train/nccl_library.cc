@@ -106,6 +106,7 @@ Result<> NcclLibrary::resolve(void* handle) {
   need("ncclGroupEnd", own.group_end);
   need("ncclAllReduce", own.all_reduce);
   need("ncclBroadcast", own.broadcast);
+  need("ncclReduceScatter", own.reduce_scatter);
   need("ncclAllGather", own.all_gather);
   need("ncclSend", own.send);
   need("ncclRecv", own.receive);
@@ -113,10 +114,9 @@ Result<> NcclLibrary::resolve(void* handle) {
   (void)find(handle, "ncclCommSplit", own.split);
   (void)find(handle, "ncclMemAlloc", own.allocate);
   (void)find(handle, "ncclMemFree", own.release);
+  (void)find(handle, "ncclCommRegister", own.register_memory);
+  (void)find(handle, "ncclCommDeregister", own.deregister_memory);
   (void)find(handle, "ncclCommInitRankScalable", own.init_rank_scalable);
-  (void)find(handle, "ncclCommWindowRegister", own.register_window);
-  (void)find(handle, "ncclCommWindowDeregister", own.deregister_window);
-  (void)find(handle, "ncclCommShrink", own.shrink);
   return {};
 }
 

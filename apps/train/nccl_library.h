@@ -28,6 +28,8 @@ struct NcclFunctions {
                              ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) = nullptr;
   ncclResult_t (*broadcast)(const void* send, void* receive, std::size_t count, ncclDataType_t type, int root,
                             ncclComm_t comm, cudaStream_t stream) = nullptr;
+  ncclResult_t (*reduce_scatter)(const void* send, void* receive, std::size_t each, ncclDataType_t type,
+                                 ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) = nullptr;
   ncclResult_t (*all_gather)(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                              ncclComm_t comm, cudaStream_t stream) = nullptr;
   ncclResult_t (*send)(const void* data, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
@@ -38,18 +40,14 @@ struct NcclFunctions {
   /// 2.18.
   ncclResult_t (*split)(ncclComm_t comm, int color, int key, ncclComm_t* part,
                         ncclConfig_t* config) = nullptr;
-  /// 2.19. What they give is for ncclCommWindowRegister (2.27), whose window is a pointer.
+  /// 2.19 (nccl_memory.h).
   ncclResult_t (*allocate)(void** data, std::size_t bytes) = nullptr;
   ncclResult_t (*release)(void* data) = nullptr;
+  ncclResult_t (*register_memory)(ncclComm_t comm, void* data, std::size_t bytes, void** handle) = nullptr;
+  ncclResult_t (*deregister_memory)(ncclComm_t comm, void* handle) = nullptr;
   /// 2.23.
   ncclResult_t (*init_rank_scalable)(ncclComm_t* comm, int ranks, int rank, int ids, ncclUniqueId* id,
                                      ncclConfig_t* config) = nullptr;
-  /// 2.27.
-  ncclResult_t (*register_window)(ncclComm_t comm, void* data, std::size_t bytes, void** window,
-                                  int flags) = nullptr;
-  ncclResult_t (*deregister_window)(ncclComm_t comm, void* window) = nullptr;
-  ncclResult_t (*shrink)(ncclComm_t comm, int* excluded, int count, ncclComm_t* rest, ncclConfig_t* config,
-                         int flags) = nullptr;
 };
 
 /// libnccl.so.2, loaded when it is needed, so that the program starts where there is none. It stays loaded:

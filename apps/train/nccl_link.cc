@@ -8,6 +8,7 @@
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "apps/train/interrupt.h"
@@ -93,17 +94,20 @@ NcclLink::NcclLink(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<N
     : library_(std::move(library)),
       device_(std::move(device)),
       config_(config),
-      slots_(std::make_shared<Slots>()) {}
+      slots_(std::make_shared<Slots>()),
+      memory_(std::make_shared<NcclMemory>(library_, device_)) {}
 
 NcclLink::~NcclLink() {
   // Of revoked ranks some are gone: NCCL's orderly end would wait for them.
   if (!stuck_) (void)end_all(failed_.has_value() || is_revoked(config_.interrupt));
   if (stuck_) {
     // To give memory back means to wait for the device, which may wait for ever.
-    [[maybe_unused]] auto* kept = new std::pair(device_, slots_);
-  } else if (staging_ != nullptr) {
-    device_->release(staging_);
+    [[maybe_unused]] auto* kept = new std::tuple(device_, slots_, memory_);
+    return;
   }
+  if (staging_ != nullptr) device_->release(staging_);
+  for (std::byte* data : own_)
+    device_->release(data);
 }
 
 Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const std::string& group, int rank,
@@ -225,6 +229,20 @@ Result<std::byte*> NcclLink::staging(std::size_t bytes) {
   return staging_;
 }
 
+std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) {
+  return failed_ ? std::span<std::byte>() : memory_->share(comm, bytes);
+}
+
+Result<std::span<std::byte>> NcclLink::memory(ncclComm_t comm, std::size_t bytes) {
+  if (failed_) return *failed_;
+  if (const auto shared = share_memory(comm, bytes); !shared.empty()) return shared;
+  auto data = device_->allocate(bytes);
+  if (!data) return fail(data.error().code, data.error().text, "start");
+  own_.push_back(*data);
+  if (auto zeroed = checked(device_->zero(*data, bytes), "start"); !zeroed) return zeroed.error();
+  return std::span(*data, bytes);
+}
+
 Error NcclLink::failed_call(ncclComm_t comm, ncclResult_t result, std::string_view operation) {
   std::string text = library_->text_of(result, comm);
   if (result == ncclInvalidUsage && operation == "start") text += "; two ranks on one GPU need --share-gpu";
@@ -251,9 +269,17 @@ bool NcclLink::end_all(bool abort) {
   }
   endings->left = comms.size();
   for (const ncclComm_t comm : comms) {
-    std::thread([endings, comm, abort, library = library_, device = device_]() mutable {
+    auto registrations = memory_->take_registrations(comm);
+    std::thread([endings, comm, abort, registrations = std::move(registrations), library = library_,
+                 device = device_]() mutable {
       (void)device->take();
-      (void)(abort ? (*library)->abort(comm) : (*library)->destroy(comm));
+      if (abort) {
+        (void)(*library)->abort(comm);
+      } else {
+        for (void* one : registrations)
+          (void)(*library)->deregister_memory(comm, one);
+        (void)(*library)->destroy(comm);
+      }
       // Whoever waits may be the last owner then, so that nothing is torn down here while the program ends.
       device.reset();
       library.reset();

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "apps/train/nccl_device.h"
 #include "apps/train/nccl_library.h"
+#include "apps/train/nccl_memory.h"
 #include "apps/train/peer_directory.h"
 #include "base/result.h"
 
@@ -63,6 +65,11 @@ class NcclLink {
 
   /// Device memory of at least so many bytes, for one operation; the next call may move it.
   Result<std::byte*> staging(std::size_t bytes);
+  /// As long as this lives, zeroed and registered with the communicator; empty: there is none
+  /// (nccl_memory.h).
+  std::span<std::byte> share_memory(ncclComm_t comm, std::size_t bytes);
+  /// The same, or what the device has.
+  Result<std::span<std::byte>> memory(ncclComm_t comm, std::size_t bytes);
   NcclDevice& device() { return *device_; }
 
  private:
@@ -82,6 +89,8 @@ class NcclLink {
   std::shared_ptr<Slots> slots_;  ///< NCCL writes to them while it works
   std::byte* staging_ = nullptr;
   std::size_t staged_ = 0;
+  std::vector<std::byte*> own_;  ///< of the device
+  std::shared_ptr<NcclMemory> memory_;
   std::vector<std::function<void()>> on_end_;
   bool stuck_ = false;
   std::optional<Error> failed_;

@@ -29,7 +29,7 @@ struct NcclWorldConfig {
 
 struct NcclWorld {
   std::unique_ptr<Communicator> communicator;
-  std::unique_ptr<Communicator> node;     ///< null where not asked for
+  std::unique_ptr<Communicator> node;  ///< null where not asked for
   std::unique_ptr<Communicator> between;
   int node_count = 0;   ///< 0: not known
   std::string line;     ///< "NCCL 2.28.9 over Socket eth0, 2 channels, …": for people

@@ -56,9 +56,18 @@ struct Comm {
   std::size_t next = 0;  // of the group's operations
   bool splitting = false;
   bool ended = false;
+  std::vector<void*> registered;
 };
 
 std::map<std::string, std::shared_ptr<Group>> g_groups;
+std::map<void*, int> g_blocks;  ///< and how often each is registered
+
+/// With the mutex held.
+void unregister(Comm* comm, void* block) {
+  --g_settings.registrations;
+  --g_blocks.at(block);
+  std::erase(comm->registered, block);
+}
 thread_local int g_depth = 0;
 
 std::size_t size_of(int type) {
@@ -73,6 +82,19 @@ void sum(Operation& operation) {
       total += static_cast<const T*>(part.send)[i];
     for (auto& [rank, part] : operation.parts)
       static_cast<T*>(part.receive)[i] = total;
+  }
+}
+
+template <class T>
+void sum_parts(Operation& operation) {
+  for (auto& [to, target] : operation.parts) {
+    std::vector<T> totals(operation.count);
+    for (std::size_t i = 0; i < operation.count; ++i) {
+      for (auto& [from, source] : operation.parts)
+        totals[i] += static_cast<const T*>(source.send)[static_cast<std::size_t>(to) * operation.count + i];
+    }
+    // A part may lie in what is sent: nobody else reads that one.
+    std::memcpy(target.receive, totals.data(), totals.size() * sizeof(T));
   }
 }
 
@@ -95,7 +117,7 @@ void split(Operation& operation) {
     group->arrived = group->size;
     int rank = 0;
     for (auto& [order, child] : members)
-      *child = new Comm{group, rank++};
+      *child = new Comm{group, rank++, 0, false, false, {}};
   }
 }
 
@@ -106,6 +128,7 @@ void carry_out(Operation& operation) {
   }
   if (operation.kind == "reduce" && operation.type == kFloat64) sum<double>(operation);
   if (operation.kind == "reduce" && operation.type == kFloat32) sum<float>(operation);
+  if (operation.kind == "scatter" && operation.type == kFloat32) sum_parts<float>(operation);
   if (operation.kind == "gather") gather(operation);
   if (operation.kind == "broadcast") {
     const void* source = operation.parts.at(operation.root).send;
@@ -143,6 +166,8 @@ void meet(Group& group, std::pair<int, int> way) {
 }
 
 void end(Comm* comm) {
+  for (int graphs = g_settings.graphs; graphs > 0; graphs = g_settings.graphs)
+    g_settings.graphs.wait(graphs);
   const std::lock_guard lock(g_mutex);
   comm->ended = true;
 }
@@ -152,7 +177,7 @@ int init(Comm** comm, int ranks, const UniqueId& id, int rank) {
   auto& group = g_groups[id.internal];
   if (!group) group = std::make_shared<Group>(ranks);
   ++group->arrived;
-  *comm = new Comm{group, rank};
+  *comm = new Comm{group, rank, 0, false, false, {}};
   return kInProgress;
 }
 
@@ -209,6 +234,11 @@ int ncclCommAbort(Comm* comm) {
     const std::lock_guard lock(g_mutex);
     comm->group->aborted = true;
   }
+  {
+    const std::lock_guard lock(g_mutex);
+    while (!comm->registered.empty())
+      unregister(comm, comm->registered.back());
+  }
   for (int hangs = g_settings.abort_hangs; hangs > 0; hangs = g_settings.abort_hangs)
     g_settings.abort_hangs.wait(hangs);
   end(comm);
@@ -216,6 +246,7 @@ int ncclCommAbort(Comm* comm) {
 }
 int ncclCommDestroy(Comm* comm) {
   ++g_settings.destroyed;
+  if (!comm->registered.empty()) ++g_settings.mistakes;
   end(comm);
   return kSuccess;
 }
@@ -227,6 +258,37 @@ int ncclCommSplit(Comm* comm, int color, int key, Comm** child, void*) {
   part.color = color;
   part.key = key;
   return enter(comm, "split", 0, 0, 0, part);
+}
+int ncclMemAlloc(void** data, std::size_t bytes) {
+  const std::lock_guard lock(g_mutex);
+  *data = ::operator new(bytes);
+  std::memset(*data, 0xff, bytes);
+  g_blocks[*data] = 0;
+  ++g_settings.blocks;
+  return kSuccess;
+}
+int ncclMemFree(void* data) {
+  const std::lock_guard lock(g_mutex);
+  if (g_blocks.at(data) != 0) ++g_settings.mistakes;
+  g_blocks.erase(data);
+  --g_settings.blocks;
+  ::operator delete(data);
+  return kSuccess;
+}
+int ncclCommRegister(Comm* comm, void* data, std::size_t, void** handle) {
+  *handle = nullptr;
+  if (!g_settings.registers) return kInvalidUsage;
+  const std::lock_guard lock(g_mutex);
+  comm->registered.push_back(data);
+  ++g_blocks.at(data);
+  ++g_settings.registrations;
+  *handle = data;
+  return kSuccess;
+}
+int ncclCommDeregister(Comm* comm, void* handle) {
+  const std::lock_guard lock(g_mutex);
+  unregister(comm, handle);
+  return kSuccess;
 }
 int ncclGroupStart() {
   ++g_depth;
@@ -243,6 +305,10 @@ int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, 
 int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int root, Comm* comm,
                   ddp::FakeStream* stream) {
   return enter(comm, "broadcast", count, type, root, {send, receive, stream});
+}
+int ncclReduceScatter(const void* send, void* receive, std::size_t each, int type, int, Comm* comm,
+                      ddp::FakeStream* stream) {
+  return enter(comm, "scatter", each, type, 0, {send, receive, stream});
 }
 int ncclAllGather(const void* send, void* receive, std::size_t count, int type, Comm* comm,
                   ddp::FakeStream* stream) {

@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -38,6 +39,10 @@ class MemoryDevice final : public NcclDevice {
   void* stream() override { return &stream_; }
   Result<std::byte*> allocate(std::size_t bytes) override { return new std::byte[bytes]; }
   void release(std::byte* data) override { delete[] data; }
+  Result<> zero(std::byte* data, std::size_t bytes) override {
+    std::memset(data, 0, bytes);
+    return {};
+  }
   Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
     std::memcpy(device, host, bytes);
     return {};
@@ -47,6 +52,7 @@ class MemoryDevice final : public NcclDevice {
     return {};
   }
   Result<bool> is_idle(void* stream) override { return static_cast<FakeStream*>(stream)->pending == 0; }
+  Result<> finish() override { return {}; }
 
  private:
   FakeStream stream_;
@@ -66,6 +72,8 @@ FakeNcclSettings& fresh_settings() {
   settings->version = 22809;
   settings->init_hangs = settings->sums_hang = false;
   settings->init_fails = settings->remote_error = settings->abort_hangs = 0;
+  settings->registers = true;
+  settings->mistakes = 0;
   settings->aborted = settings->destroyed = settings->ids = 0;
   return *settings;
 }
@@ -237,6 +245,103 @@ TEST_CASE("nodes of unequal size: inside and between") {
     CHECK(one == "");
 }
 
+TEST_CASE("operations on the GPU's memory are right") {
+  fresh_settings();
+  const int world = 3;
+  const auto said = run_ranks(world, [](NcclWorld& joined) -> std::string {
+    Communicator& all = *joined.communicator;
+    DeviceOperations& device = *all.device_operations();
+    const std::size_t size = 12, part = size / world;
+    const auto buffer = device.make_buffer(size);
+    if (!buffer) return buffer.error().text;
+    const auto mine = values_of<float>(all.rank(), size);
+    std::vector<float> got(size);
+    const auto after = [&](const std::function<Result<>()>& operation) {
+      return device.put(*buffer, mine) && operation() && device.wait("test") && device.get(got, *buffer);
+    };
+    std::vector<float> sums(size), gathered(size);
+    for (std::size_t i = 0; i < size; ++i) {
+      for (int rank = 0; rank < world; ++rank)
+        sums[i] += values_of<float>(rank, size)[i];
+      gathered[i] = values_of<float>(static_cast<int>(i / part), size)[i];
+    }
+    const std::size_t own = part * static_cast<std::size_t>(all.rank());
+    if (!after([&] { return device.all_reduce_sum(*buffer); }) || got != sums) return "all-reduce";
+    if (!after([&] { return device.broadcast(*buffer, 1); }) || got != values_of<float>(1, size))
+      return "broadcast";
+    if (!after([&] { return device.all_gather_parts(*buffer); }) || got != gathered) return "all-gather";
+    if (!after([&] { return device.reduce_scatter_sum(*buffer); }) ||
+        !std::equal(got.begin() + static_cast<std::ptrdiff_t>(own),
+                    got.begin() + static_cast<std::ptrdiff_t>(own + part),
+                    sums.begin() + static_cast<std::ptrdiff_t>(own)))
+      return "reduce-scatter";
+    const auto theirs = values_of<float>((all.rank() + world - 1) % world, size);
+    if (!after([&] { return device.shift(*buffer); }) ||
+        !std::equal(got.begin() + size / 2, got.end(), theirs.begin()))
+      return "shift";
+    return "";
+  });
+  for (const std::string& one : said)
+    CHECK(one == "");
+}
+
+TEST_CASE("memory of NCCL's is zeroed, registered, and given back in the right order") {
+  FakeNcclSettings& settings = fresh_settings();
+  const auto share = [&](NcclWorld& joined) -> std::string {
+    const auto memory = joined.communicator->device_sums()->share_memory(1'000);
+    if (memory.size() != 1'000) return "none";
+    for (const std::byte byte : memory) {
+      if (byte != std::byte{0}) return "not zeroed";
+    }
+    return joined.communicator->barrier() ? "there" : "no barrier";
+  };
+  CHECK(run_ranks(2, share) == std::vector<std::string>{"there", "there"});
+  CHECK(settings.destroyed == 2);
+  settings.sums_hang = true;  // and when the communicators are aborted
+  const auto hang = [](NcclWorldConfig& config) { config.step_timeout = 50ms; };
+  CHECK(run_ranks(2, share, hang) == std::vector<std::string>{"no barrier", "no barrier"});
+  settings.sums_hang = false;
+  settings.registers = false;
+  CHECK(run_ranks(2, share) == std::vector<std::string>{"none", "none"});
+  CHECK(settings.mistakes == 0);
+  CHECK(settings.registrations == 0);
+  CHECK(settings.blocks == 0);
+}
+
+TEST_CASE("graphs that hold sums are told before the communicators end") {
+  FakeNcclSettings& settings = fresh_settings();
+  settings.remote_error = 6;
+  for (const bool fails : {false, true}) {
+    MemoryDirectory directory;
+    int told = 0;
+    {
+      NcclLinkConfig limits;
+      limits.step_timeout = 20ms;
+      NcclLink link(play(), std::make_shared<MemoryDevice>(), limits);
+      const auto comm = link.open(directory, "world", 0, 1);
+      REQUIRE(comm.has_value());
+      NcclDeviceSums sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm);
+      settings.graphs = 1;  // no communicator ends as long as it is there
+      sums.on_end([&] {
+        ++told;
+        settings.graphs = 0;
+        settings.graphs.notify_all();
+      });
+      if (fails) {
+        const auto done = sums.wait([]() -> Result<bool> { return false; }, "all-reduce");
+        REQUIRE(done.has_error());
+        CHECK(done.error().text ==
+              "rank 0 over NCCL: the other ranks did not do their part within 20 ms during all-reduce");
+        CHECK(told == 1);
+      }
+    }
+    CHECK(told == 1);
+  }
+  CHECK(settings.destroyed == 1);
+  CHECK(settings.aborted == 1);
+  CHECK_FALSE(nccl_is_stuck());
+}
+
 TEST_CASE("communicators are destroyed at the end, and every attempt has new ids") {
   FakeNcclSettings& settings = fresh_settings();
   for (int attempt = 1; attempt <= 3; ++attempt) {
@@ -390,7 +495,7 @@ TEST_CASE("a library that is missing, too old or no NCCL is refused with its pat
   const auto right = NcclLibrary::open(DDP_FAKE_NCCL);
   REQUIRE(right.has_value());
   CHECK((*right)->name() == "NCCL 2.28.9 (" DDP_FAKE_NCCL ")");
-  CHECK((**right)->register_window == nullptr);
+  CHECK((**right)->init_rank_scalable != nullptr);
   CHECK((**right)->split != nullptr);
 }
 

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "apps/train/device_operations.h"
+#include "apps/train/nccl_library.h"
+
+namespace ddp::train {
+
+class NcclLink;
+
+/// Puts Communicator::shift() of `halves`, two of `half` bytes in the GPU's memory, into the stream.
+ncclResult_t shift_over_nccl(const NcclFunctions& nccl, void* halves, std::size_t half, int rank,
+                             int world_size, ncclComm_t comm, cudaStream_t stream);
+
+/// What NCCL does in the memory of the link's device and in its stream.
+class NcclDeviceOperations final : public DeviceOperations {
+ public:
+  NcclDeviceOperations(std::shared_ptr<NcclLink> link, ncclComm_t comm, int rank, int world_size)
+      : link_(std::move(link)), comm_(comm), rank_(rank), world_size_(world_size) {}
+
+  Result<std::span<float>> make_buffer(std::size_t count) override;
+  Result<> put(std::span<float> to, std::span<const float> from) override;
+  Result<> get(std::span<float> to, std::span<const float> from) override;
+  Result<> all_reduce_sum(std::span<float> values) override;
+  Result<> broadcast(std::span<float> values, int root) override;
+  Result<> reduce_scatter_sum(std::span<float> parts) override;
+  Result<> all_gather_parts(std::span<float> parts) override;
+  Result<> shift(std::span<float> halves) override;
+  Result<> wait(std::string_view operation) override;
+
+ private:
+  template <class Enqueue>
+  Result<> enqueue(std::string_view operation, const Enqueue& enqueue);
+
+  std::shared_ptr<NcclLink> link_;
+  ncclComm_t comm_;
+  int rank_;
+  int world_size_;
+};
+
+}  // namespace ddp::train
