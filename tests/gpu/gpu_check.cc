@@ -1,5 +1,5 @@
 // Proves the GPU's kernels on a GPU; tests/support/fake_cuda.cc plays one where this program itself is
-// tested. One argument, a check. Two programs are made of it:
+// tested. One argument, a check. Three programs are made of it:
 //
 //   gpu_parity parity      every launch of a step gives the bits that the host driver gives: built with
 //   -fmad=false. With exp
@@ -8,6 +8,7 @@
 //   same bits
 //              train       50 steps in float64 against the CPU's ConvNet, 10 in float32; an MLP
 //              speed       images/s of whole steps
+//   gpu_costs  costs       copies on the device, launches of kernels and of graphs
 //
 // Prints one JSON object. Exit code: 0; 1 a check failed; 77 there is no GPU; 2 no such check.
 

@@ -2,12 +2,21 @@
 # The first things to do on a machine with a GPU, in the order in which their results mean something; made by `./dev gpu`, needs
 # nothing but bash and coreutils, no network and no root. Takes at most eight minutes. Writes results.json beside itself: each step
 # ok, failed or skipped, with the reason and its figures. Exit code: 0; 1 something failed; 77 everything was skipped.
+#
+# DDP_GPU_SECONDS=N: other than 480. DDP_GPU_ONLY='lost-KILL nccl': these steps only. DDPLAUNCH_NCCL_LIBRARY=PATH: this libnccl.so.2.
+# DDP_NCCL_TESTS=PATH: this all_reduce_perf.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$here/results.json
 budget=${DDP_GPU_SECONDS:-480}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+# The file of this name that the machine has, else nothing.
+first_of() {
+  local path
+  for path in "$@"; do [[ ! -e $path ]] || { echo "$path"; return; }; done
+}
 
 # Our own libraries only where the machine's are too old: the driver's library belongs to the machine's.
 loader=()
@@ -17,16 +26,21 @@ fi
 # The command line of one of our programs, in `program`.
 of() { program=(${loader[@]+"${loader[@]}"} "$here/bin/$1" "${@:2}"); }
 
+export DDP_GPU_LOADER="${loader[*]-}"
+
 text() { printf '"%s"' "$(printf '%s' "$1" | tr '\n\t\r' '   ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g' | cut -c1-2000)"; }
 
+commit=$(cat "$here/commit" 2>/dev/null || echo unknown)
+wanted() { [[ -z ${DDP_GPU_ONLY:-} || " $DDP_GPU_ONLY " == *" $1 "* ]]; }
 steps='' ok=0 failed=0 skipped=0
 # note NAME STATE REASON [FIGURES AS JSON]
 note() {
+  wanted "$1" || return 0
   steps+="${steps:+,}"$'\n'"{\"step\":$(text "$1"),\"state\":\"$2\",\"reason\":$(text "$3"),\"seconds\":$((SECONDS - began)),\"figures\":${4:-null}}"
   case $2 in ok) ok=$((ok + 1)) ;; failed) failed=$((failed + 1)) ;; skipped) skipped=$((skipped + 1)) ;; esac
-  printf '%-12s %-8s %s\n' "$1" "$2" "$3"
-  printf '{"version":1,"seconds":%d,"ok":%d,"failed":%d,"skipped":%d,"steps":[%s\n]}\n' \
-    "$SECONDS" "$ok" "$failed" "$skipped" "$steps" >"$results"
+  printf '%-22s %-8s %s\n' "$1" "$2" "$3"
+  printf '{"version":2,"commit":%s,"seconds":%d,"ok":%d,"failed":%d,"skipped":%d,"steps":[%s\n]}\n' \
+    "$(text "$commit")" "$SECONDS" "$ok" "$failed" "$skipped" "$steps" >"$results"
 }
 last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
 
@@ -34,6 +48,7 @@ last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
 step() {
   local name=$1 limit=$2 code figures
   shift 2
+  wanted "$name" || return 0
   began=$SECONDS
   if ((SECONDS >= budget)); then
     note "$name" skipped "the $budget seconds are over"
@@ -57,14 +72,22 @@ step() {
 
 # tool NAME: its path, where the machine has it.
 tool() {
-  command -v "$1" 2>/dev/null || ls "/usr/local/cuda/bin/$1" /opt/nvidia/nsight-compute/*/"$1" 2>/dev/null | tail -n 1
+  command -v "$1" 2>/dev/null || first_of "/usr/local/cuda/bin/$1" /opt/nvidia/nsight-compute/*/"$1"
 }
 
 # --- what the machine is ----------------------------------------------------------------------------------------------
 machine() {
   nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader >"$work/gpus" || return
-  printf '{"gpus":%s,"kernel":%s}\n' "$(text "$(cat "$work/gpus")")" "$(text "$(uname -sr)")"
+  printf '{"gpus":%s,"kernel":%s,"nccl":%s}\n' "$(text "$(cat "$work/gpus")")" "$(text "$(uname -sr)")" "$(text "${nccl:-of the system}")"
 }
+# NCCL's library: the one that is named or that the system's loader finds, else that of a PyTorch.
+nccl=${DDPLAUNCH_NCCL_LIBRARY:-}
+if [[ -z $nccl ]] && ! ldconfig -p 2>/dev/null | grep -q 'libnccl\.so\.2 '; then
+  nccl=$(first_of "$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null)/lib/libnccl.so.2" \
+    {/usr/local,/usr,/opt/*,"$HOME"/.local,"$HOME"/*,/venv,/opt/venv}/lib/python3*/{site,dist}-packages/nvidia/nccl/lib/libnccl.so.2)
+fi
+[[ -z $nccl ]] || export DDPLAUNCH_NCCL_LIBRARY=$nccl
+
 began=$SECONDS
 if ! command -v nvidia-smi >/dev/null; then
   note machine skipped "nvidia-smi is not here"
@@ -77,8 +100,45 @@ fi
 # --- the kernels ------------------------------------------------------------------------------------------------------
 of gpu_parity parity
 step parity 120 "${program[@]}"
+for check in replay train; do
+  of gpu_check "$check"
+  step "$check" 60 "${program[@]}"
+done
+# known NAME SECONDS ARGUMENTS…: a step of steps.sh.
+known() { step "$1" "$2" "$BASH" "$here/steps.sh" "${@:3}"; }
+known device-train 60 device-train
+known health 60 health
+of gpu_costs costs
+step costs 30 "${program[@]}"
+of gpu_check speed
+step speed 30 "${program[@]}"
+
+# --- NCCL, and ranks that are lost ------------------------------------------------------------------------------------
+known nccl 60 nccl
+for ranks in 2 4; do known "bench-$ranks" 40 bench "$ranks"; done
+known nccl-tests 40 nccl-tests 2
+for signal in KILL STOP; do
+  known "lost-$signal" 40 lost "$signal"
+  known "rejoin-$signal" 60 rejoin "$signal"
+done
+known nodes 60 nodes
+
+# --- images per second: the sides take turns ---------------------------------------------------------------------------
+for turn in 1 2; do
+  # Batch, images, steps of an interval, and epochs, or intervals.
+  for shape in '100 60000 200 4' '4096 409600 50 4'; do
+    read -r batch images interval times <<<"$shape"
+    for dtype in float32 bfloat16; do
+      known "images-$batch-$dtype-$turn" 30 images "$batch" "$dtype" "$images" "$interval" "$times"
+    done
+    known "torch-$batch-$turn" 45 torch "$batch" "$images" "$interval" "$times"
+  done
+done
+
+# --- tools of the toolkit: slow, and what they have not found within their time they have not found --------------------
 sanitizer=$(tool compute-sanitizer)
 for check in memcheck racecheck initcheck synccheck; do
+  of gpu_parity parity
   if [[ -z $sanitizer ]]; then
     began=$SECONDS
     note "$check" skipped "compute-sanitizer is not here"
@@ -86,72 +146,14 @@ for check in memcheck racecheck initcheck synccheck; do
     late=skipped step "$check" 60 "$sanitizer" --tool "$check" --error-exitcode 9 --print-limit 3 "${program[@]}"
   fi
 done
-for check in replay train speed; do
-  of gpu_check "$check"
-  step "$check" 60 "${program[@]}"
-done
 profiler=$(tool ncu)
 if [[ -z $profiler ]]; then
   began=$SECONDS
   note ncu skipped "ncu is not here"
 else
   of gpu_check replay
-  step ncu 60 "$profiler" --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
+  late=skipped step ncu 60 "$profiler" --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
 fi
-
-# --- the trainer ------------------------------------------------------------------------------------------------------
-# train ARGUMENTS…: one rank; a command that it refuses (2) is skipped with its reason.
-train() {
-  of train --data synthetic --limit 4000 --batch-size 50 --bar never "$@"
-  "${program[@]}"
-  local code=$?
-  return $((code == 2 ? 77 : code))
-}
-# weights FILE: the hash that all ranks share.
-weights() { sed -n 's/^weights equal on [0-9]* ranks*: //p' "$1"; }
-
-# In float64 GPU and CPU sum in other orders; one epoch later both have learnt the same.
-device_train() {
-  train --device gpu --dtype float64 >"$work/gpu" || return
-  train --device cpu --dtype float64 >"$work/cpu" || return
-  printf '{"gpu":%s,"cpu":%s}\n' "$(text "$(last_line "$work/gpu")")" "$(text "$(last_line "$work/cpu")")"
-  [[ $(last_line "$work/gpu") == "$(last_line "$work/cpu")" ]] || { echo "other accuracy on the GPU" >&2 && return 1; }
-}
-# two_ranks FILE ARGUMENTS…: the sum of two is the same in any order, so the weights' hash must not depend on the way.
-two_ranks() {
-  local out=$1 port=$((20000 + RANDOM % 20000)) rank code=0 pids=()
-  shift
-  for rank in 0 1; do
-    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 GROUP_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
-      train --comm-timeout 30s "$@" >"$out.$rank" 2>"$out.err.$rank" &
-    pids+=($!)
-  done
-  for rank in 0 1; do wait "${pids[rank]}" || code=$?; done
-  cat "$out".err.* >&2
-  return "$code"
-}
-nccl_train() {
-  two_ranks "$work/nccl" --comm nccl --share-gpu || return
-  two_ranks "$work/tcp" --comm tcp || return
-  printf '{"nccl":%s,"tcp":%s}\n' "$(text "$(weights "$work/nccl.0")")" "$(text "$(weights "$work/tcp.0")")"
-  [[ -n $(weights "$work/nccl.0") && $(weights "$work/nccl.0") == "$(weights "$work/tcp.0")" ]] ||
-    { echo "other weights over NCCL than over TCP" >&2 && return 1; }
-}
-# A function, with the limits of a step: timeout knows programs only.
-function_step() {
-  # shellcheck disable=SC2163 # its name
-  export -f "$3" train two_ranks weights of text last_line
-  export here work loader_words="${loader[*]-}"
-  step "$1" "$2" bash -c "loader=(\$loader_words); $3"
-}
-for both in 'device-train device_train' 'nccl nccl_train'; do
-  if [[ -x $here/bin/train ]]; then
-    function_step "${both% *}" 60 "${both#* }"
-  else
-    began=$SECONDS
-    note "${both% *}" skipped "train is not here"
-  fi
-done
 
 printf '%d ok, %d failed, %d skipped in %d s: %s\n' "$ok" "$failed" "$skipped" "$SECONDS" "$results"
 ((failed == 0)) || exit 1

@@ -1,71 +1,88 @@
 #!/usr/bin/env python3
-"""The script that `./dev gpu` packs, with programs that are played."""
+"""The scripts that `./dev gpu` packs, with programs that are played.
+
+usage: run_sh_test.py [unittest options]
+"""
 import json
+import os
 import pathlib
 import shutil
 import subprocess
 import tempfile
 import unittest
 
-SCRIPT = pathlib.Path(__file__).with_name("run.sh")
+HERE = pathlib.Path(__file__).resolve().parent
+SKIPS = "echo 'skipped: no GPU' >&2\nexit 77\n"
+# A rank of a training that is played: it has made 30 steps, and then waits for the other one, which tells its number.
+RANK = """metrics=; before=; for word in "$@"; do [ "$before" = --metrics-file ] && metrics=$word; before=$word; done
+case "$*" in *' nccl '*) ;; *) echo 'train: this one plays NCCL only' >&2; exit 2;; esac
+if [ "$RANK" = 1 ]; then echo $$ >"$PLACE/pid"; exec sleep 60; fi
+until [ -s "$PLACE/pid" ]; do sleep 0.01; done
+for step in $(seq 30); do echo '{"kind":"step","time":"2026-11-22T10:00:00.000Z","step":'$step',"epoch":1}'; done >"$metrics"
+"""
 
 
-class RunSh(unittest.TestCase):
+class Pack(unittest.TestCase):
     def setUp(self):
         place = tempfile.TemporaryDirectory()
         self.addCleanup(place.cleanup)
         self.place = pathlib.Path(place.name)
         (self.place / "bin").mkdir()
-        shutil.copy(SCRIPT, self.place)
+        (self.place / "tools").mkdir()
+        for script in ("run.sh", "steps.sh"):
+            shutil.copy(HERE / script, self.place)
+        self.program("nodes", "exit 77\n", "")
+        for name in ("gpu_parity", "gpu_check", "gpu_costs"):
+            self.program(name, SKIPS)
+        self.program("train", "echo 'train: no GPU' >&2\nexit 2\n")
+        self.program("ddplaunch", "echo 'train: no GPU' >&2\necho 'ddplaunch: exit 2: rank 0 on localhost exited 2' >&2\nexit 2\n")
 
-    def program(self, name, text):
-        path = self.place / "bin" / name
-        path.write_text("#!/bin/sh\n" + text, encoding="utf-8")
+    def program(self, name, text, folder="bin"):
+        path = self.place / folder / name
+        path.write_text("#!/bin/bash\n" + text, encoding="utf-8")
         path.chmod(0o755)
 
-    def run_it(self, **environment):
+    def run_it(self, only="", **environment):
         # No tools of the machine's own: the same steps are skipped everywhere.
+        base = {"PATH": f"{self.place}/tools:/usr/bin:/bin", "PLACE": str(self.place), "HOME": str(self.place), "DDP_GPU_ONLY": only}
         done = subprocess.run(["bash", str(self.place / "run.sh")], cwd="/", capture_output=True, text=True, timeout=100,
-                              env={"PATH": "/usr/bin:/bin", **environment}, check=False)
+                              env={**base, **environment}, check=False)
         results = json.loads((self.place / "results.json").read_text(encoding="utf-8"))
         return done, results, {step["step"]: step for step in results["steps"]}
 
+    def expect(self, step, state, reason="", figures=None):
+        self.assertEqual((step["state"], step["reason"]), (state, reason))
+        if figures is not None:
+            self.assertEqual(step["figures"], figures)
+
+
+class RunSh(Pack):
     def test_figures_reasons_and_the_exit_code(self):
         self.program("gpu_parity", "echo '{\"check\":\"parity\",\"ok\":true}'\n")
         self.program("gpu_check", 'case $1 in replay) echo "it said \\"no\\"\tand \\\\ went" >&2; exit 3;; '
                                   "train) echo 'skipped: no GPU' >&2; exit 77;; speed) exit 0;; *) exit 2;; esac\n")
-        done, results, steps = self.run_it()
+        done, results, steps = self.run_it("parity replay train speed")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertEqual(steps["parity"]["figures"], {"check": "parity", "ok": True})
-        self.assertEqual((steps["parity"]["state"], steps["speed"]["state"]), ("ok", "ok"))
-        self.assertEqual((steps["replay"]["state"], steps["replay"]["reason"]),
-                         ("failed", 'exit code 3: it said "no" and \\ went'))
-        self.assertEqual((steps["train"]["state"], steps["train"]["reason"]), ("skipped", "no GPU"))
-        self.assertEqual((steps["nccl"]["state"], steps["nccl"]["reason"]), ("skipped", "train is not here"))
-        self.assertEqual(results["failed"], 1)
+        self.expect(steps["parity"], "ok", "", {"check": "parity", "ok": True})
+        self.expect(steps["speed"], "ok")
+        self.expect(steps["replay"], "failed", 'exit code 3: it said "no" and \\ went')
+        self.expect(steps["train"], "skipped", "no GPU")
+        self.assertEqual((results["failed"], results["commit"], len(steps)), (1, "unknown", 4))
 
     def test_where_everything_is_skipped_so_is_the_whole(self):
-        for name in ("gpu_parity", "gpu_check"):
-            self.program(name, "echo 'skipped: no GPU' >&2\nexit 77\n")
-        self.program("train", "echo 'train: no GPU' >&2\nexit 2\n")
+        (self.place / "commit").write_text("abc1234\n", encoding="utf-8")
         done, results, steps = self.run_it()
         self.assertEqual(done.returncode, 77, done.stdout + done.stderr)
-        self.assertEqual((results["ok"], results["failed"]), (0, 0))
+        self.assertEqual((results["ok"], results["failed"], results["commit"]), (0, 0, "abc1234"))
         self.assertEqual(results["skipped"], len(steps))
-        for name in ("device-train", "nccl"):
-            self.assertEqual((steps[name]["state"], steps[name]["reason"]), ("skipped", "train: no GPU"))
-
-    def test_two_ranks_must_give_the_same_weights_over_nccl_as_over_tcp(self):
-        for name in ("gpu_parity", "gpu_check"):
-            self.program(name, "exit 77\n")
-        self.program("train", 'case "$*" in *nccl*) way=a;; *) way=${OTHER:-a};; esac\n'
-                              'echo "weights equal on $WORLD_SIZE ranks: $way"; echo "test accuracy 50.0 % (1/2)"\n')
-        _, _, steps = self.run_it()
-        self.assertEqual((steps["nccl"]["state"], steps["nccl"]["figures"]), ("ok", {"nccl": "a", "tcp": "a"}))
-        self.assertEqual(steps["device-train"]["state"], "ok")
-        _, _, steps = self.run_it(OTHER="b")
-        self.assertEqual((steps["nccl"]["state"], steps["nccl"]["reason"]),
-                         ("failed", "exit code 1: other weights over NCCL than over TCP"))
+        self.assertGreater(len(steps), 30)
+        for name in ("device-train", "nccl", "health", "bench-2", "bench-4", "lost-KILL", "lost-STOP", "rejoin-KILL", "rejoin-STOP",
+                     "nodes", "images-100-float32-1"):
+            self.expect(steps[name], "skipped", "train: no GPU")
+        self.expect(steps["torch-4096-2"], "skipped", "no python3 here has a torch that sees a GPU")
+        self.expect(steps["nccl-tests"], "skipped", "nccl-tests' all_reduce_perf is not here")
+        for step in steps.values():
+            self.assertNotEqual(step["reason"], "", step)
 
     def test_the_time_is_bounded(self):
         for name in ("gpu_parity", "gpu_check"):
@@ -75,6 +92,154 @@ class RunSh(unittest.TestCase):
         self.assertRegex(steps["parity"]["reason"], "^not ready after [12] seconds$")
         self.assertEqual(steps["replay"]["reason"], "the 2 seconds are over")
 
+    def test_a_tool_that_is_slow_is_no_failure(self):
+        self.program("compute-sanitizer", 'case "$*" in *memcheck*) exec sleep 100;; *racecheck*) exit 9;; esac\n', "tools")
+        _, _, steps = self.run_it("memcheck racecheck initcheck", DDP_GPU_SECONDS="4")
+        self.assertRegex(steps["memcheck"]["reason"], "^not ready after [34] seconds$")
+        self.assertEqual(steps["memcheck"]["state"], "skipped")
+        _, _, steps = self.run_it("racecheck initcheck")
+        self.assertEqual((steps["racecheck"]["state"], steps["initcheck"]["state"]), ("failed", "ok"))
+
+    def test_the_library_of_a_pytorch_is_found(self):
+        library = self.place / ".local/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
+        library.parent.mkdir(parents=True)
+        library.touch()
+        self.program("ldconfig", "exit 0\n", "tools")
+        self.program("python3", "exit 1\n", "tools")
+        self.program("train", 'echo "{\\"weights\\":\\"$DDPLAUNCH_NCCL_LIBRARY\\"}" >&2; exit 2\n')
+        _, _, steps = self.run_it("nccl")
+        self.assertEqual(json.loads(steps["nccl"]["reason"])["weights"], str(library))
+        _, _, steps = self.run_it("nccl", DDPLAUNCH_NCCL_LIBRARY="/named")
+        self.assertEqual(json.loads(steps["nccl"]["reason"])["weights"], "/named")
+
+
+class Steps(Pack):
+    def test_two_ranks_must_give_the_same_weights_over_nccl_as_over_tcp(self):
+        self.program("train", 'case "$*" in *nccl*) way=a;; *) way=${OTHER:-a};; esac\n'
+                              'echo "weights equal on $WORLD_SIZE ranks: $way"; echo "test accuracy 50.0 % (1/2)"\n')
+        _, _, steps = self.run_it("nccl device-train")
+        self.expect(steps["nccl"], "ok", "", {"nccl": "a", "tcp": "a"})
+        self.expect(steps["device-train"], "ok")
+        _, _, steps = self.run_it("nccl", OTHER="b")
+        self.expect(steps["nccl"], "failed", "exit code 1: other weights over NCCL than over TCP")
+
+    def test_gpus_are_shared_where_there_are_too_few(self):
+        self.program("train", 'case "$*" in *--share-gpu*) echo shared >&2;; *) echo alone >&2;; esac; exit 2\n')
+        self.program("nvidia-smi", 'case $1 in -L) echo "GPU 0: x"; echo "GPU 1: x";; *) echo "x, 1";; esac\n', "tools")
+        _, _, steps = self.run_it("bench-2 bench-4")
+        self.assertEqual((steps["bench-2"]["reason"], steps["bench-4"]["reason"]), ("alone", "shared"))
+
+    def test_the_figures_of_a_bench_are_kept_when_a_result_was_wrong(self):
+        self.program("train", 'for path; do :; done\n[ "$RANK" != 0 ] || echo "{\\"rows\\":[{\\"wrong\\":3}]}" >"$path"\n'
+                              'echo "train: 3 wrong elements" >&2; exit 1\n')
+        _, _, steps = self.run_it("bench-2")
+        self.expect(steps["bench-2"], "failed", "exit code 1: exit code 1: train: 3 wrong elements", {"rows": [{"wrong": 3}]})
+
+    def test_images_per_second_are_those_after_the_first_epoch(self):
+        self.program("train", 'for path; do :; done\nfor rate in 1:5 2:30.5 2:10 3:20; do\n'
+                              'echo "{\\"kind\\":\\"interval\\",\\"epoch\\":${rate%:*},\\"images_per_second\\":${rate#*:}}"; done >"$path"\n')
+        _, _, steps = self.run_it("images-100-float32-1")
+        self.expect(steps["images-100-float32-1"], "ok", "", {
+            "batch": 100, "dtype": "float32", "images_per_second": 20, "least": 10, "most": 30.5, "intervals": 3})
+
+    def test_a_killed_rank_must_be_told_of(self):
+        told = RANK + 'while kill -0 "$(cat "$PLACE/pid")" 2>/dev/null; do sleep 0.01; done\n' \
+                      'echo "train: rank 0 over NCCL: remote error during all-reduce" >&2; exit 1\n'
+        self.program("train", told)
+        _, _, steps = self.run_it("lost-KILL")
+        self.expect(steps["lost-KILL"], "ok")
+        figures = steps["lost-KILL"]["figures"]
+        self.assertEqual((figures["signal"], figures["said"]), ("KILL", "train: rank 0 over NCCL: remote error during all-reduce"))
+        self.assertLess(figures["ended_after_ms"], 10_000)
+        (self.place / "pid").unlink()
+        self.program("train", told.replace("exit 1", "exit 3"))
+        _, _, steps = self.run_it("lost-KILL")
+        self.assertRegex(steps["lost-KILL"]["reason"], "^exit code 1: the other rank ended with 3 and said: train: rank 0 over NCCL")
+
+    def test_a_stopped_rank_must_be_found_by_the_deadline_and_not_before(self):
+        late = 'exec 2>&2; sleep %s; echo "train: rank 0 over NCCL: %s during all-reduce" >&2; exit 1\n'
+        words = "the other ranks did not do their part within 5 s"
+        for seconds, said, state, reason in (("5", words, "ok", ""), ("0.1", words, "failed", "the deadline of 5 s was over after"),
+                                             ("5", "remote error", "failed", "not by the deadline: ")):
+            (self.place / "pid").unlink(missing_ok=True)
+            self.program("train", RANK + late % (seconds, said))
+            _, _, steps = self.run_it("lost-STOP")
+            self.assertEqual(steps["lost-STOP"]["state"], state, steps["lost-STOP"])
+            self.assertIn(reason, steps["lost-STOP"]["reason"])
+            # Nothing of it is left, though it was stopped.
+            number = int((self.place / "pid").read_text(encoding="utf-8"))
+            self.assertFalse(self.runs(number), "the stopped rank is still there")
+
+    @staticmethod
+    def runs(number):
+        try:
+            with open(f"/proc/{number}/stat", encoding="utf-8") as stat:
+                return stat.read().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+
+    def test_a_job_that_goes_on_is_timed_to_its_first_new_step(self):
+        # The launcher plays all: rank 1 is a process of its own, and two new steps follow its end.
+        self.program("ddplaunch", """before=; for word in "$@"; do
+  case $before in --metrics-file) metrics=$word;; bash) ;; esac
+  case $word in */pid) pid=$word;; esac; before=$word; done
+step() { echo '{"kind":"step","time":"'$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)'","step":'$1',"epoch":1}' >>"$metrics"; }
+sleep 60 & echo $! >"$pid.1"
+for one in $(seq 25); do step $one; done
+wait $!
+step 26
+echo 'ddplaunch: attempt 1: 3 ranks go on from step 25 (state of rank 0), 7 ms after the revoke' >&2
+step 26; step 27
+exec sleep 60
+""")
+        _, _, steps = self.run_it("rejoin-KILL")
+        self.expect(steps["rejoin-KILL"], "ok")
+        figures = steps["rejoin-KILL"]["figures"]
+        self.assertTrue(0 <= figures["first_new_step_ms"] < 5000, figures)
+        self.assertEqual(figures["launcher"], "ddplaunch: attempt 1: 3 ranks go on from step 25 (state of rank 0), 7 ms after the revoke")
+        self.program("ddplaunch", "echo 'ddplaunch: exit 113: lost' >&2; exit 113\n")
+        _, _, steps = self.run_it("rejoin-KILL")
+        self.expect(steps["rejoin-KILL"], "failed", "exit code 1: the job did not begin: ddplaunch: exit 113: lost")
+
+    def test_two_nodes_meet_without_an_sshd(self):
+        self.program("ddplaunch", 'case "$*" in *"--node-rank 0"*) echo "${DDPLAUNCH_TOKEN:?}" >"$PLACE/token.0"; '
+                                  'echo "weights equal on 2 ranks: abc";; *) echo "$DDPLAUNCH_TOKEN" >"$PLACE/token.1";; esac\n')
+        _, _, steps = self.run_it("nodes")
+        self.expect(steps["nodes"], "ok", "", {"way": "two launchers", "weights": "abc"})
+        tokens = {(self.place / f"token.{node}").read_text(encoding="utf-8") for node in (0, 1)}
+        self.assertEqual(len(tokens), 1)
+        self.assertEqual(len(tokens.pop().strip()), 64)
+        self.program("ddplaunch", "exit 0\n")
+        _, _, steps = self.run_it("nodes")
+        self.assertEqual(steps["nodes"]["state"], "failed")
+
+    def test_rows_of_nccl_tests(self):
+        self.program("all_reduce_perf", """echo '#  Rank  0 Group  0 Pid 1'
+echo '#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong'
+echo '           4             1     float     sum      -1    20.00    0.00    0.00      0    10.50    0.00    0.25      0'
+echo '          16             4     float     sum      -1    20.00    0.00    0.00      0    11.00    0.00    0.50    N/A'
+echo '# Out of bounds values : 0 OK'
+""")
+        self.program("nvidia-smi", 'case $1 in -L) echo "GPU 0: x"; echo "GPU 1: x";; *) echo "x, 1";; esac\n', "tools")
+        _, _, steps = self.run_it("nccl-tests")
+        self.expect(steps["nccl-tests"], "ok", "", {"ranks": 2, "rows": [
+            {"bytes": 4, "mean_us": 10.5, "busbw_gbps": 0.25, "wrong": 0}, {"bytes": 16, "mean_us": 11, "busbw_gbps": 0.5, "wrong": None}]})
+        # On one GPU they meet as hosts of their own, which takes MPI.
+        self.program("nvidia-smi", "exit 1\n", "tools")
+        self.program("mpirun", 'case $1 in --version) echo other; exit;; esac\nwhile [ "$1" != bash ]; do shift; done\n'
+                               'for PMI_RANK in 0 1; do export PMI_RANK; "$@"; done\n', "tools")
+        _, _, steps = self.run_it("nccl-tests")
+        self.expect(steps["nccl-tests"], "skipped", "nccl-tests was built without MPI, which two ranks on one GPU need")
+        self.program("all_reduce_perf", 'echo "$PMI_RANK $NCCL_HOSTID $NCCL_TESTS_DEVICE $NCCL_NET" >&2; exit 4\n')
+        _, _, steps = self.run_it("nccl-tests")
+        self.assertIn("1 1 0 Socket", steps["nccl-tests"]["reason"])
+
+    def test_pytorch_that_fails_is_told_of(self):
+        self.program("python3", 'case $1 in -c) exit 0;; esac\necho "RuntimeError: no room" >&2; exit 1\n', "tools")
+        _, _, steps = self.run_it("torch-100-1")
+        self.expect(steps["torch-100-1"], "failed", "exit code 1: exit code 1: RuntimeError: no room")
+
 
 if __name__ == "__main__":
+    os.umask(0o022)
     unittest.main()

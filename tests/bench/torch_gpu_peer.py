@@ -1,0 +1,124 @@
+"""PyTorch trains the tutorial's ConvNet on a GPU, as `train --device gpu` does: SGD with momentum, float32, synthetic data.
+
+usage: torch_gpu_peer.py BATCH IMAGES INTERVAL INTERVALS
+
+Ways: DistributedDataParallel over NCCL (a world of one), step by step; and whole steps replayed as a CUDA graph, without DDP. Each with
+TF32 allowed and not. Timed are INTERVAL steps at a time, with the loss read at their end, as a progress line of `train` is; the first
+interval warms up. All IMAGES lie on the GPU as float32 and are taken in their order: no shuffling, no gathering, no conversion, all of
+which `train` does in its time. cuDNN may choose its fastest kernels. Prints one JSON object: rows of way, tf32, batch, images/s (median,
+least, most).
+"""
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+
+BATCH, IMAGES, INTERVAL, INTERVALS = map(int, sys.argv[1:5])
+GPU = torch.device("cuda", 0)
+
+
+def block(inside, out):
+    return (torch.nn.Conv2d(inside, out, 5, padding=2), torch.nn.BatchNorm2d(out), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+
+
+def fresh():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*block(1, 16), *block(16, 32), torch.nn.Flatten(), torch.nn.Linear(7 * 7 * 32, 10)).to(GPU)
+    return net, lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def batches(images, labels):
+    at = 0
+    while True:
+        if at + BATCH > len(images):
+            at = 0
+        yield images[at:at + BATCH], labels[at:at + BATCH]
+        at += BATCH
+
+
+def eager(images, labels):
+    """A function that makes one step and returns its loss, on the GPU."""
+    net, make_optimizer = fresh()
+    net = torch.nn.parallel.DistributedDataParallel(net, device_ids=[0])
+    optimizer, source = make_optimizer(net), batches(images, labels)
+
+    def step():
+        some, wanted = next(source)
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(net(some), wanted)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def graph(images, labels):
+    net, make_optimizer = fresh()
+    optimizer, source = make_optimizer(net), batches(images, labels)
+    some, wanted = (part.clone() for part in next(source))
+
+    def whole():
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(net(some), wanted)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(11):
+            whole()
+    torch.cuda.current_stream().wait_stream(side)
+    optimizer.zero_grad(set_to_none=True)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        loss = whole()
+
+    def step():
+        images_now, labels_now = next(source)
+        some.copy_(images_now)
+        wanted.copy_(labels_now)
+        captured.replay()
+        return loss
+
+    return step
+
+
+def measure(make, tf32, images, labels):
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    step = make(images, labels)
+    rates = []
+    for _ in range(1 + INTERVALS):
+        begin = time.perf_counter()
+        for _ in range(INTERVAL):
+            loss = step()
+        value = loss.item()
+        rates.append(BATCH * INTERVAL / (time.perf_counter() - begin))
+    if not value < 10:
+        sys.exit(f"the loss is {value}")
+    return {"images_per_second": statistics.median(rates[1:]), "least": min(rates[1:]), "most": max(rates[1:])}
+
+
+def main():
+    torch.backends.cudnn.benchmark = True
+    images = torch.rand(IMAGES, 1, 28, 28, device=GPU)
+    labels = torch.randint(10, (IMAGES,), device=GPU)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.cuda.set_device(0)
+        torch.distributed.init_process_group("nccl", init_method="file://" + os.path.join(folder, "meeting"), rank=0, world_size=1)
+        rows = [{"way": way, "tf32": tf32, "batch": BATCH, **measure(make, tf32, images, labels)}
+                for way, make in (("DDP, step by step", eager), ("CUDA graph", graph)) for tf32 in (False, True)]
+        torch.distributed.destroy_process_group()
+    print(json.dumps({"torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "gpu": torch.cuda.get_device_name(0),
+                      "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
