@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -96,5 +97,12 @@ class Communicator {
     return Handle{1};
   }
 };
+
+/// An error of a communicator, completed by what the operation was part of: "… during all-reduce" + " of step
+/// 17".
+inline Error of(Error error, const std::string& what) {
+  error.text += " of " + what;
+  return error;
+}
 
 }  // namespace ddp::train

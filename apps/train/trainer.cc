@@ -3,17 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cmath>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
-#include "apps/train/fnv_hash.h"
 #include "apps/train/image_size.h"
 #include "apps/train/interrupt.h"
-#include "apps/train/kernels/gradient_ops.h"
 #include "apps/train/sampler.h"
 
 namespace ddp::train {
@@ -21,12 +17,6 @@ namespace ddp::train {
 namespace {
 
 constexpr int kMaxDroppedInARow = 5;
-
-/// Completes what a communicator's error ends in: "… during all-reduce" + " of step 17".
-Error of(Error error, const std::string& what) {
-  error.text += " of " + what;
-  return error;
-}
 
 /// What a model computes with is there or the process ends.
 void must(const Result<>& done) {
@@ -248,10 +238,12 @@ Result<> Trainer<T>::begin_epoch_order(std::vector<std::uint32_t>& order) {
 
 template <class T>
 Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
-  const std::int64_t epoch = position_.epoch;
-  if (auto done = train_batches(on_step); !done) return done;
-  // Not when it was told to stop.
-  return position_.epoch == epoch ? Result<>() : average_nodes();
+  const auto complete = train_batches(on_step);
+  if (!complete) return complete.error();
+  if (!*complete) return {};
+  ++position_.epoch;
+  position_.segment_begin = position_.segment_step = 0;
+  return average_nodes();
 }
 
 /// What every step ends in. False: no more steps.
@@ -270,121 +262,38 @@ Result<bool> Trainer<T>::report_step(StepReport& report, std::size_t steps_left,
   return on_step(report);
 }
 
+/// False: it was told to stop.
 template <class T>
-Result<> Trainer<T>::train_batches(const OnStep& on_step) {
+Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
   std::vector<std::uint32_t> order;
-  if (auto done = begin_epoch_order(order); !done) return done;
-  const auto end_epoch = [this] {
-    ++position_.epoch;
-    position_.segment_begin = position_.segment_step = 0;
+  if (auto done = begin_epoch_order(order); !done) return done.error();
+  if (order.empty()) return true;
+  const auto make_steps = [&](const auto& steps_left, const auto& step) -> Result<bool> {
+    while (steps_left() != 0) {
+      Result<StepReport> report = step();
+      if (!report) return report.error();
+      const auto go_on = report_step(*report, steps_left(), on_step);
+      if (!go_on || !*go_on) return go_on;
+    }
+    return true;
   };
-  if (order.empty()) {
-    end_epoch();
-    return {};
-  }
   if (has_device_steps()) {
-    auto epoch = begin_device_epoch(std::move(order));
+    const auto epoch = begin_device_epoch(std::move(order));
     if (!epoch) return epoch.error();
-    while ((*epoch)->steps_left() != 0) {
-      auto report = device_step(**epoch);
-      if (!report) return report.error();
-      const auto go_on = report_step(*report, (*epoch)->steps_left(), on_step);
-      if (!go_on) return go_on.error();
-      if (!*go_on) return {};
-    }
-  } else {
-    fetch();
-    BatchLoader<T> loader(data_.training, std::move(order), static_cast<std::size_t>(options_.batch_size),
-                          model_.image_border());
-    const std::size_t group = static_cast<std::size_t>(options_.accumulate);
-    for (std::size_t left = loader.batches(); left != 0;) {
-      const std::size_t now = std::min(group, left);
-      auto report = train_step(loader, static_cast<int>(now));
-      if (!report) return report.error();
-      left -= now;
-      const auto go_on = report_step(*report, (left + group - 1) / group, on_step);
-      if (!go_on) return go_on.error();
-      if (!*go_on) return {};
-    }
+    DeviceEpoch<T>& rest = **epoch;
+    return make_steps([&] { return rest.steps_left(); }, [&] { return device_step(rest); });
   }
-  end_epoch();
-  return {};
-}
-
-/// A sum that fails leaves anything, but this rank may live on with what it had.
-template <class T>
-Result<> Trainer<T>::average(Communicator& over, std::span<T> values) {
-  if (options_.rejoin) kept_.assign(values.begin(), values.end());
-  if (auto done = over.all_reduce_sum(values); !done) {
-    if (options_.rejoin) std::ranges::copy(kept_, values.begin());
-    return done;
-  }
-  kernels::average<T>(values, T(1) / static_cast<T>(over.world_size()));
-  return {};
-}
-
-template <class T>
-Result<> Trainer<T>::average_nodes() {
-  Communicator* between = communicators_.between;
-  if (between == nullptr || averaged_step_ == position_.step) return {};
   fetch();
-  if (auto done = average(*between, model_.parameters()); !done)
-    return of(done.error(), "the nodes' average after step " + std::to_string(position_.step));
-  averaged_step_ = position_.step;
-  return {};
-}
-
-template <class T>
-Result<> Trainer<T>::average_running_statistics() {
-  fetch();
-  const std::span<T> running = model_.running_statistics();
-  if (running.empty()) return {};
-  if (auto done = average(*communicators_.world, running); !done)
-    return of(done.error(), "the running statistics after step " + std::to_string(position_.step));
-  return {};
-}
-
-template <class T>
-Result<Accuracy> Trainer<T>::evaluate() {
-  fetch();
-  const std::size_t world = static_cast<std::size_t>(communicators_.world->world_size());
-  const std::size_t rank = static_cast<std::size_t>(communicators_.world->rank());
-  const std::size_t begin = data_.test.size() * rank / world;
-  const std::size_t end = data_.test.size() * (rank + 1) / world;
-
-  std::uint64_t mine[2] = {0, end - begin};
-  std::vector<std::uint32_t> samples;
-  for (std::size_t at = begin; at < end; at += samples.size()) {
-    tell_phase("test");
-    if (is_revoked(communicators_.interrupt)) return revoked_error();
-    samples.resize(std::min<std::size_t>(end - at, static_cast<std::size_t>(options_.batch_size)));
-    std::iota(samples.begin(), samples.end(), static_cast<std::uint32_t>(at));
-    const auto labels = std::span(test_labels_).first(samples.size());
-    fill_batch<T>(data_.test, samples, model_.image_border(), test_images_.data(), labels);
-    mine[0] += static_cast<std::uint64_t>(model_.evaluate(test_images_.data(), labels).correct);
-  }
-  const auto all = communicators_.world->all_gather(mine);
-  if (!all) return of(all.error(), "the test results after step " + std::to_string(position_.step));
-  Accuracy accuracy;
-  for (std::size_t i = 0; i < all->size(); i += 2) {
-    accuracy.correct += (*all)[i];
-    accuracy.total += (*all)[i + 1];
-  }
-  return accuracy;
-}
-
-template <class T>
-std::uint64_t Trainer<T>::weights_hash() {
-  fetch();
-  return fnv_hash(std::as_bytes(model_.running_statistics()), fnv_hash(std::as_bytes(model_.parameters())));
-}
-
-template <class T>
-Result<std::vector<std::uint64_t>> Trainer<T>::gather_hashes() {
-  const std::uint64_t mine[] = {weights_hash()};
-  auto all = communicators_.world->all_gather(mine);
-  if (!all) return of(all.error(), "the weights' hashes");
-  return all;
+  BatchLoader<T> loader(data_.training, std::move(order), static_cast<std::size_t>(options_.batch_size),
+                        model_.image_border());
+  const std::size_t group = static_cast<std::size_t>(options_.accumulate);
+  std::size_t batches = loader.batches();
+  return make_steps([&] { return (batches + group - 1) / group; },
+                    [&] {
+                      const std::size_t now = std::min(group, batches);
+                      batches -= now;
+                      return train_step(loader, static_cast<int>(now));
+                    });
 }
 
 // ---- steps on the GPU

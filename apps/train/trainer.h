@@ -105,7 +105,7 @@ class Trainer {
 
  private:
   Communicator& sums() const { return communicators_.node ? *communicators_.node : *communicators_.world; }
-  Result<> train_batches(const OnStep& on_step);
+  Result<bool> train_batches(const OnStep& on_step);
   Result<bool> report_step(StepReport& report, std::size_t steps_left, const OnStep& on_step);
   Result<StepReport> train_step(BatchLoader<T>& loader, int micro_batches);
   bool has_device_steps() const;
