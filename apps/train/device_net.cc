@@ -211,16 +211,16 @@ template <class T>
 typename DeviceNet<T>::Program conv_net_on_device(int max_batch) {
   return program_of<T>(
       [max_batch](device::Arena& arena) { return device::ConvNetMemory<T>(arena, max_batch); }, kImageBorder,
-      max_batch, device::run_conv_net_forward<T, DeviceRunner>,
-      device::run_conv_net_backward<T, DeviceRunner>);
+      max_batch, device::run_conv_net_forward<T, T, DeviceRunner>,
+      device::run_conv_net_backward<T, T, DeviceRunner>);
 }
 
 template <class T>
 typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch) {
   return program_of<T>(
       [=](device::Arena& arena) { return device::MlpMemory<T>(arena, width, depth, parameters, max_batch); },
-      0, max_batch, device::run_mlp_forward<T, DeviceRunner>,
-      device::run_mlp_backward<T, DeviceRunner>);
+      0, max_batch, device::run_mlp_forward<T, T, DeviceRunner>,
+      device::run_mlp_backward<T, T, DeviceRunner>);
 }
 
 #define DDP_INSTANTIATE(T)                                            \

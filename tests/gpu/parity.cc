@@ -13,6 +13,7 @@
 
 #include "apps/train/cuda_check.h"
 #include "apps/train/cuda_objects.h"
+#include "apps/train/kernels/device/bf16.h"
 #include "apps/train/kernels/device/conv_net_program.h"
 #include "apps/train/kernels/device/device_launch.h"
 #include "apps/train/kernels/device/host_launch.h"
@@ -179,7 +180,7 @@ Bytes beginning(const auto& lay_out, std::vector<ArenaPart>& parts, int batch, i
   std::byte* const begin = bytes.data() + (256 - reinterpret_cast<std::uintptr_t>(bytes.data()) % 256);
   Arena arena(begin);
   const auto memory = lay_out(arena);
-  const TrainingMemory<T>& t = memory.training;
+  const auto& t = memory.training;
   const CheckBatch<T> data(batch, border, 5);
   std::ranges::copy(data.images, t.images);
   std::ranges::copy(data.labels, t.labels);
@@ -191,18 +192,19 @@ Bytes beginning(const auto& lay_out, std::vector<ArenaPart>& parts, int batch, i
   fill(t.first, t.count, 2, -0.01, 0.01);
   fill(t.second, t.count, 3, 0, 0.01);
   fill(t.running, t.running_count, 4, 0.5, 1.5);
+  run_round_weights(HostRunner{}, t);
   t.state->lr = 0.01;
   t.state->steps = 3;
   return Bytes(begin, begin + counting.size());
 }
 
+/// `type`: the model's, and what its numbers are stored as.
 template <class T>
-void check_model(const std::string& name, const auto& lay_out, const auto& forward, const auto& backward,
+void check_model(const std::string& type, const auto& lay_out, const auto& forward, const auto& backward,
                  int batch, int border, Findings& findings) {
   std::vector<ArenaPart> parts;
   const Bytes begin = beginning<T>(lay_out, parts, batch, border);
-  const std::string place =
-      name + (sizeof(T) == 4 ? " float32" : " float64") + " batch " + std::to_string(batch);
+  const std::string place = type + " batch " + std::to_string(batch);
   const auto report = [&](const Result<>& done) {
     if (!done) findings.failed(done.error());
   };
@@ -216,15 +218,25 @@ void check_model(const std::string& name, const auto& lay_out, const auto& forwa
     report(check_program<T>(place + (adamw ? " adamw" : " sgd"), lay_out, step, begin, parts, findings));
   }
   const auto evaluation = [&](const auto& runner, const auto& memory) {
+    run_round_weights(runner, memory.training);
     forward(runner, memory, batch, false);
   };
   report(check_program<T>(place + " evaluation", lay_out, evaluation, begin, parts, findings));
 }
 
-template <class T>
+template <class S>
+std::string type_name() {
+  if constexpr (std::is_same_v<S, Bf16>) {
+    return "bfloat16";
+  } else {
+    return sizeof(S) == sizeof(float) ? "float32" : "float64";
+  }
+}
+
+template <class T, class S = T>
 void check_conv_net(int batch, Findings& findings) {
   check_model<T>(
-      "convnet", [batch](Arena& arena) { return ConvNetMemory<T>(arena, batch); },
+      "convnet " + type_name<S>(), [batch](Arena& arena) { return ConvNetMemory<T, S>(arena, batch); },
       [](const auto& runner, const auto& m, int n, bool training) {
         run_conv_net_forward(runner, m, n, training);
       },
@@ -232,25 +244,31 @@ void check_conv_net(int batch, Findings& findings) {
       kImageBorder, findings);
 }
 
-template <class T>
+template <class T, class S = T>
 void check_mlp(int batch, Findings& findings) {
   constexpr int kWidth = 70, kDepth = 2;
   constexpr int kCount =
       kImagePixels * kWidth + kWidth + kWidth * kWidth + kWidth + kWidth * kClasses + kClasses;
   check_model<T>(
-      "mlp", [batch](Arena& arena) { return MlpMemory<T>(arena, kWidth, kDepth, kCount, batch); },
+      "mlp " + type_name<S>(),
+      [batch](Arena& arena) { return MlpMemory<T, S>(arena, kWidth, kDepth, kCount, batch); },
       [](const auto& runner, const auto& m, int n, bool training) {
         run_mlp_forward(runner, m, n, training);
       },
       [](const auto& runner, const auto& m, int n) { run_mlp_backward(runner, m, n); }, batch, 0, findings);
 }
 
+template <class T, class S = T>
+void check_models(int batch, Findings& findings) {
+  check_conv_net<T, S>(batch, findings);
+  check_mlp<T, S>(batch, findings);
+}
+
 void check_parity(Findings& findings) {
   for (const int batch : {1, 5}) {
-    check_conv_net<float>(batch, findings);
-    check_conv_net<double>(batch, findings);
-    check_mlp<float>(batch, findings);
-    check_mlp<double>(batch, findings);
+    check_models<float>(batch, findings);
+    check_models<double>(batch, findings);
+    check_models<float, Bf16>(batch, findings);
   }
   check_conv_net<float>(70, findings);  // two images in a group of weight gradients
 }

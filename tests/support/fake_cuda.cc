@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train/kernels/device/bf16.h"
 #include "apps/train/kernels/device/conv_net_program.h"
 #include "apps/train/kernels/device/device_launch.h"
 #include "apps/train/kernels/device/gather_body.h"
@@ -289,13 +290,14 @@ struct EveryLaunch {
   }
 };
 
-template <class T>
-[[maybe_unused]] void every_launch(const ConvNetMemory<T>& conv_net, const MlpMemory<T>& mlp) {
+template <class T, class S>
+[[maybe_unused]] void every_launch(const ConvNetMemory<T, S>& conv_net, const MlpMemory<T, S>& mlp) {
   run_conv_net_forward(EveryLaunch{}, conv_net, 1, true);
   run_conv_net_backward(EveryLaunch{}, conv_net, 1);
   run_mlp_forward(EveryLaunch{}, mlp, 1, true);
   run_mlp_backward(EveryLaunch{}, mlp, 1);
   run_update(EveryLaunch{}, conv_net.training, {}, T(1));
+  run_round_weights(EveryLaunch{}, conv_net.training);
   EveryLaunch{}.run<Gather<T>>({});
 }
 
@@ -303,9 +305,11 @@ template <class T>
 
 // Instantiates all of them; never called.
 void instantiate_launches(const ConvNetMemory<float>& a, const MlpMemory<float>& b,
-                          const ConvNetMemory<double>& c, const MlpMemory<double>& d) {
+                          const ConvNetMemory<double>& c, const MlpMemory<double>& d,
+                          const ConvNetMemory<float, Bf16>& e, const MlpMemory<float, Bf16>& f) {
   every_launch(a, b);
   every_launch(c, d);
+  every_launch(e, f);
 }
 
 }  // namespace ddp::train::kernels::device

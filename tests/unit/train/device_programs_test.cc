@@ -5,10 +5,9 @@
 
 #include "apps/train/conv_net.h"
 #include "apps/train/kernels/adamw.h"
-#include "apps/train/kernels/device/conv_net_program.h"
-#include "apps/train/kernels/device/mlp_program.h"
 #include "apps/train/kernels/sgd.h"
 #include "apps/train/mlp.h"
+#include "tests/unit/train/device_models.h"
 #include "tests/unit/train/device_test_support.h"
 
 using namespace ddp::train;
@@ -17,13 +16,6 @@ using namespace ddp::train::kernels::device;
 namespace {
 
 ThreadPool one_thread(1);
-
-std::vector<std::uint8_t> labels_of(int batch, int step) {
-  std::vector<std::uint8_t> labels(static_cast<std::size_t>(batch));
-  for (int i = 0; i < batch; ++i)
-    labels[i] = static_cast<std::uint8_t>(mix_bits(static_cast<std::uint64_t>(100 * step + i)) % kClasses);
-  return labels;
-}
 
 /// The CPU's update of a model's parameters.
 template <class T>
@@ -43,49 +35,6 @@ struct CpuUpdate {
       kernels::sgd_step<T>(model.parameters(), first.span(), model.gradients(), T(0.01),
                            static_cast<T>(settings.momentum), static_cast<T>(settings.decay));
     }
-  }
-};
-
-/// A program on the host, in memory of its own.
-template <class T>
-struct DeviceConvNetOnHost {
-  AlignedBuffer<std::byte> bytes;
-  ConvNetMemory<T> memory;
-  TrainingMemory<T>& training = memory.training;
-
-  explicit DeviceConvNetOnHost(int batch) : bytes(size_for(batch)), memory(arena_of(bytes), batch) {}
-  static std::size_t size_for(int batch) {
-    Arena counting;
-    ConvNetMemory<T>(counting, batch);
-    return counting.size();
-  }
-  static Arena& arena_of(AlignedBuffer<std::byte>& bytes) {
-    static thread_local Arena arena;
-    return arena = Arena(bytes.data());
-  }
-  void forward_backward(int batch, const HostOrder& order) {
-    run_conv_net_forward(HostRunner{order}, memory, batch, true);
-    run_conv_net_backward(HostRunner{order}, memory, batch);
-  }
-};
-
-template <class T>
-struct DeviceMlpOnHost {
-  AlignedBuffer<std::byte> bytes;
-  MlpMemory<T> memory;
-  TrainingMemory<T>& training = memory.training;
-
-  DeviceMlpOnHost(int width, int depth, int count, int batch)
-      : bytes(size_for(width, depth, count, batch)),
-        memory(DeviceConvNetOnHost<T>::arena_of(bytes), width, depth, count, batch) {}
-  static std::size_t size_for(int width, int depth, int count, int batch) {
-    Arena counting;
-    MlpMemory<T>(counting, width, depth, count, batch);
-    return counting.size();
-  }
-  void forward_backward(int batch, const HostOrder& order) {
-    run_mlp_forward(HostRunner{order}, memory, batch, true);
-    run_mlp_backward(HostRunner{order}, memory, batch);
   }
 };
 

@@ -8,16 +8,19 @@ namespace ddp::train::kernels::device {
 /// of one image, a thread seven neighbouring pixels of some output channels. Input channels come into the
 /// block's memory sixteen at a time, weights one row of the window at a time. `Turned`: with the weights of
 /// the opposite convolution [ky][kx][Out][In], read turned; so it is the gradient towards that one's input.
-template <class T, int Side, int In, int Out, bool Turned = false>
+/// T is computed with; From, Weight and To are what numbers are stored as. The moments are those of what is
+/// stored.
+template <class T, int Side, int In, int Out, bool Turned = false, class From = T, class Weight = T,
+          class To = T>
 struct Convolution {
   struct Args {
     int batch;
-    const T* padded;  ///< [batch][Side + 4][Side + 4][In], borders zero
-    const T* weight;  ///< [ky][kx][In][Out]
-    const T* bias;    ///< null: none
-    T* output;        ///< [batch][Side][Side][Out]
-    T* mean;          ///< [batch * kBands][Out], of each band; null: not wanted
-    T* squares;       ///< as mean: the sum of squared differences from it
+    const From* padded;    ///< [batch][Side + 4][Side + 4][In], borders zero
+    const Weight* weight;  ///< [ky][kx][In][Out]
+    const Weight* bias;    ///< null: none
+    To* output;            ///< [batch][Side][Side][Out]
+    T* mean;               ///< [batch * kBands][Out], of each band; null: not wanted
+    T* squares;            ///< as mean: the sum of squared differences from it
   };
   static constexpr int kWindow = 5;
   static constexpr int kPadded = Side + kWindow - 1;
@@ -72,7 +75,7 @@ struct Convolution {
     const int lane = at.thread % kTeam;
     DDP_UNROLL
     for (int l = 0; l < kLanes; ++l) {
-      const T bias = args.bias ? args.bias[lane * kLanes + l] : T(0);
+      const T bias = args.bias ? static_cast<T>(args.bias[lane * kLanes + l]) : T(0);
       DDP_UNROLL
       for (int p = 0; p < kRun; ++p)
         local.sum[p][l] = bias;
@@ -82,10 +85,11 @@ struct Convolution {
   static DDP_HD void load_band(int chunk, Place at, Shared& shared, const Args& args) {
     constexpr int kWide = kPadded * kChunk;
     const int image = at.block / kBands, top = at.block % kBands * kRows;
-    const T* from = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + top) * kPadded * In;
+    const From* from = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + top) * kPadded * In;
     for (int i = at.thread; i < (kRows + kWindow - 1) * kWide; i += kThreads) {
       const int pixel = i / kChunk, channel = i % kChunk;
-      shared.band[i / kWide * kStride + i % kWide] = from[pixel * In + chunk * kChunk + channel];
+      shared.band[i / kWide * kStride + i % kWide] =
+          static_cast<T>(from[pixel * In + chunk * kChunk + channel]);
     }
   }
 
@@ -95,11 +99,11 @@ struct Convolution {
         const int in = i % kChunk, out = i / kChunk % Out, kx = i / (kChunk * Out);
         const int place = (kWindow - 1 - ky) * kWindow + kWindow - 1 - kx;
         shared.weight[(kx * kChunk + in) * kTeam + out / kLanes].v[out % kLanes] =
-            args.weight[(place * Out + out) * In + chunk * kChunk + in];
+            static_cast<T>(args.weight[(place * Out + out) * In + chunk * kChunk + in]);
       } else {
         const int out = i % Out, in = i / Out % kChunk, kx = i / (kChunk * Out);
         shared.weight[(kx * kChunk + in) * kTeam + out / kLanes].v[out % kLanes] =
-            args.weight[((ky * kWindow + kx) * In + chunk * kChunk + in) * Out + out];
+            static_cast<T>(args.weight[((ky * kWindow + kx) * In + chunk * kChunk + in) * Out + out]);
       }
     }
   }
@@ -126,17 +130,19 @@ struct Convolution {
     }
   }
 
-  static DDP_HD void write(Place at, Shared& shared, const Local& local, const Args& args) {
+  static DDP_HD void write(Place at, Shared& shared, Local& local, const Args& args) {
     const int lane = at.thread % kTeam, place = at.thread / kTeam;
     const std::ptrdiff_t pixel = static_cast<std::ptrdiff_t>(at.block) * kPixels + place * kRun;
-    T* to = args.output + pixel * Out + lane * kLanes;
+    To* to = args.output + pixel * Out + lane * kLanes;
     DDP_UNROLL
     for (int p = 0; p < kRun; ++p) {
-      Pack<T, kLanes> pack;
+      Pack<To, kLanes> pack;
       DDP_UNROLL
-      for (int l = 0; l < kLanes; ++l)
-        pack.v[l] = local.sum[p][l];
-      *reinterpret_cast<Pack<T, kLanes>*>(to + p * Out) = pack;
+      for (int l = 0; l < kLanes; ++l) {
+        pack.v[l] = static_cast<To>(local.sum[p][l]);
+        local.sum[p][l] = static_cast<T>(pack.v[l]);
+      }
+      *reinterpret_cast<Pack<To, kLanes>*>(to + p * Out) = pack;
     }
     DDP_UNROLL
     for (int l = 0; l < kLanes; ++l) {

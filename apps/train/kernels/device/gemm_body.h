@@ -14,20 +14,20 @@ enum class GemmEnd : int {
 
 /// c[row][column] = sum over depth of a[row][depth] * b[depth][column], in the order of the depth. Each
 /// factor may lie either way round (GemmShape in kernel_table.h). A block computes 64 x 64 elements, a thread
-/// 4 x 4.
-template <class T>
+/// 4 x 4. T is computed with; A, B and C are what the matrices are stored as.
+template <class T, class A = T, class B = T, class C = T>
 struct Gemm {
   struct Args {
     int rows, columns, depth;
-    const T* a;
+    const A* a;
     std::ptrdiff_t a_row, a_depth;
-    const T* b;
+    const B* b;
     std::ptrdiff_t b_depth, b_column;
-    T* c;
+    C* c;
     std::ptrdiff_t c_row;
     GemmEnd end;
-    const T* bias;
-    const T* mask;
+    const B* bias;
+    const B* mask;
   };
   static constexpr int kTile = 64;
   static constexpr int kDepth = 16;
@@ -69,7 +69,8 @@ struct Gemm {
 
  private:
   /// Elements outside are zero. Neighbouring threads read what lies together in memory.
-  static DDP_HD void load(Pack<T, kLanes> (&to)[kDepth][kSide + 1], const T* from, int begin, int end,
+  template <class From>
+  static DDP_HD void load(Pack<T, kLanes> (&to)[kDepth][kSide + 1], const From* from, int begin, int end,
                           std::ptrdiff_t stride, int deep, int depth, std::ptrdiff_t depth_stride,
                           int thread) {
     for (int i = thread; i < kTile * kDepth; i += kThreads) {
@@ -77,7 +78,7 @@ struct Gemm {
       const int k = depth_stride == 1 ? i / kDepth : i % kTile;
       const bool inside = begin + k < end && deep + d < depth;
       to[d][k / kLanes].v[k % kLanes] =
-          inside ? from[(begin + k) * stride + (deep + d) * depth_stride] : T(0);
+          inside ? static_cast<T>(from[(begin + k) * stride + (deep + d) * depth_stride]) : T(0);
     }
   }
 
@@ -102,10 +103,11 @@ struct Gemm {
         if (row + r >= args.rows || column + c >= args.columns) continue;
         const std::ptrdiff_t to = (row + r) * args.c_row + column + c;
         T value = local.sum[r][c];
-        if (args.end == GemmEnd::kBias || args.end == GemmEnd::kBiasRelu) value += args.bias[column + c];
+        if (args.end == GemmEnd::kBias || args.end == GemmEnd::kBiasRelu)
+          value += static_cast<T>(args.bias[column + c]);
         if (args.end == GemmEnd::kBiasRelu && !(value > T(0))) value = T(0) * value;
-        if (args.end == GemmEnd::kMask && !(args.mask[to] > T(0))) value = T(0);
-        args.c[to] = value;
+        if (args.end == GemmEnd::kMask && !(static_cast<T>(args.mask[to]) > T(0))) value = T(0);
+        args.c[to] = static_cast<C>(value);
       }
     }
   }

@@ -1,3 +1,4 @@
+#include "apps/train/kernels/device/bf16.h"
 #include "apps/train/kernels/device/gemm_body.h"
 #include "apps/train/kernels/device/launch.cuh"
 #include "apps/train/kernels/device/pool_gradient_body.h"
@@ -10,8 +11,14 @@ DDP_LAUNCH(WeightGradient<float, 28, 1, 16, 5, 7, PooledGradient<float, 28, 16>>
 DDP_LAUNCH(WeightGradient<float, 14, 16, 32, 1, 1>);
 DDP_LAUNCH(WeightGradient<double, 28, 1, 16, 5, 7, PooledGradient<double, 28, 16>>);
 DDP_LAUNCH(WeightGradient<double, 14, 16, 32, 1, 1>);
+DDP_LAUNCH(WeightGradient<float, 28, 1, 16, 5, 7, PooledGradient<float, 28, 16, Bf16>>);
+DDP_LAUNCH(WeightGradient<float, 14, 16, 32, 1, 1, DenseGradient<float, 14, 32>, Bf16>);
 DDP_LAUNCH(Gemm<float>);
 DDP_LAUNCH(Gemm<double>);
+DDP_LAUNCH(Gemm<float, float, Bf16>);
+DDP_LAUNCH(Gemm<float, float, Bf16, Bf16>);
+DDP_LAUNCH(Gemm<float, Bf16, Bf16>);
+DDP_LAUNCH(Gemm<float, Bf16, Bf16, Bf16>);
 DDP_LAUNCH(ColumnSums<float>);
 DDP_LAUNCH(ColumnSums<double>);
 DDP_LAUNCH(SumParts<float>);

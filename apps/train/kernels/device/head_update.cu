@@ -1,3 +1,4 @@
+#include "apps/train/kernels/device/bf16.h"
 #include "apps/train/kernels/device/gather_body.h"
 #include "apps/train/kernels/device/head_body.h"
 #include "apps/train/kernels/device/launch.cuh"
@@ -10,8 +11,11 @@ DDP_LAUNCH(Gather<float>);
 DDP_LAUNCH(Gather<double>);
 DDP_LAUNCH(WithLast<Head<float, 14, 32>, Both<NormGradientSums<float, 32, 256>, ScoreTotals<float, 256>>>);
 DDP_LAUNCH(WithLast<Head<double, 14, 32>, Both<NormGradientSums<double, 32, 256>, ScoreTotals<double, 256>>>);
+DDP_LAUNCH(
+    WithLast<Head<float, 14, 32, Bf16>, Both<NormGradientSums<float, 32, 256>, ScoreTotals<float, 256>>>);
 DDP_LAUNCH(HeadGradient<float>);
 DDP_LAUNCH(HeadGradient<double>);
+DDP_LAUNCH(HeadGradient<float, Bf16>);
 DDP_LAUNCH(WithLast<SoftmaxLoss<float>, ScoreTotals<float, 64>>);
 DDP_LAUNCH(WithLast<SoftmaxLoss<double>, ScoreTotals<double, 64>>);
 DDP_LAUNCH(WithLast<GradientCheck<float>, StepDecision<float>>);

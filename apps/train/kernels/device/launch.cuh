@@ -78,6 +78,6 @@ cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t strea
 
 }  // namespace ddp::train::kernels::device
 
-/// Instantiates the launch of Body<float, …> and Body<double, …>.
+/// Instantiates the launch of a body.
 #define DDP_LAUNCH(...) \
   template cudaError_t launch_on_device<__VA_ARGS__>(const typename __VA_ARGS__::Args&, cudaStream_t)

@@ -10,16 +10,18 @@
 
 namespace ddp::train::kernels::device {
 
-/// The multi-layer perceptron of mlp.h, with the same layout of its flat vectors.
-template <class T>
+/// The multi-layer perceptron of mlp.h, with the same layout of its flat vectors. T and S as in
+/// conv_net_memory.h.
+template <class T, class S = T>
 struct MlpMemory {
   struct Layer {
     int inputs, outputs;
     std::size_t weight, bias;  ///< offsets
-    T* output;
+    S* output;                 ///< null: the last layer's
   };
-  TrainingMemory<T> training;
+  WeightMemory<T, S> training;
   std::vector<Layer> layers;
+  T* logits;
   T *gradient, *next_gradient;  ///< of a layer's outputs, and of its inputs
   unsigned* loss_ticket;
 
@@ -31,49 +33,68 @@ struct MlpMemory {
       Layer layer{i == 0 ? kImagePixels : width, i == depth ? kClasses : width, at, 0, nullptr};
       layer.bias = at + static_cast<std::size_t>(layer.inputs) * layer.outputs;
       at = layer.bias + static_cast<std::size_t>(layer.outputs);
-      layer.output = arena.take<T>(batch * layer.outputs);
+      if (i < depth) layer.output = arena.take<S>(batch * layer.outputs);
       layers.push_back(layer);
     }
+    logits = arena.take<T>(batch * kClasses);
     gradient = arena.take<T>(batch * std::max(width, kClasses));
     next_gradient = arena.take<T>(batch * std::max(width, kClasses));
     loss_ticket = arena.take<unsigned>(1);
   }
 };
 
-template <class T, class Runner>
-void run_mlp_forward(const Runner& runner, const MlpMemory<T>& m, int batch, bool training) {
-  const TrainingMemory<T>& t = m.training;
-  const T* input = t.images;
-  for (const auto& layer : m.layers) {
-    const bool last = &layer == &m.layers.back();
-    runner.template run<Gemm<T>>({batch, layer.outputs, layer.inputs, input, layer.inputs, 1,
-                                  t.parameters + layer.weight, 1, layer.inputs, layer.output, layer.outputs,
-                                  last ? GemmEnd::kBias : GemmEnd::kBiasRelu, t.parameters + layer.bias,
-                                  nullptr});
-    input = layer.output;
-  }
+/// output = input · weightᵀ + bias of one layer, of inputs that are stored as A, to C.
+template <class T, class S, class A, class C, class Runner>
+void run_mlp_layer(const Runner& runner, const MlpMemory<T, S>& m,
+                   const typename MlpMemory<T, S>::Layer& layer, int batch, const A* input, C* output,
+                   GemmEnd end) {
+  const S* w = m.training.weights;
+  runner.template run<Gemm<T, A, S, C>>({batch, layer.outputs, layer.inputs, input, layer.inputs, 1,
+                                         w + layer.weight, 1, layer.inputs, output, layer.outputs, end,
+                                         w + layer.bias, nullptr});
+}
+
+template <class T, class S, class Runner>
+void run_mlp_forward(const Runner& runner, const MlpMemory<T, S>& m, int batch, bool training) {
+  const WeightMemory<T, S>& t = m.training;
+  const auto run_from = [&](const auto& layer, const auto* input) {
+    if (layer.output != nullptr) {
+      run_mlp_layer(runner, m, layer, batch, input, layer.output, GemmEnd::kBiasRelu);
+    } else {
+      run_mlp_layer(runner, m, layer, batch, input, m.logits, GemmEnd::kBias);
+    }
+  };
+  run_from(m.layers[0], t.images);
+  for (std::size_t i = 1; i < m.layers.size(); ++i)
+    run_from(m.layers[i], m.layers[i - 1].output);
   using Loss = SoftmaxLoss<T>;
   runner.template run<WithLast<Loss, ScoreTotals<T, Loss::kThreads>>>(
-      {{batch, input, t.labels, training ? m.gradient : nullptr, t.scores},
+      {{batch, m.logits, t.labels, training ? m.gradient : nullptr, t.scores},
        {batch, t.scores, training ? t.gradients + t.count : nullptr, t.score},
        m.loss_ticket});
 }
 
-template <class T, class Runner>
-void run_mlp_backward(const Runner& runner, const MlpMemory<T>& m, int batch) {
-  const TrainingMemory<T>& t = m.training;
+template <class T, class S, class Runner>
+void run_mlp_backward(const Runner& runner, const MlpMemory<T, S>& m, int batch) {
+  const WeightMemory<T, S>& t = m.training;
   T *gradient = m.gradient, *next = m.next_gradient;
   for (std::size_t i = m.layers.size(); i-- > 0;) {
     const auto& layer = m.layers[i];
-    const T* input = i == 0 ? t.images : m.layers[i - 1].output;
-    runner.template run<Gemm<T>>({layer.outputs, layer.inputs, batch, gradient, 1, layer.outputs, input,
-                                  layer.inputs, 1, t.gradients + layer.weight, layer.inputs, GemmEnd::kPlain,
-                                  nullptr, nullptr});
-    runner.template run<ColumnSums<T>>({batch, layer.outputs, gradient, t.gradients + layer.bias});
-    if (i == 0) return;
-    runner.template run<Gemm<T>>({batch, layer.inputs, layer.outputs, gradient, layer.outputs, 1,
-                                  t.parameters + layer.weight, layer.inputs, 1, next, layer.inputs,
-                                  GemmEnd::kMask, nullptr, input});
+    const auto weight_gradient = [&]<class In>(const In* input) {
+      runner.template run<Gemm<T, T, In>>({layer.outputs, layer.inputs, batch, gradient, 1, layer.outputs,
+                                           input, layer.inputs, 1, t.gradients + layer.weight, layer.inputs,
+                                           GemmEnd::kPlain, nullptr, nullptr});
+      runner.template run<ColumnSums<T>>({batch, layer.outputs, gradient, t.gradients + layer.bias});
+    };
+    if (i == 0) {
+      weight_gradient(t.images);
+      return;
+    }
+    const S* input = m.layers[i - 1].output;
+    weight_gradient(input);
+    runner.template run<Gemm<T, T, S>>({batch, layer.inputs, layer.outputs, gradient, layer.outputs, 1,
+                                        t.weights + layer.weight, layer.inputs, 1, next, layer.inputs,
+                                        GemmEnd::kMask, nullptr, input});
     std::swap(gradient, next);
   }
 }

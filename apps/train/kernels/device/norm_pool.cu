@@ -1,3 +1,4 @@
+#include "apps/train/kernels/device/bf16.h"
 #include "apps/train/kernels/device/launch.cuh"
 #include "apps/train/kernels/device/norm_gradient_body.h"
 #include "apps/train/kernels/device/pool_gradient_body.h"
@@ -6,9 +7,12 @@ namespace ddp::train::kernels::device {
 
 DDP_LAUNCH(Pool<float, 28, 16>);
 DDP_LAUNCH(Pool<double, 28, 16>);
+DDP_LAUNCH(Pool<float, 28, 16, Bf16>);
 DDP_LAUNCH(WithLast<PoolSums<float, 28, 16>, NormGradientSums<float, 16, 256>>);
 DDP_LAUNCH(WithLast<PoolSums<double, 28, 16>, NormGradientSums<double, 16, 256>>);
+DDP_LAUNCH(WithLast<PoolSums<float, 28, 16, Bf16>, NormGradientSums<float, 16, 256>>);
 DDP_LAUNCH(PoolGradient<float, 14, 32>);
 DDP_LAUNCH(PoolGradient<double, 14, 32>);
+DDP_LAUNCH(PoolGradient<float, 14, 32, Bf16>);
 
 }  // namespace ddp::train::kernels::device

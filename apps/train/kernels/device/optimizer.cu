@@ -1,11 +1,15 @@
 // Compiled without fused multiply-add in every build (optimizer_body.h).
 
+#include "apps/train/kernels/device/bf16.h"
 #include "apps/train/kernels/device/launch.cuh"
 #include "apps/train/kernels/device/optimizer_body.h"
+#include "apps/train/kernels/device/round_weights_body.h"
 
 namespace ddp::train::kernels::device {
 
 DDP_LAUNCH(Update<float>);
 DDP_LAUNCH(Update<double>);
+DDP_LAUNCH(Update<float, Bf16>);
+DDP_LAUNCH(RoundWeights<float, Bf16>);
 
 }  // namespace ddp::train::kernels::device

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "apps/train/kernels/device/update_body.h"
 
@@ -8,8 +9,9 @@ namespace ddp::train::kernels::device {
 
 /// SGD or AdamW over the flat vectors, as sgd.cc and adamw.cc, line by line; then the running statistics of
 /// this step take the place of the old ones. A thread for each number. A skipped step changes nothing. Built
-/// without fused multiply-add: SGD gives the bits of a CPU.
-template <class T>
+/// without fused multiply-add: SGD gives the bits of a CPU. S: what the weights are stored as that the next
+/// step's kernels read, beside the parameters when it is not T.
+template <class T, class S = T>
 struct Update {
   struct Args {
     int count;
@@ -22,6 +24,7 @@ struct Update {
     const T* next_running;
     UpdateSettings settings;
     const StepState* state;
+    S* weights;  ///< as parameters; not read or written when S is T
   };
   static constexpr int kThreads = 128;
   using Shared = Nothing;
@@ -41,6 +44,7 @@ struct Update {
       } else {
         sgd(i, gradient, args);
       }
+      if constexpr (!std::is_same_v<S, T>) args.weights[i] = static_cast<S>(args.parameters[i]);
     } else if (i < args.count + args.running_count) {
       args.running[i - args.count] = args.next_running[i - args.count];
     }

@@ -2,10 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "apps/train/image_size.h"
 #include "apps/train/kernels/device/arena.h"
 #include "apps/train/kernels/device/optimizer_body.h"
+#include "apps/train/kernels/device/round_weights_body.h"
 #include "apps/train/kernels/device/score_body.h"
 
 namespace ddp::train::kernels::device {
@@ -57,17 +59,53 @@ struct TrainingMemory {
   }
 };
 
-/// From the reduced gradient to new parameters; `share` as in GradientCheck.
-template <class T, class Runner>
-void run_update(const Runner& runner, const TrainingMemory<T>& m, const UpdateSettings& settings, T share) {
+/// The same, and the weights that the kernels of forward and backward read, stored as S. When S is T they are
+/// the parameters; else they follow them: Update writes both, and what else writes parameters is followed by
+/// run_round_weights().
+template <class T, class S = T>
+struct WeightMemory : TrainingMemory<T> {
+  S* weights = nullptr;  ///< [count], as parameters
+
+  WeightMemory() = default;
+  WeightMemory(Arena& arena, int parameter_count, int running, int max_batch, int image_size)
+      : TrainingMemory<T>(arena, parameter_count, running, max_batch, image_size) {
+    if constexpr (std::is_same_v<S, T>) {
+      weights = this->parameters;
+    } else {
+      weights = arena.take<S>(parameter_count);
+    }
+  }
+};
+
+template <class T, class S, class Runner>
+void run_round_weights(const Runner& runner, const WeightMemory<T, S>& m) {
+  if constexpr (!std::is_same_v<S, T>)
+    runner.template run<RoundWeights<T, S>>({m.count, m.parameters, m.weights});
+}
+
+/// From the reduced gradient to new parameters and `weights`; `share` as in GradientCheck.
+template <class T, class S, class Runner>
+void run_update(const Runner& runner, const TrainingMemory<T>& m, S* weights, const UpdateSettings& settings,
+                T share) {
   const typename GradientCheck<T>::Args check{m.count,   m.gradients, share, settings.clip_value,
                                               m.squares, m.infinite};
   runner.template run<WithLast<GradientCheck<T>, StepDecision<T>>>(
       {check,
        {GradientCheck<T>::blocks(check), m.squares, m.infinite, settings, m.gradients + m.count, m.state},
        m.update_ticket});
-  runner.template run<Update<T>>({m.count, m.parameters, m.gradients, m.first, m.second, m.running_count,
-                                  m.running, m.next_running, settings, m.state});
+  runner.template run<Update<T, S>>({m.count, m.parameters, m.gradients, m.first, m.second, m.running_count,
+                                     m.running, m.next_running, settings, m.state, weights});
+}
+
+template <class T, class S, class Runner>
+void run_update(const Runner& runner, const WeightMemory<T, S>& m, const UpdateSettings& settings, T share) {
+  run_update(runner, m, m.weights, settings, share);
+}
+
+/// Of a training whose weights are the parameters.
+template <class T, class Runner>
+void run_update(const Runner& runner, const TrainingMemory<T>& m, const UpdateSettings& settings, T share) {
+  run_update(runner, m, m.parameters, settings, share);
 }
 
 }  // namespace ddp::train::kernels::device
