@@ -25,8 +25,11 @@ const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOpera
                                                         {"reducescatter", BenchOperation::kReduceScatter},
                                                         {"broadcast", BenchOperation::kBroadcast},
                                                         {"sendrecv", BenchOperation::kSendReceive}};
-const std::map<std::string, CommKind> kWays{
-    {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}, {"gloo", CommKind::kGloo}};
+const std::map<std::string, CommKind> kWays{{"auto", CommKind::kAuto},
+                                            {"tcp", CommKind::kTcp},
+                                            {"shm", CommKind::kShm},
+                                            {"gloo", CommKind::kGloo},
+                                            {"nccl", CommKind::kNccl}};
 
 /// Options of nccl-tests that have nothing to choose here: what changes nothing is taken, the rest refused.
 struct FixedOption {
@@ -36,14 +39,14 @@ struct FixedOption {
 };
 constexpr FixedOption kFixed[] = {
     {"-t,--nthreads", "1", "a rank is one thread; start more ranks with --nproc-per-node"},
-    {"-g,--ngpus", "0 1", "a rank uses no GPU; start more ranks with --nproc-per-node"},
+    {"-g,--ngpus", "0 1", "a rank uses one GPU at most; start more ranks with --nproc-per-node"},
     {"-o,--op", "sum", "only sum is measured"},
     {"-d,--datatype", "float", "only float is measured"},
     {"-r,--root", "0", "rank 0 is the root"},
-    {"-m,--agg-iters", "1", "each operation is timed alone"},
+    {"-m,--agg-iters", "1", "each operation is one by itself"},
     {"-N,--run-cycles", "1", "start it again for another cycle"},
     {"-a,--average", "1", "the time is the mean over the ranks"},
-    {"-G,--cudagraph", "0", "there is no GPU in it"},
+    {"-G,--cudagraph", "0", "operations are put into a stream, not into a graph"},
     {"-p,--parallel-init", "", ""},
     {"-z,--blocking", "", ""},
     {"-y,--stream-null", "", ""},
@@ -146,13 +149,14 @@ void add_options(CLI::App& app, BenchOptions& options) {
          [&options](const std::string& word) {
            const auto found = kWays.find(word);
            if (found == kWays.end())
-             throw CLI::ValidationError(
-                 "--comm", "there is no way between ranks \"" + word + "\"; write auto, tcp, shm or gloo");
+             throw CLI::ValidationError("--comm", "there is no way between ranks \"" + word +
+                                                      "\"; write auto, tcp, shm, gloo or nccl");
            options.comm = found->second;
          },
-         "auto: shared memory inside a node, TCP between nodes; tcp; shm; gloo, where it was built in "
-         "(default auto)")
+         "auto: shared memory inside a node, TCP between nodes; tcp; shm; gloo, or nccl between GPUs, where "
+         "they were built in (default auto)")
       ->type_name("WAY");
+  app.add_flag("--share-gpu", options.share_gpu, "with --comm nccl: several ranks use one GPU, for tests");
   add_duration(app, "-T,--comm-timeout,--timeout", options.comm_timeout,
                "give up when a peer moves no byte for this long (default 60s)");
   add_fixed(app);
@@ -178,6 +182,10 @@ std::string complete(const CLI::App& app, BenchOptions& options) {
     return "--pairs: write --bench sendrecv --pairs";
   if (options.pairs && options.comm == CommKind::kGloo)
     return "--pairs measures shared memory and TCP, not Gloo: leave --comm gloo out";
+  if (options.pairs && options.comm == CommKind::kNccl)
+    return "--pairs measures shared memory and TCP, not NCCL: leave --comm nccl out";
+  if (options.share_gpu && options.comm != CommKind::kNccl)
+    return "--share-gpu is about NCCL, which refuses two ranks on one GPU: write --comm nccl";
   return "";
 }
 

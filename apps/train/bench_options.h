@@ -25,6 +25,7 @@ struct BenchOptions {
   double min_busbw = 0;  ///< GB/s; 0: none
   std::string json;      ///< a file that rank 0 writes; empty: none
   CommKind comm = CommKind::kAuto;
+  bool share_gpu = false;  ///< with kNccl
   std::chrono::milliseconds comm_timeout{60'000};
 };
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
+#include "apps/train/bench_operation.h"
 #include "apps/train/bench_options.h"
 #include "apps/train/output_place.h"
 #include "apps/train/shared_outcome.h"
@@ -29,106 +29,18 @@ using Clock = std::chrono::steady_clock;
 constexpr int kFailed = 1;
 constexpr int kWrongOptions = 2;
 constexpr std::size_t kLatencyBytes = 8;
+constexpr std::size_t kMostUnderWay = std::size_t{1} << 30;  // bytes
 
 int fail(const std::string& text, int exit_code = kFailed) {
   std::fprintf(stderr, "train: %s\n", text.c_str());
   return exit_code;
 }
 
-/// Sums of these over any number of ranks are exact in float32.
-float value_of(int rank, std::size_t index) {
-  return static_cast<float>((rank % 64) + 1 + static_cast<int>(index % 7));
-}
-
-double sum_of(int world, std::size_t index) {
-  double sum = 0;
-  for (int rank = 0; rank < world; ++rank)
-    sum += static_cast<double>(value_of(rank, index));
-  return sum;
-}
-
-/// One operation on a buffer of floats; what nccl-tests calls its size is `bytes` of it.
-class Operation {
- public:
-  /// In `memory`, which is used for its life.
-  Operation(BenchOperation kind, Communicator& communicator, std::size_t bytes, std::span<float> memory)
-      : kind_(kind), communicator_(communicator) {
-    const std::size_t world = static_cast<std::size_t>(communicator.world_size());
-    count_ = bytes / sizeof(float);
-    if (kind == BenchOperation::kAllGather || kind == BenchOperation::kReduceScatter)
-      count_ = count_ / world * world;
-    buffer_ = memory.first(kind == BenchOperation::kSendReceive ? 2 * count_ : count_);
-  }
-
-  std::size_t count() const { return count_; }
-
-  void fill() {
-    const int rank = communicator_.rank();
-    for (std::size_t i = 0; i < buffer_.size(); ++i)
-      buffer_[i] = value_of(rank, i);
-  }
-
-  Result<> run() {
-    const auto bytes = std::as_writable_bytes(buffer_);
-    switch (kind_) {
-      case BenchOperation::kAllReduce:
-        return communicator_.all_reduce_sum(buffer_);
-      case BenchOperation::kAllGather:
-        return communicator_.all_gather_parts(bytes);
-      case BenchOperation::kReduceScatter:
-        return communicator_.reduce_scatter_sum(buffer_);
-      case BenchOperation::kBroadcast:
-        return communicator_.broadcast(bytes, 0);
-      case BenchOperation::kSendReceive:
-        return communicator_.shift(bytes);
-    }
-    return {};
-  }
-
-  /// After fill() and one run().
-  std::uint64_t wrong() const {
-    const int rank = communicator_.rank();
-    const int world = communicator_.world_size();
-    const std::size_t part = std::max<std::size_t>(count_ / static_cast<std::size_t>(world), 1);
-    std::uint64_t wrong = 0;
-    for (std::size_t i = 0; i < buffer_.size(); ++i) {
-      double expected = 0;
-      switch (kind_) {
-        case BenchOperation::kAllReduce:
-          expected = sum_of(world, i);
-          break;
-        case BenchOperation::kReduceScatter:
-          if (i / part != static_cast<std::size_t>(rank)) continue;
-          expected = sum_of(world, i);
-          break;
-        case BenchOperation::kAllGather:
-          expected = static_cast<double>(value_of(static_cast<int>(i / part), i));
-          break;
-        case BenchOperation::kBroadcast:
-          expected = static_cast<double>(value_of(0, i));
-          break;
-        case BenchOperation::kSendReceive:
-          if (i < count_) continue;
-          expected = static_cast<double>(value_of((rank + world - 1) % world, i - count_));
-          break;
-      }
-      wrong += static_cast<double>(buffer_[i]) != expected;
-    }
-    return wrong;
-  }
-
- private:
-  BenchOperation kind_;
-  Communicator& communicator_;
-  std::size_t count_ = 0;
-  std::span<float> buffer_;
-};
-
 struct Times {
   double mean = 0, p50 = 0, p99 = 0;  ///< microseconds
 };
 
-Result<Times> measure(const std::function<Result<>()>& run, int warmup, int iterations) {
+Result<Times> measure_each(const std::function<Result<>()>& run, int warmup, int iterations) {
   for (int i = 0; i < warmup; ++i) {
     if (auto done = run(); !done) return done.error();
   }
@@ -155,20 +67,57 @@ std::uint64_t nanoseconds(double microseconds) {
   return static_cast<std::uint64_t>(microseconds * 1e3);
 }
 
-Result<BenchRow> measure_row(const BenchOptions& options, Communicator& communicator, std::size_t bytes,
-                             std::span<float> memory) {
-  Operation operation(options.operation, communicator, bytes, memory);
+/// So many operations one after the other without a pause of the GPU, as nccl-tests has it; microseconds of
+/// one. A deadline counts from a wait's beginning, so that not all of them can be waited for at once.
+Result<> run_through(MeasuredOperation& operation, int count) {
+  std::size_t under_way = 0;
+  for (int i = 0; i < count; ++i) {
+    if (auto done = operation.start(); !done) return done;
+    under_way += operation.count() * sizeof(float);
+    if (under_way < kMostUnderWay) continue;
+    if (auto done = operation.wait(); !done) return done;
+    under_way = 0;
+  }
+  return operation.wait();
+}
+
+Result<double> time_through(MeasuredOperation& operation, int count) {
+  const auto begin = Clock::now();
+  if (auto done = run_through(operation, count); !done) return done.error();
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / count;
+}
+
+/// After a barrier.
+Result<Times> measure(MeasuredOperation& operation, const BenchOptions& options, bool on_device) {
+  const auto each = [&]() -> Result<> {
+    if (auto done = operation.start(); !done) return done;
+    return operation.wait();
+  };
+  if (!on_device) return measure_each(each, options.warmup, options.iterations);
+  if (auto done = run_through(operation, options.warmup); !done) return done.error();
+  const auto mean = time_through(operation, options.iterations);
+  if (!mean) return mean.error();
+  auto times = measure_each(each, 0, options.iterations);
+  if (times) times->mean = *mean;
+  return times;
+}
+
+Result<BenchRow> measure_row(const BenchOptions& options, BenchMemory& memory, std::size_t bytes) {
+  Communicator& communicator = memory.communicator();
+  MeasuredOperation operation(options.operation, memory, bytes);
   BenchRow row;
   row.count = operation.count();
   row.bytes = row.count * sizeof(float);
   std::uint64_t wrong = 0;
-  operation.fill();
+  if (auto done = operation.fill(); !done) return done.error();
   if (options.check != 0) {
-    if (auto done = operation.run(); !done) return done.error();
-    wrong = operation.wrong();
+    if (auto done = operation.start(); !done) return done.error();
+    const auto found = operation.wrong();
+    if (!found) return found.error();
+    wrong = *found;
   }
   if (auto done = communicator.barrier(); !done) return done.error();
-  const auto times = measure([&] { return operation.run(); }, options.warmup, options.iterations);
+  const auto times = measure(operation, options, memory.device() != nullptr);
   if (!times) return times.error();
   const std::uint64_t mine[] = {nanoseconds(times->mean), nanoseconds(times->p50), nanoseconds(times->p99),
                                 wrong};
@@ -198,10 +147,11 @@ Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnviron
   if (!two) return two.error();
   PairResult result{pair.first, pair.second, same_node, 0, 0};
   std::vector<std::byte> small(2 * kLatencyBytes);
-  const auto latency = measure([&] { return (*two)->shift(small); }, options.warmup, 10 * options.iterations);
+  const auto latency =
+      measure_each([&] { return (*two)->shift(small); }, options.warmup, 10 * options.iterations);
   if (!latency) return latency.error();
   std::vector<std::byte> large(2 * options.max_bytes);
-  const auto time = measure([&] { return (*two)->shift(large); }, options.warmup, options.iterations);
+  const auto time = measure_each([&] { return (*two)->shift(large); }, options.warmup, options.iterations);
   if (!time) return time.error();
   result.latency_us = latency->p50;
   result.bandwidth = static_cast<double>(options.max_bytes) / (time->p50 * 1e3);
@@ -260,13 +210,10 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   const auto sizes = message_sizes(options, least_size(options.operation, report.world));
   const std::size_t most = *std::max_element(sizes.begin(), sizes.end()) *
                            (options.operation == BenchOperation::kSendReceive ? 2 : 1);
-  // As a training does with its gradients.
-  const auto shared = world.communicator->share_memory(most);
-  AlignedBuffer<float> own(shared.empty() ? most / sizeof(float) : 0);
-  const auto memory =
-      shared.empty() ? own.span() : std::span(reinterpret_cast<float*>(shared.data()), most / sizeof(float));
+  const auto memory = BenchMemory::make(*world.communicator, most);
+  if (!memory) return memory.error();
   for (const std::size_t bytes : sizes) {
-    auto row = measure_row(options, *world.communicator, bytes, memory);
+    auto row = measure_row(options, **memory, bytes);
     if (!row) return row.error();
     if (speaks) print_out("%s", table_line(report, *row).c_str());
     report.rows.push_back(*row);
@@ -295,6 +242,8 @@ int run_bench(int argc, const char* const* argv) {
   WorldOptions world_options;
   world_options.comm = options.comm;
   world_options.step_timeout = options.comm_timeout;
+  world_options.share_gpu = options.share_gpu;
+  world_options.remark = "# ";
   const std::string mistake = contradiction(options, *environment, world_options);
   if (!mistake.empty()) return fail(mistake, kWrongOptions);
   auto world = join_world(*environment, world_options);

@@ -141,7 +141,7 @@ Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& dir
   if (!device) return within("rank " + std::to_string(config.rank), device.error());
   auto world = connect_nccl_over(*NcclLibrary::open(), std::move(*device), config, directory);
   if (!world) return world;
-  if (config.rank == 0) std::printf("%s\n", world->line.c_str());
+  if (config.rank == 0) std::printf("%s%s\n", config.remark.c_str(), world->line.c_str());
   // Each node has its own network.
   if (config.local_rank == 0 && !world->warning.empty()) {
     std::fprintf(stderr, "train: rank %d: %s\n", config.rank, world->warning.c_str());

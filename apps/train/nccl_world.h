@@ -24,6 +24,7 @@ struct NcclWorldConfig {
   std::chrono::milliseconds step_timeout{60'000};
   int interrupt = -1;
   bool share_gpu = false;   ///< several ranks on one GPU
+  std::string remark;       ///< begins what rank 0 prints
   bool with_nodes = false;  ///< NcclWorld::node and ::between are wanted; needs local_rank and node
 };
 

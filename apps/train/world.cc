@@ -234,6 +234,7 @@ NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOpt
   config.interrupt = options.interrupt;
   config.share_gpu = options.share_gpu;
   config.with_nodes = options.with_nodes;
+  config.remark = options.remark;
   return config;
 }
 

@@ -40,6 +40,7 @@ struct WorldOptions {
   bool share_gpu = false;   ///< with kNccl
   bool with_nodes = false;  ///< World::node and World::between are wanted
   int interrupt = -1;       ///< ends every wait when it is readable; not owned
+  std::string remark;       ///< begins the line that rank 0 prints about NCCL
 };
 
 /// What the options ask for and this environment or build cannot give (kUsage): found before anything starts.

@@ -4,14 +4,17 @@ library of tests/support/fake_nccl_processes.cc.
 
 usage: played_nccl_test.py PATH_OF_PLAYED_TRAIN PATH_OF_LIBRARY [unittest options]
 """
+import json
 import os
 import pathlib
 import re
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit" / "train"))
+import bench_run_test  # noqa: E402
 import train_run_test  # noqa: E402
 from train_run_test import run  # noqa: E402
 
@@ -24,7 +27,8 @@ class PlayedNccl(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # As Ranks passes them on.
-        self.addCleanup(os.environ.pop, "FAKE_NCCL_WAY", None)
+        for name in ("FAKE_NCCL_WAY", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER"):
+            self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
                             ("FAKE_NCCL_DIR", folder.name)):
             os.environ[name] = value
@@ -110,7 +114,81 @@ class PlayedNccl(unittest.TestCase):
                                                         "cudaErrorNoDevice (no CUDA-capable device is detected)\n"))
 
 
+class Bench(unittest.TestCase):
+    """On the buffers of the played GPU."""
+    setUp = PlayedNccl.setUp
+    SIZES = ("-b", "12", "-e", "1200K", "-f", "100", "-n", "3", "-w", "1")
+
+    def bench(self, *arguments, world=3):
+        results = bench_run_test.run((world,), "--bench", *arguments)
+        for _, out, _ in results[1:]:
+            self.assertEqual(out, "", "only rank 0 speaks")
+        return results
+
+    def test_every_operation_is_right(self):
+        for operation in ("allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"):
+            with self.subTest(operation=operation):
+                results = self.bench(operation, *NCCL, *self.SIZES)
+                self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
+                lines = results[0][1].splitlines()
+                self.assertEqual(lines[0], "# NCCL 2.28.9")
+                self.assertRegex(lines[1], rf"^# train .* --bench {operation}, 3 ranks, nccl, in place$")
+                rows = [bench_run_test.ROW.fullmatch(line) for line in lines if not line.startswith("#")]
+                self.assertEqual([int(row[1]) for row in rows], [12, 1200, 120000])
+                self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
+                self.assertIn("# Out of bounds values : 0 OK", lines)
+
+    def test_a_wrong_sum_is_found_on_the_gpu(self):
+        os.environ["FAKE_NCCL_SPOIL"] = "1200"
+        for operation in ("allreduce", "reducescatter"):
+            with self.subTest(operation=operation), tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "result.json")
+                results = self.bench(operation, *NCCL, *self.SIZES, "--json", path)
+                self.assertEqual([code for code, _, _ in results], [1, 0, 0])
+                self.assertEqual(results[0][2], "train: 3 wrong elements at 1200 bytes: memory or network of a node is faulty\n")
+                self.assertIn("# Out of bounds values : 3 FAILED\n", results[0][1])
+                with open(path, encoding="utf-8") as file:
+                    result = json.load(file)
+                self.assertEqual([result[key] for key in ("kind", "operation", "way", "world_size", "passed")],
+                                 ["bench", operation, "nccl", 3, False])
+                self.assertEqual([(row["bytes"], row["wrong"]) for row in result["rows"]], [(12, 0), (1200, 3), (120000, 0)])
+
+    def test_memory_that_cannot_be_registered_is_no_failure(self):
+        os.environ["FAKE_NCCL_REGISTER"] = "0"
+        said = "train: sums go through NCCL's own buffers: ncclCommRegister said ncclSystemError: an error of the play\n"
+        for code, _, errors in self.bench("allreduce", *NCCL, *self.SIZES):
+            self.assertEqual((code, errors), (0, said))
+        for code, _, errors in run(2, *FEW, *NCCL, "--device", "gpu"):
+            self.assertEqual((code, errors), (0, said))
+
+    def test_a_rank_that_is_killed(self):
+        for way, why in (("net", "ncclRemoteError: remote process exited or there was a network error"),
+                         ("p2p", "the other ranks did not do their part within 2 s")):
+            os.environ["FAKE_NCCL_WAY"] = way
+            with self.subTest(way=way), bench_run_test.Nodes((2,), "--bench", "allreduce", *NCCL, "-b", "64K", "-e", "64K", "-n",
+                                                             "10000000", "--comm-timeout", "2s") as nodes:
+                nodes.processes[0].stdout.readline()  # all have met
+                nodes.processes[1].kill()
+                _, errors = nodes.processes[0].communicate(timeout=60)
+                self.assertEqual(nodes.processes[0].returncode, 1)
+                self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during \S+\n$")
+
+    def test_mistakes(self):
+        for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu is about NCCL, which refuses two ranks on one GPU: write "
+                                                              "--comm nccl\n"),
+                               (("sendrecv", "--pairs", *NCCL), "--pairs measures shared memory and TCP, not NCCL: leave --comm nccl "
+                                                                "out\n")):
+            for result in self.bench(*arguments, world=1):
+                self.assertEqual(result, (2, "", why))
+        for variable, value, why in (("FAKE_CUDA_GPUS", "0", "--comm nccl needs an NVIDIA GPU: cudaGetDeviceCount said "
+                                                             "cudaErrorNoDevice (no CUDA-capable device is detected)"),
+                                     ("FAKE_NCCL_VERSION", "21804", f"--comm nccl: {LIBRARY} is NCCL 2.18.4; 2.19.0 or newer is "
+                                                                    "needed")):
+            with unittest.mock.patch.dict(os.environ, {variable: value}):
+                self.assertEqual(self.bench("allreduce", *NCCL, world=1), [(2, "", f"train: {why}\n")])
+
+
 if __name__ == "__main__":
-    train_run_test.TRAIN = sys.argv.pop(1)
+    train_run_test.TRAIN = bench_run_test.TRAIN = sys.argv.pop(1)
     LIBRARY = sys.argv.pop(1)
     unittest.main(verbosity=2)

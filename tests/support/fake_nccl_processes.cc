@@ -4,9 +4,8 @@
 //
 // FAKE_NCCL_DIR: a folder for its files. FAKE_NCCL_VERSION=N: the version that it tells. FAKE_NCCL_WAY=p2p:
 // nobody hears that a peer is gone, as inside a node; else it is an error as over sockets.
-// FAKE_NCCL_SPOIL=N: this rank's N-th reduction (from 1) gives a wrong number. FAKE_NCCL_REGISTER=0: no
-// memory can be registered. What a program leaves behind, or gives back in the wrong order, is told on
-// stderr.
+// FAKE_NCCL_SPOIL=N: the last number of each sum of N bytes is wrong. FAKE_NCCL_REGISTER=0: no memory can be
+// registered. What a program leaves behind, or gives back in the wrong order, is told on stderr.
 #include <cuda_runtime_api.h>
 
 #include <chrono>
@@ -122,10 +121,9 @@ int put_into(Comm* comm, cudaStream_t stream, FakeNcclExchange exchange) {
   return kSuccess;
 }
 
-bool is_to_be_spoilt() {
+bool is_to_be_spoilt(std::size_t bytes) {
   static const int spoilt = number_of("FAKE_NCCL_SPOIL", 0);
-  static int reductions = 0;
-  return ++reductions == spoilt;
+  return bytes != 0 && bytes == static_cast<std::size_t>(spoilt);
 }
 
 /// Numbers of bfloat16 are the upper halves of floats.
@@ -182,7 +180,7 @@ int reduce(char kind, const void* send, void* receive, std::size_t count, std::s
   return put_into(comm, stream,
                   FakeNcclExchange(comm->state, call_of(kind, bytes, type), send, bytes,
                                    adding(type, receive, first, end), [=] {
-                                     if (is_to_be_spoilt() && wanted != 0)
+                                     if (is_to_be_spoilt(bytes))
                                        static_cast<char*>(receive)[wanted - 1] ^= 0x10;
                                    }));
 }
@@ -196,7 +194,10 @@ FakeNcclExchange::Read copying(int from, void* receive) {
 
 void end(Comm* comm, bool at_once) {
   FakeNcclState& state = *comm->state;
-  if (!comm->registered.empty()) Memory::mistake("a communicator ends that has memory registered");
+  if (!at_once && !comm->registered.empty())
+    Memory::mistake("a communicator is destroyed that has memory registered");
+  for (void* block : comm->registered)  // an abort cleans up
+    g_memory.count(block, -1);
   state.ended = at_once;
   if (at_once) state.seat.leave();
   while (state.graphs != 0)

@@ -165,7 +165,7 @@ class Mistakes(unittest.TestCase):
         self.assertIn('"soon" is no duration; write 500ms, 60s or 2m (at most 24h)', text)
         code, text = self.refused("--bench", "allreduce", "-g", "8")
         self.assertEqual(code, 2)
-        self.assertIn('"8": a rank uses no GPU; start more ranks with --nproc-per-node', text)
+        self.assertIn('"8": a rank uses one GPU at most; start more ranks with --nproc-per-node', text)
         for option in ("--min-busbw", "--stepfactor"):
             code, text = self.refused("--bench", "allreduce", option, "nan")
             self.assertEqual(code, 2)

@@ -1,0 +1,137 @@
+#include "apps/train/bench_operation.h"
+
+#include <algorithm>
+
+namespace ddp::train {
+
+namespace {
+
+/// Sums of these over any number of ranks are exact in float32.
+float value_of(int rank, std::size_t index) {
+  return static_cast<float>((rank % 64) + 1 + static_cast<int>(index % 7));
+}
+
+double sum_of(int world, std::size_t index) {
+  double sum = 0;
+  for (int rank = 0; rank < world; ++rank)
+    sum += static_cast<double>(value_of(rank, index));
+  return sum;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<BenchMemory>> BenchMemory::make(Communicator& communicator, std::size_t bytes) {
+  std::unique_ptr<BenchMemory> memory(new BenchMemory(communicator));
+  const std::size_t count = bytes / sizeof(float);
+  if (memory->device_ != nullptr) {
+    const auto values = memory->device_->make_buffer(count);
+    if (!values) return values.error();
+    memory->values_ = *values;
+  } else if (const auto shared = communicator.share_memory(bytes); !shared.empty()) {
+    memory->values_ = std::span(reinterpret_cast<float*>(shared.data()), count);
+  } else {
+    memory->own_ = AlignedBuffer<float>(count);
+    memory->values_ = memory->own_.span();
+  }
+  return memory;
+}
+
+MeasuredOperation::MeasuredOperation(BenchOperation kind, BenchMemory& memory, std::size_t bytes)
+    : kind_(kind),
+      memory_(memory),
+      rank_(memory.communicator().rank()),
+      world_(memory.communicator().world_size()),
+      count_(bytes / sizeof(float)) {
+  const auto world = static_cast<std::size_t>(world_);
+  if (kind == BenchOperation::kAllGather || kind == BenchOperation::kReduceScatter)
+    count_ = count_ / world * world;
+  buffer_ = memory.values().first(kind == BenchOperation::kSendReceive ? 2 * count_ : count_);
+}
+
+Result<> MeasuredOperation::fill() {
+  DeviceOperations* const device = memory_.device();
+  std::vector<float> copy(device != nullptr ? buffer_.size() : 0);
+  const std::span<float> values = device != nullptr ? std::span(copy) : buffer_;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = value_of(rank_, i);
+  return device != nullptr ? device->put(buffer_, copy) : Result<>();
+}
+
+Result<> MeasuredOperation::start() {
+  return memory_.device() != nullptr ? start_on_device(*memory_.device()) : run_on_host();
+}
+
+Result<> MeasuredOperation::start_on_device(DeviceOperations& device) {
+  switch (kind_) {
+    case BenchOperation::kAllReduce:
+      return device.all_reduce_sum(buffer_);
+    case BenchOperation::kAllGather:
+      return device.all_gather_parts(buffer_);
+    case BenchOperation::kReduceScatter:
+      return device.reduce_scatter_sum(buffer_);
+    case BenchOperation::kBroadcast:
+      return device.broadcast(buffer_, 0);
+    case BenchOperation::kSendReceive:
+      return device.shift(buffer_);
+  }
+  return {};
+}
+
+Result<> MeasuredOperation::run_on_host() {
+  Communicator& communicator = memory_.communicator();
+  const auto bytes = std::as_writable_bytes(buffer_);
+  switch (kind_) {
+    case BenchOperation::kAllReduce:
+      return communicator.all_reduce_sum(buffer_);
+    case BenchOperation::kAllGather:
+      return communicator.all_gather_parts(bytes);
+    case BenchOperation::kReduceScatter:
+      return communicator.reduce_scatter_sum(buffer_);
+    case BenchOperation::kBroadcast:
+      return communicator.broadcast(bytes, 0);
+    case BenchOperation::kSendReceive:
+      return communicator.shift(bytes);
+  }
+  return {};
+}
+
+Result<> MeasuredOperation::wait() {
+  return memory_.device() != nullptr ? memory_.device()->wait(operation_name(kind_)) : Result<>();
+}
+
+bool MeasuredOperation::is_result(std::size_t place) const {
+  const std::size_t part = std::max<std::size_t>(count_ / static_cast<std::size_t>(world_), 1);
+  if (kind_ == BenchOperation::kReduceScatter) return place / part == static_cast<std::size_t>(rank_);
+  return kind_ != BenchOperation::kSendReceive || place >= count_;
+}
+
+double MeasuredOperation::expected(std::size_t place) const {
+  const std::size_t part = std::max<std::size_t>(count_ / static_cast<std::size_t>(world_), 1);
+  switch (kind_) {
+    case BenchOperation::kAllReduce:
+    case BenchOperation::kReduceScatter:
+      return sum_of(world_, place);
+    case BenchOperation::kAllGather:
+      return static_cast<double>(value_of(static_cast<int>(place / part), place));
+    case BenchOperation::kBroadcast:
+      return static_cast<double>(value_of(0, place));
+    case BenchOperation::kSendReceive:
+      return static_cast<double>(value_of((rank_ + world_ - 1) % world_, place - count_));
+  }
+  return 0;
+}
+
+Result<std::uint64_t> MeasuredOperation::wrong() {
+  DeviceOperations* const device = memory_.device();
+  std::vector<float> copy(device != nullptr ? buffer_.size() : 0);
+  if (device != nullptr) {
+    if (auto done = device->get(copy, buffer_); !done) return done.error();
+  }
+  const std::span<const float> values = device != nullptr ? std::span<const float>(copy) : buffer_;
+  std::uint64_t wrong = 0;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    wrong += is_result(i) && static_cast<double>(values[i]) != expected(i);
+  return wrong;
+}
+
+}  // namespace ddp::train
