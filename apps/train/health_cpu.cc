@@ -83,10 +83,7 @@ class Cpu final : public HealthDevice {
     wish_large_pages(data, bytes);
     const PatternFaults faults =
         test_patterns({mapping.get(), bytes / sizeof(std::uint64_t)}, task.plant_memory);
-    figures.memory = bytes;
-    figures.wrong_words = faults.words;
-    figures.first_wrong = faults.first;
-    figures.wrong_bits = faults.bits;
+    figures.take(faults);
     return {};
   }
 

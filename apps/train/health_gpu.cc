@@ -9,8 +9,8 @@
 #include "apps/train/device_runner.h"
 #include "apps/train/health_device.h"
 #include "apps/train/health_gemm.h"
+#include "apps/train/health_gpu_memory.h"
 #include "apps/train/health_nvml.h"
-#include "apps/train/health_pattern.h"
 #include "apps/train/kernels/device/gemm_body.h"
 
 namespace ddp::train {
@@ -21,9 +21,9 @@ using Clock = std::chrono::steady_clock;
 using Product = kernels::device::Gemm<float>;
 
 constexpr int kGpuGemmSize = 1024;
-constexpr std::size_t kPart = std::size_t{64} << 20;  ///< of memory that is copied at a time
 
-/// All that the host looks at is copied to it: a wrong value of the GPU must not be judged by the GPU.
+/// Products are copied to the host, which compares them: a wrong value of the GPU must not be judged by the
+/// GPU.
 class Gpu final : public HealthDevice {
  public:
   explicit Gpu(int number) : number_(number) {}
@@ -86,21 +86,10 @@ class Gpu final : public HealthDevice {
   }
 
   Result<> remember(const HealthTask& task, HealthFigures& figures) override {
-    std::size_t free = 0, total = 0;
-    if (auto done = cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"); !done) return done;
-    const std::size_t wanted = task.memory != 0 ? task.memory : free / 5 * 4;
-    const std::size_t bytes = std::max(wanted / kPart, std::size_t{1}) * kPart;
-    auto memory = make_device_bytes(bytes);
-    if (!memory) return memory.error();
-    std::vector<std::uint64_t> words(kPart / sizeof(std::uint64_t));
-    for (int i = 0; i < kHealthPatterns; ++i) {
-      const auto pattern = static_cast<HealthPattern>(i);
-      if (auto done = write(pattern, memory->get(), bytes, words); !done) return done;
-      if (auto done = read(pattern, memory->get(), bytes, words, task.plant_memory && i == 2, figures); !done)
-        return done;
-      nvml_.look();
-    }
-    figures.memory = bytes;
+    const auto faults =
+        test_gpu_memory(stream_.get(), task.memory, task.plant_memory, [this] { nvml_.look(); });
+    if (!faults) return faults.error();
+    figures.take(*faults);
     return {};
   }
 
@@ -111,31 +100,6 @@ class Gpu final : public HealthDevice {
         !done)
       return done;
     return wait();
-  }
-
-  Result<> write(HealthPattern pattern, std::byte* memory, std::size_t bytes,
-                 std::vector<std::uint64_t>& words) {
-    for (std::size_t at = 0; at < bytes; at += kPart) {
-      for (std::size_t i = 0; i < words.size(); ++i)
-        words[i] = pattern_word(pattern, at / sizeof(std::uint64_t) + i);
-      if (auto done = copy(memory + at, words.data(), kPart, cudaMemcpyHostToDevice); !done) return done;
-    }
-    return {};
-  }
-
-  Result<> read(HealthPattern pattern, const std::byte* memory, std::size_t bytes,
-                std::vector<std::uint64_t>& words, bool plant, HealthFigures& figures) {
-    for (std::size_t at = 0; at < bytes; at += kPart) {
-      if (auto done = copy(words.data(), memory + at, kPart, cudaMemcpyDeviceToHost); !done) return done;
-      if (plant && at == 0) words[words.size() / 2] ^= 1u << 4;
-      for (std::size_t i = 0; i < words.size(); ++i) {
-        const std::uint64_t wrong = words[i] ^ pattern_word(pattern, at / sizeof(std::uint64_t) + i);
-        if (wrong == 0) continue;
-        if (figures.wrong_words++ == 0) figures.first_wrong = at + i * sizeof(std::uint64_t);
-        figures.wrong_bits |= wrong;
-      }
-    }
-    return {};
   }
 
   int number_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/train/bench_report.h"
+#include "apps/train/health_pattern.h"
 
 namespace ddp::train {
 
@@ -35,6 +36,14 @@ struct HealthFigures {
   std::uint64_t temperature = 0;                         ///< °C, the highest
   std::uint64_t clock = 0, most_clock = 0;               ///< MHz, of the SMs: the lowest seen, and the limit
   std::uint64_t xids = 0, last_xid = 0;
+
+  /// What the test of the memory found.
+  void take(const PatternFaults& faults) {
+    memory = faults.looked / kHealthPatterns * sizeof(std::uint64_t);
+    wrong_words = faults.words;
+    first_wrong = faults.words == 0 ? 0 : faults.first;
+    wrong_bits = faults.bits;
+  }
 };
 
 /// What two ranks met on the way between them.

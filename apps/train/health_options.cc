@@ -75,7 +75,7 @@ void add_choice(CLI::App& app, const char* name, T& value, std::vector<std::pair
 void add_options(CLI::App& app, HealthOptions& options) {
   add_time(app, "--health", options.time, "how long matrices are multiplied (default 10s)", true);
   app.add_option("--health-memory", options.memory_mb,
-                 "MiB of memory that are tested (default 256, on a GPU 80 % of what is free)")
+                 "MiB of memory that are tested (default 256, on a GPU 98 % of what is free)")
       ->check(CLI::Range(std::size_t{1}, kMostMemory).description(""))
       ->type_name("MB");
   add_choice<HealthDeviceKind>(

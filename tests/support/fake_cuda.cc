@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train/health_pattern_body.h"
 #include "apps/train/kernels/device/bf16.h"
 #include "apps/train/kernels/device/conv_net_program.h"
 #include "apps/train/kernels/device/device_launch.h"
@@ -310,6 +311,8 @@ void instantiate_launches(const ConvNetMemory<float>& a, const MlpMemory<float>&
   every_launch(a, b);
   every_launch(c, d);
   every_launch(e, f);
+  EveryLaunch{}.run<WritePattern>({});
+  EveryLaunch{}.run<ReadPattern>({});
 }
 
 }  // namespace ddp::train::kernels::device

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "apps/train/health_gemm.h"
-#include "apps/train/health_pattern.h"
+#include "apps/train/health_pattern_body.h"
+#include "apps/train/kernels/device/host_launch.h"
 #include "tests/support/catch.h"
 
 namespace ddp::train {
@@ -162,6 +163,57 @@ TEST_CASE("Patterns find a bit that turns over") {
   CHECK(faults.words == 1);
   CHECK(faults.first == 500 * 8);
   CHECK(faults.bits == 16);
+  CHECK(faults.looked == 4 * 1000);
+}
+
+/// What the blocks of the GPU's test tell of a piece, run on the host in some order.
+std::vector<PatternFaults> told_of(const HealthPiece& piece, const kernels::device::HostOrder& order) {
+  std::vector<PatternFaults> told(static_cast<std::size_t>(blocks_of(piece)));
+  kernels::device::run_on_host<ReadPattern>({piece, told.data()}, order);
+  return told;
+}
+
+TEST_CASE("The GPU's blocks write each word of a piece once, and none beside it") {
+  // The last block is not full.
+  const std::size_t count = 2 * kHealthBlockWords + 300;
+  std::vector<std::uint64_t> memory(count + 2, 77);
+  for (int i = 0; i < kHealthPatterns; ++i) {
+    const HealthPiece piece{memory.data() + 1, count, 4096, static_cast<HealthPattern>(i)};
+    kernels::device::run_on_host<WritePattern>(piece, {i % 2 == 1, static_cast<unsigned>(i)});
+    bool right = memory.front() == 77 && memory.back() == 77;
+    for (std::size_t word = 0; word < count; ++word)
+      right = right && piece.words[word] == pattern_word(piece.pattern, 4096 + word);
+    CHECK(right);
+  }
+}
+
+TEST_CASE("The GPU's blocks tell what they read, each for itself, in any order") {
+  const std::size_t count = 2 * kHealthBlockWords + 300;
+  std::vector<std::uint64_t> memory(count);
+  const HealthPiece piece{memory.data(), count, 1000, HealthPattern::kComplement};
+  kernels::device::run_on_host<WritePattern>(piece);
+  for (const auto& one : told_of(piece, {}))
+    CHECK((one.words == 0 && one.bits == 0));
+  memory[5] ^= 1;
+  memory[kHealthBlockWords - 1] ^= 2;
+  memory[kHealthBlockWords] ^= 4;
+  memory[count - 1] ^= 8;
+  const auto told = told_of(piece, {});
+  REQUIRE(told.size() == 3);
+  CHECK(told[0] == PatternFaults{kHealthBlockWords, 2, (1000 + 5) * 8, 3});
+  CHECK(told[1] == PatternFaults{kHealthBlockWords, 1, (1000 + kHealthBlockWords) * 8, 4});
+  CHECK(told[2] == PatternFaults{300, 1, (1000 + count - 1) * 8, 8});
+  for (const bool reverse : {false, true})
+    CHECK(told_of(piece, {reverse, 3}) == told);
+}
+
+TEST_CASE("A GPU that tells of no wrong word is not believed where the host sees one") {
+  const PatternFaults silent{100, 0, PatternFaults::none().first, 0};
+  const PatternFaults seen{100, 2, 64, 5};
+  CHECK(with_sample(silent, seen) == seen);
+  // Nor is it taken back what only the GPU saw.
+  CHECK(with_sample(seen, silent) == seen);
+  CHECK(with_sample({100, 3, 32, 8}, seen) == PatternFaults{100, 3, 32, 13});
 }
 
 }  // namespace

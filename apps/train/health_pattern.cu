@@ -1,0 +1,9 @@
+#include "apps/train/health_pattern_body.h"
+#include "apps/train/kernels/device/launch.cuh"
+
+namespace ddp::train::kernels::device {
+
+DDP_LAUNCH(WritePattern);
+DDP_LAUNCH(ReadPattern);
+
+}  // namespace ddp::train::kernels::device

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "apps/train/health_pattern.h"
+#include "apps/train/kernels/device/body.h"
+
+// The memory test of a GPU: its bodies, written once for device and host (kernels/device/body.h). One block
+// has kHealthBlockWords neighbours, so that a part of memory is as many blocks as it has of these.
+
+namespace ddp::train {
+
+inline constexpr int kHealthThreads = 256;
+inline constexpr std::size_t kHealthBlockWords = 32 * kHealthThreads;  ///< 64 KiB
+
+/// A piece of memory. Its words are numbered on from those of the pieces before it.
+struct HealthPiece {
+  std::uint64_t* words = nullptr;  ///< of the device
+  std::uint64_t count = 0;
+  std::uint64_t first = 0;  ///< the number of the first one
+  HealthPattern pattern = HealthPattern::kAddress;
+};
+
+DDP_HD int blocks_of(const HealthPiece& piece) {
+  return static_cast<int>((piece.count + kHealthBlockWords - 1) / kHealthBlockWords);
+}
+
+struct WritePattern {
+  using Args = HealthPiece;
+  static constexpr int kThreads = kHealthThreads;
+  using Shared = kernels::device::Nothing;
+  using Local = kernels::device::Nothing;
+
+  static DDP_HD int blocks(const Args& args) { return blocks_of(args); }
+  static DDP_HD int phases(const Args&) { return 1; }
+  static DDP_HD void phase(int, kernels::device::Place at, Shared&, Local&, const Args& args) {
+    const std::uint64_t begin = static_cast<std::uint64_t>(at.block) * kHealthBlockWords;
+    for (std::uint64_t i = at.thread; i < kHealthBlockWords && begin + i < args.count; i += kThreads)
+      args.words[begin + i] = pattern_word(args.pattern, args.first + begin + i);
+  }
+};
+
+/// What each block read wrong. It also counts what it read, so that a launch that did nothing is found.
+struct ReadPattern {
+  struct Args {
+    HealthPiece piece;
+    PatternFaults* to;  ///< [blocks]
+  };
+  static constexpr int kThreads = kHealthThreads;
+  struct Shared {
+    PatternFaults of[kThreads];
+  };
+  using Local = kernels::device::Nothing;
+
+  static DDP_HD int blocks(const Args& args) { return blocks_of(args.piece); }
+  static DDP_HD int phases(const Args&) { return 1 + kernels::device::halvings(kThreads) + 1; }
+  static DDP_HD void phase(int phase, kernels::device::Place at, Shared& shared, Local&, const Args& args) {
+    if (phase == 0) {
+      shared.of[at.thread] = read(at, args.piece);
+    } else if (phase < phases(args) - 1) {
+      const int half = kThreads >> phase;
+      if (at.thread < half) shared.of[at.thread].add(shared.of[at.thread + half]);
+    } else if (at.thread == 0) {
+      args.to[at.block] = shared.of[0];
+    }
+  }
+
+ private:
+  static DDP_HD PatternFaults read(kernels::device::Place at, const HealthPiece& piece) {
+    PatternFaults found = PatternFaults::none();
+    const std::uint64_t begin = static_cast<std::uint64_t>(at.block) * kHealthBlockWords;
+    for (std::uint64_t i = at.thread; i < kHealthBlockWords && begin + i < piece.count; i += kThreads)
+      found.look(piece.words[begin + i], piece.pattern, piece.first + begin + i);
+    return found;
+  }
+};
+
+}  // namespace ddp::train
