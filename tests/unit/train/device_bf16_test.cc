@@ -181,6 +181,60 @@ TEST_CASE("a convolution of bf16 is that of the rounded numbers, its moments tho
   CHECK(difference(all.subspan(moments), squares) < kDeviceTolerance<float>);
 }
 
+TEST_CASE("bodies that read bf16 give the bits that they give for the same numbers as floats") {
+  constexpr int kBatch = 3, kChannels = 32, kInputs = 7 * 7 * kChannels, kImage = 4 * kInputs;
+  const auto images = rounded(noise<float>(kBatch * kImage, 1).span());
+  const auto wide = widened(images);
+  const auto scale = noise<float>(kChannels, 2), shift = noise<float>(kChannels, 3),
+             pooled = noise<float>(kBatch * kInputs, 4), gain = noise<float>(kChannels, 5),
+             logit_gradient = noise<float>(kBatch * kClasses, 6);
+  const auto compare = [&](std::size_t size, const auto& run) {
+    const auto got = in_every_order([&](const HostOrder& order) {
+      auto all = unwritten<float>(size);
+      run(images.data(), all.data(), order);
+      return all;
+    });
+    auto expected = unwritten<float>(size);
+    run(wide.data(), expected.data(), HostOrder{});
+    CHECK(same_bits(got, expected));
+  };
+  compare(2 * kBatch * kChannels, [&]<class S>(const S* from, float* to, const HostOrder& order) {
+    run_on_host<PoolSums<float, 14, kChannels, S>>(
+        {kBatch, from, scale.data(), shift.data(), pooled.data(), to, to + kBatch * kChannels}, order);
+  });
+  compare(kBatch * kImage, [&]<class S>(const S* from, float* to, const HostOrder& order) {
+    run_on_host<PoolGradient<float, 14, kChannels, S>>(
+        {kBatch,
+         {from, scale.data(), shift.data(), gain.data(), shift.data(), scale.data(), pooled.data()},
+         to,
+         kImage,
+         14 * kChannels},
+        order);
+  });
+  compare(kClasses * (kInputs + 1), [&]<class S>(const S* from, float* to, const HostOrder& order) {
+    run_on_host<HeadGradient<float, S>>(
+        {kBatch, kInputs, from, logit_gradient.data(), to, to + kClasses * kInputs}, order);
+  });
+  // The images as one with a border, whose pixels are not zero here: 18 x 18 x 16.
+  using Dense = DenseGradient<float, 14, 32>;
+  constexpr int kWeights = WeightGradient<float, 14, 16, 32, 1, 1>::kSize;
+  compare(kWeights, [&]<class S>(const S* from, float* to, const HostOrder& order) {
+    const auto gradient = noise<float>(14 * 14 * 32, 7);
+    run_on_host<WeightGradient<float, 14, 16, 32, 1, 1, Dense, S>>(
+        {1, from, {gradient.data(), 0, 14 * 32}, to}, order);
+  });
+  compare(10 * 60, [&]<class S>(const S* from, float* to, const HostOrder& order) {
+    run_on_host<Gemm<float, S, S>>(
+        {10, 60, 70, from, 70, 1, from + 5000, 1, 70, to, 60, GemmEnd::kBiasRelu, from + 10000, nullptr},
+        order);
+  });
+  compare(10 * 60, [&]<class S>(const S* from, float* to, const HostOrder& order) {
+    run_on_host<Gemm<float, float, S>>(
+        {10, 60, 70, pooled.data(), 70, 1, from, 60, 1, to, 60, GemmEnd::kMask, nullptr, from + 10000},
+        order);
+  });
+}
+
 TEST_CASE("a step of the ConvNet in bf16 has the same bits in every order, and nearly float's gradients") {
   constexpr int kBatch = 5;
   ThreadPool one_thread(1);
