@@ -4,7 +4,7 @@
 # ok, failed or skipped, with the reason and its figures. Exit code: 0; 1 something failed; 77 everything was skipped.
 #
 # DDP_GPU_SECONDS=N: other than 480. DDP_GPU_ONLY='lost-KILL nccl': these steps only. DDPLAUNCH_NCCL_LIBRARY=PATH: this libnccl.so.2.
-# DDP_NCCL_TESTS=PATH: this all_reduce_perf.
+# DDP_NCCL_TESTS=PATH: this all_reduce_perf. DDP_GPU_IMAGES=N: of the trainings that compare, other than 4000.
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$here/results.json

@@ -22,7 +22,7 @@ trap 'exit 143' TERM
 skip() { printf 'skipped: %s\n' "$*" >&2; exit 77; }
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 text() { printf '"%s"' "$(printf '%s' "$1" | tr '\n\t\r' '   ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g' | cut -c1-2000)"; }
-last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
+last_line() { grep -v '^[[:space:]]*$\|^Run with --help' "$1" | tail -n 1; }
 now_ms() { local now=${EPOCHREALTIME/[.,]/}; echo "${now%???}"; }
 
 # done_by CODE FILE-OF-ERRORS: what a program refuses (2) is not there to be tested.
@@ -30,6 +30,8 @@ done_by() {
   (($1 != 2)) || skip "$(last_line "$2")"
   (($1 == 0)) || fail "exit code $1: $(last_line "$2")"
 }
+# refused: the reason of a rank that a launcher tells of.
+refused() { skip "$(grep -ho 'train: .*' "$work/err" "$work/out" | tail -n 1)"; }
 # waited CONDITION…: polls a file or a process; false when rank 0 or the launcher, pids[0], has ended before.
 waited() {
   until "$@"; do
@@ -40,6 +42,7 @@ waited() {
 
 # --- trainings ----------------------------------------------------------------------------------------------------------
 data=(--data synthetic --bar never)
+few=("${data[@]}" --limit "${DDP_GPU_IMAGES:-4000}" --batch-size 50)
 # Where there are fewer GPUs than ranks. Ranks take turns then, about 10 ms for an operation: that it works is shown, no speed.
 share() {
   local gpus
@@ -81,7 +84,7 @@ step_times() {
 device_train() {
   local device
   for device in gpu cpu; do
-    ranks 1 "${data[@]}" --limit 4000 --batch-size 50 --device $device --dtype float64
+    ranks 1 "${few[@]}" --device $device --dtype float64
     last_line "$work/out.0" >"$work/$device"
   done
   printf '{"gpu":%s,"cpu":%s}\n' "$(text "$(cat "$work/gpu")")" "$(text "$(cat "$work/cpu")")"
@@ -90,7 +93,7 @@ device_train() {
 
 # The sum of two is the same in any order, so the weights must not depend on the way.
 equal_weights() {
-  local few=("${data[@]}" --limit 4000 --batch-size 50) nccl tcp
+  local nccl tcp
   share 2
   ranks 2 "${few[@]}" --comm nccl "${shared[@]}"
   nccl=$(weights "$work/out.0")
@@ -208,7 +211,7 @@ rejoin() {
     --metrics-file "$work/metrics" >"$work/out" 2>"$work/err" &
   pids=($!)
   if ! waited steps_made 20; then
-    grep -q 'exit 2:' "$work/err" && skip "$(grep -h 'train: ' "$work/err" "$work/out" | tail -n 1)"
+    ! grep -q 'exit 2:' "$work/err" || refused
     fail "the job did not begin: $(last_line "$work/err")"
   fi
   before=$(step_times | awk 'NR > 1 { n++; sum += $1 - last } { last = $1 } END { printf "%.1f", sum / n }')
@@ -251,7 +254,7 @@ nodes() {
     mv "$work/out.0" "$work/out"
     mv "$work/err.0" "$work/err"
   fi
-  ((code != 2)) || skip "$(grep -h 'train: ' "$work/err" "$work/out" | tail -n 1)"
+  ((code != 2)) || refused
   done_by "$code" "$work/err"
   printf '{"way":"%s","weights":%s}\n' "$way" "$(text "$(weights "$work/out")")"
   grep -q '^weights equal on 2 ranks: ' "$work/out" || fail "the two ranks did not say that their weights are equal"
