@@ -9,13 +9,13 @@ Result<> can_use_gpu() {
 }
 
 template <class T>
-Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>>, int, int, int) {
+Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>>, const DeviceModelShape&) {
   return can_use_gpu().error();
 }
 
-template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>, int, int,
-                                                                 int);
-template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>, int, int,
-                                                                  int);
+template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>,
+                                                                 const DeviceModelShape&);
+template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>,
+                                                                  const DeviceModelShape&);
 
 }  // namespace ddp::train

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include "apps/train/cuda_check.h"
 #include "apps/train/device_net.h"
+#include "apps/train/kernels/device/bf16.h"
 #include "apps/train/net_steps.h"
 
 namespace ddp::train {
@@ -77,7 +79,7 @@ class DeviceModel final : public Model<T> {
 
   /// What the host may have changed, and a batch. The batch's size.
   int put(const T* images, std::span<const std::uint8_t> labels) {
-    must(net_->put(net_->memory().parameters, this->parameters()));
+    must(net_->put_parameters(this->parameters()));
     must(net_->put(net_->memory().running, running_.span()));
     must(net_->put_batch(images, labels));
     return static_cast<int>(labels.size());
@@ -88,6 +90,14 @@ class DeviceModel final : public Model<T> {
   std::unique_ptr<NetSteps<T>> steps_;
 };
 
+/// What the kernels compute with, for weights of type T.
+template <class T, class S>
+typename DeviceNet<T>::Program program_of(const Model<T>& host, const DeviceModelShape& shape) {
+  return host.name() == "mlp" ? mlp_on_device<T, S>(shape.mlp_width, shape.mlp_depth,
+                                                    static_cast<int>(host.parameter_count()), shape.max_batch)
+                              : conv_net_on_device<T, S>(shape.max_batch);
+}
+
 }  // namespace
 
 Result<> can_use_gpu() {
@@ -97,8 +107,8 @@ Result<> can_use_gpu() {
 }
 
 template <class T>
-Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host, int width, int depth,
-                                                    int max_batch) {
+Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
+                                                    const DeviceModelShape& shape) {
   const auto gpus = count_gpus();
   if (!gpus) return gpus.error();
   if (auto done = cuda_check(cudaSetDevice(local_rank() % *gpus), "cudaSetDevice"); !done)
@@ -108,16 +118,18 @@ Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> ho
     return Error{ErrorCode::kUsage, "--device gpu: a model of " + std::to_string(host->parameter_count()) +
                                         " parameters; the GPU's kernels take at most 2000000000"};
   }
-  const int parameters = static_cast<int>(host->parameter_count());
-  auto net = DeviceNet<T>::make(host->name() == "mlp" ? mlp_on_device<T>(width, depth, parameters, max_batch)
-                                                      : conv_net_on_device<T>(max_batch));
+  auto program = program_of<T, T>(*host, shape);
+  if constexpr (std::is_same_v<T, float>) {
+    if (shape.bf16) program = program_of<float, kernels::device::Bf16>(*host, shape);
+  }
+  auto net = DeviceNet<T>::make(std::move(program));
   if (!net) return within("--device gpu", net.error());
   return DeviceModel<T>::make(std::move(host), std::move(*net));
 }
 
-template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>, int, int,
-                                                                 int);
-template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>, int, int,
-                                                                  int);
+template Result<std::unique_ptr<Model<float>>> make_device_model(std::unique_ptr<Model<float>>,
+                                                                 const DeviceModelShape&);
+template Result<std::unique_ptr<Model<double>>> make_device_model(std::unique_ptr<Model<double>>,
+                                                                  const DeviceModelShape&);
 
 }  // namespace ddp::train

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "apps/train/cuda_check.h"
+#include "apps/train/kernels/device/bf16.h"
 #include "apps/train/kernels/device/conv_net_program.h"
 #include "apps/train/kernels/device/gather_body.h"
 #include "apps/train/kernels/device/mlp_program.h"
@@ -48,6 +49,25 @@ template <class T>
 Result<> DeviceNet<T>::get(std::span<T> to, const T* from) {
   if (auto done = copy(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost); !done) return done;
   return wait();
+}
+
+template <class T>
+Result<> DeviceNet<T>::put_parameters(std::span<const T> from) {
+  if (auto done = put(memory().parameters, from); !done) return done;
+  return launch([&](const DeviceRunner& runner) -> Result<> {
+    program_.round_weights(runner);
+    return {};
+  });
+}
+
+template <class T>
+Result<> DeviceNet<T>::take_back(const std::byte* kept) {
+  auto done = copy(memory().learnt(), kept, memory().learnt_bytes(), cudaMemcpyDeviceToDevice);
+  if (!done) return done;
+  return launch([&](const DeviceRunner& runner) -> Result<> {
+    program_.round_weights(runner);
+    return {};
+  });
 }
 
 template <class T>
@@ -128,8 +148,8 @@ Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch, const
       return done;
   }
   if (held != nullptr) {
-    runner.run<device::Gather<T>>({batch, program_.image_border, held->images, held->labels, held->order,
-                                   m.state, m.images, m.labels});
+    runner.run<device::Gather<T>>(
+        {batch, program_.image_border, held->images, held->labels, held->order, m.state, m.images, m.labels});
   }
   program_.forward(runner, batch, true);
   program_.backward(runner, batch);
@@ -141,7 +161,7 @@ Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch, const
     auto done = recipe.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream_.get());
     if (!done) return done;
   }
-  device::run_update(runner, m, recipe.update, T(1) / static_cast<T>(recipe.ranks));
+  program_.update(runner, recipe.update, T(1) / static_cast<T>(recipe.ranks));
   return {};
 }
 
@@ -200,6 +220,12 @@ typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_borde
   program.backward = [memory, backward](const DeviceRunner& runner, int batch) {
     backward(runner, *memory, batch);
   };
+  program.update = [memory](const DeviceRunner& runner, const device::UpdateSettings& settings, T share) {
+    device::run_update(runner, memory->training, settings, share);
+  };
+  program.round_weights = [memory](const DeviceRunner& runner) {
+    device::run_round_weights(runner, memory->training);
+  };
   program.image_border = image_border;
   program.max_batch = max_batch;
   return program;
@@ -207,28 +233,32 @@ typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_borde
 
 }  // namespace
 
-template <class T>
+template <class T, class S>
 typename DeviceNet<T>::Program conv_net_on_device(int max_batch) {
   return program_of<T>(
-      [max_batch](device::Arena& arena) { return device::ConvNetMemory<T>(arena, max_batch); }, kImageBorder,
-      max_batch, device::run_conv_net_forward<T, T, DeviceRunner>,
-      device::run_conv_net_backward<T, T, DeviceRunner>);
+      [max_batch](device::Arena& arena) { return device::ConvNetMemory<T, S>(arena, max_batch); },
+      kImageBorder, max_batch, device::run_conv_net_forward<T, S, DeviceRunner>,
+      device::run_conv_net_backward<T, S, DeviceRunner>);
 }
 
-template <class T>
+template <class T, class S>
 typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch) {
   return program_of<T>(
-      [=](device::Arena& arena) { return device::MlpMemory<T>(arena, width, depth, parameters, max_batch); },
-      0, max_batch, device::run_mlp_forward<T, T, DeviceRunner>,
-      device::run_mlp_backward<T, T, DeviceRunner>);
+      [=](device::Arena& arena) {
+        return device::MlpMemory<T, S>(arena, width, depth, parameters, max_batch);
+      },
+      0, max_batch, device::run_mlp_forward<T, S, DeviceRunner>,
+      device::run_mlp_backward<T, S, DeviceRunner>);
 }
 
-#define DDP_INSTANTIATE(T)                                            \
-  template class DeviceNet<T>;                                        \
-  template typename DeviceNet<T>::Program conv_net_on_device<T>(int); \
-  template typename DeviceNet<T>::Program mlp_on_device<T>(int, int, int, int);
-DDP_INSTANTIATE(float)
-DDP_INSTANTIATE(double)
+template class DeviceNet<float>;
+template class DeviceNet<double>;
+#define DDP_INSTANTIATE(T, S)                                            \
+  template typename DeviceNet<T>::Program conv_net_on_device<T, S>(int); \
+  template typename DeviceNet<T>::Program mlp_on_device<T, S>(int, int, int, int);
+DDP_INSTANTIATE(float, float)
+DDP_INSTANTIATE(float, device::Bf16)
+DDP_INSTANTIATE(double, double)
 #undef DDP_INSTANTIATE
 
 }  // namespace ddp::train

@@ -33,6 +33,9 @@ class DeviceNet {
     std::function<Memory&()> memory;
     std::function<void(const DeviceRunner&, int batch, bool training)> forward;
     std::function<void(const DeviceRunner&, int batch)> backward;
+    std::function<void(const DeviceRunner&, const kernels::device::UpdateSettings&, T share)> update;
+    /// The kernels' own copy of the weights after others wrote the parameters; nothing where it is no copy.
+    std::function<void(const DeviceRunner&)> round_weights;
     int image_border = 0;
     int max_batch = 0;
   };
@@ -76,8 +79,12 @@ class DeviceNet {
   // after `put` as soon as something has waited.
   Result<> put(T* to, std::span<const T> from);
   Result<> get(std::span<T> to, const T* from);
+  Result<> put_parameters(std::span<const T> from);
   Result<> put_batch(const T* images, std::span<const std::uint8_t> labels);
   const Memory& memory() const { return program_.memory(); }
+
+  /// What was learnt becomes what it was when the last step with Recipe::kept began.
+  Result<> take_back(const std::byte* kept);
 
   /// Of the batch that was put: gradients, mean loss, score and next_running.
   Result<> forward(int batch);
@@ -119,10 +126,11 @@ class DeviceNet {
   std::shared_ptr<Graphs> graphs_ = std::make_shared<Graphs>();
 };
 
-/// The same models as conv_net.h and mlp.h, of the same layout.
-template <class T>
+/// The same models as conv_net.h and mlp.h, of the same layout. S: how activations and the weights that
+/// kernels read are stored; T, or Bf16 for float.
+template <class T, class S = T>
 typename DeviceNet<T>::Program conv_net_on_device(int max_batch);
-template <class T>
+template <class T, class S = T>
 typename DeviceNet<T>::Program mlp_on_device(int width, int depth, int parameters, int max_batch);
 
 }  // namespace ddp::train

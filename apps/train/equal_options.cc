@@ -34,6 +34,10 @@ void add_recipe(const Options& options, EqualOptions& list) {
   list.push_back({"--sync-bn", given_text(options.sync_bn)});
 }
 
+const char* dtype_text(Dtype dtype) {
+  return dtype == Dtype::kBfloat16 ? "bfloat16" : dtype == Dtype::kFloat64 ? "float64" : "float32";
+}
+
 }  // namespace
 
 std::string value_text(double value) {
@@ -68,7 +72,9 @@ EqualOptions equal_options(const Options& options, const DataSplit& data) {
                     {"--max-steps", std::to_string(options.max_steps)},
                     {"--batch-size", std::to_string(options.batch_size)},
                     {"--accumulate", std::to_string(options.accumulate)},
-                    {"--seed", std::to_string(options.seed)}};
+                    {"--seed", std::to_string(options.seed)},
+                    {"--device", options.device == DeviceKind::kGpu ? "gpu" : "cpu"},
+                    {"--dtype", dtype_text(options.dtype)}};
   add_recipe(options, list);
   list.push_back({"--bucket-cap-mb", value_text(options.bucket_cap_mb)});
   list.push_back({"--first-bucket-mb", value_text(options.first_bucket_mb)});

@@ -114,7 +114,7 @@ Result<> NetSteps<T>::set_order(std::span<const std::uint32_t> order) {
 template <class T>
 Result<> NetSteps<T>::take(Optimizer<T>& optimizer) {
   const auto& m = net_.memory();
-  if (auto done = net_.put(m.parameters, std::span<const T>(model_.parameters())); !done) return done;
+  if (auto done = net_.put_parameters(model_.parameters()); !done) return done;
   if (auto done = net_.put(m.running, std::span<const T>(model_.running_statistics())); !done) return done;
   T* to = m.first;
   for (const auto& one : optimizer.state()) {
@@ -192,9 +192,7 @@ Result<> NetSteps<T>::drop() {
   // A sum that was given up lets the stream go on, with anything for its result.
   if (auto done = net_.wait(); !done) return done;
   if (!half || recipe_.kept == nullptr) return {};
-  const auto answer = cudaMemcpyAsync(net_.memory().learnt(), recipe_.kept, net_.memory().learnt_bytes(),
-                                      cudaMemcpyDeviceToDevice, net_.stream());
-  if (auto done = cuda_check(answer, "cudaMemcpyAsync"); !done) return done;
+  if (auto done = net_.take_back(recipe_.kept); !done) return done;
   return net_.wait();
 }
 

@@ -36,6 +36,8 @@ std::string contradiction(const Options& options, int world_size) {
     return "--plant-nan names rank " + std::to_string(options.plant_nan->rank) + " of " +
            std::to_string(world_size);
   }
+  if (options.dtype == Dtype::kBfloat16 && options.device != DeviceKind::kGpu)
+    return "--dtype bfloat16 is what a GPU can do: add --device gpu, or leave it out";
   if (options.device == DeviceKind::kGpu) {
     if (options.sync_bn)
       return "--sync-bn and --device gpu do not go together: the GPU normalises by its own rank's batch";

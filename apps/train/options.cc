@@ -115,8 +115,11 @@ void add_task(CLI::App& app, Options& options) {
   group.number("--mlp-width", options.mlp_width, "width of the MLP's hidden layers", 1, 65'536);
   group.number("--mlp-depth", options.mlp_depth, "the MLP's hidden layers (2048 x 7 has 107 MB of gradients)",
                1, 1'000);
-  group.choice<Dtype>("--dtype", options.dtype, {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}},
-                      "type", "float32, or float64 as the reference (default float32)", "TYPE");
+  group.choice<Dtype>(
+      "--dtype", options.dtype,
+      {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}, {"bfloat16", Dtype::kBfloat16}}, "type",
+      "float32, float64 as the reference, or on a GPU bfloat16 with float32 weights behind it (default float32)",
+      "TYPE");
   group.choice<DeviceKind>("--device", options.device, {{"cpu", DeviceKind::kCpu}, {"gpu", DeviceKind::kGpu}},
                            "device", "cpu, or gpu: the one of LOCAL_RANK computes (default cpu)", "NAME");
   group.number("--epochs", options.epochs, "passes over the training images", 1, 1e6);

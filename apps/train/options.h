@@ -12,7 +12,9 @@
 
 namespace ddp::train {
 
-enum class Dtype : std::uint8_t { kFloat32, kFloat64 };
+/// kBfloat16: a GPU stores activations and the weights that it computes with so; sums, gradients, optimizer and
+/// the weights that are trained are float32.
+enum class Dtype : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
 enum class ModelKind : std::uint8_t { kConvNet, kMlp };
 enum class DeviceKind : std::uint8_t { kCpu, kGpu };
 enum class BarMode : std::uint8_t { kAuto, kAlways, kNever };

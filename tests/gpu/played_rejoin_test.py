@@ -18,7 +18,7 @@ from rejoin_test import Job, weights  # noqa: E402
 
 # 20 steps an epoch on 3 ranks, the last of them smaller.
 TASK = ("--data", "synthetic", "--limit", "230", "--batch-size", "4", "--model", "mlp", "--mlp-width", "24",
-        "--mlp-depth", "1", "--dtype", "float64", "--epochs", "3", "--device", "gpu", "--comm", "nccl", "--share-gpu")
+        "--mlp-depth", "1", "--epochs", "3", "--device", "gpu", "--comm", "nccl", "--share-gpu")
 
 
 class PlayedRejoin(unittest.TestCase):
@@ -37,18 +37,19 @@ class PlayedRejoin(unittest.TestCase):
             path.unlink()
 
     def test_a_killed_rank_comes_back_and_the_bits_are_those_of_an_undisturbed_training(self):
-        expected = weights(self.whole(3, *TASK))
+        expected = {dtype: weights(self.whole(3, *TASK, "--dtype", dtype)) for dtype in ("float32", "float64", "bfloat16")}
+        self.assertEqual(len(set(expected.values())), 3)
         # Over sockets NCCL tells of a death; inside a node it is silent, and only the revoke ends the wait.
-        for way, victim in (("net", 2), ("p2p", 1), ("p2p", 0), ("net", 0)):
+        for way, victim, dtype in (("net", 2, "bfloat16"), ("p2p", 1, "bfloat16"), ("p2p", 0, "float64"), ("net", 0, "float32")):
             os.environ["FAKE_NCCL_WAY"] = way
-            with self.subTest(way=way, victim=victim), Job(3, *TASK, "--sample-log", self.log) as job:
+            with self.subTest(way=way, victim=victim), Job(3, *TASK, "--dtype", dtype, "--sample-log", self.log) as job:
                 job.start().reach(random.randrange(3, 45))
                 pids = {worker.rank: worker.process.pid for worker in job.workers if worker.rank != victim}
                 job.lose(victim)
                 job.are_ready()
                 lines = job.finish()
                 self.assertEqual({w.rank: w.process.pid for w in job.workers if w.rank != victim}, pids)
-                self.assertEqual(weights(lines), expected)
+                self.assertEqual(weights(lines), expected[dtype])
                 self.check_samples(230, world=3)
                 self.forget_samples()
 

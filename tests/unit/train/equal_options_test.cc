@@ -27,6 +27,14 @@ TEST_CASE("an option that differs is named with both values and the rank") {
   zero.seed = 4;
   CHECK(told_of(mine, zero) == "--lr is 0.01 on rank 2 and 0.1 on rank 0; all ranks must be given the same");
   zero = mine;
+  zero.device = DeviceKind::kGpu;
+  zero.dtype = Dtype::kBfloat16;
+  CHECK(told_of(mine, zero) ==
+        "--device is cpu on rank 2 and gpu on rank 0; all ranks must be given the same");
+  mine.device = zero.device;
+  CHECK(told_of(mine, zero) ==
+        "--dtype is float32 on rank 2 and bfloat16 on rank 0; all ranks must be given the same");
+  zero = mine;
   zero.export_to = "w";
   CHECK(told_of(mine, zero) ==
         "--export is not given on rank 2 and given on rank 0; all ranks must be given the same");
