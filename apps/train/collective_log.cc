@@ -8,7 +8,8 @@ namespace ddp::train {
 
 namespace {
 
-constexpr const char* kLogSchema = "ddp-collective-log/1";
+constexpr const char* kLogSchema = "ddp-collective-log/2";
+constexpr const char* kOldSchema = "ddp-collective-log/1";  // of the world alone
 
 std::optional<CollectiveKind> kind_of(std::string_view text) {
   for (const auto kind :
@@ -36,11 +37,33 @@ bool take(const nlohmann::json& line, const char* key, T& value) {
   return true;
 }
 
+bool take_groups(const nlohmann::json& line, std::vector<LoggedGroup>& groups) {
+  const auto found = line.find("groups");
+  if (found == line.end() || !found->is_array()) return false;
+  for (const nlohmann::json& one : *found) {
+    LoggedGroup& group = groups.emplace_back();
+    if (!one.is_object() || !take(one, "name", group.name) || !take(one, "ranks", group.ranks)) return false;
+  }
+  return true;
+}
+
 bool take_head(const nlohmann::json& line, CollectiveDump& dump) {
   std::string schema;
-  return take(line, "schema", schema) && schema == kLogSchema && take(line, "rank", dump.rank) &&
-         take(line, "world_size", dump.world_size) && take(line, "attempt", dump.attempt) &&
-         take(line, "reason", dump.reason);
+  if (!take(line, "schema", schema) || !take(line, "rank", dump.rank) ||
+      !take(line, "world_size", dump.world_size) || !take(line, "attempt", dump.attempt) ||
+      !take(line, "reason", dump.reason))
+    return false;
+  if (schema == kLogSchema) return take_groups(line, dump.groups);
+  dump.groups.push_back({"world", dump.world_size, {}});
+  return schema == kOldSchema;
+}
+
+/// The group that an operation's line names; null: none that the head has.
+LoggedGroup* group_of(const nlohmann::json& line, CollectiveDump& dump) {
+  std::string name = "world";
+  if (line.contains("group") && !take(line, "group", name)) return nullptr;
+  const auto found = std::ranges::find(dump.groups, name, &LoggedGroup::name);
+  return found == dump.groups.end() ? nullptr : &*found;
 }
 
 bool take_entry(const nlohmann::json& line, LoggedCollective& entry) {
@@ -86,12 +109,20 @@ std::string dump_text(const CollectiveDump& dump) {
   std::string text = "{\"schema\":" + json_text(kLogSchema) + ",\"rank\":" + std::to_string(dump.rank) +
                      ",\"world_size\":" + std::to_string(dump.world_size) +
                      ",\"attempt\":" + std::to_string(dump.attempt) +
-                     ",\"reason\":" + json_text(dump.reason) + "}\n";
-  for (const LoggedCollective& entry : dump.entries) {
-    text += "{\"sequence\":" + std::to_string(entry.sequence) +
-            ",\"kind\":" + json_text(kind_text(entry.kind)) + ",\"bytes\":" + std::to_string(entry.bytes) +
-            ",\"type\":" + json_text(entry.type) + ",\"started\":" + std::to_string(entry.started) +
-            ",\"finished\":" + std::to_string(entry.finished) + "}\n";
+                     ",\"reason\":" + json_text(dump.reason) + ",\"groups\":[";
+  for (const LoggedGroup& group : dump.groups) {
+    text += (&group == &dump.groups.front() ? "{\"name\":" : ",{\"name\":") + json_text(group.name) +
+            ",\"ranks\":" + std::to_string(group.ranks) + "}";
+  }
+  text += "]}\n";
+  for (const LoggedGroup& group : dump.groups) {
+    const std::string name = json_text(group.name);
+    for (const LoggedCollective& entry : group.entries) {
+      text += "{\"group\":" + name + ",\"sequence\":" + std::to_string(entry.sequence) +
+              ",\"kind\":" + json_text(kind_text(entry.kind)) + ",\"bytes\":" + std::to_string(entry.bytes) +
+              ",\"type\":" + json_text(entry.type) + ",\"started\":" + std::to_string(entry.started) +
+              ",\"finished\":" + std::to_string(entry.finished) + "}\n";
+    }
   }
   return text;
 }
@@ -105,11 +136,12 @@ std::optional<CollectiveDump> parse_dump(std::string_view text) {
     if (!head) {
       if (!take_head(line, dump)) return std::nullopt;
       head = true;
-    } else if (LoggedCollective entry; take_entry(line, entry)) {
-      dump.entries.push_back(std::move(entry));
-    } else {
-      return std::nullopt;
+      continue;
     }
+    LoggedGroup* const group = group_of(line, dump);
+    LoggedCollective entry;
+    if (group == nullptr || !take_entry(line, entry)) return std::nullopt;
+    group->entries.push_back(std::move(entry));
   }
   if (!head) return std::nullopt;
   return dump;

@@ -40,23 +40,34 @@ class CollectiveLog {
   std::uint64_t last_ = 0;
 };
 
+/// The operations of one communicator. Each counts its own.
+struct LoggedGroup {
+  std::string name = "world";  ///< "world", "node 0", "between" (the nodes)
+  int ranks = 0;               ///< that call them
+  std::vector<LoggedCollective> entries;
+
+  friend bool operator==(const LoggedGroup&, const LoggedGroup&) = default;
+};
+
 /// What one rank leaves in its file.
 struct CollectiveDump {
-  int rank = 0;
+  int rank = 0;  ///< of the world
   int world_size = 0;
   std::uint32_t attempt = 0;
   std::string reason;  ///< why it was written
-  std::vector<LoggedCollective> entries;
+  std::vector<LoggedGroup> groups;
 };
 
-/// JSON lines: a head {"schema":"ddp-collective-log/1","rank":…}, then one object per operation.
+/// JSON lines: a head {"schema":"ddp-collective-log/2","rank":…}, then one object per operation, group by
+/// group. Schema 1 had one group, the world, without a name.
 std::string dump_text(const CollectiveDump& dump);
 /// Nothing where the text is no such file. A last line that is cut off (a full disk) is left out.
 std::optional<CollectiveDump> parse_dump(std::string_view text);
 
 /// Which rank the others wait for, or which called another operation, in one line without its end: "rank 3
-/// has not started all-reduce 517 (116 KB) that ranks 0-2 wait in". Of the newest attempt. Empty: the logs
-/// show no operation that is not finished everywhere.
+/// has not started all-reduce 517 (116 KB) that ranks 0-2 wait in"; of node 0's ranks "all-reduce 5 (116 KB)
+/// of node 0". Of the newest attempt. Where several groups stand still, that one counts in which a rank is
+/// missed that waits in no other. Empty: the logs show no operation that is not finished everywhere.
 std::string missing_collective(const std::vector<CollectiveDump>& dumps);
 
 }  // namespace ddp::train

@@ -31,8 +31,8 @@ class DeviceSums {
   /// A sum of so many bytes now begins, by itself or in a graph: for the log of collectives.
   virtual void launched(std::size_t /*bytes*/, DeviceType) {}
   /// Until done() says so, with the deadline, the revoke and the network's own errors watched: a sum that
-  /// misses a rank would let the run time's own waits wait for ever. All that was launched before is complete
-  /// then.
+  /// misses a rank would let the run time's own waits wait for ever. Once for each sum that was launched, in
+  /// their order.
   virtual Result<> wait(const Done& done, std::string_view operation) = 0;
   /// Called once, before the network is given up in any way (its end, an error): graphs that hold these sums
   /// must not be there then, for NCCL waits for them to go.

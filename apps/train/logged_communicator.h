@@ -3,21 +3,62 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "apps/train/collective_log.h"
+#include "apps/train/collective_log_file.h"
 #include "apps/train/communicator.h"
+#include "apps/train/device_sums.h"
 
 namespace ddp::train {
 
-/// Another communicator that keeps a log of its operations, and writes it to `directory`/rank-R.jsonl (of a
-/// later attempt A: rank-R.attempt-A.jsonl) when one fails. What cannot be written is said once on stderr.
+/// The operations of one group, as its communicator and that one's sums on GPUs begin and end them: they have
+/// one order.
+class LoggedOperations {
+ public:
+  LoggedOperations(std::shared_ptr<CollectiveLogFile> file, const std::string& group, int ranks)
+      : file_(std::move(file)), log_(file_->open_group(group, ranks)) {}
+
+  /// A sequence number; 0 after a failure.
+  std::uint64_t begin(CollectiveKind kind, std::size_t bytes, std::string_view type);
+  template <class T>
+  Result<T> end(std::uint64_t sequence, Result<T> result);
+  /// Writes the file.
+  void fail(const Error& error) { file_->fail(error); }
+
+ private:
+  void finish(std::uint64_t sequence);
+
+  std::shared_ptr<CollectiveLogFile> file_;
+  CollectiveLog& log_;  ///< in the file
+};
+
+/// Another communicator's sums on GPUs. One is in the log from its launch, in a replayed graph too, until it
+/// was waited for.
+class LoggedDeviceSums final : public DeviceSums {
+ public:
+  LoggedDeviceSums(DeviceSums& under, LoggedOperations& operations)
+      : under_(under), operations_(operations) {}
+
+  Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override;
+  void launched(std::size_t bytes, DeviceType type) override;
+  Result<> wait(const Done& done, std::string_view operation) override;
+  void on_end(std::function<void()> callback) override { under_.on_end(std::move(callback)); }
+  std::span<std::byte> share_memory(std::size_t bytes) override { return under_.share_memory(bytes); }
+
+ private:
+  DeviceSums& under_;
+  LoggedOperations& operations_;
+  std::deque<std::uint64_t> launched_;
+};
+
+/// Another communicator that keeps a log of its operations (CollectiveLogFile).
 class LoggedCommunicator final : public Communicator {
  public:
-  LoggedCommunicator(std::unique_ptr<Communicator> under, const std::string& directory,
-                     std::uint32_t attempt);
+  LoggedCommunicator(std::unique_ptr<Communicator> under, std::shared_ptr<CollectiveLogFile> file,
+                     const std::string& group, int ranks);
 
   int rank() const override { return under_->rank(); }
   int world_size() const override { return under_->world_size(); }
@@ -32,32 +73,23 @@ class LoggedCommunicator final : public Communicator {
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   Result<> shift(std::span<std::byte> halves) override;
   std::span<std::byte> share_memory(std::size_t bytes) override { return under_->share_memory(bytes); }
+  DeviceSums* device_sums() override { return device_sums_ ? &*device_sums_ : nullptr; }
   Result<Handle> start_all_reduce(std::span<float> values) override;
   Result<Handle> start_all_reduce(std::span<double> values) override;
   Result<> wait(Handle handle) override;
   Result<> progress() override;
 
  private:
-  std::uint64_t begin(CollectiveKind kind, std::size_t bytes, std::string_view type);
-  template <class T>
-  Result<T> end(std::uint64_t sequence, Result<T> result);
+  /// operation() → Result<T>
+  template <class Operation>
+  auto logged(CollectiveKind kind, std::size_t bytes, std::string_view type, const Operation& operation);
   template <class T>
   Result<Handle> begun(std::span<T> values, std::string_view type);
-  void dump(const Error& error);
 
   std::unique_ptr<Communicator> under_;
-  std::string path_;  ///< empty: it cannot be written
-  std::uint32_t attempt_;
-  CollectiveLog log_;
+  LoggedOperations operations_;
+  std::optional<LoggedDeviceSums> device_sums_;           ///< where `under` has them
   std::deque<std::pair<Handle, std::uint64_t>> started_;  ///< in the order of their starts
-  bool failed_ = false;                                   ///< after the first failure nothing is an operation
 };
-
-/// `under` itself where no directory is named.
-std::unique_ptr<Communicator> with_log(std::unique_ptr<Communicator> under, const std::string& directory,
-                                       std::uint32_t attempt);
-
-/// What the logs in a directory say together (missing_collective()), for a person.
-Result<std::string> read_collective_logs(const std::string& directory);
 
 }  // namespace ddp::train

@@ -6,9 +6,9 @@
 
 #include "apps/train/bench_options.h"
 #include "apps/train/bench_run.h"
+#include "apps/train/collective_log_file.h"
 #include "apps/train/health_options.h"
 #include "apps/train/health_run.h"
-#include "apps/train/logged_communicator.h"
 #include "apps/train/nccl_world.h"
 #include "apps/train/node_data.h"
 #include "apps/train/options.h"

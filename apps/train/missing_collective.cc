@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "apps/train/collective_log.h"
 
@@ -51,6 +53,12 @@ const char* have_text(const std::set<int>& ranks) {
   return ranks.size() == 1 ? " has" : " have";
 }
 
+/// " of node 0", " between the nodes"; nothing for the world.
+std::string place_text(const std::string& group) {
+  if (group == "world") return "";
+  return group == "between" ? " between the nodes" : " of " + group;
+}
+
 /// "all-reduce 517 (116 KB)"; a barrier has no size.
 std::string collective_text(const LoggedCollective& entry) {
   const std::string text = std::string(kind_text(entry.kind)) + " " + std::to_string(entry.sequence);
@@ -62,8 +70,9 @@ Called called(const LoggedCollective& entry) {
   return {entry.kind, entry.bytes, entry.type};
 }
 /// With its type where the types alone differ.
-std::string called_text(const LoggedCollective& entry, const LoggedCollective& other) {
-  const std::string text = collective_text(entry);
+std::string called_text(const LoggedCollective& entry, const LoggedCollective& other,
+                        const std::string& place) {
+  const std::string text = collective_text(entry) + place;
   if (entry.kind != other.kind || entry.bytes != other.bytes) return text;
   return text + " of " + entry.type;
 }
@@ -71,8 +80,18 @@ std::string called_text(const LoggedCollective& entry, const LoggedCollective& o
 /// By sequence, which rank called what.
 using BySequence = std::map<std::uint64_t, std::map<int, LoggedCollective>>;
 
+/// What the logs have of one group.
+struct GroupLogs {
+  std::string place;  ///< place_text()
+  int ranks = 0;      ///< that call its operations
+  BySequence sequences;
+  std::map<int, std::uint64_t> last;  ///< sequence, by rank
+  std::set<int> waiting;              ///< in some operation
+};
+
 /// The first operation that is not the same on all ranks.
-std::string different_collective(const BySequence& sequences) {
+std::string different_collective(const GroupLogs& group_logs) {
+  const BySequence& sequences = group_logs.sequences;
   for (const auto& [sequence, by_rank] : sequences) {
     std::map<Called, std::set<int>> groups;
     for (const auto& [rank, entry] : by_rank)
@@ -87,11 +106,12 @@ std::string different_collective(const BySequence& sequences) {
     for (auto group = groups.begin(); group != groups.end(); ++group) {
       if (group == right) continue;
       text += (text.empty() ? "" : ", ") + ranks_text(group->second) + " called " +
-              called_text(by_rank.at(*group->second.begin()), theirs);
+              called_text(by_rank.at(*group->second.begin()), theirs, group_logs.place);
     }
     const LoggedCollective& ours =
         by_rank.at(*(groups.begin() == right ? std::next(right) : groups.begin())->second.begin());
-    return text + " where " + ranks_text(right->second) + " called " + called_text(theirs, ours);
+    return text + " where " + ranks_text(right->second) + " called " +
+           called_text(theirs, ours, group_logs.place);
   }
   return "";
 }
@@ -115,8 +135,7 @@ Standing standing_of(const std::map<int, LoggedCollective>& by_rank, std::uint64
   return standing;
 }
 
-std::string verdict(const LoggedCollective& entry, const Standing& standing, const std::set<int>& silent) {
-  const std::string name = collective_text(entry);
+std::string verdict(const std::string& name, const Standing& standing, const std::set<int>& silent) {
   if (!standing.behind.empty()) {
     const std::string others = standing.waiting.empty()
                                    ? ranks_text(standing.done) + have_text(standing.done) + " finished"
@@ -135,39 +154,96 @@ std::string verdict(const LoggedCollective& entry, const Standing& standing, con
   return "all ranks wait in " + name + ": it is the way between them that fails, not one of them";
 }
 
+/// What a group's ranks miss: ranks that wait in other groups themselves, some of those, or none.
+enum class Missed { kWaitElsewhere, kSomeElsewhere, kNoneElsewhere };
+
+/// What holds a group up, in words; empty: nothing.
+struct HoldUp {
+  std::string text;
+  Missed missed = Missed::kWaitElsewhere;
+};
+
+std::set<int> without(const std::set<int>& ranks, const std::set<int>& others) {
+  std::set<int> rest;
+  std::ranges::set_difference(ranks, others, std::inserter(rest, rest.end()));
+  return rest;
+}
+
+/// `silent`: the world's ranks that left no log. `elsewhere`: those that wait in another group's operations.
+HoldUp hold_up_of(const GroupLogs& group, const std::set<int>& silent, const std::set<int>& elsewhere) {
+  const bool whole = group.last.size() >= static_cast<std::size_t>(group.ranks);
+  const std::set<int> lost = whole ? std::set<int>() : silent;
+  HoldUp all_wait;
+  for (const auto& [sequence, by_rank] : group.sequences) {
+    Standing standing = standing_of(by_rank, sequence, group.last);
+    // A rank without a log may have done what the others have; those that wait tell where it stands.
+    if (standing.waiting.empty() && standing.behind.empty()) continue;
+    const std::set<int> nowhere = without(standing.behind, elsewhere);
+    Missed missed = Missed::kWaitElsewhere;
+    if (standing.behind.empty() ? !lost.empty() : nowhere.size() == standing.behind.size()) {
+      missed = Missed::kNoneElsewhere;
+    } else if (!nowhere.empty()) {
+      missed = Missed::kSomeElsewhere;
+      standing.behind = nowhere;
+    }
+    const HoldUp found{verdict(collective_text(by_rank.begin()->second) + group.place, standing, lost),
+                       missed};
+    // Of operations under way at once a later one may tell who has stopped.
+    if (standing.waiting.size() < group.last.size())
+      return all_wait.text.empty() || !standing.behind.empty() ? found : all_wait;
+    if (all_wait.text.empty()) all_wait = found;
+  }
+  return all_wait;
+}
+
+using Groups = std::map<std::string, GroupLogs>;
+
+void add(Groups& groups, int rank, const LoggedGroup& logged) {
+  GroupLogs& group = groups[logged.name];
+  group.place = place_text(logged.name);
+  group.ranks = std::max(group.ranks, logged.ranks);
+  group.last[rank] = logged.entries.empty() ? 0 : logged.entries.back().sequence;
+  for (const LoggedCollective& entry : logged.entries) {
+    group.sequences[entry.sequence][rank] = entry;
+    if (entry.finished == 0) group.waiting.insert(rank);
+  }
+}
+
+std::set<int> waiting_in_others(const Groups& groups, const std::string& name) {
+  std::set<int> ranks;
+  for (const auto& [other, group] : groups) {
+    if (other != name) ranks.insert(group.waiting.begin(), group.waiting.end());
+  }
+  return ranks;
+}
+
 }  // namespace
 
 std::string missing_collective(const std::vector<CollectiveDump>& dumps) {
   std::uint32_t attempt = 0;
   for (const CollectiveDump& dump : dumps)
     attempt = std::max(attempt, dump.attempt);
-  BySequence sequences;
-  std::map<int, std::uint64_t> last;
-  int world = 0;
+  Groups groups;
+  std::set<int> silent;
+  for (const CollectiveDump& dump : dumps) {
+    for (int rank = 0; dump.attempt == attempt && rank < dump.world_size; ++rank)
+      silent.insert(rank);
+  }
   for (const CollectiveDump& dump : dumps) {
     if (dump.attempt != attempt) continue;
-    world = std::max(world, dump.world_size);
-    last[dump.rank] = dump.entries.empty() ? 0 : dump.entries.back().sequence;
-    for (const LoggedCollective& entry : dump.entries)
-      sequences[entry.sequence][dump.rank] = entry;
+    silent.erase(dump.rank);
+    for (const LoggedGroup& group : dump.groups)
+      add(groups, dump.rank, group);
   }
-  if (std::string text = different_collective(sequences); !text.empty()) return text;
-  std::set<int> silent;
-  for (int rank = 0; rank < world; ++rank) {
-    if (!last.contains(rank)) silent.insert(rank);
+  for (const auto& [name, group] : groups) {
+    if (std::string text = different_collective(group); !text.empty()) return text;
   }
-  std::string all_wait;
-  for (const auto& [sequence, by_rank] : sequences) {
-    const Standing standing = standing_of(by_rank, sequence, last);
-    // A rank without a log may have done what the others have; those that wait tell where it stands.
-    if (standing.waiting.empty() && standing.behind.empty()) continue;
-    const std::string text = verdict(by_rank.begin()->second, standing, silent);
-    // Of operations under way at once a later one may tell who has stopped.
-    if (standing.waiting.size() < last.size())
-      return all_wait.empty() || !standing.behind.empty() ? text : all_wait;
-    if (all_wait.empty()) all_wait = text;
+  HoldUp first;
+  for (const auto& [name, group] : groups) {
+    HoldUp found = hold_up_of(group, silent, waiting_in_others(groups, name));
+    if (first.text.empty() || (!found.text.empty() && found.missed > first.missed)) first = std::move(found);
   }
-  return all_wait;
+  return first.text;
 }
 
 }  // namespace ddp::train

@@ -253,6 +253,19 @@ bool needs_nodes(const WorldOptions& options) {
   return options.comm == CommKind::kShm || options.with_nodes;
 }
 
+/// All communicators of the world keep a log.
+void keep_log(const WorkerEnvironment& environment, const std::string& directory, World& world) {
+  const auto file = std::make_shared<CollectiveLogFile>(directory, environment.rank, environment.world_size,
+                                                        environment.attempt);
+  const auto add = [&](std::unique_ptr<Communicator>& one, const std::string& group, int ranks) {
+    if (one && one->world_size() > 1)
+      one = std::make_unique<LoggedCommunicator>(std::move(one), file, group, ranks);
+  };
+  add(world.communicator, "world", environment.world_size);
+  if (world.node) add(world.node, "node " + std::to_string(environment.node), world.node->world_size());
+  add(world.between, "between", environment.world_size);  // the ranks of a node call it alike
+}
+
 WorldOptions world_options(const Options& options) {
   WorldOptions world;
   world.comm = options.comm;
@@ -357,10 +370,8 @@ Result<World> join_world(const WorkerEnvironment& environment, const Options& op
   WorldOptions world = world_options(options);
   world.interrupt = interrupt;
   auto joined = join_world(environment, world);
-  if (joined && environment.world_size > 1) {
-    joined->communicator =
-        with_log(std::move(joined->communicator), options.collective_log, environment.attempt);
-  }
+  if (joined && environment.world_size > 1 && !options.collective_log.empty())
+    keep_log(environment, options.collective_log, *joined);
   return joined;
 }
 

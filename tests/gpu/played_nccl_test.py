@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -89,6 +90,21 @@ class PlayedNccl(unittest.TestCase):
                 _, errors = ranks.processes[0].communicate(timeout=60)
                 self.assertEqual(ranks.processes[0].returncode, 1)
                 self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during all-reduce of step \d+\n$")
+
+    def test_the_log_of_collectives_has_the_sums_of_replayed_graphs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with train_run_test.Ranks(2, "--data", "synthetic", "--limit", "100000", "--batch-size", "2", *NCCL, "--device", "gpu",
+                                      "--collective-log", folder, nodes=1) as ranks:
+                while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):
+                    self.assertIsNone(ranks.processes[0].poll())
+                ranks.processes[1].kill()
+                ranks.processes[0].communicate(timeout=60)
+            entries = [json.loads(line) for line in pathlib.Path(folder, "rank-0.jsonl").read_text().splitlines()[1:]]
+            gradients = [one for one in entries if one["kind"] == "all-reduce" and one["bytes"] > 100000]
+            self.assertGreater(len(gradients), 50, "one a step")
+            self.assertEqual([one["finished"] != 0 for one in gradients[:50]], [True] * 50)
+            told = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
+            self.assertRegex(told.stdout, r"^rank 1 left no log; rank 0 waits in all-reduce \d+ \(116 KB\)\n$")
 
     def test_a_rank_without_a_gpu_of_its_own_is_told_of_the_option(self):
         with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:

@@ -1,15 +1,30 @@
 #include "apps/train/collective_log.h"
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "apps/train/logged_communicator.h"
 
 #include "tests/support/catch.h"
 
+using namespace ddp;
 using namespace ddp::train;
 
 namespace {
 
 constexpr std::uint64_t kGradient = 116'140;
+
+std::string make_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "collective-log-XXXXXX").string();
+  REQUIRE(::mkdtemp(name.data()) != nullptr);
+  return name;
+}
 
 /// A rank that has finished so many all-reduces, and stands in one more where `waits`.
 CollectiveDump rank_log(int rank, int finished, bool waits, int world = 4) {
@@ -17,7 +32,7 @@ CollectiveDump rank_log(int rank, int finished, bool waits, int world = 4) {
   for (int i = 0; i < finished; ++i)
     log.finish(log.start(CollectiveKind::kAllReduce, kGradient, "float", 10 * i), 10 * i + 5);
   if (waits) log.start(CollectiveKind::kAllReduce, kGradient, "float", 10 * finished);
-  return {rank, world, 0, "lost", log.entries()};
+  return {rank, world, 0, "lost", {{"world", world, log.entries()}}};
 }
 
 }  // namespace
@@ -39,25 +54,36 @@ TEST_CASE("a dump is read as it was written, and a cut one up to the cut") {
   CollectiveDump dump = rank_log(3, 2, true);
   dump.attempt = 2;
   dump.reason = "rank 3 lost rank 1 (\"gone\")";
+  dump.groups.push_back({"node 1", 2, rank_log(3, 0, true).groups[0].entries});
   const std::string text = dump_text(dump);
   CHECK(text.substr(0, text.find('\n')) ==
-        "{\"schema\":\"ddp-collective-log/1\",\"rank\":3,\"world_size\":4,\"attempt\":2,"
-        "\"reason\":\"rank 3 lost rank 1 (\\\"gone\\\")\"}");
+        "{\"schema\":\"ddp-collective-log/2\",\"rank\":3,\"world_size\":4,\"attempt\":2,"
+        "\"reason\":\"rank 3 lost rank 1 (\\\"gone\\\")\",\"groups\":[{\"name\":\"world\",\"ranks\":4},"
+        "{\"name\":\"node 1\",\"ranks\":2}]}");
   const std::string last = text.substr(text.rfind('\n', text.size() - 2) + 1);
   CHECK(last ==
-        "{\"sequence\":3,\"kind\":\"all-reduce\",\"bytes\":116140,\"type\":\"float\",\"started\":20,"
-        "\"finished\":0}\n");
+        "{\"group\":\"node 1\",\"sequence\":1,\"kind\":\"all-reduce\",\"bytes\":116140,\"type\":\"float\","
+        "\"started\":0,\"finished\":0}\n");
   const auto read = parse_dump(text);
   REQUIRE(read);
   CHECK(read->rank == 3);
   CHECK(read->world_size == 4);
   CHECK(read->attempt == 2);
   CHECK(read->reason == dump.reason);
-  CHECK(read->entries == dump.entries);
+  CHECK(read->groups == dump.groups);
   for (std::size_t length = 0; length < text.size(); ++length) {
     const auto cut = parse_dump(text.substr(0, length));
-    CHECK((!cut || cut->entries.size() <= dump.entries.size()));
+    CHECK((!cut || cut->groups.size() == dump.groups.size()));
   }
+}
+
+TEST_CASE("a file of the time when only the world's operations were kept is read") {
+  const auto read = parse_dump(
+      "{\"schema\":\"ddp-collective-log/1\",\"rank\":1,\"world_size\":2,\"attempt\":0,\"reason\":\"r\"}\n"
+      "{\"sequence\":7,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,\"finished\":6}\n");
+  REQUIRE(read);
+  CHECK(read->groups ==
+        std::vector<LoggedGroup>{{"world", 2, {{7, CollectiveKind::kBarrier, 0, "bytes", 5, 6}}}});
 }
 
 TEST_CASE("what is no dump is none") {
@@ -66,7 +92,15 @@ TEST_CASE("what is no dump is none") {
         "{\"schema\":\"ddp-collective-log/"
         "1\",\"rank\":\"0\",\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
         "{\"schema\":\"ddp-collective-log/"
-        "1\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n{\"sequence\":1}\n"})
+        "1\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n{\"sequence\":1}\n",
+        // No groups, one that is no object, and an operation of one that the head has not.
+        "{\"schema\":\"ddp-collective-log/"
+        "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
+        "{\"schema\":\"ddp-collective-log/"
+        "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\",\"groups\":[1]}\n",
+        "{\"schema\":\"ddp-collective-log/"
+        "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\",\"groups\":[]}\n{\"group\":\"world\","
+        "\"sequence\":1,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,\"finished\":6}\n"})
     CHECK_FALSE(parse_dump(text));
 }
 
@@ -108,7 +142,7 @@ TEST_CASE("a rank that called another operation, size or type is named first") {
     CollectiveLog log;
     log.finish(log.start(CollectiveKind::kBarrier, 0, "bytes", 1), 2);
     log.start(kind, bytes, type, 3);
-    return CollectiveDump{rank, 3, 0, "", log.entries()};
+    return CollectiveDump{rank, 3, 0, "", {{"world", 3, log.entries()}}};
   };
   const auto reduce = [&](int rank) { return with(rank, CollectiveKind::kAllReduce, 4'000'000, "float"); };
   CHECK(missing_collective({reduce(0), with(1, CollectiveKind::kBroadcast, 12, "bytes"), reduce(2)}) ==
@@ -138,6 +172,102 @@ TEST_CASE("of operations under way at once the first one counts") {
   for (int i = 0; i < 3; ++i)
     ahead.start(CollectiveKind::kAllReduce, 2'000, "float", i);
   behind.start(CollectiveKind::kAllReduce, 2'000, "float", 1);
-  CHECK(missing_collective({{0, 2, 0, "", ahead.entries()}, {1, 2, 0, "", behind.entries()}}) ==
+  CHECK(missing_collective({{0, 2, 0, "", {{"world", 2, ahead.entries()}}},
+                            {1, 2, 0, "", {{"world", 2, behind.entries()}}}}) ==
         "rank 1 has not started all-reduce 2 (2 KB) that rank 0 waits in");
+}
+
+namespace {
+
+/// A rank of two nodes with two each, and in which of its groups it waits; the others are at the same place.
+CollectiveDump of_two_nodes(int rank, const std::string& waits_in) {
+  CollectiveDump dump{rank, 4, 0, "lost", {}};
+  for (const auto& [name, ranks] :
+       {std::pair<std::string, int>("world", 4), {"node " + std::to_string(rank / 2), 2}, {"between", 4}}) {
+    dump.groups.push_back({name, ranks, rank_log(rank, 2, name == waits_in).groups[0].entries});
+  }
+  return dump;
+}
+
+/// Sums that are complete as long as `good`.
+class PlayedSums final : public DeviceSums {
+ public:
+  Result<> enqueue(void*, std::size_t, DeviceType, void*) override { return {}; }
+  Result<> wait(const Done&, std::string_view) override {
+    return good ? Result<>() : Error{ErrorCode::kTimeout, "too late during all-reduce"};
+  }
+  void on_end(std::function<void()>) override {}
+
+  bool good = true;
+};
+
+class PlayedRanks final : public Communicator {
+ public:
+  explicit PlayedRanks(PlayedSums& sums) : sums_(sums) {}
+  int rank() const override { return 1; }
+  int world_size() const override { return 2; }
+  Result<> all_reduce_sum(std::span<float>) override { return {}; }
+  Result<> all_reduce_sum(std::span<double>) override { return {}; }
+  Result<> broadcast(std::span<std::byte>, int) override { return {}; }
+  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t>) override {
+    return std::vector<std::uint64_t>(2);
+  }
+  Result<> barrier() override { return {}; }
+  DeviceSums* device_sums() override { return &sums_; }
+
+ private:
+  PlayedSums& sums_;
+};
+
+}  // namespace
+
+TEST_CASE("of several groups that stand still, that one counts where a rank is missed that waits nowhere") {
+  // Rank 1 is not in the sum of its node; rank 0 waits there, and all of node 1 in what comes after.
+  CHECK(missing_collective({of_two_nodes(0, "node 0"), of_two_nodes(1, ""), of_two_nodes(2, "between"),
+                            of_two_nodes(3, "between")}) ==
+        "rank 1 has not started all-reduce 3 (116 KB) of node 0 that rank 0 waits in");
+  CHECK(missing_collective(
+            {of_two_nodes(0, "node 0"), of_two_nodes(2, "between"), of_two_nodes(3, "between")}) ==
+        "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
+  CHECK(missing_collective({of_two_nodes(0, "between"), of_two_nodes(1, "between"),
+                            of_two_nodes(2, "between"), of_two_nodes(3, "")}) ==
+        "rank 3 has not started all-reduce 3 (116 KB) between the nodes that ranks 0-2 wait in");
+  // Nodes do not miss each other's ranks.
+  CHECK(missing_collective({of_two_nodes(0, "node 0"), of_two_nodes(1, "node 0"), of_two_nodes(2, ""),
+                            of_two_nodes(3, "")}) ==
+        "all ranks wait in all-reduce 3 (116 KB) of node 0: it is the way between them that fails, not one "
+        "of them");
+}
+
+TEST_CASE("sums on the GPU are in the log from their launch until they were waited for") {
+  const std::string folder = make_folder();
+  PlayedSums sums;
+  {
+    const auto file = std::make_shared<CollectiveLogFile>(folder, 1, 2, 0);
+    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 2);
+    LoggedCommunicator node(std::make_unique<PlayedRanks>(sums), file, "node 0", 2);
+    CHECK(node.barrier().has_value());
+    DeviceSums& device = *logged.device_sums();
+    CHECK(device.enqueue(nullptr, 10, DeviceType::kFloat32, nullptr).has_value());  // into a graph, once
+    for (int step = 0; step < 3; ++step)
+      device.launched(40, DeviceType::kFloat32);
+    CHECK(device.wait({}, "all-reduce").has_value());
+    sums.good = false;
+    CHECK(device.wait({}, "all-reduce").has_error());
+    CHECK(logged.barrier().has_value());  // after the failure nothing is an operation
+  }
+  std::ifstream written(folder + "/rank-1.jsonl");
+  const auto dump = parse_dump(std::string(std::istreambuf_iterator<char>(written), {}));
+  REQUIRE(dump);
+  CHECK(dump->reason == "too late during all-reduce");
+  REQUIRE(dump->groups.size() == 2);
+  REQUIRE(dump->groups[0].entries.size() == 3);
+  CHECK(dump->groups[0].entries[0].finished != 0);
+  CHECK(dump->groups[0].entries[1].finished == 0);
+  CHECK(dump->groups[0].entries[2].finished == 0);
+  CHECK(dump->groups[0].entries[2].bytes == 40);
+  CHECK(dump->groups[0].entries[2].kind == CollectiveKind::kAllReduce);
+  REQUIRE(dump->groups[1].entries.size() == 1);
+  CHECK((dump->groups[1].name == "node 0" && dump->groups[1].entries[0].finished != 0));
+  std::filesystem::remove_all(folder);
 }

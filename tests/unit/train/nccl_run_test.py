@@ -82,7 +82,8 @@ class Logs(unittest.TestCase):
                 self.assertEqual(sorted(os.listdir(folder)), ["rank-0.jsonl", "rank-1.jsonl"])
                 head, *rest = [json.loads(line) for line in pathlib.Path(folder, "rank-1.jsonl").read_text().splitlines()]
                 self.assertEqual((head["schema"], head["rank"], head["world_size"], head["attempt"]),
-                                 ("ddp-collective-log/1", 1, 3, 0))
+                                 ("ddp-collective-log/2", 1, 3, 0))
+                self.assertEqual(head["groups"], [{"name": "world", "ranks": 3}])
                 self.assertIn("lost rank 2", head["reason"])
                 self.assertLessEqual(len(rest), 1000)
                 self.assertEqual(rest[-1]["finished"], 0)
@@ -92,6 +93,27 @@ class Logs(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             _, told, _ = self.lost(folder, "--comm", "tcp", "--comm-timeout", "1s", signal_number=signal.SIGSTOP)
             self.assertRegex(told, r"^rank 2 left no log; ")
+
+    def test_operations_inside_a_node_and_between_nodes_are_in_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with Ranks(4, *LONG, "--collective-log", folder, "--sync-every-inter", "5", nodes=2) as ranks:
+                while not ranks.processes[0].stdout.readline().startswith("epoch 2/10000 step 4/"):  # the nodes were averaged
+                    self.assertIsNone(ranks.processes[0].poll())
+                ranks.processes[3].kill()
+                for process in ranks.processes[:3]:
+                    process.communicate(timeout=60)
+                    self.assertEqual(process.returncode, 1)
+            for rank, node in ((0, 0), (1, 0), (2, 1)):
+                head, *rest = [json.loads(line) for line in pathlib.Path(folder, f"rank-{rank}.jsonl").read_text().splitlines()]
+                self.assertEqual(head["groups"], [{"name": "world", "ranks": 4}, {"name": f"node {node}", "ranks": 2},
+                                                  {"name": "between", "ranks": 4}])
+                sums = [one for one in rest if one["group"] == f"node {node}"]
+                self.assertEqual({(one["kind"], one["type"]) for one in sums}, {("all-reduce", "float")})
+                self.assertEqual([one["sequence"] for one in sums], list(range(sums[0]["sequence"], sums[-1]["sequence"] + 1)))
+                self.assertIn("between", {one["group"] for one in rest})
+            # Node 0 may be in its own sums, which it can finish, or wait for node 1.
+            self.assertRegex(judged(folder)[1], r"^rank 3 left no log; ranks? [012-]+( and [12])? waits? in all-reduce \d+ \(.*\) "
+                                                r"(of node 1|between the nodes)\n$")
 
     def test_a_training_that_ends_well_leaves_nothing_and_clears_what_was_there(self):
         with tempfile.TemporaryDirectory() as folder:
