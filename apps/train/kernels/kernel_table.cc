@@ -2,6 +2,7 @@
 
 #include "apps/train/kernels/isa_kernels.h"
 
+// Which instruction sets a build has is CMakeLists.txt's choice: DDP_KERNELS_….
 namespace ddp::train::kernels {
 
 #if defined(__x86_64__)
@@ -9,7 +10,7 @@ namespace {
 
 /// Which of x86-64-v2, v3 and v4 the processor runs; 1: none of them. By features, since Clang 14 does not
 /// know the levels' names; those of v3 that are not asked for come with the others on every processor made.
-int x86_level() {
+[[maybe_unused]] int x86_level() {
   if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("popcnt")) return 1;
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2"))
     return 2;
@@ -27,15 +28,14 @@ int x86_level() {
 template <>
 std::vector<const KernelTable<float>*> all_kernels<float>() {
   std::vector<const KernelTable<float>*> tables{&generic::kFloat};
-#if defined(__x86_64__)
-  const int level = x86_level();
-#ifdef DDP_FEW_KERNELS
-  if (level >= 3) tables.push_back(&x86_64_v3::kFloat);
-#else
-  if (level >= 2) tables.push_back(&x86_64_v2::kFloat);
-  if (level >= 3) tables.push_back(&x86_64_v3::kFloat);
-  if (level >= 4) tables.push_back(&x86_64_v4::kFloat);
+#ifdef DDP_KERNELS_x86_64_v2
+  if (x86_level() >= 2) tables.push_back(&x86_64_v2::kFloat);
 #endif
+#ifdef DDP_KERNELS_x86_64_v3
+  if (x86_level() >= 3) tables.push_back(&x86_64_v3::kFloat);
+#endif
+#ifdef DDP_KERNELS_x86_64_v4
+  if (x86_level() >= 4) tables.push_back(&x86_64_v4::kFloat);
 #endif
   return tables;
 }
@@ -43,15 +43,14 @@ std::vector<const KernelTable<float>*> all_kernels<float>() {
 template <>
 std::vector<const KernelTable<double>*> all_kernels<double>() {
   std::vector<const KernelTable<double>*> tables{&generic::kDouble};
-#if defined(__x86_64__)
-  const int level = x86_level();
-#ifdef DDP_FEW_KERNELS
-  if (level >= 3) tables.push_back(&x86_64_v3::kDouble);
-#else
-  if (level >= 2) tables.push_back(&x86_64_v2::kDouble);
-  if (level >= 3) tables.push_back(&x86_64_v3::kDouble);
-  if (level >= 4) tables.push_back(&x86_64_v4::kDouble);
+#ifdef DDP_KERNELS_x86_64_v2
+  if (x86_level() >= 2) tables.push_back(&x86_64_v2::kDouble);
 #endif
+#ifdef DDP_KERNELS_x86_64_v3
+  if (x86_level() >= 3) tables.push_back(&x86_64_v3::kDouble);
+#endif
+#ifdef DDP_KERNELS_x86_64_v4
+  if (x86_level() >= 4) tables.push_back(&x86_64_v4::kDouble);
 #endif
   return tables;
 }
