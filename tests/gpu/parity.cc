@@ -270,7 +270,7 @@ void check_parity(Findings& findings) {
     check_models<double>(batch, findings);
     check_models<float, Bf16>(batch, findings);
   }
-  check_conv_net<float>(70, findings);  // two images in a group of weight gradients
+  check_conv_net<float>(70, findings);  // two images in a group of the second block's weight gradients
 }
 
 }  // namespace

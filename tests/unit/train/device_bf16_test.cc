@@ -75,7 +75,7 @@ void begin_with(Model<float>& model, const WeightMemory<float, S>& t, const gpu:
   std::ranges::copy(batch.labels, t.labels);
 }
 
-constexpr int kTrainingBatch = 10;
+constexpr int kTrainingBatch = 8;
 
 /// The mean loss of the last ten of fifty steps.
 template <class S>
@@ -297,8 +297,8 @@ TEST_CASE("a ConvNet learns in bf16 as in float") {
   const double plain = loss_after_training<float>(), stored = loss_after_training<Bf16>();
   INFO("float " << plain << ", bf16 " << stored);
   CHECK(plain < 0.15);  // from 2.3
-  // A stored number is off by 2^-9 of itself at most, most by less and either way; so the loss is by a
-  // percent or so (seen: 0.3 %). A wrong weight or a lost update is far beyond a tenth.
+  // A stored number is off by 2^-9 of itself at most, most by less and either way; so the loss is by a few
+  // percent (seen: 2). A wrong weight or a lost update is far beyond a tenth.
   CHECK(stored != plain);
   CHECK(std::abs(stored - plain) < 0.1 * plain);
 }

@@ -9,10 +9,12 @@
 //   struct Body {
 //     struct Args { … };     what the launch gives: plain pointers and numbers
 //     struct Shared { … };   memory of one block; holds nothing that means anything at the beginning
-//     struct Local { … };    what one thread keeps from phase to phase: registers, when all indices are
-//     constants static constexpr int kThreads;                     of a block static DDP_HD int blocks(const
-//     Args&); static DDP_HD int phases(const Args&); static DDP_HD void phase(int phase, Place at, Shared&,
-//     Local&, const Args&);
+//     struct Local { … };    what one thread keeps between phases: registers, if indices are constants
+//     static constexpr int kThreads;    of a block
+//     static constexpr int kMinBlocks;  may be left out: launch.cuh
+//     static DDP_HD int blocks(const Args&);
+//     static DDP_HD int phases(const Args&);
+//     static DDP_HD void phase(int phase, Place at, Shared&, Local&, const Args&);
 //   };
 //
 // Between two phases all threads of the block wait for each other. In a phase no thread reads what another

@@ -43,8 +43,21 @@ __device__ __forceinline__ bool ends_last(unsigned* ticket) {
   return last;
 }
 
+/// How many blocks a processor shall have room for, as far as registers go; 0: as the compiler likes.
 template <class Body>
-__global__ void __launch_bounds__(Body::kThreads) run_body(const __grid_constant__ typename Body::Args args) {
+constexpr int min_blocks() {
+  if constexpr (kHasLast<Body>) {
+    return min_blocks<typename Body::First>();
+  } else if constexpr (requires { Body::kMinBlocks; }) {
+    return Body::kMinBlocks;
+  } else {
+    return 0;
+  }
+}
+
+template <class Body>
+__global__ void __launch_bounds__(Body::kThreads, min_blocks<Body>())
+    run_body(const __grid_constant__ typename Body::Args args) {
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   if constexpr (kHasLast<Body>) {
     // One memory for both: the barriers of ends_last() are between their uses.

@@ -17,6 +17,7 @@ struct SumParts {
     Range ranges[2];
   };
   static constexpr int kThreads = 128;
+  static constexpr int kAtOnce = 16;
   using Shared = Nothing;
   using Local = Nothing;
 
@@ -31,8 +32,17 @@ struct SumParts {
     if (second) i -= args.ranges[0].size;
     if (i >= range.size) return;
     T sum = T(0);
-    for (int part = 0; part < range.count; ++part)
-      sum += range.parts[static_cast<std::ptrdiff_t>(part) * range.size + i];
+    for (int begin = 0; begin < range.count; begin += kAtOnce) {
+      T parts[kAtOnce];  // all are on their way before the first is added
+      DDP_UNROLL
+      for (int k = 0; k < kAtOnce; ++k) {
+        const std::ptrdiff_t part = begin + k;
+        parts[k] = part < range.count ? range.parts[part * range.size + i] : T(0);
+      }
+      DDP_UNROLL
+      for (int k = 0; k < kAtOnce; ++k)
+        if (begin + k < range.count) sum += parts[k];
+    }
     range.to[i] = sum;
   }
 };

@@ -48,7 +48,8 @@ struct WeightGradient {
   static constexpr int kSplit = kWindow / WindowRows;  ///< blocks of one group
   static constexpr int kWeights = kWindow * kWindow * In * Out;
   static constexpr int kSize = kWeights + Out;
-  static constexpr int kMaxGroups = 64;
+  /// So many that a large GPU has a block for each of its processors; each group costs SumParts a number.
+  static constexpr int kMaxGroups = kSplit == 1 ? 128 : 64;
   static constexpr int kPart = WindowRows * kWindow * In * Out;  ///< weights of one block
   static constexpr int kGradient = kRows * Side * Out;
   static_assert(kSplit * WindowRows == kWindow && kThreads <= 1024);
