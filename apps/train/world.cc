@@ -249,8 +249,52 @@ Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& 
   return {};
 }
 
+Result<> join_by_gloo(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+  auto connected =
+      connect_gloo(environment.rank, environment.world_size, options.step_timeout, *world.directory);
+  if (!connected) return connected.error();
+  world.communicator = std::move(*connected);
+  world.way = "gloo";
+  return {};
+}
+
+Result<> join_by_tcp(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+  auto connected = connect_peers(peer_config(environment, options), *world.directory);
+  if (!connected) return connected.error();
+  world.communicator = std::move(*connected);
+  world.way = "tcp";
+  return {};
+}
+
 bool needs_nodes(const WorldOptions& options) {
   return options.comm == CommKind::kShm || options.with_nodes;
+}
+
+/// Shared memory where ranks share a node, as far as the environment tells.
+Result<> join_by_place(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+  if (!knows_nodes(environment)) return join_by_tcp(environment, options, world);
+  auto map = find_nodes(environment, options, *world.directory);
+  if (!map) return map.error();
+  world.node_count = static_cast<int>(map->ranks.size());
+  // One rank per node shares nothing.
+  const bool shares = map->ranks.size() < static_cast<std::size_t>(environment.world_size);
+  return shares || needs_nodes(options) ? join_by_nodes(environment, options, std::move(*map), world)
+                                        : join_by_tcp(environment, options, world);
+}
+
+Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+  switch (options.comm) {
+    case CommKind::kGloo:
+      return join_by_gloo(environment, options, world);
+    case CommKind::kNccl:
+      return join_by_nccl(environment, options, world);
+    case CommKind::kTcp:
+      return join_by_tcp(environment, options, world);
+    case CommKind::kAuto:
+    case CommKind::kShm:
+      return join_by_place(environment, options, world);
+  }
+  return {};
 }
 
 /// All communicators of the world keep a log.
@@ -303,33 +347,7 @@ Result<World> join_world(const WorkerEnvironment& environment, const WorldOption
   World world;
   if (auto reached = reach_store(environment, options, world); !reached) return reached.error();
   if (auto equal = compare_ways(environment, options, *world.directory); !equal) return equal.error();
-  if (options.comm == CommKind::kGloo) {
-    auto connected =
-        connect_gloo(environment.rank, environment.world_size, options.step_timeout, *world.directory);
-    if (!connected) return connected.error();
-    world.communicator = std::move(*connected);
-    world.way = "gloo";
-    return world;
-  }
-  if (options.comm == CommKind::kNccl) {
-    if (auto joined = join_by_nccl(environment, options, world); !joined) return joined.error();
-    return world;
-  }
-  if (options.comm != CommKind::kTcp && knows_nodes(environment)) {
-    auto map = find_nodes(environment, options, *world.directory);
-    if (!map) return map.error();
-    // One rank per node shares nothing.
-    world.node_count = static_cast<int>(map->ranks.size());
-    if (needs_nodes(options) || map->ranks.size() < static_cast<std::size_t>(environment.world_size)) {
-      auto joined = join_by_nodes(environment, options, std::move(*map), world);
-      if (!joined) return joined.error();
-      return world;
-    }
-  }
-  auto connected = connect_peers(peer_config(environment, options), *world.directory);
-  if (!connected) return connected.error();
-  world.communicator = std::move(*connected);
-  world.way = "tcp";
+  if (auto joined = join_over(environment, options, world); !joined) return joined.error();
   return world;
 }
 

@@ -13,6 +13,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit" / "train"))
+import bench_run_test  # noqa: E402
 import train_run_test  # noqa: E402
 from train_run_test import Ranks, run  # noqa: E402
 
@@ -52,6 +53,19 @@ class SharedGpu(unittest.TestCase):
         self.good(2, *FEW, *SHARED, "--zero", "1")
         self.good(4, *FEW, *SHARED, "--sync-every-inter", "2", nodes=2)
 
+    def test_sums_in_captured_graphs(self):
+        self.good(2, *FEW, *SHARED, "--device", "gpu")
+        self.good(3, *FEW, *SHARED, "--device", "gpu", "--dtype", "float64")
+
+    def test_every_operation_on_buffers_of_the_gpu_is_right(self):
+        for operation in ("allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"):
+            with self.subTest(operation=operation):
+                results = bench_run_test.run((2,), "--bench", operation, *SHARED, "-b", "8", "-e", "800K", "-f", "100", "-n", "3", "-w",
+                                             "1")
+                self.assertEqual([code for code, _, _ in results], [0, 0], results)
+                rows = [bench_run_test.ROW.fullmatch(line) for line in results[0][1].splitlines() if not line.startswith("#")]
+                self.assertEqual([(int(row[1]), row[8]) for row in rows], [(8, "0"), (800, "0"), (80000, "0")])
+
     def test_two_ranks_on_one_gpu_are_told_of_the_option(self):
         if len(subprocess.run(["nvidia-smi", "-L"], text=True, capture_output=True).stdout.splitlines()) > 1:
             self.skipTest("there are several GPUs")
@@ -85,7 +99,7 @@ class SharedGpu(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    train_run_test.TRAIN = sys.argv.pop(1)
+    train_run_test.TRAIN = bench_run_test.TRAIN = sys.argv.pop(1)
     refused = subprocess.run([train_run_test.TRAIN, *FEW, *SHARED], text=True, capture_output=True)
     if refused.returncode != 0:
         print("skipped: " + refused.stderr.strip())
