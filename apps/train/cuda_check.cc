@@ -21,6 +21,15 @@ Result<> cuda_check(cudaError_t answer, const char* call, std::source_location w
                                        ": " + words_of(answer)};
 }
 
+Result<bool> cuda_is_done(cudaError_t answer, const char* call, std::source_location where) {
+  if (answer == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // the next launch would find it, and be taken for refused
+    return false;
+  }
+  const auto checked = cuda_check(answer, call, where);
+  return checked ? Result<bool>(true) : checked.error();
+}
+
 Result<int> count_gpus() {
   int count = 0;
   const cudaError_t answer = cudaGetDeviceCount(&count);

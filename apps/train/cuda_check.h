@@ -15,6 +15,10 @@ namespace ddp::train {
 Result<> cuda_check(cudaError_t answer, const char* call,
                     std::source_location where = std::source_location::current());
 
+/// The same of a question (cudaStreamQuery, cudaEventQuery): whether what was asked for is done.
+Result<bool> cuda_is_done(cudaError_t answer, const char* call,
+                          std::source_location where = std::source_location::current());
+
 /// How many GPUs the run time sees, at least one. Without any, or without a driver, the error says what
 /// cudaGetDeviceCount said: "cudaGetDeviceCount said cudaErrorNoDevice (no CUDA-capable device is detected)".
 Result<int> count_gpus();

@@ -56,10 +56,7 @@ class CudaDevice final : public NcclDevice {
     return cuda_check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }
   Result<bool> is_idle(void* stream) override {
-    const cudaError_t answer = cudaStreamQuery(static_cast<cudaStream_t>(stream));
-    if (answer == cudaErrorNotReady) return false;
-    if (auto done = cuda_check(answer, "cudaStreamQuery"); !done) return done.error();
-    return true;
+    return cuda_is_done(cudaStreamQuery(static_cast<cudaStream_t>(stream)), "cudaStreamQuery");
   }
   Result<> finish() override { return cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 

@@ -28,6 +28,12 @@ auto DeviceNet<T>::make(Program program) -> Result<std::unique_ptr<DeviceNet>> {
 }
 
 template <class T>
+bool DeviceNet<T>::is_idle() const {
+  const auto done = cuda_is_done(cudaStreamQuery(stream_.get()), "cudaStreamQuery");
+  return done && *done;
+}
+
+template <class T>
 DeviceNet<T>::~DeviceNet() {
   if (stream_ == nullptr || is_idle()) return;
   (void)bytes_.release();

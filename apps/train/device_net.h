@@ -101,7 +101,7 @@ class DeviceNet {
   Result<kernels::device::StepState> state();
   Result<> wait();
   /// All is done that was launched, and the GPU has not failed.
-  bool is_idle() const { return cudaStreamQuery(stream_.get()) == cudaSuccess; }
+  bool is_idle() const;
 
   cudaStream_t stream() const { return stream_.get(); }
 

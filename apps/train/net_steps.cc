@@ -168,12 +168,7 @@ Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
 template <class T>
 Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
   if (sums_ == nullptr) return cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
-  const auto is_done = [event]() -> Result<bool> {
-    const cudaError_t answer = cudaEventQuery(event);
-    if (answer == cudaErrorNotReady) return false;
-    const auto checked = cuda_check(answer, "cudaEventQuery");
-    return checked ? Result<bool>(true) : checked.error();
-  };
+  const auto is_done = [event] { return cuda_is_done(cudaEventQuery(event), "cudaEventQuery"); };
   return sums_->wait(is_done, "all-reduce");
 }
 

@@ -31,6 +31,7 @@ namespace {
 using Work = std::function<bool()>;
 
 int g_graphs = 0;
+thread_local cudaError_t t_last_error = cudaSuccess;
 
 int number_of(const char* name, int otherwise) {
   const char* text = std::getenv(name);
@@ -112,8 +113,9 @@ const char* cudaGetErrorName(cudaError_t error) {
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "unspecified launch failure";
 }
+/// As the run time's, it also gives a question's "not ready" to whoever looks next.
 cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  return std::exchange(t_last_error, cudaSuccess);
 }
 cudaError_t cudaMalloc(void** memory, size_t size) {
   *memory = nullptr;
@@ -151,12 +153,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   cudaError_t state;
   while ((state = cudaStreamQuery(stream)) == cudaErrorNotReady)
     std::this_thread::yield();
+  t_last_error = cudaSuccess;
   return state;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (stream->capture) return cudaErrorLaunchFailure;
   while (!stream->waiting.empty()) {
-    if (!stream->move_on()) return cudaErrorNotReady;
+    if (!stream->move_on()) return t_last_error = cudaErrorNotReady;
   }
   return answer();
 }
@@ -203,7 +206,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 /// The stream does what comes before the event, and nothing that comes after it.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   while (!event->passed) {
-    if (!event->stream->move_on()) return cudaErrorNotReady;
+    if (!event->stream->move_on()) return t_last_error = cudaErrorNotReady;
   }
   return answer();
 }
@@ -211,6 +214,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   cudaError_t state;
   while ((state = cudaEventQuery(event)) == cudaErrorNotReady)
     std::this_thread::yield();
+  t_last_error = cudaSuccess;
   return state;
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
@@ -278,7 +282,9 @@ namespace ddp::train::kernels::device {
 template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream) {
   stream->add_done([args] { run_on_host<Body>(args, {true, 7}); });
-  return answer();
+  const cudaError_t said = answer();
+  const cudaError_t last = cudaGetLastError();  // as launch.cuh asks
+  return said != cudaSuccess ? said : last;
 }
 
 namespace {
