@@ -18,11 +18,11 @@ from rejoin_test import Job, weights  # noqa: E402
 
 # 20 steps an epoch on 3 ranks, the last of them smaller.
 TASK = ("--data", "synthetic", "--limit", "230", "--batch-size", "4", "--model", "mlp", "--mlp-width", "24",
-        "--mlp-depth", "1", "--epochs", "3", "--device", "gpu", "--comm", "nccl", "--share-gpu")
+        "--mlp-depth", "1", "--epochs", "8", "--device", "gpu", "--comm", "nccl", "--share-gpu")
 
 
 def near_end(job):
-    return max(worker.step or 0 for worker in job.workers) > 30  # of 60
+    return max(worker.step or 0 for worker in job.workers) > 120  # of 160
 
 
 class PlayedRejoin(unittest.TestCase):
@@ -47,7 +47,7 @@ class PlayedRejoin(unittest.TestCase):
         for way, victim, dtype in (("net", 2, "bfloat16"), ("p2p", 1, "bfloat16"), ("p2p", 0, "float64"), ("net", 0, "float32")):
             os.environ["FAKE_NCCL_WAY"] = way
             with self.subTest(way=way, victim=victim), Job(3, *TASK, "--dtype", dtype, "--sample-log", self.log) as job:
-                job.start().reach(random.randrange(3, 40))
+                job.start().reach(random.randrange(3, 120))
                 pids = {worker.rank: worker.process.pid for worker in job.workers if worker.rank != victim}
                 job.lose(victim)
                 job.are_ready()
@@ -63,8 +63,8 @@ class PlayedRejoin(unittest.TestCase):
             with self.subTest(seed=seed), Job(3, *TASK, "--sample-log", self.log) as job:
                 dice = random.Random(seed)
                 job.start()
-                for _ in range(4):
-                    end = time.monotonic() + dice.random() * 0.4
+                for _ in range(5):
+                    end = time.monotonic() + dice.random() * 0.3
                     while time.monotonic() < end and not near_end(job):
                         job.serve(0.01)
                     if near_end(job):
@@ -107,7 +107,7 @@ class PlayedRejoin(unittest.TestCase):
             job.until(lambda: all(worker.failed for worker in others), "evidence")
             for worker in others:
                 self.assertRegex(worker.failed[0]["error"], rf"^rank {worker.rank} over NCCL: the other ranks did not do "
-                                                            r"their part within 2 s during all-reduce of step \d+$")
+                                                            r"their part within 2 s during .+ step \d+$")
             job.lose(1)
             job.finish()
 
