@@ -17,6 +17,7 @@ import sys
 
 # A test that says it belongs to one build only (the demo, benchmarks) has this label.
 RELEASE_ONLY = "release-only"
+WAITS = "waits"
 # These properties name other tests, so they get the prefix too.
 NAMES_TESTS = {"DEPENDS"}
 NAMES_SHARED = {"FIXTURES_SETUP", "FIXTURES_REQUIRED", "FIXTURES_CLEANUP"}
@@ -54,6 +55,10 @@ def wrapped(preset, command):
     return ["setarch", "-R", *command] if preset == "tsan" and can_fix_layout() else command
 
 
+def slots(labels, properties):
+    return 1 if WAITS in labels else 2 * int(properties.get("PROCESSORS", 1))
+
+
 def entry(preset, test):
     """The add_test and set_tests_properties lines of one test, or "" when this build does not run it."""
     properties = {p["name"]: p["value"] for p in test.get("properties", [])}
@@ -65,6 +70,7 @@ def entry(preset, test):
     prefix = "" if preset == "release" else preset + "."
     properties["LABELS"] = labels + [p for p in [preset] if p != "release" and p not in labels]
     properties["TIMEOUT"] = float(properties.get("TIMEOUT", 120)) * SLOWER[preset]
+    properties["PROCESSORS"] = slots(labels, properties)
     lines = [f"add_test({quoted(prefix + test['name'])} " +
              " ".join(quoted(word) for word in wrapped(preset, test["command"])) + ")"]
     for name, value in properties.items():
