@@ -14,7 +14,8 @@ namespace ddp::train::kernels::device {
 template <class T, class S, class Runner>
 void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T, S>& m, int batch, bool training) {
   const WeightMemory<T, S>& t = m.training;
-  const auto &block1 = m.block1, &block2 = m.block2;
+  const auto& block1 = m.block1;
+  const auto& block2 = m.block2;
   block1.forward(runner, t, batch, t.images, training);
   runner.template run<Pool<T, 28, 16, S>>({batch, block1.convolved, block1.scale, block1.shift,
                                            m.hidden + (2 * 18 + 2) * 16, 18 * 18 * 16, 18 * 16});
@@ -33,7 +34,8 @@ void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T, S>& m, in
 template <class T, class S, class Runner>
 void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, int batch) {
   const WeightMemory<T, S>& t = m.training;
-  const auto &block1 = m.block1, &block2 = m.block2;
+  const auto& block1 = m.block1;
+  const auto& block2 = m.block2;
   runner.template run<HeadGradient<T, S>>({batch, kConvNetFeatures, m.features, m.logit_gradient,
                                            t.gradients + kConvNetFcWeight, t.gradients + kConvNetFcBias});
   T* const inner = m.gradient2 + (2 * 18 + 2) * 32;
