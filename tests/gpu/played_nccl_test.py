@@ -75,6 +75,31 @@ class PlayedNccl(unittest.TestCase):
                 with self.subTest(dtype=dtype, more=more):
                     self.good(2, *NCCL, "--device", "gpu", "--dtype", dtype, *more)
 
+    def losses(self, world, *arguments, nodes=1):
+        """What rank 0 writes down of each step, and the test's last line."""
+        path = os.path.join(os.environ["FAKE_NCCL_DIR"], "metrics")
+        results, _ = self.good(world, *arguments, "--dtype", "float64", "--metrics-file", path, nodes=nodes)
+        with open(path, encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        os.remove(path)
+        steps = [(record["step"], record["loss"], record.get("norm"), record.get("dropped")) for record in records if record["kind"] == "step"]
+        return steps, results[0][1][-1]
+
+    def test_whole_steps_on_the_gpu_learn_what_the_hosts_learn(self):
+        for world, nodes, more in ((2, 1, ("--clip-norm", "1")), (2, 1, ("--optimizer", "adamw", "--weight-decay", "0.1", "--clip-value", "0.01")),
+                                   (3, 1, ("--plant-nan", "1:4")), (4, 2, ("--sync-every-inter", "3")),
+                                   (2, 1, ("--lr-schedule", "cosine", "--warmup-steps", "3"))):
+            with self.subTest(more=more):
+                comm = "shm" if nodes > 1 else "tcp"
+                there, last = self.losses(world, *NCCL, "--device", "gpu", *more, nodes=nodes)
+                here, expected = self.losses(world, "--comm", comm, *more, nodes=nodes)
+                self.assertEqual((len(there), last), (len(here), expected))
+                for mine, theirs in zip(there, here):
+                    self.assertEqual((mine[0], mine[3]), (theirs[0], theirs[3]))
+                    for one, other in zip(mine[1:3], theirs[1:3]):
+                        if one is not None or other is not None:
+                            self.assertTrue(one == other or abs(one - other) < 1e-7, (mine, theirs))
+
     def test_a_peer_that_is_lost_in_a_captured_sum(self):
         # Over sockets NCCL tells it; inside a node only the deadline ends the wait. NCCL ends no communicator whose sums a
         # graph still holds, nor does the played one: so the graphs are gone by then.
