@@ -1,6 +1,6 @@
 # Sanitizers for our own code only: link ddp_sanitizers PRIVATE. Chosen by DDP_SANITIZE (see CMakePresets.json).
 # ddp_test_sanitizers is for the tests' own files, which are most of what such a build compiles: without the checks of every
-# pointer for null, alignment and size, which take a third of its time, most of it in Catch2's assertions. What a null pointer
+# pointer for null, alignment and size, which take up to a third of the time of a file, in Catch2's assertions. What a null pointer
 # does there is still found, by AddressSanitizer.
 foreach(target ddp_sanitizers ddp_test_sanitizers)
   add_library(${target} INTERFACE)
