@@ -141,6 +141,22 @@ class PlayedTrain(unittest.TestCase):
         numbers = struct.unpack_from("<1000f", data, 8 + size)
         self.assertTrue(any(struct.unpack("<I", struct.pack("<f", number))[0] & 0xffff for number in numbers))
 
+    def test_a_resumed_training_has_the_bits_of_a_whole_one(self):
+        def weights(*options):
+            done = self.train("--device", "gpu", "--epochs", "3", *options)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            return next(line for line in done.stdout.splitlines() if line.startswith("weights equal"))
+        for dtype in ("float64", "bfloat16"):
+            for optimizer in ("sgd", "adamw"):
+                with self.subTest(dtype=dtype, optimizer=optimizer):
+                    saved = os.path.join(self.place, f"saved-{dtype}-{optimizer}")
+                    recipe = ("--dtype", dtype, "--optimizer", optimizer, "--lr", "0.001")
+                    whole = weights(*recipe)
+                    weights(*recipe, "--max-steps", "7", "--checkpoint-dir", saved, "--checkpoint-every", "3")
+                    self.assertEqual(sorted(os.listdir(saved)), ["step-00000003", "step-00000006", "step-00000007"])
+                    self.assertEqual(weights(*recipe, "--resume", os.path.join(saved, "step-00000006")), whole)
+                    self.assertEqual(weights(*recipe, "--resume", saved), whole)
+
     def test_bf16_on_the_cpu_is_refused(self):
         done = self.train("--dtype", "bfloat16")
         self.assertEqual((done.returncode, done.stdout, done.stderr),
