@@ -293,6 +293,7 @@ TEST_CASE("forward in bf16 reads the rounded weights, which updates and run_roun
   CHECK(plain.training.weights == plain.training.parameters);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which change no numbers
 TEST_CASE("a ConvNet learns in bf16 as in float") {
   const double plain = loss_after_training<float>(), stored = loss_after_training<Bf16>();
   INFO("float " << plain << ", bf16 " << stored);
@@ -302,6 +303,7 @@ TEST_CASE("a ConvNet learns in bf16 as in float") {
   CHECK(stored != plain);
   CHECK(std::abs(stored - plain) < 0.1 * plain);
 }
+#endif
 
 TEST_CASE("an MLP in bf16 has the same bits in every order, nearly float's gradients, and learns") {
   constexpr int kBatch = 10, kWidth = 70, kDepth = 2;
