@@ -369,7 +369,7 @@ class Mistakes(unittest.TestCase):
         for arguments, text in (
                 (("--model", "vit"), 'there is no model "vit"; write convnet or mlp'),
                 (("--threads", "0"), "--threads"),
-                (("--dtype", "bf16"), "--dtype: there is no type \"bf16\"; write float32 or float64"),
+                (("--dtype", "bf16"), "--dtype: there is no type \"bf16\"; write float32, float64 or bfloat16"),
                 (("--batch-size", "0"), "--batch-size"),
                 (("--comm-timeout", "soon"), '"soon" is no duration; write 500ms, 60s or 2m (at most 24h)'),
                 (("--plant-nan", "3"), '--plant-nan: "3" is no RANK:STEP; steps begin with 1'),
