@@ -116,6 +116,8 @@ Result<> NcclLibrary::resolve(void* handle) {
   (void)find(handle, "ncclMemFree", own.release);
   (void)find(handle, "ncclCommRegister", own.register_memory);
   (void)find(handle, "ncclCommDeregister", own.deregister_memory);
+  (void)find(handle, "ncclCommWindowRegister", own.register_window);
+  (void)find(handle, "ncclCommWindowDeregister", own.deregister_window);
   (void)find(handle, "ncclCommInitRankScalable", own.init_rank_scalable);
   return {};
 }

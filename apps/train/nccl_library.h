@@ -45,6 +45,10 @@ struct NcclFunctions {
   ncclResult_t (*release)(void* data) = nullptr;
   ncclResult_t (*register_memory)(ncclComm_t comm, void* data, std::size_t bytes, void** handle) = nullptr;
   ncclResult_t (*deregister_memory)(ncclComm_t comm, void* handle) = nullptr;
+  /// 2.27. `window` is written later where the communicator does not block.
+  ncclResult_t (*register_window)(ncclComm_t comm, void* data, std::size_t bytes, void** window,
+                                  int flags) = nullptr;
+  ncclResult_t (*deregister_window)(ncclComm_t comm, void* window) = nullptr;
   /// 2.23.
   ncclResult_t (*init_rank_scalable)(ncclComm_t* comm, int ranks, int rank, int ids, ncclUniqueId* id,
                                      ncclConfig_t* config) = nullptr;

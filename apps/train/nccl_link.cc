@@ -80,9 +80,10 @@ bool is_done(ncclResult_t result) {
 
 }  // namespace
 
-/// Where NCCL puts the communicators that it makes. A deque: what lies in it does not move.
+/// Where NCCL puts the communicators and windows that it makes. A deque: what lies in it does not move.
 struct NcclLink::Slots {
   std::deque<ncclComm_t> comms;
+  std::deque<void*> windows;
 };
 
 bool nccl_is_stuck() {
@@ -230,7 +231,27 @@ Result<std::byte*> NcclLink::staging(std::size_t bytes) {
 }
 
 std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) {
-  return failed_ ? std::span<std::byte>() : memory_->share(comm, bytes);
+  if (failed_ || !memory_->is_possible()) return {};
+  const NcclFunctions& nccl = *library_->operator->();
+  const auto block = memory_->allocate(comm, bytes);
+  if (!block) {
+    // The others may wait for this rank's part of a window.
+    (void)fail(block.error().code, block.error().text, "start");
+    return {};
+  }
+  if (nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
+    // Symmetric: this memory of all ranks in one address space, so that small sums need one round. NCCL makes
+    // none, and no error, where the ranks' GPUs do not reach each other's memory.
+    constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
+    void*& window = slots_->windows.emplace_back(nullptr);
+    const auto begun = nccl.register_window(comm, block->data(), block->size(), &window, kSymmetric);
+    if (!settle(comm, begun, "start of a window", config_.start_timeout)) return {};
+    if (window != nullptr) {
+      memory_->keep_window(comm, window);
+      return block->first(bytes);
+    }
+  }
+  return memory_->register_alone(comm, *block) ? block->first(bytes) : std::span<std::byte>();
 }
 
 Result<std::span<std::byte>> NcclLink::memory(ncclComm_t comm, std::size_t bytes) {
@@ -276,8 +297,10 @@ bool NcclLink::end_all(bool abort) {
       if (abort) {
         (void)(*library)->abort(comm);
       } else {
-        for (void* one : registrations)
-          (void)(*library)->deregister_memory(comm, one);
+        for (const auto& one : registrations) {
+          (void)(one.is_window ? (*library)->deregister_window(comm, one.handle)
+                               : (*library)->deregister_memory(comm, one.handle));
+        }
         (void)(*library)->destroy(comm);
       }
       // Whoever waits may be the last owner then, so that nothing is torn down here while the program ends.

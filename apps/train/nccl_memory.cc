@@ -12,46 +12,45 @@ NcclMemory::~NcclMemory() {
     (void)(*library_)->release(block);
 }
 
-void NcclMemory::say(const char* function, ncclResult_t result, ncclComm_t comm) {
-  if (std::exchange(said_, true)) return;
-  std::fprintf(stderr, "train: sums go through NCCL's own buffers: %s said %s\n", function,
-               library_->text_of(result, comm).c_str());
-}
-
-std::span<std::byte> NcclMemory::share(ncclComm_t comm, std::size_t bytes) {
+bool NcclMemory::is_possible() const {
   const NcclFunctions& nccl = *library_->operator->();
-  if (nccl.allocate == nullptr || nccl.release == nullptr || nccl.register_memory == nullptr ||
-      nccl.deregister_memory == nullptr)
-    return {};
-  void* block = nullptr;
-  if (const auto result = nccl.allocate(&block, bytes); result != ncclSuccess) {
-    say("ncclMemAlloc", result, comm);
-    return {};
-  }
-  auto* const data = static_cast<std::byte*>(block);
-  void* handle = nullptr;
-  const auto result = nccl.register_memory(comm, block, bytes, &handle);
-  if (result != ncclSuccess) say("ncclCommRegister", result, comm);
-  if (result == ncclSuccess && handle != nullptr) registrations_.emplace_back(comm, handle);
-  if (result == ncclSuccess && device_->zero(data, bytes)) {
-    blocks_.push_back(block);
-    return {data, bytes};
-  }
-  if (handle == nullptr) {
-    (void)nccl.release(block);
-  } else {
-    blocks_.push_back(block);  // registered, so it goes with the others
-  }
-  return {};
+  return nccl.allocate != nullptr && nccl.release != nullptr && nccl.register_memory != nullptr &&
+         nccl.deregister_memory != nullptr;
 }
 
-std::vector<void*> NcclMemory::take_registrations(ncclComm_t comm) {
-  std::vector<void*> handles;
-  std::erase_if(registrations_, [&](const auto& one) {
-    if (one.first == comm) handles.push_back(one.second);
-    return one.first == comm;
+Result<std::span<std::byte>> NcclMemory::allocate(ncclComm_t comm, std::size_t bytes) {
+  constexpr std::size_t kAlignment = 4096;  // NCCL_WIN_REQUIRED_ALIGNMENT
+  const std::size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  void* block = nullptr;
+  if (const auto result = (*library_)->allocate(&block, size); result != ncclSuccess)
+    return Error{ErrorCode::kSystem, "ncclMemAlloc said " + library_->text_of(result, comm)};
+  blocks_.push_back(block);
+  auto* const data = static_cast<std::byte*>(block);
+  if (auto zeroed = device_->zero(data, size); !zeroed) return zeroed.error();
+  return std::span(data, size);
+}
+
+bool NcclMemory::register_alone(ncclComm_t comm, std::span<std::byte> block) {
+  void* handle = nullptr;
+  const auto result = (*library_)->register_memory(comm, block.data(), block.size(), &handle);
+  if (result == ncclSuccess) {
+    if (handle != nullptr) registrations_.push_back({comm, handle, false});
+    return true;
+  }
+  if (!std::exchange(said_, true)) {
+    std::fprintf(stderr, "train: sums go through NCCL's own buffers: ncclCommRegister said %s\n",
+                 library_->text_of(result, comm).c_str());
+  }
+  return false;
+}
+
+std::vector<NcclMemory::Registration> NcclMemory::take_registrations(ncclComm_t comm) {
+  std::vector<Registration> taken;
+  std::erase_if(registrations_, [&](const Registration& one) {
+    if (one.comm == comm) taken.push_back(one);
+    return one.comm == comm;
   });
-  return handles;
+  return taken;
 }
 
 }  // namespace ddp::train

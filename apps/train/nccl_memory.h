@@ -12,12 +12,8 @@
 namespace ddp::train {
 
 /// Memory that NCCL gave, registered with a communicator: what lies there it reads and writes without copies
-/// through buffers of its own, where the machine can do that. One thread.
-///
-/// By ncclCommRegister, which asks nobody else and fails for this rank alone. A window
-/// (ncclCommWindowRegister, 2.27) registers the same way, and adds what sums only use when it is a symmetric
-/// one; it is made by all ranks together, so that one that cannot lets the others wait, and a communicator
-/// that does not block is lost with it.
+/// through buffers of its own, where the machine can do that. One thread. Who makes the registrations of all
+/// ranks together (windows) is NcclLink.
 class NcclMemory {
  public:
   NcclMemory(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclDevice> device)
@@ -27,18 +23,28 @@ class NcclMemory {
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
 
-  /// Zeroed. Empty where there is none that can be registered, which is said on stderr, once.
-  std::span<std::byte> share(ncclComm_t comm, std::size_t bytes);
+  /// Whether the library can give and register memory.
+  bool is_possible() const;
+  /// Zeroed, a multiple of a window's alignment; kSystem with what NCCL said.
+  Result<std::span<std::byte>> allocate(ncclComm_t comm, std::size_t bytes);
+  /// ncclCommRegister, which asks no other rank. False: it cannot, which is said on stderr, once.
+  bool register_alone(ncclComm_t comm, std::span<std::byte> block);
+  /// Of a window that all ranks have made.
+  void keep_window(ncclComm_t comm, void* window) { registrations_.push_back({comm, window, true}); }
+
+  struct Registration {
+    ncclComm_t comm;
+    void* handle;
+    bool is_window;
+  };
   /// What must be deregistered before the communicator is destroyed; an abort does that by itself.
-  std::vector<void*> take_registrations(ncclComm_t comm);
+  std::vector<Registration> take_registrations(ncclComm_t comm);
 
  private:
-  void say(const char* function, ncclResult_t result, ncclComm_t comm);
-
   std::shared_ptr<const NcclLibrary> library_;
   std::shared_ptr<NcclDevice> device_;
   std::vector<void*> blocks_;
-  std::vector<std::pair<ncclComm_t, void*>> registrations_;
+  std::vector<Registration> registrations_;
   bool said_ = false;
 };
 

@@ -28,7 +28,7 @@ class PlayedNccl(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         # As Ranks passes them on.
-        for name in ("FAKE_NCCL_WAY", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER"):
+        for name in ("FAKE_NCCL_WAY", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS"):
             self.addCleanup(os.environ.pop, name, None)
         for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
                             ("FAKE_NCCL_DIR", folder.name)):
@@ -193,6 +193,16 @@ class Bench(unittest.TestCase):
                 self.assertEqual([result[key] for key in ("kind", "operation", "way", "world_size", "passed")],
                                  ["bench", operation, "nccl", 3, False])
                 self.assertEqual([(row["bytes"], row["wrong"]) for row in result["rows"]], [(12, 0), (1200, 3), (120000, 0)])
+
+    def test_windows_are_made_by_all_ranks_and_given_back(self):
+        os.environ["FAKE_NCCL_WINDOWS"] = "1"
+        for code, _, errors in run(3, *FEW, *NCCL, "--device", "gpu"):
+            self.assertEqual((code, errors), (0, ""))
+        self.assertEqual(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").read_text(), "www")
+        os.environ["FAKE_NCCL_WINDOWS"] = "2"
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, *NCCL, "--device", "gpu")):
+            self.assertEqual(code, 1)
+            self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclSystemError: .* during start of a window")
 
     def test_memory_that_cannot_be_registered_is_no_failure(self):
         os.environ["FAKE_NCCL_REGISTER"] = "0"

@@ -34,7 +34,8 @@ class PlayedRejoin(unittest.TestCase):
         rooms = tempfile.TemporaryDirectory()
         self.addCleanup(rooms.cleanup)
         os.environ |= {"DDPLAUNCH_NCCL_LIBRARY": LIBRARY, "FAKE_CUDA_GPUS": "1", "FAKE_NCCL_DIR": rooms.name}
-        os.environ.pop("FAKE_NCCL_WAY", None)
+        for name in ("FAKE_NCCL_WAY", "FAKE_NCCL_WINDOWS"):
+            os.environ.pop(name, None)
 
     def forget_samples(self):
         for path in self.log.iterdir():
@@ -45,7 +46,7 @@ class PlayedRejoin(unittest.TestCase):
         self.assertEqual(len(set(expected.values())), 3)
         # Over sockets NCCL tells of a death; inside a node it is silent, and only the revoke ends the wait.
         for way, victim, dtype in (("net", 2, "bfloat16"), ("p2p", 1, "bfloat16"), ("p2p", 0, "float64"), ("net", 0, "float32")):
-            os.environ["FAKE_NCCL_WAY"] = way
+            os.environ |= {"FAKE_NCCL_WAY": way, "FAKE_NCCL_WINDOWS": "1" if way == "p2p" else "0"}
             with self.subTest(way=way, victim=victim), Job(3, *TASK, "--dtype", dtype, "--sample-log", self.log) as job:
                 job.start().reach(random.randrange(3, 120))
                 pids = {worker.rank: worker.process.pid for worker in job.workers if worker.rank != victim}

@@ -7,6 +7,8 @@
 // FAKE_NCCL_SPOIL=N: the last number of each sum of N bytes is wrong. FAKE_NCCL_REGISTER=0: no memory can be
 // registered. What a program leaves behind, or gives back in the wrong order, is told on stderr.
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -36,8 +38,9 @@ struct UniqueId {
 
 struct Comm {
   std::shared_ptr<FakeNcclState> state;
-  std::unique_ptr<FakeNcclExchange> split;  ///< under way
+  std::unique_ptr<FakeNcclExchange> job;  ///< a split or a window, under way
   std::set<void*> registered;
+  std::set<void*> windows;
 };
 
 int number_of(const char* name, int otherwise) {
@@ -194,10 +197,12 @@ FakeNcclExchange::Read copying(int from, void* receive) {
 
 void end(Comm* comm, bool at_once) {
   FakeNcclState& state = *comm->state;
-  if (!at_once && !comm->registered.empty())
-    Memory::mistake("a communicator is destroyed that has memory registered");
-  for (void* block : comm->registered)  // an abort cleans up
-    g_memory.count(block, -1);
+  for (const std::set<void*>* blocks : {&comm->registered, &comm->windows}) {
+    if (!at_once && !blocks->empty())
+      Memory::mistake("a communicator is destroyed that has memory registered");
+    for (void* block : *blocks)  // an abort cleans up
+      g_memory.count(block, -1);
+  }
   state.ended = at_once;
   if (at_once) state.seat.leave();
   while (state.graphs != 0)
@@ -235,18 +240,18 @@ int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, void*)
   *comm = nullptr;
   auto state = enter(id.internal, ranks, rank);
   if (!state) return kSystemError;
-  *comm = new Comm{std::move(state), nullptr, {}};
+  *comm = new Comm{std::move(state), nullptr, {}, {}};
   return kInProgress;
 }
 int ncclCommGetAsyncError(Comm* comm, int* error) {
   *error = comm->state->error;
   if (*error != kSuccess) return kSuccess;
   if (!comm->state->seat.all_here()) *error = kInProgress;
-  if (comm->split) {
-    if (!(*comm->split)()) {
+  if (comm->job) {
+    if (!(*comm->job)()) {
       *error = comm->state->error != kSuccess ? comm->state->error.load() : kInProgress;
     } else {
-      comm->split.reset();
+      comm->job.reset();
     }
   }
   return kSuccess;
@@ -268,7 +273,7 @@ int ncclCommSplit(Comm* comm, int color, int key, Comm** child, void*) {
   const auto parts = std::make_shared<Parts>(Parts{{color, key}, {}});
   const std::shared_ptr<FakeNcclState> state = comm->state;
   const std::string name = state->name + "-" + std::to_string(++state->parts) + "-" + std::to_string(color);
-  comm->split = std::make_unique<FakeNcclExchange>(
+  comm->job = std::make_unique<FakeNcclExchange>(
       state, call_of('p', 0, 0), parts->mine, sizeof parts->mine,
       [parts](int rank, std::size_t, const char* data, std::size_t) {
         int theirs[2];
@@ -280,7 +285,7 @@ int ncclCommSplit(Comm* comm, int color, int key, Comm** child, void*) {
         const auto place =
             std::distance(parts->members.begin(), parts->members.find({parts->mine[1], state->seat.rank()}));
         auto part = enter(name, static_cast<int>(parts->members.size()), static_cast<int>(place));
-        if (part) *child = new Comm{std::move(part), nullptr, {}};
+        if (part) *child = new Comm{std::move(part), nullptr, {}, {}};
       });
   return kInProgress;
 }
@@ -302,6 +307,32 @@ int ncclCommRegister(Comm* comm, void* memory, std::size_t, void** handle) {
 int ncclCommDeregister(Comm* comm, void* handle) {
   if (comm->registered.erase(handle) == 0) return Memory::mistake("a registration ends that never began");
   g_memory.count(handle, -1);
+  return kSuccess;
+}
+int ncclCommWindowRegister(Comm* comm, void* memory, std::size_t bytes, void** window, int flags) {
+  *window = nullptr;
+  const int windows = number_of("FAKE_NCCL_WINDOWS", 0);
+  if (windows == 0) return kSuccess;
+  if (windows == 2) return kSystemError;
+  if (flags != 1 || reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0)
+    return Memory::mistake("a window that is not symmetric, or not on a border");
+  static const char nothing = 0;
+  comm->job = std::make_unique<FakeNcclExchange>(
+      comm->state, call_of('w', bytes, flags), &nothing, 0, [](int, std::size_t, const char*, std::size_t) {},
+      [comm, memory, window] {
+        g_memory.count(memory, 1);
+        comm->windows.insert(memory);
+        *window = memory;
+        const std::string path = std::string(std::getenv("FAKE_NCCL_DIR")) + "/windows";
+        const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+        (void)!::write(file, "w", 1);
+        ::close(file);
+      });
+  return kInProgress;
+}
+int ncclCommWindowDeregister(Comm* comm, void* window) {
+  if (comm->windows.erase(window) == 0) return Memory::mistake("a window ends that was never made");
+  g_memory.count(window, -1);
   return kSuccess;
 }
 int ncclGroupStart() {
