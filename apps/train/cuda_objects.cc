@@ -1,10 +1,25 @@
 #include "apps/train/cuda_objects.h"
 
+#include <atomic>
 #include <string>
 
 #include "apps/train/cuda_check.h"
 
 namespace ddp::train {
+
+namespace {
+
+std::atomic<bool> g_given_up = false;
+
+}  // namespace
+
+void give_up_gpus() {
+  g_given_up = true;
+}
+
+bool gpus_are_given_up() {
+  return g_given_up;
+}
 
 Result<DeviceBytes> make_device_bytes(std::size_t size) {
   void* memory = nullptr;

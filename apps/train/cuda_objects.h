@@ -11,14 +11,23 @@ namespace ddp::train {
 
 // What the CUDA run time gives and wants back. What giving back answers nobody can use: it is dropped.
 
+/// Something in a GPU may never end: to give its memory back would wait for that, so nothing is given back
+/// any more, and the process should end by _exit. Any thread.
+void give_up_gpus();
+bool gpus_are_given_up();
+
 struct FreeDeviceMemory {
-  void operator()(std::byte* memory) const { (void)cudaFree(memory); }
+  void operator()(std::byte* memory) const {
+    if (!gpus_are_given_up()) (void)cudaFree(memory);
+  }
 };
 /// Memory of the GPU, on a border of 256 bytes.
 using DeviceBytes = std::unique_ptr<std::byte, FreeDeviceMemory>;
 
 struct FreePinnedMemory {
-  void operator()(std::byte* memory) const { (void)cudaFreeHost(memory); }
+  void operator()(std::byte* memory) const {
+    if (!gpus_are_given_up()) (void)cudaFreeHost(memory);
+  }
 };
 /// Memory of the host that the GPU copies from and to while the host goes on.
 using PinnedBytes = std::unique_ptr<std::byte, FreePinnedMemory>;
@@ -29,7 +38,9 @@ struct EndEvent {
 using CudaEvent = std::unique_ptr<CUevent_st, EndEvent>;
 
 struct EndStream {
-  void operator()(cudaStream_t stream) const { (void)cudaStreamDestroy(stream); }
+  void operator()(cudaStream_t stream) const {
+    if (!gpus_are_given_up()) (void)cudaStreamDestroy(stream);
+  }
 };
 using CudaStream = std::unique_ptr<CUstream_st, EndStream>;
 

@@ -37,6 +37,7 @@ Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_a_look, const MakePlan
     const Plan planned = plan(launched_ - finished_, mine);
     DeviceStep<T> step;
     step.lr = planned.lr;
+    step.as_graph = planned.as_graph;
     step.plant_nan = planned.plant_nan;
     step.first = launched_ * batch_size_;
     step.size = mine.size();

@@ -22,6 +22,7 @@ class DeviceEpoch {
   /// What the trainer says of a step.
   struct Plan {
     double lr = 0;
+    bool as_graph = true;
     bool plant_nan = false;
   };
   /// Of the step that so many others come before, counted from the one that is waited for next.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
@@ -14,11 +13,6 @@
 namespace ddp::train {
 
 namespace {
-
-/// A Model has no errors: what it computes with is there or the process ends.
-void must(const Result<>& done) {
-  if (!done) throw std::runtime_error("the GPU failed: " + done.error().text);
-}
 
 /// What every launcher sets for the workers of a node; one that is not a rank is the first.
 int local_rank() {
@@ -51,26 +45,26 @@ class DeviceModel final : public Model<T> {
 
   kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override {
     const int batch = put(images, labels);
-    must(net_->forward(batch));
+    must_work(net_->forward(batch));
     // Backward needs nothing from the host: the GPU goes on at once.
-    must(net_->backward(batch));
-    must(net_->get(running_.span(), net_->memory().next_running));
+    must_work(net_->backward(batch));
+    must_work(net_->get(running_.span(), net_->memory().next_running));
     const auto score = net_->score();
-    if (!score) must(score.error());
+    if (!score) must_work(score.error());
     this->gradients_and_loss().back() = static_cast<T>(score->loss_sum / batch);
     return *score;
   }
 
   using OnReady = typename Model<T>::OnReady;
   void backward(const T*, int, const OnReady& on_ready) override {
-    must(net_->get(this->gradients(), net_->memory().gradients));
+    must_work(net_->get(this->gradients(), net_->memory().gradients));
     on_ready(0);
   }
 
   kernels::BatchScore evaluate(const T* images, std::span<const std::uint8_t> labels) override {
-    must(net_->evaluate(put(images, labels)));
+    must_work(net_->evaluate(put(images, labels)));
     const auto score = net_->score();
-    if (!score) must(score.error());
+    if (!score) must_work(score.error());
     return *score;
   }
 
@@ -79,9 +73,9 @@ class DeviceModel final : public Model<T> {
 
   /// What the host may have changed, and a batch. The batch's size.
   int put(const T* images, std::span<const std::uint8_t> labels) {
-    must(net_->put_parameters(this->parameters()));
-    must(net_->put(net_->memory().running, running_.span()));
-    must(net_->put_batch(images, labels));
+    must_work(net_->put_parameters(this->parameters()));
+    must_work(net_->put(net_->memory().running, running_.span()));
+    must_work(net_->put_batch(images, labels));
     return static_cast<int>(labels.size());
   }
 

@@ -78,8 +78,7 @@ Result<> DeviceNet<T>::take_back(const std::byte* kept) {
 
 template <class T>
 Result<> DeviceNet<T>::put_batch(const T* images, std::span<const std::uint8_t> labels) {
-  const int side = kImageSide + 2 * program_.image_border;
-  const std::size_t bytes = labels.size() * static_cast<std::size_t>(side * side) * sizeof(T);
+  const std::size_t bytes = labels.size() * image_bytes();
   if (auto done = copy(memory().images, images, bytes, cudaMemcpyHostToDevice); !done) return done;
   return copy(memory().labels, labels.data(), labels.size(), cudaMemcpyHostToDevice);
 }
@@ -177,8 +176,12 @@ Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Rec
   device::StepInput* const to = memory().state;
   if (auto done = copy(to, &input, sizeof input, cudaMemcpyHostToDevice); !done) return done;
   const auto enqueue = [&](const DeviceRunner& runner) { return enqueue_step(runner, batch, recipe, held); };
-  if (recipe.plant_nan) return launch(enqueue);
-  return run(held != nullptr ? Work::kHeldStep : Work::kStep, batch, enqueue);
+  const Work work = held != nullptr ? Work::kHeldStep : Work::kStep;
+  if (!recipe.as_graph) {
+    graphs_->try_emplace({work, batch});  // as any first step
+    return launch(enqueue);
+  }
+  return run(work, batch, enqueue);
 }
 
 template <class T>

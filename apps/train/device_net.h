@@ -45,7 +45,8 @@ class DeviceNet {
     DeviceAllReduce all_reduce;  ///< empty: this rank is alone
     /// As big as what is learnt: what was learnt before the step is kept there. Null: it is not.
     std::byte* kept = nullptr;
-    bool plant_nan = false;  ///< into this rank's gradient; the step is no graph then
+    bool as_graph = true;    ///< false: by single launches; all ranks alike, as NCCL wants it
+    bool plant_nan = false;  ///< into this rank's gradient; not in a graph
   };
   /// Images and labels in the GPU's memory, and the order in which they come.
   struct HeldImages {
@@ -82,6 +83,14 @@ class DeviceNet {
   Result<> put_parameters(std::span<const T> from);
   Result<> put_batch(const T* images, std::span<const std::uint8_t> labels);
   const Memory& memory() const { return program_.memory(); }
+  std::size_t image_bytes() const {
+    const std::size_t side = static_cast<std::size_t>(kImageSide + 2 * program_.image_border);
+    return side * side * sizeof(T);
+  }
+  /// Of the largest batch, labels included.
+  std::size_t batch_bytes() const {
+    return static_cast<std::size_t>(program_.max_batch) * (image_bytes() + 1);
+  }
 
   /// What was learnt becomes what it was when the last step with Recipe::kept began.
   Result<> take_back(const std::byte* kept);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 
 #include "apps/train/dataset.h"
 #include "apps/train/device_sums.h"
@@ -28,7 +29,8 @@ struct DeviceStep {
   std::size_t size = 0;       ///< samples
   const T* images = nullptr;  ///< null: the GPU holds the images, else the batch, as of Model::forward
   std::span<const std::uint8_t> labels{};
-  bool plant_nan = false;
+  bool as_graph = true;    ///< false: by single launches; the same on all ranks
+  bool plant_nan = false;  ///< into this rank's gradient; not in a graph
 };
 
 /// What all ranks know alike after a step.
@@ -72,5 +74,10 @@ class DeviceSteps {
   /// that after the last finished step, if undo was set.
   virtual Result<> drop() = 0;
 };
+
+/// For calls of a GPU whose failure nobody can go on after: it ends in a std::runtime_error.
+inline void must_work(const Result<>& done) {
+  if (!done) throw std::runtime_error("the GPU failed: " + done.error().text);
+}
 
 }  // namespace ddp::train

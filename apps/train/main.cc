@@ -87,5 +87,7 @@ int main(int argc, char** argv) try {
   if (ddp::train::nccl_is_stuck()) std::_Exit(exit_code);  // its thread would let the usual end wait for ever
   return exit_code;
 } catch (const std::exception& error) {
-  return fail(error.what());
+  const int exit_code = fail(error.what());
+  if (ddp::train::nccl_is_stuck()) std::_Exit(exit_code);
+  return exit_code;
 }

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "apps/train/cuda_objects.h"
 #include "apps/train/interrupt.h"
 #include "apps/train/nccl_id.h"
 
@@ -32,12 +33,12 @@ std::string seconds_text(milliseconds time) {
 class Patience {
  public:
   Patience(int interrupt, milliseconds timeout)
-      : interrupt_(interrupt), timeout_(timeout), deadline_(Clock::now() + timeout) {}
+      : interrupt_(interrupt), timeout_(timeout), begun_(Clock::now()), deadline_(begun_ + timeout) {}
 
-  /// Before the next look. Short operations are over within the first few looks.
+  /// Before the next look. In the first moments without a pause: a millisecond is long for most operations.
   Result<> pause() {
     ::pollfd revoked{interrupt_, POLLIN, 0};
-    const int wait_ms = ++looks_ <= kWithoutPause ? 0 : 1;
+    const int wait_ms = Clock::now() < begun_ + kWithoutPause ? 0 : 1;
     if (::poll(&revoked, 1, wait_ms) > 0) return Error{ErrorCode::kCancelled, "revoked"};
     if (Clock::now() < deadline_) return {};
     return Error{ErrorCode::kTimeout,
@@ -45,11 +46,11 @@ class Patience {
   }
 
  private:
-  static constexpr int kWithoutPause = 200;
+  static constexpr milliseconds kWithoutPause{20};
   int interrupt_;
   milliseconds timeout_;
+  Clock::time_point begun_;
   Clock::time_point deadline_;
-  int looks_ = 0;
 };
 
 ErrorCode code_of(ncclResult_t result) {
@@ -234,11 +235,8 @@ std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) 
   if (failed_ || !memory_->is_possible()) return {};
   const NcclFunctions& nccl = *library_->operator->();
   const auto block = memory_->allocate(comm, bytes);
-  if (!block) {
-    // The others may wait for this rank's part of a window.
-    (void)fail(block.error().code, block.error().text, "start");
-    return {};
-  }
+  // In some of its ways NCCL asks all ranks for the place of registered memory: then all have it, or none.
+  if (!all_agree(comm, block.has_value())) return {};
   if (nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
     // Symmetric: this memory of all ranks in one address space, so that small sums need one round. NCCL makes
     // none, and no error, where the ranks' GPUs do not reach each other's memory.
@@ -251,7 +249,28 @@ std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) 
       return block->first(bytes);
     }
   }
-  return memory_->register_alone(comm, *block) ? block->first(bytes) : std::span<std::byte>();
+  const bool registered = memory_->register_alone(comm, *block);
+  if (all_agree(comm, registered)) return block->first(bytes);
+  if (registered && !failed_) memory_->take_back(comm);
+  return {};
+}
+
+/// Whether all ranks say so; false too when they could not be asked.
+bool NcclLink::all_agree(ncclComm_t comm, bool mine) {
+  auto room = staging(sizeof(float));
+  float against = mine ? 0.0F : 1.0F;
+  if (!room ||
+      !checked(device_->to_device(*room, reinterpret_cast<const std::byte*>(&against), sizeof against),
+               "start"))
+    return false;
+  const auto enqueue = [&](const NcclFunctions& nccl) {
+    return nccl.all_reduce(*room, *room, 1, ncclFloat32, ncclSum, comm,
+                           static_cast<cudaStream_t>(device_->stream()));
+  };
+  const auto is_idle = [&] { return device_->is_idle(device_->stream()); };
+  if (!call(comm, "start", enqueue) || !wait(comm, "start", is_idle)) return false;
+  return checked(device_->to_host(reinterpret_cast<std::byte*>(&against), *room, sizeof against), "start") &&
+         against == 0.0F;
 }
 
 Result<std::span<std::byte>> NcclLink::memory(ncclComm_t comm, std::size_t bytes) {
@@ -318,6 +337,7 @@ bool NcclLink::end_all(bool abort) {
   } else {
     stuck_ = true;
     g_stuck = true;
+    give_up_gpus();
   }
   return ended;
 }

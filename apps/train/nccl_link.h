@@ -75,6 +75,8 @@ class NcclLink {
  private:
   struct Slots;
 
+  bool all_agree(ncclComm_t comm, bool mine);
+
   Result<std::vector<ncclUniqueId>> meet(PeerDirectory& directory, const std::string& group, int rank,
                                          int size);
   Result<> settle(ncclComm_t comm, ncclResult_t result, std::string_view operation,

@@ -34,7 +34,7 @@ bool NcclMemory::register_alone(ncclComm_t comm, std::span<std::byte> block) {
   void* handle = nullptr;
   const auto result = (*library_)->register_memory(comm, block.data(), block.size(), &handle);
   if (result == ncclSuccess) {
-    if (handle != nullptr) registrations_.push_back({comm, handle, false});
+    registrations_.push_back({comm, handle, false});
     return true;
   }
   if (!std::exchange(said_, true)) {
@@ -44,10 +44,16 @@ bool NcclMemory::register_alone(ncclComm_t comm, std::span<std::byte> block) {
   return false;
 }
 
+void NcclMemory::take_back(ncclComm_t comm) {
+  if (registrations_.back().handle != nullptr)
+    (void)(*library_)->deregister_memory(comm, registrations_.back().handle);
+  registrations_.pop_back();
+}
+
 std::vector<NcclMemory::Registration> NcclMemory::take_registrations(ncclComm_t comm) {
   std::vector<Registration> taken;
   std::erase_if(registrations_, [&](const Registration& one) {
-    if (one.comm == comm) taken.push_back(one);
+    if (one.comm == comm && one.handle != nullptr) taken.push_back(one);
     return one.comm == comm;
   });
   return taken;

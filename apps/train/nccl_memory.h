@@ -29,6 +29,8 @@ class NcclMemory {
   Result<std::span<std::byte>> allocate(ncclComm_t comm, std::size_t bytes);
   /// ncclCommRegister, which asks no other rank. False: it cannot, which is said on stderr, once.
   bool register_alone(ncclComm_t comm, std::span<std::byte> block);
+  /// Undoes the last register_alone() that could.
+  void take_back(ncclComm_t comm);
   /// Of a window that all ranks have made.
   void keep_window(ncclComm_t comm, void* window) { registrations_.push_back({comm, window, true}); }
 

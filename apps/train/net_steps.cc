@@ -1,6 +1,7 @@
 #include "apps/train/net_steps.h"
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "apps/train/cuda_check.h"
@@ -45,6 +46,7 @@ template <class T>
 NetSteps<T>::~NetSteps() {
   if (net_.is_idle()) return;
   (void)slots_.release();
+  (void)batches_.release();
   for (DeviceBytes* bytes : {&kept_, &images_, &order_})
     (void)bytes->release();
 }
@@ -81,8 +83,11 @@ void NetSteps<T>::detach() {
 
 template <class T>
 Result<bool> NetSteps<T>::hold(const Dataset& data) {
+  // Once for all epochs: a rank whose next graph were another one's first step would be alone with that.
+  if (asked_to_hold_ == data.size()) return held_.images != nullptr;
+  asked_to_hold_ = data.size();
+  held_ = {};
   if (data.draw) return false;
-  if (held_.images != nullptr && images_held_ == data.size()) return true;
   const std::size_t image_bytes = data.size() * kImagePixels;
   auto images = make_device_bytes(image_bytes + data.size());
   auto order = make_device_bytes(data.size() * sizeof(std::uint32_t));
@@ -96,7 +101,6 @@ Result<bool> NetSteps<T>::hold(const Dataset& data) {
   if (auto done = net_.wait(); !done) return done.error();
   images_ = std::move(*images);
   order_ = std::move(*order);
-  images_held_ = data.size();
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(images_.get());
   held_ = {bytes, bytes + image_bytes, reinterpret_cast<const std::uint32_t*>(order_.get())};
   net_.forget_graphs();
@@ -144,14 +148,32 @@ Result<> NetSteps<T>::give(Optimizer<T>& optimizer) {
   return {};
 }
 
+/// From pinned memory: a copy from other memory waits for the stream, and so for a sum that may never end.
+template <class T>
+Result<> NetSteps<T>::send_batch(const DeviceStep<T>& step) {
+  const std::size_t most = net_.batch_bytes();
+  if (batches_ == nullptr) {
+    auto batches = make_pinned_bytes(most * DeviceSteps<T>::kMostUnderWay);
+    if (!batches) return batches.error();
+    batches_ = std::move(*batches);
+  }
+  std::byte* const mine = batches_.get() + most * (launched_ % DeviceSteps<T>::kMostUnderWay);
+  const std::size_t bytes = net_.image_bytes() * step.labels.size();
+  std::memcpy(mine, step.images, bytes);
+  std::memcpy(mine + bytes, step.labels.data(), step.labels.size());
+  return net_.put_batch(reinterpret_cast<const T*>(mine),
+                        {reinterpret_cast<const std::uint8_t*>(mine + bytes), step.labels.size()});
+}
+
 template <class T>
 Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
   Slot& mine = slot(launched_);
   mine.input = {step.lr, step.first};
+  recipe_.as_graph = step.as_graph;
   recipe_.plant_nan = step.plant_nan;
   const bool held = step.images == nullptr;
   if (!held) {
-    if (auto done = net_.put_batch(step.images, step.labels); !done) return done;
+    if (auto done = send_batch(step); !done) return done;
   }
   if (sums_ != nullptr) sums_->launched(net_.gradient_bytes(), kDeviceType<T>);
   auto done = net_.step(static_cast<int>(step.size), mine.input, recipe_, held ? &held_ : nullptr);

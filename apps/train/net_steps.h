@@ -43,17 +43,19 @@ class NetSteps final : public DeviceSteps<T> {
   }
   cudaEvent_t event(std::size_t step) const { return events_[step % DeviceSteps<T>::kMostUnderWay].get(); }
   Result<> wait_for(cudaEvent_t event);
+  Result<> send_batch(const DeviceStep<T>& step);
 
   DeviceNet<T>& net_;
   Model<T>& model_;
   PinnedBytes slots_;
+  PinnedBytes batches_;  ///< as many, where the GPU does not hold the images
   std::array<CudaEvent, DeviceSteps<T>::kMostUnderWay> events_;
   std::size_t launched_ = 0, finished_ = 0;
   DeviceSums* sums_ = nullptr;
   typename DeviceNet<T>::Recipe recipe_;
   DeviceBytes kept_;  ///< what was learnt before the step under way; with undo
   DeviceBytes images_, order_;
-  std::size_t images_held_ = 0;
+  std::size_t asked_to_hold_ = 0;  ///< images
   typename DeviceNet<T>::HeldImages held_;
 };
 

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cerrno>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -17,11 +16,6 @@ namespace ddp::train {
 namespace {
 
 constexpr int kMaxDroppedInARow = 5;
-
-/// What a model computes with is there or the process ends.
-void must(const Result<>& done) {
-  if (!done) throw std::runtime_error("the GPU failed: " + done.error().text);
-}
 
 GradientSyncSettings sync_settings(const Options& options) {
   GradientSyncSettings settings;
@@ -65,7 +59,7 @@ void Trainer<T>::attach(Communicators communicators) {
 template <class T>
 void Trainer<T>::let_go() {
   if (std::exchange(attached_to_device_, false)) {
-    must(model_.device_steps()->drop());
+    must_work(model_.device_steps()->drop());
     model_.device_steps()->detach();
   }
   if (std::exchange(in_step_, false)) std::ranges::copy(running_before_, model_.running_statistics().begin());
@@ -306,7 +300,7 @@ bool Trainer<T>::has_device_steps() const {
 
 template <class T>
 void Trainer<T>::fetch() {
-  if (std::exchange(on_device_, false)) must(model_.device_steps()->give(*optimizer_));
+  if (std::exchange(on_device_, false)) must_work(model_.device_steps()->give(*optimizer_));
 }
 
 template <class T>
@@ -359,7 +353,8 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   const auto plan = [this](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
     const std::uint64_t step = position_.step + ahead + 1;
     log_samples(samples, step);
-    return typename DeviceEpoch<T>::Plan{learning_rate(ahead), plants_nan(step)};
+    const bool planted = options_.plant_nan && options_.plant_nan->step == step;  // by some rank
+    return typename DeviceEpoch<T>::Plan{learning_rate(ahead), !planted, plants_nan(step)};
   };
   if (auto done = epoch.launch_ahead(steps_until_a_look(), plan); !done) return of(done.error(), name);
   profile_.enter(Phase::kForward);

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 using Small = kernels::device::SumParts<float>;
 
 constexpr std::size_t kCopied = std::size_t{256} << 20;  // more than any GPU's cache
-constexpr int kLaunches = 20;                            // about those of a step
+constexpr int kLaunches = 14;  ///< as a step of the ConvNet
 
 /// Seconds of each call of `enqueue`, many of them between two waits for the stream; the first ones warm up.
 Result<double> seconds_each(cudaStream_t stream, int times, const std::function<Result<>()>& enqueue) {

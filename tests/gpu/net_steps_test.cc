@@ -102,8 +102,8 @@ std::vector<double> train_epoch(Rank& rank, const Dataset& data, std::size_t mos
     const std::uint64_t step = losses.size();
     const auto plan = [&](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
       CHECK(samples.front() == kImages - 1 - (step + ahead) * kBatch);
-      return DeviceEpoch<double>::Plan{kRate / static_cast<double>(1 + step + ahead),
-                                       step + ahead == nan_step};
+      const bool planted = step + ahead == nan_step;
+      return DeviceEpoch<double>::Plan{kRate / static_cast<double>(1 + step + ahead), !planted, planted};
     };
     REQUIRE((*epoch)->launch_ahead(until_a_look, plan).has_value());
     CHECK(rank.steps->under_way() <= most);
@@ -249,6 +249,7 @@ TEST_CASE("a step with a nan changes nothing, on any rank") {
   DeviceStep<double> step;
   step.lr = kRate;
   step.size = kBatch;
+  step.as_graph = false;
   step.plant_nan = true;
   REQUIRE(with.steps->launch(step).has_value());
   const auto outcome = with.steps->finish();

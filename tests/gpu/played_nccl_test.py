@@ -103,11 +103,14 @@ class PlayedNccl(unittest.TestCase):
     def test_a_peer_that_is_lost_in_a_captured_sum(self):
         # Over sockets NCCL tells it; inside a node only the deadline ends the wait. NCCL ends no communicator whose sums a
         # graph still holds, nor does the played one: so the graphs are gone by then.
-        for way, why in (("net", "ncclRemoteError: remote process exited or there was a network error"),
-                         ("p2p", "the other ranks did not do their part within 3 s")):
+        # A batch of 32 images that are drawn has more bytes than the run time stages without a wait for the stream.
+        large = ("--batch-size", "32", "--model", "mlp", "--mlp-width", "16", "--mlp-depth", "1")
+        for way, why, shape in (("net", "ncclRemoteError: remote process exited or there was a network error", ("--batch-size", "2")),
+                                ("p2p", "the other ranks did not do their part within 3 s", ("--batch-size", "2")),
+                                ("p2p", "the other ranks did not do their part within 3 s", large)):
             os.environ["FAKE_NCCL_WAY"] = way
-            with self.subTest(way=way), train_run_test.Ranks(
-                    2, "--data", "synthetic", "--limit", "100000", "--batch-size", "2", *NCCL, "--device", "gpu",
+            with self.subTest(way=way, shape=shape), train_run_test.Ranks(
+                    2, "--data", "synthetic", "--limit", "1000000", *shape, *NCCL, "--device", "gpu",
                     "--comm-timeout", "3s", nodes=1) as ranks:
                 while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):
                     self.assertIsNone(ranks.processes[0].poll())

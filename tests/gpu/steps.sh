@@ -168,7 +168,7 @@ nccl_tests() {
 }
 
 # --- ranks that are lost ------------------------------------------------------------------------------------------------
-long=("${data[@]}" --limit 3000 --batch-size 10 --epochs 100000 --log-interval 1 --comm nccl --comm-timeout 5s)
+long=("${data[@]}" --limit 3000 --batch-size 10 --epochs 100000 --log-interval 1 --device gpu --comm nccl --comm-timeout 5s)
 
 # lost SIGNAL: what the other one of two ranks is told, and when. Of a stopped rank NCCL tells nothing: our deadline must.
 lost() {
@@ -233,7 +233,7 @@ rejoin() {
 # Two nodes that this machine plays: over SSH where it has an sshd for us, else two launchers that meet.
 nodes() {
   share 2
-  local way code=0 node library=() job=("${train[@]}" "${data[@]}" --limit 400 --batch-size 10 --comm nccl --share-gpu)
+  local way code=0 node library=() job=("${train[@]}" "${data[@]}" --limit 400 --batch-size 10 --device gpu --comm nccl --share-gpu)
   [[ -z ${DDPLAUNCH_NCCL_LIBRARY:-} ]] || library=(--env "DDPLAUNCH_NCCL_LIBRARY=$DDPLAUNCH_NCCL_LIBRARY")
   if "$here/nodes" up 2 "$work/nodes" >/dev/null 2>"$work/err"; then
     way=SSH

@@ -166,7 +166,9 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   const auto* bytes = static_cast<const std::byte*>(from);
+  constexpr size_t kStaged = size_t{64} << 10;  // the run time keeps as much; of more it waits for the stream
   if (kind == cudaMemcpyHostToDevice && !is_pinned(bytes)) {  // then a copy is made at once
+    if (size > kStaged && !stream->capture) (void)cudaStreamSynchronize(stream);
     stream->add_done([to, kept = std::vector<std::byte>(bytes, bytes + size)] {
       std::memcpy(to, kept.data(), kept.size());
     });

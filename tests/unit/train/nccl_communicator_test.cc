@@ -287,20 +287,23 @@ TEST_CASE("operations on the GPU's memory are right") {
 
 TEST_CASE("memory of NCCL's is zeroed, registered, and given back in the right order") {
   FakeNcclSettings& settings = fresh_settings();
+  bool hangs = false;
   const auto share = [&](NcclWorld& joined) -> std::string {
     const auto memory = joined.communicator->device_sums()->share_memory(1'000);
     if (memory.size() != 1'000) return "none";
     for (const std::byte byte : memory) {
       if (byte != std::byte{0}) return "not zeroed";
     }
+    if (!joined.communicator->barrier()) return "no first barrier";
+    if (hangs) settings.sums_hang = true;  // all are through the first one
     return joined.communicator->barrier() ? "there" : "no barrier";
   };
   CHECK(run_ranks(2, share) == std::vector<std::string>{"there", "there"});
   CHECK(settings.destroyed == 2);
-  settings.sums_hang = true;  // and when the communicators are aborted
+  hangs = true;  // and when the communicators are aborted
   const auto hang = [](NcclWorldConfig& config) { config.step_timeout = 50ms; };
   CHECK(run_ranks(2, share, hang) == std::vector<std::string>{"no barrier", "no barrier"});
-  settings.sums_hang = false;
+  hangs = settings.sums_hang = false;
   settings.registers = false;
   CHECK(run_ranks(2, share) == std::vector<std::string>{"none", "none"});
   CHECK(settings.mistakes == 0);

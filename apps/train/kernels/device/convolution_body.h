@@ -38,9 +38,9 @@ struct Convolution {
   static constexpr int kStride = kPadded * kChunk + (kChunk == 1 ? 4 : 8);
   static constexpr int kBand = (kRows + kWindow - 1) * kStride;
   static constexpr int kWeights = kWindow * kWindow * In * Out;
-  /// Left alone, the compiler takes so many registers for the loads of small numbers that a third fewer
-  /// blocks run at a time than with To = T.
-  static constexpr int kMinBlocks = sizeof(To) < sizeof(T) ? 6 : 0;
+  /// Left alone, the compiler takes so many registers (for the last part, and for loads of small numbers) that
+  /// a third fewer blocks run at a time.
+  static constexpr int kMinBlocks = sizeof(T) == 4 ? 6 : 0;
   static constexpr int kMain = kChunks * kWindow * 2;
   static_assert(kPlaces * kTeam == kThreads && kTeam * kLanes == Out && kChunks * kChunk == In);
 
