@@ -107,11 +107,6 @@ Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> ho
   if (!gpus) return gpus.error();
   if (auto done = cuda_check(cudaSetDevice(local_rank() % *gpus), "cudaSetDevice"); !done)
     return done.error();
-  constexpr std::size_t kMost = 2'000'000'000;  // indices are int
-  if (host->parameter_count() > kMost) {
-    return Error{ErrorCode::kUsage, "--device gpu: a model of " + std::to_string(host->parameter_count()) +
-                                        " parameters; the GPU's kernels take at most 2000000000"};
-  }
   auto program = program_of<T, T>(*host, shape);
   if constexpr (std::is_same_v<T, float>) {
     if (shape.bf16) program = program_of<float, kernels::device::Bf16>(*host, shape);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 
 #include "apps/train/model.h"
@@ -11,6 +12,9 @@ namespace ddp::train {
 /// code …", "no usable NVIDIA GPU: cudaGetDeviceCount said …". Fast, and touches no GPU's memory.
 Result<> can_use_gpu();
 
+/// The GPU's kernels count in int.
+inline constexpr std::size_t kMostGpuParameters = 2'000'000'000;
+
 struct DeviceModelShape {
   int mlp_width = 0, mlp_depth = 0;  ///< of an Mlp
   int max_batch = 1;
@@ -20,7 +24,7 @@ struct DeviceModelShape {
 /// The model of `host` (a ConvNet or an Mlp) that computes on GPU `local_rank` modulo
 /// the number of GPUs. Parameters, gradients and running statistics are the host's, as of every Model, and go
 /// to the GPU and back in each step, so that any sum and update can be made; its device_steps() make whole
-/// steps on the GPU. A call of the GPU that fails later ends in a std::runtime_error. `host` gives names and sizes; of batch size 1 it is
+/// steps on the GPU. A call of the GPU that fails later ends in a std::runtime_error. `host` (of at most kMostGpuParameters) gives names and sizes; of batch size 1 it is
 /// small.
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,

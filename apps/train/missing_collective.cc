@@ -151,7 +151,8 @@ std::string verdict(const std::string& name, const Standing& standing, const std
     return ranks_text(standing.waiting) + have_text(standing.waiting) + " not finished " + name + " that " +
            ranks_text(standing.done) + have_text(standing.done) + " finished";
   }
-  return "all ranks wait in " + name + ": it is the way between them that fails, not one of them";
+  return "all ranks wait in " + name +
+         ": the way between them fails, or one stood still before it came there";
 }
 
 /// What a group's ranks miss: ranks that wait in other groups themselves, some of those, or none.

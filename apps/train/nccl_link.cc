@@ -35,10 +35,13 @@ class Patience {
   Patience(int interrupt, milliseconds timeout)
       : interrupt_(interrupt), timeout_(timeout), begun_(Clock::now()), deadline_(begun_ + timeout) {}
 
-  /// Before the next look. In the first moments without a pause: a millisecond is long for most operations.
+  /// Before the next look. In the first moments without a pause, since a millisecond is long for most
+  /// operations; after a while with long ones: a rank that waits for another must look idle to who watches
+  /// for hangs.
   Result<> pause() {
     ::pollfd revoked{interrupt_, POLLIN, 0};
-    const int wait_ms = Clock::now() < begun_ + kWithoutPause ? 0 : 1;
+    const Clock::time_point now = Clock::now();
+    const int wait_ms = now < begun_ + kWithoutPause ? 0 : now < begun_ + kWithShortOnes ? 1 : 20;
     if (::poll(&revoked, 1, wait_ms) > 0) return Error{ErrorCode::kCancelled, "revoked"};
     if (Clock::now() < deadline_) return {};
     return Error{ErrorCode::kTimeout,
@@ -46,7 +49,7 @@ class Patience {
   }
 
  private:
-  static constexpr milliseconds kWithoutPause{20};
+  static constexpr milliseconds kWithoutPause{20}, kWithShortOnes{500};
   int interrupt_;
   milliseconds timeout_;
   Clock::time_point begun_;

@@ -199,7 +199,8 @@ Result<DeviceOutcome> NetSteps<T>::finish() {
   if (auto done = wait_for(event(finished_)); !done) return done.error();
   const kernels::device::StepState& state = slot(finished_).state;
   ++finished_;
-  return DeviceOutcome{state.loss, state.skip == 0, state.norm};
+  const bool finite = state.skip == 0;
+  return DeviceOutcome{state.loss, finite, finite ? state.norm : 0};
 }
 
 template <class T>

@@ -2,6 +2,7 @@
 
 #include "apps/train/device_model.h"
 #include "apps/train/kernels/kernel_table.h"
+#include "apps/train/mlp.h"
 #include "apps/train/options.h"
 
 namespace ddp::train {
@@ -42,6 +43,11 @@ std::string contradiction(const Options& options, int world_size) {
     if (options.sync_bn)
       return "--sync-bn and --device gpu do not go together: the GPU normalises by its own rank's batch";
     if (const auto can = can_use_gpu(); !can) return "--device gpu: " + can.error().text;
+    if (options.model == ModelKind::kMlp &&
+        Mlp<float>::parameters_of(options.mlp_width, options.mlp_depth) > kMostGpuParameters) {
+      return "--device gpu takes models of at most 2000000000 parameters; make --mlp-width or --mlp-depth "
+             "smaller";
+    }
   }
   if (kernels::find_kernels<float>(options.kernels) == nullptr) {
     std::string names;

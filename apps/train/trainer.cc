@@ -175,6 +175,7 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
   if (!reduced) return of(reduced.error(), "step " + std::to_string(number));
   if (auto done = update(*reduced, report.lr); !done)
     return of(done.error(), "step " + std::to_string(number));
+  if (auto done = average_nodes_when_due(); !done) return done.error();
   report.times = profile_.end_step();
   report.loss = reduced->loss;
   report.norm = reduced->norm;
@@ -206,12 +207,16 @@ Result<> Trainer<T>::update(const ReducedGradient& reduced, double lr) {
         return done;
     }
   }
-  if (options_.sync_every_inter > 1 &&
-      position_.step % static_cast<std::uint64_t>(options_.sync_every_inter) == 0) {
-    profile_.enter(Phase::kCommunication);
-    return average_nodes();
-  }
   return {};
+}
+
+template <class T>
+Result<> Trainer<T>::average_nodes_when_due() {
+  if (options_.sync_every_inter == 1 ||
+      position_.step % static_cast<std::uint64_t>(options_.sync_every_inter) != 0)
+    return {};
+  profile_.enter(Phase::kCommunication);
+  return average_nodes();
 }
 
 template <class T>
@@ -369,11 +374,7 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   dropped_in_a_row_ = outcome->finite ? 0 : dropped_in_a_row_ + 1;
   ++position_.step;
   ++position_.segment_step;
-  if (options_.sync_every_inter > 1 &&
-      position_.step % static_cast<std::uint64_t>(options_.sync_every_inter) == 0) {
-    profile_.enter(Phase::kCommunication);
-    if (auto done = average_nodes(); !done) return of(done.error(), name);
-  }
+  if (auto done = average_nodes_when_due(); !done) return done.error();
   report.times = profile_.end_step();
   return report;
 }

@@ -118,6 +118,7 @@ class Trainer {
   Result<ReducedGradient> reduced_gradient(BatchLoader<T>& loader, int micro_batches, StepReport& report);
   Result<> average(Communicator& over, std::span<T> values);
   Result<> update(const ReducedGradient& reduced, double lr);
+  Result<> average_nodes_when_due();
   Result<> begin_epoch_order(std::vector<std::uint32_t>& order);
   std::vector<double> gather_numbers(std::span<const double> mine);
   double learning_rate(std::uint64_t ahead = 0) const;
