@@ -24,8 +24,8 @@ struct DeviceModelShape {
 /// The model of `host` (a ConvNet or an Mlp) that computes on GPU `local_rank` modulo
 /// the number of GPUs. Parameters, gradients and running statistics are the host's, as of every Model, and go
 /// to the GPU and back in each step, so that any sum and update can be made; its device_steps() make whole
-/// steps on the GPU. A call of the GPU that fails later ends in a std::runtime_error. `host` (of at most kMostGpuParameters) gives names and sizes; of batch size 1 it is
-/// small.
+/// steps on the GPU. A call of the GPU that fails later ends in a std::runtime_error. `host` (of at most
+/// kMostGpuParameters) gives names and sizes; of batch size 1 it is small.
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
                                                     const DeviceModelShape& shape);

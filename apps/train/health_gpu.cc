@@ -46,12 +46,13 @@ class Gpu final : public HealthDevice {
   void begin(HealthFigures& figures) override {
     figures.gpu = true;
     // A device belongs to a thread, and the tests have one of their own.
-    (void)cudaSetDevice(number_);
+    begun_ = cuda_check(cudaSetDevice(number_), "cudaSetDevice");
     nvml_.begin();
   }
   void end(HealthFigures& figures) override { nvml_.end(figures); }
 
   Result<> multiply(const HealthTask& task, HealthFigures& figures) override {
+    if (!begun_) return begun_;
     const HealthGemm gemm(kGpuGemmSize);
     const std::size_t bytes = gemm.a().size_bytes();
     auto memory = make_device_bytes(3 * bytes);
@@ -86,6 +87,7 @@ class Gpu final : public HealthDevice {
   }
 
   Result<> remember(const HealthTask& task, HealthFigures& figures) override {
+    if (!begun_) return begun_;
     const auto faults =
         test_gpu_memory(stream_.get(), task.memory, task.plant_memory, [this] { nvml_.look(); });
     if (!faults) return faults.error();
@@ -103,6 +105,7 @@ class Gpu final : public HealthDevice {
   }
 
   int number_;
+  Result<> begun_;  ///< the tests, on their thread
   cudaDeviceProp properties_{};
   CudaStream stream_;
   NvmlWatch nvml_;

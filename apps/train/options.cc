@@ -118,7 +118,8 @@ void add_task(CLI::App& app, Options& options) {
   group.choice<Dtype>(
       "--dtype", options.dtype,
       {{"float32", Dtype::kFloat32}, {"float64", Dtype::kFloat64}, {"bfloat16", Dtype::kBfloat16}}, "type",
-      "float32, float64 as the reference, or on a GPU bfloat16 with float32 weights behind it (default float32)",
+      "float32, float64 as the reference, or on a GPU bfloat16 with float32 weights behind it (default "
+      "float32)",
       "TYPE");
   group.choice<DeviceKind>("--device", options.device, {{"cpu", DeviceKind::kCpu}, {"gpu", DeviceKind::kGpu}},
                            "device", "cpu, or gpu: the one of LOCAL_RANK computes (default cpu)", "NAME");

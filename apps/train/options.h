@@ -12,8 +12,8 @@
 
 namespace ddp::train {
 
-/// kBfloat16: a GPU stores activations and the weights that it computes with so; sums, gradients, optimizer and
-/// the weights that are trained are float32.
+/// kBfloat16: a GPU stores activations and the weights that it computes with so; sums, gradients, optimizer
+/// and the weights that are trained are float32.
 enum class Dtype : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
 enum class ModelKind : std::uint8_t { kConvNet, kMlp };
 enum class DeviceKind : std::uint8_t { kCpu, kGpu };

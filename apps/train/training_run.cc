@@ -73,8 +73,9 @@ std::unique_ptr<Model<T>> make_model(const Options& options, ThreadPool& threads
     model = std::make_unique<ConvNet<T>>(batch, threads, table);
   }
   if (!on_gpu) return model;
-  auto there = make_device_model<T>(std::move(model), {options.mlp_width, options.mlp_depth, options.batch_size,
-                                                       options.dtype == Dtype::kBfloat16});
+  auto there = make_device_model<T>(
+      std::move(model),
+      {options.mlp_width, options.mlp_depth, options.batch_size, options.dtype == Dtype::kBfloat16});
   if (!there) throw std::runtime_error(there.error().text);  // contradiction() has found a GPU
   return std::move(*there);
 }

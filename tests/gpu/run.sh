@@ -9,7 +9,9 @@ set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$here/results.json
 budget=${DDP_GPU_SECONDS:-480}
-work=$(mktemp -d)
+work=$(mktemp -d) || exit 1
+rm -f "$results"
+touch "$results" || { echo "run.sh: $results cannot be written" >&2; exit 1; }
 trap 'rm -rf "$work"' EXIT
 
 # The file of this name that the machine has, else nothing.
@@ -40,7 +42,8 @@ note() {
   case $2 in ok) ok=$((ok + 1)) ;; failed) failed=$((failed + 1)) ;; skipped) skipped=$((skipped + 1)) ;; esac
   printf '%-22s %-8s %s\n' "$1" "$2" "$3"
   printf '{"version":2,"commit":%s,"seconds":%d,"ok":%d,"failed":%d,"skipped":%d,"steps":[%s\n]}\n' \
-    "$(text "$commit")" "$SECONDS" "$ok" "$failed" "$skipped" "$steps" >"$results"
+    "$(text "$commit")" "$SECONDS" "$ok" "$failed" "$skipped" "$steps" >"$results.part" && mv "$results.part" "$results" ||
+    { echo "run.sh: $results cannot be written" >&2; exit 1; }
 }
 last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
 
@@ -61,11 +64,11 @@ step() {
   ((limit <= budget - SECONDS)) || limit=$((budget - SECONDS))
   timeout -k 5 "$limit" "$@" >"$work/out" 2>"$work/err" </dev/null
   code=$?
-  figures=$(grep -m 1 '^{' "$work/out")
+  figures=$(grep -m 1 '^{.*}$' "$work/out")  # a step that is cut off may leave half a line
   case $code in
     0) note "$name" ok "" "$figures" ;;
     77) note "$name" skipped "$(last_line "$work/err" | sed 's/^skipped: //')" ;;
-    124 | 137) note "$name" "${late:-failed}" "not ready after $limit seconds" "$figures" ;;
+    124 | 137) note "$name" "${late:-failed}" "not ready after $limit seconds" ;;
     *) note "$name" failed "exit code $code: $(last_line "$work/err")" "$figures" ;;
   esac
 }
@@ -77,7 +80,7 @@ tool() {
 
 # --- what the machine is ----------------------------------------------------------------------------------------------
 machine() {
-  nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader >"$work/gpus" || return
+  timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader >"$work/gpus" || return
   printf '{"gpus":%s,"kernel":%s,"nccl":%s}\n' "$(text "$(cat "$work/gpus")")" "$(text "$(uname -sr)")" "$(text "${nccl:-of the system}")"
 }
 # NCCL's library: the one that is named or that the system's loader finds, else that of a PyTorch.

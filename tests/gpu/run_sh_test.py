@@ -45,7 +45,7 @@ class Pack(unittest.TestCase):
     def run_it(self, only="", **environment):
         # No tools of the machine's own: the same steps are skipped everywhere.
         base = {"PATH": f"{self.place}/tools:/usr/bin:/bin", "PLACE": str(self.place), "HOME": str(self.place), "DDP_GPU_ONLY": only}
-        done = subprocess.run(["bash", str(self.place / "run.sh")], cwd="/", capture_output=True, text=True, timeout=100,
+        done = subprocess.run(["bash", str(self.place / "run.sh")], cwd="/", capture_output=True, text=True, timeout=250,
                               env={**base, **environment}, check=False)
         results = json.loads((self.place / "results.json").read_text(encoding="utf-8"))
         return done, results, {step["step"]: step for step in results["steps"]}

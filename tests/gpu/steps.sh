@@ -7,7 +7,7 @@ read -ra loader <<<"${DDP_GPU_LOADER:-}"
 train=("${loader[@]}" "$here/bin/train")
 launch=("${loader[@]}" "$here/bin/ddplaunch" --agent "$here/bin/ddplaunchd" --label none)
 
-work=$(mktemp -d)
+work=$(mktemp -d) || exit 1
 pids=()
 # A stopped process hears of nothing but SIGKILL.
 end() {
@@ -46,7 +46,7 @@ few=("${data[@]}" --limit "${DDP_GPU_IMAGES:-4000}" --batch-size 50)
 # Where there are fewer GPUs than ranks. Ranks take turns then, about 10 ms for an operation: that it works is shown, no speed.
 share() {
   local gpus
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU') || true
+  gpus=$(timeout 20 nvidia-smi -L 2>/dev/null | grep -c '^GPU') || true
   shared=()
   ((gpus >= $1)) || shared=(--share-gpu)
 }
@@ -263,9 +263,11 @@ nodes() {
 # --- PyTorch ------------------------------------------------------------------------------------------------------------
 # The same net on the same GPU; any python3 that has torch.
 peer() {
-  local python
+  local python real seen=''
   for python in python3 /usr/bin/python3 /opt/conda/bin/python3; do
-    command -v "$python" >/dev/null || continue
+    real=$(realpath "$(command -v "$python")" 2>/dev/null) || continue
+    [[ $seen != *" $real "* ]] || continue  # to import torch takes seconds
+    seen+=" $real "
     "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null || continue
     "$python" "$here/torch_gpu_peer.py" "$@" 2>"$work/err"
     done_by $? "$work/err"

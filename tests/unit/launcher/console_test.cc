@@ -93,7 +93,8 @@ TEST_CASE("a pipe that is full holds back, and says when there is room") {
   };
   while (!console.full())
     add();
-  // Nobody reads yet, but its thread may still move as much as the pipe holds: with that on top it stays full.
+  // Nobody reads yet, but its thread may still move as much as the pipe holds: with that on top it stays
+  // full.
   const int capacity = ::fcntl(out.writer.get(), F_GETPIPE_SZ);
   REQUIRE(capacity > 0);
   for (const std::size_t enough = added + static_cast<std::size_t>(capacity); added <= enough;)
