@@ -75,7 +75,10 @@ void Supervisor::conclude_hang(Time now) {
   if (const std::string hint = hang_.hint(); !hint.empty()) text += "\nhint: " + hint;
   failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, now);
   stop_reason_ = "the job hung";
+  // Of several behind, some may only wait for another one of them (for the rank through which their node
+  // hears of the others): who still answers the revoke lives on, who does not is killed at its deadline.
   hung_ = hang_.behind();
+  if (hung_.size() > 1) hung_.clear();
   inform(rendezvous::AttemptFailed{stop_reason_});
 }
 

@@ -379,9 +379,20 @@ class ElasticJob(LaunchTest):
         self.assertEqual(done.err.splitlines()[-1].split(":")[:2], ["ddplaunch", " exit 1"])
 
     def test_a_script_without_it_is_started_again(self):
-        script = ("import os, sys, time\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], 'pid', os.getpid(), "
-                  "flush=True)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    sys.exit(3) if os.environ['RANK'] == "
-                  "'1' else time.sleep(1000)\n")
+        # Rank 1 fails when rank 0 has said its line: until then it may not even have begun.
+        said = self.dir / "said"
+        script = f"""import os, pathlib, sys, time
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "pid", os.getpid(), flush=True)
+said = pathlib.Path({str(said)!r})
+if first and os.environ["RANK"] == "0":
+    said.touch()
+    time.sleep(1000)
+elif first:
+    while not said.exists():
+        time.sleep(0.01)
+    sys.exit(3)
+"""
         done = self.finish(self.launch("--nproc-per-node", 2, script=script))
         self.assert_code(done, 0)
         pids = re.findall(r"^attempt \d pid (\d+)$", done.out, re.M)

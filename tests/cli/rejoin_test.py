@@ -116,7 +116,9 @@ class LostRanks(RejoinTest):
         self.assertEqual([second[rank] for rank in (0, 1, 3)], [first[rank] for rank in (0, 1, 3)])
         done = self.finish(process)
         self.assert_trained(done, 4)
-        self.assertRegex(done.err, r"rank 2 .*(behind|hung)")
+        # Rank 3 hears of the other node through rank 2, so it may be behind, too; and where rank 2 was stopped between two steps
+        # nobody is. Then it is the one that does not answer the revoke.
+        self.assertRegex(done.err, r"rank 2 is behind: the last reported step is|rank 2 on 127\.0\.0\.3 did not let go of attempt 0")
 
 
 class LostNodes(RejoinTest):
