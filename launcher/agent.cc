@@ -195,8 +195,10 @@ void Agent::handle(const rendezvous::Spawn& message) {
 
 /// Starts the workers, but for those that live on from the attempt before: they are told of it.
 bool Agent::begin_attempt(const rendezvous::Spawn& message) {
+  if (auto room = collectives_.make_room(message.local_world_size); !room)
+    link_.send(rendezvous::Notice{"the workers get no DDPLAUNCH_COLLECTIVES: " + room.error().text, true});
   auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix(),
-                               expect_workers(message.local_world_size));
+                               expect_workers(message.local_world_size), collectives_.path());
   if (!workers) {
     refuse(workers.error());
     if (attempt_running_) workers_->stop(std::chrono::milliseconds(0));
@@ -210,6 +212,7 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
   if (attempt_running_) workers_->let_go_of_ended();  // their output is the attempt's before
   attempt_ = message.attempt;
   first_rank_ = message.first_rank;
+  ranks_ = message.local_world_size;
   waiting_ = false;
   lives_.begin_attempt();
   store_.workers_start();
@@ -308,6 +311,7 @@ Awaitable<> Agent::finish_attempt() {
   }
   // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
   const std::vector<LeftProcess> left = co_await tree_.end();
+  if (evidence_.any()) tell_collectives();
   EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
   co_await evidence_.collect(std::move(tell));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
@@ -324,6 +328,15 @@ Awaitable<> Agent::finish_attempt() {
   if (!next_spawn_) co_return;
   const rendezvous::Spawn next = *std::exchange(next_spawn_, std::nullopt);
   handle(next);
+}
+
+/// Of an attempt that failed: the master compares them, and names the rank that the others waited for.
+void Agent::tell_collectives() {
+  for (std::uint32_t local = 0; local < ranks_; ++local) {
+    std::string log = collectives_.text(local, first_rank_ + local, attempt_);
+    if (!log.empty())
+      link_.send(rendezvous::WorkerCollectives{attempt_, first_rank_ + local, std::move(log)});
+  }
 }
 
 // ---- the end

@@ -12,6 +12,7 @@
 #include "base/asio.h"
 #include "base/byte_stream.h"
 #include "launcher/attempt_tree.h"
+#include "launcher/collective_board.h"
 #include "launcher/evidence.h"
 #include "launcher/hang_guard.h"
 #include "launcher/join_job.h"
@@ -116,6 +117,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void kill_worker(std::uint32_t local, std::string why);
   void worker_gone(std::uint32_t local);
   void tell_survivors();
+  void tell_collectives();
   void watch_for_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
   void begin_preparing(const rendezvous::JobStart& job);
@@ -137,6 +139,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
   WorkerLives lives_;
   std::uint32_t first_rank_ = 0;                 ///< of this node's, in the attempt
+  std::uint32_t ranks_ = 0;
   bool letting_go_ = false;                      ///< a revoke is being carried out
   bool waiting_ = false;                         ///< it is done: the living have no attempt
   std::optional<rendezvous::Spawn> next_spawn_;  ///< came while the last workers were being ended
@@ -147,6 +150,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   std::unique_ptr<HangGuard> hang_guard_;  ///< of the attempt; null: nobody watches for hangs
   std::chrono::milliseconds hang_timeout_{0};
   EvidenceCollector evidence_;
+  CollectiveBoard collectives_;
   std::vector<std::string> error_files_;  ///< of the attempt's workers; most were never written
   std::uint32_t attempt_ = 0;
   OutputCredit credit_;

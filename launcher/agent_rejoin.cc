@@ -169,6 +169,7 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
   }
   waiting_ = !workers_->stopping() && !lives_.none();  // no more of their output is read
   if (!lives_.none()) {
+    tell_collectives();
     EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
     co_await evidence_.collect(std::move(tell));
     co_await link_.flushed();  // output first: the attempt's files are complete then

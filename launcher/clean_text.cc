@@ -65,6 +65,7 @@ void clean_text(std::string& text) {
 void clean_texts(rendezvous::Message& message) {
   if (std::holds_alternative<rendezvous::Output>(message)) return;
   if (auto* inspection = std::get_if<rendezvous::Inspection>(&message)) return clean_text(inspection->state);
+  if (std::holds_alternative<rendezvous::WorkerCollectives>(message)) return;
   if (auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message)) {
     clean_text(evidence->oom);
     clean_text(evidence->xid);

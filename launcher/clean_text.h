@@ -12,7 +12,7 @@ namespace ddp::launcher {
 void clean_text(std::string& text);
 
 /// All texts of a message from a node, but the output of its workers, which is theirs, and what goes to files
-/// only or is read by a program (Inspection::text, WorkerEvidence::error_json).
+/// only or is read by a program (Inspection::text, WorkerEvidence::error_json, WorkerCollectives::log).
 void clean_texts(rendezvous::Message& message);
 
 }  // namespace ddp::launcher

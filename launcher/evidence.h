@@ -36,6 +36,7 @@ class EvidenceCollector {
   void worker_ended(std::uint32_t rank, pid_t pid, const ExitStatus& status);
   /// A SIGKILL after `time` is our own.
   void kills_from(Clock::time_point time);
+  bool any() const { return !ends_.empty(); }  ///< some worker of the attempt has ended badly
 
   /// After the end of all workers, before their error files are removed. Calls `send` for each bad end of
   /// which there is something to tell. Reads in slices: other handlers of the loop run in between.

@@ -154,6 +154,7 @@ std::string root_text(const Failure& root) {
       root.born < root.attempt ? " in attempt " + std::to_string(root.born) : std::string();
   const std::string ran = root.ran ? ", " + duration(*root.ran) + " after its start" + since : "";
   text += indented(what_happened(root, true) + ran, "    ") + facts_text(root);
+  if (!root.waited_for.empty()) text += "  collectives: " + root.waited_for + "\n";
   if (!root.last_stderr.empty()) {
     text += "  the last lines of its stderr:\n";
     for (const std::string& line : root.last_stderr)

@@ -4,6 +4,8 @@
 #include <csignal>
 #include <utility>
 
+#include "launcher/clean_text.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -28,9 +30,11 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
   started_.clear();
   stop_ordered_.reset();
   kill_due_.reset();
+  collectives_.clear();
 }
 
 void FailureLog::end_attempt() {
+  judge_collectives();
   if (const Failure* root = root_cause()) end_.earlier.push_back(*root);
   end_.failures.clear();
 }
@@ -77,6 +81,24 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
 
 void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
   end_.add_evidence(static_cast<int>(evidence.rank), evidence.attempt, evidence);
+}
+
+void FailureLog::collectives(const rendezvous::WorkerCollectives& collectives) {
+  auto dump = rendezvous::parse_dump(collectives.log);
+  if (dump && dump->rank == static_cast<int>(collectives.rank) && dump->attempt == attempt_)
+    collectives_.push_back(std::move(*dump));
+}
+
+void FailureLog::judge_collectives() {
+  const auto root = pick_root_cause(end_.failures);
+  if (!root || collectives_.empty()) return;
+  Failure& cause = end_.failures[*root];
+  rendezvous::CollectiveVerdict verdict = rendezvous::missing_collective(collectives_);
+  // That all wait in one operation says nothing where one of them was killed in it.
+  if (!verdict.names_rank && cause.kind != Failure::Kind::kHung) return;
+  cause.waited_for = std::move(verdict.text);
+  clean_text(cause.waited_for);
+  std::replace(cause.waited_for.begin(), cause.waited_for.end(), '\n', ' ');  // a group's name
 }
 
 void FailureLog::last_words(int rank, std::vector<std::string> lines, std::string file) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "launcher/exit_report.h"
+#include "rendezvous/collective_log.h"
 #include "rendezvous/message.h"
 
 namespace ddp::launcher {
@@ -39,6 +40,11 @@ class FailureLog {
   /// stop_ordered.
   void worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at, Time error);
   void evidence(const rendezvous::WorkerEvidence& evidence);
+  /// What a rank of the attempt left of its collectives; what is none is left out.
+  void collectives(const rendezvous::WorkerCollectives& collectives);
+  /// Compares what all ranks of the attempt left: Failure::waited_for of its root cause. end_attempt does so,
+  /// too.
+  void judge_collectives();
   /// What a rank that failed in this attempt wrote last on stderr, and the file that has all of it.
   void last_words(int rank, std::vector<std::string> lines, std::string file);
   void node_failed(const std::string& host, Error error, Time now);
@@ -64,7 +70,8 @@ class FailureLog {
     Time at{0};
     std::uint32_t born = 0;
   };
-  std::map<int, Start> started_;  ///< of the process of each rank
+  std::map<int, Start> started_;                         ///< of the process of each rank
+  std::vector<rendezvous::CollectiveDump> collectives_;  ///< of the attempt
   std::optional<Time> stop_ordered_;
   std::optional<Time> kill_due_;
 };

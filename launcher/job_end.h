@@ -47,6 +47,7 @@ struct Failure {
   std::uint32_t attempt = 0;
   std::uint32_t born = 0;  ///< attempt in which its process was started; it had lived on since
   Evidence evidence;
+  std::string waited_for;  ///< of a root cause: which rank the others waited for in a collective; empty: none
   std::vector<std::string> last_stderr;  ///< StderrTail::lines()
   std::string stderr_path;               ///< its file in the job directory; empty: none
 

@@ -118,7 +118,8 @@ Result<NodeJob> NodeJob::prepare_in(const rendezvous::JobStart& start, EnvVars e
 
 Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int cores,
                                           const std::string& error_prefix,
-                                          const std::vector<std::string>& controls) const {
+                                          const std::vector<std::string>& controls,
+                                          const std::string& collectives) const {
   Workers workers;
   WorkerFacts facts;
   facts.world_size = static_cast<int>(spawn.world_size);
@@ -134,6 +135,7 @@ Result<NodeJob::Workers> NodeJob::workers(const rendezvous::Spawn& spawn, int co
   facts.omp_threads = omp_threads_for(cores, facts.local_world_size);
   facts.devices = devices_;
   facts.interface = spawn.interface_name;
+  facts.collectives = collectives;
   for (std::uint32_t local = 0; local < spawn.local_world_size; ++local) {
     facts.local_rank = static_cast<int>(local);
     facts.rank = static_cast<int>(spawn.first_rank + local);

@@ -27,14 +27,16 @@ class NodeJob {
   static Result<std::string> directory(const std::string& wanted);
 
   /// The workers of one attempt, by local rank. `cores` are the node's physical cores; `error_prefix` begins
-  /// the files into which `@record` writes; `controls`: DDPLAUNCH_CONTROL of each, as far as there are any.
+  /// the files into which `@record` writes; `controls`: DDPLAUNCH_CONTROL of each, as far as there are any;
+  /// `collectives`: DDPLAUNCH_COLLECTIVES of all, or empty.
   struct Workers {
     std::vector<WorkerSpec> specs;
     std::vector<std::string> error_files;
     std::optional<int> omp_threads;  ///< set when OMP_NUM_THREADS was ours to choose
   };
   Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_prefix,
-                          const std::vector<std::string>& controls = {}) const;
+                          const std::vector<std::string>& controls = {},
+                          const std::string& collectives = {}) const;
 
   const std::string& program() const { return program_; }
   /// As every worker gets it, but for the variables of its rank.

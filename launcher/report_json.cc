@@ -144,6 +144,7 @@ class ReportWriter {
     json["out_of_memory"] = text_or_null(evidence.oom);
     json["xid"] = lines_of(evidence.xid);
     json["exception"] = evidence.exception ? exception_json(*evidence.exception) : Json();
+    json["waited_for"] = text_or_null(failure.waited_for);
     json["stderr_tail"] = tail ? failure.last_stderr : std::vector<std::string>();
     json["stderr_file"] = text_or_null(failure.stderr_path);
     json["hint"] = cause ? text_or_null(hint_for(failure)) : Json();

@@ -128,6 +128,10 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& mes
   if (message.attempt == attempt_ && runs(index, message.rank)) failures_.evidence(message);
 }
 
+void Supervisor::handle(std::size_t index, const rendezvous::WorkerCollectives& message, Time) {
+  if (message.attempt == attempt_ && runs(index, message.rank)) failures_.collectives(message);
+}
+
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
   if (nodes_[index].state == NodeState::kWaiting) return tell_lost_survivor(index, message);
   // The workers of a node that its agent has to leave are ended by the agent: no failures of their own.
@@ -247,6 +251,7 @@ void Supervisor::leave_all(Time now) {
   state_ = State::kLeaving;
   // The Membership has ended, and looks for silent nodes no more.
   deadline_ = now + std::min<milliseconds>(kLeaveTime, spec_.node_timeout + kSilenceSlack);
+  failures_.judge_collectives();
   ExitReport report = make_exit_report(end());
   goodbye_ = {report.exit_code, std::move(report.why)};
   for (std::size_t i = 0; i < nodes_.size(); ++i) {

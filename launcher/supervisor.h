@@ -144,6 +144,7 @@ class Supervisor {
   void handle(std::size_t node, const rendezvous::WorkerStarted& message, Time now);
   void handle(std::size_t node, const rendezvous::WorkerExited& message, Time now);
   void handle(std::size_t node, const rendezvous::WorkerEvidence& message, Time now);
+  void handle(std::size_t node, const rendezvous::WorkerCollectives& message, Time now);
   void handle(std::size_t node, const rendezvous::AttemptEnded& message, Time now);
   void handle(std::size_t node, const rendezvous::Quiet& message, Time now);
   void handle(std::size_t node, const rendezvous::Inspection& message, Time now);

@@ -97,6 +97,7 @@ WorkerEnv worker_env(const WorkerFacts& facts, const EnvVars& base) {
   add_other_launchers(made.vars, facts);
   add(made.vars, "DDPLAUNCH_JOB_ID", facts.job_id);
   if (!facts.control.empty()) add(made.vars, "DDPLAUNCH_CONTROL", facts.control);
+  if (!facts.collectives.empty()) add(made.vars, "DDPLAUNCH_COLLECTIVES", facts.collectives);
   add_nccl_error_handling(made.vars, base);
   add_interface(made.vars, facts.interface, base);
   add_family(made.vars, facts, base);

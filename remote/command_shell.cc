@@ -9,17 +9,6 @@
 #include "remote/shell_quote.h"
 
 namespace ddp::remote {
-namespace {
-
-/// An address as the value of HostName, where % starts a token.
-std::string without_tokens(const std::string& address) {
-  std::string text;
-  for (char c : address)
-    text += c == '%' ? std::string("%%") : std::string(1, c);
-  return text;
-}
-
-}  // namespace
 
 std::vector<std::string> CommandShell::command_line(const CommandShellOptions& options, const Route& route,
                                                     const Host& host, const std::string& remote_line,

@@ -7,14 +7,6 @@
 namespace ddp::remote {
 namespace {
 
-/// For one more round of ssh's expansion of tokens.
-std::string without_tokens(std::string_view text) {
-  std::string plain;
-  for (char c : text)
-    plain += c == '%' ? std::string("%%") : std::string(1, c);
-  return plain;
-}
-
 struct Jump {
   std::string user;
   std::string host;
@@ -44,6 +36,13 @@ Jump parse_jump(std::string_view text) {
 }
 
 }  // namespace
+
+std::string without_tokens(std::string_view text) {
+  std::string plain;
+  for (char c : text)
+    plain += c == '%' ? std::string("%%") : std::string(1, c);
+  return plain;
+}
 
 Result<std::string> jump_command(const std::vector<std::string>& ssh, std::string_view jumps) {
   const std::size_t comma = jumps.rfind(',');

@@ -205,6 +205,7 @@ std::string_view message_name(const Message& message) {
       "AttemptEnded",   "Pong",          "Notice",          "StdinTaken",
       "WorkerEvidence", "Quiet",         "Inspection",      "NodeChecked",
       "WorkersGreeted", "WorkersReady",  "WorkerInTrouble", "AttemptRevoked",
+      "WorkerCollectives",
       "JobStart",       "OpenStore",     "Probe",           "Spawn",
       "Stop",           "Revoke",        "Signal",          "Leave",
       "Ping",           "Credit",        "MasterAsleep",    "Stdin",

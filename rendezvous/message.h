@@ -20,7 +20,7 @@ inline constexpr std::uint32_t kProtocolVersion = 1;
 using Message =
     std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted, WorkerExited, Output,
                  AttemptEnded, Pong, Notice, StdinTaken, WorkerEvidence, Quiet, Inspection, NodeChecked,
-                 WorkersGreeted, WorkersReady, WorkerInTrouble, AttemptRevoked, JobStart, OpenStore, Probe,
+                 WorkersGreeted, WorkersReady, WorkerInTrouble, AttemptRevoked, WorkerCollectives, JobStart, OpenStore, Probe,
                  Spawn, Stop, Revoke, Signal, Leave, Ping, Credit, MasterAsleep, Stdin, Inspect, NodeCheck>;
 
 }  // namespace ddp::rendezvous

@@ -84,6 +84,19 @@ struct WorkerEvidence {
   }
 };
 
+/// In which collective operations a worker stood when it ended or let go of a failed attempt, where it says so
+/// (`train` does). Before AttemptEnded or AttemptRevoked; not sent when the node's workers all ended well.
+struct WorkerCollectives {
+  static constexpr std::uint8_t kType = 0x15;
+  std::uint32_t attempt = 0;
+  std::uint32_t rank = 0;
+  std::string log;  ///< dump_text(), collective_log.h
+  template <class M, class C>
+  static void fields(M& m, C& c) {
+    c(m.attempt), c(m.rank), c(m.log);
+  }
+};
+
 /// Since when no worker of this node has written anything or used CPU time; sent when it changes, and only
 /// with a hang timeout.
 struct Quiet {

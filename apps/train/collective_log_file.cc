@@ -1,5 +1,9 @@
 #include "apps/train/collective_log_file.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -9,7 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/unique_fd.h"
+
 namespace ddp::train {
+
+using rendezvous::CollectiveMemory;
 
 namespace {
 
@@ -35,58 +43,78 @@ void remove_files_of(const std::string& directory, int rank) {
 
 }  // namespace
 
-CollectiveLogFile::CollectiveLogFile(const std::string& directory, int rank, int world_size,
-                                     std::uint32_t attempt)
-    : path_(directory + "/" + file_name(rank, attempt)),
-      rank_(rank),
-      world_size_(world_size),
-      attempt_(attempt) {
+void CollectiveLogFile::Unmap::operator()(CollectiveMemory* memory) const {
+  if (mapped)
+    ::munmap(memory, sizeof *memory);
+  else
+    delete memory;
+}
+
+/// The agent's, where it gave us some: it reads there whatever becomes of us.
+CollectiveLogFile::Memory CollectiveLogFile::find_memory(const Place& place) {
+  const UniqueFd file(place.memory.empty() ? -1 : ::open(place.memory.c_str(), O_RDWR | O_CLOEXEC));
+  struct stat facts {};
+  const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * place.local_rank;
+  if (file && ::fstat(file.get(), &facts) == 0 &&
+      facts.st_size >= offset + static_cast<off_t>(sizeof(CollectiveMemory))) {
+    void* const memory =
+        ::mmap(nullptr, sizeof(CollectiveMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), offset);
+    if (memory != MAP_FAILED) return Memory(static_cast<CollectiveMemory*>(memory), Unmap{true});
+  }
+  return Memory(new CollectiveMemory(), Unmap{false});
+}
+
+CollectiveLogFile::CollectiveLogFile(const Place& place, int rank, int world_size, std::uint32_t attempt)
+    : memory_(find_memory(place)) {
+  begin_collectives(*memory_, rank, world_size, attempt);
+  if (place.directory.empty()) return;
   std::error_code failed;
-  std::filesystem::create_directories(directory, failed);
+  std::filesystem::create_directories(place.directory, failed);
   if (failed) {
     std::fprintf(stderr, "train: %s; there will be no log of collectives\n",
-                 system_error(failed.value(), "create " + directory).text.c_str());
-    path_.clear();
+                 system_error(failed.value(), "create " + place.directory).text.c_str());
     return;
   }
+  path_ = place.directory + "/" + file_name(rank, attempt);
   // What an earlier job left there would be taken for this one's; what an earlier attempt left is of use.
   std::error_code ignored;
-  if (attempt_ == 0) remove_files_of(directory, rank_);
+  if (attempt == 0) remove_files_of(place.directory, rank);
   std::filesystem::remove(path_, ignored);
 }
 
-CollectiveLog& CollectiveLogFile::open_group(const std::string& name, int ranks) {
-  return groups_.emplace_back(Group{name, ranks, {}}).log;
+rendezvous::CollectiveLog& CollectiveLogFile::open_group(const std::string& name, int ranks) {
+  CollectiveMemory::Group* const group = add_collective_group(*memory_, name, ranks);
+  return groups_.emplace_back(group != nullptr ? *group : unseen_);
 }
 
 void CollectiveLogFile::fail(const Error& error) {
   if (std::exchange(failed_, true) || path_.empty()) return;
-  CollectiveDump dump{rank_, world_size_, attempt_, error.text, {}};
-  for (const Group& group : groups_)
-    dump.groups.push_back({group.name, group.ranks, group.log.entries()});
+  auto dump = read_collectives(*memory_);
+  if (!dump) return;  // somebody else has written there: not ours to tell
+  dump->reason = error.text;
   errno = 0;
   std::ofstream file(path_, std::ios::trunc);
-  file << dump_text(dump);
+  file << dump_text(*dump);
   file.close();
   if (!file) std::fprintf(stderr, "train: %s\n", system_error(errno, "write " + path_).text.c_str());
 }
 
 Result<std::string> read_collective_logs(const std::string& directory) {
-  std::vector<CollectiveDump> dumps;
+  std::vector<rendezvous::CollectiveDump> dumps;
   std::error_code failed;
   for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
        at.increment(failed)) {
     if (!is_log(at->path(), "rank-")) continue;
     std::ifstream file(at->path());
     const std::string text{std::istreambuf_iterator<char>(file), {}};
-    auto dump = parse_dump(text);
+    auto dump = rendezvous::parse_dump(text);
     if (!dump)
       return Error{ErrorCode::kUsage, at->path().string() + " is no log that --collective-log wrote"};
     dumps.push_back(std::move(*dump));
   }
   if (failed) return system_error(failed.value(), "read " + directory, ErrorCode::kUsage);
   if (dumps.empty()) return Error{ErrorCode::kUsage, directory + " holds no rank-R.jsonl"};
-  return missing_collective(dumps);
+  return rendezvous::missing_collective(dumps).text;
 }
 
 }  // namespace ddp::train

@@ -5,36 +5,44 @@
 #include <memory>
 #include <string>
 
-#include "apps/train/collective_log.h"
 #include "base/result.h"
+#include "rendezvous/collective_log.h"
 
 namespace ddp::train {
 
-/// The logs of one rank's communicators, and the file that they are written to when an operation of one
-/// fails: `directory`/rank-R.jsonl (of a later attempt A: rank-R.attempt-A.jsonl). After that first failure
-/// nothing is an operation. What cannot be written is said on stderr. One thread.
+/// The logs of one rank's communicators, where the agent of its node finds them, and the file that they are
+/// written to when an operation of one fails: `directory`/rank-R.jsonl (of a later attempt A:
+/// rank-R.attempt-A.jsonl). After that first failure nothing is an operation. One thread.
 class CollectiveLogFile {
  public:
-  /// Clears away what an earlier job of this rank left there.
-  CollectiveLogFile(const std::string& directory, int rank, int world_size, std::uint32_t attempt);
+  struct Place {
+    std::string memory;     ///< DDPLAUNCH_COLLECTIVES: a file of a CollectiveMemory for each rank of the node
+    int local_rank = 0;     ///< which of them is this rank's
+    std::string directory;  ///< empty: no file is written
+  };
+
+  /// Memory that cannot be had is our own then: the launcher knows nothing of this rank's operations. A
+  /// directory that cannot be made is said on stderr; in one that can, what an earlier job of this rank left
+  /// is removed.
+  CollectiveLogFile(const Place& place, int rank, int world_size, std::uint32_t attempt);
 
   /// Of a communicator that `ranks` ranks call; lives as long as this. `name`: LoggedGroup::name.
-  CollectiveLog& open_group(const std::string& name, int ranks);
+  rendezvous::CollectiveLog& open_group(const std::string& name, int ranks);
   bool has_failed() const { return failed_; }
   void fail(const Error& error);
 
  private:
-  struct Group {
-    std::string name;
-    int ranks = 0;
-    CollectiveLog log;
+  struct Unmap {
+    bool mapped = false;
+    void operator()(rendezvous::CollectiveMemory* memory) const;
   };
+  using Memory = std::unique_ptr<rendezvous::CollectiveMemory, Unmap>;
+  static Memory find_memory(const Place& place);
 
-  std::string path_;  ///< empty: it cannot be written
-  int rank_;
-  int world_size_;
-  std::uint32_t attempt_;
-  std::deque<Group> groups_;  ///< what lies in it does not move
+  std::string path_;  ///< empty: none is written
+  Memory memory_;
+  rendezvous::CollectiveMemory::Group unseen_{};  ///< of groups for which there is no room
+  std::deque<rendezvous::CollectiveLog> groups_;  ///< what lies in it does not move
   bool failed_ = false;
 };
 

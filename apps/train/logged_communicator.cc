@@ -27,7 +27,7 @@ std::string_view type_text(DeviceType type) {
 }  // namespace
 
 std::uint64_t LoggedOperations::begin(CollectiveKind kind, std::size_t bytes, std::string_view type) {
-  return file_->has_failed() ? 0 : log_.start(kind, bytes, type, nanoseconds());
+  return file_->has_failed() ? 0 : log_.start(kind_text(kind), bytes, type, nanoseconds());
 }
 
 void LoggedOperations::finish(std::uint64_t sequence) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "apps/train/collective_log_file.h"
+#include "apps/train/collective_machine.h"
 #include "apps/train/communicator.h"
 #include "apps/train/device_sums.h"
 
@@ -32,7 +33,7 @@ class LoggedOperations {
   void finish(std::uint64_t sequence);
 
   std::shared_ptr<CollectiveLogFile> file_;
-  CollectiveLog& log_;  ///< in the file
+  rendezvous::CollectiveLog& log_;  ///< in the file
 };
 
 /// Another communicator's sums on GPUs. One is in the log from its launch, in a replayed graph too, until it

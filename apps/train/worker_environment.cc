@@ -39,6 +39,7 @@ Result<WorkerEnvironment> read_worker_environment(const Getter& get) {
   constexpr std::int64_t kMost = 1'000'000;
   WorkerEnvironment result;
   if (const char* control = get("DDPLAUNCH_CONTROL")) result.control = control;
+  if (const char* collectives = get("DDPLAUNCH_COLLECTIVES")) result.collectives = collectives;
   if (get("RANK") == nullptr && get("WORLD_SIZE") == nullptr) return result;
 
   const auto world = number(get, "WORLD_SIZE", 1, kMost);

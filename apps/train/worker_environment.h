@@ -22,7 +22,8 @@ struct WorkerEnvironment {
   std::uint32_t attempt = 0;  ///< TORCHELASTIC_RESTART_COUNT
   /// The launcher serves the store at MASTER_ADDR:MASTER_PORT. Otherwise rank 0 has to.
   bool agent_store = false;
-  std::string control;  ///< DDPLAUNCH_CONTROL: where the launcher tells of lost peers; empty: nowhere
+  std::string control;      ///< DDPLAUNCH_CONTROL: where the launcher tells of lost peers; empty: nowhere
+  std::string collectives;  ///< DDPLAUNCH_COLLECTIVES: where it reads what ranks did last; empty: nowhere
 };
 
 /// `get` is std::getenv outside tests. Errors (kUsage) name the variable.

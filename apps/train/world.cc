@@ -299,7 +299,8 @@ Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& opt
 
 /// All communicators of the world keep a log.
 void keep_log(const WorkerEnvironment& environment, const std::string& directory, World& world) {
-  const auto file = std::make_shared<CollectiveLogFile>(directory, environment.rank, environment.world_size,
+  const CollectiveLogFile::Place place{environment.collectives, environment.local_rank, directory};
+  const auto file = std::make_shared<CollectiveLogFile>(place, environment.rank, environment.world_size,
                                                         environment.attempt);
   const auto add = [&](std::unique_ptr<Communicator>& one, const std::string& group, int ranks) {
     if (one && one->world_size() > 1)
@@ -388,7 +389,8 @@ Result<World> join_world(const WorkerEnvironment& environment, const Options& op
   WorldOptions world = world_options(options);
   world.interrupt = interrupt;
   auto joined = join_world(environment, world);
-  if (joined && environment.world_size > 1 && !options.collective_log.empty())
+  if (joined && environment.world_size > 1 &&
+      !(environment.collectives.empty() && options.collective_log.empty()))
     keep_log(environment, options.collective_log, *joined);
   return joined;
 }

@@ -1,23 +1,55 @@
-#include "apps/train/collective_log.h"
+#include "rendezvous/collective_log.h"
 
 #include <algorithm>
+#include <atomic>
+#include <type_traits>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
-namespace ddp::train {
+namespace ddp::rendezvous {
 
 namespace {
 
 constexpr const char* kLogSchema = "ddp-collective-log/2";
 constexpr const char* kOldSchema = "ddp-collective-log/1";  // of the world alone
 
-std::optional<CollectiveKind> kind_of(std::string_view text) {
-  for (const auto kind :
-       {CollectiveKind::kAllReduce, CollectiveKind::kBroadcast, CollectiveKind::kAllGather,
-        CollectiveKind::kBarrier, CollectiveKind::kReduceScatter, CollectiveKind::kSendReceive}) {
-    if (kind_text(kind) == text) return kind;
+static_assert(std::is_trivially_copyable_v<CollectiveMemory>);
+static_assert(sizeof(CollectiveMemory::Entry) == 64);
+static_assert(sizeof(CollectiveMemory) <= CollectiveMemory::kStride);
+
+/// Cut where it is too long.
+template <std::size_t N>
+void put(std::array<char, N>& field, std::string_view text) {
+  field.fill('\0');
+  std::ranges::copy(text.substr(0, N), field.begin());
+}
+
+template <std::size_t N>
+std::string taken(const std::array<char, N>& field) {
+  return {field.begin(), std::ranges::find(field, '\0')};
+}
+
+CollectiveMemory::Entry& entry_of(CollectiveMemory::Group& group, std::uint64_t sequence) {
+  return group.ring[static_cast<std::size_t>((sequence - 1) % CollectiveMemory::kCapacity)];
+}
+
+/// The reader may stop at any moment, for the writer may be killed at any.
+void publish(std::uint64_t& number, std::uint64_t value) {
+  std::atomic_ref<std::uint64_t>(number).store(value, std::memory_order_release);
+}
+
+std::vector<LoggedCollective> entries_of(const CollectiveMemory::Group& group) {
+  std::vector<LoggedCollective> entries;
+  for (std::size_t i = 0; i < group.ring.size(); ++i) {
+    const CollectiveMemory::Entry& entry = group.ring[i];
+    if (entry.sequence == 0 || entry.sequence > group.last) continue;
+    if ((entry.sequence - 1) % CollectiveMemory::kCapacity != i) continue;
+    entries.push_back(
+        {entry.sequence, taken(entry.kind), entry.bytes, taken(entry.type), entry.started, entry.finished});
   }
-  return std::nullopt;
+  std::ranges::sort(entries, {}, &LoggedCollective::sequence);
+  return entries;
 }
 
 std::string json_text(std::string_view text) {
@@ -67,42 +99,67 @@ LoggedGroup* group_of(const nlohmann::json& line, CollectiveDump& dump) {
 }
 
 bool take_entry(const nlohmann::json& line, LoggedCollective& entry) {
-  std::string kind;
-  if (!take(line, "sequence", entry.sequence) || !take(line, "kind", kind)) return false;
-  const auto known = kind_of(kind);
-  if (!known) return false;
-  entry.kind = *known;
-  return take(line, "bytes", entry.bytes) && take(line, "type", entry.type) &&
+  return take(line, "sequence", entry.sequence) && take(line, "kind", entry.kind) &&
+         take(line, "bytes", entry.bytes) && take(line, "type", entry.type) &&
          take(line, "started", entry.started) && take(line, "finished", entry.finished);
 }
 
 }  // namespace
 
-std::uint64_t CollectiveLog::start(CollectiveKind kind, std::uint64_t bytes, std::string_view type,
+void begin_collectives(CollectiveMemory& memory, int rank, int world_size, std::uint32_t attempt) {
+  publish(memory.magic, 0);
+  memory.attempt = attempt;
+  memory.rank = rank;
+  memory.world_size = world_size;
+  memory.groups = 0;
+  publish(memory.magic, CollectiveMemory::kMagic);
+}
+
+CollectiveMemory::Group* add_collective_group(CollectiveMemory& memory, std::string_view name, int ranks) {
+  if (memory.groups >= CollectiveMemory::kGroups) return nullptr;
+  CollectiveMemory::Group& group = memory.group[memory.groups];
+  put(group.name, name);
+  group.ranks = ranks;
+  group.last = 0;
+  std::atomic_ref<std::uint32_t>(memory.groups).store(memory.groups + 1, std::memory_order_release);
+  return &group;
+}
+
+std::uint64_t CollectiveLog::start(std::string_view kind, std::uint64_t bytes, std::string_view type,
                                    std::int64_t now) {
-  const std::uint64_t sequence = ++last_;
-  const std::size_t place = static_cast<std::size_t>((sequence - 1) % kCapacity);
-  if (place >= ring_.size()) ring_.resize(place + 1);
-  LoggedCollective& entry = ring_[place];
-  entry.sequence = sequence;
-  entry.kind = kind;
+  const std::uint64_t sequence = group_.last + 1;
+  CollectiveMemory::Entry& entry = entry_of(group_, sequence);
+  publish(entry.sequence, 0);
   entry.bytes = bytes;
-  entry.type.assign(type);
   entry.started = now;
   entry.finished = 0;
+  put(entry.kind, kind);
+  put(entry.type, type);
+  publish(entry.sequence, sequence);
+  publish(group_.last, sequence);
   return sequence;
 }
 
 void CollectiveLog::finish(std::uint64_t sequence, std::int64_t now) {
-  if (sequence == 0 || sequence > last_) return;
-  LoggedCollective& entry = ring_[static_cast<std::size_t>((sequence - 1) % kCapacity)];
+  if (sequence == 0 || sequence > group_.last) return;
+  CollectiveMemory::Entry& entry = entry_of(group_, sequence);
   if (entry.sequence == sequence) entry.finished = now;
 }
 
-std::vector<LoggedCollective> CollectiveLog::entries() const {
-  std::vector<LoggedCollective> entries(ring_);
-  std::ranges::sort(entries, {}, &LoggedCollective::sequence);
-  return entries;
+std::optional<CollectiveDump> read_collectives(const CollectiveMemory& memory, std::size_t before,
+                                               std::size_t most) {
+  if (memory.magic != CollectiveMemory::kMagic || memory.rank < 0 || memory.world_size <= memory.rank)
+    return std::nullopt;
+  CollectiveDump dump{memory.rank, memory.world_size, memory.attempt, "", {}};
+  for (std::size_t i = 0; i < std::min<std::size_t>(memory.groups, CollectiveMemory::kGroups); ++i) {
+    std::vector<LoggedCollective> entries = entries_of(memory.group[i]);
+    const auto open = std::ranges::find(entries, 0, &LoggedCollective::finished);
+    const auto done = static_cast<std::size_t>(open - entries.begin());
+    entries.erase(entries.begin(), open - static_cast<std::ptrdiff_t>(std::min(before, done)));
+    if (entries.size() > most) entries.resize(most);
+    dump.groups.push_back({taken(memory.group[i].name), memory.group[i].ranks, std::move(entries)});
+  }
+  return dump;
 }
 
 std::string dump_text(const CollectiveDump& dump) {
@@ -119,7 +176,7 @@ std::string dump_text(const CollectiveDump& dump) {
     const std::string name = json_text(group.name);
     for (const LoggedCollective& entry : group.entries) {
       text += "{\"group\":" + name + ",\"sequence\":" + std::to_string(entry.sequence) +
-              ",\"kind\":" + json_text(kind_text(entry.kind)) + ",\"bytes\":" + std::to_string(entry.bytes) +
+              ",\"kind\":" + json_text(entry.kind) + ",\"bytes\":" + std::to_string(entry.bytes) +
               ",\"type\":" + json_text(entry.type) + ",\"started\":" + std::to_string(entry.started) +
               ",\"finished\":" + std::to_string(entry.finished) + "}\n";
     }
@@ -147,4 +204,4 @@ std::optional<CollectiveDump> parse_dump(std::string_view text) {
   return dump;
 }
 
-}  // namespace ddp::train
+}  // namespace ddp::rendezvous

@@ -6,11 +6,11 @@
 #include <tuple>
 #include <utility>
 
-#include "apps/train/collective_log.h"
+#include "rendezvous/collective_log.h"
 
 // missing_collective(): what the logs of all ranks say together.
 
-namespace ddp::train {
+namespace ddp::rendezvous {
 
 namespace {
 
@@ -61,11 +61,11 @@ std::string place_text(const std::string& group) {
 
 /// "all-reduce 517 (116 KB)"; a barrier has no size.
 std::string collective_text(const LoggedCollective& entry) {
-  const std::string text = std::string(kind_text(entry.kind)) + " " + std::to_string(entry.sequence);
-  return entry.kind == CollectiveKind::kBarrier ? text : text + " (" + size_text(entry.bytes) + ")";
+  const std::string text = entry.kind + " " + std::to_string(entry.sequence);
+  return entry.kind == "barrier" ? text : text + " (" + size_text(entry.bytes) + ")";
 }
 
-using Called = std::tuple<CollectiveKind, std::uint64_t, std::string>;
+using Called = std::tuple<std::string, std::uint64_t, std::string>;
 Called called(const LoggedCollective& entry) {
   return {entry.kind, entry.bytes, entry.type};
 }
@@ -135,32 +135,34 @@ Standing standing_of(const std::map<int, LoggedCollective>& by_rank, std::uint64
   return standing;
 }
 
-std::string verdict(const std::string& name, const Standing& standing, const std::set<int>& silent) {
+CollectiveVerdict verdict_on(const std::string& name, const Standing& standing, const std::set<int>& silent) {
   if (!standing.behind.empty()) {
     const std::string others = standing.waiting.empty()
                                    ? ranks_text(standing.done) + have_text(standing.done) + " finished"
                                    : ranks_text(standing.waiting) + wait_text(standing.waiting);
-    return ranks_text(standing.behind) + have_text(standing.behind) + " not started " + name + " that " +
-           others;
+    return {
+        ranks_text(standing.behind) + have_text(standing.behind) + " not started " + name + " that " + others,
+        true};
   }
   if (!silent.empty()) {
-    return ranks_text(silent) + " left no log; " + ranks_text(standing.waiting) +
-           wait_text(standing.waiting) + " " + name;
+    return {ranks_text(silent) + " left no log; " + ranks_text(standing.waiting) +
+                wait_text(standing.waiting) + " " + name,
+            true};
   }
   if (!standing.done.empty()) {
-    return ranks_text(standing.waiting) + have_text(standing.waiting) + " not finished " + name + " that " +
-           ranks_text(standing.done) + have_text(standing.done) + " finished";
+    return {ranks_text(standing.waiting) + have_text(standing.waiting) + " not finished " + name + " that " +
+                ranks_text(standing.done) + have_text(standing.done) + " finished",
+            true};
   }
-  return "all ranks wait in " + name +
-         ": the way between them fails, or one stood still before it came there";
+  return {"all ranks wait in " + name + ": the way between them fails, or one stands still in it", false};
 }
 
 /// What a group's ranks miss: ranks that wait in other groups themselves, some of those, or none.
 enum class Missed { kWaitElsewhere, kSomeElsewhere, kNoneElsewhere };
 
-/// What holds a group up, in words; empty: nothing.
+/// What holds a group up.
 struct HoldUp {
-  std::string text;
+  CollectiveVerdict verdict;
   Missed missed = Missed::kWaitElsewhere;
 };
 
@@ -187,12 +189,12 @@ HoldUp hold_up_of(const GroupLogs& group, const std::set<int>& silent, const std
       missed = Missed::kSomeElsewhere;
       standing.behind = nowhere;
     }
-    const HoldUp found{verdict(collective_text(by_rank.begin()->second) + group.place, standing, lost),
+    const HoldUp found{verdict_on(collective_text(by_rank.begin()->second) + group.place, standing, lost),
                        missed};
     // Of operations under way at once a later one may tell who has stopped.
     if (standing.waiting.size() < group.last.size())
-      return all_wait.text.empty() || !standing.behind.empty() ? found : all_wait;
-    if (all_wait.text.empty()) all_wait = found;
+      return all_wait.verdict.text.empty() || !standing.behind.empty() ? found : all_wait;
+    if (all_wait.verdict.text.empty()) all_wait = found;
   }
   return all_wait;
 }
@@ -220,7 +222,7 @@ std::set<int> waiting_in_others(const Groups& groups, const std::string& name) {
 
 }  // namespace
 
-std::string missing_collective(const std::vector<CollectiveDump>& dumps) {
+CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps) {
   std::uint32_t attempt = 0;
   for (const CollectiveDump& dump : dumps)
     attempt = std::max(attempt, dump.attempt);
@@ -237,14 +239,15 @@ std::string missing_collective(const std::vector<CollectiveDump>& dumps) {
       add(groups, dump.rank, group);
   }
   for (const auto& [name, group] : groups) {
-    if (std::string text = different_collective(group); !text.empty()) return text;
+    if (std::string text = different_collective(group); !text.empty()) return {text, true};
   }
   HoldUp first;
   for (const auto& [name, group] : groups) {
     HoldUp found = hold_up_of(group, silent, waiting_in_others(groups, name));
-    if (first.text.empty() || (!found.text.empty() && found.missed > first.missed)) first = std::move(found);
+    if (first.verdict.text.empty() || (!found.verdict.text.empty() && found.missed > first.missed))
+      first = std::move(found);
   }
-  return first.text;
+  return first.verdict;
 }
 
-}  // namespace ddp::train
+}  // namespace ddp::rendezvous

@@ -1,0 +1,50 @@
+#include "launcher/collective_board.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+
+#include "rendezvous/collective_log.h"
+
+namespace ddp::launcher {
+namespace {
+
+using rendezvous::CollectiveMemory;
+
+/// One that is finished, so that the rank's place is known where none is open.
+constexpr std::size_t kFinishedTold = 1;
+/// More than `train` has under way at once.
+constexpr std::size_t kTold = 64;
+
+}  // namespace
+
+Result<> CollectiveBoard::make_room(std::uint32_t workers) {
+  if (workers <= room_) return {};
+  if (!memory_) memory_.reset(::memfd_create("ddplaunch-collectives", MFD_CLOEXEC));
+  // Pages are there once they are written to.
+  if (!memory_ || ::ftruncate(memory_.get(), static_cast<off_t>(CollectiveMemory::kStride) * workers) != 0)
+    return system_error(errno, "make memory for the log of collectives");
+  room_ = workers;
+  return {};
+}
+
+std::string CollectiveBoard::path() const {
+  if (room_ == 0) return {};
+  return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(memory_.get());
+}
+
+std::string CollectiveBoard::text(std::uint32_t local_rank, std::uint32_t rank, std::uint32_t attempt) const {
+  if (local_rank >= room_) return {};
+  const auto memory = std::make_unique<CollectiveMemory>();
+  // Not mapped: a worker may have cut the file.
+  const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * local_rank;
+  const ssize_t size = ::pread(memory_.get(), memory.get(), sizeof *memory, offset);
+  if (size != static_cast<ssize_t>(sizeof *memory)) return {};
+  const auto dump = rendezvous::read_collectives(*memory, kFinishedTold, kTold);
+  if (!dump || dump->attempt != attempt || static_cast<std::uint32_t>(dump->rank) != rank) return {};
+  return rendezvous::dump_text(*dump);
+}
+
+}  // namespace ddp::launcher

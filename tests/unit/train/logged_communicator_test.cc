@@ -1,0 +1,134 @@
+#include "apps/train/logged_communicator.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tests/support/catch.h"
+
+using namespace ddp;
+using namespace ddp::train;
+
+namespace {
+
+std::string make_folder() {
+  std::string name = (std::filesystem::temp_directory_path() / "collective-log-XXXXXX").string();
+  REQUIRE(::mkdtemp(name.data()) != nullptr);
+  return name;
+}
+
+/// Sums that are complete as long as `good`.
+class PlayedSums final : public DeviceSums {
+ public:
+  Result<> enqueue(void*, std::size_t, DeviceType, void*) override { return {}; }
+  Result<> wait(const Done&, std::string_view) override {
+    return good ? Result<>() : Error{ErrorCode::kTimeout, "too late during all-reduce"};
+  }
+  void on_end(std::function<void()>) override {}
+
+  bool good = true;
+};
+
+class PlayedRanks final : public Communicator {
+ public:
+  explicit PlayedRanks(PlayedSums& sums) : sums_(sums) {}
+  int rank() const override { return 1; }
+  int world_size() const override { return 2; }
+  Result<> all_reduce_sum(std::span<float>) override { return {}; }
+  Result<> all_reduce_sum(std::span<double>) override { return {}; }
+  Result<> broadcast(std::span<std::byte>, int) override { return {}; }
+  Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t>) override {
+    return std::vector<std::uint64_t>(2);
+  }
+  Result<> barrier() override { return {}; }
+  DeviceSums* device_sums() override { return &sums_; }
+
+ private:
+  PlayedSums& sums_;
+};
+
+}  // namespace
+
+TEST_CASE("sums on the GPU are in the log from their launch until they were waited for") {
+  const std::string folder = make_folder();
+  PlayedSums sums;
+  {
+    const auto file = std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{"", 0, folder}, 1, 2, 0);
+    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 2);
+    LoggedCommunicator node(std::make_unique<PlayedRanks>(sums), file, "node 0", 2);
+    CHECK(node.barrier().has_value());
+    DeviceSums& device = *logged.device_sums();
+    CHECK(device.enqueue(nullptr, 10, DeviceType::kFloat32, nullptr).has_value());  // into a graph, once
+    for (int step = 0; step < 3; ++step)
+      device.launched(40, DeviceType::kFloat32);
+    CHECK(device.wait({}, "all-reduce").has_value());
+    sums.good = false;
+    CHECK(device.wait({}, "all-reduce").has_error());
+    CHECK(logged.barrier().has_value());  // after the failure nothing is an operation
+  }
+  std::ifstream written(folder + "/rank-1.jsonl");
+  const auto dump = rendezvous::parse_dump(std::string(std::istreambuf_iterator<char>(written), {}));
+  REQUIRE(dump);
+  CHECK(dump->reason == "too late during all-reduce");
+  REQUIRE(dump->groups.size() == 2);
+  REQUIRE(dump->groups[0].entries.size() == 3);
+  CHECK(dump->groups[0].entries[0].finished != 0);
+  CHECK(dump->groups[0].entries[1].finished == 0);
+  CHECK(dump->groups[0].entries[2].finished == 0);
+  CHECK(dump->groups[0].entries[2].bytes == 40);
+  CHECK(dump->groups[0].entries[2].kind == "all-reduce");
+  REQUIRE(dump->groups[1].entries.size() == 1);
+  CHECK((dump->groups[1].name == "node 0" && dump->groups[1].entries[0].finished != 0));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("the launcher reads a rank's operations from the memory that it gave") {
+  const std::string folder = make_folder();
+  const std::string path = folder + "/memory";
+  { std::ofstream made(path); }
+  std::filesystem::resize_file(path, 3 * rendezvous::CollectiveMemory::kStride);
+  PlayedSums sums;
+  {
+    const auto file = std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{path, 2, ""}, 1, 2, 5);
+    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 2);
+    CHECK(logged.barrier().has_value());
+    logged.device_sums()->launched(40, DeviceType::kBfloat16);
+  }
+  auto memory = std::make_unique<rendezvous::CollectiveMemory>();
+  std::ifstream written(path);
+  written.seekg(2 * rendezvous::CollectiveMemory::kStride);
+  REQUIRE(written.read(reinterpret_cast<char*>(memory.get()), sizeof *memory));
+  const auto dump = read_collectives(*memory);
+  REQUIRE(dump);
+  CHECK((dump->rank == 1 && dump->world_size == 2 && dump->attempt == 5));
+  REQUIRE(dump->groups.size() == 1);
+  REQUIRE(dump->groups[0].entries.size() == 2);
+  CHECK((dump->groups[0].entries[0].kind == "barrier" && dump->groups[0].entries[0].finished != 0));
+  CHECK((dump->groups[0].entries[1].type == "bfloat16" && dump->groups[0].entries[1].finished == 0));
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("a rank whose memory is not there, too small or no file goes on without") {
+  const std::string folder = make_folder();
+  const std::string path = folder + "/memory";
+  { std::ofstream made(path); }
+  std::filesystem::resize_file(path, rendezvous::CollectiveMemory::kStride);
+  PlayedSums sums;
+  for (const auto& [memory, local] :
+       {std::pair<std::string, int>{folder + "/none", 0}, {folder, 0}, {path, 1}}) {
+    const auto file =
+        std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{memory, local, folder}, 1, 2, 0);
+    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 2);
+    CHECK(logged.barrier().has_value());
+    file->fail({ErrorCode::kTimeout, "too late"});
+    std::ifstream written(folder + "/rank-1.jsonl");
+    const auto dump = rendezvous::parse_dump(std::string(std::istreambuf_iterator<char>(written), {}));
+    REQUIRE(dump);
+    CHECK(dump->groups[0].entries.size() == 1);
+  }
+  std::filesystem::remove_all(folder);
+}
