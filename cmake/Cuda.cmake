@@ -1,14 +1,16 @@
 # The GPU code: built where a CUDA compiler is found (DDP_CUDA=OFF: nowhere). Afterwards DDP_HAVE_CUDA says whether, and the
 # target ddp_cudart has what a file needs that calls the CUDA run time: linked statically, so that the programs start on hosts
-# without CUDA or a driver. Fuzzers and sanitizers go without: they find nothing in code that the host does not run, and the
-# bodies of the kernels are tested on the host in every build.
+# without CUDA or a driver. Fuzzers go without; sanitizers too unless DDP_SANITIZE_GPU is ON: then what the host does for a GPU
+# is checked, over the CUDA and NCCL that are played (docs/testing.md). The bodies of the kernels are checked in every build.
 set(DDP_HAVE_CUDA OFF)
-if(DDP_CUDA AND NOT DDP_FUZZ AND NOT DDP_SANITIZE)
+if(DDP_CUDA AND NOT DDP_FUZZ AND (NOT DDP_SANITIZE OR DDP_SANITIZE_GPU))
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
     # Machine code for what is in use, and PTX for what comes after. CUDA 13 begins with 75 (Turing).
-    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    if(DDP_SANITIZE AND NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 75-virtual)  # no GPU runs it: what is translated fastest
+    elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90)
     endif()
     enable_language(CUDA)

@@ -8,8 +8,8 @@
 #include <deque>
 #include <mutex>
 #include <thread>
-#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "apps/train/cuda_objects.h"
 #include "apps/train/interrupt.h"
@@ -82,6 +82,14 @@ bool is_done(ncclResult_t result) {
   return result != ncclInProgress;
 }
 
+/// What a call that never came back may still use: never given back, and never out of reach.
+void keep_for_ever(std::shared_ptr<void> used) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<void>>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(used));
+}
+
 }  // namespace
 
 /// Where NCCL puts the communicators and windows that it makes. A deque: what lies in it does not move.
@@ -107,7 +115,9 @@ NcclLink::~NcclLink() {
   if (!stuck_) (void)end_all(failed_.has_value() || is_revoked(config_.interrupt));
   if (stuck_) {
     // To give memory back means to wait for the device, which may wait for ever.
-    [[maybe_unused]] auto* kept = new std::tuple(device_, slots_, memory_);
+    keep_for_ever(device_);
+    keep_for_ever(slots_);
+    keep_for_ever(memory_);
     return;
   }
   if (staging_ != nullptr) device_->release(staging_);

@@ -4,11 +4,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <utility>
 
+#include "apps/train/cuda_check.h"
 #include "apps/train/cuda_device.h"
 #include "apps/train/nccl_communicator.h"
 #include "apps/train/nccl_environment.h"
@@ -133,6 +135,21 @@ Result<> nccl_is_here(const NcclWorldConfig& config) {
   return library ? Result<>() : library.error();
 }
 
+Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool share_gpu) {
+  const auto gpu = find_gpu(local_rank, is_restricted(), share_gpu);
+  if (!gpu) return gpu.error();
+  const auto gpus = count_gpus();
+  if (!gpus) return gpus.error();
+  cudaDeviceProp properties{};
+  if (auto done = cuda_check(cudaGetDeviceProperties(&properties, *gpu), "cudaGetDeviceProperties"); !done)
+    return done.error();
+  // Ranks that each see one GPU may see different ones.
+  const bool own = !share_gpu || (is_restricted() && *gpus == 1);
+  const int ranks = own ? 1 : (std::max(local_world_size, 1) + *gpus - 1) / *gpus;
+  return NcclGpuMemory{"GPU " + std::to_string(*gpu) + " (" + properties.name + ")",
+                       properties.totalGlobalMem / static_cast<std::size_t>(ranks)};
+}
+
 Result<NcclWorld> connect_nccl(const NcclWorldConfig& config, PeerDirectory& directory) {
   if (auto here = nccl_is_here(config); !here) return here.error();
   const auto gpu = find_gpu(config.local_rank, is_restricted(), config.share_gpu);
@@ -154,7 +171,8 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
                                     PeerDirectory& directory) {
   NcclLinkConfig limits;
   limits.rank = config.rank;
-  limits.start_timeout = config.start_timeout;
+  // Who waits longer for a step waits as long for ranks that start late.
+  limits.start_timeout = std::max(config.start_timeout, config.step_timeout);
   limits.step_timeout = config.step_timeout;
   limits.interrupt = config.interrupt;
   const int version = library->version();

@@ -30,6 +30,8 @@ namespace {
 /// Done when it answers true; until then the stream stands.
 using Work = std::function<bool()>;
 
+constexpr std::size_t kMemory = std::size_t{80} << 20;
+
 int g_graphs = 0;
 thread_local cudaError_t t_last_error = cudaSuccess;
 
@@ -139,7 +141,7 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = *total = size_t{80} << 20;
+  *free = *total = kMemory;
   return answer();
 }
 cudaError_t cudaMemset(void* memory, int value, size_t size) {
@@ -264,6 +266,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
+  properties->totalGlobalMem = kMemory;
   std::strcpy(properties->name, "a GPU that is played");
   return cudaSuccess;
 }

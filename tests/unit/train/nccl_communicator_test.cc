@@ -363,6 +363,7 @@ TEST_CASE("a rank that never comes ends the start at its deadline") {
   const auto without = [](int missing) {
     return [missing](NcclWorldConfig& config) {
       config.start_timeout = 100ms;
+      config.step_timeout = 50ms;
       if (config.rank == missing) config.rank = -1;
     };
   };
@@ -373,6 +374,14 @@ TEST_CASE("a rank that never comes ends the start at its deadline") {
   CHECK(run_ranks(
             2, [](NcclWorld&) { return "joined"; }, without(0))[1] ==
         "rank 1 over NCCL: rank 0 of world has not told where to meet; did it start? during start");
+  // A longer deadline of steps is one of the start too.
+  const auto patient = [&](NcclWorldConfig& config) {
+    without(1)(config);
+    config.step_timeout = 300ms;
+  };
+  CHECK(run_ranks(
+            2, [](NcclWorld&) { return "joined"; }, patient)[0] ==
+        "rank 0 over NCCL: the other ranks did not do their part within 300 ms during start");
 }
 
 TEST_CASE("what NCCL says of a start that fails is passed on") {
