@@ -1,0 +1,141 @@
+// The part of the Agent that begins and ends an attempt. What lives through several is in agent_rejoin.cc.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "launcher/agent.h"
+#include "launcher/random_text.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// Where `@record` writes a worker's exception: a name that nobody can guess, of a file that exists only if
+/// one was written, so that an agent that is killed leaves nothing behind.
+std::string make_error_prefix() {
+  const char* base = std::getenv("TMPDIR");
+  const auto random = random_text(8);
+  if (!random) return {};
+  return std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/ddplaunch-" + *random + "-rank_";
+}
+
+}  // namespace
+
+void Agent::handle(const rendezvous::Spawn& message) {
+  if (!job_ || leaving_) return;
+  const bool some_live = waiting_ && workers_->any_lives();
+  if (attempt_running_ && !some_live) {  // the last of the attempt before is being cleaned up
+    next_spawn_ = message;
+    return;
+  }
+  // Also here, where another attempt may follow that this one must not run beside.
+  leased_ = !local_ || message.max_restarts > 0;
+  lease_.proven(accepted_at_);  // a slow disk may have kept us from answering a Ping before
+  if (!begin_attempt(message)) return;
+  if (!std::exchange(attempt_running_, true)) start_task(finish_attempt());
+  // A restarted rank 0 goes on where the one before stopped reading.
+  if ((stdin_ended_ || !stdin_pending_.empty()) && !std::exchange(stdin_busy_, true))
+    start_task(feed_stdin());
+}
+
+/// Starts the workers, but for those that live on from the attempt before: they are told of it.
+bool Agent::begin_attempt(const rendezvous::Spawn& message) {
+  if (auto room = collectives_.make_room(message.local_world_size); !room)
+    link_.send(rendezvous::Notice{"the workers get no DDPLAUNCH_COLLECTIVES: " + room.error().text, true});
+  auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix(),
+                               expect_workers(message.local_world_size), collectives_.path());
+  if (!workers) {
+    refuse(workers.error());
+    if (attempt_running_) workers_->stop(std::chrono::milliseconds(0));
+    return false;
+  }
+  if (workers->omp_threads && message.node_rank == 0 && message.attempt == 0) {
+    link_.send(
+        rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
+                           " for each worker (its share of the node's cores); export it to choose another"});
+  }
+  if (attempt_running_) workers_->let_go_of_ended();  // their output is the attempt's before
+  attempt_ = message.attempt;
+  first_rank_ = message.first_rank;
+  ranks_ = message.local_world_size;
+  waiting_ = false;
+  lives_.begin_attempt();
+  store_.workers_start();
+  keep_error_files(std::move(workers->error_files));
+  evidence_.begin(attempt_, first_rank_, error_files_);
+  if (!attempt_running_) {
+    workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_.begin(attempt_));
+    link_.send(rendezvous::Notice{tree_.how(), true});
+  }
+  watch_for_hangs(workers->specs);
+  tell_of_the_living();
+  for (std::uint32_t local = 0; local < message.local_world_size; ++local)
+    order_attempt(message, local);
+  std::erase_if(workers->specs, [this](const WorkerSpec& spec) { return lives_.lives(spec.rank); });
+  workers_->start(std::move(workers->specs));
+  workers_->resume_output();
+  return true;
+}
+
+/// True: that attempt was held back here until the last one's workers are gone, and is over before it began.
+bool Agent::give_up_next(std::uint32_t attempt) {
+  if (!next_spawn_ || next_spawn_->attempt != attempt) return false;
+  next_spawn_.reset();
+  link_.send(rendezvous::AttemptEnded{attempt, 0, {}});
+  return true;
+}
+
+void Agent::handle(const rendezvous::Stop& message) {
+  if (give_up_next(message.attempt)) return;
+  if (workers_ && attempt_running_ && message.attempt == attempt_) {
+    if (hang_guard_) hang_guard_->stop();
+    if (worker_link_) worker_link_->stop({message.reason, message.grace_ms});
+    const std::chrono::milliseconds grace(message.grace_ms);
+    waiting_ = false;  // what they write from now on is the end of their last attempt
+    workers_->resume_output();
+    workers_->stop(grace);
+    revoke_step_.cancel();
+    evidence_.kills_from(Clock::now() + grace);
+  }
+}
+
+Awaitable<> Agent::finish_attempt() {
+  co_await workers_->ended();
+  while (letting_go_)  // it sees that nobody lives
+    co_await attempt_over_.async_wait(kUseTuple);
+  if (hang_guard_) {
+    hang_guard_->stop();
+    co_await hang_guard_->idle();  // its tools are no leftovers of the workers
+  }
+  // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
+  const std::vector<LeftProcess> left = co_await tree_.end();
+  if (evidence_.any()) tell_collectives();
+  EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
+  co_await evidence_.collect(std::move(tell));
+  co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
+  rendezvous::AttemptEnded ended;
+  ended.attempt = attempt_;
+  ended.left = static_cast<std::uint32_t>(left.size());
+  for (const LeftProcess& process : left)
+    ended.left_text += (ended.left_text.empty() ? "" : ", ") + process.text();
+  link_.send(ended);
+  for (const std::string& file : error_files_)
+    ::unlink(file.c_str());
+  attempt_running_ = waiting_ = false;
+  attempt_over_.cancel();
+  if (!next_spawn_) co_return;
+  const rendezvous::Spawn next = *std::exchange(next_spawn_, std::nullopt);
+  handle(next);
+}
+
+/// Of an attempt that failed: the master compares them, and names the rank that the others waited for.
+void Agent::tell_collectives() {
+  for (std::uint32_t local = 0; local < ranks_; ++local) {
+    std::string log = collectives_.text(local, first_rank_ + local, attempt_);
+    if (!log.empty())
+      link_.send(rendezvous::WorkerCollectives{attempt_, first_rank_ + local, std::move(log)});
+  }
+}
+
+}  // namespace ddp::launcher
