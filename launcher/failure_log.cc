@@ -83,9 +83,10 @@ void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
   end_.add_evidence(static_cast<int>(evidence.rank), evidence.attempt, evidence);
 }
 
-void FailureLog::collectives(const rendezvous::WorkerCollectives& collectives) {
+void FailureLog::collectives(const rendezvous::WorkerCollectives& collectives, int world_size) {
   auto dump = rendezvous::parse_dump(collectives.log);
-  if (dump && dump->rank == static_cast<int>(collectives.rank) && dump->attempt == attempt_)
+  if (dump && dump->rank == static_cast<int>(collectives.rank) && dump->attempt == attempt_ &&
+      dump->world_size == world_size)
     collectives_.push_back(std::move(*dump));
 }
 

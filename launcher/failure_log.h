@@ -40,8 +40,8 @@ class FailureLog {
   /// stop_ordered.
   void worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at, Time error);
   void evidence(const rendezvous::WorkerEvidence& evidence);
-  /// What a rank of the attempt left of its collectives; what is none is left out.
-  void collectives(const rendezvous::WorkerCollectives& collectives);
+  /// What a rank of the attempt, of so many, left of its collectives; what is none is left out.
+  void collectives(const rendezvous::WorkerCollectives& collectives, int world_size);
   /// Compares what all ranks of the attempt left: Failure::waited_for of its root cause. end_attempt does so,
   /// too.
   void judge_collectives();

@@ -129,7 +129,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& mes
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerCollectives& message, Time) {
-  if (message.attempt == attempt_ && runs(index, message.rank)) failures_.collectives(message);
+  if (message.attempt == attempt_ && runs(index, message.rank)) failures_.collectives(message, world_.world_size);
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {

@@ -52,6 +52,9 @@ std::vector<LoggedCollective> entries_of(const CollectiveMemory::Group& group) {
   return entries;
 }
 
+/// No rank beyond it is believed: who compares logs looks for those that are missing.
+constexpr int kMostRanks = 1'000'000;
+
 std::string json_text(std::string_view text) {
   return nlohmann::json(std::string(text)).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
@@ -85,6 +88,7 @@ bool take_head(const nlohmann::json& line, CollectiveDump& dump) {
       !take(line, "world_size", dump.world_size) || !take(line, "attempt", dump.attempt) ||
       !take(line, "reason", dump.reason))
     return false;
+  if (dump.rank < 0 || dump.world_size <= dump.rank || dump.world_size > kMostRanks) return false;
   if (schema == kLogSchema) return take_groups(line, dump.groups);
   dump.groups.push_back({"world", dump.world_size, {}});
   return schema == kOldSchema;
@@ -148,7 +152,8 @@ void CollectiveLog::finish(std::uint64_t sequence, std::int64_t now) {
 
 std::optional<CollectiveDump> read_collectives(const CollectiveMemory& memory, std::size_t before,
                                                std::size_t most) {
-  if (memory.magic != CollectiveMemory::kMagic || memory.rank < 0 || memory.world_size <= memory.rank)
+  if (memory.magic != CollectiveMemory::kMagic || memory.rank < 0 || memory.world_size <= memory.rank ||
+      memory.world_size > kMostRanks)
     return std::nullopt;
   CollectiveDump dump{memory.rank, memory.world_size, memory.attempt, "", {}};
   for (std::size_t i = 0; i < std::min<std::size_t>(memory.groups, CollectiveMemory::kGroups); ++i) {

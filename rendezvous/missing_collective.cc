@@ -25,14 +25,17 @@ std::string size_text(std::uint64_t bytes) {
   return text;
 }
 
-/// "rank 3", "ranks 0-2", "ranks 0, 2 and 5".
+/// "rank 3", "ranks 0-2", "ranks 0, 2 and 5"; of many only the first ones.
 std::string ranks_text(const std::set<int>& ranks) {
+  constexpr std::size_t kRuns = 8;
   std::vector<std::string> words;
-  for (auto at = ranks.begin(); at != ranks.end();) {
+  std::size_t named = 0;
+  for (auto at = ranks.begin(); at != ranks.end() && words.size() < kRuns;) {
     const int first = *at;
     int last = first;
     for (++at; at != ranks.end() && *at == last + 1; ++at)
       last = *at;
+    named += static_cast<std::size_t>(last - first) + 1;
     if (last > first + 1) {
       words.push_back(std::to_string(first) + "-" + std::to_string(last));
     } else {
@@ -40,6 +43,7 @@ std::string ranks_text(const std::set<int>& ranks) {
       if (last != first) words.push_back(std::to_string(last));
     }
   }
+  if (named < ranks.size()) words.push_back(std::to_string(ranks.size() - named) + " more");
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < words.size(); ++i)
     text += (i == 0 ? "" : i + 1 == words.size() ? " and " : ", ") + words[i];
@@ -166,14 +170,21 @@ struct HoldUp {
   Missed missed = Missed::kWaitElsewhere;
 };
 
-std::set<int> without(const std::set<int>& ranks, const std::set<int>& others) {
+/// In how many groups' operations each rank waits, as far as it does.
+using Waits = std::map<int, int>;
+
+std::set<int> who_wait_nowhere_else(const std::set<int>& ranks, const GroupLogs& group, const Waits& waits) {
   std::set<int> rest;
-  std::ranges::set_difference(ranks, others, std::inserter(rest, rest.end()));
+  for (const int rank : ranks) {
+    const auto found = waits.find(rank);
+    if (found == waits.end() || found->second == static_cast<int>(group.waiting.count(rank)))
+      rest.insert(rest.end(), rank);
+  }
   return rest;
 }
 
-/// `silent`: the world's ranks that left no log. `elsewhere`: those that wait in another group's operations.
-HoldUp hold_up_of(const GroupLogs& group, const std::set<int>& silent, const std::set<int>& elsewhere) {
+/// `silent`: the world's ranks that left no log.
+HoldUp hold_up_of(const GroupLogs& group, const std::set<int>& silent, const Waits& waits) {
   const bool whole = group.last.size() >= static_cast<std::size_t>(group.ranks);
   const std::set<int> lost = whole ? std::set<int>() : silent;
   HoldUp all_wait;
@@ -181,7 +192,7 @@ HoldUp hold_up_of(const GroupLogs& group, const std::set<int>& silent, const std
     Standing standing = standing_of(by_rank, sequence, group.last);
     // A rank without a log may have done what the others have; those that wait tell where it stands.
     if (standing.waiting.empty() && standing.behind.empty()) continue;
-    const std::set<int> nowhere = without(standing.behind, elsewhere);
+    const std::set<int> nowhere = who_wait_nowhere_else(standing.behind, group, waits);
     Missed missed = Missed::kWaitElsewhere;
     if (standing.behind.empty() ? !lost.empty() : nowhere.size() == standing.behind.size()) {
       missed = Missed::kNoneElsewhere;
@@ -212,14 +223,6 @@ void add(Groups& groups, int rank, const LoggedGroup& logged) {
   }
 }
 
-std::set<int> waiting_in_others(const Groups& groups, const std::string& name) {
-  std::set<int> ranks;
-  for (const auto& [other, group] : groups) {
-    if (other != name) ranks.insert(group.waiting.begin(), group.waiting.end());
-  }
-  return ranks;
-}
-
 }  // namespace
 
 CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps) {
@@ -227,23 +230,28 @@ CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps) {
   for (const CollectiveDump& dump : dumps)
     attempt = std::max(attempt, dump.attempt);
   Groups groups;
-  std::set<int> silent;
-  for (const CollectiveDump& dump : dumps) {
-    for (int rank = 0; dump.attempt == attempt && rank < dump.world_size; ++rank)
-      silent.insert(rank);
-  }
+  std::set<int> there;
+  int world_size = 0;
   for (const CollectiveDump& dump : dumps) {
     if (dump.attempt != attempt) continue;
-    silent.erase(dump.rank);
+    there.insert(dump.rank);
+    world_size = std::max(world_size, dump.world_size);
     for (const LoggedGroup& group : dump.groups)
       add(groups, dump.rank, group);
   }
+  std::set<int> silent;
+  for (int rank = 0; rank < world_size; ++rank)
+    if (there.count(rank) == 0) silent.insert(silent.end(), rank);
+  Waits waits;
+  for (const auto& [name, group] : groups)
+    for (const int rank : group.waiting)
+      ++waits[rank];
   for (const auto& [name, group] : groups) {
     if (std::string text = different_collective(group); !text.empty()) return {text, true};
   }
   HoldUp first;
   for (const auto& [name, group] : groups) {
-    HoldUp found = hold_up_of(group, silent, waiting_in_others(groups, name));
+    HoldUp found = hold_up_of(group, silent, waits);
     if (first.verdict.text.empty() || (!found.verdict.text.empty() && found.missed > first.missed))
       first = std::move(found);
   }

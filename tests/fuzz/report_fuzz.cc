@@ -12,6 +12,7 @@
 #include "launcher/exit_report.h"
 #include "launcher/kernel_evidence.h"
 #include "launcher/report_json.h"
+#include "rendezvous/collective_log.h"
 
 using namespace ddp::launcher;
 
@@ -55,11 +56,31 @@ void check_kernel(std::string_view text) {
   (void)is_xid_line(text);
 }
 
+/// What a worker left in the agent's memory, and what an agent says that it was.
+void check_collectives(std::string_view bytes) {
+  using namespace ddp::rendezvous;
+  static CollectiveMemory memory;
+  memory = {};
+  std::copy_n(bytes.begin(), std::min(bytes.size(), sizeof memory), reinterpret_cast<char*>(&memory));
+  memory.magic = CollectiveMemory::kMagic;
+  auto left = read_collectives(memory, 1, 64);
+  if (left) {
+    const auto told = parse_dump(dump_text(*left));
+    require(told && told->rank == left->rank && told->groups.size() == left->groups.size());
+  }
+  const auto said = parse_dump(bytes);
+  if (said) require(parse_dump(dump_text(*said)).has_value());
+  if (said && said->world_size > 1'000) return;  // each rank that is missing takes time
+  if (said) (void)missing_collective({*said});
+  if (left && said && left->world_size <= 1'000) (void)missing_collective({*left, *said});
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::string_view bytes(reinterpret_cast<const char*>(data), size);
   check_kernel(bytes);
+  check_collectives(bytes);
   JobEnd end;
   for (int rank = 0; rank < 8 && !bytes.empty(); ++rank) {
     end.failures.push_back(failure_from(take(bytes, '\x01'), rank));

@@ -102,6 +102,11 @@ TEST_CASE("what is no dump is none") {
         "1\",\"rank\":\"0\",\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
         "{\"schema\":\"ddp-collective-log/"
         "1\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n{\"sequence\":1}\n",
+        // A rank that is none of its world, and a world that nobody has.
+        "{\"schema\":\"ddp-collective-log/1\",\"rank\":2,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
+        "{\"schema\":\"ddp-collective-log/1\",\"rank\":-1,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
+        "{\"schema\":\"ddp-collective-log/"
+        "1\",\"rank\":0,\"world_size\":2000000,\"attempt\":0,\"reason\":\"\"}\n",
         // No groups, one that is no object, and an operation of one that the head has not.
         "{\"schema\":\"ddp-collective-log/"
         "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
@@ -222,6 +227,8 @@ TEST_CASE("memory that anybody may have written is read as far as it makes sense
   CHECK_FALSE(read_collectives(*memory));  // nobody has begun
   begin_collectives(*memory, 3, 3, 0);
   CHECK_FALSE(read_collectives(*memory));  // no rank of that world
+  begin_collectives(*memory, 0, 2'000'000, 0);
+  CHECK_FALSE(read_collectives(*memory));  // nobody has so many
   begin_collectives(*memory, 1, 2, 7);
   CollectiveLog log(*add_collective_group(*memory, "a name that is longer than its place", 2));
   log.start("a kind that is longer than its place", 8, "a type that is longer", 1);
@@ -279,4 +286,14 @@ TEST_CASE("whether a verdict names somebody is told") {
   CHECK(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 1, false, 2)}).names_rank);
   CHECK(missing_collective({rank_log(0, 1, true, 2)}).names_rank);  // rank 1 left no log
   CHECK_FALSE(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 1, true, 2)}).names_rank);
+}
+
+TEST_CASE("of many ranks the first ones are named") {
+  std::vector<CollectiveDump> dumps;
+  for (int rank = 0; rank < 10'000; ++rank)
+    dumps.push_back(rank_log(rank, 1, rank % 2 == 0, 10'000));
+  CHECK(
+      missing_collective(dumps).text ==
+      "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 4992 more have not started all-reduce 2 (116 KB) that ranks 0, 2, "
+      "4, 6, 8, 10, 12, 14 and 4992 more wait in");
 }
