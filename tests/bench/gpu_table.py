@@ -16,6 +16,27 @@ ROUNDS = 2  # of run.sh, of what is measured beside PyTorch
 BATCHES = (100, 4096)
 
 
+class Broken(Exception):
+    """A file that is not what run.sh writes."""
+
+
+def checked(raw):
+    """What run.sh wrote, or Broken with what it is not. Figures of a step are looked at where they are used."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("steps"), list):
+        raise Broken("it has no list of steps")
+    for name in ("seconds", "ok", "failed", "skipped"):
+        if not isinstance(raw.get(name), (int, float)):
+            raise Broken(f"\"{name}\" is no number")
+    for step in raw["steps"]:
+        if not isinstance(step, dict) or not all(isinstance(step.get(key), str) for key in ("step", "state", "reason")):
+            raise Broken("a step has no name, state or reason")
+        if step["state"] not in ("ok", "failed", "skipped"):
+            raise Broken(f"step {step['step']} has the state \"{step['state']}\"")
+        if not isinstance(step.get("figures"), (dict, type(None))):
+            raise Broken(f"the figures of step {step['step']} are no object")
+    return raw
+
+
 class Results:
     def __init__(self, results):
         self.steps = {step["step"]: step for step in results["steps"]} if results else None
@@ -163,12 +184,12 @@ def losses(results):
 
 def text_of(raw):
     results = Results(raw)
-    machine = results.figures("machine")
-    if machine:
-        where = f"{machine[0]['gpus']}; {machine[0]['kernel']}; ddplaunch {raw.get('commit', 'of an unknown commit')}."
-        head = f"`./dev gpu`, {number(raw['seconds'])} s: {raw['ok']} steps ok, {raw['failed']} failed, {raw['skipped']} skipped. {where}"
+    if raw is None:
+        head = f"`./dev gpu` fills this in. Not measured: {NO_MACHINE}."
     else:
-        head = f"`./dev gpu` fills this in. Not measured: {NO_MACHINE}." if raw is None else f"Not measured: {results.missing('machine')}."
+        machine = results.line("machine", lambda figures: f"{figures['gpus']}; {figures['kernel']}")
+        head = (f"`./dev gpu`, {number(raw['seconds'])} s: {raw['ok']} steps ok, {raw['failed']} failed, {raw['skipped']} skipped. "
+                f"Machine: {machine}; ddplaunch {raw.get('commit', 'of an unknown commit')}.")
     return "\n".join([head, "", *correctness(results), *images(results), *costs(results), *sums(results), *losses(results)]).rstrip() + "\n"
 
 
@@ -180,13 +201,31 @@ def replaced(document, text):
     return f"{before}{BEGIN}\n\n{text}\n{END}{after}"
 
 
+def read_results(path):
+    try:
+        return checked(json.loads(pathlib.Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise SystemExit(f"gpu_table.py: {path} cannot be read: {error.strerror}") from error
+    except (Broken, ValueError) as error:  # ValueError: no JSON, or no UTF-8
+        raise SystemExit(f"gpu_table.py: {path} is not what run.sh writes: {error}") from error
+
+
 def main():
-    raw = None if sys.argv[1] == "none" else json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if len(sys.argv) not in (2, 3):
+        raise SystemExit("usage: gpu_table.py RESULTS.JSON|none [DOCUMENT]")
+    raw = None if sys.argv[1] == "none" else read_results(sys.argv[1])
+    try:
+        text = text_of(raw)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise SystemExit(f"gpu_table.py: {sys.argv[1]} has other figures than this table is made of: {error!r}") from error
     if len(sys.argv) < 3:
-        print(text_of(raw), end="")
+        print(text, end="")
         return
     document = pathlib.Path(sys.argv[2])
-    document.write_text(replaced(document.read_text(encoding="utf-8"), text_of(raw)), encoding="utf-8")
+    try:
+        document.write_text(replaced(document.read_text(encoding="utf-8"), text), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"gpu_table.py: {document} cannot be written anew: {error}") from error
 
 
 if __name__ == "__main__":

@@ -80,8 +80,37 @@ class Table(unittest.TestCase):
                      "the other ended, ms | 5,200: train: rank 0 over NCCL: late during all-reduce |",
                      "first new step, ms | 1,234 (a step: 12.3); NCCL 2.28, started in 0.5 s |",
                      "ok: 900 equal products at 30,000 GFLOP/s, 3.0 GiB written and read", "| a graph of 1 launch, us each, back to back | 2.35 |",
-                     "| float32 batch 100: images/s | 123,457 |", "H100, 550.1, 81559 MiB, 1980 MHz; Linux 6.1; ddplaunch abc1234."):
+                     "| float32 batch 100: images/s | 123,457 |", "skipped. Machine: H100, 550.1, 81559 MiB, 1980 MHz; Linux 6.1; ddplaunch abc1234."):
             self.assertIn(line, text)
+
+    def test_a_machine_without_nvidia_smi_is_told_of_once(self):
+        raw = results()
+        raw["steps"] = [step("machine", state="skipped", reason="nvidia-smi is not here")]
+        self.assertEqual(gpu_table.text_of(raw).splitlines()[0], "`./dev gpu`, 300 s: 20 steps ok, 1 failed, 2 skipped. Machine: not "
+                                                                 "measured: nvidia-smi is not here; ddplaunch abc1234.")
+
+    def test_broken_files_are_told_of_in_one_line(self):
+        good = results()
+        with tempfile.TemporaryDirectory() as place:
+            path = pathlib.Path(place, "results.json")
+            not_ours = f"gpu_table.py: {path} is not what run.sh writes: "
+            for text, words in (
+                    ("", not_ours), ("{\"steps\":[", not_ours), ("\xff", not_ours), ("[]", not_ours + "it has no list of steps"),
+                    (json.dumps({**good, "ok": "x"}), not_ours + "\"ok\" is no number"),
+                    (json.dumps({**good, "steps": [7]}), not_ours + "a step has no name, state or reason"),
+                    (json.dumps({**good, "steps": [step("a", state="fine")]}), not_ours + "step a has the state \"fine\""),
+                    (json.dumps({**good, "steps": [step("a", figures=[1])]}), not_ours + "the figures of step a are no object"),
+                    (json.dumps(results(step("bench-2", {"lines": 1}))), f"gpu_table.py: {path} has other figures than this table is made of: "),
+                    (json.dumps(results(step("health", {"ranks": []}))), f"gpu_table.py: {path} has other figures than this table is made of: "),
+                    (json.dumps(results(step("bench-2", {"rows": [{"bytes": "x", "mean_us": 1, "wrong": 0}]}))),
+                     f"gpu_table.py: {path} has other figures than this table is made of: ")):
+                path.write_bytes(text.encode("latin-1"))
+                done = subprocess.run([sys.executable, HERE / "gpu_table.py", path], capture_output=True, text=True, check=False)
+                with self.subTest(text):
+                    self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
+                    self.assertTrue(done.stderr.startswith(words), done.stderr)
+            done = subprocess.run([sys.executable, HERE / "gpu_table.py", f"{place}/none"], capture_output=True, text=True, check=False)
+            self.assertEqual(done.stderr, f"gpu_table.py: {place}/none cannot be read: No such file or directory\n")
 
     def test_only_the_marked_part_of_a_document_is_replaced(self):
         with tempfile.TemporaryDirectory() as folder:

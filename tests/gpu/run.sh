@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The first things to do on a machine with a GPU, in the order in which their results mean something; made by `./dev gpu`, needs
 # nothing but bash and coreutils, no network and no root. Takes at most eight minutes. Writes results.json beside itself: each step
-# ok, failed or skipped, with the reason and its figures. Exit code: 0; 1 something failed; 77 everything was skipped.
+# ok, failed or skipped, with the reason and its figures. Exit code: 0; 1 something failed; 77 everything was skipped; 2 DDP_GPU_ONLY
+# names what is no step; 128 and the signal when one ends it: what was found by then is in results.json.
 #
 # DDP_GPU_SECONDS=N: other than 480. DDP_GPU_ONLY='lost-KILL nccl': these steps only. DDPLAUNCH_NCCL_LIBRARY=PATH: this libnccl.so.2.
 # DDP_NCCL_TESTS=PATH: this all_reduce_perf. DDP_GPU_IMAGES=N: of the trainings that compare, other than 4000.
@@ -10,8 +11,6 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=$here/results.json
 budget=${DDP_GPU_SECONDS:-480}
 work=$(mktemp -d) || exit 1
-rm -f "$results"
-touch "$results" || { echo "run.sh: $results cannot be written" >&2; exit 1; }
 trap 'rm -rf "$work"' EXIT
 
 # The file of this name that the machine has, else nothing.
@@ -33,11 +32,15 @@ export DDP_GPU_LOADER="${loader[*]-}"
 text() { printf '"%s"' "$(printf '%s' "$1" | tr '\n\t\r' '   ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g' | cut -c1-2000)"; }
 
 commit=$(cat "$here/commit" 2>/dev/null || echo unknown)
-wanted() { [[ -z ${DDP_GPU_ONLY:-} || " $DDP_GPU_ONLY " == *" $1 "* ]]; }
+# Whether this step is to be made. While they are only named none is: then `names` gets them all.
+listing='' names=''
+wanted() {
+  [[ -z $listing ]] || { names+=" $1"; return 1; }
+  [[ -z ${DDP_GPU_ONLY:-} || " $DDP_GPU_ONLY " == *" $1 "* ]]
+}
 steps='' ok=0 failed=0 skipped=0
-# note NAME STATE REASON [FIGURES AS JSON]
+# note NAME STATE REASON [FIGURES AS JSON]: of a wanted step.
 note() {
-  wanted "$1" || return 0
   steps+="${steps:+,}"$'\n'"{\"step\":$(text "$1"),\"state\":\"$2\",\"reason\":$(text "$3"),\"seconds\":$((SECONDS - began)),\"figures\":${4:-null}}"
   case $2 in ok) ok=$((ok + 1)) ;; failed) failed=$((failed + 1)) ;; skipped) skipped=$((skipped + 1)) ;; esac
   printf '%-22s %-8s %s\n' "$1" "$2" "$3"
@@ -62,8 +65,12 @@ step() {
     return
   fi
   ((limit <= budget - SECONDS)) || limit=$((budget - SECONDS))
-  timeout -k 5 "$limit" "$@" >"$work/out" 2>"$work/err" </dev/null
+  # In the background, for a trap waits for what is in the foreground.
+  timeout -k 5 "$limit" "$@" >"$work/out" 2>"$work/err" </dev/null &
+  current=$name child=$!
+  wait "$child"
   code=$?
+  current='' child=''
   figures=$(grep -m 1 '^{.*}$' "$work/out")  # a step that is cut off may leave half a line
   case $code in
     0) note "$name" ok "" "$figures" ;;
@@ -71,6 +78,19 @@ step() {
     124 | 137) note "$name" "${late:-failed}" "not ready after $limit seconds" ;;
     *) note "$name" failed "exit code $code: $(last_line "$work/err")" "$figures" ;;
   esac
+}
+
+# ended SIGNAL NUMBER: ends the step under way and the run, not the step alone.
+current='' child=''
+ended() {
+  trap '' INT TERM HUP
+  if [[ -n $child ]]; then
+    kill -TERM "$child" 2>/dev/null
+    wait "$child"
+    note "$current" skipped "ended by SIG$1"
+  fi
+  printf '%d ok, %d failed, %d skipped until SIG%s came after %d s: %s\n' "$ok" "$failed" "$skipped" "$1" "$SECONDS" "$results"
+  exit $((128 + $2))
 }
 
 # tool NAME: its path, where the machine has it.
@@ -91,72 +111,80 @@ if [[ -z $nccl ]] && ! ldconfig -p 2>/dev/null | grep -q 'libnccl\.so\.2 '; then
 fi
 [[ -z $nccl ]] || export DDPLAUNCH_NCCL_LIBRARY=$nccl
 
-began=$SECONDS
-if ! command -v nvidia-smi >/dev/null; then
-  note machine skipped "nvidia-smi is not here"
-elif machine >"$work/machine" 2>"$work/err"; then
-  note machine ok "" "$(cat "$work/machine")"
-else
-  note machine skipped "nvidia-smi: $(last_line "$work/err")"
-fi
-
-# --- the kernels ------------------------------------------------------------------------------------------------------
-of gpu_parity parity
-step parity 120 "${program[@]}"
-for check in replay train; do
-  of gpu_check "$check"
-  step "$check" 60 "${program[@]}"
-done
 # known NAME SECONDS ARGUMENTS…: a step of steps.sh.
 known() { step "$1" "$2" "$BASH" "$here/steps.sh" "${@:3}"; }
-known device-train 60 device-train
-known health 60 health
-of gpu_costs costs
-step costs 30 "${program[@]}"
-of gpu_check speed
-step speed 30 "${program[@]}"
 
-# --- NCCL, and ranks that are lost ------------------------------------------------------------------------------------
-known nccl 60 nccl
-for ranks in 2 4; do known "bench-$ranks" 40 bench "$ranks"; done
-known nccl-tests 40 nccl-tests 2
-for signal in KILL STOP; do
-  known "lost-$signal" 40 lost "$signal"
-  known "rejoin-$signal" 60 rejoin "$signal"
-done
-known nodes 60 nodes
-
-# --- images per second: the sides take turns ---------------------------------------------------------------------------
-for turn in 1 2; do
-  # Batch, images (more than 60,000 are drawn on the host, and no GPU holds them), steps of an interval, and epochs, or intervals.
-  for shape in '100 60000 200 4' '4096 57344 7 15'; do
-    read -r batch images interval times <<<"$shape"
-    for dtype in float32 bfloat16; do
-      known "images-$batch-$dtype-$turn" 30 images "$batch" "$dtype" "$images" "$interval" "$times"
-    done
-    known "torch-$batch-$turn" 45 torch "$batch" "$images" "$interval" "$times"
-  done
-done
-
-# --- tools of the toolkit: slow, and what they have not found within their time they have not found --------------------
-sanitizer=$(tool compute-sanitizer)
-for check in memcheck racecheck initcheck synccheck; do
-  of gpu_parity parity
-  if [[ -z $sanitizer ]]; then
+all_steps() {
+  if wanted machine; then
     began=$SECONDS
-    note "$check" skipped "compute-sanitizer is not here"
-  else
-    late=skipped step "$check" 60 "$sanitizer" --tool "$check" --error-exitcode 9 --print-limit 3 "${program[@]}"
+    if ! command -v nvidia-smi >/dev/null; then
+      note machine skipped "nvidia-smi is not here"
+    elif machine >"$work/machine" 2>"$work/err"; then
+      note machine ok "" "$(cat "$work/machine")"
+    else
+      note machine skipped "nvidia-smi: $(last_line "$work/err")"
+    fi
   fi
-done
-profiler=$(tool ncu)
-if [[ -z $profiler ]]; then
-  began=$SECONDS
-  note ncu skipped "ncu is not here"
-else
+
+  # --- the kernels ------------------------------------------------------------------------------------------------------
+  of gpu_parity parity
+  step parity 120 "${program[@]}"
+  for check in replay train; do
+    of gpu_check "$check"
+    step "$check" 60 "${program[@]}"
+  done
+  known device-train 60 device-train
+  known health 60 health
+  of gpu_costs costs
+  step costs 30 "${program[@]}"
+  of gpu_check speed
+  step speed 30 "${program[@]}"
+
+  # --- NCCL, and ranks that are lost ------------------------------------------------------------------------------------
+  known nccl 60 nccl
+  for ranks in 2 4; do known "bench-$ranks" 40 bench "$ranks"; done
+  known nccl-tests 40 nccl-tests 2
+  for signal in KILL STOP; do
+    known "lost-$signal" 40 lost "$signal"
+    known "rejoin-$signal" 60 rejoin "$signal"
+  done
+  known nodes 60 nodes
+
+  # --- images per second: the sides take turns ---------------------------------------------------------------------------
+  for turn in 1 2; do
+    # Batch, images (more than 60,000 are drawn on the host, and no GPU holds them), steps of an interval, and epochs, or intervals.
+    for shape in '100 60000 200 4' '4096 57344 7 15'; do
+      read -r batch images interval times <<<"$shape"
+      for dtype in float32 bfloat16; do
+        known "images-$batch-$dtype-$turn" 30 images "$batch" "$dtype" "$images" "$interval" "$times"
+      done
+      known "torch-$batch-$turn" 45 torch "$batch" "$images" "$interval" "$times"
+    done
+  done
+
+  # --- tools of the toolkit: slow, and what they have not found within their time they have not found --------------------
+  sanitizer=$(tool compute-sanitizer)
+  for check in memcheck racecheck initcheck synccheck; do
+    of gpu_parity parity
+    late=skipped step "$check" 60 "${sanitizer:-compute-sanitizer}" --tool "$check" --error-exitcode 9 --print-limit 3 "${program[@]}"
+  done
+  profiler=$(tool ncu)
   of gpu_check replay
-  late=skipped step ncu 60 "$profiler" --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
-fi
+  late=skipped step ncu 60 "${profiler:-ncu}" --metrics gpu__time_duration.sum --launch-count 60 --csv --log-file "$here/ncu.csv" "${program[@]}"
+}
+
+listing=1
+all_steps
+listing=''
+for name in ${DDP_GPU_ONLY:-}; do
+  [[ "$names " == *" $name "* ]] || { echo "run.sh: DDP_GPU_ONLY names no step \"$name\"; the steps are$names" >&2; exit 2; }
+done
+rm -f "$results"
+touch "$results" || { echo "run.sh: $results cannot be written" >&2; exit 1; }
+trap 'ended INT 2' INT
+trap 'ended TERM 15' TERM
+trap 'ended HUP 1' HUP
+all_steps
 
 printf '%d ok, %d failed, %d skipped in %d s: %s\n' "$ok" "$failed" "$skipped" "$SECONDS" "$results"
 ((failed == 0)) || exit 1

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import unittest
@@ -113,7 +114,51 @@ class RunSh(Pack):
         self.assertEqual(json.loads(steps["nccl"]["reason"])["weights"], "/named")
 
 
+    def start(self, only):
+        environment = {"PATH": f"{self.place}/tools:/usr/bin:/bin", "PLACE": str(self.place), "HOME": str(self.place), "DDP_GPU_ONLY": only}
+        return subprocess.Popen(["bash", str(self.place / "run.sh")], cwd="/", env=environment, text=True, start_new_session=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def test_a_signal_ends_the_run_and_keeps_what_was_found(self):
+        self.program("gpu_parity", "echo '{\"check\":\"parity\",\"ok\":true}'\n")
+        self.program("gpu_check", '[ "$1" = replay ] || exit 2\necho $$ >"$PLACE/under-way"\nexec sleep 100\n')
+        for one, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+            os.mkfifo(self.place / "under-way")
+            with self.start("parity replay train costs") as running:
+                with open(self.place / "under-way", encoding="utf-8") as told:  # opens when the step does
+                    number = int(told.readline())
+                os.kill(running.pid, one)
+                out, err = running.communicate(timeout=60)
+            self.assertEqual((running.returncode, err), (code, ""), out)
+            self.assertRegex(out.splitlines()[-1], rf"^1 ok, 0 failed, 1 skipped until {one.name} came after \d+ s: ")
+            results = json.loads((self.place / "results.json").read_text(encoding="utf-8"))
+            self.assertEqual([(step["step"], step["state"], step["reason"]) for step in results["steps"]],
+                             [("parity", "ok", ""), ("replay", "skipped", f"ended by {one.name}")])
+            self.assertFalse(Steps.runs(number), "the step is still there")
+            (self.place / "under-way").unlink()
+
+    def test_a_step_that_there_is_not_is_refused_before_any_is_made(self):
+        with self.start("parity lost-KIL") as running:
+            out, err = running.communicate(timeout=60)
+        self.assertEqual((running.returncode, out), (2, ""))
+        self.assertRegex(err, r'^run\.sh: DDP_GPU_ONLY names no step "lost-KIL"; the steps are machine parity replay .* lost-KILL .* ncu\n$')
+        self.assertFalse((self.place / "results.json").exists())
+
+
 class Steps(Pack):
+    def test_an_option_that_is_refused_is_a_failure_where_nothing_is_lacking(self):
+        # It takes the plainest uses.
+        self.program("train", 'case "$*" in "--health 1ms"*|*" -e 8 "*) exit 0;; esac\necho "train: --what: no such option" >&2; exit 2\n')
+        self.program("ddplaunch", 'echo "train: --what: no such option" >&2\necho "ddplaunch: exit 2: rank 0 on localhost exited 2" >&2\nexit 2\n')
+        _, _, steps = self.run_it("device-train health nccl bench-2 lost-KILL rejoin-KILL nodes images-100-float32-1")
+        self.assertEqual(len(steps), 8)
+        for step in steps.values():
+            self.expect(step, "failed", "exit code 1: exit code 2: train: --what: no such option")
+        # No NCCL: what needs it is skipped, and nothing else.
+        self.program("train", 'case "$*" in "--health 1ms"*) exit 0;; esac\necho "train: no NCCL" >&2; exit 2\n')
+        _, _, steps = self.run_it("health bench-2")
+        self.assertEqual((steps["health"]["state"], steps["bench-2"]["state"]), ("failed", "skipped"))
+
     def test_two_ranks_must_give_the_same_weights_over_nccl_as_over_tcp(self):
         self.program("train", 'case "$*" in *nccl*) way=a;; *) way=${OTHER:-a};; esac\n'
                               'echo "weights equal on $WORLD_SIZE ranks: $way"; echo "test accuracy 50.0 % (1/2)"\n')
