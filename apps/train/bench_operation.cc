@@ -1,6 +1,10 @@
 #include "apps/train/bench_operation.h"
 
 #include <algorithm>
+#include <new>
+#include <string>
+
+#include "apps/train/host_memory.h"
 
 namespace ddp::train {
 
@@ -30,7 +34,12 @@ Result<std::unique_ptr<BenchMemory>> BenchMemory::make(Communicator& communicato
   } else if (const auto shared = communicator.share_memory(bytes); !shared.empty()) {
     memory->values_ = std::span(reinterpret_cast<float*>(shared.data()), count);
   } else {
-    memory->own_ = AlignedBuffer<float>(count);
+    try {
+      memory->own_ = AlignedBuffer<float>(count);
+    } catch (const std::bad_alloc&) {  // a limit of the process, or others were faster
+      return Error{ErrorCode::kSystem, "this process gets no " + room_text(bytes) +
+                                           " of memory for the messages; write a smaller -b or -e"};
+    }
     memory->values_ = memory->own_.span();
   }
   return memory;

@@ -19,6 +19,7 @@ constexpr std::size_t kDefaultMost = 32u << 20;
 constexpr std::size_t kDefaultOfPairs = 4u << 20;
 constexpr std::size_t kDefaultStep = 1u << 20;  // of nccl-tests, for -f 1
 constexpr double kLeastFactor = 1.01;
+constexpr double kMostSizes = 10'000;
 
 const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOperation::kAllReduce},
                                                         {"allgather", BenchOperation::kAllGather},
@@ -178,6 +179,12 @@ std::string complete(const CLI::App& app, BenchOptions& options) {
   if (options.step_factor > 1 && options.step_factor < kLeastFactor) return "-f is 1, or 1.01 and more";
   if (options.step_factor > 1 && app.count("-f") != 0) options.step_bytes = 0;  // as nccl-tests has it
   if (options.step_factor <= 1 && options.step_bytes == 0) options.step_bytes = kDefaultStep;
+  const double span = static_cast<double>(options.max_bytes - options.min_bytes);
+  if (options.step_bytes != 0 && span / static_cast<double>(options.step_bytes) > kMostSizes) {
+    return "-i: from " + std::to_string(options.min_bytes) + " to " + std::to_string(options.max_bytes) +
+           " bytes in steps of " + std::to_string(options.step_bytes) +
+           " are more than 10000 sizes; write a larger -i, or -f 2";
+  }
   if (options.pairs && options.operation != BenchOperation::kSendReceive)
     return "--pairs: write --bench sendrecv --pairs";
   if (options.pairs && options.comm == CommKind::kGloo)

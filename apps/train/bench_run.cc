@@ -15,6 +15,8 @@
 
 #include "apps/train/bench_operation.h"
 #include "apps/train/bench_options.h"
+#include "apps/train/host_memory.h"
+#include "apps/train/nccl_world.h"
 #include "apps/train/output_place.h"
 #include "apps/train/shared_outcome.h"
 #include "apps/train/standard_output.h"
@@ -140,6 +142,12 @@ std::size_t least_size(BenchOperation operation, int world) {
   return sizeof(float) * (in_parts ? static_cast<std::size_t>(world) : 1);
 }
 
+/// Bytes that a rank's buffer needs for the largest message.
+std::size_t most_bytes(const BenchOptions& options, const std::vector<std::size_t>& sizes) {
+  return *std::max_element(sizes.begin(), sizes.end()) *
+         (options.operation == BenchOperation::kSendReceive ? 2 : 1);
+}
+
 /// This rank's pair of one round, measured on connections of its own.
 Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnvironment& environment,
                                 const WorldOptions& world_options, World& world, std::pair<int, int> pair,
@@ -209,9 +217,7 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   }
   if (speaks) print_out("%s", table_head(report).c_str());
   const auto sizes = message_sizes(options, least_size(options.operation, report.world));
-  const std::size_t most = *std::max_element(sizes.begin(), sizes.end()) *
-                           (options.operation == BenchOperation::kSendReceive ? 2 : 1);
-  const auto memory = BenchMemory::make(*world.communicator, most);
+  const auto memory = BenchMemory::make(*world.communicator, most_bytes(options, sizes));
   if (!memory) return memory.error();
   for (const std::size_t bytes : sizes) {
     auto row = measure_row(options, **memory, bytes);
@@ -223,12 +229,32 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
   return {};
 }
 
+/// Where this host or its GPU has no room for the largest message of its ranks; empty: there is. Of a GPU
+/// too the host has a copy, which is filled and compared.
+std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& environment) {
+  const auto sizes = options.pairs
+                         ? std::vector<std::size_t>{options.max_bytes}
+                         : message_sizes(options, least_size(options.operation, environment.world_size));
+  const std::size_t each = most_bytes(options, sizes);
+  const std::string what = std::string("--bench ") + operation_name(options.operation) + ": messages of " +
+                           std::to_string(sizes.back()) + " bytes need ";
+  const std::string instead = "; write a smaller -b or -e";
+  const std::string lacks = lacking_memory(each, environment.local_world_size);
+  if (!lacks.empty()) return what + lacks + instead;
+  if (options.comm != CommKind::kNccl) return "";
+  const auto gpu = nccl_gpu_memory(environment.local_rank, environment.local_world_size, options.share_gpu);
+  if (!gpu) return gpu.error().text;
+  if (gpu->bytes >= each) return "";
+  return what + room_text(each) + " of " + gpu->name + ", which has " + room_text(gpu->bytes) +
+         " for a rank" + instead;
+}
+
 /// Found before anything starts; empty: nothing.
 std::string contradiction(const BenchOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
   if (options.pairs && environment.world_size < 2) return "--pairs needs two ranks or more";
   const auto possible = can_join(environment, world);
-  return possible ? "" : possible.error().text;
+  return possible ? lacking_room(options, environment) : possible.error().text;
 }
 
 }  // namespace

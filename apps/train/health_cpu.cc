@@ -112,6 +112,18 @@ std::unique_ptr<HealthDevice> open_health_cpu() {
   return std::make_unique<Cpu>();
 }
 
+std::size_t memory_share(std::span<const std::uint64_t> told, int rank) {
+  const std::uint64_t mine = told[2 * static_cast<std::size_t>(rank)];
+  if (mine == 0) return 0;
+  std::uint64_t ranks = 0, least = 0;
+  for (std::size_t i = 0; i + 1 < told.size(); i += 2) {
+    if (told[i] != mine || told[i + 1] == 0) continue;
+    least = ranks == 0 ? told[i + 1] : std::min(least, told[i + 1]);
+    ++ranks;
+  }
+  return ranks == 0 ? 0 : least / ranks;
+}
+
 void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures) {
   figures.device = device.name();
   device.begin(figures);

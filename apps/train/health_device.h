@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "apps/train/health_judge.h"
@@ -14,7 +15,8 @@ namespace ddp::train {
 /// What is to be tested, and what is to go wrong for a drill.
 struct HealthTask {
   std::chrono::milliseconds time{10'000};
-  std::size_t memory = 0;  ///< bytes; 0: as the device has it
+  std::size_t memory = 0;  ///< bytes; 0: a CPU's usual ones, of a GPU
+  std::size_t share = 0;   ///< up to so many (memory_share)
   int threads = 1;
   bool plant_gemm = false;
   bool plant_memory = false;
@@ -25,6 +27,10 @@ class HealthDevice {
  public:
   virtual ~HealthDevice() = default;
   virtual std::string name() const = 0;
+  /// Equal on ranks that have the same memory to divide, on whatever thread; 0: nobody shares it.
+  virtual std::uint64_t identity() const { return 0; }
+  /// Bytes that could be tested now if nobody else took any; 0 where identity() is. Any thread.
+  virtual Result<std::size_t> testable_memory() { return std::size_t{0}; }
   /// What is to be known before, and after the tests (clocks, counters of errors).
   virtual void begin(HealthFigures&) {}
   virtual void end(HealthFigures&) {}
@@ -38,6 +44,11 @@ std::unique_ptr<HealthDevice> open_health_cpu();
 Result<> can_test_gpu();
 /// GPU `local_rank` modulo their number.
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank);
+
+/// How much of its device's memory this rank may take, so that no other one lacks it: the ranks that share a
+/// device have equal parts. `told` has for each rank its identity() and its testable_memory(), told when all
+/// had opened their devices and none had begun; 0 where a rank could not tell.
+std::size_t memory_share(std::span<const std::uint64_t> told, int rank);
 
 /// All tests of one device in their order; what could not be made is the figures' trouble.
 void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures);

@@ -1,12 +1,16 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "apps/train/cuda_check.h"
 #include "apps/train/cuda_objects.h"
 #include "apps/train/device_runner.h"
+#include "apps/train/fnv_hash.h"
 #include "apps/train/health_device.h"
 #include "apps/train/health_gemm.h"
 #include "apps/train/health_gpu_memory.h"
@@ -42,6 +46,21 @@ class Gpu final : public HealthDevice {
 
   std::string name() const override {
     return "GPU " + std::to_string(number_) + " (" + properties_.name + ")";
+  }
+  /// A GPU's own number where it has one: ranks in containers have other names for their host.
+  std::uint64_t identity() const override {
+    std::string text(properties_.uuid.bytes, sizeof properties_.uuid.bytes);
+    if (text.find_first_not_of('\0') == std::string::npos) {
+      char host[256] = {};
+      (void)::gethostname(host, sizeof host - 1);
+      text = std::string(host) + " " + std::to_string(properties_.pciDomainID) + ":" +
+             std::to_string(properties_.pciBusID) + ":" + std::to_string(properties_.pciDeviceID);
+    }
+    return std::max<std::uint64_t>(fnv_hash(std::as_bytes(std::span(text))), 1);
+  }
+  Result<std::size_t> testable_memory() override {
+    if (auto done = cuda_check(cudaSetDevice(number_), "cudaSetDevice"); !done) return done.error();
+    return testable_gpu_memory();
   }
   void begin(HealthFigures& figures) override {
     figures.gpu = true;
@@ -89,7 +108,7 @@ class Gpu final : public HealthDevice {
   Result<> remember(const HealthTask& task, HealthFigures& figures) override {
     if (!begun_) return begun_;
     const auto faults =
-        test_gpu_memory(stream_.get(), task.memory, task.plant_memory, [this] { nvml_.look(); });
+        test_gpu_memory(stream_.get(), task.memory, task.share, task.plant_memory, [this] { nvml_.look(); });
     if (!faults) return faults.error();
     figures.take(*faults);
     return {};

@@ -23,18 +23,14 @@ class GpuMemory {
  public:
   explicit GpuMemory(cudaStream_t stream) : stream_(stream) {}
 
-  /// All of `bytes`; or as much as there is, where 0.
-  Result<> take(std::size_t bytes) {
+  /// All of `bytes`; where 0, of `share` as much as there is.
+  Result<> take(std::size_t bytes, std::size_t share) {
     // The records first: nothing is free afterwards.
     auto records = make_device_bytes(kPiece / kBlock * sizeof(PatternFaults));
     if (!records) return records.error();
     records_ = std::move(*records);
     const bool as_there_is = bytes == 0;
-    if (as_there_is) {
-      std::size_t free = 0, total = 0;
-      if (auto done = cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"); !done) return done;
-      bytes = free - std::min(free, std::max(free / 50, kLeftFree));
-    }
+    if (as_there_is) bytes = share;
     for (std::size_t left = (std::max(bytes, kBlock) + kBlock - 1) / kBlock * kBlock; left > 0;) {
       const std::size_t size = std::min(left, kPiece);
       auto memory = make_device_bytes(size);
@@ -134,10 +130,16 @@ class GpuMemory {
 
 }  // namespace
 
-Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, bool plant,
+Result<std::size_t> testable_gpu_memory() {
+  std::size_t free = 0, total = 0;
+  if (auto done = cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"); !done) return done.error();
+  return free - std::min(free, std::max(free / 50, kLeftFree));
+}
+
+Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, std::size_t share, bool plant,
                                       const std::function<void()>& after_pattern) {
   GpuMemory memory(stream);
-  if (auto taken = memory.take(bytes); !taken) return taken.error();
+  if (auto taken = memory.take(bytes, share); !taken) return taken.error();
   PatternFaults faults = PatternFaults::none();
   for (int i = 0; i < kHealthPatterns; ++i) {
     const auto pattern = static_cast<HealthPattern>(i);

@@ -15,6 +15,7 @@
 #include "apps/train/health_judge.h"
 #include "apps/train/health_network.h"
 #include "apps/train/health_options.h"
+#include "apps/train/host_memory.h"
 #include "apps/train/output_place.h"
 #include "apps/train/shared_outcome.h"
 #include "apps/train/standard_output.h"
@@ -53,16 +54,19 @@ std::string contradiction(const HealthOptions& options, const WorkerEnvironment&
   if (options.device == HealthDeviceKind::kGpu) {
     if (const auto can = can_test_gpu(); !can) return "--device gpu: " + can.error().text;
   }
-  const auto possible = can_join(environment, world);
-  return possible ? "" : possible.error().text;
+  if (const auto possible = can_join(environment, world); !possible) return possible.error().text;
+  if (uses_gpu(options) || options.memory_mb == 0) return "";
+  const std::string lacks = lacking_memory(options.memory_mb << 20, environment.local_world_size);
+  return lacks.empty() ? "" : "--health-memory " + std::to_string(options.memory_mb) + ": " + lacks;
 }
 
 bool planted(const HealthOptions& options, const WorkerEnvironment& environment, HealthFault fault) {
   return options.plant && options.plant->rank == environment.rank && options.plant->fault == fault;
 }
 
-HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& environment) {
+HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& environment, std::size_t share) {
   HealthTask task;
+  task.share = share;
   task.time = options.time;
   task.memory = options.memory_mb << 20;
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
@@ -73,23 +77,46 @@ HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& enviro
   return task;
 }
 
-HealthFigures test_own_device(const HealthOptions& options, const WorkerEnvironment& environment) {
-  HealthFigures figures;
-  figures.host = own_host();
+/// This rank's device, and what is known of it; none where it could not be opened.
+struct OwnDevice {
   std::unique_ptr<HealthDevice> device;
-  if (uses_gpu(options)) {
-    auto gpu = open_health_gpu(environment.local_rank);
-    if (!gpu) {
-      figures.device = "GPU";
-      figures.trouble = gpu.error().text;
-      return figures;
-    }
-    device = std::move(*gpu);
-  } else {
-    device = open_health_cpu();
+  HealthFigures figures;
+};
+
+OwnDevice open_own_device(const HealthOptions& options, const WorkerEnvironment& environment) {
+  OwnDevice own;
+  own.figures.host = own_host();
+  if (!uses_gpu(options)) {
+    own.device = open_health_cpu();
+    return own;
   }
-  test_device(*device, task_of(options, environment), figures);
-  return figures;
+  auto gpu = open_health_gpu(environment.local_rank);
+  if (gpu) {
+    own.device = std::move(*gpu);
+  } else {
+    own.figures.device = "GPU";
+    own.figures.trouble = gpu.error().text;
+  }
+  return own;
+}
+
+/// Ranks that share a GPU would each take all that is free.
+Result<std::size_t> agree_on_memory(Communicator& all, OwnDevice& own) {
+  std::uint64_t mine[] = {0, 0};  // identity, bytes
+  if (own.device) {
+    const auto bytes = own.device->testable_memory();
+    mine[0] = own.device->identity();
+    if (bytes) {
+      mine[1] = *bytes;
+    } else {
+      own.figures.device = own.device->name();
+      own.figures.trouble = bytes.error().text;
+      own.device.reset();
+    }
+  }
+  const auto told = all.all_gather(mine);
+  if (!told) return told.error();
+  return memory_share(*told, all.rank());
 }
 
 Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthReport& report) {
@@ -108,13 +135,23 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   Communicator& all = *world.communicator;
   report.nodes = world.node_count;
   report.way = world.way;
-  HealthFigures mine;
-  const auto own = [&]() -> Result<> {
-    mine = test_own_device(options, environment);
+  OwnDevice own;
+  const auto open = [&]() -> Result<> {
+    own = open_own_device(options, environment);
     return {};
   };
   // Devices need different times, and none may take another's silence for its death.
-  if (auto met = share_outcome(all, own, options.comm_timeout / 4); !met) return met;
+  const auto sign = options.comm_timeout / 4;
+  if (auto met = share_outcome(all, open, sign); !met) return met;
+  const auto share = agree_on_memory(all, own);
+  if (!share) return share.error();
+  const auto test = [&]() -> Result<> {
+    if (own.device) test_device(*own.device, task_of(options, environment, *share), own.figures);
+    own.device.reset();
+    return {};
+  };
+  if (auto met = share_outcome(all, test, sign); !met) return met;
+  HealthFigures& mine = own.figures;
   if (auto told = gather_figures(all, mine, report); !told) return told;
   if (all.world_size() > 1) {
     auto pairs = test_pairs(environment, world_options, world);

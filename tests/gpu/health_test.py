@@ -5,8 +5,10 @@ usage: health_test.py PATH_OF_TRAIN [unittest options]
 """
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import unittest
 
 TRAIN = ""
@@ -40,6 +42,42 @@ class Health(unittest.TestCase):
             self.assertFalse(record["passed"])
             self.assertIn(words, done.stderr)
             self.assertEqual([f["item"] for f in record["findings"] if f["level"] == "error"], [fault])
+
+
+class SharedGpu(unittest.TestCase):
+    """Ranks that share a GPU would each take all that is free. Of one that is played, which has 128 MiB, 64 are left free."""
+
+    def ranks(self, *arguments, **variables):
+        with socket.socket() as probe, tempfile.TemporaryDirectory() as place:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+            probe.close()
+            base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES} | variables
+            base |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                     "FAKE_CUDA_MIB": "128"}
+            if "FAKE_CUDA_GPUS" not in variables:
+                base |= {"FAKE_CUDA_ROOM": f"{place}/room", "CUDA_VISIBLE_DEVICES": "0"}
+            started = [subprocess.Popen([TRAIN, "--health", "100ms", "--device", "gpu", "--json", f"{place}/health", *arguments],
+                                        env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]
+            ends = [process.communicate(timeout=280) for process in started]
+            with open(f"{place}/health", encoding="utf-8") as file:
+                record = json.loads(file.read())
+        self.assertEqual([(process.returncode, err) for process, (_, err) in zip(started, ends)], [(0, "")] * 2)
+        return record["ranks"]
+
+    def test_ranks_that_share_a_gpu_divide_its_memory(self):
+        first, second = self.ranks()
+        self.assertEqual(first["device"], second["device"])
+        self.assertEqual(first["memory_bytes"], second["memory_bytes"])
+        if "played" in first["device"]:
+            self.assertEqual(first["memory_bytes"], 32 << 20)
+
+    def test_a_gpu_each_has_all_of_it(self):
+        if "played" not in run()[1]["ranks"][0]["device"]:
+            self.skipTest("for a GPU that is played")
+        ranks = self.ranks(FAKE_CUDA_GPUS="2")
+        self.assertEqual([rank["memory_bytes"] for rank in ranks], [64 << 20] * 2)
 
 
 if __name__ == "__main__":

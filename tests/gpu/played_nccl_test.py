@@ -182,6 +182,14 @@ class Bench(unittest.TestCase):
                 self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
                 self.assertIn("# Out of bounds values : 0 OK", lines)
 
+    def test_what_the_ranks_of_a_gpu_cannot_hold_is_refused_first(self):
+        for code, out, errors in self.bench("allreduce", *NCCL, "-b", "27M", "-n", "1"):
+            self.assertEqual((code, out), (2, ""))
+            self.assertRegex(errors, r"^train: --bench allreduce: messages of 28311552 bytes need 27\.0 MiB of GPU 0 \(a GPU that is played\), "
+                                     r"which has 26\.7 MiB for a rank; write a smaller -b or -e\n$")
+        for code, _, errors in self.bench("allreduce", *NCCL, "-b", "1M", "-n", "1"):
+            self.assertEqual((code, errors), (0, ""))
+
     def test_a_wrong_sum_is_found_on_the_gpu(self):
         os.environ["FAKE_NCCL_SPOIL"] = "1200"
         for operation in ("allreduce", "reducescatter"):

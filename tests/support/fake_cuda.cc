@@ -2,10 +2,16 @@
 // code is tested without a GPU: memory is the host's, kernels are run by the host driver. A stream does
 // nothing until somebody waits for it or asks it, so that a result that is read too early is seen; memory of
 // the GPU begins with bytes that make a nan. FAKE_CUDA_GPUS=0: no GPU. FAKE_CUDA_FAIL=N: the N-th call (from
-// 1) that can fail does.
+// 1) that can fail does. FAKE_CUDA_MIB=N: the GPU has so much memory (80). FAKE_CUDA_ROOM=FILE: processes
+// with the same file have the same GPU, where one gets no memory that others have.
 
 #include "tests/support/fake_cuda.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -13,6 +19,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -30,14 +37,62 @@ namespace {
 /// Done when it answers true; until then the stream stands.
 using Work = std::function<bool()>;
 
-constexpr std::size_t kMemory = std::size_t{80} << 20;
-
 int g_graphs = 0;
 thread_local cudaError_t t_last_error = cudaSuccess;
 
 int number_of(const char* name, int otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::atoi(text) : otherwise;
+}
+
+std::size_t all_memory() {
+  return static_cast<std::size_t>(number_of("FAKE_CUDA_MIB", 80)) << 20;
+}
+
+/// The memory of a GPU that processes share; of one that nobody shares nothing is counted.
+class Room {
+ public:
+  Room() {
+    const char* const path = std::getenv("FAKE_CUDA_ROOM");
+    if (path == nullptr) return;
+    const int file = ::open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0 || ::ftruncate(file, sizeof *taken_) != 0) std::abort();
+    void* const data = ::mmap(nullptr, sizeof *taken_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    ::close(file);
+    if (data == MAP_FAILED) std::abort();
+    taken_ = static_cast<std::atomic<std::size_t>*>(data);
+  }
+
+  bool take(std::size_t size) {
+    if (taken_ == nullptr) return true;
+    std::size_t before = *taken_;
+    do {
+      if (size > all_memory() - before) return false;
+    } while (!taken_->compare_exchange_weak(before, before + size));
+    return true;
+  }
+  void own(void* memory, std::size_t size) {
+    const std::lock_guard lock(mutex_);
+    if (taken_ != nullptr) sizes_[memory] = size;
+  }
+  void give_back(void* memory) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = sizes_.find(memory); found != sizes_.end()) {
+      *taken_ -= found->second;
+      sizes_.erase(found);
+    }
+  }
+  std::size_t free() const { return taken_ == nullptr ? all_memory() : all_memory() - *taken_; }
+
+ private:
+  std::atomic<std::size_t>* taken_ = nullptr;
+  std::mutex mutex_;
+  std::map<void*, std::size_t> sizes_;
+};
+
+Room& room() {
+  static Room& room = *new Room;  // memory may be given back at the very end
+  return room;
 }
 
 cudaError_t answer() {
@@ -120,9 +175,11 @@ cudaError_t cudaSetDevice(int) {
   return answer();
 }
 const char* cudaGetErrorName(cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation) return "cudaErrorMemoryAllocation";
   return error == cudaErrorNoDevice ? "cudaErrorNoDevice" : "cudaErrorLaunchFailure";
 }
 const char* cudaGetErrorString(cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation) return "out of memory";
   return error == cudaErrorNoDevice ? "no CUDA-capable device is detected" : "unspecified launch failure";
 }
 /// As the run time's, it also gives a question's "not ready" to whoever looks next.
@@ -132,16 +189,20 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaMalloc(void** memory, size_t size) {
   *memory = nullptr;
   if (answer() != cudaSuccess) return cudaErrorLaunchFailure;
+  if (!room().take(size)) return cudaErrorMemoryAllocation;
   *memory = ::operator new(size, std::align_val_t(256));
   std::memset(*memory, 0xff, size);
+  room().own(*memory, size);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  room().give_back(memory);
   ::operator delete(memory, std::align_val_t(256));
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  *free = *total = kMemory;
+  *free = room().free();
+  *total = all_memory();
   return answer();
 }
 cudaError_t cudaMemset(void* memory, int value, size_t size) {
@@ -264,9 +325,10 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     stream->add(work);
   return answer();
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
-  properties->totalGlobalMem = kMemory;
+  properties->totalGlobalMem = all_memory();
+  properties->pciBusID = device;
   std::strcpy(properties->name, "a GPU that is played");
   return cudaSuccess;
 }

@@ -6,6 +6,7 @@ usage: bench_run_test.py PATH_OF_TRAIN [unittest options]
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -179,6 +180,33 @@ class Mistakes(unittest.TestCase):
         self.assertEqual((code, text), (2, "train: --pairs needs two ranks or more\n"))
         code, text = self.refused("--bench", "sendrecv", "--pairs", "--comm", "gloo")
         self.assertEqual((code, text), (2, "--pairs measures shared memory and TCP, not Gloo: leave --comm gloo out\n"))
+
+    def test_what_no_memory_holds_is_refused_before_anything_starts(self):
+        for arguments in (("--bench", "allreduce", "-b", "1024G"), ("--bench", "sendrecv", "-e", "1024G"),
+                          ("--bench", "sendrecv", "--pairs", "-e", "1024G")):
+            # Rank 1 of two, whose rank 0 there is none: it must not even look for it.
+            code, text = self.refused(*arguments, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
+                                      MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+            self.assertEqual(code, 2, text)
+            each = "1024.0" if arguments[1] == "allreduce" else "2048.0"
+            self.assertRegex(text, rf"^train: --bench {arguments[1]}: messages of 1099511627776 bytes need {each} GiB of memory for "
+                                   r"each rank, and host \S+ has [\d.]+ [GM]iB left for its 2 ranks; write a smaller -b or -e\n$")
+        code, text = self.refused("--health", "--device", "cpu", "--health-memory", "16777216")
+        self.assertEqual(code, 2, text)
+        self.assertRegex(text, r"^train: --health-memory 16777216: 16384.0 GiB of memory for each rank, and host \S+ has ")
+        code, text = self.refused("--bench", "allreduce", "-e", "1024G", "-i", "4")
+        self.assertEqual((code, text), (2, "-i: from 8 to 1099511627776 bytes in steps of 4 are more than 10000 sizes; write a "
+                                           "larger -i, or -f 2\n"))
+
+    def test_memory_that_a_limit_refuses_is_told_of(self):
+        limit = 256 << 20
+        done = subprocess.run([TRAIN, "--bench", "allreduce", "-b", "512M", "-n", "1", "-w", "0"], text=True, capture_output=True, timeout=60,
+                              env={k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}, check=False,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+        if "Sanitizer" in done.stderr:
+            self.skipTest("a sanitizer needs more than such a limit leaves")
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, "train: this process gets no 512.0 MiB of memory for the messages; write a smaller -b or -e\n"))
 
     def test_a_place_for_the_result_is_tried_first(self):
         for code, out, err in run((2,), "--bench", "allreduce", "-e", "8", "--json", "/nonexistent/a"):

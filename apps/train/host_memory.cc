@@ -1,0 +1,81 @@
+#include "apps/train/host_memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace ddp::train {
+
+namespace {
+
+/// The number after `key` at the beginning of a line.
+std::optional<std::size_t> number_after(const std::filesystem::path& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(key)) continue;
+    std::size_t number = 0;
+    if (std::istringstream(line.substr(key.size())) >> number) return number;
+    return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+/// What is left to one group; nothing where it has no limit.
+std::optional<std::size_t> left_to(const std::filesystem::path& group) {
+  const auto most = number_after(group / "memory.max", "");  // "max": no number
+  if (!most) return std::nullopt;
+  const std::size_t taken = number_after(group / "memory.stat", "anon ").value_or(0) +
+                            number_after(group / "memory.stat", "shmem ").value_or(0);
+  return *most - std::min(*most, taken);
+}
+
+/// The path of this process's group: the line "0::/a/b".
+std::filesystem::path own_group(const std::filesystem::path& proc) {
+  std::ifstream file(proc / "self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("0::/")) return line.substr(4);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::optional<std::size_t> available_memory(const std::filesystem::path& proc,
+                                            const std::filesystem::path& groups) {
+  std::optional<std::size_t> least;
+  const auto take = [&least](std::optional<std::size_t> bytes) {
+    if (bytes) least = std::min(least.value_or(*bytes), *bytes);
+  };
+  if (const auto kib = number_after(proc / "meminfo", "MemAvailable:")) take(*kib << 10);
+  std::filesystem::path group = groups;
+  take(left_to(group));
+  for (const std::filesystem::path& part : own_group(proc)) {
+    group /= part;
+    take(left_to(group));
+  }
+  return least;
+}
+
+std::string lacking_memory(std::size_t each, int ranks) {
+  const auto count = static_cast<std::size_t>(std::max(ranks, 1));
+  const auto left = available_memory();
+  if (!left || *left / count >= each) return "";
+  char host[256] = {};
+  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '?';
+  return room_text(each) + " of memory for each rank, and host " + host + " has " + room_text(*left) +
+         " left for its " + (count == 1 ? "rank" : std::to_string(count) + " ranks");
+}
+
+std::string room_text(std::size_t bytes) {
+  const bool few = bytes < std::size_t{1} << 30;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %s", static_cast<double>(bytes) / (few ? 0x1p20 : 0x1p30),
+                few ? "MiB" : "GiB");
+  return text;
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,70 @@
+#include "apps/train/host_memory.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/support/catch.h"
+
+using namespace ddp::train;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Files of a kernel that is played.
+class Kernel {
+ public:
+  Kernel() {
+    std::string name = (fs::temp_directory_path() / "host-memory-XXXXXX").string();
+    place_ = ::mkdtemp(name.data());
+  }
+  ~Kernel() { fs::remove_all(place_); }
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  void write(const fs::path& path, const std::string& text) const {
+    fs::create_directories((place_ / path).parent_path());
+    std::ofstream(place_ / path) << text;
+  }
+  auto available() const { return available_memory(place_ / "proc", place_ / "groups"); }
+
+ private:
+  fs::path place_;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "memory that is left is the host's, or what the narrowest control group above this process leaves") {
+  const Kernel kernel;
+  CHECK_FALSE(kernel.available());
+  kernel.write("proc/meminfo", "MemTotal:       9000 kB\nMemFree:  10 kB\nMemAvailable:    8000 kB\n");
+  CHECK(kernel.available() == 8'000u << 10);
+  kernel.write("proc/self/cgroup", "1:name=x:/other\n0::/jobs/one\n");
+  kernel.write("groups/jobs/memory.max", "6000000\n");
+  kernel.write("groups/jobs/memory.stat", "anon 1000000\nfile 4000000\nshmem 500000\n");
+  CHECK(kernel.available() == 4'500'000u);  // what files occupy can be had
+  kernel.write("groups/jobs/one/memory.max", "max\n");
+  CHECK(kernel.available() == 4'500'000u);
+  kernel.write("groups/jobs/one/memory.max", "300\n");
+  CHECK(kernel.available() == 300u);
+  kernel.write("groups/jobs/one/memory.stat", "anon 301\n");
+  CHECK(kernel.available() == 0u);
+}
+
+TEST_CASE("ranks lack memory together") {
+  const auto left = available_memory();
+  if (!left) {
+    WARN("skipped: this kernel does not tell how much memory is left");
+    return;
+  }
+  CHECK(lacking_memory(0, 0).empty());
+  const std::size_t each = *left * 2;
+  const std::string text = lacking_memory(each, 3);
+  CHECK(text.starts_with(room_text(each) + " of memory for each rank, and host "));
+  CHECK(text.ends_with(" left for its 3 ranks"));
+  CHECK(lacking_memory(each, 0).ends_with(" left for its rank"));
+  CHECK(room_text(std::size_t{3} << 29) == "1.5 GiB");
+  CHECK(room_text(std::size_t{3} << 19) == "1.5 MiB");
+}
