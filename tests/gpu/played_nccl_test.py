@@ -187,7 +187,7 @@ class Bench(unittest.TestCase):
             self.assertEqual((code, out), (2, ""))
             self.assertRegex(errors, r"^train: --bench allreduce: messages of 28311552 bytes need 27\.0 MiB of GPU 0 \(a GPU that is played\), "
                                      r"which has 26\.7 MiB for a rank; write a smaller -b or -e\n$")
-        for code, _, errors in self.bench("allreduce", *NCCL, "-b", "1M", "-n", "1"):
+        for code, _, errors in self.bench("allreduce", *NCCL, "-b", "1M", "-e", "1M", "-n", "1"):
             self.assertEqual((code, errors), (0, ""))
 
     def test_a_wrong_sum_is_found_on_the_gpu(self):
