@@ -9,10 +9,22 @@ import unittest
 
 
 class NoGpuCode(unittest.TestCase):
-    def test_device_gpu_is_refused(self):
-        done = subprocess.run([sys.argv[1], "--device", "gpu"], capture_output=True, text=True, timeout=60, check=False)
+    def refused(self, *arguments):
+        done = subprocess.run([sys.argv[1], *arguments], capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertEqual(done.stderr, "train: --device gpu: this build has no GPU code: no CUDA compiler was found when it was "
+        return done.stderr
+
+    def test_nccl_is_refused(self):
+        words = ("train: --comm nccl: this train was built without NCCL; a build on a machine with the CUDA toolkit and "
+                 "NCCL's header (nccl.h) has it\n")
+        self.assertEqual(self.refused("--comm", "nccl"), words)
+        self.assertEqual(self.refused("--bench", "allreduce", "--comm", "nccl"), words)
+
+    def test_no_gpu_is_tested(self):
+        self.assertEqual(self.refused("--health", "--device", "gpu"), "train: --device gpu: this build tests no GPU, only CPUs\n")
+
+    def test_device_gpu_is_refused(self):
+        self.assertEqual(self.refused("--device", "gpu"), "train: --device gpu: this build has no GPU code: no CUDA compiler was found when it was "
                                       "configured, or -DDDP_CUDA=OFF\n")
 
 

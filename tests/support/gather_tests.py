@@ -51,6 +51,9 @@ def can_fix_layout():
 
 
 def wrapped(preset, command):
+    # NVIDIA's driver and the sanitizers want the same addresses: there the GPU is played.
+    if preset == "asan-ubsan":
+        return ["env", "CUDA_VISIBLE_DEVICES=", *command]
     # ThreadSanitizer's shadow does not fit every layout that a kernel with vm.mmap_rnd_bits > 28 may choose.
     return ["setarch", "-R", *command] if preset == "tsan" and can_fix_layout() else command
 
