@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
@@ -63,6 +64,51 @@ def train(world, state):
     return "returned"
 
 print(train())
+"""
+
+# In front of SCRIPT: in attempt 1 a rank tells what it has read from the store, and stops for good before the key $STOP_AT.
+TOLD_STORE = r"""
+import os, re, signal
+import torch.distributed as dist
+
+class ToldStore(dist.Store):
+    kept = []  # c10d does not keep the Python side of a store alive
+
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+        self.kept.append(self)
+
+    def set(self, key, value):
+        if "STOP_AT" in os.environ:
+            # Of two ranks the one with the lesser address waits, and a port stands first in it: now the others wait.
+            value = re.sub(rb"(?s)\x02\0..\x7f\0\0\x01", bytes([2, 0, 255, 255, 127, 0, 0, 1]), value)
+        self.store.set(key, value)
+
+    def add(self, key, amount):
+        return self.store.add(key, amount)
+
+    def wait(self, keys, *timeout):
+        self.stop_at(keys)
+        self.store.wait(keys, *timeout)
+
+    def get(self, key):
+        self.stop_at([key])
+        value = self.store.get(key)
+        print("got", key, flush=True)
+        return value
+
+    def stop_at(self, keys):
+        if any(key.endswith(os.environ.get("STOP_AT", "nowhere")) for key in keys):
+            print("stops", flush=True)
+            while True:
+                signal.pause()
+
+def told(*args, make=dist.rendezvous, **named):
+    for store, rank, size in make(*args, **named):
+        yield (ToldStore(store) if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else store), rank, size
+
+dist.rendezvous = told
 """
 
 
@@ -217,6 +263,35 @@ class ElasticModule(LaunchTest):
         self.begin(1, workers[:2], source=0, missing=1)
         self.assertEqual(self.revoke(1, workers[:2]), held)
         self.goes_on(workers, held, attempt=2)
+
+    def test_a_loss_between_an_address_and_the_connection(self):
+        """Nothing of a rank that waits to be connected can be shut: it hung until the deadline, or in Gloo's half hour."""
+        self.path = self.script("script.py", TOLD_STORE + SCRIPT, mode=0o644)
+        workers = self.team(100_000)
+        workers[0].hear("step", lambda step: step >= 5)
+        workers[2].kill()
+        held = self.revoke(0, workers[:2])
+        # It says where it is and connects to nobody; the others wait for it.
+        workers[2] = self.worker(100_000, STOP_AT="/0")
+        self.begin(1, workers, source=0)
+        self.read_line(workers[2], "stops\n")
+        for worker in workers[:2]:
+            self.read_line(worker, "got ddplaunch/1/0/0/2\n")
+        workers[2].kill()
+        self.assertEqual(self.revoke(1, workers[:2]), held)
+        self.goes_on(workers, held, attempt=2)
+
+    def read_line(self, worker, wanted):
+        limit = threading.Timer(LIMIT_S, worker.process.kill)
+        limit.start()
+        self.addCleanup(limit.cancel)
+        lines = []
+        for line in worker.process.stdout:
+            lines.append(line)
+            if line == wanted:
+                limit.cancel()
+                return
+        self.fail(f"no {wanted!r} in {lines}: {worker.process.stderr.read()}")
 
     def test_a_loss_in_the_middle_of_sync_leaves_what_was_there(self):
         workers = self.team(100_000, WAIT="sync 0")

@@ -28,6 +28,7 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 import traceback
 from datetime import timedelta
@@ -172,24 +173,26 @@ class _Sockets:
         self.mine: Dict[int, None] = {}  # by inode: a descriptor's number may be somebody else's by now
         self.before: Optional[set] = None
         self.depth = 0
+        self.ranks = 1                   # of the present attempt
+        self.answered: set = set()       # listening sockets
 
     @staticmethod
-    def _open() -> Iterator[Tuple[int, socket.socket]]:
-        """(inode, a duplicate) of each TCP connection of this process; the duplicate lives until the next is asked for."""
+    def _open(listening: bool = False) -> Iterator[Tuple[int, socket.socket]]:
+        """(inode, a duplicate) of each TCP connection of this process, or of each socket that waits for some; the duplicate
+        lives until the next is asked for."""
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                     with socket.socket(fileno=os.dup(int(name))) as copy:
-                        # Not those that listen: a Gloo of PyTorch 2 ends the process when accept() fails.
                         if (copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-                                and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+                                and bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening):
                             yield os.fstat(copy.fileno()).st_ino, copy
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
         """Sockets that appear meanwhile are a process group's."""
         if self.depth == 0:
-            self.before = {inode for inode, _ in self._open()}
+            self.before = {inode for listening in (False, True) for inode, _ in self._open(listening)}
         self.depth += 1
         try:
             yield
@@ -216,6 +219,25 @@ class _Sockets:
             if inode in self.mine or (before is not None and inode not in before):
                 with contextlib.suppress(OSError):
                     copy.shutdown(socket.SHUT_RDWR)
+        # A group that is being made may wait for a rank that died, or was told to let go, after it had said where it is and
+        # before it connected: there is nothing to shut yet. Not the listening socket: a Gloo of PyTorch 2 ends the process
+        # when accept() fails.
+        for inode, copy in self._open(listening=True) if before is not None else ():
+            if inode not in before and inode not in self.answered and self._answer(copy):
+                self.answered.add(inode)
+
+    def _answer(self, listener: socket.socket) -> bool:
+        """Connects in the place of every rank that Gloo's listener may wait for, and hangs up. A connection is told by the
+        number of its pair, eight bytes in the host's order, counted from 0; one that nobody waits for yet is kept for it."""
+        for pair in range(self.ranks):
+            try:
+                with socket.socket(listener.family, socket.SOCK_STREAM) as connection:
+                    connection.settimeout(1)
+                    connection.connect(listener.getsockname())
+                    connection.sendall(pair.to_bytes(8, sys.byteorder))
+            except OSError:
+                return False
+        return True
 
     def broken(self) -> bool:
         """One of them was closed, by its owner after an error or by the peer."""
@@ -421,6 +443,7 @@ class _Rejoin:
             gc.collect()
             abort.end()
             self.sockets.mine.clear()
+            self.sockets.answered.clear()
 
     def _choose_device(self) -> None:
         """Broadcasts and barriers of NCCL use the current device."""
@@ -430,6 +453,7 @@ class _Rejoin:
 
     def _join(self, world: World) -> None:
         _to_environment(world._order)
+        self.sockets.ranks = world.world_size
         self._choose_device()
         c10d = dist.distributed_c10d
         # Groups are numbered, and an attempt that ended while its group was made has used up a number here and not elsewhere.
