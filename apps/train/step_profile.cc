@@ -44,6 +44,7 @@ void StepProfile::enter(Phase phase) {
 const StepTimes& StepProfile::end_step() {
   enter(phase_);
   in_phase_ = false;
+  if (steps_.empty()) first_step_ = step_;
   steps_.push_back(now_);
   return steps_.back();
 }

@@ -40,6 +40,12 @@ class StepProfile {
   /// The one that lasts, to go back to it.
   Phase phase() const { return phase_; }
 
+  /// Steps that were ended.
+  std::size_t steps() const { return steps_.size(); }
+  /// Number of the first of them; 0 without one. Greater than 1 where the process was started in the middle
+  /// of a training.
+  std::uint64_t first_step() const { return first_step_; }
+
   /// Nearest rank; 0 without a step. `part` 0.5: the median.
   double percentile(Phase phase, double part) const;
   /// The same of what this rank computes itself: forward, backward and optimizer. A slow rank shows here; in
@@ -61,6 +67,7 @@ class StepProfile {
   Clock::time_point started_ = Clock::now();
   std::chrono::system_clock::time_point started_wall_ = std::chrono::system_clock::now();
   std::uint64_t step_ = 0;
+  std::uint64_t first_step_ = 0;
   bool in_phase_ = false;
   Phase phase_ = Phase::kData;
   Clock::time_point phase_begin_;

@@ -1,5 +1,8 @@
 #include "apps/train/step_profile.h"
 
+#include <string>
+
+#include "apps/train/profile_report.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -23,4 +26,30 @@ TEST_CASE("a profile without a step, and the phases of one") {
 TEST_CASE("a trace that cannot be written is an error with its path") {
   CHECK(StepProfile(true).write_trace("/nonexistent/trace", 0).error().text ==
         "create /nonexistent/trace: No such file or directory");
+}
+
+TEST_CASE("the summary of a rank 0 that was started in the middle says where it begins") {
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != text.npos; };
+  const auto measured = [](std::uint64_t first) {
+    StepProfile profile(false);
+    for (std::uint64_t step = first; step < first + 3; ++step) {
+      profile.begin_step(step);
+      profile.enter(Phase::kForward);
+      profile.end_step();
+    }
+    return profile;
+  };
+  const StepProfile whole = measured(1);
+  CHECK(whole.first_step() == 1);
+  CHECK(whole.steps() == 3);
+  CHECK_FALSE(has(profile_text(whole, {{0, 0.001}}), "begins"));
+  CHECK(profile_text(measured(41), {{0, 0.001}})
+            .starts_with("profile: begins at step 41: the process of rank 0 was started then\nstep (ms) "));
+
+  // Rank 0 came after the last step: no zeros, and the others are compared without it.
+  const std::string none = profile_text(StepProfile(false), {{1, 0.002}, {2, 0.003}});
+  CHECK(none ==
+        "profile: the process of rank 0 was started after the last step and measured none\n"
+        "slowest rank 2: computes 3.000 ms per step, 50 % over the median rank\n");
+  CHECK_FALSE(has(profile_text(StepProfile(false), {}), "slowest"));
 }
