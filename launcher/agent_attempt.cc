@@ -42,7 +42,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
 /// Starts the workers, but for those that live on from the attempt before: they are told of it.
 bool Agent::begin_attempt(const rendezvous::Spawn& message) {
   if (auto room = collectives_.make_room(message.local_world_size); !room)
-    link_.send(rendezvous::Notice{"the workers get no DDPLAUNCH_COLLECTIVES: " + room.error().text, true});
+    link_.send(rendezvous::Notice{"what ranks wait for will not be told: " + room.error().text, true});
   auto workers = job_->workers(message, static_cast<int>(options_.facts.cores), make_error_prefix(),
                                expect_workers(message.local_world_size), collectives_.path());
   if (!workers) {

@@ -1,5 +1,6 @@
 #include "launcher/collective_board.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -22,9 +23,10 @@ constexpr std::size_t kTold = 64;
 
 Result<> CollectiveBoard::make_room(std::uint32_t workers) {
   if (workers <= room_) return {};
-  if (!memory_) memory_.reset(::memfd_create("ddplaunch-collectives", MFD_CLOEXEC));
-  // Pages are there once they are written to.
-  if (!memory_ || ::ftruncate(memory_.get(), static_cast<off_t>(CollectiveMemory::kStride) * workers) != 0)
+  if (!memory_) memory_.reset(::memfd_create("ddplaunch-collectives", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  // Pages are there once they are written to. A worker that cut them would end the others by SIGBUS.
+  if (!memory_ || ::ftruncate(memory_.get(), static_cast<off_t>(CollectiveMemory::kStride) * workers) != 0 ||
+      ::fcntl(memory_.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
     return system_error(errno, "make memory for the log of collectives");
   room_ = workers;
   return {};
@@ -37,9 +39,11 @@ std::string CollectiveBoard::path() const {
 
 std::string CollectiveBoard::text(std::uint32_t local_rank, std::uint32_t rank, std::uint32_t attempt) const {
   if (local_rank >= room_) return {};
-  const auto memory = std::make_unique<CollectiveMemory>();
-  // Not mapped: a worker may have cut the file.
   const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * local_rank;
+  std::uint64_t magic = 0;
+  if (::pread(memory_.get(), &magic, sizeof magic, offset) != sizeof magic || magic != CollectiveMemory::kMagic)
+    return {};
+  const auto memory = std::make_unique<CollectiveMemory>();
   const ssize_t size = ::pread(memory_.get(), memory.get(), sizeof *memory, offset);
   if (size != static_cast<ssize_t>(sizeof *memory)) return {};
   const auto dump = rendezvous::read_collectives(*memory, kFinishedTold, kTold);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "launcher/clean_text.h"
+#include "rendezvous/missing_collective.h"
 
 namespace ddp::launcher {
 namespace {
@@ -22,6 +23,17 @@ Error without_host(Error error, const std::string& host) {
   return error;
 }
 
+bool waits_in_collective(const std::vector<rendezvous::CollectiveDump>& dumps, int rank) {
+  for (const rendezvous::CollectiveDump& dump : dumps) {
+    for (const rendezvous::LoggedGroup& group : dump.groups) {
+      const bool open =
+          std::ranges::find(group.entries, 0, &rendezvous::LoggedCollective::finished) != group.entries.end();
+      if (dump.rank == rank && open) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
@@ -31,6 +43,7 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
   stop_ordered_.reset();
   kill_due_.reset();
   collectives_.clear();
+  ended_well_.clear();
 }
 
 void FailureLog::end_attempt() {
@@ -94,12 +107,15 @@ void FailureLog::judge_collectives() {
   const auto root = pick_root_cause(end_.failures);
   if (!root || collectives_.empty()) return;
   Failure& cause = end_.failures[*root];
-  rendezvous::CollectiveVerdict verdict = rendezvous::missing_collective(collectives_);
-  // That all wait in one operation says nothing where one of them was killed in it.
-  if (!verdict.names_rank && cause.kind != Failure::Kind::kHung) return;
+  // Whoever dies of itself leaves the others wherever they just were. They tell something where they had time
+  // to come together: in a job that hung, or where a rank gave up in an operation.
+  const bool hung = cause.kind == Failure::Kind::kHung;
+  if (!hung && (cause.kind != Failure::Kind::kExited || !waits_in_collective(collectives_, cause.rank)))
+    return;
+  rendezvous::CollectiveVerdict verdict = rendezvous::missing_collective(collectives_, ended_well_);
+  if (!hung && (!verdict.waited_for || verdict.named.count(cause.rank) != 0)) return;
   cause.waited_for = std::move(verdict.text);
   clean_text(cause.waited_for);
-  std::replace(cause.waited_for.begin(), cause.waited_for.end(), '\n', ' ');  // a group's name
 }
 
 void FailureLog::last_words(int rank, std::vector<std::string> lines, std::string file) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,7 @@ class FailureLog {
   /// Compares what all ranks of the attempt left: Failure::waited_for of its root cause. end_attempt does so,
   /// too.
   void judge_collectives();
+  void worker_ended_well(int rank) { ended_well_.insert(rank); }
   /// What a rank that failed in this attempt wrote last on stderr, and the file that has all of it.
   void last_words(int rank, std::vector<std::string> lines, std::string file);
   void node_failed(const std::string& host, Error error, Time now);
@@ -72,6 +74,7 @@ class FailureLog {
   };
   std::map<int, Start> started_;                         ///< of the process of each rank
   std::vector<rendezvous::CollectiveDump> collectives_;  ///< of the attempt
+  std::set<int> ended_well_;                             ///< ranks, in the attempt
   std::optional<Time> stop_ordered_;
   std::optional<Time> kill_due_;
 };

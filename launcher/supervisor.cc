@@ -152,7 +152,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     state_ = State::kRunning;
   }
   if (state_ == State::kRunning) arm_running();
-  if (message.code == 0 && message.signal == 0) return;
+  if (message.code == 0 && message.signal == 0) return failures_.worker_ended_well(static_cast<int>(message.rank));
   if (message.by_revoke) {  // no failure of its own
     if (!message.text.empty())
       say("rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ' ' + message.text);

@@ -55,6 +55,10 @@ std::vector<LoggedCollective> entries_of(const CollectiveMemory::Group& group) {
 /// No rank beyond it is believed: who compares logs looks for those that are missing.
 constexpr int kMostRanks = 1'000'000;
 
+bool may_be(int first, int ranks) {
+  return first >= 0 && ranks >= 0 && first <= kMostRanks && ranks <= kMostRanks;
+}
+
 std::string json_text(std::string_view text) {
   return nlohmann::json(std::string(text)).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
@@ -65,10 +69,17 @@ bool take(const nlohmann::json& line, const char* key, T& value) {
   if (found == line.end()) return false;
   if constexpr (std::is_same_v<T, std::string>) {
     if (!found->is_string()) return false;
-  } else if (!found->is_number_integer()) {
-    return false;
+    value = found->template get<T>();
+  } else if (found->is_number_unsigned()) {
+    const auto number = found->template get<std::uint64_t>();
+    if (!std::in_range<T>(number)) return false;
+    value = static_cast<T>(number);
+  } else {
+    if (!found->is_number_integer()) return false;
+    const auto number = found->template get<std::int64_t>();
+    if (!std::in_range<T>(number)) return false;
+    value = static_cast<T>(number);
   }
-  value = found->template get<T>();
   return true;
 }
 
@@ -78,6 +89,8 @@ bool take_groups(const nlohmann::json& line, std::vector<LoggedGroup>& groups) {
   for (const nlohmann::json& one : *found) {
     LoggedGroup& group = groups.emplace_back();
     if (!one.is_object() || !take(one, "name", group.name) || !take(one, "ranks", group.ranks)) return false;
+    if (one.contains("first") && !take(one, "first", group.first)) return false;
+    if (!may_be(group.first, group.ranks)) return false;
   }
   return true;
 }
@@ -90,7 +103,7 @@ bool take_head(const nlohmann::json& line, CollectiveDump& dump) {
     return false;
   if (dump.rank < 0 || dump.world_size <= dump.rank || dump.world_size > kMostRanks) return false;
   if (schema == kLogSchema) return take_groups(line, dump.groups);
-  dump.groups.push_back({"world", dump.world_size, {}});
+  dump.groups.push_back({"world", 0, dump.world_size, {}});
   return schema == kOldSchema;
 }
 
@@ -119,10 +132,12 @@ void begin_collectives(CollectiveMemory& memory, int rank, int world_size, std::
   publish(memory.magic, CollectiveMemory::kMagic);
 }
 
-CollectiveMemory::Group* add_collective_group(CollectiveMemory& memory, std::string_view name, int ranks) {
+CollectiveMemory::Group* add_collective_group(CollectiveMemory& memory, std::string_view name, int first,
+                                              int ranks) {
   if (memory.groups >= CollectiveMemory::kGroups) return nullptr;
   CollectiveMemory::Group& group = memory.group[memory.groups];
   put(group.name, name);
+  group.first = first;
   group.ranks = ranks;
   group.last = 0;
   std::atomic_ref<std::uint32_t>(memory.groups).store(memory.groups + 1, std::memory_order_release);
@@ -133,7 +148,8 @@ std::uint64_t CollectiveLog::start(std::string_view kind, std::uint64_t bytes, s
                                    std::int64_t now) {
   const std::uint64_t sequence = group_.last + 1;
   CollectiveMemory::Entry& entry = entry_of(group_, sequence);
-  publish(entry.sequence, 0);
+  // What follows must not be seen before it: as an acquire nothing moves up over it.
+  std::atomic_ref<std::uint64_t>(entry.sequence).exchange(0, std::memory_order_acq_rel);
   entry.bytes = bytes;
   entry.started = now;
   entry.finished = 0;
@@ -147,7 +163,8 @@ std::uint64_t CollectiveLog::start(std::string_view kind, std::uint64_t bytes, s
 void CollectiveLog::finish(std::uint64_t sequence, std::int64_t now) {
   if (sequence == 0 || sequence > group_.last) return;
   CollectiveMemory::Entry& entry = entry_of(group_, sequence);
-  if (entry.sequence == sequence) entry.finished = now;
+  if (entry.sequence == sequence)
+    std::atomic_ref<std::int64_t>(entry.finished).store(now, std::memory_order_release);
 }
 
 std::optional<CollectiveDump> read_collectives(const CollectiveMemory& memory, std::size_t before,
@@ -157,12 +174,14 @@ std::optional<CollectiveDump> read_collectives(const CollectiveMemory& memory, s
     return std::nullopt;
   CollectiveDump dump{memory.rank, memory.world_size, memory.attempt, "", {}};
   for (std::size_t i = 0; i < std::min<std::size_t>(memory.groups, CollectiveMemory::kGroups); ++i) {
+    if (!may_be(memory.group[i].first, memory.group[i].ranks)) continue;
     std::vector<LoggedCollective> entries = entries_of(memory.group[i]);
     const auto open = std::ranges::find(entries, 0, &LoggedCollective::finished);
     const auto done = static_cast<std::size_t>(open - entries.begin());
     entries.erase(entries.begin(), open - static_cast<std::ptrdiff_t>(std::min(before, done)));
     if (entries.size() > most) entries.resize(most);
-    dump.groups.push_back({taken(memory.group[i].name), memory.group[i].ranks, std::move(entries)});
+    dump.groups.push_back(
+        {taken(memory.group[i].name), memory.group[i].first, memory.group[i].ranks, std::move(entries)});
   }
   return dump;
 }
@@ -174,7 +193,7 @@ std::string dump_text(const CollectiveDump& dump) {
                      ",\"reason\":" + json_text(dump.reason) + ",\"groups\":[";
   for (const LoggedGroup& group : dump.groups) {
     text += (&group == &dump.groups.front() ? "{\"name\":" : ",{\"name\":") + json_text(group.name) +
-            ",\"ranks\":" + std::to_string(group.ranks) + "}";
+            ",\"first\":" + std::to_string(group.first) + ",\"ranks\":" + std::to_string(group.ranks) + "}";
   }
   text += "]}\n";
   for (const LoggedGroup& group : dump.groups) {

@@ -28,7 +28,8 @@ struct LoggedCollective {
 /// The operations of one communicator. Each counts its own.
 struct LoggedGroup {
   std::string name = "world";  ///< "world", "node 0", "between" (the nodes): at most 24 bytes
-  int ranks = 0;               ///< that call them
+  int first = 0;               ///< the lowest rank of the world that calls them
+  int ranks = 0;               ///< that call them: from `first` on, in a row
   std::vector<LoggedCollective> entries;
 
   friend bool operator==(const LoggedGroup&, const LoggedGroup&) = default;
@@ -61,8 +62,8 @@ struct CollectiveMemory {
   };
   struct Group {
     std::array<char, 24> name;
+    std::int32_t first;
     std::int32_t ranks;
-    std::uint32_t reserved;
     std::uint64_t last;  ///< sequence; 0: none yet. Entries beyond it are of an attempt before
     std::array<Entry, kCapacity> ring;
   };
@@ -92,8 +93,9 @@ class CollectiveLog {
   CollectiveMemory::Group& group_;
 };
 
-/// A group more; null: there is room for no other.
-CollectiveMemory::Group* add_collective_group(CollectiveMemory& memory, std::string_view name, int ranks);
+/// A group more, of the ranks [first, first + ranks); null: there is room for no other.
+CollectiveMemory::Group* add_collective_group(CollectiveMemory& memory, std::string_view name, int first,
+                                              int ranks);
 
 /// What lies in `memory`, which any process may have written: what cannot be is left out. Of each group the
 /// operations from the first that is not finished, and `before` ones more; `most` at most, the first ones.
@@ -107,18 +109,5 @@ std::optional<CollectiveDump> read_collectives(const CollectiveMemory& memory,
 std::string dump_text(const CollectiveDump& dump);
 /// Nothing where the text is no such file. A last line that is cut off (a full disk) is left out.
 std::optional<CollectiveDump> parse_dump(std::string_view text);
-
-/// What the logs of all ranks say together.
-struct CollectiveVerdict {
-  /// Which rank the others wait for, or which called another operation, in one line without its end: "rank 3
-  /// has not started all-reduce 517 (116 KB) that ranks 0-2 wait in"; of node 0's ranks "all-reduce 5 (116
-  /// KB) of node 0". Empty: the logs show no operation that is not finished everywhere.
-  std::string text;
-  bool names_rank = false;  ///< false: all wait in the same operation
-};
-
-/// Of the newest attempt. Where several groups stand still, that one counts in which a rank is missed that
-/// waits in no other.
-CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps);
 
 }  // namespace ddp::rendezvous

@@ -1,3 +1,5 @@
+#include "rendezvous/missing_collective.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
@@ -5,8 +7,6 @@
 #include <set>
 #include <tuple>
 #include <utility>
-
-#include "rendezvous/collective_log.h"
 
 // missing_collective(): what the logs of all ranks say together.
 
@@ -73,12 +73,15 @@ using Called = std::tuple<std::string, std::uint64_t, std::string>;
 Called called(const LoggedCollective& entry) {
   return {entry.kind, entry.bytes, entry.type};
 }
-/// With its type where the types alone differ.
+/// As exactly as it takes to tell it from the other.
 std::string called_text(const LoggedCollective& entry, const LoggedCollective& other,
                         const std::string& place) {
+  const bool alike = entry.kind == other.kind && size_text(entry.bytes) == size_text(other.bytes);
+  if (alike && entry.bytes != other.bytes)
+    return entry.kind + " " + std::to_string(entry.sequence) + " (" + std::to_string(entry.bytes) +
+           " bytes)" + place;
   const std::string text = collective_text(entry) + place;
-  if (entry.kind != other.kind || entry.bytes != other.bytes) return text;
-  return text + " of " + entry.type;
+  return alike ? text + " of " + entry.type : text;
 }
 
 /// By sequence, which rank called what.
@@ -87,14 +90,16 @@ using BySequence = std::map<std::uint64_t, std::map<int, LoggedCollective>>;
 /// What the logs have of one group.
 struct GroupLogs {
   std::string place;  ///< place_text()
-  int ranks = 0;      ///< that call its operations
+  int first = 0;
+  int ranks = 0;  ///< that call its operations: from `first` on
   BySequence sequences;
   std::map<int, std::uint64_t> last;  ///< sequence, by rank
   std::set<int> waiting;              ///< in some operation
 };
 
 /// The first operation that is not the same on all ranks.
-std::string different_collective(const GroupLogs& group_logs) {
+CollectiveVerdict different_collective(const GroupLogs& group_logs) {
+  constexpr std::size_t kOthers = 3;
   const BySequence& sequences = group_logs.sequences;
   for (const auto& [sequence, by_rank] : sequences) {
     std::map<Called, std::set<int>> groups;
@@ -106,18 +111,23 @@ std::string different_collective(const GroupLogs& group_logs) {
       return std::pair(a.second.size(), -*a.second.begin()) < std::pair(b.second.size(), -*b.second.begin());
     });
     const LoggedCollective& theirs = by_rank.at(*right->second.begin());
-    std::string text;
+    CollectiveVerdict verdict{"", {}, true};
+    std::size_t told = 0;
     for (auto group = groups.begin(); group != groups.end(); ++group) {
       if (group == right) continue;
-      text += (text.empty() ? "" : ", ") + ranks_text(group->second) + " called " +
-              called_text(by_rank.at(*group->second.begin()), theirs, group_logs.place);
+      verdict.named.insert(group->second.begin(), group->second.end());
+      if (++told > kOthers) continue;
+      verdict.text += (told == 1 ? "" : ", ") + ranks_text(group->second) + " called " +
+                      called_text(by_rank.at(*group->second.begin()), theirs, group_logs.place);
     }
+    if (told > kOthers) verdict.text += " and others yet others";
     const LoggedCollective& ours =
         by_rank.at(*(groups.begin() == right ? std::next(right) : groups.begin())->second.begin());
-    return text + " where " + ranks_text(right->second) + " called " +
-           called_text(theirs, ours, group_logs.place);
+    verdict.text +=
+        " where " + ranks_text(right->second) + " called " + called_text(theirs, ours, group_logs.place);
+    return verdict;
   }
-  return "";
+  return {};
 }
 
 struct Standing {
@@ -139,26 +149,40 @@ Standing standing_of(const std::map<int, LoggedCollective>& by_rank, std::uint64
   return standing;
 }
 
-CollectiveVerdict verdict_on(const std::string& name, const Standing& standing, const std::set<int>& silent) {
+/// Ranks without a log: those that have ended, and those of which nobody knows.
+struct Silent {
+  std::set<int> ended, lost;
+  bool any() const { return !ended.empty() || !lost.empty(); }
+};
+
+std::string silent_text(const Silent& silent) {
+  if (silent.lost.empty()) return ranks_text(silent.ended) + have_text(silent.ended) + " ended";
+  const std::string lost = ranks_text(silent.lost) + " left no log";
+  return silent.ended.empty() ? lost
+                              : lost + ", " + ranks_text(silent.ended) + have_text(silent.ended) + " ended";
+}
+
+CollectiveVerdict verdict_on(const std::string& name, const Standing& standing, const Silent& silent) {
   if (!standing.behind.empty()) {
     const std::string others = standing.waiting.empty()
                                    ? ranks_text(standing.done) + have_text(standing.done) + " finished"
                                    : ranks_text(standing.waiting) + wait_text(standing.waiting);
     return {
         ranks_text(standing.behind) + have_text(standing.behind) + " not started " + name + " that " + others,
-        true};
+        standing.behind, !standing.waiting.empty()};
   }
-  if (!silent.empty()) {
-    return {ranks_text(silent) + " left no log; " + ranks_text(standing.waiting) +
-                wait_text(standing.waiting) + " " + name,
-            true};
+  if (silent.any()) {
+    std::set<int> named = silent.lost.empty() ? silent.ended : silent.lost;
+    return {
+        silent_text(silent) + "; " + ranks_text(standing.waiting) + wait_text(standing.waiting) + " " + name,
+        std::move(named), true};
   }
   if (!standing.done.empty()) {
     return {ranks_text(standing.waiting) + have_text(standing.waiting) + " not finished " + name + " that " +
                 ranks_text(standing.done) + have_text(standing.done) + " finished",
-            true};
+            standing.waiting, false};
   }
-  return {"all ranks wait in " + name + ": the way between them fails, or one stands still in it", false};
+  return {"all ranks wait in " + name + ": the way between them fails, or one stands still in it", {}, false};
 }
 
 /// What a group's ranks miss: ranks that wait in other groups themselves, some of those, or none.
@@ -183,10 +207,17 @@ std::set<int> who_wait_nowhere_else(const std::set<int>& ranks, const GroupLogs&
   return rest;
 }
 
-/// `silent`: the world's ranks that left no log.
-HoldUp hold_up_of(const GroupLogs& group, const std::set<int>& silent, const Waits& waits) {
+Silent part_of(const Silent& world, const GroupLogs& group) {
+  const auto cut = [&group](const std::set<int>& ranks) {
+    return std::set<int>(ranks.lower_bound(group.first), ranks.lower_bound(group.first + group.ranks));
+  };
+  return {cut(world.ended), cut(world.lost)};
+}
+
+/// `silent`: of the whole world.
+HoldUp hold_up_of(const GroupLogs& group, const Silent& silent, const Waits& waits) {
   const bool whole = group.last.size() >= static_cast<std::size_t>(group.ranks);
-  const std::set<int> lost = whole ? std::set<int>() : silent;
+  const Silent missing = whole ? Silent() : part_of(silent, group);
   HoldUp all_wait;
   for (const auto& [sequence, by_rank] : group.sequences) {
     Standing standing = standing_of(by_rank, sequence, group.last);
@@ -194,13 +225,13 @@ HoldUp hold_up_of(const GroupLogs& group, const std::set<int>& silent, const Wai
     if (standing.waiting.empty() && standing.behind.empty()) continue;
     const std::set<int> nowhere = who_wait_nowhere_else(standing.behind, group, waits);
     Missed missed = Missed::kWaitElsewhere;
-    if (standing.behind.empty() ? !lost.empty() : nowhere.size() == standing.behind.size()) {
+    if (standing.behind.empty() ? missing.any() : nowhere.size() == standing.behind.size()) {
       missed = Missed::kNoneElsewhere;
     } else if (!nowhere.empty()) {
       missed = Missed::kSomeElsewhere;
       standing.behind = nowhere;
     }
-    const HoldUp found{verdict_on(collective_text(by_rank.begin()->second) + group.place, standing, lost),
+    const HoldUp found{verdict_on(collective_text(by_rank.begin()->second) + group.place, standing, missing),
                        missed};
     // Of operations under way at once a later one may tell who has stopped.
     if (standing.waiting.size() < group.last.size())
@@ -215,6 +246,7 @@ using Groups = std::map<std::string, GroupLogs>;
 void add(Groups& groups, int rank, const LoggedGroup& logged) {
   GroupLogs& group = groups[logged.name];
   group.place = place_text(logged.name);
+  group.first = logged.first;
   group.ranks = std::max(group.ranks, logged.ranks);
   group.last[rank] = logged.entries.empty() ? 0 : logged.entries.back().sequence;
   for (const LoggedCollective& entry : logged.entries) {
@@ -223,9 +255,7 @@ void add(Groups& groups, int rank, const LoggedGroup& logged) {
   }
 }
 
-}  // namespace
-
-CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps) {
+CollectiveVerdict judge(const std::vector<CollectiveDump>& dumps, const std::set<int>& ended) {
   std::uint32_t attempt = 0;
   for (const CollectiveDump& dump : dumps)
     attempt = std::max(attempt, dump.attempt);
@@ -239,15 +269,17 @@ CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps) {
     for (const LoggedGroup& group : dump.groups)
       add(groups, dump.rank, group);
   }
-  std::set<int> silent;
-  for (int rank = 0; rank < world_size; ++rank)
-    if (there.count(rank) == 0) silent.insert(silent.end(), rank);
+  Silent silent;
+  for (int rank = 0; rank < world_size; ++rank) {
+    std::set<int>& part = ended.count(rank) != 0 ? silent.ended : silent.lost;
+    if (there.count(rank) == 0) part.insert(part.end(), rank);
+  }
   Waits waits;
   for (const auto& [name, group] : groups)
     for (const int rank : group.waiting)
       ++waits[rank];
   for (const auto& [name, group] : groups) {
-    if (std::string text = different_collective(group); !text.empty()) return {text, true};
+    if (CollectiveVerdict verdict = different_collective(group); !verdict.text.empty()) return verdict;
   }
   HoldUp first;
   for (const auto& [name, group] : groups) {
@@ -256,6 +288,16 @@ CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps) {
       first = std::move(found);
   }
   return first.verdict;
+}
+
+}  // namespace
+
+CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps, const std::set<int>& ended) {
+  CollectiveVerdict verdict = judge(dumps, ended);
+  // Names come from what anybody may have written.
+  for (char& c : verdict.text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return verdict;
 }
 
 }  // namespace ddp::rendezvous

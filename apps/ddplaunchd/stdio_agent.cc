@@ -78,6 +78,7 @@ int fail(const Error& error) {
 
 int run_stdio_agent(launcher::KeeperLink& keeper) {
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // EFBIG tells, and no file of ours is worth a job
   raise_nofile();  // three descriptors for each worker
   const std::string why = obstacle();
   if (!why.empty()) return fail(Error{ErrorCode::kSystem, why, 0});

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
+#include "rendezvous/missing_collective.h"
 
 namespace ddp::train {
 
@@ -55,7 +56,9 @@ CollectiveLogFile::Memory CollectiveLogFile::find_memory(const Place& place) {
   const UniqueFd file(place.memory.empty() ? -1 : ::open(place.memory.c_str(), O_RDWR | O_CLOEXEC));
   struct stat facts {};
   const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * place.local_rank;
-  if (file && ::fstat(file.get(), &facts) == 0 &&
+  // What is sealed is the agent's and stays as long as it is: no file of somebody else's is written to.
+  const int seals = file ? ::fcntl(file.get(), F_GET_SEALS) : -1;
+  if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(file.get(), &facts) == 0 &&
       facts.st_size >= offset + static_cast<off_t>(sizeof(CollectiveMemory))) {
     void* const memory =
         ::mmap(nullptr, sizeof(CollectiveMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), offset);
@@ -82,8 +85,8 @@ CollectiveLogFile::CollectiveLogFile(const Place& place, int rank, int world_siz
   std::filesystem::remove(path_, ignored);
 }
 
-rendezvous::CollectiveLog& CollectiveLogFile::open_group(const std::string& name, int ranks) {
-  CollectiveMemory::Group* const group = add_collective_group(*memory_, name, ranks);
+rendezvous::CollectiveLog& CollectiveLogFile::open_group(const std::string& name, int first, int ranks) {
+  CollectiveMemory::Group* const group = add_collective_group(*memory_, name, first, ranks);
   return groups_.emplace_back(group != nullptr ? *group : unseen_);
 }
 

@@ -26,8 +26,9 @@ class CollectiveLogFile {
   /// is removed.
   CollectiveLogFile(const Place& place, int rank, int world_size, std::uint32_t attempt);
 
-  /// Of a communicator that `ranks` ranks call; lives as long as this. `name`: LoggedGroup::name.
-  rendezvous::CollectiveLog& open_group(const std::string& name, int ranks);
+  /// Of a communicator that the `ranks` ranks from `first` on call; lives as long as this. `name`:
+  /// LoggedGroup::name.
+  rendezvous::CollectiveLog& open_group(const std::string& name, int first, int ranks);
   bool has_failed() const { return failed_; }
   void fail(const Error& error);
 

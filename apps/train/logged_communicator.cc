@@ -66,8 +66,8 @@ Result<> LoggedDeviceSums::wait(const Done& done, std::string_view operation) {
 
 LoggedCommunicator::LoggedCommunicator(std::unique_ptr<Communicator> under,
                                        std::shared_ptr<CollectiveLogFile> file, const std::string& group,
-                                       int ranks)
-    : under_(std::move(under)), operations_(std::move(file), group, ranks) {
+                                       int first, int ranks)
+    : under_(std::move(under)), operations_(std::move(file), group, first, ranks) {
   if (DeviceSums* const sums = under_->device_sums(); sums != nullptr)
     device_sums_.emplace(*sums, operations_);
 }

@@ -19,8 +19,9 @@ namespace ddp::train {
 /// one order.
 class LoggedOperations {
  public:
-  LoggedOperations(std::shared_ptr<CollectiveLogFile> file, const std::string& group, int ranks)
-      : file_(std::move(file)), log_(file_->open_group(group, ranks)) {}
+  /// `first`, `ranks`: CollectiveLogFile::open_group.
+  LoggedOperations(std::shared_ptr<CollectiveLogFile> file, const std::string& group, int first, int ranks)
+      : file_(std::move(file)), log_(file_->open_group(group, first, ranks)) {}
 
   /// A sequence number; 0 after a failure.
   std::uint64_t begin(CollectiveKind kind, std::size_t bytes, std::string_view type);
@@ -59,7 +60,7 @@ class LoggedDeviceSums final : public DeviceSums {
 class LoggedCommunicator final : public Communicator {
  public:
   LoggedCommunicator(std::unique_ptr<Communicator> under, std::shared_ptr<CollectiveLogFile> file,
-                     const std::string& group, int ranks);
+                     const std::string& group, int first, int ranks);
 
   int rank() const override { return under_->rank(); }
   int world_size() const override { return under_->world_size(); }

@@ -302,13 +302,15 @@ void keep_log(const WorkerEnvironment& environment, const std::string& directory
   const CollectiveLogFile::Place place{environment.collectives, environment.local_rank, directory};
   const auto file = std::make_shared<CollectiveLogFile>(place, environment.rank, environment.world_size,
                                                         environment.attempt);
-  const auto add = [&](std::unique_ptr<Communicator>& one, const std::string& group, int ranks) {
+  const auto add = [&](std::unique_ptr<Communicator>& one, const std::string& group, int first, int ranks) {
     if (one && one->world_size() > 1)
-      one = std::make_unique<LoggedCommunicator>(std::move(one), file, group, ranks);
+      one = std::make_unique<LoggedCommunicator>(std::move(one), file, group, first, ranks);
   };
-  add(world.communicator, "world", environment.world_size);
-  if (world.node) add(world.node, "node " + std::to_string(environment.node), world.node->world_size());
-  add(world.between, "between", environment.world_size);  // the ranks of a node call it alike
+  add(world.communicator, "world", 0, environment.world_size);
+  const int first = environment.rank - environment.local_rank;
+  if (world.node)
+    add(world.node, "node " + std::to_string(environment.node), first, world.node->world_size());
+  add(world.between, "between", 0, environment.world_size);  // the ranks of a node call it alike
 }
 
 WorldOptions world_options(const Options& options) {

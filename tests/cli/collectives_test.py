@@ -5,92 +5,124 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
 
-# As rendezvous::CollectiveMemory lies in memory: a rank that has done one all-reduce of its world, and, but for rank 3 of four,
-# waits in the second. Rank 0 fails when all have noted that.
+# As rendezvous::CollectiveMemory lies in memory: a rank that has done one all-reduce of its world, and, but for the one that is late,
+# waits in the second. Rank 0 fails when all have noted that, and those of `ended` have ended.
 WORKER = r"""
-import os, pathlib, struct, sys, time
-GROUP, STRIDE = 64_040, 256 << 10
+import json, os, pathlib, struct, sys, time
+STRIDE = 256 << 10
 rank, local, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 notes = pathlib.Path(sys.argv[1]) / str(attempt)
-late = len(sys.argv) > 2 and eval(sys.argv[2])
-name = sys.argv[3].encode().decode("unicode_escape").encode() if len(sys.argv) > 3 else b"world"
+play = json.loads(sys.argv[2])
 
 def entry(sequence, finished):
     return struct.pack("<QQqq20s12s", sequence, 116_140, 5 * sequence, finished, b"all-reduce", b"float")
 
-made = 1 if rank == late else 2
-group = struct.pack("<24siIQ", name, world, 0, made) + entry(1, 7) + (entry(2, 0) if made == 2 else b"")
+made = 1 if rank == play["late"][attempt] else 2
+name = play.get("name", "world").encode()
+group = struct.pack("<24siiQ", name, 0, world, made) + entry(1, 7) + (entry(2, 0) if made == 2 else b"")
 with open(os.environ["DDPLAUNCH_COLLECTIVES"], "r+b", buffering=0) as memory:
     memory.seek(STRIDE * local)
     memory.write(struct.pack("<QIiiI", 0x314C4C4F43504444, attempt, rank, world, 1) + group)
 notes.mkdir(parents=True, exist_ok=True)
-(notes / str(rank)).touch()
-while rank == 0 and len(list(notes.iterdir())) < world:
+(notes / f".{rank}").write_text(str(os.getpid()))
+os.rename(notes / f".{rank}", notes / f"rank{rank}")
+ended = play.get("ended", [])
+if rank in ended:
+    sys.exit(0)
+while rank == 0 and len(list(notes.glob("rank*"))) < world:
+    time.sleep(0.01)
+while rank == 0 and any(os.path.exists("/proc/" + (notes / f"rank{one}").read_text()) for one in ended):
     time.sleep(0.01)
 if rank == 0:
-    sys.exit(7)
+    exec(play.get("fail", "sys.exit(7)"))
 time.sleep(1000)
 """
 MISSED = "  collectives: rank 3 has not started all-reduce 2 (116 KB) that ranks 0-2 wait in\n"
 
 
 class Collectives(LaunchTest):
-    def play(self, *words, args=("--nproc-per-node", 4)):
+    def play(self, *late, args=("--nproc-per-node", 4), **rest):
+        """`late`: of each attempt the rank that has not started what the others wait in."""
         self.script("worker.py", WORKER)
         return self.run_job("--report", self.dir / "report.json", *args, sys.executable, self.dir / "worker.py",
-                            self.dir / "notes", *words)
+                            self.dir / "notes", json.dumps({"late": late, **rest}))
+
+    def on_nodes(self):
+        nodes = Nodes(self, 2)
+        return "--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2
 
     def report(self):
         return json.loads((self.dir / "report.json").read_text())
 
     def test_the_rank_that_is_waited_for_is_named(self):
-        done = self.play("3")
+        done = self.play(3)
         self.assert_code(done, 7)
         self.assertIn(MISSED, done.err)
         self.assertEqual(self.report()["root_cause"]["waited_for"],
                          "rank 3 has not started all-reduce 2 (116 KB) that ranks 0-2 wait in")
 
     def test_nodes_are_compared(self):
-        nodes = Nodes(self, 2)
-        done = self.play("3", args=("--hostfile", nodes.hostfile, "--ssh-config", nodes.ssh_config, "--nproc-per-node", 2))
+        done = self.play(3, args=self.on_nodes())
         self.assert_code(done, 7)
         self.assertIn(MISSED, done.err)
 
     def test_each_attempt_is_judged_by_itself(self):
-        done = self.play("3 if attempt == 0 else 2", args=("--nproc-per-node", 4, "--max-restarts", 1, "--restart-backoff", "10ms"))
+        done = self.play(3, 2, args=("--nproc-per-node", 4, "--max-restarts", 1, "--restart-backoff", "10ms"))
         self.assert_code(done, 7)
         self.assertIn("  collectives: rank 2 has not started all-reduce 2 (116 KB) that ranks 0, 1 and 3 wait in\n", done.err)
         self.assertEqual([failure["waited_for"] for failure in self.report()["earlier_attempts"]],
                          ["rank 3 has not started all-reduce 2 (116 KB) that ranks 0-2 wait in"])
 
     def test_that_all_wait_names_nobody(self):
-        done = self.play("None")
+        done = self.play(None)
         self.assert_code(done, 7)
         self.assertNotIn("collectives", done.err)
         self.assertIsNone(self.report()["root_cause"]["waited_for"])
 
     def test_what_a_worker_wrote_does_not_steer_the_terminal(self):
-        done = self.play("3", r"\x1b[31mred\n")
+        done = self.play(3, name="\x1b[31mred\n")
         self.assert_code(done, 7)
-        self.assertRegex(done.err, r"\n  collectives: rank 3 has not started all-reduce 2 \(116 KB\) of [^\x1b\n]*red[^\n]* that ranks 0-2 wait in\n")
+        self.assertRegex(done.err, r"\n  collectives: rank 3 has not started all-reduce 2 \(116 KB\) of \?\[31mred\? that ranks 0-2 wait in\n")
         self.assertNotIn("\x1b", done.err)
 
     def test_memory_that_a_worker_has_spoilt(self):
-        """Cut, filled with rubbish, of another rank: no words, and the cause is told as ever."""
-        for spoil in ("os.truncate(path, 4096)", "open(path, 'r+b').write(os.urandom(256 << 10))",
-                      "open(path, 'r+b').write(struct.pack('<QIiiI', 0x314C4C4F43504444, 0, 5, 6, 1))"):
+        """Filled with rubbish, of another rank: no words, and the cause is told as ever. It cannot be cut under the others."""
+        for spoil in ("open(path, 'r+b').write(os.urandom(256 << 10))",
+                      "open(path, 'r+b').write(struct.pack('<QIiiI', 0x314C4C4F43504444, 0, 5, 6, 1))",
+                      "try:\n  os.truncate(path, 0)\nexcept PermissionError:\n  pass\nelse:\n  sys.exit(11)"):
             with self.subTest(spoil=spoil):
                 done = self.run_job("--nproc-per-node", 2, sys.executable, "-c", "import os, struct, sys\n"
                                     f"path = os.environ['DDPLAUNCH_COLLECTIVES']\n{spoil}\nsys.exit(9)")
                 self.assert_code(done, 9)
                 self.assertNotIn("collectives", done.err)
+
+    def test_a_limit_of_file_sizes_ends_no_job(self):
+        limit = 100 << 10
+        done = self.run_job("--nproc-per-node", 2, "true",
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+        self.assert_code(done, 0)
+
+    def test_a_rank_that_dies_of_itself_blames_nobody(self):
+        """The others are wherever they just were when it died."""
+        done = self.play(3, fail="os.kill(os.getpid(), 9)")
+        self.assert_code(done, 137)
+        self.assertNotIn("collectives", done.err)
+        done = self.play(0)  # the one that fails waits nowhere
+        self.assert_code(done, 7)
+        self.assertNotIn("collectives", done.err)
+
+    def test_ranks_that_have_ended_well(self):
+        done = self.play(3, ended=[2, 3], args=self.on_nodes())
+        self.assert_code(done, 7)
+        self.assertIn("  collectives: ranks 2 and 3 have ended; ranks 0 and 1 wait in all-reduce 2 (116 KB)\n", done.err)
 
     def test_the_ranks_of_a_training_that_hangs(self):
         process = self.start("--hang-timeout", "2s", "--nproc-per-node", 3, "train", "--data", "synthetic", "--epochs", 1000,

@@ -12,7 +12,7 @@
 #include "launcher/exit_report.h"
 #include "launcher/kernel_evidence.h"
 #include "launcher/report_json.h"
-#include "rendezvous/collective_log.h"
+#include "rendezvous/missing_collective.h"
 
 using namespace ddp::launcher;
 

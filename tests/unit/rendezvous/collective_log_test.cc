@@ -1,7 +1,8 @@
-#include "rendezvous/collective_log.h"
+#include "rendezvous/missing_collective.h"
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,7 +21,7 @@ class OneGroup {
  public:
   explicit OneGroup(int rank = 0, int world = 4) : memory_(std::make_unique<CollectiveMemory>()) {
     begin_collectives(*memory_, rank, world, 0);
-    group_ = add_collective_group(*memory_, "world", world);
+    group_ = add_collective_group(*memory_, "world", 0, world);
     log.emplace(*group_);
   }
   CollectiveDump dump() const { return *read_collectives(*memory_); }
@@ -64,12 +65,13 @@ TEST_CASE("a dump is read as it was written, and a cut one up to the cut") {
   CollectiveDump dump = rank_log(3, 2, true);
   dump.attempt = 2;
   dump.reason = "rank 3 lost rank 1 (\"gone\")";
-  dump.groups.push_back({"node 1", 2, rank_log(3, 0, true).groups[0].entries});
+  dump.groups.push_back({"node 1", 2, 2, rank_log(3, 0, true).groups[0].entries});
   const std::string text = dump_text(dump);
   CHECK(text.substr(0, text.find('\n')) ==
         "{\"schema\":\"ddp-collective-log/2\",\"rank\":3,\"world_size\":4,\"attempt\":2,"
-        "\"reason\":\"rank 3 lost rank 1 (\\\"gone\\\")\",\"groups\":[{\"name\":\"world\",\"ranks\":4},"
-        "{\"name\":\"node 1\",\"ranks\":2}]}");
+        "\"reason\":\"rank 3 lost rank 1 "
+        "(\\\"gone\\\")\",\"groups\":[{\"name\":\"world\",\"first\":0,\"ranks\":4},"
+        "{\"name\":\"node 1\",\"first\":2,\"ranks\":2}]}");
   const std::string last = text.substr(text.rfind('\n', text.size() - 2) + 1);
   CHECK(last ==
         "{\"group\":\"node 1\",\"sequence\":1,\"kind\":\"all-reduce\",\"bytes\":116140,\"type\":\"float\","
@@ -92,7 +94,7 @@ TEST_CASE("a file of the time when only the world's operations were kept is read
       "{\"schema\":\"ddp-collective-log/1\",\"rank\":1,\"world_size\":2,\"attempt\":0,\"reason\":\"r\"}\n"
       "{\"sequence\":7,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,\"finished\":6}\n");
   REQUIRE(read);
-  CHECK(read->groups == std::vector<LoggedGroup>{{"world", 2, {{7, "barrier", 0, "bytes", 5, 6}}}});
+  CHECK(read->groups == std::vector<LoggedGroup>{{"world", 0, 2, {{7, "barrier", 0, "bytes", 5, 6}}}});
 }
 
 TEST_CASE("what is no dump is none") {
@@ -107,6 +109,11 @@ TEST_CASE("what is no dump is none") {
         "{\"schema\":\"ddp-collective-log/1\",\"rank\":-1,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
         "{\"schema\":\"ddp-collective-log/"
         "1\",\"rank\":0,\"world_size\":2000000,\"attempt\":0,\"reason\":\"\"}\n",
+        "{\"schema\":\"ddp-collective-log/"
+        "1\",\"rank\":4294967297,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
+        "{\"schema\":\"ddp-collective-log/"
+        "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\",\"groups\":[{\"name\":\"x\",\"first\":"
+        "-1,\"ranks\":1}]}\n",
         // No groups, one that is no object, and an operation of one that the head has not.
         "{\"schema\":\"ddp-collective-log/"
         "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
@@ -194,9 +201,12 @@ namespace {
 /// A rank of two nodes with two each, and in which of its groups it waits; the others are at the same place.
 CollectiveDump of_two_nodes(int rank, const std::string& waits_in) {
   CollectiveDump dump{rank, 4, 0, "lost", {}};
-  for (const auto& [name, ranks] :
-       {std::pair<std::string, int>("world", 4), {"node " + std::to_string(rank / 2), 2}, {"between", 4}}) {
-    dump.groups.push_back({name, ranks, rank_log(rank, 2, name == waits_in).groups[0].entries});
+  const int first = rank / 2 * 2;
+  const std::vector<LoggedGroup> groups = {
+      {"world", 0, 4, {}}, {"node " + std::to_string(rank / 2), first, 2, {}}, {"between", 0, 4, {}}};
+  for (LoggedGroup group : groups) {
+    group.entries = rank_log(rank, 2, group.name == waits_in).groups[0].entries;
+    dump.groups.push_back(group);
   }
   return dump;
 }
@@ -230,7 +240,7 @@ TEST_CASE("memory that anybody may have written is read as far as it makes sense
   begin_collectives(*memory, 0, 2'000'000, 0);
   CHECK_FALSE(read_collectives(*memory));  // nobody has so many
   begin_collectives(*memory, 1, 2, 7);
-  CollectiveLog log(*add_collective_group(*memory, "a name that is longer than its place", 2));
+  CollectiveLog log(*add_collective_group(*memory, "a name that is longer than its place", 0, 2));
   log.start("a kind that is longer than its place", 8, "a type that is longer", 1);
   log.start("barrier", 0, "bytes", 2);
   memory->group[0].ring[1].sequence = 77;  // elsewhere in the ring, and of the future
@@ -250,19 +260,19 @@ TEST_CASE("there is room for four groups, and a new attempt begins with none") {
   auto memory = std::make_unique<CollectiveMemory>();
   begin_collectives(*memory, 0, 2, 0);
   for (std::size_t i = 0; i < CollectiveMemory::kGroups; ++i) {
-    CollectiveMemory::Group* const group = add_collective_group(*memory, "world", 2);
+    CollectiveMemory::Group* const group = add_collective_group(*memory, "world", 0, 2);
     REQUIRE(group != nullptr);
     for (int k = 0; k < 3; ++k)
       CollectiveLog(*group).start("barrier", 0, "bytes", 1);
   }
-  CHECK(add_collective_group(*memory, "one too many", 2) == nullptr);
+  CHECK(add_collective_group(*memory, "one too many", 0, 2) == nullptr);
   begin_collectives(*memory, 0, 2, 1);
-  CollectiveLog log(*add_collective_group(*memory, "world", 2));
+  CollectiveLog log(*add_collective_group(*memory, "world", 0, 2));
   log.start("broadcast", 1, "bytes", 9);
   const auto dump = read_collectives(*memory);
   REQUIRE(dump);
   CHECK(dump->attempt == 1);
-  CHECK(dump->groups == std::vector<LoggedGroup>{{"world", 2, {{1, "broadcast", 1, "bytes", 9, 0}}}});
+  CHECK(dump->groups == std::vector<LoggedGroup>{{"world", 0, 2, {{1, "broadcast", 1, "bytes", 9, 0}}}});
 }
 
 TEST_CASE("what a node tells of a rank begins shortly before the first operation that is not finished") {
@@ -282,10 +292,50 @@ TEST_CASE("what a node tells of a rank begins shortly before the first operation
   CHECK(done.back().sequence == 20);
 }
 
-TEST_CASE("whether a verdict names somebody is told") {
-  CHECK(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 1, false, 2)}).names_rank);
-  CHECK(missing_collective({rank_log(0, 1, true, 2)}).names_rank);  // rank 1 left no log
-  CHECK_FALSE(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 1, true, 2)}).names_rank);
+TEST_CASE("a verdict says whom it names") {
+  CHECK(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 1, false, 2)}).named == std::set<int>{1});
+  CHECK(missing_collective({rank_log(0, 1, true, 2)}).named == std::set<int>{1});  // it left no log
+  CHECK(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 0, true, 2)}).named == std::set<int>{1});
+  CHECK(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 1, true, 2)}).named.empty());
+}
+
+TEST_CASE("a rank that has ended needs no log") {
+  CHECK(missing_collective({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}, {2}).text ==
+        "rank 2 has ended; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
+  const CollectiveVerdict both = missing_collective({rank_log(0, 5, true)}, {2, 3});
+  CHECK(both.text == "rank 1 left no log, ranks 2 and 3 have ended; rank 0 waits in all-reduce 6 (116 KB)");
+  CHECK(both.named == std::set<int>{1});
+  CHECK(missing_collective({rank_log(0, 5, false)}, {1, 2, 3}).text.empty());
+}
+
+TEST_CASE("a node misses only its own ranks") {
+  CHECK(missing_collective({of_two_nodes(0, "node 0"), of_two_nodes(2, "")}).text ==
+        "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
+}
+
+TEST_CASE("what many ranks called is told of the first, and as exactly as it differs") {
+  const auto with = [](int rank, std::uint64_t bytes) {
+    OneGroup group(rank, 2'000);
+    group.log->start("all-reduce", bytes, "float", 3);
+    return group.dump();
+  };
+  std::vector<CollectiveDump> dumps;
+  for (int rank = 0; rank < 2'000; ++rank)
+    dumps.push_back(with(rank, rank < 3 ? 4'000'000 : 4'000'000 + 10 * static_cast<std::uint64_t>(rank)));
+  const CollectiveVerdict verdict = missing_collective(dumps);
+  CHECK(
+      verdict.text ==
+      "rank 3 called all-reduce 1 (4000030 bytes), rank 4 called all-reduce 1 (4000040 bytes), rank 5 called "
+      "all-reduce 1 (4000050 bytes) and others yet others where ranks 0-2 called all-reduce 1 (4000000 "
+      "bytes)");
+  CHECK(verdict.named.size() == 1'997);
+}
+
+TEST_CASE("nothing in a verdict steers a terminal") {
+  auto one = rank_log(0, 1, true, 2), two = rank_log(1, 1, false, 2);
+  one.groups[0].name = two.groups[0].name = "\x1b[31mred\n";
+  CHECK(missing_collective({one, two}).text ==
+        "rank 1 has not started all-reduce 2 (116 KB) of ?[31mred? that rank 0 waits in");
 }
 
 TEST_CASE("of many ranks the first ones are named") {

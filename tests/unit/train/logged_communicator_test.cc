@@ -1,5 +1,9 @@
 #include "apps/train/logged_communicator.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -7,6 +11,8 @@
 #include <memory>
 #include <string>
 #include <utility>
+
+#include "base/unique_fd.h"
 
 #include "tests/support/catch.h"
 
@@ -20,6 +26,20 @@ std::string make_folder() {
   REQUIRE(::mkdtemp(name.data()) != nullptr);
   return name;
 }
+
+/// Memory as an agent gives it to so many workers.
+class SealedMemory {
+ public:
+  explicit SealedMemory(int workers) : file_(::memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+    REQUIRE(::ftruncate(file_.get(), workers * static_cast<off_t>(rendezvous::CollectiveMemory::kStride)) ==
+            0);
+    REQUIRE(::fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+  }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(file_.get()); }
+
+ private:
+  UniqueFd file_;
+};
 
 /// Sums that are complete as long as `good`.
 class PlayedSums final : public DeviceSums {
@@ -58,8 +78,8 @@ TEST_CASE("sums on the GPU are in the log from their launch until they were wait
   PlayedSums sums;
   {
     const auto file = std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{"", 0, folder}, 1, 2, 0);
-    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 2);
-    LoggedCommunicator node(std::make_unique<PlayedRanks>(sums), file, "node 0", 2);
+    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 0, 2);
+    LoggedCommunicator node(std::make_unique<PlayedRanks>(sums), file, "node 0", 0, 2);
     CHECK(node.barrier().has_value());
     DeviceSums& device = *logged.device_sums();
     CHECK(device.enqueue(nullptr, 10, DeviceType::kFloat32, nullptr).has_value());  // into a graph, once
@@ -87,14 +107,12 @@ TEST_CASE("sums on the GPU are in the log from their launch until they were wait
 }
 
 TEST_CASE("the launcher reads a rank's operations from the memory that it gave") {
-  const std::string folder = make_folder();
-  const std::string path = folder + "/memory";
-  { std::ofstream made(path); }
-  std::filesystem::resize_file(path, 3 * rendezvous::CollectiveMemory::kStride);
+  const SealedMemory given(3);
+  const std::string path = given.path();
   PlayedSums sums;
   {
     const auto file = std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{path, 2, ""}, 1, 2, 5);
-    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 2);
+    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
     logged.device_sums()->launched(40, DeviceType::kBfloat16);
   }
@@ -109,20 +127,20 @@ TEST_CASE("the launcher reads a rank's operations from the memory that it gave")
   REQUIRE(dump->groups[0].entries.size() == 2);
   CHECK((dump->groups[0].entries[0].kind == "barrier" && dump->groups[0].entries[0].finished != 0));
   CHECK((dump->groups[0].entries[1].type == "bfloat16" && dump->groups[0].entries[1].finished == 0));
-  std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("a rank whose memory is not there, too small or no file goes on without") {
+TEST_CASE("a rank whose memory is not there, too small or no memory of an agent goes on without") {
   const std::string folder = make_folder();
-  const std::string path = folder + "/memory";
-  { std::ofstream made(path); }
-  std::filesystem::resize_file(path, rendezvous::CollectiveMemory::kStride);
+  const std::string other = folder + "/other";  // somebody's file, large enough
+  std::ofstream(other) << "his";
+  std::filesystem::resize_file(other, rendezvous::CollectiveMemory::kStride);
+  const SealedMemory given(1);
   PlayedSums sums;
   for (const auto& [memory, local] :
-       {std::pair<std::string, int>{folder + "/none", 0}, {folder, 0}, {path, 1}}) {
+       {std::pair<std::string, int>{folder + "/none", 0}, {folder, 0}, {other, 0}, {given.path(), 1}}) {
     const auto file =
         std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{memory, local, folder}, 1, 2, 0);
-    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 2);
+    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
     file->fail({ErrorCode::kTimeout, "too late"});
     std::ifstream written(folder + "/rank-1.jsonl");
@@ -130,5 +148,8 @@ TEST_CASE("a rank whose memory is not there, too small or no file goes on withou
     REQUIRE(dump);
     CHECK(dump->groups[0].entries.size() == 1);
   }
+  std::string his(3, ' ');
+  std::ifstream(other).read(his.data(), 3);
+  CHECK(his == "his");
   std::filesystem::remove_all(folder);
 }
