@@ -138,7 +138,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   std::unique_ptr<WorkerGroup> workers_;
   std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
   WorkerLives lives_;
-  std::uint32_t first_rank_ = 0;                 ///< of this node's, in the attempt
+  std::uint32_t first_rank_ = 0;  ///< of this node's, in the attempt
   std::uint32_t ranks_ = 0;
   bool letting_go_ = false;                      ///< a revoke is being carried out
   bool waiting_ = false;                         ///< it is done: the living have no attempt

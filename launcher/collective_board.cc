@@ -41,7 +41,8 @@ std::string CollectiveBoard::text(std::uint32_t local_rank, std::uint32_t rank, 
   if (local_rank >= room_) return {};
   const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * local_rank;
   std::uint64_t magic = 0;
-  if (::pread(memory_.get(), &magic, sizeof magic, offset) != sizeof magic || magic != CollectiveMemory::kMagic)
+  if (::pread(memory_.get(), &magic, sizeof magic, offset) != sizeof magic ||
+      magic != CollectiveMemory::kMagic)
     return {};
   const auto memory = std::make_unique<CollectiveMemory>();
   const ssize_t size = ::pread(memory_.get(), memory.get(), sizeof *memory, offset);

@@ -129,7 +129,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& mes
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerCollectives& message, Time) {
-  if (message.attempt == attempt_ && runs(index, message.rank)) failures_.collectives(message, world_.world_size);
+  if (message.attempt == attempt_ && runs(index, message.rank))
+    failures_.collectives(message, world_.world_size);
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
@@ -152,7 +153,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     state_ = State::kRunning;
   }
   if (state_ == State::kRunning) arm_running();
-  if (message.code == 0 && message.signal == 0) return failures_.worker_ended_well(static_cast<int>(message.rank));
+  if (message.code == 0 && message.signal == 0)
+    return failures_.worker_ended_well(static_cast<int>(message.rank));
   if (message.by_revoke) {  // no failure of its own
     if (!message.text.empty())
       say("rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ' ' + message.text);

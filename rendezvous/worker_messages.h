@@ -84,7 +84,8 @@ struct WorkerEvidence {
   }
 };
 
-/// In which collective operations a worker stood when it ended or let go of a failed attempt, where it says so
+/// In which collective operations a worker stood when it ended or let go of a failed attempt, where it says
+/// so
 /// (`train` does). Before AttemptEnded or AttemptRevoked; not sent when the node's workers all ended well.
 struct WorkerCollectives {
   static constexpr std::uint8_t kType = 0x15;

@@ -15,8 +15,8 @@ namespace ddp::train {
 /// What is to be tested, and what is to go wrong for a drill.
 struct HealthTask {
   std::chrono::milliseconds time{10'000};
-  std::size_t memory = 0;  ///< bytes; 0: a CPU's usual ones, of a GPU
-  std::size_t share = 0;   ///< up to so many (memory_share)
+  std::size_t memory = 0;  ///< bytes to be tested; 0: a CPU's usual ones, of a GPU `share`
+  std::size_t share = 0;   ///< bytes of its GPU that this rank may take (memory_share)
   int threads = 1;
   bool plant_gemm = false;
   bool plant_memory = false;
@@ -29,7 +29,8 @@ class HealthDevice {
   virtual std::string name() const = 0;
   /// Equal on ranks that have the same memory to divide, on whatever thread; 0: nobody shares it.
   virtual std::uint64_t identity() const { return 0; }
-  /// Bytes that could be tested now if nobody else took any; 0 where identity() is. Any thread.
+  /// Bytes that could be tested now if nobody else took any; 0 where identity() is. It may take as long as
+  /// the driver does.
   virtual Result<std::size_t> testable_memory() { return std::size_t{0}; }
   /// What is to be known before, and after the tests (clocks, counters of errors).
   virtual void begin(HealthFigures&) {}

@@ -80,6 +80,7 @@ HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& enviro
 /// This rank's device, and what is known of it; none where it could not be opened.
 struct OwnDevice {
   std::unique_ptr<HealthDevice> device;
+  std::size_t testable = 0;  ///< testable_memory()
   HealthFigures figures;
 };
 
@@ -100,20 +101,22 @@ OwnDevice open_own_device(const HealthOptions& options, const WorkerEnvironment&
   return own;
 }
 
-/// Ranks that share a GPU would each take all that is free.
-Result<std::size_t> agree_on_memory(Communicator& all, OwnDevice& own) {
-  std::uint64_t mine[] = {0, 0};  // identity, bytes
-  if (own.device) {
-    const auto bytes = own.device->testable_memory();
-    mine[0] = own.device->identity();
-    if (bytes) {
-      mine[1] = *bytes;
-    } else {
-      own.figures.device = own.device->name();
-      own.figures.trouble = bytes.error().text;
-      own.device.reset();
-    }
+/// A device that cannot tell is not tested.
+void ask_for_memory(OwnDevice& own) {
+  if (!own.device) return;
+  const auto bytes = own.device->testable_memory();
+  if (bytes) {
+    own.testable = *bytes;
+  } else {
+    own.figures.device = own.device->name();
+    own.figures.trouble = bytes.error().text;
+    own.device.reset();
   }
+}
+
+/// Ranks that share a GPU would each take all that is free.
+Result<std::size_t> agree_on_memory(Communicator& all, const OwnDevice& own) {
+  const std::uint64_t mine[] = {own.device ? own.device->identity() : 0, own.testable};
   const auto told = all.all_gather(mine);
   if (!told) return told.error();
   return memory_share(*told, all.rank());
@@ -140,9 +143,15 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
     own = open_own_device(options, environment);
     return {};
   };
+  // When all have opened theirs, which takes memory, too.
+  const auto ask = [&]() -> Result<> {
+    ask_for_memory(own);
+    return {};
+  };
   // Devices need different times, and none may take another's silence for its death.
   const auto sign = options.comm_timeout / 4;
   if (auto met = share_outcome(all, open, sign); !met) return met;
+  if (auto met = share_outcome(all, ask, sign); !met) return met;
   const auto share = agree_on_memory(all, own);
   if (!share) return share.error();
   const auto test = [&]() -> Result<> {
