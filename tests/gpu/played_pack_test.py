@@ -32,7 +32,8 @@ class PlayedPack(unittest.TestCase):
             shutil.copy(script, self.place)
 
     def steps(self, *only, **environment):
-        settings = {"DDP_GPU_ONLY": " ".join(only), "DDPLAUNCH_NCCL_LIBRARY": str(LIBRARY), "FAKE_CUDA_GPUS": "1", "DDP_GPU_IMAGES": "400",
+        settings = {"DDP_GPU_ONLY": " ".join(only), "DDPLAUNCH_NCCL_LIBRARY": str(LIBRARY), "FAKE_CUDA_GPUS": "1",
+                    "FAKE_CUDA_MIB": "1024", "DDP_GPU_IMAGES": "400",
                     "FAKE_NCCL_VERSION": "22809", "FAKE_NCCL_DIR": str(self.place / "nccl"), "XDG_STATE_HOME": str(self.place)}
         done = subprocess.run([self.place / "run.sh"], env={**os.environ, **settings, **environment}, capture_output=True, text=True,
                               timeout=280, check=False)
