@@ -83,7 +83,7 @@ class Logs(unittest.TestCase):
                 head, *rest = [json.loads(line) for line in pathlib.Path(folder, "rank-1.jsonl").read_text().splitlines()]
                 self.assertEqual((head["schema"], head["rank"], head["world_size"], head["attempt"]),
                                  ("ddp-collective-log/2", 1, 3, 0))
-                self.assertEqual(head["groups"], [{"name": "world", "ranks": 3}])
+                self.assertEqual(head["groups"], [{"name": "world", "first": 0, "ranks": 3}])
                 self.assertIn("lost rank 2", head["reason"])
                 self.assertLessEqual(len(rest), 1000)
                 self.assertEqual(rest[-1]["finished"], 0)
@@ -105,8 +105,9 @@ class Logs(unittest.TestCase):
                     self.assertEqual(process.returncode, 1)
             for rank, node in ((0, 0), (1, 0), (2, 1)):
                 head, *rest = [json.loads(line) for line in pathlib.Path(folder, f"rank-{rank}.jsonl").read_text().splitlines()]
-                self.assertEqual(head["groups"], [{"name": "world", "ranks": 4}, {"name": f"node {node}", "ranks": 2},
-                                                  {"name": "between", "ranks": 4}])
+                self.assertEqual(head["groups"], [{"name": "world", "first": 0, "ranks": 4},
+                                                  {"name": f"node {node}", "first": 2 * node, "ranks": 2},
+                                                  {"name": "between", "first": 0, "ranks": 4}])
                 sums = [one for one in rest if one["group"] == f"node {node}"]
                 self.assertEqual({(one["kind"], one["type"]) for one in sums}, {("all-reduce", "float")})
                 self.assertEqual([one["sequence"] for one in sums], list(range(sums[0]["sequence"], sums[-1]["sequence"] + 1)))
