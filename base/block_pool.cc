@@ -1,4 +1,4 @@
-#include "rendezvous/block_pool.h"
+#include "base/block_pool.h"
 
 #include <mutex>
 #include <utility>

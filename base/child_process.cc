@@ -14,7 +14,7 @@
 #include <memory>
 
 #include "base/child_setup.h"
-#include "base/exec_error.h"
+#include "base/find_program.h"
 
 // A sanitizer's shadow memory does not understand a second process in the same memory, so there the child
 // gets a copy.
@@ -197,11 +197,14 @@ std::optional<ExitStatus> wait_for(int pidfd, int flags) {
 
 }  // namespace
 
-void raise_nofile() {
+rlim_t raise_nofile() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return RLIM_INFINITY;
+  if (limit.rlim_cur == limit.rlim_max) return limit.rlim_cur;
   const rlim_t before = std::exchange(limit.rlim_cur, limit.rlim_max);
-  if (setrlimit(RLIMIT_NOFILE, &limit) == 0) nofile_before_raise = before;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return before;
+  nofile_before_raise = before;
+  return limit.rlim_cur;
 }
 
 rlim_t children_nofile() {

@@ -106,8 +106,8 @@ class ChildProcess {
 
 /// Raises our soft RLIMIT_NOFILE to the hard one, for a process that holds many pipes and links. Children
 /// started by `spawn` get the limit that we had: programs that close every possible descriptor, or use
-/// select(), count on a low one. Call it once, before threads.
-void raise_nofile();
+/// select(), count on a low one. Call it once, before threads. Returns the limit from now on.
+rlim_t raise_nofile();
 
 /// The soft RLIMIT_NOFILE that children get from us unless `nofile_soft` says otherwise.
 rlim_t children_nofile();

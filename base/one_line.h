@@ -5,10 +5,9 @@
 
 namespace ddp {
 
-/// Text that came from outside (a path, an option's value), fit for one line of a terminal: control
-/// characters are spelled out (\n, \t, \x1b), also those of UTF-8's second block and the marks that turn the
-/// direction of writing (\u202e). All else stays, so that twice is the same as once; a backslash is not
-/// doubled.
+/// Text that came from outside (a path, an option's value), fit for one line of a terminal: unsafe characters
+/// (Utf8Character) are spelled out (\n, \t, \x1b, \u202e, \U000e0001). All else stays, so that twice is the
+/// same as once; a backslash is not doubled.
 std::string one_line(std::string_view text);
 
 }  // namespace ddp

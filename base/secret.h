@@ -1,65 +1,43 @@
 #pragma once
 
-#include <string.h>
-
 #include <cstddef>
 #include <ostream>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 namespace ddp {
 
 /// Bytes that must not be seen: job tokens and keys. It cannot be printed, formatted, logged, copied or
-/// turned into a string; reveal() is the one way to the bytes, so that each use can be found. Overwritten
-/// when it ends.
+/// turned into a string; reveal() is the one way to the bytes, so that each use can be found. The bytes lie
+/// on pages of their own, which no core dump contains, and are overwritten when it ends. Swap may hold them.
 class Secret {
  public:
   Secret() = default;
-  explicit Secret(std::string_view bytes) : bytes_(bytes.begin(), bytes.end()) {}
-  Secret(Secret&& other) noexcept : bytes_(std::move(other.bytes_)) {}
-  Secret& operator=(Secret&& other) noexcept {
-    if (this != &other) {
-      wipe();
-      bytes_ = std::move(other.bytes_);
-    }
-    return *this;
-  }
+  /// Throws std::bad_alloc without memory.
+  explicit Secret(std::string_view bytes);
+  Secret(Secret&& other) noexcept;
+  Secret& operator=(Secret&& other) noexcept;
   Secret(const Secret&) = delete;
   Secret& operator=(const Secret&) = delete;
   ~Secret() { wipe(); }
 
   /// Takes the bytes out of `text` and overwrites them there: an option's or an environment variable's own
   /// memory.
-  static Secret take(char* text, std::size_t size) {
-    Secret secret{std::string_view(text, size)};
-    explicit_bzero(text, size);
-    return secret;
-  }
+  static Secret take(char* text, std::size_t size);
 
   /// Valid as long as this object is neither moved from nor destroyed.
-  std::string_view reveal() const { return {bytes_.data(), bytes_.size()}; }
-  std::size_t size() const { return bytes_.size(); }
-  bool empty() const { return bytes_.empty(); }
+  std::string_view reveal() const { return {pages_, size_}; }
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
 
   /// Takes the same time wherever the difference lies; the sizes are not secret.
-  friend bool operator==(const Secret& a, const Secret& b) {
-    if (a.size() != b.size()) return false;
-    volatile unsigned char difference = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      difference = static_cast<unsigned char>(difference | (a.bytes_[i] ^ b.bytes_[i]));
-    }
-    return difference == 0;
-  }
+  friend bool operator==(const Secret& a, const Secret& b);
 
  private:
-  void wipe() {
-    if (!bytes_.empty()) explicit_bzero(bytes_.data(), bytes_.size());
-    bytes_.clear();
-  }
+  void wipe();
 
-  std::vector<char>
-      bytes_;  // not std::string: a short one lies inside the object and would stay behind at a move
+  char* pages_ =
+      nullptr;  ///< mapped; not the heap's, and never inside the object, where a move would leave it
+  std::size_t size_ = 0;
 };
 
 /// No formatter, on purpose.

@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace ddp {
+namespace {
+
+/// Children from which on they are started by several threads.
+constexpr std::size_t kMany = 6;
+
+}  // namespace
 
 SpawnPool::SpawnPool(unsigned threads) {
   for (unsigned i = 0; i < threads; ++i)
@@ -20,26 +26,27 @@ SpawnPool::~SpawnPool() {
     thread.join();
 }
 
-std::vector<Result<ChildProcess>> SpawnPool::spawn_all(std::span<const ChildSpec> specs) {
-  std::vector<Result<ChildProcess>> results;
-  results.reserve(specs.size());
-  if (threads_.empty()) {
+void SpawnPool::spawn_all(std::vector<ChildSpec> specs, Done done) {
+  if (threads_.empty() || specs.empty()) {
+    std::vector<Result<ChildProcess>> results;
     for (const ChildSpec& spec : specs)
       results.push_back(spawn(spec));
-    return results;
+    return done(std::move(results));
   }
-  std::unique_lock lock(mutex_);
-  specs_ = specs;
+  const std::lock_guard lock(mutex_);
+  specs_ = std::move(specs);
+  done_ = std::move(done);
   results_.clear();
-  results_.resize(specs.size());
+  results_.resize(specs_.size());
   next_ = 0;
   finished_ = 0;
+  cancelled_ = false;
   wake_.notify_all();
-  done_.wait(lock, [this] { return finished_ == specs_.size(); });
-  specs_ = {};
-  for (auto& result : results_)
-    results.push_back(std::move(*result));
-  return results;
+}
+
+void SpawnPool::cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
 }
 
 void SpawnPool::work() {
@@ -49,19 +56,33 @@ void SpawnPool::work() {
     if (ending_) return;
     const std::size_t mine = next_++;
     const ChildSpec& spec = specs_[mine];
+    if (cancelled_) {
+      results_[mine].emplace(Error{ErrorCode::kCancelled, "start " + spec.path + ": cancelled", 0});
+    } else {
+      lock.unlock();
+      Result<ChildProcess> result = spawn(spec);
+      lock.lock();
+      results_[mine].emplace(std::move(result));
+    }
+    if (++finished_ < specs_.size()) continue;
+    std::vector<Result<ChildProcess>> results;
+    for (auto& result : results_)
+      results.push_back(std::move(*result));
+    const Done done = std::exchange(done_, nullptr);
+    specs_.clear();
+    next_ = 0;
     lock.unlock();
-    Result<ChildProcess> result = spawn(spec);
+    done(std::move(results));
     lock.lock();
-    results_[mine].emplace(std::move(result));
-    if (++finished_ == specs_.size()) done_.notify_one();
   }
 }
 
-unsigned spawn_threads() {
+unsigned spawn_threads(std::size_t children) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  (void)children;
   return 0;
 #else
-  return std::clamp(std::thread::hardware_concurrency() + 2, 2u, 8u);
+  return children < kMany ? 1u : std::clamp(std::thread::hardware_concurrency() + 2, 2u, 8u);
 #endif
 }
 

@@ -2,9 +2,9 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <functional>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <thread>
 #include <vector>
 
@@ -13,36 +13,44 @@
 
 namespace ddp {
 
-/// Starts many children at once: `spawn` waits until the kernel has executed the program, so one after the
-/// other leaves the other CPUs idle. A child's death signal follows the thread that made it, so the threads
-/// live as long as the pool, and the pool must live as long as its children.
+/// Starts many children at once, and none on the caller's thread: `spawn` waits until the kernel has executed
+/// the program, which a network disk may hold up for minutes. A child's death signal follows the thread that
+/// made it, so the threads live as long as the pool, and the pool must live as long as its children.
 class SpawnPool {
  public:
-  /// `threads` of them, made now; 0: everything happens in the caller (sanitizers dislike fork beside
-  /// threads).
+  /// One result for each spec, in order.
+  using Done = std::function<void(std::vector<Result<ChildProcess>>)>;
+
+  /// `threads` of them, made now; 0: everything happens in the caller, who then waits (sanitizers dislike
+  /// fork beside threads).
   explicit SpawnPool(unsigned threads);
+  /// Waits for the start of children that is under way.
   ~SpawnPool();
   SpawnPool(const SpawnPool&) = delete;
   SpawnPool& operator=(const SpawnPool&) = delete;
 
-  /// One result for each spec, in order; blocks until all are there. Errors as `spawn`.
-  std::vector<Result<ChildProcess>> spawn_all(std::span<const ChildSpec> specs);
+  /// Starts them, and calls `done` on a thread of the pool. Not to be called again before that. Errors as
+  /// `spawn`, and kCancelled. What a spec borrows is used until then.
+  void spawn_all(std::vector<ChildSpec> specs, Done done);
+  /// Of the present ones those are not started any more that no thread has begun with: kCancelled.
+  void cancel();
 
  private:
   void work();
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::condition_variable done_;
-  std::span<const ChildSpec> specs_;
+  std::vector<ChildSpec> specs_;
   std::vector<std::optional<Result<ChildProcess>>> results_;
+  Done done_;
   std::size_t next_ = 0;
   std::size_t finished_ = 0;
+  bool cancelled_ = false;
   bool ending_ = false;
   std::vector<std::thread> threads_;
 };
 
-/// How many threads are worth it here: a few, none in a build whose spawn forks.
-unsigned spawn_threads();
+/// How many threads are worth it for so many children: a few, none in a build whose spawn forks.
+unsigned spawn_threads(std::size_t children);
 
 }  // namespace ddp

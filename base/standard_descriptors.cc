@@ -1,9 +1,11 @@
 #include "base/standard_descriptors.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstddef>
 
 namespace ddp {
@@ -25,6 +27,23 @@ void fill_standard_descriptors() {
 
 bool was_closed(int fd) {
   return fd >= 0 && fd <= STDERR_FILENO && filled[static_cast<std::size_t>(fd)];
+}
+
+Result<> print_result(const std::string& text) {
+  if (was_closed(STDOUT_FILENO))
+    return Error{ErrorCode::kSystem, "the result could not be written, for standard output is closed"};
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t count = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EAGAIN) {  // who shares it may have made it so
+      pollfd ready{STDOUT_FILENO, POLLOUT, 0};
+      ::poll(&ready, 1, -1);
+      continue;
+    }
+    if (count <= 0) return system_error(errno, "the result could not be written to standard output");
+    at += static_cast<std::size_t>(count);
+  }
+  return {};
 }
 
 }  // namespace ddp

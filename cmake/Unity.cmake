@@ -2,29 +2,30 @@
 # is Asio's templates, once for each file. These files define names in an unnamed namespace that a neighbour has too; or (resolver.cc)
 # mention what a static program that links a neighbour must not have.
 set(DDP_ALONE
-  apps/ddplaunch/hosts_from.cc
-  apps/ddplaunch/option_groups.cc
-  apps/train/options.cc
-  apps/train/peer_connect.cc
-  apps/train/training_run.cc
-  launcher/check_deep.cc
-  launcher/check_run.cc
-  launcher/hang_watch.cc
-  launcher/master_nodes.cc
-  launcher/merged_output.cc
-  launcher/node_link.cc
-  launcher/report_json.cc
-  launcher/root_cause.cc
-  launcher/worker_group.cc
-  remote/host_range.cc
-  remote/host_word.cc
-  remote/hostfile.cc
-  remote/resolver.cc
-  remote/scheduler_hosts.cc
-  remote/ssh_session_steps.cc
-  rendezvous/tcp_store_server.cc
+  apps/ddplaunch/options/hosts_from.cc
+  apps/ddplaunch/options/option_groups.cc
+  apps/train/options/options.cc
+  apps/train/checkpoint/model_file.cc
+  apps/train/collectives/cpu/peer_connect.cc
+  apps/train/training/training_run.cc
+  launcher/check/check_deep.cc
+  launcher/check/check_run.cc
+  launcher/hang/hang_watch.cc
+  launcher/master/master_nodes.cc
+  launcher/output/merged_output.cc
+  launcher/master/node_link.cc
+  launcher/report/report_json.cc
+  launcher/report/root_cause.cc
+  launcher/agent/worker_group.cc
+  remote/hosts/host_range.cc
+  remote/hosts/host_word.cc
+  remote/hosts/hostfile.cc
+  remote/start/resolver.cc
+  remote/hosts/scheduler_hosts.cc
+  remote/ssh/ssh_session_steps.cc
+  rendezvous/store_tcp/tcp_store_server.cc
   tests/net/store_server_test.cc
-  tests/unit/train/model_file_test.cc)
+  tests/unit/apps/train/checkpoint/model_file_test.cc)
 
 # ddp_keep_alone(FILE…): those of them that are in the list are compiled by themselves.
 function(ddp_keep_alone)

@@ -1,101 +1,173 @@
 #!/usr/bin/env python3
-"""Fails when an include goes against the modules' arrows, or a third-party header is used outside its files.
+"""Fails when an include goes against the arrows between rooms, or a room uses a third-party library that is not its own.
 
-usage: check_arrows.py SOURCE_ROOT      prints FILE:LINE: REASON for each mistake; exit code 1 when there is one
+usage: check_arrows.py SOURCE_ROOT      prints FILE:LINE: REASON for each violation; exit code 1 when there is one
+
+A room is a folder (docs/architecture.md, "Rooms"). A new file needs no line here; a new room needs one.
 """
 import pathlib
 import re
 import sys
 
-# apps -> launcher -> {rendezvous, remote} -> base; rendezvous and remote never see each other.
-MAY_INCLUDE = {
-    "base": {"base"},
-    "remote": {"remote", "base"},
-    "rendezvous": {"rendezvous", "base"},
-    "launcher": {"launcher", "rendezvous", "remote", "base"},
-    "apps/ddplaunch": {"apps/ddplaunch", "launcher", "rendezvous", "remote", "base"},
-    "apps/ddplaunchd": {"apps/ddplaunchd", "launcher", "rendezvous", "remote", "base"},
-    # Takes masters, and connects to nobody.
-    "apps/ddplaunch_listen": {"apps/ddplaunch_listen", "launcher", "rendezvous", "remote", "base"},
-    # Asks NVIDIA's library, and knows nothing of us.
-    "apps/ddplaunch_nvml": {"apps/ddplaunch_nvml"},
-    # The bundled worker is a client of the rendezvous and knows nothing of launching.
-    "apps/train": {"apps/train", "rendezvous", "base"},
-}
-# Beyond that: the agent's program connects to nobody over SSH.
-NEVER = {"apps/ddplaunchd": "remote/ssh_", "apps/ddplaunch_listen": "remote/ssh_"}
-MODULES = {folder.split("/")[0] for folder in MAY_INCLUDE}
-# A third-party library is included by the named files only.
-ONLY_IN = {
-    "libssh/": {"remote/ssh_session.cc", "remote/ssh_session_steps.cc", "remote/ssh_handshake.cc", "remote/ssh_pump.cc", "remote/ssh_keys.cc"},
-    "openssl/": {"remote/known_hosts.cc", "rendezvous/secure_stream.cc", "rendezvous/secure_stream_context.cc", "rendezvous/secure_stream_key.cc"},
-    "spdlog/": {"base/log.h", "base/log.cc"},
-    "nlohmann/": {"apps/train/checkpoint.cc", "rendezvous/collective_log.cc", "apps/train/safetensors.cc", "launcher/check_deep.cc", "launcher/check_json.cc", "launcher/error_json.cc", "launcher/report_json.cc", "rendezvous/worker_protocol.cc"},
-    "yaml-cpp/": {"apps/ddplaunch/accelerate_config.cc"},
-    "gloo/": {"apps/train/gloo_communicator.cc"},
-    "nccl.h": {"apps/train/nccl_library.h"},
-    "CLI/": {"apps/ddplaunch/options.cc", "apps/ddplaunch/option_groups.cc", "apps/train/options.cc", "apps/train/bench_options.cc", "apps/train/health_options.cc"},
-}
-# Asio has one door, so that its settings are the same everywhere.
-ASIO_DOOR = {"base/asio.h", "base/asio_impl.cc"}
-# Sans-IO cores: no sockets, clocks, threads, environment or logger.
-CORES = {
-    "remote/hostfile", "remote/host_range", "remote/host_filter", "remote/host_entry", "remote/host_key", "remote/host_word",
-    "remote/jump_command", "remote/nearest_word", "remote/scheduler_hosts", "remote/shell_quote", "remote/bootstrap", "remote/push_script",
-    "rendezvous/message", "rendezvous/frame", "rendezvous/codec", "rendezvous/output_queue", "rendezvous/rank_plan", "rendezvous/key_store",
-    "rendezvous/tcp_store_codec", "rendezvous/store_waiters", "rendezvous/member", "rendezvous/node_lease", "rendezvous/membership", "rendezvous/membership_attempt", "rendezvous/membership_types", "rendezvous/membership_words", "rendezvous/seats",
-    "rendezvous/worker_protocol", "rendezvous/worker_session", "rendezvous/client_hello", "rendezvous/link_identity", "rendezvous/link_refusal", "rendezvous/listen_guard",
-    "launcher/job_spec", "launcher/join_job", "launcher/join_line", "launcher/join_table", "launcher/output_options", "launcher/line_fold", "launcher/json_lines", "launcher/env_filter", "launcher/setup_script", "launcher/worker_env", "launcher/job_events", "launcher/supervisor", "launcher/supervisor_members", "launcher/supervisor_revoke", "launcher/supervisor_start", "launcher/survivors", "launcher/worker_lives", "launcher/failure_log", "launcher/master_address", "launcher/clean_text", "launcher/node_limits", "launcher/network_words", "launcher/start_messages",
-    "launcher/label", "launcher/cgroup_path", "launcher/output_credit", "launcher/output_lines", "launcher/open_rows", "launcher/escape_reader", "launcher/bar_frame",
-    "launcher/bar_fold", "launcher/daemon_frame", "launcher/text_width", "launcher/terminal_view", "launcher/console_queue", "launcher/live_board", "launcher/exit_report", "launcher/exit_code", "launcher/root_cause", "launcher/failure_hints", "launcher/job_end", "launcher/error_json",
-    "launcher/kernel_evidence", "launcher/report_json", "launcher/net_choice", "launcher/hang_watch", "launcher/hang_judge", "launcher/hang_inquiry", "launcher/supervisor_hang", "launcher/hang_report", "launcher/wait_state", "launcher/check_deep", "launcher/check_run", "launcher/check_ifname", "launcher/check_judge", "launcher/check_network", "launcher/check_text", "launcher/check_json", "launcher/text_table", "launcher/gpu_facts", "apps/train/sampler", "apps/train/lr_schedule", "apps/train/gradient_buckets", "apps/train/collective_schedule", "apps/train/collective_machine", "apps/train/vector_sum", "apps/train/bench_report", "apps/train/health_gemm", "apps/train/health_judge", "apps/train/health_pattern", "rendezvous/collective_log", "rendezvous/missing_collective", "apps/train/nccl_environment", "apps/train/nccl_log",
-}
+# room                              kind  other rooms that it may include; "rendezvous/*" means all rooms of that folder.
+# A core decides: it has no socket, clock, thread, environment or logger (CORE_FORBIDS), and runs in simulations and fuzzers.
+TABLE = """
+base                                io    -
+
+rendezvous/protocol                 core  base
+rendezvous/membership               core  base
+rendezvous/store                    core  base
+rendezvous/identity                 core  base
+rendezvous/worker                   core  base
+rendezvous/flight_recorder          core  base
+rendezvous/link                     io    base rendezvous/protocol
+rendezvous/secure                   io    base rendezvous/identity rendezvous/link
+rendezvous/store_tcp                io    base rendezvous/link rendezvous/store
+rendezvous/worker_client            io    base rendezvous/worker
+
+remote/hosts                        core  base
+remote/bootstrap                    core  base remote/hosts
+remote/shells                       io    base remote/bootstrap remote/hosts
+remote/start                        io    base remote/bootstrap remote/hosts remote/shells
+remote/ssh                          io    base remote/bootstrap remote/hosts remote/shells remote/start
+
+launcher/job                        core  base remote/hosts rendezvous/protocol
+launcher/report                     core  base rendezvous/flight_recorder rendezvous/protocol
+launcher/hang                       core  base launcher/report rendezvous/protocol
+launcher/lines                      core  base launcher/job
+launcher/supervisor                 core  base launcher/hang launcher/job launcher/report remote/hosts rendezvous/flight_recorder
+                                          rendezvous/membership rendezvous/protocol
+launcher/agent_core                 core  base launcher/job rendezvous/protocol
+launcher/check                      core  base launcher/job launcher/report launcher/supervisor remote/hosts rendezvous/membership
+                                          rendezvous/protocol
+launcher/link_protocol              core  base launcher/job
+launcher/keeper                     io    base
+launcher/inspection                 io    base launcher/hang launcher/keeper rendezvous/protocol
+launcher/agent                      io    base launcher/agent_core launcher/inspection launcher/job launcher/keeper launcher/report
+                                          rendezvous/*
+launcher/output                     io    base launcher/job launcher/lines launcher/report remote/hosts rendezvous/protocol
+launcher/master                     io    base launcher/check launcher/job launcher/keeper launcher/lines launcher/output
+                                          launcher/report launcher/supervisor remote/hosts remote/shells remote/start rendezvous/*
+launcher/links                      io    base launcher/link_protocol remote/bootstrap remote/shells remote/start rendezvous/*
+
+apps/ddplaunch/options              io    base launcher/job launcher/lines launcher/link_protocol remote/hosts
+apps/ddplaunch                      io    base apps/ddplaunch/options launcher/* remote/* rendezvous/*
+apps/ddplaunchd                     io    base launcher/agent launcher/keeper remote/bootstrap rendezvous/*
+apps/ddplaunch_listen               io    base launcher/link_protocol launcher/links
+apps/ddplaunch_nvml                 io    -
+
+apps/train/kernels/cpu              core  -
+apps/train/kernels/gpu              core  apps/train/data
+apps/train/schedule                 core  base apps/train/model
+apps/train/data                     io    base apps/train/kernels/cpu
+apps/train/model                    io    base apps/train/data apps/train/kernels/cpu
+apps/train/checkpoint               io    base apps/train/data apps/train/kernels/cpu apps/train/model apps/train/schedule
+apps/train/collectives              core  base
+apps/train/collectives/schedule     core  base apps/train/kernels/cpu
+apps/train/collectives/nccl_settings core -
+apps/train/collectives/cpu          io    base apps/train/collectives apps/train/collectives/schedule apps/train/data
+                                          apps/train/kernels/cpu
+apps/train/gpu                      io    base apps/train/collectives apps/train/data apps/train/kernels/cpu apps/train/kernels/gpu
+                                          apps/train/model
+apps/train/collectives/nccl         io    base apps/train/collectives apps/train/collectives/cpu apps/train/collectives/nccl_settings
+                                          apps/train/gpu
+apps/train/flight_recorder          io    base apps/train/collectives apps/train/collectives/schedule rendezvous/flight_recorder
+apps/train/options                  io    base apps/train/collectives apps/train/data apps/train/gpu apps/train/kernels/cpu
+                                          apps/train/model apps/train/schedule
+apps/train/world                    io    base apps/train/collectives apps/train/collectives/cpu apps/train/collectives/nccl
+                                          apps/train/data apps/train/flight_recorder apps/train/options rendezvous/store_tcp
+apps/train/training                 io    base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl apps/train/data
+                                          apps/train/gpu apps/train/kernels/cpu apps/train/model apps/train/options
+                                          apps/train/schedule apps/train/world rendezvous/worker rendezvous/worker_client
+apps/train/bench                    io    base apps/train/checkpoint apps/train/collectives apps/train/collectives/nccl
+                                          apps/train/kernels/cpu apps/train/options apps/train/training apps/train/world
+apps/train/health/checks            core  apps/train/bench apps/train/data apps/train/kernels/gpu
+apps/train/health                   io    base apps/train/checkpoint apps/train/collectives apps/train/data apps/train/gpu
+                                          apps/train/health/checks apps/train/kernels/cpu apps/train/kernels/gpu apps/train/options
+                                          apps/train/training apps/train/world
+apps/train                          io    base apps/train/*
+"""
+# header                 rooms that include it
+LIBRARIES = """
+boost/asio               base
+spdlog/                  base
+libssh/                  remote/ssh
+openssl/                 remote/ssh rendezvous/secure
+yaml-cpp/                apps/ddplaunch/options
+CLI/                     apps/ddplaunch/options apps/train/options apps/train/bench apps/train/health
+nlohmann/                launcher/check launcher/report rendezvous/flight_recorder rendezvous/worker apps/train/checkpoint
+nccl.h                   apps/train/collectives/nccl
+"""
 CORE_FORBIDS = re.compile(
     r"^(boost/asio.*|base/asio\.h|base/log\.h|sys/(socket|epoll|wait)\.h|thread|mutex|fstream|iostream|unistd\.h)$")
+# The increment of a directory_iterator throws where a disk fails or a process of /proc has ended.
+LISTED_BY = "base/list_directory.cc"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
+SOURCES = {".h", ".cc", ".cu", ".cuh"}
 
 
-def folder_of(name):
-    """The entry of MAY_INCLUDE that a path belongs to: its first folder, in apps/ its first two."""
-    parts = name.split("/")
-    return "/".join(parts[:2]) if parts[0] == "apps" else parts[0]
+def read_rooms(table):
+    """{room: (kind, [room or "folder/*"])}; a line that begins with a blank continues the one before."""
+    rooms = {}
+    for line in table.splitlines():
+        words = line.split()
+        if line[:1].isspace():
+            rooms[room][1].extend(words)
+        elif words:
+            room = words[0]
+            rooms[room] = (words[1], [word for word in words[2:] if word != "-"])
+    return rooms
 
 
-def wrong_own(name, header):
-    folder = folder_of(name)
-    if header.split("/")[0] not in MODULES:
+ROOMS = read_rooms(TABLE)
+OWNERS = {words[0]: words[1:] for words in map(str.split, LIBRARIES.splitlines()) if words}
+TOP = {room.split("/")[0] for room in ROOMS}
+
+
+def may_include(room, other):
+    return other == room or any(
+        other == allowed or (allowed.endswith("/*") and other.startswith(allowed[:-1])) for allowed in ROOMS[room][1])
+
+
+def wrong_own(room, header):
+    if header.split("/")[0] not in TOP:
         return f'"{header}" is not written from the repository root'
-    if folder_of(header) not in MAY_INCLUDE[folder] or header.startswith(NEVER.get(folder, "\0")):
-        return f'{folder.removeprefix("apps/")} may not include "{header}"'
+    other = header.rpartition("/")[0]
+    if other not in ROOMS:
+        return f'"{header}": {other} is no room of cmake/check_arrows.py'
+    if not may_include(room, other):
+        return f'{room} may not include {other} ("{header}")'
     return None
 
 
-def wrong_library(name, header):
-    if header.startswith("boost/asio") and name not in ASIO_DOOR:
-        return f'<{header}>: include "base/asio.h"'
-    for library, files in ONLY_IN.items():
-        if header.startswith(library) and name not in files:
-            return f"<{header}> belongs to {', '.join(sorted(files))}"
+def wrong_library(room, header):
+    for library, owners in OWNERS.items():
+        if header.startswith(library) and room not in owners:
+            instead = ' (include "base/asio.h")' if library == "boost/asio" else ""
+            return f"<{header}> is for {', '.join(owners)} only{instead}"
     return None
 
 
 def violations(root):
-    for folder in MAY_INCLUDE:
-        for path in sorted((root / folder).rglob("*")):
-            if path.suffix not in {".h", ".cc", ".cu", ".cuh"}:
+    paths = (path for top in sorted(TOP) for path in sorted((root / top).rglob("*")) if path.suffix in SOURCES)
+    for path in paths:
+        name = path.relative_to(root).as_posix()
+        room = name.rpartition("/")[0]
+        if room not in ROOMS:
+            yield f"{name}:1: {room} is no room of cmake/check_arrows.py"
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if "directory_iterator" in line and name != LISTED_BY:
+                yield f"{name}:{number}: directories are read by list_directory ({LISTED_BY})"
+            found = INCLUDE.match(line)
+            if not found:
                 continue
-            name = path.relative_to(root).as_posix()
-            is_core = name.removesuffix(path.suffix) in CORES
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                found = INCLUDE.match(line)
-                if not found:
-                    continue
-                ours, theirs = found.groups()
-                wrong = wrong_own(name, ours) if ours else wrong_library(name, theirs)
-                if not wrong and is_core and CORE_FORBIDS.match(ours or theirs):
-                    wrong = f"a sans-IO core may not include {ours or theirs}"
-                if wrong:
-                    yield f"{name}:{number}: {wrong}"
+            ours, theirs = found.groups()
+            wrong = wrong_own(room, ours) if ours else wrong_library(room, theirs)
+            if not wrong and ROOMS[room][0] == "core" and CORE_FORBIDS.match(ours or theirs):
+                wrong = f"a sans-IO core may not include {ours or theirs}"
+            if wrong:
+                yield f"{name}:{number}: {wrong}"
 
 
 def main():

@@ -10,14 +10,13 @@
 #include <vector>
 
 #include "apps/ddplaunch/deep_check.h"
-#include "apps/ddplaunch/print_result.h"
 #include "apps/ddplaunch/start_up.h"
-#include "base/child_process.h"
-#include "launcher/check_judge.h"
-#include "launcher/check_master.h"
-#include "launcher/check_text.h"
-#include "launcher/exit_code.h"
-#include "remote/local_shell.h"
+#include "base/standard_descriptors.h"
+#include "launcher/check/check_judge.h"
+#include "launcher/check/check_text.h"
+#include "launcher/master/check_master.h"
+#include "launcher/report/exit_code.h"
+#include "remote/shells/local_shell.h"
 
 namespace ddp {
 namespace {
@@ -48,14 +47,14 @@ std::string text_of(const RunJob& job, const launcher::CheckResult& result,
 }
 
 /// Asks all hosts. Nothing of it is left when a job runs afterwards.
-Result<launcher::CheckResult> ask_hosts(const RunJob& job) {
+Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& token) {
   take_signals();
-  raise_nofile();  // three descriptors for each node
+  if (const auto room = make_room_for_nodes(job.spec); !room) return room.error();
   auto agent = choose_agent(job.spec);
   if (!agent) return agent.error();
   asio::io_context loop(1);
-  const auto remote =
-      make_remote_shell(loop, job.spec, [](const std::string& text) { say("ddplaunch: " + text + "\n"); });
+  const auto remote = make_remote_shell(loop, job.spec, token,
+                                        [](const std::string& text) { say("ddplaunch: " + text + "\n"); });
   if (!remote) return remote.error();
   remote::LocalShell local(loop.get_executor());
   remote::FanOutOptions options;
@@ -72,12 +71,12 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job) {
 
 }  // namespace
 
-int check(const RunJob& job) {
-  auto asked = ask_hosts(job);
+int check(const RunJob& job, const GivenToken& token) {
+  auto asked = ask_hosts(job, token);
   if (!asked) return fail(asked.error());
   launcher::CheckResult& result = *asked;
   std::vector<launcher::CheckFinding> findings = judge_nodes(job.spec, result);
-  if (job.deep || job.collectives) check_deep(job, result, findings);
+  if (job.deep || job.collectives) check_deep(job, token, result, findings);
   const std::string text = text_of(job, result, findings);
   const Result<> told = print_result(text);
   const int code = check_exit_code(result, findings);

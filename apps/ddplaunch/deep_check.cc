@@ -15,7 +15,7 @@
 #include "apps/ddplaunch/launch.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
-#include "launcher/check_deep.h"
+#include "launcher/check/check_deep.h"
 
 namespace ddp {
 namespace {
@@ -76,7 +76,7 @@ class PassingDirectory {
   std::string path_;
 };
 
-Result<DeepRun> run_test(const RunJob& job, DeepTest test) {
+Result<DeepRun> run_test(const RunJob& job, const GivenToken& token, DeepTest test) {
   const PassingDirectory directory;
   if (directory.path().empty()) return system_error(errno, "make a directory for the files of the test");
   const auto spec = launcher::deep_job(job.spec, test, directory.path() + "/job", job.min_busbw);
@@ -89,7 +89,7 @@ Result<DeepRun> run_test(const RunJob& job, DeepTest test) {
   }
   DeepRun run;
   run.test = test;
-  run.exit_code = launch(spec);
+  run.exit_code = launch(spec, token);
   std::fflush(stdout);
   run.errors = errors->end();
   run.output = output->end();
@@ -102,14 +102,14 @@ bool any_error(const std::vector<launcher::CheckFinding>& findings) {
   });
 }
 
-void add_test(const RunJob& job, DeepTest test, launcher::CheckResult& result,
+void add_test(const RunJob& job, const GivenToken& token, DeepTest test, launcher::CheckResult& result,
               std::vector<launcher::CheckFinding>& findings) {
   const bool health = test == DeepTest::kHealth;
   if (!job.spec.quiet) {
-    std::fprintf(stderr, "ddplaunch: %s runs on %zu host%s\n", health ? "train --health" : "train --bench",
+    std::fprintf(stderr, "ddplaunch: %s runs on %zu host%s\n", health ? "train health" : "train bench",
                  result.nodes.size(), result.nodes.size() == 1 ? "" : "s");
   }
-  const auto run = run_test(job, test);
+  const auto run = run_test(job, token, test);
   if (!run) {
     launcher::CheckFinding finding;
     finding.item = health ? "health" : "collectives";
@@ -128,15 +128,16 @@ void add_test(const RunJob& job, DeepTest test, launcher::CheckResult& result,
 
 }  // namespace
 
-void check_deep(const RunJob& job, launcher::CheckResult& result,
+void check_deep(const RunJob& job, const GivenToken& token, launcher::CheckResult& result,
                 std::vector<launcher::CheckFinding>& findings) {
   if (result.stop_signal != 0) return;
   if (any_error(findings)) {
     std::fprintf(stderr, "ddplaunch: --deep and --collectives were not tried: a job would fail anyhow\n");
     return;
   }
-  if (job.deep) add_test(job, DeepTest::kHealth, result, findings);
-  if (job.collectives && result.stop_signal == 0) add_test(job, DeepTest::kCollectives, result, findings);
+  if (job.deep) add_test(job, token, DeepTest::kHealth, result, findings);
+  if (job.collectives && result.stop_signal == 0)
+    add_test(job, token, DeepTest::kCollectives, result, findings);
 }
 
 }  // namespace ddp

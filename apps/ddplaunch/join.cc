@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,24 +18,26 @@
 
 #include "apps/ddplaunch/join_door.h"
 #include "apps/ddplaunch/launch.h"
+#include "apps/ddplaunch/own_address.h"
+#include "apps/ddplaunch/port_holder.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
 #include "base/child_process.h"
 #include "base/exit_status.h"
-#include "base/own_directory.h"
+#include "base/find_program.h"
 #include "base/readable.h"
 #include "base/version.h"
-#include "launcher/agent.h"
-#include "launcher/exit_code.h"
-#include "launcher/join_job.h"
-#include "launcher/join_link.h"
-#include "launcher/keeper.h"
-#include "launcher/node_facts.h"
-#include "launcher/start_messages.h"
-#include "remote/bootstrap.h"
-#include "remote/resolver.h"
-#include "rendezvous/rank_plan.h"
-#include "rendezvous/secure_stream_key.h"
+#include "launcher/agent/agent.h"
+#include "launcher/agent/node_facts.h"
+#include "launcher/job/join_job.h"
+#include "launcher/keeper/keeper.h"
+#include "launcher/links/join_link.h"
+#include "launcher/report/exit_code.h"
+#include "launcher/supervisor/start_messages.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "remote/start/resolver.h"
+#include "rendezvous/membership/rank_plan.h"
+#include "rendezvous/secure/secure_stream_key.h"
 
 namespace ddp {
 namespace {
@@ -197,6 +200,14 @@ void tell_end(const JobSpec& spec, int code, const std::string& master_says) {
   }
 }
 
+/// What listens in the place of node 0, when it is another user's.
+Error with_holder(Error error, const launcher::PerNode& node) {
+  if (!is_loopback_address(node.master_addr)) return error;
+  const auto holder = find_port_holder(node.master_addr, node.port);
+  if (holder && holder->uid != ::geteuid()) error.text += "; " + holder_text(*holder) + " listens there";
+  return error;
+}
+
 int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::KeeperLink& keeper) {
   take_signals();
   raise_nofile();  // three descriptors for each worker
@@ -217,7 +228,7 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
   if (!goal) return end_with(goal.error());
 
   auto link = join_master(loop, spec, *goal, keeper, stop);
-  if (!link) return end_with(link.error());
+  if (!link) return end_with(with_holder(link.error(), *spec.per_node));
   launcher::Agent agent(loop, std::move(link->stream), keeper, std::move(options));
   stop.clear();  // the agent has its own by now
   const int code = agent.run();
@@ -227,14 +238,14 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
 
 }  // namespace
 
-int run_per_node(const JobSpec& spec) {
-  auto token = find_link_token(spec);
+int run_per_node(const JobSpec& spec, const GivenToken& given) {
+  auto token = find_link_token(spec, given);
   if (!token) return end_with(token.error());
   auto port = take_control_port(*spec.per_node);
   if (!port) return end_with(port.error());
   if (*port) {
     JoinDoor door{std::move(**port), std::move(*token)};
-    return launch(spec, &door);
+    return launch(spec, given, &door);
   }
   return launcher::run_keeper({},
                               [&](launcher::KeeperLink& keeper) { return run_node(spec, *token, keeper); });

@@ -1,13 +1,17 @@
 #include "apps/ddplaunch/join_door.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <string>
 #include <utility>
 
 #include "apps/ddplaunch/own_address.h"
+#include "apps/ddplaunch/port_holder.h"
 #include "base/version.h"
-#include "launcher/join_shell.h"
-#include "rendezvous/message.h"
+#include "launcher/links/daemon_token.h"
+#include "launcher/links/join_shell.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp {
 namespace {
@@ -22,7 +26,7 @@ Error no_token(const PerNode& node) {
   return Error{ErrorCode::kUsage,
                "node 0 is at " + node.master_addr +
                    ", and nodes that meet on a network need a token, the same on all of them: whoever came "
-                   "without one could run commands here. Make one, and start all nodes with it:\n"
+                   "without one could take part in the job. Make one, and start all nodes with it:\n"
                    "ddplaunch:   openssl rand -hex 32\n"
                    "ddplaunch:   export DDPLAUNCH_TOKEN=…   or --token-file FILE, which only you may read\n"
                    "ddplaunch: (--insecure goes without, on a network that nobody else can reach)",
@@ -46,13 +50,20 @@ Result<rendezvous::TcpListener> listen_at(const PerNode& node) {
 
 }  // namespace
 
-Result<rendezvous::LinkToken> find_link_token(const launcher::JobSpec& spec) {
-  auto from_environment = rendezvous::take_token_from_environment();
+Result<rendezvous::LinkToken> find_link_token(const launcher::JobSpec& spec, const GivenToken& given) {
   if (!spec.token_file.empty()) return rendezvous::read_token_file(spec.token_file);
-  if (!from_environment || !from_environment->secret.empty()) return from_environment;
+  if (!given) return given.error();
+  if (!given->secret.empty()) return given->copy();
   const PerNode& node = *spec.per_node;
-  if (!node.insecure && !is_loopback_address(node.master_addr)) return no_token(node);
-  return rendezvous::make_token(kPublicToken, "no DDPLAUNCH_TOKEN or --token-file");
+  if (node.insecure) return rendezvous::make_token(kPublicToken, "--insecure, which is no token");
+  if (!is_loopback_address(node.master_addr)) return no_token(node);
+  auto own = launcher::loopback_token();
+  if (own) return own;
+  Error error = own.error();
+  error.text +=
+      "; by that file the nodes of one user on one machine know each other. Remove the obstacle, or give all "
+      "nodes DDPLAUNCH_TOKEN or --token-file FILE";
+  return error;
 }
 
 Result<std::optional<rendezvous::TcpListener>> take_control_port(const PerNode& node) {
@@ -61,12 +72,15 @@ Result<std::optional<rendezvous::TcpListener>> take_control_port(const PerNode& 
   auto listener = listen_at(node);
   if (listener) return Taken(std::move(*listener));
   if (listener.error().sys != EADDRINUSE) return within("the control port", listener.error());
-  if (!node.rank) return Taken{};  // node 0 is there already
-  return Error{ErrorCode::kSystem,
-               "port " + std::to_string(node.port) +
-                   " is taken on this machine; is node 0 of another job here? Give all nodes of this one "
-                   "another --master-port",
-               EADDRINUSE};
+  const auto holder = find_port_holder(node.master_addr, node.port);
+  const bool stranger = holder && holder->uid != ::geteuid();
+  if (!node.rank && !stranger) return Taken{};  // node 0 is there already
+  std::string text = "port " + std::to_string(node.port) + " is taken on this machine";
+  if (holder) text += " by " + holder_text(*holder);
+  if (!stranger) text += "; is node 0 of another job here?";
+  text += stranger ? "; give all nodes another --master-port"
+                   : " Give all nodes of this one another --master-port";
+  return Error{ErrorCode::kSystem, std::move(text), EADDRINUSE};
 }
 
 Result<std::unique_ptr<remote::RemoteShell>> make_join_shell(asio::io_context& loop,

@@ -1,19 +1,22 @@
 #include "apps/ddplaunch/launch.h"
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
-#include "base/child_process.h"
 #include "base/version.h"
-#include "launcher/exit_report.h"
-#include "launcher/job_dir.h"
-#include "launcher/master.h"
-#include "launcher/report_file.h"
-#include "remote/local_shell.h"
+#include "launcher/master/master.h"
+#include "launcher/output/job_dir.h"
+#include "launcher/output/report_file.h"
+#include "launcher/report/exit_report.h"
+#include "launcher/report/report_json.h"
+#include "remote/shells/local_shell.h"
 
 namespace ddp {
 namespace {
@@ -30,19 +33,25 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
   for (const remote::Host& host : spec.hosts)
     facts.nodes.push_back(host.name);
   facts.ended_at = std::chrono::system_clock::now();
-  for (const std::string& warning : launcher::write_reports(end, report, facts, spec.report_path))
+  std::fputs(report.text.c_str(), stderr);  // first: the disk of the report may hang
+  const std::string json = launcher::report_json(end, report, facts);
+  std::atomic<std::size_t> done = 0;
+  std::vector<std::string> paths;
+  if (!spec.report_path.empty()) paths.push_back(spec.report_path);
+  const auto warnings = launcher::write_reports(json, paths, done);
+  for (const std::string& warning : warnings)
     std::fprintf(stderr, "ddplaunch: %s\n", warning.c_str());
-  std::fputs(report.text.c_str(), stderr);
+  // Scripts read the last line.
+  if (!warnings.empty())
+    std::fprintf(stderr, "ddplaunch: exit %d: %s\n", report.exit_code, report.why.c_str());
   return report.exit_code;
 }
 
 }  // namespace
 
-int launch(const launcher::JobSpec& spec, JoinDoor* door) {
+int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinDoor* door) {
   take_signals();
-  // Not for a child to see; who needs it took it, or takes it with its shell.
-  if (spec.launcher != launcher::LauncherKind::kDaemon) (void)rendezvous::take_token_from_environment();
-  raise_nofile();  // three descriptors for each node, one for each file of the job directory
+  if (const auto room = make_room_for_nodes(spec); !room) return fail(spec, room.error());
   auto agent = choose_agent(spec);
   if (!agent) return fail(spec, agent.error());
   launcher::Master::Options options;
@@ -58,7 +67,7 @@ int launch(const launcher::JobSpec& spec, JoinDoor* door) {
     if (told != nullptr) told->note(text);
   };
   const auto remote = door != nullptr ? make_join_shell(loop, spec, std::move(*door), tell)
-                                      : make_remote_shell(loop, spec, tell);
+                                      : make_remote_shell(loop, spec, token, tell);
   if (!remote) return fail(spec, remote.error());
   remote::LocalShell local(loop.get_executor());
   launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));

@@ -7,10 +7,10 @@
 #include "apps/ddplaunch/check.h"
 #include "apps/ddplaunch/join.h"
 #include "apps/ddplaunch/launch.h"
-#include "apps/ddplaunch/options.h"
-#include "apps/ddplaunch/print_result.h"
+#include "apps/ddplaunch/options/options.h"
 #include "base/standard_descriptors.h"
-#include "launcher/exit_code.h"
+#include "launcher/report/exit_code.h"
+#include "rendezvous/secure/link_token.h"
 
 namespace {
 
@@ -30,22 +30,24 @@ int refuse(const ddp::BadUsage& usage) {
   return kExitUsage;
 }
 
-int run(const ddp::RunJob& job) {
+int run(const ddp::RunJob& job, const ddp::GivenToken& token) {
   if (!job.spec.quiet) {
     for (const std::string& note : job.notes)
       std::fprintf(stderr, "%s\n", note.c_str());
   }
-  if (job.spec.per_node) return ddp::run_per_node(job.spec);
-  return job.verb == ddp::Verb::kRun ? ddp::launch(job.spec) : ddp::check(job);
+  if (job.spec.per_node) return ddp::run_per_node(job.spec, token);
+  return job.verb == ddp::Verb::kRun ? ddp::launch(job.spec, token) : ddp::check(job, token);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   ddp::fill_standard_descriptors();
+  // Before anything copies the environment or starts a child.
+  const ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
   const std::vector<std::string> args(argv + 1, argv + argc);
   const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::real_surroundings());
   if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) return print(*text);
   if (const auto* usage = std::get_if<ddp::BadUsage>(&parsed)) return refuse(*usage);
-  return run(std::get<ddp::RunJob>(parsed));
+  return run(std::get<ddp::RunJob>(parsed), token);
 }

@@ -1,17 +1,20 @@
 #include "apps/ddplaunch/start_up.h"
 
 #include <csignal>
+#include <string>
 #include <utility>
 
-#include "base/own_directory.h"
+#include "base/child_process.h"
+#include "base/find_program.h"
 #include "base/version.h"
-#include "launcher/daemon_shell.h"
-#include "launcher/daemon_token.h"
-#include "remote/command_shell.h"
-#include "remote/local_shell.h"
-#include "remote/srun_shell.h"
-#include "remote/ssh_shell.h"
-#include "rendezvous/message.h"
+#include "launcher/job/descriptor_need.h"
+#include "launcher/links/daemon_shell.h"
+#include "launcher/links/daemon_token.h"
+#include "remote/shells/command_shell.h"
+#include "remote/shells/local_shell.h"
+#include "remote/shells/srun_shell.h"
+#include "remote/ssh/ssh_shell.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp {
 void take_signals() {
@@ -23,13 +26,26 @@ void take_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
+Result<> make_room_for_nodes(const launcher::JobSpec& spec) {
+  const std::size_t needed = launcher::descriptors_needed(spec);
+  const rlim_t allowed = raise_nofile();
+  if (allowed >= needed) return {};
+  const std::size_t hosts = launcher::hosts_used(spec);
+  return Error{
+      ErrorCode::kSystem,
+      std::to_string(hosts) + (hosts == 1 ? " host needs " : " hosts need ") + std::to_string(needed) +
+          " open files on this machine, but the hard limit is " + std::to_string(allowed) +
+          "; raise it (ulimit -Hn, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"};
+}
+
 namespace {
 
 using Shell = std::unique_ptr<remote::RemoteShell>;
 
-Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec& spec) {
+Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec& spec,
+                                const GivenToken& given) {
   launcher::DaemonShell::Options options;
-  auto token = launcher::find_daemon_token(spec.token_file);
+  auto token = launcher::find_daemon_token(spec.token_file, given);
   if (!token) return within("--launcher daemon", token.error());
   options.token = std::move(*token);
   options.job = spec.job_id;
@@ -41,8 +57,9 @@ Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec&
 
 }  // namespace
 
-Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec, TellUser tell) {
-  if (spec.launcher == launcher::LauncherKind::kDaemon) return make_daemon_shell(loop, spec);
+Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec,
+                                const GivenToken& given, TellUser tell) {
+  if (spec.launcher == launcher::LauncherKind::kDaemon) return make_daemon_shell(loop, spec, given);
   if (!spec.ssh_command.empty()) {
     return Shell(std::make_unique<remote::CommandShell>(
         loop.get_executor(),

@@ -7,25 +7,34 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "launcher/job_spec.h"
-#include "remote/agent_stock.h"
-#include "remote/bootstrap.h"
-#include "remote/remote_shell.h"
+#include "launcher/job/job_spec.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "remote/shells/remote_shell.h"
+#include "remote/start/agent_stock.h"
+#include "rendezvous/secure/link_token.h"
 
 namespace ddp {
+
+/// What DDPLAUNCH_TOKEN held before it was erased; empty when it was not set. An error counts where the token
+/// is needed.
+using GivenToken = Result<rendezvous::LinkToken>;
 
 /// Whatever the parent left us: children are waited for, signals arrive, and a full disk or pipe is an error
 /// and no death.
 void take_signals();
 
+/// Raises the limit of open files for the nodes of this job. Error kSystem: the hard limit is too low for
+/// them. To be called before any thread, and before anything starts.
+Result<> make_room_for_nodes(const launcher::JobSpec& spec);
+
 /// What takes the lines that a shell has for the user. Called on the loop's thread, so it must not wait for
 /// whoever reads them; may be empty.
 using TellUser = std::function<void(const std::string&)>;
 
-/// How the hosts of the job are reached. With --launcher daemon kUsage: there is no good token. To be called
-/// before any thread.
+/// How the hosts of the job are reached. With --launcher daemon kUsage: there is no good token.
 Result<std::unique_ptr<remote::RemoteShell>> make_remote_shell(asio::io_context& loop,
-                                                               const launcher::JobSpec& spec, TellUser tell);
+                                                               const launcher::JobSpec& spec,
+                                                               const GivenToken& given, TellUser tell);
 
 /// Which agent the nodes are to run.
 struct AgentChoice {

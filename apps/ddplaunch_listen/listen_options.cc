@@ -4,7 +4,7 @@
 #include <charconv>
 #include <string_view>
 
-#include "launcher/daemon_frame.h"
+#include "launcher/link_protocol/daemon_frame.h"
 
 namespace ddp {
 namespace {

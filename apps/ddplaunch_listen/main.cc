@@ -11,10 +11,10 @@
 
 #include "apps/ddplaunch_listen/listen_options.h"
 #include "base/child_process.h"
-#include "base/own_directory.h"
+#include "base/find_program.h"
 #include "base/standard_descriptors.h"
-#include "launcher/daemon_listener.h"
-#include "launcher/daemon_token.h"
+#include "launcher/links/daemon_listener.h"
+#include "launcher/links/daemon_token.h"
 
 namespace {
 
@@ -57,6 +57,7 @@ ddp::Result<ddp::rendezvous::TcpListener> open_port(const ddp::ListenOptions& op
 
 int main(int argc, char** argv) {
   ddp::fill_standard_descriptors();
+  const auto given = ddp::rendezvous::take_token_from_environment();
   ::signal(SIGPIPE, SIG_IGN);
   const auto options = ddp::read_listen_options({argv + 1, argv + argc});
   if (!options) {
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
   }
   if (options->new_token) return make_token(options->new_token_path);
   ddp::raise_nofile();
-  auto token = ddp::launcher::find_daemon_token(options->token_file);
+  auto token = ddp::launcher::find_daemon_token(options->token_file, given);
   if (!token) return fail(token.error());
   const auto directory = ddp::own_directory();
   if (!directory) return fail(directory.error());

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "base/own_directory.h"
+#include "base/find_program.h"
 
 namespace ddp {
 

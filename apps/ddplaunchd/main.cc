@@ -9,7 +9,8 @@
 #include "apps/ddplaunchd/stdio_agent.h"
 #include "base/standard_descriptors.h"
 #include "base/version.h"
-#include "launcher/keeper.h"
+#include "launcher/keeper/keeper.h"
+#include "rendezvous/secure/link_token.h"
 
 namespace {
 
@@ -18,7 +19,8 @@ constexpr char kUsage[] =
     "       ddplaunchd --new-token [FILE]\n"
     "       ddplaunchd --stdio | --fits … | --verify … | --version | --help\n"
     "The node agent of ddplaunch, which starts it on every node over SSH or, where it listens, without.\n"
-    "  --listen [[ADDRESS:]PORT]    wait for masters that have the token (docs/daemon.md); default: port 29499\n"
+    "  --listen [[ADDRESS:]PORT]    wait for masters that have the token (docs/daemon.md); default: port "
+    "29499\n"
     "                               of all interfaces\n"
     "  --token-file FILE            the token (default: DDPLAUNCH_TOKEN, else ~/.config/ddplaunch/token)\n"
     "  --new-token [FILE]           write a new token there, for you alone, and print the file's name\n"
@@ -46,5 +48,9 @@ int main(int argc, char** argv) {
     std::fputs(kUsage, stderr);
     return 2;
   }
-  return ddp::launcher::run_keeper({}, ddp::run_stdio_agent);
+  // A profile of this node may have set it; neither setup scripts nor tools are to see it.
+  (void)ddp::rendezvous::take_token_from_environment();
+  ddp::launcher::KeeperOptions options;
+  options.exit_code_if_left = ddp::launcher::kExitProcessesLeft;
+  return ddp::launcher::run_keeper(options, ddp::run_stdio_agent);
 }

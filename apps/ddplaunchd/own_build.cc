@@ -14,8 +14,8 @@
 #include "base/sha256.h"
 #include "base/unique_fd.h"
 #include "base/version.h"
-#include "remote/bootstrap.h"
-#include "rendezvous/message.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp {
 

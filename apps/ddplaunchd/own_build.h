@@ -10,7 +10,7 @@ int answer_fits(int count, const char* const* words);
 /// `ddplaunchd --verify SHA256 FILE`, for nodes without sha256sum: exit code 0 when the file has that sum.
 int verify_file(const char* sum, const char* path);
 
-/// Tells the caches' sweep (remote/push_script.cc) that this pushed agent is still in use.
+/// Tells the caches' sweep (remote/bootstrap/push_script.cc) that this pushed agent is still in use.
 void mark_as_used(const char* directory);
 
 }  // namespace ddp

@@ -16,11 +16,11 @@
 #include "apps/ddplaunchd/own_build.h"
 #include "base/asio.h"
 #include "base/child_process.h"
-#include "base/own_directory.h"
+#include "base/find_program.h"
 #include "base/version.h"
-#include "launcher/agent.h"
-#include "remote/bootstrap.h"
-#include "rendezvous/message.h"
+#include "launcher/agent/agent.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp {
 namespace {
@@ -79,7 +79,7 @@ int fail(const Error& error) {
 int run_stdio_agent(launcher::KeeperLink& keeper) {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // EFBIG tells, and no file of ours is worth a job
-  raise_nofile();  // three descriptors for each worker
+  raise_nofile();              // three descriptors for each worker
   const std::string why = obstacle();
   if (!why.empty()) return fail(Error{ErrorCode::kSystem, why, 0});
   launcher::Agent::Options options;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "launcher/keeper.h"
+#include "launcher/keeper/keeper.h"
 
 namespace ddp {
 

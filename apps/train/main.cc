@@ -3,20 +3,19 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <string_view>
 
-#include "apps/train/bench_options.h"
-#include "apps/train/bench_run.h"
-#include "apps/train/collective_log_file.h"
-#include "apps/train/health_options.h"
-#include "apps/train/health_run.h"
-#include "apps/train/nccl_world.h"
-#include "apps/train/node_data.h"
-#include "apps/train/options.h"
-#include "apps/train/rejoin.h"
-#include "apps/train/standard_output.h"
-#include "apps/train/training_run.h"
-#include "apps/train/worker_environment.h"
-#include "apps/train/world.h"
+#include "apps/train/bench/bench_run.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/flight_recorder/collective_log_file.h"
+#include "apps/train/health/health_run.h"
+#include "apps/train/options/options.h"
+#include "apps/train/training/rejoin.h"
+#include "apps/train/training/standard_output.h"
+#include "apps/train/training/training_run.h"
+#include "apps/train/world/node_data.h"
+#include "apps/train/world/worker_environment.h"
+#include "apps/train/world/world.h"
 #include "base/standard_descriptors.h"
 
 namespace {
@@ -50,8 +49,10 @@ int judge_logs(const std::string& directory) {
 
 int run(int argc, char** argv) {
   using namespace ddp::train;
-  if (wants_bench(argc, argv)) return run_bench(argc, argv);
-  if (wants_health(argc, argv)) return run_health(argc, argv);
+  // With dashes, until 0.2: the spellings of earlier versions.
+  const std::string_view use = argc > 1 ? argv[1] : "";
+  if (use == "bench" || use == "--bench") return run_bench(argc - 1, argv + 1);
+  if (use == "health" || use == "--health") return run_health(argc - 1, argv + 1);
   const ParsedOptions parsed = parse_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
   if (!parsed.options->collective_read.empty()) return judge_logs(parsed.options->collective_read);

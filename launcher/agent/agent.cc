@@ -1,4 +1,4 @@
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,14 +8,13 @@
 #include <exception>
 #include <utility>
 
+#include "base/one_line.h"
 #include "base/readable.h"
-#include "launcher/exit_code.h"
-#include "launcher/infiniband.h"
-#include "launcher/job_spec.h"
-#include "launcher/process_tree.h"
-#include "launcher/store_probe.h"
-
-extern char** environ;
+#include "launcher/agent/infiniband.h"
+#include "launcher/agent/store_probe.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/keeper/process_tree.h"
+#include "launcher/report/exit_code.h"
 
 namespace ddp::launcher {
 namespace {
@@ -32,10 +31,6 @@ rendezvous::NodeLease::Time boot_time() {
   return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
-EnvVars own_environment() {
-  return split_env(environ);
-}
-
 }  // namespace
 
 Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options)
@@ -46,6 +41,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       store_(loop.get_executor(),
              [this](std::string words) { link_.send(rendezvous::Notice{std::move(words)}); }),
       setup_(loop.get_executor()),
+      disk_(loop.get_executor(), 1),
       tree_(loop.get_executor(), keeper),
       evidence_(loop.get_executor()),
       lease_(patience_, boot_time()),
@@ -67,6 +63,8 @@ int Agent::run() {
   hello.hostname = options_.facts.hostname;
   hello.machine_id = options_.facts.machine_id;
   hello.pid = options_.facts.pid;
+  hello.keeper = static_cast<std::uint32_t>(keeper_.keeper());
+  hello.pid_namespace = options_.facts.pid_namespace;
   hello.cpus = options_.facts.cpus;
   hello.gpus = options_.facts.gpus;
   hello.interfaces = options_.facts.interfaces;
@@ -129,11 +127,10 @@ void Agent::handle(const rendezvous::JobStart& told) {
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
   lease_ = rendezvous::NodeLease(patience_, boot_time());
   hang_timeout_ = std::chrono::milliseconds(message.hang_timeout_ms);
-  if (!message.setup.empty()) return start_task(set_up(message));
-  accept(message, NodeJob::prepare(message, own_environment(), options_.directory));
+  start_task(prepare(message));
 }
 
-void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
+void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job, bool predecessor_gone) {
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
   accepted_at_ = boot_time();
@@ -143,6 +140,7 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job) {
   leased_ = !local_;
   rendezvous::JobAccepted accepted{job_->program(), active_infiniband("")};
   accepted.no_infiniband = infiniband_trouble(accepted.infiniband, job_->env(), message.explicit_env, "");
+  accepted.predecessor_gone = predecessor_gone;
   link_.send(accepted);
 }
 
@@ -172,7 +170,7 @@ void Agent::handle(const rendezvous::Signal& message) {
 void Agent::handle(const rendezvous::Leave& message) {
   if (std::exchange(leaving_, true)) return;
   if (options_.own) exit_code_ = message.code;
-  last_words_ = message.text;
+  last_words_ = one_line(message.text);  // the master may be anyone with --insecure
   start_task(go_down());
 }
 
@@ -233,6 +231,7 @@ void Agent::resign(std::string why, int signal) {
 }
 
 Awaitable<> Agent::go_down() {
+  disk_.stop();
   setup_.stop();
   tools_.stop();
   waiting_ = false;
@@ -276,7 +275,8 @@ bool Agent::master_lost(bool late) const {
 Awaitable<> Agent::heartbeat() {
   while (!down_) {
     mind_the_lease();
-    if (attempt_running_) reap_adopted(children());  // orphans of the workers would stay zombies otherwise
+    // Orphans of the workers would stay zombies otherwise. Who is being started is not known as a child yet.
+    if (attempt_running_ && !workers_->starting()) reap_adopted(children());
     tick_.expires_after(kHeartbeat);
     const Clock::time_point due = tick_.expiry();
     co_await tick_.async_wait(kUseTuple);

@@ -10,25 +10,26 @@
 #include <vector>
 
 #include "base/asio.h"
+#include "base/blocking_calls.h"
 #include "base/byte_stream.h"
-#include "launcher/attempt_tree.h"
-#include "launcher/collective_board.h"
-#include "launcher/evidence.h"
-#include "launcher/hang_guard.h"
-#include "launcher/join_job.h"
-#include "launcher/keeper.h"
-#include "launcher/node_facts.h"
-#include "launcher/node_job.h"
-#include "launcher/node_setup.h"
-#include "launcher/node_store.h"
-#include "launcher/output_credit.h"
-#include "launcher/tool_run.h"
-#include "launcher/worker_group.h"
-#include "launcher/worker_link.h"
-#include "launcher/worker_lives.h"
-#include "rendezvous/connection.h"
-#include "rendezvous/message.h"
-#include "rendezvous/node_lease.h"
+#include "launcher/agent/collective_board.h"
+#include "launcher/agent/evidence.h"
+#include "launcher/agent/node_facts.h"
+#include "launcher/agent/node_job.h"
+#include "launcher/agent/node_setup.h"
+#include "launcher/agent/node_store.h"
+#include "launcher/agent/worker_group.h"
+#include "launcher/agent/worker_link.h"
+#include "launcher/agent_core/worker_lives.h"
+#include "launcher/inspection/hang_guard.h"
+#include "launcher/inspection/tool_run.h"
+#include "launcher/job/join_job.h"
+#include "launcher/job/output_credit.h"
+#include "launcher/keeper/attempt_tree.h"
+#include "launcher/keeper/keeper.h"
+#include "rendezvous/link/connection.h"
+#include "rendezvous/membership/node_lease.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -69,7 +70,9 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   Awaitable<> check(rendezvous::NodeCheck request);
   Awaitable<> feed_stdin();
   Awaitable<> go_down();
-  Awaitable<> set_up(rendezvous::JobStart message);
+  Awaitable<> prepare(rendezvous::JobStart message);
+  Awaitable<bool> predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids);
+  Awaitable<Result<NodeJob>> make_job(rendezvous::JobStart message);
   Awaitable<Result<EnvVars>> make_environment(rendezvous::JobStart job, bool quiet);
 
   void handle(const rendezvous::JobStart& message);
@@ -92,6 +95,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void worker_started(std::uint32_t local, pid_t pid) override;
   void worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) override;
   void worker_not_started(std::uint32_t local, const Error& error) override;
+  void all_started() override;
   /// What waits for its next attempt writes under that.
   std::size_t output_room(std::uint8_t stream) const override { return waiting_ ? 0 : credit_.room(stream); }
   std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
@@ -121,7 +125,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void watch_for_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
   void begin_preparing(const rendezvous::JobStart& job);
-  void accept(const rendezvous::JobStart& message, Result<NodeJob> job);
+  void accept(const rendezvous::JobStart& message, Result<NodeJob> job, bool predecessor_gone);
   void refuse(const Error& error);
   void mind_the_lease();
   bool master_lost(bool late) const;
@@ -144,8 +148,9 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   bool waiting_ = false;                         ///< it is done: the living have no attempt
   std::optional<rendezvous::Spawn> next_spawn_;  ///< came while the last workers were being ended
   NodeSetup setup_;
+  BlockingCalls disk_;      ///< looks at what a job names on this node's disks
   ToolStop tools_;          ///< of a check
-  bool preparing_ = false;  ///< --setup or a check runs
+  bool preparing_ = false;  ///< the disk is looked at, --setup or a check runs
   AttemptTree tree_;
   std::unique_ptr<HangGuard> hang_guard_;  ///< of the attempt; null: nobody watches for hangs
   std::chrono::milliseconds hang_timeout_{0};

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
-#include "launcher/agent.h"
-#include "launcher/random_text.h"
+#include "launcher/agent/agent.h"
+#include "launcher/agent/random_text.h"
 
 namespace ddp::launcher {
 namespace {

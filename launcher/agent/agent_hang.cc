@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 
 namespace ddp::launcher {
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "launcher/agent.h"
+#include "launcher/agent/agent.h"
 
 namespace ddp::launcher {
 namespace {
@@ -87,12 +87,14 @@ void Agent::order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local) {
 
 void Agent::worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) {
   lives_.greeted(local, hello.rejoin && !hello.sharded);
-  if (!waiting_ && lives_.greeted_is_news()) link_.send(rendezvous::WorkersGreeted{attempt_});
+  if (!waiting_ && !workers_->starting() && lives_.greeted_is_news())
+    link_.send(rendezvous::WorkersGreeted{attempt_});
 }
 
 void Agent::worker_ready(std::uint32_t local) {
   lives_.ready(local);
-  if (!waiting_ && lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
+  if (!waiting_ && !workers_->starting() && lives_.ready_is_news())
+    link_.send(rendezvous::WorkersReady{attempt_});
 }
 
 void Agent::worker_unlinked(std::uint32_t local) {
@@ -126,7 +128,7 @@ void Agent::worker_gone(std::uint32_t local) {
   revoke_step_.cancel();
   if (letting_go_) return;
   if (waiting_) return tell_survivors();
-  if (lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
+  if (!workers_->starting() && lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
 }
 
 // ---- a revoke
@@ -134,8 +136,8 @@ void Agent::worker_gone(std::uint32_t local) {
 void Agent::handle(const rendezvous::Revoke& message) {
   if (give_up_next(message.attempt)) return;
   // Where nobody lives AttemptEnded is on its way.
-  const bool runs =
-      workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_ && !lives_.none();
+  const bool runs = workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_ &&
+                    (workers_->starting() || !lives_.none());
   if (runs && !leaving_ && !workers_->stopping() && !std::exchange(letting_go_, true))
     start_task(let_go(message));
 }
@@ -143,16 +145,31 @@ void Agent::handle(const rendezvous::Revoke& message) {
 /// In this order: who hangs is killed, and what the dead left; who cannot live on is told to end; then the
 /// others are asked, so that none of them still hears of the dead when it lets go. A Stop ends all this.
 Awaitable<> Agent::let_go(rendezvous::Revoke order) {
-  ask_to_let_go(order);
   const Clock::time_point due = Clock::now() + std::chrono::milliseconds(order.deadline_ms);
+  while (workers_->starting() && !workers_->stopping() && Clock::now() < due) {
+    revoke_step_.expires_at(due);
+    co_await revoke_step_.async_wait(kUseTuple);
+  }
+  if (workers_->starting()) workers_->stop(std::chrono::milliseconds(0));  // its disk hangs
+  std::vector<std::uint32_t> gone = workers_->ended_ranks();
+  for (const std::uint32_t rank : order.kill) {
+    if (!lives_.lives(rank - first_rank_)) continue;
+    kill_worker(rank - first_rank_, "hung and was killed");
+    gone.push_back(rank - first_rank_);
+  }
+  co_await workers_->kill_leftovers(std::move(gone), kSettleTime);
+  if (!workers_->stopping()) ask_to_let_go(order);
   const auto awaited = [this] {
-    return !workers_->stopping() && (!lives_.unanswered().empty() || lives_.some_dying());
+    return !workers_->stopping() && (!lives_.unanswered().empty() || !lives_.dying().empty());
   };
   while (awaited() && Clock::now() < due) {
     revoke_step_.expires_at(due);
     co_await revoke_step_.async_wait(kUseTuple);
   }
-  if (!workers_->stopping()) kill_the_late(order);
+  if (!workers_->stopping()) {
+    kill_the_late(order);
+    co_await workers_->kill_leftovers(lives_.dying(), kSettleTime);
+  }
   const Clock::time_point given_up = Clock::now() + kKillBound;
   while (awaited() && Clock::now() < given_up) {
     revoke_step_.expires_at(given_up);
@@ -180,16 +197,12 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
 }
 
 void Agent::ask_to_let_go(const rendezvous::Revoke& order) {
-  for (const std::uint32_t rank : order.kill)
-    if (lives_.lives(rank - first_rank_)) kill_worker(rank - first_rank_, "hung and was killed");
   for (const std::uint32_t local : lives_.unanswered()) {
     if (worker_link_ && worker_link_->can_rejoin(local)) continue;
     // It has just been started, or its part is done and it ends as it likes: SIGTERM will do, for a while.
     lives_.kill(local, "");
     workers_->terminate(local);
   }
-  for (const std::uint32_t local : workers_->ended_ranks())
-    workers_->kill(local);
   for (const std::uint32_t local : lives_.unanswered())
     worker_link_->revoke(local, {attempt_, order.reason, order.deadline_ms});
 }
@@ -198,8 +211,6 @@ void Agent::kill_the_late(const rendezvous::Revoke& order) {
   for (const std::uint32_t local : lives_.unanswered())
     kill_worker(local, "did not let go of attempt " + std::to_string(attempt_) + " within " +
                            in_seconds(order.deadline_ms) + " and was killed");
-  for (const auto& [local, life] : lives_.all())
-    if (life.killed) workers_->kill(local);
 }
 
 void Agent::kill_worker(std::uint32_t local, std::string why) {

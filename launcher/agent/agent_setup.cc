@@ -4,8 +4,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "launcher/agent.h"
-#include "launcher/node_check.h"
+#include "launcher/agent/agent.h"
+#include "launcher/agent/node_check.h"
+#include "launcher/keeper/process_tree.h"
 
 extern char** environ;
 
@@ -14,6 +15,8 @@ namespace {
 
 /// A slow network disk may hold up the checks of a job for so long.
 constexpr std::chrono::milliseconds kSlowDisk{60'000};
+/// Between two looks at processes that are to end.
+constexpr std::chrono::milliseconds kEndPause{5};
 
 }  // namespace
 
@@ -31,7 +34,8 @@ Awaitable<Result<EnvVars>> Agent::make_environment(rendezvous::JobStart job, boo
   EnvVars node_env = split_env(environ);
   EnvVars merged = merge_env(node_env, job.env, job.explicit_env);
   if (job.setup.empty()) co_return merged;
-  auto cwd = NodeJob::directory(job.chdir);
+  std::function<Result<std::string>()> look = [chdir = job.chdir] { return NodeJob::directory(chdir); };
+  auto cwd = co_await disk_.run(std::move(look), Clock::time_point::max());
   if (!cwd) co_return cwd.error();
   if (auto fits = check_exec_size(merged, {}); !fits) co_return fits.error();
   SetupOutput::Line tell = [this, quiet](const std::string& line) {
@@ -42,18 +46,56 @@ Awaitable<Result<EnvVars>> Agent::make_environment(rendezvous::JobStart job, boo
   co_return env;
 }
 
-Awaitable<> Agent::set_up(rendezvous::JobStart message) {
-  preparing_ = true;
+Awaitable<Result<NodeJob>> Agent::make_job(rendezvous::JobStart message) {
   auto env = co_await make_environment(message, false);
+  if (!env) co_return env.error();
+  start_task(setup_.listen());
+  std::function<Result<NodeJob>()> look = [message, env = std::move(*env), agent = options_.directory] {
+    return NodeJob::prepare(message, env, agent);
+  };
+  auto job = co_await disk_.run(std::move(look), Clock::time_point::max());
+  co_return job;
+}
+
+/// Whether the agent that ran this job here before has left nothing. Ends what it left: processes with the
+/// job's mark that stand below no keeper which lives.
+Awaitable<bool> Agent::predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids) {
+  if (pids.empty()) co_return false;
+  asio::steady_timer pause(loop_);
+  const auto give_up = Clock::now() + kKillBound;
+  const auto ended = [](std::uint32_t pid) { return has_pid_ended(static_cast<pid_t>(pid)); };
+  // First: as long as agent or keeper lives, they may start more.
+  while (!std::all_of(pids.begin(), pids.end(), ended)) {
+    if (leaving_ || Clock::now() >= give_up) co_return false;
+    pause.expires_after(kEndPause);
+    co_await pause.async_wait(kUseTuple);
+  }
+  TreeScope scope;
+  scope.job_id = std::move(job_id);
+  scope.only.emplace();  // nothing of our own
+  TreeKill kill(std::move(scope), kKillBound);
+  while (!kill.step()) {
+    if (leaving_) co_return false;
+    pause.expires_after(kEndPause);
+    co_await pause.async_wait(kUseTuple);
+  }
+  co_return kill.complete() && kill.left().empty();
+}
+
+Awaitable<> Agent::prepare(rendezvous::JobStart message) {
+  preparing_ = true;
+  const bool gone = co_await predecessor_gone(message.job_id, message.predecessor);
+  if (!leaving_) {
+    auto job = co_await make_job(message);
+    if (!leaving_) accept(message, std::move(job), gone);
+  }
   preparing_ = false;
   attempt_over_.cancel();
-  if (leaving_) co_return;
-  if (!env) co_return refuse(env.error());
-  start_task(setup_.listen());
-  accept(message, NodeJob::prepare_in(message, std::move(*env), options_.directory));
 }
 
 void Agent::handle(const rendezvous::NodeCheck& message) {
+  // A check runs what the master sends; here only what this node's own user gave may run.
+  if (options_.own) return resign("its master asked for a check, which a node that joins by itself refuses");
   begin_preparing(message.job);
   if (!std::exchange(preparing_, true)) start_task(check(message));
 }

@@ -1,8 +1,8 @@
 // The part of the Agent that hears of its workers: their starts and ends, and what they write.
 #include <utility>
 
-#include "launcher/agent.h"
-#include "launcher/exit_code.h"
+#include "launcher/agent/agent.h"
+#include "launcher/report/exit_code.h"
 
 namespace ddp::launcher {
 
@@ -14,6 +14,7 @@ void Agent::worker_started(std::uint32_t local, pid_t pid) {
   lives_.started(local, life);
   link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(pid),
                                        life.started_ns, attempt_});
+  if (worker_link_) worker_link_->started(local);
   evidence_.worker_started(pid);
   if (hang_guard_) hang_guard_->worker_started(first_rank_ + local, pid);
 }
@@ -38,6 +39,7 @@ void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& stat
   exited.core = status.core_dumped;
   const std::string* killed = lives_.killed(local);
   exited.by_revoke = killed != nullptr;
+  exited.after_stop = workers_->ended_after_stop(local);
   if (killed != nullptr) exited.text = *killed;
   link_.send(exited);
   if (!exited.by_revoke) evidence_.worker_ended(exited.rank, pid, status);
@@ -54,6 +56,14 @@ void Agent::worker_not_started(std::uint32_t local, const Error& error) {
   exited.clock_ns = clock_ns();
   exited.text = error.text;
   link_.send(exited);
+}
+
+/// What counts for all of the node may have waited for the last of them.
+void Agent::all_started() {
+  revoke_step_.cancel();
+  if (waiting_) return;
+  if (lives_.greeted_is_news()) link_.send(rendezvous::WorkersGreeted{attempt_});
+  if (lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
 }
 
 OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) {

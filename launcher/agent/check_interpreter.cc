@@ -1,4 +1,4 @@
-#include "launcher/check_interpreter.h"
+#include "launcher/agent/check_interpreter.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,6 @@
 #include <optional>
 #include <string_view>
 
-#include "base/exec_error.h"
 #include "base/find_program.h"
 #include "base/one_line.h"
 

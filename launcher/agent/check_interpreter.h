@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "launcher/env_filter.h"
+#include "launcher/job/env_filter.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/collective_board.h"
+#include "launcher/agent/collective_board.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <memory>
 
-#include "rendezvous/collective_log.h"
+#include "rendezvous/flight_recorder/collective_log.h"
 
 namespace ddp::launcher {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/evidence.h"
+#include "launcher/agent/evidence.h"
 
 #include <fcntl.h>
 #include <time.h>
@@ -10,7 +10,7 @@
 #include <csignal>
 #include <utility>
 
-#include "launcher/cgroup_path.h"
+#include "launcher/keeper/cgroup_path.h"
 
 namespace ddp::launcher {
 namespace {

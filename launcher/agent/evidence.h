@@ -13,8 +13,8 @@
 #include "base/asio.h"
 #include "base/exit_status.h"
 #include "base/unique_fd.h"
-#include "launcher/kernel_evidence.h"
-#include "rendezvous/message.h"
+#include "launcher/agent_core/kernel_evidence.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/infiniband.h"
+#include "launcher/agent/infiniband.h"
 
 #include <unistd.h>
 
@@ -13,6 +13,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "base/list_directory.h"
+
 namespace ddp::launcher {
 namespace {
 
@@ -23,10 +25,7 @@ constexpr char kDevices[] = "/dev/infiniband";
 constexpr char kLibrary[] = "libibverbs.so.1";
 
 std::vector<fs::path> entries(const fs::path& directory) {
-  std::vector<fs::path> found;
-  std::error_code failed;
-  for (fs::directory_iterator it(directory, failed), end; !failed && it != end; it.increment(failed))
-    found.push_back(it->path());
+  std::vector<fs::path> found = list_directory(directory);
   std::sort(found.begin(), found.end());
   return found;
 }

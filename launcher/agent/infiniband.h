@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/env_filter.h"
+#include "launcher/job/env_filter.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/node_check.h"
+#include "launcher/agent/node_check.h"
 
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -21,11 +21,12 @@
 
 #include "base/child_process.h"
 #include "base/find_program.h"
-#include "launcher/check_interpreter.h"
-#include "launcher/gpu_facts.h"
-#include "launcher/job_spec.h"
-#include "launcher/node_job.h"
-#include "launcher/tool_run.h"
+#include "base/list_directory.h"
+#include "launcher/agent/check_interpreter.h"
+#include "launcher/agent/node_job.h"
+#include "launcher/agent_core/gpu_facts.h"
+#include "launcher/inspection/tool_run.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {
 namespace {
@@ -95,7 +96,7 @@ Result<> environment_fits(const rendezvous::JobStart& job, const EnvVars& env) {
   ask.host = job.host;
   ask.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
   ask.argv = {"/proc/self/exe"};  // is there
-  auto fits = NodeJob::prepare_in(ask, env, "");
+  auto fits = NodeJob::prepare(ask, env, "");
   return fits ? Result<>() : Result<>(fits.error());
 }
 
@@ -113,7 +114,7 @@ void check_job(const rendezvous::NodeCheck& request, const Result<EnvVars>& env,
   if (!request.has_program || !environment || (!directory && needs_directory(job))) return;
   rendezvous::JobStart whole = job;
   if (!directory) whole.chdir.clear();
-  const auto program = NodeJob::prepare_in(whole, *env, agent_dir);
+  const auto program = NodeJob::prepare(whole, *env, agent_dir);
   checked.program_trouble =
       program ? interpreter_trouble(program->program(), *env, whole.chdir) : program.error().text;
   if (checked.program_trouble.empty()) checked.program = program->program();
@@ -269,15 +270,11 @@ rendezvous::Pairs python_versions(const std::string& prefix, const std::string& 
   rendezvous::Pairs found;
   std::vector<std::string> places = {prefix + "/lib", prefix + "/local/lib"};
   for (const std::string& place : places) {
-    std::error_code failed;
-    for (fs::directory_iterator python(root + place, failed), end; !failed && python != end;
-         python.increment(failed)) {
-      if (!python->path().filename().string().starts_with("python3")) continue;
+    for (const fs::path& python : list_directory(root + place)) {
+      if (!python.filename().string().starts_with("python3")) continue;
       for (const char* packages : {"site-packages", "dist-packages"}) {
-        std::error_code ignored;
-        for (fs::directory_iterator it(python->path() / packages, ignored), last; !ignored && it != last;
-             it.increment(ignored)) {
-          std::string name = it->path().filename();
+        for (const fs::path& path : list_directory(python / packages)) {
+          std::string name = path.filename();
           if (!name.ends_with(".dist-info")) continue;
           name.resize(name.size() - std::strlen(".dist-info"));
           const std::size_t dash = name.find('-');
@@ -334,14 +331,10 @@ std::string process_text(std::uint32_t pid, const std::string& proc, const std::
 
 std::vector<std::string> infiniband_adapters(const std::string& root) {
   std::vector<std::string> active;
-  std::error_code failed;
-  for (fs::directory_iterator it(root + "/sys/class/infiniband", failed), end; !failed && it != end;
-       it.increment(failed)) {
-    std::error_code ignored;
-    for (fs::directory_iterator port(it->path() / "ports", ignored), last; !ignored && port != last;
-         port.increment(ignored)) {
-      if (first_line_of(port->path() / "state").find("ACTIVE") == std::string::npos) continue;
-      active.push_back(it->path().filename());
+  for (const fs::path& adapter : list_directory(root + "/sys/class/infiniband")) {
+    for (const fs::path& port : list_directory(adapter / "ports")) {
+      if (first_line_of(port / "state").find("ACTIVE") == std::string::npos) continue;
+      active.push_back(adapter.filename());
       break;
     }
   }

@@ -4,9 +4,9 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "launcher/env_filter.h"
-#include "launcher/tool_run.h"
-#include "rendezvous/message.h"
+#include "launcher/inspection/tool_run.h"
+#include "launcher/job/env_filter.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

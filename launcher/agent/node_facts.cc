@@ -1,4 +1,4 @@
-#include "launcher/node_facts.h"
+#include "launcher/agent/node_facts.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -24,6 +24,8 @@
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
+
+#include "base/list_directory.h"
 
 namespace ddp::launcher {
 namespace facts {
@@ -174,16 +176,11 @@ std::uint32_t gpu_count(const char* visible, const std::string& proc, const std:
     }
     return count;
   }
-  std::error_code failed;
-  for (fs::directory_iterator it(proc + "/driver/nvidia/gpus", failed), end; !failed && it != end;
-       it.increment(failed)) {
-    ++count;
-  }
+  count = static_cast<std::uint32_t>(list_directory(proc + "/driver/nvidia/gpus").size());
   if (count > 0) return count;
   // A container may have the devices without the driver's directory.
-  for (fs::directory_iterator it(dev, failed), end; !failed && it != end; it.increment(failed)) {
-    if (is_numbered_device(it->path().filename())) ++count;
-  }
+  for (const fs::path& device : list_directory(dev))
+    if (is_numbered_device(device.filename())) ++count;
   return count;
 }
 
@@ -260,6 +257,8 @@ Result<NodeFacts> gather_node_facts() {
     made.system = std::string(system.sysname) + " " + system.release + " " + system.machine;
   }
   made.pid = static_cast<std::uint32_t>(getpid());
+  struct stat pids {};
+  if (stat("/proc/self/ns/pid", &pids) == 0) made.pid_namespace = pids.st_ino;
 
   const std::vector<int> cpus = facts::affinity_cpus();
   const std::uint32_t quota = facts::cpu_quota("/proc", "");

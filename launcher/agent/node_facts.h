@@ -5,17 +5,18 @@
 #include <vector>
 
 #include "base/result.h"
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
 /// What an agent's hello says of its node.
 struct NodeFacts {
   std::string hostname;
-  std::string machine_id;   ///< boot id + network namespace: equal = loopback reaches the other one
-  std::string system;       ///< "Linux 6.1.0-18-amd64 x86_64"
-  std::uint32_t pid = 0;    ///< of this process
-  std::uint32_t cpus = 1;   ///< usable logical CPUs: affinity, cut by the cgroup's quota; >= 1
+  std::string machine_id;           ///< boot id + network namespace: equal = loopback reaches the other one
+  std::string system;               ///< "Linux 6.1.0-18-amd64 x86_64"
+  std::uint32_t pid = 0;            ///< of this process
+  std::uint64_t pid_namespace = 0;  ///< inode of it; 0: not known
+  std::uint32_t cpus = 1;           ///< usable logical CPUs: affinity, cut by the cgroup's quota; >= 1
   std::uint32_t cores = 1;  ///< physical cores among them; >= 1, <= cpus. OMP_NUM_THREADS is made of it
   std::uint32_t gpus = 0;   ///< length of CUDA_VISIBLE_DEVICES when set, else what the driver shows
   /// One entry per address (an interface with two addresses stands twice), link-local ones included.

@@ -1,4 +1,4 @@
-#include "launcher/node_job.h"
+#include "launcher/agent/node_job.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -9,8 +9,8 @@
 
 #include "base/find_program.h"
 #include "base/one_line.h"
-#include "launcher/job_spec.h"
-#include "launcher/worker_env.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/job/worker_env.h"
 
 namespace ddp::launcher {
 namespace {
@@ -67,13 +67,8 @@ Result<std::string> NodeJob::directory(const std::string& wanted) {
   return wanted;
 }
 
-Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, const EnvVars& node_env,
+Result<NodeJob> NodeJob::prepare(const rendezvous::JobStart& start, EnvVars env,
                                  const std::string& agent_dir) {
-  return prepare_in(start, merge_env(node_env, start.env, start.explicit_env), agent_dir);
-}
-
-Result<NodeJob> NodeJob::prepare_in(const rendezvous::JobStart& start, EnvVars env,
-                                    const std::string& agent_dir) {
   NodeJob job;
   job.job_id_ = start.job_id;
   job.devices_ = start.devices;

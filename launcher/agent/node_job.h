@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/result.h"
-#include "launcher/env_filter.h"
-#include "launcher/worker_group.h"
-#include "rendezvous/message.h"
+#include "launcher/agent/worker_group.h"
+#include "launcher/job/env_filter.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -16,14 +16,13 @@ namespace ddp::launcher {
 /// worker starts, so that what is wrong on a node is told while nothing runs yet.
 class NodeJob {
  public:
-  /// Checks `start` against this node's disk. `agent_dir` holds the bundled `train`. Errors, all worded for
-  /// "HOST: …": kRefused (directory, environment), kExec (program).
-  static Result<NodeJob> prepare(const rendezvous::JobStart& start, const EnvVars& node_env,
+  /// Checks `start` against this node's disk, which may hang. `env`: what the workers start from. `agent_dir`
+  /// holds the bundled `train`. Errors, all worded for "HOST: …": kRefused (directory, environment), kExec
+  /// (program).
+  static Result<NodeJob> prepare(const rendezvous::JobStart& start, EnvVars env,
                                  const std::string& agent_dir);
-  /// The same with the environment already made, as --setup does.
-  static Result<NodeJob> prepare_in(const rendezvous::JobStart& start, EnvVars env,
-                                    const std::string& agent_dir);
   /// The workers' working directory, which is there and may be entered (else kRefused). Empty: our own.
+  /// Blocking.
   static Result<std::string> directory(const std::string& wanted);
 
   /// The workers of one attempt, by local rank. `cores` are the node's physical cores; `error_prefix` begins

@@ -1,4 +1,4 @@
-#include "launcher/node_setup.h"
+#include "launcher/agent/node_setup.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,8 +15,9 @@
 #include "base/child_process.h"
 #include "base/find_program.h"
 #include "base/readable.h"
+#include "base/spawn_off_loop.h"
 #include "base/unique_fd.h"
-#include "launcher/process_tree.h"
+#include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
 namespace {
@@ -142,8 +143,14 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   UniqueFd reader(ends[0]);
   UniqueFd writer(ends[1]);
   spec.out = spec.err = writer.get();
-  auto child = spawn(spec);
+  std::vector<ChildSpec> specs;
+  specs.push_back(std::move(spec));
+  if (!pool_) pool_ = std::make_unique<SpawnPool>(spawn_threads(1));
+  starting_ = true;
+  auto started = co_await spawn_off_loop(executor_, pool_.get(), std::move(specs));
+  starting_ = false;
   writer.reset();
+  auto& child = started.front();
   if (!child) co_return child.error();
 
   const auto running = std::make_shared<Running>(executor_, std::move(line));
@@ -196,6 +203,7 @@ Awaitable<> NodeSetup::listen() {
 
 void NodeSetup::stop() {
   stopped_ = true;
+  if (starting_) kill_own_tree({}, kKillTime);  // a disk may hold it
   if (!running_) return;
   const std::shared_ptr<Running> running = running_;
   if (!running->child.running()) {

@@ -8,9 +8,10 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "launcher/env_filter.h"
-#include "launcher/setup_script.h"
-#include "rendezvous/message.h"
+#include "base/spawn_pool.h"
+#include "launcher/job/env_filter.h"
+#include "launcher/job/setup_script.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -45,6 +46,8 @@ class NodeSetup {
   static Awaitable<> watch_end(std::shared_ptr<Running> running);
 
   asio::any_io_executor executor_;
+  std::unique_ptr<SpawnPool> pool_;  ///< its thread outlives the shell, whose death signal is bound to it
+  bool starting_ = false;            ///< the kernel reads the shell
   std::shared_ptr<Running> running_;
   bool stopped_ = false;
 };

@@ -1,11 +1,11 @@
-#include "launcher/node_store.h"
+#include "launcher/agent/node_store.h"
 
 #include <cerrno>
 #include <utility>
 
-#include "launcher/job_spec.h"
-#include "launcher/random_text.h"
-#include "rendezvous/tcp_listener.h"
+#include "launcher/agent/random_text.h"
+#include "launcher/job/job_spec.h"
+#include "rendezvous/link/tcp_listener.h"
 
 namespace ddp::launcher {
 namespace {
@@ -23,8 +23,11 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
       message.loopback_only ? rendezvous::ListenScope::kLoopback : rendezvous::ListenScope::kAllInterfaces;
   if (message.port != 0) options.port = message.port;
   if (message.first_port != 0) options.range = rendezvous::PortRange{message.first_port, message.last_port};
-  for (const std::string& text : message.allow)
-    (void)options.filter.allow_network(text);  // what is no address admits nobody
+  for (const std::string& text : message.allow) {
+    // Left out, it could leave an empty filter, which admits everybody.
+    if (const auto readable = options.filter.allow_network(text); !readable)
+      return within("who may connect to the store", readable.error());
+  }
   auto token = random_text(16);
   if (!token) return token.error();
   options.token = "ddplaunch/" + *token;

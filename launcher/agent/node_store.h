@@ -7,8 +7,8 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "rendezvous/message.h"
-#include "rendezvous/tcp_store_server.h"
+#include "rendezvous/protocol/message.h"
+#include "rendezvous/store_tcp/tcp_store_server.h"
 
 namespace ddp::launcher {
 

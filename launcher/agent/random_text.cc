@@ -1,4 +1,4 @@
-#include "launcher/random_text.h"
+#include "launcher/agent/random_text.h"
 
 #include <sys/random.h>
 

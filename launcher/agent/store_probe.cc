@@ -1,4 +1,4 @@
-#include "launcher/store_probe.h"
+#include "launcher/agent/store_probe.h"
 
 #include <array>
 #include <deque>
@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "rendezvous/tcp_store_codec.h"
+#include "rendezvous/store/tcp_store_codec.h"
 
 namespace ddp::launcher {
 namespace {

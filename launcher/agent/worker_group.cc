@@ -1,4 +1,4 @@
-#include "launcher/worker_group.h"
+#include "launcher/agent/worker_group.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -7,12 +7,14 @@
 #include <cerrno>
 #include <csignal>
 #include <exception>
+#include <map>
 #include <utility>
 
 #include "base/readable.h"
-#include "launcher/cgroup.h"
-#include "launcher/process_look.h"
-#include "launcher/process_table.h"
+#include "base/spawn_off_loop.h"
+#include "launcher/keeper/cgroup.h"
+#include "launcher/keeper/mark_search.h"
+#include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
 namespace {
@@ -25,8 +27,7 @@ constexpr std::chrono::seconds kTracerTime{2};
 constexpr std::chrono::milliseconds kTracerPause{2};
 /// Between two looks whether the output of the dead is read.
 constexpr std::chrono::milliseconds kSettlePause{1};
-/// Workers from which on they are started by several threads, and how many at a time.
-constexpr std::size_t kPoolFrom = 6;
+/// Workers that are started at a time.
 constexpr std::size_t kBatch = 64;
 
 Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
@@ -43,6 +44,7 @@ struct WorkerGroup::Worker {
   ChildProcess child;
   asio::posix::stream_descriptor end;  ///< a copy of the pidfd for the loop
   asio::posix::stream_descriptor input;
+  bool terminated = false;  ///< by us, before its end began
   bool ended = false;
   bool settled = false;  ///< and its output is read
 };
@@ -94,32 +96,47 @@ Result<WorkerGroup::Launch> WorkerGroup::prepare(WorkerSpec spec) {
 
 void WorkerGroup::start(std::vector<WorkerSpec> specs) {
   pipes_.take_time();
-  if (!pool_) pool_ = std::make_unique<SpawnPool>(specs.size() >= kPoolFrom ? spawn_threads() : 0);
-  // In batches, since each child is given a copy of our table of descriptors: the fewer are open, the faster.
-  for (std::size_t begin = 0; begin < specs.size(); begin += kBatch) {
-    std::vector<Launch> launches;
-    std::vector<ChildSpec> children;
-    for (std::size_t i = begin; i < std::min(begin + kBatch, specs.size()); ++i) {
-      const std::uint32_t rank = specs[i].rank;
-      auto launch = prepare(std::move(specs[i]));
-      if (!launch) {
-        events_.worker_not_started(rank, launch.error());
-        continue;
-      }
-      if (tree_.cgroup) {
-        launch->child.cgroup = tree_.cgroup->directory();
-        launch->child.cgroup_procs = tree_.cgroup->procs();
-      }
-      children.push_back(std::move(launch->child));
-      launches.push_back(std::move(*launch));
+  if (!pool_) pool_ = std::make_unique<SpawnPool>(spawn_threads(specs.size()));
+  starting_ = true;
+  spawn_task(start_all(this, std::move(specs)));
+}
+
+/// In batches, since each child is given a copy of our table of descriptors: the fewer are open, the faster.
+Awaitable<> WorkerGroup::start_all(WorkerGroup* group, std::vector<WorkerSpec> specs) {
+  for (std::size_t begin = 0; begin < specs.size() && !group->stopping_; begin += kBatch) {
+    std::vector<WorkerSpec> batch;
+    for (std::size_t i = begin; i < std::min(begin + kBatch, specs.size()); ++i)
+      batch.push_back(std::move(specs[i]));
+    co_await start_batch(group, std::move(batch));
+  }
+  group->starting_ = false;
+  group->events_.all_started();
+}
+
+Awaitable<> WorkerGroup::start_batch(WorkerGroup* group, std::vector<WorkerSpec> specs) {
+  std::vector<Launch> launches;
+  std::vector<ChildSpec> children;
+  for (WorkerSpec& spec : specs) {
+    const std::uint32_t rank = spec.rank;
+    auto launch = prepare(std::move(spec));
+    if (!launch) {
+      group->events_.worker_not_started(rank, launch.error());
+      continue;
     }
-    std::vector<Result<ChildProcess>> started = pool_->spawn_all(children);
-    for (std::size_t i = 0; i < launches.size(); ++i) {
-      if (started[i]) {
-        watch(std::move(launches[i]), std::move(*started[i]));
-      } else {
-        events_.worker_not_started(launches[i].rank, started[i].error());
-      }
+    if (const auto& cgroup = group->tree_.cgroup) {
+      launch->child.cgroup = cgroup->directory();
+      launch->child.cgroup_procs = cgroup->procs();
+    }
+    children.push_back(std::move(launch->child));
+    launches.push_back(std::move(*launch));
+  }
+  auto started = co_await spawn_off_loop(group->executor_, group->pool_.get(), std::move(children));
+  for (std::size_t i = 0; i < launches.size(); ++i) {
+    Result<ChildProcess>& child = started[i];
+    if (child) {
+      group->watch(std::move(launches[i]), std::move(*child));
+    } else if (child.error().code != ErrorCode::kCancelled) {
+      group->events_.worker_not_started(launches[i].rank, child.error());
     }
   }
 }
@@ -141,6 +158,12 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
   events_.worker_started(launch.rank, raw->child.pid());
   spawn_task(watch_end(this, raw));
   pipes_.add(launch.rank, std::move(launch.out.first), std::move(launch.err.first));
+  if (stopping_) terminate(*raw);
+  if (killing_) (void)raw->child.send_group_signal(SIGKILL);
+}
+
+bool WorkerGroup::all_ended() const {
+  return !starting_ && !any_lives();
 }
 
 void WorkerGroup::spawn_task(Awaitable<> task) {
@@ -211,34 +234,73 @@ std::vector<std::uint32_t> WorkerGroup::ended_ranks() const {
   return ranks;
 }
 
+bool WorkerGroup::ended_after_stop(std::uint32_t rank) const {
+  const Worker* worker = find(rank);
+  return worker != nullptr && worker->terminated;
+}
+
 void WorkerGroup::terminate(std::uint32_t rank) {
-  Worker* worker = find(rank);
-  if (worker == nullptr || !worker->child.running()) return;
-  (void)worker->child.send_group_signal(SIGTERM);
-  (void)worker->child.send_group_signal(SIGCONT);  // a stopped process would not see it
+  if (Worker* worker = find(rank)) terminate(*worker);
+}
+
+void WorkerGroup::terminate(Worker& worker) {
+  if (!worker.child.running()) return;
+  // Its end may have begun, and its peers may know of it, although it cannot be reaped yet.
+  const auto process = worker.child.peek() ? std::nullopt : read_stat(worker.child.pid());
+  worker.terminated = worker.terminated || (process && process->end_signal == 0);
+  (void)worker.child.send_group_signal(SIGTERM);
+  (void)worker.child.send_group_signal(SIGCONT);  // a stopped process would not see it
 }
 
 void WorkerGroup::kill(std::uint32_t rank) {
   Worker* worker = find(rank);
-  if (worker == nullptr) return;
-  if (worker->child.running()) (void)worker->child.send_group_signal(SIGKILL);
-  kill_adopted(rank);
+  if (worker != nullptr && worker->child.running()) (void)worker->child.send_group_signal(SIGKILL);
 }
 
-/// Orphans come to us as the subreaper; whose they were is told by what they were executed with.
-void WorkerGroup::kill_adopted(std::uint32_t rank) const {
-  const std::string mark = "LOCAL_RANK=" + std::to_string(rank);
-  const std::string job = "DDPLAUNCH_JOB_ID=" + tree_.job_id;
-  std::vector<pid_t> leaders = pids();
-  visit_processes([&](ProcessInfo&& info) {
-    if (info.parent != ::getpid() || info.state == 'Z') return;
-    if (std::find(leaders.begin(), leaders.end(), info.pid) != leaders.end()) return;
-    const std::string environment = process_environment(info.pid);
-    if (!has_entry(environment, mark) || !has_entry(environment, job)) return;
-    // Its number is not used again before we have reaped it.
-    for (const ProcessInfo& below : ProcessForest().tree(info.pid))
-      ::kill(below.pid, SIGKILL);
+Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::chrono::milliseconds limit) {
+  if (ranks.empty()) co_return;
+  const auto until = Clock::now() + limit;
+  for (const std::uint32_t rank : ranks)
+    kill(rank);
+  TreeScope scope;
+  scope.only = co_await find_orphans(std::move(ranks), until);
+  TreeKill tree(std::move(scope), limit);
+  asio::steady_timer pause(executor_);
+  while (!tree.step() && Clock::now() < until) {
+    pause.expires_after(kSettlePause);
+    co_await pause.async_wait(kUseTuple);
+  }
+}
+
+/// The leaders of `ranks`, and orphans of theirs, which come to us as the subreaper: a session is its
+/// leader's, unless the orphan made one itself; then what it was executed with tells whose it was.
+Awaitable<std::vector<pid_t>> WorkerGroup::find_orphans(std::vector<std::uint32_t> ranks,
+                                                        Clock::time_point until) const {
+  const auto chosen = [&ranks](std::int64_t rank) {
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  };
+  std::map<pid_t, bool> sessions;
+  std::vector<pid_t> roots;
+  std::vector<pid_t> unknown;
+  for (const auto& worker : workers_) {
+    sessions[worker->child.pid()] = chosen(worker->rank);
+    if (chosen(worker->rank)) roots.push_back(worker->child.pid());
+  }
+  visit_processes([&](ProcessInfo&& process) {
+    if (process.parent != ::getpid() || process.state == 'Z' || sessions.contains(process.pid)) return;
+    const auto session = sessions.find(::getsid(process.pid));
+    if (session == sessions.end()) unknown.push_back(process.pid);
+    if (session != sessions.end() && session->second) roots.push_back(process.pid);
   });
+  MarkSearch search(tree_.job_id, std::move(unknown));
+  asio::steady_timer pause(executor_);
+  while (!search.is_over() && Clock::now() < until) {
+    pause.expires_after(kSettlePause);
+    co_await pause.async_wait(kUseTuple);
+    for (const MarkedProcess& orphan : search.take_found())
+      if (chosen(orphan.local_rank)) roots.push_back(orphan.pid);
+  }
+  co_return roots;
 }
 
 Awaitable<> WorkerGroup::settled(std::chrono::milliseconds limit) {
@@ -268,12 +330,10 @@ void WorkerGroup::stop(std::chrono::milliseconds grace) {
   const auto at = Clock::now() + grace;
   if (!stopping_) {
     stopping_ = true;
+    if (starting_) pool_->cancel();
     pipes_.hurry();
-    for (const auto& worker : workers_) {
-      if (worker->child.running()) (void)worker->child.send_group_signal(SIGTERM);
-      // A stopped process would not see its TERM.
-      if (worker->child.running()) (void)worker->child.send_group_signal(SIGCONT);
-    }
+    for (const auto& worker : workers_)
+      terminate(*worker);
     kill_at_.expires_at(at);
     spawn_task(kill_later(this));
   } else if (!killing_ && at < kill_at_.expiry()) {
@@ -282,22 +342,18 @@ void WorkerGroup::stop(std::chrono::milliseconds grace) {
 }
 
 Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
-  const auto all_ended = [group] {
-    return std::all_of(group->workers_.begin(), group->workers_.end(),
-                       [](const auto& w) { return w->ended; });
-  };
-  while (!all_ended()) {
+  while (!group->all_ended()) {
     if (Clock::now() >= group->kill_at_.expiry()) break;
     co_await group->kill_at_.async_wait(kUseTuple);
   }
-  if (all_ended()) co_return;
+  if (group->all_ended()) co_return;
   group->killing_ = true;
   group->kill_all();
   // What the kernel holds (a dead disk), or what changed its uid, does not die of it: it is not waited for
   // for ever.
   const auto give_up = Clock::now() + kKillBound;
   group->kill_at_.expires_at(give_up);
-  while (!all_ended() && Clock::now() < give_up)
+  while (!group->all_ended() && Clock::now() < give_up)
     co_await group->kill_at_.async_wait(kUseTuple);
   error_code ignored;
   for (const auto& worker : group->workers_) {
@@ -332,6 +388,8 @@ void WorkerGroup::resume_output() {
 }
 
 Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
+  while (starting_)
+    co_await task_done_.async_wait(kUseTuple);
   for (const auto& worker : workers_) {
     if (!worker->input.is_open()) continue;
     error_code ignored;
@@ -347,9 +405,6 @@ Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
 }
 
 Awaitable<> WorkerGroup::ended() {
-  const auto all_ended = [this] {
-    return std::all_of(workers_.begin(), workers_.end(), [](const auto& w) { return w->ended; });
-  };
   while (!all_ended())
     co_await task_done_.async_wait(kUseTuple);
   co_await pipes_.closed();

@@ -11,8 +11,8 @@
 #include "base/child_process.h"
 #include "base/result.h"
 #include "base/spawn_pool.h"
-#include "launcher/process_tree.h"
-#include "launcher/worker_pipes.h"
+#include "launcher/agent/worker_pipes.h"
+#include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
 
@@ -27,13 +27,14 @@ struct WorkerSpec {
   pid_t tracer = 0;          ///< whose children may attach a debugger to it; 0: nobody more than usual
 };
 
-/// What a group tells its owner, of workers by their number on the node; called on the loop thread. `start`
-/// itself calls worker_started and worker_not_started.
+/// What a group tells its owner, of workers by their number on the node; called on the loop thread.
 class WorkerEvents : public OutputSink {
  public:
   virtual void worker_started(std::uint32_t rank, pid_t pid) = 0;
   virtual void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) = 0;
   virtual void worker_not_started(std::uint32_t rank, const Error& error) = 0;
+  /// The call of `start` is carried out.
+  virtual void all_started() = 0;
 };
 
 /// The workers of this node, of one attempt or of several through which some live: starts them, reads their
@@ -47,15 +48,19 @@ class WorkerGroup {
   WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree);
   ~WorkerGroup();
 
-  /// Starts all. A worker that cannot be started is reported like one that ended; the others go on. May be
-  /// called again for those that have ended, after `let_go_of_ended`.
+  /// Begins to start all; the loop goes on while the kernel reads their programs. A worker that cannot be
+  /// started is reported like one that ended; the others go on. May be called again for those that have
+  /// ended, after `all_started` and `let_go_of_ended`.
   void start(std::vector<WorkerSpec> specs);
+  bool starting() const { return starting_; }
 
   /// TERM to each leader and its group now, KILL to what is left of their trees after `grace` (0: at once).
-  /// May be called again to shorten the grace.
+  /// Who has not begun to start does not. May be called again to shorten the grace.
   void stop(std::chrono::milliseconds grace);
   void signal_leaders(int number);
   bool stopping() const { return stopping_; }
+  /// Of a worker that has ended: whether it had been sent SIGTERM by us before its end began.
+  bool ended_after_stop(std::uint32_t rank) const;
 
   /// Whether its leader runs.
   bool lives(std::uint32_t rank) const;
@@ -63,8 +68,12 @@ class WorkerGroup {
   std::vector<std::uint32_t> ended_ranks() const;  ///< those that nobody has replaced
   /// TERM to one worker's leader and group.
   void terminate(std::uint32_t rank);
-  /// KILL to what is left of one worker: its group, and what it had in sessions of its own.
+  /// KILL to one worker's group.
   void kill(std::uint32_t rank);
+  /// KILL to all that these workers left: their groups, and what they had in sessions of their own. One look
+  /// at the processes of the node for all of them. Waits, at most `limit`, only where an orphan's environment
+  /// has to tell whose it was.
+  Awaitable<> kill_leftovers(std::vector<std::uint32_t> ranks, std::chrono::milliseconds limit);
   /// Waits until the output of those that have ended is read, at most `limit`; what they left in their pipes,
   /// and what the living have written until then, is read though there is no room for it.
   Awaitable<> settled(std::chrono::milliseconds limit);
@@ -85,12 +94,16 @@ class WorkerGroup {
 
   struct Launch;
   static Result<Launch> prepare(WorkerSpec spec);
+  static Awaitable<> start_all(WorkerGroup* group, std::vector<WorkerSpec> specs);
+  static Awaitable<> start_batch(WorkerGroup* group, std::vector<WorkerSpec> specs);
   void watch(Launch launch, ChildProcess child);
+  bool all_ended() const;
   static Awaitable<> watch_end(WorkerGroup* group, Worker* worker);
   static Awaitable<> kill_later(WorkerGroup* group);
   void spawn_task(Awaitable<> task);
+  static void terminate(Worker& worker);
   void kill_all();
-  void kill_adopted(std::uint32_t rank) const;
+  Awaitable<std::vector<pid_t>> find_orphans(std::vector<std::uint32_t> ranks, Clock::time_point until) const;
   Worker* find(std::uint32_t rank) const;
   void take_away_ended(std::uint32_t rank);
 
@@ -104,6 +117,7 @@ class WorkerGroup {
   asio::steady_timer kill_at_;    ///< when TERM becomes KILL
   asio::steady_timer task_done_;  ///< cancelled when a task has ended
   std::size_t tasks_ = 0;
+  bool starting_ = false;
   bool stopping_ = false;
   bool killing_ = false;  ///< the grace is over
 };

@@ -1,4 +1,4 @@
-#include "launcher/worker_link.h"
+#include "launcher/agent/worker_link.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -20,8 +20,9 @@
 #include <variant>
 #include <vector>
 
+#include "base/list_directory.h"
 #include "base/unique_fd.h"
-#include "rendezvous/worker_session.h"
+#include "rendezvous/worker/worker_session.h"
 
 namespace ddp::launcher {
 namespace {
@@ -65,18 +66,18 @@ std::optional<uid_t> user_of(int connection) {
 /// Of agents that were killed together with their keepers: nobody holds the lock of theirs.
 void remove_stale(const std::string& place) {
   const std::string prefix(kName.substr(1, kName.size() - 1 - kRandomLetters));
-  std::error_code failed;
-  for (const auto& entry : std::filesystem::directory_iterator(place, failed)) {
-    const std::string name = entry.path().filename();
+  for (const auto& path : list_directory(place)) {
+    const std::string name = path.filename();
     if (name.size() != prefix.size() + kRandomLetters || !name.starts_with(prefix)) continue;
-    const UniqueFd fd(::open(entry.path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat facts {};
     if (!fd || ::fstat(fd.get(), &facts) != 0 || facts.st_uid != ::geteuid()) continue;
     // One that was just made may not be locked yet.
     if (::time(nullptr) - facts.st_mtime < kFresh || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    for (const auto& socket : std::filesystem::directory_iterator(entry.path(), failed))
-      if (socket.is_socket(failed)) ::unlink(socket.path().c_str());
-    ::rmdir(entry.path().c_str());  // not, where anything else lies in it
+    std::error_code failed;
+    for (const auto& socket : list_directory(path))
+      if (std::filesystem::is_socket(socket, failed)) ::unlink(socket.c_str());
+    ::rmdir(path.c_str());  // not, where anything else lies in it
   }
 }
 
@@ -285,9 +286,13 @@ Result<std::string> WorkerLink::expect(std::uint32_t local_rank) {
   worker->listener.assign(fd->get(), ec);
   if (ec) return system_error(ec.value(), "watch " + path);
   fd->release();
-  worker->await_connection();
   workers_[local_rank] = worker;
   return "unix:" + path;
+}
+
+void WorkerLink::started(std::uint32_t local_rank) {
+  const auto found = workers_.find(local_rank);
+  if (found != workers_.end()) found->second->await_connection();
 }
 
 void WorkerLink::forget(std::uint32_t local_rank) {

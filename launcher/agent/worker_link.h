@@ -9,7 +9,7 @@
 #include "base/asio.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
-#include "rendezvous/worker_protocol.h"
+#include "rendezvous/worker/worker_protocol.h"
 
 namespace ddp::launcher {
 
@@ -51,6 +51,8 @@ class WorkerLink {
   /// A process is about to be started as `local_rank`: its socket, as the value of DDPLAUNCH_CONTROL. The one
   /// before is forgotten.
   Result<std::string> expect(std::uint32_t local_rank);
+  /// It has been started, and is listened to.
+  void started(std::uint32_t local_rank);
   /// Its process has ended, or is not asked any more.
   void forget(std::uint32_t local_rank);
 

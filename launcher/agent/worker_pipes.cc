@@ -1,4 +1,4 @@
-#include "launcher/worker_pipes.h"
+#include "launcher/agent/worker_pipes.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -11,8 +11,8 @@
 #include <exception>
 #include <utility>
 
-#include "launcher/output_credit.h"
-#include "rendezvous/codec.h"
+#include "launcher/job/output_credit.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

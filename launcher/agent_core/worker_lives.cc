@@ -1,4 +1,4 @@
-#include "launcher/worker_lives.h"
+#include "launcher/agent_core/worker_lives.h"
 
 #include <algorithm>
 #include <utility>
@@ -61,9 +61,11 @@ std::vector<std::uint32_t> WorkerLives::unanswered() const {
   return late;
 }
 
-bool WorkerLives::some_dying() const {
-  return std::any_of(lives_.begin(), lives_.end(),
-                     [](const auto& entry) { return entry.second.killed.has_value(); });
+std::vector<std::uint32_t> WorkerLives::dying() const {
+  std::vector<std::uint32_t> dying;
+  for (const auto& [local, life] : lives_)
+    if (life.killed) dying.push_back(local);
+  return dying;
 }
 
 std::vector<rendezvous::Survivor> WorkerLives::survivors() const {

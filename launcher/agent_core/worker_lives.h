@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/worker_messages.h"
+#include "rendezvous/protocol/worker_messages.h"
 
 namespace ddp::launcher {
 
@@ -52,7 +52,7 @@ class WorkerLives {
 
   /// Who has neither let go nor been killed.
   std::vector<std::uint32_t> unanswered() const;
-  bool some_dying() const;
+  std::vector<std::uint32_t> dying() const;  ///< killed, not ended yet
   std::vector<rendezvous::Survivor> survivors() const;
 
  private:

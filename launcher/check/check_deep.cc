@@ -1,4 +1,4 @@
-#include "launcher/check_deep.h"
+#include "launcher/check/check_deep.h"
 
 #include <algorithm>
 #include <iterator>
@@ -17,12 +17,8 @@ using Level = CheckFinding::Level;
 
 constexpr std::string_view kSchema = "ddp-train-record/1";
 
-bool is_option(const std::string& word, const std::string& option) {
-  return word == option || word.starts_with(option + "=");
-}
-
-const char* option_of(DeepTest test) {
-  return test == DeepTest::kHealth ? "--health" : "--bench";
+std::string use_of(DeepTest test) {
+  return test == DeepTest::kHealth ? "health" : "bench";
 }
 
 const char* item_of(DeepTest test) {
@@ -30,12 +26,11 @@ const char* item_of(DeepTest test) {
 }
 
 std::vector<std::string> trainer_options(const WorkerCommand& command, DeepTest test) {
-  const auto asks = [&](const std::string& word) { return is_option(word, option_of(test)); };
-  if (command.kind == WorkerCommand::Kind::kTrain &&
-      std::any_of(command.argv.begin(), command.argv.end(), asks))
+  const std::string first = command.argv.empty() ? "" : command.argv.front();
+  if (command.kind == WorkerCommand::Kind::kTrain && (first == use_of(test) || first == "--" + use_of(test)))
     return command.argv;
-  if (test == DeepTest::kHealth) return {"--health"};
-  return {"--bench", "allreduce", "-b", "64K", "-e", "16M", "-f", "4", "-n", "10", "-w", "2"};
+  if (test == DeepTest::kHealth) return {"health"};
+  return {"bench", "allreduce", "-b", "64K", "-e", "16M", "-f", "4", "-n", "10", "-w", "2"};
 }
 
 /// The trainer's record among the lines; empty: there is none.
@@ -124,7 +119,7 @@ JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
 }
 
 std::vector<CheckFinding> deep_findings(const CheckResult& result, const DeepRun& run) {
-  const std::string name = std::string("train ") + option_of(run.test);
+  const std::string name = "train " + use_of(run.test);
   std::vector<CheckFinding> findings;
   const std::optional<Json> record = record_of(run.output);
   if (!record) {
@@ -146,15 +141,14 @@ std::vector<CheckFinding> deep_findings(const CheckResult& result, const DeepRun
   if (passed || told) return findings;
   const std::string fault = record->value("fault", "");
   const std::string last = last_line(run.errors);
-  findings.push_back({Level::kError,
-                      item_of(run.test),
-                      {},
-                      !fault.empty() ? fault
-                                     : name + " ended with exit code " + std::to_string(run.exit_code) +
-                                           (last.empty() ? "" : ": " + last),
-                      run.test == DeepTest::kCollectives
-                          ? "train --bench sendrecv --pairs names the hosts that are slow"
-                          : ""});
+  findings.push_back(
+      {Level::kError,
+       item_of(run.test),
+       {},
+       !fault.empty() ? fault
+                      : name + " ended with exit code " + std::to_string(run.exit_code) +
+                            (last.empty() ? "" : ": " + last),
+       run.test == DeepTest::kCollectives ? "train bench pairs names the hosts that are slow" : ""});
   return findings;
 }
 

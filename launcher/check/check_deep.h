@@ -4,16 +4,16 @@
 #include <string>
 #include <vector>
 
-#include "launcher/check_judge.h"
-#include "launcher/check_run.h"
-#include "launcher/job_spec.h"
+#include "launcher/check/check_judge.h"
+#include "launcher/check/check_run.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {
 
 /// What a check runs on the hosts beyond asking them: the bundled trainer, as a job.
 enum class DeepTest : std::uint8_t {
-  kHealth,       ///< --deep: train --health
-  kCollectives,  ///< --collectives: train --bench allreduce
+  kHealth,       ///< --deep: train health
+  kCollectives,  ///< --collectives: train bench allreduce
 };
 
 /// How such a job ended.
@@ -25,8 +25,8 @@ struct DeepRun {
 };
 
 /// The job of one test over the hosts of a check (sans-IO): the same hosts, ways and variables, the trainer
-/// instead of the worker; no file of the user's, no restart, no spare. A worker that is the trainer with
-/// --health or --bench keeps its options. `job_dir`: where its files may lie. `min_busbw`: as written, empty:
+/// instead of the worker; no file of the user's, no restart, no spare. A worker that is train health
+/// or train bench keeps its options. `job_dir`: where its files may lie. `min_busbw`: as written, empty:
 /// none.
 JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
                  const std::string& min_busbw);

@@ -1,4 +1,4 @@
-#include "launcher/check_ifname.h"
+#include "launcher/check/check_ifname.h"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

@@ -4,9 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/check_network.h"
-#include "launcher/check_text.h"
-#include "launcher/exit_code.h"
+#include "base/utf8_character.h"
+#include "launcher/check/check_network.h"
+#include "launcher/check/check_text.h"
+#include "launcher/report/exit_code.h"
 
 namespace ddp::launcher {
 namespace {
@@ -136,7 +137,7 @@ Json node_json(const JobSpec& spec, const CheckResult& result, std::size_t index
 
 /// Texts of other machines may hold any bytes.
 std::string document(const Json& json) {
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+  return escape_unsafe_in_json(json.dump(2, ' ', false, Json::error_handler_t::replace)) + '\n';
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "launcher/check_judge.h"
+#include "launcher/check/check_judge.h"
 
 #include <algorithm>
 #include <array>
@@ -7,9 +7,9 @@
 #include <optional>
 #include <utility>
 
-#include "launcher/check_network.h"
-#include "launcher/exit_code.h"
-#include "remote/host_range.h"
+#include "launcher/check/check_network.h"
+#include "launcher/report/exit_code.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/check_run.h"
-#include "launcher/job_spec.h"
+#include "launcher/check/check_run.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {
 

@@ -1,9 +1,9 @@
-#include "launcher/check_network.h"
+#include "launcher/check/check_network.h"
 
 #include <cstddef>
 #include <string_view>
 
-#include "launcher/check_ifname.h"
+#include "launcher/check/check_ifname.h"
 
 namespace ddp::launcher {
 namespace {

@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/check_judge.h"
-#include "launcher/check_run.h"
-#include "launcher/job_spec.h"
+#include "launcher/check/check_judge.h"
+#include "launcher/check/check_run.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {
 

@@ -1,10 +1,10 @@
-#include "launcher/check_run.h"
+#include "launcher/check/check_run.h"
 
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
-#include "launcher/start_messages.h"
+#include "launcher/supervisor/start_messages.h"
 
 namespace ddp::launcher {
 namespace {

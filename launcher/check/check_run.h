@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "launcher/job_spec.h"
-#include "launcher/master_address.h"
-#include "launcher/net_choice.h"
-#include "rendezvous/message.h"
-#include "rendezvous/rank_plan.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/supervisor/master_address.h"
+#include "launcher/supervisor/net_choice.h"
+#include "rendezvous/membership/rank_plan.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

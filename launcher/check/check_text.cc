@@ -1,4 +1,4 @@
-#include "launcher/check_text.h"
+#include "launcher/check/check_text.h"
 
 #include <algorithm>
 #include <array>
@@ -7,9 +7,9 @@
 #include <map>
 #include <utility>
 
-#include "launcher/check_network.h"
-#include "launcher/text_table.h"
-#include "remote/host_range.h"
+#include "launcher/check/check_network.h"
+#include "launcher/check/text_table.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp::launcher {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/text_table.h"
+#include "launcher/check/text_table.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "launcher/hang_inquiry.h"
+#include "launcher/hang/hang_inquiry.h"
 
 #include <utility>
 

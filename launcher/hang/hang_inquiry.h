@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/hang_judge.h"
-#include "launcher/hang_report.h"
-#include "rendezvous/message.h"
+#include "launcher/hang/hang_judge.h"
+#include "launcher/hang/hang_report.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

@@ -1,8 +1,8 @@
-#include "launcher/hang_judge.h"
+#include "launcher/hang/hang_judge.h"
 
 #include <algorithm>
 
-#include "launcher/hang_watch.h"
+#include "launcher/hang/hang_watch.h"
 
 namespace ddp::launcher {
 namespace {

@@ -1,10 +1,10 @@
-#include "launcher/hang_report.h"
+#include "launcher/hang/hang_report.h"
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
-#include "launcher/exit_report.h"
+#include "launcher/report/exit_report.h"
 
 namespace ddp::launcher {
 namespace {
@@ -66,10 +66,6 @@ std::string HangReport::hint() const {
          " still connecting to a store. If it is one on another port than MASTER_PORT, nobody serves it "
          "while "
          "TORCHELASTIC_USE_AGENT_STORE is True: try --store worker (docs/store.md)";
-}
-
-std::uint32_t HangReport::odd_rank() const {
-  return ranks_.empty() ? 0 : static_cast<std::uint32_t>(groups().front().ranks.front());
 }
 
 std::vector<std::string> HangReport::lines() const {

@@ -25,8 +25,6 @@ class HangReport {
   std::vector<std::uint32_t> behind() const;
 
   bool empty() const { return ranks_.empty(); }
-  /// Who the failure is ascribed to: the first of the ranks that differ from the most others.
-  std::uint32_t odd_rank() const;
   /// Ranks that do the same in one line, who differs first: "rank 7 on gpu02: running".
   std::vector<std::string> lines() const;
   /// "no worker printed anything or used CPU time for 60 s", or of ranks that report their steps who is

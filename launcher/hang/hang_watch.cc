@@ -1,4 +1,4 @@
-#include "launcher/hang_watch.h"
+#include "launcher/hang/hang_watch.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "launcher/wait_state.h"
+#include "launcher/hang/wait_state.h"
 
 #include <arpa/inet.h>
 #include <sys/syscall.h>
@@ -211,7 +211,8 @@ void parse_tcp_table(std::string_view text, std::map<std::uint64_t, TcpSocket>& 
     // sl local rem st queues timer retransmits uid timeout inode …
     TcpSocket socket;
     std::uint64_t inode = 0;
-    if (words.size() < 10 || !to_number(words[3], socket.state, 16) || !to_number(words[9], inode, 10))
+    if (words.size() < 10 || !to_number(words[3], socket.state, 16) || !to_number(words[7], socket.uid, 10) ||
+        !to_number(words[9], inode, 10))
       continue;
     const auto local = address_text(words[1]);
     const auto remote = address_text(words[2]);

@@ -33,6 +33,7 @@ struct TcpSocket {
   int state = 0;  ///< 1 established, 2 SYN_SENT, 10 listening, … (include/net/tcp_states.h)
   std::string local;
   std::string remote;  ///< ADDRESS:PORT, IPv6 in brackets
+  std::uint32_t uid = 0;
 };
 inline constexpr int kTcpEstablished = 1;
 inline constexpr int kTcpConnecting = 2;

@@ -1,4 +1,4 @@
-#include "launcher/hang_guard.h"
+#include "launcher/inspection/hang_guard.h"
 
 #include <unistd.h>
 
@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "launcher/process_look.h"
-#include "launcher/process_table.h"
+#include "launcher/inspection/process_look.h"
+#include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
 namespace {
@@ -22,7 +22,7 @@ nanoseconds now() {
   return std::chrono::steady_clock::now().time_since_epoch();
 }
 
-ProcessTime process_time(const ProcessInfo& info) {
+ProcessTime process_time(const ProcessStat& info) {
   static const long kTicks = ::sysconf(_SC_CLK_TCK);
   ProcessTime time;
   time.pid = info.pid;
@@ -118,7 +118,7 @@ void HangGuard::tell_changes() {
 bool HangGuard::look_at_some() {
   std::vector<ProcessTime> times;
   const auto add = [&times](pid_t pid) {
-    if (const auto info = read_process(pid)) times.push_back(process_time(*info));
+    if (const auto info = read_stat(pid)) times.push_back(process_time(*info));
   };
   for (const pid_t pid : watch_.pacemakers())
     add(pid);
@@ -130,7 +130,7 @@ bool HangGuard::look_at_some() {
 bool HangGuard::look_at_known() {
   std::vector<ProcessTime> times;
   for (const pid_t pid : known_) {
-    if (const auto info = read_process(pid)) times.push_back(process_time(*info));
+    if (const auto info = read_stat(pid)) times.push_back(process_time(*info));
   }
   return watch_.look(times, false, now());
 }
@@ -141,7 +141,7 @@ bool HangGuard::look_at_trees() {
   known_.clear();
   for (const auto& [rank, leader] : leaders_) {
     for (const ProcessInfo& info : forest.tree(leader)) {
-      times.push_back(process_time(info));
+      if (const auto stat = read_stat(info.pid)) times.push_back(process_time(*stat));
       if (info.pid != leader) known_.push_back(info.pid);
     }
   }

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/hang_watch.h"
-#include "launcher/process_inspection.h"
-#include "rendezvous/message.h"
+#include "launcher/hang/hang_watch.h"
+#include "launcher/inspection/process_inspection.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

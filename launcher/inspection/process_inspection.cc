@@ -1,4 +1,4 @@
-#include "launcher/process_inspection.h"
+#include "launcher/inspection/process_inspection.h"
 
 #include <unistd.h>
 
@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "base/find_program.h"
-#include "launcher/process_look.h"
-#include "launcher/tool_run.h"
+#include "launcher/inspection/process_look.h"
+#include "launcher/inspection/tool_run.h"
 
 namespace ddp::launcher {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/process_look.h"
+#include "launcher/inspection/process_look.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 #include <string_view>
 
 #include "base/unique_fd.h"
-#include "launcher/wait_state.h"
+#include "launcher/hang/wait_state.h"
 
 namespace ddp::launcher {
 namespace {

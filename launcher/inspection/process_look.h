@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/process_table.h"
+#include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
 

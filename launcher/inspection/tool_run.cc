@@ -1,4 +1,4 @@
-#include "launcher/tool_run.h"
+#include "launcher/inspection/tool_run.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "launcher/env_filter.h"
+#include "launcher/job/env_filter.h"
 
 #include <algorithm>
 #include <array>

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/result.h"
-#include "launcher/output_options.h"
-#include "launcher/per_node.h"
-#include "remote/host.h"
+#include "launcher/job/output_options.h"
+#include "launcher/job/per_node.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::launcher {
 
@@ -40,6 +40,8 @@ enum class StoreMode : std::uint8_t {
   kAgent = 1,
   kWorker = 2
 };  ///< who serves MASTER_PORT (docs/environment.md)
+/// --fence: the lease of which lost nodes an attempt with survivors waits for (docs/elastic.md).
+enum class FenceMode : std::uint8_t { kRank0, kAll, kOff };
 enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm, kDaemon, kJoin };
 
 /// One validated job: everything the user asked for, nothing that was found out later. Made by the options
@@ -51,6 +53,7 @@ struct JobSpec {
   int max_nodes = 0;  ///< --nnodes; 0: all hosts but the spares
   int spares = 0;     ///< hosts beyond max_nodes that wait to take the place of a lost one
   bool scale_up_now = false;  ///< a node that joins while an attempt runs ends it, for a larger one
+  FenceMode fence = FenceMode::kRank0;
   ProcsPerNode nproc;
   bool oversubscribe = false;
   WorkerCommand command;

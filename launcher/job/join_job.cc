@@ -1,4 +1,4 @@
-#include "launcher/join_job.h"
+#include "launcher/job/join_job.h"
 
 namespace ddp::launcher {
 
@@ -14,16 +14,23 @@ JoinJob join_job(const JobSpec& spec) {
   return own;
 }
 
-rendezvous::JobStart lay_over(rendezvous::JobStart master, const JoinJob& own) {
-  master.command_kind = static_cast<std::uint8_t>(own.command.kind);
-  master.argv = own.command.argv;
-  master.python = own.command.python;
-  master.chdir = own.chdir;
-  master.env.clear();
-  master.explicit_env = own.explicit_env;
-  master.devices.clear();
-  master.setup = own.setup;
-  return master;
+rendezvous::JobStart lay_over(const rendezvous::JobStart& master, const JoinJob& own) {
+  rendezvous::JobStart job;
+  job.job_id = master.job_id;
+  job.host = master.host;
+  job.command_kind = static_cast<std::uint8_t>(own.command.kind);
+  job.argv = own.command.argv;
+  job.python = own.command.python;
+  job.chdir = own.chdir;
+  job.explicit_env = own.explicit_env;
+  job.setup = own.setup;
+  job.stdin_to_rank0 = master.stdin_to_rank0;
+  job.master_timeout_ms = master.master_timeout_ms;
+  job.link_grace_ms = master.link_grace_ms;
+  job.credit = master.credit;
+  job.hang_timeout_ms = master.hang_timeout_ms;
+  job.predecessor = master.predecessor;
+  return job;
 }
 
 }  // namespace ddp::launcher

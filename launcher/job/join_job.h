@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/job_spec.h"
-#include "rendezvous/message.h"
+#include "launcher/job/job_spec.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -22,8 +22,8 @@ struct JoinJob {
 
 JoinJob join_job(const JobSpec& spec);
 
-/// The job as this node runs it: command, directory, environment and setup are its own, nothing is forwarded;
-/// the job's name, times, credit, stdin and all that concerns the whole job are the master's.
-rendezvous::JobStart lay_over(rendezvous::JobStart master, const JoinJob& own);
+/// The job as this node runs it: command, directory, environment and setup are its own, whatever the master
+/// sent; only the job's name, the node's, times, credit, and whether rank 0 reads stdin are the master's.
+rendezvous::JobStart lay_over(const rendezvous::JobStart& master, const JoinJob& own);
 
 }  // namespace ddp::launcher

@@ -1,4 +1,4 @@
-#include "launcher/output_credit.h"
+#include "launcher/job/output_credit.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,26 +7,21 @@
 namespace ddp::launcher {
 
 void OutputCredit::start(std::size_t window) {
-  if (!lifted_) room_ = {window, window};
+  room_.fill(static_cast<std::ptrdiff_t>(window));
 }
 
 void OutputCredit::give(std::uint8_t stream, std::size_t bytes) {
-  if (!lifted_ && (stream == 1 || stream == 2)) room_[stream - 1u] += bytes;
+  if (stream == 1 || stream == 2) room_[stream - 1u] += static_cast<std::ptrdiff_t>(bytes);
 }
 
 void OutputCredit::spend(std::uint8_t stream, std::size_t bytes) {
-  std::size_t& room = room_[stream == 2 ? 1 : 0];
-  if (!lifted_) room -= std::min(room, bytes);
+  room_[stream == 2 ? 1 : 0] -= static_cast<std::ptrdiff_t>(bytes);
 }
 
 std::size_t OutputCredit::room(std::uint8_t stream) const {
-  const std::size_t room = room_[stream == 2 ? 1 : 0];
-  return room < kLeastRead ? 0 : room;
-}
-
-void OutputCredit::lift() {
-  lifted_ = true;
-  room_.fill(std::numeric_limits<std::size_t>::max());
+  if (lifted_) return std::numeric_limits<std::size_t>::max();
+  const std::ptrdiff_t room = room_[stream == 2 ? 1 : 0];
+  return room < static_cast<std::ptrdiff_t>(kLeastRead) ? 0 : static_cast<std::size_t>(room);
 }
 
 std::span<const OutputTurns::Turn> OutputTurns::round(std::span<const Ready> ready, std::size_t room) {

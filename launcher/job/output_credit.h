@@ -28,15 +28,16 @@ inline constexpr std::size_t kLeastRead = 4u << 10;
 /// of stdout never holds stderr back.
 class OutputCredit {
  public:
-  void start(std::size_t window);                      ///< of each stream
-  void give(std::uint8_t stream, std::size_t bytes);   ///< the master has taken so many
-  void spend(std::uint8_t stream, std::size_t bytes);  ///< so many were sent
-  void lift();                                         ///< nobody takes output any more: nothing may wait
+  void start(std::size_t window);                     ///< of each stream
+  void give(std::uint8_t stream, std::size_t bytes);  ///< the master has taken so many
+  void spend(std::uint8_t stream,
+             std::size_t bytes);   ///< so many were sent, perhaps more than there was room
+  void lift() { lifted_ = true; }  ///< nobody takes output any more: nothing may wait
   /// 0 also while it is too little to be worth a read: more comes, for what was sent is given back.
   std::size_t room(std::uint8_t stream) const;
 
  private:
-  std::array<std::size_t, 2> room_{};
+  std::array<std::ptrdiff_t, 2> room_{};  ///< negative: sent at a stop beyond the credit, and owed
   bool lifted_ = false;
 };
 

@@ -1,4 +1,4 @@
-#include "launcher/output_options.h"
+#include "launcher/job/output_options.h"
 
 #include <algorithm>
 

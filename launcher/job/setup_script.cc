@@ -1,8 +1,10 @@
-#include "launcher/setup_script.h"
+#include "launcher/job/setup_script.h"
 
 #include <algorithm>
 #include <array>
 #include <cctype>
+
+#include "base/utf8_character.h"
 
 namespace ddp::launcher {
 namespace {
@@ -129,10 +131,7 @@ void SetupOutput::finish_line() {
   if (open_.starts_with("/proc/self/fd/") && colon != std::string::npos) open_.erase(0, colon + 2);
   const bool cut = open_.size() > kLongestLine;
   open_.resize(std::min(open_.size(), kLongestLine));
-  for (char& c : open_) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c != '\t' && (byte < 0x20 || byte == 0x7f)) c = '?';
-  }
+  open_ = replace_unsafe(open_);
   if (cut) open_ += "...";
   ++count_;
   if (count_ <= kMostLines) line_(open_);

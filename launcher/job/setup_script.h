@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "launcher/env_filter.h"
+#include "launcher/job/env_filter.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/attempt_tree.h"
+#include "launcher/keeper/attempt_tree.h"
 
 #include <chrono>
 #include <utility>

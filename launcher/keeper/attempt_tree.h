@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/cgroup.h"
-#include "launcher/keeper.h"
-#include "launcher/process_tree.h"
+#include "launcher/keeper/cgroup.h"
+#include "launcher/keeper/keeper.h"
+#include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/cgroup.h"
+#include "launcher/keeper/cgroup.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/cgroup_path.h"
+#include "launcher/keeper/cgroup_path.h"
 
 namespace ddp::launcher {
 namespace {

@@ -32,8 +32,8 @@ CgroupDirs own_cgroups();
 class Cgroup {
  public:
   /// Makes one below our own group: of version 2 where the kernel has cgroup.kill (5.14), else of version 1's
-  /// freezer. Ends and removes those that dead agents left beside it. Error: why it cannot be, which is usual for
-  /// who is not root.
+  /// freezer. Ends and removes those that dead agents left beside it. Error: why it cannot be, which is usual
+  /// for who is not root.
   static Result<Cgroup> make(const CgroupDirs& own, std::string_view job_id, std::uint32_t attempt);
   /// One that another process has made. Error kRefused: that is no directory of ours.
   static Result<Cgroup> open(std::string path);

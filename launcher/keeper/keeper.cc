@@ -1,4 +1,4 @@
-#include "launcher/keeper.h"
+#include "launcher/keeper/keeper.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -17,18 +17,17 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/exit_status.h"
-#include "launcher/cgroup.h"
-#include "launcher/process_tree.h"
+#include "base/list_directory.h"
+#include "launcher/keeper/cgroup.h"
+#include "launcher/keeper/process_tree.h"
 
 namespace ddp::launcher {
 namespace {
@@ -112,8 +111,9 @@ class Keeper {
   int after_agent();
   int kill_all(const std::string& why);
   bool anything_left();
-  TreeKill kill_tree();
-  void remove_traces();
+  void kill_tree(const std::string& why);
+  bool remove_traces();
+  int exit_code(int code) const { return left_ ? options_.exit_code_if_left.value_or(code) : code; }
 
   KeeperOptions options_;
   pid_t agent_;
@@ -126,6 +126,7 @@ class Keeper {
   std::string job_id_;
   std::vector<std::shared_ptr<Cgroup>> cgroups_;  ///< of attempts that are not over
   std::string directory_;                         ///< of the workers' sockets; empty: there is none
+  bool left_ = false;                             ///< a process outlived its SIGKILL
   int stop_passed_on_ = 0;                        ///< the signal
   std::optional<ExitStatus> agent_end_;
 };
@@ -208,8 +209,8 @@ void Keeper::reap() {
 }
 
 /// Normally one group and its tree; a group of an earlier attempt is still there only because nothing could
-/// end what is in it.
-TreeKill Keeper::kill_tree() {
+/// end what is in it. `why`: what is said of it; empty: only what is left is.
+void Keeper::kill_tree(const std::string& why) {
   for (std::size_t i = 0; i + 1 < cgroups_.size(); ++i)
     cgroups_[i]->kill();
   TreeKill kill({job_id_, {}, cgroups_.empty() ? nullptr : cgroups_.back()}, options_.kill_bound);
@@ -218,20 +219,28 @@ TreeKill Keeper::kill_tree() {
     reap();  // a dead parent's children come to us, and its number becomes free
   }
   reap();
-  remove_traces();
-  return kill;
+  const bool groups_empty = remove_traces();
+  const auto left = kill.left();
+  left_ = !left.empty() || !groups_empty;
+  const std::size_t ended = kill.found() - std::min(left.size(), kill.found());
+  if (!why.empty())
+    say(why + "; ended " + std::to_string(ended) + (ended == 1 ? " process" : " processes") +
+        " that it left");
+  for (const LeftProcess& process : left)
+    say("could not end process " + process.text());
 }
 
-/// What the agent would have removed itself.
-void Keeper::remove_traces() {
+/// What the agent would have removed itself. False: a control group still holds a process.
+bool Keeper::remove_traces() {
+  bool empty = true;
   for (const auto& group : cgroups_)
-    group->remove(kRemoveTime);
+    empty = (group->remove(kRemoveTime) || group->pids().empty()) && empty;
   cgroups_.clear();
-  if (directory_.empty()) return;
-  std::error_code gone_already;
-  for (const auto& entry : std::filesystem::directory_iterator(directory_, gone_already))
-    ::unlink(entry.path().c_str());
+  if (directory_.empty()) return empty;
+  for (const auto& entry : list_directory(directory_))
+    ::unlink(entry.c_str());
   ::rmdir(directory_.c_str());
+  return empty;
 }
 
 bool Keeper::anything_left() {
@@ -243,30 +252,22 @@ int Keeper::after_agent() {
   read_agent();  // its last words may have come after we looked
   const ExitStatus end = *agent_end_;
   if (end.kind == ExitStatus::Kind::kExited) {
-    if (!anything_left()) {
+    if (anything_left())
+      kill_tree({});
+    else
       remove_traces();
-      return end.number;
-    }
-    const TreeKill kill = kill_tree();
-    for (const LeftProcess& left : kill.left())
-      say("could not end process " + left.text());
-    return end.number;
+    return exit_code(end.number);
   }
   if (stop_passed_on_ != 0 && end.number == stop_passed_on_) {
-    kill_all("the agent was stopped");
-    return end.exit_code();
+    kill_tree("the agent was stopped");
+    return exit_code(end.exit_code());
   }
   return kill_all("the agent was " + end.text());
 }
 
 int Keeper::kill_all(const std::string& why) {
-  const TreeKill kill = kill_tree();
-  const auto left = kill.left();
-  const std::size_t ended = kill.found() - std::min(left.size(), kill.found());
-  say(why + "; ended " + std::to_string(ended) + (ended == 1 ? " process" : " processes") + " that it left");
-  for (const LeftProcess& process : left)
-    say("could not end process " + process.text());
-  return kExitAgentLost;
+  kill_tree(why);
+  return exit_code(kExitAgentLost);
 }
 
 /// Gives up everything but stderr, so that the far side sees the end of the agent's streams, and nobody is
@@ -382,8 +383,8 @@ bool KeeperLink::send_now(int kind, std::string_view text) {
 int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&)>& agent_main) {
   // Inherited as ignored it would throw the exit statuses away.
   signal(SIGCHLD, SIG_DFL);
-  // Slurm sends them to every process of a step before its time is over (--signal=USR1@60): they are meant for
-  // the workers, and must not end us and them.
+  // Slurm sends them to every process of a step before its time is over (--signal=USR1@60): they are meant
+  // for the workers, and must not end us and them.
   signal(SIGUSR1, SIG_IGN);
   signal(SIGUSR2, SIG_IGN);
   int ends[2];

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,7 +17,10 @@ namespace ddp::launcher {
 /// Exit code of a keeper whose agent was killed, or whose lease ran out: "a node was lost"
 /// (docs/exit_codes.md).
 inline constexpr int kExitAgentLost = 113;
-/// Before each line of a keeper on stderr. The last one says what became of the agent.
+/// Exit code of ddplaunchd's keeper when a process of its tree outlived its SIGKILL. None of the codes that
+/// prove to the master that no worker of the node lives (0, 110 to 119).
+inline constexpr int kExitProcessesLeft = 120;
+/// Before each line of a keeper on stderr. The first one says what became of the agent.
 inline constexpr std::string_view kKeeperSays = "ddplaunchd keeper: ";
 
 /// The agent's end of the line to its keeper. One thread. Nothing here blocks or fails visibly: when the
@@ -30,6 +34,7 @@ class KeeperLink {
   /// woken (SIGCONT).
   int watch_fd() const { return socket_.get(); }
   bool keeper_lives() const;
+  pid_t keeper() const { return keeper_; }
 
   /// How long the agent may be silent after a pat before the keeper kills it with its whole tree; 0: for
   /// ever, which holds until the first call. Counts as a pat.
@@ -45,8 +50,8 @@ class KeeperLink {
   void set_cgroup(std::string_view path);
   void drop_cgroup(std::string_view path);
 
-  /// A directory of ours with files only (the workers' sockets), which the keeper removes when the agent could
-  /// not.
+  /// A directory of ours with files only (the workers' sockets), which the keeper removes when the agent
+  /// could not.
   void set_directory(std::string_view path);
 
  private:
@@ -64,6 +69,8 @@ class KeeperLink {
 struct KeeperOptions {
   std::chrono::milliseconds kill_bound{
       5000};  ///< how long a tree may take to die before what is left is named
+  /// Exit code when something is left then; unset: as if nothing were.
+  std::optional<int> exit_code_if_left = {};
 };
 
 /// Splits the process in two. Must run before the first thread; the only fork of the program.
@@ -78,6 +85,7 @@ struct KeeperOptions {
 /// machine too): the tree,
 ///   a stopped agent included, is frozen and killed; kExitAgentLost. An agent that died of the stop that was
 ///   passed on to it: 143.
+/// - A process could not be killed: KeeperOptions::exit_code_if_left, whatever became of the agent.
 /// SIGTERM, SIGINT and SIGHUP to the keeper reach the agent as one SIGTERM; those that were ignored stay so.
 /// When the keeper's parent ends (the master, the SSH session), an agent that is stopped is woken (SIGCONT),
 /// so that it sees the end of its link. What was killed, and what could not be, is said on stderr. If the

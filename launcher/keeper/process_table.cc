@@ -1,20 +1,21 @@
-#include "launcher/process_table.h"
+#include "launcher/keeper/process_table.h"
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <csignal>
 #include <memory>
 
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
 namespace {
-
-constexpr std::size_t kMaxEnvironment = 4 * 1024 * 1024;
 
 std::string read_proc(pid_t pid, const char* name, std::size_t limit) {
   const std::string path = "/proc/" + std::to_string(pid) + "/" + name;
@@ -34,7 +35,7 @@ std::string read_proc(pid_t pid, const char* name, std::size_t limit) {
 /// Takes the next word from `text` as a number.
 template <class T>
 bool take(std::string_view& text, T& value) {
-  const std::size_t from = text.find_first_not_of(' ');
+  const std::size_t from = text.find_first_not_of(" \t");
   if (from == std::string_view::npos) return false;
   text.remove_prefix(from);
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -43,38 +44,78 @@ bool take(std::string_view& text, T& value) {
   return true;
 }
 
+/// What stands behind `name` in its line; empty: there is no such line.
+std::string_view field(std::string_view text, std::string_view name) {
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    if (line.starts_with(name)) return line.substr(name.size());
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+  }
+  return {};
+}
+
+std::string_view take_entry(std::string_view& environment) {
+  const std::string_view entry = environment.substr(0, environment.find('\0'));
+  environment.remove_prefix(std::min(entry.size() + 1, environment.size()));
+  return entry;
+}
+
+/// Of a stopped process the kernel gives the signal that stopped it in the place of its end's.
+bool stops(std::int64_t signal) {
+  return signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU;
+}
+
 }  // namespace
 
-std::optional<ProcessInfo> parse_stat(std::string_view text) {
+std::optional<ProcessStat> parse_stat(std::string_view text) {
   const std::size_t open = text.find('(');
   const std::size_t close = text.rfind(')');
   if (open == std::string_view::npos || close == std::string_view::npos || close < open) return std::nullopt;
   if (text.size() < close + 4) return std::nullopt;
-  ProcessInfo info;
+  ProcessStat info;
   std::string_view head = text.substr(0, open);
   if (!take(head, info.pid)) return std::nullopt;
   info.comm = text.substr(open + 1, close - open - 1);
   info.state = text[close + 2];
   std::string_view rest = text.substr(close + 3);
-  pid_t group;
-  if (!take(rest, info.parent) || !take(rest, group) || !take(rest, info.session)) return std::nullopt;
-  // Of fields 7 (tty_nr) to 21 (itrealvalue) only 14 to 17 (utime, stime, cutime, cstime) are wanted.
-  for (int field = 7; field <= 21; ++field) {
+  // Of fields 4 (ppid) to 52 (exit_code) those are wanted: 14 to 17 (utime, stime, cutime, cstime), 22, 52.
+  for (int field = 4; field <= 52; ++field) {
     std::int64_t value = 0;
-    std::uint64_t wide;
+    std::uint64_t wide = 0;
     std::string_view again = rest;
     if (!take(rest, value)) {
       rest = again;
-      if (!take(rest, wide)) return std::nullopt;
+      if (!take(rest, wide)) return field > 22 ? std::optional(info) : std::nullopt;
     }
     if (field >= 14 && field <= 17 && value > 0) info.cpu += static_cast<std::uint64_t>(value);
+    if (field == 22) info.started = static_cast<std::uint64_t>(value);
+    if (field == 52 && !stops(value)) info.end_signal = static_cast<std::uint8_t>(value & 0x7f);
   }
-  if (!take(rest, info.started)) return std::nullopt;
+  return info;
+}
+
+std::optional<ProcessStat> read_stat(pid_t pid) {
+  return parse_stat(read_proc(pid, "stat", 4096));
+}
+
+std::optional<ProcessInfo> parse_status(std::string_view text) {
+  ProcessInfo info;
+  uid_t real = 0;
+  std::string_view name = field(text, "Name:\t");
+  std::string_view state = field(text, "State:\t");
+  std::string_view pid = field(text, "Pid:\t");
+  std::string_view parent = field(text, "PPid:\t");
+  std::string_view uids = field(text, "Uid:\t");
+  if (state.empty() || !take(pid, info.pid) || !take(parent, info.parent) || !take(uids, real) ||
+      !take(uids, info.uid))
+    return std::nullopt;
+  info.comm = name;
+  info.state = state[0];
   return info;
 }
 
 std::optional<ProcessInfo> read_process(pid_t pid) {
-  return parse_stat(read_proc(pid, "stat", 4096));
+  return parse_status(read_proc(pid, "status", 8192));
 }
 
 void visit_processes(const std::function<void(ProcessInfo&&)>& visit) {
@@ -101,34 +142,30 @@ std::vector<ProcessInfo> list_processes() {
   return processes;
 }
 
-std::optional<uid_t> process_uid(pid_t pid) {
-  const std::string status = read_proc(pid, "status", 8192);
-  const std::size_t at = status.find("\nUid:\t");
-  if (at == std::string::npos) return std::nullopt;
-  std::string_view text(status);
-  text.remove_prefix(at + 6);
-  uid_t real;
-  uid_t effective;
-  if (!take(text, real)) return std::nullopt;
-  text.remove_prefix(std::min(text.find_first_not_of('\t'), text.size()));
-  if (!take(text, effective)) return std::nullopt;
-  return effective;
+bool has_ended(int pidfd) {
+  pollfd entry{pidfd, POLLIN, 0};
+  return poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
 
-std::string process_environment(pid_t pid) {
-  return read_proc(pid, "environ", kMaxEnvironment);
+bool has_pid_ended(pid_t pid) {
+  const UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)));
+  return process ? has_ended(process.get()) : errno == ESRCH;
 }
 
 bool has_entry(std::string_view environment, std::string_view entry) {
-  const bool whole = entry.find('=') != std::string_view::npos;
   while (!environment.empty()) {
-    const std::size_t end = std::min(environment.find('\0'), environment.size());
-    std::string_view candidate = environment.substr(0, end);
-    if (!whole) candidate = candidate.substr(0, candidate.find('='));
-    if (candidate == entry) return true;
-    environment.remove_prefix(std::min(end + 1, environment.size()));
+    if (take_entry(environment) == entry) return true;
   }
   return false;
+}
+
+std::optional<std::string_view> entry_value(std::string_view environment, std::string_view name) {
+  while (!environment.empty()) {
+    const std::string_view entry = take_entry(environment);
+    if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=')
+      return entry.substr(name.size() + 1);
+  }
+  return std::nullopt;
 }
 
 }  // namespace ddp::launcher

@@ -1,4 +1,4 @@
-#include "launcher/process_tree.h"
+#include "launcher/keeper/process_tree.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -11,7 +11,8 @@
 #include <cerrno>
 #include <utility>
 
-#include "launcher/cgroup.h"
+#include "launcher/keeper/cgroup.h"
+#include "launcher/keeper/mark_search.h"
 
 namespace ddp::launcher {
 namespace {
@@ -20,11 +21,8 @@ namespace {
 constexpr std::chrono::milliseconds kFreezeBound{1000};
 /// Descriptors kept free for reading /proc and for the caller.
 constexpr rlim_t kSpareDescriptors = 32;
-
-bool has_ended(int pidfd) {
-  pollfd entry{pidfd, POLLIN, 0};
-  return poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
-}
+/// Between two looks at what a search has found.
+constexpr std::chrono::milliseconds kSearchPause{20};
 
 /// Empty: no such process, or no descriptor free (`crowded`).
 UniqueFd open_process(pid_t pid, bool& crowded) {
@@ -77,6 +75,9 @@ TreeKill::TreeKill(TreeScope scope, std::chrono::milliseconds bound)
       give_up_(Clock::now() + bound),
       freeze_until_(Clock::now() + std::min(bound / 2, kFreezeBound)) {}
 
+TreeKill::TreeKill(TreeKill&&) noexcept = default;
+TreeKill::~TreeKill() = default;
+
 bool TreeKill::step() {
   if (phase_ == Phase::kDone) return true;
   crowded_ = false;
@@ -85,15 +86,16 @@ bool TreeKill::step() {
   Table table;
   visit_processes([&](ProcessInfo&& info) {
     // At once where the parent is known: a process that forks and ends all the time is gone after the pass.
-    const bool ours = (info.parent == getpid() || members_.contains(info.parent)) && !kept(info.pid);
+    const bool ours = (info.parent == getpid() || members_.contains(info.parent)) && !kept(info);
     if (ours && info.state == 'Z') {
       if (ended_meanwhile(info)) ++fresh;
-    } else if (ours && !members_.contains(info.pid) && take(info.pid, false)) {
+    } else if (ours && !members_.contains(info.pid) && take(info.pid)) {
       ++fresh;
     }
     table.emplace(info.pid, std::move(info));
   });
   fresh += take_new(table);
+  fresh += take_marked(table);
   const auto now = Clock::now();
   bool look_again = fresh > 0 || crowded_;
   if (phase_ == Phase::kFreeze && ((fresh == 0 && all_stopped(table)) || crowded_ || now >= freeze_until_)) {
@@ -106,7 +108,11 @@ bool TreeKill::step() {
   drop_dead();
   const bool only_foreign =
       std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m.second.err != 0; });
-  if ((phase_ == Phase::kKill && !look_again && only_foreign) || now >= give_up_) phase_ = Phase::kDone;
+  const bool searched = phase_ == Phase::kKill && !look_again && search(table);
+  const bool over = searched && only_foreign;
+  if (over || now >= give_up_) phase_ = Phase::kDone;
+  complete_ = complete_ && (over || phase_ != Phase::kDone);
+  if (phase_ == Phase::kDone) search_.reset();
   return phase_ == Phase::kDone;
 }
 
@@ -130,13 +136,17 @@ std::size_t TreeKill::kill_cgroup() {
 
 /// A zombie that we did not make may have forked before it ended, too late for this pass to see the child.
 bool TreeKill::ended_meanwhile(const ProcessInfo& info) {
-  if (taken_.contains(info.pid)) return false;
-  std::uint64_t& started = ended_[info.pid];
-  return std::exchange(started, info.started) != info.started;
+  const auto stat =
+      taken_.contains(info.pid) ? std::nullopt : read_stat(info.pid);  // a zombie executes nothing
+  return stat && std::exchange(ended_[info.pid], stat->started) != stat->started;
 }
 
-bool TreeKill::kept(pid_t pid) const {
-  return std::find(scope_.keep.begin(), scope_.keep.end(), pid) != scope_.keep.end();
+bool TreeKill::kept(const ProcessInfo& info) const {
+  const auto has = [&info](const std::vector<pid_t>& pids) {
+    return std::find(pids.begin(), pids.end(), info.pid) != pids.end();
+  };
+  return has(scope_.keep) || (scope_.only && info.parent == getpid() && !has(*scope_.only)) ||
+         (search_ && info.pid == search_->reader());
 }
 
 /// Takes in every process that stands below us, from the top down, and the marked ones with theirs.
@@ -145,14 +155,16 @@ std::size_t TreeKill::take_new(const Table& table) {
   for (const auto& [pid, info] : table)
     children.emplace(info.parent, pid);
   std::vector<pid_t> reached{getpid()};
-  std::size_t fresh = take_marked(table, reached);
+  for (const auto& [pid, member] : members_)
+    reached.push_back(pid);
+  std::size_t fresh = 0;
   for (std::size_t i = 0; i < reached.size(); ++i) {
     const auto [from, to] = children.equal_range(reached[i]);
     for (auto child = from; child != to; ++child) {
       const pid_t pid = child->second;
-      if (kept(pid)) continue;
+      if (kept(table.at(pid))) continue;
       if (!members_.contains(pid)) {
-        if (!take(pid, false)) {
+        if (!take(pid)) {
           // It ended under our eyes; what it forked before that only the next pass shows.
           if (table.at(pid).state != 'Z') ++fresh;
           continue;
@@ -166,51 +178,67 @@ std::size_t TreeKill::take_new(const Table& table) {
   return fresh;
 }
 
-std::size_t TreeKill::take_marked(const Table& table, std::vector<pid_t>& reached) {
-  if (scope_.job_id.empty()) return 0;
-  std::size_t fresh = 0;
+/// True: it is over, the last search found nothing.
+bool TreeKill::search(const Table& table) {
+  if (search_) return false;
+  if (scope_.job_id.empty() || !std::exchange(search_again_, false)) return true;
+  std::vector<ProcessInfo> suspects;
   for (const auto& [pid, info] : table) {
-    if (members_.contains(pid)) {
-      reached.push_back(pid);
-    } else if (marked(info, table) && take(pid, true)) {
-      reached.push_back(pid);
-      ++fresh;
-    }
+    if (!searched_.contains(pid) && may_be_marked(info, table)) suspects.push_back(info);
   }
-  return fresh;
+  // Who waits for the kernel may hold the locks that a reader needs: last.
+  std::stable_partition(suspects.begin(), suspects.end(), [](const auto& info) { return info.state != 'D'; });
+  std::vector<pid_t> pids;
+  for (const ProcessInfo& info : suspects) {
+    pids.push_back(info.pid);
+    searched_.insert(info.pid);
+  }
+  if (pids.empty()) return true;
+  search_ = std::make_unique<MarkSearch>(scope_.job_id, std::move(pids));
+  return false;
 }
 
-bool TreeKill::marked(const ProcessInfo& info, const Table& table) {
-  const auto before = without_mark_.find(info.pid);
-  if (before != without_mark_.end() && before->second == info.started) return false;
-  without_mark_[info.pid] = info.started;
-  if (info.pid == getpid() || info.state == 'Z') return false;
-  const std::string environment = process_environment(info.pid);
-  if (!has_entry(environment, "DDPLAUNCH_JOB_ID=" + scope_.job_id) || !has_entry(environment, "LOCAL_RANK"))
-    return false;
-  if (process_uid(info.pid) != geteuid()) return false;
-  if (is_ancestor_of_us(info.pid, table) || below_another_keeper(info, table)) return false;
-  without_mark_.erase(info.pid);
-  return true;
+bool TreeKill::may_be_marked(const ProcessInfo& info, const Table& table) const {
+  return info.pid != getpid() && info.state != 'Z' && !members_.contains(info.pid) && !kept(info) &&
+         info.uid == geteuid() && !is_ancestor_of_us(info.pid, table) && !below_another_keeper(info, table);
+}
+
+/// What a search has found so far.
+std::size_t TreeKill::take_marked(const Table& table) {
+  if (!search_) return 0;
+  std::size_t fresh = 0;
+  for (MarkedProcess& found : search_->take_found())
+    if (adopt_found(std::move(found), table)) ++fresh;
+  complete_ = complete_ && !search_->skipped();
+  if (search_->is_over()) search_.reset();
+  return fresh;
 }
 
 /// True when the process is a member now. The order is what makes it safe: first the pidfd, then the look at
 /// who it is, then whether the parent that vouches for it still lived.
-bool TreeKill::take(pid_t pid, bool by_mark) {
+bool TreeKill::take(pid_t pid) {
   UniqueFd pidfd = open_process(pid, crowded_);
   if (!pidfd || has_ended(pidfd.get())) return false;
-  if (by_mark) {
-    if (!has_entry(process_environment(pid), "DDPLAUNCH_JOB_ID=" + scope_.job_id)) return false;
-  } else {
-    const auto info = read_process(pid);
-    if (!info) return false;
-    if (info->parent != getpid()) {
-      const auto parent = members_.find(info->parent);
-      if (parent == members_.end() || has_ended(parent->second.pidfd.get())) return false;
-    }
+  const auto info = read_process(pid);
+  if (!info) return false;
+  if (info->parent != getpid()) {
+    const auto parent = members_.find(info->parent);
+    if (parent == members_.end() || has_ended(parent->second.pidfd.get())) return false;
   }
   if (has_ended(pidfd.get())) return false;
   adopt(pid, std::move(pidfd), false);
+  return true;
+}
+
+/// One with the mark.
+bool TreeKill::adopt_found(MarkedProcess found, const Table& table) {
+  const auto info = table.find(found.pid);
+  if (info == table.end() || !may_be_marked(info->second, table) || has_ended(found.pidfd.get()))
+    return false;
+  search_again_ = true;
+  phase_ = Phase::kFreeze;  // it may fork, too
+  freeze_until_ = Clock::now() + kFreezeBound;
+  adopt(found.pid, std::move(found.pidfd), false);
   return true;
 }
 
@@ -245,6 +273,7 @@ void TreeKill::drop_dead() {
 void TreeKill::wait(std::chrono::milliseconds limit) {
   if (phase_ == Phase::kFreeze) limit = std::min(limit, std::chrono::milliseconds(1));
   const auto until = std::min(Clock::now() + limit, give_up_);
+  if (search_) return search_->wait(std::min(limit, kSearchPause));
   const auto rest = [until] {
     return std::max(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()),
                     std::chrono::milliseconds(0));
@@ -266,10 +295,10 @@ std::vector<LeftProcess> TreeKill::left() const {
     const auto member = members_.find(info.pid);
     const bool known = member != members_.end() && !has_ended(member->second.pidfd.get());
     // One that always was gone before it could be stopped is a child of ours by now.
-    const bool escaped = info.parent == getpid() && info.state != 'Z' && !kept(info.pid);
+    const bool escaped = info.parent == getpid() && info.state != 'Z' && !kept(info);
     if (!known && !escaped) continue;
     const int err = known ? member->second.err : 0;
-    left.push_back({info.pid, process_uid(info.pid).value_or(0), info.state, std::move(info.comm), err});
+    left.push_back({info.pid, info.uid, info.state, std::move(info.comm), err});
   }
   return left;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -13,7 +14,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "launcher/process_table.h"
+#include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
 
@@ -21,6 +22,8 @@ namespace ddp::launcher {
 inline constexpr std::string_view kKeeperName = "ddp-keeper";
 
 class Cgroup;
+class MarkSearch;
+struct MarkedProcess;
 
 /// What a kill reaches: every descendant of the calling process, every member of the control group, and with
 /// a job id also processes elsewhere that carry the job's mark. A mark is DDPLAUNCH_JOB_ID=<job_id> together
@@ -31,6 +34,8 @@ struct TreeScope {
   std::string job_id;       ///< empty: descendants only
   std::vector<pid_t> keep;  ///< children to be left alone, with all below them; not in the control group
   std::shared_ptr<Cgroup> cgroup{};  ///< of the attempt; empty: it has none
+  /// Of our children only these, with all below them; unset: all.
+  std::optional<std::vector<pid_t>> only{};
 };
 
 /// A process that a kill could not end. Zombies are not left: they hold nothing but a number.
@@ -47,8 +52,9 @@ struct LeftProcess {
 
 /// Ends a whole tree although it forks meanwhile: stops every process (SIGSTOP) until a pass finds nothing
 /// new, then kills all (SIGKILL), again until nothing new is found. What is in the control group dies first,
-/// by one order to the kernel. A process is known by a pidfd that was opened before its parent was looked at,
-/// so a reused number is never hit. The caller must be a subreaper,
+/// by one order to the kernel. Who carries the mark elsewhere is searched for last, when all these have got
+/// their KILL (MarkSearch); then the same begins with what was found. A process is known by a pidfd that was
+/// opened before its parent was looked at, so a reused number is never hit. The caller must be a subreaper,
 /// or orphans are out of its reach. Reaps nothing: the dead children are the business of whoever owns them.
 /// One thread.
 ///
@@ -59,6 +65,8 @@ class TreeKill {
 
   /// Gives up after `bound`.
   TreeKill(TreeScope scope, std::chrono::milliseconds bound);
+  TreeKill(TreeKill&&) noexcept;
+  ~TreeKill();
 
   /// One pass over /proc, 10 to 20 µs for each process of the machine. True: all are dead, or the bound is
   /// reached.
@@ -71,6 +79,9 @@ class TreeKill {
   /// Processes found so far, dead or alive.
   std::size_t found() const { return found_; }
   std::vector<LeftProcess> left() const;
+  /// Once step() has said true: the bound was not reached, and the search has read every environment. Then
+  /// what is not in left() is dead.
+  bool complete() const { return complete_; }
 
  private:
   struct Member {
@@ -82,13 +93,15 @@ class TreeKill {
   using Table = std::map<pid_t, ProcessInfo>;
 
   std::size_t take_new(const Table& table);
-  std::size_t take_marked(const Table& table, std::vector<pid_t>& reached);
+  std::size_t take_marked(const Table& table);
   std::size_t kill_cgroup();
-  bool take(pid_t pid, bool by_mark);
+  bool take(pid_t pid);
+  bool adopt_found(MarkedProcess found, const Table& table);
+  bool search(const Table& table);
+  bool may_be_marked(const ProcessInfo& info, const Table& table) const;
   void adopt(pid_t pid, UniqueFd pidfd, bool grouped);
   bool ended_meanwhile(const ProcessInfo& info);
-  bool kept(pid_t pid) const;
-  bool marked(const ProcessInfo& info, const Table& table);
+  bool kept(const ProcessInfo& info) const;
   bool all_stopped(const Table& table) const;
   static void signal(Member& member, int number);
   void drop_dead();
@@ -99,10 +112,13 @@ class TreeKill {
   Phase phase_ = Phase::kFreeze;
   bool crowded_ = false;  ///< no descriptor was free for one more: kill those at hand first
   std::size_t found_ = 0;
-  std::map<pid_t, Member> members_;              ///< the living ones
-  std::set<pid_t> taken_;                        ///< those and the dead ones that were among them
-  std::map<pid_t, std::uint64_t> ended_;         ///< zombies of others: pid and start time
-  std::map<pid_t, std::uint64_t> without_mark_;  ///< looked at before: pid and start time
+  std::map<pid_t, Member> members_;       ///< that have not ended
+  std::set<pid_t> taken_;                 ///< those and the dead ones that were among them
+  std::map<pid_t, std::uint64_t> ended_;  ///< zombies of others: pid and start time
+  std::set<pid_t> searched_;              ///< their environment is read, or was
+  std::unique_ptr<MarkSearch> search_;    ///< one that is under way
+  bool search_again_ = true;              ///< none yet, or the last one found somebody
+  bool complete_ = true;
 };
 
 inline constexpr std::chrono::milliseconds kKillBound{5000};

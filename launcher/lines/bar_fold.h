@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/output_options.h"
-#include "launcher/terminal_view.h"
+#include "launcher/job/output_options.h"
+#include "launcher/lines/terminal_view.h"
 
 namespace ddp::launcher {
 

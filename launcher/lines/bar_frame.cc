@@ -1,4 +1,4 @@
-#include "launcher/bar_frame.h"
+#include "launcher/lines/bar_frame.h"
 
 #include <algorithm>
 

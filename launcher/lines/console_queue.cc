@@ -1,4 +1,4 @@
-#include "launcher/console_queue.h"
+#include "launcher/lines/console_queue.h"
 
 #include <algorithm>
 #include <iterator>
@@ -39,7 +39,7 @@ void ConsoleQueue::push_piece(int stream, bool ours, std::string_view lines) {
   } else {
     segments_.push_back({stream, ours, 0, std::string(lines)});
   }
-  count(stream, lines.size());
+  count(stream, ours, lines.size());
 }
 
 void ConsoleQueue::hand_over(int stream, bool ours, std::string& lines) {
@@ -48,32 +48,35 @@ void ConsoleQueue::hand_over(int stream, bool ours, std::string& lines) {
   } else {
     const std::size_t size = lines.size();
     segments_.push_back({stream, ours, 0, std::exchange(lines, std::exchange(spare_, {}))});
-    count(stream, size);
+    count(stream, ours, size);
   }
   lines.clear();
 }
 
-void ConsoleQueue::count(int stream, std::size_t bytes) {
+void ConsoleQueue::count(int stream, bool ours, std::size_t bytes) {
   waiting_[static_cast<std::size_t>(stream - 1)] += bytes;
   queued_ += bytes;
-  if (skips_ && queued_ > kSkipAt) skip_ahead();
+  if (ours) ours_ += bytes;
+  if (ours_ > kMostOurs) skip_ahead(true, queued_ - ours_ + kMostOurs / 2);
+  if (queued_ > (skips_ ? kSkipAt : kMost)) skip_ahead(false, skips_ ? kKept : kMost / 2);
 }
 
-/// Drops the oldest lines of the workers until kKept bytes are left. What is dropped between two words of
-/// ours becomes one gap, told before what stood next.
-void ConsoleQueue::skip_ahead() {
+/// Drops the oldest words of ours, or lines of the workers, until `keep` bytes of both are left. What is
+/// dropped between two others becomes one gap, told before what stood next.
+void ConsoleQueue::skip_ahead(bool ours, std::size_t keep) {
   std::uint64_t skipped = 0;
   std::deque<Segment> kept;
   for (Segment& segment : segments_) {
     skipped += std::exchange(segment.skipped, 0);
-    if (!segment.ours && queued_ > kKept) {
-      std::size_t cut = std::min(queued_ - kKept, segment.bytes.size());
+    if (segment.ours == ours && queued_ > keep) {
+      std::size_t cut = std::min(queued_ - keep, segment.bytes.size());
       cut = std::min(segment.bytes.find('\n', cut - 1), segment.bytes.size() - 1) + 1;
       skipped += static_cast<std::uint64_t>(
           std::count(segment.bytes.begin(), segment.bytes.begin() + static_cast<std::ptrdiff_t>(cut), '\n'));
       segment.bytes.erase(0, cut);
       waiting_[static_cast<std::size_t>(segment.stream - 1)] -= cut;
       queued_ -= cut;
+      if (ours) ours_ -= cut;
       if (segment.bytes.empty()) continue;
     }
     segment.skipped = std::exchange(skipped, 0);
@@ -88,6 +91,7 @@ ConsoleQueue::Segment ConsoleQueue::take() {
   Segment segment = std::move(segments_.front());
   segments_.pop_front();
   queued_ -= segment.bytes.size();
+  if (segment.ours) ours_ -= segment.bytes.size();
   if (segment.skipped > 0) {
     const std::string told = skipped_text(segment.skipped) + "\n";
     segment.bytes.insert(0, told);
@@ -107,7 +111,7 @@ void ConsoleQueue::clear() {
   for (const Segment& segment : segments_)
     waiting_[static_cast<std::size_t>(segment.stream - 1)] -= segment.bytes.size();
   segments_.clear();
-  queued_ = 0;
+  queued_ = ours_ = 0;
 }
 
 }  // namespace ddp::launcher

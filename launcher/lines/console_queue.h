@@ -10,11 +10,16 @@
 namespace ddp::launcher {
 
 /// Whole lines that wait for one output (sans-IO). When it does not take them as fast as they come, a queue
-/// that holds lets its owner hold the sources back; one that skips drops the oldest lines of the workers,
-/// never words of ours, and puts in their place how many there were.
+/// that holds lets its owner hold the sources back; one that skips drops the oldest lines of the workers, and
+/// words of ours only above kMostOurs, and puts in their place how many there were.
 class ConsoleQueue {
  public:
   static constexpr std::size_t kHigh = 4u << 20;  ///< bytes that may wait while holding; above: full
+  /// Never more while holding, whatever its owner does: what is on its way then, and what agents send at a
+  /// stop beyond their credit. Above, the oldest half is dropped.
+  static constexpr std::size_t kMost = 128u << 20;
+  /// The same of words of ours, which repeat what nodes say. Above, the oldest half is dropped.
+  static constexpr std::size_t kMostOurs = 16u << 20;
   static constexpr std::size_t kLow = 1u << 20;
   static constexpr std::size_t kSkipAt = 1u << 20;  ///< bytes that may wait while skipping
   static constexpr std::size_t kKept = 64u << 10;   ///< of them that stay: the latest
@@ -48,14 +53,15 @@ class ConsoleQueue {
  private:
   std::size_t backlog() const { return waiting_[0] + waiting_[1]; }
   void push_piece(int stream, bool ours, std::string_view lines);
-  void count(int stream, std::size_t bytes);
-  void skip_ahead();
+  void count(int stream, bool ours, std::size_t bytes);
+  void skip_ahead(bool ours, std::size_t keep);
 
   bool skips_;
   std::size_t join_;
   std::deque<Segment> segments_;
   std::string spare_;                     ///< of a segment that is done
   std::size_t queued_ = 0;                ///< bytes in segments_
+  std::size_t ours_ = 0;                  ///< of them, words of ours
   std::array<std::size_t, 2> waiting_{};  ///< of each stream, those taken but not done included
 };
 

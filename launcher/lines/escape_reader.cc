@@ -1,4 +1,4 @@
-#include "launcher/escape_reader.h"
+#include "launcher/lines/escape_reader.h"
 
 #include <algorithm>
 

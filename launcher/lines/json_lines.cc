@@ -1,4 +1,4 @@
-#include "launcher/json_lines.h"
+#include "launcher/lines/json_lines.h"
 
 #include <cstddef>
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "launcher/label.h"
-#include "launcher/output_lines.h"
+#include "launcher/lines/label.h"
+#include "launcher/lines/output_lines.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/label.h"
+#include "launcher/lines/label.h"
 
 #include <algorithm>
 #include <array>

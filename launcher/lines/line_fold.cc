@@ -1,4 +1,4 @@
-#include "launcher/line_fold.h"
+#include "launcher/lines/line_fold.h"
 
 #include <algorithm>
 #include <iterator>

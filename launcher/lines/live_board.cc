@@ -1,4 +1,4 @@
-#include "launcher/live_board.h"
+#include "launcher/lines/live_board.h"
 
 #include <algorithm>
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/bar_fold.h"
-#include "launcher/output_lines.h"
+#include "launcher/lines/bar_fold.h"
+#include "launcher/lines/output_lines.h"
 
 namespace ddp::launcher {
 

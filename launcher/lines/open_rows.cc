@@ -1,9 +1,9 @@
-#include "launcher/open_rows.h"
+#include "launcher/lines/open_rows.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "launcher/bar_frame.h"
+#include "launcher/lines/bar_frame.h"
 
 namespace ddp::launcher {
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/escape_reader.h"
+#include "launcher/lines/escape_reader.h"
 
 namespace ddp::launcher {
 

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/escape_reader.h"
-#include "launcher/label.h"
-#include "launcher/open_rows.h"
+#include "launcher/lines/escape_reader.h"
+#include "launcher/lines/label.h"
+#include "launcher/lines/open_rows.h"
 
 namespace ddp::launcher {
 

@@ -1,8 +1,8 @@
-#include "launcher/terminal_view.h"
+#include "launcher/lines/terminal_view.h"
 
 #include <algorithm>
 
-#include "launcher/text_width.h"
+#include "launcher/lines/text_width.h"
 
 namespace ddp::launcher {
 namespace {

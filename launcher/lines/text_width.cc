@@ -1,8 +1,10 @@
-#include "launcher/text_width.h"
+#include "launcher/lines/text_width.h"
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+
+#include "base/utf8_character.h"
 
 namespace ddp::launcher {
 namespace {
@@ -13,13 +15,12 @@ struct Range {
 };
 
 // Of Unicode 15: marks that stand on the character before, and what has no shape.
-constexpr std::array<Range, 27> kNoWidth{{
-    {0x300, 0x36f},     {0x483, 0x489},     {0x591, 0x5bd},   {0x610, 0x61a},   {0x64b, 0x65f},
-    {0x670, 0x670},     {0x6d6, 0x6dc},     {0x93c, 0x93c},   {0x941, 0x948},   {0x94d, 0x94d},
-    {0xe31, 0xe31},     {0xe34, 0xe3a},     {0xe47, 0xe4e},   {0x1160, 0x11ff}, {0x1ab0, 0x1aff},
-    {0x1dc0, 0x1dff},   {0x200b, 0x200f},   {0x202a, 0x202e}, {0x2060, 0x2064}, {0x20d0, 0x20ff},
-    {0x302a, 0x302d},   {0x3099, 0x309a},   {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f}, {0xfeff, 0xfeff},
-    {0x1f3fb, 0x1f3ff}, {0xe0100, 0xe01ef},
+constexpr std::array<Range, 24> kNoWidth{{
+    {0x300, 0x36f},   {0x483, 0x489},   {0x591, 0x5bd},     {0x610, 0x61a},     {0x64b, 0x65f},
+    {0x670, 0x670},   {0x6d6, 0x6dc},   {0x93c, 0x93c},     {0x941, 0x948},     {0x94d, 0x94d},
+    {0xe31, 0xe31},   {0xe34, 0xe3a},   {0xe47, 0xe4e},     {0x1160, 0x11ff},   {0x1ab0, 0x1aff},
+    {0x1dc0, 0x1dff}, {0x200c, 0x200d}, {0x20d0, 0x20ff},   {0x302a, 0x302d},   {0x3099, 0x309a},
+    {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f}, {0x1f3fb, 0x1f3ff}, {0xe0100, 0xe01ef},
 }};
 
 // East Asian Width W and F, emoji that are drawn wide; close neighbours joined.
@@ -56,23 +57,17 @@ std::size_t colour_length(std::string_view text) {
   return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
 }
 
-// One UTF-8 character, overlong forms and surrogates refused.
+/// No terminal gets it. Joiners pass: emoji and the words of some languages are written with them.
+bool is_kept_back(const Utf8Character& character) {
+  return character.unsafe() && character.code != 0x200c && character.code != 0x200d;
+}
+
 Piece wide_character(std::string_view text) {
-  const auto lead = static_cast<unsigned char>(text.front());
-  const std::size_t length = lead < 0xc2 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 1;
-  if (length == 1 || text.size() < length) return {1, 1, Piece::Kind::kInvalid};
-  std::uint32_t point = lead & (0x7fu >> length);
-  for (std::size_t i = 1; i < length; ++i) {
-    const auto next = static_cast<unsigned char>(text[i]);
-    if ((next & 0xc0) != 0x80) return {1, 1, Piece::Kind::kInvalid};
-    point = point << 6 | (next & 0x3fu);
-  }
-  constexpr std::array<std::uint32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
-  if (point < kLeast[length] || (point >= 0xd800 && point <= 0xdfff) || point > 0x10ffff)
-    return {1, 1, Piece::Kind::kInvalid};
-  if (point < 0xa0) return {length, 1, Piece::Kind::kControl};
-  if (is_in(kNoWidth, point)) return {length, 0, Piece::Kind::kText};
-  return {length, is_in(kWide, point) ? 2u : 1u, Piece::Kind::kText};
+  const Utf8Character character = first_character(text);
+  if (!character.valid) return {1, 1, Piece::Kind::kInvalid};
+  if (is_kept_back(character)) return {character.length, 1, Piece::Kind::kControl};
+  if (is_in(kNoWidth, character.code)) return {character.length, 0, Piece::Kind::kText};
+  return {character.length, is_in(kWide, character.code) ? 2u : 1u, Piece::Kind::kText};
 }
 
 // The next character or colour of `text`, which is not empty.
@@ -125,16 +120,24 @@ void append_visible(std::string_view lines, std::string& out) {
   while (!lines.empty()) {
     const auto* const end = std::find_if(lines.begin(), lines.end(), [](char c) {
       const auto byte = static_cast<unsigned char>(c);
-      return (byte < 0x20 && c != '\t') || byte == 0x7f;
+      return (byte < 0x20 && c != '\t') || byte >= 0x7f;
     });
     const auto clean = static_cast<std::size_t>(end - lines.begin());
     out += lines.substr(0, clean);
     lines.remove_prefix(clean);
     if (lines.empty()) return;
     const std::size_t colour = lines.front() == '\x1b' ? colour_length(lines) : 0;
+    const Utf8Character character = first_character(lines);
     if (colour > 0) {
       coloured = lines.substr(0, colour) != "\x1b[0m" && lines.substr(0, colour) != "\x1b[m";
       out += lines.substr(0, colour);
+    } else if (static_cast<unsigned char>(lines.front()) >= 0x80) {
+      if (!is_kept_back(character))
+        out += lines.substr(0, character.length);
+      else if (character.code < 0xa0)  // means the same as ESC and one of @ to _, also as a single byte
+        out.append("^[") += static_cast<char>(character.code - 0x40);
+      else
+        out += '?';
     } else if (lines.front() == '\n') {
       if (coloured) out += "\x1b[0m";
       coloured = false;
@@ -143,7 +146,7 @@ void append_visible(std::string_view lines, std::string& out) {
       out += '^';
       out += static_cast<char>(lines.front() ^ 0x40);
     }
-    lines.remove_prefix(std::max<std::size_t>(colour, 1));
+    lines.remove_prefix(std::max(colour, character.length));
   }
 }
 

@@ -1,4 +1,4 @@
-#include "launcher/daemon_frame.h"
+#include "launcher/link_protocol/daemon_frame.h"
 
 #include <algorithm>
 #include <cassert>

@@ -1,4 +1,4 @@
-#include "launcher/join_line.h"
+#include "launcher/link_protocol/join_line.h"
 
 #include <array>
 #include <charconv>
@@ -79,14 +79,14 @@ Result<JoinAnswer> parse_answer(std::string_view line) {
   if (line.starts_with(kPlace)) {
     std::string_view rest = line.substr(kPlace.size());
     answer.rank = number(take_word(rest));
-    answer.job_id = rest;
+    answer.job_id = one_line(rest);
     if (!answer.rank || rest.empty()) return foreign(line);
     return answer;
   }
   if (!line.starts_with(kRefused)) return foreign(line);
   std::string_view rest = line.substr(kRefused.size());
   const std::string_view word = take_word(rest);
-  answer.text = rest;
+  answer.text = one_line(rest);
   for (const auto& [refusal, name] : kWords) {
     if (name != word) continue;
     answer.refusal = refusal;

@@ -41,6 +41,7 @@ struct JoinAnswer {
 };
 /// "ddplaunch-place RANK JOB\n" or "ddplaunch-refused WORD TEXT\n"
 std::string answer_line(const JoinAnswer& answer);
+/// Its texts are one line each, fit for a terminal.
 Result<JoinAnswer> parse_answer(std::string_view line);
 
 /// The name of a node in the job before it has said its own: "node3".

@@ -1,4 +1,4 @@
-#include "launcher/join_table.h"
+#include "launcher/link_protocol/join_table.h"
 
 #include <utility>
 

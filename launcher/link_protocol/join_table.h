@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "launcher/join_line.h"
+#include "launcher/link_protocol/join_line.h"
 
 namespace ddp::launcher {
 

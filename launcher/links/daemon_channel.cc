@@ -1,4 +1,4 @@
-#include "launcher/daemon_channel.h"
+#include "launcher/links/daemon_channel.h"
 
 #include <sys/socket.h>
 
@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "launcher/daemon_frame.h"
-#include "launcher/daemon_line.h"
-#include "rendezvous/link_refusal.h"
+#include "launcher/link_protocol/daemon_frame.h"
+#include "launcher/links/daemon_line.h"
+#include "rendezvous/identity/link_refusal.h"
 
 namespace ddp::launcher {
 namespace {

@@ -6,7 +6,7 @@
 #include "base/asio.h"
 #include "base/byte_stream.h"
 #include "base/result.h"
-#include "remote/remote_shell.h"
+#include "remote/shells/remote_shell.h"
 
 namespace ddp::launcher {
 

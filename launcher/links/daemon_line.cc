@@ -1,4 +1,4 @@
-#include "launcher/daemon_line.h"
+#include "launcher/links/daemon_line.h"
 
 #include <cstddef>
 #include <tuple>

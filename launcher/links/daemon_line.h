@@ -8,7 +8,7 @@
 
 #include "base/asio.h"
 #include "base/byte_stream.h"
-#include "launcher/daemon_frame.h"
+#include "launcher/link_protocol/daemon_frame.h"
 
 namespace ddp::launcher {
 

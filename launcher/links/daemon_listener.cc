@@ -1,4 +1,4 @@
-#include "launcher/daemon_listener.h"
+#include "launcher/links/daemon_listener.h"
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -15,10 +15,10 @@
 #include <utility>
 
 #include "base/asio.h"
-#include "launcher/daemon_line.h"
-#include "launcher/daemon_session.h"
-#include "rendezvous/secure_acceptor.h"
-#include "rendezvous/secure_stream_key.h"
+#include "launcher/links/daemon_line.h"
+#include "launcher/links/daemon_session.h"
+#include "rendezvous/secure/secure_acceptor.h"
+#include "rendezvous/secure/secure_stream_key.h"
 
 namespace ddp::launcher {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/daemon_session.h"
+#include "launcher/links/daemon_session.h"
 
 #include <array>
 #include <chrono>
@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/daemon_frame.h"
-#include "launcher/daemon_line.h"
-#include "remote/bootstrap.h"
-#include "remote/child_channel.h"
+#include "launcher/link_protocol/daemon_frame.h"
+#include "launcher/links/daemon_line.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "remote/shells/child_channel.h"
 
 namespace ddp::launcher {
 namespace {

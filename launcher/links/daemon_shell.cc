@@ -1,4 +1,4 @@
-#include "launcher/daemon_shell.h"
+#include "launcher/links/daemon_shell.h"
 
 #include <sys/socket.h>
 
@@ -8,9 +8,9 @@
 #include <random>
 #include <utility>
 
-#include "launcher/daemon_channel.h"
-#include "rendezvous/link_identity.h"
-#include "rendezvous/secure_stream_key.h"
+#include "launcher/links/daemon_channel.h"
+#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/secure/secure_stream_key.h"
 
 namespace ddp::launcher {
 namespace {

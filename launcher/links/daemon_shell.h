@@ -7,11 +7,11 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "launcher/daemon_frame.h"
-#include "remote/remote_shell.h"
-#include "remote/resolver.h"
-#include "rendezvous/link_token.h"
-#include "rendezvous/secure_connect.h"
+#include "launcher/link_protocol/daemon_frame.h"
+#include "remote/shells/remote_shell.h"
+#include "remote/start/resolver.h"
+#include "rendezvous/secure/link_token.h"
+#include "rendezvous/secure/secure_connect.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/daemon_token.h"
+#include "launcher/links/daemon_token.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -49,10 +49,24 @@ Result<std::string> default_token_path() {
                "HOME is not set, so there is no default token file; give --token-file FILE"};
 }
 
-Result<rendezvous::LinkToken> find_daemon_token(const std::string& file) {
-  auto given = rendezvous::take_token_from_environment();
+Result<rendezvous::LinkToken> loopback_token() {
+  const auto standard = default_token_path();
+  if (!standard) return standard.error();
+  const std::string path = standard->substr(0, standard->rfind('/')) + "/loopback-token";
+  auto token = rendezvous::read_own_token_file(path);
+  if (token || token.error().sys != ENOENT) return token;
+  if (const auto made = make_directories(path); !made) return made.error();
+  // Several nodes may start at once: the token is that of the first one.
+  const auto written = write_new_token(path);
+  if (!written && written.error().sys != EEXIST) return written.error();
+  return rendezvous::read_own_token_file(path);
+}
+
+Result<rendezvous::LinkToken> find_daemon_token(const std::string& file,
+                                                const Result<rendezvous::LinkToken>& given) {
   if (!file.empty()) return rendezvous::read_token_file(file);
-  if (!given || !given->secret.empty()) return given;
+  if (!given) return given.error();
+  if (!given->secret.empty()) return given->copy();
   const auto path = default_token_path();
   if (!path) return path.error();
   auto token = rendezvous::read_token_file(*path);
@@ -73,19 +87,24 @@ Result<std::string> write_new_token(std::string path) {
   }
   const auto token = rendezvous::random_token();
   if (!token) return token.error();
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file && errno == EEXIST) {
-    return Error{ErrorCode::kUsage, path +
-                                        " exists and is left as it is; remove it first if no node shall "
-                                        "use it any more"};
-  }
+  std::string beside = path + ".XXXXXX";
+  const UniqueFd file(::mkostemp(beside.data(), O_CLOEXEC));  // mode 0600
   if (!file) return system_error(errno, "write " + path);
   Result<> written = write_whole(file.get(), token->secret.reveal(), path);
   if (written) written = write_whole(file.get(), "\n", path);
   if (written && ::fsync(file.get()) != 0) written = system_error(errno, "write " + path);
-  if (written) return path;
-  ::unlink(path.c_str());  // half a token
-  return written.error();
+  // Unlike rename, link replaces nothing.
+  if (written && ::link(beside.c_str(), path.c_str()) != 0) {
+    written = errno != EEXIST ? system_error(errno, "write " + path)
+                              : Error{ErrorCode::kUsage,
+                                      path +
+                                          " exists and is left as it is; remove it first if no node shall "
+                                          "use it any more",
+                                      EEXIST};
+  }
+  ::unlink(beside.c_str());
+  if (!written) return written.error();
+  return path;
 }
 
 }  // namespace ddp::launcher

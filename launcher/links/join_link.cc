@@ -1,4 +1,4 @@
-#include "launcher/join_link.h"
+#include "launcher/links/join_link.h"
 
 #include <algorithm>
 #include <array>

@@ -8,8 +8,8 @@
 #include "base/asio.h"
 #include "base/byte_stream.h"
 #include "base/result.h"
-#include "launcher/join_line.h"
-#include "rendezvous/secure_connect.h"
+#include "launcher/link_protocol/join_line.h"
+#include "rendezvous/secure/secure_connect.h"
 
 namespace ddp::launcher {
 

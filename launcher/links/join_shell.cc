@@ -1,4 +1,4 @@
-#include "launcher/join_shell.h"
+#include "launcher/links/join_shell.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "base/one_line.h"
-#include "launcher/join_link.h"
-#include "launcher/secure_channel.h"
-#include "rendezvous/listen_guard.h"
-#include "rendezvous/secure_acceptor.h"
+#include "launcher/links/join_link.h"
+#include "launcher/links/secure_channel.h"
+#include "rendezvous/identity/listen_guard.h"
+#include "rendezvous/secure/secure_acceptor.h"
 
 namespace ddp::launcher {
 namespace {

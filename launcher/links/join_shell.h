@@ -9,10 +9,10 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "launcher/join_table.h"
-#include "remote/remote_shell.h"
-#include "rendezvous/link_token.h"
-#include "rendezvous/tcp_listener.h"
+#include "launcher/link_protocol/join_table.h"
+#include "remote/shells/remote_shell.h"
+#include "rendezvous/link/tcp_listener.h"
+#include "rendezvous/secure/link_token.h"
 
 namespace ddp::launcher {
 

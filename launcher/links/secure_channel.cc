@@ -1,4 +1,4 @@
-#include "launcher/secure_channel.h"
+#include "launcher/links/secure_channel.h"
 
 #include <sys/socket.h>
 

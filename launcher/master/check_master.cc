@@ -1,4 +1,4 @@
-#include "launcher/check_master.h"
+#include "launcher/master/check_master.h"
 
 #include <array>
 #include <csignal>
@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "launcher/clean_text.h"
-#include "launcher/user_signals.h"
+#include "launcher/master/user_signals.h"
+#include "launcher/report/clean_text.h"
 
 namespace ddp::launcher {
 namespace {

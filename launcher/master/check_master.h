@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/check_run.h"
-#include "launcher/job_spec.h"
-#include "launcher/node_link.h"
-#include "remote/fan_out.h"
+#include "launcher/check/check_run.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/master/node_link.h"
+#include "remote/start/fan_out.h"
 
 namespace ddp::launcher {
 

@@ -1,17 +1,19 @@
-#include "launcher/master.h"
+#include "launcher/master/master.h"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <exception>
 #include <numeric>
 #include <utility>
 
 #include "base/version.h"
-#include "launcher/exit_report.h"
-#include "launcher/report_file.h"
-#include "launcher/user_signals.h"
+#include "launcher/master/user_signals.h"
+#include "launcher/output/report_file.h"
+#include "launcher/report/exit_report.h"
+#include "launcher/report/report_json.h"
 
 namespace ddp::launcher {
 namespace {
@@ -24,6 +26,8 @@ constexpr milliseconds kLastTasks{500};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 /// For the reader of our last lines.
 constexpr seconds kLastWords{2};
+/// For a disk that takes nothing.
+constexpr seconds kDeadDisk{10};
 /// For the agents' answer that they know of our sleep.
 constexpr milliseconds kAsleepTime{500};
 
@@ -39,14 +43,14 @@ Master::Master(asio::io_context& loop, const JobSpec& spec, Options options, rem
       spec_(spec),
       options_(std::move(options)),
       began_(now()),
-      files_(
+      files_(JobWriter::start(
           loop.get_executor(), std::move(job_dir), [this](const std::string& words) { say(words); },
-          [this] { give_all_credit(); }),
-      log_(files_, spec),
+          [this] { give_all_credit(); })),
+      log_(*files_, spec),
       console_(
           loop.get_executor(), [this] { give_all_credit(); }, spec.output.console),
       output_(
-          files_, console_, spec.output, [this](std::uint32_t rank) { return source_of(rank); },
+          *files_, console_, spec.output, [this](std::uint32_t rank) { return source_of(rank); },
           [this] { return static_cast<std::uint32_t>(supervisor_.world().world_size); }),
       remote_(remote),
       local_(local),
@@ -75,10 +79,10 @@ int Master::run() {
   loop_.run();  // until the supervisor has finished; carry_out stops it
   end_tasks();
   output_.finish_all();
-  if (const std::string lost = files_.settle(kLastWords); !lost.empty()) say(lost);
-  const int code = report();
+  const ExitReport report = show_report();
   console_.flush(2, kLastWords);  // the cause is told even where nobody takes the output
-  end_at_signals_with(code);
+  end_at_signals_with(report.exit_code, "");
+  settle_files(report);
   const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastWords) : kForEver;
   const bool shown = console_.flush(1, patience);
   if (!shown) console_.write(2, "ddplaunch: output that nobody reads was not shown; the files have it\n");
@@ -89,9 +93,9 @@ int Master::run() {
   } else {
     console_.abandon();
   }
-  files_.close();
+  files_->close(kLastWords);
   keep_signals_waiting();
-  return code;
+  return report.exit_code;
 }
 
 /// Every task sees that its work is over and ends. One that waits for a dead connection is not waited for.
@@ -141,7 +145,7 @@ void Master::carry_out(job::Actions actions) {
     } else if (auto* step_done = std::get_if<job::Detail>(&action)) {
       spec_.verbose ? say(step_done->text) : log_.step(step_done->text);
     } else if (auto* dump = std::get_if<job::Dump>(&action)) {
-      files_.append({dump->attempt, dump->rank, 0, kHangText}, dump->text);
+      files_->append({dump->attempt, dump->rank, 0, kHangText}, dump->text);
     }
   }
   if (supervisor_.state() == Supervisor::State::kRunning && spec_.stdin_to_rank0) feed_stdin();
@@ -189,6 +193,7 @@ Awaitable<> Master::watch_signals() {
 /// Ctrl-Z stops us and not the job: the agents are told, so that they bear our silence. We stop when all have
 /// answered, for the threads that carry the words to them stop with us.
 void Master::fall_asleep() {
+  if (!can_be_continued()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
   if (std::exchange(falling_asleep_, true)) return;
   console_.suspend();
   say("stopped; the workers go on (fg or SIGCONT to see their output again)");
@@ -283,15 +288,44 @@ void Master::keep_last_words(std::optional<std::size_t> node) {
     supervisor_.last_words(words.rank, std::move(words.lines), std::move(words.file));
 }
 
-int Master::report() {
+/// Before anything touches a disk, which may hang.
+ExitReport Master::show_report() {
   keep_last_words({});
-  const JobEnd& end = supervisor_.end();
-  const ExitReport report = make_exit_report(end);
-  for (const std::string& warning : write_reports(end, report, facts(), spec_.report_path))
-    say(warning);
+  ExitReport report = make_exit_report(supervisor_.end());
   log_.ended(report.text);
   console_.write(2, report.text);
-  return report.exit_code;
+  return report;
+}
+
+/// The files get their last bytes and the report, as far as their disk takes them.
+void Master::settle_files(const ExitReport& report) {
+  std::vector<std::string> paths{spec_.job_dir + "/report.json"};
+  if (!spec_.report_path.empty()) paths.push_back(spec_.report_path);
+  const auto done = std::make_shared<std::atomic<std::size_t>>(0);
+  const JobWriter::LastTask write = [json = report_json(supervisor_.end(), report, facts()), paths, done] {
+    return write_reports(json, paths, *done);
+  };
+  auto warnings = files_->settle(write, kLastWords);
+  if (warnings && warnings->empty()) return;
+  // Scripts read the last line.
+  const std::string last_line = report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);
+  // At the first path also the job's output may be on its way.
+  const auto disk = [&] { return *done == 1 && paths.size() == 2 ? paths[1] : spec_.job_dir; };
+  if (!warnings) {
+    say("waiting for the disk of " + disk() + " (Ctrl-C: end without it)");
+    end_at_signals_with(report.exit_code, last_line);
+    warnings = files_->settle(write, kDeadDisk);
+  }
+  if (!warnings) {
+    std::string missing;
+    for (std::size_t i = *done; i < paths.size(); ++i)
+      missing += (i == 0 ? "report.json" : paths[i]) + ", ";
+    warnings = {"warning: the disk of " + disk() + " takes nothing for " + std::to_string(kDeadDisk.count()) +
+                " s; not written: " + missing + std::to_string(files_->backlog()) + " bytes of output"};
+  }
+  for (const std::string& warning : *warnings)
+    say(warning);
+  console_.write(2, last_line);
 }
 
 }  // namespace ddp::launcher

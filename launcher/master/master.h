@@ -9,18 +9,18 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/console.h"
-#include "launcher/job_dir.h"
-#include "launcher/job_log.h"
-#include "launcher/job_spec.h"
-#include "launcher/job_writer.h"
-#include "launcher/merged_output.h"
-#include "launcher/node_link.h"
-#include "launcher/report_json.h"
-#include "launcher/stdin_feed.h"
-#include "launcher/supervisor.h"
-#include "remote/fan_out.h"
-#include "rendezvous/connection.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/master/node_link.h"
+#include "launcher/master/stdin_feed.h"
+#include "launcher/output/console.h"
+#include "launcher/output/job_dir.h"
+#include "launcher/output/job_log.h"
+#include "launcher/output/job_writer.h"
+#include "launcher/output/merged_output.h"
+#include "launcher/report/report_json.h"
+#include "launcher/supervisor/supervisor.h"
+#include "remote/start/fan_out.h"
+#include "rendezvous/link/connection.h"
 
 namespace ddp::launcher {
 
@@ -87,13 +87,14 @@ class Master {
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
   void keep_last_words(std::optional<std::size_t> node);
-  int report();
+  ExitReport show_report();
+  void settle_files(const ExitReport& report);
 
   asio::io_context& loop_;
   const JobSpec& spec_;
   Options options_;
   const std::chrono::nanoseconds began_;
-  JobWriter files_;
+  const std::shared_ptr<JobWriter> files_;
   const JobLog log_;
   Console console_;
   MergedOutput output_;

@@ -3,9 +3,9 @@
 #include <array>
 #include <utility>
 
-#include "launcher/clean_text.h"
-#include "launcher/master.h"
-#include "launcher/output_credit.h"
+#include "launcher/job/output_credit.h"
+#include "launcher/master/master.h"
+#include "launcher/report/clean_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -34,7 +34,7 @@ nanoseconds now() {
 
 Master::Link Master::make_link(std::size_t index, std::uint32_t life) {
   return std::make_shared<NodeLink>(
-      index, loop_.get_executor(), supervisor_.name(index), credit_window(supervisor_.node_count()), life,
+      index, loop_.get_executor(), supervisor_.name(index), life,
       supervisor_.node_count() > kManyNodes ? kFirstPingsOfMany : NodeLink::kFirstPings);
 }
 
@@ -66,7 +66,10 @@ void Master::cancel_starts() {
 /// Its link has ended, and another one may come.
 void Master::recall(std::size_t index) {
   nodes_[index]->close();
+  const NodeLimits limits = nodes_[index]->limits;
   nodes_[index] = make_link(index, nodes_[index]->life + 1);
+  nodes_[index]->limits = limits;
+  nodes_[index]->limits.begin_life();
   start_task(start_agents({index}));
 }
 
@@ -119,9 +122,10 @@ void Master::node_gone(NodeLink& node, NodeLink::End end) {
   if (!node.greeted) return step(job::NodeFailed{node.index, std::move(end.why)});
   // What runs in a container may outlive the program that was run in it.
   const bool dead = end.workers_dead && spec_.hosts[node.index].wrapper.empty();
-  step(job::NodeGone{node.index, std::move(end.why), dead, node.life});
+  step(job::NodeGone{node.index, std::move(end.why), dead, node.life, end.workers_left});
 }
 
+/// Never held back: see NodeLink::error_lines.
 Awaitable<> Master::read_errors(Master* master, Link node) {
   std::array<char, 4096> buffer;
   for (bool open = true; open;) {
@@ -154,7 +158,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     if (!its_own && output->attempt == supervisor_.attempt())
       return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
     if (its_own && output->attempt != supervisor_.attempt()) {  // the last words of a node without a part
-      files_.append({output->attempt, output->rank, *its_own, output->stream}, output->data);
+      files_->append({output->attempt, output->rank, *its_own, output->stream}, output->data);
     } else if (its_own) {
       output_.take(output->attempt, output->rank, output->stream, output->data,
                    output->clock_ns == 0 ? now() : node.to_ours(output->clock_ns),
@@ -215,7 +219,7 @@ void Master::give_all_credit() {
 
 void Master::give_credit(NodeLink& node) {
   // Whoever is full asks again when it has drained.
-  if (!node.live() || files_.full()) return;
+  if (!node.live() || files_->full()) return;
   for (const std::uint8_t stream : {std::uint8_t{1}, std::uint8_t{2}}) {
     if (node.limits.taken(stream) < credit_piece(nodes_.size()) || console_.full(stream)) continue;
     node.send(rendezvous::Credit{stream, node.limits.give_back(stream)});

@@ -1,18 +1,18 @@
-#include "launcher/node_link.h"
+#include "launcher/master/node_link.h"
 
 #include <algorithm>
 #include <csignal>
 #include <utility>
 
 #include "base/exit_status.h"
-#include "launcher/keeper.h"
+#include "launcher/keeper/keeper.h"
 
 namespace ddp::launcher {
 namespace {
 
 using std::chrono::nanoseconds;
 
-/// The agent's, which its keeper passes on after it has cleaned up (docs/exit_codes.md).
+/// The agent's, which its keeper passes on only when no process of the node is left (docs/exit_codes.md).
 bool is_own_code(int status) {
   return status >= 110 && status <= 119;
 }
@@ -24,11 +24,11 @@ nanoseconds now() {
 }  // namespace
 
 NodeLink::NodeLink(std::size_t number, asio::any_io_executor executor, const std::string& host,
-                   std::size_t credit, std::uint32_t count, int first_pings)
+                   std::uint32_t count, int first_pings)
     : index(number),
       life(count),
-      limits(credit),
       end_timer(executor),
+      host_(host),
       error_lines_(host + ": "),
       first_pings_(first_pings) {}
 
@@ -77,11 +77,14 @@ nanoseconds NodeLink::clock_error() const {
 std::string NodeLink::error_lines(std::string_view bytes) {
   std::string lines;
   errors_.feed(bytes);
-  if (bytes.empty()) {
-    error_lines_.finish(lines);
-  } else {
-    error_lines_.add(bytes, lines);
-  }
+  if (error_bytes_ > kMostErrors) return lines;
+  error_bytes_ += bytes.size();
+  error_lines_.add(bytes, lines);
+  const bool too_much = error_bytes_ > kMostErrors;
+  if (bytes.empty() || too_much) error_lines_.finish(lines);
+  if (too_much)
+    lines += "ddplaunch: warning: " + host_ + ": more than " + std::to_string(kMostErrors >> 10) +
+             " KiB on the stderr of its agent (or of ssh); the rest is dropped\n";
   return lines;
 }
 
@@ -89,7 +92,7 @@ std::string NodeLink::error_lines(std::string_view bytes) {
 std::string NodeLink::keeper_says() const {
   std::string words;
   for (const std::string& line : errors_.lines()) {
-    if (words.empty() && line.starts_with(kKeeperSays)) words = line.substr(kKeeperSays.size());
+    if (line.starts_with(kKeeperSays)) words += (words.empty() ? "" : "; ") + line.substr(kKeeperSays.size());
   }
   return words;
 }
@@ -100,11 +103,14 @@ Awaitable<NodeLink::End> NodeLink::explain_end(Error error) {
   if (end.why.code != ErrorCode::kLinkLost) co_return end;
   const remote::ChannelEnd channel = co_await channel_->end();
   // Codes of our own; any other may be that of a program on the way.
+  end.workers_left = channel.status == kExitProcessesLeft;
   end.workers_dead = channel.status && (*channel.status == 0 || is_own_code(*channel.status));
   std::string& text = end.why.text;
   if (channel.broken) {
     text = "the connection was lost: " + channel.broken->text;
-  } else if (const std::string keeper = channel.status == kExitAgentLost ? keeper_says() : "";
+  } else if (const std::string keeper =
+                 channel.status == kExitAgentLost || channel.status == kExitProcessesLeft ? keeper_says()
+                                                                                          : "";
              !keeper.empty()) {
     text = keeper;  // the cause itself; the other lines are on the terminal
     co_return end;

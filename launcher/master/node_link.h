@@ -10,12 +10,12 @@
 #include "base/asio.h"
 #include "base/byte_stream.h"
 #include "base/error.h"
-#include "launcher/clock_offset.h"
-#include "launcher/node_limits.h"
-#include "launcher/output_lines.h"
-#include "remote/fan_out.h"
-#include "rendezvous/connection.h"
-#include "rendezvous/message.h"
+#include "launcher/lines/output_lines.h"
+#include "launcher/supervisor/clock_offset.h"
+#include "launcher/supervisor/node_limits.h"
+#include "remote/start/fan_out.h"
+#include "rendezvous/link/connection.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -25,12 +25,12 @@ class NodeLink {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr int kFirstPings = 8;
+  static constexpr std::size_t kMostErrors = 64u << 10;
 
-  /// `credit`: what the agent may send of each stream before some is given back. `life` counts the links to
-  /// the host. `first_pings`: round trips in a row at the start: the shortest of several is near the truth,
-  /// and a first failure may come within milliseconds.
-  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host, std::size_t credit = 0,
-           std::uint32_t life = 1, int first_pings = kFirstPings);
+  /// `life` counts the links to the host. `first_pings`: round trips in a row at the start: the shortest of
+  /// several is near the truth, and a first failure may come within milliseconds.
+  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host, std::uint32_t life = 1,
+           int first_pings = kFirstPings);
 
   /// The agent has said its hello line on `agent.channel`.
   void open(remote::StartedAgent agent);
@@ -54,11 +54,14 @@ class NodeLink {
   std::chrono::nanoseconds to_ours(std::uint64_t clock_ns) const;
   std::chrono::nanoseconds clock_error() const;
 
-  /// Lines that the agent's stderr completes, with the host's name before each; `bytes` empty: its end.
+  /// Lines that the agent's stderr completes, with the host's name before each; `bytes` empty: its end. After
+  /// kMostErrors bytes one line that says so, then none: stderr is read all the same, for over SSH and TLS
+  /// one that is not read stops the control link, too.
   std::string error_lines(std::string_view bytes);
   struct End {
     Error why;
-    bool workers_dead = false;  ///< its keeper has ended, which it does only when no worker lives
+    bool workers_dead = false;  ///< its keeper has ended, and says by its exit code that no worker lives
+    bool workers_left = false;  ///< the same, that it could not end them all
   };
   /// `error` ended the link; the channel says more about why, and stderr had the last words. May take for
   /// ever.
@@ -77,8 +80,10 @@ class NodeLink {
 
   std::unique_ptr<remote::Channel> channel_;
   std::unique_ptr<rendezvous::Connection> connection_;
+  const std::string host_;
   remote::TailLines errors_;
   LineAssembler error_lines_;
+  std::size_t error_bytes_ = 0;
   ClockOffset clock_;
   std::chrono::nanoseconds pinged_{0};
   std::uint64_t ping_ = 0;

@@ -1,4 +1,4 @@
-#include "launcher/stdin_feed.h"
+#include "launcher/master/stdin_feed.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <memory>
 #include <utility>
 
+#include "base/blocking_calls.h"
 #include "base/error.h"
 #include "base/readable.h"
 #include "base/unique_fd.h"
@@ -27,6 +30,32 @@ bool in_background() {
   return front >= 0 && front != ::getpgrp();
 }
 
+/// A pipe with what a blocking descriptor gives: a file on a network disk may hold its reader for minutes.
+/// The thread owns both descriptors and ends with the input or with the pipe's reader; nobody waits for it.
+/// `failed`: the errno of its read.
+Result<UniqueFd> read_by_thread(UniqueFd in, std::shared_ptr<std::atomic<int>> failed) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "a pipe for standard input");
+  UniqueFd ours(ends[0]), theirs(ends[1]);
+  auto pump = [in = std::move(in), out = std::move(theirs), failed = std::move(failed)] {
+    std::array<char, 16384> buffer;
+    for (;;) {
+      const ssize_t count = ::read(in.get(), buffer.data(), buffer.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) *failed = errno;
+      if (count <= 0) return;
+      for (ssize_t sent = 0; sent < count;) {
+        const ssize_t taken =
+            ::write(out.get(), buffer.data() + sent, static_cast<std::size_t>(count - sent));
+        if (taken < 0 && errno != EINTR) return;
+        sent += std::max<ssize_t>(taken, 0);
+      }
+    }
+  };
+  if (auto started = start_detached(std::move(pump)); !started) return started.error();
+  return ours;
+}
+
 }  // namespace
 
 StdinFeed::StdinFeed(asio::any_io_executor loop)
@@ -34,15 +63,21 @@ StdinFeed::StdinFeed(asio::any_io_executor loop)
 
 Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(const std::string&)> warn) {
   struct stat kind {};
-  // epoll takes neither regular files nor /dev/null, and their reads do not wait.
   const bool waits =
       ::fstat(0, &kind) == 0 && (S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode) || ::isatty(0));
   // An open file of our own, for the loop makes it non-blocking: the one at 0 is shared with the shell and
   // others.
-  UniqueFd own(::open("/proc/self/fd/0", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  UniqueFd own;
+  if (waits) own.reset(::open("/proc/self/fd/0", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
   if (!own) own.reset(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // a socket, or somebody else's terminal
+  const auto failed = std::make_shared<std::atomic<int>>(0);
+  if (!waits) {
+    auto pipe = read_by_thread(std::move(own), failed);
+    if (!pipe) *failed = pipe.error().sys;
+    if (pipe) own = std::move(*pipe);
+  }
   const int in = own.get();
-  if (waits) stdin_.assign(own.release());
+  if (in >= 0) stdin_.assign(own.release());
   std::array<char, 16384> buffer;
   for (ssize_t count = 1; count > 0;) {
     while (window_ == 0 && !link.closed() && !stopped_)
@@ -51,7 +86,7 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
       front_.expires_after(kLookAgain);
       co_await front_.async_wait(kUseTuple);
     }
-    if (waits && !stopped_) co_await until_readable(stdin_);
+    if (stdin_.is_open() && !stopped_) co_await until_readable(stdin_);
     if (link.closed() || stopped_) co_return;
     if (in_background()) continue;  // sent there while it waited
     count = ::read(in, buffer.data(), std::min(buffer.size(), window_));
@@ -59,7 +94,9 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
       count = 1;  // taken by somebody who shares it: wait again
       continue;
     }
-    if (count < 0) warn("warning: " + system_error(errno, "standard input").text + "; rank 0 sees its end");
+    if (count < 0) *failed = errno;
+    if (count <= 0 && *failed != 0)
+      warn("warning: " + system_error(*failed, "standard input").text + "; rank 0 sees its end");
     const auto size = static_cast<std::size_t>(std::max<ssize_t>(count, 0));
     window_ -= size;
     link.send(rendezvous::Stdin{{buffer.data(), size}});

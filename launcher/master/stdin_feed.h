@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/asio.h"
-#include "rendezvous/connection.h"
+#include "rendezvous/link/connection.h"
 
 namespace ddp::launcher {
 

@@ -1,13 +1,28 @@
-#include "launcher/user_signals.h"
+#include "launcher/master/user_signals.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <string>
+
+#include "launcher/keeper/process_table.h"
 
 namespace ddp::launcher {
 namespace {
 
 volatile std::sig_atomic_t settled_code = 0;
+/// Set once, then `has_last_words`.
+std::string last_words;
+volatile std::sig_atomic_t has_last_words = 0;
+
+/// Only calls that a signal handler may make. Nobody may read stderr: no waiting.
+void end_now(int) {
+  pollfd room{STDERR_FILENO, POLLOUT, 0};
+  if (has_last_words != 0 && ::poll(&room, 1, 0) == 1)
+    (void)!::write(STDERR_FILENO, last_words.data(), last_words.size());
+  ::_exit(settled_code);
+}
 
 bool inherited_ignored(int number) {
   struct sigaction action {};
@@ -22,10 +37,23 @@ void add_signals(asio::signal_set& set, std::initializer_list<int> numbers) {
   }
 }
 
-void end_at_signals_with(int code) {
+bool can_be_continued() {
+  pid_t parent = ::getppid();
+  while (parent > 0 && ::getpgid(parent) == ::getpgrp()) {
+    const auto process = read_process(parent);
+    parent = process ? process->parent : 0;
+  }
+  return parent > 0 && ::getsid(parent) == ::getsid(0);
+}
+
+void end_at_signals_with(int code, std::string_view last_line) {
   settled_code = code;
+  if (!last_line.empty()) {
+    last_words = last_line;
+    has_last_words = 1;
+  }
   struct sigaction action {};
-  action.sa_handler = [](int) { ::_exit(settled_code); };
+  action.sa_handler = end_now;
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     if (!inherited_ignored(number)) ::sigaction(number, &action, nullptr);
   }

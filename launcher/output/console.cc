@@ -1,4 +1,4 @@
-#include "launcher/console.h"
+#include "launcher/output/console.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/unique_fd.h"
-#include "launcher/pipe_reader.h"
+#include "launcher/output/pipe_reader.h"
 
 namespace ddp::launcher {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/console_lane.h"
-#include "launcher/output_options.h"
+#include "launcher/job/output_options.h"
+#include "launcher/output/console_lane.h"
 
 namespace ddp::launcher {
 
@@ -65,7 +65,7 @@ class Console {
 
   asio::any_io_executor loop_;
   std::vector<std::shared_ptr<ConsoleLane>> lanes_;
-  bool told_ = false;     ///< who blocks
+  bool told_ = false;      ///< who blocks
   bool flushing_ = false;  ///< nothing more comes
 };
 

@@ -1,4 +1,4 @@
-#include "launcher/console_lane.h"
+#include "launcher/output/console_lane.h"
 
 #include <poll.h>
 #include <sys/ioctl.h>

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/console_queue.h"
-#include "launcher/output_options.h"
-#include "launcher/terminal_view.h"
+#include "launcher/job/output_options.h"
+#include "launcher/lines/console_queue.h"
+#include "launcher/lines/terminal_view.h"
 
 namespace ddp::launcher {
 

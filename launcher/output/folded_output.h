@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/label.h"
-#include "launcher/line_fold.h"
+#include "launcher/lines/label.h"
+#include "launcher/lines/line_fold.h"
 
 namespace ddp::launcher {
 

@@ -1,24 +1,30 @@
-#include "launcher/job_dir.h"
+#include "launcher/output/job_dir.h"
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "base/one_line.h"
+#include "base/trusted_path.h"
+#include "launcher/job/descriptor_need.h"
 
 namespace ddp::launcher {
 namespace {
 
-/// Descriptors kept for everything else: links, pipes, sessions.
-constexpr std::size_t kReserved = 256;
+/// Files that may be open at once even where the nodes need nearly all descriptors.
+constexpr rlim_t kFewFiles = 16;
 /// All is well again when nothing has failed for so long: a disk at its limit takes a few bytes now and then.
 constexpr std::chrono::seconds kSettled{2};
+/// ddplaunch.log and ddplaunch.log.1, the older half.
+constexpr OutputFile::Limits kLogLimits{64u << 20, 2, true};
 /// More files are counted, not named.
 constexpr std::size_t kNamed = 4;
 
@@ -51,17 +57,27 @@ bool is_of_the_place(int reason) {
   }
 }
 
-Result<> make_directory(const std::string& path, const std::string& what, const std::string& advice) {
+/// `named`: what the user named, `path` itself or its parent.
+Result<> make_directory(const std::string& path, const std::filesystem::path& named, const std::string& what,
+                        const std::string& advice) {
   std::error_code error;
   const std::filesystem::path directory(path);
+  const auto refused = [&](const std::string& why) {
+    return Error{ErrorCode::kUsage, one_line(what + ' ' + path + why) + "; choose another with " + advice};
+  };
   if (const std::string file = file_in_the_way(directory); !file.empty()) {
-    return Error{ErrorCode::kUsage, one_line(what + ' ' + path + ": " + file) +
-                                        " is a file and no directory; choose another with " + advice};
+    return refused(": " + file + " is a file and no directory");
+  }
+  for (const auto& parent : {directory.parent_path(), named.parent_path()}) {
+    if (const std::string why = distrust_parent(parent); !why.empty()) return refused(": " + why);
   }
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
   // Of a directory above it that could not be made, the reason is that one's.
   int reason = error ? error.value() : ::mkdir(path.c_str(), 0700) == 0 ? 0 : errno;
-  if (reason == EEXIST && std::filesystem::is_directory(directory, error)) reason = 0;
+  if (reason == EEXIST && std::filesystem::is_directory(directory, error)) {
+    if (const std::string why = distrust_directory(path); !why.empty()) return refused(' ' + why);
+    reason = 0;
+  }
   if (reason != 0) {
     Error failure = system_error(reason, what + ' ' + path,
                                  is_of_the_place(reason) ? ErrorCode::kUsage : ErrorCode::kSystem);
@@ -69,7 +85,7 @@ Result<> make_directory(const std::string& path, const std::string& what, const 
     return failure;
   }
   // Two runs in one directory would be mixed in its files.
-  if (std::filesystem::exists(directory / "attempt_0", error)) {
+  if (std::filesystem::exists(std::filesystem::symlink_status(directory / "attempt_0", error))) {
     return Error{ErrorCode::kUsage, one_line(what + ' ' + path) +
                                         " holds the output of an earlier run; choose another with " + advice +
                                         " or --job-id"};
@@ -94,22 +110,23 @@ Result<JobDir> JobDir::create(const JobSpec& spec) {
   const OutputOptions& options = spec.output;
   JobDir job;
   job.path_ = spec.job_dir;
-  if (auto made = make_directory(job.path_, "the job directory", "--job-dir"); !made) return made.error();
+  if (auto made = make_directory(job.path_, job.path_, "the job directory", "--job-dir"); !made)
+    return made.error();
   if (!options.log_dir.empty()) {
     job.log_dir_ = options.log_dir + '/' + spec.job_id;
     if (job.log_dir_ == job.path_) {
       return Error{ErrorCode::kUsage, "--log-dir " + options.log_dir + " and the job directory " + job.path_ +
                                           " are one; choose another with --log-dir"};
     }
-    if (auto made = make_directory(job.log_dir_, "the log directory", "--log-dir"); !made)
+    if (auto made = make_directory(job.log_dir_, options.log_dir, "the log directory", "--log-dir"); !made)
       return made.error();
     job.copied_ = options.copied();
   }
   job.limits_ = {options.log_max_size, options.log_max_parts};
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  job.max_open_ =
-      std::max<std::size_t>(64, limit.rlim_cur > 4 * kReserved ? limit.rlim_cur / 2 - kReserved : 64);
+  const rlim_t needed = descriptors_needed(spec);
+  job.max_open_ = std::max(kFewFiles, limit.rlim_cur > needed ? (limit.rlim_cur - needed) / 2 : 0);
   return job;
 }
 
@@ -136,7 +153,7 @@ JobDir::Output& JobDir::output(const OutputKey& key) {
   }
   Output& output = outputs_[key];
   output.files.emplace_back(file(key.attempt, key.rank, key.stream),
-                            key.stream == kJobLog ? OutputFile::Limits{} : limits_);
+                            key.stream == kJobLog ? kLogLimits : limits_);
   if (!log_dir_.empty() && key.stream <= 2 && copied_.has(key.local_rank, key.stream)) {
     output.files.emplace_back(log_dir_ + "/attempt_" + std::to_string(key.attempt) + '/' +
                                   std::to_string(key.rank) +
@@ -179,6 +196,11 @@ std::vector<std::string> JobDir::write(const OutputKey& key, std::string_view by
     words.push_back("the job's files are written again" + lost_text());
   }
   return words;
+}
+
+void JobDir::lose(const OutputKey& key, std::uint64_t bytes) {
+  for (OutputFile& file : output(key).files)
+    file.lose(bytes);
 }
 
 std::string JobDir::finish() {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/result.h"
-#include "launcher/job_spec.h"
-#include "launcher/output_file.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/output/output_file.h"
 
 namespace ddp::launcher {
 
@@ -33,19 +33,21 @@ inline constexpr std::uint8_t kJobLog = 5;
 
 /// The job's directory on the master: raw bytes of each rank and stream, `attempt_0/rank_00003.stderr`, and
 /// their copies under --log-dir (docs/output.md). A file appears with its first byte. Nothing is deleted but
-/// parts beyond the number that the user gave. A disk that takes nothing costs the files their bytes and
-/// nobody else anything: it is said once, and what is missing when there is room again. Blocking writes; the
-/// thread of JobWriter only, but for create() and file().
+/// parts beyond the number that the user gave, and what is old in a long ddplaunch.log. A disk that takes
+/// nothing costs the files their bytes and nobody else anything: it is said once, and what is missing when
+/// there is room again. Blocking writes; the thread of JobWriter only, but for create() and file().
 class JobDir {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
   /// Makes the directories (0700) and their parents. Errors: kSystem; kUsage when an earlier run's output is
-  /// in one.
+  /// in one, and when one was there, or is above, that others could read or move (base/trusted_path.h).
   static Result<JobDir> create(const JobSpec& spec);
 
   /// Appends. Returns what a person should read, nothing for the most part.
   std::vector<std::string> write(const OutputKey& key, std::string_view bytes, Time now);
+  /// So many bytes come never, and are missing here.
+  void lose(const OutputKey& key, std::uint64_t bytes);
   /// What the files lack at the end, if it has not been said; empty: nothing.
   std::string finish();
 
@@ -69,7 +71,7 @@ class JobDir {
   std::map<OutputKey, Output> outputs_;
   std::uint32_t attempt_ = 0;  ///< the latest; the files of those before are closed
   std::size_t open_ = 0;
-  std::size_t max_open_ = 64;
+  std::size_t max_open_ = 0;
   bool failing_ = false;  ///< said, and its end was not yet
   bool vanished_ = false;
   Time last_failure_{};

@@ -1,4 +1,4 @@
-#include "launcher/job_log.h"
+#include "launcher/output/job_log.h"
 
 #include <unistd.h>
 
@@ -6,7 +6,7 @@
 
 #include "base/exit_status.h"
 #include "base/version.h"
-#include "remote/shell_quote.h"
+#include "remote/hosts/shell_quote.h"
 
 namespace ddp::launcher {
 namespace {

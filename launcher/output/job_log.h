@@ -4,9 +4,9 @@
 #include <string_view>
 
 #include "base/log.h"
-#include "launcher/job_spec.h"
-#include "launcher/job_writer.h"
-#include "rendezvous/message.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/output/job_writer.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

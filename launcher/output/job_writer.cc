@@ -1,4 +1,4 @@
-#include "launcher/job_writer.h"
+#include "launcher/output/job_writer.h"
 
 #include <utility>
 
@@ -15,14 +15,15 @@ constexpr std::size_t kKeptCapacity = 2 * JobWriter::kPiece;
 
 JobWriter::JobWriter(asio::any_io_executor loop, JobDir dir, std::function<void(const std::string&)> say,
                      std::function<void()> drained)
-    : loop_(std::move(loop)),
-      dir_(std::move(dir)),
-      say_(std::move(say)),
-      drained_(std::move(drained)),
-      writer_([this] { write_loop(); }) {}
+    : loop_(std::move(loop)), dir_(std::move(dir)), say_(std::move(say)), drained_(std::move(drained)) {}
 
-JobWriter::~JobWriter() {
-  close();
+std::shared_ptr<JobWriter> JobWriter::start(asio::any_io_executor loop, JobDir dir,
+                                            std::function<void(const std::string&)> say,
+                                            std::function<void()> drained) {
+  std::shared_ptr<JobWriter> writer(
+      new JobWriter(std::move(loop), std::move(dir), std::move(say), std::move(drained)));
+  writer->writer_ = std::thread([writer] { writer->write_loop(); });
+  return writer;
 }
 
 JobWriter::Waiting& JobWriter::waiting_of(const OutputKey& key) {
@@ -34,7 +35,7 @@ JobWriter::Waiting& JobWriter::waiting_of(const OutputKey& key) {
 }
 
 std::string& JobWriter::gathered_of(Waiting& waiting) {
-  if (waiting.pieces.empty() || waiting.pieces.back().memory) {
+  if (waiting.pieces.empty() || waiting.pieces.back().memory || waiting.pieces.back().lost > 0) {
     Piece& piece = waiting.pieces.emplace_back();
     if (!spare_.empty()) {
       piece.gathered = std::move(spare_.back());
@@ -44,8 +45,18 @@ std::string& JobWriter::gathered_of(Waiting& waiting) {
   return waiting.pieces.back().gathered;
 }
 
+/// True: there is no room for them, and they were counted.
+bool JobWriter::lose(const OutputKey& key, std::size_t bytes) {
+  if (backlog_.load(std::memory_order_relaxed) + bytes <= kMost) return false;
+  std::vector<Piece>& pieces = waiting_of(key).pieces;
+  if (pieces.empty() || pieces.back().lost == 0) pieces.emplace_back();
+  pieces.back().lost += bytes;
+  return true;
+}
+
 void JobWriter::append(const OutputKey& key, std::string_view bytes) {
   std::unique_lock lock(mutex_);
+  if (lose(key, bytes.size())) return;
   const bool first = waiting_.empty();
   Waiting& waiting = waiting_of(key);
   gathered_of(waiting) += bytes;
@@ -54,6 +65,7 @@ void JobWriter::append(const OutputKey& key, std::string_view bytes) {
 
 void JobWriter::append(const OutputKey& key, std::string_view bytes, std::shared_ptr<const char[]> memory) {
   std::unique_lock lock(mutex_);
+  if (lose(key, bytes.size())) return;
   const bool first = waiting_.empty();
   Waiting& waiting = waiting_of(key);
   waiting.pieces.push_back({std::move(memory), bytes, {}});
@@ -76,54 +88,92 @@ std::string JobWriter::file(std::uint32_t attempt, std::uint32_t rank, std::uint
   return dir_.file(attempt, rank, stream);
 }
 
-std::string JobWriter::settle(std::chrono::milliseconds limit) {
-  std::unique_lock lock(mutex_);
-  hurry_ = true;
-  wake_.notify_one();
-  const bool idle = idle_.wait_for(lock, limit, [this] { return waiting_.empty() && !writing_; });
-  return idle ? dir_.finish() : std::string();
+/// Waits for `done`, and gives up when nothing was written for `limit`.
+template <class Done>
+bool JobWriter::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit, Done done) {
+  for (;;) {
+    const std::uint64_t before = written_;
+    if (progress_.wait_for(lock, limit, [&] { return done() || written_ != before; })) {
+      if (done()) return true;
+    } else {
+      return false;
+    }
+  }
 }
 
-void JobWriter::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-    wake_.notify_one();
-  }
-  if (writer_.joinable()) writer_.join();
+std::optional<std::vector<std::string>> JobWriter::settle(const LastTask& last,
+                                                          std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (!std::exchange(has_last_task_, true)) last_task_ = last;
+  hurry_ = true;
+  wake_.notify_one();
+  wait_for(lock, limit, [this] { return settled_.has_value(); });
+  return settled_;
+}
+
+void JobWriter::close(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  wake_.notify_one();
+  if (!writer_.joinable()) return;
+  abandoned_ = !wait_for(lock, limit, [this] { return ended_; });
+  lock.unlock();
+  abandoned_ ? writer_.detach() : writer_.join();
 }
 
 void JobWriter::write_loop() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [this] { return closing_ || !waiting_.empty(); });
-    if (waiting_.empty()) return;
+    wake_.wait(lock, [this] { return closing_ || last_task_ || !waiting_.empty(); });
+    if (waiting_.empty() && !last_task_) break;
+    if (waiting_.empty()) {
+      call_last_task(lock);
+      continue;
+    }
     wake_.wait_for(lock, kLinger, [this] { return closing_ || hurry_; });
     Batch batch = std::exchange(waiting_, {});
     place_.clear();
-    hurry_ = false;
-    writing_ = true;
+    hurry_ = last_task_ != nullptr;
     lock.unlock();
     write(batch);
     lock.lock();
-    writing_ = false;
     recycle(batch);
-    if (waiting_.empty()) idle_.notify_all();
   }
+  ended_ = true;
+  progress_.notify_all();
+}
+
+void JobWriter::call_last_task(std::unique_lock<std::mutex>& lock) {
+  const LastTask last = std::exchange(last_task_, nullptr);
+  lock.unlock();
+  std::vector<std::string> warnings = last();
+  if (std::string lost = dir_.finish(); !lost.empty()) warnings.insert(warnings.begin(), std::move(lost));
+  lock.lock();
+  settled_ = std::move(warnings);
+  progress_.notify_all();
 }
 
 void JobWriter::write(Batch& batch) {
   for (Waiting& waiting : batch) {
     for (Piece& piece : waiting.pieces) {
+      if (piece.lost > 0) dir_.lose(waiting.key, piece.lost);
       for (std::string& words : dir_.write(waiting.key, piece.view(), std::chrono::steady_clock::now()))
-        asio::post(loop_, [this, text = std::move(words)] { say_(text); });
+        post([this, text = std::move(words)] { say_(text); });
       piece.memory.reset();
     }
     const std::size_t left = backlog_.fetch_sub(waiting.size, std::memory_order_relaxed) - waiting.size;
-    if (left >= kLow) continue;
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(was_full_, false)) asio::post(loop_, drained_);
+    std::unique_lock lock(mutex_);
+    ++written_;
+    progress_.notify_all();
+    if (left >= kLow || !std::exchange(was_full_, false)) continue;
+    lock.unlock();
+    post(drained_);
   }
+}
+
+void JobWriter::post(std::function<void()> task) {
+  const std::lock_guard lock(mutex_);
+  if (!abandoned_) asio::post(loop_, std::move(task));
 }
 
 void JobWriter::recycle(Batch& batch) {

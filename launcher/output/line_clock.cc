@@ -1,4 +1,4 @@
-#include "launcher/line_clock.h"
+#include "launcher/output/line_clock.h"
 
 #include <ctime>
 

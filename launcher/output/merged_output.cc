@@ -1,4 +1,4 @@
-#include "launcher/merged_output.h"
+#include "launcher/output/merged_output.h"
 
 #include <chrono>
 #include <cstdlib>

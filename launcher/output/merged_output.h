@@ -11,15 +11,15 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "launcher/console.h"
-#include "launcher/folded_output.h"
-#include "launcher/job_writer.h"
-#include "launcher/json_lines.h"
-#include "launcher/label.h"
-#include "launcher/line_clock.h"
-#include "launcher/live_board.h"
-#include "launcher/output_lines.h"
-#include "launcher/output_options.h"
+#include "launcher/job/output_options.h"
+#include "launcher/lines/json_lines.h"
+#include "launcher/lines/label.h"
+#include "launcher/lines/live_board.h"
+#include "launcher/lines/output_lines.h"
+#include "launcher/output/console.h"
+#include "launcher/output/folded_output.h"
+#include "launcher/output/job_writer.h"
+#include "launcher/output/line_clock.h"
 
 namespace ddp::launcher {
 

@@ -1,4 +1,4 @@
-#include "launcher/output_file.h"
+#include "launcher/output/output_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -40,7 +40,7 @@ std::string OutputFile::part_path(std::uint32_t part) const {
 Error OutputFile::open() {
   const std::string path = part_path(part_);
   const auto open_file = [&path] {
-    return ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    return ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600);
   };
   int fd = open_file();
   if (fd < 0 && errno == ENOENT) {
@@ -78,10 +78,14 @@ Error OutputFile::write_all(std::string_view& bytes) {
 
 Error OutputFile::next_part() {
   fd_.reset();
-  ++part_;
+  if (!limits_.rename) {
+    ++part_;
+  } else if (::rename(path_.c_str(), part_path(1).c_str()) != 0) {
+    return system_error(errno, path_);
+  }
   size_ = 0;
   made_ = false;
-  if (limits_.keep_parts != 0 && part_ >= limits_.keep_parts)
+  if (!limits_.rename && limits_.keep_parts != 0 && part_ >= limits_.keep_parts)
     ::unlink(part_path(part_ - limits_.keep_parts).c_str());
   return open();
 }

@@ -24,9 +24,11 @@ class OutputFile {
  public:
   /// The first part is `path`, then `path`.1, `path`.2 and so on: `part_size` bytes, and the rest of a line.
   /// 0: one part without limit. `keep_parts`: the oldest are deleted so that so many remain; 0: all stay.
+  /// `rename`: there are two parts, and the newest is always `path`; a full one becomes `path`.1.
   struct Limits {
     std::uint64_t part_size = 0;
     std::uint32_t keep_parts = 0;
+    bool rename = false;
   };
   OutputFile(std::string path, Limits limits) : path_(std::move(path)), limits_(limits) {}
 
@@ -38,6 +40,9 @@ class OutputFile {
   /// Appends all of `bytes`, or counts what was not written. Makes missing directories.
   Outcome write(std::string_view bytes);
 
+  /// Counts bytes that never come as a gap.
+  void lose(std::uint64_t bytes);
+
   bool is_open() const { return static_cast<bool>(fd_); }
   void close() { fd_.reset(); }
   const std::string& path() const { return path_; }
@@ -48,7 +53,6 @@ class OutputFile {
   Error open();
   Error write_all(std::string_view& bytes);
   Error next_part();
-  void lose(std::uint64_t bytes);
   bool deleted() const;
   std::string part_path(std::uint32_t part) const;
 

@@ -1,4 +1,4 @@
-#include "launcher/pipe_reader.h"
+#include "launcher/output/pipe_reader.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,22 +7,22 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
-#include <system_error>
+
+#include "base/list_directory.h"
 
 namespace ddp::launcher {
 namespace {
 
 namespace fs = std::filesystem;
 
-bool has_read_end(const fs::path& process, const struct stat& pipe) {
-  std::error_code error;
-  for (fs::directory_iterator entry(process / "fd", error), end; !error && entry != end;
-       entry.increment(error)) {
-    struct stat file {};
+/// `pipe`: what the link of its descriptor says, "pipe:[4711]" or the path of a FIFO. The files behind the
+/// other links are not touched: they may lie on a network disk that hangs.
+bool has_read_end(const fs::path& process, const fs::path& pipe) {
+  for (const fs::path& entry : list_directory(process / "fd")) {
+    std::error_code gone;
     struct stat link {};
     // The link's own permissions tell how it was opened.
-    if (::stat(entry->path().c_str(), &file) == 0 && file.st_dev == pipe.st_dev &&
-        file.st_ino == pipe.st_ino && ::lstat(entry->path().c_str(), &link) == 0 &&
+    if (fs::read_symlink(entry, gone) == pipe && ::lstat(entry.c_str(), &link) == 0 &&
         (link.st_mode & S_IRUSR) != 0)
       return true;
   }
@@ -32,15 +32,17 @@ bool has_read_end(const fs::path& process, const struct stat& pipe) {
 }  // namespace
 
 std::string pipe_reader(int fd) {
-  struct stat pipe {};
-  if (::fstat(fd, &pipe) != 0 || !S_ISFIFO(pipe.st_mode)) return {};
+  struct stat kind {};
+  if (::fstat(fd, &kind) != 0 || !S_ISFIFO(kind.st_mode)) return {};
   std::error_code error;
-  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
-    const std::string pid = entry->path().filename().string();
+  const fs::path pipe = fs::read_symlink("/proc/self/fd/" + std::to_string(fd), error);
+  if (error) return {};
+  for (const fs::path& entry : list_directory("/proc")) {
+    const std::string pid = entry.filename().string();
     if (!std::all_of(pid.begin(), pid.end(), [](char c) { return c >= '0' && c <= '9'; })) continue;
-    if (pid == std::to_string(::getpid()) || !has_read_end(entry->path(), pipe)) continue;
+    if (pid == std::to_string(::getpid()) || !has_read_end(entry, pipe)) continue;
     std::string name;
-    std::getline(std::ifstream(entry->path() / "comm"), name);
+    std::getline(std::ifstream(entry / "comm"), name);
     return name + " (pid " + pid + ")";
   }
   return {};

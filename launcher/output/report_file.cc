@@ -1,14 +1,13 @@
-#include "launcher/report_file.h"
+#include "launcher/output/report_file.h"
 
 #include <fcntl.h>
-#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 
+#include "base/trusted_path.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {
@@ -24,22 +23,19 @@ Result<> write_all(int fd, std::string_view text, const std::string& path) {
   return {};
 }
 
-/// The end of a chain of symbolic links: a rename would replace the link and not what it names.
-std::string resolved(const std::string& path) {
-  char buffer[PATH_MAX];
-  return ::realpath(path.c_str(), buffer) == nullptr ? path : std::string(buffer);
-}
-
 }  // namespace
 
 Result<> write_report(const std::string& path, std::string_view text) {
+  // A rename would replace a link and not what it names.
+  const auto followed = follow_trusted_links(path);
+  if (!followed) return followed.error();
+  const std::string& target = *followed;
   struct stat found {};
   if (::stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode)) {
     const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     if (!file) return system_error(errno, "open " + path);
     return write_all(file.get(), text, path);
   }
-  const std::string target = resolved(path);
   const std::string beside = target + ".part" + std::to_string(::getpid());
   // In a directory that others may write to, such as /tmp, somebody may have put a file or a link there.
   constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
@@ -59,16 +55,13 @@ Result<> write_report(const std::string& path, std::string_view text) {
   return written;
 }
 
-std::vector<std::string> write_reports(const JobEnd& end, const ExitReport& exit, const JobFacts& facts,
-                                       const std::string& report_path) {
-  const std::string text = report_json(end, exit, facts);
-  std::vector<std::string> paths;
-  if (!facts.job_dir.empty()) paths.push_back(facts.job_dir + "/report.json");
-  if (!report_path.empty()) paths.push_back(report_path);
+std::vector<std::string> write_reports(std::string_view text, const std::vector<std::string>& paths,
+                                       std::atomic<std::size_t>& done) {
   std::vector<std::string> warnings;
   for (const std::string& path : paths) {
     if (const auto written = write_report(path, text); !written)
       warnings.push_back("warning: the report was not written: " + written.error().text);
+    ++done;
   }
   return warnings;
 }

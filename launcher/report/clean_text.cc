@@ -1,35 +1,19 @@
-#include "launcher/clean_text.h"
+#include "launcher/report/clean_text.h"
 
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "base/one_line.h"
+#include "base/utf8_character.h"
+
 namespace ddp::launcher {
 namespace {
 
-/// Length of the control character at `at`; 0: none begins there.
-std::size_t control_at(const std::string& text, std::size_t at) {
-  const auto byte = [&](std::size_t i) -> unsigned {
-    return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0;
-  };
-  const unsigned first = byte(0);
-  if (first == '\n' || first == '\t') return 0;
-  if (first < 0x20 || first == 0x7f) return 1;
-  if (first == 0xc2 && byte(1) >= 0x80 && byte(1) < 0xa0) return 2;
-  // U+200E, U+200F, U+202A … U+202E, U+2066 … U+2069
-  if (first == 0xe2 && byte(1) == 0x80 &&
-      (byte(2) == 0x8e || byte(2) == 0x8f || (byte(2) >= 0xaa && byte(2) <= 0xae)))
-    return 3;
-  if (first == 0xe2 && byte(1) == 0x81 && byte(2) >= 0xa6 && byte(2) <= 0xa9) return 3;
-  return 0;
-}
-
 /// Walks the fields of a message.
 struct Cleaner {
-  void operator()(std::string& text) { clean_text(text); }
+  void operator()(std::string& text) { clean_line(text); }
   template <class A, class B>
   void operator()(std::pair<A, B>& pair) {
     (*this)(pair.first), (*this)(pair.second);
@@ -45,30 +29,41 @@ struct Cleaner {
   }
 };
 
+/// Such as the last lines of a setup script: indented, so that none passes for a line of ddplaunch.
+void clean_lines(std::string& text) {
+  const std::string safe = replace_unsafe(text);
+  text.clear();
+  for (std::size_t at = 0; at < safe.size(); ++at) {
+    text += safe[at];
+    if (safe[at] == '\n' && safe.compare(at + 1, 2, "  ") != 0) text += "  ";
+  }
+}
+
 }  // namespace
 
 void clean_text(std::string& text) {
-  std::string clean;
-  bool changed = false;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t length = control_at(text, at);
-    if (length > 0 && !changed) {
-      clean = text.substr(0, at);
-      changed = true;
-    }
-    if (changed) clean += length > 0 ? '?' : text[at];
-    at += length > 0 ? length : 1;
-  }
-  if (changed) text = std::move(clean);
+  text = replace_unsafe(text);
+}
+
+void clean_line(std::string& text) {
+  text = one_line(replace_unsafe(text));
 }
 
 void clean_texts(rendezvous::Message& message) {
   if (std::holds_alternative<rendezvous::Output>(message)) return;
-  if (auto* inspection = std::get_if<rendezvous::Inspection>(&message)) return clean_text(inspection->state);
+  if (auto* inspection = std::get_if<rendezvous::Inspection>(&message)) return clean_line(inspection->state);
+  if (auto* refused = std::get_if<rendezvous::Refused>(&message)) return clean_lines(refused->text);
   if (std::holds_alternative<rendezvous::WorkerCollectives>(message)) return;
   if (auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message)) {
-    clean_text(evidence->oom);
-    clean_text(evidence->xid);
+    clean_line(evidence->oom);
+    clean_text(evidence->xid);  // one line each; the report puts a label before each
+    return;
+  }
+  if (auto* checked = std::get_if<rendezvous::NodeChecked>(&message)) {
+    std::string environment = std::move(checked->environment_trouble);
+    clean_lines(environment);
+    Cleaner()(*checked);
+    checked->environment_trouble = std::move(environment);
     return;
   }
   std::visit([](auto& m) { Cleaner()(m); }, message);

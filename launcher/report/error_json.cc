@@ -1,4 +1,4 @@
-#include "launcher/error_json.h"
+#include "launcher/report/error_json.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/clean_text.h"
+#include "launcher/report/clean_text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/exit_report.h"
+#include "launcher/report/exit_report.h"
 
 #include <algorithm>
 #include <csignal>
@@ -6,7 +6,8 @@
 #include <set>
 
 #include "base/exit_status.h"
-#include "launcher/failure_hints.h"
+#include "base/utf8_character.h"
+#include "launcher/report/failure_hints.h"
 
 namespace ddp::launcher {
 namespace {
@@ -79,8 +80,8 @@ std::string duration(std::chrono::nanoseconds time) {
   return std::to_string(minutes / 60) + " h " + std::to_string(minutes % 60) + " min";
 }
 
-/// What a worker printed must not steer the terminal that shows our report: escape sequences and control
-/// characters are left out.
+/// What a worker printed must not steer the terminal that shows our report: colours and the ASCII control characters of
+/// progress bars are left out, any other unsafe character becomes '?'.
 std::string printable(const std::string& line) {
   std::string text;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -93,7 +94,7 @@ std::string printable(const std::string& line) {
       text += line[i];
     }
   }
-  return text;
+  return replace_unsafe(text);
 }
 
 std::string indented(const std::string& text, const std::string& margin) {

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "launcher/exit_code.h"
-#include "launcher/job_end.h"
-#include "launcher/root_cause.h"
+#include "launcher/report/exit_code.h"
+#include "launcher/report/job_end.h"
+#include "launcher/report/root_cause.h"
 
 namespace ddp::launcher {
 

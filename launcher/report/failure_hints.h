@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "launcher/job_end.h"
+#include "launcher/report/job_end.h"
 
 namespace ddp::launcher {
 

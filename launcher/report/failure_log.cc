@@ -1,11 +1,11 @@
-#include "launcher/failure_log.h"
+#include "launcher/report/failure_log.h"
 
 #include <algorithm>
 #include <csignal>
 #include <utility>
 
-#include "launcher/clean_text.h"
-#include "rendezvous/missing_collective.h"
+#include "launcher/report/clean_text.h"
+#include "rendezvous/flight_recorder/missing_collective.h"
 
 namespace ddp::launcher {
 namespace {
@@ -44,6 +44,7 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
   kill_due_.reset();
   collectives_.clear();
   ended_well_.clear();
+  lost_peers_.clear();
 }
 
 void FailureLog::end_attempt() {
@@ -68,6 +69,7 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
   failure.status = end.code;
   failure.signal = end.signal;
   failure.core_dumped = end.core;
+  failure.lost_peers = lost_peers_.contains(worker.rank);
   failure.at = at - began_;
   failure.when = at;
   failure.at_error = error;
@@ -81,13 +83,13 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
     failure.kind = Failure::Kind::kExec;
     failure.error = Error{ErrorCode::kExec, end.text, end.sys};
   }
-  // What happened after our order is its consequence; within the error of the clocks our own signals are told
-  // by number. A SIGKILL is ours only once the grace has run, for before that we send none.
-  if (stop_ordered_) {
-    const Time latest = at + error;
-    // One before that was somebody else's, although its peers noticed and failed first.
-    const bool after = at >= *stop_ordered_ || (end.signal == SIGTERM && latest >= *stop_ordered_);
-    failure.stopped_by_us = end.signal == SIGKILL ? latest >= *kill_due_ : after;
+  // What happened after our order is its consequence, but for signals: the agent knows whether a SIGTERM was
+  // its own, and a SIGKILL is ours only once the grace has run, for before that we send none.
+  const bool asked = end.signal == SIGTERM || end.signal == SIGINT || end.signal == SIGHUP;
+  if (asked) {
+    failure.stopped_by_us = end.after_stop;
+  } else if (stop_ordered_) {
+    failure.stopped_by_us = end.signal == SIGKILL ? at + error >= *kill_due_ : at >= *stop_ordered_;
   }
   end_.failures.push_back(std::move(failure));
 }
@@ -97,6 +99,11 @@ void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
 }
 
 void FailureLog::collectives(const rendezvous::WorkerCollectives& collectives, int world_size) {
+  // Once for each rank: a misbehaving node cannot exhaust memory.
+  const bool again = std::any_of(collectives_.begin(), collectives_.end(), [&](const auto& known) {
+    return known.rank == static_cast<int>(collectives.rank);
+  });
+  if (again) return;
   auto dump = rendezvous::parse_dump(collectives.log);
   if (dump && dump->rank == static_cast<int>(collectives.rank) && dump->attempt == attempt_ &&
       dump->world_size == world_size)
@@ -115,7 +122,7 @@ void FailureLog::judge_collectives() {
   rendezvous::CollectiveVerdict verdict = rendezvous::missing_collective(collectives_, ended_well_);
   if (!hung && (!verdict.waited_for || verdict.named.count(cause.rank) != 0)) return;
   cause.waited_for = std::move(verdict.text);
-  clean_text(cause.waited_for);
+  clean_line(cause.waited_for);  // it names operations as the ranks' logs do
 }
 
 void FailureLog::last_words(int rank, std::vector<std::string> lines, std::string file) {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "launcher/exit_report.h"
-#include "rendezvous/collective_log.h"
-#include "rendezvous/message.h"
+#include "launcher/report/exit_report.h"
+#include "rendezvous/flight_recorder/collective_log.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -47,6 +47,8 @@ class FailureLog {
   /// too.
   void judge_collectives();
   void worker_ended_well(int rank) { ended_well_.insert(rank); }
+  /// A rank of the attempt reported, before its end, others that it cannot reach.
+  void lost_peers(int rank) { lost_peers_.insert(rank); }
   /// What a rank that failed in this attempt wrote last on stderr, and the file that has all of it.
   void last_words(int rank, std::vector<std::string> lines, std::string file);
   void node_failed(const std::string& host, Error error, Time now);
@@ -75,6 +77,7 @@ class FailureLog {
   std::map<int, Start> started_;                         ///< of the process of each rank
   std::vector<rendezvous::CollectiveDump> collectives_;  ///< of the attempt
   std::set<int> ended_well_;                             ///< ranks, in the attempt
+  std::set<int> lost_peers_;                             ///< the same
   std::optional<Time> stop_ordered_;
   std::optional<Time> kill_due_;
 };

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "launcher/error_json.h"
-#include "rendezvous/message.h"
+#include "launcher/report/error_json.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -39,10 +39,11 @@ struct Failure {
   int signal = 0;
   bool core_dumped = false;
   Error error;
-  bool stopped_by_us = false;                    ///< ended after our own stop order reached it
-  std::chrono::nanoseconds at{0};                ///< since the start of the attempt, clocks corrected
-  std::chrono::nanoseconds at_error{0};          ///< ± of `at`
-  std::chrono::nanoseconds when{0};              ///< `at` on the master's CLOCK_MONOTONIC; 0: not known
+  bool stopped_by_us = false;            ///< ended after our own stop order reached it
+  bool lost_peers = false;               ///< it had reported ranks that it cannot reach (worker protocol)
+  std::chrono::nanoseconds at{0};        ///< since the start of the attempt, clocks corrected
+  std::chrono::nanoseconds at_error{0};  ///< ± of `at`
+  std::chrono::nanoseconds when{0};      ///< `at` on the master's CLOCK_MONOTONIC; 0: not known
   std::optional<std::chrono::milliseconds> ran;  ///< from the worker's start to its end; unset: it never ran
   std::uint32_t attempt = 0;
   std::uint32_t born = 0;  ///< attempt in which its process was started; it had lived on since

@@ -1,4 +1,4 @@
-#include "launcher/report_json.h"
+#include "launcher/report/report_json.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,7 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/exit_status.h"
-#include "launcher/failure_hints.h"
+#include "base/utf8_character.h"
+#include "launcher/report/failure_hints.h"
 
 namespace ddp::launcher {
 namespace {
@@ -161,7 +162,8 @@ class ReportWriter {
 }  // namespace
 
 std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts) {
-  return ReportWriter(end, exit, facts).report().dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  const Json report = ReportWriter(end, exit, facts).report();
+  return escape_unsafe_in_json(report.dump(2, ' ', false, Json::error_handler_t::replace)) + "\n";
 }
 
 std::string utc_text(std::chrono::system_clock::time_point time) {

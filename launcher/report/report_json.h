@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/exit_report.h"
-#include "launcher/job_end.h"
+#include "launcher/report/exit_report.h"
+#include "launcher/report/job_end.h"
 
 namespace ddp::launcher {
 

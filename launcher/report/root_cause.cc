@@ -1,4 +1,4 @@
-#include "launcher/root_cause.h"
+#include "launcher/report/root_cause.h"
 
 #include <algorithm>
 #include <array>
@@ -94,6 +94,10 @@ bool is_crash(int signal) {
   return signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE || signal == SIGSYS;
 }
 
+bool noticed_a_loss(const Failure& failure) {
+  return failure.lost_peers || has_echo(last_words(failure));
+}
+
 /// An exception that neither a stop nor the loss of a peer raises.
 bool is_own_exception(const std::string& words) {
   return !has_echo(words) && !words.starts_with("KeyboardInterrupt") && !words.starts_with("SystemExit") &&
@@ -126,18 +130,37 @@ bool better(const Failure& a, const Failure& b) {
   return a.at < b.at;
 }
 
-/// What an echo came from: an own failure, else a node, that ended soon after it.
+/// What an echo came from: an own failure, else a rank that others told to end, else a node, that ended soon
+/// after it.
 std::optional<std::size_t> source_of_echo(const std::vector<Failure>& failures, const Failure& echo) {
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < failures.size(); ++i) {
     const Failure& failure = failures[i];
     if (failure.at > echo.at + kDyingTime) continue;
-    const Blame blame = blame_of(failure);
-    const bool known = blame == Blame::kOwn || blame == Blame::kNode;
-    if (failure.stopped_by_us ? !failed_while_stopped(failure) : !known) continue;
+    if (failure.stopped_by_us ? !failed_while_stopped(failure) : blame_of(failure) == Blame::kEcho) continue;
     if (!best || better(failure, failures[*best])) best = i;
   }
   return best;
+}
+
+/// Whether it ended without an exception, as a program may that only saw a peer go.
+bool is_silent_end(const Failure& failure) {
+  const bool ended = failure.kind == Failure::Kind::kExited ||
+                     (failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT);
+  return ended && !failure.evidence.exception && !last_exception(failure.last_stderr);
+}
+
+/// The first rank that others told to end, if its end was under way when `silent` ended: a process that dies
+/// closes its sockets before its agent sees its end.
+std::optional<std::size_t> terminated_before(const std::vector<Failure>& failures, const Failure& silent) {
+  std::optional<std::size_t> first;
+  for (std::size_t i = 0; i < failures.size(); ++i) {
+    const Failure& failure = failures[i];
+    if (failure.stopped_by_us || blame_of(failure) != Blame::kTerminated) continue;
+    if (failure.at > silent.at + kDyingTime) continue;
+    if (!first || failure.at < failures[*first].at) first = i;
+  }
+  return first;
 }
 
 }  // namespace
@@ -150,7 +173,7 @@ Blame blame_of(const Failure& failure) {
     case Failure::Kind::kHung:
       return Blame::kOwn;
     case Failure::Kind::kExited:
-      return has_echo(last_words(failure)) ? Blame::kEcho : Blame::kOwn;
+      return noticed_a_loss(failure) ? Blame::kEcho : Blame::kOwn;
     case Failure::Kind::kSignaled:
       break;
   }
@@ -162,7 +185,7 @@ Blame blame_of(const Failure& failure) {
     case SIGPIPE:
       return Blame::kEcho;
     case SIGABRT:
-      return has_echo(last_words(failure)) ? Blame::kEcho : Blame::kOwn;
+      return noticed_a_loss(failure) ? Blame::kEcho : Blame::kOwn;
     default:
       return Blame::kOwn;
   }
@@ -187,10 +210,15 @@ std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures)
     if (is_worker(failure) && failure.at > first_on[failure.host]) continue;
     if (!best || better(failure, failures[*best])) best = i;
   }
-  if (best && blame_of(failures[*best]) == Blame::kEcho) {
-    if (const auto source = source_of_echo(failures, failures[*best])) return source;
+  if (!best) return best;
+  const Failure& first = failures[*best];
+  std::optional<std::size_t> source;
+  if (blame_of(first) == Blame::kEcho) {
+    source = source_of_echo(failures, first);
+  } else if (is_silent_end(first)) {
+    source = terminated_before(failures, first);
   }
-  return best;
+  return source ? source : best;
 }
 
 }  // namespace ddp::launcher

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "launcher/job_end.h"
+#include "launcher/report/job_end.h"
 
 namespace ddp::launcher {
 
@@ -13,8 +13,8 @@ namespace ddp::launcher {
 /// else, and only to choose between failures.
 enum class Blame : std::uint8_t {
   kOwn,         ///< it failed by itself: a crash, the memory killer, an exception, an exit code, no program
+  kTerminated,  ///< somebody else told it to end
   kEcho,        ///< it noticed that a peer is gone: a watchdog, "Connection reset by peer", SIGPIPE
-  kTerminated,  ///< somebody told it to end
   kNode,        ///< a whole node
 };
 Blame blame_of(const Failure& failure);
@@ -27,8 +27,8 @@ Blame blame_of(const Failure& failure);
 ///
 /// A failure that only noticed a dead peer names no cause, and often ends before it: the sockets of a process
 /// close before its core is written and its GPUs are given back. So after such a one a failure that came
-/// by itself up to 2 s later goes before it, also when our stop was already on its way; or, without one, the
-/// loss of a node in that time.
+/// by itself up to 2 s later goes before it, also when our stop was already on its way; or, without one, a
+/// rank that somebody else told to end, or the loss of a node, in that time.
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures);
 
 }  // namespace ddp::launcher

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 /// What goes into the Supervisor and what comes out of it. Plain data. A node is its host's index in the
 /// job's list; `life` counts the links to that host, from 1.
@@ -48,6 +48,7 @@ struct NodeGone {  ///< its link ended; expected after Leave, a lost node otherw
   Error error;
   bool workers_dead = false;  ///< it is certain that none of its workers lives
   std::uint32_t life = 1;
+  bool workers_left = false;  ///< its keeper could not end them all
 };
 struct UserSignal {
   int number;

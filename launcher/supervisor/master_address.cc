@@ -1,4 +1,4 @@
-#include "launcher/master_address.h"
+#include "launcher/supervisor/master_address.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

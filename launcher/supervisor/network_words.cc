@@ -1,4 +1,4 @@
-#include "launcher/network_words.h"
+#include "launcher/supervisor/network_words.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/net_choice.h"
+#include "launcher/supervisor/net_choice.h"
 
 namespace ddp::launcher {
 

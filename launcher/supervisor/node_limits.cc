@@ -1,5 +1,7 @@
-#include "launcher/node_limits.h"
+#include "launcher/supervisor/node_limits.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 #include <variant>
 
@@ -9,15 +11,13 @@ Result<> NodeLimits::admit(const rendezvous::Message& message) {
   if (const auto* output = std::get_if<rendezvous::Output>(&message)) {
     if (output->stream != 1 && output->stream != 2)
       return Error{ErrorCode::kProtocol, "it sends output of a stream that there is not", 0};
-    std::uint32_t& taken = taken_[output->stream - 1u];
-    if (output->data.size() > credit_ - taken)
-      return Error{ErrorCode::kProtocol, "it sends more output than it was given credit for", 0};
-    taken += static_cast<std::uint32_t>(output->data.size());
+    taken_[output->stream - 1u] += output->data.size();
   } else if (const auto* inspection = std::get_if<rendezvous::Inspection>(&message)) {
-    if (inspection->attempt != inspected_attempt_) inspected_ = 0;
-    inspected_attempt_ = inspection->attempt;
+    // An agent finishes one attempt before the next: numbers that went to and fro would have no bound.
+    if (inspection->attempt > inspected_attempt_) inspected_ = 0;
+    const bool stale = inspection->attempt < std::exchange(inspected_attempt_, inspection->attempt);
     inspected_ += inspection->text.size() + inspection->state.size() + 64;
-    if (inspected_ > kInspected)
+    if (stale || inspected_ > kInspected)
       return Error{ErrorCode::kProtocol, "it tells more of its workers than can be", 0};
   } else if (std::holds_alternative<rendezvous::WorkerStarted>(message) ||
              std::holds_alternative<rendezvous::WorkerExited>(message)) {
@@ -33,7 +33,11 @@ Result<> NodeLimits::admit(const rendezvous::Message& message) {
 }
 
 std::uint32_t NodeLimits::give_back(std::uint8_t stream) {
-  return std::exchange(taken_[stream - 1u], 0);
+  std::uint64_t& taken = taken_[stream - 1u];
+  const auto bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(taken, std::numeric_limits<std::uint32_t>::max()));
+  taken -= bytes;
+  return bytes;
 }
 
 NodeLimits::Shown NodeLimits::notice() {

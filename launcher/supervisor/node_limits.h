@@ -6,12 +6,14 @@
 #include <string>
 
 #include "base/result.h"
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
-/// What one node may send (sans-IO): its output within the credit it was given, words and findings within
-/// bounds that no agent of ours comes near. The master's memory and disk do not depend on a node's manners.
+/// What one node may send (sans-IO): notices and findings within bounds that no agent of ours comes near, and
+/// the count of its output for the credit. Output beyond the credit is no error: at a stop agents send what
+/// the workers' pipes hold. Its bound is that of the console and the files (ConsoleQueue, JobWriter). A
+/// misbehaving node cannot exhaust the master's memory or disk.
 class NodeLimits {
  public:
   static constexpr std::size_t kNotices = 5'000;          ///< of one job, that are shown or kept
@@ -20,23 +22,21 @@ class NodeLimits {
   static constexpr std::size_t kWorkerNews = 64u << 20;   ///< bytes of starts and ends of workers, of one job
   static constexpr std::size_t kHelloInterfaces = 4'096;  ///< addresses of one node
 
-  /// `credit` is that of each stream.
-  explicit NodeLimits(std::size_t credit) : credit_(credit) {}
-
+  /// A new link to the node begins: what counts for the whole job goes on.
+  void begin_life() { taken_ = {}; }
   /// Counts what came. kProtocol: it is more than an agent of ours would send, and the link is to be ended.
   Result<> admit(const rendezvous::Message& message);
-  /// What of a stream's credit is to be given back: all of it.
+  /// What of a stream's credit is to be given back: all that a message can say.
   std::uint32_t give_back(std::uint8_t stream);
   /// Of a stream, not yet given back.
-  std::uint32_t taken(std::uint8_t stream) const { return taken_[stream - 1u]; }
+  std::uint64_t taken(std::uint8_t stream) const { return taken_[stream - 1u]; }
 
   enum class Shown : std::uint8_t { kYes, kLast, kNo };
   /// For each Notice: whether it is told; after kLast none is.
   Shown notice();
 
  private:
-  std::size_t credit_;
-  std::array<std::uint32_t, 2> taken_{};
+  std::array<std::uint64_t, 2> taken_{};
   std::size_t notices_ = 0;
   std::size_t worker_news_ = 0;
   std::uint32_t inspected_attempt_ = 0;

@@ -1,10 +1,10 @@
-#include "launcher/start_messages.h"
+#include "launcher/supervisor/start_messages.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 
-#include "launcher/output_credit.h"
+#include "launcher/job/output_credit.h"
 
 namespace ddp::launcher {
 namespace {
@@ -57,24 +57,26 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   rendezvous::JobStart job;
   job.job_id = spec.job_id;
   job.host = host.name;
+  job.stdin_to_rank0 = spec.stdin_to_rank0;
+  job.master_timeout_ms = to_ms(spec.master_timeout);
+  job.link_grace_ms = to_ms(link_grace(spec));
+  job.credit = credit_window(nodes);
+  job.hang_timeout_ms = to_ms(spec.hang_timeout);
+  // Inside a wrapper it is another world: its own devices, and a pid that is none of ours.
+  job.local = host.wrapper.empty() &&
+              (spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost));
+  // A node that joins by itself has its own command and environment, and ours are none of its business.
+  if (spec.launcher == LauncherKind::kJoin && !job.local) return job;
   job.command_kind = static_cast<std::uint8_t>(spec.command.kind);
   job.argv = spec.command.argv;
   job.python = spec.command.python;
   job.chdir = host.chdir.empty() ? spec.chdir : host.chdir;
-  // Inside a wrapper it is another world: its own devices, and a pid that is none of ours.
-  job.local = host.wrapper.empty() &&
-              (spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost));
   job.env = job.local ? spec.local_env : spec.env;
   job.explicit_env = spec.explicit_env;
   job.explicit_env.insert(job.explicit_env.end(), host.env.begin(), host.env.end());
   job.setup = spec.setup;
   if (!host.setup.empty()) job.setup.push_back(host.setup);
   job.devices = host.devices;
-  job.stdin_to_rank0 = spec.stdin_to_rank0;
-  job.master_timeout_ms = to_ms(spec.master_timeout);
-  job.link_grace_ms = to_ms(link_grace(spec));
-  job.credit = credit_window(nodes);
-  job.hang_timeout_ms = to_ms(spec.hang_timeout);
   return job;
 }
 

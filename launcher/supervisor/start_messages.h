@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <string>
 
-#include "launcher/job_spec.h"
-#include "remote/host.h"
-#include "rendezvous/message.h"
-#include "rendezvous/rank_plan.h"
-#include "rendezvous/seats.h"
+#include "launcher/job/job_spec.h"
+#include "remote/hosts/host.h"
+#include "rendezvous/membership/rank_plan.h"
+#include "rendezvous/membership/seats.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 

@@ -1,12 +1,12 @@
-#include "launcher/supervisor.h"
+#include "launcher/supervisor/supervisor.h"
 
 #include <algorithm>
 #include <csignal>
 #include <utility>
 
 #include "base/exit_status.h"
-#include "launcher/start_messages.h"
-#include "rendezvous/membership_words.h"
+#include "launcher/supervisor/start_messages.h"
+#include "rendezvous/membership/membership_words.h"
 
 namespace ddp::launcher {
 namespace {
@@ -26,6 +26,18 @@ constexpr seconds kKeeperKills{5};
 constexpr milliseconds kDoorOpens{100};
 /// The back-off doubles up to here, unless the user begins with more.
 constexpr seconds kMaxBackoff{60};
+
+rendezvous::Fence fence_of(FenceMode mode) {
+  switch (mode) {
+    case FenceMode::kRank0:
+      return rendezvous::Fence::kRank0;
+    case FenceMode::kAll:
+      return rendezvous::Fence::kAll;
+    case FenceMode::kOff:
+      return rendezvous::Fence::kOff;
+  }
+  return rendezvous::Fence::kAll;
+}
 
 rendezvous::MembershipRules rules_of(const JobSpec& spec) {
   rendezvous::MembershipRules rules;
@@ -49,6 +61,7 @@ rendezvous::MembershipRules rules_of(const JobSpec& spec) {
     rules.recall_at_start = true;
   }
   rules.scale_up_now = spec.scale_up_now;
+  rules.fence = fence_of(spec.fence);
   return rules;
 }
 
@@ -101,6 +114,12 @@ bool Supervisor::runs(std::size_t node, std::uint32_t rank) const {
   return rank >= first && rank - first < static_cast<std::uint32_t>(ranks->local_world_size);
 }
 
+std::optional<std::size_t> Supervisor::running_part(std::size_t index, std::uint32_t attempt) const {
+  const Node& node = nodes_[index];
+  const bool runs_it = attempt == attempt_ && node.state == NodeState::kSpawned && !node.lost && !node.ending;
+  return runs_it ? node.part : std::nullopt;
+}
+
 std::optional<int> Supervisor::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
   const Node& node = nodes_[index];
   if (attempt == attempt_ && runs(index, rank)) return static_cast<int>(rank) - place(index)->first_rank;
@@ -120,8 +139,11 @@ void Supervisor::on(const job::FromNode& event, Time now) {
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerStarted& message, Time) {
-  if (message.attempt == attempt_ && runs(index, message.rank))
-    failures_.worker_started(static_cast<int>(message.rank), current_->happened, message.born);
+  if (message.attempt != attempt_ || !runs(index, message.rank)) return;
+  failures_.worker_started(static_cast<int>(message.rank), current_->happened, message.born);
+  Node& node = nodes_[index];
+  const auto local = message.rank - static_cast<std::uint32_t>(place(index)->first_rank);
+  if (local < node.worker_pids.size()) node.worker_pids[local] = message.pid;
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerEvidence& message, Time) {
@@ -136,9 +158,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerCollectives& 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
   if (nodes_[index].state == NodeState::kWaiting) return tell_lost_survivor(index, message);
   // The workers of a node that its agent has to leave are ended by the agent: no failures of their own.
-  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || nodes_[index].lost ||
-      nodes_[index].ending)
-    return;
+  const auto part = running_part(index, message.attempt);
+  if (!part) return;
   if (!runs(index, message.rank)) {
     actions_.push_back(job::Disconnect{index});
     lose(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
@@ -147,7 +168,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     return;
   }
   if (!exited_.insert(message.rank).second) return;  // told before
-  hang_.rank_ended(*nodes_[index].part, message.rank, now);
+  hang_.rank_ended(*part, message.rank, now);
   if (state_ == State::kInspecting && message.code == 0 && message.signal == 0) {
     say("the job goes on: rank " + std::to_string(message.rank) + " has ended well");
     state_ = State::kRunning;
@@ -178,6 +199,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
     say("warning: " + rendezvous::counted(static_cast<int>(message.left), "process is", "processes are") +
         " left on " + node.name + ": " + message.left_text);
   }
+  if (node.lost) node.predecessor.reset();  // it is known what became of its workers
   if (waited) return survivors_gone(index, message.left, now);
   node.state = NodeState::kEnded;
   if (!node.lost && !in_attempt) return;

@@ -11,18 +11,18 @@
 #include <vector>
 
 #include "base/error.h"
-#include "launcher/exit_report.h"
-#include "launcher/failure_log.h"
-#include "launcher/hang_inquiry.h"
-#include "launcher/job_events.h"
-#include "launcher/job_spec.h"
-#include "launcher/master_address.h"
-#include "launcher/net_choice.h"
-#include "launcher/network_words.h"
-#include "launcher/survivors.h"
-#include "rendezvous/membership.h"
-#include "rendezvous/message.h"
-#include "rendezvous/rank_plan.h"
+#include "launcher/hang/hang_inquiry.h"
+#include "launcher/job/job_spec.h"
+#include "launcher/report/exit_report.h"
+#include "launcher/report/failure_log.h"
+#include "launcher/supervisor/job_events.h"
+#include "launcher/supervisor/master_address.h"
+#include "launcher/supervisor/net_choice.h"
+#include "launcher/supervisor/network_words.h"
+#include "launcher/supervisor/survivors.h"
+#include "rendezvous/membership/membership.h"
+#include "rendezvous/membership/rank_plan.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
 
@@ -101,6 +101,11 @@ class Supervisor {
     Error error;
     Time at{0};
   };
+  struct Predecessor {
+    std::uint32_t life = 0;
+    std::string machine;  ///< where its pids are meant (machine_of)
+    std::vector<std::uint32_t> pids;
+  };
   struct Node {
     std::string name;
     NodeState state = NodeState::kConnecting;
@@ -116,6 +121,8 @@ class Supervisor {
     Time up_at{0};                                ///< when it said hello
     std::uint32_t spawned = 0;                    ///< the attempt that its workers were last told of
     rendezvous::Place ran;                        ///< its place in that
+    std::vector<std::uint32_t> worker_pids;       ///< by local rank, the last that was started; 0: not known
+    std::optional<Predecessor> predecessor;       ///< a life that was lost, and whose workers may live
     std::vector<rendezvous::Survivor> survivors;  ///< while it is waiting
     bool ending = false;             ///< its workers are in no attempt any more, and are being ended
     std::optional<Trouble> trouble;  ///< why it is not there
@@ -170,6 +177,7 @@ class Supervisor {
   void absent(std::size_t node, Error error, Time now);
   void lose(std::size_t node, Error error, Time now);
   void take_loss(std::size_t node, const Error& error, Time now);
+  bool can_see_predecessor(std::size_t node) const;
   void take_as_failed(std::size_t node, Error error, Time now);
   void tell_missing(bool at_start, Time now);
 
@@ -216,6 +224,10 @@ class Supervisor {
   bool starting() const { return state_ == State::kOpeningStore || state_ == State::kProbing; }
   bool in_attempt() const { return starting() || running() || state_ == State::kStopping; }
   std::size_t node_of_part(std::size_t part) const { return world_.places[part].host; }
+  /// The node's part of the attempt, if `attempt` is the present one and the node runs it. Empty for a node
+  /// that is lost, or whose agent only ends the workers of an earlier attempt: messages about workers then
+  /// mean nothing.
+  std::optional<std::size_t> running_part(std::size_t node, std::uint32_t attempt) const;
   Node& part(std::size_t part) { return nodes_[node_of_part(part)]; }
   const Node& part(std::size_t part) const { return nodes_[node_of_part(part)]; }
   std::string missing_step(std::size_t node) const;

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "launcher/start_messages.h"
-#include "launcher/supervisor.h"
+#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/supervisor.h"
 
 namespace ddp::launcher {
 namespace {
@@ -29,13 +29,13 @@ void Supervisor::watch_for_hangs(Time now) {
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Time now) {
-  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned) return;
+  const auto part = running_part(index, message.attempt);
+  if (!part) return;
   // Rather too late than too early: of the clocks' error the better end for the job.
-  const std::size_t part = *nodes_[index].part;
   if (message.quiet)
-    hang_.quiet(part, std::min(now, current_->happened + current_->error));
+    hang_.quiet(*part, std::min(now, current_->happened + current_->error));
   else
-    hang_.alive(part);
+    hang_.alive(*part);
   if (state_ == State::kInspecting && !message.quiet) {
     say("the job goes on: " + nodes_[index].name + " is at work again");
     state_ = State::kRunning;

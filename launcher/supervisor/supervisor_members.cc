@@ -5,10 +5,10 @@
 #include <string_view>
 #include <utility>
 
-#include "launcher/start_messages.h"
-#include "launcher/supervisor.h"
-#include "rendezvous/membership_words.h"
-#include "rendezvous/rank_plan.h"
+#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/supervisor.h"
+#include "rendezvous/membership/membership_words.h"
+#include "rendezvous/membership/rank_plan.h"
 
 namespace ddp::launcher {
 namespace {
@@ -19,6 +19,13 @@ rendezvous::NodeSlots slots_of(const remote::Host& host, const rendezvous::Hello
   std::optional<int> devices;
   if (!host.devices.empty()) devices = static_cast<int>(host.devices.size());
   return {host.name, host.slots, devices, static_cast<int>(hello.gpus), static_cast<int>(hello.cpus)};
+}
+
+/// Two agents of which one says the same see the same processes under the same numbers; empty: that is not
+/// known. A host's name does not tell: it may lead to one machine now and to another later.
+std::string machine_of(const rendezvous::Hello& hello) {
+  if (hello.pid_namespace == 0) return {};
+  return hello.machine_id + ':' + std::to_string(hello.pid_namespace);
 }
 
 /// For the end of what a lost node still does when the job has ended while no attempt was running.
@@ -49,7 +56,16 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   if (state_ == State::kLeaving) return send_away(event.node);
   detail(node.name + ": agent on " + node.hello.hostname + ", " + std::to_string(node.hello.cpus) +
          " CPUs, " + std::to_string(node.hello.gpus) + " GPUs");
-  send(event.node, job_start(spec_, spec_.hosts[event.node], nodes_.size()));
+  rendezvous::JobStart start = job_start(spec_, spec_.hosts[event.node], nodes_.size());
+  if (can_see_predecessor(event.node)) start.predecessor = node.predecessor->pids;
+  send(event.node, std::move(start));
+}
+
+/// Whether the agent that is there now can tell what became of the one before.
+bool Supervisor::can_see_predecessor(std::size_t index) const {
+  const Node& node = nodes_[index];
+  return node.predecessor && !node.predecessor->machine.empty() &&
+         node.predecessor->machine == machine_of(node.hello) && spec_.hosts[index].wrapper.empty();
 }
 
 void Supervisor::on(const job::NodeFailed& event, Time now) {
@@ -86,6 +102,11 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& messag
   node.slots_reason = plan->nodes[0].reason;
   rendezvous::Joined joined{plan->nodes[0].local_world_size};
   if (spec_.launcher == LauncherKind::kJoin) joined.name = node.name;
+  if (message.predecessor_gone && can_see_predecessor(index)) {
+    detail(node.name + ": nothing is left of the agent that was lost there");
+    joined.gone_life = node.predecessor->life;
+    node.predecessor.reset();
+  }
   inform(index, std::move(joined));
 }
 
@@ -131,7 +152,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
   // Its agent has to leave: it ends its workers, and says when they are gone.
   if (error.code == ErrorCode::kLinkLost) return lose(index, std::move(error), now);
   if (starting() && node.part) return fail_start(index, std::move(error), now);
-  if (node.state != NodeState::kSpawned) return;
+  if (!running_part(index, attempt_)) return;
   // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
   node.state = NodeState::kEnded;
   take_as_failed(index, error, now);
@@ -158,6 +179,11 @@ void Supervisor::lose(std::size_t index, Error error, Time now) {
 void Supervisor::take_loss(std::size_t index, const Error& error, Time now) {
   Node& node = nodes_[index];
   node.trouble = {error, now};
+  if (node.state == NodeState::kSpawned || node.state == NodeState::kWaiting) {
+    node.predecessor = {node.life, machine_of(node.hello), node.worker_pids};
+    std::erase(node.predecessor->pids, 0U);
+    node.predecessor->pids.insert(node.predecessor->pids.end(), {node.hello.pid, node.hello.keeper});
+  }
   const bool serves = node.part && *node.part == 0 && running();  // its agent has the store
   if (node.part && (starting() || serves || node.state == NodeState::kSpawned)) {
     take_as_failed(index, error, now);
@@ -178,6 +204,8 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   Node& node = nodes_[event.node];
   if (event.workers_dead && state_ < State::kLeaving)
     news_.push_back({rendezvous::WorkersGone{}, event.node, event.life, attempt_});
+  const bool known = event.workers_dead || event.workers_left;
+  if (known && node.predecessor && node.predecessor->life == event.life) node.predecessor.reset();
   if (event.life != node.life && node.life != 0) return;
   const NodeState before = node.state;
   if (before == NodeState::kGone || (before == NodeState::kConnecting && node.life != 0)) {

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/exit_status.h"
-#include "launcher/start_messages.h"
-#include "launcher/supervisor.h"
+#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/supervisor.h"
 
 namespace ddp::launcher {
 namespace {
@@ -99,16 +99,17 @@ void Supervisor::hurry_the_end(Time now) {
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersGreeted& message, Time) {
-  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || !running()) return;
+  const auto part = running_part(index, message.attempt);
+  if (!part || !running()) return;
   const bool before = survivors_.can_live_on();
-  survivors_.greeted(*nodes_[index].part);
+  survivors_.greeted(*part);
   if (!before && survivors_.can_live_on())
     detail("all workers can live through a failure of others: attempts are revoked from now on");
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersReady& message, Time now) {
-  if (message.attempt != attempt_ || nodes_[index].state != NodeState::kSpawned || !running()) return;
-  if (!survivors_.ready(*nodes_[index].part)) return;
+  const auto part = running_part(index, message.attempt);
+  if (!part || !running() || !survivors_.ready(*part)) return;
   inform(index, rendezvous::Progress{});
   tell_ready(now);
   if (state_ == State::kRunning) arm_running();
@@ -131,9 +132,11 @@ void Supervisor::tell_ready(Time now) {
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerInTrouble& message, Time now) {
   if (message.attempt != attempt_ || !running() || !runs(index, message.rank)) return;
+  if (!survivors_.heeds(message.rank)) return;
   const std::string words =
       "rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ": " + message.text;
   detail(words);
+  if (!message.peers.empty()) failures_.lost_peers(static_cast<int>(message.rank));
   // Without a budget the ranks end by themselves, each with its own error.
   if (membership_.restarts() >= spec_.max_restarts) return;
   survivors_.in_trouble(words, now);

@@ -5,10 +5,10 @@
 #include <tuple>
 #include <utility>
 
-#include "launcher/network_words.h"
-#include "launcher/start_messages.h"
-#include "launcher/supervisor.h"
-#include "rendezvous/codec.h"
+#include "launcher/supervisor/network_words.h"
+#include "launcher/supervisor/start_messages.h"
+#include "launcher/supervisor/supervisor.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::launcher {
 namespace {
@@ -192,6 +192,7 @@ void Supervisor::spawn_all(Time now) {
     node.state = NodeState::kSpawned;
     node.spawned = attempt_;
     node.ran = world_.places[i];
+    node.worker_pids.resize(static_cast<std::size_t>(node.ran.local_world_size));
     node.survivors.clear();
     node.ending = false;
   }

@@ -1,4 +1,4 @@
-#include "launcher/survivors.h"
+#include "launcher/supervisor/survivors.h"
 
 #include <algorithm>
 #include <utility>
@@ -15,6 +15,7 @@ void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time n
   trouble_due_.reset();
   told_at_.reset();
   trouble_.clear();
+  troubles_.clear();
   limit_ = limit;
   ready_due_.reset();
   if (can_live_on_) ready_due_ = now + limit;
@@ -31,6 +32,10 @@ bool Survivors::ready(std::size_t part) {
   if (unready_.erase(part) == 0 || !unready_.empty()) return false;
   ready_due_.reset();
   return true;
+}
+
+bool Survivors::heeds(std::uint32_t rank) {
+  return ++troubles_[rank] <= kMostTroubles;
 }
 
 void Survivors::in_trouble(std::string words, Time now) {

@@ -3,13 +3,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "rendezvous/seats.h"
-#include "rendezvous/worker_messages.h"
+#include "rendezvous/membership/seats.h"
+#include "rendezvous/protocol/worker_messages.h"
 
 namespace ddp::launcher {
 
@@ -24,6 +25,8 @@ class Survivors {
   static constexpr std::chrono::seconds kTroubleTime{2};
   /// From a revoke to the SIGKILL of who has not answered it.
   static constexpr std::chrono::seconds kRevokeTime{5};
+  /// Troubles of one rank in one attempt that are heeded, whatever its agent lets through.
+  static constexpr unsigned kMostTroubles = 10;
 
   /// The workers of an attempt are started, or told of it. `limit`: for all to be ready, where they can live
   /// on.
@@ -33,6 +36,8 @@ class Survivors {
   bool ready(std::size_t part);
   /// No worker runs there any more: it is not awaited.
   bool ended(std::size_t part) { return ready(part); }
+  /// A rank has said that it cannot reach others. False: so often in this attempt that it is ignored.
+  bool heeds(std::uint32_t rank);
   void in_trouble(std::string words, Time now);
 
   /// All workers of one attempt have said that they can: from then on attempts are revoked, not stopped.
@@ -60,7 +65,8 @@ class Survivors {
   std::chrono::milliseconds limit_{0};
   std::optional<Time> told_at_;  ///< of the first trouble; nothing is due before they can live on
   std::optional<Time> trouble_due_;
-  std::string trouble_;  ///< the first
+  std::string trouble_;                         ///< the first
+  std::map<std::uint32_t, unsigned> troubles_;  ///< of each rank
 };
 
 }  // namespace ddp::launcher

@@ -1,8 +1,10 @@
-#include "remote/bootstrap.h"
+#include "remote/bootstrap/bootstrap.h"
 
 #include <algorithm>
 #include <charconv>
 #include <utility>
+
+#include "base/utf8_character.h"
 
 namespace ddp::remote {
 namespace {
@@ -16,11 +18,7 @@ bool is_version_byte(char c) {
 }
 
 std::string printable(std::string_view line) {
-  std::string text(line.substr(0, kLongestShownLine));
-  for (char& c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c != '\t' && (byte < 0x20 || byte == 0x7f)) c = '?';
-  }
+  std::string text = replace_unsafe(line.substr(0, kLongestShownLine));
   if (line.size() > kLongestShownLine) text += "...";
   return text;
 }

@@ -1,4 +1,4 @@
-#include "remote/push_script.h"
+#include "remote/bootstrap/push_script.h"
 
 #include <utility>
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "remote/bootstrap.h"
+#include "remote/bootstrap/bootstrap.h"
 
 namespace ddp::remote {
 

@@ -1,4 +1,4 @@
-#include "remote/host_entry.h"
+#include "remote/hosts/host_entry.h"
 
 #include <algorithm>
 #include <cctype>
@@ -6,10 +6,10 @@
 #include <optional>
 #include <utility>
 
-#include "remote/host_key.h"
-#include "remote/host_range.h"
-#include "remote/host_word.h"
-#include "remote/shell_quote.h"
+#include "remote/hosts/host_key.h"
+#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_word.h"
+#include "remote/hosts/shell_quote.h"
 
 namespace ddp::remote {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "remote/host.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::remote {
 

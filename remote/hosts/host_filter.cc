@@ -1,4 +1,4 @@
-#include "remote/host_filter.h"
+#include "remote/hosts/host_filter.h"
 
 #include <algorithm>
 #include <cctype>
@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "remote/host_range.h"
-#include "remote/host_word.h"
-#include "remote/nearest_word.h"
+#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_word.h"
+#include "remote/hosts/nearest_word.h"
 
 namespace ddp::remote {
 

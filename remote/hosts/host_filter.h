@@ -3,8 +3,8 @@
 #include <string_view>
 #include <vector>
 
-#include "remote/host.h"
-#include "remote/mistake.h"
+#include "remote/hosts/host.h"
+#include "remote/hosts/mistake.h"
 
 namespace ddp::remote {
 

@@ -1,10 +1,10 @@
-#include "remote/host_key.h"
+#include "remote/hosts/host_key.h"
 
 #include <algorithm>
 #include <array>
 #include <vector>
 
-#include "remote/nearest_word.h"
+#include "remote/hosts/nearest_word.h"
 
 namespace ddp::remote {
 namespace {

@@ -1,4 +1,4 @@
-#include "remote/host_range.h"
+#include "remote/hosts/host_range.h"
 
 #include <algorithm>
 #include <cctype>

@@ -1,4 +1,4 @@
-#include "remote/host_word.h"
+#include "remote/hosts/host_word.h"
 
 #include <algorithm>
 #include <cctype>

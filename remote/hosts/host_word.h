@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "remote/host_range.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp::remote {
 

@@ -1,4 +1,4 @@
-#include "remote/hostfile.h"
+#include "remote/hosts/hostfile.h"
 
 #include <algorithm>
 #include <cctype>
@@ -6,8 +6,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "remote/host_entry.h"
-#include "remote/host_range.h"
+#include "base/utf8_character.h"
+#include "remote/hosts/host_entry.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp::remote {
 
@@ -104,12 +105,15 @@ Checked<std::vector<Host>> HostList::finish(std::string nothing_found) {
   return std::move(hosts_);
 }
 
-// Bytes that no editor shows have no meaning outside of comments.
+// Characters that no editor shows have no meaning outside of comments.
 std::size_t find_control(std::string_view line) {
   const std::string_view code = line.substr(0, comment_start(line));
-  const auto odd = std::find_if(code.begin(), code.end(),
-                                [](unsigned char c) { return (c < 0x20 && c != '\t') || c == 0x7f; });
-  return odd == code.end() ? std::string_view::npos : static_cast<std::size_t>(odd - code.begin());
+  for (std::size_t at = 0; at < code.size();) {
+    const Utf8Character character = first_character(code.substr(at));
+    if (character.unsafe() && character.code != '\t') return at;
+    at += character.length;
+  }
+  return std::string_view::npos;
 }
 
 void read_line(HostList& list, std::string_view line, int number) {

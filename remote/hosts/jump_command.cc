@@ -1,8 +1,8 @@
-#include "remote/jump_command.h"
+#include "remote/hosts/jump_command.h"
 
 #include <algorithm>
 
-#include "remote/shell_quote.h"
+#include "remote/hosts/shell_quote.h"
 
 namespace ddp::remote {
 namespace {

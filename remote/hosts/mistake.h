@@ -8,7 +8,7 @@
 
 #include <boost/system/result.hpp>
 
-#include "remote/host.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::remote {
 

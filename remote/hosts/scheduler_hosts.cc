@@ -1,4 +1,4 @@
-#include "remote/scheduler_hosts.h"
+#include "remote/hosts/scheduler_hosts.h"
 
 #include <algorithm>
 #include <cctype>
@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "remote/host_range.h"
-#include "remote/host_word.h"
+#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_word.h"
 
 namespace ddp::remote {
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "remote/host.h"
-#include "remote/mistake.h"
+#include "remote/hosts/host.h"
+#include "remote/hosts/mistake.h"
 
 namespace ddp::remote {
 

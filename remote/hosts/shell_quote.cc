@@ -1,4 +1,4 @@
-#include "remote/shell_quote.h"
+#include "remote/hosts/shell_quote.h"
 
 #include <cctype>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "remote/child_channel.h"
+#include "remote/shells/child_channel.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 #include "base/child_process.h"
 #include "base/find_program.h"
 #include "base/unique_fd.h"
-#include "remote/bootstrap.h"
+#include "remote/bootstrap/bootstrap.h"
 
 namespace ddp::remote {
 namespace {

@@ -1,12 +1,12 @@
-#include "remote/command_shell.h"
+#include "remote/shells/command_shell.h"
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
-#include "remote/child_channel.h"
-#include "remote/jump_command.h"
-#include "remote/shell_quote.h"
+#include "remote/hosts/jump_command.h"
+#include "remote/hosts/shell_quote.h"
+#include "remote/shells/child_channel.h"
 
 namespace ddp::remote {
 

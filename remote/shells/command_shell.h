@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "remote/login_window.h"
-#include "remote/remote_shell.h"
+#include "remote/shells/login_window.h"
+#include "remote/shells/remote_shell.h"
 
 namespace ddp::remote {
 

@@ -1,8 +1,8 @@
-#include "remote/local_shell.h"
+#include "remote/shells/local_shell.h"
 
 #include <utility>
 
-#include "remote/child_channel.h"
+#include "remote/shells/child_channel.h"
 
 namespace ddp::remote {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "remote/remote_shell.h"
+#include "remote/shells/remote_shell.h"
 
 namespace ddp::remote {
 

@@ -1,4 +1,4 @@
-#include "remote/login_window.h"
+#include "remote/shells/login_window.h"
 
 #include <algorithm>
 #include <chrono>

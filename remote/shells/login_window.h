@@ -7,7 +7,7 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "remote/remote_shell.h"
+#include "remote/shells/remote_shell.h"
 
 namespace ddp::remote {
 

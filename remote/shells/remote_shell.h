@@ -9,7 +9,7 @@
 #include "base/asio.h"
 #include "base/byte_stream.h"
 #include "base/result.h"
-#include "remote/host.h"
+#include "remote/hosts/host.h"
 
 namespace ddp::remote {
 

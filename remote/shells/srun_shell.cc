@@ -1,9 +1,9 @@
-#include "remote/srun_shell.h"
+#include "remote/shells/srun_shell.h"
 
 #include <iterator>
 #include <utility>
 
-#include "remote/child_channel.h"
+#include "remote/shells/child_channel.h"
 
 namespace ddp::remote {
 namespace {

@@ -1,8 +1,8 @@
-#include "remote/kerberos_ticket.h"
+#include "remote/ssh/kerberos_ticket.h"
 
 #include <utility>
 
-#include "remote/child_channel.h"
+#include "remote/shells/child_channel.h"
 
 namespace ddp::remote {
 

@@ -1,4 +1,4 @@
-#include "remote/known_hosts.h"
+#include "remote/ssh/known_hosts.h"
 
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "remote/ssh_config_shape.h"
+#include "remote/ssh/ssh_config_shape.h"
 
 namespace ddp::remote {
 namespace {

@@ -1,4 +1,4 @@
-#include "remote/regular_file.h"
+#include "remote/ssh/regular_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

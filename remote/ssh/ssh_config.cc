@@ -1,4 +1,4 @@
-#include "remote/ssh_config.h"
+#include "remote/ssh/ssh_config.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "remote/ssh_config_shape.h"
+#include "remote/ssh/ssh_config_shape.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "remote/ssh_config_source.h"
+#include "remote/ssh/ssh_config_source.h"
 
 #include <glob.h>
 #include <pwd.h>
@@ -12,9 +12,9 @@
 #include <system_error>
 #include <utility>
 
-#include "remote/bootstrap.h"
-#include "remote/child_channel.h"
-#include "remote/regular_file.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "remote/shells/child_channel.h"
+#include "remote/ssh/regular_file.h"
 
 namespace ddp::remote {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "base/asio.h"
 #include "base/result.h"
-#include "remote/host.h"
-#include "remote/ssh_config.h"
-#include "remote/ssh_config_shape.h"
+#include "remote/hosts/host.h"
+#include "remote/ssh/ssh_config.h"
+#include "remote/ssh/ssh_config_shape.h"
 
 namespace ddp::remote {
 

@@ -1,4 +1,4 @@
-#include "remote/ssh_handshake.h"
+#include "remote/ssh/ssh_handshake.h"
 
 #include <fcntl.h>
 #include <libssh/libssh.h>
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/unique_fd.h"
+#include "base/utf8_character.h"
 
 namespace ddp::remote {
 namespace {
@@ -74,7 +75,8 @@ Error append_key(const SshTarget& target, const ShownKey& key) {
   if (slash != std::string::npos && slash > 0)
     ::mkdir(target.known_hosts_file.substr(0, slash).c_str(), 0700);
   // One write at the end of the file: lines of several sessions do not mix.
-  UniqueFd file(::open(target.known_hosts_file.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600));
+  UniqueFd file(
+      ::open(target.known_hosts_file.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600));
   struct stat facts {};
   if (file && (::fstat(file.get(), &facts) != 0 || !S_ISREG(facts.st_mode))) {
     return Error{ErrorCode::kUnreachable,
@@ -150,11 +152,7 @@ std::optional<std::string> configure(ssh_session_struct* session, const SshTarge
 std::optional<std::string> wrong_greeting(std::string_view line) {
   constexpr std::size_t kShown = 100;
   if (line.starts_with("SSH-2.") || line.starts_with("SSH-1.99-")) return std::nullopt;
-  std::string shown(line.substr(0, kShown));
-  for (char& c : shown) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = '?';
-  }
+  const std::string shown = replace_unsafe(line.substr(0, kShown));
   if (line.starts_with("SSH-")) {
     return "speaks version 1 of SSH alone (" + shown +
            "), which no client of today takes; its server has to be updated";
@@ -185,8 +183,7 @@ std::string mismatch_advice(std::string_view libssh_words) {
     const std::string option = row.option;
     return "; of the " + option + " that are allowed here it has none, but " + offer +
            "; allow one that \"ssh -Q " + option + "\" lists for this host in the SSH configuration (" +
-           option + " +" + offer.substr(0, offer.find(',')) +
-           "), or else its server has to be updated";
+           option + " +" + offer.substr(0, offer.find(',')) + "), or else its server has to be updated";
   }
   return {};
 }

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "remote/known_hosts.h"
-#include "remote/resolver.h"
-#include "remote/ssh_config.h"
-#include "remote/ssh_keys.h"
+#include "remote/ssh/known_hosts.h"
+#include "remote/ssh/ssh_config.h"
+#include "remote/ssh/ssh_keys.h"
+#include "remote/start/resolver.h"
 
 struct ssh_session_struct;
 

@@ -1,4 +1,4 @@
-#include "remote/ssh_keys.h"
+#include "remote/ssh/ssh_keys.h"
 
 #include <libssh/libssh.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "remote/regular_file.h"
+#include "remote/ssh/regular_file.h"
 
 namespace ddp::remote {
 namespace {

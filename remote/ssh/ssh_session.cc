@@ -1,4 +1,4 @@
-#include "remote/ssh_session.h"
+#include "remote/ssh/ssh_session.h"
 
 #include <fcntl.h>
 #include <libssh/libssh.h>

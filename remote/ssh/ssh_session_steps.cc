@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "remote/ssh_session.h"
+#include "remote/ssh/ssh_session.h"
 
 namespace ddp::remote {
 namespace {

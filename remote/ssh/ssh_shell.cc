@@ -1,4 +1,4 @@
-#include "remote/ssh_shell.h"
+#include "remote/ssh/ssh_shell.h"
 
 #include <sys/stat.h>
 
@@ -9,11 +9,11 @@
 #include <thread>
 #include <utility>
 
-#include "remote/login_retry.h"
-#include "remote/regular_file.h"
-#include "remote/shell_quote.h"
-#include "remote/ssh_keys.h"
-#include "remote/ssh_threads.h"
+#include "remote/hosts/shell_quote.h"
+#include "remote/shells/login_retry.h"
+#include "remote/ssh/regular_file.h"
+#include "remote/ssh/ssh_keys.h"
+#include "remote/ssh/ssh_threads.h"
 
 namespace ddp::remote {
 namespace {
@@ -69,10 +69,20 @@ std::string needs_openssh(SshTarget& target, const std::string& certificate) {
 
 }  // namespace
 
-/// What was read from disk, once for all hosts.
+/// What was read from disk, once for all hosts. On the disk's thread only: a home directory on a network disk
+/// may hold its reader for minutes.
 struct SshShell::Files {
   LocalUser user = local_user();
   SshKeys keys;
+
+  /// A target as far as it is known, and what the disk says of it.
+  struct Prepared {
+    SshTarget target;
+    std::string beyond_libssh;  ///< why libssh cannot serve this host; empty: it can
+  };
+  Prepared prepare(const Host& host, SshTarget target);
+  std::string complete(const Host& host, SshTarget& target);
+  const KnownHosts& known_hosts(const std::vector<std::string>& paths);
 
   /// known_hosts is read again when it has changed: a new key may have been noted.
   struct Known {
@@ -161,7 +171,8 @@ SshShell::SshShell(asio::any_io_executor loop, SshShellOptions options)
       openssh_(loop, openssh_options_),
       ticket_(std::make_shared<KerberosTicket>(loop)),
       window_(loop, options_.window),
-      files_(std::make_unique<Files>()),
+      disk_(loop, 1),
+      files_(std::make_shared<Files>()),
       random_(std::random_device{}()) {}
 
 SshShell::~SshShell() = default;
@@ -174,25 +185,30 @@ SshThreads& SshShell::threads() {
   return *threads_;
 }
 
-const KnownHosts& SshShell::known_hosts(const std::vector<std::string>& paths) {
-  Files::Known& known = files_->known[paths];
-  std::string stamp = Files::stamp(paths);
-  if (stamp == known.stamp) return known.hosts;
-  known = {std::move(stamp), {}};
+const KnownHosts& SshShell::Files::known_hosts(const std::vector<std::string>& paths) {
+  Known& read = known[paths];
+  std::string now = stamp(paths);
+  if (now == read.stamp) return read.hosts;
+  read = {std::move(now), {}};
   for (const std::string& path : paths) {
-    if (const auto text = read_regular_file(path)) known.hosts.add_file(path, *text);
+    if (const auto text = read_regular_file(path)) read.hosts.add_file(path, *text);
   }
-  return known.hosts;
+  return read.hosts;
+}
+
+SshShell::Files::Prepared SshShell::Files::prepare(const Host& host, SshTarget target) {
+  std::string reason = complete(host, target);
+  return {std::move(target), std::move(reason)};
 }
 
 /// Completes the target from its configuration. Returns why libssh cannot serve this host, or nothing.
-std::string SshShell::prepare(const Host& host, SshTarget& target) {
+std::string SshShell::Files::complete(const Host& host, SshTarget& target) {
   const SshConfig& config = target.config;
   if (!host.jump.empty()) return "jump= of the host";
   if (!config.beyond_libssh.empty()) return config.beyond_libssh.front() + " in the SSH configuration";
   SshTokens tokens;
-  tokens.home = files_->user.home;
-  tokens.local_user = files_->user.name;
+  tokens.home = user.home;
+  tokens.local_user = user.name;
   tokens.host_name = config.host_name;
   tokens.given_name = host.name;
   tokens.remote_user = config.user;
@@ -210,14 +226,13 @@ std::string SshShell::prepare(const Host& host, SshTarget& target) {
   target.known = known_hosts(files).find(config.host_name, config.port, config.host_key_alias);
   if (target.known.has_markers()) return "@cert-authority or @revoked lines in known_hosts";
   const std::string& strict = config.strict_host_key_checking;
-  target.accept_new_host_keys = options_.accept_new_host_keys || strict == "accept-new" || strict == "no" ||
+  target.accept_new_host_keys = target.accept_new_host_keys || strict == "accept-new" || strict == "no" ||
                                 strict == "off" || strict == "false";
 
   const std::vector<std::string> certificates = expand_all(config.certificate_files, tokens);
-  target.keys = files_->keys.load(expand_all(config.identity_files, tokens), certificates);
+  target.keys = keys.load(expand_all(config.identity_files, tokens), certificates);
   target.agent_socket = agent_socket(config, tokens);
-  warn_of_keys(host, target);
-  return needs_openssh(target, files_->keys.lonely_certificate(target.keys, certificates));
+  return needs_openssh(target, keys.lonely_certificate(target.keys, certificates));
 }
 
 /// As ssh does: a key that was named and cannot be used does not stop the login by another one.
@@ -255,13 +270,27 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   target.config = std::move(*config);
   target.command = std::move(*line);
   target.deadline = deadline;
+  target.accept_new_host_keys = options_.accept_new_host_keys;
   target.ssh_command = CommandShell::by_hand(openssh_options_, host);
   CommandShell::Route route{target.config.proxy,
                             target.config.proxy_jump,
                             target.config.connect_timeout,
                             target.config.for_a_command,
                             {}};
-  std::string reason = prepare(host, target);
+  std::function<Result<Files::Prepared>()> prepare = [files = files_, host,
+                                                      target = std::move(target)]() mutable {
+    return files->prepare(host, std::move(target));
+  };
+  auto prepared = co_await disk_.run(std::move(prepare), deadline);
+  if (!prepared && prepared.error().code == ErrorCode::kTimeout) {
+    co_return Error{
+        ErrorCode::kTimeout,
+        host.name + ": SSH keys and known_hosts were not read before the start limit; their disk hangs", 0};
+  }
+  if (!prepared) co_return within(host.name, prepared.error());
+  target = std::move(prepared->target);
+  warn_of_keys(host, target);
+  std::string reason = std::move(prepared->beyond_libssh);
   if (!reason.empty()) {
     co_return co_await through_openssh(std::move(host), std::move(argv), deadline, std::move(reason),
                                        std::move(route));

@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "remote/command_shell.h"
-#include "remote/kerberos_ticket.h"
-#include "remote/known_hosts.h"
-#include "remote/login_window.h"
-#include "remote/remote_shell.h"
-#include "remote/resolver.h"
-#include "remote/ssh_config_source.h"
+#include "base/blocking_calls.h"
+#include "remote/shells/command_shell.h"
+#include "remote/shells/login_window.h"
+#include "remote/shells/remote_shell.h"
+#include "remote/ssh/kerberos_ticket.h"
+#include "remote/ssh/known_hosts.h"
+#include "remote/ssh/ssh_config_source.h"
+#include "remote/start/resolver.h"
 
 namespace ddp::remote {
 
@@ -58,9 +59,7 @@ class SshShell final : public RemoteShell {
   Awaitable<Result<std::unique_ptr<Channel>>> through_openssh(Host host, std::vector<std::string> argv,
                                                               Deadline deadline, std::string reason,
                                                               CommandShell::Route route);
-  std::string prepare(const Host& host, SshTarget& target);
   void warn_of_keys(const Host& host, const SshTarget& target);
-  const KnownHosts& known_hosts(const std::vector<std::string>& files);
   SshThreads& threads();
 
   asio::any_io_executor loop_;
@@ -71,7 +70,8 @@ class SshShell final : public RemoteShell {
   CommandShell openssh_;
   std::shared_ptr<KerberosTicket> ticket_;
   LoginWindow window_;
-  std::unique_ptr<Files> files_;
+  BlockingCalls disk_;
+  std::shared_ptr<Files> files_;  ///< read by the one thread of disk_, which may outlive us
   std::shared_ptr<SshThreads> threads_;
   std::set<std::string> told_;
   std::mt19937 random_;

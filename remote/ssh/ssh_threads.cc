@@ -1,4 +1,4 @@
-#include "remote/ssh_threads.h"
+#include "remote/ssh/ssh_threads.h"
 
 #include <pthread.h>
 

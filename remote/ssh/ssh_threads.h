@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "remote/ssh_session.h"
+#include "remote/ssh/ssh_session.h"
 
 namespace ddp::remote {
 

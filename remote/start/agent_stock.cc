@@ -1,4 +1,4 @@
-#include "remote/agent_stock.h"
+#include "remote/start/agent_stock.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "remote/push_script.h"
+#include "remote/bootstrap/push_script.h"
 
 namespace ddp::remote {
 

@@ -1,4 +1,4 @@
-#include "remote/fan_out.h"
+#include "remote/start/fan_out.h"
 
 #include <array>
 #include <cerrno>
@@ -6,7 +6,7 @@
 #include <exception>
 #include <utility>
 
-#include "remote/login_retry.h"
+#include "remote/shells/login_retry.h"
 
 namespace ddp::remote {
 namespace {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "remote/agent_stock.h"
-#include "remote/bootstrap.h"
-#include "remote/remote_shell.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "remote/shells/remote_shell.h"
+#include "remote/start/agent_stock.h"
 
 namespace ddp::remote {
 

@@ -4,11 +4,11 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/asio.h"
+#include "base/blocking_calls.h"
 #include "base/result.h"
 
 namespace ddp::remote {
@@ -27,9 +27,6 @@ struct Endpoint {
 class Resolver {
  public:
   explicit Resolver(asio::any_io_executor loop);
-  ~Resolver();
-  Resolver(const Resolver&) = delete;
-  Resolver& operator=(const Resolver&) = delete;
 
   /// `family` is AF_UNSPEC, AF_INET or AF_INET6. Never empty on success. Errors: kUnreachable, kTimeout,
   /// kCancelled; the text names the name.
@@ -37,14 +34,7 @@ class Resolver {
                                                    std::chrono::steady_clock::time_point deadline);
 
  private:
-  struct Question;
-  struct Shared;
-  static void work(std::shared_ptr<Shared> shared);
-  Result<> enqueue(std::uint64_t id, const std::string& name, std::uint16_t port, int family);
-
-  asio::any_io_executor loop_;
-  std::shared_ptr<Shared> shared_;
-  std::uint64_t last_id_ = 0;
+  BlockingCalls calls_;
 };
 
 }  // namespace ddp::remote

@@ -1,4 +1,4 @@
-#include "rendezvous/collective_log.h"
+#include "rendezvous/flight_recorder/collective_log.h"
 
 #include <algorithm>
 #include <atomic>

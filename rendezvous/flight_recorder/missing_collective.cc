@@ -1,4 +1,4 @@
-#include "rendezvous/missing_collective.h"
+#include "rendezvous/flight_recorder/missing_collective.h"
 
 #include <algorithm>
 #include <cstdio>

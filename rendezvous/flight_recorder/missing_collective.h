@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/collective_log.h"
+#include "rendezvous/flight_recorder/collective_log.h"
 
 namespace ddp::rendezvous {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/client_hello.h"
+#include "rendezvous/identity/client_hello.h"
 
 #include <array>
 #include <optional>

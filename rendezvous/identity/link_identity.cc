@@ -1,4 +1,4 @@
-#include "rendezvous/link_identity.h"
+#include "rendezvous/identity/link_identity.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "rendezvous/link_refusal.h"
+#include "rendezvous/identity/link_refusal.h"
 
 #include <utility>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/link_identity.h"
+#include "rendezvous/identity/link_identity.h"
 
 namespace ddp::rendezvous {
 

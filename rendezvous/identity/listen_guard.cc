@@ -1,4 +1,4 @@
-#include "rendezvous/listen_guard.h"
+#include "rendezvous/identity/listen_guard.h"
 
 #include <algorithm>
 #include <utility>

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/link_refusal.h"
+#include "rendezvous/identity/link_refusal.h"
 
 namespace ddp::rendezvous {
 

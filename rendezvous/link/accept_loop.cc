@@ -1,4 +1,4 @@
-#include "rendezvous/accept_loop.h"
+#include "rendezvous/link/accept_loop.h"
 
 #include <sys/socket.h>
 

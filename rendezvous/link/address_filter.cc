@@ -1,4 +1,4 @@
-#include "rendezvous/address_filter.h"
+#include "rendezvous/link/address_filter.h"
 
 #include <netinet/in.h>
 
@@ -21,6 +21,12 @@ bool same_prefix(const std::array<std::uint8_t, 16>& a, const std::array<std::ui
   if (!std::equal(a.begin(), a.begin() + whole, b.begin())) return false;
   const unsigned rest = bits % 8;
   return rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0;
+}
+
+/// An interface of another machine, which need not be one of ours.
+std::string without_zone(std::string_view address) {
+  const bool v6 = address.find(':') != std::string_view::npos;
+  return std::string(address.substr(0, v6 ? address.find('%') : address.size()));
 }
 
 }  // namespace
@@ -53,7 +59,7 @@ Result<> AddressFilter::allow_network(std::string_view text) {
   };
   const std::size_t slash = text.find('/');
   error_code ec;
-  const asio::ip::address address = asio::ip::make_address(std::string(text.substr(0, slash)), ec);
+  const asio::ip::address address = asio::ip::make_address(without_zone(text.substr(0, slash)), ec);
   if (ec) return wrong();
   const unsigned width = address.is_v4() ? 32 : 128;
   unsigned prefix = width;
@@ -61,6 +67,13 @@ Result<> AddressFilter::allow_network(std::string_view text) {
     const std::string_view digits = text.substr(slash + 1);
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), prefix);
     if (error != std::errc() || end != digits.data() + digits.size() || prefix > width) return wrong();
+  }
+  const asio::ip::address plain = without_mapping(address);
+  if (plain != address && prefix < 96) {
+    const std::string meant = prefix <= 32 ? plain.to_string() + "/" + std::to_string(prefix) : "10.1.0.0/16";
+    return Error{
+        ErrorCode::kUsage,
+        "'" + std::string(text) + "' would admit every IPv4 address; write an IPv4 network as " + meant};
   }
   if (prefix == width)
     allow(address);

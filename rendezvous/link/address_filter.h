@@ -25,7 +25,8 @@ class AddressFilter {
  public:
   /// Admits one address, mapped or not.
   void allow(const asio::ip::address& address);
-  /// Admits "10.1.0.0/16", "fd00::/8" or a single address. kUsage when the text is neither.
+  /// Admits "10.1.0.0/16", "fd00::/8" or a single address; a zone ("fe80::1%eth0") does not count. kUsage
+  /// when the text is neither.
   Result<> allow_network(std::string_view text);
   /// True also when nothing was ever allowed: no filter.
   bool allows(const asio::ip::address& address) const;

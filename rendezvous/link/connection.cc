@@ -1,4 +1,4 @@
-#include "rendezvous/connection.h"
+#include "rendezvous/link/connection.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -13,10 +13,10 @@
 #include "base/asio.h"
 #include "base/byte_stream.h"
 #include "base/result.h"
-#include "rendezvous/codec.h"
-#include "rendezvous/frame.h"
-#include "rendezvous/message.h"
-#include "rendezvous/output_queue.h"
+#include "rendezvous/protocol/codec.h"
+#include "rendezvous/protocol/frame.h"
+#include "rendezvous/protocol/message.h"
+#include "rendezvous/protocol/output_queue.h"
 
 namespace ddp::rendezvous {
 
@@ -44,7 +44,7 @@ class Connection {
   /// Memory to read the data of the next Output into, `size` bytes (kMaxOutputData at most).
   std::span<char> output_space(std::size_t size) { return output_.space(size); }
   /// Queues worker output behind all control. `output.data` is the beginning of the last output_space, or
-  /// empty. The queue is bounded by the credit that its callers keep to; of a broken link it takes nothing.
+  /// empty. The queue is bounded by its callers (OutputQueue); of a broken link it takes nothing.
   void send_output(const Output& output);
   enum class Splice {
     kMoved,

@@ -1,4 +1,4 @@
-#include "rendezvous/tcp_listener.h"
+#include "rendezvous/link/tcp_listener.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

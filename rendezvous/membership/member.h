@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "rendezvous/node_lease.h"
+#include "rendezvous/membership/node_lease.h"
 
 namespace ddp::rendezvous {
 

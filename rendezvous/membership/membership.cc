@@ -1,9 +1,9 @@
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "rendezvous/membership_words.h"
+#include "rendezvous/membership/membership_words.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -97,7 +97,10 @@ bool Membership::admit(const Sender& from, const Joined& event) {
 }
 
 void Membership::take(const Sender& from, const Joined& event, Time now) {
-  if (!admit(from, event)) return;
+  const bool admitted = admit(from, event);
+  if (event.gone_life != 0 && from.job == rules_.job && from.host < nodes_.size())
+    workers_gone(from.host, event.gone_life, now);
+  if (!admitted) return try_begin(now);
   if (from.host == nodes_.size()) {
     nodes_.emplace_back();
     nodes_.back().name = event.name.empty() ? "node " + std::to_string(from.host) : event.name;
@@ -157,10 +160,15 @@ void Membership::take(const Sender& from, const Absent& event, Time now) {
 
 void Membership::take(const Sender& from, const WorkersGone&, Time now) {
   if (from.job != rules_.job || from.host >= nodes_.size()) return;
-  Node& node = nodes_[from.host];
-  if (node.busy_life != from.life) return;
-  node.busy_until = std::max(now, node.busy_before);
+  workers_gone(from.host, from.life, now);
   if (state_ == State::kGathering) try_begin(now);
+}
+
+void Membership::workers_gone(HostNumber host, std::uint32_t life, Time now) {
+  Node& node = nodes_[host];
+  if (node.busy_life != life) return;
+  node.busy_until = std::max(now, node.busy_before);
+  node.fenced_until = std::min(node.fenced_until, node.busy_until);
 }
 
 /// Who failed before the first attempt is not tried again before it has begun: its user may have to mend it.
@@ -198,6 +206,7 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
     node.busy_before = node.busy_until;
     node.busy_until = std::max(node.busy_until, last_word + rules_.lease);
     node.busy_life = node.life;
+    if (fences(host)) node.fenced_until = node.busy_until;
   }
   const bool held_store = !world_.places.empty() && world_.places[0].host == host && before == Part::kEnded;
   if (before == Part::kRunning) --running_parts_;
@@ -210,6 +219,12 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
     if (!rules_.recall_at_start) fail_early(now);
     if (state_ == State::kGathering) try_begin(now);
   }
+}
+
+/// Whether ranks of the attempt that run there may write a checkpoint which the next attempt must not meet.
+bool Membership::fences(HostNumber host) const {
+  if (rules_.fence != Fence::kRank0) return rules_.fence == Fence::kAll;
+  return !world_.places.empty() && world_.places[0].host == host;
 }
 
 /// By degrees: first the user is told, then the node is given up. What we slept through was no silence.

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/membership_types.h"
-#include "rendezvous/seats.h"
+#include "rendezvous/membership/membership_types.h"
+#include "rendezvous/membership/seats.h"
 
 namespace ddp::rendezvous {
 
@@ -63,6 +63,7 @@ class Membership {
     Time busy_until{0};           ///< workers of lives that were lost may live until then
     Time busy_before{0};          ///< the same of all but the last of these lives
     std::uint32_t busy_life = 0;  ///< the last of them
+    Time fenced_until{0};         ///< as busy_until, of lives whose workers may write a checkpoint
     Time excluded_until{0};
     std::deque<Time> faults;
     std::string absence;  ///< why it is not there
@@ -95,6 +96,8 @@ class Membership {
   bool admit(const Sender& from, const Joined& event);
   void refuse(const Sender& from, std::string reason);
   void lose(HostNumber host, const std::string& why, bool workers_dead, Time now);
+  void workers_gone(HostNumber host, std::uint32_t life, Time now);
+  bool fences(HostNumber host) const;
   void drop_silent(Time now);
   void lose_unended(Time now);
   void charge(HostNumber host, Time now);
@@ -113,6 +116,7 @@ class Membership {
   void begin(Seats seats, Time now);
   void tell_change(const World& world);
   bool nodes_are_ready(Time now);
+  bool wait_for_leases(Time Node::*until, const std::string& which, Time now);
   std::vector<Seats::Candidate> candidates(bool excluded_too, Time now) const;
   std::optional<Seats> seated(Time now) const;
   bool enough(const Seats& seats) const;

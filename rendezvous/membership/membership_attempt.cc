@@ -3,8 +3,8 @@
 #include <set>
 #include <utility>
 
-#include "rendezvous/membership.h"
-#include "rendezvous/membership_words.h"
+#include "rendezvous/membership/membership.h"
+#include "rendezvous/membership/membership_words.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -81,26 +81,37 @@ bool Membership::nodes_are_ready(Time now) {
   return false;
 }
 
+/// True: it waits for the leases of lost nodes, as far as `until` says. `which`: of what nodes.
+bool Membership::wait_for_leases(Time Node::*until, const std::string& which, Time now) {
+  Time free{0};
+  std::vector<std::string> busy;
+  for (const Node& node : nodes_) {
+    free = std::max(free, node.*until);
+    if (node.*until > now) busy.push_back(node.name);
+  }
+  if (!busy.empty()) wait_for("the end of the lease of " + listed(busy) + which, free);
+  return !busy.empty();
+}
+
 void Membership::try_begin(Time now) {
   if (state_ != State::kGathering) return;
   look_again_.reset();
   if (!nodes_are_ready(now)) return;
   const bool out_of_time = now >= *phase_end_;
-  Time free{0};
-  std::vector<std::string> busy;
-  std::vector<std::string> suspects;
-  for (const Node& node : nodes_) {
-    free = std::max(free, node.busy_until);
-    if (node.busy_until > now) busy.push_back(node.name);
-    if (node.present && node.suspect) suspects.push_back(node.name);
-  }
-  const std::string lease = "the end of the lease of " + listed(busy) + ", whose workers may still run";
   // The others of an attempt come no step further once one rank has let go of it (docs/worker_protocol.md):
-  // nobody has to wait for their end.
-  if (free > now && !some_wait()) return wait_for(lease, free);
+  // with survivors only those are waited for that may still write a checkpoint.
+  const bool survivors = some_wait();
+  const std::string may_run = ", whose workers may still run";
+  if (!survivors && wait_for_leases(&Node::busy_until, may_run, now)) return;
+  if (survivors &&
+      wait_for_leases(&Node::fenced_until, ", whose workers may still write a checkpoint (--fence)", now))
+    return;
+  std::vector<std::string> suspects;
+  for (const Node& node : nodes_)
+    if (node.present && node.suspect) suspects.push_back(node.name);
   if (!suspects.empty() && !out_of_time) return wait_for("a word of " + listed(suspects), {});
   std::optional<Seats> seats = seated(now);
-  if (!seats && free > now) return wait_for(lease, free);
+  if (!seats && wait_for_leases(&Node::busy_until, may_run, now)) return;
   if (!seats) return wait_for("a node with the slots of the seats that are empty", {});
   begin(std::move(*seats), now);
 }

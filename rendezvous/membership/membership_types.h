@@ -7,10 +7,18 @@
 #include <variant>
 #include <vector>
 
-#include "rendezvous/seats.h"
+#include "rendezvous/membership/seats.h"
 
 /// What goes into Membership and what comes out of it. Plain data.
 namespace ddp::rendezvous {
+
+/// Whose lease an attempt waits for although ranks survive, when a node is lost that may only be cut off: a
+/// rank there completes no step without the others, but may still write the checkpoint of its last one.
+enum class Fence : std::uint8_t {
+  kRank0,  ///< the node of rank 0, which writes the checkpoints by convention
+  kAll,    ///< every node
+  kOff,
+};
 
 /// What the user asked for; docs/states.md tells what each does.
 struct MembershipRules {
@@ -29,6 +37,7 @@ struct MembershipRules {
   /// From the last word of a node until none of its workers can live any more, come what may
   /// (docs/states.md).
   Duration lease = std::chrono::seconds(25);
+  Fence fence = Fence::kRank0;
   Duration stop_time = std::chrono::seconds(25);  ///< from Stop to the Ended of every node
   int max_restarts = 0;
   Duration restart_window{0};  ///< max_restarts are those within it; 0: of the whole job
@@ -60,6 +69,7 @@ struct Joined {  ///< its agent said hello and can run so many workers; any atte
   int slots = 1;
   std::string name =
       {};  ///< needed of hosts that were not expected; else given where hosts choose their number
+  std::uint32_t gone_life = 0;  ///< it is certain now that no worker of this earlier life lives; 0: of none
 };
 struct Heard {};   ///< any byte of it; any attempt
 struct LinkLost {  ///< any attempt

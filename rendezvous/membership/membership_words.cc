@@ -1,4 +1,4 @@
-#include "rendezvous/membership_words.h"
+#include "rendezvous/membership/membership_words.h"
 
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-#include "rendezvous/rank_plan.h"
+#include "rendezvous/membership/rank_plan.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/job_messages.h"
+#include "rendezvous/protocol/job_messages.h"
 
 /// What `ddplaunch check` asks a node, and what it answers. Part of message.h, which says how they are
 /// written.

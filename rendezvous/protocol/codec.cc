@@ -1,4 +1,4 @@
-#include "rendezvous/codec.h"
+#include "rendezvous/protocol/codec.h"
 
 #include <array>
 #include <concepts>
@@ -199,16 +199,41 @@ Result<Message> decode_payload(std::string_view payload) {
 }
 
 std::string_view message_name(const Message& message) {
-  static constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames{
-      "Hello",          "JobAccepted",   "Refused",         "StoreOpened",
-      "ProbeResult",    "WorkerStarted", "WorkerExited",    "Output",
-      "AttemptEnded",   "Pong",          "Notice",          "StdinTaken",
-      "WorkerEvidence", "Quiet",         "Inspection",      "NodeChecked",
-      "WorkersGreeted", "WorkersReady",  "WorkerInTrouble", "AttemptRevoked", "WorkerCollectives",
-      "JobStart",       "OpenStore",     "Probe",           "Spawn",
-      "Stop",           "Revoke",        "Signal",          "Leave",
-      "Ping",           "Credit",        "MasterAsleep",    "Stdin",
-      "Inspect",        "NodeCheck"};
+  static constexpr std::array<std::string_view, std::variant_size_v<Message>> kNames{"Hello",
+                                                                                     "JobAccepted",
+                                                                                     "Refused",
+                                                                                     "StoreOpened",
+                                                                                     "ProbeResult",
+                                                                                     "WorkerStarted",
+                                                                                     "WorkerExited",
+                                                                                     "Output",
+                                                                                     "AttemptEnded",
+                                                                                     "Pong",
+                                                                                     "Notice",
+                                                                                     "StdinTaken",
+                                                                                     "WorkerEvidence",
+                                                                                     "Quiet",
+                                                                                     "Inspection",
+                                                                                     "NodeChecked",
+                                                                                     "WorkersGreeted",
+                                                                                     "WorkersReady",
+                                                                                     "WorkerInTrouble",
+                                                                                     "AttemptRevoked",
+                                                                                     "WorkerCollectives",
+                                                                                     "JobStart",
+                                                                                     "OpenStore",
+                                                                                     "Probe",
+                                                                                     "Spawn",
+                                                                                     "Stop",
+                                                                                     "Revoke",
+                                                                                     "Signal",
+                                                                                     "Leave",
+                                                                                     "Ping",
+                                                                                     "Credit",
+                                                                                     "MasterAsleep",
+                                                                                     "Stdin",
+                                                                                     "Inspect",
+                                                                                     "NodeCheck"};
   return kNames[message.index()];
 }
 

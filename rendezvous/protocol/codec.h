@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 /// Messages ↔ bytes, one codec for both ends (docs/protocol.md). Little-endian, fixed widths; a string or
 /// list is a u32 count and its elements. A frame is: u32 length of what follows, u8 type, fields.

@@ -1,4 +1,4 @@
-#include "rendezvous/frame.h"
+#include "rendezvous/protocol/frame.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/block_pool.h"
-#include "rendezvous/codec.h"
+#include "base/block_pool.h"
+#include "rendezvous/protocol/codec.h"
 
 namespace ddp::rendezvous {
 namespace {

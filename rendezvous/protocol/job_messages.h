@@ -31,11 +31,14 @@ struct JobStart {
   std::uint32_t credit = 0;           ///< output bytes of each stream that the agent may have unacknowledged
   std::uint32_t hang_timeout_ms = 0;  ///< 0: nobody watches for hangs
   std::vector<std::string> setup;  ///< shell scripts, run once before the workers, whose variables they set
+  /// Of the agent that ran this job on this machine before and was lost: the pids of its keeper, of its
+  /// workers, and its own. Empty: nothing is to be found out about it.
+  std::vector<std::uint32_t> predecessor;
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.job_id), c(m.host), c(m.command_kind), c(m.argv), c(m.python), c(m.chdir), c(m.env),
         c(m.explicit_env), c(m.devices), c(m.local), c(m.stdin_to_rank0), c(m.master_timeout_ms),
-        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.setup);
+        c(m.link_grace_ms), c(m.credit), c(m.hang_timeout_ms), c(m.setup), c(m.predecessor);
   }
 };
 

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <variant>
 
-#include "rendezvous/check_messages.h"
-#include "rendezvous/job_messages.h"
-#include "rendezvous/link_messages.h"
-#include "rendezvous/node_messages.h"
-#include "rendezvous/worker_messages.h"
+#include "rendezvous/protocol/check_messages.h"
+#include "rendezvous/protocol/job_messages.h"
+#include "rendezvous/protocol/link_messages.h"
+#include "rendezvous/protocol/node_messages.h"
+#include "rendezvous/protocol/worker_messages.h"
 
 /// The messages of the control protocol between master and agents, as docs/protocol.md describes them. Plain
 /// data; each struct lists its fields once (`fields`), and the codec reads and writes by that list. Numbers

@@ -31,11 +31,13 @@ struct Hello {
   std::uint32_t gpus = 0;
   std::uint64_t clock_ns = 0;  ///< CLOCK_MONOTONIC of the node when sent
   std::vector<Interface> interfaces;
-  std::uint32_t workers = 0;  ///< what the node was told itself (per-node mode); 0: the master plans it
+  std::uint32_t workers = 0;        ///< what the node was told itself (per-node mode); 0: the master plans it
+  std::uint32_t keeper = 0;         ///< the keeper's pid
+  std::uint64_t pid_namespace = 0;  ///< in which pids are meant: the inode of /proc/self/ns/pid; 0: not known
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.hostname), c(m.machine_id), c(m.pid), c(m.cpus), c(m.gpus), c(m.clock_ns), c(m.interfaces),
-        c(m.workers);
+        c(m.workers), c(m.keeper), c(m.pid_namespace);
   }
 };
 
@@ -46,9 +48,10 @@ struct JobAccepted {
   std::vector<std::string> infiniband = {};  ///< adapters with an active InfiniBand port: "mlx5_0"
   std::string no_infiniband =
       {};  ///< why NCCL would not use them here, in words; empty: nothing is in its way
+  bool predecessor_gone = false;  ///< all of JobStart::predecessor have ended, and nothing of theirs is left
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.program), c(m.infiniband), c(m.no_infiniband);
+    c(m.program), c(m.infiniband), c(m.no_infiniband), c(m.predecessor_gone);
   }
 };
 

@@ -1,12 +1,12 @@
-#include "rendezvous/output_queue.h"
+#include "rendezvous/protocol/output_queue.h"
 
 #include <algorithm>
 #include <cassert>
 #include <cstring>
 #include <utility>
 
-#include "rendezvous/codec.h"
-#include "rendezvous/frame.h"
+#include "rendezvous/protocol/codec.h"
+#include "rendezvous/protocol/frame.h"
 
 namespace ddp::rendezvous {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "rendezvous/message.h"
+#include "rendezvous/protocol/message.h"
 
 namespace ddp::rendezvous {
 
@@ -13,7 +13,8 @@ namespace ddp::rendezvous {
 /// the worker straight to where they are sent from. The owner's duties:
 ///   1. read into `space()`, then `commit()` what was read, before the next call of space;
 ///   2. send `front()`, then `pop()` it: a piece is sent whole before anything else may go out.
-/// Not bounded: its callers keep to their credit. Holds on to little memory once it is empty.
+/// Not bounded: its callers keep to their credit, and at a stop to what the workers' pipes hold. Holds on to
+/// little memory once it is empty.
 class OutputQueue {
  public:
   /// Room for the data of the next frame, `size` bytes (kMaxOutputData at most).

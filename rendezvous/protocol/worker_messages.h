@@ -34,10 +34,11 @@ struct WorkerExited {
   std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when it ended
   std::string text;
   bool by_revoke = false;  ///< its agent killed it, since it could not let go of the attempt: `text` says why
+  bool after_stop = false;  ///< its agent had sent it SIGTERM before its end began
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text),
-        c(m.by_revoke);
+        c(m.by_revoke), c(m.after_stop);
   }
 };
 

@@ -1,4 +1,4 @@
-#include "rendezvous/link_token.h"
+#include "rendezvous/secure/link_token.h"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -71,6 +71,42 @@ std::string octal(mode_t mode) {
   return text;
 }
 
+/// Reads the token out of an open file. `path` is for advice.
+Result<LinkToken> read_token(int fd, const std::string& origin, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) < 0) return system_error(errno, origin);
+  if (!S_ISREG(status.st_mode)) return refused(origin, "is no regular file");
+  if (const char* whom = exposure(status)) {
+    return refused(origin,
+                   std::string("may be read by ") + whom + " (mode " + octal(status.st_mode & 07777) +
+                       "); make it yours alone: chmod 600 " + path +
+                       " (in Kubernetes defaultMode: 0400), and make a new token if others use this machine");
+  }
+  std::array<char, LinkToken::kMaxSize + 16> buffer;
+  std::size_t size = 0;
+  ssize_t count = 0;
+  while (size < buffer.size()) {
+    count = ::read(fd, buffer.data() + size, buffer.size() - size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    size += static_cast<std::size_t>(count);
+  }
+  const int failed = count < 0 ? errno : 0;
+  const Secret read = Secret::take(buffer.data(), size);
+  if (failed != 0) return system_error(failed, origin);
+  return make_token(read.reveal(), origin);
+}
+
+/// Empty when `status` is this user's.
+std::string other_owner(const struct stat& status) {
+  if (status.st_uid == ::geteuid()) return {};
+  return "belongs to uid " + std::to_string(status.st_uid) + " and not to you (uid " +
+         std::to_string(::geteuid()) + ")";
+}
+
+// Non-blocking: a FIFO without a writer would hold us for ever.
+constexpr int kOpenToken = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+
 }  // namespace
 
 Result<LinkToken> make_token(std::string_view text, std::string origin) {
@@ -107,31 +143,29 @@ Result<LinkToken> take_token_from_environment() {
 
 Result<LinkToken> read_token_file(const std::string& path) {
   const std::string origin = "the token file " + path;
-  // Non-blocking: a FIFO without a writer would hold us for ever.
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  const UniqueFd fd(::open(path.c_str(), kOpenToken));
   if (!fd) return cannot_open(errno, origin);
+  return read_token(fd.get(), origin, path);
+}
+
+Result<LinkToken> read_own_token_file(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  const std::string parent = path.substr(0, slash);
+  const std::string origin = "the token file " + path;
+  const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) return cannot_open(errno, origin);
   struct stat status {};
+  if (::fstat(directory.get(), &status) < 0) return system_error(errno, parent);
+  if (const std::string whose = other_owner(status); !whose.empty())
+    return refused("the directory " + parent, whose);
+  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return refused("the directory " + parent, "may be written to by others; chmod go-w " + parent);
+  const UniqueFd fd(::openat(directory.get(), path.c_str() + slash + 1, kOpenToken | O_NOFOLLOW));
+  if (!fd && errno == ELOOP) return refused(origin, "is a link");
+  if (!fd) return cannot_open(errno, origin);
   if (::fstat(fd.get(), &status) < 0) return system_error(errno, origin);
-  if (!S_ISREG(status.st_mode)) return refused(origin, "is no regular file");
-  if (const char* whom = exposure(status)) {
-    return refused(origin,
-                   std::string("may be read by ") + whom + " (mode " + octal(status.st_mode & 07777) +
-                       "); make it yours alone: chmod 600 " + path +
-                       " (in Kubernetes defaultMode: 0400), and make a new token if others use this machine");
-  }
-  std::array<char, LinkToken::kMaxSize + 16> buffer;
-  std::size_t size = 0;
-  ssize_t count = 0;
-  while (size < buffer.size()) {
-    count = ::read(fd.get(), buffer.data() + size, buffer.size() - size);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    size += static_cast<std::size_t>(count);
-  }
-  const int failed = count < 0 ? errno : 0;
-  const Secret read = Secret::take(buffer.data(), size);
-  if (failed != 0) return system_error(failed, origin);
-  return make_token(read.reveal(), origin);
+  if (const std::string whose = other_owner(status); !whose.empty()) return refused(origin, whose);
+  return read_token(fd.get(), origin, path);
 }
 
 Result<LinkToken> random_token() {

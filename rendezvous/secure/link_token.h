@@ -17,6 +17,8 @@ struct LinkToken {
 
   Secret secret;
   std::string origin;  ///< for messages: "DDPLAUNCH_TOKEN", "the file /run/token"
+
+  LinkToken copy() const { return {Secret(secret.reveal()), origin}; }
 };
 
 /// Takes the token out of DDPLAUNCH_TOKEN and erases it there, so that neither a child nor a reader of
@@ -28,6 +30,10 @@ Result<LinkToken> take_token_from_environment();
 /// as a mounted Kubernetes secret, is good too). Blanks around the token do not count. kUsage: as above, or
 /// readable by others; kSystem: it cannot be read.
 Result<LinkToken> read_token_file(const std::string& path);
+
+/// The same for a file that nobody chose by its name: kUsage also when the file, or the directory that it
+/// lies in, belongs to another user, when others may write to that directory, or when the file is a link.
+Result<LinkToken> read_own_token_file(const std::string& path);
 
 /// 256 random bits as 64 hexadecimal digits. kSystem: there is no randomness.
 Result<LinkToken> random_token();

@@ -1,4 +1,4 @@
-#include "rendezvous/secure_acceptor.h"
+#include "rendezvous/secure/secure_acceptor.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -10,9 +10,9 @@
 #include <string_view>
 #include <utility>
 
-#include "rendezvous/client_hello.h"
-#include "rendezvous/secure_stream.h"
-#include "rendezvous/secure_stream_key.h"
+#include "rendezvous/identity/client_hello.h"
+#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/secure/secure_stream_key.h"
 
 namespace ddp::rendezvous {
 namespace {

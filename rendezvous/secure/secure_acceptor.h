@@ -9,12 +9,12 @@
 #include "base/asio.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
-#include "rendezvous/accept_loop.h"
-#include "rendezvous/link_identity.h"
-#include "rendezvous/link_token.h"
-#include "rendezvous/listen_guard.h"
-#include "rendezvous/secure_stream.h"
-#include "rendezvous/secure_stream_context.h"
+#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/identity/listen_guard.h"
+#include "rendezvous/link/accept_loop.h"
+#include "rendezvous/secure/link_token.h"
+#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/secure/secure_stream_context.h"
 
 namespace ddp::rendezvous {
 

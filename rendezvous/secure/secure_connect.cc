@@ -1,4 +1,4 @@
-#include "rendezvous/secure_connect.h"
+#include "rendezvous/secure/secure_connect.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -14,8 +14,8 @@
 
 #include "base/readable.h"
 #include "base/unique_fd.h"
-#include "rendezvous/secure_stream.h"
-#include "rendezvous/secure_stream_key.h"
+#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/secure/secure_stream_key.h"
 
 namespace ddp::rendezvous {
 namespace {

@@ -12,9 +12,9 @@
 #include "base/byte_stream.h"
 #include "base/result.h"
 #include "base/secret.h"
-#include "rendezvous/link_identity.h"
-#include "rendezvous/link_refusal.h"
-#include "rendezvous/secure_stream_context.h"
+#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/identity/link_refusal.h"
+#include "rendezvous/secure/secure_stream_context.h"
 
 namespace ddp::rendezvous {
 

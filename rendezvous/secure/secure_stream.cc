@@ -1,4 +1,4 @@
-#include "rendezvous/secure_stream.h"
+#include "rendezvous/secure/secure_stream.h"
 
 #include <openssl/bio.h>
 #include <openssl/err.h>
@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "rendezvous/link_refusal.h"
+#include "rendezvous/identity/link_refusal.h"
 
 namespace ddp::rendezvous {
 namespace {

@@ -9,8 +9,8 @@
 #include "base/byte_stream.h"
 #include "base/result.h"
 #include "base/secret.h"
-#include "rendezvous/link_identity.h"
-#include "rendezvous/secure_stream_context.h"
+#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/secure/secure_stream_context.h"
 
 namespace ddp::rendezvous {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/secure_stream_context.h"
+#include "rendezvous/secure/secure_stream_context.h"
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>

@@ -1,4 +1,4 @@
-#include "rendezvous/secure_stream_key.h"
+#include "rendezvous/secure/secure_stream_key.h"
 
 #include <openssl/core_names.h>
 #include <openssl/err.h>

@@ -5,7 +5,7 @@
 
 #include "base/result.h"
 #include "base/secret.h"
-#include "rendezvous/link_identity.h"
+#include "rendezvous/identity/link_identity.h"
 
 namespace ddp::rendezvous {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/key_store.h"
+#include "rendezvous/store/key_store.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/result.h"
-#include "rendezvous/store_waiters.h"
-#include "rendezvous/tcp_store_codec.h"
+#include "rendezvous/store/store_waiters.h"
+#include "rendezvous/store/tcp_store_codec.h"
 
 namespace ddp::rendezvous {
 

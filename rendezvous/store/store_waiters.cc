@@ -1,9 +1,9 @@
-#include "rendezvous/store_waiters.h"
+#include "rendezvous/store/store_waiters.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "rendezvous/tcp_store_codec.h"
+#include "rendezvous/store/tcp_store_codec.h"
 
 namespace ddp::rendezvous {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/tcp_store_codec.h"
+#include "rendezvous/store/tcp_store_codec.h"
 
 #include <algorithm>
 #include <array>

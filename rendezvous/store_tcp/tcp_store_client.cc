@@ -1,4 +1,4 @@
-#include "rendezvous/tcp_store_client.h"
+#include "rendezvous/store_tcp/tcp_store_client.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "rendezvous/tcp_store_codec.h"
-#include "rendezvous/tcp_store_connect.h"
+#include "rendezvous/store/tcp_store_codec.h"
+#include "rendezvous/store_tcp/tcp_store_connect.h"
 
 namespace ddp::rendezvous {
 namespace {

@@ -1,4 +1,4 @@
-#include "rendezvous/tcp_store_connect.h"
+#include "rendezvous/store_tcp/tcp_store_connect.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-#include "rendezvous/tcp_store_server.h"
+#include "rendezvous/store_tcp/tcp_store_server.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -9,7 +9,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "rendezvous/accept_loop.h"
+#include "rendezvous/link/accept_loop.h"
 
 namespace ddp::rendezvous {
 namespace {

@@ -12,9 +12,9 @@
 #include "base/asio.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
-#include "rendezvous/address_filter.h"
-#include "rendezvous/key_store.h"
-#include "rendezvous/tcp_listener.h"
+#include "rendezvous/link/address_filter.h"
+#include "rendezvous/link/tcp_listener.h"
+#include "rendezvous/store/key_store.h"
 
 namespace ddp::rendezvous {
 

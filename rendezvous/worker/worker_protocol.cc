@@ -1,4 +1,4 @@
-#include "rendezvous/worker_protocol.h"
+#include "rendezvous/worker/worker_protocol.h"
 
 #include <algorithm>
 #include <limits>

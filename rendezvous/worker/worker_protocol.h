@@ -19,6 +19,8 @@ namespace ddp::rendezvous {
 /// With its end. Longer lines are an error at the receiver; the encoder cuts texts so that none is longer.
 inline constexpr std::size_t kWorkerLineBytes = 4096;
 inline constexpr int kWorkerProtocol = 1;
+/// "failed" of one worker in one attempt that count; more are ignored.
+inline constexpr unsigned kMostTroubles = 10;
 /// A worker that lost a peer waits so long for the order that follows, then it ends with its own code.
 inline constexpr std::chrono::seconds kOrderTime{10};
 

@@ -1,4 +1,4 @@
-#include "rendezvous/worker_session.h"
+#include "rendezvous/worker/worker_session.h"
 
 #include <utility>
 
@@ -66,7 +66,13 @@ void WorkerSession::hear(const WorkerStep& step) {
 
 void WorkerSession::hear(const WorkerTrouble& trouble) {
   if (!is_present("failed", trouble.attempt)) return;
-  if (state_ == State::kInAttempt) events_.emplace_back(trouble);
+  if (state_ == State::kInAttempt && troubles_ < kMostTroubles) {
+    ++troubles_;
+    events_.emplace_back(trouble);
+  } else if (state_ == State::kInAttempt) {
+    odd(Oddity::kTroubles, "said " + quoted_key("failed", trouble.attempt) + " more than " +
+                               std::to_string(kMostTroubles) + " times; the rest is ignored");
+  }
   if (state_ == State::kFree)
     odd(Oddity::kOutOfTurn,
         "said " + quoted_key("failed", trouble.attempt) + " after it had let go; ignored");
@@ -123,6 +129,7 @@ void WorkerSession::begin(AttemptOrder order) {
   }
   attempt_ = order.attempt;
   ready_ = false;
+  troubles_ = 0;
   if (state_ != State::kIgnored) state_ = State::kInAttempt;
   send(std::move(order));
 }

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "rendezvous/worker_protocol.h"
+#include "rendezvous/worker/worker_protocol.h"
 
 namespace ddp::rendezvous {
 
@@ -65,6 +65,7 @@ class WorkerSession {
     kVersion,
     kForeign,
     kOutOfTurn,
+    kTroubles,
   };
   void line(std::string_view text);
   void hear(const WorkerHello& hello);
@@ -83,8 +84,9 @@ class WorkerSession {
   std::string output_;
   WorkerHello hello_;
   std::optional<std::uint32_t> attempt_;
-  bool ready_ = false;  ///< it has said so in this attempt
-  unsigned odd_ = 0;    ///< kinds that were told, a bit for each
+  bool ready_ = false;     ///< it has said so in this attempt
+  unsigned troubles_ = 0;  ///< and so often that it failed
+  unsigned odd_ = 0;       ///< kinds that were told, a bit for each
   bool stopped_ = false;
   // For after the hello.
   std::optional<AttemptOrder> waiting_attempt_;

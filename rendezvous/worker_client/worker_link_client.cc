@@ -1,4 +1,4 @@
-#include "rendezvous/worker_link_client.h"
+#include "rendezvous/worker_client/worker_link_client.h"
 
 #include <poll.h>
 #include <pthread.h>

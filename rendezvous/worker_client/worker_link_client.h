@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "rendezvous/worker_protocol.h"
+#include "rendezvous/worker/worker_protocol.h"
 
 namespace ddp::rendezvous {
 

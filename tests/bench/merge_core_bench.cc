@@ -15,9 +15,9 @@
 #include <variant>
 #include <vector>
 
-#include "launcher/output_lines.h"
-#include "rendezvous/codec.h"
-#include "rendezvous/frame.h"
+#include "launcher/lines/output_lines.h"
+#include "rendezvous/protocol/codec.h"
+#include "rendezvous/protocol/frame.h"
 
 namespace {
 

@@ -31,13 +31,13 @@
 #include "base/error.h"
 #include "base/readable.h"
 #include "base/version.h"
-#include "launcher/join_line.h"
-#include "launcher/join_link.h"
-#include "remote/bootstrap.h"
-#include "rendezvous/connection.h"
-#include "rendezvous/link_token.h"
-#include "rendezvous/secure_stream.h"
-#include "rendezvous/secure_stream_key.h"
+#include "launcher/link_protocol/join_line.h"
+#include "launcher/links/join_link.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "rendezvous/link/connection.h"
+#include "rendezvous/secure/link_token.h"
+#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/secure/secure_stream_key.h"
 
 namespace {
 

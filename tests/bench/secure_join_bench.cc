@@ -28,11 +28,11 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/connection.h"
-#include "rendezvous/secure_acceptor.h"
-#include "rendezvous/secure_connect.h"
-#include "rendezvous/secure_stream.h"
-#include "rendezvous/secure_stream_key.h"
+#include "rendezvous/link/connection.h"
+#include "rendezvous/secure/secure_acceptor.h"
+#include "rendezvous/secure/secure_connect.h"
+#include "rendezvous/secure/secure_stream.h"
+#include "rendezvous/secure/secure_stream_key.h"
 
 namespace {
 

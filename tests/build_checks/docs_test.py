@@ -34,6 +34,12 @@ class Docs(unittest.TestCase):
         linked = set(LINK.findall((ROOT / "README.md").read_text()))
         self.assertEqual({f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} - linked, set())
 
+    def test_answers_of_where_do_i_find_exist(self):
+        table = (ROOT / "docs/architecture.md").read_text().split("## Where do I find…")[1].split("\n## ")[0]
+        answers = re.findall(r"\| `([^`]+)` \|", table)
+        self.assertGreaterEqual(len(answers), 20)
+        self.assertEqual([answer for answer in answers if not (ROOT / answer).is_file()], [])
+
     def test_decisions_are_numbered_without_gap_or_double(self):
         numbers = [int(path.name[:4]) for path in sorted(ROOT.glob("docs/decisions/*.md"))]
         self.assertEqual(numbers, list(range(1, len(numbers) + 1)))

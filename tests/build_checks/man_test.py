@@ -15,7 +15,7 @@ LONG_OPTION = r"--[a-z][a-z-]+"
 
 
 # What a program does instead of its usual work, with options of its own.
-OTHER_USES = {"train": (("--bench",), ("--health",))}
+OTHER_USES = {"train": (("bench",), ("health",))}
 # The page names these in one sentence.
 ONE_CHOICE = "Of nccl-tests, with one choice here:"
 

@@ -282,7 +282,7 @@ class Check(LaunchTest):
         self.assertEqual(done.returncode, 0, done)
         self.assertEqual([h["host"] for h in json.loads(done.stdout)["hosts"]], ["localhost"])
 
-    SHORT = ("train", "--health", "300ms", "--health-memory", "8", "--threads", "1")
+    SHORT = ("train", "health", "300ms", "--memory", "8", "--threads", "1")
 
     def give_trainer(self):
         """Two nodes, where it lies beside the agent."""
@@ -296,12 +296,12 @@ class Check(LaunchTest):
         for fault, words in (("memory", r"rank 1, CPU: 1 wrong words in 8 MiB of memory, .*"),
                              ("gemm", r"rank 1, CPU: of \d+ equal matrix products 1 were wrong and 1 had other bits .*"),
                              ("sum", r"rank 1, CPU: 1 wrong elements in the sum over all ranks")):
-            done, report = self.check_json("--deep", *self.SHORT, "--health-plant", f"1:{fault}")
+            done, report = self.check_json("--deep", *self.SHORT, "--inject-fault", f"1:{fault}")
             self.assertEqual((done.returncode, report["exit_code"]), (115, 115), done)
             [(item, hosts, text)] = self.errors(report)
             self.assertEqual((item, hosts), ("health", ["127.0.0.3"]))
             self.assertRegex(text, f"^{words}$")
-        self.assertIn("ddplaunch: train --health runs on 2 hosts\n", done.stderr)
+        self.assertIn("ddplaunch: train health runs on 2 hosts\n", done.stderr)
         self.assertEqual(done.stderr.splitlines()[-1], "ddplaunch: exit 115: a job would fail, 1 error found")
 
     def test_deep_is_not_tried_where_a_job_would_fail_anyhow(self):
@@ -312,11 +312,11 @@ class Check(LaunchTest):
 
     def test_a_test_that_does_not_run_is_told(self):
         self.give_trainer()
-        done, report = self.check_json("--deep", "train", "--health", "1s", "--no-such-option")
+        done, report = self.check_json("--deep", "train", "health", "1s", "--no-such-option")
         self.assertEqual(done.returncode, 115, done)
         [(item, hosts, text)] = self.errors(report)
         self.assertEqual((item, hosts), ("health", []))
-        self.assertRegex(text, r"^train --health gave no result and ended with exit code \d+: ")
+        self.assertRegex(text, r"^train health gave no result and ended with exit code \d+: ")
 
     def test_collectives(self):
         self.give_trainer()

@@ -4,25 +4,20 @@ this test plays, and the document's example under ddplaunch, whose workers are k
 
 Runs with the distribution's torch (/usr/bin/python3) and, when DDP_TEST_TORCH_PYTHON names one, with another interpreter's."""
 
-import json
 import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import BIN, SOURCE, LaunchTest, Nodes, live_processes_with, main
+from tests.support.elastic_worker import LIMIT_S, MODULES, STORE, ElasticTest, interpreters
+from tests.support.launch import SOURCE, LaunchTest, Nodes, live_processes_with, main
 
-MODULES = BIN.parent / "share/ddplaunch/python"
-STORE = BIN.parent / "tests/store_server_main"
+PYTHONS = interpreters()
 EXAMPLE = re.search(r"```python\n(.*?)```", (SOURCE / "docs/elastic_python.md").read_text(), re.S).group(1)
-LIMIT_S = 120
 
 # $WAIT names a rank that in attempt 1 stops for good in front of the named thing.
 SCRIPT = """
@@ -112,109 +107,10 @@ dist.rendezvous = told
 """
 
 
-def interpreters():
-    found = []
-    for python in ("/usr/bin/python3", os.environ.get("DDP_TEST_TORCH_PYTHON")):
-        if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
-                                     capture_output=True).returncode == 0:
-            found.append(python)
-    return found
-
-
-PYTHONS = interpreters()
-
-
-class Worker:
-    """A process with the module in it, and the agent's end of its socket."""
-
-    def __init__(self, test, python, *args, **environment):
-        path = test.dir / f"w{len(test.workers)}.sock"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen()
-            self.process = subprocess.Popen(
-                [python, "-W", "ignore", *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                env=dict(os.environ, PYTHONPATH=str(MODULES), DDPLAUNCH_CONTROL=f"unix:{path}", GLOO_SOCKET_IFNAME="lo",
-                         OMP_NUM_THREADS="1", USE_LIBUV="0", **environment))
-            test.workers.append(self)
-            listener.settimeout(LIMIT_S)
-            self.link = listener.accept()[0]
-        self.pending, self.words = b"", []
-
-    def say(self, **word):
-        self.link.sendall(json.dumps(word).encode() + b"\n")
-
-    def hear(self, key, accept=lambda value: True):
-        """The next word with `key`; those before it are dropped, and kept in words."""
-        end = time.monotonic() + LIMIT_S
-        while True:
-            while b"\n" in self.pending:
-                line, self.pending = self.pending.split(b"\n", 1)
-                self.words.append(json.loads(line))
-                if key in self.words[-1] and accept(self.words[-1][key]):
-                    return self.words[-1]
-            self.link.settimeout(max(0.01, end - time.monotonic()))
-            received = self.link.recv(65536)
-            if not received:
-                raise AssertionError(f"the worker ended: {self.process.communicate()}")
-            self.pending += received
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def end(self):
-        out, err = self.process.communicate(timeout=LIMIT_S)
-        return self.process.returncode, out, err
-
-
 @unittest.skipUnless(PYTHONS and STORE.exists(), "no interpreter here has torch, or the tests' store is not built")
-class ElasticModule(LaunchTest):
+class ElasticModule(ElasticTest):
     python = PYTHONS[0] if PYTHONS else None
-
-    def setUp(self):
-        super().setUp()
-        self.workers = []
-        self.addCleanup(self.end_all)
-        self.path = self.script("script.py", SCRIPT, mode=0o644)
-
-    def end_all(self):
-        for worker in self.workers:
-            if worker.process.poll() is None:
-                worker.kill()
-            worker.process.stdout.close()
-            worker.process.stderr.close()
-            worker.link.close()
-
-    def begin(self, attempt, workers, source=None, missing=0):
-        """Orders the attempt, on a store of its own; `missing` ranks are never there."""
-        store = subprocess.Popen([STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.addCleanup(store.communicate)
-        port = store.stdout.readline().split()[1]
-        world = len(workers) + missing
-        for rank, worker in enumerate(workers):
-            worker.say(attempt=attempt, rank=rank, world=world, local_rank=rank, local_world=world, node_rank=0, nodes=1,
-                       store=f"127.0.0.1:{port}", agent_store=True, **{"from": source}, later="unknown keys are ignored")
-
-    def worker(self, steps, **environment):
-        worker = Worker(self, self.python, self.path, steps, **environment)
-        hello = worker.hear("hello")
-        self.assertEqual((hello["hello"], hello["rejoin"], hello["sharded"]), (1, True, False))
-        return worker
-
-    def team(self, steps, **environment):
-        workers = [self.worker(steps, **environment) for _ in range(3)]
-        self.begin(0, workers)
-        for worker in workers:
-            worker.hear("ready")
-        return workers
-
-    def revoke(self, attempt, workers):
-        """The steps that they hold."""
-        for worker in workers:
-            worker.say(revoke=attempt, reason="rank 2 was killed by SIGKILL", deadline_ms=5000)
-        # Without the wake-up it would be Gloo's half hour.
-        return [worker.hear("revoked", lambda value: value == attempt)["step"] for worker in workers]
+    text = SCRIPT
 
     def assert_all_end(self, workers):
         ends = [worker.end() for worker in workers]
@@ -281,18 +177,6 @@ class ElasticModule(LaunchTest):
         self.assertEqual(self.revoke(1, workers[:2]), held)
         self.goes_on(workers, held, attempt=2)
 
-    def read_line(self, worker, wanted):
-        limit = threading.Timer(LIMIT_S, worker.process.kill)
-        limit.start()
-        self.addCleanup(limit.cancel)
-        lines = []
-        for line in worker.process.stdout:
-            lines.append(line)
-            if line == wanted:
-                limit.cancel()
-                return
-        self.fail(f"no {wanted!r} in {lines}: {worker.process.stderr.read()}")
-
     def test_a_loss_in_the_middle_of_sync_leaves_what_was_there(self):
         workers = self.team(100_000, WAIT="sync 0")
         workers[0].hear("step", lambda step: step >= 5)
@@ -328,7 +212,7 @@ class ElasticModule(LaunchTest):
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()
-        said = workers[0].hear("failed")
+        said = self.hear_first(workers[:2], "failed")  # the other may wait for this one only, and notice nothing
         self.assertEqual(said["failed"], 0)
         self.assertIn("RuntimeError", said["error"])
         self.goes_on(workers, self.revoke(0, workers[:2]))

@@ -112,6 +112,27 @@ class Elastic(LaunchTest):
         self.assert_code(done, 0)
         self.assertIn("waiting for nodes: 1 of at least 2\n", done.err)
 
+    def test_agent_and_keeper_are_killed_in_one_moment(self):
+        leaving = self.script("leaving.sh", WAITING.replace("exec sleep", "setsid tail -f /dev/null >/dev/null 2>&1 &\nexec sleep"))
+
+        def left():
+            return [pid for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if "tail" in words]
+        process = self.launch("--nnodes", 2, "--max-restarts", 1, leaving, 1)
+        self.running(process, 0, 4)
+        self.assertTrue(wait_until(lambda: 1 in self.agents() and len(left()) == 4))
+        agent, keeper = self.agents()[1]
+        began = time.monotonic()
+        os.kill(keeper, signal.SIGSTOP)
+        os.kill(agent, signal.SIGKILL)
+        os.kill(keeper, signal.SIGKILL)
+        lines = self.running(process, 1, 4)
+        self.assertLess(time.monotonic() - began, 15)  # the lease is 25 s: the next agent there has looked
+        self.assertEqual(left(), [])
+        self.assertEqual(lines, [f"attempt 1 rank {rank}/4 node {rank // 2}/2\n" for rank in range(4)])
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertNotIn("the lease", done.err)
+
     def test_without_restarts_the_loss_is_the_end(self):
         process = self.launch("--nnodes", "1:3", "--max-restarts", 0, *self.waiting(1))
         self.running(process, 0, 6)

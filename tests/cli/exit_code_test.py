@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import BIN, SOURCE, LaunchTest, Nodes, main
 
 # For each row of the document, by its cells before the meaning: the cases for one node and for several, or why there is none.
-OURS = "only a mistake of ours makes it: tests/unit/launcher/exit_report_test.cc"
+OURS = "only a mistake of ours makes it: tests/unit/launcher/report/exit_report_test.cc"
 ROWS = {
     ("0",): ("success", "success_of_nodes"),
     ("1 … 255",): ("codes", "codes_of_nodes"),

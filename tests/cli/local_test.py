@@ -188,7 +188,8 @@ class LocalJob(LaunchTest):
 
     def test_stopped_master_does_not_stop_the_job(self):
         # Ctrl-Z for longer than the agents bear a silent master; the worker's own end shows that it lived on.
-        process = self.start("--master-timeout", "2s", "sh", "-c", "echo up; sleep 4; touch survived; echo bye")
+        process = self.start("--master-timeout", "2s", "sh", "-c", "echo up; sleep 4; touch survived; echo bye",
+                             preexec_fn=os.setpgrp)  # as a shell with job control: this test can continue it
         self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGTSTP)
         stat = pathlib.Path(f"/proc/{process.pid}/stat")
@@ -282,6 +283,30 @@ class LocalJob(LaunchTest):
             resource.RLIMIT_NOFILE, (64, 4096)))
         self.assert_code(done, 0)
         self.assertEqual({line.split("] ")[1] for line in done.out.splitlines()}, {"64"})
+
+    def test_a_local_job_needs_few_open_files(self):
+        import resource
+
+        def limited(number):
+            return self.run_job("--nproc-per-node", 2, "--oversubscribe", "sh", "-c", "echo out; echo err >&2",
+                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (number, number)))
+        done = limited(39)
+        self.assert_code(done, 116)
+        self.assertIn("ddplaunch: exit 116: 1 host needs 40 open files on this machine, but the hard limit is 39;", done.err)
+        done = limited(64)
+        self.assert_code(done, 0)
+        self.assertEqual(done.out.count("out\n"), 2)
+        for rank in range(2):
+            self.assertEqual((self.job_dir / f"attempt_0/rank_{rank:05}.stderr").read_text(), "err\n")
+
+    def test_more_hosts_than_the_hard_limit_of_open_files_allows(self):
+        import resource
+        done = self.run_job("--hosts", "node[0001-1000]", "true", preexec_fn=lambda: resource.setrlimit(
+            resource.RLIMIT_NOFILE, (1024, 4096)))
+        self.assert_code(done, 116)
+        self.assertEqual(done.err, "ddplaunch: exit 116: 1000 hosts need 6064 open files on this machine, but the hard limit is "
+                         "4096; raise it (ulimit -Hn, nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)\n")
+        self.assertFalse(self.job_dir.exists())
 
 
 if __name__ == "__main__":

@@ -147,6 +147,51 @@ class OutputFlow(LaunchTest):
         self.assertEqual(err.splitlines()[-1], "ddplaunch: exit 7: rank 3 on localhost exited 7")
         self.assertEqual(self.stored(3, "stderr").read_text(), "last words of rank 3\n")
 
+    def test_restart_while_nobody_reads_stdout(self):
+        # Exceeding the credit at the stop was a protocol error: the host was charged, and its lease waited for (25 s).
+        script = self.script("flood.sh", f"""#!/bin/sh
+            touch began.$TORCHELASTIC_RESTART_COUNT.$RANK
+            if [ "$TORCHELASTIC_RESTART_COUNT" = 1 ]; then exec {LINES} - 1000; fi
+            if [ "$RANK" = 3 ]; then
+              while [ ! -e go ]; do sleep 0.02; done
+              exit 7
+            fi
+            exec {LINES} - 1000000000
+            """)
+        process = self.launch("--nproc-per-node", 4, "--max-restarts", 1, "--restart-backoff", "50ms", script)
+        self.wait_until_blocked()
+        (self.dir / "go").touch()
+        again = wait_until(lambda: len(list(self.dir.glob("began.1.*"))) == 4, 5 * AT_ONCE)
+        self.assertTrue(again, process.errors.text())
+        out, err = self.end(process, 0)
+        self.assertIn("restart 1 of 1", err)
+        self.assertNotRegex(err, "credit|is lost|was lost|without localhost|not shown")
+        files = [path.read_bytes() for path in self.job_dir.glob("attempt_*/rank_*.stdout")]
+        lines = sum(data.count(b"\n") + (not data.endswith(b"\n")) for data in files)  # one may be cut by the kill
+        self.assertEqual(out.count(b"\n"), lines)
+
+    def test_endless_stderr_of_a_host_costs_no_memory(self):
+        size = 300_000_000 if SLACK == 1 else 10_000_000
+        ssh = self.script("ssh", "#!/bin/sh\n"
+                          "for last; do :; done\n"
+                          f"(yes 'a talkative host' | head -c {size} >&2; touch '{self.dir}/go') &\n"
+                          'exec sh -c "$last"\n')
+        os.mkfifo(self.dir / "end")
+        end = os.open(self.dir / "end", os.O_RDWR)  # does not wait for its reader
+        self.addCleanup(os.close, end)
+        process = self.start("--host", "talkative", "--ssh-command", ssh, "--nproc-per-node", 1, "--start-timeout", "20s", "--no-push",
+                             "sh", "-c", f"read -r word < '{self.dir}/end'; echo done")
+        self.assertTrue(wait_until(lambda: (self.dir / "go").exists() or process.poll() is not None, 60))
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        os.write(end, b"end\n")
+        process.errors = Reader(process.stderr)
+        _, err = self.end(process, 0)
+        peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
+        if SLACK == 1:  # a sanitizer keeps freed memory
+            self.assertLess(peak, 150_000)
+        self.assertEqual(err.count("talkative: more than 64 KiB on the stderr of its agent (or of ssh); the rest is dropped\n"), 1)
+        self.assertLess(err.count("talkative: a talkative host\n"), 8000)
+
     def test_signal_after_the_report_leaves_the_code_as_it_was_told(self):
         process = self.launch("--nproc-per-node", 4, self.script("flood.sh", FLOOD))
         self.wait_until_blocked()

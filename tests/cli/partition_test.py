@@ -291,6 +291,37 @@ class Partition(LaunchTest):
         self.assertRegex(done.out + done.err, r"resumed|going on")
         self.assertIn("weights equal on 2 ranks", done.out)
 
+    def survivors_of_rank_0(self, *args):
+        """Node 0 is cut off from ranks that live on: whether its rank 0 still ran when they went on."""
+        shared = self.dir / "checkpoints"
+        shared.mkdir()
+        # Its agent ends it 9 s after the last word; the others know of the loss after 3 s.
+        times = ("--node-timeout", "3s", "--master-timeout", "9s", "--nnodes", "2:3", "--max-restarts", 2)
+        process = self.start(*times, *args, "train", "--on-peer-loss", "rejoin", "--data", "synthetic",
+                             "--limit", 60000, "--batch-size", 20, "--epochs", 1, "--checkpoint-dir", shared, "--checkpoint-every", 20)
+        self.assertTrue(wait_until(lambda: len(list(shared.iterdir())) > 1, 30))
+        rank0 = next(pid for pid in self.workers(0) if b"\0RANK=0\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
+        self.cut("n1")
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "attempt 1: 2 nodes, 2 workers; without 10.76.0.1" in line:
+                break
+        ran = rank0 in self.workers(0)
+        self.assertTrue(wait_until(lambda: rank0 not in self.workers(0), 9 + 5 + 5 + 8), "it outlives its lease")
+        process.send_signal(signal.SIGINT)
+        self.assert_code(self.finish(process, timeout=90), 130)
+        return ran, "".join(said)
+
+    def test_survivors_wait_for_a_rank_0_that_is_cut_off(self):
+        ran, said = self.survivors_of_rank_0()
+        self.assertFalse(ran, "rank 0 of attempt 0 may write a checkpoint beside attempt 1\n" + said)
+        self.assertIn("waiting for the end of the lease of 10.76.0.1, whose workers may still write a checkpoint (--fence)\n", said)
+
+    def test_without_a_fence_they_do_not(self):
+        ran, said = self.survivors_of_rank_0("--fence", "off")
+        self.assertTrue(ran, said)
+
 
 if __name__ == "__main__":
     main()

@@ -12,15 +12,10 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Outcome, live_processes_with, main, wait_until
+from tests.support.ports import free_port
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 WHO = 'echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, node $GROUP_RANK"'
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class PerNode(LaunchTest):

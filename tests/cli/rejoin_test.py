@@ -6,9 +6,10 @@ import pathlib
 import shutil
 import signal
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import main, wait_until
+from tests.support.launch import BIN, main, wait_until
 from tests.support.rejoin import LIMIT, RejoinTest, kill, samples, socket_folder, step_records
 
 
@@ -53,6 +54,28 @@ class LostRanks(RejoinTest):
         self.assertEqual((second[0], second[1]), (first[0], first[1]))
         self.assertEqual(second[2].agent, first[2].agent)
         self.assert_trained(self.finish(process), 4)
+
+    def test_a_killed_rank_is_replaced_while_nobody_reads_stdout(self):
+        # Output beyond the credit at the revoke was a protocol error: the node was dropped, and the state in memory with it.
+        flood = f'{BIN.parent}/tests/bench_lines - 60000 & exec {BIN}/train "$@" >/dev/null'
+        process = self.here("--max-restarts", 1, "sh", "-c", flood, *self.training())
+        self.wait_for_step(30, process)
+        first = self.by_rank(self.wait_for_workers(4))
+        sizes = [0]
+
+        def blocked():
+            sizes.append(sum(path.stat().st_size for path in self.job_dir.glob("attempt_0/*.stdout")))
+            time.sleep(0.3)
+            return sizes[-1] > 0 and sizes[-1] == sizes[-2]
+        self.assertTrue(wait_until(blocked, 20), sizes)
+        kill(first[3].pid)
+        self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual([second[rank] for rank in (0, 1, 2)], [first[rank] for rank in (0, 1, 2)])
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertEqual(samples.problems(self.samples, LIMIT, 6), [], done.err)
+        self.assertNotRegex(done.err, "credit|no living rank|was lost")
 
     def test_all_ranks_on_this_machine(self):
         process = self.here("--max-restarts", 1, *self.training())
@@ -144,13 +167,26 @@ class LostNodes(RejoinTest):
         self.assertIn("without 127.0.0.3; with 127.0.0.4\n", done.err)
 
     def test_node_0_with_agent_keeper_and_workers(self):
-        process, first = self.begun("--max-restarts", 3, nodes="1:2")
+        # Nobody is left who could say that its workers are dead.
+        process, first = self.begun("--max-restarts", 3, "--fence", "off", nodes="1:2")
         self.addCleanup(shutil.rmtree, socket_folder(first[0]), ignore_errors=True)
         self.seen -= {first[0], first[1]}  # nobody lives who could tidy up after them
         kill(first[0].keeper, first[0].agent, first[0].pid, first[1].pid)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 2)
         self.assertEqual(sorted(self.workers()), sorted((first[2].pid, first[3].pid)))
         self.assert_trained(self.finish(process), 2)
+
+    def test_a_node_without_agent_and_keeper_comes_back_before_its_lease_ends(self):
+        process, first = self.begun("--max-restarts", 3)
+        self.addCleanup(shutil.rmtree, socket_folder(first[2]), ignore_errors=True)
+        self.seen -= {first[2], first[3]}
+        began = time.monotonic()
+        kill(first[2].keeper, first[2].agent)
+        self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
+        self.assertLess(time.monotonic() - began, 18)
+        second = self.by_rank(self.wait_for_workers(4))
+        self.assertEqual((second[0], second[1]), (first[0], first[1]))  # of the other node, on the same machine
+        self.assert_trained(self.finish(process), 4)
 
     def test_a_node_comes_back_into_the_running_world(self):
         process, first = self.begun("--max-restarts", 3, "--scale-up", "now", nodes="1:2", epochs=48)

@@ -50,6 +50,9 @@ for line in lines:
         say(ready=attempt)
         say(step=10 * attempt + 1)
         work(attempt, word["rank"], word["world"], word.get("from"))
+        if kind == "failing" and attempt == 0:
+            for _ in range(20_000):
+                say(failed=0, error="x" * 1000)
         if attempt >= last:
             time.sleep(float(os.environ.get("DDP_TEST_END_AFTER", "0")))
             tell(f"end of rank {word['rank']}")
@@ -155,6 +158,16 @@ class Workers(RejoinTest):
         self.assert_code(done, 0)
         self.assert_same(first, second, 0)
         self.assertIn("rank 2 on localhost did not let go of attempt 0 within 5 s and was killed\n", done.err)
+
+    def test_one_that_says_endlessly_that_it_failed_fills_no_log(self):
+        process = self.play("good,failing,good")
+        self.begun(process, 0, 3)
+        self.workers("worker.py")
+        self.begun(process, 1, 3)
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertEqual(done.err.count('rank 1: said "failed" for attempt 0 more than 10 times; the rest is ignored\n'), 1)
+        self.assertLess((self.job_dir / "ddplaunch.log").stat().st_size, 50_000)
 
     def test_the_output_of_survivors_is_whole_and_in_order(self):
         first, second, done = self.lose("good,good,good", "--tee", 3, "--log-dir", self.dir / "logs")

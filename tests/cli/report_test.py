@@ -17,6 +17,26 @@ from tests.support.launch import LaunchTest, Nodes, main
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
 TORCH_PYTHON = "/usr/bin/python3"
 
+# Ranks above 0 are connected to rank 0. Who sees a peer go ends in the way that $1 says, and prints nothing.
+SILENT_PEERS = """import os, select, socket, sys
+rank, last = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
+end = {"exit": lambda: os._exit(7), "abort": os.abort}[sys.argv[1]]
+if rank == 0:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("peers.tmp")
+    listener.listen(last)
+    os.rename("peers.tmp", "peers")
+    peers = [listener.accept()[0] for _ in range(last)]
+else:
+    while not os.path.exists("peers"):
+        select.select([], [], [], 0.01)
+    peers = [socket.socket(socket.AF_UNIX)]
+    peers[0].connect("peers")
+print(f"rank {rank} pid {os.getpid()}", flush=True)
+select.select(peers, [], [])
+end()
+"""
+
 
 def own_memory_group():
     """A new memory cgroup below our own, as (directory, v1), or None where we may not make one."""
@@ -191,6 +211,19 @@ class OneNode(Reported):
         self.assertTrue(echoes, report)
         # The first of them set off the stop that ended the cause; the other may come as late as that.
         self.assertLess(min(failure["since_start_s"] for failure in echoes), cause["since_start_s"])
+
+    def test_a_terminated_rank_is_the_cause_of_peers_that_end_without_a_word(self):
+        script = self.script("peers.py", SILENT_PEERS, mode=0o644)
+        for attempt in range(8):  # who is seen to end first is the kernel's choice
+            (self.dir / "peers").unlink(missing_ok=True)
+            process = self.start("--nproc-per-node", 4, sys.executable, "-S", script, ("exit", "abort")[attempt % 2],
+                                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+            said = [process.stdout.readline() for _ in range(4)]
+            victim, pid = re.search(r"rank (3) pid (\d+)", "".join(said)).groups()
+            os.kill(int(pid), signal.SIGTERM)
+            done = self.finish(process)
+            self.assert_code(done, 143)
+            self.assertIn(f"root cause: rank {victim} ", done.err)
 
     def test_python_exception_with_record(self):
         self.need_torch()

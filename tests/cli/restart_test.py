@@ -3,7 +3,6 @@
 
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, main, wait_until
+from tests.support.ports import free_port
 
 # Rank 1 fails in the attempts before $1, with code $2, when all ranks have spoken; the others wait to be stopped.
 FAILING = """#!/bin/sh
@@ -75,9 +75,7 @@ class Restarts(LaunchTest):
         self.assertNotIn("    | boom 0\n", done.err)
 
     def test_a_fixed_port_is_free_for_each_attempt(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         done = self.run_job(*self.options(2), "--master-port", port, *failing(self), 2, 5)
         self.assert_code(done, 0)
         for attempt in range(3):

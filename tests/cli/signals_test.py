@@ -271,6 +271,17 @@ class Signals(LaunchTest):
             self.assertIn(f"bye {rank}", terminal.text())
         self.assert_nothing_left()
 
+    def test_ctrl_z_where_nobody_could_continue_it(self):
+        # The leader of a session, as in `ssh -t HOST ddplaunch` and in a container.
+        worker = self.script("worker.sh", '#!/bin/sh\ntouch up.$RANK\nwhile ! [ -e go ]; do sleep 0.05; done\necho bye $RANK\n')
+        terminal = self.on_terminal('exec "${RUN[@]}"', "--nproc-per-node", 1, worker)
+        self.assertTrue(terminal.wait_for(lambda: self.up(1)), terminal.text())
+        terminal.type("\x1a")
+        self.assertTrue(terminal.wait_for(lambda: "Ctrl-Z is ignored: no shell here" in terminal.text()), terminal.text())
+        (self.dir / "go").touch()
+        self.assertTrue(terminal.wait_for_end(), terminal.text())
+        self.assertIn("bye 0", terminal.text())
+
     def test_ctrl_c_after_ctrl_z_stops_the_job(self):
         worker = self.script("worker.sh", self.WORKER)
         terminal = self.on_terminal('"${RUN[@]}"\ntouch stopped\nwhile ! [ -e fg ]; do sleep 0.05; done\n'

@@ -98,7 +98,8 @@ class SshCluster(LaunchTest):
         # Ctrl-Z stops the threads that carry the links, too: the agents must know of it before.
         self.cluster(2)
         process = self.start(*self.ssh, "--master-timeout", "2s", "--nproc-per-node", 1, "sh", "-c",
-                             "echo up; sleep 4; touch survived.$RANK; echo bye")
+                             "echo up; sleep 4; touch survived.$RANK; echo bye",
+                             preexec_fn=os.setpgrp)  # as a shell with job control: this test can continue it
         for _ in range(2):
             self.assertTrue(process.stdout.readline())
         process.send_signal(signal.SIGTSTP)

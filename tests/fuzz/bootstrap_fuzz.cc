@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "remote/bootstrap.h"
+#include "remote/bootstrap/bootstrap.h"
 
 using ddp::remote::Bootstrap;
 

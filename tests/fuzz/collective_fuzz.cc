@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/collective_machine.h"
+#include "apps/train/collectives/schedule/collective_machine.h"
 
 // One rank of a small world hears anything from its peers, in pieces of any size. It must stay in its
 // buffers, and end an order only when as many bytes came as its schedule wants.

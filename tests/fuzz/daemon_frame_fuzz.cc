@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/daemon_frame.h"
+#include "launcher/link_protocol/daemon_frame.h"
 
 using namespace ddp::launcher;
 

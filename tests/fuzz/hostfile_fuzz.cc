@@ -9,12 +9,12 @@
 #include <string_view>
 #include <vector>
 
-#include "remote/host_filter.h"
-#include "remote/host_range.h"
-#include "remote/host_word.h"
-#include "remote/hostfile.h"
-#include "remote/scheduler_hosts.h"
-#include "remote/shell_quote.h"
+#include "remote/hosts/host_filter.h"
+#include "remote/hosts/host_range.h"
+#include "remote/hosts/host_word.h"
+#include "remote/hosts/hostfile.h"
+#include "remote/hosts/scheduler_hosts.h"
+#include "remote/hosts/shell_quote.h"
 
 namespace {
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <string_view>
 
-#include "rendezvous/client_hello.h"
-#include "rendezvous/link_identity.h"
-#include "rendezvous/link_refusal.h"
-#include "tests/unit/rendezvous/client_hello_bytes.h"
+#include "rendezvous/identity/client_hello.h"
+#include "rendezvous/identity/link_identity.h"
+#include "rendezvous/identity/link_refusal.h"
+#include "tests/unit/rendezvous/identity/client_hello_bytes.h"
 
 using namespace ddp::rendezvous;
 

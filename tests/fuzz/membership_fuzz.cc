@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 using namespace ddp::rendezvous;
 using namespace std::chrono_literals;
@@ -118,7 +118,8 @@ MemberEvent event_from(Bytes& bytes) {
     case 1:
     case 2:
     case 3:
-      return Joined{bytes.below(5), bytes.below(8) == 0 ? "named" : ""};
+      return Joined{bytes.below(5), bytes.below(8) == 0 ? "named" : "",
+                    static_cast<std::uint32_t>(bytes.below(4))};
     case 4:
     case 5:
       return Heard{};

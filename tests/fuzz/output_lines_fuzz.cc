@@ -5,11 +5,12 @@
 #include <string>
 #include <string_view>
 
-#include "launcher/bar_fold.h"
-#include "launcher/label.h"
-#include "launcher/output_lines.h"
-#include "launcher/terminal_view.h"
-#include "launcher/text_width.h"
+#include "base/utf8_character.h"
+#include "launcher/lines/bar_fold.h"
+#include "launcher/lines/label.h"
+#include "launcher/lines/output_lines.h"
+#include "launcher/lines/terminal_view.h"
+#include "launcher/lines/text_width.h"
 
 using namespace ddp::launcher;
 
@@ -26,12 +27,14 @@ std::string rows_of(const LineAssembler& lines) {
 }
 
 // The terminal gets colours, erasing and the cursor's ways up and down, nothing else that could move or hide
-// it.
+// it, no mark that turns the writing, and nothing invisible but joiners.
 void require_harmless(std::string_view bytes) {
   for (std::size_t at = 0; at < bytes.size(); ++at) {
-    const auto byte = static_cast<unsigned char>(bytes[at]);
-    if (byte != 0x1b) {
-      require(byte >= 0x20 || byte == '\n' || byte == '\r' || byte == '\t');
+    if (bytes[at] != 0x1b) {
+      const ddp::Utf8Character character = ddp::first_character(bytes.substr(at));
+      require(!character.unsafe() ||
+              std::u32string_view(U"\n\r\t\u200c\u200d").find(character.code) != std::u32string_view::npos);
+      at += character.length - 1;
       continue;
     }
     require(bytes.substr(at, 2) == "\x1b[");

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "rendezvous/codec.h"
-#include "rendezvous/frame.h"
+#include "rendezvous/protocol/codec.h"
+#include "rendezvous/protocol/frame.h"
 
 using namespace ddp::rendezvous;
 

@@ -9,10 +9,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/exit_report.h"
-#include "launcher/kernel_evidence.h"
-#include "launcher/report_json.h"
-#include "rendezvous/missing_collective.h"
+#include "base/utf8_character.h"
+#include "launcher/agent_core/kernel_evidence.h"
+#include "launcher/report/exit_report.h"
+#include "launcher/report/report_json.h"
+#include "rendezvous/flight_recorder/missing_collective.h"
 
 using namespace ddp::launcher;
 
@@ -47,6 +48,15 @@ Failure failure_from(std::string_view part, int rank) {
   while (!part.empty() && failure.last_stderr.size() < 20)
     failure.last_stderr.emplace_back(take(part, '\n'));
   return failure;
+}
+
+/// Nothing in it steers a terminal, or reads otherwise than it is.
+void check_safe(std::string_view text) {
+  while (!text.empty()) {
+    const ddp::Utf8Character character = ddp::first_character(text);
+    require(!character.unsafe() || character.code == '\n' || character.code == '\t');
+    text.remove_prefix(character.length);
+  }
 }
 
 void check_kernel(std::string_view text) {
@@ -91,12 +101,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     end.add_evidence(rank, 0, evidence);
   }
   const ExitReport exit = make_exit_report(end);
-  for (const char c : exit.text)
-    require(c == '\n' || c == '\t' || static_cast<unsigned char>(c) >= 0x20);
+  check_safe(exit.text);
   require(end.failures.empty() == exit.text.empty());
   if (const Failure* cause = cause_of(end))
     require(&end.failures[static_cast<std::size_t>(cause->rank)] == cause);
-  const auto json = nlohmann::json::parse(report_json(end, exit, {}), nullptr, false);
+  const std::string document = report_json(end, exit, {});
+  check_safe(document);
+  const auto json = nlohmann::json::parse(document, nullptr, false);
   require(!json.is_discarded() && json["exit_code"] == exit.exit_code);
   require(json["other_failures"].size() + (json["root_cause"].is_null() ? 0 : 1) == end.failures.size());
   return 0;

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/key_store.h"
+#include "rendezvous/store/key_store.h"
 
 namespace {
 

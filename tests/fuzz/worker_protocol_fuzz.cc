@@ -11,8 +11,8 @@
 #include <variant>
 #include <vector>
 
-#include "rendezvous/worker_protocol.h"
-#include "rendezvous/worker_session.h"
+#include "rendezvous/worker/worker_protocol.h"
+#include "rendezvous/worker/worker_session.h"
 
 using namespace ddp::rendezvous;
 

@@ -4,10 +4,10 @@
 #include <functional>
 #include <string>
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/cuda_objects.h"
-#include "apps/train/device_runner.h"
-#include "apps/train/kernels/device/sum_body.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/gpu/device_runner.h"
+#include "apps/train/kernels/gpu/sum_body.h"
 #include "tests/gpu/checks.h"
 
 namespace ddp::train::gpu {
@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 using Small = kernels::device::SumParts<float>;
 
 constexpr std::size_t kCopied = std::size_t{256} << 20;  // more than any GPU's cache
-constexpr int kLaunches = 14;  ///< as a step of the ConvNet
+constexpr int kLaunches = 14;                            ///< as a step of the ConvNet
 
 /// Seconds of each call of `enqueue`, many of them between two waits for the stream; the first ones warm up.
 Result<double> seconds_each(cudaStream_t stream, int times, const std::function<Result<>()>& enqueue) {

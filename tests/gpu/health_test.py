@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""`train --health --device gpu` on one GPU: it passes, and planted faults are found. Skips (77) with the reason where there is none.
+"""`train health --device gpu` on one GPU: it passes, and planted faults are found. Skips (77) with the reason where there is none.
 
 usage: health_test.py PATH_OF_TRAIN [unittest options]
 """
 import json
 import os
-import socket
+import pathlib
 import subprocess
 import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.ports import free_port
+
 TRAIN = ""
 SKIPPED = 77
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-SHORT = ("--health", "100ms", "--health-memory", "64", "--device", "gpu", "--json", "/dev/stdout")
+SHORT = ("health", "100ms", "--memory", "64", "--device", "gpu", "--json", "/dev/stdout")
 
 
 def run(*arguments, **variables):
@@ -37,7 +40,7 @@ class Health(unittest.TestCase):
 
     def test_planted_faults_are_found(self):
         for fault, words in (("gemm", "equal matrix products 1 were wrong"), ("memory", "1 wrong words in 64 MiB")):
-            done, record = run("--health-plant", f"0:{fault}")
+            done, record = run("--inject-fault", f"0:{fault}")
             self.assertEqual(done.returncode, 1, done)
             self.assertFalse(record["passed"])
             self.assertIn(words, done.stderr)
@@ -48,16 +51,14 @@ class SharedGpu(unittest.TestCase):
     """Ranks that share a GPU would each take all that is free. Of one that is played, which has 128 MiB, 64 are left free."""
 
     def ranks(self, *arguments, **variables):
-        with socket.socket() as probe, tempfile.TemporaryDirectory() as place:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-            probe.close()
+        with tempfile.TemporaryDirectory() as place:
+            port = str(free_port())
             base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES} | variables
             base |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
                      "FAKE_CUDA_MIB": "128"}
             if "FAKE_CUDA_GPUS" not in variables:
                 base |= {"FAKE_CUDA_ROOM": f"{place}/room", "CUDA_VISIBLE_DEVICES": "0"}
-            started = [subprocess.Popen([TRAIN, "--health", "100ms", "--device", "gpu", "--json", f"{place}/health", *arguments],
+            started = [subprocess.Popen([TRAIN, "health", "100ms", "--device", "gpu", "--json", f"{place}/health", *arguments],
                                         env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]
             ends = [process.communicate(timeout=280) for process in started]

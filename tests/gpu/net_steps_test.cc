@@ -1,15 +1,15 @@
 // Steps on a GPU that is played, against the CPU's trainer.
-#include "apps/train/net_steps.h"
+#include "apps/train/gpu/net_steps.h"
 
 #include <cmath>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
-#include "apps/train/conv_net.h"
-#include "apps/train/cuda_check.h"
-#include "apps/train/device_epoch.h"
-#include "apps/train/kernels/gradient_ops.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/device_epoch.h"
+#include "apps/train/kernels/cpu/gradient_ops.h"
+#include "apps/train/model/conv_net.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_cuda.h"
 

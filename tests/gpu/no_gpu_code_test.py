@@ -18,10 +18,10 @@ class NoGpuCode(unittest.TestCase):
         words = ("train: --comm nccl: this train was built without NCCL; a build on a machine with the CUDA toolkit and "
                  "NCCL's header (nccl.h) has it\n")
         self.assertEqual(self.refused("--comm", "nccl"), words)
-        self.assertEqual(self.refused("--bench", "allreduce", "--comm", "nccl"), words)
+        self.assertEqual(self.refused("bench", "allreduce", "--comm", "nccl"), words)
 
     def test_no_gpu_is_tested(self):
-        self.assertEqual(self.refused("--health", "--device", "gpu"), "train: --device gpu: this build tests no GPU, only CPUs\n")
+        self.assertEqual(self.refused("health", "--device", "gpu"), "train: --device gpu: this build tests no GPU, only CPUs\n")
 
     def test_device_gpu_is_refused(self):
         self.assertEqual(self.refused("--device", "gpu"), "train: --device gpu: this build has no GPU code: no CUDA compiler was found when it was "

@@ -11,13 +11,13 @@
 #include <typeinfo>
 #include <vector>
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/cuda_objects.h"
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/conv_net_program.h"
-#include "apps/train/kernels/device/device_launch.h"
-#include "apps/train/kernels/device/host_launch.h"
-#include "apps/train/kernels/device/mlp_program.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/conv_net_program.h"
+#include "apps/train/kernels/gpu/device_launch.h"
+#include "apps/train/kernels/gpu/host_launch.h"
+#include "apps/train/kernels/gpu/mlp_program.h"
 #include "tests/gpu/check_data.h"
 #include "tests/gpu/checks.h"
 

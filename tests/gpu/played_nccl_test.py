@@ -14,7 +14,7 @@ import tempfile
 import unittest
 import unittest.mock
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit" / "train"))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "unit/apps/train" / room) for room in ("training", "bench")]
 import bench_run_test  # noqa: E402
 import train_run_test  # noqa: E402
 from train_run_test import run  # noqa: E402
@@ -164,19 +164,19 @@ class Bench(unittest.TestCase):
     SIZES = ("-b", "12", "-e", "1200K", "-f", "100", "-n", "3", "-w", "1")
 
     def bench(self, *arguments, world=3):
-        results = bench_run_test.run((world,), "--bench", *arguments)
+        results = bench_run_test.run((world,), "bench", *arguments)
         for _, out, _ in results[1:]:
             self.assertEqual(out, "", "only rank 0 speaks")
         return results
 
     def test_every_operation_is_right(self):
-        for operation in ("allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"):
+        for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
             with self.subTest(operation=operation):
                 results = self.bench(operation, *NCCL, *self.SIZES)
                 self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
                 lines = results[0][1].splitlines()
                 self.assertEqual(lines[0], "# NCCL 2.28.9")
-                self.assertRegex(lines[1], rf"^# train .* --bench {operation}, 3 ranks, nccl, in place$")
+                self.assertRegex(lines[1], rf"^# train .* bench {operation}, 3 ranks, nccl, in place$")
                 rows = [bench_run_test.ROW.fullmatch(line) for line in lines if not line.startswith("#")]
                 self.assertEqual([int(row[1]) for row in rows], [12, 1200, 120000])
                 self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
@@ -185,7 +185,7 @@ class Bench(unittest.TestCase):
     def test_what_the_ranks_of_a_gpu_cannot_hold_is_refused_first(self):
         for code, out, errors in self.bench("allreduce", *NCCL, "-b", "27M", "-n", "1"):
             self.assertEqual((code, out), (2, ""))
-            self.assertRegex(errors, r"^train: --bench allreduce: messages of 28311552 bytes need 27\.0 MiB of GPU 0 \(a GPU that is played\), "
+            self.assertRegex(errors, r"^train: bench allreduce: messages of 28311552 bytes need 27\.0 MiB of GPU 0 \(a GPU that is played\), "
                                      r"which has 26\.7 MiB for a rank; write a smaller -b or -e\n$")
         for code, _, errors in self.bench("allreduce", *NCCL, "-b", "1M", "-e", "1M", "-n", "1"):
             self.assertEqual((code, errors), (0, ""))
@@ -227,7 +227,7 @@ class Bench(unittest.TestCase):
         for way, why in (("net", "ncclRemoteError: remote process exited or there was a network error"),
                          ("p2p", "the other ranks did not do their part within 2 s")):
             os.environ["FAKE_NCCL_WAY"] = way
-            with self.subTest(way=way), bench_run_test.Nodes((2,), "--bench", "allreduce", *NCCL, "-b", "64K", "-e", "64K", "-n",
+            with self.subTest(way=way), bench_run_test.Nodes((2,), "bench", "allreduce", *NCCL, "-b", "64K", "-e", "64K", "-n",
                                                              "10000000", "--comm-timeout", "2s") as nodes:
                 nodes.processes[0].stdout.readline()  # all have met
                 nodes.processes[1].kill()
@@ -238,7 +238,7 @@ class Bench(unittest.TestCase):
     def test_mistakes(self):
         for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu is about NCCL, which refuses two ranks on one GPU: write "
                                                               "--comm nccl\n"),
-                               (("sendrecv", "--pairs", *NCCL), "--pairs measures shared memory and TCP, not NCCL: leave --comm nccl "
+                               (("pairs", *NCCL), "pairs are measured over shared memory and TCP, not NCCL: leave --comm nccl "
                                                                 "out\n")):
             for result in self.bench(*arguments, world=1):
                 self.assertEqual(result, (2, "", why))

@@ -29,8 +29,8 @@ now_ms() { local now=${EPOCHREALTIME/[.,]/}; echo "${now%???}"; }
 # that it takes no such options, which is a fault. The plainest use of what the step `needs` tells which.
 needs=gpu
 refused() {
-  local plain=(--health 1ms --health-memory 1 --device gpu) code=0
-  [[ $needs != nccl ]] || plain=(--bench allreduce --comm nccl -e 8 -n 1 -w 0)
+  local plain=(health 1ms --memory 1 --device gpu) code=0
+  [[ $needs != nccl ]] || plain=(bench allreduce --comm nccl -e 8 -n 1 -w 0)
   "${train[@]}" "${plain[@]}" >"$work/plain" 2>&1 || code=$?
   ((code != 2)) || skip "$1"
   fail "exit code 2: $1"
@@ -128,7 +128,7 @@ images() {
 
 # --- the device and NCCL ------------------------------------------------------------------------------------------------
 health() {
-  "${train[@]}" --health 10s --device gpu --json "$work/health" >"$work/out" 2>"$work/err"
+  "${train[@]}" health 10s --device gpu --json "$work/health" >"$work/out" 2>"$work/err"
   local code=$?
   cat "$work/health" 2>/dev/null
   done_by $code "$work/err"
@@ -138,7 +138,7 @@ sizes=(-b 4 -e 64M -f 4 -n 10 -w 2 -c 1)
 # bench RANKS: all-reduce of float32 of 4 bytes to 64 MiB, each element of the results compared.
 bench() {
   share "$1"
-  start "$1" --bench allreduce --comm nccl "${shared[@]}" "${sizes[@]}" --json "$work/bench"
+  start "$1" bench allreduce --comm nccl "${shared[@]}" "${sizes[@]}" --json "$work/bench"
   local rank code=0 one
   for rank in "${!pids[@]}"; do
     one=0

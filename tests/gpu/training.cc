@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/conv_net.h"
-#include "apps/train/cuda_check.h"
-#include "apps/train/device_net.h"
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/device_launch.h"
-#include "apps/train/kernels/device/sum_body.h"
-#include "apps/train/kernels/sgd.h"
-#include "apps/train/mlp.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/device_net.h"
+#include "apps/train/kernels/cpu/sgd.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/device_launch.h"
+#include "apps/train/kernels/gpu/sum_body.h"
+#include "apps/train/model/conv_net.h"
+#include "apps/train/model/mlp.h"
 #include "tests/gpu/check_data.h"
 #include "tests/gpu/checks.h"
 

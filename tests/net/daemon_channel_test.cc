@@ -1,5 +1,5 @@
 // The master's end of a daemon's link against nodes that do right and wrong.
-#include "launcher/daemon_channel.h"
+#include "launcher/links/daemon_channel.h"
 
 #include <sys/socket.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "launcher/daemon_frame.h"
+#include "launcher/link_protocol/daemon_frame.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "rendezvous/client_hello.h"
+#include "rendezvous/identity/client_hello.h"
 #include "tests/net/secure_link_world.h"
-#include "tests/unit/rendezvous/client_hello_bytes.h"
+#include "tests/unit/rendezvous/identity/client_hello_bytes.h"
 
 namespace ddp::test {
 namespace {

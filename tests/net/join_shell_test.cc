@@ -1,7 +1,7 @@
 // Nodes that come by themselves: the master's door, and a node's way to it.
-#include "launcher/join_shell.h"
+#include "launcher/links/join_shell.h"
 
-#include "launcher/join_link.h"
+#include "launcher/links/join_link.h"
 #include "tests/net/secure_link_world.h"
 
 namespace ddp::test {

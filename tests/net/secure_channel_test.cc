@@ -1,5 +1,5 @@
 // A guarded link as the channel that the master knows.
-#include "launcher/secure_channel.h"
+#include "launcher/links/secure_channel.h"
 
 #include "tests/net/secure_link_world.h"
 

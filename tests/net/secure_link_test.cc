@@ -1,6 +1,6 @@
 // Decent peers: what a guarded link carries, and what a node is told that is not let in.
-#include "rendezvous/connection.h"
-#include "rendezvous/secure_stream.h"
+#include "rendezvous/link/connection.h"
+#include "rendezvous/secure/secure_stream.h"
 #include "tests/net/secure_link_world.h"
 
 namespace ddp::test {

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/secure_acceptor.h"
-#include "rendezvous/secure_connect.h"
-#include "rendezvous/secure_stream_key.h"
+#include "rendezvous/secure/secure_acceptor.h"
+#include "rendezvous/secure/secure_connect.h"
+#include "rendezvous/secure/secure_stream_key.h"
 #include "tests/support/catch.h"
 
 namespace ddp::test {

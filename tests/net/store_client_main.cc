@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/tcp_store_client.h"
+#include "rendezvous/store_tcp/tcp_store_client.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "rendezvous/tcp_store_client.h"
+#include "rendezvous/store_tcp/tcp_store_client.h"
 #include "tests/net/store_raw_client.h"
 #include "tests/net/store_test_server.h"
 #include "tests/support/catch.h"

@@ -1,11 +1,11 @@
 // The way to a store, with stores, strangers and silence at the other end.
-#include "launcher/store_probe.h"
+#include "launcher/agent/store_probe.h"
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "rendezvous/tcp_store_client.h"
+#include "rendezvous/store_tcp/tcp_store_client.h"
 #include "tests/net/store_test_server.h"
 #include "tests/support/catch.h"
 

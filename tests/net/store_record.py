@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records what a PyTorch's TCPStore client and our store say to each other: store_record.py SERVER PYTHON > TRACE.
 
-The traces in tests/unit/store/traces/ were made so; tests/unit/store/trace_test.cc replays them, so that a test without
+The traces in tests/unit/rendezvous/store/traces/ were made so; tests/unit/rendezvous/store/trace_test.cc replays them, so that a test without
 that PyTorch still knows its bytes. '>' is client to server, '<' server to client; one connection.
 """
 import socket

@@ -2,7 +2,7 @@
 // then prints what it saw. Exit 0; 1 when a client was cut off for what it sent.
 #include <cstdio>
 
-#include "rendezvous/tcp_store_server.h"
+#include "rendezvous/store_tcp/tcp_store_server.h"
 
 int main() {
   ddp::asio::io_context loop(1);

@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "rendezvous/tcp_store_client.h"
+#include "rendezvous/store_tcp/tcp_store_client.h"
 #include "tests/net/store_raw_client.h"
 #include "tests/net/store_test_server.h"
 #include "tests/support/catch.h"
-#include "tests/unit/store/store_bytes.h"
+#include "tests/unit/rendezvous/store/store_bytes.h"
 
 namespace ddp::rendezvous {
 namespace {

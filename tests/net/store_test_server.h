@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "rendezvous/tcp_store_server.h"
+#include "rendezvous/store_tcp/tcp_store_server.h"
 
 namespace ddp::test {
 

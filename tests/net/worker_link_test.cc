@@ -1,5 +1,5 @@
 // Both ends of the worker protocol over real sockets: WorkerLink on a loop, WorkerLinkClient in its thread.
-#include "launcher/worker_link.h"
+#include "launcher/agent/worker_link.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "rendezvous/worker_link_client.h"
+#include "rendezvous/worker_client/worker_link_client.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -102,8 +102,14 @@ struct World {
     INFO("until: " << what);
     until([&] { return heard.has(what); });
   }
+  /// The socket of a process that has been started.
+  Result<std::string> expect(std::uint32_t local_rank) {
+    auto control = link->expect(local_rank);
+    link->started(local_rank);
+    return control;
+  }
   std::unique_ptr<WorkerLinkClient> worker(std::uint32_t local_rank = 0) {
-    const auto control = link->expect(local_rank);
+    const auto control = expect(local_rank);
     REQUIRE(control.has_value());
     auto client = WorkerLinkClient::connect(*control, true, false);
     REQUIRE(client.has_value());
@@ -204,9 +210,20 @@ TEST_CASE("worker link: attempts that were revoked before they were taken") {
   CHECK_FALSE(readable(client->interrupt()));
 }
 
-TEST_CASE("worker link: an order that waits for the hello, and is given within it") {
+TEST_CASE("worker link: a process is heard when its start is known") {
   World world;
   const auto control = world.link->expect(0);
+  auto client = WorkerLinkClient::connect(*control, true, false);
+  REQUIRE(client.has_value());  // it does not wait for us
+  world.loop.poll();
+  CHECK_FALSE(world.heard.has("0 hello rejoin"));
+  world.link->started(0);
+  world.until_said("0 hello rejoin");
+}
+
+TEST_CASE("worker link: an order that waits for the hello, and is given within it") {
+  World world;
+  const auto control = world.expect(0);
   world.begin(0);
   auto client = WorkerLinkClient::connect(*control, true, false);
   world.until_said("0 hello rejoin");
@@ -266,7 +283,7 @@ TEST_CASE("worker link: no order comes") {
 
 TEST_CASE("worker link: the first connection of a rank counts") {
   World world;
-  const auto control = world.link->expect(0);
+  const auto control = world.expect(0);
   auto client = WorkerLinkClient::connect(*control, true, false);
   world.until_said("0 hello rejoin");
   const auto second = WorkerLinkClient::connect(*control, true, false);
@@ -274,7 +291,7 @@ TEST_CASE("worker link: the first connection of a rank counts") {
   world.begin(0);
   CHECK((*client)->next_attempt().has_value());
   // The next process of the rank has another socket.
-  const auto next = world.link->expect(0);
+  const auto next = world.expect(0);
   REQUIRE(next.has_value());
   CHECK(*next != *control);
   CHECK((*client)->next_attempt().error().code == ErrorCode::kLinkLost);
@@ -372,7 +389,7 @@ TEST_CASE("worker link: the directory and its sockets are ours alone, and go") {
     struct stat facts {};
     REQUIRE(::stat(directory.c_str(), &facts) == 0);
     CHECK((facts.st_mode & 0777) == 0700);
-    const auto control = world.link->expect(3);
+    const auto control = world.expect(3);
     CHECK(control->starts_with("unix:" + directory + "/"));
     CHECK(control->size() < 105);
     auto client = world.worker(4);
@@ -399,7 +416,7 @@ TEST_CASE("worker link: where the directory is made") {
 
 TEST_CASE("worker link: a worker that does not read") {
   World world;
-  const auto control = world.link->expect(0);
+  const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
   world.until_said("0 hello rejoin");
@@ -415,7 +432,7 @@ TEST_CASE("worker link: a worker that does not read") {
 
 TEST_CASE("worker link: what was queued comes when the worker reads again") {
   World world;
-  const auto control = world.link->expect(0);
+  const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
   world.until_said("0 hello rejoin");
@@ -443,7 +460,7 @@ TEST_CASE("worker link: what was queued comes when the worker reads again") {
 
 TEST_CASE("worker link: one that is ignored is let go, others go on") {
   World world;
-  const auto control = world.link->expect(0);
+  const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":9}\n");
   world.until_said(
@@ -460,7 +477,7 @@ TEST_CASE("worker link: one that is ignored is let go, others go on") {
 TEST_CASE("worker link: forgotten within its own event") {
   World world;
   world.heard.on_hello = [&] { world.link->forget(0); };
-  const auto control = world.link->expect(0);
+  const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n{\"step\":1}\n");
   world.until_said("0 hello rejoin");
@@ -476,7 +493,7 @@ TEST_CASE("worker link: another user is refused") {
     return;
   }
   World world;
-  const auto control = world.link->expect(0);
+  const auto control = world.expect(0);
   ::chmod(world.link->directory().c_str(), 0755);
   ::chmod(control->c_str() + 5, 0777);
   bool came = false;

@@ -1,4 +1,4 @@
-#include "launcher/cgroup.h"
+#include "launcher/keeper/cgroup.h"
 
 #include <sys/file.h>
 #include <sys/prctl.h>
@@ -14,8 +14,8 @@
 #include <memory>
 #include <utility>
 
-#include "launcher/cgroup_path.h"
-#include "launcher/process_tree.h"
+#include "launcher/keeper/cgroup_path.h"
+#include "launcher/keeper/process_tree.h"
 #include "tests/process/process_probe.h"
 
 namespace ddp::launcher {
@@ -265,9 +265,9 @@ TEST_CASE("what dead agents left is ended and removed, and nothing else") {
     CHECK(!fs::exists(stale));
     CHECK(fs::exists(foreign));
     CHECK(fs::exists(living.path()));  // empty, but locked
-    wait_end(worker.process);  // of the kill: nobody's any more, and not locked
+    wait_end(worker.process);          // of the kill: nobody's any more, and not locked
     CHECK(living.remove(kPatience));
-    CHECK(living.remove(kPatience));  // again: it is not there
+    CHECK(living.remove(kPatience));       // again: it is not there
     { Cgroup next = make(kind, "next"); }  // left behind, empty
     CHECK(!fs::exists(inhabited));
     CHECK(rmdir(foreign.c_str()) == 0);

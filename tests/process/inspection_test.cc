@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "launcher/process_inspection.h"
-#include "launcher/process_look.h"
-#include "launcher/tool_run.h"
+#include "launcher/inspection/process_inspection.h"
+#include "launcher/inspection/process_look.h"
+#include "launcher/inspection/tool_run.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

@@ -1,8 +1,8 @@
-#include "launcher/keeper.h"
+#include "launcher/keeper/keeper.h"
 
 #include <sys/stat.h>
 
-#include "launcher/process_tree.h"
+#include "launcher/keeper/process_tree.h"
 #include "tests/process/process_probe.h"
 
 namespace ddp::launcher {
@@ -82,6 +82,32 @@ TEST_CASE("a killed agent: its whole tree goes") {
   CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
   CHECK(node.all_gone());
   CHECK(node.said() == "ddplaunchd keeper: the agent was killed by SIGKILL" + ended(5));
+}
+
+TEST_CASE("a keeper that could not end a process says so by its exit code, whatever became of the agent") {
+  if (geteuid() != 0) {
+    WARN("needs root, to start a process of another user: skipped");
+    return;
+  }
+  for (const bool killed : {false, true}) {
+    Node node = start("foreign", "0", {"rest"});
+    REQUIRE(read_bytes(node.life.read_end.get(), 1) == "r");
+    if (killed) {
+      pid_t agent = -1;
+      while (agent < 0) {  // the worker is older than the agent
+        for (const ProcessInfo& info : living_with(node.mark))
+          if (info.parent == node.keeper.pid() && info.comm == "process_host") agent = info.pid;
+      }
+      REQUIRE(kill(agent, SIGKILL) == 0);
+    } else {
+      REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
+    }
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitProcessesLeft));
+    CHECK(node.said().find("ddplaunchd keeper: could not end process ") != std::string::npos);
+    for (const ProcessInfo& info : living_with(node.mark))
+      kill(info.pid, SIGKILL);
+    CHECK(node.all_gone());
+  }
 }
 
 TEST_CASE("a killed agent is told by the exit code even when nobody reads stderr any more") {

@@ -5,6 +5,8 @@
 //        up before it leaves "group": the same, with its worker in a control group, whose path goes to stdout
 //        "exit": ends at once with code 3 and leaves its worker behind "deaf": serves, but SIGTERM ends it as
 //        it ends any program
+//        "foreign": ends with code 3 when it reads a byte. The worker is the keeper's child and stays root's,
+//        while keeper and agent have given root up
 // Workers get descriptor 3; the agent writes 'a' to it when it is ready.
 #include <poll.h>
 #include <sys/signalfd.h>
@@ -15,13 +17,14 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/child_process.h"
-#include "launcher/cgroup.h"
-#include "launcher/keeper.h"
-#include "launcher/process_tree.h"
+#include "launcher/keeper/cgroup.h"
+#include "launcher/keeper/keeper.h"
+#include "launcher/keeper/process_tree.h"
 
 extern char** environ;
 
@@ -75,6 +78,8 @@ int agent(launcher::KeeperLink& link, char** argv) {
   const std::string mode = argv[2];
   const std::string job = argv[4];
   link.set_job_mark(job);
+  char go;
+  if (mode == "foreign") return read(0, &go, 1) == 1 ? 3 : 9;
   launcher::TreeScope scope;
   if (mode == "group") {
     auto group = launcher::Cgroup::make(launcher::own_cgroups(), job, 0);
@@ -89,7 +94,6 @@ int agent(launcher::KeeperLink& link, char** argv) {
   if (mode == "exit") {
     worker->abandon();
     // Only when it stands, so that the test knows what there is to clean up.
-    char go;
     return read(0, &go, 1) == 1 ? 3 : 9;
   }
   link.set_lease(std::chrono::milliseconds(std::atoi(argv[3])));
@@ -106,7 +110,15 @@ int main(int argc, char** argv) {
       pause();
   }
   if (mode == "keeper" && argc > 6) {
-    return launcher::run_keeper({}, [argv](launcher::KeeperLink& link) { return agent(link, argv); });
+    launcher::KeeperOptions options;
+    options.exit_code_if_left = launcher::kExitProcessesLeft;
+    if (std::string_view(argv[2]) == "foreign") {
+      options.kill_bound = std::chrono::milliseconds(500);
+      auto worker = start(argv + 5, 0, argv[4]);
+      if (!worker || setresuid(65534, 65534, 65534) != 0) return 9;
+      worker->abandon();
+    }
+    return launcher::run_keeper(options, [argv](launcher::KeeperLink& link) { return agent(link, argv); });
   }
   return 2;
 }

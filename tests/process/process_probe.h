@@ -7,11 +7,13 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
 #include "base/child_process.h"
-#include "launcher/process_table.h"
+#include "launcher/keeper/process_table.h"
 #include "tests/support/catch.h"
 
 namespace Catch {
@@ -77,11 +79,16 @@ inline std::size_t open_descriptors() {
   return count;
 }
 
+inline std::string process_environment(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 /// Processes that live (zombies do not) and carry this NAME=value in their environment.
 inline std::vector<launcher::ProcessInfo> living_with(const std::string& entry) {
   std::vector<launcher::ProcessInfo> living;
   for (auto& info : launcher::list_processes()) {
-    if (info.state != 'Z' && launcher::has_entry(launcher::process_environment(info.pid), entry))
+    if (info.state != 'Z' && launcher::has_entry(process_environment(info.pid), entry))
       living.push_back(info);
   }
   return living;

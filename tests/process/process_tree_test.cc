@@ -1,4 +1,4 @@
-#include "launcher/process_tree.h"
+#include "launcher/keeper/process_tree.h"
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -53,9 +53,10 @@ TEST_CASE("stat lines with odd names are read") {
   CHECK(info->pid == 123);
   CHECK(info->comm == "a) R (b) S");
   CHECK(info->state == 'D');
-  CHECK(info->parent == 10);
-  CHECK(info->session == 12);
   CHECK(info->started == 987654);
+  CHECK(info->end_signal == 0);
+  const std::string rest = " 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 ";
+  CHECK(parse_stat("1 (x) R" + tail.substr(0, tail.size() - 1) + rest + "143\n")->end_signal == 15);
   CHECK(parse_stat("1 (x\ny) S" + tail)->comm == "x\ny");
   CHECK(!parse_stat("").has_value());
   CHECK(!parse_stat("1 (x) S").has_value());
@@ -63,23 +64,41 @@ TEST_CASE("stat lines with odd names are read") {
   CHECK(!parse_stat(")1(").has_value());
 }
 
+TEST_CASE("a status is read") {
+  const std::string text =
+      "Name:\ta) (b\nUmask:\t0022\nState:\tD (disk "
+      "sleep)\nTgid:\t12\nNgid:\t0\nPid:\t12\nPPid:\t3\nTracerPid:\t9\n"
+      "Uid:\t1\t4294967294\t3\t4\nGid:\t5\t6\t7\t8\n";
+  const auto info = parse_status(text);
+  REQUIRE(info.has_value());
+  CHECK(info->comm == "a) (b");
+  CHECK(info->state == 'D');
+  CHECK(info->pid == 12);
+  CHECK(info->parent == 3);
+  CHECK(info->uid == 4294967294);
+  CHECK(!parse_status("").has_value());
+  CHECK(!parse_status(text.substr(0, text.find("Uid"))).has_value());
+}
+
 TEST_CASE("a mark is a whole entry") {
   const std::string environment("A=1\0JOB=12\0EMPTY=\0", 18);
   CHECK(has_entry(environment, "JOB=12"));
   CHECK(!has_entry(environment, "JOB=1"));
   CHECK(!has_entry(environment, "OB=12"));
-  CHECK(has_entry(environment, "JOB"));
+  CHECK(entry_value(environment, "JOB") == "12");
   CHECK(has_entry(environment, "EMPTY="));
-  CHECK(!has_entry(environment, "JO"));
-  CHECK(!has_entry("", "JOB"));
+  CHECK(entry_value(environment, "EMPTY") == "");
+  CHECK(!entry_value(environment, "JO").has_value());
+  CHECK(!entry_value("", "JOB").has_value());
 }
 
 TEST_CASE("our own line of the table is right") {
   const auto self = read_process(getpid());
   REQUIRE(self.has_value());
   CHECK(self->parent == getppid());
-  CHECK(self->session == getsid(0));
-  CHECK(process_uid(getpid()) == geteuid());
+  CHECK(self->uid == geteuid());
+  CHECK(self->comm == read_stat(getpid())->comm);
+  CHECK(self->state == 'R');
   CHECK(!read_process(0x3fffff).has_value());
 }
 

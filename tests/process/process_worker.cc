@@ -12,6 +12,8 @@
 #include <ctime>
 #include <initializer_list>
 
+#include "tests/process/stuck_exec.h"
+
 namespace {
 
 void ready() {
@@ -121,6 +123,21 @@ void ignore_polite_signals() {
   _exit(0);
 }
 
+/// Leaves a process in its session, one in another, with "stuck" one whose environment nobody can read, too;
+/// and ends.
+[[noreturn]] void leave(bool stuck) {
+  if (fork() == 0) rest();
+  if (fork() == 0) {
+    setsid();
+    rest();
+  }
+  if (stuck && fork() == 0) {
+    setsid();
+    exec_stuck("/proc/self/exe", "rest");
+  }
+  _exit(0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -135,6 +152,8 @@ int main(int argc, char** argv) {
   if (strcmp(mode, "hop") == 0) hop();
   if (strcmp(mode, "daemon") == 0) daemon_maker("/proc/self/exe");
   if (strcmp(mode, "user") == 0) changed_user();
+  if (strncmp(mode, "leave", 5) == 0) leave(strcmp(mode, "leave-stuck") == 0);
+  if (strcmp(mode, "stuck") == 0) exec_stuck("/proc/self/exe", "rest");
   if (strcmp(mode, "orphan") == 0) {  // leaves one process behind and ends
     if (fork() == 0) rest();
     return 0;

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/member.h"
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/member.h"
+#include "rendezvous/membership/membership.h"
 
 namespace ddp::sim {
 

@@ -1,4 +1,5 @@
-// The nodes of the simulation: what their agents do, as launcher/agent.cc and agent_rejoin.cc, and keepers.
+// The nodes of the simulation: what their agents do, as launcher/agent/agent.cc and agent_rejoin.cc, and
+// keepers.
 #include <algorithm>
 #include <csignal>
 #include <utility>
@@ -15,6 +16,11 @@ namespace {
 constexpr Time kTcpPatience = 20s;
 constexpr Time kLinkGrace = 5s;
 constexpr Time kKeeperKills = 4s;
+constexpr std::uint32_t kAgentPids = 1'000'000;  ///< below them the workers'
+
+std::uint32_t agent_pid(std::uint32_t agent) {
+  return kAgentPids + agent * 2;  // the next one is the keeper's
+}
 
 }  // namespace
 
@@ -29,6 +35,9 @@ void SurvivorsWorld::start_agent(std::size_t host, std::uint32_t life) {
   agent.lease = NodeLease(setup_.spec.master_timeout, now_);
   Hello hello;
   hello.hostname = hello.machine_id = "m" + std::to_string(host);
+  hello.pid = agent_pid(id);
+  hello.keeper = hello.pid + 1;
+  hello.pid_namespace = 1;
   hello.cpus = 4;
   hello.interfaces = {{"lo", "127.0.0.1", 8, true, true},
                       {"eth0", "10.0.0.1" + std::to_string(host), 24, true, false}};
@@ -83,11 +92,11 @@ void SurvivorsWorld::when_awake(std::uint32_t id, Act act) {
 }
 
 void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
-  if (std::holds_alternative<JobStart>(message)) {
+  if (const auto* start = std::get_if<JobStart>(&message)) {
     agent.leased = true;
     agent.accepted = now_;
     keeper_looks(agent.id);
-    to_master(agent, JobAccepted{"/bin/train"});
+    to_master(agent, JobAccepted{"/bin/train", {}, "", predecessor_gone(start->predecessor)});
   } else if (const auto* open = std::get_if<OpenStore>(&message)) {
     open_store(agent, *open);
   } else if (const auto* probe = std::get_if<Probe>(&message)) {
@@ -114,6 +123,15 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
   } else if (std::holds_alternative<Leave>(message)) {
     go_down(agent);
   }
+}
+
+/// Agent and keeper end together here.
+bool SurvivorsWorld::predecessor_gone(const std::vector<std::uint32_t>& pids) const {
+  if (setup_.plant == SurvivorsPlant::kPredecessorUnseen) return !pids.empty();
+  const bool any_lives = std::any_of(pids.begin(), pids.end(), [this](std::uint32_t pid) {
+    return pid < kAgentPids ? workers_[pid - 1].alive : agents_[(pid - kAgentPids) / 2].alive;
+  });
+  return !pids.empty() && !any_lives;
 }
 
 void SurvivorsWorld::open_store(SimAgent& agent, const OpenStore& message) {
@@ -332,6 +350,7 @@ void SurvivorsWorld::reap(std::uint32_t id, std::uint32_t local, std::uint32_t w
   exited.code = static_cast<std::uint8_t>(death.code);
   exited.signal = static_cast<std::uint8_t>(death.signal);
   exited.by_revoke = found->second.killed.has_value();
+  exited.after_stop = death.by == SimDeath::By::kUs;
   exited.text = found->second.killed.value_or("");
   to_master(agent, exited);
   agent.lives.erase(found);

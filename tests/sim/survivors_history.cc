@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <map>
 
-#include "apps/train/checkpoint.h"
-#include "apps/train/sampler.h"
+#include "apps/train/checkpoint/checkpoint.h"
+#include "apps/train/schedule/sampler.h"
 
 namespace ddp::sim {
 namespace {

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "apps/train/training_position.h"
+#include "apps/train/checkpoint/training_position.h"
 
 namespace ddp::sim {
 

@@ -116,6 +116,11 @@ bool SurvivorsWorld::befall_node(Mishap kind) {
       after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
     agent->node_open = false;
     after(some(0s, 4s), [this, id] { keeper_cleans(id); });
+  } else if (kind == Mishap::kGuardsKilled) {  // the workers die by their death signal
+    for (const auto& [local, life] : agent->lives)
+      die(workers_[life.worker], SimDeath::By::kMishap, 0, SIGKILL);
+    agent->alive = agent->node_open = false;
+    after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
   } else if (kind == Mishap::kAgentStopped) {
     if (agent->leaving) return false;
     to_master(*agent, Refused{static_cast<std::uint8_t>(ErrorCode::kLinkLost), SIGTERM,
@@ -226,6 +231,7 @@ SurvivorsSetup random_survivors_setup(std::uint64_t seed) {
   const auto steps = static_cast<std::int64_t>(setup.samples) / (ranks * setup.batch_size) + 1;
   setup.epochs = setup.mishaps * setup.between / 2 / (steps * setup.step_time) + 2;
   setup.user_may_stop = pick(0, 9) == 0;
+  if (pick(0, 3) == 0) spec.fence = launcher::FenceMode::kAll;
   return setup;
 }
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/message.h"
-#include "rendezvous/node_lease.h"
-#include "rendezvous/seats.h"
-#include "rendezvous/worker_session.h"
+#include "rendezvous/membership/node_lease.h"
+#include "rendezvous/membership/seats.h"
+#include "rendezvous/protocol/message.h"
+#include "rendezvous/worker/worker_session.h"
 #include "tests/sim/survivors_history.h"
 #include "tests/sim/survivors_simulation.h"
 
@@ -30,7 +30,7 @@ struct SimHost {
   bool store_refused = false;  ///< the next one cannot be opened
 };
 
-/// What an agent is, as launcher/agent.h keeps it.
+/// What an agent is, as launcher/agent/agent.h keeps it.
 struct SimAgent {
   struct Life {
     std::uint32_t worker = 0;
@@ -91,7 +91,7 @@ struct SimWorker {
   bool in_round = false;
   int round = 0;
   std::optional<TrainingState> state;
-  // As rendezvous/worker_link_client.cc.
+  // As rendezvous/worker_client/worker_link_client.cc.
   rendezvous::WorkerLines lines;
   std::deque<rendezvous::AttemptOrder> orders;
   std::optional<std::uint32_t> last;

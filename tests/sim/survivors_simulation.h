@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/job_spec.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp::sim {
 
@@ -20,6 +20,7 @@ enum class Mishap : std::uint8_t {
   kKilledWaiting,   ///< after its node's answer, before the next order
   kKilledSharing,   ///< while the state is given to the others
   kAgentKilled,     ///< its keeper cleans up and says so
+  kGuardsKilled,    ///< agent and keeper: nobody says so
   kAgentStopped,    ///< by a SIGTERM: it ends its workers and says so
   kAgentFrozen,
   kHostLost,  ///< without a word
@@ -31,7 +32,7 @@ enum class Mishap : std::uint8_t {
   kMasterAsleep,
   kUserStops,
 };
-constexpr int kMishaps = 17;
+constexpr int kMishaps = 18;
 
 /// A mistake made on purpose, to see that it is found. The Supervisor is as it is; agents, workers and what
 /// drives it are not.
@@ -43,6 +44,8 @@ enum class SurvivorsPlant : std::uint8_t {
   kSplitKept,          ///< a new number of ranks divides samples as the one before did
   kAnswersForged,      ///< nodes pass for waiting before they have answered
   kLeaseForgotten,     ///< workers of a lost node pass for dead
+  kPredecessorUnseen,  ///< an agent says that nothing is left of the one before, and has not looked
+  kFenceOff,           ///< nobody waits for a rank 0 that is cut off
 };
 
 struct SurvivorsSetup {

@@ -102,7 +102,9 @@ TEST_CASE("survivors: it finds mistakes that are made on purpose") {
       {SurvivorsPlant::kHalfStepKept, "half a step kept"},
       {SurvivorsPlant::kSplitKept, "samples divided as before"},
       {SurvivorsPlant::kAnswersForged, "nodes that wait before they have answered"},
-      {SurvivorsPlant::kLeaseForgotten, "no lease"}};
+      {SurvivorsPlant::kLeaseForgotten, "no lease"},
+      {SurvivorsPlant::kPredecessorUnseen, "a predecessor that nobody looked for"},
+      {SurvivorsPlant::kFenceOff, "no fence"}};
   for (const auto& [plant, name] : plants) {
     std::uint64_t seed = 1;
     std::optional<std::string> broken;

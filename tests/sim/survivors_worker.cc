@@ -126,8 +126,10 @@ void SurvivorsWorld::complete(SimRound& round, std::uint32_t number) {
     const SimWorker& worker = workers_[entered.worker];
     const bool here = worker.alive && worker.in_round && worker.present->attempt == number;
     if (entered.doing != doing) return fail("ranks of one attempt do different things");
-    // What lives on a node that was given up may come to the end of the step that it was in, and no further.
-    if (here && latest_round_.value_or(0) > number && agents_[worker.agent].master_open)
+    // What lives on a node that was given up, or whose agent has to leave, may come to the end of the step
+    // that it was in, and no further.
+    const SimAgent& agent = agents_[worker.agent];
+    if (here && latest_round_.value_or(0) > number && agent.master_open && !agent.leaving)
       return fail("attempt " + std::to_string(number) + " goes on although attempt " +
                   std::to_string(*latest_round_) + " does");
   }

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "launcher/exit_report.h"
+#include "launcher/report/exit_report.h"
 
 namespace ddp::sim {
 
@@ -32,7 +32,9 @@ SurvivorsWorld::SurvivorsWorld(const SurvivorsSetup& setup, std::uint64_t seed)
 }
 
 SurvivorsReport simulate_survivors(const SurvivorsSetup& setup, std::uint64_t seed) {
-  return SurvivorsWorld(setup, seed).run();
+  SurvivorsSetup planted = setup;
+  if (setup.plant == SurvivorsPlant::kFenceOff) planted.spec.fence = launcher::FenceMode::kOff;
+  return SurvivorsWorld(planted, seed).run();
 }
 
 SurvivorsReport SurvivorsWorld::run() {
@@ -178,6 +180,7 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
     fail(supervisor_.name(host) + " is told to spawn attempt " + std::to_string(spawn.attempt) +
          " before it has answered for attempt " + std::to_string(agent.spawned->attempt));
   if (attempts_.count(spawn.attempt) == 0) {
+    check_fence(spawn.attempt);
     SimAttempt& attempt = attempts_[spawn.attempt];
     attempt.number = spawn.attempt;
     attempt.world = spawn.world_size;
@@ -210,6 +213,19 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
     spawn.from = static_cast<std::int32_t>(*attempt.from);
   agent.spawned = spawn;
   agent.answered = false;
+}
+
+/// No rank that may still write a checkpoint of an earlier attempt lives when another attempt begins.
+void SurvivorsWorld::check_fence(std::uint32_t attempt) {
+  const bool all = setup_.spec.fence == launcher::FenceMode::kAll;
+  for (const SimWorker& worker : workers_) {
+    const bool let_go = worker.doing == SimWorker::Doing::kIdle || worker.doing == SimWorker::Doing::kLoading;
+    if (!worker.alive || !worker.present || let_go || worker.present->attempt >= attempt) continue;
+    if (worker.present->rank == 0 || all)
+      fail("attempt " + std::to_string(attempt) + " begins while rank " +
+           std::to_string(worker.present->rank) + " of attempt " + std::to_string(worker.present->attempt) +
+           " lives on " + supervisor_.name(agents_[worker.agent].host));
+  }
 }
 
 void SurvivorsWorld::carry_out(const job::Disconnect& drop) {

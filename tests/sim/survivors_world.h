@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "launcher/supervisor.h"
-#include "rendezvous/node_lease.h"
+#include "launcher/supervisor/supervisor.h"
+#include "rendezvous/membership/node_lease.h"
 #include "tests/sim/survivors_history.h"
 #include "tests/sim/survivors_node.h"
 #include "tests/sim/survivors_simulation.h"
@@ -50,6 +50,7 @@ class SurvivorsWorld {
   void carry_out(const launcher::job::Disconnect& drop);
   void recall(std::size_t host);
   void check_spawn(std::size_t host, SimAgent& agent, rendezvous::Spawn& spawn);
+  void check_fence(std::uint32_t attempt);
   void heard_by_user(const std::string& text);
   void arm_tick();
   void ping();
@@ -66,6 +67,7 @@ class SurvivorsWorld {
   bool delayed(const SimAgent& agent, Time& last, Time& at);
   void when_awake(std::uint32_t agent, Act act);
   void take(SimAgent& agent, const rendezvous::Message& message);
+  bool predecessor_gone(const std::vector<std::uint32_t>& pids) const;
   void open_store(SimAgent& agent, const rendezvous::OpenStore& message);
   bool give_up_next(SimAgent& agent, std::uint32_t attempt);
   void spawn(SimAgent& agent, const rendezvous::Spawn& message);

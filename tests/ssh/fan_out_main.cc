@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "remote/command_shell.h"
-#include "remote/local_shell.h"
-#include "remote/ssh_shell.h"
+#include "remote/shells/command_shell.h"
+#include "remote/shells/local_shell.h"
+#include "remote/ssh/ssh_shell.h"
 
 using namespace ddp;
 using namespace ddp::remote;

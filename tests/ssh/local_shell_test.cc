@@ -1,10 +1,10 @@
-#include "remote/local_shell.h"
+#include "remote/shells/local_shell.h"
 
 #include <cerrno>
 #include <map>
 #include <string>
 
-#include "remote/fan_out.h"
+#include "remote/start/fan_out.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/support/catch.h"
 

@@ -13,9 +13,9 @@
 #include <string>
 
 #include "base/sha256.h"
-#include "remote/command_shell.h"
-#include "remote/fan_out.h"
-#include "remote/local_shell.h"
+#include "remote/shells/command_shell.h"
+#include "remote/shells/local_shell.h"
+#include "remote/start/fan_out.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/support/catch.h"
 

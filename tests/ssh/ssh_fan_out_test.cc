@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "remote/command_shell.h"
-#include "remote/fan_out.h"
-#include "remote/local_shell.h"
-#include "remote/ssh_shell.h"
+#include "remote/shells/command_shell.h"
+#include "remote/shells/local_shell.h"
+#include "remote/ssh/ssh_shell.h"
+#include "remote/start/fan_out.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/ssh/nodes.h"
 #include "tests/support/catch.h"

@@ -1,4 +1,4 @@
-#include "remote/ssh_shell.h"
+#include "remote/ssh/ssh_shell.h"
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "remote/command_shell.h"
+#include "remote/shells/command_shell.h"
 #include "tests/ssh/channel_io.h"
 #include "tests/ssh/nodes.h"
 #include "tests/support/catch.h"

@@ -24,13 +24,13 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/health_pattern_body.h"
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/conv_net_program.h"
-#include "apps/train/kernels/device/device_launch.h"
-#include "apps/train/kernels/device/gather_body.h"
-#include "apps/train/kernels/device/host_launch.h"
-#include "apps/train/kernels/device/mlp_program.h"
+#include "apps/train/health/checks/health_pattern_body.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/conv_net_program.h"
+#include "apps/train/kernels/gpu/device_launch.h"
+#include "apps/train/kernels/gpu/gather_body.h"
+#include "apps/train/kernels/gpu/host_launch.h"
+#include "apps/train/kernels/gpu/mlp_program.h"
 
 namespace {
 

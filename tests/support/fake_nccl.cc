@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,7 +46,6 @@ struct Group {
   int arrived = 0;
   bool aborted = false;
   std::vector<Operation> operations;
-  std::map<std::pair<int, int>, std::deque<Part>> sent, awaited;  // by (from, to)
 };
 
 struct Comm {
@@ -67,7 +65,6 @@ void unregister(Comm* comm, void* block) {
   --g_blocks.at(block);
   std::erase(comm->registered, block);
 }
-thread_local int g_depth = 0;
 
 std::size_t size_of(int type) {
   return type == kFloat64 ? 8 : type == kFloat32 ? 4 : 1;
@@ -151,17 +148,6 @@ int enter(Comm* comm, const char* kind, std::size_t count, int type, int root, c
   if (operation.parts.size() == static_cast<std::size_t>(group.size) && !group.aborted && !hangs)
     carry_out(operation);
   return kInProgress;
-}
-
-void meet(Group& group, std::pair<int, int> way) {
-  auto &sent = group.sent[way], &awaited = group.awaited[way];
-  while (!sent.empty() && !awaited.empty() && !group.aborted) {
-    std::memcpy(awaited.front().receive, sent.front().send, static_cast<std::size_t>(sent.front().key));
-    --sent.front().stream->pending;
-    --awaited.front().stream->pending;
-    sent.pop_front();
-    awaited.pop_front();
-  }
 }
 
 void end(Comm* comm) {
@@ -288,14 +274,6 @@ int ncclCommDeregister(Comm* comm, void* handle) {
   unregister(comm, handle);
   return kSuccess;
 }
-int ncclGroupStart() {
-  ++g_depth;
-  return kSuccess;
-}
-int ncclGroupEnd() {
-  --g_depth;
-  return kInProgress;
-}
 int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, Comm* comm,
                   ddp::FakeStream* stream) {
   return enter(comm, "reduce", count, type, 0, {send, receive, stream});
@@ -311,24 +289,6 @@ int ncclReduceScatter(const void* send, void* receive, std::size_t each, int typ
 int ncclAllGather(const void* send, void* receive, std::size_t count, int type, Comm* comm,
                   ddp::FakeStream* stream) {
   return enter(comm, "gather", count, type, 0, {send, receive, stream});
-}
-int ncclSend(const void* data, std::size_t count, int type, int peer, Comm* comm, ddp::FakeStream* stream) {
-  if (g_depth == 0) return kInvalidUsage;  // would hang with real ones
-  const std::lock_guard lock(g_mutex);
-  Part part{data, nullptr, stream};
-  part.key = static_cast<int>(count * size_of(type));
-  ++stream->pending;
-  comm->group->sent[{comm->rank, peer}].push_back(part);
-  meet(*comm->group, {comm->rank, peer});
-  return kInProgress;
-}
-int ncclRecv(void* data, std::size_t, int, int peer, Comm* comm, ddp::FakeStream* stream) {
-  if (g_depth == 0) return kInvalidUsage;
-  const std::lock_guard lock(g_mutex);
-  ++stream->pending;
-  comm->group->awaited[{peer, comm->rank}].push_back({nullptr, data, stream});
-  meet(*comm->group, {peer, comm->rank});
-  return kInProgress;
 }
 
 }  // extern "C"

@@ -87,17 +87,6 @@ class Memory {
 };
 Memory g_memory;
 
-/// Sends and receives of a group.
-struct Waiting {
-  Comm* comm = nullptr;
-  const void* sent = nullptr;
-  std::size_t bytes = 0;
-  void* received = nullptr;
-  int from = 0;
-  cudaStream_t stream = nullptr;
-};
-thread_local Waiting t_waiting;
-
 std::size_t size_of(int type) {
   return type == kFloat64 || type == kUint64 ? 8 : type == kFloat32 ? 4 : type == kBfloat16 ? 2 : 1;
 }
@@ -335,16 +324,6 @@ int ncclCommWindowDeregister(Comm* comm, void* window) {
   g_memory.count(window, -1);
   return kSuccess;
 }
-int ncclGroupStart() {
-  return kSuccess;
-}
-int ncclGroupEnd() {
-  const Waiting waiting = std::exchange(t_waiting, {});
-  if (waiting.comm == nullptr) return kSuccess;
-  return put_into(waiting.comm, waiting.stream,
-                  FakeNcclExchange(waiting.comm->state, call_of('s', waiting.bytes, 0), waiting.sent,
-                                   waiting.bytes, copying(waiting.from, waiting.received)));
-}
 int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, int, Comm* comm,
                   cudaStream_t stream) {
   return reduce('r', send, receive, count, 0, count, type, comm, stream);
@@ -373,18 +352,6 @@ int ncclAllGather(const void* send, void* receive, std::size_t count, int type, 
                                      const std::size_t place = static_cast<std::size_t>(rank) * each + offset;
                                      std::memcpy(static_cast<char*>(receive) + place, data, bytes);
                                    }));
-}
-int ncclSend(const void* data, std::size_t count, int type, int, Comm* comm, cudaStream_t stream) {
-  t_waiting.comm = comm;
-  t_waiting.sent = data;
-  t_waiting.bytes = count * size_of(type);
-  t_waiting.stream = stream;
-  return kSuccess;
-}
-int ncclRecv(void* data, std::size_t, int, int peer, Comm*, cudaStream_t) {
-  t_waiting.received = data;
-  t_waiting.from = peer;
-  return kSuccess;
 }
 
 }  // extern "C"

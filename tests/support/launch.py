@@ -59,6 +59,7 @@ class LaunchTest(unittest.TestCase):
         self.job = f"t{os.getpid()}-{self.id().rpartition('.')[2].removeprefix('test_')}"[:60].rstrip('_')
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
         self.env["XDG_STATE_HOME"] = str(self.dir / "state")
+        self.env["XDG_CONFIG_HOME"] = str(self.dir / "config")
         self.job_dir = self.dir / "job0"
         self.runs = 0
 

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/accelerate_config.h"
+#include "apps/ddplaunch/options/accelerate_config.h"
 
 #include <yaml-cpp/yaml.h>
 
@@ -12,9 +12,9 @@
 #include <span>
 #include <utility>
 
-#include "apps/ddplaunch/accelerate_keys.h"
-#include "remote/host_range.h"
-#include "remote/nearest_word.h"
+#include "apps/ddplaunch/options/accelerate_keys.h"
+#include "remote/hosts/host_range.h"
+#include "remote/hosts/nearest_word.h"
 
 namespace ddp {
 namespace {

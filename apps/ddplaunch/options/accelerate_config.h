@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/ddplaunch/findings.h"
-#include "launcher/env_filter.h"
+#include "apps/ddplaunch/options/findings.h"
+#include "launcher/job/env_filter.h"
 
 namespace ddp {
 

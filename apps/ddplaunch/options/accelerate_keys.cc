@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/accelerate_keys.h"
+#include "apps/ddplaunch/options/accelerate_keys.h"
 
 #include <array>
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <array>
 
-#include "apps/ddplaunch/accelerate_config.h"
+#include "apps/ddplaunch/options/accelerate_config.h"
 
 namespace ddp {
 namespace {

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/command_line.h"
+#include "apps/ddplaunch/options/command_line.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/ddplaunch/foreign_options.h"
-#include "remote/nearest_word.h"
+#include "apps/ddplaunch/options/foreign_options.h"
+#include "remote/hosts/nearest_word.h"
 
 namespace ddp {
 

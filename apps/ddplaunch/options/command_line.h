@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/ddplaunch/findings.h"
-#include "apps/ddplaunch/option_groups.h"
+#include "apps/ddplaunch/options/findings.h"
+#include "apps/ddplaunch/options/option_groups.h"
 
 namespace ddp {
 

@@ -1,11 +1,11 @@
-#include "apps/ddplaunch/daemon_options.h"
+#include "apps/ddplaunch/options/daemon_options.h"
 
 #include <cstdint>
 #include <string>
 #include <utility>
 
-#include "apps/ddplaunch/option_readers.h"
-#include "remote/host_range.h"
+#include "apps/ddplaunch/options/option_readers.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp {
 namespace {

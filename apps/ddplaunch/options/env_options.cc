@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/env_options.h"
+#include "apps/ddplaunch/options/env_options.h"
 
 #include <algorithm>
 #include <cctype>
@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch/option_readers.h"
-#include "launcher/env_filter.h"
+#include "apps/ddplaunch/options/option_readers.h"
+#include "launcher/job/env_filter.h"
 
 namespace ddp {
 

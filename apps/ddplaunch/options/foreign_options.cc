@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/foreign_options.h"
+#include "apps/ddplaunch/options/foreign_options.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/host_options.h"
+#include "apps/ddplaunch/options/host_options.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch/hosts_from.h"
-#include "apps/ddplaunch/option_readers.h"
-#include "remote/host_filter.h"
-#include "remote/host_range.h"
-#include "remote/hostfile.h"
-#include "remote/mistake.h"
+#include "apps/ddplaunch/options/hosts_from.h"
+#include "apps/ddplaunch/options/option_readers.h"
+#include "remote/hosts/host_filter.h"
+#include "remote/hosts/host_range.h"
+#include "remote/hosts/hostfile.h"
+#include "remote/hosts/mistake.h"
 
 namespace ddp {
 
@@ -173,11 +173,10 @@ std::size_t read_spares(const OptionValues& values, std::size_t nodes, bool host
   }
   const auto wanted = static_cast<std::size_t>(*spares);
   if (wanted > 0 && hosts_known && spec.hosts.size() < nodes + wanted) {
-    findings.fail("--spares " + values.spares + ": with " + std::to_string(nodes) +
-                  (nodes == 1 ? " node" : " nodes") + " there must be " + std::to_string(nodes + wanted) +
-                  " hosts, and there " +
-                  (spec.hosts.size() == 1 ? "is only this one"
-                                          : "are only " + std::to_string(spec.hosts.size())));
+    findings.fail(
+        "--spares " + values.spares + ": with " + std::to_string(nodes) + (nodes == 1 ? " node" : " nodes") +
+        " there must be " + std::to_string(nodes + wanted) + " hosts, and there " +
+        (spec.hosts.size() == 1 ? "is only this one" : "are only " + std::to_string(spec.hosts.size())));
     return 0;
   }
   return wanted;
@@ -195,7 +194,8 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Fi
     if (hosts_known && counts->min > spec.hosts.size()) {
       if (!lists_hosts(values) && !spec.per_node) {
         return findings.fail(
-            "--nnodes " + values.nnodes + " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
+            "--nnodes " + values.nnodes +
+            " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
             "only this machine; or start one ddplaunch on each node, with --node-rank and --master-addr "
             "(docs/per_node.md)");
       }
@@ -212,8 +212,7 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Fi
   if (!counts && spares > 0 && spec.hosts.size() > spares)
     spec.max_nodes = static_cast<int>(spec.hosts.size() - spares);
   // Without a restart the first loss would be the end, and nobody asks for spares for that.
-  if (values.max_restarts.empty() && (spares > 0 || spec.min_nodes > 0))
-    spec.max_restarts = kElasticRestarts;
+  if (values.max_restarts.empty() && (spares > 0 || spec.min_nodes > 0)) spec.max_restarts = kElasticRestarts;
 }
 
 /// num_processes of Accelerate's file, which counts the workers of all machines.

@@ -1,14 +1,14 @@
-#include "apps/ddplaunch/hosts_from.h"
+#include "apps/ddplaunch/options/hosts_from.h"
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
 
-#include "launcher/env_filter.h"
-#include "remote/hostfile.h"
-#include "remote/mistake.h"
-#include "remote/scheduler_hosts.h"
+#include "launcher/job/env_filter.h"
+#include "remote/hosts/hostfile.h"
+#include "remote/hosts/mistake.h"
+#include "remote/hosts/scheduler_hosts.h"
 
 namespace ddp {
 

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/ddplaunch/findings.h"
-#include "apps/ddplaunch/options.h"
-#include "remote/host.h"
+#include "apps/ddplaunch/options/findings.h"
+#include "apps/ddplaunch/options/options.h"
+#include "remote/hosts/host.h"
 
 namespace ddp {
 

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/job_plan_text.h"
+#include "apps/ddplaunch/options/job_plan_text.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "remote/shell_quote.h"
+#include "remote/hosts/shell_quote.h"
 
 namespace ddp {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "launcher/job_spec.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp {
 

@@ -1,14 +1,14 @@
-#include "apps/ddplaunch/node_options.h"
+#include "apps/ddplaunch/options/node_options.h"
 
 #include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "launcher/env_filter.h"
-#include "launcher/join_line.h"
-#include "launcher/per_node.h"
-#include "remote/host_range.h"
+#include "launcher/job/env_filter.h"
+#include "launcher/job/per_node.h"
+#include "launcher/link_protocol/join_line.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp {
 namespace {

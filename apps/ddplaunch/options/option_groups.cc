@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/option_groups.h"
+#include "apps/ddplaunch/options/option_groups.h"
 
 #include <CLI/CLI.hpp>
 
@@ -187,6 +187,10 @@ void OptionTable::Impl::add_failure() {
         "before the first restart; doubles each time, to 60s at most (default: 1s)");
   value(kFailure, "--scale-up", values.scale_up, "next|now",
         "a node that comes while the job runs is taken in at the next restart (default), or at once by one");
+  value(kFailure, "--fence", values.fence, "rank0|all|off",
+        "before surviving ranks go on, wait until workers of a node that may only be cut off are dead: of "
+        "the node of "
+        "rank 0 (default), of any node, or never");
   value(kFailure, "--hang-timeout", values.hang_timeout, "TIME",
         "a failure when no worker prints or uses the CPU for so long (default: 0, never)");
   value(kFailure, "--stop-grace", values.stop_grace, "TIME",

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/ddplaunch/accelerate_config.h"
-#include "launcher/env_filter.h"
-#include "launcher/job_spec.h"
+#include "apps/ddplaunch/options/accelerate_config.h"
+#include "launcher/job/env_filter.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp {
 
@@ -58,6 +58,7 @@ struct OptionValues {
   std::string max_restarts;
   std::string restart_backoff;
   std::string scale_up;
+  std::string fence;
   std::string hang_timeout;
   std::string stop_grace;
   std::string node_timeout;

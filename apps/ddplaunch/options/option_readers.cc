@@ -1,10 +1,14 @@
-#include "apps/ddplaunch/option_readers.h"
+#include "apps/ddplaunch/options/option_readers.h"
+
+#include <arpa/inet.h>  // inet_pton: text to bytes, no socket
+#include <netinet/in.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
+#include <string>
 
-#include "remote/host_range.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp {
 
@@ -143,9 +147,12 @@ std::optional<launcher::StreamChoice> read_stream_choice(std::string_view text) 
 
 bool is_address_range(std::string_view text) {
   const std::size_t slash = std::min(text.find('/'), text.size());
-  const std::string_view address = text.substr(0, slash);
-  const bool v4 = remote::is_ipv4(address);
-  return (v4 || remote::is_ipv6(address)) &&
+  const std::string address(text.substr(0, slash));
+  // As AddressFilter reads it: what passes here and fails there would admit nobody.
+  in6_addr bytes{};
+  const bool v4 = ::inet_pton(AF_INET, address.c_str(), &bytes) == 1;
+  return (v4 || ::inet_pton(AF_INET6, address.c_str(), &bytes) == 1) &&
+         address.find('\0') == std::string::npos &&
          (slash == text.size() || remote::whole_number(text.substr(slash + 1), v4 ? 32 : 128).has_value());
 }
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/ddplaunch/findings.h"
-#include "launcher/job_spec.h"
+#include "apps/ddplaunch/options/findings.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp {
 

@@ -1,27 +1,27 @@
-#include "apps/ddplaunch/options.h"
+#include "apps/ddplaunch/options/options.h"
 
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
 #include <string_view>
 
-#include "apps/ddplaunch/accelerate_config.h"
-#include "apps/ddplaunch/command_line.h"
-#include "apps/ddplaunch/daemon_options.h"
-#include "apps/ddplaunch/env_options.h"
-#include "apps/ddplaunch/findings.h"
-#include "apps/ddplaunch/host_options.h"
-#include "apps/ddplaunch/job_plan_text.h"
-#include "apps/ddplaunch/node_options.h"
-#include "apps/ddplaunch/option_groups.h"
-#include "apps/ddplaunch/option_readers.h"
-#include "apps/ddplaunch/output_options.h"
-#include "apps/ddplaunch/pet_options.h"
-#include "apps/ddplaunch/scheduler_choice.h"
+#include "apps/ddplaunch/options/accelerate_config.h"
+#include "apps/ddplaunch/options/command_line.h"
+#include "apps/ddplaunch/options/daemon_options.h"
+#include "apps/ddplaunch/options/env_options.h"
+#include "apps/ddplaunch/options/findings.h"
+#include "apps/ddplaunch/options/host_options.h"
+#include "apps/ddplaunch/options/job_plan_text.h"
+#include "apps/ddplaunch/options/node_options.h"
+#include "apps/ddplaunch/options/option_groups.h"
+#include "apps/ddplaunch/options/option_readers.h"
+#include "apps/ddplaunch/options/output_options.h"
+#include "apps/ddplaunch/options/pet_options.h"
+#include "apps/ddplaunch/options/scheduler_choice.h"
 #include "base/version.h"
-#include "launcher/env_filter.h"
-#include "remote/host_range.h"
-#include "remote/shell_quote.h"
+#include "launcher/job/env_filter.h"
+#include "remote/hosts/host_range.h"
+#include "remote/hosts/shell_quote.h"
 
 namespace ddp {
 
@@ -191,6 +191,13 @@ void read_failure(const OptionValues& values, const Surroundings& surroundings, 
   if (!values.scale_up.empty() && values.scale_up != "next" && values.scale_up != "now")
     findings.fail("--scale-up " + values.scale_up + ": choose next or now");
   spec.scale_up_now = values.scale_up == "now";
+  if (values.fence == "all") {
+    spec.fence = launcher::FenceMode::kAll;
+  } else if (values.fence == "off") {
+    spec.fence = launcher::FenceMode::kOff;
+  } else if (!values.fence.empty() && values.fence != "rank0") {
+    findings.fail("--fence " + values.fence + ": choose rank0, all or off");
+  }
   read_time(values.restart_backoff, "--restart-backoff", milliseconds(0), spec.restart_backoff, findings);
   // 0 is how it is turned off; anything less than a second would call each pause of a job a hang.
   if (values.hang_timeout == "0") {
@@ -263,7 +270,7 @@ void read_deep_options(const OptionValues& values, Verb verb, RunJob& job, Findi
   const bool any = values.deep || values.collectives;
   if (any && verb != Verb::kCheck) {
     findings.fail(std::string(values.deep ? "--deep" : "--collectives") +
-                  " is for ddplaunch check; a job of your own is train --health or train --bench");
+                  " is for ddplaunch check; a job of your own is train health or train bench");
   }
   if (values.min_busbw.empty()) return;
   char* end = nullptr;
@@ -271,7 +278,7 @@ void read_deep_options(const OptionValues& values, Verb verb, RunJob& job, Findi
   if (*end != '\0' || !(limit > 0) || limit > 1e9)
     findings.fail("--min-busbw " + values.min_busbw + ": give GB/s, a number above 0");
   if (!values.collectives)
-    findings.fail("--min-busbw is about ddplaunch check --collectives; a job of your own is train --bench");
+    findings.fail("--min-busbw is about ddplaunch check --collectives; a job of your own is train bench");
 }
 
 /// The command line, and behind it what torchrun's variables and a file of Accelerate's say.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "launcher/job_spec.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp {
 

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/output_options.h"
+#include "apps/ddplaunch/options/output_options.h"
 
 #include <algorithm>
 #include <array>
@@ -7,9 +7,9 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/ddplaunch/option_readers.h"
-#include "launcher/label.h"
-#include "remote/host_range.h"
+#include "apps/ddplaunch/options/option_readers.h"
+#include "launcher/lines/label.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp {
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "apps/ddplaunch/findings.h"
-#include "apps/ddplaunch/option_groups.h"
-#include "apps/ddplaunch/options.h"
+#include "apps/ddplaunch/options/findings.h"
+#include "apps/ddplaunch/options/option_groups.h"
+#include "apps/ddplaunch/options/options.h"
 
 namespace ddp {
 

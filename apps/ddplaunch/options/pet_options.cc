@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/pet_options.h"
+#include "apps/ddplaunch/options/pet_options.h"
 
 #include <algorithm>
 #include <array>

@@ -1,9 +1,9 @@
-#include "apps/ddplaunch/scheduler_choice.h"
+#include "apps/ddplaunch/options/scheduler_choice.h"
 
 #include <string>
 
-#include "launcher/env_filter.h"
-#include "remote/host_range.h"
+#include "launcher/job/env_filter.h"
+#include "remote/hosts/host_range.h"
 
 namespace ddp {
 namespace {

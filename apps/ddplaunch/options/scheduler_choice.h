@@ -2,9 +2,9 @@
 
 #include <string>
 
-#include "apps/ddplaunch/findings.h"
-#include "apps/ddplaunch/option_groups.h"
-#include "apps/ddplaunch/options.h"
+#include "apps/ddplaunch/options/findings.h"
+#include "apps/ddplaunch/options/option_groups.h"
+#include "apps/ddplaunch/options/options.h"
 
 namespace ddp {
 

@@ -11,9 +11,10 @@
 #include <cstdio>
 #include <ctime>
 
-#include "apps/ddplaunch/options.h"
+#include "apps/ddplaunch/options/options.h"
+#include "base/trusted_path.h"
 #include "base/unique_fd.h"
-#include "launcher/env_filter.h"
+#include "launcher/job/env_filter.h"
 
 namespace ddp {
 
@@ -45,6 +46,7 @@ Result<std::string> read_stdin() {
 }
 
 Result<> can_write(const std::string& path) {
+  if (const auto target = follow_trusted_links(path); !target) return target.error();
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0) {
     if (S_ISDIR(status.st_mode)) return system_error(EISDIR, path);

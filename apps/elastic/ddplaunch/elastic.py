@@ -7,11 +7,11 @@
         if not state:                                  # the first call in this process
             state["model"] = torch.nn.Linear(8, 1)
             state["optimizer"] = torch.optim.SGD(state["model"].parameters(), lr=0.1)
-        world.sync(state["model"], state["optimizer"])  # all ranks now hold the same state
+        world.sync(state["model"], state["optimizer"])  # everything that a step changes: all ranks now hold the same
         ddp = torch.nn.parallel.DistributedDataParallel(state["model"])
         for step in range(world.completed, 1000):
-            ...
-            world.step(step + 1)
+            ...                                         # optimizer.step(), scheduler.step(), …
+            world.step(step + 1)                        # the last call of a step
 
 When a rank dies, the process groups of all others are torn down and the function is called again, in the same process,
 as soon as the ranks of the next attempt are known. Without ddplaunch (torchrun, by hand) it is called once. The document
@@ -23,14 +23,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import hashlib
 import io
 import json
 import os
+import random
+import re
 import select
 import socket
 import sys
 import threading
 import traceback
+import types
+import weakref
 from datetime import timedelta
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -40,7 +45,7 @@ try:
 except ImportError as error:
     raise ImportError(f"ddplaunch.elastic needs PyTorch in the interpreter that runs the script: {error}") from error
 
-__all__ = ["LinkLost", "Revoked", "World", "rejoin"]
+__all__ = ["LinkLost", "Revoked", "StepSeed", "World", "rejoin"]
 
 PROTOCOL = 1
 LINE_BYTES = 4096
@@ -49,6 +54,7 @@ ORDER_S = 10.0       # so long a worker that lost a peer waits for the order tha
 FIRST_ORDER_S = 60.0
 GRACE_S = 1.0        # the same, after an exception that no lost peer explains
 PIECE_BYTES = 64 << 20
+ORDER_KEYS = ("attempt", "rank", "world", "local_rank", "local_world", "node_rank", "nodes")
 
 
 class Revoked(RuntimeError):
@@ -70,6 +76,7 @@ class _Link:
         self.revokes: Dict[int, str] = {}             # why, by attempt
         self.stopping: Optional[str] = None
         self.lost: Optional[str] = None
+        self.ignored: Optional[bytes] = None          # the first line that was not understood
         self.report: Optional[Dict[str, Any]] = None  # a step that was not told yet
         self.on_revoke: Callable[[], None] = lambda: None
         self.sending = threading.Lock()
@@ -109,6 +116,8 @@ class _Link:
                     raise SystemExit(143)  # SIGTERM came along, and somebody handles it
                 if not self.next:
                     why = self.lost if in_time else f"the agent ordered nothing within {FIRST_ORDER_S:g} s"
+                    if self.ignored is not None:
+                        why = f"{why} (it sent {self.ignored[:200]!r})"
                     raise LinkLost(f"{why}; ddplaunch.elastic speaks version {PROTOCOL} of the worker protocol")
                 order, self.next, self.report = self.next, None, None
                 self.attempt = order["attempt"]
@@ -131,11 +140,13 @@ class _Link:
             self.changed.notify_all()
 
     def _run(self) -> None:
-        pending = b""
+        pending, poll = b"", select.poll()  # select() fails for descriptors of 1024 and more
+        poll.register(self.socket, select.POLLIN)
         try:
             while True:
-                readable = select.select([self.socket], [], [], STEP_EVERY_S)[0]
-                report, self.report = self.report, None
+                readable = poll.poll(1000 * STEP_EVERY_S)
+                with self.changed:  # world.step() may be setting another
+                    report, self.report = self.report, None
                 if report and self.revoked() is None:
                     self.send(report)
                 if not readable:
@@ -145,36 +156,61 @@ class _Link:
                     raise ValueError("the agent closed the link")
                 *lines, pending = (pending + received).split(b"\n")
                 for line in lines:
-                    self._hear(json.loads(line))
+                    self._hear(line)
                 if len(pending) >= LINE_BYTES:
                     raise ValueError("the agent sent a line that is too long")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._lose(str(error) if type(error) is ValueError else f"the agent was not understood: {error!r}")
+        except (OSError, ValueError) as error:
+            self._lose(str(error))
 
-    def _hear(self, word: Dict[str, Any]) -> None:
+    def _hear(self, line: bytes) -> None:
+        """A line that is broken, or of a later version of the protocol, is ignored."""
+        try:
+            word = json.loads(line)
+        except (ValueError, RecursionError):
+            word = None
+        word = word if isinstance(word, dict) else {}
         with self.changed:
-            if "attempt" in word and word["attempt"] > self.attempt:
-                self.next = word
-            elif "revoke" in word and word["revoke"] not in self.revokes:
-                self.revokes[word["revoke"]] = str(word.get("reason", "revoked"))
-                if word["revoke"] == self.attempt:
-                    # Not on this thread: tearing down may block, and what the agent says next is to be heard.
-                    threading.Thread(target=self.on_revoke, name="ddplaunch-abort", daemon=True).start()
+            if all(type(word.get(key)) is int for key in ORDER_KEYS) and type(word.get("store")) is str:
+                if word["attempt"] > self.attempt:
+                    self.next = word
+            elif type(word.get("revoke")) is int:
+                if word["revoke"] not in self.revokes:
+                    self.revokes[word["revoke"]] = str(word.get("reason", "revoked"))
+                    if word["revoke"] == self.attempt:
+                        # Not on this thread: tearing down may block, and what the agent says next is to be heard.
+                        threading.Thread(target=self.on_revoke, name="ddplaunch-abort", daemon=True).start()
             elif "stop" in word:
                 self.stopping = str(word["stop"])
+            elif self.ignored is None:
+                self.ignored = line
             self.changed.notify_all()
 
 
 class _Sockets:
-    """The TCP sockets that process groups and their store opened. Gloo cannot be aborted, and only ranks that exchange data
-    with a dead one notice; shutdown(2) on these wakes whoever waits for them."""
+    """The TCP connections of process groups and of their store. Gloo cannot be aborted, and only ranks that exchange data
+    with a dead one notice; shutdown(2) on these wakes whoever waits for them. A connection belongs to the attempt when it
+    leads to the store, or when Gloo's event loop waits for it: one that registers pointers and appears while a group is made.
+    Such a loop of another thread counts as Gloo's; other connections of other threads are not touched."""
 
     def __init__(self) -> None:
-        self.mine: Dict[int, None] = {}  # by inode: a descriptor's number may be somebody else's by now
-        self.before: Optional[set] = None
+        self.own: Dict[int, None] = {}      # by inode: a descriptor's number may be somebody else's by now
+        self.before: Optional[set] = None   # event loops that are older than the group which is being made
         self.depth = 0
-        self.ranks = 1                   # of the present attempt
-        self.answered: set = set()       # listening sockets
+        self.ranks = 1                      # of the present attempt
+        self.stores: set = set()            # its store's addresses
+        self.answered: set = set()          # listening sockets
+
+    def expect(self, ranks: int, host: str, port: int) -> None:
+        """The next attempt's ranks and store."""
+        self.ranks = ranks
+        with contextlib.suppress(OSError):
+            self.stores = {(info[4][0], port) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+
+    def forget(self) -> None:
+        """The attempt's groups are destroyed."""
+        self.own.clear()
+        self.answered.clear()
+        self.stores = set()
 
     @staticmethod
     def _open(listening: bool = False) -> Iterator[Tuple[int, socket.socket]]:
@@ -188,18 +224,45 @@ class _Sockets:
                                 and bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening):
                             yield os.fstat(copy.fileno()).st_ino, copy
 
+    @staticmethod
+    def _loops() -> Dict[str, set]:
+        """Inodes that each event loop (epoll) of this process waits for, by the loop's descriptor. Gloo registers pointers;
+        loops that register descriptors, as Python's and libuv's do, are given as empty."""
+        found = {}
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                    with open(f"/proc/self/fdinfo/{name}") as info:
+                        waits = re.findall(r"^tfd: *(\d+) .*data: *(\w+) .*ino:(\w+)", info.read(), re.M)
+                    of_pointers = all(int(data, 16) & 0xffffffff != int(fd) for fd, data, _ in waits)
+                    found[name] = {int(inode, 16) for _, _, inode in waits} if of_pointers else set()
+        return found
+
+    def _of_new_loops(self) -> set:
+        before = self.before  # the main thread may end opening() meanwhile
+        if before is None:
+            return set()
+        return set().union(*(inodes for loop, inodes in self._loops().items() if loop not in before))
+
+    def _leads_to_store(self, connection: socket.socket) -> bool:
+        with contextlib.suppress(OSError):
+            host, port = connection.getpeername()[:2]
+            return (host.rpartition("::ffff:")[2], port) in self.stores
+        return False
+
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Sockets that appear meanwhile are a process group's."""
+        """A process group is made meanwhile: event loops that appear are Gloo's."""
         if self.depth == 0:
-            self.before = {inode for listening in (False, True) for inode, _ in self._open(listening)}
+            self.before = set(self._loops())
         self.depth += 1
         try:
             yield
         finally:
             self.depth -= 1
             if self.depth == 0:
-                self.mine.update((inode, None) for inode, _ in self._open() if inode not in self.before)
+                new = self._of_new_loops()
+                self.own.update((inode, None) for inode, copy in self._open() if inode in new or self._leads_to_store(copy))
                 self.before = None
 
     def watch_new_groups(self) -> None:
@@ -214,16 +277,16 @@ class _Sockets:
             c10d._new_process_group_helper = watched
 
     def shut(self) -> None:
-        before = self.before
+        new = self._of_new_loops()
         for inode, copy in self._open():
-            if inode in self.mine or (before is not None and inode not in before):
+            if inode in self.own or inode in new or self._leads_to_store(copy):
                 with contextlib.suppress(OSError):
                     copy.shutdown(socket.SHUT_RDWR)
         # A group that is being made may wait for a rank that died, or was told to let go, after it had said where it is and
         # before it connected: there is nothing to shut yet. Not the listening socket: a Gloo of PyTorch 2 ends the process
         # when accept() fails.
-        for inode, copy in self._open(listening=True) if before is not None else ():
-            if inode not in before and inode not in self.answered and self._answer(copy):
+        for inode, copy in self._open(listening=True) if new else ():
+            if inode in new and inode not in self.answered and self._answer(copy):
                 self.answered.add(inode)
 
     def _answer(self, listener: socket.socket) -> bool:
@@ -244,16 +307,214 @@ class _Sockets:
         seen, poll = 0, select.poll()
         with contextlib.ExitStack() as copies:
             for inode, copy in self._open():
-                if inode in self.mine:
+                if inode in self.own:
                     seen += 1
                     poll.register(copies.enter_context(copy.dup()), select.POLLRDHUP)  # and POLLHUP, POLLERR
-            return seen < len(self.mine) or bool(poll.poll(0))
+            return seen < len(self.own) or bool(poll.poll(0))
+
+
+def _mark(value: Any) -> Any:
+    """A copy of a state_dict() that differs when the state does: numbers and texts, of tensors how often they were changed."""
+    if isinstance(value, torch.Tensor):
+        return value._version
+    if isinstance(value, dict):
+        return {key: _mark(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mark(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+class _Progress:
+    """How many steps are complete in the state of this process, and whether others may have that state.
+
+    Registered objects change between the first optimizer.step() of a step and world.step(), and nowhere else. When an
+    attempt ends within, the state is part of a step further than was counted: it must not be handed on. Without a registered
+    optimizer nothing shows when a step begins, so such a state is never handed on."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self.asynchronous = asynchronous  # collectives return before they are complete (NCCL)
+        self.is_recovered = False         # a state was handed on from rank to rank at least once
+        self.hooked: Any = weakref.WeakSet()
+        self.misuse: Optional[str] = None
+        self.lock = threading.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        self.completed: Optional[int] = None
+        self.is_used = False             # training has changed the state
+        self.stepped = False             # an optimizer has stepped since the last call of world.step()
+        self.registered: List[Any] = []  # by world.sync() in the latest attempt that called it
+        self.earlier: List[Any] = []     # and in the one before
+        self.marks: List[Any] = []
+        self.others: List[Tuple[torch.Tensor, int]] = []  # parameters that no registered optimizer has, and their versions
+        self.buffers: List[Tuple[dict, str, torch.Tensor, torch.Tensor]] = []
+        self.event: Any = None           # completes with the last step that was counted, on a GPU
+
+    def begin(self, world: World) -> None:
+        self.world, self.frozen, self.is_whole = world, False, True
+        self.is_recovered = self.is_recovered or world.source is not None
+
+    def register(self, holders: Tuple[Any, ...], is_first: bool) -> None:
+        if is_first:
+            self.earlier, self.registered = self.registered, []
+        is_source = self.world.rank == self.world.source
+        for holder in holders:
+            is_known = isinstance(holder, StepSeed) or any(holder is other for other in self.earlier)
+            if is_source and self.earlier and not is_known:
+                raise RuntimeError(f"world.sync() got another {type(holder).__name__} than in the last attempt, so its state is "
+                                   "lost: keep what is registered in `state`")
+            self.registered.append(holder)
+            if isinstance(holder, torch.optim.Optimizer) and holder not in self.hooked:
+                self.hooked.add(holder)
+                _before_each_step(holder, self.before_optimizer)
+
+    def mark(self) -> None:
+        self.marks, self.stepped = self._marks(), False
+        modules = self._registered(torch.nn.Module)
+        groups = [group for optimizer in self._registered(torch.optim.Optimizer) for group in optimizer.param_groups]
+        trained = {id(p) for group in groups for p in group["params"]}
+        self.others = [(p, p._version) for module in modules for p in module.parameters() if id(p) not in trained]
+        # A forward pass changes some (BatchNorm), and does not always count that in their versions.
+        self.buffers = [(part._buffers, name, buffer, buffer.detach().clone()) for module in modules for part in module.modules()
+                        for name, buffer in part._buffers.items() if buffer is not None]
+
+    def _registered(self, kind: type) -> List[Any]:
+        return [holder for holder in self.registered if isinstance(holder, kind)]
+
+    def _marks(self) -> List[Any]:
+        """Schedulers, scalers and the like; optimizers have a hook."""
+        def state(holder: Any) -> Any:
+            if hasattr(holder, "_per_optimizer_states"):  # a GradScaler, whose state_dict() would wait for the GPU
+                return getattr(holder, "_scale", None)
+            return holder.state_dict()
+        return [_mark(state(holder)) for holder in self.registered
+                if not isinstance(holder, (torch.nn.Module, torch.optim.Optimizer))]
+
+    def _have_changed(self) -> bool:
+        # A GradScaler makes its scale when it is first used.
+        return (any(old is not None and old != new for old, new in zip(self.marks, self._marks()))
+                or any(p._version != version for p, version in self.others))
+
+    def before_optimizer(self) -> None:
+        """No optimizer may take gradients that an aborted all-reduce left: those are complete here, and no revoke came."""
+        if self.stepped:
+            return
+        if self.asynchronous:
+            torch.cuda.synchronize()
+        if self.world.revoked is not None:
+            raise Revoked(self.world.revoked)
+        if self.misuse is None and self._have_changed():
+            why = ("a scheduler, scaler or another object of world.sync() was changed after world.step(), which has to be the last "
+                   "call of a step")
+            if self.is_recovered:
+                raise RuntimeError(f"{why}: the change may be lost in the state that was handed on")
+            self._refuse(why)
+        self.stepped = self.is_used = True
+
+    def _refuse(self, why: str) -> None:
+        """From here on the state is not used after a loss."""
+        if self.misuse is None:
+            self.misuse = why
+            _warn(f"{why}: after a loss this state cannot be used")
+
+    def count(self, completed: int) -> bool:
+        """False: no new step, or one that is made of what may have been aborted."""
+        with self.lock:
+            if (completed == self.completed and not self.stepped) or (self.frozen and self.asynchronous):
+                return False
+            before = self.completed or 0
+            if self.stepped and completed <= before:
+                self._refuse(f"world.step({completed}) follows an optimizer's step, but {before} steps were complete before it")
+            elif (not self.stepped and completed > before and self._registered(torch.optim.Optimizer)
+                    and self.marks == self._marks()):
+                # A scaler that leaves out a step changes its scale, a step of validation a scheduler.
+                self._refuse(f"world.step({completed}) was called for a step in which no registered optimizer has stepped")
+            self.completed, self.is_used = completed, True
+            self.seed()
+            self.mark()
+            if self.asynchronous:
+                self.event = torch.cuda.Event()
+                self.event.record()
+            return True
+
+    def seed(self) -> None:
+        for holder in self.registered:
+            if isinstance(holder, StepSeed):
+                holder.seed_step(self.completed or 0, self.world.rank)
+
+    def freeze(self) -> None:
+        """The attempt is over. From here on collectives are aborted: the GPU has the counted step now, or what it will have
+        cannot be known."""
+        with self.lock:
+            if not self.frozen and self.event is not None:
+                try:
+                    self.is_whole = self.event.query()
+                except RuntimeError:
+                    self.is_whole = False
+            self.frozen = True
+
+    def settle(self) -> Optional[int]:
+        """The steps to report when an attempt is over. None: the state here must not be used."""
+        why = self.misuse
+        if not self._registered(torch.optim.Optimizer):
+            why = "world.sync() got no optimizer"
+        elif self.stepped or self._have_changed():
+            why = "the attempt ended between optimizer.step() and world.step()"
+        elif not self.is_whole:
+            why = "the attempt ended before the GPU had completed the step"
+        if self.completed is not None and why is not None:
+            _warn(f"the state after step {self.completed} is not used: {why}")
+            self.completed = None
+        for table, name, buffer, copy in self.buffers if self.completed is not None else ():
+            table[name] = buffer
+            if not torch.equal(buffer, copy):
+                buffer.copy_(copy)
+        return self.completed
+
+
+def _warn(text: str) -> None:
+    print(f"ddplaunch.elastic: {text}", file=sys.stderr, flush=True)
+
+
+def _before_each_step(optimizer: torch.optim.Optimizer, call: Callable[[], None]) -> None:
+    if hasattr(optimizer, "register_step_pre_hook"):  # PyTorch 2
+        optimizer.register_step_pre_hook(lambda *_: call())
+        return
+    step = optimizer.step
+
+    @functools.wraps(step)  # with the attributes by which a scheduler knows that it has wrapped step() itself
+    def hooked(_: Any, *args: Any, **named: Any) -> Any:
+        call()
+        return step(*args, **named)
+    optimizer.step = types.MethodType(hooked, optimizer)  # a scheduler that is made later asks for a method
+
+
+class StepSeed:
+    """Seeds the generators of random, NumPy and PyTorch anew for each step, from `seed`, the number of completed steps and
+    the rank: a step that is made again, or by a new process, draws the same numbers. To be given to world.sync()."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {"seed": self.seed}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        self.seed = state["seed"]
+
+    def seed_step(self, completed: int, rank: int) -> None:
+        digest = hashlib.sha256(f"{self.seed} {completed} {rank}".encode()).digest()
+        number = int.from_bytes(digest[:8], "little")
+        random.seed(number)
+        torch.manual_seed(number)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(number & 0xffffffff)
 
 
 class World:
     """One attempt, as this rank sees it."""
 
-    def __init__(self, link: Optional[_Link], order: Dict[str, Any], held: Optional[int], device: str) -> None:
+    def __init__(self, link: Optional[_Link], order: Dict[str, Any], progress: _Progress, device: str) -> None:
         self.attempt: int = order["attempt"]            # 0 at first
         self.rank: int = order["rank"]
         self.world_size: int = order["world"]
@@ -262,13 +523,14 @@ class World:
         self.node_rank: int = order["node_rank"]
         self.nodes: int = order["nodes"]
         self.source: Optional[int] = order.get("from")  # rank that holds the state; None: nobody does, a fresh start
-        self._link, self._order, self._held, self._device = link, order, held, device
-        self._is_ready = False
+        self._link, self._order, self._progress, self._device = link, order, progress, device
+        self._is_ready = self._is_synced = False
+        progress.begin(self)
 
     @property
     def completed(self) -> int:
         """Steps that are complete in the state that this process holds; 0 where it holds none."""
-        return self._held or 0
+        return self._progress.completed or 0
 
     @property
     def revoked(self) -> Optional[str]:
@@ -281,46 +543,69 @@ class World:
         return self._link.stopping if self._link else None
 
     def step(self, completed: int, phase: Optional[str] = None) -> None:
-        """The state that this process holds now has `completed` steps; `phase` says in a few words what comes next. To be
-        called after each optimizer.step(): a step that was not told here counts as not made when the attempt ends. Raises
-        Revoked when it has ended."""
-        self._held = int(completed)
+        """The last call of a step: the state that this process holds now has `completed` steps; `phase` says in a few words
+        what comes next. A step that is not reported here counts as not made when the attempt ends. Raises Revoked when it has
+        ended, or leaves that to the next call of an optimizer or of this function: what stands behind this call by mistake
+        is made, too."""
+        if self.source is not None and not self._is_synced and self._progress.completed is not None:
+            raise RuntimeError(f"world.sync() was not called in attempt {self.attempt}, which goes on from the state of rank "
+                               f"{self.source}: call it before world.step() in each attempt")
+        by_optimizer = self._progress.stepped
+        is_counted = self._progress.count(int(completed))
         self._ready()
         if self._link:
-            self._link.report = {"step": self._held, **({"in": phase[:64]} if phase else {})}
-            if self.revoked is not None:
+            with self._link.changed:
+                self._link.report = {"step": self.completed, **({"in": phase[:64]} if phase else {})}
+            if self.revoked is not None and not (by_optimizer and is_counted):
                 raise Revoked(self.revoked)
 
     def sync(self, *holders: Any, extra: Any = None) -> Any:
-        """All ranks get what the source holds (at a fresh start rank 0): the state of `holders`, which are modules,
-        optimizers and whatever else has state_dict() and load_state_dict(), and `completed`. Returns the source's `extra`.
-        Called by all ranks alike, with the bare modules and before DistributedDataParallel wraps them. Nothing is loaded
-        before all has arrived: a loss in the middle of it leaves this process with what it had."""
-        root = self.source or 0
+        """All ranks get what the source holds (at a fresh start rank 0): the state of `holders`, and `completed`. Returns the
+        source's `extra`. `holders` are all objects that a step changes: modules, optimizers, schedulers, scalers, StepSeed
+        and whatever else has state_dict() and load_state_dict(). Called once in an attempt, by all ranks alike, with the
+        bare modules and before DistributedDataParallel wraps them. Nothing is loaded before all has arrived: a loss in the
+        middle of it leaves this process with what it had."""
+        self._progress.register(holders, is_first=not self._is_synced)
+        self._is_synced = True
+        root, kinds = self.source or 0, [type(holder).__name__ for holder in holders]
         buffer = bytearray()
         if self.rank == root:
             out = io.BytesIO()
-            torch.save((self._held, [holder.state_dict() for holder in holders], extra), out)
+            torch.save((self._progress.completed, kinds, [holder.state_dict() for holder in holders], extra), out)
             buffer = bytearray(out.getbuffer())
         size = torch.tensor([len(buffer)], device=self._device)
         dist.broadcast(size, root)
         if self.rank != root:
-            buffer = bytearray(int(size.item()))
+            buffer = bytearray(self._received(size).item())
         # Through host memory, piece by piece: a GPU that the model fills has no room for a second copy.
         for piece in torch.frombuffer(buffer, dtype=torch.uint8).split(PIECE_BYTES):
             there = piece.to(self._device)
             dist.broadcast(there, root)
-            piece.copy_(there)
-        if self.rank == root:
-            self._ready()
-            return extra
-        # As trusted as any object that ranks exchange: it comes from a rank of this job.
-        held, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
-        for holder, saved in zip(holders, states):
-            holder.load_state_dict(saved)
-        self._held = held
+            piece.copy_(self._received(there))
+        if self.rank != root:
+            # As trusted as any object that ranks exchange: it comes from a rank of this job.
+            completed, theirs, states, extra = torch.load(io.BytesIO(buffer), map_location="cpu", weights_only=False)
+            if theirs != kinds:
+                raise RuntimeError(f"world.sync() got {kinds} on rank {self.rank}, and {theirs} on rank {root}: all ranks register "
+                                   "the same objects in the same order")
+            self._progress.completed, self._progress.is_used = None, True  # until all is loaded
+            for holder, saved in zip(holders, states):
+                holder.load_state_dict(saved)
+            self._progress.completed, self._progress.is_used = completed, completed is not None
+        for holder in holders:
+            getattr(holder, "_per_optimizer_states", {}).clear()  # of a GradScaler: what the last attempt's half step left
+        self._progress.mark()
+        self._progress.others = []  # DistributedDataParallel, which is made next, writes all parameters
+        self._progress.seed()
         self._ready()
         return extra
+
+    def _received(self, data: torch.Tensor) -> torch.Tensor:
+        """`data` in host memory. With NCCL a broadcast that was aborted looks complete: then a revoke came before."""
+        here = data.cpu()
+        if self.revoked is not None:
+            raise Revoked(self.revoked)
+        return here
 
     def _ready(self) -> None:
         """This rank takes part and has the state: told once."""
@@ -333,10 +618,14 @@ class _Abort:
     """Brings the main thread back from collectives of an attempt that is over. Sockets that it opens meanwhile (a revoke may
     come while the process group is made) are shut as well, until it is back."""
 
-    def __init__(self, sockets: _Sockets, gloo: bool) -> None:
-        self.sockets, self.gloo, self.back, self.turn = sockets, gloo, threading.Event(), threading.Lock()
+    def __init__(self, sockets: _Sockets, progress: _Progress, gloo: bool) -> None:
+        self.sockets, self.progress, self.gloo = sockets, progress, gloo
+        self.back, self.turn = threading.Event(), threading.Lock()
 
     def __call__(self) -> None:
+        with self.turn:
+            if not self.back.is_set():
+                self.progress.freeze()  # before an aborted collective can complete with garbage
         if not self.gloo and not self.back.is_set():
             threading.Thread(target=self._abort_backends, name="ddplaunch-abort-nccl", daemon=True).start()
         while not self.back.is_set():
@@ -401,20 +690,25 @@ class _Rejoin:
             self._choose_device()
             if not dist.is_initialized():
                 dist.init_process_group(self.backend, **self.timeout)
-            return call(World(None, _order_of_environment(), None, self.device), {})
+            return call(World(None, _order_of_environment(), _Progress(False), self.device), {})
         if _Rejoin.linked:
             raise RuntimeError("a process can have one call of a function with @elastic.rejoin")
         _Rejoin.linked = True
-        if not self.gloo:  # NCCL's watchdog must not end the process when a peer is gone: it is to live on
-            os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="2", NCCL_ASYNC_ERROR_HANDLING="2")
+        if not self.gloo:
+            # NCCL's watchdog must neither end the process when a peer is gone, nor abort communicators by itself: a
+            # collective that it aborts before the revoke completes with garbage, which the optimizer would take.
+            os.environ.update(TORCH_NCCL_ASYNC_ERROR_HANDLING="0", NCCL_ASYNC_ERROR_HANDLING="0")
             os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         self.link, self.sockets = _Link(control), _Sockets()
         self.sockets.watch_new_groups()
         state: Dict[Any, Any] = {}
-        held: Optional[int] = None
+        progress = _Progress(asynchronous=not self.gloo)
         while True:
-            abort = _Abort(self.sockets, self.gloo)
-            world = World(self.link, self.link.take(abort, held), held, self.device)
+            abort = _Abort(self.sockets, progress, self.gloo)
+            world = World(self.link, self.link.take(abort, progress.completed), progress, self.device)
+            if world.source is None and progress.is_used:
+                state.clear()  # nobody's state can be used: what is here is of no known step
+                progress.forget()
             try:
                 self._join(world)
                 result = call(world, state)
@@ -434,16 +728,15 @@ class _Rejoin:
                         self.sockets.shut()
                     raise
                 _forget(error)
+            progress.freeze()  # destroying a group may abort its collectives, too
             if dist.is_initialized():
                 dist.destroy_process_group()
-            held = world._held
-            self.link.send({"revoked": world.attempt, "step": held})
+            self.link.send({"revoked": world.attempt, "step": progress.settle()})
             # Cycles keep a DistributedDataParallel of the attempt alive, and that its hooks in the parameters. Now, since
             # this takes a while, and the next attempt is being made.
             gc.collect()
             abort.end()
-            self.sockets.mine.clear()
-            self.sockets.answered.clear()
+            self.sockets.forget()
 
     def _choose_device(self) -> None:
         """Broadcasts and barriers of NCCL use the current device."""
@@ -453,7 +746,7 @@ class _Rejoin:
 
     def _join(self, world: World) -> None:
         _to_environment(world._order)
-        self.sockets.ranks = world.world_size
+        self.sockets.expect(world.world_size, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self._choose_device()
         c10d = dist.distributed_c10d
         # Groups are numbered, and an attempt that ended while its group was made has used up a number here and not elsewhere.

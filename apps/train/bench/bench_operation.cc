@@ -1,10 +1,10 @@
-#include "apps/train/bench_operation.h"
+#include "apps/train/bench/bench_operation.h"
 
 #include <algorithm>
 #include <new>
 #include <string>
 
-#include "apps/train/host_memory.h"
+#include "apps/train/world/host_memory.h"
 
 namespace ddp::train {
 
@@ -54,7 +54,7 @@ MeasuredOperation::MeasuredOperation(BenchOperation kind, BenchMemory& memory, s
   const auto world = static_cast<std::size_t>(world_);
   if (kind == BenchOperation::kAllGather || kind == BenchOperation::kReduceScatter)
     count_ = count_ / world * world;
-  buffer_ = memory.values().first(kind == BenchOperation::kSendReceive ? 2 * count_ : count_);
+  buffer_ = memory.values().first(count_);
 }
 
 Result<> MeasuredOperation::fill() {
@@ -80,8 +80,8 @@ Result<> MeasuredOperation::start_on_device(DeviceOperations& device) {
       return device.reduce_scatter_sum(buffer_);
     case BenchOperation::kBroadcast:
       return device.broadcast(buffer_, 0);
-    case BenchOperation::kSendReceive:
-      return device.shift(buffer_);
+    case BenchOperation::kPairs:
+      break;
   }
   return {};
 }
@@ -98,8 +98,8 @@ Result<> MeasuredOperation::run_on_host() {
       return communicator.reduce_scatter_sum(buffer_);
     case BenchOperation::kBroadcast:
       return communicator.broadcast(bytes, 0);
-    case BenchOperation::kSendReceive:
-      return communicator.shift(bytes);
+    case BenchOperation::kPairs:
+      break;
   }
   return {};
 }
@@ -110,8 +110,7 @@ Result<> MeasuredOperation::wait() {
 
 bool MeasuredOperation::is_result(std::size_t place) const {
   const std::size_t part = std::max<std::size_t>(count_ / static_cast<std::size_t>(world_), 1);
-  if (kind_ == BenchOperation::kReduceScatter) return place / part == static_cast<std::size_t>(rank_);
-  return kind_ != BenchOperation::kSendReceive || place >= count_;
+  return kind_ != BenchOperation::kReduceScatter || place / part == static_cast<std::size_t>(rank_);
 }
 
 double MeasuredOperation::expected(std::size_t place) const {
@@ -124,8 +123,8 @@ double MeasuredOperation::expected(std::size_t place) const {
       return static_cast<double>(value_of(static_cast<int>(place / part), place));
     case BenchOperation::kBroadcast:
       return static_cast<double>(value_of(0, place));
-    case BenchOperation::kSendReceive:
-      return static_cast<double>(value_of((rank_ + world_ - 1) % world_, place - count_));
+    case BenchOperation::kPairs:
+      break;
   }
   return 0;
 }

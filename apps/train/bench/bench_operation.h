@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/bench_report.h"
-#include "apps/train/communicator.h"
-#include "apps/train/device_operations.h"
+#include "apps/train/bench/bench_report.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/device_operations.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/result.h"
 
 namespace ddp::train {

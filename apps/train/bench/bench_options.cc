@@ -1,4 +1,4 @@
-#include "apps/train/bench_options.h"
+#include "apps/train/bench/bench_options.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -7,8 +7,8 @@
 #include <map>
 #include <string_view>
 
-#include "apps/train/finite_check.h"
-#include "apps/train/option_words.h"
+#include "apps/train/options/finite_check.h"
+#include "apps/train/options/option_words.h"
 
 namespace ddp::train {
 
@@ -25,12 +25,9 @@ const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOpera
                                                         {"allgather", BenchOperation::kAllGather},
                                                         {"reducescatter", BenchOperation::kReduceScatter},
                                                         {"broadcast", BenchOperation::kBroadcast},
-                                                        {"sendrecv", BenchOperation::kSendReceive}};
-const std::map<std::string, CommKind> kWays{{"auto", CommKind::kAuto},
-                                            {"tcp", CommKind::kTcp},
-                                            {"shm", CommKind::kShm},
-                                            {"gloo", CommKind::kGloo},
-                                            {"nccl", CommKind::kNccl}};
+                                                        {"pairs", BenchOperation::kPairs}};
+const std::map<std::string, CommKind> kWays{
+    {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}, {"nccl", CommKind::kNccl}};
 
 /// Options of nccl-tests that have nothing to choose here: what changes nothing is taken, the rest refused.
 struct FixedOption {
@@ -122,25 +119,25 @@ void add_sizes(CLI::App& app, BenchOptions& options) {
 
 void add_options(CLI::App& app, BenchOptions& options) {
   app.add_option_function<std::string>(
-         "--bench",
+         "operation",
          [&options](const std::string& word) {
            const auto found = kOperations.find(word);
            if (found == kOperations.end()) {
-             throw CLI::ValidationError("--bench",
+             throw CLI::ValidationError("operation",
                                         "there is no operation \"" + word +
                                             "\"; write allreduce, allgather, reducescatter, broadcast "
-                                            "or sendrecv");
+                                            "or pairs");
            }
            options.operation = found->second;
          },
-         "allreduce, allgather, reducescatter, broadcast or sendrecv")
-      ->type_name("OPERATION");
+         "allreduce, allgather, reducescatter, broadcast, or pairs: every rank with every other, in rounds "
+         "of "
+         "disjoint pairs, bandwidth at -e (default 4M) and latency")
+      ->type_name("")
+      ->required();
   add_sizes(app, options);
-  app.add_flag(
-      "--pairs", options.pairs,
-      "every rank with every other, in rounds of disjoint pairs: bandwidth at -e (default 4M) and latency");
   app.add_option("--min-busbw", options.min_busbw,
-                 "exit code 1 when the largest message, or with --pairs a pair, stays under so many GB/s")
+                 "exit code 1 when the largest message, or of pairs any, stays under so many GB/s")
       ->check(finite_check)
       ->check(CLI::Range(0.0, 1e9).description(""))
       ->type_name("GB/S");
@@ -150,12 +147,12 @@ void add_options(CLI::App& app, BenchOptions& options) {
          [&options](const std::string& word) {
            const auto found = kWays.find(word);
            if (found == kWays.end())
-             throw CLI::ValidationError("--comm", "there is no way between ranks \"" + word +
-                                                      "\"; write auto, tcp, shm, gloo or nccl");
+             throw CLI::ValidationError(
+                 "--comm", "there is no way between ranks \"" + word + "\"; write auto, tcp, shm or nccl");
            options.comm = found->second;
          },
-         "auto: shared memory inside a node, TCP between nodes; tcp; shm; gloo, or nccl between GPUs, where "
-         "they were built in (default auto)")
+         "auto: shared memory inside a node, TCP between nodes; tcp; shm; nccl: between GPUs "
+         "(default auto)")
       ->type_name("WAY");
   app.add_flag("--share-gpu", options.share_gpu, "with --comm nccl: several ranks use one GPU, for tests");
   add_duration(app, "-T,--comm-timeout,--timeout", options.comm_timeout,
@@ -165,11 +162,11 @@ void add_options(CLI::App& app, BenchOptions& options) {
 
 /// Sizes that were not given follow those that were. What contradicts itself in words; empty: nothing.
 std::string complete(const CLI::App& app, BenchOptions& options) {
+  const bool pairs = options.operation == BenchOperation::kPairs;
   const bool least = app.count("-b") != 0, most = app.count("-e") != 0;
   if (!most) {
-    options.max_bytes = options.pairs ? kDefaultOfPairs : kDefaultMost;
-    if (least && (options.pairs || options.min_bytes > options.max_bytes))
-      options.max_bytes = options.min_bytes;
+    options.max_bytes = pairs ? kDefaultOfPairs : kDefaultMost;
+    if (least && (pairs || options.min_bytes > options.max_bytes)) options.max_bytes = options.min_bytes;
   }
   if (!least) options.min_bytes = std::min(options.min_bytes, options.max_bytes);
   if (options.min_bytes > options.max_bytes) {
@@ -185,12 +182,8 @@ std::string complete(const CLI::App& app, BenchOptions& options) {
            " bytes in steps of " + std::to_string(options.step_bytes) +
            " are more than 10000 sizes; write a larger -i, or -f 2";
   }
-  if (options.pairs && options.operation != BenchOperation::kSendReceive)
-    return "--pairs: write --bench sendrecv --pairs";
-  if (options.pairs && options.comm == CommKind::kGloo)
-    return "--pairs measures shared memory and TCP, not Gloo: leave --comm gloo out";
-  if (options.pairs && options.comm == CommKind::kNccl)
-    return "--pairs measures shared memory and TCP, not NCCL: leave --comm nccl out";
+  if (pairs && options.comm == CommKind::kNccl)
+    return "pairs are measured over shared memory and TCP, not NCCL: leave --comm nccl out";
   if (options.share_gpu && options.comm != CommKind::kNccl)
     return "--share-gpu is about NCCL, which refuses two ranks on one GPU: write --comm nccl";
   return "";
@@ -198,22 +191,13 @@ std::string complete(const CLI::App& app, BenchOptions& options) {
 
 }  // namespace
 
-bool wants_bench(int argc, const char* const* argv) {
-  return std::any_of(argv + std::min(argc, 1), argv + argc,
-                     [](std::string_view word) { return word == "--bench" || word.starts_with("--bench="); });
-}
-
 ParsedBenchOptions parse_bench_options(int argc, const char* const* argv) {
   BenchOptions options;
   CLI::App app("Measures the ways between the ranks, with the options and the table of nccl-tests.",
-               "train --bench");
+               "train bench");
   add_options(app, options);
   try {
     auto words = option_words(argc, argv);
-    // "--bench --help" has no operation, and needs none.
-    for (const std::string& word : words) {
-      if (word == "--help" || word == "-h") throw CLI::CallForHelp();
-    }
     app.parse(words);
   } catch (const CLI::ParseError& error) {
     return {std::nullopt, app.exit(error) == 0 ? 0 : kUsageExit};
@@ -226,11 +210,15 @@ ParsedBenchOptions parse_bench_options(int argc, const char* const* argv) {
 }
 
 EqualOptions equal_options(const BenchOptions& options) {
-  return {{"--bench", operation_name(options.operation)}, {"-b", std::to_string(options.min_bytes)},
-          {"-e", std::to_string(options.max_bytes)},      {"-f", value_text(options.step_factor)},
-          {"-i", std::to_string(options.step_bytes)},     {"-n", std::to_string(options.iterations)},
-          {"-w", std::to_string(options.warmup)},         {"-c", options.check != 0 ? "1" : "0"},
-          {"--pairs", given_text(options.pairs)},         {"--json", given_text(!options.json.empty())}};
+  return {{"the operation", operation_name(options.operation)},
+          {"-b", std::to_string(options.min_bytes)},
+          {"-e", std::to_string(options.max_bytes)},
+          {"-f", value_text(options.step_factor)},
+          {"-i", std::to_string(options.step_bytes)},
+          {"-n", std::to_string(options.iterations)},
+          {"-w", std::to_string(options.warmup)},
+          {"-c", options.check != 0 ? "1" : "0"},
+          {"--json", given_text(!options.json.empty())}};
 }
 
 std::vector<std::size_t> message_sizes(const BenchOptions& options, std::size_t least) {

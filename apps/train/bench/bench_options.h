@@ -5,9 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "apps/train/bench_report.h"
-#include "apps/train/comm_kind.h"
-#include "apps/train/equal_options.h"
+#include "apps/train/bench/bench_report.h"
+#include "apps/train/options/comm_kind.h"
+#include "apps/train/options/equal_options.h"
 
 namespace ddp::train {
 
@@ -20,8 +20,7 @@ struct BenchOptions {
   std::size_t step_bytes = 0;  ///< from one size to the next; 0: by the factor
   int iterations = 20;
   int warmup = 5;
-  int check = 1;  ///< 0: not
-  bool pairs = false;
+  int check = 1;         ///< 0: not
   double min_busbw = 0;  ///< GB/s; 0: none
   std::string json;      ///< a file that rank 0 writes; empty: none
   CommKind comm = CommKind::kAuto;
@@ -34,8 +33,7 @@ struct ParsedBenchOptions {
   int exit_code = 0;                    ///< 0 after --help, 2 after mistakes
 };
 
-/// Whether the command line asks for a measurement instead of a training.
-bool wants_bench(int argc, const char* const* argv);
+/// `argv[0]` is "bench".
 ParsedBenchOptions parse_bench_options(int argc, const char* const* argv);
 
 /// What all ranks must be given alike.

@@ -1,11 +1,11 @@
-#include "apps/train/bench_report.h"
+#include "apps/train/bench/bench_report.h"
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstdio>
 
-#include "apps/train/record_head.h"
+#include "apps/train/training/record_head.h"
 #include "base/version.h"
 
 namespace ddp::train {
@@ -109,8 +109,8 @@ const char* operation_name(BenchOperation operation) {
       return "reducescatter";
     case BenchOperation::kBroadcast:
       return "broadcast";
-    case BenchOperation::kSendReceive:
-      return "sendrecv";
+    case BenchOperation::kPairs:
+      return "pairs";
   }
   return "?";
 }
@@ -124,7 +124,7 @@ double bus_factor(BenchOperation operation, int world) {
     case BenchOperation::kReduceScatter:
       return others;
     case BenchOperation::kBroadcast:
-    case BenchOperation::kSendReceive:
+    case BenchOperation::kPairs:
       return 1;
   }
   return 1;
@@ -150,7 +150,7 @@ std::vector<std::vector<std::pair<int, int>>> pair_rounds(int world) {
 }
 
 std::string table_head(const BenchReport& report) {
-  std::string text = print("# train %s --bench %s, %d ranks", std::string(version()).c_str(),
+  std::string text = print("# train %s bench %s, %d ranks", std::string(version()).c_str(),
                            operation_name(report.operation), report.world);
   if (report.nodes > 0) text += print(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
   text += ", " + report.way + ", in place\n";

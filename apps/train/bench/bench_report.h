@@ -8,7 +8,8 @@
 
 namespace ddp::train {
 
-enum class BenchOperation : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kBroadcast, kSendReceive };
+/// kPairs: every two ranks exchange messages.
+enum class BenchOperation : std::uint8_t { kAllReduce, kAllGather, kReduceScatter, kBroadcast, kPairs };
 const char* operation_name(BenchOperation operation);
 
 /// What a byte of the message costs the busiest link, as nccl-tests defines "bus bandwidth".

@@ -1,4 +1,4 @@
-#include "apps/train/bench_run.h"
+#include "apps/train/bench/bench_run.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,14 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/bench_operation.h"
-#include "apps/train/bench_options.h"
-#include "apps/train/host_memory.h"
-#include "apps/train/nccl_world.h"
-#include "apps/train/output_place.h"
-#include "apps/train/shared_outcome.h"
-#include "apps/train/standard_output.h"
-#include "apps/train/world.h"
+#include "apps/train/bench/bench_operation.h"
+#include "apps/train/bench/bench_options.h"
+#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/training/standard_output.h"
+#include "apps/train/world/host_memory.h"
+#include "apps/train/world/world.h"
 
 namespace ddp::train {
 
@@ -145,7 +145,7 @@ std::size_t least_size(BenchOperation operation, int world) {
 /// Bytes that a rank's buffer needs for the largest message.
 std::size_t most_bytes(const BenchOptions& options, const std::vector<std::size_t>& sizes) {
   return *std::max_element(sizes.begin(), sizes.end()) *
-         (options.operation == BenchOperation::kSendReceive ? 2 : 1);
+         (options.operation == BenchOperation::kPairs ? 2 : 1);
 }
 
 /// This rank's pair of one round, measured on connections of its own.
@@ -157,10 +157,11 @@ Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnviron
   PairResult result{pair.first, pair.second, same_node, 0, 0};
   std::vector<std::byte> small(2 * kLatencyBytes);
   const auto latency =
-      measure_each([&] { return (*two)->shift(small); }, options.warmup, 10 * options.iterations);
+      measure_each([&] { return (*two)->all_gather_parts(small); }, options.warmup, 10 * options.iterations);
   if (!latency) return latency.error();
   std::vector<std::byte> large(2 * options.max_bytes);
-  const auto time = measure_each([&] { return (*two)->shift(large); }, options.warmup, options.iterations);
+  const auto time =
+      measure_each([&] { return (*two)->all_gather_parts(large); }, options.warmup, options.iterations);
   if (!time) return time.error();
   result.latency_us = latency->p50;
   result.bandwidth = static_cast<double>(options.max_bytes) / (time->p50 * 1e3);
@@ -209,7 +210,7 @@ Result<> write_json(const std::string& path, const BenchReport& report) {
 Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& environment,
                      const WorldOptions& world_options, World& world, BenchReport& report) {
   const bool speaks = environment.rank == 0;
-  if (options.pairs) {
+  if (options.operation == BenchOperation::kPairs) {
     report.pair_bytes = options.max_bytes;
     if (auto done = measure_pairs(options, environment, world_options, world, report); !done) return done;
     if (speaks) print_out("%s", pairs_text(report).c_str());
@@ -232,11 +233,11 @@ Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& envir
 /// Where this host or its GPU has no room for the largest message of its ranks; empty: there is. Of a GPU
 /// too the host has a copy, which is filled and compared.
 std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& environment) {
-  const auto sizes = options.pairs
+  const auto sizes = options.operation == BenchOperation::kPairs
                          ? std::vector<std::size_t>{options.max_bytes}
                          : message_sizes(options, least_size(options.operation, environment.world_size));
   const std::size_t each = most_bytes(options, sizes);
-  const std::string what = std::string("--bench ") + operation_name(options.operation) + ": messages of " +
+  const std::string what = std::string("bench ") + operation_name(options.operation) + ": messages of " +
                            std::to_string(sizes.back()) + " bytes need ";
   const std::string instead = "; write a smaller -b or -e";
   const std::string lacks = lacking_memory(each, environment.local_world_size);
@@ -252,7 +253,8 @@ std::string lacking_room(const BenchOptions& options, const WorkerEnvironment& e
 /// Found before anything starts; empty: nothing.
 std::string contradiction(const BenchOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
-  if (options.pairs && environment.world_size < 2) return "--pairs needs two ranks or more";
+  if (options.operation == BenchOperation::kPairs && environment.world_size < 2)
+    return "bench pairs needs two ranks or more";
   const auto possible = can_join(environment, world);
   return possible ? lacking_room(options, environment) : possible.error().text;
 }

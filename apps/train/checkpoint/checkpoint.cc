@@ -1,36 +1,57 @@
-#include "apps/train/checkpoint.h"
+#include "apps/train/checkpoint/checkpoint.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <system_error>
 #include <type_traits>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
-#include "apps/train/safetensors.h"
-#include "apps/train/sampler.h"
+#include "apps/train/data/crc32.h"
+#include "apps/train/schedule/sampler.h"
+#include "base/list_directory.h"
 
 namespace ddp::train {
 
 namespace {
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
+constexpr const char* kState = "/state.json";
+constexpr const char* kModel = "/model.safetensors";
+constexpr const char* kOptimizer = "/optimizer.safetensors";
+constexpr const char* kFiles[] = {kState, kModel, kOptimizer};
+/// Of all other entries, without white space.
+constexpr const char* kOwnCrc = "state_crc32";
 
 Error wrong(const std::string& path, const std::string& what) {
   return Error{ErrorCode::kUsage, path + ": " + what};
 }
 
 template <class Integer>
-bool is_within(const nlohmann::json& number) {
+bool is_within(const nlohmann::ordered_json& number) {
   constexpr auto kMost = std::numeric_limits<Integer>::max();
   if (number.is_number_unsigned()) return number.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMost);
   return number.is_number_integer() &&
-         number.get<std::int64_t>() >= std::int64_t{std::numeric_limits<Integer>::min()};
+         number.get<std::int64_t>() >= static_cast<std::int64_t>(std::numeric_limits<Integer>::min());
+}
+
+template <class Value>
+bool is_of(const nlohmann::ordered_json& json) {
+  if constexpr (std::is_same_v<Value, std::string>) return json.is_string();
+  if constexpr (std::is_same_v<Value, double>) return json.is_number();
+  if constexpr (std::is_same_v<Value, std::vector<double>>) {
+    return json.is_array() &&
+           std::all_of(json.begin(), json.end(), [](const auto& one) { return one.is_number(); });
+  }
+  if constexpr (std::is_integral_v<Value>) return is_within<Value>(json);
+  return false;
 }
 
 /// Which number is not what a training could have; nothing: none. What passes cannot overflow in used().
@@ -41,7 +62,12 @@ std::string out_of_range(const CheckpointState& state) {
   if (state.batch_size > 1 << 20 || state.accumulate > 1 << 20 || state.world_size > 1 << 20)
     return "world_size, batch_size or accumulate of more than " + std::to_string(1 << 20);
   if (at.step > kMostSteps) return "step " + std::to_string(at.step);
+  if (!(at.warmed_up >= 0 && at.warmed_up <= 1)) return "warmed_up outside of 0 to 1";
   if (at.epoch < 0 || at.epoch > 1'000'000) return "epoch " + std::to_string(at.epoch);
+  if (at.epoch == 0 && at.segment_begin == 0 && at.segment_step != at.step) {
+    return "segment_step " + std::to_string(at.segment_step) + " in step " + std::to_string(at.step) +
+           " of the first segment";
+  }
   if (at.segment_begin >= state.samples) {
     return "segment_begin " + std::to_string(at.segment_begin) + " of " + std::to_string(state.samples) +
            " samples";
@@ -59,28 +85,33 @@ std::string out_of_range(const CheckpointState& state) {
   return "";
 }
 
-/// The optim files of a checkpoint, in the order of their parts.
-std::vector<std::string> optimizer_files(const std::string& checkpoint) {
-  std::vector<std::string> paths;
-  std::error_code failed;
-  for (std::filesystem::directory_iterator at(checkpoint, failed), end; !failed && at != end;
-       at.increment(failed)) {
-    if (at->path().filename().string().starts_with("optim-")) paths.push_back(at->path().string());
-  }
-  std::sort(paths.begin(), paths.end());
-  return paths;
+std::uint32_t crc32_of_json(const nlohmann::ordered_json& json) {
+  return crc32_of(std::as_bytes(std::span<const char>(json.dump())));
 }
 
-/// Nothing: the file holds just `names`.
-std::string wrong_names(const Safetensors& file, const std::vector<std::string>& names) {
-  for (const std::string& name : names) {
-    if (!file.tensors().contains(name)) return "has no tensor " + name;
+Result<std::string> read_state(const std::string& path) {
+  constexpr std::uintmax_t kMost = std::uintmax_t{64} << 20;
+  std::error_code failed;
+  const std::uintmax_t size = std::filesystem::file_size(path, failed);
+  if (failed) return system_error(failed.value(), "open " + path);
+  if (size > kMost) return wrong(path, "is larger than 64 MiB, which no training has written");
+  std::string text(static_cast<std::size_t>(size), '\0');
+  if (!std::ifstream(path).read(text.data(), static_cast<std::streamsize>(size)))
+    return wrong(path, "cannot be read whole");
+  return text;
+}
+
+/// A file whose CRC-32 state.json has told.
+Result<Safetensors> read_checked(const std::string& path, std::uint32_t crc) {
+  auto file = Safetensors::read(path);
+  if (!file) return file;
+  if (file->crc32() != crc) {
+    return wrong(path, "is damaged, or another checkpoint's: its CRC-32 is " + crc32_text(file->crc32()) +
+                           " and state.json says " + crc32_text(crc));
   }
-  for (const auto& [name, tensor] : file.tensors()) {
-    if (std::find(names.begin(), names.end(), name) == names.end())
-      return "has a tensor " + name + ", which this optimizer has not";
-  }
-  return "";
+  if (const std::string name = file->first_not_finite(); !name.empty())
+    return wrong(path, "tensor " + name + " has a number that is not finite");
+  return file;
 }
 
 }  // namespace
@@ -92,46 +123,47 @@ std::uint64_t CheckpointState::used() const {
 }
 
 std::string to_json(const CheckpointState& state) {
-  const nlohmann::ordered_json json{{"format", kFormat},
-                                    {"step", state.position.step},
-                                    {"epoch", state.position.epoch},
-                                    {"segment_begin", state.position.segment_begin},
-                                    {"segment_step", state.position.segment_step},
-                                    {"samples_used", std::min(state.used(), state.samples)},
-                                    {"samples", state.samples},
-                                    {"world_size", state.world_size},
-                                    {"batch_size", state.batch_size},
-                                    {"accumulate", state.accumulate},
-                                    {"seed", state.seed},
-                                    {"model", state.model},
-                                    {"dtype", state.dtype},
-                                    {"optimizer", state.optimizer},
-                                    {"optimizer_steps", state.optimizer_steps},
-                                    {"running_statistics", state.running}};
+  nlohmann::ordered_json json{{"format", kFormat},
+                              {"step", state.position.step},
+                              {"epoch", state.position.epoch},
+                              {"segment_begin", state.position.segment_begin},
+                              {"segment_step", state.position.segment_step},
+                              {"warmed_up", state.position.warmed_up},
+                              {"samples_used", std::min(state.used(), state.samples)},
+                              {"samples", state.samples},
+                              {"training_images_crc32", state.training_images},
+                              {"training_labels_crc32", state.training_labels},
+                              {"world_size", state.world_size},
+                              {"batch_size", state.batch_size},
+                              {"accumulate", state.accumulate},
+                              {"seed", state.seed},
+                              {"model", state.model},
+                              {"dtype", state.dtype},
+                              {"optimizer", state.optimizer},
+                              {"optimizer_steps", state.optimizer_steps},
+                              {"model_crc32", state.model_crc32},
+                              {"optimizer_crc32", state.optimizer_crc32},
+                              {"running_statistics", state.running}};
+  const std::uint32_t crc = crc32_of_json(json);
+  json[kOwnCrc] = crc;
   return json.dump(1) + "\n";
 }
 
 Result<CheckpointState> parse_checkpoint_state(const std::string& path, const std::string& text) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  auto json = nlohmann::ordered_json::parse(text, nullptr, false);
   if (!json.is_object()) return wrong(path, "is no JSON object; was it cut?");
   const auto format = json.find("format");
-  if (format == json.end() || *format != kFormat)
-    return wrong(path, "is of another format than " + std::to_string(kFormat));
+  if (format == json.end() || *format != kFormat) {
+    return wrong(path, "is of format " + (format == json.end() ? "none" : format->dump()) +
+                           " and this train reads format " + std::to_string(kFormat) +
+                           "; go on with the train that wrote it");
+  }
   CheckpointState state;
   std::string missing;
   const auto take = [&](const char* key, auto& value) {
     const auto found = json.find(key);
     using Value = std::decay_t<decltype(value)>;
-    const bool fits = found != json.end() && [&] {
-      if constexpr (std::is_same_v<Value, std::string>) return found->is_string();
-      if constexpr (std::is_same_v<Value, std::vector<double>>) {
-        return found->is_array() &&
-               std::all_of(found->begin(), found->end(), [](const auto& one) { return one.is_number(); });
-      }
-      if constexpr (std::is_unsigned_v<Value>) return found->is_number_unsigned();
-      if constexpr (std::is_integral_v<Value>) return is_within<Value>(*found);
-      return false;
-    }();
+    const bool fits = found != json.end() && is_of<Value>(*found);
     if (fits) {
       value = found->template get<Value>();
     } else if (missing.empty()) {
@@ -143,6 +175,9 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   take("segment_begin", state.position.segment_begin);
   take("segment_step", state.position.segment_step);
   take("samples", state.samples);
+  take("warmed_up", state.position.warmed_up);
+  take("training_images_crc32", state.training_images);
+  take("training_labels_crc32", state.training_labels);
   take("world_size", state.world_size);
   take("batch_size", state.batch_size);
   take("accumulate", state.accumulate);
@@ -151,12 +186,21 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   take("dtype", state.dtype);
   take("optimizer", state.optimizer);
   take("optimizer_steps", state.optimizer_steps);
+  take("model_crc32", state.model_crc32);
+  take("optimizer_crc32", state.optimizer_crc32);
   take("running_statistics", state.running);
+  std::uint32_t crc = 0;
+  take(kOwnCrc, crc);
   if (!missing.empty()) return wrong(path, "\"" + missing + "\" is missing or of another kind");
   if (state.world_size < 1 || state.batch_size < 1 || state.accumulate < 1)
     return wrong(path, "world_size, batch_size and accumulate begin with 1");
   const std::string outside = out_of_range(state);
   if (!outside.empty()) return wrong(path, "no training has written this: " + outside);
+  json.erase(kOwnCrc);
+  if (const std::uint32_t own = crc32_of_json(json); own != crc) {
+    return wrong(path,
+                 "is damaged: its CRC-32 is " + crc32_text(own) + " and " + crc32_text(crc) + " was written");
+  }
   return state;
 }
 
@@ -188,21 +232,22 @@ std::optional<std::uint64_t> checkpoint_step(const std::string& name) {
   return step;
 }
 
-std::string optimizer_file_name(int part, int parts) {
-  char text[48];
-  std::snprintf(text, sizeof text, "optim-%05d-of-%05d.safetensors", part, parts);
-  return text;
+bool is_checkpoint(const std::string& path) {
+  return std::ranges::any_of(kFiles, [&path](const std::string& name) {
+    std::error_code ignored;
+    return std::filesystem::status(path + name, ignored).type() != std::filesystem::file_type::not_found;
+  });
 }
 
-std::vector<std::string> list_checkpoints(const std::string& directory) {
-  std::vector<std::string> names;
+Result<std::vector<std::string>> list_checkpoints(const std::string& directory) {
   std::error_code failed;
-  for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
-       at.increment(failed)) {
-    const std::string name = at->path().filename().string();
-    std::error_code ignored;
-    if (checkpoint_step(name) && std::filesystem::is_regular_file(at->path() / "state.json", ignored))
-      names.push_back(name);
+  const auto paths = list_directory(directory, failed);
+  if (failed && failed != std::errc::no_such_file_or_directory)
+    return system_error(failed.value(), "read " + directory);
+  std::vector<std::string> names;
+  for (const auto& path : paths) {
+    const std::string name = path.filename().string();
+    if (checkpoint_step(name) && is_checkpoint(path.string())) names.push_back(name);
   }
   std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
     return checkpoint_step(a) < checkpoint_step(b);
@@ -212,49 +257,40 @@ std::vector<std::string> list_checkpoints(const std::string& directory) {
 
 Result<std::string> find_checkpoint(const std::string& path) {
   std::error_code ignored;
-  if (std::filesystem::is_regular_file(path + "/state.json", ignored)) return path;
+  if (std::filesystem::is_regular_file(path + kState, ignored)) return path;
   const auto names = list_checkpoints(path);
-  if (names.empty()) return wrong(path, "is no checkpoint and holds none (step-…)");
-  return path + "/" + names.back();
+  if (!names) return names.error();
+  if (!names->empty()) return path + "/" + names->back();
+  if (is_checkpoint(path)) return path;
+  return wrong(path, "is no checkpoint and holds none (step-…)");
 }
 
-Result<std::map<std::string, std::vector<double>>> read_optimizer(const std::string& checkpoint,
-                                                                  std::size_t total,
-                                                                  const std::vector<std::string>& names) {
-  std::map<std::string, std::vector<double>> vectors;
-  for (const std::string& name : names)
-    vectors[name].resize(total);
-  std::size_t covered = 0;
-  for (const std::string& path : optimizer_files(checkpoint)) {
-    const auto file = Safetensors::read(path);
-    if (!file) return file.error();
-    const auto place = [&](const char* key) {
-      const auto found = file->metadata().find(key);
-      return found == file->metadata().end() ? std::string::npos
-                                             : static_cast<std::size_t>(std::atoll(found->second.c_str()));
-    };
-    const std::size_t begin = place("begin"), stop = place("end");
-    if (begin > stop || stop > total || place("total") != total)
-      return wrong(path,
-                   "begin, end and total do not fit a model of " + std::to_string(total) + " parameters");
-    if (begin != covered) {  // the files' order is the parts' order
-      return wrong(path, "begins with parameter " + std::to_string(begin) +
-                             " where the part before ends with " + std::to_string(covered) +
-                             "; is it another part's copy?");
+Result<Checkpoint> read_checkpoint(const std::string& path) {
+  const auto text = read_state(path + kState);
+  if (!text) return text.error();
+  auto state = parse_checkpoint_state(path + kState, *text);
+  if (!state) return state.error();
+  auto model = read_checked(path + kModel, state->model_crc32);
+  if (!model) return model.error();
+  auto optimizer = read_checked(path + kOptimizer, state->optimizer_crc32);
+  if (!optimizer) return optimizer.error();
+  return Checkpoint{path, std::move(*state), std::move(*model), std::move(*optimizer)};
+}
+
+Result<> check_optimizer(const Safetensors& file, std::size_t size, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const auto found = file.tensors().find(name);
+    if (found == file.tensors().end()) return wrong(file.path(), "has no tensor " + name);
+    if (file.count(found->second) != size) {
+      return wrong(file.path(), "tensor " + name + " has " + std::to_string(file.count(found->second)) +
+                                    " numbers for " + std::to_string(size) + " parameters");
     }
-    if (const std::string mistake = wrong_names(*file, names); !mistake.empty()) return wrong(path, mistake);
-    for (auto& [name, vector] : vectors) {
-      if (file->count(file->tensors().at(name)) != stop - begin ||
-          !file->copy<double>(name, 0, std::span(vector).subspan(begin, stop - begin)))
-        return wrong(path, "tensor " + name + " is not as long as its part");
-    }
-    covered = stop;
   }
-  if (covered != total) {
-    return wrong(checkpoint, "its optim files hold " + std::to_string(covered) + " of " +
-                                 std::to_string(total) + " parameters' state");
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      return wrong(file.path(), "has a tensor " + name + ", which this optimizer has not");
   }
-  return vectors;
+  return {};
 }
 
 }  // namespace ddp::train

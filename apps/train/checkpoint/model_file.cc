@@ -1,4 +1,4 @@
-#include "apps/train/model_file.h"
+#include "apps/train/checkpoint/model_file.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "apps/train/output_place.h"
+#include "apps/train/checkpoint/output_place.h"
 
 namespace ddp::train {
 
@@ -111,18 +111,18 @@ std::vector<TensorView> ModelState<T>::tensors() const {
 }
 
 template <class T>
-Result<> export_model(const std::string& path, Model<T>& model, std::int64_t batches) {
-  const ModelState<T> state(model, model.parameters(), model.running_statistics(), batches);
+Result<> export_model(const std::string& path, Model<T>& model) {
+  const ModelState<T> state(model, model.parameters(), model.running_statistics(), model.batches());
   const std::string unfinished = path + kUnfinished;
   auto written = write_safetensors(unfinished, state.tensors(),
                                    {{"format", "pt"}, {"model", std::string(model.name())}});
-  if (!written) return written;
+  if (!written) return written.error();
   if (std::rename(unfinished.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(unfinished.c_str());
     return system_error(error, "rename " + unfinished + " to " + path);
   }
-  return {};
+  return sync_directory(directory_of(path));
 }
 
 Result<> check_export_place(const std::string& path) {
@@ -136,12 +136,16 @@ Result<> check_export_place(const std::string& path) {
 template <class T>
 Result<> import_model(const std::string& path, Model<T>& model) {
   const auto file = Safetensors::read(path);
-  if (!file) return file.error();
+  return file ? import_model<T>(*file, model) : file.error();
+}
+
+template <class T>
+Result<> import_model(const Safetensors& file, Model<T>& model) {
   const auto take = [&](const std::vector<TensorInfo>& tensors, std::span<T> to) -> Result<> {
     for (const TensorInfo& tensor : tensors) {
-      const auto found = file->tensors().find(tensor.name);
-      const std::string what = path + ": tensor " + tensor.name;
-      if (found == file->tensors().end()) {
+      const auto found = file.tensors().find(tensor.name);
+      const std::string what = file.path() + ": tensor " + tensor.name;
+      if (found == file.tensors().end()) {
         return Error{ErrorCode::kUsage,
                      what + " is missing; is the file of a " + std::string(model.name()) + "?"};
       }
@@ -150,12 +154,18 @@ Result<> import_model(const std::string& path, Model<T>& model) {
                                             std::string(model.name()) + " takes " + shape_text(tensor.shape)};
       }
       std::vector<T> numbers(tensor.size);
-      file->copy<T>(tensor.name, 0, numbers);
+      file.copy<T>(tensor.name, 0, numbers);
       from_torch_order<T>(tensor, numbers, to.subspan(tensor.offset, tensor.size));
     }
     return {};
   };
   if (auto done = take(model.parameter_tensors(), model.parameters()); !done) return done;
+  model.batches() = 0;
+  for (const std::string& name : model.counter_names()) {
+    const auto found = file.tensors().find(name);
+    if (found != file.tensors().end() && found->second.type == TensorType::kI64)
+      file.copy<std::int64_t>(name, 0, std::span(&model.batches(), 1));
+  }
   return take(model.running_tensors(), model.running_statistics());
 }
 
@@ -163,7 +173,8 @@ Result<> import_model(const std::string& path, Model<T>& model) {
   template void to_torch_order<T>(const TensorInfo&, std::span<const T>, std::span<T>);   \
   template void from_torch_order<T>(const TensorInfo&, std::span<const T>, std::span<T>); \
   template class ModelState<T>;                                                           \
-  template Result<> export_model<T>(const std::string&, Model<T>&, std::int64_t);         \
+  template Result<> export_model<T>(const std::string&, Model<T>&);                       \
+  template Result<> import_model<T>(const Safetensors&, Model<T>&);                       \
   template Result<> import_model<T>(const std::string&, Model<T>&);
 DDP_INSTANTIATE(float)
 DDP_INSTANTIATE(double)

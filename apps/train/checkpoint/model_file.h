@@ -1,12 +1,14 @@
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "apps/train/model.h"
-#include "apps/train/safetensors.h"
+#include "apps/train/checkpoint/safetensors.h"
+#include "apps/train/model/model.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -32,6 +34,12 @@ class ModelState {
   std::int64_t batches_;
 };
 
+/// No number is a nan or infinite.
+template <class T>
+bool all_finite(std::span<const T> values) {
+  return std::all_of(values.begin(), values.end(), [](T value) { return std::isfinite(value); });
+}
+
 /// Numbers of one tensor from our order into PyTorch's, and back.
 template <class T>
 void to_torch_order(const TensorInfo& tensor, std::span<const T> ours, std::span<T> torch);
@@ -40,13 +48,16 @@ void from_torch_order(const TensorInfo& tensor, std::span<const T> torch, std::s
 
 /// Writes `path` as a whole: what was there before stays until the new file is complete.
 template <class T>
-Result<> export_model(const std::string& path, Model<T>& model, std::int64_t batches);
+Result<> export_model(const std::string& path, Model<T>& model);
 
 /// Whether export_model could write there, as an error that names --export. Leaves nothing.
 Result<> check_export_place(const std::string& path);
 
-/// Parameters and running statistics from a file of export_model or of PyTorch; numbers of the other width
-/// are converted. Errors name the file and the tensor that lacks or has another shape.
+/// Parameters, running statistics and batches() (0 where the file has no counter) from a file of export_model
+/// or of PyTorch; numbers of the other width are converted. Errors name the file and the tensor that lacks or
+/// has another shape.
+template <class T>
+Result<> import_model(const Safetensors& file, Model<T>& model);
 template <class T>
 Result<> import_model(const std::string& path, Model<T>& model);
 

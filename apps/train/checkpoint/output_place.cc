@@ -1,4 +1,4 @@
-#include "apps/train/output_place.h"
+#include "apps/train/checkpoint/output_place.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,14 +10,16 @@
 
 namespace ddp::train {
 
-namespace {
-
 std::string directory_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : path.substr(0, slash + 1);
 }
 
-}  // namespace
+Result<> sync_directory(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd || ::fsync(fd.get()) != 0) return system_error(errno, "fsync " + path);
+  return {};
+}
 
 Result<> check_output_place(const std::string& option, const std::string& path) {
   const std::string what = option + " " + path;

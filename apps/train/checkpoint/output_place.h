@@ -11,4 +11,9 @@ namespace ddp::train {
 /// not touched.
 Result<> check_output_place(const std::string& option, const std::string& path);
 
+/// The directory that holds `path`.
+std::string directory_of(const std::string& path);
+/// Flushes a directory's names to the disk.
+Result<> sync_directory(const std::string& path);
+
 }  // namespace ddp::train

@@ -1,11 +1,13 @@
-#include "apps/train/safetensors.h"
+#include "apps/train/checkpoint/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -13,7 +15,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/train/little_endian.h"
+#include "apps/train/data/crc32.h"
+#include "apps/train/kernels/cpu/little_endian.h"
 #include "base/unique_fd.h"
 
 static_assert(std::endian::native == std::endian::little, "numbers are written as they lie in memory");
@@ -53,7 +56,9 @@ std::string header_of(std::span<const TensorView> tensors,
   return text;
 }
 
-Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& path) {
+/// Adds what it writes to `crc`.
+Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& path, std::uint32_t& crc) {
+  crc = crc32_of(bytes, crc);
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
@@ -63,8 +68,8 @@ Result<> write_all(int fd, std::span<const std::byte> bytes, const std::string& 
   return {};
 }
 
-Result<> write_file(int fd, const std::string& path, std::span<const TensorView> tensors,
-                    const std::string& header) {
+Result<std::uint32_t> write_file(int fd, const std::string& path, std::span<const TensorView> tensors,
+                                 const std::string& header) {
   std::size_t size = kLengthBytes + header.size();
   for (const TensorView& tensor : tensors)
     size += tensor.bytes.size();
@@ -72,42 +77,54 @@ Result<> write_file(int fd, const std::string& path, std::span<const TensorView>
   // Some file systems cannot reserve; there a full disk shows while writing.
   if (failed != 0 && failed != EOPNOTSUPP && failed != EINVAL) return system_error(failed, "write " + path);
 
+  std::uint32_t crc = 0;
   std::byte length[kLengthBytes];
   put_little_endian(length, static_cast<std::uint64_t>(header.size()));
-  if (auto done = write_all(fd, length, path); !done) return done;
-  if (auto done = write_all(fd, std::as_bytes(std::span(header)), path); !done) return done;
+  if (auto done = write_all(fd, length, path, crc); !done) return done.error();
+  if (auto done = write_all(fd, std::as_bytes(std::span(header)), path, crc); !done) return done.error();
   for (const TensorView& tensor : tensors) {
-    if (auto done = write_all(fd, tensor.bytes, path); !done) return done;
+    if (auto done = write_all(fd, tensor.bytes, path, crc); !done) return done.error();
   }
   if (::fsync(fd) != 0) return system_error(errno, "fsync " + path);
-  return {};
+  return crc;
 }
 
-Result<std::vector<std::byte>> read_all(const std::string& path) {
+struct OpenFile {
+  UniqueFd fd;
+  std::uint64_t left = 0;  ///< bytes that have not been read
+  std::uint32_t crc = 0;   ///< of those that have
+};
+
+Result<OpenFile> open_file(const std::string& path) {
   // A pipe must not keep us waiting before it is refused.
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return system_error(errno, "open " + path);
+  OpenFile file{UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
+  if (!file.fd) return system_error(errno, "open " + path);
   struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) return system_error(errno, "stat " + path);
+  if (::fstat(file.fd.get(), &status) != 0) return system_error(errno, "stat " + path);
   if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": is no regular file"};
-  if (static_cast<std::uint64_t>(status.st_size) > kMaxFile)
-    return Error{ErrorCode::kUsage, path + ": is larger than 1 TiB"};
-  std::vector<std::byte> bytes(static_cast<std::size_t>(status.st_size));
-  for (std::size_t at = 0; at < bytes.size();) {
-    const ssize_t got = ::read(fd.get(), bytes.data() + at, bytes.size() - at);
+  file.left = static_cast<std::uint64_t>(status.st_size);
+  if (file.left > kMaxFile) return Error{ErrorCode::kUsage, path + ": is larger than 1 TiB"};
+  return file;
+}
+
+/// The next `size` bytes, which are there.
+Result<std::vector<std::byte>> read_bytes(OpenFile& file, std::size_t size, const std::string& path) {
+  std::vector<std::byte> bytes(size);
+  for (std::size_t at = 0; at < size;) {
+    const ssize_t got = ::read(file.fd.get(), bytes.data() + at, size - at);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return system_error(errno, "read " + path);
     if (got == 0) return Error{ErrorCode::kUsage, path + ": became shorter while it was read"};
     at += static_cast<std::size_t>(got);
   }
+  file.left -= size;
+  file.crc = crc32_of(bytes, file.crc);
   return bytes;
 }
 
-/// One entry of the header; empty text: all is well.
-std::string read_entry(const nlohmann::json& entry, std::size_t data, std::size_t size,
-                       Safetensors::Tensor& tensor) {
-  if (!entry.is_object() || !entry.contains("shape") || !entry.contains("data_offsets"))
-    return "is no tensor";
+/// One entry of the header, for a file with `size` bytes of numbers; empty text: all is well.
+std::string read_entry(const nlohmann::json& entry, std::size_t size, Safetensors::Tensor& tensor) {
+  if (!entry.contains("shape") || !entry.contains("data_offsets")) return "is no tensor";
   const auto& shape = entry["shape"];
   const auto& offsets = entry["data_offsets"];
   if (!shape.is_array() || !offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
@@ -124,11 +141,19 @@ std::string read_entry(const nlohmann::json& entry, std::size_t data, std::size_
   }
   const std::uint64_t begin = offsets[0].get<std::uint64_t>();
   const std::uint64_t end = offsets[1].get<std::uint64_t>();
-  if (begin > end || end > size - data) return "lies outside the file; was it cut?";
+  if (begin > end || end > size) return "lies outside the file; was it cut?";
   if (end - begin != count * size_of(tensor.type)) return "has a shape that does not fit its bytes";
-  tensor.begin = data + static_cast<std::size_t>(begin);
-  tensor.end = data + static_cast<std::size_t>(end);
+  tensor.begin = static_cast<std::size_t>(begin);
+  tensor.end = static_cast<std::size_t>(end);
   return "";
+}
+
+/// Where the bytes of a tensor of another type end, as far as that can be told.
+std::size_t end_of(const nlohmann::json& entry) {
+  if (!entry.is_object() || !entry.contains("data_offsets")) return 0;
+  const auto& offsets = entry["data_offsets"];
+  const bool fits = offsets.is_array() && offsets.size() == 2 && offsets[1].is_number_unsigned();
+  return fits ? offsets[1].get<std::size_t>() : 0;
 }
 
 }  // namespace
@@ -137,8 +162,8 @@ std::size_t size_of(TensorType type) {
   return type == TensorType::kF32 ? 4 : 8;
 }
 
-Result<> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                           const std::map<std::string, std::string>& metadata) {
+Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                        const std::map<std::string, std::string>& metadata) {
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!fd) return system_error(errno, "create " + path);
   auto done = write_file(fd.get(), path, tensors, header_of(tensors, metadata));
@@ -147,44 +172,74 @@ Result<> write_safetensors(const std::string& path, std::span<const TensorView> 
 }
 
 Result<Safetensors> Safetensors::read(const std::string& path) {
-  auto bytes = read_all(path);
-  if (!bytes) return bytes.error();
+  auto open = open_file(path);
+  if (!open) return open.error();
   const auto wrong = [&path](const std::string& what) {
     return Error{ErrorCode::kUsage, path + ": " + what};
   };
+  if (open->left < kLengthBytes) return wrong("is no safetensors file: shorter than 8 bytes");
+  const auto size = read_bytes(*open, kLengthBytes, path);
+  if (!size) return size.error();
   std::uint64_t length = 0;
-  if (bytes->size() < kLengthBytes) return wrong("is no safetensors file: shorter than 8 bytes");
-  take_little_endian(bytes->data(), length);
-  if (length > kMaxHeader || length > bytes->size() - kLengthBytes)
+  take_little_endian(size->data(), length);
+  if (length > kMaxHeader || length > open->left)
     return wrong("is no safetensors file: its header would be longer than the file");
+  const auto text = read_bytes(*open, static_cast<std::size_t>(length), path);
+  if (!text) return text.error();
 
   Safetensors file;
   file.path_ = path;
-  const std::size_t data = kLengthBytes + static_cast<std::size_t>(length);
-  const char* text = reinterpret_cast<const char*>(bytes->data() + kLengthBytes);
-  const auto header = nlohmann::json::parse(text, text + length, nullptr, false);
-  if (!header.is_object()) return wrong("is no safetensors file: its header is no JSON object");
+  const std::size_t numbers = static_cast<std::size_t>(open->left);
+  if (const std::string mistake = file.read_header(*text, numbers); !mistake.empty()) return wrong(mistake);
+  auto bytes = read_bytes(*open, numbers, path);
+  if (!bytes) return bytes.error();
+  file.bytes_ = std::move(*bytes);
+  file.crc_ = open->crc;
+  return file;
+}
+
+std::string Safetensors::first_not_finite() const {
+  const auto finite = [&]<class T>(const Tensor& tensor, T value) {
+    for (std::size_t at = tensor.begin; at < tensor.end; at += sizeof value) {
+      std::memcpy(&value, bytes_.data() + at, sizeof value);
+      if (!std::isfinite(value)) return false;
+    }
+    return true;
+  };
+  for (const auto& [name, tensor] : tensors_) {
+    if (tensor.type == TensorType::kF32 && !finite(tensor, float{})) return name;
+    if (tensor.type == TensorType::kF64 && !finite(tensor, double{})) return name;
+  }
+  return "";
+}
+
+std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size_t numbers) {
+  const char* text = reinterpret_cast<const char*>(bytes.data());
+  const auto header = nlohmann::json::parse(text, text + bytes.size(), nullptr, false);
+  if (!header.is_object()) return "is no safetensors file: its header is no JSON object";
+  std::size_t end = 0;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
-      if (!entry.is_object()) return wrong("__metadata__ is no object");
+      if (!entry.is_object()) return "__metadata__ is no object";
       for (const auto& [key, value] : entry.items()) {
-        if (value.is_string()) file.metadata_[key] = value.get<std::string>();
+        if (value.is_string()) metadata_[key] = value.get<std::string>();
       }
       continue;
     }
-    const auto type = type_of(entry.is_object() ? entry.value("dtype", nlohmann::json()).is_string()
-                                                      ? entry["dtype"].get<std::string>()
-                                                      : ""
-                                                : "");
-    if (!type) continue;
+    const auto kind = entry.is_object() ? entry.value("dtype", nlohmann::json()) : nlohmann::json();
+    const auto type = type_of(kind.is_string() ? kind.get<std::string>() : "");
+    if (!type) {
+      end = std::max(end, end_of(entry));
+      continue;
+    }
     Tensor tensor;
     tensor.type = *type;
-    const std::string mistake = read_entry(entry, data, bytes->size(), tensor);
-    if (!mistake.empty()) return wrong("tensor " + name + " " + mistake);
-    file.tensors_[name] = std::move(tensor);
+    const std::string mistake = read_entry(entry, numbers, tensor);
+    if (!mistake.empty()) return "tensor " + name + " " + mistake;
+    end = std::max(end, tensor.end);
+    tensors_[name] = std::move(tensor);
   }
-  file.bytes_ = std::move(*bytes);
-  return file;
+  return end < numbers ? "is longer than its tensors" : "";
 }
 
 template <class T>

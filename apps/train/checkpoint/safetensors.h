@@ -26,9 +26,9 @@ struct TensorView {
 /// A file in the safetensors format (https://huggingface.co/docs/safetensors, "Format"): 8 bytes length of
 /// the header, the header in JSON, the numbers. Written whole and flushed to the disk; space is reserved
 /// first, so that a full disk is an error before a byte is written. An unfinished file is removed. Errors:
-/// kSystem with the path.
-Result<> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
-                           const std::map<std::string, std::string>& metadata);
+/// kSystem with the path. Returns the file's CRC-32.
+Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+                                        const std::map<std::string, std::string>& metadata);
 
 /// A file in memory.
 class Safetensors {
@@ -36,16 +36,21 @@ class Safetensors {
   struct Tensor {
     TensorType type = TensorType::kF32;
     std::vector<std::int64_t> shape;
-    std::size_t begin = 0, end = 0;  ///< of its bytes in the file
+    std::size_t begin = 0, end = 0;  ///< of its bytes, behind the header
   };
 
-  /// Errors (kUsage, or kSystem with errno) begin with the path. What the header says is checked against the
-  /// file's size before it is believed. Tensors of other types than the three above are left out.
+  /// Errors (kUsage, or kSystem with errno) begin with the path. The header is read first and must account
+  /// for the file's whole size, before memory is taken for the numbers. Tensors of other types than the three
+  /// above are left out.
   static Result<Safetensors> read(const std::string& path);
 
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::string& path() const { return path_; }
+  /// Of the whole file.
+  std::uint32_t crc32() const { return crc_; }
+  /// The name of a tensor with a nan or an infinite number; empty: there is none.
+  std::string first_not_finite() const;
   /// A tensor's numbers as double or float, whatever of both the file holds. Null: no such tensor, or whole
   /// numbers.
   template <class T>
@@ -53,8 +58,12 @@ class Safetensors {
   std::size_t count(const Tensor& tensor) const { return (tensor.end - tensor.begin) / size_of(tensor.type); }
 
  private:
+  /// Fills the maps; `numbers` bytes follow the header. Empty: all is well.
+  std::string read_header(std::span<const std::byte> header, std::size_t numbers);
+
   std::string path_;
-  std::vector<std::byte> bytes_;
+  std::uint32_t crc_ = 0;
+  std::vector<std::byte> bytes_;  ///< behind the header
   std::map<std::string, Tensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };

@@ -12,6 +12,7 @@ struct TrainingPosition {
   std::int64_t epoch = 0;           ///< from 0
   std::uint64_t segment_begin = 0;  ///< in samples of the epoch's permutation
   std::uint64_t segment_step = 0;   ///< steps made in the segment
+  double warmed_up = 0;             ///< part of the training that was over when the warm-up was
 };
 
 }  // namespace ddp::train

@@ -67,20 +67,6 @@ class Communicator {
   virtual DeviceSums* device_sums() { return nullptr; }
   virtual DeviceOperations* device_operations() { return nullptr; }
 
-  /// Two halves: the first goes to the next rank (the last one's to rank 0), the second comes from the
-  /// previous.
-  virtual Result<> shift(std::span<std::byte> halves) {
-    const std::size_t half = halves.size() / 2;
-    const std::size_t world = static_cast<std::size_t>(world_size());
-    std::vector<std::byte> all(half * world);
-    const auto of = [&](std::size_t rank) { return std::span(all).subspan(rank * half, half); };
-    std::ranges::copy(halves.first(half), of(static_cast<std::size_t>(rank())).begin());
-    if (auto done = all_gather_parts(all); !done) return done;
-    std::ranges::copy(of((static_cast<std::size_t>(rank()) + world - 1) % world),
-                      halves.subspan(half).begin());
-    return {};
-  }
-
   /// An all-reduce that may run while the caller computes: `values` belong to it until wait(). Waits come in
   /// the order of the starts, and before any other operation all have been waited for.
   virtual Result<Handle> start_all_reduce(std::span<float> values) { return started(all_reduce_sum(values)); }

@@ -28,7 +28,6 @@ class DeviceOperations {
   virtual Result<> reduce_scatter_sum(std::span<float> parts) = 0;
   virtual Result<> all_gather_parts(std::span<float> parts) = 0;
   /// The first half to the next rank, the second from the previous.
-  virtual Result<> shift(std::span<float> halves) = 0;
   virtual Result<> wait(std::string_view operation) = 0;
 };
 

@@ -1,4 +1,4 @@
-#include "apps/train/interrupt.h"
+#include "apps/train/collectives/interrupt.h"
 
 #include <poll.h>
 

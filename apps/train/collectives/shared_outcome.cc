@@ -1,4 +1,4 @@
-#include "apps/train/shared_outcome.h"
+#include "apps/train/collectives/shared_outcome.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -52,14 +52,34 @@ Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::
   return {};
 }
 
-Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
-                       std::chrono::milliseconds sign, int interrupt) {
-  std::future<Result<>> mine = std::async(std::launch::async, work);
-  const IsThrough through = [&mine](std::chrono::milliseconds longest) {
-    return mine.wait_for(longest) == std::future_status::ready;
+namespace {
+
+/// `mine`: this rank's outcome of `work`, when all ranks are through with theirs.
+Result<> work_with_signs(Communicator& world, const std::function<Result<>()>& work,
+                         std::chrono::milliseconds sign, int interrupt, Result<>& mine) {
+  std::future<Result<>> outcome = std::async(std::launch::async, work);
+  const IsThrough through = [&outcome](std::chrono::milliseconds longest) {
+    return outcome.wait_for(longest) == std::future_status::ready;
   };
   if (auto met = meet_until(world, through, sign, interrupt); !met) return met;
-  return share_outcome(world, mine.get());
+  mine = outcome.get();
+  return {};
+}
+
+}  // namespace
+
+Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
+                       std::chrono::milliseconds sign, int interrupt) {
+  Result<> mine;
+  if (auto met = work_with_signs(world, work, sign, interrupt, mine); !met) return met;
+  return share_outcome(world, mine);
+}
+
+Result<> share_first_failure(Communicator& world, const std::function<Result<>()>& work,
+                             std::chrono::milliseconds sign, int interrupt) {
+  Result<> mine;
+  if (auto met = work_with_signs(world, work, sign, interrupt, mine); !met) return met;
+  return share_first_failure(world, mine);
 }
 
 }  // namespace ddp::train

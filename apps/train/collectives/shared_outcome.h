@@ -3,8 +3,8 @@
 #include <chrono>
 #include <functional>
 
-#include "apps/train/communicator.h"
-#include "apps/train/interrupt.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/interrupt.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -26,5 +26,7 @@ Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::
 /// thread, and the ranks meet until all are through with it.
 Result<> share_outcome(Communicator& world, const std::function<Result<>()>& work,
                        std::chrono::milliseconds sign, int interrupt = -1);
+Result<> share_first_failure(Communicator& world, const std::function<Result<>()>& work,
+                             std::chrono::milliseconds sign, int interrupt = -1);
 
 }  // namespace ddp::train

@@ -1,9 +1,9 @@
-#include "apps/train/batch_loader.h"
+#include "apps/train/data/batch_loader.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "apps/train/image_size.h"
+#include "apps/train/data/image_size.h"
 
 namespace ddp::train {
 

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/dataset.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "apps/train/data_memory.h"
+#include "apps/train/data/data_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,8 +12,8 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/fnv_hash.h"
-#include "apps/train/image_size.h"
+#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/image_size.h"
 
 namespace ddp::train {
 
@@ -28,6 +28,7 @@ struct Head {
   std::uint64_t nonce = 0;
   std::uint64_t source = 0;
   std::uint64_t training = 0, test = 0;  ///< images
+  std::array<std::uint32_t, 4> checksums{};
 };
 
 constexpr std::uint64_t kMostImages = std::uint64_t{1} << 32;
@@ -80,6 +81,7 @@ Result<std::optional<DataMemory>> DataMemory::make(const DataSplit& data, std::u
   head.source = source;
   head.training = data.training.size();
   head.test = data.test.size();
+  head.checksums = data.checksums;
   if (::getrandom(&head.nonce, sizeof head.nonce, 0) != sizeof head.nonce)
     return system_error(errno, "getrandom");
   const std::span<const std::byte> parts[] = {
@@ -132,7 +134,7 @@ DataSplit DataMemory::data() const {
     return data;
   };
   Dataset training = part(head.training);
-  return {std::move(training), part(head.test)};
+  return {std::move(training), part(head.test), head.checksums};
 }
 
 DataTicket DataMemory::ticket(std::uint64_t node) const {

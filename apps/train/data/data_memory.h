@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/dataset.h"
+#include "apps/train/data/dataset.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 

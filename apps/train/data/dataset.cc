@@ -1,12 +1,13 @@
-#include "apps/train/dataset.h"
+#include "apps/train/data/dataset.h"
 
 #include <algorithm>
 #include <array>
 #include <filesystem>
 #include <utility>
 
-#include "apps/train/idx_file.h"
-#include "apps/train/image_size.h"
+#include "apps/train/data/crc32.h"
+#include "apps/train/data/idx_file.h"
+#include "apps/train/data/image_size.h"
 
 namespace ddp::train {
 
@@ -58,6 +59,18 @@ Result<Dataset> load_part(const std::string& directory, const std::string& part)
   return Dataset::of(std::move(images->bytes), std::move(labels->bytes));
 }
 
+Result<DataSplit> load_files(const std::string& directory, std::size_t limit) {
+  auto training = load_part(directory, "train");
+  if (!training) return training.error();
+  auto test = load_part(directory, "t10k");
+  if (!test) return test.error();
+  if (limit != 0 && limit < training->size()) {
+    training->images = training->images.first(limit * kImagePixels);
+    training->labels = training->labels.first(limit);
+  }
+  return DataSplit{std::move(*training), std::move(*test)};
+}
+
 }  // namespace
 
 Dataset Dataset::of(std::vector<std::uint8_t> images, std::vector<std::uint8_t> labels) {
@@ -73,16 +86,12 @@ Dataset Dataset::of(std::vector<std::uint8_t> images, std::vector<std::uint8_t> 
 }
 
 Result<DataSplit> load_data(const std::string& where, std::size_t limit) {
-  if (where == "synthetic") return synthetic_data(limit);
-  auto training = load_part(where, "train");
-  if (!training) return training.error();
-  auto test = load_part(where, "t10k");
-  if (!test) return test.error();
-  if (limit != 0 && limit < training->size()) {
-    training->images = training->images.first(limit * kImagePixels);
-    training->labels = training->labels.first(limit);
-  }
-  return DataSplit{std::move(*training), std::move(*test)};
+  auto data = where == "synthetic" ? Result<DataSplit>(synthetic_data(limit)) : load_files(where, limit);
+  if (!data) return data;
+  const auto of = [](std::span<const std::uint8_t> bytes) { return crc32_of(std::as_bytes(bytes)); };
+  data->checksums = {of(data->training.images), of(data->training.labels), of(data->test.images),
+                     of(data->test.labels)};
+  return data;
 }
 
 template <class T>

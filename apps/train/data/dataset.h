@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,6 +33,9 @@ struct Dataset {
 struct DataSplit {
   Dataset training;
   Dataset test;
+  /// crc32_of() of the training images, training labels, test images and test labels, in this order; 0 of
+  /// those that are drawn, and where load_data() has not computed it.
+  std::array<std::uint32_t, 4> checksums{};
 };
 
 /// `where`: a directory with the four IDX files of MNIST or Fashion-MNIST, plain or .gz, or "synthetic". Of

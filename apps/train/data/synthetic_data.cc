@@ -2,9 +2,9 @@
 #include <array>
 #include <utility>
 
-#include "apps/train/dataset.h"
-#include "apps/train/image_size.h"
-#include "apps/train/random.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/data/random.h"
 
 namespace ddp::train {
 

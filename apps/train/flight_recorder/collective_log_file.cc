@@ -1,4 +1,4 @@
-#include "apps/train/collective_log_file.h"
+#include "apps/train/flight_recorder/collective_log_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,8 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/list_directory.h"
 #include "base/unique_fd.h"
-#include "rendezvous/missing_collective.h"
+#include "rendezvous/flight_recorder/missing_collective.h"
 
 namespace ddp::train {
 
@@ -32,14 +33,9 @@ bool is_log(const std::filesystem::path& path, const std::string& beginning) {
 }
 
 void remove_files_of(const std::string& directory, int rank) {
-  std::error_code failed;
-  std::vector<std::filesystem::path> old;
-  for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
-       at.increment(failed)) {
-    if (is_log(at->path(), "rank-" + std::to_string(rank) + ".")) old.push_back(at->path());
-  }
-  for (const auto& path : old)
-    std::filesystem::remove(path, failed);
+  std::error_code ignored;
+  for (const auto& path : list_directory(directory))
+    if (is_log(path, "rank-" + std::to_string(rank) + ".")) std::filesystem::remove(path, ignored);
 }
 
 }  // namespace
@@ -105,14 +101,12 @@ void CollectiveLogFile::fail(const Error& error) {
 Result<std::string> read_collective_logs(const std::string& directory) {
   std::vector<rendezvous::CollectiveDump> dumps;
   std::error_code failed;
-  for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
-       at.increment(failed)) {
-    if (!is_log(at->path(), "rank-")) continue;
-    std::ifstream file(at->path());
+  for (const auto& path : list_directory(directory, failed)) {
+    if (!is_log(path, "rank-")) continue;
+    std::ifstream file(path);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     auto dump = rendezvous::parse_dump(text);
-    if (!dump)
-      return Error{ErrorCode::kUsage, at->path().string() + " is no log that --collective-log wrote"};
+    if (!dump) return Error{ErrorCode::kUsage, path.string() + " is no log that --collective-log wrote"};
     dumps.push_back(std::move(*dump));
   }
   if (failed) return system_error(failed.value(), "read " + directory, ErrorCode::kUsage);

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/result.h"
-#include "rendezvous/collective_log.h"
+#include "rendezvous/flight_recorder/collective_log.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "apps/train/logged_communicator.h"
+#include "apps/train/flight_recorder/logged_communicator.h"
 
 #include <chrono>
 
@@ -116,10 +116,6 @@ Result<> LoggedCommunicator::reduce_scatter_sum(std::span<double> values) {
 Result<> LoggedCommunicator::all_gather_parts(std::span<std::byte> parts) {
   return logged(CollectiveKind::kAllGather, parts.size(), "bytes",
                 [&] { return under_->all_gather_parts(parts); });
-}
-
-Result<> LoggedCommunicator::shift(std::span<std::byte> halves) {
-  return logged(CollectiveKind::kSendReceive, halves.size(), "bytes", [&] { return under_->shift(halves); });
 }
 
 template <class T>

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/train/collective_log_file.h"
-#include "apps/train/collective_machine.h"
-#include "apps/train/communicator.h"
-#include "apps/train/device_sums.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/device_sums.h"
+#include "apps/train/collectives/schedule/collective_machine.h"
+#include "apps/train/flight_recorder/collective_log_file.h"
 
 namespace ddp::train {
 
@@ -73,7 +73,6 @@ class LoggedCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<float> values) override;
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
-  Result<> shift(std::span<std::byte> halves) override;
   std::span<std::byte> share_memory(std::size_t bytes) override { return under_->share_memory(bytes); }
   DeviceSums* device_sums() override { return device_sums_ ? &*device_sums_ : nullptr; }
   Result<Handle> start_all_reduce(std::span<float> values) override;

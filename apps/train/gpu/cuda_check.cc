@@ -1,4 +1,4 @@
-#include "apps/train/cuda_check.h"
+#include "apps/train/gpu/cuda_check.h"
 
 #include <string>
 #include <string_view>

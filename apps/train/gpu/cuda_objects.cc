@@ -1,9 +1,9 @@
-#include "apps/train/cuda_objects.h"
+#include "apps/train/gpu/cuda_objects.h"
 
 #include <atomic>
 #include <string>
 
-#include "apps/train/cuda_check.h"
+#include "apps/train/gpu/cuda_check.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "apps/train/device_epoch.h"
+#include "apps/train/gpu/device_epoch.h"
 
 #include <algorithm>
 #include <utility>

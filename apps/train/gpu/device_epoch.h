@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "apps/train/batch_loader.h"
-#include "apps/train/dataset.h"
-#include "apps/train/device_steps.h"
+#include "apps/train/data/batch_loader.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/gpu/device_steps.h"
 #include "base/result.h"
 
 namespace ddp::train {

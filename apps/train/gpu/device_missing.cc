@@ -1,4 +1,4 @@
-#include "apps/train/device_model.h"
+#include "apps/train/gpu/device_model.h"
 
 namespace ddp::train {
 

@@ -1,14 +1,14 @@
-#include "apps/train/device_model.h"
+#include "apps/train/gpu/device_model.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <type_traits>
 #include <utility>
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/device_net.h"
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/net_steps.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/device_net.h"
+#include "apps/train/gpu/net_steps.h"
+#include "apps/train/kernels/gpu/bf16.h"
 
 namespace ddp::train {
 

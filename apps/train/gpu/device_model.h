@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "apps/train/model.h"
+#include "apps/train/model/model.h"
 #include "base/result.h"
 
 namespace ddp::train {

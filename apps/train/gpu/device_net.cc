@@ -1,13 +1,13 @@
-#include "apps/train/device_net.h"
+#include "apps/train/gpu/device_net.h"
 
 #include <limits>
 #include <utility>
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/conv_net_program.h"
-#include "apps/train/kernels/device/gather_body.h"
-#include "apps/train/kernels/device/mlp_program.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/conv_net_program.h"
+#include "apps/train/kernels/gpu/gather_body.h"
+#include "apps/train/kernels/gpu/mlp_program.h"
 
 namespace ddp::train {
 

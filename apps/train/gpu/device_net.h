@@ -7,10 +7,10 @@
 #include <memory>
 #include <span>
 
-#include "apps/train/cuda_objects.h"
-#include "apps/train/device_runner.h"
-#include "apps/train/kernels/device/training_memory.h"
-#include "apps/train/kernels/softmax_loss.h"
+#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/gpu/device_runner.h"
+#include "apps/train/kernels/cpu/softmax_loss.h"
+#include "apps/train/kernels/gpu/training_memory.h"
 #include "base/result.h"
 
 namespace ddp::train {

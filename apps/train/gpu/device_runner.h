@@ -1,7 +1,7 @@
 #pragma once
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/kernels/device/device_launch.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/kernels/gpu/device_launch.h"
 
 namespace ddp::train {
 

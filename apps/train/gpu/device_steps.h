@@ -5,9 +5,9 @@
 #include <span>
 #include <stdexcept>
 
-#include "apps/train/dataset.h"
-#include "apps/train/device_sums.h"
-#include "apps/train/optimizer.h"
+#include "apps/train/collectives/device_sums.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/model/optimizer.h"
 #include "base/result.h"
 
 namespace ddp::train {

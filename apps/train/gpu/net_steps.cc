@@ -1,11 +1,11 @@
-#include "apps/train/net_steps.h"
+#include "apps/train/gpu/net_steps.h"
 
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/image_size.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/gpu/cuda_check.h"
 
 namespace ddp::train {
 

@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <memory>
 
-#include "apps/train/cuda_objects.h"
-#include "apps/train/device_net.h"
-#include "apps/train/device_steps.h"
-#include "apps/train/model.h"
+#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/gpu/device_net.h"
+#include "apps/train/gpu/device_steps.h"
+#include "apps/train/model/model.h"
 
 namespace ddp::train {
 

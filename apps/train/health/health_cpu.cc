@@ -8,11 +8,12 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/health_device.h"
-#include "apps/train/health_gemm.h"
-#include "apps/train/health_pattern.h"
-#include "apps/train/kernels/kernel_table.h"
+#include "apps/train/health/checks/health_gemm.h"
+#include "apps/train/health/checks/health_pattern.h"
+#include "apps/train/health/health_device.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "base/list_directory.h"
 
 namespace ddp::train {
 
@@ -32,9 +33,8 @@ using Mapping = std::unique_ptr<std::uint64_t, Unmap>;
 /// Thermal events of all cores since the machine started; 0 where the kernel does not count them.
 std::uint64_t count_throttles() {
   std::uint64_t sum = 0;
-  std::error_code failed;
-  for (const auto& cpu : std::filesystem::directory_iterator("/sys/devices/system/cpu", failed)) {
-    std::ifstream file(cpu.path() / "thermal_throttle/core_throttle_count");
+  for (const auto& cpu : list_directory("/sys/devices/system/cpu")) {
+    std::ifstream file(cpu / "thermal_throttle/core_throttle_count");
     std::uint64_t count = 0;
     if (file >> count) sum += count;
   }

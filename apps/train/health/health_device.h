@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "apps/train/health_judge.h"
+#include "apps/train/health/checks/health_judge.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -7,15 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/cuda_objects.h"
-#include "apps/train/device_runner.h"
-#include "apps/train/fnv_hash.h"
-#include "apps/train/health_device.h"
-#include "apps/train/health_gemm.h"
-#include "apps/train/health_gpu_memory.h"
-#include "apps/train/health_nvml.h"
-#include "apps/train/kernels/device/gemm_body.h"
+#include "apps/train/data/fnv_hash.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/gpu/device_runner.h"
+#include "apps/train/health/checks/health_gemm.h"
+#include "apps/train/health/health_device.h"
+#include "apps/train/health/health_gpu_memory.h"
+#include "apps/train/health/health_nvml.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "apps/train/health_gpu_memory.h"
+#include "apps/train/health/health_gpu_memory.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/cuda_objects.h"
-#include "apps/train/device_runner.h"
-#include "apps/train/health_pattern_body.h"
+#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/gpu/device_runner.h"
+#include "apps/train/health/checks/health_pattern_body.h"
 
 namespace ddp::train {
 

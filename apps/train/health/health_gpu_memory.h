@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <functional>
 
-#include "apps/train/health_pattern.h"
+#include "apps/train/health/checks/health_pattern.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -1,4 +1,4 @@
-#include "apps/train/health_device.h"
+#include "apps/train/health/health_device.h"
 
 namespace ddp::train {
 

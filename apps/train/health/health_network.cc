@@ -1,12 +1,12 @@
-#include "apps/train/health_network.h"
+#include "apps/train/health/health_network.h"
 
 #include <algorithm>
 #include <chrono>
 #include <span>
 #include <utility>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/random.h"
+#include "apps/train/data/random.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 
 namespace ddp::train {
 
@@ -35,18 +35,20 @@ Result<double> exchange(Communicator& two, std::pair<int, int> ranks, std::size_
                         std::uint64_t& wrong) {
   const int mine = two.rank() == 0 ? ranks.first : ranks.second;
   const int other = two.rank() == 0 ? ranks.second : ranks.first;
-  std::vector<std::byte> halves(2 * size);
+  std::vector<std::byte> halves(2 * size);  // rank 0's message, then rank 1's
+  const std::span<std::byte> sent = std::span(halves).subspan(two.rank() == 0 ? 0 : size, size);
+  const std::span<std::byte> received = std::span(halves).subspan(two.rank() == 0 ? size : 0, size);
   std::vector<double> each;
   for (int time = 0; time < times; ++time) {
     for (std::size_t i = 0; i < size; ++i) {
-      halves[i] = byte_of(mine, time, i);
-      halves[size + i] = std::byte{0};
+      sent[i] = byte_of(mine, time, i);
+      received[i] = std::byte{0};
     }
     const auto begin = Clock::now();
-    if (auto done = two.shift(halves); !done) return done.error();
+    if (auto done = two.all_gather_parts(halves); !done) return done.error();
     each.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
     for (std::size_t i = 0; i < size; ++i)
-      wrong += halves[size + i] != byte_of(other, time, i);
+      wrong += received[i] != byte_of(other, time, i);
   }
   return middle_time(std::move(each));
 }

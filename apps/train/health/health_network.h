@@ -2,9 +2,9 @@
 
 #include <vector>
 
-#include "apps/train/health_judge.h"
-#include "apps/train/worker_environment.h"
-#include "apps/train/world.h"
+#include "apps/train/health/checks/health_judge.h"
+#include "apps/train/world/worker_environment.h"
+#include "apps/train/world/world.h"
 #include "base/result.h"
 
 namespace ddp::train {

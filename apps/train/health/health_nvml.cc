@@ -1,4 +1,4 @@
-#include "apps/train/health_nvml.h"
+#include "apps/train/health/health_nvml.h"
 
 #include <dlfcn.h>
 

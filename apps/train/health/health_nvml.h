@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "apps/train/health_judge.h"
+#include "apps/train/health/checks/health_judge.h"
 
 namespace ddp::train {
 

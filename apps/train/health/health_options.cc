@@ -1,4 +1,4 @@
-#include "apps/train/health_options.h"
+#include "apps/train/health/health_options.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/option_words.h"
+#include "apps/train/options/option_words.h"
 
 namespace ddp::train {
 
@@ -34,19 +34,15 @@ std::optional<PlantedFault> parse_fault(std::string_view text) {
   return plant;
 }
 
-void add_time(CLI::App& app, const char* name, std::chrono::milliseconds& value, const char* text,
-              bool may_lack) {
-  app.add_option_function<std::vector<std::string>>(
+void add_time(CLI::App& app, const char* name, std::chrono::milliseconds& value, const char* text) {
+  app.add_option_function<std::string>(
          name,
-         [name, &value](const std::vector<std::string>& words) {
-           if (words.empty() || words.front().empty()) return;
-           const auto duration = parse_duration(words.front());
-           if (!duration) throw CLI::ValidationError(name, no_duration(words.front()));
+         [name, &value](const std::string& word) {
+           const auto duration = parse_duration(word);
+           if (!duration) throw CLI::ValidationError(name, no_duration(word));
            value = *duration;
          },
          text)
-      ->expected(may_lack ? 0 : 1, 1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->type_name("TIME");
 }
 
@@ -73,8 +69,8 @@ void add_choice(CLI::App& app, const char* name, T& value, std::vector<std::pair
 }
 
 void add_options(CLI::App& app, HealthOptions& options) {
-  add_time(app, "--health", options.time, "how long matrices are multiplied (default 10s)", true);
-  app.add_option("--health-memory", options.memory_mb,
+  add_time(app, "time", options.time, "how long matrices are multiplied (default 10s)");
+  app.add_option("--memory,--health-memory", options.memory_mb,
                  "MiB of memory that are tested (default 256, on a GPU 98 % of what is free)")
       ->check(CLI::Range(std::size_t{1}, kMostMemory).description(""))
       ->type_name("MB");
@@ -91,17 +87,17 @@ void add_options(CLI::App& app, HealthOptions& options) {
       {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}}, "way between ranks",
       "auto: shared memory inside a node, TCP between nodes; tcp; shm (default auto)", "WAY");
   add_time(app, "--comm-timeout", options.comm_timeout,
-           "give up when a peer moves no byte for this long (default 60s)", false);
+           "give up when a peer moves no byte for this long (default 60s)");
   app.add_option("--json", options.json, "rank 0 writes the result there")->type_name("FILE");
   app.add_option_function<std::string>(
-         "--health-plant",
+         "--inject-fault,--health-plant",
          [&options](const std::string& text) {
            options.plant = parse_fault(text);
            if (!options.plant)
-             throw CLI::ValidationError("--health-plant",
+             throw CLI::ValidationError("--inject-fault",
                                         "\"" + text + "\" is no RANK:gemm, RANK:memory or RANK:sum");
          },
-         "a drill: this rank finds a wrong value there")
+         "for tests of the test: this rank finds a wrong value there")
       ->type_name("RANK:TEST");
 }
 
@@ -119,18 +115,12 @@ const char* device_text(HealthDeviceKind kind) {
 
 }  // namespace
 
-bool wants_health(int argc, const char* const* argv) {
-  return std::any_of(argv + std::min(argc, 1), argv + argc, [](std::string_view word) {
-    return word == "--health" || word.starts_with("--health=");
-  });
-}
-
 ParsedHealthOptions parse_health_options(int argc, const char* const* argv) {
   HealthOptions options;
   CLI::App app(
       "Tests the device of each rank, each pair of ranks and all ranks together: matrix products and memory\n"
       "whose right values are known, messages and sums. Exit code 1 when something is wrong.",
-      "train --health");
+      "train health");
   add_options(app, options);
   try {
     auto words = option_words(argc, argv);
@@ -142,9 +132,9 @@ ParsedHealthOptions parse_health_options(int argc, const char* const* argv) {
 }
 
 EqualOptions equal_options(const HealthOptions& options) {
-  return {{"--health", std::to_string(options.time.count()) + " ms"},
+  return {{"the time", std::to_string(options.time.count()) + " ms"},
           {"--device", device_text(options.device)},
-          {"--health-memory", std::to_string(options.memory_mb)},
+          {"--memory", std::to_string(options.memory_mb)},
           {"--json", given_text(!options.json.empty())}};
 }
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "apps/train/comm_kind.h"
-#include "apps/train/equal_options.h"
+#include "apps/train/options/comm_kind.h"
+#include "apps/train/options/equal_options.h"
 
 namespace ddp::train {
 
@@ -36,8 +36,7 @@ struct ParsedHealthOptions {
   int exit_code = 0;                     ///< 0 after --help, 2 after mistakes
 };
 
-/// Whether the command line asks for the state of the devices instead of a training.
-bool wants_health(int argc, const char* const* argv);
+/// `argv[0]` is "health".
 ParsedHealthOptions parse_health_options(int argc, const char* const* argv);
 
 /// What all ranks must be given alike.

@@ -3,8 +3,8 @@
 #include <cstdarg>
 #include <cstdio>
 
-#include "apps/train/health_judge.h"
-#include "apps/train/record_head.h"
+#include "apps/train/health/checks/health_judge.h"
+#include "apps/train/training/record_head.h"
 #include "base/version.h"
 
 namespace ddp::train {
@@ -72,7 +72,7 @@ std::string list_json(const List& list, const One& one) {
 
 std::string health_text(const HealthReport& report, const std::vector<HealthFinding>& findings) {
   std::string text =
-      "# train " + std::string(version()) + " --health, " + std::to_string(report.ranks.size()) + " ranks";
+      "# train " + std::string(version()) + " health, " + std::to_string(report.ranks.size()) + " ranks";
   if (report.nodes > 0) text += format_text(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
   text += ", " + report.way + "\n#\n#  rank  products  GFLOP/s  memory (MiB)  result    host, device\n";
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {

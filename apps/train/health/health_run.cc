@@ -1,4 +1,4 @@
-#include "apps/train/health_run.h"
+#include "apps/train/health/health_run.h"
 
 #include <unistd.h>
 
@@ -11,15 +11,16 @@
 #include <thread>
 #include <utility>
 
-#include "apps/train/health_device.h"
-#include "apps/train/health_judge.h"
-#include "apps/train/health_network.h"
-#include "apps/train/health_options.h"
-#include "apps/train/host_memory.h"
-#include "apps/train/output_place.h"
-#include "apps/train/shared_outcome.h"
-#include "apps/train/standard_output.h"
-#include "apps/train/world.h"
+#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/health/checks/health_judge.h"
+#include "apps/train/health/health_device.h"
+#include "apps/train/health/health_network.h"
+#include "apps/train/health/health_options.h"
+#include "apps/train/training/record_head.h"
+#include "apps/train/training/standard_output.h"
+#include "apps/train/world/host_memory.h"
+#include "apps/train/world/world.h"
 
 namespace ddp::train {
 
@@ -34,11 +35,6 @@ int end_with(const std::string& text, int exit_code = kHealthFailed) {
   return exit_code;
 }
 
-std::string own_host() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
-}
-
 bool uses_gpu(const HealthOptions& options) {
   return options.device == HealthDeviceKind::kGpu ||
          (options.device == HealthDeviceKind::kAuto && can_test_gpu());
@@ -48,7 +44,7 @@ bool uses_gpu(const HealthOptions& options) {
 std::string contradiction(const HealthOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
   if (options.plant && options.plant->rank >= environment.world_size) {
-    return "--health-plant names rank " + std::to_string(options.plant->rank) + " of " +
+    return "--inject-fault names rank " + std::to_string(options.plant->rank) + " of " +
            std::to_string(environment.world_size);
   }
   if (options.device == HealthDeviceKind::kGpu) {
@@ -57,7 +53,7 @@ std::string contradiction(const HealthOptions& options, const WorkerEnvironment&
   if (const auto possible = can_join(environment, world); !possible) return possible.error().text;
   if (uses_gpu(options) || options.memory_mb == 0) return "";
   const std::string lacks = lacking_memory(options.memory_mb << 20, environment.local_world_size);
-  return lacks.empty() ? "" : "--health-memory " + std::to_string(options.memory_mb) + ": " + lacks;
+  return lacks.empty() ? "" : "--memory " + std::to_string(options.memory_mb) + ": " + lacks;
 }
 
 bool planted(const HealthOptions& options, const WorkerEnvironment& environment, HealthFault fault) {
@@ -86,7 +82,7 @@ struct OwnDevice {
 
 OwnDevice open_own_device(const HealthOptions& options, const WorkerEnvironment& environment) {
   OwnDevice own;
-  own.figures.host = own_host();
+  own.figures.host = host_name();
   if (!uses_gpu(options)) {
     own.device = open_health_cpu();
     return own;

@@ -1,4 +1,4 @@
-#include "apps/train/conv_block.h"
+#include "apps/train/model/conv_block.h"
 
 #include <algorithm>
 #include <cmath>

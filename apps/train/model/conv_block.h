@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <span>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/kernels/kernel_table.h"
-#include "apps/train/model.h"
-#include "apps/train/thread_pool.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/model/model.h"
+#include "apps/train/model/thread_pool.h"
 
 namespace ddp::train {
 

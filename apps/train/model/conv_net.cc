@@ -1,9 +1,9 @@
-#include "apps/train/conv_net.h"
+#include "apps/train/model/conv_net.h"
 
 #include <cstddef>
 #include <utility>
 
-#include "apps/train/kernels/softmax_loss.h"
+#include "apps/train/kernels/cpu/softmax_loss.h"
 
 namespace ddp::train {
 

@@ -6,12 +6,12 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/conv_block.h"
-#include "apps/train/image_size.h"
-#include "apps/train/kernels/kernel_table.h"
-#include "apps/train/model.h"
-#include "apps/train/thread_pool.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/model/conv_block.h"
+#include "apps/train/model/model.h"
+#include "apps/train/model/thread_pool.h"
 
 namespace ddp::train {
 

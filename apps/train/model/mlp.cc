@@ -1,11 +1,11 @@
-#include "apps/train/mlp.h"
+#include "apps/train/model/mlp.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <utility>
 
-#include "apps/train/image_size.h"
-#include "apps/train/kernels/softmax_loss.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/cpu/softmax_loss.h"
 
 namespace ddp::train {
 

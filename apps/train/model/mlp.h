@@ -6,10 +6,10 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/kernels/kernel_table.h"
-#include "apps/train/model.h"
-#include "apps/train/thread_pool.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/model/model.h"
+#include "apps/train/model/thread_pool.h"
 
 namespace ddp::train {
 

@@ -1,9 +1,9 @@
-#include "apps/train/model.h"
+#include "apps/train/model/model.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "apps/train/random.h"
+#include "apps/train/data/random.h"
 
 namespace ddp::train {
 

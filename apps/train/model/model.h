@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/kernels/softmax_loss.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/cpu/softmax_loss.h"
 
 namespace ddp::train {
 
@@ -94,6 +94,8 @@ class Model {
   /// Into memory of this object's own again: what place_gradients() was given may go.
   void take_back_gradients() { gradients_ = AlignedBuffer<T>(gradients_.size()); }
   std::span<T> running_statistics() { return running_.span(); }
+  /// That the running statistics have seen: PyTorch's num_batches_tracked.
+  std::int64_t& batches() { return batches_; }
   std::size_t parameter_count() const { return count_; }
 
   static constexpr std::size_t kMaxParts = 65'536;
@@ -109,6 +111,7 @@ class Model {
 
   std::size_t count_;
   AlignedBuffer<T> parameters_, gradients_, running_;
+  std::int64_t batches_ = 0;
 };
 
 }  // namespace ddp::train

@@ -1,7 +1,7 @@
-#include "apps/train/optimizer.h"
+#include "apps/train/model/optimizer.h"
 
-#include "apps/train/kernels/adamw.h"
-#include "apps/train/kernels/sgd.h"
+#include "apps/train/kernels/cpu/adamw.h"
+#include "apps/train/kernels/cpu/sgd.h"
 
 namespace ddp::train {
 

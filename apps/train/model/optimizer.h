@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 
 namespace ddp::train {
 

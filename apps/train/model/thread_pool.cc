@@ -1,4 +1,4 @@
-#include "apps/train/thread_pool.h"
+#include "apps/train/model/thread_pool.h"
 
 namespace ddp::train {
 

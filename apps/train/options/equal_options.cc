@@ -1,4 +1,4 @@
-#include "apps/train/equal_options.h"
+#include "apps/train/options/equal_options.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "apps/train/shared_outcome.h"
+#include "apps/train/collectives/shared_outcome.h"
 
 namespace ddp::train {
 
@@ -54,8 +54,6 @@ const char* comm_text(CommKind comm) {
       return "tcp";
     case CommKind::kShm:
       return "shm";
-    case CommKind::kGloo:
-      return "gloo";
     case CommKind::kNccl:
       return "nccl";
   }

@@ -4,9 +4,9 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/communicator.h"
-#include "apps/train/dataset.h"
-#include "apps/train/options.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/options/options.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -1,9 +1,9 @@
 #include <string>
 
-#include "apps/train/device_model.h"
-#include "apps/train/kernels/kernel_table.h"
-#include "apps/train/mlp.h"
-#include "apps/train/options.h"
+#include "apps/train/gpu/device_model.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/model/mlp.h"
+#include "apps/train/options/options.h"
 
 namespace ddp::train {
 
@@ -17,14 +17,14 @@ std::string contradiction(const Options& options, int world_size) {
            "state "
            "exists nowhere else";
   }
-  if (options.rejoin && options.comm == CommKind::kGloo)
-    return "--on-peer-loss rejoin and --comm gloo do not go together: Gloo's operations cannot be revoked";
   if (options.share_gpu && options.comm != CommKind::kNccl)
     return "--share-gpu is about NCCL, which refuses two ranks on one GPU: write --comm nccl";
   if (options.sync_bn && options.sync_every_inter > 1)
     return "--sync-bn and --sync-every-inter do not go together: SyncBN talks to all ranks in every step";
   if (options.sync_bn && options.model == ModelKind::kMlp)
     return "--sync-bn: the mlp has no batch normalisation";
+  if (options.optimizer.beta1 >= 1 || options.optimizer.beta2 >= 1)
+    return "--beta1 and --beta2 must be below 1: AdamW divides by what is left to 1";
   if (options.checkpoint_every % static_cast<std::uint64_t>(options.sync_every_inter) != 0) {
     return "--checkpoint-every must be a multiple of --sync-every-inter: between two averages the nodes "
            "differ";

@@ -1,4 +1,4 @@
-#include "apps/train/option_words.h"
+#include "apps/train/options/option_words.h"
 
 #include <algorithm>
 #include <cctype>

@@ -1,12 +1,12 @@
-#include "apps/train/options.h"
+#include "apps/train/options/options.h"
 
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <string_view>
 #include <vector>
 
-#include "apps/train/finite_check.h"
-#include "apps/train/option_words.h"
+#include "apps/train/options/finite_check.h"
+#include "apps/train/options/option_words.h"
 #include "base/version.h"
 
 namespace ddp::train {
@@ -76,22 +76,6 @@ class Group {
 };
 
 constexpr double kMany = 1e15;
-
-/// For --help only: with these options another parser has the command line (bench_options.h,
-/// health_options.h).
-void add_bench(CLI::App& app) {
-  app.add_option_function<std::string>(
-         "--bench", [](const std::string&) {},
-         "measure allreduce, allgather, reducescatter, broadcast or sendrecv instead of training, as "
-         "nccl-tests does; train --bench --help has the options")
-      ->type_name("OPERATION")
-      ->group("Instead of training");
-  app.add_option_function<std::string>(
-         "--health", [](const std::string&) {},
-         "test each rank's device and the ways between them; train --health --help has the options")
-      ->type_name("[TIME]")
-      ->group("Instead of training");
-}
 
 void add_judge(CLI::App& app, Options& options) {
   app.add_option("--read-collective-log", options.collective_read,
@@ -172,11 +156,10 @@ void add_ranks(CLI::App& app, Options& options) {
       {{"auto", CommKind::kAuto},
        {"tcp", CommKind::kTcp},
        {"shm", CommKind::kShm},
-       {"gloo", CommKind::kGloo},
        {"nccl", CommKind::kNccl}},
       "way between ranks",
       "auto: shared memory inside a node, TCP between nodes; tcp: only that; shm: as auto, "
-      "but never without shared memory; gloo: where it was built in; nccl: over the GPUs (default auto)",
+      "but never without shared memory; nccl: over the GPUs (default auto)",
       "WAY");
   group.flag("--share-gpu", options.share_gpu, "with --comm nccl: several ranks use one GPU, for tests");
   app.add_option_function<std::string>(
@@ -206,8 +189,8 @@ void add_files(CLI::App& app, Options& options) {
                0, kMany);
   group.number("--checkpoint-keep", options.checkpoint_keep, "how many stay", 1, 1e6);
   group.text("--resume", options.resume,
-             "go on from this checkpoint, or the last one in this directory; auto: the last one of "
-             "--checkpoint-dir, if there is one",
+             "go on from this checkpoint, or the last one in this directory; auto: the last good one "
+             "of --checkpoint-dir, if there is one",
              "DIR");
 }
 
@@ -245,10 +228,11 @@ void add_reports(CLI::App& app, Options& options) {
 ParsedOptions parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(
-      "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names,\n"
-      "or with --bench measures the network between them.",
+      "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names.\n"
+      "Instead of training: train bench --help (measures the network between the ranks, as nccl-tests "
+      "does),\n"
+      "train health --help (tests each rank's device and the ways between them).",
       "train");
-  add_bench(app);
   add_judge(app, options);
   app.set_version_flag("--version", std::string("train ") + std::string(version()));
   add_task(app, options);

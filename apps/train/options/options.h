@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "apps/train/comm_kind.h"
-#include "apps/train/lr_schedule.h"
-#include "apps/train/optimizer.h"
+#include "apps/train/model/optimizer.h"
+#include "apps/train/options/comm_kind.h"
+#include "apps/train/schedule/lr_schedule.h"
 
 namespace ddp::train {
 

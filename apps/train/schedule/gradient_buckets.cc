@@ -1,4 +1,4 @@
-#include "apps/train/gradient_buckets.h"
+#include "apps/train/schedule/gradient_buckets.h"
 
 namespace ddp::train {
 

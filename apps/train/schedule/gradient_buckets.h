@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "apps/train/model.h"
+#include "apps/train/model/model.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "apps/train/sampler.h"
+#include "apps/train/schedule/sampler.h"
 
 #include <algorithm>
 #include <numeric>
@@ -11,7 +11,7 @@ namespace ddp::train {
 std::uint64_t samples_per_rank(const SamplerConfig& config) {
   const std::uint64_t world = static_cast<std::uint64_t>(config.world_size);
   const std::uint64_t rest = config.samples - std::min(config.begin, config.samples);
-  return config.drop_last ? rest / world : (rest + world - 1) / world;
+  return (rest + world - 1) / world;
 }
 
 Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std::int64_t epoch) {
@@ -28,13 +28,11 @@ Result<std::vector<std::uint32_t>> sample_order(const SamplerConfig& config, std
   }
   std::vector<std::uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);
-  if (config.shuffle) {
-    // Unsigned, since seed + epoch may pass the largest signed number; only the low 32 bits count.
-    std::mt19937 generator(static_cast<std::uint32_t>(static_cast<std::uint64_t>(config.seed) +
-                                                      static_cast<std::uint64_t>(epoch)));
-    for (std::uint64_t i = 0; i + 1 < n; ++i)
-      std::swap(order[i], order[i + generator() % (n - i)]);
-  }
+  // Unsigned, since seed + epoch may pass the largest signed number; only the low 32 bits count.
+  std::mt19937 generator(static_cast<std::uint32_t>(static_cast<std::uint64_t>(config.seed) +
+                                                    static_cast<std::uint64_t>(epoch)));
+  for (std::uint64_t i = 0; i + 1 < n; ++i)
+    std::swap(order[i], order[i + generator() % (n - i)]);
 
   const std::uint64_t world = static_cast<std::uint64_t>(config.world_size);
   std::vector<std::uint32_t> mine(samples_per_rank(config));

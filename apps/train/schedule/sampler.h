@@ -9,15 +9,12 @@ namespace ddp::train {
 
 /// The order in which PyTorch's DistributedSampler gives its samples; [core]. The same numbers for the same
 /// arguments: a permutation by std::mt19937 seeded with the low 32 bits of seed + epoch (torch.randperm),
-/// padded by its own beginning (or cut, with drop_last) to a multiple of the ranks, of which each rank takes
-/// every world-th.
+/// padded by its own beginning to a multiple of the ranks, of which each rank takes every world-th.
 struct SamplerConfig {
   std::uint64_t samples = 0;  ///< below kMaxSamples; not 0
   int world_size = 1;
   int rank = 0;
   std::int64_t seed = 0;
-  bool shuffle = true;
-  bool drop_last = false;
   /// So many samples at the permutation's beginning are used up: only the rest is divided (and padded). What
   /// any number of ranks has used after equal steps is such a beginning, so an epoch can go on with another
   /// number of ranks. Below `samples`.

@@ -1,18 +1,20 @@
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "apps/train/checkpoint.h"
-#include "apps/train/checkpoint_writer.h"
-#include "apps/train/communicator.h"
-#include "apps/train/options.h"
-#include "apps/train/trainer.h"
+#include "apps/train/checkpoint/checkpoint.h"
+#include "apps/train/checkpoint/checkpoint_writer.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/options/options.h"
+#include "apps/train/training/trainer.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -24,16 +26,17 @@ class CheckpointRun {
   /// Both are used for this object's life; nothing is done before attach().
   CheckpointRun(const Options& options, Trainer<T>& trainer) : options_(options), trainer_(trainer) {}
 
-  /// These are the ranks from now on. `samples`: of the training data. What is being written goes on.
-  void attach(const Communicators& communicators, std::size_t samples);
+  /// These are the ranks, and the data, from now on. What is being written goes on.
+  void attach(const Communicators& communicators, const DataSplit& data);
 
   /// As --resume says; rank 0 reads, the others get everything from it.
   Result<> resume(const std::function<void(const std::string&)>& say);
-  /// Makes the directory and tries it; with parts on several ranks also whether all see the same one.
+  /// Makes the directory and tries it.
   Result<> prepare();
   /// The same for ranks that go on with a training: looks whether there is a checkpoint of its last step.
   Result<> prepare_again();
-  /// Of the trainer's present state, unless there is one of this step already.
+  /// Of the trainer's present state, unless there is one of this step already, or a rank dropped the step,
+  /// which is said: a training that diverges must not replace its good checkpoints.
   Result<> write();
   /// Writes the end and waits until all is on the disk, or could not be written.
   Result<> finish();
@@ -41,30 +44,34 @@ class CheckpointRun {
   const Result<>& last_outcome() const { return last_outcome_; }
 
  private:
-  /// What rank 0 reads; an empty text: --resume auto has found nothing.
-  struct Found {
-    std::string path;
-    std::string state;  ///< state.json
-    std::map<std::string, std::vector<double>> optimizer;
-  };
-  Result<> read(Found& found);
-  Result<> share(const CheckpointState& state, Found found);
-  Result<> make_directory(const std::string& proof);
+  /// What --resume names, on rank 0; with auto the last one that can be read, if there is one at all.
+  Result<> find(Checkpoint& found) const;
+  /// kUsage where rank 0 sees no checkpoint and another rank does; `last_step` is what this one sees.
+  Result<> check_places_agree(std::optional<std::uint64_t> last_step);
+  /// Takes the weights of a checkpoint that fits this training.
+  Result<> take(const Checkpoint& checkpoint, const CheckpointState& mine);
+  Result<> share(const CheckpointState& state, const Safetensors& optimizer);
+  /// One vector of the optimizer between rank 0, where all of it is, and the ranks' own_part()s.
+  Result<std::vector<T>> gather(std::span<const T> mine);
+  Result<> scatter(const Safetensors& file, const std::string& name, std::span<T> mine);
+  Result<> make_directory();
   CheckpointState current_state() const;
-  /// Until no rank writes; an error as soon as one is lost, while others may still wait for its part.
-  Result<> await_writers();
-  bool is_written(std::uint64_t step) const;
-  bool writes() const { return world_->rank() == 0 || options_.zero; }
-  void open_writer(const std::string& nonce, std::vector<std::string> spared);
-  Result<std::uint64_t> agree(std::uint64_t mine);
+  /// Until none of the ranks that are asked is writing; an error as soon as a rank is lost.
+  Result<> await_writers(bool with_rank_0);
+  void open_writer();
+  /// So often, while the disk is waited for, each rank shows that it is alive.
+  std::chrono::milliseconds sign() const {
+    return std::min<std::chrono::milliseconds>(std::chrono::seconds(1), options_.comm_timeout / 4);
+  }
 
   const Options& options_;
   Trainer<T>& trainer_;
   Communicator* world_ = nullptr;
   int interrupt_ = -1;
-  std::size_t samples_ = 0;
+  const DataSplit* data_ = nullptr;
   std::unique_ptr<CheckpointWriter<T>> writer_;
   std::optional<std::uint64_t> written_step_;
+  std::optional<std::uint64_t> skipped_step_;  ///< dropped, so not written; the same on all ranks
   Result<> last_outcome_;
 };
 

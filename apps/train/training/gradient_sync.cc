@@ -1,11 +1,11 @@
-#include "apps/train/gradient_sync.h"
+#include "apps/train/training/gradient_sync.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
-#include "apps/train/kernels/gradient_ops.h"
+#include "apps/train/kernels/cpu/gradient_ops.h"
 
 namespace ddp::train {
 

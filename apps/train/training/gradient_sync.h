@@ -4,10 +4,10 @@
 #include <span>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/communicator.h"
-#include "apps/train/gradient_buckets.h"
-#include "apps/train/model.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/model/model.h"
+#include "apps/train/schedule/gradient_buckets.h"
 #include "base/result.h"
 
 namespace ddp::train {

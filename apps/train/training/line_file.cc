@@ -1,4 +1,4 @@
-#include "apps/train/line_file.h"
+#include "apps/train/training/line_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "apps/train/profile_report.h"
+#include "apps/train/training/profile_report.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/shared_outcome.h"
-#include "apps/train/standard_output.h"
+#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/training/standard_output.h"
 
 namespace ddp::train {
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/communicator.h"
-#include "apps/train/step_profile.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/training/step_profile.h"
 #include "base/result.h"
 
 namespace ddp::train {

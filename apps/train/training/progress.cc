@@ -1,4 +1,4 @@
-#include "apps/train/progress.h"
+#include "apps/train/training/progress.h"
 
 #include <unistd.h>
 
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstdarg>
 
-#include "apps/train/record_head.h"
-#include "apps/train/standard_output.h"
+#include "apps/train/training/record_head.h"
+#include "apps/train/training/standard_output.h"
 
 namespace ddp::train {
 

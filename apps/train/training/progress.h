@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <string>
 
-#include "apps/train/line_file.h"
-#include "apps/train/options.h"
-#include "apps/train/step_report.h"
+#include "apps/train/options/options.h"
+#include "apps/train/training/line_file.h"
+#include "apps/train/training/step_report.h"
 #include "base/result.h"
 
 namespace ddp::train {

@@ -1,4 +1,4 @@
-#include "apps/train/record_head.h"
+#include "apps/train/training/record_head.h"
 
 #include <unistd.h>
 
@@ -25,12 +25,12 @@ std::string utc_now() {
   return text;
 }
 
+}  // namespace
+
 std::string host_name() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
 }
-
-}  // namespace
 
 std::string json_string(std::string_view text) {
   std::string json = "\"";

@@ -9,6 +9,9 @@ namespace ddp::train {
 /// time, this host, the rank that writes and the number of ranks. An open JSON object: "{…" without its end.
 std::string record_head(std::string_view kind, int rank, int world_size);
 
+/// Of this machine; empty: it has none.
+std::string host_name();
+
 /// Of plain text as a JSON string, with its quotation marks; what is not printable ASCII is "?".
 std::string json_string(std::string_view text);
 

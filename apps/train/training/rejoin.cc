@@ -1,4 +1,4 @@
-#include "apps/train/rejoin.h"
+#include "apps/train/training/rejoin.h"
 
 #include <charconv>
 #include <cstdio>
@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/interrupt.h"
-#include "apps/train/nccl_world.h"
-#include "apps/train/node_data.h"
-#include "apps/train/training_run.h"
-#include "apps/train/world.h"
-#include "rendezvous/worker_link_client.h"
+#include "apps/train/collectives/interrupt.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/training/training_run.h"
+#include "apps/train/world/node_data.h"
+#include "apps/train/world/world.h"
+#include "rendezvous/worker_client/worker_link_client.h"
 
 namespace ddp::train {
 

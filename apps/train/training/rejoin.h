@@ -1,9 +1,9 @@
 #pragma once
 
-#include "apps/train/options.h"
-#include "apps/train/worker_environment.h"
+#include "apps/train/options/options.h"
+#include "apps/train/world/worker_environment.h"
 #include "base/result.h"
-#include "rendezvous/worker_protocol.h"
+#include "rendezvous/worker/worker_protocol.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "apps/train/standard_output.h"
+#include "apps/train/training/standard_output.h"
 
 #include <cerrno>
 #include <cstdarg>

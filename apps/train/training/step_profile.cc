@@ -1,4 +1,4 @@
-#include "apps/train/step_profile.h"
+#include "apps/train/training/step_profile.h"
 
 #include <algorithm>
 #include <cerrno>

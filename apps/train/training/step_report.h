@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "apps/train/step_profile.h"
+#include "apps/train/training/step_profile.h"
 
 namespace ddp::train {
 
@@ -18,6 +18,7 @@ struct StepReport {
   double lr = 0;
   double norm = 0;         ///< of the gradient, with --clip-norm
   bool dropped = false;    ///< the gradient was not finite: nothing was changed
+  bool last = false;       ///< the average of the nodes after it failed: nothing can follow
   std::size_t images = 0;  ///< of all ranks in this step
   StepTimes times{};
 };

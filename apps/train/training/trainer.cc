@@ -1,4 +1,4 @@
-#include "apps/train/trainer.h"
+#include "apps/train/training/trainer.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/image_size.h"
-#include "apps/train/interrupt.h"
-#include "apps/train/sampler.h"
+#include "apps/train/collectives/interrupt.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/schedule/sampler.h"
 
 namespace ddp::train {
 
@@ -105,19 +105,40 @@ Result<> Trainer<T>::share_weights() {
   fetch();
   auto done = communicators_.world->broadcast(std::as_writable_bytes(model_.parameters()), 0);
   if (done) done = communicators_.world->broadcast(std::as_writable_bytes(model_.running_statistics()), 0);
+  if (done)
+    done = communicators_.world->broadcast(std::as_writable_bytes(std::span(&model_.batches(), 1)), 0);
   if (!done) return of(done.error(), "the initial weights");
   return {};
 }
 
+/// The part of the training that is over after `ahead` more steps of this epoch.
 template <class T>
-double Trainer<T>::learning_rate(std::uint64_t ahead) const {
+double Trainer<T>::progress(std::uint64_t ahead) const {
   const double samples = static_cast<double>(data_.training.size());
   const double used = static_cast<double>(position_.segment_begin) +
                       static_cast<double>(position_.segment_step + ahead) * options_.accumulate *
                           options_.batch_size * communicators_.world->world_size();
-  const double progress =
-      (static_cast<double>(position_.epoch) + std::min(used / samples, 1.0)) / options_.epochs;
-  return options_.lr.rate(static_cast<std::int64_t>(position_.step + ahead), progress);
+  return (static_cast<double>(position_.epoch) + std::min(used / samples, 1.0)) / options_.epochs;
+}
+
+template <class T>
+double Trainer<T>::learning_rate(std::uint64_t ahead) const {
+  const std::uint64_t step = position_.step + ahead;
+  const std::uint64_t warmup = static_cast<std::uint64_t>(options_.lr.warmup_steps);
+  const bool ends_ahead = position_.step < warmup && warmup <= step;
+  return options_.lr.rate(static_cast<std::int64_t>(step), progress(ahead),
+                          ends_ahead ? progress(warmup - position_.step) : position_.warmed_up);
+}
+
+/// `batches`: those that this rank's running statistics have seen in the step.
+template <class T>
+void Trainer<T>::count_step(bool finite, int batches) {
+  ++position_.step;
+  ++position_.segment_step;
+  dropped_in_a_row_ = finite ? 0 : dropped_in_a_row_ + 1;
+  if (finite) model_.batches() += batches;
+  if (position_.step == static_cast<std::uint64_t>(options_.lr.warmup_steps))
+    position_.warmed_up = progress(0);
 }
 
 template <class T>
@@ -173,10 +194,8 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
   profile_.begin_step(number);
   const auto reduced = reduced_gradient(loader, micro_batches, report);
   if (!reduced) return of(reduced.error(), "step " + std::to_string(number));
-  if (auto done = update(*reduced, report.lr); !done)
+  if (auto done = update(*reduced, micro_batches, report.lr); !done)
     return of(done.error(), "step " + std::to_string(number));
-  if (auto done = average_nodes_when_due(); !done) return done.error();
-  report.times = profile_.end_step();
   report.loss = reduced->loss;
   report.norm = reduced->norm;
   report.dropped = !reduced->finite;
@@ -184,23 +203,19 @@ Result<StepReport> Trainer<T>::train_step(BatchLoader<T>& loader, int micro_batc
 }
 
 template <class T>
-Result<> Trainer<T>::update(const ReducedGradient& reduced, double lr) {
+Result<> Trainer<T>::update(const ReducedGradient& reduced, int batches, double lr) {
   in_step_ = false;
-  ++position_.step;
-  ++position_.segment_step;
+  count_step(reduced.finite, batches);
   if (!reduced.finite) {
     // The running statistics may have seen the same nan.
     std::ranges::copy(running_before_, model_.running_statistics().begin());
-    ++dropped_in_a_row_;
   } else {
-    dropped_in_a_row_ = 0;
     profile_.enter(Phase::kOptimizer);
     const std::size_t parts =
         options_.zero ? static_cast<std::size_t>(communicators_.world->world_size()) : 1;
     const GradientBucket part = own_part();
     const auto parameters = model_.padded_parameters(parts);
-    const std::size_t size = part.end - part.begin;
-    optimizer_->step(parameters.subspan(part.begin, size), sync_->own_gradients(), lr);
+    optimizer_->step(parameters.subspan(part.begin, part.end - part.begin), sync_->own_gradients(), lr);
     if (options_.zero) {
       profile_.enter(Phase::kCommunication);
       if (auto done = communicators_.world->all_gather_parts(std::as_writable_bytes(parameters)); !done)
@@ -248,11 +263,7 @@ Result<> Trainer<T>::train_epoch(const OnStep& on_step) {
 /// What every step ends in. False: no more steps.
 template <class T>
 Result<bool> Trainer<T>::report_step(StepReport& report, std::size_t steps_left, const OnStep& on_step) {
-  if (dropped_in_a_row_ == kMaxDroppedInARow) {
-    return Error{ErrorCode::kUsage, "the gradients of " + std::to_string(kMaxDroppedInARow) +
-                                        " steps in a row, up to step " + std::to_string(position_.step) +
-                                        ", are not finite: training has diverged; try a smaller --lr"};
-  }
+  if (auto few = check_dropped(kMaxDroppedInARow); !few) return few.error();
   report.total = position_.step;
   report.epoch = static_cast<int>(position_.epoch);
   report.step = static_cast<int>(position_.segment_step);
@@ -271,7 +282,11 @@ Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
     while (steps_left() != 0) {
       Result<StepReport> report = step();
       if (!report) return report.error();
+      const Result<> averaged = average_nodes_when_due();
+      report->times = profile_.end_step();
+      report->last = !averaged;
       const auto go_on = report_step(*report, steps_left(), on_step);
+      if (!averaged) return averaged.error();
       if (!go_on || !*go_on) return go_on;
     }
     return true;
@@ -371,11 +386,7 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   report.norm = outcome->norm;
   report.dropped = !outcome->finite;
   report.images = epoch.images();
-  dropped_in_a_row_ = outcome->finite ? 0 : dropped_in_a_row_ + 1;
-  ++position_.step;
-  ++position_.segment_step;
-  if (auto done = average_nodes_when_due(); !done) return done.error();
-  report.times = profile_.end_step();
+  count_step(outcome->finite, 1);
   return report;
 }
 

@@ -7,19 +7,19 @@
 #include <span>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/batch_loader.h"
-#include "apps/train/communicator.h"
-#include "apps/train/dataset.h"
-#include "apps/train/device_epoch.h"
-#include "apps/train/gradient_sync.h"
-#include "apps/train/line_file.h"
-#include "apps/train/model.h"
-#include "apps/train/optimizer.h"
-#include "apps/train/options.h"
-#include "apps/train/step_profile.h"
-#include "apps/train/step_report.h"
-#include "apps/train/training_position.h"
+#include "apps/train/checkpoint/training_position.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/data/batch_loader.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/gpu/device_epoch.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/model/model.h"
+#include "apps/train/model/optimizer.h"
+#include "apps/train/options/options.h"
+#include "apps/train/training/gradient_sync.h"
+#include "apps/train/training/line_file.h"
+#include "apps/train/training/step_profile.h"
+#include "apps/train/training/step_report.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -45,7 +45,7 @@ struct Communicators {
 template <class T>
 class Trainer {
  public:
-  /// False: no more steps.
+  /// Is given every step that was made. False: no more steps.
   using OnStep = std::function<Result<bool>(const StepReport&)>;
 
   /// All are used for the trainer's life; nothing is done before attach().
@@ -73,8 +73,10 @@ class Trainer {
   /// From position() to the end of its epoch, over this rank's part of the training images. kUsage when the
   /// gradients stop being finite. Running statistics differ between ranks afterwards.
   Result<> train_epoch(const OnStep& on_step);
-  /// With --sync-every-inter: makes the nodes equal again; nothing where they have been made so since the
-  /// last step, for another average could round.
+  /// kUsage when at least the last `limit` steps were dropped; nodes may differ in that.
+  Result<> check_dropped(int limit) const;
+  /// With --sync-every-inter: makes the nodes equal again, each counted as often as it has ranks; nothing
+  /// where they have been made so since the last step, for another average could round.
   Result<> average_nodes();
   /// Every rank has seen other batches; after this all hold the mean of their running statistics.
   Result<> average_running_statistics();
@@ -99,6 +101,13 @@ class Trainer {
   TrainingPosition& position() { return position_; }
   const TrainingPosition& position() const { return position_; }
   int& dropped_in_a_row() { return dropped_in_a_row_; }
+  /// Of a training that went on after the warm-up of this --warmup-steps, but within that of another one:
+  /// the cosine begins where it would have.
+  void set_warmed_up() {
+    const std::uint64_t warmup = static_cast<std::uint64_t>(options_.lr.warmup_steps);
+    if (warmup != 0 && position_.warmed_up == 0 && position_.step >= warmup)
+      position_.warmed_up = progress(0) * static_cast<double>(warmup) / static_cast<double>(position_.step);
+  }
   /// The nodes' weights are equal now.
   void are_averaged() { averaged_step_ = position_.step; }
   const StepProfile& profile() const { return profile_; }
@@ -116,11 +125,13 @@ class Trainer {
   /// What the GPU has learnt, to the host, which goes on with it.
   void fetch();
   Result<ReducedGradient> reduced_gradient(BatchLoader<T>& loader, int micro_batches, StepReport& report);
-  Result<> average(Communicator& over, std::span<T> values);
-  Result<> update(const ReducedGradient& reduced, double lr);
+  Result<> average(Communicator& over, std::span<T> values, int weight);
+  Result<> update(const ReducedGradient& reduced, int batches, double lr);
+  void count_step(bool finite, int batches);
   Result<> average_nodes_when_due();
   Result<> begin_epoch_order(std::vector<std::uint32_t>& order);
   std::vector<double> gather_numbers(std::span<const double> mine);
+  double progress(std::uint64_t ahead) const;
   double learning_rate(std::uint64_t ahead = 0) const;
   void log_samples(std::span<const std::uint32_t> samples, std::uint64_t step);
 

@@ -4,31 +4,41 @@
 #include <numeric>
 #include <string>
 
-#include "apps/train/fnv_hash.h"
-#include "apps/train/interrupt.h"
-#include "apps/train/kernels/gradient_ops.h"
-#include "apps/train/trainer.h"
+#include "apps/train/collectives/interrupt.h"
+#include "apps/train/data/fnv_hash.h"
+#include "apps/train/kernels/cpu/gradient_ops.h"
+#include "apps/train/training/trainer.h"
 
 namespace ddp::train {
 
-/// A sum that fails leaves anything, but this rank may live on with what it had.
 template <class T>
-Result<> Trainer<T>::average(Communicator& over, std::span<T> values) {
+Result<> Trainer<T>::check_dropped(int limit) const {
+  if (dropped_in_a_row_ < limit) return {};
+  return Error{ErrorCode::kUsage, "the gradients of " + std::to_string(dropped_in_a_row_) +
+                                      " steps in a row, up to step " + std::to_string(position_.step) +
+                                      ", are not finite: training has diverged; try a smaller --lr"};
+}
+
+/// Over all ranks of the world, of which each one of `over` stands for `weight`. A sum that fails leaves
+/// anything, but this rank may live on with what it had.
+template <class T>
+Result<> Trainer<T>::average(Communicator& over, std::span<T> values, int weight) {
   if (options_.rejoin) kept_.assign(values.begin(), values.end());
+  if (weight != 1) kernels::average<T>(values, static_cast<T>(weight));
   if (auto done = over.all_reduce_sum(values); !done) {
     if (options_.rejoin) std::ranges::copy(kept_, values.begin());
     return done;
   }
-  kernels::average<T>(values, T(1) / static_cast<T>(over.world_size()));
+  kernels::average<T>(values, T(1) / static_cast<T>(communicators_.world->world_size()));
   return {};
 }
 
 template <class T>
 Result<> Trainer<T>::average_nodes() {
   Communicator* between = communicators_.between;
-  if (between == nullptr || averaged_step_ == position_.step) return {};
+  if (between == nullptr || between->world_size() == 1 || averaged_step_ == position_.step) return {};
   fetch();
-  if (auto done = average(*between, model_.parameters()); !done)
+  if (auto done = average(*between, model_.parameters(), communicators_.node->world_size()); !done)
     return of(done.error(), "the nodes' average after step " + std::to_string(position_.step));
   averaged_step_ = position_.step;
   return {};
@@ -39,7 +49,7 @@ Result<> Trainer<T>::average_running_statistics() {
   fetch();
   const std::span<T> running = model_.running_statistics();
   if (running.empty()) return {};
-  if (auto done = average(*communicators_.world, running); !done)
+  if (auto done = average(*communicators_.world, running, 1); !done)
     return of(done.error(), "the running statistics after step " + std::to_string(position_.step));
   return {};
 }
@@ -88,12 +98,13 @@ Result<std::vector<std::uint64_t>> Trainer<T>::gather_hashes() {
 }
 
 // The class is instantiated where the rest of it is (trainer.cc).
-#define DDP_INSTANTIATE(T)                                            \
-  template Result<> Trainer<T>::average(Communicator&, std::span<T>); \
-  template Result<> Trainer<T>::average_nodes();                      \
-  template Result<> Trainer<T>::average_running_statistics();         \
-  template Result<Accuracy> Trainer<T>::evaluate();                   \
-  template std::uint64_t Trainer<T>::weights_hash();                  \
+#define DDP_INSTANTIATE(T)                                                 \
+  template Result<> Trainer<T>::check_dropped(int) const;                  \
+  template Result<> Trainer<T>::average(Communicator&, std::span<T>, int); \
+  template Result<> Trainer<T>::average_nodes();                           \
+  template Result<> Trainer<T>::average_running_statistics();              \
+  template Result<Accuracy> Trainer<T>::evaluate();                        \
+  template std::uint64_t Trainer<T>::weights_hash();                       \
   template Result<std::vector<std::uint64_t>> Trainer<T>::gather_hashes();
 DDP_INSTANTIATE(float)
 DDP_INSTANTIATE(double)

@@ -1,4 +1,4 @@
-#include "apps/train/training_run.h"
+#include "apps/train/training/training_run.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,19 +10,20 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/checkpoint_run.h"
-#include "apps/train/conv_net.h"
-#include "apps/train/device_model.h"
-#include "apps/train/equal_options.h"
-#include "apps/train/mlp.h"
-#include "apps/train/model_file.h"
-#include "apps/train/output_place.h"
-#include "apps/train/profile_report.h"
-#include "apps/train/progress.h"
-#include "apps/train/shared_outcome.h"
-#include "apps/train/standard_output.h"
-#include "apps/train/thread_pool.h"
-#include "apps/train/training_state.h"
+#include "apps/train/checkpoint/model_file.h"
+#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/gpu/device_model.h"
+#include "apps/train/model/conv_net.h"
+#include "apps/train/model/mlp.h"
+#include "apps/train/model/thread_pool.h"
+#include "apps/train/options/equal_options.h"
+#include "apps/train/training/checkpoint_run.h"
+#include "apps/train/training/equal_data.h"
+#include "apps/train/training/profile_report.h"
+#include "apps/train/training/progress.h"
+#include "apps/train/training/standard_output.h"
+#include "apps/train/training/training_state.h"
 
 namespace ddp::train {
 
@@ -40,17 +41,8 @@ std::string hash_text(std::uint64_t hash) {
   return text;
 }
 
-/// The hash that the most ranks share is taken as the right one.
 Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
-  std::size_t best = 0;
-  std::ptrdiff_t best_count = 0;
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    const auto count = std::count(hashes.begin(), hashes.end(), hashes[i]);
-    if (count > best_count) {
-      best = i;
-      best_count = count;
-    }
-  }
+  const std::size_t best = most_frequent(hashes);
   std::string differing;
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     if (hashes[i] != hashes[best])
@@ -98,9 +90,12 @@ class Run final : public TrainingRun {
     const bool spoke = speaks_;
     attach(attempt.communicators);
     if (auto equal = check_equal(*world_, equal_options(options_, data_)); !equal) return equal;
+    if (auto equal = check_equal_data(*world_, data_); !equal) return equal;
     if (auto done = attempt.from ? go_on(*attempt.from, spoke) : begin(); !done) return done;
     if (attempt.on_ready) attempt.on_ready();
     if (auto done = train(); !done) return done;
+    // One dropped step may be bad luck; nothing is written of an end that has diverged.
+    if (auto few = share_first_failure(*world_, trainer_.check_dropped(2)); !few) return few;
     if (auto done = checkpoints_.finish(); !done) return done;
     if (auto done = finish(); !done) return done;
     if (!options_.profile.empty()) {
@@ -134,7 +129,7 @@ class Run final : public TrainingRun {
     speaks_ = world_->rank() == 0;
     trainer_.attach(communicators);
     progress_.attach(world_->rank(), world_->world_size());
-    checkpoints_.attach(communicators, data_.training.size());
+    checkpoints_.attach(communicators, data_);
     sums_ = communicators.node ? communicators.node : communicators.world;
   }
 
@@ -149,13 +144,14 @@ class Run final : public TrainingRun {
   Result<> begin() {
     model_->initialise(static_cast<std::uint64_t>(options_.seed));
     if (!options_.init_from.empty()) {
-      Result<> read;  // the others get the weights by broadcast
-      if (world_->rank() == 0) read = import_model<T>(options_.init_from, *model_);
-      if (auto done = share_outcome(*world_, read); !done) return done;
+      const auto read = [this]() -> Result<> {  // the others get the weights by broadcast
+        return speaks_ ? import_model<T>(options_.init_from, *model_) : Result<>();
+      };
+      auto done = share_outcome(*world_, read, options_.comm_timeout / 4, interrupt_);
+      if (!done) return done;
     }
     share_gradients();
-    if (auto done = share_first_failure(*world_, check_places()); !done) return done;
-    if (auto done = share_outcome(*world_, progress_.open()); !done) return done;
+    if (auto done = open_places(); !done) return done;
     if (auto done = trainer_.share_weights(); !done) return done;
     if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
       return done;
@@ -174,8 +170,7 @@ class Run final : public TrainingRun {
   /// `spoke`: this rank has written the records so far.
   Result<> go_on(int from, bool spoke) {
     share_gradients();
-    if (auto done = share_first_failure(*world_, check_places()); !done) return done;
-    if (auto done = share_outcome(*world_, progress_.open()); !done) return done;
+    if (auto done = open_places(); !done) return done;
     trainer_.tell_phase("state");
     const std::uint64_t before = held_ && spoke ? trainer_.position().step : 0;
     auto done = share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_);
@@ -192,6 +187,15 @@ class Run final : public TrainingRun {
 
   bool at_end() const { return options_.max_steps != 0 && trainer_.position().step >= options_.max_steps; }
   bool is_complete() const { return trainer_.position().epoch >= options_.epochs || at_end(); }
+
+  /// A disk may take longer than ranks bear each other's silence.
+  Result<> open_places() {
+    const auto open = [this]() -> Result<> {
+      if (auto places = check_places(); !places) return places;
+      return progress_.open();
+    };
+    return share_first_failure(*world_, open, options_.comm_timeout / 4, interrupt_);
+  }
 
   /// What is written at the end is tried before hours of work.
   Result<> check_places() {
@@ -210,6 +214,7 @@ class Run final : public TrainingRun {
       ++marks_.epoch_steps;
     }
     progress_.step(report);
+    if (report.last) return false;
     if (auto done = write_before_test(); !done) return done.error();
     return !at_end();
   }
@@ -266,18 +271,26 @@ class Run final : public TrainingRun {
     return {};
   }
 
+  /// Equal weights give all ranks the same answer.
+  Result<> check_finite() {
+    Model<T>& model = trainer_.model();
+    if (all_finite<T>(model.parameters()) && all_finite<T>(model.running_statistics())) return {};
+    return Error{ErrorCode::kUsage, "the weights after step " + std::to_string(trainer_.position().step) +
+                                        " are not finite: training has diverged; try a smaller --lr"};
+  }
+
   Result<> finish() {
     print_out("rank %d weights %s\n", world_->rank(), hash_text(trainer_.weights_hash()).c_str());
     const auto hashes = trainer_.gather_hashes();
     if (!hashes) return hashes.error();
     if (auto equal = check_equal(*hashes); !equal) return equal.error();
+    if (auto finite = check_finite(); !finite) return finite;
     if (speaks_)
       print_out("weights equal on %d ranks: %s\n", world_->world_size(), hash_text((*hashes)[0]).c_str());
     if (options_.export_to.empty()) return {};
     const auto write = [this]() -> Result<> {
       if (!speaks_) return {};
-      return export_model<T>(options_.export_to, trainer_.model(),
-                             static_cast<std::int64_t>(trainer_.position().step));
+      return export_model<T>(options_.export_to, trainer_.model());
     };
     return share_outcome(*world_, write, options_.comm_timeout / 4, interrupt_);
   }

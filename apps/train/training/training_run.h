@@ -5,10 +5,10 @@
 #include <memory>
 #include <optional>
 
-#include "apps/train/dataset.h"
-#include "apps/train/options.h"
-#include "apps/train/step_report.h"
-#include "apps/train/trainer.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/options/options.h"
+#include "apps/train/training/step_report.h"
+#include "apps/train/training/trainer.h"
 #include "base/result.h"
 
 namespace ddp::train {

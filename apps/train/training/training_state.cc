@@ -1,4 +1,4 @@
-#include "apps/train/training_state.h"
+#include "apps/train/training/training_state.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/checkpoint.h"
-#include "apps/train/fnv_hash.h"
+#include "apps/train/checkpoint/checkpoint.h"
+#include "apps/train/data/fnv_hash.h"
 
 namespace ddp::train {
 
@@ -17,7 +17,7 @@ namespace {
 struct Head {
   std::uint64_t parameters = 0, running = 0, vectors = 0;  ///< their numbers; vectors: of the optimizer
   std::uint64_t hash = 0;                                  ///< of all numbers that follow
-  std::int64_t optimizer_steps = 0;
+  std::int64_t optimizer_steps = 0, batches = 0;
   TrainingPosition position;
   std::int64_t dropped_in_a_row = 0;
   TrainingMarks marks;
@@ -72,6 +72,7 @@ Head head_of(Trainer<T>& trainer, const TrainingMarks& marks) {
   head.running = trainer.model().running_statistics().size();
   head.vectors = trainer.optimizer().state().size();
   head.optimizer_steps = trainer.optimizer().steps();
+  head.batches = trainer.model().batches();
   head.position = trainer.position();
   head.dropped_in_a_row = trainer.dropped_in_a_row();
   head.marks = marks;
@@ -141,6 +142,7 @@ Result<> share_state(const Options& options, Communicator& world, int from, bool
     take_numbers<T>(numbers, !held || mine[1] != source.step, trainer);
   }
   trainer.optimizer().set_steps(head.optimizer_steps);
+  trainer.model().batches() = head.batches;
   trainer.dropped_in_a_row() = static_cast<int>(head.dropped_in_a_row);
   trainer.position() = position_here(options, head, samples, world.world_size());
   trainer.are_averaged();

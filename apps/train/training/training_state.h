@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "apps/train/communicator.h"
-#include "apps/train/options.h"
-#include "apps/train/step_report.h"
-#include "apps/train/trainer.h"
-#include "apps/train/training_position.h"
+#include "apps/train/checkpoint/training_position.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/options/options.h"
+#include "apps/train/training/step_report.h"
+#include "apps/train/training/trainer.h"
 #include "base/result.h"
 
 namespace ddp::train {

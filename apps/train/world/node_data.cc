@@ -1,4 +1,4 @@
-#include "apps/train/node_data.h"
+#include "apps/train/world/node_data.h"
 
 #include <utility>
 

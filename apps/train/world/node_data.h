@@ -5,10 +5,10 @@
 #include <optional>
 #include <string>
 
-#include "apps/train/communicator.h"
-#include "apps/train/data_memory.h"
-#include "apps/train/dataset.h"
-#include "apps/train/worker_environment.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/data/data_memory.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/world/worker_environment.h"
 #include "base/result.h"
 
 namespace ddp::train {

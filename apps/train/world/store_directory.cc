@@ -1,4 +1,4 @@
-#include "apps/train/store_directory.h"
+#include "apps/train/world/store_directory.h"
 
 #include <utility>
 

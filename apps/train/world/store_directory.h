@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "apps/train/peer_directory.h"
-#include "rendezvous/tcp_store_client.h"
+#include "apps/train/collectives/peer_directory.h"
+#include "rendezvous/store_tcp/tcp_store_client.h"
 
 namespace ddp::train {
 

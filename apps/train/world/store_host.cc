@@ -1,10 +1,10 @@
-#include "apps/train/store_host.h"
+#include "apps/train/world/store_host.h"
 
 #include <thread>
 #include <utility>
 
 #include "base/asio.h"
-#include "rendezvous/tcp_store_server.h"
+#include "rendezvous/store_tcp/tcp_store_server.h"
 
 namespace ddp::train {
 

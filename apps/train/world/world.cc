@@ -1,4 +1,4 @@
-#include "apps/train/world.h"
+#include "apps/train/world/world.h"
 
 #include <charconv>
 #include <numeric>
@@ -7,15 +7,14 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/train/equal_options.h"
-#include "apps/train/gloo_communicator.h"
-#include "apps/train/logged_communicator.h"
-#include "apps/train/nccl_world.h"
-#include "apps/train/node_communicator.h"
-#include "apps/train/node_links.h"
-#include "apps/train/peer_connect.h"
-#include "apps/train/single_communicator.h"
-#include "apps/train/store_directory.h"
+#include "apps/train/collectives/cpu/node_communicator.h"
+#include "apps/train/collectives/cpu/node_links.h"
+#include "apps/train/collectives/cpu/peer_connect.h"
+#include "apps/train/collectives/cpu/single_communicator.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/flight_recorder/logged_communicator.h"
+#include "apps/train/options/equal_options.h"
+#include "apps/train/world/store_directory.h"
 
 namespace ddp::train {
 
@@ -249,15 +248,6 @@ Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& 
   return {};
 }
 
-Result<> join_by_gloo(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
-  auto connected =
-      connect_gloo(environment.rank, environment.world_size, options.step_timeout, *world.directory);
-  if (!connected) return connected.error();
-  world.communicator = std::move(*connected);
-  world.way = "gloo";
-  return {};
-}
-
 Result<> join_by_tcp(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
   auto connected = connect_peers(peer_config(environment, options), *world.directory);
   if (!connected) return connected.error();
@@ -284,8 +274,6 @@ Result<> join_by_place(const WorkerEnvironment& environment, const WorldOptions&
 
 Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
   switch (options.comm) {
-    case CommKind::kGloo:
-      return join_by_gloo(environment, options, world);
     case CommKind::kNccl:
       return join_by_nccl(environment, options, world);
     case CommKind::kTcp:
@@ -326,13 +314,9 @@ WorldOptions world_options(const Options& options) {
 }  // namespace
 
 Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& options) {
-  if (options.with_nodes && (options.comm == CommKind::kTcp || options.comm == CommKind::kGloo)) {
-    return Error{ErrorCode::kUsage, "--sync-every-inter uses shared memory inside the nodes: leave --comm " +
-                                        std::string(options.comm == CommKind::kTcp ? "tcp" : "gloo") +
-                                        " out"};
-  }
-  if (options.comm == CommKind::kGloo) {
-    if (auto here = gloo_is_here(); !here) return here.error();
+  if (options.with_nodes && options.comm == CommKind::kTcp) {
+    return Error{ErrorCode::kUsage,
+                 "--sync-every-inter uses shared memory inside the nodes: leave --comm tcp out"};
   }
   if (options.comm == CommKind::kNccl) {
     if (auto here = nccl_is_here(nccl_config(environment, options)); !here) return here.error();

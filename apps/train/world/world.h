@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/comm_kind.h"
-#include "apps/train/communicator.h"
-#include "apps/train/options.h"
-#include "apps/train/peer_directory.h"
-#include "apps/train/store_host.h"
-#include "apps/train/worker_environment.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/peer_directory.h"
+#include "apps/train/options/comm_kind.h"
+#include "apps/train/options/options.h"
+#include "apps/train/world/store_host.h"
+#include "apps/train/world/worker_environment.h"
 #include "base/result.h"
 
 namespace ddp::train {

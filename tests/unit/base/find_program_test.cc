@@ -81,9 +81,10 @@ TEST_CASE("a program that is not found is an error that names where it was looke
   CHECK(directory.error().sys == EISDIR);
   CHECK(directory.error().text ==
         "cannot execute '" + tree.at("/dirs") + "': " + tree.at("/dirs") + " is a directory");
-  auto nothing = find_program("./gone", "", "/tmp");
+  auto nothing = find_program("./gone", "", tree.at("/data"));
   CHECK(nothing.error().sys == ENOENT);
-  CHECK(nothing.error().text == "cannot execute './gone': /tmp/./gone: No such file or directory");
+  CHECK(nothing.error().text ==
+        "cannot execute './gone': " + tree.at("/data") + "/./gone: No such file or directory");
 }
 
 }  // namespace ddp

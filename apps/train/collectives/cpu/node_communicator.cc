@@ -1,4 +1,4 @@
-#include "apps/train/node_communicator.h"
+#include "apps/train/collectives/cpu/node_communicator.h"
 
 #include <algorithm>
 #include <utility>
@@ -86,16 +86,6 @@ int NodeMap::lanes() const {
   return static_cast<int>(least);
 }
 
-bool NodeMap::in_order() const {
-  int next = 0;
-  for (const auto& of_node : ranks) {
-    for (const int rank : of_node) {
-      if (rank != next++) return false;
-    }
-  }
-  return true;
-}
-
 std::vector<int> NodeMap::lane() const {
   std::vector<int> result;
   if (local_rank >= lanes()) return result;
@@ -159,20 +149,6 @@ Result<> NodeCommunicator::all_gather_parts(std::span<std::byte> parts) {
   if (many_nodes()) return Communicator::all_gather_parts(parts);
   group_->call_it(CollectiveKind::kAllGather);
   return after_node(group_->gather_parts(parts, 1, group_->size()), *group_, lane_.get());
-}
-
-Result<> NodeCommunicator::shift(std::span<std::byte> halves) {
-  if (many_nodes() && !map_.in_order()) return Communicator::shift(halves);
-  group_->call_it(CollectiveKind::kSendReceive);
-  auto done = after_node(group_->shift(halves), *group_, lane_.get());
-  if (!done || !many_nodes() || group_->rank() != 0) return done;
-  // The first rank has got what its node's last one sends: that belongs to the next node's first rank.
-  const std::size_t half = halves.size() / 2;
-  std::vector<std::byte> across(2 * half);
-  std::ranges::copy(halves.last(half), across.begin());
-  done = after_lane(lane_->shift(across), *group_, *lane_, rank());
-  if (done) std::ranges::copy(std::span(across).last(half), halves.last(half).begin());
-  return done;
 }
 
 std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {

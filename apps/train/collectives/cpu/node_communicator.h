@@ -3,9 +3,9 @@
 #include <memory>
 #include <vector>
 
-#include "apps/train/communicator.h"
-#include "apps/train/shm_group.h"
-#include "apps/train/tcp_communicator.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/cpu/shm_group.h"
+#include "apps/train/collectives/cpu/tcp_communicator.h"
 
 namespace ddp::train {
 
@@ -19,8 +19,6 @@ struct NodeMap {
   int rank() const { return ranks[static_cast<std::size_t>(node)][static_cast<std::size_t>(local_rank)]; }
   /// How many ranks of every node speak with other nodes: as many as the smallest node has.
   int lanes() const;
-  /// Whether ranks are numbered node by node.
-  bool in_order() const;
   /// The ranks of this rank's lane, by node; empty when it has none.
   std::vector<int> lane() const;
 };
@@ -48,7 +46,6 @@ class NodeCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<float> values) override;
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
-  Result<> shift(std::span<std::byte> halves) override;
   std::span<std::byte> share_memory(std::size_t bytes) override;
 
  private:

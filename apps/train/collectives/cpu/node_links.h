@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/peer_directory.h"
+#include "apps/train/collectives/peer_directory.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 

@@ -12,11 +12,11 @@
 #include <span>
 #include <utility>
 
-#include "apps/train/node_links.h"
-#include "apps/train/peer_hello.h"
-#include "apps/train/shm_buffer.h"
-#include "apps/train/shm_segment.h"
-#include "apps/train/tcp_socket.h"
+#include "apps/train/collectives/cpu/node_links.h"
+#include "apps/train/collectives/cpu/peer_hello.h"
+#include "apps/train/collectives/cpu/shm_buffer.h"
+#include "apps/train/collectives/cpu/shm_segment.h"
+#include "apps/train/collectives/cpu/tcp_socket.h"
 
 namespace ddp::train {
 

@@ -1,13 +1,13 @@
-#include "apps/train/peer_connect.h"
+#include "apps/train/collectives/cpu/peer_connect.h"
 
 #include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "apps/train/peer_hello.h"
-#include "apps/train/tcp_communicator.h"
-#include "apps/train/tcp_socket.h"
+#include "apps/train/collectives/cpu/peer_hello.h"
+#include "apps/train/collectives/cpu/tcp_communicator.h"
+#include "apps/train/collectives/cpu/tcp_socket.h"
 
 namespace ddp::train {
 

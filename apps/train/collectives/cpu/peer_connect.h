@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/peer_directory.h"
-#include "apps/train/tcp_communicator.h"
+#include "apps/train/collectives/cpu/tcp_communicator.h"
+#include "apps/train/collectives/peer_directory.h"
 
 namespace ddp::train {
 

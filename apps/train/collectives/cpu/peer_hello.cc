@@ -1,7 +1,7 @@
-#include "apps/train/peer_hello.h"
+#include "apps/train/collectives/cpu/peer_hello.h"
 
-#include "apps/train/fnv_hash.h"
-#include "apps/train/little_endian.h"
+#include "apps/train/data/fnv_hash.h"
+#include "apps/train/kernels/cpu/little_endian.h"
 
 namespace ddp::train {
 

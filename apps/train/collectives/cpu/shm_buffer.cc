@@ -1,4 +1,4 @@
-#include "apps/train/shm_buffer.h"
+#include "apps/train/collectives/cpu/shm_buffer.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "apps/train/shm_group.h"
+#include "apps/train/collectives/cpu/shm_group.h"
 
 #include <poll.h>
 #include <sched.h>
@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/tcp_socket.h"
+#include "apps/train/collectives/cpu/tcp_socket.h"
 
 namespace ddp::train {
 
@@ -307,20 +307,6 @@ Result<> ShmGroup::all_gather(std::span<const std::byte> mine, std::span<std::by
       copy_bytes(all.data() + static_cast<std::size_t>(other) * mine.size() + at,
                  segment_.slot(other, turn).data(), piece.size());
     }
-  }
-  return {};
-}
-
-Result<> ShmGroup::shift(std::span<std::byte> halves) {
-  if (failed_) return *failed_;
-  const std::size_t half = halves.size() / 2;
-  for (std::size_t at = 0; at == 0 || at < half; at += ShmSegment::kAreaSize) {
-    const std::uint64_t turn = stage_;
-    const std::size_t size = std::min(ShmSegment::kAreaSize, half - at);
-    copy_bytes(segment_.slot(rank(), turn).data(), halves.data() + at, size);
-    if (auto done = sync(half); !done) return done;
-    copy_bytes(halves.data() + half + at,
-               segment_.slot((rank() + this->size() - 1) % this->size(), turn).data(), size);
   }
   return {};
 }

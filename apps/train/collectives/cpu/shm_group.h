@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/collective_machine.h"
-#include "apps/train/node_links.h"
-#include "apps/train/shm_buffer.h"
-#include "apps/train/shm_segment.h"
-#include "apps/train/vector_sum.h"
+#include "apps/train/collectives/cpu/node_links.h"
+#include "apps/train/collectives/cpu/shm_buffer.h"
+#include "apps/train/collectives/cpu/shm_segment.h"
+#include "apps/train/collectives/schedule/collective_machine.h"
+#include "apps/train/collectives/schedule/vector_sum.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 
@@ -48,8 +48,6 @@ class ShmGroup {
   Result<> broadcast(std::span<std::byte> data, int root);
   /// `all` has size() times `mine`.
   Result<> all_gather(std::span<const std::byte> mine, std::span<std::byte> all);
-  /// As Communicator::shift().
-  Result<> shift(std::span<std::byte> halves);
   Result<> barrier();
 
   /// To the others: this rank waits elsewhere.

@@ -1,4 +1,4 @@
-#include "apps/train/shm_group.h"
+#include "apps/train/collectives/cpu/shm_group.h"
 
 #include <algorithm>
 #include <utility>

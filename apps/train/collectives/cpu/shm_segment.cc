@@ -1,4 +1,4 @@
-#include "apps/train/shm_segment.h"
+#include "apps/train/collectives/cpu/shm_segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "apps/train/communicator.h"
+#include "apps/train/collectives/communicator.h"
 
 namespace ddp::train {
 

@@ -1,4 +1,4 @@
-#include "apps/train/tcp_communicator.h"
+#include "apps/train/collectives/cpu/tcp_communicator.h"
 
 #include <linux/sockios.h>
 #include <poll.h>
@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/little_endian.h"
-#include "apps/train/tcp_socket.h"
+#include "apps/train/collectives/cpu/tcp_socket.h"
+#include "apps/train/kernels/cpu/little_endian.h"
 
 namespace ddp::train {
 
@@ -313,16 +313,6 @@ Result<> TcpCommunicator::all_gather_parts(std::span<std::byte> parts) {
   order.parts = world_size_;
   order.schedule = parts.size() > ring_above_ ? ring_all_gather(rank_, world_size_)
                                               : doubling_all_gather(rank_, world_size_);
-  return run(std::move(order));
-}
-
-Result<> TcpCommunicator::shift(std::span<std::byte> halves) {
-  CollectiveOrder order;
-  order.kind = CollectiveKind::kSendReceive;
-  order.data = halves;
-  order.parts = 2;
-  order.schedule = {
-      {(rank_ + 1) % world_size_, {0, 1}, (rank_ + world_size_ - 1) % world_size_, {1, 1}, false}};
   return run(std::move(order));
 }
 

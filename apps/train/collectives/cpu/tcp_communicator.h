@@ -10,8 +10,8 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/train/collective_machine.h"
-#include "apps/train/communicator.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/schedule/collective_machine.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {
@@ -47,7 +47,6 @@ class TcpCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<float> values) override;
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
-  Result<> shift(std::span<std::byte> halves) override;
   Result<Handle> start_all_reduce(std::span<float> values) override;
   Result<Handle> start_all_reduce(std::span<double> values) override;
   Result<> wait(Handle handle) override;

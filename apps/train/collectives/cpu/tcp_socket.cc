@@ -1,4 +1,4 @@
-#include "apps/train/tcp_socket.h"
+#include "apps/train/collectives/cpu/tcp_socket.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

@@ -1,8 +1,8 @@
-#include "apps/train/cuda_device.h"
+#include "apps/train/collectives/nccl/cuda_device.h"
 
 #include <string>
 
-#include "apps/train/cuda_check.h"
+#include "apps/train/gpu/cuda_check.h"
 
 namespace ddp::train {
 

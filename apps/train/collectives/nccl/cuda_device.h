@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "apps/train/nccl_device.h"
+#include "apps/train/collectives/nccl/nccl_device.h"
 
 namespace ddp::train {
 

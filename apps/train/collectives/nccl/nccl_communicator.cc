@@ -1,10 +1,10 @@
-#include "apps/train/nccl_communicator.h"
+#include "apps/train/collectives/nccl/nccl_communicator.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "apps/train/nccl_link.h"
+#include "apps/train/collectives/nccl/nccl_link.h"
 
 namespace ddp::train {
 
@@ -85,14 +85,6 @@ Result<> NcclCommunicator::barrier() {
     return nccl.all_reduce(device, device, 1, ncclFloat32, ncclSum, comm_, stream);
   };
   return staged("barrier", one, {0, sizeof one}, {}, enqueue);
-}
-
-Result<> NcclCommunicator::shift(std::span<std::byte> halves) {
-  const std::size_t half = halves.size() / 2;
-  const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
-    return shift_over_nccl(nccl, device, half, rank_, world_size_, comm_, stream);
-  };
-  return staged("send and receive", halves.first(2 * half), {0, half}, {half, half}, enqueue);
 }
 
 NcclBetween::NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane,

@@ -6,9 +6,9 @@
 #include <memory>
 #include <string_view>
 
-#include "apps/train/communicator.h"
-#include "apps/train/nccl_device_operations.h"
-#include "apps/train/nccl_device_sums.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/nccl/nccl_device_operations.h"
+#include "apps/train/collectives/nccl/nccl_device_sums.h"
 
 namespace ddp::train {
 
@@ -29,7 +29,6 @@ class NcclCommunicator final : public Communicator {
   Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) override;
   Result<> barrier() override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
-  Result<> shift(std::span<std::byte> halves) override;
 
   DeviceSums* device_sums() override { return &sums_; }
   DeviceOperations* device_operations() override { return &operations_; }

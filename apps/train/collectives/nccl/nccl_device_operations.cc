@@ -1,23 +1,8 @@
-#include "apps/train/nccl_device_operations.h"
+#include "apps/train/collectives/nccl/nccl_device_operations.h"
 
-#include "apps/train/nccl_link.h"
+#include "apps/train/collectives/nccl/nccl_link.h"
 
 namespace ddp::train {
-
-ncclResult_t shift_over_nccl(const NcclFunctions& nccl, void* halves, std::size_t half, int rank,
-                             int world_size, ncclComm_t comm, cudaStream_t stream) {
-  const int next = (rank + 1) % world_size, previous = (rank + world_size - 1) % world_size;
-  void* const received = static_cast<std::byte*>(halves) + half;
-  ncclResult_t last = ncclSuccess;
-  // A failure inside a group shows when the group ends, or at once.
-  for (const ncclResult_t result :
-       {nccl.group_start(), nccl.send(halves, half, ncclUint8, next, comm, stream),
-        nccl.receive(received, half, ncclUint8, previous, comm, stream), nccl.group_end()}) {
-    if (result != ncclSuccess && result != ncclInProgress) return result;
-    last = result;
-  }
-  return last;
-}
 
 template <class Enqueue>
 Result<> NcclDeviceOperations::enqueue(std::string_view operation, const Enqueue& enqueue) {
@@ -70,12 +55,6 @@ Result<> NcclDeviceOperations::all_gather_parts(std::span<float> parts) {
   const float* const own = parts.data() + size * static_cast<std::size_t>(rank_);
   return enqueue("all-gather", [&](const NcclFunctions& nccl, cudaStream_t stream) {
     return nccl.all_gather(own, parts.data(), size, ncclFloat32, comm_, stream);
-  });
-}
-
-Result<> NcclDeviceOperations::shift(std::span<float> halves) {
-  return enqueue("send and receive", [&](const NcclFunctions& nccl, cudaStream_t stream) {
-    return shift_over_nccl(nccl, halves.data(), halves.size_bytes() / 2, rank_, world_size_, comm_, stream);
   });
 }
 

@@ -3,16 +3,12 @@
 #include <cstddef>
 #include <memory>
 
-#include "apps/train/device_operations.h"
-#include "apps/train/nccl_library.h"
+#include "apps/train/collectives/device_operations.h"
+#include "apps/train/collectives/nccl/nccl_library.h"
 
 namespace ddp::train {
 
 class NcclLink;
-
-/// Puts Communicator::shift() of `halves`, two of `half` bytes in the GPU's memory, into the stream.
-ncclResult_t shift_over_nccl(const NcclFunctions& nccl, void* halves, std::size_t half, int rank,
-                             int world_size, ncclComm_t comm, cudaStream_t stream);
 
 /// What NCCL does in the memory of the link's device and in its stream.
 class NcclDeviceOperations final : public DeviceOperations {
@@ -27,7 +23,6 @@ class NcclDeviceOperations final : public DeviceOperations {
   Result<> broadcast(std::span<float> values, int root) override;
   Result<> reduce_scatter_sum(std::span<float> parts) override;
   Result<> all_gather_parts(std::span<float> parts) override;
-  Result<> shift(std::span<float> halves) override;
   Result<> wait(std::string_view operation) override;
 
  private:

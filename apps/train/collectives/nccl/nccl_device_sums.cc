@@ -1,6 +1,6 @@
-#include "apps/train/nccl_device_sums.h"
+#include "apps/train/collectives/nccl/nccl_device_sums.h"
 
-#include "apps/train/nccl_link.h"
+#include "apps/train/collectives/nccl/nccl_link.h"
 
 namespace ddp::train {
 

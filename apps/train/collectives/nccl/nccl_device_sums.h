@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "apps/train/device_sums.h"
+#include "apps/train/collectives/device_sums.h"
 
 struct ncclComm;
 

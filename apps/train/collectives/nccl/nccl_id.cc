@@ -1,4 +1,4 @@
-#include "apps/train/nccl_id.h"
+#include "apps/train/collectives/nccl/nccl_id.h"
 
 #include <algorithm>
 #include <charconv>

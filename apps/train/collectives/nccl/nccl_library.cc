@@ -1,10 +1,10 @@
-#include "apps/train/nccl_library.h"
+#include "apps/train/collectives/nccl/nccl_library.h"
 
 #include <dlfcn.h>
 
 #include <cstdlib>
 
-#include "apps/train/nccl_id.h"
+#include "apps/train/collectives/nccl/nccl_id.h"
 #include "base/one_line.h"
 
 namespace ddp::train {
@@ -102,14 +102,10 @@ Result<> NcclLibrary::resolve(void* handle) {
   need("ncclCommGetAsyncError", own.get_async_error);
   need("ncclCommDestroy", own.destroy);
   need("ncclCommAbort", own.abort);
-  need("ncclGroupStart", own.group_start);
-  need("ncclGroupEnd", own.group_end);
   need("ncclAllReduce", own.all_reduce);
   need("ncclBroadcast", own.broadcast);
   need("ncclReduceScatter", own.reduce_scatter);
   need("ncclAllGather", own.all_gather);
-  need("ncclSend", own.send);
-  need("ncclRecv", own.receive);
   if (missing != nullptr) return refused(name() + " lacks " + missing + "; is the file whole?");
   (void)find(handle, "ncclCommSplit", own.split);
   (void)find(handle, "ncclMemAlloc", own.allocate);

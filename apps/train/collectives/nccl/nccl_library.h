@@ -22,8 +22,6 @@ struct NcclFunctions {
   ncclResult_t (*get_async_error)(ncclComm_t comm, ncclResult_t* error) = nullptr;
   ncclResult_t (*destroy)(ncclComm_t comm) = nullptr;
   ncclResult_t (*abort)(ncclComm_t comm) = nullptr;
-  ncclResult_t (*group_start)() = nullptr;
-  ncclResult_t (*group_end)() = nullptr;
   ncclResult_t (*all_reduce)(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                              ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) = nullptr;
   ncclResult_t (*broadcast)(const void* send, void* receive, std::size_t count, ncclDataType_t type, int root,
@@ -32,10 +30,6 @@ struct NcclFunctions {
                                  ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) = nullptr;
   ncclResult_t (*all_gather)(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                              ncclComm_t comm, cudaStream_t stream) = nullptr;
-  ncclResult_t (*send)(const void* data, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                       cudaStream_t stream) = nullptr;
-  ncclResult_t (*receive)(void* data, std::size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                          cudaStream_t stream) = nullptr;
 
   /// 2.18.
   ncclResult_t (*split)(ncclComm_t comm, int color, int key, ncclComm_t* part,

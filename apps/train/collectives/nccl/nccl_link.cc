@@ -1,4 +1,4 @@
-#include "apps/train/nccl_link.h"
+#include "apps/train/collectives/nccl/nccl_link.h"
 
 #include <poll.h>
 
@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/cuda_objects.h"
-#include "apps/train/interrupt.h"
-#include "apps/train/nccl_id.h"
+#include "apps/train/collectives/interrupt.h"
+#include "apps/train/collectives/nccl/nccl_id.h"
+#include "apps/train/gpu/cuda_objects.h"
 
 namespace ddp::train {
 

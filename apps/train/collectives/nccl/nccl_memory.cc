@@ -1,4 +1,4 @@
-#include "apps/train/nccl_memory.h"
+#include "apps/train/collectives/nccl/nccl_memory.h"
 
 #include <cstdio>
 

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/nccl_device.h"
-#include "apps/train/nccl_library.h"
+#include "apps/train/collectives/nccl/nccl_device.h"
+#include "apps/train/collectives/nccl/nccl_library.h"
 
 namespace ddp::train {
 

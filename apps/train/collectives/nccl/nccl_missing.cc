@@ -1,4 +1,4 @@
-#include "apps/train/nccl_world.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
 
 namespace ddp::train {
 

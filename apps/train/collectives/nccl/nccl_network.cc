@@ -1,9 +1,10 @@
-#include "apps/train/nccl_network.h"
+#include "apps/train/collectives/nccl/nccl_network.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <system_error>
+
+#include "base/list_directory.h"
 
 namespace ddp::train {
 
@@ -20,14 +21,11 @@ std::string first_line(const std::filesystem::path& path) {
 
 std::vector<std::string> active_infiniband(const std::string& root) {
   std::vector<std::string> ports;
-  std::error_code failed;
-  using Folder = std::filesystem::directory_iterator;
-  for (Folder device(root, failed), end; !failed && device != end; device.increment(failed)) {
-    std::error_code none;
-    for (Folder port(device->path() / "ports", none), last; !none && port != last; port.increment(none)) {
-      if (first_line(port->path() / "state") != "4: ACTIVE") continue;
-      const std::string layer = first_line(port->path() / "link_layer");
-      ports.push_back(device->path().filename().string() + " port " + port->path().filename().string() +
+  for (const auto& device : list_directory(root)) {
+    for (const auto& port : list_directory(device / "ports")) {
+      if (first_line(port / "state") != "4: ACTIVE") continue;
+      const std::string layer = first_line(port / "link_layer");
+      ports.push_back(device.filename().string() + " port " + port.filename().string() +
                       (layer == "InfiniBand" || layer.empty() ? "" : " (" + layer + ")"));
     }
   }

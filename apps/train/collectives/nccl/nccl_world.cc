@@ -1,4 +1,4 @@
-#include "apps/train/nccl_world.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,15 +10,15 @@
 #include <set>
 #include <utility>
 
-#include "apps/train/cuda_check.h"
-#include "apps/train/cuda_device.h"
-#include "apps/train/nccl_communicator.h"
-#include "apps/train/nccl_environment.h"
-#include "apps/train/nccl_id.h"
-#include "apps/train/nccl_link.h"
-#include "apps/train/nccl_log.h"
-#include "apps/train/nccl_network.h"
-#include "apps/train/single_communicator.h"
+#include "apps/train/collectives/cpu/single_communicator.h"
+#include "apps/train/collectives/nccl/cuda_device.h"
+#include "apps/train/collectives/nccl/nccl_communicator.h"
+#include "apps/train/collectives/nccl/nccl_id.h"
+#include "apps/train/collectives/nccl/nccl_link.h"
+#include "apps/train/collectives/nccl/nccl_network.h"
+#include "apps/train/collectives/nccl_settings/nccl_environment.h"
+#include "apps/train/collectives/nccl_settings/nccl_log.h"
+#include "apps/train/gpu/cuda_check.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {

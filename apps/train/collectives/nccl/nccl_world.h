@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "apps/train/communicator.h"
-#include "apps/train/peer_directory.h"
+#include "apps/train/collectives/communicator.h"
+#include "apps/train/collectives/peer_directory.h"
 #include "base/result.h"
 
 namespace ddp::train {

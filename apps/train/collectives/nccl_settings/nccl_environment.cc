@@ -1,4 +1,4 @@
-#include "apps/train/nccl_environment.h"
+#include "apps/train/collectives/nccl_settings/nccl_environment.h"
 
 #include <cstring>
 #include <string_view>

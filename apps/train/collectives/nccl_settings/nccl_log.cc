@@ -1,4 +1,4 @@
-#include "apps/train/nccl_log.h"
+#include "apps/train/collectives/nccl_settings/nccl_log.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,11 +1,11 @@
-#include "apps/train/collective_machine.h"
+#include "apps/train/collectives/schedule/collective_machine.h"
 
 #include <algorithm>
 #include <cassert>
 #include <utility>
 #include <vector>
 
-#include "apps/train/little_endian.h"
+#include "apps/train/kernels/cpu/little_endian.h"
 
 namespace ddp::train {
 
@@ -67,8 +67,6 @@ std::string_view kind_text(CollectiveKind kind) {
       return "barrier";
     case CollectiveKind::kReduceScatter:
       return "reduce-scatter";
-    case CollectiveKind::kSendReceive:
-      return "send and receive";
     case CollectiveKind::kAlive:
     case CollectiveKind::kLost:
       break;

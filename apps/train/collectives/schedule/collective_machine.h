@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/collective_schedule.h"
-#include "apps/train/vector_sum.h"
+#include "apps/train/collectives/schedule/collective_schedule.h"
+#include "apps/train/collectives/schedule/vector_sum.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -22,7 +22,6 @@ enum class CollectiveKind : std::uint32_t {
   kAllGather = 3,
   kBarrier = 4,
   kReduceScatter = 5,
-  kSendReceive = 6,
   kAlive = 254,  ///< no operation: the sender waits for another rank; may come before any message
   kLost = 255    ///< no operation: the sender has lost the rank that stands in the header's size
 };

@@ -1,4 +1,4 @@
-#include "apps/train/collective_schedule.h"
+#include "apps/train/collectives/schedule/collective_schedule.h"
 
 #include <algorithm>
 

@@ -1,11 +1,11 @@
-#include "apps/train/health_gemm.h"
+#include "apps/train/health/checks/health_gemm.h"
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 
-#include "apps/train/fnv_hash.h"
-#include "apps/train/random.h"
+#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/random.h"
 
 namespace ddp::train {
 

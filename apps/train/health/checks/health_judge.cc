@@ -1,4 +1,4 @@
-#include "apps/train/health_judge.h"
+#include "apps/train/health/checks/health_judge.h"
 
 #include <algorithm>
 #include <bit>

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/bench_report.h"
-#include "apps/train/health_pattern.h"
+#include "apps/train/bench/bench_report.h"
+#include "apps/train/health/checks/health_pattern.h"
 
 namespace ddp::train {
 

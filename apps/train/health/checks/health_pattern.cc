@@ -1,4 +1,4 @@
-#include "apps/train/health_pattern.h"
+#include "apps/train/health/checks/health_pattern.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-#include "apps/train/health_pattern_body.h"
-#include "apps/train/kernels/device/launch.cuh"
+#include "apps/train/health/checks/health_pattern_body.h"
+#include "apps/train/kernels/gpu/launch.cuh"
 
 namespace ddp::train::kernels::device {
 

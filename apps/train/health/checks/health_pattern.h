@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "apps/train/kernels/device/body.h"
+#include "apps/train/kernels/gpu/body.h"
 
 namespace ddp::train {
 

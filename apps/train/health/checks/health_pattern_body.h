@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "apps/train/health_pattern.h"
-#include "apps/train/kernels/device/body.h"
+#include "apps/train/health/checks/health_pattern.h"
+#include "apps/train/kernels/gpu/body.h"
 
 // The memory test of a GPU: its bodies, written once for device and host (kernels/device/body.h). One block
 // has kHealthBlockWords neighbours, so that a part of memory is as many blocks as it has of these.

@@ -1,4 +1,4 @@
-#include "apps/train/kernels/adamw.h"
+#include "apps/train/kernels/cpu/adamw.h"
 
 #include <cmath>
 #include <cstddef>

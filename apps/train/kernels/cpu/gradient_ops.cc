@@ -1,4 +1,4 @@
-#include "apps/train/kernels/gradient_ops.h"
+#include "apps/train/kernels/cpu/gradient_ops.h"
 
 #include <cstddef>
 

@@ -1,14 +1,14 @@
 // Compiled once per instruction set (CMakeLists.txt gives DDP_KERNEL_ISA and the flags). It includes nothing
 // whose inline functions other files share: the linker could keep the copy that only a newer processor runs.
 
-#include "apps/train/kernels/isa_kernels.h"
+#include "apps/train/kernels/cpu/isa_kernels.h"
 
-#include "apps/train/kernels/channel_sums.h"
-#include "apps/train/kernels/convolution.h"
-#include "apps/train/kernels/convolution_gradient.h"
-#include "apps/train/kernels/gemm.h"
-#include "apps/train/kernels/linear.h"
-#include "apps/train/kernels/norm_pool.h"
+#include "apps/train/kernels/cpu/channel_sums.h"
+#include "apps/train/kernels/cpu/convolution.h"
+#include "apps/train/kernels/cpu/convolution_gradient.h"
+#include "apps/train/kernels/cpu/gemm.h"
+#include "apps/train/kernels/cpu/linear.h"
+#include "apps/train/kernels/cpu/norm_pool.h"
 
 #define DDP_KERNEL_TEXT_OF(name) #name
 #define DDP_KERNEL_TEXT(name) DDP_KERNEL_TEXT_OF(name)

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "apps/train/kernels/kernel_table.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 
 // The tables that isa_kernels.cc defines, one namespace per instruction set; kernel_table.cc chooses among
 // them.

@@ -1,6 +1,6 @@
-#include "apps/train/kernels/kernel_table.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 
-#include "apps/train/kernels/isa_kernels.h"
+#include "apps/train/kernels/cpu/isa_kernels.h"
 
 // Which instruction sets a build has is CMakeLists.txt's choice: DDP_KERNELS_….
 namespace ddp::train::kernels {

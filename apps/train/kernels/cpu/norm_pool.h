@@ -1,7 +1,7 @@
 #pragma once
 
-#include "apps/train/kernels/kernel_table.h"
-#include "apps/train/kernels/vector.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/kernels/cpu/vector.h"
 
 namespace ddp::train::kernels {
 namespace {

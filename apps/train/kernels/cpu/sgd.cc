@@ -1,4 +1,4 @@
-#include "apps/train/kernels/sgd.h"
+#include "apps/train/kernels/cpu/sgd.h"
 
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-#include "apps/train/kernels/softmax_loss.h"
+#include "apps/train/kernels/cpu/softmax_loss.h"
 
 #include <cmath>
 #include <cstddef>

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "apps/train/kernels/device/body.h"
+#include "apps/train/kernels/gpu/body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -1,11 +1,11 @@
 #pragma once
 
-#include "apps/train/kernels/device/convolution_body.h"
-#include "apps/train/kernels/device/norm_body.h"
-#include "apps/train/kernels/device/norm_gradient_body.h"
-#include "apps/train/kernels/device/pool_gradient_body.h"
-#include "apps/train/kernels/device/training_memory.h"
-#include "apps/train/kernels/device/weight_gradient_body.h"
+#include "apps/train/kernels/gpu/convolution_body.h"
+#include "apps/train/kernels/gpu/norm_body.h"
+#include "apps/train/kernels/gpu/norm_gradient_body.h"
+#include "apps/train/kernels/gpu/pool_gradient_body.h"
+#include "apps/train/kernels/gpu/training_memory.h"
+#include "apps/train/kernels/gpu/weight_gradient_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "apps/train/kernels/device/conv_net_memory.h"
-#include "apps/train/kernels/device/head_body.h"
-#include "apps/train/kernels/device/pool_body.h"
-#include "apps/train/kernels/device/sum_body.h"
+#include "apps/train/kernels/gpu/conv_net_memory.h"
+#include "apps/train/kernels/gpu/head_body.h"
+#include "apps/train/kernels/gpu/pool_body.h"
+#include "apps/train/kernels/gpu/sum_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -1,7 +1,7 @@
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/convolution_body.h"
-#include "apps/train/kernels/device/launch.cuh"
-#include "apps/train/kernels/device/norm_body.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/convolution_body.h"
+#include "apps/train/kernels/gpu/launch.cuh"
+#include "apps/train/kernels/gpu/norm_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "apps/train/kernels/device/body.h"
+#include "apps/train/kernels/gpu/body.h"
 
 namespace ddp::train::kernels::device {
 
@@ -38,8 +38,8 @@ struct Convolution {
   static constexpr int kStride = kPadded * kChunk + (kChunk == 1 ? 4 : 8);
   static constexpr int kBand = (kRows + kWindow - 1) * kStride;
   static constexpr int kWeights = kWindow * kWindow * In * Out;
-  /// Left alone, the compiler takes so many registers (for the last part, and for loads of small numbers) that
-  /// a third fewer blocks run at a time.
+  /// Left alone, the compiler takes so many registers (for the last part, and for loads of small numbers)
+  /// that a third fewer blocks run at a time.
   static constexpr int kMinBlocks = sizeof(T) == 4 ? 6 : 0;
   static constexpr int kMain = kChunks * kWindow * 2;
   static_assert(kPlaces * kTeam == kThreads && kTeam * kLanes == Out && kChunks * kChunk == In);

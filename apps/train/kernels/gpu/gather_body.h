@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "apps/train/image_size.h"
-#include "apps/train/kernels/device/update_body.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/gpu/update_body.h"
 
 namespace ddp::train::kernels::device {
 

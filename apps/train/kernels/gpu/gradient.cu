@@ -1,9 +1,9 @@
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/gemm_body.h"
-#include "apps/train/kernels/device/launch.cuh"
-#include "apps/train/kernels/device/pool_gradient_body.h"
-#include "apps/train/kernels/device/sum_body.h"
-#include "apps/train/kernels/device/weight_gradient_body.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
+#include "apps/train/kernels/gpu/launch.cuh"
+#include "apps/train/kernels/gpu/pool_gradient_body.h"
+#include "apps/train/kernels/gpu/sum_body.h"
+#include "apps/train/kernels/gpu/weight_gradient_body.h"
 
 namespace ddp::train::kernels::device {
 

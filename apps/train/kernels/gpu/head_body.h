@@ -1,7 +1,7 @@
 #pragma once
 
-#include "apps/train/kernels/device/pool_body.h"
-#include "apps/train/kernels/device/score_body.h"
+#include "apps/train/kernels/gpu/pool_body.h"
+#include "apps/train/kernels/gpu/score_body.h"
 
 namespace ddp::train::kernels::device {
 

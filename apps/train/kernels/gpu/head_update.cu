@@ -1,9 +1,9 @@
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/gather_body.h"
-#include "apps/train/kernels/device/head_body.h"
-#include "apps/train/kernels/device/launch.cuh"
-#include "apps/train/kernels/device/norm_gradient_body.h"
-#include "apps/train/kernels/device/update_body.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/gather_body.h"
+#include "apps/train/kernels/gpu/head_body.h"
+#include "apps/train/kernels/gpu/launch.cuh"
+#include "apps/train/kernels/gpu/norm_gradient_body.h"
+#include "apps/train/kernels/gpu/update_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "apps/train/kernels/device/body.h"
+#include "apps/train/kernels/gpu/body.h"
 
 namespace ddp::train::kernels::device {
 

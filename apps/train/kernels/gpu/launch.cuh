@@ -1,7 +1,7 @@
 #pragma once
 
-#include "apps/train/kernels/device/body.h"
-#include "apps/train/kernels/device/device_launch.h"
+#include "apps/train/kernels/gpu/body.h"
+#include "apps/train/kernels/gpu/device_launch.h"
 
 namespace ddp::train::kernels::device {
 

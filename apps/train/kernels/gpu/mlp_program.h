@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "apps/train/kernels/device/gemm_body.h"
-#include "apps/train/kernels/device/sum_body.h"
-#include "apps/train/kernels/device/training_memory.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
+#include "apps/train/kernels/gpu/sum_body.h"
+#include "apps/train/kernels/gpu/training_memory.h"
 
 namespace ddp::train::kernels::device {
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "apps/train/kernels/device/body.h"
+#include "apps/train/kernels/gpu/body.h"
 
 namespace ddp::train::kernels::device {
 

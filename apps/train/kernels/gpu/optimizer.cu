@@ -1,9 +1,9 @@
 // Compiled without fused multiply-add in every build (optimizer_body.h).
 
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/launch.cuh"
-#include "apps/train/kernels/device/optimizer_body.h"
-#include "apps/train/kernels/device/round_weights_body.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/launch.cuh"
+#include "apps/train/kernels/gpu/optimizer_body.h"
+#include "apps/train/kernels/gpu/round_weights_body.h"
 
 namespace ddp::train::kernels::device {
 

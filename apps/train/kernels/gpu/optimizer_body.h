@@ -3,7 +3,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "apps/train/kernels/device/update_body.h"
+#include "apps/train/kernels/gpu/update_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "apps/train/kernels/device/pool_body.h"
+#include "apps/train/kernels/gpu/pool_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "apps/train/image_size.h"
-#include "apps/train/kernels/device/body.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/gpu/body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "apps/train/kernels/device/body.h"
+#include "apps/train/kernels/gpu/body.h"
 
 namespace ddp::train::kernels::device {
 

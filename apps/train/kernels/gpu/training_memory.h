@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "apps/train/image_size.h"
-#include "apps/train/kernels/device/arena.h"
-#include "apps/train/kernels/device/optimizer_body.h"
-#include "apps/train/kernels/device/round_weights_body.h"
-#include "apps/train/kernels/device/score_body.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/kernels/gpu/arena.h"
+#include "apps/train/kernels/gpu/optimizer_body.h"
+#include "apps/train/kernels/gpu/round_weights_body.h"
+#include "apps/train/kernels/gpu/score_body.h"
 
 namespace ddp::train::kernels::device {
 

@@ -1,4 +1,4 @@
-#include "launcher/check_interpreter.h"
+#include "launcher/agent/check_interpreter.h"
 
 #include <stdlib.h>
 

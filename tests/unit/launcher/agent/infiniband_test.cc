@@ -1,4 +1,4 @@
-#include "launcher/infiniband.h"
+#include "launcher/agent/infiniband.h"
 
 #include <cstdlib>
 #include <filesystem>

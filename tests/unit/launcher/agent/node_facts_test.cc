@@ -1,4 +1,4 @@
-#include "launcher/node_facts.h"
+#include "launcher/agent/node_facts.h"
 
 #include <algorithm>
 #include <filesystem>

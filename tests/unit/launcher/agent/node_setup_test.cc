@@ -1,5 +1,5 @@
 // The scripts of --setup in a real shell, with a profile of their own.
-#include "launcher/node_setup.h"
+#include "launcher/agent/node_setup.h"
 
 #include <stdlib.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
-#include "launcher/node_store.h"
+#include "launcher/agent/node_store.h"
 
-#include "rendezvous/tcp_listener.h"
+#include "rendezvous/link/tcp_listener.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -19,6 +19,21 @@ TEST_CASE("a port that is taken is told with what to do, when it was wished for"
   CHECK(refused.error().text == "store: cannot listen on port " + std::to_string(open.port) +
                                     ": Address already in use; name another --master-port, or leave it out, "
                                     "and a free port is taken");
+}
+
+TEST_CASE("a list of guests that cannot be read opens no store") {
+  asio::io_context loop;
+  NodeStore store(loop.get_executor(), [](const std::string&) {});
+  rendezvous::OpenStore open;
+  open.loopback_only = true;
+  open.allow = {"010.1.0.1"};
+  const auto refused = store.open(open);
+  REQUIRE_FALSE(refused.has_value());
+  CHECK(refused.error().text ==
+        "who may connect to the store: '010.1.0.1' is neither an address nor a network such as 10.1.0.0/16 "
+        "or fd00::/8");
+  open.allow = {"10.1.0.1", "fe80::1%of-another-machine"};
+  CHECK(store.open(open).has_value());
 }
 
 }  // namespace ddp::launcher

@@ -1,4 +1,4 @@
-#include "launcher/worker_lives.h"
+#include "launcher/agent_core/worker_lives.h"
 
 #include "tests/support/catch.h"
 
@@ -55,13 +55,13 @@ TEST_CASE("a revoke: who answers survives, with the step that it holds") {
   lives.answered(1, std::nullopt);
   lives.kill(2, "hung and was killed");
   CHECK(lives.unanswered() == std::vector<std::uint32_t>{3});
-  CHECK(lives.some_dying());
+  CHECK(lives.dying().size() == 1);
   REQUIRE(lives.killed(2) != nullptr);
   CHECK(*lives.killed(2) == "hung and was killed");
   CHECK(lives.killed(3) == nullptr);
   lives.ended(2);
   lives.ended(3);
-  CHECK_FALSE(lives.some_dying());
+  CHECK(lives.dying().empty());
   const auto survivors = lives.survivors();
   REQUIRE(survivors.size() == 2);
   CHECK(survivors[0].holds_state);

@@ -1,5 +1,5 @@
 // What the trainer told of ranks → findings of the check.
-#include "launcher/check_deep.h"
+#include "launcher/check/check_deep.h"
 
 #include "tests/support/catch.h"
 
@@ -45,14 +45,14 @@ TEST_CASE("A finding of a rank is one of its host") {
 TEST_CASE("A test that passed has no findings, one that told nothing or failed otherwise has one") {
   CHECK(deep_findings(two_nodes(), health("", true, 0)).empty());
   CHECK(deep_findings(two_nodes(), health("", true, 137)).front().text ==
-        "train --health ended with exit code 137: ddplaunch: exit 1: rank 2 failed");
+        "train health ended with exit code 137: ddplaunch: exit 1: rank 2 failed");
   DeepRun silent = health("", true, 127);
   silent.output = "{\"some\":\"json\"}\n{\n";
   CHECK_FALSE(deep_has_result(silent));
   const auto found = deep_findings(two_nodes(), silent);
   REQUIRE(found.size() == 1);
   CHECK(found[0].text ==
-        "train --health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed");
+        "train health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed");
 }
 
 TEST_CASE("A slow sum is told in the trainer's words") {
@@ -78,12 +78,12 @@ TEST_CASE("The job of a test has the hosts of the check, and nothing of the user
   CHECK(job.hosts.size() == 1);
   CHECK((job.spares == 0 && job.max_restarts == 0 && job.report_path.empty() && !job.stdin_to_rank0));
   CHECK(job.command.kind == WorkerCommand::Kind::kTrain);
-  CHECK(job.command.argv == Words{"--health", "--json", "/dev/stdout"});
-  spec.command = {WorkerCommand::Kind::kTrain, {"--health=1", "--threads", "2"}, ""};
+  CHECK(job.command.argv == Words{"health", "--json", "/dev/stdout"});
+  spec.command = {WorkerCommand::Kind::kTrain, {"health", "--threads", "2"}, ""};
   CHECK(deep_job(spec, DeepTest::kHealth, "/tmp/job", "").command.argv ==
-        Words{"--health=1", "--threads", "2", "--json", "/dev/stdout"});
+        Words{"health", "--threads", "2", "--json", "/dev/stdout"});
   const Words bench = deep_job(spec, DeepTest::kCollectives, "/tmp/job", "9.5").command.argv;
-  CHECK(bench.front() == "--bench");
+  CHECK(bench.front() == "bench");
   CHECK((bench[bench.size() - 2] == "--min-busbw" && bench.back() == "9.5"));
 }
 

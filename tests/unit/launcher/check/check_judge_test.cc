@@ -1,9 +1,9 @@
 // Facts of some nodes → findings, a table of planted faults. Each row starts from two healthy nodes.
-#include "launcher/check_judge.h"
+#include "launcher/check/check_judge.h"
 
 #include <functional>
 
-#include "launcher/check_text.h"
+#include "launcher/check/check_text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

@@ -1,9 +1,9 @@
-#include "launcher/check_run.h"
+#include "launcher/check/check_run.h"
 
 #include <csignal>
 #include <memory>
 
-#include "rendezvous/codec.h"
+#include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

@@ -1,6 +1,6 @@
 // Runs the scenario files of tests/scenarios/hang: nodes whose processes use CPU time and print as the file
 // says, each with its HangWatch, and the master's HangJudge. Time is simulated in steps of 50 ms.
-#include "launcher/hang_watch.h"
+#include "launcher/hang/hang_watch.h"
 
 #include <deque>
 #include <filesystem>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/hang_judge.h"
+#include "launcher/hang/hang_judge.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {

@@ -1,4 +1,4 @@
-#include "launcher/wait_state.h"
+#include "launcher/hang/wait_state.h"
 
 #include <sys/syscall.h>
 

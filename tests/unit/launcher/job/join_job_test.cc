@@ -1,4 +1,4 @@
-#include "launcher/join_job.h"
+#include "launcher/job/join_job.h"
 
 #include "tests/support/catch.h"
 
@@ -27,6 +27,7 @@ rendezvous::JobStart masters() {
   job.env = {{"A", "1"}};
   job.explicit_env = {{"B", "2"}};
   job.devices = {"0"};
+  job.local = true;
   job.stdin_to_rank0 = true;
   job.master_timeout_ms = 1;
   job.link_grace_ms = 2;

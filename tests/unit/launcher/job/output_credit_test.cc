@@ -1,4 +1,4 @@
-#include "launcher/output_credit.h"
+#include "launcher/job/output_credit.h"
 
 #include <algorithm>
 #include <array>
@@ -61,6 +61,19 @@ TEST_CASE("crumbs of credit are saved up until they are worth a read") {
   CHECK(credit.room(1) == kLeastRead);
   // The master gives back what it has taken in pieces, and never keeps so much that this waits for ever.
   CHECK(credit_piece(1'000'000) + kLeastRead <= credit_window(1'000'000));
+}
+
+TEST_CASE("what was sent beyond the credit is owed, so that the window never grows") {
+  OutputCredit credit;
+  credit.start(100'000);
+  credit.spend(1, 100'000);
+  credit.spend(1, 250'000);  // at a stop: what the pipes held
+  CHECK(credit.room(1) == 0);
+  credit.give(1, 250'000);
+  CHECK(credit.room(1) == 0);
+  credit.give(1, 100'000);
+  CHECK(credit.room(1) == 100'000);
+  CHECK(credit.room(2) == 100'000);
 }
 
 TEST_CASE("credit of an unknown stream is no credit") {

@@ -1,4 +1,4 @@
-#include "launcher/setup_script.h"
+#include "launcher/job/setup_script.h"
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "launcher/cgroup_path.h"
+#include "launcher/keeper/cgroup_path.h"
 
 #include "tests/support/catch.h"
 

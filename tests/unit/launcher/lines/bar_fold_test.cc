@@ -1,4 +1,4 @@
-#include "launcher/bar_fold.h"
+#include "launcher/lines/bar_fold.h"
 
 #include "tests/support/catch.h"
 

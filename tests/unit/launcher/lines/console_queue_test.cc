@@ -1,4 +1,4 @@
-#include "launcher/console_queue.h"
+#include "launcher/lines/console_queue.h"
 
 #include <algorithm>
 #include <string>
@@ -65,6 +65,38 @@ TEST_CASE("one that holds becomes full and loses nothing") {
   CHECK_FALSE(queue.has_room());
   CHECK((drain(queue) == all));
   CHECK(queue.has_room());
+}
+
+TEST_CASE("one that holds is bounded all the same when its sources are not held back") {
+  ConsoleQueue queue(false, 64u << 10);
+  const std::string line = std::string((1u << 20) - 1, 'x') + '\n';
+  queue.push(1, true, "words of ours\n");
+  for (int i = 0; i < 128; ++i) {
+    queue.push(1, false, line);
+    REQUIRE(queue.waiting(1) <= ConsoleQueue::kMost);
+  }
+  const std::string all = drain(queue);
+  CHECK(all.starts_with("words of ours\nddplaunch: … 65 lines not shown; the files have them\nxxx"));
+  CHECK(all.size() > 63u << 20);
+}
+
+TEST_CASE("words of ours are bounded, whatever nodes have us say while nobody reads; the latest stay") {
+  for (const bool skips : {false, true}) {
+    ConsoleQueue queue(skips, 64u << 10);
+    queue.push(1, false, "a worker's line\n");
+    const std::string word = "gpu07: " + std::string(4096, 'x') + '\n';
+    for (int i = 0; i < 10'000; ++i) {
+      queue.push(2, true, word);
+      REQUIRE(queue.waiting(2) <= ConsoleQueue::kMostOurs);
+    }
+    queue.push(2, true, "ddplaunch: exit 1: rank 3 on gpu07 exited 1\n");
+    const std::size_t kept = queue.waiting(2) / word.size();
+    const std::string all = drain(queue);
+    const std::size_t skipped = 10'000 - kept + (skips ? 1 : 0);  // of a worker, too
+    CHECK(all.find(skipped_text(skipped) + '\n') != std::string::npos);
+    CHECK(all.ends_with("x\nddplaunch: exit 1: rank 3 on gpu07 exited 1\n"));
+    CHECK((skips || all.starts_with("a worker's line\n")));
+  }
 }
 
 TEST_CASE("one that skips keeps the latest lines and says how many are missing") {

@@ -1,4 +1,4 @@
-#include "launcher/label.h"
+#include "launcher/lines/label.h"
 
 #include "tests/support/catch.h"
 

@@ -1,10 +1,10 @@
-#include "launcher/line_fold.h"
+#include "launcher/lines/line_fold.h"
 
 #include <map>
 #include <random>
 #include <string>
 
-#include "launcher/label.h"
+#include "launcher/lines/label.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::launcher;

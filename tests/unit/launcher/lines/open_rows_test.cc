@@ -1,11 +1,11 @@
-#include "launcher/open_rows.h"
+#include "launcher/lines/open_rows.h"
 
 #include <algorithm>
 #include <random>
 #include <string>
 
-#include "launcher/bar_frame.h"
-#include "launcher/output_lines.h"
+#include "launcher/lines/bar_frame.h"
+#include "launcher/lines/output_lines.h"
 #include "tests/support/catch.h"
 
 using namespace ddp;

@@ -1,4 +1,4 @@
-#include "launcher/output_lines.h"
+#include "launcher/lines/output_lines.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,9 +1,9 @@
-#include "launcher/terminal_view.h"
+#include "launcher/lines/terminal_view.h"
 
 #include <string>
 #include <vector>
 
-#include "launcher/text_width.h"
+#include "launcher/lines/text_width.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::launcher;
@@ -178,6 +178,33 @@ TEST_CASE("lines keep colours, not what moves the cursor or changes the characte
   append_visible(std::string("a\tb\x0e\x07\0\x7f\x1b[31mred\nplain\n\x1b[5Aup\x1b", 29), out);
   append_visible("\n\x1b[1mbold\x1b[0m.\n", out);
   CHECK(out == "a\tb^N^G^@^?\x1b[31mred\x1b[0m\nplain\n^[[5Aup^[\n\x1b[1mbold\x1b[0m.\n");
+  out.clear();
+  append_visible(
+      "\xc2\x9b"
+      "2J \xc2\x85\xc2\xa0\xc3\xa4\xc2\n\xc2",
+      out);
+  CHECK(out == "^[[2J ^[E\xc2\xa0\xc3\xa4\xc2\n\xc2");
+}
+
+TEST_CASE("lines show no 8-bit control, no mark that turns the writing, nothing invisible but joiners") {
+  const auto shown = [](std::string_view text) {
+    std::string out;
+    append_visible(text, out);
+    return out;
+  };
+  CHECK(shown("a\x9b"
+              "2J\x85\n") == "a^[[2J^[E\n");  // single bytes, as an 8-bit terminal takes them
+  CHECK(shown("\xe2\x80\xae"
+              "a\xe2\x81\xa6"
+              "b\xef\xbb\xbf"
+              "c\xf3\xa0\x81\x81\xc2\xad\n") == "?a?b?c??\n");
+  const std::string_view plain = "\xe2\x9b\xbb caf\xe9 日本 \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb\n";
+  CHECK(shown(plain) == plain);
+  std::string row;
+  CHECK(append_row("a\xe2\x80\xae"
+                   "b",
+                   5, row) == 3);
+  CHECK(row == "a b");
 }
 
 TEST_CASE("widths") {

@@ -1,4 +1,4 @@
-#include "launcher/join_table.h"
+#include "launcher/link_protocol/join_table.h"
 
 #include "tests/support/catch.h"
 
@@ -136,9 +136,10 @@ TEST_CASE("what cannot be is refused with what to do") {
   CHECK(job.place(4, "gpu04") == "node rank 4 is not one of 0 … 3; the job has 4 nodes");
   const auto size = job.table.join({1, "0.1.0", 1, 2}, {"gpu01", "10.0.0.1"}, job.now).answer;
   CHECK(size.refusal == JoinRefusal::kOtherSize);
-  CHECK(size.text ==
-        "the job has 4 nodes at its master, and 2 for this node; give the same --nnodes (and --spares) to all "
-        "nodes");
+  CHECK(
+      size.text ==
+      "the job has 4 nodes at its master, and 2 for this node; give the same --nnodes (and --spares) to all "
+      "nodes");
   const auto version = job.table.join({1, "0.2.0", 1, 4}, {"gpu01", "10.0.0.1"}, job.now).answer;
   CHECK(version.refusal == JoinRefusal::kOtherVersion);
   CHECK(version.text ==
@@ -172,6 +173,9 @@ TEST_CASE("the first words of a link survive the way there and back") {
   CHECK(parse_answer(answer_line(refusal).substr(0, answer_line(refusal).size() - 1)).value().refusal ==
         JoinRefusal::kOutOfRange);
   CHECK(parse_answer("ddplaunch-refused taken it is there").value().text == "it is there");
+  // What a master that means harm says is shown as one line, without escape sequences.
+  CHECK(parse_answer("ddplaunch-place 2 run\x1b[2J").value().job_id == "run\\x1b[2J");
+  CHECK(parse_answer("ddplaunch-refused taken \x1b[2J\r\xe2\x80\xae").value().text == "\\x1b[2J\\r\\u202e");
   for (const char* wrong : {"", "ddplaunch-place 2", "ddplaunch-place x run7", "ddplaunch-refused why not"})
     CHECK(!parse_answer(wrong));
 }

@@ -1,4 +1,4 @@
-#include "launcher/console.h"
+#include "launcher/output/console.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/unique_fd.h"
-#include "launcher/pipe_reader.h"
+#include "launcher/output/pipe_reader.h"
 #include "tests/support/catch.h"
 
 using namespace ddp;

@@ -1,4 +1,4 @@
-#include "launcher/folded_output.h"
+#include "launcher/output/folded_output.h"
 
 #include <string>
 #include <utility>

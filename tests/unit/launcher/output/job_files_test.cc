@@ -1,8 +1,10 @@
 // The job's directory on a real disk: output_file, job_dir, job_writer.
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
@@ -11,10 +13,12 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 
-#include "launcher/job_dir.h"
-#include "launcher/job_writer.h"
-#include "launcher/output_file.h"
+#include "base/unique_fd.h"
+#include "launcher/output/job_dir.h"
+#include "launcher/output/job_writer.h"
+#include "launcher/output/output_file.h"
 #include "tests/support/catch.h"
 
 using namespace ddp;
@@ -204,6 +208,59 @@ TEST_CASE("a job's directory is used once") {
                                      " is a file and no directory; choose another with --log-dir");
 }
 
+TEST_CASE("a directory that was there is used only when it is this user's alone to fill") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  const auto why = [&spec]() -> std::string {
+    const auto job = JobDir::create(spec);
+    if (job) return "";
+    CHECK(job.error().code == ErrorCode::kUsage);
+    return job.error().text;
+  };
+  const std::string name = "the job directory " + spec.job_dir;
+  fs::create_directory(directory.path / "target");
+  fs::create_directory_symlink(directory.path / "target", spec.job_dir);
+  CHECK(why() == name + " is a symbolic link; choose another with --job-dir");
+  fs::remove(spec.job_dir);
+  fs::create_directory(spec.job_dir);
+  REQUIRE(::chmod(spec.job_dir.c_str(), 0777) == 0);
+  CHECK(why() == name + " may be written to by everybody; choose another with --job-dir");
+  REQUIRE(::chmod(spec.job_dir.c_str(), 0775) == 0);
+  CHECK(why() == "");
+  fs::create_symlink("/nonexistent", spec.job_dir + "/attempt_0");
+  CHECK(why() == name + " holds the output of an earlier run; choose another with --job-dir or --job-id");
+  fs::remove(spec.job_dir + "/attempt_0");
+  if (::geteuid() != 0) {
+    WARN("skipped: only root can give a directory away");
+    return;
+  }
+  REQUIRE(::chown(spec.job_dir.c_str(), 61234, 61234) == 0);
+  CHECK(why() == name + " belongs to uid 61234 and not to you (uid 0); choose another with --job-dir");
+}
+
+TEST_CASE("directories are made in one of the user's own that everybody may write to, and behind own links") {
+  const Directory directory;
+  JobSpec spec = spec_in(directory);
+  const std::string open = directory.path / "open";
+  fs::create_directory(open);
+  REQUIRE(::chmod(open.c_str(), 0777) == 0);
+  spec.output.log_dir = open + "/new";
+  spec.job_dir = open + "/new/job";
+  CHECK(JobDir::create(spec).has_value());
+  // A link of the user's own is followed.
+  fs::create_directory_symlink(open, directory.path / "link");
+  spec.output.log_dir = directory.path / "link";
+  CHECK(JobDir::create(spec).has_value());
+}
+
+TEST_CASE("no file is written through a link") {
+  const Directory directory;
+  fs::create_symlink(directory.path / "target", directory.path / "out");
+  OutputFile file(directory.path / "out", {});
+  CHECK(file.write("one\n").error.sys == ELOOP);
+  CHECK_FALSE(fs::exists(directory.path / "target"));
+}
+
 TEST_CASE("--log-dir gets copies of the streams that --tee and --redirects name") {
   const Directory directory;
   JobSpec spec = spec_in(directory);
@@ -313,7 +370,7 @@ TEST_CASE("the writer keeps the order of each stream, and settles") {
   asio::io_context loop;
   int drained = 0;
   std::vector<std::string> said;
-  JobWriter writer(
+  const auto writer = JobWriter::start(
       loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); },
       [&] { ++drained; });
   std::map<OutputKey, std::string> sent;
@@ -327,18 +384,21 @@ TEST_CASE("the writer keeps the order of each stream, and settles") {
     if (i % 3 == 0) {  // some without a copy
       const std::shared_ptr<char[]> memory(new char[bytes.size() + 1]);
       bytes.copy(memory.get(), bytes.size());
-      writer.append(key, {memory.get(), bytes.size()}, memory);
+      writer->append(key, {memory.get(), bytes.size()}, memory);
     } else {
-      writer.append(key, bytes);
+      writer->append(key, bytes);
     }
-    was_full = was_full || writer.full();
+    was_full = was_full || writer->full();
   }
-  CHECK(writer.settle(seconds(30)).empty());
+  const auto settled =
+      writer->settle([] { return std::vector<std::string>{"the last task's"}; }, seconds(30));
+  REQUIRE(settled.has_value());
+  CHECK(*settled == std::vector<std::string>{"the last task's"});
   for (const auto& [key, bytes] : sent)
-    CHECK(content(writer.file(key.attempt, key.rank, key.stream)) == bytes);
-  writer.append({0, 0, 0, 1}, "tail");
-  writer.close();
-  CHECK(content(writer.file(0, 0, 1)) == sent[{0, 0, 0, 1}] + "tail");
+    CHECK(content(writer->file(key.attempt, key.rank, key.stream)) == bytes);
+  writer->append({0, 0, 0, 1}, "tail");
+  writer->close(seconds(30));
+  CHECK(content(writer->file(0, 0, 1)) == sent[{0, 0, 0, 1}] + "tail");
   loop.run();
   CHECK(said.empty());
   if (was_full) CHECK(drained > 0);
@@ -351,15 +411,104 @@ TEST_CASE("the writer says what the files lack, also when the job ends at once")
   REQUIRE(job.has_value());
   asio::io_context loop;
   std::vector<std::string> said;
-  JobWriter writer(
+  const auto writer = JobWriter::start(
       loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); }, [] {});
   const FileLimit limit(10);
-  writer.append({0, 0, 0, 1}, "0123456789abc");
-  CHECK(writer.settle(seconds(30))
-            .starts_with("warning: the job's files do not have all of its output; missing: "
-                         "3 bytes of "));
-  writer.close();
+  writer->append({0, 0, 0, 1}, "0123456789abc");
+  const auto settled = writer->settle([] { return std::vector<std::string>(); }, seconds(30));
+  REQUIRE((settled && settled->size() == 1));
+  CHECK(settled->front().starts_with(
+      "warning: the job's files do not have all of its output; missing: 3 bytes of "));
+  writer->close(seconds(30));
   loop.run();
   REQUIRE(said.size() == 1);
   CHECK(said[0].starts_with("warning: there is no room for the job's files: "));
+}
+
+TEST_CASE("the writer is left behind on a disk that hangs") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  const std::string file = job->file(0, 0, 1);
+  REQUIRE(::mkdir(std::filesystem::path(file).parent_path().c_str(), 0700) == 0);
+  REQUIRE(::mkfifo(file.c_str(), 0600) == 0);  // its open waits for a reader
+  std::atomic<bool> called = false;
+  const JobWriter::LastTask last = [&called] {
+    called = true;
+    return std::vector<std::string>();
+  };
+  std::weak_ptr<JobWriter> left;
+  {
+    asio::io_context loop;
+    const auto writer = JobWriter::start(
+        loop.get_executor(), std::move(*job), [](const std::string&) {}, [] {});
+    left = writer;
+    writer->append({0, 0, 0, 1}, "0123456789");
+    CHECK_FALSE(writer->settle(last, milliseconds(20)).has_value());
+    CHECK(writer->backlog() == 10);
+    writer->close(milliseconds(20));
+  }
+  CHECK_FALSE(called);
+  // The disk comes back.
+  const int reader = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  while (!left.expired())
+    std::this_thread::sleep_for(milliseconds(1));
+  CHECK(called);
+  ::close(reader);
+}
+
+TEST_CASE("a disk that hangs costs bounded memory: what is not kept is counted") {
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  auto job = JobDir::create(spec);
+  REQUIRE(job.has_value());
+  const std::string path = job->file(0, 0, 1);
+  fs::create_directories(fs::path(path).parent_path());
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);  // to open it waits for a reader
+  asio::io_context loop;
+  std::vector<std::string> said;
+  const auto writer = JobWriter::start(
+      loop.get_executor(), std::move(*job), [&](const std::string& words) { said.push_back(words); }, [] {});
+  constexpr std::size_t kPiece = 1u << 20;
+  const std::shared_ptr<char[]> memory(new char[kPiece]());
+  std::size_t sent = 0;
+  for (; sent < JobWriter::kMost + 10 * kPiece; sent += kPiece)
+    writer->append({0, 0, 0, 1}, {memory.get(), kPiece}, memory);
+  std::size_t read = 0;
+  std::thread reader([&] {
+    const UniqueFd fifo(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    std::string bytes(kPiece, '\0');
+    while (read < JobWriter::kMost + 10) {
+      const ssize_t size = ::read(fifo.get(), bytes.data(), bytes.size());
+      if (size <= 0) break;
+      read += static_cast<std::size_t>(size);
+    }
+  });
+  const auto settled = writer->settle([] { return std::vector<std::string>(); }, seconds(30));
+  writer->append({0, 0, 0, 1}, "it goes on");
+  writer->close(seconds(30));
+  reader.join();
+  REQUIRE((settled && settled->size() == 1));
+  CHECK(settled->front() == "warning: the job's files do not have all of its output; missing: " +
+                                std::to_string(10 * kPiece) + " bytes of " + path);
+  CHECK(read == JobWriter::kMost + 10);
+  loop.run();
+  CHECK(said.empty());
+}
+
+TEST_CASE("the job's log is bounded: it and the older half") {
+  const Directory directory;
+  auto job = JobDir::create(spec_in(directory));
+  REQUIRE(job.has_value());
+  const fs::path path = job->file(0, 0, kJobLog);
+  const std::string line = std::string((1u << 20) - 1, 'x') + '\n';
+  for (int i = 0; i < 200; ++i)
+    CHECK(job->write({0, 0, 0, kJobLog}, line, kStart).empty());
+  CHECK(job->write({0, 0, 0, kJobLog}, "the end\n", kStart).empty());
+  const std::string last = content(path);
+  CHECK(last.ends_with("x\nthe end\n"));
+  CHECK(last.size() <= 64u << 20);
+  CHECK(fs::file_size(path.string() + ".1") == 64u << 20);
+  CHECK_FALSE(fs::exists(path.string() + ".2"));
 }

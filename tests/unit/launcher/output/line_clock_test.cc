@@ -1,9 +1,9 @@
-#include "launcher/line_clock.h"
+#include "launcher/output/line_clock.h"
 
 #include <cstdlib>
 #include <ctime>
 
-#include "launcher/label.h"
+#include "launcher/lines/label.h"
 #include "tests/support/catch.h"
 
 using ddp::launcher::kTimeWidth;

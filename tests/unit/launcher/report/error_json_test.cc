@@ -1,4 +1,4 @@
-#include "launcher/error_json.h"
+#include "launcher/report/error_json.h"
 
 #include "tests/support/catch.h"
 

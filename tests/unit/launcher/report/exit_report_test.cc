@@ -1,7 +1,7 @@
-#include "launcher/exit_report.h"
+#include "launcher/report/exit_report.h"
 
 #include "base/exit_status.h"
-#include "launcher/failure_hints.h"
+#include "launcher/report/failure_hints.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -356,6 +356,15 @@ TEST_CASE("what a worker prints does not steer the terminal of the report") {
   end.failures[0].last_stderr = {"\x1b[31mred\x1b[0m \x1b[2J\atab\there \xc3\xa4 \x1b",
                                  std::string("nul\0", 4)};
   CHECK(make_exit_report(end).text.find("    | red tab\there \xc3\xa4 \n    | nul\n") != std::string::npos);
+  end.failures[0].last_stderr = {
+      "\xc2\x9b"
+      "2J \xe2\x80\xae"
+      "txt.exe\xe2\x80\xac \xe2\x81\xa6\xd8\x9c\xe2\x80\x8f \xe2\x80\x8b \x9b"
+      "31m \xe6\x97\xa5 \xff"};
+  end.failures[0].evidence.exception = WorkerException{"E", "a\xc2\x85", "f\xe2\x80\xae.py:1", "", {}};
+  const std::string text = make_exit_report(end).text;
+  CHECK(text.find("    | ?2J ?txt.exe? ??? ? ?31m \xe6\x97\xa5 \xff\n") != std::string::npos);
+  CHECK(text.find("    exception: E: a?\n      at f?.py:1\n") != std::string::npos);
 }
 
 TEST_CASE("a known pattern has a hint") {

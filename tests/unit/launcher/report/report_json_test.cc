@@ -1,4 +1,4 @@
-#include "launcher/report_json.h"
+#include "launcher/report/report_json.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "launcher/report_file.h"
+#include "launcher/output/report_file.h"
 #include "tests/support/catch.h"
 
 using namespace ddp;

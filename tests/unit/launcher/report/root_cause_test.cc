@@ -1,4 +1,4 @@
-#include "launcher/root_cause.h"
+#include "launcher/report/root_cause.h"
 
 #include <algorithm>
 #include <csignal>
@@ -94,7 +94,7 @@ TEST_CASE("where the clocks cannot tell, the evidence does") {
   CHECK(pick({says(exited(0, "a", 1, 20ms, e), kGloo), says(exited(1, "b", 1, 25ms, e), kValueError)}, 1) ==
         1U);
   CHECK(pick({says(exited(0, "a", 1, 20ms, e), kGloo), exited(1, "b", 3, 25ms, e)}, 1) == 1U);
-  CHECK(pick({signaled(0, "a", SIGTERM, 20ms, e), exited(1, "b", 3, 25ms, e)}, 1) == 1U);
+  CHECK(pick({signaled(0, "a", SIGTERM, 20ms, e), says(exited(1, "b", 3, 25ms, e), kValueError)}, 1) == 1U);
   CHECK(pick({signaled(0, "a", SIGPIPE, 20ms, e), crash}, 1) == 1U);
   CHECK(pick({node_lost("c", 20ms), crash}, 1) == 1U);
   CHECK(pick({node_lost("c", 20ms), signaled(1, "b", SIGTERM, 25ms, e)}, 1) == 1U);
@@ -103,6 +103,19 @@ TEST_CASE("where the clocks cannot tell, the evidence does") {
   // An abort without a watchdog's words, and a kill by nobody of ours, are their own doing.
   CHECK(pick({says(signaled(0, "a", SIGABRT, 20ms, e), {"free(): invalid pointer"}), crash}, 0) == 0U);
   CHECK(pick({signaled(0, "a", SIGKILL, 20ms, e), crash}, 0) == 0U);
+}
+
+TEST_CASE("a rank that others terminated is the cause of peers that end without a word") {
+  const Failure terminated = signaled(0, "a", SIGTERM, 21ms);
+  CHECK(pick({exited(1, "a", 1, 20ms), terminated}, 1) == 1U);
+  CHECK(pick({exited(1, "b", 7, 15ms, 1ms), terminated}, 1) == 1U);
+  CHECK(pick({signaled(1, "a", SIGABRT, 20ms), terminated}, 1) == 1U);
+  CHECK(pick({exited(1, "a", 1, 20ms), terminated, signaled(2, "a", SIGTERM, 22ms)}, 1) == 1U);
+  // Our own stop, an exception, a crash, and an end of long before leave the first as it is.
+  CHECK(pick({exited(1, "a", 1, 20ms), by_us(terminated)}, 0) == 0U);
+  CHECK(pick({says(exited(1, "a", 1, 20ms), kValueError), terminated}, 0) == 0U);
+  CHECK(pick({signaled(1, "a", SIGSEGV, 20ms), terminated}, 0) == 0U);
+  CHECK(pick({exited(1, "a", 1, 20ms), signaled(0, "a", SIGTERM, 2100ms)}, 0) == 0U);
 }
 
 TEST_CASE("what is surely later is no cause, however bad it looks") {
@@ -155,6 +168,19 @@ TEST_CASE("a rank that only saw its peer go is not the cause of a crash that is 
   // Who failed by itself keeps the blame.
   CHECK(pick({says(exited(0, "a", 1, 100ms), kValueError), by_us(signaled(1, "a", SIGSEGV, 110ms))}, 0) ==
         0U);
+}
+
+TEST_CASE("a SIGTERM from outside goes before the ranks that lost that one") {
+  const Failure echo =
+      says(exited(0, "a", 1, 100ms), {"train: rank 0 lost rank 1 in an all-reduce: connection closed"});
+  CHECK(pick({echo, signaled(1, "a", SIGTERM, 101ms)}, 1) == 1U);
+  CHECK(pick({echo, signaled(1, "b", SIGTERM, 99ms, 5ms)}, 1) == 1U);
+  CHECK(pick({echo, signaled(1, "b", SIGTERM, 2'200ms)}, 0) == 0U);
+  CHECK(pick({echo, by_us(signaled(1, "a", SIGTERM, 101ms))}, 0) == 0U);
+  // A crash, then somebody who ends what is left.
+  CHECK(pick({echo, signaled(1, "a", SIGTERM, 101ms), signaled(2, "a", SIGSEGV, 102ms)}, 2) == 2U);
+  // Somebody ends the ranks of a node, and its agent.
+  CHECK(pick({echo, signaled(1, "b", SIGTERM, 101ms), node_lost("b", 102ms)}, 1) == 1U);
 }
 
 TEST_CASE("the last exception speaks for the whole") {

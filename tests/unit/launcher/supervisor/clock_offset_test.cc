@@ -1,4 +1,4 @@
-#include "launcher/clock_offset.h"
+#include "launcher/supervisor/clock_offset.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "launcher/net_choice.h"
+#include "launcher/supervisor/net_choice.h"
 
 #include "tests/support/catch.h"
 

@@ -1,6 +1,6 @@
-#include "launcher/node_limits.h"
+#include "launcher/supervisor/node_limits.h"
 
-#include "launcher/clean_text.h"
+#include "launcher/report/clean_text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -15,38 +15,53 @@ std::string cleaned(std::string text) {
 
 }  // namespace
 
-TEST_CASE("output beyond the credit is refused, of each stream for itself") {
-  NodeLimits limits(100);
-  const std::string bytes(60, 'x');
-  CHECK(limits.admit(Output{0, 0, 1, 0, bytes}).has_value());
-  CHECK(limits.admit(Output{0, 0, 2, 0, bytes}).has_value());
-  CHECK(limits.admit(Output{0, 0, 1, 0, bytes.substr(0, 40)}).has_value());
+TEST_CASE("output is counted and given back, of each stream for itself, however much it is") {
+  NodeLimits limits;
+  const std::string bytes(8u << 20, 'x');
+  CHECK(limits.admit(Output{0, 0, 1, 0, bytes.substr(0, 100)}).has_value());
+  CHECK(limits.admit(Output{0, 0, 2, 0, bytes.substr(0, 60)}).has_value());
   CHECK(limits.admit(Output{0, 0, 1, 0, ""}).has_value());  // an end
-  const auto over = limits.admit(Output{0, 0, 1, 0, "x"});
-  REQUIRE_FALSE(over.has_value());
-  CHECK(over.error().code == ErrorCode::kProtocol);
-  CHECK(over.error().text == "it sends more output than it was given credit for");
   CHECK(limits.taken(1) == 100);
   CHECK(limits.give_back(1) == 100);
-  CHECK(limits.admit(Output{0, 0, 1, 0, bytes}).has_value());
+  CHECK(limits.taken(1) == 0);
   CHECK(limits.taken(2) == 60);
+  // A window is 1 MiB at most; these are more than a message can give back.
+  for (int i = 0; i < 513; ++i)
+    REQUIRE(limits.admit(Output{0, 0, 1, 0, bytes}).has_value());
+  CHECK(limits.give_back(1) == 0xFFFFFFFFu);
+  CHECK(limits.give_back(1) == 1u + (8u << 20));
+  CHECK(limits.taken(1) == 0);
   for (const std::uint8_t stream : {std::uint8_t{0}, std::uint8_t{3}})
     CHECK(limits.admit(Output{0, 0, stream, 0, "x"}).error().text ==
           "it sends output of a stream that there is not");
 }
 
 TEST_CASE("findings of a hang are bounded for each attempt") {
-  NodeLimits limits(0);
+  NodeLimits limits;
   rendezvous::Inspection inspection;
   inspection.text.assign(NodeLimits::kInspected / 2, 'x');
   CHECK(limits.admit(inspection).has_value());
   CHECK_FALSE(limits.admit(inspection).has_value());
   inspection.attempt = 1;
   CHECK(limits.admit(inspection).has_value());
+  // One attempt after the other: in turn they would have no bound.
+  inspection.attempt = 0;
+  inspection.text.clear();
+  CHECK_FALSE(limits.admit(inspection).has_value());
+}
+
+TEST_CASE("a node that comes again and again has the notices and starts of one") {
+  NodeLimits limits;
+  for (std::size_t i = 0; i < NodeLimits::kNotices; ++i)
+    REQUIRE(limits.notice() == NodeLimits::Shown::kYes);
+  CHECK(limits.admit(Output{0, 0, 1, 0, "x"}).has_value());
+  limits.begin_life();
+  CHECK(limits.taken(1) == 0);
+  CHECK(limits.notice() == NodeLimits::Shown::kLast);
 }
 
 TEST_CASE("words of a node end at a number") {
-  NodeLimits limits(0);
+  NodeLimits limits;
   for (std::size_t i = 0; i < NodeLimits::kNotices; ++i)
     REQUIRE(limits.notice() == NodeLimits::Shown::kYes);
   CHECK(limits.notice() == NodeLimits::Shown::kLast);
@@ -54,7 +69,7 @@ TEST_CASE("words of a node end at a number") {
 }
 
 TEST_CASE("a node with more addresses than can be") {
-  NodeLimits limits(0);
+  NodeLimits limits;
   rendezvous::Hello hello;
   hello.interfaces.resize(NodeLimits::kHelloInterfaces);
   CHECK(limits.admit(hello).has_value());
@@ -72,6 +87,9 @@ TEST_CASE("control characters do not reach a terminal") {
   CHECK(cleaned("x\xe2\x80\xaey\xe2\x81\xa9") == "x?y?");            // marks that turn the writing
   CHECK(cleaned("\xe2\x80\xa6 \xe2\x82\xac") == "\xe2\x80\xa6 \xe2\x82\xac");
   CHECK(cleaned("\xff\xc2") == "\xff\xc2");
+  CHECK(cleaned("a\x9b"
+                "31m") == "a?31m");                             // CSI as an 8-bit terminal takes it
+  CHECK(cleaned("\xd8\x9c\xe2\x80\x8b\xef\xbb\xbf") == "???");  // U+061C, U+200B, U+FEFF
 }
 
 TEST_CASE("the texts of a message, but not the workers' own") {
@@ -92,9 +110,54 @@ TEST_CASE("the texts of a message, but not the workers' own") {
   CHECK(std::get<rendezvous::WorkerEvidence>(message).oom == "?");
   CHECK(std::get<rendezvous::WorkerEvidence>(message).error_json == "{\r\n}");
 
+  evidence.oom = "a\nddplaunch: exit 0";
+  evidence.xid = "Xid 79\nXid 43";
+  message = evidence;
+  clean_texts(message);
+  CHECK(std::get<rendezvous::WorkerEvidence>(message).oom == "a\\nddplaunch: exit 0");
+  CHECK(std::get<rendezvous::WorkerEvidence>(message).xid == "Xid 79\nXid 43");
+
   message = Output{0, 0, 1, 0, "\033[31m"};
   clean_texts(message);
   CHECK(std::get<Output>(message).data == "\033[31m");
+}
+
+TEST_CASE("no text of a node or a worker begins a line") {
+  rendezvous::Notice notice;
+  notice.text = "quiet\r\nddplaunch: exit 0";
+  rendezvous::Message message = notice;
+  clean_texts(message);
+  CHECK(std::get<rendezvous::Notice>(message).text == "quiet?\\nddplaunch: exit 0");
+
+  rendezvous::WorkerInTrouble trouble;
+  trouble.text = "lost\nddplaunch: exit 0";
+  message = trouble;
+  clean_texts(message);
+  CHECK(std::get<rendezvous::WorkerInTrouble>(message).text == "lost\\nddplaunch: exit 0");
+
+  rendezvous::Refused refused;
+  refused.text = "setup failed; its last lines:\n  one\n\nddplaunch: exit 0\n";
+  message = refused;
+  clean_texts(message);
+  CHECK(std::get<rendezvous::Refused>(message).text ==
+        "setup failed; its last lines:\n  one\n  \n  ddplaunch: exit 0\n  ");
+
+  rendezvous::NodeChecked checked;
+  checked.program_trouble = "none\nddplaunch: exit 0";
+  checked.environment_trouble = "setup failed; its last lines:\n  one\nddplaunch: exit 0";
+  message = checked;
+  clean_texts(message);
+  CHECK(std::get<rendezvous::NodeChecked>(message).program_trouble == "none\\nddplaunch: exit 0");
+  CHECK(std::get<rendezvous::NodeChecked>(message).environment_trouble ==
+        "setup failed; its last lines:\n  one\n  ddplaunch: exit 0");
+
+  rendezvous::Inspection inspection;
+  inspection.state = "sleeping\nddplaunch: exit 0";
+  inspection.text = "one\ntwo\n";
+  message = inspection;
+  clean_texts(message);
+  CHECK(std::get<rendezvous::Inspection>(message).state == "sleeping\\nddplaunch: exit 0");
+  CHECK(std::get<rendezvous::Inspection>(message).text == "one\ntwo\n");
 }
 
 }  // namespace ddp::launcher

@@ -1,6 +1,6 @@
 // Runs the scenario files of tests/scenarios/supervisor: an event a line, and indented below it every action
 // the supervisor must give, in order, and nothing else. `end` lines check how the job came out.
-#include "launcher/supervisor.h"
+#include "launcher/supervisor/supervisor.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -12,8 +12,8 @@
 #include <sstream>
 
 #include "base/exit_status.h"
-#include "launcher/output_credit.h"
-#include "rendezvous/codec.h"
+#include "launcher/job/output_credit.h"
+#include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 
 namespace ddp::launcher {
@@ -69,7 +69,10 @@ std::string describe(const job::Action& action) {
   const auto& send = std::get<job::ToNode>(action);
   std::string text =
       "to " + std::to_string(send.node) + " " + std::string(rendezvous::message_name(send.message));
-  if (const auto* spawn = std::get_if<rendezvous::Spawn>(&send.message)) {
+  if (const auto* start = std::get_if<rendezvous::JobStart>(&send.message)) {
+    for (const std::uint32_t pid : start->predecessor)
+      text += " predecessor=" + std::to_string(pid);
+  } else if (const auto* spawn = std::get_if<rendezvous::Spawn>(&send.message)) {
     text += " first=" + std::to_string(spawn->first_rank) +
             " local=" + std::to_string(spawn->local_world_size) +
             " world=" + std::to_string(spawn->world_size) + " master=" + spawn->master_addr + ":" +
@@ -186,6 +189,11 @@ class Scenario {
       rendezvous::Hello hello;
       hello.machine_id = one_machine_ ? "m" : "m" + words[1];
       hello.cpus = 4;
+      if (words.size() > 2) {  // up NODE PID-NAMESPACE
+        hello.pid = number(1) * 1000 + life(number(1)) * 100;
+        hello.keeper = hello.pid + 1;
+        hello.pid_namespace = number(2);
+      }
       if (number(1) < gpus_.size()) hello.gpus = gpus_[number(1)];
       hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
       if (networks_ > 1) hello.interfaces.push_back({"eth1", "10.1.0.1" + words[1], 24, true, false});
@@ -198,7 +206,8 @@ class Scenario {
       lost_.insert(number(1));
       const std::string why = line.find('"') != std::string::npos ? quoted_rest(line) : "the link was closed";
       const bool dead = words.size() > 2 && words.back() == "dead";
-      give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, life(number(1))});
+      const bool left = words.size() > 2 && words.back() == "left";
+      give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, life(number(1)), left});
     } else if (verb == "broken") {
       up_.erase(number(1));
       give(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0}, life(number(1))});
@@ -208,7 +217,8 @@ class Scenario {
       give(job::UserSignal{words[1] == "INT" ? SIGINT : words[1] == "USR1" ? SIGUSR1 : SIGTERM});
     } else if (verb == "accepted") {
       rendezvous::JobAccepted accepted{"/bin/x"};
-      if (words.size() > 2) accepted.infiniband = {words[2]};
+      accepted.predecessor_gone = words.size() > 2 && words[2] == "predecessor-gone";
+      if (words.size() > 2 && !accepted.predecessor_gone) accepted.infiniband = {words[2]};
       accepted.no_infiniband = quoted_rest(line);
       give_message(number(1), accepted);
     } else if (verb == "refused") {
@@ -222,12 +232,14 @@ class Scenario {
     } else if (verb == "probed") {
       give_message(number(1),
                    rendezvous::ProbeResult{attempt_, words.at(2) == "-" ? "" : words[2], quoted_rest(line)});
-    } else if (verb == "exit" || verb == "kill") {  // node rank code-or-signal
+    } else if (verb == "exit" || verb == "kill" ||
+               verb == "end") {  // node rank code-or-signal; end: by its agent
       rendezvous::WorkerExited exited;
       exited.attempt = attempt_;
       exited.rank = number(2);
       exited.pid = 100 + exited.rank;
       (verb == "exit" ? exited.code : exited.signal) = static_cast<std::uint8_t>(number(3));
+      exited.after_stop = verb == "end";
       if (words.size() > 4) exited.attempt = number(4);
       give_message(number(1), exited);
     } else if (verb == "ended") {
@@ -237,8 +249,13 @@ class Scenario {
       give_message(number(1), rendezvous::WorkersGreeted{attempt_});
     } else if (verb == "ready") {  // node
       give_message(number(1), rendezvous::WorkersReady{attempt_});
-    } else if (verb == "trouble") {  // node rank "text"
-      give_message(number(1), rendezvous::WorkerInTrouble{attempt_, number(2), quoted_rest(line), {}});
+    } else if (verb == "trouble") {  // node rank [peer=RANK] "text"
+      rendezvous::WorkerInTrouble trouble{attempt_, number(2), quoted_rest(line), {}};
+      if (words.at(3).starts_with("peer="))
+        trouble.peers.push_back(static_cast<std::uint32_t>(std::stoul(words[3].substr(5))));
+      give_message(number(1), trouble);
+    } else if (verb == "stderr") {  // rank "text": what one that has failed wrote
+      supervisor_->last_words(static_cast<int>(number(1)), {quoted_rest(line)}, "");
     } else if (verb == "revoked") {  // node local:step… or local:- for who holds nothing
       rendezvous::AttemptRevoked revoked;
       revoked.attempt = attempt_;
@@ -257,6 +274,8 @@ class Scenario {
       exited.by_revoke = true;
       exited.text = quoted_rest(line);
       give_message(number(1), exited);
+    } else if (verb == "started") {  // node rank pid
+      give_message(number(1), rendezvous::WorkerStarted{attempt_, number(2), number(3)});
     } else if (verb == "quiet" || verb == "alive") {  // node
       give_message(number(1), rendezvous::Quiet{attempt_, verb == "quiet", 0});
     } else if (verb == "inspection") {  // node rank state, and a text that needs no words

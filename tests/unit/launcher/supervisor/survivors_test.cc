@@ -1,4 +1,4 @@
-#include "launcher/survivors.h"
+#include "launcher/supervisor/survivors.h"
 
 #include "tests/support/catch.h"
 
@@ -44,7 +44,7 @@ TEST_CASE("trouble without a death ends the attempt, the first word counts") {
   survivors.begin(1, 30s, 0s);
   survivors.in_trouble("rank 0: lost rank 1", 5s);
   CHECK_FALSE(survivors.verdict(1h));  // as far as is known these cannot live on, and end by themselves
-  survivors.greeted(0);  // but they can
+  survivors.greeted(0);                // but they can
   survivors.ready(0);
   survivors.in_trouble("rank 2: lost rank 1", 6s);
   REQUIRE(survivors.deadline());
@@ -53,6 +53,17 @@ TEST_CASE("trouble without a death ends the attempt, the first word counts") {
   CHECK(*survivors.verdict(7s) == "rank 0: lost rank 1");
   survivors.begin(1, 30s, 8s);
   CHECK_FALSE(survivors.verdict(9s));
+}
+
+TEST_CASE("a rank is heeded so often in an attempt, each rank for itself") {
+  Survivors survivors;
+  survivors.begin(1, 30s, 0s);
+  for (unsigned i = 0; i < Survivors::kMostTroubles; ++i)
+    CHECK(survivors.heeds(3));
+  CHECK_FALSE(survivors.heeds(3));
+  CHECK(survivors.heeds(4));
+  survivors.begin(1, 30s, 1s);
+  CHECK(survivors.heeds(3));
 }
 
 TEST_CASE("the state is the lowest rank's that holds the most steps") {

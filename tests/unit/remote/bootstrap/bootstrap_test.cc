@@ -1,10 +1,10 @@
-#include "remote/bootstrap.h"
+#include "remote/bootstrap/bootstrap.h"
 
 #include <deque>
 #include <string>
 #include <vector>
 
-#include "remote/push_script.h"
+#include "remote/bootstrap/push_script.h"
 #include "tests/support/catch.h"
 
 using ddp::ErrorCode;

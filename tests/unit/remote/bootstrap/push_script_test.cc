@@ -1,8 +1,8 @@
-#include "remote/push_script.h"
+#include "remote/bootstrap/push_script.h"
 
 #include <string>
 
-#include "remote/shell_quote.h"
+#include "remote/hosts/shell_quote.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::remote;

@@ -1,6 +1,6 @@
-#include "remote/host_filter.h"
+#include "remote/hosts/host_filter.h"
 
-#include "remote/hostfile.h"
+#include "remote/hosts/hostfile.h"
 #include "tests/support/catch.h"
 
 using ddp::remote::filter_hosts;

@@ -1,8 +1,8 @@
-#include "remote/hostfile.h"
+#include "remote/hosts/hostfile.h"
 
 #include <algorithm>
 
-#include "remote/host_entry.h"
+#include "remote/hosts/host_entry.h"
 #include "tests/support/catch.h"
 
 using ddp::remote::Entry;

@@ -1,4 +1,4 @@
-#include "remote/jump_command.h"
+#include "remote/hosts/jump_command.h"
 
 #include "tests/support/catch.h"
 

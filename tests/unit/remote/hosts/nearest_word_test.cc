@@ -1,4 +1,4 @@
-#include "remote/nearest_word.h"
+#include "remote/hosts/nearest_word.h"
 
 #include "tests/support/catch.h"
 

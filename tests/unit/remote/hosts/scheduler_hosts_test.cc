@@ -1,4 +1,4 @@
-#include "remote/scheduler_hosts.h"
+#include "remote/hosts/scheduler_hosts.h"
 
 #include "tests/support/catch.h"
 

@@ -1,4 +1,4 @@
-#include "remote/known_hosts.h"
+#include "remote/ssh/known_hosts.h"
 
 #include <string>
 

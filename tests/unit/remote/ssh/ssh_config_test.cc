@@ -1,10 +1,10 @@
-#include "remote/ssh_config.h"
+#include "remote/ssh/ssh_config.h"
 
 #include <string>
 #include <vector>
 
-#include "remote/ssh_config_shape.h"
-#include "remote/ssh_handshake.h"
+#include "remote/ssh/ssh_config_shape.h"
+#include "remote/ssh/ssh_handshake.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::remote;

@@ -1,9 +1,9 @@
-#include "rendezvous/client_hello.h"
+#include "rendezvous/identity/client_hello.h"
 
 #include <string>
 
 #include "tests/support/catch.h"
-#include "tests/unit/rendezvous/client_hello_bytes.h"
+#include "tests/unit/rendezvous/identity/client_hello_bytes.h"
 
 namespace ddp::rendezvous {
 namespace {

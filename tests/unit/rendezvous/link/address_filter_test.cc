@@ -1,4 +1,4 @@
-#include "rendezvous/address_filter.h"
+#include "rendezvous/link/address_filter.h"
 
 #include "tests/support/catch.h"
 
@@ -59,6 +59,20 @@ TEST_CASE("a network that is none") {
           "'" + std::string(text) + "' is neither an address nor a network such as 10.1.0.0/16 or fd00::/8");
     CHECK(filter.empty());
   }
+}
+
+TEST_CASE("a mapped network is one of IPv4, not all of it") {
+  AddressFilter filter;
+  const auto refused = [&filter](const char* text) { return filter.allow_network(text).error().text; };
+  CHECK(refused("::ffff:10.1.0.0/16") ==
+        "'::ffff:10.1.0.0/16' would admit every IPv4 address; write an IPv4 network as 10.1.0.0/16");
+  CHECK(refused("::ffff:0:0/95") ==
+        "'::ffff:0:0/95' would admit every IPv4 address; write an IPv4 network as 10.1.0.0/16");
+  CHECK(filter.empty());
+  REQUIRE(filter.allow_network("::ffff:10.1.0.0/112").has_value());
+  CHECK(allows(filter, "10.1.2.3"));
+  CHECK_FALSE(allows(filter, "10.2.0.1"));
+  CHECK(AddressFilter().allow_network("::ffff:0:0/96").has_value());
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "rendezvous/connection.h"
+#include "rendezvous/link/connection.h"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "rendezvous/codec.h"
+#include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {

@@ -1,4 +1,4 @@
-#include "rendezvous/member.h"
+#include "rendezvous/membership/member.h"
 
 #include <string>
 

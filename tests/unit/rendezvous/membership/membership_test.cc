@@ -1,6 +1,6 @@
 // Runs the scenario files of tests/scenarios/membership: an event a line, and indented below it every action
 // that Membership must give, in order, and nothing else. README there tells the words.
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/membership_words.h"
+#include "rendezvous/membership/membership_words.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {
@@ -114,7 +114,8 @@ class Scenario {
         text << " " << names_[place.host] << "=" << place.first_rank << "+" << place.local_world_size;
     } else if (const auto* stop = std::get_if<StopAttempt>(&action)) {
       text << "stop " << stop->attempt << " " << cause_name(stop->cause) << " \"" << stop->reason << "\"";
-      if (stop->another != (stop->cause == StopCause::kScaleUp)) text << (stop->another ? " another" : " last");
+      if (stop->another != (stop->cause == StopCause::kScaleUp))
+        text << (stop->another ? " another" : " last");
     } else if (const auto* drop = std::get_if<Drop>(&action)) {
       text << "drop " << names_.at(drop->host) << " \"" << drop->reason << "\"";
       if (lives_[drop->host] == drop->life) there_.erase(drop->host);
@@ -185,6 +186,8 @@ class Scenario {
         rules.recall = true;
       else if (key == "open")
         rules.open = true;
+      else if (key == "fence")
+        rules.fence = value == "all" ? Fence::kAll : value == "off" ? Fence::kOff : Fence::kRank0;
       else if (key == "scale-up-now")
         rules.scale_up_now = true;
       else if (times.contains(key))
@@ -217,7 +220,7 @@ class Scenario {
       const HostNumber node = host(words.at(1));
       if (!life_) ++lives_[node];
       there_.insert(node);
-      give(node, Joined{option("slots", 1), text("as")});
+      give(node, Joined{option("slots", 1), text("as"), static_cast<std::uint32_t>(option("gone", 0))});
     } else if (verb == "pass") {
       pass(std::chrono::milliseconds(std::stol(words.at(1))));
     } else if (verb == "sleep") {  // the master's

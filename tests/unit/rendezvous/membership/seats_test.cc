@@ -1,4 +1,4 @@
-#include "rendezvous/seats.h"
+#include "rendezvous/membership/seats.h"
 
 #include <algorithm>
 #include <map>

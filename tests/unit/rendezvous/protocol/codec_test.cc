@@ -1,4 +1,4 @@
-#include "rendezvous/codec.h"
+#include "rendezvous/protocol/codec.h"
 
 #include "tests/support/catch.h"
 

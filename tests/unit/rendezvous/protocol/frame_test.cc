@@ -1,4 +1,4 @@
-#include "rendezvous/frame.h"
+#include "rendezvous/protocol/frame.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/codec.h"
+#include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {

@@ -1,10 +1,10 @@
-#include "rendezvous/output_queue.h"
+#include "rendezvous/protocol/output_queue.h"
 
 #include <cstring>
 #include <random>
 #include <string>
 
-#include "rendezvous/codec.h"
+#include "rendezvous/protocol/codec.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {

@@ -1,16 +1,17 @@
-#include "rendezvous/link_token.h"
+#include "rendezvous/secure/link_token.h"
 
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
 
-#include "rendezvous/secure_stream_key.h"
+#include "rendezvous/secure/secure_stream_key.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {
@@ -108,6 +109,30 @@ TEST_CASE("what is no token file is named") {
   const std::string fifo = (file.folder / "fifo").string();
   REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
   CHECK(read_token_file(fifo).error().text == "the token file " + fifo + " is no regular file");
+}
+
+TEST_CASE("a token file that nobody named has to be this user's, in a directory of this user's") {
+  const TokenFile file(kGood);
+  CHECK(read_own_token_file(file.path).has_value());
+  const std::string link = (file.folder / "link").string();
+  std::filesystem::create_symlink(file.path, link);
+  CHECK(read_own_token_file(link).error().text == "the token file " + link + " is a link");
+  CHECK(read_own_token_file((file.folder / "none").string()).error().sys == ENOENT);
+  REQUIRE(::chmod(file.folder.c_str(), 0770) == 0);
+  CHECK(read_own_token_file(file.path).error().text == "the directory " + file.folder.string() +
+                                                           " may be written to by others; chmod go-w " +
+                                                           file.folder.string());
+  REQUIRE(::chmod(file.folder.c_str(), 0700) == 0);
+  if (::geteuid() != 0) {
+    WARN("skipped: only root can give files away");
+    return;
+  }
+  REQUIRE(::chown(file.path.c_str(), 61234, 61234) == 0);
+  CHECK(read_own_token_file(file.path).error().text ==
+        "the token file " + file.path + " belongs to uid 61234 and not to you (uid 0)");
+  REQUIRE(::chown(file.folder.c_str(), 61234, 61234) == 0);
+  CHECK(read_own_token_file(file.path).error().text ==
+        "the directory " + file.folder.string() + " belongs to uid 61234 and not to you (uid 0)");
 }
 
 TEST_CASE("random tokens are good and differ") {

@@ -1,4 +1,4 @@
-#include "rendezvous/key_store.h"
+#include "rendezvous/store/key_store.h"
 
 #include <cerrno>
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/unit/store/store_bytes.h"
+#include "tests/unit/rendezvous/store/store_bytes.h"
 
 namespace ddp::rendezvous {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rendezvous/tcp_store_codec.h"
+#include "rendezvous/store/tcp_store_codec.h"
 
 /// Requests written as a client would write them, and replies read as it would read them.
 namespace ddp::test {

@@ -1,11 +1,11 @@
-#include "rendezvous/tcp_store_codec.h"
+#include "rendezvous/store/tcp_store_codec.h"
 
 #include <random>
 #include <string>
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/unit/store/store_bytes.h"
+#include "tests/unit/rendezvous/store/store_bytes.h"
 
 namespace ddp::rendezvous {
 namespace {

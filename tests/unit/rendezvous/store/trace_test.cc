@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/key_store.h"
+#include "rendezvous/store/key_store.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {
@@ -75,7 +75,8 @@ StoreDialect dialect_of(const std::string& version) {
 
 TEST_CASE("real clients get the answers they got before") {
   int traces = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(DDP_SOURCE_DIR "/tests/unit/store/traces")) {
+  for (const auto& entry :
+       std::filesystem::directory_iterator(DDP_SOURCE_DIR "/tests/unit/rendezvous/store/traces")) {
     const std::string version = entry.path().stem().string().substr(std::string("torch-").size());
     INFO(version);
     const Trace trace = read_trace(entry.path());

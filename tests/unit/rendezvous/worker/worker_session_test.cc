@@ -1,7 +1,7 @@
 // Runs the scenario files of tests/scenarios/worker_protocol: what the worker says and what the agent orders,
 // and indented below everything that WorkerSession must give, in order, and nothing else. README there tells
 // the words.
-#include "rendezvous/worker_session.h"
+#include "rendezvous/worker/worker_session.h"
 
 #include <algorithm>
 #include <filesystem>

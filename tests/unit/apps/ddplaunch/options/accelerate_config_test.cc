@@ -1,9 +1,9 @@
-#include "apps/ddplaunch/accelerate_config.h"
+#include "apps/ddplaunch/options/accelerate_config.h"
 
 #include <string>
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::AccelerateConfig;
 using ddp::Findings;

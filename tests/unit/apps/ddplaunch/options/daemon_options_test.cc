@@ -1,7 +1,7 @@
-#include "apps/ddplaunch/daemon_options.h"
+#include "apps/ddplaunch/options/daemon_options.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::launcher::JobSpec;
 using ddp::launcher::LauncherKind;

@@ -1,9 +1,9 @@
-#include "apps/ddplaunch/env_options.h"
+#include "apps/ddplaunch/options/env_options.h"
 
 #include <algorithm>
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::launcher::JobSpec;
 using ddp::test::Env;

@@ -1,11 +1,11 @@
-#include "apps/ddplaunch/foreign_options.h"
+#include "apps/ddplaunch/options/foreign_options.h"
 
 #include <algorithm>
 #include <set>
 
-#include "apps/ddplaunch/command_line.h"
+#include "apps/ddplaunch/options/command_line.h"
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::find_foreign;
 using ddp::Findings;

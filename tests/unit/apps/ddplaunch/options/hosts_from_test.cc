@@ -1,5 +1,5 @@
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::Verb;
 using ddp::launcher::JobSpec;
@@ -112,11 +112,11 @@ TEST_CASE("Verbs") {
   CHECK(world.job({"check", "--deep"}).deep);
   CHECK(world.mistakes({"--deep", "w"}) ==
         Texts{"ddplaunch: --deep is for ddplaunch check; a job of your own is "
-              "train --health or train --bench"});
+              "train health or train bench"});
   CHECK(world.mistakes({"check", "--min-busbw", "0"}) ==
         Texts{"ddplaunch: --min-busbw 0: give GB/s, a number above 0",
               "ddplaunch: --min-busbw is about ddplaunch check --collectives; a job of your own is train "
-              "--bench"});
+              "bench"});
   CHECK(
       world.mistakes({"--json", "w"}) ==
       Texts{

@@ -1,7 +1,7 @@
-#include "apps/ddplaunch/job_plan_text.h"
+#include "apps/ddplaunch/options/job_plan_text.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::command_text;
 using ddp::launcher::WorkerCommand;

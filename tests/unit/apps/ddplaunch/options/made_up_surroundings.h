@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch/options.h"
+#include "apps/ddplaunch/options/options.h"
 #include "tests/support/catch.h"
 
 namespace ddp::test {

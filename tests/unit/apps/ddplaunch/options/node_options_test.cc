@@ -1,7 +1,7 @@
-#include "apps/ddplaunch/node_options.h"
+#include "apps/ddplaunch/options/node_options.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::launcher::LauncherKind;
 using ddp::launcher::PerNode;

@@ -4,9 +4,9 @@
 #include <iterator>
 #include <string>
 
-#include "apps/ddplaunch/foreign_options.h"
-#include "apps/ddplaunch/option_groups.h"
-#include "remote/hostfile.h"
+#include "apps/ddplaunch/options/foreign_options.h"
+#include "apps/ddplaunch/options/option_groups.h"
+#include "remote/hosts/hostfile.h"
 #include "tests/support/catch.h"
 
 namespace {

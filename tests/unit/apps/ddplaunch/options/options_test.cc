@@ -1,15 +1,16 @@
-#include "apps/ddplaunch/options.h"
+#include "apps/ddplaunch/options/options.h"
 
-#include "apps/ddplaunch/option_readers.h"
+#include "apps/ddplaunch/options/option_readers.h"
 #include "base/version.h"
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::absolute_path;
 using ddp::is_job_id;
 using ddp::is_network;
 using ddp::read_duration;
 using ddp::read_port_range;
+using ddp::launcher::FenceMode;
 using ddp::launcher::JobSpec;
 using ddp::launcher::LauncherKind;
 using ddp::launcher::ProcsPerNode;
@@ -141,6 +142,11 @@ TEST_CASE("Sizes") {
   CHECK(
       world.mistakes({"--store-allow", "eth0", "w"}) ==
       Texts{"ddplaunch: --store-allow eth0: give an address or a network (10.1.0.7, 10.1.0.0/16, fd00::/8)"});
+  // The store's filter reads none of them, and one that is empty admits everybody.
+  for (const char* text : {"010.1.0.1", "10.1.0.00/16", "fe80::1%", "10.1.0.1%eth0", "::ffff:010.0.0.1"}) {
+    INFO(text);
+    CHECK(world.mistakes({"--store-allow", text, "w"}).size() == 1);
+  }
   CHECK(world.spec({"--nnodes", "1:4", "w"}).min_nodes == 1);
   const JobSpec elastic = world.spec({"--host", "a,b,c", "--nnodes", "2:3", "--scale-up", "now", "w"});
   CHECK(elastic.min_nodes == 2);
@@ -154,6 +160,11 @@ TEST_CASE("Sizes") {
         Texts{"ddplaunch: --spares 1: with 2 nodes there must be 3 hosts, and there are only 2"});
   CHECK(world.mistakes({"--scale-up", "soon", "w"}) ==
         Texts{"ddplaunch: --scale-up soon: choose next or now"});
+  CHECK(world.spec({"w"}).fence == FenceMode::kRank0);
+  CHECK(world.spec({"--fence", "rank0", "w"}).fence == FenceMode::kRank0);
+  CHECK(world.spec({"--fence", "all", "w"}).fence == FenceMode::kAll);
+  CHECK(world.spec({"--fence", "off", "w"}).fence == FenceMode::kOff);
+  CHECK(world.mistakes({"--fence", "5s", "w"}) == Texts{"ddplaunch: --fence 5s: choose rank0, all or off"});
   CHECK(world.mistakes({"--nnodes", "4:1", "w"}) ==
         Texts{"ddplaunch: --nnodes 4:1: \"4:1\" is not a number of nodes, nor MIN:MAX"});
   CHECK(world.mistakes({"--nnodes", "two", "w"}) ==

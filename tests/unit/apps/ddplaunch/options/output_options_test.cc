@@ -1,8 +1,8 @@
-#include "apps/ddplaunch/output_options.h"
+#include "apps/ddplaunch/options/output_options.h"
 
-#include "apps/ddplaunch/option_readers.h"
+#include "apps/ddplaunch/options/option_readers.h"
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::read_rank_ranges;
 using ddp::read_size;

@@ -1,7 +1,7 @@
-#include "apps/ddplaunch/pet_options.h"
+#include "apps/ddplaunch/options/pet_options.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::launcher::LauncherKind;
 using ddp::test::Env;
@@ -82,7 +82,8 @@ TEST_CASE("What makes no sense in them is told, and where it came from") {
   const Texts pods =
       with({{"PET_NNODES", "4"}, {"PET_NODE_RANK", "1"}, {"PET_NPROC_PER_NODE", "1"}}).mistakes({"w"});
   REQUIRE(pods.size() == 3);
-  CHECK(pods[0] ==
-        "ddplaunch: --node-rank 1 needs --master-addr ADDR, where node 0 is; or set MASTER_ADDR on all nodes");
+  CHECK(
+      pods[0] ==
+      "ddplaunch: --node-rank 1 needs --master-addr ADDR, where node 0 is; or set MASTER_ADDR on all nodes");
   CHECK(pods[1].starts_with("ddplaunch: --nnodes 4 needs hosts: "));
 }

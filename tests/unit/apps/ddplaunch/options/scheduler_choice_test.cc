@@ -1,7 +1,7 @@
-#include "apps/ddplaunch/scheduler_choice.h"
+#include "apps/ddplaunch/options/scheduler_choice.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
 
 using ddp::launcher::LauncherKind;
 using ddp::test::Texts;
@@ -47,7 +47,8 @@ TEST_CASE("Several of us, started by srun, are a mistake") {
   world.env.emplace_back("SLURM_STEP_NUM_TASKS", "3");
   CHECK(world.mistakes({"w"}).front() ==
         "ddplaunch: srun has started 3 of this program; start it once, it starts the nodes itself: leave "
-        "srun out, or use srun --ntasks=1; or set MASTER_ADDR for one on each node; --launcher local runs on this machine alone");
+        "srun out, or use srun --ntasks=1; or set MASTER_ADDR for one on each node; --launcher local runs on "
+        "this machine alone");
   CHECK(world.spec({"--launcher", "local", "w"}).hosts.size() == 1);
   world.env.back().second = "1";
   CHECK(world.spec({"w"}).launcher == LauncherKind::kSlurm);

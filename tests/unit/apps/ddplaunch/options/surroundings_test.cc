@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "apps/ddplaunch/option_readers.h"
-#include "apps/ddplaunch/options.h"
+#include "apps/ddplaunch/options/option_readers.h"
+#include "apps/ddplaunch/options/options.h"
 #include "tests/support/catch.h"
 
 TEST_CASE("The surroundings of this process") {

@@ -1,10 +1,10 @@
-#include "apps/train/bench_options.h"
+#include "apps/train/bench/bench_options.h"
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "apps/train/option_words.h"
+#include "apps/train/options/option_words.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -14,7 +14,8 @@ namespace {
 
 /// Nothing where the options are refused.
 std::optional<BenchOptions> parse(std::vector<const char*> words) {
-  words.insert(words.begin(), {"train", "--bench", "sendrecv"});
+  words.insert(words.begin(), {"bench"});
+  if (words.size() == 1 || words[1][0] == '-') words.insert(words.begin() + 1, "allreduce");
   return parse_bench_options(static_cast<int>(words.size()), words.data()).options;
 }
 
@@ -45,14 +46,6 @@ TEST_CASE("durations have a unit or are seconds") {
   CHECK(parse_duration("500ms") == 500ms);
   for (const char* wrong : {"", "s", "0", "-1s", "nan", "25h", "60 s", "60x"})
     CHECK_FALSE(parse_duration(wrong));
-}
-
-TEST_CASE("a command line with --bench is a measurement") {
-  const char* bench[] = {"train", "--bench=allreduce"};
-  const char* plain[] = {"train", "--data", "synthetic"};
-  CHECK(wants_bench(2, bench));
-  CHECK_FALSE(wants_bench(3, plain));
-  CHECK_FALSE(wants_bench(0, nullptr));
 }
 
 TEST_CASE("the options of nccl-tests are taken in its spellings") {
@@ -99,8 +92,8 @@ TEST_CASE("a largest size that is not given follows the smallest") {
   CHECK(sizes({"-b", "8", "-e", "40", "-i", "16"}) == std::vector<std::size_t>{8, 24, 40});
   CHECK(sizes({"-b", "1M", "-e", "3M", "-f", "1"}) == std::vector<std::size_t>{1u << 20, 2u << 20, 3u << 20});
   CHECK(sizes({"-b", "8", "-e", "32", "-f", "2", "-i", "8"}) == std::vector<std::size_t>{8, 16, 32});
-  CHECK(parse({"--pairs"})->max_bytes == 4u << 20);
-  CHECK(parse({"--pairs", "-b", "1M"})->max_bytes == 1u << 20);
+  CHECK(parse({"pairs"})->max_bytes == 4u << 20);
+  CHECK(parse({"pairs", "-b", "1M"})->max_bytes == 1u << 20);
 }
 
 TEST_CASE("what cannot be measured is refused") {
@@ -111,8 +104,8 @@ TEST_CASE("what cannot be measured is refused") {
   CHECK_FALSE(parse({"-o", "max"}));
   CHECK_FALSE(parse({"-r", "1"}));
   CHECK_FALSE(parse({"--comm-timeout", "soon"}));
-  CHECK_FALSE(parse({"--pairs", "--comm", "gloo"}));
-  CHECK_FALSE(parse({"--pairs", "--comm", "nccl"}));
+  CHECK_FALSE(parse({"--comm", "gloo"}));
+  CHECK_FALSE(parse({"pairs", "--comm", "nccl"}));
   CHECK_FALSE(parse({"--share-gpu"}));
   const auto shared = parse({"--comm", "nccl", "--share-gpu"});
   REQUIRE(shared);

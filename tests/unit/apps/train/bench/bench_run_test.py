@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the built `train --bench` on one and several nodes of ranks and checks tables, JSON, exit codes and errors.
+"""Runs the built `train bench` on one and several nodes of ranks and checks tables, JSON, exit codes and errors.
 
 usage: bench_run_test.py PATH_OF_TRAIN [unittest options]
 """
 import json
 import os
+import pathlib
 import re
 import resource
 import signal
@@ -15,16 +16,13 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[5]))
+from tests.support.ports import free_port
+
 TRAIN = ""
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
                       "TORCHELASTIC_USE_AGENT_STORE")
 ROW = re.compile(r" *(\d+) +(\d+) +float +(sum|none) +(-1|0) +([\d.]+) +([\d.]+) +([\d.]+) +(\S+) +([\d.]+) +([\d.]+)")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Nodes:
@@ -70,13 +68,13 @@ class Tables(unittest.TestCase):
         return results[0][1]
 
     def test_every_operation_is_right_on_every_way(self):
-        for operation in ("allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"):
+        for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
             for sizes, comm, way in (((3,), "auto", "3 ranks on 1 node, shm"), ((2, 1), "auto", "3 ranks on 2 nodes, shm+tcp"),
                                      ((2, 1), "tcp", "3 ranks, tcp")):
                 with self.subTest(operation=operation, way=way):
-                    text = self.table(sizes, "--bench", operation, "--comm", comm, "-b", "12", "-e", "1200K", "-f", "100",
+                    text = self.table(sizes, "bench", operation, "--comm", comm, "-b", "12", "-e", "1200K", "-f", "100",
                                       "-n", "3", "-w", "1")
-                    self.assertIn(f"--bench {operation}, {way}, in place\n", text)
+                    self.assertIn(f"bench {operation}, {way}, in place\n", text)
                     rows = [ROW.fullmatch(line) for line in text.splitlines() if not line.startswith("#")]
                     self.assertEqual([int(row[1]) for row in rows], [12, 1200, 120000])
                     self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
@@ -85,7 +83,7 @@ class Tables(unittest.TestCase):
     def test_json_and_pairs(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "result.json")
-            text = self.table((2, 2), "--bench", "sendrecv", "--pairs", "-e", "64K", "-n", "3", "--json", path)
+            text = self.table((2, 2), "bench", "pairs", "-e", "64K", "-n", "3", "--json", path)
             with open(path, encoding="utf-8") as file:
                 result = json.load(file)
         self.assertIn("# bandwidth of each pair, GB/s and direction, 65536 bytes\n", text)
@@ -97,20 +95,14 @@ class Tables(unittest.TestCase):
         self.assertEqual([pair["same_node"] for pair in result["pairs"]], [True, False, False, False, False, True])
 
     def test_a_bandwidth_that_is_not_reached_is_an_exit_code(self):
-        results = run((2,), "--bench", "allreduce", "-b", "4K", "-e", "4K", "-n", "2", "--min-busbw", "1e6")
+        results = run((2,), "bench", "allreduce", "-b", "4K", "-e", "4K", "-n", "2", "--min-busbw", "1e6")
         self.assertEqual(results[0][0], 1)
         self.assertRegex(results[0][2], r"^train: bus bandwidth [\d.]+ GB/s at 4096 bytes is under --min-busbw 1e\+06\n$")
         self.assertEqual(results[1][::2], (0, ""))
 
-    def test_gloo_where_it_was_built_in(self):
-        for code, out, err in run((2,), "--bench", "allreduce", "--comm", "gloo", "-b", "4K", "-e", "4K", "-n", "2"):
-            if code:
-                self.assertEqual((code, out, err), (2, "", "train: --comm gloo: this train was built without Gloo; a build with "
-                                                           "cmake -DDDP_GLOO=ON has it\n"))
-
     def test_one_process_alone(self):
         env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        done = subprocess.run([TRAIN, "--bench", "allreduce", "-e", "8", "-n", "1"], env=env, text=True, capture_output=True,
+        done = subprocess.run([TRAIN, "bench", "allreduce", "-e", "8", "-n", "1"], env=env, text=True, capture_output=True,
                               timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("1 ranks, none, in place", done.stdout)
@@ -118,7 +110,7 @@ class Tables(unittest.TestCase):
 
 class Deaths(unittest.TestCase):
     def check(self, sizes, dead, size="64K"):
-        with Nodes(sizes, "--bench", "allreduce", "-b", size, "-e", size, "-n", "10000000") as nodes:
+        with Nodes(sizes, "bench", "allreduce", "-b", size, "-e", size, "-n", "10000000") as nodes:
             nodes.processes[0].stdout.readline()  # all have met
             nodes.processes[dead].send_signal(signal.SIGKILL)
             start = time.monotonic()
@@ -155,52 +147,46 @@ class Mistakes(unittest.TestCase):
         return done.returncode, done.stderr
 
     def test_wrong_options(self):
-        code, text = self.refused("--bench", "gather")
+        code, text = self.refused("bench", "gather")
         self.assertEqual(code, 2)
-        self.assertIn('there is no operation "gather"; write allreduce, allgather, reducescatter, broadcast or sendrecv', text)
-        code, text = self.refused("--bench", "allreduce", "-b", "8Q")
+        self.assertIn('there is no operation "gather"; write allreduce, allgather, reducescatter, broadcast or pairs', text)
+        code, text = self.refused("bench", "allreduce", "-b", "8Q")
         self.assertEqual(code, 2)
         self.assertIn('"8Q" is no size up to 1024G; write 8, 64K, 1.5M or 1G', text)
-        code, text = self.refused("--bench", "allreduce", "--comm_timeout", "soon")
+        code, text = self.refused("bench", "allreduce", "--comm_timeout", "soon")
         self.assertEqual(code, 2)
         self.assertIn('"soon" is no duration; write 500ms, 60s or 2m (at most 24h)', text)
-        code, text = self.refused("--bench", "allreduce", "-g", "8")
+        code, text = self.refused("bench", "allreduce", "-g", "8")
         self.assertEqual(code, 2)
         self.assertIn('"8": a rank uses one GPU at most; start more ranks with --nproc-per-node', text)
         for option in ("--min-busbw", "--stepfactor"):
-            code, text = self.refused("--bench", "allreduce", option, "nan")
+            code, text = self.refused("bench", "allreduce", option, "nan")
             self.assertEqual(code, 2)
             self.assertIn(f'{option}: "nan" is no finite number', text)
-        code, text = self.refused("--bench", "allreduce", "--pairs")
-        self.assertEqual((code, text), (2, "--pairs: write --bench sendrecv --pairs\n"))
-
-        code, text = self.refused("--bench", "allreduce", "-b", "1K", "-e", "8")
+        code, text = self.refused("bench", "allreduce", "-b", "1K", "-e", "8")
         self.assertEqual((code, text), (2, "-b is more than -e: 1024 and 8 bytes\n"))
-        code, text = self.refused("--bench", "sendrecv", "--pairs")
-        self.assertEqual((code, text), (2, "train: --pairs needs two ranks or more\n"))
-        code, text = self.refused("--bench", "sendrecv", "--pairs", "--comm", "gloo")
-        self.assertEqual((code, text), (2, "--pairs measures shared memory and TCP, not Gloo: leave --comm gloo out\n"))
+        code, text = self.refused("bench", "pairs")
+        self.assertEqual((code, text), (2, "train: bench pairs needs two ranks or more\n"))
 
     def test_what_no_memory_holds_is_refused_before_anything_starts(self):
-        for arguments in (("--bench", "allreduce", "-b", "1024G"), ("--bench", "sendrecv", "-e", "1024G"),
-                          ("--bench", "sendrecv", "--pairs", "-e", "1024G")):
+        for arguments in (("bench", "allreduce", "-b", "1024G"), ("bench", "pairs", "-e", "1024G")):
             # Rank 1 of two, whose rank 0 there is none: it must not even look for it.
             code, text = self.refused(*arguments, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", GROUP_RANK="0",
                                       MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
             self.assertEqual(code, 2, text)
             each = "1024.0" if arguments[1] == "allreduce" else "2048.0"
-            self.assertRegex(text, rf"^train: --bench {arguments[1]}: messages of 1099511627776 bytes need {each} GiB of memory for "
+            self.assertRegex(text, rf"^train: bench {arguments[1]}: messages of 1099511627776 bytes need {each} GiB of memory for "
                                    r"each rank, and host \S+ has [\d.]+ [GM]iB left for its 2 ranks; write a smaller -b or -e\n$")
-        code, text = self.refused("--health", "--device", "cpu", "--health-memory", "16777216")
+        code, text = self.refused("health", "--device", "cpu", "--memory", "16777216")
         self.assertEqual(code, 2, text)
-        self.assertRegex(text, r"^train: --health-memory 16777216: 16384.0 GiB of memory for each rank, and host \S+ has ")
-        code, text = self.refused("--bench", "allreduce", "-e", "1024G", "-i", "4")
+        self.assertRegex(text, r"^train: --memory 16777216: 16384.0 GiB of memory for each rank, and host \S+ has ")
+        code, text = self.refused("bench", "allreduce", "-e", "1024G", "-i", "4")
         self.assertEqual((code, text), (2, "-i: from 8 to 1099511627776 bytes in steps of 4 are more than 10000 sizes; write a "
                                            "larger -i, or -f 2\n"))
 
     def test_memory_that_a_limit_refuses_is_told_of(self):
         limit = 256 << 20
-        done = subprocess.run([TRAIN, "--bench", "allreduce", "-b", "512M", "-n", "1", "-w", "0"], text=True, capture_output=True, timeout=60,
+        done = subprocess.run([TRAIN, "bench", "allreduce", "-b", "512M", "-n", "1", "-w", "0"], text=True, capture_output=True, timeout=60,
                               env={k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}, check=False,
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
         if "Sanitizer" in done.stderr:
@@ -209,17 +195,24 @@ class Mistakes(unittest.TestCase):
                          (1, "train: this process gets no 512.0 MiB of memory for the messages; write a smaller -b or -e\n"))
 
     def test_a_place_for_the_result_is_tried_first(self):
-        for code, out, err in run((2,), "--bench", "allreduce", "-e", "8", "--json", "/nonexistent/a"):
+        for code, out, err in run((2,), "bench", "allreduce", "-e", "8", "--json", "/nonexistent/a"):
             self.assertEqual((code, out, err), (1, "", "train: --json /nonexistent/a: there is no directory /nonexistent/\n"))
+
+    def test_the_operation_is_named_and_comes_first(self):
+        self.assertRegex(self.refused("bench", "-b", "8")[1], "operation is required")
+        code, text = self.refused("--comm", "tcp", "bench", "allreduce")
+        self.assertEqual(code, 2)
+        # Until 0.2: the spelling of earlier versions.
+        self.assertEqual(self.refused("--bench", "allreduce", "-e", "8", "-n", "1"), (0, ""))
 
     def test_help_needs_no_operation(self):
         env = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
-        done = subprocess.run([TRAIN, "--bench", "--help"], env=env, text=True, capture_output=True, timeout=60)
+        done = subprocess.run([TRAIN, "bench", "--help"], env=env, text=True, capture_output=True, timeout=60)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertIn("--min-busbw", done.stdout)
 
     def test_shared_memory_that_nobody_can_know_of(self):
-        code, text = self.refused("--bench", "allreduce", "--comm", "shm", RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
+        code, text = self.refused("bench", "allreduce", "--comm", "shm", RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
                                   MASTER_PORT="1")
         self.assertEqual(code, 2)
         self.assertEqual(text, "train: --comm shm needs GROUP_RANK and LOCAL_WORLD_SIZE, which ddplaunch and torchrun set: "

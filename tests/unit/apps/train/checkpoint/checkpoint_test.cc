@@ -1,4 +1,4 @@
-#include "apps/train/checkpoint.h"
+#include "apps/train/checkpoint/checkpoint.h"
 
 #include "tests/support/catch.h"
 
@@ -16,9 +16,13 @@ CheckpointState example() {
   state.accumulate = 2;
   state.seed = -3;
   state.samples = 1'000;
-  state.position = {12, 1, 100, 5};
+  state.training_images = 3'000'000'000;
+  state.training_labels = 7;
+  state.position = {12, 1, 100, 5, 1.0 / 3};
   state.optimizer_steps = 11;
   state.running = {0.1, 1.0 / 3, -2e-300};
+  state.model_crc32 = 0xfedcba98;
+  state.optimizer_crc32 = 7;
   return state;
 }
 
@@ -30,15 +34,19 @@ TEST_CASE("a checkpoint's state comes back from its text, every bit") {
   CHECK(to_json(*read) == to_json(example()));
   CHECK(read->running == example().running);
   CHECK(read->position.segment_begin == 100);
+  CHECK(read->position.warmed_up == 1.0 / 3);
+  CHECK(read->training_images == 3'000'000'000);
   CHECK(read->seed == -3);
   CHECK(read->used() == 500);
+  CHECK(read->model_crc32 == 0xfedcba98);
 }
 
 TEST_CASE("what is no state is refused") {
   CHECK(parse_checkpoint_state("x", "").error().text == "x: is no JSON object; was it cut?");
-  CHECK(parse_checkpoint_state("x", "{}").error().text == "x: is of another format than 1");
-  CHECK(parse_checkpoint_state("x", "{\"format\":2}").error().text == "x: is of another format than 1");
-  CHECK(parse_checkpoint_state("x", "{\"format\":1,\"step\":-1}").error().text ==
+  const std::string hint = " and this train reads format 2; go on with the train that wrote it";
+  CHECK(parse_checkpoint_state("x", "{}").error().text == "x: is of format none" + hint);
+  CHECK(parse_checkpoint_state("x", "{\"format\":1}").error().text == "x: is of format 1" + hint);
+  CHECK(parse_checkpoint_state("x", "{\"format\":2,\"step\":-1}").error().text ==
         "x: \"step\" is missing or of another kind");
   std::string text = to_json(example());
   text.replace(text.find("\"world_size\": 4"), 15, "\"world_size\": 0");
@@ -58,7 +66,8 @@ TEST_CASE("numbers that no training can have are refused") {
         never + "segment_begin 1000 of 1000 samples");
   CHECK(refusal("\"segment_step\": 5", "\"segment_step\": 9223372036854775808") ==
         never + "segment_step 9223372036854775808 where a segment has 12");
-  CHECK(refusal("\"segment_step\": 5", "\"segment_step\": 12") == "");
+  CHECK(refusal("\"segment_step\": 5", "\"segment_step\": 12") ==
+        "x: is damaged: its CRC-32 is 1a30aad9 and 096f31be was written");
   CHECK(refusal("\"segment_step\": 5", "\"segment_step\": 13") ==
         never + "segment_step 13 where a segment has 12");
   CHECK(refusal("\"epoch\": 1", "\"epoch\": -1") == never + "epoch -1");
@@ -69,7 +78,15 @@ TEST_CASE("numbers that no training can have are refused") {
         "x: \"world_size\" is missing or of another kind");
   CHECK(refusal("\"batch_size\": 10", "\"batch_size\": 2147483647") ==
         never + "world_size, batch_size or accumulate of more than 1048576");
+  CHECK(refusal("\"warmed_up\": 0.3333333333333333", "\"warmed_up\": 2") ==
+        never + "warmed_up outside of 0 to 1");
+  CHECK(refusal("\"training_labels_crc32\": 7", "\"training_labels_crc32\": 4294967296") ==
+        "x: \"training_labels_crc32\" is missing or of another kind");
   CHECK(refusal("\"samples\": 1000", "\"samples\": 0") == never + "samples 0");
+  CHECK(refusal("\"epoch\": 1,\n \"segment_begin\": 100", "\"epoch\": 0,\n \"segment_begin\": 0") ==
+        never + "segment_step 5 in step 12 of the first segment");
+  CHECK(refusal("\"model_crc32\": 4275878552", "\"model_crc32\": 4294967296") ==
+        "x: \"model_crc32\" is missing or of another kind");
   CHECK(refusal("\"optimizer_steps\": 11", "\"optimizer_steps\": 13") ==
         never + "optimizer_steps 13 in step 12");
   CHECK(refusal("\"step\": 12", "\"step\": 18446744073709551615") == never + "step 18446744073709551615");
@@ -94,12 +111,12 @@ TEST_CASE("the same division goes on in its segment, another one begins a new on
 
 TEST_CASE("names") {
   CHECK(checkpoint_name(1234) == "step-00001234");
-  CHECK(optimizer_file_name(3, 8) == "optim-00003-of-00008.safetensors");
   CHECK(checkpoint_step("step-00001234") == 1234u);
   for (const char* other :
        {"step-1234", "step-+0001234", "step-00001234.old", "step-99999999999999999999", "x"})
     CHECK_FALSE(checkpoint_step(other).has_value());
-  CHECK(list_checkpoints("/nonexistent").empty());
+  CHECK(list_checkpoints("/nonexistent")->empty());
+  CHECK(list_checkpoints("/dev/null").error().text == "read /dev/null: Not a directory");
   CHECK(find_checkpoint("/nonexistent").error().text ==
         "/nonexistent: is no checkpoint and holds none (step-…)");
 }

@@ -1,14 +1,16 @@
-#include "apps/train/checkpoint_writer.h"
+#include "apps/train/checkpoint/checkpoint_writer.h"
 
 #include <stdlib.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "apps/train/mlp.h"
+#include "apps/train/model/mlp.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -41,14 +43,13 @@ class Folder {
   std::string path_;
 };
 
-CheckpointPart<float> part_of(const Model<float>& model, std::uint64_t step) {
-  CheckpointPart<float> part;
-  part.state.model = "mlp";
-  part.state.position.step = step;
-  part.parameters.resize(model.parameter_count());
-  part.optimizer = {{"velocity", std::vector<float>(model.parameter_count())}};
-  part.end = part.total = model.parameter_count();
-  return part;
+CheckpointContent<float> content_of(const Model<float>& model, std::uint64_t step) {
+  CheckpointContent<float> content;
+  content.state.model = "mlp";
+  content.state.position.step = step;
+  content.parameters.resize(model.parameter_count());
+  content.optimizer = {{"velocity", std::vector<float>(model.parameter_count())}};
+  return content;
 }
 
 }  // namespace
@@ -67,15 +68,40 @@ TEST_CASE("of the checkpoints up to the one just written the last ones stay; not
   config.keep = 2;
   CheckpointWriter<float> writer(config, model, [](const std::string&) {});
   for (const std::uint64_t step : {6u, 7u}) {
-    writer.write(part_of(model, step));
+    writer.write(content_of(model, step));
     CHECK(writer.wait().has_value());
   }
-  CHECK(list_checkpoints(folder.path()) ==
+  CHECK(*list_checkpoints(folder.path()) ==
         std::vector<std::string>{"step-00000006", "step-00000007", "step-00000900", "step-00000901"});
   CHECK(folder.holds("step-00000004"));
   CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
   folder.make("step-00000999", false);
   CHECK(*find_checkpoint(folder.path()) == folder.path() + "/step-00000901");
+}
+
+TEST_CASE("a checkpoint that is written again is there at every moment") {
+  const Folder folder;
+  ThreadPool threads(1);
+  const Mlp<float> model(2, 1, 1, threads);
+  CheckpointWriter<float>::Config config;
+  config.directory = folder.path();
+  CheckpointWriter<float> writer(config, model, [](const std::string&) {});
+  writer.write(content_of(model, 3));
+  REQUIRE(writer.wait().has_value());
+  std::atomic<bool> ends = false, missed = false;
+  std::thread watch([&] {
+    while (!ends)
+      missed = missed || !folder.holds("step-00000003/state.json");
+  });
+  for (int i = 0; i < 30; ++i) {
+    writer.write(content_of(model, 3));
+    CHECK(writer.wait().has_value());
+  }
+  ends = true;
+  watch.join();
+  CHECK_FALSE(missed);
+  CHECK(*list_checkpoints(folder.path()) == std::vector<std::string>{"step-00000003"});
+  CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 }
 
 TEST_CASE("what an ended training left unfinished goes; what only looks like it stays") {
@@ -89,7 +115,6 @@ TEST_CASE("what an ended training left unfinished goes; what only looks like it 
     folder.make(name, true);
   for (const std::string& name : foreign)
     folder.make(name, true);
-  std::ofstream(folder.path() + "/.tmp-18");
   std::ofstream(folder.path() + "/.tmp-19") << "notes";
   std::ofstream(folder.path() + "/.tmp-20-step-00000003") << "notes";
   fs::create_directory_symlink(folder.path() + "/.tmp-backup", folder.path() + "/.tmp-21-step-00000003");
@@ -102,41 +127,8 @@ TEST_CASE("what an ended training left unfinished goes; what only looks like it 
   }
   for (const std::string& name : left)
     CHECK_FALSE(folder.holds(name));
-  CHECK_FALSE(folder.holds(".tmp-18"));
   for (const std::string& name : foreign)
     CHECK(folder.holds(name + "/state.json"));
   for (const char* name : {".tmp-19", ".tmp-20-step-00000003", ".tmp-21-step-00000003"})
     CHECK(folder.holds(name));
-}
-
-TEST_CASE("the end of a writer waits for no other rank's part") {
-  const Folder folder;
-  ThreadPool threads(1);
-  const Mlp<float> model(2, 1, 1, threads);
-  CheckpointWriter<float>::Config config;
-  config.directory = folder.path();
-  config.nonce = "17";
-  config.parts = 2;
-  config.part_timeout = std::chrono::hours(1);
-  std::vector<std::string> said;
-  const auto say = [&said](const std::string& line) { said.push_back(line); };
-  SECTION("rank 0") {
-    {
-      CheckpointWriter<float> writer(config, model, say);
-      writer.write(part_of(model, 3));
-      CHECK_FALSE(writer.idle_within(std::chrono::milliseconds(1)));
-    }
-    CHECK(said == std::vector<std::string>{
-                      "checkpoint step-00000003 not written: the training ended before the part of "
-                      "rank 1 was there; without a checkpoint so far"});
-  }
-  SECTION("another rank") {
-    config.rank = 1;
-    {
-      CheckpointWriter<float> writer(config, model, say);
-      writer.write(part_of(model, 3));
-    }
-    CHECK(said.empty());
-  }
-  CHECK(fs::is_empty(folder.path()));
 }

@@ -1,4 +1,4 @@
-#include "apps/train/model_file.h"
+#include "apps/train/checkpoint/model_file.h"
 
 #include <stdlib.h>
 
@@ -7,8 +7,8 @@
 #include <fstream>
 #include <string>
 
-#include "apps/train/conv_net.h"
-#include "apps/train/mlp.h"
+#include "apps/train/model/conv_net.h"
+#include "apps/train/model/mlp.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -42,10 +42,12 @@ TEST_CASE("a model comes back from its file bit by bit") {
   written.initialise(1);
   read.initialise(2);
   written.running_statistics()[3] = 0.25;
-  REQUIRE(export_model<double>(folder / "m.safetensors", written, 7).has_value());
+  written.batches() = 7;
+  REQUIRE(export_model<double>(folder / "m.safetensors", written).has_value());
   REQUIRE(import_model<double>(folder / "m.safetensors", read).has_value());
   CHECK(std::ranges::equal(written.parameters(), read.parameters()));
   CHECK(std::ranges::equal(written.running_statistics(), read.running_statistics()));
+  CHECK(read.batches() == 7);
   CHECK_FALSE(std::filesystem::exists(folder / "m.safetensors.tmp"));
 
   ConvNet<float> narrow(1, one_thread);
@@ -65,7 +67,7 @@ TEST_CASE("a model comes back from its file bit by bit") {
 TEST_CASE("the names in a file stand in the order of PyTorch's state_dict") {
   const Folder folder;
   ConvNet<float> net(1, one_thread);
-  REQUIRE(export_model<float>(folder / "m", net, 1).has_value());
+  REQUIRE(export_model<float>(folder / "m", net).has_value());
   std::ifstream file(folder / "m", std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   std::size_t last = 0;
@@ -109,11 +111,22 @@ TEST_CASE("a file of another model is refused by its tensor") {
   Mlp<float> mlp(8, 1, 1, one_thread), wider(9, 1, 1, one_thread);
   ConvNet<float> conv(1, one_thread);
   const std::string path = folder / "mlp.safetensors";
-  REQUIRE(export_model<float>(path, mlp, 0).has_value());
+  REQUIRE(export_model<float>(path, mlp).has_value());
   CHECK(import_model<float>(path, conv).error().text ==
         path + ": tensor layer1.0.weight is missing; is the file of a convnet?");
   CHECK(import_model<float>(path, wider).error().text ==
         path + ": tensor 0.weight is [8, 784]; the mlp takes [9, 784]");
+}
+
+TEST_CASE("no memory is taken for a large file before its header is read") {
+  const Folder folder;
+  const std::string path = folder / "sparse";
+  const std::string header = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
+  for (const std::string& begin : {std::string("x"), file_of(header, "1234")}) {
+    std::ofstream(path, std::ios::binary) << begin;
+    std::filesystem::resize_file(path, std::uintmax_t{1} << 40);
+    CHECK_FALSE(Safetensors::read(path).has_value());
+  }
 }
 
 TEST_CASE("what a header says is not believed") {
@@ -146,6 +159,8 @@ TEST_CASE("what a header says is not believed") {
   CHECK(text_of(file_of(tensor("[1]", "[0]"), "1234")) == path + ": tensor a has no shape and place");
   CHECK(text_of(file_of("{\"a\":{\"dtype\":\"F32\"}}", "")) == path + ": tensor a is no tensor");
   CHECK(text_of(file_of("{\"a\":{\"dtype\":7},\"b\":3}", "")) == "");
+  CHECK(text_of(file_of("{\"a\":{\"dtype\":\"F16\",\"shape\":[2],\"data_offsets\":[0,4]}}", "1234")) == "");
+  CHECK(text_of(file_of(tensor("[1]", "[0,4]"), "12345678")) == path + ": is longer than its tensors");
   CHECK(Safetensors::read(folder / "none").error().text ==
         "open " + (folder / "none") + ": No such file or directory");
 }

@@ -1,4 +1,4 @@
-#include "apps/train/shared_outcome.h"
+#include "apps/train/collectives/shared_outcome.h"
 
 #include <chrono>
 #include <string>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/unit/train/thread_world.h"
+#include "tests/unit/apps/train/collectives/thread_world.h"
 
 using namespace ddp::train;
 using ddp::Error;

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/communicator.h"
+#include "apps/train/collectives/communicator.h"
 
 namespace ddp::train {
 

@@ -1,8 +1,8 @@
-#include "apps/train/batch_loader.h"
+#include "apps/train/data/batch_loader.h"
 
 #include <numeric>
 
-#include "apps/train/image_size.h"
+#include "apps/train/data/image_size.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

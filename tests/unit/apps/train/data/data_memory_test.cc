@@ -1,4 +1,4 @@
-#include "apps/train/data_memory.h"
+#include "apps/train/data/data_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +12,8 @@
 using namespace ddp::train;
 
 TEST_CASE("data in memory is found by its ticket, and by no other") {
-  const DataSplit data = synthetic_data(300);
+  DataSplit data = synthetic_data(300);
+  data.checksums = {1, 2, 3, 4};
   const std::uint64_t source = data_source("synthetic", 300);
   auto made = DataMemory::make(data, source);
   REQUIRE(made.has_value());
@@ -28,6 +29,7 @@ TEST_CASE("data in memory is found by its ticket, and by no other") {
   CHECK(std::ranges::equal(there.training.labels, data.training.labels));
   CHECK(std::ranges::equal(there.test.images, data.test.images));
   CHECK(std::ranges::equal(there.test.labels, data.test.labels));
+  CHECK(there.checksums == data.checksums);
   // Whoever takes it gives it on.
   CHECK(DataMemory::take(taken->ticket(3)).has_value());
 

@@ -1,15 +1,16 @@
-#include "apps/train/idx_file.h"
+#include "apps/train/data/idx_file.h"
 
 #include <stdlib.h>
 #include <zlib.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <system_error>
 
-#include "apps/train/dataset.h"
-#include "apps/train/image_size.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/data/image_size.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;
@@ -36,6 +37,10 @@ class Folder {
     gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
     gzclose(file);
     return path;
+  }
+  std::string read(const std::string& path) const {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
   }
   const std::string& path() const { return path_; }
 
@@ -97,11 +102,7 @@ TEST_CASE("what is wrong with an IDX file is said") {
 TEST_CASE("what is wrong with a gzip file is said, and a false size takes no memory") {
   const Folder folder;
   const std::string path = folder.write_gzip("f.gz", idx({500}, std::string(500, 'x')));
-  std::string packed;
-  {
-    std::ifstream file(path, std::ios::binary);
-    packed.assign(std::istreambuf_iterator<char>(file), {});
-  }
+  const std::string packed = folder.read(path);
   CHECK(mistake(folder.write("g.gz", packed.substr(0, packed.size() - 9))) ==
         "the gzip data ends early; copy the file again");
   std::string broken = packed;
@@ -111,6 +112,31 @@ TEST_CASE("what is wrong with a gzip file is said, and a false size takes no mem
         "the header promises 600 bytes of data; the file has 500");
   CHECK(mistake(folder.write_gzip("g.gz", idx({0xfffffff0}, "x")), 1, 0xffffffff) ==
         "the header promises 4294967280 bytes of data; the file is too short");
+}
+
+TEST_CASE("a gzip file that is cut by a few bytes, or has a wrong bit, gives no other data") {
+  const Folder folder;
+  // More than zlib's own buffers hold: what is larger goes past them.
+  std::string data;
+  for (std::uint32_t i = 0; i < 40'000; ++i)
+    data += static_cast<char>(i / 200 * 7);
+  const std::string bytes = idx({static_cast<std::uint32_t>(data.size())}, data);
+  const std::string packed = folder.read(folder.write_gzip("f.gz", bytes));
+  for (std::size_t cut = 1; cut <= 9; ++cut) {
+    INFO("cut by " << cut);
+    CHECK(mistake(folder.write("g.gz", packed.substr(0, packed.size() - cut)), 1, 40'000) ==
+          "the gzip data ends early; copy the file again");
+  }
+  for (std::size_t at = 0; at < packed.size(); ++at) {
+    INFO("a wrong bit in byte " << at << " of " << packed.size());
+    std::string wrong = packed;
+    wrong[at] = static_cast<char>(wrong[at] ^ (1 << at % 8));
+    for (const std::size_t cut : {0, 8}) {
+      const auto read = read_idx(folder.write("g.gz", wrong.substr(0, packed.size() - cut)), 1, 40'000);
+      // Only the header's time stamp and the like may differ unseen.
+      CHECK((!read || (cut == 0 && std::string(read->bytes.begin(), read->bytes.end()) == data)));
+    }
+  }
 }
 
 TEST_CASE("a data directory's mistakes name file and remedy") {
@@ -149,6 +175,13 @@ TEST_CASE("the limit keeps the first training images and all test images") {
   REQUIRE(data.has_value());
   CHECK(data->training.size() == 2);
   CHECK(data->test.size() == 3);
+  // As gzip has them: of the first two training images and labels, and of all test images and labels.
+  const auto crc = [](const std::string& text) {
+    return static_cast<std::uint32_t>(
+        ::crc32(0, reinterpret_cast<const Bytef*>(text.data()), static_cast<unsigned>(text.size())));
+  };
+  CHECK(data->checksums == std::array<std::uint32_t, 4>{crc(images.substr(0, 2 * 784)), crc("\1\2"),
+                                                        crc(images), crc("\4\5\6")});
 
   std::vector<float> padded(2 * 1024, 9.0f);
   std::vector<std::uint8_t> labels(2);

@@ -1,4 +1,4 @@
-#include "apps/train/logged_communicator.h"
+#include "apps/train/flight_recorder/logged_communicator.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -6,14 +6,14 @@
 #include <cstring>
 #include <vector>
 
-#include "apps/train/conv_net.h"
-#include "apps/train/kernels/device/bf16.h"
-#include "apps/train/kernels/device/convolution_body.h"
-#include "apps/train/kernels/kernel_table.h"
-#include "apps/train/mlp.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/kernels/gpu/bf16.h"
+#include "apps/train/kernels/gpu/convolution_body.h"
+#include "apps/train/model/conv_net.h"
+#include "apps/train/model/mlp.h"
 #include "tests/gpu/check_data.h"
-#include "tests/unit/train/device_models.h"
-#include "tests/unit/train/device_test_support.h"
+#include "tests/unit/apps/train/gpu/device_models.h"
+#include "tests/unit/apps/train/gpu/device_test_support.h"
 
 using namespace ddp::train;
 using namespace ddp::train::kernels;

@@ -5,14 +5,14 @@
 #include <numeric>
 #include <vector>
 
-#include "apps/train/kernels/device/convolution_body.h"
-#include "apps/train/kernels/device/norm_body.h"
-#include "apps/train/kernels/device/norm_gradient_body.h"
-#include "apps/train/kernels/device/pool_gradient_body.h"
-#include "apps/train/kernels/device/sum_body.h"
-#include "apps/train/kernels/device/weight_gradient_body.h"
-#include "apps/train/kernels/kernel_table.h"
-#include "tests/unit/train/device_test_support.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/kernels/gpu/convolution_body.h"
+#include "apps/train/kernels/gpu/norm_body.h"
+#include "apps/train/kernels/gpu/norm_gradient_body.h"
+#include "apps/train/kernels/gpu/pool_gradient_body.h"
+#include "apps/train/kernels/gpu/sum_body.h"
+#include "apps/train/kernels/gpu/weight_gradient_body.h"
+#include "tests/unit/apps/train/gpu/device_test_support.h"
 
 using namespace ddp::train;
 using namespace ddp::train::kernels;

@@ -3,17 +3,17 @@
 #include <limits>
 #include <vector>
 
-#include "apps/train/kernels/adamw.h"
-#include "apps/train/kernels/device/gemm_body.h"
-#include "apps/train/kernels/device/head_body.h"
-#include "apps/train/kernels/device/norm_gradient_body.h"
-#include "apps/train/kernels/device/sum_body.h"
-#include "apps/train/kernels/device/training_memory.h"
-#include "apps/train/kernels/gradient_ops.h"
-#include "apps/train/kernels/kernel_table.h"
-#include "apps/train/kernels/sgd.h"
-#include "apps/train/kernels/softmax_loss.h"
-#include "tests/unit/train/device_test_support.h"
+#include "apps/train/kernels/cpu/adamw.h"
+#include "apps/train/kernels/cpu/gradient_ops.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/kernels/cpu/sgd.h"
+#include "apps/train/kernels/cpu/softmax_loss.h"
+#include "apps/train/kernels/gpu/gemm_body.h"
+#include "apps/train/kernels/gpu/head_body.h"
+#include "apps/train/kernels/gpu/norm_gradient_body.h"
+#include "apps/train/kernels/gpu/sum_body.h"
+#include "apps/train/kernels/gpu/training_memory.h"
+#include "tests/unit/apps/train/gpu/device_test_support.h"
 
 using namespace ddp::train;
 using namespace ddp::train::kernels;

@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/kernels/device/conv_net_program.h"
-#include "apps/train/kernels/device/host_launch.h"
-#include "apps/train/kernels/device/mlp_program.h"
-#include "apps/train/random.h"
+#include "apps/train/data/random.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/gpu/conv_net_program.h"
+#include "apps/train/kernels/gpu/host_launch.h"
+#include "apps/train/kernels/gpu/mlp_program.h"
 
 // The GPU's programs on the host, and labels for them.
 

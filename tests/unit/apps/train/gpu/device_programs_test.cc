@@ -3,12 +3,12 @@
 #include <array>
 #include <vector>
 
-#include "apps/train/conv_net.h"
-#include "apps/train/kernels/adamw.h"
-#include "apps/train/kernels/sgd.h"
-#include "apps/train/mlp.h"
-#include "tests/unit/train/device_models.h"
-#include "tests/unit/train/device_test_support.h"
+#include "apps/train/kernels/cpu/adamw.h"
+#include "apps/train/kernels/cpu/sgd.h"
+#include "apps/train/model/conv_net.h"
+#include "apps/train/model/mlp.h"
+#include "tests/unit/apps/train/gpu/device_models.h"
+#include "tests/unit/apps/train/gpu/device_test_support.h"
 
 using namespace ddp::train;
 using namespace ddp::train::kernels::device;

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/kernels/device/host_launch.h"
-#include "apps/train/random.h"
+#include "apps/train/data/random.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/gpu/host_launch.h"
 #include "tests/support/catch.h"
 
 // For tests of device bodies on the host.

@@ -1,4 +1,4 @@
-#include "apps/train/conv_net.h"
+#include "apps/train/model/conv_net.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/kernels/sgd.h"
-#include "apps/train/random.h"
-#include "tests/unit/train/approx.h"
+#include "apps/train/data/random.h"
+#include "apps/train/kernels/cpu/sgd.h"
+#include "tests/unit/apps/train/model/approx.h"
 
 using namespace ddp::train;
 
@@ -51,7 +51,7 @@ double norm(const auto& values) {
 
 /// "KIND NAME" to its numbers.
 std::map<std::string, std::vector<double>> read_reference() {
-  std::ifstream file(DDP_SOURCE_DIR "/tests/unit/train/testdata/convnet_reference.txt");
+  std::ifstream file(DDP_SOURCE_DIR "/tests/unit/apps/train/testdata/convnet_reference.txt");
   REQUIRE(file);
   std::map<std::string, std::vector<double>> reference;
   for (std::string line; std::getline(file, line);) {

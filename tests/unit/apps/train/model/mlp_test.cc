@@ -1,13 +1,13 @@
-#include "apps/train/mlp.h"
+#include "apps/train/model/mlp.h"
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "apps/train/conv_net.h"
-#include "apps/train/image_size.h"
-#include "apps/train/random.h"
-#include "tests/unit/train/approx.h"
+#include "apps/train/data/image_size.h"
+#include "apps/train/data/random.h"
+#include "apps/train/model/conv_net.h"
+#include "tests/unit/apps/train/model/approx.h"
 
 using namespace ddp::train;
 

@@ -1,11 +1,11 @@
-#include "apps/train/equal_options.h"
+#include "apps/train/options/equal_options.h"
 
 #include <set>
 #include <string>
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "tests/unit/train/thread_world.h"
+#include "tests/unit/apps/train/collectives/thread_world.h"
 
 using namespace ddp::train;
 

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 """Checkpoints of the built `train`: the same bits after an interruption, other numbers of ranks, a full disk, kills.
 
-usage: checkpoint_run_test.py PATH_OF_TRAIN [unittest options]"""
+usage: checkpoint_run_test.py PATH_OF_TRAIN PATH_OF_FAULT_DISK [unittest options]"""
 import collections
+import itertools
 import json
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
+import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import train_run_test
@@ -19,6 +23,32 @@ from train_run_test import Ranks, run
 
 # 41 steps an epoch; kernels under a sanitizer do a few hundred images a second.
 SMALL = ("--data", "synthetic", "--limit", "163", "--batch-size", "4", "--epochs", "2")
+
+
+FAULT_DISK = ""
+
+
+def faulty_disk(**faults):
+    """What tests/support/fault_disk.cc does to the processes that are started in the `with`."""
+    # A preloaded library stands before the sanitizer's.
+    options = ":".join(filter(None, (os.environ.get("ASAN_OPTIONS"), "verify_asan_link_order=0")))
+    return unittest.mock.patch.dict(os.environ, LD_PRELOAD=FAULT_DISK, ASAN_OPTIONS=options, **faults)
+
+
+def sign(checkpoint):
+    """Has state.json tell the CRC-32 of what is in the files now."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["state_crc32"]
+    for name in ("model", "optimizer"):
+        state[name + "_crc32"] = zlib.crc32((checkpoint / f"{name}.safetensors").read_bytes())
+    state["state_crc32"] = zlib.crc32(json.dumps(state, separators=(",", ":")).encode())
+    (checkpoint / "state.json").write_text(json.dumps(state))
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def weights(results):
@@ -94,18 +124,22 @@ class Checkpoints(unittest.TestCase):
         self.good(1, *SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 5, "--checkpoint-keep", 2, "--max-steps", 22)
         self.assertEqual(self.names(saved), ["step-00000020", "step-00000022"])
         self.assertEqual(self.names(saved / "step-00000022"),
-                         ["model.safetensors", "optim-00000-of-00001.safetensors", "state.json"])
+                         ["model.safetensors", "optimizer.safetensors", "state.json"])
         (saved / "step-00000099").mkdir()  # somebody's own
         self.good(2, *SMALL, "--zero", 1, "--checkpoint-dir", saved, "--resume", "auto", "--max-steps", 30)
-        self.assertEqual(self.names(saved / "step-00000030"),
-                         ["model.safetensors", "optim-00000-of-00002.safetensors", "optim-00001-of-00002.safetensors",
-                          "state.json"])
+        self.assertEqual(self.names(saved / "step-00000030"), self.names(saved / "step-00000022"))
         ends = run(2, *SMALL, "--checkpoint-dir", str(saved))
         self.assertEqual(ends[0], ends[1])
         self.assertEqual(ends[0], (1, [], f"train: --checkpoint-dir {saved} holds step-00000030 of another training, while this one "
                                           "begins after step 0; give another --checkpoint-dir, go on from there with --resume auto, "
                                           "or remove the later checkpoints\n"))
         self.assertEqual(self.names(saved), ["step-00000020", "step-00000022", "step-00000030", "step-00000099"])
+
+    def test_an_export_is_flushed_with_its_name(self):
+        log = self.folder / "log"
+        with faulty_disk(DDP_FSYNC_LOG=str(log)):
+            self.good(1, *SMALL, "--max-steps", 1, "--export", self.folder / "out")
+        self.assertEqual(log.read_text().splitlines(), [f"{self.folder}/out.tmp", str(self.folder)])
 
     def test_a_checkpoint_is_an_export(self):
         saved = self.folder / "saved"
@@ -148,7 +182,16 @@ class Checkpoints(unittest.TestCase):
                 ranks.processes[0].kill()
         self.assertEqual(weights(self.good(1, *arguments)), weights(whole))
 
-    def test_a_lost_rank_s_part_is_not_waited_for(self):
+    def test_the_optimizer_of_all_ranks_is_in_one_file(self):
+        for world in (1, 2):  # 7165 parameters: the second part is padded
+            arguments = (*SMALL, "--model", "mlp", "--mlp-width", 9, "--mlp-depth", 1, "--dtype", "float64", "--optimizer", "adamw", "--max-steps", 2, "--checkpoint-dir")
+            whole, sharded = self.folder / f"whole-{world}", self.folder / f"sharded-{world}"
+            self.good(world, *arguments, whole)
+            self.good(world, *arguments, sharded, "--zero", 1)
+            for name in self.names(whole / "step-00000002"):
+                self.assertEqual(*((folder / "step-00000002" / name).read_bytes() for folder in (whole, sharded)), name)
+
+    def test_a_lost_rank_is_not_waited_for(self):
         arguments = ("--data", "synthetic", "--limit", "3000", "--epochs", "1000", "--log-interval", "1", "--zero", "1",
                      "--checkpoint-dir", str(self.folder / "saved"), "--checkpoint-every", "1")
         with Ranks(3, *arguments) as ranks:
@@ -156,9 +199,97 @@ class Checkpoints(unittest.TestCase):
                 ranks.processes[0].stdout.readline()
             ranks.processes[1].kill()
             for rank in (0, 2):
-                _, errors = ranks.processes[rank].communicate(timeout=40)  # a part is waited for 60 s
+                _, errors = ranks.processes[rank].communicate(timeout=40)
                 self.assertEqual(ranks.processes[rank].returncode, 1)
                 self.assertRegex(errors, rf"(^|\n)train: rank {rank} lost rank 1 .*\n$")
+                self.assertNotIn("checkpoint step", errors)
+
+    def test_divergence_leaves_the_good_checkpoints(self):
+        saved, metrics = self.folder / "saved", self.folder / "metrics"
+        arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 1, "--checkpoint-keep", 3)
+        self.good(2, *arguments, "--max-steps", 3)
+        for code, _, errors in run(2, *map(str, (*arguments, "--resume", "auto", "--lr", 1e38, "--metrics-file", metrics))):
+            self.assertEqual(code, 1)
+            self.assertIn("are not finite: training has diverged; try a smaller --lr\n", errors)
+        steps = [json.loads(line) for line in metrics.read_text().splitlines() if '"kind":"step"' in line]
+        dropped = {f"step-{record['step']:08d}" for record in steps if record["dropped"]}
+        self.assertGreaterEqual(len(dropped), 4)
+        self.assertIn("step-00000003", self.names(saved))
+        self.assertEqual(dropped.intersection(self.names(saved)), set())
+
+    def test_a_training_that_ends_with_dropped_steps_writes_no_end(self):
+        saved, out = self.folder / "saved", self.folder / "out"
+        arguments = ("--data", "synthetic", "--limit", 400, "--batch-size", 100, "--model", "mlp", "--mlp-width", 8,
+                     "--checkpoint-dir", saved, "--checkpoint-keep", 1, "--export", out)
+        self.good(1, *arguments)
+        out.unlink()
+        (code, _, errors), = run(1, *map(str, (*arguments, "--epochs", 2, "--lr", 1e30, "--resume", "auto")))
+        self.assertEqual((code, errors), (1, "train: checkpoint step-00000008 not written: the step was dropped\n"
+                                             "train: the gradients of 3 steps in a row, up to step 8, are not finite: training has "
+                                             "diverged; try a smaller --lr\n"))
+        self.assertEqual((self.names(saved), out.exists()), (["step-00000004"], False))
+
+    def test_an_end_that_is_one_dropped_step_is_no_success(self):
+        # Its weights are good, but not on the disk.
+        arguments = (*SMALL, "--max-steps", 3, "--plant-nan", "1:3", "--export", self.folder / "out", "--checkpoint-every", 2)
+        self.good(2, *arguments)
+        text = "train: the training is complete but its last checkpoint was not written: step 3 was dropped\n"
+        ends = run(2, *map(str, (*arguments, "--checkpoint-dir", self.folder / "saved")))
+        self.assertEqual([(code, errors) for code, _, errors in ends],
+                         [(1, "train: checkpoint step-00000003 not written: the step was dropped\n" + text), (1, text)])
+        self.assertEqual(self.names(self.folder / "saved"), ["step-00000002"])
+        self.assertTrue((self.folder / "out").exists())
+
+    def test_a_training_that_ends_with_infinite_weights_fails_and_leaves_no_file(self):
+        saved, out = self.folder / "saved", self.folder / "out"
+        text = "the weights after step 1 are not finite: training has diverged; try a smaller --lr"
+        for extra in ((), ("--zero", "1")):
+            ends = run(2, *map(str, (*SMALL, *extra, "--model", "mlp", "--lr", 1e38, "--weight-decay", 1e6, "--max-steps", 1,
+                                     "--checkpoint-dir", saved, "--export", out)))
+            self.assertEqual([end[0] for end in ends], [1, 1])
+            self.assertEqual(ends[0][2], "train: checkpoint step-00000001 not written: its weights or its optimizer's state are not "
+                                         f"finite; training goes on, without a checkpoint so far\ntrain: {text}\n")
+            self.assertEqual(ends[1][2], f"train: {text}\n")
+            self.assertEqual((self.names(saved), out.exists()), ([], False))
+
+    def test_a_slow_disk_loses_no_rank(self):
+        # A checkpoint takes five flushes, so the second one waits for longer than ranks bear each other's silence.
+        for extra in ((), ("--zero", "1")):
+            saved = self.folder / f"saved{len(extra)}"
+            with faulty_disk(DDP_FSYNC_DELAY_MS="800"):
+                self.good(2, *SMALL, *extra, "--checkpoint-dir", saved, "--checkpoint-every", 1, "--max-steps", 2,
+                          "--comm-timeout", "3s")
+            self.assertEqual(self.names(saved), ["step-00000001", "step-00000002"])
+
+    def test_a_file_that_opens_slowly_loses_no_rank(self):
+        for option, value, slow in (("--export", "out", "out"), ("--metrics-file", "out", "out"), ("--profile", "out", "out.rank0"),
+                                    ("--sample-log", "", "rank-0")):
+            folder = self.folder / option
+            folder.mkdir()
+            with self.subTest(option=option), faulty_disk(DDP_OPEN_DELAY=f"{folder}/{slow}"):
+                self.good(2, *SMALL, "--max-steps", 1, "--comm-timeout", "2s", option, folder / value)
+
+    def test_rank_0_without_the_checkpoint_that_another_rank_has_is_an_error(self):
+        ours, theirs = self.folder / "ours", self.folder / "theirs"
+        self.good(1, *SMALL, "--checkpoint-dir", theirs, "--max-steps", 4)
+        text = (f"train: --resume auto: rank 0 finds no checkpoint in {{}}, and rank 1 finds step-00000004 there; give a --checkpoint-dir that "
+                "all nodes share, copy the checkpoint to rank 0's node, or remove it to begin anew\n")
+        ends = run(2, *map(str, (*SMALL, "--max-steps", 8, "--resume", "auto")), more={
+            0: ("--checkpoint-dir", str(ours)), 1: ("--checkpoint-dir", str(theirs))})
+        self.assertEqual([(code, lines, errors) for code, lines, errors in ends],
+                         [(1, [], text.format(place)) for place in (ours, theirs)])
+
+    def test_a_shorter_warm_up_at_resume_begins_the_cosine_where_it_ends(self):
+        arguments = ("--data", "synthetic", "--limit", 400, "--batch-size", 10, "--lr", 0.1, "--lr-schedule", "cosine", "--max-steps")
+        rates = []
+        for warmup, saved in ((5, "same"), (20, "longer")):
+            metrics = self.folder / f"{saved}.jsonl"
+            self.good(1, *arguments, 8, "--warmup-steps", warmup, "--checkpoint-dir", self.folder / saved)
+            self.good(1, *arguments, 10, "--warmup-steps", 5, "--resume", self.folder / saved, "--metrics-file", metrics)
+            rates.append([json.loads(line)["lr"] for line in metrics.read_text().splitlines() if '"kind":"step"' in line])
+        self.assertEqual(len(rates[0]), 2)
+        for same, longer in zip(*rates):
+            self.assertAlmostEqual(same, longer, 12)
 
     @unittest.skipUnless(shutil.which("unshare") and shutil.which("mount"), "no unshare")
     def test_a_full_disk_leaves_training_alone(self):
@@ -224,12 +355,91 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(refusal("--checkpoint-dir", cut), f"train: cannot write into --checkpoint-dir {cut}\n")
         self.assertEqual(refusal("--metrics-file", "/nonexistent/m"),
                          "train: create /nonexistent/m: No such file or directory\n")
-        optimizer = last / "optim-00000-of-00001.safetensors"
+        optimizer = last / "optimizer.safetensors"
         optimizer.write_bytes(optimizer.read_bytes()[:-4])
         self.assertRegex(refusal("--resume", saved), rf"^train: {optimizer}: tensor \S+ lies outside the file; was it cut\?\n$")
         (last / "model.safetensors").write_bytes(good[:100])
         self.assertEqual(refusal("--resume", saved),
                          f"train: {last}/model.safetensors: is no safetensors file: its header would be longer than the file\n")
+
+    def damaged(self, saved):
+        """Ways to damage the checkpoint of step 8, each in turn; then it is as it was."""
+        last, other, kept = saved / "step-00000008", saved / "step-00000004", self.folder / "kept"
+        shutil.copytree(last, kept)
+
+        def set_nan(name):
+            content = (last / name).read_bytes()
+            (last / name).write_bytes(content[:-4] + struct.pack("<f", float("nan")))
+            sign(last)
+
+        def flip_the_seed():
+            path = last / "state.json"
+            path.write_text(path.read_text().replace('"seed": 0,', '"seed": 1,'))
+        told = r"is damaged, or another checkpoint's: its CRC-32 is [0-9a-f]{8} and state.json says [0-9a-f]{8}"
+        for damage, name, text in (
+                (lambda: flip_a_bit(last / "model.safetensors"), "model.safetensors", told),
+                (lambda: flip_a_bit(last / "optimizer.safetensors"), "optimizer.safetensors", told),
+                (lambda: flip_a_bit(last / "state.json"), "state.json", ".*"),
+                (flip_the_seed, "state.json", r"is damaged: its CRC-32 is [0-9a-f]{8} and [0-9a-f]{8} was written"),
+                (lambda: (last / "state.json").unlink(), "state.json", "No such file or directory"),
+                (lambda: os.truncate(last / "state.json", 1 << 40), "state.json", "is larger than 64 MiB, which no training has written"),
+                (lambda: shutil.copy(other / "model.safetensors", last), "model.safetensors", told),
+                (lambda: (last / "optimizer.safetensors").unlink(), "optimizer.safetensors", ".*"),
+                (lambda: set_nan("model.safetensors"), "model.safetensors", "tensor fc.bias has a number that is not finite"),
+                (lambda: set_nan("optimizer.safetensors"), "optimizer.safetensors", "tensor velocity has a number that is not finite")):
+            damage()
+            yield rf"train: (open )?{last}/{name}: {text}"
+            shutil.rmtree(last)
+            shutil.copytree(kept, last)
+
+    def test_a_damaged_checkpoint_is_refused(self):
+        saved = self.folder / "saved"
+        self.good(1, *SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
+        for text in self.damaged(saved):
+            for path in (saved, saved / "step-00000008"):
+                (code, lines, errors), = run(1, *map(str, (*SMALL, "--resume", path)))
+                self.assertEqual((code, lines), (1, []))
+                self.assertRegex(errors, rf"^{text}\n$")
+        flip_a_bit(saved / "step-00000004" / "model.safetensors")
+        flip_a_bit(saved / "step-00000008" / "model.safetensors")
+        for code, lines, errors in run(2, *map(str, (*SMALL, "--checkpoint-dir", saved, "--resume", "auto"))):
+            self.assertEqual((code, lines), (1, []))
+            self.assertRegex(errors, rf"^train: {saved}/step-00000008/model.safetensors: is damaged, .*; none of the 2 checkpoints in "
+                                     rf"{saved} is good\n$")
+
+    def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(self):
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--checkpoint-dir", saved, "--max-steps", 2)
+        self.good(1, *arguments)
+        for extra in (("--resume", "auto"), ("--resume", saved), ()):
+            with faulty_disk(DDP_UNREADABLE=str(saved)):
+                (code, lines, errors), = run(1, *map(str, (*arguments, *extra)))
+            self.assertEqual((code, lines, errors), (1, [], f"train: read {saved}: Input/output error\n"))
+
+    def test_without_any_state_json_nothing_begins_anew(self):
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
+        self.good(1, *arguments)
+        for path in saved.glob("*/state.json"):
+            path.unlink()
+        (code, lines, errors), = run(1, *map(str, (*arguments, "--resume", "auto")))
+        self.assertEqual((code, lines, errors), (1, [], f"train: open {saved}/step-00000008/state.json: No such file or directory; none "
+                                                        f"of the 2 checkpoints in {saved} is good\n"))
+
+    def test_the_last_good_checkpoint_is_gone_on_from(self):
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
+        whole = self.good(2, *arguments)
+        # The damaged one is written anew, also where two names cannot be exchanged.
+        for text, fault in zip(self.damaged(saved), itertools.cycle(({}, {"DDP_NO_EXCHANGE": "1"}))):
+            with faulty_disk(**fault):
+                first, second = run(2, *map(str, (*arguments, "--resume", "auto")))
+            self.assertEqual((first[0], second[0], second[2]), (0, 0, ""))
+            self.assertRegex(first[2], rf"^{text}; going on from the last good checkpoint, {saved}/step-00000004\n$")
+            self.assertEqual(weights([first, second]), weights(whole))
+            self.assertEqual(self.names(saved), ["step-00000004", "step-00000008"])
+            again = self.good(2, *arguments, "--resume", saved / "step-00000008")
+            self.assertEqual(weights(again), weights(whole))
 
     def test_what_does_not_fit_is_refused(self):
         saved = self.folder / "saved"
@@ -249,25 +459,21 @@ class Checkpoints(unittest.TestCase):
         state = json.loads(good)
         state["running_statistics"].pop()
         pathlib.Path(last, "state.json").write_text(json.dumps(state))
+        sign(pathlib.Path(last))
         count = len(state["running_statistics"])
         self.assertEqual(refusal("--resume", saved), f"train: {last}/state.json: has {count} running_statistics; 1 rank of this model "
                                                      f"have {count + 1}\n")
         pathlib.Path(last, "state.json").write_text(good)
-        optimizer = pathlib.Path(last, "optim-00000-of-00001.safetensors")
+        optimizer = pathlib.Path(last, "optimizer.safetensors")
         good = optimizer.read_bytes()
         optimizer.write_bytes(good.replace(b'"velocity"', b'"velocitx"'))
+        sign(pathlib.Path(last))
         self.assertEqual(refusal("--resume", saved), f"train: {optimizer}: has no tensor velocity\n")
-        optimizer.write_bytes(good)
-        parts = self.folder / "parts"
-        self.good(2, *SMALL, "--zero", 1, "--checkpoint-dir", parts, "--max-steps", 1)
-        first, second = (parts / "step-00000001" / f"optim-0000{i}-of-00002.safetensors" for i in range(2))
-        shutil.copy(first, second)
-        self.assertRegex(refusal("--resume", parts), rf"^train: {second}: begins with parameter 0 where the part before ends with \d+; "
-                                                     r"is it another part's copy\?\n$")
         pathlib.Path(last, "state.json").write_text("{")
         self.assertEqual(refusal("--resume", saved), f"train: {last}/state.json: is no JSON object; was it cut?\n")
 
 
 if __name__ == "__main__":
     train_run_test.TRAIN = sys.argv.pop(1)
+    FAULT_DISK = sys.argv.pop(1)
     unittest.main(verbosity=2)

@@ -1,4 +1,4 @@
-#include "apps/train/gradient_sync.h"
+#include "apps/train/training/gradient_sync.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/mlp.h"
+#include "apps/train/model/mlp.h"
 #include "tests/support/catch.h"
-#include "tests/unit/train/thread_world.h"
+#include "tests/unit/apps/train/collectives/thread_world.h"
 
 using namespace ddp::train;
 

@@ -1,4 +1,4 @@
-#include "apps/train/rejoin.h"
+#include "apps/train/training/rejoin.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

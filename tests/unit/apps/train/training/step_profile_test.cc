@@ -1,8 +1,8 @@
-#include "apps/train/step_profile.h"
+#include "apps/train/training/step_profile.h"
 
 #include <string>
 
-#include "apps/train/profile_report.h"
+#include "apps/train/training/profile_report.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

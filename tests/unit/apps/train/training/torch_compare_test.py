@@ -3,20 +3,24 @@
 data. Skips (77) where no interpreter has torch; DDP_TEST_TORCH_PYTHON may name one.
 
 usage: torch_compare_test.py PATH_OF_TRAIN [unittest options]"""
+import contextlib
 import json
 import multiprocessing
 import os
 import pathlib
-import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[5]))
+from tests.support.ports import free_port
+
 try:
     import torch
     import torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 except ImportError:  # not this interpreter: the one that has it runs this file again
     for python in (os.environ.get("DDP_TEST_TORCH_PYTHON"), "/usr/bin/python3"):
         if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
@@ -28,6 +32,9 @@ except ImportError:  # not this interpreter: the one that has it runs this file 
 TRAIN = ""
 CLASSES, SIDE = 10, 28
 TYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
+# Of one comparison.
+DEFAULTS = {"mlp": None, "batch": 10, "accumulate": 1, "epochs": 1, "limit": 2000, "steps": 50, "optimizer": "sgd", "lr": 0.01,
+            "momentum": 0.9, "weight_decay": 0, "clip_value": 0, "clip_norm": 0, "zero": False, "sync_every": 1, "warmup": 0}
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 
 
@@ -97,45 +104,78 @@ def load_data(folder, name, dtype):
     return images.to(dtype) / 255, torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def groups_of(order, task):
+    """Steps of one epoch: each a list of batches, of the last of which fewer and smaller ones may be left."""
+    batches = [order[i:i + task["batch"]] for i in range(0, len(order), task["batch"])]
+    return [batches[i:i + task["accumulate"]] for i in range(0, len(batches), task["accumulate"])]
+
+
+def make_optimizer(task, parameters):
+    kind, settings = {"sgd": (torch.optim.SGD, {"momentum": task["momentum"]}), "adamw": (torch.optim.AdamW, {})}[task["optimizer"]]
+    settings |= {"lr": task["lr"], "weight_decay": task["weight_decay"]}
+    if task["zero"]:
+        return ZeroRedundancyOptimizer(parameters, kind, **settings)
+    return kind(parameters, **settings)
+
+
+def make_schedule(task, optimizer, steps):
+    warmup = task["warmup"]
+    if not warmup:
+        return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1)
+    rates = torch.optim.lr_scheduler
+    return rates.SequentialLR(optimizer, [rates.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1),
+                                          rates.CosineAnnealingLR(optimizer, T_max=steps - warmup)], milestones=[warmup])
+
+
+def mean_over(group, tensors):
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+        tensor /= dist.get_world_size(group)
 
 
 def torch_rank(task):
     """One rank of the reference; rank 0 writes losses and final state."""
     rank, world, dtype = task["rank"], task["world"], TYPES[task["dtype"]]
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{task['port']}", rank=rank, world_size=world)
+    # Nodes are averaged every few steps; else there is one.
+    firsts = [sum(task["nodes"][:i]) for i in range(len(task["nodes"]))]
+    groups = [dist.new_group(range(first, first + size)) for first, size in zip(firsts, task["nodes"])]
+    node = next(group for group, first, size in zip(groups, firsts, task["nodes"]) if first <= rank < first + size)
     model = ConvNet() if task["mlp"] is None else mlp(*task["mlp"])
     model.to(dtype).load_state_dict(read_safetensors(task["init"]), strict=True)
     # Every rank keeps the running statistics of its own batches, as `train` does; their mean is taken at the end.
-    parallel = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-    images, labels = load_data(task["data"], "train", dtype)
+    parallel = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, process_group=node)
+    images, labels = (part[:task["limit"]] for part in load_data(task["data"], "train", dtype))
     sampler = torch.utils.data.distributed.DistributedSampler(range(len(labels)), world, rank, shuffle=True, seed=0)
-    sampler.set_epoch(0)
-    order = list(sampler)
-    if task["optimizer"] == "adamw":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=task["lr"], weight_decay=0.01)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=task["lr"], momentum=task["momentum"])
+    optimizer = make_optimizer(task, model.parameters())
+    schedule = make_schedule(task, optimizer, task["epochs"] * len(groups_of(list(sampler), task)))
     losses = []
-    for step in range(task["steps"]):
-        samples = order[step * task["batch"]:(step + 1) * task["batch"]]
-        pictures = images[samples] if task["mlp"] is None else images[samples].reshape(len(samples), -1)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(parallel(pictures), labels[samples])
-        loss.backward()
-        if task["clip_norm"]:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), task["clip_norm"])
-        optimizer.step()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean)
-        losses.append(mean.item() / world)
-    for buffer in model.buffers():
-        if buffer.dtype.is_floating_point:
-            dist.all_reduce(buffer)
-            buffer /= world
+    for epoch in range(task["epochs"]):
+        sampler.set_epoch(epoch)
+        steps = groups_of(list(sampler), task)
+        for number, batches in enumerate(steps):
+            if task["steps"] and len(losses) == task["steps"]:
+                break
+            optimizer.zero_grad()
+            mean = torch.zeros((), dtype=dtype)
+            for batch in batches:
+                pictures = images[batch] if task["mlp"] is None else images[batch].reshape(len(batch), -1)
+                with contextlib.nullcontext() if batch is batches[-1] else parallel.no_sync():
+                    loss = torch.nn.functional.cross_entropy(parallel(pictures), labels[batch]) / len(batches)
+                    loss.backward()
+                mean += loss.detach()
+            if task["clip_value"]:
+                torch.nn.utils.clip_grad_value_(model.parameters(), task["clip_value"])
+            if task["clip_norm"]:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), task["clip_norm"])
+            optimizer.step()
+            schedule.step()
+            mean_over(node, [mean])
+            losses.append(mean.item())
+            if len(losses) % task["sync_every"] == 0 or number + 1 == len(steps):
+                with torch.no_grad():
+                    mean_over(None, model.parameters() if len(groups) > 1 else [])
+    mean_over(None, [buffer for buffer in model.buffers() if buffer.dtype.is_floating_point])
     if rank == 0:
         write_safetensors(task["out"], model.state_dict())
         pathlib.Path(task["out"] + ".json").write_text(json.dumps(losses))
@@ -178,8 +218,7 @@ class Comparison(unittest.TestCase):
         return ends[0][0]
 
     def torch_run(self, **task):
-        task = {"data": self.data, "port": free_port(), "out": self.path("torch"), "optimizer": "sgd", "mlp": None,
-                "momentum": 0.9, "clip_norm": 0, **task}
+        task = {"data": self.data, "port": free_port(), "out": self.path("torch"), **DEFAULTS, "nodes": [task["world"]], **task}
         # Forked: the import of torch takes longer than the training.
         ranks = [multiprocessing.get_context("fork").Process(target=torch_rank, args=({**task, "rank": rank},), daemon=True)
                  for rank in range(task["world"])]
@@ -190,14 +229,16 @@ class Comparison(unittest.TestCase):
         self.assertEqual([rank.exitcode for rank in ranks], [0] * task["world"])
         return json.loads(pathlib.Path(task["out"] + ".json").read_text()), read_safetensors(task["out"])
 
-    def train_run(self, world, *arguments):
+    def train_run(self, world, *arguments, nodes=()):
         base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
         place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                  "TORCHELASTIC_RUN_ID": "torch-compare"} if world > 1 else {}
         command = [TRAIN, "--data", self.data, "--export", self.path("ours"), "--metrics-file", self.path("metrics"),
                    *map(str, arguments)]
-        self.processes([(command, base | place | ({"RANK": str(r), "LOCAL_RANK": str(r)} if world > 1 else {}))
-                        for r in range(world)])
+        ranks = [{"GROUP_RANK": str(node), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(size)}
+                 for node, size in enumerate(nodes) for local in range(size)]
+        ranks = ranks or [{"LOCAL_RANK": str(rank)} for rank in range(world)]
+        self.processes([(command, base | place | ({"RANK": str(r), **ranks[r]} if world > 1 else {})) for r in range(world)])
         lines = [json.loads(line) for line in pathlib.Path(self.path("metrics")).read_text().splitlines()]
         return [line["loss"] for line in lines if line["kind"] == "step"], lines[-1], read_safetensors(self.path("ours"))
 
@@ -207,20 +248,30 @@ class Comparison(unittest.TestCase):
         return max(((ours[name].double() - theirs[name].double()).norm().item() /
                     max(theirs[name].double().norm().item(), 1e-3), name) for name in theirs)
 
-    def compare_float64(self, world, extra=(), tolerance=1e-9, model=None, **task):
+    def compare_float64(self, world, tolerance=1e-9, model=None, **task):
+        """The same recipe here and there: task's keys are those of DEFAULTS."""
         init = self.initial_weights("F64", model)
-        task = {"world": world, "dtype": "F64", "init": init, "batch": 10, "steps": 50, "lr": 0.01, **task}
+        task = {**DEFAULTS, "world": world, "dtype": "F64", "init": init, **task}
         theirs, their_state = self.torch_run(**task)
-        ours, _, our_state = self.train_run(world, "--dtype", "float64", "--batch-size", task["batch"], "--max-steps",
-                                            task["steps"], "--init-from", init, "--lr", task["lr"], *extra)
-        self.assertEqual(len(ours), task["steps"])
+        options = {"--batch-size": task["batch"], "--accumulate": task["accumulate"], "--epochs": task["epochs"],
+                   "--limit": task["limit"], "--max-steps": task["steps"], "--optimizer": task["optimizer"], "--lr": task["lr"],
+                   "--momentum": task["momentum"], "--weight-decay": task["weight_decay"], "--clip-value": task["clip_value"],
+                   "--clip-norm": task["clip_norm"], "--zero": int(task["zero"]), "--sync-every-inter": task["sync_every"],
+                   "--warmup-steps": task["warmup"], "--lr-schedule": "cosine" if task["warmup"] else "constant"}
+        if task["mlp"]:
+            options |= {"--model": "mlp", "--mlp-width": task["mlp"][0], "--mlp-depth": task["mlp"][1]}
+        ours, _, our_state = self.train_run(world, "--dtype", "float64", "--init-from", init,
+                                            *(word for pair in options.items() for word in pair), nodes=task.get("nodes", ()))
+        self.assertEqual(len(ours), len(theirs))
         loss = max(abs(a - b) for a, b in zip(ours, theirs))
         distance, name = self.worst(our_state, their_state)
-        print(f"float64, {world} ranks, {task['steps']} steps: loss within {loss:.1e}, weights within {distance:.1e} ({name})",
+        print(f"float64, {world} ranks, {len(ours)} steps: loss within {loss:.1e}, weights within {distance:.1e} ({name})",
               file=sys.stderr)
         self.assertLessEqual(loss, tolerance)
         self.assertLessEqual(distance, tolerance)
-        return our_state
+
+    def compare_mlp(self, world, **task):
+        self.compare_float64(world, model=mlp(65, 3), mlp=[65, 3], **task)
 
     def test_50_steps_in_float64_on_one_rank(self):
         self.compare_float64(1)
@@ -229,13 +280,36 @@ class Comparison(unittest.TestCase):
         self.compare_float64(4)
 
     def test_adamw_and_clipping_in_float64(self):
-        self.compare_float64(2, ("--optimizer", "adamw", "--weight-decay", 0.01, "--clip-norm", 0.5), optimizer="adamw",
-                             steps=20, lr=0.001, clip_norm=0.5,
+        self.compare_float64(2, optimizer="adamw", weight_decay=0.01, clip_norm=0.5, steps=20, lr=0.001,
                              # Biases before a normalisation have gradient 0 but for rounding, which AdamW makes larger.
                              tolerance=1e-7)
 
     def test_the_mlp_in_float64(self):
-        self.compare_float64(2, ("--model", "mlp", "--mlp-width", 65, "--mlp-depth", 3), model=mlp(65, 3), mlp=[65, 3], steps=20)
+        self.compare_mlp(2, steps=20)
+
+    # 331 images: 111 a rank, 16 batches of which the last has 6, 6 steps an epoch of which the last has one batch.
+    UNEVEN = {"limit": 331, "batch": 7, "accumulate": 3, "epochs": 2, "steps": 0}
+
+    def test_accumulation_and_clipping_on_uneven_data(self):
+        self.compare_float64(3, **self.UNEVEN, weight_decay=0.01, clip_value=0.02, clip_norm=0.5)
+
+    def test_adamw_with_accumulation_and_clipping_on_uneven_data(self):
+        self.compare_mlp(3, **self.UNEVEN, optimizer="adamw", lr=0.001, weight_decay=0.01, clip_value=0.02, clip_norm=0.05)
+
+    def test_zero_1_as_zero_redundancy_optimizer(self):
+        for optimizer, rate in (("sgd", 0.01), ("adamw", 0.001)):
+            with self.subTest(optimizer):
+                self.compare_mlp(3, **self.UNEVEN, optimizer=optimizer, lr=rate, weight_decay=0.01, clip_norm=0.05, zero=True)
+                os.remove(self.path("metrics"))
+
+    def test_nodes_of_unequal_size_averaged_every_few_steps(self):
+        for optimizer, rate in (("sgd", 0.01), ("adamw", 0.001)):
+            with self.subTest(optimizer):
+                self.compare_mlp(3, **self.UNEVEN, optimizer=optimizer, lr=rate, clip_norm=0.05, nodes=[2, 1], sync_every=4)
+                os.remove(self.path("metrics"))
+
+    def test_warm_up_and_cosine_as_sequential_lr(self):
+        self.compare_float64(2, limit=800, epochs=2, steps=0, warmup=7, lr=0.05)
 
     def test_one_step_in_float32(self):
         init = self.initial_weights("F32")

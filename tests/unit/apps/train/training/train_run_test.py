@@ -10,23 +10,21 @@ import re
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[5]))
+from tests.support.ports import free_port
+
 TRAIN = ""
 FASHION = "/usr/share/datasets/fashion-mnist"
 # Not this process's own launcher, if it has one.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 HEAD = ["schema", "kind", "time", "host", "rank", "world_size"]  # of every record
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Ranks:
@@ -230,7 +228,7 @@ class Engine(unittest.TestCase):
         lost = ("train: write standard output: {0}; the work goes on without it\n"
                 "train: the results are not all on standard output: write standard output: {0}\n")
         with open("/dev/full", "w", encoding="ascii") as full:
-            for arguments in (self.SMALL, ("--bench", "broadcast", "--maxbytes", "64")):
+            for arguments in (self.SMALL, ("bench", "broadcast", "--maxbytes", "64")):
                 done = subprocess.run([TRAIN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
                 self.assertEqual((done.returncode, done.stderr), (116, lost.format("No space left on device")))
             done = subprocess.run([TRAIN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
@@ -393,6 +391,8 @@ class Mistakes(unittest.TestCase):
                 (("--checkpoint-every", "3", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
                  "--sync-every-inter: between two averages the nodes differ"),
                 (("--plant-nan", "1:1"), "--plant-nan names rank 1 of 1"),
+                (("--beta1", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by what is left to 1"),
+                (("--beta2", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by what is left to 1"),
                 (("--resume", "auto"), "--resume auto looks into --checkpoint-dir; give one"),
                 (("--comm", "tcp", "--sync-every-inter", "2"), "--sync-every-inter uses shared memory inside the nodes: leave "
                  "--comm tcp out")):
@@ -422,7 +422,15 @@ class Mistakes(unittest.TestCase):
         (code, lines, errors), = run(1, "--help")
         self.assertEqual((code, errors), (0, ""))
         self.assertTrue(any("--batch-size" in line for line in lines))
-        self.assertTrue(any(re.match(r" +--bench OPERATION +measure allreduce, ", line) for line in lines[:12]), lines[:12])
+        self.assertIn("Instead of training: train bench --help", "\n".join(lines[:4]))
+        # Each use has its own options, and no other's.
+        options = {use: {word for line in run(1, *use, "--help")[0][1] for word in re.findall(r"^ +(?:-\w, ?)?(--[a-z-]+)", line)}
+                   for use in ((), ("bench",), ("health",))}
+        self.assertLessEqual({"--data", "--lr", "--resume"}, options[()])
+        self.assertFalse(options[()] & {"--bench", "--health", "--memory", "--pairs", "--min-busbw"})
+        for use, own in ((("bench",), "--min-busbw"), (("health",), "--memory")):
+            self.assertIn(own, options[use])
+            self.assertFalse(options[use] & {"--data", "--lr", "--resume"})
         (code, _, errors), = run(1, "--data", "synthetic", "--limit=100", "--batch_size=50", "--log_interval", "1")
         self.assertEqual((code, errors), (0, ""))
 
@@ -441,7 +449,7 @@ class Mistakes(unittest.TestCase):
                     ((*synthetic, "--init-from", pipe), f"{pipe}: is no regular file"),
                     ((*synthetic, "--init-from", folder), f"{folder}: is no regular file"),
                     ((*synthetic, "--init-from", "/dev/zero"), "/dev/zero: is no regular file"),
-                    ((*synthetic, "--resume", str(checkpoint)), f"{checkpoint}: is no checkpoint and holds none (step-…)"),
+                    ((*synthetic, "--resume", str(checkpoint)), f"open {checkpoint}/state.json: Operation not supported"),
                     ((*synthetic, "--metrics-file", pipe), f"create {pipe}: No such device or address")):
                 with self.subTest(arguments):
                     with Ranks(1, *arguments) as ranks:
@@ -454,6 +462,30 @@ class Mistakes(unittest.TestCase):
                            (("--export", "/tmp/w"), "--export is given on rank 1 and not given on rank 0")):
             for code, lines, errors in run(3, *small, more={1: more}):
                 self.assertEqual((code, lines, errors), (1, [], f"train: {text}; all ranks must be given the same\n"))
+
+    def test_nodes_with_other_data_do_not_train_together(self):
+        with tempfile.TemporaryDirectory(prefix="ddp-data-") as folder:
+            for node in ("a", "b"):
+                os.mkdir(f"{folder}/{node}")
+                for part in ("train", "t10k"):
+                    pathlib.Path(f"{folder}/{node}/{part}-images-idx3-ubyte").write_bytes(
+                        struct.pack(">IIII", 0x803, 40, 28, 28) + bytes(range(196)) * 4 * 40)
+                    pathlib.Path(f"{folder}/{node}/{part}-labels-idx1-ubyte").write_bytes(
+                        struct.pack(">II", 0x801, 40) + bytes(i % (3 if (node, part) == ("b", "train") else 7) for i in range(40)))
+            small = ("--batch-size", "4", "--max-steps", "2")
+            same = {rank: ("--data", f"{folder}/a") for rank in range(4)}
+            host = socket.gethostname()
+            for code, lines, errors in run(4, *small, nodes=2, more=same | {3: ("--data", f"{folder}/b"), 2: ("--data", f"{folder}/b")}):
+                self.assertEqual((code, lines, errors),
+                                 (1, [], "train: the training labels (train-labels-idx1-ubyte) of rank 2 "
+                                         f"({host}), rank 3 ({host}) are not those of rank 0 ({host}); give all nodes the same data\n"))
+            # What was begun with one goes on with no other.
+            saved = f"{folder}/saved"
+            (code, _, errors), = run(1, *small, "--data", f"{folder}/a", "--checkpoint-dir", saved)
+            self.assertEqual((code, errors), (0, ""))
+            for code, _, errors in run(2, "--batch-size", "4", "--data", f"{folder}/b", "--resume", saved):
+                self.assertEqual((code, errors), (1, f"train: cannot go on from {saved}/step-00000002: it was made with other "
+                                                     "training labels\n"))
 
     def test_ways_that_never_meet_are_named(self):
         for more, text in ((("--comm", "tcp"), "--comm is tcp on rank 1 and auto on rank 0"),

@@ -1,4 +1,4 @@
-#include "apps/train/trainer.h"
+#include "apps/train/training/trainer.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,12 +7,12 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/conv_net.h"
-#include "apps/train/mlp.h"
-#include "apps/train/sampler.h"
-#include "apps/train/single_communicator.h"
+#include "apps/train/collectives/cpu/single_communicator.h"
+#include "apps/train/model/conv_net.h"
+#include "apps/train/model/mlp.h"
+#include "apps/train/schedule/sampler.h"
 #include "tests/support/catch.h"
-#include "tests/unit/train/thread_world.h"
+#include "tests/unit/apps/train/collectives/thread_world.h"
 
 using namespace ddp::train;
 
@@ -75,6 +75,25 @@ class SlowCommunicator final : public Communicator {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return {};
+  }
+};
+
+/// Another node that was lost.
+class LostCommunicator final : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 2; }
+  ddp::Result<> all_reduce_sum(std::span<float>) override { return lost(); }
+  ddp::Result<> all_reduce_sum(std::span<double>) override { return lost(); }
+  ddp::Result<> broadcast(std::span<std::byte>, int) override { return lost(); }
+  ddp::Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t>) override {
+    return lost().error();
+  }
+  ddp::Result<> barrier() override { return lost(); }
+
+ private:
+  static ddp::Result<> lost() {
+    return ddp::Error{ddp::ErrorCode::kLinkLost, "rank 0 lost rank 1 during all-reduce"};
   }
 };
 
@@ -185,6 +204,125 @@ TEST_CASE("with --sync-every-inter nodes are equal after every K steps, ranks of
     // Steps 3 and 6, and the end of the epoch.
     CHECK((weights[0][step] == weights[2][step]) == (step == 2 || step == 5 || step == 8));
   }
+}
+
+TEST_CASE("nodes are averaged by their ranks") {
+  const DataSplit data = synthetic_data(16);
+  Options options;
+  options.sync_every_inter = 2;
+  // Three ranks on the first node, one on the second.
+  ThreadWorld world(4), nodes[] = {ThreadWorld(3), ThreadWorld(1)};
+  std::vector<std::vector<double>> before(2), after(2);
+  ThreadWorld(2).run([&](ThreadWorld::Rank& across) {
+    const int node = across.rank();
+    ThreadWorld::Rank in_world(world, 3 * node), in_node(nodes[node], 0);
+    ThreadPool threads(1);
+    Mlp<double> model(16, 1, 4, threads);
+    model.initialise(static_cast<std::uint64_t>(node));
+    before[node].assign(model.parameters().begin(), model.parameters().end());
+    Trainer<double> trainer(options, {&in_world, &in_node, &across}, model, data);
+    if (trainer.average_nodes()) after[node].assign(model.parameters().begin(), model.parameters().end());
+  });
+  REQUIRE(after[0].size() == before[0].size());
+  CHECK(after[0] == after[1]);
+  for (std::size_t i = 0; i < before[0].size(); ++i)
+    before[0][i] = (3 * before[0][i] + before[1][i]) / 4;
+  CHECK(largest_difference(after[0], before[0]) < 1e-15);
+}
+
+TEST_CASE("a step is reported also when the nodes' average after it fails") {
+  const DataSplit data = synthetic_data(64);
+  Options options;
+  options.batch_size = 4;
+  options.sync_every_inter = 3;
+  options.rejoin = true;
+  ThreadWorld world(2), node(1);
+  ThreadPool threads(1);
+  ConvNet<double> model(options.batch_size, threads);
+  model.initialise(1);
+  ThreadWorld::Rank in_world(world, 0), in_node(node, 0);
+  LostCommunicator across;
+  Trainer<double> trainer(options, {&in_world, &in_node, &across}, model, data);
+  std::vector<std::uint64_t> reported;
+  const auto done = trainer.train_epoch([&](const StepReport& report) -> ddp::Result<bool> {
+    reported.push_back(report.total);
+    return true;
+  });
+  CHECK(done.error().text == "rank 0 lost rank 1 during all-reduce of the nodes' average after step 3");
+  CHECK(trainer.position().step == 3);
+  CHECK(reported == std::vector<std::uint64_t>{1, 2, 3});
+}
+
+TEST_CASE("num_batches_tracked counts forward passes, as PyTorch does, but for dropped steps") {
+  const DataSplit data = synthetic_data(21);
+  Options options;
+  options.batch_size = 4;
+  options.accumulate = 4;
+  options.plant_nan = PlantedNan{0, 3};
+  ThreadPool threads(1);
+  ConvNet<double> model(options.batch_size, threads);
+  model.initialise(1);
+  model.batches() = 100;  // of --init-from
+  SingleCommunicator alone;
+  Trainer<double> trainer(options, {&alone, nullptr, nullptr}, model, data);
+  const auto go_on = [](const StepReport&) -> ddp::Result<bool> { return true; };
+  // Six batches an epoch: a step of four and one of two; the third step is dropped with its statistics.
+  REQUIRE(trainer.train_epoch(go_on).has_value());
+  CHECK(model.batches() == 106);
+  REQUIRE(trainer.train_epoch(go_on).has_value());
+  CHECK(model.batches() == 108);
+  CHECK(trainer.position().step == 4);
+}
+
+TEST_CASE("with warm-up the cosine begins at the peak, also after a change of the number of ranks") {
+  const DataSplit data = synthetic_data(48);
+  Options options;
+  options.batch_size = 4;
+  options.epochs = 2;
+  options.lr = {LrShape::kCosine, 0.2, 4};
+  ThreadPool threads(1);
+  ConvNet<double> model(options.batch_size, threads);
+  model.initialise(1);
+  SingleCommunicator alone;
+  std::vector<double> rates;
+  Trainer<double> trainer(options, {&alone, nullptr, nullptr}, model, data);
+  const auto until = [&rates](std::uint64_t last) {
+    return [&rates, last](const StepReport& report) -> ddp::Result<bool> {
+      rates.push_back(report.lr);
+      return report.total < last;
+    };
+  };
+  REQUIRE(trainer.train_epoch(until(6)).has_value());
+  CHECK(trainer.position().warmed_up == 4.0 / 24);
+  // Half of the first epoch is over; from here on two ranks share each step.
+  trainer.position().segment_begin = 24;
+  trainer.position().segment_step = 0;
+  trainer.let_go();
+  ThreadWorld two(2);
+  std::vector<double> rest[2];
+  two.run([&](ThreadWorld::Rank& rank) {
+    ThreadPool own(1);
+    ConvNet<double> other(options.batch_size, own);
+    other.initialise(1);
+    Trainer<double> one(options, {&rank, nullptr, nullptr}, other, data);
+    one.position() = trainer.position();
+    std::vector<double>& mine = rest[rank.rank()];
+    const auto note = [&mine](const StepReport& report) -> ddp::Result<bool> {
+      mine.push_back(report.lr);
+      return true;
+    };
+    if (!one.train_epoch(note) || !one.train_epoch(note)) mine.clear();
+  });
+  REQUIRE(rates.size() == 6);
+  REQUIRE(rest[0].size() == 3 + 6);
+  const auto cosine = [](double samples) {  // of 96, of which 16 were warm-up
+    return 0.1 * (1 + std::cos(std::acos(-1.0) * (samples - 16) / 80));
+  };
+  const double first[] = {0.05, 0.1, 0.15, 0.2, 0.2, cosine(20)};
+  for (std::size_t i = 0; i < 6; ++i)
+    CHECK(std::abs(rates[i] - first[i]) < 1e-15);
+  for (std::size_t i = 0; i < 9; ++i)
+    CHECK(std::abs(rest[0][i] - cosine(24 + 8 * static_cast<double>(i))) < 1e-15);
 }
 
 TEST_CASE("what ranks were given before and after a change of their number is each sample once") {

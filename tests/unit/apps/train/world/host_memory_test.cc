@@ -1,4 +1,4 @@
-#include "apps/train/host_memory.h"
+#include "apps/train/world/host_memory.h"
 
 #include <cstdlib>
 #include <filesystem>

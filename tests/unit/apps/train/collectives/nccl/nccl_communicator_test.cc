@@ -1,4 +1,4 @@
-#include "apps/train/nccl_communicator.h"
+#include "apps/train/collectives/nccl/nccl_communicator.h"
 
 #include <dlfcn.h>
 #include <sys/eventfd.h>
@@ -14,15 +14,15 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/cuda_device.h"
-#include "apps/train/nccl_id.h"
-#include "apps/train/nccl_library.h"
-#include "apps/train/nccl_link.h"
-#include "apps/train/nccl_world.h"
-#include "apps/train/random.h"
+#include "apps/train/collectives/nccl/cuda_device.h"
+#include "apps/train/collectives/nccl/nccl_id.h"
+#include "apps/train/collectives/nccl/nccl_library.h"
+#include "apps/train/collectives/nccl/nccl_link.h"
+#include "apps/train/collectives/nccl/nccl_world.h"
+#include "apps/train/data/random.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_nccl.h"
-#include "tests/unit/train/memory_directory.h"
+#include "tests/unit/apps/train/collectives/memory_directory.h"
 
 // Ranks as threads over a library that plays NCCL and memory that plays the GPU's.
 
@@ -158,9 +158,6 @@ TEST_CASE("every operation over NCCL is right, for odd sizes and world sizes") {
         if ((*gathered)[2 * static_cast<std::size_t>(rank)] != 10u + static_cast<std::uint64_t>(rank))
           return "wrong gather";
       }
-      std::vector<std::byte> halves(2'000, static_cast<std::byte>(all.rank()));
-      if (auto done = all.shift(halves); !done) return done.error().text;
-      if (halves[1'999] != static_cast<std::byte>((all.rank() + world - 1) % world)) return "wrong shift";
       auto values = values_of<double>(all.rank(), static_cast<std::size_t>(12 * world));
       if (auto done = all.reduce_scatter_sum(std::span(values)); !done) return done.error().text;
       return all.barrier() ? "" : "no barrier";
@@ -275,10 +272,6 @@ TEST_CASE("operations on the GPU's memory are right") {
                     got.begin() + static_cast<std::ptrdiff_t>(own + part),
                     sums.begin() + static_cast<std::ptrdiff_t>(own)))
       return "reduce-scatter";
-    const auto theirs = values_of<float>((all.rank() + world - 1) % world, size);
-    if (!after([&] { return device.shift(*buffer); }) ||
-        !std::equal(got.begin() + size / 2, got.end(), theirs.begin()))
-      return "shift";
     return "";
   });
   for (const std::string& one : said)

@@ -1,4 +1,4 @@
-#include "apps/train/nccl_log.h"
+#include "apps/train/collectives/nccl_settings/nccl_log.h"
 
 #include <unistd.h>
 
@@ -6,8 +6,8 @@
 #include <fstream>
 #include <string>
 
-#include "apps/train/nccl_environment.h"
-#include "apps/train/nccl_network.h"
+#include "apps/train/collectives/nccl/nccl_network.h"
+#include "apps/train/collectives/nccl_settings/nccl_environment.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

@@ -1,4 +1,4 @@
-#include "apps/train/collective_machine.h"
+#include "apps/train/collectives/schedule/collective_machine.h"
 
 #include <cmath>
 #include <deque>

@@ -1,13 +1,13 @@
 // Figures of all ranks → findings; and the tests of one device, with faults that are planted.
-#include "apps/train/health_judge.h"
+#include "apps/train/health/checks/health_judge.h"
 
 #include <cmath>
 #include <string>
 #include <vector>
 
-#include "apps/train/health_gemm.h"
-#include "apps/train/health_pattern_body.h"
-#include "apps/train/kernels/device/host_launch.h"
+#include "apps/train/health/checks/health_gemm.h"
+#include "apps/train/health/checks/health_pattern_body.h"
+#include "apps/train/kernels/gpu/host_launch.h"
 #include "tests/support/catch.h"
 
 namespace ddp::train {

@@ -7,15 +7,15 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/aligned_buffer.h"
-#include "apps/train/kernels/adamw.h"
-#include "apps/train/kernels/gradient_ops.h"
-#include "apps/train/kernels/kernel_table.h"
-#include "apps/train/kernels/sgd.h"
-#include "apps/train/kernels/softmax_loss.h"
-#include "apps/train/lr_schedule.h"
-#include "apps/train/random.h"
-#include "tests/unit/train/approx.h"
+#include "apps/train/data/random.h"
+#include "apps/train/kernels/cpu/adamw.h"
+#include "apps/train/kernels/cpu/aligned_buffer.h"
+#include "apps/train/kernels/cpu/gradient_ops.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
+#include "apps/train/kernels/cpu/sgd.h"
+#include "apps/train/kernels/cpu/softmax_loss.h"
+#include "apps/train/schedule/lr_schedule.h"
+#include "tests/unit/apps/train/model/approx.h"
 
 // Every kernel of every instruction set that this processor runs, against plain loops in double.
 
@@ -440,7 +440,7 @@ TEST_CASE("AdamW as torch.optim.AdamW") {
 }
 
 TEST_CASE("AdamW and the cosine equal what torch has computed") {
-  std::ifstream file(std::string(DDP_SOURCE_DIR) + "/tests/unit/train/testdata/optimizer_vectors.txt");
+  std::ifstream file(std::string(DDP_SOURCE_DIR) + "/tests/unit/apps/train/testdata/optimizer_vectors.txt");
   REQUIRE(file);
   std::string kind;
   std::vector<double> weight{1, -2, 0.125, 0}, mean(4), square(4);
@@ -460,7 +460,7 @@ TEST_CASE("AdamW and the cosine equal what torch has computed") {
     } else {  // cosine: step, steps, the rate of CosineAnnealingLR with a peak of 0.3
       double step = 0, total = 1, expected = 0;
       file >> step >> total >> expected;
-      CHECK(std::abs(LrSchedule{LrShape::kCosine, 0.3, 0}.rate(static_cast<int>(step), step / total) -
+      CHECK(std::abs(LrSchedule{LrShape::kCosine, 0.3, 0}.rate(static_cast<int>(step), step / total, 0) -
                      expected) <= 1e-14);
       ++rates;
     }

@@ -1,0 +1,104 @@
+#include "apps/ddplaunch/port_holder.h"
+
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <system_error>
+#include <vector>
+
+#include "base/asio.h"
+#include "base/list_directory.h"
+#include "base/one_line.h"
+#include "launcher/hang/wait_state.h"
+
+namespace ddp {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string content(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Local addresses, as the kernel's table has them, that a listener at `address` collides with. Empty: all.
+std::vector<std::string> rivals(const std::string& address) {
+  std::vector<std::string> all = {"0.0.0.0", "[::]"};
+  if (address == "localhost") {
+    all.insert(all.end(), {"127.0.0.1", "[::1]"});
+    return all;
+  }
+  error_code ignored;
+  const auto one = asio::ip::make_address(address, ignored);
+  if (ignored) return {};
+  all.push_back(one.is_v4() ? one.to_string() : "[" + one.to_string() + "]");
+  return all;
+}
+
+bool holds_socket(const fs::path& process, std::uint64_t inode) {
+  for (const fs::path& entry : list_directory(process / "fd")) {
+    std::error_code gone;
+    if (launcher::socket_inode(fs::read_symlink(entry, gone).string()) == inode) return true;
+  }
+  return false;
+}
+
+void find_process(std::uint64_t inode, PortHolder& holder) {
+  for (const fs::path& entry : list_directory("/proc")) {
+    const std::string name = entry.filename();
+    if (!std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; })) continue;
+    if (!holds_socket(entry, inode)) continue;
+    holder.pid = static_cast<pid_t>(std::stol(name));
+    std::string program = content(entry / "comm");
+    program.resize(std::min(program.find('\n'), program.size()));
+    holder.program = one_line(program);
+    return;
+  }
+}
+
+std::string user_text(uid_t uid) {
+  const std::string number = "uid " + std::to_string(uid);
+  std::array<char, 4096> buffer;
+  passwd entry{};
+  passwd* found = nullptr;
+  if (::getpwuid_r(uid, &entry, buffer.data(), buffer.size(), &found) != 0 || found == nullptr) return number;
+  return "user " + std::string(found->pw_name) + " (" + number + ")";
+}
+
+}  // namespace
+
+std::optional<PortHolder> find_port_holder(const std::string& address, std::uint16_t port) {
+  std::map<std::uint64_t, launcher::TcpSocket> sockets;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"})
+    launcher::parse_tcp_table(content(table), sockets);
+  const std::vector<std::string> addresses = rivals(address);
+  const std::string end = ":" + std::to_string(port);
+  std::optional<PortHolder> holder;
+  std::uint64_t inode = 0;
+  for (const auto& [number, socket] : sockets) {
+    const std::string local = socket.local.substr(0, socket.local.rfind(':'));
+    const bool in_the_way =
+        addresses.empty() || std::find(addresses.begin(), addresses.end(), local) != addresses.end();
+    if (socket.state != launcher::kTcpListening || !socket.local.ends_with(end) || !in_the_way) continue;
+    if (holder && holder->uid != ::geteuid()) continue;
+    holder = PortHolder{socket.uid, 0, {}};
+    inode = number;
+  }
+  if (holder) find_process(inode, *holder);
+  return holder;
+}
+
+std::string holder_text(const PortHolder& holder) {
+  std::string text = "a process";
+  if (holder.pid != 0) text = "process " + std::to_string(holder.pid) + " (" + holder.program + ")";
+  if (holder.uid != ::geteuid()) text += " of " + user_text(holder.uid);
+  return text;
+}
+
+}  // namespace ddp

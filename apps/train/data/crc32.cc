@@ -1,0 +1,20 @@
+#include "apps/train/data/crc32.h"
+
+#include <zlib.h>
+
+#include <cstdio>
+
+namespace ddp::train {
+
+std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t state) {
+  return static_cast<std::uint32_t>(
+      ::crc32_z(state, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+}
+
+std::string crc32_text(std::uint32_t crc) {
+  char text[9];
+  std::snprintf(text, sizeof text, "%08x", static_cast<unsigned>(crc));
+  return text;
+}
+
+}  // namespace ddp::train

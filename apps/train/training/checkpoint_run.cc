@@ -1,0 +1,385 @@
+#include "apps/train/training/checkpoint_run.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <filesystem>
+#include <iterator>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "apps/train/checkpoint/model_file.h"
+#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/collectives/shared_outcome.h"
+#include "apps/train/kernels/cpu/gradient_ops.h"
+
+namespace ddp::train {
+
+namespace {
+
+std::string optimizer_name(const Options& options) {
+  return options.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
+}
+
+template <class T>
+constexpr const char* kDtypeName = std::is_same_v<T, float> ? "float32" : "float64";
+
+/// Numbers that go between ranks together: none needs room for a whole optimizer.
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+
+/// What this training and the checkpoint's cannot differ in.
+std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs) {
+  const auto differ = [](const std::string& what, const std::string& here, const std::string& there) {
+    return what + " is " + there + " there and " + here + " here";
+  };
+  if (mine.model != theirs.model) return differ("the model", mine.model, theirs.model);
+  if (mine.dtype != theirs.dtype) return differ("--dtype", mine.dtype, theirs.dtype);
+  if (mine.optimizer != theirs.optimizer) return differ("--optimizer", mine.optimizer, theirs.optimizer);
+  if (mine.seed != theirs.seed)
+    return differ("--seed", std::to_string(mine.seed), std::to_string(theirs.seed));
+  if (mine.samples != theirs.samples) {
+    return differ("the number of training images", std::to_string(mine.samples),
+                  std::to_string(theirs.samples));
+  }
+  // 0: not known.
+  const auto other = [](std::uint32_t a, std::uint32_t b) { return a != 0 && b != 0 && a != b; };
+  if (other(mine.training_images, theirs.training_images)) return "it was made with other training images";
+  if (other(mine.training_labels, theirs.training_labels)) return "it was made with other training labels";
+  return "";
+}
+
+}  // namespace
+
+template <class T>
+void CheckpointRun<T>::attach(const Communicators& communicators, const DataSplit& data) {
+  world_ = communicators.world;
+  interrupt_ = communicators.interrupt;
+  data_ = &data;
+}
+
+template <class T>
+CheckpointState CheckpointRun<T>::current_state() const {
+  CheckpointState state;
+  state.model = std::string(trainer_.model().name());
+  state.dtype = kDtypeName<T>;
+  state.optimizer = optimizer_name(options_);
+  state.world_size = world_->world_size();
+  state.batch_size = options_.batch_size;
+  state.accumulate = options_.accumulate;
+  state.seed = options_.seed;
+  state.samples = data_->training.size();
+  state.training_images = data_->checksums[0];
+  state.training_labels = data_->checksums[1];
+  state.position = trainer_.position();
+  state.optimizer_steps = trainer_.optimizer().steps();
+  return state;
+}
+
+template <class T>
+Result<> CheckpointRun<T>::find(Checkpoint& found) const {
+  std::vector<std::string> paths;
+  if (options_.resume == "auto") {
+    const auto names = list_checkpoints(options_.checkpoint_dir);
+    if (!names) return names.error();
+    for (const std::string& name : *names)
+      paths.push_back(options_.checkpoint_dir + "/" + name);
+  } else {
+    auto path = find_checkpoint(options_.resume);
+    if (!path) return path.error();
+    paths.push_back(std::move(*path));
+  }
+  Result<> last;
+  for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
+    auto checkpoint = read_checkpoint(*path);
+    if (checkpoint) {
+      found = std::move(*checkpoint);
+      if (!last) {
+        std::fprintf(stderr, "train: %s; going on from the last good checkpoint, %s\n",
+                     last.error().text.c_str(), path->c_str());
+      }
+      return {};
+    }
+    if (last) last = checkpoint.error();
+  }
+  if (paths.size() > 1) {
+    return Error{last.error().code, last.error().text + "; none of the " + std::to_string(paths.size()) +
+                                        " checkpoints in " + options_.checkpoint_dir + " is good"};
+  }
+  return last;
+}
+
+template <class T>
+Result<> CheckpointRun<T>::take(const Checkpoint& checkpoint, const CheckpointState& mine) {
+  const CheckpointState& state = checkpoint.state;
+  const std::string difference = mismatch(mine, state);
+  if (!difference.empty())
+    return Error{ErrorCode::kUsage, "cannot go on from " + checkpoint.path + ": " + difference};
+  const std::size_t running =
+      trainer_.model().running_statistics().size() * static_cast<std::size_t>(state.world_size);
+  if (state.running.size() != running) {
+    return Error{ErrorCode::kUsage, checkpoint.path + "/state.json: has " +
+                                        std::to_string(state.running.size()) + " running_statistics; " +
+                                        std::to_string(state.world_size) +
+                                        (state.world_size == 1 ? " rank" : " ranks") +
+                                        " of this model have " + std::to_string(running)};
+  }
+  if (auto done = import_model<T>(checkpoint.model, trainer_.model()); !done) return done;
+  std::vector<std::string> names;
+  for (const auto& one : trainer_.optimizer().state())
+    names.emplace_back(one.name);
+  return check_optimizer(checkpoint.optimizer, trainer_.model().parameter_count(), names);
+}
+
+/// With disks of their own rank 0 may be on a node that has no checkpoint while another one has.
+template <class T>
+Result<> CheckpointRun<T>::check_places_agree(std::optional<std::uint64_t> last_step) {
+  const std::uint64_t mine[] = {last_step.has_value(), last_step.value_or(0)};
+  const auto all = world_->all_gather(mine);
+  if (!all) return all.error();
+  for (std::size_t at = 2; (*all)[0] == 0 && at < all->size(); at += 2) {
+    if ((*all)[at] == 0) continue;
+    const std::string rank = "rank " + std::to_string(at / 2);
+    return Error{ErrorCode::kUsage,
+                 "--resume auto: rank 0 finds no checkpoint in " + options_.checkpoint_dir + ", and " + rank +
+                     " finds " + checkpoint_name((*all)[at + 1]) +
+                     " there; give a --checkpoint-dir that all nodes share, copy the checkpoint to rank 0's "
+                     "node, or remove it to begin anew"};
+  }
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>& say) {
+  if (options_.resume.empty()) return {};
+  Checkpoint found;
+  const CheckpointState mine = current_state();
+  std::optional<std::uint64_t> last_step;  // that this rank sees in --checkpoint-dir, with auto
+  const auto read_it = [&]() -> Result<> {
+    if (options_.resume == "auto") {
+      const auto names = list_checkpoints(options_.checkpoint_dir);
+      if (names && !names->empty()) last_step = *checkpoint_step(names->back());
+    }
+    if (world_->rank() != 0) return {};
+    auto done = find(found);
+    return done && !found.path.empty() ? take(found, mine) : done;
+  };
+  if (auto done = share_outcome(*world_, read_it, sign(), interrupt_); !done) return done;
+  if (auto seen = check_places_agree(last_step); !seen) return seen;
+  std::string text = found.path.empty() ? "" : to_json(found.state);
+  std::uint64_t size = text.size();
+  auto done = world_->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  if (!done) return done;
+  if (size == 0) return {};
+  text.resize(size);
+  if (done = world_->broadcast(std::as_writable_bytes(std::span(text)), 0); !done) return done;
+  const auto state = parse_checkpoint_state("state.json", text);
+  if (!state) return state.error();
+  done = share(*state, found.optimizer);
+  if (!done) return done;
+  trainer_.position() = go_on(*state, world_->world_size(), options_.batch_size, options_.accumulate);
+  trainer_.set_warmed_up();
+  trainer_.optimizer().set_steps(state->optimizer_steps);
+  written_step_ = state->position.step;
+  if (world_->rank() == 0) {
+    say("going on from " + found.path + ": step " + std::to_string(state->position.step) + ", epoch " +
+        std::to_string(trainer_.position().epoch + 1) + ", " + std::to_string(state->world_size) +
+        (state->world_size == 1 ? " rank" : " ranks") + " then, " + std::to_string(world_->world_size()) +
+        " now");
+  }
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::share(const CheckpointState& state, const Safetensors& optimizer) {
+  if (auto done = trainer_.share_weights(); !done) return done;
+  // Each rank's own running statistics, where there are as many ranks as then; else the mean is in the model.
+  const auto running = trainer_.model().running_statistics();
+  if (state.world_size == world_->world_size() &&
+      state.running.size() == running.size() * world_->world_size()) {
+    const double* mine = state.running.data() + running.size() * static_cast<std::size_t>(world_->rank());
+    std::transform(mine, mine + running.size(), running.begin(), [](double v) { return static_cast<T>(v); });
+  }
+  for (const auto& one : trainer_.optimizer().state()) {
+    if (auto done = scatter(optimizer, std::string(one.name), one.values); !done) return done;
+  }
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::scatter(const Safetensors& file, const std::string& name, std::span<T> mine) {
+  const std::size_t total = trainer_.model().parameter_count();
+  const GradientBucket part = trainer_.own_part();
+  std::vector<T> piece;
+  for (std::size_t at = 0; at < total; at += piece.size()) {
+    piece.resize(std::min(kPiece, total - at));
+    if (world_->rank() == 0) file.copy<T>(name, at, piece);
+    if (auto done = world_->broadcast(std::as_writable_bytes(std::span(piece)), 0); !done) return done;
+    const std::size_t end = std::min(at + piece.size(), part.end);
+    for (std::size_t i = std::max(at, part.begin); i < end; ++i)
+      mine[i - part.begin] = piece[i - at];
+  }
+  return {};
+}
+
+template <class T>
+Result<std::vector<T>> CheckpointRun<T>::gather(std::span<const T> mine) {
+  const bool writes = world_->rank() == 0;
+  if (!options_.zero) return writes ? std::vector<T>(mine.begin(), mine.end()) : std::vector<T>();
+  const auto world = static_cast<std::size_t>(world_->world_size());
+  const auto rank = static_cast<std::size_t>(world_->rank());
+  const std::size_t total = trainer_.model().parameter_count();
+  std::vector<T> whole(writes ? total : 0), pieces;
+  std::size_t size = 0;  // of one rank's piece
+  for (std::size_t at = 0; at < mine.size(); at += size) {
+    size = std::min(std::max<std::size_t>(kPiece / world, 1), mine.size() - at);
+    pieces.resize(size * world);
+    std::ranges::copy(mine.subspan(at, size), pieces.begin() + static_cast<std::ptrdiff_t>(rank * size));
+    auto done = world_->all_gather_parts(std::as_writable_bytes(std::span(pieces)));
+    if (!done) return of(done.error(), "the checkpoint of step " + std::to_string(trainer_.position().step));
+    for (std::size_t from = 0; writes && from < world; ++from) {
+      const std::size_t begin = std::min(from * mine.size() + at, total);  // the last part is padded
+      std::copy_n(pieces.begin() + static_cast<std::ptrdiff_t>(from * size), std::min(size, total - begin),
+                  whole.begin() + static_cast<std::ptrdiff_t>(begin));
+    }
+  }
+  return whole;
+}
+
+template <class T>
+Result<> CheckpointRun<T>::make_directory() {
+  std::error_code failed;
+  std::filesystem::create_directories(options_.checkpoint_dir, failed);
+  if (!check_output_place("", options_.checkpoint_dir + "/.tmp-try"))
+    return Error{ErrorCode::kUsage, "cannot write into --checkpoint-dir " + options_.checkpoint_dir};
+  const auto names = list_checkpoints(options_.checkpoint_dir);
+  if (!names) return names.error();
+  const std::uint64_t begin = trainer_.position().step;
+  // Later ones than --resume auto has chosen cannot be read.
+  if (options_.resume != "auto" && !names->empty() && *checkpoint_step(names->back()) > begin) {
+    return Error{ErrorCode::kUsage,
+                 "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names->back() +
+                     " of another training, while this one begins after step " + std::to_string(begin) +
+                     "; give another --checkpoint-dir, go on from there with --resume "
+                     "auto, or remove the later checkpoints"};
+  }
+  open_writer();
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::prepare() {
+  if (options_.checkpoint_dir.empty()) return {};
+  const auto make = [this]() -> Result<> { return world_->rank() == 0 ? make_directory() : Result<>(); };
+  return share_outcome(*world_, make, sign(), interrupt_);
+}
+
+template <class T>
+void CheckpointRun<T>::open_writer() {
+  writer_ = std::make_unique<CheckpointWriter<T>>(
+      typename CheckpointWriter<T>::Config{options_.checkpoint_dir, options_.checkpoint_keep},
+      trainer_.model(), [](const std::string& text) { std::fprintf(stderr, "train: %s\n", text.c_str()); });
+}
+
+template <class T>
+Result<> CheckpointRun<T>::prepare_again() {
+  if (options_.checkpoint_dir.empty()) return {};
+  // A rank that was rank 0 may still be writing what a new writer would remove as a leftover.
+  if (auto done = await_writers(false); !done) return done;
+  const std::uint64_t step = trainer_.position().step;
+  std::uint64_t there = 0;
+  const auto look = [&]() -> Result<> {
+    if (world_->rank() != 0) return {};
+    // What cannot be read is written again.
+    there = read_checkpoint(options_.checkpoint_dir + "/" + checkpoint_name(step)).has_value();
+    std::error_code ignored;
+    std::filesystem::create_directories(options_.checkpoint_dir, ignored);  // else the first one says why
+    if (!writer_) open_writer();
+    return {};
+  };
+  if (auto done = share_outcome(*world_, look, sign(), interrupt_); !done) return done;
+  auto done = world_->broadcast(std::as_writable_bytes(std::span(&there, 1)), 0);
+  if (!done) return done;
+  written_step_.reset();
+  skipped_step_.reset();
+  if (there != 0) written_step_ = step;
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::write() {
+  const std::uint64_t step = trainer_.position().step;
+  if (options_.checkpoint_dir.empty() || written_step_ == step || skipped_step_ == step) return {};
+  // A disk may take longer than ranks bear each other's silence.
+  if (auto done = await_writers(true); !done) return done;
+  CheckpointContent<T> content;
+  content.state = current_state();
+  const auto running = trainer_.model().running_statistics();
+  // Whether this rank dropped the step (nodes may differ in that), then its running statistics.
+  std::vector<std::uint64_t> mine{trainer_.dropped_in_a_row() != 0};
+  std::transform(running.begin(), running.end(), std::back_inserter(mine),
+                 [](T value) { return std::bit_cast<std::uint64_t>(static_cast<double>(value)); });
+  const auto all = world_->all_gather(mine);
+  if (!all) return all.error();
+  for (auto rank = all->begin(); rank != all->end(); rank += static_cast<std::ptrdiff_t>(mine.size())) {
+    if (*rank != 0) {
+      skipped_step_ = step;
+      if (world_->rank() == 0)
+        std::fprintf(stderr, "train: checkpoint %s not written: the step was dropped\n",
+                     checkpoint_name(step).c_str());
+      return {};
+    }
+    std::transform(rank + 1, rank + static_cast<std::ptrdiff_t>(mine.size()),
+                   std::back_inserter(content.state.running),
+                   [](std::uint64_t word) { return std::bit_cast<double>(word); });
+  }
+  for (const auto& one : trainer_.optimizer().state()) {
+    auto whole = gather(one.values);
+    if (!whole) return whole.error();
+    content.optimizer.push_back({std::string(one.name), std::move(*whole)});
+  }
+  written_step_ = step;
+  if (world_->rank() != 0) return {};
+  content.parameters.assign(trainer_.model().parameters().begin(), trainer_.model().parameters().end());
+  content.running.assign(running.size(), T{});
+  for (std::size_t i = 0; i < content.state.running.size(); ++i)
+    content.running[i % running.size()] += static_cast<T>(content.state.running[i]);
+  kernels::average<T>(content.running, T(1) / static_cast<T>(world_->world_size()));
+  content.batches = trainer_.model().batches();
+  writer_->write(std::move(content));
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::await_writers(bool with_rank_0) {
+  const bool asked = with_rank_0 || world_->rank() != 0;
+  const auto idle = [&](std::chrono::milliseconds longest) {
+    trainer_.tell_phase("checkpoint");
+    return !asked || !writer_ || writer_->idle_within(longest);
+  };
+  if (auto met = meet_until(*world_, idle, sign(), interrupt_); !met)
+    return of(met.error(), "the wait for a checkpoint");
+  return {};
+}
+
+template <class T>
+Result<> CheckpointRun<T>::finish() {
+  if (auto done = write(); !done) return done;
+  if (options_.checkpoint_dir.empty()) return {};
+  if (auto done = await_writers(true); !done) return done;
+  Result<> last = writer_ ? writer_->wait() : Result<>();
+  if (last && skipped_step_ == trainer_.position().step)
+    last = Error{ErrorCode::kSystem, "step " + std::to_string(*skipped_step_) + " was dropped"};
+  if (!last) {
+    last = Error{ErrorCode::kSystem,
+                 "the training is complete but its last checkpoint was not written: " + last.error().text};
+  }
+  last_outcome_ = share_outcome(*world_, last);
+  return {};
+}
+
+template class CheckpointRun<float>;
+template class CheckpointRun<double>;
+
+}  // namespace ddp::train

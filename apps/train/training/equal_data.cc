@@ -1,0 +1,73 @@
+#include "apps/train/training/equal_data.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "apps/train/training/record_head.h"
+
+namespace ddp::train {
+
+namespace {
+
+/// By rank; cut to kHostWords.
+Result<std::vector<std::string>> gather_hosts(Communicator& world) {
+  constexpr std::size_t kHostWords = 9;  // 64 letters, and what ends them
+  std::array<std::uint64_t, kHostWords> mine{};
+  host_name().copy(reinterpret_cast<char*>(mine.data()), sizeof mine - 1);
+  const auto all = world.all_gather(mine);
+  if (!all) return all.error();
+  std::vector<std::string> hosts;
+  for (std::size_t at = 0; at < all->size(); at += kHostWords)
+    hosts.emplace_back(reinterpret_cast<const char*>(all->data() + at));
+  return hosts;
+}
+
+/// "rank 2 (gpu02), rank 3 (gpu02)" of those whose value is not `right`; not all where they are many.
+std::string differing_ranks(const std::vector<std::uint64_t>& values, std::uint64_t right,
+                            const std::vector<std::string>& hosts) {
+  constexpr std::ptrdiff_t kMostNamed = 8;
+  std::string text;
+  const std::ptrdiff_t all = std::ssize(values) - std::ranges::count(values, right);
+  std::ptrdiff_t named = 0;
+  for (std::size_t rank = 0; rank < values.size() && named < kMostNamed; ++rank) {
+    if (values[rank] == right) continue;
+    text += (named++ == 0 ? "rank " : ", rank ") + std::to_string(rank) + " (" + hosts[rank] + ")";
+  }
+  return all > named ? text + " and " + std::to_string(all - named) + " more" : text;
+}
+
+}  // namespace
+
+std::size_t most_frequent(const std::vector<std::uint64_t>& values) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < values.size(); ++i) {
+    if (std::ranges::count(values, values[i]) > std::ranges::count(values, values[best])) best = i;
+  }
+  return best;
+}
+
+Result<> check_equal_data(Communicator& world, const DataSplit& mine) {
+  constexpr std::array kFiles = {
+      "training images (train-images-idx3-ubyte)", "training labels (train-labels-idx1-ubyte)",
+      "test images (t10k-images-idx3-ubyte)", "test labels (t10k-labels-idx1-ubyte)"};
+  const std::vector<std::uint64_t> words(mine.checksums.begin(), mine.checksums.end());
+  const auto all = world.all_gather(words);
+  if (!all) return all.error();
+  for (std::size_t file = 0; file < kFiles.size(); ++file) {
+    std::vector<std::uint64_t> values;  // by rank
+    for (std::size_t at = file; at < all->size(); at += kFiles.size())
+      values.push_back((*all)[at]);
+    const std::size_t right = most_frequent(values);
+    if (std::ranges::count(values, values[right]) == std::ssize(values)) continue;
+    const auto hosts = gather_hosts(world);
+    if (!hosts) return hosts.error();
+    return Error{ErrorCode::kUsage, std::string("the ") + kFiles[file] + " of " +
+                                        differing_ranks(values, values[right], *hosts) +
+                                        " are not those of rank " + std::to_string(right) + " (" +
+                                        (*hosts)[right] + "); give all nodes the same data"};
+  }
+  return {};
+}
+
+}  // namespace ddp::train

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <pthread.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/asio.h"
+#include "base/result.h"
+
+namespace ddp {
+
+/// Starts a thread that nobody waits for, with all signals blocked, since they are the loop's business.
+/// `body` owns what it uses. Error kSystem.
+template <class Body>
+Result<> start_detached(Body body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // inherited by the new thread
+  Result<> outcome;
+  try {
+    std::thread(std::move(body)).detach();
+  } catch (const std::system_error& failed) {
+    outcome = system_error(failed.code().value(), "start a thread");
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return outcome;
+}
+
+/// Runs calls that may block for minutes (a dead disk, a silent name server) on threads of its own, in their
+/// order, so that the loop goes on. Nobody waits for the threads. Loop thread only; destroyed before the
+/// loop.
+class BlockingCalls {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  BlockingCalls(asio::any_io_executor loop, int most_threads);
+  ~BlockingCalls();
+  BlockingCalls(const BlockingCalls&) = delete;
+  BlockingCalls& operator=(const BlockingCalls&) = delete;
+
+  /// What `call` returned on a thread. Errors beside those of `call`: kTimeout at `deadline`; kCancelled when
+  /// the awaiting task is cancelled, or after stop(); kSystem, there is no thread. The call may still run
+  /// after the first two, so it owns what it uses, or shares it with later calls where there is one thread
+  /// only.
+  template <class T>
+  Awaitable<Result<T>> run(std::function<Result<T>()> call, Deadline deadline) {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    const auto outcome = std::make_shared<std::optional<Result<T>>>();
+    std::function<void()> task = [outcome, call = std::move(call)] { outcome->emplace(call()); };
+    const Result<> done = co_await run_task(std::move(task), deadline);
+    if (!done) co_return done.error();
+    co_return std::move(**outcome);
+  }
+
+  /// Ends every wait, and those to come.
+  void stop();
+
+ private:
+  struct Wait;
+  struct Shared;
+  static void work(const std::shared_ptr<Shared>& shared);
+  Awaitable<Result<>> run_task(std::function<void()> task, Deadline deadline);
+  Result<> enqueue(std::uint64_t id, std::function<void()> task);
+
+  asio::any_io_executor loop_;
+  const int most_threads_;
+  std::shared_ptr<Shared> shared_;
+  std::uint64_t last_id_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace ddp

@@ -1,0 +1,90 @@
+#include "base/trusted_path.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+
+#include "base/unique_fd.h"
+
+namespace ddp {
+namespace {
+
+constexpr uid_t kUnknownUser = 65534;
+/// As the kernel's.
+constexpr int kMostLinks = 40;
+
+/// Whether this user namespace shows root as itself.
+bool root_is_known() {
+  char map[32] = {};
+  const UniqueFd file(::open("/proc/self/uid_map", O_RDONLY | O_CLOEXEC));
+  unsigned inside = 0;
+  unsigned outside = 0;
+  if (!file || ::read(file.get(), map, sizeof map - 1) <= 0) return true;
+  return std::sscanf(map, "%u %u", &inside, &outside) == 2 && inside == 0 && outside == 0;
+}
+
+bool is_ours_or_root(uid_t owner) {
+  return owner == ::geteuid() || owner == 0 || (owner == kUnknownUser && !root_is_known());
+}
+
+std::string owner_text(uid_t owner) {
+  return "belongs to uid " + std::to_string(owner) + " and not to you (uid " + std::to_string(::geteuid()) +
+         ")";
+}
+
+std::string parent_of(const std::string& path) {
+  const auto slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash == 0 ? 1 : slash);
+}
+
+}  // namespace
+
+std::string distrust_directory(const std::string& path) {
+  struct stat found {};
+  if (::lstat(path.c_str(), &found) != 0) return std::strerror(errno);
+  if (S_ISLNK(found.st_mode)) return "is a symbolic link";
+  if (found.st_uid != ::geteuid()) return owner_text(found.st_uid);
+  return (found.st_mode & S_IWOTH) != 0 ? "may be written to by everybody" : "";
+}
+
+std::string distrust_parent(std::string path) {
+  struct stat found {};
+  while (::lstat(path.c_str(), &found) != 0) {
+    if ((errno != ENOENT && errno != ENOTDIR) || path == "/" || path == ".") return "";
+    path = parent_of(path);
+  }
+  const std::string name = "the directory " + path;
+  if (S_ISLNK(found.st_mode)) {
+    if (!is_ours_or_root(found.st_uid))
+      return name + " is a symbolic link of another user (uid " + std::to_string(found.st_uid) + ')';
+    if (::stat(path.c_str(), &found) != 0) return "";  // making a directory there tells why
+  }
+  const bool shared = (found.st_mode & S_IWGRP) != 0 && ::group_member(found.st_gid) != 0;
+  const bool trusted = is_ours_or_root(found.st_uid) || shared || ::geteuid() == 0;
+  return trusted ? "" : name + ' ' + owner_text(found.st_uid);
+}
+
+Result<std::string> follow_trusted_links(std::string path) {
+  for (int i = 0; i < kMostLinks; ++i) {
+    struct stat found {};
+    if (::lstat(path.c_str(), &found) != 0 || !S_ISLNK(found.st_mode)) return path;
+    if (!is_ours_or_root(found.st_uid)) {
+      return Error{ErrorCode::kSystem,
+                   path + " is a symbolic link of another user (uid " + std::to_string(found.st_uid) + ')',
+                   EPERM};
+    }
+    char target[PATH_MAX];
+    const ssize_t size = ::readlink(path.c_str(), target, sizeof target);
+    if (size < 0) return system_error(errno, path);
+    const std::string next(target, static_cast<std::size_t>(size));
+    path = next.starts_with('/') ? next : parent_of(path) + '/' + next;
+  }
+  return system_error(ELOOP, path);
+}
+
+}  // namespace ddp

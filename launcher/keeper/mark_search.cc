@@ -1,0 +1,193 @@
+#include "launcher/keeper/mark_search.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "launcher/keeper/process_table.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// Reading one environment takes microseconds; so long a silence is no busy machine.
+constexpr std::chrono::milliseconds kStall{500};
+/// For a reader to die of its SIGKILL; one that the kernel holds longer is left to it.
+constexpr std::chrono::milliseconds kDeathTime{20};
+constexpr std::size_t kMaxEnvironment = 4u << 20;
+
+/// Answers of the reader, one for each process in turn: LOCAL_RANK, or these.
+constexpr int kNoNumber = -1;
+constexpr int kUnmarked = -2;
+
+int mark_in(std::string_view environment, std::string_view mark) {
+  const auto rank = entry_value(environment, "LOCAL_RANK");
+  if (!rank || !has_entry(environment, mark)) return kUnmarked;
+  int number = 0;
+  const auto [end, error] = std::from_chars(rank->data(), rank->data() + rank->size(), number);
+  const bool whole = error == std::errc() && end == rank->data() + rank->size();
+  return whole && number >= 0 ? number : kNoNumber;
+}
+
+std::string_view read_environment(pid_t pid, std::span<char> buffer) {
+  char path[32] = "/proc/";
+  char* end = std::to_chars(path + 6, path + sizeof path, pid).ptr;
+  constexpr std::string_view kName = "/environ";
+  *std::copy(kName.begin(), kName.end(), end) = '\0';
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  std::size_t size = 0;
+  while (fd >= 0 && size < buffer.size()) {
+    const ssize_t count = read(fd, buffer.data() + size, buffer.size() - size);
+    if (count <= 0) break;
+    size += static_cast<std::size_t>(count);
+  }
+  if (fd >= 0) close(fd);
+  return {buffer.data(), size};
+}
+
+/// With the pidfd of a process that is marked. False: nobody reads any more.
+bool send_answer(int socket, int answer, int pidfd) {
+  iovec bytes{&answer, sizeof answer};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof pidfd)] = {};
+  msghdr message = {};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  if (answer != kUnmarked) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof pidfd);
+    std::copy_n(reinterpret_cast<const char*>(&pidfd), sizeof pidfd, CMSG_DATA(head));
+  }
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof answer;
+}
+
+/// One answer, and the pidfd that came with it. As recvmsg.
+ssize_t receive_answer(int socket, int& answer, UniqueFd& pidfd) {
+  iovec bytes{&answer, sizeof answer};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  const ssize_t size = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const cmsghdr* head = size > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
+  if (head != nullptr) {
+    int fd = -1;
+    std::copy_n(CMSG_DATA(head), sizeof fd, reinterpret_cast<unsigned char*>(&fd));
+    pidfd.reset(fd);
+  }
+  return size;
+}
+
+/// The child. Other threads of the parent may have held any lock, so only system calls are made here. All
+/// signals are blocked: handlers would speak for the parent.
+[[noreturn]] void read_all(std::span<const pid_t> pids, std::string_view mark, std::span<char> buffer,
+                           int answers, pid_t parent) {
+  prctl(PR_SET_NAME, "ddp-mark-search", 0, 0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+  if (getppid() != parent) _exit(0);
+  dup2(answers, 0);
+  syscall(SYS_close_range, 1U, ~0U, 0U);
+  for (const pid_t pid : pids) {
+    // In this order, so that the environment is that of the pidfd's process.
+    const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0U));
+    int answer = pidfd >= 0 ? mark_in(read_environment(pid, buffer), mark) : kUnmarked;
+    if (answer != kUnmarked && has_ended(pidfd)) answer = kUnmarked;
+    if (!send_answer(0, answer, pidfd)) _exit(0);
+    if (pidfd >= 0) close(pidfd);
+  }
+  _exit(0);
+}
+
+}  // namespace
+
+MarkSearch::MarkSearch(std::string_view job_id, std::vector<pid_t> pids)
+    : mark_("DDPLAUNCH_JOB_ID=" + std::string(job_id)), pids_(std::move(pids)) {
+  start_reader();
+}
+
+MarkSearch::~MarkSearch() {
+  stop_reader();
+}
+
+/// Not fork: a child without an exit signal is no business of those who reap our children.
+void MarkSearch::start_reader() {
+  int ends[2];
+  if (is_over()) return;
+  const auto buffer = std::make_unique_for_overwrite<char[]>(kMaxEnvironment);
+  stalled_at_ = Clock::now() + kStall;
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return skip_to(pids_.size());
+  answers_.reset(ends[0]);
+  const UniqueFd write_end(ends[1]);
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const pid_t parent = getpid();
+  reader_ = static_cast<pid_t>(syscall(SYS_clone, 0UL, 0UL, 0UL, 0UL, 0UL));
+  if (reader_ == 0)
+    read_all(std::span(pids_).subspan(next_), mark_, {buffer.get(), kMaxEnvironment}, write_end.get(),
+             parent);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (reader_ < 0) skip_to(pids_.size());
+}
+
+void MarkSearch::skip_to(std::size_t next) {
+  next_ = next;
+  skipped_ = true;
+}
+
+void MarkSearch::stop_reader() {
+  if (reader_ <= 0) return;
+  kill(reader_, SIGKILL);  // nobody else reaps it, so that is its number
+  const auto until = Clock::now() + kDeathTime;
+  while (waitpid(reader_, nullptr, WNOHANG | __WCLONE) == 0 && Clock::now() < until)
+    poll(nullptr, 0, 1);
+  reader_ = -1;
+}
+
+std::vector<MarkedProcess> MarkSearch::take_found() {
+  std::vector<MarkedProcess> found;
+  bool ended = false;
+  while (!is_over() && !ended) {
+    int answer = kUnmarked;
+    UniqueFd pidfd;
+    const ssize_t size = receive_answer(answers_.get(), answer, pidfd);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) break;
+    ended = size == 0;  // somebody has killed it
+    if (ended) break;
+    if (pidfd) found.push_back({pids_[next_], answer, std::move(pidfd)});
+    ++next_;
+    stalled_at_ = Clock::now() + kStall;
+  }
+  if (is_over() || (!ended && Clock::now() < stalled_at_)) return found;
+  stop_reader();
+  skip_to(next_ + 1);
+  start_reader();
+  return found;
+}
+
+void MarkSearch::wait(std::chrono::milliseconds limit) const {
+  const auto rest = std::chrono::ceil<std::chrono::milliseconds>(stalled_at_ - Clock::now());
+  pollfd news{answers_.get(), POLLIN, 0};
+  if (!is_over())
+    poll(&news, 1, static_cast<int>(std::clamp(rest, std::chrono::milliseconds(0), limit).count()));
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Writes includes that break an arrow into a small tree and checks that cmake/check_arrows.py refuses each by name and line."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "cmake"))
+sys.dont_write_bytecode = True
+import check_arrows  # noqa: E402 (found through the lines above)
+
+
+def check(root):
+    done = subprocess.run([sys.executable, ROOT / "cmake/check_arrows.py", root], text=True, stderr=subprocess.PIPE)
+    return done.returncode, done.stderr.splitlines()
+
+
+class Arrows(unittest.TestCase):
+    def checked(self, path, line):
+        with tempfile.TemporaryDirectory() as root:
+            source = pathlib.Path(root, path)
+            source.parent.mkdir(parents=True)
+            source.write_text(f"// a line before\n{line}\n")
+            return check(root)
+
+    def refused(self, path, line, why):
+        self.assertEqual(self.checked(path, line), (1, [f"{path}:2: {why}"]))
+
+    def accepted(self, path, line):
+        self.assertEqual(self.checked(path, line), (0, []))
+
+    def test_the_tree_itself_is_clean(self):
+        self.assertEqual(check(ROOT), (0, []))
+
+    def test_directories_are_read_at_one_place(self):
+        line = 'for (const auto& entry : std::filesystem::directory_iterator(".", failed)) {'
+        self.refused("launcher/job/a.cc", line, "directories are read by list_directory (base/list_directory.cc)")
+        self.accepted("base/list_directory.cc", line)
+
+    def test_base_includes_no_other_room(self):
+        self.refused("base/a.cc", '#include "launcher/job/b.h"', 'base may not include launcher/job ("launcher/job/b.h")')
+
+    def test_rendezvous_and_remote_never_include_each_other(self):
+        self.refused("rendezvous/link/a.h", '#include "remote/hosts/b.h"',
+                     'rendezvous/link may not include remote/hosts ("remote/hosts/b.h")')
+        self.refused("remote/start/a.h", '#include "rendezvous/link/b.h"',
+                     'remote/start may not include rendezvous/link ("rendezvous/link/b.h")')
+
+    def test_master_and_agent_never_include_each_other(self):
+        self.refused("launcher/master/a.h", '#include "launcher/agent/b.h"',
+                     'launcher/master may not include launcher/agent ("launcher/agent/b.h")')
+        self.refused("launcher/agent/a.h", '#include "launcher/master/b.h"',
+                     'launcher/agent may not include launcher/master ("launcher/master/b.h")')
+
+    def test_no_library_includes_apps(self):
+        self.refused("launcher/job/a.cc", '  #  include "apps/ddplaunch/b.h"',
+                     'launcher/job may not include apps/ddplaunch ("apps/ddplaunch/b.h")')
+
+    def test_train_is_a_client_of_the_rendezvous(self):
+        self.refused("apps/train/world/a.cc", '#include "launcher/job/b.h"',
+                     'apps/train/world may not include launcher/job ("launcher/job/b.h")')
+        self.accepted("apps/train/world/a.cc", '#include "rendezvous/store_tcp/tcp_store_client.h"')
+
+    def test_the_agent_program_does_not_include_ssh(self):
+        self.refused("apps/ddplaunchd/a.cc", '#include "remote/ssh/ssh_shell.h"',
+                     'apps/ddplaunchd may not include remote/ssh ("remote/ssh/ssh_shell.h")')
+
+    def test_a_folder_that_is_no_room_is_refused(self):
+        self.assertEqual(self.checked("launcher/attic/a.cc", ""),
+                         (1, ["launcher/attic/a.cc:1: launcher/attic is no room of cmake/check_arrows.py"]))
+        self.refused("launcher/job/a.cc", '#include "base/old/b.h"', '"base/old/b.h": base/old is no room of cmake/check_arrows.py')
+
+    def test_includes_are_written_from_the_root(self):
+        self.refused("base/a.cc", '#include "error.h"', '"error.h" is not written from the repository root')
+
+    def test_products_do_not_include_tests(self):
+        self.refused("base/a.cc", '#include "tests/support/catch.h"',
+                     '"tests/support/catch.h" is not written from the repository root')
+
+    def test_libraries_have_their_rooms(self):
+        for library, rooms in check_arrows.OWNERS.items():
+            if library != "boost/asio":
+                self.refused("launcher/keeper/a.cc", f"#include <{library}x.h>", f"<{library}x.h> is for {', '.join(rooms)} only")
+
+    def test_asio_is_included_through_one_header(self):
+        self.refused("launcher/master/a.cc", "#include <boost/asio/read.hpp>",
+                     '<boost/asio/read.hpp> is for base only (include "base/asio.h")')
+
+    def test_cores_do_no_io(self):
+        cores = [room for room, (kind, _) in check_arrows.ROOMS.items() if kind == "core"]
+        self.assertIn("rendezvous/protocol", cores)
+        for core in cores:
+            self.refused(f"{core}/a.cc", "#include <sys/socket.h>", "a sans-IO core may not include sys/socket.h")
+
+    def test_arrows_have_no_circle(self):
+        """Rooms are sorted by their arrows; a circle would leave some over."""
+        left = {room: [other for other in check_arrows.ROOMS if other != room and check_arrows.may_include(room, other)]
+                for room in check_arrows.ROOMS}
+        while free := [room for room, others in left.items() if not any(other in left for other in others)]:
+            for room in free:
+                del left[room]
+        self.assertEqual(left, {})
+
+
+if __name__ == "__main__":
+    unittest.main()

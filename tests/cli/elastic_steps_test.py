@@ -1,0 +1,623 @@
+#!/usr/bin/env python3
+"""What ddplaunch.elastic hands on after a loss (docs/elastic_python.md): a training with schedulers, a gradient scaler, DataLoader
+workers and gradient accumulation ends bit-equal to an undisturbed one, or its state is refused.
+
+Runs with the distribution's torch (/usr/bin/python3) or, with --other, with the interpreter that DDP_TEST_TORCH_PYTHON names."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+import unittest
+import unittest.mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.elastic_worker import MODULES, STORE, ElasticTest, ForkedProcess
+from tests.support.launch import SKIP, SOURCE, main
+
+# $FAULT is a place in the loop and a step of attempt 0. There rank 1 dies; rank 0 takes part in a collective (which hangs) if the
+# place begins with "collective", else it goes on when the revoke has come and the state is frozen. In attempt 0 each
+# rank has made the undisturbed training.
+SCRIPT = r"""
+import contextlib, hashlib, os, signal, socket, sys, time, torch
+import torch.distributed as dist
+from ddplaunch import elastic
+
+STEPS = int(sys.argv[1])
+WITH = os.environ["WITH"].split()
+PER_EPOCH = 3
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.randn(8, generator=torch.Generator().manual_seed(index)), torch.tensor([index / 24.0])
+
+def scaler():
+    if "scaler" in WITH and hasattr(torch, "amp") and hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    return torch.cuda.amp.GradScaler(enabled=False)  # PyTorch 1.13 has none for CPUs
+
+def fill(state):
+    torch.manual_seed(1)
+    drop = [torch.nn.Dropout(0.3)] if "dropout" in WITH else []
+    norm = [torch.nn.BatchNorm1d(6)] if "batchnorm" in WITH else []
+    state["model"] = torch.nn.Sequential(torch.nn.Linear(8, 6), *norm, torch.nn.Tanh(), *drop, torch.nn.Linear(6, 1))
+    state["optimizer"] = torch.optim.SGD(state["model"].parameters(), lr=0.05, momentum=0.9)
+    schedulers = torch.optim.lr_scheduler
+    state["scheduler"] = schedulers.SequentialLR(state["optimizer"], milestones=[3], schedulers=[
+        schedulers.LinearLR(state["optimizer"], 0.2, total_iters=3), schedulers.StepLR(state["optimizer"], 2, 0.5)])
+    state["scaler"] = scaler()
+    state["seed"] = elastic.StepSeed(7)
+
+def batches(world, step):
+    # of this step and those behind it in the epoch
+    if "workers" not in WITH:
+        while True:
+            yield torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + world.rank)), torch.ones(4, 1)
+            step += 1
+    while True:
+        epoch = step // PER_EPOCH
+        data = Data()
+        sampler = torch.utils.data.distributed.DistributedSampler(data, world.world_size, world.rank, seed=5)
+        sampler.set_epoch(epoch)
+        loader = torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler, num_workers=2, generator=torch.Generator())
+        for index, batch in enumerate(loader):
+            if index >= step % PER_EPOCH:
+                yield batch
+        step = (epoch + 1) * PER_EPOCH
+
+def run(world, state, fault):
+    def at(place, step):
+        if fault != f"{place} {step}" or world.attempt:
+            return
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if place.startswith("collective"):
+            dist.all_reduce(torch.ones(1))
+        while not world._progress.frozen:
+            time.sleep(0.001)
+
+    if "GPU" in os.environ:
+        torch.cuda.synchronize = lambda: at("synchronize", step)
+    if not state:
+        fill(state)
+    model, optimizer, scheduler, scaler = [state[key] for key in ("model", "optimizer", "scheduler", "scaler")]
+    registered = list(state.values()) if "MISSING" not in os.environ else [model]
+    if world.attempt and "new" in WITH:
+        registered[2] = scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    world.sync(*registered)
+    print("begin", world.attempt, "from", world.completed, flush=True)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    source = batches(world, world.completed)
+    parts = 3 if "accumulation" in WITH else 1
+    for step in range(world.completed, STEPS):
+        x, wanted = next(source)
+        optimizer.zero_grad()
+        for part in range(parts):
+            with ddp.no_sync() if part + 1 < parts else contextlib.nullcontext():
+                at(f"part-{part}", step)
+                with torch.autocast("cpu", torch.bfloat16, enabled="scaler" in WITH):
+                    loss = (ddp(x + part) - wanted).pow(2).mean()
+                # The scaler leaves out the third step.
+                scaler.scale(loss * (float("inf") if "scaler" in WITH and scaler.is_enabled() and step == 2 else 1)).backward()
+        scaler.unscale_(optimizer)
+        at("collective-unscaled", step)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        at("before-optimizer", step)
+        scaler.step(optimizer)
+        at("collective-stepped", step)
+        scaler.update()
+        if "late" not in WITH:
+            scheduler.step()
+        at("before-world.step", step)
+        world.step(step + 1)
+        if "late" in WITH:
+            scheduler.step()
+    for buffer in model.buffers():
+        dist.broadcast(buffer, 0)  # each rank has its own of the last forward pass
+    tensors = [*model.state_dict().values(), *[v["momentum_buffer"] for v in optimizer.state.values()]]
+    held = [t.flatten().tolist() for t in tensors] + [scheduler.state_dict()["last_epoch"], optimizer.param_groups[0]["lr"],
+                                                      scaler.state_dict()]
+    return hashlib.sha256(repr(held).encode()).hexdigest()[:12]
+
+@elastic.rejoin(backend="gloo")
+def train(world, state):
+    if world.attempt == 0 and "REFERENCE" in os.environ:
+        calm = elastic.World(None, dict(world._order), elastic._Progress(False), "cpu")
+        print("undisturbed", run(calm, {}, None), flush=True)
+        dist.barrier()
+    print("end", run(world, state, os.environ.get("FAULT")), flush=True)
+
+"""
+CALL = "train()\n"
+
+# In the document's step.
+STEP = """    at("part-0", step)
+    scaler.scale(model(torch.randn(4, 8)).pow(2).mean()).backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+"""
+
+# A GPU whose steps complete, or never do: $GPU.
+FAKE_GPU = """
+class Event:
+    def record(self):
+        pass
+
+    def query(self):
+        return os.environ["GPU"] == "complete"
+
+torch.cuda.Event = Event
+make_progress = elastic._Progress
+elastic._Progress = lambda asynchronous: make_progress(True)
+"""
+
+# A connection of another part of the program, which is opened while the group is made.
+CONNECTION = """
+listener = socket.create_server(("127.0.0.1", 0))
+pairs = []
+
+def meet(*args, make=dist.rendezvous, **named):
+    client = socket.create_connection(listener.getsockname())
+    pairs.append((client, listener.accept()[0]))
+    yield from make(*args, **named)
+
+dist.rendezvous = meet
+inner = train.__wrapped__
+def look(world, state):
+    if world.attempt:
+        client, server = pairs[0]
+        server.settimeout(10)
+        client.sendall(b"alive")
+        print(server.recv(5).decode(), flush=True)
+        server.sendall(b"alive")
+        print(client.recv(5).decode(), flush=True)
+    return inner(world, state)
+train = elastic.rejoin(look, backend="gloo")
+"""
+DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 4096))
+kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+"""
+
+
+@unittest.skipUnless(STORE.exists(), "the tests' store is not built")
+class ElasticSteps(ElasticTest):
+    steps = 8
+
+    def spawn(self, command, environment):
+        return ForkedProcess(str(command[3]), command[4:], environment)
+
+    def disturb(self, fault, features="", prelude="", script=SCRIPT, **environment):
+        """Two ranks, of which rank 1 dies at `fault`. Rank 0, and the step that it holds."""
+        self.path = self.script("script.py", script + prelude + CALL, mode=0o644)
+        self.environment = dict(environment, WITH=features)
+        self.before = self.team(self.steps, 2, FAULT=fault, REFERENCE="1", **self.environment)
+        self.before[1].process.wait(120)
+        return self.before[0], self.revoke(0, self.before[:1])[0]
+
+    def go_on(self, survivor, source):
+        """A new rank 1 joins; what rank 0 wrote, and its standard error."""
+        team = [survivor, self.worker(self.steps, **self.environment)]
+        self.begin(1, team, source=source)
+        ends = [worker.end() for worker in team]
+        for code, _, err in ends:
+            self.assertEqual(code, 0, err)
+        (_, out, err), (_, other, _) = ends
+        self.assertEqual(self.value(other, "end"), self.value(out, "end"), "ranks differ")
+        return out, err
+
+    def value(self, out, key):
+        return [line.split()[1] for line in out.splitlines() if line.startswith(key + " ")][-1]
+
+    def assert_undisturbed(self, out):
+        self.assertEqual(self.value(out, "end"), self.value(out, "undisturbed"), out)
+
+    def assert_recovers(self, fault, features, step, **environment):
+        survivor, held = self.disturb(fault, features, **environment)
+        self.assertEqual(held, step)
+        out, _ = self.go_on(survivor, 0)
+        self.assertIn(f"begin 1 from {step}\n", out)
+        self.assert_undisturbed(out)
+
+    def assert_is_refused(self, fault, features="", why="", **environment):
+        """The state of rank 0 is not used; nobody has another, so the script begins anew."""
+        survivor, held = self.disturb(fault, features, **environment)
+        self.assertIsNone(held)
+        out, err = self.go_on(survivor, None)
+        self.assertIn("begin 1 from 0\n", out)
+        self.assert_undisturbed(out)
+        self.assertIn(why, err)
+
+    def test_schedulers(self):
+        self.assert_recovers("part-0 4", "", 4)
+
+    def test_scaler_is_between_unscale_and_update(self):
+        self.assert_recovers("collective-unscaled 4", "scaler", 4)
+
+    def test_data_loader_workers_and_dropout(self):
+        self.assert_recovers("part-0 4", "workers dropout", 4)
+
+    def test_accumulation(self):
+        self.assert_recovers("part-1 4", "accumulation", 4)
+
+    def test_all_together(self):
+        self.assert_recovers("part-2 5", "scaler workers dropout accumulation batchnorm", 5)
+
+    def test_a_revoke_between_optimizer_and_world_step(self):
+        self.assert_recovers("before-world.step 4", "", 5)
+
+    def test_a_revoke_before_the_optimizer(self):
+        self.assert_recovers("before-optimizer 4", "", 4)
+
+    def test_a_collective_between_optimizer_and_world_step(self):
+        self.assert_is_refused("collective-stepped 4",
+                               why="the state after step 4 is not used: the attempt ended between optimizer.step() and world.step()")
+
+    def test_a_scheduler_behind_world_step(self):
+        self.assert_is_refused("before-world.step 4", "late", "world.step(), which has to be the last call of a step")
+
+    def test_a_scheduler_behind_the_first_world_step(self):
+        self.assert_is_refused("before-world.step 0", "late", "the state after step 1 is not used")
+
+    def test_a_misuse_that_shows_after_a_recovery(self):
+        """A loss may have hit between world.step() and the scheduler's step, which nothing had shown yet."""
+        survivor, held = self.disturb("part-0 4")
+        self.environment["WITH"] = "late"
+        team = [survivor, self.worker(self.steps, **self.environment)]
+        self.begin(1, team, source=0)
+        code, _, err = team[1].end()
+        self.assertEqual((held, code), (4, 1))
+        self.assertIn("the last call of a step: the change may be lost in the state that was handed on", err)
+
+    def test_a_new_scheduler_in_each_attempt(self):
+        survivor, held = self.disturb("part-0 4", "new")
+        team = [survivor, self.worker(self.steps, **self.environment)]
+        self.begin(1, team, source=0)
+        code, _, err = survivor.end()
+        self.assertEqual((held, code), (4, 1))
+        self.assertIn("world.sync() got another StepLR than in the last attempt", err)
+
+    def test_a_gpu_that_has_completed_the_step(self):
+        survivor, held = self.disturb("part-0 4", prelude=FAKE_GPU, GPU="complete")
+        self.assertEqual(held, 4)
+        self.assert_undisturbed(self.go_on(survivor, 0)[0])
+
+    def test_a_gpu_that_has_not_completed_the_step(self):
+        survivor, held = self.disturb("part-0 4", prelude=FAKE_GPU, GPU="behind")
+        self.assertIsNone(held)
+        self.assertIn("the attempt ended before the GPU had completed the step", self.go_on(survivor, None)[1])
+
+    def test_a_gpu_whose_all_reduce_was_aborted(self):
+        """The gradients look complete: the optimizer must not take them."""
+        survivor, held = self.disturb("before-optimizer 4", prelude=FAKE_GPU, GPU="complete")
+        self.assertEqual(held, 4)
+        self.assert_undisturbed(self.go_on(survivor, 0)[0])
+
+    def test_a_revoke_while_the_optimizer_waits_for_the_gpu(self):
+        survivor, held = self.disturb("synchronize 4", prelude=FAKE_GPU, GPU="complete")
+        self.assertEqual(held, 4)
+        self.assert_undisturbed(self.go_on(survivor, 0)[0])
+
+    def test_a_revoke_before_a_gpu_step_is_counted(self):
+        """What follows the freeze may be made of an aborted collective."""
+        _, held = self.disturb("before-world.step 4", prelude=FAKE_GPU, GPU="complete")
+        self.assertIsNone(held)
+
+    def test_without_a_registered_optimizer(self):
+        survivor, held = self.disturb("collective-stepped 4", MISSING="1")
+        self.assertIsNone(held)
+        self.assertIn("world.sync() got no optimizer", self.go_on(survivor, None)[1])
+
+    def test_the_documents_step(self):
+        lines = re.findall(r"```python\n(.*?)```", (SOURCE / "docs/elastic_python.md").read_text(), re.S)[1]
+        lines = re.sub(r"    \.\.\. .*\n", STEP, lines)
+        self.assertIn("part-0", lines)
+        head, rest = SCRIPT.split("    world.sync(*registered)\n")
+        script = head + textwrap.indent(lines, "    ") + rest[rest.index("    for buffer in model"):]
+        survivor, held = self.disturb("part-0 4", script=script)
+        self.assertEqual(held, 4)
+        self.assert_undisturbed(self.go_on(survivor, 0)[0])
+
+    def recover_in(self, prelude, lines=b""):
+        self.path = self.script("script.py", SCRIPT + prelude + CALL, mode=0o644)
+        self.environment = dict(WITH="")
+        team = self.team(self.steps, 2, FAULT="part-0 4", REFERENCE="1", **self.environment)
+        team[0].link.sendall(lines)
+        team[1].process.wait(120)
+        self.assertEqual(self.revoke(0, team[:1]), [4])
+        out, _ = self.go_on(team[0], 0)
+        self.assert_undisturbed(out)
+        return out
+
+    def test_connections_of_others_are_not_touched(self):
+        self.assertEqual(self.recover_in(CONNECTION).count("alive\n"), 2)
+
+    def test_descriptors_beyond_1023(self):
+        self.recover_in(DESCRIPTORS)
+
+    def test_lines_that_are_not_understood(self):
+        self.recover_in("", b'{"news":1}\n[1]\nnot JSON\n{"attempt":"x"}\n{"attempt":9}\n{"revoke":[]}\n' + b"[" * 4000 + b"\n")
+
+
+class Bad:
+    """What cannot be loaded."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        raise KeyError("x")
+
+
+class Scaler:
+    """Of a GradScaler what the module looks at."""
+
+    def __init__(self):
+        self._per_optimizer_states, self._scale = {}, None
+
+    def state_dict(self):
+        return {}
+
+
+class ElasticUnits(unittest.TestCase):
+    """In this process, without collectives."""
+
+    def setUp(self):
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.progress = elastic._Progress(False)
+
+    def world(self, rank=0, source=None, progress=None, link=None):
+        order = dict(attempt=1, rank=rank, world=2, local_rank=rank, local_world=2, node_rank=0, nodes=1)
+        return elastic.World(link, dict(order, **{"from": source}), progress or self.progress, "cpu")
+
+    def test_a_group_that_is_complete_while_its_sockets_are_looked_for(self):
+        sockets = elastic._Sockets()
+        sockets.before = {"3"}
+
+        def loops():  # the main thread leaves opening()
+            sockets.before = None
+            return {"3": {1}, "4": {2}}
+        with unittest.mock.patch.object(sockets, "_loops", loops):
+            self.assertEqual(sockets._of_new_loops(), {2})
+
+    def sync(self, *holders, **named):
+        """Rank 0 syncs; what it sends."""
+        sent, world = [], self.world(**named)
+        with unittest.mock.patch("torch.distributed.broadcast", lambda data, root: sent.append(data.clone())):
+            world.sync(*holders)
+        return world, sent
+
+    def receive(self, sent, *holders, progress):
+        with unittest.mock.patch("torch.distributed.broadcast", lambda data, root: data.copy_(sent.pop(0))):
+            self.world(1, 0, progress).sync(*holders)
+
+    def backward(self):
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 2)).pow(2).sum().backward()
+
+    def make_step(self):
+        self.backward()
+        self.optimizer.step()
+
+    def update_by_hand(self):
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p -= 0.1 * p.grad
+
+    def assert_refused(self, why):
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err):
+            self.assertIsNone(self.progress.settle())
+        self.assertIn(why, self.err.getvalue() + err.getvalue())
+
+    def run(self, result=None):
+        self.err = io.StringIO()
+        with contextlib.redirect_stderr(self.err):
+            return super().run(result)
+
+    def test_no_optimizer_is_registered(self):
+        for holders in ([], [self.model]):
+            for update in (self.optimizer.step, self.update_by_hand):
+                self.progress = elastic._Progress(False)
+                world = self.sync(*holders)[0]
+                self.backward()
+                update()
+                world.step(1)
+                self.backward()
+                update()
+                self.assert_refused("world.sync() got no optimizer")
+
+    def test_a_part_is_updated_by_hand(self):
+        self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
+        world = self.sync(self.model, self.optimizer)[0]
+        self.make_step()
+        world.step(1)
+        self.backward()
+        self.update_by_hand()
+        self.assert_refused("between optimizer.step() and world.step()")
+
+    def test_world_step_before_the_optimizer(self):
+        world = self.sync(self.model, self.optimizer)[0]
+        self.backward()
+        world.step(1)
+        self.assert_refused("world.step(1) was called for a step in which no registered optimizer has stepped")
+
+    def test_world_step_for_each_part_of_an_accumulation(self):
+        world = self.sync(self.model, self.optimizer)[0]
+        self.make_step()
+        world.step(1)
+        self.backward()
+        world.step(2)
+        self.assert_refused("world.step(2) was called for a step in which no registered optimizer has stepped")
+
+    def test_steps_without_the_optimizer_that_are_well(self):
+        """A scaler leaves out the first step; a scheduler steps after a validation."""
+        scaler, scheduler = Scaler(), torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.world().step(5)  # from a checkpoint
+        world = self.sync(self.model, self.optimizer, scheduler, scaler)[0]
+        scaler._scale = torch.ones(1)
+        world.step(6)
+        self.make_step()
+        world.step(7)
+        scheduler.step()
+        world.step(8)
+        self.assertEqual(self.progress.settle(), 8, self.err.getvalue())
+
+    def test_world_step_with_the_number_of_the_step(self):
+        for first in (0, 3):
+            self.progress = elastic._Progress(False)
+            if first:
+                self.world().step(first)
+            world = self.sync(self.model, self.optimizer)[0]
+            self.make_step()
+            world.step(first)
+            self.assert_refused(f"world.step({first}) follows an optimizer's step, but {first} steps were complete before it")
+
+    def test_averaged_weights_behind_world_step(self):
+        average = torch.optim.swa_utils.AveragedModel(self.model)
+        world = self.sync(self.model, self.optimizer, average)[0]
+        for p in self.model.parameters():
+            p.detach().copy_(p.detach().clone())  # as DistributedDataParallel does
+        self.make_step()
+        average.update_parameters(self.model)
+        world.step(1)
+        self.make_step()
+        world.step(2)
+        self.assertEqual(self.progress.settle(), 2)
+        average.update_parameters(self.model)
+        self.make_step()
+        self.assertIn("was changed after world.step()", self.err.getvalue())
+        world.step(3)
+        self.assert_refused("was changed after world.step()")
+
+    def test_frozen_weights_that_are_written_by_the_wrapper(self):
+        self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.1)
+        world = self.sync(self.model, self.optimizer)[0]
+        for p in self.model[1].parameters():
+            p.requires_grad_(False).copy_(p.clone())
+        self.make_step()
+        world.step(1)
+        self.assertEqual(self.progress.settle(), 1)
+
+    def test_the_statistics_of_a_half_made_forward(self):
+        world = self.sync(self.model, self.optimizer)[0]
+        self.make_step()
+        world.step(1)
+        before = [buffer.clone() for buffer in self.model.buffers()]
+        self.model(torch.randn(4, 2))
+        self.model[1].num_batches_tracked = self.model[1].num_batches_tracked + 1  # another tensor
+        self.assertEqual(self.progress.settle(), 1)
+        for old, new in zip(before, self.model.buffers()):
+            self.assertTrue(torch.equal(old, new), (old, new))
+
+    def test_an_exception_while_the_state_is_loaded(self):
+        self.world().step(4)
+        progress = elastic._Progress(False)
+        holders = [self.model, self.optimizer, Bad()]
+        with self.assertRaises(KeyError):
+            self.receive(self.sync(*holders, source=0)[1], *holders, progress=progress)
+        self.assertEqual((progress.completed, progress.settle(), progress.is_used), (None, None, True))
+
+    def test_ranks_that_register_other_objects(self):
+        self.world().step(4)
+        sent = self.sync(self.model, self.optimizer, source=0)[1]
+        with self.assertRaisesRegex(RuntimeError, r"got \['Sequential'\] on rank 1, and \['Sequential', 'SGD'\] on rank 0"):
+            self.receive(sent, self.model, progress=elastic._Progress(False))
+
+    def test_an_attempt_without_sync(self):
+        link = types.SimpleNamespace(revoked=lambda: None, send=lambda word: None, changed=threading.Condition())
+        self.world(link=link).step(4)
+        with self.assertRaisesRegex(RuntimeError, r"world.sync\(\) was not called in attempt 1"):
+            self.world(source=1, link=link).step(5)
+
+    def test_a_broadcast_that_was_aborted(self):
+        link = types.SimpleNamespace(revoked=lambda: "rank 1 was lost")
+        with self.assertRaisesRegex(elastic.Revoked, "rank 1 was lost"):
+            self.world(link=link)._received(torch.ones(1))
+
+    def test_the_state_is_frozen_before_communicators_are_aborted(self):
+        """An aborted collective lets the GPU complete the step, with garbage."""
+        order, aborted = [], threading.Event()
+        self.world()
+        self.progress.event = types.SimpleNamespace(query=lambda: order.append("query") or aborted.is_set())
+        abort = elastic._Abort(types.SimpleNamespace(shut=lambda: aborted.wait(10) and abort.back.set()), self.progress, False)
+        abort._abort_backends = lambda: (order.append("abort"), aborted.set())
+        abort()
+        abort.end()
+        self.progress.freeze()
+        self.assertEqual((order, self.progress.is_whole), (["query", "abort"], False))
+
+    def test_a_report_that_is_set_while_the_last_is_taken(self):
+        """A reader that is slow between reading the old report and forgetting it."""
+        sent, done = [], threading.Event()
+        link = elastic._Link.__new__(elastic._Link)
+        link.changed, link.revokes, link.attempt = threading.Condition(), {}, 1
+        link.socket, other = socket.socketpair()
+        world = self.world(link=link)
+        world._is_ready = True
+        setter = threading.Thread(target=world.step, args=[2])
+
+        class Slow(elastic._Link):
+            @property
+            def report(self):
+                last = self.kept
+                if not setter.ident:
+                    setter.start()
+                    setter.join(0.2)  # where it may, it sets the next now
+                return last
+
+            @report.setter
+            def report(self, report):
+                self.kept = report
+
+        def send(word):
+            sent.append(word["step"])
+            if word["step"] == 2:
+                done.set()
+        link.__class__, link.send = Slow, send
+        link.report = {"step": 1}
+        link.lost = None
+        reader = threading.Thread(target=link._run, daemon=True)
+        reader.start()
+        self.assertTrue(done.wait(5), sent)
+        other.close()
+        reader.join()
+        link.socket.close()
+
+
+def run_in(python):
+    """This program in an interpreter that has PyTorch."""
+    if not python or subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
+                                    capture_output=True).returncode != 0:
+        print(f"skipped: no PyTorch in {python or '$DDP_TEST_TORCH_PYTHON'}")
+        raise SystemExit(SKIP)
+    os.execv(python, [python, "-W", "ignore", __file__, "--here", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--other"]:
+        del sys.argv[1]
+        run_in(os.environ.get("DDP_TEST_TORCH_PYTHON"))
+    if sys.argv[1:2] != ["--here"]:
+        run_in("/usr/bin/python3")
+    del sys.argv[1]
+    sys.path.insert(0, str(MODULES))
+    import torch.distributed
+    import torch.utils.data
+    from ddplaunch import elastic
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()  # imports the rest, here and not in each fork
+    print("PyTorch", torch.__version__, flush=True)
+    main()

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""A disk that hangs, as a network disk whose server is gone, holds up nothing but what needs it: heartbeats go on, signals
+count, the root cause is shown. tests/support/hanging_disk.cc makes its calls wait."""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import DDPLAUNCH, SKIP, LaunchTest, Nodes, main, wait_until
+
+HANGING_DISK = pathlib.Path(DDPLAUNCH).parents[1] / "tests/hanging_disk"
+
+
+class HangingDisk(LaunchTest):
+    def setUp(self):
+        super().setUp()
+        self.disk = self.dir / "disk"
+        self.disk.mkdir()
+        self.errors = self.dir / "errors"
+        self.hang = self.disk / "HANG"
+        self.work = self.disk / "work"
+        self.work.mkdir()
+        # Of the worker that the second attempt has to start from the disk.
+        self.fail_once = f"if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then > {self.hang}; exit 3; fi; echo went on"
+        self.addCleanup(self.hang.unlink, missing_ok=True)
+
+    def command(self, *args):
+        return [str(HANGING_DISK), str(self.disk), *super().command(*args)]
+
+    def run_on_disk(self, *args, **popen):
+        """Starts a job with its stderr in a file."""
+        with self.errors.open("w") as errors:
+            return self.start(*args, stderr=errors, **popen)
+
+    def finish(self, process, timeout=60, began=None):
+        done = super().finish(process, timeout, began)
+        if done.code == SKIP:
+            self.skipTest("no seccomp user notification here")
+        done.err = self.errors.read_text()
+        return done
+
+    def said(self, text, seconds=20):
+        return wait_until(lambda: text in self.errors.read_text(), seconds)
+
+    def hangs(self):
+        return wait_until((self.disk / "HANGING").exists, 20)
+
+    # ---- the job directory
+
+    def start_and_fail(self, *args):
+        """A worker fails in the moment in which the job directory's disk begins to hang."""
+        return self.run_on_disk("--job-dir", self.disk / "job", *args, "sh", "-c", f"> {self.hang}; echo words >&2; exit 3")
+
+    CAUSE = "ddplaunch: exit 3: rank 0 on "
+
+    def test_cause_is_shown_and_the_job_ends(self):
+        process = self.start_and_fail("--report", self.dir / "report.json")
+        self.assertTrue(self.said(self.CAUSE), self.errors.read_text())
+        done = self.finish(process, timeout=40)
+        self.assert_code(done, 3)
+        self.assertIn(f"ddplaunch: waiting for the disk of {self.disk}/job (Ctrl-C: end without it)\n", done.err)
+        self.assertRegex(done.err, f"ddplaunch: warning: the disk of {self.disk}/job takes nothing for 10 s; not written: "
+                         f"report.json, {self.dir}/report.json, [0-9]+ bytes of output\n")
+        self.assertTrue(done.err.splitlines()[-1].startswith(self.CAUSE), done.err)
+
+    def test_disk_of_the_report_alone_hangs(self):
+        process = self.run_on_disk("--report", self.disk / "report.json", "sh", "-c", f"> {self.hang}; echo words >&2; exit 3")
+        done = self.finish(process, timeout=40)
+        self.assert_code(done, 3)
+        self.assertIn(f"ddplaunch: waiting for the disk of {self.disk}/report.json (Ctrl-C: end without it)\n", done.err)
+        self.assertRegex(done.err, f"ddplaunch: warning: the disk of {self.disk}/report.json takes nothing for 10 s; not written: "
+                         f"{self.disk}/report.json, [0-9]+ bytes of output\n")  # of ddplaunch.log
+        self.assertTrue(done.err.splitlines()[-1].startswith(self.CAUSE), done.err)
+        self.assertIn('"exit_code": 3', (self.job_dir / "report.json").read_text())
+
+    def check_signal_ends_it(self, number):
+        process = self.start_and_fail()
+        self.assertTrue(self.said("waiting for the disk of"), self.errors.read_text())
+        began = time.monotonic()
+        process.send_signal(number)
+        self.assert_code(self.finish(process, timeout=30), 3)
+        self.assertLess(time.monotonic() - began, 5)
+        # Scripts read the last line.
+        self.assertTrue(self.errors.read_text().splitlines()[-1].startswith(self.CAUSE), self.errors.read_text())
+
+    def test_interrupt_ends_it(self):
+        self.check_signal_ends_it(signal.SIGINT)
+
+    def test_terminate_ends_it(self):
+        self.check_signal_ends_it(signal.SIGTERM)
+
+    def test_disk_that_comes_back_has_everything(self):
+        process = self.start_and_fail()
+        self.assertTrue(self.said("waiting for the disk of"), self.errors.read_text())
+        self.hang.unlink()
+        done = self.finish(process)
+        self.assert_code(done, 3)
+        self.assertNotIn("warning", done.err)
+        self.assertTrue(done.err.splitlines()[-1].startswith(self.CAUSE), done.err)
+        self.assertIn('"exit_code": 3', (self.disk / "job/report.json").read_text())
+        self.assertEqual((self.disk / "job/attempt_0/rank_00000.stderr").read_text(), "words\n")
+
+    # ---- the start of workers
+
+    def check_slow_start(self, *args):
+        """The second attempt's worker is read from a disk that hangs for longer than any lease."""
+        process = self.run_on_disk("--master-timeout", "2s", "--node-timeout", "2s", "--max-restarts", 1, "--restart-backoff",
+                                   "0s", *args)
+        self.assertTrue(self.hangs(), self.errors.read_text())
+        end = time.monotonic() + 6
+        wait_until(lambda: process.poll() is not None or time.monotonic() > end, 10)
+        self.hang.unlink(missing_ok=True)
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertIn("went on", done.out)
+
+    def test_working_directory_is_slow(self):
+        self.check_slow_start("--chdir", self.work, "sh", "-c", self.fail_once)
+
+    def test_program_is_slow(self):
+        program = self.disk / "program"
+        program.write_text('#!/bin/sh\ntouch up.$RANK\n[ $TORCHELASTIC_RESTART_COUNT$RANK != 01 ] || exec sleep 60\n'
+                           f'while ! [ -e up.1 ]; do sleep 0.05; done\n{self.fail_once}\n')
+        program.chmod(0o755)
+        self.check_slow_start("--nproc-per-node", 2, "--oversubscribe", program)
+
+    def test_second_interrupt_kills_who_waits_for_its_program(self):
+        process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--chdir", self.work, "sh", "-c",
+                                   self.fail_once)
+        self.assertTrue(self.hangs(), self.errors.read_text())
+        process.send_signal(signal.SIGINT)
+        self.assertTrue(self.said("again: kill them now"))
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        self.assert_code(self.finish(process, timeout=40), 130)
+        self.assertLess(time.monotonic() - began, 5)
+
+    # ---- SSH's files, standard input
+
+    def test_known_hosts_hang(self):
+        nodes = Nodes(self, 1)
+        config = self.dir / "ssh_config"
+        config.write_text(nodes.ssh_config.read_text().replace(f"{nodes.dir}/known_hosts", f"{self.disk}/known_hosts"))
+        (self.disk / "known_hosts").write_text(nodes.known_hosts.read_text())
+        self.hang.touch()
+        args = ["--hostfile", nodes.hostfile, "--ssh-config", config, "--start-timeout", "5s", "true"]
+        process = self.run_on_disk(*args)
+        self.assertTrue(self.hangs(), self.errors.read_text())
+        process.send_signal(signal.SIGINT)
+        self.assert_code(self.finish(process, timeout=20), 130)
+
+        done = self.finish(self.run_on_disk(*args), timeout=30)
+        self.assert_code(done, 112)
+        self.assertIn("SSH keys and known_hosts were not read before the start limit; their disk hangs", done.err)
+
+    def test_standard_input_hangs(self):
+        stdin = os.eventfd(0)  # as a file of such a disk: a read of it waits, and epoll is not asked
+        self.addCleanup(os.close, stdin)
+        process = self.run_on_disk("--stdin", "0", "sh", "-c", "sleep 3; echo went on", stdin=stdin)
+        done = self.finish(process, timeout=30)
+        self.assert_code(done, 0)
+        self.assertIn("went on", done.out)
+
+
+if __name__ == "__main__":
+    main()

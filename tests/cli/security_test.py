@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""Who gets the token and the job: children, core dumps, a master and a node that are none of ours."""
+
+import contextlib
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+from tests.support.launch import BIN, DDPLAUNCH, LaunchTest, Outcome, main, wait_until
+from tests.support.ports import free_port
+
+TOKEN = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
+LINK_PEER = BIN.parent / "tests/link_peer"
+
+
+def copies_in_memory(pid, secret):
+    """How often `secret` stands in memory of the process that a core dump takes, and in memory that it leaves out."""
+    dumped = kept = 0
+    first = last = None
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/mem", "rb") as memory:
+        for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) r", line):
+                first, last = (int(one, 16) for one in found.groups())
+            elif line.startswith("VmFlags:") and first is not None:
+                if last - first < 1 << 30:  # a sanitizer's shadow is larger
+                    memory.seek(first)
+                    with contextlib.suppress(OSError):  # [vvar]
+                        count = memory.read(last - first).count(secret)
+                        dumped, kept = (dumped, kept + count) if "dd" in line.split() else (dumped + count, kept)
+                first = None
+    return dumped, kept
+
+
+def children_of(pid):
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                found += [int(entry.name), *children_of(int(entry.name))]
+    return found
+
+
+class SecurityTest(LaunchTest):
+    def setUp(self):
+        super().setUp()
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            self.env.pop(name, None)
+        self.env["OMP_NUM_THREADS"] = "1"
+        self.port = free_port()
+
+    def node_options(self, rank):
+        told = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
+        return told + (["--node-rank", rank] if rank is not None else [])
+
+    def end_of(self, process, timeout=60):
+        out, err = process.communicate(timeout=timeout)
+        return Outcome(process.returncode, out, err, 0)
+
+
+class Token(SecurityTest):
+    """DDPLAUNCH_TOKEN, and where it may be seen."""
+
+    def setUp(self):
+        super().setUp()
+        self.env["DDPLAUNCH_TOKEN"] = TOKEN
+        # In the place of ssh: keeps its environment, and sets the variable on the "node" as a profile would.
+        self.ssh = self.script("ssh", '#!/bin/sh\nenv >>"$SEEN"\nwhile [ $# -gt 2 ]; do shift; done\n'
+                                      f'export DDPLAUNCH_TOKEN={TOKEN[::-1]}\nexec sh -c "$2"\n')
+        self.env["SEEN"] = str(self.dir / "seen")
+
+    def test_no_child_of_any_command_inherits_it(self):
+        show = f"tr '\\0' '\\n' </proc/$PPID/environ >>{self.dir}/agent; env >>{self.dir}/setup"
+        hosts = ["--host", "gpu1", "--ssh-command", self.ssh, "--agent", BIN / "ddplaunchd"]
+        for verb in (["check", "--setup", show], ["hosts"], ["--label", "", "--setup", show]):
+            worker = ["sh", "-c", "env"] if verb[0] == "--label" else []
+            done = subprocess.run([DDPLAUNCH, *map(str, verb), *map(str, hosts), *worker], env=self.env, cwd=self.dir, timeout=60,
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            with self.subTest(verb=verb[0]):
+                self.assertTrue((self.dir / "seen").exists(), done.stderr)
+                shown = {name: (self.dir / name).read_text() for name in ("seen", "agent", "setup") if (self.dir / name).exists()}
+                shown["stdout"] = done.stdout
+                self.assertEqual([name for name, text in shown.items() if TOKEN in text or TOKEN[::-1] in text], [])
+            (self.dir / "seen").unlink()
+        self.assertTrue((self.dir / "agent").exists(), "no script has looked")
+
+    def test_no_core_dump_contains_it(self):
+        (self.dir / "token").write_text(TOKEN)
+        (self.dir / "token").chmod(0o600)
+        wait = ["sh", "-c", "touch here.$RANK; while [ ! -e go ]; do sleep 0.05; done"]
+        for options in ([], ["--token-file", self.dir / "token"]):
+            with self.subTest(options=options):
+                env = {name: value for name, value in self.env.items() if name != "DDPLAUNCH_TOKEN" or not options}
+                nodes = [self.start(*self.node_options(rank), *options, *wait, env=env) for rank in (0, 1)]
+                self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+                seen = {pid: copies_in_memory(pid, TOKEN.encode())
+                        for node in nodes for pid in (node.pid, *children_of(node.pid))}
+                self.assertEqual({pid: dumped for pid, (dumped, _) in seen.items() if dumped != 0}, {})
+                self.assertGreater(seen[nodes[0].pid][1], 0, "the test is blind")
+                (self.dir / "go").touch()
+                self.assertEqual([self.end_of(node).code for node in nodes], [0, 0])
+                for path in (*self.dir.glob("here.*"), self.dir / "go"):
+                    path.unlink()
+
+    def test_a_deep_check_has_it_each_time(self):
+        """It starts two jobs, and the variable is erased before the first."""
+        listener = subprocess.Popen([BIN / "ddplaunchd", "--listen", "127.0.0.1:0"], env=self.env, stdin=subprocess.DEVNULL,
+                                    stderr=subprocess.PIPE, text=True)
+        self.addCleanup(listener.stderr.close)
+        self.addCleanup(listener.wait)
+        self.addCleanup(listener.kill)
+        port = re.search(r"listening at 127\.0\.0\.1:(\d+)", listener.stderr.readline())[1]
+        done = subprocess.run([DDPLAUNCH, "check", "--deep", "--launcher", "daemon", "--host", "127.0.0.1", "--daemon-port", port],
+                              env=self.env, cwd=self.dir, timeout=120, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              check=False)
+        self.assertIn("train health", done.stderr)
+        self.assertNotIn("token", done.stdout + done.stderr)
+
+
+class Strangers(SecurityTest):
+    """Peers that have the token and are no ddplaunch."""
+
+    def peer(self, *args):
+        return subprocess.Popen([LINK_PEER, *map(str, args)], env=dict(self.env, DDPLAUNCH_TOKEN=TOKEN), stdout=subprocess.PIPE, text=True)
+
+    def test_a_master_cannot_make_a_node_run_what_it_sends(self):
+        answers = {"check": "refused its master asked for a check, which a node that joins by itself refuses\n",
+                   "job": f"accepted {shutil.which('true')}\n"}
+        for what, answer in answers.items():
+            with self.subTest(what):
+                peer = self.peer("master", self.port, self.job, f"touch {self.dir}/run-by-the-master", what)
+                node = self.start(*self.node_options(1), shutil.which("true"), env=dict(self.env, DDPLAUNCH_TOKEN=TOKEN))
+                self.assertEqual(self.end_of(peer).out, answer)
+                self.assert_code(self.end_of(node), 113)
+                self.assertFalse((self.dir / "run-by-the-master").exists())
+
+    def test_what_a_master_says_is_one_line_without_escape_sequences(self):
+        peer = self.peer("master", self.port, self.job, "\x1b[2Jddplaunch: exit 0: fine", "leave")
+        node = self.end_of(self.start(*self.node_options(1), shutil.which("true"), env=dict(self.env, DDPLAUNCH_TOKEN=TOKEN)))
+        self.end_of(peer)
+        shown = "\\x1b[2Jddplaunch: exit 0: fine"
+        self.assert_code(node, 3)
+        self.assertEqual(node.err.splitlines(), [
+            f"ddplaunch: joined job {shown} at 127.0.0.1 port {self.port} as node 1; its output is shown there",
+            f"ddplaunch: exit 3: {shown}\\n{shown}"])
+
+    def test_a_node_is_not_told_the_command_of_node_0(self):
+        given = ["--env", "WANDB_API_KEY=of-node-0", "--setup", "A=of-node-0", "--chdir", self.dir, "--start-timeout", "20s"]
+        master = self.start(*self.node_options(0), *given, "sh", "-c", "echo of-node-0",
+                            env=dict(self.env, DDPLAUNCH_TOKEN=TOKEN, ONLY_HERE="of-node-0"))
+        self.assertEqual(self.end_of(self.peer("node", self.port, self.job)).out, f"job {self.job}\nend \n")
+        self.assert_code(self.end_of(master), 113)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,410 @@
+// A real Master, whose reader of stdout stands still, and simulated nodes that send at a stop, a revoke or a
+// restart what their workers' pipes hold: beyond their credit, as agents do.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "base/version.h"
+#include "launcher/job/output_credit.h"
+#include "launcher/master/master.h"
+#include "remote/bootstrap/bootstrap.h"
+#include "rendezvous/link/connection.h"
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace rendezvous;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+using Socket = asio::local::stream_protocol::socket;
+namespace fs = std::filesystem;
+
+constexpr std::uint32_t kRanks = 2;        ///< of each node
+constexpr std::size_t kPipe = 256u << 10;  ///< what each of them leaves behind at an end
+constexpr std::size_t kLine = 64;          ///< bytes
+constexpr std::size_t kPiece = 32u << 10;  ///< whole lines
+constexpr milliseconds kStill{100};        ///< no credit for so long: nobody takes output any more
+constexpr seconds kGiveUp{60};             ///< and let the reader go, so that the test fails and ends
+#ifdef __SANITIZE_THREAD__
+constexpr std::size_t kMostNodes = 16;  // of 128 it would take a quarter of an hour
+#else
+constexpr std::size_t kMostNodes = 128;
+#endif
+enum class End { kStop, kRevoke, kRestart };
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+}
+
+template <class Task>
+void start(asio::io_context& loop, Task task) {
+  asio::co_spawn(loop, std::move(task), [](const std::exception_ptr& broken) {
+    if (broken) std::terminate();
+  });
+}
+
+void connect(Socket& one, Socket& other) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::terminate();
+  one.assign(asio::local::stream_protocol(), ends[0]);
+  other.assign(asio::local::stream_protocol(), ends[1]);
+}
+
+class SimChannel final : public remote::Channel {
+ public:
+  SimChannel(Socket link, Socket errors) : link_(std::move(link)), errors_(std::move(errors)) {}
+  Socket& link() override { return link_; }
+  Socket& errors() override { return errors_; }
+  Awaitable<remote::ChannelEnd> end() override { co_return remote::ChannelEnd{0, {}}; }
+
+ private:
+  Socket link_;
+  Socket errors_;
+};
+
+struct Swarm;
+
+/// An agent without processes.
+struct Node {
+  Node(Swarm& all, asio::io_context& loop, std::size_t number)
+      : swarm(all), index(number), socket(loop), errors(loop) {}
+  void send(std::uint32_t rank, std::size_t bytes);
+  void send_within_credit();
+  void send_what_pipes_hold();
+  Hello hello() const;
+  WorkerExited exit_of(std::uint32_t local, std::uint8_t code, std::uint8_t signal) const;
+  static Awaitable<> answer(Node* node, Message last);
+  static Awaitable<> write(Node* node) { co_await node->link->write_all(); }
+  static Awaitable<> serve(Node* node);
+
+  void handle(const JobStart& job);
+  void handle(const OpenStore& open) { link->send(StoreOpened{open.attempt, 29500, {}}); }
+  void handle(const Probe& probe) { link->send(ProbeResult{probe.attempt, probe.addresses.at(0), {}, {}}); }
+  void handle(const Spawn& spawn);
+  void handle(const Stop& stop);
+  void handle(const Revoke& revoke);
+  void handle(const Credit& more);
+  void handle(const Ping& ping) { link->send(Pong{ping.sequence, now_ns()}); }
+  void handle(const Leave& leave);
+  template <class M>
+  void handle(const M&) {}
+
+  Swarm& swarm;
+  std::size_t index;
+  Socket socket;
+  Socket errors;
+  std::unique_ptr<Connection> link;
+  OutputCredit credit;
+  std::size_t window = 0;
+  std::uint32_t attempt = 0;
+  std::uint32_t first_rank = 0;
+  std::size_t to_send = 0;  ///< in this attempt
+  std::size_t sent = 0;     ///< in all
+};
+
+/// All nodes of a job, on the master's own loop. When no output moves any more the last rank fails, once.
+struct Swarm final : remote::RemoteShell {
+  Swarm(asio::io_context& on, std::size_t count, End how) : loop(on), end(how), still(on), give_up(on) {
+    for (std::size_t i = 0; i < count; ++i)
+      nodes.push_back(std::make_unique<Node>(*this, on, i));
+    give_up.expires_after(kGiveUp);
+    give_up.async_wait([this](const error_code& cancelled) {
+      if (!cancelled) let_reader_go();
+    });
+  }
+  using Opened = Result<std::unique_ptr<remote::Channel>>;
+  Awaitable<Opened> open(remote::Host host, std::vector<std::string> argv,
+                         remote::Deadline deadline) override;
+  void fail_when_still();
+  void let_reader_go() {
+    if (!std::exchange(reading, true)) reader.set_value();
+  }
+  std::size_t sent() const {
+    std::size_t sum = 0;
+    for (const auto& node : nodes)
+      sum += node->sent;
+    return sum;
+  }
+
+  asio::io_context& loop;
+  const End end;
+  asio::steady_timer still;
+  asio::steady_timer give_up;
+  std::vector<std::unique_ptr<Node>> nodes;
+  std::vector<std::int32_t> sources;  ///< Spawn::from of the second attempt
+  std::promise<void> reader;          ///< may begin
+  bool failed = false, reading = false, too_much_credit = false;
+};
+
+Hello Node::hello() const {
+  const std::string name = "sim" + std::to_string(index);
+  return {
+      name, name, 1000, 64, 0, now_ns(), {{"eth0", "10.1.0." + std::to_string(index + 1), 8, true, false}}};
+}
+
+WorkerExited Node::exit_of(std::uint32_t local, std::uint8_t code, std::uint8_t signal) const {
+  return {attempt, first_rank + local, 5000 + local, code, 0, signal, false, now_ns(), {}};
+}
+
+void Node::send(std::uint32_t rank, std::size_t bytes) {
+  static const std::string lines = [] {
+    std::string piece;
+    while (piece.size() < kPiece)
+      piece += std::string(kLine - 1, 'x') + '\n';
+    return piece;
+  }();
+  while (bytes > 0) {
+    const std::span<char> space = link->output_space(std::min(bytes, kPiece));
+    std::copy_n(lines.data(), space.size(), space.data());
+    link->send_output({attempt, rank, 1, now_ns(), {space.data(), space.size()}});
+    credit.spend(1, space.size());
+    sent += space.size();
+    bytes -= space.size();
+  }
+}
+
+void Node::send_within_credit() {
+  swarm.too_much_credit = swarm.too_much_credit || credit.room(1) > window;
+  const std::size_t bytes = std::min(credit.room(1) / kLine * kLine, to_send);
+  to_send -= bytes;
+  send(first_rank, bytes);
+}
+
+void Node::send_what_pipes_hold() {
+  to_send = 0;
+  for (std::uint32_t local = 0; local < kRanks; ++local)
+    send(first_rank + local, kPipe);
+}
+
+/// The last word of an attempt: behind its output.
+Awaitable<> Node::answer(Node* node, Message last) {
+  co_await node->link->flushed();
+  node->link->send(last);
+}
+
+Awaitable<> Node::serve(Node* node) {
+  for (Result<> more; more; more = co_await node->link->read_more()) {
+    for (auto message = node->link->next(); message && *message; message = node->link->next())
+      std::visit([node](const auto& one) { node->handle(one); }, **message);
+  }
+  node->link->close();
+  node->swarm.let_reader_go();
+}
+
+void Node::handle(const JobStart& job) {
+  window = job.credit;
+  credit.start(window);
+  link->send(JobAccepted{"/bin/true"});
+}
+
+void Node::handle(const Spawn& spawn) {
+  attempt = spawn.attempt;
+  first_rank = spawn.first_rank;
+  for (std::uint32_t local = 0; local < kRanks; ++local)
+    link->send(WorkerStarted{attempt, first_rank + local, 5000 + local, now_ns(), attempt});
+  if (swarm.end == End::kRevoke) {
+    link->send(WorkersGreeted{attempt});
+    link->send(WorkersReady{attempt});
+  }
+  to_send = attempt == 0 ? SIZE_MAX : 2 * window;
+  if (attempt == 0) {
+    swarm.fail_when_still();
+  } else {
+    swarm.sources.push_back(spawn.from);
+    if (swarm.sources.size() == swarm.nodes.size()) swarm.let_reader_go();
+  }
+  send_within_credit();
+}
+
+void Node::handle(const Credit& more) {
+  credit.give(more.stream, more.bytes);
+  if (to_send == 0) return;
+  send_within_credit();
+  if (attempt == 0) return swarm.fail_when_still();
+  if (to_send > 0) return;
+  for (std::uint32_t local = 0; local < kRanks; ++local)
+    link->send(exit_of(local, 0, 0));
+  start(swarm.loop, answer(this, AttemptEnded{attempt, 0, {}}));
+}
+
+void Node::handle(const Stop& stop) {
+  if (stop.attempt != attempt || to_send == 0) return;
+  for (std::uint32_t local = 0; local < kRanks; ++local) {
+    WorkerExited exited = exit_of(local, 0, 15);
+    exited.after_stop = true;
+    link->send(std::move(exited));
+  }
+  send_what_pipes_hold();
+  start(swarm.loop, answer(this, AttemptEnded{attempt, 0, {}}));
+}
+
+void Node::handle(const Revoke& revoke) {
+  if (revoke.attempt != attempt || to_send == 0) return;
+  send_what_pipes_hold();
+  AttemptRevoked revoked{attempt, {{0, true, 7}}};
+  if (index + 1 < swarm.nodes.size()) revoked.survivors.push_back({1, true, 7});
+  start(swarm.loop, answer(this, std::move(revoked)));
+}
+
+void Node::handle(const Leave&) {
+  swarm.still.cancel();
+  swarm.give_up.cancel();
+  errors.close();
+  link->close();
+}
+
+Awaitable<Swarm::Opened> Swarm::open(remote::Host host, std::vector<std::string>, remote::Deadline) {
+  Node& node = *nodes.at(std::stoul(host.name.substr(3)));
+  if (node.link) co_return Error{ErrorCode::kUnreachable, "it was lost", 0};
+  Socket link(loop);
+  Socket errors(loop);
+  connect(link, node.socket);
+  connect(errors, node.errors);
+  const std::string hello = remote::hello_line({static_cast<int>(kProtocolVersion), std::string(version())});
+  asio::write(node.socket, asio::buffer(hello));
+  node.link = std::make_unique<Connection>(loop.get_executor(), stream_over(node.socket));
+  start(loop, Node::write(&node));
+  start(loop, Node::serve(&node));
+  node.link->send(node.hello());
+  co_return std::unique_ptr<remote::Channel>(
+      std::make_unique<SimChannel>(std::move(link), std::move(errors)));
+}
+
+void Swarm::fail_when_still() {
+  still.expires_after(kStill);
+  still.async_wait([this](const error_code& cancelled) {
+    if (cancelled || std::exchange(failed, true)) return;
+    nodes.back()->link->send(nodes.back()->exit_of(kRanks - 1, 1, 0));
+  });
+}
+
+/// This process's stdout is a pipe, its stderr a file, while it lives.
+class Outputs {
+ public:
+  explicit Outputs(const fs::path& errors) {
+    int ends[2];
+    REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+    reader_.reset(ends[0]);
+    const UniqueFd writer(ends[1]);
+    const UniqueFd file(::open(errors.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    for (const int fd : {1, 2})
+      before_[static_cast<std::size_t>(fd - 1)].reset(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+    ::dup2(writer.get(), 1);
+    ::dup2(file.get(), 2);
+  }
+  void restore() const {
+    for (const int fd : {1, 2})
+      ::dup2(before_[static_cast<std::size_t>(fd - 1)].get(), fd);
+  }
+  /// Reads to the end; the number of lines.
+  std::size_t count_lines() const {
+    std::string bytes(64u << 10, '\0');
+    std::size_t lines = 0;
+    for (ssize_t size = 0; (size = ::read(reader_.get(), bytes.data(), bytes.size())) > 0;)
+      lines += static_cast<std::size_t>(std::count(bytes.begin(), bytes.begin() + size, '\n'));
+    return lines;
+  }
+
+ private:
+  UniqueFd reader_;
+  std::array<UniqueFd, 2> before_;
+};
+
+JobSpec spec_of(std::size_t nodes, End end, const fs::path& directory) {
+  JobSpec spec;
+  spec.job_id = "blocked";
+  spec.job_dir = directory / "job";
+  spec.command.argv = {"worker"};
+  spec.nproc = {ProcsPerNode::Kind::kNumber, kRanks};
+  spec.max_restarts = end == End::kStop ? 0 : 1;
+  spec.restart_backoff = milliseconds(1);
+  spec.start_timeout = seconds(20);
+  for (std::size_t i = 0; i < nodes; ++i)
+    spec.hosts.emplace_back().name = "sim" + std::to_string(i);
+  return spec;
+}
+
+struct Job {
+  int code = 0;
+  std::string said;
+  std::size_t sent = 0;
+  std::size_t stored = 0;
+  std::size_t lines = 0;  ///< that were shown
+  std::vector<std::int32_t> sources;
+  bool too_much_credit = false;
+};
+
+Job run(std::size_t nodes, End end) {
+  std::string name = (fs::temp_directory_path() / "ddp-blocked-XXXXXX").string();
+  REQUIRE(::mkdtemp(name.data()) != nullptr);
+  const fs::path directory = name;
+  const JobSpec spec = spec_of(nodes, end, directory);
+  Job job;
+  {
+    Outputs outputs(directory / "stderr");
+    asio::io_context loop(1);  // not run once the master is gone, as in ddplaunch
+    Swarm swarm(loop, nodes, end);
+    std::thread reader([&] {
+      swarm.reader.get_future().wait();
+      job.lines = outputs.count_lines();
+    });
+    {
+      Master::Options options;
+      options.agent_path = "/nowhere/ddplaunchd";
+      options.expected = {static_cast<int>(kProtocolVersion), std::string(version())};
+      Master master(loop, spec, std::move(options), swarm, swarm, std::move(*JobDir::create(spec)));
+      job.code = master.run();
+    }
+    swarm.let_reader_go();
+    outputs.restore();
+    reader.join();
+    job.sent = swarm.sent();
+    job.sources = swarm.sources;
+    job.too_much_credit = swarm.too_much_credit;
+  }
+  std::ifstream file(directory / "stderr");
+  job.said.assign(std::istreambuf_iterator<char>(file), {});
+  for (const auto& entry : fs::recursive_directory_iterator(directory / "job")) {
+    if (entry.path().extension() == ".stdout") job.stored += entry.file_size();
+  }
+  fs::remove_all(directory);
+  return job;
+}
+
+TEST_CASE("output beyond the credit loses no node and no byte, at whatever end and with however many nodes") {
+  for (const End end : {End::kStop, End::kRevoke, End::kRestart}) {
+    for (const std::size_t nodes : {std::size_t{1}, std::size_t{4}, kMostNodes}) {
+      CAPTURE(static_cast<int>(end), nodes);
+      const Job job = run(nodes, end);
+      CAPTURE(job.said);
+      CHECK(job.code == (end == End::kStop ? 1 : 0));
+      CHECK(job.sent > nodes * kRanks * kPipe);
+      CHECK(job.stored == job.sent);
+      CHECK(job.lines == job.sent / kLine);
+      CHECK_FALSE(job.too_much_credit);
+      // In-memory recovery: all take the state from a rank that lives.
+      const std::vector<std::int32_t> sources(end == End::kStop ? 0 : nodes, end == End::kRevoke ? 0 : -1);
+      CHECK(job.sources == sources);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ddp::launcher

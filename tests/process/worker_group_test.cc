@@ -1,0 +1,137 @@
+// What the dead ranks of a node left, beside ranks that live: real workers with orphans.
+#include "launcher/agent/worker_group.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "tests/process/process_probe.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace process_test;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+class Events final : public WorkerEvents {
+ public:
+  std::size_t output_room(std::uint8_t) const override { return 1u << 20; }
+  std::span<char> output_space(std::size_t size) override {
+    buffer_.resize(std::max(buffer_.size(), size));
+    return {buffer_.data(), size};
+  }
+  void worker_output(std::uint32_t rank, std::uint8_t, std::span<const char> bytes) override {
+    said[rank].append(bytes.data(), bytes.size());
+  }
+  void worker_started(std::uint32_t, pid_t) override {}
+  void worker_exited(std::uint32_t, pid_t, const ExitStatus&) override {}
+  void worker_not_started(std::uint32_t, const Error& error) override { FAIL(error.text); }
+  void all_started() override {}
+
+  std::map<std::uint32_t, std::string> said;
+
+ private:
+  std::string buffer_;
+};
+
+/// Three ranks of a job: 0 and 1 leave orphans and end, 2 lives and has one, too.
+class Ranks {
+ public:
+  explicit Ranks(const std::string& first) {
+    REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+    std::vector<WorkerSpec> specs;
+    for (const std::string& what : {first, std::string("leave"), std::string("orphan; exec sleep 60")}) {
+      WorkerSpec spec;
+      spec.rank = static_cast<std::uint32_t>(specs.size());
+      spec.path = "/bin/sh";
+      spec.argv = {"sh", "-c", "exec 3>&1; $0 " + what, DDP_PROCESS_WORKER};
+      spec.env = {"DDPLAUNCH_JOB_ID=" + job, "LOCAL_RANK=" + std::to_string(spec.rank), "PATH=/usr/bin:/bin"};
+      specs.push_back(std::move(spec));
+    }
+    group.start(std::move(specs));
+  }
+  ~Ranks() {
+    for (const ProcessInfo& info : list_processes())
+      if (info.comm == "stuck_server") kill(info.pid, SIGKILL);
+    group.stop(0ms);
+    asio::co_spawn(loop, group.ended(), asio::detached);
+    loop.restart();
+    loop.run();
+    kill_own_tree();
+    reap_adopted({});
+  }
+
+  void run_until(const std::function<bool()>& happened) {
+    for (const auto until = Clock::now() + kPatience; !happened() && Clock::now() < until;)
+      loop.run_one_for(10ms);
+    REQUIRE(happened());
+  }
+  /// Children of ours that are no leaders: what ranks left.
+  std::vector<pid_t> orphans() const {
+    std::vector<pid_t> found;
+    const std::vector<pid_t> leaders = group.pids();
+    for (const ProcessInfo& info : list_processes())
+      if (info.parent == getpid() && info.state != 'Z' &&
+          std::find(leaders.begin(), leaders.end(), info.pid) == leaders.end())
+        found.push_back(info.pid);
+    return found;
+  }
+
+  asio::io_context loop{1};
+  Events events;
+  const std::string job = unique_mark("x").substr(2);
+  WorkerGroup group{loop.get_executor(), events, TreeScope{job, {}}};
+};
+
+/// The longest time for which the loop did nothing else.
+Awaitable<> tick(bool* over, Clock::duration* longest) {
+  asio::steady_timer pause(co_await asio::this_coro::executor);
+  while (!*over) {
+    const auto before = Clock::now();
+    pause.expires_after(1ms);
+    co_await pause.async_wait(kUseTuple);
+    *longest = std::max(*longest, Clock::now() - before);
+  }
+}
+
+/// For how long the loop stood still while the leftovers of ranks 0 and 1 were killed.
+Clock::duration kill_leftovers(Ranks& ranks) {
+  bool over = false;
+  bool ticked = false;
+  Clock::duration longest{};
+  asio::co_spawn(ranks.loop, tick(&over, &longest), [&ticked](const std::exception_ptr&) { ticked = true; });
+  asio::co_spawn(ranks.loop, ranks.group.kill_leftovers({0, 1}, 3s),
+                 [&over](const std::exception_ptr&) { over = true; });
+  ranks.run_until([&] { return over && ticked; });
+  return longest;
+}
+
+}  // namespace
+
+TEST_CASE("what dead ranks left is killed, also in sessions of its own; what living ranks started is not") {
+  Ranks ranks("leave");
+  ranks.run_until(
+      [&] { return ranks.events.said[0] + ranks.events.said[1] + ranks.events.said[2] == "rrrrr"; });
+  ranks.run_until([&] { return ranks.group.ended_ranks().size() == 2 && ranks.orphans().size() == 5; });
+  kill_leftovers(ranks);
+  ranks.run_until([&] { return ranks.orphans().size() == 1; });
+  CHECK(has_entry(process_environment(ranks.orphans()[0]), "LOCAL_RANK=2"));
+  CHECK(ranks.group.lives(2));
+}
+
+TEST_CASE("an orphan whose environment cannot be read does not hold the loop") {
+  Ranks ranks("leave-stuck");
+  ranks.run_until([&] { return ranks.events.said[0].size() == 3 && ranks.events.said[1].size() == 2; });
+  if (ranks.events.said[0] != "rrr") {
+    WARN("needs /dev/fuse and the right to mount: skipped");
+    return;
+  }
+  ranks.run_until([&] { return ranks.group.ended_ranks().size() == 2 && ranks.orphans().size() == 6; });
+  CHECK(kill_leftovers(ranks) < 1s);  // it may look for 3 s
+  ranks.run_until([&] { return ranks.orphans().size() == 2; });  // the stuck one, and that of the rank that runs
+}
+
+}  // namespace ddp::launcher

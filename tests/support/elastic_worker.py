@@ -1,0 +1,228 @@
+"""Workers with ddplaunch.elastic, and the agent's side of the worker protocol, which the test plays."""
+
+import atexit
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+from tests.support.launch import BIN, LaunchTest
+
+MODULES = BIN.parent / "share/ddplaunch/python"
+STORE = BIN.parent / "tests/store_server_main"
+LIMIT_S = 120
+
+
+def interpreters():
+    found = []
+    for python in ("/usr/bin/python3", os.environ.get("DDP_TEST_TORCH_PYTHON")):
+        if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_available()"],
+                                     capture_output=True).returncode == 0:
+            found.append(python)
+    return found
+
+
+class Worker:
+    """A process with the module in it, and the agent's end of its socket."""
+
+    def __init__(self, test, python, *args, **environment):
+        path = test.dir / f"w{len(test.workers)}.sock"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen()
+        self.process = test.spawn([python, "-W", "ignore", *map(str, args)], dict(
+            os.environ, PYTHONPATH=str(MODULES), DDPLAUNCH_CONTROL=f"unix:{path}", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
+            USE_LIBUV="0", **environment))
+        test.workers.append(self)
+        self.link, self.pending, self.words = None, b"", []
+
+    def connect(self):
+        """Waits for the worker, which imports PyTorch first: start all of a test before."""
+        with self.listener:
+            self.listener.settimeout(LIMIT_S)
+            self.link = self.listener.accept()[0]
+
+    def say(self, **word):
+        self.link.sendall(json.dumps(word).encode() + b"\n")
+
+    def next_word(self, key, accept=lambda value: True):
+        """Of what was received: the next word with `key`, or None. Those before it are dropped, and kept in words."""
+        while b"\n" in self.pending:
+            line, self.pending = self.pending.split(b"\n", 1)
+            self.words.append(json.loads(line))
+            if key in self.words[-1] and accept(self.words[-1][key]):
+                return self.words[-1]
+        return None
+
+    def receive(self, end):
+        """Waits for more, until `end`."""
+        self.link.settimeout(max(0.01, end - time.monotonic()))
+        received = self.link.recv(65536)
+        if not received:
+            raise AssertionError(f"the worker ended: {self.process.communicate()}")
+        self.pending += received
+
+    def hear(self, key, accept=lambda value: True):
+        """Waits for the next word with `key`."""
+        end = time.monotonic() + LIMIT_S
+        while (word := self.next_word(key, accept)) is None:
+            self.receive(end)
+        return word
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, err
+
+
+class ForkedProcess:
+    """What Worker needs of Popen, for a script that runs in a fork of this interpreter, which has imported PyTorch: that takes
+    most of a short test's time."""
+
+    def __init__(self, script, args, environment):
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.dup2(out_end, 1)
+            os.dup2(err_end, 2)
+            os.closerange(3, 256)
+            self.run(script, args, environment)
+        os.close(out_end)
+        os.close(err_end)
+        self.stdout, self.stderr, self.returncode = os.fdopen(out), os.fdopen(err), None
+        self.end = os.pidfd_open(self.pid)
+
+    @staticmethod
+    def run(script, args, environment):
+        code = 1
+        try:
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.argv = [script, *args]
+            runpy.run_path(script, run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self):
+        return self.wait(0, check=False)
+
+    def wait(self, seconds=None, check=True):
+        if self.returncode is None:
+            if select.select([self.end], [], [], seconds)[0]:
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                os.close(self.end)
+            elif check:
+                raise subprocess.TimeoutExpired(self.pid, seconds)
+        return self.returncode
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, timeout=None):
+        """Of a script that writes less than a pipe holds."""
+        self.wait(timeout)
+        return self.stdout.read(), self.stderr.read()
+
+
+class ElasticTest(LaunchTest):
+    python = None
+    text = ""  # of the script
+
+    def setUp(self):
+        super().setUp()
+        self.workers = []
+        self.addCleanup(self.end_all)
+        self.path = self.script("script.py", self.text, mode=0o644)
+
+    def spawn(self, command, environment):
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def end_all(self):
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.kill()
+            worker.process.stdout.close()
+            worker.process.stderr.close()
+            worker.listener.close()
+            if worker.link:
+                worker.link.close()
+
+    def begin(self, attempt, workers, source=None, missing=0):
+        """Orders the attempt, on a store of its own; `missing` ranks are never there."""
+        store = subprocess.Popen([STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(store.communicate)
+        port = store.stdout.readline().split()[1]
+        world = len(workers) + missing
+        for rank, worker in enumerate(workers):
+            worker.say(attempt=attempt, rank=rank, world=world, local_rank=rank, local_world=world, node_rank=0, nodes=1,
+                       store=f"127.0.0.1:{port}", agent_store=True, **{"from": source}, later="unknown keys are ignored")
+
+    def workers_for(self, count, steps, **environment):
+        workers = [Worker(self, self.python, self.path, steps, **environment) for _ in range(count)]
+        for worker in workers:
+            worker.connect()
+            hello = worker.hear("hello")
+            self.assertEqual((hello["hello"], hello["rejoin"], hello["sharded"]), (1, True, False))
+        return workers
+
+    def worker(self, steps, **environment):
+        return self.workers_for(1, steps, **environment)[0]
+
+    def team(self, steps, count=3, **environment):
+        workers = self.workers_for(count, steps, **environment)
+        self.begin(0, workers)
+        for worker in workers:
+            worker.hear("ready")
+        return workers
+
+    def hear_first(self, workers, key):
+        """The next word with `key`, of whichever worker says one first."""
+        end = time.monotonic() + LIMIT_S
+        while True:
+            for worker in workers:
+                if (word := worker.next_word(key)) is not None:
+                    return word
+            ready = select.select([worker.link for worker in workers], [], [], max(0.01, end - time.monotonic()))[0]
+            self.assertTrue(ready, f"no {key!r}")
+            for worker in workers:
+                if worker.link in ready:
+                    worker.receive(end)
+
+    def revoke(self, attempt, workers):
+        """The steps that they hold."""
+        for worker in workers:
+            worker.say(revoke=attempt, reason="another rank was killed by SIGKILL", deadline_ms=5000)
+        # Without the wake-up it would be Gloo's half hour.
+        return [worker.hear("revoked", lambda value: value == attempt)["step"] for worker in workers]
+
+    def read_line(self, worker, wanted):
+        limit = threading.Timer(LIMIT_S, worker.process.kill)
+        limit.start()
+        self.addCleanup(limit.cancel)
+        lines = []
+        for line in worker.process.stdout:
+            lines.append(line)
+            if line == wanted:
+                limit.cancel()
+                return
+        self.fail(f"no {wanted!r} in {lines}: {worker.process.stderr.read()}")

@@ -1,0 +1,75 @@
+// Preloaded into a program under test (LD_PRELOAD): the faults of a disk.
+//   DDP_FSYNC_DELAY_MS=N   each fsync takes N ms longer
+//   DDP_FSYNC_LOG=FILE     each fsync appends the path of what it flushes
+//   DDP_OPEN_DELAY=PREFIX  each open() of a path that begins so takes 3 s longer
+//   DDP_UNREADABLE=DIR     this directory cannot be listed
+//   DDP_NO_EXCHANGE=1      the file system cannot exchange two names
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <string>
+
+namespace {
+
+template <class Function>
+Function* next(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+void log_flush(int fd) {
+  const char* file = ::getenv("DDP_FSYNC_LOG");
+  if (file == nullptr) return;
+  char path[4096] = {};
+  if (::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path - 1) < 0) return;
+  const std::string line = std::string(path) + "\n";
+  const int log = ::open(file, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (log < 0 || ::write(log, line.data(), line.size()) < 0) ::abort();
+  ::close(log);
+}
+
+}  // namespace
+
+extern "C" int fsync(int fd) {
+  if (const char* delay = ::getenv("DDP_FSYNC_DELAY_MS"))
+    ::usleep(static_cast<useconds_t>(std::stoi(delay)) * 1000);
+  log_flush(fd);
+  return next<int(int)>("fsync")(fd);
+}
+
+extern "C" int open(const char* path, int flags, ...) {
+  std::va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  const char* slow = ::getenv("DDP_OPEN_DELAY");
+  if (slow != nullptr && std::string(path).starts_with(slow)) ::sleep(3);
+  return next<int(const char*, int, ...)>("open")(path, flags, mode);
+}
+
+extern "C" int openat(int at, const char* path, int flags, ...) {
+  std::va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  const char* unreadable = ::getenv("DDP_UNREADABLE");
+  if (unreadable != nullptr && (flags & O_DIRECTORY) != 0 && std::string(path) == unreadable) {
+    errno = EIO;
+    return -1;
+  }
+  return next<int(int, const char*, int, ...)>("openat")(at, path, flags, mode);
+}
+
+extern "C" int renameat2(int from_fd, const char* from, int to_fd, const char* to,
+                         unsigned int flags) noexcept {
+  if (flags != 0 && ::getenv("DDP_NO_EXCHANGE") != nullptr) {
+    errno = EINVAL;
+    return -1;
+  }
+  return next<int(int, const char*, int, const char*, unsigned int)>("renameat2")(from_fd, from, to_fd, to,
+                                                                                  flags);
+}

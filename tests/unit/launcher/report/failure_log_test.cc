@@ -1,0 +1,38 @@
+#include "launcher/report/failure_log.h"
+
+#include <string>
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// What `rank` of 2 left: it has finished one operation, and stands in the next one where `waits`.
+rendezvous::WorkerCollectives collectives_of(std::uint32_t rank, bool waits) {
+  std::string log = "{\"schema\":\"ddp-collective-log/1\",\"rank\":" + std::to_string(rank) +
+                    ",\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n"
+                    "{\"sequence\":1,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,"
+                    "\"finished\":6}\n";
+  if (waits)
+    log +=
+        "{\"sequence\":2,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":7,\"finished\":0}\n";
+  return {0, rank, log};
+}
+
+TEST_CASE("the first log of each rank counts, so that a node cannot pile them up") {
+  FailureLog log;
+  log.begin_attempt(0, 0s);
+  log.job_hung(Error{ErrorCode::kHung, "the job hung", 0}, 1s);
+  log.collectives(collectives_of(0, true), 2);
+  log.collectives(collectives_of(1, false), 2);
+  log.collectives(collectives_of(1, true), 2);
+  log.judge_collectives();
+  REQUIRE(log.root_cause() != nullptr);
+  INFO(log.root_cause()->waited_for);
+  CHECK(log.root_cause()->waited_for.starts_with("rank 1 has not started"));
+}
+
+}  // namespace
+}  // namespace ddp::launcher

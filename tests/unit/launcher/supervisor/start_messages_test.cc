@@ -1,0 +1,47 @@
+#include "launcher/supervisor/start_messages.h"
+
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+JobSpec spec_of_node_0() {
+  JobSpec spec;
+  spec.job_id = "run7";
+  spec.launcher = LauncherKind::kJoin;
+  spec.hosts.resize(2);
+  spec.hosts[0].name = "localhost";
+  spec.hosts[1].name = "node1";
+  spec.command = {WorkerCommand::Kind::kPython, {"train.py"}, "/venv/bin/python"};
+  spec.chdir = "/here";
+  spec.env = {{"FORWARDED", "1"}};
+  spec.local_env = {{"LOCAL", "1"}};
+  spec.explicit_env = {{"WANDB_API_KEY", "secret"}};
+  spec.setup = {"module load cuda"};
+  spec.stdin_to_rank0 = true;
+  return spec;
+}
+
+TEST_CASE("a node that joins by itself gets the job's times and nothing of node 0's own") {
+  const JobSpec spec = spec_of_node_0();
+  const rendezvous::JobStart other = job_start(spec, spec.hosts[1], 2);
+  CHECK(other.job_id == "run7");
+  CHECK(other.host == "node1");
+  CHECK(other.stdin_to_rank0);
+  CHECK(other.credit > 0);
+  CHECK(other.master_timeout_ms == to_ms(spec.master_timeout));
+  CHECK(other.argv.empty());
+  CHECK(other.python.empty());
+  CHECK(other.chdir.empty());
+  CHECK(other.env.empty());
+  CHECK(other.explicit_env.empty());
+  CHECK(other.setup.empty());
+  const rendezvous::JobStart own = job_start(spec, spec.hosts[0], 2);
+  CHECK(own.local);
+  CHECK(own.argv == std::vector<std::string>{"train.py"});
+  CHECK(own.env == spec.local_env);
+  CHECK(own.explicit_env == spec.explicit_env);
+}
+
+}  // namespace
+}  // namespace ddp::launcher
