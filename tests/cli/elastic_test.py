@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
+from tests.support.launch import LaunchTest, Nodes, is_running, live_processes_with, main, wait_until
 
 # Ends well in the attempt given by $1; before it waits to be stopped.
 WAITING = """#!/bin/sh
@@ -196,7 +196,7 @@ class Elastic(LaunchTest):
         (old,) = [pid for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if "sleep" in words]
         os.kill(self.agents()[0][0], signal.SIGSTOP)
         self.running(process, 1, 1)
-        self.assertFalse(pathlib.Path(f"/proc/{old}").exists(), "two attempts run beside each other")
+        self.assertFalse(is_running(old), "two attempts run beside each other")
         self.assert_code(self.finish(process), 0)
 
     def test_ctrl_c_while_a_node_is_waited_for(self):

@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import BIN, main, wait_until
+from tests.support.launch import BIN, is_running, main, wait_until
 from tests.support.rejoin import LIMIT, RejoinTest, kill, samples, socket_folder, step_records
 
 
@@ -122,7 +122,7 @@ class LostRanks(RejoinTest):
         process, first = self.begun("--max-restarts", 1, training=("--comm-timeout", "2s"))
         os.kill(first[2].pid, signal.SIGSTOP)
         self.wait_until_trained_on(1, process)
-        self.assertFalse(pathlib.Path(f"/proc/{first[2].pid}").exists())
+        self.assertFalse(is_running(first[2].pid))
         second = self.by_rank(self.wait_for_workers(4))
         self.assertEqual([second[rank] for rank in (0, 1, 3)], [first[rank] for rank in (0, 1, 3)])
         done = self.finish(process)
@@ -134,7 +134,7 @@ class LostRanks(RejoinTest):
         process, first = self.begun("--max-restarts", 1, "--hang-timeout", "3s", training=("--comm-timeout", "60s"))
         os.kill(first[2].pid, signal.SIGSTOP)
         self.wait_until_trained_on(1, process)
-        self.assertFalse(pathlib.Path(f"/proc/{first[2].pid}").exists())
+        self.assertFalse(is_running(first[2].pid))
         second = self.by_rank(self.wait_for_workers(4))
         self.assertEqual([second[rank] for rank in (0, 1, 3)], [first[rank] for rank in (0, 1, 3)])
         done = self.finish(process)

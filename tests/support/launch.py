@@ -15,6 +15,14 @@ DDPLAUNCH = str(BIN / "ddplaunch")
 SKIP = 77
 
 
+def is_running(pid):
+    """False for a zombie too: it holds nothing but a number, and a machine's init may reap orphans late."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def live_processes_with(mark):
     """(pid, command line) of every process, zombies aside, whose environment holds `mark`."""
     found = []
@@ -24,7 +32,7 @@ def live_processes_with(mark):
         try:
             if mark.encode() not in (entry / "environ").read_bytes():
                 continue
-            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            if not is_running(entry.name):
                 continue
             found.append((int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()))
         except (OSError, PermissionError):
