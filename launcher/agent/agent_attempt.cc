@@ -32,6 +32,8 @@ void Agent::handle(const rendezvous::Spawn& message) {
   // Also here, where another attempt may follow that this one must not run beside.
   leased_ = !local_ || message.max_restarts > 0;
   lease_.proven(accepted_at_);  // a slow disk may have kept us from answering a Ping before
+  // Before the first worker: the keeper of an agent that freezes right after the spawn must know the lease.
+  mind_the_lease();
   if (!begin_attempt(message)) return;
   if (!std::exchange(attempt_running_, true)) start_task(finish_attempt());
   // A restarted rank 0 goes on where the one before stopped reading.

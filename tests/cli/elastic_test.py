@@ -188,9 +188,23 @@ class Elastic(LaunchTest):
         self.assert_code(done, 130)
         self.assertIn("saved 0", done.out)
 
+    def launch_on_this_machine(self, *args):
+        return self.start("--host", "localhost:1", "--max-restarts", 1, "--restart-backoff", "50ms", "--label", "none",
+                          "--node-timeout", "3s", "--master-timeout", "3s", "--env", "OMP_NUM_THREADS=1", *args)
+
+    def test_an_agent_that_freezes_as_its_workers_start(self):
+        # The worker freezes the agent itself: no heartbeat comes between.
+        freezing = self.script("freezing.sh", '#!/bin/sh\n[ "$TORCHELASTIC_RESTART_COUNT" = 0 ] && kill -STOP $PPID && exec sleep 1000\n'
+                               'echo "attempt 1 rank 0"\n')
+        process = self.launch_on_this_machine(freezing)
+        self.assertTrue(wait_until(lambda: 0 in self.agents()))
+        (old,) = [pid for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if "sleep" in words]
+        self.running(process, 1, 1)
+        self.assertFalse(is_running(old), "two attempts run beside each other")
+        self.assert_code(self.finish(process), 0)
+
     def test_the_frozen_agent_of_this_machine(self):
-        process = self.start("--host", "localhost:1", "--max-restarts", 1, "--restart-backoff", "50ms", "--label", "none",
-                             "--node-timeout", "3s", "--master-timeout", "3s", "--env", "OMP_NUM_THREADS=1", *self.waiting(1))
+        process = self.launch_on_this_machine(*self.waiting(1))
         self.running(process, 0, 1)
         self.assertTrue(wait_until(lambda: 0 in self.agents()))
         (old,) = [pid for pid, words in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if "sleep" in words]
