@@ -96,7 +96,7 @@ class Keeper {
       read_signals();
       reap();
       if (agent_end_) return after_agent();
-      if (lease_over()) return kill_all("the agent was silent for longer than its lease");
+      if (lease_over()) return end_lease();
     }
   }
 
@@ -109,6 +109,7 @@ class Keeper {
   bool lease_over();
   void set_lease_end(std::int64_t at_ns);
   int after_agent();
+  int end_lease();
   int kill_all(const std::string& why);
   bool anything_left();
   void kill_tree(const std::string& why);
@@ -263,6 +264,12 @@ int Keeper::after_agent() {
     return exit_code(end.exit_code());
   }
   return kill_all("the agent was " + end.text());
+}
+
+/// Stops the agent first: one that runs would report the workers that die now as the cause of the failure.
+int Keeper::end_lease() {
+  syscall(SYS_pidfd_send_signal, agent_pidfd_.get(), SIGSTOP, nullptr, 0U);
+  return kill_all("the agent was silent for longer than its lease");
 }
 
 int Keeper::kill_all(const std::string& why) {

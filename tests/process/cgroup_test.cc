@@ -339,13 +339,14 @@ struct Node {
   pid_t agent = -1;
 };
 
-Node start_node(const std::string& mode, std::size_t count) {
+Node start_node(const std::string& mode, std::size_t count, const std::string& agent_mode = "group",
+                const std::string& lease_ms = "0") {
   REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
   Node node{make_pipe(), make_pipe(), make_pipe(), {}, {}};
   ChildSpec spec;
   spec.path = DDP_PROCESS_HOST;
   const std::string job = unique_mark("x").substr(2);
-  spec.argv = {"host", "keeper", "group", "0", job, DDP_PROCESS_WORKER, mode};
+  spec.argv = {"host", "keeper", agent_mode, lease_ms, job, DDP_PROCESS_WORKER, mode};
   spec.out = node.output.write_end.get();
   spec.err = node.errors.write_end.get();
   spec.inherit = {{node.life.write_end.get(), 3}};
@@ -379,6 +380,14 @@ TEST_CASE("a killed agent: the keeper kills and removes the group") {
           "ddplaunchd keeper: the agent was killed by SIGKILL; ended " + std::to_string(count) +
               " processes that it left\n");
   }
+}
+
+TEST_CASE("an agent past its lease sees no end of the workers that its keeper kills") {
+  kinds();
+  Node node = start_node("family", 5, "silent", "50");
+  CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
+  CHECK(reaches_end(node.life.read_end.get()));
+  CHECK(read_all(node.output.read_end.get()).empty());
 }
 
 TEST_CASE("a killed keeper: the agent kills and removes the group") {

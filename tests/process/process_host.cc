@@ -3,6 +3,7 @@
 //   process_host keeper SERVE LEASE_MS JOB PROGRAM MODE…   run_keeper; the agent starts one worker and then
 //        "serve": pats every 20 ms until the keeper dies (7) or SIGTERM, SIGINT or SIGHUP comes (5), cleaning
 //        up before it leaves "group": the same, with its worker in a control group, whose path goes to stdout
+//        "silent": does not pat, and writes to stdout when its worker, in a control group, has ended
 //        "exit": ends at once with code 3 and leaves its worker behind "deaf": serves, but SIGTERM ends it as
 //        it ends any program
 //        "foreign": ends with code 3 when it reads a byte. The worker is the keeper's child and stays root's,
@@ -81,7 +82,7 @@ int agent(launcher::KeeperLink& link, char** argv) {
   char go;
   if (mode == "foreign") return read(0, &go, 1) == 1 ? 3 : 9;
   launcher::TreeScope scope;
-  if (mode == "group") {
+  if (mode == "group" || mode == "silent") {
     auto group = launcher::Cgroup::make(launcher::own_cgroups(), job, 0);
     if (!group) return std::fprintf(stderr, "%s\n", group.error().text.c_str()), 9;
     scope.cgroup = std::make_shared<launcher::Cgroup>(std::move(*group));
@@ -97,6 +98,14 @@ int agent(launcher::KeeperLink& link, char** argv) {
     return read(0, &go, 1) == 1 ? 3 : 9;
   }
   link.set_lease(std::chrono::milliseconds(std::atoi(argv[3])));
+  if (mode == "silent") {
+    if (write(3, "a", 1) != 1) return 9;
+    pollfd ended{worker->pidfd(), POLLIN, 0};
+    poll(&ended, 1, -1);
+    std::printf("worker ended\n");
+    std::fflush(stdout);
+    pause();
+  }
   return serve(link, scope, mode == "deaf");
 }
 
