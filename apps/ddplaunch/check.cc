@@ -61,7 +61,7 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& tok
   options.argv = {agent->path, "--stdio"};
   options.ssh_localhost = job.spec.ssh_localhost;
   options.expected = agent->expected;
-  if (agent->stock) options.stock = &*agent->stock;
+  options.stock = agent->stock;
   options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
   const launcher::CheckRun::Wishes wishes{job.verb == Verb::kCheck, job.worker_given};
   launcher::CheckMaster master(loop, job.spec, wishes, **remote, local, std::move(options), say);

@@ -57,7 +57,7 @@ int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinDoor* doo
   launcher::Master::Options options;
   options.agent_path = agent->path;
   options.expected = agent->expected;
-  if (agent->stock) options.stock = &*agent->stock;
+  options.stock = agent->stock;
   auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(spec, job_dir.error());
 

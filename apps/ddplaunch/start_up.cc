@@ -89,7 +89,8 @@ Result<AgentChoice> choose_agent(const launcher::JobSpec& spec) {
   choice.path = *beside + "/ddplaunchd";
   if (spec.push) {
     const bool train = spec.command.kind == launcher::WorkerCommand::Kind::kTrain;
-    choice.stock.emplace(remote::AgentStock::Wants{std::move(*beside), choice.expected, train});
+    choice.stock = std::make_shared<remote::AgentStock>(
+        remote::AgentStock::Wants{std::move(*beside), choice.expected, train});
   }
   return choice;
 }

@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "base/asio.h"
@@ -38,9 +37,9 @@ Result<std::unique_ptr<remote::RemoteShell>> make_remote_shell(asio::io_context&
 
 /// Which agent the nodes are to run.
 struct AgentChoice {
-  std::string path;                         ///< on the nodes
-  remote::AgentHello expected;              ///< what its hello must say
-  std::optional<remote::AgentStock> stock;  ///< where nodes without it get one from; unset: they get none
+  std::string path;                           ///< on the nodes
+  remote::AgentHello expected;                ///< what its hello must say
+  std::shared_ptr<remote::AgentStock> stock;  ///< where nodes without it get one from; unset: they get none
 };
 Result<AgentChoice> choose_agent(const launcher::JobSpec& spec);
 

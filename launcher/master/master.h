@@ -29,10 +29,9 @@ namespace ddp::launcher {
 class Master {
  public:
   struct Options {
-    std::string agent_path;       ///< of ddplaunchd on the nodes
-    remote::AgentHello expected;  ///< what their hello must say
-    remote::AgentStock* stock =
-        nullptr;  ///< where nodes without an agent get one from; it outlives the master
+    std::string agent_path;                     ///< of ddplaunchd on the nodes
+    remote::AgentHello expected;                ///< what their hello must say
+    std::shared_ptr<remote::AgentStock> stock;  ///< where nodes without an agent get one from
   };
 
   /// All references outlive the master.

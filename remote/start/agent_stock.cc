@@ -77,6 +77,7 @@ Error AgentStock::none_for(const std::string& machine) const {
 }
 
 Result<std::shared_ptr<const PushSet>> AgentStock::set_for(const std::string& machine) {
+  const std::lock_guard lock(loading_);
   if (const auto known = loaded_.find(machine); known != loaded_.end()) return known->second;
   const auto paths = paths_.find(machine);
   if (paths == paths_.end()) return none_for(machine);

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +22,7 @@ struct PushSet {
 
 /// The agents that can be pushed: ddplaunchd beside this program for machines like this one, and
 /// ../libexec/ddplaunch/ddplaunchd-MACHINE for others (docs/nodes.md); `train` and train-MACHINE likewise.
-/// Loop thread only. Reads no more than the heads of the files until the first host needs one.
+/// The constructor reads no more than the heads of the files.
 class AgentStock {
  public:
   struct Wants {
@@ -36,8 +37,8 @@ class AgentStock {
   const AgentWanted& wanted() const { return wanted_; }
 
   /// What to push to a machine (`uname -m`). kAgentMissing: there is nothing that would run on it; the text
-  /// says where it was looked for, behind "HOST: ". kSystem: a file cannot be read. Blocks at its first call
-  /// for a machine.
+  /// says where it was looked for, behind "HOST: ". kSystem: a file cannot be read. Reads and hashes the
+  /// files at its first call for a machine, so it is called off the loop (BlockingCalls). Any thread.
   Result<std::shared_ptr<const PushSet>> set_for(const std::string& machine);
 
  private:
@@ -54,6 +55,7 @@ class AgentStock {
   AgentWanted wanted_;
   std::map<std::string, Paths> paths_;                            ///< by machine
   std::map<std::string, std::string> lacks_;                      ///< by machine: why it is not in paths_
+  std::mutex loading_;                                            ///< of loaded_
   std::map<std::string, std::shared_ptr<const PushSet>> loaded_;  ///< by machine
 };
 

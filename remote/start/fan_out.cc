@@ -115,6 +115,7 @@ struct FanOut::Start {
 
 FanOut::FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& local, FanOutOptions options)
     : loop_(std::move(loop)),
+      disk_(loop_, 1),
       remote_(remote),
       local_(local),
       options_(std::move(options)),
@@ -307,12 +308,12 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
   if (start->given_up) co_return start->reason_given_up();
   std::string_view bytes;
   if (start->boot.state() == Bootstrap::State::kNeed) {
-    AgentStock& stock = *start->options.stock;
     const AgentNeed& need = start->boot.need();
-    auto set = stock.set_for(need.machine);
+    auto set = co_await load(start);
+    if (start->given_up) co_return set ? start->reason_given_up() : set.error();
     if (set) {
       start->set = *set;
-      start->script = push_script(stock.wanted(), start->set->key, start->set->files, start->anew);
+      start->script = push_script(options_.stock->wanted(), start->set->key, start->set->files, start->anew);
     } else if (!need.looked.empty() && need.looked[0] == kSameVersion) {
       start->script = installed_script();
     } else {
@@ -332,6 +333,21 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
   asio::co_spawn(start->sent.get_executor(), send(start, bytes), asio::detached);  // awaited by greet()
   start->boot.go_on();
   co_return std::nullopt;
+}
+
+/// The files for the machine of this host.
+Awaitable<Result<std::shared_ptr<const PushSet>>> FanOut::load(std::shared_ptr<Start> start) {
+  std::function<Result<std::shared_ptr<const PushSet>>()> read =
+      [stock = options_.stock, machine = start->boot.need().machine] { return stock->set_for(machine); };
+  auto set = co_await disk_.run(std::move(read), options_.deadline);
+  if (!set && set.error().code == ErrorCode::kTimeout) start->give_up(ErrorCode::kTimeout);
+  if (set || !start->given_up) co_return set;
+  if (start->given_up == ErrorCode::kCancelled) co_return start->reason_given_up();
+  co_return Error{
+      ErrorCode::kTimeout,
+      start->host.name + ": " + options_.stock->wanted().path +
+          " or a file beside it was not read on this machine before the start limit; its disk hangs",
+      0};
 }
 
 Awaitable<void> FanOut::send(std::shared_ptr<Start> start, std::string_view bytes) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/blocking_calls.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/remote_shell.h"
 #include "remote/start/agent_stock.h"
@@ -31,9 +32,9 @@ struct FanOutOptions {
   bool ssh_localhost = false;           ///< localhost entries go over the remote shell too
   Deadline deadline = Deadline::max();  ///< for every host: connected, logged in, and greeted
   std::optional<AgentHello> expected;   ///< set: another protocol or version is kAgentMismatch
-  /// Set: hosts without an agent of this build are given one, but for plain children of this machine. It
-  /// outlives the FanOut; argv is for the hosts that are given none.
-  AgentStock* stock = nullptr;
+  /// Set: hosts without an agent of this build are given one, but for plain children of this machine. argv is
+  /// for the hosts that are given none.
+  std::shared_ptr<AgentStock> stock;
   bool remote_is_here = false;  ///< the remote shell starts children, too (--launcher local)
 };
 
@@ -68,15 +69,17 @@ class FanOut {
 
   Awaitable<Result<StartedAgent>> start(std::shared_ptr<Start> start);
   Awaitable<Result<StartedAgent>> try_once(std::shared_ptr<Start> start);
-  static Awaitable<Result<StartedAgent>> greet(std::shared_ptr<Start> start);
+  Awaitable<Result<StartedAgent>> greet(std::shared_ptr<Start> start);
   static Awaitable<void> send(std::shared_ptr<Start> start, std::string_view bytes);
-  static Awaitable<std::optional<Error>> answer(std::shared_ptr<Start> start);
+  Awaitable<std::optional<Error>> answer(std::shared_ptr<Start> start);
+  Awaitable<Result<std::shared_ptr<const PushSet>>> load(std::shared_ptr<Start> start);
   static Awaitable<void> drain_errors(std::shared_ptr<Start> start);
   static Awaitable<Error> explain_end(std::shared_ptr<Start> start);
   void finished(const std::shared_ptr<Start>& start, Result<StartedAgent> outcome);
   void on_deadline();
 
   asio::any_io_executor loop_;
+  BlockingCalls disk_;  ///< reads the agents of `stock`
   RemoteShell& remote_;
   RemoteShell& local_;
   FanOutOptions options_;

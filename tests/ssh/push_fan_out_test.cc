@@ -1,18 +1,22 @@
 // Hosts that ask for the agent in every wrong way: the fan-out against scripts that play such a host.
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 
 #include "base/sha256.h"
+#include "base/unique_fd.h"
 #include "remote/shells/command_shell.h"
 #include "remote/shells/local_shell.h"
 #include "remote/start/fan_out.h"
@@ -38,7 +42,9 @@ class Stock {
   }
   Stock(const Stock&) = delete;
   Stock& operator=(const Stock&) = delete;
-  AgentStock make() const { return AgentStock({directory_, {1, "0.1.0"}, false}); }
+  std::shared_ptr<AgentStock> make() const {
+    return std::make_shared<AgentStock>(AgentStock::Wants{directory_, {1, "0.1.0"}, false});
+  }
   std::string directory() const { return directory_; }
 
  private:
@@ -46,14 +52,15 @@ class Stock {
 };
 
 /// What FanOut reports of a host whose wrapper is this shell line, which ignores the command behind it.
-Result<StartedAgent> start(asio::io_context& loop, AgentStock& stock, const std::string& line,
+Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentStock>& stock,
+                           const std::string& line,
                            std::chrono::milliseconds limit = std::chrono::seconds(20)) {
   LocalShell shell(loop.get_executor());
   FanOutOptions options;
   options.argv = {"/opt/ddplaunchd", "--stdio"};
   options.deadline = std::chrono::steady_clock::now() + limit;
   options.expected = AgentHello{1, "0.1.0"};
-  options.stock = &stock;
+  options.stock = stock;
   FanOut fan_out(loop.get_executor(), shell, shell, options);
   Host host = host_named("box");
   host.wrapper = {"/bin/sh", "-c", line};
@@ -89,8 +96,8 @@ const std::string kAsk = "echo \"ddplaunchd-need $(uname -m) 127\"; read -r n; h
 
 TEST_CASE("the file arrives whole, and what the agent says behind it") {
   Stock files;
-  AgentStock stock = files.make();
-  const auto set = stock.set_for("x86_64");
+  const auto stock = files.make();
+  const auto set = stock->set_for("x86_64");
   if (!set) return;  // another machine: there is nothing to send
   const PushedFile& file = (*set)->files.at(0);
   CHECK(file.sha256 == sha256_hex((*set)->bytes.at(0)));
@@ -109,7 +116,7 @@ TEST_CASE("the file arrives whole, and what the agent says behind it") {
 
 TEST_CASE("hosts that ask wrongly are told of, and nothing is left") {
   Stock files;
-  AgentStock stock = files.make();
+  const auto stock = files.make();
   const auto text_of = [&](const std::string& line) {
     asio::io_context loop(1);
     const auto outcome = start(loop, stock, line);
@@ -138,7 +145,7 @@ TEST_CASE("hosts that ask wrongly are told of, and nothing is left") {
 
 TEST_CASE("a wrapper that fails is the reason, whatever its exit status") {
   Stock files;
-  AgentStock stock = files.make();
+  const auto stock = files.make();
   for (const char* status : {"1", "125", "126", "127"}) {
     asio::io_context loop(1);
     const auto outcome = start(loop, stock, std::string("echo Error: No such container >&2; exit ") + status);
@@ -154,7 +161,7 @@ TEST_CASE("a wrapper that fails is the reason, whatever its exit status") {
 
 TEST_CASE("an agent in the cache that does not greet is replaced once") {
   Stock files;
-  AgentStock stock = files.make();
+  const auto stock = files.make();
   asio::io_context loop(1);
   // The look finds one, which ends; the next command looks at none, and asks for a fresh one.
   const std::string line =
@@ -173,8 +180,8 @@ TEST_CASE("an agent in the cache that does not greet is replaced once") {
 
 TEST_CASE("a host that stops reading is given up at the deadline") {
   Stock files;
-  AgentStock stock = files.make();
-  if (!stock.set_for("x86_64")) return;
+  const auto stock = files.make();
+  if (!stock->set_for("x86_64")) return;
   asio::io_context loop(1);
   const auto outcome =
       start(loop, stock, kAsk + "echo ddplaunchd-send 0; exec sleep 3", std::chrono::seconds(1));
@@ -183,9 +190,51 @@ TEST_CASE("a host that stops reading is given up at the deadline") {
   let_children_end(loop);
 }
 
+TEST_CASE("the loop goes on while the disk of the agent's file hangs") {
+  Stock files;
+  const auto stock = files.make();
+  REQUIRE_FALSE(stock->wanted().keys.empty());
+  const std::string file = stock->wanted().path;
+  REQUIRE(::unlink(file.c_str()) == 0);
+  REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
+  std::atomic<bool> over = false;
+  // Whoever reads a FIFO waits for the first that writes. It comes after the test, or if the loop stands
+  // still.
+  std::thread writer([&] {
+    for (int i = 0; i < 100 && !over; ++i)
+      ::usleep(100'000);
+    const UniqueFd opened(::open(file.c_str(), O_RDWR | O_CLOEXEC));
+    while (!over)
+      ::usleep(10'000);
+    ::unlink(file.c_str());
+  });
+  asio::io_context loop(1);
+  int ticks = 0;
+  asio::steady_timer timer(loop);
+  std::function<void(const error_code&)> tick = [&](const error_code& cancelled) {
+    if (cancelled) return;
+    ++ticks;
+    timer.expires_after(std::chrono::milliseconds(10));
+    timer.async_wait(tick);
+  };
+  tick({});
+  const auto outcome = start(loop, stock, kAsk, std::chrono::seconds(1));
+  timer.cancel();
+  over = true;
+  writer.join();
+  REQUIRE(outcome.has_error());
+  CHECK(outcome.error().code == ErrorCode::kTimeout);
+  CHECK(outcome.error().text ==
+        "box: " + file +
+            " or a file beside it was not read on this machine before the start limit; "
+            "its disk hangs");
+  CHECK(ticks > 10);
+  let_children_end(loop);
+}
+
 TEST_CASE("an installed agent of the same version runs where none can be pushed") {
   Stock files;
-  AgentStock stock = files.make();
+  const auto stock = files.make();
   asio::io_context loop(1);
   auto outcome =
       start(loop, stock,
@@ -292,8 +341,8 @@ bool only_zombies(pid_t group) {
 
 TEST_CASE("a wrapper that takes something away from the agent is told of") {
   Stock files;
-  AgentStock stock = files.make();
-  if (!stock.set_for("x86_64")) return;
+  const auto stock = files.make();
+  if (!stock->set_for("x86_64")) return;
   asio::io_context loop(1);
   const std::string here = "HOME=" + files.directory() + "/none; export HOME; unset XDG_CACHE_HOME; ";
   const auto told = [&](const std::string& line) {
@@ -313,7 +362,7 @@ TEST_CASE("a wrapper that takes something away from the agent is told of") {
 
 TEST_CASE("a wrapper that hangs is ended with all that it started") {
   Stock files;
-  AgentStock stock = files.make();
+  const auto stock = files.make();
   for (const char* line : {"sleep 1000 & wait", "trap '' TERM; sleep 1000 & sleep 1000; sleep 1000"}) {
     pid_t group = 0;
     // How soon it tells its number is up to the machine.
