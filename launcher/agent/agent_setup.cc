@@ -72,8 +72,7 @@ Awaitable<bool> Agent::predecessor_gone(std::string job_id, std::vector<std::uin
   }
   TreeScope scope;
   scope.job_id = std::move(job_id);
-  scope.only.emplace();  // nothing of our own
-  TreeKill kill(std::move(scope), kKillBound);
+  TreeKill kill(std::move(scope), kKillBound, std::vector<KnownProcess>{});  // nothing of our own
   while (!kill.step()) {
     if (leaving_) co_return false;
     pause.expires_after(kEndPause);

@@ -1,6 +1,7 @@
 #include "launcher/agent/worker_group.h"
 
 #include <fcntl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -262,9 +263,7 @@ Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::c
   const auto until = Clock::now() + limit;
   for (const std::uint32_t rank : ranks)
     kill(rank);
-  TreeScope scope;
-  scope.only = co_await find_orphans(std::move(ranks), until);
-  TreeKill tree(std::move(scope), limit);
+  TreeKill tree({}, limit, co_await find_orphans(std::move(ranks), until));
   asio::steady_timer pause(executor_);
   while (!tree.step() && Clock::now() < until) {
     pause.expires_after(kSettlePause);
@@ -274,31 +273,35 @@ Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::c
 
 /// The leaders of `ranks`, and orphans of theirs, which come to us as the subreaper: a session is its
 /// leader's, unless the orphan made one itself; then what it was executed with tells whose it was.
-Awaitable<std::vector<pid_t>> WorkerGroup::find_orphans(std::vector<std::uint32_t> ranks,
-                                                        Clock::time_point until) const {
+Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::uint32_t> ranks,
+                                                               Clock::time_point until) const {
   const auto chosen = [&ranks](std::int64_t rank) {
     return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
   };
   std::map<pid_t, bool> sessions;
-  std::vector<pid_t> roots;
+  std::vector<KnownProcess> roots;
   std::vector<pid_t> unknown;
+  // Only the loop reaps our children, so between two awaits a child keeps its number.
+  const auto add_child = [&roots](pid_t pid) {
+    roots.push_back({pid, UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)))});
+  };
   for (const auto& worker : workers_) {
     sessions[worker->child.pid()] = chosen(worker->rank);
-    if (chosen(worker->rank)) roots.push_back(worker->child.pid());
+    if (chosen(worker->rank)) add_child(worker->child.pid());
   }
   visit_processes([&](ProcessInfo&& process) {
     if (process.parent != ::getpid() || process.state == 'Z' || sessions.contains(process.pid)) return;
     const auto session = sessions.find(::getsid(process.pid));
     if (session == sessions.end()) unknown.push_back(process.pid);
-    if (session != sessions.end() && session->second) roots.push_back(process.pid);
+    if (session != sessions.end() && session->second) add_child(process.pid);
   });
   MarkSearch search(tree_.job_id, std::move(unknown));
   asio::steady_timer pause(executor_);
   while (!search.is_over() && Clock::now() < until) {
     pause.expires_after(kSettlePause);
     co_await pause.async_wait(kUseTuple);
-    for (const MarkedProcess& orphan : search.take_found())
-      if (chosen(orphan.local_rank)) roots.push_back(orphan.pid);
+    for (MarkedProcess& orphan : search.take_found())
+      if (chosen(orphan.local_rank)) roots.push_back({orphan.pid, std::move(orphan.pidfd)});
   }
   co_return roots;
 }

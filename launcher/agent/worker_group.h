@@ -103,7 +103,8 @@ class WorkerGroup {
   void spawn_task(Awaitable<> task);
   static void terminate(Worker& worker);
   void kill_all();
-  Awaitable<std::vector<pid_t>> find_orphans(std::vector<std::uint32_t> ranks, Clock::time_point until) const;
+  Awaitable<std::vector<KnownProcess>> find_orphans(std::vector<std::uint32_t> ranks,
+                                                    Clock::time_point until) const;
   Worker* find(std::uint32_t rank) const;
   void take_away_ended(std::uint32_t rank);
 

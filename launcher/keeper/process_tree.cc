@@ -70,10 +70,20 @@ std::string LeftProcess::text() const {
   return text;
 }
 
-TreeKill::TreeKill(TreeScope scope, std::chrono::milliseconds bound)
+TreeKill::TreeKill(TreeScope scope, std::chrono::milliseconds bound,
+                   std::optional<std::vector<KnownProcess>> only)
     : scope_(std::move(scope)),
+      chosen_(only.has_value()),
       give_up_(Clock::now() + bound),
-      freeze_until_(Clock::now() + std::min(bound / 2, kFreezeBound)) {}
+      freeze_until_(Clock::now() + std::min(bound / 2, kFreezeBound)) {
+  if (!only) return;
+  for (KnownProcess& child : *only) {
+    const auto info = read_process(child.pid);
+    // In this order, so that `info` is that of the pidfd's process.
+    if (child.pidfd && info && info->parent == getpid() && !has_ended(child.pidfd.get()))
+      adopt(child.pid, std::move(child.pidfd), false);
+  }
+}
 
 TreeKill::TreeKill(TreeKill&&) noexcept = default;
 TreeKill::~TreeKill() = default;
@@ -145,7 +155,7 @@ bool TreeKill::kept(const ProcessInfo& info) const {
   const auto has = [&info](const std::vector<pid_t>& pids) {
     return std::find(pids.begin(), pids.end(), info.pid) != pids.end();
   };
-  return has(scope_.keep) || (scope_.only && info.parent == getpid() && !has(*scope_.only)) ||
+  return has(scope_.keep) || (chosen_ && info.parent == getpid() && !members_.contains(info.pid)) ||
          (search_ && info.pid == search_->reader());
 }
 

@@ -34,8 +34,12 @@ struct TreeScope {
   std::string job_id;       ///< empty: descendants only
   std::vector<pid_t> keep;  ///< children to be left alone, with all below them; not in the control group
   std::shared_ptr<Cgroup> cgroup{};  ///< of the attempt; empty: it has none
-  /// Of our children only these, with all below them; unset: all.
-  std::optional<std::vector<pid_t>> only{};
+};
+
+/// A process, and the pidfd by which it is signalled: another process may have its number by now.
+struct KnownProcess {
+  pid_t pid = 0;
+  UniqueFd pidfd;
 };
 
 /// A process that a kill could not end. Zombies are not left: they hold nothing but a number.
@@ -63,8 +67,9 @@ class TreeKill {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Gives up after `bound`.
-  TreeKill(TreeScope scope, std::chrono::milliseconds bound);
+  /// Gives up after `bound`. `only`: of our children only these, with all below them; unset: all.
+  TreeKill(TreeScope scope, std::chrono::milliseconds bound,
+           std::optional<std::vector<KnownProcess>> only = {});
   TreeKill(TreeKill&&) noexcept;
   ~TreeKill();
 
@@ -107,6 +112,7 @@ class TreeKill {
   void drop_dead();
 
   TreeScope scope_;
+  bool chosen_;  ///< of our children only the members
   Clock::time_point give_up_;
   Clock::time_point freeze_until_;
   Phase phase_ = Phase::kFreeze;

@@ -119,6 +119,29 @@ TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a stopped proc
   CHECK(open_descriptors() == descriptors);
 }
 
+TEST_CASE("a child is known by its pidfd: whoever has its number now is left alone") {
+  Worker before = start("rest");
+  Worker chosen = start("family");
+  Worker other = start("rest");
+  REQUIRE(read_bytes(chosen.life.read_end.get(), 5) == "rrrrr");
+  REQUIRE(read_bytes(other.life.read_end.get(), 1) == "r");
+  UniqueFd of_before(fcntl(before.process.pidfd(), F_DUPFD_CLOEXEC, 0));
+  REQUIRE(before.process.send_signal(SIGKILL).has_value());
+  CHECK(wait_end(before.process) == ExitStatus::signaled(SIGKILL));
+  std::vector<KnownProcess> only;
+  only.push_back({other.process.pid(), std::move(of_before)});  // as if the kernel had given the number again
+  only.push_back({chosen.process.pid(), UniqueFd(fcntl(chosen.process.pidfd(), F_DUPFD_CLOEXEC, 0))});
+  TreeKill kill({}, kKillBound, std::move(only));
+  while (!kill.step())
+    kill.wait(kKillBound);
+  CHECK(kill.found() == 4);  // not the daemon of the family, which is a child of ours
+  CHECK(kill.left().empty());
+  CHECK(wait_end(chosen.process) == ExitStatus::signaled(SIGKILL));
+  CHECK_FALSE(other.process.peek().has_value());
+  CHECK(kill_own_tree().empty());
+  reap_all(other);
+}
+
 TEST_CASE("a fork storm ends whole") {
   Worker worker = start("storm", {}, "300");
   // In the middle of it: not before there is a crowd.
