@@ -238,7 +238,7 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
 
 }  // namespace
 
-int run_per_node(const JobSpec& spec, const GivenToken& given) {
+int run_per_node(const JobSpec& spec, GivenToken given) {
   auto token = find_link_token(spec, given);
   if (!token) return end_with(token.error());
   auto port = take_control_port(*spec.per_node);
@@ -247,7 +247,12 @@ int run_per_node(const JobSpec& spec, const GivenToken& given) {
     JoinDoor door{std::move(**port), std::move(*token)};
     return launch(spec, given, &door);
   }
-  return launcher::run_keeper({},
+  launcher::KeeperOptions options;
+  options.forget_secrets = [&] {
+    given = rendezvous::LinkToken{};
+    token = rendezvous::LinkToken{};
+  };
+  return launcher::run_keeper(options,
                               [&](launcher::KeeperLink& keeper) { return run_node(spec, *token, keeper); });
 }
 

@@ -1,6 +1,7 @@
 // ddplaunch: options → job, or a check of its nodes → exit code.
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -30,12 +31,12 @@ int refuse(const ddp::BadUsage& usage) {
   return kExitUsage;
 }
 
-int run(const ddp::RunJob& job, const ddp::GivenToken& token) {
+int run(const ddp::RunJob& job, ddp::GivenToken token) {
   if (!job.spec.quiet) {
     for (const std::string& note : job.notes)
       std::fprintf(stderr, "%s\n", note.c_str());
   }
-  if (job.spec.per_node) return ddp::run_per_node(job.spec, token);
+  if (job.spec.per_node) return ddp::run_per_node(job.spec, std::move(token));
   return job.verb == ddp::Verb::kRun ? ddp::launch(job.spec, token) : ddp::check(job, token);
 }
 
@@ -44,10 +45,10 @@ int run(const ddp::RunJob& job, const ddp::GivenToken& token) {
 int main(int argc, char** argv) {
   ddp::fill_standard_descriptors();
   // Before anything copies the environment or starts a child.
-  const ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
+  ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
   const std::vector<std::string> args(argv + 1, argv + argc);
   const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::real_surroundings());
   if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) return print(*text);
   if (const auto* usage = std::get_if<ddp::BadUsage>(&parsed)) return refuse(*usage);
-  return run(std::get<ddp::RunJob>(parsed), token);
+  return run(std::get<ddp::RunJob>(parsed), std::move(token));
 }

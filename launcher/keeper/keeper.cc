@@ -419,6 +419,7 @@ int run_keeper(const KeeperOptions& options, const std::function<int(KeeperLink&
     return kExitAgentLost;
   }
   agents.reset();
+  if (options.forget_secrets) options.forget_secrets();
   become_keeper();
   leave_the_agents_things(keepers.get());
   return Keeper(options, agent, std::move(keepers), signals).run();

@@ -71,6 +71,8 @@ struct KeeperOptions {
       5000};  ///< how long a tree may take to die before what is left is named
   /// Exit code when something is left then; unset: as if nothing were.
   std::optional<int> exit_code_if_left = {};
+  /// Run in the keeper after the fork: wipes its copy of what only the agent needs (secrets). Must not throw.
+  std::function<void()> forget_secrets = {};
 };
 
 /// Splits the process in two. Must run before the first thread; the only fork of the program.

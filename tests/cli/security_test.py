@@ -86,23 +86,26 @@ class Token(SecurityTest):
             (self.dir / "seen").unlink()
         self.assertTrue((self.dir / "agent").exists(), "no script has looked")
 
-    def test_no_core_dump_contains_it(self):
+    def check_memory(self, *options):
+        """Copies of the token in memory of two nodes that run a job, and whose process each node is."""
+        wait = ["sh", "-c", "touch here.$RANK; while [ ! -e go ]; do sleep 0.05; done"]
+        env = {name: value for name, value in self.env.items() if name != "DDPLAUNCH_TOKEN" or not options}
+        nodes = [self.start(*self.node_options(rank), *options, *wait, env=env) for rank in (0, 1)]
+        self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
+        seen = {pid: copies_in_memory(pid, TOKEN.encode()) for node in nodes for pid in (node.pid, *children_of(node.pid))}
+        (self.dir / "go").touch()
+        self.assertEqual([self.end_of(node).code for node in nodes], [0, 0])
+        self.assertEqual({pid: dumped for pid, (dumped, _) in seen.items() if dumped != 0}, {})
+        self.assertGreater(seen[nodes[0].pid][1], 0, "the test is blind")
+        self.assertEqual(seen[nodes[1].pid], (0, 0), "the keeper of a node that has joined")
+
+    def test_no_core_dump_contains_it_and_no_keeper_keeps_it(self):
+        self.check_memory()
+
+    def test_token_of_a_file_likewise(self):
         (self.dir / "token").write_text(TOKEN)
         (self.dir / "token").chmod(0o600)
-        wait = ["sh", "-c", "touch here.$RANK; while [ ! -e go ]; do sleep 0.05; done"]
-        for options in ([], ["--token-file", self.dir / "token"]):
-            with self.subTest(options=options):
-                env = {name: value for name, value in self.env.items() if name != "DDPLAUNCH_TOKEN" or not options}
-                nodes = [self.start(*self.node_options(rank), *options, *wait, env=env) for rank in (0, 1)]
-                self.assertTrue(wait_until(lambda: len(list(self.dir.glob("here.*"))) == 2))
-                seen = {pid: copies_in_memory(pid, TOKEN.encode())
-                        for node in nodes for pid in (node.pid, *children_of(node.pid))}
-                self.assertEqual({pid: dumped for pid, (dumped, _) in seen.items() if dumped != 0}, {})
-                self.assertGreater(seen[nodes[0].pid][1], 0, "the test is blind")
-                (self.dir / "go").touch()
-                self.assertEqual([self.end_of(node).code for node in nodes], [0, 0])
-                for path in (*self.dir.glob("here.*"), self.dir / "go"):
-                    path.unlink()
+        self.check_memory("--token-file", self.dir / "token")
 
     def test_a_deep_check_has_it_each_time(self):
         """It starts two jobs, and the variable is erased before the first."""
