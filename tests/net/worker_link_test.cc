@@ -25,6 +25,7 @@
 #include "base/unique_fd.h"
 #include "rendezvous/worker_client/worker_link_client.h"
 #include "tests/support/catch.h"
+#include "tests/support/skip.h"
 
 namespace ddp::launcher {
 namespace {
@@ -487,11 +488,8 @@ TEST_CASE("worker link: forgotten within its own event") {
   CHECK_FALSE(world.link->can_rejoin(0));
 }
 
-TEST_CASE("worker link: another user is refused") {
-  if (::geteuid() != 0) {
-    WARN("not root: no other user can be played");
-    return;
-  }
+TEST_CASE("worker link: another user is refused", "[root]") {
+  if (::geteuid() != 0) SKIP_TEST("only root can be another user");
   World world;
   const auto control = world.expect(0);
   ::chmod(world.link->directory().c_str(), 0755);

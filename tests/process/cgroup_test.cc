@@ -211,11 +211,9 @@ TEST_CASE("who has left tree, session and environment is reached by the group") 
   }
 }
 
-TEST_CASE("a group's kill reaches also a process of another user") {
-  if (geteuid() != 0 || std::count(kinds().begin(), kinds().end(), Kind::kV2) == 0) {
-    WARN("needs root and cgroup v2: skipped");
-    return;
-  }
+TEST_CASE("a group's kill reaches also a process of another user", "[root]") {
+  if (geteuid() != 0 || std::count(kinds().begin(), kinds().end(), Kind::kV2) == 0)
+    SKIP_TEST("needs root and cgroup v2");
   Cgroup group = make(Kind::kV2);
   Worker worker = start_in(group, "stubborn");
   REQUIRE(read_bytes(worker.life.read_end.get(), 1) == "r");
@@ -308,11 +306,8 @@ TEST_CASE("places that are not our group are refused, in words") {
   }
 }
 
-TEST_CASE("who may not write gets no group, and is told why") {
-  if (geteuid() != 0) {
-    WARN("needs root, to be somebody else: skipped");
-    return;
-  }
+TEST_CASE("who may not write gets no group, and is told why", "[root]") {
+  if (geteuid() != 0) SKIP_TEST("only root can be somebody else");
   Pipe told = make_pipe();
   CHECK(in_another_process([&] {
           if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) return 1;

@@ -84,11 +84,9 @@ TEST_CASE("a killed agent: its whole tree goes") {
   CHECK(node.said() == "ddplaunchd keeper: the agent was killed by SIGKILL" + ended(5));
 }
 
-TEST_CASE("a keeper that could not end a process says so by its exit code, whatever became of the agent") {
-  if (geteuid() != 0) {
-    WARN("needs root, to start a process of another user: skipped");
-    return;
-  }
+TEST_CASE("a keeper that could not end a process says so by its exit code, whatever became of the agent",
+          "[root]") {
+  if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   for (const bool killed : {false, true}) {
     Node node = start("foreign", "0", {"rest"});
     REQUIRE(read_bytes(node.life.read_end.get(), 1) == "r");

@@ -15,6 +15,7 @@
 #include "base/child_process.h"
 #include "launcher/keeper/process_table.h"
 #include "tests/support/catch.h"
+#include "tests/support/skip.h"
 
 namespace Catch {
 template <>

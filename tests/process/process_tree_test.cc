@@ -264,11 +264,8 @@ TEST_CASE("marked processes below another keeper belong to that one") {
   CHECK(reaches_end(life.read_end.get()));
 }
 
-TEST_CASE("a process of another user is named, not denied") {
-  if (geteuid() != 0) {
-    WARN("needs root, to start a process of another user: skipped");
-    return;
-  }
+TEST_CASE("a process of another user is named, not denied", "[root]") {
+  if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   // A worker of root below a process that has given root up, as below sudo.
   Pipe life = make_pipe();
   Pipe told = make_pipe();

@@ -44,10 +44,7 @@ class Stuck {
       if (info.comm == "stuck_server" && info.parent == pid()) kill(info.pid, SIGKILL);
   }
   pid_t pid() const { return stuck_.process.pid(); }
-  bool possible() const {
-    if (said_ != "r") WARN("needs /dev/fuse and the right to mount: skipped");
-    return said_ == "r";
-  }
+  bool possible() const { return said_ == "r"; }
 
  private:
   Process stuck_;
@@ -58,7 +55,7 @@ class Stuck {
 
 TEST_CASE("a process that holds readers of its environment delays no kill of the tree, and ends no search") {
   const Stuck stuck;
-  if (!stuck.possible()) return;
+  if (!stuck.possible()) SKIP_TEST("needs /dev/fuse and the right to mount");
   const std::size_t descriptors = open_descriptors();
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   Process stranger = start("stubborn", {job, "LOCAL_RANK=0"});
@@ -92,7 +89,7 @@ TEST_CASE("a process that holds readers of its environment delays no kill of the
 
 TEST_CASE("a search goes on behind the process that holds its reader") {
   const Stuck stuck;
-  if (!stuck.possible()) return;
+  if (!stuck.possible()) SKIP_TEST("needs /dev/fuse and the right to mount");
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   std::vector<Process> marked;
   for (const char* rank : {"LOCAL_RANK=3", "LOCAL_RANK=x", "RANK=1"}) {

@@ -1,8 +1,28 @@
+#include <atomic>
+
 #if __has_include(<catch2/catch_all.hpp>)
-namespace {
-[[maybe_unused]] const int kMainComesFromCatch2WithMain = 0;
-}
+#include <catch2/catch_all.hpp>
 #else
-#define CATCH_CONFIG_MAIN
+#define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
 #endif
+
+#include "tests/support/skip.h"
+
+namespace {
+
+constexpr int kExitSkipped = 77;  // SKIP_RETURN_CODE
+
+std::atomic<bool> skipped = false;
+
+}  // namespace
+
+void ddp::test::note_skip(const std::string& reason) {
+  skipped = true;
+  WARN("skipped: " << reason);
+}
+
+int main(int argc, char** argv) {
+  const int code = Catch::Session().run(argc, argv);
+  return code == 0 && skipped ? kExitSkipped : code;
+}

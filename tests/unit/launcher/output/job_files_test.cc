@@ -20,6 +20,7 @@
 #include "launcher/output/job_writer.h"
 #include "launcher/output/output_file.h"
 #include "tests/support/catch.h"
+#include "tests/support/skip.h"
 
 using namespace ddp;
 using namespace ddp::launcher;
@@ -230,12 +231,19 @@ TEST_CASE("a directory that was there is used only when it is this user's alone 
   fs::create_symlink("/nonexistent", spec.job_dir + "/attempt_0");
   CHECK(why() == name + " holds the output of an earlier run; choose another with --job-dir or --job-id");
   fs::remove(spec.job_dir + "/attempt_0");
-  if (::geteuid() != 0) {
-    WARN("skipped: only root can give a directory away");
-    return;
-  }
+}
+
+TEST_CASE("a directory of another user is refused", "[root]") {
+  if (::geteuid() != 0) SKIP_TEST("only root can give a directory away");
+  const Directory directory;
+  const JobSpec spec = spec_in(directory);
+  fs::create_directory(spec.job_dir);
   REQUIRE(::chown(spec.job_dir.c_str(), 61234, 61234) == 0);
-  CHECK(why() == name + " belongs to uid 61234 and not to you (uid 0); choose another with --job-dir");
+  const auto job = JobDir::create(spec);
+  REQUIRE(job.has_error());
+  CHECK(job.error().text ==
+        "the job directory " + spec.job_dir +
+            " belongs to uid 61234 and not to you (uid 0); choose another with --job-dir");
 }
 
 TEST_CASE("directories are made in one of the user's own that everybody may write to, and behind own links") {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/skip.h"
 
 using namespace ddp::train;
 namespace fs = std::filesystem;
@@ -55,10 +56,7 @@ TEST_CASE(
 
 TEST_CASE("ranks lack memory together") {
   const auto left = available_memory();
-  if (!left) {
-    WARN("skipped: this kernel does not tell how much memory is left");
-    return;
-  }
+  if (!left) SKIP_TEST("this kernel does not tell how much memory is left");
   CHECK(lacking_memory(0, 0).empty());
   const std::size_t each = *left * 2;
   const std::string text = lacking_memory(each, 3);
