@@ -14,6 +14,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/trusted_path.h"
 #include "base/unique_fd.h"
 
 namespace ddp::rendezvous {
@@ -97,13 +98,6 @@ Result<LinkToken> read_token(int fd, const std::string& origin, const std::strin
   return make_token(read.reveal(), origin);
 }
 
-/// Empty when `status` is this user's.
-std::string other_owner(const struct stat& status) {
-  if (status.st_uid == ::geteuid()) return {};
-  return "belongs to uid " + std::to_string(status.st_uid) + " and not to you (uid " +
-         std::to_string(::geteuid()) + ")";
-}
-
 // Non-blocking: a FIFO without a writer would hold us for ever.
 constexpr int kOpenToken = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 
@@ -154,17 +148,20 @@ Result<LinkToken> read_own_token_file(const std::string& path) {
   const std::string origin = "the token file " + path;
   const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory) return cannot_open(errno, origin);
-  struct stat status {};
-  if (::fstat(directory.get(), &status) < 0) return system_error(errno, parent);
-  if (const std::string whose = other_owner(status); !whose.empty())
-    return refused("the directory " + parent, whose);
-  if ((status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return refused("the directory " + parent, "may be written to by others; chmod go-w " + parent);
+  // Of dotfiles that lie elsewhere it is a link.
+  const auto target = follow_trusted_links(parent);
+  if (!target) return refused("the directory", target.error().text);
+  if (const std::string why = distrust_directory(*target); !why.empty())
+    return refused("the directory " + *target, why);
   const UniqueFd fd(::openat(directory.get(), path.c_str() + slash + 1, kOpenToken | O_NOFOLLOW));
   if (!fd && errno == ELOOP) return refused(origin, "is a link");
   if (!fd) return cannot_open(errno, origin);
+  struct stat status {};
   if (::fstat(fd.get(), &status) < 0) return system_error(errno, origin);
-  if (const std::string whose = other_owner(status); !whose.empty()) return refused(origin, whose);
+  if (status.st_uid != ::geteuid()) {
+    return refused(origin, "belongs to uid " + std::to_string(status.st_uid) + " and not to you (uid " +
+                               std::to_string(::geteuid()) + ")");
+  }
   return read_token(fd.get(), origin, path);
 }
 

@@ -31,8 +31,8 @@ Result<LinkToken> take_token_from_environment();
 /// readable by others; kSystem: it cannot be read.
 Result<LinkToken> read_token_file(const std::string& path);
 
-/// The same for a file that nobody chose by its name: kUsage also when the file, or the directory that it
-/// lies in, belongs to another user, when others may write to that directory, or when the file is a link.
+/// The same for a file that nobody chose by its name: kUsage also when the file belongs to another user or is
+/// a link, or the directory that it lies in is not to be trusted (base/trusted_path.h).
 Result<LinkToken> read_own_token_file(const std::string& path);
 
 /// 256 random bits as 64 hexadecimal digits. kSystem: there is no randomness.

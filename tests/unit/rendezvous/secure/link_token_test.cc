@@ -13,6 +13,7 @@
 
 #include "rendezvous/secure/secure_stream_key.h"
 #include "tests/support/catch.h"
+#include "tests/support/skip.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -118,15 +119,21 @@ TEST_CASE("a token file that nobody named has to be this user's, in a directory 
   std::filesystem::create_symlink(file.path, link);
   CHECK(read_own_token_file(link).error().text == "the token file " + link + " is a link");
   CHECK(read_own_token_file((file.folder / "none").string()).error().sys == ENOENT);
+  const std::string elsewhere = file.folder.string() + "-link";
+  std::filesystem::create_symlink(file.folder, elsewhere);
+  CHECK(read_own_token_file(elsewhere + file.path.substr(file.path.rfind('/'))).has_value());
+  std::filesystem::remove(elsewhere);
   REQUIRE(::chmod(file.folder.c_str(), 0770) == 0);
-  CHECK(read_own_token_file(file.path).error().text == "the directory " + file.folder.string() +
-                                                           " may be written to by others; chmod go-w " +
-                                                           file.folder.string());
+  CHECK(read_own_token_file(file.path).has_value());  // who shares its group is trusted
+  REQUIRE(::chmod(file.folder.c_str(), 0707) == 0);
+  CHECK(read_own_token_file(file.path).error().text ==
+        "the directory " + file.folder.string() + " may be written to by everybody");
   REQUIRE(::chmod(file.folder.c_str(), 0700) == 0);
-  if (::geteuid() != 0) {
-    WARN("skipped: only root can give files away");
-    return;
-  }
+}
+
+TEST_CASE("a token file or its directory that is another user's is refused", "[root]") {
+  if (::geteuid() != 0) SKIP_TEST("only root can give files away");
+  const TokenFile file(kGood);
   REQUIRE(::chown(file.path.c_str(), 61234, 61234) == 0);
   CHECK(read_own_token_file(file.path).error().text ==
         "the token file " + file.path + " belongs to uid 61234 and not to you (uid 0)");
