@@ -5,6 +5,7 @@ import re
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 # Files that code, help texts and documents name without a link: (docs/hostfile.md).
 MENTION = re.compile(r"\bdocs/[a-z_]+\.md\b")
@@ -39,6 +40,29 @@ class Docs(unittest.TestCase):
         answers = re.findall(r"\| `([^`]+)` \|", table)
         self.assertGreaterEqual(len(answers), 20)
         self.assertEqual([answer for answer in answers if not (ROOT / answer).is_file()], [])
+
+    def test_tests_that_security_md_names_exist(self):
+        """`cli_kill` is a ctest entry; `test_…` behind it is a method of its file, "…" a case of its sources."""
+        lists = "".join(path.read_text() for path in TESTS.rglob("CMakeLists.txt"))
+        entries = dict(re.findall(r"^ *ddp_(?:cli_)?test\((\w+)([^)]*)\)", lists, re.M))
+        sources = {path.name: path.read_text() for path in TESTS.rglob("*_test.*")}
+        named = 0
+        for line in (ROOT / "docs/security.md").read_text().splitlines():
+            texts = ""
+            for name, case in re.findall(r'`((?:cli|net|unit|test)_\w+|\w+_fuzz)`|"([a-z][^"]+)"(?=[,; )])', line):
+                with self.subTest(name or case):
+                    if case:
+                        if texts:
+                            self.assertIn(f'TEST_CASE("{case}"', texts)
+                    elif name.startswith("test_"):
+                        self.assertIn(f"def {name}(", texts)
+                    elif name.endswith("_fuzz"):
+                        self.assertTrue((TESTS / f"fuzz/{name}.cc").exists())
+                    else:
+                        self.assertIn(name, entries)
+                        texts = "".join(sources[file] for file in re.findall(r"\w+_test\.\w+", entries[name]))
+                    named += 1
+        self.assertGreater(named, 60)
 
     def test_decisions_are_numbered_without_gap_or_double(self):
         numbers = [int(path.name[:4]) for path in sorted(ROOT.glob("docs/decisions/*.md"))]
