@@ -4,7 +4,6 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.h"
 #include "base/result.h"
 
 namespace ddp {

@@ -9,8 +9,18 @@ namespace ddp {
 /// The entries of a directory, in no order, without "." and "..". Where reading fails (a directory of /proc
 /// whose process has ended, a disk with errors): those that came before, and `failed` says why. Throws
 /// nothing.
-std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory,
-                                                  std::error_code& failed);
-std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory);
+inline std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory,
+                                                         std::error_code& failed) {
+  std::vector<std::filesystem::path> entries;
+  for (std::filesystem::directory_iterator at(directory, failed), end; !failed && at != end;
+       at.increment(failed))
+    entries.push_back(at->path());
+  return entries;
+}
+
+inline std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory) {
+  std::error_code ignored;
+  return list_directory(directory, ignored);
+}
 
 }  // namespace ddp

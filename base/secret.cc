@@ -2,7 +2,9 @@
 
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 
+#include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -50,6 +52,18 @@ bool operator==(const Secret& a, const Secret& b) {
   for (std::size_t i = 0; i < a.size_; ++i)
     difference = static_cast<unsigned char>(difference | (a.pages_[i] ^ b.pages_[i]));
   return difference == 0;
+}
+
+Result<std::string> random_text(std::size_t bytes) {
+  std::string random(bytes, '\0');
+  if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
+    return system_error(errno, "random bytes of the kernel");
+  std::string text;
+  for (const char byte : random) {
+    text += "0123456789abcdef"[static_cast<unsigned char>(byte) >> 4];
+    text += "0123456789abcdef"[static_cast<unsigned char>(byte) & 15];
+  }
+  return text;
 }
 
 }  // namespace ddp

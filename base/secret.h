@@ -2,7 +2,10 @@
 
 #include <cstddef>
 #include <ostream>
+#include <string>
 #include <string_view>
+
+#include "base/result.h"
 
 namespace ddp {
 
@@ -42,5 +45,9 @@ class Secret {
 
 /// No formatter, on purpose.
 std::ostream& operator<<(std::ostream&, const Secret&) = delete;
+
+/// `bytes` random bytes of the kernel's as hexadecimal digits, for names that nobody can guess. kSystem when
+/// the kernel has none yet.
+Result<std::string> random_text(std::size_t bytes);
 
 }  // namespace ddp

@@ -101,7 +101,7 @@ nccl.h                   apps/train/collectives/nccl
 CORE_FORBIDS = re.compile(
     r"^(boost/asio.*|base/asio\.h|base/log\.h|sys/(socket|epoll|wait)\.h|thread|mutex|fstream|iostream|unistd\.h)$")
 # The increment of a directory_iterator throws where a disk fails or a process of /proc has ended.
-LISTED_BY = "base/list_directory.cc"
+LISTED_BY = "base/list_directory.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 

@@ -8,7 +8,7 @@
 
 #include "apps/ddplaunch/own_address.h"
 #include "apps/ddplaunch/port_holder.h"
-#include "base/version.h"
+#include "base/build_identity.h"
 #include "launcher/links/daemon_token.h"
 #include "launcher/links/join_shell.h"
 #include "rendezvous/protocol/message.h"

@@ -10,7 +10,7 @@
 
 #include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
-#include "base/version.h"
+#include "base/build_identity.h"
 #include "launcher/master/master.h"
 #include "launcher/output/job_dir.h"
 #include "launcher/output/report_file.h"

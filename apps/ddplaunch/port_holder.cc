@@ -14,7 +14,7 @@
 
 #include "base/asio.h"
 #include "base/list_directory.h"
-#include "base/one_line.h"
+#include "base/safe_text.h"
 #include "launcher/hang/wait_state.h"
 
 namespace ddp {

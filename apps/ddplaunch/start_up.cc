@@ -4,9 +4,9 @@
 #include <string>
 #include <utility>
 
+#include "base/build_identity.h"
 #include "base/child_process.h"
 #include "base/find_program.h"
-#include "base/version.h"
 #include "launcher/job/descriptor_need.h"
 #include "launcher/links/daemon_shell.h"
 #include "launcher/links/daemon_token.h"

@@ -7,8 +7,8 @@
 #include "apps/ddplaunchd/listener.h"
 #include "apps/ddplaunchd/own_build.h"
 #include "apps/ddplaunchd/stdio_agent.h"
+#include "base/build_identity.h"
 #include "base/standard_descriptors.h"
-#include "base/version.h"
 #include "launcher/keeper/keeper.h"
 #include "rendezvous/secure/link_token.h"
 

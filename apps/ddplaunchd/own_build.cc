@@ -10,10 +10,9 @@
 #include <string>
 #include <string_view>
 
-#include "base/elf_identity.h"
+#include "base/build_identity.h"
 #include "base/sha256.h"
 #include "base/unique_fd.h"
-#include "base/version.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/protocol/message.h"
 

@@ -15,9 +15,9 @@
 
 #include "apps/ddplaunchd/own_build.h"
 #include "base/asio.h"
+#include "base/build_identity.h"
 #include "base/child_process.h"
 #include "base/find_program.h"
-#include "base/version.h"
 #include "launcher/agent/agent.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "rendezvous/protocol/message.h"

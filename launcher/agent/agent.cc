@@ -8,8 +8,8 @@
 #include <exception>
 #include <utility>
 
-#include "base/one_line.h"
 #include "base/readable.h"
+#include "base/safe_text.h"
 #include "launcher/agent/infiniband.h"
 #include "launcher/agent/store_probe.h"
 #include "launcher/job/job_spec.h"

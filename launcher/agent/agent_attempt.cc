@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/secret.h"
 #include "launcher/agent/agent.h"
-#include "launcher/agent/random_text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "base/find_program.h"
-#include "base/one_line.h"
+#include "base/safe_text.h"
 
 namespace ddp::launcher {
 namespace {

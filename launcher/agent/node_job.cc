@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/find_program.h"
-#include "base/one_line.h"
+#include "base/safe_text.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/job/worker_env.h"
 

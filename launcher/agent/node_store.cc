@@ -3,7 +3,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "launcher/agent/random_text.h"
+#include "base/secret.h"
 #include "launcher/job/job_spec.h"
 #include "rendezvous/link/tcp_listener.h"
 

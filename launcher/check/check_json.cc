@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 #include "launcher/check/check_network.h"
 #include "launcher/check/check_text.h"
 #include "launcher/report/exit_code.h"

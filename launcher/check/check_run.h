@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/error.h"
+#include "base/result.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/supervisor/master_address.h"
 #include "launcher/supervisor/net_choice.h"

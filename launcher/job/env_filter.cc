@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <unordered_set>
 
-#include "base/one_line.h"
+#include "base/safe_text.h"
 
 namespace ddp::launcher {
 namespace {

@@ -23,9 +23,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "base/exit_status.h"
 #include "base/list_directory.h"
+#include "base/result.h"
 #include "launcher/keeper/cgroup.h"
 #include "launcher/keeper/process_tree.h"
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 
 namespace ddp::launcher {
 namespace {

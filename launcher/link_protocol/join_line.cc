@@ -4,7 +4,7 @@
 #include <charconv>
 #include <utility>
 
-#include "base/one_line.h"
+#include "base/safe_text.h"
 
 namespace ddp::launcher {
 namespace {

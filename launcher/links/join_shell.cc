@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/one_line.h"
+#include "base/safe_text.h"
 #include "launcher/links/join_link.h"
 #include "launcher/links/secure_channel.h"
 #include "rendezvous/identity/listen_guard.h"

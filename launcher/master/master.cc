@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/version.h"
+#include "base/build_identity.h"
 #include "launcher/master/user_signals.h"
 #include "launcher/output/report_file.h"
 #include "launcher/report/exit_report.h"

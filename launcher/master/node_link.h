@@ -9,7 +9,7 @@
 
 #include "base/asio.h"
 #include "base/byte_stream.h"
-#include "base/error.h"
+#include "base/result.h"
 #include "launcher/lines/output_lines.h"
 #include "launcher/supervisor/clock_offset.h"
 #include "launcher/supervisor/node_limits.h"

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "base/blocking_calls.h"
-#include "base/error.h"
 #include "base/readable.h"
+#include "base/result.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {

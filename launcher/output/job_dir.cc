@@ -12,7 +12,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/one_line.h"
+#include "base/safe_text.h"
 #include "base/trusted_path.h"
 #include "launcher/job/descriptor_need.h"
 

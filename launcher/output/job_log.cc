@@ -4,8 +4,8 @@
 
 #include <variant>
 
+#include "base/build_identity.h"
 #include "base/exit_status.h"
-#include "base/version.h"
 #include "remote/hosts/shell_quote.h"
 
 namespace ddp::launcher {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error.h"
+#include "base/result.h"
 #include "base/unique_fd.h"
 
 namespace ddp::launcher {

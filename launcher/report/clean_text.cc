@@ -5,8 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/one_line.h"
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 
 namespace ddp::launcher {
 namespace {

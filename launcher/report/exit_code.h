@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "base/error.h"
+#include "base/result.h"
 
 namespace ddp::launcher {
 

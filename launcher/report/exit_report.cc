@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/exit_status.h"
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 #include "launcher/report/failure_hints.h"
 
 namespace ddp::launcher {
@@ -80,8 +80,8 @@ std::string duration(std::chrono::nanoseconds time) {
   return std::to_string(minutes / 60) + " h " + std::to_string(minutes % 60) + " min";
 }
 
-/// What a worker printed must not steer the terminal that shows our report: colours and the ASCII control characters of
-/// progress bars are left out, any other unsafe character becomes '?'.
+/// What a worker printed must not steer the terminal that shows our report: colours and the ASCII control
+/// characters of progress bars are left out, any other unsafe character becomes '?'.
 std::string printable(const std::string& line) {
   std::string text;
   for (std::size_t i = 0; i < line.size(); ++i) {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "base/result.h"
 #include "launcher/report/exit_report.h"
 #include "rendezvous/flight_recorder/collective_log.h"
 #include "rendezvous/protocol/message.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "base/result.h"
 #include "launcher/report/error_json.h"
 #include "rendezvous/protocol/message.h"
 

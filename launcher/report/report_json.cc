@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/exit_status.h"
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 #include "launcher/report/failure_hints.h"
 
 namespace ddp::launcher {

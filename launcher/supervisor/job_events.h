@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "base/error.h"
+#include "base/result.h"
 #include "rendezvous/protocol/message.h"
 
 /// What goes into the Supervisor and what comes out of it. Plain data. A node is its host's index in the

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include "base/result.h"
 #include "launcher/hang/hang_inquiry.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/report/exit_report.h"

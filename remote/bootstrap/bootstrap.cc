@@ -4,7 +4,7 @@
 #include <charconv>
 #include <utility>
 
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 
 namespace ddp::remote {
 namespace {

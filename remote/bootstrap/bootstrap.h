@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error.h"
 #include "base/result.h"
 
 namespace ddp::remote {

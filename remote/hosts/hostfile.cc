@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 #include "remote/hosts/host_entry.h"
 #include "remote/hosts/host_range.h"
 

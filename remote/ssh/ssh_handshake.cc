@@ -9,8 +9,8 @@
 #include <memory>
 #include <utility>
 
+#include "base/safe_text.h"
 #include "base/unique_fd.h"
-#include "base/utf8_character.h"
 
 namespace ddp::remote {
 namespace {

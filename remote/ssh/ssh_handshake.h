@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error.h"
+#include "base/result.h"
 #include "remote/ssh/known_hosts.h"
 #include "remote/ssh/ssh_config.h"
 #include "remote/ssh/ssh_keys.h"

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/elf_identity.h"
+#include "base/build_identity.h"
 #include "base/sha256.h"
 #include "base/unique_fd.h"
 

@@ -28,9 +28,9 @@
 #include <vector>
 
 #include "base/asio.h"
-#include "base/error.h"
+#include "base/build_identity.h"
 #include "base/readable.h"
-#include "base/version.h"
+#include "base/result.h"
 #include "launcher/link_protocol/join_line.h"
 #include "launcher/links/join_link.h"
 #include "remote/bootstrap/bootstrap.h"

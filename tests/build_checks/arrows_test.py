@@ -36,8 +36,8 @@ class Arrows(unittest.TestCase):
 
     def test_directories_are_read_at_one_place(self):
         line = 'for (const auto& entry : std::filesystem::directory_iterator(".", failed)) {'
-        self.refused("launcher/job/a.cc", line, "directories are read by list_directory (base/list_directory.cc)")
-        self.accepted("base/list_directory.cc", line)
+        self.refused("launcher/job/a.cc", line, "directories are read by list_directory (base/list_directory.h)")
+        self.accepted("base/list_directory.h", line)
 
     def test_base_includes_no_other_room(self):
         self.refused("base/a.cc", '#include "launcher/job/b.h"', 'base may not include launcher/job ("launcher/job/b.h")')

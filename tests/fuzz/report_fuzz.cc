@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 #include "launcher/agent_core/kernel_evidence.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"

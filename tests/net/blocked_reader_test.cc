@@ -18,8 +18,8 @@
 #include <variant>
 #include <vector>
 
+#include "base/build_identity.h"
 #include "base/unique_fd.h"
-#include "base/version.h"
 #include "launcher/job/output_credit.h"
 #include "launcher/master/master.h"
 #include "remote/bootstrap/bootstrap.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <type_traits>
 
-#include "base/version.h"
+#include "base/build_identity.h"
 #include "launcher/links/join_link.h"
 #include "launcher/links/join_shell.h"
 #include "remote/bootstrap/bootstrap.h"

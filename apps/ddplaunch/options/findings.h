@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/one_line.h"
+#include "base/safe_text.h"
 
 namespace ddp {
 

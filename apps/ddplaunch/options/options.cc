@@ -18,7 +18,7 @@
 #include "apps/ddplaunch/options/output_options.h"
 #include "apps/ddplaunch/options/pet_options.h"
 #include "apps/ddplaunch/options/scheduler_choice.h"
-#include "base/version.h"
+#include "base/build_identity.h"
 #include "launcher/job/env_filter.h"
 #include "remote/hosts/host_range.h"
 #include "remote/hosts/shell_quote.h"

@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "apps/train/training/record_head.h"
-#include "base/version.h"
+#include "base/build_identity.h"
 
 namespace ddp::train {
 

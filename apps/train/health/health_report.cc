@@ -5,7 +5,7 @@
 
 #include "apps/train/health/checks/health_judge.h"
 #include "apps/train/training/record_head.h"
-#include "base/version.h"
+#include "base/build_identity.h"
 
 namespace ddp::train {
 

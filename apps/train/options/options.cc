@@ -7,7 +7,7 @@
 
 #include "apps/train/options/finite_check.h"
 #include "apps/train/options/option_words.h"
-#include "base/version.h"
+#include "base/build_identity.h"
 
 namespace ddp::train {
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "apps/train/collectives/nccl/nccl_id.h"
-#include "base/one_line.h"
+#include "base/safe_text.h"
 
 namespace ddp::train {
 

@@ -1,8 +1,7 @@
-#include "base/error.h"
+#include "base/result.h"
 
 #include <cerrno>
 
-#include "base/result.h"
 #include "tests/support/catch.h"
 
 namespace ddp {

@@ -1,4 +1,4 @@
-#include "base/elf_identity.h"
+#include "base/build_identity.h"
 
 #include <elf.h>
 

@@ -1,10 +1,10 @@
-#include "base/error.h"
+#include "base/result.h"
 
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "base/one_line.h"
+#include "base/safe_text.h"
 
 namespace ddp {
 

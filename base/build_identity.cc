@@ -1,4 +1,4 @@
-#include "base/elf_identity.h"
+#include "base/build_identity.h"
 
 #include <elf.h>
 #include <fcntl.h>
@@ -54,6 +54,10 @@ std::string build_id_in(std::string_view notes) {
 }
 
 }  // namespace
+
+std::string_view version() {
+  return DDP_VERSION;
+}
 
 std::optional<ElfIdentity> elf_identity(std::string_view head) {
   const auto header = read_as<Elf64_Ehdr>(head, 0);

@@ -9,6 +9,9 @@
 
 namespace ddp {
 
+/// "0.1.0": what --version prints, and what the agents on the nodes must match.
+std::string_view version();
+
 /// What a program file says of itself: for which machine, and which build. The build id is a hash that the
 /// linker made of all that counts of the program; strip leaves it as it is.
 struct ElfIdentity {

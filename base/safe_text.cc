@@ -1,4 +1,4 @@
-#include "base/utf8_character.h"
+#include "base/safe_text.h"
 
 #include <algorithm>
 #include <array>
@@ -27,6 +27,26 @@ void append_json_escape(char32_t unit, std::string& out) {
   out += "\\u";
   for (int shift = 12; shift >= 0; shift -= 4)
     out += kHex[(unit >> shift) & 15];
+}
+
+std::string spelled(const Utf8Character& character) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  switch (character.code) {
+    case '\n':
+      return "\\n";
+    case '\r':
+      return "\\r";
+    case '\t':
+      return "\\t";
+    default:
+      break;
+  }
+  const bool byte = character.length == 1;
+  const bool tag = character.code > 0xffff;
+  std::string text = byte ? "\\x" : tag ? "\\U" : "\\u";
+  for (int shift = byte ? 4 : tag ? 28 : 12; shift >= 0; shift -= 4)
+    text += kHex[(character.code >> shift) & 15];
+  return text;
 }
 
 }  // namespace
@@ -86,6 +106,20 @@ std::string escape_unsafe_in_json(std::string_view document) {
     document.remove_prefix(character.length);
   }
   return safe;
+}
+
+std::string one_line(std::string_view text) {
+  std::string line;
+  line.reserve(text.size());
+  while (!text.empty()) {
+    const Utf8Character character = first_character(text);
+    if (character.unsafe())
+      line += spelled(character);
+    else
+      line += text.substr(0, character.length);
+    text.remove_prefix(character.length);
+  }
+  return line;
 }
 
 }  // namespace ddp
