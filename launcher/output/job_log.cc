@@ -6,7 +6,7 @@
 
 #include "base/build_identity.h"
 #include "base/exit_status.h"
-#include "remote/hosts/shell_quote.h"
+#include "remote/hosts/shell_command.h"
 
 namespace ddp::launcher {
 namespace {

@@ -9,7 +9,7 @@
 #include "remote/hosts/host_key.h"
 #include "remote/hosts/host_range.h"
 #include "remote/hosts/host_word.h"
-#include "remote/hosts/shell_quote.h"
+#include "remote/hosts/shell_command.h"
 
 namespace ddp::remote {
 

@@ -12,7 +12,7 @@
 
 #include "remote/hosts/host_range.h"
 #include "remote/hosts/host_word.h"
-#include "remote/hosts/nearest_word.h"
+#include "remote/hosts/mistake.h"
 
 namespace ddp::remote {
 

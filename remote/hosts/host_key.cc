@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "remote/hosts/nearest_word.h"
+#include "remote/hosts/mistake.h"
 
 namespace ddp::remote {
 namespace {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,5 +49,13 @@ inline std::string to_text(const Mistake& mistake) {
 [[noreturn]] inline void throw_exception_from_error(const Mistakes& mistakes, const boost::source_location&) {
   throw std::logic_error("unchecked mistakes: " + std::to_string(mistakes.list.size()));
 }
+
+/// Number of single-character edits (insert, delete, replace, swap of neighbours) between two words.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+
+/// The candidate that the user most likely meant: one that `word` is the unique beginning of (three letters
+/// at least), else the nearest by edit_distance when it is near enough (a third of the word's length, at
+/// least 1 edit). Empty: none is near. The first of equally near ones. The result views into `candidates`.
+std::string_view nearest_word(std::string_view word, const std::vector<std::string_view>& candidates);
 
 }  // namespace ddp::remote

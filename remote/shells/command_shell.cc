@@ -4,8 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "remote/hosts/jump_command.h"
-#include "remote/hosts/shell_quote.h"
+#include "remote/hosts/shell_command.h"
 #include "remote/shells/child_channel.h"
 
 namespace ddp::remote {

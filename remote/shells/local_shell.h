@@ -2,8 +2,10 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "remote/shells/child_channel.h"
 #include "remote/shells/remote_shell.h"
 
 namespace ddp::remote {
@@ -16,7 +18,9 @@ class LocalShell final : public RemoteShell {
 
   /// Errors: kExec with the errno when the program cannot be executed, kSystem.
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
-                                                   Deadline deadline) override;
+                                                   Deadline) override {
+    co_return open_child(loop_, ChildCommand{host.name, std::move(argv), ChildCommand::Kind::kProgram});
+  }
   const char* way() const override { return nullptr; }
 
  private:

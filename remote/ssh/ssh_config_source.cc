@@ -1,7 +1,9 @@
 #include "remote/ssh/ssh_config_source.h"
 
+#include <fcntl.h>
 #include <glob.h>
 #include <pwd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -12,9 +14,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/unique_fd.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/child_channel.h"
-#include "remote/ssh/regular_file.h"
 
 namespace ddp::remote {
 namespace {
@@ -50,6 +52,8 @@ Awaitable<std::string> read_to_end(Channel::Socket& socket) {
   }
   co_return text;
 }
+
+constexpr std::size_t kMost = std::size_t{16} << 20;
 
 }  // namespace
 
@@ -231,6 +235,21 @@ Awaitable<Result<SshConfig>> SshConfigSource::run_program(Host host, bool with_c
   words.feed(errors);
   co_return Error{ErrorCode::kUnreachable,
                   "the SSH configuration is refused by " + program_ + ":" + words.text(), 0};
+}
+
+std::optional<std::string> read_regular_file(const std::string& path) {
+  // Without O_NONBLOCK the open of a pipe would wait for its writer.
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  struct stat facts {};
+  if (!file || ::fstat(file.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
+  std::string text;
+  char chunk[16384];
+  for (;;) {
+    const ssize_t count = ::read(file.get(), chunk, sizeof chunk);
+    if (count < 0) return std::nullopt;
+    if (count == 0 || text.size() >= kMost) return text;
+    text.append(chunk, static_cast<std::size_t>(count));
+  }
 }
 
 }  // namespace ddp::remote

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/asio.h"
@@ -57,5 +58,9 @@ struct LocalUser {
   std::string home;
 };
 LocalUser local_user();
+
+/// The content of a file that keys or hosts are read from, at most 16 MiB of it. Empty: it is not there, may
+/// not be read, or is a directory, a device or a pipe, which could give bytes for ever or none. Blocking.
+std::optional<std::string> read_regular_file(const std::string& path);
 
 }  // namespace ddp::remote

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "remote/ssh/regular_file.h"
+#include "remote/ssh/ssh_config_source.h"
 
 namespace ddp::remote {
 namespace {

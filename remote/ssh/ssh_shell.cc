@@ -9,9 +9,9 @@
 #include <thread>
 #include <utility>
 
-#include "remote/hosts/shell_quote.h"
+#include "remote/hosts/shell_command.h"
 #include "remote/shells/login_retry.h"
-#include "remote/ssh/regular_file.h"
+#include "remote/ssh/ssh_config_source.h"
 #include "remote/ssh/ssh_keys.h"
 #include "remote/ssh/ssh_threads.h"
 

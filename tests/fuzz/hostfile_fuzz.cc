@@ -14,7 +14,7 @@
 #include "remote/hosts/host_word.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/scheduler_hosts.h"
-#include "remote/hosts/shell_quote.h"
+#include "remote/hosts/shell_command.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 
 #include "apps/ddplaunch/options/accelerate_keys.h"
 #include "remote/hosts/host_range.h"
-#include "remote/hosts/nearest_word.h"
+#include "remote/hosts/mistake.h"
 
 namespace ddp {
 namespace {

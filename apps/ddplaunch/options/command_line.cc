@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "apps/ddplaunch/options/foreign_options.h"
-#include "remote/hosts/nearest_word.h"
+#include "remote/hosts/mistake.h"
 
 namespace ddp {
 

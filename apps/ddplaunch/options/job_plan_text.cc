@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "remote/hosts/shell_quote.h"
+#include "remote/hosts/shell_command.h"
 
 namespace ddp {
 

@@ -21,7 +21,7 @@
 #include "base/build_identity.h"
 #include "launcher/job/env_filter.h"
 #include "remote/hosts/host_range.h"
-#include "remote/hosts/shell_quote.h"
+#include "remote/hosts/shell_command.h"
 
 namespace ddp {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "remote/hosts/shell_quote.h"
+#include "remote/hosts/shell_command.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::remote;

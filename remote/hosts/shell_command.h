@@ -19,4 +19,13 @@ Result<std::string> shell_quote(const std::vector<std::string>& argv);
 /// \ at the end.
 Result<std::vector<std::string>> split_words(std::string_view text);
 
+/// `text` as ssh takes it where a % begins a token: each of its own is doubled.
+std::string without_tokens(std::string_view text);
+
+/// A ProxyCommand that does what `ProxyJump jumps` does ("user@one:2222,two": through one, then two), with an
+/// ssh program and options of the caller's choice for every jump: `ssh` is the program's words so far.
+/// Nothing in it is expanded but ssh's own %h and %p. Error (kUsage): no host, or a word that no shell can be
+/// given.
+Result<std::string> jump_command(const std::vector<std::string>& ssh, std::string_view jumps);
+
 }  // namespace ddp::remote

@@ -1,4 +1,4 @@
-#include "remote/hosts/nearest_word.h"
+#include "remote/hosts/mistake.h"
 
 #include <algorithm>
 
