@@ -7,7 +7,7 @@
 #include "base/build_identity.h"
 #include "base/child_process.h"
 #include "base/find_program.h"
-#include "launcher/job/descriptor_need.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/links/daemon_shell.h"
 #include "launcher/links/daemon_token.h"
 #include "remote/shells/command_shell.h"

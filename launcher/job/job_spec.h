@@ -11,7 +11,6 @@
 
 #include "base/result.h"
 #include "launcher/job/output_options.h"
-#include "launcher/job/per_node.h"
 #include "remote/hosts/host.h"
 
 namespace ddp::launcher {
@@ -43,6 +42,19 @@ enum class StoreMode : std::uint8_t {
 /// --fence: the lease of which lost nodes an attempt with survivors waits for (docs/elastic.md).
 enum class FenceMode : std::uint8_t { kRank0, kAll, kOff };
 enum class LauncherKind : std::uint8_t { kSsh, kLocal, kSlurm, kDaemon, kJoin };
+
+/// Per-node mode: one ddplaunch is started on each node, by a person or a scheduler, and the nodes meet at
+/// node 0's. What this one was told (docs/per_node.md).
+struct PerNode {
+  static constexpr std::uint16_t kPort = 29500;  ///< as torchrun
+
+  std::optional<int> rank;  ///< of this node; unset: it is found out
+  std::string master_addr;  ///< where node 0 is, as the other nodes know it: a name or an address
+  std::uint16_t port = kPort;
+  int nodes = 0;          ///< all, spares included; at least 2
+  std::string link_job;   ///< the job's name on the links: the same on all nodes
+  bool insecure = false;  ///< no token is needed
+};
 
 /// One validated job: everything the user asked for, nothing that was found out later. Made by the options
 /// (apps/ddplaunch) and read by all of launcher/.
@@ -108,6 +120,22 @@ struct JobSpec {
 inline std::size_t hosts_used(const JobSpec& spec) {
   const auto wanted = static_cast<std::size_t>(spec.max_nodes) + static_cast<std::size_t>(spec.spares);
   return spec.max_nodes == 0 ? spec.hosts.size() : std::min(spec.hosts.size(), wanted);
+}
+
+/// Descriptors of the master that belong to no node: terminal, loops of the SSH threads, a few of the job's
+/// files.
+inline constexpr std::size_t kReservedDescriptors = 64;
+/// The same without SSH. With its node that is what an agent needs, too (kFewestFiles of ddplaunchd).
+inline constexpr std::size_t kReservedLocally = 34;
+/// Of a node: both ends of its link and of its stderr, and an SSH connection or a child.
+inline constexpr std::size_t kDescriptorsPerNode = 6;
+
+/// How many descriptors the master of this job may have open at once. A node that comes by itself has one,
+/// its TLS link.
+inline std::size_t descriptors_needed(const JobSpec& spec) {
+  const std::size_t each = spec.launcher == LauncherKind::kJoin ? 1 : kDescriptorsPerNode;
+  const bool local = spec.launcher == LauncherKind::kLocal;
+  return (local ? kReservedLocally : kReservedDescriptors) + each * hosts_used(spec);
 }
 
 }  // namespace ddp::launcher

@@ -14,7 +14,7 @@
 
 #include "base/safe_text.h"
 #include "base/trusted_path.h"
-#include "launcher/job/descriptor_need.h"
+#include "launcher/job/job_spec.h"
 
 namespace ddp::launcher {
 namespace {

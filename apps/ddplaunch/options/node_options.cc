@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "launcher/job/env_filter.h"
-#include "launcher/job/per_node.h"
+#include "launcher/job/job_spec.h"
 #include "launcher/link_protocol/join_line.h"
 #include "remote/hosts/host_range.h"
 
