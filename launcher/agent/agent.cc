@@ -11,7 +11,7 @@
 #include "base/readable.h"
 #include "base/safe_text.h"
 #include "launcher/agent/infiniband.h"
-#include "launcher/agent/store_probe.h"
+#include "launcher/agent/node_store.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/keeper/process_tree.h"
 #include "launcher/report/exit_code.h"

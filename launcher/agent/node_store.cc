@@ -1,17 +1,111 @@
 #include "launcher/agent/node_store.h"
 
+#include <array>
 #include <cerrno>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/secret.h"
 #include "launcher/job/job_spec.h"
 #include "rendezvous/link/tcp_listener.h"
+#include "rendezvous/store/tcp_store_codec.h"
 
 namespace ddp::launcher {
 namespace {
 
+using asio::ip::tcp;
+using Clock = std::chrono::steady_clock;
+
 /// Addresses told of for what they sent to the store.
 constexpr std::size_t kBrokenPeers = 16;
+
+/// VALIDATE with its magic number, then PING with a nonce (TCPStore protocol, docs/store.md); the answer is
+/// the nonce.
+constexpr std::array<char, 10> kGreeting{0, '\xCE', '\xF7', '\x85', '\x3C', 13, 'd', 'd', 'p', '?'};
+constexpr std::size_t kEcho = 4;
+
+void append_u64(std::string& bytes, std::uint64_t value) {
+  for (int shift = 0; shift < 64; shift += 8)
+    bytes.push_back(static_cast<char>(value >> shift));
+}
+
+/// The greeting, and with a token a CHECK for the key of that name, which only this job's store has.
+std::string question(const std::string& token) {
+  std::string bytes(kGreeting.begin(), kGreeting.end());
+  if (token.empty()) return bytes;
+  bytes.push_back(static_cast<char>(rendezvous::StoreOp::kCheck));
+  append_u64(bytes, 1);
+  append_u64(bytes, token.size());
+  return bytes + token;
+}
+
+/// What all ways share. Closing a socket ends its task, whose outcome is then "no answer".
+struct Race {
+  Race(const asio::any_io_executor& executor, std::size_t count) : outcomes(count), changed(executor) {
+    for (std::size_t i = 0; i < count; ++i)
+      sockets.emplace_back(executor);
+  }
+
+  bool any_reached() const {
+    for (const auto& outcome : outcomes) {
+      if (outcome && *outcome) return true;
+    }
+    return false;
+  }
+  /// The first that is reached, with all before it known to fail; or all fail.
+  bool decided() const {
+    for (const auto& outcome : outcomes) {
+      if (!outcome) return false;
+      if (*outcome) return true;
+    }
+    return true;
+  }
+  bool all_ended() const {
+    for (const auto& outcome : outcomes) {
+      if (!outcome) return false;
+    }
+    return true;
+  }
+  void end(std::size_t way, Result<std::string> outcome) {
+    outcomes[way] = std::move(outcome);
+    changed.cancel();
+  }
+
+  std::deque<tcp::socket> sockets;
+  std::vector<std::optional<Result<std::string>>> outcomes;  ///< our own address, or why not
+  asio::steady_timer changed;                                ///< cancelled at each end
+};
+
+/// Our own address on the way.
+Awaitable<Result<std::string>> ask(tcp::socket& socket, tcp::endpoint there, const std::string& token) {
+  auto [error] = co_await socket.async_connect(there, kUseTuple);
+  if (error == asio::error::operation_aborted) co_return Error{ErrorCode::kTimeout, "no answer"};
+  if (error) co_return Error{ErrorCode::kUnreachable, error.message()};
+  const std::string local = socket.local_endpoint(error).address().to_string();
+  const std::string bytes = question(token);
+  std::size_t count = 0;
+  if (!error) std::tie(error, count) = co_await asio::async_write(socket, asio::buffer(bytes), kUseTuple);
+  std::array<char, kEcho + 1> reply{};
+  const std::size_t size = token.empty() ? kEcho : kEcho + 1;
+  if (!error)
+    std::tie(error, count) = co_await asio::async_read(socket, asio::buffer(reply.data(), size), kUseTuple);
+  if (error == asio::error::operation_aborted || error == asio::error::bad_descriptor)
+    co_return Error{ErrorCode::kTimeout, "it takes connections, but does not answer"};
+  if (error) {
+    co_return Error{ErrorCode::kUnreachable, "it closed the connection, which came from " + local};
+  }
+  const bool echoed = std::equal(reply.begin(), reply.begin() + kEcho, kGreeting.end() - kEcho);
+  if (!echoed || (!token.empty() && reply[kEcho] != static_cast<char>(rendezvous::kCheckReady)))
+    co_return Error{ErrorCode::kUnreachable, "something else than this job's store answers there"};
+  co_return local;
+}
+
+Awaitable<> run_way(std::shared_ptr<Race> race, std::size_t way, tcp::endpoint there, std::string token) {
+  race->end(way, co_await ask(race->sockets[way], there, token));
+}
 
 }  // namespace
 
@@ -61,6 +155,49 @@ void NodeStore::workers_start() {
 
 void NodeStore::stop() {
   if (server_) server_->stop();
+}
+
+Awaitable<StoreWay> find_store(asio::any_io_executor executor, std::vector<std::string> addresses,
+                               std::uint16_t port, std::string token, std::chrono::milliseconds timeout) {
+  const auto race = std::make_shared<Race>(executor, addresses.size());
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    error_code error;
+    const auto ip = asio::ip::make_address(addresses[i], error);
+    if (error) {
+      race->end(i, Error{ErrorCode::kUnreachable, "not an address"});
+      continue;
+    }
+    asio::co_spawn(executor, run_way(race, i, {ip, port}, token), [](const std::exception_ptr& broken) {
+      if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    });
+  }
+  const auto began = Clock::now();
+  while (!race->decided()) {
+    const auto deadline = began + (race->any_reached() ? timeout / 2 : timeout);
+    if (Clock::now() >= deadline) break;
+    race->changed.expires_at(deadline);
+    co_await race->changed.async_wait(kUseTuple);
+  }
+  for (tcp::socket& socket : race->sockets) {
+    error_code ignored;
+    socket.close(ignored);
+  }
+  while (!race->all_ended()) {
+    race->changed.expires_at(Clock::time_point::max());
+    co_await race->changed.async_wait(kUseTuple);
+  }
+  StoreWay found;
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    const Result<std::string>& outcome = *race->outcomes[i];
+    if (outcome) {
+      found.address = addresses[i];
+      found.local = *outcome;
+      break;
+    }
+    if (!found.failures.empty()) found.failures += "; ";
+    found.failures += addresses[i] + ":" + std::to_string(port) + ": " + outcome.error().text;
+  }
+  co_return found;
 }
 
 }  // namespace ddp::launcher

@@ -1,5 +1,5 @@
 // The way to a store, with stores, strangers and silence at the other end.
-#include "launcher/agent/store_probe.h"
+#include "launcher/agent/node_store.h"
 
 #include <optional>
 #include <string>
