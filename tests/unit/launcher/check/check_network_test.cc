@@ -1,4 +1,4 @@
-#include "launcher/check/check_ifname.h"
+#include "launcher/check/check_network.h"
 
 #include "tests/support/catch.h"
 
