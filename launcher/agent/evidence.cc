@@ -10,7 +10,7 @@
 #include <csignal>
 #include <utility>
 
-#include "launcher/keeper/cgroup_path.h"
+#include "launcher/keeper/cgroup.h"
 
 namespace ddp::launcher {
 namespace {

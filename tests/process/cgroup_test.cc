@@ -14,7 +14,6 @@
 #include <memory>
 #include <utility>
 
-#include "launcher/keeper/cgroup_path.h"
 #include "launcher/keeper/process_tree.h"
 #include "tests/process/process_probe.h"
 

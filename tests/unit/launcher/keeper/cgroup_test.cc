@@ -1,4 +1,4 @@
-#include "launcher/keeper/cgroup_path.h"
+#include "launcher/keeper/cgroup.h"
 
 #include "tests/support/catch.h"
 
