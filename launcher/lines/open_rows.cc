@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "launcher/lines/bar_frame.h"
+#include "launcher/lines/bar_fold.h"
 
 namespace ddp::launcher {
 namespace {

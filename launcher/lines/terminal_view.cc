@@ -1,11 +1,87 @@
 #include "launcher/lines/terminal_view.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 
-#include "launcher/lines/text_width.h"
+#include "base/safe_text.h"
 
 namespace ddp::launcher {
 namespace {
+
+struct Range {
+  std::uint32_t first;
+  std::uint32_t last;
+};
+
+// Of Unicode 15: marks that stand on the character before, and what has no shape.
+constexpr std::array<Range, 24> kNoWidth{{
+    {0x300, 0x36f},   {0x483, 0x489},   {0x591, 0x5bd},     {0x610, 0x61a},     {0x64b, 0x65f},
+    {0x670, 0x670},   {0x6d6, 0x6dc},   {0x93c, 0x93c},     {0x941, 0x948},     {0x94d, 0x94d},
+    {0xe31, 0xe31},   {0xe34, 0xe3a},   {0xe47, 0xe4e},     {0x1160, 0x11ff},   {0x1ab0, 0x1aff},
+    {0x1dc0, 0x1dff}, {0x200c, 0x200d}, {0x20d0, 0x20ff},   {0x302a, 0x302d},   {0x3099, 0x309a},
+    {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f}, {0x1f3fb, 0x1f3ff}, {0xe0100, 0xe01ef},
+}};
+
+// East Asian Width W and F, emoji that are drawn wide; close neighbours joined.
+constexpr std::array<Range, 46> kWide{{
+    {0x1100, 0x115f},   {0x231a, 0x231b}, {0x2329, 0x232a},   {0x23e9, 0x23ec},   {0x23f0, 0x23f0},
+    {0x23f3, 0x23f3},   {0x25fd, 0x25fe}, {0x2614, 0x2615},   {0x2648, 0x2653},   {0x267f, 0x267f},
+    {0x2693, 0x2693},   {0x26a1, 0x26a1}, {0x26aa, 0x26ab},   {0x26bd, 0x26be},   {0x26c4, 0x26c5},
+    {0x26ce, 0x26ce},   {0x26d4, 0x26d4}, {0x26ea, 0x26ea},   {0x26f2, 0x26f5},   {0x26fa, 0x26fd},
+    {0x2705, 0x2705},   {0x270a, 0x270b}, {0x2728, 0x2728},   {0x274c, 0x274c},   {0x274e, 0x274e},
+    {0x2753, 0x2757},   {0x2795, 0x2797}, {0x27b0, 0x27b0},   {0x27bf, 0x27bf},   {0x2b1b, 0x2b1c},
+    {0x2b50, 0x2b50},   {0x2b55, 0x2b55}, {0x2e80, 0x303e},   {0x3041, 0x4dbf},   {0x4e00, 0xa4cf},
+    {0xa960, 0xa97c},   {0xac00, 0xd7a3}, {0xf900, 0xfaff},   {0xfe10, 0xfe19},   {0xfe30, 0xfe6f},
+    {0xff00, 0xff60},   {0xffe0, 0xffe6}, {0x1f18e, 0x1f19a}, {0x1f200, 0x1f64f}, {0x1f680, 0x1faff},
+    {0x20000, 0x3fffd},
+}};
+
+template <std::size_t N>
+bool is_in(const std::array<Range, N>& ranges, std::uint32_t point) {
+  const auto* const found =
+      std::lower_bound(ranges.begin(), ranges.end(), point,
+                       [](const Range& range, std::uint32_t value) { return range.last < value; });
+  return found != ranges.end() && found->first <= point;
+}
+
+struct Piece {
+  std::size_t bytes;
+  std::size_t width;
+  enum class Kind : std::uint8_t { kText, kColour, kControl, kInvalid } kind;
+};
+
+std::size_t colour_length(std::string_view text) {
+  if (text.size() < 3 || text[1] != '[') return 0;
+  const std::size_t end = text.find_first_not_of("0123456789;:", 2);
+  return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
+}
+
+/// No terminal gets it. Joiners pass: emoji and the words of some languages are written with them.
+bool is_kept_back(const Utf8Character& character) {
+  return character.unsafe() && character.code != 0x200c && character.code != 0x200d;
+}
+
+Piece wide_character(std::string_view text) {
+  const Utf8Character character = first_character(text);
+  if (!character.valid) return {1, 1, Piece::Kind::kInvalid};
+  if (is_kept_back(character)) return {character.length, 1, Piece::Kind::kControl};
+  if (is_in(kNoWidth, character.code)) return {character.length, 0, Piece::Kind::kText};
+  return {character.length, is_in(kWide, character.code) ? 2u : 1u, Piece::Kind::kText};
+}
+
+// The next character or colour of `text`, which is not empty.
+Piece next_piece(std::string_view text) {
+  const char c = text.front();
+  if (c == '\x1b') {
+    if (const std::size_t length = colour_length(text); length > 0) return {length, 0, Piece::Kind::kColour};
+    return {1, 1, Piece::Kind::kControl};
+  }
+  const auto byte = static_cast<unsigned char>(c);
+  if (byte < 0x20 || byte == 0x7f) return {1, 1, Piece::Kind::kControl};
+  if (byte < 0x80) return {1, 1, Piece::Kind::kText};
+  return wide_character(text);
+}
 
 // Below that a row shows nothing of use, and lines need what room there is.
 constexpr std::size_t kLeastColumns = 10;
@@ -22,6 +98,71 @@ std::size_t append_live(const LiveRow& row, std::size_t width, std::string& out)
 }
 
 }  // namespace
+
+std::size_t text_width(std::string_view text) {
+  std::size_t width = 0;
+  while (!text.empty()) {
+    const Piece piece = next_piece(text);
+    width += piece.width;
+    text.remove_prefix(piece.bytes);
+  }
+  return width;
+}
+
+std::size_t append_row(std::string_view row, std::size_t width, std::string& out) {
+  std::size_t used = 0;
+  bool coloured = false;
+  while (!row.empty()) {
+    const Piece piece = next_piece(row);
+    if (used + piece.width > width) break;
+    used += piece.width;
+    if (piece.kind == Piece::Kind::kControl)
+      out += ' ';
+    else if (piece.kind == Piece::Kind::kInvalid)
+      out += "\xef\xbf\xbd";
+    else
+      out += row.substr(0, piece.bytes);
+    coloured = coloured || piece.kind == Piece::Kind::kColour;
+    row.remove_prefix(piece.bytes);
+  }
+  if (coloured) out += "\x1b[0m";
+  return used;
+}
+
+void append_visible(std::string_view lines, std::string& out) {
+  bool coloured = false;
+  while (!lines.empty()) {
+    const auto* const end = std::find_if(lines.begin(), lines.end(), [](char c) {
+      const auto byte = static_cast<unsigned char>(c);
+      return (byte < 0x20 && c != '\t') || byte >= 0x7f;
+    });
+    const auto clean = static_cast<std::size_t>(end - lines.begin());
+    out += lines.substr(0, clean);
+    lines.remove_prefix(clean);
+    if (lines.empty()) return;
+    const std::size_t colour = lines.front() == '\x1b' ? colour_length(lines) : 0;
+    const Utf8Character character = first_character(lines);
+    if (colour > 0) {
+      coloured = lines.substr(0, colour) != "\x1b[0m" && lines.substr(0, colour) != "\x1b[m";
+      out += lines.substr(0, colour);
+    } else if (static_cast<unsigned char>(lines.front()) >= 0x80) {
+      if (!is_kept_back(character))
+        out += lines.substr(0, character.length);
+      else if (character.code < 0xa0)  // means the same as ESC and one of @ to _, also as a single byte
+        out.append("^[") += static_cast<char>(character.code - 0x40);
+      else
+        out += '?';
+    } else if (lines.front() == '\n') {
+      if (coloured) out += "\x1b[0m";
+      coloured = false;
+      out += '\n';
+    } else {
+      out += '^';
+      out += static_cast<char>(lines.front() ^ 0x40);
+    }
+    lines.remove_prefix(std::max(colour, character.length));
+  }
+}
 
 /// The bytes of all rows, each ended; as many as leave the screen half to the lines.
 std::string TerminalView::fitted(const std::vector<LiveRow>& rows, Size size,

@@ -10,7 +10,6 @@
 #include "launcher/lines/label.h"
 #include "launcher/lines/output_lines.h"
 #include "launcher/lines/terminal_view.h"
-#include "launcher/lines/text_width.h"
 
 using namespace ddp::launcher;
 

@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "launcher/lines/text_width.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::launcher;
