@@ -4,16 +4,206 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <optional>
 #include <random>
+#include <string_view>
 #include <utility>
+#include <vector>
 
-#include "launcher/links/daemon_channel.h"
+#include "base/unique_fd.h"
+#include "launcher/link_protocol/daemon_frame.h"
+#include "launcher/links/daemon_line.h"
 #include "rendezvous/identity/link_identity.h"
+#include "rendezvous/identity/link_refusal.h"
 #include "rendezvous/secure/secure_stream_key.h"
 
 namespace ddp::launcher {
 namespace {
+
+using remote::Channel;
+using remote::ChannelEnd;
+
+constexpr std::chrono::seconds kFarewell{2};  ///< for a node to hear that the channel has gone
+constexpr int kSendBuffer = 256 << 10;        ///< as of a child's channel: fewer turns for much output
+constexpr std::size_t kQuiet = 512;           ///< what an idle link waits with: a heartbeat fits
+constexpr std::size_t kBusy = kDaemonFrameHead + kMaxDaemonPayload;
+
+/// The two tasks between the link and the local sockets, and what is known of the end. Lives as long as the
+/// channel or the tasks, whichever end later.
+class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
+ public:
+  DaemonPump(const asio::any_io_executor& loop, std::unique_ptr<ByteStream> stream, std::string host,
+             std::string where)
+      : loop_(loop),
+        line_(loop, std::move(stream)),
+        host_(std::move(host)),
+        where_(std::move(where)),
+        link(loop),
+        errors(loop),
+        ended_(loop, std::chrono::steady_clock::time_point::max()),
+        patience_(loop) {}
+
+  void start() {
+    asio::co_spawn(loop_, carry_input(shared_from_this()), daemon_task_end);
+    asio::co_spawn(loop_, carry_output(shared_from_this()), daemon_task_end);
+  }
+
+  /// The owner has gone: its ends are closed, so the agent is told the end of its input.
+  void drop() {
+    if (end_) return;
+    patience_.expires_after(kFarewell);
+    patience_.async_wait([self = shared_from_this()](const error_code& error) {
+      if (!error) self->line_.close();
+    });
+  }
+
+  const std::optional<ChannelEnd>& end() const { return end_; }
+  asio::steady_timer& ended() { return ended_; }
+  const std::string& host() const { return host_; }
+
+ private:
+  static Awaitable<> carry_input(std::shared_ptr<DaemonPump> self) {
+    const bool all = co_await self->line_.carry(DaemonFrame::kInput, self->link);
+    if (!all || self->end_) co_return;
+    (void)co_await self->line_.send(daemon_frame(DaemonFrame::kInputEnd, {}));
+  }
+
+  static Awaitable<> carry_output(std::shared_ptr<DaemonPump> self) {
+    std::vector<char> buffer(kQuiet);
+    while (!self->end_) {
+      const auto [error, size] = co_await self->line_.read_some(asio::buffer(buffer));
+      std::string_view bytes(buffer.data(), size);
+      while (!self->end_) {
+        const auto piece = self->reader_.next(bytes);
+        if (!piece) break;
+        if (!piece->bytes.empty()) {
+          LocalSocket& socket = piece->kind == DaemonFrame::kOutput ? self->link : self->errors;
+          // When nobody reads any more, the rest is still taken until the agent has ended.
+          (void)co_await write_all(socket, piece->bytes);
+        } else {
+          self->heed(*piece);
+        }
+      }
+      if (!self->reader_.failure().empty()) {
+        self->finish(self->broken(ErrorCode::kProtocol, "the daemon there sent " + self->reader_.failure()));
+      } else if (error && !self->end_) {
+        ChannelEnd lost = self->broken(ErrorCode::kLinkLost, "the link to the daemon at " + self->where_ +
+                                                                 " broke: " + self->reason(error));
+        lost.closed_early = !self->greeted_;  // a daemon that is being restarted
+        self->finish(std::move(lost));
+      }
+      if ((size == buffer.size()) != (buffer.size() == kBusy))
+        buffer = std::vector<char>(size == buffer.size() ? kBusy : kQuiet);
+    }
+  }
+
+  void heed(const DaemonFrameReader::Piece& piece) {
+    if (piece.kind == DaemonFrame::kGreeting) {
+      greeted_ = true;
+      if (piece.number == kDaemonLinkVersion) return;
+      finish(broken(
+          ErrorCode::kAgentMismatch,
+          "the daemon at " + where_ + " is of another version of ddplaunch (its link has version " +
+              std::to_string(piece.number) + ", ours " + std::to_string(kDaemonLinkVersion) +
+              "); install the same version there and restart it: systemctl --user restart ddplaunchd"));
+    } else if (piece.kind == DaemonFrame::kOutputEnd) {
+      error_code ignored;
+      link.shutdown(LocalSocket::shutdown_send, ignored);
+    } else if (piece.kind == DaemonFrame::kEnded) {
+      finish(ChannelEnd{piece.number, std::nullopt});
+    } else if (piece.kind == DaemonFrame::kFailed) {
+      const std::string quoted = rendezvous::printable_start(piece.text, kMaxDaemonText);
+      finish(broken(ErrorCode::kAgentMissing,
+                    "the daemon could not start an agent there: " + quoted.substr(1, quoted.size() - 2)));
+    }
+  }
+
+  std::string reason(const error_code& error) const {
+    if (error != asio::error::eof) return error.message();
+    return greeted_ ? "it was closed there; was the daemon's process for this job killed?"
+                    : "it was closed before an agent was started; the daemon's log there says why "
+                      "(journalctl --user -u ddplaunchd)";
+  }
+
+  ChannelEnd broken(ErrorCode code, const std::string& text) const {
+    return ChannelEnd{std::nullopt, Error{code, host_ + ": " + text, 0}};
+  }
+
+  void finish(ChannelEnd end) {
+    end_ = std::move(end);
+    end_both_ways(link);
+    end_both_ways(errors);
+    line_.close();
+    patience_.cancel();
+    ended_.cancel();
+  }
+
+  asio::any_io_executor loop_;
+  DaemonLine line_;
+  DaemonFrameReader reader_{DaemonFrameReader::From::kNode};
+  std::string host_;
+  std::string where_;
+
+ public:
+  LocalSocket link;  ///< our ends of the owner's two sockets
+  LocalSocket errors;
+
+ private:
+  asio::steady_timer ended_;  ///< never expires; cancelled when `end_` is set
+  asio::steady_timer patience_;
+  std::optional<ChannelEnd> end_;
+  bool greeted_ = false;
+};
+
+class DaemonChannel final : public Channel {
+ public:
+  DaemonChannel(std::shared_ptr<DaemonPump> pump, Socket link, Socket errors, std::string address)
+      : pump_(std::move(pump)),
+        link_(std::move(link)),
+        errors_(std::move(errors)),
+        address_(std::move(address)) {}
+  ~DaemonChannel() override { pump_->drop(); }
+
+  std::string address() const override { return address_; }
+  Socket& link() override { return link_; }
+  Socket& errors() override { return errors_; }
+
+  Awaitable<ChannelEnd> end() override {
+    co_await asio::this_coro::throw_if_cancelled(false);
+    while (!pump_->end()) {
+      co_await pump_->ended().async_wait(kUseTuple);
+      const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
+      if (state.cancelled() != asio::cancellation_type::none)
+        co_return ChannelEnd{std::nullopt, Error{ErrorCode::kCancelled, pump_->host() + ": cancelled", 0}};
+    }
+    co_return *pump_->end();
+  }
+
+ private:
+  std::shared_ptr<DaemonPump> pump_;
+  Socket link_;
+  Socket errors_;
+  std::string address_;
+};
+
+/// Both ends of a local socket.
+Result<> connect_ends(LocalSocket& ours, LocalSocket& theirs) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+    return system_error(errno, "socketpair");
+  UniqueFd one(ends[0]);
+  UniqueFd other(ends[1]);
+  for (const auto& [fd, socket] : {std::pair(&one, &ours), std::pair(&other, &theirs)}) {
+    ::setsockopt(fd->get(), SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
+    error_code error;
+    socket->assign(asio::local::stream_protocol(), fd->get(), error);
+    if (error) return system_error(error.value(), "register a socket with the loop");
+    fd->release();
+  }
+  return {};
+}
 
 using Clock = std::chrono::steady_clock;
 using asio::ip::tcp;
@@ -50,6 +240,20 @@ Error in_words_of_daemons(const std::string& host, std::uint16_t port, Error err
 }
 
 }  // namespace
+
+Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor& loop,
+                                                     std::unique_ptr<ByteStream> stream, std::string host,
+                                                     std::string where, std::string address) {
+  auto pump = std::make_shared<DaemonPump>(loop, std::move(stream), host, std::move(where));
+  LocalSocket link(loop);
+  LocalSocket errors(loop);
+  Result<> made = connect_ends(pump->link, link);
+  if (made) made = connect_ends(pump->errors, errors);
+  if (!made) return within(host, made.error());
+  pump->start();
+  return std::unique_ptr<Channel>(std::make_unique<DaemonChannel>(std::move(pump), std::move(link),
+                                                                  std::move(errors), std::move(address)));
+}
 
 /// To one host.
 struct DaemonShell::Way {

@@ -1,5 +1,5 @@
 // The master's end of a daemon's link against nodes that do right and wrong.
-#include "launcher/links/daemon_channel.h"
+#include "launcher/links/daemon_shell.h"
 
 #include <sys/socket.h>
 
