@@ -69,4 +69,9 @@ class Console {
   bool flushing_ = false;  ///< nothing more comes
 };
 
+/// Who reads the pipe that `fd` writes into, as "less (pid 4711)": the first process of this user that has
+/// its read end, other than we ourselves. Empty when `fd` is no pipe or nobody can be seen. Walks /proc, so
+/// not for often.
+std::string pipe_reader(int fd);
+
 }  // namespace ddp::launcher

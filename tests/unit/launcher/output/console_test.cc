@@ -13,7 +13,6 @@
 #include <string>
 
 #include "base/unique_fd.h"
-#include "launcher/output/pipe_reader.h"
 #include "tests/support/catch.h"
 
 using namespace ddp;
