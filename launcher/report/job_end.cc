@@ -1,6 +1,149 @@
 #include "launcher/report/job_end.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/report/clean_text.h"
+
 namespace ddp::launcher {
+namespace {
+
+constexpr std::size_t kDepth = 16;
+constexpr double kLatest = 1e12;  ///< no time of day is later
+
+/// Collects the few strings we want while the text is read, so that a text that ends too early gives what was
+/// whole.
+class Reader : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  std::optional<std::string> message;  ///< the inner one goes before the outer
+  std::string trace;
+  std::string time;
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t value) override { return scalar(std::to_string(value)); }
+  bool number_unsigned(number_unsigned_t value) override { return scalar(std::to_string(value)); }
+  bool number_float(number_float_t value, const string_t&) override {
+    return value < 0 || value > kLatest || scalar(std::to_string(static_cast<std::int64_t>(value)));
+  }
+  bool string(string_t& value) override { return scalar(value); }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override {
+    path_.push_back(key_);
+    return path_.size() < kDepth;
+  }
+  bool key(string_t& name) override {
+    key_ = name;
+    return true;
+  }
+  bool end_object() override {
+    path_.pop_back();
+    return true;
+  }
+  bool start_array(std::size_t) override { return start_object(0); }
+  bool end_array() override { return end_object(); }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
+  }
+
+ private:
+  bool scalar(const std::string& value) {
+    const bool top = path_.size() == 1;
+    const bool inside = path_.size() == 2 && path_[1] == "message";
+    const bool extra = !path_.empty() && path_.back() == "extraInfo";
+    if (key_ == "message" && (top || inside)) message = value;
+    if (key_ == "py_callstack" && extra) trace = value;
+    if (key_ == "timestamp" && extra) time = value;
+    return true;
+  }
+
+  std::string key_;
+  std::vector<std::string> path_;  ///< the keys that lead to the object being read; the first is empty
+};
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t'))
+    text.remove_prefix(1);
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\r'))
+    text.remove_suffix(1);
+  return text;
+}
+
+/// `File "/a/b.py", line 12, in main` as "/a/b.py:12 in main"; empty when it is no such line.
+std::string place_of(std::string_view line) {
+  constexpr std::string_view kFile = "File \"";
+  constexpr std::string_view kLine = "\", line ";
+  line = trimmed(line);
+  if (!line.starts_with(kFile)) return {};
+  line.remove_prefix(kFile.size());
+  const std::size_t quote = line.find(kLine);
+  if (quote == std::string_view::npos) return {};
+  const std::string file(line.substr(0, quote));
+  line.remove_prefix(quote + kLine.size());
+  const std::size_t comma = std::min(line.find(','), line.size());
+  return file + ":" + std::string(line.substr(0, comma)) +
+         (comma < line.size() ? " " + std::string(trimmed(line.substr(comma + 1))) : "");
+}
+
+}  // namespace
+
+std::optional<WorkerException> parse_error_json(std::string_view text) {
+  if (text.empty()) return std::nullopt;
+  Reader reader;
+  nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
+  if (!reader.message) return std::nullopt;
+  clean_text(*reader.message);
+  clean_text(reader.trace);
+  WorkerException exception = split_exception(*reader.message);
+  exception.trace = std::move(reader.trace);
+  exception.frame = last_frame(exception.trace);
+  if (!reader.time.empty()) {
+    char* end = nullptr;
+    const long long seconds = std::strtoll(reader.time.c_str(), &end, 10);
+    if (end != reader.time.c_str() && seconds > 0) exception.unix_time = seconds;
+  }
+  return exception;
+}
+
+WorkerException split_exception(std::string_view text) {
+  WorkerException exception;
+  const std::size_t colon = text.find(':');
+  const std::string_view type = text.substr(0, colon);
+  const bool is_name = !type.empty() && type.find_first_not_of(
+                                            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                            "0123456789_.") == std::string_view::npos;
+  if (!is_name || colon == std::string_view::npos) {
+    exception.message = text;
+    return exception;
+  }
+  exception.type = type;
+  exception.message = trimmed(text.substr(colon + 1));
+  return exception;
+}
+
+std::string last_frame(std::string_view trace) {
+  std::string frame;
+  bool code_next = false;
+  for (std::size_t at = 0; at < trace.size();) {
+    const std::size_t end = std::min(trace.find('\n', at), trace.size());
+    const std::string_view line = trace.substr(at, end - at);
+    at = end + 1;
+    if (std::string place = place_of(line); !place.empty()) {
+      frame = std::move(place);
+      code_next = true;
+    } else if (code_next) {
+      // The code stands indented below its place; without the source there is none.
+      if (line.starts_with("    ") && !trimmed(line).empty()) frame += ": " + std::string(trimmed(line));
+      code_next = false;
+    }
+  }
+  return frame;
+}
 
 void JobEnd::add_evidence(int rank, std::uint32_t attempt, const rendezvous::WorkerEvidence& evidence) {
   for (std::vector<Failure>* list : {&failures, &earlier}) {

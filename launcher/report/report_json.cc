@@ -7,7 +7,7 @@
 
 #include "base/exit_status.h"
 #include "base/safe_text.h"
-#include "launcher/report/failure_hints.h"
+#include "launcher/report/root_cause.h"
 
 namespace ddp::launcher {
 namespace {

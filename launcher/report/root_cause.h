@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "launcher/report/job_end.h"
@@ -30,5 +31,16 @@ Blame blame_of(const Failure& failure);
 /// by itself up to 2 s later goes before it, also when our stop was already on its way; or, without one, a
 /// rank that somebody else told to end, or the loss of a node, in that time.
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures);
+
+/// What a signal usually means, and where to look: "it used memory that is not its own (…)". Empty: nothing
+/// to add to its name.
+std::string signal_meaning(const Failure& failure);
+
+/// What an Xid line of the NVIDIA driver ("NVRM: Xid (PCI:0000:65:00): 79, …") means for the user; empty: an
+/// error of which we know nothing.
+std::string xid_meaning(const std::string& line);
+
+/// What to do about a root cause, where its stderr shows a known pattern; empty: nothing known.
+std::string hint_for(const Failure& root);
 
 }  // namespace ddp::launcher

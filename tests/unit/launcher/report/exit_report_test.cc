@@ -1,7 +1,7 @@
 #include "launcher/report/exit_report.h"
 
 #include "base/exit_status.h"
-#include "launcher/report/failure_hints.h"
+#include "launcher/report/root_cause.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,4 +1,4 @@
-#include "launcher/report/error_json.h"
+#include "launcher/report/job_end.h"
 
 #include "tests/support/catch.h"
 
