@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/check.h"
+#include "apps/ddplaunch/commands.h"
 
 #include <unistd.h>
 
@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch/deep_check.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/standard_descriptors.h"
 #include "launcher/check/check_judge.h"

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/deep_check.h"
+#include "apps/ddplaunch/commands.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,7 +12,6 @@
 #include <string>
 #include <system_error>
 
-#include "apps/ddplaunch/launch.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "launcher/check/check_deep.h"

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/join.h"
+#include "apps/ddplaunch/commands.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "apps/ddplaunch/join_door.h"
-#include "apps/ddplaunch/launch.h"
 #include "apps/ddplaunch/own_address.h"
 #include "apps/ddplaunch/port_holder.h"
 #include "apps/ddplaunch/start_up.h"

@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/launch.h"
+#include "apps/ddplaunch/commands.h"
 
 #include <atomic>
 #include <chrono>

@@ -5,9 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "apps/ddplaunch/check.h"
-#include "apps/ddplaunch/join.h"
-#include "apps/ddplaunch/launch.h"
+#include "apps/ddplaunch/commands.h"
 #include "apps/ddplaunch/options/options.h"
 #include "base/standard_descriptors.h"
 #include "launcher/report/exit_code.h"
