@@ -17,8 +17,7 @@
 #include <vector>
 
 #include "apps/ddplaunch/join_door.h"
-#include "apps/ddplaunch/own_address.h"
-#include "apps/ddplaunch/port_holder.h"
+#include "apps/ddplaunch/local_endpoint.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
 #include "base/build_identity.h"

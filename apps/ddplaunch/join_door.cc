@@ -6,8 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "apps/ddplaunch/own_address.h"
-#include "apps/ddplaunch/port_holder.h"
+#include "apps/ddplaunch/local_endpoint.h"
 #include "base/build_identity.h"
 #include "launcher/links/daemon_token.h"
 #include "launcher/links/join_shell.h"
