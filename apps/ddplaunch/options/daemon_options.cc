@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/daemon_options.h"
+#include "apps/ddplaunch/options/job_options.h"
 
 #include <cstdint>
 #include <string>

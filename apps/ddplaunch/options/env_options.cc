@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/env_options.h"
+#include "apps/ddplaunch/options/job_options.h"
 
 #include <algorithm>
 #include <cctype>

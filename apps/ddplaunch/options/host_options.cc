@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/host_options.h"
+#include "apps/ddplaunch/options/job_options.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch/options/hosts_from.h"
 #include "apps/ddplaunch/options/option_readers.h"
 #include "remote/hosts/host_filter.h"
 #include "remote/hosts/host_range.h"

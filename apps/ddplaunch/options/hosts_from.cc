@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/hosts_from.h"
+#include "apps/ddplaunch/options/job_options.h"
 
 #include <algorithm>
 #include <array>

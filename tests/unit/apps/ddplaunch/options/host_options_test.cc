@@ -1,4 +1,4 @@
-#include "apps/ddplaunch/options/host_options.h"
+#include "apps/ddplaunch/options/job_options.h"
 
 #include "tests/support/catch.h"
 #include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
