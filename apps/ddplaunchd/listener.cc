@@ -1,4 +1,4 @@
-#include "apps/ddplaunchd/listener.h"
+#include "apps/ddplaunchd/commands.h"
 
 #include <unistd.h>
 

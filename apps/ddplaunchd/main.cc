@@ -4,9 +4,7 @@
 #include <cstring>
 #include <string>
 
-#include "apps/ddplaunchd/listener.h"
-#include "apps/ddplaunchd/own_build.h"
-#include "apps/ddplaunchd/stdio_agent.h"
+#include "apps/ddplaunchd/commands.h"
 #include "base/build_identity.h"
 #include "base/standard_descriptors.h"
 #include "launcher/keeper/keeper.h"

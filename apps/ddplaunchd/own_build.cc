@@ -1,4 +1,4 @@
-#include "apps/ddplaunchd/own_build.h"
+#include "apps/ddplaunchd/commands.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

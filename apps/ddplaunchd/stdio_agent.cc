@@ -1,4 +1,4 @@
-#include "apps/ddplaunchd/stdio_agent.h"
+#include "apps/ddplaunchd/commands.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -13,7 +13,6 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/ddplaunchd/own_build.h"
 #include "base/asio.h"
 #include "base/build_identity.h"
 #include "base/child_process.h"

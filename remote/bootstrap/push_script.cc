@@ -6,7 +6,7 @@ namespace ddp::remote {
 namespace {
 
 // All of this runs in any POSIX shell: dash, bash, busybox, ksh, zsh. What the agent is asked, and how it
-// answers, stands in apps/ddplaunchd/own_build.h.
+// answers, stands in apps/ddplaunchd/commands.h.
 //
 // -O: in a cache directory of somebody else (XDG_CACHE_HOME=/tmp), or in one of ours that others may write
 // to, the agent is not ours. It follows links, which does not matter: a link to a directory of ours leads to
