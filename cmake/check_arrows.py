@@ -69,8 +69,7 @@ apps/train/collectives/cpu          io    base apps/train/collectives apps/train
                                           apps/train/kernels/cpu
 apps/train/gpu                      io    base apps/train/collectives apps/train/data apps/train/kernels/cpu apps/train/kernels/gpu
                                           apps/train/model
-apps/train/collectives/nccl         io    base apps/train/collectives apps/train/collectives/cpu apps/train/collectives/nccl_settings
-                                          apps/train/gpu
+apps/train/collectives/nccl         io    base apps/train/collectives apps/train/collectives/nccl_settings apps/train/gpu
 apps/train/flight_recorder          io    base apps/train/collectives apps/train/collectives/schedule rendezvous/flight_recorder
 apps/train/options                  io    base apps/train/collectives apps/train/data apps/train/gpu apps/train/kernels/cpu
                                           apps/train/model apps/train/schedule

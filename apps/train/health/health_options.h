@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "apps/train/options/comm_kind.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/options/equal_options.h"
 
 namespace ddp::train {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/model/optimizer.h"
-#include "apps/train/options/comm_kind.h"
 #include "apps/train/schedule/lr_schedule.h"
 
 namespace ddp::train {

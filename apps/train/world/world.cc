@@ -7,10 +7,10 @@
 #include <string_view>
 #include <utility>
 
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/cpu/node_communicator.h"
 #include "apps/train/collectives/cpu/node_links.h"
 #include "apps/train/collectives/cpu/peer_connect.h"
-#include "apps/train/collectives/cpu/single_communicator.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/flight_recorder/logged_communicator.h"
 #include "apps/train/options/equal_options.h"

@@ -9,7 +9,6 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/peer_directory.h"
-#include "apps/train/options/comm_kind.h"
 #include "apps/train/options/options.h"
 #include "apps/train/world/store_host.h"
 #include "apps/train/world/worker_environment.h"

@@ -10,7 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "apps/train/collectives/cpu/single_communicator.h"
+#include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/nccl/cuda_device.h"
 #include "apps/train/collectives/nccl/nccl_communicator.h"
 #include "apps/train/collectives/nccl/nccl_id.h"
