@@ -1,4 +1,4 @@
-#include "apps/train/collectives/nccl/cuda_device.h"
+#include "apps/train/collectives/nccl/nccl_device.h"
 
 #include <string>
 

@@ -8,7 +8,6 @@
 
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/nccl/nccl_device_operations.h"
-#include "apps/train/collectives/nccl/nccl_device_sums.h"
 
 namespace ddp::train {
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/nccl/cuda_device.h"
 #include "apps/train/collectives/nccl/nccl_communicator.h"
+#include "apps/train/collectives/nccl/nccl_device.h"
 #include "apps/train/collectives/nccl/nccl_id.h"
 #include "apps/train/collectives/nccl/nccl_link.h"
 #include "apps/train/collectives/nccl/nccl_network.h"

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "apps/train/collectives/nccl/cuda_device.h"
+#include "apps/train/collectives/nccl/nccl_device.h"
 #include "apps/train/collectives/nccl/nccl_id.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
 #include "apps/train/collectives/nccl/nccl_link.h"
