@@ -7,7 +7,6 @@
 #include <map>
 #include <string_view>
 
-#include "apps/train/options/finite_check.h"
 #include "apps/train/options/option_words.h"
 
 namespace ddp::train {

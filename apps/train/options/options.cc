@@ -5,7 +5,6 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/options/finite_check.h"
 #include "apps/train/options/option_words.h"
 #include "base/build_identity.h"
 
