@@ -14,7 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/train/data/crc32.h"
+#include "apps/train/data/checksum.h"
 #include "apps/train/schedule/sampler.h"
 #include "base/list_directory.h"
 

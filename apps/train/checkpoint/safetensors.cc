@@ -15,7 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "apps/train/data/crc32.h"
+#include "apps/train/data/checksum.h"
 #include "apps/train/kernels/cpu/little_endian.h"
 #include "base/unique_fd.h"
 

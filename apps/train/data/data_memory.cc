@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/checksum.h"
 #include "apps/train/data/image_size.h"
 
 namespace ddp::train {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "apps/train/data/crc32.h"
+#include "apps/train/data/checksum.h"
 #include "apps/train/data/idx_file.h"
 #include "apps/train/data/image_size.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/checksum.h"
 #include "apps/train/gpu/cuda_check.h"
 #include "apps/train/gpu/cuda_objects.h"
 #include "apps/train/gpu/device_runner.h"

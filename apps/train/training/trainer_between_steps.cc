@@ -5,7 +5,7 @@
 #include <string>
 
 #include "apps/train/collectives/interrupt.h"
-#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/checksum.h"
 #include "apps/train/kernels/cpu/gradient_ops.h"
 #include "apps/train/training/trainer.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/train/checkpoint/checkpoint.h"
-#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/checksum.h"
 
 namespace ddp::train {
 

@@ -1,6 +1,6 @@
 #include "apps/train/collectives/cpu/peer_hello.h"
 
-#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/checksum.h"
 #include "apps/train/kernels/cpu/little_endian.h"
 
 namespace ddp::train {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/checksum.h"
 #include "apps/train/data/random.h"
 
 namespace ddp::train {

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "apps/train/data/fnv_hash.h"
+#include "apps/train/data/checksum.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

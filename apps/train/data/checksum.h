@@ -13,4 +13,13 @@ std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t state = 0
 /// "1c291ca3".
 std::string crc32_text(std::uint32_t crc);
 
+inline constexpr std::uint64_t kFnvStart = 0xcbf29ce484222325u;
+
+/// FNV-1a, 64 bits; `state` chains several ranges. Finds unequal bits, not malice.
+constexpr std::uint64_t fnv_hash(std::span<const std::byte> bytes, std::uint64_t state = kFnvStart) {
+  for (const std::byte b : bytes)
+    state = (state ^ static_cast<std::uint64_t>(b)) * 0x100000001b3u;
+  return state;
+}
+
 }  // namespace ddp::train

@@ -1,4 +1,4 @@
-#include "apps/train/data/crc32.h"
+#include "apps/train/data/checksum.h"
 
 #include <zlib.h>
 
