@@ -8,7 +8,7 @@
 
 #include "apps/train/gpu/cuda_check.h"
 #include "apps/train/gpu/device_epoch.h"
-#include "apps/train/kernels/cpu/gradient_ops.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/model/conv_net.h"
 #include "tests/support/catch.h"
 #include "tests/support/fake_cuda.h"

@@ -7,7 +7,7 @@
 
 #include "apps/train/gpu/cuda_check.h"
 #include "apps/train/gpu/device_net.h"
-#include "apps/train/kernels/cpu/sgd.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/kernels/gpu/bf16.h"
 #include "apps/train/kernels/gpu/device_launch.h"
 #include "apps/train/kernels/gpu/sum_body.h"

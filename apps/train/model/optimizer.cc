@@ -1,7 +1,6 @@
 #include "apps/train/model/optimizer.h"
 
-#include "apps/train/kernels/cpu/adamw.h"
-#include "apps/train/kernels/cpu/sgd.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 
 namespace ddp::train {
 

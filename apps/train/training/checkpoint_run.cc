@@ -13,7 +13,7 @@
 #include "apps/train/checkpoint/model_file.h"
 #include "apps/train/checkpoint/output_place.h"
 #include "apps/train/collectives/shared_outcome.h"
-#include "apps/train/kernels/cpu/gradient_ops.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 
 namespace ddp::train {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "apps/train/kernels/cpu/gradient_ops.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 
 namespace ddp::train {
 

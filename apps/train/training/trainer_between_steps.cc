@@ -6,7 +6,7 @@
 
 #include "apps/train/collectives/interrupt.h"
 #include "apps/train/data/checksum.h"
-#include "apps/train/kernels/cpu/gradient_ops.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/training/trainer.h"
 
 namespace ddp::train {

@@ -7,7 +7,7 @@
 
 namespace ddp::train::kernels::device {
 
-/// SGD or AdamW over the flat vectors, as sgd.cc and adamw.cc, line by line; then the running statistics of
+/// SGD or AdamW over the flat vectors, as weight_update.cc, line by line; then the running statistics of
 /// this step take the place of the old ones. A thread for each number. A skipped step changes nothing. Built
 /// without fused multiply-add: SGD gives the bits of a CPU. S: what the weights are stored as that the next
 /// step's kernels read, beside the parameters when it is not T.

@@ -3,11 +3,9 @@
 #include <limits>
 #include <vector>
 
-#include "apps/train/kernels/cpu/adamw.h"
-#include "apps/train/kernels/cpu/gradient_ops.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "apps/train/kernels/cpu/sgd.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/kernels/gpu/gemm_body.h"
 #include "apps/train/kernels/gpu/head_body.h"
 #include "apps/train/kernels/gpu/norm_gradient_body.h"

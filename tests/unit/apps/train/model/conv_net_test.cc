@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "apps/train/data/random.h"
-#include "apps/train/kernels/cpu/sgd.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 #include "tests/unit/apps/train/model/approx.h"
 
 using namespace ddp::train;

@@ -8,12 +8,10 @@
 #include <vector>
 
 #include "apps/train/data/random.h"
-#include "apps/train/kernels/cpu/adamw.h"
 #include "apps/train/kernels/cpu/aligned_buffer.h"
-#include "apps/train/kernels/cpu/gradient_ops.h"
 #include "apps/train/kernels/cpu/kernel_table.h"
-#include "apps/train/kernels/cpu/sgd.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
+#include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/schedule/lr_schedule.h"
 #include "tests/unit/apps/train/model/approx.h"
 
