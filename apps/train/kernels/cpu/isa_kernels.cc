@@ -1,7 +1,7 @@
 // Compiled once per instruction set (CMakeLists.txt gives DDP_KERNEL_ISA and the flags). It includes nothing
 // whose inline functions other files share: the linker could keep the copy that only a newer processor runs.
 
-#include "apps/train/kernels/cpu/isa_kernels.h"
+#include "apps/train/kernels/cpu/kernel_table.h"
 
 #include "apps/train/kernels/cpu/channel_sums.h"
 #include "apps/train/kernels/cpu/convolution.h"

@@ -1,7 +1,5 @@
 #include "apps/train/kernels/cpu/kernel_table.h"
 
-#include "apps/train/kernels/cpu/isa_kernels.h"
-
 // Which instruction sets a build has is CMakeLists.txt's choice: DDP_KERNELS_….
 namespace ddp::train::kernels {
 

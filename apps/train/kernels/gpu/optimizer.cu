@@ -3,7 +3,6 @@
 #include "apps/train/kernels/gpu/bf16.h"
 #include "apps/train/kernels/gpu/launch.cuh"
 #include "apps/train/kernels/gpu/optimizer_body.h"
-#include "apps/train/kernels/gpu/round_weights_body.h"
 
 namespace ddp::train::kernels::device {
 

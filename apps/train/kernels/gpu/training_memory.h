@@ -7,7 +7,6 @@
 #include "apps/train/data/image_size.h"
 #include "apps/train/kernels/gpu/arena.h"
 #include "apps/train/kernels/gpu/optimizer_body.h"
-#include "apps/train/kernels/gpu/round_weights_body.h"
 #include "apps/train/kernels/gpu/score_body.h"
 
 namespace ddp::train::kernels::device {
