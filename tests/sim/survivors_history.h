@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "apps/train/checkpoint/training_position.h"
+#include "apps/train/schedule/sampler.h"
 
 namespace ddp::sim {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/train/checkpoint/safetensors.h"
-#include "apps/train/checkpoint/training_position.h"
+#include "apps/train/schedule/sampler.h"
 #include "base/result.h"
 
 namespace ddp::train {

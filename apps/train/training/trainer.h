@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "apps/train/checkpoint/training_position.h"
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/data/batch_loader.h"
 #include "apps/train/data/dataset.h"
@@ -16,6 +15,7 @@
 #include "apps/train/model/model.h"
 #include "apps/train/model/optimizer.h"
 #include "apps/train/options/options.h"
+#include "apps/train/schedule/sampler.h"
 #include "apps/train/training/gradient_sync.h"
 #include "apps/train/training/line_file.h"
 #include "apps/train/training/step_profile.h"

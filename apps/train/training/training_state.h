@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "apps/train/checkpoint/training_position.h"
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/options/options.h"
+#include "apps/train/schedule/sampler.h"
 #include "apps/train/training/step_report.h"
 #include "apps/train/training/trainer.h"
 #include "base/result.h"
