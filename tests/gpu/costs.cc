@@ -4,9 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "apps/train/gpu/cuda_check.h"
-#include "apps/train/gpu/cuda_objects.h"
-#include "apps/train/gpu/device_runner.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/kernels/gpu/sum_body.h"
 #include "tests/gpu/checks.h"
 

@@ -15,7 +15,7 @@
 #include <cstdio>
 #include <string>
 
-#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "tests/gpu/checks.h"
 
 int main(int argc, char** argv) {

@@ -11,8 +11,7 @@
 #include <typeinfo>
 #include <vector>
 
-#include "apps/train/gpu/cuda_check.h"
-#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/kernels/gpu/bf16.h"
 #include "apps/train/kernels/gpu/conv_net_program.h"
 #include "apps/train/kernels/gpu/device_launch.h"

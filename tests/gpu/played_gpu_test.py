@@ -176,7 +176,7 @@ class PlayedTrain(unittest.TestCase):
     def test_a_gpu_without_room_is_said_before_the_training(self):
         done = self.train("--device", "gpu", FAKE_CUDA_FAIL="2")
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"^train: --device gpu: the GPU has no room for \d+ MiB: cuda_objects\.cc:\d+: cudaMalloc: ")
+        self.assertRegex(done.stderr, r"^train: --device gpu: the GPU has no room for \d+ MiB: cuda_runtime\.cc:\d+: cudaMalloc: ")
 
 
 if __name__ == "__main__":

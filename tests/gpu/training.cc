@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
 #include "apps/train/kernels/cpu/weight_update.h"
 #include "apps/train/kernels/gpu/bf16.h"

@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
 #include "apps/train/gpu/net_steps.h"
 #include "apps/train/kernels/gpu/bf16.h"

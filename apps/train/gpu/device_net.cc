@@ -3,7 +3,7 @@
 #include <limits>
 #include <utility>
 
-#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/kernels/gpu/bf16.h"
 #include "apps/train/kernels/gpu/conv_net_program.h"
 #include "apps/train/kernels/gpu/gather_body.h"

@@ -7,8 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "apps/train/gpu/cuda_objects.h"
-#include "apps/train/gpu/device_runner.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/kernels/cpu/softmax_loss.h"
 #include "apps/train/kernels/gpu/training_memory.h"
 #include "base/result.h"

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "apps/train/data/image_size.h"
-#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_runtime.h"
 
 namespace ddp::train {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/gpu/device_net.h"
 #include "apps/train/gpu/device_steps.h"
 #include "apps/train/model/model.h"

@@ -8,9 +8,7 @@
 #include <vector>
 
 #include "apps/train/data/checksum.h"
-#include "apps/train/gpu/cuda_check.h"
-#include "apps/train/gpu/cuda_objects.h"
-#include "apps/train/gpu/device_runner.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/health/checks/health_gemm.h"
 #include "apps/train/health/health_device.h"
 #include "apps/train/health/health_gpu_memory.h"

@@ -6,9 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/gpu/cuda_check.h"
-#include "apps/train/gpu/cuda_objects.h"
-#include "apps/train/gpu/device_runner.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "apps/train/health/checks/health_pattern_body.h"
 
 namespace ddp::train {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_runtime.h"
 
 namespace ddp::train {
 

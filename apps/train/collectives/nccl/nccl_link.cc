@@ -13,7 +13,7 @@
 
 #include "apps/train/collectives/interrupt.h"
 #include "apps/train/collectives/nccl/nccl_id.h"
-#include "apps/train/gpu/cuda_objects.h"
+#include "apps/train/gpu/cuda_runtime.h"
 
 namespace ddp::train {
 

@@ -18,7 +18,7 @@
 #include "apps/train/collectives/nccl/nccl_network.h"
 #include "apps/train/collectives/nccl_settings/nccl_environment.h"
 #include "apps/train/collectives/nccl_settings/nccl_log.h"
-#include "apps/train/gpu/cuda_check.h"
+#include "apps/train/gpu/cuda_runtime.h"
 #include "base/unique_fd.h"
 
 namespace ddp::train {

@@ -4,10 +4,27 @@
 
 #include <cstddef>
 #include <memory>
+#include <source_location>
 
+#include "apps/train/kernels/gpu/device_launch.h"
 #include "base/result.h"
 
 namespace ddp::train {
+
+/// What a call of the CUDA run time answered, as a Result: "device_stream.cc:20: cudaMalloc:
+/// cudaErrorMemoryAllocation (out of memory)". Every call goes through here:
+///
+///   if (auto done = cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"); !done) return done;
+Result<> cuda_check(cudaError_t answer, const char* call,
+                    std::source_location where = std::source_location::current());
+
+/// The same of a question (cudaStreamQuery, cudaEventQuery): whether what was asked for is done.
+Result<bool> cuda_is_done(cudaError_t answer, const char* call,
+                          std::source_location where = std::source_location::current());
+
+/// How many GPUs the run time sees, at least one. Without any, or without a driver, the error says what
+/// cudaGetDeviceCount said: "cudaGetDeviceCount said cudaErrorNoDevice (no CUDA-capable device is detected)".
+Result<int> count_gpus();
 
 // What the CUDA run time gives and wants back. What giving back answers nobody can use: it is dropped.
 
@@ -75,5 +92,22 @@ Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
   const Result<> enqueued = enqueue();
   return end_capture(stream, enqueued);
 }
+
+/// Puts the launches of a program into a stream. The first launch that is refused is kept, and none follows
+/// it.
+class DeviceRunner {
+ public:
+  explicit DeviceRunner(cudaStream_t stream) : stream_(stream) {}
+
+  template <class Body>
+  void run(const typename Body::Args& args) const {
+    if (answer_ == cudaSuccess) answer_ = kernels::device::launch_on_device<Body>(args, stream_);
+  }
+  Result<> outcome() const { return cuda_check(answer_, "a kernel's launch"); }
+
+ private:
+  cudaStream_t stream_;
+  mutable cudaError_t answer_ = cudaSuccess;
+};
 
 }  // namespace ddp::train
