@@ -11,7 +11,7 @@
 #include "apps/train/health/health_run.h"
 #include "apps/train/options/options.h"
 #include "apps/train/training/rejoin.h"
-#include "apps/train/training/standard_output.h"
+#include "apps/train/training/run_output.h"
 #include "apps/train/training/training_run.h"
 #include "apps/train/world/node_data.h"
 #include "apps/train/world/worker_environment.h"

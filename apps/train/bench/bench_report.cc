@@ -5,7 +5,7 @@
 #include <cstdarg>
 #include <cstdio>
 
-#include "apps/train/training/record_head.h"
+#include "apps/train/training/run_output.h"
 #include "base/build_identity.h"
 
 namespace ddp::train {

@@ -18,7 +18,7 @@
 #include "apps/train/checkpoint/output_place.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/collectives/shared_outcome.h"
-#include "apps/train/training/standard_output.h"
+#include "apps/train/training/run_output.h"
 #include "apps/train/world/host_memory.h"
 #include "apps/train/world/world.h"
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "apps/train/health/checks/health_judge.h"
-#include "apps/train/training/record_head.h"
+#include "apps/train/training/run_output.h"
 #include "base/build_identity.h"
 
 namespace ddp::train {

@@ -17,8 +17,7 @@
 #include "apps/train/health/health_device.h"
 #include "apps/train/health/health_network.h"
 #include "apps/train/health/health_options.h"
-#include "apps/train/training/record_head.h"
-#include "apps/train/training/standard_output.h"
+#include "apps/train/training/run_output.h"
 #include "apps/train/world/host_memory.h"
 #include "apps/train/world/world.h"
 

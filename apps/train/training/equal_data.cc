@@ -4,7 +4,7 @@
 #include <array>
 #include <string>
 
-#include "apps/train/training/record_head.h"
+#include "apps/train/training/run_output.h"
 
 namespace ddp::train {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "apps/train/collectives/shared_outcome.h"
-#include "apps/train/training/standard_output.h"
+#include "apps/train/training/run_output.h"
 
 namespace ddp::train {
 

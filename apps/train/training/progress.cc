@@ -6,8 +6,7 @@
 #include <cmath>
 #include <cstdarg>
 
-#include "apps/train/training/record_head.h"
-#include "apps/train/training/standard_output.h"
+#include "apps/train/training/run_output.h"
 
 namespace ddp::train {
 

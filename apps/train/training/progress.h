@@ -6,7 +6,7 @@
 #include <string>
 
 #include "apps/train/options/options.h"
-#include "apps/train/training/line_file.h"
+#include "apps/train/training/run_output.h"
 #include "apps/train/training/step_report.h"
 #include "base/result.h"
 

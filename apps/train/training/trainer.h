@@ -17,7 +17,7 @@
 #include "apps/train/options/options.h"
 #include "apps/train/schedule/sampler.h"
 #include "apps/train/training/gradient_sync.h"
-#include "apps/train/training/line_file.h"
+#include "apps/train/training/run_output.h"
 #include "apps/train/training/step_profile.h"
 #include "apps/train/training/step_report.h"
 #include "base/result.h"

@@ -22,7 +22,7 @@
 #include "apps/train/training/equal_data.h"
 #include "apps/train/training/profile_report.h"
 #include "apps/train/training/progress.h"
-#include "apps/train/training/standard_output.h"
+#include "apps/train/training/run_output.h"
 #include "apps/train/training/training_state.h"
 
 namespace ddp::train {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/training/record_head.h"
+#include "apps/train/training/run_output.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

@@ -1,0 +1,121 @@
+#include "apps/train/training/run_output.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <ctime>
+#include <string>
+
+#include "base/result.h"
+
+namespace ddp::train {
+
+namespace {
+
+constexpr int kNotPrinted = 116;
+
+Result<>& outcome() {
+  static Result<> of_all;
+  return of_all;
+}
+
+/// Of print_out() and of what was written otherwise (--help).
+Result<> all_printed() {
+  if (!outcome()) return outcome();
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+  return system_error(errno != 0 ? errno : EIO, "write standard output");
+}
+
+constexpr const char* kSchema = "ddp-train-record/1";
+
+std::string utc_now() {
+  const auto now = std::chrono::system_clock::now();
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+  std::tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  char date[32], text[48];
+  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &parts);
+  std::snprintf(text, sizeof text, "%s.%03dZ", date, static_cast<int>(ms));
+  return text;
+}
+
+}  // namespace
+
+void print_out(const char* format, ...) {
+  if (!outcome()) return;
+  errno = 0;
+  va_list arguments;
+  va_start(arguments, format);
+  const bool written = std::vprintf(format, arguments) >= 0 && std::fflush(stdout) == 0;
+  va_end(arguments);
+  if (written) return;
+  outcome() = system_error(errno, "write standard output");
+  std::fprintf(stderr, "train: %s; the work goes on without it\n", outcome().error().text.c_str());
+}
+
+int exit_code_after_printing(int code) {
+  if (code != 0) return code;
+  const auto printed = all_printed();
+  if (printed) return code;
+  std::fprintf(stderr, "train: the results are not all on standard output: %s\n",
+               printed.error().text.c_str());
+  return kNotPrinted;
+}
+
+Result<> LineFile::open(const std::string& path) {
+  path_ = path;
+  // A pipe that nobody reads must not keep us waiting, but one that is read slowly may.
+  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC;
+  file_ = UniqueFd(::open(path.c_str(), flags | O_NONBLOCK, 0666));
+  if (!file_ || ::fcntl(file_.get(), F_SETFL, O_APPEND) != 0) return system_error(errno, "create " + path);
+  return {};
+}
+
+void LineFile::append(const std::string& line) {
+  if (!file_) return;
+  const off_t before = ::lseek(file_.get(), 0, SEEK_END);  // -1: a pipe
+  // One write per line, so that a reader of the growing file sees whole ones.
+  std::size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t written = ::write(file_.get(), line.data() + done, line.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) break;
+    done += static_cast<std::size_t>(written);
+  }
+  if (done == line.size()) return;
+  std::fprintf(stderr, "train: %s; training goes on without it\n",
+               system_error(errno, "write " + path_).text.c_str());
+  // A half line would be taken for a broken file. It fails only where the file is no longer ours to mend.
+  if (done > 0 && before >= 0) (void)!::ftruncate(file_.get(), before);
+  file_ = UniqueFd();
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+std::string json_string(std::string_view text) {
+  std::string json = "\"";
+  for (const char letter : text) {
+    if (letter == '"' || letter == '\\') json += '\\';
+    json += letter < ' ' || letter > '~' ? '?' : letter;
+  }
+  return json + '"';
+}
+
+std::string record_head(std::string_view kind, int rank, int world_size) {
+  static const std::string host = json_string(host_name());
+  return "{\"schema\":\"" + std::string(kSchema) + "\",\"kind\":" + json_string(kind) + ",\"time\":\"" +
+         utc_now() + "\",\"host\":" + host + ",\"rank\":" + std::to_string(rank) +
+         ",\"world_size\":" + std::to_string(world_size);
+}
+
+}  // namespace ddp::train
