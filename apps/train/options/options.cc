@@ -222,6 +222,14 @@ void add_reports(CLI::App& app, Options& options) {
       ->group("Reports");
 }
 
+/// Of what were options of training before they were subcommands; empty: of nothing like that.
+std::string moved(const std::string& word) {
+  const std::string option = word.substr(0, word.find('='));
+  if (option == "--bench") return "is a subcommand and comes first: train bench OPERATION [OPTION…]";
+  if (option == "--health") return "is a subcommand and comes first: train health [TIME] [OPTION…]";
+  return "";
+}
+
 }  // namespace
 
 ParsedOptions parse_options(int argc, const char* const* argv) {
@@ -241,6 +249,8 @@ ParsedOptions parse_options(int argc, const char* const* argv) {
   add_reports(app, options);
   try {
     auto words = option_words(argc, argv);
+    for (const std::string& word : words)
+      if (const std::string where = moved(word); !where.empty()) throw CLI::ValidationError(word, where);
     app.parse(words);
   } catch (const CLI::ParseError& error) {
     return {std::nullopt, app.exit(error) == 0 ? 0 : kUsageExit};

@@ -379,6 +379,10 @@ class Mistakes(unittest.TestCase):
                 (("--bucket-cap-mb", "nan"), '--bucket-cap-mb: "nan" is no finite number'),
                 (("--weight-decay", "inf"), '--weight-decay: "inf" is no finite number'),
                 (("--momentum", "1e999"), '--momentum: "1e999" is no finite number'),
+                (("--comm", "shm", "--bench", "allreduce", "-b", "1M"),
+                 "--bench: is a subcommand and comes first: train bench OPERATION [OPTION…]"),
+                (("--health=1s",), "--health=1s: is a subcommand and comes first: train health [TIME] [OPTION…]"),
+                (("--threads", "2", "--health"), "--health: is a subcommand and comes first: train health [TIME] [OPTION…]"),
                 (("extra",), "extra")):
             with self.subTest(arguments):
                 self.assertIn(text, self.refused(*arguments))
