@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "apps/train/data/checksum.h"
 #include "apps/train/training/run_output.h"
 
 namespace ddp::train {
@@ -47,25 +48,42 @@ std::size_t most_frequent(const std::vector<std::uint64_t>& values) {
   return best;
 }
 
-Result<> check_equal_data(Communicator& world, const DataSplit& mine) {
+Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optional<int> from) {
   constexpr std::array kFiles = {
       "training images (train-images-idx3-ubyte)", "training labels (train-labels-idx1-ubyte)",
       "test images (t10k-images-idx3-ubyte)", "test labels (t10k-labels-idx1-ubyte)"};
   const std::vector<std::uint64_t> words(mine.checksums.begin(), mine.checksums.end());
   const auto all = world.all_gather(words);
   if (!all) return all.error();
-  for (std::size_t file = 0; file < kFiles.size(); ++file) {
-    std::vector<std::uint64_t> values;  // by rank
-    for (std::size_t at = file; at < all->size(); at += kFiles.size())
-      values.push_back((*all)[at]);
+  std::array<std::vector<std::uint64_t>, kFiles.size()> files;  // each by rank
+  for (std::size_t at = 0; at < all->size(); ++at)
+    files[at % files.size()].push_back((*all)[at]);
+  const auto differ = [](const auto& values) {
+    return std::ranges::count(values, values[0]) != std::ssize(values);
+  };
+  if (std::ranges::none_of(files, differ)) return {};
+  const auto hosts = gather_hosts(world);
+  if (!hosts) return hosts.error();
+  const auto rank_text = [&hosts](std::size_t rank) {
+    return "rank " + std::to_string(rank) + " (" + (*hosts)[rank] + ")";
+  };
+  for (std::size_t file = 0; file < files.size(); ++file) {
+    const std::vector<std::uint64_t>& values = files[file];
+    const std::string what = std::string("the ") + kFiles[file] + " of ";
+    if (from) {
+      const auto own = static_cast<std::size_t>(world.rank()), source = static_cast<std::size_t>(*from);
+      if (values[own] == values[source]) continue;
+      return Error{ErrorCode::kUsage, what + rank_text(own) + " have the CRC-32 " +
+                                          crc32_text(mine.checksums[file]) + ", and those of " +
+                                          rank_text(source) + ", with which the training was begun, " +
+                                          crc32_text(static_cast<std::uint32_t>(values[source])) +
+                                          "; give all nodes the same data"};
+    }
+    if (!differ(values)) continue;
     const std::size_t right = most_frequent(values);
-    if (std::ranges::count(values, values[right]) == std::ssize(values)) continue;
-    const auto hosts = gather_hosts(world);
-    if (!hosts) return hosts.error();
-    return Error{ErrorCode::kUsage, std::string("the ") + kFiles[file] + " of " +
-                                        differing_ranks(values, values[right], *hosts) +
-                                        " are not those of rank " + std::to_string(right) + " (" +
-                                        (*hosts)[right] + "); give all nodes the same data"};
+    return Error{ErrorCode::kUsage, what + differing_ranks(values, values[right], *hosts) +
+                                        " are not those of " + rank_text(right) +
+                                        "; give all nodes the same data"};
   }
   return {};
 }

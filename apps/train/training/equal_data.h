@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "apps/train/collectives/communicator.h"
@@ -15,7 +16,8 @@ namespace ddp::train {
 std::size_t most_frequent(const std::vector<std::uint64_t>& values);
 
 /// The same error (kUsage) on all ranks when ranks were given other data, with those ranks, their hosts and
-/// the file. All ranks call it, with data of the same size.
-Result<> check_equal_data(Communicator& world, const DataSplit& mine);
+/// the file. With `from`, the rank whose state the training goes on with: an error only on a rank whose data
+/// is not that rank's, with both checksums; the others then lose that rank. All ranks call it.
+Result<> check_equal_data(Communicator& world, const DataSplit& mine, std::optional<int> from);
 
 }  // namespace ddp::train

@@ -89,8 +89,7 @@ class Run final : public TrainingRun {
   Result<> go(const TrainingAttempt& attempt) override {
     const bool spoke = speaks_;
     attach(attempt.communicators);
-    if (auto equal = check_equal(*world_, equal_options(options_, data_)); !equal) return equal;
-    if (auto equal = check_equal_data(*world_, data_); !equal) return equal;
+    if (auto equal = check_given(attempt.from); !equal) return equal;
     if (auto done = attempt.from ? go_on(*attempt.from, spoke) : begin(); !done) return done;
     if (attempt.on_ready) attempt.on_ready();
     if (auto done = train(); !done) return done;
@@ -131,6 +130,16 @@ class Run final : public TrainingRun {
     progress_.attach(world_->rank(), world_->world_size());
     checkpoints_.attach(communicators, data_);
     sums_ = communicators.node ? communicators.node : communicators.world;
+  }
+
+  Result<> check_given(std::optional<int> from) {
+    const auto check_data = [&] { return check_equal_data(*world_, data_, from); };
+    // A process that joins with other data leaves, also with data of another size, and ends no other rank.
+    if (from) {
+      if (auto equal = check_data(); !equal) return equal;
+    }
+    auto equal = check_equal(*world_, equal_options(options_, data_));
+    return equal && !from ? check_data() : equal;
   }
 
   /// Small sums are copied through the nearest caches anyway.

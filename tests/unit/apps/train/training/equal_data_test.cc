@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,24 +13,54 @@
 
 using namespace ddp::train;
 
+namespace {
+
+std::string host() {
+  char name[256] = {};
+  REQUIRE(::gethostname(name, sizeof name - 1) == 0);
+  return std::string(" (") + name + ")";
+}
+
+/// What each rank is told.
+std::vector<std::string> told_of(const std::vector<std::array<std::uint32_t, 4>>& checksums,
+                                 std::optional<int> from = {}) {
+  ThreadWorld world(static_cast<int>(checksums.size()));
+  std::vector<std::string> said(checksums.size());
+  world.run([&](ThreadWorld::Rank& rank) {
+    DataSplit data;
+    data.checksums = checksums[static_cast<std::size_t>(rank.rank())];
+    const auto done = check_equal_data(rank, data, from);
+    said[static_cast<std::size_t>(rank.rank())] = done ? "" : done.error().text;
+  });
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE("with a rank that has the state only those with other data are told, with both checksums") {
+  const std::string here = host();
+  const std::string first = "the training labels (train-labels-idx1-ubyte) of rank ";
+  const std::string state =
+      here + ", with which the training was begun, 00000002; give all nodes the same data";
+  using Texts = std::vector<std::string>;
+  CHECK(told_of({{1, 2, 3, 4}, {1, 2, 3, 4}}, 1) == Texts{"", ""});
+  // The others are more, and do not decide.
+  CHECK(told_of({{1, 9, 3, 4}, {1, 0xabcdef, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 5}}, 2) ==
+        Texts{first + "0" + here + " have the CRC-32 00000009, and those of rank 2" + state,
+              first + "1" + here + " have the CRC-32 00abcdef, and those of rank 2" + state, "",
+              "the test labels (t10k-labels-idx1-ubyte) of rank 3" + here +
+                  " have the CRC-32 00000005, and those of rank 2" + here +
+                  ", with which the training was begun, 00000004; give all nodes the same data"});
+}
+
 TEST_CASE("ranks with other data are named with their hosts and the file; what most have is right") {
-  char host[256] = {};
-  REQUIRE(::gethostname(host, sizeof host - 1) == 0);
-  const auto told = [](std::vector<std::array<std::uint32_t, 4>> checksums) {
-    const int ranks = static_cast<int>(checksums.size());
-    ThreadWorld world(ranks);
-    std::vector<std::string> said(checksums.size());
-    world.run([&](ThreadWorld::Rank& rank) {
-      DataSplit data;
-      data.checksums = checksums[static_cast<std::size_t>(rank.rank())];
-      const auto done = check_equal_data(rank, data);
-      said[static_cast<std::size_t>(rank.rank())] = done ? "" : done.error().text;
-    });
+  const auto told = [](const std::vector<std::array<std::uint32_t, 4>>& checksums) {
+    const auto said = told_of(checksums);
     CHECK(said == std::vector<std::string>(checksums.size(), said[0]));
     return said[0];
   };
   CHECK(told({{1, 2, 3, 4}, {1, 2, 3, 4}}).empty());
-  const std::string here = std::string(" (") + host + ")";
+  const std::string here = host();
   CHECK(told({{1, 9, 3, 4}, {1, 2, 3, 5}, {1, 2, 3, 4}, {1, 8, 3, 4}}) ==
         "the training labels (train-labels-idx1-ubyte) of rank 0" + here + ", rank 3" + here +
             " are not those of rank 1" + here + "; give all nodes the same data");

@@ -481,6 +481,35 @@ class Rejoin(unittest.TestCase):
                 self.assertEqual(worker.process.returncode, 1)
                 self.assertIn("none", worker.texts()[1])
 
+    def test_a_rank_that_joins_with_other_data_ends_alone(self):
+        for name, kinds, images in (("a", 7, 80), ("b", 3, 80), ("c", 7, 60)):
+            folder = self.folder / name
+            folder.mkdir()
+            for part in ("train", "t10k"):
+                (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, images, 28, 28) + bytes(range(196)) * 4 * images)
+                (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, images) + bytes(i % kinds for i in range(images)))
+        task = ("--batch-size", "2", "--epochs", "4", *OF_MLP, "--data")
+        expected = weights(self.whole(4, *task, self.folder / "a", nodes=2))
+        host = re.escape(socket.gethostname())
+        with Job(4, *task, self.folder / "a", nodes=2) as job:
+            job.start().reach(3)
+            job.kill(3)
+            for other, what in (("b", "training labels"), ("c", "training images")):
+                job.revoke()
+                job.arguments = (*task, self.folder / other)
+                job.go_on()
+                joined = job.of(3)
+                job.until(lambda: joined.process.poll() is not None, "the end of the rank with other data")
+                self.assertEqual(joined.process.returncode, 1)
+                self.assertRegex(joined.texts()[1], rf"^train: the {what} \(.*\) of rank 3 \({host}\) have the CRC-32 [0-9a-f]{{8}}, and those of "
+                                                    rf"rank \d \({host}\), with which the training was begun, [0-9a-f]{{8}}; "
+                                                    r"give all nodes the same data\n$")
+                job.kill(3)
+            job.revoke()
+            job.arguments = (*task, self.folder / "a")
+            job.go_on()
+            self.assertEqual(weights(job.finish()), expected)
+
     def test_refusals(self):
         env = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         for more, control, text in (
