@@ -20,61 +20,109 @@ namespace {
 /// No gzip stream grows by more than this (zlib's "Maximum Expansion Factor").
 constexpr std::uint64_t kMaxExpansion = 1032;
 constexpr std::uint8_t kUnsignedBytes = 0x08;
+constexpr std::uint8_t kGzipMagic[] = {0x1f, 0x8b};
 
-struct CloseGzip {
-  void operator()(gzFile file) const { gzclose(file); }
+struct EndInflate {
+  void operator()(z_stream* stream) const {
+    inflateEnd(stream);
+    delete stream;
+  }
 };
 
+/// A plain or gzip file. zlib's own reader of files passes over what follows the last gzip member, and does
+/// not know the path.
 class Reader {
  public:
   static Result<Reader> open(const std::string& path) {
-    // A pipe must not keep us waiting before it is refused.
-    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    struct stat status {};
-    if (!fd || ::fstat(fd.get(), &status) != 0) return system_error(errno, path);
-    if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": not a regular file"};
     Reader reader;
     reader.path_ = path;
+    // A pipe must not keep us waiting before it is refused.
+    reader.fd_ = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    struct stat status {};
+    if (!reader.fd_ || ::fstat(reader.fd_.get(), &status) != 0) return system_error(errno, path);
+    if (!S_ISREG(status.st_mode)) return Error{ErrorCode::kUsage, path + ": not a regular file"};
     reader.file_size_ = static_cast<std::uint64_t>(status.st_size);
-    reader.file_.reset(gzdopen(fd.get(), "rb"));
-    if (!reader.file_) return Error{ErrorCode::kSystem, path + ": no memory to read it"};
-    fd.release();  // gzclose closes it
+    if (auto filled = reader.fill(); !filled) return filled.error();
+    if (reader.stream_->avail_in < 2 || !std::equal(kGzipMagic, kGzipMagic + 2, reader.buffer_.begin()))
+      return reader;
+    constexpr int kGzip = 16;
+    if (inflateInit2(reader.stream_.get(), kGzip + MAX_WBITS) != Z_OK)
+      return Error{ErrorCode::kSystem, path + ": no memory to read it"};
+    reader.plain_ = false;
     return reader;
   }
 
   Error wrong(const std::string& what) const { return Error{ErrorCode::kUsage, path_ + ": " + what}; }
   std::uint64_t file_size() const { return file_size_; }
-  /// After the first read: whether the file is not compressed.
-  bool plain() { return gzdirect(file_.get()) == 1; }
+  bool plain() const { return plain_; }
 
   /// Fewer bytes than asked for only at the end of the file.
   Result<std::size_t> read(std::span<std::uint8_t> into) {
     std::size_t done = 0;
     while (done < into.size()) {
-      const unsigned part = static_cast<unsigned>(std::min<std::size_t>(into.size() - done, 1 << 30));
-      const int got = gzread(file_.get(), into.data() + done, part);
-      if (got < 0) return broken();
-      if (got == 0) break;
-      done += static_cast<std::size_t>(got);
+      if (stream_->avail_in == 0) {
+        if (auto filled = fill(); !filled) return filled.error();
+        if (stream_->avail_in == 0) {
+          if (!plain_ && !between_members_) return wrong("the gzip data ends early; copy the file again");
+          break;
+        }
+      }
+      const auto got = plain_ ? copy(into.subspan(done)) : inflate_some(into.subspan(done));
+      if (!got) return got;
+      done += *got;
     }
-    int code = Z_OK;
-    gzerror(file_.get(), &code);
-    if (code != Z_OK && code != Z_STREAM_END) return broken();
     return done;
   }
 
  private:
-  Error broken() const {
-    int code = Z_OK;
-    const char* text = gzerror(file_.get(), &code);
-    if (code == Z_ERRNO) return system_error(errno, path_);
-    if (code == Z_BUF_ERROR) return wrong("the gzip data ends early; copy the file again");
-    return wrong(std::string("broken gzip data (") + text + "); copy the file again");
+  /// The next part of the file; nothing at its end.
+  Result<> fill() {
+    ssize_t got = 0;
+    do
+      got = ::read(fd_.get(), buffer_.data(), buffer_.size());
+    while (got < 0 && errno == EINTR);
+    if (got < 0) return system_error(errno, path_);
+    stream_->next_in = buffer_.data();
+    stream_->avail_in = static_cast<unsigned>(got);
+    return {};
+  }
+
+  Result<std::size_t> copy(std::span<std::uint8_t> into) {
+    const std::size_t size = std::min<std::size_t>(into.size(), stream_->avail_in);
+    std::copy_n(stream_->next_in, size, into.data());
+    stream_->next_in += size;
+    stream_->avail_in -= static_cast<unsigned>(size);
+    return size;
+  }
+
+  Result<std::size_t> inflate_some(std::span<std::uint8_t> into) {
+    const unsigned room = static_cast<unsigned>(std::min<std::size_t>(into.size(), 1 << 30));
+    stream_->next_out = into.data();
+    stream_->avail_out = room;
+    // Of a single byte zlib would say only that more must follow.
+    const bool begins = !between_members_ || *stream_->next_in == kGzipMagic[0];
+    const int code = begins ? inflate(stream_.get(), Z_NO_FLUSH) : Z_DATA_ERROR;
+    if (code == Z_STREAM_END) {
+      inflateReset(stream_.get());
+      between_members_ = true;
+    } else if (code == Z_OK) {
+      between_members_ = false;
+    } else if (between_members_) {
+      return wrong("bytes behind the end of the gzip data; copy the file again");
+    } else {
+      const char* text = stream_->msg != nullptr ? stream_->msg : zError(code);
+      return wrong(std::string("broken gzip data (") + text + "); copy the file again");
+    }
+    return room - stream_->avail_out;
   }
 
   std::string path_;
+  UniqueFd fd_;
   std::uint64_t file_size_ = 0;
-  std::unique_ptr<gzFile_s, CloseGzip> file_;
+  std::vector<std::uint8_t> buffer_ = std::vector<std::uint8_t>(std::size_t{1} << 16);
+  std::unique_ptr<z_stream, EndInflate> stream_{new z_stream{}};  ///< in one place: zlib keeps its address
+  bool plain_ = true;
+  bool between_members_ = false;  ///< where a gzip file may end
 };
 
 std::uint32_t big_endian(const std::uint8_t* at) {
@@ -132,8 +180,7 @@ Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t
                          " bytes of data; the file is too short");
   }
 
-  // One byte more than there should be: zlib compares the checksum only when it looks for what follows the
-  // data.
+  // One byte more than there should be: the checksum is compared when what follows the data is looked for.
   IdxArray array{std::move(*sizes), std::vector<std::uint8_t>(*total + 1)};
   const auto got = reader->read(array.bytes);
   if (!got) return got.error();

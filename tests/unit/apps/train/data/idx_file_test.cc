@@ -107,11 +107,29 @@ TEST_CASE("what is wrong with a gzip file is said, and a false size takes no mem
         "the gzip data ends early; copy the file again");
   std::string broken = packed;
   broken[packed.size() - 8] ^= 1;  // the checksum
-  CHECK(mistake(folder.write("g.gz", broken)).starts_with("broken gzip data ("));
+  CHECK(mistake(folder.write("g.gz", broken)) ==
+        "broken gzip data (incorrect data check); copy the file again");
   CHECK(mistake(folder.write_gzip("g.gz", idx({600}, std::string(500, 'x')))) ==
         "the header promises 600 bytes of data; the file has 500");
   CHECK(mistake(folder.write_gzip("g.gz", idx({0xfffffff0}, "x")), 1, 0xffffffff) ==
         "the header promises 4294967280 bytes of data; the file is too short");
+}
+
+TEST_CASE("gzip members are one file, and anything else behind the last one is refused") {
+  const Folder folder;
+  const std::string bytes = idx({500}, std::string(500, 'x'));
+  const std::string packed = folder.read(folder.write_gzip("a.gz", bytes.substr(0, 100))) +
+                             folder.read(folder.write_gzip("b.gz", bytes.substr(100)));
+  const auto array = read_idx(folder.write("f.gz", packed), 1, 500);
+  REQUIRE(array.has_value());
+  CHECK(std::string(array->bytes.begin(), array->bytes.end()) == std::string(500, 'x'));
+  for (const std::string& behind : {std::string("x"), std::string(20, '\0'), std::string(100'000, '\x1f')}) {
+    CHECK(mistake(folder.write("f.gz", packed + behind)) ==
+          "bytes behind the end of the gzip data; copy the file again");
+  }
+  CHECK(mistake(folder.write("f.gz", packed + packed.substr(0, 5))) ==
+        "the gzip data ends early; copy the file again");
+  CHECK(mistake(folder.write("f.gz", packed + packed)) == "bytes behind the 500 that the header promises");
 }
 
 TEST_CASE("a gzip file that is cut by a few bytes, or has a wrong bit, gives no other data") {
