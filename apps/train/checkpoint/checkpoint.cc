@@ -102,8 +102,9 @@ Result<std::string> read_state(const std::string& path) {
 }
 
 /// A file whose CRC-32 state.json has told.
-Result<Safetensors> read_checked(const std::string& path, std::uint32_t crc) {
-  auto file = Safetensors::read(path);
+Result<Safetensors> read_checked(const std::string& path, std::uint32_t crc,
+                                 const Safetensors::CheckHeader& check) {
+  auto file = Safetensors::read(path, check);
   if (!file) return file;
   if (file->crc32() != crc) {
     return wrong(path, "is damaged, or another checkpoint's: its CRC-32 is " + crc32_text(file->crc32()) +
@@ -265,16 +266,20 @@ Result<std::string> find_checkpoint(const std::string& path) {
   return wrong(path, "is no checkpoint and holds none (step-…)");
 }
 
-Result<Checkpoint> read_checkpoint(const std::string& path) {
+Result<CheckpointState> read_checkpoint_state(const std::string& path) {
   const auto text = read_state(path + kState);
   if (!text) return text.error();
-  auto state = parse_checkpoint_state(path + kState, *text);
-  if (!state) return state.error();
-  auto model = read_checked(path + kModel, state->model_crc32);
+  return parse_checkpoint_state(path + kState, *text);
+}
+
+Result<Checkpoint> read_checkpoint(const std::string& path, CheckpointState state,
+                                   const Safetensors::CheckHeader& check_model,
+                                   const Safetensors::CheckHeader& check_optimizer) {
+  auto model = read_checked(path + kModel, state.model_crc32, check_model);
   if (!model) return model.error();
-  auto optimizer = read_checked(path + kOptimizer, state->optimizer_crc32);
+  auto optimizer = read_checked(path + kOptimizer, state.optimizer_crc32, check_optimizer);
   if (!optimizer) return optimizer.error();
-  return Checkpoint{path, std::move(*state), std::move(*model), std::move(*optimizer)};
+  return Checkpoint{path, std::move(state), std::move(*model), std::move(*optimizer)};
 }
 
 Result<> check_optimizer(const Safetensors& file, std::size_t size, const std::vector<std::string>& names) {

@@ -65,10 +65,15 @@ struct Checkpoint {
   Safetensors model, optimizer;
 };
 
-/// Errors begin with the path of the file that is missing, cut, damaged or another checkpoint's.
-Result<Checkpoint> read_checkpoint(const std::string& path);
+/// Of the checkpoint at `path`, without its vectors. Errors begin with the path of state.json.
+Result<CheckpointState> read_checkpoint_state(const std::string& path);
+/// The rest of it. Errors begin with the path of the file that is missing, cut, damaged, another
+/// checkpoint's, or refused by the check of its header.
+Result<Checkpoint> read_checkpoint(const std::string& path, CheckpointState state,
+                                   const Safetensors::CheckHeader& check_model,
+                                   const Safetensors::CheckHeader& check_optimizer);
 
-/// kUsage unless the file holds exactly `names`, each with `size` numbers.
+/// By the file's header: kUsage unless it holds exactly `names`, each with `size` numbers.
 Result<> check_optimizer(const Safetensors& file, std::size_t size, const std::vector<std::string>& names);
 
 }  // namespace ddp::train

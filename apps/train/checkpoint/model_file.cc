@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <system_error>
 #include <type_traits>
 #include <utility>
@@ -134,39 +135,57 @@ Result<> check_export_place(const std::string& path) {
 }
 
 template <class T>
-Result<> import_model(const std::string& path, Model<T>& model) {
-  const auto file = Safetensors::read(path);
-  return file ? import_model<T>(*file, model) : file.error();
+Result<> check_model(const Safetensors& file, const Model<T>& model) {
+  const std::string name_of_model(model.name());
+  const auto wrong = [&file](const std::string& name, const std::string& what) {
+    return Error{ErrorCode::kUsage, file.path() + ": tensor " + name + what};
+  };
+  std::vector<TensorInfo> expected = model.parameter_tensors();
+  std::ranges::copy(model.running_tensors(), std::back_inserter(expected));
+  for (const std::string& name : model.counter_names())
+    if (file.tensors().contains(name)) expected.push_back({.name = name});
+  for (const TensorInfo& tensor : expected) {
+    const auto found = file.tensors().find(tensor.name);
+    if (found == file.tensors().end())
+      return wrong(tensor.name, " is missing; is the file of a " + name_of_model + "?");
+    if (found->second.shape != tensor.shape) {
+      return wrong(tensor.name, " is " + shape_text(found->second.shape) + "; the " + name_of_model +
+                                    " takes " + shape_text(tensor.shape));
+    }
+  }
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (std::ranges::find(expected, name, &TensorInfo::name) == expected.end())
+      return wrong(name, " is unknown to the " + name_of_model);
+  }
+  return {};
 }
 
 template <class T>
-Result<> import_model(const Safetensors& file, Model<T>& model) {
-  const auto take = [&](const std::vector<TensorInfo>& tensors, std::span<T> to) -> Result<> {
+Result<> import_model(const std::string& path, Model<T>& model) {
+  const auto file =
+      Safetensors::read(path, [&model](const Safetensors& header) { return check_model<T>(header, model); });
+  if (!file) return file.error();
+  import_model<T>(*file, model);
+  return {};
+}
+
+template <class T>
+void import_model(const Safetensors& file, Model<T>& model) {
+  const auto take = [&](const std::vector<TensorInfo>& tensors, std::span<T> to) {
     for (const TensorInfo& tensor : tensors) {
-      const auto found = file.tensors().find(tensor.name);
-      const std::string what = file.path() + ": tensor " + tensor.name;
-      if (found == file.tensors().end()) {
-        return Error{ErrorCode::kUsage,
-                     what + " is missing; is the file of a " + std::string(model.name()) + "?"};
-      }
-      if (found->second.shape != tensor.shape) {
-        return Error{ErrorCode::kUsage, what + " is " + shape_text(found->second.shape) + "; the " +
-                                            std::string(model.name()) + " takes " + shape_text(tensor.shape)};
-      }
       std::vector<T> numbers(tensor.size);
       file.copy<T>(tensor.name, 0, numbers);
       from_torch_order<T>(tensor, numbers, to.subspan(tensor.offset, tensor.size));
     }
-    return {};
   };
-  if (auto done = take(model.parameter_tensors(), model.parameters()); !done) return done;
+  take(model.parameter_tensors(), model.parameters());
+  take(model.running_tensors(), model.running_statistics());
   model.batches() = 0;
   for (const std::string& name : model.counter_names()) {
     const auto found = file.tensors().find(name);
     if (found != file.tensors().end() && found->second.type == TensorType::kI64)
       file.copy<std::int64_t>(name, 0, std::span(&model.batches(), 1));
   }
-  return take(model.running_tensors(), model.running_statistics());
 }
 
 #define DDP_INSTANTIATE(T)                                                                \
@@ -174,7 +193,8 @@ Result<> import_model(const Safetensors& file, Model<T>& model) {
   template void from_torch_order<T>(const TensorInfo&, std::span<const T>, std::span<T>); \
   template class ModelState<T>;                                                           \
   template Result<> export_model<T>(const std::string&, Model<T>&);                       \
-  template Result<> import_model<T>(const Safetensors&, Model<T>&);                       \
+  template Result<> check_model<T>(const Safetensors&, const Model<T>&);                  \
+  template void import_model<T>(const Safetensors&, Model<T>&);                           \
   template Result<> import_model<T>(const std::string&, Model<T>&);
 DDP_INSTANTIATE(float)
 DDP_INSTANTIATE(double)

@@ -53,11 +53,16 @@ Result<> export_model(const std::string& path, Model<T>& model);
 /// Whether export_model could write there, as an error that names --export. Leaves nothing.
 Result<> check_export_place(const std::string& path);
 
-/// Parameters, running statistics and batches() (0 where the file has no counter) from a file of export_model
-/// or of PyTorch; numbers of the other width are converted. Errors name the file and the tensor that lacks or
-/// has another shape.
+/// By the file's header: kUsage unless it has all of the model's tensors, with their shapes, and no others;
+/// counters may lack. Errors name the file and the tensor.
 template <class T>
-Result<> import_model(const Safetensors& file, Model<T>& model);
+Result<> check_model(const Safetensors& file, const Model<T>& model);
+
+/// Parameters, running statistics and batches() (0 where the file has no counter) from a file of export_model
+/// or of PyTorch that has passed check_model(); numbers of the other width are converted.
+template <class T>
+void import_model(const Safetensors& file, Model<T>& model);
+/// The same of the file at `path`, which is checked.
 template <class T>
 Result<> import_model(const std::string& path, Model<T>& model);
 

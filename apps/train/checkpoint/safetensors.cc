@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
@@ -148,14 +147,6 @@ std::string read_entry(const nlohmann::json& entry, std::size_t size, Safetensor
   return "";
 }
 
-/// Where the bytes of a tensor of another type end, as far as that can be told.
-std::size_t end_of(const nlohmann::json& entry) {
-  if (!entry.is_object() || !entry.contains("data_offsets")) return 0;
-  const auto& offsets = entry["data_offsets"];
-  const bool fits = offsets.is_array() && offsets.size() == 2 && offsets[1].is_number_unsigned();
-  return fits ? offsets[1].get<std::size_t>() : 0;
-}
-
 }  // namespace
 
 std::size_t size_of(TensorType type) {
@@ -171,7 +162,7 @@ Result<std::uint32_t> write_safetensors(const std::string& path, std::span<const
   return done;
 }
 
-Result<Safetensors> Safetensors::read(const std::string& path) {
+Result<Safetensors> Safetensors::read(const std::string& path, const CheckHeader& check) {
   auto open = open_file(path);
   if (!open) return open.error();
   const auto wrong = [&path](const std::string& what) {
@@ -191,6 +182,7 @@ Result<Safetensors> Safetensors::read(const std::string& path) {
   file.path_ = path;
   const std::size_t numbers = static_cast<std::size_t>(open->left);
   if (const std::string mistake = file.read_header(*text, numbers); !mistake.empty()) return wrong(mistake);
+  if (auto fits = check(file); !fits) return fits.error();
   auto bytes = read_bytes(*open, numbers, path);
   if (!bytes) return bytes.error();
   file.bytes_ = std::move(*bytes);
@@ -217,7 +209,7 @@ std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size
   const char* text = reinterpret_cast<const char*>(bytes.data());
   const auto header = nlohmann::json::parse(text, text + bytes.size(), nullptr, false);
   if (!header.is_object()) return "is no safetensors file: its header is no JSON object";
-  std::size_t end = 0;
+  std::size_t total = 0;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       if (!entry.is_object()) return "__metadata__ is no object";
@@ -228,18 +220,16 @@ std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size
     }
     const auto kind = entry.is_object() ? entry.value("dtype", nlohmann::json()) : nlohmann::json();
     const auto type = type_of(kind.is_string() ? kind.get<std::string>() : "");
-    if (!type) {
-      end = std::max(end, end_of(entry));
-      continue;
-    }
+    if (!type) return "tensor " + name + " is not of type F32, F64 or I64";
     Tensor tensor;
     tensor.type = *type;
     const std::string mistake = read_entry(entry, numbers, tensor);
     if (!mistake.empty()) return "tensor " + name + " " + mistake;
-    end = std::max(end, tensor.end);
+    total += tensor.end - tensor.begin;
     tensors_[name] = std::move(tensor);
   }
-  return end < numbers ? "is longer than its tensors" : "";
+  if (total > numbers) return "has tensors that lie in the same place";
+  return total < numbers ? "is longer than its tensors" : "";
 }
 
 template <class T>

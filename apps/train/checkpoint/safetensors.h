@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -39,10 +40,13 @@ class Safetensors {
     std::size_t begin = 0, end = 0;  ///< of its bytes, behind the header
   };
 
-  /// Errors (kUsage, or kSystem with errno) begin with the path. The header is read first and must account
-  /// for the file's whole size, before memory is taken for the numbers. Tensors of other types than the three
-  /// above are left out.
-  static Result<Safetensors> read(const std::string& path);
+  /// Asked when names, types and shapes are known, and the numbers are not.
+  using CheckHeader = std::function<Result<>(const Safetensors&)>;
+
+  /// Errors (kUsage, or kSystem with errno) begin with the path. The header is read first. Memory is taken
+  /// for the numbers when the header accounts for the file's whole size by tensors of the three types above,
+  /// and `check` has passed.
+  static Result<Safetensors> read(const std::string& path, const CheckHeader& check);
 
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }

@@ -50,6 +50,17 @@ std::string mismatch(const CheckpointState& mine, const CheckpointState& theirs)
   return "";
 }
 
+/// Gives a damaged checkpoint a name that is none of a checkpoint, so that it is neither counted nor removed;
+/// says what became of it.
+std::string set_aside(const std::string& path) {
+  std::string to = path + ".damaged";
+  std::error_code failed;
+  for (int number = 2; std::filesystem::exists(to, failed); ++number)
+    to = path + ".damaged-" + std::to_string(number);
+  std::filesystem::rename(path, to, failed);
+  return failed ? "not renamed: " + failed.message() : "renamed to " + to;
+}
+
 }  // namespace
 
 template <class T>
@@ -78,44 +89,62 @@ CheckpointState CheckpointRun<T>::current_state() const {
 }
 
 template <class T>
-Result<> CheckpointRun<T>::find(Checkpoint& found) const {
+Result<Checkpoint> CheckpointRun<T>::read(const std::string& path, CheckpointState state) const {
+  const Model<T>& model = trainer_.model();
+  std::vector<std::string> names;
+  for (const auto& one : trainer_.optimizer().state())
+    names.emplace_back(one.name);
+  return read_checkpoint(
+      path, std::move(state), [&](const Safetensors& header) { return check_model<T>(header, model); },
+      [&](const Safetensors& header) { return check_optimizer(header, model.parameter_count(), names); });
+}
+
+template <class T>
+Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) const {
+  const bool choose = options_.resume == "auto";
+  std::string directory = options_.checkpoint_dir;
   std::vector<std::string> paths;
-  if (options_.resume == "auto") {
-    const auto names = list_checkpoints(options_.checkpoint_dir);
+  if (choose) {
+    const auto names = list_checkpoints(directory);
     if (!names) return names.error();
     for (const std::string& name : *names)
-      paths.push_back(options_.checkpoint_dir + "/" + name);
+      paths.push_back(directory + "/" + name);
   } else {
     auto path = find_checkpoint(options_.resume);
     if (!path) return path.error();
+    directory = std::filesystem::path(*path).parent_path().string();
     paths.push_back(std::move(*path));
   }
-  Result<> last;
+  std::vector<std::pair<std::string, Error>> damaged;
   for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
-    auto checkpoint = read_checkpoint(*path);
+    auto state = read_checkpoint_state(*path);
+    const std::string difference = state ? mismatch(mine, *state) : "";
+    if (!difference.empty())
+      return Error{ErrorCode::kUsage, "cannot go on from " + *path + ": " + difference};
+    auto checkpoint = state ? read(*path, std::move(*state)) : Result<Checkpoint>(state.error());
     if (checkpoint) {
       found = std::move(*checkpoint);
-      if (!last) {
-        std::fprintf(stderr, "train: %s; going on from the last good checkpoint, %s\n",
-                     last.error().text.c_str(), path->c_str());
-      }
+      for (const auto& [bad, why] : damaged)
+        std::fprintf(stderr, "train: %s; %s; going on from the last good checkpoint, %s\n", why.text.c_str(),
+                     set_aside(bad).c_str(), path->c_str());
       return {};
     }
-    if (last) last = checkpoint.error();
+    damaged.emplace_back(*path, checkpoint.error());
   }
+  if (damaged.empty()) return {};
+  Error last = damaged.front().second;
   if (paths.size() > 1) {
-    return Error{last.error().code, last.error().text + "; none of the " + std::to_string(paths.size()) +
-                                        " checkpoints in " + options_.checkpoint_dir + " is good"};
+    last.text +=
+        "; none of the " + std::to_string(paths.size()) + " checkpoints in " + directory + " is good";
+  } else if (const auto names = list_checkpoints(directory); !choose && names && names->size() > 1) {
+    last.text += "; --checkpoint-dir " + directory + " --resume auto goes on from the last good checkpoint";
   }
   return last;
 }
 
 template <class T>
-Result<> CheckpointRun<T>::take(const Checkpoint& checkpoint, const CheckpointState& mine) {
+Result<> CheckpointRun<T>::take(const Checkpoint& checkpoint) {
   const CheckpointState& state = checkpoint.state;
-  const std::string difference = mismatch(mine, state);
-  if (!difference.empty())
-    return Error{ErrorCode::kUsage, "cannot go on from " + checkpoint.path + ": " + difference};
   const std::size_t running =
       trainer_.model().running_statistics().size() * static_cast<std::size_t>(state.world_size);
   if (state.running.size() != running) {
@@ -125,11 +154,8 @@ Result<> CheckpointRun<T>::take(const Checkpoint& checkpoint, const CheckpointSt
                                         (state.world_size == 1 ? " rank" : " ranks") +
                                         " of this model have " + std::to_string(running)};
   }
-  if (auto done = import_model<T>(checkpoint.model, trainer_.model()); !done) return done;
-  std::vector<std::string> names;
-  for (const auto& one : trainer_.optimizer().state())
-    names.emplace_back(one.name);
-  return check_optimizer(checkpoint.optimizer, trainer_.model().parameter_count(), names);
+  import_model<T>(checkpoint.model, trainer_.model());
+  return {};
 }
 
 /// With disks of their own rank 0 may be on a node that has no checkpoint while another one has.
@@ -162,8 +188,8 @@ Result<> CheckpointRun<T>::resume(const std::function<void(const std::string&)>&
       if (names && !names->empty()) last_step = *checkpoint_step(names->back());
     }
     if (world_->rank() != 0) return {};
-    auto done = find(found);
-    return done && !found.path.empty() ? take(found, mine) : done;
+    auto done = find(found, mine);
+    return done && !found.path.empty() ? take(found) : done;
   };
   if (auto done = share_outcome(*world_, read_it, sign(), interrupt_); !done) return done;
   if (auto seen = check_places_agree(last_step); !seen) return seen;
@@ -256,7 +282,7 @@ Result<> CheckpointRun<T>::make_directory() {
   const auto names = list_checkpoints(options_.checkpoint_dir);
   if (!names) return names.error();
   const std::uint64_t begin = trainer_.position().step;
-  // Later ones than --resume auto has chosen cannot be read.
+  // Later ones than --resume auto has chosen are damaged and could not be renamed.
   if (options_.resume != "auto" && !names->empty() && *checkpoint_step(names->back()) > begin) {
     return Error{ErrorCode::kUsage,
                  "--checkpoint-dir " + options_.checkpoint_dir + " holds " + names->back() +
@@ -292,7 +318,9 @@ Result<> CheckpointRun<T>::prepare_again() {
   const auto look = [&]() -> Result<> {
     if (world_->rank() != 0) return {};
     // What cannot be read is written again.
-    there = read_checkpoint(options_.checkpoint_dir + "/" + checkpoint_name(step)).has_value();
+    const std::string path = options_.checkpoint_dir + "/" + checkpoint_name(step);
+    auto state = read_checkpoint_state(path);
+    there = state && read(path, std::move(*state)).has_value();
     std::error_code ignored;
     std::filesystem::create_directories(options_.checkpoint_dir, ignored);  // else the first one says why
     if (!writer_) open_writer();

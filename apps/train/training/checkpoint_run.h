@@ -44,12 +44,14 @@ class CheckpointRun {
   const Result<>& last_outcome() const { return last_outcome_; }
 
  private:
-  /// What --resume names, on rank 0; with auto the last one that can be read, if there is one at all.
-  Result<> find(Checkpoint& found) const;
+  /// What --resume names, on rank 0; with auto the last one that can be read, if there is one at all. Damaged
+  /// ones that it is taken instead of are renamed, which is said: they are none of those that are kept.
+  Result<> find(Checkpoint& found, const CheckpointState& mine) const;
+  /// With the files of this training's model and optimizer.
+  Result<Checkpoint> read(const std::string& path, CheckpointState state) const;
   /// kUsage where rank 0 sees no checkpoint and another rank does; `last_step` is what this one sees.
   Result<> check_places_agree(std::optional<std::uint64_t> last_step);
-  /// Takes the weights of a checkpoint that fits this training.
-  Result<> take(const Checkpoint& checkpoint, const CheckpointState& mine);
+  Result<> take(const Checkpoint& checkpoint);
   Result<> share(const CheckpointState& state, const Safetensors& optimizer);
   /// One vector of the optimizer between rank 0, where all of it is, and the ranks' own_part()s.
   Result<std::vector<T>> gather(std::span<const T> mine);

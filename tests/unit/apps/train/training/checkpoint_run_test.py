@@ -51,6 +51,18 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
+def grow(path):
+    """Adds a tensor of 256 GiB, all of it a hole in the file; the header tells the truth."""
+    content = path.read_bytes()
+    size, = struct.unpack_from("<Q", content)
+    header = json.loads(content[8:8 + size])
+    end = len(content) - 8 - size
+    header["huge"] = {"dtype": "F32", "shape": [1 << 36], "data_offsets": [end, end + (1 << 38)]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size:])
+    os.truncate(path, 8 + len(text) + end + (1 << 38))
+
+
 def weights(results):
     return next(line for line in results[0][1] if line.startswith("weights equal on")).rsplit(" ", 1)[1]
 
@@ -385,6 +397,8 @@ class Checkpoints(unittest.TestCase):
                 (lambda: os.truncate(last / "state.json", 1 << 40), "state.json", "is larger than 64 MiB, which no training has written"),
                 (lambda: shutil.copy(other / "model.safetensors", last), "model.safetensors", told),
                 (lambda: (last / "optimizer.safetensors").unlink(), "optimizer.safetensors", ".*"),
+                (lambda: grow(last / "model.safetensors"), "model.safetensors", "tensor huge is unknown to the convnet"),
+                (lambda: grow(last / "optimizer.safetensors"), "optimizer.safetensors", "has a tensor huge, which this optimizer has not"),
                 (lambda: set_nan("model.safetensors"), "model.safetensors", "tensor fc.bias has a number that is not finite"),
                 (lambda: set_nan("optimizer.safetensors"), "optimizer.safetensors", "tensor velocity has a number that is not finite")):
             damage()
@@ -399,13 +413,15 @@ class Checkpoints(unittest.TestCase):
             for path in (saved, saved / "step-00000008"):
                 (code, lines, errors), = run(1, *map(str, (*SMALL, "--resume", path)))
                 self.assertEqual((code, lines), (1, []))
-                self.assertRegex(errors, rf"^{text}\n$")
+                self.assertRegex(errors, rf"^{text}; --checkpoint-dir {saved} --resume auto goes on from the last good checkpoint\n$")
         flip_a_bit(saved / "step-00000004" / "model.safetensors")
         flip_a_bit(saved / "step-00000008" / "model.safetensors")
         for code, lines, errors in run(2, *map(str, (*SMALL, "--checkpoint-dir", saved, "--resume", "auto"))):
             self.assertEqual((code, lines), (1, []))
             self.assertRegex(errors, rf"^train: {saved}/step-00000008/model.safetensors: is damaged, .*; none of the 2 checkpoints in "
                                      rf"{saved} is good\n$")
+        # Nothing was renamed where nothing could be gone on from.
+        self.assertEqual(self.names(saved), ["step-00000004", "step-00000008"])
 
     def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(self):
         saved = self.folder / "saved"
@@ -435,11 +451,29 @@ class Checkpoints(unittest.TestCase):
             with faulty_disk(**fault):
                 first, second = run(2, *map(str, (*arguments, "--resume", "auto")))
             self.assertEqual((first[0], second[0], second[2]), (0, 0, ""))
-            self.assertRegex(first[2], rf"^{text}; going on from the last good checkpoint, {saved}/step-00000004\n$")
+            self.assertRegex(first[2], rf"^{text}; renamed to {saved}/step-00000008.damaged; going on from the last good checkpoint, "
+                                       rf"{saved}/step-00000004\n$")
             self.assertEqual(weights([first, second]), weights(whole))
-            self.assertEqual(self.names(saved), ["step-00000004", "step-00000008"])
+            self.assertEqual(self.names(saved), ["step-00000004", "step-00000008", "step-00000008.damaged"])
+            shutil.rmtree(saved / "step-00000008.damaged")
             again = self.good(2, *arguments, "--resume", saved / "step-00000008")
             self.assertEqual(weights(again), weights(whole))
+
+    def test_damaged_checkpoints_that_were_passed_over_are_neither_counted_nor_removed(self):
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--checkpoint-dir", saved, "--resume", "auto")
+        self.good(1, *arguments, "--checkpoint-every", 1, "--checkpoint-keep", 3, "--max-steps", 6)
+        (saved / "step-00000006.damaged").mkdir()
+        for step in (5, 6):
+            flip_a_bit(saved / f"step-0000000{step}" / "model.safetensors")
+        (code, _, errors), = run(1, *map(str, (*arguments, "--checkpoint-every", 10, "--checkpoint-keep", 2, "--max-steps", 10)))
+        self.assertEqual(code, 0)
+        end = f"; going on from the last good checkpoint, {saved}/step-00000004"
+        self.assertRegex(errors, rf"^train: {saved}/step-00000006/.*; renamed to {saved}/step-00000006.damaged-2{end}\n"
+                                 rf"train: {saved}/step-00000005/.*; renamed to {saved}/step-00000005.damaged{end}\n$")
+        self.assertEqual(self.names(saved), ["step-00000004", "step-00000005.damaged", "step-00000006.damaged", "step-00000006.damaged-2",
+                                             "step-00000010"])
+        self.assertEqual(self.names(saved / "step-00000006.damaged-2"), ["model.safetensors", "optimizer.safetensors", "state.json"])
 
     def test_what_does_not_fit_is_refused(self):
         saved = self.folder / "saved"
