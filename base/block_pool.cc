@@ -9,13 +9,13 @@ namespace {
 
 constexpr std::size_t kSpares = 8;
 
-struct Pool {
+struct SpareBlocks {
   std::mutex mutex;
   std::vector<std::unique_ptr<char[]>> spare;
 };
 
-Pool& pool() {
-  static Pool& all = *new Pool;  // threads that outlive main may let go of one
+SpareBlocks& pool() {
+  static SpareBlocks& all = *new SpareBlocks;  // threads that outlive main may let go of one
   return all;
 }
 

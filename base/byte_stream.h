@@ -17,11 +17,11 @@ namespace ddp {
 /// be under way at a time.
 class ByteStream {
  public:
-  using Done = std::tuple<error_code, std::size_t>;
+  using Transferred = std::tuple<error_code, std::size_t>;
 
   virtual ~ByteStream() = default;
-  virtual Awaitable<Done> read_some(asio::mutable_buffer buffer) = 0;
-  virtual Awaitable<Done> write_some(asio::const_buffer buffer) = 0;
+  virtual Awaitable<Transferred> read_some(asio::mutable_buffer buffer) = 0;
+  virtual Awaitable<Transferred> write_some(asio::const_buffer buffer) = 0;
   /// The socket that write_some writes into, for a write beside it while none is under way; it may block. -1:
   /// it is none.
   virtual int socket() { return -1; }
@@ -37,10 +37,10 @@ class AsioStream final : public ByteStream {
  public:
   AsioStream(In in, Out out) : in_(std::forward<In>(in)), out_(std::forward<Out>(out)) {}
 
-  Awaitable<Done> read_some(asio::mutable_buffer buffer) override {
+  Awaitable<Transferred> read_some(asio::mutable_buffer buffer) override {
     co_return co_await in_.async_read_some(buffer, kUseTuple);
   }
-  Awaitable<Done> write_some(asio::const_buffer buffer) override {
+  Awaitable<Transferred> write_some(asio::const_buffer buffer) override {
     co_return co_await out_.async_write_some(buffer, kUseTuple);
   }
   int socket() override {

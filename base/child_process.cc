@@ -51,14 +51,14 @@ class AllSignalsBlocked {
   std::uint64_t before_ = 0;
 };
 
-struct Born {
+struct SpawnedProcess {
   pid_t pid;
   UniqueFd pidfd;
 };
 
 #if DDP_SPAWN_BY_FORK
 
-Result<Born> give_birth(ChildPlan& plan, int) {
+Result<SpawnedProcess> give_birth(ChildPlan& plan, int) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe for a new process");
   UniqueFd read_end(ends[0]), write_end(ends[1]);
@@ -70,7 +70,7 @@ Result<Born> give_birth(ChildPlan& plan, int) {
   // End of file without a word means that exec closed the pipe.
   while (read(read_end.get(), &plan.failure, sizeof plan.failure) < 0 && errno == EINTR) {
   }
-  return Born{pid, UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)))};
+  return SpawnedProcess{pid, UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)))};
 }
 
 #else
@@ -115,7 +115,7 @@ pid_t clone_into_cgroup(ChildPlan& plan, char* stack, std::size_t size, int& pid
   return -1;
 }
 
-Result<Born> give_birth(ChildPlan& plan, int cgroup) {
+Result<SpawnedProcess> give_birth(ChildPlan& plan, int cgroup) {
   // We stand still until the child has executed or ended (CLONE_VFORK), so it may use a piece of our stack.
   alignas(64) char stack[32 * 1024];
   int pidfd = -1;
@@ -123,14 +123,14 @@ Result<Born> give_birth(ChildPlan& plan, int cgroup) {
     // Born there, it has no need to enter.
     const int procs = std::exchange(plan.cgroup_procs, -1);
     const pid_t pid = clone_into_cgroup(plan, stack, sizeof stack, pidfd, cgroup);
-    if (pid > 0) return Born{pid, UniqueFd(pidfd)};
+    if (pid > 0) return SpawnedProcess{pid, UniqueFd(pidfd)};
     // Refused, by an old kernel, a container's filter, or the group: on the old way.
     plan.cgroup_procs = procs;
   }
   const pid_t pid =
       clone(enter_child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, &plan, &pidfd);
   if (pid < 0) return system_error(errno, "clone");
-  return Born{pid, UniqueFd(pidfd)};
+  return SpawnedProcess{pid, UniqueFd(pidfd)};
 }
 
 #endif
@@ -241,14 +241,14 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
   sigemptyset(&plan.mask);
   if (spec.signal_mask) plan.mask = *spec.signal_mask;
 
-  Result<Born> born = [&plan, &spec] {
+  Result<SpawnedProcess> spawned = [&plan, &spec] {
     AllSignalsBlocked quiet;
     return give_birth(plan, spec.cgroup);
   }();
-  if (!born) return within("start " + spec.path, born.error());
+  if (!spawned) return within("start " + spec.path, spawned.error());
   ChildProcess child;
-  child.pid_ = born->pid;
-  child.pidfd_ = std::move(born->pidfd);
+  child.pid_ = spawned->pid;
+  child.pidfd_ = std::move(spawned->pidfd);
   child.leads_group_ = spec.new_session;
   if (plan.failure.step == ChildStep::kNone) return child;
   // It ended by itself in give_up, so this wait is short.

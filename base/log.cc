@@ -15,7 +15,7 @@ namespace {
 constexpr char kPattern[] = "%Y-%m-%d %H:%M:%S.%e %l [%n] %v";
 
 /// What write_to() named, or the memory of a Capture.
-class Sink final : public spdlog::sinks::base_sink<std::mutex> {
+class LogSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void write_to(Write write) {
     const std::lock_guard lock(mutex_);
@@ -54,17 +54,17 @@ class Sink final : public spdlog::sinks::base_sink<std::mutex> {
 };
 
 /// What all loggers share. Never destroyed, so that a line may be written until the very end.
-struct State {
-  State() { sink->set_pattern(kPattern); }
+struct LogState {
+  LogState() { sink->set_pattern(kPattern); }
   std::mutex mutex;
-  std::shared_ptr<Sink> sink = std::make_shared<Sink>();
+  std::shared_ptr<LogSink> sink = std::make_shared<LogSink>();
   std::map<std::string, std::shared_ptr<spdlog::logger>> loggers;
   Level level = Level::kWarning;
   std::string context;
 };
 
-State& state() {
-  static State* const state = new State;
+LogState& state() {
+  static LogState* const state = new LogState;
   return *state;
 }
 
@@ -87,7 +87,7 @@ spdlog::level::level_enum as_spdlog(Level level) {
 }
 
 std::shared_ptr<spdlog::logger> logger_of(const std::string& module) {
-  State& all = state();
+  LogState& all = state();
   const std::lock_guard lock(all.mutex);
   auto& logger = all.loggers[module];
   if (!logger) {
@@ -104,7 +104,7 @@ void write_to(Write write) {
 }
 
 void set_level(Level level) {
-  State& all = state();
+  LogState& all = state();
   const std::lock_guard lock(all.mutex);
   all.level = level;
   for (auto& [name, logger] : all.loggers)
@@ -125,7 +125,7 @@ bool set_level(std::string_view name) {
 }
 
 void set_context(std::string context) {
-  State& all = state();
+  LogState& all = state();
   const std::lock_guard lock(all.mutex);
   all.context = std::move(context);
 }
@@ -139,7 +139,7 @@ bool Logger::enabled(Level level) const {
 void Logger::emit(Level level, std::string_view line) const {
   std::string text;
   {
-    State& all = state();
+    LogState& all = state();
     const std::lock_guard lock(all.mutex);
     if (!all.context.empty()) text = all.context + ": ";
   }

@@ -20,7 +20,7 @@ inline Awaitable<std::vector<Result<ChildProcess>>> spawn_off_loop(asio::any_io_
   using Results = std::vector<Result<ChildProcess>>;
   const auto results = std::make_shared<std::optional<Results>>();
   const auto over = std::make_shared<asio::steady_timer>(loop, std::chrono::steady_clock::time_point::max());
-  SpawnPool::Done done = [loop, results, over](Results started) {
+  SpawnPool::SpawnDone done = [loop, results, over](Results started) {
     asio::post(loop, [results, over, started = std::move(started)]() mutable {
       results->emplace(std::move(started));
       over->cancel();

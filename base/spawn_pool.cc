@@ -26,7 +26,7 @@ SpawnPool::~SpawnPool() {
     thread.join();
 }
 
-void SpawnPool::spawn_all(std::vector<ChildSpec> specs, Done done) {
+void SpawnPool::spawn_all(std::vector<ChildSpec> specs, SpawnDone done) {
   if (threads_.empty() || specs.empty()) {
     std::vector<Result<ChildProcess>> results;
     for (const ChildSpec& spec : specs)
@@ -68,7 +68,7 @@ void SpawnPool::work() {
     std::vector<Result<ChildProcess>> results;
     for (auto& result : results_)
       results.push_back(std::move(*result));
-    const Done done = std::exchange(done_, nullptr);
+    const SpawnDone done = std::exchange(done_, nullptr);
     specs_.clear();
     next_ = 0;
     lock.unlock();

@@ -19,7 +19,7 @@ namespace ddp {
 class SpawnPool {
  public:
   /// One result for each spec, in order.
-  using Done = std::function<void(std::vector<Result<ChildProcess>>)>;
+  using SpawnDone = std::function<void(std::vector<Result<ChildProcess>>)>;
 
   /// `threads` of them, made now; 0: everything happens in the caller, who then waits (sanitizers dislike
   /// fork beside threads).
@@ -31,7 +31,7 @@ class SpawnPool {
 
   /// Starts them, and calls `done` on a thread of the pool. Not to be called again before that. Errors as
   /// `spawn`, and kCancelled. What a spec borrows is used until then.
-  void spawn_all(std::vector<ChildSpec> specs, Done done);
+  void spawn_all(std::vector<ChildSpec> specs, SpawnDone done);
   /// Of the present ones those are not started any more that no thread has begun with: kCancelled.
   void cancel();
 
@@ -42,7 +42,7 @@ class SpawnPool {
   std::condition_variable wake_;
   std::vector<ChildSpec> specs_;
   std::vector<std::optional<Result<ChildProcess>>> results_;
-  Done done_;
+  SpawnDone done_;
   std::size_t next_ = 0;
   std::size_t finished_ = 0;
   bool cancelled_ = false;

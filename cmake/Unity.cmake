@@ -10,7 +10,7 @@ set(DDP_ALONE
   apps/train/training/training_run.cc
   launcher/check/check_deep.cc
   launcher/check/check_run.cc
-  launcher/hang/hang_watch.cc
+  launcher/hang/activity_tracker.cc
   launcher/master/master_nodes.cc
   launcher/output/merged_output.cc
   launcher/master/node_link.cc
@@ -18,7 +18,7 @@ set(DDP_ALONE
   launcher/report/root_cause.cc
   launcher/agent/worker_group.cc
   remote/hosts/host_range.cc
-  remote/hosts/host_word.cc
+  remote/hosts/host_spec.cc
   remote/hosts/hostfile.cc
   remote/start/resolver.cc
   remote/hosts/scheduler_hosts.cc

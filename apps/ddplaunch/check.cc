@@ -11,7 +11,7 @@
 
 #include "apps/ddplaunch/start_up.h"
 #include "base/standard_descriptors.h"
-#include "launcher/check/check_judge.h"
+#include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_text.h"
 #include "launcher/master/check_master.h"
 #include "launcher/report/exit_code.h"
@@ -37,12 +37,12 @@ bool wants_colours() {
 }
 
 std::string text_of(const RunJob& job, const launcher::CheckResult& result,
-                    const std::vector<launcher::CheckFinding>& findings) {
+                    const std::vector<launcher::CheckDiagnostic>& diagnostics) {
   if (job.verb == Verb::kHosts) {
-    return job.json ? hosts_json(job.spec, result, findings) : hosts_text(job.spec, result, findings);
+    return job.json ? hosts_json(job.spec, result, diagnostics) : hosts_text(job.spec, result, diagnostics);
   }
-  return job.json ? check_json(job.spec, result, findings)
-                  : check_text(job.spec, result, findings, wants_colours());
+  return job.json ? check_json(job.spec, result, diagnostics)
+                  : check_text(job.spec, result, diagnostics, wants_colours());
 }
 
 /// Asks all hosts. Nothing of it is left when a job runs afterwards.
@@ -60,10 +60,10 @@ Result<launcher::CheckResult> ask_hosts(const RunJob& job, const GivenToken& tok
   options.argv = {agent->path, "--stdio"};
   options.ssh_localhost = job.spec.ssh_localhost;
   options.expected = agent->expected;
-  options.stock = agent->stock;
+  options.bundle = agent->bundle;
   options.remote_is_here = job.spec.launcher == launcher::LauncherKind::kLocal;
-  const launcher::CheckRun::Wishes wishes{job.verb == Verb::kCheck, job.worker_given};
-  launcher::CheckMaster master(loop, job.spec, wishes, **remote, local, std::move(options), say);
+  const launcher::CheckRun::CheckScope scope{job.verb == Verb::kCheck, job.worker_given};
+  launcher::CheckMaster master(loop, job.spec, scope, **remote, local, std::move(options), say);
 
   return master.run();
 }
@@ -74,15 +74,15 @@ int check(const RunJob& job, const GivenToken& token) {
   auto asked = ask_hosts(job, token);
   if (!asked) return fail(asked.error());
   launcher::CheckResult& result = *asked;
-  std::vector<launcher::CheckFinding> findings = judge_nodes(job.spec, result);
-  if (job.deep || job.collectives) check_deep(job, token, result, findings);
-  const std::string text = text_of(job, result, findings);
-  const Result<> told = print_result(text);
-  const int code = check_exit_code(result, findings);
-  if (!told && code != 0) std::fprintf(stderr, "ddplaunch: %s\n", told.error().text.c_str());
-  if (const std::string last = check_last_line(code, result, job.spec, findings); !last.empty())
+  std::vector<launcher::CheckDiagnostic> diagnostics = diagnose_nodes(job.spec, result);
+  if (job.deep || job.collectives) check_deep(job, token, result, diagnostics);
+  const std::string text = text_of(job, result, diagnostics);
+  const Result<> printed = print_result(text);
+  const int code = check_exit_code(result, diagnostics);
+  if (!printed && code != 0) std::fprintf(stderr, "ddplaunch: %s\n", printed.error().text.c_str());
+  if (const std::string last = check_last_line(code, result, job.spec, diagnostics); !last.empty())
     std::fprintf(stderr, "ddplaunch: %s\n", last.c_str());
-  return told || code != 0 ? code : fail(told.error());
+  return printed || code != 0 ? code : fail(printed.error());
 }
 
 }  // namespace ddp

@@ -95,14 +95,14 @@ Result<DeepRun> run_test(const RunJob& job, const GivenToken& token, DeepTest te
   return run;
 }
 
-bool any_error(const std::vector<launcher::CheckFinding>& findings) {
-  return std::any_of(findings.begin(), findings.end(), [](const launcher::CheckFinding& finding) {
-    return finding.level == launcher::CheckFinding::Level::kError;
+bool any_error(const std::vector<launcher::CheckDiagnostic>& diagnostics) {
+  return std::any_of(diagnostics.begin(), diagnostics.end(), [](const launcher::CheckDiagnostic& diagnostic) {
+    return diagnostic.level == launcher::CheckDiagnostic::Severity::kError;
   });
 }
 
 void add_test(const RunJob& job, const GivenToken& token, DeepTest test, launcher::CheckResult& result,
-              std::vector<launcher::CheckFinding>& findings) {
+              std::vector<launcher::CheckDiagnostic>& diagnostics) {
   const bool health = test == DeepTest::kHealth;
   if (!job.spec.quiet) {
     std::fprintf(stderr, "ddplaunch: %s runs on %zu host%s\n", health ? "train health" : "train bench",
@@ -110,10 +110,10 @@ void add_test(const RunJob& job, const GivenToken& token, DeepTest test, launche
   }
   const auto run = run_test(job, token, test);
   if (!run) {
-    launcher::CheckFinding finding;
-    finding.item = health ? "health" : "collectives";
-    finding.text = run.error().text;
-    return add_findings(findings, {finding});
+    launcher::CheckDiagnostic diagnostic;
+    diagnostic.item = health ? "health" : "collectives";
+    diagnostic.text = run.error().text;
+    return add_diagnostics(diagnostics, {diagnostic});
   }
   if (job.spec.verbose) std::fwrite(run->errors.data(), 1, run->errors.size(), stderr);
   constexpr int kSignals[] = {1, 2, 15};
@@ -122,21 +122,21 @@ void add_test(const RunJob& job, const GivenToken& token, DeepTest test, launche
     result.stop_signal = signal;
     return;
   }
-  add_findings(findings, deep_findings(result, *run));
+  add_diagnostics(diagnostics, deep_diagnostics(result, *run));
 }
 
 }  // namespace
 
 void check_deep(const RunJob& job, const GivenToken& token, launcher::CheckResult& result,
-                std::vector<launcher::CheckFinding>& findings) {
+                std::vector<launcher::CheckDiagnostic>& diagnostics) {
   if (result.stop_signal != 0) return;
-  if (any_error(findings)) {
+  if (any_error(diagnostics)) {
     std::fprintf(stderr, "ddplaunch: --deep and --collectives were not tried: a job would fail anyhow\n");
     return;
   }
-  if (job.deep) add_test(job, token, DeepTest::kHealth, result, findings);
+  if (job.deep) add_test(job, token, DeepTest::kHealth, result, diagnostics);
   if (job.collectives && result.stop_signal == 0)
-    add_test(job, token, DeepTest::kCollectives, result, findings);
+    add_test(job, token, DeepTest::kCollectives, result, diagnostics);
 }
 
 }  // namespace ddp

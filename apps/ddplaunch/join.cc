@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/ddplaunch/join_door.h"
+#include "apps/ddplaunch/join_listener.h"
 #include "apps/ddplaunch/local_endpoint.h"
 #include "apps/ddplaunch/start_up.h"
 #include "base/asio.h"
@@ -56,7 +56,7 @@ int end_with(const Error& error) {
   return code;
 }
 
-std::string master_place(const launcher::PerNode& node) {
+std::string master_position(const launcher::PerNode& node) {
   return node.master_addr + " port " + std::to_string(node.port);
 }
 
@@ -122,7 +122,7 @@ struct Joining {
     if (joined) {
       if (!self->spec.quiet) {
         std::fprintf(stderr, "ddplaunch: joined job %s at %s as node %d; its output is shown there\n",
-                     joined->job_id.c_str(), master_place(*self->spec.per_node).c_str(), joined->rank);
+                     joined->job_id.c_str(), master_position(*self->spec.per_node).c_str(), joined->rank);
       }
       const remote::AgentHello hello{self->goal.request.protocol, self->goal.request.version};
       (void)co_await launcher::write_line(*joined->stream, remote::hello_line(hello));
@@ -156,7 +156,7 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
     silence.async_wait([&spec](const error_code& cancelled) {
       if (cancelled) return;
       std::fprintf(stderr, "ddplaunch: waiting for node 0 at %s (--start-timeout %s)\n",
-                   master_place(*spec.per_node).c_str(), launcher::limit_text(spec.start_timeout).c_str());
+                   master_position(*spec.per_node).c_str(), launcher::limit_text(spec.start_timeout).c_str());
     });
   }
   Joining joining{loop, spec, goal, resolve, std::move(*context)};
@@ -164,7 +164,7 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
     if (cancelled) return;
     joining.stopped = Error{ErrorCode::kCancelled,
                             "stopped by " + signal_name(number) + " while it waited for node 0 at " +
-                                master_place(*joining.spec.per_node),
+                                master_position(*joining.spec.per_node),
                             number};
     joining.loop.stop();
   });
@@ -183,7 +183,7 @@ Result<JoinedLink> join_master(asio::io_context& loop, const JobSpec& spec, cons
 }
 
 /// The last line, in the master's words.
-void tell_end(const JobSpec& spec, int code, const std::string& master_says) {
+void report_end(const JobSpec& spec, int code, const std::string& master_says) {
   if (code == 0) {
     if (!spec.quiet) std::fprintf(stderr, "ddplaunch: exit 0: the job ended well\n");
   } else if (!master_says.empty()) {
@@ -192,7 +192,7 @@ void tell_end(const JobSpec& spec, int code, const std::string& master_says) {
     std::fprintf(stderr,
                  "ddplaunch: exit %d: the link to node 0 at %s was lost; the workers of this node were "
                  "stopped\n",
-                 code, master_place(*spec.per_node).c_str());
+                 code, master_position(*spec.per_node).c_str());
   } else {
     std::fprintf(stderr, "ddplaunch: exit %d, as node 0 said\n", code);
   }
@@ -230,7 +230,7 @@ int run_node(const JobSpec& spec, const rendezvous::LinkToken& token, launcher::
   launcher::Agent agent(loop, std::move(link->stream), keeper, std::move(options));
   stop.clear();  // the agent has its own by now
   const int code = agent.run();
-  tell_end(spec, code, agent.last_words());
+  report_end(spec, code, agent.last_message());
   return code;
 }
 
@@ -242,8 +242,8 @@ int run_per_node(const JobSpec& spec, GivenToken given) {
   auto port = take_control_port(*spec.per_node);
   if (!port) return end_with(port.error());
   if (*port) {
-    JoinDoor door{std::move(**port), std::move(*token)};
-    return launch(spec, given, &door);
+    JoinListener join_listener{std::move(**port), std::move(*token)};
+    return launch(spec, given, &join_listener);
   }
   launcher::KeeperOptions options;
   options.forget_secrets = [&] {

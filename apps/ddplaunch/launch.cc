@@ -49,7 +49,7 @@ int fail(const launcher::JobSpec& spec, const Error& error) {
 
 }  // namespace
 
-int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinDoor* door) {
+int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener) {
   take_signals();
   if (const auto room = make_room_for_nodes(spec); !room) return fail(spec, room.error());
   auto agent = choose_agent(spec);
@@ -57,23 +57,24 @@ int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinDoor* doo
   launcher::Master::Options options;
   options.agent_path = agent->path;
   options.expected = agent->expected;
-  options.stock = agent->stock;
+  options.bundle = agent->bundle;
   auto job_dir = launcher::JobDir::create(spec);
   if (!job_dir) return fail(spec, job_dir.error());
 
   asio::io_context loop(1);
-  launcher::Master* told = nullptr;  // nothing is said before the loop runs
-  const TellUser tell = [&told](const std::string& text) {
-    if (told != nullptr) told->note(text);
+  launcher::Master* reported = nullptr;  // nothing is said before the loop runs
+  const UserNotifier notify = [&reported](const std::string& text) {
+    if (reported != nullptr) reported->note(text);
   };
-  const auto remote = door != nullptr ? make_join_shell(loop, spec, std::move(*door), tell)
-                                      : make_remote_shell(loop, spec, token, tell);
+  const auto remote = join_listener != nullptr
+                          ? make_join_shell(loop, spec, std::move(*join_listener), notify)
+                          : make_remote_shell(loop, spec, token, notify);
   if (!remote) return fail(spec, remote.error());
   remote::LocalShell local(loop.get_executor());
   launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));
-  told = &master;
+  reported = &master;
   const int code = master.run();
-  told = nullptr;
+  reported = nullptr;
   return code;
 }
 

@@ -16,16 +16,16 @@ namespace {
 constexpr int kExitUsage = 2;
 
 int print(const ddp::PrintText& print) {
-  const ddp::Result<> told = ddp::print_result(print.text);
-  if (told) return 0;
-  const int code = ddp::launcher::exit_code_of(told.error());
-  std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, told.error().text.c_str());
+  const ddp::Result<> printed = ddp::print_result(print.text);
+  if (printed) return 0;
+  const int code = ddp::launcher::exit_code_of(printed.error());
+  std::fprintf(stderr, "ddplaunch: exit %d: %s\n", code, printed.error().text.c_str());
   return code;
 }
 
 int refuse(const ddp::BadUsage& usage) {
-  for (const std::string& mistake : usage.mistakes)
-    std::fprintf(stderr, "%s\n", mistake.c_str());
+  for (const std::string& problem : usage.errors)
+    std::fprintf(stderr, "%s\n", problem.c_str());
   return kExitUsage;
 }
 
@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
   // Before anything copies the environment or starts a child.
   ddp::GivenToken token = ddp::rendezvous::take_token_from_environment();
   const std::vector<std::string> args(argv + 1, argv + argc);
-  const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::real_surroundings());
+  const ddp::ParsedOptions parsed = ddp::parse_options(args, ddp::read_process_context());
   if (const auto* text = std::get_if<ddp::PrintText>(&parsed)) return print(*text);
   if (const auto* usage = std::get_if<ddp::BadUsage>(&parsed)) return refuse(*usage);
   return run(std::get<ddp::RunJob>(parsed), std::move(token));

@@ -58,7 +58,7 @@ Result<Shell> make_daemon_shell(asio::io_context& loop, const launcher::JobSpec&
 }  // namespace
 
 Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec& spec,
-                                const GivenToken& given, TellUser tell) {
+                                const GivenToken& given, UserNotifier notify) {
   if (spec.launcher == launcher::LauncherKind::kDaemon) return make_daemon_shell(loop, spec, given);
   if (!spec.ssh_command.empty()) {
     return Shell(std::make_unique<remote::CommandShell>(
@@ -74,7 +74,7 @@ Result<Shell> make_remote_shell(asio::io_context& loop, const launcher::JobSpec&
   remote::SshShellOptions options;
   options.config = spec.ssh_config;
   options.accept_new_host_keys = spec.accept_new_host_keys;
-  if (!spec.quiet) options.notice = std::move(tell);
+  if (!spec.quiet) options.notice = std::move(notify);
   return Shell(std::make_unique<remote::SshShell>(loop.get_executor(), std::move(options)));
 }
 
@@ -89,8 +89,8 @@ Result<AgentChoice> choose_agent(const launcher::JobSpec& spec) {
   choice.path = *beside + "/ddplaunchd";
   if (spec.push) {
     const bool train = spec.command.kind == launcher::WorkerCommand::Kind::kTrain;
-    choice.stock = std::make_shared<remote::AgentStock>(
-        remote::AgentStock::Wants{std::move(*beside), choice.expected, train});
+    choice.bundle = std::make_shared<remote::AgentBundle>(
+        remote::AgentBundle::BundleRequest{std::move(*beside), choice.expected, train});
   }
   return choice;
 }

@@ -9,7 +9,7 @@
 #include "launcher/job/job_spec.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/remote_shell.h"
-#include "remote/start/agent_stock.h"
+#include "remote/start/agent_bundle.h"
 #include "rendezvous/secure/link_token.h"
 
 namespace ddp {
@@ -28,18 +28,18 @@ Result<> make_room_for_nodes(const launcher::JobSpec& spec);
 
 /// What takes the lines that a shell has for the user. Called on the loop's thread, so it must not wait for
 /// whoever reads them; may be empty.
-using TellUser = std::function<void(const std::string&)>;
+using UserNotifier = std::function<void(const std::string&)>;
 
 /// How the hosts of the job are reached. With --launcher daemon kUsage: there is no good token.
 Result<std::unique_ptr<remote::RemoteShell>> make_remote_shell(asio::io_context& loop,
                                                                const launcher::JobSpec& spec,
-                                                               const GivenToken& given, TellUser tell);
+                                                               const GivenToken& given, UserNotifier notify);
 
 /// Which agent the nodes are to run.
 struct AgentChoice {
-  std::string path;                           ///< on the nodes
-  remote::AgentHello expected;                ///< what its hello must say
-  std::shared_ptr<remote::AgentStock> stock;  ///< where nodes without it get one from; unset: they get none
+  std::string path;                             ///< on the nodes
+  remote::AgentHello expected;                  ///< what its hello must say
+  std::shared_ptr<remote::AgentBundle> bundle;  ///< where nodes without it get one from; unset: they get none
 };
 Result<AgentChoice> choose_agent(const launcher::JobSpec& spec);
 

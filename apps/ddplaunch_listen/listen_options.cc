@@ -22,7 +22,7 @@ Result<std::uint16_t> read_port(std::string_view text) {
 }
 
 /// PORT, ADDRESS:PORT, [ADDRESS]:PORT.
-Result<> read_place(const std::string& text, ListenOptions& options) {
+Result<> read_slot(const std::string& text, ListenOptions& options) {
   const std::size_t colon = text.rfind(':');
   std::string address = colon == std::string::npos ? "" : text.substr(0, colon);
   if (address.size() > 1 && address.front() == '[' && address.back() == ']') {
@@ -58,7 +58,7 @@ Result<ListenOptions> read_listen_options(const std::vector<std::string>& words)
     }
     if (name == "--listen") {
       listen = true;
-      const Result<> place = given ? read_place(value, options) : Result<>();
+      const Result<> place = given ? read_slot(value, options) : Result<>();
       if (!place) return place.error();
     } else if (name == "--new-token") {
       options.new_token = true;

@@ -11,10 +11,10 @@ namespace {
 
 // As in nvml.h, of which these parts have been the same since the driver 450 or earlier.
 using Device = void*;
-struct Memory {
+struct GpuMemoryInfo {
   unsigned long long total, free, used;
 };
-struct Process {
+struct GpuProcessInfo {
   unsigned pid;
   unsigned long long memory;
   unsigned gpu_instance, compute_instance;
@@ -33,11 +33,11 @@ struct Nvml {
   int (*count)(unsigned*);
   int (*device)(unsigned, Device*);
   int (*name)(Device, char*, unsigned);
-  int (*memory)(Device, Memory*);
+  int (*memory)(Device, GpuMemoryInfo*);
   const char* (*error)(int);
   int (*driver)(char*, unsigned);
   int (*cuda)(int*);
-  int (*processes)(Device, unsigned*, Process*);
+  int (*processes)(Device, unsigned*, GpuProcessInfo*);
 
   bool open(void* library) {
     load(library, "nvmlSystemGetDriverVersion", driver);
@@ -55,7 +55,7 @@ void print_processes(const Nvml& nvml, unsigned index, Device device) {
   if (nvml.processes == nullptr) return;
   unsigned count = 0;
   (void)nvml.processes(device, &count, nullptr);  // says how many there are
-  std::vector<Process> list(count + 16);          // and meanwhile there may be more
+  std::vector<GpuProcessInfo> list(count + 16);   // and meanwhile there may be more
   count = static_cast<unsigned>(list.size());
   if (nvml.processes(device, &count, list.data()) != kSuccess) return;
   for (unsigned i = 0; i < count; ++i)
@@ -70,7 +70,7 @@ void print_gpus(const Nvml& nvml) {
   for (unsigned i = 0; i < count && failed == kSuccess; ++i) {
     Device device = nullptr;
     char name[128] = "";
-    Memory memory{};
+    GpuMemoryInfo memory{};
     failed = nvml.device(i, &device);
     if (failed == kSuccess) failed = nvml.name(device, name, sizeof name);
     if (failed == kSuccess) failed = nvml.memory(device, &memory);

@@ -29,9 +29,10 @@ int fail(const std::string& text, int exit_code = kFailed) {
 }
 
 /// What can be seen to fail before anything starts; empty: nothing.
-std::string mistake_of(const ddp::train::Options& options, const ddp::train::WorkerEnvironment& environment) {
-  const std::string mistake = contradiction(options, environment.world_size);
-  if (!mistake.empty()) return mistake;
+std::string error_of(const ddp::train::TrainOptions& options,
+                     const ddp::train::WorkerEnvironment& environment) {
+  const std::string problem = contradiction(options, environment.world_size);
+  if (!problem.empty()) return problem;
   if (options.rejoin && environment.control.empty()) {
     return "--on-peer-loss rejoin needs somebody who tells this rank with whom to go on, and "
            "DDPLAUNCH_CONTROL is not set; start train with ddplaunch";
@@ -40,7 +41,7 @@ std::string mistake_of(const ddp::train::Options& options, const ddp::train::Wor
   return possible ? "" : possible.error().text;
 }
 
-int judge_logs(const std::string& directory) {
+int diagnose_logs(const std::string& directory) {
   const auto text = ddp::train::read_collective_logs(directory);
   if (!text) return fail(text.error().text, kUsageExit);
   std::printf("%s\n", text->empty() ? "no operation is left that some rank has not finished" : text->c_str());
@@ -53,14 +54,14 @@ int run(int argc, char** argv) {
   const std::string_view use = argc > 1 ? argv[1] : "";
   if (use == "bench" || use == "--bench") return run_bench(argc - 1, argv + 1);
   if (use == "health" || use == "--health") return run_health(argc - 1, argv + 1);
-  const ParsedOptions parsed = parse_options(argc, argv);
+  const ParsedTrainOptions parsed = parse_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
-  if (!parsed.options->collective_read.empty()) return judge_logs(parsed.options->collective_read);
+  if (!parsed.options->collective_read.empty()) return diagnose_logs(parsed.options->collective_read);
   const auto environment =
       read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
   if (!environment) return fail(environment.error().text);
-  const std::string mistake = mistake_of(*parsed.options, *environment);
-  if (!mistake.empty()) return fail(mistake, kUsageExit);
+  const std::string problem = error_of(*parsed.options, *environment);
+  if (!problem.empty()) return fail(problem, kUsageExit);
   if (parsed.options->rejoin) {
     const auto trained = run_rejoining(*parsed.options, *environment);
     return trained ? 0 : fail(trained.error().text);

@@ -109,7 +109,7 @@ Awaitable<> Agent::serve() {
     if (!more) why = more.error().text;
   }
   // sshd closes our stdin when the keeper, its child, has ended; what we say still reaches the master.
-  if (keeper_.keeper_lives()) {
+  if (keeper_.is_keeper_alive()) {
     lose_master(why);
   } else {
     resign(kKeeperDied);
@@ -120,8 +120,8 @@ void Agent::refuse(const Error& error) {
   link_.send(rendezvous::Refused{static_cast<std::uint8_t>(error.code), error.sys, error.text});
 }
 
-void Agent::handle(const rendezvous::JobStart& told) {
-  const rendezvous::JobStart message = options_.own ? lay_over(told, *options_.own) : told;
+void Agent::handle(const rendezvous::JobStart& job_start) {
+  const rendezvous::JobStart message = options_.own ? lay_over(job_start, *options_.own) : job_start;
   credit_.start(message.credit);
   begin_preparing(message);
   link_grace_ = std::chrono::milliseconds(message.link_grace_ms);
@@ -157,10 +157,11 @@ void Agent::handle(const rendezvous::Probe& message) {
 }
 
 Awaitable<> Agent::probe(rendezvous::Probe request) {
-  StoreWay way = co_await find_store(loop_.get_executor(), std::move(request.addresses), request.port,
-                                     std::move(request.token), std::chrono::milliseconds(request.timeout_ms));
-  link_.send(rendezvous::ProbeResult{request.attempt, std::move(way.address), std::move(way.failures),
-                                     std::move(way.local)});
+  StoreRoute route =
+      co_await find_store(loop_.get_executor(), std::move(request.addresses), request.port,
+                          std::move(request.token), std::chrono::milliseconds(request.timeout_ms));
+  link_.send(rendezvous::ProbeResult{request.attempt, std::move(route.address), std::move(route.failures),
+                                     std::move(route.local)});
 }
 
 void Agent::handle(const rendezvous::Signal& message) {
@@ -170,14 +171,14 @@ void Agent::handle(const rendezvous::Signal& message) {
 void Agent::handle(const rendezvous::Leave& message) {
   if (std::exchange(leaving_, true)) return;
   if (options_.own) exit_code_ = message.code;
-  last_words_ = one_line(message.text);  // the master may be anyone with --insecure
+  last_message_ = one_line(message.text);  // the master may be anyone with --insecure
   start_task(go_down());
 }
 
 void Agent::handle(const rendezvous::Ping& message) {
   link_.send(rendezvous::Pong{message.sequence, clock_ns()});
   lease_.pinged(boot_time());
-  if (leased_) mind_the_lease();
+  if (leased_) renew_lease();
 }
 
 void Agent::handle(const rendezvous::Credit& message) {
@@ -187,7 +188,7 @@ void Agent::handle(const rendezvous::Credit& message) {
 
 void Agent::handle(const rendezvous::MasterAsleep&) {
   lease_.master_asleep();
-  mind_the_lease();
+  renew_lease();
   link_.send(rendezvous::Pong{rendezvous::kAsleep, clock_ns()});
 }
 
@@ -225,7 +226,7 @@ void Agent::resign(std::string why, int signal) {
   if (std::exchange(leaving_, true)) return;
   const Error error{ErrorCode::kLinkLost, std::move(why), signal};
   refuse(error);
-  last_words_ = error.text;
+  last_message_ = error.text;
   exit_code_ = exit_code_of(error);
   start_task(go_down());
 }
@@ -257,8 +258,8 @@ Awaitable<> Agent::go_down() {
 }
 
 /// The keeper kills what is left here when the lease is over and the grace has passed, whatever we do.
-void Agent::mind_the_lease() {
-  if (!leased_) return keeper_.pat();
+void Agent::renew_lease() {
+  if (!leased_) return keeper_.renew();
   if (lease_.asleep()) return keeper_.set_lease(std::chrono::milliseconds(0));
   const auto left = lease_.ends_at() + link_grace_ - boot_time();
   keeper_.set_lease(
@@ -274,7 +275,7 @@ bool Agent::master_lost(bool late) const {
 
 Awaitable<> Agent::heartbeat() {
   while (!down_) {
-    mind_the_lease();
+    renew_lease();
     // Orphans of the workers would stay zombies otherwise. Who is being started is not known as a child yet.
     if (attempt_running_ && !workers_->starting()) reap_adopted(children());
     tick_.expires_after(kHeartbeat);

@@ -20,8 +20,8 @@
 #include "launcher/agent/node_store.h"
 #include "launcher/agent/worker_group.h"
 #include "launcher/agent/worker_link.h"
-#include "launcher/agent_core/worker_lives.h"
-#include "launcher/inspection/hang_guard.h"
+#include "launcher/agent_core/worker_processes.h"
+#include "launcher/inspection/hang_monitor.h"
 #include "launcher/inspection/tool_run.h"
 #include "launcher/job/join_job.h"
 #include "launcher/job/output_credit.h"
@@ -54,7 +54,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   /// lives. Returns the process's exit code: after Leave 0, with a job of its own that of the whole job.
   int run();
   /// What the master said of the job's end with Leave; else why this agent had to leave, where it knows.
-  const std::string& last_words() const { return last_words_; }
+  const std::string& last_message() const { return last_message_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -65,7 +65,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   Awaitable<> watch_keeper();
   Awaitable<> watch_signals();
   Awaitable<> finish_attempt();
-  Awaitable<> let_go(rendezvous::Revoke order);
+  Awaitable<> leave_attempt(rendezvous::Revoke order);
   Awaitable<> probe(rendezvous::Probe request);
   Awaitable<> check(rendezvous::NodeCheck request);
   Awaitable<> feed_stdin();
@@ -108,26 +108,26 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) override;
   void worker_ready(std::uint32_t local) override;
   void worker_unlinked(std::uint32_t local) override;
-  void worker_odd(std::uint32_t local, std::string words) override;
+  void worker_misbehaved(std::uint32_t local, std::string words) override;
 
   bool begin_attempt(const rendezvous::Spawn& message);
   bool give_up_next(std::uint32_t attempt);
   std::vector<std::string> expect_workers(std::uint32_t count);
   void keep_error_files(std::vector<std::string> files);
-  void tell_of_the_living();
+  void report_survivors();
   void order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local);
-  void ask_to_let_go(const rendezvous::Revoke& order);
+  void ask_to_leave(const rendezvous::Revoke& order);
   void kill_the_late(const rendezvous::Revoke& order);
   void kill_worker(std::uint32_t local, std::string why);
   void worker_gone(std::uint32_t local);
-  void tell_survivors();
-  void tell_collectives();
-  void watch_for_hangs(std::vector<WorkerSpec>& workers);
+  void notify_survivors();
+  void report_collectives();
+  void monitor_hangs(std::vector<WorkerSpec>& workers);
   std::vector<pid_t> children() const;
   void begin_preparing(const rendezvous::JobStart& job);
   void accept(const rendezvous::JobStart& message, Result<NodeJob> job, bool predecessor_gone);
   void refuse(const Error& error);
-  void mind_the_lease();
+  void renew_lease();
   bool master_lost(bool late) const;
   void lose_master(std::string_view why);
   void resign(std::string why, int signal = 0);
@@ -141,7 +141,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   NodeStore store_;
   std::unique_ptr<WorkerGroup> workers_;
   std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
-  WorkerLives lives_;
+  WorkerProcesses processes_;
   std::uint32_t first_rank_ = 0;  ///< of this node's, in the attempt
   std::uint32_t ranks_ = 0;
   bool letting_go_ = false;                      ///< a revoke is being carried out
@@ -152,7 +152,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   ToolStop tools_;          ///< of a check
   bool preparing_ = false;  ///< the disk is looked at, --setup or a check runs
   AttemptTree tree_;
-  std::unique_ptr<HangGuard> hang_guard_;  ///< of the attempt; null: nobody watches for hangs
+  std::unique_ptr<HangMonitor> hang_monitor_;  ///< of the attempt; null: nobody watches for hangs
   std::chrono::milliseconds hang_timeout_{0};
   EvidenceCollector evidence_;
   CollectiveBoard collectives_;
@@ -177,7 +177,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   asio::posix::stream_descriptor keeper_fd_;
   asio::signal_set signals_;
   int exit_code_ = 0;
-  std::string last_words_;
+  std::string last_message_;
 };
 
 }  // namespace ddp::launcher

@@ -24,8 +24,8 @@ std::string make_error_prefix() {
 
 void Agent::handle(const rendezvous::Spawn& message) {
   if (!job_ || leaving_) return;
-  const bool some_live = waiting_ && workers_->any_lives();
-  if (attempt_running_ && !some_live) {  // the last of the attempt before is being cleaned up
+  const bool some_alive = waiting_ && workers_->any_alive();
+  if (attempt_running_ && !some_alive) {  // the last of the attempt before is being cleaned up
     next_spawn_ = message;
     return;
   }
@@ -33,7 +33,7 @@ void Agent::handle(const rendezvous::Spawn& message) {
   leased_ = !local_ || message.max_restarts > 0;
   lease_.proven(accepted_at_);  // a slow disk may have kept us from answering a Ping before
   // Before the first worker: the keeper of an agent that freezes right after the spawn must know the lease.
-  mind_the_lease();
+  renew_lease();
   if (!begin_attempt(message)) return;
   if (!std::exchange(attempt_running_, true)) start_task(finish_attempt());
   // A restarted rank 0 goes on where the one before stopped reading.
@@ -57,12 +57,12 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
         rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
                            " for each worker (its share of the node's cores); export it to choose another"});
   }
-  if (attempt_running_) workers_->let_go_of_ended();  // their output is the attempt's before
+  if (attempt_running_) workers_->drop_ended();  // their output is the attempt's before
   attempt_ = message.attempt;
   first_rank_ = message.first_rank;
   ranks_ = message.local_world_size;
   waiting_ = false;
-  lives_.begin_attempt();
+  processes_.begin_attempt();
   store_.workers_start();
   keep_error_files(std::move(workers->error_files));
   evidence_.begin(attempt_, first_rank_, error_files_);
@@ -70,11 +70,11 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
     workers_ = std::make_unique<WorkerGroup>(loop_.get_executor(), *this, tree_.begin(attempt_));
     link_.send(rendezvous::Notice{tree_.how(), true});
   }
-  watch_for_hangs(workers->specs);
-  tell_of_the_living();
+  monitor_hangs(workers->specs);
+  report_survivors();
   for (std::uint32_t local = 0; local < message.local_world_size; ++local)
     order_attempt(message, local);
-  std::erase_if(workers->specs, [this](const WorkerSpec& spec) { return lives_.lives(spec.rank); });
+  std::erase_if(workers->specs, [this](const WorkerSpec& spec) { return processes_.is_alive(spec.rank); });
   workers_->start(std::move(workers->specs));
   workers_->resume_output();
   return true;
@@ -91,7 +91,7 @@ bool Agent::give_up_next(std::uint32_t attempt) {
 void Agent::handle(const rendezvous::Stop& message) {
   if (give_up_next(message.attempt)) return;
   if (workers_ && attempt_running_ && message.attempt == attempt_) {
-    if (hang_guard_) hang_guard_->stop();
+    if (hang_monitor_) hang_monitor_->stop();
     if (worker_link_) worker_link_->stop({message.reason, message.grace_ms});
     const std::chrono::milliseconds grace(message.grace_ms);
     waiting_ = false;  // what they write from now on is the end of their last attempt
@@ -106,15 +106,17 @@ Awaitable<> Agent::finish_attempt() {
   co_await workers_->ended();
   while (letting_go_)  // it sees that nobody lives
     co_await attempt_over_.async_wait(kUseTuple);
-  if (hang_guard_) {
-    hang_guard_->stop();
-    co_await hang_guard_->idle();  // its tools are no leftovers of the workers
+  if (hang_monitor_) {
+    hang_monitor_->stop();
+    co_await hang_monitor_->idle();  // its tools are no leftovers of the workers
   }
   // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
   const std::vector<LeftProcess> left = co_await tree_.end();
-  if (evidence_.any()) tell_collectives();
-  EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
-  co_await evidence_.collect(std::move(tell));
+  if (evidence_.any()) report_collectives();
+  EvidenceCollector::SendEvidence notify = [this](const rendezvous::WorkerEvidence& found) {
+    link_.send(found);
+  };
+  co_await evidence_.collect(std::move(notify));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
   rendezvous::AttemptEnded ended;
   ended.attempt = attempt_;
@@ -132,7 +134,7 @@ Awaitable<> Agent::finish_attempt() {
 }
 
 /// Of an attempt that failed: the master compares them, and names the rank that the others waited for.
-void Agent::tell_collectives() {
+void Agent::report_collectives() {
   for (std::uint32_t local = 0; local < ranks_; ++local) {
     std::string log = collectives_.text(local, first_rank_ + local, attempt_);
     if (!log.empty())

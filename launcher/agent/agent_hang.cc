@@ -7,14 +7,14 @@
 
 namespace ddp::launcher {
 
-void Agent::watch_for_hangs(std::vector<WorkerSpec>& workers) {
-  hang_guard_.reset();  // of the attempt before; it has ended
+void Agent::monitor_hangs(std::vector<WorkerSpec>& workers) {
+  hang_monitor_.reset();  // of the attempt before; it has ended
   if (hang_timeout_.count() == 0 || workers.empty()) return;
-  HangGuard::Send send = [this](const rendezvous::Message& message) { link_.send(message); };
-  HangGuard::Held held = [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; };
-  hang_guard_ = std::make_unique<HangGuard>(loop_.get_executor(), attempt_, hang_timeout_, std::move(send),
-                                            std::move(held));
-  hang_guard_->start(workers.front().env);
+  HangMonitor::SendMessage send = [this](const rendezvous::Message& message) { link_.send(message); };
+  HangMonitor::IsOutputPaused held = [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; };
+  hang_monitor_ = std::make_unique<HangMonitor>(loop_.get_executor(), attempt_, hang_timeout_,
+                                                std::move(send), std::move(held));
+  hang_monitor_->start(workers.front().env);
   for (WorkerSpec& worker : workers)
     worker.tracer = ::getpid();  // gdb and py-spy will be our children
 }
@@ -22,14 +22,14 @@ void Agent::watch_for_hangs(std::vector<WorkerSpec>& workers) {
 /// Those that somebody waits for.
 std::vector<pid_t> Agent::children() const {
   std::vector<pid_t> pids = workers_->pids();
-  if (!hang_guard_) return pids;
-  const std::vector<pid_t> tools = hang_guard_->pids();
+  if (!hang_monitor_) return pids;
+  const std::vector<pid_t> tools = hang_monitor_->pids();
   pids.insert(pids.end(), tools.begin(), tools.end());
   return pids;
 }
 
 void Agent::handle(const rendezvous::Inspect& message) {
-  if (hang_guard_ && attempt_running_) hang_guard_->inspect(message);
+  if (hang_monitor_ && attempt_running_) hang_monitor_->inspect(message);
 }
 
 }  // namespace ddp::launcher

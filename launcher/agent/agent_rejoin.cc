@@ -41,7 +41,7 @@ std::vector<std::string> Agent::expect_workers(std::uint32_t count) {
     keeper_.set_directory(worker_link_->directory());
   }
   for (std::uint32_t local = 0; local < count; ++local) {
-    if (lives_.lives(local)) continue;
+    if (processes_.is_alive(local)) continue;
     if (auto control = worker_link_->expect(local)) controls[local] = std::move(*control);
   }
   return controls;
@@ -50,7 +50,7 @@ std::vector<std::string> Agent::expect_workers(std::uint32_t count) {
 /// The living write into theirs; those of the dead have been read.
 void Agent::keep_error_files(std::vector<std::string> files) {
   for (std::size_t local = 0; local < error_files_.size(); ++local) {
-    if (!lives_.lives(static_cast<std::uint32_t>(local)))
+    if (!processes_.is_alive(static_cast<std::uint32_t>(local)))
       ::unlink(error_files_[local].c_str());
     else if (local < files.size())
       files[local] = error_files_[local];
@@ -58,12 +58,13 @@ void Agent::keep_error_files(std::vector<std::string> files) {
   error_files_ = std::move(files);
 }
 
-void Agent::tell_of_the_living() {
-  for (const auto& [local, life] : lives_.all()) {
-    link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(life.pid),
-                                         life.started_ns, life.born});
-    evidence_.worker_started(life.pid);
-    if (hang_guard_) hang_guard_->worker_started(first_rank_ + local, life.pid);
+void Agent::report_survivors() {
+  for (const auto& [local, process] : processes_.all()) {
+    link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local,
+                                         static_cast<std::uint32_t>(process.pid), process.started_ns,
+                                         process.start_attempt});
+    evidence_.worker_started(process.pid);
+    if (hang_monitor_) hang_monitor_->worker_started(first_rank_ + local, process.pid);
   }
 }
 
@@ -86,23 +87,23 @@ void Agent::order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local) {
 // ---- what workers say
 
 void Agent::worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) {
-  lives_.greeted(local, hello.rejoin && !hello.sharded);
-  if (!waiting_ && !workers_->starting() && lives_.greeted_is_news())
+  processes_.greeted(local, hello.rejoin && !hello.sharded);
+  if (!waiting_ && !workers_->starting() && processes_.take_greeted_change())
     link_.send(rendezvous::WorkersGreeted{attempt_});
 }
 
 void Agent::worker_ready(std::uint32_t local) {
-  lives_.ready(local);
-  if (!waiting_ && !workers_->starting() && lives_.ready_is_news())
+  processes_.ready(local);
+  if (!waiting_ && !workers_->starting() && processes_.take_ready_change())
     link_.send(rendezvous::WorkersReady{attempt_});
 }
 
 void Agent::worker_unlinked(std::uint32_t local) {
-  if (hang_guard_) hang_guard_->worker_steps_no_more(first_rank_ + local);
+  if (hang_monitor_) hang_monitor_->worker_steps_no_more(first_rank_ + local);
 }
 
 void Agent::worker_stepped(std::uint32_t local, const rendezvous::WorkerStep& step) {
-  if (hang_guard_) hang_guard_->worker_stepped(first_rank_ + local, step.step, step.phase);
+  if (hang_monitor_) hang_monitor_->worker_stepped(first_rank_ + local, step.step, step.phase);
 }
 
 void Agent::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTrouble& trouble) {
@@ -113,22 +114,22 @@ void Agent::worker_in_trouble(std::uint32_t local, const rendezvous::WorkerTroub
 
 void Agent::worker_revoked(std::uint32_t local, const rendezvous::WorkerRevoked& answer) {
   if (answer.attempt != attempt_) return;
-  lives_.answered(local, answer.step);
+  processes_.answered(local, answer.step);
   revoke_step_.cancel();
 }
 
-void Agent::worker_odd(std::uint32_t local, std::string words) {
+void Agent::worker_misbehaved(std::uint32_t local, std::string words) {
   link_.send(rendezvous::Notice{"rank " + std::to_string(first_rank_ + local) + ": " + std::move(words)});
 }
 
 /// Its process has ended.
 void Agent::worker_gone(std::uint32_t local) {
-  lives_.ended(local);
+  processes_.ended(local);
   if (worker_link_) worker_link_->forget(local);
   revoke_step_.cancel();
   if (letting_go_) return;
-  if (waiting_) return tell_survivors();
-  if (!workers_->starting() && lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
+  if (waiting_) return notify_survivors();
+  if (!workers_->starting() && processes_.take_ready_change()) link_.send(rendezvous::WorkersReady{attempt_});
 }
 
 // ---- a revoke
@@ -137,14 +138,14 @@ void Agent::handle(const rendezvous::Revoke& message) {
   if (give_up_next(message.attempt)) return;
   // Where nobody lives AttemptEnded is on its way.
   const bool runs = workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_ &&
-                    (workers_->starting() || !lives_.none());
+                    (workers_->starting() || !processes_.none());
   if (runs && !leaving_ && !workers_->stopping() && !std::exchange(letting_go_, true))
-    start_task(let_go(message));
+    start_task(leave_attempt(message));
 }
 
 /// In this order: who hangs is killed, and what the dead left; who cannot live on is told to end; then the
 /// others are asked, so that none of them still hears of the dead when it lets go. A Stop ends all this.
-Awaitable<> Agent::let_go(rendezvous::Revoke order) {
+Awaitable<> Agent::leave_attempt(rendezvous::Revoke order) {
   const Clock::time_point due = Clock::now() + std::chrono::milliseconds(order.deadline_ms);
   while (workers_->starting() && !workers_->stopping() && Clock::now() < due) {
     revoke_step_.expires_at(due);
@@ -153,14 +154,14 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
   if (workers_->starting()) workers_->stop(std::chrono::milliseconds(0));  // its disk hangs
   std::vector<std::uint32_t> gone = workers_->ended_ranks();
   for (const std::uint32_t rank : order.kill) {
-    if (!lives_.lives(rank - first_rank_)) continue;
+    if (!processes_.is_alive(rank - first_rank_)) continue;
     kill_worker(rank - first_rank_, "hung and was killed");
     gone.push_back(rank - first_rank_);
   }
   co_await workers_->kill_leftovers(std::move(gone), kSettleTime);
-  if (!workers_->stopping()) ask_to_let_go(order);
+  if (!workers_->stopping()) ask_to_leave(order);
   const auto awaited = [this] {
-    return !workers_->stopping() && (!lives_.unanswered().empty() || !lives_.dying().empty());
+    return !workers_->stopping() && (!processes_.unanswered().empty() || !processes_.dying().empty());
   };
   while (awaited() && Clock::now() < due) {
     revoke_step_.expires_at(due);
@@ -168,7 +169,7 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
   }
   if (!workers_->stopping()) {
     kill_the_late(order);
-    co_await workers_->kill_leftovers(lives_.dying(), kSettleTime);
+    co_await workers_->kill_leftovers(processes_.dying(), kSettleTime);
   }
   const Clock::time_point given_up = Clock::now() + kKillBound;
   while (awaited() && Clock::now() < given_up) {
@@ -180,48 +181,50 @@ Awaitable<> Agent::let_go(rendezvous::Revoke order) {
     workers_->stop(std::chrono::milliseconds(0));
   }
   co_await workers_->settled(kSettleTime);
-  if (hang_guard_) {
-    hang_guard_->stop();
-    co_await hang_guard_->idle();
+  if (hang_monitor_) {
+    hang_monitor_->stop();
+    co_await hang_monitor_->idle();
   }
-  waiting_ = !workers_->stopping() && !lives_.none();  // no more of their output is read
-  if (!lives_.none()) {
-    tell_collectives();
-    EvidenceCollector::Send tell = [this](const rendezvous::WorkerEvidence& found) { link_.send(found); };
-    co_await evidence_.collect(std::move(tell));
+  waiting_ = !workers_->stopping() && !processes_.none();  // no more of their output is read
+  if (!processes_.none()) {
+    report_collectives();
+    EvidenceCollector::SendEvidence notify = [this](const rendezvous::WorkerEvidence& found) {
+      link_.send(found);
+    };
+    co_await evidence_.collect(std::move(notify));
     co_await link_.flushed();  // output first: the attempt's files are complete then
   }
   letting_go_ = false;
   attempt_over_.cancel();
-  if (waiting_) tell_survivors();  // otherwise AttemptEnded is the answer
+  if (waiting_) notify_survivors();  // otherwise AttemptEnded is the answer
 }
 
-void Agent::ask_to_let_go(const rendezvous::Revoke& order) {
-  for (const std::uint32_t local : lives_.unanswered()) {
+void Agent::ask_to_leave(const rendezvous::Revoke& order) {
+  for (const std::uint32_t local : processes_.unanswered()) {
     if (worker_link_ && worker_link_->can_rejoin(local)) continue;
     // It has just been started, or its part is done and it ends as it likes: SIGTERM will do, for a while.
-    lives_.kill(local, "");
+    processes_.kill(local, "");
     workers_->terminate(local);
   }
-  for (const std::uint32_t local : lives_.unanswered())
+  for (const std::uint32_t local : processes_.unanswered())
     worker_link_->revoke(local, {attempt_, order.reason, order.deadline_ms});
 }
 
 void Agent::kill_the_late(const rendezvous::Revoke& order) {
-  for (const std::uint32_t local : lives_.unanswered())
+  for (const std::uint32_t local : processes_.unanswered())
     kill_worker(local, "did not let go of attempt " + std::to_string(attempt_) + " within " +
                            in_seconds(order.deadline_ms) + " and was killed");
 }
 
 void Agent::kill_worker(std::uint32_t local, std::string why) {
-  lives_.kill(local, std::move(why));
+  processes_.kill(local, std::move(why));
   workers_->kill(local);
 }
 
 /// Also when one of them has died meanwhile. Where none is left, AttemptEnded follows.
-void Agent::tell_survivors() {
-  if (lives_.none()) return;
-  link_.send(rendezvous::AttemptRevoked{attempt_, lives_.survivors()});
+void Agent::notify_survivors() {
+  if (processes_.none()) return;
+  link_.send(rendezvous::AttemptRevoked{attempt_, processes_.survivors()});
 }
 
 }  // namespace ddp::launcher

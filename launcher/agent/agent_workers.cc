@@ -7,16 +7,16 @@
 namespace ddp::launcher {
 
 void Agent::worker_started(std::uint32_t local, pid_t pid) {
-  WorkerLife life;
-  life.pid = pid;
-  life.born = attempt_;
-  life.started_ns = clock_ns();
-  lives_.started(local, life);
+  WorkerProcess process;
+  process.pid = pid;
+  process.start_attempt = attempt_;
+  process.started_ns = clock_ns();
+  processes_.started(local, process);
   link_.send(rendezvous::WorkerStarted{attempt_, first_rank_ + local, static_cast<std::uint32_t>(pid),
-                                       life.started_ns, attempt_});
+                                       process.started_ns, attempt_});
   if (worker_link_) worker_link_->started(local);
   evidence_.worker_started(pid);
-  if (hang_guard_) hang_guard_->worker_started(first_rank_ + local, pid);
+  if (hang_monitor_) hang_monitor_->worker_started(first_rank_ + local, pid);
 }
 
 void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) {
@@ -37,13 +37,13 @@ void Agent::worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& stat
       break;
   }
   exited.core = status.core_dumped;
-  const std::string* killed = lives_.killed(local);
+  const std::string* killed = processes_.killed(local);
   exited.by_revoke = killed != nullptr;
   exited.after_stop = workers_->ended_after_stop(local);
   if (killed != nullptr) exited.text = *killed;
   link_.send(exited);
   if (!exited.by_revoke) evidence_.worker_ended(exited.rank, pid, status);
-  if (hang_guard_) hang_guard_->worker_ended(exited.rank);
+  if (hang_monitor_) hang_monitor_->worker_ended(exited.rank);
   worker_gone(local);
 }
 
@@ -62,8 +62,8 @@ void Agent::worker_not_started(std::uint32_t local, const Error& error) {
 void Agent::all_started() {
   revoke_step_.cancel();
   if (waiting_) return;
-  if (lives_.greeted_is_news()) link_.send(rendezvous::WorkersGreeted{attempt_});
-  if (lives_.ready_is_news()) link_.send(rendezvous::WorkersReady{attempt_});
+  if (processes_.take_greeted_change()) link_.send(rendezvous::WorkersGreeted{attempt_});
+  if (processes_.take_ready_change()) link_.send(rendezvous::WorkersReady{attempt_});
 }
 
 OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) {
@@ -77,13 +77,13 @@ OutputSink::Move Agent::move_output(std::uint32_t local, std::uint8_t stream, in
       break;
   }
   credit_.spend(stream, size);
-  if (hang_guard_) hang_guard_->worker_wrote();
+  if (hang_monitor_) hang_monitor_->worker_wrote();
   return Move::kMoved;
 }
 
 void Agent::worker_output(std::uint32_t local, std::uint8_t stream, std::span<const char> bytes) {
   credit_.spend(stream, bytes.size());
-  if (hang_guard_) hang_guard_->worker_wrote();
+  if (hang_monitor_) hang_monitor_->worker_wrote();
   link_.send_output(
       {attempt_, first_rank_ + local, stream, clock_ns(), std::string_view(bytes.data(), bytes.size())});
 }

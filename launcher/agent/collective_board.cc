@@ -15,9 +15,9 @@ namespace {
 using rendezvous::CollectiveMemory;
 
 /// One that is finished, so that the rank's place is known where none is open.
-constexpr std::size_t kFinishedTold = 1;
+constexpr std::size_t kFinishedReported = 1;
 /// More than `train` has under way at once.
-constexpr std::size_t kTold = 64;
+constexpr std::size_t kReported = 64;
 
 }  // namespace
 
@@ -47,7 +47,7 @@ std::string CollectiveBoard::text(std::uint32_t local_rank, std::uint32_t rank, 
   const auto memory = std::make_unique<CollectiveMemory>();
   const ssize_t size = ::pread(memory_.get(), memory.get(), sizeof *memory, offset);
   if (size != static_cast<ssize_t>(sizeof *memory)) return {};
-  const auto dump = rendezvous::read_collectives(*memory, kFinishedTold, kTold);
+  const auto dump = rendezvous::read_collectives(*memory, kFinishedReported, kReported);
   if (!dump || dump->attempt != attempt || static_cast<std::uint32_t>(dump->rank) != rank) return {};
   return rendezvous::dump_text(*dump);
 }

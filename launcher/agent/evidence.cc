@@ -104,7 +104,7 @@ void EvidenceCollector::kills_from(Clock::time_point time) {
   kills_from_ = std::min(kills_from_.value_or(time), time);
 }
 
-Awaitable<> EvidenceCollector::collect(Send send) {
+Awaitable<> EvidenceCollector::collect(SendEvidence send) {
   if (ends_.empty()) co_return;
   const std::uint64_t now = kernel_now_us();
   for (more_in_log_ = kernel_log_ && !only_terminated_; more_in_log_;) {
@@ -113,7 +113,7 @@ Awaitable<> EvidenceCollector::collect(Send send) {
   }
   kernel_log_.reset();
   std::vector<rendezvous::WorkerEvidence> evidence(ends_.size());
-  if (!only_terminated_) tell_oom(evidence);
+  if (!only_terminated_) report_oom(evidence);
   for (std::size_t i = 0; i < ends_.size(); ++i) {
     rendezvous::WorkerEvidence& one = evidence[i];
     one.attempt = attempt_;
@@ -184,7 +184,7 @@ std::string EvidenceCollector::xids_of(const BadEnd& end) const {
 
 /// The kernel log names the process; the counter only says how many died. It is for ends by a SIGKILL that is
 /// not ours, in their order; what is left of it was a child of a worker.
-void EvidenceCollector::tell_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const {
+void EvidenceCollector::report_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const {
   const auto now =
       memory_events_.empty() ? std::nullopt : parse_oom_kills(read_start(memory_events_, kMaxSmallFile));
   std::uint64_t died = now && *now > oom_kills_ ? *now - oom_kills_ : 0;

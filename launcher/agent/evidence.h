@@ -25,7 +25,7 @@ namespace ddp::launcher {
 class EvidenceCollector {
  public:
   using Clock = std::chrono::steady_clock;
-  using Send = std::function<void(const rendezvous::WorkerEvidence&)>;
+  using SendEvidence = std::function<void(const rendezvous::WorkerEvidence&)>;
 
   explicit EvidenceCollector(asio::any_io_executor executor) : executor_(std::move(executor)) {}
 
@@ -40,7 +40,7 @@ class EvidenceCollector {
 
   /// After the end of all workers, before their error files are removed. Calls `send` for each bad end of
   /// which there is something to tell. Reads in slices: other handlers of the loop run in between.
-  Awaitable<> collect(Send send);
+  Awaitable<> collect(SendEvidence send);
 
  private:
   struct BadEnd {
@@ -54,7 +54,7 @@ class EvidenceCollector {
   void add_victim(const OomVictim& victim, std::string line);
   std::string oom_in_log(pid_t pid) const;
   std::string xids_of(const BadEnd& end) const;
-  void tell_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const;
+  void report_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const;
 
   asio::any_io_executor executor_;
   std::uint32_t attempt_ = 0;

@@ -163,8 +163,8 @@ Awaitable<ToolOutput> ask(std::vector<std::string> argv, Tools tools, std::strin
   spec.cwd = std::move(cwd);
   for (const auto& [name, value] : tools.env)
     spec.env.push_back(name + "=" + value);
-  ToolOutput told = co_await run_tool(std::move(spec), tools.until, kToolText, &pids, tools.stop);
-  co_return told;
+  ToolOutput output = co_await run_tool(std::move(spec), tools.until, kToolText, &pids, tools.stop);
+  co_return output;
 }
 
 /// Of a module that Python was asked for.
@@ -183,19 +183,19 @@ Awaitable<ModuleAnswer> ask_python(std::string python, std::string module, std::
       "import sys, importlib.util as u; print('ddplaunch: ' + str(u.find_spec(sys.argv[1]) is not None))";
   argv[3] = top;
   const auto until = tools.until;
-  const ToolOutput told = co_await ask(std::move(argv), std::move(tools), std::move(cwd));
+  const ToolOutput output = co_await ask(std::move(argv), std::move(tools), std::move(cwd));
   ModuleAnswer answer;
-  if (told.text.find("ddplaunch: True") != std::string::npos) co_return answer;
+  if (output.text.find("ddplaunch: True") != std::string::npos) co_return answer;
   answer.doubt = Clock::now() >= until;
   if (answer.doubt) {
     answer.trouble = python + " did not tell in time whether there is a module " + top +
                      "; does it hang at its start, or is a network disk slow?";
     co_return answer;
   }
-  if (told.text.find("ddplaunch: False") == std::string::npos) {
-    const std::string lines = told.text.substr(0, told.text.find_last_not_of('\n') + 1);
+  if (output.text.find("ddplaunch: False") == std::string::npos) {
+    const std::string lines = output.text.substr(0, output.text.find_last_not_of('\n') + 1);
     const std::string last = lines.substr(lines.rfind('\n') + 1);
-    answer.trouble = python + " cannot look for the module " + top + ": " + told.trouble +
+    answer.trouble = python + " cannot look for the module " + top + ": " + output.trouble +
                      (last.empty() ? "" : " (" + last + ")");
     co_return answer;
   }
@@ -209,9 +209,9 @@ Awaitable<ModuleAnswer> ask_python(std::string python, std::string module, std::
 
 Awaitable<GpuFacts> ask_nvml(std::string helper, Tools tools) {
   std::vector<std::string> argv(1, helper);
-  const ToolOutput told = co_await ask(std::move(argv), std::move(tools));
-  GpuFacts facts = read_nvml_lines(told.text);
-  if (!told.success) facts.trouble = "the NVIDIA driver did not answer " + helper + ": " + told.trouble;
+  const ToolOutput output = co_await ask(std::move(argv), std::move(tools));
+  GpuFacts facts = read_nvml_lines(output.text);
+  if (!output.success) facts.trouble = "the NVIDIA driver did not answer " + helper + ": " + output.trouble;
   co_return facts;
 }
 
@@ -247,7 +247,7 @@ Awaitable<GpuFacts> ask_driver(std::string agent_dir, Tools tools) {
 }
 
 void add_gpus(NodeChecked& checked, GpuFacts facts) {
-  for (const GpuFacts::Process& process : facts.processes) {
+  for (const GpuFacts::GpuProcess& process : facts.processes) {
     rendezvous::NodeGpu& gpu = facts.gpus[process.gpu];
     if (gpu.processes++ >= kNamedHolders) continue;
     gpu.holders +=

@@ -115,7 +115,7 @@ ChildSpec shell_for(const rendezvous::JobStart& job, const EnvVars& node_env,
 }  // namespace
 
 struct NodeSetup::Running {
-  Running(const asio::any_io_executor& executor, SetupOutput::Line line)
+  Running(const asio::any_io_executor& executor, SetupOutput::LineHandler line)
       : output(std::move(line)), out(executor), end(executor), timer(executor) {}
   ChildProcess child;
   SetupOutput output;
@@ -133,7 +133,7 @@ Awaitable<> NodeSetup::watch_end(std::shared_ptr<Running> running) {
 }
 
 Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged,
-                                          std::string cwd, SetupOutput::Line line) {
+                                          std::string cwd, SetupOutput::LineHandler line) {
   auto memories = memories_for(job);
   if (!memories) co_return memories.error();
   ChildSpec spec = shell_for(job, node_env, *memories);

@@ -29,7 +29,7 @@ class NodeSetup {
   /// Errors: kRefused when a script failed or ended the shell, with its exit code and last lines; kCancelled
   /// after stop(); kSystem.
   Awaitable<Result<EnvVars>> run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged, std::string cwd,
-                                 SetupOutput::Line line);
+                                 SetupOutput::LineHandler line);
 
   /// After run() ended well: goes on taking what the programs print that the scripts have left running, for
   /// these would die of a pipe that nobody reads. Returns when none of them holds it any more, or after

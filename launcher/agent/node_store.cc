@@ -69,8 +69,8 @@ struct Race {
     }
     return true;
   }
-  void end(std::size_t way, Result<std::string> outcome) {
-    outcomes[way] = std::move(outcome);
+  void end(std::size_t route, Result<std::string> outcome) {
+    outcomes[route] = std::move(outcome);
     changed.cancel();
   }
 
@@ -103,8 +103,9 @@ Awaitable<Result<std::string>> ask(tcp::socket& socket, tcp::endpoint there, con
   co_return local;
 }
 
-Awaitable<> run_way(std::shared_ptr<Race> race, std::size_t way, tcp::endpoint there, std::string token) {
-  race->end(way, co_await ask(race->sockets[way], there, token));
+Awaitable<> run_method(std::shared_ptr<Race> race, std::size_t route, tcp::endpoint there,
+                       std::string token) {
+  race->end(route, co_await ask(race->sockets[route], there, token));
 }
 
 }  // namespace
@@ -126,13 +127,13 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
   if (!token) return token.error();
   options.token = "ddplaunch/" + *token;
   options.on_refused = [this](const asio::ip::address& address) {
-    tell_("the store refused a connection from " + address.to_string() +
-          ", which is no address of this job's nodes");
+    notify_("the store refused a connection from " + address.to_string() +
+            ", which is no address of this job's nodes");
   };
   options.on_broken = [this](const asio::ip::address& address, const Error& error) {
     // Once for each address: whoever goes on must not flood the user, nor the link.
     if (broken_peers_.size() >= kBrokenPeers || !broken_peers_.insert(address).second) return;
-    tell_("the store closed a connection from " + address.to_string() + ": " + error.text);
+    notify_("the store closed a connection from " + address.to_string() + ": " + error.text);
   };
   rendezvous::StoreOpened opened;
   opened.attempt = message.attempt;
@@ -157,8 +158,8 @@ void NodeStore::stop() {
   if (server_) server_->stop();
 }
 
-Awaitable<StoreWay> find_store(asio::any_io_executor executor, std::vector<std::string> addresses,
-                               std::uint16_t port, std::string token, std::chrono::milliseconds timeout) {
+Awaitable<StoreRoute> find_store(asio::any_io_executor executor, std::vector<std::string> addresses,
+                                 std::uint16_t port, std::string token, std::chrono::milliseconds timeout) {
   const auto race = std::make_shared<Race>(executor, addresses.size());
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     error_code error;
@@ -167,7 +168,7 @@ Awaitable<StoreWay> find_store(asio::any_io_executor executor, std::vector<std::
       race->end(i, Error{ErrorCode::kUnreachable, "not an address"});
       continue;
     }
-    asio::co_spawn(executor, run_way(race, i, {ip, port}, token), [](const std::exception_ptr& broken) {
+    asio::co_spawn(executor, run_method(race, i, {ip, port}, token), [](const std::exception_ptr& broken) {
       if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
     });
   }
@@ -186,7 +187,7 @@ Awaitable<StoreWay> find_store(asio::any_io_executor executor, std::vector<std::
     race->changed.expires_at(Clock::time_point::max());
     co_await race->changed.async_wait(kUseTuple);
   }
-  StoreWay found;
+  StoreRoute found;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     const Result<std::string>& outcome = *race->outcomes[i];
     if (outcome) {

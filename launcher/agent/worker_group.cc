@@ -164,7 +164,7 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
 }
 
 bool WorkerGroup::all_ended() const {
-  return !starting_ && !any_lives();
+  return !starting_ && !any_alive();
 }
 
 void WorkerGroup::spawn_task(Awaitable<> task) {
@@ -219,12 +219,12 @@ void WorkerGroup::take_away_ended(std::uint32_t rank) {
   workers_.erase(old);
 }
 
-bool WorkerGroup::lives(std::uint32_t rank) const {
+bool WorkerGroup::is_alive(std::uint32_t rank) const {
   const Worker* worker = find(rank);
   return worker != nullptr && !worker->ended;
 }
 
-bool WorkerGroup::any_lives() const {
+bool WorkerGroup::any_alive() const {
   return std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) { return !worker->ended; });
 }
 
@@ -312,7 +312,7 @@ Awaitable<> WorkerGroup::settled(std::chrono::milliseconds limit) {
     return std::all_of(workers_.begin(), workers_.end(),
                        [](const auto& worker) { return !worker->ended || worker->settled; });
   };
-  pipes_.hurry();
+  pipes_.shorten_wait();
   asio::steady_timer pause(executor_);
   while (!all_settled()) {
     pause.expires_after(kSettlePause);
@@ -324,7 +324,7 @@ Awaitable<> WorkerGroup::settled(std::chrono::milliseconds limit) {
   pipes_.read_present();
 }
 
-void WorkerGroup::let_go_of_ended() {
+void WorkerGroup::drop_ended() {
   for (const auto& worker : workers_)
     if (worker->ended && !worker->settled) pipes_.finish(worker->rank);
 }
@@ -334,7 +334,7 @@ void WorkerGroup::stop(std::chrono::milliseconds grace) {
   if (!stopping_) {
     stopping_ = true;
     if (starting_) pool_->cancel();
-    pipes_.hurry();
+    pipes_.shorten_wait();
     for (const auto& worker : workers_)
       terminate(*worker);
     kill_at_.expires_at(at);

@@ -50,7 +50,7 @@ class WorkerGroup {
 
   /// Begins to start all; the loop goes on while the kernel reads their programs. A worker that cannot be
   /// started is reported like one that ended; the others go on. May be called again for those that have
-  /// ended, after `all_started` and `let_go_of_ended`.
+  /// ended, after `all_started` and `drop_ended`.
   void start(std::vector<WorkerSpec> specs);
   bool starting() const { return starting_; }
 
@@ -63,8 +63,8 @@ class WorkerGroup {
   bool ended_after_stop(std::uint32_t rank) const;
 
   /// Whether its leader runs.
-  bool lives(std::uint32_t rank) const;
-  bool any_lives() const;
+  bool is_alive(std::uint32_t rank) const;
+  bool any_alive() const;
   std::vector<std::uint32_t> ended_ranks() const;  ///< those that nobody has replaced
   /// TERM to one worker's leader and group.
   void terminate(std::uint32_t rank);
@@ -78,7 +78,7 @@ class WorkerGroup {
   /// and what the living have written until then, is read though there is no room for it.
   Awaitable<> settled(std::chrono::milliseconds limit);
   /// As `settled`, for those that have ended just now: at once, whatever holds their pipes open.
-  void let_go_of_ended();
+  void drop_ended();
   void resume_output();  ///< there is room for output again
   /// Writes to the stdin of the worker that has one; completes when the pipe took it. Empty: end of file.
   Awaitable<> write_stdin(std::string bytes);

@@ -103,17 +103,17 @@ struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
   rendezvous::WorkerSession session;
   std::string unsent;
   bool writable_awaited = false;
-  bool stranger_told = false;
+  bool stranger_reported = false;
 
   void await_connection();
   void accept_one();
   void await_descriptor();
   void refuse(uid_t user);
-  void await_words();
+  void await_messages();
   void read_some();
   void hear(const rendezvous::WorkerEvent& event);
   void send();
-  void odd(std::string words) { link->events_.worker_odd(local_rank, std::move(words)); }
+  void misbehaved(std::string words) { link->events_.worker_misbehaved(local_rank, std::move(words)); }
   void close_listener();
   void close_connection();
   void forget();
@@ -142,7 +142,7 @@ void WorkerLink::Worker::accept_one() {
   if (ec) return await_connection();
   fd.release();
   close_listener();  // the first one counts
-  await_words();
+  await_messages();
 }
 
 /// A listener that is ready but cannot be accepted from would spin.
@@ -154,12 +154,12 @@ void WorkerLink::Worker::await_descriptor() {
 }
 
 void WorkerLink::Worker::refuse(uid_t user) {
-  if (std::exchange(stranger_told, true)) return;
-  odd("has a socket for DDPLAUNCH_CONTROL to which user " + std::to_string(user) +
-      " connected; closed, since only our own user may");
+  if (std::exchange(stranger_reported, true)) return;
+  misbehaved("has a socket for DDPLAUNCH_CONTROL to which user " + std::to_string(user) +
+             " connected; closed, since only our own user may");
 }
 
-void WorkerLink::Worker::await_words() {
+void WorkerLink::Worker::await_messages() {
   connection.async_wait(stream_descriptor::wait_read, [self = shared_from_this()](const error_code& ec) {
     if (!ec && self->link && self->connection.is_open()) self->read_some();
   });
@@ -168,7 +168,7 @@ void WorkerLink::Worker::await_words() {
 void WorkerLink::Worker::read_some() {
   char bytes[kReadBytes];
   const ssize_t got = ::recv(connection.native_handle(), bytes, sizeof bytes, 0);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return await_words();
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return await_messages();
   if (got <= 0) return close_connection();  // its end is seen by who watches the process
   for (const rendezvous::WorkerEvent& event : session.receive({bytes, static_cast<std::size_t>(got)})) {
     hear(event);
@@ -176,7 +176,7 @@ void WorkerLink::Worker::read_some() {
   }
   if (session.state() == rendezvous::WorkerSession::State::kIgnored) return close_connection();
   send();
-  if (connection.is_open()) await_words();
+  if (connection.is_open()) await_messages();
 }
 
 void WorkerLink::Worker::hear(const rendezvous::WorkerEvent& event) {
@@ -191,8 +191,8 @@ void WorkerLink::Worker::hear(const rendezvous::WorkerEvent& event) {
     events.worker_revoked(local_rank, *answer);
   } else if (std::get_if<rendezvous::WorkerReady>(&event)) {
     events.worker_ready(local_rank);
-  } else if (const auto* oddity = std::get_if<rendezvous::WorkerOdd>(&event)) {
-    odd(oddity->words);
+  } else if (const auto* misbehavior = std::get_if<rendezvous::WorkerMisbehaved>(&event)) {
+    misbehaved(misbehavior->words);
   }
 }
 
@@ -211,7 +211,7 @@ void WorkerLink::Worker::send() {
   }
   if (unsent.size() > kMaxQueued) {
     close_connection();
-    odd("does not read what it is told over DDPLAUNCH_CONTROL; its connection was closed");
+    misbehaved("does not read what it is told over DDPLAUNCH_CONTROL; its connection was closed");
     return;
   }
   if (unsent.empty() || writable_awaited || !connection.is_open()) return;

@@ -25,7 +25,7 @@ class WorkerLinkEvents {
   /// Its connection has ended, mostly with the process; otherwise nothing more is heard of its steps.
   virtual void worker_unlinked(std::uint32_t local_rank) = 0;
   /// Something that a person should read, once for each kind: a broken line, a word of a foreign attempt.
-  virtual void worker_odd(std::uint32_t local_rank, std::string words) = 0;
+  virtual void worker_misbehaved(std::uint32_t local_rank, std::string words) = 0;
 };
 
 /// The agent's end of the worker protocol (docs/worker_protocol.md): a directory of ours alone (0700) with

@@ -85,7 +85,7 @@ struct WorkerPipes::Rank {
   std::uint32_t rank;
   std::size_t index;  ///< of its pipe in each lane
   asio::steady_timer quiet;
-  std::uint64_t life = 0;  ///< counts those that had the pipes
+  std::uint64_t incarnation = 0;  ///< counts those that had the pipes
 };
 
 std::size_t WorkerPipes::bytes_in(const Pipe& pipe) {
@@ -108,7 +108,7 @@ void WorkerPipes::add(std::uint32_t rank, UniqueFd out, UniqueFd err) {
   if (before == nullptr)
     ranks_.push_back(std::make_unique<Rank>(executor_, rank, at));
   else
-    ++before->life;
+    ++before->incarnation;
   for (const auto& lane : lanes_) {
     UniqueFd& fd = lane->stream == 1 ? out : err;
     set_nonblocking(fd.get());
@@ -269,14 +269,14 @@ Awaitable<> WorkerPipes::drained(std::uint32_t number) {
   // All that the leader wrote is read, whatever its children go on to write.
   const std::uint64_t owed = bytes_read(*rank) + bytes_waiting(*rank);
   const auto patience = Clock::now() + kChatter;
-  const std::uint64_t life = rank->life;
+  const std::uint64_t incarnation = rank->incarnation;
   while (open(*rank)) {
     const std::uint64_t before = bytes_read(*rank);
     rank->quiet.expires_after(kQuiet);
     co_await rank->quiet.async_wait(kUseTuple);
-    if (rank->life != life) break;  // the pipes are another process's now
+    if (rank->incarnation != incarnation) break;  // the pipes are another process's now
     const bool still = bytes_read(*rank) == before;
-    if (still && hurried_) read_rest(*rank);
+    if (still && shortened_) read_rest(*rank);
     if (!open(*rank)) break;
     const bool empty = still && bytes_waiting(*rank) == 0;
     if (empty || (Clock::now() >= patience && bytes_read(*rank) >= owed)) give_up(number);

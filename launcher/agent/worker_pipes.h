@@ -58,8 +58,8 @@ class WorkerPipes {
   void resume();  ///< there is room for output again
   /// The attempt is being stopped: what ended leaders left in their pipes, at most what those hold, is read
   /// though there is no room for it, for a reader who stands still must not hold up the stop.
-  void hurry() { hurried_ = true; }
-  void take_time() { hurried_ = false; }  ///< another attempt begins
+  void shorten_wait() { shortened_ = true; }
+  void take_time() { shortened_ = false; }  ///< another attempt begins
   /// Waits until no pipe is open and nothing runs here any more.
   Awaitable<> closed();
 
@@ -86,7 +86,7 @@ class WorkerPipes {
   OutputSink& sink_;
   std::array<std::unique_ptr<Lane>, 2> lanes_;  ///< one for each stream: neither waits for the other
   std::vector<std::unique_ptr<Rank>> ranks_;
-  bool hurried_ = false;
+  bool shortened_ = false;
   asio::steady_timer lane_done_;  ///< cancelled when a lane has ended
 };
 

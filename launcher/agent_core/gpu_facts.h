@@ -11,13 +11,13 @@ namespace ddp::launcher {
 
 /// What the driver tells of a node's GPUs (sans-IO: the text of who asked it, taken apart).
 struct GpuFacts {
-  struct Process {
+  struct GpuProcess {
     std::size_t gpu = 0;  ///< index in `gpus`
     std::uint32_t pid = 0;
     std::uint64_t memory = 0;  ///< bytes; 0: not told
   };
   std::vector<rendezvous::NodeGpu> gpus;  ///< in the driver's order; `processes` and `holders` are not set
-  std::vector<Process> processes;         ///< on them, whoever started it
+  std::vector<GpuProcess> processes;      ///< on them, whoever started it
   rendezvous::Pairs versions;
   std::string trouble;
 };

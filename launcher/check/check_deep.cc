@@ -13,7 +13,7 @@ namespace ddp::launcher {
 namespace {
 
 using Json = nlohmann::json;
-using Level = CheckFinding::Level;
+using Severity = CheckDiagnostic::Severity;
 
 constexpr std::string_view kSchema = "ddp-train-record/1";
 
@@ -78,16 +78,16 @@ std::vector<std::size_t> nodes_of(const CheckResult& result, int rank) {
   return {};
 }
 
-CheckFinding health_finding(const CheckResult& result, const Json& told) {
-  CheckFinding finding;
-  const int rank = told.value("rank", 0);
-  finding.level = told.value("level", "") == "warning" ? Level::kWarning : Level::kError;
-  finding.item = item_of(DeepTest::kHealth);
-  finding.nodes = nodes_of(result, rank);
-  finding.text =
-      "rank " + std::to_string(rank) + ", " + told.value("device", "?") + ": " + told.value("text", "?");
-  finding.advice = advice_of(told.value("item", ""));
-  return finding;
+CheckDiagnostic health_finding(const CheckResult& result, const Json& fields) {
+  CheckDiagnostic diagnostic;
+  const int rank = fields.value("rank", 0);
+  diagnostic.level = fields.value("level", "") == "warning" ? Severity::kWarning : Severity::kError;
+  diagnostic.item = item_of(DeepTest::kHealth);
+  diagnostic.nodes = nodes_of(result, rank);
+  diagnostic.text =
+      "rank " + std::to_string(rank) + ", " + fields.value("device", "?") + ": " + fields.value("text", "?");
+  diagnostic.advice = advice_of(fields.value("item", ""));
+  return diagnostic;
 }
 
 }  // namespace
@@ -118,48 +118,49 @@ JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
   return job;
 }
 
-std::vector<CheckFinding> deep_findings(const CheckResult& result, const DeepRun& run) {
+std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const DeepRun& run) {
   const std::string name = "train " + use_of(run.test);
-  std::vector<CheckFinding> findings;
+  std::vector<CheckDiagnostic> diagnostics;
   const std::optional<Json> record = record_of(run.output);
   if (!record) {
     const std::string why = last_line(run.errors);
-    findings.push_back({Level::kError,
-                        item_of(run.test),
-                        {},
-                        name + " gave no result and ended with exit code " + std::to_string(run.exit_code) +
-                            (why.empty() ? "" : ": " + why),
-                        "run it by itself on these hosts, which shows all that it says"});
-    return findings;
+    diagnostics.push_back({Severity::kError,
+                           item_of(run.test),
+                           {},
+                           name + " gave no result and ended with exit code " +
+                               std::to_string(run.exit_code) + (why.empty() ? "" : ": " + why),
+                           "run it by itself on these hosts, which shows all that it says"});
+    return diagnostics;
   }
-  for (const Json& told : record->value("findings", Json::array())) {
-    if (told.is_object()) findings.push_back(health_finding(result, told));
+  for (const Json& fields : record->value("findings", Json::array())) {
+    if (fields.is_object()) diagnostics.push_back(health_finding(result, fields));
   }
   const bool passed = record->value("passed", false) && run.exit_code == 0;
-  const bool told = std::any_of(findings.begin(), findings.end(),
-                                [](const CheckFinding& finding) { return finding.level == Level::kError; });
-  if (passed || told) return findings;
+  const bool fields =
+      std::any_of(diagnostics.begin(), diagnostics.end(),
+                  [](const CheckDiagnostic& diagnostic) { return diagnostic.level == Severity::kError; });
+  if (passed || fields) return diagnostics;
   const std::string fault = record->value("fault", "");
   const std::string last = last_line(run.errors);
-  findings.push_back(
-      {Level::kError,
+  diagnostics.push_back(
+      {Severity::kError,
        item_of(run.test),
        {},
        !fault.empty() ? fault
                       : name + " ended with exit code " + std::to_string(run.exit_code) +
                             (last.empty() ? "" : ": " + last),
        run.test == DeepTest::kCollectives ? "train bench pairs names the hosts that are slow" : ""});
-  return findings;
+  return diagnostics;
 }
 
 bool deep_has_result(const DeepRun& run) {
   return record_of(run.output).has_value();
 }
 
-void add_findings(std::vector<CheckFinding>& all, std::vector<CheckFinding> more) {
+void add_diagnostics(std::vector<CheckDiagnostic>& all, std::vector<CheckDiagnostic> more) {
   std::move(more.begin(), more.end(), std::back_inserter(all));
-  std::stable_sort(all.begin(), all.end(), [](const CheckFinding& a, const CheckFinding& b) {
-    return a.level == Level::kError && b.level != Level::kError;
+  std::stable_sort(all.begin(), all.end(), [](const CheckDiagnostic& a, const CheckDiagnostic& b) {
+    return a.level == Severity::kError && b.level != Severity::kError;
   });
 }
 

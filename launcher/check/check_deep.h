@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/check/check_judge.h"
+#include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_run.h"
 #include "launcher/job/job_spec.h"
 
@@ -32,12 +32,12 @@ JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
                  const std::string& min_busbw);
 
 /// What the trainer found, as findings of the check: ranks are told as the hosts that they ran on.
-std::vector<CheckFinding> deep_findings(const CheckResult& result, const DeepRun& run);
+std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const DeepRun& run);
 
 /// Whether the trainer came to its end, however that was.
 bool deep_has_result(const DeepRun& run);
 
 /// Adds them: errors stand before warnings as before.
-void add_findings(std::vector<CheckFinding>& all, std::vector<CheckFinding> more);
+void add_diagnostics(std::vector<CheckDiagnostic>& all, std::vector<CheckDiagnostic> more);
 
 }  // namespace ddp::launcher

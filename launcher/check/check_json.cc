@@ -12,23 +12,23 @@
 namespace ddp::launcher {
 namespace {
 
-using Json = nlohmann::ordered_json;  // keys stand in the order of docs/check.md
+using OrderedJson = nlohmann::ordered_json;  // keys stand in the order of docs/check.md
 
 constexpr int kFormat = 1;
 
-Json text_or_null(const std::string& text) {
-  return text.empty() ? Json() : Json(text);
+OrderedJson text_or_null(const std::string& text) {
+  return text.empty() ? OrderedJson() : OrderedJson(text);
 }
 
-Json limit_or_null(std::uint64_t limit) {
-  return limit == ~std::uint64_t{0} ? Json() : Json(limit);
+OrderedJson limit_or_null(std::uint64_t limit) {
+  return limit == ~std::uint64_t{0} ? OrderedJson() : OrderedJson(limit);
 }
 
 double seconds(std::chrono::nanoseconds time) {
   return static_cast<double>(std::chrono::duration_cast<std::chrono::microseconds>(time).count()) / 1e6;
 }
 
-Json error_json(const Error& error) {
+OrderedJson error_json(const Error& error) {
   const char* kind = "Internal";
   for (const ExitCodeRow& row : exit_code_table()) {
     if (row.error == error.code) kind = row.kind;
@@ -36,33 +36,33 @@ Json error_json(const Error& error) {
   return {{"kind", kind}, {"text", error.text}};
 }
 
-Json findings_json(const JobSpec& spec, const std::vector<CheckFinding>& findings) {
-  Json list = Json::array();
-  for (const CheckFinding& finding : findings) {
-    Json hosts = Json::array();
-    for (const std::size_t i : finding.nodes)
+OrderedJson diagnostics_json(const JobSpec& spec, const std::vector<CheckDiagnostic>& diagnostics) {
+  OrderedJson list = OrderedJson::array();
+  for (const CheckDiagnostic& diagnostic : diagnostics) {
+    OrderedJson hosts = OrderedJson::array();
+    for (const std::size_t i : diagnostic.nodes)
       hosts.push_back(spec.hosts[i].name);
-    list.push_back({{"level", finding.level == CheckFinding::Level::kError ? "error" : "warning"},
-                    {"item", finding.item},
+    list.push_back({{"level", diagnostic.level == CheckDiagnostic::Severity::kError ? "error" : "warning"},
+                    {"item", diagnostic.item},
                     {"hosts", std::move(hosts)},
-                    {"text", finding.text},
-                    {"advice", text_or_null(finding.advice)}});
+                    {"text", diagnostic.text},
+                    {"advice", text_or_null(diagnostic.advice)}});
   }
   return list;
 }
 
-Json network_json(const CheckResult& result) {
-  if (!result.network || !*result.network || one_of_several(result)) return Json();
+OrderedJson network_json(const CheckResult& result) {
+  if (!result.network || !*result.network || one_of_several(result)) return OrderedJson();
   const NetChoice& choice = **result.network;
   return {{"reason", network_reason(result)},
           {"one_machine", choice.one_machine},
           {"candidates", choice.master_addrs()},
           {"master_addr", text_or_null(result.master_addr)},
-          {"port", result.store_port == 0 ? Json() : Json(result.store_port)}};
+          {"port", result.store_port == 0 ? OrderedJson() : OrderedJson(result.store_port)}};
 }
 
-Json interfaces_json(const rendezvous::Hello& hello) {
-  Json list = Json::array();
+OrderedJson interfaces_json(const rendezvous::Hello& hello) {
+  OrderedJson list = OrderedJson::array();
   for (const rendezvous::Interface& one : hello.interfaces) {
     list.push_back({{"name", one.name},
                     {"address", one.address},
@@ -73,8 +73,8 @@ Json interfaces_json(const rendezvous::Hello& hello) {
   return list;
 }
 
-Json gpus_json(const rendezvous::NodeChecked& facts) {
-  Json list = Json::array();
+OrderedJson gpus_json(const rendezvous::NodeChecked& facts) {
+  OrderedJson list = OrderedJson::array();
   for (const rendezvous::NodeGpu& gpu : facts.gpus) {
     list.push_back({{"name", gpu.name},
                     {"memory", gpu.memory},
@@ -85,8 +85,8 @@ Json gpus_json(const rendezvous::NodeChecked& facts) {
   return list;
 }
 
-Json disks_json(const rendezvous::NodeChecked& facts) {
-  Json list = Json::array();
+OrderedJson disks_json(const rendezvous::NodeChecked& facts) {
+  OrderedJson list = OrderedJson::array();
   for (const rendezvous::NodeDisk& disk : facts.disks) {
     list.push_back({{"path", disk.path},
                     {"size", disk.size},
@@ -97,8 +97,8 @@ Json disks_json(const rendezvous::NodeChecked& facts) {
   return list;
 }
 
-Json facts_json(const rendezvous::NodeChecked& facts) {
-  Json versions = Json::object();
+OrderedJson facts_json(const rendezvous::NodeChecked& facts) {
+  OrderedJson versions = OrderedJson::object();
   for (const auto& [name, value] : facts.versions)
     versions[name] = value;
   return {{"os", text_or_null(facts.os)},
@@ -115,11 +115,11 @@ Json facts_json(const rendezvous::NodeChecked& facts) {
           {"disks", disks_json(facts)}};
 }
 
-Json node_json(const JobSpec& spec, const CheckResult& result, std::size_t index) {
+OrderedJson node_json(const JobSpec& spec, const CheckResult& result, std::size_t index) {
   const CheckedNode& node = result.nodes[index];
-  Json json = {{"host", spec.hosts[index].name},
-               {"error", node.error ? error_json(*node.error) : Json()},
-               {"answer_seconds", node.up ? Json(seconds(node.took)) : Json()}};
+  OrderedJson json = {{"host", spec.hosts[index].name},
+                      {"error", node.error ? error_json(*node.error) : OrderedJson()},
+                      {"answer_seconds", node.up ? OrderedJson(seconds(node.took)) : OrderedJson()}};
   if (!node.up) return json;
   json["hostname"] = node.hello.hostname;
   json["connected"] = text_or_null(node.connected);
@@ -128,56 +128,56 @@ Json node_json(const JobSpec& spec, const CheckResult& result, std::size_t index
   json["interface"] = text_or_null(chosen_interface(result, index));
   json["address"] = text_or_null(chosen_address(result, index));
   json["interfaces"] = interfaces_json(node.hello);
-  json["clock_ahead_seconds"] = node.wall_ahead ? Json(seconds(*node.wall_ahead)) : Json();
+  json["clock_ahead_seconds"] = node.wall_ahead ? OrderedJson(seconds(*node.wall_ahead)) : OrderedJson();
   const bool tried = node.reach != CheckedNode::Reach::kNotTried;
-  json["reaches_node_0"] = tried ? Json(node.reach == CheckedNode::Reach::kReached) : Json();
+  json["reaches_node_0"] = tried ? OrderedJson(node.reach == CheckedNode::Reach::kReached) : OrderedJson();
   if (node.facts) json.update(facts_json(*node.facts));
   return json;
 }
 
 /// Texts of other machines may hold any bytes.
-std::string document(const Json& json) {
-  return escape_unsafe_in_json(json.dump(2, ' ', false, Json::error_handler_t::replace)) + '\n';
+std::string document(const OrderedJson& json) {
+  return escape_unsafe_in_json(json.dump(2, ' ', false, OrderedJson::error_handler_t::replace)) + '\n';
 }
 
 }  // namespace
 
 std::string check_json(const JobSpec& spec, const CheckResult& result,
-                       const std::vector<CheckFinding>& findings) {
-  Json nodes = Json::array();
+                       const std::vector<CheckDiagnostic>& diagnostics) {
+  OrderedJson nodes = OrderedJson::array();
   for (std::size_t i = 0; i < result.nodes.size(); ++i)
     nodes.push_back(node_json(spec, result, i));
   return document({{"format", kFormat},
-                   {"exit_code", check_exit_code(result, findings)},
+                   {"exit_code", check_exit_code(result, diagnostics)},
                    {"interrupted", result.stop_signal != 0},
                    {"network", network_json(result)},
-                   {"findings", findings_json(spec, findings)},
+                   {"findings", diagnostics_json(spec, diagnostics)},
                    {"hosts", std::move(nodes)}});
 }
 
 std::string hosts_json(const JobSpec& spec, const CheckResult& result,
-                       const std::vector<CheckFinding>& findings) {
-  Json nodes = Json::array();
+                       const std::vector<CheckDiagnostic>& diagnostics) {
+  OrderedJson nodes = OrderedJson::array();
   for (std::size_t i = 0; i < result.nodes.size(); ++i) {
-    Json node = node_json(spec, result, i);
+    OrderedJson node = node_json(spec, result, i);
     const bool planned = result.plan && *result.plan;
-    node["slots"] = spec.hosts[i].slots ? Json(*spec.hosts[i].slots) : Json();
+    node["slots"] = spec.hosts[i].slots ? OrderedJson(*spec.hosts[i].slots) : OrderedJson();
     const bool spare = planned && (*result.plan)->nodes[i].local_world_size == 0;
-    node["node_rank"] = spare ? Json() : Json(i);
-    node["first_rank"] = planned && !spare ? Json((*result.plan)->nodes[i].first_rank) : Json();
-    node["workers"] = planned ? Json((*result.plan)->nodes[i].local_world_size) : Json();
-    node["reason"] = planned ? Json((*result.plan)->nodes[i].reason) : Json();
+    node["node_rank"] = spare ? OrderedJson() : OrderedJson(i);
+    node["first_rank"] = planned && !spare ? OrderedJson((*result.plan)->nodes[i].first_rank) : OrderedJson();
+    node["workers"] = planned ? OrderedJson((*result.plan)->nodes[i].local_world_size) : OrderedJson();
+    node["reason"] = planned ? OrderedJson((*result.plan)->nodes[i].reason) : OrderedJson();
     node["variables"] = node_variables(spec, result, i);
     nodes.push_back(std::move(node));
   }
   const bool planned = result.plan && *result.plan;
   return document({{"format", kFormat},
-                   {"exit_code", check_exit_code(result, findings)},
+                   {"exit_code", check_exit_code(result, diagnostics)},
                    {"interrupted", result.stop_signal != 0},
-                   {"world_size", planned ? Json((*result.plan)->world_size) : Json()},
+                   {"world_size", planned ? OrderedJson((*result.plan)->world_size) : OrderedJson()},
                    {"unused_hosts", spec.hosts.size() - result.nodes.size()},
                    {"network", network_json(result)},
-                   {"findings", findings_json(spec, findings)},
+                   {"findings", diagnostics_json(spec, diagnostics)},
                    {"hosts", std::move(nodes)}});
 }
 

@@ -7,7 +7,7 @@
 namespace ddp::launcher {
 namespace {
 
-using Level = CheckFinding::Level;
+using Severity = CheckDiagnostic::Severity;
 using rendezvous::Interface;
 
 std::vector<std::string_view> listed(std::string_view value) {
@@ -20,75 +20,75 @@ std::vector<std::string_view> listed(std::string_view value) {
   return names;
 }
 
-class NetworkJudge {
+class NetworkEvaluator {
  public:
-  NetworkJudge(const JobSpec& spec, const CheckResult& result) : spec_(spec), result_(result) {}
+  NetworkEvaluator(const JobSpec& spec, const CheckResult& result) : spec_(spec), result_(result) {}
 
-  std::vector<CheckFinding> judge() {
-    judge_names();
+  std::vector<CheckDiagnostic> evaluate() {
+    diagnose_names();
     if (!result_.network) return std::move(list_);
     if (!*result_.network) {
       auto [text, advice] = advice_apart(result_.network->error().text);
-      add(Level::kError, "network", {}, std::move(text), std::move(advice));
+      add(Severity::kError, "network", {}, std::move(text), std::move(advice));
       return std::move(list_);
     }
-    judge_interfaces();
-    judge_passed_over();
-    judge_ports();
+    diagnose_interfaces();
+    diagnose_rejected_networks();
+    diagnose_ports();
     return std::move(list_);
   }
 
  private:
-  void judge_interfaces();
-  void judge_passed_over();
-  void judge_names();
-  void judge_ports();
+  void diagnose_interfaces();
+  void diagnose_rejected_networks();
+  void diagnose_names();
+  void diagnose_ports();
   const std::string* given(std::size_t node, std::string_view name) const;
-  void add(Level level, const char* item, std::vector<std::size_t> nodes, std::string text,
+  void add(Severity level, const char* item, std::vector<std::size_t> nodes, std::string text,
            std::string advice) {
     list_.push_back({level, item, std::move(nodes), std::move(text), std::move(advice)});
   }
 
   const JobSpec& spec_;
   const CheckResult& result_;
-  std::vector<CheckFinding> list_;
+  std::vector<CheckDiagnostic> list_;
 };
 
-void NetworkJudge::judge_interfaces() {
+void NetworkEvaluator::diagnose_interfaces() {
   const NetChoice& choice = **result_.network;
   for (std::size_t k = 0; k < result_.networked.size() && !choice.one_machine; ++k) {
     const CheckedNode& node = result_.nodes[result_.networked[k]];
     const std::string& local = result_.networked[k] == 0 ? result_.master_addr : node.local;
-    if (choice.way(result_.master_addr).interfaces[k].empty() &&
+    if (choice.route(result_.master_addr).interfaces[k].empty() &&
         interface_of(node.hello.interfaces, local).empty()) {
-      add(Level::kWarning, "network", {result_.networked[k]},
+      add(Severity::kWarning, "network", {result_.networked[k]},
           "it is not clear which interface the workers are to use", "name the network with --network");
     }
   }
 }
 
 /// Interfaces that the user names for NCCL and Gloo; ddplaunch leaves those variables alone.
-void NetworkJudge::judge_names() {
+void NetworkEvaluator::diagnose_names() {
   for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
     const CheckedNode& node = result_.nodes[i];
     if (!node.up) continue;
     const std::string advice = "correct it, or leave it out, and the node's own interface is set";
     if (const std::string* value = given(i, "NCCL_SOCKET_IFNAME");
         value != nullptr && !nccl_finds(node.hello.interfaces, *value)) {
-      add(Level::kWarning, "network", {i}, "NCCL_SOCKET_IFNAME=" + *value + " fits no interface there",
+      add(Severity::kWarning, "network", {i}, "NCCL_SOCKET_IFNAME=" + *value + " fits no interface there",
           advice);
     }
     const std::string* value = given(i, "GLOO_SOCKET_IFNAME");
     const std::string lacking = value == nullptr ? "" : gloo_lacks(node.hello.interfaces, *value);
     if (!lacking.empty()) {
-      add(Level::kWarning, "network", {i},
+      add(Severity::kWarning, "network", {i},
           "GLOO_SOCKET_IFNAME=" + *value + ", but there is no interface " + lacking, advice);
     }
   }
 }
 
 /// The value of --env, or of env: in the hostfile, which comes later; null: neither gives one.
-const std::string* NetworkJudge::given(std::size_t node, std::string_view name) const {
+const std::string* NetworkEvaluator::given(std::size_t node, std::string_view name) const {
   const std::string* found = nullptr;
   for (const auto* list : {&spec_.explicit_env, &spec_.hosts[node].env}) {
     for (const auto& [variable, value] : *list) {
@@ -98,9 +98,9 @@ const std::string* NetworkJudge::given(std::size_t node, std::string_view name) 
   return found;
 }
 
-void NetworkJudge::judge_passed_over() {
-  for (const CheckResult::PassedOver& passed : result_.passed_over) {
-    add(Level::kWarning, "network", passed.nodes,
+void NetworkEvaluator::diagnose_rejected_networks() {
+  for (const CheckResult::RejectedNetwork& passed : result_.rejected_networks) {
+    add(Severity::kWarning, "network", passed.nodes,
         "it cannot reach " + spec_.hosts[0].name + " at " + passed.master_addr +
             (passed.network.empty() ? "" : " (" + passed.network + ")") + ", so all take " +
             result_.master_addr,
@@ -108,17 +108,17 @@ void NetworkJudge::judge_passed_over() {
   }
 }
 
-void NetworkJudge::judge_ports() {
+void NetworkEvaluator::diagnose_ports() {
   const CheckedNode& first = result_.nodes[0];
   if (first.reach == CheckedNode::Reach::kFailed) {
     constexpr std::string_view kStore = "store: ";
     const bool named = first.reach_text.starts_with(kStore);
     auto [text, advice] = advice_apart(named ? first.reach_text.substr(kStore.size()) : first.reach_text);
-    add(Level::kError, "port", {0}, "the store could not be opened there: " + text, std::move(advice));
+    add(Severity::kError, "port", {0}, "the store could not be opened there: " + text, std::move(advice));
   }
   for (std::size_t i = 1; i < result_.nodes.size(); ++i) {
     if (result_.nodes[i].reach != CheckedNode::Reach::kFailed) continue;
-    add(Level::kError, "port", {i},
+    add(Severity::kError, "port", {i},
         "it cannot reach " + spec_.hosts[0].name + " (" + result_.nodes[i].reach_text + ")",
         "open the ports between the nodes (--port-range bounds them), or choose a network with --network");
   }
@@ -153,8 +153,8 @@ std::string gloo_lacks(const std::vector<Interface>& interfaces, std::string_vie
   return lacking;
 }
 
-std::vector<CheckFinding> network_findings(const JobSpec& spec, const CheckResult& result) {
-  return NetworkJudge(spec, result).judge();
+std::vector<CheckDiagnostic> network_diagnostics(const JobSpec& spec, const CheckResult& result) {
+  return NetworkEvaluator(spec, result).evaluate();
 }
 
 std::pair<std::string, std::string> advice_apart(const std::string& text) {
@@ -169,8 +169,8 @@ bool one_of_several(const CheckResult& result) {
 
 std::string network_reason(const CheckResult& result) {
   const NetChoice& choice = **result.network;
-  if (result.passed_over.empty()) return choice.reason;
-  const std::string& network = choice.way(result.master_addr).network;
+  if (result.rejected_networks.empty()) return choice.reason;
+  const std::string& network = choice.route(result.master_addr).network;
   return (network.empty() ? "" : network + ": ") + result.master_addr + ", which all nodes reach";
 }
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/check/check_judge.h"
+#include "launcher/check/check_diagnosis.h"
 #include "launcher/check/check_run.h"
 #include "launcher/job/job_spec.h"
 #include "rendezvous/protocol/message.h"
@@ -20,8 +20,8 @@ bool nccl_finds(const std::vector<rendezvous::Interface>& interfaces, std::strin
 /// The names of GLOO_SOCKET_IFNAME=`value`, a list of whole names, that the node lacks: "eth1, ib0".
 std::string gloo_lacks(const std::vector<rendezvous::Interface>& interfaces, std::string_view value);
 
-/// What judge_nodes finds of the way between the nodes (sans-IO).
-std::vector<CheckFinding> network_findings(const JobSpec& spec, const CheckResult& result);
+/// What diagnose_nodes finds of the way between the nodes (sans-IO).
+std::vector<CheckDiagnostic> network_diagnostics(const JobSpec& spec, const CheckResult& result);
 
 /// A text whose advice stands behind its first ';', as the texts of the agent's refusals are worded.
 std::pair<std::string, std::string> advice_apart(const std::string& text);

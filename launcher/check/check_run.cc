@@ -21,7 +21,7 @@ constexpr seconds kLeaveTime{3};
 
 }  // namespace
 
-CheckRun::CheckRun(const JobSpec& spec, Wishes wishes) : spec_(spec), wishes_(wishes) {
+CheckRun::CheckRun(const JobSpec& spec, CheckScope scope) : spec_(spec), scope_(scope) {
   const std::size_t count = hosts_used(spec);
   result_.nodes.resize(count);
   stage_.assign(count, Stage::kConnecting);
@@ -49,11 +49,11 @@ void CheckRun::on(const NodeUp& event, Time now) {
   node.took = now - began_;
   node.hello = event.hello;
   node.connected = event.connected;
-  if (!wishes_.inspect) return answered(event.node, now);
+  if (!scope_.inspect) return answered(event.node, now);
   stage_[event.node] = Stage::kAsked;
   rendezvous::NodeCheck check;
   check.job = job_start(spec_, spec_.hosts[event.node], result_.nodes.size());
-  check.has_program = wishes_.has_program;
+  check.has_program = scope_.has_program;
   check.timeout_ms = to_ms(answer_time() / 2);
   actions_.push_back(ToNode{event.node, std::move(check)});
 }
@@ -116,7 +116,7 @@ void CheckRun::on_probed(std::size_t index, const rendezvous::ProbeResult& probe
   leave_if_probed(now);
 }
 
-void CheckRun::on(const Interrupt& event, Time now) {
+void CheckRun::on(const UserInterrupt& event, Time now) {
   if (result_.stop_signal != 0) deadline_ = now;  // who asks twice does not want to wait for goodbyes
   result_.stop_signal = event.number;
   for (std::size_t i = 0; i < stage_.size(); ++i) {
@@ -239,9 +239,9 @@ void CheckRun::probe_all(Time now) {
   leave_if_probed(now);
 }
 
-void CheckRun::send_probes(const std::vector<MasterAddress::Probe>& probes) {
+void CheckRun::send_probes(const std::vector<MasterAddress::AddressProbe>& probes) {
   const auto timeout = to_ms((spec_.start_timeout - answer_time()) / 2);
-  for (const MasterAddress::Probe& probe : probes) {
+  for (const MasterAddress::AddressProbe& probe : probes) {
     const std::size_t node = probing_[probe.node];
     result_.nodes[node].reach = CheckedNode::Reach::kNotTried;
     actions_.push_back(
@@ -253,19 +253,19 @@ void CheckRun::leave_if_probed(Time now) {
   for (const std::size_t i : probing_) {
     if (usable(i) && result_.nodes[i].reach == CheckedNode::Reach::kNotTried) return;
   }
-  if (!master_.hopeless()) note_way();
+  if (!master_.is_exhausted()) note_transport();
   leave_all(now);
 }
 
 /// The address that all reach, and what was passed over for it.
-void CheckRun::note_way() {
+void CheckRun::note_transport() {
   result_.master_addr = master_.chosen();
-  for (const NetWay& way : (*result_.network)->ways) {
-    if (way.master_addr == result_.master_addr) break;
-    CheckResult::PassedOver& passed = result_.passed_over.emplace_back();
-    passed.master_addr = way.master_addr;
-    passed.network = way.network;
-    for (const std::size_t place : master_.all_cut_off(way.master_addr))
+  for (const NetRoute& route : (*result_.network)->routes) {
+    if (route.master_addr == result_.master_addr) break;
+    CheckResult::RejectedNetwork& passed = result_.rejected_networks.emplace_back();
+    passed.master_addr = route.master_addr;
+    passed.network = route.network;
+    for (const std::size_t place : master_.all_cut_off(route.master_addr))
       passed.nodes.push_back(probing_[place]);
   }
 }

@@ -43,12 +43,12 @@ struct CheckResult {
   std::optional<Result<NetChoice>> network;
   std::optional<Result<rendezvous::RankPlan>> plan;  ///< of all nodes; unset unless all are up
   std::string master_addr;                           ///< empty: no address was agreed on
-  struct PassedOver {
-    std::string master_addr, network;  ///< of the NetWay
+  struct RejectedNetwork {
+    std::string master_addr, network;  ///< of the NetRoute
     std::vector<std::size_t> nodes;    ///< that do not reach it
   };
-  std::vector<PassedOver> passed_over;  ///< ways better than that of `master_addr`
-  std::uint16_t store_port = 0;         ///< on which node 0 listened; 0: it did not
+  std::vector<RejectedNetwork> rejected_networks;  ///< ways better than that of `master_addr`
+  std::uint16_t store_port = 0;                    ///< on which node 0 listened; 0: it did not
 };
 
 /// Leads all hosts of a job through a check (sans-IO): who answers is asked, then the way to node 0 is tried
@@ -75,11 +75,11 @@ class CheckRun {
     std::size_t node;
     rendezvous::Message message;
   };
-  struct Interrupt {
+  struct UserInterrupt {
     int number;  ///< of the signal
   };
   struct Tick {};
-  using Event = std::variant<NodeUp, NodeFailed, FromNode, Interrupt, Tick>;
+  using Event = std::variant<NodeUp, NodeFailed, FromNode, UserInterrupt, Tick>;
 
   struct ToNode {
     std::size_t node;
@@ -91,13 +91,13 @@ class CheckRun {
   using Action = std::variant<ToNode, Disconnect>;
   using Actions = std::vector<Action>;
 
-  struct Wishes {
+  struct CheckScope {
     bool inspect = true;       ///< ask for NodeChecked, not only for the hello
     bool has_program = false;  ///< spec.command is to be looked for
   };
 
   /// `spec` outlives this. Of its hosts those count that a job would use.
-  CheckRun(const JobSpec& spec, Wishes wishes);
+  CheckRun(const JobSpec& spec, CheckScope scope);
 
   Actions start(Time now);
   Actions step(const Event& event, Time now);
@@ -116,7 +116,7 @@ class CheckRun {
   void on(const NodeUp& event, Time now);
   void on(const NodeFailed& event, Time now);
   void on(const FromNode& event, Time now);
-  void on(const Interrupt& event, Time now);
+  void on(const UserInterrupt& event, Time now);
   void on(const Tick& event, Time now);
   void on_probed(std::size_t node, const rendezvous::ProbeResult& probed, Time now);
   void answered(std::size_t node, Time now);
@@ -125,15 +125,15 @@ class CheckRun {
   Result<rendezvous::RankPlan> plan(std::vector<rendezvous::NodeSlots> slots) const;
   void try_network(Time now);
   void probe_all(Time now);
-  void send_probes(const std::vector<MasterAddress::Probe>& probes);
+  void send_probes(const std::vector<MasterAddress::AddressProbe>& probes);
   void leave_if_probed(Time now);
-  void note_way();
+  void note_transport();
   void leave_all(Time now);
   void finish_if_gone();
   bool usable(std::size_t node) const { return stage_[node] == Stage::kAnswered; }
 
   const JobSpec& spec_;
-  const Wishes wishes_;
+  const CheckScope scope_;
   CheckResult result_;
   std::vector<Stage> stage_;
   std::vector<std::size_t> probing_;  ///< node by the index that MasterAddress knows

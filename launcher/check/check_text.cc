@@ -90,7 +90,7 @@ std::string TextTable::text(bool colours) const {
 }
 
 using Colour = TextTable::Colour;
-using Level = CheckFinding::Level;
+using Severity = CheckDiagnostic::Severity;
 
 std::string counted(std::size_t count, const std::string& word) {
   return std::to_string(count) + ' ' + word + (count == 1 ? "" : "s");
@@ -148,12 +148,12 @@ TextTable::Cell program_verdict(const rendezvous::NodeChecked& facts) {
 
 /// What of the findings falls on one host.
 TextTable::Cell outcome(const CheckedNode& node, std::size_t index,
-                        const std::vector<CheckFinding>& findings) {
+                        const std::vector<CheckDiagnostic>& diagnostics) {
   std::size_t errors = 0;
   std::size_t warnings = 0;
-  for (const CheckFinding& finding : findings) {
-    if (!std::binary_search(finding.nodes.begin(), finding.nodes.end(), index)) continue;
-    ++(finding.level == Level::kError ? errors : warnings);
+  for (const CheckDiagnostic& diagnostic : diagnostics) {
+    if (!std::binary_search(diagnostic.nodes.begin(), diagnostic.nodes.end(), index)) continue;
+    ++(diagnostic.level == Severity::kError ? errors : warnings);
   }
   if (node.error && node.error->code == ErrorCode::kCancelled)
     return {node.up ? "not finished" : "not asked", Colour::kBad};
@@ -163,18 +163,19 @@ TextTable::Cell outcome(const CheckedNode& node, std::size_t index,
   return {"ok", Colour::kGood};
 }
 
-std::string findings_text(const JobSpec& spec, const std::vector<CheckFinding>& findings, bool colours) {
+std::string diagnostics_text(const JobSpec& spec, const std::vector<CheckDiagnostic>& diagnostics,
+                             bool colours) {
   std::string text;
-  for (const CheckFinding& finding : findings) {
-    const bool error = finding.level == Level::kError;
+  for (const CheckDiagnostic& diagnostic : diagnostics) {
+    const bool error = diagnostic.level == Severity::kError;
     std::vector<std::string> names;
-    for (const std::size_t i : finding.nodes)
+    for (const std::size_t i : diagnostic.nodes)
       names.push_back(spec.hosts[i].name);
     text += colours ? (error ? "\x1b[31m" : "\x1b[33m") : "";
     text += error ? "error" : "warning";
     text += colours ? "\x1b[0m: " : ": ";
     if (!names.empty()) text += remote::fold_ranges(names) + ": ";
-    text += finding.text + (finding.advice.empty() ? "" : "; " + finding.advice) + '\n';
+    text += diagnostic.text + (diagnostic.advice.empty() ? "" : "; " + diagnostic.advice) + '\n';
   }
   return text;
 }
@@ -200,7 +201,7 @@ std::string network_line(const CheckResult& result) {
 
 std::string chosen_interface(const CheckResult& result, std::size_t node) {
   if (!result.network || !*result.network || one_of_several(result)) return {};
-  const auto& interfaces = (*result.network)->way(result.master_addr).interfaces;
+  const auto& interfaces = (*result.network)->route(result.master_addr).interfaces;
   const std::size_t k = place_of(result, node);
   if (k >= interfaces.size()) return {};
   if (!interfaces[k].empty()) return interfaces[k];
@@ -213,7 +214,7 @@ std::string chosen_address(const CheckResult& result, std::size_t node) {
   const CheckedNode& it = result.nodes[node];
   const std::string interface = chosen_interface(result, node);
   if (!interface.empty()) {
-    const auto& addresses = (*result.network)->way(result.master_addr).addresses;
+    const auto& addresses = (*result.network)->route(result.master_addr).addresses;
     const std::size_t k = place_of(result, node);
     if (k < addresses.size() && !addresses[k].empty()) return addresses[k];
   }
@@ -250,7 +251,7 @@ std::vector<std::string> node_variables(const JobSpec& spec, const CheckResult& 
 }
 
 std::string check_text(const JobSpec& spec, const CheckResult& result,
-                       const std::vector<CheckFinding>& findings, bool colours) {
+                       const std::vector<CheckDiagnostic>& diagnostics, bool colours) {
   TextTable table;
   table.add({"host", "answer", "system", "CPUs", "GPUs", "free memory", "program", "directory", "address",
              "port", "clock", "files", "shm", "disk", "result"});
@@ -277,17 +278,17 @@ std::string check_text(const JobSpec& spec, const CheckResult& result,
     } else {
       row.resize(14);
     }
-    row.push_back(outcome(node, i, findings));
+    row.push_back(outcome(node, i, diagnostics));
     table.add(std::move(row));
   }
   std::string text = table.text(colours) + '\n' + network_line(result);
-  text += findings_text(spec, findings, colours);
-  if (findings.empty() && result.stop_signal == 0) text += "nothing is wrong\n";
+  text += diagnostics_text(spec, diagnostics, colours);
+  if (diagnostics.empty() && result.stop_signal == 0) text += "nothing is wrong\n";
   return text;
 }
 
 std::string hosts_text(const JobSpec& spec, const CheckResult& result,
-                       const std::vector<CheckFinding>& findings) {
+                       const std::vector<CheckDiagnostic>& diagnostics) {
   TextTable table;
   table.add({"node", "host", "ranks", "workers", "slots", "CPUs", "GPUs", "address", "interface",
              "variables of its own"});
@@ -316,11 +317,11 @@ std::string hosts_text(const JobSpec& spec, const CheckResult& result,
   text += network_line(result);
   if (result.nodes.size() < spec.hosts.size())
     text += "unused hosts: " + std::to_string(spec.hosts.size() - result.nodes.size()) + '\n';
-  return text + findings_text(spec, findings, false);
+  return text + diagnostics_text(spec, diagnostics, false);
 }
 
 std::string check_last_line(int exit_code, const CheckResult& result, const JobSpec& spec,
-                            const std::vector<CheckFinding>& findings) {
+                            const std::vector<CheckDiagnostic>& diagnostics) {
   if (exit_code == 0) return {};
   const std::string begin = "exit " + std::to_string(exit_code) + ": ";
   if (result.stop_signal != 0) return begin + "stopped by the user";
@@ -332,8 +333,9 @@ std::string check_last_line(int exit_code, const CheckResult& result, const JobS
     return begin + counted(failed.size(), "host") + " of " + std::to_string(result.nodes.size()) +
            " could not be checked: " + remote::fold_ranges(failed);
   }
-  const auto errors = static_cast<std::size_t>(std::count_if(
-      findings.begin(), findings.end(), [](const CheckFinding& f) { return f.level == Level::kError; }));
+  const auto errors = static_cast<std::size_t>(
+      std::count_if(diagnostics.begin(), diagnostics.end(),
+                    [](const CheckDiagnostic& f) { return f.level == Severity::kError; }));
   return begin + "a job would fail, " + counted(errors, "error") + " found";
 }
 

@@ -32,23 +32,23 @@ std::string hosts_text(const std::vector<std::string>& hosts) {
 }  // namespace
 
 void HangReport::add(std::uint32_t rank, const std::string& host, const std::string& state) {
-  if (!state.empty()) ranks_[rank] = Rank{host, state};
+  if (!state.empty()) ranks_[rank] = RankState{host, state};
 }
 
-std::vector<HangReport::Group> HangReport::groups() const {
-  std::vector<Group> groups;
+std::vector<HangReport::StateGroup> HangReport::groups() const {
+  std::vector<StateGroup> groups;
   for (const auto& [number, rank] : ranks_) {
     const std::string& state = rank.state;
-    auto group =
-        std::find_if(groups.begin(), groups.end(), [&state](const Group& g) { return g.state == state; });
-    if (group == groups.end()) group = groups.insert(groups.end(), Group{state, {}, {}});
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&state](const StateGroup& g) { return g.state == state; });
+    if (group == groups.end()) group = groups.insert(groups.end(), StateGroup{state, {}, {}});
     group->ranks.push_back(static_cast<int>(number));
     const std::string& host = rank.host;
     if (std::find(group->hosts.begin(), group->hosts.end(), host) == group->hosts.end())
       group->hosts.push_back(host);
   }
   std::stable_sort(groups.begin(), groups.end(),
-                   [](const Group& a, const Group& b) { return a.ranks.size() < b.ranks.size(); });
+                   [](const StateGroup& a, const StateGroup& b) { return a.ranks.size() < b.ranks.size(); });
   return groups;
 }
 
@@ -72,7 +72,7 @@ std::vector<std::string> HangReport::lines() const {
   std::vector<std::string> lines;
   const auto all = groups();
   std::size_t ranks_left = ranks_.size();
-  for (const Group& group : all) {
+  for (const StateGroup& group : all) {
     if (lines.size() + 1 == kLines && all.size() > kLines) {
       lines.push_back(std::to_string(ranks_left) + " more ranks in other states");
       break;

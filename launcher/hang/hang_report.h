@@ -34,20 +34,20 @@ class HangReport {
   std::string hint() const;
 
  private:
-  struct Rank {
+  struct RankState {
     std::string host;
     std::string state;
   };
-  struct Group {
+  struct StateGroup {
     std::string state;
     std::vector<int> ranks;
     std::vector<std::string> hosts;  ///< in the order of their ranks, each once
   };
-  std::vector<Group> groups() const;
+  std::vector<StateGroup> groups() const;
 
   std::string behind_text() const;
 
-  std::map<std::uint32_t, Rank> ranks_;
+  std::map<std::uint32_t, RankState> ranks_;
   std::map<std::uint32_t, std::uint64_t> steps_;
   std::vector<int> store_clients_;  ///< ranks that are still connecting to a store
 };

@@ -11,7 +11,7 @@
 namespace ddp::launcher {
 namespace {
 
-struct Call {
+struct SystemCall {
   long number;
   const char* name;
   bool descriptor = false;  ///< its first argument is one
@@ -19,7 +19,7 @@ struct Call {
 
 /// The calls that programs hang in. Their numbers differ from machine to machine; what one machine lacks, the
 /// kernel's own function name tells.
-constexpr Call kCalls[] = {
+constexpr SystemCall kCalls[] = {
 #ifdef SYS_poll
     {SYS_poll, "poll"},
 #endif
@@ -100,10 +100,10 @@ constexpr KernelName kFunctions[] = {
     {"locks_lock", "flock"},
 };
 
-const Call* find_call(const ThreadLook& look) {
-  if (!look.call) return nullptr;
-  for (const Call& call : kCalls) {
-    if (call.number == *look.call) return &call;
+const SystemCall* find_call(const ThreadSnapshot& snapshot) {
+  if (!snapshot.call) return nullptr;
+  for (const SystemCall& call : kCalls) {
+    if (call.number == *snapshot.call) return &call;
   }
   return nullptr;
 }
@@ -164,21 +164,21 @@ std::optional<std::string> address_text(std::string_view text) {
 
 }  // namespace
 
-void parse_syscall(std::string_view text, ThreadLook& look) {
+void parse_syscall(std::string_view text, ThreadSnapshot& snapshot) {
   const auto words = split(text);
   long number = 0;
   if (words.size() < 2 || !to_number(words[0], number, 10) || number < 0) return;
-  look.call = number;
-  if (words[1].starts_with("0x")) to_number(words[1].substr(2), look.argument, 16);
+  snapshot.call = number;
+  if (words[1].starts_with("0x")) to_number(words[1].substr(2), snapshot.argument, 16);
 }
 
-bool waits_for_descriptor(const ThreadLook& look) {
-  const Call* call = find_call(look);
+bool waits_for_descriptor(const ThreadSnapshot& snapshot) {
+  const SystemCall* call = find_call(snapshot);
   return call != nullptr && call->descriptor;
 }
 
-std::string wait_text(const ThreadLook& look, const std::string& target) {
-  switch (look.state) {
+std::string wait_text(const ThreadSnapshot& snapshot, const std::string& target) {
+  switch (snapshot.state) {
     case 'R':
       return "running";
     case 'T':
@@ -191,13 +191,13 @@ std::string wait_text(const ThreadLook& look, const std::string& target) {
     default:
       break;
   }
-  const Call* call = find_call(look);
-  std::string where = call != nullptr ? call->name : kernel_name(look.wchan);
+  const SystemCall* call = find_call(snapshot);
+  std::string where = call != nullptr ? call->name : kernel_name(snapshot.wchan);
   if (call != nullptr && call->descriptor && !target.empty()) where += ", " + target;
-  if (look.state != 'D') return where.empty() ? "sleeping" : "sleeping in " + where;
+  if (snapshot.state != 'D') return where.empty() ? "sleeping" : "sleeping in " + where;
   // What cannot even be killed is named by the kernel's own name, which is what one searches for.
-  if (!look.wchan.empty() && look.wchan != "0") {
-    const std::string function = look.wchan.substr(0, look.wchan.find('.'));
+  if (!snapshot.wchan.empty() && snapshot.wchan != "0") {
+    const std::string function = snapshot.wchan.substr(0, snapshot.wchan.find('.'));
     where = where.empty() || where == function ? function : function + " (" + where + ")";
   }
   return "stuck in the kernel" + (where.empty() ? "" : " in " + where) + ", state D";

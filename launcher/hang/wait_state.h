@@ -10,7 +10,7 @@
 namespace ddp::launcher {
 
 /// What the kernel tells of a thread (proc(5)); unset or empty: it does not tell us.
-struct ThreadLook {
+struct ThreadSnapshot {
   char state = '?';            ///< R, S, D, T, t, …
   std::string wchan;           ///< the kernel function it sleeps in; "0": none, or hidden
   std::optional<long> call;    ///< number of the system call it is in
@@ -18,15 +18,15 @@ struct ThreadLook {
 };
 
 /// Reads /proc/PID/syscall into `look`: "running", "-1 SP PC", or number and arguments.
-void parse_syscall(std::string_view text, ThreadLook& look);
+void parse_syscall(std::string_view text, ThreadSnapshot& snapshot);
 
 /// Whether the call that the thread is in waits for the descriptor in `argument`.
-bool waits_for_descriptor(const ThreadLook& look);
+bool waits_for_descriptor(const ThreadSnapshot& snapshot);
 
 /// What it does, in a few words that are equal in ranks that do the same: "running", "sleeping in poll",
 /// "sleeping in recvfrom, 10.0.0.3:29500", "stuck in the kernel in nfs_wait_bit_killable (D)", "stopped by a
 /// signal". `target`: what the descriptor is, if it was looked up.
-std::string wait_text(const ThreadLook& look, const std::string& target);
+std::string wait_text(const ThreadSnapshot& snapshot, const std::string& target);
 
 /// A TCP socket, by the table of its network namespace.
 struct TcpSocket {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/find_program.h"
-#include "launcher/inspection/process_look.h"
+#include "launcher/inspection/process_snapshot.h"
 #include "launcher/inspection/tool_run.h"
 
 namespace ddp::launcher {
@@ -63,7 +63,7 @@ std::string attach_note() {
 
 }  // namespace
 
-ProcessInspection::ProcessInspection(asio::any_io_executor executor, Options options, Report report)
+ProcessInspection::ProcessInspection(asio::any_io_executor executor, Options options, ReportInspection report)
     : executor_(executor),
       options_(std::move(options)),
       report_(std::move(report)),
@@ -82,7 +82,7 @@ Awaitable<> ProcessInspection::run() {
   py_spy_ = find_tool("py-spy", options_.worker_path);
   gdb_ = find_tool("gdb", options_.worker_path);
   attach_note_ = attach_note();
-  co_await look_at_all();
+  co_await sample_all();
   sort_by_rarity();
   for (std::size_t i = 0; i < std::min(kToolsAtOnce, waiting_.size()); ++i)
     start(dump_some(this));
@@ -103,19 +103,19 @@ void ProcessInspection::cancel() {
 }
 
 /// One rank after the other, and the loop's other work between them.
-Awaitable<> ProcessInspection::look_at_all() {
+Awaitable<> ProcessInspection::sample_all() {
   const ProcessForest forest;
   for (const auto& [rank, leader] : options_.leaders) {
-    const ProcessLook look = look_at(leader, forest);
+    const ProcessSnapshot snapshot = take_snapshot(leader, forest);
     rendezvous::Inspection inspection;
     inspection.attempt = options_.attempt;
     inspection.rank = rank;
-    inspection.state = look.state;
-    inspection.text = "rank " + std::to_string(rank) + ", pid " + std::to_string(leader) + ": " + look.state +
-                      "\n" + look.text;
+    inspection.state = snapshot.state;
+    inspection.text = "rank " + std::to_string(rank) + ", pid " + std::to_string(leader) + ": " +
+                      snapshot.state + "\n" + snapshot.text;
     if (cancelled_) co_return;
     report_(inspection);
-    waiting_.push_back({rank, look.subject, look.state, is_python(look.subject)});
+    waiting_.push_back({rank, snapshot.subject, snapshot.state, is_python(snapshot.subject)});
     co_await asio::post(executor_, asio::use_awaitable);
   }
 }

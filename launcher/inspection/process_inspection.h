@@ -29,11 +29,11 @@ class ProcessInspection {
     std::string ras_address;                 ///< NCCL_RAS_ADDR of the workers; empty: NCCL's default
     Clock::time_point deadline;
   };
-  using Report = std::function<void(const rendezvous::Inspection&)>;
+  using ReportInspection = std::function<void(const rendezvous::Inspection&)>;
 
   /// `report` gets for each rank one Inspection with its state, then perhaps more with text only, and at the
   /// end one with `last`.
-  ProcessInspection(asio::any_io_executor executor, Options options, Report report);
+  ProcessInspection(asio::any_io_executor executor, Options options, ReportInspection report);
 
   /// Ends at the deadline at the latest, or a second after it when a tool cannot be killed.
   Awaitable<> run();
@@ -53,7 +53,7 @@ class ProcessInspection {
     std::string state;
     bool python = false;
   };
-  Awaitable<> look_at_all();
+  Awaitable<> sample_all();
   static Awaitable<> dump_some(ProcessInspection* self);
   Awaitable<> dump(Subject subject);
   Awaitable<> run_one(Subject subject, std::string tool, std::vector<std::string> argv);
@@ -64,7 +64,7 @@ class ProcessInspection {
 
   asio::any_io_executor executor_;
   Options options_;
-  Report report_;
+  ReportInspection report_;
   std::set<pid_t> pids_;
   std::deque<Subject> waiting_;  ///< for their stacks, who differs from the others first
   std::string py_spy_;

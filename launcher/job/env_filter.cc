@@ -164,26 +164,26 @@ EnvVars forwarded_env(const EnvVars& own, bool local) {
 
 Result<EnvVars> explicit_env(const EnvVars& own, const std::vector<std::string>& words) {
   EnvVars vars;
-  std::string mistakes;
-  auto mistake = [&](const std::string& text) { mistakes += (mistakes.empty() ? "" : "\n") + text; };
+  std::string errors;
+  auto problem = [&](const std::string& text) { errors += (errors.empty() ? "" : "\n") + text; };
   for (const std::string& word : words) {
     const std::size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
     const std::string shown = one_line(name);  // a mistake is one line of the error
     if (name.empty()) {
-      mistake("--env: a name is missing before '='");
+      problem("--env: a name is missing before '='");
     } else if (word.find('\0') != std::string::npos) {
-      mistake("--env " + one_line(name.substr(0, name.find('\0'))) +
+      problem("--env " + one_line(name.substr(0, name.find('\0'))) +
               ": an environment cannot hold a NUL byte");
     } else if (equals != std::string::npos) {
       set_env(vars, name, std::string_view(word).substr(equals + 1));
     } else if (const std::string* value = find_env(own, name)) {
       set_env(vars, name, *value);
     } else {
-      mistake("--env " + shown + ": " + shown + " is not set here; write --env " + shown + "=VALUE");
+      problem("--env " + shown + ": " + shown + " is not set here; write --env " + shown + "=VALUE");
     }
   }
-  if (!mistakes.empty()) return Error{ErrorCode::kUsage, mistakes};
+  if (!errors.empty()) return Error{ErrorCode::kUsage, errors};
   return vars;
 }
 

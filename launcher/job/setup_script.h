@@ -45,9 +45,9 @@ EnvVars setup_result(std::string_view dump, const EnvVars& before);
 /// rest is not passed on. Keeps the last ones for the message of a failure.
 class SetupOutput {
  public:
-  using Line = std::function<void(const std::string&)>;
+  using LineHandler = std::function<void(const std::string&)>;
 
-  explicit SetupOutput(Line line) : line_(std::move(line)) {}
+  explicit SetupOutput(LineHandler line) : line_(std::move(line)) {}
   void feed(std::string_view bytes);
   void end();  ///< passes on a last line without a line feed
   /// "; its last lines:" with the lines, each behind a line feed and two blanks; "; it printed nothing".
@@ -60,7 +60,7 @@ class SetupOutput {
  private:
   void finish_line();
 
-  Line line_;
+  LineHandler line_;
   std::string open_;
   std::deque<std::string> last_;
   std::size_t count_ = 0;

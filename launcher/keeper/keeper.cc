@@ -32,7 +32,7 @@
 namespace ddp::launcher {
 namespace {
 
-enum MessageKind : int { kPat = 1, kJobMark = 2, kCgroup = 3, kCgroupGone = 4, kDirectory = 5 };
+enum MessageKind : int { kRenew = 1, kJobMark = 2, kCgroup = 3, kCgroupGone = 4, kDirectory = 5 };
 
 /// Room for a job id, and for the path of a control group.
 constexpr std::size_t kMaxText = 4096;
@@ -50,13 +50,13 @@ bool readable(int fd) {
 
 /// One packet of the agent; `text` goes as far as it is used. Both ends are the same program, so the layout
 /// is its own protocol.
-struct Packet {
+struct KeeperPacket {
   int kind = 0;
   std::int64_t sent_ns = 0;   ///< CLOCK_BOOTTIME of the agent when it sent; same clock as ours
-  std::int64_t lease_ms = 0;  ///< kPat
+  std::int64_t lease_ms = 0;  ///< kRenew
   char text[kMaxText];        ///< the others
 };
-constexpr std::size_t kHeadSize = offsetof(Packet, text);
+constexpr std::size_t kHeadSize = offsetof(KeeperPacket, text);
 
 constexpr std::chrono::milliseconds kRemoveTime{200};
 
@@ -102,7 +102,7 @@ class Keeper {
 
  private:
   void read_agent();
-  void take(const Packet& packet, std::string text);
+  void take(const KeeperPacket& packet, std::string text);
   void read_signals();
   void parent_ended();
   void reap();
@@ -133,7 +133,7 @@ class Keeper {
 };
 
 void Keeper::read_agent() {
-  Packet packet;
+  KeeperPacket packet;
   while (socket_) {
     const ssize_t size = recv(socket_.get(), &packet, sizeof packet, MSG_DONTWAIT);
     if (size < 0 && errno == EINTR) continue;
@@ -149,9 +149,9 @@ void Keeper::read_agent() {
   }
 }
 
-void Keeper::take(const Packet& packet, std::string text) {
+void Keeper::take(const KeeperPacket& packet, std::string text) {
   switch (packet.kind) {
-    case kPat:
+    case kRenew:
       set_lease_end(packet.lease_ms > 0 ? packet.sent_ns + packet.lease_ms * 1'000'000 : 0);
       break;
     case kJobMark:
@@ -335,17 +335,17 @@ KeeperLink::KeeperLink(UniqueFd socket, pid_t keeper)
       keeper_(keeper),
       keeper_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, keeper, 0U))) {}
 
-bool KeeperLink::keeper_lives() const {
+bool KeeperLink::is_keeper_alive() const {
   return getppid() == keeper_ && !readable(socket_.get());
 }
 
 void KeeperLink::set_lease(std::chrono::milliseconds lease) {
   lease_ = lease;
-  pat();
+  renew();
 }
 
-void KeeperLink::pat() {
-  send(kPat, {});
+void KeeperLink::renew() {
+  send(kRenew, {});
   // A stopped keeper guards nobody.
   const auto keeper = read_process(keeper_);
   if (keeper && keeper->state == 'T')
@@ -373,11 +373,11 @@ void KeeperLink::send(int kind, std::string_view text) {
   while (!unsent_.empty() && send_now(unsent_.front().first, unsent_.front().second))
     unsent_.pop_front();
   const bool sent = unsent_.empty() && send_now(kind, text);
-  if (!sent && kind != kPat) unsent_.emplace_back(kind, text);
+  if (!sent && kind != kRenew) unsent_.emplace_back(kind, text);
 }
 
 bool KeeperLink::send_now(int kind, std::string_view text) {
-  Packet packet;
+  KeeperPacket packet;
   packet.kind = kind;
   packet.sent_ns = boot_time_ns();
   packet.lease_ms = lease_.count();

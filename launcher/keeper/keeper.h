@@ -33,14 +33,14 @@ class KeeperLink {
   /// tree itself (kill_own_tree) and leave: nobody cleans up behind it any more. An agent that was stopped is
   /// woken (SIGCONT).
   int watch_fd() const { return socket_.get(); }
-  bool keeper_lives() const;
+  bool is_keeper_alive() const;
   pid_t keeper() const { return keeper_; }
 
   /// How long the agent may be silent after a pat before the keeper kills it with its whole tree; 0: for
   /// ever, which holds until the first call. Counts as a pat.
   void set_lease(std::chrono::milliseconds lease);
   /// Also wakes a keeper that somebody has stopped (SIGSTOP).
-  void pat();
+  void renew();
 
   /// The job whose mark the keeper may look for outside the tree (TreeScope::job_id), at most 4096 bytes.
   void set_job_mark(std::string_view job_id);

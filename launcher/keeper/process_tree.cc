@@ -89,7 +89,7 @@ TreeKill::TreeKill(TreeKill&&) noexcept = default;
 TreeKill::~TreeKill() = default;
 
 bool TreeKill::step() {
-  if (phase_ == Phase::kDone) return true;
+  if (phase_ == KillPhase::kDone) return true;
   crowded_ = false;
   drop_dead();
   std::size_t fresh = kill_cgroup();
@@ -107,23 +107,24 @@ bool TreeKill::step() {
   fresh += take_new(table);
   fresh += take_marked(table);
   const auto now = Clock::now();
-  bool look_again = fresh > 0 || crowded_;
-  if (phase_ == Phase::kFreeze && ((fresh == 0 && all_stopped(table)) || crowded_ || now >= freeze_until_)) {
-    phase_ = Phase::kKill;
+  bool retry_later = fresh > 0 || crowded_;
+  if (phase_ == KillPhase::kFreeze &&
+      ((fresh == 0 && all_stopped(table)) || crowded_ || now >= freeze_until_)) {
+    phase_ = KillPhase::kKill;
     // Only a later pass shows that nothing was born in between.
-    look_again = !members_.empty();
+    retry_later = !members_.empty();
     for (auto& [pid, member] : members_)
       signal(member, SIGKILL);
   }
   drop_dead();
   const bool only_foreign =
       std::all_of(members_.begin(), members_.end(), [](const auto& m) { return m.second.err != 0; });
-  const bool searched = phase_ == Phase::kKill && !look_again && search(table);
+  const bool searched = phase_ == KillPhase::kKill && !retry_later && search(table);
   const bool over = searched && only_foreign;
-  if (over || now >= give_up_) phase_ = Phase::kDone;
-  complete_ = complete_ && (over || phase_ != Phase::kDone);
-  if (phase_ == Phase::kDone) search_.reset();
-  return phase_ == Phase::kDone;
+  if (over || now >= give_up_) phase_ = KillPhase::kDone;
+  complete_ = complete_ && (over || phase_ != KillPhase::kDone);
+  if (phase_ == KillPhase::kDone) search_.reset();
+  return phase_ == KillPhase::kDone;
 }
 
 /// Who is in the group is a member from now on, so that its end is waited for, and gets its KILL by the
@@ -246,18 +247,18 @@ bool TreeKill::adopt_found(MarkedProcess found, const Table& table) {
   if (info == table.end() || !may_be_marked(info->second, table) || has_ended(found.pidfd.get()))
     return false;
   search_again_ = true;
-  phase_ = Phase::kFreeze;  // it may fork, too
+  phase_ = KillPhase::kFreeze;  // it may fork, too
   freeze_until_ = Clock::now() + kFreezeBound;
   adopt(found.pid, std::move(found.pidfd), false);
   return true;
 }
 
 void TreeKill::adopt(pid_t pid, UniqueFd pidfd, bool grouped) {
-  Member& member = members_[pid];
+  TreeProcess& member = members_[pid];
   member.grouped = grouped;
   member.pidfd = std::move(pidfd);
   if (taken_.insert(pid).second) ++found_;
-  signal(member, phase_ == Phase::kFreeze ? SIGSTOP : SIGKILL);
+  signal(member, phase_ == KillPhase::kFreeze ? SIGSTOP : SIGKILL);
 }
 
 bool TreeKill::all_stopped(const Table& table) const {
@@ -269,7 +270,7 @@ bool TreeKill::all_stopped(const Table& table) const {
   });
 }
 
-void TreeKill::signal(Member& member, int number) {
+void TreeKill::signal(TreeProcess& member, int number) {
   if (member.err != 0) return;
   if (syscall(SYS_pidfd_send_signal, member.pidfd.get(), number, nullptr, 0U) != 0 && errno != ESRCH &&
       !member.grouped)
@@ -281,14 +282,14 @@ void TreeKill::drop_dead() {
 }
 
 void TreeKill::wait(std::chrono::milliseconds limit) {
-  if (phase_ == Phase::kFreeze) limit = std::min(limit, std::chrono::milliseconds(1));
+  if (phase_ == KillPhase::kFreeze) limit = std::min(limit, std::chrono::milliseconds(1));
   const auto until = std::min(Clock::now() + limit, give_up_);
   if (search_) return search_->wait(std::min(limit, kSearchPause));
   const auto rest = [until] {
     return std::max(std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()),
                     std::chrono::milliseconds(0));
   };
-  if (phase_ == Phase::kFreeze) {
+  if (phase_ == KillPhase::kFreeze) {
     poll(nullptr, 0, static_cast<int>(rest().count()));
     return;
   }

@@ -89,12 +89,12 @@ class TreeKill {
   bool complete() const { return complete_; }
 
  private:
-  struct Member {
+  struct TreeProcess {
     UniqueFd pidfd;
     bool grouped = false;  ///< the group's kill reaches it, whether we may signal it or not
     int err = 0;
   };
-  enum class Phase { kFreeze, kKill, kDone };
+  enum class KillPhase { kFreeze, kKill, kDone };
   using Table = std::map<pid_t, ProcessInfo>;
 
   std::size_t take_new(const Table& table);
@@ -108,17 +108,17 @@ class TreeKill {
   bool ended_meanwhile(const ProcessInfo& info);
   bool kept(const ProcessInfo& info) const;
   bool all_stopped(const Table& table) const;
-  static void signal(Member& member, int number);
+  static void signal(TreeProcess& member, int number);
   void drop_dead();
 
   TreeScope scope_;
   bool chosen_;  ///< of our children only the members
   Clock::time_point give_up_;
   Clock::time_point freeze_until_;
-  Phase phase_ = Phase::kFreeze;
+  KillPhase phase_ = KillPhase::kFreeze;
   bool crowded_ = false;  ///< no descriptor was free for one more: kill those at hand first
   std::size_t found_ = 0;
-  std::map<pid_t, Member> members_;       ///< that have not ended
+  std::map<pid_t, TreeProcess> members_;  ///< that have not ended
   std::set<pid_t> taken_;                 ///< those and the dead ones that were among them
   std::map<pid_t, std::uint64_t> ended_;  ///< zombies of others: pid and start time
   std::set<pid_t> searched_;              ///< their environment is read, or was

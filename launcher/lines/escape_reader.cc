@@ -21,66 +21,66 @@ void EscapeReader::start() {
   string_bytes_ = 0;
 }
 
-EscapeReader::What EscapeReader::finish(What what) {
+EscapeReader::Effect EscapeReader::finish(Effect effect) {
   state_ = State::kOutside;
-  return what;
+  return effect;
 }
 
-EscapeReader::What EscapeReader::feed(char c) {
+EscapeReader::Effect EscapeReader::feed(char c) {
   switch (state_) {
     case State::kOutside:
-      return What::kBroken;
+      return Effect::kBroken;
     case State::kEscape:
       return after_escape(c);
     case State::kControl:
       return in_control(c);
     case State::kCharset:
-      if (is_foreign(c)) return finish(What::kBroken);
-      return c < 0x30 ? What::kMore : finish(What::kIgnored);
+      if (is_foreign(c)) return finish(Effect::kBroken);
+      return c < 0x30 ? Effect::kMore : finish(Effect::kIgnored);
     case State::kString:
     case State::kStringEscape:
       return in_string(c);
   }
-  return What::kBroken;
+  return Effect::kBroken;
 }
 
-EscapeReader::What EscapeReader::after_escape(char c) {
+EscapeReader::Effect EscapeReader::after_escape(char c) {
   bytes_ += c;
-  if (is_foreign(c)) return finish(What::kBroken);
+  if (is_foreign(c)) return finish(Effect::kBroken);
   if (c == '[') {
     state_ = State::kControl;
-    return What::kMore;
+    return Effect::kMore;
   }
   if (c == ']' || c == 'P' || c == 'X' || c == '^' || c == '_') {
     state_ = State::kString;
-    return What::kMore;
+    return Effect::kMore;
   }
   if (c < 0x30) {  // an intermediate byte: a final one follows
     state_ = State::kCharset;
-    return What::kMore;
+    return Effect::kMore;
   }
   count_ = 1;
-  return finish(c == 'M' ? What::kUp : What::kIgnored);
+  return finish(c == 'M' ? Effect::kUp : Effect::kIgnored);
 }
 
-EscapeReader::What EscapeReader::in_control(char c) {
-  if (is_foreign(c)) return finish(What::kBroken);
+EscapeReader::Effect EscapeReader::in_control(char c) {
+  if (is_foreign(c)) return finish(Effect::kBroken);
   const bool fits = bytes_.size() < kMaxBytes;
   if (fits) bytes_ += c;
-  if (c < 0x40) return What::kMore;
-  return finish(fits ? control_done(c) : What::kIgnored);
+  if (c < 0x40) return Effect::kMore;
+  return finish(fits ? control_done(c) : Effect::kIgnored);
 }
 
-EscapeReader::What EscapeReader::in_string(char c) {
+EscapeReader::Effect EscapeReader::in_string(char c) {
   if (state_ == State::kStringEscape) {
-    if (c == '\\') return finish(What::kIgnored);
+    if (c == '\\') return finish(Effect::kIgnored);
     state_ = State::kString;
   }
-  if (c == '\a') return finish(What::kIgnored);
+  if (c == '\a') return finish(Effect::kIgnored);
   // A line's end or a bar's CR says that this was never a string.
-  if (c == '\n' || c == '\r' || ++string_bytes_ > kMaxString) return finish(What::kBroken);
+  if (c == '\n' || c == '\r' || ++string_bytes_ > kMaxString) return finish(Effect::kBroken);
   if (c == '\x1b') state_ = State::kStringEscape;
-  return What::kMore;
+  return Effect::kMore;
 }
 
 void EscapeReader::read_count() {
@@ -89,37 +89,37 @@ void EscapeReader::read_count() {
     count_ = std::min(count_ * 10 + (bytes_[at] - '0'), kMaxCount);
 }
 
-EscapeReader::What EscapeReader::control_done(char final) {
+EscapeReader::Effect EscapeReader::control_done(char final) {
   read_count();
   const int given = count_;
   count_ = std::max(count_, 1);
   if (final != 'm' && bytes_[2] >= 0x3c && bytes_[2] <= 0x3f) {  // private: ESC [ ? 25 l
-    if (bytes_ == "\x1b[?25l") return What::kHideCursor;
-    if (bytes_ == "\x1b[?25h") return What::kShowCursor;
-    return What::kIgnored;
+    if (bytes_ == "\x1b[?25l") return Effect::kHideCursor;
+    if (bytes_ == "\x1b[?25h") return Effect::kShowCursor;
+    return Effect::kIgnored;
   }
   switch (final) {
     case 'm':
       // Only colours proper: ESC [ > 4 m and the like set keyboard modes.
-      return bytes_.find_first_not_of("0123456789;:", 2) == bytes_.size() - 1 ? What::kColour
-                                                                              : What::kIgnored;
+      return bytes_.find_first_not_of("0123456789;:", 2) == bytes_.size() - 1 ? Effect::kColour
+                                                                              : Effect::kIgnored;
     case 'A':
-      return What::kUp;
+      return Effect::kUp;
     case 'B':
-      return What::kDown;
+      return Effect::kDown;
     case 'E':
-      return What::kDownToStart;
+      return Effect::kDownToStart;
     case 'F':
-      return What::kUpToStart;
+      return Effect::kUpToStart;
     case 'G':
     case '`':
-      return count_ == 1 ? What::kStartOfRow : What::kIgnored;
+      return count_ == 1 ? Effect::kStartOfRow : Effect::kIgnored;
     case 'K':
-      return given == 0 ? What::kEraseToEnd : What::kEraseRow;
+      return given == 0 ? Effect::kEraseToEnd : Effect::kEraseRow;
     case 'J':
-      return given == 0 ? What::kEraseBelow : What::kEraseScreen;
+      return given == 0 ? Effect::kEraseBelow : Effect::kEraseScreen;
     default:
-      return What::kIgnored;
+      return Effect::kIgnored;
   }
 }
 

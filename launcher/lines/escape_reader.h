@@ -14,7 +14,7 @@ class EscapeReader {
   static constexpr std::size_t kMaxBytes = 128;  ///< of a control sequence; a longer one is left out
   static constexpr int kMaxCount = 9999;
 
-  enum class What : std::uint8_t {
+  enum class Effect : std::uint8_t {
     kMore,       ///< the sequence goes on
     kBroken,     ///< the byte is no part of it and means what it means by itself
     kIgnored,    ///< done; nothing that a line could show
@@ -35,7 +35,7 @@ class EscapeReader {
   /// An ESC was read.
   void start();
   /// The next byte. After anything but kMore the reader is no longer inside a sequence.
-  What feed(char c);
+  Effect feed(char c);
   bool inside() const { return state_ != State::kOutside; }
   /// What was open is forgotten.
   void reset() { state_ = State::kOutside; }
@@ -52,11 +52,11 @@ class EscapeReader {
     kString,        ///< a title, a link: up to BEL or ESC backslash
     kStringEscape,  ///< an ESC inside one
   };
-  What after_escape(char c);
-  What in_control(char c);
-  What in_string(char c);
-  What finish(What what);
-  What control_done(char final);
+  Effect after_escape(char c);
+  Effect in_control(char c);
+  Effect in_string(char c);
+  Effect finish(Effect effect);
+  Effect control_done(char final);
   void read_count();
 
   State state_ = State::kOutside;

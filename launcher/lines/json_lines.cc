@@ -89,7 +89,7 @@ void append_json_string(std::string_view bytes, std::string& out) {
 
 void JsonLines::add(const LineSource& source, std::uint8_t stream, std::string_view bytes,
                     std::string_view time, std::string& out) {
-  Stream& state = streams_[{source.rank, stream}];
+  JsonStream& state = streams_[{source.rank, stream}];
   if (state.facts.empty()) {
     state.facts = R"(","host":)";
     append_json_string(source.host, state.facts);

@@ -28,11 +28,11 @@ class JsonLines {
            std::string& out);
 
  private:
-  struct Stream {
+  struct JsonStream {
     LineAssembler lines{std::string()};
     std::string facts;  ///< `","host":…,"line":`
   };
-  std::map<std::pair<int, std::uint8_t>, Stream> streams_;
+  std::map<std::pair<int, std::uint8_t>, JsonStream> streams_;
   std::string lines_;  ///< scratch
 };
 

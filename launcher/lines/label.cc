@@ -65,7 +65,7 @@ Result<> walk_label(std::string_view label, Text text, Value value) {
   return {};
 }
 
-void make(std::string_view label, const Label::Group& group, std::string& text,
+void make(std::string_view label, const Label::LabelGroup& group, std::string& text,
           std::vector<std::size_t>& holes) {
   const auto value_of = [&](Placeholder placeholder) -> std::string_view {
     switch (placeholder) {
@@ -90,7 +90,7 @@ void make(std::string_view label, const Label::Group& group, std::string& text,
       [&](Placeholder placeholder) { text += value_of(placeholder); });
 }
 
-Label::Group group_of_one(const LineSource& source) {
+Label::LabelGroup group_of_one(const LineSource& source) {
   return {std::string(source.host), std::to_string(source.rank), std::to_string(source.local_rank),
           std::to_string(source.node_rank), source.stream};
 }
@@ -116,7 +116,7 @@ Label::Label(std::string_view label, const LineSource& source, int colour) {
   }
 }
 
-Label::Label(std::string_view label, const Group& group) {
+Label::Label(std::string_view label, const LabelGroup& group) {
   make(label, group, text_, holes_);
 }
 

@@ -35,14 +35,14 @@ class Label {
   /// `label` has passed check_label_template. `colour`: an SGR parameter such as 36, or 0 for none.
   Label(std::string_view label, const LineSource& source, int colour = 0);
   /// For a line that several ranks wrote alike: their values as text ("0-63"), `hosts` "*" when they differ.
-  struct Group {
+  struct LabelGroup {
     std::string hosts;
     std::string ranks;
     std::string local_ranks;
     std::string node_ranks;
     std::string_view stream;
   };
-  Label(std::string_view label, const Group& group);
+  Label(std::string_view label, const LabelGroup& group);
 
   /// Whether stamp() does anything: the template has {time}.
   bool has_time() const { return !holes_.empty(); }

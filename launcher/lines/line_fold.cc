@@ -16,13 +16,13 @@ constexpr std::uint64_t kGap = std::uint64_t{1} << 32;
 void LineFold::add(int rank, std::uint8_t stream, std::string_view text, std::string_view stamp, Time now,
                    const Sink& sink) {
   tick(now, sink);
-  if (!join(rank, Key{stream, text})) {
+  if (!join(rank, FoldKey{stream, text})) {
     const auto behind = place_behind(rank);
     const std::uint64_t order = order_before(behind);
     const auto made = queue_.insert(
         behind, Entry{order, arrivals_++, stream, std::string(text), std::string(stamp), {rank}, now});
     by_arrival_.emplace_hint(by_arrival_.end(), made->arrival, made);
-    auto& alike = alike_[Key{stream, made->text}];
+    auto& alike = alike_[FoldKey{stream, made->text}];
     alike.insert(std::find_if(alike.begin(), alike.end(),
                               [order](const Queue::iterator& entry) { return entry->order > order; }),
                  made);
@@ -36,7 +36,7 @@ void LineFold::add(int rank, std::uint8_t stream, std::string_view text, std::st
 
 /// The earliest alike entry behind all waiting lines of this rank: it has none of this rank's, and joining it
 /// overtakes none.
-bool LineFold::join(int rank, const Key& key) {
+bool LineFold::join(int rank, const FoldKey& key) {
   const auto alike = alike_.find(key);
   if (alike == alike_.end()) return false;
   const auto last = last_.find(rank);
@@ -113,7 +113,7 @@ void LineFold::emit_front(const Sink& sink) {
     const auto last = last_.find(rank);
     if (last != last_.end() && last->second == front) last_.erase(last);
   }
-  const auto alike = alike_.find(Key{entry.stream, entry.text});
+  const auto alike = alike_.find(FoldKey{entry.stream, entry.text});
   alike->second.erase(alike->second.begin());
   // The key's text lives in the entry that goes; the next alike one has the same.
   auto node = alike_.extract(alike);

@@ -62,17 +62,17 @@ class LineFold {
   };
   using Queue = std::list<Entry>;
   /// Same text, same stream.
-  struct Key {
+  struct FoldKey {
     std::uint8_t stream;
     std::string_view text;
-    bool operator==(const Key&) const = default;
+    bool operator==(const FoldKey&) const = default;
   };
   struct KeyHash {
-    std::size_t operator()(const Key& key) const {
+    std::size_t operator()(const FoldKey& key) const {
       return std::hash<std::string_view>()(key.text) * 2 + key.stream;
     }
   };
-  bool join(int rank, const Key& key);
+  bool join(int rank, const FoldKey& key);
   Queue::iterator place_behind(int rank);
   std::uint64_t order_before(Queue::iterator behind);
   void emit_front(const Sink& sink);
@@ -82,7 +82,7 @@ class LineFold {
   Queue queue_;  ///< in the order in which they come out
   std::uint64_t arrivals_ = 0;
   std::map<std::uint64_t, Queue::iterator> by_arrival_;
-  std::unordered_map<Key, std::vector<Queue::iterator>, KeyHash> alike_;  ///< in the order of queue_
+  std::unordered_map<FoldKey, std::vector<Queue::iterator>, KeyHash> alike_;  ///< in the order of queue_
   std::unordered_map<int, Queue::iterator> last_;  ///< by rank: its last line that waits
   std::vector<std::uint64_t> passed_;              ///< by rank: the search that passed a line of it last
   std::uint64_t search_ = 0;

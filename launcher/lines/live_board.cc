@@ -20,12 +20,12 @@ void LiveBoard::post(Entry& entry, const std::string& rows) {
   if (rows.empty() && !entry.on_board_) return;
   Side& mine = side(entry.stream);
   mine.fold.set(entry.rank, entry.node, entry.lines.label().text(), rows);
-  mine.news = mine.unsampled = true;
+  mine.rows_changed = mine.unsampled = true;
   entry.on_board_ = !rows.empty();
 }
 
 /// False: nothing more will happen to the entry by itself.
-bool LiveBoard::look(Entry& entry, Time now, std::string& lines) {
+bool LiveBoard::take_sample(Entry& entry, Time now, std::string& lines) {
   const bool moved = std::exchange(entry.touched_, false);
   if (moved) {
     entry.since_ = now;
@@ -54,7 +54,7 @@ bool LiveBoard::look(Entry& entry, Time now, std::string& lines) {
 void LiveBoard::tick(Time now, std::array<std::string, 2>& lines) {
   last_tick_ = now;
   const auto gone = std::remove_if(watched_.begin(), watched_.end(), [&](Entry* entry) {
-    entry->watched_ = look(*entry, now, lines[static_cast<std::size_t>(entry->stream - 1)]);
+    entry->watched_ = take_sample(*entry, now, lines[static_cast<std::size_t>(entry->stream - 1)]);
     return !entry->watched_;
   });
   watched_.erase(gone, watched_.end());
@@ -90,7 +90,7 @@ std::optional<LiveBoard::Time> LiveBoard::due() const {
 void LiveBoard::clear() {
   watched_.clear();
   for (Side& side : sides_) {
-    side.news = side.news || !side.fold.empty();
+    side.rows_changed = side.rows_changed || !side.fold.empty();
     side.fold.clear();
     side.unsampled = false;
     side.sample_at.reset();

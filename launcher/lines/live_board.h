@@ -18,7 +18,7 @@ namespace ddp::launcher {
 /// written as a line: each kSample at most. The driver
 ///   1. calls changed() after each change of an entry's lines,
 ///   2. calls tick() when due() has come,
-///   3. shows rows() of a stream when take_news() says that they are new.
+///   3. shows rows() of a stream when take_change() says that they are new.
 class LiveBoard {
  public:
   using Time = std::chrono::nanoseconds;  ///< of a clock that does not jump
@@ -59,7 +59,7 @@ class LiveBoard {
   void tick(Time now, std::array<std::string, 2>& lines);
   /// Nothing: not before the next change.
   std::optional<Time> due() const;
-  bool take_news(int stream) { return std::exchange(side(stream).news, false); }
+  bool take_change(int stream) { return std::exchange(side(stream).rows_changed, false); }
   std::vector<LiveRow> rows(int stream) const {
     return sides_[static_cast<std::size_t>(stream - 1)].fold.rows();
   }
@@ -71,13 +71,13 @@ class LiveBoard {
     Side(Bars bars, bool view) : fold(bars), has_view(view) {}
     BarFold fold;
     bool has_view;
-    bool news = false;       ///< rows() has changed
-    bool unsampled = false;  ///< since the last sample
+    bool rows_changed = false;  ///< rows() has changed
+    bool unsampled = false;     ///< since the last sample
     std::optional<Time> sample_at;
   };
   Side& side(int stream) { return sides_[static_cast<std::size_t>(stream - 1)]; }
   void note(Entry& entry);
-  bool look(Entry& entry, Time now, std::string& lines);
+  bool take_sample(Entry& entry, Time now, std::string& lines);
   void post(Entry& entry, const std::string& rows);
   void sample(Side& side, Time now, std::string& lines) const;
 

@@ -48,7 +48,7 @@ bool OpenRows::idle() const {
 
 std::size_t OpenRows::bytes() const {
   std::size_t sum = 0;
-  for (const Row& row : rows_)
+  for (const OpenRow& row : rows_)
     sum += row.text.size();
   return sum;
 }
@@ -89,7 +89,7 @@ void OpenRows::begin_text(const LineSink& sink) {
   ++revision_;
   drew_ = std::exchange(moved_up_, false) || drew_;
   if (std::exchange(above_, false)) {  // a log line behind a bar has ended, and here is the next
-    rows_.insert(rows_.begin() + static_cast<std::ptrdiff_t>(row_), Row{});
+    rows_.insert(rows_.begin() + static_cast<std::ptrdiff_t>(row_), OpenRow{});
     row().log = true;
   } else if (row().log && returned_ && row_ + 1 < rows_.size()) {  // the bar, where the log line had begun
     rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(row_) + 1);
@@ -107,7 +107,7 @@ void OpenRows::begin_text(const LineSink& sink) {
 }
 
 /// The first text in a row, or the first after a CR.
-void OpenRows::begin_row(Row& row) {
+void OpenRows::begin_row(OpenRow& row) {
   if (!is_blank(row.text)) {
     row.stays = row.rewritten = true;
     row.previous.swap(row.text);
@@ -126,7 +126,7 @@ void OpenRows::begin_row(Row& row) {
   row.erased = row.made_up = false;
 }
 
-void OpenRows::back_up(Row& row) {
+void OpenRows::back_up(OpenRow& row) {
   for (; back_ > 0 && !row.text.empty(); --back_) {
     if (const std::size_t colour = colour_at_end(row.text); colour > 0) {
       row.text.resize(row.text.size() - colour);  // it has no width
@@ -171,7 +171,7 @@ void OpenRows::line_feed(const LineSink& sink) {
   above_ = row().log;
   finish_above(row_ + 1, sink);
   if (rows_.size() == 1 && is_blank(rows_[0].text)) {
-    rows_[0] = Row{};
+    rows_[0] = OpenRow{};
     reach_ = 0;
   }
 }
@@ -191,43 +191,43 @@ bool OpenRows::split_log(const LineSink& sink) {
   return true;
 }
 
-void OpenRows::escape(EscapeReader::What what, const EscapeReader& sequence, const LineSink& sink) {
-  using What = EscapeReader::What;
+void OpenRows::escape(EscapeReader::Effect effect, const EscapeReader& sequence, const LineSink& sink) {
+  using Effect = EscapeReader::Effect;
   ++revision_;
-  switch (what) {
-    case What::kMore:
-    case What::kBroken:
-    case What::kIgnored:
+  switch (effect) {
+    case Effect::kMore:
+    case Effect::kBroken:
+    case Effect::kIgnored:
       return;
-    case What::kColour:
+    case Effect::kColour:
       if (colour_.size() + sequence.bytes().size() > kMaxColour) colour_.clear();
       colour_ += sequence.bytes();
       return;
-    case What::kUpToStart:
+    case Effect::kUpToStart:
       carriage_return();
       return up(sequence.count());
-    case What::kUp:
+    case Effect::kUp:
       return up(sequence.count());
-    case What::kDownToStart:
+    case Effect::kDownToStart:
       carriage_return();
       return down(sequence.count(), sink);
-    case What::kDown:
+    case Effect::kDown:
       return down(sequence.count(), sink);
-    case What::kStartOfRow:
+    case Effect::kStartOfRow:
       return carriage_return();
-    case What::kEraseRow:
+    case Effect::kEraseRow:
       return erase_row();
-    case What::kEraseToEnd:
+    case Effect::kEraseToEnd:
       if (at_start_) return erase_row();
       return back_up(row());
-    case What::kEraseBelow:
+    case Effect::kEraseBelow:
       return erase_below();
-    case What::kEraseScreen:  // "clear": what stood there was output all the same
+    case Effect::kEraseScreen:  // "clear": what stood there was output all the same
       return finish_rows(sink);
-    case What::kHideCursor:
+    case Effect::kHideCursor:
       hidden_ = true;
       return;
-    case What::kShowCursor:
+    case Effect::kShowCursor:
       hidden_ = false;
       reach_ = 0;
       return finish_above(row_, sink);
@@ -239,7 +239,7 @@ void OpenRows::up(int count) {
   above_ = false;
   if (wanted > row_) {
     const std::size_t missing = std::min(wanted - row_, kMaxRows - rows_.size());
-    Row made_up;
+    OpenRow made_up;
     made_up.made_up = true;
     rows_.insert(rows_.begin(), missing, made_up);
     row_ += missing;
@@ -260,7 +260,7 @@ void OpenRows::down(int count, const LineSink& sink) {
 }
 
 void OpenRows::erase_row() {
-  Row& erased = row();
+  OpenRow& erased = row();
   if (is_blank(erased.text)) return;
   erased.erased = true;
   erased.previous.swap(erased.text);
@@ -294,14 +294,14 @@ void OpenRows::finish(const LineSink& sink) {
 
 /// All rows but the empty ones at the end, where no line was ended.
 void OpenRows::finish_rows(const LineSink& sink) {
-  const auto is_nothing = [](const Row& row) {
+  const auto is_nothing = [](const OpenRow& row) {
     return row.stays ? is_blank(row.text) : row.text.empty() && !row.ended;
   };
   std::size_t count = rows_.size();
   while (count > 0 && is_nothing(rows_[count - 1]))
     --count;
   finish_above(count, sink);
-  rows_.assign(1, Row{});
+  rows_.assign(1, OpenRow{});
   row_ = 0;
   above_ = false;
 }
@@ -310,7 +310,7 @@ void OpenRows::finish_rows(const LineSink& sink) {
 void OpenRows::finish_above(std::size_t count, const LineSink& sink) {
   if (count == 0) return;
   for (std::size_t i = 0; i < count; ++i) {
-    const Row& done = rows_[i];
+    const OpenRow& done = rows_[i];
     if (done.made_up && is_blank(done.text)) continue;
     sink.line(done.stays ? trimmed(done.text) : std::string_view(done.text));
   }
@@ -323,7 +323,7 @@ void OpenRows::finish_above(std::size_t count, const LineSink& sink) {
   std::string kept = std::move(rows_[0].text);
   kept.clear();
   if (kept.capacity() > kKeptCapacity) kept = std::string();
-  rows_[0] = Row{};
+  rows_[0] = OpenRow{};
   rows_[0].text = std::move(kept);
   row_ = 0;
 }

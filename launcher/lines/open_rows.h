@@ -43,7 +43,7 @@ class OpenRows {
   void line_feed(const LineSink& sink);
   void carriage_return();
   void backspace() { ++back_, ++revision_; }
-  void escape(EscapeReader::What what, const EscapeReader& sequence, const LineSink& sink);
+  void escape(EscapeReader::Effect effect, const EscapeReader& sequence, const LineSink& sink);
   /// Nothing came for a while (`long_quiet`: for a long while): what no bar will come back to is finished.
   void settle(bool long_quiet, const LineSink& sink);
   /// The stream's end: every row is a line. The object may be used again.
@@ -61,7 +61,7 @@ class OpenRows {
   }  ///< the same: the unfinished line is still the same
 
  private:
-  struct Row {
+  struct OpenRow {
     std::string text;
     std::string previous;  ///< the frame that text replaced
     bool ended = false;    ///< by LF
@@ -72,20 +72,20 @@ class OpenRows {
     bool made_up = false;  ///< was finished already when a bar came back to it; empty, it is none
   };
   void begin_text(const LineSink& sink);
-  void begin_row(Row& row);
+  void begin_row(OpenRow& row);
   void up(int count);
   void down(int count, const LineSink& sink);
   void erase_row();
   void erase_below();
-  void back_up(Row& row);
+  void back_up(OpenRow& row);
   bool split_log(const LineSink& sink);
   void finish_rows(const LineSink& sink);
   void finish_above(std::size_t count, const LineSink& sink);
   void finish_beyond_reach(const LineSink& sink);
   void bound(const LineSink& sink);
-  Row& row() { return rows_[row_]; }
+  OpenRow& row() { return rows_[row_]; }
 
-  std::vector<Row> rows_{1};
+  std::vector<OpenRow> rows_{1};
   std::size_t row_ = 0;    ///< the cursor's
   std::size_t reach_ = 0;  ///< how far above the lowest row the cursor went
   std::size_t back_ = 0;   ///< backspaces since the last text

@@ -51,8 +51,8 @@ void LineAssembler::add_plain(std::string_view bytes, const LineSink& sink) {
 void LineAssembler::add_marked(std::string_view bytes, const LineSink& sink) {
   while (!bytes.empty()) {
     if (escape_.inside()) {
-      const EscapeReader::What what = escape_.feed(bytes.front());
-      if (what != EscapeReader::What::kBroken) bytes.remove_prefix(1);
+      const EscapeReader::Effect what = escape_.feed(bytes.front());
+      if (what != EscapeReader::Effect::kBroken) bytes.remove_prefix(1);
       rows_.escape(what, escape_, sink);
       continue;
     }

@@ -71,16 +71,16 @@ bool DaemonFrameReader::allowed() const {
   switch (kind_) {
     case DaemonFrame::kInput:
     case DaemonFrame::kInputEnd:
-      return from_ == From::kMaster && !stream_ended_;
+      return from_ == FrameSender::kMaster && !stream_ended_;
     case DaemonFrame::kGreeting:
-      return from_ == From::kNode && !greeted_;
+      return from_ == FrameSender::kNode && !greeted_;
     case DaemonFrame::kOutput:
     case DaemonFrame::kOutputEnd:
-      return from_ == From::kNode && greeted_ && !over_ && !stream_ended_;
+      return from_ == FrameSender::kNode && greeted_ && !over_ && !stream_ended_;
     case DaemonFrame::kErrors:
     case DaemonFrame::kEnded:
     case DaemonFrame::kFailed:
-      return from_ == From::kNode && greeted_ && !over_;
+      return from_ == FrameSender::kNode && greeted_ && !over_;
   }
   return false;
 }
@@ -99,8 +99,8 @@ bool DaemonFrameReader::take_head(std::string_view& bytes) {
   return false;
 }
 
-std::optional<DaemonFrameReader::Piece> DaemonFrameReader::whole_frame() {
-  Piece piece;
+std::optional<DaemonFrameReader::FramePiece> DaemonFrameReader::whole_frame() {
+  FramePiece piece;
   piece.kind = kind_;
   if (is_number(kind_)) {
     piece.number = number_at(whole_);
@@ -115,7 +115,7 @@ std::optional<DaemonFrameReader::Piece> DaemonFrameReader::whole_frame() {
   return piece;
 }
 
-std::optional<DaemonFrameReader::Piece> DaemonFrameReader::next(std::string_view& bytes) {
+std::optional<DaemonFrameReader::FramePiece> DaemonFrameReader::next(std::string_view& bytes) {
   while (failure_.empty()) {
     if (head_.size() < kDaemonFrameHead) {
       if (!take_head(bytes)) return std::nullopt;
@@ -127,7 +127,7 @@ std::optional<DaemonFrameReader::Piece> DaemonFrameReader::next(std::string_view
     left_ -= part.size();
     if (is_stream(kind_)) {
       if (left_ == 0) head_.clear();
-      Piece piece;
+      FramePiece piece;
       piece.kind = kind_;
       piece.bytes = part;
       return piece;

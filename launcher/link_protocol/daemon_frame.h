@@ -41,29 +41,29 @@ std::string daemon_failed(std::string_view why);
 /// Reads one direction. It keeps no payload but those few bytes of a frame that has a meaning as a whole.
 class DaemonFrameReader {
  public:
-  enum class From : std::uint8_t { kMaster, kNode };
+  enum class FrameSender : std::uint8_t { kMaster, kNode };
 
-  struct Piece {
+  struct FramePiece {
     DaemonFrame kind = DaemonFrame::kInput;
     std::string_view bytes{};  ///< of a stream: some of its bytes, never none; valid as long as what was fed
     std::uint16_t number = 0;  ///< of kGreeting, kEnded
     std::string text{};        ///< of kFailed; any bytes
   };
 
-  explicit DaemonFrameReader(From from) : from_(from) {}
+  explicit DaemonFrameReader(FrameSender from) : from_(from) {}
 
   /// Takes from `bytes` until there is something to do. Nothing: all was taken, or failure() says why the
   /// link is to be closed, and nothing is read any more.
-  std::optional<Piece> next(std::string_view& bytes);
+  std::optional<FramePiece> next(std::string_view& bytes);
   const std::string& failure() const { return failure_; }
 
  private:
   bool take_head(std::string_view& bytes);
   bool allowed() const;
-  std::optional<Piece> whole_frame();
+  std::optional<FramePiece> whole_frame();
   void fail(std::string why);
 
-  const From from_;
+  const FrameSender from_;
   std::string head_;  ///< less than kDaemonFrameHead bytes, or all of them while a payload is read
   DaemonFrame kind_ = DaemonFrame::kInput;
   std::size_t left_ = 0;  ///< of the payload

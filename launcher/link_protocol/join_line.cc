@@ -10,7 +10,7 @@ namespace ddp::launcher {
 namespace {
 
 constexpr std::string_view kJoin = "ddplaunch-join ";
-constexpr std::string_view kPlace = "ddplaunch-place ";
+constexpr std::string_view kSlot = "ddplaunch-slot ";
 constexpr std::string_view kRefused = "ddplaunch-refused ";
 constexpr std::string_view kNode = "node";
 constexpr std::size_t kMaxText = 800;
@@ -66,7 +66,7 @@ Result<JoinRequest> parse_request(std::string_view line) {
 }
 
 std::string answer_line(const JoinAnswer& answer) {
-  if (answer.rank) return std::string(kPlace) + std::to_string(*answer.rank) + ' ' + answer.job_id + '\n';
+  if (answer.rank) return std::string(kSlot) + std::to_string(*answer.rank) + ' ' + answer.job_id + '\n';
   std::string line(kRefused);
   for (const auto& [refusal, word] : kWords) {
     if (refusal == answer.refusal) line += word;
@@ -76,8 +76,8 @@ std::string answer_line(const JoinAnswer& answer) {
 
 Result<JoinAnswer> parse_answer(std::string_view line) {
   JoinAnswer answer;
-  if (line.starts_with(kPlace)) {
-    std::string_view rest = line.substr(kPlace.size());
+  if (line.starts_with(kSlot)) {
+    std::string_view rest = line.substr(kSlot.size());
     answer.rank = number(take_word(rest));
     answer.job_id = one_line(rest);
     if (!answer.rank || rest.empty()) return foreign(line);

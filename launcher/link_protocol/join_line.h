@@ -39,7 +39,7 @@ struct JoinAnswer {
   JoinRefusal refusal = JoinRefusal::kTaken;
   std::string text;  ///< with a refusal: for the user of the node
 };
-/// "ddplaunch-place RANK JOB\n" or "ddplaunch-refused WORD TEXT\n"
+/// "ddplaunch-slot RANK JOB\n" or "ddplaunch-refused WORD TEXT\n"
 std::string answer_line(const JoinAnswer& answer);
 /// Its texts are one line each, fit for a terminal.
 Result<JoinAnswer> parse_answer(std::string_view line);

@@ -16,24 +16,24 @@ JoinAnswer refused(JoinRefusal why, std::string text) {
 
 /// What is wrong with the request itself.
 std::optional<JoinAnswer> JoinTable::unfit(const JoinRequest& request) const {
-  if (request.protocol != mine_.protocol || request.version != mine_.version) {
-    return refused(JoinRefusal::kOtherVersion, "the master is ddplaunch " + mine_.version + " (protocol " +
-                                                   std::to_string(mine_.protocol) + "), this node's is " +
+  if (request.protocol != terms_.protocol || request.version != terms_.version) {
+    return refused(JoinRefusal::kOtherVersion, "the master is ddplaunch " + terms_.version + " (protocol " +
+                                                   std::to_string(terms_.protocol) + "), this node's is " +
                                                    request.version + " (protocol " +
                                                    std::to_string(request.protocol) +
                                                    "); install the same version on all nodes");
   }
-  if (request.nodes != 0 && request.nodes != mine_.nodes) {
+  if (request.nodes != 0 && request.nodes != terms_.nodes) {
     return refused(JoinRefusal::kOtherSize,
-                   "the job has " + std::to_string(mine_.nodes) + " nodes at its master, and " +
+                   "the job has " + std::to_string(terms_.nodes) + " nodes at its master, and " +
                        std::to_string(request.nodes) +
                        " for this node; give the same --nnodes (and --spares) to all nodes");
   }
   if (!request.rank) return std::nullopt;
-  if (*request.rank >= mine_.nodes) {
+  if (*request.rank >= terms_.nodes) {
     return refused(JoinRefusal::kOutOfRange, "node rank " + std::to_string(*request.rank) +
-                                                 " is not one of 0 … " + std::to_string(mine_.nodes - 1) +
-                                                 "; the job has " + std::to_string(mine_.nodes) + " nodes");
+                                                 " is not one of 0 … " + std::to_string(terms_.nodes - 1) +
+                                                 "; the job has " + std::to_string(terms_.nodes) + " nodes");
   }
   if (*request.rank == 0) {
     return refused(JoinRefusal::kTaken,
@@ -43,90 +43,90 @@ std::optional<JoinAnswer> JoinTable::unfit(const JoinRequest& request) const {
 }
 
 /// Whether the holder keeps its place against `peer`.
-bool JoinTable::holds(const Place& place, const Peer& peer, Time now) const {
-  if (!place.live) return false;
+bool JoinTable::holds(const JoinSlot& slot, const JoiningPeer& peer, Time now) const {
+  if (!slot.live) return false;
   // One that waits has no heartbeats: its own machine's next process takes its place.
-  if (place.waiting) return place.holder.name != peer.name;
-  return now - place.heard < kFresh;
+  if (slot.waiting) return slot.holder.name != peer.name;
+  return now - slot.heard < kFresh;
 }
 
-std::vector<int> JoinTable::about(const JoinRequest& request, const Peer& peer) const {
+std::vector<int> JoinTable::about(const JoinRequest& request, const JoiningPeer& peer) const {
   std::vector<int> ranks;
   if (request.rank) {
-    if (*request.rank > 0 && *request.rank < mine_.nodes) ranks.push_back(*request.rank);
-  } else if (unused_ < places_.size()) {
+    if (*request.rank > 0 && *request.rank < terms_.nodes) ranks.push_back(*request.rank);
+  } else if (unused_ < slots_.size()) {
     const auto had = had_.find(peer.name);
     if (had != had_.end()) ranks.assign(had->second.begin(), had->second.end());
   } else {
-    for (int rank = 1; rank < mine_.nodes; ++rank)
+    for (int rank = 1; rank < terms_.nodes; ++rank)
       ranks.push_back(rank);
   }
   return ranks;
 }
 
-std::optional<int> JoinTable::free_place(const Peer& peer, Time now) const {
+std::optional<int> JoinTable::free_slot(const JoiningPeer& peer, Time now) const {
   // Processes of one machine may be several nodes: one that waits is not another's former self.
   const auto is_free = [&](int rank) {
-    const Place& place = places_[static_cast<std::size_t>(rank)];
-    return place.life != 0 && !place.waiting && !holds(place, peer, now);
+    const JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
+    return slot.incarnation != 0 && !slot.waiting && !holds(slot, peer, now);
   };
   if (const auto had = had_.find(peer.name); had != had_.end()) {
     for (const int rank : had->second) {
-      if (places_[static_cast<std::size_t>(rank)].holder.name == peer.name && is_free(rank)) return rank;
+      if (slots_[static_cast<std::size_t>(rank)].holder.name == peer.name && is_free(rank)) return rank;
     }
   }
-  if (unused_ < places_.size()) return static_cast<int>(unused_);
-  for (int rank = 1; rank < mine_.nodes; ++rank) {
+  if (unused_ < slots_.size()) return static_cast<int>(unused_);
+  for (int rank = 1; rank < terms_.nodes; ++rank) {
     if (is_free(rank)) return rank;
   }
   return std::nullopt;
 }
 
-JoinTable::Decision JoinTable::join(const JoinRequest& request, const Peer& peer, Time now) {
+JoinTable::Decision JoinTable::join(const JoinRequest& request, const JoiningPeer& peer, Time now) {
   Decision decision;
   if (auto refusal = unfit(request)) {
     decision.answer = std::move(*refusal);
     return decision;
   }
-  const auto rank = request.rank ? request.rank : free_place(peer, now);
+  const auto rank = request.rank ? request.rank : free_slot(peer, now);
   if (!rank) {
-    decision.answer = refused(JoinRefusal::kFull, "all " + std::to_string(mine_.nodes) +
+    decision.answer = refused(JoinRefusal::kFull, "all " + std::to_string(terms_.nodes) +
                                                       " nodes of the job are there already; start no more "
                                                       "than --nnodes says");
     return decision;
   }
-  Place& place = places_[static_cast<std::size_t>(*rank)];
-  if (holds(place, peer, now)) {
+  JoinSlot& slot = slots_[static_cast<std::size_t>(*rank)];
+  if (holds(slot, peer, now)) {
     decision.answer =
         refused(JoinRefusal::kTaken, "node rank " + std::to_string(*rank) + " is already there, from " +
-                                         place.holder.address + "; give each node its own --node-rank");
+                                         slot.holder.address + "; give each node its own --node-rank");
     return decision;
   }
-  decision.displaces = place.live;
-  place = Place{peer, ++lives_, true, true, now};
+  decision.displaces = slot.live;
+  slot = JoinSlot{peer, ++incarnations_, true, true, now};
   had_[peer.name].insert(*rank);
-  while (unused_ < places_.size() && places_[unused_].life != 0)
+  while (unused_ < slots_.size() && slots_[unused_].incarnation != 0)
     ++unused_;
-  decision.life = place.life;
+  decision.incarnation = slot.incarnation;
   decision.answer.rank = *rank;
-  decision.answer.job_id = mine_.job_id;
+  decision.answer.job_id = terms_.job_id;
   return decision;
 }
 
 void JoinTable::opened(int rank, Time now) {
-  Place& place = places_[static_cast<std::size_t>(rank)];
-  place.waiting = false;
-  place.heard = now;
+  JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
+  slot.waiting = false;
+  slot.heard = now;
 }
 
 void JoinTable::heard(int rank, Time when) {
-  Place& place = places_[static_cast<std::size_t>(rank)];
-  if (when > place.heard) place.heard = when;
+  JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
+  if (when > slot.heard) slot.heard = when;
 }
 
-void JoinTable::ended(int rank, std::size_t life) {
-  Place& place = places_[static_cast<std::size_t>(rank)];
-  if (place.life == life) place.live = place.waiting = false;
+void JoinTable::ended(int rank, std::size_t incarnation) {
+  JoinSlot& slot = slots_[static_cast<std::size_t>(rank)];
+  if (slot.incarnation == incarnation) slot.live = slot.waiting = false;
 }
 
 }  // namespace ddp::launcher

@@ -25,53 +25,54 @@ class JoinTable {
   /// there.
   static constexpr std::chrono::seconds kFresh{3};
 
-  struct Mine {
+  struct JoinTerms {
     int nodes = 0;  ///< all, node 0 included
     int protocol = 0;
     std::string version;
     std::string job_id;
   };
   /// Who wants to join, in what has been proven and seen.
-  struct Peer {
+  struct JoiningPeer {
     std::string name;     ///< of its machine, proven with the token
     std::string address;  ///< that it came from
   };
   struct Decision {
     JoinAnswer answer;
-    bool displaces = false;  ///< an older link of this node is to be ended
-    std::size_t life = 0;    ///< of the new link, for `ended`
+    bool displaces = false;       ///< an older link of this node is to be ended
+    std::size_t incarnation = 0;  ///< of the new link, for `ended`
   };
 
-  explicit JoinTable(Mine mine) : mine_(std::move(mine)), places_(static_cast<std::size_t>(mine_.nodes)) {}
+  explicit JoinTable(JoinTerms terms)
+      : terms_(std::move(terms)), slots_(static_cast<std::size_t>(terms_.nodes)) {}
 
   /// The ranks that the answer may hang on.
-  std::vector<int> about(const JoinRequest& request, const Peer& peer) const;
+  std::vector<int> about(const JoinRequest& request, const JoiningPeer& peer) const;
   /// The rank that was asked for; without one that which this machine had before, else the lowest that nobody
   /// had, else the lowest that nobody has.
-  Decision join(const JoinRequest& request, const Peer& peer, Time now);
+  Decision join(const JoinRequest& request, const JoiningPeer& peer, Time now);
   void opened(int rank, Time now);
   void heard(int rank, Time when);
-  void ended(int rank, std::size_t life);
+  void ended(int rank, std::size_t incarnation);
 
  private:
-  struct Place {
-    Peer holder;  ///< the last one
-    std::size_t life = 0;
+  struct JoinSlot {
+    JoiningPeer holder;  ///< the last one
+    std::size_t incarnation = 0;
     bool live = false;
     bool waiting = false;  ///< joined, and nobody has asked for it yet: no heartbeats
     Time heard;
   };
 
   std::optional<JoinAnswer> unfit(const JoinRequest& request) const;
-  bool holds(const Place& place, const Peer& peer, Time now) const;
-  std::optional<int> free_place(const Peer& peer, Time now) const;
+  bool holds(const JoinSlot& slot, const JoiningPeer& peer, Time now) const;
+  std::optional<int> free_slot(const JoiningPeer& peer, Time now) const;
 
-  Mine mine_;
-  std::vector<Place> places_;  ///< by rank; the first is the master's own
+  JoinTerms terms_;
+  std::vector<JoinSlot> slots_;  ///< by rank; the first is the master's own
   /// What each machine ever had; others may have it now. With thousands of nodes nobody looks at all places.
   std::unordered_map<std::string, std::set<int>> had_;
   std::size_t unused_ = 1;  ///< the lowest rank that nobody had
-  std::size_t lives_ = 0;
+  std::size_t incarnations_ = 0;
 };
 
 }  // namespace ddp::launcher

@@ -51,7 +51,7 @@ Awaitable<error_code> write_all(LocalSocket& socket, std::string_view bytes) {
   co_return error_code();
 }
 
-void end_both_ways(LocalSocket& socket) {
+void end_both_directions(LocalSocket& socket) {
   error_code ignored;
   socket.shutdown(LocalSocket::shutdown_both, ignored);
 }

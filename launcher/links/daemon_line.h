@@ -23,7 +23,9 @@ class DaemonLine {
 
   /// Waits for its turn, then until all was written. An error is that of the link, and of all later calls.
   Awaitable<error_code> send(std::string frame);
-  Awaitable<ByteStream::Done> read_some(asio::mutable_buffer buffer) { return stream_->read_some(buffer); }
+  Awaitable<ByteStream::Transferred> read_some(asio::mutable_buffer buffer) {
+    return stream_->read_some(buffer);
+  }
   /// Ends what is under way with an error.
   void close();
 
@@ -48,6 +50,6 @@ Awaitable<error_code> write_all(LocalSocket& socket, std::string_view bytes);
 
 /// No more bytes either way; what was written may still be read at the other end. (Closing with unread bytes
 /// would make the other end's last read an error.)
-void end_both_ways(LocalSocket& socket);
+void end_both_directions(LocalSocket& socket);
 
 }  // namespace ddp::launcher

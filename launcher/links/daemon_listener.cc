@@ -127,7 +127,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
                            ? "the master has gone; the agent is told to end the job's workers here"
                            : "the master sent " + self->reader_.failure() + "; the link is closed");
     self->line_.close();
-    end_both_ways(input);
+    end_both_directions(input);
   }
 
   static Awaitable<> carry_output(std::shared_ptr<DaemonSession> self) {
@@ -153,7 +153,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
 
   Awaitable<> pass_errors(std::string_view bytes) {
     if (!lost_) (void)co_await line_.send(daemon_frame(DaemonFrame::kErrors, bytes));
-    if (lost_) last_words_.feed(bytes);
+    if (lost_) last_text_.feed(bytes);
   }
 
   /// The process has ended: what it wrote is sent first, then how it ended.
@@ -180,7 +180,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     }
     ended_ = true;
     const int status = end.status.value_or(255);
-    options_.log("the agent ended with status " + std::to_string(status) + last_words_.text());
+    options_.log("the agent ended with status " + std::to_string(status) + last_text_.text());
     if (lost_) co_return;
     (void)co_await line_.send(daemon_ended(status));
     // The master closes when it has read that. Who closes before having read all that came resets the
@@ -193,9 +193,9 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   asio::any_io_executor loop_;
   DaemonLine line_;
   DaemonSessionOptions options_;
-  DaemonFrameReader reader_{DaemonFrameReader::From::kMaster};
+  DaemonFrameReader reader_{DaemonFrameReader::FrameSender::kMaster};
   std::unique_ptr<remote::Channel> agent_;
-  remote::TailLines last_words_;
+  remote::TailLines last_text_;
   asio::steady_timer changed_;  ///< never expires; cancelled when one of the next three becomes true
   bool input_over_ = false;
   bool output_over_ = false;

@@ -99,7 +99,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
     }
   }
 
-  void heed(const DaemonFrameReader::Piece& piece) {
+  void heed(const DaemonFrameReader::FramePiece& piece) {
     if (piece.kind == DaemonFrame::kGreeting) {
       greeted_ = true;
       if (piece.number == kDaemonLinkVersion) return;
@@ -133,8 +133,8 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
 
   void finish(ChannelEnd end) {
     end_ = std::move(end);
-    end_both_ways(link);
-    end_both_ways(errors);
+    end_both_directions(link);
+    end_both_directions(errors);
     line_.close();
     patience_.cancel();
     ended_.cancel();
@@ -142,7 +142,7 @@ class DaemonPump : public std::enable_shared_from_this<DaemonPump> {
 
   asio::any_io_executor loop_;
   DaemonLine line_;
-  DaemonFrameReader reader_{DaemonFrameReader::From::kNode};
+  DaemonFrameReader reader_{DaemonFrameReader::FrameSender::kNode};
   std::string host_;
   std::string where_;
 
@@ -226,7 +226,7 @@ Error cancelled(const std::string& host) {
 }
 
 /// What nobody listening means for a daemon.
-Error in_words_of_daemons(const std::string& host, std::uint16_t port, Error error) {
+Error daemon_error(const std::string& host, std::uint16_t port, Error error) {
   const std::string at_port = std::to_string(port);
   if (error.sys == ECONNREFUSED) {
     error.text = host + ": nobody listens at port " + at_port +
@@ -256,7 +256,7 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
 }
 
 /// To one host.
-struct DaemonShell::Way {
+struct DaemonShell::Route {
   std::vector<remote::Endpoint> endpoints;
   std::string where;  ///< with the port
   rendezvous::JoinAs as;
@@ -292,15 +292,15 @@ Result<rendezvous::JoinAs> DaemonShell::join_as(const std::string& host) const {
 }
 
 /// Each address once, with its share of the time, so that a cancelled start ends with the one under way.
-Awaitable<JoinOutcome> DaemonShell::try_all(std::shared_ptr<Way> way) {
+Awaitable<JoinOutcome> DaemonShell::try_all(std::shared_ptr<Route> route) {
   JoinOutcome outcome;
-  const std::size_t count = way->endpoints.size();
+  const std::size_t count = route->endpoints.size();
   for (std::size_t i = 0; i < count; ++i) {
     const auto now = Clock::now();
-    const auto share = now + (way->deadline - now) / static_cast<long>(count - i);
-    way->address = way->endpoints[i].host;
-    std::vector<tcp::endpoint> one{as_endpoint(way->endpoints[i])};
-    outcome = co_await rendezvous::secure_connect(context_, std::move(one), way->where, way->as, share);
+    const auto share = now + (route->deadline - now) / static_cast<long>(count - i);
+    route->address = route->endpoints[i].host;
+    std::vector<tcp::endpoint> one{as_endpoint(route->endpoints[i])};
+    outcome = co_await rendezvous::secure_connect(context_, std::move(one), route->where, route->as, share);
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
     if (outcome.stream || !outcome.try_again || state.cancelled() != asio::cancellation_type::none) break;
   }
@@ -322,27 +322,28 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
   if (!as) co_return within(host.name, as.error());
   auto found = co_await resolver_.resolve(target, port, AF_UNSPEC, deadline);
   if (!found) co_return within(host.name, found.error());
-  auto way = std::make_shared<Way>();
-  way->endpoints = std::move(*found);
-  way->where =
+  auto route = std::make_shared<Route>();
+  route->endpoints = std::move(*found);
+  route->where =
       (target.find(':') == std::string::npos ? target : "[" + target + "]") + ":" + std::to_string(port);
-  way->as = std::move(*as);
-  way->deadline = deadline;
+  route->as = std::move(*as);
+  route->deadline = deadline;
 
   asio::steady_timer timer(loop_);
   std::minstd_rand random(std::random_device{}());
   const auto patient_until = std::min(deadline, Clock::now() + kRestartTime);
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
-    JoinOutcome outcome = co_await try_all(way);
+    JoinOutcome outcome = co_await try_all(route);
     asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
     if (state.cancelled() != asio::cancellation_type::none) co_return cancelled(host.name);
     if (outcome.stream) {
-      co_return make_daemon_channel(loop_, std::move(outcome.stream), host.name, way->where, way->address);
+      co_return make_daemon_channel(loop_, std::move(outcome.stream), host.name, route->where,
+                                    route->address);
     }
     const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
     if (!outcome.try_again || Clock::now() + wait >= patient_until)
-      co_return in_words_of_daemons(host.name, port, std::move(outcome.error));
+      co_return daemon_error(host.name, port, std::move(outcome.error));
     timer.expires_after(wait);
     co_await timer.async_wait(kUseTuple);
     state = co_await asio::this_coro::cancellation_state;

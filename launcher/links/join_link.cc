@@ -23,41 +23,42 @@ std::string where_of(const JoinGoal& goal) {
 }
 
 /// One link, and what the master says on it. `again`: it ended before its first byte, so it was no answer.
-struct Asked {
+struct JoinReply {
   std::unique_ptr<ByteStream> stream;
   JoinAnswer answer;
   std::optional<Error> error;
   bool again = false;
 };
 
-Awaitable<Asked> ask(std::shared_ptr<const rendezvous::SecureContext> context,
-                     const rendezvous::Resolve& resolve, const JoinGoal& goal, Clock::time_point deadline) {
-  Asked asked;
+Awaitable<JoinReply> ask(std::shared_ptr<const rendezvous::SecureContext> context,
+                         const rendezvous::Resolve& resolve, const JoinGoal& goal,
+                         Clock::time_point deadline) {
+  JoinReply reply;
   auto stream =
       co_await rendezvous::secure_join(std::move(context), resolve, goal.host, goal.port, goal.as, deadline);
   if (!stream) {
-    asked.error = stream.error();
-    co_return asked;
+    reply.error = stream.error();
+    co_return reply;
   }
-  asked.stream = std::move(*stream);
+  reply.stream = std::move(*stream);
   const auto executor = co_await asio::this_coro::executor;
-  const LinkDeadline limit(executor, std::min(deadline, Clock::now() + kAnswerTime), *asked.stream);
-  const error_code unsaid = co_await write_line(*asked.stream, request_line(goal.request));
-  auto line = co_await read_line(*asked.stream);
+  const LinkDeadline limit(executor, std::min(deadline, Clock::now() + kAnswerTime), *reply.stream);
+  const error_code unsaid = co_await write_line(*reply.stream, request_line(goal.request));
+  auto line = co_await read_line(*reply.stream);
   if (!line) {
-    asked.again = unsaid || limit.late() || line.error().code == ErrorCode::kLinkLost;
-    asked.error = Error{limit.late() ? ErrorCode::kTimeout : line.error().code,
+    reply.again = unsaid || limit.late() || line.error().code == ErrorCode::kLinkLost;
+    reply.error = Error{limit.late() ? ErrorCode::kTimeout : line.error().code,
                         where_of(goal) + " took the link and gave no place: " +
                             (limit.late() ? std::string("it was silent") : line.error().text),
                         0};
-    co_return asked;
+    co_return reply;
   }
   auto answer = parse_answer(*line);
   if (answer)
-    asked.answer = std::move(*answer);
+    reply.answer = std::move(*answer);
   else
-    asked.error = within(where_of(goal), answer.error());
-  co_return asked;
+    reply.error = within(where_of(goal), answer.error());
+  co_return reply;
 }
 
 ErrorCode code_of(JoinRefusal refusal) {
@@ -72,26 +73,26 @@ Awaitable<Result<JoinedLink>> join_master(std::shared_ptr<const rendezvous::Secu
   asio::steady_timer timer(co_await asio::this_coro::executor);
   std::optional<Clock::time_point> replaced_by;
   for (;;) {
-    Asked asked = co_await ask(context, resolve, goal, deadline);
-    if (!asked.error && asked.answer.rank) {
+    JoinReply reply = co_await ask(context, resolve, goal, deadline);
+    if (!reply.error && reply.answer.rank) {
       JoinedLink link;
-      link.stream = std::move(asked.stream);
-      link.rank = *asked.answer.rank;
-      link.job_id = std::move(asked.answer.job_id);
+      link.stream = std::move(reply.stream);
+      link.rank = *reply.answer.rank;
+      link.job_id = std::move(reply.answer.job_id);
       co_return link;
     }
-    Error error = asked.error ? *asked.error
-                              : Error{code_of(asked.answer.refusal),
-                                      where_of(goal) + " refused this node: " + asked.answer.text, 0};
-    bool again = asked.again;
+    Error error = reply.error ? *reply.error
+                              : Error{code_of(reply.answer.refusal),
+                                      where_of(goal) + " refused this node: " + reply.answer.text, 0};
+    bool again = reply.again;
     const bool occupied =
-        asked.answer.refusal == JoinRefusal::kTaken || asked.answer.refusal == JoinRefusal::kFull;
-    if (!asked.error && occupied) {
+        reply.answer.refusal == JoinRefusal::kTaken || reply.answer.refusal == JoinRefusal::kFull;
+    if (!reply.error && occupied) {
       if (!replaced_by) replaced_by = Clock::now() + kReplaceTime;
       again = Clock::now() < *replaced_by;
     }
     if (!again || Clock::now() + kPause >= deadline) co_return error;
-    asked.stream.reset();
+    reply.stream.reset();
     timer.expires_after(kPause);
     co_await timer.async_wait(kUseTuple);
   }

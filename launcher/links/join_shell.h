@@ -26,7 +26,7 @@ class JoinShell final : public remote::RemoteShell {
     rendezvous::TcpListener listener;  ///< the control port
     rendezvous::LinkToken token;
     std::string link_job;  ///< the name by which nodes know the job
-    JoinTable::Mine mine;
+    JoinTable::JoinTerms terms;
     std::string where;  ///< of the port, for people: "10.0.0.2:29500"
     /// Strangers and refused nodes, limited in number; must not wait for whoever reads it.
     std::function<void(const std::string&)> on_note;
@@ -39,13 +39,13 @@ class JoinShell final : public remote::RemoteShell {
   /// Errors: kTimeout at the deadline, kCancelled.
   Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host host, std::vector<std::string> argv,
                                                            remote::Deadline deadline) override;
-  const char* way() const override { return "the ddplaunch of that node"; }
+  const char* route() const override { return "the ddplaunch of that node"; }
 
  private:
-  struct Door;
-  explicit JoinShell(std::shared_ptr<Door> door);
+  struct ListenerState;
+  explicit JoinShell(std::shared_ptr<ListenerState> shared);
 
-  std::shared_ptr<Door> door_;
+  std::shared_ptr<ListenerState> shared_;
 };
 
 }  // namespace ddp::launcher

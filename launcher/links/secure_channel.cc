@@ -58,14 +58,14 @@ class SecureLine::Direct final : public ByteStream {
  public:
   explicit Direct(std::shared_ptr<SecureLine> line) : line_(std::move(line)) {}
 
-  Awaitable<Done> read_some(asio::mutable_buffer buffer) override {
+  Awaitable<Transferred> read_some(asio::mutable_buffer buffer) override {
     const std::shared_ptr<SecureLine> line = line_;
     const auto [error, count] = co_await line->stream_->read_some(buffer);
     if (count > 0) line->last_heard_ = Clock::now();
     if (error) line->finish(error);
-    co_return Done{error ? error_code(asio::error::eof) : error, count};
+    co_return Transferred{error ? error_code(asio::error::eof) : error, count};
   }
-  Awaitable<Done> write_some(asio::const_buffer buffer) override {
+  Awaitable<Transferred> write_some(asio::const_buffer buffer) override {
     return line_->stream_->write_some(buffer);
   }
   Awaitable<error_code> writable() override { return line_->stream_->writable(); }
@@ -165,7 +165,7 @@ void SecureLine::finish(const error_code& error) {
   error_code ignored;
   local_.shutdown(Socket::shutdown_send, ignored);
   over_.cancel();
-  if (const auto told = std::exchange(told_, nullptr)) told();
+  if (const auto reported = std::exchange(on_end_, nullptr)) reported();
 }
 
 void SecureLine::cut(Error why) {
@@ -218,9 +218,9 @@ Awaitable<remote::ChannelEnd> SecureChannel::end() {
       co_return cancelled;
     }
   }
-  remote::ChannelEnd told;
-  told.broken = line_->broken_;
-  co_return told;
+  remote::ChannelEnd reported;
+  reported.broken = line_->broken_;
+  co_return reported;
 }
 
 }  // namespace ddp::launcher

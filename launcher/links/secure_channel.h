@@ -34,7 +34,7 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
   /// Why, when it was no clean one.
   const std::optional<Error>& broken() const { return broken_; }
   /// Called once, when it has ended, also when the channel has gone before.
-  void on_end(std::function<void()> told) { told_ = std::move(told); }
+  void on_end(std::function<void()> reported) { on_end_ = std::move(reported); }
   /// When the last byte came from the far side.
   Clock::time_point last_heard() const { return last_heard_; }
   /// Ends it for `why`, which the channel's end() will tell.
@@ -55,7 +55,7 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
   Socket local_;                 ///< not open: nothing is carried
   asio::steady_timer over_;      ///< never expires; cancelled at the end
   asio::steady_timer patience_;  ///< with a far side that does not take the last words
-  std::function<void()> told_;
+  std::function<void()> on_end_;
   std::optional<Error> broken_;
   Clock::time_point last_heard_ = Clock::now();
   bool ended_ = false;

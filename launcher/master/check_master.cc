@@ -34,13 +34,13 @@ remote::FanOutOptions with_deadline(remote::FanOutOptions options, std::chrono::
 
 }  // namespace
 
-CheckMaster::CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::Wishes wishes,
+CheckMaster::CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::CheckScope scope,
                          remote::RemoteShell& remote, remote::RemoteShell& local,
-                         remote::FanOutOptions options, Say say)
+                         remote::FanOutOptions options, ShowLines say)
     : loop_(loop),
       spec_(spec),
-      say_(std::move(say)),
-      run_(spec, wishes),
+      show_lines_(std::move(say)),
+      run_(spec, scope),
       fan_out_(loop.get_executor(), remote, local, with_deadline(std::move(options), run_.answer_time())),
       deadline_(loop),
       ping_timer_(loop),
@@ -130,7 +130,7 @@ void CheckMaster::arm_deadline() {
 Awaitable<> CheckMaster::start_agents() {
   std::vector<remote::Host> hosts(spec_.hosts.begin(),
                                   spec_.hosts.begin() + static_cast<std::ptrdiff_t>(nodes_.size()));
-  remote::FanOut::Report report = [this](std::size_t host, Result<remote::StartedAgent> outcome) {
+  remote::FanOut::ReportHost report = [this](std::size_t host, Result<remote::StartedAgent> outcome) {
     on_started(host, std::move(outcome));
   };
   co_await fan_out_.run(std::move(hosts), std::move(report));
@@ -142,8 +142,8 @@ void CheckMaster::on_started(std::size_t index, Result<remote::StartedAgent> out
   // What a login shell prints is no finding, and would stand in the way of the table.
   if (spec_.verbose) {
     for (const std::string& line : outcome->noise)
-      say_(spec_.hosts[index].name + ": " + line + "\n");
-    if (!outcome->errors.empty()) say_(node.error_lines(outcome->errors));
+      show_lines_(spec_.hosts[index].name + ": " + line + "\n");
+    if (!outcome->errors.empty()) show_lines_(node.error_lines(outcome->errors));
   }
   node.open(std::move(*outcome));
   start_task(node.connection().write_all());
@@ -164,7 +164,7 @@ Awaitable<> CheckMaster::read_link(CheckMaster* self, NodeLink* node) {
   node->end_timer.async_wait([self, node, plain](const error_code& cancelled) {
     if (!cancelled) self->node_gone(*node, plain);
   });
-  NodeLink::End end = co_await node->explain_end(plain);
+  NodeLink::LinkEnd end = co_await node->explain_end(plain);
   self->node_gone(*node, std::move(end.why));
 }
 
@@ -180,7 +180,7 @@ Awaitable<> CheckMaster::read_errors(CheckMaster* self, NodeLink* node) {
         co_await node->channel().errors().async_read_some(asio::buffer(buffer), kUseTuple);
     open = !error && count > 0;
     const std::string lines = node->error_lines(open ? std::string_view(buffer.data(), count) : "");
-    if (!lines.empty()) self->say_(lines);
+    if (!lines.empty()) self->show_lines_(lines);
   }
 }
 
@@ -203,8 +203,9 @@ void CheckMaster::take(NodeLink& node, const rendezvous::Message& message) {
     node.ping(++ping_sequence_);
     step(CheckRun::NodeUp{node.index, *hello, node.channel().address()});
   } else if (const auto* notice = std::get_if<rendezvous::Notice>(&message)) {
-    if (node.limits.notice() == NodeLimits::Shown::kNo) return;
-    if (!notice->detail || spec_.verbose) say_(spec_.hosts[node.index].name + ": " + notice->text + "\n");
+    if (node.limits.notice() == NodeLimits::NoticeDecision::kNo) return;
+    if (!notice->detail || spec_.verbose)
+      show_lines_(spec_.hosts[node.index].name + ": " + notice->text + "\n");
   } else {
     step(CheckRun::FromNode{node.index, message});
   }
@@ -225,7 +226,7 @@ Awaitable<> CheckMaster::watch_signals() {
   for (;;) {
     const auto [error, number] = co_await signals_.async_wait(kUseTuple);
     if (error) co_return;
-    step(CheckRun::Interrupt{number});
+    step(CheckRun::UserInterrupt{number});
   }
 }
 

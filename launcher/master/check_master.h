@@ -19,12 +19,12 @@ namespace ddp::launcher {
 class CheckMaster {
  public:
   /// What hosts and agents print, whole lines with the host's name before each; for stderr.
-  using Say = std::function<void(std::string_view lines)>;
+  using ShowLines = std::function<void(std::string_view lines)>;
 
   /// `options` as for a job, but its deadline is set here. References outlive this.
-  CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::Wishes wishes,
+  CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::CheckScope scope,
               remote::RemoteShell& remote, remote::RemoteShell& local, remote::FanOutOptions options,
-              Say say);
+              ShowLines say);
   ~CheckMaster();
   CheckMaster(const CheckMaster&) = delete;
   CheckMaster& operator=(const CheckMaster&) = delete;
@@ -53,7 +53,7 @@ class CheckMaster {
 
   asio::io_context& loop_;
   const JobSpec& spec_;
-  Say say_;
+  ShowLines show_lines_;
   CheckRun run_;
   remote::FanOut fan_out_;
   std::vector<std::unique_ptr<NodeLink>> nodes_;

@@ -25,7 +25,7 @@ using std::chrono::seconds;
 constexpr milliseconds kLastTasks{500};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
 /// For the reader of our last lines.
-constexpr seconds kLastWords{2};
+constexpr seconds kLastText{2};
 /// For a disk that takes nothing.
 constexpr seconds kDeadDisk{10};
 /// For the agents' answer that they know of our sleep.
@@ -80,20 +80,20 @@ int Master::run() {
   end_tasks();
   output_.finish_all();
   const ExitReport report = show_report();
-  console_.flush(2, kLastWords);  // the cause is told even where nobody takes the output
+  console_.flush(2, kLastText);  // the cause is told even where nobody takes the output
   end_at_signals_with(report.exit_code, "");
   settle_files(report);
-  const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastWords) : kForEver;
+  const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastText) : kForEver;
   const bool shown = console_.flush(1, patience);
   if (!shown) console_.write(2, "ddplaunch: output that nobody reads was not shown; the files have it\n");
   warn_of_lost_output();
-  const bool told = console_.flush(2, patience);
-  if (shown && told) {
+  const bool reported = console_.flush(2, patience);
+  if (shown && reported) {
     console_.close();
   } else {
     console_.abandon();
   }
-  files_->close(kLastWords);
+  files_->close(kLastText);
   keep_signals_waiting();
   return report.exit_code;
 }
@@ -140,7 +140,7 @@ void Master::carry_out(job::Actions actions) {
         cancel_starts();  // only at the end of the job: nobody on the way is wanted any more
     } else if (const auto* again = std::get_if<job::Recall>(&action)) {
       recall(again->node);
-    } else if (auto* words = std::get_if<job::Say>(&action)) {
+    } else if (auto* words = std::get_if<job::PrintLine>(&action)) {
       say(words->text);
     } else if (auto* step_done = std::get_if<job::Detail>(&action)) {
       spec_.verbose ? say(step_done->text) : log_.step(step_done->text);
@@ -243,7 +243,7 @@ void Master::say_host(const NodeLink& node, std::string_view line) {
 
 LineSource Master::source_of(std::uint32_t rank) const {
   const std::size_t index = supervisor_.node_of_rank(rank);
-  const rendezvous::Place& ranks = *supervisor_.place(index);
+  const rendezvous::RankAssignment& ranks = *supervisor_.assignment(index);
   LineSource source;
   source.host = supervisor_.name(index);
   source.rank = static_cast<int>(rank);
@@ -257,8 +257,8 @@ JobFacts Master::facts() const {
   facts.version = version();
   facts.job_id = spec_.job_id;
   facts.job_dir = spec_.job_dir;
-  for (const rendezvous::Place& place : supervisor_.world().places)
-    facts.nodes.push_back(supervisor_.name(place.host));
+  for (const rendezvous::RankAssignment& assignment : supervisor_.world().assignments)
+    facts.nodes.push_back(supervisor_.name(assignment.host));
   for (std::size_t i = 0; facts.nodes.empty() && i < nodes_.size(); ++i)
     facts.nodes.push_back(supervisor_.name(i));
   facts.world_size = supervisor_.world().world_size;
@@ -271,26 +271,26 @@ JobFacts Master::facts() const {
 
 /// The ends of the stderr of those who failed, on one node or on all, before a new attempt begins them anew:
 /// they tell the cause.
-void Master::keep_last_words(std::optional<std::size_t> node) {
-  struct Words {
+void Master::keep_last_text(std::optional<std::size_t> node) {
+  struct LastOutput {
     int rank;
     std::vector<std::string> lines;
     std::string file;
   };
-  std::vector<Words> all;
+  std::vector<LastOutput> all;
   for (const Failure& failure : supervisor_.end().failures) {
     const auto rank = static_cast<std::uint32_t>(failure.rank);
     if (!failure.of_worker() || (node && !supervisor_.runs(*node, rank))) continue;
     all.push_back({failure.rank, output_.last_stderr(failure.attempt, rank),
                    output_.stderr_file(failure.attempt, rank)});
   }
-  for (Words& words : all)
-    supervisor_.last_words(words.rank, std::move(words.lines), std::move(words.file));
+  for (LastOutput& words : all)
+    supervisor_.last_text(words.rank, std::move(words.lines), std::move(words.file));
 }
 
 /// Before anything touches a disk, which may hang.
 ExitReport Master::show_report() {
-  keep_last_words({});
+  keep_last_text({});
   ExitReport report = make_exit_report(supervisor_.end());
   log_.ended(report.text);
   console_.write(2, report.text);
@@ -305,7 +305,7 @@ void Master::settle_files(const ExitReport& report) {
   const JobWriter::LastTask write = [json = report_json(supervisor_.end(), report, facts()), paths, done] {
     return write_reports(json, paths, *done);
   };
-  auto warnings = files_->settle(write, kLastWords);
+  auto warnings = files_->settle(write, kLastText);
   if (warnings && warnings->empty()) return;
   // Scripts read the last line.
   const std::string last_line = report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);

@@ -29,9 +29,9 @@ namespace ddp::launcher {
 class Master {
  public:
   struct Options {
-    std::string agent_path;                     ///< of ddplaunchd on the nodes
-    remote::AgentHello expected;                ///< what their hello must say
-    std::shared_ptr<remote::AgentStock> stock;  ///< where nodes without an agent get one from
+    std::string agent_path;                       ///< of ddplaunchd on the nodes
+    remote::AgentHello expected;                  ///< what their hello must say
+    std::shared_ptr<remote::AgentBundle> bundle;  ///< where nodes without an agent get one from
   };
 
   /// All references outlive the master.
@@ -53,7 +53,7 @@ class Master {
 
   using Link = std::shared_ptr<NodeLink>;
 
-  Link make_link(std::size_t index, std::uint32_t life);
+  Link make_link(std::size_t index, std::uint32_t incarnation);
   Awaitable<> start_agents(std::vector<std::size_t> nodes);
   void on_started(std::size_t index, Result<remote::StartedAgent> outcome);
   static Awaitable<> read_link(Master* master, Link node);
@@ -79,13 +79,13 @@ class Master {
   void cancel_starts();
   void recall(std::size_t index);
   void heard(const NodeLink& node);
-  void node_gone(NodeLink& node, NodeLink::End end);
+  void node_gone(NodeLink& node, NodeLink::LinkEnd end);
   void end_tasks();
   void start_task(Awaitable<> task);
   void say(std::string_view text);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
-  void keep_last_words(std::optional<std::size_t> node);
+  void keep_last_text(std::optional<std::size_t> node);
   ExitReport show_report();
   void settle_files(const ExitReport& report);
 

@@ -32,9 +32,9 @@ nanoseconds now() {
 
 }  // namespace
 
-Master::Link Master::make_link(std::size_t index, std::uint32_t life) {
+Master::Link Master::make_link(std::size_t index, std::uint32_t incarnation) {
   return std::make_shared<NodeLink>(
-      index, loop_.get_executor(), supervisor_.name(index), life,
+      index, loop_.get_executor(), supervisor_.name(index), incarnation,
       supervisor_.node_count() > kManyNodes ? kFirstPingsOfMany : NodeLink::kFirstPings);
 }
 
@@ -43,14 +43,14 @@ Awaitable<> Master::start_agents(std::vector<std::size_t> nodes) {
                                 spec_.ssh_localhost,
                                 Clock::now() + spec_.start_timeout,
                                 options_.expected,
-                                options_.stock,
+                                options_.bundle,
                                 spec_.launcher == LauncherKind::kLocal};
   auto start = std::make_shared<remote::FanOut>(loop_.get_executor(), remote_, local_, std::move(options));
   starts_.push_back(start);
   std::vector<remote::Host> hosts;
   for (const std::size_t node : nodes)
     hosts.push_back(spec_.hosts[node]);
-  remote::FanOut::Report report = [this, nodes](std::size_t host, Result<remote::StartedAgent> outcome) {
+  remote::FanOut::ReportHost report = [this, nodes](std::size_t host, Result<remote::StartedAgent> outcome) {
     on_started(nodes[host], std::move(outcome));
   };
   co_await start->run(std::move(hosts), std::move(report));
@@ -67,9 +67,9 @@ void Master::cancel_starts() {
 void Master::recall(std::size_t index) {
   nodes_[index]->close();
   const NodeLimits limits = nodes_[index]->limits;
-  nodes_[index] = make_link(index, nodes_[index]->life + 1);
+  nodes_[index] = make_link(index, nodes_[index]->incarnation + 1);
   nodes_[index]->limits = limits;
-  nodes_[index]->limits.begin_life();
+  nodes_[index]->limits.begin_incarnation();
   start_task(start_agents({index}));
 }
 
@@ -100,29 +100,29 @@ Awaitable<> Master::read_link(Master* master, Link node) {
   node->close();
   // The channel's end says more, but it may never come: a host can die between the two.
   const Error plain = good.error();
-  if (node->greeted) master->step(job::LinkEnded{node->index, plain, node->life});
+  if (node->greeted) master->step(job::LinkEnded{node->index, plain, node->incarnation});
   const auto give_up = [master, node, plain](const error_code& cancelled) {
-    if (!cancelled) master->node_gone(*node, NodeLink::End{plain});
+    if (!cancelled) master->node_gone(*node, NodeLink::LinkEnd{plain});
   };
   node->end_timer.expires_after(kEndTime);
   node->end_timer.async_wait(give_up);
-  NodeLink::End end = co_await node->explain_end(plain);
+  NodeLink::LinkEnd end = co_await node->explain_end(plain);
   master->node_gone(*node, std::move(end));
 }
 
 /// Any byte is a sign of life. Most change nothing.
 void Master::heard(const NodeLink& node) {
-  job::Actions actions = supervisor_.step(job::NodeHeard{node.index, node.life}, now());
+  job::Actions actions = supervisor_.step(job::NodeHeartbeat{node.index, node.incarnation}, now());
   if (!actions.empty()) carry_out(std::move(actions));
 }
 
-void Master::node_gone(NodeLink& node, NodeLink::End end) {
+void Master::node_gone(NodeLink& node, NodeLink::LinkEnd end) {
   node.end_timer.cancel();
   if (std::exchange(node.gone, true)) return;
   if (!node.greeted) return step(job::NodeFailed{node.index, std::move(end.why)});
   // What runs in a container may outlive the program that was run in it.
   const bool dead = end.workers_dead && spec_.hosts[node.index].wrapper.empty();
-  step(job::NodeGone{node.index, std::move(end.why), dead, node.life, end.workers_left});
+  step(job::NodeGone{node.index, std::move(end.why), dead, node.incarnation, end.workers_left});
 }
 
 /// Never held back: see NodeLink::error_lines.
@@ -179,24 +179,24 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     node.guess_clock(hello->clock_ns);
     node.ping(++ping_sequence_);
     node.greeted = true;
-    step(job::NodeUp{node.index, *hello, node.channel().address(), node.life});
+    step(job::NodeUp{node.index, *hello, node.channel().address(), node.incarnation});
   } else {
     log_.from_node(supervisor_.name(node.index), message);
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
     if (std::holds_alternative<rendezvous::AttemptEnded>(message) ||
         std::holds_alternative<rendezvous::AttemptRevoked>(message))
-      keep_last_words(node.index);
-    step(job::FromNode{node.index, message, happened(node, message), node.clock_error(), node.life});
+      keep_last_text(node.index);
+    step(job::FromNode{node.index, message, happened(node, message), node.clock_error(), node.incarnation});
   }
   return {};
 }
 
 void Master::take_notice(NodeLink& node, const rendezvous::Notice& notice) {
-  const NodeLimits::Shown shown = node.limits.notice();
-  if (shown == NodeLimits::Shown::kNo) return;
+  const NodeLimits::NoticeDecision shown = node.limits.notice();
+  if (shown == NodeLimits::NoticeDecision::kNo) return;
   std::string words = supervisor_.name(node.index) + ": " + notice.text.substr(0, NodeLimits::kNoticeBytes);
-  if (shown == NodeLimits::Shown::kLast)
+  if (shown == NodeLimits::NoticeDecision::kLast)
     words = "warning: " + supervisor_.name(node.index) + " says too much; nothing more of it is told";
   const bool wanted = notice.detail ? spec_.verbose : !spec_.quiet;
   wanted ? say(words) : log_.step(words);

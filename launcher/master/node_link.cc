@@ -26,7 +26,7 @@ nanoseconds now() {
 NodeLink::NodeLink(std::size_t number, asio::any_io_executor executor, const std::string& host,
                    std::uint32_t count, int first_pings)
     : index(number),
-      life(count),
+      incarnation(count),
       end_timer(executor),
       host_(host),
       error_lines_(host + ": "),
@@ -97,8 +97,8 @@ std::string NodeLink::keeper_says() const {
   return words;
 }
 
-Awaitable<NodeLink::End> NodeLink::explain_end(Error error) {
-  End end;
+Awaitable<NodeLink::LinkEnd> NodeLink::explain_end(Error error) {
+  LinkEnd end;
   end.why = std::move(error);
   if (end.why.code != ErrorCode::kLinkLost) co_return end;
   const remote::ChannelEnd channel = co_await channel_->end();

@@ -29,8 +29,8 @@ class NodeLink {
 
   /// `life` counts the links to the host. `first_pings`: round trips in a row at the start: the shortest of
   /// several is near the truth, and a first failure may come within milliseconds.
-  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host, std::uint32_t life = 1,
-           int first_pings = kFirstPings);
+  NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host,
+           std::uint32_t incarnation = 1, int first_pings = kFirstPings);
 
   /// The agent has said its hello line on `agent.channel`.
   void open(remote::StartedAgent agent);
@@ -58,17 +58,17 @@ class NodeLink {
   /// kMostErrors bytes one line that says so, then none: stderr is read all the same, for over SSH and TLS
   /// one that is not read stops the control link, too.
   std::string error_lines(std::string_view bytes);
-  struct End {
+  struct LinkEnd {
     Error why;
     bool workers_dead = false;  ///< its keeper has ended, and says by its exit code that no worker lives
     bool workers_left = false;  ///< the same, that it could not end them all
   };
   /// `error` ended the link; the channel says more about why, and stderr had the last words. May take for
   /// ever.
-  Awaitable<End> explain_end(Error error);
+  Awaitable<LinkEnd> explain_end(Error error);
 
   const std::size_t index;
-  const std::uint32_t life;
+  const std::uint32_t incarnation;
   NodeLimits limits;
   bool greeted = false;          ///< its hello was reported
   bool gone = false;             ///< its end was reported

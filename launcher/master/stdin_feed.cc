@@ -21,7 +21,7 @@ namespace ddp::launcher {
 namespace {
 
 /// Nothing tells a running job that it came to the foreground.
-constexpr std::chrono::milliseconds kLookAgain{200};
+constexpr std::chrono::milliseconds kRetryLookup{200};
 
 /// A terminal may be read by its foreground job only; in the background a read would stop us. A terminal that
 /// is not our session's has no such rule, and no answer here.
@@ -83,7 +83,7 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
     while (window_ == 0 && !link.closed() && !stopped_)
       co_await room_.async_wait(kUseTuple);
     while (in_background() && !link.closed() && !stopped_) {
-      front_.expires_after(kLookAgain);
+      front_.expires_after(kRetryLookup);
       co_await front_.async_wait(kUseTuple);
     }
     if (stdin_.is_open() && !stopped_) co_await until_readable(stdin_);

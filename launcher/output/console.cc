@@ -45,7 +45,7 @@ ConsoleLane::Target target_of(int out, int err) {
 }
 
 /// The user's terminal, whatever stdout and stderr are. One that does not take it is not waited for.
-void tell_terminal(std::string_view text) {
+void write_terminal(std::string_view text) {
   const UniqueFd terminal(::open("/dev/tty", O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
   if (!terminal) return;
   // In the background a write could stop us ("stty tostop").
@@ -93,14 +93,14 @@ bool Console::full() const {
 }
 
 void Console::watch() {
-  for (std::size_t i = 0; i < lanes_.size() && !told_; ++i) {
-    if (lanes_[i]->full() && lanes_[i]->stuck() >= kBlocked) tell_blocked(i);
+  for (std::size_t i = 0; i < lanes_.size() && !reported_; ++i) {
+    if (lanes_[i]->full() && lanes_[i]->stuck() >= kBlocked) report_blocked(i);
   }
 }
 
 /// Back-pressure that nobody knows of looks like a hang of the training.
-void Console::tell_blocked(std::size_t lane) {
-  told_ = true;
+void Console::report_blocked(std::size_t lane) {
+  reported_ = true;
   const std::string reader = pipe_reader(lanes_[lane]->target().fds[lane]);
   const std::string text =
       std::string("ddplaunch: warning: ") + (lane == 0 ? "standard output" : "standard error") +
@@ -111,7 +111,7 @@ void Console::tell_blocked(std::size_t lane) {
   if (by_stderr)
     write(2, text);
   else
-    tell_terminal(text);
+    write_terminal(text);
 }
 
 void Console::suspend() {

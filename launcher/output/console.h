@@ -61,11 +61,11 @@ class Console {
 
  private:
   ConsoleLane& lane_of(int stream) const { return *lanes_[stream == 2 && lanes_.size() == 2 ? 1 : 0]; }
-  void tell_blocked(std::size_t lane);
+  void report_blocked(std::size_t lane);
 
   asio::any_io_executor loop_;
   std::vector<std::shared_ptr<ConsoleLane>> lanes_;
-  bool told_ = false;      ///< who blocks
+  bool reported_ = false;  ///< who blocks
   bool flushing_ = false;  ///< nothing more comes
 };
 

@@ -35,7 +35,8 @@ void FoldedOutput::begin(std::size_t everyone) {
 void FoldedOutput::add(const LineSource& source, int stream, std::string_view label, std::string_view time,
                        std::string_view lines) {
   if (lines.empty()) return;
-  ranks_.try_emplace(source.rank, Rank{std::string(source.host), source.local_rank, source.node_rank});
+  ranks_.try_emplace(source.rank,
+                     RankIdentity{std::string(source.host), source.local_rank, source.node_rank});
   // One rank's label is used as it is when the line stays alone; a set's label needs the time only.
   stamp_.assign(time.empty() ? std::string(kTimeWidth, ' ') : std::string(time)).append(label);
   const LineFold::Time at = now();
@@ -70,11 +71,11 @@ void FoldedOutput::put(const LineFold::Line& line) {
 }
 
 Label FoldedOutput::group_label(const LineFold::Line& line) const {
-  Label::Group group;
+  Label::LabelGroup group;
   std::vector<int> local_ranks;
   std::vector<int> node_ranks;
   for (const int rank : line.ranks) {
-    const Rank& known = ranks_.at(rank);
+    const RankIdentity& known = ranks_.at(rank);
     if (group.hosts.empty()) group.hosts = known.host;
     if (group.hosts != known.host) group.hosts = "*";
     local_ranks.push_back(known.local_rank);

@@ -36,7 +36,7 @@ class FoldedOutput {
   void rest() { timer_.cancel(), resting_ = true; }
 
  private:
-  struct Rank {
+  struct RankIdentity {
     std::string host;
     int local_rank;
     int node_rank;
@@ -53,7 +53,7 @@ class FoldedOutput {
   asio::steady_timer timer_;
   bool armed_ = false;
   bool resting_ = false;
-  std::unordered_map<int, Rank> ranks_;
+  std::unordered_map<int, RankIdentity> ranks_;
   std::string out_;  ///< ready, of one stream
   int out_stream_ = 1;
   std::string stamp_;  ///< scratch

@@ -42,7 +42,7 @@ std::string file_in_the_way(std::filesystem::path path) {
 
 /// Whether no directory can ever be made there, so that the place was badly chosen; not that the machine is
 /// out of something, which may pass.
-bool is_of_the_place(int reason) {
+bool is_directory_problem(int reason) {
   switch (reason) {
     case EACCES:
     case EINVAL:
@@ -80,7 +80,7 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
   }
   if (reason != 0) {
     Error failure = system_error(reason, what + ' ' + path,
-                                 is_of_the_place(reason) ? ErrorCode::kUsage : ErrorCode::kSystem);
+                                 is_directory_problem(reason) ? ErrorCode::kUsage : ErrorCode::kSystem);
     failure.text += "; choose another with " + advice;
     return failure;
   }
@@ -144,14 +144,14 @@ std::string JobDir::file(std::uint32_t attempt, std::uint32_t rank, std::uint8_t
   return path_ + name;
 }
 
-JobDir::Output& JobDir::output(const OutputKey& key) {
+JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
   const auto found = outputs_.find(key);
   if (found != outputs_.end()) return found->second;
   if (key.attempt > attempt_) {
     close_all();
     attempt_ = key.attempt;
   }
-  Output& output = outputs_[key];
+  StreamFiles& output = outputs_[key];
   output.files.emplace_back(file(key.attempt, key.rank, key.stream),
                             key.stream == kJobLog ? kLogLimits : limits_);
   if (!log_dir_.empty() && key.stream <= 2 && copied_.has(key.local_rank, key.stream)) {
@@ -180,7 +180,7 @@ std::vector<std::string> JobDir::write(const OutputKey& key, std::string_view by
       close_all();
       open_ = 1;
     }
-    const OutputFile::Outcome outcome = file.write(bytes);
+    const OutputFile::WriteOutcome outcome = file.write(bytes);
     if (!file.is_open()) --open_;
     if (outcome.vanished && !std::exchange(vanished_, true)) {
       words.push_back("warning: " + file.path() +

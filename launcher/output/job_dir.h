@@ -56,10 +56,10 @@ class JobDir {
 
  private:
   JobDir() = default;
-  struct Output {
+  struct StreamFiles {
     std::vector<OutputFile> files;  ///< in the job's directory, and its copy
   };
-  Output& output(const OutputKey& key);
+  StreamFiles& output(const OutputKey& key);
   void close_all();
   std::string lost_text();
   void note_gaps(const std::vector<FileGap>& gaps);
@@ -68,7 +68,7 @@ class JobDir {
   std::string log_dir_;  ///< with the job's id; empty: no copies
   StreamChoice copied_;
   OutputFile::Limits limits_;
-  std::map<OutputKey, Output> outputs_;
+  std::map<OutputKey, StreamFiles> outputs_;
   std::uint32_t attempt_ = 0;  ///< the latest; the files of those before are closed
   std::size_t open_ = 0;
   std::size_t max_open_ = 0;

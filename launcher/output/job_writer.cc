@@ -26,7 +26,7 @@ std::shared_ptr<JobWriter> JobWriter::start(asio::any_io_executor loop, JobDir d
   return writer;
 }
 
-JobWriter::Waiting& JobWriter::waiting_of(const OutputKey& key) {
+JobWriter::PendingOutput& JobWriter::pending_of(const OutputKey& key) {
   if (last_.second < waiting_.size() && last_.first == key) return waiting_[last_.second];
   const auto [place, fresh] = place_.try_emplace(key, waiting_.size());
   if (fresh) waiting_.push_back({key, {}});
@@ -34,9 +34,9 @@ JobWriter::Waiting& JobWriter::waiting_of(const OutputKey& key) {
   return waiting_[place->second];
 }
 
-std::string& JobWriter::gathered_of(Waiting& waiting) {
+std::string& JobWriter::gathered_of(PendingOutput& waiting) {
   if (waiting.pieces.empty() || waiting.pieces.back().memory || waiting.pieces.back().lost > 0) {
-    Piece& piece = waiting.pieces.emplace_back();
+    OutputPiece& piece = waiting.pieces.emplace_back();
     if (!spare_.empty()) {
       piece.gathered = std::move(spare_.back());
       spare_.pop_back();
@@ -48,7 +48,7 @@ std::string& JobWriter::gathered_of(Waiting& waiting) {
 /// True: there is no room for them, and they were counted.
 bool JobWriter::lose(const OutputKey& key, std::size_t bytes) {
   if (backlog_.load(std::memory_order_relaxed) + bytes <= kMost) return false;
-  std::vector<Piece>& pieces = waiting_of(key).pieces;
+  std::vector<OutputPiece>& pieces = pending_of(key).pieces;
   if (pieces.empty() || pieces.back().lost == 0) pieces.emplace_back();
   pieces.back().lost += bytes;
   return true;
@@ -58,7 +58,7 @@ void JobWriter::append(const OutputKey& key, std::string_view bytes) {
   std::unique_lock lock(mutex_);
   if (lose(key, bytes.size())) return;
   const bool first = waiting_.empty();
-  Waiting& waiting = waiting_of(key);
+  PendingOutput& waiting = pending_of(key);
   gathered_of(waiting) += bytes;
   added(lock, waiting, bytes.size(), first);
 }
@@ -67,19 +67,20 @@ void JobWriter::append(const OutputKey& key, std::string_view bytes, std::shared
   std::unique_lock lock(mutex_);
   if (lose(key, bytes.size())) return;
   const bool first = waiting_.empty();
-  Waiting& waiting = waiting_of(key);
+  PendingOutput& waiting = pending_of(key);
   waiting.pieces.push_back({std::move(memory), bytes, {}});
   added(lock, waiting, bytes.size(), first);
 }
 
 /// Wakes the thread where there is reason to, without the mutex: it would only wait for it.
-void JobWriter::added(std::unique_lock<std::mutex>& lock, Waiting& waiting, std::size_t bytes, bool first) {
+void JobWriter::added(std::unique_lock<std::mutex>& lock, PendingOutput& waiting, std::size_t bytes,
+                      bool first) {
   waiting.size += bytes;
   const std::size_t backlog = backlog_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (backlog > kHigh) was_full_ = true;
   const bool enough = waiting.size >= kPiece || backlog >= kEnough;
-  const bool wake = first || (enough && !hurry_);
-  hurry_ = hurry_ || enough;
+  const bool wake = first || (enough && !shorten_);
+  shorten_ = shorten_ || enough;
   lock.unlock();
   if (wake) wake_.notify_one();
 }
@@ -105,7 +106,7 @@ std::optional<std::vector<std::string>> JobWriter::settle(const LastTask& last,
                                                           std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
   if (!std::exchange(has_last_task_, true)) last_task_ = last;
-  hurry_ = true;
+  shorten_ = true;
   wake_.notify_one();
   wait_for(lock, limit, [this] { return settled_.has_value(); });
   return settled_;
@@ -130,10 +131,10 @@ void JobWriter::write_loop() {
       call_last_task(lock);
       continue;
     }
-    wake_.wait_for(lock, kLinger, [this] { return closing_ || hurry_; });
-    Batch batch = std::exchange(waiting_, {});
+    wake_.wait_for(lock, kLinger, [this] { return closing_ || shorten_; });
+    WriteBatch batch = std::exchange(waiting_, {});
     place_.clear();
-    hurry_ = last_task_ != nullptr;
+    shorten_ = last_task_ != nullptr;
     lock.unlock();
     write(batch);
     lock.lock();
@@ -153,9 +154,9 @@ void JobWriter::call_last_task(std::unique_lock<std::mutex>& lock) {
   progress_.notify_all();
 }
 
-void JobWriter::write(Batch& batch) {
-  for (Waiting& waiting : batch) {
-    for (Piece& piece : waiting.pieces) {
+void JobWriter::write(WriteBatch& batch) {
+  for (PendingOutput& waiting : batch) {
+    for (OutputPiece& piece : waiting.pieces) {
       if (piece.lost > 0) dir_.lose(waiting.key, piece.lost);
       for (std::string& words : dir_.write(waiting.key, piece.view(), std::chrono::steady_clock::now()))
         post([this, text = std::move(words)] { say_(text); });
@@ -176,9 +177,9 @@ void JobWriter::post(std::function<void()> task) {
   if (!abandoned_) asio::post(loop_, std::move(task));
 }
 
-void JobWriter::recycle(Batch& batch) {
-  for (Waiting& waiting : batch) {
-    for (Piece& piece : waiting.pieces) {
+void JobWriter::recycle(WriteBatch& batch) {
+  for (PendingOutput& waiting : batch) {
+    for (OutputPiece& piece : waiting.pieces) {
       if (spare_.size() >= kSpares) return;
       if (piece.gathered.capacity() < 64 || piece.gathered.capacity() > kKeptCapacity) continue;
       piece.gathered.clear();

@@ -63,30 +63,30 @@ class JobWriter : public std::enable_shared_from_this<JobWriter> {
  private:
   JobWriter(asio::any_io_executor loop, JobDir dir, std::function<void(const std::string&)> say,
             std::function<void()> drained);
-  struct Piece {
+  struct OutputPiece {
     std::shared_ptr<const char[]> memory;  ///< null: `gathered` has the bytes
     std::string_view bytes;
     std::string gathered;
     std::size_t lost = 0;  ///< more than 0: no bytes, but the number of those that are missing here
     std::string_view view() const { return memory ? bytes : std::string_view(gathered); }
   };
-  struct Waiting {
+  struct PendingOutput {
     OutputKey key;
-    std::vector<Piece> pieces;
+    std::vector<OutputPiece> pieces;
     std::size_t size = 0;
   };
-  using Batch = std::vector<Waiting>;
-  Waiting& waiting_of(const OutputKey& key);
-  std::string& gathered_of(Waiting& waiting);
+  using WriteBatch = std::vector<PendingOutput>;
+  PendingOutput& pending_of(const OutputKey& key);
+  std::string& gathered_of(PendingOutput& waiting);
   bool lose(const OutputKey& key, std::size_t bytes);
-  void added(std::unique_lock<std::mutex>& lock, Waiting& waiting, std::size_t bytes, bool first);
+  void added(std::unique_lock<std::mutex>& lock, PendingOutput& waiting, std::size_t bytes, bool first);
   template <class Done>
   bool wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit, Done done);
   void write_loop();
   void call_last_task(std::unique_lock<std::mutex>& lock);
-  void write(Batch& batch);
+  void write(WriteBatch& batch);
   void post(std::function<void()> task);
-  void recycle(Batch& batch);
+  void recycle(WriteBatch& batch);
 
   asio::any_io_executor loop_;
   JobDir dir_;  ///< the thread's alone, but for file()
@@ -96,11 +96,11 @@ class JobWriter : public std::enable_shared_from_this<JobWriter> {
   std::condition_variable wake_;
   std::condition_variable progress_;  ///< something was written, or the end of settle() or close() came
   // Under the mutex:
-  Batch waiting_;
+  WriteBatch waiting_;
   std::map<OutputKey, std::size_t> place_;  ///< in waiting_
   std::pair<OutputKey, std::size_t> last_;  ///< of the latest append: mostly the next one's, too
   std::vector<std::string> spare_;          ///< buffers to use again
-  bool hurry_ = false;                      ///< enough waits for a write
+  bool shorten_ = false;                    ///< enough waits for a write
   bool was_full_ = false;
   LastTask last_task_;  ///< to be called
   bool has_last_task_ = false;

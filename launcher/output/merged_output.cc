@@ -17,8 +17,8 @@ std::chrono::nanoseconds now() {
 
 }  // namespace
 
-struct MergedOutput::Rank {
-  Rank(const LineSource& who, LiveBoard::Entry out, LiveBoard::Entry err)
+struct MergedOutput::RankOutput {
+  RankOutput(const LineSource& who, LiveBoard::Entry out, LiveBoard::Entry err)
       : source(who), streams{std::move(out), std::move(err)} {}
   LineSource source;
   std::array<LiveBoard::Entry, 2> streams;
@@ -27,8 +27,8 @@ struct MergedOutput::Rank {
   bool wrote_stderr = false;
 };
 
-MergedOutput::MergedOutput(JobWriter& files, Console& console, const OutputOptions& options, Source source,
-                           World world)
+MergedOutput::MergedOutput(JobWriter& files, Console& console, const OutputOptions& options,
+                           RankSource source, WorldSize world)
     : files_(files),
       console_(console),
       options_(options),
@@ -70,12 +70,13 @@ void MergedOutput::begin_attempt(std::uint32_t attempt) {
              std::to_string(world) + " ranks pass; the files have their output\n");
 }
 
-MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_t rank) {
+MergedOutput::RankOutput& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_t rank) {
   if (attempt != attempt_) begin_attempt(attempt);
   if (rank >= ranks_.size()) ranks_.resize(rank + 1);
   if (!ranks_[rank]) {
     const LineSource source = source_(rank);
-    ranks_[rank] = std::make_unique<Rank>(source, new_entry(rank, source, 1), new_entry(rank, source, 2));
+    ranks_[rank] =
+        std::make_unique<RankOutput>(source, new_entry(rank, source, 1), new_entry(rank, source, 2));
     for (const std::uint8_t stream : {1, 2})
       ranks_[rank]->shown[stream - 1u] = options_.shows(rank, source.local_rank, stream);
   }
@@ -84,7 +85,7 @@ MergedOutput::Rank& MergedOutput::rank_state(std::uint32_t attempt, std::uint32_
 
 void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream,
                         std::string_view bytes, Time written, std::shared_ptr<const char[]> memory) {
-  Rank& state = rank_state(attempt, rank);
+  RankOutput& state = rank_state(attempt, rank);
   if (!bytes.empty()) {
     const OutputKey key{attempt, rank, state.source.local_rank, stream};
     if (memory)
@@ -113,7 +114,7 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
 }
 
 /// lines_, which `entry` has made last.
-void MergedOutput::show_lines(const Rank& state, LiveBoard::Entry& entry, Time written) {
+void MergedOutput::show_lines(const RankOutput& state, LiveBoard::Entry& entry, Time written) {
   if (!fold_) {
     if (lines_.size() >= kMuch) pass_on();
     return;
@@ -132,7 +133,8 @@ void MergedOutput::flush() {
   if (fold_) fold_->flush();
 }
 
-void MergedOutput::keep_json(const Rank& state, std::uint8_t stream, std::string_view bytes, Time written) {
+void MergedOutput::keep_json(const RankOutput& state, std::uint8_t stream, std::string_view bytes,
+                             Time written) {
   std::string objects;
   json_->add(state.source, stream, bytes, clock_.date_and_time(written), objects);
   if (!objects.empty()) files_.append({*attempt_, 0, 0, kJsonLines}, objects);
@@ -142,7 +144,7 @@ void MergedOutput::keep_json(const Rank& state, std::uint8_t stream, std::string
 
 void MergedOutput::show_rows() {
   for (const int stream : {1, 2}) {
-    if (board_.take_news(stream) && console_.shows_rows(stream)) console_.show(stream, board_.rows(stream));
+    if (board_.take_change(stream) && console_.shows_rows(stream)) console_.show(stream, board_.rows(stream));
   }
 }
 
@@ -193,17 +195,17 @@ void MergedOutput::finish_all() {
 
 // ---- for the report
 
-const MergedOutput::Rank* MergedOutput::find(std::uint32_t attempt, std::uint32_t rank) const {
+const MergedOutput::RankOutput* MergedOutput::find(std::uint32_t attempt, std::uint32_t rank) const {
   return attempt == attempt_ && rank < ranks_.size() ? ranks_[rank].get() : nullptr;
 }
 
 std::vector<std::string> MergedOutput::last_stderr(std::uint32_t attempt, std::uint32_t rank) const {
-  const Rank* found = find(attempt, rank);
+  const RankOutput* found = find(attempt, rank);
   return found != nullptr ? found->tail.lines() : std::vector<std::string>();
 }
 
 std::string MergedOutput::stderr_file(std::uint32_t attempt, std::uint32_t rank) const {
-  const Rank* found = find(attempt, rank);
+  const RankOutput* found = find(attempt, rank);
   return found != nullptr && found->wrote_stderr ? files_.file(attempt, rank, 2) : std::string();
 }
 

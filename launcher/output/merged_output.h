@@ -29,13 +29,14 @@ namespace ddp::launcher {
 class MergedOutput {
  public:
   /// Who `rank` is, for its label; asked once for each rank and attempt.
-  using Source = std::function<LineSource(std::uint32_t rank)>;
+  using RankSource = std::function<LineSource(std::uint32_t rank)>;
   /// How many ranks the attempt has.
-  using World = std::function<std::uint32_t()>;
+  using WorldSize = std::function<std::uint32_t()>;
   using Time = std::chrono::nanoseconds;  ///< of our CLOCK_MONOTONIC
 
   /// `files`, `console` and the hosts' names in what `source` returns outlive this.
-  MergedOutput(JobWriter& files, Console& console, const OutputOptions& options, Source source, World world);
+  MergedOutput(JobWriter& files, Console& console, const OutputOptions& options, RankSource source,
+               WorldSize world);
   ~MergedOutput();
 
   /// Bytes of one stream of one rank, in order, and when they were `written`; empty: the stream has ended.
@@ -59,13 +60,13 @@ class MergedOutput {
   std::string stderr_file(std::uint32_t attempt, std::uint32_t rank) const;
 
  private:
-  struct Rank;
-  Rank& rank_state(std::uint32_t attempt, std::uint32_t rank);
+  struct RankOutput;
+  RankOutput& rank_state(std::uint32_t attempt, std::uint32_t rank);
   LiveBoard::Entry new_entry(std::uint32_t rank, LineSource source, int stream) const;
-  const Rank* find(std::uint32_t attempt, std::uint32_t rank) const;
+  const RankOutput* find(std::uint32_t attempt, std::uint32_t rank) const;
   void begin_attempt(std::uint32_t attempt);
-  void keep_json(const Rank& state, std::uint8_t stream, std::string_view bytes, Time written);
-  void show_lines(const Rank& state, LiveBoard::Entry& entry, Time written);
+  void keep_json(const RankOutput& state, std::uint8_t stream, std::string_view bytes, Time written);
+  void show_lines(const RankOutput& state, LiveBoard::Entry& entry, Time written);
   void arm();
   void tick();
   void show_rows();
@@ -73,8 +74,8 @@ class MergedOutput {
   JobWriter& files_;
   Console& console_;
   const OutputOptions options_;
-  Source source_;
-  World world_;
+  RankSource source_;
+  WorldSize world_;
   LiveBoard board_;
   LineClock clock_;
   std::optional<FoldedOutput> fold_;  ///< with --fold
@@ -82,7 +83,7 @@ class MergedOutput {
   asio::steady_timer timer_;
   bool armed_ = false;
   bool resting_ = false;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<RankOutput>> ranks_;
   std::optional<std::uint32_t> attempt_;  ///< of ranks_
   std::string lines_;                     ///< for the console, of stream_; empty between pass_on and take
   int stream_ = 1;

@@ -100,8 +100,8 @@ void OutputFile::lose(std::uint64_t bytes) {
   }
 }
 
-OutputFile::Outcome OutputFile::write(std::string_view bytes) {
-  Outcome outcome;
+OutputFile::WriteOutcome OutputFile::write(std::string_view bytes) {
+  WriteOutcome outcome;
   if (deleted()) {
     outcome.vanished = true;
     fd_.reset();

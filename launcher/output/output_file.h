@@ -33,12 +33,12 @@ class OutputFile {
   OutputFile(std::string path, Limits limits) : path_(std::move(path)), limits_(limits) {}
 
   /// What a write met. `error.sys` is 0 when all is well.
-  struct Outcome {
+  struct WriteOutcome {
     Error error;
     bool vanished = false;  ///< the file had been deleted; it was made anew and begins with these bytes
   };
   /// Appends all of `bytes`, or counts what was not written. Makes missing directories.
-  Outcome write(std::string_view bytes);
+  WriteOutcome write(std::string_view bytes);
 
   /// Counts bytes that never come as a gap.
   void lose(std::uint64_t bytes);

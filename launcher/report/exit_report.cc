@@ -152,7 +152,7 @@ std::string root_text(const Failure& root) {
     text = "  root cause: node " + root.host + ": ";
   }
   const std::string since =
-      root.born < root.attempt ? " in attempt " + std::to_string(root.born) : std::string();
+      root.start_attempt < root.attempt ? " in attempt " + std::to_string(root.start_attempt) : std::string();
   const std::string ran = root.ran ? ", " + duration(*root.ran) + " after its start" + since : "";
   text += indented(what_happened(root, true) + ran, "    ") + facts_text(root);
   if (!root.waited_for.empty()) text += "  collectives: " + root.waited_for + "\n";
@@ -181,22 +181,22 @@ std::string host_list(const std::set<std::string>& hosts) {
 }
 
 // Failures that read alike, in one line. Kept in the order in which the first of each group came.
-struct Group {
+struct FailureGroup {
   bool workers = true;
   std::string what;
   std::vector<int> ranks;
   std::set<std::string> hosts;
 };
 
-std::vector<Group> folded(const std::vector<const Failure*>& failures) {
-  std::vector<Group> groups;
+std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures) {
+  std::vector<FailureGroup> groups;
   for (const Failure* failure : failures) {
     const std::string whole = what_happened(*failure, false);
     std::string what = is_start_failure(*failure) ? whole : first_line(whole);
     const auto& exception = failure->evidence.exception;
     // The type alone: messages name addresses and ranks, and would keep alike ones apart.
     if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const FailureGroup& known) {
       return known.what == what && known.workers == is_worker(*failure);
     });
     if (group == groups.end()) {
@@ -209,7 +209,7 @@ std::vector<Group> folded(const std::vector<const Failure*>& failures) {
   return groups;
 }
 
-std::string group_text(const Group& group) {
+std::string group_text(const FailureGroup& group) {
   std::string who;
   if (group.workers) {
     who = (group.ranks.size() == 1 ? "rank " : "ranks ") + rank_set(group.ranks) + " on " +
@@ -227,7 +227,7 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
   }
   std::stable_sort(others.begin(), others.end(),
                    [](const Failure* a, const Failure* b) { return a->at < b->at; });
-  const std::vector<Group> groups = folded(others);
+  const std::vector<FailureGroup> groups = folded(others);
   std::string text;
   for (std::size_t i = 0; i < std::min(groups.size(), kGroupsShown); ++i)
     text += group_text(groups[i]);

@@ -48,7 +48,7 @@ void FailureLog::begin_attempt(std::uint32_t attempt, Time now) {
 }
 
 void FailureLog::end_attempt() {
-  judge_collectives();
+  diagnose_collectives();
   if (const Failure* root = root_cause()) end_.earlier.push_back(*root);
   end_.failures.clear();
 }
@@ -58,13 +58,13 @@ const Failure* FailureLog::root_cause() const {
   return root ? &end_.failures[*root] : nullptr;
 }
 
-void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at,
+void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end, Time at,
                                Time error) {
   Failure failure;
   failure.host = worker.host;
   failure.rank = worker.rank;
   failure.local_rank = worker.local_rank;
-  failure.attempt = failure.born = attempt_;
+  failure.attempt = failure.start_attempt = attempt_;
   failure.pid = end.pid;
   failure.status = end.code;
   failure.signal = end.signal;
@@ -76,7 +76,7 @@ void FailureLog::worker_failed(const Worker& worker, const rendezvous::WorkerExi
   const auto started = started_.find(worker.rank);
   if (started != started_.end() && end.pid != 0) {
     failure.ran = duration_cast<milliseconds>(std::max(at - started->second.at, Time(0)));
-    failure.born = started->second.born;
+    failure.start_attempt = started->second.start_attempt;
   }
   failure.kind = end.signal != 0 ? Failure::Kind::kSignaled : Failure::Kind::kExited;
   if (end.pid == 0) {
@@ -110,7 +110,7 @@ void FailureLog::collectives(const rendezvous::WorkerCollectives& collectives, i
     collectives_.push_back(std::move(*dump));
 }
 
-void FailureLog::judge_collectives() {
+void FailureLog::diagnose_collectives() {
   const auto root = pick_root_cause(end_.failures);
   if (!root || collectives_.empty()) return;
   Failure& cause = end_.failures[*root];
@@ -125,7 +125,7 @@ void FailureLog::judge_collectives() {
   clean_line(cause.waited_for);  // it names operations as the ranks' logs do
 }
 
-void FailureLog::last_words(int rank, std::vector<std::string> lines, std::string file) {
+void FailureLog::last_text(int rank, std::vector<std::string> lines, std::string file) {
   for (Failure& failure : end_.failures) {
     if (!failure.of_worker() || failure.rank != rank) continue;
     failure.last_stderr = std::move(lines);

@@ -22,7 +22,7 @@ class FailureLog {
   using Time = std::chrono::nanoseconds;
 
   /// Who a worker was.
-  struct Worker {
+  struct WorkerIdentity {
     std::string host;
     int rank = 0;
     int local_rank = 0;
@@ -36,21 +36,23 @@ class FailureLog {
   void forget_attempt() { end_.failures.clear(); }
 
   /// `born`: the attempt in which its process was started, at `at`.
-  void worker_started(int rank, Time at, std::uint32_t born) { started_[rank] = {at, born}; }
+  void worker_started(int rank, Time at, std::uint32_t start_attempt) {
+    started_[rank] = {at, start_attempt};
+  }
   /// A bad end that happened at `at` ± `error`. What our stop ended is told by time and signal, see
   /// stop_ordered.
-  void worker_failed(const Worker& worker, const rendezvous::WorkerExited& end, Time at, Time error);
+  void worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end, Time at, Time error);
   void evidence(const rendezvous::WorkerEvidence& evidence);
   /// What a rank of the attempt, of so many, left of its collectives; what is none is left out.
   void collectives(const rendezvous::WorkerCollectives& collectives, int world_size);
   /// Compares what all ranks of the attempt left: Failure::waited_for of its root cause. end_attempt does so,
   /// too.
-  void judge_collectives();
+  void diagnose_collectives();
   void worker_ended_well(int rank) { ended_well_.insert(rank); }
   /// A rank of the attempt reported, before its end, others that it cannot reach.
   void lost_peers(int rank) { lost_peers_.insert(rank); }
   /// What a rank that failed in this attempt wrote last on stderr, and the file that has all of it.
-  void last_words(int rank, std::vector<std::string> lines, std::string file);
+  void last_text(int rank, std::vector<std::string> lines, std::string file);
   void node_failed(const std::string& host, Error error, Time now);
   /// Why the node failed that was reported before.
   void explain_node(const std::string& host, Error error);
@@ -70,11 +72,11 @@ class FailureLog {
   JobEnd end_;
   std::uint32_t attempt_ = 0;
   Time began_{0};
-  struct Start {
+  struct ProcessStart {
     Time at{0};
-    std::uint32_t born = 0;
+    std::uint32_t start_attempt = 0;
   };
-  std::map<int, Start> started_;                         ///< of the process of each rank
+  std::map<int, ProcessStart> started_;                  ///< of the process of each rank
   std::vector<rendezvous::CollectiveDump> collectives_;  ///< of the attempt
   std::set<int> ended_well_;                             ///< ranks, in the attempt
   std::set<int> lost_peers_;                             ///< the same

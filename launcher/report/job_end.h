@@ -66,7 +66,7 @@ struct Failure {
   std::chrono::nanoseconds when{0};      ///< `at` on the master's CLOCK_MONOTONIC; 0: not known
   std::optional<std::chrono::milliseconds> ran;  ///< from the worker's start to its end; unset: it never ran
   std::uint32_t attempt = 0;
-  std::uint32_t born = 0;  ///< attempt in which its process was started; it had lived on since
+  std::uint32_t start_attempt = 0;  ///< attempt in which its process was started; it had lived on since
   Evidence evidence;
   std::string waited_for;  ///< of a root cause: which rank the others waited for in a collective; empty: none
   std::vector<std::string> last_stderr;  ///< StderrTail::lines()

@@ -12,7 +12,7 @@
 namespace ddp::launcher {
 namespace {
 
-using Json = nlohmann::ordered_json;  // keys stand in the order of docs/report.md
+using OrderedJson = nlohmann::ordered_json;  // keys stand in the order of docs/report.md
 using std::chrono::duration_cast;
 using std::chrono::microseconds;
 
@@ -24,8 +24,8 @@ double seconds(std::chrono::nanoseconds time) {
   return static_cast<double>(duration_cast<microseconds>(time).count()) / 1e6;
 }
 
-Json text_or_null(const std::string& text) {
-  return text.empty() ? Json() : Json(text);
+OrderedJson text_or_null(const std::string& text) {
+  return text.empty() ? OrderedJson() : OrderedJson(text);
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -38,16 +38,18 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-Json error_json(const Error& error) {
+OrderedJson error_json(const Error& error) {
   const char* kind = "Internal";
   for (const ExitCodeRow& row : exit_code_table()) {
     if (row.error == error.code) kind = row.kind;
   }
-  return {{"kind", kind}, {"errno", error.sys == 0 ? Json() : Json(error.sys)}, {"text", error.text}};
+  return {{"kind", kind},
+          {"errno", error.sys == 0 ? OrderedJson() : OrderedJson(error.sys)},
+          {"text", error.text}};
 }
 
-Json exception_json(const WorkerException& exception) {
-  Json time;
+OrderedJson exception_json(const WorkerException& exception) {
+  OrderedJson time;
   if (exception.unix_time)
     time = utc_text(std::chrono::system_clock::time_point(std::chrono::seconds(*exception.unix_time)));
   return {{"type", text_or_null(exception.type)},
@@ -78,8 +80,8 @@ class ReportWriter {
   ReportWriter(const JobEnd& end, const ExitReport& exit, const JobFacts& facts)
       : end_(end), exit_(exit), facts_(facts), cause_(cause_of(end)) {}
 
-  Json report() {
-    Json report;
+  OrderedJson report() {
+    OrderedJson report;
     report["format"] = kFormat;
     report["ddplaunch"] = facts_.version;
     report["outcome"] = outcome();
@@ -91,16 +93,17 @@ class ReportWriter {
     report["job"] = {{"id", facts_.job_id},
                      {"directory", text_or_null(facts_.job_dir)},
                      {"nodes", facts_.nodes},
-                     {"world_size", facts_.world_size == 0 ? Json() : Json(facts_.world_size)},
+                     {"world_size", facts_.world_size == 0 ? OrderedJson() : OrderedJson(facts_.world_size)},
                      {"attempts", facts_.attempts}};
-    report["stop_signal"] = end_.stop_signal == 0 ? Json() : Json(signal_name(end_.stop_signal));
-    report["error"] = cause_ == nullptr && end_.master ? error_json(*end_.master) : Json();
-    report["root_cause"] = cause_ == nullptr ? Json() : failure_json(*cause_, true);
-    report["other_failures"] = Json::array();
+    report["stop_signal"] =
+        end_.stop_signal == 0 ? OrderedJson() : OrderedJson(signal_name(end_.stop_signal));
+    report["error"] = cause_ == nullptr && end_.master ? error_json(*end_.master) : OrderedJson();
+    report["root_cause"] = cause_ == nullptr ? OrderedJson() : failure_json(*cause_, true);
+    report["other_failures"] = OrderedJson::array();
     for (const Failure& failure : end_.failures) {
       if (&failure != cause_) report["other_failures"].push_back(failure_json(failure, false));
     }
-    report["earlier_attempts"] = Json::array();
+    report["earlier_attempts"] = OrderedJson::array();
     for (const Failure& failure : end_.earlier)
       report["earlier_attempts"].push_back(failure_json(failure, true));
     return report;
@@ -118,37 +121,38 @@ class ReportWriter {
     return facts_.ended_at - duration_cast<std::chrono::system_clock::duration>(facts_.ended - when);
   }
 
-  Json failure_json(const Failure& failure, bool cause) {
+  OrderedJson failure_json(const Failure& failure, bool cause) {
     const bool worker = failure.of_worker();
     const bool ran = worker && failure.kind != Failure::Kind::kExec;
     const Evidence& evidence = failure.evidence;
     const bool tail = !failure.last_stderr.empty() && tails_ < kTails && (cause || !failure.stopped_by_us);
     if (tail) ++tails_;
-    Json json;
+    OrderedJson json;
     json["what"] = what_of(failure.kind);
     json["text"] = failure_line(failure, cause);
     json["host"] = text_or_null(failure.host);
-    json["rank"] = worker ? Json(failure.rank) : Json();
-    json["local_rank"] = worker ? Json(failure.local_rank) : Json();
-    json["pid"] = ran ? Json(failure.pid) : Json();
-    json["exit_code"] = failure.kind == Failure::Kind::kExited ? Json(failure.status) : Json();
-    json["signal"] = failure.kind == Failure::Kind::kSignaled ? Json(signal_name(failure.signal)) : Json();
+    json["rank"] = worker ? OrderedJson(failure.rank) : OrderedJson();
+    json["local_rank"] = worker ? OrderedJson(failure.local_rank) : OrderedJson();
+    json["pid"] = ran ? OrderedJson(failure.pid) : OrderedJson();
+    json["exit_code"] = failure.kind == Failure::Kind::kExited ? OrderedJson(failure.status) : OrderedJson();
+    json["signal"] =
+        failure.kind == Failure::Kind::kSignaled ? OrderedJson(signal_name(failure.signal)) : OrderedJson();
     json["core_dumped"] = failure.core_dumped;
     json["stopped_by_ddplaunch"] = failure.stopped_by_us;
     json["attempt"] = failure.attempt;
-    json["born_in_attempt"] = ran ? Json(failure.born) : Json();
-    json["time"] = failure.when.count() == 0 ? Json() : Json(utc_text(wall(failure.when)));
+    json["born_in_attempt"] = ran ? OrderedJson(failure.start_attempt) : OrderedJson();
+    json["time"] = failure.when.count() == 0 ? OrderedJson() : OrderedJson(utc_text(wall(failure.when)));
     json["since_start_s"] = seconds(failure.at);
     json["margin_s"] = seconds(failure.at_error);
-    json["ran_s"] = failure.ran ? Json(seconds(*failure.ran)) : Json();
-    json["error"] = ran ? Json() : error_json(failure.error);
+    json["ran_s"] = failure.ran ? OrderedJson(seconds(*failure.ran)) : OrderedJson();
+    json["error"] = ran ? OrderedJson() : error_json(failure.error);
     json["out_of_memory"] = text_or_null(evidence.oom);
     json["xid"] = lines_of(evidence.xid);
-    json["exception"] = evidence.exception ? exception_json(*evidence.exception) : Json();
+    json["exception"] = evidence.exception ? exception_json(*evidence.exception) : OrderedJson();
     json["waited_for"] = text_or_null(failure.waited_for);
     json["stderr_tail"] = tail ? failure.last_stderr : std::vector<std::string>();
     json["stderr_file"] = text_or_null(failure.stderr_path);
-    json["hint"] = cause ? text_or_null(hint_for(failure)) : Json();
+    json["hint"] = cause ? text_or_null(hint_for(failure)) : OrderedJson();
     return json;
   }
 
@@ -162,8 +166,8 @@ class ReportWriter {
 }  // namespace
 
 std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts) {
-  const Json report = ReportWriter(end, exit, facts).report();
-  return escape_unsafe_in_json(report.dump(2, ' ', false, Json::error_handler_t::replace)) + "\n";
+  const OrderedJson report = ReportWriter(end, exit, facts).report();
+  return escape_unsafe_in_json(report.dump(2, ' ', false, OrderedJson::error_handler_t::replace)) + "\n";
 }
 
 std::string utc_text(std::chrono::system_clock::time_point time) {

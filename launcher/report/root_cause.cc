@@ -84,7 +84,7 @@ std::string all_lines(const std::vector<std::string>& lines) {
 
 /// What the worker itself says of its end. An exception speaks for the whole, so that a warning of long ago
 /// does not.
-std::string last_words(const Failure& failure) {
+std::string last_text(const Failure& failure) {
   if (failure.evidence.exception) {
     return failure.evidence.exception->type + ": " + failure.evidence.exception->message;
   }
@@ -97,7 +97,7 @@ bool is_crash(int signal) {
 }
 
 bool noticed_a_loss(const Failure& failure) {
-  return failure.lost_peers || has_echo(last_words(failure));
+  return failure.lost_peers || has_echo(last_text(failure));
 }
 
 /// An exception that neither a stop nor the loss of a peer raises.
@@ -108,13 +108,14 @@ bool is_own_exception(const std::string& words) {
 
 /// It failed by itself although our stop was already on its way: what a stop brings about looks otherwise.
 bool failed_while_stopped(const Failure& failure) {
-  const bool told = failure.evidence.exception && is_own_exception(last_words(failure));
+  const bool reported = failure.evidence.exception && is_own_exception(last_text(failure));
   switch (failure.kind) {
     case Failure::Kind::kSignaled:
       // `@record` has written why, and our SIGTERM came while the program was on its way out.
-      return told || is_crash(failure.signal) || (failure.signal == SIGKILL && !failure.evidence.oom.empty());
+      return reported || is_crash(failure.signal) ||
+             (failure.signal == SIGKILL && !failure.evidence.oom.empty());
     case Failure::Kind::kExited:
-      return told || (last_exception(failure.last_stderr) && is_own_exception(last_words(failure)));
+      return reported || (last_exception(failure.last_stderr) && is_own_exception(last_text(failure)));
     case Failure::Kind::kExec:
       return true;
     case Failure::Kind::kHung:

@@ -21,40 +21,41 @@ struct NodeUp {  ///< its agent said hello
   std::size_t node;
   rendezvous::Hello hello;
   std::string connected;  ///< address it was reached at; empty: not known
-  std::uint32_t life = 1;
+  std::uint32_t incarnation = 1;
 };
 struct NodeFailed {  ///< it could not be reached, or no agent answered there
   std::size_t node;
   Error error;
 };
-struct NodeHeard {  ///< any byte of it
+struct NodeHeartbeat {  ///< any byte of it
   std::size_t node;
-  std::uint32_t life = 1;
+  std::uint32_t incarnation = 1;
 };
 struct FromNode {
   std::size_t node;
   rendezvous::Message message;
   Time happened;  ///< when it happened by the master's clock, as well as the offset is known
   Time error{0};  ///< ± of `happened`
-  std::uint32_t life = 1;
+  std::uint32_t incarnation = 1;
 };
 struct LinkEnded {  ///< nothing comes from it any more; NodeGone follows when it is known why
   std::size_t node;
   Error error;
-  std::uint32_t life = 1;
+  std::uint32_t incarnation = 1;
 };
 struct NodeGone {  ///< its link ended; expected after Leave, a lost node otherwise
   std::size_t node;
   Error error;
   bool workers_dead = false;  ///< it is certain that none of its workers lives
-  std::uint32_t life = 1;
+  std::uint32_t incarnation = 1;
   bool workers_left = false;  ///< its keeper could not end them all
 };
 struct UserSignal {
   int number;
 };
 struct Tick {};
-using Event = std::variant<NodeUp, NodeFailed, NodeHeard, FromNode, LinkEnded, NodeGone, UserSignal, Tick>;
+using Event =
+    std::variant<NodeUp, NodeFailed, NodeHeartbeat, FromNode, LinkEnded, NodeGone, UserSignal, Tick>;
 
 // ---- actions
 struct ToNode {
@@ -67,7 +68,7 @@ struct Disconnect {  ///< stop trying to reach it, or drop its link
 struct Recall {  ///< try to reach it again: NodeUp with a new life, or NodeFailed, is the answer
   std::size_t node;
 };
-struct Say {  ///< for the user, one line
+struct PrintLine {  ///< for the user, one line
   std::string text;
 };
 struct Detail {  ///< a step done, for who asked for --verbose
@@ -78,7 +79,7 @@ struct Dump {  ///< what is known of a rank that hangs: to be added to its file 
   std::uint32_t rank = 0;
   std::string text;
 };
-using Action = std::variant<ToNode, Disconnect, Recall, Say, Detail, Dump>;
+using Action = std::variant<ToNode, Disconnect, Recall, PrintLine, Detail, Dump>;
 using Actions = std::vector<Action>;
 
 }  // namespace ddp::launcher::job

@@ -4,18 +4,18 @@
 
 namespace ddp::launcher {
 
-std::vector<MasterAddress::Probe> MasterAddress::begin(std::vector<std::string> candidates,
-                                                       std::size_t nodes) {
+std::vector<MasterAddress::AddressProbe> MasterAddress::begin(std::vector<std::string> candidates,
+                                                              std::size_t nodes) {
   candidates_ = std::move(candidates);
   chosen_ = 0;
   asked_ = nodes - 1;
   cut_off_.assign(candidates_.size(), 0);
   nodes_.assign(nodes, Node{});
-  std::vector<Probe> probes;
+  std::vector<AddressProbe> probes;
   for (std::size_t i = 0; i < nodes; ++i) {
     Node& node = nodes_[i];
     const bool asked = i != 0;
-    node.known.assign(candidates_.size(), asked ? Known::kNothing : Known::kReached);
+    node.known.assign(candidates_.size(), asked ? ProbeState::kNothing : ProbeState::kReached);
     if (!asked) continue;
     node.asked = true;
     node.last = candidates_.size();
@@ -24,12 +24,13 @@ std::vector<MasterAddress::Probe> MasterAddress::begin(std::vector<std::string> 
   return probes;
 }
 
-std::vector<MasterAddress::Probe> MasterAddress::reached(std::size_t node, const std::string& address) {
-  return learn(node, index_of(address)) ? ask_again() : std::vector<Probe>{};
+std::vector<MasterAddress::AddressProbe> MasterAddress::reached(std::size_t node,
+                                                                const std::string& address) {
+  return learn(node, index_of(address)) ? ask_again() : std::vector<AddressProbe>{};
 }
 
-std::vector<MasterAddress::Probe> MasterAddress::failed(std::size_t node) {
-  return learn(node, candidates_.size()) ? ask_again() : std::vector<Probe>{};
+std::vector<MasterAddress::AddressProbe> MasterAddress::failed(std::size_t node) {
+  return learn(node, candidates_.size()) ? ask_again() : std::vector<AddressProbe>{};
 }
 
 /// True: somebody may have to be asked again.
@@ -39,23 +40,23 @@ bool MasterAddress::learn(std::size_t index, std::size_t first_reached) {
   node.asked = false;
   --asked_;
   for (std::size_t i = node.first; i < std::min(node.last, first_reached); ++i) {
-    node.known[i] = Known::kNot;
+    node.known[i] = ProbeState::kNot;
     ++cut_off_[i];
   }
-  if (first_reached < node.last) node.known[first_reached] = Known::kReached;
+  if (first_reached < node.last) node.known[first_reached] = ProbeState::kReached;
   const std::size_t before = chosen_;
   while (chosen_ < candidates_.size() && cut_off_[chosen_] > 0)
     ++chosen_;
-  return chosen_ != before || (!hopeless() && node.known[chosen_] == Known::kNothing);
+  return chosen_ != before || (!is_exhausted() && node.known[chosen_] == ProbeState::kNothing);
 }
 
 /// For one candidate only: whether those after it would do need not be known.
-std::vector<MasterAddress::Probe> MasterAddress::ask_again() {
-  std::vector<Probe> probes;
-  if (hopeless()) return probes;
+std::vector<MasterAddress::AddressProbe> MasterAddress::ask_again() {
+  std::vector<AddressProbe> probes;
+  if (is_exhausted()) return probes;
   for (std::size_t i = 1; i < nodes_.size(); ++i) {
     Node& node = nodes_[i];
-    if (node.asked || node.known[chosen_] != Known::kNothing) continue;
+    if (node.asked || node.known[chosen_] != ProbeState::kNothing) continue;
     node.asked = true;
     ++asked_;
     node.first = chosen_;
@@ -67,7 +68,7 @@ std::vector<MasterAddress::Probe> MasterAddress::ask_again() {
 
 bool MasterAddress::settled() const {
   // Who answered has reached the chosen one: else it would be asked again.
-  return !hopeless() && asked_ == 0;
+  return !is_exhausted() && asked_ == 0;
 }
 
 const std::string& MasterAddress::chosen() const {
@@ -83,7 +84,7 @@ std::vector<std::size_t> MasterAddress::all_cut_off(const std::string& candidate
   const std::size_t index = index_of(candidate);
   std::vector<std::size_t> nodes;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (index < candidates_.size() && nodes_[i].known[index] == Known::kNot) nodes.push_back(i);
+    if (index < candidates_.size() && nodes_[i].known[index] == ProbeState::kNot) nodes.push_back(i);
   }
   return nodes;
 }

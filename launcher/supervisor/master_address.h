@@ -14,23 +14,23 @@ namespace ddp::launcher {
 class MasterAddress {
  public:
   /// A question to one node: which of these addresses reaches the store? At most one is open for a node.
-  struct Probe {
+  struct AddressProbe {
     std::size_t node;
     std::vector<std::string> addresses;  ///< in order of preference
   };
 
   /// Begins again, with `candidates` (never empty, no two equal) for `nodes` nodes.
-  std::vector<Probe> begin(std::vector<std::string> candidates, std::size_t nodes);
+  std::vector<AddressProbe> begin(std::vector<std::string> candidates, std::size_t nodes);
   /// `node` reached the store at `address`, one of those it was asked for, and at none before it. Returns who
   /// has to be asked again.
-  std::vector<Probe> reached(std::size_t node, const std::string& address);
+  std::vector<AddressProbe> reached(std::size_t node, const std::string& address);
   /// `node` reached the store at none of the addresses it was asked for.
-  std::vector<Probe> failed(std::size_t node);
+  std::vector<AddressProbe> failed(std::size_t node);
 
   /// Every node reaches `chosen`.
   bool settled() const;
   /// No candidate is reached by all nodes; nobody is asked any more.
-  bool hopeless() const { return chosen_ == candidates_.size(); }
+  bool is_exhausted() const { return chosen_ == candidates_.size(); }
   /// Nothing is awaited of `node`.
   bool reaches(std::size_t node) const { return !nodes_[node].asked; }
   /// The best candidate that may still do; the last one when it is hopeless.
@@ -41,17 +41,17 @@ class MasterAddress {
   std::vector<std::size_t> all_cut_off(const std::string& candidate) const;
 
  private:
-  enum class Known : std::uint8_t { kNothing, kReached, kNot };
+  enum class ProbeState : std::uint8_t { kNothing, kReached, kNot };
   struct Node {
     bool asked = false;
     std::size_t first = 0;  ///< candidates that it was asked for: [first, last)
     std::size_t last = 0;
-    std::vector<Known> known;
+    std::vector<ProbeState> known;
   };
 
   std::size_t index_of(const std::string& candidate) const;
   bool learn(std::size_t node, std::size_t first_reached);
-  std::vector<Probe> ask_again();
+  std::vector<AddressProbe> ask_again();
 
   std::vector<std::string> candidates_;
   std::vector<Node> nodes_;           ///< the first one is node 0, which is never asked

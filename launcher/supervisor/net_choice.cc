@@ -16,49 +16,51 @@ namespace {
 
 using rendezvous::Interface;
 
-struct Address {
+struct IpAddress {
   bool v6 = false;
   std::array<std::uint8_t, 16> bytes{};
 
   unsigned bits() const { return v6 ? 128 : 32; }
-  bool operator==(const Address&) const = default;
-  bool operator<(const Address& other) const { return std::tie(v6, bytes) < std::tie(other.v6, other.bytes); }
+  bool operator==(const IpAddress&) const = default;
+  bool operator<(const IpAddress& other) const {
+    return std::tie(v6, bytes) < std::tie(other.v6, other.bytes);
+  }
 };
 
-std::optional<Address> parse_address(std::string_view text) {
+std::optional<IpAddress> parse_address(std::string_view text) {
   const std::string whole(text.substr(0, text.find('%')));  // a scope id means nothing on another machine
-  Address address;
+  IpAddress address;
   if (inet_pton(AF_INET, whole.c_str(), address.bytes.data()) == 1) return address;
   if (inet_pton(AF_INET6, whole.c_str(), address.bytes.data()) != 1) return std::nullopt;
   address.v6 = true;
   constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   if (std::equal(kMapped.begin(), kMapped.end(), address.bytes.begin())) {
-    Address v4;
+    IpAddress v4;
     std::copy_n(address.bytes.begin() + 12, 4, v4.bytes.begin());
     return v4;
   }
   return address;
 }
 
-bool is_loopback(const Address& address) {
+bool is_loopback(const IpAddress& address) {
   if (!address.v6) return address.bytes[0] == 127;
-  Address one;
+  IpAddress one;
   one.v6 = true;
   one.bytes[15] = 1;
   return address == one;
 }
 
-bool is_link_local(const Address& address) {
+bool is_link_local(const IpAddress& address) {
   if (address.v6) return address.bytes[0] == 0xfe && (address.bytes[1] & 0xc0) == 0x80;
   return address.bytes[0] == 169 && address.bytes[1] == 254;
 }
 
-struct Network {
-  Address base;
+struct IpNetwork {
+  IpAddress base;
   unsigned prefix = 0;
 };
 
-Network network_of(Address address, unsigned prefix) {
+IpNetwork network_of(IpAddress address, unsigned prefix) {
   prefix = std::min(prefix, address.bits());
   for (unsigned bit = prefix; bit < address.bits(); ++bit) {
     address.bytes[bit / 8] &= static_cast<std::uint8_t>(~(0x80U >> (bit % 8)));
@@ -66,11 +68,11 @@ Network network_of(Address address, unsigned prefix) {
   return {address, prefix};
 }
 
-bool contains(const Network& network, const Address& address) {
+bool contains(const IpNetwork& network, const IpAddress& address) {
   return address.v6 == network.base.v6 && network_of(address, network.prefix).base == network.base;
 }
 
-std::string text_of(const Network& network) {
+std::string text_of(const IpNetwork& network) {
   char text[INET6_ADDRSTRLEN] = "?";
   inet_ntop(network.base.v6 ? AF_INET6 : AF_INET, network.base.bytes.data(), text, sizeof text);
   return std::string(text) + "/" + std::to_string(network.prefix);
@@ -93,20 +95,20 @@ LinkKind link_kind(std::string_view name) {
 
 struct Usable {
   const Interface* interface = nullptr;
-  Address address;
+  IpAddress address;
   LinkKind kind = LinkKind::kReal;
 };
 
-struct Node {
+struct NodeAddresses {
   const NodeNetwork* given = nullptr;
-  std::optional<Address> connected;
+  std::optional<IpAddress> connected;
   std::vector<Usable> usable;  // up, not loopback, not link-local
 };
 
-std::vector<Node> parsed(const std::vector<NodeNetwork>& nodes) {
-  std::vector<Node> made;
+std::vector<NodeAddresses> parsed(const std::vector<NodeNetwork>& nodes) {
+  std::vector<NodeAddresses> made;
   for (const NodeNetwork& given : nodes) {
-    Node node{&given, parse_address(given.connected), {}};
+    NodeAddresses node{&given, parse_address(given.connected), {}};
     for (const Interface& interface : given.interfaces) {
       const auto address = parse_address(interface.address);
       if (!address || !interface.up || interface.loopback || is_loopback(*address) || is_link_local(*address))
@@ -125,7 +127,7 @@ bool all_on_one_machine(const std::vector<NodeNetwork>& nodes) {
 }
 
 // Of node 0's `address`, a node on another machine that has it, too, and so cannot reach node 0 there.
-const Node* also_has(const std::vector<Node>& nodes, const Address& address) {
+const NodeAddresses* also_has(const std::vector<NodeAddresses>& nodes, const IpAddress& address) {
   const std::string& machine = nodes[0].given->machine_id;
   for (std::size_t i = 1; i < nodes.size(); ++i) {
     const bool other = machine.empty() || nodes[i].given->machine_id != machine;
@@ -136,7 +138,7 @@ const Node* also_has(const std::vector<Node>& nodes, const Address& address) {
 }
 
 // What each node has, for errors. Far too many nodes would hide the message.
-std::string inventory(const std::vector<Node>& nodes) {
+std::string inventory(const std::vector<NodeAddresses>& nodes) {
   constexpr std::size_t kShown = 16;
   std::string text;
   for (std::size_t i = 0; i < std::min(nodes.size(), kShown); ++i) {
@@ -163,7 +165,7 @@ struct Option {
 
 // Of several addresses of a node that fit, the one its name resolved to.
 template <class Fits>
-const Usable* best_member(const Node& node, Fits fits) {
+const Usable* best_member(const NodeAddresses& node, Fits fits) {
   const Usable* best = nullptr;
   for (const Usable& usable : node.usable) {
     if (!fits(usable)) continue;
@@ -173,7 +175,7 @@ const Usable* best_member(const Node& node, Fits fits) {
   return best;
 }
 
-std::size_t count_resolved(const std::vector<Node>& nodes, const Option& option) {
+std::size_t count_resolved(const std::vector<NodeAddresses>& nodes, const Option& option) {
   std::size_t count = 0;
   for (std::size_t i = 0; i < nodes.size(); ++i)
     count += nodes[i].connected == option.members[i]->address ? 1 : 0;
@@ -181,8 +183,8 @@ std::size_t count_resolved(const std::vector<Node>& nodes, const Option& option)
 }
 
 // A bridge that every host has for itself (docker0, virbr0) carries the same address everywhere.
-bool same_address_on_two_machines(const std::vector<Node>& nodes, const Option& option) {
-  std::map<Address, const std::string*> seen;
+bool same_address_on_two_machines(const std::vector<NodeAddresses>& nodes, const Option& option) {
+  std::map<IpAddress, const std::string*> seen;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const std::string& machine = nodes[i].given->machine_id;
     const auto [at, fresh] = seen.emplace(option.members[i]->address, &machine);
@@ -191,8 +193,8 @@ bool same_address_on_two_machines(const std::vector<Node>& nodes, const Option& 
   return false;
 }
 
-std::optional<Option> shared_through(const std::vector<Node>& nodes, const Usable& first) {
-  const Network network = network_of(first.address, first.interface->prefix_length);
+std::optional<Option> shared_through(const std::vector<NodeAddresses>& nodes, const Usable& first) {
+  const IpNetwork network = network_of(first.address, first.interface->prefix_length);
   Option option{{&first}, text_of(network), 0};
   bool bridge = first.kind == LinkKind::kBridge;
   bool reached = nodes[0].connected && contains(network, *nodes[0].connected);
@@ -211,7 +213,7 @@ std::optional<Option> shared_through(const std::vector<Node>& nodes, const Usabl
   return option;
 }
 
-std::vector<Option> shared_networks(const std::vector<Node>& nodes) {
+std::vector<Option> shared_networks(const std::vector<NodeAddresses>& nodes) {
   std::vector<Option> options;
   for (const Usable& first : nodes[0].usable) {
     if (auto option = shared_through(nodes, first)) options.push_back(std::move(*option));
@@ -228,40 +230,41 @@ std::vector<Option> shared_networks(const std::vector<Node>& nodes) {
 }
 
 /// Of two ways with one address the first is the better.
-void add_way(NetChoice& choice, NetWay way) {
-  const auto same = [&](const NetWay& known) { return known.master_addr == way.master_addr; };
-  if (std::none_of(choice.ways.begin(), choice.ways.end(), same)) choice.ways.push_back(std::move(way));
+void add_route(NetChoice& choice, NetRoute route) {
+  const auto same = [&](const NetRoute& known) { return known.master_addr == route.master_addr; };
+  if (std::none_of(choice.routes.begin(), choice.routes.end(), same))
+    choice.routes.push_back(std::move(route));
 }
 
-NetWay way_of(const Option& option) {
-  NetWay way{option.members[0]->interface->address, option.name, {}};
+NetRoute route_of(const Option& option) {
+  NetRoute route{option.members[0]->interface->address, option.name, {}};
   for (const Usable* member : option.members) {
-    way.interfaces.push_back(member->interface->name);
-    way.addresses.push_back(member->interface->address);
+    route.interfaces.push_back(member->interface->name);
+    route.addresses.push_back(member->interface->address);
   }
-  return way;
+  return route;
 }
 
 /// Through `address` of node 0, without a network that all share: each node's interface is the one at which
 /// it was reached.
-NetWay way_to(const std::string& address, const std::vector<Node>& nodes) {
-  NetWay way{address, "", {}};
-  for (const Node& node : nodes) {
+NetRoute route_to(const std::string& address, const std::vector<NodeAddresses>& nodes) {
+  NetRoute route{address, "", {}};
+  for (const NodeAddresses& node : nodes) {
     const auto wanted = &node == &nodes[0] ? parse_address(address) : node.connected;
     const Usable* member = best_member(node, [&](const Usable& usable) { return usable.address == wanted; });
-    way.interfaces.push_back(member ? member->interface->name : "");
-    way.addresses.push_back(member ? member->interface->address : "");
+    route.interfaces.push_back(member ? member->interface->name : "");
+    route.addresses.push_back(member ? member->interface->address : "");
   }
-  return way;
+  return route;
 }
 
-bool worth_trying(const std::optional<Address>& address) {
+bool worth_trying(const std::optional<IpAddress>& address) {
   return address && !is_loopback(*address) && !is_link_local(*address);
 }
 
 NetChoice loopback_choice(std::size_t nodes) {
   NetChoice choice;
-  choice.ways.push_back({"127.0.0.1", "", std::vector<std::string>(nodes, "lo")});
+  choice.routes.push_back({"127.0.0.1", "", std::vector<std::string>(nodes, "lo")});
   choice.one_machine = true;
   choice.reason = nodes == 1 ? "one node: 127.0.0.1" : "all nodes are on one machine: 127.0.0.1";
   return choice;
@@ -269,7 +272,7 @@ NetChoice loopback_choice(std::size_t nodes) {
 
 struct Wanted {
   std::string text;
-  std::optional<Network> network;  // unset: `text` is an interface name
+  std::optional<IpNetwork> network;  // unset: `text` is an interface name
 };
 
 Result<Wanted> parse_wanted(std::string_view text) {
@@ -286,7 +289,8 @@ Result<Wanted> parse_wanted(std::string_view text) {
   return Wanted{std::string(text), network_of(*address, prefix)};
 }
 
-Result<NetChoice> wanted_choice(const std::vector<Node>& nodes, const Wanted& wanted, bool one_machine) {
+Result<NetChoice> wanted_choice(const std::vector<NodeAddresses>& nodes, const Wanted& wanted,
+                                bool one_machine) {
   if (wanted.text == "lo" || (wanted.network && is_loopback(wanted.network->base))) {
     if (one_machine) return loopback_choice(nodes.size());
     return Error{ErrorCode::kRefused,
@@ -297,7 +301,7 @@ Result<NetChoice> wanted_choice(const std::vector<Node>& nodes, const Wanted& wa
   };
   Option option{{}, wanted.text, 0};
   std::string lacking;
-  for (const Node& node : nodes) {
+  for (const NodeAddresses& node : nodes) {
     const Usable* member = best_member(node, fits);
     if (!member) lacking += (lacking.empty() ? "" : ", ") + node.given->name;
     option.members.push_back(member);
@@ -316,28 +320,28 @@ Result<NetChoice> wanted_choice(const std::vector<Node>& nodes, const Wanted& wa
   NetChoice choice;  // not loopback, even on one machine: the store has to listen there
   for (const Usable* usable : own) {
     option.members[0] = usable;
-    if (!also_has(nodes, usable->address)) add_way(choice, way_of(option));
+    if (!also_has(nodes, usable->address)) add_route(choice, route_of(option));
   }
-  if (choice.ways.empty()) {
+  if (choice.routes.empty()) {
     return Error{ErrorCode::kRefused, "--network " + wanted.text + ": " + nodes[0].given->name + " and " +
                                           also_has(nodes, best.address)->given->name +
                                           " have the same address on it, " + best.interface->address +
                                           ", so it does not join them; name another" + inventory(nodes)};
   }
-  choice.reason = "--network " + wanted.text + ": " + choice.ways[0].master_addr;
+  choice.reason = "--network " + wanted.text + ": " + choice.routes[0].master_addr;
   return choice;
 }
 
 // Routed clusters and clouds with /32 addresses: nothing is shared, yet everybody may reach everybody.
-Result<NetChoice> unshared_choice(const std::vector<Node>& nodes) {
-  const Node& first = nodes[0];
+Result<NetChoice> unshared_choice(const std::vector<NodeAddresses>& nodes) {
+  const NodeAddresses& first = nodes[0];
   NetChoice choice;
   std::vector<const Usable*> own;
   for (const Usable& usable : first.usable) {
     if (usable.kind != LinkKind::kBridge) own.push_back(&usable);
   }
   if (worth_trying(first.connected)) {
-    add_way(choice, way_to(first.given->connected, nodes));
+    add_route(choice, route_to(first.given->connected, nodes));
     choice.reason = "no network is shared by all nodes; taking the address at which " + first.given->name +
                     " was reached";
   } else if (own.size() == 1) {
@@ -348,8 +352,8 @@ Result<NetChoice> unshared_choice(const std::vector<Node>& nodes) {
                      " was reached by loopback only; name its network with --network" + inventory(nodes)};
   }
   for (const Usable* usable : own)
-    add_way(choice, way_to(usable->interface->address, nodes));
-  choice.reason += ": " + choice.ways[0].master_addr;
+    add_route(choice, route_to(usable->interface->address, nodes));
+  choice.reason += ": " + choice.routes[0].master_addr;
   return choice;
 }
 
@@ -365,7 +369,7 @@ std::string shared_reason(const Option& option, std::size_t nodes) {
 Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::string_view wanted) {
   if (given.empty()) return Error{ErrorCode::kInternal, "a choice of network without nodes"};
   const bool one_machine = all_on_one_machine(given);
-  const std::vector<Node> nodes = parsed(given);
+  const std::vector<NodeAddresses> nodes = parsed(given);
   if (!wanted.empty()) {
     const auto parsed_wanted = parse_wanted(wanted);
     if (!parsed_wanted) return parsed_wanted.error();
@@ -377,24 +381,24 @@ Result<NetChoice> choose_network(const std::vector<NodeNetwork>& given, std::str
   if (options.empty()) return unshared_choice(nodes);
   NetChoice choice;
   for (const Option& option : options)
-    add_way(choice, way_of(option));
-  choice.reason = shared_reason(options[0], nodes.size()) + ": " + choice.ways[0].master_addr;
-  if (worth_trying(nodes[0].connected)) add_way(choice, way_to(given[0].connected, nodes));
+    add_route(choice, route_of(option));
+  choice.reason = shared_reason(options[0], nodes.size()) + ": " + choice.routes[0].master_addr;
+  if (worth_trying(nodes[0].connected)) add_route(choice, route_to(given[0].connected, nodes));
   return choice;
 }
 
 std::vector<std::string> NetChoice::master_addrs() const {
   std::vector<std::string> addresses;
-  for (const NetWay& way : ways)
-    addresses.push_back(way.master_addr);
+  for (const NetRoute& route : routes)
+    addresses.push_back(route.master_addr);
   return addresses;
 }
 
-const NetWay& NetChoice::way(std::string_view master_addr) const {
-  for (const NetWay& way : ways) {
-    if (way.master_addr == master_addr) return way;
+const NetRoute& NetChoice::route(std::string_view master_addr) const {
+  for (const NetRoute& route : routes) {
+    if (route.master_addr == master_addr) return route;
   }
-  return ways.front();
+  return routes.front();
 }
 
 std::string interface_of(const std::vector<Interface>& interfaces, std::string_view address) {

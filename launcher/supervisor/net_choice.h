@@ -19,7 +19,7 @@ struct NodeNetwork {
 };
 
 /// One way for all ranks to meet.
-struct NetWay {
+struct NetRoute {
   std::string master_addr;
   std::string network;  ///< "10.1.0.0/16", or what --network names; empty: no network that all share
   std::vector<std::string> interfaces;  ///< per node, in input order; empty text: not clear, set no IFNAME
@@ -28,13 +28,14 @@ struct NetWay {
 };
 
 struct NetChoice {
-  std::vector<NetWay> ways;  ///< best first; never empty. Agents probe their addresses, no two of them equal
+  std::vector<NetRoute>
+      routes;                ///< best first; never empty. Agents probe their addresses, no two of them equal
   bool one_machine = false;  ///< everything is on one machine and meets at 127.0.0.1 on lo
   std::string reason;        ///< for the first way, in words, for the log and the plan
 
   std::vector<std::string> master_addrs() const;
   /// `master_addr` is one of the ways'.
-  const NetWay& way(std::string_view master_addr) const;
+  const NetRoute& route(std::string_view master_addr) const;
 };
 
 /// Which network the ranks use. `nodes[0]` holds rank 0. `wanted` is --network: a CIDR ("10.1.0.0/16"), an

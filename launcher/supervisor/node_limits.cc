@@ -22,8 +22,8 @@ Result<> NodeLimits::admit(const rendezvous::Message& message) {
   } else if (std::holds_alternative<rendezvous::WorkerStarted>(message) ||
              std::holds_alternative<rendezvous::WorkerExited>(message)) {
     const auto* exited = std::get_if<rendezvous::WorkerExited>(&message);
-    worker_news_ += 64 + (exited != nullptr ? exited->text.size() : 0);
-    if (worker_news_ > kWorkerNews)
+    worker_updates_ += 64 + (exited != nullptr ? exited->text.size() : 0);
+    if (worker_updates_ > kWorkerUpdates)
       return Error{ErrorCode::kProtocol, "it tells more starts and ends of workers than can be", 0};
   } else if (const auto* hello = std::get_if<rendezvous::Hello>(&message)) {
     if (hello->interfaces.size() > kHelloInterfaces)
@@ -40,9 +40,9 @@ std::uint32_t NodeLimits::give_back(std::uint8_t stream) {
   return bytes;
 }
 
-NodeLimits::Shown NodeLimits::notice() {
-  if (notices_ > kNotices) return Shown::kNo;
-  return ++notices_ > kNotices ? Shown::kLast : Shown::kYes;
+NodeLimits::NoticeDecision NodeLimits::notice() {
+  if (notices_ > kNotices) return NoticeDecision::kNo;
+  return ++notices_ > kNotices ? NoticeDecision::kLast : NoticeDecision::kYes;
 }
 
 }  // namespace ddp::launcher

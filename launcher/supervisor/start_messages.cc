@@ -81,12 +81,12 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
 }
 
 rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t part) {
-  const rendezvous::Place& place = world.places[part];
+  const rendezvous::RankAssignment& assignment = world.assignments[part];
   rendezvous::Spawn spawn;
-  spawn.node_rank = static_cast<std::uint32_t>(place.node_rank);
-  spawn.nodes = static_cast<std::uint32_t>(world.places.size());
-  spawn.first_rank = static_cast<std::uint32_t>(place.first_rank);
-  spawn.local_world_size = static_cast<std::uint32_t>(place.local_world_size);
+  spawn.node_rank = static_cast<std::uint32_t>(assignment.node_rank);
+  spawn.nodes = static_cast<std::uint32_t>(world.assignments.size());
+  spawn.first_rank = static_cast<std::uint32_t>(assignment.first_rank);
+  spawn.local_world_size = static_cast<std::uint32_t>(assignment.local_world_size);
   spawn.world_size = static_cast<std::uint32_t>(world.world_size);
   return spawn;
 }

@@ -8,7 +8,7 @@
 #include "launcher/job/job_spec.h"
 #include "remote/hosts/host.h"
 #include "rendezvous/membership/rank_plan.h"
-#include "rendezvous/membership/seats.h"
+#include "rendezvous/membership/slot_table.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {

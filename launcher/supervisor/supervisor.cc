@@ -6,7 +6,7 @@
 
 #include "base/exit_status.h"
 #include "launcher/supervisor/start_messages.h"
-#include "rendezvous/membership/membership_words.h"
+#include "rendezvous/membership/membership_text.h"
 
 namespace ddp::launcher {
 namespace {
@@ -23,7 +23,7 @@ constexpr seconds kSilenceSlack{1};
 constexpr milliseconds kReportTime{300};
 /// After the end of its lease the keeper of a node may take so long to kill its workers.
 constexpr seconds kKeeperKills{5};
-constexpr milliseconds kDoorOpens{100};
+constexpr milliseconds kListenerOpens{100};
 /// The back-off doubles up to here, unless the user begins with more.
 constexpr seconds kMaxBackoff{60};
 
@@ -57,7 +57,7 @@ rendezvous::MembershipRules rules_of(const JobSpec& spec) {
   rules.max_backoff = std::max<milliseconds>(kMaxBackoff, spec.restart_backoff);
   rules.recall = true;
   if (spec.launcher == LauncherKind::kJoin) {  // nobody is reached, they come: to recall is to open the door
-    rules.recall_every = rules.max_recall_wait = kDoorOpens;
+    rules.recall_every = rules.max_recall_wait = kListenerOpens;
     rules.recall_at_start = true;
   }
   rules.scale_up_now = spec.scale_up_now;
@@ -95,26 +95,26 @@ std::optional<Supervisor::Time> Supervisor::deadline() const {
   return deadline_ ? std::min(*deadline_, *due) : *due;
 }
 
-const rendezvous::Place* Supervisor::place(std::size_t node) const {
-  return nodes_[node].part ? &world_.places[*nodes_[node].part] : nullptr;
+const rendezvous::RankAssignment* Supervisor::assignment(std::size_t node) const {
+  return nodes_[node].part ? &world_.assignments[*nodes_[node].part] : nullptr;
 }
 
 std::size_t Supervisor::node_of_rank(std::uint32_t rank) const {
-  const auto after = std::upper_bound(world_.places.begin(), world_.places.end(), rank,
-                                      [](std::uint32_t r, const rendezvous::Place& place) {
-                                        return r < static_cast<std::uint32_t>(place.first_rank);
+  const auto after = std::upper_bound(world_.assignments.begin(), world_.assignments.end(), rank,
+                                      [](std::uint32_t r, const rendezvous::RankAssignment& assignment) {
+                                        return r < static_cast<std::uint32_t>(assignment.first_rank);
                                       });
   return std::prev(after)->host;
 }
 
 bool Supervisor::runs(std::size_t node, std::uint32_t rank) const {
-  const rendezvous::Place* ranks = place(node);
+  const rendezvous::RankAssignment* ranks = assignment(node);
   if (ranks == nullptr) return false;
   const auto first = static_cast<std::uint32_t>(ranks->first_rank);
   return rank >= first && rank - first < static_cast<std::uint32_t>(ranks->local_world_size);
 }
 
-std::optional<std::size_t> Supervisor::running_part(std::size_t index, std::uint32_t attempt) const {
+std::optional<std::size_t> Supervisor::running_slot(std::size_t index, std::uint32_t attempt) const {
   const Node& node = nodes_[index];
   const bool runs_it = attempt == attempt_ && node.state == NodeState::kSpawned && !node.lost && !node.ending;
   return runs_it ? node.part : std::nullopt;
@@ -122,7 +122,7 @@ std::optional<std::size_t> Supervisor::running_part(std::size_t index, std::uint
 
 std::optional<int> Supervisor::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
   const Node& node = nodes_[index];
-  if (attempt == attempt_ && runs(index, rank)) return static_cast<int>(rank) - place(index)->first_rank;
+  if (attempt == attempt_ && runs(index, rank)) return static_cast<int>(rank) - assignment(index)->first_rank;
   const bool has_run = node.state == NodeState::kSpawned || node.state == NodeState::kWaiting;
   const auto local = static_cast<std::int64_t>(rank) - node.ran.first_rank;
   if (!has_run || attempt != node.spawned || local < 0 || local >= node.ran.local_world_size) return {};
@@ -132,7 +132,7 @@ std::optional<int> Supervisor::ran(std::size_t index, std::uint32_t attempt, std
 // ---- running
 
 void Supervisor::on(const job::FromNode& event, Time now) {
-  if (event.life != nodes_[event.node].life) return;
+  if (event.incarnation != nodes_[event.node].incarnation) return;
   current_ = &event;
   std::visit([&](const auto& message) { handle(event.node, message, now); }, event.message);
   current_ = nullptr;
@@ -140,9 +140,9 @@ void Supervisor::on(const job::FromNode& event, Time now) {
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerStarted& message, Time) {
   if (message.attempt != attempt_ || !runs(index, message.rank)) return;
-  failures_.worker_started(static_cast<int>(message.rank), current_->happened, message.born);
+  failures_.worker_started(static_cast<int>(message.rank), current_->happened, message.start_attempt);
   Node& node = nodes_[index];
-  const auto local = message.rank - static_cast<std::uint32_t>(place(index)->first_rank);
+  const auto local = message.rank - static_cast<std::uint32_t>(assignment(index)->first_rank);
   if (local < node.worker_pids.size()) node.worker_pids[local] = message.pid;
 }
 
@@ -156,15 +156,15 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerCollectives& 
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
-  if (nodes_[index].state == NodeState::kWaiting) return tell_lost_survivor(index, message);
+  if (nodes_[index].state == NodeState::kWaiting) return report_lost_survivor(index, message);
   // The workers of a node that its agent has to leave are ended by the agent: no failures of their own.
-  const auto part = running_part(index, message.attempt);
+  const auto part = running_slot(index, message.attempt);
   if (!part) return;
   if (!runs(index, message.rank)) {
     actions_.push_back(job::Disconnect{index});
     lose(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
     nodes_[index].state = NodeState::kGone;
-    nodes_[index].told_why = true;
+    nodes_[index].reported_reason_ = true;
     return;
   }
   if (!exited_.insert(message.rank).second) return;  // told before
@@ -182,7 +182,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     return;
   }
   const int rank = static_cast<int>(message.rank);
-  failures_.worker_failed({nodes_[index].name, rank, rank - place(index)->first_rank}, message,
+  failures_.worker_failed({nodes_[index].name, rank, rank - assignment(index)->first_rank}, message,
                           current_->happened, current_->error);
   if (!running()) return;
   stop_reason_ = "rank " + std::to_string(message.rank) + " failed";
@@ -222,7 +222,7 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
   // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
   const bool failed = !end().failures.empty() && !growing_;
   if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number);
-  if (ended_ && state_ < State::kLeaving) return hurry_the_end(now);
+  if (ended_ && state_ < State::kLeaving) return shorten_stop(now);
   const bool polite = (growing_ || revoking_) && !std::exchange(user_wants_end_, true);
   user_wants_end_ = true;
   if (state_ == State::kStopping)
@@ -241,18 +241,18 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
   detail("stopping all workers: " + reason);
   failures_.stop_ordered(now, grace);
   deadline_ = failures_.kill_due() + kStopSlack;
-  for (const rendezvous::Place& place : world_.places) {
-    Node& node = nodes_[place.host];
+  for (const rendezvous::RankAssignment& assignment : world_.assignments) {
+    Node& node = nodes_[assignment.host];
     if (node.state == NodeState::kSpawned && !node.ending) {
-      send(place.host, rendezvous::Stop{attempt_, to_ms(grace), reason});
+      send(assignment.host, rendezvous::Stop{attempt_, to_ms(grace), reason});
     } else if (node.ending) {  // of an attempt before; it was not told of this one
-      inform(place.host, rendezvous::NodeEnded{});
+      inform(assignment.host, rendezvous::NodeEnded{});
     } else if (node.state == NodeState::kAccepted) {
       node.state = NodeState::kEnded;
-      inform(place.host, rendezvous::NodeEnded{});
+      inform(assignment.host, rendezvous::NodeEnded{});
     } else if (node.state == NodeState::kWaiting) {
-      end_survivors(place.host, grace, reason);
-      inform(place.host, rendezvous::NodeEnded{});
+      end_survivors(assignment.host, grace, reason);
+      inform(assignment.host, rendezvous::NodeEnded{});
     }
   }
 }
@@ -275,7 +275,7 @@ void Supervisor::leave_all(Time now) {
   state_ = State::kLeaving;
   // The Membership has ended, and looks for silent nodes no more.
   deadline_ = now + std::min<milliseconds>(kLeaveTime, spec_.node_timeout + kSilenceSlack);
-  failures_.judge_collectives();
+  failures_.diagnose_collectives();
   ExitReport report = make_exit_report(end());
   goodbye_ = {report.exit_code, std::move(report.why)};
   for (std::size_t i = 0; i < nodes_.size(); ++i) {

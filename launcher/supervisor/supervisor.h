@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "base/result.h"
-#include "launcher/hang/hang_inquiry.h"
+#include "launcher/hang/hang_investigation.h"
 #include "launcher/job/job_spec.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/failure_log.h"
 #include "launcher/supervisor/job_events.h"
 #include "launcher/supervisor/master_address.h"
 #include "launcher/supervisor/net_choice.h"
-#include "launcher/supervisor/network_words.h"
+#include "launcher/supervisor/network_text.h"
 #include "launcher/supervisor/survivors.h"
 #include "rendezvous/membership/membership.h"
 #include "rendezvous/membership/rank_plan.h"
@@ -64,9 +64,9 @@ class Supervisor {
   std::optional<Time> deadline() const;
   /// How the job ended; the driver adds what only it knows (stderr lines, file names).
   const JobEnd& end() const { return failures_.end(); }
-  /// Of a rank in end().failures, as FailureLog::last_words; wanted before the step that ends its attempt.
-  void last_words(int rank, std::vector<std::string> lines, std::string file) {
-    failures_.last_words(rank, std::move(lines), std::move(file));
+  /// Of a rank in end().failures, as FailureLog::last_text; wanted before the step that ends its attempt.
+  void last_text(int rank, std::vector<std::string> lines, std::string file) {
+    failures_.last_text(rank, std::move(lines), std::move(file));
   }
 
   std::size_t node_count() const { return nodes_.size(); }
@@ -75,7 +75,7 @@ class Supervisor {
   /// Of the attempt; empty before the first.
   const rendezvous::World& world() const { return world_; }
   /// The node's part of it; null: it has none.
-  const rendezvous::Place* place(std::size_t node) const;
+  const rendezvous::RankAssignment* assignment(std::size_t node) const;
   /// Which node runs `rank`, one of the world's.
   std::size_t node_of_rank(std::uint32_t rank) const;
   std::uint32_t attempt() const { return attempt_; }
@@ -97,19 +97,19 @@ class Supervisor {
     kLeaving,
     kGone
   };
-  struct Trouble {
+  struct NodeTrouble {
     Error error;
     Time at{0};
   };
   struct Predecessor {
-    std::uint32_t life = 0;
+    std::uint32_t incarnation = 0;
     std::string machine;  ///< where its pids are meant (machine_of)
     std::vector<std::uint32_t> pids;
   };
   struct Node {
     std::string name;
     NodeState state = NodeState::kConnecting;
-    std::uint32_t life = 0;
+    std::uint32_t incarnation = 0;
     rendezvous::Hello hello;
     std::string connected;
     std::string local;  ///< its own address on the way to node rank 0
@@ -117,26 +117,26 @@ class Supervisor {
     std::string slots_reason;                     ///< why it runs as many workers, in words
     std::optional<std::size_t> part;              ///< index of its place in the attempt
     bool lost = false;                            ///< its failure is known; its end is awaited
-    bool told_why = false;                        ///< by its agent itself
+    bool reported_reason_ = false;                ///< by its agent itself
     Time up_at{0};                                ///< when it said hello
     std::uint32_t spawned = 0;                    ///< the attempt that its workers were last told of
-    rendezvous::Place ran;                        ///< its place in that
+    rendezvous::RankAssignment ran;               ///< its place in that
     std::vector<std::uint32_t> worker_pids;       ///< by local rank, the last that was started; 0: not known
     std::optional<Predecessor> predecessor;       ///< a life that was lost, and whose workers may live
     std::vector<rendezvous::Survivor> survivors;  ///< while it is waiting
-    bool ending = false;             ///< its workers are in no attempt any more, and are being ended
-    std::optional<Trouble> trouble;  ///< why it is not there
+    bool ending = false;                 ///< its workers are in no attempt any more, and are being ended
+    std::optional<NodeTrouble> trouble;  ///< why it is not there
   };
-  struct News {  ///< for the Membership
+  struct MembershipUpdate {  ///< for the Membership
     rendezvous::MemberEvent event;
     std::size_t node = 0;
-    std::uint32_t life = 0;
+    std::uint32_t incarnation = 0;
     std::uint32_t attempt = 0;
   };
 
   void on(const job::NodeUp& event, Time now);
   void on(const job::NodeFailed& event, Time now);
-  void on(const job::NodeHeard& event, Time now);
+  void on(const job::NodeHeartbeat& event, Time now);
   void on(const job::FromNode& event, Time now);
   void on(const job::LinkEnded& event, Time now);
   void on(const job::NodeGone& event, Time now);
@@ -170,8 +170,8 @@ class Supervisor {
   void carry_out(const rendezvous::Begin& action, Time now);
   void carry_out(const rendezvous::StopAttempt& action, Time now);
   void carry_out(const rendezvous::Drop& action, Time now);
-  void carry_out(const rendezvous::Recall& action, Time now);
-  void carry_out(const rendezvous::Tell& action, Time now);
+  void carry_out(const rendezvous::RecallHost& action, Time now);
+  void carry_out(const rendezvous::NotifyUser& action, Time now);
   void carry_out(const rendezvous::BackOff& action, Time now);
   void carry_out(const rendezvous::EndJob& action, Time now);
   void absent(std::size_t node, Error error, Time now);
@@ -179,7 +179,7 @@ class Supervisor {
   void take_loss(std::size_t node, const Error& error, Time now);
   bool can_see_predecessor(std::size_t node) const;
   void take_as_failed(std::size_t node, Error error, Time now);
-  void tell_missing(bool at_start, Time now);
+  void report_missing(bool at_start, Time now);
 
   void send(std::size_t node, rendezvous::Message message);
   void send_away(std::size_t node);
@@ -187,17 +187,17 @@ class Supervisor {
   void give_up_slow_joins(Time now);
   rendezvous::ProcsWanted workers_wanted(const rendezvous::Hello& hello) const;
   void detail(std::string text) { actions_.emplace_back(job::Detail{std::move(text)}); }
-  void say(std::string text) { actions_.emplace_back(job::Say{std::move(text)}); }
+  void say(std::string text) { actions_.emplace_back(job::PrintLine{std::move(text)}); }
   /// For the user, unless --quiet.
-  void tell(std::string text) { spec_.quiet ? detail(std::move(text)) : say(std::move(text)); }
-  void tell_start();
+  void notify(std::string text) { spec_.quiet ? detail(std::move(text)) : say(std::move(text)); }
+  void report_start();
   bool choose_network();
   void open_store();
   std::vector<std::string> store_guests(bool all) const;
-  void send_probes(const std::vector<MasterAddress::Probe>& probes);
-  Error no_way_error(std::size_t part, const std::string& text) const;
+  void send_probes(const std::vector<MasterAddress::AddressProbe>& probes);
+  Error no_route_error(std::size_t part, const std::string& text) const;
   std::string interface_for(std::size_t part) const;
-  void tell_network();
+  void report_network();
   void probe_or_spawn(Time now);
   void spawn_all(Time now);
   void fail_start(std::size_t node, Error error, Time now);
@@ -206,37 +206,37 @@ class Supervisor {
   void revoke_all(const std::string& reason, Time now);
   void end_survivors(std::size_t node, std::chrono::milliseconds grace, const std::string& reason);
   void survivors_gone(std::size_t node, std::uint32_t left, Time now);
-  void tell_lost_survivor(std::size_t node, const rendezvous::WorkerExited& message);
-  void hurry_the_end(Time now);
-  std::optional<Survivors::Source> source_of_state() const;
-  void tell_source();
-  void tell_ready(Time now);
+  void report_lost_survivor(std::size_t node, const rendezvous::WorkerExited& message);
+  void shorten_stop(Time now);
+  std::optional<Survivors::StateSource> source_of_state() const;
+  void report_source();
+  void report_ready(Time now);
   void check_survivors(Time now);
   void on_stop_deadline(Time now);
   void leave_when_quiet(Time now);
   void leave_all(Time now);
   void finish_if_gone();
   void arm_running();
-  void watch_for_hangs(Time now);
+  void monitor_hangs(Time now);
   void check_for_hang(Time now);
   void conclude_hang(Time now);
   bool running() const { return state_ == State::kRunning || state_ == State::kInspecting; }
   bool starting() const { return state_ == State::kOpeningStore || state_ == State::kProbing; }
   bool in_attempt() const { return starting() || running() || state_ == State::kStopping; }
-  std::size_t node_of_part(std::size_t part) const { return world_.places[part].host; }
+  std::size_t node_of_slot(std::size_t part) const { return world_.assignments[part].host; }
   /// The node's part of the attempt, if `attempt` is the present one and the node runs it. Empty for a node
   /// that is lost, or whose agent only ends the workers of an earlier attempt: messages about workers then
   /// mean nothing.
-  std::optional<std::size_t> running_part(std::size_t node, std::uint32_t attempt) const;
-  Node& part(std::size_t part) { return nodes_[node_of_part(part)]; }
-  const Node& part(std::size_t part) const { return nodes_[node_of_part(part)]; }
+  std::optional<std::size_t> running_slot(std::size_t node, std::uint32_t attempt) const;
+  Node& part(std::size_t part) { return nodes_[node_of_slot(part)]; }
+  const Node& part(std::size_t part) const { return nodes_[node_of_slot(part)]; }
   std::string missing_step(std::size_t node) const;
 
   const JobSpec& spec_;
   std::vector<Node> nodes_;
   std::unordered_set<std::string> names_;  ///< of nodes that came by themselves
   rendezvous::Membership membership_;
-  std::deque<News> news_;
+  std::deque<MembershipUpdate> updates_;
   State state_ = State::kConnecting;
   std::optional<Time> deadline_;
   Time start_limit_{0};  ///< when --start-timeout has run out, and the hosts had time to tell of it
@@ -245,15 +245,15 @@ class Supervisor {
   NetChoice network_;
   MasterAddress master_;  ///< by part
   FailureLog failures_;
-  HangInquiry hang_;                         ///< by part
-  Survivors survivors_;                      ///< by part
-  std::vector<std::uint32_t> hung_;          ///< ranks that a revoke has to kill
-  std::optional<Survivors::Source> source_;  ///< of the state, in this attempt
-  Time revoked_at_{0};                       ///< when the attempt before was
-  std::set<std::uint32_t> exited_;           ///< ranks of the attempt
-  const job::FromNode* current_ = nullptr;   ///< the message being handled
-  std::optional<std::size_t> joining_;       ///< the node that the Membership is being told of
-  std::string stop_reason_;                  ///< of the stop that the Membership will order
+  HangInvestigation hang_;                        ///< by part
+  Survivors survivors_;                           ///< by part
+  std::vector<std::uint32_t> hung_;               ///< ranks that a revoke has to kill
+  std::optional<Survivors::StateSource> source_;  ///< of the state, in this attempt
+  Time revoked_at_{0};                            ///< when the attempt before was
+  std::set<std::uint32_t> exited_;                ///< ranks of the attempt
+  const job::FromNode* current_ = nullptr;        ///< the message being handled
+  std::optional<std::size_t> joining_;            ///< the node that the Membership is being told of
+  std::string stop_reason_;                       ///< of the stop that the Membership will order
   bool user_wants_end_ = false;
   bool growing_ = false;       ///< the attempt is stopped for no failure
   bool revoking_ = false;      ///< the attempt is stopped, and its workers live on

@@ -18,18 +18,18 @@ constexpr seconds kInspectSlack{1};
 
 }  // namespace
 
-void Supervisor::watch_for_hangs(Time now) {
-  std::vector<HangInquiry::NodePart> parts;
-  for (const rendezvous::Place& place : world_.places) {
-    parts.push_back({nodes_[place.host].name, static_cast<std::uint32_t>(place.first_rank),
-                     static_cast<std::uint32_t>(place.local_world_size)});
+void Supervisor::monitor_hangs(Time now) {
+  std::vector<HangInvestigation::NodeShare> parts;
+  for (const rendezvous::RankAssignment& assignment : world_.assignments) {
+    parts.push_back({nodes_[assignment.host].name, static_cast<std::uint32_t>(assignment.first_rank),
+                     static_cast<std::uint32_t>(assignment.local_world_size)});
   }
-  hang_ = HangInquiry(spec_.hang_timeout, std::move(parts), now);
+  hang_ = HangInvestigation(spec_.hang_timeout, std::move(parts), now);
   arm_running();
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Time now) {
-  const auto part = running_part(index, message.attempt);
+  const auto part = running_slot(index, message.attempt);
   if (!part) return;
   // Rather too late than too early: of the clocks' error the better end for the job.
   if (message.quiet)
@@ -60,7 +60,7 @@ void Supervisor::check_for_hang(Time now) {
   state_ = State::kInspecting;
   deadline_ = now + kInspectTime + kInspectSlack;
   for (const std::size_t part : hang_.begin(now))
-    send(node_of_part(part), rendezvous::Inspect{attempt_, to_ms(kInspectTime)});
+    send(node_of_slot(part), rendezvous::Inspect{attempt_, to_ms(kInspectTime)});
 }
 
 void Supervisor::conclude_hang(Time now) {

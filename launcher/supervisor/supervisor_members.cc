@@ -7,7 +7,7 @@
 
 #include "launcher/supervisor/start_messages.h"
 #include "launcher/supervisor/supervisor.h"
-#include "rendezvous/membership/membership_words.h"
+#include "rendezvous/membership/membership_text.h"
 #include "rendezvous/membership/rank_plan.h"
 
 namespace ddp::launcher {
@@ -44,10 +44,10 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   if (node.state != NodeState::kConnecting) return;
   node.state = NodeState::kUp;
   node.up_at = now;
-  node.life = event.life;
+  node.incarnation = event.incarnation;
   node.hello = event.hello;
   node.connected = event.connected;
-  node.lost = node.told_why = node.ending = false;
+  node.lost = node.reported_reason_ = node.ending = false;
   node.survivors.clear();  // those of an earlier life are none of its own
   node.trouble.reset();
   // A node that came by itself is known by its own name, unless another one is.
@@ -76,9 +76,10 @@ void Supervisor::on(const job::NodeFailed& event, Time now) {
   absent(event.node, event.error, now);
 }
 
-void Supervisor::on(const job::NodeHeard& event, Time) {
+void Supervisor::on(const job::NodeHeartbeat& event, Time) {
   const Node& node = nodes_[event.node];
-  if (event.life == node.life && node.state >= NodeState::kAccepted) inform(event.node, rendezvous::Heard{});
+  if (event.incarnation == node.incarnation && node.state >= NodeState::kAccepted)
+    inform(event.node, rendezvous::Heartbeat{});
 }
 
 /// It is not there, or not to be used, and is not in the attempt; the Membership decides whether it is
@@ -104,7 +105,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& messag
   if (spec_.launcher == LauncherKind::kJoin) joined.name = node.name;
   if (message.predecessor_gone && can_see_predecessor(index)) {
     detail(node.name + ": nothing is left of the agent that was lost there");
-    joined.gone_life = node.predecessor->life;
+    joined.gone_incarnation = node.predecessor->incarnation;
     node.predecessor.reset();
   }
   inform(index, std::move(joined));
@@ -130,7 +131,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
       on(job::UserSignal{SIGTERM}, now);
       slurm_ends_ = true;
     }
-    node.told_why = true;
+    node.reported_reason_ = true;
     return;
   }
   switch (node.state) {
@@ -148,11 +149,11 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
       return;
   }
   if (node.lost) return;
-  node.told_why = true;
+  node.reported_reason_ = true;
   // Its agent has to leave: it ends its workers, and says when they are gone.
   if (error.code == ErrorCode::kLinkLost) return lose(index, std::move(error), now);
   if (starting() && node.part) return fail_start(index, std::move(error), now);
-  if (!running_part(index, attempt_)) return;
+  if (!running_slot(index, attempt_)) return;
   // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
   node.state = NodeState::kEnded;
   take_as_failed(index, error, now);
@@ -164,7 +165,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
 void Supervisor::on(const job::LinkEnded& event, Time now) {
   const Node& node = nodes_[event.node];
   const bool joined = node.state >= NodeState::kAccepted && node.state <= NodeState::kEnded;
-  if (event.life == node.life && joined && !node.lost) lose(event.node, event.error, now);
+  if (event.incarnation == node.incarnation && joined && !node.lost) lose(event.node, event.error, now);
 }
 
 /// The Membership is told; its workers' end, or its link's, is still to come.
@@ -180,7 +181,7 @@ void Supervisor::take_loss(std::size_t index, const Error& error, Time now) {
   Node& node = nodes_[index];
   node.trouble = {error, now};
   if (node.state == NodeState::kSpawned || node.state == NodeState::kWaiting) {
-    node.predecessor = {node.life, machine_of(node.hello), node.worker_pids};
+    node.predecessor = {node.incarnation, machine_of(node.hello), node.worker_pids};
     std::erase(node.predecessor->pids, 0U);
     node.predecessor->pids.insert(node.predecessor->pids.end(), {node.hello.pid, node.hello.keeper});
   }
@@ -203,20 +204,21 @@ void Supervisor::take_as_failed(std::size_t index, Error error, Time now) {
 void Supervisor::on(const job::NodeGone& event, Time now) {
   Node& node = nodes_[event.node];
   if (event.workers_dead && state_ < State::kLeaving)
-    news_.push_back({rendezvous::WorkersGone{}, event.node, event.life, attempt_});
+    updates_.push_back({rendezvous::WorkersGone{}, event.node, event.incarnation, attempt_});
   const bool known = event.workers_dead || event.workers_left;
-  if (known && node.predecessor && node.predecessor->life == event.life) node.predecessor.reset();
-  if (event.life != node.life && node.life != 0) return;
+  if (known && node.predecessor && node.predecessor->incarnation == event.incarnation)
+    node.predecessor.reset();
+  if (event.incarnation != node.incarnation && node.incarnation != 0) return;
   const NodeState before = node.state;
-  if (before == NodeState::kGone || (before == NodeState::kConnecting && node.life != 0)) {
+  if (before == NodeState::kGone || (before == NodeState::kConnecting && node.incarnation != 0)) {
     // Its loss is known, and only now the reason.
-    if (node.lost && !node.told_why) failures_.explain_node(node.name, event.error);
+    if (node.lost && !node.reported_reason_) failures_.explain_node(node.name, event.error);
     return;
   }
   if (state_ != State::kLeaving && before >= NodeState::kAccepted && before <= NodeState::kEnded &&
       !node.lost)
     lose(event.node, event.error, now);
-  else if (node.lost && !node.told_why)
+  else if (node.lost && !node.reported_reason_)
     failures_.explain_node(node.name, event.error);
   node.state = NodeState::kGone;
   if (state_ == State::kLeaving) return finish_if_gone();
@@ -254,23 +256,23 @@ void Supervisor::send_away(std::size_t index) {
 // ---- the Membership
 
 void Supervisor::inform(std::size_t node, rendezvous::MemberEvent event) {
-  news_.push_back({std::move(event), node, nodes_[node].life, attempt_});
+  updates_.push_back({std::move(event), node, nodes_[node].incarnation, attempt_});
 }
 
 /// What is no node's.
 void Supervisor::inform(rendezvous::MemberEvent event) {
-  news_.push_back({std::move(event), 0, 0, attempt_});
+  updates_.push_back({std::move(event), 0, 0, attempt_});
 }
 
 void Supervisor::follow_membership(Time now) {
-  while (!news_.empty()) {
-    const News news = std::move(news_.front());
-    news_.pop_front();
-    const rendezvous::Sender from{spec_.job_id, news.attempt, static_cast<rendezvous::HostNumber>(news.node),
-                                  news.life};
+  while (!updates_.empty()) {
+    const MembershipUpdate update = std::move(updates_.front());
+    updates_.pop_front();
+    const rendezvous::Sender from{spec_.job_id, update.attempt,
+                                  static_cast<rendezvous::HostNumber>(update.node), update.incarnation};
     joining_.reset();
-    if (std::holds_alternative<rendezvous::Joined>(news.event)) joining_ = news.node;
-    for (const rendezvous::MemberAction& action : membership_.step(from, news.event, now))
+    if (std::holds_alternative<rendezvous::Joined>(update.event)) joining_ = update.node;
+    for (const rendezvous::MemberAction& action : membership_.step(from, update.event, now))
       std::visit([&](const auto& what) { carry_out(what, now); }, action);
   }
   if (state_ == State::kBackingOff && membership_.state() == rendezvous::Membership::State::kGathering)
@@ -281,19 +283,20 @@ void Supervisor::follow_membership(Time now) {
 void Supervisor::carry_out(const rendezvous::Drop& action, Time now) {
   Node& node = nodes_[action.host];
   const bool there = node.state >= NodeState::kAccepted && node.state <= NodeState::kEnded;
-  if (action.life != node.life || node.lost || !there) return;  // it leaves by itself, or has left
+  if (action.incarnation != node.incarnation || node.lost || !there)
+    return;  // it leaves by itself, or has left
   if (joining_ == action.host) {
-    tell(node.name + " is not used: " + action.reason);
+    notify(node.name + " is not used: " + action.reason);
     return send_away(action.host);
   }
   // Silent, or it does not end its workers.
   take_loss(action.host, Error{ErrorCode::kLinkLost, action.reason, 0}, now);
-  node.told_why = true;
+  node.reported_reason_ = true;
   node.state = NodeState::kGone;
   actions_.push_back(job::Disconnect{action.host});
 }
 
-void Supervisor::carry_out(const rendezvous::Recall& action, Time) {
+void Supervisor::carry_out(const rendezvous::RecallHost& action, Time) {
   const Node& lost = nodes_[action.host];
   if (lost.lost && (lost.state == NodeState::kSpawned || lost.state == NodeState::kWaiting))
     return inform(action.host, rendezvous::Absent{"its agent still ends its workers"});
@@ -302,18 +305,18 @@ void Supervisor::carry_out(const rendezvous::Recall& action, Time) {
   actions_.push_back(job::Recall{action.host});
 }
 
-void Supervisor::carry_out(const rendezvous::Tell& action, Time) {
-  tell(action.text);
+void Supervisor::carry_out(const rendezvous::NotifyUser& action, Time) {
+  notify(action.text);
 }
 
 void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
   const Failure* root = failures_.root_cause();
-  const bool some_live = std::any_of(nodes_.begin(), nodes_.end(),
-                                     [](const Node& node) { return node.state == NodeState::kWaiting; });
+  const bool some_alive = std::any_of(nodes_.begin(), nodes_.end(),
+                                      [](const Node& node) { return node.state == NodeState::kWaiting; });
   std::string words = (root != nullptr ? failure_line(*root) : action.reason) +
-                      (some_live ? "; the other ranks live on: restart " : "; restart ") +
+                      (some_alive ? "; the other ranks live on: restart " : "; restart ") +
                       std::to_string(action.restart) + " of " + std::to_string(spec_.max_restarts);
-  if (!some_live || action.wait > Time(0)) words += " in " + rendezvous::duration_words(action.wait);
+  if (!some_alive || action.wait > Time(0)) words += " in " + rendezvous::format_duration(action.wait);
   say(std::move(words));
   for (const Failure& failure : end().failures)  // the summary at the end names root causes only
     if (failure.kind == Failure::Kind::kNode && &failure != root) say("also: " + failure_line(failure));
@@ -324,12 +327,12 @@ void Supervisor::carry_out(const rendezvous::BackOff& action, Time) {
 
 void Supervisor::carry_out(const rendezvous::StopAttempt& action, Time now) {
   growing_ = action.cause == rendezvous::StopCause::kScaleUp;
-  if (growing_) tell(action.reason);
+  if (growing_) notify(action.reason);
   const milliseconds grace =
       action.cause == rendezvous::StopCause::kUser ? spec_.stop_grace : spec_.failure_grace;
   const std::string ours = std::exchange(stop_reason_, {});
   const std::string& reason = ours.empty() ? action.reason : ours;
-  if (action.another && survivors_.can_live_on()) return revoke_all(reason, now);
+  if (action.another && survivors_.can_survive()) return revoke_all(reason, now);
   stop_all(grace, reason, now);
 }
 
@@ -339,7 +342,7 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
                        (action.outcome == rendezvous::Outcome::kNodeLost && end().failures.empty());
   if (too_few) {
     const bool at_start = action.outcome == rendezvous::Outcome::kTooFew;
-    tell_missing(at_start, now);
+    report_missing(at_start, now);
     if (end().failures.empty())
       failures_.master_failed(Error{at_start ? ErrorCode::kTimeout : ErrorCode::kLinkLost, action.reason, 0});
   } else if (!action.no_restart.empty()) {
@@ -371,8 +374,8 @@ void Supervisor::leave_when_quiet(Time now) {
 
 /// Only who is missed is named, in the order of their failures, each with its reason, or the step at which it
 /// still is.
-void Supervisor::tell_missing(bool at_start, Time now) {
-  std::vector<std::pair<std::size_t, Trouble>> missed;
+void Supervisor::report_missing(bool at_start, Time now) {
+  std::vector<std::pair<std::size_t, NodeTrouble>> missed;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
     const bool there = node.state >= NodeState::kAccepted && node.state <= NodeState::kEnded && !node.lost;
@@ -380,7 +383,7 @@ void Supervisor::tell_missing(bool at_start, Time now) {
     const Error late{ErrorCode::kTimeout, "it was still " + missing_step(i) + " when the start limit of " +
                                               limit_text(spec_.start_timeout) + " ran out (--start-timeout)"};
     if (!node.trouble && now < start_limit_) continue;  // it had no time to come
-    missed.emplace_back(i, node.trouble.value_or(Trouble{late, now}));
+    missed.emplace_back(i, node.trouble.value_or(NodeTrouble{late, now}));
   }
   std::stable_sort(missed.begin(), missed.end(),
                    [](const auto& a, const auto& b) { return a.second.at < b.second.at; });

@@ -22,20 +22,20 @@ void Supervisor::revoke_all(const std::string& reason, Time now) {
   detail("revoking attempt " + std::to_string(attempt_) + ": " + reason);
   failures_.stop_ordered(now, Survivors::kRevokeTime);
   deadline_ = now + Survivors::kRevokeTime + kRevokeSlack;
-  for (const rendezvous::Place& place : world_.places) {
-    Node& node = nodes_[place.host];
+  for (const rendezvous::RankAssignment& assignment : world_.assignments) {
+    Node& node = nodes_[assignment.host];
     if (node.state == NodeState::kSpawned && !node.ending) {
       rendezvous::Revoke revoke{attempt_, to_ms(Survivors::kRevokeTime), reason, {}};
       for (const std::uint32_t rank : hung_)
-        if (runs(place.host, rank)) revoke.kill.push_back(rank);
-      send(place.host, std::move(revoke));
+        if (runs(assignment.host, rank)) revoke.kill.push_back(rank);
+      send(assignment.host, std::move(revoke));
     } else if (node.ending) {  // of an attempt before; it was not told of this one
-      inform(place.host, rendezvous::NodeEnded{});
+      inform(assignment.host, rendezvous::NodeEnded{});
     } else if (node.state == NodeState::kAccepted) {
       node.state = NodeState::kEnded;
-      inform(place.host, rendezvous::NodeEnded{});
+      inform(assignment.host, rendezvous::NodeEnded{});
     } else if (node.state == NodeState::kWaiting) {  // it was not told of this attempt
-      inform(place.host, rendezvous::NodeWaits{});
+      inform(assignment.host, rendezvous::NodeWaits{});
     }
   }
   hung_.clear();
@@ -67,7 +67,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptRevoked& mes
 }
 
 /// It costs no restart: another one takes its place in the attempt that is about to begin anyway.
-void Supervisor::tell_lost_survivor(std::size_t index, const rendezvous::WorkerExited& message) {
+void Supervisor::report_lost_survivor(std::size_t index, const rendezvous::WorkerExited& message) {
   if (message.attempt != nodes_[index].spawned || (message.code == 0 && message.signal == 0)) return;
   const ExitStatus end = message.signal != 0 ? ExitStatus::signaled(message.signal, message.core)
                                              : ExitStatus::exited(message.code);
@@ -83,7 +83,7 @@ void Supervisor::survivors_gone(std::size_t index, std::uint32_t left, Time now)
   node.state = begun ? NodeState::kAccepted : NodeState::kEnded;
   if (begun && left > 0) {
     const Error error{ErrorCode::kLinkLost, "processes of the attempt before could not be ended there", 0};
-    node.told_why = true;
+    node.reported_reason_ = true;
     lose(index, error, now);
     return send_away(index, error);
   }
@@ -92,42 +92,42 @@ void Supervisor::survivors_gone(std::size_t index, std::uint32_t left, Time now)
 }
 
 /// The job has ended between two attempts, and only survivors are still being ended.
-void Supervisor::hurry_the_end(Time now) {
+void Supervisor::shorten_stop(Time now) {
   for (std::size_t i = 0; i < nodes_.size(); ++i)
     if (nodes_[i].ending) send(i, rendezvous::Stop{nodes_[i].spawned, 0, "killed by the user"});
   deadline_ = now + kRevokeSlack;
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersGreeted& message, Time) {
-  const auto part = running_part(index, message.attempt);
+  const auto part = running_slot(index, message.attempt);
   if (!part || !running()) return;
-  const bool before = survivors_.can_live_on();
+  const bool before = survivors_.can_survive();
   survivors_.greeted(*part);
-  if (!before && survivors_.can_live_on())
+  if (!before && survivors_.can_survive())
     detail("all workers can live through a failure of others: attempts are revoked from now on");
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersReady& message, Time now) {
-  const auto part = running_part(index, message.attempt);
+  const auto part = running_slot(index, message.attempt);
   if (!part || !running() || !survivors_.ready(*part)) return;
-  inform(index, rendezvous::Progress{});
-  tell_ready(now);
+  inform(index, rendezvous::AttemptProgress{});
+  report_ready(now);
   if (state_ == State::kRunning) arm_running();
 }
 
 /// Also that it is lost, for the words at the failure spoke of ranks that live on.
-void Supervisor::tell_source() {
-  if (attempt_ == 0 || !survivors_.can_live_on() || source_) return;
-  tell("attempt " + std::to_string(attempt_) +
-       ": no living rank holds the training's state; it begins from the last checkpoint, or anew");
+void Supervisor::report_source() {
+  if (attempt_ == 0 || !survivors_.can_survive() || source_) return;
+  notify("attempt " + std::to_string(attempt_) +
+         ": no living rank holds the training's state; it begins from the last checkpoint, or anew");
 }
 
-void Supervisor::tell_ready(Time now) {
+void Supervisor::report_ready(Time now) {
   if (!source_) return;
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(now - revoked_at_);
-  tell("attempt " + std::to_string(attempt_) + ": " + std::to_string(world_.world_size) +
-       " ranks go on from step " + std::to_string(source_->step) + " (state of rank " +
-       std::to_string(source_->rank) + "), " + std::to_string(took.count()) + " ms after the revoke");
+  notify("attempt " + std::to_string(attempt_) + ": " + std::to_string(world_.world_size) +
+         " ranks go on from step " + std::to_string(source_->step) + " (state of rank " +
+         std::to_string(source_->rank) + "), " + std::to_string(took.count()) + " ms after the revoke");
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerInTrouble& message, Time now) {
@@ -157,10 +157,10 @@ void Supervisor::check_survivors(Time now) {
   deadline_.reset();
 }
 
-std::optional<Survivors::Source> Supervisor::source_of_state() const {
+std::optional<Survivors::StateSource> Supervisor::source_of_state() const {
   std::vector<std::vector<rendezvous::Survivor>> waiting;
-  for (const rendezvous::Place& place : world_.places)
-    waiting.push_back(nodes_[place.host].survivors);
+  for (const rendezvous::RankAssignment& assignment : world_.assignments)
+    waiting.push_back(nodes_[assignment.host].survivors);
   return Survivors::source(world_, waiting);
 }
 

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "launcher/supervisor/network_words.h"
+#include "launcher/supervisor/network_text.h"
 #include "launcher/supervisor/start_messages.h"
 #include "launcher/supervisor/supervisor.h"
 #include "rendezvous/protocol/codec.h"
@@ -31,7 +31,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
     node.part.reset();
     if (node.state == NodeState::kEnded && !node.lost) node.state = NodeState::kAccepted;
   }
-  for (std::size_t i = 0; i < world_.places.size(); ++i)
+  for (std::size_t i = 0; i < world_.assignments.size(); ++i)
     part(i).part = i;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state == NodeState::kWaiting && !nodes_[i].part && !nodes_[i].lost)
@@ -42,22 +42,22 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   failures_.begin_attempt(attempt_, now);
   if (attempt_ > 0) start_limit_ = now + spec_.start_timeout;
   deadline_ = start_limit_;
-  if (attempt_ == 0) tell_start();
+  if (attempt_ == 0) report_start();
   if (choose_network()) open_store();
 }
 
 /// Who runs what, and who does not although the user named it.
-void Supervisor::tell_start() {
+void Supervisor::report_start() {
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
-    if (const rendezvous::Place* ranks = place(i)) {
+    if (const rendezvous::RankAssignment* ranks = assignment(i)) {
       detail(node.name + ": ranks " + std::to_string(ranks->first_rank) + " to " +
              std::to_string(ranks->first_rank + ranks->local_world_size - 1) + " (" + node.slots_reason +
              ")");
     } else if (node.trouble) {
       say("warning: the job starts without " + node.name + ": " + node.trouble->error.text);
     } else {
-      tell(node.name + (node.state == NodeState::kAccepted ? " is a spare" : " is not there yet"));
+      notify(node.name + (node.state == NodeState::kAccepted ? " is a spare" : " is not there yet"));
     }
   }
 }
@@ -65,7 +65,7 @@ void Supervisor::tell_start() {
 /// False: there is none, and the job is over.
 bool Supervisor::choose_network() {
   std::vector<NodeNetwork> networks;
-  for (std::size_t i = 0; i < world_.places.size(); ++i)
+  for (std::size_t i = 0; i < world_.assignments.size(); ++i)
     networks.push_back({part(i).name, part(i).hello.machine_id, part(i).connected, part(i).hello.interfaces});
   auto network = launcher::choose_network(networks, spec_.network);
   if (!network) {  // the error names the nodes itself
@@ -89,23 +89,23 @@ void Supervisor::open_store() {
   if (spec_.port_range) std::tie(open.first_port, open.last_port) = *spec_.port_range;
   open.allow = store_guests(true);
   if (open.allow.size() > rendezvous::kMaxListElements) open.allow = store_guests(false);
-  send(node_of_part(0), std::move(open));
+  send(node_of_slot(0), std::move(open));
 }
 
 /// The addresses of the nodes: all of them, or, where thousands of nodes have many each, only those at which
 /// they were reached and those on the ways to node 0.
 std::vector<std::string> Supervisor::store_guests(bool all) const {
   std::vector<std::string> guests = spec_.store_allow;
-  const std::size_t room = (rendezvous::kMaxListElements - guests.size()) / world_.places.size();
-  for (std::size_t i = 0; i < world_.places.size(); ++i) {
+  const std::size_t room = (rendezvous::kMaxListElements - guests.size()) / world_.assignments.size();
+  for (std::size_t i = 0; i < world_.assignments.size(); ++i) {
     if (!part(i).connected.empty()) guests.push_back(part(i).connected);
     if (all) {
       for (const rendezvous::Interface& interface : part(i).hello.interfaces)
         guests.push_back(interface.address);
       continue;
     }
-    for (std::size_t way = 0; way < network_.ways.size() && way + 1 < room; ++way) {
-      const std::vector<std::string>& addresses = network_.ways[way].addresses;
+    for (std::size_t route = 0; route < network_.routes.size() && route + 1 < room; ++route) {
+      const std::vector<std::string>& addresses = network_.routes[route].addresses;
       if (i < addresses.size() && !addresses[i].empty()) guests.push_back(addresses[i]);
     }
   }
@@ -119,13 +119,13 @@ void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& messag
   store_port_ = message.port;
   store_token_ = message.token;
   state_ = State::kProbing;
-  send_probes(master_.begin(network_.master_addrs(), world_.places.size()));
+  send_probes(master_.begin(network_.master_addrs(), world_.assignments.size()));
   probe_or_spawn(now);
 }
 
-void Supervisor::send_probes(const std::vector<MasterAddress::Probe>& probes) {
-  for (const MasterAddress::Probe& probe : probes) {
-    send(node_of_part(probe.node),
+void Supervisor::send_probes(const std::vector<MasterAddress::AddressProbe>& probes) {
+  for (const MasterAddress::AddressProbe& probe : probes) {
+    send(node_of_slot(probe.node),
          rendezvous::Probe{attempt_, probe.addresses, store_port_, to_ms(kProbeTime), store_token_});
   }
 }
@@ -135,7 +135,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& messag
   if (state_ != State::kProbing || message.attempt != attempt_ || part.value_or(0) == 0) return;
   if (message.address.empty()) {
     send_probes(master_.failed(*part));
-    if (master_.hopeless()) return fail_start(index, no_way_error(*part, message.text), now);
+    if (master_.is_exhausted()) return fail_start(index, no_route_error(*part, message.text), now);
     return probe_or_spawn(now);
   }
   const auto candidates = network_.master_addrs();
@@ -147,17 +147,17 @@ void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& messag
   if (!message.text.empty())
     detail(nodes_[index].name + " cannot reach " + this->part(0).name + " at every address: " + message.text);
   send_probes(master_.reached(*part, message.address));
-  if (master_.hopeless()) return fail_start(index, no_way_error(*part, message.text), now);
+  if (master_.is_exhausted()) return fail_start(index, no_route_error(*part, message.text), now);
   probe_or_spawn(now);
 }
 
 /// For the node whose answer left no address that all reach; `text` are its own failures.
-Error Supervisor::no_way_error(std::size_t asked, const std::string& text) const {
+Error Supervisor::no_route_error(std::size_t asked, const std::string& text) const {
   std::string others;
-  for (const NetWay& way : network_.ways) {
-    const std::size_t cut_off = master_.cut_off(way.master_addr);
+  for (const NetRoute& route : network_.routes) {
+    const std::size_t cut_off = master_.cut_off(route.master_addr);
     if (cut_off != 0 && cut_off != asked)
-      others += ", and " + part(cut_off).name + " does not reach " + way.master_addr;
+      others += ", and " + part(cut_off).name + " does not reach " + route.master_addr;
   }
   return Error{ErrorCode::kUnreachable, "it cannot reach the store on " + part(0).name + " (" + text + ")" +
                                             others + "; open port " + std::to_string(store_port_) +
@@ -170,15 +170,15 @@ void Supervisor::probe_or_spawn(Time now) {
 
 void Supervisor::spawn_all(Time now) {
   state_ = State::kRunning;
-  tell_network();
+  report_network();
   detail("all nodes are ready; starting " + std::to_string(world_.world_size) +
          " workers, MASTER_ADDR=" + master_.chosen() + " MASTER_PORT=" + std::to_string(store_port_));
   failures_.begin_attempt(attempt_, now);
   deadline_.reset();
   source_ = source_of_state();
-  tell_source();
-  survivors_.begin(world_.places.size(), spec_.start_timeout, now);
-  for (std::size_t i = 0; i < world_.places.size(); ++i) {
+  report_source();
+  survivors_.begin(world_.assignments.size(), spec_.start_timeout, now);
+  for (std::size_t i = 0; i < world_.assignments.size(); ++i) {
     rendezvous::Spawn spawn = spawn_message(world_, i);
     spawn.attempt = attempt_;
     if (source_) spawn.from = static_cast<std::int32_t>(source_->rank);
@@ -187,50 +187,50 @@ void Supervisor::spawn_all(Time now) {
     spawn.master_port = store_port_;
     spawn.agent_store = spec_.store == StoreMode::kAgent;
     spawn.interface_name = interface_for(i);
-    send(node_of_part(i), std::move(spawn));
+    send(node_of_slot(i), std::move(spawn));
     Node& node = part(i);
     node.state = NodeState::kSpawned;
     node.spawned = attempt_;
-    node.ran = world_.places[i];
+    node.ran = world_.assignments[i];
     node.worker_pids.resize(static_cast<std::size_t>(node.ran.local_world_size));
     node.survivors.clear();
     node.ending = false;
   }
-  watch_for_hangs(now);
+  monitor_hangs(now);
 }
 
 /// By the way that was taken; where that does not tell, by the address that the node's probe went out from.
 std::string Supervisor::interface_for(std::size_t index) const {
-  const std::string& planned = network_.way(master_.chosen()).interfaces[index];
+  const std::string& planned = network_.route(master_.chosen()).interfaces[index];
   if (!planned.empty()) return planned;
   return interface_of(part(index).hello.interfaces, index == 0 ? master_.chosen() : part(index).local);
 }
 
 /// What the ranks will use, and what is odd about it: once, and of jobs that need a network at all.
-void Supervisor::tell_network() {
+void Supervisor::report_network() {
   std::map<std::string, std::vector<std::string>> interfaces;
   std::vector<NodeInfiniband> infiniband;
-  for (std::size_t i = 0; i < world_.places.size(); ++i) {
+  for (std::size_t i = 0; i < world_.assignments.size(); ++i) {
     interfaces[interface_for(i)].push_back(part(i).name);
     infiniband.push_back(part(i).infiniband);
   }
   if (attempt_ > 0 || network_.one_machine) return;
-  tell(network_words(network_.way(master_.chosen()), interfaces));
-  for (const auto& candidate : network_.ways) {
+  notify(network_text(network_.route(master_.chosen()), interfaces));
+  for (const auto& candidate : network_.routes) {
     if (candidate.master_addr == master_.chosen()) break;
     const std::size_t cut_off = master_.cut_off(candidate.master_addr);
-    tell(part(cut_off).name + " cannot reach " + part(0).name + " at " + candidate.master_addr +
-         (candidate.network.empty() ? "" : " (" + candidate.network + ")") +
-         ", so the next address is taken");
+    notify(part(cut_off).name + " cannot reach " + part(0).name + " at " + candidate.master_addr +
+           (candidate.network.empty() ? "" : " (" + candidate.network + ")") +
+           ", so the next address is taken");
   }
   for (std::string& warning : infiniband_warnings(infiniband))
-    tell("warning: " + warning);
+    notify("warning: " + warning);
 }
 
 /// A first attempt that cannot start would fail as well the next time; a later one may do without the node.
 void Supervisor::fail_start(std::size_t index, Error error, Time now) {
   if (attempt_ > 0) {
-    nodes_[index].told_why = true;
+    nodes_[index].reported_reason_ = true;
     lose(index, error, now);
     return send_away(index, error);
   }
@@ -242,10 +242,10 @@ void Supervisor::fail_start(std::size_t index, Error error, Time now) {
 /// Only who holds it up is named, each with its step.
 void Supervisor::on_start_deadline(Time now) {
   const std::string limit = limit_text(spec_.start_timeout);
-  for (const rendezvous::Place& place : world_.places) {
-    const std::string step = missing_step(place.host);
+  for (const rendezvous::RankAssignment& assignment : world_.assignments) {
+    const std::string step = missing_step(assignment.host);
     if (step.empty()) continue;
-    take_as_failed(place.host,
+    take_as_failed(assignment.host,
                    Error{ErrorCode::kTimeout, "it was still " + step + " when the start limit of " + limit +
                                                   " ran out (--start-timeout)"},
                    now);

@@ -13,19 +13,19 @@ void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time n
     unready_.insert(unready_.end(), part);
   }
   trouble_due_.reset();
-  told_at_.reset();
+  reported_at_.reset();
   trouble_.clear();
   troubles_.clear();
   limit_ = limit;
   ready_due_.reset();
-  if (can_live_on_) ready_due_ = now + limit;
+  if (can_survive_) ready_due_ = now + limit;
 }
 
 void Survivors::greeted(std::size_t part) {
   silent_.erase(part);
   if (!silent_.empty()) return;
-  can_live_on_ = true;
-  trouble_due_ = told_at_ ? std::optional(*told_at_ + kTroubleTime) : std::nullopt;
+  can_survive_ = true;
+  trouble_due_ = reported_at_ ? std::optional(*reported_at_ + kTroubleTime) : std::nullopt;
 }
 
 bool Survivors::ready(std::size_t part) {
@@ -39,10 +39,10 @@ bool Survivors::heeds(std::uint32_t rank) {
 }
 
 void Survivors::in_trouble(std::string words, Time now) {
-  if (told_at_) return;
-  told_at_ = now;
+  if (reported_at_) return;
+  reported_at_ = now;
   trouble_ = std::move(words);
-  if (can_live_on_) trouble_due_ = now + kTroubleTime;
+  if (can_survive_) trouble_due_ = now + kTroubleTime;
 }
 
 std::optional<Survivors::Time> Survivors::deadline() const {
@@ -57,14 +57,14 @@ std::optional<std::string> Survivors::verdict(Time now) const {
          " s (--start-timeout)";
 }
 
-std::optional<Survivors::Source> Survivors::source(
+std::optional<Survivors::StateSource> Survivors::source(
     const rendezvous::World& world, const std::vector<std::vector<rendezvous::Survivor>>& waiting) {
-  std::optional<Source> best;
-  for (std::size_t part = 0; part < world.places.size(); ++part) {
+  std::optional<StateSource> best;
+  for (std::size_t part = 0; part < world.assignments.size(); ++part) {
     for (const rendezvous::Survivor& survivor : waiting[part]) {
       if (!survivor.holds_state || (best && survivor.step <= best->step)) continue;
-      const auto first = static_cast<std::uint32_t>(world.places[part].first_rank);
-      best = Source{first + survivor.local_rank, survivor.step};
+      const auto first = static_cast<std::uint32_t>(world.assignments[part].first_rank);
+      best = StateSource{first + survivor.local_rank, survivor.step};
     }
   }
   return best;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/membership/seats.h"
+#include "rendezvous/membership/slot_table.h"
 #include "rendezvous/protocol/worker_messages.h"
 
 namespace ddp::launcher {
@@ -41,7 +41,7 @@ class Survivors {
   void in_trouble(std::string words, Time now);
 
   /// All workers of one attempt have said that they can: from then on attempts are revoked, not stopped.
-  bool can_live_on() const { return can_live_on_; }
+  bool can_survive() const { return can_survive_; }
   std::optional<Time> deadline() const;
   /// Whose workers are not all ready.
   const std::set<std::size_t>& unready() const { return unready_; }
@@ -50,20 +50,20 @@ class Survivors {
 
   /// The lowest rank of `world` whose worker holds the state of the most steps; `waiting` are the survivors
   /// of each part. Unset: nobody holds any.
-  struct Source {
+  struct StateSource {
     std::uint32_t rank = 0;
     std::uint64_t step = 0;
   };
-  static std::optional<Source> source(const rendezvous::World& world,
-                                      const std::vector<std::vector<rendezvous::Survivor>>& waiting);
+  static std::optional<StateSource> source(const rendezvous::World& world,
+                                           const std::vector<std::vector<rendezvous::Survivor>>& waiting);
 
  private:
-  bool can_live_on_ = false;
+  bool can_survive_ = false;
   std::set<std::size_t> silent_;   ///< parts whose workers have not all greeted
   std::set<std::size_t> unready_;  ///< and those that are not ready
   std::optional<Time> ready_due_;  ///< only where they can live on
   std::chrono::milliseconds limit_{0};
-  std::optional<Time> told_at_;  ///< of the first trouble; nothing is due before they can live on
+  std::optional<Time> reported_at_;  ///< of the first trouble; nothing is due before they can live on
   std::optional<Time> trouble_due_;
   std::string trouble_;                         ///< the first
   std::map<std::uint32_t, unsigned> troubles_;  ///< of each rank

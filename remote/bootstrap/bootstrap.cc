@@ -87,12 +87,12 @@ bool TailLines::contains(std::string_view words) const {
   return false;
 }
 
-Bootstrap::Bootstrap(std::string host, std::string agent, Look look, std::string way)
+Bootstrap::Bootstrap(std::string host, std::string agent, Lookup lookup, std::string route)
     : host_(std::move(host)),
       agent_(std::move(agent)),
-      look_(look),
-      way_(std::move(way)),
-      spoken_(look == Look::kNone) {}
+      lookup_(lookup),
+      route_(std::move(route)),
+      spoken_(lookup == Lookup::kNone) {}
 
 Bootstrap::State Bootstrap::feed(std::string_view bytes) {
   while (state_ == State::kReading && !bytes.empty()) {
@@ -122,10 +122,10 @@ void Bootstrap::read_line(const std::string& line) {
   // Not only at the start of a line: a start-up file may print a prompt without a newline.
   std::size_t start = line.find(kHelloPrefix);
   std::string_view prefix = kHelloPrefix;
-  if (look_ != Look::kNone && start == std::string::npos) {
+  if (lookup_ != Lookup::kNone && start == std::string::npos) {
     for (const std::string_view other : {kRunsPrefix, kFailPrefix, kNeedPrefix, kSendPrefix}) {
       const bool of_a_push = other == kNeedPrefix || other == kSendPrefix;
-      if (start == std::string::npos && (look_ == Look::kPush || !of_a_push)) {
+      if (start == std::string::npos && (lookup_ == Lookup::kPush || !of_a_push)) {
         start = line.find(other);
         prefix = other;
       }
@@ -171,7 +171,7 @@ void Bootstrap::read_need(std::string_view words) {
     }
     int code = 0;
     std::from_chars(word.data(), word.data() + word.size(), code);
-    need_.looked.push_back(code);
+    need_.attempts.push_back(code);
   }
   state_ = State::kNeed;
 }
@@ -204,7 +204,7 @@ std::string Bootstrap::last_lines() const {
 }
 
 Error Bootstrap::failure() const {
-  if (!refused_.empty() && look_ == Look::kGiven)
+  if (!refused_.empty() && lookup_ == Lookup::kGiven)
     return {ErrorCode::kAgentMissing, host_ + ": " + refused_ + "; " + install_advice()};
   if (!refused_.empty()) {
     return {ErrorCode::kAgentMissing, host_ + ": ddplaunchd is not there and cannot be put there: " +
@@ -215,7 +215,7 @@ Error Bootstrap::failure() const {
                                            damaged_ + "\"; " + install_advice()};
   }
   if (!spoken_) {
-    return {ErrorCode::kUnreachable, host_ + ": " + way_ +
+    return {ErrorCode::kUnreachable, host_ + ": " + route_ +
                                          " printed 64 KiB before ddplaunchd could be looked for; does a "
                                          "start-up file print that much?" +
                                          last_lines()};
@@ -232,13 +232,13 @@ Error Bootstrap::ended(std::optional<int> status) const {
                                   : "ended with exit status " + std::to_string(*status);
   if (!spoken_ && printed_) {
     return {ErrorCode::kUnreachable,
-            host_ + ": " + way_ +
+            host_ + ": " + route_ +
                 " printed the command behind it and did not run it; it must run it, as "
                 "'docker exec -i NAME' does"};
   }
   if (!spoken_) {
     return {ErrorCode::kUnreachable,
-            host_ + ": " + way_ + " " + how + " before ddplaunchd could be looked for" + last_lines()};
+            host_ + ": " + route_ + " " + how + " before ddplaunchd could be looked for" + last_lines()};
   }
   if (*status == 127)
     return {ErrorCode::kAgentMissing, host_ + ": no ddplaunchd at " + agent_ + "; " + install_advice()};
@@ -252,7 +252,7 @@ Error Bootstrap::ended(std::optional<int> status) const {
 
 Error Bootstrap::timed_out() const {
   return {ErrorCode::kTimeout, host_ + ": no greeting of " + agent_ + " before the start limit" +
-                                   (spoken_ ? std::string() : "; is " + way_ + " waiting for something?") +
+                                   (spoken_ ? std::string() : "; is " + route_ + " waiting for something?") +
                                    last_lines()};
 }
 

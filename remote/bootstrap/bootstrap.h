@@ -34,7 +34,7 @@ struct AgentHello {
 struct AgentNeed {
   std::string machine;  ///< as `uname -m` has it
   std::vector<int>
-      looked;  ///< how each look at an agent ended, the installed one first (kSameVersion, 127, …)
+      attempts;  ///< how each look at an agent ended, the installed one first (kSameVersion, 127, …)
 };
 /// The answer of `ddplaunchd --fits` when protocol and version are ours, and only the build is not.
 inline constexpr int kSameVersion = 3;
@@ -68,14 +68,14 @@ class TailLines {
 class Bootstrap {
  public:
   enum class State { kReading, kNeed, kSend, kHello, kFailed };
-  /// What the command was: the agent itself, executed by us; given_look(); first_look(), so that the host may
-  /// ask for the agent.
-  enum class Look { kNone, kGiven, kPush };
+  /// What the command was: the agent itself, executed by us; given_lookup(); first_lookup(), so that the host
+  /// may ask for the agent.
+  enum class Lookup { kNone, kGiven, kPush };
 
   /// `host` is the name the user knows; `agent` is the path the agent was looked for at. `way` is what has to
   /// work before the look begins, in words: "the login shell there".
-  Bootstrap(std::string host, std::string agent, Look look = Look::kNone,
-            std::string way = "the login shell there");
+  Bootstrap(std::string host, std::string agent, Lookup lookup = Lookup::kNone,
+            std::string route = "the login shell there");
 
   State feed(std::string_view bytes);
   void feed_errors(std::string_view bytes) { errors_.feed(bytes); }
@@ -112,8 +112,8 @@ class Bootstrap {
 
   std::string host_;
   std::string agent_;
-  Look look_;
-  std::string way_;
+  Lookup lookup_;
+  std::string route_;
   std::string began_;
   State state_ = State::kReading;
   std::string pending_;  ///< the line being read

@@ -11,7 +11,7 @@ namespace {
 // -O: in a cache directory of somebody else (XDG_CACHE_HOME=/tmp), or in one of ours that others may write
 // to, the agent is not ours. It follows links, which does not matter: a link to a directory of ours leads to
 // what we have put there.
-constexpr std::string_view kFirstLook =
+constexpr std::string_view kFirstLookup =
     "c=${XDG_CACHE_HOME:-$HOME/.cache}/ddplaunch; f=; "
     "for k in -@KEYS@; do "
     "a=$c/agent-$k/ddplaunchd; "
@@ -28,7 +28,7 @@ constexpr std::string_view kNeed =
     "eval \"$(head -c $n)\"";
 
 // A text file without #! would be read as a script by many a shell; that is its own business.
-constexpr std::string_view kGivenLook =
+constexpr std::string_view kGivenLookup =
     "n() { echo \"ddplaunchd-fail $*\"; exit 1; }; "
     "[ -e \"$0\" ] || n \"no ddplaunchd at $0\"; "
     "[ -d \"$0\" ] && n \"$0 is a directory, no ddplaunchd\"; "
@@ -154,7 +154,7 @@ fail "no place to put it: ${why#; }"
 constexpr std::string_view kInstalled = "exec \"$0\" --stdio";
 
 /// The arguments of --fits: letters, digits and a few signs, no quoting needed anywhere.
-std::string fits_words(const AgentWanted& wanted) {
+std::string fits_text(const AgentWanted& wanted) {
   std::string words = std::to_string(wanted.hello.protocol) + " " + wanted.hello.version;
   for (const std::string& key : wanted.keys)
     words += " " + key;
@@ -174,19 +174,19 @@ std::string with_length(const std::string& script) {
 
 }  // namespace
 
-std::vector<std::string> first_look(const AgentWanted& wanted, bool anew) {
+std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew) {
   if (anew) return {"sh", "-c", std::string(kNeed), wanted.path};
   std::string keys;
   for (const std::string& key : wanted.keys)
     keys += " " + key;
-  std::string script = replaced(kFirstLook, "@KEYS@", keys).append(kNeed);
-  script = replaced(script, "@FITS@", fits_words(wanted));
+  std::string script = replaced(kFirstLookup, "@KEYS@", keys).append(kNeed);
+  script = replaced(script, "@FITS@", fits_text(wanted));
   script = replaced(script, "@TRAIN@", wanted.train ? "[ -x \"${a%/*}/train\" ] && " : "");
   return {"sh", "-c", script, wanted.path};
 }
 
-std::vector<std::string> given_look(const std::vector<std::string>& argv) {
-  std::vector<std::string> words{"sh", "-c", std::string(kGivenLook)};
+std::vector<std::string> given_lookup(const std::vector<std::string>& argv) {
+  std::vector<std::string> words{"sh", "-c", std::string(kGivenLookup)};
   words.insert(words.end(), argv.begin(), argv.end());
   return words;
 }
@@ -206,7 +206,7 @@ std::string push_script(const AgentWanted& wanted, std::string_view key, const s
     checks += " verify " + file.name + " " + file.sha256 + ";";
   }
   std::string script = "key=" + std::string(key) + " total=" + std::to_string(total) + " names=\"" + names +
-                       "\" fits=\"" + fits_words(wanted) + "\" anew=" + (anew ? "1" : "") + "\n";
+                       "\" fits=\"" + fits_text(wanted) + "\" anew=" + (anew ? "1" : "") + "\n";
   script += "take_all() {" + takes + " }\nverify_all() {" + checks + " }\n";
   if (wanted.train) {
     script += "beside() { [ -x \"${1%/*}/train\" ]; }\n";

@@ -31,12 +31,12 @@ struct PushedFile {
 ///
 /// It says "ddplaunchd-runs PATH" when it becomes an agent. `anew`: it looks at none, since one that it found
 /// did not greet.
-std::vector<std::string> first_look(const AgentWanted& wanted, bool anew = false);
+std::vector<std::string> first_lookup(const AgentWanted& wanted, bool anew = false);
 
 /// The command that runs an agent which is to be at a certain place: `argv` (its path first) behind a look
 /// whether it can be, which says "ddplaunchd-runs PATH" or "ddplaunchd-fail REASON". So the failure of what
 /// lies between (a login shell, a wrapper) is never taken for one of the agent.
-std::vector<std::string> given_look(const std::vector<std::string>& argv);
+std::vector<std::string> given_lookup(const std::vector<std::string>& argv);
 
 /// What is sent upon "ddplaunchd-need": its own length in one line, then the script. It looks for a place
 /// (docs/nodes.md), asks for the files one by one, checks them, and becomes the agent. `files`: "ddplaunchd"

@@ -9,7 +9,7 @@
 namespace ddp::remote {
 
 /// Where something stands in a file that the user wrote. Line and column count from 1; 0 = not from a file.
-struct Place {
+struct SourceLocation {
   std::string file;
   int line = 0;
   int column = 0;
@@ -31,7 +31,7 @@ struct Host {
   std::vector<std::pair<std::string, std::string>> env;  ///< env:NAME=VALUE
   std::vector<std::string> wrapper;  ///< words in front of the agent's command: docker exec -i NAME; or none
   std::string setup;  ///< shell script that runs before the workers on this host, behind --setup's
-  Place place;
+  SourceLocation location;
 };
 
 /// An entry for this machine itself, started as a plain child unless --ssh-localhost. With a user, port,

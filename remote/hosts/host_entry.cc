@@ -8,7 +8,7 @@
 
 #include "remote/hosts/host_key.h"
 #include "remote/hosts/host_range.h"
-#include "remote/hosts/host_word.h"
+#include "remote/hosts/host_spec.h"
 #include "remote/hosts/shell_command.h"
 
 namespace ddp::remote {
@@ -38,11 +38,11 @@ class EntryReader {
  public:
   explicit EntryReader(std::string_view text) : text_(text) {}
 
-  Entry read() {
+  HostEntry read() {
     skip_blanks();
     if (at_end()) return {};
     entry_.host_offset = at_;
-    read_host_word();
+    read_host_spec();
     while (skip_blanks(), !at_end())
       read_attribute();
     finish();
@@ -58,10 +58,10 @@ class EntryReader {
   }
 
   void fail(std::size_t offset, std::string message) {
-    entry_.mistakes.push_back({offset, std::move(message)});
+    entry_.diagnostics.push_back({offset, std::move(message)});
   }
 
-  void read_host_word();
+  void read_host_spec();
   void read_attribute();
   std::optional<std::string> read_value(bool free_text, std::string_view key);
   std::optional<std::string> read_quoted();
@@ -83,7 +83,7 @@ class EntryReader {
   std::vector<std::string> addresses_;
   std::size_t address_offset_ = 0;
   std::vector<Key> given_;
-  Entry entry_;
+  HostEntry entry_;
 };
 
 // slots=4 cpu=4 are one key in two names.
@@ -108,11 +108,11 @@ std::optional<int> EntryReader::slot_count(const std::string& value, std::size_t
   return slots;
 }
 
-void EntryReader::read_host_word() {
+void EntryReader::read_host_spec() {
   const std::size_t begin = at_;
   while (!at_end() && !is_blank(text_[at_]))
     ++at_;
-  HostWord word = parse_host_word(text_.substr(begin, at_ - begin));
+  HostSpec word = parse_host_spec(text_.substr(begin, at_ - begin));
   for (RangeError& error : word.errors)
     fail(begin + error.offset, std::move(error.message));
   if (word.user_given) given_.push_back(Key::kUser);
@@ -229,7 +229,7 @@ void EntryReader::apply(const HostKey& key, std::size_t key_offset, const std::s
       break;
     case Key::kJump:
       host_.jump = value;
-      if (const std::string wrong = jump_mistake(value); !wrong.empty()) fail(offset, wrong);
+      if (const std::string wrong = jump_error(value); !wrong.empty()) fail(offset, wrong);
       break;
     case Key::kAddress:
       apply_address(value, offset);
@@ -330,7 +330,7 @@ void EntryReader::finish() {
     fail(address_offset_, std::to_string(names_.size()) + " hosts, but " + std::to_string(addresses_.size()) +
                               (addresses_.size() == 1 ? " address" : " addresses"));
   }
-  if (!entry_.mistakes.empty()) return;
+  if (!entry_.diagnostics.empty()) return;
   if (!host_.slots && !host_.devices.empty()) host_.slots = static_cast<int>(host_.devices.size());
   entry_.hosts.reserve(names_.size());
   for (std::size_t i = 0; i < names_.size(); ++i) {
@@ -342,7 +342,7 @@ void EntryReader::finish() {
 
 }  // namespace
 
-Entry parse_entry(std::string_view text) {
+HostEntry parse_entry(std::string_view text) {
   return EntryReader(text).read();
 }
 

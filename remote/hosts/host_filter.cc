@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_range.h"
-#include "remote/hosts/host_word.h"
-#include "remote/hosts/mistake.h"
+#include "remote/hosts/host_spec.h"
 
 namespace ddp::remote {
 
@@ -32,8 +32,8 @@ struct Selection {
 };
 
 std::string where_listed(const Host& host) {
-  std::string text = host.place.file;
-  if (host.place.line > 0) text += ':' + std::to_string(host.place.line);
+  std::string text = host.location.file;
+  if (host.location.line > 0) text += ':' + std::to_string(host.location.line);
   return text.empty() ? "the list of hosts" : text;
 }
 
@@ -48,14 +48,14 @@ class FilterReader {
 
   void read(std::string_view text);
   std::map<std::size_t, Selection> selections;
-  std::vector<Mistake> mistakes;
+  std::vector<Diagnostic> diagnostics;
 
  private:
   void read_part(std::string_view part, std::size_t offset);
   std::optional<std::vector<int>> read_slots(std::string_view text, std::size_t offset);
   void select(const std::string& name, std::size_t offset, const std::vector<int>* slots);
   void fail(std::size_t offset, std::string message) {
-    mistakes.push_back({Place{option_, 0, static_cast<int>(offset) + 1}, std::move(message)});
+    diagnostics.push_back({SourceLocation{option_, 0, static_cast<int>(offset) + 1}, std::move(message)});
   }
 
   const std::vector<Host>& hosts_;
@@ -65,7 +65,7 @@ class FilterReader {
 
 void FilterReader::read(std::string_view text) {
   std::size_t begin = 0;
-  while (mistakes.size() < kMaxMistakes) {
+  while (diagnostics.size() < kMaxDiagnostics) {
     const std::size_t end = std::min(text.find('@', begin), text.size());
     read_part(text.substr(begin, end - begin), begin);
     if (end == text.size()) return;
@@ -84,12 +84,12 @@ void FilterReader::read_part(std::string_view part, std::size_t offset) {
     slots = read_slots(part.substr(end + 1), offset + end + 1);
     if (!slots) return;
   }
-  HostWord word = parse_host_word(name);
+  HostSpec word = parse_host_spec(name);
   for (RangeError& error : word.errors)
     fail(offset + error.offset, std::move(error.message));
   if (!word.errors.empty()) return;
   for (const std::string& host : word.names) {
-    if (mistakes.size() >= kMaxMistakes) return;
+    if (diagnostics.size() >= kMaxDiagnostics) return;
     select(host, offset, slots ? &*slots : nullptr);
   }
 }
@@ -119,7 +119,7 @@ void FilterReader::select(const std::string& name, std::size_t offset, const std
     for (const Host& host : hosts_)
       names.push_back(host.name);
     const std::string_view near = nearest_word(name, names);
-    const std::string file = hosts_.empty() ? "the list of hosts" : hosts_.front().place.file;
+    const std::string file = hosts_.empty() ? "the list of hosts" : hosts_.front().location.file;
     fail(offset, "host " + name + " is not in " + (file.empty() ? "the list of hosts" : file) +
                      (near.empty() ? std::string() : "; did you mean " + std::string(near) + "?"));
     return;
@@ -169,9 +169,10 @@ std::vector<Host> excluded(std::vector<Host> hosts, FilterReader& reader) {
     if (found != reader.selections.end()) {
       if (found->second.whole) continue;
       if (!host.slots) {
-        reader.mistakes.push_back(
-            {Place{"--exclude"}, "slots of " + host.name + " cannot be left out, for " + where_listed(host) +
-                                     " does not say how many it has; add slots=N there"});
+        reader.diagnostics.push_back(
+            {SourceLocation{"--exclude"}, "slots of " + host.name + " cannot be left out, for " +
+                                              where_listed(host) +
+                                              " does not say how many it has; add slots=N there"});
         continue;
       }
       std::set<int> rest;
@@ -188,20 +189,21 @@ std::vector<Host> excluded(std::vector<Host> hosts, FilterReader& reader) {
 
 }  // namespace
 
-Checked<std::vector<Host>> filter_hosts(std::vector<Host> hosts, std::string_view include,
-                                        std::string_view exclude) {
+Validated<std::vector<Host>> filter_hosts(std::vector<Host> hosts, std::string_view include,
+                                          std::string_view exclude) {
   if (include.empty() && exclude.empty()) return hosts;
   if (!include.empty() && !exclude.empty()) {
-    return Mistakes{{{Place{}, "--include and --exclude cannot be used together; one of them says it all"}}};
+    return DiagnosticList{
+        {{SourceLocation{}, "--include and --exclude cannot be used together; one of them says it all"}}};
   }
   const bool is_include = !include.empty();
   const std::string option = is_include ? "--include" : "--exclude";
   FilterReader reader(hosts, option);
   reader.read(is_include ? include : exclude);
-  if (!reader.mistakes.empty()) return Mistakes{std::move(reader.mistakes)};
+  if (!reader.diagnostics.empty()) return DiagnosticList{std::move(reader.diagnostics)};
   std::vector<Host> kept = is_include ? included(hosts, reader.selections) : excluded(hosts, reader);
-  if (!reader.mistakes.empty()) return Mistakes{std::move(reader.mistakes)};
-  if (kept.empty()) return Mistakes{{{Place{option, 0, 0}, "no host is left to run on"}}};
+  if (!reader.diagnostics.empty()) return DiagnosticList{std::move(reader.diagnostics)};
+  if (kept.empty()) return DiagnosticList{{{SourceLocation{option, 0, 0}, "no host is left to run on"}}};
   return kept;
 }
 

@@ -3,8 +3,8 @@
 #include <string_view>
 #include <vector>
 
+#include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host.h"
-#include "remote/hosts/mistake.h"
 
 namespace ddp::remote {
 
@@ -13,7 +13,7 @@ namespace ddp::remote {
 /// `slots` = their number and `devices` = their devices: slot i is gpus[i] when the hostfile gives gpus=,
 /// else device i. Entries for one host add up; a host named without slots means all of it. Errors, all at
 /// once: both given, a host that is not in `hosts`, a slot that it does not have, nothing left.
-Checked<std::vector<Host>> filter_hosts(std::vector<Host> hosts, std::string_view include,
-                                        std::string_view exclude);
+Validated<std::vector<Host>> filter_hosts(std::vector<Host> hosts, std::string_view include,
+                                          std::string_view exclude);
 
 }  // namespace ddp::remote

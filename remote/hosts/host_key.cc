@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "remote/hosts/mistake.h"
+#include "remote/hosts/diagnostic.h"
 
 namespace ddp::remote {
 namespace {

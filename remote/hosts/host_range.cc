@@ -32,14 +32,14 @@ std::string quoted(std::string_view text) {
 }
 
 // A word cut at one of its numbers.
-struct Numbered {
+struct NumberedName {
   std::string before;
   std::string digits;
   std::string behind;
 };
 
 // At the last number, or at the first one; nothing to cut in an IPv6 address.
-std::optional<Numbered> cut_at_number(const std::string& word, bool last) {
+std::optional<NumberedName> cut_at_number(const std::string& word, bool last) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   if (word.find_first_of(":[]") != std::string::npos) return std::nullopt;
   std::size_t begin = 0;
@@ -58,7 +58,7 @@ std::optional<Numbered> cut_at_number(const std::string& word, bool last) {
       ++end;
   }
   if (end - begin > 18) return std::nullopt;
-  return Numbered{word.substr(0, begin), word.substr(begin, end - begin), word.substr(end)};
+  return NumberedName{word.substr(0, begin), word.substr(begin, end - begin), word.substr(end)};
 }
 
 // Whether a range can go on from one number to the other.
@@ -83,11 +83,11 @@ std::string fold_numbers(const std::vector<std::string>& numbers) {
 }
 
 std::vector<std::string> folded_parts(const std::vector<std::string>& words, bool last) {
-  struct Part {
-    Numbered shape;
+  struct NumberedPart {
+    NumberedName shape;
     std::vector<std::string> numbers;  // empty: the word itself
   };
-  std::vector<Part> parts;
+  std::vector<NumberedPart> parts;
   std::unordered_map<std::string, std::size_t> known;
   for (const std::string& word : words) {
     auto cut = cut_at_number(word, last);
@@ -100,7 +100,7 @@ std::vector<std::string> folded_parts(const std::vector<std::string>& words, boo
     parts[at->second].numbers.push_back(std::move(cut->digits));
   }
   std::vector<std::string> texts;
-  for (const Part& part : parts) {
+  for (const NumberedPart& part : parts) {
     const std::string bracket =
         part.numbers.size() > 1 ? '[' + fold_numbers(part.numbers) + ']' : part.shape.digits;
     texts.push_back(part.shape.before + bracket + part.shape.behind);

@@ -41,36 +41,37 @@ class HostList {
   /// size). Returns Entry::open_key.
   std::string add(std::string_view text, int line, std::size_t begin, std::size_t size);
   void fail(int line, int column, std::string message) {
-    mistakes_.push_back({Place{file_, line, column}, std::move(message)});
+    errors_.push_back({SourceLocation{file_, line, column}, std::move(message)});
   }
-  bool full() const { return mistakes_.size() >= kMaxMistakes; }
-  Checked<std::vector<Host>> finish(std::string nothing_found);
+  bool full() const { return errors_.size() >= kMaxDiagnostics; }
+  Validated<std::vector<Host>> finish(std::string nothing_found);
 
  private:
-  void report_twice(const Place& place, const std::string& name, const Place& first, std::size_t more);
+  void report_twice(const SourceLocation& location, const std::string& name, const SourceLocation& first,
+                    std::size_t more);
 
   std::string file_;
   std::vector<Host> hosts_;
-  std::vector<Mistake> mistakes_;
-  std::unordered_map<std::string, Place> seen_;
+  std::vector<Diagnostic> errors_;
+  std::unordered_map<std::string, SourceLocation> seen_;
 };
 
 std::string HostList::add(std::string_view text, int line, std::size_t begin, std::size_t size) {
-  Entry entry = parse_entry(text.substr(begin, size));
-  for (EntryMistake& mistake : entry.mistakes) {
-    fail(line, column_of(text, begin + mistake.offset), std::move(mistake.message));
+  HostEntry entry = parse_entry(text.substr(begin, size));
+  for (EntryDiagnostic& diagnostic : entry.diagnostics) {
+    fail(line, column_of(text, begin + diagnostic.offset), std::move(diagnostic.message));
   }
   if (entry.hosts.empty()) return entry.open_key;
-  const Place place{file_, line, column_of(text, begin + entry.host_offset)};
+  const SourceLocation location{file_, line, column_of(text, begin + entry.host_offset)};
   if (hosts_.size() + entry.hosts.size() > kMaxHosts) {
-    fail(place.line, place.column, "more than " + std::to_string(kMaxHosts) + " hosts");
+    fail(location.line, location.column, "more than " + std::to_string(kMaxHosts) + " hosts");
     return entry.open_key;
   }
   const std::string* twice = nullptr;
-  Place first;
+  SourceLocation first;
   std::size_t count = 0;
   for (Host& host : entry.hosts) {
-    const auto [known, is_new] = seen_.emplace(folded(host.name), place);
+    const auto [known, is_new] = seen_.emplace(folded(host.name), location);
     if (!is_new) {
       if (count++ == 0) {
         twice = &host.name;
@@ -78,30 +79,30 @@ std::string HostList::add(std::string_view text, int line, std::size_t begin, st
       }
       continue;
     }
-    host.place = place;
+    host.location = location;
   }
   if (count > 0) {
-    report_twice(place, *twice, first, count - 1);
+    report_twice(location, *twice, first, count - 1);
     return entry.open_key;
   }
   std::move(entry.hosts.begin(), entry.hosts.end(), std::back_inserter(hosts_));
   return entry.open_key;
 }
 
-void HostList::report_twice(const Place& place, const std::string& name, const Place& first,
-                            std::size_t more) {
+void HostList::report_twice(const SourceLocation& location, const std::string& name,
+                            const SourceLocation& first, std::size_t more) {
   std::string text = "host " + name;
   if (more > 0) text += " and " + std::to_string(more) + " more of this range";
   text += more > 0 ? " are listed twice" : " is listed twice";
   text += first.line > 0 ? " (first on line " + std::to_string(first.line) + ")"
                          : " (first at column " + std::to_string(first.column) + ")";
-  fail(place.line, place.column, text + "; give each host one entry with all of its slots");
+  fail(location.line, location.column, text + "; give each host one entry with all of its slots");
 }
 
-Checked<std::vector<Host>> HostList::finish(std::string nothing_found) {
-  if (mistakes_.empty() && hosts_.empty()) fail(0, 0, std::move(nothing_found));
-  if (mistakes_.size() > kMaxMistakes) mistakes_.resize(kMaxMistakes);
-  if (!mistakes_.empty()) return Mistakes{std::move(mistakes_)};
+Validated<std::vector<Host>> HostList::finish(std::string nothing_found) {
+  if (errors_.empty() && hosts_.empty()) fail(0, 0, std::move(nothing_found));
+  if (errors_.size() > kMaxDiagnostics) errors_.resize(kMaxDiagnostics);
+  if (!errors_.empty()) return DiagnosticList{std::move(errors_)};
   return std::move(hosts_);
 }
 
@@ -123,9 +124,10 @@ void read_line(HostList& list, std::string_view line, int number) {
               "the line is longer than " + std::to_string(kMaxLine) + " bytes");
     return;
   }
-  if (const std::size_t odd = find_control(line); odd != std::string_view::npos) {
-    list.fail(number, column_of(line, odd),
-              "stray control character (byte " + std::to_string(static_cast<unsigned char>(line[odd])) + ")");
+  if (const std::size_t misbehaved = find_control(line); misbehaved != std::string_view::npos) {
+    list.fail(number, column_of(line, misbehaved),
+              "stray control character (byte " +
+                  std::to_string(static_cast<unsigned char>(line[misbehaved])) + ")");
     return;
   }
   list.add(line, number, 0, line.size());
@@ -142,7 +144,7 @@ bool takes_comma(std::string_view key, std::string_view next) {
 
 }  // namespace
 
-Checked<std::vector<Host>> parse_hostfile(std::string_view text, const std::string& file) {
+Validated<std::vector<Host>> parse_hostfile(std::string_view text, const std::string& file) {
   HostList list(file);
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF")) {
@@ -157,7 +159,7 @@ Checked<std::vector<Host>> parse_hostfile(std::string_view text, const std::stri
   return list.finish("no hosts in this file; write one host a line, for instance: gpu01 slots=8");
 }
 
-Checked<std::vector<Host>> parse_host_list(std::string_view text, const std::string& option) {
+Validated<std::vector<Host>> parse_host_list(std::string_view text, const std::string& option) {
   HostList list(option);
   std::size_t begin = 0;
   bool in_range = false;

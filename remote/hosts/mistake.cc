@@ -1,4 +1,4 @@
-#include "remote/hosts/mistake.h"
+#include "remote/hosts/diagnostic.h"
 
 #include <algorithm>
 

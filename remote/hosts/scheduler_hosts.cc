@@ -9,7 +9,7 @@
 #include <unordered_set>
 
 #include "remote/hosts/host_range.h"
-#include "remote/hosts/host_word.h"
+#include "remote/hosts/host_spec.h"
 
 namespace ddp::remote {
 
@@ -17,8 +17,8 @@ namespace {
 
 constexpr char kBlanks[] = " \t\r\n";
 
-Mistakes mistake(const std::string& file, int line, std::string message) {
-  return Mistakes{{{Place{file, line, 0}, std::move(message)}}};
+DiagnosticList diagnostic(const std::string& file, int line, std::string message) {
+  return DiagnosticList{{{SourceLocation{file, line, 0}, std::move(message)}}};
 }
 
 /// Host names are the same in upper and lower case.
@@ -30,14 +30,14 @@ std::string folded(std::string_view name) {
 }
 
 /// A word, and the line it stands on.
-struct Word {
+struct ListWord {
   std::string_view text;
   int line = 0;
 };
 
 /// Words between blanks; `lines`: numbered by line, else line 0.
-std::vector<Word> words_of(std::string_view text, bool lines) {
-  std::vector<Word> words;
+std::vector<ListWord> text_of(std::string_view text, bool lines) {
+  std::vector<ListWord> words;
   int line = lines ? 1 : 0;
   for (std::size_t at = 0; at < text.size();) {
     if (text[at] == '\n' && lines) ++line;
@@ -58,32 +58,32 @@ class Counter {
   explicit Counter(std::string file) : file_(std::move(file)) {}
 
   /// False: `word` is no host, or there are too many; the mistake is kept.
-  bool add(const Word& word, int count) {
-    const HostWord host = parse_host_word(word.text);
+  bool add(const ListWord& word, int count) {
+    const HostSpec host = parse_host_spec(word.text);
     if (!host.errors.empty() || host.names.size() != 1 || host.slots_given || host.user_given) {
-      wrong_ = mistake(file_, word.line,
-                       '"' + std::string(word.text.substr(0, 80)) + "\" is not the name of a host");
+      wrong_ = diagnostic(file_, word.line,
+                          '"' + std::string(word.text.substr(0, 80)) + "\" is not the name of a host");
       return false;
     }
     const auto [known, is_new] = index_.emplace(folded(host.names[0]), hosts_.size());
     if (is_new) {
       if (hosts_.size() >= kMaxHosts) {
-        wrong_ = mistake(file_, word.line, "more than " + std::to_string(kMaxHosts) + " hosts");
+        wrong_ = diagnostic(file_, word.line, "more than " + std::to_string(kMaxHosts) + " hosts");
         return false;
       }
       Host& made = hosts_.emplace_back();
       made.name = host.names[0];
       made.slots = 0;
-      made.place = Place{file_, word.line, 0};
+      made.location = SourceLocation{file_, word.line, 0};
     }
     int& slots = *hosts_[known->second].slots;
     slots = std::min(slots + count, kMaxSlots);
     return true;
   }
 
-  Checked<std::vector<Host>> finish() {
+  Validated<std::vector<Host>> finish() {
     if (wrong_) return std::move(*wrong_);
-    if (hosts_.empty()) return mistake(file_, 0, "no hosts in it");
+    if (hosts_.empty()) return diagnostic(file_, 0, "no hosts in it");
     const bool launchers =
         std::all_of(hosts_.begin(), hosts_.end(), [](const Host& h) { return h.slots == 1; });
     for (Host& host : hosts_) {
@@ -96,7 +96,7 @@ class Counter {
   std::string file_;
   std::vector<Host> hosts_;
   std::unordered_map<std::string, std::size_t> index_;
-  std::optional<Mistakes> wrong_;
+  std::optional<DiagnosticList> wrong_;
 };
 
 /// "8", "a100:8", "a100:4,v100:4(S:0-1)": all of them together; nothing: not to be read.
@@ -117,13 +117,13 @@ std::optional<int> gpu_count(std::string_view text) {
 }
 
 /// Slots of every node where Slurm gives each one task.
-Checked<std::optional<int>> slurm_gpus(const SlurmVariables& variables) {
+Validated<std::optional<int>> slurm_gpus(const SlurmVariables& variables) {
   for (const auto& [name, text] :
        {std::pair<const char*, const std::string&>{"SLURM_GPUS_PER_NODE", variables.gpus_per_node},
         {"SLURM_GPUS_ON_NODE", variables.gpus_on_node}}) {
     if (text.empty()) continue;
     const auto count = gpu_count(text);
-    if (!count) return mistake(name, 0, '"' + text + "\" is not a number of GPUs");
+    if (!count) return diagnostic(name, 0, '"' + text + "\" is not a number of GPUs");
     return count;
   }
   return std::optional<int>();
@@ -131,7 +131,7 @@ Checked<std::optional<int>> slurm_gpus(const SlurmVariables& variables) {
 
 }  // namespace
 
-Checked<std::vector<std::string>> expand_node_list(std::string_view text, const std::string& variable) {
+Validated<std::vector<std::string>> expand_node_list(std::string_view text, const std::string& variable) {
   std::vector<std::string> names;
   std::size_t begin = 0;
   bool in_range = false;
@@ -141,22 +141,22 @@ Checked<std::vector<std::string>> expand_node_list(std::string_view text, const 
     if (c == ']') in_range = false;
     if (i < text.size() && (c != ',' || in_range)) continue;
     const std::string_view part = text.substr(begin, i - begin);
-    HostWord word = parse_host_word(part);
+    HostSpec word = parse_host_spec(part);
     if (!word.errors.empty() || word.user_given || word.slots_given) {
       const std::string why = word.errors.empty() ? '"' + std::string(part) + "\" is not the name of a host"
                                                   : word.errors.front().message;
       const std::size_t offset = word.errors.empty() ? 0 : word.errors.front().offset;
-      return Mistakes{{{Place{variable, 0, static_cast<int>(begin + offset) + 1}, why}}};
+      return DiagnosticList{{{SourceLocation{variable, 0, static_cast<int>(begin + offset) + 1}, why}}};
     }
     if (names.size() + word.names.size() > kMaxHosts)
-      return mistake(variable, 0, "more than " + std::to_string(kMaxHosts) + " hosts");
+      return diagnostic(variable, 0, "more than " + std::to_string(kMaxHosts) + " hosts");
     std::move(word.names.begin(), word.names.end(), std::back_inserter(names));
     begin = i + 1;
   }
   return names;
 }
 
-Checked<std::vector<int>> expand_counts(std::string_view text, const std::string& variable) {
+Validated<std::vector<int>> expand_counts(std::string_view text, const std::string& variable) {
   std::vector<int> counts;
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
@@ -169,17 +169,17 @@ Checked<std::vector<int>> expand_counts(std::string_view text, const std::string
       times = rest.ends_with(')') ? whole_number(rest.substr(0, rest.size() - 1), kMaxHosts) : std::nullopt;
     }
     if (!number || *number == 0 || !times || *times == 0) {
-      return mistake(variable, 0, '"' + std::string(part) + "\" is not a count like 2 or 2(x3)");
+      return diagnostic(variable, 0, '"' + std::string(part) + "\" is not a count like 2 or 2(x3)");
     }
     if (counts.size() + *times > kMaxHosts)
-      return mistake(variable, 0, "more than " + std::to_string(kMaxHosts) + " hosts");
+      return diagnostic(variable, 0, "more than " + std::to_string(kMaxHosts) + " hosts");
     counts.insert(counts.end(), *times, static_cast<int>(*number));
     at = end + 1;
   }
   return counts;
 }
 
-Checked<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
+Validated<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
   const std::string list = "SLURM_JOB_NODELIST";
   auto names = expand_node_list(variables.job_nodelist, list);
   if (!names) return names.error();
@@ -188,10 +188,10 @@ Checked<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
     auto counts = expand_counts(variables.tasks_per_node, "SLURM_TASKS_PER_NODE");
     if (!counts) return counts.error();
     if (counts->size() != names->size()) {
-      return mistake("SLURM_TASKS_PER_NODE", 0,
-                     variables.tasks_per_node + " is for " + std::to_string(counts->size()) +
-                         " nodes, but SLURM_JOB_NODELIST names " + std::to_string(names->size()) +
-                         "; they are of different jobs or steps");
+      return diagnostic("SLURM_TASKS_PER_NODE", 0,
+                        variables.tasks_per_node + " is for " + std::to_string(counts->size()) +
+                            " nodes, but SLURM_JOB_NODELIST names " + std::to_string(names->size()) +
+                            "; they are of different jobs or steps");
     }
     tasks = std::move(*counts);
   }
@@ -202,10 +202,10 @@ Checked<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
   std::vector<Host> hosts;
   for (std::size_t i = 0; i < names->size(); ++i) {
     if (!seen.insert(folded((*names)[i])).second)
-      return mistake(list, 0, "host " + (*names)[i] + " is named twice");
+      return diagnostic(list, 0, "host " + (*names)[i] + " is named twice");
     Host& host = hosts.emplace_back();
     host.name = (*names)[i];
-    host.place = Place{list, 0, 0};
+    host.location = SourceLocation{list, 0, 0};
     if (!launchers) {
       host.slots = tasks[i];
     } else if (*gpus) {
@@ -215,12 +215,12 @@ Checked<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
   return hosts;
 }
 
-Checked<std::vector<Host>> repeated_hosts(std::string_view text, const std::string& file) {
+Validated<std::vector<Host>> repeated_hosts(std::string_view text, const std::string& file) {
   constexpr std::string_view kSlotsKey = "slots=";
   Counter counter(file);
-  const std::vector<Word> words = words_of(text, true);
+  const std::vector<ListWord> words = text_of(text, true);
   for (std::size_t i = 0; i < words.size();) {
-    const Word& host = words[i++];
+    const ListWord& host = words[i++];
     int slots = 1;
     // Behind the host LSF may write CPUs; a pair is of a hostfile that somebody wrote in its place.
     for (; i < words.size() && words[i].line == host.line; ++i) {
@@ -229,7 +229,7 @@ Checked<std::vector<Host>> repeated_hosts(std::string_view text, const std::stri
       const auto count =
           more.starts_with(kSlotsKey) ? whole_number(more.substr(kSlotsKey.size()), kMaxSlots) : std::nullopt;
       if (!count || *count == 0) {
-        return mistake(
+        return diagnostic(
             file, host.line,
             '"' + std::string(more.substr(0, 80)) +
                 "\" has no meaning in a scheduler's list of hosts; a hostfile is read with --hostfile");
@@ -241,37 +241,38 @@ Checked<std::vector<Host>> repeated_hosts(std::string_view text, const std::stri
   return counter.finish();
 }
 
-Checked<std::vector<Host>> repeated_host_words(std::string_view text, const std::string& variable) {
+Validated<std::vector<Host>> parse_repeated_hosts(std::string_view text, const std::string& variable) {
   Counter counter(variable);
-  for (const Word& word : words_of(text, false)) {
+  for (const ListWord& word : text_of(text, false)) {
     if (!counter.add(word, 1)) break;
   }
   return counter.finish();
 }
 
-Checked<std::vector<Host>> host_count_words(std::string_view text, const std::string& variable) {
+Validated<std::vector<Host>> parse_host_counts(std::string_view text, const std::string& variable) {
   Counter counter(variable);
-  const std::vector<Word> words = words_of(text, false);
+  const std::vector<ListWord> words = text_of(text, false);
   for (std::size_t i = 0; i < words.size(); i += 2) {
     const auto count = i + 1 < words.size() ? whole_number(words[i + 1].text, kMaxSlots) : std::nullopt;
     if (!count || *count == 0) {
-      return mistake(variable, 0, "no number of slots behind " + std::string(words[i].text));
+      return diagnostic(variable, 0, "no number of slots behind " + std::string(words[i].text));
     }
     if (!counter.add(words[i], static_cast<int>(*count))) break;
   }
   return counter.finish();
 }
 
-Checked<std::vector<Host>> grid_engine_hosts(std::string_view text, const std::string& file) {
+Validated<std::vector<Host>> grid_engine_hosts(std::string_view text, const std::string& file) {
   Counter counter(file);
-  const std::vector<Word> words = words_of(text, true);
+  const std::vector<ListWord> words = text_of(text, true);
   for (std::size_t i = 0; i < words.size();) {
     const std::size_t first = i;
     while (i < words.size() && words[i].line == words[first].line)
       ++i;
     const auto count = i - first > 1 ? whole_number(words[first + 1].text, kMaxSlots) : std::nullopt;
     if (!count || *count == 0) {
-      return mistake(file, words[first].line, "no number of slots behind " + std::string(words[first].text));
+      return diagnostic(file, words[first].line,
+                        "no number of slots behind " + std::string(words[first].text));
     }
     if (!counter.add(words[first], static_cast<int>(*count))) break;
   }

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host.h"
-#include "remote/hosts/mistake.h"
 
 namespace ddp::remote {
 
@@ -22,21 +22,21 @@ struct SlurmVariables {
   std::string gpus_on_node;    ///< SLURM_GPUS_ON_NODE: of the node that the variables were read on
 };
 /// Slots are the tasks of a node; where each node has one task, its GPUs; where they are not told, none.
-Checked<std::vector<Host>> slurm_hosts(const SlurmVariables& variables);
+Validated<std::vector<Host>> slurm_hosts(const SlurmVariables& variables);
 
 /// "gpu[01-03,07],login[1-2]n[1-4]" in full. Mistakes carry `variable` and a column.
-Checked<std::vector<std::string>> expand_node_list(std::string_view text, const std::string& variable);
+Validated<std::vector<std::string>> expand_node_list(std::string_view text, const std::string& variable);
 /// "2(x3),1" → 2 2 2 1. Mistakes carry `variable`.
-Checked<std::vector<int>> expand_counts(std::string_view text, const std::string& variable);
+Validated<std::vector<int>> expand_counts(std::string_view text, const std::string& variable);
 
 /// A host a line, as often as it has slots: PBS_NODEFILE, LSB_DJOB_HOSTFILE, COBALT_NODEFILE. What follows
 /// the host on a line is skipped. `file` is for messages.
-Checked<std::vector<Host>> repeated_hosts(std::string_view text, const std::string& file);
+Validated<std::vector<Host>> repeated_hosts(std::string_view text, const std::string& file);
 /// Words instead of lines: LSB_HOSTS.
-Checked<std::vector<Host>> repeated_host_words(std::string_view text, const std::string& variable);
+Validated<std::vector<Host>> parse_repeated_hosts(std::string_view text, const std::string& variable);
 /// "hostA 4 hostB 8": LSB_MCPU_HOSTS.
-Checked<std::vector<Host>> host_count_words(std::string_view text, const std::string& variable);
+Validated<std::vector<Host>> parse_host_counts(std::string_view text, const std::string& variable);
 /// "hostA 4 all.q@hostA UNDEFINED", a host a line: PE_HOSTFILE of SGE. Queues of one host add up.
-Checked<std::vector<Host>> grid_engine_hosts(std::string_view text, const std::string& file);
+Validated<std::vector<Host>> grid_engine_hosts(std::string_view text, const std::string& file);
 
 }  // namespace ddp::remote

@@ -149,7 +149,7 @@ std::string KnownHosts::new_line(const std::string& name, std::string_view type,
   return shown + " " + std::string(type) + " " + std::string(key) + "\n";
 }
 
-KeyVerdict HostKeys::judge(std::string_view type, std::string_view key) const {
+KeyVerdict HostKeys::verify(std::string_view type, std::string_view key) const {
   bool any = false;
   bool same_type = false;
   bool known = false;

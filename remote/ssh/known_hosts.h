@@ -33,7 +33,7 @@ struct HostKeys {
   std::vector<KnownKey>
       plain;  ///< lines for the name without its port, which OpenSSH accepts when the key is the same
 
-  KeyVerdict judge(std::string_view type, std::string_view key) const;
+  KeyVerdict verify(std::string_view type, std::string_view key) const;
   /// The line that speaks against a key of this type: kChanged, kOtherType, kRevoked. Null when there is
   /// none.
   const KnownKey* witness(std::string_view type, std::string_view key) const;

@@ -18,7 +18,7 @@ namespace {
 struct KeyFree {
   void operator()(ssh_key key) const { ssh_key_free(key); }
 };
-using Key = std::unique_ptr<ssh_key_struct, KeyFree>;
+using SshPublicKey = std::unique_ptr<ssh_key_struct, KeyFree>;
 
 /// The server's key, in the words of a known_hosts file.
 struct ShownKey {
@@ -30,7 +30,7 @@ struct ShownKey {
 std::optional<ShownKey> server_key(ssh_session session) {
   ssh_key raw = nullptr;
   if (ssh_get_server_publickey(session, &raw) != SSH_OK) return std::nullopt;
-  const Key key(raw);
+  const SshPublicKey key(raw);
   ShownKey shown;
   shown.type = ssh_key_type_to_char(ssh_key_type(key.get()));
   char* base64 = nullptr;
@@ -161,7 +161,7 @@ std::optional<std::string> wrong_greeting(std::string_view line) {
          "\"; is this the right port (port= in the hostfile, Port in the SSH configuration)?";
 }
 
-std::string mismatch_advice(std::string_view libssh_words) {
+std::string mismatch_advice(std::string_view libssh_text) {
   struct Row {
     std::string_view method;
     const char* option;
@@ -172,11 +172,11 @@ std::string mismatch_advice(std::string_view libssh_words) {
                            {"mac ", "MACs"}};
   constexpr std::string_view kMethod = "for method ";
   constexpr std::string_view kServer = ": server [";
-  const std::size_t method = libssh_words.find(kMethod);
-  const std::size_t server = libssh_words.find(kServer);
+  const std::size_t method = libssh_text.find(kMethod);
+  const std::size_t server = libssh_text.find(kServer);
   if (method == std::string_view::npos || server == std::string_view::npos) return {};
-  const std::string_view name = libssh_words.substr(method + kMethod.size());
-  const std::string_view list = libssh_words.substr(server + kServer.size());
+  const std::string_view name = libssh_text.substr(method + kMethod.size());
+  const std::string_view list = libssh_text.substr(server + kServer.size());
   std::string offer = plain_algorithms(std::string(list.substr(0, list.find(']'))));
   for (const Row& row : kRows) {
     if (!name.starts_with(row.method) || offer.empty()) continue;
@@ -197,7 +197,7 @@ std::optional<Error> check_host_key(ssh_session_struct* session, const SshTarget
   const KnownKey* witness = target.known.witness(key->type, key->base64);
   const std::string place = witness == nullptr ? "" : witness->file + ":" + std::to_string(witness->line);
   std::string text = target.label + ": ";
-  switch (target.known.judge(key->type, key->base64)) {
+  switch (target.known.verify(key->type, key->base64)) {
     case KeyVerdict::kKnown:
       return std::nullopt;
     case KeyVerdict::kUnknown:

@@ -42,7 +42,7 @@ std::optional<std::string> wrong_greeting(std::string_view line);
 
 /// From libssh's words "… no match for method NAME: server [A,B], client […]": what the server has, and the
 /// option that allows it. Empty without such words. For advice only.
-std::string mismatch_advice(std::string_view libssh_words);
+std::string mismatch_advice(std::string_view libssh_text);
 
 /// After the key exchange: nothing when the server's key is known, or is new and was accepted and noted. Else
 /// kUnreachable with what to do.

@@ -90,7 +90,7 @@ void SshPump::read_packets() {
   }
 }
 
-bool SshPump::to_local(Stream& stream, int fd) {
+bool SshPump::to_local(PumpStream& stream, int fd) {
   bool moved = false;
   stream.blocked = false;
   while (!stream.empty()) {
@@ -114,7 +114,7 @@ bool SshPump::to_local(Stream& stream, int fd) {
   return moved;
 }
 
-bool SshPump::from_channel(Stream& stream, int fd, bool is_errors) {
+bool SshPump::from_channel(PumpStream& stream, int fd, bool is_errors) {
   bool moved = to_local(stream, fd);
   while (stream.held && stream.empty()) {
     const int got = ssh_channel_read_nonblocking(
@@ -198,15 +198,15 @@ SshPump::State SshPump::move() {
   return State::kMore;
 }
 
-SshPump::Wants SshPump::wants() const {
-  Wants wants;
+SshPump::Interest SshPump::interest() const {
+  Interest interest;
   // With both streams held back nothing is read from the connection, and a broken one stays readable for
   // ever.
-  wants.packets = !(out_.held && err_.held) && ssh_is_connected(session_) != 0;
-  wants.link_read = in_.empty() && !in_ended_ && !link_ready_;
-  wants.link_write = out_.blocked;
-  wants.errors_write = err_.blocked;
-  return wants;
+  interest.packets = !(out_.held && err_.held) && ssh_is_connected(session_) != 0;
+  interest.link_read = in_.empty() && !in_ended_ && !link_ready_;
+  interest.link_write = out_.blocked;
+  interest.errors_write = err_.blocked;
+  return interest;
 }
 
 }  // namespace ddp::remote

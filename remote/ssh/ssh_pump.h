@@ -26,7 +26,7 @@ class SshPump {
     kBroken,  ///< the connection has gone; what had arrived was delivered
   };
 
-  struct Wants {
+  struct Interest {
     bool packets = false;  ///< the session's socket
     bool link_read = false;
     bool link_write = false;
@@ -44,7 +44,7 @@ class SshPump {
 
   State move();
   void link_readable() { link_ready_ = true; }
-  Wants wants() const;
+  Interest interest() const;
 
   bool heard() const { return heard_; }                  ///< the command has written something
   bool ended() const { return eof_; }                    ///< end of file has come
@@ -56,7 +56,7 @@ class SshPump {
   void on_signal(const char* name);
 
  private:
-  struct Stream {
+  struct PumpStream {
     std::array<char, 64 * 1024> bytes;
     std::size_t begin = 0;
     std::size_t end = 0;
@@ -68,8 +68,8 @@ class SshPump {
   struct Callbacks;
 
   void read_packets();
-  bool from_channel(Stream& stream, int fd, bool is_errors);
-  static bool to_local(Stream& stream, int fd);
+  bool from_channel(PumpStream& stream, int fd, bool is_errors);
+  static bool to_local(PumpStream& stream, int fd);
   bool from_local();
   bool to_channel();
   bool all_delivered() const;
@@ -80,9 +80,9 @@ class SshPump {
   std::unique_ptr<Callbacks> callbacks_;
   int link_ = -1;
   int errors_ = -1;
-  Stream out_;
-  Stream err_;
-  Stream in_;
+  PumpStream out_;
+  PumpStream err_;
+  PumpStream in_;
   bool link_ready_ = true;
   bool in_ended_ = false;  ///< the owner has written its last byte
   bool eof_sent_ = false;

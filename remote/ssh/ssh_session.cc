@@ -39,7 +39,8 @@ UniqueFd duplicate(int fd) {
 
 }  // namespace
 
-SshSession::SshSession(asio::io_context& io, asio::io_context& agent_io, SshTarget target, Events events)
+SshSession::SshSession(asio::io_context& io, asio::io_context& agent_io, SshTarget target,
+                       SshSessionEvents events)
     : io_(io),
       agent_io_(agent_io),
       target_(std::move(target)),
@@ -204,7 +205,7 @@ void SshSession::on_connect_timeout() {
 
 void SshSession::wait() {
   const bool running = step_ == Step::kRun;
-  if (!running || pump_->wants().packets) wait_for_tcp();
+  if (!running || pump_->interest().packets) wait_for_tcp();
   if (running) wait_for_local();
 }
 
@@ -231,9 +232,9 @@ void SshSession::wait_for_tcp() {
 
 void SshSession::wait_for_local() {
   using Descriptor = asio::posix::stream_descriptor;
-  const SshPump::Wants wants = pump_->wants();
+  const SshPump::Interest interest = pump_->interest();
   auto self = shared_from_this();
-  if (wants.link_read && !link_reading_) {
+  if (interest.link_read && !link_reading_) {
     link_reading_ = true;
     link_.async_wait(Descriptor::wait_read, [self](const error_code& error) {
       self->link_reading_ = false;
@@ -241,14 +242,14 @@ void SshSession::wait_for_local() {
       self->on_ready(error);
     });
   }
-  if (wants.link_write && !link_writing_) {
+  if (interest.link_write && !link_writing_) {
     link_writing_ = true;
     link_.async_wait(Descriptor::wait_write, [self](const error_code& error) {
       self->link_writing_ = false;
       self->on_ready(error);
     });
   }
-  if (wants.errors_write && !errors_writing_) {
+  if (interest.errors_write && !errors_writing_) {
     errors_writing_ = true;
     errors_.async_wait(Descriptor::wait_write, [self](const error_code& error) {
       self->errors_writing_ = false;
@@ -271,22 +272,22 @@ Error SshSession::libssh_error(const std::string& what) const {
   return {ErrorCode::kUnreachable, target_.label + ": " + what + ": " + text, 0};
 }
 
-SshSession::Progress SshSession::stop_with(Error error) {
+SshSession::StepResult SshSession::stop_with(Error error) {
   return stop_with(SshFailure{std::move(error), false, {}});
 }
 
-SshSession::Progress SshSession::stop_with(SshFailure failure) {
-  if (cut_off_) return Progress::kStop;
+SshSession::StepResult SshSession::stop_with(SshFailure failure) {
+  if (cut_off_) return StepResult::kStop;
   if (events_.failed) events_.failed(std::move(failure));
   close();
-  return Progress::kStop;
+  return StepResult::kStop;
 }
 
-SshSession::Progress SshSession::stop_at_end(ChannelEnd end) {
-  const Events events = std::move(events_);
+SshSession::StepResult SshSession::stop_at_end(ChannelEnd end) {
+  const SshSessionEvents events = std::move(events_);
   release();
   if (events.ended) events.ended(std::move(end));
-  return Progress::kStop;
+  return StepResult::kStop;
 }
 
 void SshSession::close(HangUp hang_up) {

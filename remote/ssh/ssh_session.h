@@ -41,14 +41,14 @@ struct SshFailure {
 /// close().
 class SshSession : public std::enable_shared_from_this<SshSession> {
  public:
-  struct Events {
+  struct SshSessionEvents {
     std::function<void()> logged_in;
     std::function<void(SshOpened)> opened;
     std::function<void(SshFailure)> failed;
     std::function<void(ChannelEnd)> ended;
   };
 
-  SshSession(asio::io_context& io, asio::io_context& agent_io, SshTarget target, Events events);
+  SshSession(asio::io_context& io, asio::io_context& agent_io, SshTarget target, SshSessionEvents events);
   ~SshSession();
   SshSession(const SshSession&) = delete;
   SshSession& operator=(const SshSession&) = delete;
@@ -67,7 +67,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
 
  private:
   enum class Step { kConnect, kGreet, kLogin, kAgent, kOpen, kExecute, kRun, kDone };
-  enum class Progress { kNext, kAgain, kStop };  ///< next step; wait; the session is done or lent
+  enum class StepResult { kNext, kAgain, kStop };  ///< next step; wait; the session is done or lent
 
   void connect_next();
   void await_connected();
@@ -77,15 +77,15 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   void on_connect_timeout();
 
   void advance();
-  Progress greet();
-  Progress login();
-  Progress lend_to_agent();
-  Progress second_factor();
-  Progress refused();
-  Progress open_channel();
-  Progress execute();
-  Progress hand_over();
-  Progress run();
+  StepResult greet();
+  StepResult login();
+  StepResult lend_to_agent();
+  StepResult second_factor();
+  StepResult refused();
+  StepResult open_channel();
+  StepResult execute();
+  StepResult hand_over();
+  StepResult run();
 
   void ask_agent();           // on the agent's thread
   void on_agent(int answer);  // back on ours
@@ -95,9 +95,9 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   void wait_for_local();
   void on_ready(const error_code& error);
 
-  Progress stop_with(Error error);
-  Progress stop_with(SshFailure failure);
-  Progress stop_at_end(ChannelEnd end);
+  StepResult stop_with(Error error);
+  StepResult stop_with(SshFailure failure);
+  StepResult stop_at_end(ChannelEnd end);
   void release();
   Error libssh_error(const std::string& what) const;
   Error login_broken() const;
@@ -109,7 +109,7 @@ class SshSession : public std::enable_shared_from_this<SshSession> {
   asio::io_context& io_;
   asio::io_context& agent_io_;
   SshTarget target_;
-  Events events_;
+  SshSessionEvents events_;
   Step step_ = Step::kConnect;
 
   std::size_t endpoint_ = 0;

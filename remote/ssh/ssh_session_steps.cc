@@ -51,7 +51,7 @@ bool closed_by_peer(int fd) {
 
 void SshSession::advance() {
   for (;;) {
-    Progress progress = Progress::kStop;
+    StepResult progress = StepResult::kStop;
     switch (step_) {
       case Step::kGreet:
         progress = greet();
@@ -73,8 +73,8 @@ void SshSession::advance() {
       case Step::kDone:
         break;
     }
-    if (progress == Progress::kStop) return;
-    if (progress != Progress::kAgain) continue;
+    if (progress == StepResult::kStop) return;
+    if (progress != StepResult::kAgain) continue;
     // A call that the server's disconnect cuts off goes on saying "again", and the socket stays readable.
     if (step_ != Step::kGreet && step_ != Step::kRun && ssh_is_connected(session_) == 0) {
       stop_with(login_broken());
@@ -84,10 +84,10 @@ void SshSession::advance() {
   }
 }
 
-SshSession::Progress SshSession::greet() {
+SshSession::StepResult SshSession::greet() {
   const int answer = ssh_connect(session_);
   heard_server_ = heard_server_ || ssh_get_serverbanner(session_) != nullptr;
-  if (answer == SSH_AGAIN) return Progress::kAgain;
+  if (answer == SSH_AGAIN) return StepResult::kAgain;
   if (answer != SSH_OK) {
     const char* line = ssh_get_serverbanner(session_);
     const auto wrong = line != nullptr ? wrong_greeting(line) : std::nullopt;
@@ -124,10 +124,10 @@ SshSession::Progress SshSession::greet() {
   attempt_.cancel();
   if (auto wrong = check_host_key(session_, target_, endpoint())) return stop_with(std::move(*wrong));
   step_ = Step::kLogin;
-  return Progress::kNext;
+  return StepResult::kNext;
 }
 
-SshSession::Progress SshSession::login() {
+SshSession::StepResult SshSession::login() {
   while (key_ < target_.keys.size()) {
     const SshKey& key = *target_.keys[key_];
     if (key.get() == nullptr) {
@@ -136,10 +136,10 @@ SshSession::Progress SshSession::login() {
     }
     switch (ssh_userauth_publickey(session_, nullptr, key.get())) {
       case SSH_AUTH_AGAIN:
-        return Progress::kAgain;
+        return StepResult::kAgain;
       case SSH_AUTH_SUCCESS:
         step_ = Step::kOpen;
-        return Progress::kNext;
+        return StepResult::kNext;
       case SSH_AUTH_PARTIAL:
         offered_ = ssh_userauth_list(session_, nullptr);
         if ((offered_ & SSH_AUTH_METHOD_PUBLICKEY) == 0) return second_factor();
@@ -158,18 +158,18 @@ SshSession::Progress SshSession::login() {
     // Servers that know the user by other means (a private network) let in without a key. Last, since each
     // question costs a way there and back; it also tells the methods where there was no key to try.
     const int answer = ssh_userauth_none(session_, nullptr);
-    if (answer == SSH_AUTH_AGAIN) return Progress::kAgain;
+    if (answer == SSH_AUTH_AGAIN) return StepResult::kAgain;
     none_asked_ = true;
     if (answer == SSH_AUTH_SUCCESS) {
       step_ = Step::kOpen;
-      return Progress::kNext;
+      return StepResult::kNext;
     }
     if (answer == SSH_AUTH_DENIED) offered_ = ssh_userauth_list(session_, nullptr);
   }
   return refused();
 }
 
-SshSession::Progress SshSession::refused() {
+SshSession::StepResult SshSession::refused() {
   SshFailure failure{
       login_refused(target_, endpoint(), offered_, agent_asked_ && agent_problem_.empty(), agent_problem_),
       false,
@@ -178,7 +178,7 @@ SshSession::Progress SshSession::refused() {
   return stop_with(std::move(failure));
 }
 
-SshSession::Progress SshSession::second_factor() {
+SshSession::StepResult SshSession::second_factor() {
   SshFailure failure{
       Error{ErrorCode::kUnreachable,
             target_.label + ": " + endpoint().text +
@@ -206,7 +206,7 @@ Error SshSession::login_broken() const {
   return broken;
 }
 
-SshSession::Progress SshSession::open_channel() {
+SshSession::StepResult SshSession::open_channel() {
   if (channel_ == nullptr) {
     if (events_.logged_in) events_.logged_in();
     channel_ = ssh_channel_new(session_);
@@ -214,20 +214,20 @@ SshSession::Progress SshSession::open_channel() {
     pump_ = std::make_unique<SshPump>(session_, channel_);
   }
   const int answer = ssh_channel_open_session(channel_);
-  if (answer == SSH_AGAIN) return Progress::kAgain;
+  if (answer == SSH_AGAIN) return StepResult::kAgain;
   if (answer != SSH_OK) return stop_with(libssh_error(endpoint().text + " opens no session"));
   step_ = Step::kExecute;
-  return Progress::kNext;
+  return StepResult::kNext;
 }
 
-SshSession::Progress SshSession::execute() {
+SshSession::StepResult SshSession::execute() {
   const int answer = ssh_channel_request_exec(channel_, target_.command.c_str());
-  if (answer == SSH_AGAIN) return Progress::kAgain;
+  if (answer == SSH_AGAIN) return StepResult::kAgain;
   if (answer != SSH_OK) return stop_with(libssh_error(endpoint().text + " runs no command for this account"));
   return hand_over();
 }
 
-SshSession::Progress SshSession::hand_over() {
+SshSession::StepResult SshSession::hand_over() {
   int link[2];
   int errors[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0) {
@@ -246,17 +246,17 @@ SshSession::Progress SshSession::hand_over() {
   watch_peer(tcp_.native_handle(), 0);
   step_ = Step::kRun;
   events_.opened(SshOpened{std::move(link_end), std::move(errors_end), endpoint().host});
-  return Progress::kNext;
+  return StepResult::kNext;
 }
 
-SshSession::Progress SshSession::run() {
+SshSession::StepResult SshSession::run() {
   switch (pump_->move()) {
     case SshPump::State::kRunning:
-      return Progress::kAgain;
+      return StepResult::kAgain;
     case SshPump::State::kMore: {
       auto self = shared_from_this();
       asio::post(io_, [self] { self->advance(); });
-      return Progress::kStop;
+      return StepResult::kStop;
     }
     case SshPump::State::kClosed:
       return stop_at_end({pump_->status(), std::nullopt});
@@ -272,21 +272,22 @@ SshSession::Progress SshSession::run() {
 
 // ---- the ssh-agent
 
-SshSession::Progress SshSession::lend_to_agent() {
+SshSession::StepResult SshSession::lend_to_agent() {
   agent_asked_ = true;
   UniqueFd agent = connect_to_agent(target_.agent_socket);
   if (!agent) {  // a stale SSH_AUTH_SOCK; login() goes on to its refusal
     agent_problem_ = std::strerror(errno);
-    return Progress::kNext;
+    return StepResult::kNext;
   }
   agent_socket_ = duplicate(agent.get());
   UniqueFd tcp = duplicate(tcp_.native_handle());
-  if (!agent_socket_ || !tcp || ssh_set_agent_socket(session_, agent.get()) != SSH_OK) return Progress::kNext;
+  if (!agent_socket_ || !tcp || ssh_set_agent_socket(session_, agent.get()) != SSH_OK)
+    return StepResult::kNext;
   agent.release();
   step_ = Step::kAgent;
   agent_wait_ = std::make_unique<asio::posix::stream_descriptor>(agent_io_, tcp.release());
   asio::post(agent_io_, [self = shared_from_this()] { self->ask_agent(); });
-  return Progress::kStop;
+  return StepResult::kStop;
 }
 
 void SshSession::ask_agent() {

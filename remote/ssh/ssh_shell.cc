@@ -76,20 +76,20 @@ struct SshShell::Files {
   SshKeys keys;
 
   /// A target as far as it is known, and what the disk says of it.
-  struct Prepared {
+  struct PreparedTarget {
     SshTarget target;
     std::string beyond_libssh;  ///< why libssh cannot serve this host; empty: it can
   };
-  Prepared prepare(const Host& host, SshTarget target);
+  PreparedTarget prepare(const Host& host, SshTarget target);
   std::string complete(const Host& host, SshTarget& target);
   const KnownHosts& known_hosts(const std::vector<std::string>& paths);
 
   /// known_hosts is read again when it has changed: a new key may have been noted.
-  struct Known {
+  struct LoadedKnownHosts {
     std::string stamp;
     KnownHosts hosts;
   };
-  std::map<std::vector<std::string>, Known> known;
+  std::map<std::vector<std::string>, LoadedKnownHosts> known;
 
   static std::string stamp(const std::vector<std::string>& files) {
     std::string text;
@@ -186,7 +186,7 @@ SshThreads& SshShell::threads() {
 }
 
 const KnownHosts& SshShell::Files::known_hosts(const std::vector<std::string>& paths) {
-  Known& read = known[paths];
+  LoadedKnownHosts& read = known[paths];
   std::string now = stamp(paths);
   if (now == read.stamp) return read.hosts;
   read = {std::move(now), {}};
@@ -196,7 +196,7 @@ const KnownHosts& SshShell::Files::known_hosts(const std::vector<std::string>& p
   return read.hosts;
 }
 
-SshShell::Files::Prepared SshShell::Files::prepare(const Host& host, SshTarget target) {
+SshShell::Files::PreparedTarget SshShell::Files::prepare(const Host& host, SshTarget target) {
   std::string reason = complete(host, target);
   return {std::move(target), std::move(reason)};
 }
@@ -249,7 +249,7 @@ void SshShell::warn_of_keys(const Host& host, const SshTarget& target) {
     } else {
       continue;
     }
-    if (told_.insert(text).second && options_.notice) options_.notice(host.name + ": " + text);
+    if (reported_.insert(text).second && options_.notice) options_.notice(host.name + ": " + text);
   }
 }
 
@@ -261,7 +261,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
   auto config = co_await configs_->find(host, deadline);
   if (!config) co_return config.error();
 
-  if (!config->unread_file.empty() && told_.insert(config->unread_file).second && options_.notice) {
+  if (!config->unread_file.empty() && reported_.insert(config->unread_file).second && options_.notice) {
     options_.notice(config->unread_file + " is not used, since there is no " + options_.ssh_program +
                     " program here to read it: install OpenSSH's client");
   }
@@ -277,8 +277,8 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
                             target.config.connect_timeout,
                             target.config.for_a_command,
                             {}};
-  std::function<Result<Files::Prepared>()> prepare = [files = files_, host,
-                                                      target = std::move(target)]() mutable {
+  std::function<Result<Files::PreparedTarget>()> prepare = [files = files_, host,
+                                                            target = std::move(target)]() mutable {
     return files->prepare(host, std::move(target));
   };
   auto prepared = co_await disk_.run(std::move(prepare), deadline);
@@ -324,12 +324,12 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
                                          std::move(route));
     }
     // A last try that the start limit cut short knows less than those before it.
-    Error told = last->failed->error;
-    if (last->failed->closed_early) closed = told;
-    if (told.code == ErrorCode::kTimeout && closed) told = *closed;
+    Error reported = last->failed->error;
+    if (last->failed->closed_early) closed = reported;
+    if (reported.code == ErrorCode::kTimeout && closed) reported = *closed;
     // Nothing else is tried twice: servers lock out who fails to log in again and again.
     const auto pause = last->failed->closed_early ? retry.next(random_) : std::nullopt;
-    if (!pause || Clock::now() + *pause >= deadline) co_return told;
+    if (!pause || Clock::now() + *pause >= deadline) co_return reported;
     asio::steady_timer timer(loop_, *pause);
     co_await timer.async_wait(kUseTuple);
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
@@ -343,7 +343,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
                                                                       std::vector<std::string> argv,
                                                                       Deadline deadline, std::string reason,
                                                                       CommandShell::Route route) {
-  if (told_.insert(reason).second && options_.notice) {
+  if (reported_.insert(reason).second && options_.notice) {
     options_.notice(host.name + ": reached through the program " + options_.ssh_program + ", because of " +
                     reason + " (and so are other hosts for which this is so)");
   }
@@ -353,7 +353,7 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::through_openssh(Host host,
 Awaitable<void> SshShell::attempt(std::shared_ptr<Attempt> attempt, SshTarget target) {
   co_await asio::this_coro::throw_if_cancelled(false);
   // Called on an I/O thread; what they set belongs to the loop.
-  SshSession::Events events;
+  SshSession::SshSessionEvents events;
   const asio::any_io_executor loop = loop_;
   events.logged_in = [loop, attempt] { asio::post(loop, [attempt] { attempt->slot.reset(); }); };
   events.opened = [loop, attempt](SshOpened opened) {

@@ -73,7 +73,7 @@ class SshShell final : public RemoteShell {
   BlockingCalls disk_;
   std::shared_ptr<Files> files_;  ///< read by the one thread of disk_, which may outlive us
   std::shared_ptr<SshThreads> threads_;
-  std::set<std::string> told_;
+  std::set<std::string> reported_;
   std::mt19937 random_;
 };
 

@@ -49,7 +49,7 @@ SshThreads::~SshThreads() {
     workers_.pop_back();
 }
 
-std::weak_ptr<SshSession> SshThreads::start(SshTarget target, SshSession::Events events) {
+std::weak_ptr<SshSession> SshThreads::start(SshTarget target, SshSession::SshSessionEvents events) {
   const std::size_t index = next_++ % (workers_.size() - 1);
   Worker& worker = *workers_[index];
   run(worker);

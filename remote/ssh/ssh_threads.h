@@ -22,7 +22,7 @@ class SshThreads {
   SshThreads& operator=(const SshThreads&) = delete;
 
   /// Starts a session on one of the threads. It lives as long as it has something to wait for.
-  std::weak_ptr<SshSession> start(SshTarget target, SshSession::Events events);
+  std::weak_ptr<SshSession> start(SshTarget target, SshSession::SshSessionEvents events);
   /// Ends it, and drops the reference on its thread. Null is allowed.
   void close(std::shared_ptr<SshSession> session, SshSession::HangUp hang_up = SshSession::HangUp::kNo);
 

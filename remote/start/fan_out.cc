@@ -25,20 +25,21 @@ struct FanOut::Start {
         host(std::move(target)),
         options(settings),
         over_ssh(settings.ssh_localhost || !is_localhost(host)),
-        may_push(settings.stock != nullptr &&
+        may_push(settings.bundle != nullptr &&
                  ((over_ssh && !settings.remote_is_here) || !host.wrapper.empty())),
-        look(look_at(host, settings, over_ssh, may_push)),
-        way(way_of(host, over_ssh ? remote.way() : nullptr)),
-        boot(host.name, settings.argv.at(0), look, way),
+        lookup(look_at(host, settings, over_ssh, may_push)),
+        route(route_of(host, over_ssh ? remote.route() : nullptr)),
+        boot(host.name, settings.argv.at(0), lookup, route),
         drained(loop, std::chrono::steady_clock::time_point::max()),
         sent(loop, std::chrono::steady_clock::time_point::max()) {}
 
-  static Bootstrap::Look look_at(const Host& host, const FanOutOptions& settings, bool over_ssh, bool push) {
-    if (push) return Bootstrap::Look::kPush;
+  static Bootstrap::Lookup look_at(const Host& host, const FanOutOptions& settings, bool over_ssh,
+                                   bool push) {
+    if (push) return Bootstrap::Lookup::kPush;
     const bool child = !over_ssh || settings.remote_is_here;
-    return child && host.wrapper.empty() ? Bootstrap::Look::kNone : Bootstrap::Look::kGiven;
+    return child && host.wrapper.empty() ? Bootstrap::Lookup::kNone : Bootstrap::Lookup::kGiven;
   }
-  static std::string way_of(const Host& host, const char* shell) {
+  static std::string route_of(const Host& host, const char* shell) {
     if (host.wrapper.empty()) return shell != nullptr ? shell : "its shell";
     std::string words;
     for (const std::string& word : host.wrapper)
@@ -50,8 +51,8 @@ struct FanOut::Start {
   /// Inside the host's container, when it has one.
   std::vector<std::string> command() const {
     std::vector<std::string> agent = options.argv;
-    if (look == Bootstrap::Look::kGiven) agent = given_look(options.argv);
-    if (look == Bootstrap::Look::kPush) agent = first_look(options.stock->wanted(), anew);
+    if (lookup == Bootstrap::Lookup::kGiven) agent = given_lookup(options.argv);
+    if (lookup == Bootstrap::Lookup::kPush) agent = first_lookup(options.bundle->wanted(), anew);
     std::vector<std::string> words = host.wrapper;
     words.insert(words.end(), agent.begin(), agent.end());
     return words;
@@ -59,7 +60,7 @@ struct FanOut::Start {
 
   /// For another try, when the one before has let go of everything.
   void begin_again() {
-    boot = Bootstrap(host.name, options.argv.at(0), look, way);
+    boot = Bootstrap(host.name, options.argv.at(0), lookup, route);
     channel.reset();
     errors.clear();
     set.reset();
@@ -73,8 +74,8 @@ struct FanOut::Start {
   const FanOutOptions& options;
   const bool over_ssh;
   const bool may_push;
-  const Bootstrap::Look look;
-  const std::string way;
+  const Bootstrap::Lookup lookup;
+  const std::string route;
   Bootstrap boot;
   asio::cancellation_signal stop;
   std::optional<ErrorCode> given_up;  ///< kTimeout or kCancelled
@@ -98,7 +99,7 @@ struct FanOut::Start {
     given_up = why;
     stop.emit(asio::cancellation_type::terminal);
   }
-  void let_errors_go() {
+  void release_errors() {
     stop_draining = true;
     error_code ignored;
     channel->errors().cancel(ignored);
@@ -125,7 +126,7 @@ FanOut::FanOut(asio::any_io_executor loop, RemoteShell& remote, RemoteShell& loc
 
 FanOut::~FanOut() = default;
 
-Awaitable<void> FanOut::run(std::vector<Host> hosts, Report report) {
+Awaitable<void> FanOut::run(std::vector<Host> hosts, ReportHost report) {
   report_ = std::move(report);
   missing_ = hosts.size();
   for (std::size_t i = 0; i < hosts.size(); ++i) {
@@ -177,8 +178,8 @@ void FanOut::on_deadline() {
   }
 }
 
-std::vector<FanOut::Waiting> FanOut::waiting() const {
-  std::vector<Waiting> list;
+std::vector<FanOut::PendingHost> FanOut::waiting() const {
+  std::vector<PendingHost> list;
   for (const auto& start : starts_) {
     if (!start) continue;
     const char* step = start->set ? "sending the agent" : "waiting for the agent";
@@ -282,7 +283,7 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
   while (start->sending)
     co_await start->sent.async_wait(kUseTuple);
   // The reader of stderr lets go before the channel is handed on; nothing it has read is lost.
-  start->let_errors_go();
+  start->release_errors();
   while (start->draining)
     co_await start->drained.async_wait(kUseTuple);
 
@@ -313,8 +314,8 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
     if (start->given_up) co_return set ? start->reason_given_up() : set.error();
     if (set) {
       start->set = *set;
-      start->script = push_script(options_.stock->wanted(), start->set->key, start->set->files, start->anew);
-    } else if (!need.looked.empty() && need.looked[0] == kSameVersion) {
+      start->script = push_script(options_.bundle->wanted(), start->set->key, start->set->files, start->anew);
+    } else if (!need.attempts.empty() && need.attempts[0] == kSameVersion) {
       start->script = installed_script();
     } else {
       co_return within(start->host.name, set.error());
@@ -338,14 +339,14 @@ Awaitable<std::optional<Error>> FanOut::answer(std::shared_ptr<Start> start) {
 /// The files for the machine of this host.
 Awaitable<Result<std::shared_ptr<const PushSet>>> FanOut::load(std::shared_ptr<Start> start) {
   std::function<Result<std::shared_ptr<const PushSet>>()> read =
-      [stock = options_.stock, machine = start->boot.need().machine] { return stock->set_for(machine); };
+      [bundle = options_.bundle, machine = start->boot.need().machine] { return bundle->set_for(machine); };
   auto set = co_await disk_.run(std::move(read), options_.deadline);
   if (!set && set.error().code == ErrorCode::kTimeout) start->give_up(ErrorCode::kTimeout);
   if (set || !start->given_up) co_return set;
   if (start->given_up == ErrorCode::kCancelled) co_return start->reason_given_up();
   co_return Error{
       ErrorCode::kTimeout,
-      start->host.name + ": " + options_.stock->wanted().path +
+      start->host.name + ": " + options_.bundle->wanted().path +
           " or a file beside it was not read on this machine before the start limit; its disk hangs",
       0};
 }
@@ -368,7 +369,7 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   if (end.broken) co_return *end.broken;
   // All of stderr lies in the socket by now: take it without waiting for an end that a grandchild may hold
   // back.
-  start->let_errors_go();
+  start->release_errors();
   while (start->draining)
     co_await start->drained.async_wait(kUseTuple);
   error_code error;
@@ -381,8 +382,8 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
     taken += size;
   }
   // An agent that was found there says nothing: whatever it is, a fresh one is sent, once.
-  start->again =
-      !start->anew && !start->set && !start->boot.began().empty() && start->look == Bootstrap::Look::kPush;
+  start->again = !start->anew && !start->set && !start->boot.began().empty() &&
+                 start->lookup == Bootstrap::Lookup::kPush;
   if (start->again) start->anew = true;
   co_return start->boot.ended(end.status);
 }

@@ -12,7 +12,7 @@
 #include "base/blocking_calls.h"
 #include "remote/bootstrap/bootstrap.h"
 #include "remote/shells/remote_shell.h"
-#include "remote/start/agent_stock.h"
+#include "remote/start/agent_bundle.h"
 
 namespace ddp::remote {
 
@@ -34,7 +34,7 @@ struct FanOutOptions {
   std::optional<AgentHello> expected;   ///< set: another protocol or version is kAgentMismatch
   /// Set: hosts without an agent of this build are given one, but for plain children of this machine. argv is
   /// for the hosts that are given none.
-  std::shared_ptr<AgentStock> stock;
+  std::shared_ptr<AgentBundle> bundle;
   bool remote_is_here = false;  ///< the remote shell starts children, too (--launcher local)
 };
 
@@ -43,9 +43,9 @@ struct FanOutOptions {
 class FanOut {
  public:
   /// `host` is the index in the list given to run(). Called once for each host, on the loop.
-  using Report = std::function<void(std::size_t host, Result<StartedAgent> outcome)>;
+  using ReportHost = std::function<void(std::size_t host, Result<StartedAgent> outcome)>;
 
-  struct Waiting {
+  struct PendingHost {
     std::size_t host = 0;
     const char* step = "";  ///< "connecting", "waiting for the agent", "sending the agent"
   };
@@ -57,12 +57,12 @@ class FanOut {
 
   /// Returns when every host was reported: started, failed, kTimeout at the deadline, or kCancelled. Call it
   /// once.
-  Awaitable<void> run(std::vector<Host> hosts, Report report);
+  Awaitable<void> run(std::vector<Host> hosts, ReportHost report);
 
   /// Gives up every host that was not reported yet; run() returns soon after. May be called at any time.
   void cancel();
 
-  std::vector<Waiting> waiting() const;
+  std::vector<PendingHost> waiting() const;
 
  private:
   struct Start;
@@ -83,7 +83,7 @@ class FanOut {
   RemoteShell& remote_;
   RemoteShell& local_;
   FanOutOptions options_;
-  Report report_;
+  ReportHost report_;
   std::vector<std::shared_ptr<Start>> starts_;  ///< by host index; empty once reported
   std::size_t missing_ = 0;
   bool cancelled_ = false;

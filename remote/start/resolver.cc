@@ -13,18 +13,18 @@ namespace {
 
 constexpr int kMostThreads = 16;
 
-struct Found {
+struct Resolution {
   int error = 0;  ///< of getaddrinfo
   std::vector<Endpoint> endpoints;
 };
 
-Found look_up(const std::string& name, std::uint16_t port, int family, int flags) {
+Resolution look_up(const std::string& name, std::uint16_t port, int family, int flags) {
   addrinfo hints{};
   hints.ai_family = family;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* list = nullptr;
-  Found found;
+  Resolution found;
   found.error = ::getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (found.error != 0) return found;
   for (const addrinfo* one = list; one != nullptr; one = one->ai_next) {
@@ -56,10 +56,10 @@ Resolver::Resolver(asio::any_io_executor loop) : calls_(std::move(loop), kMostTh
 Awaitable<Result<std::vector<Endpoint>>> Resolver::resolve(std::string name, std::uint16_t port, int family,
                                                            std::chrono::steady_clock::time_point deadline) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  Found numeric = look_up(name, port, family, AI_NUMERICHOST);
+  Resolution numeric = look_up(name, port, family, AI_NUMERICHOST);
   if (numeric.error == 0) co_return std::move(numeric.endpoints);
 
-  std::function<Result<Found>()> call = [name, port, family] {
+  std::function<Result<Resolution>()> call = [name, port, family] {
     return look_up(name, port, family, AI_ADDRCONFIG);
   };
   auto found = co_await calls_.run(std::move(call), deadline);

@@ -58,7 +58,7 @@ const char* have_text(const std::set<int>& ranks) {
 }
 
 /// " of node 0", " between the nodes"; nothing for the world.
-std::string place_text(const std::string& group) {
+std::string location_text(const std::string& group) {
   if (group == "world") return "";
   return group == "between" ? " between the nodes" : " of " + group;
 }
@@ -69,18 +69,18 @@ std::string collective_text(const LoggedCollective& entry) {
   return entry.kind == "barrier" ? text : text + " (" + size_text(entry.bytes) + ")";
 }
 
-using Called = std::tuple<std::string, std::uint64_t, std::string>;
-Called called(const LoggedCollective& entry) {
+using OperationKey = std::tuple<std::string, std::uint64_t, std::string>;
+OperationKey operation_key(const LoggedCollective& entry) {
   return {entry.kind, entry.bytes, entry.type};
 }
 /// As exactly as it takes to tell it from the other.
 std::string called_text(const LoggedCollective& entry, const LoggedCollective& other,
-                        const std::string& place) {
+                        const std::string& location) {
   const bool alike = entry.kind == other.kind && size_text(entry.bytes) == size_text(other.bytes);
   if (alike && entry.bytes != other.bytes)
     return entry.kind + " " + std::to_string(entry.sequence) + " (" + std::to_string(entry.bytes) +
-           " bytes)" + place;
-  const std::string text = collective_text(entry) + place;
+           " bytes)" + location;
+  const std::string text = collective_text(entry) + location;
   return alike ? text + " of " + entry.type : text;
 }
 
@@ -89,7 +89,7 @@ using BySequence = std::map<std::uint64_t, std::map<int, LoggedCollective>>;
 
 /// What the logs have of one group.
 struct GroupLogs {
-  std::string place;  ///< place_text()
+  std::string location;  ///< location_text()
   int first = 0;
   int ranks = 0;  ///< that call its operations: from `first` on
   BySequence sequences;
@@ -102,9 +102,9 @@ CollectiveVerdict different_collective(const GroupLogs& group_logs) {
   constexpr std::size_t kOthers = 3;
   const BySequence& sequences = group_logs.sequences;
   for (const auto& [sequence, by_rank] : sequences) {
-    std::map<Called, std::set<int>> groups;
+    std::map<OperationKey, std::set<int>> groups;
     for (const auto& [rank, entry] : by_rank)
-      groups[called(entry)].insert(rank);
+      groups[operation_key(entry)].insert(rank);
     if (groups.size() < 2) continue;
     // Most ranks are right; among equals, those with the lowest rank.
     const auto right = std::ranges::max_element(groups, [](const auto& a, const auto& b) {
@@ -112,86 +112,87 @@ CollectiveVerdict different_collective(const GroupLogs& group_logs) {
     });
     const LoggedCollective& theirs = by_rank.at(*right->second.begin());
     CollectiveVerdict verdict{"", {}, true};
-    std::size_t told = 0;
+    std::size_t listed = 0;
     for (auto group = groups.begin(); group != groups.end(); ++group) {
       if (group == right) continue;
       verdict.named.insert(group->second.begin(), group->second.end());
-      if (++told > kOthers) continue;
-      verdict.text += (told == 1 ? "" : ", ") + ranks_text(group->second) + " called " +
-                      called_text(by_rank.at(*group->second.begin()), theirs, group_logs.place);
+      if (++listed > kOthers) continue;
+      verdict.text += (listed == 1 ? "" : ", ") + ranks_text(group->second) + " called " +
+                      called_text(by_rank.at(*group->second.begin()), theirs, group_logs.location);
     }
-    if (told > kOthers) verdict.text += " and others yet others";
+    if (listed > kOthers) verdict.text += " and others yet others";
     const LoggedCollective& ours =
         by_rank.at(*(groups.begin() == right ? std::next(right) : groups.begin())->second.begin());
     verdict.text +=
-        " where " + ranks_text(right->second) + " called " + called_text(theirs, ours, group_logs.place);
+        " where " + ranks_text(right->second) + " called " + called_text(theirs, ours, group_logs.location);
     return verdict;
   }
   return {};
 }
 
-struct Standing {
+struct OperationProgress {
   std::set<int> waiting, behind, done;
 };
 
 /// Who has done what of one operation. A rank that has gone further than its ring remembers has done it.
-Standing standing_of(const std::map<int, LoggedCollective>& by_rank, std::uint64_t sequence,
-                     const std::map<int, std::uint64_t>& last) {
-  Standing standing;
+OperationProgress progress_of(const std::map<int, LoggedCollective>& by_rank, std::uint64_t sequence,
+                              const std::map<int, std::uint64_t>& last) {
+  OperationProgress progress;
   for (const auto& [rank, newest] : last) {
     const auto found = by_rank.find(rank);
     if (found == by_rank.end()) {
-      (newest < sequence ? standing.behind : standing.done).insert(rank);
+      (newest < sequence ? progress.behind : progress.done).insert(rank);
     } else {
-      (found->second.finished == 0 ? standing.waiting : standing.done).insert(rank);
+      (found->second.finished == 0 ? progress.waiting : progress.done).insert(rank);
     }
   }
-  return standing;
+  return progress;
 }
 
 /// Ranks without a log: those that have ended, and those of which nobody knows.
-struct Silent {
+struct RanksWithoutLog {
   std::set<int> ended, lost;
   bool any() const { return !ended.empty() || !lost.empty(); }
 };
 
-std::string silent_text(const Silent& silent) {
+std::string silent_text(const RanksWithoutLog& silent) {
   if (silent.lost.empty()) return ranks_text(silent.ended) + have_text(silent.ended) + " ended";
   const std::string lost = ranks_text(silent.lost) + " left no log";
   return silent.ended.empty() ? lost
                               : lost + ", " + ranks_text(silent.ended) + have_text(silent.ended) + " ended";
 }
 
-CollectiveVerdict verdict_on(const std::string& name, const Standing& standing, const Silent& silent) {
-  if (!standing.behind.empty()) {
-    const std::string others = standing.waiting.empty()
-                                   ? ranks_text(standing.done) + have_text(standing.done) + " finished"
-                                   : ranks_text(standing.waiting) + wait_text(standing.waiting);
+CollectiveVerdict verdict_on(const std::string& name, const OperationProgress& progress,
+                             const RanksWithoutLog& silent) {
+  if (!progress.behind.empty()) {
+    const std::string others = progress.waiting.empty()
+                                   ? ranks_text(progress.done) + have_text(progress.done) + " finished"
+                                   : ranks_text(progress.waiting) + wait_text(progress.waiting);
     return {
-        ranks_text(standing.behind) + have_text(standing.behind) + " not started " + name + " that " + others,
-        standing.behind, !standing.waiting.empty()};
+        ranks_text(progress.behind) + have_text(progress.behind) + " not started " + name + " that " + others,
+        progress.behind, !progress.waiting.empty()};
   }
   if (silent.any()) {
     std::set<int> named = silent.lost.empty() ? silent.ended : silent.lost;
     return {
-        silent_text(silent) + "; " + ranks_text(standing.waiting) + wait_text(standing.waiting) + " " + name,
+        silent_text(silent) + "; " + ranks_text(progress.waiting) + wait_text(progress.waiting) + " " + name,
         std::move(named), true};
   }
-  if (!standing.done.empty()) {
-    return {ranks_text(standing.waiting) + have_text(standing.waiting) + " not finished " + name + " that " +
-                ranks_text(standing.done) + have_text(standing.done) + " finished",
-            standing.waiting, false};
+  if (!progress.done.empty()) {
+    return {ranks_text(progress.waiting) + have_text(progress.waiting) + " not finished " + name + " that " +
+                ranks_text(progress.done) + have_text(progress.done) + " finished",
+            progress.waiting, false};
   }
   return {"all ranks wait in " + name + ": the way between them fails, or one stands still in it", {}, false};
 }
 
 /// What a group's ranks miss: ranks that wait in other groups themselves, some of those, or none.
-enum class Missed { kWaitElsewhere, kSomeElsewhere, kNoneElsewhere };
+enum class MissingRanks { kWaitElsewhere, kSomeElsewhere, kNoneElsewhere };
 
 /// What holds a group up.
-struct HoldUp {
+struct Blockage {
   CollectiveVerdict verdict;
-  Missed missed = Missed::kWaitElsewhere;
+  MissingRanks missed = MissingRanks::kWaitElsewhere;
 };
 
 /// In how many groups' operations each rank waits, as far as it does.
@@ -207,7 +208,7 @@ std::set<int> who_wait_nowhere_else(const std::set<int>& ranks, const GroupLogs&
   return rest;
 }
 
-Silent part_of(const Silent& world, const GroupLogs& group) {
+RanksWithoutLog part_of(const RanksWithoutLog& world, const GroupLogs& group) {
   const auto cut = [&group](const std::set<int>& ranks) {
     return std::set<int>(ranks.lower_bound(group.first), ranks.lower_bound(group.first + group.ranks));
   };
@@ -215,27 +216,27 @@ Silent part_of(const Silent& world, const GroupLogs& group) {
 }
 
 /// `silent`: of the whole world.
-HoldUp hold_up_of(const GroupLogs& group, const Silent& silent, const Waits& waits) {
+Blockage hold_up_of(const GroupLogs& group, const RanksWithoutLog& silent, const Waits& waits) {
   const bool whole = group.last.size() >= static_cast<std::size_t>(group.ranks);
-  const Silent missing = whole ? Silent() : part_of(silent, group);
-  HoldUp all_wait;
+  const RanksWithoutLog missing = whole ? RanksWithoutLog() : part_of(silent, group);
+  Blockage all_wait;
   for (const auto& [sequence, by_rank] : group.sequences) {
-    Standing standing = standing_of(by_rank, sequence, group.last);
+    OperationProgress progress = progress_of(by_rank, sequence, group.last);
     // A rank without a log may have done what the others have; those that wait tell where it stands.
-    if (standing.waiting.empty() && standing.behind.empty()) continue;
-    const std::set<int> nowhere = who_wait_nowhere_else(standing.behind, group, waits);
-    Missed missed = Missed::kWaitElsewhere;
-    if (standing.behind.empty() ? missing.any() : nowhere.size() == standing.behind.size()) {
-      missed = Missed::kNoneElsewhere;
+    if (progress.waiting.empty() && progress.behind.empty()) continue;
+    const std::set<int> nowhere = who_wait_nowhere_else(progress.behind, group, waits);
+    MissingRanks missed = MissingRanks::kWaitElsewhere;
+    if (progress.behind.empty() ? missing.any() : nowhere.size() == progress.behind.size()) {
+      missed = MissingRanks::kNoneElsewhere;
     } else if (!nowhere.empty()) {
-      missed = Missed::kSomeElsewhere;
-      standing.behind = nowhere;
+      missed = MissingRanks::kSomeElsewhere;
+      progress.behind = nowhere;
     }
-    const HoldUp found{verdict_on(collective_text(by_rank.begin()->second) + group.place, standing, missing),
-                       missed};
+    const Blockage found{
+        verdict_on(collective_text(by_rank.begin()->second) + group.location, progress, missing), missed};
     // Of operations under way at once a later one may tell who has stopped.
-    if (standing.waiting.size() < group.last.size())
-      return all_wait.verdict.text.empty() || !standing.behind.empty() ? found : all_wait;
+    if (progress.waiting.size() < group.last.size())
+      return all_wait.verdict.text.empty() || !progress.behind.empty() ? found : all_wait;
     if (all_wait.verdict.text.empty()) all_wait = found;
   }
   return all_wait;
@@ -245,7 +246,7 @@ using Groups = std::map<std::string, GroupLogs>;
 
 void add(Groups& groups, int rank, const LoggedGroup& logged) {
   GroupLogs& group = groups[logged.name];
-  group.place = place_text(logged.name);
+  group.location = location_text(logged.name);
   group.first = logged.first;
   group.ranks = std::max(group.ranks, logged.ranks);
   group.last[rank] = logged.entries.empty() ? 0 : logged.entries.back().sequence;
@@ -255,7 +256,7 @@ void add(Groups& groups, int rank, const LoggedGroup& logged) {
   }
 }
 
-CollectiveVerdict judge(const std::vector<CollectiveDump>& dumps, const std::set<int>& ended) {
+CollectiveVerdict diagnose(const std::vector<CollectiveDump>& dumps, const std::set<int>& ended) {
   std::uint32_t attempt = 0;
   for (const CollectiveDump& dump : dumps)
     attempt = std::max(attempt, dump.attempt);
@@ -269,7 +270,7 @@ CollectiveVerdict judge(const std::vector<CollectiveDump>& dumps, const std::set
     for (const LoggedGroup& group : dump.groups)
       add(groups, dump.rank, group);
   }
-  Silent silent;
+  RanksWithoutLog silent;
   for (int rank = 0; rank < world_size; ++rank) {
     std::set<int>& part = ended.count(rank) != 0 ? silent.ended : silent.lost;
     if (there.count(rank) == 0) part.insert(part.end(), rank);
@@ -281,9 +282,9 @@ CollectiveVerdict judge(const std::vector<CollectiveDump>& dumps, const std::set
   for (const auto& [name, group] : groups) {
     if (CollectiveVerdict verdict = different_collective(group); !verdict.text.empty()) return verdict;
   }
-  HoldUp first;
+  Blockage first;
   for (const auto& [name, group] : groups) {
-    HoldUp found = hold_up_of(group, silent, waits);
+    Blockage found = hold_up_of(group, silent, waits);
     if (first.verdict.text.empty() || (!found.verdict.text.empty() && found.missed > first.missed))
       first = std::move(found);
   }
@@ -293,7 +294,7 @@ CollectiveVerdict judge(const std::vector<CollectiveDump>& dumps, const std::set
 }  // namespace
 
 CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps, const std::set<int>& ended) {
-  CollectiveVerdict verdict = judge(dumps, ended);
+  CollectiveVerdict verdict = diagnose(dumps, ended);
   // Names come from what anybody may have written.
   for (char& c : verdict.text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';

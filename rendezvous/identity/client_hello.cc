@@ -6,7 +6,7 @@
 namespace ddp::rendezvous {
 namespace {
 
-using Kind = ClientHelloLook::Kind;
+using Kind = ParsedClientHello::Kind;
 
 constexpr std::size_t kRecordHeader = 5;
 constexpr std::uint8_t kHandshakeRecord = 22;
@@ -61,7 +61,7 @@ bool holds(std::string_view list, std::size_t width, std::size_t wanted) {
   return fields.good() && found;
 }
 
-ClientHelloLook other(std::string_view why) {
+ParsedClientHello other(std::string_view why) {
   return {Kind::kOtherTls, {}, why};
 }
 
@@ -94,7 +94,7 @@ bool read_extensions(std::string_view bytes, Offer& offer) {
   return fields.good();
 }
 
-ClientHelloLook read_keys(std::string_view extension) {
+ParsedClientHello read_keys(std::string_view extension) {
   Fields fields(extension);
   Fields identities(fields.sized(2));
   Fields binders(fields.sized(2));
@@ -108,7 +108,7 @@ ClientHelloLook read_keys(std::string_view extension) {
 }
 
 /// `bytes` is the hello's body.
-ClientHelloLook read_hello(std::string_view bytes) {
+ParsedClientHello read_hello(std::string_view bytes) {
   Fields fields(bytes);
   const std::size_t version = fields.number(2);
   (void)fields.take(32);  // random
@@ -130,7 +130,7 @@ ClientHelloLook read_hello(std::string_view bytes) {
 }
 
 /// What is no TLS: told by whole words where they are there, for the log.
-ClientHelloLook read_plain(std::string_view bytes) {
+ParsedClientHello read_plain(std::string_view bytes) {
   static constexpr std::array<std::string_view, 9> kMethods{
       "GET ", "POST ", "HEAD ", "PUT ", "OPTIONS ", "CONNECT ", "DELETE ", "TRACE ", "PRI * "};
   for (const std::string_view method : kMethods) {
@@ -142,7 +142,7 @@ ClientHelloLook read_plain(std::string_view bytes) {
 
 }  // namespace
 
-ClientHelloLook look_at_client_hello(std::string_view bytes) {
+ParsedClientHello parse_client_hello(std::string_view bytes) {
   if (bytes.empty()) return {};
   if (static_cast<std::uint8_t>(bytes[0]) != kHandshakeRecord) return read_plain(bytes);
   if (bytes.size() >= 2 && bytes[1] != 3) return {Kind::kPlain, {}, {}};

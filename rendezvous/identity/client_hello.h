@@ -7,7 +7,7 @@
 namespace ddp::rendezvous {
 
 /// The first bytes of a connection that has not proved anything yet.
-struct ClientHelloLook {
+struct ParsedClientHello {
   enum class Kind : std::uint8_t {
     kNeedsMore,
     kOffer,     ///< a whole TLS 1.3 ClientHello that offers one key
@@ -27,6 +27,6 @@ constexpr std::size_t kMaxClientHello = 1024;
 /// (sans-IO). Strict: what passes is one record with TLS 1.3, TLS_AES_128_GCM_SHA256, one pre-shared key with
 /// (EC)DHE, and no early data; bytes behind that record are kOtherTls, for an honest client waits for the
 /// answer. RFC 8446, 4.1.2 and 4.2.
-ClientHelloLook look_at_client_hello(std::string_view bytes);
+ParsedClientHello parse_client_hello(std::string_view bytes);
 
 }  // namespace ddp::rendezvous

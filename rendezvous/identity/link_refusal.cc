@@ -14,7 +14,7 @@ enum Alert : std::uint8_t {
   kUnknownPskIdentity = 115,
 };
 
-std::string token_words(std::string_view origin, std::string_view check) {
+std::string token_text(std::string_view origin, std::string_view check) {
   std::string words(origin.empty() ? "a derived key" : origin);
   if (!check.empty()) {
     words += " (check ";
@@ -41,7 +41,7 @@ std::optional<std::uint8_t> alert_of(LinkRefusal refusal) {
     case LinkRefusal::kHttp:
     case LinkRefusal::kPlain:
     case LinkRefusal::kSilent:
-    case LinkRefusal::kGaveWay:
+    case LinkRefusal::kEvicted:
     case LinkRefusal::kTooMany:
     case LinkRefusal::kBroken:
       return std::nullopt;
@@ -78,7 +78,7 @@ std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const Lis
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
       return who + " has another token than this side, where it is that of " +
-             token_words(here.token_origin, here.token_check) + "; refused at " + here.where;
+             token_text(here.token_origin, here.token_check) + "; refused at " + here.where;
     case LinkRefusal::kOtherJob:
       return who + " came to " + here.where + ", which is not its job's; refused" + detail;
     case LinkRefusal::kOtherRole:
@@ -93,7 +93,7 @@ std::string refusal_line(LinkRefusal refusal, const RefusedPeer& peer, const Lis
       return who + " spoke TLS to " + here.where + " but is no ddplaunch" + detail + "; refused";
     case LinkRefusal::kSilent:
       return who + " connected to " + here.where + " and did not prove who it is in time; closed";
-    case LinkRefusal::kGaveWay:
+    case LinkRefusal::kEvicted:
       return who + " was slow to prove who it is while others waited at " + here.where + "; closed";
     case LinkRefusal::kTooMany:
       return who + " has too many unproven or failed connections to " + here.where + "; closed";
@@ -108,7 +108,7 @@ std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here) {
   switch (refusal) {
     case LinkRefusal::kTokenDiffers:
       return "the token differs: " + here.where + " has another token than this node, whose own is that of " +
-             token_words(here.token_origin, here.token_check) +
+             token_text(here.token_origin, here.token_check) +
              ". The other side's log names where its token is from, with its check. Give both the same: the "
              "same "
              "DDPLAUNCH_TOKEN, or the same --token-file";
@@ -138,7 +138,7 @@ std::string join_refusal_text(LinkRefusal refusal, const JoinSide& here) {
              "started with --insecure";
     case LinkRefusal::kSilent:
       return here.where + " took the connection and did not answer in time";
-    case LinkRefusal::kGaveWay:
+    case LinkRefusal::kEvicted:
     case LinkRefusal::kTooMany:
       return here.where + " has too many connections to take this one now";
     case LinkRefusal::kBroken:

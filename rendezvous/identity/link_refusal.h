@@ -20,7 +20,7 @@ enum class LinkRefusal : std::uint8_t {
   kPlain,         ///< other bytes than TLS
   kOtherTls,      ///< TLS, but no offer of ours
   kSilent,        ///< the deadline passed
-  kGaveWay,       ///< it was too slow when others waited
+  kEvicted,       ///< it was too slow when others waited
   kTooMany,       ///< its address has too many unproven connections, or failed too often
   kBroken,        ///< it hung up, or broke the protocol
 };

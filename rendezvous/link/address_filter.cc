@@ -86,7 +86,7 @@ bool AddressFilter::allows(const asio::ip::address& address) const {
   if (empty()) return true;
   const auto bytes = mapped_bytes(address);
   return addresses_.contains(bytes) ||
-         std::any_of(networks_.begin(), networks_.end(), [&bytes](const Network& network) {
+         std::any_of(networks_.begin(), networks_.end(), [&bytes](const AddressRange& network) {
            return same_prefix(network.bytes, bytes, network.prefix);
          });
 }

@@ -33,14 +33,14 @@ class AddressFilter {
   bool empty() const { return networks_.empty() && addresses_.empty(); }
 
  private:
-  using Bytes = std::array<std::uint8_t, 16>;  // IPv4 as mapped IPv6
-  struct Network {
-    Bytes bytes;
+  using AddressBytes = std::array<std::uint8_t, 16>;  // IPv4 as mapped IPv6
+  struct AddressRange {
+    AddressBytes bytes;
     unsigned prefix;  // bits, of 128
   };
 
-  std::set<Bytes> addresses_;  // of 10,000 nodes, say, asked for each of their workers
-  std::vector<Network> networks_;
+  std::set<AddressBytes> addresses_;  // of 10,000 nodes, say, asked for each of their workers
+  std::vector<AddressRange> networks_;
 };
 
 }  // namespace ddp::rendezvous

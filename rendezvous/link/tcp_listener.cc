@@ -18,14 +18,14 @@ constexpr std::uint16_t kNeighbours = 3;
 constexpr std::uint16_t kLastPort = 65535 - kNeighbours;
 constexpr int kMaxTries = 256;
 
-struct Address {
+struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t size = 0;
   int family = AF_UNSPEC;
 };
 
-Address address_v6(const in6_addr& host, std::uint16_t port) {
-  Address out;
+SocketAddress address_v6(const in6_addr& host, std::uint16_t port) {
+  SocketAddress out;
   auto* in = reinterpret_cast<sockaddr_in6*>(&out.storage);
   in->sin6_family = AF_INET6;
   in->sin6_addr = host;
@@ -35,8 +35,8 @@ Address address_v6(const in6_addr& host, std::uint16_t port) {
   return out;
 }
 
-Address address_v4(std::uint32_t host, std::uint16_t port) {
-  Address out;
+SocketAddress address_v4(std::uint32_t host, std::uint16_t port) {
+  SocketAddress out;
   auto* in = reinterpret_cast<sockaddr_in*>(&out.storage);
   in->sin_family = AF_INET;
   in->sin_addr.s_addr = htonl(host);
@@ -50,7 +50,7 @@ std::string at_port(std::uint16_t port) {
   return "cannot listen on port " + std::to_string(port);
 }
 
-Result<UniqueFd> bound_socket(const Address& address, bool both_families, std::uint16_t port) {
+Result<UniqueFd> bound_socket(const SocketAddress& address, bool both_families, std::uint16_t port) {
   UniqueFd fd(::socket(address.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   if (!fd) return system_error(errno, at_port(port));
   // A port of the attempt before may still have connections in TIME_WAIT.
@@ -140,7 +140,7 @@ Result<TcpListener> listen_tcp(ListenScope scope, std::uint16_t port) {
 Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port) {
   in_addr v4{};
   in6_addr v6{};
-  Address place;
+  SocketAddress place;
   if (::inet_pton(AF_INET, address.c_str(), &v4) == 1) {
     place = address_v4(ntohl(v4.s_addr), port);
   } else if (::inet_pton(AF_INET6, address.c_str(), &v6) == 1) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "rendezvous/membership/membership_words.h"
+#include "rendezvous/membership/membership_text.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -18,7 +18,7 @@ constexpr std::size_t kMaxHosts = 100'000;
 }  // namespace
 
 Membership::Membership(MembershipRules rules)
-    : rules_(std::move(rules)), seats_(rules_.max_nodes, rules_.min_nodes == rules_.max_nodes) {
+    : rules_(std::move(rules)), slot_table_(rules_.max_nodes, rules_.min_nodes == rules_.max_nodes) {
   nodes_.resize(rules_.hosts.size());
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     nodes_[i].name = rules_.hosts[i];
@@ -43,7 +43,7 @@ Membership::Actions Membership::step(const Sender& from, const MemberEvent& even
 std::optional<Membership::Time> Membership::deadline() const {
   if (state_ == State::kEnded || !started_) return {};
   Time due = watch_at_;
-  for (const auto& other : {phase_end_, look_again_, growth_at_})
+  for (const auto& other : {phase_end_, retry_timer_, growth_at_})
     if (other) due = std::min(due, *other);
   return due;
 }
@@ -54,25 +54,25 @@ std::optional<Membership::Time> Membership::deadline() const {
 Membership::Node* Membership::known(const Sender& from) {
   if (from.job != rules_.job || from.host >= nodes_.size()) return nullptr;
   Node& node = nodes_[from.host];
-  return node.present && node.life == from.life ? &node : nullptr;
+  return node.present && node.incarnation == from.incarnation ? &node : nullptr;
 }
 
 /// The same, and it still runs its part of this attempt.
 Membership::Node* Membership::in_attempt(const Sender& from) {
   Node* node = known(from);
   const bool counts = (state_ == State::kRunning || state_ == State::kStopping) && from.attempt == attempt_;
-  return node != nullptr && counts && node->part == Part::kRunning ? node : nullptr;
+  return node != nullptr && counts && node->participation == Participation::kRunning ? node : nullptr;
 }
 
 void Membership::refuse(const Sender& from, std::string reason) {
-  actions_.emplace_back(Drop{from.host, from.life, std::move(reason)});
+  actions_.emplace_back(Drop{from.host, from.incarnation, std::move(reason)});
 }
 
 /// Whether a hello is one to be taken up; the others are dropped with the reason.
 bool Membership::admit(const Sender& from, const Joined& event) {
   const Node* node = from.host < nodes_.size() ? &nodes_[from.host] : nullptr;
   const bool present = node != nullptr && node->present;
-  if (present && from.life == node->life) return false;  // the same hello again
+  if (present && from.incarnation == node->incarnation) return false;  // the same hello again
   std::string why;
   if (from.job != rules_.job) {
     why = "it belongs to job " + std::string(from.job) + ", not to " + rules_.job;
@@ -82,7 +82,7 @@ bool Membership::admit(const Sender& from, const Joined& event) {
     why = "it is not a host of this job";
   } else if (event.slots < 1) {
     why = "it has no slots";
-  } else if (node != nullptr && from.life <= node->life) {
+  } else if (node != nullptr && from.incarnation <= node->incarnation) {
     why = present ? "a later agent of its host has joined" : "it was given up; a new agent has to join";
   } else if (present && !node->suspect && !event.name.empty() && event.name != node->name) {
     why = "node " + std::to_string(from.host) + " is " + node->name +
@@ -98,8 +98,8 @@ bool Membership::admit(const Sender& from, const Joined& event) {
 
 void Membership::take(const Sender& from, const Joined& event, Time now) {
   const bool admitted = admit(from, event);
-  if (event.gone_life != 0 && from.job == rules_.job && from.host < nodes_.size())
-    workers_gone(from.host, event.gone_life, now);
+  if (event.gone_incarnation != 0 && from.job == rules_.job && from.host < nodes_.size())
+    workers_gone(from.host, event.gone_incarnation, now);
   if (!admitted) return try_begin(now);
   if (from.host == nodes_.size()) {
     nodes_.emplace_back();
@@ -112,32 +112,32 @@ void Membership::take(const Sender& from, const Joined& event, Time now) {
   Node& node = nodes_[from.host];
   coming_ -= std::exchange(node.coming, false);
   if (!event.name.empty()) node.name = event.name;
-  node.life = from.life;
+  node.incarnation = from.incarnation;
   node.slots = event.slots;
   node.present = true;
   node.suspect = false;
-  node.part = Part::kNone;
+  node.participation = Participation::kNone;
   node.heard = now;
   node.recall_at.reset();
   node.absence.clear();
   ++present_;
   if (state_ == State::kRunning) {
-    tell(node.name + " joined" +
-         (rules_.scale_up_now ? "" : "; it is there for the next attempt (--scale-up next)"));
-    if (rules_.scale_up_now && !growth_at_) growth_at_ = std::max(now + rules_.settle, node.busy_until);
+    notify(node.name + " joined" +
+           (rules_.scale_up_now ? "" : "; it is there for the next attempt (--scale-up next)"));
+    if (rules_.scale_up_now && !growth_at_) growth_at_ = std::max(now + rules_.debounce, node.busy_until);
   } else if (attempt_ > 0) {
-    tell(node.name + " joined");
+    notify(node.name + " joined");
   }
   try_begin(now);
 }
 
-void Membership::take(const Sender& from, const Heard&, Time now) {
+void Membership::take(const Sender& from, const Heartbeat&, Time now) {
   Node* node = known(from);
   if (node == nullptr) return;
   const Time silent = now - node->heard;
   node->heard = now;
   if (!std::exchange(node->suspect, false)) return;
-  tell(node->name + " is heard again after " + duration_words(silent));
+  notify(node->name + " is heard again after " + format_duration(silent));
   try_begin(now);
 }
 
@@ -160,13 +160,13 @@ void Membership::take(const Sender& from, const Absent& event, Time now) {
 
 void Membership::take(const Sender& from, const WorkersGone&, Time now) {
   if (from.job != rules_.job || from.host >= nodes_.size()) return;
-  workers_gone(from.host, from.life, now);
+  workers_gone(from.host, from.incarnation, now);
   if (state_ == State::kGathering) try_begin(now);
 }
 
-void Membership::workers_gone(HostNumber host, std::uint32_t life, Time now) {
+void Membership::workers_gone(HostNumber host, std::uint32_t incarnation, Time now) {
   Node& node = nodes_[host];
-  if (node.busy_life != life) return;
+  if (node.busy_incarnation != incarnation) return;
   node.busy_until = std::max(now, node.busy_before);
   node.fenced_until = std::min(node.fenced_until, node.busy_until);
 }
@@ -182,7 +182,7 @@ void Membership::recall_later(Node& node, Time now) {
 /// trouble; nobody is waited for when all have told it.
 void Membership::fail_early(Time now) {
   if (attempt_ > 0 || rules_.open || present_ + coming_ >= rules_.min_nodes) return;
-  phase_end_ = std::min(*phase_end_, now + rules_.settle);
+  phase_end_ = std::min(*phase_end_, now + rules_.debounce);
   if (coming_ == 0) on_join_limit(now);
 }
 
@@ -194,26 +194,28 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   node.suspect = false;
   node.absence = "lost: " + why;
   --present_;
-  refuse({rules_.job, attempt_, host, node.life}, why);
+  refuse({rules_.job, attempt_, host, node.incarnation}, why);
   node.recalls = 0;
   recall_later(node, now);
   charge(host, now);
-  const Part before = node.part;
+  const Participation before = node.participation;
   // Of one that was not heard since we slept: we may have told it that we would, and then its lease had no
   // end.
-  const Time last_word = node.heard < awake_since_ ? now : node.heard;
-  if ((before == Part::kRunning || before == Part::kWaiting) && !workers_dead) {
+  const Time last_text = node.heard < awake_since_ ? now : node.heard;
+  if ((before == Participation::kRunning || before == Participation::kWaiting) && !workers_dead) {
     node.busy_before = node.busy_until;
-    node.busy_until = std::max(node.busy_until, last_word + rules_.lease);
-    node.busy_life = node.life;
+    node.busy_until = std::max(node.busy_until, last_text + rules_.lease);
+    node.busy_incarnation = node.incarnation;
     if (fences(host)) node.fenced_until = node.busy_until;
   }
-  const bool held_store = !world_.places.empty() && world_.places[0].host == host && before == Part::kEnded;
-  if (before == Part::kRunning) --running_parts_;
-  if (before == Part::kRunning || before == Part::kWaiting) node.part = Part::kLost;
-  if (state_ == State::kRunning && (before == Part::kRunning || held_store)) {
+  const bool held_store =
+      !world_.assignments.empty() && world_.assignments[0].host == host && before == Participation::kEnded;
+  if (before == Participation::kRunning) --running_slots_;
+  if (before == Participation::kRunning || before == Participation::kWaiting)
+    node.participation = Participation::kLost;
+  if (state_ == State::kRunning && (before == Participation::kRunning || held_store)) {
     stop(StopCause::kFailure, Outcome::kNodeLost, "node " + node.name + " was lost: " + why, false, now);
-  } else if (state_ == State::kStopping && running_parts_ == 0) {
+  } else if (state_ == State::kStopping && running_slots_ == 0) {
     attempt_over(now);
   } else if (state_ == State::kGathering) {
     if (!rules_.recall_at_start) fail_early(now);
@@ -224,7 +226,7 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
 /// Whether ranks of the attempt that run there may write a checkpoint which the next attempt must not meet.
 bool Membership::fences(HostNumber host) const {
   if (rules_.fence != Fence::kRank0) return rules_.fence == Fence::kAll;
-  return !world_.places.empty() && world_.places[0].host == host;
+  return !world_.assignments.empty() && world_.assignments[0].host == host;
 }
 
 /// By degrees: first the user is told, then the node is given up. What we slept through was no silence.
@@ -237,14 +239,14 @@ void Membership::drop_silent(Time now) {
     if (silence(node) >= rules_.node_timeout) {
       lost.push_back(host);
     } else if (!node.suspect) {
-      tell(node.name + " has been silent for " + duration_words(silence(node)) +
-           "; it counts as lost after " + duration_words(rules_.node_timeout));
+      notify(node.name + " has been silent for " + format_duration(silence(node)) +
+             "; it counts as lost after " + format_duration(rules_.node_timeout));
     }
     node.suspect = true;  // also so that no attempt begins with one that is lost next
   }
   for (const HostNumber host : lost) {
     lose(host,
-         "nothing was heard of it for " + duration_words(silence(nodes_[host])) +
+         "nothing was heard of it for " + format_duration(silence(nodes_[host])) +
              " (--node-timeout); the machine, its network, or the agent hangs",
          false, now);
   }
@@ -255,9 +257,9 @@ void Membership::lose_unended(Time now) {
   phase_end_.reset();
   std::vector<HostNumber> hosts;
   for (HostNumber host = 0; host < nodes_.size(); ++host)
-    if (nodes_[host].part == Part::kRunning) hosts.push_back(host);
+    if (nodes_[host].participation == Participation::kRunning) hosts.push_back(host);
   for (const HostNumber host : hosts)
-    lose(host, "it did not end its workers within " + duration_words(rules_.stop_time), false, now);
+    lose(host, "it did not end its workers within " + format_duration(rules_.stop_time), false, now);
 }
 
 /// A host that fails again and again is left out for a while, as long as the others suffice.
@@ -268,9 +270,9 @@ void Membership::charge(HostNumber host, Time now) {
   while (node.faults.front() + rules_.fault_window < now)
     node.faults.pop_front();
   if (static_cast<int>(node.faults.size()) < rules_.host_faults) return;
-  tell(node.name + " failed " + counted(static_cast<int>(node.faults.size()), "time", "times") + " within " +
-       duration_words(rules_.fault_window) + "; it is left out for " + duration_words(rules_.cool_down) +
-       " unless the job needs it");
+  notify(node.name + " failed " + counted(static_cast<int>(node.faults.size()), "time", "times") +
+         " within " + format_duration(rules_.fault_window) + "; it is left out for " +
+         format_duration(rules_.cool_down) + " unless the job needs it");
   node.faults.clear();
   node.excluded_until = now + rules_.cool_down;
 }
@@ -286,7 +288,7 @@ void Membership::recall_due(Time now) {
     }
     node.coming = true;
     ++coming_;
-    actions_.emplace_back(Recall{host});
+    actions_.emplace_back(RecallHost{host});
   }
 }
 
@@ -296,12 +298,12 @@ void Membership::take(const Sender& from, const WorkerFailed& event, Time now) {
   const Node* node = in_attempt(from);
   if (node == nullptr || state_ != State::kRunning) return;
   charge(from.host, now);
-  stop(StopCause::kFailure, Outcome::kFailed, event.what + " on " + node->name, event.hopeless, now);
+  stop(StopCause::kFailure, Outcome::kFailed, event.what + " on " + node->name, event.non_retryable, now);
 }
 
 void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
-  if (Node* waiting = known(from); waiting != nullptr && waiting->part == Part::kWaiting) {
-    waiting->part = Part::kEnded;  // those who waited there have died
+  if (Node* waiting = known(from); waiting != nullptr && waiting->participation == Participation::kWaiting) {
+    waiting->participation = Participation::kEnded;  // those who waited there have died
     if (event.left == 0) return;
     leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
                  std::to_string(from.attempt) + " could not be ended on " + waiting->name;
@@ -311,43 +313,43 @@ void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
   }
   Node* node = in_attempt(from);
   if (node == nullptr) return;
-  node->part = Part::kEnded;
-  --running_parts_;
+  node->participation = Participation::kEnded;
+  --running_slots_;
   if (event.left > 0) {
     leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
                  std::to_string(attempt_) + " could not be ended on " + node->name;
   }
-  if (running_parts_ == 0) attempt_over(now);
+  if (running_slots_ == 0) attempt_over(now);
 }
 
 void Membership::take(const Sender& from, const NodeWaits&, Time now) {
   Node* node = in_attempt(from);
   if (node == nullptr || state_ != State::kStopping) return;
-  node->part = Part::kWaiting;
-  if (--running_parts_ == 0) attempt_over(now);
+  node->participation = Participation::kWaiting;
+  if (--running_slots_ == 0) attempt_over(now);
 }
 
 void Membership::take(const Sender& from, const NodeRefused& event, Time now) {
   Node* node = in_attempt(from);
   if (node == nullptr) return;
-  node->part = Part::kEnded;
-  --running_parts_;
+  node->participation = Participation::kEnded;
+  --running_slots_;
   if (state_ == State::kRunning) {
     charge(from.host, now);
     stop(StopCause::kFailure, Outcome::kFailed, node->name + " cannot start its part: " + event.why,
-         event.hopeless, now);
-  } else if (running_parts_ == 0) {
+         event.non_retryable, now);
+  } else if (running_slots_ == 0) {
     attempt_over(now);
   }
 }
 
-void Membership::take(const Sender& from, const Progress&, Time) {
+void Membership::take(const Sender& from, const AttemptProgress&, Time) {
   if (in_attempt(from) != nullptr && state_ == State::kRunning) fruitful_ = true;
 }
 
 void Membership::take(const Sender& from, const AttemptFailed& event, Time now) {
   if (state_ != State::kRunning || from.attempt != attempt_) return;
-  stop(StopCause::kFailure, Outcome::kFailed, event.why, event.hopeless, now);
+  stop(StopCause::kFailure, Outcome::kFailed, event.why, event.non_retryable, now);
 }
 
 void Membership::take(const Sender&, const UserStop& event, Time now) {
@@ -375,7 +377,7 @@ void Membership::take(const Sender&, const Tick&, Time now) {
       lose_unended(now);
     }
   }
-  if (look_again_ && now >= *look_again_) try_begin(now);
+  if (retry_timer_ && now >= *retry_timer_) try_begin(now);
 }
 
 }  // namespace ddp::rendezvous

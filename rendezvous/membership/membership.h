@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "rendezvous/membership/membership_types.h"
-#include "rendezvous/membership/seats.h"
+#include "rendezvous/membership/slot_table.h"
 
 namespace ddp::rendezvous {
 
@@ -44,41 +44,41 @@ class Membership {
   std::uint32_t attempt() const { return attempt_; }
   const World& world() const { return world_; }  ///< of the attempt; empty before the first
   /// Of the node whose word counts: with the host it names its link. The host must have joined.
-  std::uint32_t life(HostNumber host) const { return nodes_[host].life; }
+  std::uint32_t incarnation(HostNumber host) const { return nodes_[host].incarnation; }
   int present() const { return present_; }
   int restarts() const { return restarts_; }  ///< that the budget paid for, over the whole job
 
  private:
   /// In the attempt. kWaiting: it has let go of it, and its workers live.
-  enum class Part : std::uint8_t { kNone, kRunning, kWaiting, kEnded, kLost };
+  enum class Participation : std::uint8_t { kNone, kRunning, kWaiting, kEnded, kLost };
   struct Node {
     std::string name;
-    std::uint32_t life = 0;
+    std::uint32_t incarnation = 0;
     int slots = 0;
     bool present = false;
     bool coming = false;  ///< an answer to its start is awaited
     bool suspect = false;
-    Part part = Part::kNone;
+    Participation participation = Participation::kNone;
     Time heard{0};
-    Time busy_until{0};           ///< workers of lives that were lost may live until then
-    Time busy_before{0};          ///< the same of all but the last of these lives
-    std::uint32_t busy_life = 0;  ///< the last of them
-    Time fenced_until{0};         ///< as busy_until, of lives whose workers may write a checkpoint
+    Time busy_until{0};                  ///< workers of lives that were lost may live until then
+    Time busy_before{0};                 ///< the same of all but the last of these lives
+    std::uint32_t busy_incarnation = 0;  ///< the last of them
+    Time fenced_until{0};                ///< as busy_until, of lives whose workers may write a checkpoint
     Time excluded_until{0};
     std::deque<Time> faults;
     std::string absence;  ///< why it is not there
     std::optional<Time> recall_at;
     int recalls = 0;
   };
-  struct End {
+  struct AttemptEnd {
     Outcome outcome = Outcome::kDone;
     std::string reason;
-    bool hopeless = false;
+    bool non_retryable = false;
     std::optional<StopCause> cause;  ///< set: the attempt was stopped
   };
 
   void take(const Sender& from, const Joined& event, Time now);
-  void take(const Sender& from, const Heard& event, Time now);
+  void take(const Sender& from, const Heartbeat& event, Time now);
   void take(const Sender& from, const LinkLost& event, Time now);
   void take(const Sender& from, const WorkersGone& event, Time now);
   void take(const Sender& from, const Absent& event, Time now);
@@ -86,7 +86,7 @@ class Membership {
   void take(const Sender& from, const NodeEnded& event, Time now);
   void take(const Sender& from, const NodeWaits& event, Time now);
   void take(const Sender& from, const NodeRefused& event, Time now);
-  void take(const Sender& from, const Progress& event, Time now);
+  void take(const Sender& from, const AttemptProgress& event, Time now);
   void take(const Sender& from, const AttemptFailed& event, Time now);
   void take(const Sender& from, const UserStop& event, Time now);
   void take(const Sender& from, const Tick& event, Time now);
@@ -96,7 +96,7 @@ class Membership {
   bool admit(const Sender& from, const Joined& event);
   void refuse(const Sender& from, std::string reason);
   void lose(HostNumber host, const std::string& why, bool workers_dead, Time now);
-  void workers_gone(HostNumber host, std::uint32_t life, Time now);
+  void workers_gone(HostNumber host, std::uint32_t incarnation, Time now);
   bool fences(HostNumber host) const;
   void drop_silent(Time now);
   void lose_unended(Time now);
@@ -104,51 +104,51 @@ class Membership {
   void recall_later(Node& node, Time now);
   void recall_due(Time now);
   void fail_early(Time now);
-  void stop(StopCause cause, Outcome outcome, std::string reason, bool hopeless, Time now);
+  void stop(StopCause cause, Outcome outcome, std::string reason, bool non_retryable, Time now);
   void attempt_over(Time now);
   bool spend_restart(Time now);
   bool budget_left(Time now);
-  bool another_follows(StopCause cause, bool hopeless, Time now);
+  bool another_follows(StopCause cause, bool non_retryable, Time now);
   bool comes_no_further(Time now) const;
   bool some_wait() const;
   void gather(Time now);
   void try_begin(Time now);
-  void begin(Seats seats, Time now);
-  void tell_change(const World& world);
+  void begin(SlotTable slot_table, Time now);
+  void report_change(const World& world);
   bool nodes_are_ready(Time now);
   bool wait_for_leases(Time Node::*until, const std::string& which, Time now);
-  std::vector<Seats::Candidate> candidates(bool excluded_too, Time now) const;
-  std::optional<Seats> seated(Time now) const;
-  bool enough(const Seats& seats) const;
+  std::vector<SlotTable::Candidate> candidates(bool excluded_too, Time now) const;
+  std::optional<SlotTable> assign_slots(Time now) const;
+  bool enough(const SlotTable& slot_table) const;
   void consider_growth(Time now);
   void on_join_limit(Time now);
   void end(Outcome outcome, std::string reason, std::string no_restart = {});
   std::string missing() const;
   void wait_for(std::string what, std::optional<Time> until);
-  void tell(std::string text) { actions_.emplace_back(Tell{std::move(text)}); }
+  void notify(std::string text) { actions_.emplace_back(NotifyUser{std::move(text)}); }
 
   const MembershipRules rules_;
   std::vector<Node> nodes_;
-  Seats seats_;
+  SlotTable slot_table_;
   World world_;
   State state_ = State::kGathering;
   std::uint32_t attempt_ = 0;  ///< the one that runs, or is next
   int present_ = 0;
   int coming_ = 0;
-  int running_parts_ = 0;
+  int running_slots_ = 0;
   int restarts_ = 0;
-  int fruitless_ = 0;
+  int no_progress_ = 0;
   bool fruitful_ = false;
   std::optional<std::string> user_stop_;  ///< in words
   std::string leftovers_;
-  End attempt_end_;
+  AttemptEnd attempt_end_;
   std::deque<Time> restart_times_;
   Time began_{0};
   Time join_limit_at_{0};
   Time awake_since_{0};
   std::optional<Time> started_;
-  std::optional<Time> phase_end_;   ///< join limit, stop time, back-off
-  std::optional<Time> look_again_;  ///< last call, settle, leases
+  std::optional<Time> phase_end_;    ///< join limit, stop time, back-off
+  std::optional<Time> retry_timer_;  ///< last call, settle, leases
   std::optional<Time> last_call_;
   std::optional<Time> growth_at_;
   Time watch_at_{0};  ///< the next look for silent nodes

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "rendezvous/membership/membership.h"
-#include "rendezvous/membership/membership_words.h"
+#include "rendezvous/membership/membership_text.h"
 
 namespace ddp::rendezvous {
 namespace {
@@ -27,13 +27,13 @@ void Membership::gather(Time now) {
   state_ = State::kGathering;
   join_limit_at_ = now + rules_.join_limit;
   phase_end_ = join_limit_at_;
-  look_again_.reset();
+  retry_timer_.reset();
   waiting_for_.clear();
   try_begin(now);
 }
 
-std::vector<Seats::Candidate> Membership::candidates(bool excluded_too, Time now) const {
-  std::vector<Seats::Candidate> all;
+std::vector<SlotTable::Candidate> Membership::candidates(bool excluded_too, Time now) const {
+  std::vector<SlotTable::Candidate> all;
   for (HostNumber host = 0; host < nodes_.size(); ++host) {
     const Node& node = nodes_[host];
     // Before the end of its lease an earlier life's workers may still hold its devices.
@@ -43,23 +43,23 @@ std::vector<Seats::Candidate> Membership::candidates(bool excluded_too, Time now
   return all;
 }
 
-bool Membership::enough(const Seats& seats) const {
-  return seats.filled() >= rules_.min_nodes;
+bool Membership::enough(const SlotTable& slot_table) const {
+  return slot_table.filled() >= rules_.min_nodes;
 }
 
 /// The seats as they would be now, if that is a world; those who are excluded only where nobody else will do.
-std::optional<Seats> Membership::seated(Time now) const {
+std::optional<SlotTable> Membership::assign_slots(Time now) const {
   for (const bool excluded_too : {false, true}) {
-    Seats seats = seats_;
-    seats.fill(candidates(excluded_too, now));
-    if (enough(seats)) return seats;
+    SlotTable slot_table = slot_table_;
+    slot_table.fill(candidates(excluded_too, now));
+    if (enough(slot_table)) return slot_table;
   }
   return {};
 }
 
 void Membership::wait_for(std::string what, std::optional<Time> until) {
-  look_again_ = until;
-  if (attempt_ > 0 && waiting_for_ != what) tell("waiting for " + what);
+  retry_timer_ = until;
+  if (attempt_ > 0 && waiting_for_ != what) notify("waiting for " + what);
   waiting_for_ = std::move(what);
 }
 
@@ -95,7 +95,7 @@ bool Membership::wait_for_leases(Time Node::*until, const std::string& which, Ti
 
 void Membership::try_begin(Time now) {
   if (state_ != State::kGathering) return;
-  look_again_.reset();
+  retry_timer_.reset();
   if (!nodes_are_ready(now)) return;
   const bool out_of_time = now >= *phase_end_;
   // The others of an attempt come no step further once one rank has let go of it (docs/worker_protocol.md):
@@ -110,27 +110,27 @@ void Membership::try_begin(Time now) {
   for (const Node& node : nodes_)
     if (node.present && node.suspect) suspects.push_back(node.name);
   if (!suspects.empty() && !out_of_time) return wait_for("a word of " + listed(suspects), {});
-  std::optional<Seats> seats = seated(now);
-  if (!seats && wait_for_leases(&Node::busy_until, may_run, now)) return;
-  if (!seats) return wait_for("a node with the slots of the seats that are empty", {});
-  begin(std::move(*seats), now);
+  std::optional<SlotTable> slot_table = assign_slots(now);
+  if (!slot_table && wait_for_leases(&Node::busy_until, may_run, now)) return;
+  if (!slot_table) return wait_for("a node with the slots of the seats that are empty", {});
+  begin(std::move(*slot_table), now);
 }
 
-void Membership::begin(Seats seats, Time now) {
-  seats_ = std::move(seats);
-  World world = seats_.world();
-  tell_change(world);
+void Membership::begin(SlotTable slot_table, Time now) {
+  slot_table_ = std::move(slot_table);
+  World world = slot_table_.world();
+  report_change(world);
   world_ = std::move(world);
   for (Node& node : nodes_)
-    node.part = Part::kNone;
-  for (const Place& place : world_.places)
-    nodes_[place.host].part = Part::kRunning;
-  running_parts_ = static_cast<int>(world_.places.size());
+    node.participation = Participation::kNone;
+  for (const RankAssignment& assignment : world_.assignments)
+    nodes_[assignment.host].participation = Participation::kRunning;
+  running_slots_ = static_cast<int>(world_.assignments.size());
   state_ = State::kRunning;
   for (Node& node : nodes_)
     if (attempt_ == 0 && !node.present && !node.coming) recall_later(node, now);
   phase_end_.reset();
-  look_again_.reset();
+  retry_timer_.reset();
   growth_at_.reset();
   fruitful_ = false;
   attempt_end_ = {};
@@ -138,24 +138,24 @@ void Membership::begin(Seats seats, Time now) {
   actions_.emplace_back(Begin{attempt_, world_});
 }
 
-void Membership::tell_change(const World& world) {
+void Membership::report_change(const World& world) {
   if (attempt_ == 0) return;
   std::set<HostNumber> before;
-  for (const Place& place : world_.places)
-    before.insert(place.host);
+  for (const RankAssignment& assignment : world_.assignments)
+    before.insert(assignment.host);
   std::vector<std::string> gained;
-  for (const Place& place : world.places)
-    if (before.erase(place.host) == 0) gained.push_back(nodes_[place.host].name);
+  for (const RankAssignment& assignment : world.assignments)
+    if (before.erase(assignment.host) == 0) gained.push_back(nodes_[assignment.host].name);
   std::vector<std::string> gone;
   for (const HostNumber host : before)
     gone.push_back(nodes_[host].name);
   if (gone.empty() && gained.empty()) return;
   std::string text = "attempt " + std::to_string(attempt_) + ": " +
-                     counted(static_cast<int>(world.places.size()), "node", "nodes") + ", " +
+                     counted(static_cast<int>(world.assignments.size()), "node", "nodes") + ", " +
                      counted(world.world_size, "worker", "workers");
   if (!gone.empty()) text += "; without " + listed(gone);
   if (!gained.empty()) text += "; with " + listed(gained);
-  tell(std::move(text));
+  notify(std::move(text));
 }
 
 void Membership::on_join_limit(Time now) {
@@ -173,7 +173,7 @@ void Membership::on_join_limit(Time now) {
       present_ < rules_.min_nodes
           ? std::to_string(present_) + " of at least " + counted(rules_.min_nodes, "node", "nodes")
           : counted(present_, "node", "nodes") + ", but none with the slots of the empty seats";
-  text += now >= join_limit_at_ ? " after " + duration_words(rules_.join_limit) + " (--start-timeout)" : "";
+  text += now >= join_limit_at_ ? " after " + format_duration(rules_.join_limit) + " (--start-timeout)" : "";
   if (const std::string names = missing(); !names.empty()) text += "; missing: " + names;
   end(attempt_ == 0 ? Outcome::kTooFew : Outcome::kNodeLost, std::move(text));
 }
@@ -191,10 +191,10 @@ std::string Membership::missing() const {
 void Membership::consider_growth(Time now) {
   growth_at_.reset();
   if (state_ != State::kRunning) return;
-  Seats seats = seats_;
-  seats.fill(candidates(false, now));
-  const auto before = world_.places.size();
-  const auto after = static_cast<std::size_t>(seats.filled());
+  SlotTable slot_table = slot_table_;
+  slot_table.fill(candidates(false, now));
+  const auto before = world_.assignments.size();
+  const auto after = static_cast<std::size_t>(slot_table.filled());
   if (after <= before) return;
   stop(StopCause::kScaleUp, Outcome::kDone,
        "the job grows from " + std::to_string(before) + " to " + std::to_string(after) +
@@ -202,28 +202,28 @@ void Membership::consider_growth(Time now) {
        false, now);
 }
 
-void Membership::stop(StopCause cause, Outcome outcome, std::string reason, bool hopeless, Time now) {
+void Membership::stop(StopCause cause, Outcome outcome, std::string reason, bool non_retryable, Time now) {
   state_ = State::kStopping;
   phase_end_ = now + rules_.stop_time;
   growth_at_.reset();
-  attempt_end_ = {outcome, reason, hopeless, cause};
-  const bool another = another_follows(cause, hopeless, now);
+  attempt_end_ = {outcome, reason, non_retryable, cause};
+  const bool another = another_follows(cause, non_retryable, now);
   actions_.emplace_back(StopAttempt{attempt_, cause, std::move(reason), another});
-  if (running_parts_ == 0) attempt_over(now);
+  if (running_slots_ == 0) attempt_over(now);
 }
 
 /// As it stands: the user may still end the job, and nodes may be lost.
-bool Membership::another_follows(StopCause cause, bool hopeless, Time now) {
+bool Membership::another_follows(StopCause cause, bool non_retryable, Time now) {
   if (cause == StopCause::kUser || user_stop_) return false;
   if (cause == StopCause::kScaleUp) return true;
-  return !hopeless && leftovers_.empty() && !comes_no_further(now) && budget_left(now);
+  return !non_retryable && leftovers_.empty() && !comes_no_further(now) && budget_left(now);
 }
 
 // ---- after it
 
 /// No node runs its part any more, or it is lost: that was the job, or another attempt follows.
 void Membership::attempt_over(Time now) {
-  const End over = attempt_end_;
+  const AttemptEnd over = attempt_end_;
   if (!over.cause) return end(Outcome::kDone, "all workers ended well");
   // A failure that was being cleaned up when the user stopped the job stays the cause of its end.
   if (user_stop_ && *over.cause == StopCause::kFailure) return end(over.outcome, over.reason);
@@ -233,18 +233,18 @@ void Membership::attempt_over(Time now) {
     ++attempt_;
     return gather(now);
   }
-  if (over.hopeless) return end(over.outcome, over.reason, "it would be the same again");
+  if (over.non_retryable) return end(over.outcome, over.reason, "it would be the same again");
   const bool no_further = comes_no_further(now);
-  fruitless_ = fruitful_ || now - began_ >= rules_.fruitful_after ? 0 : fruitless_ + 1;
+  no_progress_ = fruitful_ || now - began_ >= rules_.fruitful_after ? 0 : no_progress_ + 1;
   if (no_further) {
     return end(Outcome::kNoProgress, over.reason,
-               counted(fruitless_, "attempt", "attempts") + " in a row came no further");
+               counted(no_progress_, "attempt", "attempts") + " in a row came no further");
   }
   if (!spend_restart(now)) return end(over.outcome, over.reason);
-  const int doublings = std::clamp(fruitless_ - 1, 0, 20);
+  const int doublings = std::clamp(no_progress_ - 1, 0, 20);
   Time wait = std::min(rules_.backoff * (1 << doublings), std::max(rules_.backoff, rules_.max_backoff));
   // Survivors of an attempt that worked hold the training's state: nothing gets better by waiting.
-  if (fruitless_ == 0 && some_wait()) wait = Time(0);
+  if (no_progress_ == 0 && some_wait()) wait = Time(0);
   ++attempt_;
   state_ = State::kBackingOff;
   phase_end_ = now + wait;
@@ -253,13 +253,13 @@ void Membership::attempt_over(Time now) {
 
 /// This attempt's end would be one too many in a row that came no further than those before.
 bool Membership::comes_no_further(Time now) const {
-  if (rules_.fruitless_limit == 0 || fruitful_ || now - began_ >= rules_.fruitful_after) return false;
-  return fruitless_ + 1 >= rules_.fruitless_limit;
+  if (rules_.no_progress_limit == 0 || fruitful_ || now - began_ >= rules_.fruitful_after) return false;
+  return no_progress_ + 1 >= rules_.no_progress_limit;
 }
 
 bool Membership::some_wait() const {
   return std::any_of(nodes_.begin(), nodes_.end(),
-                     [](const Node& node) { return node.part == Part::kWaiting; });
+                     [](const Node& node) { return node.participation == Participation::kWaiting; });
 }
 
 bool Membership::budget_left(Time now) {

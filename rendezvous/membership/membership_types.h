@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "rendezvous/membership/seats.h"
+#include "rendezvous/membership/slot_table.h"
 
 /// What goes into Membership and what comes out of it. Plain data.
 namespace ddp::rendezvous {
@@ -31,7 +31,7 @@ struct MembershipRules {
   int spares = 0;
   Duration join_limit = std::chrono::seconds(120);  ///< for the nodes of any attempt to be there
   Duration last_call = std::chrono::seconds(10);    ///< for more than MIN to come to the first one
-  Duration settle = std::chrono::seconds(1);  ///< for others to tell the same before it has consequences
+  Duration debounce = std::chrono::seconds(1);  ///< for others to tell the same before it has consequences
   Duration suspect_after = std::chrono::seconds(3);
   Duration node_timeout = std::chrono::seconds(15);
   /// From the last word of a node until none of its workers can live any more, come what may
@@ -43,7 +43,7 @@ struct MembershipRules {
   Duration restart_window{0};  ///< max_restarts are those within it; 0: of the whole job
   Duration backoff = std::chrono::seconds(1);
   Duration max_backoff = std::chrono::seconds(60);
-  int fruitless_limit = 0;                             ///< attempts in a row without progress; 0: no limit
+  int no_progress_limit = 0;                           ///< attempts in a row without progress; 0: no limit
   Duration fruitful_after = std::chrono::seconds(60);  ///< an attempt that ran for so long made progress
   int host_faults = 3;  ///< within fault_window: the host is excluded; 0: never
   Duration fault_window = std::chrono::hours(1);
@@ -61,7 +61,7 @@ struct Sender {
   std::string_view job;
   std::uint32_t attempt = 0;  ///< ignored where it says so
   HostNumber host = 0;
-  std::uint32_t life = 0;
+  std::uint32_t incarnation = 0;
 };
 
 // ---- events of a node
@@ -69,10 +69,11 @@ struct Joined {  ///< its agent said hello and can run so many workers; any atte
   int slots = 1;
   std::string name =
       {};  ///< needed of hosts that were not expected; else given where hosts choose their number
-  std::uint32_t gone_life = 0;  ///< it is certain now that no worker of this earlier life lives; 0: of none
+  std::uint32_t gone_incarnation =
+      0;  ///< it is certain now that no worker of this earlier life lives; 0: of none
 };
-struct Heard {};   ///< any byte of it; any attempt
-struct LinkLost {  ///< any attempt
+struct Heartbeat {};  ///< any byte of it; any attempt
+struct LinkLost {     ///< any attempt
   std::string why;
   bool workers_dead = false;  ///< it is certain (a goodbye, the keeper's word) that none of its workers lives
 };
@@ -81,8 +82,8 @@ struct Absent {         ///< it could not be reached, or no agent answers there;
   std::string why;
 };
 struct WorkerFailed {
-  std::string what;       ///< "rank 3 exited 1"
-  bool hopeless = false;  ///< it will be so each time
+  std::string what;            ///< "rank 3 exited 1"
+  bool non_retryable = false;  ///< it will be so each time
 };
 struct NodeEnded {         ///< all its workers of the attempt are reaped
   std::uint32_t left = 0;  ///< processes that could not be ended
@@ -90,21 +91,21 @@ struct NodeEnded {         ///< all its workers of the attempt are reaped
 struct NodeWaits {};  ///< its living workers have let go of the attempt and wait for the next; no other lives
 struct NodeRefused {  ///< it cannot start its part, or its start failed; none of its workers runs
   std::string why;
-  bool hopeless = true;
+  bool non_retryable = true;
 };
-struct Progress {};  ///< the attempt came further than those before
+struct AttemptProgress {};  ///< the attempt came further than those before
 // ---- events of the master itself: no host, no life
 struct AttemptFailed {  ///< for a reason that is no node's: a hang, no network
   std::string why;
-  bool hopeless = false;
+  bool non_retryable = false;
 };
 struct UserStop {
   std::string words;
 };
 struct Tick {};
 
-using MemberEvent = std::variant<Joined, Heard, LinkLost, WorkersGone, Absent, WorkerFailed, NodeEnded,
-                                 NodeWaits, NodeRefused, Progress, AttemptFailed, UserStop, Tick>;
+using MemberEvent = std::variant<Joined, Heartbeat, LinkLost, WorkersGone, Absent, WorkerFailed, NodeEnded,
+                                 NodeWaits, NodeRefused, AttemptProgress, AttemptFailed, UserStop, Tick>;
 
 // ---- actions
 enum class StopCause : std::uint8_t { kFailure, kScaleUp, kUser };
@@ -129,13 +130,13 @@ struct StopAttempt {  ///< to every node of the attempt
 };
 struct Drop {  ///< end its link: nothing that it says counts any more
   HostNumber host = 0;
-  std::uint32_t life = 0;
+  std::uint32_t incarnation = 0;
   std::string reason;
 };
-struct Recall {  ///< try to reach it again; Joined or Absent is the answer
+struct RecallHost {  ///< try to reach it again; Joined or Absent is the answer
   HostNumber host = 0;
 };
-struct Tell {  ///< the user, one line
+struct NotifyUser {  ///< the user, one line
   std::string text;
 };
 struct BackOff {  ///< the attempt is over and failed; another one follows
@@ -148,6 +149,6 @@ struct EndJob {  ///< the last action
   std::string reason;
   std::string no_restart = {};  ///< what speaks against one, although the budget has some; empty: nothing
 };
-using MemberAction = std::variant<Begin, StopAttempt, Drop, Recall, Tell, BackOff, EndJob>;
+using MemberAction = std::variant<Begin, StopAttempt, Drop, RecallHost, NotifyUser, BackOff, EndJob>;
 
 }  // namespace ddp::rendezvous

@@ -82,22 +82,22 @@ std::string comma_list(const std::vector<std::string>& names) {
 }  // namespace
 
 Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted) {
-  std::vector<std::string> mistakes;
+  std::vector<std::string> errors;
   if (wanted.rule == ProcsRule::kNumber && wanted.number < 1) {
-    mistakes.push_back("--nproc-per-node " + std::to_string(wanted.number) + ": give at least 1");
+    errors.push_back("--nproc-per-node " + std::to_string(wanted.number) + ": give at least 1");
   }
   for (const NodeSlots& node : nodes) {
     if (!node.slots) continue;
     if (*node.slots < 1) {
-      mistakes.push_back(node.name + ": slots=" + std::to_string(*node.slots) +
-                         " leaves nothing to run there; remove the host or give it at least 1");
+      errors.push_back(node.name + ": slots=" + std::to_string(*node.slots) +
+                       " leaves nothing to run there; remove the host or give it at least 1");
     } else if (wanted.rule == ProcsRule::kNumber && wanted.number > *node.slots && !wanted.oversubscribe) {
-      mistakes.push_back(node.name + ": --nproc-per-node " + std::to_string(wanted.number) +
-                         " is more than its slots=" + std::to_string(*node.slots) +
-                         "; ask for fewer, raise slots in the hostfile, or add --oversubscribe");
+      errors.push_back(node.name + ": --nproc-per-node " + std::to_string(wanted.number) +
+                       " is more than its slots=" + std::to_string(*node.slots) +
+                       "; ask for fewer, raise slots in the hostfile, or add --oversubscribe");
     }
   }
-  if (!mistakes.empty()) return Error{ErrorCode::kUsage, joined(mistakes)};
+  if (!errors.empty()) return Error{ErrorCode::kUsage, joined(errors)};
   return {};
 }
 

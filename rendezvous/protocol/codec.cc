@@ -47,9 +47,9 @@ class Writer {
 
 /// Takes fields from a payload. After the first bad field every further one reads as zero and `failed()`
 /// holds.
-class Reader {
+class FieldReader {
  public:
-  explicit Reader(std::string_view in) : in_(in) {}
+  explicit FieldReader(std::string_view in) : in_(in) {}
 
   bool failed() const { return failed_; }
   bool at_end() const { return in_.empty(); }
@@ -98,7 +98,7 @@ class Reader {
       (*this)(list.emplace_back());
   }
   template <class T>
-  requires requires(T& t, Reader& r) { T::fields(t, r); }
+  requires requires(T& t, FieldReader& r) { T::fields(t, r); }
   void operator()(T& value) { T::fields(value, *this); }
 
  private:
@@ -116,10 +116,10 @@ class Reader {
   bool failed_ = false;
 };
 
-using Decoder = bool (*)(Reader&, Message&);
+using Decoder = bool (*)(FieldReader&, Message&);
 
 template <class T>
-bool decode_as(Reader& reader, Message& out) {
+bool decode_as(FieldReader& reader, Message& out) {
   T::fields(out.emplace<T>(), reader);
   return !reader.failed() && reader.at_end();
 }
@@ -190,7 +190,7 @@ Result<Message> decode_payload(std::string_view payload) {
     return Error{ErrorCode::kProtocol, "a message of unknown type " + std::to_string(type)};
   }
   Message message;
-  Reader reader(payload.substr(1));
+  FieldReader reader(payload.substr(1));
   if (!decode(reader, message)) {
     return Error{ErrorCode::kProtocol, "a malformed " + std::string(message_name(message)) + " message of " +
                                            std::to_string(payload.size()) + " bytes"};

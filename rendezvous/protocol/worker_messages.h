@@ -14,10 +14,10 @@ struct WorkerStarted {
   std::uint32_t rank = 0;
   std::uint32_t pid = 0;
   std::uint64_t clock_ns = 0;
-  std::uint32_t born = 0;  ///< attempt in which the process was started: it lives on from there
+  std::uint32_t start_attempt = 0;  ///< attempt in which the process was started: it lives on from there
   template <class M, class C>
   static void fields(M& m, C& c) {
-    c(m.attempt), c(m.rank), c(m.pid), c(m.clock_ns), c(m.born);
+    c(m.attempt), c(m.rank), c(m.pid), c(m.clock_ns), c(m.start_attempt);
   }
 };
 

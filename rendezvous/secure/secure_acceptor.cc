@@ -21,17 +21,17 @@ using Clock = std::chrono::steady_clock;
 using Descriptor = asio::posix::stream_descriptor;
 
 /// What the guard counts together: an IPv4 address, or the /64 of an IPv6 one, which has them all.
-std::string guard_key(const asio::ip::address& address) {
+std::string limiter_key(const asio::ip::address& address) {
   if (!address.is_v6()) return address.to_string();
   auto bytes = address.to_v6().to_bytes();
   std::fill(bytes.begin() + 8, bytes.end(), 0);
   return asio::ip::address_v6(bytes).to_string() + "/64";
 }
 
-enum class Received : std::uint8_t { kSome, kNothing, kEnd };
+enum class ReceiveResult : std::uint8_t { kSome, kNothing, kEnd };
 
 /// Appends what is here, up to kMaxClientHello in all and one byte more.
-Received receive(int fd, std::string& into) {
+ReceiveResult receive(int fd, std::string& into) {
   std::array<char, kMaxClientHello + 1> buffer;
   const std::size_t room = buffer.size() - into.size();
   ssize_t count = 0;
@@ -40,9 +40,9 @@ Received receive(int fd, std::string& into) {
   } while (count < 0 && errno == EINTR);
   if (count > 0) {
     into.append(buffer.data(), static_cast<std::size_t>(count));
-    return Received::kSome;
+    return ReceiveResult::kSome;
   }
-  return count < 0 && errno == EAGAIN ? Received::kNothing : Received::kEnd;
+  return count < 0 && errno == EAGAIN ? ReceiveResult::kNothing : ReceiveResult::kEnd;
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ Received receive(int fd, std::string& into) {
 /// One connection from accept to proof. It may be closed, and counted out, while its task still runs.
 struct SecureAcceptor::Guest {
   Guest(Id number, asio::any_io_executor executor, asio::ip::address address)
-      : id(number), socket(std::move(executor)), peer(std::move(address)), key(guard_key(peer)) {}
+      : id(number), socket(std::move(executor)), peer(std::move(address)), key(limiter_key(peer)) {}
 
   void close() {
     if (stream) stream->close();
@@ -75,7 +75,7 @@ SecureAcceptor::SecureAcceptor(asio::any_io_executor executor, std::shared_ptr<c
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
       side_{options_.where, options_.token.origin, token_check(options_.token.secret)},
-      guard_(options_.limits),
+      limiter_(options_.limits),
       timer_(executor) {}
 
 Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_executor executor,
@@ -105,7 +105,7 @@ Result<std::shared_ptr<SecureAcceptor>> SecureAcceptor::start(asio::any_io_execu
 }
 
 SecureAcceptor::Stats SecureAcceptor::stats() const {
-  return {guard_.waiting(), joined_, refused_ + accepts_->refused()};
+  return {limiter_.waiting(), joined_, refused_ + accepts_->refused()};
 }
 
 void SecureAcceptor::stop() {
@@ -120,11 +120,11 @@ void SecureAcceptor::stop() {
 
 void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
   auto guest = std::make_shared<Guest>(++last_id_, executor_, peer);
-  if (const auto why = guard_.admit(guest->id, guest->key, Clock::now())) {
+  if (const auto why = limiter_.admit(guest->id, guest->key, Clock::now())) {
     ++refused_;
     return note(*why, guest->key, {peer.to_string(), {}, {}});
   }
-  const auto turn = guard_.next_turn();
+  const auto turn = limiter_.next_turn();
   if (turn && *turn <= Clock::now()) close_overdue();  // another one gave way to it
   if (stopped_) return;
   const int on = 1;
@@ -133,10 +133,10 @@ void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
   ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   error_code error;
   guest->socket.assign(socket.get(), error);
-  if (error) return guard_.ended(guest->id);
+  if (error) return limiter_.ended(guest->id);
   socket.release();
   guests_.emplace(guest->id, guest);
-  if (guard_.full()) accepts_->pause();
+  if (limiter_.full()) accepts_->pause();
   asio::co_spawn(executor_, greet(shared_from_this(), guest), [](const std::exception_ptr& failure) {
     if (failure) std::rethrow_exception(failure);  // a broken invariant
   });
@@ -153,29 +153,29 @@ Awaitable<> SecureAcceptor::greet(std::shared_ptr<SecureAcceptor> self, std::sha
 /// True when a whole hello of ours is in `received`.
 Awaitable<bool> SecureAcceptor::read_hello(std::shared_ptr<Guest> guest) {
   while (!guest->gone) {
-    const Received got = receive(guest->socket.native_handle(), guest->received);
-    if (got == Received::kEnd) {
+    const ReceiveResult got = receive(guest->socket.native_handle(), guest->received);
+    if (got == ReceiveResult::kEnd) {
       refuse(*guest, LinkRefusal::kBroken, guest->received.empty() ? "it sent nothing" : "in its hello");
       break;
     }
-    if (got == Received::kNothing) {
+    if (got == ReceiveResult::kNothing) {
       (void)co_await guest->socket.async_wait(Descriptor::wait_read, kUseTuple);
       continue;
     }
-    const ClientHelloLook look = look_at_client_hello(guest->received);
-    switch (look.kind) {
-      case ClientHelloLook::Kind::kOffer:
+    const ParsedClientHello parsed = parse_client_hello(guest->received);
+    switch (parsed.kind) {
+      case ParsedClientHello::Kind::kOffer:
         co_return true;
-      case ClientHelloLook::Kind::kNeedsMore:
+      case ParsedClientHello::Kind::kNeedsMore:
         continue;
-      case ClientHelloLook::Kind::kHttp:
+      case ParsedClientHello::Kind::kHttp:
         refuse(*guest, LinkRefusal::kHttp, printable_start(guest->received));
         break;
-      case ClientHelloLook::Kind::kPlain:
+      case ParsedClientHello::Kind::kPlain:
         refuse(*guest, LinkRefusal::kPlain, printable_start(guest->received));
         break;
-      case ClientHelloLook::Kind::kOtherTls:
-        refuse(*guest, LinkRefusal::kOtherTls, std::string(look.why));
+      case ParsedClientHello::Kind::kOtherTls:
+        refuse(*guest, LinkRefusal::kOtherTls, std::string(parsed.why));
         break;
     }
   }
@@ -184,7 +184,7 @@ Awaitable<bool> SecureAcceptor::read_hello(std::shared_ptr<Guest> guest) {
 
 /// Whom the hello names, and whether that one is awaited.
 bool SecureAcceptor::identify(Guest& guest) {
-  auto identity = parse_identity(look_at_client_hello(guest.received).identity);
+  auto identity = parse_identity(parse_client_hello(guest.received).identity);
   if (!identity) {
     const bool other_version = identity.error() == IdentityFlaw::kOtherVersion;
     refuse(guest, other_version ? LinkRefusal::kOtherVersion : LinkRefusal::kOtherTls,
@@ -194,7 +194,7 @@ bool SecureAcceptor::identify(Guest& guest) {
   guest.claim = std::move(*identity);
   const auto why = options_.admits ? options_.admits(*guest.claim) : std::nullopt;
   if (!guest.gone && why) refuse(guest, *why);
-  if (!guest.gone) guard_.greeted(guest.id);
+  if (!guest.gone) limiter_.greeted(guest.id);
   return !guest.gone;
 }
 
@@ -206,7 +206,7 @@ bool SecureAcceptor::begin_tls(Guest& guest) {
     return false;
   }
   auto stream = SecureStream::make(
-      context_, SecureStream::End::kServer,
+      context_, SecureStream::TlsRole::kServer,
       {std::move(guest.socket), *guest.claim, std::move(*key), std::exchange(guest.received, {})});
   if (!stream) {
     refuse(guest, LinkRefusal::kBroken, stream.error().text);
@@ -248,7 +248,7 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
     if (callbacks_.on_plain(socket, guest.received)) return;
     socket.reset();
   }
-  if (failed) guard_.failed(guest.key, Clock::now());
+  if (failed) limiter_.failed(guest.key, Clock::now());
   // OpenSSL has sent its own alert where it found the fault.
   const auto alert = alert_of(why);
   if (alert && !guest.stream && guest.socket.is_open()) {
@@ -269,13 +269,13 @@ void SecureAcceptor::note(LinkRefusal why, const std::string& key, const Refused
 /// It waits no more.
 void SecureAcceptor::leave(Guest& guest) {
   guest.gone = true;
-  guard_.ended(guest.id);
+  limiter_.ended(guest.id);
   guests_.erase(guest.id);
-  if (!guard_.full()) accepts_->go_on();
+  if (!limiter_.full()) accepts_->go_on();
 }
 
 void SecureAcceptor::watch() {
-  const auto turn = guard_.next_turn();
+  const auto turn = limiter_.next_turn();
   if (!turn || (watched_ && *watched_ <= *turn)) return;
   watched_ = turn;
   timer_.expires_at(*turn);
@@ -286,7 +286,7 @@ void SecureAcceptor::watch() {
 
 void SecureAcceptor::close_overdue() {
   watched_.reset();
-  for (const ListenGuard::Overdue& overdue : guard_.take_overdue(Clock::now())) {
+  for (const AdmissionLimiter::Overdue& overdue : limiter_.take_overdue(Clock::now())) {
     const auto entry = guests_.find(overdue.id);
     if (entry == guests_.end()) continue;
     const std::shared_ptr<Guest> guest = entry->second;

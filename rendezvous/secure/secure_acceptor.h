@@ -9,8 +9,8 @@
 #include "base/asio.h"
 #include "base/result.h"
 #include "base/unique_fd.h"
+#include "rendezvous/identity/admission_limiter.h"
 #include "rendezvous/identity/link_identity.h"
-#include "rendezvous/identity/listen_guard.h"
 #include "rendezvous/link/accept_loop.h"
 #include "rendezvous/secure/link_token.h"
 #include "rendezvous/secure/secure_stream.h"
@@ -22,7 +22,7 @@ struct SecureAcceptorOptions {
   std::string where;     ///< for the log: "the control port 29400"
   LinkToken token;       ///< shared with those who may join
   AddressFilter filter;  ///< whose connections are taken at all; empty: anybody's
-  GuardLimits limits;
+  AdmissionLimits limits;
   /// Who is awaited, asked before any key is made; `identity` is not proven yet. Nothing: it may prove
   /// itself.
   std::function<std::optional<LinkRefusal>(const LinkIdentity& identity)> admits;
@@ -65,7 +65,7 @@ class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
 
  private:
   struct Guest;
-  using Id = ListenGuard::Id;
+  using Id = AdmissionLimiter::Id;
 
   SecureAcceptor(asio::any_io_executor executor, std::shared_ptr<const SecureContext> context,
                  SecureAcceptorOptions options, SecureAcceptorCallbacks callbacks);
@@ -86,12 +86,12 @@ class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
   SecureAcceptorOptions options_;
   SecureAcceptorCallbacks callbacks_;
   ListenSide side_;
-  ListenGuard guard_;
+  AdmissionLimiter limiter_;
   RefusalLog log_;
   std::shared_ptr<AcceptLoop> accepts_;
   std::map<Id, std::shared_ptr<Guest>> guests_;
   asio::steady_timer timer_;
-  std::optional<ListenGuard::Time> watched_;
+  std::optional<AdmissionLimiter::Time> watched_;
   Id last_id_ = 0;
   std::size_t joined_ = 0;
   std::size_t refused_ = 0;

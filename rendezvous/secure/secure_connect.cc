@@ -33,9 +33,10 @@ struct Attempt {
 };
 
 /// Ends an attempt at its deadline; gone with it.
-class Deadline {
+class ConnectDeadline {
  public:
-  Deadline(asio::any_io_executor executor, Clock::time_point at, Attempt& attempt) : timer_(executor, at) {
+  ConnectDeadline(asio::any_io_executor executor, Clock::time_point at, Attempt& attempt)
+      : timer_(executor, at) {
     timer_.async_wait([&attempt, alive = std::weak_ptr<int>(alive_)](const error_code& error) {
       if (error || alive.expired()) return;
       attempt.late = true;
@@ -98,7 +99,7 @@ JoinOutcome refused(LinkRefusal refusal, const JoinSide& here, const std::string
   return failed(mismatch ? ErrorCode::kAgentMismatch : ErrorCode::kUnreachable, std::move(text), again);
 }
 
-JoinOutcome judged(const HandshakeEnd& end, const JoinSide& here) {
+JoinOutcome verified(const HandshakeEnd& end, const JoinSide& here) {
   using Kind = HandshakeEnd::Kind;
   switch (end.kind) {
     case Kind::kAlert:
@@ -148,7 +149,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
     Attempt attempt;
     // An address whose packets are dropped leaves the others their share of the time.
     const auto share = (deadline - Clock::now()) / static_cast<long>(endpoints.size() - i);
-    const Deadline watch(executor, Clock::now() + share, attempt);
+    const ConnectDeadline watch(executor, Clock::now() + share, attempt);
     error = co_await connect_one(socket, endpoints[i], attempt);
     if (attempt.late) error = asio::error::timed_out;
     here.where = named(where, endpoints[i]);
@@ -158,16 +159,16 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
     co_return failed(late ? ErrorCode::kTimeout : ErrorCode::kUnreachable,
                      "nobody answers at " + here.where + ": " + error.message(), true, error.value());
   }
-  auto stream = SecureStream::make(std::move(context), SecureStream::End::kClient,
+  auto stream = SecureStream::make(std::move(context), SecureStream::TlsRole::kClient,
                                    {std::move(socket), *identity, std::move(*key)});
   if (!stream) co_return JoinOutcome{nullptr, stream.error(), false};
   Attempt attempt;
   attempt.close = [raw = stream->get()] { raw->close(); };
-  const Deadline watch(executor, deadline, attempt);
+  const ConnectDeadline watch(executor, deadline, attempt);
   const HandshakeEnd end = co_await (*stream)->handshake();
   attempt.close = nullptr;
   if (attempt.late) co_return too_late(here);
-  if (end.kind != HandshakeEnd::Kind::kDone) co_return judged(end, here);
+  if (end.kind != HandshakeEnd::Kind::kDone) co_return verified(end, here);
   co_return JoinOutcome{std::move(*stream), {}, false};
 }
 

@@ -97,7 +97,7 @@ void SecureStream::FreeSsl::operator()(ssl_st* ssl) const {
   SSL_free(ssl);
 }
 
-SecureStream::SecureStream(std::shared_ptr<const SecureContext> context, End end, Start start)
+SecureStream::SecureStream(std::shared_ptr<const SecureContext> context, TlsRole end, Start start)
     : context_(std::move(context)),
       socket_(std::move(start.socket)),
       handshake_(std::make_unique<SecureHandshake>(
@@ -106,7 +106,7 @@ SecureStream::SecureStream(std::shared_ptr<const SecureContext> context, End end
       rekey_after_(start.rekey_after) {
   transport_.fd = socket_.native_handle();
   transport_.received = std::move(start.received);
-  transport_.keep_first = end == End::kClient;
+  transport_.keep_first = end == TlsRole::kClient;
 }
 
 SecureStream::~SecureStream() {
@@ -126,7 +126,7 @@ bool SecureStream::prepare() {
   if (bio == nullptr) return false;
   SSL_set_bio(ssl_.get(), bio, bio);
   SSL_set_app_data(ssl_.get(), handshake_.get());
-  if (end_ == End::kServer) {
+  if (end_ == TlsRole::kServer) {
     SSL_set_accept_state(ssl_.get());
   } else {
     SSL_set_connect_state(ssl_.get());
@@ -136,7 +136,7 @@ bool SecureStream::prepare() {
 }
 
 Result<std::unique_ptr<SecureStream>> SecureStream::make(std::shared_ptr<const SecureContext> context,
-                                                         End end, Start start) {
+                                                         TlsRole end, Start start) {
   std::unique_ptr<SecureStream> stream(new SecureStream(std::move(context), end, std::move(start)));
   if (stream->prepare()) return stream;
   ERR_clear_error();
@@ -184,7 +184,8 @@ bool SecureStream::proven() const {
   const SSL_CIPHER* suite = SSL_get_current_cipher(ssl_.get());
   return SSL_session_reused(ssl_.get()) == 1 && SSL_version(ssl_.get()) == TLS1_3_VERSION &&
          suite != nullptr && SSL_CIPHER_get_protocol_id(suite) == 0x1301 &&
-         SSL_get0_peer_certificate(ssl_.get()) == nullptr && (end_ == End::kClient || handshake_->key_asked);
+         SSL_get0_peer_certificate(ssl_.get()) == nullptr &&
+         (end_ == TlsRole::kClient || handshake_->key_asked);
 }
 
 HandshakeEnd SecureStream::handshake_failure() {
@@ -230,7 +231,7 @@ Awaitable<HandshakeEnd> SecureStream::handshake() {
   co_return HandshakeEnd{};
 }
 
-Awaitable<ByteStream::Done> SecureStream::read_some(asio::mutable_buffer buffer) {
+Awaitable<ByteStream::Transferred> SecureStream::read_some(asio::mutable_buffer buffer) {
   if (turn_is_over()) co_await asio::post(socket_.get_executor(), asio::use_awaitable);
   while (!closed_ && ready_) {
     ERR_clear_error();
@@ -243,24 +244,24 @@ Awaitable<ByteStream::Done> SecureStream::read_some(asio::mutable_buffer buffer)
              SSL_read_ex(ssl_.get(), static_cast<char*>(buffer.data()) + count, buffer.size() - count,
                          &more) == 1)
         count += more;
-      co_return Done{error_code(), count};
+      co_return Transferred{error_code(), count};
     }
     if (SSL_get_error(ssl_.get(), result) == SSL_ERROR_ZERO_RETURN) {
       goodbye_heard_ = true;
-      co_return Done{asio::error::eof, 0};
+      co_return Transferred{asio::error::eof, 0};
     }
     const Want want = wanted(result);
-    if (want == Want::kFailed) co_return Done{failure(), 0};
+    if (want == Want::kFailed) co_return Transferred{failure(), 0};
     if (transport_.received_at != 0) {
       transport_.received = {};  // read all
       transport_.received_at = 0;
     }
-    if (const error_code error = co_await wait_for(want)) co_return Done{error, 0};
+    if (const error_code error = co_await wait_for(want)) co_return Transferred{error, 0};
   }
-  co_return Done{asio::error::operation_aborted, 0};
+  co_return Transferred{asio::error::operation_aborted, 0};
 }
 
-Awaitable<ByteStream::Done> SecureStream::write_some(asio::const_buffer buffer) {
+Awaitable<ByteStream::Transferred> SecureStream::write_some(asio::const_buffer buffer) {
   if (turn_is_over()) co_await asio::post(socket_.get_executor(), asio::use_awaitable);
   std::size_t sent = 0;
   while (!closed_ && ready_) {
@@ -275,17 +276,17 @@ Awaitable<ByteStream::Done> SecureStream::write_some(asio::const_buffer buffer) 
     if (result == 1) {
       sent += count;
       under_key_ += count;
-      if (sent == buffer.size() || sent >= kTurn) co_return Done{error_code(), sent};
+      if (sent == buffer.size() || sent >= kTurn) co_return Transferred{error_code(), sent};
       continue;
     }
     const Want want = wanted(result);
-    if (want == Want::kFailed) co_return Done{failure(), sent};
+    if (want == Want::kFailed) co_return Transferred{failure(), sent};
     // OpenSSL has the record, and wants the same bytes again: they are not counted until the socket took
     // them.
     write_pending_ = true;
-    if (const error_code error = co_await wait_for(want)) co_return Done{error, sent};
+    if (const error_code error = co_await wait_for(want)) co_return Transferred{error, sent};
   }
-  co_return Done{asio::error::operation_aborted, sent};
+  co_return Transferred{asio::error::operation_aborted, sent};
 }
 
 void SecureStream::close() {

@@ -37,7 +37,7 @@ struct HandshakeEnd {
 /// until both have ended. Its sending key is renewed before AES-GCM's limit.
 class SecureStream final : public ByteStream {
  public:
-  enum class End : std::uint8_t { kServer, kClient };
+  enum class TlsRole : std::uint8_t { kServer, kClient };
   struct Start {
     asio::posix::stream_descriptor socket;    ///< connected, non-blocking
     LinkIdentity identity;                    ///< of the client, on both ends
@@ -47,7 +47,7 @@ class SecureStream final : public ByteStream {
   };
 
   /// kSystem, kInternal: out of memory.
-  static Result<std::unique_ptr<SecureStream>> make(std::shared_ptr<const SecureContext> context, End end,
+  static Result<std::unique_ptr<SecureStream>> make(std::shared_ptr<const SecureContext> context, TlsRole end,
                                                     Start start);
   /// Closes without a goodbye: after a fork the link may be another process's.
   ~SecureStream() override;
@@ -60,8 +60,8 @@ class SecureStream final : public ByteStream {
   /// Once, before all else. It has no deadline of its own: close() ends it.
   Awaitable<HandshakeEnd> handshake();
 
-  Awaitable<Done> read_some(asio::mutable_buffer buffer) override;
-  Awaitable<Done> write_some(asio::const_buffer buffer) override;
+  Awaitable<Transferred> read_some(asio::mutable_buffer buffer) override;
+  Awaitable<Transferred> write_some(asio::const_buffer buffer) override;
   Awaitable<error_code> writable() override { co_return co_await wait_for(Want::kWrite); }
   /// Says goodbye where the socket takes it at once.
   void close() override;
@@ -85,7 +85,7 @@ class SecureStream final : public ByteStream {
   };
   enum class Want : std::uint8_t { kRead, kWrite, kFailed };
 
-  SecureStream(std::shared_ptr<const SecureContext> context, End end, Start start);
+  SecureStream(std::shared_ptr<const SecureContext> context, TlsRole end, Start start);
   bool prepare();
   Want wanted(int result);
   Awaitable<error_code> wait_for(Want want);
@@ -100,7 +100,7 @@ class SecureStream final : public ByteStream {
   Transport transport_;
   std::unique_ptr<SecureHandshake> handshake_;
   std::unique_ptr<ssl_st, FreeSsl> ssl_;
-  End end_;
+  TlsRole end_;
   std::uint64_t rekey_after_;
   std::uint64_t under_key_ = 0;  ///< bytes written
   unsigned turns_ = 0;           ///< operations since the loop had its turn

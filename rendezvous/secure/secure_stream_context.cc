@@ -74,7 +74,7 @@ bool configure(SSL_CTX* context) {
 
 }  // namespace
 
-void SecureContext::Free::operator()(ssl_ctx_st* context) const {
+void SecureContext::FreeSslContext::operator()(ssl_ctx_st* context) const {
   SSL_CTX_free(context);
 }
 

@@ -23,12 +23,12 @@ class SecureContext {
   ssl_ctx_st* native() const { return context_.get(); }
 
  private:
-  struct Free {
+  struct FreeSslContext {
     void operator()(ssl_ctx_st* context) const;
   };
   explicit SecureContext(ssl_ctx_st* context) : context_(context) {}
 
-  std::unique_ptr<ssl_ctx_st, Free> context_;
+  std::unique_ptr<ssl_ctx_st, FreeSslContext> context_;
 };
 
 /// What the callbacks of one handshake need: set as the SSL's app data before it, gone after it.

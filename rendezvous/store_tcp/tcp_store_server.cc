@@ -60,8 +60,8 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   const std::map<asio::ip::address, std::size_t>& arrived_from() const { return arrived_from_; }
 
  private:
-  struct Connection {
-    Connection(asio::any_io_executor executor, asio::ip::address peer)
+  struct StoreConnection {
+    StoreConnection(asio::any_io_executor executor, asio::ip::address peer)
         : fd(std::move(executor)), address(std::move(peer)) {}
     std::size_t backlog() const { return out.size() - sent; }
 
@@ -80,29 +80,29 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   void connected(UniqueFd socket, const asio::ip::address& peer);
   StoreConnectionId admit(UniqueFd socket, asio::ip::address address);
 
-  Connection* find(StoreConnectionId id);
-  void await_read(StoreConnectionId id, Connection& connection);
-  void await_silence(StoreConnectionId id, Connection& connection);
-  void await_write(StoreConnectionId id, Connection& connection);
+  StoreConnection* find(StoreConnectionId id);
+  void await_read(StoreConnectionId id, StoreConnection& connection);
+  void await_silence(StoreConnectionId id, StoreConnection& connection);
+  void await_write(StoreConnectionId id, StoreConnection& connection);
   void read_some(StoreConnectionId id);
   void write_some(StoreConnectionId id);
   void serve(StoreConnectionId id);
-  enum class Progress : std::uint8_t { kNeedsBytes, kBacklogged, kGone };
-  Progress serve_buffered(StoreConnectionId id, Connection& connection);
-  void count_arrival(Connection& connection);
-  void break_off(StoreConnectionId id, Connection& connection, const Error& error);
+  enum class ServeResult : std::uint8_t { kNeedsBytes, kBacklogged, kGone };
+  ServeResult serve_buffered(StoreConnectionId id, StoreConnection& connection);
+  void count_arrival(StoreConnection& connection);
+  void break_off(StoreConnectionId id, StoreConnection& connection, const Error& error);
   void drop(StoreConnectionId id);
-  void mark_dirty(StoreConnectionId id, Connection& connection);
+  void mark_dirty(StoreConnectionId id, StoreConnection& connection);
   void deliver_notices();
   void flush_all();
-  void flush(StoreConnectionId id, Connection& connection);
+  void flush(StoreConnectionId id, StoreConnection& connection);
 
   asio::any_io_executor executor_;
   TcpStoreOptions options_;
   std::uint16_t port_;
   KeyStore store_;
   std::shared_ptr<AcceptLoop> acceptor_;
-  std::unordered_map<StoreConnectionId, std::unique_ptr<Connection>> connections_;
+  std::unordered_map<StoreConnectionId, std::unique_ptr<StoreConnection>> connections_;
   bool stopped_ = false;
   const std::size_t max_connections_ = options_.max_connections > 0 ? options_.max_connections
                                                                     : half_of_descriptors();
@@ -147,7 +147,7 @@ TcpStoreStats TcpStoreServer::Loop::stats() const {
 void TcpStoreServer::Loop::connected(UniqueFd socket, const asio::ip::address& peer) {
   if (connections_.size() >= max_connections_) return;
   const StoreConnectionId id = admit(std::move(socket), peer);
-  if (Connection* connection = find(id)) await_read(id, *connection);
+  if (StoreConnection* connection = find(id)) await_read(id, *connection);
 }
 
 StoreConnectionId TcpStoreServer::Loop::admit(UniqueFd socket, asio::ip::address address) {
@@ -155,7 +155,7 @@ StoreConnectionId TcpStoreServer::Loop::admit(UniqueFd socket, asio::ip::address
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // A node that vanished without a word must not hold a connection for ever.
   ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  auto connection = std::make_unique<Connection>(executor_, std::move(address));
+  auto connection = std::make_unique<StoreConnection>(executor_, std::move(address));
   error_code ec;
   connection->fd.assign(socket.get(), ec);
   if (ec) return 0;
@@ -169,18 +169,18 @@ void TcpStoreServer::Loop::adopt(UniqueFd socket, std::string_view received) {
   socklen_t size = sizeof storage;
   if (stopped_ || ::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&storage), &size) < 0) return;
   const StoreConnectionId id = admit(std::move(socket), address_of(storage));
-  Connection* connection = find(id);
+  StoreConnection* connection = find(id);
   if (connection == nullptr) return;
   connection->decoder.feed(received);
   serve(id);
 }
 
-TcpStoreServer::Loop::Connection* TcpStoreServer::Loop::find(StoreConnectionId id) {
+TcpStoreServer::Loop::StoreConnection* TcpStoreServer::Loop::find(StoreConnectionId id) {
   const auto entry = connections_.find(id);
   return entry == connections_.end() ? nullptr : entry->second.get();
 }
 
-void TcpStoreServer::Loop::await_read(StoreConnectionId id, Connection& connection) {
+void TcpStoreServer::Loop::await_read(StoreConnectionId id, StoreConnection& connection) {
   if (connection.reading) return;
   connection.reading = true;
   connection.fd.async_wait(stream_descriptor::wait_read,
@@ -189,7 +189,7 @@ void TcpStoreServer::Loop::await_read(StoreConnectionId id, Connection& connecti
                            });
 }
 
-void TcpStoreServer::Loop::await_write(StoreConnectionId id, Connection& connection) {
+void TcpStoreServer::Loop::await_write(StoreConnectionId id, StoreConnection& connection) {
   if (connection.writing) return;
   connection.writing = true;
   connection.fd.async_wait(stream_descriptor::wait_write,
@@ -199,7 +199,7 @@ void TcpStoreServer::Loop::await_write(StoreConnectionId id, Connection& connect
 }
 
 void TcpStoreServer::Loop::write_some(StoreConnectionId id) {
-  Connection* connection = find(id);
+  StoreConnection* connection = find(id);
   if (connection == nullptr) return;
   connection->writing = false;
   flush(id, *connection);
@@ -207,11 +207,11 @@ void TcpStoreServer::Loop::write_some(StoreConnectionId id) {
   serve(id);
 }
 
-void TcpStoreServer::Loop::await_silence(StoreConnectionId id, Connection& connection) {
+void TcpStoreServer::Loop::await_silence(StoreConnectionId id, StoreConnection& connection) {
   if (!connection.silence) connection.silence = std::make_unique<asio::steady_timer>(executor_);
   connection.silence->expires_after(kStoreSettle);
   connection.silence->async_wait([self = shared_from_this(), id](const error_code& ec) {
-    Connection* found = ec ? nullptr : self->find(id);
+    StoreConnection* found = ec ? nullptr : self->find(id);
     if (found == nullptr || !found->decoder.undecided()) return;
     found->decoder.settle();
     self->serve(id);
@@ -219,7 +219,7 @@ void TcpStoreServer::Loop::await_silence(StoreConnectionId id, Connection& conne
 }
 
 void TcpStoreServer::Loop::read_some(StoreConnectionId id) {
-  Connection* connection = find(id);
+  StoreConnection* connection = find(id);
   if (connection == nullptr) return;
   connection->reading = false;
   const ssize_t got = ::recv(connection->fd.native_handle(), read_buffer_.data(), read_buffer_.size(), 0);
@@ -237,25 +237,25 @@ void TcpStoreServer::Loop::read_some(StoreConnectionId id) {
 // Serves what has arrived, then waits for more; with replies that the peer does not take, for their departure
 // instead.
 void TcpStoreServer::Loop::serve(StoreConnectionId id) {
-  Progress progress = Progress::kBacklogged;
-  while (progress == Progress::kBacklogged) {
-    Connection* connection = find(id);
+  ServeResult progress = ServeResult::kBacklogged;
+  while (progress == ServeResult::kBacklogged) {
+    StoreConnection* connection = find(id);
     if (connection == nullptr || connection->backlog() >= kMaxBacklog) return;
     progress = serve_buffered(id, *connection);
     flush_all();
   }
-  if (progress == Progress::kGone) return;
-  if (Connection* connection = find(id)) {
+  if (progress == ServeResult::kGone) return;
+  if (StoreConnection* connection = find(id)) {
     if (connection->decoder.undecided()) await_silence(id, *connection);
     await_read(id, *connection);
   }
 }
 
-TcpStoreServer::Loop::Progress TcpStoreServer::Loop::serve_buffered(StoreConnectionId id,
-                                                                    Connection& connection) {
+TcpStoreServer::Loop::ServeResult TcpStoreServer::Loop::serve_buffered(StoreConnectionId id,
+                                                                       StoreConnection& connection) {
   while (connection.backlog() < kMaxBacklog) {
     const Result<bool> next = connection.decoder.next(request_);
-    if (next && !*next) return Progress::kNeedsBytes;
+    if (next && !*next) return ServeResult::kNeedsBytes;
     Result<> done = next ? Result<>() : Result<>(next.error());
     if (next && asks_for(options_.token, request_)) {
       connection.out.push_back(static_cast<char>(kCheckReady));
@@ -268,13 +268,13 @@ TcpStoreServer::Loop::Progress TcpStoreServer::Loop::serve_buffered(StoreConnect
     }
     if (!done) {
       break_off(id, connection, done.error());
-      return Progress::kGone;
+      return ServeResult::kGone;
     }
   }
-  return Progress::kBacklogged;
+  return ServeResult::kBacklogged;
 }
 
-void TcpStoreServer::Loop::count_arrival(Connection& connection) {
+void TcpStoreServer::Loop::count_arrival(StoreConnection& connection) {
   connection.arrived = true;
   ++arrived_;
   const auto entry = arrived_from_.find(connection.address);
@@ -285,7 +285,7 @@ void TcpStoreServer::Loop::count_arrival(Connection& connection) {
   }
 }
 
-void TcpStoreServer::Loop::break_off(StoreConnectionId id, Connection& connection, const Error& error) {
+void TcpStoreServer::Loop::break_off(StoreConnectionId id, StoreConnection& connection, const Error& error) {
   const asio::ip::address address = connection.address;
   drop(id);
   if (options_.on_broken) options_.on_broken(address, error);
@@ -298,7 +298,7 @@ void TcpStoreServer::Loop::drop(StoreConnectionId id) {
   acceptor_->descriptor_freed();
 }
 
-void TcpStoreServer::Loop::mark_dirty(StoreConnectionId id, Connection& connection) {
+void TcpStoreServer::Loop::mark_dirty(StoreConnectionId id, StoreConnection& connection) {
   if (connection.dirty || connection.backlog() == 0) return;
   connection.dirty = true;
   dirty_.push_back(id);
@@ -306,7 +306,7 @@ void TcpStoreServer::Loop::mark_dirty(StoreConnectionId id, Connection& connecti
 
 void TcpStoreServer::Loop::deliver_notices() {
   for (const StoreNotice& notice : notices_) {
-    Connection* connection = find(notice.to);
+    StoreConnection* connection = find(notice.to);
     if (connection == nullptr) continue;
     connection->out += notice.bytes;
     mark_dirty(notice.to, *connection);
@@ -320,14 +320,14 @@ void TcpStoreServer::Loop::flush_all() {
   while (!dirty_.empty()) {
     const StoreConnectionId id = dirty_.back();
     dirty_.pop_back();
-    Connection* connection = find(id);
+    StoreConnection* connection = find(id);
     if (connection == nullptr) continue;
     connection->dirty = false;
     flush(id, *connection);
   }
 }
 
-void TcpStoreServer::Loop::flush(StoreConnectionId id, Connection& connection) {
+void TcpStoreServer::Loop::flush(StoreConnectionId id, StoreConnection& connection) {
   while (connection.backlog() > 0) {
     const ssize_t gone = ::send(connection.fd.native_handle(), connection.out.data() + connection.sent,
                                 connection.backlog(), MSG_NOSIGNAL);

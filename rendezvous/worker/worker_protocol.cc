@@ -18,10 +18,10 @@ constexpr std::size_t kPeers = 128;
 constexpr std::string_view kCutMark = "…";
 
 /// With the key that names the message first, as people read it.
-using Written = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-std::string dumped(const Written& json) {
-  return json.dump(-1, ' ', false, Written::error_handler_t::replace);
+std::string dumped(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 /// Bytes of the character at `at` (of valid UTF-8), and what they take in JSON at most.
@@ -136,46 +136,46 @@ class Keys {
   std::string wrong_;
 };
 
-Result<WorkerWord> decode_hello(Keys keys) {
+Result<WorkerMessage> decode_hello(Keys keys) {
   WorkerHello hello;
   hello.version = keys.number<int>("hello", 1);
   // Of another version nothing more is known.
-  if (hello.version != kWorkerProtocol) return keys.result<WorkerWord>(hello);
+  if (hello.version != kWorkerProtocol) return keys.result<WorkerMessage>(hello);
   hello.pid = keys.number<std::uint32_t>("pid");
   hello.rejoin = keys.flag("rejoin");
   hello.sharded = keys.flag_or_false("sharded");
-  return keys.result<WorkerWord>(hello);
+  return keys.result<WorkerMessage>(hello);
 }
 
-Result<WorkerWord> decode_step(Keys keys) {
+Result<WorkerMessage> decode_step(Keys keys) {
   WorkerStep step;
   step.step = keys.number<std::uint64_t>("step");
   step.phase = keys.text_or_empty("in");
-  return keys.result<WorkerWord>(std::move(step));
+  return keys.result<WorkerMessage>(std::move(step));
 }
 
-Result<WorkerWord> decode_failed(Keys keys) {
+Result<WorkerMessage> decode_failed(Keys keys) {
   WorkerTrouble trouble;
   trouble.attempt = keys.number<std::uint32_t>("failed");
   trouble.error = keys.text("error");
   trouble.peers = keys.ranks_or_none("peers");
-  return keys.result<WorkerWord>(std::move(trouble));
+  return keys.result<WorkerMessage>(std::move(trouble));
 }
 
-Result<WorkerWord> decode_revoked(Keys keys) {
+Result<WorkerMessage> decode_revoked(Keys keys) {
   WorkerRevoked revoked;
   revoked.attempt = keys.number<std::uint32_t>("revoked");
   // Whether it holds the training's state decides where that comes from: it has to be said.
   keys.require_present("step");
   revoked.step = keys.number_or_none<std::uint64_t>("step");
-  return keys.result<WorkerWord>(revoked);
+  return keys.result<WorkerMessage>(revoked);
 }
 
-Result<WorkerWord> decode_ready(Keys keys) {
-  return keys.result<WorkerWord>(WorkerReady{keys.number<std::uint32_t>("ready")});
+Result<WorkerMessage> decode_ready(Keys keys) {
+  return keys.result<WorkerMessage>(WorkerReady{keys.number<std::uint32_t>("ready")});
 }
 
-Result<AgentWord> decode_attempt(Keys keys) {
+Result<AgentMessage> decode_attempt(Keys keys) {
   AttemptOrder order;
   order.attempt = keys.number<std::uint32_t>("attempt");
   order.rank = keys.number<std::uint32_t>("rank");
@@ -191,109 +191,109 @@ Result<AgentWord> decode_attempt(Keys keys) {
   keys.require(order.local_rank < order.local_world, "local_rank", "is not below \"local_world\"");
   keys.require(order.node_rank < order.nodes, "node_rank", "is not below \"nodes\"");
   keys.require(!order.from || *order.from < order.world, "from", "is not below \"world\"");
-  return keys.result<AgentWord>(std::move(order));
+  return keys.result<AgentMessage>(std::move(order));
 }
 
-Result<AgentWord> decode_revoke(Keys keys) {
+Result<AgentMessage> decode_revoke(Keys keys) {
   RevokeOrder order;
   order.attempt = keys.number<std::uint32_t>("revoke");
   order.reason = keys.text("reason");
   order.deadline_ms = keys.number<std::uint32_t>("deadline_ms");
-  return keys.result<AgentWord>(std::move(order));
+  return keys.result<AgentMessage>(std::move(order));
 }
 
-Result<AgentWord> decode_stop(Keys keys) {
+Result<AgentMessage> decode_stop(Keys keys) {
   StopOrder order;
   order.reason = keys.text("stop");
   order.grace_ms = keys.number<std::uint32_t>("grace_ms");
-  return keys.result<AgentWord>(std::move(order));
+  return keys.result<AgentMessage>(std::move(order));
 }
 
 template <class Word>
-struct Kind {
+struct FieldKind {
   const char* key;
   Result<Word> (*decode)(Keys);
 };
 
 /// The first key of the list that the object has tells what it is.
 template <class Word, std::size_t kCount>
-Result<Word> decode(std::string_view line, const Kind<Word> (&kinds)[kCount]) {
+Result<Word> decode(std::string_view line, const FieldKind<Word> (&kinds)[kCount]) {
   if (line.size() >= kWorkerLineBytes) return wrong("a line is longer than 4096 bytes");
   const Json object = Json::parse(line.begin(), line.end(), nullptr, false);
   if (!object.is_object()) return wrong("a line is no JSON object");
-  for (const Kind<Word>& kind : kinds)
+  for (const FieldKind<Word>& kind : kinds)
     if (object.contains(kind.key)) return kind.decode(Keys(object));
   return wrong("a line has no key of a known message");
 }
 
 // "revoked" has a "step" as well: that comes last.
-constexpr Kind<WorkerWord> kWorkerKinds[] = {{"hello", decode_hello},
-                                             {"failed", decode_failed},
-                                             {"revoked", decode_revoked},
-                                             {"ready", decode_ready},
-                                             {"step", decode_step}};
-constexpr Kind<AgentWord> kAgentKinds[] = {
+constexpr FieldKind<WorkerMessage> kWorkerKinds[] = {{"hello", decode_hello},
+                                                     {"failed", decode_failed},
+                                                     {"revoked", decode_revoked},
+                                                     {"ready", decode_ready},
+                                                     {"step", decode_step}};
+constexpr FieldKind<AgentMessage> kAgentKinds[] = {
     {"attempt", decode_attempt}, {"revoke", decode_revoke}, {"stop", decode_stop}};
 
-Written json_of(const WorkerHello& hello) {
+OrderedJson json_of(const WorkerHello& hello) {
   return {{"hello", hello.version}, {"pid", hello.pid}, {"rejoin", hello.rejoin}, {"sharded", hello.sharded}};
 }
-Written json_of(const WorkerStep& step) {
-  Written object{{"step", step.step}};
+OrderedJson json_of(const WorkerStep& step) {
+  OrderedJson object{{"step", step.step}};
   if (!step.phase.empty()) object["in"] = fitting(step.phase, kPhaseBytes);
   return object;
 }
-Written json_of(const WorkerTrouble& trouble) {
+OrderedJson json_of(const WorkerTrouble& trouble) {
   std::vector<std::uint32_t> peers = trouble.peers;
   if (peers.size() > kPeers) peers.resize(kPeers);
   return {{"failed", trouble.attempt}, {"error", fitting(trouble.error, kTextBytes)}, {"peers", peers}};
 }
-Written json_of(const WorkerRevoked& revoked) {
-  Written object{{"revoked", revoked.attempt}, {"step", nullptr}};
+OrderedJson json_of(const WorkerRevoked& revoked) {
+  OrderedJson object{{"revoked", revoked.attempt}, {"step", nullptr}};
   if (revoked.step) object["step"] = *revoked.step;
   return object;
 }
-Written json_of(const WorkerReady& ready) {
+OrderedJson json_of(const WorkerReady& ready) {
   return {{"ready", ready.attempt}};
 }
-Written json_of(const AttemptOrder& order) {
-  Written object{{"attempt", order.attempt},
-                 {"rank", order.rank},
-                 {"world", order.world},
-                 {"local_rank", order.local_rank},
-                 {"local_world", order.local_world},
-                 {"node_rank", order.node_rank},
-                 {"nodes", order.nodes},
-                 {"store", fitting(order.store, kTextBytes)},
-                 {"agent_store", order.agent_store},
-                 {"from", nullptr}};
+OrderedJson json_of(const AttemptOrder& order) {
+  OrderedJson object{{"attempt", order.attempt},
+                     {"rank", order.rank},
+                     {"world", order.world},
+                     {"local_rank", order.local_rank},
+                     {"local_world", order.local_world},
+                     {"node_rank", order.node_rank},
+                     {"nodes", order.nodes},
+                     {"store", fitting(order.store, kTextBytes)},
+                     {"agent_store", order.agent_store},
+                     {"from", nullptr}};
   if (order.from) object["from"] = *order.from;
   return object;
 }
-Written json_of(const RevokeOrder& order) {
+OrderedJson json_of(const RevokeOrder& order) {
   return {{"revoke", order.attempt},
           {"reason", fitting(order.reason, kTextBytes)},
           {"deadline_ms", order.deadline_ms}};
 }
-Written json_of(const StopOrder& order) {
+OrderedJson json_of(const StopOrder& order) {
   return {{"stop", fitting(order.reason, kTextBytes)}, {"grace_ms", order.grace_ms}};
 }
 
 }  // namespace
 
-std::string encode_line(const WorkerWord& word) {
+std::string encode_line(const WorkerMessage& word) {
   return std::visit([](const auto& message) { return dumped(json_of(message)) + "\n"; }, word);
 }
 
-std::string encode_line(const AgentWord& word) {
+std::string encode_line(const AgentMessage& word) {
   return std::visit([](const auto& message) { return dumped(json_of(message)) + "\n"; }, word);
 }
 
-Result<WorkerWord> decode_worker_line(std::string_view line) {
+Result<WorkerMessage> decode_worker_line(std::string_view line) {
   return decode(line, kWorkerKinds);
 }
 
-Result<AgentWord> decode_agent_line(std::string_view line) {
+Result<AgentMessage> decode_agent_line(std::string_view line) {
   return decode(line, kAgentKinds);
 }
 

@@ -58,7 +58,7 @@ struct WorkerReady {
   std::uint32_t attempt = 0;
   bool operator==(const WorkerReady&) const = default;
 };
-using WorkerWord = std::variant<WorkerHello, WorkerStep, WorkerTrouble, WorkerRevoked, WorkerReady>;
+using WorkerMessage = std::variant<WorkerHello, WorkerStep, WorkerTrouble, WorkerRevoked, WorkerReady>;
 
 // ---- agent to worker
 
@@ -90,17 +90,17 @@ struct StopOrder {
   std::uint32_t grace_ms = 0;
   bool operator==(const StopOrder&) const = default;
 };
-using AgentWord = std::variant<AttemptOrder, RevokeOrder, StopOrder>;
+using AgentMessage = std::variant<AttemptOrder, RevokeOrder, StopOrder>;
 
 // ---- the codec
 
 /// With its end.
-std::string encode_line(const WorkerWord& word);
-std::string encode_line(const AgentWord& word);
+std::string encode_line(const WorkerMessage& word);
+std::string encode_line(const AgentMessage& word);
 /// `line` without its end. kProtocol, with what is wrong, for what is no JSON object, has none of the known
 /// first keys, or a value of another type or out of range.
-Result<WorkerWord> decode_worker_line(std::string_view line);
-Result<AgentWord> decode_agent_line(std::string_view line);
+Result<WorkerMessage> decode_worker_line(std::string_view line);
+Result<AgentMessage> decode_agent_line(std::string_view line);
 
 /// Cuts a stream of bytes into lines. After an error nothing is to be added.
 class WorkerLines {

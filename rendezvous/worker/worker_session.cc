@@ -17,8 +17,8 @@ std::vector<WorkerEvent> WorkerSession::receive(std::string_view bytes) {
   while (state_ != State::kIgnored) {
     const auto next = lines_.next();
     if (!next) {
-      odd(Oddity::kTooLong, "sent over DDPLAUNCH_CONTROL what is no line: " + next.error().text +
-                                "; it is not listened to any more");
+      misbehaved(Misbehavior::kTooLong, "sent over DDPLAUNCH_CONTROL what is no line: " + next.error().text +
+                                            "; it is not listened to any more");
       state_ = State::kIgnored;
       break;
     }
@@ -31,11 +31,12 @@ std::vector<WorkerEvent> WorkerSession::receive(std::string_view bytes) {
 void WorkerSession::line(std::string_view text) {
   const auto word = decode_worker_line(text);
   if (!word) {
-    odd(Oddity::kBroken, "sent a line over DDPLAUNCH_CONTROL that is ignored: " + word.error().text);
+    misbehaved(Misbehavior::kBroken,
+               "sent a line over DDPLAUNCH_CONTROL that is ignored: " + word.error().text);
     return;
   }
   if (state_ == State::kSilent && !std::holds_alternative<WorkerHello>(*word)) {
-    odd(Oddity::kNoHello, "spoke over DDPLAUNCH_CONTROL before its hello; ignored");
+    misbehaved(Misbehavior::kNoHello, "spoke over DDPLAUNCH_CONTROL before its hello; ignored");
     return;
   }
   std::visit([this](const auto& message) { hear(message); }, *word);
@@ -43,13 +44,13 @@ void WorkerSession::line(std::string_view text) {
 
 void WorkerSession::hear(const WorkerHello& hello) {
   if (state_ != State::kSilent) {
-    odd(Oddity::kSecondHello, "said hello over DDPLAUNCH_CONTROL a second time; ignored");
+    misbehaved(Misbehavior::kSecondHello, "said hello over DDPLAUNCH_CONTROL a second time; ignored");
     return;
   }
   if (hello.version != kWorkerProtocol) {
-    odd(Oddity::kVersion, "speaks version " + std::to_string(hello.version) +
-                              " of the worker protocol, not " + std::to_string(kWorkerProtocol) +
-                              "; it is treated as one that does not speak it");
+    misbehaved(Misbehavior::kVersion, "speaks version " + std::to_string(hello.version) +
+                                          " of the worker protocol, not " + std::to_string(kWorkerProtocol) +
+                                          "; it is treated as one that does not speak it");
     state_ = State::kIgnored;
     return;
   }
@@ -70,19 +71,20 @@ void WorkerSession::hear(const WorkerTrouble& trouble) {
     ++troubles_;
     events_.emplace_back(trouble);
   } else if (state_ == State::kInAttempt) {
-    odd(Oddity::kTroubles, "said " + quoted_key("failed", trouble.attempt) + " more than " +
-                               std::to_string(kMostTroubles) + " times; the rest is ignored");
+    misbehaved(Misbehavior::kTroubles, "said " + quoted_key("failed", trouble.attempt) + " more than " +
+                                           std::to_string(kMostTroubles) + " times; the rest is ignored");
   }
   if (state_ == State::kFree)
-    odd(Oddity::kOutOfTurn,
-        "said " + quoted_key("failed", trouble.attempt) + " after it had let go; ignored");
+    misbehaved(Misbehavior::kOutOfTurn,
+               "said " + quoted_key("failed", trouble.attempt) + " after it had let go; ignored");
 }
 
 void WorkerSession::hear(const WorkerRevoked& answer) {
   if (!is_present("revoked", answer.attempt)) return;
   if (state_ != State::kLettingGo) {
-    odd(Oddity::kOutOfTurn, "said " + quoted_key("revoked", answer.attempt) +
-                                (state_ == State::kFree ? " twice; ignored" : " without an order; ignored"));
+    misbehaved(Misbehavior::kOutOfTurn,
+               "said " + quoted_key("revoked", answer.attempt) +
+                   (state_ == State::kFree ? " twice; ignored" : " without an order; ignored"));
     return;
   }
   state_ = State::kFree;
@@ -93,8 +95,8 @@ void WorkerSession::hear(const WorkerReady& ready) {
   if (!is_present("ready", ready.attempt)) return;
   if (state_ == State::kLettingGo && !ready_) return;  // it crossed the revoke
   if (ready_ || state_ != State::kInAttempt) {
-    odd(Oddity::kOutOfTurn, "said " + quoted_key("ready", ready.attempt) +
-                                (ready_ ? " twice; ignored" : " after it had let go; ignored"));
+    misbehaved(Misbehavior::kOutOfTurn, "said " + quoted_key("ready", ready.attempt) +
+                                            (ready_ ? " twice; ignored" : " after it had let go; ignored"));
     return;
   }
   ready_ = true;
@@ -103,17 +105,18 @@ void WorkerSession::hear(const WorkerReady& ready) {
 
 bool WorkerSession::is_present(const char* word, std::uint32_t attempt) {
   if (attempt_ == attempt) return true;
-  odd(Oddity::kForeign, "said " + quoted_key(word, attempt) +
-                            (attempt_ ? ", but is in attempt " + std::to_string(*attempt_) + "; ignored"
-                                      : ", but has no attempt yet; ignored"));
+  misbehaved(Misbehavior::kForeign,
+             "said " + quoted_key(word, attempt) +
+                 (attempt_ ? ", but is in attempt " + std::to_string(*attempt_) + "; ignored"
+                           : ", but has no attempt yet; ignored"));
   return false;
 }
 
-void WorkerSession::odd(Oddity oddity, std::string words) {
-  const unsigned bit = 1U << static_cast<unsigned>(oddity);
-  if ((odd_ & bit) != 0) return;
-  odd_ |= bit;
-  events_.emplace_back(WorkerOdd{std::move(words)});
+void WorkerSession::misbehaved(Misbehavior misbehavior, std::string words) {
+  const unsigned bit = 1U << static_cast<unsigned>(misbehavior);
+  if ((misbehaved_ & bit) != 0) return;
+  misbehaved_ |= bit;
+  events_.emplace_back(WorkerMisbehaved{std::move(words)});
 }
 
 bool WorkerSession::can_rejoin() const {
@@ -163,7 +166,7 @@ void WorkerSession::send_waiting() {
   if (waiting_revoke_) revoke(*std::exchange(waiting_revoke_, std::nullopt));
 }
 
-void WorkerSession::send(const AgentWord& word) {
+void WorkerSession::send(const AgentMessage& word) {
   if (state_ != State::kIgnored) output_ += encode_line(word);
 }
 

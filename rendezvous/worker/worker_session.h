@@ -13,18 +13,19 @@ namespace ddp::rendezvous {
 
 /// Something that a person should read: what the worker did, as the rest of a sentence that begins with its
 /// name. Once for each kind of oddity in a worker's life.
-struct WorkerOdd {
+struct WorkerMisbehaved {
   std::string words;
-  bool operator==(const WorkerOdd&) const = default;
+  bool operator==(const WorkerMisbehaved&) const = default;
 };
 using WorkerEvent =
-    std::variant<WorkerHello, WorkerStep, WorkerTrouble, WorkerRevoked, WorkerReady, WorkerOdd>;
+    std::variant<WorkerHello, WorkerStep, WorkerTrouble, WorkerRevoked, WorkerReady, WorkerMisbehaved>;
 
 /// The agent's view of one worker process over one connection (docs/worker_protocol.md). Sans-IO: bytes in
 /// give events, orders give bytes for take_output(). Deadlines are the owner's.
 ///
 /// Words count from the hello on. Those of another attempt, or out of turn, give no event but, the first time
-/// in the session, a WorkerOdd; those that have only crossed an order on their way give nothing at all.
+/// in the session, a WorkerMisbehaved; those that have only crossed an order on their way give nothing at
+/// all.
 class WorkerSession {
  public:
   enum class State : std::uint8_t {
@@ -57,7 +58,7 @@ class WorkerSession {
   std::optional<std::uint32_t> attempt() const { return attempt_; }
 
  private:
-  enum class Oddity : std::uint8_t {
+  enum class Misbehavior : std::uint8_t {
     kBroken,
     kTooLong,
     kNoHello,
@@ -74,8 +75,8 @@ class WorkerSession {
   void hear(const WorkerRevoked& answer);
   void hear(const WorkerReady& ready);
   bool is_present(const char* word, std::uint32_t attempt);
-  void odd(Oddity oddity, std::string words);
-  void send(const AgentWord& word);
+  void misbehaved(Misbehavior misbehavior, std::string words);
+  void send(const AgentMessage& word);
   void send_waiting();
 
   State state_ = State::kSilent;
@@ -84,9 +85,9 @@ class WorkerSession {
   std::string output_;
   WorkerHello hello_;
   std::optional<std::uint32_t> attempt_;
-  bool ready_ = false;     ///< it has said so in this attempt
-  unsigned troubles_ = 0;  ///< and so often that it failed
-  unsigned odd_ = 0;       ///< kinds that were told, a bit for each
+  bool ready_ = false;       ///< it has said so in this attempt
+  unsigned troubles_ = 0;    ///< and so often that it failed
+  unsigned misbehaved_ = 0;  ///< kinds that were told, a bit for each
   bool stopped_ = false;
   // For after the hello.
   std::optional<AttemptOrder> waiting_attempt_;

@@ -87,7 +87,7 @@ struct WorkerLinkClient::Shared {
   // The thread's own.
   std::string unsent;
   WorkerLines lines;
-  Clock::time_point step_told = Clock::now() - kBetweenSteps;
+  Clock::time_point step_reported = Clock::now() - kBetweenSteps;
 
   void run();
   bool turn();
@@ -95,17 +95,17 @@ struct WorkerLinkClient::Shared {
   void collect(bool at_once);
   bool flush();
   bool receive();
-  void take(const AgentWord& word);
+  void take(const AgentMessage& word);
   void take_attempt(const AttemptOrder& order);
   void take_revoke(const RevokeOrder& order);
   void end(const std::string& why);
-  void say(const WorkerWord& word);
+  void say(const WorkerMessage& word);
   Error stopped_error() const { return {ErrorCode::kCancelled, "the agent ordered a stop: " + stop->reason}; }
   Error lost_error() const { return {ErrorCode::kLinkLost, "the agent is gone: " + lost}; }
 };
 
 /// With the lock.
-void WorkerLinkClient::Shared::say(const WorkerWord& word) {
+void WorkerLinkClient::Shared::say(const WorkerMessage& word) {
   if (!lost.empty()) return;
   words += encode_line(word);
   raise_event(wake.get());
@@ -142,7 +142,8 @@ bool WorkerLinkClient::Shared::turn() {
 int WorkerLinkClient::Shared::time_to_wait() const {
   // While the agent does not read, no step is due.
   if (!step_untold.load(std::memory_order_acquire) || !unsent.empty()) return -1;
-  const auto rest = std::chrono::ceil<std::chrono::milliseconds>(step_told + kBetweenSteps - Clock::now());
+  const auto rest =
+      std::chrono::ceil<std::chrono::milliseconds>(step_reported + kBetweenSteps - Clock::now());
   return static_cast<int>(std::max(rest.count(), std::chrono::milliseconds::rep{0}));
 }
 
@@ -154,11 +155,12 @@ void WorkerLinkClient::Shared::collect(bool at_once) {
     said.swap(words);
   }
   const auto now = Clock::now();
-  const bool due = at_once || !said.empty() || (unsent.empty() && now - step_told >= kBetweenSteps);
+  const bool due = at_once || !said.empty() || (unsent.empty() && now - step_reported >= kBetweenSteps);
   if (due && step_untold.exchange(false, std::memory_order_acq_rel)) {
     const char* doing = phase.load(std::memory_order_relaxed);
-    unsent += encode_line(WorkerWord(WorkerStep{step.load(std::memory_order_relaxed), doing ? doing : ""}));
-    step_told = now;
+    unsent +=
+        encode_line(WorkerMessage(WorkerStep{step.load(std::memory_order_relaxed), doing ? doing : ""}));
+    step_reported = now;
   }
   unsent += said;
 }
@@ -195,7 +197,7 @@ bool WorkerLinkClient::Shared::receive() {
   for (;;) {
     auto line = lines.next();
     if (line && !*line) return true;
-    const auto word = line ? decode_agent_line(**line) : Result<AgentWord>(line.error());
+    const auto word = line ? decode_agent_line(**line) : Result<AgentMessage>(line.error());
     if (!word) {
       // Whoever misses an order would be killed for it: better to end by oneself, with a reason.
       end("it sent what is no order: " + word.error().text);
@@ -205,7 +207,7 @@ bool WorkerLinkClient::Shared::receive() {
   }
 }
 
-void WorkerLinkClient::Shared::take(const AgentWord& word) {
+void WorkerLinkClient::Shared::take(const AgentMessage& word) {
   const std::lock_guard guard(lock);
   if (const auto* attempt = std::get_if<AttemptOrder>(&word)) take_attempt(*attempt);
   if (const auto* order = std::get_if<RevokeOrder>(&word)) take_revoke(*order);
@@ -258,7 +260,7 @@ Result<std::unique_ptr<WorkerLinkClient>> WorkerLinkClient::connect(const std::s
   if (!shared->wake || !shared->interrupt) return system_error(errno, "make an eventfd");
   // Not among the words: a step goes before those.
   const WorkerHello hello{kWorkerProtocol, static_cast<std::uint32_t>(::getpid()), rejoin, sharded};
-  shared->unsent = encode_line(WorkerWord(hello));
+  shared->unsent = encode_line(WorkerMessage(hello));
   // Signals are for the worker's own threads.
   sigset_t all;
   sigset_t before;

@@ -111,7 +111,7 @@ void put_bar(int rank) {
   put("\ndone\n");
 }
 
-bool put_odd(int rank, std::string_view kind, std::size_t bytes) {
+bool put_unusual(int rank, std::string_view kind, std::size_t bytes) {
   using namespace std::string_literals;
   if (kind == "bar") {
     put_bar(rank);
@@ -145,7 +145,7 @@ int main(int argc, char** argv) {
     const int rank = rank_of(argv[1]);
     const std::string_view what = argv[2];
     if (what == "odd" && argc >= 4)
-      return put_odd(rank, argv[3], static_cast<std::size_t>(argument(4, 0))) ? 0 : 2;
+      return put_unusual(rank, argv[3], static_cast<std::size_t>(argument(4, 0))) ? 0 : 2;
     if (what == "timed" && argc >= 5) {
       put_timed(rank, argument(3, 0), std::atof(argv[4]));
     } else {

@@ -85,24 +85,24 @@ def correctness(results):
     def passed(name):
         return {"ok": "ok", "failed": results.missing(name)}.get(results.state(name)) or results.missing(name)
 
-    def findings(name):
+    def diagnostics(name):
         return results.line(name, lambda figures: f"ok, {len(figures['figures'])} figures")
 
     def sanitizer(name):
         return "ok, nothing found" if results.state(name) == "ok" else results.missing(name)
 
     return ["**Right results**", "", *table(["check", ""], [
-        ["bits of every launch against the host's (gpu_parity)", findings("parity")],
-        ["graph against single launches, run against run", findings("replay")],
-        ["50 steps in float64 against the CPU, to 1e-9", findings("train")],
+        ["bits of every launch against the host's (gpu_parity)", diagnostics("parity")],
+        ["graph against single launches, run against run", diagnostics("replay")],
+        ["50 steps in float64 against the CPU, to 1e-9", diagnostics("train")],
         ["an epoch in float64: accuracy on GPU and CPU", passed("device-train")],
         *([f"compute-sanitizer, {tool}", sanitizer(tool)] for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
-        ["health: matrix products, memory, NVML", results.line("health", health_words)],
+        ["health: matrix products, memory, NVML", results.line("health", health_text)],
         ["weights of two ranks over NCCL against TCP", passed("nccl")],
         ["two nodes that one machine plays, NCCL", results.line("nodes", lambda figures: f"ok, over {figures['way']}")]])]
 
 
-def health_words(figures):
+def health_text(figures):
     rank = figures["ranks"][0]
     return (f"ok: {number(rank['products'])} equal products at {number(rank['gflops'])} GFLOP/s, "
             f"{number(rank['memory_bytes'] / 2**30, 1)} GiB written and read")

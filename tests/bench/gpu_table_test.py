@@ -83,13 +83,13 @@ class Table(unittest.TestCase):
                      "| float32 batch 100: images/s | 123,457 |", "skipped. Machine: H100, 550.1, 81559 MiB, 1980 MHz; Linux 6.1; ddplaunch abc1234."):
             self.assertIn(line, text)
 
-    def test_a_machine_without_nvidia_smi_is_told_of_once(self):
+    def test_a_machine_without_nvidia_smi_is_reported_once(self):
         raw = results()
         raw["steps"] = [step("machine", state="skipped", reason="nvidia-smi is not here")]
         self.assertEqual(gpu_table.text_of(raw).splitlines()[0], "`./dev gpu`, 300 s: 20 steps ok, 1 failed, 2 skipped. Machine: not "
                                                                  "measured: nvidia-smi is not here; ddplaunch abc1234.")
 
-    def test_broken_files_are_told_of_in_one_line(self):
+    def test_broken_files_are_reported_in_one_line(self):
         good = results()
         with tempfile.TemporaryDirectory() as place:
             path = pathlib.Path(place, "results.json")

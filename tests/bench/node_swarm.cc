@@ -55,7 +55,7 @@ std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
 }
 
-struct Agent {
+struct SwarmAgent {
   int rank = 0;
   std::uint32_t address = 0;
   std::unique_ptr<Connection> link;
@@ -72,7 +72,7 @@ struct Swarm {
   int count = 0;
   int nodes = 0;
   std::uint32_t prefix = 0;  ///< first byte of the addresses
-  std::vector<Agent> agents;
+  std::vector<SwarmAgent> agents;
   std::map<std::uint32_t, int> spawned;  ///< agents by attempt
   int joined = 0;
   int ended = 0;
@@ -81,7 +81,7 @@ struct Swarm {
   std::minstd_rand random{std::random_device{}()};
 };
 
-void tell(const char* what) {
+void notify(const char* what) {
   std::printf("%s %llu\n", what, static_cast<unsigned long long>(now_ns() / 1000));
   std::fflush(stdout);
 }
@@ -91,7 +91,7 @@ std::string text_of(std::uint32_t address) {
 }
 
 /// A socket of `agent`'s own address, connected to the master; -1: not now.
-Awaitable<int> connected(Swarm* swarm, Agent* agent) {
+Awaitable<int> connected(Swarm* swarm, SwarmAgent* agent) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) fail("no descriptor is left");
   const int on = 1;
@@ -117,7 +117,7 @@ Awaitable<int> connected(Swarm* swarm, Agent* agent) {
 }
 
 /// As a node's secure_join: again after a growing pause.
-Awaitable<std::unique_ptr<SecureStream>> joined(Swarm* swarm, Agent* agent) {
+Awaitable<std::unique_ptr<SecureStream>> joined(Swarm* swarm, SwarmAgent* agent) {
   asio::steady_timer timer(swarm->loop);
   LinkIdentity identity{LinkRole::kAgent, swarm->job, "sim" + std::to_string(agent->rank), {}};
   for (std::chrono::milliseconds pause{50};; pause = std::min(2 * pause, std::chrono::milliseconds(2000))) {
@@ -128,7 +128,7 @@ Awaitable<std::unique_ptr<SecureStream>> joined(Swarm* swarm, Agent* agent) {
       const auto key = link_key(swarm->token.secret, identity.role, identity.job, identity.node);
       auto session = session_key(*key, identity);
       SecureStream::Start start{Descriptor(swarm->loop, fd), identity, std::move(*session)};
-      auto stream = SecureStream::make(swarm->context, SecureStream::End::kClient, std::move(start));
+      auto stream = SecureStream::make(swarm->context, SecureStream::TlsRole::kClient, std::move(start));
       const HandshakeEnd end = co_await (*stream)->handshake();
       if (end.kind == HandshakeEnd::Kind::kDone) co_return std::move(*stream);
     }
@@ -137,7 +137,7 @@ Awaitable<std::unique_ptr<SecureStream>> joined(Swarm* swarm, Agent* agent) {
   }
 }
 
-Hello hello_of(const Agent& agent) {
+Hello hello_of(const SwarmAgent& agent) {
   Hello hello;
   hello.hostname = "sim" + std::to_string(agent.rank);
   hello.machine_id = "machine-" + std::to_string(agent.rank);
@@ -160,7 +160,7 @@ Hello hello_of(const Agent& agent) {
 /// What an agent answers at once.
 struct Answer {
   Swarm& swarm;
-  Agent& agent;
+  SwarmAgent& agent;
 
   void operator()(const JobStart&) {
     JobAccepted accepted;
@@ -197,7 +197,7 @@ Awaitable<> write_link(Connection* link) {
   co_await link->write_all();
 }
 
-Awaitable<> serve(Swarm* swarm, Agent* agent) {
+Awaitable<> serve(Swarm* swarm, SwarmAgent* agent) {
   auto stream = co_await joined(swarm, agent);
   launcher::JoinRequest request{static_cast<int>(kProtocolVersion), std::string(version()), agent->rank,
                                 swarm->nodes};
@@ -206,7 +206,7 @@ Awaitable<> serve(Swarm* swarm, Agent* agent) {
   if (!line) fail("no answer: " + line.error().text);
   const auto answer = launcher::parse_answer(*line);
   if (!answer || !answer->rank) fail("refused: " + *line);
-  if (++swarm->joined == swarm->count) tell("joined");
+  if (++swarm->joined == swarm->count) notify("joined");
   const remote::AgentHello greeting{request.protocol, request.version};
   (void)co_await launcher::write_line(*stream, remote::hello_line(greeting));
   agent->link = std::make_unique<Connection>(swarm->loop.get_executor(), std::move(stream));
@@ -231,9 +231,9 @@ Awaitable<> serve(Swarm* swarm, Agent* agent) {
 
 /// Its workers are known to be dead: it says so.
 Awaitable<> lose(Swarm* swarm) {
-  Agent& last = swarm->agents.back();
+  SwarmAgent& last = swarm->agents.back();
   swarm->losing = true;
-  tell("lost");
+  notify("lost");
   Refused refused;
   refused.code = static_cast<std::uint8_t>(ErrorCode::kLinkLost);
   refused.text = "it was told to end";
@@ -277,9 +277,9 @@ int main(int count, char** words) {
     if (e) fail("an exception");
   };
   asio::co_spawn(swarm.loop, take_orders(&swarm, &input), no_exception);
-  tell("joining");
+  notify("joining");
   for (int i = 0; i < swarm.count; ++i) {
-    Agent& agent = swarm.agents[static_cast<std::size_t>(i)];
+    SwarmAgent& agent = swarm.agents[static_cast<std::size_t>(i)];
     agent.rank = swarm.first + i;
     agent.address = swarm.prefix << 24 | 1u << 16 | static_cast<std::uint32_t>(agent.rank);
     asio::co_spawn(swarm.loop, serve(&swarm, &agent), no_exception);

@@ -119,16 +119,16 @@ def bar_cell(data, times):
             f"last states, {mixed} lines mix ranks")
 
 
-ODD_LINES = {"nul": b"nul \0 of rank %d\0", "utf8": b"bad \xff\xc3( \xe2\x82 of rank %d", "crlf": b"crlf of rank %d"}
+UNUSUAL_LINES = {"nul": b"nul \0 of rank %d\0", "utf8": b"bad \xff\xc3( \xe2\x82 of rank %d", "crlf": b"crlf of rank %d"}
 
 
-def odd_cell(kind, data, peer):
+def unusual_cell(kind, data, peer):
     count = {"long": 2, "no-newline": 3}.get(kind, 2)
     found = records(data, count, peer)
     whole = f"{found['good']}/{count * WORKERS} whole"
-    if kind in ODD_LINES:
+    if kind in UNUSUAL_LINES:
         ends = [line.rstrip(b"\r") for line in data.split(b"\n")]
-        kept = sum(any(line.endswith(ODD_LINES[kind] % rank) for line in ends) for rank in range(WORKERS))
+        kept = sum(any(line.endswith(UNUSUAL_LINES[kind] % rank) for line in ends) for rank in range(WORKERS))
         return f"{kept}/{WORKERS} as written" + ("" if found["good"] == count * WORKERS else ", " + whole)
     return whole + (f", {found['torn']} torn or glued" if found["torn"] else "")
 
@@ -144,15 +144,15 @@ def file_problems(stage, kind):
     return wrong
 
 
-def odd(stage, where, place):
-    kinds = ["long", "no-newline", *ODD_LINES]
+def unusual(stage, where, place):
+    kinds = ["long", "no-newline", *UNUSUAL_LINES]
     print(f"\n## Odd output, {place}, labelled, on a pipe\n\n| peer | 40 updates of a bar by CR × 8 (2 s) | 1 MB line + short "
           "line × 8 | last of 3 lines without newline × 8 | NUL | invalid UTF-8 | CRLF | files equal |\n" + "|---" * 8 + "|")
     for peer in shown(stage, where):
         wrong, cells = 0, []
         for kind in ["bar", *kinds]:
             data, times, ended = printed(stage, peer, kind)
-            cells.append((bar_cell(data, times) if kind == "bar" else odd_cell(kind, data, peer))
+            cells.append((bar_cell(data, times) if kind == "bar" else unusual_cell(kind, data, peer))
                          + ("" if ended else ", no end within 60 s"))
             wrong += file_problems(stage, kind) if peer.name == "ddplaunch" else 0
         files = f"{(1 + len(kinds)) * WORKERS - wrong}/{(1 + len(kinds)) * WORKERS}" if peer.name == "ddplaunch" else "-"

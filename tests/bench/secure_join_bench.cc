@@ -91,7 +91,7 @@ Awaitable<> join_some(Joiner* all) {
     if (failed) fail("connect: " + failed.message());
     socket.set_option(tcp::no_delay(true));
     auto stream = SecureStream::make(
-        all->context, SecureStream::End::kClient,
+        all->context, SecureStream::TlsRole::kClient,
         {asio::posix::stream_descriptor(all->loop, socket.release()), who(), key_of_all()});
     const HandshakeEnd end = co_await (*stream)->handshake();
     if (end.kind != HandshakeEnd::Kind::kDone) fail("a join failed: " + end.detail + end.error.message());

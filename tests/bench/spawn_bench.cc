@@ -87,12 +87,12 @@ int main(int argc, char** argv) {
   const std::size_t ballast_mib = argc > 2 ? static_cast<std::size_t>(std::atoi(argv[2])) : 256;
   const std::vector<char> ballast(ballast_mib << 20, 'x');
   // A session of its own costs the kernel a scheduling group (autogroup), so it is compared with and without.
-  struct Way {
+  struct SpawnMethod {
     const char* name;
     std::function<void()> run;
     double best = 1e9;
   };
-  Way ways[] = {
+  SpawnMethod routes[] = {
       {"spawn, own session", [count] { by_spawn(count, true); }},
       {"posix_spawn, own session", [count] { by_posix_spawn(count, POSIX_SPAWN_SETSID); }},
       {"spawn", [count] { by_spawn(count, false); }},
@@ -101,11 +101,11 @@ int main(int argc, char** argv) {
   };
   // The best of five, taking turns, since other work on the machine only ever adds.
   for (int round = 0; round < 5; ++round) {
-    for (Way& way : ways)
-      way.best = std::min(way.best, seconds(way.run));
+    for (SpawnMethod& method : routes)
+      method.best = std::min(method.best, seconds(method.run));
   }
   std::printf("%d x /bin/true, %zu MiB in use, best of 5\n", count, ballast.size() >> 20);
-  for (const Way& way : ways)
-    std::printf("  %-26s %8.1f ms\n", way.name, way.best * 1e3);
+  for (const SpawnMethod& method : routes)
+    std::printf("  %-26s %8.1f ms\n", method.name, method.best * 1e3);
   return 0;
 }

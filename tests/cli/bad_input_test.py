@@ -79,7 +79,7 @@ class WrongOptions(LaunchTest):
         self.assert_refused(self.run_job(*self.hosts("a slot=2\n"), "true"),
                             "hosts:1:3: unknown key slot; did you mean slots?")
 
-    def test_all_mistakes_at_once(self):
+    def test_all_errors_at_once(self):
         done = self.run_job(*self.hosts("a slots=0\nb slots=4x\nc what=1\n"), "--master-port", "99999", "true")
         self.assert_code(done, 2)
         for place in ("hosts:1:9: ", "hosts:2:9: ", "hosts:3:3: ", "--master-port 99999"):

@@ -135,10 +135,10 @@ class Check(LaunchTest):
                          [("limits", ["127.0.0.3"], "a worker may have only 60 files open (ulimit -n), and needs about 70")])
 
     def test_unreachable_and_wrong_version(self):
-        odd = self.script("odd-agent", '#!/bin/sh\ncase "$SSH_CONNECTION" in *" 127.0.0.3 "*) echo "ddplaunchd-hello 1 0.0.0"; '
+        unusual = self.script("odd-agent", '#!/bin/sh\ncase "$SSH_CONNECTION" in *" 127.0.0.3 "*) echo "ddplaunchd-hello 1 0.0.0"; '
                           f'cat >/dev/null;; *) exec {self.agent} "$@";; esac\n')
         self.hostfile("127.0.0.2\n127.0.0.3\n127.0.0.4\ndead address=127.0.0.2 port=1\n")
-        done, report = self.check_json("--start-timeout", "40s", agent=odd)
+        done, report = self.check_json("--start-timeout", "40s", agent=unusual)
         self.assertEqual(done.returncode, 114, done)  # of the first such host
         found = {item: (hosts, text) for item, hosts, text in self.errors(report)}
         self.assertEqual(found["reach"][0], ["dead"])
@@ -150,7 +150,7 @@ class Check(LaunchTest):
         self.assertEqual(done.stderr.splitlines()[-1],
                          "ddplaunch: exit 114: 2 hosts of 4 could not be checked: 127.0.0.3,dead")
 
-    def test_an_agent_that_dies_is_told_by_its_keeper(self):
+    def test_an_agent_that_dies_is_reported_by_its_keeper(self):
         smi = self.dir / "tools"
         smi.mkdir()
         self.script("tools/nvidia-smi", "#!/bin/sh\nkill -KILL $PPID\nexec sleep 300\n")
@@ -310,7 +310,7 @@ class Check(LaunchTest):
         self.assertEqual([item for item, _, _ in self.errors(report)], ["program"])
         self.assertIn("were not tried: a job would fail anyhow\n", done.stderr)
 
-    def test_a_test_that_does_not_run_is_told(self):
+    def test_a_test_that_does_not_run_is_reported(self):
         self.give_trainer()
         done, report = self.check_json("--deep", "train", "health", "1s", "--no-such-option")
         self.assertEqual(done.returncode, 115, done)

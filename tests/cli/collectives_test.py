@@ -74,7 +74,7 @@ class Collectives(LaunchTest):
         self.assert_code(done, 7)
         self.assertIn(MISSED, done.err)
 
-    def test_each_attempt_is_judged_by_itself(self):
+    def test_each_attempt_is_diagnosed_by_itself(self):
         done = self.play(3, 2, args=("--nproc-per-node", 4, "--max-restarts", 1, "--restart-backoff", "10ms"))
         self.assert_code(done, 7)
         self.assertIn("  collectives: rank 2 has not started all-reduce 2 (116 KB) that ranks 0, 1 and 3 wait in\n", done.err)

@@ -48,8 +48,8 @@ class Daemon:
         test.addCleanup(self.end)
         if not wait_until(lambda: "listening at" in self.log() or self.process.poll() is not None):
             raise RuntimeError("the daemon does not say that it listens")
-        told = re.search(r"listening at 127\.0\.0\.\d+:(\d+) ", self.log())
-        self.address, self.port = address, int(told[1]) if told else None
+        reported = re.search(r"listening at 127\.0\.0\.\d+:(\d+) ", self.log())
+        self.address, self.port = address, int(reported[1]) if reported else None
 
     def log(self):
         return self.log_path.read_text()
@@ -159,7 +159,7 @@ class Jobs(DaemonTest):
         self.assertEqual([first.returncode, second.returncode], [0, 0])
         self.assertEqual(outs, ["a\na\n", "b\nb\n"])
 
-    def test_what_systemd_tells_a_service_stays_there(self):
+    def test_variables_of_systemd_stay_with_the_service(self):
         env = dict(self.env, NOTIFY_SOCKET="/x", JOURNAL_STREAM="8:1", INVOCATION_ID="i", DDPLAUNCH_TOKEN=self.token.read_text().strip(),
                    OF_THE_NODE="yes")
         daemon = self.nodes(1, token="", env=env)[0]

@@ -62,11 +62,11 @@ print(train())
 """
 
 # In front of SCRIPT: in attempt 1 a rank tells what it has read from the store, and stops for good before the key $STOP_AT.
-TOLD_STORE = r"""
+REPORTED_STORE = r"""
 import os, re, signal
 import torch.distributed as dist
 
-class ToldStore(dist.Store):
+class RecordedStore(dist.Store):
     kept = []  # c10d does not keep the Python side of a store alive
 
     def __init__(self, store):
@@ -99,11 +99,11 @@ class ToldStore(dist.Store):
             while True:
                 signal.pause()
 
-def told(*args, make=dist.rendezvous, **named):
+def recorded(*args, make=dist.rendezvous, **named):
     for store, rank, size in make(*args, **named):
-        yield (ToldStore(store) if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else store), rank, size
+        yield (RecordedStore(store) if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" else store), rank, size
 
-dist.rendezvous = told
+dist.rendezvous = recorded
 """
 
 
@@ -162,7 +162,7 @@ class ElasticModule(ElasticTest):
 
     def test_a_loss_between_an_address_and_the_connection(self):
         """Nothing of a rank that waits to be connected can be shut: it hung until the deadline, or in Gloo's half hour."""
-        self.path = self.script("script.py", TOLD_STORE + SCRIPT, mode=0o644)
+        self.path = self.script("script.py", REPORTED_STORE + SCRIPT, mode=0o644)
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()
@@ -208,7 +208,7 @@ class ElasticModule(ElasticTest):
         workers[2].kill()
         self.assertEqual(self.revoke(0, workers[:2]), [4, 4])
 
-    def test_trouble_is_told_and_the_order_awaited(self):
+    def test_trouble_is_reported_and_the_order_awaited(self):
         workers = self.team(100_000)
         workers[0].hear("step", lambda step: step >= 5)
         workers[2].kill()

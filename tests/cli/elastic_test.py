@@ -76,7 +76,7 @@ class Elastic(LaunchTest):
     def waiting(self, attempts):
         return self.script("waiting.sh", WAITING), attempts
 
-    def test_a_spare_inherits_the_place(self):
+    def test_a_spare_inherits_the_slot(self):
         process = self.launch("--nnodes", 2, "--spares", 1, *self.waiting(1))
         self.running(process, 0, 4)
         began = time.monotonic()

@@ -25,7 +25,7 @@ for name in sys.argv[1].split(","):
 print(os.environ["RANK"], "arguments", *[os.fsencode(word).hex() or "-" for word in sys.argv[2:]])
 """
 BOTH_TRANSPORTS = ([], ["--ssh-command", "ssh"])
-ODD = {
+UNUSUAL = {
     "ODD_NEWLINES": b"a\nb\r\n\n", "ODD_QUOTES": b"'\"`$(touch /tmp/never)\\ ; & | > < * ? ~ ! # %n %h {a,b}",
     "ODD_UTF8": "gr\u00fc\u00df \U0001f40b \u202e".encode(), "ODD_BYTES": bytes(range(1, 256)), "ODD_EMPTY": b"",
     "ODD_BLANKS": b"  \t lead and trail \t ", "ODD_EQUALS": b"=a=b=", "ODD_LONG": b"x" * 100_000, "ODD_DASH": b"--env",
@@ -51,14 +51,14 @@ class AsData(SshEnvTest):
         self.cluster()
         script = self.script("show.py", SHOW)
         environment = {os.fsencode(k): os.fsencode(v) for k, v in self.env.items()}
-        environment.update({k.encode(): v for k, v in ODD.items()})
-        arguments = [v for k, v in ODD.items() if k != "ODD_LONG"] + [b"-x", b"--", b"--hostfile", b"\xff\xfe"]
+        environment.update({k.encode(): v for k, v in UNUSUAL.items()})
+        arguments = [v for k, v in UNUSUAL.items() if k != "ODD_LONG"] + [b"-x", b"--", b"--hostfile", b"\xff\xfe"]
         expected = [f"{name} {value.hex() if len(value) < 2000 else f'{len(value)} bytes, {set(value)}'}"
-                    for name, value in ODD.items()]
+                    for name, value in UNUSUAL.items()]
         expected.append("arguments " + " ".join(word.hex() or "-" for word in arguments))
         for transport in BOTH_TRANSPORTS:
             for setup in ([], ["--setup", "SET_UP=1"]):  # through a shell, too
-                done = self.run_job(*self.ssh, *transport, *setup, "--python", PYTHON, script, ",".join(ODD),
+                done = self.run_job(*self.ssh, *transport, *setup, "--python", PYTHON, script, ",".join(UNUSUAL),
                                     *map(os.fsdecode, arguments), env=environment)
                 self.assert_code(done, 0)
                 for rank in (0, 1):

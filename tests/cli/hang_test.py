@@ -19,7 +19,7 @@ SEEMS = "ddplaunch: the job seems to hang; asking the nodes what their workers d
 NOTHING = r"the job hung: no worker printed anything or used CPU time for (\d+(?:\.\d)?) s"
 
 # Rank 1 waits in poll, the others sleep.
-ODD_ONE = """#!/bin/sh
+UNUSUAL_ONE = """#!/bin/sh
 [ "$RANK" = 1 ] && exec python3 -S -c 'import select; select.poll().poll()'
 exec sleep 1000
 """
@@ -120,7 +120,7 @@ class OneMachine(HangTest):
 
     @unittest.skipUnless(shutil.which("gdb"), "no gdb here")
     def test_gdb_shows_the_stacks(self):
-        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", self.script("worker.sh", ODD_ONE))
+        done = self.run_job("--nproc-per-node", 2, "--hang-timeout", "2s", self.script("worker.sh", UNUSUAL_ONE))
         self.assert_hung(done, "rank 0 on localhost: sleeping in nanosleep", "rank 1 on localhost: sleeping in poll")
         self.skip_unless_gdb_may_attach()
         for rank in (0, 1):
@@ -242,7 +242,7 @@ class OverSsh(HangTest):
 
     def test_all_ranks_sleep(self):
         done = self.run_job(*self.options, "--nproc-per-node", 2, "--hang-timeout", "3s",
-                            self.script("worker.sh", ODD_ONE))
+                            self.script("worker.sh", UNUSUAL_ONE))
         first, second = self.nodes.hosts[:2]
         self.assert_hung(done, f"rank 1 on {first}: sleeping in poll",
                          f"ranks 0,2,3 on {first} and {second}: sleeping in nanosleep")

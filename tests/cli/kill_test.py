@@ -19,11 +19,11 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.census import (Victim, all_processes, become_subreaper, below, kill_below, live_below, named,
+from tests.support.census import (Victim, all_processes, become_subreaper, below, kill_below, alive_below, named,
                                   reap_adopted)
 from tests.support.launch import BIN, main, wait_until
 
-ODD_WORKER = BIN.parent / "tests/odd_worker"
+UNRULY_WORKER = BIN.parent / "tests/unruly_worker"
 FAMILY = "stubborn+child+session+pipes+daemon+stopped+storm"
 GRACE = 1.0
 SLACK = float(os.environ.get("DDP_SLACK", "1"))
@@ -48,7 +48,7 @@ class Job:
         self.ranks = ranks
         argv = [*test.prefix, test.bin / "ddplaunch", "--job-id", self.name, "--job-dir", self.dir / "files",
                 "--nproc-per-node", ranks, "--oversubscribe", "--stop-grace", f"{GRACE:g}s", *options, "--",
-                test.bin / "odd_worker", self.dir, kinds, *worker]
+                test.bin / "unruly_worker", self.dir, kinds, *worker]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DDPLAUNCH_", "PET_"))}
         env.update(HOME=str(self.dir), XDG_STATE_HOME=str(self.dir), OMP_NUM_THREADS="1")
         self.process = subprocess.Popen([str(word) for word in argv], stdin=subprocess.DEVNULL,
@@ -87,7 +87,7 @@ class Job:
         return self.process.returncode, err
 
 
-@unittest.skipUnless(ODD_WORKER.exists(), f"{ODD_WORKER} is not built")
+@unittest.skipUnless(UNRULY_WORKER.exists(), f"{UNRULY_WORKER} is not built")
 class Kill(unittest.TestCase):
     """As the user who runs the tests; as root that is with a control group where the machine has any."""
 
@@ -99,7 +99,7 @@ class Kill(unittest.TestCase):
         self.dir.chmod(0o777)
         self.bin = self.dir / "bin"
         self.bin.mkdir()
-        for program in (BIN / "ddplaunch", BIN / "ddplaunchd", ODD_WORKER):
+        for program in (BIN / "ddplaunch", BIN / "ddplaunchd", UNRULY_WORKER):
             shutil.copy(program, self.bin)
         self.addCleanup(kill_below)
 
@@ -112,7 +112,7 @@ class Kill(unittest.TestCase):
         owned = [job.process.pid for job in jobs]
         left = {}
         end = time.monotonic() + within * SLACK
-        while (left := live_below((), owned)) and time.monotonic() < end:
+        while (left := alive_below((), owned)) and time.monotonic() < end:
             time.sleep(0.01)
         self.assertFalse(left, named(left))
         for job in jobs:
@@ -226,7 +226,7 @@ class Kill(unittest.TestCase):
     @staticmethod
     def strangers(other, before):
         """What lives below us and is not of the job `other`; its daemon is not below its master but below its agent."""
-        return live_below({other.process.pid, *before}, [other.process.pid])
+        return alive_below({other.process.pid, *before}, [other.process.pid])
 
     def test_many_stubborn_workers_are_killed_at_once(self):
         job = self.start("stubborn", ranks=32).wait_up()
@@ -271,8 +271,8 @@ class KillAsNobody(Kill):
         script = self.dir / "worker.sh"
         script.write_text(f'#!/bin/sh\n{sudo} --reuid=0 sleep 60 &\necho "up 0 $$ 0" >> $1/events\nwait\n')
         script.chmod(0o755)
-        (self.bin / "odd_worker").unlink()
-        shutil.copy(script, self.bin / "odd_worker")
+        (self.bin / "unruly_worker").unlink()
+        shutil.copy(script, self.bin / "unruly_worker")
         job = self.start("plain", ranks=1).wait_up()
         self.assertTrue(wait_until(lambda: any(stat[1] == "sleep" for stat in below(job.process.pid).values())))
         job.process.send_signal(signal.SIGINT)
@@ -281,7 +281,7 @@ class KillAsNobody(Kill):
         self.assertRegex(err, r"ddplaunch: warning: 1 process is left on localhost: \d+ \(sleep, state S, uid 0\), which we "
                               r"may not signal\n")
         pid = int(re.search(r"localhost: (\d+) \(sleep", err)[1])
-        self.assertEqual({left: stat[1] for left, stat in live_below((), [job.process.pid]).items()}, {pid: "sleep"})
+        self.assertEqual({left: stat[1] for left, stat in alive_below((), [job.process.pid]).items()}, {pid: "sleep"})
         os.kill(pid, signal.SIGKILL)
         self.assert_all_gone(job)
 

@@ -46,7 +46,7 @@ class LocalJob(LaunchTest):
         raw = (self.job_dir / "attempt_0" / "rank_00002.stdout").read_text()
         self.assertEqual(raw, "".join(f"out-2-{i}\n" for i in range(1, 10)) + "last")
 
-    def test_log_of_the_job_tells_what_happened_when(self):
+    def test_job_log_has_events_with_times(self):
         self.env["SECRET"] = "hunter2"
         done = self.run_job("--nproc-per-node", 2, "sh", "-c", "exit $RANK", "a word", "two\nlines")
         self.assert_code(done, 1)
@@ -125,13 +125,13 @@ class LocalJob(LaunchTest):
         self.assertIn("Zen of Python", done.out)
 
     def test_arguments_and_environment_arrive_byte_for_byte(self):
-        odd = "a'b\"c $HOME `x` \\ \n\t*?[]{}~!#&;|<>" + os.fsdecode(b"\xff\xfe")
-        self.env["ODD_VALUE"] = odd
+        unusual = "a'b\"c $HOME `x` \\ \n\t*?[]{}~!#&;|<>" + os.fsdecode(b"\xff\xfe")
+        self.env["ODD_VALUE"] = unusual
         script = self.script("show.py", "import os,sys\nprint(ascii(os.fsencode(sys.argv[1])))\n"
                              "print(ascii(os.environb[b'ODD_VALUE']))\n")
-        done = self.run_job("--label", "", script.name, odd)
+        done = self.run_job("--label", "", script.name, unusual)
         self.assert_code(done, 0)
-        self.assertEqual(done.out.splitlines(), [ascii(os.fsencode(odd))] * 2)
+        self.assertEqual(done.out.splitlines(), [ascii(os.fsencode(unusual))] * 2)
 
     def test_worker_environment(self):
         done = self.run_job("--nproc-per-node", 2, "--label", "", "env")

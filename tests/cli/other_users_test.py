@@ -39,8 +39,8 @@ class OtherUsers(LaunchTest):
             self.skipTest(f"another user cannot run the programs here: {error.stderr}")
 
     def node_options(self, rank):
-        told = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
-        return told + (["--node-rank", rank] if rank is not None else [])
+        reported = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
+        return reported + (["--node-rank", rank] if rank is not None else [])
 
     def end_of(self, process, timeout=60):
         out, err = process.communicate(timeout=timeout)
@@ -102,7 +102,7 @@ class OtherUsers(LaunchTest):
         self.assertEqual(stat.S_IMODE((kept / "loopback-token").stat().st_mode), 0o600)
         self.assertEqual((kept / "loopback-token").stat().st_uid, VICTIM)
 
-    def test_a_port_that_another_user_has_is_told_with_its_user(self):
+    def test_a_port_that_another_user_has_is_reported_with_its_user(self):
         other = self.listener(MALLORY)
         for rank in (0, None):
             done = self.end_of(self.launch(VICTIM, *self.node_options(rank), "true"))

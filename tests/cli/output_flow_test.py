@@ -192,7 +192,7 @@ class OutputFlow(LaunchTest):
         self.assertEqual(err.count("talkative: more than 64 KiB on the stderr of its agent (or of ssh); the rest is dropped\n"), 1)
         self.assertLess(err.count("talkative: a talkative host\n"), 8000)
 
-    def test_signal_after_the_report_leaves_the_code_as_it_was_told(self):
+    def test_signal_after_the_report_leaves_the_code_as_it_was_reported(self):
         process = self.launch("--nproc-per-node", 4, self.script("flood.sh", FLOOD))
         self.wait_until_blocked()
         (self.dir / "go").touch()

@@ -94,7 +94,7 @@ class Partition(LaunchTest):
         """Nothing of the machine gets out or in any more, and nobody is told."""
         ip("-n", self.ns["sw"], "link", "set", name, "nomaster")
 
-    def mend(self, name):
+    def restore(self, name):
         ip("-n", self.ns["sw"], "link", "set", name, "master", "lan")
 
     def deafen(self, name, to):
@@ -186,13 +186,13 @@ class Partition(LaunchTest):
         before = self.workers(0)
         self.cut("n2")
         time.sleep(4)  # longer than a suspicion takes, shorter than the timeout
-        self.mend("n2")
-        told = []
+        self.restore("n2")
+        reported = []
         for line in process.stderr:
-            told.append(line)
+            reported.append(line)
             if "is heard again" in line:
                 break
-        self.assertRegex("".join(told), r"10\.76\.0\.2 has been silent for [34](\.\d)? s; it counts as lost after 15 s\n")
+        self.assertRegex("".join(reported), r"10\.76\.0\.2 has been silent for [34](\.\d)? s; it counts as lost after 15 s\n")
         self.assertEqual(sorted(self.workers(0)), sorted(before))
         process.send_signal(signal.SIGINT)
         self.assert_code(self.finish(process), 130)
@@ -202,7 +202,7 @@ class Partition(LaunchTest):
         self.running(process, 0, 3)
         self.cut("n2")
         self.lost_and_replaced(process, 3 + 5 + 5 + 8)
-        self.mend("n2")
+        self.restore("n2")
         lines = self.running(process, 2, 3)
         self.assertEqual(len(lines), 3)
         self.assert_code(self.finish(process, timeout=90), 0)

@@ -347,7 +347,7 @@ class Places(Push):
         self.assertIn(f"ddplaunchd: it is kept in /var/tmp/ddplaunch-0; not in {self.cache}: agent-{self.key}/ddplaunchd is a "
                       "directory\n", outcome.err)
 
-    def check_planted_agent(self, cache_is_ours):
+    def check_installed_agent(self, cache_is_ours):
         """The agent of somebody else must never be run."""
         spare = self.dir / "spare"
         fake = spare / "ddplaunch" / f"agent-{self.key}" / "ddplaunchd"
@@ -366,10 +366,10 @@ class Places(Push):
         self.assertTrue(self.agent().exists())
 
     def test_a_directory_of_somebody_else(self):
-        self.check_planted_agent(cache_is_ours=False)
+        self.check_installed_agent(cache_is_ours=False)
 
-    def test_an_agent_planted_in_a_directory_that_others_may_write_to(self):
-        self.check_planted_agent(cache_is_ours=True)
+    def test_an_agent_in_a_directory_that_others_may_write_to(self):
+        self.check_installed_agent(cache_is_ours=True)
 
     def test_no_place_at_all(self):
         nodes = self.sealed("mount -o remount,ro /var/tmp && mount -o remount,ro /dev/shm && ")

@@ -20,7 +20,7 @@ class LostRanks(RejoinTest):
         self.wait_for_step(step, process)
         return process, self.by_rank(self.wait_for_workers(workers))
 
-    def test_a_killed_rank_is_replaced_and_the_others_live_on(self):
+    def test_a_killed_rank_is_replaced_and_the_others_survive(self):
         process, first = self.begun("--max-restarts", 3)
         kill(first[3].pid)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)
@@ -156,7 +156,7 @@ class LostNodes(RejoinTest):
         self.assert_trained(done, 2)
         self.assertIn("attempt 1: 1 node, 2 workers; without 127.0.0.3\n", done.err)
 
-    def test_a_spare_inherits_the_place(self):
+    def test_a_spare_inherits_the_slot(self):
         process, first = self.begun("--max-restarts", 3, "--spares", 1)
         kill(first[2].agent)
         self.assertEqual(self.wait_until_trained_on(1, process)[0], 4)

@@ -145,9 +145,9 @@ class CheckerItself(unittest.TestCase):
             with self.subTest(text):
                 for path in self.folder.iterdir():
                     path.unlink()
-                told = "\n".join(self.write(**{**whole, name: text}))
+                reported = "\n".join(self.write(**{**whole, name: text}))
                 for word in words:
-                    self.assertIn(word, told)
+                    self.assertIn(word, reported)
 
     def test_nothing(self):
         self.assertIn("there is no step", self.write())

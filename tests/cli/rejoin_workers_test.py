@@ -19,11 +19,11 @@ last, kind = int(sys.argv[1]), sys.argv[2].split(",")[int(os.environ["RANK"])]
 born = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 numbers = iter(range(10 ** 6))
 
-def tell(text):
+def write_line(text):
     print(f"{text} #{next(numbers)}", flush=True)
 
 def work(attempt, rank, world, origin):
-    tell(f"{kind} attempt {attempt} rank {rank}/{world} from {origin} pid {os.getpid()}")
+    write_line(f"{kind} attempt {attempt} rank {rank}/{world} from {origin} pid {os.getpid()}")
     sys.stderr.write(f"err {attempt} {rank}\n")
 
 if kind == "silent":
@@ -55,18 +55,18 @@ for line in lines:
                 say(failed=0, error="x" * 1000)
         if attempt >= last:
             time.sleep(float(os.environ.get("DDP_TEST_END_AFTER", "0")))
-            tell(f"end of rank {word['rank']}")
+            write_line(f"end of rank {word['rank']}")
             break
     elif "revoke" in word:
         for number in range(3):
-            tell(f"late line {number} of attempt {attempt}")
+            write_line(f"late line {number} of attempt {attempt}")
         if kind == "late":
             signal.pause()
         while kind == "asked" and not os.path.exists(os.environ["DDP_TEST_MAY_LET_GO"]):
             time.sleep(0.001)
         say(revoked=word["revoke"], step=None if kind == "empty" else 10 * attempt + 1 + (kind == "ahead"))
     elif "stop" in word:
-        tell("stopped")
+        write_line("stopped")
         sys.exit(0)
 """
 SHELL = """#!/bin/sh
@@ -110,7 +110,7 @@ class Workers(RejoinTest):
     def assert_same(self, first, second, *ranks):
         self.assertEqual({rank for rank in first if first[rank][2] == second[rank][2]}, set(ranks))
 
-    def test_who_can_rejoin_lives_on(self):
+    def test_a_rank_that_can_rejoin_survives(self):
         first, second, done = self.lose("good,good,good")
         self.assert_code(done, 0)
         self.assert_same(first, second, 0, 2)

@@ -129,7 +129,7 @@ class OneNode(Reported):
         self.assertIn("    SIGSEGV: it used memory that is not its own", done.err)
         self.assertEqual(report["why"], "rank 1 on localhost killed by SIGSEGV")
 
-    def test_core_dump_is_told(self):
+    def test_core_dump_is_reported(self):
         pattern = pathlib.Path("/proc/sys/kernel/core_pattern").read_text().strip()
         if pattern.startswith(("|", "/")):
             self.skipTest(f"cores do not go into the working directory here: {pattern}")
@@ -140,7 +140,7 @@ class OneNode(Reported):
         self.assertTrue(report["root_cause"]["core_dumped"])
         self.assertEqual(report["why"], "rank 0 on localhost killed by SIGSEGV (core dumped)")
 
-    def test_memory_killer(self):
+    def test_oom_killer(self):
         group = own_memory_group()
         if not group:
             self.skipTest("no memory cgroup can be made here (not root, or no controller)")
@@ -169,7 +169,7 @@ class OneNode(Reported):
         self.assertEqual(report["why"], "rank 1 on localhost killed by SIGKILL, out of memory")
         self.assertEqual([f["rank"] for f in report["other_failures"] if f["out_of_memory"]], [])
 
-    def test_kill_by_hand_is_no_memory_killer(self):
+    def test_kill_by_hand_is_no_oom_killer(self):
         done, report = self.run_reported("--nproc-per-node", 2, "sh", "-c", 'if [ $RANK = 0 ]; then kill -KILL $$; fi; sleep 60')
         self.assert_code(done, 137)
         self.assertIsNone(report["root_cause"]["out_of_memory"])
@@ -240,7 +240,7 @@ class OneNode(Reported):
         self.assertIn("    exception: ValueError: boom: twice\n"
                       f"      at {script}:4 in step: raise ValueError('boom: twice')\n", done.err)
 
-    def test_odd_bytes_in_stderr(self):
+    def test_unusual_bytes_in_stderr(self):
         done, report = self.run_reported("sh", "-c", r"printf 'a\377b\033[31mred\033[0m\n' >&2; exit 4")
         self.assert_code(done, 4)
         self.assertEqual(report["root_cause"]["stderr_tail"], ["a\ufffdb\x1b[31mred\x1b[0m"])
@@ -384,7 +384,7 @@ class Clocks(Reported):
     def test_the_first_to_fail_is_the_cause_whatever_its_clock(self):
         args = self.shifted_nodes()
         script = self.script("fails_at.py", FAILS_AT)
-        told = 0
+        reported = 0
         for number in range(2 * self.ROUNDS):
             first = number % 2
             folder = self.dir / f"round{number}"
@@ -404,11 +404,11 @@ class Clocks(Reported):
             # The machine may have kept one of the workers, or of the agents, from running for that long.
             if gap < self.GAP / 2 or abs(seen - gap) > self.GAP / 2:
                 continue
-            told += 1
+            reported += 1
             self.assertLess(margin, self.GAP, said)
             self.assertEqual(report["root_cause"]["rank"], first, said)
             self.assert_code(done, 10 + first)
-        if told == 0:
+        if reported == 0:
             self.skipTest("this machine is too busy to end two processes 5 ms apart")
 
 

@@ -52,8 +52,8 @@ class SecurityTest(LaunchTest):
         self.port = free_port()
 
     def node_options(self, rank):
-        told = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
-        return told + (["--node-rank", rank] if rank is not None else [])
+        reported = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
+        return reported + (["--node-rank", rank] if rank is not None else [])
 
     def end_of(self, process, timeout=60):
         out, err = process.communicate(timeout=timeout)
@@ -149,7 +149,7 @@ class Strangers(SecurityTest):
             f"ddplaunch: joined job {shown} at 127.0.0.1 port {self.port} as node 1; its output is shown there",
             f"ddplaunch: exit 3: {shown}\\n{shown}"])
 
-    def test_a_node_is_not_told_the_command_of_node_0(self):
+    def test_a_node_does_not_get_the_command_of_node_0(self):
         given = ["--env", "WANDB_API_KEY=of-node-0", "--setup", "A=of-node-0", "--chdir", self.dir, "--start-timeout", "20s"]
         master = self.start(*self.node_options(0), *given, "sh", "-c", "echo of-node-0",
                             env=dict(self.env, DDPLAUNCH_TOKEN=TOKEN, ONLY_HERE="of-node-0"))

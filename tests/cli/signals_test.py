@@ -236,12 +236,12 @@ class Signals(LaunchTest):
                         (self.dir / "out").read_text())
         # Whoever the shell's end left it to: it ends by itself.
         pid = int((self.dir / "pid").read_text())
-        self.assertTrue(wait_until(lambda: not self.is_live(pid)))
+        self.assertTrue(wait_until(lambda: not self.is_alive(pid)))
         self.assertNotIn("exit", (self.dir / "out").read_text())
         self.assert_nothing_left()
 
     @staticmethod
-    def is_live(pid):
+    def is_alive(pid):
         try:
             return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
         except OSError:

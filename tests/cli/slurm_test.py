@@ -116,12 +116,12 @@ class InSlurm(LaunchTest):
 
     def test_environment_arrives_as_data_and_srun_adds_none(self):
         self.salloc(2)
-        self.env.update(ODD="a\n'b\" $x", TMPDIR=str(self.dir), NCCL_SOCKET_IFNAME="master0")
+        self.env.update(UNUSUAL="a\n'b\" $x", TMPDIR=str(self.dir), NCCL_SOCKET_IFNAME="master0")
         done = self.run_job("--quiet", "--nproc-per-node", 1, "--label", "", PYTHON, "-c",
                             f"import os; e = os.environ; print(ascii(e['ODD']), e.get('TMPDIR') == '{self.dir}', e.get('NCCL_SOCKET_IFNAME'),"
                             " e['HOME'], len(os.sched_getaffinity(0)))")
         self.assert_code(done, 0)
-        self.assertEqual(done.out.splitlines(), [f"{ascii(self.env['ODD'])} False =lo {self.env['HOME']} "
+        self.assertEqual(done.out.splitlines(), [f"{ascii(self.env['UNUSUAL'])} False =lo {self.env['HOME']} "
                                                  f"{len(os.sched_getaffinity(0))}"] * 2)
 
     def test_exit_code_of_the_failing_worker_and_nothing_left(self):

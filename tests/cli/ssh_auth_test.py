@@ -160,7 +160,7 @@ class AuthTest(LaunchTest):
         self.assertRegex(notices[0], f"^ddplaunch: {host}: reached through the program ssh, because of {re.escape(why)} "
                          r"\(and so are other hosts for which this is so\)$")
 
-    def assert_told(self, done, text, code=111):
+    def assert_reported(self, done, text, code=111):
         """The error has exactly these words: its first line ends stderr, and all of it is the root cause."""
         self.assert_code(done, code)
         self.assertEqual(done.out, "")
@@ -249,15 +249,15 @@ class Keys(AuthTest):
         config = self.config(f"IdentityFile {key}", without=["IdentityFile", "IdentitiesOnly"])
         refused = (f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; ")
         accepts = "the server accepts publickey; unlock the key before the start: "
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"{refused}there was no key to try; not usable: {key} (is encrypted); {accepts}"
                          f'eval "$(ssh-agent)" && ssh-add {key}')
         denied = f"\n  {USER}@127.0.0.2: Permission denied (publickey)."
-        self.assert_told(self.launch(config, "127.0.0.2", program=True), self.program_failed(config) + denied)
+        self.assert_reported(self.launch(config, "127.0.0.2", program=True), self.program_failed(config) + denied)
 
         agent = self.agent()
         self.env["SSH_AUTH_SOCK"] = str(agent)
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"{refused}tried the keys of the ssh-agent; not usable: {key} (is encrypted); {accepts}ssh-add {key}; "
                          "or put the public key into ~/.ssh/authorized_keys there, or name another key with identity= in the "
                          "hostfile")
@@ -292,13 +292,13 @@ class Keys(AuthTest):
                                         rf"write it \(mode 0644\), and neither does ssh: chmod 600 {shared}$", done.err)), 1, done.err)
         self.assertIn(f"ddplaunch: 127.0.0.2: the key {self.dir}/nope is not there; others are tried\n", done.err)
         alone = self.config(f"IdentityFile {shared}", f"IdentityFile {pipe}", without=["IdentityFile"], name="alone")
-        self.assert_told(self.launch(alone, "127.0.0.2"),
+        self.assert_reported(self.launch(alone, "127.0.0.2"),
                          f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; there was no key to try; not usable: "
                          f"{shared} (is open to others, so ssh does not use it either), {pipe} (is no regular file); the server "
                          f"accepts publickey; keep others from the key: chmod 600 {shared}")
 
         unread = self.config(f"UserKnownHostsFile {pipe}", name="unread")
-        self.assert_told(self.launch(unread, "127.0.0.2", options=("--accept-new-host-keys",)),
+        self.assert_reported(self.launch(unread, "127.0.0.2", options=("--accept-new-host-keys",)),
                          f"127.0.0.2: cannot note the new host key in {pipe}: it is no regular file")
 
     def test_an_agent_that_is_gone(self):
@@ -309,14 +309,14 @@ class Keys(AuthTest):
                     dead.bind(str(path))
             self.env["SSH_AUTH_SOCK"] = str(path)
             config = self.config(f"IdentityFile {key}", without=["IdentityFile", "IdentitiesOnly"])
-            self.assert_told(self.launch(config, "127.0.0.2"),
+            self.assert_reported(self.launch(config, "127.0.0.2"),
                              f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; tried {key}; the ssh-agent at "
                              f"{path} (SSH_AUTH_SOCK, IdentityAgent) cannot be asked: {why}; the server accepts publickey; put the "
                              "public key into ~/.ssh/authorized_keys there, or name another key with identity= in the hostfile")
 
     def test_no_key_at_all(self):
         config = self.config(f"IdentityFile {self.dir}/nothing", without=["IdentityFile"])
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; there was no key to try; not "
                          f"usable: {self.dir}/nothing (is not there); the server "
                          "accepts publickey; make a key with ssh-keygen and put it there with ssh-copy-id, or name one with "
@@ -360,7 +360,7 @@ class Keys(AuthTest):
         self.authorize("cert-authority " + public(ca))
         certificate = self.certify(ca, key, "-V", "20200101:20200102")
         config = self.config(f"IdentityFile {key}", without=["IdentityFile"])
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; tried {certificate}, {key}; the "
                          "server accepts publickey; put the public key into ~/.ssh/authorized_keys there, or name another key "
                          "with identity= in the hostfile")
@@ -370,12 +370,12 @@ class Keys(AuthTest):
                       "PubkeyAuthentication no")
         config = self.config(f"Port {server.port}", "StrictHostKeyChecking accept-new",
                              f"UserKnownHostsFile {self.dir}/known_hosts")
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: login as {USER} refused by 127.0.0.2:{server.port}; tried {self.nodes.dir}/id; the server "
                          "accepts password, keyboard-interactive; nothing is asked inside a job: have keys allowed there "
                          f'(PubkeyAuthentication), or log in with "ssh -F {config} 127.0.0.2" as a shared connection '
                          "(ControlMaster, ControlPath, ControlPersist in the SSH configuration) and start with --ssh-command ssh")
-        self.assert_told(self.launch(config, "127.0.0.2", program=True), self.program_failed(config) +
+        self.assert_reported(self.launch(config, "127.0.0.2", program=True), self.program_failed(config) +
                          f"\n  {USER}@127.0.0.2: Permission denied (password,keyboard-interactive).")
 
     def test_second_factor(self):
@@ -388,14 +388,14 @@ class Keys(AuthTest):
         self.assert_native(self.launch(config, "127.0.0.2"))
         password = sshd(self, self.nodes, "factor", "AuthenticationMethods publickey,password", "PasswordAuthentication yes")
         config = self.config(f"Port {password.port}", "StrictHostKeyChecking accept-new", known)
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: 127.0.0.2:{password.port} wants a second factor after the key, and nothing is asked inside "
                          "a job; set ControlMaster auto, ControlPath and ControlPersist in the SSH configuration, and log in "
                          f'with "ssh -F {config} 127.0.0.2" before the start')
         config = self.config(f"Port {password.port}", "StrictHostKeyChecking accept-new", known,
                              f"ControlPath {self.dir}/none", "ControlMaster auto", "ControlPersist 60")
         done = self.launch(config, "127.0.0.2")
-        self.assert_told(done, self.program_failed(config) + f"\n  {USER}@127.0.0.2: Permission denied (password).")
+        self.assert_reported(done, self.program_failed(config) + f"\n  {USER}@127.0.0.2: Permission denied (password).")
         self.assertEqual(self.notices(done), [
             "ddplaunch: 127.0.0.2: reached through the program ssh, because of a second factor, which a shared connection "
             "(ControlPath) may have given (and so are other hosts for which this is so)"])
@@ -431,12 +431,12 @@ class HostKeys(AuthTest):
     def test_unknown(self):
         config = self.known("")
         shown = fingerprint(self.nodes.dir / "host_key")
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: unknown host key of 127.0.0.2:{self.nodes.port} (ssh-ed25519 {shown}): no line for "
                          f"{self.entry()} in {self.dir}/known_hosts; check the fingerprint, then accept it with "
                          f'"ssh -F {config} 127.0.0.2 true", or start with --accept-new-host-keys')
         done = self.launch(config, "127.0.0.2", program=True)
-        self.assert_told(done, self.program_failed(config) + f"\n  No ED25519 host key is known for {self.entry()} and you have "
+        self.assert_reported(done, self.program_failed(config) + f"\n  No ED25519 host key is known for {self.entry()} and you have "
                          "requested strict checking.\n  Host key verification failed.")
 
     def test_accept_new_twice(self):
@@ -477,7 +477,7 @@ class HostKeys(AuthTest):
         other = public(keygen(self.dir / "other", "ecdsa"))
         config = self.known(f"{self.entry()} {other}\n")
         shown = fingerprint(self.nodes.dir / "host_key")
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: the host key of 127.0.0.2:{self.nodes.port} (ssh-ed25519 {shown}) is of another kind than "
                          f"the ecdsa-sha2-nistp256 key known from {self.dir}/known_hosts:1; if the host was set up anew: "
                          f"ssh-keygen -R '{self.entry()}' -f {self.dir}/known_hosts, then accept the new key")
@@ -564,7 +564,7 @@ class Routes(AuthTest):
                              f"  IdentityFile {stranger}", "Host far", f"  IdentityFile {self.nodes.dir}/id",
                              without=["IdentityFile", "LogLevel"])
         done = self.launch(config, "far")
-        self.assert_told(done, self.program_failed(config, "far") +
+        self.assert_reported(done, self.program_failed(config, "far") +
                          f"\n  {USER}@127.0.0.3: Permission denied (publickey)."
                          "\n  kex_exchange_identification: Connection closed by remote host"
                          "\n  Connection closed by UNKNOWN port 65535")
@@ -598,7 +598,7 @@ class Routes(AuthTest):
         self.env["SSH_AUTH_SOCK"] = str(self.agent(key))
         wrong = keygen(self.dir / "wrong", "ed25519")
         config = self.config(f"IdentityFile {wrong}", without=["IdentityFile"])
-        self.assert_told(self.launch(config, "127.0.0.2"),
+        self.assert_reported(self.launch(config, "127.0.0.2"),
                          f"127.0.0.2: login as {USER} refused by 127.0.0.2:{self.nodes.port}; tried {wrong}; the server accepts "
                          "publickey; put the public key into ~/.ssh/authorized_keys there, or name another key with identity= "
                          "in the hostfile")
@@ -612,7 +612,7 @@ class Routes(AuthTest):
             port = silent.getsockname()[1]
             config = self.config("ConnectTimeout 3")
             done = self.launch(config, f"127.0.0.9 port={port}")
-            self.assert_told(done, f"127.0.0.9: 127.0.0.9:{port} took the connection, but no SSH server answered within the 3 s "
+            self.assert_reported(done, f"127.0.0.9: 127.0.0.9:{port} took the connection, but no SSH server answered within the 3 s "
                              "of ConnectTimeout")
 
     def test_other_users(self):
@@ -657,9 +657,9 @@ class Routes(AuthTest):
                 break
         self.assertTrue(begun.read_text())
         uid = pwd.getpwnam(name).pw_uid
-        self.assertTrue(wait_until(lambda: not self.living(uid)), self.living(uid))
+        self.assertTrue(wait_until(lambda: not self.alive(uid)), self.alive(uid))
 
-    def living(self, uid):
+    def alive(self, uid):
         """The processes of that account but sshd's own, whose end is the connection's."""
         found = []
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
@@ -718,7 +718,7 @@ class Servers(AuthTest):
     def test_no_server_of_ours(self):
         """One of SSH version 1, and another program, which never ends its first line."""
         port = "is this the right port (port= in the hostfile, Port in the SSH configuration)?"
-        for greeting, told in ((b"SSH-1.5-Old_1.2\n", "speaks version 1 of SSH alone (SSH-1.5-Old_1.2), which no client of "
+        for greeting, reported in ((b"SSH-1.5-Old_1.2\n", "speaks version 1 of SSH alone (SSH-1.5-Old_1.2), which no client of "
                                 "today takes; its server has to be updated"),
                                (b"x" * 100000, f"is no SSH server, what it says has no line like a greeting; {port}")):
             with socket.socket() as server:
@@ -739,7 +739,7 @@ class Servers(AuthTest):
                 thread.start()
                 number = server.getsockname()[1]
                 done = self.launch(self.config(f"Port {number}"), "127.0.0.2")
-                self.assert_told(done, f"127.0.0.2: 127.0.0.2:{number} {told}")
+                self.assert_reported(done, f"127.0.0.2: 127.0.0.2:{number} {reported}")
                 self.assertEqual(len(served), 1)  # nobody comes back to such a one
                 server.shutdown(socket.SHUT_RDWR)
             thread.join()

@@ -333,7 +333,7 @@ class SlowReaders(TerminalTest):
         self.assertFalse(wait_until((self.dir / "done").exists, 3))
         self.assertEqual(self.flood_of(self.bytes_of(terminal.fd)), (list(range(1, 200_001)), []))
 
-    def test_a_blocked_pipe_is_told_of_on_the_terminal(self):
+    def test_a_blocked_pipe_is_reported_on_the_terminal(self):
         needs()
         ours, theirs = os.pipe()
         terminal = self.terminal("--nproc-per-node", 1, *self.FLOOD, stdout=theirs, columns=200)

@@ -59,9 +59,9 @@ def merged(lanes):
                     ready.unregister(key.fileobj)
 
 
-@unittest.skipUnless(torture.ODD_WORKER.exists(), f"{torture.ODD_WORKER} is not built")
+@unittest.skipUnless(torture.UNRULY_WORKER.exists(), f"{torture.UNRULY_WORKER} is not built")
 class Torture(unittest.TestCase):
-    def test_random_kills_leave_nothing_and_tell_the_truth(self):
+    def test_random_kills_leave_nothing_and_are_reported_right(self):
         print(f"seed {SEED} (DDP_TORTURE_SEED={SEED} repeats it)", flush=True)
         began = time.monotonic()
         hits, played, bad, slowest = 0, 0, [], []
@@ -91,8 +91,8 @@ class TortureItself(unittest.TestCase):
     """The count and the checks find what is wrong."""
 
     def setUp(self):
-        if not torture.ODD_WORKER.exists():
-            self.skipTest(f"{torture.ODD_WORKER} is not built")
+        if not torture.UNRULY_WORKER.exists():
+            self.skipTest(f"{torture.UNRULY_WORKER} is not built")
         self.lane = torture.Lane("self")
         self.addCleanup(self.lane.stack.close)
         self.case = torture.Case(0, "running", "worker", "KILL", "plain", 1, 0.5, 1, 0, "worker", "INT")
@@ -103,7 +103,7 @@ class TortureItself(unittest.TestCase):
     def test_process_that_sheds_every_mark_is_found(self):
         def leave_one(job):
             # Own session, no parent, empty environment, nothing open.
-            subprocess.run(["setsid", "--fork", "env", "-i", torture.ODD_WORKER, job.dir, "daemon!"], check=True,
+            subprocess.run(["setsid", "--fork", "env", "-i", torture.UNRULY_WORKER, job.dir, "daemon!"], check=True,
                            close_fds=True)
         problems = self.lane.run(self.case, after=leave_one)["problems"]
         self.assertEqual(len(problems), 1, problems)

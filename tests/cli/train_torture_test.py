@@ -19,7 +19,7 @@ from tests.support.launch import LaunchTest, live_processes_with, main, wait_unt
 RUNS = int(os.environ.get("DDP_TRAIN_RUNS", "3"))
 SEED = os.environ.get("DDP_TRAIN_SEED") or str(random.SystemRandom().randrange(1_000_000))
 RANKS = 3
-RECIPES = (("--clip-norm", 1),
+HYPERPARAMETERS = (("--clip-norm", 1),
            ("--model", "mlp", "--optimizer", "adamw", "--lr", 0.001, "--zero", 1),
            ("--dtype", "float64", "--accumulate", 2, "--lr-schedule", "cosine", "--warmup-steps", 30))
 
@@ -62,19 +62,19 @@ class TrainTorture(LaunchTest):
         undisturbed = {}
         for number in range(RUNS):
             chance = random.Random(f"{SEED}/{number}")
-            recipe = RECIPES[number % len(RECIPES)]
-            if recipe not in undisturbed:
-                undisturbed[recipe] = self.end(self.train(*recipe))
-            expected, seconds = undisturbed[recipe]
+            hyperparameters = HYPERPARAMETERS[number % len(HYPERPARAMETERS)]
+            if hyperparameters not in undisturbed:
+                undisturbed[hyperparameters] = self.end(self.train(*hyperparameters))
+            expected, seconds = undisturbed[hyperparameters]
             kills = chance.randint(2, 3)
             saved = self.dir / f"checkpoints-{number}"
-            process = self.train(*recipe, "--checkpoint-dir", saved, "--checkpoint-every", 3, "--resume", "auto")
+            process = self.train(*hyperparameters, "--checkpoint-dir", saved, "--checkpoint-every", 3, "--resume", "auto")
             known = set()
             for _ in range(kills):
                 known = self.kill_one(chance, known, seconds / (kills + 1), process)
             found, _ = self.end(process)
             print(f"run {number}: {kills} kills, {found[0]}", flush=True)
-            self.assertEqual(found, expected, f"run {number} of seed {SEED}: {recipe}")
+            self.assertEqual(found, expected, f"run {number} of seed {SEED}: {hyperparameters}")
 
 
 if __name__ == "__main__":

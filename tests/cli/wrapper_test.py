@@ -76,9 +76,9 @@ class Local(Wrapper):
 
     def test_exit_code_arguments_and_input(self):
         self.assert_code(self.run_job(*self.local("sh", "-c", "exit 7")), 7)
-        odd = ["a b", "'", '"', "$HOME", "\\", "!", "*", "", "ü"]
-        outcome = self.run_job(*self.local("printf", "<%s>", *odd))
-        self.assertEqual(outcome.out.rstrip("\n"), "".join(f"<{word}>" for word in odd), repr(outcome))
+        unusual = ["a b", "'", '"', "$HOME", "\\", "!", "*", "", "ü"]
+        outcome = self.run_job(*self.local("printf", "<%s>", *unusual))
+        self.assertEqual(outcome.out.rstrip("\n"), "".join(f"<{word}>" for word in unusual), repr(outcome))
         outcome = self.run_job(*self.local("cat"), stdin="to rank 0\n")
         self.assertEqual(outcome.out, "to rank 0\n", repr(outcome))
 
@@ -157,7 +157,7 @@ class Local(Wrapper):
         self.assert_code(outcome, 5)
         self.assertEqual(outcome.out, "inside\n", repr(outcome))
 
-    def test_a_foreign_proc_is_told(self):
+    def test_a_foreign_proc_is_reported(self):
         """The agent needs the /proc of its own namespace."""
         home = self.env["HOME"] = "/home/of-the-container"
         self.env.pop("XDG_CACHE_HOME", None)

@@ -24,13 +24,13 @@ Bootstrap::State answer_all(Bootstrap& reader, Bootstrap::State state, std::size
   return state;
 }
 
-Bootstrap read_in_chunks(std::string_view bytes, std::size_t chunk, Bootstrap::Look push) {
+Bootstrap read_in_chunks(std::string_view bytes, std::size_t chunk, Bootstrap::Lookup push) {
   Bootstrap reader("gpu01", "/opt/ddplaunch/ddplaunchd", push);
   std::size_t files = 0;
   while (!bytes.empty()) {
     const std::size_t count = std::min(chunk, bytes.size());
     const Bootstrap::State state = reader.feed(bytes.substr(0, count));
-    require(push == Bootstrap::Look::kPush ||
+    require(push == Bootstrap::Lookup::kPush ||
             (state != Bootstrap::State::kNeed && state != Bootstrap::State::kSend));
     // After the greeting the bytes belong to the protocol, and the driver feeds no more.
     if (answer_all(reader, state, files) != Bootstrap::State::kReading) break;
@@ -52,10 +52,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size == 0) return 0;
   const std::size_t chunk = data[0] % 31 + 1;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
-  const Bootstrap::Look push = data[0] % 2 == 0 ? Bootstrap::Look::kPush : Bootstrap::Look::kNone;
+  const Bootstrap::Lookup push = data[0] % 2 == 0 ? Bootstrap::Lookup::kPush : Bootstrap::Lookup::kNone;
   Bootstrap whole = read_in_chunks(bytes, bytes.size() + 1, push);
   Bootstrap pieces = read_in_chunks(bytes, chunk, push);
-  require(whole.need().machine == pieces.need().machine && whole.need().looked == pieces.need().looked);
+  require(whole.need().machine == pieces.need().machine && whole.need().attempts == pieces.need().attempts);
   require(whole.state() == pieces.state());
   require(whole.noise() == pieces.noise());
   check_printable(whole);

@@ -91,7 +91,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const auto in = machine.to_receive();
       if (in.count == 0) std::abort();  // neither sends nor receives, and is not done
       if (input.left.empty()) {
-        machine.hear_last_words(in.peer, std::as_bytes(std::span(data, size)));
+        machine.read_last_message(in.peer, std::as_bytes(std::span(data, size)));
         if (machine.lost(in.peer, "connection closed").text.empty()) std::abort();
         return 0;
       }

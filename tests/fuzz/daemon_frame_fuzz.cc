@@ -17,7 +17,7 @@ void require(bool holds) {
 }
 
 /// What was read, in an order that cuts do not change: bytes of a frame in one.
-std::string read_all(DaemonFrameReader::From from, std::string_view bytes, std::size_t cut) {
+std::string read_all(DaemonFrameReader::FrameSender from, std::string_view bytes, std::size_t cut) {
   DaemonFrameReader reader(from);
   std::string heard;
   std::size_t stream_bytes = 0;
@@ -53,10 +53,10 @@ std::string read_all(DaemonFrameReader::From from, std::string_view bytes, std::
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
-  for (const auto from : {DaemonFrameReader::From::kMaster, DaemonFrameReader::From::kNode}) {
+  for (const auto from : {DaemonFrameReader::FrameSender::kMaster, DaemonFrameReader::FrameSender::kNode}) {
     // Most of what a node may say needs its greeting first.
     const std::string greeted =
-        (from == DaemonFrameReader::From::kNode && data[0] % 8 != 0 ? daemon_greeting() : "") +
+        (from == DaemonFrameReader::FrameSender::kNode && data[0] % 8 != 0 ? daemon_greeting() : "") +
         std::string(bytes);
     const std::string whole = read_all(from, greeted, std::max<std::size_t>(greeted.size(), 1));
     require(read_all(from, greeted, 1) == whole);

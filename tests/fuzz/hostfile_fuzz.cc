@@ -11,7 +11,7 @@
 
 #include "remote/hosts/host_filter.h"
 #include "remote/hosts/host_range.h"
-#include "remote/hosts/host_word.h"
+#include "remote/hosts/host_spec.h"
 #include "remote/hosts/hostfile.h"
 #include "remote/hosts/scheduler_hosts.h"
 #include "remote/hosts/shell_command.h"
@@ -19,18 +19,18 @@
 namespace {
 
 using ddp::remote::Host;
-using HostsOrMistakes = ddp::remote::Checked<std::vector<Host>>;
+using HostsOrDiagnostics = ddp::remote::Validated<std::vector<Host>>;
 
 void require(bool holds) {
   if (!holds) std::abort();
 }
 
 // What the rest of the program relies on.
-void check(const HostsOrMistakes& parsed, bool from_scheduler = false) {
+void check(const HostsOrDiagnostics& parsed, bool from_scheduler = false) {
   if (!parsed) {
-    require(!parsed.error().list.empty() && parsed.error().list.size() <= ddp::remote::kMaxMistakes);
-    for (const ddp::remote::Mistake& mistake : parsed.error().list)
-      require(!mistake.message.empty());
+    require(!parsed.error().list.empty() && parsed.error().list.size() <= ddp::remote::kMaxDiagnostics);
+    for (const ddp::remote::Diagnostic& diagnostic : parsed.error().list)
+      require(!diagnostic.message.empty());
     return;
   }
   require(!parsed->empty() && parsed->size() <= ddp::remote::kMaxHosts);
@@ -46,7 +46,7 @@ void check(const HostsOrMistakes& parsed, bool from_scheduler = false) {
             ddp::remote::is_ipv6(host.address));
     require(!host.slots || (*host.slots >= 1 && *host.slots <= ddp::remote::kMaxSlots));
     require(host.chdir.empty() || host.chdir.front() == '/');
-    require(host.place.column >= (from_scheduler ? 0 : 1));
+    require(host.location.column >= (from_scheduler ? 0 : 1));
   }
 }
 
@@ -66,13 +66,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::size_t bar = input.rfind('|');
   const std::string_view text = input.substr(0, bar);
   const std::string_view filter = bar == std::string_view::npos ? std::string_view() : input.substr(bar + 1);
-  const HostsOrMistakes hosts = ddp::remote::parse_hostfile(text, "hosts");
+  const HostsOrDiagnostics hosts = ddp::remote::parse_hostfile(text, "hosts");
   check(hosts);
   check(ddp::remote::parse_host_list(text, "--host"));
   check_words(std::string(text));
   check(ddp::remote::slurm_hosts({std::string(text), std::string(filter), "", "8"}), true);
   check(ddp::remote::repeated_hosts(text, "nodes"), true);
-  check(ddp::remote::host_count_words(text, "LSB_MCPU_HOSTS"), true);
+  check(ddp::remote::parse_host_counts(text, "LSB_MCPU_HOSTS"), true);
   check(ddp::remote::grid_engine_hosts(text, "pe_hosts"), true);
   // A range of many hosts, copied at each run, would only make the fuzzer slow.
   if (hosts && hosts->size() < 1000 && !filter.empty()) {

@@ -46,7 +46,7 @@ void answer(std::string_view line) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string bytes(reinterpret_cast<const char*>(data), size);
   for (const std::string& line :
-       {bytes, "ddplaunch-join " + bytes, "ddplaunch-place " + bytes, "ddplaunch-refused taken " + bytes}) {
+       {bytes, "ddplaunch-join " + bytes, "ddplaunch-slot " + bytes, "ddplaunch-refused taken " + bytes}) {
     request(line);
     answer(line);
   }

@@ -19,10 +19,10 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-void look(std::string_view bytes) {
-  using Kind = ClientHelloLook::Kind;
+void parsed(std::string_view bytes) {
+  using Kind = ParsedClientHello::Kind;
   bytes = bytes.substr(0, kMaxClientHello);
-  const ClientHelloLook whole = look_at_client_hello(bytes);
+  const ParsedClientHello whole = parse_client_hello(bytes);
   if (whole.kind == Kind::kOffer) {
     require(!whole.identity.empty() && whole.identity.data() > bytes.data() &&
             whole.identity.data() + whole.identity.size() < bytes.data() + bytes.size());
@@ -30,7 +30,7 @@ void look(std::string_view bytes) {
   require((whole.kind == Kind::kOtherTls) == !whole.why.empty());
   // The reader stops at the first verdict; a prefix may only be undecided, or of the same mind.
   for (std::size_t size = 0; size < bytes.size(); size += 1 + bytes.size() / 16) {
-    const ClientHelloLook part = look_at_client_hello(bytes.substr(0, size));
+    const ParsedClientHello part = parse_client_hello(bytes.substr(0, size));
     require(part.kind == Kind::kNeedsMore || part.kind == whole.kind ||
             (part.kind == Kind::kOffer && whole.why == "it does not wait for an answer"));
   }
@@ -48,19 +48,19 @@ void read(std::string_view text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  look(bytes);
+  parsed(bytes);
   read(bytes);
   read("ddplaunch-link/1 " + std::string(bytes));
   // Bytes in the places where they hurt: as identity, as further extensions, over a good hello.
   ddp::test::HelloBytes hello;
   hello.identity = bytes.substr(0, 300);
-  look(hello.record());
+  parsed(hello.record());
   hello = {};
   hello.more = bytes;
-  look(hello.record());
+  parsed(hello.record());
   std::string record = ddp::test::HelloBytes().record();
   for (std::size_t i = 0; i + 1 < size; i += 2)
     record[data[i] % record.size()] = static_cast<char>(data[i + 1]);
-  look(record);
+  parsed(record);
   return 0;
 }

@@ -18,9 +18,9 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-class Bytes {
+class FuzzBytes {
  public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
+  FuzzBytes(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
   bool empty() const { return left_ == 0; }
   int below(int limit) {
     if (left_ == 0) return 0;
@@ -33,7 +33,7 @@ class Bytes {
   std::size_t left_;
 };
 
-MembershipRules rules_from(Bytes& bytes) {
+MembershipRules rules_from(FuzzBytes& bytes) {
   MembershipRules rules;
   rules.job = "job";
   const int hosts = 1 + bytes.below(6);
@@ -45,7 +45,7 @@ MembershipRules rules_from(Bytes& bytes) {
   rules.open = (flags & 1) != 0;
   rules.recall = (flags & 2) != 0;
   rules.scale_up_now = (flags & 4) != 0;
-  rules.fruitless_limit = (flags & 8) != 0 ? 2 : 0;
+  rules.no_progress_limit = (flags & 8) != 0 ? 2 : 0;
   rules.restart_window = (flags & 16) != 0 ? 30s : 0s;
   rules.spares = bytes.below(3);
   rules.max_restarts = bytes.below(5);
@@ -55,15 +55,15 @@ MembershipRules rules_from(Bytes& bytes) {
 }
 
 /// What the driver has to rely on.
-class Watch {
+class InvariantChecker {
  public:
-  explicit Watch(const MembershipRules& rules) : rules_(rules) {}
+  explicit InvariantChecker(const MembershipRules& rules) : rules_(rules) {}
 
   void take(const Membership& membership, const Membership::Actions& actions) {
     for (const MemberAction& action : actions) {
       require(!ended_ || std::holds_alternative<Drop>(action));
       if (const auto* begin = std::get_if<Begin>(&action)) {
-        took_place(*begin);
+        check_begin(*begin);
       } else if (const auto* stop = std::get_if<StopAttempt>(&action)) {
         require(running_ && stop->attempt + 1 == attempts_ && !stop->reason.empty());
         growths_ += stop->cause == StopCause::kScaleUp;
@@ -73,8 +73,8 @@ class Watch {
         running_ = false;
       } else if (const auto* drop = std::get_if<Drop>(&action)) {
         require(!drop->reason.empty());
-      } else if (const auto* told = std::get_if<Tell>(&action)) {
-        require(!told->text.empty());
+      } else if (const auto* reported = std::get_if<NotifyUser>(&action)) {
+        require(!reported->text.empty());
       } else if (const auto* end = std::get_if<EndJob>(&action)) {
         require(!end->reason.empty());
         ended_ = true;
@@ -89,18 +89,18 @@ class Watch {
   bool ended() const { return ended_; }
 
  private:
-  void took_place(const Begin& begin) {
+  void check_begin(const Begin& begin) {
     require(!running_ && begin.attempt == attempts_++);
     running_ = true;
-    const auto nodes = static_cast<int>(begin.world.places.size());
+    const auto nodes = static_cast<int>(begin.world.assignments.size());
     require(nodes >= rules_.min_nodes && nodes <= rules_.max_nodes);
     std::set<HostNumber> hosts;
     int ranks = 0;
     for (int i = 0; i < nodes; ++i) {
-      const Place& place = begin.world.places[static_cast<std::size_t>(i)];
-      require(place.node_rank == i && place.first_rank == ranks && place.local_world_size > 0);
-      require(hosts.insert(place.host).second);
-      ranks += place.local_world_size;
+      const RankAssignment& assignment = begin.world.assignments[static_cast<std::size_t>(i)];
+      require(assignment.node_rank == i && assignment.first_rank == ranks && assignment.local_world_size > 0);
+      require(hosts.insert(assignment.host).second);
+      ranks += assignment.local_world_size;
     }
     require(ranks == begin.world.world_size);
   }
@@ -112,7 +112,7 @@ class Watch {
   bool ended_ = false;
 };
 
-MemberEvent event_from(Bytes& bytes) {
+MemberEvent event_from(FuzzBytes& bytes) {
   switch (bytes.below(18)) {
     case 0:
     case 1:
@@ -122,7 +122,7 @@ MemberEvent event_from(Bytes& bytes) {
                     static_cast<std::uint32_t>(bytes.below(4))};
     case 4:
     case 5:
-      return Heard{};
+      return Heartbeat{};
     case 6:
       return LinkLost{"link", bytes.below(2) == 0};
     case 7:
@@ -136,7 +136,7 @@ MemberEvent event_from(Bytes& bytes) {
     case 12:
       return NodeRefused{"refused", bytes.below(2) == 0};
     case 13:
-      return Progress{};
+      return AttemptProgress{};
     case 14:
       return AttemptFailed{"hang", bytes.below(4) == 0};
     case 15:
@@ -150,35 +150,35 @@ MemberEvent event_from(Bytes& bytes) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  Bytes bytes(data, std::min<std::size_t>(size, 4096));
+  FuzzBytes bytes(data, std::min<std::size_t>(size, 4096));
   const MembershipRules rules = rules_from(bytes);
   Membership membership(rules);
-  Watch watch(rules);
+  InvariantChecker checker(rules);
   Membership::Time now = 1s;
-  watch.take(membership, membership.step({}, Tick{}, now));
-  std::vector<std::uint32_t> lives(64, 0);
+  checker.take(membership, membership.step({}, Tick{}, now));
+  std::vector<std::uint32_t> is_alive(64, 0);
   while (!bytes.empty()) {
     const int time = bytes.below(16);
     if (time == 15) {
       now += std::chrono::seconds(bytes.below(100));  // asleep
     } else if (time > 7 && membership.deadline()) {
       now = std::max(now, *membership.deadline());
-      watch.take(membership, membership.step({}, Tick{}, now));
+      checker.take(membership, membership.step({}, Tick{}, now));
     }
     const auto host = static_cast<HostNumber>(bytes.below(10));
     const MemberEvent event = event_from(bytes);
-    const int odd = bytes.below(32);
-    if (std::holds_alternative<Joined>(event) && odd > 3) ++lives[host];
-    const Sender from{odd == 0 ? "other" : "job",
-                      membership.attempt() + (odd == 1 ? 1U : 0U) - (odd == 2 ? 1U : 0U), host,
-                      lives[host] - (odd == 3 ? 1U : 0U)};
-    watch.take(membership, membership.step(from, event, now));
+    const int misbehaved = bytes.below(32);
+    if (std::holds_alternative<Joined>(event) && misbehaved > 3) ++is_alive[host];
+    const Sender from{misbehaved == 0 ? "other" : "job",
+                      membership.attempt() + (misbehaved == 1 ? 1U : 0U) - (misbehaved == 2 ? 1U : 0U), host,
+                      is_alive[host] - (misbehaved == 3 ? 1U : 0U)};
+    checker.take(membership, membership.step(from, event, now));
   }
   // Every job ends: left alone, all nodes are lost, and then the join limit passes.
   for (int i = 0; i < 10'000 && membership.deadline(); ++i) {
     now = std::max(now, *membership.deadline());
-    watch.take(membership, membership.step({}, Tick{}, now));
+    checker.take(membership, membership.step({}, Tick{}, now));
   }
-  require(watch.ended());
+  require(checker.ended());
   return 0;
 }

@@ -75,8 +75,8 @@ void check_collectives(std::string_view bytes) {
   memory.magic = CollectiveMemory::kMagic;
   auto left = read_collectives(memory, 1, 64);
   if (left) {
-    const auto told = parse_dump(dump_text(*left));
-    require(told && told->rank == left->rank && told->groups.size() == left->groups.size());
+    const auto reported = parse_dump(dump_text(*left));
+    require(reported && reported->rank == left->rank && reported->groups.size() == left->groups.size());
   }
   const auto said = parse_dump(bytes);
   if (said) require(parse_dump(dump_text(*said)).has_value());

@@ -24,9 +24,9 @@ void require(bool holds) {
   if (!holds) std::abort();
 }
 
-class Bytes {
+class FuzzBytes {
  public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
+  FuzzBytes(const std::uint8_t* data, std::size_t size) : data_(data), left_(size) {}
   bool empty() const { return left_ == 0; }
   unsigned below(unsigned limit) {
     if (left_ == 0) return 0;
@@ -39,7 +39,7 @@ class Bytes {
   std::size_t left_;
 };
 
-JobSpec spec_from(Bytes& bytes) {
+JobSpec spec_from(FuzzBytes& bytes) {
   JobSpec spec;
   spec.job_id = "job";
   const int nodes = 2 + static_cast<int>(bytes.below(2));
@@ -60,9 +60,9 @@ JobSpec spec_from(Bytes& bytes) {
   return spec;
 }
 
-class Play {
+class FuzzedJob {
  public:
-  explicit Play(Bytes& bytes) : bytes_(bytes), spec_(spec_from(bytes)), supervisor_(spec_) {
+  explicit FuzzedJob(FuzzBytes& bytes) : bytes_(bytes), spec_(spec_from(bytes)), supervisor_(spec_) {
     nodes_.resize(spec_.hosts.size());
     carry_out(supervisor_.start(now_));
     for (std::size_t node = 0; node < nodes_.size(); ++node)
@@ -82,8 +82,8 @@ class Play {
   }
 
  private:
-  struct Node {
-    std::uint32_t life = 0;
+  struct FuzzedNode {
+    std::uint32_t incarnation = 0;
     bool up = false;
     bool called = false;  ///< it is to come up again
     std::deque<Message> answers;
@@ -96,7 +96,7 @@ class Play {
     switch (bytes_.below(16)) {
       case 0:
       case 1:
-        return odd_word(node);
+        return unusual_word(node);
       case 2:
         return exit_of(node);
       case 3:
@@ -107,7 +107,7 @@ class Play {
       case 5:
         now_ += std::chrono::seconds(bytes_.below(40));
         for (std::size_t i = 0; i < nodes_.size(); ++i)
-          if (nodes_[i].up) step(job::NodeHeard{i, nodes_[i].life});
+          if (nodes_[i].up) step(job::NodeHeartbeat{i, nodes_[i].incarnation});
         return step(job::Tick{});
       case 6:
         return tick();
@@ -128,9 +128,9 @@ class Play {
   }
 
   void come_up(std::size_t index) {
-    Node& node = nodes_[index];
-    node = Node{};
-    node.life = ++lives_;
+    FuzzedNode& node = nodes_[index];
+    node = FuzzedNode{};
+    node.incarnation = ++incarnations_;
     node.up = true;
     Hello hello;
     hello.hostname = spec_.hosts[index].name;
@@ -138,20 +138,20 @@ class Play {
     hello.cpus = 4;
     hello.pid_namespace = 1;
     hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
-    step(job::NodeUp{index, hello, "", node.life});
+    step(job::NodeUp{index, hello, "", node.incarnation});
   }
 
   void go(std::size_t index, bool dead) {
-    Node& node = nodes_[index];
+    FuzzedNode& node = nodes_[index];
     if (!std::exchange(node.up, false)) return;
     node.answers.clear();
     const Error error{ErrorCode::kLinkLost, "gone", 0};
-    step(job::LinkEnded{index, error, node.life});
-    step(job::NodeGone{index, error, dead, node.life});
+    step(job::LinkEnded{index, error, node.incarnation});
+    step(job::NodeGone{index, error, dead, node.incarnation});
   }
 
   void obey(std::size_t index) {
-    Node& node = nodes_[index];
+    FuzzedNode& node = nodes_[index];
     if (!node.up || node.answers.empty()) return;
     const Message message = std::move(node.answers.front());
     node.answers.pop_front();
@@ -159,22 +159,23 @@ class Play {
   }
 
   void say(std::size_t index, const Message& message) {
-    step(job::FromNode{index, message, now_, 0ns, nodes_[index].life});
+    step(job::FromNode{index, message, now_, 0ns, nodes_[index].incarnation});
   }
 
   void exit_of(std::size_t index) {
     if (!nodes_[index].up) return;
     WorkerExited exited;
     exited.attempt = nodes_[index].attempt;
-    const Place* place = supervisor_.place(index);
-    exited.rank = place == nullptr ? bytes_.below(6) : static_cast<std::uint32_t>(place->first_rank);
+    const RankAssignment* assignment = supervisor_.assignment(index);
+    exited.rank =
+        assignment == nullptr ? bytes_.below(6) : static_cast<std::uint32_t>(assignment->first_rank);
     exited.pid = 1;
     exited.code = static_cast<std::uint8_t>(bytes_.below(2));
     say(index, exited);
   }
 
   /// Of this attempt or another, whatever the node is doing.
-  void odd_word(std::size_t index) {
+  void unusual_word(std::size_t index) {
     if (!nodes_[index].up) return;
     const std::uint32_t attempt =
         supervisor_.attempt() + (bytes_.below(8) == 0 ? 1U : 0U) - (bytes_.below(8) == 0);
@@ -222,51 +223,51 @@ class Play {
   }
 
   // What an agent that obeys will say, in order.
-  static void answer(Node& node, const JobStart& order) {
+  static void answer(FuzzedNode& node, const JobStart& order) {
     node.answers.emplace_back(JobAccepted{"p", {}, "", !order.predecessor.empty()});
   }
-  static void answer(Node& node, const OpenStore& order) {
+  static void answer(FuzzedNode& node, const OpenStore& order) {
     node.answers.emplace_back(StoreOpened{order.attempt, 29500});
   }
-  static void answer(Node& node, const Probe& order) {
+  static void answer(FuzzedNode& node, const Probe& order) {
     node.answers.emplace_back(ProbeResult{order.attempt, order.addresses.at(0), ""});
   }
-  static void answer(Node& node, const Spawn& order) {
+  static void answer(FuzzedNode& node, const Spawn& order) {
     node.attempt = order.attempt;
     node.local_world = order.local_world_size;
     node.answers.emplace_back(WorkersGreeted{order.attempt});
     node.answers.emplace_back(WorkersReady{order.attempt});
   }
-  static void answer(Node& node, const Revoke& order) {
+  static void answer(FuzzedNode& node, const Revoke& order) {
     AttemptRevoked revoked{order.attempt, {}};
     for (std::uint32_t local = 0; local < node.local_world; ++local)
       revoked.survivors.push_back({local, true, 7});
     node.answers.emplace_back(revoked);
   }
-  static void answer(Node& node, const Stop& order) {
+  static void answer(FuzzedNode& node, const Stop& order) {
     node.answers.emplace_back(AttemptEnded{order.attempt, 0, ""});
   }
-  static void answer(Node& node, const Inspect& order) {
+  static void answer(FuzzedNode& node, const Inspect& order) {
     Inspection last;
     last.attempt = order.attempt;
     last.last = true;
     node.answers.emplace_back(last);
   }
   template <class Order>
-  static void answer(Node&, const Order&) {}
+  static void answer(FuzzedNode&, const Order&) {}
 
-  Bytes& bytes_;
+  FuzzBytes& bytes_;
   const JobSpec spec_;
   Supervisor supervisor_;
   Supervisor::Time now_ = 1000s;
-  std::vector<Node> nodes_;
-  std::uint32_t lives_ = 0;
+  std::vector<FuzzedNode> nodes_;
+  std::uint32_t incarnations_ = 0;
 };
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  Bytes bytes(data, std::min<std::size_t>(size, 4096));
-  Play(bytes).run();
+  FuzzBytes bytes(data, std::min<std::size_t>(size, 4096));
+  FuzzedJob(bytes).run();
   return 0;
 }

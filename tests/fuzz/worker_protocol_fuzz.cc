@@ -44,9 +44,9 @@ void encode_any(std::string_view bytes, std::size_t times) {
   for (std::size_t i = 0; i < times && text.size() < 2 * kWorkerLineBytes; ++i)
     text += bytes;
   for (const std::string& line :
-       {encode_line(WorkerWord(WorkerTrouble{1, text, std::vector<std::uint32_t>(times, 4294967295U)})),
-        encode_line(WorkerWord(WorkerStep{1, text})), encode_line(AgentWord(RevokeOrder{1, text, 1})),
-        encode_line(AgentWord(StopOrder{text, 1}))}) {
+       {encode_line(WorkerMessage(WorkerTrouble{1, text, std::vector<std::uint32_t>(times, 4294967295U)})),
+        encode_line(WorkerMessage(WorkerStep{1, text})), encode_line(AgentMessage(RevokeOrder{1, text, 1})),
+        encode_line(AgentMessage(StopOrder{text, 1}))}) {
     require(line.size() <= kWorkerLineBytes && line.find('\n') == line.size() - 1);
     const std::string_view body = std::string_view(line).substr(0, line.size() - 1);
     require(decode_worker_line(body).has_value() || decode_agent_line(body).has_value());
@@ -54,14 +54,14 @@ void encode_any(std::string_view bytes, std::size_t times) {
 }
 
 /// What the session's owner has to rely on.
-class Watch {
+class InvariantChecker {
  public:
   void hear(const WorkerEvent& event, const std::optional<std::uint32_t>& attempt) {
     if (const auto* hello = std::get_if<WorkerHello>(&event)) {
       require(!greeted_ && hello->version == kWorkerProtocol);
       greeted_ = true;
-    } else if (const auto* odd = std::get_if<WorkerOdd>(&event)) {
-      require(!odd->words.empty() && ++odds_ <= 7);
+    } else if (const auto* misbehaved = std::get_if<WorkerMisbehaved>(&event)) {
+      require(!misbehaved->words.empty() && ++misbehaviors_ <= 7);
     } else {
       require(greeted_);
     }
@@ -75,7 +75,7 @@ class Watch {
       asked_ = false;
     }
   }
-  void told(const std::string& output) {
+  void check_output(const std::string& output) {
     if (!output.empty()) require(greeted_ && output.back() == '\n');
     WorkerLines lines;
     lines.add(output);
@@ -93,19 +93,19 @@ class Watch {
   bool asked_ = false;
   bool ready_ = false;
   bool stopped_ = false;
-  int odds_ = 0;
+  int misbehaviors_ = 0;
 };
 
 void live(std::string_view bytes) {
   WorkerSession session;
-  Watch watch;
+  InvariantChecker checker;
   std::uint32_t attempt = 0;
   const auto hear = [&](std::string_view part) {
     for (const WorkerEvent& event : session.receive(part))
-      watch.hear(event, session.attempt());
-    watch.told(session.take_output());
+      checker.hear(event, session.attempt());
+    checker.check_output(session.take_output());
   };
-  const auto line = [&](const WorkerWord& word) { hear(encode_line(word)); };
+  const auto line = [&](const WorkerMessage& word) { hear(encode_line(word)); };
   while (!bytes.empty()) {
     const auto verb = static_cast<unsigned char>(bytes[0]);
     const std::uint32_t near = attempt + (verb >> 6) - 1;  // mostly the present one
@@ -143,7 +143,7 @@ void live(std::string_view bytes) {
         break;
       }
     }
-    watch.told(session.take_output());
+    checker.check_output(session.take_output());
     require(session.can_rejoin() ? session.state() != WorkerSession::State::kSilent : true);
   }
 }

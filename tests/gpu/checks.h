@@ -10,14 +10,14 @@
 namespace ddp::train::gpu {
 
 /// What a check found; each line is a name, a figure and whether it is within its limit.
-class Findings {
+class CheckLog {
  public:
   /// `limit`: the largest figure that is good.
   void add(std::string name, double figure, double limit) {
     all_.push_back({std::move(name), figure, limit});
   }
   /// A figure to report.
-  void tell(std::string name, double figure) { all_.push_back({std::move(name), figure, kNone}); }
+  void record(std::string name, double figure) { all_.push_back({std::move(name), figure, kNone}); }
   /// A call that failed.
   void failed(const Error& error) { errors_.push_back(error.text); }
 
@@ -37,11 +37,11 @@ class Findings {
   std::vector<std::string> errors_;
 };
 
-struct Check {
+struct GpuCheck {
   const char* name;
-  void (*run)(Findings&);
+  void (*run)(CheckLog&);
 };
 /// Those of this program.
-std::span<const Check> all_checks();
+std::span<const GpuCheck> all_checks();
 
 }  // namespace ddp::train::gpu

@@ -34,7 +34,7 @@ Result<double> seconds_each(cudaStream_t stream, int times, const std::function<
   return std::chrono::duration<double>(Clock::now() - start).count() / times;
 }
 
-Result<> measure_copies(cudaStream_t stream, Findings& findings) {
+Result<> measure_copies(cudaStream_t stream, CheckLog& log) {
   auto from = make_device_bytes(kCopied), to = make_device_bytes(kCopied);
   if (!from) return from.error();
   if (!to) return to.error();
@@ -43,11 +43,11 @@ Result<> measure_copies(cudaStream_t stream, Findings& findings) {
                       "cudaMemcpyAsync");
   });
   if (!each) return each.error();
-  findings.tell("copy on the device: GB/s read and written", 2.0 * kCopied / *each / 1e9);
+  log.record("copy on the device: GB/s read and written", 2.0 * kCopied / *each / 1e9);
   return {};
 }
 
-Result<> measure_launches(cudaStream_t stream, Findings& findings) {
+Result<> measure_launches(cudaStream_t stream, CheckLog& log) {
   auto memory = make_device_bytes(2 * sizeof(float));
   if (!memory) return memory.error();
   auto* const numbers = reinterpret_cast<float*>(memory->get());
@@ -64,26 +64,26 @@ Result<> measure_launches(cudaStream_t stream, Findings& findings) {
     const auto each = seconds_each(
         stream, 1000, [&] { return cuda_check(cudaGraphLaunch(graph->get(), stream), "cudaGraphLaunch"); });
     if (!each) return each.error();
-    findings.tell("graph of " + std::to_string(count) + (count == 1 ? " launch" : " launches") + ": us each",
-                  *each * 1e6);
+    log.record("graph of " + std::to_string(count) + (count == 1 ? " launch" : " launches") + ": us each",
+               *each * 1e6);
   }
   const auto each = seconds_each(stream, 1000, [&] { return launches(kLaunches); });
   if (!each) return each.error();
-  findings.tell(std::to_string(kLaunches) + " launches one by one: us", *each * 1e6);
+  log.record(std::to_string(kLaunches) + " launches one by one: us", *each * 1e6);
   return {};
 }
 
-void measure_costs(Findings& findings) {
+void measure_costs(CheckLog& log) {
   const auto stream = make_cuda_stream();
-  if (!stream) return findings.failed(stream.error());
-  if (auto done = measure_copies(stream->get(), findings); !done) return findings.failed(done.error());
-  if (auto done = measure_launches(stream->get(), findings); !done) return findings.failed(done.error());
+  if (!stream) return log.failed(stream.error());
+  if (auto done = measure_copies(stream->get(), log); !done) return log.failed(done.error());
+  if (auto done = measure_launches(stream->get(), log); !done) return log.failed(done.error());
 }
 
 }  // namespace
 
-std::span<const Check> all_checks() {
-  static constexpr Check kChecks[] = {{"costs", measure_costs}};
+std::span<const GpuCheck> all_checks() {
+  static constexpr GpuCheck kChecks[] = {{"costs", measure_costs}};
   return kChecks;
 }
 

@@ -27,13 +27,13 @@ int main(int argc, char** argv) {
   }
   const std::string name = argc == 2 ? argv[1] : "";
   std::string names;
-  for (const gpu::Check& check : gpu::all_checks()) {
+  for (const gpu::GpuCheck& check : gpu::all_checks()) {
     names += std::string(names.empty() ? "" : "|") + check.name;
     if (name != check.name) continue;
-    gpu::Findings findings;
-    check.run(findings);
-    std::printf("%s\n", findings.json(name).c_str());
-    return findings.all_good() ? 0 : 1;
+    gpu::CheckLog log;
+    check.run(log);
+    std::printf("%s\n", log.json(name).c_str());
+    return log.all_good() ? 0 : 1;
   }
   std::fprintf(stderr, "usage: %s %s\n", argv[0], names.c_str());
   return 2;

@@ -38,7 +38,7 @@ class Health(unittest.TestCase):
         self.assertEqual(rank["memory_bytes"], 64 << 20)
         self.assertIn("ecc_uncorrected", rank)
 
-    def test_planted_faults_are_found(self):
+    def test_injected_faults_are_found(self):
         for fault, words in (("gemm", "equal matrix products 1 were wrong"), ("memory", "1 wrong words in 64 MiB")):
             done, record = run("--inject-fault", f"0:{fault}")
             self.assertEqual(done.returncode, 1, done)

@@ -53,7 +53,7 @@ class SharedGpu(unittest.TestCase):
         self.good(2, *FEW, *SHARED, "--zero", "1")
         self.good(4, *FEW, *SHARED, "--sync-every-inter", "2", nodes=2)
 
-    def test_sums_in_captured_graphs(self):
+    def test_all_reduce_in_captured_graphs(self):
         self.good(2, *FEW, *SHARED, "--device", "gpu")
         self.good(3, *FEW, *SHARED, "--device", "gpu", "--dtype", "float64")
 
@@ -66,7 +66,7 @@ class SharedGpu(unittest.TestCase):
                 rows = [bench_run_test.ROW.fullmatch(line) for line in results[0][1].splitlines() if not line.startswith("#")]
                 self.assertEqual([(int(row[1]), row[8]) for row in rows], [(8, "0"), (800, "0"), (80000, "0")])
 
-    def test_two_ranks_on_one_gpu_are_told_of_the_option(self):
+    def test_two_ranks_on_one_gpu_are_reported_the_option(self):
         if len(subprocess.run(["nvidia-smi", "-L"], text=True, capture_output=True).stdout.splitlines()) > 1:
             self.skipTest("there are several GPUs")
         for code, _, errors in run(2, *FEW, "--comm", "nccl", nodes=1):
@@ -88,8 +88,8 @@ class SharedGpu(unittest.TestCase):
                 self.assertEqual(ranks.processes[rank].returncode, 1)
                 self.assertRegex(errors, rf"train: rank {rank} over NCCL: .* during all-reduce")
             print(f"{number.name}: all others ended after {time.monotonic() - start:.2f} s", file=sys.stderr)
-            told = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
-            self.assertRegex(told.stdout, r"^rank 1 left no log; ")
+            reported = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
+            self.assertRegex(reported.stdout, r"^rank 1 left no log; ")
 
     def test_a_killed_rank_ends_the_others(self):
         self.lost(signal.SIGKILL, 30)

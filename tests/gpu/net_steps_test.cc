@@ -22,7 +22,7 @@ constexpr std::size_t kBatch = 6, kImages = 20;  // four steps, the last of two 
 constexpr double kRate = 0.05;
 
 /// A sum over two ranks that are both this one; or one that is lost on the way and leaves anything.
-class TwoEqualRanks final : public DeviceSums {
+class TwoEqualRanks final : public DeviceAllReducer {
  public:
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override {
     REQUIRE(type == DeviceType::kFloat64);
@@ -36,7 +36,7 @@ class TwoEqualRanks final : public DeviceSums {
                       "fake_cuda_call");
   }
   void launched(std::size_t bytes, DeviceType) override { bytes_launched += bytes; }
-  Result<> wait(const Done& done, std::string_view operation) override {
+  Result<> wait(const IsDone& done, std::string_view operation) override {
     if (lost) return Error{ErrorCode::kLinkLost, "a rank is lost during " + std::string(operation)};
     for (;;) {
       const auto complete = done();
@@ -53,8 +53,8 @@ class TwoEqualRanks final : public DeviceSums {
 };
 
 /// One rank's model on the GPU and what a trainer keeps beside it.
-struct Rank {
-  explicit Rank(OptimizerSettings settings = {}) : optimizer(settings, ConvNet<double>::kParameters) {
+struct TestRank {
+  explicit TestRank(OptimizerSettings settings = {}) : optimizer(settings, ConvNet<double>::kParameters) {
     auto made = DeviceNet<double>::make(conv_net_on_device<double>(kBatch));
     REQUIRE(made.has_value());
     net = std::move(*made);
@@ -91,8 +91,8 @@ std::vector<std::uint32_t> backwards() {
 }
 
 /// An epoch; the losses.
-std::vector<double> train_epoch(Rank& rank, const Dataset& data, std::size_t most, std::uint64_t until_a_look,
-                                std::uint64_t nan_step = 1000) {
+std::vector<double> train_epoch(TestRank& rank, const Dataset& data, std::size_t most,
+                                std::uint64_t until_a_sample, std::uint64_t nan_step = 1000) {
   auto epoch =
       DeviceEpoch<double>::begin(*rank.steps, data, backwards(), kBatch, rank.model.image_border(), most);
   REQUIRE(epoch.has_value());
@@ -102,11 +102,11 @@ std::vector<double> train_epoch(Rank& rank, const Dataset& data, std::size_t mos
     const std::uint64_t step = losses.size();
     const auto plan = [&](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
       CHECK(samples.front() == kImages - 1 - (step + ahead) * kBatch);
-      const bool planted = step + ahead == nan_step;
-      return DeviceEpoch<double>::Plan{kRate / static_cast<double>(1 + step + ahead), !planted, planted};
+      const bool injected = step + ahead == nan_step;
+      return DeviceEpoch<double>::Plan{kRate / static_cast<double>(1 + step + ahead), !injected, injected};
     };
-    REQUIRE((*epoch)->launch_ahead(until_a_look, plan).has_value());
-    CHECK(rank.steps->under_way() <= most);
+    REQUIRE((*epoch)->launch_ahead(until_a_sample, plan).has_value());
+    CHECK(rank.steps->in_flight() <= most);
     const auto outcome = (*epoch)->finish();
     REQUIRE(outcome.has_value());
     CHECK(outcome->finite == (step != nan_step));
@@ -118,7 +118,7 @@ std::vector<double> train_epoch(Rank& rank, const Dataset& data, std::size_t mos
 }
 
 /// The same on the CPU.
-std::vector<double> train_on_host(Rank& rank, const Dataset& data, double clip_norm = 0) {
+std::vector<double> train_on_host(TestRank& rank, const Dataset& data, double clip_norm = 0) {
   const auto order = backwards();
   std::vector<double> losses;
   AlignedBuffer<double> batch(kBatch * kPaddedPixels);
@@ -153,7 +153,7 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
-DeviceStepSettings settings_of(Rank&, DeviceSums* sums = nullptr, bool undo = false) {
+DeviceStepSettings settings_of(TestRank&, DeviceAllReducer* sums = nullptr, bool undo = false) {
   DeviceStepSettings settings;
   settings.sums = sums;
   settings.ranks = sums == nullptr ? 1 : 2;
@@ -161,7 +161,7 @@ DeviceStepSettings settings_of(Rank&, DeviceSums* sums = nullptr, bool undo = fa
   return settings;
 }
 
-void begin(Rank& rank, const DeviceStepSettings& settings) {
+void begin(TestRank& rank, const DeviceStepSettings& settings) {
   REQUIRE(rank.steps->attach(settings).has_value());
   REQUIRE(rank.steps->take(rank.optimizer).has_value());
 }
@@ -174,7 +174,7 @@ TEST_CASE("a GPU trains as the CPU does") {
   adamw.weight_decay = 0.1;
   for (const OptimizerSettings& optimizer : {OptimizerSettings{}, adamw}) {
     for (const double clip_norm : {0.0, 0.5}) {
-      Rank gpu(optimizer), cpu(optimizer);
+      TestRank gpu(optimizer), cpu(optimizer);
       DeviceStepSettings settings = settings_of(gpu);
       settings.optimizer = optimizer;
       settings.clip_norm = clip_norm;
@@ -196,7 +196,7 @@ TEST_CASE("a GPU trains as the CPU does") {
 }
 
 TEST_CASE("however many steps are under way, and wherever the images lie, the bits are the same") {
-  Rank first;
+  TestRank first;
   begin(first, settings_of(first));
   const auto losses = train_epoch(first, images(), 1, 1);
   const auto weights = first.weights();
@@ -210,11 +210,11 @@ TEST_CASE("however many steps are under way, and wherever the images lie, the bi
   drawn.images = {};
   drawn.labels = {};
   for (const std::size_t most : {1, 2, 4}) {
-    for (const std::uint64_t until_a_look : {1, 3, 1000}) {
+    for (const std::uint64_t until_a_sample : {1, 3, 1000}) {
       for (const Dataset* data : {&in_memory, static_cast<const Dataset*>(&drawn)}) {
-        Rank other;
+        TestRank other;
         begin(other, settings_of(other));
-        CHECK(train_epoch(other, *data, most, until_a_look) == losses);
+        CHECK(train_epoch(other, *data, most, until_a_sample) == losses);
         CHECK(same_bits(other.weights(), weights));
       }
     }
@@ -222,7 +222,7 @@ TEST_CASE("however many steps are under way, and wherever the images lie, the bi
 }
 
 TEST_CASE("two equal ranks train as one, and each launched sum is told") {
-  Rank alone, two;
+  TestRank alone, two;
   begin(alone, settings_of(alone));
   TwoEqualRanks sums;
   begin(two, settings_of(two, &sums));
@@ -235,14 +235,14 @@ TEST_CASE("two equal ranks train as one, and each launched sum is told") {
 }
 
 TEST_CASE("a step with a nan changes nothing, on any rank") {
-  Rank with, without;
-  for (Rank* rank : {&with, &without})
+  TestRank with, without;
+  for (TestRank* rank : {&with, &without})
     begin(*rank, settings_of(*rank));
   train_epoch(with, images(), 4, 1000);
   train_epoch(without, images(), 4, 1000);
   const auto before = with.weights();
   REQUIRE(same_bits(without.weights(), before));
-  for (Rank* rank : {&with, &without})
+  for (TestRank* rank : {&with, &without})
     REQUIRE(rank->steps->take(rank->optimizer).has_value());
   const auto order = backwards();
   REQUIRE(with.steps->set_order(order).has_value());
@@ -250,7 +250,7 @@ TEST_CASE("a step with a nan changes nothing, on any rank") {
   step.lr = kRate;
   step.size = kBatch;
   step.as_graph = false;
-  step.plant_nan = true;
+  step.inject_nan = true;
   REQUIRE(with.steps->launch(step).has_value());
   const auto outcome = with.steps->finish();
   REQUIRE(outcome.has_value());
@@ -263,7 +263,7 @@ TEST_CASE("a step with a nan changes nothing, on any rank") {
 }
 
 TEST_CASE("a step whose sum is lost is taken back, and another world goes on with the same state") {
-  Rank lost, kept;
+  TestRank lost, kept;
   TwoEqualRanks sums;
   begin(lost, settings_of(lost, &sums, true));
   begin(kept, settings_of(kept));
@@ -287,7 +287,7 @@ TEST_CASE("a step whose sum is lost is taken back, and another world goes on wit
     end();
   CHECK(fake_cuda_graphs() < graphs);
   REQUIRE(lost.steps->drop().has_value());
-  CHECK(lost.steps->under_way() == 0);
+  CHECK(lost.steps->in_flight() == 0);
   lost.steps->detach();
   CHECK(same_bits(lost.weights(), before));
 
@@ -301,7 +301,7 @@ TEST_CASE("a step whose sum is lost is taken back, and another world goes on wit
 TEST_CASE("the end of a network that outlives the model finds no graph") {
   TwoEqualRanks sums;
   {
-    Rank rank;
+    TestRank rank;
     begin(rank, settings_of(rank, &sums));
     train_epoch(rank, images(), 4, 1000);
   }

@@ -84,16 +84,16 @@ double apart(const std::byte* got, const std::byte* expected, std::size_t count)
 }
 
 template <class T>
-class Judge {
+class ParityChecker {
  public:
-  Judge(std::byte* memory, cudaStream_t stream, const std::vector<ArenaPart>& parts,
-        std::vector<Launch> launches, std::string place, Findings& findings)
+  ParityChecker(std::byte* memory, cudaStream_t stream, const std::vector<ArenaPart>& parts,
+                std::vector<Launch> launches, std::string place, CheckLog& log)
       : memory_(memory),
         stream_(stream),
         parts_(parts),
         launches_(std::move(launches)),
         place_(std::move(place)),
-        findings_(findings) {}
+        log_(log) {}
 
   template <class Body>
   void run(const typename Body::Args& args) const {
@@ -102,12 +102,12 @@ class Judge {
     auto done = cuda_check(launch_on_device<Body>(args, stream_), launch.body.c_str());
     if (done) done = copy(got.data(), memory_, got.size(), cudaMemcpyDeviceToHost);
     if (!done) {
-      findings_.failed(done.error());
+      log_.failed(done.error());
       return;
     }
     compare(launch, got);
     if (auto made = copy(memory_, launch.after.data(), got.size(), cudaMemcpyHostToDevice); !made)
-      findings_.failed(made.error());
+      log_.failed(made.error());
   }
 
   Result<> copy(void* to, const void* from, std::size_t size, cudaMemcpyKind kind) const {
@@ -133,8 +133,8 @@ class Judge {
       }
     }
     const double limit = std::is_same_v<T, float> ? 3e-6 : 1e-14;
-    findings_.add(place_ + " " + launch.body, exact, 0);
-    if (rounded > 0) findings_.add(place_ + " " + launch.body + ", rounded", rounded, limit);
+    log_.add(place_ + " " + launch.body, exact, 0);
+    if (rounded > 0) log_.add(place_ + " " + launch.body + ", rounded", rounded, limit);
   }
 
   std::byte* memory_;
@@ -142,14 +142,14 @@ class Judge {
   const std::vector<ArenaPart>& parts_;
   std::vector<Launch> launches_;
   std::string place_;
-  Findings& findings_;
+  CheckLog& log_;
   mutable std::size_t next_ = 0;
 };
 
 /// `lay_out(arena)` gives a memory, `program(runner, memory)` launches.
 template <class T>
 Result<> check_program(const std::string& place, const auto& lay_out, const auto& program, const Bytes& begin,
-                       const std::vector<ArenaPart>& parts, Findings& findings) {
+                       const std::vector<ArenaPart>& parts, CheckLog& log) {
   Bytes host_bytes(begin.size() + 256);
   std::byte* const host =
       host_bytes.data() + (256 - reinterpret_cast<std::uintptr_t>(host_bytes.data()) % 256);
@@ -162,11 +162,11 @@ Result<> check_program(const std::string& place, const auto& lay_out, const auto
   if (!bytes) return bytes.error();
   const auto stream = make_cuda_stream();
   if (!stream) return stream.error();
-  const Judge<T> judge(bytes->get(), stream->get(), parts, std::move(launches), place, findings);
-  if (auto done = judge.copy(bytes->get(), begin.data(), begin.size(), cudaMemcpyHostToDevice); !done)
+  const ParityChecker<T> checker(bytes->get(), stream->get(), parts, std::move(launches), place, log);
+  if (auto done = checker.copy(bytes->get(), begin.data(), begin.size(), cudaMemcpyHostToDevice); !done)
     return done;
   Arena device_arena(bytes->get());
-  program(judge, lay_out(device_arena));
+  program(checker, lay_out(device_arena));
   return {};
 }
 
@@ -200,12 +200,12 @@ Bytes beginning(const auto& lay_out, std::vector<ArenaPart>& parts, int batch, i
 /// `type`: the model's, and what its numbers are stored as.
 template <class T>
 void check_model(const std::string& type, const auto& lay_out, const auto& forward, const auto& backward,
-                 int batch, int border, Findings& findings) {
+                 int batch, int border, CheckLog& log) {
   std::vector<ArenaPart> parts;
   const Bytes begin = beginning<T>(lay_out, parts, batch, border);
   const std::string place = type + " batch " + std::to_string(batch);
   const auto report = [&](const Result<>& done) {
-    if (!done) findings.failed(done.error());
+    if (!done) log.failed(done.error());
   };
   for (const bool adamw : {false, true}) {
     const UpdateSettings settings{adamw, 0.9, 0.9, 0.999, 1e-8, 0.01, 0.05, 0.5};
@@ -214,13 +214,13 @@ void check_model(const std::string& type, const auto& lay_out, const auto& forwa
       backward(runner, memory, batch);
       run_update(runner, memory.training, settings, T(0.5));
     };
-    report(check_program<T>(place + (adamw ? " adamw" : " sgd"), lay_out, step, begin, parts, findings));
+    report(check_program<T>(place + (adamw ? " adamw" : " sgd"), lay_out, step, begin, parts, log));
   }
   const auto evaluation = [&](const auto& runner, const auto& memory) {
     run_round_weights(runner, memory.training);
     forward(runner, memory, batch, false);
   };
-  report(check_program<T>(place + " evaluation", lay_out, evaluation, begin, parts, findings));
+  report(check_program<T>(place + " evaluation", lay_out, evaluation, begin, parts, log));
 }
 
 template <class S>
@@ -233,18 +233,18 @@ std::string type_name() {
 }
 
 template <class T, class S = T>
-void check_conv_net(int batch, Findings& findings) {
+void check_conv_net(int batch, CheckLog& log) {
   check_model<T>(
       "convnet " + type_name<S>(), [batch](Arena& arena) { return ConvNetMemory<T, S>(arena, batch); },
       [](const auto& runner, const auto& m, int n, bool training) {
         run_conv_net_forward(runner, m, n, training);
       },
       [](const auto& runner, const auto& m, int n) { run_conv_net_backward(runner, m, n); }, batch,
-      kImageBorder, findings);
+      kImageBorder, log);
 }
 
 template <class T, class S = T>
-void check_mlp(int batch, Findings& findings) {
+void check_mlp(int batch, CheckLog& log) {
   constexpr int kWidth = 70, kDepth = 2;
   constexpr int kCount =
       kImagePixels * kWidth + kWidth + kWidth * kWidth + kWidth + kWidth * kClasses + kClasses;
@@ -254,28 +254,28 @@ void check_mlp(int batch, Findings& findings) {
       [](const auto& runner, const auto& m, int n, bool training) {
         run_mlp_forward(runner, m, n, training);
       },
-      [](const auto& runner, const auto& m, int n) { run_mlp_backward(runner, m, n); }, batch, 0, findings);
+      [](const auto& runner, const auto& m, int n) { run_mlp_backward(runner, m, n); }, batch, 0, log);
 }
 
 template <class T, class S = T>
-void check_models(int batch, Findings& findings) {
-  check_conv_net<T, S>(batch, findings);
-  check_mlp<T, S>(batch, findings);
+void check_models(int batch, CheckLog& log) {
+  check_conv_net<T, S>(batch, log);
+  check_mlp<T, S>(batch, log);
 }
 
-void check_parity(Findings& findings) {
+void check_parity(CheckLog& log) {
   for (const int batch : {1, 5}) {
-    check_models<float>(batch, findings);
-    check_models<double>(batch, findings);
-    check_models<float, Bf16>(batch, findings);
+    check_models<float>(batch, log);
+    check_models<double>(batch, log);
+    check_models<float, Bf16>(batch, log);
   }
-  check_conv_net<float>(70, findings);  // two images in a group of the second block's weight gradients
+  check_conv_net<float>(70, log);  // two images in a group of the second block's weight gradients
 }
 
 }  // namespace
 
-std::span<const Check> all_checks() {
-  static constexpr Check kChecks[] = {{"parity", check_parity}};
+std::span<const GpuCheck> all_checks() {
+  static constexpr GpuCheck kChecks[] = {{"parity", check_parity}};
   return kChecks;
 }
 

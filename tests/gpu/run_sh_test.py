@@ -125,8 +125,8 @@ class RunSh(Pack):
         for one, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             os.mkfifo(self.place / "under-way")
             with self.start("parity replay train costs") as running:
-                with open(self.place / "under-way", encoding="utf-8") as told:  # opens when the step does
-                    number = int(told.readline())
+                with open(self.place / "under-way", encoding="utf-8") as reported:  # opens when the step does
+                    number = int(reported.readline())
                 os.kill(running.pid, one)
                 out, err = running.communicate(timeout=60)
             self.assertEqual((running.returncode, err), (code, ""), out)
@@ -187,17 +187,17 @@ class Steps(Pack):
         self.expect(steps["images-100-float32-1"], "ok", "", {
             "batch": 100, "dtype": "float32", "images_per_second": 20, "least": 10, "most": 30.5, "intervals": 3})
 
-    def test_a_killed_rank_must_be_told_of(self):
-        told = RANK + 'while kill -0 "$(cat "$PLACE/pid")" 2>/dev/null; do sleep 0.01; done\n' \
+    def test_a_killed_rank_must_be_reported(self):
+        reported = RANK + 'while kill -0 "$(cat "$PLACE/pid")" 2>/dev/null; do sleep 0.01; done\n' \
                       'echo "train: rank 0 over NCCL: remote error during all-reduce" >&2; exit 1\n'
-        self.program("train", told)
+        self.program("train", reported)
         _, _, steps = self.run_it("lost-KILL")
         self.expect(steps["lost-KILL"], "ok")
         figures = steps["lost-KILL"]["figures"]
         self.assertEqual((figures["signal"], figures["said"]), ("KILL", "train: rank 0 over NCCL: remote error during all-reduce"))
         self.assertLess(figures["ended_after_ms"], 10_000)
         (self.place / "pid").unlink()
-        self.program("train", told.replace("exit 1", "exit 3"))
+        self.program("train", reported.replace("exit 1", "exit 3"))
         _, _, steps = self.run_it("lost-KILL")
         self.assertRegex(steps["lost-KILL"]["reason"], "^exit code 1: the other rank ended with 3 and said: train: rank 0 over NCCL")
 
@@ -279,7 +279,7 @@ echo '# Out of bounds values : 0 OK'
         _, _, steps = self.run_it("nccl-tests")
         self.assertIn("1 1 0 Socket", steps["nccl-tests"]["reason"])
 
-    def test_pytorch_that_fails_is_told_of(self):
+    def test_pytorch_that_fails_is_reported(self):
         self.program("python3", 'case $1 in -c) exit 0;; esac\necho "RuntimeError: no room" >&2; exit 1\n', "tools")
         _, _, steps = self.run_it("torch-100-1")
         self.expect(steps["torch-100-1"], "failed", "exit code 1: exit code 1: RuntimeError: no room")

@@ -81,19 +81,19 @@ Result<std::vector<T>> trained(int steps, bool graphs, std::vector<double>* loss
   auto net = fresh_net<T, S>(kBatch);
   if (!net) return net.error();
   (*net)->use_graphs(graphs);
-  typename DeviceNet<T>::Recipe recipe;
-  recipe.update = sgd();
+  typename DeviceNet<T>::Hyperparameters hyperparameters;
+  hyperparameters.update = sgd();
   DeviceBytes sums;
   if (two_ranks) {
     auto sum = twice<T>(ConvNet<T>::kParameters + 1, sums);
     if (!sum) return sum.error();
-    recipe.all_reduce = *sum;
-    recipe.ranks = 2;
+    hyperparameters.all_reduce = *sum;
+    hyperparameters.ranks = 2;
   }
   for (int step = 0; step < steps; ++step) {
     const CheckBatch<T> batch(kBatch, kImageBorder, static_cast<std::uint64_t>(step));
     if (auto done = (*net)->put_batch(batch.images.data(), batch.labels); !done) return done.error();
-    if (auto done = (*net)->step(kBatch, {kRate, 0}, recipe); !done) return done.error();
+    if (auto done = (*net)->step(kBatch, {kRate, 0}, hyperparameters); !done) return done.error();
     const auto score = (*net)->score();
     if (!score) return score.error();
     if (losses) losses->push_back(score->loss_sum / kBatch);
@@ -112,27 +112,27 @@ double different_numbers(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 template <class T, class S = T>
-void check_replay_of(const std::string& name, Findings& findings) {
+void check_replay_of(const std::string& name, CheckLog& log) {
   const auto eager = trained<T, S>(6, false, nullptr), graph = trained<T, S>(6, true, nullptr);
   const auto again = trained<T, S>(6, true, nullptr), doubled = trained<T, S>(6, true, nullptr, true);
   for (const auto* run : {&eager, &graph, &again, &doubled}) {
-    if (!*run) return findings.failed(run->error());
+    if (!*run) return log.failed(run->error());
   }
-  findings.add(name + ": weights that differ between graph and single launches",
-               different_numbers(*eager, *graph), 0);
-  findings.add(name + ": weights that differ between two runs", different_numbers(*graph, *again), 0);
-  findings.add(name + ": weights that differ when two equal ranks are summed in the graph",
-               different_numbers(*graph, *doubled), 0);
-  findings.add(name + ": weights that no step changed", *eager == first_weights<T>() ? 1 : 0, 0);
+  log.add(name + ": weights that differ between graph and single launches", different_numbers(*eager, *graph),
+          0);
+  log.add(name + ": weights that differ between two runs", different_numbers(*graph, *again), 0);
+  log.add(name + ": weights that differ when two equal ranks are summed in the graph",
+          different_numbers(*graph, *doubled), 0);
+  log.add(name + ": weights that no step changed", *eager == first_weights<T>() ? 1 : 0, 0);
 }
 
 /// Against the CPU's model, the same steps.
 template <class T, class S = T>
 void check_against_host(const std::string& name, int steps, double loss_limit, double weight_limit,
-                        Findings& findings) {
+                        CheckLog& log) {
   std::vector<double> losses;
   const auto device = trained<T, S>(steps, true, &losses);
-  if (!device) return findings.failed(device.error());
+  if (!device) return log.failed(device.error());
   ThreadPool one(1);
   ConvNet<T> net(kBatch, one);
   net.initialise(3);
@@ -150,12 +150,12 @@ void check_against_host(const std::string& name, int steps, double loss_limit, d
     apart += std::pow(static_cast<double>((*device)[i]) - static_cast<double>(net.parameters()[i]), 2);
     norm += std::pow(static_cast<double>(net.parameters()[i]), 2);
   }
-  findings.add(name + ": loss, largest difference to the CPU's", worst, loss_limit);
-  findings.add(name + ": weights, difference to the CPU's", std::sqrt(apart / norm), weight_limit);
-  findings.tell(name + ": loss at the end", loss);
+  log.add(name + ": loss, largest difference to the CPU's", worst, loss_limit);
+  log.add(name + ": weights, difference to the CPU's", std::sqrt(apart / norm), weight_limit);
+  log.record(name + ": loss at the end", loss);
 }
 
-void check_mlp(Findings& findings) {
+void check_mlp(CheckLog& log) {
   constexpr int kWidth = 200, kDepth = 2;
   ThreadPool one(1);
   Mlp<double> host(kWidth, kDepth, kBatch, one);
@@ -163,7 +163,7 @@ void check_mlp(Findings& findings) {
   const CheckBatch<double> batch(kBatch, 0, 1);
   auto net = DeviceNet<double>::make(
       mlp_on_device<double>(kWidth, kDepth, static_cast<int>(host.parameter_count()), kBatch));
-  if (!net) return findings.failed(net.error());
+  if (!net) return log.failed(net.error());
   const auto on_device = [&]() -> Result<std::vector<double>> {
     if (auto done = (*net)->put((*net)->memory().parameters, host.parameters()); !done) return done.error();
     if (auto done = (*net)->put_batch(batch.images.data(), batch.labels); !done) return done.error();
@@ -175,7 +175,7 @@ void check_mlp(Findings& findings) {
     return gradients;
   };
   const auto gradients = on_device();
-  if (!gradients) return findings.failed(gradients.error());
+  if (!gradients) return log.failed(gradients.error());
   host.forward_backward(batch.images.data(), batch.labels);
   double worst = 0, largest = 0;
   for (std::size_t i = 0; i < gradients->size(); ++i) {
@@ -183,63 +183,63 @@ void check_mlp(Findings& findings) {
     worst = error <= worst ? worst : error;
     largest = std::max(largest, std::abs(host.gradients()[i]));
   }
-  findings.add("mlp float64: gradients, difference to the CPU's", worst / largest, 1e-12);
+  log.add("mlp float64: gradients, difference to the CPU's", worst / largest, 1e-12);
 }
 
 template <class T, class S = T>
-void measure(const std::string& name, int batch, int steps, Findings& findings) {
+void measure(const std::string& name, int batch, int steps, CheckLog& log) {
   auto net = fresh_net<T, S>(batch);
-  if (!net) return findings.failed(net.error());
-  typename DeviceNet<T>::Recipe recipe;
-  recipe.update = sgd();
+  if (!net) return log.failed(net.error());
+  typename DeviceNet<T>::Hyperparameters hyperparameters;
+  hyperparameters.update = sgd();
   const CheckBatch<T> data(batch, kImageBorder, 1);
   const auto some = [&](int count, bool with_data) -> Result<> {
     for (int step = 0; step < count; ++step) {
       if (with_data) {
         if (auto done = (*net)->put_batch(data.images.data(), data.labels); !done) return done;
       }
-      if (auto done = (*net)->step(batch, {kRate, 0}, recipe); !done) return done;
+      if (auto done = (*net)->step(batch, {kRate, 0}, hyperparameters); !done) return done;
     }
     return (*net)->wait();
   };
   for (const bool with_data : {true, false}) {
-    if (auto done = some(5, true); !done) return findings.failed(done.error());
+    if (auto done = some(5, true); !done) return log.failed(done.error());
     const auto start = std::chrono::steady_clock::now();
-    if (auto done = some(steps, with_data); !done) return findings.failed(done.error());
+    if (auto done = some(steps, with_data); !done) return log.failed(done.error());
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    findings.tell(name + " batch " + std::to_string(batch) + (with_data ? " with" : " without") +
-                      " copies of images: images/s",
-                  batch * static_cast<double>(steps) / seconds);
+    log.record(name + " batch " + std::to_string(batch) + (with_data ? " with" : " without") +
+                   " copies of images: images/s",
+               batch * static_cast<double>(steps) / seconds);
   }
 }
 
-void check_replay(Findings& findings) {
-  check_replay_of<float>("float32", findings);
-  check_replay_of<double>("float64", findings);
-  check_replay_of<float, kernels::device::Bf16>("bfloat16", findings);
+void check_replay(CheckLog& log) {
+  check_replay_of<float>("float32", log);
+  check_replay_of<double>("float64", log);
+  check_replay_of<float, kernels::device::Bf16>("bfloat16", log);
 }
 
-void check_training(Findings& findings) {
-  check_against_host<double>("float64, 50 steps", 50, 1e-9, 1e-9, findings);
-  check_against_host<float>("float32, 10 steps", 10, 1e-3, 1e-3, findings);
+void check_training(CheckLog& log) {
+  check_against_host<double>("float64, 50 steps", 50, 1e-9, 1e-9, log);
+  check_against_host<float>("float32, 10 steps", 10, 1e-3, 1e-3, log);
   // Stored numbers are off by up to 2^-9 of themselves, and gradients by percents of theirs. The bits are the
   // host's but for fused operations, where these are 0.083 and 0.011.
-  check_against_host<float, kernels::device::Bf16>("bfloat16, 10 steps", 10, 0.25, 0.03, findings);
-  check_mlp(findings);
+  check_against_host<float, kernels::device::Bf16>("bfloat16, 10 steps", 10, 0.25, 0.03, log);
+  check_mlp(log);
 }
 
-void measure_speed(Findings& findings) {
-  measure<float>("float32", 100, 300, findings);
-  measure<float>("float32", 4096, 20, findings);
-  measure<float, kernels::device::Bf16>("bfloat16", 100, 300, findings);
-  measure<float, kernels::device::Bf16>("bfloat16", 4096, 20, findings);
-  measure<double>("float64", 100, 50, findings);
+void measure_speed(CheckLog& log) {
+  measure<float>("float32", 100, 300, log);
+  measure<float>("float32", 4096, 20, log);
+  measure<float, kernels::device::Bf16>("bfloat16", 100, 300, log);
+  measure<float, kernels::device::Bf16>("bfloat16", 4096, 20, log);
+  measure<double>("float64", 100, 50, log);
 }
 
 }  // namespace
 
-std::span<const Check> all_checks() {
-  static constexpr Check kChecks[] = {
+std::span<const GpuCheck> all_checks() {
+  static constexpr GpuCheck kChecks[] = {
       {"replay", check_replay}, {"train", check_training}, {"speed", measure_speed}};
   return kChecks;
 }

@@ -47,7 +47,7 @@ constexpr std::size_t kMostNodes = 16;  // of 128 it would take a quarter of an 
 #else
 constexpr std::size_t kMostNodes = 128;
 #endif
-enum class End { kStop, kRevoke, kRestart };
+enum class SwarmEnd { kStop, kRevoke, kRestart };
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
@@ -82,17 +82,17 @@ class SimChannel final : public remote::Channel {
 struct Swarm;
 
 /// An agent without processes.
-struct Node {
-  Node(Swarm& all, asio::io_context& loop, std::size_t number)
+struct SwarmNode {
+  SwarmNode(Swarm& all, asio::io_context& loop, std::size_t number)
       : swarm(all), index(number), socket(loop), errors(loop) {}
   void send(std::uint32_t rank, std::size_t bytes);
   void send_within_credit();
   void send_what_pipes_hold();
   Hello hello() const;
   WorkerExited exit_of(std::uint32_t local, std::uint8_t code, std::uint8_t signal) const;
-  static Awaitable<> answer(Node* node, Message last);
-  static Awaitable<> write(Node* node) { co_await node->link->write_all(); }
-  static Awaitable<> serve(Node* node);
+  static Awaitable<> answer(SwarmNode* node, Message last);
+  static Awaitable<> write(SwarmNode* node) { co_await node->link->write_all(); }
+  static Awaitable<> serve(SwarmNode* node);
 
   void handle(const JobStart& job);
   void handle(const OpenStore& open) { link->send(StoreOpened{open.attempt, 29500, {}}); }
@@ -121,19 +121,19 @@ struct Node {
 
 /// All nodes of a job, on the master's own loop. When no output moves any more the last rank fails, once.
 struct Swarm final : remote::RemoteShell {
-  Swarm(asio::io_context& on, std::size_t count, End how) : loop(on), end(how), still(on), give_up(on) {
+  Swarm(asio::io_context& on, std::size_t count, SwarmEnd how) : loop(on), end(how), still(on), give_up(on) {
     for (std::size_t i = 0; i < count; ++i)
-      nodes.push_back(std::make_unique<Node>(*this, on, i));
+      nodes.push_back(std::make_unique<SwarmNode>(*this, on, i));
     give_up.expires_after(kGiveUp);
     give_up.async_wait([this](const error_code& cancelled) {
-      if (!cancelled) let_reader_go();
+      if (!cancelled) release_reader();
     });
   }
   using Opened = Result<std::unique_ptr<remote::Channel>>;
   Awaitable<Opened> open(remote::Host host, std::vector<std::string> argv,
                          remote::Deadline deadline) override;
   void fail_when_still();
-  void let_reader_go() {
+  void release_reader() {
     if (!std::exchange(reading, true)) reader.set_value();
   }
   std::size_t sent() const {
@@ -144,26 +144,26 @@ struct Swarm final : remote::RemoteShell {
   }
 
   asio::io_context& loop;
-  const End end;
+  const SwarmEnd end;
   asio::steady_timer still;
   asio::steady_timer give_up;
-  std::vector<std::unique_ptr<Node>> nodes;
+  std::vector<std::unique_ptr<SwarmNode>> nodes;
   std::vector<std::int32_t> sources;  ///< Spawn::from of the second attempt
   std::promise<void> reader;          ///< may begin
   bool failed = false, reading = false, too_much_credit = false;
 };
 
-Hello Node::hello() const {
+Hello SwarmNode::hello() const {
   const std::string name = "sim" + std::to_string(index);
   return {
       name, name, 1000, 64, 0, now_ns(), {{"eth0", "10.1.0." + std::to_string(index + 1), 8, true, false}}};
 }
 
-WorkerExited Node::exit_of(std::uint32_t local, std::uint8_t code, std::uint8_t signal) const {
+WorkerExited SwarmNode::exit_of(std::uint32_t local, std::uint8_t code, std::uint8_t signal) const {
   return {attempt, first_rank + local, 5000 + local, code, 0, signal, false, now_ns(), {}};
 }
 
-void Node::send(std::uint32_t rank, std::size_t bytes) {
+void SwarmNode::send(std::uint32_t rank, std::size_t bytes) {
   static const std::string lines = [] {
     std::string piece;
     while (piece.size() < kPiece)
@@ -180,46 +180,46 @@ void Node::send(std::uint32_t rank, std::size_t bytes) {
   }
 }
 
-void Node::send_within_credit() {
+void SwarmNode::send_within_credit() {
   swarm.too_much_credit = swarm.too_much_credit || credit.room(1) > window;
   const std::size_t bytes = std::min(credit.room(1) / kLine * kLine, to_send);
   to_send -= bytes;
   send(first_rank, bytes);
 }
 
-void Node::send_what_pipes_hold() {
+void SwarmNode::send_what_pipes_hold() {
   to_send = 0;
   for (std::uint32_t local = 0; local < kRanks; ++local)
     send(first_rank + local, kPipe);
 }
 
 /// The last word of an attempt: behind its output.
-Awaitable<> Node::answer(Node* node, Message last) {
+Awaitable<> SwarmNode::answer(SwarmNode* node, Message last) {
   co_await node->link->flushed();
   node->link->send(last);
 }
 
-Awaitable<> Node::serve(Node* node) {
+Awaitable<> SwarmNode::serve(SwarmNode* node) {
   for (Result<> more; more; more = co_await node->link->read_more()) {
     for (auto message = node->link->next(); message && *message; message = node->link->next())
       std::visit([node](const auto& one) { node->handle(one); }, **message);
   }
   node->link->close();
-  node->swarm.let_reader_go();
+  node->swarm.release_reader();
 }
 
-void Node::handle(const JobStart& job) {
+void SwarmNode::handle(const JobStart& job) {
   window = job.credit;
   credit.start(window);
   link->send(JobAccepted{"/bin/true"});
 }
 
-void Node::handle(const Spawn& spawn) {
+void SwarmNode::handle(const Spawn& spawn) {
   attempt = spawn.attempt;
   first_rank = spawn.first_rank;
   for (std::uint32_t local = 0; local < kRanks; ++local)
     link->send(WorkerStarted{attempt, first_rank + local, 5000 + local, now_ns(), attempt});
-  if (swarm.end == End::kRevoke) {
+  if (swarm.end == SwarmEnd::kRevoke) {
     link->send(WorkersGreeted{attempt});
     link->send(WorkersReady{attempt});
   }
@@ -228,12 +228,12 @@ void Node::handle(const Spawn& spawn) {
     swarm.fail_when_still();
   } else {
     swarm.sources.push_back(spawn.from);
-    if (swarm.sources.size() == swarm.nodes.size()) swarm.let_reader_go();
+    if (swarm.sources.size() == swarm.nodes.size()) swarm.release_reader();
   }
   send_within_credit();
 }
 
-void Node::handle(const Credit& more) {
+void SwarmNode::handle(const Credit& more) {
   credit.give(more.stream, more.bytes);
   if (to_send == 0) return;
   send_within_credit();
@@ -244,7 +244,7 @@ void Node::handle(const Credit& more) {
   start(swarm.loop, answer(this, AttemptEnded{attempt, 0, {}}));
 }
 
-void Node::handle(const Stop& stop) {
+void SwarmNode::handle(const Stop& stop) {
   if (stop.attempt != attempt || to_send == 0) return;
   for (std::uint32_t local = 0; local < kRanks; ++local) {
     WorkerExited exited = exit_of(local, 0, 15);
@@ -255,7 +255,7 @@ void Node::handle(const Stop& stop) {
   start(swarm.loop, answer(this, AttemptEnded{attempt, 0, {}}));
 }
 
-void Node::handle(const Revoke& revoke) {
+void SwarmNode::handle(const Revoke& revoke) {
   if (revoke.attempt != attempt || to_send == 0) return;
   send_what_pipes_hold();
   AttemptRevoked revoked{attempt, {{0, true, 7}}};
@@ -263,7 +263,7 @@ void Node::handle(const Revoke& revoke) {
   start(swarm.loop, answer(this, std::move(revoked)));
 }
 
-void Node::handle(const Leave&) {
+void SwarmNode::handle(const Leave&) {
   swarm.still.cancel();
   swarm.give_up.cancel();
   errors.close();
@@ -271,7 +271,7 @@ void Node::handle(const Leave&) {
 }
 
 Awaitable<Swarm::Opened> Swarm::open(remote::Host host, std::vector<std::string>, remote::Deadline) {
-  Node& node = *nodes.at(std::stoul(host.name.substr(3)));
+  SwarmNode& node = *nodes.at(std::stoul(host.name.substr(3)));
   if (node.link) co_return Error{ErrorCode::kUnreachable, "it was lost", 0};
   Socket link(loop);
   Socket errors(loop);
@@ -280,8 +280,8 @@ Awaitable<Swarm::Opened> Swarm::open(remote::Host host, std::vector<std::string>
   const std::string hello = remote::hello_line({static_cast<int>(kProtocolVersion), std::string(version())});
   asio::write(node.socket, asio::buffer(hello));
   node.link = std::make_unique<Connection>(loop.get_executor(), stream_over(node.socket));
-  start(loop, Node::write(&node));
-  start(loop, Node::serve(&node));
+  start(loop, SwarmNode::write(&node));
+  start(loop, SwarmNode::serve(&node));
   node.link->send(node.hello());
   co_return std::unique_ptr<remote::Channel>(
       std::make_unique<SimChannel>(std::move(link), std::move(errors)));
@@ -327,13 +327,13 @@ class Outputs {
   std::array<UniqueFd, 2> before_;
 };
 
-JobSpec spec_of(std::size_t nodes, End end, const fs::path& directory) {
+JobSpec spec_of(std::size_t nodes, SwarmEnd end, const fs::path& directory) {
   JobSpec spec;
   spec.job_id = "blocked";
   spec.job_dir = directory / "job";
   spec.command.argv = {"worker"};
   spec.nproc = {ProcsPerNode::Kind::kNumber, kRanks};
-  spec.max_restarts = end == End::kStop ? 0 : 1;
+  spec.max_restarts = end == SwarmEnd::kStop ? 0 : 1;
   spec.restart_backoff = milliseconds(1);
   spec.start_timeout = seconds(20);
   for (std::size_t i = 0; i < nodes; ++i)
@@ -351,7 +351,7 @@ struct Job {
   bool too_much_credit = false;
 };
 
-Job run(std::size_t nodes, End end) {
+Job run(std::size_t nodes, SwarmEnd end) {
   std::string name = (fs::temp_directory_path() / "ddp-blocked-XXXXXX").string();
   REQUIRE(::mkdtemp(name.data()) != nullptr);
   const fs::path directory = name;
@@ -372,7 +372,7 @@ Job run(std::size_t nodes, End end) {
       Master master(loop, spec, std::move(options), swarm, swarm, std::move(*JobDir::create(spec)));
       job.code = master.run();
     }
-    swarm.let_reader_go();
+    swarm.release_reader();
     outputs.restore();
     reader.join();
     job.sent = swarm.sent();
@@ -389,18 +389,19 @@ Job run(std::size_t nodes, End end) {
 }
 
 TEST_CASE("output beyond the credit loses no node and no byte, at whatever end and with however many nodes") {
-  for (const End end : {End::kStop, End::kRevoke, End::kRestart}) {
+  for (const SwarmEnd end : {SwarmEnd::kStop, SwarmEnd::kRevoke, SwarmEnd::kRestart}) {
     for (const std::size_t nodes : {std::size_t{1}, std::size_t{4}, kMostNodes}) {
       CAPTURE(static_cast<int>(end), nodes);
       const Job job = run(nodes, end);
       CAPTURE(job.said);
-      CHECK(job.code == (end == End::kStop ? 1 : 0));
+      CHECK(job.code == (end == SwarmEnd::kStop ? 1 : 0));
       CHECK(job.sent > nodes * kRanks * kPipe);
       CHECK(job.stored == job.sent);
       CHECK(job.lines == job.sent / kLine);
       CHECK_FALSE(job.too_much_credit);
       // In-memory recovery: all take the state from a rank that lives.
-      const std::vector<std::int32_t> sources(end == End::kStop ? 0 : nodes, end == End::kRevoke ? 0 : -1);
+      const std::vector<std::int32_t> sources(end == SwarmEnd::kStop ? 0 : nodes,
+                                              end == SwarmEnd::kRevoke ? 0 : -1);
       CHECK(job.sources == sources);
     }
   }

@@ -44,10 +44,10 @@ struct Link {
   class OneSocket final : public ByteStream {
    public:
     explicit OneSocket(Socket socket) : socket_(std::move(socket)) {}
-    Awaitable<Done> read_some(asio::mutable_buffer buffer) override {
+    Awaitable<Transferred> read_some(asio::mutable_buffer buffer) override {
       co_return co_await socket_.async_read_some(buffer, kUseTuple);
     }
-    Awaitable<Done> write_some(asio::const_buffer buffer) override {
+    Awaitable<Transferred> write_some(asio::const_buffer buffer) override {
       co_return co_await socket_.async_write_some(buffer, kUseTuple);
     }
     Awaitable<error_code> writable() override { co_return error_code(); }

@@ -75,7 +75,7 @@ TEST_CASE("strange hellos get an alert and no TLS session") {
 }
 
 TEST_CASE("the silent and the slow are closed at the deadline") {
-  GuardLimits limits;
+  AdmissionLimits limits;
   limits.deadline = 400ms;
   GuardedPort port(limits);
   RawPeer silent(port.port);
@@ -100,7 +100,7 @@ TEST_CASE("the silent and the slow are closed at the deadline") {
 }
 
 TEST_CASE("in a flood of silent connections a node still joins, and the flood holds little") {
-  GuardLimits limits;
+  AdmissionLimits limits;
   limits.waiting = 32;
   limits.silent_per_address = 16;
   limits.grace = 50ms;
@@ -127,7 +127,7 @@ TEST_CASE("in a flood of silent connections a node still joins, and the flood ho
 }
 
 TEST_CASE("one address holds its share and no more; it is shut out when it fails again and again") {
-  GuardLimits limits;
+  AdmissionLimits limits;
   limits.silent_per_address = 4;
   limits.grace = 30s;
   limits.failures = 5;
@@ -157,7 +157,7 @@ TEST_CASE("one address holds its share and no more; it is shut out when it fails
 }
 
 TEST_CASE("who holds all places of an address in silence and renews them cannot keep a node of it out") {
-  GuardLimits limits;
+  AdmissionLimits limits;
   limits.silent_per_address = 8;
   limits.grace = 50ms;
   GuardedPort port(limits);
@@ -213,12 +213,12 @@ struct Middle {
   }
 };
 
-struct Heard {
+struct ReceivedBytes {
   std::string bytes;
   std::optional<error_code> end;
 };
 
-Awaitable<> listen_to(ByteStream* stream, Heard* heard) {
+Awaitable<> listen_to(ByteStream* stream, ReceivedBytes* heard) {
   std::string buffer(1000, '\0');
   for (;;) {
     const auto [error, count] = co_await stream->read_some(asio::buffer(buffer));
@@ -250,7 +250,7 @@ TEST_CASE("a recorded join proves nothing, and an altered byte ends the link") {
   CHECK(recorded.find("ddplaunch-link/1 agent job1 gpu02 ") != std::string::npos);
   CHECK(recorded.find(kToken) == std::string::npos);
 
-  Heard heard;
+  ReceivedBytes heard;
   asio::co_spawn(port.loop, listen_to(port.joined[0].get(), &heard), [](const std::exception_ptr&) {});
   asio::co_spawn(port.loop, say(outcome->stream.get(), "first words"), [](const std::exception_ptr&) {});
   REQUIRE(port.run_until([&] {
@@ -345,7 +345,7 @@ JoinOutcome join_answered(GuardedPort& port, std::string_view bytes, std::chrono
   RawPeer node = other.accept(port);
   std::string hello;
   REQUIRE(port.run_until([&] { return !(hello += node.hear()).empty() || outcome; }));
-  CHECK(look_at_client_hello(hello).kind == ClientHelloLook::Kind::kOffer);
+  CHECK(parse_client_hello(hello).kind == ParsedClientHello::Kind::kOffer);
   if (bytes == "reflect")
     CHECK(node.say(hello));
   else if (!bytes.empty())
@@ -369,7 +369,7 @@ TEST_CASE("a node says what answers there") {
 }
 
 TEST_CASE("an unproven connection costs little memory") {
-  GuardLimits limits;
+  AdmissionLimits limits;
   limits.waiting = 2000;
   limits.silent_per_address = 2000;
   GuardedPort port(limits);

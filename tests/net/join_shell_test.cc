@@ -24,7 +24,7 @@ struct Job {
     port = options.listener.port;
     options.token = rendezvous::make_token(kToken, "DDPLAUNCH_TOKEN").value();
     options.link_job = "job1";
-    options.mine = {3, 1, "0.1.0", "run7"};
+    options.terms = {3, 1, "0.1.0", "run7"};
     options.where = "127.0.0.1:1";
     options.on_note = [this](const std::string& line) { notes.push_back(line); };
     shell = JoinShell::make(loop.get_executor(), std::move(options)).value();

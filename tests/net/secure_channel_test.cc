@@ -79,21 +79,21 @@ struct Linked {
     channel = std::make_unique<SecureChannel>(world.loop.get_executor(), std::move(stream), "127.0.0.1");
     master = direct ? channel->stream() : stream_over(channel->link());
   }
-  void await_end() { run_task(world, tell(this)); }
-  static Awaitable<> tell(Linked* self) {
-    remote::ChannelEnd told = co_await self->channel->end();
-    self->end = std::move(told);
+  void await_end() { run_task(world, notify(this)); }
+  static Awaitable<> notify(Linked* self) {
+    remote::ChannelEnd reported = co_await self->channel->end();
+    self->end = std::move(reported);
   }
 };
 
 /// Breaks as a socket does when the far machine resets it.
 class BrokenStream final : public ByteStream {
  public:
-  Awaitable<Done> read_some(asio::mutable_buffer) override {
-    co_return Done{error_code(ECONNRESET, boost::system::system_category()), 0};
+  Awaitable<Transferred> read_some(asio::mutable_buffer) override {
+    co_return Transferred{error_code(ECONNRESET, boost::system::system_category()), 0};
   }
-  Awaitable<Done> write_some(asio::const_buffer) override {
-    co_return Done{error_code(EPIPE, boost::system::system_category()), 0};
+  Awaitable<Transferred> write_some(asio::const_buffer) override {
+    co_return Transferred{error_code(EPIPE, boost::system::system_category()), 0};
   }
   Awaitable<error_code> writable() override { co_return error_code(); }
   void close() override {}
@@ -244,13 +244,13 @@ TEST_CASE("a channel that was given away can be cut, and says why") {
   Talk node;
   run_task(link.world, Talk::hear(&node, link.node.get(), 1));
   link.await_end();
-  bool told = false;
+  bool reported = false;
   const auto line = link.channel->line().lock();
   REQUIRE(line);
-  line->on_end([&told] { told = true; });
+  line->on_end([&reported] { reported = true; });
   line->cut(Error{ErrorCode::kLinkLost, "another one came in its place", 0});
   REQUIRE(link.world.run_until([&] { return link.end && node.end; }));
-  CHECK(told);
+  CHECK(reported);
   CHECK(line->ended());
   REQUIRE(link.end->broken);
   CHECK(link.end->broken->text == "another one came in its place");

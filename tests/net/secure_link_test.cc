@@ -135,7 +135,7 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   const LinkIdentity who{LinkRole::kAgent, "job1", "gpu02", {}};
   const Secret token{std::string_view(kToken)};
-  const auto make = [&](SecureStream::End end, int fd) {
+  const auto make = [&](SecureStream::TlsRole end, int fd) {
     const auto link = link_key(token, who.role, who.job, who.node).value();
     return SecureStream::make(port.context, end,
                               {asio::posix::stream_descriptor(port.loop, fd),
@@ -145,8 +145,8 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
                                100'000})
         .value();
   };
-  const auto server = make(SecureStream::End::kServer, ends[0]);
-  const auto client = make(SecureStream::End::kClient, ends[1]);
+  const auto server = make(SecureStream::TlsRole::kServer, ends[0]);
+  const auto client = make(SecureStream::TlsRole::kClient, ends[1]);
   struct Task {
     static Awaitable<> shake(SecureStream* stream, std::optional<HandshakeEnd::Kind>* kind) {
       *kind = (co_await stream->handshake()).kind;

@@ -38,11 +38,11 @@ struct GuardedPort {
   std::vector<std::string> plain;  ///< what on_plain was given, when `take_plain`
   bool take_plain = false;
 
-  explicit GuardedPort(rendezvous::GuardLimits limits = {}) {
+  explicit GuardedPort(rendezvous::AdmissionLimits limits = {}) {
     guard(rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, 0).value(), limits);
   }
   /// Agents of job1 are awaited.
-  void guard(rendezvous::TcpListener listener, rendezvous::GuardLimits limits = {}) {
+  void guard(rendezvous::TcpListener listener, rendezvous::AdmissionLimits limits = {}) {
     port = listener.port;
     rendezvous::SecureAcceptorOptions options;
     options.where = "the control port";

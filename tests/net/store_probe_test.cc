@@ -16,18 +16,18 @@ using namespace std::chrono_literals;
 using asio::ip::tcp;
 using test::StoreServer;
 
-Awaitable<> into(StoreWay* way, Awaitable<StoreWay> search) {
-  *way = co_await std::move(search);
+Awaitable<> into(StoreRoute* route, Awaitable<StoreRoute> search) {
+  *route = co_await std::move(search);
 }
 
-StoreWay find(const std::vector<std::string>& addresses, std::uint16_t port, const std::string& token,
-              std::chrono::milliseconds timeout = 5s) {
+StoreRoute find(const std::vector<std::string>& addresses, std::uint16_t port, const std::string& token,
+                std::chrono::milliseconds timeout = 5s) {
   asio::io_context loop{1};
-  StoreWay way;
-  asio::co_spawn(loop, into(&way, find_store(loop.get_executor(), addresses, port, token, timeout)),
+  StoreRoute route;
+  asio::co_spawn(loop, into(&route, find_store(loop.get_executor(), addresses, port, token, timeout)),
                  [](const std::exception_ptr& broken) { CHECK_FALSE(broken); });
   loop.run();
-  return way;
+  return route;
 }
 
 StoreServer::Options with_token(const std::string& token) {
@@ -78,10 +78,10 @@ class Stranger {
 
 TEST_CASE("the way to the store whose token it is") {
   StoreServer server(with_token("ddplaunch/1234"));
-  const StoreWay way = find({"127.0.0.1"}, server.port(), "ddplaunch/1234");
-  CHECK(way.address == "127.0.0.1");
-  CHECK(way.local == "127.0.0.1");
-  CHECK(way.failures.empty());
+  const StoreRoute route = find({"127.0.0.1"}, server.port(), "ddplaunch/1234");
+  CHECK(route.address == "127.0.0.1");
+  CHECK(route.local == "127.0.0.1");
+  CHECK(route.failures.empty());
   CHECK(server.stats().arrived == 0);  // no worker has come
   CHECK(server.stats().keys == 0);
 }
@@ -90,9 +90,9 @@ TEST_CASE("another job's store is none of ours, and says nothing of it to its jo
   StoreServer server(with_token("ddplaunch/1234"));
   StoreServer foreign;
   for (StoreServer* other : {&server, &foreign}) {
-    const StoreWay way = find({"127.0.0.1"}, other->port(), "ddplaunch/5678");
-    CHECK(way.address.empty());
-    CHECK(way.failures ==
+    const StoreRoute route = find({"127.0.0.1"}, other->port(), "ddplaunch/5678");
+    CHECK(route.address.empty());
+    CHECK(route.failures ==
           at("127.0.0.1", other->port(), "something else than this job's store answers there"));
   }
   CHECK(find({"127.0.0.1"}, foreign.port(), "").address == "127.0.0.1");  // as before there were tokens
@@ -111,10 +111,10 @@ TEST_CASE("the token is found by a question for it alone") {
 TEST_CASE("the first address that leads there, and why those before it do not") {
   StoreServer server(with_token("t"));
   const Stranger web("127.0.0.5", server.port(), "HTTP/1.0 400 Bad Request\r\n\r\n");
-  const StoreWay way =
+  const StoreRoute route =
       find({"nonsense", "127.0.0.5", "127.0.0.6", "127.0.0.1", "127.0.0.7"}, server.port(), "t");
-  CHECK(way.address == "127.0.0.1");
-  CHECK(way.failures ==
+  CHECK(route.address == "127.0.0.1");
+  CHECK(route.failures ==
         at("nonsense", server.port(), "not an address") + "; " +
             at("127.0.0.5", server.port(), "something else than this job's store answers there") + "; " +
             at("127.0.0.6", server.port(), "Connection refused"));
@@ -124,10 +124,10 @@ TEST_CASE("a better address that is silent is given half of the time") {
   StoreServer server(with_token("t"));
   const Stranger silent("127.0.0.5", server.port(), "");
   const auto began = std::chrono::steady_clock::now();
-  const StoreWay way = find({"127.0.0.5", "127.0.0.1"}, server.port(), "t", 400ms);
+  const StoreRoute route = find({"127.0.0.5", "127.0.0.1"}, server.port(), "t", 400ms);
   CHECK(std::chrono::steady_clock::now() - began >= 200ms);
-  CHECK(way.address == "127.0.0.1");
-  CHECK(way.failures == at("127.0.0.5", server.port(), "it takes connections, but does not answer"));
+  CHECK(route.address == "127.0.0.1");
+  CHECK(route.failures == at("127.0.0.5", server.port(), "it takes connections, but does not answer"));
 }
 
 TEST_CASE("a worse address that is silent is not waited for") {

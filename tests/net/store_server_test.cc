@@ -22,9 +22,9 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 using O = StoreOp;
-using test::Bytes;
 using test::greeting;
 using test::RawClient;
+using test::RequestBytes;
 using test::StoreServer;
 
 TcpStoreClient client_of(const StoreServer& server) {
@@ -33,8 +33,8 @@ TcpStoreClient client_of(const StoreServer& server) {
 
 // Replies to a request that has one: the proof that the server has seen all that was said before.
 bool served(RawClient& client) {
-  client.say(Bytes(O::kPing).u32(7));
-  return client.hear(4) == Bytes().u32(7).str();
+  client.say(RequestBytes(O::kPing).u32(7));
+  return client.hear(4) == RequestBytes().u32(7).str();
 }
 
 template <class Condition>
@@ -50,22 +50,22 @@ bool soon(Condition condition) {
 TEST_CASE("a pending wait of an old client never stops its requests") {
   StoreServer server;
   RawClient old(server.port());
-  old.say(Bytes(5).list({"late"}));       // WAIT, of which the client tires
-  old.say(Bytes(3).text("n").number(7));  // ADD
-  CHECK(old.hear(8) == Bytes().number(7).str());
+  old.say(RequestBytes(5).list({"late"}));       // WAIT, of which the client tires
+  old.say(RequestBytes(3).text("n").number(7));  // ADD
+  CHECK(old.hear(8) == RequestBytes().number(7).str());
   TcpStoreClient other = client_of(server);
   other.set("late", "").value();
   other.num_keys(5s).value();
-  old.say(Bytes(3).text("n").number(1));
-  CHECK(old.hear(8) == Bytes().number(8).str());  // no wake-up byte in front
+  old.say(RequestBytes(3).text("n").number(1));
+  CHECK(old.hear(8) == RequestBytes().number(8).str());  // no wake-up byte in front
 }
 
 TEST_CASE("a deletion of an old client is answered after a moment's silence") {
   StoreServer server;
   RawClient old(server.port());
-  old.say(Bytes(0).text("/k").text("v"));
-  old.say(Bytes(8).text("/k"));
-  CHECK(old.hear(8) == Bytes().number(1).str());
+  old.say(RequestBytes(0).text("/k").text("v"));
+  old.say(RequestBytes(8).text("/k"));
+  CHECK(old.hear(8) == RequestBytes().number(1).str());
   CHECK(server.stats().keys == 0);
 }
 
@@ -77,8 +77,8 @@ TEST_CASE("silent connections stay") {
   CHECK(served(talker));
   CHECK(server.stats().connections == 2);
   CHECK(server.stats().arrived == 0);  // neither has used a key
-  talker.say(Bytes(O::kAdd).text("init/").number(1));
-  CHECK(talker.hear(8) == Bytes().number(1).str());
+  talker.say(RequestBytes(O::kAdd).text("init/").number(1));
+  CHECK(talker.hear(8) == RequestBytes().number(1).str());
   CHECK(server.stats().arrived == 1);
   CHECK(server.on_loop([&] { return server.server().arrived_from(); }) ==
         std::vector{std::pair{asio::ip::make_address("127.0.0.1"), std::size_t{1}}});
@@ -92,11 +92,11 @@ TEST_CASE("who does not speak the protocol is cut off, and named") {
   browser.say("GET / HTTP/1.1\r\n\r\n");
   CHECK(browser.closed());
   RawClient greedy(server.port());
-  greedy.say(greeting() + Bytes(O::kSet).text("k").number(std::int64_t{1} << 40).str());
+  greedy.say(greeting() + RequestBytes(O::kSet).text("k").number(std::int64_t{1} << 40).str());
   CHECK(greedy.closed());
   RawClient wrong(server.port());
-  wrong.say(greeting() + Bytes(O::kSet).text("k").text("word").str() +
-            Bytes(O::kAdd).text("k").number(1).str());
+  wrong.say(greeting() + RequestBytes(O::kSet).text("k").text("word").str() +
+            RequestBytes(O::kAdd).text("k").number(1).str());
   CHECK(wrong.closed());
   CHECK(server.notes() ==
         std::vector<std::string>{
@@ -109,7 +109,7 @@ TEST_CASE("who does not speak the protocol is cut off, and named") {
 TEST_CASE("requests may come in pieces and in heaps") {
   StoreServer server;
   RawClient client(server.port());
-  const std::string one = Bytes(O::kAdd).text("n").number(1);
+  const std::string one = RequestBytes(O::kAdd).text("n").number(1);
   const std::string heap = greeting() + one + one + one;
   for (const char byte : heap)
     client.say(std::string(1, byte));
@@ -119,7 +119,7 @@ TEST_CASE("requests may come in pieces and in heaps") {
   client.say(many);
   const std::string replies = client.hear(8 * 5003);
   REQUIRE(replies.size() == 8 * 5003);
-  CHECK(replies.substr(8 * 5002) == Bytes().number(5003).str());
+  CHECK(replies.substr(8 * 5002) == RequestBytes().number(5003).str());
 }
 
 TEST_CASE("a peer that does not read is not read, and holds up nobody") {
@@ -131,7 +131,7 @@ TEST_CASE("a peer that does not read is not read, and holds up nobody") {
   constexpr int kGets = 64;
   std::string gets = greeting();
   for (int i = 0; i < kGets; ++i)
-    gets += Bytes(O::kGet).text("big").str();
+    gets += RequestBytes(O::kGet).text("big").str();
   lazy.say(gets);
   CHECK(other.add("n", 1, 5s).value() == 1);
   const std::size_t reply = 8 + 1024 * 1024;
@@ -148,7 +148,7 @@ TEST_CASE("hundreds wait for one key") {
   for (int i = 0; i < 400; ++i) {
     clients.push_back(std::make_unique<RawClient>(server.port()));
     REQUIRE(clients.back()->connected());
-    clients.back()->say(greeting() + Bytes(O::kWait).list({"go"}).str());
+    clients.back()->say(greeting() + RequestBytes(O::kWait).list({"go"}).str());
   }
   REQUIRE(soon([&] { return server.stats().waiting == clients.size(); }));
   CHECK(server.on_loop([&] { return server.server().awaited(1); }).front().waiters == clients.size());
@@ -271,14 +271,14 @@ TEST_CASE("an adopted connection is served from its first bytes") {
   StoreServer server;
   const TcpListener shared = listen_tcp(ListenScope::kLoopback, 0).value();
   RawClient client(shared.port);
-  const std::string hello = greeting() + Bytes(O::kAdd).text("n").number(1).str();
+  const std::string hello = greeting() + RequestBytes(O::kAdd).text("n").number(1).str();
   UniqueFd socket;
   REQUIRE(soon([&] {
     socket.reset(::accept4(shared.fds.front().get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     return static_cast<bool>(socket);
   }));
   server.on_loop([&] { server.server().adopt(std::move(socket), hello); });
-  CHECK(client.hear(8) == Bytes().number(1).str());
+  CHECK(client.hear(8) == RequestBytes().number(1).str());
   CHECK(served(client));
 }
 

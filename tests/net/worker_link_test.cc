@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPatience = 20s;  // for what comes at once
 
-class Heard : public WorkerLinkEvents {
+class LinkRecord : public WorkerLinkEvents {
  public:
   std::vector<std::string> said;
   std::vector<std::uint64_t> steps;
@@ -60,7 +60,7 @@ class Heard : public WorkerLinkEvents {
   }
   void worker_ready(std::uint32_t rank) override { add(rank, "ready"); }
   void worker_unlinked(std::uint32_t) override {}
-  void worker_odd(std::uint32_t rank, std::string words) override { add(rank, "odd " + words); }
+  void worker_misbehaved(std::uint32_t rank, std::string words) override { add(rank, "odd " + words); }
 
   bool has(const std::string& what) const { return std::find(said.begin(), said.end(), what) != said.end(); }
   std::uint32_t pid = 0;
@@ -77,13 +77,13 @@ std::set<int> open_descriptors() {
   return found;
 }
 
-struct World {
+struct LinkFixture {
   asio::io_context loop{1};
-  Heard heard;
-  std::unique_ptr<WorkerLink> link = std::make_unique<WorkerLink>(loop.get_executor(), heard);
+  LinkRecord record;
+  std::unique_ptr<WorkerLink> link = std::make_unique<WorkerLink>(loop.get_executor(), record);
 
-  World() { REQUIRE(link->open("/tmp").has_value()); }
-  ~World() {
+  LinkFixture() { REQUIRE(link->open("/tmp").has_value()); }
+  ~LinkFixture() {
     const std::string directory = link ? link->directory() : "";
     link.reset();
     loop.restart();
@@ -101,7 +101,7 @@ struct World {
   }
   void until_said(const std::string& what) {
     INFO("until: " << what);
-    until([&] { return heard.has(what); });
+    until([&] { return record.has(what); });
   }
   /// The socket of a process that has been started.
   Result<std::string> expect(std::uint32_t local_rank) {
@@ -143,9 +143,9 @@ void say(const UniqueFd& fd, const std::string& bytes) {
 }
 
 TEST_CASE("worker link: a life with a revoke") {
-  World world;
+  LinkFixture world;
   auto client = world.worker();
-  CHECK(world.heard.pid == static_cast<std::uint32_t>(::getpid()));
+  CHECK(world.record.pid == static_cast<std::uint32_t>(::getpid()));
   CHECK(world.link->can_rejoin(0));
   CHECK_FALSE(world.link->can_rejoin(1));
   world.begin(0);
@@ -155,9 +155,9 @@ TEST_CASE("worker link: a life with a revoke") {
   client->ready();
   world.until_said("0 ready");
   client->at(3, "all-reduce");
-  world.until([&] { return !world.heard.steps.empty(); });
-  CHECK(world.heard.steps == std::vector<std::uint64_t>{3});
-  CHECK(world.heard.phase == "all-reduce");
+  world.until([&] { return !world.record.steps.empty(); });
+  CHECK(world.record.steps == std::vector<std::uint64_t>{3});
+  CHECK(world.record.phase == "all-reduce");
 
   // It waits for a peer, and sees the revoke there.
   CHECK_FALSE(readable(client->interrupt()));
@@ -187,11 +187,11 @@ TEST_CASE("worker link: a life with a revoke") {
   CHECK_FALSE(readable(client->interrupt()));
   client->failed("rank 2 closed the connection", {2});
   world.until_said("0 failed 1 rank 2 closed the connection");
-  CHECK(world.heard.said.size() == 4);
+  CHECK(world.record.said.size() == 4);
 }
 
 TEST_CASE("worker link: attempts that were revoked before they were taken") {
-  World world;
+  LinkFixture world;
   auto client = world.worker();
   world.begin(0);
   world.revoke(0);
@@ -212,31 +212,31 @@ TEST_CASE("worker link: attempts that were revoked before they were taken") {
 }
 
 TEST_CASE("worker link: a process is heard when its start is known") {
-  World world;
+  LinkFixture world;
   const auto control = world.link->expect(0);
   auto client = WorkerLinkClient::connect(*control, true, false);
   REQUIRE(client.has_value());  // it does not wait for us
   world.loop.poll();
-  CHECK_FALSE(world.heard.has("0 hello rejoin"));
+  CHECK_FALSE(world.record.has("0 hello rejoin"));
   world.link->started(0);
   world.until_said("0 hello rejoin");
 }
 
 TEST_CASE("worker link: an order that waits for the hello, and is given within it") {
-  World world;
+  LinkFixture world;
   const auto control = world.expect(0);
   world.begin(0);
   auto client = WorkerLinkClient::connect(*control, true, false);
   world.until_said("0 hello rejoin");
   CHECK((*client)->next_attempt()->attempt == 0);
 
-  world.heard.on_hello = [&] { world.begin(5, 7); };
+  world.record.on_hello = [&] { world.begin(5, 7); };
   auto other = world.worker(7);
   CHECK(other->next_attempt()->attempt == 5);
 }
 
 TEST_CASE("worker link: the agent goes away") {
-  World world;
+  LinkFixture world;
   auto client = world.worker();
   world.begin(0);
   REQUIRE(client->next_attempt().has_value());
@@ -253,7 +253,7 @@ TEST_CASE("worker link: the agent goes away") {
 }
 
 TEST_CASE("worker link: the agent goes away while the worker waits") {
-  World world;
+  LinkFixture world;
   auto client = world.worker();
   auto waiting = std::async(std::launch::async, [&] { return client->next_attempt(); });
   world.link.reset();
@@ -261,7 +261,7 @@ TEST_CASE("worker link: the agent goes away while the worker waits") {
 }
 
 TEST_CASE("worker link: a stop") {
-  World world;
+  LinkFixture world;
   auto client = world.worker();
   world.begin(0);
   REQUIRE(client->next_attempt().has_value());
@@ -273,7 +273,7 @@ TEST_CASE("worker link: a stop") {
 }
 
 TEST_CASE("worker link: no order comes") {
-  World world;
+  LinkFixture world;
   auto client = world.worker();
   world.begin(0);
   REQUIRE(client->next_attempt().has_value());
@@ -283,7 +283,7 @@ TEST_CASE("worker link: no order comes") {
 }
 
 TEST_CASE("worker link: the first connection of a rank counts") {
-  World world;
+  LinkFixture world;
   const auto control = world.expect(0);
   auto client = WorkerLinkClient::connect(*control, true, false);
   world.until_said("0 hello rejoin");
@@ -305,7 +305,7 @@ TEST_CASE("worker link: the first connection of a rank counts") {
 }
 
 TEST_CASE("worker link: steps are told ten times a second, and the last one always") {
-  World world;
+  LinkFixture world;
   auto client = world.worker();
   const auto start = Clock::now();
   std::uint64_t step = 0;
@@ -314,21 +314,21 @@ TEST_CASE("worker link: steps are told ten times a second, and the last one alwa
     world.loop.restart();
     world.loop.poll();
   }
-  world.until([&] { return !world.heard.steps.empty() && world.heard.steps.back() == step; });
+  world.until([&] { return !world.record.steps.empty() && world.record.steps.back() == step; });
   const auto took = Clock::now() - start;
   CHECK(step > 100);
-  CHECK(world.heard.steps.size() >= 2);
-  CHECK(world.heard.steps.size() <= static_cast<std::size_t>(took / 100ms) + 2);
-  CHECK(std::is_sorted(world.heard.steps.begin(), world.heard.steps.end()));
+  CHECK(world.record.steps.size() >= 2);
+  CHECK(world.record.steps.size() <= static_cast<std::size_t>(took / 100ms) + 2);
+  CHECK(std::is_sorted(world.record.steps.begin(), world.record.steps.end()));
   // Before the hundred milliseconds are over, with the end of the client.
   client->at(++step, "the last");
   client.reset();
-  world.until([&] { return world.heard.steps.back() == step; });
-  CHECK(world.heard.phase == "the last");
+  world.until([&] { return world.record.steps.back() == step; });
+  CHECK(world.record.phase == "the last");
 }
 
 TEST_CASE("worker link: at() from many threads") {
-  World world;
+  LinkFixture world;
   auto client = world.worker();
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
@@ -384,7 +384,7 @@ TEST_CASE("worker link: the directory and its sockets are ours alone, and go") {
   const std::set<int> before = open_descriptors();
   std::string directory;
   {
-    World world;
+    LinkFixture world;
     directory = world.link->directory();
     CHECK(directory.starts_with("/tmp/ddplaunch-"));
     struct stat facts {};
@@ -403,11 +403,11 @@ TEST_CASE("worker link: the directory and its sockets are ours alone, and go") {
 
 TEST_CASE("worker link: where the directory is made") {
   asio::io_context loop{1};
-  Heard heard;
+  LinkRecord record;
   for (const std::string& base : {std::string(), std::string("/nowhere/at/all"), std::string("relative"),
                                   "/tmp/" + std::string(60, 'x'), std::string("/proc")}) {
     INFO(base);
-    WorkerLink link(loop.get_executor(), heard);
+    WorkerLink link(loop.get_executor(), record);
     CHECK(link.expect(0).error().code == ErrorCode::kInternal);
     REQUIRE(link.open(base).has_value());
     CHECK(link.directory().starts_with("/tmp/ddplaunch-"));
@@ -416,23 +416,23 @@ TEST_CASE("worker link: where the directory is made") {
 }
 
 TEST_CASE("worker link: a worker that does not read") {
-  World world;
+  LinkFixture world;
   const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
   world.until_said("0 hello rejoin");
-  const std::string told =
+  const std::string reported =
       "0 odd does not read what it is told over DDPLAUNCH_CONTROL; its connection was closed";
-  for (std::uint32_t attempt = 0; attempt < 4000 && !world.heard.has(told); ++attempt)
+  for (std::uint32_t attempt = 0; attempt < 4000 && !world.record.has(reported); ++attempt)
     world.link->begin(0, {attempt, 0, 1, 0, 1, 0, 1, std::string(2000, 's'), true, std::nullopt});
-  CHECK(world.heard.has(told));
+  CHECK(world.record.has(reported));
   CHECK_FALSE(world.link->can_rejoin(0));
   world.begin(9999);
-  CHECK(world.heard.said.size() == 2);
+  CHECK(world.record.said.size() == 2);
 }
 
 TEST_CASE("worker link: what was queued comes when the worker reads again") {
-  World world;
+  LinkFixture world;
   const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
@@ -441,7 +441,7 @@ TEST_CASE("worker link: what was queued comes when the worker reads again") {
   for (std::uint32_t attempt = 0; size < 400'000; ++attempt) {
     const rendezvous::AttemptOrder order{attempt, 0,           1, 0, 1, 0, 1, std::string(500, 's'),
                                          true,    std::nullopt};
-    const std::string line = rendezvous::encode_line(rendezvous::AgentWord(order));
+    const std::string line = rendezvous::encode_line(rendezvous::AgentMessage(order));
     world.link->begin(0, order);
     // The kernel's part is full, and some waits with us.
     size += line.size();
@@ -460,7 +460,7 @@ TEST_CASE("worker link: what was queued comes when the worker reads again") {
 }
 
 TEST_CASE("worker link: one that is ignored is let go, others go on") {
-  World world;
+  LinkFixture world;
   const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":9}\n");
@@ -476,21 +476,21 @@ TEST_CASE("worker link: one that is ignored is let go, others go on") {
 }
 
 TEST_CASE("worker link: forgotten within its own event") {
-  World world;
-  world.heard.on_hello = [&] { world.link->forget(0); };
+  LinkFixture world;
+  world.record.on_hello = [&] { world.link->forget(0); };
   const auto control = world.expect(0);
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n{\"step\":1}\n");
   world.until_said("0 hello rejoin");
   world.loop.restart();
   world.loop.poll();
-  CHECK(world.heard.steps.empty());
+  CHECK(world.record.steps.empty());
   CHECK_FALSE(world.link->can_rejoin(0));
 }
 
 TEST_CASE("worker link: another user is refused", "[root]") {
   if (::geteuid() != 0) SKIP_TEST("only root can be another user");
-  World world;
+  LinkFixture world;
   const auto control = world.expect(0);
   ::chmod(world.link->directory().c_str(), 0755);
   ::chmod(control->c_str() + 5, 0777);
@@ -502,14 +502,14 @@ TEST_CASE("worker link: another user is refused", "[root]") {
       came = static_cast<bool>(raw_connection(*control));
   }).join();
   REQUIRE(came);
-  const std::string told =
+  const std::string reported =
       "0 odd has a socket for DDPLAUNCH_CONTROL to which user 65534 connected; closed, since only our own "
       "user "
       "may";
-  world.until_said(told);
+  world.until_said(reported);
   auto client = WorkerLinkClient::connect(*control, true, false);
   world.until_said("0 hello rejoin");
-  CHECK(world.heard.said == std::vector<std::string>{told, "0 hello rejoin"});
+  CHECK(world.record.said == std::vector<std::string>{reported, "0 hello rejoin"});
 }
 
 }  // namespace

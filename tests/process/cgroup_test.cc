@@ -61,7 +61,7 @@ Cgroup make(Kind kind, const std::string& job = "test") {
 }
 
 struct Worker {
-  Pipe life;
+  Pipe liveness;
   ChildProcess process;
 };
 
@@ -71,13 +71,13 @@ Worker start(int group, int procs, const std::string& mode, const std::string& n
   ChildSpec spec;
   spec.path = DDP_PROCESS_WORKER;
   spec.argv = {"worker", mode, number};
-  spec.inherit = {{worker.life.write_end.get(), 3}};
+  spec.inherit = {{worker.liveness.write_end.get(), 3}};
   spec.cgroup = group;
   spec.cgroup_procs = procs;
   auto child = spawn(spec);
   REQUIRE(child.has_value());
   worker.process = std::move(*child);
-  worker.life.write_end.reset();
+  worker.liveness.write_end.reset();
   return worker;
 }
 
@@ -87,7 +87,7 @@ Worker start_in(const Cgroup& group, const std::string& mode, const std::string&
 
 /// All of them dead, the leader reaped, the group gone.
 void finish(Worker& worker, Cgroup& group) {
-  CHECK(reaches_end(worker.life.read_end.get()));
+  CHECK(reaches_end(worker.liveness.read_end.get()));
   wait_end(worker.process);
   reap_adopted({});
   CHECK(group.remove(kPatience));
@@ -122,13 +122,13 @@ TEST_CASE("our own groups are those that list us") {
 
 TEST_CASE("a child lives in its group from the start, and so does what it starts") {
   for (const Kind kind : kinds()) {
-    for (const bool born_there : {true, false}) {
+    for (const bool started_there : {true, false}) {
       const std::size_t descriptors = open_descriptors();
       {
         Cgroup group = make(kind);
         CHECK((kind == Kind::kV2) == (group.directory() >= 0));
-        Worker worker = start(born_there ? group.directory() : -1, group.procs(), "family");
-        REQUIRE(read_bytes(worker.life.read_end.get(), 5).size() == 5);
+        Worker worker = start(started_there ? group.directory() : -1, group.procs(), "family");
+        REQUIRE(read_bytes(worker.liveness.read_end.get(), 5).size() == 5);
         const auto pids = group.pids();
         CHECK(pids.size() == 5);
         CHECK(std::count(pids.begin(), pids.end(), worker.process.pid()) == 1);
@@ -176,14 +176,14 @@ TEST_CASE("a fork storm dies of the group's kill alone") {
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
     Worker worker = start_in(group, "storm", "300");
-    REQUIRE(read_bytes(worker.life.read_end.get(), 40).size() == 40);
+    REQUIRE(read_bytes(worker.liveness.read_end.get(), 40).size() == 40);
     const auto began = std::chrono::steady_clock::now();
     int kills = 0;
     do {
       group.kill();
       ++kills;
     } while (kind == Kind::kFreezer && !group.pids().empty() && kills < 1000);
-    CHECK(reaches_end(worker.life.read_end.get()));
+    CHECK(reaches_end(worker.liveness.read_end.get()));
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
     WARN((kind == Kind::kV2 ? "v2: " : "freezer: ") << took.count() << " ms, " << kills << " kills");
     finish(worker, group);
@@ -194,7 +194,7 @@ TEST_CASE("who has left tree, session and environment is reached by the group") 
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
     Worker worker = start_in(group, "daemon");
-    REQUIRE(read_bytes(worker.life.read_end.get(), 2).size() == 2);
+    REQUIRE(read_bytes(worker.liveness.read_end.get(), 2).size() == 2);
     // A stranger to the whole family, as the keeper of another node is: it has nothing but the path.
     CHECK(in_another_process([&] {
             auto theirs = Cgroup::open(group.path());
@@ -215,7 +215,7 @@ TEST_CASE("a group's kill reaches also a process of another user", "[root]") {
     SKIP_TEST("needs root and cgroup v2");
   Cgroup group = make(Kind::kV2);
   Worker worker = start_in(group, "stubborn");
-  REQUIRE(read_bytes(worker.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
   REQUIRE(chown((group.path() + "/cgroup.kill").c_str(), 65534, 65534) == 0);
   CHECK(in_another_process([&] {
           if (setresuid(65534, 65534, 65534) != 0) return 1;
@@ -236,7 +236,7 @@ TEST_CASE("groups that a worker makes in its own go with it") {
     REQUIRE(mkdir((group.path() + "/a/b").c_str(), 0755) == 0);
     const UniqueFd procs(open((group.path() + "/a/b/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
     Worker worker = start(-1, procs.get(), "family");
-    REQUIRE(read_bytes(worker.life.read_end.get(), 5).size() == 5);
+    REQUIRE(read_bytes(worker.liveness.read_end.get(), 5).size() == 5);
     CHECK(group.pids().size() == 5);
     CHECK(!group.remove());
     group.kill();
@@ -255,16 +255,16 @@ TEST_CASE("what dead agents left is ended and removed, and nothing else") {
       REQUIRE(mkdir(path.c_str(), 0755) == 0);
     const UniqueFd procs(open((inhabited + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
     Worker worker = start(-1, procs.get(), "rest");
-    REQUIRE(read_bytes(worker.life.read_end.get(), 1) == "r");
-    Cgroup living = make(kind, "living");
+    REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
+    Cgroup alive = make(kind, "living");
     Cgroup other = make(kind, "other");
-    CHECK(living.path() != other.path());
+    CHECK(alive.path() != other.path());
     CHECK(!fs::exists(stale));
     CHECK(fs::exists(foreign));
-    CHECK(fs::exists(living.path()));  // empty, but locked
-    wait_end(worker.process);          // of the kill: nobody's any more, and not locked
-    CHECK(living.remove(kPatience));
-    CHECK(living.remove(kPatience));       // again: it is not there
+    CHECK(fs::exists(alive.path()));  // empty, but locked
+    wait_end(worker.process);         // of the kill: nobody's any more, and not locked
+    CHECK(alive.remove(kPatience));
+    CHECK(alive.remove(kPatience));        // again: it is not there
     { Cgroup next = make(kind, "next"); }  // left behind, empty
     CHECK(!fs::exists(inhabited));
     CHECK(rmdir(foreign.c_str()) == 0);
@@ -307,16 +307,16 @@ TEST_CASE("places that are not our group are refused, in words") {
 
 TEST_CASE("who may not write gets no group, and is told why", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can be somebody else");
-  Pipe told = make_pipe();
+  Pipe reported = make_pipe();
   CHECK(in_another_process([&] {
           if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) return 1;
           const auto group = Cgroup::make(own_cgroups(), "job", 0);
           if (group) return 2;
           const std::string& text = group.error().text;
-          return write(told.write_end.get(), text.data(), text.size()) > 0 ? 0 : 3;
+          return write(reported.write_end.get(), text.data(), text.size()) > 0 ? 0 : 3;
         }) == 0);
-  told.write_end.reset();
-  const std::string text = read_all(told.read_end.get());
+  reported.write_end.reset();
+  const std::string text = read_all(reported.read_end.get());
   CHECK(text.find("Permission denied") != std::string::npos);
   CHECK(text.find(own_cgroups().v2) == 0);
 }
@@ -325,7 +325,7 @@ namespace {
 
 /// A keeper and its agent with a worker in a group of its own.
 struct Node {
-  Pipe life;
+  Pipe liveness;
   Pipe output;
   Pipe errors;
   ChildProcess keeper;
@@ -343,13 +343,13 @@ Node start_node(const std::string& mode, std::size_t count, const std::string& a
   spec.argv = {"host", "keeper", agent_mode, lease_ms, job, DDP_PROCESS_WORKER, mode};
   spec.out = node.output.write_end.get();
   spec.err = node.errors.write_end.get();
-  spec.inherit = {{node.life.write_end.get(), 3}};
+  spec.inherit = {{node.liveness.write_end.get(), 3}};
   auto keeper = spawn(spec);
   REQUIRE(keeper.has_value());
   node.keeper = std::move(*keeper);
-  for (Pipe* pipe : {&node.life, &node.output, &node.errors})
+  for (Pipe* pipe : {&node.liveness, &node.output, &node.errors})
     pipe->write_end.reset();
-  REQUIRE(read_bytes(node.life.read_end.get(), count + 1).size() == count + 1);
+  REQUIRE(read_bytes(node.liveness.read_end.get(), count + 1).size() == count + 1);
   for (char byte; read(node.output.read_end.get(), &byte, 1) == 1 && byte != '\n';)
     node.group += byte;
   for (const ProcessInfo& info : list_processes()) {
@@ -368,7 +368,7 @@ TEST_CASE("a killed agent: the keeper kills and removes the group") {
     REQUIRE(fs::exists(node.group));
     REQUIRE(kill(node.agent, SIGKILL) == 0);
     CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
-    CHECK(reaches_end(node.life.read_end.get()));
+    CHECK(reaches_end(node.liveness.read_end.get()));
     CHECK(!fs::exists(node.group));
     CHECK(read_all(node.errors.read_end.get()) ==
           "ddplaunchd keeper: the agent was killed by SIGKILL; ended " + std::to_string(count) +
@@ -380,7 +380,7 @@ TEST_CASE("an agent past its lease sees no end of the workers that its keeper ki
   kinds();
   Node node = start_node("family", 5, "silent", "50");
   CHECK(wait_end(node.keeper) == ExitStatus::exited(113));
-  CHECK(reaches_end(node.life.read_end.get()));
+  CHECK(reaches_end(node.liveness.read_end.get()));
   CHECK(read_all(node.output.read_end.get()).empty());
 }
 
@@ -389,7 +389,7 @@ TEST_CASE("a killed keeper: the agent kills and removes the group") {
   Node node = start_node("daemon", 2);
   REQUIRE(kill(node.keeper.pid(), SIGKILL) == 0);
   CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
-  CHECK(reaches_end(node.life.read_end.get()));
+  CHECK(reaches_end(node.liveness.read_end.get()));
   // The agent, an orphan that came to us, removes it as its last deed.
   pid_t agent = 0;
   do {
@@ -411,7 +411,7 @@ TEST_CASE("agent and keeper killed in one moment: the next attempt removes the g
   CHECK(wait_end(node.keeper) == ExitStatus::signaled(SIGKILL));
   CHECK(fs::exists(node.group));
   CHECK(kill_own_tree().empty());  // they came to us
-  CHECK(reaches_end(node.life.read_end.get()));
+  CHECK(reaches_end(node.liveness.read_end.get()));
   reap_adopted({});
   Cgroup next = make(kinds().front());
   CHECK(!fs::exists(node.group));

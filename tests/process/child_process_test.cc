@@ -291,20 +291,20 @@ TEST_CASE("a child gets its own soft limit of open files") {
 }
 
 TEST_CASE("an ended child is seen before it is reaped, and its group can still be killed") {
-  Pipe life = make_pipe();
+  Pipe liveness = make_pipe();
   ChildSpec spec;
   spec.path = DDP_PROCESS_WORKER;
   spec.argv = {"worker", "orphan"};
-  spec.inherit = {{life.write_end.get(), 3}};
+  spec.inherit = {{liveness.write_end.get(), 3}};
   auto child = spawn(spec);
   REQUIRE(child.has_value());
-  life.write_end.reset();
-  REQUIRE(read_bytes(life.read_end.get(), 1) == "r");
+  liveness.write_end.reset();
+  REQUIRE(read_bytes(liveness.read_end.get(), 1) == "r");
   REQUIRE(wait_readable(child->pidfd()));
   CHECK(child->peek() == ExitStatus::exited(0));
   CHECK(child->running());
   CHECK(child->send_group_signal(SIGKILL).has_value());  // reaches what it left behind
-  CHECK(reaches_end(life.read_end.get()));
+  CHECK(reaches_end(liveness.read_end.get()));
   CHECK(child->try_wait() == ExitStatus::exited(0));
   CHECK(child->try_wait() == ExitStatus::exited(0));
   CHECK(!child->running());
@@ -315,41 +315,41 @@ TEST_CASE("an ended child is seen before it is reaped, and its group can still b
 TEST_CASE("destroying a living child kills its group and reaps it") {
   const std::size_t before = open_descriptors();
   {
-    Pipe life = make_pipe();
+    Pipe liveness = make_pipe();
     pid_t pid;
     {
       ChildSpec spec;
       spec.path = DDP_PROCESS_WORKER;
       spec.argv = {"worker", "stubborn"};
-      spec.inherit = {{life.write_end.get(), 3}};
+      spec.inherit = {{liveness.write_end.get(), 3}};
       auto child = spawn(spec);
       REQUIRE(child.has_value());
       pid = child->pid();
-      REQUIRE(read_bytes(life.read_end.get(), 1) == "r");
+      REQUIRE(read_bytes(liveness.read_end.get(), 1) == "r");
       CHECK(!child->try_wait().has_value());
       ChildProcess moved = std::move(*child);
       CHECK(!*child);
       CHECK(moved.pid() == pid);
     }
-    life.write_end.reset();
-    CHECK(reaches_end(life.read_end.get()));
+    liveness.write_end.reset();
+    CHECK(reaches_end(liveness.read_end.get()));
     CHECK(!launcher::read_process(pid).has_value());
   }
   CHECK(open_descriptors() == before);
 }
 
 TEST_CASE("a child with a death signal ends with its parent") {
-  Pipe life = make_pipe();
+  Pipe liveness = make_pipe();
   ChildSpec spec;
   spec.path = DDP_PROCESS_HOST;
   spec.argv = {"host", "parent", DDP_PROCESS_WORKER, "stubborn"};
-  spec.inherit = {{life.write_end.get(), 3}};
+  spec.inherit = {{liveness.write_end.get(), 3}};
   auto parent = spawn(spec);
   REQUIRE(parent.has_value());
-  life.write_end.reset();
-  REQUIRE(read_bytes(life.read_end.get(), 1) == "r");
+  liveness.write_end.reset();
+  REQUIRE(read_bytes(liveness.read_end.get(), 1) == "r");
   REQUIRE(parent->send_signal(SIGKILL).has_value());
-  CHECK(reaches_end(life.read_end.get()));
+  CHECK(reaches_end(liveness.read_end.get()));
   CHECK(wait_end(*parent) == ExitStatus::signaled(SIGKILL));
 }
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "launcher/inspection/process_inspection.h"
-#include "launcher/inspection/process_look.h"
+#include "launcher/inspection/process_snapshot.h"
 #include "launcher/inspection/tool_run.h"
 #include "tests/support/catch.h"
 
@@ -87,7 +87,7 @@ TEST_CASE("a main thread that has left does not end its process") {
   close(ready[0]);
   std::string state;
   for (int i = 0; i < 1000 && state.find("pause") == std::string::npos; ++i)
-    state = look_at(child, ProcessForest()).state;
+    state = take_snapshot(child, ProcessForest()).state;
   CHECK(state == "main thread ended, another is sleeping in pause");
   kill(child, SIGKILL);
   CHECK(waitpid(child, nullptr, 0) == child);
@@ -157,13 +157,13 @@ class Child {
   }
   Child(const Child&) = delete;
   /// Its look, once it has come to rest in `state`; the last one at the latest after 5 s.
-  ProcessLook look(const std::string& state) const {
-    ProcessLook look;
+  ProcessSnapshot snapshot(const std::string& state) const {
+    ProcessSnapshot snapshot;
     for (const auto until = Clock::now() + 5s; Clock::now() < until; usleep(5000)) {
-      look = look_at(pid_, ProcessForest());
-      if (look.state == state) break;
+      snapshot = take_snapshot(pid_, ProcessForest());
+      if (snapshot.state == state) break;
     }
-    return look;
+    return snapshot;
   }
   pid_t pid() const { return pid_; }
 
@@ -180,11 +180,11 @@ TEST_CASE("what a process waits for is read from the kernel") {
     (void)!read(ends[0], &byte, 1);
   };
   const Child child(read_pipe);
-  const ProcessLook look = child.look("sleeping in read, a pipe");
-  CHECK(look.state == "sleeping in read, a pipe");
-  CHECK(look.subject == child.pid());
-  CHECK(look.text.find("threads of " + std::to_string(child.pid()) + ":\n  1 x ") != std::string::npos);
-  CHECK(look.text.find("TCP sockets: 0 connected\n") != std::string::npos);
+  const ProcessSnapshot snapshot = child.snapshot("sleeping in read, a pipe");
+  CHECK(snapshot.state == "sleeping in read, a pipe");
+  CHECK(snapshot.subject == child.pid());
+  CHECK(snapshot.text.find("threads of " + std::to_string(child.pid()) + ":\n  1 x ") != std::string::npos);
+  CHECK(snapshot.text.find("TCP sockets: 0 connected\n") != std::string::npos);
   close(ends[0]);
   close(ends[1]);
 }
@@ -208,8 +208,8 @@ TEST_CASE("the peer of a socket is named") {
     (void)!recv(fd, &byte, 1, 0);
   };
   const Child child(receive);
-  CHECK(child.look("sleeping in recv, " + where).state == "sleeping in recv, " + where);
-  CHECK(child.look("").text.find("TCP sockets: 1 connected, listening at " + where + "\n") !=
+  CHECK(child.snapshot("sleeping in recv, " + where).state == "sleeping in recv, " + where);
+  CHECK(child.snapshot("").text.find("TCP sockets: 1 connected, listening at " + where + "\n") !=
         std::string::npos);
   close(listener);
 }
@@ -222,11 +222,11 @@ TEST_CASE("a process that has gone is told as such") {
       pause();
     });
     pid = child.pid();
-    CHECK(child.look("sleeping in pause").state == "sleeping in pause");
+    CHECK(child.snapshot("sleeping in pause").state == "sleeping in pause");
     REQUIRE(kill(pid, SIGSTOP) == 0);
-    CHECK(child.look("stopped by a signal").state == "stopped by a signal");
+    CHECK(child.snapshot("stopped by a signal").state == "stopped by a signal");
   }
-  CHECK(look_at(pid, ProcessForest()).state == "ended");
+  CHECK(take_snapshot(pid, ProcessForest()).state == "ended");
 }
 
 /// Answers one client as `answer` says, then waits for its end.

@@ -13,14 +13,14 @@ using namespace process_test;
 /// A keeper with its agent and the agent's worker, all three carrying `mark`.
 struct Node {
   std::string mark;
-  Pipe life;    ///< ends when nobody is left, the keeper included in no way
-  Pipe input;   ///< the agent's stdin
-  Pipe output;  ///< the agent's stdout
+  Pipe liveness;  ///< ends when nobody is left, the keeper included in no way
+  Pipe input;     ///< the agent's stdin
+  Pipe output;    ///< the agent's stdout
   Pipe errors;
   ChildProcess keeper;
   pid_t agent = -1;
 
-  bool all_gone() { return reaches_end(life.read_end.get()) && living_with(mark).empty(); }
+  bool all_gone() { return reaches_end(liveness.read_end.get()) && live_processes_of(mark).empty(); }
   std::string said() { return read_all(errors.read_end.get()); }
 };
 
@@ -35,11 +35,11 @@ Node start(const std::string& agent_mode, const std::string& lease_ms,
   spec.in = node.input.read_end.get();
   spec.out = node.output.write_end.get();
   spec.err = node.errors.write_end.get();
-  spec.inherit = {{node.life.write_end.get(), 3}};
+  spec.inherit = {{node.liveness.write_end.get(), 3}};
   auto keeper = spawn(spec);
   REQUIRE(keeper.has_value());
   node.keeper = std::move(*keeper);
-  node.life.write_end.reset();
+  node.liveness.write_end.reset();
   node.output.write_end.reset();
   node.errors.write_end.reset();
   return node;
@@ -49,8 +49,8 @@ Node start(const std::string& agent_mode, const std::string& lease_ms,
 Node start_ready(const std::string& agent_mode, const std::string& lease_ms, const std::string& worker,
                  std::size_t count) {
   Node node = start(agent_mode, lease_ms, {worker});
-  REQUIRE(read_bytes(node.life.read_end.get(), count + 1).size() == count + 1);
-  for (const ProcessInfo& info : living_with(node.mark)) {
+  REQUIRE(read_bytes(node.liveness.read_end.get(), count + 1).size() == count + 1);
+  for (const ProcessInfo& info : live_processes_of(node.mark)) {
     if (info.parent == node.keeper.pid()) node.agent = info.pid;
   }
   REQUIRE(node.agent > 0);
@@ -67,7 +67,7 @@ TEST_CASE("an agent that ends by itself gives its code, and what it left is ende
   const std::size_t descriptors = open_descriptors();
   {
     Node node = start("exit", "0", {"family"});
-    REQUIRE(read_bytes(node.life.read_end.get(), 5).size() == 5);
+    REQUIRE(read_bytes(node.liveness.read_end.get(), 5).size() == 5);
     REQUIRE(write(node.input.write_end.get(), "x", 1) == 1);
     CHECK(wait_end(node.keeper) == ExitStatus::exited(3));
     CHECK(node.all_gone());
@@ -89,11 +89,11 @@ TEST_CASE("a keeper that could not end a process says so by its exit code, whate
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   for (const bool killed : {false, true}) {
     Node node = start("foreign", "0", {"rest"});
-    REQUIRE(read_bytes(node.life.read_end.get(), 1) == "r");
+    REQUIRE(read_bytes(node.liveness.read_end.get(), 1) == "r");
     if (killed) {
       pid_t agent = -1;
       while (agent < 0) {  // the worker is older than the agent
-        for (const ProcessInfo& info : living_with(node.mark))
+        for (const ProcessInfo& info : live_processes_of(node.mark))
           if (info.parent == node.keeper.pid() && info.comm == "process_host") agent = info.pid;
       }
       REQUIRE(kill(agent, SIGKILL) == 0);
@@ -102,7 +102,7 @@ TEST_CASE("a keeper that could not end a process says so by its exit code, whate
     }
     CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitProcessesLeft));
     CHECK(node.said().find("ddplaunchd keeper: could not end process ") != std::string::npos);
-    for (const ProcessInfo& info : living_with(node.mark))
+    for (const ProcessInfo& info : live_processes_of(node.mark))
       kill(info.pid, SIGKILL);
     CHECK(node.all_gone());
   }
@@ -128,9 +128,9 @@ TEST_CASE("a killed agent amid a fork storm: its whole tree goes") {
     bytes = 2;
   }
   Node node = start("serve", "0", worker);
-  REQUIRE(read_bytes(node.life.read_end.get(), bytes).size() == bytes);
+  REQUIRE(read_bytes(node.liveness.read_end.get(), bytes).size() == bytes);
   pid_t agent = -1;
-  for (const ProcessInfo& info : living_with(node.mark)) {
+  for (const ProcessInfo& info : live_processes_of(node.mark)) {
     if (info.parent == node.keeper.pid()) agent = info.pid;
   }
   REQUIRE(agent > 0);
@@ -232,7 +232,7 @@ TEST_CASE(
     REQUIRE(stat((proc + fd).c_str(), &theirs) == 0);
     CHECK(theirs.st_rdev == null.st_rdev);
   }
-  REQUIRE(fstat(node.life.read_end.get(), &ours) == 0);
+  REQUIRE(fstat(node.liveness.read_end.get(), &ours) == 0);
   for (const auto& entry : std::filesystem::directory_iterator(proc + "/fd")) {
     REQUIRE(stat(entry.path().c_str(), &theirs) == 0);
     CHECK(theirs.st_ino != ours.st_ino);

@@ -65,7 +65,7 @@ int serve(launcher::KeeperLink& link, const launcher::TreeScope& scope, bool dea
   const UniqueFd signals(signalfd(-1, &term, SFD_CLOEXEC));
   if (write(3, "a", 1) != 1) return 9;
   for (;;) {
-    link.pat();
+    link.renew();
     pollfd events[] = {{link.watch_fd(), POLLIN, 0}, {signals.get(), POLLIN, 0}};
     poll(events, 2, 20);
     if (events[0].revents == 0 && events[1].revents == 0) continue;

@@ -86,13 +86,12 @@ inline std::string process_environment(pid_t pid) {
 }
 
 /// Processes that live (zombies do not) and carry this NAME=value in their environment.
-inline std::vector<launcher::ProcessInfo> living_with(const std::string& entry) {
-  std::vector<launcher::ProcessInfo> living;
+inline std::vector<launcher::ProcessInfo> live_processes_of(const std::string& entry) {
+  std::vector<launcher::ProcessInfo> alive;
   for (auto& info : launcher::list_processes()) {
-    if (info.state != 'Z' && launcher::has_entry(process_environment(info.pid), entry))
-      living.push_back(info);
+    if (info.state != 'Z' && launcher::has_entry(process_environment(info.pid), entry)) alive.push_back(info);
   }
-  return living;
+  return alive;
 }
 
 /// A NAME=value that only this test has.

@@ -15,7 +15,7 @@ using namespace process_test;
 
 /// One worker below us and the stream that ends with its last process.
 struct Worker {
-  Pipe life;
+  Pipe liveness;
   ChildProcess process;
 };
 
@@ -28,11 +28,11 @@ Worker start(const std::string& mode, const std::vector<std::string>& env = {},
   spec.path = DDP_PROCESS_WORKER;
   spec.argv = {"worker", mode, number};
   spec.env = env;
-  spec.inherit = {{worker.life.write_end.get(), 3}};
+  spec.inherit = {{worker.liveness.write_end.get(), 3}};
   auto child = spawn(spec);
   REQUIRE(child.has_value());
   worker.process = std::move(*child);
-  worker.life.write_end.reset();
+  worker.liveness.write_end.reset();
   return worker;
 }
 
@@ -106,14 +106,14 @@ TEST_CASE("a tree with ignored TERM, other sessions, a daemon and a stopped proc
   const std::size_t descriptors = open_descriptors();
   {
     Worker worker = start("family");
-    REQUIRE(read_bytes(worker.life.read_end.get(), 5) == "rrrrr");
+    REQUIRE(read_bytes(worker.liveness.read_end.get(), 5) == "rrrrr");
     const auto began = std::chrono::steady_clock::now();
     CHECK(kill_own_tree().empty());
     const auto took = std::chrono::steady_clock::now() - began;
     CHECK(took < kKillBound);
     const std::chrono::duration<double, std::milli> milliseconds = took;
     WARN("freeze and kill of 5 processes: " << milliseconds.count() << " ms");
-    CHECK(reaches_end(worker.life.read_end.get()));
+    CHECK(reaches_end(worker.liveness.read_end.get()));
     reap_all(worker);
   }
   CHECK(open_descriptors() == descriptors);
@@ -123,8 +123,8 @@ TEST_CASE("a child is known by its pidfd: whoever has its number now is left alo
   Worker before = start("rest");
   Worker chosen = start("family");
   Worker other = start("rest");
-  REQUIRE(read_bytes(chosen.life.read_end.get(), 5) == "rrrrr");
-  REQUIRE(read_bytes(other.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(chosen.liveness.read_end.get(), 5) == "rrrrr");
+  REQUIRE(read_bytes(other.liveness.read_end.get(), 1) == "r");
   UniqueFd of_before(fcntl(before.process.pidfd(), F_DUPFD_CLOEXEC, 0));
   REQUIRE(before.process.send_signal(SIGKILL).has_value());
   CHECK(wait_end(before.process) == ExitStatus::signaled(SIGKILL));
@@ -145,19 +145,19 @@ TEST_CASE("a child is known by its pidfd: whoever has its number now is left alo
 TEST_CASE("a fork storm ends whole") {
   Worker worker = start("storm", {}, "300");
   // In the middle of it: not before there is a crowd.
-  REQUIRE(read_bytes(worker.life.read_end.get(), 40).size() == 40);
+  REQUIRE(read_bytes(worker.liveness.read_end.get(), 40).size() == 40);
   TreeKill kill({}, kKillBound);
   while (!kill.step())
     kill.wait(kKillBound);
   CHECK(kill.left().empty());
   CHECK(kill.found() >= 40);
-  CHECK(reaches_end(worker.life.read_end.get()));
+  CHECK(reaches_end(worker.liveness.read_end.get()));
   reap_all(worker);
 }
 
 TEST_CASE("a tree with more processes than we may have descriptors ends whole") {
   Worker worker = start("storm", {}, "150");
-  REQUIRE(read_bytes(worker.life.read_end.get(), 100).size() == 100);
+  REQUIRE(read_bytes(worker.liveness.read_end.get(), 100).size() == 100);
   rlimit before{};
   REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit few = before;
@@ -166,13 +166,13 @@ TEST_CASE("a tree with more processes than we may have descriptors ends whole") 
   const auto left = kill_own_tree();
   REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
   CHECK(left.empty());
-  CHECK(reaches_end(worker.life.read_end.get()));
+  CHECK(reaches_end(worker.liveness.read_end.get()));
   reap_all(worker);
 }
 
 TEST_CASE("a program that forks and ends all the time is caught") {
   Worker worker = start("hop");
-  REQUIRE(read_bytes(worker.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(worker.liveness.read_end.get(), 1) == "r");
   const auto began = std::chrono::steady_clock::now();
   TreeKill kill({}, kKillBound);
   while (!kill.step()) {
@@ -182,7 +182,7 @@ TEST_CASE("a program that forks and ends all the time is caught") {
   CHECK(kill.left().empty());
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
   WARN("caught after " << took.count() << " ms");
-  CHECK(reaches_end(worker.life.read_end.get()));
+  CHECK(reaches_end(worker.liveness.read_end.get()));
   wait_end(worker.process);
   reap_adopted({});
 }
@@ -190,8 +190,8 @@ TEST_CASE("a program that forks and ends all the time is caught") {
 TEST_CASE("a kill leaves alone what it is told to keep") {
   Worker kept = start("rest");
   Worker other = start("stubborn");
-  REQUIRE(read_bytes(kept.life.read_end.get(), 1) == "r");
-  REQUIRE(read_bytes(other.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(kept.liveness.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(other.liveness.read_end.get(), 1) == "r");
   CHECK(kill_own_tree({"", {kept.process.pid()}}).empty());
   CHECK(wait_end(other.process) == ExitStatus::signaled(SIGKILL));
   CHECK(!kept.process.peek().has_value());
@@ -200,7 +200,7 @@ TEST_CASE("a kill leaves alone what it is told to keep") {
 
 TEST_CASE("a kill in steps never blocks for long and ends the same") {
   Worker worker = start("family");
-  REQUIRE(read_bytes(worker.life.read_end.get(), 5) == "rrrrr");
+  REQUIRE(read_bytes(worker.liveness.read_end.get(), 5) == "rrrrr");
   TreeKill kill({}, kKillBound);
   for (int steps = 0; !kill.step(); ++steps) {
     REQUIRE(steps < 1000);
@@ -208,7 +208,7 @@ TEST_CASE("a kill in steps never blocks for long and ends the same") {
   }
   CHECK(kill.found() == 5);
   CHECK(kill.left().empty());
-  CHECK(reaches_end(worker.life.read_end.get()));
+  CHECK(reaches_end(worker.liveness.read_end.get()));
   reap_all(worker);
 }
 
@@ -232,13 +232,13 @@ TEST_CASE("processes outside the tree are found by the job's mark, and only they
   Worker ours = start("family", {job, "LOCAL_RANK=1"});
   Worker longer = start("rest", {job + "0", "LOCAL_RANK=1"});  // another job, whose id begins alike
   Worker shell = start("rest", {job});  // somebody's shell where the variable was exported: no worker
-  REQUIRE(read_bytes(ours.life.read_end.get(), 5) == "rrrrr");
-  REQUIRE(read_bytes(longer.life.read_end.get(), 1) == "r");
-  REQUIRE(read_bytes(shell.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(ours.liveness.read_end.get(), 5) == "rrrrr");
+  REQUIRE(read_bytes(longer.liveness.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(shell.liveness.read_end.get(), 1) == "r");
   CHECK(in_another_process([&] { return kill_own_tree({}).empty() ? 0 : 1; }) == 0);
   CHECK(!ours.process.peek().has_value());  // without an id: the own tree alone
   CHECK(in_another_process([&] { return kill_own_tree({id, {}}).empty() ? 0 : 1; }) == 0);
-  CHECK(reaches_end(ours.life.read_end.get()));
+  CHECK(reaches_end(ours.liveness.read_end.get()));
   reap_adopted(std::vector<pid_t>{ours.process.pid(), longer.process.pid(), shell.process.pid()});
   CHECK(wait_end(ours.process) == ExitStatus::signaled(SIGKILL));
   CHECK(!longer.process.peek().has_value());
@@ -248,60 +248,61 @@ TEST_CASE("processes outside the tree are found by the job's mark, and only they
 TEST_CASE("marked processes below another keeper belong to that one") {
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   const std::string id = job.substr(job.find('=') + 1);
-  Pipe life = make_pipe();
+  Pipe liveness = make_pipe();
   ChildSpec spec;
   spec.path = DDP_PROCESS_HOST;
   spec.argv = {"host", "keeper", "serve", "0", id, DDP_PROCESS_WORKER, "stubborn"};
-  spec.inherit = {{life.write_end.get(), 3}};
+  spec.inherit = {{liveness.write_end.get(), 3}};
   auto node = spawn(spec);
   REQUIRE(node.has_value());
-  life.write_end.reset();
-  REQUIRE(read_bytes(life.read_end.get(), 2).size() == 2);
+  liveness.write_end.reset();
+  REQUIRE(read_bytes(liveness.read_end.get(), 2).size() == 2);
   CHECK(in_another_process([&] { return kill_own_tree({id, {}}).empty() ? 0 : 1; }) == 0);
-  CHECK(living_with(job).size() == 1);
+  CHECK(live_processes_of(job).size() == 1);
   REQUIRE(node->send_signal(SIGTERM).has_value());
   CHECK(wait_end(*node).text() == "exited 5");
-  CHECK(reaches_end(life.read_end.get()));
+  CHECK(reaches_end(liveness.read_end.get()));
 }
 
 TEST_CASE("a process of another user is named, not denied", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   // A worker of root below a process that has given root up, as below sudo.
-  Pipe life = make_pipe();
-  Pipe told = make_pipe();
+  Pipe liveness = make_pipe();
+  Pipe reported = make_pipe();
   const int code = in_another_process([&] {
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     ChildSpec spec;
     spec.path = DDP_PROCESS_WORKER;
     spec.argv = {"worker", "rest"};
-    spec.inherit = {{life.write_end.get(), 3}};
+    spec.inherit = {{liveness.write_end.get(), 3}};
     auto child = spawn(spec);
-    if (!child || read_bytes(life.read_end.get(), 1) != "r" || setresuid(65534, 65534, 65534) != 0) return 1;
+    if (!child || read_bytes(liveness.read_end.get(), 1) != "r" || setresuid(65534, 65534, 65534) != 0)
+      return 1;
     const auto left = kill_own_tree({}, std::chrono::milliseconds(500));
     if (left.size() != 1 || left[0].pid != child->pid()) return 2;
     const std::string text = left[0].text();
-    if (write(told.write_end.get(), text.data(), text.size()) < 0) return 3;
+    if (write(reported.write_end.get(), text.data(), text.size()) < 0) return 3;
     child->abandon();
     return 0;
   });
   CHECK(code == 0);
-  told.write_end.reset();
-  life.write_end.reset();
-  const std::string text = read_all(told.read_end.get());
+  reported.write_end.reset();
+  liveness.write_end.reset();
+  const std::string text = read_all(reported.read_end.get());
   const std::string pid = text.substr(0, text.find(' '));
   const std::string asleep = pid + " (process_worker, state S, uid 0), which we may not signal";
   const std::string on_its_way = pid + " (process_worker, state R, uid 0), which we may not signal";
   CHECK((text == asleep || text == on_its_way));
   // Now an orphan that came to us.
   CHECK(kill_own_tree().empty());
-  CHECK(reaches_end(life.read_end.get()));
+  CHECK(reaches_end(liveness.read_end.get()));
   reap_adopted({});
 }
 
 TEST_CASE("orphans are reaped, children that somebody owns are not") {
   Worker owned = start("exit", {}, "4");
   Worker parent = start("orphan");
-  REQUIRE(read_bytes(parent.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(parent.liveness.read_end.get(), 1) == "r");
   REQUIRE(wait_readable(owned.process.pidfd()));
   CHECK(wait_end(parent.process).success());
   CHECK(kill_own_tree().empty());  // ends the orphan

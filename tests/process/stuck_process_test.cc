@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kLimit{4};
 
 struct Process {
-  Pipe life;
+  Pipe liveness;
   ChildProcess process;
 };
 
@@ -26,18 +26,18 @@ Process start(const std::string& mode, const std::vector<std::string>& env = {})
   spec.path = DDP_PROCESS_WORKER;
   spec.argv = {"worker", mode};
   spec.env = env;
-  spec.inherit = {{started.life.write_end.get(), 3}};
+  spec.inherit = {{started.liveness.write_end.get(), 3}};
   auto child = spawn(spec);
   REQUIRE(child.has_value());
   started.process = std::move(*child);
-  started.life.write_end.reset();
+  started.liveness.write_end.reset();
   return started;
 }
 
 /// The stuck process and the server that holds it.
 class Stuck {
  public:
-  Stuck() : stuck_(start("stuck")) { said_ = read_bytes(stuck_.life.read_end.get(), 1); }
+  Stuck() : stuck_(start("stuck")) { said_ = read_bytes(stuck_.liveness.read_end.get(), 1); }
   /// The end of the server lets the exec go on.
   ~Stuck() {
     for (const ProcessInfo& info : list_processes())
@@ -59,13 +59,13 @@ TEST_CASE("a process that holds readers of its environment delays no kill of the
   const std::size_t descriptors = open_descriptors();
   const std::string job = unique_mark("DDPLAUNCH_JOB_ID");
   Process stranger = start("stubborn", {job, "LOCAL_RANK=0"});
-  REQUIRE(read_bytes(stranger.life.read_end.get(), 1) == "r");
+  REQUIRE(read_bytes(stranger.liveness.read_end.get(), 1) == "r");
   const auto began = Clock::now();
   const pid_t other = fork();
   if (other == 0) {  // the stranger stands in its tree no more than the stuck one does
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     Process ours = start("family");
-    if (read_bytes(ours.life.read_end.get(), 5).size() != 5) _exit(2);
+    if (read_bytes(ours.liveness.read_end.get(), 5).size() != 5) _exit(2);
     TreeKill kill({job.substr(job.find('=') + 1), {}}, kKillBound);
     Clock::duration tree_gone{};
     while (!kill.step()) {
@@ -82,7 +82,7 @@ TEST_CASE("a process that holds readers of its environment delays no kill of the
   CHECK(Clock::now() - began < kLimit);
   CHECK(wait_end(stranger.process) == ExitStatus::signaled(SIGKILL));
   reap_adopted(std::vector<pid_t>{stuck.pid()});
-  stranger.life.read_end.reset();
+  stranger.liveness.read_end.reset();
   stranger.process = {};
   CHECK(open_descriptors() <= descriptors);
 }
@@ -94,7 +94,7 @@ TEST_CASE("a search goes on behind the process that holds its reader") {
   std::vector<Process> marked;
   for (const char* rank : {"LOCAL_RANK=3", "LOCAL_RANK=x", "RANK=1"}) {
     marked.push_back(start("rest", {job, rank}));
-    REQUIRE(read_bytes(marked.back().life.read_end.get(), 1) == "r");
+    REQUIRE(read_bytes(marked.back().liveness.read_end.get(), 1) == "r");
   }
   const auto began = Clock::now();
   std::vector<MarkedProcess> found;

@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-class Events final : public WorkerEvents {
+class RecordedEvents final : public WorkerEvents {
  public:
   std::size_t output_room(std::uint8_t) const override { return buffer_.size(); }
   std::span<char> output_space(std::size_t) override { return buffer_; }
@@ -35,7 +35,7 @@ TEST_CASE(
     "a worker that somebody else terminates does not end by our stop, although that comes before it is seen "
     "dead") {
   asio::io_context loop;
-  Events events;
+  RecordedEvents events;
   WorkerGroup group(loop.get_executor(), events, {});
   std::vector<WorkerSpec> specs(3);
   for (std::uint32_t rank = 0; rank < 3; ++rank) {

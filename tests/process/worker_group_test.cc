@@ -16,7 +16,7 @@ using namespace process_test;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-class Events final : public WorkerEvents {
+class RecordedEvents final : public WorkerEvents {
  public:
   std::size_t output_room(std::uint8_t) const override { return 1u << 20; }
   std::span<char> output_space(std::size_t size) override {
@@ -81,7 +81,7 @@ class Ranks {
   }
 
   asio::io_context loop{1};
-  Events events;
+  RecordedEvents events;
   const std::string job = unique_mark("x").substr(2);
   WorkerGroup group{loop.get_executor(), events, TreeScope{job, {}}};
 };
@@ -119,7 +119,7 @@ TEST_CASE("what dead ranks left is killed, also in sessions of its own; what liv
   kill_leftovers(ranks);
   ranks.run_until([&] { return ranks.orphans().size() == 1; });
   CHECK(has_entry(process_environment(ranks.orphans()[0]), "LOCAL_RANK=2"));
-  CHECK(ranks.group.lives(2));
+  CHECK(ranks.group.is_alive(2));
 }
 
 TEST_CASE("an orphan whose environment cannot be read does not hold the loop", "[fuse]") {

@@ -13,7 +13,7 @@ void Simulation::start_agent(HostNumber host) {
   Machine& machine = machines_[host];
   const auto id = static_cast<std::uint32_t>(agents_.size());
   agents_.push_back({host,
-                     ++machine.lives,
+                     ++machine.is_alive,
                      Member(setup_.term, setup_.grace, local(machine, now_)),
                      true,
                      true,
@@ -31,27 +31,27 @@ void Simulation::start_agent(HostNumber host) {
                      {}});
   machine.agents.push_back(id);
   send(false, id, Word::kHello);
-  tell_member(id, Member::Tick{});
+  notify_member(id, Member::Tick{});
 }
 
 void Simulation::at_node(const Event& event) {
-  Agent& agent = agents_[event.id];
+  SimulatedAgent& agent = agents_[event.id];
   if (!agent.alive || !agent.node_open) return;
   switch (event.word) {
     case Word::kRun:
       if (agent.world_hash != world_hashes_[event.attempt])
         fail("the nodes of attempt " + std::to_string(event.attempt) + " are told different worlds");
-      return tell_member(event.id, Member::Run{event.attempt});
+      return notify_member(event.id, Member::Run{event.attempt});
     case Word::kStop:
-      return tell_member(event.id, Member::Stop{event.attempt, setup_.grace});
+      return notify_member(event.id, Member::Stop{event.attempt, setup_.grace});
     case Word::kPing:
-      return tell_member(event.id, Member::Pinged{});
+      return notify_member(event.id, Member::Pinged{});
     case Word::kLeave:
-      return tell_member(event.id, Member::Leave{});
+      return notify_member(event.id, Member::Leave{});
     case Word::kEnd:
     case Word::kEndDead:
       agent.node_open = false;
-      return tell_member(event.id, Member::LinkLost{});
+      return notify_member(event.id, Member::LinkLost{});
     case Word::kHello:
     case Word::kPong:
     case Word::kEnded:
@@ -60,8 +60,8 @@ void Simulation::at_node(const Event& event) {
   }
 }
 
-void Simulation::tell_member(std::uint32_t id, const Member::Event& event) {
-  Agent& agent = agents_[id];
+void Simulation::notify_member(std::uint32_t id, const Member::Event& event) {
+  SimulatedAgent& agent = agents_[id];
   if (!agent.alive) return;
   const Machine& machine = machines_[agent.host];
   for (const Member::Action& action : agent.member.step(event, local(machine, now_))) {
@@ -93,16 +93,16 @@ void Simulation::tell_member(std::uint32_t id, const Member::Event& event) {
 }
 
 void Simulation::start_workers(std::uint32_t id) {
-  Agent& agent = agents_[id];
-  for (int i = 0; i < agent.place.local_world_size; ++i) {
-    const auto rank = static_cast<std::uint32_t>(agent.place.first_rank + i);
+  SimulatedAgent& agent = agents_[id];
+  for (int i = 0; i < agent.assignment.local_world_size; ++i) {
+    const auto rank = static_cast<std::uint32_t>(agent.assignment.first_rank + i);
     agent.ranks.push_back(rank);
-    worker_lives(id, rank);
+    worker_processes(id, rank);
     push(now_ + setup_.work + some(0s, 200ms), Kind::kWorkerDone, id, agent.attempt, rank);
   }
 }
 
-void Simulation::kill_workers(Agent& agent) {
+void Simulation::kill_workers(SimulatedAgent& agent) {
   if (!agent.ranks.empty()) spoilt_[agent.attempt] = true;
   if (!machines_[agent.host].paused_now)
     for (const std::uint32_t rank : agent.ranks)
@@ -111,7 +111,7 @@ void Simulation::kill_workers(Agent& agent) {
 }
 
 void Simulation::worker_done(const Event& event) {
-  Agent& agent = agents_[event.id];
+  SimulatedAgent& agent = agents_[event.id];
   const auto found = std::find(agent.ranks.begin(), agent.ranks.end(), event.number);
   if (agent.attempt != event.attempt || found == agent.ranks.end() || spoilt_[event.attempt]) return;
   agent.ranks.erase(found);
@@ -125,14 +125,14 @@ void Simulation::fault(const Event& event) {
   Machine& machine = machines_[event.id];
   const Time until = now_ + event.lasts;
   // Only agents that are there: those of the machine that live.
-  std::vector<std::uint32_t> living;
+  std::vector<std::uint32_t> live_ones;
   for (const std::uint32_t id : machine.agents)
-    if (agents_[id].alive) living.push_back(id);
+    if (agents_[id].alive) live_ones.push_back(id);
   switch (static_cast<Fault>(event.number)) {
     case Fault::kCrash:
       if (machine.paused_now) return;
       machine.cut_from = machine.cut_to = std::max(until, machine.cut_to);
-      for (const std::uint32_t id : living) {
+      for (const std::uint32_t id : live_ones) {
         kill_workers(agents_[id]);
         agents_[id].alive = agents_[id].node_open = false;
         // Its kernel answers for it when it is back, if anybody asks.
@@ -141,16 +141,16 @@ void Simulation::fault(const Event& event) {
       if (setup_.rules.open) push(until + some(0s, 1s), Kind::kAgentStart, event.id);
       break;
     case Fault::kAgentKilled:
-      for (const std::uint32_t id : living)
+      for (const std::uint32_t id : live_ones)
         push(now_ + some(0s, setup_.kill), Kind::kKeeperKilled, id);
       break;
     case Fault::kAgentFrozen:
-      for (const std::uint32_t id : living)
+      for (const std::uint32_t id : live_ones)
         agents_[id].frozen = std::max(agents_[id].frozen, until);
       break;
     case Fault::kMachinePaused:
       if (machine.paused_now) return;
-      for (const std::uint32_t id : living)
+      for (const std::uint32_t id : live_ones)
         for (const std::uint32_t rank : agents_[id].ranks)
           worker_is_gone(agents_[id], rank);
       machine.paused = until;
@@ -170,14 +170,14 @@ void Simulation::fault(const Event& event) {
       machine.cut_to = until;
       break;
     case Fault::kLinkReset:
-      for (const std::uint32_t id : living) {
+      for (const std::uint32_t id : live_ones) {
         send(false, id, Word::kEnd);
         send(true, id, Word::kEnd);
       }
       break;
     case Fault::kWorkerFails:
-      for (const std::uint32_t id : living) {
-        Agent& agent = agents_[id];
+      for (const std::uint32_t id : live_ones) {
+        SimulatedAgent& agent = agents_[id];
         if (agent.ranks.empty() || machine.paused_now || agent.frozen > now_) continue;
         const std::uint32_t rank = agent.ranks.back();
         agent.ranks.pop_back();
@@ -191,7 +191,7 @@ void Simulation::fault(const Event& event) {
       stale();
       break;
     case Fault::kUserStops:
-      tell_master({}, UserStop{"stopped by SIGINT"});
+      notify_master({}, UserStop{"stopped by SIGINT"});
       break;
   }
 }
@@ -199,14 +199,14 @@ void Simulation::fault(const Event& event) {
 /// Of another job, an earlier life, or another attempt: nothing may come of it, whatever it says.
 void Simulation::stale() {
   if (agents_.empty() || report_.ended || master_frozen_ > now_) return;
-  const Agent& agent = agents_[random_() % agents_.size()];
+  const SimulatedAgent& agent = agents_[random_() % agents_.size()];
   Sender from = sender(agent, membership_.attempt());
   switch (random_() % 3) {
     case 0:
       from.job = "another";
       break;
     case 1:
-      --from.life;
+      --from.incarnation;
       break;
     case 2:
       ++from.attempt;
@@ -214,9 +214,9 @@ void Simulation::stale() {
   }
   // Not that of an agent whose hello is still on its way, when it names the one who is there.
   if (from.job == setup_.rules.job && from.attempt == membership_.attempt() &&
-      from.life == membership_.life(from.host))
+      from.incarnation == membership_.incarnation(from.host))
     return;
-  const MemberEvent events[] = {WorkerFailed{"stale"}, NodeEnded{1}, NodeRefused{"stale"}, Progress{}};
+  const MemberEvent events[] = {WorkerFailed{"stale"}, NodeEnded{1}, NodeRefused{"stale"}, AttemptProgress{}};
   const auto actions = membership_.step(from, events[random_() % 4], now_);
   if (!actions.empty()) fail("a stale message had an effect");
 }

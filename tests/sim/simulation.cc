@@ -16,24 +16,24 @@ constexpr Time kLongest = 3600s;
 
 std::size_t hash_of(const World& world) {
   std::size_t hash = 1469598103934665603U;
-  for (const Place& place : world.places)
-    for (const int part :
-         {static_cast<int>(place.host), place.node_rank, place.first_rank, place.local_world_size})
+  for (const RankAssignment& assignment : world.assignments)
+    for (const int part : {static_cast<int>(assignment.host), assignment.node_rank, assignment.first_rank,
+                           assignment.local_world_size})
       hash = (hash ^ static_cast<std::size_t>(part)) * 1099511628211U;
   return hash;
 }
 
-MembershipRules planted(MembershipRules rules, Plant plant) {
-  if (plant == Plant::kNoLease) rules.lease = Time(0);
-  if (plant == Plant::kOneNodeLess) rules.min_nodes = std::max(1, rules.min_nodes - 1);
-  if (plant == Plant::kFreeRestarts) rules.max_restarts += 1;
+MembershipRules with_bug(MembershipRules rules, InjectedBug bug) {
+  if (bug == InjectedBug::kNoLease) rules.lease = Time(0);
+  if (bug == InjectedBug::kOneNodeLess) rules.min_nodes = std::max(1, rules.min_nodes - 1);
+  if (bug == InjectedBug::kFreeRestarts) rules.max_restarts += 1;
   return rules;
 }
 
 }  // namespace
 
 Simulation::Simulation(Setup setup, std::uint64_t seed)
-    : setup_(std::move(setup)), random_(seed), membership_(planted(setup_.rules, setup_.plant)) {
+    : setup_(std::move(setup)), random_(seed), membership_(with_bug(setup_.rules, setup_.bug)) {
   machines_.resize(setup_.slots.size());
   for (Machine& machine : machines_) {
     machine.offset = some(0s, 1000s);
@@ -61,7 +61,7 @@ void Simulation::plan(Fault fault, HostNumber host, Time at, Time lasts) {
   push(at, Kind::kFault, host, 0, static_cast<std::uint32_t>(fault), Word::kEnd, lasts);
 }
 
-Report Simulation::run() {
+SimulationReport Simulation::run() {
   const Time after = 2 * setup_.rules.lease + setup_.kill + 60s;
   while (!queue_.empty() && !report_.broken) {
     const Event event = queue_.top();
@@ -109,7 +109,7 @@ Time Simulation::global(const Machine& machine, Time at) const {
 /// which only the sender learns.
 void Simulation::send(bool to_node, std::uint32_t id, Word word, std::uint32_t attempt,
                       std::uint32_t number) {
-  Agent& agent = agents_[id];
+  SimulatedAgent& agent = agents_[id];
   const Machine& machine = machines_[agent.host];
   const Time cut = to_node ? machine.cut_to : machine.cut_from;
   if (cut > now_ + kTcpPatience) {
@@ -168,15 +168,15 @@ void Simulation::handle(const Event& event) {
       return at_master(event);
     case Kind::kMasterTick:
       master_tick_ = Time(-1);
-      if (setup_.plant != Plant::kNoTicks || now_ == 0s) tell_master({}, Tick{});
+      if (setup_.bug != InjectedBug::kNoTicks || now_ == 0s) notify_master({}, Tick{});
       return;
     case Kind::kPing:
       return ping();
     case Kind::kMemberTick:
       agents_[event.id].tick_at = Time(-1);
-      return tell_member(event.id, Member::Tick{});
+      return notify_member(event.id, Member::Tick{});
     case Kind::kKeeper: {
-      Agent& agent = agents_[event.id];
+      SimulatedAgent& agent = agents_[event.id];
       agent.keeper_at = Time(-1);
       if (!agent.alive) return;
       const Machine& machine = machines_[agent.host];
@@ -193,7 +193,7 @@ void Simulation::handle(const Event& event) {
       return;
     }
     case Kind::kKeeperKilled: {
-      Agent& agent = agents_[event.id];
+      SimulatedAgent& agent = agents_[event.id];
       if (!agent.alive) return;
       kill_workers(agent);
       agent.alive = agent.node_open = false;
@@ -204,10 +204,10 @@ void Simulation::handle(const Event& event) {
     case Kind::kWorkerDone:
       return worker_done(event);
     case Kind::kWorkersDie: {
-      Agent& agent = agents_[event.id];
+      SimulatedAgent& agent = agents_[event.id];
       if (!agent.alive || agent.attempt != event.attempt || !agent.member.running()) return;
       kill_workers(agent);
-      return tell_member(event.id, Member::WorkersGone{event.attempt});
+      return notify_member(event.id, Member::WorkersGone{event.attempt});
     }
     case Kind::kFault:
       return fault(event);
@@ -216,7 +216,7 @@ void Simulation::handle(const Event& event) {
       if (now_ < machine.paused || !std::exchange(machine.paused_now, false)) return;
       for (const std::uint32_t id : machine.agents)
         for (const std::uint32_t rank : agents_[id].ranks)
-          worker_lives(id, rank);
+          worker_processes(id, rank);
       return;
     }
     case Kind::kAgentStart:
@@ -226,18 +226,18 @@ void Simulation::handle(const Event& event) {
       const Machine& machine = machines_[event.id];
       const bool reached = std::max(machine.cut_from, machine.cut_to) <= now_ && machine.paused <= now_;
       if (reached && !report_.ended) return start_agent(event.id);
-      return tell_master({setup_.rules.job, 0, event.id, 0}, Absent{"no route to host"});
+      return notify_master({setup_.rules.job, 0, event.id, 0}, Absent{"no route to host"});
     }
   }
 }
 
 // ---- the master
 
-Sender Simulation::sender(const Agent& agent, std::uint32_t attempt) const {
-  return {setup_.rules.job, attempt, agent.host, agent.life};
+Sender Simulation::sender(const SimulatedAgent& agent, std::uint32_t attempt) const {
+  return {setup_.rules.job, attempt, agent.host, agent.incarnation};
 }
 
-void Simulation::tell_master(const Sender& from, const MemberEvent& event) {
+void Simulation::notify_master(const Sender& from, const MemberEvent& event) {
   if (report_.ended) return;
   for (const MemberAction& action : membership_.step(from, event, now_))
     carry_out(action);
@@ -260,10 +260,11 @@ void Simulation::carry_out(const MemberAction& action) {
       if (agents_[id].master_open) send(true, id, Word::kStop, stop->attempt);
   } else if (const auto* drop = std::get_if<Drop>(&action)) {
     for (const std::uint32_t id : machines_[drop->host].agents) {
-      if (agents_[id].life != drop->life || !std::exchange(agents_[id].master_open, false)) continue;
+      if (agents_[id].incarnation != drop->incarnation || !std::exchange(agents_[id].master_open, false))
+        continue;
       send(true, id, Word::kEnd);
     }
-  } else if (const auto* recall = std::get_if<Recall>(&action)) {
+  } else if (const auto* recall = std::get_if<RecallHost>(&action)) {
     push(now_ + some(300ms, 2s), Kind::kRecallAnswer, recall->host);
   } else if (const auto* ended = std::get_if<EndJob>(&action)) {
     report_.ended = true;
@@ -276,9 +277,9 @@ void Simulation::carry_out(const MemberAction& action) {
 }
 
 void Simulation::begin(const Begin& action) {
-  const auto nodes = static_cast<int>(action.world.places.size());
-  if (living_all_ > 0)
-    fail("attempt " + std::to_string(action.attempt) + " begins while " + std::to_string(living_all_) +
+  const auto nodes = static_cast<int>(action.world.assignments.size());
+  if (alive_all_ > 0)
+    fail("attempt " + std::to_string(action.attempt) + " begins while " + std::to_string(alive_all_) +
          " workers of others live");
   if (nodes < setup_.rules.min_nodes || nodes > setup_.rules.max_nodes)
     fail("attempt " + std::to_string(action.attempt) + " begins with " + std::to_string(nodes) + " nodes");
@@ -287,17 +288,17 @@ void Simulation::begin(const Begin& action) {
   if (++report_.attempts > 1 + setup_.rules.max_restarts + growths_)
     fail("more attempts than the budget allows");
   world_hashes_.push_back(hash_of(action.world));
-  living_.push_back(0);
+  alive_.push_back(0);
   spoilt_.push_back(false);
   owner_.resize(std::max(owner_.size(), static_cast<std::size_t>(action.world.world_size)), 0);
   participants_.clear();
-  for (const Place& place : action.world.places) {
-    const std::uint32_t id = link_of(place.host);
+  for (const RankAssignment& assignment : action.world.assignments) {
+    const std::uint32_t id = link_of(assignment.host);
     if (!agents_[id].master_open) fail("a node whose link is closed is in the attempt");
     participants_.push_back(id);
-    agents_[id].place = place;
+    agents_[id].assignment = assignment;
     agents_[id].world_hash = world_hashes_.back();
-    if (setup_.plant == Plant::kWorldDiffers && nodes > 1 && place.node_rank == nodes - 1)
+    if (setup_.bug == InjectedBug::kWorldDiffers && nodes > 1 && assignment.node_rank == nodes - 1)
       ++agents_[id].world_hash;
     send(true, id, Word::kRun, action.attempt);
   }
@@ -305,36 +306,37 @@ void Simulation::begin(const Begin& action) {
 
 std::uint32_t Simulation::link_of(HostNumber host) const {
   const auto& agents = machines_[host].agents;
-  return *std::find_if(agents.rbegin(), agents.rend(),
-                       [&](std::uint32_t id) { return agents_[id].life == membership_.life(host); });
+  return *std::find_if(agents.rbegin(), agents.rend(), [&](std::uint32_t id) {
+    return agents_[id].incarnation == membership_.incarnation(host);
+  });
 }
 
 void Simulation::at_master(const Event& event) {
-  Agent& agent = agents_[event.id];
+  SimulatedAgent& agent = agents_[event.id];
   Sender from = sender(agent, event.attempt);
-  if (setup_.plant == Plant::kLateBelieved && event.word != Word::kHello) {
+  if (setup_.bug == InjectedBug::kLateBelieved && event.word != Word::kHello) {
     from.attempt = membership_.attempt();
-    from.life = membership_.life(agent.host);
+    from.incarnation = membership_.incarnation(agent.host);
   } else if (!agent.master_open) {
     return;
   }
   switch (event.word) {
     case Word::kHello:
       agent.joined = true;
-      return tell_master(from, Joined{setup_.slots[agent.host], {}});
+      return notify_master(from, Joined{setup_.slots[agent.host], {}});
     case Word::kPong:
       agent.ping_owed = false;
-      return tell_master(from, Heard{});
+      return notify_master(from, Heartbeat{});
     case Word::kEnded:
-      tell_master(from, Heard{});
-      return tell_master(from, NodeEnded{});
+      notify_master(from, Heartbeat{});
+      return notify_master(from, NodeEnded{});
     case Word::kFailed:
-      tell_master(from, Heard{});
-      return tell_master(from, WorkerFailed{"rank " + std::to_string(event.number) + " exited 1"});
+      notify_master(from, Heartbeat{});
+      return notify_master(from, WorkerFailed{"rank " + std::to_string(event.number) + " exited 1"});
     case Word::kEnd:
     case Word::kEndDead:
       agent.master_open = false;
-      return tell_master(from, LinkLost{"the link ended", event.word == Word::kEndDead});
+      return notify_master(from, LinkLost{"the link ended", event.word == Word::kEndDead});
     case Word::kRun:
     case Word::kStop:
     case Word::kPing:
@@ -346,9 +348,9 @@ void Simulation::at_master(const Event& event) {
 void Simulation::ping() {
   if (report_.ended) return;
   for (std::uint32_t id = 0; id < agents_.size(); ++id) {
-    Agent& agent = agents_[id];
+    SimulatedAgent& agent = agents_[id];
     if (!agent.master_open || !agent.joined) continue;
-    if (std::exchange(agent.ping_owed, true) && setup_.plant != Plant::kPingsUnasked) continue;
+    if (std::exchange(agent.ping_owed, true) && setup_.bug != InjectedBug::kPingsUnasked) continue;
     send(true, id, Word::kPing);
   }
   push(now_ + std::min<Time>(1s, setup_.term / 5), Kind::kPing, 0);
@@ -361,25 +363,25 @@ void Simulation::fail(const std::string& what) {
   report_.broken = what + ", after " + std::to_string(now_ / 1ms) + " ms";
 }
 
-void Simulation::worker_lives(std::uint32_t id, std::uint32_t rank) {
-  const Agent& agent = agents_[id];
+void Simulation::worker_processes(std::uint32_t id, std::uint32_t rank) {
+  const SimulatedAgent& agent = agents_[id];
   if (std::exchange(owner_[rank], id + 1) != 0) fail("rank " + std::to_string(rank) + " has two owners");
-  ++living_[agent.attempt];
-  if (++living_all_ != living_[agent.attempt])
+  ++alive_[agent.attempt];
+  if (++alive_all_ != alive_[agent.attempt])
     fail("a worker of attempt " + std::to_string(agent.attempt) + " runs beside those of another");
   if (agent.attempt + 1 != world_hashes_.size())
     fail("a worker of attempt " + std::to_string(agent.attempt) + " runs, although a later one has begun");
 }
 
-void Simulation::worker_is_gone(const Agent& agent, std::uint32_t rank) {
+void Simulation::worker_is_gone(const SimulatedAgent& agent, std::uint32_t rank) {
   owner_[rank] = 0;
-  --living_[agent.attempt];
-  --living_all_;
+  --alive_[agent.attempt];
+  --alive_all_;
 }
 
 void Simulation::check_end() {
   if (!report_.ended) fail("nothing happens any more, and the job has not ended");
-  if (living_all_ > 0) fail(std::to_string(living_all_) + " workers live although the job has ended");
+  if (alive_all_ > 0) fail(std::to_string(alive_all_) + " workers live although the job has ended");
   if (report_.outcome == Outcome::kDone && report_.attempts == 0) fail("done without an attempt");
 }
 

@@ -16,7 +16,7 @@ namespace ddp::sim {
 using Time = std::chrono::nanoseconds;
 
 /// A mistake made on purpose, to see that it is found. The cores are as they are; what drives them is not.
-enum class Plant : std::uint8_t {
+enum class InjectedBug : std::uint8_t {
   kNone,
   kNoLease,       ///< the next attempt does not wait for the lease of a lost node
   kPingsUnasked,  ///< a node is pinged although it has not answered the last Ping
@@ -40,7 +40,7 @@ struct Setup {
   int faults = 0;                 ///< at random times of the first `fault_time`
   Time fault_time{};
   bool worker_faults = true;
-  Plant plant = Plant::kNone;
+  InjectedBug bug = InjectedBug::kNone;
 };
 /// A small world of random shape and fortune.
 Setup random_setup(std::uint64_t seed);
@@ -62,7 +62,7 @@ enum class Fault : std::uint8_t {
 };
 constexpr int kFaults = 12;
 
-struct Report {
+struct SimulationReport {
   std::optional<std::string> broken;  ///< which invariant, when
   bool ended = false;
   rendezvous::Outcome outcome = rendezvous::Outcome::kDone;
@@ -82,7 +82,7 @@ class Simulation {
   Simulation(Setup setup, std::uint64_t seed);
   /// Besides those by chance; before run().
   void plan(Fault fault, rendezvous::HostNumber host, Time at, Time lasts);
-  Report run();
+  SimulationReport run();
 
  private:
   enum class Kind : std::uint8_t {
@@ -128,19 +128,19 @@ class Simulation {
     std::int64_t ppm = 0;
     Time cut_from{0}, cut_to{0}, paused{0};  ///< until then
     bool paused_now = false;
-    std::uint32_t lives = 0;
+    std::uint32_t is_alive = 0;
     std::vector<std::uint32_t> agents;
   };
-  struct Agent {
+  struct SimulatedAgent {
     rendezvous::HostNumber host;
-    std::uint32_t life;
+    std::uint32_t incarnation;
     rendezvous::Member member;
     bool alive = true;
     bool node_open = true, master_open = true, joined = false, ping_owed = false;
     Time frozen{0}, last_to_node{0}, last_to_master{0};
     Time tick_at{-1}, keeper_at{-1};
     std::uint32_t attempt = 0;
-    rendezvous::Place place;
+    rendezvous::RankAssignment assignment;
     std::size_t world_hash = 0;
     std::vector<std::uint32_t> ranks;  ///< of living workers
   };
@@ -157,28 +157,28 @@ class Simulation {
             std::uint32_t number = 0);
 
   // the master
-  void tell_master(const rendezvous::Sender& from, const rendezvous::MemberEvent& event);
+  void notify_master(const rendezvous::Sender& from, const rendezvous::MemberEvent& event);
   void carry_out(const rendezvous::MemberAction& action);
   void begin(const rendezvous::Begin& action);
   void at_master(const Event& event);
   void ping();
   std::uint32_t link_of(rendezvous::HostNumber host) const;
-  rendezvous::Sender sender(const Agent& agent, std::uint32_t attempt) const;
+  rendezvous::Sender sender(const SimulatedAgent& agent, std::uint32_t attempt) const;
 
   // a node
   void start_agent(rendezvous::HostNumber host);
   void at_node(const Event& event);
-  void tell_member(std::uint32_t id, const rendezvous::Member::Event& event);
+  void notify_member(std::uint32_t id, const rendezvous::Member::Event& event);
   void start_workers(std::uint32_t id);
-  void kill_workers(Agent& agent);
+  void kill_workers(SimulatedAgent& agent);
   void worker_done(const Event& event);
   void fault(const Event& event);
   void stale();
 
   // what must hold
   void fail(const std::string& what);
-  void worker_lives(std::uint32_t id, std::uint32_t rank);
-  void worker_is_gone(const Agent& agent, std::uint32_t rank);
+  void worker_processes(std::uint32_t id, std::uint32_t rank);
+  void worker_is_gone(const SimulatedAgent& agent, std::uint32_t rank);
   void check_end();
 
   const Setup setup_;
@@ -190,15 +190,15 @@ class Simulation {
   Time master_frozen_{0};
   Time master_tick_{-1};
   std::vector<Machine> machines_;
-  std::deque<Agent> agents_;
+  std::deque<SimulatedAgent> agents_;
   std::vector<std::size_t> world_hashes_;    ///< by attempt
   std::vector<std::uint32_t> participants_;  ///< agents of the attempt
   std::vector<std::uint32_t> owner_;         ///< rank → agent + 1
-  std::vector<std::int64_t> living_;         ///< workers by attempt, of machines that are not paused
-  std::int64_t living_all_ = 0;
+  std::vector<std::int64_t> alive_;          ///< workers by attempt, of machines that are not paused
+  std::int64_t alive_all_ = 0;
   std::vector<bool> spoilt_;  ///< attempts one of whose workers ended badly: the others wait for it for ever
   int growths_ = 0;
-  Report report_;
+  SimulationReport report_;
 };
 
 }  // namespace ddp::sim

@@ -47,7 +47,7 @@ TEST_CASE("simulation: thousands of small worlds keep what is promised") {
   int restarts = 0;
   std::uint64_t events = 0;
   for (std::uint64_t seed = first; seed <= last; ++seed) {
-    const Report report = Simulation(random_setup(seed), seed).run();
+    const SimulationReport report = Simulation(random_setup(seed), seed).run();
     INFO("seed " << seed << ": " << report.broken.value_or("") << "; the job's end: " << report.reason);
     REQUIRE_FALSE(report.broken);
     ++outcomes[report.outcome];
@@ -68,12 +68,12 @@ TEST_CASE("simulation: thousands of small worlds keep what is promised") {
 }
 
 /// How many seeds it takes; 0: not found.
-std::uint64_t found_after(Plant plant, std::string& what) {
+std::uint64_t found_after(InjectedBug bug, std::string& what) {
   for (std::uint64_t seed = 1; seed <= 10'000; ++seed) {
     Setup setup = random_setup(seed);
-    setup.plant = plant;
+    setup.bug = bug;
     setup.faults += 10;
-    const Report report = Simulation(setup, seed).run();
+    const SimulationReport report = Simulation(setup, seed).run();
     if (!report.broken) continue;
     what = *report.broken;
     return seed;
@@ -82,16 +82,16 @@ std::uint64_t found_after(Plant plant, std::string& what) {
 }
 
 TEST_CASE("simulation: it finds mistakes that are made on purpose") {
-  const std::map<Plant, std::string> plants{{Plant::kNoLease, "no lease"},
-                                            {Plant::kPingsUnasked, "pings unasked"},
-                                            {Plant::kLateBelieved, "late messages believed"},
-                                            {Plant::kWorldDiffers, "worlds differ"},
-                                            {Plant::kOneNodeLess, "one node fewer than MIN"},
-                                            {Plant::kFreeRestarts, "a restart too many"},
-                                            {Plant::kNoTicks, "no ticks"}};
-  for (const auto& [plant, name] : plants) {
+  const std::map<InjectedBug, std::string> bugs{{InjectedBug::kNoLease, "no lease"},
+                                                {InjectedBug::kPingsUnasked, "pings unasked"},
+                                                {InjectedBug::kLateBelieved, "late messages believed"},
+                                                {InjectedBug::kWorldDiffers, "worlds differ"},
+                                                {InjectedBug::kOneNodeLess, "one node fewer than MIN"},
+                                                {InjectedBug::kFreeRestarts, "a restart too many"},
+                                                {InjectedBug::kNoTicks, "no ticks"}};
+  for (const auto& [bug, name] : bugs) {
     std::string what;
-    const std::uint64_t seed = found_after(plant, what);
+    const std::uint64_t seed = found_after(bug, what);
     std::cout << "planted: " << name << ": seed " << seed << ": " << what << "\n";
     INFO(name);
     CHECK(seed > 0);
@@ -126,7 +126,7 @@ TEST_CASE(
     for (std::uint64_t seed = 1; seed <= 20; ++seed) {
       Simulation simulation(plain_setup(4, 2), seed);
       simulation.plan(fault, 2, 10s + std::chrono::milliseconds(seed * 137), 12s);
-      const Report report = simulation.run();
+      const SimulationReport report = simulation.run();
       INFO("fault " << static_cast<int>(fault) << ", seed " << seed << ": " << report.broken.value_or("")
                     << " " << report.reason);
       CHECK_FALSE(report.broken);
@@ -145,7 +145,7 @@ TEST_CASE("simulation: who is gone for longer is replaced, and the job is done")
       setup.rules.spares = 1;
       Simulation simulation(setup, seed);
       simulation.plan(fault, 1, 10s + std::chrono::milliseconds(seed * 137), 90s);
-      const Report report = simulation.run();
+      const SimulationReport report = simulation.run();
       INFO("fault " << static_cast<int>(fault) << ", seed " << seed << ": " << report.broken.value_or("")
                     << " " << report.reason);
       CHECK_FALSE(report.broken);
@@ -165,7 +165,7 @@ TEST_CASE("simulation: 10,000 nodes with 8 workers each, of which 20 are lost") 
     simulation.plan(i % 2 == 0 ? Fault::kCut : Fault::kAgentKilled,
                     static_cast<rendezvous::HostNumber>(nodes / 20) * i, 20s, 1000s);
   const double began = cpu_seconds();
-  const Report report = simulation.run();
+  const SimulationReport report = simulation.run();
   const double took = cpu_seconds() - began;
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

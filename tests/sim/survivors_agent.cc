@@ -26,12 +26,12 @@ std::uint32_t agent_pid(std::uint32_t agent) {
 
 // ---- the link
 
-void SurvivorsWorld::start_agent(std::size_t host, std::uint32_t life) {
+void SurvivorsWorld::start_agent(std::size_t host, std::uint32_t incarnation) {
   const auto id = static_cast<std::uint32_t>(agents_.size());
   SimAgent& agent = agents_.emplace_back();
   agent.id = id;
   agent.host = host;
-  agent.life = life;
+  agent.incarnation = incarnation;
   agent.lease = NodeLease(setup_.spec.master_timeout, now_);
   Hello hello;
   hello.hostname = hello.machine_id = "m" + std::to_string(host);
@@ -95,7 +95,7 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
   if (const auto* start = std::get_if<JobStart>(&message)) {
     agent.leased = true;
     agent.accepted = now_;
-    keeper_looks(agent.id);
+    keeper_samples(agent.id);
     to_master(agent, JobAccepted{"/bin/train", {}, "", predecessor_gone(start->predecessor)});
   } else if (const auto* open = std::get_if<OpenStore>(&message)) {
     open_store(agent, *open);
@@ -103,16 +103,16 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
     to_master(agent, ProbeResult{probe->attempt, probe->addresses.front(), "", ""});
   } else if (const auto* order = std::get_if<Spawn>(&message)) {
     spawn(agent, *order);
-  } else if (const auto* told = std::get_if<Revoke>(&message)) {
-    if (give_up_next(agent, told->attempt)) return;
-    if (agent.running && !agent.waiting && told->attempt == agent.attempt && !agent.leaving &&
+  } else if (const auto* reported = std::get_if<Revoke>(&message)) {
+    if (give_up_next(agent, reported->attempt)) return;
+    if (agent.running && !agent.waiting && reported->attempt == agent.attempt && !agent.leaving &&
         !agent.ending && !agent.stopping && !std::exchange(agent.letting_go, true))
-      revoke(agent, *told);
+      revoke(agent, *reported);
   } else if (const auto* end = std::get_if<Stop>(&message)) {
     if (give_up_next(agent, end->attempt)) return;
     if (agent.running && end->attempt == agent.attempt) {
-      for (auto& [local, life] : agent.lives) {
-        life.session.stop({end->reason, end->grace_ms});
+      for (auto& [local, process] : agent.processes) {
+        process.session.stop({end->reason, end->grace_ms});
         flush(agent, local);
       }
       stop(agent, std::chrono::milliseconds(end->grace_ms));
@@ -127,11 +127,11 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
 
 /// Agent and keeper end together here.
 bool SurvivorsWorld::predecessor_gone(const std::vector<std::uint32_t>& pids) const {
-  if (setup_.plant == SurvivorsPlant::kPredecessorUnseen) return !pids.empty();
-  const bool any_lives = std::any_of(pids.begin(), pids.end(), [this](std::uint32_t pid) {
+  if (setup_.bug == SurvivorsBug::kPredecessorUnseen) return !pids.empty();
+  const bool any_alive = std::any_of(pids.begin(), pids.end(), [this](std::uint32_t pid) {
     return pid < kAgentPids ? workers_[pid - 1].alive : agents_[(pid - kAgentPids) / 2].alive;
   });
-  return !pids.empty() && !any_lives;
+  return !pids.empty() && !any_alive;
 }
 
 void SurvivorsWorld::open_store(SimAgent& agent, const OpenStore& message) {
@@ -155,8 +155,8 @@ bool SurvivorsWorld::give_up_next(SimAgent& agent, std::uint32_t attempt) {
 
 void SurvivorsWorld::spawn(SimAgent& agent, const Spawn& message) {
   if (agent.leaving) return;
-  const bool some_live = agent.waiting && !agent.lives.empty();
-  if (agent.running && !some_live) {
+  const bool some_alive = agent.waiting && !agent.processes.empty();
+  if (agent.running && !some_alive) {
     agent.next_spawn = message;
     return;
   }
@@ -164,15 +164,15 @@ void SurvivorsWorld::spawn(SimAgent& agent, const Spawn& message) {
   agent.attempt = message.attempt;
   agent.first_rank = message.first_rank;
   agent.local_world = message.local_world_size;
-  agent.waiting = agent.greeted_told = agent.ready_told = agent.stopping = false;
+  agent.waiting = agent.greeted_reported = agent.ready_reported = agent.stopping = false;
   agent.running = true;
-  for (auto& [local, life] : agent.lives) {
-    life.ready = false;
-    if (setup_.plant != SurvivorsPlant::kOldAnswerBelieved) life.answer.reset();
-    to_master(agent, WorkerStarted{agent.attempt, agent.first_rank + local, life.worker + 1, 0, 0});
+  for (auto& [local, process] : agent.processes) {
+    process.ready = false;
+    if (setup_.bug != SurvivorsBug::kOldAnswerBelieved) process.answer.reset();
+    to_master(agent, WorkerStarted{agent.attempt, agent.first_rank + local, process.worker + 1, 0, 0});
   }
   for (std::uint32_t local = 0; local < message.local_world_size; ++local) {
-    if (agent.lives.count(local) == 0) start_worker(agent, local);
+    if (agent.processes.count(local) == 0) start_worker(agent, local);
     AttemptOrder order{message.attempt,
                        message.first_rank + local,
                        message.world_size,
@@ -184,7 +184,7 @@ void SurvivorsWorld::spawn(SimAgent& agent, const Spawn& message) {
                        message.agent_store,
                        {}};
     if (message.from >= 0) order.from = static_cast<std::uint32_t>(message.from);
-    agent.lives.at(local).session.begin(order);
+    agent.processes.at(local).session.begin(order);
     flush(agent, local);
   }
 }
@@ -198,8 +198,8 @@ void SurvivorsWorld::start_worker(SimAgent& agent, std::uint32_t local) {
   worker.id = id;
   worker.agent = agent.id;
   worker.local = local;
-  agent.lives[local] = {};
-  agent.lives[local].worker = id;
+  agent.processes[local] = {};
+  agent.processes[local].worker = id;
   to_master(agent, WorkerStarted{agent.attempt, agent.first_rank + local, id + 1, 0, agent.attempt});
   after(some(10ms, 400ms), [this, id] {
     SimWorker& started = workers_[id];
@@ -212,10 +212,10 @@ void SurvivorsWorld::start_worker(SimAgent& agent, std::uint32_t local) {
 }
 
 void SurvivorsWorld::flush(SimAgent& agent, std::uint32_t local) {
-  SimAgent::Life& life = agent.lives.at(local);
-  std::string bytes = life.session.take_output();
+  SimAgent::WorkerProcessState& process = agent.processes.at(local);
+  std::string bytes = process.session.take_output();
   if (bytes.empty()) return;
-  after(kSimLineTime, [this, id = life.worker, bytes = std::move(bytes)] { hear(workers_[id], bytes); });
+  after(kSimLineTime, [this, id = process.worker, bytes = std::move(bytes)] { hear(workers_[id], bytes); });
 }
 
 // ---- what workers say
@@ -223,42 +223,42 @@ void SurvivorsWorld::flush(SimAgent& agent, std::uint32_t local) {
 void SurvivorsWorld::worker_says(std::uint32_t id, std::uint32_t local, std::uint32_t worker,
                                  const std::string& line) {
   SimAgent& agent = agents_[id];
-  const auto found = agent.lives.find(local);
-  if (!agent.alive || found == agent.lives.end() || found->second.worker != worker) return;
-  SimAgent::Life& life = found->second;
-  for (const WorkerEvent& event : life.session.receive(line)) {
+  const auto found = agent.processes.find(local);
+  if (!agent.alive || found == agent.processes.end() || found->second.worker != worker) return;
+  SimAgent::WorkerProcessState& process = found->second;
+  for (const WorkerEvent& event : process.session.receive(line)) {
     if (const auto* hello = std::get_if<WorkerHello>(&event)) {
-      life.can_rejoin = hello->rejoin && !hello->sharded;
-      tell_greeted(agent);
+      process.can_rejoin = hello->rejoin && !hello->sharded;
+      report_greeted(agent);
     } else if (std::holds_alternative<WorkerReady>(event)) {
-      life.ready = true;
-      tell_ready(agent);
+      process.ready = true;
+      report_ready(agent);
     } else if (const auto* trouble = std::get_if<WorkerTrouble>(&event)) {
       if (trouble->attempt == agent.attempt && !agent.waiting)
         to_master(agent,
                   WorkerInTrouble{agent.attempt, agent.first_rank + local, trouble->error, trouble->peers});
     } else if (const auto* answer = std::get_if<WorkerRevoked>(&event)) {
       if (answer->attempt != agent.attempt) continue;
-      life.answer = *answer;
+      process.answer = *answer;
       revoke_goes_on(id, agent.turn);
-    } else if (const auto* odd = std::get_if<WorkerOdd>(&event)) {
-      if (setup_.plant == SurvivorsPlant::kNone) fail("a worker " + odd->words);
+    } else if (const auto* misbehaved = std::get_if<WorkerMisbehaved>(&event)) {
+      if (setup_.bug == SurvivorsBug::kNone) fail("a worker " + misbehaved->words);
     }
   }
-  if (agent.lives.count(local) != 0) flush(agent, local);
+  if (agent.processes.count(local) != 0) flush(agent, local);
 }
 
-void SurvivorsWorld::tell_greeted(SimAgent& agent) {
-  const bool all = std::all_of(agent.lives.begin(), agent.lives.end(),
+void SurvivorsWorld::report_greeted(SimAgent& agent) {
+  const bool all = std::all_of(agent.processes.begin(), agent.processes.end(),
                                [](const auto& entry) { return entry.second.can_rejoin; });
-  if (!all || agent.lives.empty() || agent.waiting || std::exchange(agent.greeted_told, true)) return;
+  if (!all || agent.processes.empty() || agent.waiting || std::exchange(agent.greeted_reported, true)) return;
   to_master(agent, WorkersGreeted{agent.attempt});
 }
 
-void SurvivorsWorld::tell_ready(SimAgent& agent) {
-  const bool all = std::all_of(agent.lives.begin(), agent.lives.end(),
+void SurvivorsWorld::report_ready(SimAgent& agent) {
+  const bool all = std::all_of(agent.processes.begin(), agent.processes.end(),
                                [](const auto& entry) { return entry.second.ready; });
-  if (!all || agent.lives.empty() || agent.waiting || std::exchange(agent.ready_told, true)) return;
+  if (!all || agent.processes.empty() || agent.waiting || std::exchange(agent.ready_reported, true)) return;
   to_master(agent, WorkersReady{agent.attempt});
 }
 
@@ -266,19 +266,19 @@ void SurvivorsWorld::tell_ready(SimAgent& agent) {
 
 void SurvivorsWorld::revoke(SimAgent& agent, const Revoke& message) {
   const std::uint64_t turn = ++agent.turn;
-  for (auto& [local, life] : agent.lives) {
+  for (auto& [local, process] : agent.processes) {
     const std::uint32_t rank = agent.first_rank + local;
     const bool hangs = std::find(message.kill.begin(), message.kill.end(), rank) != message.kill.end();
-    if (hangs || !life.can_rejoin) {
-      life.killed = "";
+    if (hangs || !process.can_rejoin) {
+      process.killed = "";
       after(some(100us, 20ms),
-            [this, id = life.worker] { die(workers_[id], SimDeath::By::kUs, 0, SIGKILL); });
+            [this, id = process.worker] { die(workers_[id], SimDeath::By::kUs, 0, SIGKILL); });
       continue;
     }
-    life.session.revoke({agent.attempt, message.reason, message.deadline_ms});
+    process.session.revoke({agent.attempt, message.reason, message.deadline_ms});
     flush(agent, local);
   }
-  kill_one_of(Mishap::kKilledOnRevoke, agent.id);
+  kill_one_of(SimulatedFault::kKilledOnRevoke, agent.id);
   after(std::chrono::milliseconds(message.deadline_ms),
         [this, id = agent.id, turn] { when_awake(id, [this, id, turn] { kill_late(id, turn); }); });
   revoke_goes_on(agent.id, turn);
@@ -287,11 +287,11 @@ void SurvivorsWorld::revoke(SimAgent& agent, const Revoke& message) {
 void SurvivorsWorld::kill_late(std::uint32_t id, std::uint64_t turn) {
   SimAgent& agent = agents_[id];
   if (!agent.alive || !agent.letting_go || agent.turn != turn) return;
-  for (auto& [local, life] : agent.lives) {
-    if (life.answer || life.killed) continue;
-    life.killed = "did not let go in time and was killed";
+  for (auto& [local, process] : agent.processes) {
+    if (process.answer || process.killed) continue;
+    process.killed = "did not let go in time and was killed";
     after(some(100us, 20ms),
-          [this, worker = life.worker] { die(workers_[worker], SimDeath::By::kUs, 0, SIGKILL); });
+          [this, worker = process.worker] { die(workers_[worker], SimDeath::By::kUs, 0, SIGKILL); });
   }
 }
 
@@ -299,26 +299,26 @@ void SurvivorsWorld::kill_late(std::uint32_t id, std::uint64_t turn) {
 void SurvivorsWorld::revoke_goes_on(std::uint32_t id, std::uint64_t turn) {
   SimAgent& agent = agents_[id];
   if (!agent.letting_go || agent.turn != turn) return;
-  for (const auto& [local, life] : agent.lives)
-    if (!life.answer || life.killed) return;
+  for (const auto& [local, process] : agent.processes)
+    if (!process.answer || process.killed) return;
   after(some(1ms, 300ms), [this, id, turn] {
     when_awake(id, [this, id, turn] {
       SimAgent& there = agents_[id];
       if (!there.alive || there.turn != turn || !std::exchange(there.letting_go, false)) return;
-      if (there.stopping || there.leaving || there.lives.empty()) return check_ended(there);
+      if (there.stopping || there.leaving || there.processes.empty()) return check_ended(there);
       there.waiting = true;
-      tell_survivors(there);
-      kill_one_of(Mishap::kKilledWaiting, id);
+      notify_survivors(there);
+      kill_one_of(SimulatedFault::kKilledWaiting, id);
     });
   });
 }
 
-void SurvivorsWorld::tell_survivors(SimAgent& agent) {
-  if (agent.lives.empty()) return;
+void SurvivorsWorld::notify_survivors(SimAgent& agent) {
+  if (agent.processes.empty()) return;
   AttemptRevoked revoked{agent.attempt, {}};
-  for (const auto& [local, life] : agent.lives) {
-    const bool holds = life.answer && life.answer->step;
-    revoked.survivors.push_back({local, holds, holds ? *life.answer->step : 0});
+  for (const auto& [local, process] : agent.processes) {
+    const bool holds = process.answer && process.answer->step;
+    revoked.survivors.push_back({local, holds, holds ? *process.answer->step : 0});
   }
   to_master(agent, revoked);
 }
@@ -326,9 +326,9 @@ void SurvivorsWorld::tell_survivors(SimAgent& agent) {
 void SurvivorsWorld::stop(SimAgent& agent, Time grace) {
   agent.stopping = true;
   agent.waiting = false;
-  for (const auto& [local, life] : agent.lives) {
-    const bool asked = chance(80) && !workers_[life.worker].frozen;
-    after(asked ? some(0s, grace) : grace, [this, id = life.worker, asked] {
+  for (const auto& [local, process] : agent.processes) {
+    const bool asked = chance(80) && !workers_[process.worker].frozen;
+    after(asked ? some(0s, grace) : grace, [this, id = process.worker, asked] {
       die(workers_[id], SimDeath::By::kUs, 0, asked ? SIGTERM : SIGKILL);
     });
   }
@@ -337,8 +337,8 @@ void SurvivorsWorld::stop(SimAgent& agent, Time grace) {
 
 void SurvivorsWorld::reap(std::uint32_t id, std::uint32_t local, std::uint32_t worker) {
   SimAgent& agent = agents_[id];
-  const auto found = agent.lives.find(local);
-  if (!agent.alive || found == agent.lives.end() || found->second.worker != worker) return;
+  const auto found = agent.processes.find(local);
+  if (!agent.alive || found == agent.processes.end() || found->second.worker != worker) return;
   SimDeath& death = workers_[worker].death;
   death.rank = agent.first_rank + local;
   death.attempt = agent.attempt;
@@ -353,17 +353,17 @@ void SurvivorsWorld::reap(std::uint32_t id, std::uint32_t local, std::uint32_t w
   exited.after_stop = death.by == SimDeath::By::kUs;
   exited.text = found->second.killed.value_or("");
   to_master(agent, exited);
-  agent.lives.erase(found);
+  agent.processes.erase(found);
   if (agent.waiting)
-    tell_survivors(agent);
+    notify_survivors(agent);
   else
-    tell_ready(agent);
+    report_ready(agent);
   revoke_goes_on(id, agent.turn);
   check_ended(agent);
 }
 
 void SurvivorsWorld::check_ended(SimAgent& agent) {
-  if (!agent.alive || !agent.running || !agent.lives.empty() || agent.letting_go) return;
+  if (!agent.alive || !agent.running || !agent.processes.empty() || agent.letting_go) return;
   if (std::exchange(agent.ending, true)) return;
   after(some(1ms, 200ms), [this, id = agent.id, attempt = agent.attempt] {
     when_awake(id, [this, id, attempt] { ended(id, attempt); });
@@ -413,20 +413,20 @@ void SurvivorsWorld::heartbeat(std::uint32_t id) {
 }
 
 /// Whatever becomes of the agent: when the lease and the grace are over, its workers are killed.
-void SurvivorsWorld::keeper_looks(std::uint32_t id) {
+void SurvivorsWorld::keeper_samples(std::uint32_t id) {
   const SimAgent& agent = agents_[id];
   if (!agent.alive) return;
   const Time due = agent.lease.ends_at() + kLinkGrace;
   if (now_ >= due) return after(some(0s, kKeeperKills), [this, id] { keeper_cleans(id); });
-  after(due - now_, [this, id] { keeper_looks(id); });
+  after(due - now_, [this, id] { keeper_samples(id); });
 }
 
 void SurvivorsWorld::keeper_cleans(std::uint32_t id) {
   SimAgent& agent = agents_[id];
   if (!agent.alive) return;
-  for (const auto& [local, life] : agent.lives)
-    die(workers_[life.worker], SimDeath::By::kUs, 0, SIGKILL);
-  agent.lives.clear();
+  for (const auto& [local, process] : agent.processes)
+    die(workers_[process.worker], SimDeath::By::kUs, 0, SIGKILL);
+  agent.processes.clear();
   quit(agent);
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "rendezvous/membership/node_lease.h"
-#include "rendezvous/membership/seats.h"
+#include "rendezvous/membership/slot_table.h"
 #include "rendezvous/protocol/message.h"
 #include "rendezvous/worker/worker_session.h"
 #include "tests/sim/survivors_history.h"
@@ -25,14 +25,14 @@ inline constexpr Time kSimLineTime = std::chrono::microseconds(200);
 struct SimHost {
   Time cut{0};   ///< from the master, until then
   Time down{0};  ///< the machine is away
-  std::uint32_t life = 1;
+  std::uint32_t incarnation = 1;
   bool being_started = false;
   bool store_refused = false;  ///< the next one cannot be opened
 };
 
 /// What an agent is, as launcher/agent/agent.h keeps it.
 struct SimAgent {
-  struct Life {
+  struct WorkerProcessState {
     std::uint32_t worker = 0;
     bool can_rejoin = false;
     bool ready = false;
@@ -42,18 +42,18 @@ struct SimAgent {
   };
   std::uint32_t id = 0;
   std::size_t host = 0;
-  std::uint32_t life = 1;
+  std::uint32_t incarnation = 1;
   rendezvous::NodeLease lease{Time(0), Time(0)};
   bool alive = true;
   bool node_open = true, master_open = true;  ///< the two ends of the link
-  bool gone_told = false;
+  bool gone_reported = false;
   bool ping_owed = false;
   Time frozen{0}, to_node{0}, to_master{0};
   bool greeted = false;  ///< its hello came
   bool leased = false;
-  std::map<std::uint32_t, Life> lives;
+  std::map<std::uint32_t, WorkerProcessState> processes;
   std::uint32_t attempt = 0, first_rank = 0, local_world = 0;
-  bool greeted_told = false, ready_told = false, letting_go = false, waiting = false, running = false;
+  bool greeted_reported = false, ready_reported = false, letting_go = false, waiting = false, running = false;
   bool leaving = false, stopping = false, ending = false;
   std::optional<rendezvous::Spawn> next_spawn;
   std::uint64_t turn = 0;  ///< of a revoke
@@ -73,7 +73,7 @@ struct SimDeath {
 };
 
 struct SimWorker {
-  enum class Doing : std::uint8_t {
+  enum class Activity : std::uint8_t {
     kLoading,
     kIdle,
     kJoining,
@@ -86,7 +86,7 @@ struct SimWorker {
   std::uint32_t id = 0, agent = 0, local = 0;
   bool alive = true, frozen = false;
   bool slow = false;
-  Doing doing = Doing::kLoading;
+  Activity doing = Activity::kLoading;
   std::uint64_t turn = 0;  ///< what was to happen to it in an earlier one does not
   bool in_round = false;
   int round = 0;
@@ -105,7 +105,7 @@ struct SimWorker {
 struct SimRound {
   struct Entered {
     std::uint32_t worker = 0;
-    SimWorker::Doing doing = SimWorker::Doing::kIdle;
+    SimWorker::Activity doing = SimWorker::Activity::kIdle;
     std::optional<TrainingState> state;  ///< what it brings
   };
   int number = 0;
@@ -119,16 +119,16 @@ struct SimRound {
 struct SimAttempt {
   std::uint32_t number = 0;
   std::uint32_t world = 0;
-  std::optional<std::uint32_t> told_from;  ///< by what the nodes said
-  std::optional<std::uint32_t> from;       ///< the same, but for a mistake on purpose
+  std::optional<std::uint32_t> reported_from;  ///< by what the nodes said
+  std::optional<std::uint32_t> from;           ///< the same, but for a mistake on purpose
   std::map<int, SimRound> rounds;
   std::map<std::uint32_t, std::uint32_t> ranks;  ///< worker by rank, as they take it up
   bool torn = false;                             ///< a rank has left it: most rounds cannot become complete
   std::map<std::uint32_t, std::uint64_t> ended;  ///< hash by rank, of those that ended well
 };
 
-struct SimMishap {
-  Mishap kind = Mishap::kStale;
+struct SimFault {
+  SimulatedFault kind = SimulatedFault::kStale;
   std::optional<std::size_t> host;
   Time from{0}, until{0};
 };

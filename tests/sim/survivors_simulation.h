@@ -12,7 +12,7 @@
 namespace ddp::sim {
 
 /// What can befall a job whose workers live through failures.
-enum class Mishap : std::uint8_t {
+enum class SimulatedFault : std::uint8_t {
   kWorkerKilled,
   kWorkerFrozen,    ///< it never answers
   kWorkerSlow,      ///< lets go late, perhaps after the deadline
@@ -20,7 +20,7 @@ enum class Mishap : std::uint8_t {
   kKilledWaiting,   ///< after its node's answer, before the next order
   kKilledSharing,   ///< while the state is given to the others
   kAgentKilled,     ///< its keeper cleans up and says so
-  kGuardsKilled,    ///< agent and keeper: nobody says so
+  kKeepersKilled,   ///< agent and keeper: nobody says so
   kAgentStopped,    ///< by a SIGTERM: it ends its workers and says so
   kAgentFrozen,
   kHostLost,  ///< without a word
@@ -36,7 +36,7 @@ constexpr int kMishaps = 18;
 
 /// A mistake made on purpose, to see that it is found. The Supervisor is as it is; agents, workers and what
 /// drives it are not.
-enum class SurvivorsPlant : std::uint8_t {
+enum class SurvivorsBug : std::uint8_t {
   kNone,
   kFromLowest,         ///< the state is taken from the lowest rank that lives, not from the most advanced
   kOldAnswerBelieved,  ///< what a worker answered to an earlier revoke counts for the next one
@@ -57,7 +57,7 @@ struct SurvivorsSetup {
   int mishaps = 0;
   std::chrono::nanoseconds between{};  ///< two of them, at most
   bool user_may_stop = false;
-  SurvivorsPlant plant = SurvivorsPlant::kNone;
+  SurvivorsBug bug = SurvivorsBug::kNone;
 };
 /// A small job of random shape and fortune.
 SurvivorsSetup random_survivors_setup(std::uint64_t seed);
@@ -72,7 +72,7 @@ struct SurvivorsReport {
   int lived_on = 0;  ///< attempts that went on from a survivor's state
   std::uint64_t steps = 0;
   std::uint64_t events = 0;
-  std::map<Mishap, int> mishaps;
+  std::map<SimulatedFault, int> mishaps;
   std::chrono::nanoseconds time{};
   std::string log;  ///< of one that is looked at: what the user was told
 };

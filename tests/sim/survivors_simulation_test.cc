@@ -31,7 +31,7 @@ TEST_CASE("survivors: hundreds of jobs end with equal weights, or with what befe
   const std::uint64_t last = one == 0 ? number_from("DDP_SIM_SEEDS", kSlow ? 100 : 300) : one;
   int done = 0, user = 0, mishaps = 0, restarts = 0, lived_on = 0;
   std::uint64_t steps = 0, events = 0;
-  std::map<Mishap, int> kinds;
+  std::map<SimulatedFault, int> kinds;
   std::map<std::string, int> ends;
   for (std::uint64_t seed = first; seed <= last; ++seed) {
     SurvivorsSetup setup = random_survivors_setup(seed);
@@ -96,21 +96,21 @@ TEST_CASE("survivors: 500 mishaps in one job") {
 }
 
 TEST_CASE("survivors: it finds mistakes that are made on purpose") {
-  const std::map<SurvivorsPlant, std::string> plants{
-      {SurvivorsPlant::kFromLowest, "the state of the lowest rank"},
-      {SurvivorsPlant::kOldAnswerBelieved, "an answer to an earlier revoke believed"},
-      {SurvivorsPlant::kHalfStepKept, "half a step kept"},
-      {SurvivorsPlant::kSplitKept, "samples divided as before"},
-      {SurvivorsPlant::kAnswersForged, "nodes that wait before they have answered"},
-      {SurvivorsPlant::kLeaseForgotten, "no lease"},
-      {SurvivorsPlant::kPredecessorUnseen, "a predecessor that nobody looked for"},
-      {SurvivorsPlant::kFenceOff, "no fence"}};
-  for (const auto& [plant, name] : plants) {
+  const std::map<SurvivorsBug, std::string> bugs{
+      {SurvivorsBug::kFromLowest, "the state of the lowest rank"},
+      {SurvivorsBug::kOldAnswerBelieved, "an answer to an earlier revoke believed"},
+      {SurvivorsBug::kHalfStepKept, "half a step kept"},
+      {SurvivorsBug::kSplitKept, "samples divided as before"},
+      {SurvivorsBug::kAnswersForged, "nodes that wait before they have answered"},
+      {SurvivorsBug::kLeaseForgotten, "no lease"},
+      {SurvivorsBug::kPredecessorUnseen, "a predecessor that nobody looked for"},
+      {SurvivorsBug::kFenceOff, "no fence"}};
+  for (const auto& [bug, name] : bugs) {
     std::uint64_t seed = 1;
     std::optional<std::string> broken;
     for (; seed <= 200 && !broken; ++seed) {
       SurvivorsSetup setup = random_survivors_setup(seed);
-      setup.plant = plant;
+      setup.bug = bug;
       broken = simulate_survivors(setup, seed).broken;
     }
     std::cout << "planted: " << name << ": seed " << seed - 1 << ": " << broken.value_or("not found") << "\n";

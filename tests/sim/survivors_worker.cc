@@ -10,7 +10,7 @@ namespace ddp::sim {
 
 using namespace std::chrono_literals;
 using namespace rendezvous;
-using Doing = SimWorker::Doing;
+using Activity = SimWorker::Activity;
 
 namespace {
 
@@ -20,12 +20,12 @@ constexpr Time kJoinTimeout = 25s;
 constexpr std::uint64_t kCheckpointEvery = 8;
 
 bool in_collectives(const SimWorker& worker) {
-  return worker.doing >= Doing::kJoining && worker.doing <= Doing::kEnding;
+  return worker.doing >= Activity::kJoining && worker.doing <= Activity::kEnding;
 }
 
 }  // namespace
 
-void SurvivorsWorld::say(SimWorker& worker, const WorkerWord& word) {
+void SurvivorsWorld::say(SimWorker& worker, const WorkerMessage& word) {
   after(kSimLineTime,
         [this, agent = worker.agent, local = worker.local, id = worker.id, line = encode_line(word)] {
           when_awake(agent, [this, agent, local, id, line] { worker_says(agent, local, id, line); });
@@ -45,7 +45,7 @@ void SurvivorsWorld::hear(SimWorker& worker, const std::string& lines) {
       if (worker.last && order->attempt <= *worker.last) continue;
       worker.last = order->attempt;
       worker.orders.push_back(*order);
-      if (worker.doing == Doing::kIdle) next_attempt(worker);
+      if (worker.doing == Activity::kIdle) next_attempt(worker);
     } else if (const auto* revoke = std::get_if<RevokeOrder>(&*word)) {
       const auto untaken =
           std::find_if(worker.orders.begin(), worker.orders.end(),
@@ -55,7 +55,7 @@ void SurvivorsWorld::hear(SimWorker& worker, const std::string& lines) {
         say(worker, WorkerRevoked{revoke->attempt, worker.held});
       } else if (worker.present && worker.present->attempt == revoke->attempt && !worker.revoked) {
         worker.revoked = true;
-        let_go(worker);
+        release(worker);
       }
     }
   }
@@ -63,7 +63,7 @@ void SurvivorsWorld::hear(SimWorker& worker, const std::string& lines) {
 
 void SurvivorsWorld::next_attempt(SimWorker& worker) {
   ++worker.turn;
-  worker.doing = Doing::kIdle;
+  worker.doing = Activity::kIdle;
   if (worker.orders.empty()) return;
   worker.present = worker.orders.front();
   worker.orders.pop_front();
@@ -81,7 +81,7 @@ void SurvivorsWorld::next_attempt(SimWorker& worker) {
     return fail("two workers have rank " + std::to_string(order.rank));
   attempt.ranks[order.rank] = worker.id;
   if (!order.from) worker.state.reset();
-  worker.doing = Doing::kJoining;
+  worker.doing = Activity::kJoining;
   worker.round = 0;
   enter(worker);
   after(kJoinTimeout, [this, id = worker.id, turn = worker.turn] {
@@ -121,7 +121,7 @@ bool SurvivorsWorld::cut_off(const SimWorker& one) const {
 void SurvivorsWorld::complete(SimRound& round, std::uint32_t number) {
   SimAttempt& attempt = attempts_[number];
   round.complete = true;
-  const Doing doing = round.entered.begin()->second.doing;
+  const Activity doing = round.entered.begin()->second.doing;
   for (const auto& [rank, entered] : round.entered) {
     const SimWorker& worker = workers_[entered.worker];
     const bool here = worker.alive && worker.in_round && worker.present->attempt == number;
@@ -134,7 +134,7 @@ void SurvivorsWorld::complete(SimRound& round, std::uint32_t number) {
                   std::to_string(*latest_round_) + " does");
   }
   latest_round_ = std::max(latest_round_.value_or(0), number);
-  const bool fine = doing == Doing::kSharing ? share(round, attempt) : one_step(round, attempt);
+  const bool fine = doing == Activity::kSharing ? share(round, attempt) : one_step(round, attempt);
   if (!fine && !round.failed) return;
   attempt.rounds.erase(attempt.rounds.begin(), attempt.rounds.lower_bound(round.number - 2));
   for (const auto& [rank, entered] : round.entered) {
@@ -170,7 +170,7 @@ bool SurvivorsWorld::share(SimRound& round, SimAttempt& attempt) {
     }
   }
   round.result = history_.resplit(*source, world);
-  if (setup_.plant == SurvivorsPlant::kSplitKept) {
+  if (setup_.bug == SurvivorsBug::kSplitKept) {
     round.result = *source;
     round.result.world_size = world;
   }
@@ -180,7 +180,7 @@ bool SurvivorsWorld::share(SimRound& round, SimAttempt& attempt) {
 /// Also of joining, and of the last comparison, in which nothing changes.
 bool SurvivorsWorld::one_step(SimRound& round, SimAttempt& attempt) {
   const SimRound::Entered& first = round.entered.begin()->second;
-  if (first.doing == Doing::kJoining) return true;
+  if (first.doing == Activity::kJoining) return true;
   std::vector<std::vector<std::uint32_t>> samples;
   for (const auto& [rank, entered] : round.entered) {
     const auto& state = entered.state;
@@ -201,36 +201,36 @@ void SurvivorsWorld::round_done(SimWorker& worker, const SimRound& round) {
   const std::uint32_t rank = worker.present->rank;
   if (round.failed) return trouble(worker, round.why, {});
   switch (worker.doing) {
-    case Doing::kJoining:
-      worker.doing = Doing::kSharing;
+    case Activity::kJoining:
+      worker.doing = Activity::kSharing;
       worker.round = 1;
       enter(worker);
-      return kill_one_of(Mishap::kKilledSharing, worker.agent);
-    case Doing::kSharing:
+      return kill_one_of(SimulatedFault::kKilledSharing, worker.agent);
+    case Activity::kSharing:
       worker.state = round.result;
       say(worker, WorkerReady{worker.present->attempt});
       return go_on(worker);
-    case Doing::kTraining:
+    case Activity::kTraining:
       worker.state = round.result;
       if (rank == 0 && (worker.state->position.step % kCheckpointEvery == 0 ||
                         worker.state->position.epoch >= setup_.epochs))
         checkpoint_ = *worker.state;
       if (chance(3)) say(worker, WorkerStep{worker.state->position.step, "step"});
       return go_on(worker);
-    case Doing::kEnding:
+    case Activity::kEnding:
       attempts_[worker.present->attempt].ended[rank] = worker.state->hash;
       return die(worker, SimDeath::By::kItself, 0, 0);
-    case Doing::kLoading:
-    case Doing::kIdle:
-    case Doing::kTroubled:
-    case Doing::kLettingGo:
+    case Activity::kLoading:
+    case Activity::kIdle:
+    case Activity::kTroubled:
+    case Activity::kLettingGo:
       return;
   }
 }
 
 void SurvivorsWorld::go_on(SimWorker& worker) {
   const bool done = worker.state->position.epoch >= setup_.epochs;
-  worker.doing = done ? Doing::kEnding : Doing::kTraining;
+  worker.doing = done ? Activity::kEnding : Activity::kTraining;
   const Time wait = done ? some(0s, 5ms) : some(setup_.step_time / 2, setup_.step_time * 3 / 2);
   after(wait, [this, id = worker.id, turn = ++worker.turn] {
     SimWorker& later = workers_[id];
@@ -245,7 +245,7 @@ void SurvivorsWorld::go_on(SimWorker& worker) {
 /// It says so, and waits for an order.
 void SurvivorsWorld::trouble(SimWorker& worker, const std::string& why, std::vector<std::uint32_t> peers) {
   if (!worker.alive || worker.frozen || worker.revoked || !in_collectives(worker)) return;
-  worker.doing = Doing::kTroubled;
+  worker.doing = Activity::kTroubled;
   worker.in_round = false;
   const std::uint32_t attempt = worker.present->attempt;
   say(worker, WorkerTrouble{attempt, why, std::move(peers)});
@@ -268,16 +268,16 @@ void SurvivorsWorld::look_for_stall(std::uint32_t number) {
   }
 }
 
-void SurvivorsWorld::let_go(SimWorker& worker) {
-  const bool half = worker.in_round && worker.doing == Doing::kTraining;
+void SurvivorsWorld::release(SimWorker& worker) {
+  const bool half = worker.in_round && worker.doing == Activity::kTraining;
   leave_attempt(worker, true);
-  worker.doing = Doing::kLettingGo;
+  worker.doing = Activity::kLettingGo;
   worker.in_round = false;
   const Time wait = std::exchange(worker.slow, false) ? some(2s, 9s) : some(1ms, 150ms);
   after(wait, [this, id = worker.id, turn = ++worker.turn, half] {
     SimWorker& later = workers_[id];
     if (later.turn != turn || !later.alive || later.frozen) return;
-    if (half && setup_.plant == SurvivorsPlant::kHalfStepKept) {
+    if (half && setup_.bug == SurvivorsBug::kHalfStepKept) {
       const auto mine = history_.samples_of(*later.state, static_cast<int>(later.present->rank));
       later.state = history_.step(*later.state, {mine});
     }
@@ -289,7 +289,7 @@ void SurvivorsWorld::let_go(SimWorker& worker) {
 
 /// Its sockets close: the others see it, unless its machine is gone.
 void SurvivorsWorld::leave_attempt(SimWorker& worker, bool seen) {
-  if (!worker.present || !(in_collectives(worker) || worker.doing == Doing::kTroubled)) return;
+  if (!worker.present || !(in_collectives(worker) || worker.doing == Activity::kTroubled)) return;
   const std::uint32_t number = worker.present->attempt;
   const auto found = attempts_.find(number);
   if (found == attempts_.end()) return;

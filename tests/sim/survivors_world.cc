@@ -32,9 +32,9 @@ SurvivorsWorld::SurvivorsWorld(const SurvivorsSetup& setup, std::uint64_t seed)
 }
 
 SurvivorsReport simulate_survivors(const SurvivorsSetup& setup, std::uint64_t seed) {
-  SurvivorsSetup planted = setup;
-  if (setup.plant == SurvivorsPlant::kFenceOff) planted.spec.fence = launcher::FenceMode::kOff;
-  return SurvivorsWorld(planted, seed).run();
+  SurvivorsSetup with_bug = setup;
+  if (setup.bug == SurvivorsBug::kFenceOff) with_bug.spec.fence = launcher::FenceMode::kOff;
+  return SurvivorsWorld(with_bug, seed).run();
 }
 
 SurvivorsReport SurvivorsWorld::run() {
@@ -102,7 +102,7 @@ void SurvivorsWorld::at_master(Act act) {
   after(asleep_until_ - now_, [this, act = std::move(act)] { at_master(act); });
 }
 
-void SurvivorsWorld::tell(const job::Event& event) {
+void SurvivorsWorld::notify(const job::Event& event) {
   carry_out(supervisor_.step(event, now_));
   arm_tick();
 }
@@ -116,7 +116,7 @@ void SurvivorsWorld::arm_tick() {
     at_master([this, at] {
       if (tick_at_ != at) return;
       tick_at_.reset();
-      tell(job::Tick{});
+      notify(job::Tick{});
     });
   });
 }
@@ -142,7 +142,7 @@ void SurvivorsWorld::carry_out(job::Actions actions) {
     if (const auto* send = std::get_if<job::ToNode>(&action)) carry_out(*send);
     if (const auto* drop = std::get_if<job::Disconnect>(&action)) carry_out(*drop);
     if (const auto* again = std::get_if<job::Recall>(&action)) recall(again->node);
-    if (const auto* words = std::get_if<job::Say>(&action)) heard_by_user(words->text);
+    if (const auto* words = std::get_if<job::PrintLine>(&action)) heard_by_user(words->text);
     if (const auto* words = std::get_if<job::Detail>(&action); words != nullptr && setup_.spec.verbose)
       heard_by_user(words->text);
   }
@@ -163,12 +163,12 @@ void SurvivorsWorld::carry_out(const job::ToNode& send) {
   to_node(*agent, std::move(message));
   const auto* revoke = std::get_if<Revoke>(&send.message);
   if (revoke == nullptr) return;
-  if (setup_.plant == SurvivorsPlant::kAnswersForged) {
+  if (setup_.bug == SurvivorsBug::kAnswersForged) {
     AttemptRevoked forged{revoke->attempt, {{0, true, 1}}};
     agent->survivors = forged.survivors;
     after(1ms, [this, id = agent->id, forged] {
       if (agents_[id].master_open)
-        tell(job::FromNode{agents_[id].host, forged, now_, Time(0), agents_[id].life});
+        notify(job::FromNode{agents_[id].host, forged, now_, Time(0), agents_[id].incarnation});
     });
   }
 }
@@ -186,30 +186,30 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
     attempt.world = spawn.world_size;
     std::optional<std::uint64_t> best;
     std::optional<std::uint32_t> lowest;
-    for (const Place& place : supervisor_.world().places) {
-      const SimAgent* link = link_of(place.host);
+    for (const RankAssignment& assignment : supervisor_.world().assignments) {
+      const SimAgent* link = link_of(assignment.host);
       if (link == nullptr) continue;
       for (const Survivor& survivor : link->survivors) {
-        const std::uint32_t rank = static_cast<std::uint32_t>(place.first_rank) + survivor.local_rank;
+        const std::uint32_t rank = static_cast<std::uint32_t>(assignment.first_rank) + survivor.local_rank;
         if (survivor.holds_state && !lowest) lowest = rank;
         if (!survivor.holds_state || (best && survivor.step <= *best)) continue;
         best = survivor.step;
-        attempt.told_from = rank;
+        attempt.reported_from = rank;
       }
     }
-    attempt.from = setup_.plant == SurvivorsPlant::kFromLowest ? lowest : attempt.told_from;
+    attempt.from = setup_.bug == SurvivorsBug::kFromLowest ? lowest : attempt.reported_from;
     for (SimAgent& one : agents_)
       one.survivors.clear();
     report_.lived_on += attempt.from.has_value();
     if (attempts_.size() > 64) attempts_.erase(attempts_.begin());
   }
   SimAttempt& attempt = attempts_[spawn.attempt];
-  const std::int32_t from = attempt.told_from ? static_cast<std::int32_t>(*attempt.told_from) : -1;
+  const std::int32_t from = attempt.reported_from ? static_cast<std::int32_t>(*attempt.reported_from) : -1;
   if (spawn.from != from)
     fail("attempt " + std::to_string(spawn.attempt) + " takes the state from rank " +
          std::to_string(spawn.from) + ", but rank " + std::to_string(from) +
          " told that it had come furthest");
-  if (setup_.plant == SurvivorsPlant::kFromLowest && attempt.from)
+  if (setup_.bug == SurvivorsBug::kFromLowest && attempt.from)
     spawn.from = static_cast<std::int32_t>(*attempt.from);
   agent.spawned = spawn;
   agent.answered = false;
@@ -219,8 +219,9 @@ void SurvivorsWorld::check_spawn(std::size_t host, SimAgent& agent, Spawn& spawn
 void SurvivorsWorld::check_fence(std::uint32_t attempt) {
   const bool all = setup_.spec.fence == launcher::FenceMode::kAll;
   for (const SimWorker& worker : workers_) {
-    const bool let_go = worker.doing == SimWorker::Doing::kIdle || worker.doing == SimWorker::Doing::kLoading;
-    if (!worker.alive || !worker.present || let_go || worker.present->attempt >= attempt) continue;
+    const bool release =
+        worker.doing == SimWorker::Activity::kIdle || worker.doing == SimWorker::Activity::kLoading;
+    if (!worker.alive || !worker.present || release || worker.present->attempt >= attempt) continue;
     if (worker.present->rank == 0 || all)
       fail("attempt " + std::to_string(attempt) + " begins while rank " +
            std::to_string(worker.present->rank) + " of attempt " + std::to_string(worker.present->attempt) +
@@ -233,7 +234,7 @@ void SurvivorsWorld::carry_out(const job::Disconnect& drop) {
   SimAgent* agent = link_of(drop.node);
   if (agent == nullptr) return;
   agent->master_open = false;
-  if (setup_.plant == SurvivorsPlant::kLeaseForgotten && agent->greeted)
+  if (setup_.bug == SurvivorsBug::kLeaseForgotten && agent->greeted)
     after(1ms, [this, id = agent->id] { link_ended(id, true, true, "dropped"); });
   Time at;
   if (!delayed(*agent, agent->to_node, at)) return;
@@ -248,14 +249,14 @@ void SurvivorsWorld::recall(std::size_t host) {
   carry_out(job::Disconnect{host});
   SimHost& machine = hosts_[host];
   machine.being_started = true;
-  const std::uint32_t life = ++machine.life;
-  after(some(300ms, 2s), [this, host, life] {
-    at_master([this, host, life] {
+  const std::uint32_t incarnation = ++machine.incarnation;
+  after(some(300ms, 2s), [this, host, incarnation] {
+    at_master([this, host, incarnation] {
       const SimHost& there = hosts_[host];
-      if (there.life != life || supervisor_.finished()) return;
+      if (there.incarnation != incarnation || supervisor_.finished()) return;
       const bool reached = there.being_started && there.cut <= now_ && there.down <= now_;
-      if (reached) return start_agent(host, life);
-      tell(job::NodeFailed{host, Error{ErrorCode::kUnreachable, "no route to host", 0}});
+      if (reached) return start_agent(host, incarnation);
+      notify(job::NodeFailed{host, Error{ErrorCode::kUnreachable, "no route to host", 0}});
     });
   });
 }
@@ -266,9 +267,9 @@ void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time ha
   if (const auto* hello = std::get_if<Hello>(&message)) {
     agent.greeted = true;
     hosts_[agent.host].being_started = false;
-    return tell(job::NodeUp{agent.host, *hello, hello->interfaces[1].address, agent.life});
+    return notify(job::NodeUp{agent.host, *hello, hello->interfaces[1].address, agent.incarnation});
   }
-  tell(job::NodeHeard{agent.host, agent.life});
+  notify(job::NodeHeartbeat{agent.host, agent.incarnation});
   if (!agent.master_open) return;
   if (std::holds_alternative<Pong>(message)) {
     agent.ping_owed = false;
@@ -284,30 +285,30 @@ void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time ha
     agent.answered = true;
     agent.survivors.clear();
   }
-  tell(job::FromNode{agent.host, message, happened, 100us, agent.life});
+  notify(job::FromNode{agent.host, message, happened, 100us, agent.incarnation});
 }
 
 /// First that nothing comes any more, then why.
 void SurvivorsWorld::link_ended(std::uint32_t id, bool gone, bool workers_dead, const std::string& why) {
   SimAgent& agent = agents_[id];
-  if (agent.gone_told) return;
+  if (agent.gone_reported) return;
   const Error error{ErrorCode::kLinkLost, why, 0};
-  const bool last_word = gone || workers_dead;
+  const bool last_text = gone || workers_dead;
   if (std::exchange(agent.master_open, false)) {
-    if (agent.greeted) tell(job::LinkEnded{agent.host, error, agent.life});
-  } else if (!last_word) {
+    if (agent.greeted) notify(job::LinkEnded{agent.host, error, agent.incarnation});
+  } else if (!last_text) {
     return;
   }
-  if (!last_word) {
-    const bool forgotten = setup_.plant == SurvivorsPlant::kLeaseForgotten;
+  if (!last_text) {
+    const bool forgotten = setup_.bug == SurvivorsBug::kLeaseForgotten;
     after(forgotten ? 1ms : kEndTime, [this, id, forgotten, why] {
       at_master([this, id, forgotten, why] { link_ended(id, true, forgotten, why); });
     });
     return;
   }
-  agent.gone_told = true;
-  if (!agent.greeted) return tell(job::NodeFailed{agent.host, error});
-  tell(job::NodeGone{agent.host, error, workers_dead, agent.life});
+  agent.gone_reported = true;
+  if (!agent.greeted) return notify(job::NodeFailed{agent.host, error});
+  notify(job::NodeGone{agent.host, error, workers_dead, agent.incarnation});
 }
 
 // ---- what is promised
@@ -318,9 +319,9 @@ void SurvivorsWorld::heard_by_user(const std::string& text) {
   if (text.starts_with("the job grows from ")) ++growths_;
   const auto at = text.rfind(mark);
   if (at == std::string::npos || text.find(" of 1000", at) == std::string::npos) return;
-  const int told = std::atoi(text.c_str() + at + mark.size());
-  if (told != ++report_.restarts)
-    fail("restart " + std::to_string(told) + " is told, but it is number " +
+  const int reported = std::atoi(text.c_str() + at + mark.size());
+  if (reported != ++report_.restarts)
+    fail("restart " + std::to_string(reported) + " is told, but it is number " +
          std::to_string(report_.restarts));
 }
 
@@ -356,7 +357,7 @@ void SurvivorsWorld::check_end() {
 bool SurvivorsWorld::is_true(const launcher::Failure& failure) const {
   using Kind = launcher::Failure::Kind;
   constexpr Time kLater = 180s;
-  const auto lately = [&](const SimMishap& mishap) {
+  const auto lately = [&](const SimFault& mishap) {
     const bool here =
         failure.kind != Kind::kNode || !mishap.host || supervisor_.name(*mishap.host) == failure.host;
     return here && mishap.from <= failure.when && failure.when <= mishap.until + kLater;

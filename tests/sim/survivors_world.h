@@ -44,7 +44,7 @@ class SurvivorsWorld {
 
   // The master (survivors_world.cc).
   void at_master(Act act);
-  void tell(const launcher::job::Event& event);
+  void notify(const launcher::job::Event& event);
   void carry_out(launcher::job::Actions actions);
   void carry_out(const launcher::job::ToNode& send);
   void carry_out(const launcher::job::Disconnect& drop);
@@ -61,7 +61,7 @@ class SurvivorsWorld {
   bool is_true(const launcher::Failure& failure) const;
 
   // Nodes (survivors_agent.cc).
-  void start_agent(std::size_t host, std::uint32_t life);
+  void start_agent(std::size_t host, std::uint32_t incarnation);
   void to_node(SimAgent& agent, rendezvous::Message message);
   void to_master(SimAgent& agent, rendezvous::Message message);
   bool delayed(const SimAgent& agent, Time& last, Time& at);
@@ -78,20 +78,20 @@ class SurvivorsWorld {
   void stop(SimAgent& agent, Time grace);
   void worker_says(std::uint32_t agent, std::uint32_t local, std::uint32_t worker, const std::string& line);
   void flush(SimAgent& agent, std::uint32_t local);
-  void tell_greeted(SimAgent& agent);
-  void tell_ready(SimAgent& agent);
-  void tell_survivors(SimAgent& agent);
+  void report_greeted(SimAgent& agent);
+  void report_ready(SimAgent& agent);
+  void notify_survivors(SimAgent& agent);
   void check_ended(SimAgent& agent);
   void ended(std::uint32_t agent, std::uint32_t attempt);
   void go_down(SimAgent& agent);
   void quit(SimAgent& agent);
   void heartbeat(std::uint32_t agent);
-  void keeper_looks(std::uint32_t agent);
+  void keeper_samples(std::uint32_t agent);
   void keeper_cleans(std::uint32_t agent);
   void reap(std::uint32_t agent, std::uint32_t local, std::uint32_t worker);
 
   // Workers (survivors_worker.cc).
-  void say(SimWorker& worker, const rendezvous::WorkerWord& word);
+  void say(SimWorker& worker, const rendezvous::WorkerMessage& word);
   void hear(SimWorker& worker, const std::string& lines);
   void next_attempt(SimWorker& worker);
   void enter(SimWorker& worker);
@@ -101,23 +101,23 @@ class SurvivorsWorld {
   void round_done(SimWorker& worker, const SimRound& round);
   void go_on(SimWorker& worker);
   void trouble(SimWorker& worker, const std::string& why, std::vector<std::uint32_t> peers);
-  void let_go(SimWorker& worker);
+  void release(SimWorker& worker);
   void leave_attempt(SimWorker& worker, bool seen);
   void look_for_stall(std::uint32_t attempt);
   void die(SimWorker& worker, SimDeath::By by, int code, int signal);
   bool cut_off(const SimWorker& one) const;
 
-  // What goes wrong (survivors_mishap.cc).
+  // What goes wrong (survivors_fault.cc).
   void next_mishap();
-  void happen(Mishap kind);
-  bool befall_worker(Mishap kind);
-  bool befall_node(Mishap kind);
-  bool befall_master(Mishap kind);
+  void happen(SimulatedFault kind);
+  bool befall_worker(SimulatedFault kind);
+  bool befall_node(SimulatedFault kind);
+  bool befall_master(SimulatedFault kind);
   void stale();
   SimWorker* some_worker();
   SimAgent* some_agent();
-  void kill_one_of(Mishap armed, std::uint32_t agent);
-  void happened(Mishap kind, std::size_t host, Time until);
+  void kill_one_of(SimulatedFault armed, std::uint32_t agent);
+  void happened(SimulatedFault kind, std::size_t host, Time until);
 
   const SurvivorsSetup setup_;
   std::mt19937_64 random_;
@@ -135,9 +135,9 @@ class SurvivorsWorld {
   std::deque<SimWorker> workers_;
   std::map<std::uint32_t, SimAttempt> attempts_;
   std::vector<SimDeath> deaths_;
-  std::vector<SimMishap> mishaps_;
+  std::vector<SimFault> mishaps_;
   std::vector<PeerCut> peer_cuts_;
-  std::set<Mishap> armed_;  ///< for the next occasion
+  std::set<SimulatedFault> armed_;  ///< for the next occasion
   int mishaps_left_ = 0;
   TrainingHistory history_;
   TrainingState checkpoint_ = TrainingHistory::beginning();

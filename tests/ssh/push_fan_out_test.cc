@@ -30,20 +30,20 @@ using namespace ddp::remote::test;
 namespace {
 
 /// A directory whose ddplaunchd is this test's own program: it is large, and has a build id.
-class Stock {
+class BundleDirectory {
  public:
-  Stock() {
+  BundleDirectory() {
     REQUIRE(::mkdtemp(directory_) != nullptr);
     REQUIRE(::symlink("/proc/self/exe", (std::string(directory_) + "/ddplaunchd").c_str()) == 0);
   }
-  ~Stock() {
+  ~BundleDirectory() {
     ::unlink((std::string(directory_) + "/ddplaunchd").c_str());
     ::rmdir(directory_);
   }
-  Stock(const Stock&) = delete;
-  Stock& operator=(const Stock&) = delete;
-  std::shared_ptr<AgentStock> make() const {
-    return std::make_shared<AgentStock>(AgentStock::Wants{directory_, {1, "0.1.0"}, false});
+  BundleDirectory(const BundleDirectory&) = delete;
+  BundleDirectory& operator=(const BundleDirectory&) = delete;
+  std::shared_ptr<AgentBundle> make() const {
+    return std::make_shared<AgentBundle>(AgentBundle::BundleRequest{directory_, {1, "0.1.0"}, false});
   }
   std::string directory() const { return directory_; }
 
@@ -52,7 +52,7 @@ class Stock {
 };
 
 /// What FanOut reports of a host whose wrapper is this shell line, which ignores the command behind it.
-Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentStock>& stock,
+Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentBundle>& bundle,
                            const std::string& line,
                            std::chrono::milliseconds limit = std::chrono::seconds(20)) {
   LocalShell shell(loop.get_executor());
@@ -60,7 +60,7 @@ Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentSt
   options.argv = {"/opt/ddplaunchd", "--stdio"};
   options.deadline = std::chrono::steady_clock::now() + limit;
   options.expected = AgentHello{1, "0.1.0"};
-  options.stock = stock;
+  options.bundle = bundle;
   FanOut fan_out(loop.get_executor(), shell, shell, options);
   Host host = host_named("box");
   host.wrapper = {"/bin/sh", "-c", line};
@@ -95,15 +95,15 @@ const std::string kAsk = "echo \"ddplaunchd-need $(uname -m) 127\"; read -r n; h
 }  // namespace
 
 TEST_CASE("the file arrives whole, and what the agent says behind it") {
-  Stock files;
-  const auto stock = files.make();
-  const auto set = stock->set_for("x86_64");
+  BundleDirectory files;
+  const auto bundle = files.make();
+  const auto set = bundle->set_for("x86_64");
   if (!set) return;  // another machine: there is nothing to send
   const PushedFile& file = (*set)->files.at(0);
   CHECK(file.sha256 == sha256_hex((*set)->bytes.at(0)));
   asio::io_context loop(1);
   const std::string size = std::to_string(file.size);
-  auto outcome = start(loop, stock,
+  auto outcome = start(loop, bundle,
                        kAsk + "echo ddplaunchd-send 0; s=$(head -c " + size +
                            " | sha256sum); [ \"${s%% *}\" = " + file.sha256 +
                            " ] && printf 'ddplaunchd-hello 1 0.1.0\\nFRAME'; exec cat >/dev/null");
@@ -115,11 +115,11 @@ TEST_CASE("the file arrives whole, and what the agent says behind it") {
 }
 
 TEST_CASE("hosts that ask wrongly are told of, and nothing is left") {
-  Stock files;
-  const auto stock = files.make();
+  BundleDirectory files;
+  const auto bundle = files.make();
   const auto text_of = [&](const std::string& line) {
     asio::io_context loop(1);
-    const auto outcome = start(loop, stock, line);
+    const auto outcome = start(loop, bundle, line);
     REQUIRE(outcome.has_error());
     let_children_end(loop);
     return outcome.error().text;
@@ -144,11 +144,12 @@ TEST_CASE("hosts that ask wrongly are told of, and nothing is left") {
 }
 
 TEST_CASE("a wrapper that fails is the reason, whatever its exit status") {
-  Stock files;
-  const auto stock = files.make();
+  BundleDirectory files;
+  const auto bundle = files.make();
   for (const char* status : {"1", "125", "126", "127"}) {
     asio::io_context loop(1);
-    const auto outcome = start(loop, stock, std::string("echo Error: No such container >&2; exit ") + status);
+    const auto outcome =
+        start(loop, bundle, std::string("echo Error: No such container >&2; exit ") + status);
     REQUIRE(outcome.has_error());
     CHECK(outcome.error().code == ErrorCode::kUnreachable);
     CHECK(outcome.error().text ==
@@ -160,18 +161,18 @@ TEST_CASE("a wrapper that fails is the reason, whatever its exit status") {
 }
 
 TEST_CASE("an agent in the cache that does not greet is replaced once") {
-  Stock files;
-  const auto stock = files.make();
+  BundleDirectory files;
+  const auto bundle = files.make();
   asio::io_context loop(1);
   // The look finds one, which ends; the next command looks at none, and asks for a fresh one.
   const std::string line =
       "case $2 in *--fits*) echo ddplaunchd-runs /home/x; echo broken >&2; exit 0;; esac; " + kAsk;
-  auto outcome = start(loop, stock, line + "echo ddplaunchd-hello 1 0.1.0; exec cat >/dev/null");
+  auto outcome = start(loop, bundle, line + "echo ddplaunchd-hello 1 0.1.0; exec cat >/dev/null");
   REQUIRE(outcome.has_value());
   CHECK(outcome->errors.empty());
   outcome->channel.reset();
   let_children_end(loop);
-  const auto twice = start(loop, stock, line + "echo ddplaunchd-runs /home/y; exit 3");
+  const auto twice = start(loop, bundle, line + "echo ddplaunchd-runs /home/y; exit 3");
   REQUIRE(twice.has_error());
   CHECK(twice.error().code == ErrorCode::kAgentMismatch);
   CHECK(twice.error().text == "box: /home/y ended with exit status 3 before its greeting; it wrote nothing");
@@ -179,22 +180,22 @@ TEST_CASE("an agent in the cache that does not greet is replaced once") {
 }
 
 TEST_CASE("a host that stops reading is given up at the deadline") {
-  Stock files;
-  const auto stock = files.make();
-  if (!stock->set_for("x86_64")) return;
+  BundleDirectory files;
+  const auto bundle = files.make();
+  if (!bundle->set_for("x86_64")) return;
   asio::io_context loop(1);
   const auto outcome =
-      start(loop, stock, kAsk + "echo ddplaunchd-send 0; exec sleep 3", std::chrono::seconds(1));
+      start(loop, bundle, kAsk + "echo ddplaunchd-send 0; exec sleep 3", std::chrono::seconds(1));
   REQUIRE(outcome.has_error());
   CHECK(outcome.error().code == ErrorCode::kTimeout);
   let_children_end(loop);
 }
 
 TEST_CASE("the loop goes on while the disk of the agent's file hangs") {
-  Stock files;
-  const auto stock = files.make();
-  REQUIRE_FALSE(stock->wanted().keys.empty());
-  const std::string file = stock->wanted().path;
+  BundleDirectory files;
+  const auto bundle = files.make();
+  REQUIRE_FALSE(bundle->wanted().keys.empty());
+  const std::string file = bundle->wanted().path;
   REQUIRE(::unlink(file.c_str()) == 0);
   REQUIRE(::mkfifo(file.c_str(), 0600) == 0);
   std::atomic<bool> over = false;
@@ -218,7 +219,7 @@ TEST_CASE("the loop goes on while the disk of the agent's file hangs") {
     timer.async_wait(tick);
   };
   tick({});
-  const auto outcome = start(loop, stock, kAsk, std::chrono::seconds(1));
+  const auto outcome = start(loop, bundle, kAsk, std::chrono::seconds(1));
   timer.cancel();
   over = true;
   writer.join();
@@ -233,11 +234,11 @@ TEST_CASE("the loop goes on while the disk of the agent's file hangs") {
 }
 
 TEST_CASE("an installed agent of the same version runs where none can be pushed") {
-  Stock files;
-  const auto stock = files.make();
+  BundleDirectory files;
+  const auto bundle = files.make();
   asio::io_context loop(1);
   auto outcome =
-      start(loop, stock,
+      start(loop, bundle,
             "echo ddplaunchd-need vax 3; read -r n; s=$(head -c $n); [ \"$s\" = 'exec \"$0\" --stdio' ] && "
             "printf 'ddplaunchd-hello 1 0.1.0\\n'; exec cat >/dev/null");
   REQUIRE(outcome.has_value());
@@ -259,12 +260,12 @@ std::string fake_ssh(const std::string& directory, int refusals, const std::stri
   return path;
 }
 
-struct Told {
+struct StartResult {
   Result<StartedAgent> outcome;
   int runs;
 };
 
-Told through_command(asio::io_context& loop, int refusals, const std::string& refusal) {
+StartResult through_command(asio::io_context& loop, int refusals, const std::string& refusal) {
   char directory[] = "/tmp/ddplaunch-ssh-XXXXXX";
   REQUIRE(::mkdtemp(directory) != nullptr);
   CommandShell shell(loop.get_executor(), {{fake_ssh(directory, refusals, refusal)}, "", false});
@@ -293,14 +294,15 @@ Told through_command(asio::io_context& loop, int refusals, const std::string& re
 
 TEST_CASE("the ssh program is run again when the server closed before its greeting, and for nothing else") {
   asio::io_context loop(1);
-  Told good = through_command(loop, 3,
-                              "echo 'kex_exchange_identification: read: Connection reset by peer' >&2\n"
-                              "echo 'Connection reset by 127.0.0.1 port 22' >&2");
+  StartResult good =
+      through_command(loop, 3,
+                      "echo 'kex_exchange_identification: read: Connection reset by peer' >&2\n"
+                      "echo 'Connection reset by 127.0.0.1 port 22' >&2");
   CHECK(good.outcome.has_value());
   CHECK(good.runs == 4);
   good.outcome = Error{ErrorCode::kCancelled, ""};
   let_children_end(loop);
-  const Told killed = through_command(loop, 3, "kill -KILL $$");
+  const StartResult killed = through_command(loop, 3, "kill -KILL $$");
   REQUIRE(killed.outcome.has_error());
   CHECK(killed.outcome.error().code == ErrorCode::kUnreachable);
   CHECK(killed.runs == 1);
@@ -309,7 +311,7 @@ TEST_CASE("the ssh program is run again when the server closed before its greeti
   for (const char* words : {"echo 'ssh: connect to host a port 22: Connection refused' >&2", "true",
                             "echo 'a@b: Permission denied (publickey).' >&2\n"
                             "echo 'kex_exchange_identification: Connection closed by remote host' >&2"}) {
-    const Told once = through_command(loop, 3, words);
+    const StartResult once = through_command(loop, 3, words);
     REQUIRE(once.outcome.has_error());
     CHECK(once.outcome.error().code == ErrorCode::kUnreachable);
     CHECK(once.runs == 1);
@@ -340,40 +342,40 @@ bool only_zombies(pid_t group) {
 }  // namespace
 
 TEST_CASE("a wrapper that takes something away from the agent is told of") {
-  Stock files;
-  const auto stock = files.make();
-  if (!stock->set_for("x86_64")) return;
+  BundleDirectory files;
+  const auto bundle = files.make();
+  if (!bundle->set_for("x86_64")) return;
   asio::io_context loop(1);
   const std::string here = "HOME=" + files.directory() + "/none; export HOME; unset XDG_CACHE_HOME; ";
-  const auto told = [&](const std::string& line) {
-    auto outcome = start(loop, stock, here + line);
+  const auto wrapped = [&](const std::string& line) {
+    auto outcome = start(loop, bundle, here + line);
     REQUIRE(outcome.has_error());
     let_children_end(loop);
     return outcome.error().text;
   };
-  CHECK(told("exec \"$0\" \"$@\" </dev/null") ==
+  CHECK(wrapped("exec \"$0\" \"$@\" </dev/null") ==
         "box: ddplaunchd is not there and cannot be put there: its standard input is closed (docker exec "
         "without -i?); install the same version there or name it with --agent PATH");
-  CHECK(told("ulimit -n 10; exec \"$0\" \"$@\"") ==
+  CHECK(wrapped("ulimit -n 10; exec \"$0\" \"$@\"") ==
         "box: ddplaunchd is not there and cannot be put there: too few open files are allowed there (ulimit "
         "-n 10); install the same version there or name it with --agent PATH");
-  CHECK(told("ulimit -f 100; exec \"$0\" \"$@\"").find(" bytes (ulimit -f ") != std::string::npos);
+  CHECK(wrapped("ulimit -f 100; exec \"$0\" \"$@\"").find(" bytes (ulimit -f ") != std::string::npos);
 }
 
 TEST_CASE("a wrapper that hangs is ended with all that it started") {
-  Stock files;
-  const auto stock = files.make();
+  BundleDirectory files;
+  const auto bundle = files.make();
   for (const char* line : {"sleep 1000 & wait", "trap '' TERM; sleep 1000 & sleep 1000; sleep 1000"}) {
     pid_t group = 0;
     // How soon it tells its number is up to the machine.
     for (std::chrono::seconds limit(1); limit <= std::chrono::seconds(16) && group == 0; limit *= 4) {
       asio::io_context loop(1);
-      const auto outcome = start(loop, stock, std::string("echo group $$ >&2; ") + line, limit);
+      const auto outcome = start(loop, bundle, std::string("echo group $$ >&2; ") + line, limit);
       REQUIRE(outcome.has_error());
       CHECK(outcome.error().code == ErrorCode::kTimeout);
       const std::string& text = outcome.error().text;
-      const std::size_t told = text.rfind("\n  group ");
-      if (told != std::string::npos) group = std::stoi(text.substr(told + 9));
+      const std::size_t wrapped = text.rfind("\n  group ");
+      if (wrapped != std::string::npos) group = std::stoi(text.substr(wrapped + 9));
       let_children_end(loop);
     }
     REQUIRE(group > 0);

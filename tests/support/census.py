@@ -31,7 +31,7 @@ def reap_adopted(owned=()):
                 os.waitpid(pid, os.WNOHANG)
 
 
-def live_below(aside=(), owned=()):
+def alive_below(aside=(), owned=()):
     """Our live descendants but those in `aside`; reaps all but `owned`."""
     reap_adopted(owned)
     return {pid: stat for pid, stat in below(os.getpid()).items() if stat[2] not in "ZX" and pid not in aside}

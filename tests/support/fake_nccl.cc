@@ -144,7 +144,7 @@ int enter(Comm* comm, const char* kind, std::size_t count, int type, int root, c
   if (operation.kind != kind || operation.count != count || operation.type != type) return kInvalidUsage;
   operation.parts[comm->rank] = part;
   if (part.stream != nullptr) ++part.stream->pending;
-  const bool hangs = g_settings.sums_hang && operation.kind == "reduce";
+  const bool hangs = g_settings.all_reduces_hang && operation.kind == "reduce";
   if (operation.parts.size() == static_cast<std::size_t>(group.size) && !group.aborted && !hangs)
     carry_out(operation);
   return kInProgress;
@@ -230,7 +230,7 @@ int ncclCommAbort(Comm* comm) {
 }
 int ncclCommDestroy(Comm* comm) {
   ++g_settings.destroyed;
-  if (!comm->registered.empty()) ++g_settings.mistakes;
+  if (!comm->registered.empty()) ++g_settings.errors;
   end(comm);
   return kSuccess;
 }
@@ -253,7 +253,7 @@ int ncclMemAlloc(void** data, std::size_t bytes) {
 }
 int ncclMemFree(void* data) {
   const std::lock_guard lock(g_mutex);
-  if (g_blocks.at(data) != 0) ++g_settings.mistakes;
+  if (g_blocks.at(data) != 0) ++g_settings.errors;
   g_blocks.erase(data);
   --g_settings.blocks;
   ::operator delete(data);

@@ -14,9 +14,9 @@ struct FakeStream {
 
 struct FakeNcclSettings {
   std::atomic<int> version = 22809;
-  std::atomic<bool> init_hangs = false;  ///< no communicator gets ready
-  std::atomic<int> init_fails = 0;       ///< what an init says later, instead of success
-  std::atomic<bool> sums_hang = false;   ///< no all-reduce completes
+  std::atomic<bool> init_hangs = false;        ///< no communicator gets ready
+  std::atomic<int> init_fails = 0;             ///< what an init says later, instead of success
+  std::atomic<bool> all_reduces_hang = false;  ///< no all-reduce completes
   std::atomic<int> remote_error = 0;  ///< what ranks hear whose peer has aborted; 0: nothing, as over NVLink
   std::atomic<int> abort_hangs =
       0;  ///< calls of ncclCommAbort do not return until 0 again; its setter notifies
@@ -25,7 +25,7 @@ struct FakeNcclSettings {
   std::atomic<bool> registers = true;  ///< else no memory can be registered
   std::atomic<int> blocks = 0;         ///< of memory that were not given back
   std::atomic<int> registrations = 0;  ///< that were not taken back
-  std::atomic<int> mistakes = 0;       ///< memory or a communicator that went while memory was registered
+  std::atomic<int> errors = 0;         ///< memory or a communicator that went while memory was registered
   std::atomic<int> aborted = 0;        ///< what was called how often
   std::atomic<int> destroyed = 0;
   std::atomic<int> ids = 0;

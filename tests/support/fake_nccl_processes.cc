@@ -2,10 +2,11 @@
 // program that loads this). Operations are work of their stream, or of the graph that is captured there; a
 // graph holds its communicator, which ends no sooner than the graph, as NCCL's does.
 //
-// FAKE_NCCL_DIR: a folder for its files. FAKE_NCCL_VERSION=N: the version that it tells. FAKE_NCCL_WAY=p2p:
-// nobody hears that a peer is gone, as inside a node; else it is an error as over sockets.
-// FAKE_NCCL_SPOIL=N: the last number of each sum of N bytes is wrong. FAKE_NCCL_REGISTER=0: no memory can be
-// registered. What a program leaves behind, or gives back in the wrong order, is told on stderr.
+// FAKE_NCCL_DIR: a folder for its files. FAKE_NCCL_VERSION=N: the version that it tells.
+// FAKE_NCCL_TRANSPORT=p2p: nobody hears that a peer is gone, as inside a node; else it is an error as over
+// sockets. FAKE_NCCL_SPOIL=N: the last number of each sum of N bytes is wrong. FAKE_NCCL_REGISTER=0: no
+// memory can be registered. What a program leaves behind, or gives back in the wrong order, is told on
+// stderr.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -66,8 +67,8 @@ class Memory {
   int release(void* block) {
     const std::lock_guard lock(mutex_);
     const auto found = blocks_.find(block);
-    if (found == blocks_.end()) return mistake("memory is given back that it never gave");
-    if (found->second != 0) return mistake("memory is given back that is registered");
+    if (found == blocks_.end()) return problem("memory is given back that it never gave");
+    if (found->second != 0) return problem("memory is given back that is registered");
     blocks_.erase(found);
     ::operator delete(block, std::align_val_t(4096));
     return kSuccess;
@@ -76,7 +77,7 @@ class Memory {
     const std::lock_guard lock(mutex_);
     if (const auto found = blocks_.find(block); found != blocks_.end()) found->second += change;
   }
-  static int mistake(const char* text) {
+  static int problem(const char* text) {
     std::fprintf(stderr, "played NCCL: %s\n", text);
     return kInvalidUsage;
   }
@@ -96,7 +97,7 @@ std::shared_ptr<FakeNcclState> enter(const std::string& name, int size, int rank
   const char* folder = std::getenv("FAKE_NCCL_DIR");
   const std::string path = std::string(folder != nullptr ? folder : "") + "/" + name;
   auto state = std::make_shared<FakeNcclState>(name, path, rank, size);
-  return state->seat.room() != nullptr ? state : nullptr;
+  return state->slot.room() != nullptr ? state : nullptr;
 }
 
 /// As ranks must call it alike.
@@ -188,16 +189,16 @@ void end(Comm* comm, bool at_once) {
   FakeNcclState& state = *comm->state;
   for (const std::set<void*>* blocks : {&comm->registered, &comm->windows}) {
     if (!at_once && !blocks->empty())
-      Memory::mistake("a communicator is destroyed that has memory registered");
+      Memory::problem("a communicator is destroyed that has memory registered");
     for (void* block : *blocks)  // an abort cleans up
       g_memory.count(block, -1);
   }
   state.ended = at_once;
-  if (at_once) state.seat.leave();
+  if (at_once) state.slot.leave();
   while (state.graphs != 0)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   state.ended = true;
-  state.seat.leave();
+  state.slot.leave();
   delete comm;
 }
 
@@ -235,7 +236,7 @@ int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, void*)
 int ncclCommGetAsyncError(Comm* comm, int* error) {
   *error = comm->state->error;
   if (*error != kSuccess) return kSuccess;
-  if (!comm->state->seat.all_here()) *error = kInProgress;
+  if (!comm->state->slot.all_here()) *error = kInProgress;
   if (comm->job) {
     if (!(*comm->job)()) {
       *error = comm->state->error != kSuccess ? comm->state->error.load() : kInProgress;
@@ -272,7 +273,7 @@ int ncclCommSplit(Comm* comm, int color, int key, Comm** child, void*) {
       [parts, state = state.get(), name, child] {
         if (parts->mine[0] < 0) return;
         const auto place =
-            std::distance(parts->members.begin(), parts->members.find({parts->mine[1], state->seat.rank()}));
+            std::distance(parts->members.begin(), parts->members.find({parts->mine[1], state->slot.rank()}));
         auto part = enter(name, static_cast<int>(parts->members.size()), static_cast<int>(place));
         if (part) *child = new Comm{std::move(part), nullptr, {}, {}};
       });
@@ -294,7 +295,7 @@ int ncclCommRegister(Comm* comm, void* memory, std::size_t, void** handle) {
   return kSuccess;
 }
 int ncclCommDeregister(Comm* comm, void* handle) {
-  if (comm->registered.erase(handle) == 0) return Memory::mistake("a registration ends that never began");
+  if (comm->registered.erase(handle) == 0) return Memory::problem("a registration ends that never began");
   g_memory.count(handle, -1);
   return kSuccess;
 }
@@ -304,7 +305,7 @@ int ncclCommWindowRegister(Comm* comm, void* memory, std::size_t bytes, void** w
   if (windows == 0) return kSuccess;
   if (windows == 2) return kSystemError;
   if (flags != 1 || reinterpret_cast<std::uintptr_t>(memory) % 4096 != 0 || bytes % 4096 != 0)
-    return Memory::mistake("a window that is not symmetric, or not on a border");
+    return Memory::problem("a window that is not symmetric, or not on a border");
   static const char nothing = 0;
   comm->job = std::make_unique<FakeNcclExchange>(
       comm->state, call_of('w', bytes, flags), &nothing, 0, [](int, std::size_t, const char*, std::size_t) {},
@@ -320,7 +321,7 @@ int ncclCommWindowRegister(Comm* comm, void* memory, std::size_t bytes, void** w
   return kInProgress;
 }
 int ncclCommWindowDeregister(Comm* comm, void* window) {
-  if (comm->windows.erase(window) == 0) return Memory::mistake("a window ends that was never made");
+  if (comm->windows.erase(window) == 0) return Memory::problem("a window ends that was never made");
   g_memory.count(window, -1);
   return kSuccess;
 }
@@ -330,15 +331,15 @@ int ncclAllReduce(const void* send, void* receive, std::size_t count, int type, 
 }
 int ncclReduceScatter(const void* send, void* receive, std::size_t each, int type, int, Comm* comm,
                       cudaStream_t stream) {
-  const std::size_t first = each * static_cast<std::size_t>(comm->state->seat.rank());
-  const std::size_t count = each * static_cast<std::size_t>(comm->state->seat.size());
+  const std::size_t first = each * static_cast<std::size_t>(comm->state->slot.rank());
+  const std::size_t count = each * static_cast<std::size_t>(comm->state->slot.size());
   return reduce('x', send, receive, count, first, first + each, type, comm, stream);
 }
 int ncclBroadcast(const void* send, void* receive, std::size_t count, int type, int root, Comm* comm,
                   cudaStream_t stream) {
   const std::size_t bytes = count * size_of(type);
   // Who is not the root has nothing to send.
-  const void* const mine = comm->state->seat.rank() == root ? send : receive;
+  const void* const mine = comm->state->slot.rank() == root ? send : receive;
   return put_into(
       comm, stream,
       FakeNcclExchange(comm->state, call_of('b', bytes, type, root), mine, bytes, copying(root, receive)));

@@ -30,9 +30,9 @@ struct FakeNcclRoom {
 
 /// One rank's place in a room. As long as it lives and is not left the rank holds a lock there, which also
 /// goes with its process: so the others see whom they lost.
-class FakeNcclSeat {
+class FakeNcclSlot {
  public:
-  FakeNcclSeat(const std::string& path, int rank, int size) : path_(path), rank_(rank), size_(size) {
+  FakeNcclSlot(const std::string& path, int rank, int size) : path_(path), rank_(rank), size_(size) {
     file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (file_ < 0 || ::ftruncate(file_, sizeof(FakeNcclRoom)) != 0) return;
     void* memory = ::mmap(nullptr, sizeof(FakeNcclRoom), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
@@ -41,12 +41,12 @@ class FakeNcclSeat {
     room_ = static_cast<FakeNcclRoom*>(memory);
     ++room_->arrived;
   }
-  ~FakeNcclSeat() {
+  ~FakeNcclSlot() {
     leave();
     if (room_ != nullptr) ::munmap(room_, sizeof(FakeNcclRoom));
   }
-  FakeNcclSeat(const FakeNcclSeat&) = delete;
-  FakeNcclSeat& operator=(const FakeNcclSeat&) = delete;
+  FakeNcclSlot(const FakeNcclSlot&) = delete;
+  FakeNcclSlot& operator=(const FakeNcclSlot&) = delete;
 
   FakeNcclRoom* room() const { return room_; }
   int rank() const { return rank_; }
@@ -87,10 +87,10 @@ struct FakeNcclState {
   static constexpr int kInvalidUsage = 5, kRemoteError = 6;
 
   FakeNcclState(std::string its_name, const std::string& path, int rank, int size)
-      : name(std::move(its_name)), seat(path, rank, size) {}
+      : name(std::move(its_name)), slot(path, rank, size) {}
 
   std::string name;
-  FakeNcclSeat seat;
+  FakeNcclSlot slot;
   std::uint64_t rounds = 0;
   int parts = 0;               ///< made of it
   std::atomic<int> error = 0;  ///< that its operations ran into
@@ -118,7 +118,7 @@ class FakeNcclExchange {
   /// result; after an error they hang until then, as they would on a GPU.
   bool operator()() {
     while (!state_->ended && state_->error == 0) {
-      FakeNcclRoom& room = *state_->seat.room();
+      FakeNcclRoom& room = *state_->slot.room();
       if (phase_ == Phase::kPost) post(room);
       if (phase_ == Phase::kRead) {
         if (!all_are_at(room.posted)) return false;
@@ -137,7 +137,7 @@ class FakeNcclExchange {
  private:
   enum class Phase { kPost, kRead, kLeave };
 
-  int rank() const { return state_->seat.rank(); }
+  int rank() const { return state_->slot.rank(); }
 
   void post(FakeNcclRoom& room) {
     round_ = ++state_->rounds;
@@ -149,12 +149,12 @@ class FakeNcclExchange {
   }
 
   bool take(FakeNcclRoom& room) {
-    for (int rank = 0; rank < state_->seat.size(); ++rank) {
+    for (int rank = 0; rank < state_->slot.size(); ++rank) {
       if (room.called[rank] == call_) continue;
       state_->error = FakeNcclState::kInvalidUsage;
       return false;
     }
-    for (int rank = 0; rank < state_->seat.size(); ++rank)
+    for (int rank = 0; rank < state_->slot.size(); ++rank)
       read_(rank, offset_, room.data[rank], piece_);
     room.taken[rank()] = round_;
     phase_ = Phase::kLeave;
@@ -163,12 +163,12 @@ class FakeNcclExchange {
 
   bool all_are_at(const std::atomic<std::uint64_t>* rounds) {
     // Over sockets NCCL hears that a peer is gone; over a node's own ways it does not.
-    static const char* const way = std::getenv("FAKE_NCCL_WAY");
-    static const bool hears = way == nullptr || std::strcmp(way, "p2p") != 0;
-    for (int rank = 0; rank < state_->seat.size(); ++rank) {
+    static const char* const route = std::getenv("FAKE_NCCL_TRANSPORT");
+    static const bool hears = route == nullptr || std::strcmp(route, "p2p") != 0;
+    for (int rank = 0; rank < state_->slot.size(); ++rank) {
       if (rounds[rank] >= round_) continue;
       // Before it went it may have done its part.
-      if (hears && state_->seat.is_lost(rank) && rounds[rank] < round_)
+      if (hears && state_->slot.is_lost(rank) && rounds[rank] < round_)
         state_->error = FakeNcclState::kRemoteError;
       return false;
     }

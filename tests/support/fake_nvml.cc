@@ -15,10 +15,10 @@ unsigned gpus() {
   return static_cast<unsigned>(std::atoi(setting("FAKE_NVML_GPUS", "2")));
 }
 
-struct Memory {
+struct GpuMemoryInfo {
   unsigned long long total, free, used;
 };
-struct Process {
+struct GpuProcessInfo {
   unsigned pid;
   unsigned long long memory;
   unsigned gpu_instance, compute_instance;
@@ -54,13 +54,13 @@ int nvmlDeviceGetName(void*, char* text, unsigned size) {
   std::snprintf(text, size, "FakeGPU 80GB");
   return 0;
 }
-int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
+int nvmlDeviceGetMemoryInfo(void*, GpuMemoryInfo* memory) {
   memory->total = 80ULL << 30;
   memory->free = 79ULL << 30;
   memory->used = memory->total - memory->free;
   return 0;
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, Process* list) {
+int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, GpuProcessInfo* list) {
   const unsigned pid = static_cast<unsigned>(std::atoi(setting("FAKE_NVML_PID", "0")));
   const bool mine = pid != 0 && reinterpret_cast<unsigned long>(device) == gpus();
   const unsigned room = list == nullptr ? 0 : *count;

@@ -32,11 +32,11 @@
 namespace {
 
 /// Calls, and which of their arguments is the path.
-struct Call {
+struct DiskCall {
   int number;
   int path;
 };
-constexpr Call kCalls[] = {
+constexpr DiskCall kCalls[] = {
 #ifdef SYS_open
     {SYS_open, 0},    {SYS_stat, 0},       {SYS_lstat, 0},     {SYS_access, 0},    {SYS_mkdir, 0},
     {SYS_rename, 1},  {SYS_unlink, 0},     {SYS_chmod, 0},     {SYS_readlink, 0},
@@ -47,7 +47,7 @@ constexpr Call kCalls[] = {
 };
 
 int path_argument(int number) {
-  for (const Call& call : kCalls)
+  for (const DiskCall& call : kCalls)
     if (call.number == number) return call.path;
   return 0;
 }
@@ -56,7 +56,7 @@ int path_argument(int number) {
 int install_filter() {
   std::vector<sock_filter> program;
   program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
-  for (const Call& call : kCalls) {
+  for (const DiskCall& call : kCalls) {
     program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call.number), 0, 1));
     program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF));
   }

@@ -167,16 +167,16 @@ def step_records(path):
 def problems_of_records(path, begins=()):
     """Of a training that lost no step: the numbers go on by one (a step that was complete on some ranks only may be told
     twice), and where an attempt went on from one of the steps `begins`, so does the loss."""
-    told, before = [], []
+    reported, before = [], []
     for record in step_records(path):
         step, loss = record["step"], record["loss"]
         if before and step not in (before[-1][0], before[-1][0] + 1):
-            told.append(f"step {step} follows step {before[-1][0]}")
+            reported.append(f"step {step} follows step {before[-1][0]}")
         mean = sum(loss for _, loss in before[-20:]) / 20
         if len(before) >= 20 and step - 1 in begins and loss > 1.5 * mean + 0.1:
-            told.append(f"the loss of step {step} is {loss:.3f}, the mean of the 20 before it {mean:.3f}")
+            reported.append(f"the loss of step {step} is {loss:.3f}, the mean of the 20 before it {mean:.3f}")
         before.append((step, loss))
-    return told
+    return reported
 
 
 def kill(*pids):

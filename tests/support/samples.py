@@ -39,7 +39,7 @@ def problems(folder, samples, epochs):
     """In words: steps that are missing or made by some ranks only, and of each of the `epochs` what was not used once. What
     pads the part of an epoch that one number of ranks divides is fewer than they are."""
     steps = counting(read(folder))
-    told = problems_of_steps(steps)
+    reported = problems_of_steps(steps)
     uses, allowed, world = collections.defaultdict(collections.Counter), collections.Counter(), {}
     for epoch, _, _, ranks in steps:
         for numbers in ranks.values():
@@ -50,32 +50,32 @@ def problems(folder, samples, epochs):
     for epoch in range(epochs):
         used = uses[epoch]
         if missing := sorted(set(range(samples)) - set(used)):
-            told.append(f"epoch {epoch}: {len(missing)} of {samples} samples were not used: {missing[:8]}")
+            reported.append(f"epoch {epoch}: {len(missing)} of {samples} samples were not used: {missing[:8]}")
         if strange := sorted(set(used) - set(range(samples))):
-            told.append(f"epoch {epoch}: no samples of this training: {strange[:8]}")
+            reported.append(f"epoch {epoch}: no samples of this training: {strange[:8]}")
         surplus = sum(used.values()) - len(used)
         if surplus > allowed[epoch]:
             twice = sorted(number for number, times in used.items() if times > 1)
-            told.append(f"epoch {epoch}: {surplus} uses more than samples, {allowed[epoch]} may pad it: {twice[:8]}")
+            reported.append(f"epoch {epoch}: {surplus} uses more than samples, {allowed[epoch]} may pad it: {twice[:8]}")
     if late := sorted(set(uses) - set(range(epochs))):
-        told.append(f"epochs beyond the last one: {late}")
-    return told
+        reported.append(f"epochs beyond the last one: {late}")
+    return reported
 
 
 def problems_of_steps(steps):
-    told = []
+    reported = []
     numbers = [step for _, step, _, _ in steps]
     if not numbers:
         return ["there is no step"]
     if missing := sorted(set(range(1, max(numbers) + 1)) - set(numbers)):
-        told.append(f"{len(missing)} of {max(numbers)} steps are missing: {missing[:8]}")
+        reported.append(f"{len(missing)} of {max(numbers)} steps are missing: {missing[:8]}")
     if len(set(numbers)) != len(numbers):
-        told.append("a step belongs to two epochs")
+        reported.append("a step belongs to two epochs")
     world = {}
     for _, step, attempt, ranks in steps:
         world[attempt] = max(world.get(attempt, 0), len(ranks))
         if sorted(ranks) != list(range(len(ranks))):
-            told.append(f"step {step} of attempt {attempt} was made by ranks {sorted(ranks)}")
-    told += [f"step {step} of attempt {attempt} was made by {len(ranks)} of {world[attempt]} ranks"
+            reported.append(f"step {step} of attempt {attempt} was made by ranks {sorted(ranks)}")
+    reported += [f"step {step} of attempt {attempt} was made by {len(ranks)} of {world[attempt]} ranks"
              for _, step, attempt, ranks in steps if len(ranks) != world[attempt]]
-    return told
+    return reported

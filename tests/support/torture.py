@@ -21,11 +21,11 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.census import (Victim, all_processes, become_subreaper, below, environment, kill_below, live_below,
+from tests.support.census import (Victim, all_processes, become_subreaper, below, environment, kill_below, alive_below,
                                   named, number_of)
 from tests.support.launch import BIN, DDPLAUNCH, SKIP, Nodes
 
-ODD_WORKER = BIN.parent / "tests/odd_worker"
+UNRULY_WORKER = BIN.parent / "tests/unruly_worker"
 NODES = 4
 GRACE = 1.0  # --stop-grace
 PATIENCE = 2.0  # --node-timeout and --master-timeout
@@ -50,7 +50,7 @@ class Case:
     phase: str
     victim: str
     signal: str
-    kinds: str  # of odd_worker, one for each rank
+    kinds: str  # of unruly_worker, one for each rank
     per_node: int
     delay: float  # 0 … 1: where in its phase the signal falls
     node: int  # the victim's
@@ -94,7 +94,7 @@ class Job:
                 "--hostfile", lane.nodes.hostfile, "--ssh-config", lane.nodes.ssh_config, "--nproc-per-node",
                 case.per_node, "--stop-grace", f"{GRACE:g}s", "--node-timeout", f"{PATIENCE:g}s",
                 "--master-timeout", f"{PATIENCE:g}s", "--start-timeout", f"{START_LIMIT:g}s", "--",
-                ODD_WORKER, self.dir, case.kinds]
+                UNRULY_WORKER, self.dir, case.kinds]
         with open(self.dir / "out", "wb") as out, open(self.dir / "err", "wb") as err:
             self.process = subprocess.Popen([str(word) for word in argv], stdin=subprocess.DEVNULL, stdout=out,
                                             stderr=err, env=env, cwd=self.dir)
@@ -160,7 +160,7 @@ class Job:
             return self.hold(agents[0], host)
         workers = {}
         for pid, (parent, name, state) in mine.items():
-            if parent == agents[0] and name == "odd_worker" and state != "Z" and leads_session(pid):
+            if parent == agents[0] and name == "unruly_worker" and state != "Z" and leads_session(pid):
                 rank = environment(pid, "RANK")
                 if rank is not None:
                     workers[int(rank)] = pid
@@ -180,7 +180,7 @@ class Job:
 
     def left(self, aside=()):
         """Live processes of the job; `aside`: those that the case itself keeps from ending."""
-        return live_below((self.lane.listener, *aside), (self.process.pid,))
+        return alive_below((self.lane.listener, *aside), (self.process.pid,))
 
     def fifo_is_held(self):
         """Whether a process lives that inherited the FIFO, wherever it hangs in the tree."""
@@ -243,7 +243,7 @@ class Lane:
 
 
 def play(lane, job, case, before=None, after=None):
-    told = {"number": case.number, "case": case.text(), "hits": 0, "problems": []}
+    reported = {"number": case.number, "case": case.text(), "hits": 0, "problems": []}
     codes = {}  # exit code → what the last line may say
     if case.phase == "start":
         time.sleep(case.delay * 1.5 * lane.start_time)
@@ -251,11 +251,11 @@ def play(lane, job, case, before=None, after=None):
         lane.start_time += 0.2 * (time.monotonic() - job.began - lane.start_time)
         time.sleep(case.delay * 0.1)
     else:
-        told["problems"].append(f"the job did not start: {tail(job)}")
-        return told
+        reported["problems"].append(f"the job did not start: {tail(job)}")
+        return reported
 
     if case.phase == "stopping":
-        begin_stop(job, case, codes, told)
+        begin_stop(job, case, codes, reported)
     victim = job.wait(lambda: job.find(case.victim, case.phase == "start"), 3, 0.002)
     if before:
         before(victim)
@@ -263,22 +263,22 @@ def play(lane, job, case, before=None, after=None):
     if victim:
         with contextlib.suppress(ProcessLookupError):
             victim.hit(case.signal)
-            told["hits"] += 1
-            told["victim"] = f"pid {victim.pid} {victim.host} {'' if victim.rank is None else victim.rank}".strip()
+            reported["hits"] += 1
+            reported["victim"] = f"pid {victim.pid} {victim.host} {'' if victim.rank is None else victim.rank}".strip()
     if after:
         after(job)
-    last = follow(job, case, victim, codes, hit_at, told)
-    finish(job, case, victim, codes, last, told)
-    return told
+    last = follow(job, case, victim, codes, hit_at, reported)
+    finish(job, case, victim, codes, last, reported)
+    return reported
 
 
-def begin_stop(job, case, codes, told):
+def begin_stop(job, case, codes, reported):
     if case.before == "worker":
         first = job.find("worker")
         if first is None:
             return
         first.hit("USR1")
-        told["hits"] += 1
+        reported["hits"] += 1
         codes[21 + first.rank % 40] = f"rank {first.rank} on {first.host} exited {21 + first.rank % 40}"
         if first.kind and "stopped" in first.kind:
             first.hit("CONT")
@@ -289,12 +289,12 @@ def begin_stop(job, case, codes, told):
     time.sleep(case.delay * 1.3 * GRACE)
 
 
-def follow(job, case, victim, codes, hit_at, told):
+def follow(job, case, victim, codes, hit_at, reported):
     """Fills `codes` by what the signal must lead to, and ends a job that outlives it. Returns when the last thing
     happened that the end is measured from, silence that has to be borne included."""
     stopping = bool(codes)
     if case.victim == "master":
-        return follow_master(job, case, codes, hit_at, told)
+        return follow_master(job, case, codes, hit_at, reported)
     if case.victim == "worker" and victim:
         ended = victim.ended(0.2 * case.delay if expect_survivor(case, victim) else 1.5)
         if ended and not stopping:
@@ -302,7 +302,7 @@ def follow(job, case, victim, codes, hit_at, told):
         if ended or stopping:
             return hit_at
     elif victim and (case.victim, case.signal) != ("keeper", "STOP"):
-        return follow_node(job, case, victim, codes, hit_at, stopping, told)
+        return follow_node(job, case, victim, codes, hit_at, stopping, reported)
     elif stopping:
         return hit_at
     return end_as_user(job, case, codes)
@@ -314,7 +314,7 @@ def expect_survivor(case, victim):
         case.signal in ("TERM", "INT", "USR1", "SEGV") and "stopped" in victim.kind)
 
 
-def follow_node(job, case, victim, codes, hit_at, stopping, told):
+def follow_node(job, case, victim, codes, hit_at, stopping, reported):
     """The agent, the keeper or the sshd session of a node was hit."""
     borne = PATIENCE + TICK if case.signal == "STOP" else 0.0
     if case.phase == "start":
@@ -326,7 +326,7 @@ def follow_node(job, case, victim, codes, hit_at, stopping, told):
     if stopping or job.master.ended(borne + GRACE + SLACK + 1):
         return hit_at + borne
     if case.phase != "start":
-        told["problems"].append(f"the job went on for {time.monotonic() - hit_at:.1f} s after it")
+        reported["problems"].append(f"the job went on for {time.monotonic() - hit_at:.1f} s after it")
     return end_as_user(job, case, codes)  # a login that was cut was tried again
 
 
@@ -353,7 +353,7 @@ def expect_worker(case, victim, codes):
         codes[128 + number] = f"{who}killed by SIG{case.signal}"
 
 
-def follow_master(job, case, codes, hit_at, told):
+def follow_master(job, case, codes, hit_at, reported):
     if case.signal == "KILL":  # it may have ended just before
         codes[-number_of("KILL")] = None
         return hit_at
@@ -370,7 +370,7 @@ def follow_master(job, case, codes, hit_at, told):
     left = job.wait_for_nothing(until, aside=(job.process.pid,))
     left = {pid: stat for pid, stat in left.items() if not stat[1].startswith("sshd")}
     if left:
-        told["problems"].append(f"left while the master was stopped: {named(left)}")
+        reported["problems"].append(f"left while the master was stopped: {named(left)}")
     if not codes:
         codes.update(NOT_STARTED if case.phase == "start" else {113: NODE_LOST})
     else:
@@ -386,7 +386,7 @@ def follow_master(job, case, codes, hit_at, told):
     return time.monotonic()
 
 
-def finish(job, case, victim, codes, last, told):
+def finish(job, case, victim, codes, last, reported):
     bound = GRACE + SLACK
     aside = ()
     if victim and case.victim == "sshd" and case.signal == "STOP":
@@ -394,37 +394,37 @@ def finish(job, case, victim, codes, last, told):
     until = last + bound
     job.master.ended(max(0.0, until - time.monotonic()))
     left = job.wait_for_nothing(until, aside)
-    told["seconds"] = round(time.monotonic() - last, 3)
+    reported["seconds"] = round(time.monotonic() - last, 3)
     if left:
         words = named(left)
         later = job.wait_for_nothing(until + 4, aside)
-        told["seconds"] = round(time.monotonic() - last, 3)
-        told["problems"].append(f"left {bound:g} s after the last event: {words}" +
-                                (f"; still there {told['seconds']:.1f} s after it: {named(later)}" if later else
-                                 f"; all gone {told['seconds']:.1f} s after it"))
+        reported["seconds"] = round(time.monotonic() - last, 3)
+        reported["problems"].append(f"left {bound:g} s after the last event: {words}" +
+                                (f"; still there {reported['seconds']:.1f} s after it: {named(later)}" if later else
+                                 f"; all gone {reported['seconds']:.1f} s after it"))
     elif job.fifo_is_held() and not aside:
-        told["problems"].append("something outside the tree holds the job's FIFO")
+        reported["problems"].append("something outside the tree holds the job's FIFO")
     if victim and aside:
         with contextlib.suppress(ProcessLookupError):
             victim.hit("CONT")
         if rest := job.wait_for_nothing(time.monotonic() + 3):
-            told["problems"].append(f"left after the sshd session went on: {named(rest)}")
-    check_end(job, codes, told)
+            reported["problems"].append(f"left after the sshd session went on: {named(rest)}")
+    check_end(job, codes, reported)
 
 
-def check_end(job, codes, told):
+def check_end(job, codes, reported):
     code = job.process.poll()
-    told["code"] = code
+    reported["code"] = code
     words = (job.dir / "err").read_text(errors="replace").splitlines()
-    told["last"] = words[-1] if words else ""
+    reported["last"] = words[-1] if words else ""
     if code is None:
-        told["problems"].append(f"ddplaunch has not ended: {tail(job)}")
+        reported["problems"].append(f"ddplaunch has not ended: {tail(job)}")
     elif code not in codes:
-        told["problems"].append(f"exit code {code}, not one of {sorted(codes)}: {tail(job)}")
+        reported["problems"].append(f"exit code {code}, not one of {sorted(codes)}: {tail(job)}")
     elif codes[code] is not None and code >= 0:
         wanted = f"ddplaunch: exit {code}: {codes[code]}"
-        if not re.match(wanted, told["last"]):
-            told["problems"].append(f"last line is {told['last']!r}, not {wanted!r}: {tail(job)}")
+        if not re.match(wanted, reported["last"]):
+            reported["problems"].append(f"last line is {reported['last']!r}, not {wanted!r}: {tail(job)}")
 
 
 def tail(job):

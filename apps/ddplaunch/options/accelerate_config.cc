@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "apps/ddplaunch/options/accelerate_keys.h"
+#include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_range.h"
-#include "remote/hosts/mistake.h"
 
 namespace ddp {
 namespace {
@@ -51,10 +51,10 @@ bool is_name_part(const std::string& key) {
                                      [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
 }
 
-class Reader {
+class AccelerateReader {
  public:
-  Reader(const std::string& file, AccelerateConfig& config, Findings& findings)
-      : file_(file), config_(config), findings_(findings) {}
+  AccelerateReader(const std::string& file, AccelerateConfig& config, Diagnostics& diagnostics)
+      : file_(file), config_(config), diagnostics_(diagnostics) {}
 
   void read(const YAML::Node& root);
   void refuse_second(const YAML::Node& document) {
@@ -64,9 +64,9 @@ class Reader {
  private:
   using Pair = YAML::const_iterator::value_type;
 
-  void fail(const YAML::Node& node, const std::string& text) { findings_.fail(place(node) + text); }
-  void note(const std::string& text) { findings_.note(file_ + ": " + text); }
-  std::string place(const YAML::Node& node) const {
+  void fail(const YAML::Node& node, const std::string& text) { diagnostics_.fail(location(node) + text); }
+  void note(const std::string& text) { diagnostics_.note(file_ + ": " + text); }
+  std::string location(const YAML::Node& node) const {
     const YAML::Mark mark = node.Mark();
     return file_ +
            (mark.is_null() ? ""
@@ -95,7 +95,7 @@ class Reader {
   void check_zeros(const YAML::Node& node, int levels);
   void read_environment();
   void read_size();
-  void read_places();
+  void read_output_paths();
   void read_precision();
   void read_switches();
   void read_section(const Section& section);
@@ -104,13 +104,13 @@ class Reader {
 
   const std::string& file_;
   AccelerateConfig& config_;
-  Findings& findings_;
+  Diagnostics& diagnostics_;
   YAML::Node root_;
   std::string type_;   ///< distributed_type
   std::string taken_;  ///< options, for one note
 };
 
-std::optional<long long> Reader::number(const char* key) {
+std::optional<long long> AccelerateReader::number(const char* key) {
   const YAML::Node node = given(key);
   if (!node.IsDefined()) return std::nullopt;
   if (node.IsScalar()) {
@@ -122,7 +122,7 @@ std::optional<long long> Reader::number(const char* key) {
   return std::nullopt;
 }
 
-bool Reader::is_on(const char* key) {
+bool AccelerateReader::is_on(const char* key) {
   const YAML::Node node = given(key);
   if (!node.IsDefined()) return false;
   if (const auto value = truth(node)) return *value;
@@ -134,7 +134,7 @@ bool Reader::is_on(const char* key) {
 }
 
 // Neither an option nor a variable can hold a zero byte.
-void Reader::check_zeros(const YAML::Node& node, int levels) {
+void AccelerateReader::check_zeros(const YAML::Node& node, int levels) {
   if (node.IsScalar() && node.Scalar().find('\0') != std::string::npos)
     return fail(node, "a value cannot hold a zero byte");
   if (levels == 0 || node.IsScalar() || node.IsNull()) return;
@@ -142,7 +142,7 @@ void Reader::check_zeros(const YAML::Node& node, int levels) {
     check_zeros(node.IsMap() ? entry.second : entry, levels - 1);
 }
 
-void Reader::check_keys() {
+void AccelerateReader::check_keys() {
   const std::span<const std::string_view> keys = accelerate_keys();
   std::vector<std::string_view> known(keys.begin(), keys.end());
   for (const Section& section : accelerate_sections())
@@ -157,7 +157,7 @@ void Reader::check_keys() {
 }
 
 /// YAML forbids it, and each reader takes another one of the two.
-void Reader::check_twice(const YAML::Node& map) {
+void AccelerateReader::check_twice(const YAML::Node& map) {
   std::map<std::string, int> lines;
   for (const Pair& entry : map) {
     if (!entry.first.IsScalar()) continue;
@@ -171,13 +171,13 @@ void Reader::check_twice(const YAML::Node& map) {
   }
 }
 
-void Reader::read_environment() {
+void AccelerateReader::read_environment() {
   const YAML::Node where = given("compute_environment");
   if (where.IsDefined() && where.Scalar() != "LOCAL_MACHINE")
     fail(where, "compute_environment " + where.Scalar() + ": only LOCAL_MACHINE can be launched from here");
   const YAML::Node type = given("distributed_type");
   if (!type.IsDefined()) {
-    findings_.fail(file_ + ": distributed_type is missing; is it a file of accelerate config?");
+    diagnostics_.fail(file_ + ": distributed_type is missing; is it a file of accelerate config?");
     return;
   }
   type_ = type.Scalar();
@@ -195,7 +195,7 @@ void Reader::read_environment() {
 
 // num_processes is the total over all machines, of which each gets the same share. How many machines there
 // are may stand on the command line, too.
-void Reader::read_size() {
+void AccelerateReader::read_size() {
   const auto total = number("num_processes");
   const auto machines = number("num_machines");
   if (machines && *machines < 1) return fail(given("num_machines"), "num_machines must be at least 1");
@@ -203,12 +203,12 @@ void Reader::read_size() {
   if (!total || *total == -1) return;
   const YAML::Node node = given("num_processes");
   if (*total < 1) return fail(node, "num_processes must be at least 1");
-  config_.processes = AccelerateProcesses{*total, place(node)};
+  config_.processes = AccelerateProcesses{*total, location(node)};
   taken_ += (taken_.empty() ? "" : ", ") + std::to_string(*total) + (*total == 1 ? " worker" : " workers") +
             " in all (num_processes)";
 }
 
-void Reader::read_places() {
+void AccelerateReader::read_output_paths() {
   if (const auto port = number("main_process_port"); port && *port > 0)
     option("--master-port", std::to_string(*port), "main_process_port");
   if (given("main_process_ip").IsDefined())
@@ -225,10 +225,10 @@ void Reader::read_places() {
   remote::Expansion list = remote::expand_ids(ids.Scalar());
   if (list.error) return fail(ids, "gpu_ids: " + list.error->message);
   config_.devices = std::move(list.words);
-  config_.devices_place = place(ids);
+  config_.devices_place = location(ids);
 }
 
-void Reader::read_precision() {
+void AccelerateReader::read_precision() {
   YAML::Node node = given("mixed_precision");
   std::string precision = node.IsDefined() ? lower(node.Scalar()) : "no";
   if (!node.IsDefined() && is_on("fp16")) precision = "fp16";
@@ -238,7 +238,7 @@ void Reader::read_precision() {
   set("ACCELERATE_MIXED_PRECISION", precision);
 }
 
-void Reader::read_switches() {
+void AccelerateReader::read_switches() {
   if (is_on("use_cpu")) set("ACCELERATE_USE_CPU", "true");
   if (is_on("debug")) set("ACCELERATE_DEBUG_MODE", "true");
   if (is_on("enable_cpu_affinity")) set("ACCELERATE_CPU_AFFINITY", "1");
@@ -250,7 +250,7 @@ void Reader::read_switches() {
   }
 }
 
-void Reader::read_section(const Section& section) {
+void AccelerateReader::read_section(const Section& section) {
   const YAML::Node node = given(std::string(section.name).c_str());
   if (node.IsDefined() && !node.IsMap())
     return fail(node, std::string(section.name) + " must have keys below it");
@@ -287,7 +287,7 @@ void Reader::read_section(const Section& section) {
   }
 }
 
-void Reader::read_deepspeed_hosts(const YAML::Node& section) {
+void AccelerateReader::read_deepspeed_hosts(const YAML::Node& section) {
   const auto take = [&](const char* key, const char* name) {
     const YAML::Node node = section[key];
     if (node && node.IsScalar() && !node.IsNull() && !node.Scalar().empty()) option(name, node.Scalar(), key);
@@ -305,7 +305,7 @@ void Reader::read_deepspeed_hosts(const YAML::Node& section) {
   }
 }
 
-void Reader::read_deepspeed() {
+void AccelerateReader::read_deepspeed() {
   const YAML::Node section = given("deepspeed_config");
   if (type_ != "DEEPSPEED") {
     if (section.IsDefined() && section.size() > 0) note_other_type("deepspeed_config");
@@ -334,9 +334,9 @@ void Reader::read_deepspeed() {
   set("ACCELERATE_CONFIG_DS_FIELDS", lower(fields));
 }
 
-void Reader::read(const YAML::Node& root) {
+void AccelerateReader::read(const YAML::Node& root) {
   if (!root.IsMap()) {
-    findings_.fail(file_ + ": it holds no keys; is it a file of accelerate config?");
+    diagnostics_.fail(file_ + ": it holds no keys; is it a file of accelerate config?");
     return;
   }
   root_ = root;
@@ -345,7 +345,7 @@ void Reader::read(const YAML::Node& root) {
   check_zeros(root_, 3);
   read_environment();
   read_size();
-  read_places();
+  read_output_paths();
   read_precision();
   read_switches();
   for (const Section& section : accelerate_sections())
@@ -353,29 +353,29 @@ void Reader::read(const YAML::Node& root) {
   read_deepspeed();
   if (!taken_.empty()) {
     note("it stands for " + taken_ + "; options on the command line go before them");
-    findings_.advice.push_back(file_ + " stands for " + taken_);
+    diagnostics_.advice.push_back(file_ + " stands for " + taken_);
   }
 }
 
 }  // namespace
 
 AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file,
-                                        Findings& findings) {
+                                        Diagnostics& diagnostics) {
   AccelerateConfig config;
   try {
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
     const YAML::Node none;
-    Reader reader(file, config, findings);
+    AccelerateReader reader(file, config, diagnostics);
     reader.read(documents.empty() ? none : documents.front());
     for (std::size_t i = 1; i < documents.size(); ++i) {
       if (!documents[i].IsNull()) return reader.refuse_second(documents[i]), config;
     }
   } catch (const YAML::Exception& error) {
-    findings.fail(file +
-                  (error.mark.is_null() ? ""
-                                        : ':' + std::to_string(error.mark.line + 1) + ':' +
-                                              std::to_string(error.mark.column + 1)) +
-                  ": it cannot be read as YAML: " + error.msg);
+    diagnostics.fail(file +
+                     (error.mark.is_null() ? ""
+                                           : ':' + std::to_string(error.mark.line + 1) + ':' +
+                                                 std::to_string(error.mark.column + 1)) +
+                     ": it cannot be read as YAML: " + error.msg);
     return {};
   }
   return config;

@@ -5,15 +5,15 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/ddplaunch/options/findings.h"
+#include "apps/ddplaunch/options/diagnostics.h"
 #include "launcher/job/env_filter.h"
 
 namespace ddp {
 
 /// num_processes: workers on all machines together.
 struct AccelerateProcesses {
-  long long total = 0;  ///< at least 1
-  std::string place;    ///< "FILE:LINE:COLUMN: ", for what the hosts make wrong of it
+  long long total = 0;   ///< at least 1
+  std::string location;  ///< "FILE:LINE:COLUMN: ", for what the hosts make wrong of it
 };
 
 /// What a file of `accelerate config` says, in our words (docs/migrating.md has the table of its keys).
@@ -27,10 +27,11 @@ struct AccelerateConfig {
 
 /// `text` is YAML or JSON, read from `file`. Every key of accelerate 1.x is honoured, translated, noted
 /// without effect, or refused; one that is none of them is a mistake with its place, as for Accelerate.
-AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file, Findings& findings);
+AccelerateConfig read_accelerate_config(const std::string& text, const std::string& file,
+                                        Diagnostics& diagnostics);
 
 /// Its words without those that the options `given` on the command line replace, or leave no room for.
-std::vector<std::string> accelerate_words(const AccelerateConfig& config,
-                                          const std::vector<std::string>& given);
+std::vector<std::string> accelerate_arguments(const AccelerateConfig& config,
+                                              const std::vector<std::string>& given);
 
 }  // namespace ddp

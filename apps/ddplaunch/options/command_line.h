@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/ddplaunch/options/findings.h"
+#include "apps/ddplaunch/options/diagnostics.h"
 #include "apps/ddplaunch/options/option_groups.h"
 
 namespace ddp {
@@ -19,7 +19,8 @@ struct CommandLine {
 };
 
 /// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown
-/// options, missing values and the options of foreign_options.h go to `findings`.
-CommandLine read_command_line(const std::vector<std::string>& args, OptionTable& table, Findings& findings);
+/// options, missing values and the options of compatibility_options.h go to `findings`.
+CommandLine read_command_line(const std::vector<std::string>& args, OptionTable& table,
+                              Diagnostics& diagnostics);
 
 }  // namespace ddp

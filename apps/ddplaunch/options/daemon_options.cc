@@ -15,21 +15,21 @@ using launcher::LauncherKind;
 
 constexpr unsigned long long kMostPort = 65535;
 
-void refuse_ssh_options(const OptionValues& values, Findings& findings) {
+void refuse_ssh_options(const OptionValues& values, Diagnostics& diagnostics) {
   for (const auto& [name, is_given] : {std::pair("--ssh-command", !values.ssh_command.empty()),
                                        std::pair("--ssh-config", !values.ssh_config.empty()),
                                        std::pair("--accept-new-host-keys", values.accept_new_host_keys)}) {
     if (is_given)
-      findings.fail(std::string("--launcher daemon reaches the nodes without SSH, so ") + name +
-                    " has no meaning");
+      diagnostics.fail(std::string("--launcher daemon reaches the nodes without SSH, so ") + name +
+                       " has no meaning");
   }
   if (!values.agent.empty())
-    findings.fail(
+    diagnostics.fail(
         "each daemon starts the ddplaunchd that lies beside it, so --agent has no meaning with "
         "--launcher daemon; install the same version there");
 }
 
-void look_at_hosts(const JobSpec& spec, Findings& findings) {
+void check_hosts(const JobSpec& spec, Diagnostics& diagnostics) {
   std::string wrapped;
   bool of_ssh = false;
   for (const remote::Host& host : spec.hosts) {
@@ -37,35 +37,35 @@ void look_at_hosts(const JobSpec& spec, Findings& findings) {
     of_ssh = of_ssh || !host.user.empty() || !host.identity.empty() || !host.jump.empty();
   }
   if (!wrapped.empty()) {
-    findings.fail("a daemon starts no wrapper (host " + wrapped +
-                  "): run ddplaunchd --listen inside the container, or use --launcher ssh");
+    diagnostics.fail("a daemon starts no wrapper (host " + wrapped +
+                     "): run ddplaunchd --listen inside the container, or use --launcher ssh");
   }
   if (of_ssh)
-    findings.note("user, identity and jump of the hosts are for SSH and not used by --launcher daemon");
+    diagnostics.note("user, identity and jump of the hosts are for SSH and not used by --launcher daemon");
 }
 
 }  // namespace
 
-void read_daemon_options(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
-                         Findings& findings) {
-  if (!values.token_file.empty()) spec.token_file = absolute_path(values.token_file, surroundings.cwd);
+void read_daemon_options(const OptionValues& values, const ProcessContext& context, JobSpec& spec,
+                         Diagnostics& diagnostics) {
+  if (!values.token_file.empty()) spec.token_file = absolute_path(values.token_file, context.cwd);
   if (!values.daemon_port.empty()) {
     const auto port = remote::whole_number(values.daemon_port, kMostPort);
     if (!port || *port == 0) {
-      findings.fail("--daemon-port " + values.daemon_port + ": give a port from 1 to 65535");
+      diagnostics.fail("--daemon-port " + values.daemon_port + ": give a port from 1 to 65535");
     } else {
       spec.daemon_port = static_cast<std::uint16_t>(*port);
     }
   }
   if (spec.launcher != LauncherKind::kDaemon) {
     if (!values.daemon_port.empty())
-      findings.fail(
+      diagnostics.fail(
           "--daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen runs");
     return;
   }
   spec.push = false;  // over SSH only
-  refuse_ssh_options(values, findings);
-  look_at_hosts(spec, findings);
+  refuse_ssh_options(values, diagnostics);
+  check_hosts(spec, diagnostics);
 }
 
 }  // namespace ddp

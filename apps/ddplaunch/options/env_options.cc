@@ -26,10 +26,10 @@ bool is_name(std::string_view name) {
 // NAME=VALUE lines; blank lines and lines that begin with '#' are skipped. The value is all behind the '=',
 // as DeepSpeed and docker read it: no quotes, no expansion. Only names go into messages.
 void read_env_text(std::string_view text, const std::string& file, launcher::EnvVars& vars,
-                   Findings& findings) {
+                   Diagnostics& diagnostics) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF"))
-    return findings.fail(file + ":1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII");
+    return diagnostics.fail(file + ":1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII");
   for (int number = 1; !text.empty(); ++number) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
@@ -40,15 +40,15 @@ void read_env_text(std::string_view text, const std::string& file, launcher::Env
     line.remove_prefix(begin);
     const std::size_t equals = line.find('=');
     const std::string_view name = line.substr(0, equals);
-    const std::string place = file + ':' + std::to_string(number) + ':' + std::to_string(begin + 1) + ": ";
+    const std::string location = file + ':' + std::to_string(number) + ':' + std::to_string(begin + 1) + ": ";
     if (line.starts_with("export ")) {
-      findings.fail(place + "this file is not read by a shell; write NAME=VALUE without export");
+      diagnostics.fail(location + "this file is not read by a shell; write NAME=VALUE without export");
     } else if (equals == std::string_view::npos) {
-      findings.fail(place + "expected NAME=VALUE");
+      diagnostics.fail(location + "expected NAME=VALUE");
     } else if (!is_name(name)) {
-      findings.fail(place + "what stands before '=' is not the name of an environment variable");
+      diagnostics.fail(location + "what stands before '=' is not the name of an environment variable");
     } else if (line.find('\0') != std::string_view::npos) {
-      findings.fail(place + "the value of " + std::string(name) + " has a zero byte");
+      diagnostics.fail(location + "the value of " + std::string(name) + " has a zero byte");
     } else {
       launcher::set_env(vars, name, line.substr(equals + 1));
     }
@@ -56,67 +56,67 @@ void read_env_text(std::string_view text, const std::string& file, launcher::Env
 }
 
 // DeepSpeed's file: an unreadable one is an error, a missing one is not.
-void read_deepspeed_env(const Surroundings& surroundings, launcher::EnvVars& vars, Findings& findings) {
-  const std::string* renamed = launcher::find_env(surroundings.env, "DS_ENV_FILE");
-  const std::string* home = launcher::find_env(surroundings.env, "HOME");
+void read_deepspeed_env(const ProcessContext& context, launcher::EnvVars& vars, Diagnostics& diagnostics) {
+  const std::string* renamed = launcher::find_env(context.env, "DS_ENV_FILE");
+  const std::string* home = launcher::find_env(context.env, "HOME");
   const std::string name = renamed != nullptr && !renamed->empty() ? *renamed : ".deepspeed_env";
   std::vector<std::string> paths;
   if (home != nullptr && !home->empty()) paths.push_back(absolute_path(name, *home));
-  const std::string here = absolute_path(name, surroundings.cwd);
+  const std::string here = absolute_path(name, context.cwd);
   if (paths.empty() || paths.front() != here) paths.push_back(here);
   for (const std::string& path : paths) {
-    auto text = surroundings.read_file(path);
+    auto text = context.read_file(path);
     if (text) {
-      read_env_text(*text, path, vars, findings);
-      findings.note("environment variables of " + path + " are set for the workers");
+      read_env_text(*text, path, vars, diagnostics);
+      diagnostics.note("environment variables of " + path + " are set for the workers");
     } else if (text.error().sys != ENOENT && text.error().sys != ENOTDIR) {
-      findings.fail(text.error().text);
+      diagnostics.fail(text.error().text);
     }
   }
 }
 
-void fail_lines(const std::string& text, Findings& findings) {
+void fail_lines(const std::string& text, Diagnostics& diagnostics) {
   std::size_t begin = 0;
   while (begin <= text.size()) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
-    findings.fail(text.substr(begin, end - begin));
+    diagnostics.fail(text.substr(begin, end - begin));
     begin = end + 1;
   }
 }
 
 }  // namespace
 
-void read_env_options(const OptionValues& values, const Surroundings& surroundings, launcher::JobSpec& spec,
-                      Findings& findings) {
+void read_env_options(const OptionValues& values, const ProcessContext& context, launcher::JobSpec& spec,
+                      Diagnostics& diagnostics) {
   launcher::EnvVars vars = values.config_env;
-  read_deepspeed_env(surroundings, vars, findings);
+  read_deepspeed_env(context, vars, diagnostics);
   for (const std::string& path : values.env_file) {
-    auto text = surroundings.read_file(path);
+    auto text = context.read_file(path);
     if (text) {
-      read_env_text(*text, path, vars, findings);
+      read_env_text(*text, path, vars, diagnostics);
     } else {
-      findings.fail("--env-file " + text.error().text);
+      diagnostics.fail("--env-file " + text.error().text);
     }
   }
-  auto given = launcher::explicit_env(surroundings.env, values.env);
+  auto given = launcher::explicit_env(context.env, values.env);
   if (!given) {
-    fail_lines(given.error().text, findings);
+    fail_lines(given.error().text, diagnostics);
   } else {
     for (const auto& [name, value] : *given) {
       if (is_name(name)) {
         launcher::set_env(vars, name, value);
       } else {
-        findings.fail("--env: \"" + name + "\" is not the name of an environment variable");
+        diagnostics.fail("--env: \"" + name + "\" is not the name of an environment variable");
       }
     }
     for (const std::string& name : launcher::node_bound_names(*given)) {
-      findings.note("--env " + name +
-                    " goes to all nodes alike, though its value usually belongs to one machine");
+      diagnostics.note("--env " + name +
+                       " goes to all nodes alike, though its value usually belongs to one machine");
     }
   }
   // Where each node has a ddplaunch of its own its environment is there already.
-  if (!spec.per_node) spec.env = launcher::forwarded_env(surroundings.env, false);
-  spec.local_env = launcher::forwarded_env(surroundings.env, true);
+  if (!spec.per_node) spec.env = launcher::forwarded_env(context.env, false);
+  spec.local_env = launcher::forwarded_env(context.env, true);
   spec.explicit_env = std::move(vars);
   spec.setup = values.setup;
 }

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "apps/ddplaunch/options/option_readers.h"
+#include "remote/hosts/diagnostic.h"
 #include "remote/hosts/host_filter.h"
 #include "remote/hosts/host_range.h"
 #include "remote/hosts/hostfile.h"
-#include "remote/hosts/mistake.h"
 
 namespace ddp {
 
@@ -25,9 +25,9 @@ using launcher::ProcsPerNode;
 constexpr std::size_t kMaxNamed = 10;  ///< hosts named in one message
 constexpr int kElasticRestarts = 3;    ///< --max-restarts of a job that can lose a node, when none is given
 
-void fail_all(const remote::Mistakes& mistakes, Findings& findings) {
-  for (const remote::Mistake& mistake : mistakes.list)
-    findings.fail(to_text(mistake));
+void fail_all(const remote::DiagnosticList& errors, Diagnostics& diagnostics) {
+  for (const remote::Diagnostic& problem : errors.list)
+    diagnostics.fail(to_text(problem));
 }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -39,33 +39,33 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 std::string listed_at(const remote::Host& host) {
-  if (host.place.file.empty()) return {};
-  return " (" + host.place.file +
-         (host.place.line > 0 ? ':' + std::to_string(host.place.line) : std::string()) + ')';
+  if (host.location.file.empty()) return {};
+  return " (" + host.location.file +
+         (host.location.line > 0 ? ':' + std::to_string(host.location.line) : std::string()) + ')';
 }
 
-bool take(remote::Checked<std::vector<remote::Host>> checked, std::vector<remote::Host>& hosts,
-          Findings& findings) {
+bool take(remote::Validated<std::vector<remote::Host>> checked, std::vector<remote::Host>& hosts,
+          Diagnostics& diagnostics) {
   if (!checked) {
-    fail_all(checked.error(), findings);
+    fail_all(checked.error(), diagnostics);
     return false;
   }
   hosts = std::move(*checked);
   return true;
 }
 
-bool read_hostfile(const OptionValues& values, const Surroundings& surroundings,
-                   std::vector<remote::Host>& hosts, Findings& findings) {
-  auto text = surroundings.read_file(values.hostfile);
+bool read_hostfile(const OptionValues& values, const ProcessContext& context,
+                   std::vector<remote::Host>& hosts, Diagnostics& diagnostics) {
+  auto text = context.read_file(values.hostfile);
   if (!text) {
-    findings.fail(
+    diagnostics.fail(
         "hostfile " + text.error().text +
         (text.error().sys == ENOENT
              ? "; write one host a line there (gpu01 slots=8), or leave --hostfile out to run on this machine"
              : ""));
     return false;
   }
-  return take(remote::parse_hostfile(*text, values.hostfile), hosts, findings);
+  return take(remote::parse_hostfile(*text, values.hostfile), hosts, diagnostics);
 }
 
 bool lists_hosts(const OptionValues& values) {
@@ -73,8 +73,8 @@ bool lists_hosts(const OptionValues& values) {
 }
 
 // The hosts as listed, this machine when none are; false when they are wrong.
-bool listed_hosts(const OptionValues& values, const Surroundings& surroundings,
-                  std::vector<remote::Host>& hosts, Findings& findings) {
+bool listed_hosts(const OptionValues& values, const ProcessContext& context, std::vector<remote::Host>& hosts,
+                  Diagnostics& diagnostics) {
   if (!hosts.empty()) return true;  // per-node mode: they come by themselves
   std::string given;
   int count = 0;
@@ -85,11 +85,11 @@ bool listed_hosts(const OptionValues& values, const Surroundings& surroundings,
     given += (count++ > 0 ? " and " : "") + std::string(name);
   }
   if (count > 1) {
-    findings.fail(given + " cannot be used together; --include picks hosts out of a hostfile");
+    diagnostics.fail(given + " cannot be used together; --include picks hosts out of a hostfile");
     return false;
   }
-  if (!values.hostfile.empty()) return read_hostfile(values, surroundings, hosts, findings);
-  if (!values.hosts_from.empty()) return read_hosts_from(values.hosts_from, surroundings, hosts, findings);
+  if (!values.hostfile.empty()) return read_hostfile(values, context, hosts, diagnostics);
+  if (!values.hosts_from.empty()) return read_hosts_from(values.hosts_from, context, hosts, diagnostics);
   if (values.host.empty()) {
     hosts.emplace_back().name = "localhost";
     return true;
@@ -97,7 +97,7 @@ bool listed_hosts(const OptionValues& values, const Surroundings& surroundings,
   std::string list;
   for (const std::string& part : values.host)
     list += (list.empty() ? "" : ", ") + part;
-  return take(remote::parse_host_list(list, "--host"), hosts, findings);
+  return take(remote::parse_host_list(list, "--host"), hosts, diagnostics);
 }
 
 bool is_this_machine(const remote::Host& host) {
@@ -105,40 +105,40 @@ bool is_this_machine(const remote::Host& host) {
   return remote::is_localhost(host) || (target.starts_with("127.") && remote::is_ipv4(target));
 }
 
-void read_launcher(const OptionValues& values, JobSpec& spec, Findings& findings) {
+void read_launcher(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   if (spec.per_node) return;
   const bool none_listed = !lists_hosts(values);
   spec.launcher = none_listed && !values.ssh_localhost ? LauncherKind::kLocal : LauncherKind::kSsh;
   if (values.launcher.empty()) return;
   if (values.launcher == "daemon") {
     spec.launcher = LauncherKind::kDaemon;
-    if (none_listed) findings.fail("--launcher daemon needs hosts: --hostfile FILE or --host LIST");
+    if (none_listed) diagnostics.fail("--launcher daemon needs hosts: --hostfile FILE or --host LIST");
     return;
   }
   if (values.launcher == "slurm") {
     spec.launcher = LauncherKind::kSlurm;
     if (!values.ssh_command.empty())
-      findings.fail("--launcher slurm starts the nodes with srun, so --ssh-command has no meaning");
+      diagnostics.fail("--launcher slurm starts the nodes with srun, so --ssh-command has no meaning");
     return;
   }
   if (values.launcher == "ssh" || values.launcher == "pdsh") {  // DeepSpeed's name of the same
     if (none_listed && !values.ssh_localhost)
-      findings.fail("--launcher " + values.launcher + " needs hosts: --hostfile FILE or --host LIST");
+      diagnostics.fail("--launcher " + values.launcher + " needs hosts: --hostfile FILE or --host LIST");
     return;
   }
   if (values.launcher != "local") {
-    return findings.fail("--launcher " + values.launcher + ": choose ssh, slurm, daemon or local");
+    return diagnostics.fail("--launcher " + values.launcher + ": choose ssh, slurm, daemon or local");
   }
   spec.launcher = LauncherKind::kLocal;
   if (values.ssh_localhost)
-    findings.fail("--launcher local (or --standalone) and --ssh-localhost contradict each other");
+    diagnostics.fail("--launcher local (or --standalone) and --ssh-localhost contradict each other");
   std::vector<std::string> others;
   for (const remote::Host& host : spec.hosts) {
     if (!is_this_machine(host)) others.push_back(host.name + listed_at(host));
   }
   if (!others.empty()) {
-    findings.fail("--launcher local (or --standalone) starts on this machine only, not on " + joined(others) +
-                  "; leave it out, or leave the hosts out");
+    diagnostics.fail("--launcher local (or --standalone) starts on this machine only, not on " +
+                     joined(others) + "; leave it out, or leave the hosts out");
   }
 }
 
@@ -163,16 +163,17 @@ std::string list_name(const OptionValues& values) {
 
 /// --spares, when the hosts suffice for them; else 0.
 std::size_t read_spares(const OptionValues& values, std::size_t nodes, bool hosts_known, const JobSpec& spec,
-                        Findings& findings) {
+                        Diagnostics& diagnostics) {
   if (values.spares.empty()) return 0;
   const auto spares = remote::whole_number(values.spares, remote::kMaxHosts);
   if (!spares) {
-    findings.fail("--spares " + values.spares + ": give a whole number, the hosts that wait for a lost one");
+    diagnostics.fail("--spares " + values.spares +
+                     ": give a whole number, the hosts that wait for a lost one");
     return 0;
   }
   const auto wanted = static_cast<std::size_t>(*spares);
   if (wanted > 0 && hosts_known && spec.hosts.size() < nodes + wanted) {
-    findings.fail(
+    diagnostics.fail(
         "--spares " + values.spares + ": with " + std::to_string(nodes) + (nodes == 1 ? " node" : " nodes") +
         " there must be " + std::to_string(nodes + wanted) + " hosts, and there " +
         (spec.hosts.size() == 1 ? "is only this one" : "are only " + std::to_string(spec.hosts.size())));
@@ -182,31 +183,31 @@ std::size_t read_spares(const OptionValues& values, std::size_t nodes, bool host
 }
 
 /// How many nodes, how many at least, and how many wait.
-void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Findings& findings) {
+void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Diagnostics& diagnostics) {
   std::optional<NodeCounts> counts;
   if (!values.nnodes.empty()) {
     counts = read_counts(values.nnodes);
     if (!counts) {
-      return findings.fail("--nnodes " + values.nnodes + ": \"" + values.nnodes +
-                           "\" is not a number of nodes, nor MIN:MAX");
+      return diagnostics.fail("--nnodes " + values.nnodes + ": \"" + values.nnodes +
+                              "\" is not a number of nodes, nor MIN:MAX");
     }
     if (hosts_known && counts->min > spec.hosts.size()) {
       if (!lists_hosts(values) && !spec.per_node) {
-        return findings.fail(
+        return diagnostics.fail(
             "--nnodes " + values.nnodes +
             " needs hosts: --hostfile FILE or --host LIST names them; without, there is " +
             "only this machine; or start one ddplaunch on each node, with --node-rank and --master-addr "
             "(docs/per_node.md)");
       }
       const std::size_t count = spec.hosts.size();
-      return findings.fail("--nnodes " + values.nnodes + ": there " + (count == 1 ? "is" : "are") + " only " +
-                           std::to_string(count) + (count == 1 ? " host" : " hosts") + " in " +
-                           list_name(values));
+      return diagnostics.fail("--nnodes " + values.nnodes + ": there " + (count == 1 ? "is" : "are") +
+                              " only " + std::to_string(count) + (count == 1 ? " host" : " hosts") + " in " +
+                              list_name(values));
     }
     if (counts->min < counts->max) spec.min_nodes = static_cast<int>(counts->min);
     spec.max_nodes = static_cast<int>(counts->max);
   }
-  const std::size_t spares = read_spares(values, counts ? counts->min : 1, hosts_known, spec, findings);
+  const std::size_t spares = read_spares(values, counts ? counts->min : 1, hosts_known, spec, diagnostics);
   spec.spares = static_cast<int>(spares);
   if (!counts && spares > 0 && spec.hosts.size() > spares)
     spec.max_nodes = static_cast<int>(spec.hosts.size() - spares);
@@ -215,24 +216,24 @@ void read_nnodes(const OptionValues& values, bool hosts_known, JobSpec& spec, Fi
 }
 
 /// num_processes of Accelerate's file, which counts the workers of all machines.
-void share_processes(const OptionValues& values, JobSpec& spec, Findings& findings) {
+void share_processes(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   if (!values.config_processes || !values.nproc_per_node.empty() || spec.hosts.empty()) return;
-  const auto& [total, place] = *values.config_processes;
+  const auto& [total, location] = *values.config_processes;
   const auto nodes = static_cast<long long>(hosts_used(spec));
-  const std::string what = place + "num_processes " + std::to_string(total);
+  const std::string what = location + "num_processes " + std::to_string(total);
   if (total % nodes != 0) {
-    findings.fail(what + " is the total and cannot be divided among " + std::to_string(nodes) +
-                  " machines evenly; correct it, or leave it out and give each host its slots in the "
-                  "hostfile");
+    diagnostics.fail(what + " is the total and cannot be divided among " + std::to_string(nodes) +
+                     " machines evenly; correct it, or leave it out and give each host its slots in the "
+                     "hostfile");
   } else if (const auto procs = read_procs(std::to_string(total / nodes))) {
     spec.nproc = *procs;
   } else {
-    findings.fail(what + ": more than 65535 workers on each machine");
+    diagnostics.fail(what + ": more than 65535 workers on each machine");
   }
 }
 
 /// gpu_ids of Accelerate's file, for the hosts that name no devices themselves.
-void give_devices(const OptionValues& values, JobSpec& spec, Findings& findings) {
+void give_devices(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   const std::size_t count = values.config_devices.size();
   if (count == 0) return;
   bool used = false;
@@ -243,13 +244,13 @@ void give_devices(const OptionValues& values, JobSpec& spec, Findings& findings)
   }
   if (!used || spec.oversubscribe || spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
   if (spec.nproc.number <= static_cast<int>(count)) return;
-  findings.fail(values.config_devices_place + "gpu_ids names " + std::to_string(count) +
-                (count == 1 ? " device" : " devices") + ", but each machine gets " +
-                std::to_string(spec.nproc.number) + " workers; name one for each, or add --oversubscribe");
+  diagnostics.fail(values.config_devices_place + "gpu_ids names " + std::to_string(count) +
+                   (count == 1 ? " device" : " devices") + ", but each machine gets " +
+                   std::to_string(spec.nproc.number) + " workers; name one for each, or add --oversubscribe");
 }
 
 // All hosts that are short, in one message.
-void check_slots(const JobSpec& spec, Findings& findings) {
+void check_slots(const JobSpec& spec, Diagnostics& diagnostics) {
   if (spec.nproc.kind != ProcsPerNode::Kind::kNumber) return;
   const std::size_t used = hosts_used(spec);
   std::vector<std::string> over_slots;
@@ -264,31 +265,31 @@ void check_slots(const JobSpec& spec, Findings& findings) {
   }
   const std::string asked = "--nproc-per-node " + std::to_string(spec.nproc.number);
   if (!over_slots.empty()) {
-    findings.fail(asked + " is more than the slots: " + joined(over_slots) +
-                  "; ask for fewer, raise slots= there, or add --oversubscribe");
+    diagnostics.fail(asked + " is more than the slots: " + joined(over_slots) +
+                     "; ask for fewer, raise slots= there, or add --oversubscribe");
   }
   if (!over_limit.empty()) {
-    findings.fail(asked + " is more than max_slots: " + joined(over_limit) +
-                  "; ask for fewer, or raise it there");
+    diagnostics.fail(asked + " is more than max_slots: " + joined(over_limit) +
+                     "; ask for fewer, or raise it there");
   }
 }
 
 }  // namespace
 
-void read_host_options(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
-                       Findings& findings) {
-  bool known = listed_hosts(values, surroundings, spec.hosts, findings);
+void read_host_options(const OptionValues& values, const ProcessContext& context, JobSpec& spec,
+                       Diagnostics& diagnostics) {
+  bool known = listed_hosts(values, context, spec.hosts, diagnostics);
   if (!values.include.empty() && !values.exclude.empty()) {
     // Said even when the hosts are wrong, too.
-    fail_all(remote::filter_hosts({}, values.include, values.exclude).error(), findings);
+    fail_all(remote::filter_hosts({}, values.include, values.exclude).error(), diagnostics);
     known = false;
   } else if (known) {
     std::vector<remote::Host> kept;
-    known = take(remote::filter_hosts(spec.hosts, values.include, values.exclude), kept, findings);
+    known = take(remote::filter_hosts(spec.hosts, values.include, values.exclude), kept, diagnostics);
     if (known) spec.hosts = std::move(kept);
   }
   const std::string* home = nullptr;
-  for (const auto& [name, value] : surroundings.env) {
+  for (const auto& [name, value] : context.env) {
     if (name == "HOME") home = &value;
   }
   for (remote::Host& host : spec.hosts) {
@@ -299,16 +300,16 @@ void read_host_options(const OptionValues& values, const Surroundings& surroundi
     if (const auto procs = read_procs(values.nproc_per_node)) {
       spec.nproc = *procs;
     } else {
-      findings.fail("--nproc-per-node " + values.nproc_per_node +
-                    ": give a whole number from 1 to 65535, or auto, gpu or cpu");
+      diagnostics.fail("--nproc-per-node " + values.nproc_per_node +
+                       ": give a whole number from 1 to 65535, or auto, gpu or cpu");
     }
   }
   if (!known) spec.hosts.clear();
-  read_launcher(values, spec, findings);
-  read_nnodes(values, known, spec, findings);
-  share_processes(values, spec, findings);
-  give_devices(values, spec, findings);
-  check_slots(spec, findings);
+  read_launcher(values, spec, diagnostics);
+  read_nnodes(values, known, spec, diagnostics);
+  share_processes(values, spec, diagnostics);
+  give_devices(values, spec, diagnostics);
+  check_slots(spec, diagnostics);
 }
 
 }  // namespace ddp

@@ -6,39 +6,39 @@
 #include <utility>
 
 #include "launcher/job/env_filter.h"
+#include "remote/hosts/diagnostic.h"
 #include "remote/hosts/hostfile.h"
-#include "remote/hosts/mistake.h"
 #include "remote/hosts/scheduler_hosts.h"
 
 namespace ddp {
 
 namespace {
 
-using Hosts = remote::Checked<std::vector<remote::Host>>;
+using ParsedHosts = remote::Validated<std::vector<remote::Host>>;
 
 /// A variable by which a scheduler names the hosts of a job: the list itself, or a file that has it.
-struct Source {
+struct SchedulerSource {
   const char* variable;
   bool is_file;
-  Hosts (*read)(std::string_view text, const std::string& name);
+  ParsedHosts (*read)(std::string_view text, const std::string& name);
 };
 
 /// In the order in which they are looked for; LSF's file has all hosts, its variables only so many.
 constexpr std::array kSources = {
-    Source{"PBS_NODEFILE", true, remote::repeated_hosts},
-    Source{"LSB_DJOB_HOSTFILE", true, remote::repeated_hosts},
-    Source{"LSB_MCPU_HOSTS", false, remote::host_count_words},
-    Source{"LSB_HOSTS", false, remote::repeated_host_words},
-    Source{"PE_HOSTFILE", true, remote::grid_engine_hosts},
-    Source{"COBALT_NODEFILE", true, remote::repeated_hosts},
-    Source{"DLTS_HOSTFILE", true, remote::parse_hostfile},
+    SchedulerSource{"PBS_NODEFILE", true, remote::repeated_hosts},
+    SchedulerSource{"LSB_DJOB_HOSTFILE", true, remote::repeated_hosts},
+    SchedulerSource{"LSB_MCPU_HOSTS", false, remote::parse_host_counts},
+    SchedulerSource{"LSB_HOSTS", false, remote::parse_repeated_hosts},
+    SchedulerSource{"PE_HOSTFILE", true, remote::grid_engine_hosts},
+    SchedulerSource{"COBALT_NODEFILE", true, remote::repeated_hosts},
+    SchedulerSource{"DLTS_HOSTFILE", true, remote::parse_hostfile},
 };
 constexpr char kSlurmList[] = "SLURM_JOB_NODELIST";
 
-class Reader {
+class SchedulerReader {
  public:
-  Reader(const Surroundings& surroundings, std::vector<remote::Host>& hosts, Findings& findings)
-      : surroundings_(surroundings), hosts_(hosts), findings_(findings) {}
+  SchedulerReader(const ProcessContext& context, std::vector<remote::Host>& hosts, Diagnostics& diagnostics)
+      : context_(context), hosts_(hosts), diagnostics_(diagnostics) {}
 
   bool from_slurm();
   bool from_environment();
@@ -48,29 +48,29 @@ class Reader {
  private:
   /// Empty: not set, which here means the same as an empty value.
   std::string variable(const char* name) const {
-    const std::string* value = launcher::find_env(surroundings_.env, name);
+    const std::string* value = launcher::find_env(context_.env, name);
     return value == nullptr ? std::string() : *value;
   }
-  bool take(Hosts hosts) {
+  bool take(ParsedHosts hosts) {
     if (!hosts) {
-      for (const remote::Mistake& mistake : hosts.error().list)
-        findings_.fail(to_text(mistake));
+      for (const remote::Diagnostic& problem : hosts.error().list)
+        diagnostics_.fail(to_text(problem));
       return false;
     }
     hosts_ = std::move(*hosts);
     return true;
   }
 
-  const Surroundings& surroundings_;
+  const ProcessContext& context_;
   std::vector<remote::Host>& hosts_;
-  Findings& findings_;
+  Diagnostics& diagnostics_;
 };
 
-bool Reader::from_slurm() {
+bool SchedulerReader::from_slurm() {
   remote::SlurmVariables slurm;
   slurm.job_nodelist = variable(kSlurmList);
   if (slurm.job_nodelist.empty()) {
-    findings_.fail(
+    diagnostics_.fail(
         "--hosts-from slurm: SLURM_JOB_NODELIST is not set; run ddplaunch inside a job (salloc, sbatch)");
     return false;
   }
@@ -81,53 +81,53 @@ bool Reader::from_slurm() {
   const auto tasks = remote::expand_counts(slurm.tasks_per_node.empty() ? "1" : slurm.tasks_per_node, "");
   const bool launchers = std::all_of(tasks->begin(), tasks->end(), [](int count) { return count == 1; });
   if (launchers && hosts_.size() > 1 && slurm.gpus_per_node.empty() && !slurm.gpus_on_node.empty()) {
-    findings_.note(
+    diagnostics_.note(
         "every node is taken to have " + slurm.gpus_on_node +
         " GPUs, as SLURM_GPUS_ON_NODE says of this one; --gpus-per-node in the job says it of all");
   }
   return true;
 }
 
-bool Reader::from_environment() {
+bool SchedulerReader::from_environment() {
   if (!variable(kSlurmList).empty()) return from_slurm();
-  std::string looked_for = kSlurmList;
-  for (const Source& source : kSources) {
-    looked_for += std::string(", ") + source.variable;
+  std::string wanted = kSlurmList;
+  for (const SchedulerSource& source : kSources) {
+    wanted += std::string(", ") + source.variable;
     const std::string value = variable(source.variable);
     if (value.empty()) continue;
     if (!source.is_file) return take(source.read(value, source.variable));
-    auto text = surroundings_.read_file(value);
+    auto text = context_.read_file(value);
     if (!text) {
-      findings_.fail(std::string("--hosts-from env: the file that ") + source.variable +
-                     " names: " + text.error().text);
+      diagnostics_.fail(std::string("--hosts-from env: the file that ") + source.variable +
+                        " names: " + text.error().text);
       return false;
     }
     return take(source.read(*text, value));
   }
-  findings_.fail("--hosts-from env: no scheduler names hosts here; looked for " + looked_for);
+  diagnostics_.fail("--hosts-from env: no scheduler names hosts here; looked for " + wanted);
   return false;
 }
 
-bool Reader::from_file(const std::string& path) {
-  auto text = surroundings_.read_file(path);
+bool SchedulerReader::from_file(const std::string& path) {
+  auto text = context_.read_file(path);
   if (text) return take(remote::parse_hostfile(*text, path));
-  findings_.fail("--hosts-from " + text.error().text +
-                 "; give slurm, env, - for standard input, or the name of a hostfile");
+  diagnostics_.fail("--hosts-from " + text.error().text +
+                    "; give slurm, env, - for standard input, or the name of a hostfile");
   return false;
 }
 
-bool Reader::from_stdin() {
-  auto text = surroundings_.read_stdin();
+bool SchedulerReader::from_stdin() {
+  auto text = context_.read_stdin();
   if (text) return take(remote::parse_hostfile(*text, "standard input"));
-  findings_.fail("--hosts-from -: " + text.error().text);
+  diagnostics_.fail("--hosts-from -: " + text.error().text);
   return false;
 }
 
 }  // namespace
 
-bool read_hosts_from(const std::string& source, const Surroundings& surroundings,
-                     std::vector<remote::Host>& hosts, Findings& findings) {
-  Reader reader(surroundings, hosts, findings);
+bool read_hosts_from(const std::string& source, const ProcessContext& context,
+                     std::vector<remote::Host>& hosts, Diagnostics& diagnostics) {
+  SchedulerReader reader(context, hosts, diagnostics);
   if (source == "slurm") return reader.from_slurm();
   if (source == "env") return reader.from_environment();
   if (source == "-") return reader.from_stdin();

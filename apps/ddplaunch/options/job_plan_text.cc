@@ -68,16 +68,16 @@ std::string details(const remote::Host& host) {
   return text;
 }
 
-using Row = std::array<std::string, 6>;
+using PlanRow = std::array<std::string, 6>;
 
-std::string table_text(const std::vector<Row>& rows) {
-  std::array<std::size_t, std::tuple_size_v<Row>> widths{};
-  for (const Row& row : rows) {
+std::string table_text(const std::vector<PlanRow>& rows) {
+  std::array<std::size_t, std::tuple_size_v<PlanRow>> widths{};
+  for (const PlanRow& row : rows) {
     for (std::size_t i = 0; i < row.size(); ++i)
       widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text;
-  for (const Row& row : rows) {
+  for (const PlanRow& row : rows) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (i > 0) line += "  ";
@@ -92,7 +92,7 @@ std::string table_text(const std::vector<Row>& rows) {
 std::string nodes_text(const JobSpec& spec) {
   const std::size_t used = hosts_used(spec);
   const std::size_t nodes = used - std::min(used, static_cast<std::size_t>(spec.spares));
-  std::vector<Row> rows = {{"node", "host", "slots", "workers", "ranks", "from the list of hosts"}};
+  std::vector<PlanRow> rows = {{"node", "host", "slots", "workers", "ranks", "from the list of hosts"}};
   std::optional<int> next = 0;
   for (std::size_t i = 0; i < used; ++i) {
     const remote::Host& host = spec.hosts[i];

@@ -33,13 +33,13 @@ bool is_loopback_word(const std::string& address) {
   return address == "localhost" || address == "::1" || address.starts_with("127.");
 }
 
-struct Endpoint {
+struct HostPort {
   std::string host;
   std::string port;
 };
 
 /// HOST, HOST:PORT, [V6] or [V6]:PORT.
-Endpoint split_endpoint(const std::string& text) {
+HostPort split_endpoint(const std::string& text) {
   if (text.starts_with('[')) {
     const std::size_t end = text.find(']');
     const std::string rest = end == std::string::npos ? "" : text.substr(end + 1);
@@ -52,10 +52,10 @@ Endpoint split_endpoint(const std::string& text) {
   return {text.substr(0, colon), text.substr(colon + 1)};
 }
 
-class Reader {
+class NodeOptionReader {
  public:
-  Reader(const Surroundings& surroundings, OptionValues& values, Findings& findings)
-      : env_(surroundings.env), values_(values), findings_(findings) {}
+  NodeOptionReader(const ProcessContext& context, OptionValues& values, Diagnostics& diagnostics)
+      : env_(context.env), values_(values), diagnostics_(diagnostics) {}
 
   /// What contradicts hosts, or a --launcher; true when that was chosen.
   bool others_chosen();
@@ -74,14 +74,14 @@ class Reader {
   void slurm_step();
   bool endpoint();
   void alone(int nodes);
-  bool read_port(PerNode& told);
+  bool read_port(PerNode& given);
 
   const launcher::EnvVars& env_;
   OptionValues& values_;
-  Findings& findings_;
+  Diagnostics& diagnostics_;
 };
 
-bool Reader::others_chosen() {
+bool NodeOptionReader::others_chosen() {
   std::string chosen;
   if (!values_.hostfile.empty()) chosen = "--hostfile";
   if (!values_.host.empty()) chosen = "--host";
@@ -90,23 +90,24 @@ bool Reader::others_chosen() {
   if (!values_.launcher.empty()) chosen = "--launcher " + values_.launcher;
   if (chosen.empty()) return false;
   if (!values_.node_rank.empty() && values_.node_rank != "0") {
-    findings_.fail("--node-rank " + values_.node_rank + " and " + chosen +
-                   " contradict each other: with hosts one ddplaunch starts all nodes, with --node-rank each "
-                   "node has its own; leave one of them out");
+    diagnostics_.fail(
+        "--node-rank " + values_.node_rank + " and " + chosen +
+        " contradict each other: with hosts one ddplaunch starts all nodes, with --node-rank each "
+        "node has its own; leave one of them out");
   }
   if (!values_.master_addr.empty() && !is_loopback_word(values_.master_addr)) {
-    findings_.note("--master-addr has no effect with " + chosen +
-                   ": one ddplaunch starts all nodes; --network chooses the address");
+    diagnostics_.note("--master-addr has no effect with " + chosen +
+                      ": one ddplaunch starts all nodes; --network chooses the address");
   }
   if (!values_.rdzv_endpoint.empty()) {
-    findings_.note("--rdzv-endpoint has no effect with " + chosen +
-                   ": nodes join over the connection that starts them");
+    diagnostics_.note("--rdzv-endpoint has no effect with " + chosen +
+                      ": nodes join over the connection that starts them");
   }
-  if (values_.insecure) findings_.note("--insecure has no effect with " + chosen);
+  if (values_.insecure) diagnostics_.note("--insecure has no effect with " + chosen);
   return true;
 }
 
-void Reader::ask_scheduler() {
+void NodeOptionReader::ask_scheduler() {
   if (is_worker()) return;
   pods();
   slurm_step();
@@ -114,22 +115,22 @@ void Reader::ask_scheduler() {
 
 /// As Kubeflow's PyTorchJob has it: a rank for each pod. Where it sets torchrun's variables, too, those
 /// count: they know of several workers in a pod.
-void Reader::pods() {
+void NodeOptionReader::pods() {
   const auto size = number_in(variable("WORLD_SIZE"));
-  const bool told = variable("PET_NNODES").empty() && size && *size > 1 && !variable("RANK").empty() &&
-                    !variable("MASTER_ADDR").empty() && !variable("MASTER_PORT").empty();
-  if (!told || !values_.node_rank.empty() || nodes_in(values_.nnodes) == 1) return;
+  const bool given = variable("PET_NNODES").empty() && size && *size > 1 && !variable("RANK").empty() &&
+                     !variable("MASTER_ADDR").empty() && !variable("MASTER_PORT").empty();
+  if (!given || !values_.node_rank.empty() || nodes_in(values_.nnodes) == 1) return;
   if (!variable("SLURM_JOB_ID").empty() || !values_.master_addr.empty() || !values_.rdzv_endpoint.empty())
     return;
   values_.node_rank = variable("RANK");
   if (values_.nnodes.empty()) values_.nnodes = variable("WORLD_SIZE");
-  findings_.note("RANK=" + values_.node_rank + " and WORLD_SIZE=" + variable("WORLD_SIZE") +
-                 " are set here: this is one of " + values_.nnodes +
-                 " nodes, each with a ddplaunch of its own; --launcher local runs on this machine alone");
+  diagnostics_.note("RANK=" + values_.node_rank + " and WORLD_SIZE=" + variable("WORLD_SIZE") +
+                    " are set here: this is one of " + values_.nnodes +
+                    " nodes, each with a ddplaunch of its own; --launcher local runs on this machine alone");
 }
 
 /// srun has started one of us on each node, and somebody says where they meet.
-void Reader::slurm_step() {
+void NodeOptionReader::slurm_step() {
   const auto tasks = number_in(variable("SLURM_STEP_NUM_TASKS"));
   const bool met =
       !values_.master_addr.empty() || !values_.rdzv_endpoint.empty() || !variable("MASTER_ADDR").empty();
@@ -140,24 +141,25 @@ void Reader::slurm_step() {
 }
 
 /// False: nonsense, and said so.
-bool Reader::endpoint() {
+bool NodeOptionReader::endpoint() {
   if (values_.rdzv_endpoint.empty()) return true;
-  const Endpoint endpoint = split_endpoint(values_.rdzv_endpoint);
+  const HostPort endpoint = split_endpoint(values_.rdzv_endpoint);
   if (endpoint.host.empty() || !number_in(endpoint.port)) {
-    findings_.fail("--rdzv-endpoint " + values_.rdzv_endpoint + ": give HOST:PORT, node 0's");
+    diagnostics_.fail("--rdzv-endpoint " + values_.rdzv_endpoint + ": give HOST:PORT, node 0's");
     return false;
   }
   if (!values_.master_addr.empty() && values_.master_addr != endpoint.host) {
-    findings_.fail("--master-addr " + values_.master_addr + " and --rdzv-endpoint " + values_.rdzv_endpoint +
-                   " name different hosts; both are where node 0 is, so leave one of them out");
+    diagnostics_.fail("--master-addr " + values_.master_addr + " and --rdzv-endpoint " +
+                      values_.rdzv_endpoint +
+                      " name different hosts; both are where node 0 is, so leave one of them out");
     return false;
   }
   if (values_.master_port.empty()) {
     values_.master_port = endpoint.port;
   } else if (values_.master_port != endpoint.port &&
              values_.rdzv_endpoint.find(endpoint.port) != std::string::npos) {
-    findings_.fail("--master-port " + values_.master_port + " and --rdzv-endpoint " + values_.rdzv_endpoint +
-                   " name different ports; leave one of them out");
+    diagnostics_.fail("--master-port " + values_.master_port + " and --rdzv-endpoint " +
+                      values_.rdzv_endpoint + " name different ports; leave one of them out");
     return false;
   }
   values_.master_addr = endpoint.host;
@@ -165,22 +167,23 @@ bool Reader::endpoint() {
 }
 
 /// One node: what speaks of others is wrong, or has no effect.
-void Reader::alone(int nodes) {
+void NodeOptionReader::alone(int nodes) {
   const bool other = !values_.node_rank.empty() && values_.node_rank != "0";
   if (other && nodes == 1) {
-    findings_.fail("--node-rank " + values_.node_rank + ": with --nnodes 1 there is only node 0");
+    diagnostics_.fail("--node-rank " + values_.node_rank + ": with --nnodes 1 there is only node 0");
   } else if (other) {
-    findings_.fail("--node-rank " + values_.node_rank + " needs --nnodes N, how many nodes there are");
+    diagnostics_.fail("--node-rank " + values_.node_rank + " needs --nnodes N, how many nodes there are");
   } else if (nodes == 0 && !values_.master_addr.empty() && !is_loopback_word(values_.master_addr)) {
-    findings_.fail("--master-addr " + values_.master_addr +
-                   " needs --nnodes N, how many nodes there are, each with a ddplaunch of its own; where one "
-                   "ddplaunch starts all nodes --network chooses the address");
+    diagnostics_.fail(
+        "--master-addr " + values_.master_addr +
+        " needs --nnodes N, how many nodes there are, each with a ddplaunch of its own; where one "
+        "ddplaunch starts all nodes --network chooses the address");
   }
   if (!values_.rdzv_endpoint.empty())
-    findings_.note("--rdzv-endpoint has no effect: there is one node, which meets nobody");
+    diagnostics_.note("--rdzv-endpoint has no effect: there is one node, which meets nobody");
 }
 
-bool Reader::read_port(PerNode& told) {
+bool NodeOptionReader::read_port(PerNode& given) {
   std::string text = values_.master_port;
   std::string name = "--master-port";
   if (text.empty() && !is_worker()) {
@@ -190,71 +193,72 @@ bool Reader::read_port(PerNode& told) {
   if (text.empty()) return true;
   const auto port = remote::whole_number(text, 65'535);
   if (!port || *port == 0) {
-    findings_.fail(name + " " + text +
-                   ": the nodes meet at this port, so give one from 1 to 65535, the same "
-                   "on all nodes");
+    diagnostics_.fail(name + " " + text +
+                      ": the nodes meet at this port, so give one from 1 to 65535, the same "
+                      "on all nodes");
     return false;
   }
-  told.port = static_cast<std::uint16_t>(*port);
+  given.port = static_cast<std::uint16_t>(*port);
   return true;
 }
 
-std::optional<PerNode> Reader::read() {
+std::optional<PerNode> NodeOptionReader::read() {
   const int nodes = nodes_in(values_.nnodes);
   if (nodes < 2) {
     if (values_.nnodes.empty() || nodes == 1) alone(nodes);
     return std::nullopt;
   }
   if (!endpoint()) return std::nullopt;
-  PerNode told;
-  told.nodes = nodes + static_cast<int>(number_in(values_.spares).value_or(0));
-  told.insecure = values_.insecure;
-  told.master_addr = values_.master_addr;
-  if (told.master_addr.empty() && !is_worker()) told.master_addr = variable("MASTER_ADDR");
+  PerNode given;
+  given.nodes = nodes + static_cast<int>(number_in(values_.spares).value_or(0));
+  given.insecure = values_.insecure;
+  given.master_addr = values_.master_addr;
+  if (given.master_addr.empty() && !is_worker()) given.master_addr = variable("MASTER_ADDR");
   std::string rank = values_.node_rank;
   std::string name = "--node-rank";
   if (rank.empty() && !is_worker()) {
     rank = variable("NODE_RANK");
     name = "NODE_RANK";
   }
-  if (told.master_addr.empty()) {
+  if (given.master_addr.empty()) {
     if (!values_.node_rank.empty()) {
-      findings_.fail("--node-rank " + rank +
-                     " needs --master-addr ADDR, where node 0 is; or set MASTER_ADDR on all nodes");
+      diagnostics_.fail("--node-rank " + rank +
+                        " needs --master-addr ADDR, where node 0 is; or set MASTER_ADDR on all nodes");
     }
     return std::nullopt;
   }
-  if (told.master_addr.find_first_of(" \t/,") != std::string::npos || told.master_addr.size() > 255) {
-    findings_.fail("--master-addr " + told.master_addr + ": give a host's name or address, node 0's");
+  if (given.master_addr.find_first_of(" \t/,") != std::string::npos || given.master_addr.size() > 255) {
+    diagnostics_.fail("--master-addr " + given.master_addr + ": give a host's name or address, node 0's");
     return std::nullopt;
   }
   if (!rank.empty()) {
     const auto number = number_in(rank);
-    if (!number || *number >= static_cast<unsigned long long>(told.nodes)) {
-      findings_.fail(name + " " + rank + ": give a whole number from 0 to " + std::to_string(told.nodes - 1) +
-                     ", another one on each of the " + std::to_string(told.nodes) + " nodes");
+    if (!number || *number >= static_cast<unsigned long long>(given.nodes)) {
+      diagnostics_.fail(name + " " + rank + ": give a whole number from 0 to " +
+                        std::to_string(given.nodes - 1) + ", another one on each of the " +
+                        std::to_string(given.nodes) + " nodes");
       return std::nullopt;
     }
-    told.rank = static_cast<int>(*number);
+    given.rank = static_cast<int>(*number);
   }
-  if (!read_port(told)) return std::nullopt;
-  return told;
+  if (!read_port(given)) return std::nullopt;
+  return given;
 }
 
-void refuse_what_needs_one_launcher(const OptionValues& values, Verb verb, Findings& findings) {
+void refuse_what_needs_one_launcher(const OptionValues& values, Verb verb, Diagnostics& diagnostics) {
   if (verb != Verb::kRun) {
-    findings.fail(std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
-                  " asks nodes that it reaches itself: give it their names with --hostfile or --host, and "
-                  "leave --node-rank and --master-addr out");
+    diagnostics.fail(std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
+                     " asks nodes that it reaches itself: give it their names with --hostfile or --host, and "
+                     "leave --node-rank and --master-addr out");
   }
   if (!values.wrapper.empty()) {
-    findings.fail(
+    diagnostics.fail(
         "--wrapper starts agents inside something; where each node has a ddplaunch of its own, start that "
         "one "
         "inside it");
   }
   if (!values.include.empty() || !values.exclude.empty()) {
-    findings.fail(
+    diagnostics.fail(
         "--include and --exclude choose among hosts that are listed; where each node has a ddplaunch of its "
         "own, leave it out on that node");
   }
@@ -262,22 +266,22 @@ void refuse_what_needs_one_launcher(const OptionValues& values, Verb verb, Findi
 
 }  // namespace
 
-void read_node_options(const Surroundings& surroundings, OptionValues& values, Verb verb,
-                       launcher::JobSpec& spec, Findings& findings) {
-  Reader reader(surroundings, values, findings);
+void read_node_options(const ProcessContext& context, OptionValues& values, Verb verb,
+                       launcher::JobSpec& spec, Diagnostics& diagnostics) {
+  NodeOptionReader reader(context, values, diagnostics);
   if (reader.others_chosen()) return;
   reader.ask_scheduler();
-  auto told = reader.read();
-  if (!told) return;
-  told->link_job = values.job_id.empty() ? "default" : values.job_id;
-  refuse_what_needs_one_launcher(values, verb, findings);
+  auto given = reader.read();
+  if (!given) return;
+  given->link_job = values.job_id.empty() ? "default" : values.job_id;
+  refuse_what_needs_one_launcher(values, verb, diagnostics);
   values.master_port.clear();  // the store takes a port of its own
   spec.launcher = launcher::LauncherKind::kJoin;
-  spec.hosts.resize(static_cast<std::size_t>(told->nodes));
+  spec.hosts.resize(static_cast<std::size_t>(given->nodes));
   spec.hosts[0].name = "localhost";  // the one on node 0
   for (std::size_t i = 1; i < spec.hosts.size(); ++i)
     spec.hosts[i].name = launcher::join_host_name(static_cast<int>(i));
-  spec.per_node = std::move(*told);
+  spec.per_node = std::move(*given);
 }
 
 }  // namespace ddp

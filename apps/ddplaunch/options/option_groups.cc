@@ -15,21 +15,21 @@ constexpr std::size_t kHelpColumn = 30;
 constexpr std::size_t kHelpWidth = 100;
 
 /// The groups of --help in their order, each with one example.
-struct Group {
+struct HelpGroup {
   const char* title;
   const char* example;
 };
-constexpr Group kHosts = {"Hosts",
-                          "ddplaunch --hostfile hosts --include gpu01:0,1@gpu02 --nproc-per-node 2 train"};
-constexpr Group kStart = {
+constexpr HelpGroup kHosts = {
+    "Hosts", "ddplaunch --hostfile hosts --include gpu01:0,1@gpu02 --nproc-per-node 2 train"};
+constexpr HelpGroup kStart = {
     "Start", "ddplaunch --hostfile hosts --ssh-config ~/cluster_ssh --network 10.1.0.0/16 train"};
-constexpr Group kWorker = {"Worker",
-                           "ddplaunch --env NCCL_DEBUG=INFO --chdir /data/run1 python train.py --lr 0.1"};
-constexpr Group kFailure = {
+constexpr HelpGroup kWorker = {"Worker",
+                               "ddplaunch --env NCCL_DEBUG=INFO --chdir /data/run1 python train.py --lr 0.1"};
+constexpr HelpGroup kFailure = {
     "Failure", "ddplaunch --max-restarts 3 --hang-timeout 10m --report end.json python train.py"};
-constexpr Group kOutput = {"Output", "ddplaunch --label '{time} {host} {rank}| ' --fold python train.py"};
-constexpr Group kJob = {"Job", "ddplaunch --hostfile hosts --job-id run7 --dry-run python train.py"};
-constexpr const Group* kGroups[] = {&kHosts, &kStart, &kWorker, &kFailure, &kOutput, &kJob};
+constexpr HelpGroup kOutput = {"Output", "ddplaunch --label '{time} {host} {rank}| ' --fold python train.py"};
+constexpr HelpGroup kJob = {"Job", "ddplaunch --hostfile hosts --job-id run7 --dry-run python train.py"};
+constexpr const HelpGroup* kGroups[] = {&kHosts, &kStart, &kWorker, &kFailure, &kOutput, &kJob};
 
 constexpr std::string_view kUsage =
     "usage: ddplaunch [options] WORKER [arguments of the worker]\n"
@@ -73,7 +73,7 @@ struct OptionTable::Impl {
   std::map<std::string, bool, std::less<>> takes_value;  ///< by every name
   std::vector<CLI::Option*> options;                     ///< in the order of --help
 
-  void remember(CLI::Option* option, const Group& group, bool takes) {
+  void remember(CLI::Option* option, const HelpGroup& group, bool takes) {
     option->group(group.title);
     options.push_back(option);
     for (const std::string& name : option->get_lnames())
@@ -81,17 +81,17 @@ struct OptionTable::Impl {
     for (const std::string& name : option->get_snames())
       takes_value["-" + name] = takes;
   }
-  void flag(const Group& group, const char* names, bool& value, const char* text) {
+  void flag(const HelpGroup& group, const char* names, bool& value, const char* text) {
     remember(app.add_flag(names, value, text), group, false);
   }
   template <class T>
-  void value(const Group& group, const char* names, T& value, const char* value_name, const char* text) {
+  void value(const HelpGroup& group, const char* names, T& value, const char* value_name, const char* text) {
     CLI::Option* option = app.add_option(names, value, text)->type_name(value_name)->expected(1);
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     remember(option, group, true);
   }
-  void list(const Group& group, const char* names, std::vector<std::string>& value, const char* value_name,
-            const char* text) {
+  void list(const HelpGroup& group, const char* names, std::vector<std::string>& value,
+            const char* value_name, const char* text) {
     CLI::Option* option = app.add_option(names, value, text)->type_name(value_name)->expected(1);
     option->allow_extra_args(false)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     remember(option, group, true);
@@ -291,7 +291,7 @@ OptionValues OptionTable::fill(const std::vector<std::string>& words) {
 
 std::string OptionTable::help() const {
   std::string text(kUsage);
-  for (const Group* group : kGroups) {
+  for (const HelpGroup* group : kGroups) {
     text += std::string("\n") + group->title + ":\n";
     for (const CLI::Option* option : impl_->options) {
       if (option->get_group() != group->title) continue;

@@ -48,14 +48,14 @@ std::optional<std::chrono::milliseconds> read_duration(std::string_view text) {
 }
 
 void read_time(const std::string& text, std::string_view option, std::chrono::milliseconds least,
-               std::chrono::milliseconds& value, Findings& findings) {
+               std::chrono::milliseconds& value, Diagnostics& diagnostics) {
   if (text.empty()) return;
   const auto duration = read_duration(text);
   if (!duration) {
-    findings.fail(std::string(option) + ' ' + text + ": give a time like 500ms, 15s, 2m or 1h");
+    diagnostics.fail(std::string(option) + ' ' + text + ": give a time like 500ms, 15s, 2m or 1h");
   } else if (*duration < least) {
-    findings.fail(std::string(option) + ' ' + text + " is too short; at least " +
-                  std::to_string(least.count()) + "ms");
+    diagnostics.fail(std::string(option) + ' ' + text + " is too short; at least " +
+                     std::to_string(least.count()) + "ms");
   } else {
     value = *duration;
   }

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "apps/ddplaunch/options/findings.h"
+#include "apps/ddplaunch/options/diagnostics.h"
 #include "launcher/job/job_spec.h"
 
 namespace ddp {
@@ -21,7 +21,7 @@ std::optional<std::chrono::milliseconds> read_duration(std::string_view text);
 /// As read_duration into `value`, which stays when `text` is empty; what is wrong, or less than `least`, goes
 /// to `findings` with the option's name.
 void read_time(const std::string& text, std::string_view option, std::chrono::milliseconds least,
-               std::chrono::milliseconds& value, Findings& findings);
+               std::chrono::milliseconds& value, Diagnostics& diagnostics);
 /// N, auto, gpu or cpu. N from 1 to 65535.
 std::optional<launcher::ProcsPerNode> read_procs(std::string_view text);
 /// LOW-HIGH, both from 1 to 65535, LOW not above HIGH.

@@ -7,8 +7,8 @@
 
 #include "apps/ddplaunch/options/accelerate_config.h"
 #include "apps/ddplaunch/options/command_line.h"
-#include "apps/ddplaunch/options/findings.h"
-#include "apps/ddplaunch/options/foreign_options.h"
+#include "apps/ddplaunch/options/compatibility_options.h"
+#include "apps/ddplaunch/options/diagnostics.h"
 #include "apps/ddplaunch/options/job_options.h"
 #include "apps/ddplaunch/options/job_plan_text.h"
 #include "apps/ddplaunch/options/option_groups.h"
@@ -30,50 +30,50 @@ constexpr milliseconds kShortestHeartbeatLimit{2'000};  // a heartbeat comes eac
 constexpr milliseconds kShortestHang{1'000};
 constexpr unsigned long long kMostRestarts = 1'000'000;
 
-void read_ports(const OptionValues& values, JobSpec& spec, Findings& findings) {
+void read_ports(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   if (!values.master_port.empty()) {
     const auto port = remote::whole_number(values.master_port, 65'535);
     if (port) {
       spec.master_port = static_cast<std::uint16_t>(*port);
     } else {
-      findings.fail("--master-port " + values.master_port +
-                    ": give a port from 1 to 65535, or 0 for any free one");
+      diagnostics.fail("--master-port " + values.master_port +
+                       ": give a port from 1 to 65535, or 0 for any free one");
     }
   }
   if (values.port_range.empty()) return;
   spec.port_range = read_port_range(values.port_range);
   if (!spec.port_range) {
-    findings.fail("--port-range " + values.port_range +
-                  ": give two ports from 1 to 65535, lower one first: 20000-20100");
+    diagnostics.fail("--port-range " + values.port_range +
+                     ": give two ports from 1 to 65535, lower one first: 20000-20100");
   } else if (spec.master_port != 0 &&
              (spec.master_port < spec.port_range->first || spec.master_port > spec.port_range->second)) {
-    findings.fail("--master-port " + values.master_port + " is not in --port-range " + values.port_range +
-                  "; leave one of them out, or let them agree");
+    diagnostics.fail("--master-port " + values.master_port + " is not in --port-range " + values.port_range +
+                     "; leave one of them out, or let them agree");
   }
 }
 
-void read_store(const OptionValues& values, JobSpec& spec, Findings& findings) {
+void read_store(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   for (const std::string& range : values.store_allow) {
     if (!is_address_range(range))
-      findings.fail("--store-allow " + range +
-                    ": give an address or a network (10.1.0.7, 10.1.0.0/16, fd00::/8)");
+      diagnostics.fail("--store-allow " + range +
+                       ": give an address or a network (10.1.0.7, 10.1.0.0/16, fd00::/8)");
   }
   spec.store_allow = values.store_allow;
   if (values.store.empty() || values.store == "agent") return;
   if (values.store == "worker") {
     spec.store = launcher::StoreMode::kWorker;
   } else if (values.store == "shared") {
-    findings.fail("--store shared is not in this release yet, only agent and worker are");
+    diagnostics.fail("--store shared is not in this release yet, only agent and worker are");
   } else {
-    findings.fail("--store " + values.store + ": choose agent or worker");
+    diagnostics.fail("--store " + values.store + ": choose agent or worker");
   }
 }
 
-void read_start(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
-                Findings& findings) {
+void read_start(const OptionValues& values, const ProcessContext& context, JobSpec& spec,
+                Diagnostics& diagnostics) {
   if (!values.ssh_config.empty() && values.ssh_config != "none") {
-    if (auto text = surroundings.read_file(values.ssh_config); !text) {
-      findings.fail("--ssh-config " + text.error().text);
+    if (auto text = context.read_file(values.ssh_config); !text) {
+      diagnostics.fail("--ssh-config " + text.error().text);
     }
   }
   spec.ssh_config = values.ssh_config;
@@ -82,23 +82,22 @@ void read_start(const OptionValues& values, const Surroundings& surroundings, Jo
     if (words && !words->empty()) {
       spec.ssh_command = std::move(*words);
     } else {
-      findings.fail("--ssh-command: " + (words ? "there is no program in it" : words.error().text));
+      diagnostics.fail("--ssh-command: " + (words ? "there is no program in it" : words.error().text));
     }
   }
   spec.ssh_localhost = values.ssh_localhost;
   spec.accept_new_host_keys = values.accept_new_host_keys;
-  spec.agent_path = values.agent.find('/') == std::string::npos
-                        ? values.agent
-                        : absolute_path(values.agent, surroundings.cwd);
+  spec.agent_path =
+      values.agent.find('/') == std::string::npos ? values.agent : absolute_path(values.agent, context.cwd);
   spec.push = !values.no_push && !spec.per_node;
-  read_time(values.start_timeout, "--start-timeout", milliseconds(1), spec.start_timeout, findings);
+  read_time(values.start_timeout, "--start-timeout", milliseconds(1), spec.start_timeout, diagnostics);
   if (!values.network.empty() && !is_network(values.network)) {
-    findings.fail("--network " + values.network +
-                  ": give a network like 10.1.0.0/16, or the name of an interface");
+    diagnostics.fail("--network " + values.network +
+                     ": give a network like 10.1.0.0/16, or the name of an interface");
   }
   spec.network = values.network;
-  read_ports(values, spec, findings);
-  read_store(values, spec, findings);
+  read_ports(values, spec, diagnostics);
+  read_store(values, spec, diagnostics);
 }
 
 /// Only as the very first argument, so that a worker of that name can still be run: `ddplaunch -- check`.
@@ -112,20 +111,20 @@ Verb read_verb(std::vector<std::string>& args) {
 }
 
 void read_command(const OptionValues& values, const CommandLine& line, Verb verb, JobSpec& spec,
-                  Findings& findings) {
+                  Diagnostics& diagnostics) {
   WorkerCommand& command = spec.command;
   if (values.module && values.no_python) {
-    findings.fail("--module and --no-python cannot be used together: a module is run by python");
+    diagnostics.fail("--module and --no-python cannot be used together: a module is run by python");
   }
   if (!line.worker_found) {
     // Behind an unknown option the worker cannot be told from the option's value.
     if (line.scanned_all && verb == Verb::kRun)
-      findings.fail("no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]");
+      diagnostics.fail("no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]");
     return;
   }
   command.argv = line.worker;
   const std::string& first = line.worker.front();
-  if (first.empty()) return findings.fail("the worker's name is empty");
+  if (first.empty()) return diagnostics.fail("the worker's name is empty");
   if (values.module) {
     command.kind = WorkerCommand::Kind::kModule;
   } else if (first == "train") {
@@ -137,94 +136,94 @@ void read_command(const OptionValues& values, const CommandLine& line, Verb verb
   const bool python =
       command.kind == WorkerCommand::Kind::kModule || command.kind == WorkerCommand::Kind::kPython;
   if (!values.python.empty() && !python) {
-    findings.note("--python has no effect: " + first + " is started as it is");
+    diagnostics.note("--python has no effect: " + first + " is started as it is");
   }
   if (python) command.python = values.python;
 }
 
 /// For the hosts that name none themselves.
-void read_wrapper(const OptionValues& values, JobSpec& spec, Findings& findings) {
+void read_wrapper(const OptionValues& values, JobSpec& spec, Diagnostics& diagnostics) {
   if (values.wrapper.empty()) return;
   const auto words = remote::split_words(values.wrapper);
   if (!words || words->empty()) {
-    return findings.fail("--wrapper: " + (words ? "there is no program in it" : words.error().text));
+    return diagnostics.fail("--wrapper: " + (words ? "there is no program in it" : words.error().text));
   }
   for (remote::Host& host : spec.hosts) {
     if (host.wrapper.empty()) host.wrapper = *words;
   }
 }
 
-void read_worker(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
-                 Findings& findings) {
+void read_worker(const OptionValues& values, const ProcessContext& context, JobSpec& spec,
+                 Diagnostics& diagnostics) {
   spec.chdir_given = !values.chdir.empty();
-  spec.chdir = spec.chdir_given ? absolute_path(values.chdir, surroundings.cwd) : surroundings.cwd;
+  spec.chdir = spec.chdir_given ? absolute_path(values.chdir, context.cwd) : context.cwd;
   if (!spec.chdir.starts_with('/')) {
-    findings.fail(
+    diagnostics.fail(
         "the current directory cannot be told (was it deleted?); go to another one, or give --chdir /DIR");
   }
   const bool hosts_in_stdin = values.hosts_from == "-";
   if (hosts_in_stdin && values.stdin_source == "0")
-    findings.fail("--hosts-from - reads standard input, so --stdin 0 cannot give it to rank 0");
+    diagnostics.fail("--hosts-from - reads standard input, so --stdin 0 cannot give it to rank 0");
   spec.stdin_to_rank0 = hosts_in_stdin                ? false
-                        : values.stdin_source.empty() ? surroundings.stdin_has_data
+                        : values.stdin_source.empty() ? context.stdin_has_data
                                                       : values.stdin_source == "0";
   if (!values.stdin_source.empty() && values.stdin_source != "0" && values.stdin_source != "none") {
-    findings.fail("--stdin " + values.stdin_source + ": choose 0 (rank 0 reads it) or none");
+    diagnostics.fail("--stdin " + values.stdin_source + ": choose 0 (rank 0 reads it) or none");
   }
 }
 
-void read_failure(const OptionValues& values, const Surroundings& surroundings, JobSpec& spec,
-                  Findings& findings) {
+void read_failure(const OptionValues& values, const ProcessContext& context, JobSpec& spec,
+                  Diagnostics& diagnostics) {
   if (!values.max_restarts.empty()) {
     const auto number = remote::whole_number(values.max_restarts, kMostRestarts);
     if (!number) {
-      findings.fail("--max-restarts " + values.max_restarts + ": give a whole number from 0 to " +
-                    std::to_string(kMostRestarts));
+      diagnostics.fail("--max-restarts " + values.max_restarts + ": give a whole number from 0 to " +
+                       std::to_string(kMostRestarts));
     }
     spec.max_restarts = static_cast<int>(number.value_or(0));
   }
   if (!values.scale_up.empty() && values.scale_up != "next" && values.scale_up != "now")
-    findings.fail("--scale-up " + values.scale_up + ": choose next or now");
+    diagnostics.fail("--scale-up " + values.scale_up + ": choose next or now");
   spec.scale_up_now = values.scale_up == "now";
   if (values.fence == "all") {
     spec.fence = launcher::FenceMode::kAll;
   } else if (values.fence == "off") {
     spec.fence = launcher::FenceMode::kOff;
   } else if (!values.fence.empty() && values.fence != "rank0") {
-    findings.fail("--fence " + values.fence + ": choose rank0, all or off");
+    diagnostics.fail("--fence " + values.fence + ": choose rank0, all or off");
   }
-  read_time(values.restart_backoff, "--restart-backoff", milliseconds(0), spec.restart_backoff, findings);
+  read_time(values.restart_backoff, "--restart-backoff", milliseconds(0), spec.restart_backoff, diagnostics);
   // 0 is how it is turned off; anything less than a second would call each pause of a job a hang.
   if (values.hang_timeout == "0") {
     spec.hang_timeout = milliseconds(0);
   } else {
-    read_time(values.hang_timeout, "--hang-timeout", kShortestHang, spec.hang_timeout, findings);
+    read_time(values.hang_timeout, "--hang-timeout", kShortestHang, spec.hang_timeout, diagnostics);
   }
-  read_time(values.stop_grace, "--stop-grace", milliseconds(0), spec.stop_grace, findings);
+  read_time(values.stop_grace, "--stop-grace", milliseconds(0), spec.stop_grace, diagnostics);
   // One option for both: who gives a time means how long the workers need.
   if (!values.stop_grace.empty()) spec.failure_grace = spec.stop_grace;
-  read_time(values.node_timeout, "--node-timeout", kShortestHeartbeatLimit, spec.node_timeout, findings);
+  read_time(values.node_timeout, "--node-timeout", kShortestHeartbeatLimit, spec.node_timeout, diagnostics);
   read_time(values.master_timeout, "--master-timeout", kShortestHeartbeatLimit, spec.master_timeout,
-            findings);
+            diagnostics);
   if (values.report.empty()) return;
-  spec.report_path = absolute_path(values.report, surroundings.cwd);
-  if (const auto writable = surroundings.can_write(spec.report_path); !writable)
-    findings.fail("--report " + values.report + " cannot be written: " + writable.error().text);
+  spec.report_path = absolute_path(values.report, context.cwd);
+  if (const auto writable = context.can_write(spec.report_path); !writable)
+    diagnostics.fail("--report " + values.report + " cannot be written: " + writable.error().text);
 }
 
-void read_job(const OptionValues& values, const Surroundings& surroundings, Verb verb, JobSpec& spec,
-              Findings& findings) {
-  spec.job_id = values.job_id.empty() ? surroundings.new_job_id : values.job_id;
+void read_job(const OptionValues& values, const ProcessContext& context, Verb verb, JobSpec& spec,
+              Diagnostics& diagnostics) {
+  spec.job_id = values.job_id.empty() ? context.new_job_id : values.job_id;
   if (!is_job_id(spec.job_id)) {
-    return findings.fail("--job-id " + spec.job_id +
-                         ": 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first");
+    return diagnostics.fail("--job-id " + spec.job_id +
+                            ": 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first");
   }
   if (!values.job_dir.empty()) {
-    spec.job_dir = absolute_path(values.job_dir, surroundings.cwd);
+    spec.job_dir = absolute_path(values.job_dir, context.cwd);
     return;
   }
-  const std::string* state = launcher::find_env(surroundings.env, "XDG_STATE_HOME");
-  const std::string* home = launcher::find_env(surroundings.env, "HOME");
+  const std::string* state = launcher::find_env(context.env, "XDG_STATE_HOME");
+  const std::string* home = launcher::find_env(context.env, "HOME");
   std::string base;
   const bool joins = spec.per_node && spec.per_node->rank.value_or(0) != 0;
   // The XDG specification: a relative path there is invalid and to be ignored.
@@ -235,71 +234,71 @@ void read_job(const OptionValues& values, const Surroundings& surroundings, Verb
   } else if (verb != Verb::kRun || joins) {
     return;  // it has no files
   } else {
-    return findings.fail(
+    return diagnostics.fail(
         "HOME is not set, so there is no place for the files of the job; give --job-dir DIR");
   }
   // A scheduler that starts the nodes anew gives them the same name again, and each run has files of its own.
   const bool again = spec.per_node && !values.job_id.empty();
-  const std::string name = spec.job_id + (again ? "." + surroundings.new_job_id : "");
+  const std::string name = spec.job_id + (again ? "." + context.new_job_id : "");
   spec.job_dir = absolute_path("ddplaunch/jobs/" + name, base);
 }
 
-void read_verb_options(const OptionValues& values, Verb verb, Findings& findings) {
+void read_verb_options(const OptionValues& values, Verb verb, Diagnostics& diagnostics) {
   if (verb == Verb::kRun && values.json) {
-    findings.fail(
+    diagnostics.fail(
         "--json is for ddplaunch check and ddplaunch hosts; --jsonl keeps the workers' lines as JSON, "
         "--report "
         "how the job ended");
   }
   if (verb != Verb::kRun && values.dry_run) {
-    findings.fail(
+    diagnostics.fail(
         std::string("ddplaunch ") + (verb == Verb::kCheck ? "check" : "hosts") +
         " starts no worker; leave --dry-run out, or leave the word out for a plan that asks no host");
   }
 }
 
-void read_deep_options(const OptionValues& values, Verb verb, RunJob& job, Findings& findings) {
+void read_deep_options(const OptionValues& values, Verb verb, RunJob& job, Diagnostics& diagnostics) {
   job.deep = values.deep;
   job.collectives = values.collectives;
   job.min_busbw = values.min_busbw;
   const bool any = values.deep || values.collectives;
   if (any && verb != Verb::kCheck) {
-    findings.fail(std::string(values.deep ? "--deep" : "--collectives") +
-                  " is for ddplaunch check; a job of your own is train health or train bench");
+    diagnostics.fail(std::string(values.deep ? "--deep" : "--collectives") +
+                     " is for ddplaunch check; a job of your own is train health or train bench");
   }
   if (values.min_busbw.empty()) return;
   char* end = nullptr;
   const double limit = std::strtod(values.min_busbw.c_str(), &end);
   if (*end != '\0' || !(limit > 0) || limit > 1e9)
-    findings.fail("--min-busbw " + values.min_busbw + ": give GB/s, a number above 0");
+    diagnostics.fail("--min-busbw " + values.min_busbw + ": give GB/s, a number above 0");
   if (!values.collectives)
-    findings.fail("--min-busbw is about ddplaunch check --collectives; a job of your own is train bench");
+    diagnostics.fail("--min-busbw is about ddplaunch check --collectives; a job of your own is train bench");
 }
 
 /// The command line, and behind it what torchrun's variables and a file of Accelerate's say.
-CommandLine read_with_environment(const std::vector<std::string>& args, const Surroundings& surroundings,
-                                  OptionTable& table, Findings& findings) {
-  Findings first;
+CommandLine read_with_environment(const std::vector<std::string>& args, const ProcessContext& context,
+                                  OptionTable& table, Diagnostics& diagnostics) {
+  Diagnostics first;
   CommandLine line = read_command_line(args, table, first);
   const bool alone = line.values.launcher == "local";
-  const PetOptions pet = read_pet_options(surroundings.env, line.given, alone, findings);
+  const PetOptions pet = read_pet_options(context.env, line.given, alone, diagnostics);
   AccelerateConfig config;
   if (const std::string& path = line.values.accelerate_config; !path.empty()) {
-    if (auto text = surroundings.read_file(path)) {
-      config = read_accelerate_config(*text, path, findings);
+    if (auto text = context.read_file(path)) {
+      config = read_accelerate_config(*text, path, diagnostics);
     } else {
-      findings.fail("--accelerate-config " + text.error().text);
+      diagnostics.fail("--accelerate-config " + text.error().text);
     }
   }
   if (!pet.words.empty()) {
-    findings.note(pet_text(pet));
-    findings.advice.push_back(pet_text(pet));
+    diagnostics.note(pet_text(pet));
+    diagnostics.advice.push_back(pet_text(pet));
   }
-  std::vector<std::string> words = accelerate_words(config, line.given);
+  std::vector<std::string> words = accelerate_arguments(config, line.given);
   words.insert(words.end(), pet.words.begin(), pet.words.end());
   words.insert(words.end(), args.begin(), args.end());
   OptionTable all;
-  line = read_command_line(words, all, findings);
+  line = read_command_line(words, all, diagnostics);
   line.values.config_env = std::move(config.env);
   line.values.config_processes = std::move(config.processes);
   line.values.config_devices = std::move(config.devices);
@@ -309,13 +308,13 @@ CommandLine read_with_environment(const std::vector<std::string>& args, const Su
 
 }  // namespace
 
-ParsedOptions parse_options(const std::vector<std::string>& arguments, const Surroundings& surroundings) {
+ParsedOptions parse_options(const std::vector<std::string>& arguments, const ProcessContext& context) {
   OptionTable table;
-  Findings findings;
+  Diagnostics diagnostics;
   std::vector<std::string> args = arguments;
   RunJob job;
   job.verb = read_verb(args);
-  CommandLine line = read_with_environment(args, surroundings, table, findings);
+  CommandLine line = read_with_environment(args, context, table, diagnostics);
   OptionValues& values = line.values;
   if (values.help) return PrintText{table.help()};
   if (values.version) return PrintText{"ddplaunch " + std::string(version()) + '\n'};
@@ -323,23 +322,23 @@ ParsedOptions parse_options(const std::vector<std::string>& arguments, const Sur
   job.json = values.json;
   job.worker_given = line.worker_found;
   job.spec.verbose = values.verbose;
-  read_node_options(surroundings, values, job.verb, job.spec, findings);
-  if (!job.spec.per_node) heed_scheduler(surroundings, values, findings);
-  read_host_options(values, surroundings, job.spec, findings);
-  read_start(values, surroundings, job.spec, findings);
-  read_wrapper(values, job.spec, findings);
-  read_daemon_options(values, surroundings, job.spec, findings);
-  read_command(values, line, job.verb, job.spec, findings);
-  read_env_options(values, surroundings, job.spec, findings);
-  read_worker(values, surroundings, job.spec, findings);
-  read_failure(values, surroundings, job.spec, findings);
-  read_output_options(values, surroundings, job.spec, findings);
-  read_job(values, surroundings, job.verb, job.spec, findings);
-  read_verb_options(values, job.verb, findings);
-  read_deep_options(values, job.verb, job, findings);
-  if (!findings.mistakes.empty()) return BadUsage{findings.all_mistakes()};
+  read_node_options(context, values, job.verb, job.spec, diagnostics);
+  if (!job.spec.per_node) heed_scheduler(context, values, diagnostics);
+  read_host_options(values, context, job.spec, diagnostics);
+  read_start(values, context, job.spec, diagnostics);
+  read_wrapper(values, job.spec, diagnostics);
+  read_daemon_options(values, context, job.spec, diagnostics);
+  read_command(values, line, job.verb, job.spec, diagnostics);
+  read_env_options(values, context, job.spec, diagnostics);
+  read_worker(values, context, job.spec, diagnostics);
+  read_failure(values, context, job.spec, diagnostics);
+  read_output_options(values, context, job.spec, diagnostics);
+  read_job(values, context, job.verb, job.spec, diagnostics);
+  read_verb_options(values, job.verb, diagnostics);
+  read_deep_options(values, job.verb, job, diagnostics);
+  if (!diagnostics.errors.empty()) return BadUsage{diagnostics.all_errors()};
   if (values.dry_run) return PrintText{job_plan_text(job.spec)};
-  job.notes = std::move(findings.notes);
+  job.notes = std::move(diagnostics.notes);
   return job;
 }
 

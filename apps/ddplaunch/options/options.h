@@ -12,7 +12,7 @@
 namespace ddp {
 
 /// All that the options depend on besides the arguments, so that a test can make it up.
-struct Surroundings {
+struct ProcessContext {
   std::vector<std::pair<std::string, std::string>> env;  ///< the launcher's own
   std::string cwd;                                       ///< absolute; empty: it cannot be told
   std::string new_job_id;                                ///< used when --job-id is not given
@@ -27,7 +27,7 @@ struct Surroundings {
 };
 
 /// The real ones of this process.
-Surroundings real_surroundings();
+ProcessContext read_process_context();
 
 /// What is to be done with the job: the first argument says so, when it is `check` or `hosts`.
 enum class Verb { kRun, kCheck, kHosts };
@@ -53,13 +53,13 @@ struct PrintText {
 /// Everything that is wrong with the options and the files they name, to stderr, then exit 2. Each begins
 /// with "ddplaunch: ".
 struct BadUsage {
-  std::vector<std::string> mistakes;
+  std::vector<std::string> errors;
 };
 
 using ParsedOptions = std::variant<RunJob, PrintText, BadUsage>;
 
 /// `args`: the arguments without the program's name. Reads the files that options name, starts nothing,
 /// changes nothing.
-ParsedOptions parse_options(const std::vector<std::string>& args, const Surroundings& surroundings);
+ParsedOptions parse_options(const std::vector<std::string>& args, const ProcessContext& context);
 
 }  // namespace ddp

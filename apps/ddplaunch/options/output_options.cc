@@ -31,7 +31,7 @@ constexpr std::array<std::pair<std::string_view, ConsolePolicy>, 3> kPolicies{
 template <class Value, std::size_t N>
 void read_word(const std::string& text, std::string_view option,
                const std::array<std::pair<std::string_view, Value>, N>& words, Value& value,
-               Findings& findings) {
+               Diagnostics& diagnostics) {
   if (text.empty()) return;
   std::string known;
   for (std::size_t i = 0; i < N; ++i) {
@@ -41,30 +41,30 @@ void read_word(const std::string& text, std::string_view option,
     }
     known += (i == 0 ? "" : i + 1 == N ? " or " : ", ") + std::string(words[i].first);
   }
-  findings.fail(std::string(option) + ' ' + text + ": choose " + known);
+  diagnostics.fail(std::string(option) + ' ' + text + ": choose " + known);
 }
 
-void read_label(const OptionValues& values, OutputOptions& output, Findings& findings) {
+void read_label(const OptionValues& values, OutputOptions& output, Diagnostics& diagnostics) {
   output.label = values.label;
   output.label_on = !output.label.empty() && output.label != "none";
   if (!output.label_on) return;
   if (const auto checked = launcher::check_label_template(output.label); !checked)
-    findings.fail(checked.error().text);
+    diagnostics.fail(checked.error().text);
 }
 
-void read_filters(const OptionValues& values, OutputOptions& output, Findings& findings) {
+void read_filters(const OptionValues& values, OutputOptions& output, Diagnostics& diagnostics) {
   if (!values.show_ranks.empty()) {
     if (auto ranges = read_rank_ranges(values.show_ranks)) {
       output.show_ranks = std::move(*ranges);
     } else {
-      findings.fail("--show-ranks " + values.show_ranks + ": give ranks like 0,8-15, or all");
+      diagnostics.fail("--show-ranks " + values.show_ranks + ": give ranks like 0,8-15, or all");
     }
   }
   if (values.local_ranks_filter.empty()) return;
   const auto ranges = read_rank_ranges(values.local_ranks_filter);
   if (!ranges || (!ranges->empty() && ranges->back().second > kMaxLocalRank)) {
-    return findings.fail("--local-ranks-filter " + values.local_ranks_filter +
-                         ": give local ranks like 0,1 or 0-3");
+    return diagnostics.fail("--local-ranks-filter " + values.local_ranks_filter +
+                            ": give local ranks like 0,1 or 0-3");
   }
   for (const auto& [first, last] : *ranges) {
     for (std::uint32_t rank = first; rank <= last; ++rank)
@@ -74,25 +74,26 @@ void read_filters(const OptionValues& values, OutputOptions& output, Findings& f
 
 /// `workers`: of each node; 0: not known here.
 void read_streams(const std::string& text, std::string_view option, int workers,
-                  launcher::StreamChoice& choice, Findings& findings) {
+                  launcher::StreamChoice& choice, Diagnostics& diagnostics) {
   if (text.empty()) return;
   if (auto read = read_stream_choice(text)) {
     choice = std::move(*read);
     if (workers == 0 || choice.by_local.empty() || choice.by_local.rbegin()->first < workers) return;
-    findings.fail(std::string(option) + ' ' + text + ": there is no local rank " +
-                  std::to_string(choice.by_local.rbegin()->first) + " with --nproc-per-node " +
-                  std::to_string(workers));
+    diagnostics.fail(std::string(option) + ' ' + text + ": there is no local rank " +
+                     std::to_string(choice.by_local.rbegin()->first) + " with --nproc-per-node " +
+                     std::to_string(workers));
   } else {
-    findings.fail(std::string(option) + ' ' + text +
-                  ": give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local ranks with them: 0:3,1:2");
+    diagnostics.fail(
+        std::string(option) + ' ' + text +
+        ": give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local ranks with them: 0:3,1:2");
   }
 }
 
-void read_files(const OptionValues& values, const Surroundings& surroundings, int workers,
-                OutputOptions& output, Findings& findings) {
-  read_streams(values.tee, "--tee", workers, output.tee, findings);
-  read_streams(values.redirects, "--redirects", workers, output.redirects, findings);
-  if (!values.log_dir.empty()) output.log_dir = absolute_path(values.log_dir, surroundings.cwd);
+void read_files(const OptionValues& values, const ProcessContext& context, int workers, OutputOptions& output,
+                Diagnostics& diagnostics) {
+  read_streams(values.tee, "--tee", workers, output.tee, diagnostics);
+  read_streams(values.redirects, "--redirects", workers, output.redirects, diagnostics);
+  if (!values.log_dir.empty()) output.log_dir = absolute_path(values.log_dir, context.cwd);
   output.jsonl = values.jsonl;
   if (values.log_max_size.empty()) return;
   const std::string_view text = values.log_max_size;
@@ -101,10 +102,11 @@ void read_files(const OptionValues& values, const Surroundings& surroundings, in
   const auto parts = colon == text.size() ? 0 : remote::whole_number(text.substr(colon + 1), kMostParts);
   const bool no_limit = size && *size == 0;  // of which there are no parts
   if (!size || !parts || (colon < text.size() && (*parts == 0 || no_limit))) {
-    findings.fail("--log-max-size " + values.log_max_size +
-                  ": give a size like 500K, 64M or 2G, and a number of parts if the oldest may go: 64M:4");
+    diagnostics.fail("--log-max-size " + values.log_max_size +
+                     ": give a size like 500K, 64M or 2G, and a number of parts if the oldest may go: 64M:4");
   } else if (*size != 0 && *size < kSmallestPart) {
-    findings.fail("--log-max-size " + values.log_max_size + " is too small; at least 4K, or 0 for no limit");
+    diagnostics.fail("--log-max-size " + values.log_max_size +
+                     " is too small; at least 4K, or 0 for no limit");
   } else {
     output.log_max_size = *size;
     output.log_max_parts = static_cast<std::uint32_t>(*parts);
@@ -113,18 +115,18 @@ void read_files(const OptionValues& values, const Surroundings& surroundings, in
 
 }  // namespace
 
-void read_output_options(const OptionValues& values, const Surroundings& surroundings,
-                         launcher::JobSpec& spec, Findings& findings) {
+void read_output_options(const OptionValues& values, const ProcessContext& context, launcher::JobSpec& spec,
+                         Diagnostics& diagnostics) {
   spec.quiet = values.quiet;
-  if (values.quiet && values.verbose) findings.fail("--quiet and --verbose contradict each other");
+  if (values.quiet && values.verbose) diagnostics.fail("--quiet and --verbose contradict each other");
   OutputOptions& output = spec.output;
-  read_label(values, output, findings);
-  read_filters(values, output, findings);
-  read_word(values.bars, "--bars", kBars, output.bars, findings);
+  read_label(values, output, diagnostics);
+  read_filters(values, output, diagnostics);
+  read_word(values.bars, "--bars", kBars, output.bars, diagnostics);
   output.fold = values.fold;
-  read_word(values.console, "--console", kPolicies, output.console, findings);
+  read_word(values.console, "--console", kPolicies, output.console, diagnostics);
   const bool fixed = spec.nproc.kind == launcher::ProcsPerNode::Kind::kNumber;
-  read_files(values, surroundings, fixed ? spec.nproc.number : 0, output, findings);
+  read_files(values, context, fixed ? spec.nproc.number : 0, output, diagnostics);
 }
 
 }  // namespace ddp

@@ -12,7 +12,7 @@ constexpr char kAlone[] = "; --launcher local runs on this machine alone";
 
 class Scheduler {
  public:
-  explicit Scheduler(const Surroundings& surroundings) : env_(surroundings.env) {}
+  explicit Scheduler(const ProcessContext& context) : env_(context.env) {}
 
   bool in_slurm() const { return has("SLURM_JOB_ID") && has("SLURM_JOB_NODELIST"); }
   std::string slurm_job() const { return value("SLURM_JOB_ID"); }
@@ -39,25 +39,26 @@ bool none_listed(const OptionValues& values) {
 
 }  // namespace
 
-void heed_scheduler(const Surroundings& surroundings, OptionValues& values, Findings& findings) {
-  const Scheduler scheduler(surroundings);
+void heed_scheduler(const ProcessContext& context, OptionValues& values, Diagnostics& diagnostics) {
+  const Scheduler scheduler(context);
   if (values.launcher == "slurm" && !scheduler.in_slurm()) {
-    return findings.fail(
+    return diagnostics.fail(
         "--launcher slurm works inside a Slurm job, and SLURM_JOB_ID or SLURM_JOB_NODELIST is not set here; "
         "salloc -N 2 ddplaunch …, or write the line into a script for sbatch");
   }
   const bool ours = none_listed(values) && (values.launcher.empty() || values.launcher == "slurm");
   if (scheduler.in_slurm() && scheduler.one_of_a_slurm_step() && (ours || values.launcher == "slurm")) {
-    return findings.fail("srun has started " + scheduler.value("SLURM_STEP_NUM_TASKS") +
-                         " of this program; start it once, it starts the nodes itself: leave srun out, or "
-                         "use srun --ntasks=1; or set MASTER_ADDR for one on each node" +
-                         kAlone);
+    return diagnostics.fail("srun has started " + scheduler.value("SLURM_STEP_NUM_TASKS") +
+                            " of this program; start it once, it starts the nodes itself: leave srun out, or "
+                            "use srun --ntasks=1; or set MASTER_ADDR for one on each node" +
+                            kAlone);
   }
   if (scheduler.in_slurm() && ours && !values.ssh_localhost) {
     values.hosts_from = "slurm";
     if (values.launcher.empty()) {
       values.launcher = "slurm";
-      findings.note("in Slurm job " + scheduler.slurm_job() + ": its nodes are started with srun" + kAlone);
+      diagnostics.note("in Slurm job " + scheduler.slurm_job() + ": its nodes are started with srun" +
+                       kAlone);
     }
   } else if (scheduler.in_slurm() && values.launcher == "ssh" && none_listed(values) &&
              !values.ssh_localhost) {

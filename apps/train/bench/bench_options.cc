@@ -7,7 +7,7 @@
 #include <map>
 #include <string_view>
 
-#include "apps/train/options/option_words.h"
+#include "apps/train/options/option_text.h"
 
 namespace ddp::train {
 
@@ -25,7 +25,7 @@ const std::map<std::string, BenchOperation> kOperations{{"allreduce", BenchOpera
                                                         {"reducescatter", BenchOperation::kReduceScatter},
                                                         {"broadcast", BenchOperation::kBroadcast},
                                                         {"pairs", BenchOperation::kPairs}};
-const std::map<std::string, CommKind> kWays{
+const std::map<std::string, CommKind> kBackends{
     {"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}, {"nccl", CommKind::kNccl}};
 
 /// Options of nccl-tests that have nothing to choose here: what changes nothing is taken, the rest refused.
@@ -144,15 +144,15 @@ void add_options(CLI::App& app, BenchOptions& options) {
   app.add_option_function<std::string>(
          "--comm",
          [&options](const std::string& word) {
-           const auto found = kWays.find(word);
-           if (found == kWays.end())
-             throw CLI::ValidationError(
-                 "--comm", "there is no way between ranks \"" + word + "\"; write auto, tcp, shm or nccl");
+           const auto found = kBackends.find(word);
+           if (found == kBackends.end())
+             throw CLI::ValidationError("--comm",
+                                        "there is no backend \"" + word + "\"; write auto, tcp, shm or nccl");
            options.comm = found->second;
          },
          "auto: shared memory inside a node, TCP between nodes; tcp; shm; nccl: between GPUs "
          "(default auto)")
-      ->type_name("WAY");
+      ->type_name("BACKEND");
   app.add_flag("--share-gpu", options.share_gpu, "with --comm nccl: several ranks use one GPU, for tests");
   add_duration(app, "-T,--comm-timeout,--timeout", options.comm_timeout,
                "give up when a peer moves no byte for this long (default 60s)");
@@ -196,13 +196,13 @@ ParsedBenchOptions parse_bench_options(int argc, const char* const* argv) {
                "train bench");
   add_options(app, options);
   try {
-    auto words = option_words(argc, argv);
+    auto words = reversed_arguments(argc, argv);
     app.parse(words);
   } catch (const CLI::ParseError& error) {
     return {std::nullopt, app.exit(error) == 0 ? 0 : kUsageExit};
   }
-  if (const std::string mistake = complete(app, options); !mistake.empty()) {
-    std::fprintf(stderr, "%s\n", mistake.c_str());
+  if (const std::string problem = complete(app, options); !problem.empty()) {
+    std::fprintf(stderr, "%s\n", problem.c_str());
     return {std::nullopt, kUsageExit};
   }
   return {options, 0};

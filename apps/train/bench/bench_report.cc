@@ -133,15 +133,15 @@ double bus_factor(BenchOperation operation, int world) {
 std::vector<std::vector<std::pair<int, int>>> pair_rounds(int world) {
   std::vector<std::vector<std::pair<int, int>>> rounds;
   // One rank stands still and the others walk round a table; with an odd number an empty seat stands still.
-  const int seats = world + world % 2;
-  for (int round = 0; round + 1 < seats; ++round) {
+  const int entrants = world + world % 2;
+  for (int round = 0; round + 1 < entrants; ++round) {
     std::vector<std::pair<int, int>> pairs;
-    const auto walker = [&](int place) { return (round + place) % (seats - 1); };
-    const int still = seats - 1;
+    const auto walker = [&](int number) { return (round + number) % (entrants - 1); };
+    const int still = entrants - 1;
     if (still < world) pairs.emplace_back(walker(0), still);
-    for (int i = 1; i < seats / 2; ++i) {
+    for (int i = 1; i < entrants / 2; ++i) {
       const int a = walker(i);
-      const int b = walker(seats - 1 - i);
+      const int b = walker(entrants - 1 - i);
       pairs.emplace_back(std::min(a, b), std::max(a, b));
     }
     rounds.push_back(std::move(pairs));
@@ -153,7 +153,7 @@ std::string table_head(const BenchReport& report) {
   std::string text = print("# train %s bench %s, %d ranks", std::string(version()).c_str(),
                            operation_name(report.operation), report.world);
   if (report.nodes > 0) text += print(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
-  text += ", " + report.way + ", in place\n";
+  text += ", " + report.route + ", in place\n";
   text +=
       "#\n#        size         count     type   redop    root     time   algbw   busbw  #wrong      p50     "
       " p99\n";
@@ -237,7 +237,7 @@ std::string report_json(const BenchReport& report) {
   std::string text = record_head(pairs ? "pairs" : "bench", 0, report.world);
   text += print(",\"version\":\"%s\",\"operation\":\"%s\",\"nodes\":%d,\"way\":\"%s\"",
                 std::string(version()).c_str(), operation_name(report.operation), report.nodes,
-                report.way.c_str());
+                report.route.c_str());
   text += pairs ? pairs_json(report) : rows_json(report);
   const std::string fault = verdict(report);
   text += print(",\"min_busbw_gbps\":%g,\"passed\":%s,\"fault\":", report.min_busbw,

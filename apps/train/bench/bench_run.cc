@@ -15,7 +15,7 @@
 
 #include "apps/train/bench/bench_operation.h"
 #include "apps/train/bench/bench_options.h"
-#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/checkpoint/output_path.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
 #include "apps/train/collectives/shared_outcome.h"
 #include "apps/train/training/run_output.h"
@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kFailed = 1;
 constexpr int kWrongOptions = 2;
 constexpr std::size_t kLatencyBytes = 8;
-constexpr std::size_t kMostUnderWay = std::size_t{1} << 30;  // bytes
+constexpr std::size_t kMaxInFlight = std::size_t{1} << 30;  // bytes
 
 int fail(const std::string& text, int exit_code = kFailed) {
   std::fprintf(stderr, "train: %s\n", text.c_str());
@@ -73,13 +73,13 @@ std::uint64_t nanoseconds(double microseconds) {
 /// one. A deadline counts from a wait's beginning, so that not all of them can be waited for at once.
 Result<> run_through(MeasuredOperation& operation, int count) {
   constexpr int kMost = 256;
-  std::size_t under_way = 0;
+  std::size_t in_flight = 0;
   for (int i = 0; i < count; ++i) {
     if (auto done = operation.start(); !done) return done;
-    under_way += operation.count() * sizeof(float);
-    if (under_way < kMostUnderWay && (i + 1) % kMost != 0) continue;
+    in_flight += operation.count() * sizeof(float);
+    if (in_flight < kMaxInFlight && (i + 1) % kMost != 0) continue;
     if (auto done = operation.wait(); !done) return done;
-    under_way = 0;
+    in_flight = 0;
   }
   return operation.wait();
 }
@@ -150,7 +150,7 @@ std::size_t most_bytes(const BenchOptions& options, const std::vector<std::size_
 
 /// This rank's pair of one round, measured on connections of its own.
 Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnvironment& environment,
-                                const WorldOptions& world_options, World& world, std::pair<int, int> pair,
+                                const WorldOptions& world_options, CommWorld& world, std::pair<int, int> pair,
                                 bool same_node) {
   auto two = join_pair(environment, world_options, *world.directory, pair, same_node);
   if (!two) return two.error();
@@ -170,7 +170,7 @@ Result<PairResult> measure_pair(const BenchOptions& options, const WorkerEnviron
 }
 
 Result<> measure_pairs(const BenchOptions& options, const WorkerEnvironment& environment,
-                       const WorldOptions& world_options, World& world, BenchReport& report) {
+                       const WorldOptions& world_options, CommWorld& world, BenchReport& report) {
   Communicator& communicator = *world.communicator;
   const int rank = communicator.rank();
   for (const auto& round : pair_rounds(communicator.world_size())) {
@@ -187,9 +187,10 @@ Result<> measure_pairs(const BenchOptions& options, const WorkerEnvironment& env
     const auto all = communicator.all_gather(mine);  // and a barrier: rounds do not overlap
     if (!all) return all.error();
     for (const auto& pair : round) {
-      const std::uint64_t* told = all->data() + 3 * static_cast<std::size_t>(pair.first);
-      report.pairs.push_back({pair.first, pair.second, told[0] != 0, static_cast<double>(told[1]) / 1e3,
-                              static_cast<double>(told[2]) / 1e6});
+      const std::uint64_t* gathered = all->data() + 3 * static_cast<std::size_t>(pair.first);
+      report.pairs.push_back({pair.first, pair.second, gathered[0] != 0,
+                              static_cast<double>(gathered[1]) / 1e3,
+                              static_cast<double>(gathered[2]) / 1e6});
     }
   }
   std::sort(report.pairs.begin(), report.pairs.end(), [](const PairResult& a, const PairResult& b) {
@@ -208,7 +209,7 @@ Result<> write_json(const std::string& path, const BenchReport& report) {
 }
 
 Result<> measure_all(const BenchOptions& options, const WorkerEnvironment& environment,
-                     const WorldOptions& world_options, World& world, BenchReport& report) {
+                     const WorldOptions& world_options, CommWorld& world, BenchReport& report) {
   const bool speaks = environment.rank == 0;
   if (options.operation == BenchOperation::kPairs) {
     report.pair_bytes = options.max_bytes;
@@ -273,14 +274,14 @@ int run_bench(int argc, const char* const* argv) {
   world_options.step_timeout = options.comm_timeout;
   world_options.share_gpu = options.share_gpu;
   world_options.remark = "# ";
-  const std::string mistake = contradiction(options, *environment, world_options);
-  if (!mistake.empty()) return fail(mistake, kWrongOptions);
+  const std::string problem = contradiction(options, *environment, world_options);
+  if (!problem.empty()) return fail(problem, kWrongOptions);
   auto world = join_world(*environment, world_options);
   if (!world) return fail(world.error().text);
   if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)
     return fail(equal.error().text);
   if (!options.json.empty()) {
-    const auto place = environment->rank == 0 ? check_output_place("--json", options.json) : Result<>();
+    const auto place = environment->rank == 0 ? check_output_path("--json", options.json) : Result<>();
     if (auto done = share_outcome(*world->communicator, place); !done) return fail(done.error().text);
   }
 
@@ -288,7 +289,7 @@ int run_bench(int argc, const char* const* argv) {
   report.operation = options.operation;
   report.world = environment->world_size;
   report.nodes = world->node_count;
-  report.way = world->way;
+  report.route = world->route;
   report.min_busbw = options.min_busbw;
   if (auto done = measure_all(options, *environment, world_options, *world, report); !done)
     return fail(done.error().text);

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "apps/train/checkpoint/model_file.h"
-#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/checkpoint/output_path.h"
 #include "base/list_directory.h"
 #include "base/unique_fd.h"
 

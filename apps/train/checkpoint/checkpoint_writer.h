@@ -23,11 +23,11 @@ struct CheckpointContent {
   CheckpointState state;
   std::vector<T> parameters, running;
   std::int64_t batches = 0;  ///< that the running statistics have seen
-  struct Vector {
+  struct StateVector {
     std::string name;
     std::vector<T> values;
   };
-  std::vector<Vector> optimizer;
+  std::vector<StateVector> optimizer;
 };
 
 /// Writes checkpoints on a thread of its own, on rank 0 only. A failure (a full disk) leaves training alone

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/checkpoint/output_path.h"
 
 namespace ddp::train {
 
@@ -19,7 +19,7 @@ namespace {
 
 /// body(place in PyTorch's order, place in ours) for every number of the tensor.
 template <class Body>
-void for_places(const TensorInfo& tensor, Body body) {
+void for_output_paths(const TensorInfo& tensor, Body body) {
   if (tensor.layout == Layout::kPlain) {
     for (std::size_t i = 0; i < tensor.size; ++i)
       body(i, i);
@@ -64,12 +64,12 @@ constexpr TensorType kType = std::is_same_v<T, float> ? TensorType::kF32 : Tenso
 
 template <class T>
 void to_torch_order(const TensorInfo& tensor, std::span<const T> ours, std::span<T> torch) {
-  for_places(tensor, [&](std::size_t there, std::size_t here) { torch[there] = ours[here]; });
+  for_output_paths(tensor, [&](std::size_t there, std::size_t here) { torch[there] = ours[here]; });
 }
 
 template <class T>
 void from_torch_order(const TensorInfo& tensor, std::span<const T> torch, std::span<T> ours) {
-  for_places(tensor, [&](std::size_t there, std::size_t here) { ours[here] = torch[there]; });
+  for_output_paths(tensor, [&](std::size_t there, std::size_t here) { ours[here] = torch[there]; });
 }
 
 template <class T>
@@ -80,7 +80,7 @@ ModelState<T>::ModelState(const Model<T>& model, std::span<const T> parameters, 
     for (const TensorInfo& tensor : tensors) {
       to_torch_order<T>(tensor, from.subspan(tensor.offset, tensor.size),
                         std::span(numbers_).subspan(base + tensor.offset, tensor.size));
-      parts_.push_back({tensor.name, tensor.shape, base + tensor.offset, tensor.size});
+      slices_.push_back({tensor.name, tensor.shape, base + tensor.offset, tensor.size});
     }
   };
   add(model.parameter_tensors(), parameters, 0);
@@ -91,7 +91,7 @@ ModelState<T>::ModelState(const Model<T>& model, std::span<const T> parameters, 
 template <class T>
 std::vector<TensorView> ModelState<T>::tensors() const {
   std::vector<TensorView> views;
-  for (const Part& part : parts_) {
+  for (const TensorSlice& part : slices_) {
     views.push_back({part.name, kType<T>, part.shape,
                      std::as_bytes(std::span(numbers_).subspan(part.offset, part.size))});
   }
@@ -126,12 +126,12 @@ Result<> export_model(const std::string& path, Model<T>& model) {
   return sync_directory(directory_of(path));
 }
 
-Result<> check_export_place(const std::string& path) {
+Result<> check_export_path(const std::string& path) {
   std::error_code ignored;
   const auto status = std::filesystem::status(path, ignored);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     return Error{ErrorCode::kUsage, "--export " + path + ": is there already and no regular file"};
-  return check_output_place("--export", path + kUnfinished);
+  return check_output_path("--export", path + kUnfinished);
 }
 
 template <class T>

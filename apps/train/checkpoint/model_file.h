@@ -23,12 +23,12 @@ class ModelState {
   std::vector<TensorView> tensors() const;
 
  private:
-  struct Part {
+  struct TensorSlice {
     std::string name;
     std::vector<std::int64_t> shape;
     std::size_t offset, size;
   };
-  std::vector<Part> parts_;
+  std::vector<TensorSlice> slices_;
   std::vector<T> numbers_;
   std::vector<std::string> counters_;
   std::int64_t batches_;
@@ -51,7 +51,7 @@ template <class T>
 Result<> export_model(const std::string& path, Model<T>& model);
 
 /// Whether export_model could write there, as an error that names --export. Leaves nothing.
-Result<> check_export_place(const std::string& path);
+Result<> check_export_path(const std::string& path);
 
 /// By the file's header: kUsage unless it has all of the model's tensors, with their shapes, and no others;
 /// counters may lack. Errors name the file and the tensor.

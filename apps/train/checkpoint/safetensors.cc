@@ -181,7 +181,7 @@ Result<Safetensors> Safetensors::read(const std::string& path, const CheckHeader
   Safetensors file;
   file.path_ = path;
   const std::size_t numbers = static_cast<std::size_t>(open->left);
-  if (const std::string mistake = file.read_header(*text, numbers); !mistake.empty()) return wrong(mistake);
+  if (const std::string problem = file.read_header(*text, numbers); !problem.empty()) return wrong(problem);
   if (auto fits = check(file); !fits) return fits.error();
   auto bytes = read_bytes(*open, numbers, path);
   if (!bytes) return bytes.error();
@@ -223,8 +223,8 @@ std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size
     if (!type) return "tensor " + name + " is not of type F32, F64 or I64";
     Tensor tensor;
     tensor.type = *type;
-    const std::string mistake = read_entry(entry, numbers, tensor);
-    if (!mistake.empty()) return "tensor " + name + " " + mistake;
+    const std::string problem = read_entry(entry, numbers, tensor);
+    if (!problem.empty()) return "tensor " + name + " " + problem;
     total += tensor.end - tensor.begin;
     tensors_[name] = std::move(tensor);
   }

@@ -17,7 +17,7 @@ namespace ddp::train {
 enum class CommKind : std::uint8_t { kAuto, kTcp, kShm, kNccl };
 
 class DeviceOperations;
-class DeviceSums;
+class DeviceAllReducer;
 
 /// What data-parallel training needs of a network. All ranks call the same operations in the same order with
 /// the same sizes; an operation returns when this rank's part is complete. Results are bit-equal on all
@@ -69,7 +69,7 @@ class Communicator {
   virtual std::span<std::byte> share_memory(std::size_t) { return {}; }
 
   /// The same ranks, for what lies on their GPUs; owned by this. Null: only the host's memory can be summed.
-  virtual DeviceSums* device_sums() { return nullptr; }
+  virtual DeviceAllReducer* device_all_reducer() { return nullptr; }
   virtual DeviceOperations* device_operations() { return nullptr; }
 
   /// An all-reduce that may run while the caller computes: `values` belong to it until wait(). Waits come in

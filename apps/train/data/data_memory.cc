@@ -23,7 +23,7 @@ constexpr std::uint64_t kMagic = 0x31617461642d7064;  // "dp-data1"
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
 
 /// At the memory's beginning; images and labels of both parts follow.
-struct Head {
+struct DataHeader {
   std::uint64_t magic = kMagic;
   std::uint64_t nonce = 0;
   std::uint64_t source = 0;
@@ -33,8 +33,8 @@ struct Head {
 
 constexpr std::uint64_t kMostImages = std::uint64_t{1} << 32;
 
-std::size_t bytes_of(const Head& head) {
-  return sizeof(Head) + (head.training + head.test) * (kImagePixels + 1);
+std::size_t bytes_of(const DataHeader& head) {
+  return sizeof(DataHeader) + (head.training + head.test) * (kImagePixels + 1);
 }
 
 Error foreign(const std::string& what) {
@@ -62,8 +62,8 @@ struct DataMemory::Mapping {
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping() { ::munmap(const_cast<std::byte*>(base), size); }
 
-  Head head() const {
-    Head head;
+  DataHeader head() const {
+    DataHeader head;
     std::memcpy(&head, base, sizeof head);
     return head;
   }
@@ -77,7 +77,7 @@ Result<std::optional<DataMemory>> DataMemory::make(const DataSplit& data, std::u
   if (data.training.draw || data.test.draw) return std::optional<DataMemory>();
   UniqueFd fd(::memfd_create("ddp-train-data", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return system_error(errno, "memfd_create");
-  Head head;
+  DataHeader head;
   head.source = source;
   head.training = data.training.size();
   head.test = data.test.size();
@@ -112,10 +112,10 @@ Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
   // Only a memfd has seals; with these nobody can change or cut what is mapped here.
   if (::fcntl(fd.get(), F_GET_SEALS) != kSeals) return foreign(path + " is not sealed");
   const std::size_t size = static_cast<std::size_t>(facts.st_size);
-  if (size != ticket.size || size < sizeof(Head)) return foreign(path + " has another size");
+  if (size != ticket.size || size < sizeof(DataHeader)) return foreign(path + " has another size");
   auto memory = map(std::move(fd), size);
   if (!memory) return memory;
-  const Head head = memory->mapping_->head();
+  const DataHeader head = memory->mapping_->head();
   if (head.magic != kMagic || head.nonce != ticket.nonce || head.source != ticket.source ||
       head.training > kMostImages || head.test > kMostImages || bytes_of(head) != size)
     return foreign(path + " is something else");
@@ -123,8 +123,8 @@ Result<DataMemory> DataMemory::take(const DataTicket& ticket) {
 }
 
 DataSplit DataMemory::data() const {
-  const Head head = mapping_->head();
-  const auto* at = reinterpret_cast<const std::uint8_t*>(mapping_->base) + sizeof(Head);
+  const DataHeader head = mapping_->head();
+  const auto* at = reinterpret_cast<const std::uint8_t*>(mapping_->base) + sizeof(DataHeader);
   const auto part = [&](std::size_t images) {
     Dataset data;
     data.images = {at, images * kImagePixels};
@@ -138,7 +138,7 @@ DataSplit DataMemory::data() const {
 }
 
 DataTicket DataMemory::ticket(std::uint64_t node) const {
-  const Head head = mapping_->head();
+  const DataHeader head = mapping_->head();
   return {node,
           static_cast<std::uint64_t>(::getpid()),
           static_cast<std::uint64_t>(fd_.get()),

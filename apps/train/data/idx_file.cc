@@ -31,10 +31,10 @@ struct EndInflate {
 
 /// A plain or gzip file. zlib's own reader of files passes over what follows the last gzip member, and does
 /// not know the path.
-class Reader {
+class GzipReader {
  public:
-  static Result<Reader> open(const std::string& path) {
-    Reader reader;
+  static Result<GzipReader> open(const std::string& path) {
+    GzipReader reader;
     reader.path_ = path;
     // A pipe must not keep us waiting before it is refused.
     reader.fd_ = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -130,7 +130,7 @@ std::uint32_t big_endian(const std::uint8_t* at) {
 }
 
 /// Magic and sizes; the error says what a right header would be.
-Result<std::vector<std::uint32_t>> read_header(Reader& reader, int dimensions) {
+Result<std::vector<std::uint32_t>> read_header(GzipReader& reader, int dimensions) {
   std::vector<std::uint8_t> header(4 + 4 * static_cast<std::size_t>(dimensions));
   const auto magic = reader.read(std::span(header).first(4));
   if (!magic) return magic.error();
@@ -165,7 +165,7 @@ std::optional<std::uint64_t> array_size(const std::vector<std::uint32_t>& sizes,
 }  // namespace
 
 Result<IdxArray> read_idx(const std::string& path, int dimensions, std::uint64_t max_bytes) {
-  auto reader = Reader::open(path);
+  auto reader = GzipReader::open(path);
   if (!reader) return reader.error();
   auto sizes = read_header(*reader, dimensions);
   if (!sizes) return sizes.error();

@@ -20,7 +20,7 @@ constexpr int kCellSide = kImageSide / kCells;
 constexpr int kMaxShift = 2;
 
 /// Streams of the generator: test images must not repeat training images.
-enum Stream : std::uint64_t { kPrototype = 1, kTrainingStream = 2, kTestStream = 3 };
+enum GeneratorStream : std::uint64_t { kPrototype = 1, kTrainingStream = 2, kTestStream = 3 };
 
 using Prototype = std::array<std::uint8_t, kImagePixels>;
 

@@ -48,10 +48,10 @@ void CollectiveLogFile::Unmap::operator()(CollectiveMemory* memory) const {
 }
 
 /// The agent's, where it gave us some: it reads there whatever becomes of us.
-CollectiveLogFile::Memory CollectiveLogFile::find_memory(const Place& place) {
-  const UniqueFd file(place.memory.empty() ? -1 : ::open(place.memory.c_str(), O_RDWR | O_CLOEXEC));
+CollectiveLogFile::Memory CollectiveLogFile::find_memory(const LogLocation& location) {
+  const UniqueFd file(location.memory.empty() ? -1 : ::open(location.memory.c_str(), O_RDWR | O_CLOEXEC));
   struct stat facts {};
-  const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * place.local_rank;
+  const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * location.local_rank;
   // What is sealed is the agent's and stays as long as it is: no file of somebody else's is written to.
   const int seals = file ? ::fcntl(file.get(), F_GET_SEALS) : -1;
   if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(file.get(), &facts) == 0 &&
@@ -63,21 +63,22 @@ CollectiveLogFile::Memory CollectiveLogFile::find_memory(const Place& place) {
   return Memory(new CollectiveMemory(), Unmap{false});
 }
 
-CollectiveLogFile::CollectiveLogFile(const Place& place, int rank, int world_size, std::uint32_t attempt)
-    : memory_(find_memory(place)) {
+CollectiveLogFile::CollectiveLogFile(const LogLocation& location, int rank, int world_size,
+                                     std::uint32_t attempt)
+    : memory_(find_memory(location)) {
   begin_collectives(*memory_, rank, world_size, attempt);
-  if (place.directory.empty()) return;
+  if (location.directory.empty()) return;
   std::error_code failed;
-  std::filesystem::create_directories(place.directory, failed);
+  std::filesystem::create_directories(location.directory, failed);
   if (failed) {
     std::fprintf(stderr, "train: %s; there will be no log of collectives\n",
-                 system_error(failed.value(), "create " + place.directory).text.c_str());
+                 system_error(failed.value(), "create " + location.directory).text.c_str());
     return;
   }
-  path_ = place.directory + "/" + file_name(rank, attempt);
+  path_ = location.directory + "/" + file_name(rank, attempt);
   // What an earlier job left there would be taken for this one's; what an earlier attempt left is of use.
   std::error_code ignored;
-  if (attempt == 0) remove_files_of(place.directory, rank);
+  if (attempt == 0) remove_files_of(location.directory, rank);
   std::filesystem::remove(path_, ignored);
 }
 

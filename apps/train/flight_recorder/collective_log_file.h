@@ -15,7 +15,7 @@ namespace ddp::train {
 /// rank-R.attempt-A.jsonl). After that first failure nothing is an operation. One thread.
 class CollectiveLogFile {
  public:
-  struct Place {
+  struct LogLocation {
     std::string memory;     ///< DDPLAUNCH_COLLECTIVES: a file of a CollectiveMemory for each rank of the node
     int local_rank = 0;     ///< which of them is this rank's
     std::string directory;  ///< empty: no file is written
@@ -24,7 +24,7 @@ class CollectiveLogFile {
   /// Memory that cannot be had is our own then: the launcher knows nothing of this rank's operations. A
   /// directory that cannot be made is said on stderr; in one that can, what an earlier job of this rank left
   /// is removed.
-  CollectiveLogFile(const Place& place, int rank, int world_size, std::uint32_t attempt);
+  CollectiveLogFile(const LogLocation& location, int rank, int world_size, std::uint32_t attempt);
 
   /// Of a communicator that the `ranks` ranks from `first` on call; lives as long as this. `name`:
   /// LoggedGroup::name.
@@ -38,7 +38,7 @@ class CollectiveLogFile {
     void operator()(rendezvous::CollectiveMemory* memory) const;
   };
   using Memory = std::unique_ptr<rendezvous::CollectiveMemory, Unmap>;
-  static Memory find_memory(const Place& place);
+  static Memory find_memory(const LogLocation& location);
 
   std::string path_;  ///< empty: none is written
   Memory memory_;

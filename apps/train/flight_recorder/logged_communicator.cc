@@ -44,18 +44,18 @@ Result<T> LoggedOperations::end(std::uint64_t sequence, Result<T> result) {
   return result;
 }
 
-Result<> LoggedDeviceSums::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
+Result<> LoggedDeviceAllReducer::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
   auto done = under_.enqueue(numbers, count, type, stream);
   if (!done) operations_.fail(done.error());
   return done;
 }
 
-void LoggedDeviceSums::launched(std::size_t bytes, DeviceType type) {
+void LoggedDeviceAllReducer::launched(std::size_t bytes, DeviceType type) {
   launched_.push_back(operations_.begin(CollectiveKind::kAllReduce, bytes, type_text(type)));
   under_.launched(bytes, type);
 }
 
-Result<> LoggedDeviceSums::wait(const Done& done, std::string_view operation) {
+Result<> LoggedDeviceAllReducer::wait(const IsDone& done, std::string_view operation) {
   std::uint64_t sequence = 0;
   if (!launched_.empty()) {
     sequence = launched_.front();
@@ -68,8 +68,8 @@ LoggedCommunicator::LoggedCommunicator(std::unique_ptr<Communicator> under,
                                        std::shared_ptr<CollectiveLogFile> file, const std::string& group,
                                        int first, int ranks)
     : under_(std::move(under)), operations_(std::move(file), group, first, ranks) {
-  if (DeviceSums* const sums = under_->device_sums(); sums != nullptr)
-    device_sums_.emplace(*sums, operations_);
+  if (DeviceAllReducer* const sums = under_->device_all_reducer(); sums != nullptr)
+    device_all_reducer_.emplace(*sums, operations_);
 }
 
 template <class Operation>

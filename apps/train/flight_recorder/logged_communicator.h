@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "apps/train/collectives/communicator.h"
-#include "apps/train/collectives/device_sums.h"
+#include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/collectives/schedule/collective_machine.h"
 #include "apps/train/flight_recorder/collective_log_file.h"
 
@@ -39,19 +39,19 @@ class LoggedOperations {
 
 /// Another communicator's sums on GPUs. One is in the log from its launch, in a replayed graph too, until it
 /// was waited for.
-class LoggedDeviceSums final : public DeviceSums {
+class LoggedDeviceAllReducer final : public DeviceAllReducer {
  public:
-  LoggedDeviceSums(DeviceSums& under, LoggedOperations& operations)
+  LoggedDeviceAllReducer(DeviceAllReducer& under, LoggedOperations& operations)
       : under_(under), operations_(operations) {}
 
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override;
   void launched(std::size_t bytes, DeviceType type) override;
-  Result<> wait(const Done& done, std::string_view operation) override;
+  Result<> wait(const IsDone& done, std::string_view operation) override;
   void on_end(std::function<void()> callback) override { under_.on_end(std::move(callback)); }
   std::span<std::byte> share_memory(std::size_t bytes) override { return under_.share_memory(bytes); }
 
  private:
-  DeviceSums& under_;
+  DeviceAllReducer& under_;
   LoggedOperations& operations_;
   std::deque<std::uint64_t> launched_;
 };
@@ -74,7 +74,9 @@ class LoggedCommunicator final : public Communicator {
   Result<> reduce_scatter_sum(std::span<double> values) override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
   std::span<std::byte> share_memory(std::size_t bytes) override { return under_->share_memory(bytes); }
-  DeviceSums* device_sums() override { return device_sums_ ? &*device_sums_ : nullptr; }
+  DeviceAllReducer* device_all_reducer() override {
+    return device_all_reducer_ ? &*device_all_reducer_ : nullptr;
+  }
   Result<Handle> start_all_reduce(std::span<float> values) override;
   Result<Handle> start_all_reduce(std::span<double> values) override;
   Result<> wait(Handle handle) override;
@@ -89,8 +91,8 @@ class LoggedCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> under_;
   LoggedOperations operations_;
-  std::optional<LoggedDeviceSums> device_sums_;           ///< where `under` has them
-  std::deque<std::pair<Handle, std::uint64_t>> started_;  ///< in the order of their starts
+  std::optional<LoggedDeviceAllReducer> device_all_reducer_;  ///< where `under` has them
+  std::deque<std::pair<Handle, std::uint64_t>> started_;      ///< in the order of their starts
 };
 
 }  // namespace ddp::train

@@ -8,7 +8,7 @@ namespace ddp::train {
 
 namespace {
 
-std::string words_of(cudaError_t answer) {
+std::string text_of(cudaError_t answer) {
   return std::string(cudaGetErrorName(answer)) + " (" + cudaGetErrorString(answer) + ")";
 }
 
@@ -20,8 +20,8 @@ Result<> cuda_check(cudaError_t answer, const char* call, std::source_location w
   if (answer == cudaSuccess) return {};
   const std::string_view path = where.file_name();
   const std::string_view file = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
-  return Error{ErrorCode::kSystem, std::string(file) + ":" + std::to_string(where.line()) + ": " + call +
-                                       ": " + words_of(answer)};
+  return Error{ErrorCode::kSystem,
+               std::string(file) + ":" + std::to_string(where.line()) + ": " + call + ": " + text_of(answer)};
 }
 
 Result<bool> cuda_is_done(cudaError_t answer, const char* call, std::source_location where) {
@@ -39,7 +39,7 @@ Result<int> count_gpus() {
   if (answer == cudaSuccess && count > 0) return count;
   (void)cudaGetLastError();  // it would be found again by the next call that looks
   return Error{ErrorCode::kSystem,
-               "cudaGetDeviceCount said " + words_of(answer == cudaSuccess ? cudaErrorNoDevice : answer)};
+               "cudaGetDeviceCount said " + text_of(answer == cudaSuccess ? cudaErrorNoDevice : answer)};
 }
 
 void give_up_gpus() {

@@ -27,10 +27,10 @@ std::span<const std::uint32_t> DeviceEpoch<T>::samples(std::size_t step) const {
 }
 
 template <class T>
-Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_a_look, const MakePlan& plan) {
+Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_a_sample, const MakePlan& plan) {
   if (is_idle()) {
     const std::size_t left = steps() - launched_;
-    may_launch_ = launched_ + static_cast<std::size_t>(std::min<std::uint64_t>(left, until_a_look));
+    may_launch_ = launched_ + static_cast<std::size_t>(std::min<std::uint64_t>(left, until_a_sample));
   }
   for (; launched_ < may_launch_ && launched_ - finished_ < most_; ++launched_) {
     const std::span<const std::uint32_t> mine = samples(launched_);
@@ -38,7 +38,7 @@ Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_a_look, const MakePlan
     DeviceStep<T> step;
     step.lr = planned.lr;
     step.as_graph = planned.as_graph;
-    step.plant_nan = planned.plant_nan;
+    step.inject_nan = planned.inject_nan;
     step.first = launched_ * batch_size_;
     step.size = mine.size();
     if (loader_) {

@@ -23,21 +23,21 @@ class DeviceEpoch {
   struct Plan {
     double lr = 0;
     bool as_graph = true;
-    bool plant_nan = false;
+    bool inject_nan = false;
   };
   /// Of the step that so many others come before, counted from the one that is waited for next.
   using MakePlan = std::function<Plan(std::uint64_t ahead, std::span<const std::uint32_t> samples)>;
 
-  /// `device` and `data` outlive this. `most`: steps under way at a time, at most kMostUnderWay.
+  /// `device` and `data` outlive this. `most`: steps under way at a time, at most kMaxInFlight.
   static Result<std::unique_ptr<DeviceEpoch>> begin(DeviceSteps<T>& device, const Dataset& data,
                                                     std::vector<std::uint32_t> order, std::size_t batch_size,
                                                     int border, std::size_t most);
 
   std::size_t steps_left() const { return steps() - finished_; }
   bool is_idle() const { return launched_ == finished_; }
-  /// Launches what may be under way. Nobody looks at the state before `until_a_look` more steps are finished;
-  /// that counts only where is_idle().
-  Result<> launch_ahead(std::uint64_t until_a_look, const MakePlan& plan);
+  /// Launches what may be under way. Nobody looks at the state before `until_a_sample` more steps are
+  /// finished; that counts only where is_idle().
+  Result<> launch_ahead(std::uint64_t until_a_sample, const MakePlan& plan);
   /// Waits for the oldest step.
   Result<DeviceOutcome> finish();
   /// Images of this rank in the step that was finished last.

@@ -106,7 +106,7 @@ Result<> DeviceNet<T>::launch(const Enqueue& enqueue) {
 
 template <class T>
 template <class Enqueue>
-Result<> DeviceNet<T>::run(Work work, int batch, const Enqueue& enqueue) {
+Result<> DeviceNet<T>::run(DeviceWork work, int batch, const Enqueue& enqueue) {
   const auto [place, is_new] = graphs_->try_emplace({work, batch});
   // The first launches load the kernels and, of a sum over ranks, make its connections: no capture has to
   // allow that.
@@ -122,7 +122,7 @@ Result<> DeviceNet<T>::run(Work work, int batch, const Enqueue& enqueue) {
 
 template <class T>
 Result<> DeviceNet<T>::forward(int batch) {
-  return run(Work::kForward, batch, [&](const DeviceRunner& runner) -> Result<> {
+  return run(DeviceWork::kForward, batch, [&](const DeviceRunner& runner) -> Result<> {
     program_.forward(runner, batch, true);
     return {};
   });
@@ -130,7 +130,7 @@ Result<> DeviceNet<T>::forward(int batch) {
 
 template <class T>
 Result<> DeviceNet<T>::backward(int batch) {
-  return run(Work::kBackward, batch, [&](const DeviceRunner& runner) -> Result<> {
+  return run(DeviceWork::kBackward, batch, [&](const DeviceRunner& runner) -> Result<> {
     program_.backward(runner, batch);
     return {};
   });
@@ -138,18 +138,18 @@ Result<> DeviceNet<T>::backward(int batch) {
 
 template <class T>
 Result<> DeviceNet<T>::evaluate(int batch) {
-  return run(Work::kEvaluate, batch, [&](const DeviceRunner& runner) -> Result<> {
+  return run(DeviceWork::kEvaluate, batch, [&](const DeviceRunner& runner) -> Result<> {
     program_.forward(runner, batch, false);
     return {};
   });
 }
 
 template <class T>
-Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch, const Recipe& recipe,
-                                    const HeldImages* held) {
+Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch,
+                                    const Hyperparameters& hyperparameters, const ResidentImages* held) {
   const Memory& m = memory();
-  if (recipe.kept != nullptr) {
-    if (auto done = copy(recipe.kept, m.learnt(), m.learnt_bytes(), cudaMemcpyDeviceToDevice); !done)
+  if (hyperparameters.kept != nullptr) {
+    if (auto done = copy(hyperparameters.kept, m.learnt(), m.learnt_bytes(), cudaMemcpyDeviceToDevice); !done)
       return done;
   }
   if (held != nullptr) {
@@ -158,26 +158,28 @@ Result<> DeviceNet<T>::enqueue_step(const DeviceRunner& runner, int batch, const
   }
   program_.forward(runner, batch, true);
   program_.backward(runner, batch);
-  if (recipe.plant_nan) {
+  if (hyperparameters.inject_nan) {
     const T nan = std::numeric_limits<T>::quiet_NaN();
     if (auto done = copy(m.gradients, &nan, sizeof nan, cudaMemcpyHostToDevice); !done) return done;
   }
-  if (recipe.all_reduce) {
-    auto done = recipe.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream_.get());
+  if (hyperparameters.all_reduce) {
+    auto done = hyperparameters.all_reduce(m.gradients, static_cast<std::size_t>(m.count) + 1, stream_.get());
     if (!done) return done;
   }
-  program_.update(runner, recipe.update, T(1) / static_cast<T>(recipe.ranks));
+  program_.update(runner, hyperparameters.update, T(1) / static_cast<T>(hyperparameters.ranks));
   return {};
 }
 
 template <class T>
-Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Recipe& recipe,
-                            const HeldImages* held) {
+Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Hyperparameters& hyperparameters,
+                            const ResidentImages* held) {
   device::StepInput* const to = memory().state;
   if (auto done = copy(to, &input, sizeof input, cudaMemcpyHostToDevice); !done) return done;
-  const auto enqueue = [&](const DeviceRunner& runner) { return enqueue_step(runner, batch, recipe, held); };
-  const Work work = held != nullptr ? Work::kHeldStep : Work::kStep;
-  if (!recipe.as_graph) {
+  const auto enqueue = [&](const DeviceRunner& runner) {
+    return enqueue_step(runner, batch, hyperparameters, held);
+  };
+  const DeviceWork work = held != nullptr ? DeviceWork::kHeldStep : DeviceWork::kStep;
+  if (!hyperparameters.as_graph) {
     graphs_->try_emplace({work, batch});  // as any first step
     return launch(enqueue);
   }

@@ -38,17 +38,17 @@ class DeviceNet {
     int image_border = 0;
     int max_batch = 0;
   };
-  struct Recipe {
+  struct Hyperparameters {
     kernels::device::UpdateSettings update{};
     int ranks = 1;
     DeviceAllReduce all_reduce;  ///< empty: this rank is alone
     /// As big as what is learnt: what was learnt before the step is kept there. Null: it is not.
     std::byte* kept = nullptr;
-    bool as_graph = true;    ///< false: by single launches; all ranks alike, as NCCL wants it
-    bool plant_nan = false;  ///< into this rank's gradient; not in a graph
+    bool as_graph = true;     ///< false: by single launches; all ranks alike, as NCCL wants it
+    bool inject_nan = false;  ///< into this rank's gradient; not in a graph
   };
   /// Images and labels in the GPU's memory, and the order in which they come.
-  struct HeldImages {
+  struct ResidentImages {
     const std::uint8_t* images = nullptr;
     const std::uint8_t* labels = nullptr;
     const std::uint32_t* order = nullptr;
@@ -102,8 +102,8 @@ class DeviceNet {
   /// Everything of a step as one graph: the batch that was put, or, with `held`, the one that `input` says;
   /// forward, backward, the ranks' sum, finite check, clipping, update. The learning rate is a number in the
   /// GPU's memory, as is all that the step decides. `input` stays as it is until the step is done.
-  Result<> step(int batch, const kernels::device::StepInput& input, const Recipe& recipe,
-                const HeldImages* held = nullptr);
+  Result<> step(int batch, const kernels::device::StepInput& input, const Hyperparameters& hyperparameters,
+                const ResidentImages* held = nullptr);
   /// Of the last forward, evaluate or step; wait.
   Result<kernels::BatchScore> score();
   Result<kernels::device::StepState> state();
@@ -115,15 +115,16 @@ class DeviceNet {
 
  private:
   explicit DeviceNet(Program program) : program_(std::move(program)) {}
-  enum class Work : int { kForward, kBackward, kEvaluate, kStep, kHeldStep };
-  using Graphs = std::map<std::pair<Work, int>, CudaGraph>;
+  enum class DeviceWork : int { kForward, kBackward, kEvaluate, kStep, kHeldStep };
+  using Graphs = std::map<std::pair<DeviceWork, int>, CudaGraph>;
   /// enqueue(runner) → Result<>, at once.
   template <class Enqueue>
   Result<> launch(const Enqueue& enqueue);
   /// The same, or as the graph of (work, batch).
   template <class Enqueue>
-  Result<> run(Work work, int batch, const Enqueue& enqueue);
-  Result<> enqueue_step(const DeviceRunner& runner, int batch, const Recipe& recipe, const HeldImages* held);
+  Result<> run(DeviceWork work, int batch, const Enqueue& enqueue);
+  Result<> enqueue_step(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters,
+                        const ResidentImages* held);
   Result<> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
 
   Program program_;

@@ -5,7 +5,7 @@
 #include <span>
 #include <stdexcept>
 
-#include "apps/train/collectives/device_sums.h"
+#include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/data/dataset.h"
 #include "apps/train/model/optimizer.h"
 #include "base/result.h"
@@ -16,7 +16,7 @@ namespace ddp::train {
 struct DeviceStepSettings {
   OptimizerSettings optimizer{};
   double clip_value = 0, clip_norm = 0;  ///< 0: off
-  DeviceSums* sums = nullptr;            ///< null: this rank is alone
+  DeviceAllReducer* sums = nullptr;      ///< null: this rank is alone
   int ranks = 1;                         ///< that it sums over
   bool undo = false;                     ///< drop() must give back the state before the step under way
 };
@@ -29,8 +29,8 @@ struct DeviceStep {
   std::size_t size = 0;       ///< samples
   const T* images = nullptr;  ///< null: the GPU holds the images, else the batch, as of Model::forward
   std::span<const std::uint8_t> labels{};
-  bool as_graph = true;    ///< false: by single launches; the same on all ranks
-  bool plant_nan = false;  ///< into this rank's gradient; not in a graph
+  bool as_graph = true;     ///< false: by single launches; the same on all ranks
+  bool inject_nan = false;  ///< into this rank's gradient; not in a graph
 };
 
 /// What all ranks know alike after a step.
@@ -43,11 +43,11 @@ struct DeviceOutcome {
 /// Steps that a rank's GPU makes by itself, each as one graph: batch, forward, backward, the ranks' sum,
 /// update. Weights, optimizer and running statistics stay in its memory from step to step; the host's are old
 /// until give(). A step is launched, and some others behind it, before its outcome is waited for. One thread.
-/// Errors: of DeviceSums, else the GPU's (kSystem).
+/// Errors: of DeviceAllReducer, else the GPU's (kSystem).
 template <class T>
 class DeviceSteps {
  public:
-  static constexpr std::size_t kMostUnderWay = 4;
+  static constexpr std::size_t kMaxInFlight = 4;
 
   virtual ~DeviceSteps() = default;
 
@@ -65,8 +65,8 @@ class DeviceSteps {
   virtual Result<> take(Optimizer<T>& optimizer) = 0;
   virtual Result<> give(Optimizer<T>& optimizer) = 0;
 
-  virtual std::size_t under_way() const = 0;
-  /// Not with kMostUnderWay under way, nor with one if undo is set.
+  virtual std::size_t in_flight() const = 0;
+  /// Not with kMaxInFlight under way, nor with one if undo is set.
   virtual Result<> launch(const DeviceStep<T>& step) = 0;
   /// Waits for the oldest.
   virtual Result<DeviceOutcome> finish() = 0;

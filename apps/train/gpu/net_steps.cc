@@ -31,7 +31,7 @@ kernels::device::UpdateSettings update_settings(const DeviceStepSettings& settin
 template <class T>
 auto NetSteps<T>::make(DeviceNet<T>& net, Model<T>& model) -> Result<std::unique_ptr<NetSteps>> {
   std::unique_ptr<NetSteps> steps(new NetSteps(net, model));
-  auto slots = make_pinned_bytes(sizeof(Slot) * DeviceSteps<T>::kMostUnderWay);
+  auto slots = make_pinned_bytes(sizeof(StepSlot) * DeviceSteps<T>::kMaxInFlight);
   if (!slots) return slots.error();
   steps->slots_ = std::move(*slots);
   for (CudaEvent& event : steps->events_) {
@@ -55,17 +55,17 @@ template <class T>
 Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
   net_.forget_graphs();
   sums_ = settings.sums;
-  recipe_ = {};
-  recipe_.update = update_settings(settings);
-  recipe_.ranks = settings.ranks;
+  hyperparameters_ = {};
+  hyperparameters_.update = update_settings(settings);
+  hyperparameters_.ranks = settings.ranks;
   if (settings.undo && kept_ == nullptr) {
     auto kept = make_device_bytes(net_.memory().learnt_bytes());
     if (!kept) return kept.error();
     kept_ = std::move(*kept);
   }
-  recipe_.kept = settings.undo ? kept_.get() : nullptr;
+  hyperparameters_.kept = settings.undo ? kept_.get() : nullptr;
   if (sums_ == nullptr) return {};
-  recipe_.all_reduce = [sums = sums_](void* numbers, std::size_t count, cudaStream_t stream) {
+  hyperparameters_.all_reduce = [sums = sums_](void* numbers, std::size_t count, cudaStream_t stream) {
     return sums->enqueue(numbers, count, kDeviceType<T>, stream);
   };
   sums_->on_end(net_.forgetter());
@@ -77,15 +77,15 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
 template <class T>
 void NetSteps<T>::detach() {
   net_.place_gradients(nullptr);  // forgets the graphs too
-  recipe_ = {};
+  hyperparameters_ = {};
   sums_ = nullptr;
 }
 
 template <class T>
 Result<bool> NetSteps<T>::hold(const Dataset& data) {
   // Once for all epochs: a rank whose next graph were another one's first step would be alone with that.
-  if (asked_to_hold_ == data.size()) return held_.images != nullptr;
-  asked_to_hold_ = data.size();
+  if (hold_size_ == data.size()) return held_.images != nullptr;
+  hold_size_ = data.size();
   held_ = {};
   if (data.draw) return false;
   const std::size_t image_bytes = data.size() * kImagePixels;
@@ -153,11 +153,11 @@ template <class T>
 Result<> NetSteps<T>::send_batch(const DeviceStep<T>& step) {
   const std::size_t most = net_.batch_bytes();
   if (batches_ == nullptr) {
-    auto batches = make_pinned_bytes(most * DeviceSteps<T>::kMostUnderWay);
+    auto batches = make_pinned_bytes(most * DeviceSteps<T>::kMaxInFlight);
     if (!batches) return batches.error();
     batches_ = std::move(*batches);
   }
-  std::byte* const mine = batches_.get() + most * (launched_ % DeviceSteps<T>::kMostUnderWay);
+  std::byte* const mine = batches_.get() + most * (launched_ % DeviceSteps<T>::kMaxInFlight);
   const std::size_t bytes = net_.image_bytes() * step.labels.size();
   std::memcpy(mine, step.images, bytes);
   std::memcpy(mine + bytes, step.labels.data(), step.labels.size());
@@ -167,16 +167,16 @@ Result<> NetSteps<T>::send_batch(const DeviceStep<T>& step) {
 
 template <class T>
 Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
-  Slot& mine = slot(launched_);
+  StepSlot& mine = slot(launched_);
   mine.input = {step.lr, step.first};
-  recipe_.as_graph = step.as_graph;
-  recipe_.plant_nan = step.plant_nan;
+  hyperparameters_.as_graph = step.as_graph;
+  hyperparameters_.inject_nan = step.inject_nan;
   const bool held = step.images == nullptr;
   if (!held) {
     if (auto done = send_batch(step); !done) return done;
   }
   if (sums_ != nullptr) sums_->launched(net_.gradient_bytes(), kDeviceType<T>);
-  auto done = net_.step(static_cast<int>(step.size), mine.input, recipe_, held ? &held_ : nullptr);
+  auto done = net_.step(static_cast<int>(step.size), mine.input, hyperparameters_, held ? &held_ : nullptr);
   if (!done) return done;
   const auto copied = cudaMemcpyAsync(&mine.state, net_.memory().state, sizeof mine.state,
                                       cudaMemcpyDeviceToHost, net_.stream());
@@ -205,12 +205,12 @@ Result<DeviceOutcome> NetSteps<T>::finish() {
 
 template <class T>
 Result<> NetSteps<T>::drop() {
-  const bool half = under_way() != 0;
+  const bool half = in_flight() != 0;
   finished_ = launched_;
   // A sum that was given up lets the stream go on, with anything for its result.
   if (auto done = net_.wait(); !done) return done;
-  if (!half || recipe_.kept == nullptr) return {};
-  if (auto done = net_.take_back(recipe_.kept); !done) return done;
+  if (!half || hyperparameters_.kept == nullptr) return {};
+  if (auto done = net_.take_back(hyperparameters_.kept); !done) return done;
   return net_.wait();
 }
 

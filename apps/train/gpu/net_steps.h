@@ -25,23 +25,23 @@ class NetSteps final : public DeviceSteps<T> {
   Result<> set_order(std::span<const std::uint32_t> order) override;
   Result<> take(Optimizer<T>& optimizer) override;
   Result<> give(Optimizer<T>& optimizer) override;
-  std::size_t under_way() const override { return launched_ - finished_; }
+  std::size_t in_flight() const override { return launched_ - finished_; }
   Result<> launch(const DeviceStep<T>& step) override;
   Result<DeviceOutcome> finish() override;
   Result<> drop() override;
 
  private:
   /// What the host gives to a step and gets from it: in pinned memory, one for each step under way.
-  struct Slot {
+  struct StepSlot {
     kernels::device::StepInput input;
     kernels::device::StepState state;
   };
 
   NetSteps(DeviceNet<T>& net, Model<T>& model) : net_(net), model_(model) {}
-  Slot& slot(std::size_t step) {
-    return reinterpret_cast<Slot*>(slots_.get())[step % DeviceSteps<T>::kMostUnderWay];
+  StepSlot& slot(std::size_t step) {
+    return reinterpret_cast<StepSlot*>(slots_.get())[step % DeviceSteps<T>::kMaxInFlight];
   }
-  cudaEvent_t event(std::size_t step) const { return events_[step % DeviceSteps<T>::kMostUnderWay].get(); }
+  cudaEvent_t event(std::size_t step) const { return events_[step % DeviceSteps<T>::kMaxInFlight].get(); }
   Result<> wait_for(cudaEvent_t event);
   Result<> send_batch(const DeviceStep<T>& step);
 
@@ -49,14 +49,14 @@ class NetSteps final : public DeviceSteps<T> {
   Model<T>& model_;
   PinnedBytes slots_;
   PinnedBytes batches_;  ///< as many, where the GPU does not hold the images
-  std::array<CudaEvent, DeviceSteps<T>::kMostUnderWay> events_;
+  std::array<CudaEvent, DeviceSteps<T>::kMaxInFlight> events_;
   std::size_t launched_ = 0, finished_ = 0;
-  DeviceSums* sums_ = nullptr;
-  typename DeviceNet<T>::Recipe recipe_;
+  DeviceAllReducer* sums_ = nullptr;
+  typename DeviceNet<T>::Hyperparameters hyperparameters_;
   DeviceBytes kept_;  ///< what was learnt before the step under way; with undo
   DeviceBytes images_, order_;
-  std::size_t asked_to_hold_ = 0;  ///< images
-  typename DeviceNet<T>::HeldImages held_;
+  std::size_t hold_size_ = 0;  ///< images
+  typename DeviceNet<T>::ResidentImages held_;
 };
 
 }  // namespace ddp::train

@@ -24,11 +24,11 @@ using Clock = std::chrono::steady_clock;
 constexpr int kGemmSize = 384;
 constexpr std::size_t kUsualMemory = std::size_t{256} << 20;
 
-struct Unmap {
+struct UnmapPages {
   std::size_t size = 0;
   void operator()(std::uint64_t* data) const { (void)::munmap(data, size); }
 };
-using Mapping = std::unique_ptr<std::uint64_t, Unmap>;
+using Mapping = std::unique_ptr<std::uint64_t, UnmapPages>;
 
 /// Thermal events of all cores since the machine started; 0 where the kernel does not count them.
 std::uint64_t count_throttles() {
@@ -58,8 +58,8 @@ class Cpu final : public HealthDevice {
     const auto begin = Clock::now();
     const auto end = begin + task.time;
     for (std::size_t i = 0; i < count; ++i)
-      threads.emplace_back([&gemm, &results, i, end, plant = task.plant_gemm && i == 0] {
-        multiply_until(gemm, end, plant, results[i]);
+      threads.emplace_back([&gemm, &results, i, end, inject = task.inject_gemm && i == 0] {
+        multiply_until(gemm, end, inject, results[i]);
       });
     for (std::thread& thread : threads)
       thread.join();
@@ -79,17 +79,17 @@ class Cpu final : public HealthDevice {
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
       return system_error(errno, "get " + std::to_string(bytes >> 20) + " MiB of memory to test");
-    const Mapping mapping(static_cast<std::uint64_t*>(data), Unmap{bytes});
+    const Mapping mapping(static_cast<std::uint64_t*>(data), UnmapPages{bytes});
     wish_large_pages(data, bytes);
     const PatternFaults faults =
-        test_patterns({mapping.get(), bytes / sizeof(std::uint64_t)}, task.plant_memory);
+        test_patterns({mapping.get(), bytes / sizeof(std::uint64_t)}, task.inject_memory);
     figures.take(faults);
     return {};
   }
 
  private:
   /// At least twice, so that two results are compared.
-  static void multiply_until(const HealthGemm& gemm, Clock::time_point end, bool plant,
+  static void multiply_until(const HealthGemm& gemm, Clock::time_point end, bool inject,
                              HealthProducts& results) {
     const int n = gemm.size();
     const kernels::GemmShape shape{n, n, n, n, 1, n, 1, n};
@@ -98,7 +98,7 @@ class Cpu final : public HealthDevice {
     const auto& table = kernels::best_kernels<float>();
     do {
       table.gemm(shape, gemm.a().data(), gemm.b().data(), product.data(), scratch.data());
-      if (plant && results.products == 1) product.data()[n] += 1;
+      if (inject && results.products == 1) product.data()[n] += 1;
       results.take(product.span());
     } while (results.products < 2 || Clock::now() < end);
   }
@@ -112,13 +112,13 @@ std::unique_ptr<HealthDevice> open_health_cpu() {
   return std::make_unique<Cpu>();
 }
 
-std::size_t memory_share(std::span<const std::uint64_t> told, int rank) {
-  const std::uint64_t mine = told[2 * static_cast<std::size_t>(rank)];
+std::size_t memory_share(std::span<const std::uint64_t> sizes, int rank) {
+  const std::uint64_t mine = sizes[2 * static_cast<std::size_t>(rank)];
   if (mine == 0) return 0;
   std::uint64_t ranks = 0, least = 0;
-  for (std::size_t i = 0; i + 1 < told.size(); i += 2) {
-    if (told[i] != mine || told[i + 1] == 0) continue;
-    least = ranks == 0 ? told[i + 1] : std::min(least, told[i + 1]);
+  for (std::size_t i = 0; i + 1 < sizes.size(); i += 2) {
+    if (sizes[i] != mine || sizes[i + 1] == 0) continue;
+    least = ranks == 0 ? sizes[i + 1] : std::min(least, sizes[i + 1]);
     ++ranks;
   }
   return ranks == 0 ? 0 : least / ranks;

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "apps/train/health/checks/health_judge.h"
+#include "apps/train/health/checks/health_diagnosis.h"
 #include "base/result.h"
 
 namespace ddp::train {
@@ -18,8 +18,8 @@ struct HealthTask {
   std::size_t memory = 0;  ///< bytes to be tested; 0: a CPU's usual ones, of a GPU `share`
   std::size_t share = 0;   ///< bytes of its GPU that this rank may take (memory_share)
   int threads = 1;
-  bool plant_gemm = false;
-  bool plant_memory = false;
+  bool inject_gemm = false;
+  bool inject_memory = false;
 };
 
 /// Multiplies and remembers on one device, and writes what it saw into figures. Blocking, one thread.
@@ -49,7 +49,7 @@ Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank);
 /// How much of its device's memory this rank may take, so that no other one lacks it: the ranks that share a
 /// device have equal parts. `told` has for each rank its identity() and its testable_memory(), told when all
 /// had opened their devices and none had begun; 0 where a rank could not tell.
-std::size_t memory_share(std::span<const std::uint64_t> told, int rank);
+std::size_t memory_share(std::span<const std::uint64_t> sizes, int rank);
 
 /// All tests of one device in their order; what could not be made is the figures' trouble.
 void test_device(HealthDevice& device, const HealthTask& task, HealthFigures& figures);

@@ -66,12 +66,12 @@ class GpuMemory {
   }
 
   /// All is written before any of it is read, so that what the caches hold is not taken for the memory.
-  Result<> test(HealthPattern pattern, bool plant, PatternFaults& faults) {
+  Result<> test(HealthPattern pattern, bool inject, PatternFaults& faults) {
     for (HealthPiece& piece : pieces_) {
       piece.pattern = pattern;
       if (auto done = run<WritePattern>(piece); !done) return done;
     }
-    if (plant) {
+    if (inject) {
       if (auto done = turn_a_bit(pieces_.front()); !done) return done;
     }
     for (const HealthPiece& piece : pieces_) {
@@ -104,25 +104,27 @@ class GpuMemory {
   Result<> read(const HealthPiece& piece, PatternFaults& faults) {
     // Records of the piece before must not pass for those of this one.
     const auto blocks = static_cast<std::size_t>(blocks_of(piece));
-    std::vector<PatternFaults> told(blocks, PatternFaults::none());
+    std::vector<PatternFaults> reported(blocks, PatternFaults::none());
     auto* const records = reinterpret_cast<PatternFaults*>(records_.get());
-    if (auto done = copy(records, told.data(), blocks * sizeof told[0], cudaMemcpyHostToDevice); !done)
+    if (auto done = copy(records, reported.data(), blocks * sizeof reported[0], cudaMemcpyHostToDevice);
+        !done)
       return done;
     if (auto done = run<ReadPattern>({piece, records}); !done) return done;
-    if (auto done = copy(told.data(), records, blocks * sizeof told[0], cudaMemcpyDeviceToHost); !done)
+    if (auto done = copy(reported.data(), records, blocks * sizeof reported[0], cudaMemcpyDeviceToHost);
+        !done)
       return done;
     for (std::size_t block = 0; block < blocks; ++block) {
-      if (told[block].looked != kHealthBlockWords)
+      if (reported[block].compared != kHealthBlockWords)
         return Error{ErrorCode::kSystem, "the GPU's memory test looked at " +
-                                             std::to_string(told[block].looked) + " of the " +
+                                             std::to_string(reported[block].compared) + " of the " +
                                              std::to_string(kHealthBlockWords) + " words of a block"};
     }
     // Other ones in each piece and with each pattern.
-    const std::size_t sample = (looks_++ * 4099) % blocks;
+    const std::size_t sample = (samples_++ * 4099) % blocks;
     const auto seen = look_at(piece, sample);
     if (!seen) return seen.error();
-    told[sample] = with_sample(told[sample], *seen);
-    for (const PatternFaults& one : told)
+    reported[sample] = with_sample(reported[sample], *seen);
+    for (const PatternFaults& one : reported)
       faults.add(one);
     return {};
   }
@@ -135,7 +137,7 @@ class GpuMemory {
       return done.error();
     PatternFaults seen = PatternFaults::none();
     for (std::size_t i = 0; i < words.size(); ++i)
-      seen.look(words[i], piece.pattern, piece.first + begin + i);
+      seen.sample(words[i], piece.pattern, piece.first + begin + i);
     return seen;
   }
 
@@ -144,7 +146,7 @@ class GpuMemory {
   std::vector<DeviceBytes> memory_;
   std::vector<HealthPiece> pieces_;
   std::uint64_t words_ = 0;
-  std::size_t looks_ = 0;
+  std::size_t samples_ = 0;
 };
 
 /// What is free on this thread's GPU, but for a fiftieth, and 64 MiB, which others may need.
@@ -162,14 +164,14 @@ Result<std::size_t> testable_gpu_memory() {
 /// host looks at some of each piece again.
 ///
 /// `plant`: a bit of one word is turned over in between. `after_pattern` is called four times. Blocking.
-Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, std::size_t share, bool plant,
+Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, std::size_t share, bool inject,
                                       const std::function<void()>& after_pattern) {
   GpuMemory memory(stream);
   if (auto taken = memory.take(bytes, share); !taken) return taken.error();
   PatternFaults faults = PatternFaults::none();
   for (int i = 0; i < kHealthPatterns; ++i) {
     const auto pattern = static_cast<HealthPattern>(i);
-    if (auto done = memory.test(pattern, plant && pattern == HealthPattern::kFives, faults); !done)
+    if (auto done = memory.test(pattern, inject && pattern == HealthPattern::kFives, faults); !done)
       return done.error();
     after_pattern();
   }
@@ -190,7 +192,7 @@ class Gpu final : public HealthDevice {
     auto stream = make_cuda_stream();
     if (!stream) return stream.error();
     stream_ = std::move(*stream);
-    nvml_ = NvmlWatch::open(properties_.pciDomainID, properties_.pciBusID, properties_.pciDeviceID);
+    nvml_ = NvmlMonitor::open(properties_.pciDomainID, properties_.pciBusID, properties_.pciDeviceID);
     return {};
   }
 
@@ -244,9 +246,9 @@ class Gpu final : public HealthDevice {
       if (auto done = wait(); !done) return done;
       busy += std::chrono::duration<double>(Clock::now() - begin).count();
       if (auto done = copy(product.data(), c, bytes, cudaMemcpyDeviceToHost); !done) return done;
-      if (task.plant_gemm && results.products == 1) product[7] += 1;
+      if (task.inject_gemm && results.products == 1) product[7] += 1;
       results.take(product);
-      nvml_.look();
+      nvml_.sample();
     }
     figures.products = results.products;
     figures.wrong_products = results.wrong;
@@ -257,8 +259,8 @@ class Gpu final : public HealthDevice {
 
   Result<> remember(const HealthTask& task, HealthFigures& figures) override {
     if (!begun_) return begun_;
-    const auto faults =
-        test_gpu_memory(stream_.get(), task.memory, task.share, task.plant_memory, [this] { nvml_.look(); });
+    const auto faults = test_gpu_memory(stream_.get(), task.memory, task.share, task.inject_memory,
+                                        [this] { nvml_.sample(); });
     if (!faults) return faults.error();
     figures.take(*faults);
     return {};
@@ -277,7 +279,7 @@ class Gpu final : public HealthDevice {
   Result<> begun_;  ///< the tests, on their thread
   cudaDeviceProp properties_{};
   CudaStream stream_;
-  NvmlWatch nvml_;
+  NvmlMonitor nvml_;
 };
 
 }  // namespace

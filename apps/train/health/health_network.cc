@@ -54,39 +54,40 @@ Result<double> exchange(Communicator& two, std::pair<int, int> ranks, std::size_
 }
 
 /// What is told of this rank's pair in one round.
-struct Told {
+struct PairMeasurement {
   std::uint64_t failed = 0, wrong = 0, nanoseconds = 0, kilobytes_per_second = 0;
 };
 
-Result<> meet_pair(const WorkerEnvironment& environment, const WorldOptions& options, World& world,
-                   std::pair<int, int> pair, Told& told) {
+Result<> meet_pair(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world,
+                   std::pair<int, int> pair, PairMeasurement& measured) {
   auto two =
       join_pair(environment, options, *world.directory, pair, world.same_node(pair.first, pair.second));
   if (!two) return two.error();
-  const auto latency = exchange(**two, pair, kSmall, kSmallTimes, told.wrong);
+  const auto latency = exchange(**two, pair, kSmall, kSmallTimes, measured.wrong);
   if (!latency) return latency.error();
-  const auto time = exchange(**two, pair, kLarge, kLargeTimes, told.wrong);
+  const auto time = exchange(**two, pair, kLarge, kLargeTimes, measured.wrong);
   if (!time) return time.error();
-  told.nanoseconds = static_cast<std::uint64_t>(*latency * 1e3);
-  told.kilobytes_per_second = static_cast<std::uint64_t>(static_cast<double>(kLarge) / *time * 1e3);
+  measured.nanoseconds = static_cast<std::uint64_t>(*latency * 1e3);
+  measured.kilobytes_per_second = static_cast<std::uint64_t>(static_cast<double>(kLarge) / *time * 1e3);
   return (*two)->barrier();
 }
 
 }  // namespace
 
 Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment, const WorldOptions& options,
-                                           World& world) {
+                                           CommWorld& world) {
   std::vector<HealthPair> pairs;
   WorldOptions shorter = options;
   shorter.start_timeout = shorter.step_timeout = options.step_timeout / kPartOfTimeout;
   const int rank = world.communicator->rank();
   for (const auto& round : pair_rounds(world.communicator->world_size())) {
-    Told told;
+    PairMeasurement measured;
     for (const auto& pair : round) {
       if (pair.first != rank && pair.second != rank) continue;
-      told.failed = meet_pair(environment, shorter, world, pair, told) ? 0 : 1;
+      measured.failed = meet_pair(environment, shorter, world, pair, measured) ? 0 : 1;
     }
-    const std::uint64_t mine[] = {told.failed, told.wrong, told.nanoseconds, told.kilobytes_per_second};
+    const std::uint64_t mine[] = {measured.failed, measured.wrong, measured.nanoseconds,
+                                  measured.kilobytes_per_second};
     const auto all = world.communicator->all_gather(mine);  // and a barrier: rounds do not overlap
     if (!all) return all.error();
     for (const auto& pair : round) {
@@ -105,7 +106,7 @@ Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment,
   return pairs;
 }
 
-Result<std::uint64_t> test_sum(Communicator& world, int times, bool plant) {
+Result<std::uint64_t> test_sum(Communicator& world, int times, bool inject) {
   // Whole numbers, whose sums over any number of ranks are exact in float.
   const auto value = [](int rank, std::size_t index) {
     return (rank % 64) + 1 + static_cast<int>(index % 7);
@@ -119,7 +120,7 @@ Result<std::uint64_t> test_sum(Communicator& world, int times, bool plant) {
     for (std::size_t i = 0; i < numbers.size(); ++i)
       numbers.data()[i] = static_cast<float>(value(world.rank(), i));
     if (auto done = world.all_reduce_sum(numbers.span()); !done) return done.error();
-    if (plant && time == 0) numbers.data()[numbers.size() / 3] += 1;
+    if (inject && time == 0) numbers.data()[numbers.size() / 3] += 1;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       const double right = ranks_alone + static_cast<double>(i % 7) * world.world_size();
       wrong += static_cast<double>(numbers.data()[i]) != right;

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "apps/train/health/checks/health_judge.h"
+#include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/world/worker_environment.h"
 #include "apps/train/world/world.h"
 #include "base/result.h"
@@ -12,10 +12,10 @@ namespace ddp::train {
 /// Every two ranks, in rounds of disjoint pairs: messages that are compared byte by byte, and timed. A pair
 /// that fails is a result; an error ends the work of all ranks. All ranks call it and get the same.
 Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment, const WorldOptions& options,
-                                           World& world);
+                                           CommWorld& world);
 
 /// The sum of 16 MiB over all ranks, `times` times: how many elements were wrong on this rank. `plant`: one
 /// is made wrong on this rank.
-Result<std::uint64_t> test_sum(Communicator& world, int times, bool plant);
+Result<std::uint64_t> test_sum(Communicator& world, int times, bool inject);
 
 }  // namespace ddp::train

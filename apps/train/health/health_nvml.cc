@@ -23,8 +23,8 @@ void load(void* library, const char* name, Function*& function) {
 
 }  // namespace
 
-struct NvmlWatch::State {
-  struct Event {
+struct NvmlMonitor::State {
+  struct NvmlEvent {
     NvmlDevice device;
     unsigned long long type, data;
     unsigned gpu_instance, compute_instance;
@@ -38,7 +38,7 @@ struct NvmlWatch::State {
   int (*ecc)(NvmlDevice, int, int, unsigned long long*) = nullptr;
   int (*make_events)(NvmlEvents*) = nullptr;
   int (*register_events)(NvmlDevice, unsigned long long, NvmlEvents) = nullptr;
-  int (*wait_event)(NvmlEvents, Event*, unsigned) = nullptr;
+  int (*wait_event)(NvmlEvents, NvmlEvent*, unsigned) = nullptr;
 
   NvmlDevice device = nullptr;
   NvmlEvents events = nullptr;  ///< null: Xids are not heard of
@@ -64,7 +64,7 @@ struct NvmlWatch::State {
   }
 
   void take_xids() {
-    Event event{};
+    NvmlEvent event{};
     while (events != nullptr && wait_event(events, &event, 0) == kNvmlSuccess) {
       ++seen.xids;
       seen.last_xid = event.data;
@@ -72,15 +72,15 @@ struct NvmlWatch::State {
   }
 };
 
-NvmlWatch::NvmlWatch() = default;
-NvmlWatch::~NvmlWatch() = default;
-NvmlWatch::NvmlWatch(NvmlWatch&&) noexcept = default;
-NvmlWatch& NvmlWatch::operator=(NvmlWatch&&) noexcept = default;
+NvmlMonitor::NvmlMonitor() = default;
+NvmlMonitor::~NvmlMonitor() = default;
+NvmlMonitor::NvmlMonitor(NvmlMonitor&&) noexcept = default;
+NvmlMonitor& NvmlMonitor::operator=(NvmlMonitor&&) noexcept = default;
 
-NvmlWatch NvmlWatch::open(int domain, int bus, int device) {
-  NvmlWatch watch;
+NvmlMonitor NvmlMonitor::open(int domain, int bus, int device) {
+  NvmlMonitor monitor;
   void* library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // stays, as CUDA's own do
-  if (library == nullptr) return watch;
+  if (library == nullptr) return monitor;
   auto state = std::make_unique<State>();
   state->load_all(library);
   char place[32];
@@ -88,12 +88,12 @@ NvmlWatch NvmlWatch::open(int domain, int bus, int device) {
                 static_cast<unsigned>(bus), static_cast<unsigned>(device));
   if (state->init == nullptr || state->find == nullptr || state->init() != kNvmlSuccess ||
       state->find(place, &state->device) != kNvmlSuccess)
-    return watch;
-  watch.state_ = std::move(state);
-  return watch;
+    return monitor;
+  monitor.state_ = std::move(state);
+  return monitor;
 }
 
-void NvmlWatch::begin() {
+void NvmlMonitor::begin() {
   if (!state_) return;
   State& s = *state_;
   s.corrected = s.count_ecc(kCorrected);
@@ -105,7 +105,7 @@ void NvmlWatch::begin() {
     s.events = events;
 }
 
-void NvmlWatch::look() {
+void NvmlMonitor::sample() {
   if (!state_) return;
   State& s = *state_;
   unsigned value = 0;
@@ -121,7 +121,7 @@ void NvmlWatch::look() {
   s.take_xids();
 }
 
-void NvmlWatch::end(HealthFigures& figures) {
+void NvmlMonitor::end(HealthFigures& figures) {
   if (!state_) return;
   State& s = *state_;
   s.take_xids();

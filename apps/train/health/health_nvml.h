@@ -3,24 +3,24 @@
 #include <cstdint>
 #include <memory>
 
-#include "apps/train/health/checks/health_judge.h"
+#include "apps/train/health/checks/health_diagnosis.h"
 
 namespace ddp::train {
 
 /// What the driver's library (NVML, loaded at run time) says of one GPU while it is tested. Where there is
 /// none, or it lacks a function, nothing is known and nothing is wrong.
-class NvmlWatch {
+class NvmlMonitor {
  public:
-  NvmlWatch();
-  ~NvmlWatch();
-  NvmlWatch(NvmlWatch&&) noexcept;
-  NvmlWatch& operator=(NvmlWatch&&) noexcept;
+  NvmlMonitor();
+  ~NvmlMonitor();
+  NvmlMonitor(NvmlMonitor&&) noexcept;
+  NvmlMonitor& operator=(NvmlMonitor&&) noexcept;
 
   /// The GPU at this place of the PCI bus, whatever number CUDA gives it.
-  static NvmlWatch open(int domain, int bus, int device);
+  static NvmlMonitor open(int domain, int bus, int device);
   void begin();
   /// Clocks, temperature and why clocks are held back: to be called while the GPU works.
-  void look();
+  void sample();
   void end(HealthFigures& figures);
 
  private:

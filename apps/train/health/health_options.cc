@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/options/option_words.h"
+#include "apps/train/options/option_text.h"
 
 namespace ddp::train {
 
@@ -16,22 +16,22 @@ constexpr int kWrongUsage = 2;
 constexpr std::size_t kMostMemory = 16u << 20;  // MB, that is 16 TB
 
 /// "RANK:gemm", "RANK:memory", "RANK:sum".
-std::optional<PlantedFault> parse_fault(std::string_view text) {
-  PlantedFault plant;
+std::optional<InjectedFault> parse_fault(std::string_view text) {
+  InjectedFault inject;
   const char* end = text.data() + text.size();
-  const auto rank = std::from_chars(text.data(), end, plant.rank);
-  if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || plant.rank < 0) return std::nullopt;
+  const auto rank = std::from_chars(text.data(), end, inject.rank);
+  if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || inject.rank < 0) return std::nullopt;
   const std::string_view word(rank.ptr + 1, end);
   if (word == "gemm") {
-    plant.fault = HealthFault::kGemm;
+    inject.fault = HealthFault::kGemm;
   } else if (word == "memory") {
-    plant.fault = HealthFault::kMemory;
+    inject.fault = HealthFault::kMemory;
   } else if (word == "sum") {
-    plant.fault = HealthFault::kSum;
+    inject.fault = HealthFault::kSum;
   } else {
     return std::nullopt;
   }
-  return plant;
+  return inject;
 }
 
 void add_time(CLI::App& app, const char* name, std::chrono::milliseconds& value, const char* text) {
@@ -84,16 +84,16 @@ void add_options(CLI::App& app, HealthOptions& options) {
       ->type_name("N");
   add_choice<CommKind>(
       app, "--comm", options.comm,
-      {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}}, "way between ranks",
-      "auto: shared memory inside a node, TCP between nodes; tcp; shm (default auto)", "WAY");
+      {{"auto", CommKind::kAuto}, {"tcp", CommKind::kTcp}, {"shm", CommKind::kShm}}, "backend",
+      "auto: shared memory inside a node, TCP between nodes; tcp; shm (default auto)", "BACKEND");
   add_time(app, "--comm-timeout", options.comm_timeout,
            "give up when a peer moves no byte for this long (default 60s)");
   app.add_option("--json", options.json, "rank 0 writes the result there")->type_name("FILE");
   app.add_option_function<std::string>(
          "--inject-fault,--health-plant",
          [&options](const std::string& text) {
-           options.plant = parse_fault(text);
-           if (!options.plant)
+           options.inject = parse_fault(text);
+           if (!options.inject)
              throw CLI::ValidationError("--inject-fault",
                                         "\"" + text + "\" is no RANK:gemm, RANK:memory or RANK:sum");
          },
@@ -123,7 +123,7 @@ ParsedHealthOptions parse_health_options(int argc, const char* const* argv) {
       "train health");
   add_options(app, options);
   try {
-    auto words = option_words(argc, argv);
+    auto words = reversed_arguments(argc, argv);
     app.parse(words);
   } catch (const CLI::ParseError& error) {
     return {std::nullopt, app.exit(error) == 0 ? 0 : kWrongUsage};

@@ -15,7 +15,7 @@ enum class HealthDeviceKind : std::uint8_t { kAuto, kCpu, kGpu };
 enum class HealthFault : std::uint8_t { kGemm, kMemory, kSum };
 
 /// A drill: this rank's device gives a wrong result there.
-struct PlantedFault {
+struct InjectedFault {
   int rank = 0;
   HealthFault fault = HealthFault::kGemm;
 };
@@ -25,7 +25,7 @@ struct HealthOptions {
   std::size_t memory_mb = 0;               ///< 0: 256, on a GPU most of what is free
   HealthDeviceKind device = HealthDeviceKind::kAuto;
   int threads = 0;  ///< of a CPU's rank; 0: its part of the cores
-  std::optional<PlantedFault> plant;
+  std::optional<InjectedFault> inject;
   CommKind comm = CommKind::kAuto;
   std::chrono::milliseconds comm_timeout{60'000};
   std::string json;  ///< a file that rank 0 writes; empty: none

@@ -3,7 +3,7 @@
 #include <cstdarg>
 #include <cstdio>
 
-#include "apps/train/health/checks/health_judge.h"
+#include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/training/run_output.h"
 #include "base/build_identity.h"
 
@@ -51,12 +51,12 @@ std::string pair_json(const HealthPair& pair) {
                      pair.result.bandwidth);
 }
 
-std::string finding_json(const HealthReport& report, const HealthFinding& finding) {
-  const HealthFigures& figures = report.ranks[static_cast<std::size_t>(finding.rank)];
-  return std::string("{\"level\":\"") + (finding.error ? "error" : "warning") +
-         "\",\"rank\":" + std::to_string(finding.rank) + ",\"host\":" + json_string(figures.host) +
-         ",\"device\":" + json_string(figures.device) + ",\"item\":" + json_string(finding.item) +
-         ",\"text\":" + json_string(finding.text) + "}";
+std::string finding_json(const HealthReport& report, const HealthDiagnostic& diagnostic) {
+  const HealthFigures& figures = report.ranks[static_cast<std::size_t>(diagnostic.rank)];
+  return std::string("{\"level\":\"") + (diagnostic.error ? "error" : "warning") +
+         "\",\"rank\":" + std::to_string(diagnostic.rank) + ",\"host\":" + json_string(figures.host) +
+         ",\"device\":" + json_string(figures.device) + ",\"item\":" + json_string(diagnostic.item) +
+         ",\"text\":" + json_string(diagnostic.text) + "}";
 }
 
 /// "[a,b]" of what `one` makes of each.
@@ -70,15 +70,15 @@ std::string list_json(const List& list, const One& one) {
 
 }  // namespace
 
-std::string health_text(const HealthReport& report, const std::vector<HealthFinding>& findings) {
+std::string health_text(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
   std::string text =
       "# train " + std::string(version()) + " health, " + std::to_string(report.ranks.size()) + " ranks";
   if (report.nodes > 0) text += format_text(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
-  text += ", " + report.way + "\n#\n#  rank  products  GFLOP/s  memory (MiB)  result    host, device\n";
+  text += ", " + report.route + "\n#\n#  rank  products  GFLOP/s  memory (MiB)  result    host, device\n";
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {
     const HealthFigures& f = report.ranks[i];
     text += format_text("%7zu %9" PRIu64 " %8.1f %13" PRIu64 "  %-8s  %s, %s", i, f.products, f.gflops,
-                        f.memory >> 20, has_failed(findings, static_cast<int>(i)) ? "FAILED" : "ok",
+                        f.memory >> 20, has_failed(diagnostics, static_cast<int>(i)) ? "FAILED" : "ok",
                         f.host.c_str(), f.device.c_str());
     if (f.gpu && f.most_clock > 0) {
       text += format_text(", %" PRIu64 " of %" PRIu64 " MHz, %" PRIu64 " degrees", f.clock, f.most_clock,
@@ -86,35 +86,37 @@ std::string health_text(const HealthReport& report, const std::vector<HealthFind
     }
     text += "\n";
   }
-  for (const HealthFinding& finding : findings) {
-    if (!finding.error) text += "# warning: " + whose(report, finding.rank) + ": " + finding.text + "\n";
+  for (const HealthDiagnostic& diagnostic : diagnostics) {
+    if (!diagnostic.error)
+      text += "# warning: " + whose(report, diagnostic.rank) + ": " + diagnostic.text + "\n";
   }
   return text;
 }
 
 std::vector<std::string> failure_lines(const HealthReport& report,
-                                       const std::vector<HealthFinding>& findings) {
+                                       const std::vector<HealthDiagnostic>& diagnostics) {
   std::vector<std::string> lines;
   for (int rank = 0; rank < static_cast<int>(report.ranks.size()); ++rank) {
     std::string text;
-    for (const HealthFinding& finding : findings) {
-      if (finding.error && finding.rank == rank) text += (text.empty() ? "" : "; ") + finding.text;
+    for (const HealthDiagnostic& diagnostic : diagnostics) {
+      if (diagnostic.error && diagnostic.rank == rank) text += (text.empty() ? "" : "; ") + diagnostic.text;
     }
     if (!text.empty()) lines.push_back(whose(report, rank) + ": " + text);
   }
   return lines;
 }
 
-std::string health_json(const HealthReport& report, const std::vector<HealthFinding>& findings) {
+std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
   std::string text = record_head("health", 0, static_cast<int>(report.ranks.size()));
   text += ",\"version\":" + json_string(version()) + ",\"nodes\":" + std::to_string(report.nodes) +
-          ",\"way\":" + json_string(report.way) + ",\"ranks\":" + list_json(report.ranks, rank_json);
+          ",\"way\":" + json_string(report.route) + ",\"ranks\":" + list_json(report.ranks, rank_json);
   text += ",\"pairs\":" +
           list_json(report.pairs, [](const HealthPair& pair, std::size_t) { return pair_json(pair); });
-  text += ",\"findings\":" + list_json(findings, [&report](const HealthFinding& finding, std::size_t) {
-            return finding_json(report, finding);
-          });
-  const bool passed = failure_lines(report, findings).empty();
+  text +=
+      ",\"findings\":" + list_json(diagnostics, [&report](const HealthDiagnostic& diagnostic, std::size_t) {
+        return finding_json(report, diagnostic);
+      });
+  const bool passed = failure_lines(report, diagnostics).empty();
   return text + ",\"passed\":" + (passed ? "true" : "false") + "}\n";
 }
 

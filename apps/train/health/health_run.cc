@@ -11,9 +11,9 @@
 #include <thread>
 #include <utility>
 
-#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/checkpoint/output_path.h"
 #include "apps/train/collectives/shared_outcome.h"
-#include "apps/train/health/checks/health_judge.h"
+#include "apps/train/health/checks/health_diagnosis.h"
 #include "apps/train/health/health_device.h"
 #include "apps/train/health/health_network.h"
 #include "apps/train/health/health_options.h"
@@ -42,8 +42,8 @@ bool uses_gpu(const HealthOptions& options) {
 /// Found before anything starts; empty: nothing.
 std::string contradiction(const HealthOptions& options, const WorkerEnvironment& environment,
                           const WorldOptions& world) {
-  if (options.plant && options.plant->rank >= environment.world_size) {
-    return "--inject-fault names rank " + std::to_string(options.plant->rank) + " of " +
+  if (options.inject && options.inject->rank >= environment.world_size) {
+    return "--inject-fault names rank " + std::to_string(options.inject->rank) + " of " +
            std::to_string(environment.world_size);
   }
   if (options.device == HealthDeviceKind::kGpu) {
@@ -55,8 +55,8 @@ std::string contradiction(const HealthOptions& options, const WorkerEnvironment&
   return lacks.empty() ? "" : "--memory " + std::to_string(options.memory_mb) + ": " + lacks;
 }
 
-bool planted(const HealthOptions& options, const WorkerEnvironment& environment, HealthFault fault) {
-  return options.plant && options.plant->rank == environment.rank && options.plant->fault == fault;
+bool injected(const HealthOptions& options, const WorkerEnvironment& environment, HealthFault fault) {
+  return options.inject && options.inject->rank == environment.rank && options.inject->fault == fault;
 }
 
 HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& environment, std::size_t share) {
@@ -67,8 +67,8 @@ HealthTask task_of(const HealthOptions& options, const WorkerEnvironment& enviro
   const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
   const auto ranks = static_cast<unsigned>(std::max(environment.local_world_size, 1));
   task.threads = options.threads != 0 ? options.threads : static_cast<int>(std::max(cores / ranks, 1u));
-  task.plant_gemm = planted(options, environment, HealthFault::kGemm);
-  task.plant_memory = planted(options, environment, HealthFault::kMemory);
+  task.inject_gemm = injected(options, environment, HealthFault::kGemm);
+  task.inject_memory = injected(options, environment, HealthFault::kMemory);
   return task;
 }
 
@@ -112,9 +112,9 @@ void ask_for_memory(OwnDevice& own) {
 /// Ranks that share a GPU would each take all that is free.
 Result<std::size_t> agree_on_memory(Communicator& all, const OwnDevice& own) {
   const std::uint64_t mine[] = {own.device ? own.device->identity() : 0, own.testable};
-  const auto told = all.all_gather(mine);
-  if (!told) return told.error();
-  return memory_share(*told, all.rank());
+  const auto reported = all.all_gather(mine);
+  if (!reported) return reported.error();
+  return memory_share(*reported, all.rank());
 }
 
 Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthReport& report) {
@@ -122,17 +122,17 @@ Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthRepo
   if (!words) return words.error();
   report.ranks.clear();
   for (int rank = 0; rank < all.world_size(); ++rank)
-    report.ranks.push_back(unpack_figures(words->data() + kHealthWords * static_cast<std::size_t>(rank)));
+    report.ranks.push_back(unpack_figures(words->data() + kHealthFields * static_cast<std::size_t>(rank)));
   return {};
 }
 
 /// The devices of all ranks, each by itself; then what lies between them. After an error `report` has what
 /// was known by then.
 Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environment,
-                  const WorldOptions& world_options, World& world, HealthReport& report) {
+                  const WorldOptions& world_options, CommWorld& world, HealthReport& report) {
   Communicator& all = *world.communicator;
   report.nodes = world.node_count;
-  report.way = world.way;
+  report.route = world.route;
   OwnDevice own;
   const auto open = [&]() -> Result<> {
     own = open_own_device(options, environment);
@@ -156,13 +156,13 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   };
   if (auto met = share_outcome(all, test, sign); !met) return met;
   HealthFigures& mine = own.figures;
-  if (auto told = gather_figures(all, mine, report); !told) return told;
+  if (auto reported = gather_figures(all, mine, report); !reported) return reported;
   if (all.world_size() > 1) {
     auto pairs = test_pairs(environment, world_options, world);
     if (!pairs) return pairs.error();
     report.pairs = std::move(*pairs);
   }
-  const auto wrong = test_sum(all, kSums, planted(options, environment, HealthFault::kSum));
+  const auto wrong = test_sum(all, kSums, injected(options, environment, HealthFault::kSum));
   if (!wrong) return wrong.error();
   mine.wrong_sums = *wrong;
   return gather_figures(all, mine, report);
@@ -176,17 +176,17 @@ Result<> write_health(const std::string& path, const std::string& text) {
   return {};
 }
 
-void print_failures(const HealthReport& report, const std::vector<HealthFinding>& findings) {
-  for (const std::string& line : failure_lines(report, findings))
+void print_failures(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
+  for (const std::string& line : failure_lines(report, diagnostics))
     std::fprintf(stderr, "train: %s\n", line.c_str());
 }
 
-Result<> tell(const HealthOptions& options, const HealthReport& report,
-              const std::vector<HealthFinding>& findings) {
-  print_out("%s", health_text(report, findings).c_str());
-  print_out("# %s\n", failure_lines(report, findings).empty() ? "all tests passed" : "FAILED");
-  print_failures(report, findings);
-  return options.json.empty() ? Result<>() : write_health(options.json, health_json(report, findings));
+Result<> notify(const HealthOptions& options, const HealthReport& report,
+                const std::vector<HealthDiagnostic>& diagnostics) {
+  print_out("%s", health_text(report, diagnostics).c_str());
+  print_out("# %s\n", failure_lines(report, diagnostics).empty() ? "all tests passed" : "FAILED");
+  print_failures(report, diagnostics);
+  return options.json.empty() ? Result<>() : write_health(options.json, health_json(report, diagnostics));
 }
 
 }  // namespace
@@ -201,30 +201,30 @@ int run_health(int argc, const char* const* argv) {
   WorldOptions world_options;
   world_options.comm = options.comm;
   world_options.step_timeout = options.comm_timeout;
-  const std::string mistake = contradiction(options, *environment, world_options);
-  if (!mistake.empty()) return end_with(mistake, kHealthMisused);
+  const std::string problem = contradiction(options, *environment, world_options);
+  if (!problem.empty()) return end_with(problem, kHealthMisused);
   auto world = join_world(*environment, world_options);
   if (!world) return end_with(world.error().text);
   if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)
     return end_with(equal.error().text);
   const bool speaks = environment->rank == 0;
   if (!options.json.empty()) {
-    const auto place = speaks ? check_output_place("--json", options.json) : Result<>();
+    const auto place = speaks ? check_output_path("--json", options.json) : Result<>();
     if (auto done = share_outcome(*world->communicator, place); !done) return end_with(done.error().text);
   }
 
   HealthReport report;
   const auto tested = test_all(options, *environment, world_options, *world, report);
-  const auto findings = judge_health(report);
+  const auto diagnostics = diagnose_health(report);
   if (!tested) {
-    if (speaks) print_failures(report, findings);
+    if (speaks) print_failures(report, diagnostics);
     return end_with(tested.error().text + " of the health check");
   }
-  Result<> told;
-  if (speaks) told = tell(options, report, findings);
+  Result<> reported;
+  if (speaks) reported = notify(options, report, diagnostics);
   // Nobody is gone, and taken for the reason, before rank 0 has said all.
-  if (auto done = share_outcome(*world->communicator, told); !done) return end_with(done.error().text);
-  return has_failed(findings, environment->rank) ? kHealthFailed : 0;
+  if (auto done = share_outcome(*world->communicator, reported); !done) return end_with(done.error().text);
+  return has_failed(diagnostics, environment->rank) ? kHealthFailed : 0;
 }
 
 }  // namespace ddp::train

@@ -17,7 +17,7 @@ ThreadPool::~ThreadPool() {
     worker.join();
 }
 
-void ThreadPool::run(int chunks, const Work& work) {
+void ThreadPool::run(int chunks, const ChunkWork& work) {
   if (workers_.empty() || chunks == 1) {
     for (int chunk = 0; chunk < chunks; ++chunk)
       work(chunk, 0);
@@ -37,7 +37,7 @@ void ThreadPool::take_chunks(std::unique_lock<std::mutex>& lock, int worker) {
   ++running_;
   while (next_ < chunks_) {
     const int chunk = next_++;
-    const Work& work = *work_;
+    const ChunkWork& work = *work_;
     lock.unlock();
     work(chunk, worker);
     lock.lock();

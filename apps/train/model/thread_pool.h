@@ -18,11 +18,11 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  using Work = std::function<void(int chunk, int worker)>;
+  using ChunkWork = std::function<void(int chunk, int worker)>;
 
   /// work(0 … chunks - 1), each once; returns when all are done. `worker` is below threads(), and no two
   /// calls at the same time have the same one: scratch memory is chosen by it. Exceptions end the program.
-  void run(int chunks, const Work& work);
+  void run(int chunks, const ChunkWork& work);
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
  private:
@@ -31,7 +31,7 @@ class ThreadPool {
 
   std::mutex mutex_;
   std::condition_variable begin_, end_;
-  const Work* work_ = nullptr;
+  const ChunkWork* work_ = nullptr;
   int chunks_ = 0;
   int next_ = 0;
   int running_ = 0;

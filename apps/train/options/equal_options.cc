@@ -20,7 +20,7 @@ std::string taken_line(std::string_view& text) {
   return line;
 }
 
-void add_recipe(const Options& options, EqualOptions& list) {
+void add_hyperparameters(const TrainOptions& options, EqualOptions& list) {
   list.push_back({"--optimizer", options.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw"});
   list.push_back({"--lr", value_text(options.lr.peak)});
   list.push_back({"--lr-schedule", options.lr.shape == LrShape::kConstant ? "constant" : "cosine"});
@@ -60,7 +60,7 @@ const char* comm_text(CommKind comm) {
   return "?";
 }
 
-EqualOptions equal_options(const Options& options, const DataSplit& data) {
+EqualOptions equal_options(const TrainOptions& options, const DataSplit& data) {
   EqualOptions list{{"--model", options.model == ModelKind::kMlp ? "mlp" : "convnet"},
                     {"--mlp-width", std::to_string(options.mlp_width)},
                     {"--mlp-depth", std::to_string(options.mlp_depth)},
@@ -73,7 +73,7 @@ EqualOptions equal_options(const Options& options, const DataSplit& data) {
                     {"--seed", std::to_string(options.seed)},
                     {"--device", options.device == DeviceKind::kGpu ? "gpu" : "cpu"},
                     {"--dtype", dtype_text(options.dtype)}};
-  add_recipe(options, list);
+  add_hyperparameters(options, list);
   list.push_back({"--bucket-cap-mb", value_text(options.bucket_cap_mb)});
   list.push_back({"--first-bucket-mb", value_text(options.first_bucket_mb)});
   list.push_back({"--on-peer-loss", options.rejoin ? "rejoin" : "exit"});

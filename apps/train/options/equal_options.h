@@ -20,7 +20,7 @@ using EqualOptions = std::vector<EqualOption>;
 
 /// Options that change what ranks compute or send together, and the data's size. Of a path only whether it is
 /// given: nodes may have other places.
-EqualOptions equal_options(const Options& options, const DataSplit& data);
+EqualOptions equal_options(const TrainOptions& options, const DataSplit& data);
 
 /// For another rank, and what differs from that other rank's first: "--seed is 4 on rank 1 and 3 on rank 0;
 /// all ranks must be given the same". Empty: nothing.

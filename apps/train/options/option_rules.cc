@@ -7,7 +7,7 @@
 
 namespace ddp::train {
 
-std::string contradiction(const Options& options, int world_size) {
+std::string contradiction(const TrainOptions& options, int world_size) {
   if (options.zero && options.sync_every_inter > 1) {
     return "--zero 1 and --sync-every-inter do not go together: nodes that differ cannot share one optimizer "
            "state";
@@ -33,8 +33,8 @@ std::string contradiction(const Options& options, int world_size) {
     return "--resume auto looks into --checkpoint-dir; give one";
   if (!options.resume.empty() && !options.init_from.empty())
     return "--resume and --init-from both say where the weights come from; give one";
-  if (options.plant_nan && options.plant_nan->rank >= world_size) {
-    return "--plant-nan names rank " + std::to_string(options.plant_nan->rank) + " of " +
+  if (options.inject_nan && options.inject_nan->rank >= world_size) {
+    return "--inject-nan names rank " + std::to_string(options.inject_nan->rank) + " of " +
            std::to_string(world_size);
   }
   if (options.dtype == Dtype::kBfloat16 && options.device != DeviceKind::kGpu)

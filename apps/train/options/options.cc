@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/train/options/option_words.h"
+#include "apps/train/options/option_text.h"
 #include "base/build_identity.h"
 
 namespace ddp::train {
@@ -15,20 +15,20 @@ namespace {
 constexpr int kUsageExit = 2;
 
 /// "RANK:STEP".
-std::optional<PlantedNan> parse_plant(std::string_view text) {
-  PlantedNan plant;
+std::optional<InjectedNan> parse_injected_nan(std::string_view text) {
+  InjectedNan inject;
   const char* end = text.data() + text.size();
-  const auto rank = std::from_chars(text.data(), end, plant.rank);
-  if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || plant.rank < 0) return std::nullopt;
-  const auto step = std::from_chars(rank.ptr + 1, end, plant.step);
-  if (step.ec != std::errc() || step.ptr != end || plant.step == 0) return std::nullopt;
-  return plant;
+  const auto rank = std::from_chars(text.data(), end, inject.rank);
+  if (rank.ec != std::errc() || rank.ptr == end || *rank.ptr != ':' || inject.rank < 0) return std::nullopt;
+  const auto step = std::from_chars(rank.ptr + 1, end, inject.step);
+  if (step.ec != std::errc() || step.ptr != end || inject.step == 0) return std::nullopt;
+  return inject;
 }
 
 /// Adds the options of one group of --help.
-class Group {
+class OptionGroup {
  public:
-  Group(CLI::App& app, const char* name) : app_(app), name_(name) {}
+  OptionGroup(CLI::App& app, const char* name) : app_(app), name_(name) {}
 
   template <class T>
   CLI::Option* number(const char* option, T& value, const char* text, double low, double high,
@@ -76,15 +76,15 @@ class Group {
 
 constexpr double kMany = 1e15;
 
-void add_judge(CLI::App& app, Options& options) {
+void add_evaluator(CLI::App& app, TrainOptions& options) {
   app.add_option("--read-collective-log", options.collective_read,
                  "say for which rank the others waited, as the files of --collective-log DIR tell")
       ->type_name("DIR")
       ->group("Instead of training");
 }
 
-void add_task(CLI::App& app, Options& options) {
-  Group group(app, "What is trained");
+void add_task(CLI::App& app, TrainOptions& options) {
+  OptionGroup group(app, "What is trained");
   group
       .text("--data", options.data, "directory with the MNIST or Fashion-MNIST files, or \"synthetic\"",
             "DIR")
@@ -117,8 +117,8 @@ void add_task(CLI::App& app, Options& options) {
              "instruction set: generic, x86_64_v2, x86_64_v3 or x86_64_v4 (default: the best)", "NAME");
 }
 
-void add_recipe(CLI::App& app, Options& options) {
-  Group group(app, "Recipe");
+void add_hyperparameters(CLI::App& app, TrainOptions& options) {
+  OptionGroup group(app, "Recipe");
   group.choice<OptimizerKind>("--optimizer", options.optimizer.kind,
                               {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamw}}, "optimizer",
                               "sgd, or adamw (default sgd)", "NAME");
@@ -138,8 +138,8 @@ void add_recipe(CLI::App& app, Options& options) {
   group.flag("--sync-bn", options.sync_bn, "normalise by the batches of all ranks together");
 }
 
-void add_ranks(CLI::App& app, Options& options) {
-  Group group(app, "Between ranks");
+void add_ranks(CLI::App& app, TrainOptions& options) {
+  OptionGroup group(app, "Between ranks");
   group.number("--bucket-cap-mb", options.bucket_cap_mb, "MiB of gradients sent together", 0, 1e6, "MB");
   group.number("--first-bucket-mb", options.first_bucket_mb, "the same of the first ones", 0, 1e6, "MB");
   app.add_option_function<int>(
@@ -156,10 +156,10 @@ void add_ranks(CLI::App& app, Options& options) {
        {"tcp", CommKind::kTcp},
        {"shm", CommKind::kShm},
        {"nccl", CommKind::kNccl}},
-      "way between ranks",
+      "backend",
       "auto: shared memory inside a node, TCP between nodes; tcp: only that; shm: as auto, "
       "but never without shared memory; nccl: over the GPUs (default auto)",
-      "WAY");
+      "BACKEND");
   group.flag("--share-gpu", options.share_gpu, "with --comm nccl: several ranks use one GPU, for tests");
   app.add_option_function<std::string>(
          "--comm-timeout",
@@ -172,14 +172,14 @@ void add_ranks(CLI::App& app, Options& options) {
       ->type_name("TIME")
       ->group("Between ranks");
   group.choice<bool>("--on-peer-loss", options.rejoin, {{"exit", false}, {"rejoin", true}},
-                     "way of taking a peer's loss",
+                     "action on a lost peer",
                      "exit, or rejoin: the ranks that are left go on in the same process, with the weights "
                      "in memory, as ddplaunch says (default exit)",
-                     "WAY");
+                     "ACTION");
 }
 
-void add_files(CLI::App& app, Options& options) {
-  Group group(app, "Weights and checkpoints");
+void add_files(CLI::App& app, TrainOptions& options) {
+  OptionGroup group(app, "Weights and checkpoints");
   group.text("--init-from", options.init_from, "begin with the weights of this safetensors file", "FILE");
   group.text("--export", options.export_to, "write the weights there at the end; PyTorch loads the file",
              "FILE");
@@ -193,8 +193,8 @@ void add_files(CLI::App& app, Options& options) {
              "DIR");
 }
 
-void add_reports(CLI::App& app, Options& options) {
-  Group group(app, "Reports");
+void add_reports(CLI::App& app, TrainOptions& options) {
+  OptionGroup group(app, "Reports");
   group.number("--log-interval", options.log_interval, "steps between two progress lines", 1, 1e9);
   group.choice<BarMode>("--bar", options.bar,
                         {{"auto", BarMode::kAuto}, {"always", BarMode::kAlways}, {"never", BarMode::kNever}},
@@ -210,11 +210,11 @@ void add_reports(CLI::App& app, Options& options) {
              "each rank writes what it did last to DIR/rank-N.jsonl when an operation between ranks fails",
              "DIR");
   app.add_option_function<std::string>(
-         "--plant-nan",
+         "--inject-nan",
          [&options](const std::string& text) {
-           options.plant_nan = parse_plant(text);
-           if (!options.plant_nan)
-             throw CLI::ValidationError("--plant-nan",
+           options.inject_nan = parse_injected_nan(text);
+           if (!options.inject_nan)
+             throw CLI::ValidationError("--inject-nan",
                                         "\"" + text + "\" is no RANK:STEP; steps begin with 1");
          },
          "a drill: this rank's gradient of this step has a nan")
@@ -232,23 +232,23 @@ std::string moved(const std::string& word) {
 
 }  // namespace
 
-ParsedOptions parse_options(int argc, const char* const* argv) {
-  Options options;
+ParsedTrainOptions parse_options(int argc, const char* const* argv) {
+  TrainOptions options;
   CLI::App app(
       "Trains a small model on (Fashion-)MNIST, data-parallel over the ranks that the environment names.\n"
       "Instead of training: train bench --help (measures the network between the ranks, as nccl-tests "
       "does),\n"
       "train health --help (tests each rank's device and the ways between them).",
       "train");
-  add_judge(app, options);
+  add_evaluator(app, options);
   app.set_version_flag("--version", std::string("train ") + std::string(version()));
   add_task(app, options);
-  add_recipe(app, options);
+  add_hyperparameters(app, options);
   add_ranks(app, options);
   add_files(app, options);
   add_reports(app, options);
   try {
-    auto words = option_words(argc, argv);
+    auto words = reversed_arguments(argc, argv);
     for (const std::string& word : words)
       if (const std::string where = moved(word); !where.empty()) throw CLI::ValidationError(word, where);
     app.parse(words);

@@ -20,12 +20,12 @@ enum class DeviceKind : std::uint8_t { kCpu, kGpu };
 enum class BarMode : std::uint8_t { kAuto, kAlways, kNever };
 
 /// A test of what happens to a nan: this rank puts one into its gradient of this step (from 1).
-struct PlantedNan {
+struct InjectedNan {
   int rank = 0;
   std::uint64_t step = 0;
 };
 
-struct Options {
+struct TrainOptions {
   std::string data = "/usr/share/datasets/fashion-mnist";  ///< a directory, or "synthetic"
   std::size_t limit = 0;                                   ///< training images over all ranks; 0: all
   ModelKind model = ModelKind::kConvNet;
@@ -62,7 +62,7 @@ struct Options {
   std::string metrics_file;  ///< JSON lines; empty: none
   std::string profile;       ///< Chrome trace; empty: none
   std::string sample_log;    ///< a directory for lists of what each rank was given; empty: none
-  std::optional<PlantedNan> plant_nan;
+  std::optional<InjectedNan> inject_nan;
   CommKind comm = CommKind::kAuto;
   std::chrono::milliseconds comm_timeout{60'000};
   bool share_gpu = false;       ///< several ranks on one GPU, over NCCL
@@ -71,15 +71,16 @@ struct Options {
   bool rejoin = false;          ///< a rank that loses a peer goes on in the same process
 };
 
-struct ParsedOptions {
-  std::optional<Options> options;  ///< empty: help or mistakes were printed, and the program is to end with
-  int exit_code = 0;               ///< 0 after --help and --version, 2 after mistakes
+struct ParsedTrainOptions {
+  std::optional<TrainOptions>
+      options;        ///< empty: help or mistakes were printed, and the program is to end with
+  int exit_code = 0;  ///< 0 after --help and --version, 2 after mistakes
 };
 
-ParsedOptions parse_options(int argc, const char* const* argv);
+ParsedTrainOptions parse_options(int argc, const char* const* argv);
 
 /// What the options contradict, and what they need that this world and processor cannot give; empty: all is
 /// well. Found before anything starts.
-std::string contradiction(const Options& options, int world_size);
+std::string contradiction(const TrainOptions& options, int world_size);
 
 }  // namespace ddp::train

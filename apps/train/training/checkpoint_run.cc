@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "apps/train/checkpoint/model_file.h"
-#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/checkpoint/output_path.h"
 #include "apps/train/collectives/shared_outcome.h"
 #include "apps/train/kernels/cpu/weight_update.h"
 
@@ -19,7 +19,7 @@ namespace ddp::train {
 
 namespace {
 
-std::string optimizer_name(const Options& options) {
+std::string optimizer_name(const TrainOptions& options) {
   return options.optimizer.kind == OptimizerKind::kSgd ? "sgd" : "adamw";
 }
 
@@ -277,7 +277,7 @@ template <class T>
 Result<> CheckpointRun<T>::make_directory() {
   std::error_code failed;
   std::filesystem::create_directories(options_.checkpoint_dir, failed);
-  if (!check_output_place("", options_.checkpoint_dir + "/.tmp-try"))
+  if (!check_output_path("", options_.checkpoint_dir + "/.tmp-try"))
     return Error{ErrorCode::kUsage, "cannot write into --checkpoint-dir " + options_.checkpoint_dir};
   const auto names = list_checkpoints(options_.checkpoint_dir);
   if (!names) return names.error();
@@ -383,7 +383,7 @@ template <class T>
 Result<> CheckpointRun<T>::await_writers(bool with_rank_0) {
   const bool asked = with_rank_0 || world_->rank() != 0;
   const auto idle = [&](std::chrono::milliseconds longest) {
-    trainer_.tell_phase("checkpoint");
+    trainer_.report_phase("checkpoint");
     return !asked || !writer_ || writer_->idle_within(longest);
   };
   if (auto met = meet_until(*world_, idle, sign(), interrupt_); !met)

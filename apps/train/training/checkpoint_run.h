@@ -24,7 +24,7 @@ template <class T>
 class CheckpointRun {
  public:
   /// Both are used for this object's life; nothing is done before attach().
-  CheckpointRun(const Options& options, Trainer<T>& trainer) : options_(options), trainer_(trainer) {}
+  CheckpointRun(const TrainOptions& options, Trainer<T>& trainer) : options_(options), trainer_(trainer) {}
 
   /// These are the ranks, and the data, from now on. What is being written goes on.
   void attach(const Communicators& communicators, const DataSplit& data);
@@ -66,7 +66,7 @@ class CheckpointRun {
     return std::min<std::chrono::milliseconds>(std::chrono::seconds(1), options_.comm_timeout / 4);
   }
 
-  const Options& options_;
+  const TrainOptions& options_;
   Trainer<T>& trainer_;
   Communicator* world_ = nullptr;
   int interrupt_ = -1;

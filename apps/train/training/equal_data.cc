@@ -11,15 +11,15 @@ namespace ddp::train {
 
 namespace {
 
-/// By rank; cut to kHostWords.
+/// By rank; cut to kHostFields.
 Result<std::vector<std::string>> gather_hosts(Communicator& world) {
-  constexpr std::size_t kHostWords = 9;  // 64 letters, and what ends them
-  std::array<std::uint64_t, kHostWords> mine{};
+  constexpr std::size_t kHostFields = 9;  // 64 letters, and what ends them
+  std::array<std::uint64_t, kHostFields> mine{};
   host_name().copy(reinterpret_cast<char*>(mine.data()), sizeof mine - 1);
   const auto all = world.all_gather(mine);
   if (!all) return all.error();
   std::vector<std::string> hosts;
-  for (std::size_t at = 0; at < all->size(); at += kHostWords)
+  for (std::size_t at = 0; at < all->size(); at += kHostFields)
     hosts.emplace_back(reinterpret_cast<const char*>(all->data() + at));
   return hosts;
 }

@@ -40,7 +40,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-Progress::Progress(const Options& options)
+Progress::Progress(const TrainOptions& options)
     : bar_mode_(options.bar),
       interval_(options.log_interval),
       epochs_(options.epochs),

@@ -17,7 +17,7 @@ namespace ddp::train {
 /// (docs/train.md).
 class Progress {
  public:
-  explicit Progress(const Options& options);
+  explicit Progress(const TrainOptions& options);
 
   /// This rank's place from now on.
   void attach(int rank, int world_size);

@@ -35,7 +35,7 @@ bool is_loss(const Error& error) {
 
 class RejoiningRank {
  public:
-  RejoiningRank(const Options& options, const WorkerEnvironment& environment,
+  RejoiningRank(const TrainOptions& options, const WorkerEnvironment& environment,
                 rendezvous::WorkerLinkClient& link)
       : options_(options), environment_(environment), link_(link), data_(options.data, options.limit) {}
 
@@ -51,7 +51,7 @@ class RejoiningRank {
       const Result<> done = attempt(*order);
       if (done) return done;
       if (!is_loss(done.error()) && !is_revoked(link_.interrupt())) return done;
-      if (auto over = let_go(done.error()); !over) return over;
+      if (auto over = leave_attempt(done.error()); !over) return over;
     }
   }
 
@@ -85,14 +85,14 @@ class RejoiningRank {
   }
 
   /// Until the agent is told that nothing of the attempt goes on here; else why this rank ends.
-  Result<> let_go(const Error& why) {
+  Result<> leave_attempt(const Error& why) {
     // Its GPU may never be free again: a new process takes this one's place.
     if (nccl_is_stuck()) return why;
     if (!is_revoked(link_.interrupt())) link_.failed(why.text, lost_ranks());
     const auto revoke = link_.await_revoke();
     // A wait that was ended by the end of the link says less than that.
     if (!revoke) return why.code == ErrorCode::kCancelled ? revoke.error() : why;
-    if (training_) training_->let_go();
+    if (training_) training_->leave_attempt();
     world_.reset();
     link_.revoked(training_ ? training_->held_step() : std::nullopt);
     return {};
@@ -104,11 +104,11 @@ class RejoiningRank {
     return {static_cast<std::uint32_t>(lost)};
   }
 
-  const Options& options_;
+  const TrainOptions& options_;
   WorkerEnvironment environment_;
   rendezvous::WorkerLinkClient& link_;
   NodeData data_;
-  std::optional<World> world_;
+  std::optional<CommWorld> world_;
   std::unique_ptr<TrainingRun> training_;  ///< goes before the world that it works with
 };
 
@@ -140,7 +140,7 @@ Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::At
   return before;
 }
 
-Result<> run_rejoining(const Options& options, const WorkerEnvironment& environment) {
+Result<> run_rejoining(const TrainOptions& options, const WorkerEnvironment& environment) {
   const bool sharded = options.zero;
   auto link = rendezvous::WorkerLinkClient::connect(environment.control, true, sharded);
   if (!link) return within("DDPLAUNCH_CONTROL", link.error());

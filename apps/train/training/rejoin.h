@@ -13,7 +13,7 @@ namespace ddp::train {
 /// state from a rank that has it, and the data too where one is on its node.
 ///
 /// An error that is no peer's loss ends it, as does a loss after which no order comes.
-Result<> run_rejoining(const Options& options, const WorkerEnvironment& environment);
+Result<> run_rejoining(const TrainOptions& options, const WorkerEnvironment& environment);
 
 /// This rank's place as an order says it; the rest is `before`'s. kProtocol when the store's address is none.
 Result<WorkerEnvironment> ordered(WorkerEnvironment before, const rendezvous::AttemptOrder& order);

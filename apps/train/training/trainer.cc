@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMaxDroppedInARow = 5;
 
-GradientSyncSettings sync_settings(const Options& options) {
+GradientSyncSettings sync_settings(const TrainOptions& options) {
   GradientSyncSettings settings;
   settings.bucket_bytes = static_cast<std::size_t>(options.bucket_cap_mb * 1024 * 1024);
   settings.first_bucket_bytes = static_cast<std::size_t>(options.first_bucket_mb * 1024 * 1024);
@@ -36,7 +36,7 @@ std::size_t image_size(int border) {
 }  // namespace
 
 template <class T>
-Trainer<T>::Trainer(const Options& options, Model<T>& model, const DataSplit& data)
+Trainer<T>::Trainer(const TrainOptions& options, Model<T>& model, const DataSplit& data)
     : options_(options),
       model_(model),
       data_(data),
@@ -45,7 +45,7 @@ Trainer<T>::Trainer(const Options& options, Model<T>& model, const DataSplit& da
       test_labels_(static_cast<std::size_t>(options.batch_size)) {
   if (options.sync_bn)
     model_.share_statistics([this](std::span<const double> mine) { return gather_numbers(mine); });
-  profile_.watch([this](Phase phase) { tell_phase(kPhaseNames[static_cast<std::size_t>(phase)].data()); });
+  profile_.watch([this](Phase phase) { report_phase(kPhaseNames[static_cast<std::size_t>(phase)].data()); });
 }
 
 template <class T>
@@ -57,7 +57,7 @@ void Trainer<T>::attach(Communicators communicators) {
 }
 
 template <class T>
-void Trainer<T>::let_go() {
+void Trainer<T>::leave_attempt() {
   if (std::exchange(attached_to_device_, false)) {
     must_work(model_.device_steps()->drop());
     model_.device_steps()->detach();
@@ -151,9 +151,9 @@ void Trainer<T>::log_samples(std::span<const std::uint32_t> samples, std::uint64
 }
 
 template <class T>
-bool Trainer<T>::plants_nan(std::uint64_t step) const {
-  const auto& plant = options_.plant_nan;
-  return plant && plant->step == step && plant->rank == communicators_.world->rank();
+bool Trainer<T>::injects_nan(std::uint64_t step) const {
+  const auto& inject = options_.inject_nan;
+  return inject && inject->step == step && inject->rank == communicators_.world->rank();
 }
 
 template <class T>
@@ -171,7 +171,7 @@ Result<ReducedGradient> Trainer<T>::reduced_gradient(BatchLoader<T>& loader, int
     model_.forward(batch.images.data(), batch.labels);
     profile_.enter(Phase::kBackward);
     model_.backward(batch.images.data(), static_cast<int>(batch.labels.size()), [&](std::size_t begin) {
-      if (plants_nan(number)) model_.gradients()[begin] = std::numeric_limits<T>::quiet_NaN();
+      if (injects_nan(number)) model_.gradients()[begin] = std::numeric_limits<T>::quiet_NaN();
       profile_.enter(Phase::kCommunication);  // a node's sums are made at once, by shared memory
       sync_->ready(begin);
       profile_.enter(Phase::kBackward);
@@ -315,7 +315,7 @@ Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
 template <class T>
 bool Trainer<T>::has_device_steps() const {
   if (model_.device_steps() == nullptr || options_.zero || options_.accumulate != 1) return false;
-  return sums().world_size() == 1 || sums().device_sums() != nullptr;
+  return sums().world_size() == 1 || sums().device_all_reducer() != nullptr;
 }
 
 template <class T>
@@ -333,7 +333,7 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
     settings.clip_value = options_.clip_value;
     settings.clip_norm = options_.clip_norm;
     settings.ranks = sums().world_size();
-    settings.sums = settings.ranks == 1 ? nullptr : sums().device_sums();
+    settings.sums = settings.ranks == 1 ? nullptr : sums().device_all_reducer();
     settings.undo = options_.rejoin;
     if (auto done = device.attach(settings); !done) return done.error();
     attached_to_device_ = true;
@@ -342,12 +342,12 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
   const bool alone = options_.rejoin || !options_.profile.empty();
   return DeviceEpoch<T>::begin(device, data_.training, std::move(order),
                                static_cast<std::size_t>(options_.batch_size), model_.image_border(),
-                               alone ? 1 : DeviceSteps<T>::kMostUnderWay);
+                               alone ? 1 : DeviceSteps<T>::kMaxInFlight);
 }
 
 /// Steps that may be made before the state is looked at, the next one included.
 template <class T>
-std::uint64_t Trainer<T>::steps_until_a_look() const {
+std::uint64_t Trainer<T>::steps_until_a_sample() const {
   std::uint64_t steps = std::numeric_limits<std::uint64_t>::max();
   const auto every = [&](std::uint64_t count) {
     if (count > 1) steps = std::min(steps, count - position_.step % count);
@@ -373,10 +373,10 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
   const auto plan = [this](std::uint64_t ahead, std::span<const std::uint32_t> samples) {
     const std::uint64_t step = position_.step + ahead + 1;
     log_samples(samples, step);
-    const bool planted = options_.plant_nan && options_.plant_nan->step == step;  // by some rank
-    return typename DeviceEpoch<T>::Plan{learning_rate(ahead), !planted, plants_nan(step)};
+    const bool injected = options_.inject_nan && options_.inject_nan->step == step;  // by some rank
+    return typename DeviceEpoch<T>::Plan{learning_rate(ahead), !injected, injects_nan(step)};
   };
-  if (auto done = epoch.launch_ahead(steps_until_a_look(), plan); !done) return of(done.error(), name);
+  if (auto done = epoch.launch_ahead(steps_until_a_sample(), plan); !done) return of(done.error(), name);
   profile_.enter(Phase::kForward);
   const auto outcome = epoch.finish();
   if (!outcome) return of(outcome.error(), name);

@@ -49,8 +49,8 @@ class Trainer {
   using OnStep = std::function<Result<bool>(const StepReport&)>;
 
   /// All are used for the trainer's life; nothing is done before attach().
-  Trainer(const Options& options, Model<T>& model, const DataSplit& data);
-  Trainer(const Options& options, Communicators communicators, Model<T>& model, const DataSplit& data)
+  Trainer(const TrainOptions& options, Model<T>& model, const DataSplit& data);
+  Trainer(const TrainOptions& options, Communicators communicators, Model<T>& model, const DataSplit& data)
       : Trainer(options, model, data) {
     attach(communicators);
   }
@@ -59,10 +59,10 @@ class Trainer {
   void attach(Communicators communicators);
   /// The ranks are gone, maybe in the middle of a step: nothing stays of one whose sums are not all here, and
   /// nothing of the communicators is held.
-  void let_go();
-  void tell(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
+  void leave_attempt();
+  void notify(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
   /// Besides the phases of a step, which are told by themselves.
-  void tell_phase(const char* phase) const {
+  void report_phase(const char* phase) const {
     if (on_phase_) on_phase_(position_.step, phase);
   }
 
@@ -120,8 +120,8 @@ class Trainer {
   bool has_device_steps() const;
   Result<std::unique_ptr<DeviceEpoch<T>>> begin_device_epoch(std::vector<std::uint32_t> order);
   Result<StepReport> device_step(DeviceEpoch<T>& epoch);
-  std::uint64_t steps_until_a_look() const;
-  bool plants_nan(std::uint64_t step) const;
+  std::uint64_t steps_until_a_sample() const;
+  bool injects_nan(std::uint64_t step) const;
   /// What the GPU has learnt, to the host, which goes on with it.
   void fetch();
   Result<ReducedGradient> reduced_gradient(BatchLoader<T>& loader, int micro_batches, StepReport& report);
@@ -135,7 +135,7 @@ class Trainer {
   double learning_rate(std::uint64_t ahead = 0) const;
   void log_samples(std::span<const std::uint32_t> samples, std::uint64_t step);
 
-  const Options& options_;
+  const TrainOptions& options_;
   Communicators communicators_;
   Model<T>& model_;
   const DataSplit& data_;

@@ -65,7 +65,7 @@ Result<Accuracy> Trainer<T>::evaluate() {
   std::uint64_t mine[2] = {0, end - begin};
   std::vector<std::uint32_t> samples;
   for (std::size_t at = begin; at < end; at += samples.size()) {
-    tell_phase("test");
+    report_phase("test");
     if (is_revoked(communicators_.interrupt)) return revoked_error();
     samples.resize(std::min<std::size_t>(end - at, static_cast<std::size_t>(options_.batch_size)));
     std::iota(samples.begin(), samples.end(), static_cast<std::uint32_t>(at));

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "apps/train/checkpoint/model_file.h"
-#include "apps/train/checkpoint/output_place.h"
+#include "apps/train/checkpoint/output_path.h"
 #include "apps/train/collectives/shared_outcome.h"
 #include "apps/train/gpu/device_model.h"
 #include "apps/train/model/conv_net.h"
@@ -54,7 +54,7 @@ Result<> check_equal(const std::vector<std::uint64_t>& hashes) {
 }
 
 template <class T>
-std::unique_ptr<Model<T>> make_model(const Options& options, ThreadPool& threads) {
+std::unique_ptr<Model<T>> make_model(const TrainOptions& options, ThreadPool& threads) {
   const auto& table = *kernels::find_kernels<T>(options.kernels);  // contradiction() knows that there is one
   const bool on_gpu = options.device == DeviceKind::kGpu;
   const int batch = on_gpu ? 1 : options.batch_size;
@@ -73,9 +73,9 @@ std::unique_ptr<Model<T>> make_model(const Options& options, ThreadPool& threads
 }
 
 template <class T>
-class Run final : public TrainingRun {
+class TypedTrainingRun final : public TrainingRun {
  public:
-  Run(const Options& options, const DataSplit& data, OnPhase on_phase)
+  TypedTrainingRun(const TrainOptions& options, const DataSplit& data, OnPhase on_phase)
       : options_(options),
         data_(data),
         threads_(options.threads),
@@ -83,7 +83,7 @@ class Run final : public TrainingRun {
         trainer_(options, *model_, data),
         progress_(options),
         checkpoints_(options, trainer_) {
-    trainer_.tell(std::move(on_phase));
+    trainer_.notify(std::move(on_phase));
   }
 
   Result<> go(const TrainingAttempt& attempt) override {
@@ -110,8 +110,8 @@ class Run final : public TrainingRun {
     return checkpoints_.last_outcome() ? traces_ : checkpoints_.last_outcome();
   }
 
-  void let_go() override {
-    trainer_.let_go();
+  void leave_attempt() override {
+    trainer_.leave_attempt();
     world_ = nullptr;
   }
 
@@ -160,7 +160,7 @@ class Run final : public TrainingRun {
       if (!done) return done;
     }
     share_gradients();
-    if (auto done = open_places(); !done) return done;
+    if (auto done = open_slots(); !done) return done;
     if (auto done = trainer_.share_weights(); !done) return done;
     if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
       return done;
@@ -179,8 +179,8 @@ class Run final : public TrainingRun {
   /// `spoke`: this rank has written the records so far.
   Result<> go_on(int from, bool spoke) {
     share_gradients();
-    if (auto done = open_places(); !done) return done;
-    trainer_.tell_phase("state");
+    if (auto done = open_slots(); !done) return done;
+    trainer_.report_phase("state");
     const std::uint64_t before = held_ && spoke ? trainer_.position().step : 0;
     auto done = share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_);
     if (!done) return done;
@@ -198,22 +198,22 @@ class Run final : public TrainingRun {
   bool is_complete() const { return trainer_.position().epoch >= options_.epochs || at_end(); }
 
   /// A disk may take longer than ranks bear each other's silence.
-  Result<> open_places() {
+  Result<> open_slots() {
     const auto open = [this]() -> Result<> {
-      if (auto places = check_places(); !places) return places;
+      if (auto places = check_output_paths(); !places) return places;
       return progress_.open();
     };
     return share_first_failure(*world_, open, options_.comm_timeout / 4, interrupt_);
   }
 
   /// What is written at the end is tried before hours of work.
-  Result<> check_places() {
+  Result<> check_output_paths() {
     if (auto opened = trainer_.open_sample_log(); !opened) return opened;
     if (speaks_ && !options_.export_to.empty()) {
-      if (auto place = check_export_place(options_.export_to); !place) return place;
+      if (auto place = check_export_path(options_.export_to); !place) return place;
     }
     if (options_.profile.empty()) return {};
-    return check_output_place("--profile", profile_path(options_.profile, *world_));
+    return check_output_path("--profile", profile_path(options_.profile, *world_));
   }
 
   Result<bool> after_step(const StepReport& report) {
@@ -304,7 +304,7 @@ class Run final : public TrainingRun {
     return share_outcome(*world_, write, options_.comm_timeout / 4, interrupt_);
   }
 
-  const Options& options_;
+  const TrainOptions& options_;
   const DataSplit& data_;
   ThreadPool threads_;
   std::unique_ptr<Model<T>> model_;
@@ -324,14 +324,14 @@ class Run final : public TrainingRun {
 
 }  // namespace
 
-std::unique_ptr<TrainingRun> make_training_run(const Options& options, const DataSplit& data,
+std::unique_ptr<TrainingRun> make_training_run(const TrainOptions& options, const DataSplit& data,
                                                OnPhase on_phase) {
   if (options.dtype == Dtype::kFloat64)
-    return std::make_unique<Run<double>>(options, data, std::move(on_phase));
-  return std::make_unique<Run<float>>(options, data, std::move(on_phase));
+    return std::make_unique<TypedTrainingRun<double>>(options, data, std::move(on_phase));
+  return std::make_unique<TypedTrainingRun<float>>(options, data, std::move(on_phase));
 }
 
-Result<> run_training(const Options& options, Communicators communicators, const DataSplit& data) {
+Result<> run_training(const TrainOptions& options, Communicators communicators, const DataSplit& data) {
   return make_training_run(options, data, {})->go({communicators});
 }
 

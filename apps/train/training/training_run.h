@@ -29,21 +29,21 @@ class TrainingRun {
 
   /// Trains and tests as the options say (without contradiction()), and prints on stdout: rank 0 the
   /// progress, every rank its weights' hash, rank 0 at last whether all are equal and the test accuracy. An
-  /// error too when the ranks' weights differ. After one of the communicator: let_go(), then go() with other
-  /// ranks, or the end. Without `from` only the first time.
+  /// error too when the ranks' weights differ. After one of the communicator: leave_attempt(), then go() with
+  /// other ranks, or the end. Without `from` only the first time.
   virtual Result<> go(const TrainingAttempt& attempt) = 0;
   /// Nothing of the attempt is used any more, and of a half step nothing is left.
-  virtual void let_go() = 0;
+  virtual void leave_attempt() = 0;
   /// The steps that the state which is held has made; nothing: none is held.
   virtual std::optional<std::uint64_t> held_step() const = 0;
 };
 
 /// All are used for its life; `data` may be filled until go(). `on_phase` (may be empty) is told where this
 /// rank is.
-std::unique_ptr<TrainingRun> make_training_run(const Options& options, const DataSplit& data,
+std::unique_ptr<TrainingRun> make_training_run(const TrainOptions& options, const DataSplit& data,
                                                OnPhase on_phase);
 
 /// One attempt.
-Result<> run_training(const Options& options, Communicators communicators, const DataSplit& data);
+Result<> run_training(const TrainOptions& options, Communicators communicators, const DataSplit& data);
 
 }  // namespace ddp::train

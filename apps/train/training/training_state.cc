@@ -14,7 +14,7 @@ namespace ddp::train {
 namespace {
 
 /// What `from` says first.
-struct Head {
+struct StateHeader {
   std::uint64_t parameters = 0, running = 0, vectors = 0;  ///< their numbers; vectors: of the optimizer
   std::uint64_t hash = 0;                                  ///< of all numbers that follow
   std::int64_t optimizer_steps = 0, batches = 0;
@@ -22,10 +22,10 @@ struct Head {
   std::int64_t dropped_in_a_row = 0;
   TrainingMarks marks;
 };
-static_assert(std::is_trivially_copyable_v<Head>);
+static_assert(std::is_trivially_copyable_v<StateHeader>);
 
 /// What each rank holds, as it tells the others.
-struct Held {
+struct RetainedState {
   std::uint64_t any = 0, step = 0, hash = 0;
   static constexpr std::size_t kWords = 3;
 };
@@ -66,8 +66,8 @@ void take_numbers(std::span<const T> numbers, bool with_running, Trainer<T>& tra
 }
 
 template <class T>
-Head head_of(Trainer<T>& trainer, const TrainingMarks& marks) {
-  Head head;
+StateHeader head_of(Trainer<T>& trainer, const TrainingMarks& marks) {
+  StateHeader head;
   head.parameters = trainer.model().parameter_count();
   head.running = trainer.model().running_statistics().size();
   head.vectors = trainer.optimizer().state().size();
@@ -79,8 +79,8 @@ Head head_of(Trainer<T>& trainer, const TrainingMarks& marks) {
   return head;
 }
 
-Held held_by(const std::vector<std::uint64_t>& words, int rank) {
-  const std::uint64_t* at = words.data() + Held::kWords * static_cast<std::size_t>(rank);
+RetainedState held_by(const std::vector<std::uint64_t>& words, int rank) {
+  const std::uint64_t* at = words.data() + RetainedState::kWords * static_cast<std::size_t>(rank);
   return {at[0], at[1], at[2]};
 }
 
@@ -91,7 +91,8 @@ Error differing(int rank, int from, std::uint64_t step) {
 }
 
 /// The position of `from`'s world as one of ours.
-TrainingPosition position_here(const Options& options, const Head& head, std::uint64_t samples, int world) {
+TrainingPosition position_here(const TrainOptions& options, const StateHeader& head, std::uint64_t samples,
+                               int world) {
   CheckpointState state;
   state.world_size = head.marks.world_size;
   state.batch_size = options.batch_size;
@@ -104,30 +105,30 @@ TrainingPosition position_here(const Options& options, const Head& head, std::ui
 }  // namespace
 
 template <class T>
-Result<> share_state(const Options& options, Communicator& world, int from, bool held, std::uint64_t samples,
-                     Trainer<T>& trainer, TrainingMarks& marks) {
+Result<> share_state(const TrainOptions& options, Communicator& world, int from, bool held,
+                     std::uint64_t samples, Trainer<T>& trainer, TrainingMarks& marks) {
   const std::uint64_t mine[] = {held, held ? trainer.position().step : 0, held ? hash_of(trainer) : 0};
   const auto all = world.all_gather(mine);
   if (!all) return all.error();
-  const Held source = held_by(*all, from);
+  const RetainedState source = held_by(*all, from);
   if (source.any == 0) {
     return Error{ErrorCode::kProtocol, "rank " + std::to_string(from) +
                                            " holds no state of the training, though the launcher named it"};
   }
   bool needed = false;
   for (int rank = 0; rank < world.world_size(); ++rank) {
-    const Held one = held_by(*all, rank);
+    const RetainedState one = held_by(*all, rank);
     const bool behind = one.any == 0 || one.step != source.step;
     if (!behind && one.hash != source.hash && options.sync_every_inter == 1)
       return differing(rank, from, source.step);
     needed = needed || behind || one.hash != source.hash;
   }
   const bool sends = world.rank() == from;
-  Head head = head_of(trainer, marks);
+  StateHeader head = head_of(trainer, marks);
   std::vector<T> numbers;
   if (sends && needed) numbers = numbers_of(trainer);
   if (sends) head.hash = fnv_hash(std::as_bytes(std::span(numbers)));
-  const Head own = head;
+  const StateHeader own = head;
   if (auto done = world.broadcast(std::as_writable_bytes(std::span(&head, 1)), from); !done) return done;
   if (head.parameters != own.parameters || head.running != own.running || head.vectors != own.vectors)
     return Error{ErrorCode::kProtocol, "rank " + std::to_string(from) + " trains another model"};
@@ -151,9 +152,9 @@ Result<> share_state(const Options& options, Communicator& world, int from, bool
   return {};
 }
 
-template Result<> share_state<float>(const Options&, Communicator&, int, bool, std::uint64_t, Trainer<float>&,
-                                     TrainingMarks&);
-template Result<> share_state<double>(const Options&, Communicator&, int, bool, std::uint64_t,
+template Result<> share_state<float>(const TrainOptions&, Communicator&, int, bool, std::uint64_t,
+                                     Trainer<float>&, TrainingMarks&);
+template Result<> share_state<double>(const TrainOptions&, Communicator&, int, bool, std::uint64_t,
                                       Trainer<double>&, TrainingMarks&);
 
 }  // namespace ddp::train

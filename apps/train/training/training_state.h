@@ -33,7 +33,7 @@ static_assert(std::is_trivially_copyable_v<TrainingMarks>);
 /// the communicator's: kProtocol when `from` holds nothing, kInternal when ranks of the same step hold
 /// different weights, or other bits come than were sent.
 template <class T>
-Result<> share_state(const Options& options, Communicator& world, int from, bool held, std::uint64_t samples,
-                     Trainer<T>& trainer, TrainingMarks& marks);
+Result<> share_state(const TrainOptions& options, Communicator& world, int from, bool held,
+                     std::uint64_t samples, Trainer<T>& trainer, TrainingMarks& marks);
 
 }  // namespace ddp::train

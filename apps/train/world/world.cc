@@ -29,17 +29,17 @@ bool knows_nodes(const WorkerEnvironment& environment) {
 }
 
 /// What the first rank of a node says about it.
-struct NodeRanks {
+struct NodeRankRange {
   int first = 0;
   int count = 0;
 };
 
-std::string encode(const NodeRanks& ranks) {
+std::string encode(const NodeRankRange& ranks) {
   return std::to_string(ranks.first) + " " + std::to_string(ranks.count);
 }
 
-std::optional<NodeRanks> decode(std::string_view text) {
-  NodeRanks ranks;
+std::optional<NodeRankRange> decode(std::string_view text) {
+  NodeRankRange ranks;
   const char* end = text.data() + text.size();
   const auto first = std::from_chars(text.data(), end, ranks.first);
   if (first.ec != std::errc() || first.ptr == end || *first.ptr != ' ') return std::nullopt;
@@ -56,9 +56,9 @@ Result<NodeMap> find_nodes(const WorkerEnvironment& environment, const WorldOpti
   map.local_rank = environment.local_rank;
   const auto key = [](int node) { return "node/" + std::to_string(node); };
   if (environment.local_rank == 0) {
-    auto told =
+    auto reported =
         directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}));
-    if (!told) return within(me(environment), told.error());
+    if (!reported) return within(me(environment), reported.error());
   }
   for (int node = 0, known = 0; known < environment.world_size; ++node) {
     const auto text = directory.find(key(node), options.start_timeout);
@@ -128,7 +128,7 @@ NodeMap node_alone(std::size_t size, int local_rank) {
 
 /// Shared memory inside the node, TCP along this rank's lane.
 Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions& options, NodeMap map,
-                       World& world) {
+                       CommWorld& world) {
   NodeConfig config = node_config(environment, options);
   config.group = "node" + std::to_string(map.node);
   config.local_rank = map.local_rank;
@@ -163,15 +163,15 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
     for (const int rank : map.ranks[node])
       world.node_of[static_cast<std::size_t>(rank)] = static_cast<int>(node);
   }
-  world.way = map.ranks.size() > 1 ? "shm+tcp" : "shm";
+  world.route = map.ranks.size() > 1 ? "shm+tcp" : "shm";
   world.communicator = std::make_unique<NodeCommunicator>(std::move(map), shared, lane);
   return {};
 }
 
-World world_of_one(bool with_nodes) {
-  World world;
+CommWorld world_of_one(bool with_nodes) {
+  CommWorld world;
   world.communicator = std::make_unique<SingleCommunicator>();
-  world.way = "none";
+  world.route = "none";
   if (with_nodes) {
     world.node = std::make_unique<SingleCommunicator>();
     world.between = std::make_unique<SingleCommunicator>();
@@ -179,7 +179,7 @@ World world_of_one(bool with_nodes) {
   return world;
 }
 
-Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
   if (!environment.agent_store && environment.rank == 0) {
     auto store = StoreHost::open(environment.master_port);
     if (!store) return store.error();
@@ -196,19 +196,19 @@ Result<> reach_store(const WorkerEnvironment& environment, const WorldOptions& o
 }
 
 /// Ranks that differ in these would not meet, or not understand each other.
-EqualOptions way_options(const WorldOptions& options) {
+EqualOptions backend_options(const WorldOptions& options) {
   return {{"--comm", comm_text(options.comm)},
           {"--share-gpu", given_text(options.share_gpu)},
           {"--dtype", options.scalar_bytes == 8 ? "float64" : "float32"},
           {"--sync-every-inter", given_text(options.with_nodes)}};
 }
 
-Result<> compare_ways(const WorkerEnvironment& environment, const WorldOptions& options,
-                      PeerDirectory& directory) {
-  const EqualOptions mine = way_options(options);
+Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptions& options,
+                          PeerDirectory& directory) {
+  const EqualOptions mine = backend_options(options);
   if (environment.rank == 0) {
-    auto told = directory.share("way", to_text(mine));
-    return told ? told : within(me(environment), told.error());
+    auto reported = directory.share("way", to_text(mine));
+    return reported ? reported : within(me(environment), reported.error());
   }
   const auto text = directory.find("way", options.start_timeout);
   if (!text && text.error().code == ErrorCode::kTimeout) {
@@ -237,22 +237,22 @@ NcclWorldConfig nccl_config(const WorkerEnvironment& environment, const WorldOpt
   return config;
 }
 
-Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
   auto connected = connect_nccl(nccl_config(environment, options), *world.directory);
   if (!connected) return connected.error();
   world.communicator = std::move(connected->communicator);
   world.node = std::move(connected->node);
   world.between = std::move(connected->between);
   world.node_count = connected->node_count;
-  world.way = "nccl";
+  world.route = "nccl";
   return {};
 }
 
-Result<> join_by_tcp(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+Result<> join_by_tcp(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
   auto connected = connect_peers(peer_config(environment, options), *world.directory);
   if (!connected) return connected.error();
   world.communicator = std::move(*connected);
-  world.way = "tcp";
+  world.route = "tcp";
   return {};
 }
 
@@ -261,7 +261,7 @@ bool needs_nodes(const WorldOptions& options) {
 }
 
 /// Shared memory where ranks share a node, as far as the environment tells.
-Result<> join_by_place(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+Result<> join_by_slot(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
   if (!knows_nodes(environment)) return join_by_tcp(environment, options, world);
   auto map = find_nodes(environment, options, *world.directory);
   if (!map) return map.error();
@@ -272,7 +272,7 @@ Result<> join_by_place(const WorkerEnvironment& environment, const WorldOptions&
                                         : join_by_tcp(environment, options, world);
 }
 
-Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& options, World& world) {
+Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
   switch (options.comm) {
     case CommKind::kNccl:
       return join_by_nccl(environment, options, world);
@@ -280,15 +280,15 @@ Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& opt
       return join_by_tcp(environment, options, world);
     case CommKind::kAuto:
     case CommKind::kShm:
-      return join_by_place(environment, options, world);
+      return join_by_slot(environment, options, world);
   }
   return {};
 }
 
 /// All communicators of the world keep a log.
-void keep_log(const WorkerEnvironment& environment, const std::string& directory, World& world) {
-  const CollectiveLogFile::Place place{environment.collectives, environment.local_rank, directory};
-  const auto file = std::make_shared<CollectiveLogFile>(place, environment.rank, environment.world_size,
+void keep_log(const WorkerEnvironment& environment, const std::string& directory, CommWorld& world) {
+  const CollectiveLogFile::LogLocation location{environment.collectives, environment.local_rank, directory};
+  const auto file = std::make_shared<CollectiveLogFile>(location, environment.rank, environment.world_size,
                                                         environment.attempt);
   const auto add = [&](std::unique_ptr<Communicator>& one, const std::string& group, int first, int ranks) {
     if (one && one->world_size() > 1)
@@ -301,7 +301,7 @@ void keep_log(const WorkerEnvironment& environment, const std::string& directory
   add(world.between, "between", 0, environment.world_size);  // the ranks of a node call it alike
 }
 
-WorldOptions world_options(const Options& options) {
+WorldOptions world_options(const TrainOptions& options) {
   WorldOptions world;
   world.comm = options.comm;
   world.scalar_bytes = options.dtype == Dtype::kFloat64 ? 8 : 4;
@@ -328,17 +328,17 @@ Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& opti
                    "they tell which ranks share a node"};
 }
 
-Result<World> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {
+Result<CommWorld> join_world(const WorkerEnvironment& environment, const WorldOptions& options) {
   if (auto possible = can_join(environment, options); !possible) return possible.error();
   if (environment.world_size == 1) return world_of_one(options.with_nodes);
-  World world;
+  CommWorld world;
   if (auto reached = reach_store(environment, options, world); !reached) return reached.error();
-  if (auto equal = compare_ways(environment, options, *world.directory); !equal) return equal.error();
+  if (auto equal = compare_backends(environment, options, *world.directory); !equal) return equal.error();
   if (auto joined = join_over(environment, options, world); !joined) return joined.error();
   return world;
 }
 
-bool World::same_node(int a, int b) const {
+bool CommWorld::same_node(int a, int b) const {
   return !node_of.empty() && node_of[static_cast<std::size_t>(a)] == node_of[static_cast<std::size_t>(b)];
 }
 
@@ -367,11 +367,12 @@ Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environ
   return std::move(*connected);
 }
 
-Result<> can_join(const WorkerEnvironment& environment, const Options& options) {
+Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options) {
   return can_join(environment, world_options(options));
 }
 
-Result<World> join_world(const WorkerEnvironment& environment, const Options& options, int interrupt) {
+Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
+                             int interrupt) {
   WorldOptions world = world_options(options);
   world.interrupt = interrupt;
   auto joined = join_world(environment, world);

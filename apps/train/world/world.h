@@ -18,13 +18,13 @@ namespace ddp::train {
 
 /// This rank's way to the others, and the store where this rank serves it. The communicators of a world may
 /// be used one at a time, in the same order on all ranks.
-struct World {
+struct CommWorld {
   std::unique_ptr<StoreHost> store;
   std::unique_ptr<PeerDirectory> directory;  ///< null in a world of one
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<Communicator> node;     ///< the ranks of this node; null where not asked for
   std::unique_ptr<Communicator> between;  ///< the nodes as ranks (BetweenNodes); null where not asked for
-  std::string way;                        ///< "shm", "tcp", "shm+tcp", "nccl", "none": for people
+  std::string route;                      ///< "shm", "tcp", "shm+tcp", "nccl", "none": for people
   int node_count = 0;                     ///< 0: not known
   std::vector<int> node_of;               ///< by rank; empty where nothing is shared inside nodes
 
@@ -45,13 +45,14 @@ struct WorldOptions {
 /// What the options ask for and this environment or build cannot give (kUsage): found before anything starts.
 Result<> can_join(const WorkerEnvironment& environment, const WorldOptions& options);
 /// Chooses the way and connects it through the store.
-Result<World> join_world(const WorkerEnvironment& environment, const WorldOptions& options);
+Result<CommWorld> join_world(const WorkerEnvironment& environment, const WorldOptions& options);
 /// Two ranks of the world by themselves, over shared memory when `same_node`: for measuring. Both call it.
 Result<std::unique_ptr<Communicator>> join_pair(const WorkerEnvironment& environment,
                                                 const WorldOptions& options, PeerDirectory& directory,
                                                 std::pair<int, int> ranks, bool same_node);
 /// As a training's options say.
-Result<> can_join(const WorkerEnvironment& environment, const Options& options);
-Result<World> join_world(const WorkerEnvironment& environment, const Options& options, int interrupt = -1);
+Result<> can_join(const WorkerEnvironment& environment, const TrainOptions& options);
+Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOptions& options,
+                             int interrupt = -1);
 
 }  // namespace ddp::train

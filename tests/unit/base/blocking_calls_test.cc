@@ -25,11 +25,11 @@ struct Hang {
   }
 };
 
-struct World {
+struct CallsFixture {
   asio::io_context loop{1};
   std::vector<Result<int>> results;
 
-  static Awaitable<> ask(World* world, BlockingCalls* calls, std::function<Result<int>()> call,
+  static Awaitable<> ask(CallsFixture* world, BlockingCalls* calls, std::function<Result<int>()> call,
                          Clock::time_point deadline) {
     auto result = co_await calls->run(std::move(call), deadline);
     world->results.push_back(std::move(result));
@@ -43,7 +43,7 @@ struct World {
 }  // namespace
 
 TEST_CASE("blocking calls: the loop goes on, and results come in the order of one thread") {
-  World world;
+  CallsFixture world;
   BlockingCalls calls(world.loop.get_executor(), 1);
   Hang hang;
   world.start(calls, hang.call(1));
@@ -64,7 +64,7 @@ TEST_CASE("blocking calls: the loop goes on, and results come in the order of on
 }
 
 TEST_CASE("blocking calls: a deadline, and an end that does not wait") {
-  World world;
+  CallsFixture world;
   Hang hang;
   {
     BlockingCalls calls(world.loop.get_executor(), 1);

@@ -100,10 +100,10 @@ NodeCommunicator::NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group,
   if (!lane_) return;
   // Who waits on one way is waited for on the other. Neither calls the other while it is at work itself.
   group_->while_waiting([lane = std::weak_ptr(lane_)] {
-    if (const auto there = lane.lock()) there->show_life();
+    if (const auto there = lane.lock()) there->show_activity();
   });
   lane_->while_waiting([group = std::weak_ptr(group_)] {
-    if (const auto there = group.lock()) there->show_life();
+    if (const auto there = group.lock()) there->show_activity();
   });
 }
 

@@ -13,11 +13,11 @@ namespace ddp::train {
 
 /// What the ranks of one node hold of each other, by local rank.
 struct NodeLinks {
-  UniqueFd memory;              ///< memfd of a ShmSegment
-  std::vector<UniqueFd> bells;  ///< eventfds: each wakes its rank
+  UniqueFd memory;                  ///< memfd of a ShmSegment
+  std::vector<UniqueFd> doorbells;  ///< eventfds: each wakes its rank
   std::vector<UniqueFd>
-      lives;          ///< pipes' read ends that hang up when that rank is gone; the own one is empty
-  UniqueFd own_life;  ///< the write end; held, never written
+      liveness;           ///< pipes' read ends that hang up when that rank is gone; the own one is empty
+  UniqueFd own_liveness;  ///< the write end; held, never written
   std::vector<UniqueFd> buffers;  ///< memfds of ShmBuffers, each rank's own
 };
 

@@ -115,21 +115,21 @@ Result<std::vector<UniqueFd>> receive_with(int from, std::span<std::byte> data, 
   return received;
 }
 
-struct Own {
-  UniqueFd bell;
-  UniqueFd life_read;
-  UniqueFd life_write;
+struct LocalEnds {
+  UniqueFd doorbell;
+  UniqueFd liveness_read;
+  UniqueFd liveness_write;
   UniqueFd buffer;
 };
 
-Result<Own> make_own() {
-  Own own;
-  own.bell = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!own.bell) return system_error(errno, "eventfd");
+Result<LocalEnds> make_own() {
+  LocalEnds own;
+  own.doorbell = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!own.doorbell) return system_error(errno, "eventfd");
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "pipe");
-  own.life_read = UniqueFd(ends[0]);
-  own.life_write = UniqueFd(ends[1]);
+  own.liveness_read = UniqueFd(ends[0]);
+  own.liveness_write = UniqueFd(ends[1]);
   auto buffer = ShmBuffer::make();
   if (!buffer) return buffer.error();
   own.buffer = std::move(*buffer);
@@ -143,35 +143,35 @@ Result<UniqueFd> seqpacket_socket() {
 }
 
 /// A member that knocked: its local rank, its connection and what it gave. Rank -1: a stray.
-struct Member {
+struct NodePeer {
   int local_rank = -1;
   UniqueFd connection;
   std::vector<UniqueFd> fds;
 };
 
-Result<Member> hear_member(const NodeConfig& config, int listener, Deadline deadline) {
+Result<NodePeer> hear_member(const NodeConfig& config, int listener, Deadline deadline) {
   UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-  if (!fd || !same_user(fd.get())) return Member{};
+  if (!fd || !same_user(fd.get())) return NodePeer{};
   PeerHelloBytes bytes;
   const Deadline hello_deadline = std::min(deadline, std::chrono::steady_clock::now() + kHelloTimeout);
   auto fds = receive_with(fd.get(), bytes, 3, hello_deadline, config.interrupt);
   if (!fds && fds.error().code == ErrorCode::kCancelled) return fds.error();
-  if (!fds) return Member{};
+  if (!fds) return NodePeer{};
   const auto hello = decode_hello(bytes);
   if (!hello || hello->rank == 0 || hello->rank >= static_cast<std::uint32_t>(config.local_world_size) ||
       *hello != hello_of(config, static_cast<int>(hello->rank)))
-    return Member{};
-  return Member{static_cast<int>(hello->rank), std::move(fd), std::move(*fds)};
+    return NodePeer{};
+  return NodePeer{static_cast<int>(hello->rank), std::move(fd), std::move(*fds)};
 }
 
-Result<std::vector<Member>> gather_members(const NodeConfig& config, int listener, Deadline deadline) {
-  std::vector<Member> members(static_cast<std::size_t>(config.local_world_size));
+Result<std::vector<NodePeer>> gather_members(const NodeConfig& config, int listener, Deadline deadline) {
+  std::vector<NodePeer> members(static_cast<std::size_t>(config.local_world_size));
   for (int missing = config.local_world_size - 1; missing > 0;) {
     const int fds[] = {listener};
     const auto ready = wait_readable(fds, deadline, config.interrupt);
     if (!ready && ready.error().code == ErrorCode::kTimeout) {
       const auto absent =
-          std::find_if(members.begin() + 1, members.end(), [](const Member& m) { return !m.connection; });
+          std::find_if(members.begin() + 1, members.end(), [](const NodePeer& m) { return !m.connection; });
       return Error{
           ErrorCode::kTimeout,
           me(config) + " misses " + rank_text(config, static_cast<int>(absent - members.begin())) +
@@ -182,9 +182,9 @@ Result<std::vector<Member>> gather_members(const NodeConfig& config, int listene
     auto member = hear_member(config, listener, deadline);
     if (!member) return within(me(config), member.error());
     if (member->local_rank < 0) continue;
-    Member& seat = members[static_cast<std::size_t>(member->local_rank)];
-    if (seat.connection) continue;  // a second one of the same rank is a stray
-    seat = std::move(*member);
+    NodePeer& entry = members[static_cast<std::size_t>(member->local_rank)];
+    if (entry.connection) continue;  // a second one of the same rank is a stray
+    entry = std::move(*member);
     --missing;
   }
   return members;
@@ -207,24 +207,24 @@ Result<NodeLinks> lead(const NodeConfig& config, PeerDirectory& directory, const
   links.memory = std::move(*memory);
   auto own = make_own();
   if (!own) return within(me(config), own.error());
-  if (auto told = directory.share(key, *name); !told) return within(me(config), told.error());
+  if (auto reported = directory.share(key, *name); !reported) return within(me(config), reported.error());
 
   auto members = gather_members(config, listener->get(), deadline);
   if (!members) return members.error();
-  links.bells.push_back(std::move(own->bell));
-  links.lives.push_back(std::move(own->life_read));
-  links.own_life = std::move(own->life_write);
+  links.doorbells.push_back(std::move(own->doorbell));
+  links.liveness.push_back(std::move(own->liveness_read));
+  links.own_liveness = std::move(own->liveness_write);
   links.buffers.push_back(std::move(own->buffer));
   for (std::size_t i = 1; i < members->size(); ++i) {
-    links.bells.push_back(std::move((*members)[i].fds[0]));
-    links.lives.push_back(std::move((*members)[i].fds[1]));
+    links.doorbells.push_back(std::move((*members)[i].fds[0]));
+    links.liveness.push_back(std::move((*members)[i].fds[1]));
     links.buffers.push_back(std::move((*members)[i].fds[2]));
   }
   for (std::size_t i = 1; i < members->size(); ++i) {
     for (std::size_t whose = 0; whose < members->size(); ++whose) {
       const std::byte number[] = {std::byte(whose & 0xff), std::byte(whose >> 8)};
-      const int fds[] = {links.bells[whose].get(), links.lives[whose].get(), links.buffers[whose].get(),
-                         links.memory.get()};
+      const int fds[] = {links.doorbells[whose].get(), links.liveness[whose].get(),
+                         links.buffers[whose].get(), links.memory.get()};
       auto sent = send_with((*members)[i].connection.get(), number, std::span(fds).first(whose == 0 ? 4 : 3));
       if (!sent) return within(me(config) + " lost " + rank_text(config, static_cast<int>(i)), sent.error());
     }
@@ -233,7 +233,7 @@ Result<NodeLinks> lead(const NodeConfig& config, PeerDirectory& directory, const
     auto heard = receive_with((*members)[i].connection.get(), taken, 0, deadline, config.interrupt);
     if (!heard) return within(me(config) + " lost " + rank_text(config, static_cast<int>(i)), heard.error());
   }
-  links.lives[0].reset();
+  links.liveness[0].reset();
   return links;
 }
 
@@ -261,7 +261,7 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
   auto own = make_own();
   if (!own) return within(me(config), own.error());
   const auto hello = encode_hello(hello_of(config, config.local_rank));
-  const int given[] = {own->bell.get(), own->life_read.get(), own->buffer.get()};
+  const int given[] = {own->doorbell.get(), own->liveness_read.get(), own->buffer.get()};
   if (auto sent = send_with(connection->get(), hello, given); !sent) return within(where, sent.error());
 
   NodeLinks links;
@@ -269,16 +269,16 @@ Result<NodeLinks> follow(const NodeConfig& config, PeerDirectory& directory, con
     std::array<std::byte, 2> number;
     auto fds = receive_with(connection->get(), number, whose == 0 ? 4 : 3, deadline, config.interrupt);
     if (!fds) return within(where, fds.error());
-    links.bells.push_back(std::move((*fds)[0]));
-    links.lives.push_back(std::move((*fds)[1]));
+    links.doorbells.push_back(std::move((*fds)[0]));
+    links.liveness.push_back(std::move((*fds)[1]));
     links.buffers.push_back(std::move((*fds)[2]));
     if (whose == 0) links.memory = std::move((*fds)[3]);
   }
   const std::byte taken[] = {std::byte{'t'}};
   if (auto sent = write_all(connection->get(), taken, deadline, config.interrupt); !sent)
     return within(where, sent.error());
-  links.lives[static_cast<std::size_t>(config.local_rank)].reset();
-  links.own_life = std::move(own->life_write);
+  links.liveness[static_cast<std::size_t>(config.local_rank)].reset();
+  links.own_liveness = std::move(own->liveness_write);
   return links;
 }
 

@@ -40,13 +40,14 @@ std::string seconds_text(std::chrono::milliseconds time) {
 }
 
 /// A rank that this one connects to.
-struct Reached {
+struct ConnectingPeer {
   int rank = 0;
   TcpPeer peer;
   bool answered = false;
 };
 
-Result<Reached> reach(const PeerConfig& config, int whom, PeerDirectory& directory, Deadline deadline) {
+Result<ConnectingPeer> reach(const PeerConfig& config, int whom, PeerDirectory& directory,
+                             Deadline deadline) {
   const std::string me = rank_text(config, config.rank);
   auto address = directory.find(key_of(config, whom), std::chrono::milliseconds(milliseconds_left(deadline)));
   if (!address && address.error().code == ErrorCode::kTimeout) {
@@ -60,7 +61,7 @@ Result<Reached> reach(const PeerConfig& config, int whom, PeerDirectory& directo
   const auto greeting = encode_hello(hello_of(config, config.rank));
   if (auto said = write_all(fd->get(), greeting, deadline, config.interrupt); !said)
     return within(me + " cannot greet " + rank_text(config, whom) + " (" + *address + ")", said.error());
-  return Reached{whom, {std::move(*fd), std::move(*address)}};
+  return ConnectingPeer{whom, {std::move(*fd), std::move(*address)}};
 }
 
 /// The hello of the other end. kProtocol where it is not a hello.
@@ -93,7 +94,7 @@ Result<> admit(const PeerConfig& config, int listener, Deadline deadline, std::v
   return {};
 }
 
-Result<> check_answer(const PeerConfig& config, const Reached& reached, Deadline deadline) {
+Result<> check_answer(const PeerConfig& config, const ConnectingPeer& reached, Deadline deadline) {
   const std::string me = rank_text(config, config.rank);
   const std::string whom = rank_text(config, reached.rank) + " (" + reached.peer.address + ")";
   const auto answer = read_hello(reached.peer.fd.get(), deadline, config.interrupt);
@@ -107,7 +108,7 @@ Result<> check_answer(const PeerConfig& config, const Reached& reached, Deadline
   return Error{ErrorCode::kProtocol, me + " found another rank, job or attempt at " + whom};
 }
 
-Error missing_error(const PeerConfig& config, const std::vector<Reached>& reached,
+Error missing_error(const PeerConfig& config, const std::vector<ConnectingPeer>& reached,
                     const std::vector<int>& missing, const ListeningSocket& listener) {
   const std::string within_time = " within " + seconds_text(config.start_timeout);
   const std::string me = rank_text(config, config.rank);
@@ -117,7 +118,7 @@ Error missing_error(const PeerConfig& config, const std::vector<Reached>& reache
                                      "; did it start, and does a firewall let it through?"};
   }
   const auto silent =
-      std::find_if(reached.begin(), reached.end(), [](const Reached& r) { return !r.answered; });
+      std::find_if(reached.begin(), reached.end(), [](const ConnectingPeer& r) { return !r.answered; });
   return {ErrorCode::kTimeout, me + " misses " + rank_text(config, silent->rank) + " (" +
                                    silent->peer.address + "): it has not answered" + within_time};
 }
@@ -125,10 +126,11 @@ Error missing_error(const PeerConfig& config, const std::vector<Reached>& reache
 /// Waits for all at once: for the answers, which come when those ranks have time for us, and for the missing
 /// to knock.
 Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadline deadline,
-              std::vector<Reached>& reached, std::vector<int>& missing, std::map<int, TcpPeer>& peers) {
+              std::vector<ConnectingPeer>& reached, std::vector<int>& missing,
+              std::map<int, TcpPeer>& peers) {
   while (true) {
     std::vector<int> fds{missing.empty() ? -1 : listener.fd.get()};
-    for (const Reached& r : reached)
+    for (const ConnectingPeer& r : reached)
       fds.push_back(r.answered ? -1 : r.peer.fd.get());
     if (std::all_of(fds.begin(), fds.end(), [](int fd) { return fd < 0; })) return {};
     const auto ready = wait_readable(fds, deadline, config.interrupt);
@@ -139,7 +141,7 @@ Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadlin
       auto done = admit(config, listener.fd.get(), deadline, missing, peers);
       if (!done) return done;
     } else {
-      Reached& answering = reached[*ready - 1];
+      ConnectingPeer& answering = reached[*ready - 1];
       if (auto done = check_answer(config, answering, deadline); !done) return done;
       answering.answered = true;
     }
@@ -166,7 +168,7 @@ Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config,
   if (auto done = directory.share(key_of(config, config.rank), listener->address); !done)
     return within(me, done.error());
 
-  std::vector<Reached> reached;
+  std::vector<ConnectingPeer> reached;
   std::vector<int> missing;
   std::map<int, TcpPeer> peers;
   for (const int other : peers_of(config.rank, config.world_size)) {
@@ -186,7 +188,7 @@ Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config,
         directory.find(key_of(config, rank), std::chrono::milliseconds(milliseconds_left(deadline)));
     peers[rank].address = address ? *address : "address unknown";
   }
-  for (Reached& r : reached)
+  for (ConnectingPeer& r : reached)
     peers[r.rank] = std::move(r.peer);
   for (auto& [rank, peer] : peers)
     peer.name = name_of(config, rank);

@@ -23,8 +23,8 @@ namespace {
 /// spin that was in vain halves the next one, since the other rank may want this very processor.
 constexpr std::chrono::nanoseconds kLongestSpin{30'000};
 constexpr std::chrono::nanoseconds kShortestSpin{500};
-constexpr int kPausesPerLook = 8;
-constexpr std::uint64_t kStagesPerLook = 8;
+constexpr int kPausesPerSample = 8;
+constexpr std::uint64_t kStagesPerSample = 8;
 
 /// Up to here every rank sums all areas itself, which saves a round; above, each sums a part for all.
 constexpr std::size_t kDirectBytes = 64 * 1024;
@@ -51,14 +51,14 @@ Result<ShmGroup> ShmGroup::open(NodeConfig config, NodeLinks links) {
   const std::string me = "rank " + std::to_string(config.ranks[static_cast<std::size_t>(config.local_rank)]);
   if (!segment) return within(me, segment.error());
   ShmGroup group(std::move(config), std::move(links), std::move(*segment));
-  group.lives_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
-  if (!group.lives_) return within(me, system_error(errno, "epoll_create"));
+  group.liveness_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!group.liveness_) return within(me, system_error(errno, "epoll_create"));
   for (int rank = 0; rank < group.size(); ++rank) {
     if (rank == group.rank()) continue;
     epoll_event event{};  // a hang-up is always told
     event.data.u32 = static_cast<std::uint32_t>(rank);
-    const int life = group.links_.lives[static_cast<std::size_t>(rank)].get();
-    if (::epoll_ctl(group.lives_.get(), EPOLL_CTL_ADD, life, &event) != 0)
+    const int liveness = group.links_.liveness[static_cast<std::size_t>(rank)].get();
+    if (::epoll_ctl(group.liveness_.get(), EPOLL_CTL_ADD, liveness, &event) != 0)
       return within(me, system_error(errno, "epoll_ctl"));
   }
   return group;
@@ -83,7 +83,7 @@ std::string ShmGroup::me() const {
 void ShmGroup::wake(int rank) {
   const std::uint64_t one = 1;
   // It fails only when the bell is rung already as often as can be counted.
-  (void)!::write(links_.bells[static_cast<std::size_t>(rank)].get(), &one, sizeof one);
+  (void)!::write(links_.doorbells[static_cast<std::size_t>(rank)].get(), &one, sizeof one);
 }
 
 void ShmGroup::abandon(int lost_rank) {
@@ -135,7 +135,7 @@ bool ShmGroup::spin(int rank) {
   if (!spins_) return false;
   const auto end = std::chrono::steady_clock::now() + spin_time_;
   do {
-    for (int i = 0; i < kPausesPerLook; ++i) {
+    for (int i = 0; i < kPausesPerSample; ++i) {
       if (stage.load(std::memory_order_acquire) >= stage_) {
         spin_time_ = std::min(2 * spin_time_, kLongestSpin);
         return true;
@@ -148,12 +148,12 @@ bool ShmGroup::spin(int rank) {
 }
 
 /// Some other rank's process has ended. That harms only those who still need something of it.
-Result<> ShmGroup::look_at_lives() {
+Result<> ShmGroup::sample_processes() {
   epoll_event events[16];
-  const int count = ::epoll_wait(lives_.get(), events, 16, 0);
+  const int count = ::epoll_wait(liveness_.get(), events, 16, 0);
   for (int i = 0; i < count; ++i) {
     const std::size_t rank = events[i].data.u32;
-    ::epoll_ctl(lives_.get(), EPOLL_CTL_DEL, links_.lives[rank].get(), nullptr);
+    ::epoll_ctl(liveness_.get(), EPOLL_CTL_DEL, links_.liveness[rank].get(), nullptr);
     gone_[rank] = true;
   }
   for (int rank = 0; rank < size(); ++rank) {
@@ -167,11 +167,11 @@ Result<> ShmGroup::look_at_lives() {
 
 Result<> ShmGroup::sleep_until(int rank) {
   auto& asleep = segment_.line(this->rank()).asleep;
-  const int bell = links_.bells[static_cast<std::size_t>(this->rank())].get();
+  const int doorbell = links_.doorbells[static_cast<std::size_t>(this->rank())].get();
   const auto slice =
       std::max<std::chrono::milliseconds>(config_.step_timeout / 4, std::chrono::milliseconds(1));
-  const auto& life = segment_.line(rank).life;
-  std::uint32_t seen = life.load();
+  const auto& liveness = segment_.line(rank).liveness;
+  std::uint32_t seen = liveness.load();
   Deadline deadline = std::chrono::steady_clock::now() + config_.step_timeout;
   Result<> result;
   while (true) {
@@ -182,25 +182,25 @@ Result<> ShmGroup::sleep_until(int rank) {
       result = ended_by_mark();
       break;
     }
-    pollfd slots[] = {{bell, POLLIN, 0}, {config_.interrupt, POLLIN, 0}, {lives_.get(), POLLIN, 0}};
-    const Deadline look = std::min(deadline, std::chrono::steady_clock::now() + slice);
-    const int ready = ::poll(slots, 3, milliseconds_left(look));
+    pollfd slots[] = {{doorbell, POLLIN, 0}, {config_.interrupt, POLLIN, 0}, {liveness_.get(), POLLIN, 0}};
+    const Deadline next_check = std::min(deadline, std::chrono::steady_clock::now() + slice);
+    const int ready = ::poll(slots, 3, milliseconds_left(next_check));
     if (ready == 0) {
-      show_life();
+      show_activity();
       if (while_waiting_) while_waiting_();
-      const std::uint32_t before = std::exchange(seen, life.load());
+      const std::uint32_t before = std::exchange(seen, liveness.load());
       if (seen != before) deadline = std::chrono::steady_clock::now() + config_.step_timeout;
     }
     if (ready > 0 && slots[0].revents != 0) {
       std::uint64_t rung = 0;
-      (void)!::read(bell, &rung, sizeof rung);
+      (void)!::read(doorbell, &rung, sizeof rung);
     }
     if (ready > 0 && slots[1].revents != 0 && !has_published(rank)) {
       result = revoked();
       break;
     }
     if (ready > 0 && slots[2].revents != 0) {
-      result = look_at_lives();
+      result = sample_processes();
       if (!result) break;
     }
     if (ready == 0 && milliseconds_left(deadline) == 0 && !has_published(rank)) {
@@ -217,14 +217,14 @@ Result<> ShmGroup::sleep_until(int rank) {
 
 Result<> ShmGroup::wait_for(int rank) {
   if (spin(rank)) return {};
-  if (auto seen = look_at_lives(); !seen) return seen;
+  if (auto seen = sample_processes(); !seen) return seen;
   return sleep_until(rank);
 }
 
 Result<> ShmGroup::sync(std::uint64_t size) {
   if (failed_) return *failed_;
   // Ranks that never have to wait must see a revoke too.
-  if (stage_ % kStagesPerLook == 0 && config_.interrupt >= 0) {
+  if (stage_ % kStagesPerSample == 0 && config_.interrupt >= 0) {
     pollfd slot{config_.interrupt, POLLIN, 0};
     if (::poll(&slot, 1, 0) > 0) return revoked();
   }

@@ -51,7 +51,7 @@ class ShmGroup {
   Result<> barrier();
 
   /// To the others: this rank waits elsewhere.
-  void show_life() { segment_.line(rank()).life.fetch_add(1, std::memory_order_relaxed); }
+  void show_activity() { segment_.line(rank()).liveness.fetch_add(1, std::memory_order_relaxed); }
   /// Is called while this rank waits for another, about every quarter of step_timeout.
   void while_waiting(std::function<void()> call) { while_waiting_ = std::move(call); }
 
@@ -88,7 +88,7 @@ class ShmGroup {
   Result<> wait_for(int rank);
   bool spin(int rank);
   Result<> sleep_until(int rank);
-  Result<> look_at_lives();
+  Result<> sample_processes();
   void wake(int rank);
   bool has_published(int rank) const;
   std::string me() const;
@@ -100,7 +100,7 @@ class ShmGroup {
   NodeLinks links_;
   ShmSegment segment_;
   std::vector<ShmBuffer> buffers_;  ///< of all ranks; empty: none are shared
-  UniqueFd lives_;                  ///< epoll of links_.lives
+  UniqueFd liveness_;               ///< epoll of links_.lives
   std::vector<bool> gone_;
   bool spins_ = false;
   std::chrono::nanoseconds spin_time_;

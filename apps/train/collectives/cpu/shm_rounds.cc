@@ -18,12 +18,12 @@ constexpr std::size_t kBlockBytes = 8 * 1024;
 
 /// The same piece of each part: `begin` and `size` in bytes of the values, by part.
 struct ShmGroup::Round {
-  struct Piece {
+  struct RoundPiece {
     std::size_t begin = 0;
     std::size_t size = 0;
   };
   std::span<std::byte> values;
-  std::vector<Piece> pieces;
+  std::vector<RoundPiece> pieces;
   std::uint64_t turn = 0;
   /// Where rank `of`'s slot holds the piece of `part`: the own part is left out.
   std::size_t place(int of, int part) const {
@@ -56,14 +56,14 @@ void ShmGroup::copy_others_parts(const Round& round) {
   std::byte* to = segment_.slot(rank(), round.turn).data();
   for (std::size_t part = 0; part < round.pieces.size(); ++part) {
     if (static_cast<int>(part) == rank()) continue;
-    const Round::Piece& piece = round.pieces[part];
+    const Round::RoundPiece& piece = round.pieces[part];
     copy_bytes(to, round.values.data() + piece.begin, piece.size);
     to += piece.size;
   }
 }
 
 void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
-  const Round::Piece& piece = round.pieces[static_cast<std::size_t>(rank())];
+  const Round::RoundPiece& piece = round.pieces[static_cast<std::size_t>(rank())];
   std::byte* own = round.values.data() + piece.begin;
   // In the order of the ranks, the own values at their place.
   const auto values_of = [&](int other) -> const std::byte* {
@@ -81,14 +81,14 @@ void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
 }
 
 void ShmGroup::copy_own_part(const Round& round) {
-  const Round::Piece& own = round.pieces[static_cast<std::size_t>(rank())];
+  const Round::RoundPiece& own = round.pieces[static_cast<std::size_t>(rank())];
   copy_bytes(segment_.result(rank(), stage_).data(), round.values.data() + own.begin, own.size);
 }
 
 void ShmGroup::copy_results(const Round& round) {
   for (std::size_t part = 0; part < round.pieces.size(); ++part) {
     if (static_cast<int>(part) == rank()) continue;
-    const Round::Piece& piece = round.pieces[part];
+    const Round::RoundPiece& piece = round.pieces[part];
     copy_bytes(round.values.data() + piece.begin, segment_.result(static_cast<int>(part), round.turn).data(),
                piece.size);
   }

@@ -27,7 +27,7 @@ constexpr std::size_t kRingAbove = 4u << 20;
 constexpr std::size_t kBroadcastPiece = 256u << 10;
 /// Tries before the first sleep: an answer over loopback is often there sooner than a sleep and a wake.
 constexpr int kTries = 20;
-constexpr unsigned kMovesPerLook = 16;
+constexpr unsigned kMovesPerSample = 16;
 
 std::map<int, CollectiveMachine::Name> names_of(const std::map<int, TcpPeer>& peers) {
   std::map<int, CollectiveMachine::Name> result;
@@ -71,10 +71,11 @@ TcpCommunicator::TcpCommunicator(int rank, int world_size, int name, std::map<in
 
 Error TcpCommunicator::fail(Error error) {
   failed_ = error;
-  const CollectiveMachine::Header word = machine_.last_word();
+  const CollectiveMachine::Header word = machine_.last_message();
   for (auto& [rank, peer] : peers_) {
     // A peer may be gone already, and full buffers are not waited for: that costs only a good name.
-    if (machine_.may_tell(rank)) ::send(peer.fd.get(), word.data(), word.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (machine_.may_notify(rank))
+      ::send(peer.fd.get(), word.data(), word.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     // No close yet: it would throw away what the peer has not read. The end of the stream tells it all.
     ::shutdown(peer.fd.get(), SHUT_WR);
   }
@@ -88,7 +89,7 @@ void TcpCommunicator::abandon(int lost_rank) {
 Error TcpCommunicator::lost(int peer, std::string_view reason, ErrorCode code) {
   std::vector<std::byte> left(64 * 1024);
   const ssize_t got = ::recv(peers_.at(peer).fd.get(), left.data(), left.size(), MSG_DONTWAIT);
-  if (got > 0) machine_.hear_last_words(peer, std::span(left).first(static_cast<std::size_t>(got)));
+  if (got > 0) machine_.read_last_message(peer, std::span(left).first(static_cast<std::size_t>(got)));
   return fail(machine_.lost(peer, reason, code));
 }
 
@@ -145,11 +146,11 @@ Result<bool> TcpCommunicator::move_some() {
   return *sent || *received;
 }
 
-void TcpCommunicator::show_life() {
+void TcpCommunicator::show_activity() {
   const auto now = std::chrono::steady_clock::now();
   if (failed_ || now - shown_ < step_timeout_ / 4) return;
   shown_ = now;
-  const CollectiveMachine::Header sign = CollectiveMachine::sign_of_life();
+  const CollectiveMachine::Header sign = CollectiveMachine::heartbeat();
   for (auto& [rank, peer] : peers_) {
     int unsent = 0;
     // With an empty queue it goes out whole. Whoever has not taken all of what was sent is not waiting for
@@ -161,7 +162,7 @@ void TcpCommunicator::show_life() {
 
 /// Whether more of that peer lies here unread than `unread`, which is then the new number: a peer that is
 /// only sent to shows its life this way.
-bool TcpCommunicator::has_shown_life(int peer, int& unread) const {
+bool TcpCommunicator::has_shown_activity(int peer, int& unread) const {
   int now = 0;
   if (::ioctl(peers_.at(peer).fd.get(), FIONREAD, &now) != 0) return false;
   const int before = std::exchange(unread, now);
@@ -175,19 +176,19 @@ Result<bool> TcpCommunicator::wait_for_peers() {
   const auto slice = std::max<std::chrono::milliseconds>(step_timeout_ / 4, std::chrono::milliseconds(1));
   Deadline deadline = std::chrono::steady_clock::now() + step_timeout_;
   int unread = 0;
-  if (sending.count != 0) has_shown_life(sending.peer, unread);
+  if (sending.count != 0) has_shown_activity(sending.peer, unread);
   while (true) {
     pollfd slots[] = {{interrupt_, POLLIN, 0},
                       {sending.count ? peers_.at(sending.peer).fd.get() : -1, POLLOUT, 0},
                       {receiving.count ? peers_.at(receiving.peer).fd.get() : -1, POLLIN, 0}};
-    const Deadline look = std::min(deadline, std::chrono::steady_clock::now() + slice);
-    const int ready = ::poll(slots, std::size(slots), milliseconds_left(look));
+    const Deadline next_check = std::min(deadline, std::chrono::steady_clock::now() + slice);
+    const int ready = ::poll(slots, std::size(slots), milliseconds_left(next_check));
     if (ready < 0 && errno != EINTR) return fail(system_error(errno, "poll"));
     if (ready == 0) {
       if (while_waiting_) while_waiting_();
-      show_life();
+      show_activity();
       // Not if it is to send: its signs would be read here, and wake this wait.
-      if (receiving.count == 0 && has_shown_life(sending.peer, unread))
+      if (receiving.count == 0 && has_shown_activity(sending.peer, unread))
         deadline = std::chrono::steady_clock::now() + step_timeout_;
     }
     if (ready == 0 && milliseconds_left(deadline) == 0) return false;
@@ -205,7 +206,7 @@ Result<> TcpCommunicator::drive(Handle until) {
     if (!moved) return moved.error();
     idle = *moved ? 0 : idle + 1;
     // A stream that never stops must not hide a revoke.
-    if (*moved && ++moves_ % kMovesPerLook == 0 && interrupt_ >= 0 && readable(interrupt_))
+    if (*moved && ++moves_ % kMovesPerSample == 0 && interrupt_ >= 0 && readable(interrupt_))
       return fail(machine_.revoked());
     if (idle < kTries || finished_ >= until) continue;
     const auto sending = machine_.to_send();

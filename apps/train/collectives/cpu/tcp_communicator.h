@@ -53,7 +53,7 @@ class TcpCommunicator final : public Communicator {
   Result<> progress() override;
 
   /// To the peers, at most every quarter of step_timeout: this rank waits elsewhere.
-  void show_life();
+  void show_activity();
   /// Is called while this rank waits for a peer, about every quarter of step_timeout.
   void while_waiting(std::function<void()> call) { while_waiting_ = std::move(call); }
 
@@ -75,7 +75,7 @@ class TcpCommunicator final : public Communicator {
   Result<bool> send_some();
   Result<bool> receive_some();
   Result<bool> wait_for_peers();
-  bool has_shown_life(int peer, int& unread) const;
+  bool has_shown_activity(int peer, int& unread) const;
   void start_next();
   Error lost(int peer, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error fail(Error error);
@@ -92,7 +92,7 @@ class TcpCommunicator final : public Communicator {
   Handle started_ = 0;
   Handle finished_ = 0;
   unsigned moves_ = 0;
-  std::chrono::steady_clock::time_point shown_{};  ///< when show_life() last did something
+  std::chrono::steady_clock::time_point shown_{};  ///< when show_activity() last did something
   std::function<void()> while_waiting_;
   std::optional<Error> failed_;
 };

@@ -17,8 +17,8 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* com
       operations_(link_, comm, rank, world_size) {}
 
 template <class Enqueue>
-Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byte> host, Part up, Part down,
-                                  const Enqueue& enqueue) {
+Result<> NcclCommunicator::staged(std::string_view operation, std::span<std::byte> host, BufferRange up,
+                                  BufferRange down, const Enqueue& enqueue) {
   if (host.empty()) return {};
   const auto room = link_->staging(host.size());
   if (!room) return room.error();
@@ -55,7 +55,7 @@ Result<> NcclCommunicator::all_reduce_sum(std::span<double> values) {
 }
 
 Result<> NcclCommunicator::broadcast(std::span<std::byte> data, int root) {
-  const Part all{0, data.size()}, none;
+  const BufferRange all{0, data.size()}, none;
   const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
     return nccl.broadcast(device, device, data.size(), ncclUint8, root, comm_, stream);
   };
@@ -72,7 +72,7 @@ Result<std::vector<std::uint64_t>> NcclCommunicator::all_gather(std::span<const 
 
 Result<> NcclCommunicator::all_gather_parts(std::span<std::byte> parts) {
   const std::size_t size = parts.size() / static_cast<std::size_t>(world_size_);
-  const Part own{size * static_cast<std::size_t>(rank_), size};
+  const BufferRange own{size * static_cast<std::size_t>(rank_), size};
   const auto enqueue = [&](const NcclFunctions& nccl, std::byte* device, cudaStream_t stream) {
     return nccl.all_gather(device + own.offset, device, size, ncclUint8, comm_, stream);
   };

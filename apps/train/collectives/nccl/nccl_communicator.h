@@ -12,7 +12,7 @@
 namespace ddp::train {
 
 /// Ranks over NCCL. Values of the host go through a buffer on the device and a stream of its own: right, and
-/// as slow as two copies. What lies on the device is summed where it is, by its DeviceSums.
+/// as slow as two copies. What lies on the device is summed where it is, by its DeviceAllReducer.
 ///
 /// Sums are bit-equal on all ranks: NCCL makes each element's sum once. A reduce-scatter is an all-reduce,
 /// for NCCL's own may add in another order.
@@ -29,17 +29,17 @@ class NcclCommunicator final : public Communicator {
   Result<> barrier() override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
 
-  DeviceSums* device_sums() override { return &sums_; }
+  DeviceAllReducer* device_all_reducer() override { return &sums_; }
   DeviceOperations* device_operations() override { return &operations_; }
 
  private:
   /// Which bytes of the host's buffer go to the device before, and come back after.
-  struct Part {
+  struct BufferRange {
     std::size_t offset = 0;
     std::size_t size = 0;
   };
   template <class Enqueue>
-  Result<> staged(std::string_view operation, std::span<std::byte> host, Part up, Part down,
+  Result<> staged(std::string_view operation, std::span<std::byte> host, BufferRange up, BufferRange down,
                   const Enqueue& enqueue);
   Result<> reduce(std::span<std::byte> bytes, std::size_t count, int type);
 
@@ -47,7 +47,7 @@ class NcclCommunicator final : public Communicator {
   ncclComm* comm_;
   int rank_;
   int world_size_;
-  NcclDeviceSums sums_;
+  NcclDeviceAllReducer sums_;
   NcclDeviceOperations operations_;
 };
 

@@ -79,22 +79,22 @@ Result<> NcclDeviceOperations::wait(std::string_view operation) {
   return link_->wait(comm_, operation, [&] { return device.is_idle(device.stream()); });
 }
 
-Result<> NcclDeviceSums::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
+Result<> NcclDeviceAllReducer::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
   return link_->call(comm_, "all-reduce", [&](const NcclFunctions& nccl) {
     return nccl.all_reduce(numbers, numbers, count, nccl_type(type), ncclSum, comm_,
                            static_cast<cudaStream_t>(stream));
   });
 }
 
-Result<> NcclDeviceSums::wait(const Done& done, std::string_view operation) {
+Result<> NcclDeviceAllReducer::wait(const IsDone& done, std::string_view operation) {
   return link_->wait(comm_, operation, done);
 }
 
-void NcclDeviceSums::on_end(std::function<void()> callback) {
+void NcclDeviceAllReducer::on_end(std::function<void()> callback) {
   link_->on_end(std::move(callback));
 }
 
-std::span<std::byte> NcclDeviceSums::share_memory(std::size_t bytes) {
+std::span<std::byte> NcclDeviceAllReducer::share_memory(std::size_t bytes) {
   return link_->share_memory(comm_, bytes);
 }
 

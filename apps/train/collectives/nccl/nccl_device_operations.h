@@ -4,8 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/collectives/device_operations.h"
-#include "apps/train/collectives/device_sums.h"
 #include "apps/train/collectives/nccl/nccl_library.h"
 
 struct ncclComm;
@@ -41,13 +41,14 @@ class NcclDeviceOperations final : public DeviceOperations {
 
 class NcclLink;
 
-/// DeviceSums of one communicator of a link.
-class NcclDeviceSums final : public DeviceSums {
+/// DeviceAllReducer of one communicator of a link.
+class NcclDeviceAllReducer final : public DeviceAllReducer {
  public:
-  NcclDeviceSums(std::shared_ptr<NcclLink> link, ncclComm* comm) : link_(std::move(link)), comm_(comm) {}
+  NcclDeviceAllReducer(std::shared_ptr<NcclLink> link, ncclComm* comm)
+      : link_(std::move(link)), comm_(comm) {}
 
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override;
-  Result<> wait(const Done& done, std::string_view operation) override;
+  Result<> wait(const IsDone& done, std::string_view operation) override;
   void on_end(std::function<void()> callback) override;
   std::span<std::byte> share_memory(std::size_t bytes) override;
 

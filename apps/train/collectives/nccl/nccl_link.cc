@@ -30,9 +30,9 @@ std::string seconds_text(milliseconds time) {
 }
 
 /// The pauses of one wait, and what ends it.
-class Patience {
+class WaitPauses {
  public:
-  Patience(int interrupt, milliseconds timeout)
+  WaitPauses(int interrupt, milliseconds timeout)
       : interrupt_(interrupt), timeout_(timeout), begun_(Clock::now()), deadline_(begun_ + timeout) {}
 
   /// Before the next look. In the first moments without a pause, since a millisecond is long for most
@@ -72,7 +72,7 @@ ErrorCode code_of(ncclResult_t result) {
 }
 
 /// Threads that end communicators, and the one that waits for them. Outlives both where NCCL hangs.
-struct Endings {
+struct CommunicatorEndings {
   std::mutex mutex;
   std::condition_variable changed;
   std::size_t left = 0;
@@ -137,9 +137,9 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
     // Here NCCL begins to listen, in this process.
     if (const auto made = nccl.get_unique_id(&id); made != ncclSuccess)
       return failed_call(nullptr, made, "start");
-    auto told = directory.share(nccl_root_key(group, root),
-                                encode_nccl_id({id.internal, sizeof id.internal}, library_->version()));
-    if (!told) return fail(told.error().code, told.error().text, "start");
+    auto reported = directory.share(nccl_root_key(group, root),
+                                    encode_nccl_id({id.internal, sizeof id.internal}, library_->version()));
+    if (!reported) return fail(reported.error().code, reported.error().text, "start");
   }
   for (int root = 0; root < roots; ++root) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
@@ -192,7 +192,7 @@ Result<ncclComm_t> NcclLink::split(ncclComm_t whole, int color, int key) {
 
 Result<> NcclLink::settle(ncclComm_t comm, ncclResult_t result, std::string_view operation,
                           milliseconds timeout) {
-  Patience patience(config_.interrupt, timeout);
+  WaitPauses patience(config_.interrupt, timeout);
   for (bool first = true; !is_done(result) && comm != nullptr; first = false) {
     if (!first) {
       if (auto on = patience.pause(); !on) return fail(on.error().code, on.error().text, operation);
@@ -204,7 +204,7 @@ Result<> NcclLink::settle(ncclComm_t comm, ncclResult_t result, std::string_view
   return failed_call(comm, result, operation);
 }
 
-Result<> NcclLink::call(ncclComm_t comm, std::string_view operation, const Call& call) {
+Result<> NcclLink::call(ncclComm_t comm, std::string_view operation, const NcclCall& call) {
   if (failed_) return *failed_;
   return settle(comm, call(*library_->operator->()), operation, config_.step_timeout);
 }
@@ -212,7 +212,7 @@ Result<> NcclLink::call(ncclComm_t comm, std::string_view operation, const Call&
 Result<> NcclLink::wait(ncclComm_t comm, std::string_view operation,
                         const std::function<Result<bool>()>& done) {
   if (failed_) return *failed_;
-  Patience patience(config_.interrupt, config_.step_timeout);
+  WaitPauses patience(config_.interrupt, config_.step_timeout);
   for (;;) {
     const auto complete = done();
     if (!complete) return fail(complete.error().code, complete.error().text, operation);
@@ -315,7 +315,7 @@ Error NcclLink::fail(ErrorCode code, const std::string& reason, std::string_view
 bool NcclLink::end_all(bool abort) {
   for (const auto& callback : std::exchange(on_end_, {}))
     callback();
-  const auto endings = std::make_shared<Endings>();
+  const auto endings = std::make_shared<CommunicatorEndings>();
   std::vector<ncclComm_t> comms;
   for (const ncclComm_t comm : slots_->comms) {
     if (comm != nullptr) comms.push_back(comm);

@@ -52,9 +52,9 @@ class NcclLink {
   /// with a colour below 0 get null. kUsage where the library has no ncclCommSplit.
   Result<ncclComm_t> split(ncclComm_t whole, int color, int key);
 
-  using Call = std::function<ncclResult_t(const NcclFunctions&)>;
+  using NcclCall = std::function<ncclResult_t(const NcclFunctions&)>;
   /// Has NCCL put an operation into a stream, and waits until it is in there.
-  Result<> call(ncclComm_t comm, std::string_view operation, const Call& call);
+  Result<> call(ncclComm_t comm, std::string_view operation, const NcclCall& call);
   /// Until done() says so; its error is the device's.
   Result<> wait(ncclComm_t comm, std::string_view operation, const std::function<Result<bool>()>& done);
   /// What the device answered. A failure ends the link like any other.

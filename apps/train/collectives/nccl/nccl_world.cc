@@ -32,11 +32,11 @@ const char* variable(const char* name) {
 }
 
 /// Where NCCL writes how it connects: memory without a name. It keeps the file open, so it stays.
-struct Capture {
+struct NcclLogCapture {
   UniqueFd file;
 };
-Capture& capture() {
-  static Capture capture;
+NcclLogCapture& capture() {
+  static NcclLogCapture capture;
   return capture;
 }
 
@@ -76,25 +76,25 @@ bool is_restricted() {
 }
 
 /// Where a rank stands among the nodes, which are numbered by their first ranks.
-struct NodePlace {
+struct NodePosition {
   int nodes = 0;   ///< how many
   int number = 0;  ///< of this one
   int size = 0;    ///< its ranks
   int local = 0;   ///< how many of them come before this rank
 };
-NodePlace place_of(const std::vector<std::uint64_t>& node_of, int rank) {
+NodePosition node_position(const std::vector<std::uint64_t>& node_of, int rank) {
   const std::uint64_t mine = node_of[static_cast<std::size_t>(rank)];
-  NodePlace place;
+  NodePosition position;
   std::set<std::uint64_t> seen;
   for (std::size_t other = 0; other < node_of.size(); ++other) {
     const bool first = seen.insert(node_of[other]).second;
-    if (first && node_of[other] == mine) place.number = place.nodes;
-    if (first) ++place.nodes;
+    if (first && node_of[other] == mine) position.number = position.nodes;
+    if (first) ++position.nodes;
     if (node_of[other] != mine) continue;
-    ++place.size;
-    if (other < static_cast<std::size_t>(rank)) ++place.local;
+    ++position.size;
+    if (other < static_cast<std::size_t>(rank)) ++position.local;
   }
-  return place;
+  return position;
 }
 
 /// The ranks of this node, and the first ones of all nodes.
@@ -103,24 +103,24 @@ Result<> join_nodes(const std::shared_ptr<NcclLink>& link, ncclComm_t whole, con
   const std::uint64_t mine[] = {static_cast<std::uint64_t>(config.node)};
   const auto nodes = world.communicator->all_gather(mine);
   if (!nodes) return nodes.error();
-  const NodePlace place = place_of(*nodes, config.rank);
-  const auto inside = link->split(whole, place.number, config.rank);
+  const NodePosition position = node_position(*nodes, config.rank);
+  const auto inside = link->split(whole, position.number, config.rank);
   if (!inside) return inside.error();
-  const auto lane = link->split(whole, place.local == 0 ? 0 : -1, config.rank);
+  const auto lane = link->split(whole, position.local == 0 ? 0 : -1, config.rank);
   if (!lane) return lane.error();
-  world.node_count = place.nodes;
+  world.node_count = position.nodes;
   std::shared_ptr<Communicator> below;
-  if (place.size > 1) {
-    below = std::make_shared<NcclCommunicator>(link, *inside, place.local, place.size);
-    world.node = std::make_unique<NcclCommunicator>(link, *inside, place.local, place.size);
+  if (position.size > 1) {
+    below = std::make_shared<NcclCommunicator>(link, *inside, position.local, position.size);
+    world.node = std::make_unique<NcclCommunicator>(link, *inside, position.local, position.size);
   } else {
     world.node = std::make_unique<SingleCommunicator>();
   }
   std::shared_ptr<Communicator> over;
-  if (place.nodes > 1 && *lane != nullptr)
-    over = std::make_shared<NcclCommunicator>(link, *lane, place.number, place.nodes);
-  if (place.nodes > 1) {
-    world.between = std::make_unique<NcclBetween>(place.number, place.nodes, over, below);
+  if (position.nodes > 1 && *lane != nullptr)
+    over = std::make_shared<NcclCommunicator>(link, *lane, position.number, position.nodes);
+  if (position.nodes > 1) {
+    world.between = std::make_unique<NcclBetween>(position.number, position.nodes, over, below);
   } else {
     world.between = std::make_unique<SingleCommunicator>();
   }

@@ -103,7 +103,7 @@ class LogReader {
       log_.channels = number_at<int>(text).value_or(0);
     // "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0"
     if (text.starts_with("Channel ")) {
-      if (const auto way = after(text, " via ")) add_once(log_.transports, until(*way, "/ "));
+      if (const auto route = after(text, " via ")) add_once(log_.transports, until(*route, "/ "));
     }
     if (text.starts_with("Init timings")) read_timings(text, log_);
   }
@@ -136,16 +136,16 @@ NcclLog read_nccl_log(std::string_view text) {
 
 std::string nccl_line(const NcclLog& log) {
   std::string line = "NCCL" + (log.version.empty() ? "" : " " + log.version);
-  std::string way;
+  std::string route;
   for (const std::string& transport : log.transports) {
-    if (transport != "NET") way += (way.empty() ? "" : ", ") + transport;
+    if (transport != "NET") route += (route.empty() ? "" : ", ") + transport;
   }
   if (uses_network(log) && !log.network.empty()) {
-    way += (way.empty() ? "" : ", ") + log.network;
+    route += (route.empty() ? "" : ", ") + log.network;
     for (const std::string& device : log.devices)
-      way += (&device == &log.devices.front() ? " " : "+") + device;
+      route += (&device == &log.devices.front() ? " " : "+") + device;
   }
-  if (!way.empty()) line += " over " + way;
+  if (!route.empty()) line += " over " + route;
   if (log.channels > 0)
     line += ", " + std::to_string(log.channels) + (log.channels == 1 ? " channel" : " channels");
   if (log.seconds < 0) return line;

@@ -85,7 +85,7 @@ void CollectiveMachine::start(CollectiveOrder order) {
   enter_step();
 }
 
-CollectiveMachine::Half CollectiveMachine::half_of(const PartRange& range) const {
+CollectiveMachine::Direction CollectiveMachine::half_of(const PartRange& range) const {
   const std::size_t elements = order_.data.size() / order_.element;
   const int straight = std::min(range.count, order_.parts - range.first);
   const auto piece = [&](int first, int count) -> std::span<std::byte> {
@@ -95,7 +95,7 @@ CollectiveMachine::Half CollectiveMachine::half_of(const PartRange& range) const
     return order_.data.subspan(begin.begin * order_.element,
                                (last.begin + last.size - begin.begin) * order_.element);
   };
-  Half half;
+  Direction half;
   half.payload = {piece(range.first, straight), piece(0, range.count - straight)};
   const std::size_t size = half.payload[0].size() + half.payload[1].size();
   half.header = make_header(number_, order_.kind, size);
@@ -168,7 +168,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
   const std::size_t paid_before = in_.paid();
   in_.done += bytes;
   assert(in_.done <= in_.total);
-  if (in_.done >= kHeaderSize && heard_ == sign_of_life()) return skip_sign_of_life();
+  if (in_.done >= kHeaderSize && heard_ == heartbeat()) return skip_heartbeat();
   if (in_.done >= kHeaderSize && heard_ != in_.header) {
     const int peer = step().receive_from;
     const ReadHeader header = read_header(heard_.data());
@@ -189,7 +189,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
 }
 
 /// What came behind it lies where the payload belongs, and begins with the next header.
-Result<> CollectiveMachine::skip_sign_of_life() {
+Result<> CollectiveMachine::skip_heartbeat() {
   std::vector<std::byte> behind;
   behind.reserve(in_.paid());
   if (step().add) {
@@ -217,7 +217,7 @@ Result<> CollectiveMachine::skip_sign_of_life() {
   return {};
 }
 
-void CollectiveMachine::hear_last_words(int peer, std::span<const std::byte> left) {
+void CollectiveMachine::read_last_message(int peer, std::span<const std::byte> left) {
   // A message that was on its way when the peer failed stands before its last word.
   if (!done() && step().receive_from == peer && in_.done > 0)
     left = left.subspan(std::min(left.size(), in_.total - in_.done));
@@ -274,11 +274,11 @@ bool CollectiveMachine::between_messages(int peer) const {
   return done() || step().send_to != peer || out_.done == 0 || out_.complete();
 }
 
-CollectiveMachine::Header CollectiveMachine::sign_of_life() {
+CollectiveMachine::Header CollectiveMachine::heartbeat() {
   return make_header(0, CollectiveKind::kAlive, 0);
 }
 
-CollectiveMachine::Header CollectiveMachine::last_word() const {
+CollectiveMachine::Header CollectiveMachine::last_message() const {
   return make_header(number_, CollectiveKind::kLost, static_cast<std::uint64_t>(lost_));
 }
 

@@ -43,9 +43,9 @@ struct CollectiveOrder {
 ///
 /// Duties of the driver: 1. it never sends or receives anything else on a connection after the hello; 2. it
 /// calls sent() and received() with what to_send() and to_receive() offered at most; 3. when a connection
-/// ends or a deadline passes it calls lost(), before that hear_last_words() with what can still be read from
-/// that peer; 4. after any error it sends last_word() to each peer that may_tell() allows, closes, and starts
-/// no order again.
+/// ends or a deadline passes it calls lost(), before that read_last_message() with what can still be read
+/// from that peer; 4. after any error it sends last_message() to each peer that may_notify() allows, closes,
+/// and starts no order again.
 class CollectiveMachine {
  public:
   static constexpr std::size_t kHeaderSize = 16;
@@ -80,7 +80,7 @@ class CollectiveMachine {
   Result<> received(std::size_t bytes);
 
   /// Looks for the word of which rank was lost in what is left of a peer's stream.
-  void hear_last_words(int peer, std::span<const std::byte> left);
+  void read_last_message(int peer, std::span<const std::byte> left);
   /// The failure in words: "rank 2 lost rank 1 (10.0.0.7:4000): connection closed during all-reduce".
   Error lost(int peer, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error revoked() const;
@@ -92,14 +92,14 @@ class CollectiveMachine {
   /// False in the middle of a message to that peer.
   bool between_messages(int peer) const;
   /// What shows a peer that this rank, for which it may be waiting, is alive. Only between messages, whole.
-  static Header sign_of_life();
+  static Header heartbeat();
   /// False in the middle of a message to that peer, and when no rank is lost.
-  bool may_tell(int peer) const { return lost_ >= 0 && between_messages(peer); }
-  Header last_word() const;
+  bool may_notify(int peer) const { return lost_ >= 0 && between_messages(peer); }
+  Header last_message() const;
 
  private:
   /// One direction of the current step.
-  struct Half {
+  struct Direction {
     Header header{};
     std::array<std::span<std::byte>, 2> payload;
     std::size_t done = 0;
@@ -109,11 +109,11 @@ class CollectiveMachine {
   };
 
   const CollectiveStep& step() const { return order_.schedule[at_]; }
-  Half half_of(const PartRange& range) const;
+  Direction half_of(const PartRange& range) const;
   void enter_step();
   void advance();
   void add_scratch();
-  Result<> skip_sign_of_life();
+  Result<> skip_heartbeat();
   int name_of(int peer) const;
 
   int rank_;
@@ -121,8 +121,8 @@ class CollectiveMachine {
   CollectiveOrder order_;
   std::uint32_t number_ = 0;
   std::size_t at_ = 0;
-  Half out_;
-  Half in_;
+  Direction out_;
+  Direction in_;
   Header heard_{};  ///< the peer's header, to be compared with in_.header
   AlignedBuffer<std::byte> scratch_;
   std::size_t scratch_size_ = 0;  ///< of the chunk that is being received to be added

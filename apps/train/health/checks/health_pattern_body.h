@@ -29,12 +29,12 @@ DDP_HD int blocks_of(const HealthPiece& piece) {
 struct WritePattern {
   using Args = HealthPiece;
   static constexpr int kThreads = kHealthThreads;
-  using Shared = kernels::device::Nothing;
-  using Local = kernels::device::Nothing;
+  using Shared = kernels::device::NoMemory;
+  using Local = kernels::device::NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return blocks_of(args); }
   static DDP_HD int phases(const Args&) { return 1; }
-  static DDP_HD void phase(int, kernels::device::Place at, Shared&, Local&, const Args& args) {
+  static DDP_HD void phase(int, kernels::device::ThreadIndex at, Shared&, Local&, const Args& args) {
     const std::uint64_t begin = static_cast<std::uint64_t>(at.block) * kHealthBlockWords;
     for (std::uint64_t i = at.thread; i < kHealthBlockWords && begin + i < args.count; i += kThreads)
       args.words[begin + i] = pattern_word(args.pattern, args.first + begin + i);
@@ -51,11 +51,12 @@ struct ReadPattern {
   struct Shared {
     PatternFaults of[kThreads];
   };
-  using Local = kernels::device::Nothing;
+  using Local = kernels::device::NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return blocks_of(args.piece); }
   static DDP_HD int phases(const Args&) { return 1 + kernels::device::halvings(kThreads) + 1; }
-  static DDP_HD void phase(int phase, kernels::device::Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, kernels::device::ThreadIndex at, Shared& shared, Local&,
+                           const Args& args) {
     if (phase == 0) {
       shared.of[at.thread] = read(at, args.piece);
     } else if (phase < phases(args) - 1) {
@@ -67,11 +68,11 @@ struct ReadPattern {
   }
 
  private:
-  static DDP_HD PatternFaults read(kernels::device::Place at, const HealthPiece& piece) {
+  static DDP_HD PatternFaults read(kernels::device::ThreadIndex at, const HealthPiece& piece) {
     PatternFaults found = PatternFaults::none();
     const std::uint64_t begin = static_cast<std::uint64_t>(at.block) * kHealthBlockWords;
     for (std::uint64_t i = at.thread; i < kHealthBlockWords && begin + i < piece.count; i += kThreads)
-      found.look(piece.words[begin + i], piece.pattern, piece.first + begin + i);
+      found.compare(piece.words[begin + i], piece.pattern, piece.first + begin + i);
     return found;
   }
 };

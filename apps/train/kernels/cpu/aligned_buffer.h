@@ -33,7 +33,8 @@ class AlignedBuffer {
   }
 
   /// Somebody else's, on such a border, who keeps it as long as this.
-  explicit AlignedBuffer(std::span<T> others) : size_(others.size()), data_(others.data(), Free{false}) {}
+  explicit AlignedBuffer(std::span<T> others)
+      : size_(others.size()), data_(others.data(), FreeAligned{false}) {}
 
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
@@ -44,7 +45,7 @@ class AlignedBuffer {
 
  private:
   static constexpr std::align_val_t kAlignment{64};
-  struct Free {
+  struct FreeAligned {
     bool owned = true;
     void operator()(T* data) const {
       if (owned) ::operator delete[](data, kAlignment);
@@ -52,7 +53,7 @@ class AlignedBuffer {
   };
 
   std::size_t size_ = 0;
-  std::unique_ptr<T[], Free> data_;
+  std::unique_ptr<T[], FreeAligned> data_;
 };
 
 }  // namespace ddp::train

@@ -37,13 +37,13 @@
 namespace ddp::train::kernels::device {
 
 /// Which thread of which block.
-struct Place {
+struct ThreadIndex {
   int block = 0;
   int thread = 0;
 };
 
 /// For bodies whose threads share or keep nothing.
-struct Nothing {};
+struct NoMemory {};
 
 /// Two bodies in one launch: when the blocks of F have all ended, the one that ended last runs L, whose only
 /// block it is. So what F's blocks leave behind is put together without a launch of its own.
@@ -75,7 +75,7 @@ inline constexpr bool kHasLast<WithLast<F, L>> = true;
 
 /// Two bodies side by side in one block: what a last part has to do.
 template <class A, class B>
-struct Both {
+struct BodyPair {
   struct Args {
     typename A::Args a;
     typename B::Args b;
@@ -96,7 +96,7 @@ struct Both {
     const int a = A::phases(args.a), b = B::phases(args.b);
     return a > b ? a : b;
   }
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local& local, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     if (phase < A::phases(args.a)) A::phase(phase, at, shared.a, local.a, args.a);
     if (phase < B::phases(args.b)) B::phase(phase, at, shared.b, local.b, args.b);
   }

@@ -20,7 +20,7 @@ void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T, S>& m, in
   runner.template run<Pool<T, 28, 16, S>>({batch, block1.convolved, block1.scale, block1.shift,
                                            m.hidden + (2 * 18 + 2) * 16, 18 * 18 * 16, 18 * 16});
   block2.forward(runner, t, batch, m.hidden, training);
-  using Totals = Both<typename ConvNetMemory<T, S>::Block2::GradientSums, ScoreTotals<T, 256>>;
+  using Totals = BodyPair<typename ConvNetMemory<T, S>::Block2::GradientSums, ScoreTotals<T, 256>>;
   runner.template run<WithLast<Head<T, 14, 32, S>, Totals>>(
       {{batch, block2.convolved, block2.scale, block2.shift, t.weights + kConvNetFcWeight,
         t.weights + kConvNetFcBias, t.labels, t.scores, training ? m.features : nullptr, m.logit_gradient,

@@ -56,7 +56,7 @@ struct Convolution {
   static DDP_HD int blocks(const Args& args) { return args.batch * kBands; }
   static DDP_HD int phases(const Args& args) { return kMain + (args.mean ? 4 : 1); }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local& local, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     if (phase == 0) begin(at, local, args);
     if (phase < kMain) {
       const int chunk = phase / (2 * kWindow), ky = phase / 2 % kWindow;
@@ -74,7 +74,7 @@ struct Convolution {
   }
 
  private:
-  static DDP_HD void begin(Place at, Local& local, const Args& args) {
+  static DDP_HD void begin(ThreadIndex at, Local& local, const Args& args) {
     const int lane = at.thread % kTeam;
     DDP_UNROLL
     for (int l = 0; l < kLanes; ++l) {
@@ -85,7 +85,7 @@ struct Convolution {
     }
   }
 
-  static DDP_HD void load_band(int chunk, Place at, Shared& shared, const Args& args) {
+  static DDP_HD void load_band(int chunk, ThreadIndex at, Shared& shared, const Args& args) {
     constexpr int kWide = kPadded * kChunk;
     const int image = at.block / kBands, top = at.block % kBands * kRows;
     const From* from = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + top) * kPadded * In;
@@ -96,7 +96,7 @@ struct Convolution {
     }
   }
 
-  static DDP_HD void load_weights(int chunk, int ky, Place at, Shared& shared, const Args& args) {
+  static DDP_HD void load_weights(int chunk, int ky, ThreadIndex at, Shared& shared, const Args& args) {
     for (int i = at.thread; i < kWindow * kChunk * Out; i += kThreads) {
       if constexpr (Turned) {  // in the order of memory, so that neighbours read neighbours
         const int in = i % kChunk, out = i / kChunk % Out, kx = i / (kChunk * Out);
@@ -111,7 +111,7 @@ struct Convolution {
     }
   }
 
-  static DDP_HD void add_row(int ky, Place at, const Shared& shared, Local& local) {
+  static DDP_HD void add_row(int ky, ThreadIndex at, const Shared& shared, Local& local) {
     const int lane = at.thread % kTeam, place = at.thread / kTeam;
     const int y = place / (Side / kRun), x = place % (Side / kRun) * kRun;
     const T* row = shared.band + (y + ky) * kStride + x * kChunk;
@@ -133,7 +133,7 @@ struct Convolution {
     }
   }
 
-  static DDP_HD void write(Place at, Shared& shared, Local& local, const Args& args) {
+  static DDP_HD void write(ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     const int lane = at.thread % kTeam, place = at.thread / kTeam;
     const std::ptrdiff_t pixel = static_cast<std::ptrdiff_t>(at.block) * kPixels + place * kRun;
     To* to = args.output + pixel * Out + lane * kLanes;
@@ -158,7 +158,7 @@ struct Convolution {
   }
 
   /// Step 1: the means. Step 2: each thread's squares. Step 3: their sums.
-  static DDP_HD void moments(int step, Place at, Shared& shared, const Local& local, const Args& args) {
+  static DDP_HD void moments(int step, ThreadIndex at, Shared& shared, const Local& local, const Args& args) {
     if (step == 2) {
       const int lane = at.thread % kTeam, place = at.thread / kTeam;
       DDP_UNROLL

@@ -25,13 +25,13 @@ struct Gather {
     std::uint8_t* batch_labels;
   };
   static constexpr int kThreads = 256;
-  using Shared = Nothing;
-  using Local = Nothing;
+  using Shared = NoMemory;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return args.batch; }
   static DDP_HD int phases(const Args&) { return 1; }
 
-  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const std::size_t sample = args.order[args.state->first + at.block];
     const std::uint8_t* from = args.images + sample * kImagePixels;
     const int side = kImageSide + 2 * args.border;

@@ -46,7 +46,7 @@ struct Gemm {
   static DDP_HD int blocks(const Args& args) { return divide_up(args.rows, kTile) * wide(args); }
   static DDP_HD int phases(const Args& args) { return 2 * divide_up(args.depth, kDepth) + 1; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local& local, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     if (phase == 0) {
       DDP_UNROLL
       for (int r = 0; r < kLanes; ++r) {

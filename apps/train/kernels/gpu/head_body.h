@@ -35,12 +35,12 @@ struct Head {
     T logits[kClasses];
     T gradient[kClasses];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return args.batch; }
   static DDP_HD int phases(const Args& args) { return args.features ? kRounds + 5 : kRounds + 3; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
       multiply(at, shared, args);
     } else if (phase <= kRounds) {
@@ -62,14 +62,14 @@ struct Head {
   }
 
  private:
-  static DDP_HD PoolWindow<T> read(Place at, int feature, const Args& args) {
+  static DDP_HD PoolWindow<T> read(ThreadIndex at, int feature, const Args& args) {
     const int channel = at.thread % Channels;
     return PoolWindow<T>::template read<Side, Channels>(
         args.images + static_cast<std::ptrdiff_t>(at.block) * kInputs * 4, feature / Channels, channel,
         args.scale[channel], args.shift[channel]);
   }
 
-  static DDP_HD void multiply(Place at, Shared& shared, const Args& args) {
+  static DDP_HD void multiply(ThreadIndex at, Shared& shared, const Args& args) {
     T sum[kClasses];
     DDP_UNROLL
     for (int c = 0; c < kClasses; ++c)
@@ -87,7 +87,7 @@ struct Head {
       shared.sums[c][at.thread] = sum[c];
   }
 
-  static DDP_HD void spread(Place at, Shared& shared, const Args& args) {
+  static DDP_HD void spread(ThreadIndex at, Shared& shared, const Args& args) {
     if (at.thread < kClasses)
       args.logit_gradient[at.block * kClasses + at.thread] = shared.gradient[at.thread];
     T gradients = T(0), products = T(0);
@@ -104,7 +104,7 @@ struct Head {
     shared.sums[1][at.thread] = products;
   }
 
-  static DDP_HD void sum_channel(Place at, const Shared& shared, const Args& args) {
+  static DDP_HD void sum_channel(ThreadIndex at, const Shared& shared, const Args& args) {
     T gradients = T(0), products = T(0);
     for (int i = at.thread; i < kThreads; i += Channels) {
       gradients += shared.sums[0][i];
@@ -133,12 +133,12 @@ struct HeadGradient {
   struct Shared {
     T sums[kTeam][kClasses][kInputs];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.inputs + 1, kInputs); }
   static DDP_HD int phases(const Args&) { return 2; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     const int lane = at.thread % kInputs, member = at.thread / kInputs;
     const int input = at.block * kInputs + lane;
     if (phase == 0) {

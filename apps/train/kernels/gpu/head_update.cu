@@ -9,10 +9,12 @@ namespace ddp::train::kernels::device {
 
 DDP_LAUNCH(Gather<float>);
 DDP_LAUNCH(Gather<double>);
-DDP_LAUNCH(WithLast<Head<float, 14, 32>, Both<NormGradientSums<float, 32, 256>, ScoreTotals<float, 256>>>);
-DDP_LAUNCH(WithLast<Head<double, 14, 32>, Both<NormGradientSums<double, 32, 256>, ScoreTotals<double, 256>>>);
 DDP_LAUNCH(
-    WithLast<Head<float, 14, 32, Bf16>, Both<NormGradientSums<float, 32, 256>, ScoreTotals<float, 256>>>);
+    WithLast<Head<float, 14, 32>, BodyPair<NormGradientSums<float, 32, 256>, ScoreTotals<float, 256>>>);
+DDP_LAUNCH(
+    WithLast<Head<double, 14, 32>, BodyPair<NormGradientSums<double, 32, 256>, ScoreTotals<double, 256>>>);
+DDP_LAUNCH(
+    WithLast<Head<float, 14, 32, Bf16>, BodyPair<NormGradientSums<float, 32, 256>, ScoreTotals<float, 256>>>);
 DDP_LAUNCH(HeadGradient<float>);
 DDP_LAUNCH(HeadGradient<double>);
 DDP_LAUNCH(HeadGradient<float, Bf16>);

@@ -6,7 +6,7 @@
 namespace ddp::train::kernels::device {
 
 template <class Body>
-__device__ __forceinline__ void run_phases(Place at, typename Body::Shared& shared,
+__device__ __forceinline__ void run_phases(ThreadIndex at, typename Body::Shared& shared,
                                            const typename Body::Args& args) {
   typename Body::Local local;
   const int phases = Body::phases(args);

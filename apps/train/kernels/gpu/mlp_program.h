@@ -14,13 +14,13 @@ namespace ddp::train::kernels::device {
 /// conv_net_memory.h.
 template <class T, class S = T>
 struct MlpMemory {
-  struct Layer {
+  struct DeviceLayer {
     int inputs, outputs;
     std::size_t weight, bias;  ///< offsets
     S* output;                 ///< null: the last layer's
   };
   WeightMemory<T, S> training;
-  std::vector<Layer> layers;
+  std::vector<DeviceLayer> layers;
   T* logits;
   T *gradient, *next_gradient;  ///< of a layer's outputs, and of its inputs
   unsigned* loss_ticket;
@@ -30,7 +30,7 @@ struct MlpMemory {
     const std::size_t batch = static_cast<std::size_t>(max_batch);
     std::size_t at = 0;
     for (int i = 0; i <= depth; ++i) {
-      Layer layer{i == 0 ? kImagePixels : width, i == depth ? kClasses : width, at, 0, nullptr};
+      DeviceLayer layer{i == 0 ? kImagePixels : width, i == depth ? kClasses : width, at, 0, nullptr};
       layer.bias = at + static_cast<std::size_t>(layer.inputs) * layer.outputs;
       at = layer.bias + static_cast<std::size_t>(layer.outputs);
       if (i < depth) layer.output = arena.take<S>(batch * layer.outputs);
@@ -46,7 +46,7 @@ struct MlpMemory {
 /// output = input · weightᵀ + bias of one layer, of inputs that are stored as A, to C.
 template <class T, class S, class A, class C, class Runner>
 void run_mlp_layer(const Runner& runner, const MlpMemory<T, S>& m,
-                   const typename MlpMemory<T, S>::Layer& layer, int batch, const A* input, C* output,
+                   const typename MlpMemory<T, S>::DeviceLayer& layer, int batch, const A* input, C* output,
                    GemmEnd end) {
   const S* w = m.training.weights;
   runner.template run<Gemm<T, A, S, C>>({batch, layer.outputs, layer.inputs, input, layer.inputs, 1,

@@ -52,12 +52,12 @@ struct Norm {
     double beyond[kMembers][Channels];  ///< of their squares
     double within[kMembers][Channels];  ///< of the bands' own squares
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args&) { return 1; }
   static DDP_HD int phases(const Args&) { return 2; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
       if (args.parts > 0) add_parts(at.thread % kQuads, at.thread / kQuads, shared, args);
     } else if (at.thread < Channels) {

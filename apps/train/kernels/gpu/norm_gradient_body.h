@@ -35,12 +35,12 @@ struct NormGradientSums {
     double gradients[kMembers][Channels];
     double products[kMembers][Channels];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args&) { return 1; }
   static DDP_HD int phases(const Args& args) { return args.batch > 0 ? 2 : 0; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
       add_images(args.gradients, at, shared.gradients, args.batch);
       add_images(args.products, at, shared.products, args.batch);
@@ -55,7 +55,7 @@ struct NormGradientSums {
   }
 
  private:
-  static DDP_HD void add_images(const T* from, Place at, double (&to)[kMembers][Channels], int batch) {
+  static DDP_HD void add_images(const T* from, ThreadIndex at, double (&to)[kMembers][Channels], int batch) {
     const int quad = at.thread % kQuads, member = at.thread / kQuads;
     const Quad* quads = reinterpret_cast<const Quad*>(from) + quad;
     double sum[kLanes] = {};

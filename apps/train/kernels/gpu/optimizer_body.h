@@ -28,13 +28,13 @@ struct Update {
     S* weights;  ///< as parameters; not read or written when S is T
   };
   static constexpr int kThreads = 128;
-  using Shared = Nothing;
-  using Local = Nothing;
+  using Shared = NoMemory;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.count + args.running_count, kThreads); }
   static DDP_HD int phases(const Args&) { return 1; }
 
-  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (args.state->skip != 0) return;
     if (i < args.count) {
@@ -83,12 +83,12 @@ struct RoundWeights {
     S* weights;
   };
   static constexpr int kThreads = 128;
-  using Shared = Nothing;
-  using Local = Nothing;
+  using Shared = NoMemory;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.count, kThreads); }
   static DDP_HD int phases(const Args&) { return 1; }
-  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (i < args.count) args.weights[i] = static_cast<S>(args.parameters[i]);
   }

@@ -70,12 +70,12 @@ struct Pool {
   static constexpr int kThreads = 256;
   static constexpr int kHalf = Side / 2;
   static constexpr int kSize = kHalf * kHalf * Channels;
-  using Shared = Nothing;
-  using Local = Nothing;
+  using Shared = NoMemory;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.batch * kSize, kThreads); }
   static DDP_HD int phases(const Args&) { return 1; }
-  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (i >= args.batch * kSize) return;
     const int image = i / kSize, window = i % kSize / Channels, channel = i % Channels;
@@ -107,12 +107,12 @@ struct PoolSums {
     T gradients[kThreads];
     T products[kThreads];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return args.batch; }
   static DDP_HD int phases(const Args&) { return 2; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     const int channel = at.thread % Channels;
     T gradients = T(0), products = T(0);
     if (phase == 0) {

@@ -66,12 +66,12 @@ struct PoolGradient {
     int row_stride;
   };
   static constexpr int kThreads = 256;
-  using Shared = Nothing;
-  using Local = Nothing;
+  using Shared = NoMemory;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.batch * From::kSize, kThreads); }
   static DDP_HD int phases(const Args&) { return 1; }
-  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int i = at.block * kThreads + at.thread;
     if (i >= args.batch * From::kSize) return;
     const int image = i / From::kSize, window = i % From::kSize / Channels, channel = i % Channels;

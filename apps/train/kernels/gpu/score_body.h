@@ -56,12 +56,12 @@ struct ScoreTotals {
     double loss[kThreads];
     int correct[kThreads];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args&) { return 1; }
   static DDP_HD int phases(const Args&) { return kRounds + 2; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
       double loss = 0;
       int correct = 0;
@@ -93,12 +93,12 @@ struct SoftmaxLoss {
     ImageScores scores;
   };
   static constexpr int kThreads = 64;
-  using Shared = Nothing;
-  using Local = Nothing;
+  using Shared = NoMemory;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.batch, kThreads); }
   static DDP_HD int phases(const Args&) { return 1; }
-  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     const int image = at.block * kThreads + at.thread;
     if (image >= args.batch) return;
     score_image(args.logits + image * kClasses, args.labels[image], T(1) / static_cast<T>(args.batch),

@@ -7,28 +7,28 @@ namespace ddp::train::kernels::device {
 /// Adds the parts of two gradients, each in the order of its parts; a thread for each element.
 template <class T>
 struct SumParts {
-  struct Range {
+  struct SummedRange {
     const T* parts;  ///< [count][size]
     T* to;
     int size;
     int count;
   };
   struct Args {
-    Range ranges[2];
+    SummedRange ranges[2];
   };
   static constexpr int kThreads = 128;
   static constexpr int kAtOnce = 16;
-  using Shared = Nothing;
-  using Local = Nothing;
+  using Shared = NoMemory;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) {
     return divide_up(args.ranges[0].size + args.ranges[1].size, kThreads);
   }
   static DDP_HD int phases(const Args&) { return 1; }
-  static DDP_HD void phase(int, Place at, Shared&, Local&, const Args& args) {
+  static DDP_HD void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     int i = at.block * kThreads + at.thread;
     const bool second = i >= args.ranges[0].size;
-    const Range& range = second ? args.ranges[1] : args.ranges[0];
+    const SummedRange& range = second ? args.ranges[1] : args.ranges[0];
     if (second) i -= args.ranges[0].size;
     if (i >= range.size) return;
     T sum = T(0);
@@ -63,11 +63,11 @@ struct ColumnSums {
   struct Shared {
     T sums[kTeam][kColumns];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.columns, kColumns); }
   static DDP_HD int phases(const Args&) { return 2; }
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     const int lane = at.thread % kColumns, member = at.thread / kColumns;
     const int column = at.block * kColumns + lane;
     if (column >= args.columns || (phase == 1 && member != 0)) return;

@@ -54,12 +54,12 @@ struct GradientCheck {
     double squares[kThreads];
     int infinite[kThreads];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args& args) { return divide_up(args.count + 1, kThreads * kItems); }
   static DDP_HD int phases(const Args&) { return kRounds + 2; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
       begin(at, shared, args);
     } else if (phase <= kRounds) {
@@ -72,7 +72,7 @@ struct GradientCheck {
   }
 
  private:
-  static DDP_HD void begin(Place at, Shared& shared, const Args& args) {
+  static DDP_HD void begin(ThreadIndex at, Shared& shared, const Args& args) {
     double squares = 0;
     int infinite = 0;
     const T limit = static_cast<T>(args.clip_value);
@@ -112,12 +112,12 @@ struct StepDecision {
     double squares[kThreads];
     int infinite[kThreads];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
 
   static DDP_HD int blocks(const Args&) { return 1; }
   static DDP_HD int phases(const Args&) { return kRounds + 2; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
       double squares = 0;
       int infinite = 0;

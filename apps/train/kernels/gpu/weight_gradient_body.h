@@ -71,7 +71,7 @@ struct WeightGradient {
   static DDP_HD int blocks(const Args& args) { return groups(args.batch) * kSplit; }
   static DDP_HD int phases(const Args& args) { return 2 * kBands * images_per_group(args.batch) + 2; }
 
-  static DDP_HD void phase(int phase, Place at, Shared& shared, Local& local, const Args& args) {
+  static DDP_HD void phase(int phase, ThreadIndex at, Shared& shared, Local& local, const Args& args) {
     const int group = at.block / kSplit, top = at.block % kSplit * WindowRows;
     if (phase == 0) {
       DDP_UNROLL
@@ -99,7 +99,7 @@ struct WeightGradient {
   }
 
  private:
-  static DDP_HD void load(int image, int band, int top, Place at, Shared& shared, const Args& args) {
+  static DDP_HD void load(int image, int band, int top, ThreadIndex at, Shared& shared, const Args& args) {
     const int y = band * kRows;
     const S* in = args.padded + (static_cast<std::ptrdiff_t>(image) * kPadded + y + top) * kPadded * In;
     for (int i = at.thread; i < kInRows * kPadded * In; i += kThreads)
@@ -108,7 +108,7 @@ struct WeightGradient {
                                              args.gradient);
   }
 
-  static DDP_HD void add_band(Place at, const Shared& shared, Local& local) {
+  static DDP_HD void add_band(ThreadIndex at, const Shared& shared, Local& local) {
     const int team = at.thread / kTeam, lane = at.thread % (Out / kLanes);
     const int channel = at.thread % kTeam / (Out / kLanes) % In;
     const int ky = at.thread % kTeam / (Out / kLanes) / In;
@@ -142,7 +142,7 @@ struct WeightGradient {
   }
 
   /// The teams' sums to the block's memory, where the gradient is no longer needed.
-  static DDP_HD void put(Place at, Shared& shared, const Local& local) {
+  static DDP_HD void put(ThreadIndex at, Shared& shared, const Local& local) {
     if constexpr (Teams > 1) {
       T* to = reinterpret_cast<T*>(shared.gradient) + at.thread / kTeam * (kPart + Out);
       DDP_UNROLL
@@ -155,7 +155,7 @@ struct WeightGradient {
     }
   }
 
-  static DDP_HD void write(int group, int top, Place at, const Shared& shared, const Local& local,
+  static DDP_HD void write(int group, int top, ThreadIndex at, const Shared& shared, const Local& local,
                            const Args& args) {
     T* to = args.parts + static_cast<std::ptrdiff_t>(group) * kSize;
     if constexpr (Teams > 1) {

@@ -60,8 +60,8 @@ class Home {
   static Awaitable<> begin(Home* self, std::optional<Result<EnvVars>>* result) {
     const char* path = std::getenv("PATH");
     EnvVars env = {{"HOME", self->dir_}, {"PATH", path != nullptr ? path : "/usr/bin:/bin"}};
-    SetupOutput::Line tell = [self](const std::string& line) { self->lines.push_back(line); };
-    auto made = co_await self->setup_.run(self->job_, env, env, self->dir_, std::move(tell));
+    SetupOutput::LineHandler notify = [self](const std::string& line) { self->lines.push_back(line); };
+    auto made = co_await self->setup_.run(self->job_, env, env, self->dir_, std::move(notify));
     *result = std::move(made);
   }
 

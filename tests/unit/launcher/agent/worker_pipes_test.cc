@@ -238,7 +238,7 @@ TEST_CASE("a stop does not wait for a link that is stuck") {
   bench.sink.moves = true;
   bench.add(0);
   put(bench.writers[{0, 1}], std::string(60'000, 'x'));
-  bench.pipes.hurry();
+  bench.pipes.shorten_wait();
   bool drained = false;
   asio::co_spawn(bench.loop, bench.pipes.drained(0), [&](const std::exception_ptr&) { drained = true; });
   CHECK(bench.run_until([&] { return drained; }));
@@ -271,7 +271,7 @@ TEST_CASE("a stop does not wait for a reader who stands still: what the leader l
   bench.add(0);
   put(bench.writers[{0, 1}], "of the leader\n");
   put(bench.writers[{0, 2}], "its last words\n");
-  bench.pipes.hurry();
+  bench.pipes.shorten_wait();
   bool drained = false;
   asio::co_spawn(bench.loop, bench.pipes.drained(0), [&](const std::exception_ptr&) { drained = true; });
   CHECK(bench.run_until([&] { return drained; }));

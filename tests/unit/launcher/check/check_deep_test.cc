@@ -18,38 +18,38 @@ CheckResult two_nodes() {
   return result;
 }
 
-DeepRun health(const std::string& findings, bool passed, int exit_code) {
+DeepRun health(const std::string& diagnostics, bool passed, int exit_code) {
   return {DeepTest::kHealth, exit_code,
-          "# a table\n{\"schema\":\"ddp-train-record/1\",\"kind\":\"health\",\"findings\":[" + findings +
+          "# a table\n{\"schema\":\"ddp-train-record/1\",\"kind\":\"health\",\"findings\":[" + diagnostics +
               "],\"passed\":" + (passed ? "true" : "false") + "}\n# more\n",
           "train: rank 1 …\nddplaunch: exit 1: rank 2 failed\n"};
 }
 
 TEST_CASE("A finding of a rank is one of its host") {
-  const auto found =
-      deep_findings(two_nodes(), health("{\"level\":\"error\",\"rank\":2,\"host\":\"x\",\"device\":\"CPU\","
-                                        "\"item\":\"memory\",\"text\":\"3 wrong words\"},"
-                                        "{\"level\":\"warning\",\"rank\":1,\"host\":\"x\",\"device\":\"CPU\","
-                                        "\"item\":\"slow\",\"text\":\"slow\"}",
-                                        false, 1));
+  const auto found = deep_diagnostics(
+      two_nodes(), health("{\"level\":\"error\",\"rank\":2,\"host\":\"x\",\"device\":\"CPU\","
+                          "\"item\":\"memory\",\"text\":\"3 wrong words\"},"
+                          "{\"level\":\"warning\",\"rank\":1,\"host\":\"x\",\"device\":\"CPU\","
+                          "\"item\":\"slow\",\"text\":\"slow\"}",
+                          false, 1));
   REQUIRE(found.size() == 2);
-  CHECK(found[0] == CheckFinding{CheckFinding::Level::kError,
-                                 "health",
-                                 {1},
-                                 "rank 2, CPU: 3 wrong words",
-                                 "leave the host out with --exclude, and have its memory tested"});
-  CHECK(found[1].level == CheckFinding::Level::kWarning);
+  CHECK(found[0] == CheckDiagnostic{CheckDiagnostic::Severity::kError,
+                                    "health",
+                                    {1},
+                                    "rank 2, CPU: 3 wrong words",
+                                    "leave the host out with --exclude, and have its memory tested"});
+  CHECK(found[1].level == CheckDiagnostic::Severity::kWarning);
   CHECK(found[1].nodes == std::vector<std::size_t>{0});
 }
 
 TEST_CASE("A test that passed has no findings, one that told nothing or failed otherwise has one") {
-  CHECK(deep_findings(two_nodes(), health("", true, 0)).empty());
-  CHECK(deep_findings(two_nodes(), health("", true, 137)).front().text ==
+  CHECK(deep_diagnostics(two_nodes(), health("", true, 0)).empty());
+  CHECK(deep_diagnostics(two_nodes(), health("", true, 137)).front().text ==
         "train health ended with exit code 137: ddplaunch: exit 1: rank 2 failed");
   DeepRun silent = health("", true, 127);
   silent.output = "{\"some\":\"json\"}\n{\n";
   CHECK_FALSE(deep_has_result(silent));
-  const auto found = deep_findings(two_nodes(), silent);
+  const auto found = deep_diagnostics(two_nodes(), silent);
   REQUIRE(found.size() == 1);
   CHECK(found[0].text ==
         "train health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed");
@@ -59,7 +59,7 @@ TEST_CASE("A slow sum is told in the trainer's words") {
   const DeepRun run{
       DeepTest::kCollectives, 1,
       "{\"schema\":\"ddp-train-record/1\",\"kind\":\"bench\",\"passed\":false,\"fault\":\"too slow\"}\n", ""};
-  const auto found = deep_findings(two_nodes(), run);
+  const auto found = deep_diagnostics(two_nodes(), run);
   REQUIRE(found.size() == 1);
   CHECK(found[0].item == "collectives");
   CHECK(found[0].text == "too slow");

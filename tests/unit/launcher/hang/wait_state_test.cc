@@ -7,55 +7,55 @@
 namespace ddp::launcher {
 namespace {
 
-ThreadLook look(char state, const std::string& wchan, const std::string& call = {}) {
-  ThreadLook look;
-  look.state = state;
-  look.wchan = wchan;
-  parse_syscall(call, look);
-  return look;
+ThreadSnapshot snapshot(char state, const std::string& wchan, const std::string& call = {}) {
+  ThreadSnapshot snapshot;
+  snapshot.state = state;
+  snapshot.wchan = wchan;
+  parse_syscall(call, snapshot);
+  return snapshot;
 }
 std::string in_call(long number, const std::string& argument) {
   return std::to_string(number) + " " + argument + " 0x7ffc 0x1 0x0 0x0 0x0 0x7ffeb 0x7f85e\n";
 }
 
 TEST_CASE("what a thread does is told in words") {
-  CHECK(wait_text(look('R', "0", "running\n"), "") == "running");
-  CHECK(wait_text(look('S', "futex_do_wait", in_call(SYS_futex, "0x7fce")), "") == "sleeping in futex");
-  CHECK(wait_text(look('S', "hrtimer_nanosleep", in_call(SYS_clock_nanosleep, "0x1")), "") ==
+  CHECK(wait_text(snapshot('R', "0", "running\n"), "") == "running");
+  CHECK(wait_text(snapshot('S', "futex_do_wait", in_call(SYS_futex, "0x7fce")), "") == "sleeping in futex");
+  CHECK(wait_text(snapshot('S', "hrtimer_nanosleep", in_call(SYS_clock_nanosleep, "0x1")), "") ==
         "sleeping in nanosleep");
-  CHECK(wait_text(look('S', "wait_woken", in_call(SYS_recvfrom, "0x5")), "10.0.0.3:29500") ==
+  CHECK(wait_text(snapshot('S', "wait_woken", in_call(SYS_recvfrom, "0x5")), "10.0.0.3:29500") ==
         "sleeping in recv, 10.0.0.3:29500");
-  CHECK(wait_text(look('T', "do_signal_stop"), "") == "stopped by a signal");
-  CHECK(wait_text(look('t', "ptrace_stop"), "") == "held by a debugger");
-  CHECK(wait_text(look('Z', "0"), "") == "ended");
+  CHECK(wait_text(snapshot('T', "do_signal_stop"), "") == "stopped by a signal");
+  CHECK(wait_text(snapshot('t', "ptrace_stop"), "") == "held by a debugger");
+  CHECK(wait_text(snapshot('Z', "0"), "") == "ended");
 }
 
 TEST_CASE("where the system call is not told, the kernel's function is") {
-  CHECK(wait_text(look('S', "poll_schedule_timeout.constprop.0"), "") == "sleeping in poll");
-  CHECK(wait_text(look('S', "do_epoll_wait"), "") == "sleeping in epoll_wait");
-  CHECK(wait_text(look('S', "some_new_function.isra.0"), "") == "sleeping in some_new_function");
-  CHECK(wait_text(look('S', "0"), "") == "sleeping");
-  CHECK(wait_text(look('S', ""), "") == "sleeping");
-  CHECK(wait_text(look('S', "do_syscall_64", in_call(SYS_restart_syscall, "0x0")), "") == "sleeping");
+  CHECK(wait_text(snapshot('S', "poll_schedule_timeout.constprop.0"), "") == "sleeping in poll");
+  CHECK(wait_text(snapshot('S', "do_epoll_wait"), "") == "sleeping in epoll_wait");
+  CHECK(wait_text(snapshot('S', "some_new_function.isra.0"), "") == "sleeping in some_new_function");
+  CHECK(wait_text(snapshot('S', "0"), "") == "sleeping");
+  CHECK(wait_text(snapshot('S', ""), "") == "sleeping");
+  CHECK(wait_text(snapshot('S', "do_syscall_64", in_call(SYS_restart_syscall, "0x0")), "") == "sleeping");
   // Continued after a SIGSTOP: the number says only that.
-  CHECK(wait_text(look('S', "do_wait", in_call(100'000, "0x0")), "") == "sleeping in wait for a child");
+  CHECK(wait_text(snapshot('S', "do_wait", in_call(100'000, "0x0")), "") == "sleeping in wait for a child");
 }
 
 TEST_CASE("what cannot be killed is told by the kernel's own name") {
-  CHECK(wait_text(look('D', "nfs_wait_bit_killable"), "") ==
+  CHECK(wait_text(snapshot('D', "nfs_wait_bit_killable"), "") ==
         "stuck in the kernel in nfs_wait_bit_killable, state D");
-  CHECK(wait_text(look('D', "folio_wait_bit.part.0", in_call(SYS_read, "0x3")), "/data/shard_3") ==
+  CHECK(wait_text(snapshot('D', "folio_wait_bit.part.0", in_call(SYS_read, "0x3")), "/data/shard_3") ==
         "stuck in the kernel in folio_wait_bit (read, /data/shard_3), state D");
-  CHECK(wait_text(look('D', "0"), "") == "stuck in the kernel, state D");
+  CHECK(wait_text(snapshot('D', "0"), "") == "stuck in the kernel, state D");
 }
 
 TEST_CASE("odd contents of /proc/PID/syscall say nothing") {
   for (const char* text : {"", "running\n", "-1 0x7ffc 0x7f85\n", "12", "x 0x1\n"})
-    CHECK_FALSE(look('S', "", text).call);
-  CHECK_FALSE(waits_for_descriptor(look('S', "", "")));
-  CHECK(waits_for_descriptor(look('S', "", in_call(SYS_read, "0x1f"))));
-  CHECK(look('S', "", in_call(SYS_read, "0x1f")).argument == 31);
-  CHECK_FALSE(waits_for_descriptor(look('S', "", in_call(SYS_futex, "0x1f"))));
+    CHECK_FALSE(snapshot('S', "", text).call);
+  CHECK_FALSE(waits_for_descriptor(snapshot('S', "", "")));
+  CHECK(waits_for_descriptor(snapshot('S', "", in_call(SYS_read, "0x1f"))));
+  CHECK(snapshot('S', "", in_call(SYS_read, "0x1f")).argument == 31);
+  CHECK_FALSE(waits_for_descriptor(snapshot('S', "", in_call(SYS_futex, "0x1f"))));
 }
 
 TEST_CASE("sockets are named by their peer") {

@@ -112,11 +112,11 @@ TEST_CASE("groups that no mount shows are not guessed") {
 
 TEST_CASE("odd mounts") {
   // Optional fields, spaces, backslashes and a dash in names.
-  const System odd{
+  const System misbehaved{
       "36 35 0:26 /a\\040b /mnt/c\\134d\\011-\\012e rw master:1 propagate_from:2 unbindable - "
       "cgroup2 none rw\n",
       "0::/a b/c:d\n"};
-  CHECK(odd.v2() == "/mnt/c\\d\t-\ne/c:d");
+  CHECK(misbehaved.v2() == "/mnt/c\\d\t-\ne/c:d");
   // One that shows another part of the tree comes first; at one place the last one lies on top.
   const System several{
       "36 35 0:26 /else /one rw - cgroup2 none rw\n36 35 0:26 / /two rw - cgroup2 none rw\n"

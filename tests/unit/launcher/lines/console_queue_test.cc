@@ -109,10 +109,11 @@ TEST_CASE("one that skips keeps the latest lines and says how many are missing")
   const std::string gap = "ddplaunch: … ";
   REQUIRE(all.substr(0, gap.size()) == gap);
   const std::size_t first_end = all.find('\n');
-  std::string told = all.substr(gap.size(), all.find(" lines not shown; the files have them") - gap.size());
-  told.erase(told.find(','), 1);
+  std::string reported =
+      all.substr(gap.size(), all.find(" lines not shown; the files have them") - gap.size());
+  reported.erase(reported.find(','), 1);
   CHECK(all.find(gap, 1) == std::string::npos);
-  CHECK(all.substr(first_end + 1) == numbered(std::stoi(told), 999'999));
+  CHECK(all.substr(first_end + 1) == numbered(std::stoi(reported), 999'999));
 }
 
 TEST_CASE("words of ours are never skipped, and each gap is told of where it is") {
@@ -130,11 +131,11 @@ TEST_CASE("a gap that grows is told of once") {
   for (int i = 0; i < 3; ++i)
     queue.push(1, false, std::string(ConsoleQueue::kSkipAt, '\n') + "end\n");
   const std::string all = drain(queue);
-  const std::size_t told = all.find('\n') + 1;
+  const std::size_t reported = all.find('\n') + 1;
   const auto shown = static_cast<std::uint64_t>(
-      std::count(all.begin() + static_cast<std::ptrdiff_t>(told), all.end(), '\n'));
+      std::count(all.begin() + static_cast<std::ptrdiff_t>(reported), all.end(), '\n'));
   CHECK(shown > 0);
-  CHECK(all.substr(0, told) == skipped_text(3 * (ConsoleQueue::kSkipAt + 1) - shown) + "\n");
+  CHECK(all.substr(0, reported) == skipped_text(3 * (ConsoleQueue::kSkipAt + 1) - shown) + "\n");
 }
 
 TEST_CASE("numbers for people") {

@@ -74,7 +74,7 @@ TEST_CASE("colours are for terminals that have them") {
 }
 
 TEST_CASE("labels of several ranks") {
-  const Label::Group group{"*", "0-7", "0-3", "0-1", "stdout"};
+  const Label::LabelGroup group{"*", "0-7", "0-3", "0-1", "stdout"};
   CHECK(Label("[{host}:{rank}] ", group).text() == "[*:0-7] ");
   CHECK(Label("{node_rank}/{local_rank} {stream}", group).text() == "0-1/0-3 stdout");
   CHECK(rank_set_text({}) == "");

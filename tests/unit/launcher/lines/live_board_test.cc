@@ -54,11 +54,11 @@ TEST_CASE("a bar is shown with the next frame and goes with its line") {
   CHECK_FALSE(d.board.due().has_value());
   d.add(a, "\r10%");
   d.pass(LiveBoard::kFrame);
-  CHECK(d.board.take_news(1));
+  CHECK(d.board.take_change(1));
   CHECK(d.rows() == "[0] 10%\n");
   d.add(a, "\n");
   d.add(a, "done\n");
-  CHECK(d.board.take_news(1));  // at once, with its line
+  CHECK(d.board.take_change(1));  // at once, with its line
   CHECK(d.rows().empty());
   CHECK(d.lines == "[0] 10%\n[0] done\n");
 }
@@ -154,9 +154,9 @@ TEST_CASE("a cleared board shows nothing") {
   LiveBoard::Entry a = entry_of(0, 2);
   d.add(a, "\r10%");
   d.pass(seconds(1));
-  CHECK(d.board.take_news(2));
+  CHECK(d.board.take_change(2));
   d.board.clear();
-  CHECK(d.board.take_news(2));
+  CHECK(d.board.take_change(2));
   CHECK(d.rows(2).empty());
   CHECK_FALSE(d.board.due().has_value());
 }

@@ -8,14 +8,14 @@
 namespace ddp::launcher {
 namespace {
 
-using From = DaemonFrameReader::From;
+using FrameSender = DaemonFrameReader::FrameSender;
 
 /// What a reader makes of `bytes`, given in pieces of `cut`; streams are joined.
-struct Heard {
+struct FrameRecord {
   std::string input, output, errors, failure;
   std::vector<std::string> events;
 
-  Heard(From from, std::string_view bytes, std::size_t cut) {
+  FrameRecord(FrameSender from, std::string_view bytes, std::size_t cut) {
     DaemonFrameReader reader(from);
     while (!bytes.empty()) {
       std::string_view part = bytes.substr(0, cut);
@@ -28,7 +28,7 @@ struct Heard {
     }
     failure = reader.failure();
   }
-  void take(const DaemonFrameReader::Piece& piece) {
+  void take(const DaemonFrameReader::FramePiece& piece) {
     switch (piece.kind) {
       case DaemonFrame::kInput:
         input += piece.bytes;
@@ -78,7 +78,7 @@ TEST_CASE("what a node sends is read however it is cut") {
                             daemon_frame(DaemonFrame::kErrors, " no") + daemon_ended(113);
   for (const std::size_t cut : {1u, 2u, 3u, 5u, 7u, 4096u, 100'000u}) {
     CAPTURE(cut);
-    const Heard heard(From::kNode, bytes, cut);
+    const FrameRecord heard(FrameSender::kNode, bytes, cut);
     CHECK(heard.failure.empty());
     CHECK(heard.output == "one" + long_line);
     CHECK(heard.errors == "oh no");
@@ -87,17 +87,19 @@ TEST_CASE("what a node sends is read however it is cut") {
 }
 
 TEST_CASE("what a master sends is its input and the end of it") {
-  const Heard heard(From::kMaster,
-                    daemon_frame(DaemonFrame::kInput, "hello") + daemon_frame(DaemonFrame::kInputEnd, {}), 3);
+  const FrameRecord heard(
+      FrameSender::kMaster,
+      daemon_frame(DaemonFrame::kInput, "hello") + daemon_frame(DaemonFrame::kInputEnd, {}), 3);
   CHECK(heard.input == "hello");
   CHECK(heard.events == Texts{"end of file"});
   CHECK(heard.failure.empty());
 }
 
 TEST_CASE("a node that cannot start an agent says why") {
-  const Heard heard(From::kNode, daemon_greeting() + daemon_failed("no such file"), 1);
+  const FrameRecord heard(FrameSender::kNode, daemon_greeting() + daemon_failed("no such file"), 1);
   CHECK(heard.events == Texts{"version 1", "failed no such file"});
-  CHECK(Heard(From::kNode, daemon_greeting() + daemon_failed(""), 1).events == Texts{"version 1", "failed "});
+  CHECK(FrameRecord(FrameSender::kNode, daemon_greeting() + daemon_failed(""), 1).events ==
+        Texts{"version 1", "failed "});
 }
 
 TEST_CASE("a frame at the wrong time, of the wrong side, kind or size ends the link") {
@@ -106,8 +108,12 @@ TEST_CASE("a frame at the wrong time, of the wrong side, kind or size ends the l
   const std::string end = daemon_frame(DaemonFrame::kOutputEnd, {});
   const std::string input_end = daemon_frame(DaemonFrame::kInputEnd, {});
   const std::string hello = daemon_greeting();
-  const auto node = [](const std::string& bytes) { return Heard(From::kNode, bytes, 2).failure; };
-  const auto master = [](const std::string& bytes) { return Heard(From::kMaster, bytes, 2).failure; };
+  const auto node = [](const std::string& bytes) {
+    return FrameRecord(FrameSender::kNode, bytes, 2).failure;
+  };
+  const auto master = [](const std::string& bytes) {
+    return FrameRecord(FrameSender::kMaster, bytes, 2).failure;
+  };
   CHECK(node(output) == "a frame that may not come here (kind 17, size 1)");  // before the greeting
   CHECK(node(hello + hello) == "a frame that may not come here (kind 16, size 2)");
   CHECK(node(hello + input) == "a frame that may not come here (kind 1, size 1)");

@@ -18,8 +18,8 @@ struct Job {
     return table.join({1, "0.1.0", rank, 4}, {name, address}, now);
   }
   /// The rank; the refusal's text.
-  std::string place(std::optional<int> rank, const std::string& name,
-                    const std::string& address = "10.0.0.9") {
+  std::string slot(std::optional<int> rank, const std::string& name,
+                   const std::string& address = "10.0.0.9") {
     const JoinAnswer answer = join(rank, name, address).answer;
     return answer.rank ? std::to_string(*answer.rank) : answer.text;
   }
@@ -27,17 +27,17 @@ struct Job {
 
 TEST_CASE("a node gets the rank that it asks for") {
   Job job;
-  CHECK(job.place(3, "gpu03") == "3");
-  CHECK(job.place(1, "gpu01") == "1");
+  CHECK(job.slot(3, "gpu03") == "3");
+  CHECK(job.slot(1, "gpu01") == "1");
   CHECK(job.join(2, "gpu02").answer.job_id == "run7");
 }
 
 TEST_CASE("nodes without a rank get the free ones in order of arrival") {
   Job job;
-  CHECK(job.place(2, "gpu07") == "2");
-  CHECK(job.place({}, "gpu05") == "1");
-  CHECK(job.place({}, "gpu06") == "3");
-  CHECK(job.place({}, "gpu08") ==
+  CHECK(job.slot(2, "gpu07") == "2");
+  CHECK(job.slot({}, "gpu05") == "1");
+  CHECK(job.slot({}, "gpu06") == "3");
+  CHECK(job.slot({}, "gpu08") ==
         "all 4 nodes of the job are there already; start no more than --nnodes says");
 }
 
@@ -45,19 +45,19 @@ TEST_CASE("a machine that returns gets the rank that it had") {
   Job job;
   const auto one = job.join({}, "gpu05");
   const auto two = job.join({}, "gpu06");
-  job.table.ended(*one.answer.rank, one.life);
-  job.table.ended(*two.answer.rank, two.life);
-  CHECK(job.place({}, "gpu06") == "2");
-  CHECK(job.place({}, "gpu05") == "1");
+  job.table.ended(*one.answer.rank, one.incarnation);
+  job.table.ended(*two.answer.rank, two.incarnation);
+  CHECK(job.slot({}, "gpu06") == "2");
+  CHECK(job.slot({}, "gpu05") == "1");
 }
 
 TEST_CASE("one that was never there gets an unused rank before one that somebody left") {
   Job job;
   const auto one = job.join({}, "gpu05");
-  job.table.ended(*one.answer.rank, one.life);
-  CHECK(job.place({}, "gpu06") == "2");
-  CHECK(job.place({}, "gpu07") == "3");
-  CHECK(job.place({}, "gpu08") == "1");
+  job.table.ended(*one.answer.rank, one.incarnation);
+  CHECK(job.slot({}, "gpu06") == "2");
+  CHECK(job.slot({}, "gpu07") == "3");
+  CHECK(job.slot({}, "gpu08") == "1");
 }
 
 TEST_CASE("a rank whose node lives is not given away") {
@@ -96,9 +96,9 @@ TEST_CASE("a node that waits gives its place to its own machine only") {
 
 TEST_CASE("several nodes of one machine wait beside each other") {
   Job job;
-  CHECK(job.place({}, "here") == "1");
-  CHECK(job.place({}, "here") == "2");
-  CHECK(job.place({}, "here") == "3");
+  CHECK(job.slot({}, "here") == "1");
+  CHECK(job.slot({}, "here") == "2");
+  CHECK(job.slot({}, "here") == "3");
 }
 
 TEST_CASE("only the links that an answer hangs on need to be looked at") {
@@ -122,9 +122,9 @@ TEST_CASE("the end of an earlier link does not free the place of a later one") {
   Job job;
   const auto first = job.join(1, "gpu01");
   const auto second = job.join(1, "gpu01");
-  job.table.ended(1, first.life);
+  job.table.ended(1, first.incarnation);
   CHECK(job.join(1, "gpu02").answer.refusal == JoinRefusal::kTaken);
-  job.table.ended(1, second.life);
+  job.table.ended(1, second.incarnation);
   const auto third = job.join(1, "gpu02");
   CHECK(third.answer.rank == 1);
   CHECK(!third.displaces);
@@ -132,8 +132,8 @@ TEST_CASE("the end of an earlier link does not free the place of a later one") {
 
 TEST_CASE("what cannot be is refused with what to do") {
   Job job;
-  CHECK(job.place(0, "gpu00") == "node rank 0 is the master's own node; give each node its own --node-rank");
-  CHECK(job.place(4, "gpu04") == "node rank 4 is not one of 0 … 3; the job has 4 nodes");
+  CHECK(job.slot(0, "gpu00") == "node rank 0 is the master's own node; give each node its own --node-rank");
+  CHECK(job.slot(4, "gpu04") == "node rank 4 is not one of 0 … 3; the job has 4 nodes");
   const auto size = job.table.join({1, "0.1.0", 1, 2}, {"gpu01", "10.0.0.1"}, job.now).answer;
   CHECK(size.refusal == JoinRefusal::kOtherSize);
   CHECK(
@@ -161,12 +161,12 @@ TEST_CASE("the first words of a link survive the way there and back") {
                             "ddplaunch-join x 0.1.0 3 4", "ddplaunch-join 1 0.1.0 3 4 5"})
     CHECK(!parse_request(wrong));
 
-  JoinAnswer place;
-  place.rank = 2;
-  place.job_id = "run7";
-  CHECK(answer_line(place) == "ddplaunch-place 2 run7\n");
-  CHECK(parse_answer("ddplaunch-place 2 run7").value().rank == 2);
-  CHECK(parse_answer("ddplaunch-place 2 run7").value().job_id == "run7");
+  JoinAnswer slot;
+  slot.rank = 2;
+  slot.job_id = "run7";
+  CHECK(answer_line(slot) == "ddplaunch-slot 2 run7\n");
+  CHECK(parse_answer("ddplaunch-slot 2 run7").value().rank == 2);
+  CHECK(parse_answer("ddplaunch-slot 2 run7").value().job_id == "run7");
   JoinAnswer refusal;
   refusal.refusal = JoinRefusal::kOutOfRange;
   refusal.text = "no\nway";
@@ -174,9 +174,9 @@ TEST_CASE("the first words of a link survive the way there and back") {
         JoinRefusal::kOutOfRange);
   CHECK(parse_answer("ddplaunch-refused taken it is there").value().text == "it is there");
   // What a master that means harm says is shown as one line, without escape sequences.
-  CHECK(parse_answer("ddplaunch-place 2 run\x1b[2J").value().job_id == "run\\x1b[2J");
+  CHECK(parse_answer("ddplaunch-slot 2 run\x1b[2J").value().job_id == "run\\x1b[2J");
   CHECK(parse_answer("ddplaunch-refused taken \x1b[2J\r\xe2\x80\xae").value().text == "\\x1b[2J\\r\\u202e");
-  for (const char* wrong : {"", "ddplaunch-place 2", "ddplaunch-place x run7", "ddplaunch-refused why not"})
+  for (const char* wrong : {"", "ddplaunch-slot 2", "ddplaunch-slot x run7", "ddplaunch-refused why not"})
     CHECK(!parse_answer(wrong));
 }
 

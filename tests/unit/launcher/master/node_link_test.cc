@@ -27,16 +27,16 @@ class EndedChannel final : public remote::Channel {
   int status_;
 };
 
-NodeLink::End end_of_link(int status, const std::string& errors) {
+NodeLink::LinkEnd end_of_link(int status, const std::string& errors) {
   asio::io_context loop;
   NodeLink node(0, loop.get_executor(), "gpu07");
   remote::StartedAgent agent;
   agent.channel = std::make_unique<EndedChannel>(loop, status);
   node.open(std::move(agent));
   (void)node.error_lines(errors);
-  NodeLink::End end;
+  NodeLink::LinkEnd end;
   asio::co_spawn(loop, node.explain_end(Error{ErrorCode::kLinkLost, "the link was closed", 0}),
-                 [&end](const std::exception_ptr&, NodeLink::End said) { end = std::move(said); });
+                 [&end](const std::exception_ptr&, NodeLink::LinkEnd said) { end = std::move(said); });
   loop.run();
   return end;
 }
@@ -50,7 +50,7 @@ TEST_CASE("a keeper's exit code proves that the workers are dead, unless it says
     CAPTURE(status);
     CHECK(!end_of_link(status, "").workers_dead);
   }
-  const NodeLink::End left =
+  const NodeLink::LinkEnd left =
       end_of_link(kExitProcessesLeft,
                   "ddplaunchd keeper: the agent was killed by SIGKILL; ended 2 processes "
                   "that it left\nother words\nddplaunchd keeper: could not end process 7 "

@@ -275,7 +275,7 @@ TEST_CASE("all that is known of a cause is told") {
   JobEnd end;
   Failure root = signaled(5, "gpu02", SIGKILL, 12'345);
   root.ran = std::chrono::milliseconds(12'100);
-  root.attempt = root.born = 2;
+  root.attempt = root.start_attempt = 2;
   root.evidence.oom = "the kernel killed it (kernel log: Killed process 4005)";
   root.evidence.xid = "NVRM: Xid (PCI:0000:65:00): 79, pid=4005, GPU has fallen off the bus.";
   root.evidence.exception =
@@ -345,7 +345,7 @@ TEST_CASE("how long a worker ran, as exactly as it matters") {
   CHECK(text_after(std::chrono::minutes(119)).find(", 119 min after") != std::string::npos);
   CHECK(text_after(std::chrono::minutes(205)).find(", 3 h 25 min after") != std::string::npos);
   end.failures[0].attempt = 3;  // it had lived through the failures of others
-  end.failures[0].born = 1;
+  end.failures[0].start_attempt = 1;
   CHECK(text_after(std::chrono::seconds(20)).find(", 20.0 s after its start in attempt 1\n") !=
         std::string::npos);
 }

@@ -28,7 +28,7 @@ TEST_CASE("the first log of each rank counts, so that a node cannot pile them up
   log.collectives(collectives_of(0, true), 2);
   log.collectives(collectives_of(1, false), 2);
   log.collectives(collectives_of(1, true), 2);
-  log.judge_collectives();
+  log.diagnose_collectives();
   REQUIRE(log.root_cause() != nullptr);
   INFO(log.root_cause()->waited_for);
   CHECK(log.root_cause()->waited_for.starts_with("rank 1 has not started"));

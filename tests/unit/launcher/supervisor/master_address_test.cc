@@ -12,8 +12,9 @@ namespace {
 using Texts = std::vector<std::string>;
 
 /// Answers as a node does that reaches `open`: the first of the addresses that is in it, or none.
-std::vector<MasterAddress::Probe> answer(MasterAddress& master, const MasterAddress::Probe& probe,
-                                         const std::set<std::string>& open) {
+std::vector<MasterAddress::AddressProbe> answer(MasterAddress& master,
+                                                const MasterAddress::AddressProbe& probe,
+                                                const std::set<std::string>& open) {
   for (const std::string& address : probe.addresses) {
     if (open.count(address) > 0) return master.reached(probe.node, address);
   }
@@ -62,7 +63,7 @@ TEST_CASE("a third address when of two each is closed to somebody") {
   CHECK(master.cut_off("C") == 0);
   CHECK(master.reached(1, "C").empty());
   CHECK(master.failed(2).empty());
-  CHECK(master.hopeless());
+  CHECK(master.is_exhausted());
   CHECK_FALSE(master.settled());
   CHECK(master.chosen() == "C");
 }
@@ -105,13 +106,13 @@ TEST_CASE("whatever the order of the answers, the best address that all reach is
     auto asked = master.begin(candidates, nodes);
     while (!asked.empty()) {
       const std::size_t pick = random() % asked.size();
-      const MasterAddress::Probe probe = asked[pick];
+      const MasterAddress::AddressProbe probe = asked[pick];
       asked.erase(asked.begin() + static_cast<std::ptrdiff_t>(pick));
       for (auto& more : answer(master, probe, open[probe.node]))
         asked.push_back(std::move(more));
     }
     REQUIRE(master.settled() == !best.empty());
-    REQUIRE(master.hopeless() == best.empty());
+    REQUIRE(master.is_exhausted() == best.empty());
     if (!best.empty()) REQUIRE(master.chosen() == best);
   }
 }

@@ -41,7 +41,7 @@ TEST_CASE("all nodes on one machine: loopback") {
   REQUIRE(choice.has_value());
   CHECK(choice->one_machine);
   CHECK(choice->master_addrs() == Texts{"127.0.0.1"});
-  CHECK(choice->ways[0].interfaces == Texts{"lo", "lo"});
+  CHECK(choice->routes[0].interfaces == Texts{"lo", "lo"});
   CHECK(choice->reason == "all nodes are on one machine: 127.0.0.1");
   CHECK(choose_network({node("laptop", "192.168.0.7", {"tun0 10.8.0.2/24"})}, "")->reason ==
         "one node: 127.0.0.1");
@@ -60,7 +60,7 @@ TEST_CASE("the shared network that the names resolve to") {
                                      "");
   REQUIRE(choice.has_value());
   CHECK(choice->master_addrs() == Texts{"10.1.0.1", "192.168.0.1"});
-  CHECK(choice->ways[0].interfaces == Texts{"ib0", "ib1"});
+  CHECK(choice->routes[0].interfaces == Texts{"ib0", "ib1"});
   CHECK(choice->reason == "10.1.0.0/16, shared by all 2 nodes, where their names resolve to: 10.1.0.1");
 }
 
@@ -71,7 +71,7 @@ TEST_CASE("localhost as node 0 of remote nodes gets its address on their network
                      "");
   REQUIRE(choice.has_value());
   CHECK(choice->master_addrs() == Texts{"10.0.0.9"});
-  CHECK(choice->ways[0].interfaces == Texts{"eth0", "eth0"});
+  CHECK(choice->routes[0].interfaces == Texts{"eth0", "eth0"});
   CHECK(choice->reason == "10.0.0.0/24, shared by all 2 nodes, where 1 of their names resolve to: 10.0.0.9");
 }
 
@@ -82,11 +82,11 @@ TEST_CASE("bridges that every host has for itself, and interfaces that are down,
       "");
   CHECK(choice->master_addrs() == Texts{"10.0.0.1"});
   // A bridge of another name is told by its address, the same on both.
-  const auto odd = choose_network({node("a", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.1/24"}),
-                                   node("b", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.2/24"})},
-                                  "");
-  CHECK(odd->master_addrs() == Texts{"10.0.0.1"});
-  CHECK(odd->reason == "10.0.0.0/24, shared by all 2 nodes: 10.0.0.1");
+  const auto misbehaved = choose_network({node("a", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.1/24"}),
+                                          node("b", "", {"usb0 192.168.55.1/24", "eth0 10.0.0.2/24"})},
+                                         "");
+  CHECK(misbehaved->master_addrs() == Texts{"10.0.0.1"});
+  CHECK(misbehaved->reason == "10.0.0.0/24, shared by all 2 nodes: 10.0.0.1");
 }
 
 TEST_CASE("a bridge counts where a node was reached through it") {
@@ -96,7 +96,7 @@ TEST_CASE("a bridge counts where a node was reached through it") {
                      "");
   REQUIRE(choice.has_value());
   CHECK(choice->master_addrs() == Texts{"172.17.0.1"});
-  CHECK(choice->ways[0].interfaces == Texts{"docker0", "eth0"});
+  CHECK(choice->routes[0].interfaces == Texts{"docker0", "eth0"});
 }
 
 TEST_CASE("a VPN comes last, unless the names resolve to it") {
@@ -131,7 +131,7 @@ TEST_CASE("nothing shared: the address at which node 0 was reached") {
                                      "");
   REQUIRE(routed.has_value());
   CHECK(routed->master_addrs() == Texts{"10.244.1.7"});
-  CHECK(routed->ways[0].interfaces == Texts{"eth0", "net1"});
+  CHECK(routed->routes[0].interfaces == Texts{"eth0", "net1"});
   CHECK(routed->reason ==
         "no network is shared by all nodes; taking the address at which pod-0 was reached: 10.244.1.7");
 
@@ -139,7 +139,7 @@ TEST_CASE("nothing shared: the address at which node 0 was reached") {
                                    node("b", "203.0.113.6", {"eth0 10.128.0.3/32"})},
                                   "");
   CHECK(nat->master_addrs() == Texts{"203.0.113.5", "10.128.0.2"});
-  CHECK(nat->ways[0].interfaces == Texts{"", ""});
+  CHECK(nat->routes[0].interfaces == Texts{"", ""});
 
   const auto only = choose_network({node("localhost", "127.0.0.1", {"eth0 10.128.0.2/32"}),
                                     node("b", "10.128.0.3", {"eth0 10.128.0.3/32"})},
@@ -171,7 +171,7 @@ TEST_CASE("never loopback towards others") {
                                      "");
   REQUIRE(choice.has_value());
   CHECK(choice->master_addrs() == Texts{"172.20.0.2"});
-  CHECK(choice->ways[0].interfaces == Texts{"eth0", "eth0"});
+  CHECK(choice->routes[0].interfaces == Texts{"eth0", "eth0"});
   CHECK_FALSE(choice->one_machine);
 }
 
@@ -181,9 +181,9 @@ TEST_CASE("--network as CIDR or interface name") {
   const auto cidr = choose_network(nodes, "10.1.0.0/16");
   REQUIRE(cidr.has_value());
   CHECK(cidr->master_addrs() == Texts{"10.1.0.1"});
-  CHECK(cidr->ways[0].interfaces == Texts{"ib0", "ib1"});
+  CHECK(cidr->routes[0].interfaces == Texts{"ib0", "ib1"});
   CHECK(cidr->reason == "--network 10.1.0.0/16: 10.1.0.1");
-  CHECK(cidr->ways[0].addresses == Texts{"10.1.0.1", "10.1.3.2"});
+  CHECK(cidr->routes[0].addresses == Texts{"10.1.0.1", "10.1.3.2"});
   CHECK(choose_network(nodes, "eth0")->master_addrs() == Texts{"192.168.0.1"});
 
   const auto missing = choose_network(nodes, "ib0");
@@ -242,7 +242,7 @@ TEST_CASE("two nodes on one machine beside a third elsewhere share its network")
       "");
   REQUIRE(choice.has_value());
   CHECK(choice->master_addrs() == Texts{"10.0.0.1"});
-  CHECK(choice->ways[0].interfaces == Texts{"eth0", "eth0", "eth0"});
+  CHECK(choice->routes[0].interfaces == Texts{"eth0", "eth0", "eth0"});
 }
 
 TEST_CASE("bytes from the wire that are no address are left out") {

@@ -53,19 +53,19 @@ TEST_CASE("findings of a hang are bounded for each attempt") {
 TEST_CASE("a node that comes again and again has the notices and starts of one") {
   NodeLimits limits;
   for (std::size_t i = 0; i < NodeLimits::kNotices; ++i)
-    REQUIRE(limits.notice() == NodeLimits::Shown::kYes);
+    REQUIRE(limits.notice() == NodeLimits::NoticeDecision::kYes);
   CHECK(limits.admit(Output{0, 0, 1, 0, "x"}).has_value());
-  limits.begin_life();
+  limits.begin_incarnation();
   CHECK(limits.taken(1) == 0);
-  CHECK(limits.notice() == NodeLimits::Shown::kLast);
+  CHECK(limits.notice() == NodeLimits::NoticeDecision::kLast);
 }
 
 TEST_CASE("words of a node end at a number") {
   NodeLimits limits;
   for (std::size_t i = 0; i < NodeLimits::kNotices; ++i)
-    REQUIRE(limits.notice() == NodeLimits::Shown::kYes);
-  CHECK(limits.notice() == NodeLimits::Shown::kLast);
-  CHECK(limits.notice() == NodeLimits::Shown::kNo);
+    REQUIRE(limits.notice() == NodeLimits::NoticeDecision::kYes);
+  CHECK(limits.notice() == NodeLimits::NoticeDecision::kLast);
+  CHECK(limits.notice() == NodeLimits::NoticeDecision::kNo);
 }
 
 TEST_CASE("a node with more addresses than can be") {

@@ -21,7 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::vector<std::string> words_of(const std::string& line) {
+std::vector<std::string> text_of(const std::string& line) {
   std::istringstream in(line);
   std::vector<std::string> words;
   for (std::string word; in >> word;)
@@ -62,7 +62,7 @@ std::string state_name(Supervisor::State state) {
 std::string describe(const job::Action& action) {
   if (const auto* drop = std::get_if<job::Disconnect>(&action))
     return "disconnect " + std::to_string(drop->node);
-  if (const auto* words = std::get_if<job::Say>(&action)) return "say \"" + words->text + "\"";
+  if (const auto* words = std::get_if<job::PrintLine>(&action)) return "say \"" + words->text + "\"";
   if (const auto* dump = std::get_if<job::Dump>(&action))
     return "dump " + std::to_string(dump->rank) + " \"" + dump->text + "\"";
   if (const auto* recall = std::get_if<job::Recall>(&action)) return "recall " + std::to_string(recall->node);
@@ -102,7 +102,7 @@ class Scenario {
     int number = 0;
     for (std::string line; std::getline(in, line);) {
       ++number;
-      const auto words = words_of(line);
+      const auto words = text_of(line);
       if (words.empty() || words[0][0] == '#') continue;
       INFO(file.filename().string() << ":" << number << ": " << line);
       if (line[0] == ' ') {
@@ -145,16 +145,16 @@ class Scenario {
       if (now_ < heard) continue;
       heard += 500ms;
       for (const std::size_t node : up_)
-        add(job::NodeHeard{node, life(node)});
+        add(job::NodeHeartbeat{node, incarnation(node)});
     }
   }
   /// Of the node's link.
-  std::uint32_t& life(std::size_t node) {
-    lives_.resize(std::max(lives_.size(), node + 1), 1);
-    return lives_[node];
+  std::uint32_t& incarnation(std::size_t node) {
+    incarnations_.resize(std::max(incarnations_.size(), node + 1), 1);
+    return incarnations_[node];
   }
   void give_message(std::size_t node, const rendezvous::Message& message) {
-    give(job::FromNode{node, message, now_ - ago_, job::Time(0), life(node)});
+    give(job::FromNode{node, message, now_ - ago_, job::Time(0), incarnation(node)});
   }
 
   void command(const std::vector<std::string>& words, const std::string& line) {
@@ -185,12 +185,12 @@ class Scenario {
       up_.erase(number(1));
     } else if (verb == "up") {
       up_.insert(number(1));
-      if (lost_.erase(number(1)) > 0) ++life(number(1));
+      if (lost_.erase(number(1)) > 0) ++incarnation(number(1));
       rendezvous::Hello hello;
       hello.machine_id = one_machine_ ? "m" : "m" + words[1];
       hello.cpus = 4;
       if (words.size() > 2) {  // up NODE PID-NAMESPACE
-        hello.pid = number(1) * 1000 + life(number(1)) * 100;
+        hello.pid = number(1) * 1000 + incarnation(number(1)) * 100;
         hello.keeper = hello.pid + 1;
         hello.pid_namespace = number(2);
       }
@@ -198,7 +198,7 @@ class Scenario {
       hello.interfaces = {{"lo", "127.0.0.1", 8, true, true}};
       if (networks_ > 1) hello.interfaces.push_back({"eth1", "10.1.0.1" + words[1], 24, true, false});
       if (!one_machine_) hello.interfaces.push_back({"eth0", "10.0.0.1" + words[1], 24, true, false});
-      give(job::NodeUp{number(1), hello, one_machine_ ? "" : "10.0.0.1" + words[1], life(number(1))});
+      give(job::NodeUp{number(1), hello, one_machine_ ? "" : "10.0.0.1" + words[1], incarnation(number(1))});
     } else if (verb == "failed") {
       give(job::NodeFailed{number(1), Error{ErrorCode::kUnreachable, quoted_rest(line), 0}});
     } else if (verb == "gone") {
@@ -207,12 +207,13 @@ class Scenario {
       const std::string why = line.find('"') != std::string::npos ? quoted_rest(line) : "the link was closed";
       const bool dead = words.size() > 2 && words.back() == "dead";
       const bool left = words.size() > 2 && words.back() == "left";
-      give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, life(number(1)), left});
+      give(job::NodeGone{number(1), Error{ErrorCode::kLinkLost, why, 0}, dead, incarnation(number(1)), left});
     } else if (verb == "broken") {
       up_.erase(number(1));
-      give(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0}, life(number(1))});
+      give(job::LinkEnded{number(1), Error{ErrorCode::kLinkLost, "the link was closed", 0},
+                          incarnation(number(1))});
     } else if (verb == "heard") {
-      give(job::NodeHeard{number(1), life(number(1))});
+      give(job::NodeHeartbeat{number(1), incarnation(number(1))});
     } else if (verb == "signal") {
       give(job::UserSignal{words[1] == "INT" ? SIGINT : words[1] == "USR1" ? SIGUSR1 : SIGTERM});
     } else if (verb == "accepted") {
@@ -255,7 +256,7 @@ class Scenario {
         trouble.peers.push_back(static_cast<std::uint32_t>(std::stoul(words[3].substr(5))));
       give_message(number(1), trouble);
     } else if (verb == "stderr") {  // rank "text": what one that has failed wrote
-      supervisor_->last_words(static_cast<int>(number(1)), {quoted_rest(line)}, "");
+      supervisor_->last_text(static_cast<int>(number(1)), {quoted_rest(line)}, "");
     } else if (verb == "revoked") {  // node local:step… or local:- for who holds nothing
       rendezvous::AttemptRevoked revoked;
       revoked.attempt = attempt_;
@@ -371,7 +372,7 @@ class Scenario {
   int networks_ = 1;
   std::vector<std::uint32_t> gpus_;
   std::uint32_t attempt_ = 0;
-  std::vector<std::uint32_t> lives_;
+  std::vector<std::uint32_t> incarnations_;
   std::set<std::size_t> up_;  ///< who is heard
   std::set<std::size_t> lost_;
   Supervisor::Time ago_{0};  ///< how long before its arrival the message's event happened

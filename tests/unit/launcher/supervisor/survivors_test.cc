@@ -11,14 +11,14 @@ TEST_CASE("workers can live on once all of an attempt have said so") {
   Survivors survivors;
   survivors.begin(2, 120s, 0s);
   survivors.greeted(0);
-  CHECK_FALSE(survivors.can_live_on());
+  CHECK_FALSE(survivors.can_survive());
   survivors.begin(2, 120s, 10s);  // the next attempt: all over again
   survivors.greeted(1);
-  CHECK_FALSE(survivors.can_live_on());
+  CHECK_FALSE(survivors.can_survive());
   survivors.greeted(0);
-  CHECK(survivors.can_live_on());
+  CHECK(survivors.can_survive());
   survivors.begin(2, 120s, 20s);
-  CHECK(survivors.can_live_on());  // for good
+  CHECK(survivors.can_survive());  // for good
 }
 
 TEST_CASE("all have to be ready in time, where workers live on") {
@@ -68,7 +68,7 @@ TEST_CASE("a rank is heeded so often in an attempt, each rank for itself") {
 
 TEST_CASE("the state is the lowest rank's that holds the most steps") {
   rendezvous::World world;
-  world.places = {{7, 0, 0, 2}, {3, 1, 2, 2}};
+  world.assignments = {{7, 0, 0, 2}, {3, 1, 2, 2}};
   world.world_size = 4;
   CHECK_FALSE(Survivors::source(world, {{}, {}}));
   CHECK_FALSE(Survivors::source(world, {{{0, false, 99}}, {}}));

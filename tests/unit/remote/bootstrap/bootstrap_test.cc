@@ -93,7 +93,7 @@ TEST_CASE("more than 64 KiB before the greeting is an error, with or without lin
   CHECK(talk(fresh()).text.starts_with(
       "gpu01: 64 KiB came without a greeting of /opt/ddp/ddplaunchd; its last lines:\n  zzz"));
   // Before our command has said anything it is not the agent's fault.
-  const auto early = talk(Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Look::kGiven));
+  const auto early = talk(Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Lookup::kGiven));
   CHECK(early.code == ErrorCode::kUnreachable);
   CHECK(early.text.starts_with(
       "gpu01: the login shell there printed 64 KiB before ddplaunchd could be looked for; does a start-up "
@@ -139,12 +139,12 @@ TEST_CASE("a missing program is told by exit status 127") {
 }
 
 TEST_CASE("a wrapper that prints its command instead of running it") {
-  for (const auto look : {Bootstrap::Look::kGiven, Bootstrap::Look::kPush}) {
-    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", look, "the wrapper (echo)");
+  for (const auto lookup : {Bootstrap::Lookup::kGiven, Bootstrap::Lookup::kPush}) {
+    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", lookup, "the wrapper (echo)");
     std::string command;
-    const auto words = look == Bootstrap::Look::kPush
-                           ? ddp::remote::first_look({"/opt/ddp/ddplaunchd", {}, {"abc"}, false}, false)
-                           : ddp::remote::given_look({"/opt/ddp/ddplaunchd", "--stdio"});
+    const auto words = lookup == Bootstrap::Lookup::kPush
+                           ? ddp::remote::first_lookup({"/opt/ddp/ddplaunchd", {}, {"abc"}, false}, false)
+                           : ddp::remote::given_lookup({"/opt/ddp/ddplaunchd", "--stdio"});
     for (const std::string& word : words)
       command += word + " ";
     CHECK(boot.feed(command + "\n") == Bootstrap::State::kReading);
@@ -177,8 +177,8 @@ TEST_CASE("the other ends before the greeting") {
 }
 
 TEST_CASE("what fails before a look at the agent is no fault of the agent") {
-  for (const auto look : {Bootstrap::Look::kGiven, Bootstrap::Look::kPush}) {
-    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", look, "the wrapper (docker exec -i train)");
+  for (const auto lookup : {Bootstrap::Lookup::kGiven, Bootstrap::Lookup::kPush}) {
+    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", lookup, "the wrapper (docker exec -i train)");
     boot.feed_errors("Error: No such container: train\n");
     for (const int status : {0, 1, 125, 126, 127})
       CHECK(boot.ended(status).code == ErrorCode::kUnreachable);
@@ -194,8 +194,8 @@ TEST_CASE("what fails before a look at the agent is no fault of the agent") {
 }
 
 TEST_CASE("an agent that began is named by its own path, and its end is its own") {
-  for (const auto look : {Bootstrap::Look::kGiven, Bootstrap::Look::kPush}) {
-    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", look);
+  for (const auto lookup : {Bootstrap::Lookup::kGiven, Bootstrap::Lookup::kPush}) {
+    Bootstrap boot("gpu01", "/opt/ddp/ddplaunchd", lookup);
     CHECK(boot.began().empty());
     CHECK(boot.feed("Welcome\nprompt> ddplaunchd-runs /home/a b/ddplaunchd\n") == State::kReading);
     CHECK(boot.began() == "/home/a b/ddplaunchd");
@@ -209,7 +209,7 @@ TEST_CASE("an agent that began is named by its own path, and its end is its own"
 }
 
 TEST_CASE("a given agent that cannot run is refused in the host's words") {
-  Bootstrap boot("gpu01", "/etc", Bootstrap::Look::kGiven);
+  Bootstrap boot("gpu01", "/etc", Bootstrap::Lookup::kGiven);
   CHECK(boot.feed("ddplaunchd-fail /etc is a directory, no ddplaunchd\n") == State::kFailed);
   CHECK(boot.failure().code == ErrorCode::kAgentMissing);
   CHECK(boot.failure().text ==
@@ -245,7 +245,7 @@ TEST_CASE("tail lines survive any cutting into pieces") {
 namespace {
 
 Bootstrap pushing() {
-  return Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Look::kPush);
+  return Bootstrap("gpu01", "/opt/ddp/ddplaunchd", Bootstrap::Lookup::kPush);
 }
 
 }  // namespace
@@ -254,7 +254,7 @@ TEST_CASE("a host that has no agent asks, is given the files in order, and greet
   Bootstrap boot = pushing();
   CHECK(boot.feed("Welcome\nprompt> ddplaunchd-need x86_64 127 1\n") == State::kNeed);
   CHECK(boot.need().machine == "x86_64");
-  CHECK(boot.need().looked == std::vector<int>{127, 1});
+  CHECK(boot.need().attempts == std::vector<int>{127, 1});
   CHECK(boot.go_on() == State::kReading);
   CHECK(boot.feed("ddplaunchd-send 0\nddplaunchd-send 1\n") == State::kSend);
   CHECK(boot.wanted_file() == 0);

@@ -14,7 +14,7 @@ const AgentWanted kWanted{"/opt/ddp/bin/ddplaunchd", {7, "0.1.0"}, {"aa11", "bb2
 }  // namespace
 
 TEST_CASE("the first command asks the installed agent, then the pushed ones") {
-  const auto words = first_look(kWanted);
+  const auto words = first_lookup(kWanted);
   REQUIRE(words.size() == 4);
   CHECK(words[0] == "sh");
   CHECK(words[1] == "-c");
@@ -31,20 +31,20 @@ TEST_CASE("the first command needs no signs that a login shell reads in its own 
   for (const bool train : {false, true}) {
     AgentWanted wanted = kWanted;
     wanted.train = train;
-    const std::string script = first_look(wanted)[2];
+    const std::string script = first_lookup(wanted)[2];
     // csh expands '!' inside single quotes, fish reads a backslash there; and csh words are short.
     CHECK(script.find_first_of("'!\\\n") == std::string::npos);
     CHECK(script.size() < 1000);
-    CHECK(shell_quote(first_look(wanted)).has_value());
+    CHECK(shell_quote(first_lookup(wanted)).has_value());
   }
-  CHECK(given_look({"/opt/ddplaunchd", "--stdio"})[2].find_first_of("'!\\\n") == std::string::npos);
-  CHECK(first_look(kWanted, true)[2].find("fits") == std::string::npos);
+  CHECK(given_lookup({"/opt/ddplaunchd", "--stdio"})[2].find_first_of("'!\\\n") == std::string::npos);
+  CHECK(first_lookup(kWanted, true)[2].find("fits") == std::string::npos);
 }
 
 TEST_CASE("with no agent to push the installed one is still looked at") {
   AgentWanted wanted = kWanted;
   wanted.keys.clear();
-  CHECK(first_look(wanted)[2].find("for k in -; do") != std::string::npos);
+  CHECK(first_lookup(wanted)[2].find("for k in -; do") != std::string::npos);
 }
 
 TEST_CASE("the script comes with its length, its files and their sums") {
@@ -64,7 +64,7 @@ TEST_CASE("the script comes with its length, its files and their sums") {
 }
 
 TEST_CASE("a terminal that echoes the script says none of the agent's words") {
-  Bootstrap boot("gpu01", "/opt/ddp/bin/ddplaunchd", Bootstrap::Look::kPush);
+  Bootstrap boot("gpu01", "/opt/ddp/bin/ddplaunchd", Bootstrap::Lookup::kPush);
   CHECK(boot.feed("ddplaunchd-need x86_64 127\n") == Bootstrap::State::kNeed);
   CHECK(boot.go_on() == Bootstrap::State::kReading);
   CHECK(boot.feed(push_script(kWanted, "aa11", {{"ddplaunchd", 2000, "beef"}})) ==

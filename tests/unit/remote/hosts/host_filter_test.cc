@@ -3,9 +3,9 @@
 #include "remote/hosts/hostfile.h"
 #include "tests/support/catch.h"
 
+using ddp::remote::Diagnostic;
 using ddp::remote::filter_hosts;
 using ddp::remote::Host;
-using ddp::remote::Mistake;
 using ddp::remote::parse_hostfile;
 using Texts = std::vector<std::string>;
 
@@ -18,8 +18,8 @@ std::string filtered(const std::string& include, const std::string& exclude,
                      const std::string& file = kFile) {
   auto kept = filter_hosts(*parse_hostfile(file, "hosts"), include, exclude);
   if (!kept) {
-    for (const Mistake& mistake : kept.error().list)
-      UNSCOPED_INFO(to_text(mistake));
+    for (const Diagnostic& diagnostic : kept.error().list)
+      UNSCOPED_INFO(to_text(diagnostic));
   }
   REQUIRE(kept.has_value());
   std::string text;
@@ -37,8 +37,8 @@ Texts refused(const std::string& include, const std::string& exclude, const std:
   auto kept = filter_hosts(*parse_hostfile(file, "hosts"), include, exclude);
   REQUIRE_FALSE(kept.has_value());
   Texts texts;
-  for (const Mistake& mistake : kept.error().list)
-    texts.push_back(to_text(mistake));
+  for (const Diagnostic& diagnostic : kept.error().list)
+    texts.push_back(to_text(diagnostic));
   return texts;
 }
 

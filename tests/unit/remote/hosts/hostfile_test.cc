@@ -5,10 +5,10 @@
 #include "remote/hosts/host_entry.h"
 #include "tests/support/catch.h"
 
-using ddp::remote::Entry;
+using ddp::remote::Diagnostic;
 using ddp::remote::Host;
-using ddp::remote::kMaxMistakes;
-using ddp::remote::Mistake;
+using ddp::remote::HostEntry;
+using ddp::remote::kMaxDiagnostics;
 using ddp::remote::parse_entry;
 using ddp::remote::parse_host_list;
 using ddp::remote::parse_hostfile;
@@ -20,21 +20,21 @@ namespace {
 std::vector<Host> hosts_of(const std::string& text) {
   auto parsed = parse_hostfile(text, "hosts");
   if (!parsed) {
-    for (const Mistake& mistake : parsed.error().list)
-      UNSCOPED_INFO(to_text(mistake));
+    for (const Diagnostic& diagnostic : parsed.error().list)
+      UNSCOPED_INFO(to_text(diagnostic));
   }
   REQUIRE(parsed.has_value());
   return *parsed;
 }
 
-Texts texts_of(const std::vector<Mistake>& mistakes) {
+Texts texts_of(const std::vector<Diagnostic>& diagnostics) {
   Texts texts;
-  for (const Mistake& mistake : mistakes)
-    texts.push_back(to_text(mistake));
+  for (const Diagnostic& diagnostic : diagnostics)
+    texts.push_back(to_text(diagnostic));
   return texts;
 }
 
-Texts mistakes_of(const std::string& text) {
+Texts errors_of(const std::string& text) {
   auto parsed = parse_hostfile(text, "hosts");
   REQUIRE_FALSE(parsed.has_value());
   return texts_of(parsed.error().list);
@@ -89,9 +89,9 @@ TEST_CASE("Every key") {
 TEST_CASE("A place is where the host stands") {
   const std::vector<Host> hosts = hosts_of("# one\n\n  gpu[1-2]\n");
   REQUIRE(hosts.size() == 2);
-  CHECK(hosts[1].place.file == "hosts");
-  CHECK(hosts[1].place.line == 3);
-  CHECK(hosts[1].place.column == 3);
+  CHECK(hosts[1].location.file == "hosts");
+  CHECK(hosts[1].location.line == 3);
+  CHECK(hosts[1].location.column == 3);
 }
 
 TEST_CASE("Ranges give every host the keys of the line") {
@@ -115,154 +115,154 @@ TEST_CASE("IPv6") {
   CHECK(hosts_of("gpu01 address=fe80::1%eth0")[0].address == "fe80::1%eth0");
   CHECK(hosts_of("gpu01 address=[fe80::1]")[0].address == "fe80::1");
   CHECK(hosts_of("me@[::1]:2")[0].user == "me");
-  CHECK(mistakes_of("[::g]:8") == Texts{"hosts:1:2: \"::g\" is not an IPv6 address"});
-  CHECK(mistakes_of("[::1]8") ==
+  CHECK(errors_of("[::g]:8") == Texts{"hosts:1:2: \"::g\" is not an IPv6 address"});
+  CHECK(errors_of("[::1]8") ==
         Texts{"hosts:1:6: unexpected \"8\" behind the address; slots are written [::1]:8"});
-  CHECK(mistakes_of("a:b:c") ==
+  CHECK(errors_of("a:b:c") ==
         Texts{"hosts:1:1: \"a:b:c\" is neither host:slots nor an IPv6 address; with slots write [::1]:8"});
 }
 
 TEST_CASE("Bad slots") {
   const std::string is_not = " is not a number of slots (a whole number from 1 to 65535)";
-  CHECK(mistakes_of("gpu01 slots=4x") == Texts{"hosts:1:13: slots=4x: \"4x\"" + is_not});
-  CHECK(mistakes_of("gpu01 slots=0") == Texts{"hosts:1:13: slots=0: \"0\"" + is_not});
-  CHECK(mistakes_of("gpu01 slots=-2") == Texts{"hosts:1:13: slots=-2: \"-2\"" + is_not});
-  CHECK(mistakes_of("gpu01 slots=65536") == Texts{"hosts:1:13: slots=65536: \"65536\"" + is_not});
-  CHECK(mistakes_of("gpu01 slots=99999999999999999999") ==
+  CHECK(errors_of("gpu01 slots=4x") == Texts{"hosts:1:13: slots=4x: \"4x\"" + is_not});
+  CHECK(errors_of("gpu01 slots=0") == Texts{"hosts:1:13: slots=0: \"0\"" + is_not});
+  CHECK(errors_of("gpu01 slots=-2") == Texts{"hosts:1:13: slots=-2: \"-2\"" + is_not});
+  CHECK(errors_of("gpu01 slots=65536") == Texts{"hosts:1:13: slots=65536: \"65536\"" + is_not});
+  CHECK(errors_of("gpu01 slots=99999999999999999999") ==
         Texts{"hosts:1:13: slots=99999999999999999999: \"99999999999999999999\"" + is_not});
-  CHECK(mistakes_of("gpu01:4x") == Texts{"hosts:1:7: \"4x\"" + is_not});
-  CHECK(mistakes_of("gpu01:") == Texts{"hosts:1:7: \"\"" + is_not});
-  CHECK(mistakes_of("gpu01 slots=") == Texts{"hosts:1:13: slots= has no value"});
-  CHECK(mistakes_of("gpu01 slots=4 slots=4") == Texts{"hosts:1:15: slots is given twice for this host"});
-  CHECK(mistakes_of("gpu01:4 slots=4") == Texts{"hosts:1:9: slots is given twice for this host"});
-  CHECK(mistakes_of("gpu01 slots=4 cpu=4") ==
+  CHECK(errors_of("gpu01:4x") == Texts{"hosts:1:7: \"4x\"" + is_not});
+  CHECK(errors_of("gpu01:") == Texts{"hosts:1:7: \"\"" + is_not});
+  CHECK(errors_of("gpu01 slots=") == Texts{"hosts:1:13: slots= has no value"});
+  CHECK(errors_of("gpu01 slots=4 slots=4") == Texts{"hosts:1:15: slots is given twice for this host"});
+  CHECK(errors_of("gpu01:4 slots=4") == Texts{"hosts:1:9: slots is given twice for this host"});
+  CHECK(errors_of("gpu01 slots=4 cpu=4") ==
         Texts{"hosts:1:15: cpu is given twice for this host (it means slots=)"});
-  CHECK(mistakes_of("a@gpu01 username=a") ==
+  CHECK(errors_of("a@gpu01 username=a") ==
         Texts{"hosts:1:9: username is given twice for this host (it means user=)"});
-  CHECK(mistakes_of("gpu01 slots=4 max_slots=2") == Texts{"hosts:1:1: max_slots=2 is less than slots=4"});
+  CHECK(errors_of("gpu01 slots=4 max_slots=2") == Texts{"hosts:1:1: max_slots=2 is less than slots=4"});
 }
 
 TEST_CASE("Unknown and later keys") {
-  CHECK(mistakes_of("gpu01 slot=8") == Texts{"hosts:1:7: unknown key slot; did you mean slots?"});
-  CHECK(mistakes_of("gpu01 Slots=8") == Texts{"hosts:1:7: unknown key Slots; did you mean slots?"});
-  CHECK(mistakes_of("gpu01 prot=22") == Texts{"hosts:1:7: unknown key prot; did you mean port?"});
-  CHECK(mistakes_of("gpu01 ifhn=ib0") == Texts{"hosts:1:7: unknown key ifhn; known are slots, port, user, "
-                                               "address, identity, chdir, gpus, max_slots, "
-                                               "jump, wrapper, setup, env:NAME"});
+  CHECK(errors_of("gpu01 slot=8") == Texts{"hosts:1:7: unknown key slot; did you mean slots?"});
+  CHECK(errors_of("gpu01 Slots=8") == Texts{"hosts:1:7: unknown key Slots; did you mean slots?"});
+  CHECK(errors_of("gpu01 prot=22") == Texts{"hosts:1:7: unknown key prot; did you mean port?"});
+  CHECK(errors_of("gpu01 ifhn=ib0") == Texts{"hosts:1:7: unknown key ifhn; known are slots, port, user, "
+                                             "address, identity, chdir, gpus, max_slots, "
+                                             "jump, wrapper, setup, env:NAME"});
   CHECK(
-      mistakes_of("gpu01 jump=a@,b") ==
+      errors_of("gpu01 jump=a@,b") ==
       Texts{
           "hosts:1:12: jump=a@,b: \"a@\" is no jump host ([user@]host[:port], with commas between several)"});
   for (const char* bad : {"-x", "a:0", "a:x", "a:70000", "[a]", "[::1]22", "::1", "a,,b", "a;b@c", "@a"})
-    CHECK(mistakes_of(std::string("gpu01 jump=") + bad).size() == 1);
-  CHECK(mistakes_of("gpu01 jump=none,b") ==
+    CHECK(errors_of(std::string("gpu01 jump=") + bad).size() == 1);
+  CHECK(errors_of("gpu01 jump=none,b") ==
         Texts{"hosts:1:12: jump=none,b: none stands alone; name the jump hosts, or only none"});
   for (const char* good : {"none", "bastion", "me@bastion:2222,[::1]:22,b", "ssh://a", "[fe80::1]"})
     CHECK(hosts_of(std::string("gpu01 jump=") + good)[0].jump == good);
-  CHECK(mistakes_of("gpu01 =8") == Texts{"hosts:1:7: a key is missing before ="});
+  CHECK(errors_of("gpu01 =8") == Texts{"hosts:1:7: a key is missing before ="});
 }
 
 TEST_CASE("A wrapper is read as words") {
   using Words = std::vector<std::string>;
-  const auto words_of = [](const char* line) { return hosts_of(line)[0].wrapper; };
-  CHECK(words_of("gpu01 wrapper=enter") == Words{"enter"});
-  CHECK(words_of("gpu01 wrapper=\"docker exec -i x\" slots=2") == Words{"docker", "exec", "-i", "x"});
-  CHECK(words_of(R"(gpu01 wrapper="run 'my box' \"a  b\" c\\ d")") == Words{"run", "my box", "a  b", "c d"});
-  CHECK(words_of("gpu01").empty());
-  CHECK(mistakes_of("gpu01 wrapper=") == Texts{"hosts:1:15: wrapper= has no value"});
-  CHECK(mistakes_of("gpu01 wrapper=\"  \"") == Texts{"hosts:1:15: wrapper= has no value"});
-  CHECK(mistakes_of("gpu01 wrapper=\"a 'b\"") ==
+  const auto text_of = [](const char* line) { return hosts_of(line)[0].wrapper; };
+  CHECK(text_of("gpu01 wrapper=enter") == Words{"enter"});
+  CHECK(text_of("gpu01 wrapper=\"docker exec -i x\" slots=2") == Words{"docker", "exec", "-i", "x"});
+  CHECK(text_of(R"(gpu01 wrapper="run 'my box' \"a  b\" c\\ d")") == Words{"run", "my box", "a  b", "c d"});
+  CHECK(text_of("gpu01").empty());
+  CHECK(errors_of("gpu01 wrapper=") == Texts{"hosts:1:15: wrapper= has no value"});
+  CHECK(errors_of("gpu01 wrapper=\"  \"") == Texts{"hosts:1:15: wrapper= has no value"});
+  CHECK(errors_of("gpu01 wrapper=\"a 'b\"") ==
         Texts{"hosts:1:15: wrapper=\"a 'b\": the quote ' is not closed"});
   // Only --host can hold one.
-  const Entry torn = parse_entry("gpu01 wrapper=\"sh 'a\nb'\"");
-  REQUIRE(torn.mistakes.size() == 1);
-  CHECK(torn.mistakes[0].offset == 14);
-  CHECK(torn.mistakes[0].message.ends_with(": a line feed inside of a word, which cannot pass every shell"));
+  const HostEntry torn = parse_entry("gpu01 wrapper=\"sh 'a\nb'\"");
+  REQUIRE(torn.diagnostics.size() == 1);
+  CHECK(torn.diagnostics[0].offset == 14);
+  CHECK(
+      torn.diagnostics[0].message.ends_with(": a line feed inside of a word, which cannot pass every shell"));
 }
 
 TEST_CASE("Words that are no pairs") {
-  CHECK(mistakes_of("gpu01 8") == Texts{"hosts:1:7: unexpected word \"8\"; did you mean slots=8?"});
-  CHECK(mistakes_of("gpu01 gpu02") ==
+  CHECK(errors_of("gpu01 8") == Texts{"hosts:1:7: unexpected word \"8\"; did you mean slots=8?"});
+  CHECK(errors_of("gpu01 gpu02") ==
         Texts{"hosts:1:7: unexpected word \"gpu02\"; behind the host stand pairs like slots=8"});
-  CHECK(mistakes_of("slots=8") == Texts{"hosts:1:1: the host's name is missing before \"slots=8\""});
-  CHECK(mistakes_of("gpu01,gpu02") ==
+  CHECK(errors_of("slots=8") == Texts{"hosts:1:1: the host's name is missing before \"slots=8\""});
+  CHECK(errors_of("gpu01,gpu02") ==
         Texts{"hosts:1:6: ',' does not belong into a host name; a range is gpu[01,03]"});
 }
 
 TEST_CASE("Bad values of the other keys") {
-  CHECK(mistakes_of("a port=0") == Texts{"hosts:1:8: port=0: \"0\" is not a port number from 1 to 65535"});
-  CHECK(mistakes_of("a port=ssh") ==
+  CHECK(errors_of("a port=0") == Texts{"hosts:1:8: port=0: \"0\" is not a port number from 1 to 65535"});
+  CHECK(errors_of("a port=ssh") ==
         Texts{"hosts:1:8: port=ssh: \"ssh\" is not a port number from 1 to 65535"});
-  CHECK(mistakes_of("a chdir=data") == Texts{"hosts:1:9: chdir=data: a path on the node must begin with /"});
-  CHECK(mistakes_of("a gpus=0,0") == Texts{"hosts:1:10: 0 is given twice"});
-  CHECK(mistakes_of("a address=-oProxyCommand") ==
+  CHECK(errors_of("a chdir=data") == Texts{"hosts:1:9: chdir=data: a path on the node must begin with /"});
+  CHECK(errors_of("a gpus=0,0") == Texts{"hosts:1:10: 0 is given twice"});
+  CHECK(errors_of("a address=-oProxyCommand") ==
         Texts{"hosts:1:11: \"-oProxyCommand\" is neither a host name nor an address"});
-  CHECK(mistakes_of("a env:1A=x") == Texts{"hosts:1:7: \"1A\" is not the name of an environment variable"});
-  CHECK(mistakes_of("a env:A=x env:A=y") == Texts{"hosts:1:11: env:A is given twice for this host"});
-  CHECK(mistakes_of("x@a user=y") == Texts{"hosts:1:5: user is given twice for this host"});
-  CHECK(mistakes_of("ssh://root@h slots=2") == Texts{"hosts:1:1: \"ssh://root@h\" is a URL; a host is "
-                                                     "written user@host, and its port port=2222 behind it"});
-  CHECK(mistakes_of("-x@a") == Texts{"hosts:1:1: \"-x\" is not a user name"});
-  CHECK(mistakes_of("a user=$(id)") == Texts{"hosts:1:8: \"$(id)\" is not a user name"});
-  CHECK(mistakes_of("gpu[1-3] address=10.0.0.1") == Texts{"hosts:1:18: 3 hosts, but 1 address"});
-  CHECK(mistakes_of("gpu[1-2] address=10.0.0.[1-3]") == Texts{"hosts:1:18: 2 hosts, but 3 addresses"});
+  CHECK(errors_of("a env:1A=x") == Texts{"hosts:1:7: \"1A\" is not the name of an environment variable"});
+  CHECK(errors_of("a env:A=x env:A=y") == Texts{"hosts:1:11: env:A is given twice for this host"});
+  CHECK(errors_of("x@a user=y") == Texts{"hosts:1:5: user is given twice for this host"});
+  CHECK(errors_of("ssh://root@h slots=2") == Texts{"hosts:1:1: \"ssh://root@h\" is a URL; a host is "
+                                                   "written user@host, and its port port=2222 behind it"});
+  CHECK(errors_of("-x@a") == Texts{"hosts:1:1: \"-x\" is not a user name"});
+  CHECK(errors_of("a user=$(id)") == Texts{"hosts:1:8: \"$(id)\" is not a user name"});
+  CHECK(errors_of("gpu[1-3] address=10.0.0.1") == Texts{"hosts:1:18: 3 hosts, but 1 address"});
+  CHECK(errors_of("gpu[1-2] address=10.0.0.[1-3]") == Texts{"hosts:1:18: 2 hosts, but 3 addresses"});
 }
 
 TEST_CASE("Quotes") {
-  CHECK(mistakes_of("a env:A=\"x") == Texts{"hosts:1:9: the quote is not closed"});
-  CHECK(mistakes_of("a env:A=\"x\"y port=0") ==
+  CHECK(errors_of("a env:A=\"x") == Texts{"hosts:1:9: the quote is not closed"});
+  CHECK(errors_of("a env:A=\"x\"y port=0") ==
         Texts{"hosts:1:12: a blank is missing behind the closing quote",
               "hosts:1:19: port=0: \"0\" is not a port number from 1 to 65535"});
-  CHECK(mistakes_of("a env:A=x\"y\"") ==
+  CHECK(errors_of("a env:A=x\"y\"") ==
         Texts{"hosts:1:10: a quote inside a value; put all of the value into quotes: env:A=\"…\""});
   // A '#' may be meant: never cut silently.
-  CHECK(mistakes_of("a env:COLOUR=x#fff") ==
+  CHECK(errors_of("a env:COLOUR=x#fff") ==
         Texts{"hosts:1:15: '#' inside a value; put the value into quotes, or a blank before the comment"});
   CHECK(hosts_of("a env:COLOUR=\"#fff\" # white")[0].env == Env{{"COLOUR", "#fff"}});
 }
 
 TEST_CASE("Stray characters") {
-  CHECK(mistakes_of("gpu$1") == Texts{"hosts:1:4: '$' does not belong into a host name"});
-  CHECK(mistakes_of("-oProxyCommand=x") == Texts{"hosts:1:1: a host name cannot begin with '-'"});
-  CHECK(mistakes_of("gpu01\xC2\xA0slots=8") ==
-        Texts{"hosts:1:6: byte 0xc2 does not belong into a host name"});
-  CHECK(mistakes_of(std::string("gpu\0x", 5)) == Texts{"hosts:1:4: stray control character (byte 0)"});
-  CHECK(mistakes_of("gpu01 slots=8\vx") == Texts{"hosts:1:14: stray control character (byte 11)"});
+  CHECK(errors_of("gpu$1") == Texts{"hosts:1:4: '$' does not belong into a host name"});
+  CHECK(errors_of("-oProxyCommand=x") == Texts{"hosts:1:1: a host name cannot begin with '-'"});
+  CHECK(errors_of("gpu01\xC2\xA0slots=8") == Texts{"hosts:1:6: byte 0xc2 does not belong into a host name"});
+  CHECK(errors_of(std::string("gpu\0x", 5)) == Texts{"hosts:1:4: stray control character (byte 0)"});
+  CHECK(errors_of("gpu01 slots=8\vx") == Texts{"hosts:1:14: stray control character (byte 11)"});
   CHECK(brief(hosts_of("gpu01 # caf\xC3\xA9 \x01 \"\n")) == "gpu01");
-  CHECK(mistakes_of("\xFF\xFEg\0") ==
+  CHECK(errors_of("\xFF\xFEg\0") ==
         Texts{"hosts:1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII"});
-  CHECK(mistakes_of("@gpu01") == Texts{"hosts:1:1: \"\" is not a user name"});
-  CHECK(mistakes_of("me@") == Texts{"hosts:1:4: the host's name is missing"});
+  CHECK(errors_of("@gpu01") == Texts{"hosts:1:1: \"\" is not a user name"});
+  CHECK(errors_of("me@") == Texts{"hosts:1:4: the host's name is missing"});
 }
 
 TEST_CASE("Columns count characters, not bytes") {
-  CHECK(mistakes_of("a env:X=\xC3\xA9\xC3\xA9 slots=0") ==
+  CHECK(errors_of("a env:X=\xC3\xA9\xC3\xA9 slots=0") ==
         Texts{"hosts:1:18: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)"});
 }
 
 TEST_CASE("A host twice names the first place") {
-  CHECK(mistakes_of("gpu01 slots=4\n\ngpu01 slots=4\n") ==
+  CHECK(errors_of("gpu01 slots=4\n\ngpu01 slots=4\n") ==
         Texts{"hosts:3:1: host gpu01 is listed twice (first on line 1); give each host one entry with all of "
               "its slots"});
-  CHECK(mistakes_of("gpu[01-16]\ngpu[08-10]\n") == Texts{"hosts:2:1: host gpu08 and 2 more of this range are "
-                                                         "listed twice (first on line 1); give each host one "
-                                                         "entry with all of its slots"});
-  CHECK(mistakes_of("gpu[1,1]") ==
+  CHECK(errors_of("gpu[01-16]\ngpu[08-10]\n") == Texts{"hosts:2:1: host gpu08 and 2 more of this range are "
+                                                       "listed twice (first on line 1); give each host one "
+                                                       "entry with all of its slots"});
+  CHECK(errors_of("gpu[1,1]") ==
         Texts{"hosts:1:1: host gpu1 is listed twice (first on line 1); give each host one "
               "entry with all of its slots"});
   // ssh and the resolver do not tell the case of letters.
-  CHECK(mistakes_of("GPU01\ngpu01").size() == 1);
-  CHECK(mistakes_of("me@gpu01\nyou@gpu01").size() == 1);
+  CHECK(errors_of("GPU01\ngpu01").size() == 1);
+  CHECK(errors_of("me@gpu01\nyou@gpu01").size() == 1);
 }
 
 TEST_CASE("No hosts") {
   const Texts none = {"hosts: no hosts in this file; write one host a line, for instance: gpu01 slots=8"};
-  CHECK(mistakes_of("") == none);
-  CHECK(mistakes_of("\n# gpu01 slots=8\n\n") == none);
+  CHECK(errors_of("") == none);
+  CHECK(errors_of("\n# gpu01 slots=8\n\n") == none);
 }
 
 TEST_CASE("All mistakes of a file at once, in its order") {
-  CHECK(mistakes_of("a slots=0\nb slots=4x port=70000\n\nc what=1\na\n[1-2\n") ==
+  CHECK(errors_of("a slots=0\nb slots=4x port=70000\n\nc what=1\na\n[1-2\n") ==
         Texts{"hosts:1:9: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)",
               "hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",
               "hosts:2:17: port=70000: \"70000\" is not a port number from 1 to 65535",
@@ -276,15 +276,15 @@ TEST_CASE("A file that is no hostfile is not listed line by line") {
   std::string text;
   for (int i = 0; i < 5000; ++i)
     text += "int main() {\n";
-  CHECK(mistakes_of(text).size() == kMaxMistakes);
+  CHECK(errors_of(text).size() == kMaxDiagnostics);
 }
 
 TEST_CASE("Limits") {
   CHECK(hosts_of("n[1-100000]").size() == 100'000);
-  CHECK(mistakes_of("n[1-100000]\nlast\n") == Texts{"hosts:2:1: more than 100000 hosts"});
-  CHECK(mistakes_of("gpu[16-01]") == Texts{"hosts:1:5: range 16-01 runs backwards; write 01-16"});
-  CHECK(mistakes_of("gpu[1-200000]") == Texts{"hosts:1:5: range 1-200000 has more than 100000 entries"});
-  CHECK(mistakes_of("a\n" + std::string(20'000, 'x')) ==
+  CHECK(errors_of("n[1-100000]\nlast\n") == Texts{"hosts:2:1: more than 100000 hosts"});
+  CHECK(errors_of("gpu[16-01]") == Texts{"hosts:1:5: range 16-01 runs backwards; write 01-16"});
+  CHECK(errors_of("gpu[1-200000]") == Texts{"hosts:1:5: range 1-200000 has more than 100000 entries"});
+  CHECK(errors_of("a\n" + std::string(20'000, 'x')) ==
         Texts{"hosts:2:16385: the line is longer than 16384 bytes"});
 }
 
@@ -293,28 +293,28 @@ TEST_CASE("--host has the same grammar with commas") {
   REQUIRE(parsed.has_value());
   CHECK(brief(*parsed) == "a:4 b:4 c1:2 c2:2 c5:2 d:3 ::1:8");
   CHECK((*parsed)[5].devices == Texts{"0", "2"});
-  CHECK((*parsed)[5].place.file == "--host");
-  CHECK((*parsed)[5].place.line == 0);
+  CHECK((*parsed)[5].location.file == "--host");
+  CHECK((*parsed)[5].location.line == 0);
 
-  auto mistakes = [](const std::string& text) {
+  auto diagnostics = [](const std::string& text) {
     return texts_of(parse_host_list(text, "--host").error().list);
   };
-  CHECK(mistakes("a:4,b:x,,a") ==
+  CHECK(diagnostics("a:4,b:x,,a") ==
         Texts{"--host, column 7: \"x\" is not a number of slots (a whole number from 1 to 65535)",
               "--host, column 9: a host is missing",
               "--host, column 10: host a is listed twice (first at column 1); give each host one entry with "
               "all of its "
               "slots"});
-  CHECK(mistakes("") == Texts{"--host, column 1: a host is missing"});
+  CHECK(diagnostics("") == Texts{"--host, column 1: a host is missing"});
   const std::string or_next = ", or begin the next host; write ";
-  CHECK(mistakes("a env:X=1,2 slots=1") ==
+  CHECK(diagnostics("a env:X=1,2 slots=1") ==
         Texts{"--host, column 10: this comma may belong to the value of env:X" + or_next +
               "env:X=\"…\" with quotes, or a blank behind the comma"});
   for (const char* bad : {"a gpus=0,1", "a gpus=0,2-3", "a gpus=GPU-1,GPU-2", "a gpus = 0,1", "a jump=b,c"})
-    CHECK(mistakes(bad).size() == 1);
+    CHECK(diagnostics(bad).size() == 1);
   for (const char* good : {"a gpus=0,b gpus=1", "a env:X=1, b", "a env:X=\"1,2\",b", "a jump=c, b",
                            "a slots=2,2", "a gpus=0 slots=1,1"})
     CHECK(parse_host_list(good, "--host")->size() == 2);
-  CHECK(mistakes("a # b") == Texts{"--host, column 3: a comment has no place here"});
-  CHECK(mistakes("a\nb") == Texts{"--host, column 2: stray control character"});
+  CHECK(diagnostics("a # b") == Texts{"--host, column 3: a comment has no place here"});
+  CHECK(diagnostics("a\nb") == Texts{"--host, column 2: stray control character"});
 }

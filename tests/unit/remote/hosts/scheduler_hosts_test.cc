@@ -2,18 +2,18 @@
 
 #include "tests/support/catch.h"
 
-using ddp::remote::Checked;
 using ddp::remote::Host;
+using ddp::remote::Validated;
 using Texts = std::vector<std::string>;
 
 namespace {
 
 // "gpu01:8 gpu02:8 login", or the mistakes.
-std::string shown(const Checked<std::vector<Host>>& hosts) {
+std::string shown(const Validated<std::vector<Host>>& hosts) {
   std::string text;
   if (!hosts) {
-    for (const auto& mistake : hosts.error().list)
-      text += (text.empty() ? "" : "\n") + to_text(mistake);
+    for (const auto& diagnostic : hosts.error().list)
+      text += (text.empty() ? "" : "\n") + to_text(diagnostic);
     return text;
   }
   for (const Host& host : *hosts)
@@ -91,12 +91,12 @@ TEST_CASE("Hosts that stand as often as they have slots") {
   CHECK(shown(repeated_hosts("a extra words\nb\nb", "nodes")) == "a:1 b:2");
   CHECK(shown(repeated_hosts("\n \n", "nodes")) == "nodes: no hosts in it");
   CHECK(shown(repeated_hosts("a\nb;rm\n", "nodes")) == "nodes:2: \"b;rm\" is not the name of a host");
-  CHECK(shown(ddp::remote::repeated_host_words("a a b", "LSB_HOSTS")) == "a:2 b:1");
+  CHECK(shown(ddp::remote::parse_repeated_hosts("a a b", "LSB_HOSTS")) == "a:2 b:1");
   CHECK(shown(repeated_hosts("a slots=2\nb slots=1\na\n", "nodes")) == "a:3 b:1");
-  for (const char* odd : {"slots=0", "slots=x", "slots=", "port=22", "slots = 2"}) {
-    CAPTURE(odd);
-    const std::string word = std::string(odd) == "slots = 2" ? "=" : odd;
-    CHECK(shown(repeated_hosts("a\nb " + std::string(odd) + "\n", "nodes")) ==
+  for (const char* misbehaved : {"slots=0", "slots=x", "slots=", "port=22", "slots = 2"}) {
+    CAPTURE(misbehaved);
+    const std::string word = std::string(misbehaved) == "slots = 2" ? "=" : misbehaved;
+    CHECK(shown(repeated_hosts("a\nb " + std::string(misbehaved) + "\n", "nodes")) ==
           "nodes:2: \"" + word +
               "\" has no meaning in a scheduler's list of hosts; a hostfile is read with "
               "--hostfile");
@@ -104,8 +104,8 @@ TEST_CASE("Hosts that stand as often as they have slots") {
 }
 
 TEST_CASE("Hosts with their numbers") {
-  CHECK(shown(ddp::remote::host_count_words("a 4 b 8 a 1", "LSB_MCPU_HOSTS")) == "a:5 b:8");
-  CHECK(shown(ddp::remote::host_count_words("a 4 b", "LSB_MCPU_HOSTS")) ==
+  CHECK(shown(ddp::remote::parse_host_counts("a 4 b 8 a 1", "LSB_MCPU_HOSTS")) == "a:5 b:8");
+  CHECK(shown(ddp::remote::parse_host_counts("a 4 b", "LSB_MCPU_HOSTS")) ==
         "LSB_MCPU_HOSTS: no number of slots behind b");
   CHECK(shown(ddp::remote::grid_engine_hosts("a 4 all.q@a UNDEFINED\nb 2 all.q@b <NULL>\na 1 x@a U\n",
                                              "pe")) == "a:5 b:2");

@@ -32,45 +32,45 @@ KnownHosts sample() {
 
 TEST_CASE("plain names, addresses, ports and wildcards") {
   const KnownHosts hosts = sample();
-  CHECK(hosts.find("gpu01", 22, "").judge("ssh-ed25519", "AAAAkey1") == KeyVerdict::kKnown);
-  CHECK(hosts.find("GPU01", 22, "").judge("ssh-rsa", "AAAArsa1") == KeyVerdict::kKnown);
-  CHECK(hosts.find("10.0.0.1", 22, "").judge("ssh-ed25519", "AAAAkey1") == KeyVerdict::kKnown);
-  CHECK(hosts.find("gpu02", 2222, "").judge("ssh-ed25519", "AAAAkey2") == KeyVerdict::kKnown);
+  CHECK(hosts.find("gpu01", 22, "").verify("ssh-ed25519", "AAAAkey1") == KeyVerdict::kKnown);
+  CHECK(hosts.find("GPU01", 22, "").verify("ssh-rsa", "AAAArsa1") == KeyVerdict::kKnown);
+  CHECK(hosts.find("10.0.0.1", 22, "").verify("ssh-ed25519", "AAAAkey1") == KeyVerdict::kKnown);
+  CHECK(hosts.find("gpu02", 2222, "").verify("ssh-ed25519", "AAAAkey2") == KeyVerdict::kKnown);
   CHECK(hosts.find("gpu02", 2222, "").name == "[gpu02]:2222");
-  CHECK(hosts.find("gpu02", 22, "").judge("ssh-ed25519", "AAAAkey2") == KeyVerdict::kUnknown);
-  CHECK(hosts.find("x.cluster", 22, "").judge("ecdsa-sha2-nistp256", "AAAAec") == KeyVerdict::kKnown);
-  CHECK(hosts.find("bad.cluster", 22, "").judge("ecdsa-sha2-nistp256", "AAAAec") == KeyVerdict::kUnknown);
-  CHECK(hosts.find("gpu05", 22, "").judge("ssh-ed25519", "AAAAkey5") == KeyVerdict::kKnown);
-  CHECK(hosts.find("other", 2222, "gpu01").judge("ssh-ed25519", "AAAAkey1") ==
+  CHECK(hosts.find("gpu02", 22, "").verify("ssh-ed25519", "AAAAkey2") == KeyVerdict::kUnknown);
+  CHECK(hosts.find("x.cluster", 22, "").verify("ecdsa-sha2-nistp256", "AAAAec") == KeyVerdict::kKnown);
+  CHECK(hosts.find("bad.cluster", 22, "").verify("ecdsa-sha2-nistp256", "AAAAec") == KeyVerdict::kUnknown);
+  CHECK(hosts.find("gpu05", 22, "").verify("ssh-ed25519", "AAAAkey5") == KeyVerdict::kKnown);
+  CHECK(hosts.find("other", 2222, "gpu01").verify("ssh-ed25519", "AAAAkey1") ==
         KeyVerdict::kKnown);  // HostKeyAlias
 }
 
 TEST_CASE("another key is a change, another kind of key is not trusted either") {
   const HostKeys keys = sample().find("gpu01", 22, "");
-  CHECK(keys.judge("ssh-ed25519", "AAAAother") == KeyVerdict::kChanged);
+  CHECK(keys.verify("ssh-ed25519", "AAAAother") == KeyVerdict::kChanged);
   REQUIRE(keys.witness("ssh-ed25519", "AAAAother") != nullptr);
   CHECK(keys.witness("ssh-ed25519", "AAAAother")->line == 3);
   CHECK(keys.witness("ssh-ed25519", "AAAAother")->file == "/known");
-  CHECK(keys.judge("ecdsa-sha2-nistp256", "AAAAec") == KeyVerdict::kOtherType);
-  CHECK(sample().find("nobody", 22, "").judge("ssh-ed25519", "AAAAkey1") == KeyVerdict::kUnknown);
+  CHECK(keys.verify("ecdsa-sha2-nistp256", "AAAAec") == KeyVerdict::kOtherType);
+  CHECK(sample().find("nobody", 22, "").verify("ssh-ed25519", "AAAAkey1") == KeyVerdict::kUnknown);
   CHECK(sample().find("nobody", 22, "").witness("ssh-ed25519", "AAAAkey1") == nullptr);
 }
 
 TEST_CASE("a key known for the name without the port counts when it is the same, as with ssh") {
   const HostKeys keys = sample().find("gpu01", 2222, "");
-  CHECK(keys.judge("ssh-ed25519", "AAAAkey1") == KeyVerdict::kKnown);
-  CHECK(keys.judge("ssh-ed25519", "AAAAother") == KeyVerdict::kUnknown);
+  CHECK(keys.verify("ssh-ed25519", "AAAAkey1") == KeyVerdict::kKnown);
+  CHECK(keys.verify("ssh-ed25519", "AAAAother") == KeyVerdict::kUnknown);
 }
 
 TEST_CASE("markers: revoked wins, authorities and revocations are seen, unknown ones give no trust") {
   const KnownHosts hosts = sample();
-  CHECK(hosts.find("gpu03", 22, "").judge("ssh-ed25519", "AAAAold3") == KeyVerdict::kRevoked);
-  CHECK(hosts.find("gpu03", 22, "").judge("ssh-ed25519", "AAAAkey3") == KeyVerdict::kKnown);
+  CHECK(hosts.find("gpu03", 22, "").verify("ssh-ed25519", "AAAAold3") == KeyVerdict::kRevoked);
+  CHECK(hosts.find("gpu03", 22, "").verify("ssh-ed25519", "AAAAkey3") == KeyVerdict::kKnown);
   CHECK(hosts.find("gpu03", 22, "").has_markers());
   CHECK(hosts.find("a.ca", 22, "").has_markers());
-  CHECK(hosts.find("a.ca", 22, "").judge("ssh-ed25519", "AAAAca") == KeyVerdict::kUnknown);
+  CHECK(hosts.find("a.ca", 22, "").verify("ssh-ed25519", "AAAAca") == KeyVerdict::kUnknown);
   CHECK_FALSE(hosts.find("gpu01", 22, "").has_markers());
-  CHECK(hosts.find("gpu04", 22, "").judge("ssh-ed25519", "AAAAkey4") == KeyVerdict::kUnknown);
+  CHECK(hosts.find("gpu04", 22, "").verify("ssh-ed25519", "AAAAkey4") == KeyVerdict::kUnknown);
 }
 
 TEST_CASE("hashed names") {
@@ -81,14 +81,14 @@ TEST_CASE("hashed names") {
   CHECK(line.find("gpu01") == std::string::npos);
   CHECK(line.substr(line.find(' ')) == " ssh-ed25519 AAAAkey\n");
   hosts.add_file("/h", line);
-  CHECK(hosts.find("gpu01", 2222, "").judge("ssh-ed25519", "AAAAkey") == KeyVerdict::kKnown);
-  CHECK(hosts.find("gpu02", 2222, "").judge("ssh-ed25519", "AAAAkey") == KeyVerdict::kUnknown);
+  CHECK(hosts.find("gpu01", 2222, "").verify("ssh-ed25519", "AAAAkey") == KeyVerdict::kKnown);
+  CHECK(hosts.find("gpu02", 2222, "").verify("ssh-ed25519", "AAAAkey") == KeyVerdict::kUnknown);
   CHECK(KnownHosts::new_line("gpu01", "ssh-ed25519", "AAAAkey", "") == "gpu01 ssh-ed25519 AAAAkey\n");
   // What cannot be decoded is passed over.
   KnownHosts damaged;
   damaged.add_file("/d",
                    "|1|***|*** ssh-ed25519 AAAAkey\n|1| ssh-ed25519 AAAAkey\n|1|a ssh-ed25519 AAAAkey\n");
-  CHECK(damaged.find("gpu01", 22, "").judge("ssh-ed25519", "AAAAkey") == KeyVerdict::kUnknown);
+  CHECK(damaged.find("gpu01", 22, "").verify("ssh-ed25519", "AAAAkey") == KeyVerdict::kUnknown);
 }
 
 TEST_CASE("key kinds that can be checked are asked for first") {

@@ -282,9 +282,9 @@ TEST_CASE("what a node tells of a rank begins shortly before the first operation
   for (std::uint64_t i = 1; i <= 9; ++i)
     group.log->finish(i, 100);
   group.log->finish(12, 100);
-  const auto told = read_collectives(group.memory(), 2, 5)->groups[0].entries;
-  REQUIRE(told.size() == 5);
-  CHECK((told.front().sequence == 8 && told.back().sequence == 12));
+  const auto reported = read_collectives(group.memory(), 2, 5)->groups[0].entries;
+  REQUIRE(reported.size() == 5);
+  CHECK((reported.front().sequence == 8 && reported.back().sequence == 12));
   for (std::uint64_t i = 10; i <= 20; ++i)
     group.log->finish(i, 100);
   const auto done = read_collectives(group.memory(), 2, 5)->groups[0].entries;

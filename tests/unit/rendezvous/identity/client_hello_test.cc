@@ -8,26 +8,26 @@
 namespace ddp::rendezvous {
 namespace {
 
-using Kind = ClientHelloLook::Kind;
+using Kind = ParsedClientHello::Kind;
 using test::HelloBytes;
 
 /// Why a hello is none of ours; "offer" when it is.
 std::string verdict(const HelloBytes& hello) {
   const std::string record = hello.record();
-  const ClientHelloLook look = look_at_client_hello(record);
-  if (look.kind == Kind::kOffer) return "offer";
-  return look.kind == Kind::kOtherTls ? std::string(look.why) : "not TLS";
+  const ParsedClientHello parsed = parse_client_hello(record);
+  if (parsed.kind == Kind::kOffer) return "offer";
+  return parsed.kind == Kind::kOtherTls ? std::string(parsed.why) : "not TLS";
 }
 
 TEST_CASE("a hello of ours gives its identity, however it is cut") {
   const HelloBytes hello;
   const std::string record = hello.record();
-  const ClientHelloLook look = look_at_client_hello(record);
-  REQUIRE(look.kind == Kind::kOffer);
-  CHECK(look.identity == hello.identity);
+  const ParsedClientHello parsed = parse_client_hello(record);
+  REQUIRE(parsed.kind == Kind::kOffer);
+  CHECK(parsed.identity == hello.identity);
   for (std::size_t size = 0; size < record.size(); ++size) {
     INFO(size);
-    CHECK(look_at_client_hello(std::string_view(record).substr(0, size)).kind == Kind::kNeedsMore);
+    CHECK(parse_client_hello(std::string_view(record).substr(0, size)).kind == Kind::kNeedsMore);
   }
 }
 
@@ -72,12 +72,12 @@ TEST_CASE("a hello takes no more than its room") {
   big.identity = std::string(kMaxClientHello, 'x');
   CHECK(verdict(big) == "its hello is longer than ours");
   // Known from the first five bytes on: nothing is waited for.
-  CHECK(look_at_client_hello(big.record().substr(0, 5)).kind == Kind::kOtherTls);
+  CHECK(parse_client_hello(big.record().substr(0, 5)).kind == Kind::kOtherTls);
   const std::string two = HelloBytes().record() + "x";
-  CHECK(look_at_client_hello(two).why == "it does not wait for an answer");
+  CHECK(parse_client_hello(two).why == "it does not wait for an answer");
   const std::string bare =
       test::number(0x160301, 3) + test::sized(2, test::number(1, 1) + test::sized(3, "abc"));
-  CHECK(look_at_client_hello(bare).why == "it is no TLS 1.3");
+  CHECK(parse_client_hello(bare).why == "it is no TLS 1.3");
 }
 
 TEST_CASE("every length field is checked") {
@@ -86,22 +86,22 @@ TEST_CASE("every length field is checked") {
     for (const unsigned char value : {0x00, 0x01, 0x7f, 0xff}) {
       std::string bytes = good;
       bytes[i] = static_cast<char>(value);
-      const ClientHelloLook look = look_at_client_hello(bytes);
-      if (look.kind == Kind::kOffer) CHECK(look.identity.size() < bytes.size());
+      const ParsedClientHello parsed = parse_client_hello(bytes);
+      if (parsed.kind == Kind::kOffer) CHECK(parsed.identity.size() < bytes.size());
     }
   }
 }
 
 TEST_CASE("what is no TLS is told apart") {
-  CHECK(look_at_client_hello("GET / HTTP/1.1\r\n").kind == Kind::kHttp);
-  CHECK(look_at_client_hello("PRI * HTTP/2.0\r\n").kind == Kind::kHttp);
-  CHECK(look_at_client_hello("GE").kind == Kind::kNeedsMore);
-  CHECK(look_at_client_hello("GX").kind == Kind::kPlain);
-  CHECK(look_at_client_hello("SSH-2.0-OpenSSH_9.2\r\n").kind == Kind::kPlain);
-  CHECK(look_at_client_hello(std::string_view("\0", 1)).kind == Kind::kPlain);  // PyTorch's store
-  CHECK(look_at_client_hello("\x16").kind == Kind::kNeedsMore);
-  CHECK(look_at_client_hello("\x16\x02").kind == Kind::kPlain);
-  CHECK(look_at_client_hello("").kind == Kind::kNeedsMore);
+  CHECK(parse_client_hello("GET / HTTP/1.1\r\n").kind == Kind::kHttp);
+  CHECK(parse_client_hello("PRI * HTTP/2.0\r\n").kind == Kind::kHttp);
+  CHECK(parse_client_hello("GE").kind == Kind::kNeedsMore);
+  CHECK(parse_client_hello("GX").kind == Kind::kPlain);
+  CHECK(parse_client_hello("SSH-2.0-OpenSSH_9.2\r\n").kind == Kind::kPlain);
+  CHECK(parse_client_hello(std::string_view("\0", 1)).kind == Kind::kPlain);  // PyTorch's store
+  CHECK(parse_client_hello("\x16").kind == Kind::kNeedsMore);
+  CHECK(parse_client_hello("\x16\x02").kind == Kind::kPlain);
+  CHECK(parse_client_hello("").kind == Kind::kNeedsMore);
 }
 
 }  // namespace

@@ -211,13 +211,13 @@ TEST_CASE("what a small link does not take of a frame follows whole, before all 
 TEST_CASE("who waits for a link that ends is told") {
   Link link;
   int later = 0;
-  bool told = false;
+  bool reported = false;
   link.agent->send(Pong{1, 2});
   REQUIRE(link.run_until([&] {
     link.loop.poll();
     return true;
   }));
-  link.agent->on_ready([&told] { told = true; });
+  link.agent->on_ready([&reported] { reported = true; });
   for (std::uint32_t rank = 0; later == 0 && rank < kFrames; ++rank) {
     WorkerPipe pipe(rank);
     if (link.agent->splice_output({0, rank, 1, 7, {}}, pipe.read.get(), kData) == Connection::Splice::kLater)
@@ -225,9 +225,9 @@ TEST_CASE("who waits for a link that ends is told") {
   }
   REQUIRE(later == 1);
   link.loop.poll();
-  CHECK_FALSE(told);  // nobody reads
+  CHECK_FALSE(reported);  // nobody reads
   link.agent->close();
-  CHECK(link.run_until([&] { return told && link.writer_done; }));
+  CHECK(link.run_until([&] { return reported && link.writer_done; }));
   WorkerPipe pipe(0);
   CHECK(link.agent->splice_output({0, 0, 1, 7, {}}, pipe.read.get(), kData) == Connection::Splice::kCopy);
   link.finish();

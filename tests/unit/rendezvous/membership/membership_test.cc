@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/membership/membership_words.h"
+#include "rendezvous/membership/membership_text.h"
 #include "tests/support/catch.h"
 
 namespace ddp::rendezvous {
@@ -21,7 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 using Words = std::vector<std::string>;
 
-Words words_of(const std::string& line, char between = ' ') {
+Words text_of(const std::string& line, char between = ' ') {
   std::istringstream in(line);
   Words words;
   for (std::string word; std::getline(in, word, between);)
@@ -74,7 +74,7 @@ class Scenario {
     int number = 0;
     for (std::string line; std::getline(in, line);) {
       ++number;
-      const Words words = words_of(line);
+      const Words words = text_of(line);
       if (words.empty() || words[0][0] == '#') continue;
       INFO(file.filename().string() << ":" << number << ": " << line);
       if (line[0] == ' ') {
@@ -110,24 +110,25 @@ class Scenario {
     std::ostringstream text;
     if (const auto* begin = std::get_if<Begin>(&action)) {
       text << "begin " << begin->attempt << ":";
-      for (const Place& place : begin->world.places)
-        text << " " << names_[place.host] << "=" << place.first_rank << "+" << place.local_world_size;
+      for (const RankAssignment& assignment : begin->world.assignments)
+        text << " " << names_[assignment.host] << "=" << assignment.first_rank << "+"
+             << assignment.local_world_size;
     } else if (const auto* stop = std::get_if<StopAttempt>(&action)) {
       text << "stop " << stop->attempt << " " << cause_name(stop->cause) << " \"" << stop->reason << "\"";
       if (stop->another != (stop->cause == StopCause::kScaleUp))
         text << (stop->another ? " another" : " last");
     } else if (const auto* drop = std::get_if<Drop>(&action)) {
       text << "drop " << names_.at(drop->host) << " \"" << drop->reason << "\"";
-      if (lives_[drop->host] == drop->life) there_.erase(drop->host);
-    } else if (const auto* recall = std::get_if<Recall>(&action)) {
+      if (incarnations_[drop->host] == drop->incarnation) there_.erase(drop->host);
+    } else if (const auto* recall = std::get_if<RecallHost>(&action)) {
       text << "recall " << names_[recall->host];
-    } else if (const auto* told = std::get_if<Tell>(&action)) {
-      text << "tell \"" << told->text << "\"";
+    } else if (const auto* reported = std::get_if<NotifyUser>(&action)) {
+      text << "tell \"" << reported->text << "\"";
     } else if (const auto* ended = std::get_if<EndJob>(&action)) {
       text << "end " << outcome_name(ended->outcome) << " \"" << ended->reason << "\"";
       if (!ended->no_restart.empty()) text << " not \"" << ended->no_restart << "\"";
     } else if (const auto* wait = std::get_if<BackOff>(&action)) {
-      text << "back-off " << wait->restart << " (" << duration_words(wait->wait) << ") \"" << wait->reason
+      text << "back-off " << wait->restart << " (" << format_duration(wait->wait) << ") \"" << wait->reason
            << "\"";
     }
     return text.str();
@@ -138,7 +139,7 @@ class Scenario {
       said_.push_back(describe(action));
   }
   void give(HostNumber from, const MemberEvent& event) {
-    give({job_, attempt_, from, life_ ? *life_ : lives_[from]}, event);
+    give({job_, attempt_, from, incarnation_ ? *incarnation_ : incarnations_[from]}, event);
   }
 
   /// Those who are there and not silent are heard every half second.
@@ -149,7 +150,7 @@ class Scenario {
       now_ = std::min({std::max(due, now_ + 1ns), Membership::Time(beat), until});
       if (now_ % 500ms == 0ns) {
         for (const HostNumber node : std::set<HostNumber>(there_))
-          if (!silent_.contains(node)) give({"job", 0, node, lives_[node]}, Heard{});
+          if (!silent_.contains(node)) give({"job", 0, node, incarnations_[node]}, Heartbeat{});
       }
       if (now_ >= due) give(Sender{}, Tick{});
     }
@@ -158,30 +159,25 @@ class Scenario {
   void make(const Words& words) {
     MembershipRules rules;
     rules.job = "job";
-    std::map<std::string, MembershipRules::Duration*> times{{"join-limit", &rules.join_limit},
-                                                            {"last-call", &rules.last_call},
-                                                            {"settle", &rules.settle},
-                                                            {"suspect", &rules.suspect_after},
-                                                            {"node-timeout", &rules.node_timeout},
-                                                            {"lease", &rules.lease},
-                                                            {"stop-time", &rules.stop_time},
-                                                            {"window", &rules.restart_window},
-                                                            {"backoff", &rules.backoff},
-                                                            {"fruitful", &rules.fruitful_after},
-                                                            {"fault-window", &rules.fault_window},
-                                                            {"cool-down", &rules.cool_down},
-                                                            {"recall-every", &rules.recall_every}};
+    std::map<std::string, MembershipRules::Duration*> times{
+        {"join-limit", &rules.join_limit},     {"last-call", &rules.last_call},
+        {"settle", &rules.debounce},           {"suspect", &rules.suspect_after},
+        {"node-timeout", &rules.node_timeout}, {"lease", &rules.lease},
+        {"stop-time", &rules.stop_time},       {"window", &rules.restart_window},
+        {"backoff", &rules.backoff},           {"fruitful", &rules.fruitful_after},
+        {"fault-window", &rules.fault_window}, {"cool-down", &rules.cool_down},
+        {"recall-every", &rules.recall_every}};
     std::map<std::string, int*> numbers{
         {"min", &rules.min_nodes},      {"max", &rules.max_nodes},
         {"spares", &rules.spares},      {"restarts", &rules.max_restarts},
-        {"faults", &rules.host_faults}, {"fruitless", &rules.fruitless_limit}};
+        {"faults", &rules.host_faults}, {"fruitless", &rules.no_progress_limit}};
     for (std::size_t i = 1; i < words.size(); ++i) {
       const auto equals = words[i].find('=');
       const std::string key = words[i].substr(0, equals);
       const std::string value = equals == std::string::npos ? "" : words[i].substr(equals + 1);
       INFO(words[i]);
       if (key == "hosts")
-        rules.hosts = names_ = words_of(value, ',');
+        rules.hosts = names_ = text_of(value, ',');
       else if (key == "recall")
         rules.recall = true;
       else if (key == "open")
@@ -218,7 +214,7 @@ class Scenario {
       make(words);
     } else if (verb == "join") {
       const HostNumber node = host(words.at(1));
-      if (!life_) ++lives_[node];
+      if (!incarnation_) ++incarnations_[node];
       there_.insert(node);
       give(node, Joined{option("slots", 1), text("as"), static_cast<std::uint32_t>(option("gone", 0))});
     } else if (verb == "pass") {
@@ -231,7 +227,7 @@ class Scenario {
     } else if (verb == "loud") {
       silent_.erase(host(words.at(1)));
     } else if (verb == "heard") {
-      give(host(words.at(1)), Heard{});
+      give(host(words.at(1)), Heartbeat{});
     } else if (verb == "lost") {
       there_.erase(host(words.at(1)));
       give(host(words.at(1)), LinkLost{quoted(line), flag("dead")});
@@ -248,7 +244,7 @@ class Scenario {
     } else if (verb == "refused") {
       give(host(words.at(1)), NodeRefused{quoted(line), !flag("perhaps")});
     } else if (verb == "progress") {
-      give(host(words.at(1)), Progress{});
+      give(host(words.at(1)), AttemptProgress{});
     } else if (verb == "fails") {
       give(Sender{"job", attempt_, 0, 0}, AttemptFailed{quoted(line), flag("hopeless")});
     } else if (verb == "user") {
@@ -258,8 +254,8 @@ class Scenario {
     } else if (verb == "job") {
       job_ = words.at(1);
     } else if (verb == "life") {  // of what follows; - : the last one
-      life_.reset();
-      if (words.at(1) != "-") life_ = static_cast<std::uint32_t>(std::stoul(words[1]));
+      incarnation_.reset();
+      if (words.at(1) != "-") incarnation_ = static_cast<std::uint32_t>(std::stoul(words[1]));
     } else {
       FAIL("no such word: " << verb);
     }
@@ -268,8 +264,8 @@ class Scenario {
   std::optional<Membership> membership_;
   Membership::Time now_{0};
   std::vector<std::string> names_;
-  std::map<HostNumber, std::uint32_t> lives_;
-  std::optional<std::uint32_t> life_;
+  std::map<HostNumber, std::uint32_t> incarnations_;
+  std::optional<std::uint32_t> incarnation_;
   std::set<HostNumber> there_;
   std::set<HostNumber> silent_;
   std::string job_ = "job";

@@ -12,7 +12,7 @@
 namespace ddp::rendezvous {
 namespace {
 
-using test::Bytes;
+using test::RequestBytes;
 using O = StoreOp;
 using Keys = std::vector<std::string>;
 
@@ -37,12 +37,12 @@ struct Store {
   }
   std::string say(StoreConnectionId from, const std::string& bytes) { return ask(from, bytes).value(); }
   std::string set(StoreConnectionId from, const std::string& key, const std::string& value) {
-    return say(from, Bytes(O::kSet).text(key).text(value));
+    return say(from, RequestBytes(O::kSet).text(key).text(value));
   }
   std::string wait(StoreConnectionId from, const Keys& names) {
-    return say(from, Bytes(O::kWait).list(names));
+    return say(from, RequestBytes(O::kWait).list(names));
   }
-  std::string get(const std::string& key) { return say(99, Bytes(O::kGet).text(key)); }
+  std::string get(const std::string& key) { return say(99, RequestBytes(O::kGet).text(key)); }
   void close(StoreConnectionId from) {
     std::vector<StoreNotice> notices;
     keys.close(from, notices);
@@ -55,10 +55,10 @@ struct Store {
 };
 
 std::string text(const std::string& value) {
-  return Bytes().text(value);
+  return RequestBytes().text(value);
 }
 std::string number(std::int64_t value) {
-  return Bytes().number(value);
+  return RequestBytes().number(value);
 }
 const std::string kAwake(1, '\0');
 const std::string kReady(1, '\0');
@@ -72,23 +72,25 @@ TEST_CASE("values: set, get, append, delete, count, list") {
   CHECK(store.get("missing") == text(""));
   store.set(2, "b", "");
   CHECK(store.get("b") == text(""));
-  CHECK(store.say(1, Bytes(O::kAppend).text("log").text("x")).empty());
-  CHECK(store.say(2, Bytes(O::kAppend).text("log").text("yz")).empty());
+  CHECK(store.say(1, RequestBytes(O::kAppend).text("log").text("x")).empty());
+  CHECK(store.say(2, RequestBytes(O::kAppend).text("log").text("yz")).empty());
   CHECK(store.get("log") == text("xyz"));
-  CHECK(store.say(1, Bytes(O::kMultiSet).number(2).text("c").text("3").text("a").text("1")).empty());
-  CHECK(store.say(1, Bytes(O::kMultiGet).list({"c", "missing", "a"})) == text("3") + text("") + text("1"));
-  CHECK(store.say(1, Bytes(O::kNumKeys)) == number(4));
-  CHECK(store.say(1, Bytes(O::kListKeys)) == number(4) + text("a") + text("b") + text("c") + text("log"));
-  CHECK(store.say(1, Bytes(O::kDeleteKey).text("b")) == number(1));
-  CHECK(store.say(1, Bytes(O::kDeleteKey).text("b")) == number(0));
-  CHECK(store.say(1, Bytes(O::kNumKeys)) == number(3));
-  CHECK(store.say(1, Bytes(O::kPing).u32(77)) == Bytes().u32(77).str());
+  CHECK(store.say(1, RequestBytes(O::kMultiSet).number(2).text("c").text("3").text("a").text("1")).empty());
+  CHECK(store.say(1, RequestBytes(O::kMultiGet).list({"c", "missing", "a"})) ==
+        text("3") + text("") + text("1"));
+  CHECK(store.say(1, RequestBytes(O::kNumKeys)) == number(4));
+  CHECK(store.say(1, RequestBytes(O::kListKeys)) ==
+        number(4) + text("a") + text("b") + text("c") + text("log"));
+  CHECK(store.say(1, RequestBytes(O::kDeleteKey).text("b")) == number(1));
+  CHECK(store.say(1, RequestBytes(O::kDeleteKey).text("b")) == number(0));
+  CHECK(store.say(1, RequestBytes(O::kNumKeys)) == number(3));
+  CHECK(store.say(1, RequestBytes(O::kPing).u32(77)) == RequestBytes().u32(77).str());
 }
 
 TEST_CASE("numbers are decimal text") {
   Store store;
   const auto add = [&store](const std::string& key, std::int64_t amount) {
-    return store.ask(1, Bytes(O::kAdd).text(key).number(amount));
+    return store.ask(1, RequestBytes(O::kAdd).text(key).number(amount));
   };
   CHECK(*add("n", 5) == number(5));
   CHECK(*add("n", -7) == number(-2));
@@ -113,12 +115,12 @@ TEST_CASE("numbers are decimal text") {
 TEST_CASE("compare_set stores only what was expected") {
   Store store;
   const auto compare_set = [&store](const std::string& expected, const std::string& desired) {
-    return store.say(1, Bytes(O::kCompareSet).text("k").text(expected).text(desired));
+    return store.say(1, RequestBytes(O::kCompareSet).text("k").text(expected).text(desired));
   };
   CHECK(store.wait(2, {"k"}).empty());
   CHECK(compare_set("old", "new") ==
         text("old"));  // missing: what was expected comes back, nothing is stored
-  CHECK(store.say(1, Bytes(O::kNumKeys)) == number(0));
+  CHECK(store.say(1, RequestBytes(O::kNumKeys)) == number(0));
   CHECK(store.heard.empty());
   CHECK(compare_set("", "first") == text("first"));
   CHECK(store.heard[2] == kAwake);
@@ -137,8 +139,8 @@ TEST_CASE("a wait ends with the last of its keys") {
   CHECK(store.keys.waiting() == 2);
   store.set(1, "b", "");
   CHECK(store.heard.empty());
-  store.say(1, Bytes(O::kDeleteKey).text("b"));  // was seen: stays seen
-  store.say(1, Bytes(O::kAdd).text("c").number(0));
+  store.say(1, RequestBytes(O::kDeleteKey).text("b"));  // was seen: stays seen
+  store.say(1, RequestBytes(O::kAdd).text("c").number(0));
   CHECK(store.heard[2] == kAwake);
   CHECK(store.heard[3] == kAwake);
   CHECK(store.keys.waiting() == 0);
@@ -150,8 +152,8 @@ TEST_CASE("append and multi-set wake too") {
   Store store;
   store.wait(2, {"log"});
   store.wait(3, {"m"});
-  store.say(1, Bytes(O::kAppend).text("log").text("x"));
-  store.say(1, Bytes(O::kMultiSet).number(1).text("m").text("1"));
+  store.say(1, RequestBytes(O::kAppend).text("log").text("x"));
+  store.say(1, RequestBytes(O::kMultiSet).number(1).text("m").text("1"));
   CHECK(store.heard[2] == kAwake);
   CHECK(store.heard[3] == kAwake);
 }
@@ -160,11 +162,11 @@ TEST_CASE("a client that gave up its wait gets no late byte") {
   Store store;
   SECTION("torch <= 2.0 just goes on with its next request") {
     CHECK(store.wait(2, {"late"}).empty());
-    CHECK(store.say(2, Bytes(O::kAdd).text("n").number(7)) == number(7));
+    CHECK(store.say(2, RequestBytes(O::kAdd).text("n").number(7)) == number(7));
   }
   SECTION("torch >= 2.1 cancels") {
     CHECK(store.wait(2, {"late"}).empty());
-    CHECK(store.say(2, Bytes(O::kCancelWait)) == kCanceled);
+    CHECK(store.say(2, RequestBytes(O::kCancelWait)) == kCanceled);
   }
   SECTION("or it has gone") {
     CHECK(store.wait(2, {"late"}).empty());
@@ -184,34 +186,34 @@ TEST_CASE("a cancellation that crosses the wake-up is answered still") {
   store.wait(2, {"k"});
   store.set(1, "k", "");
   CHECK(store.heard[2] == kAwake);
-  CHECK(store.say(2, Bytes(O::kCancelWait)) == kCanceled);
+  CHECK(store.say(2, RequestBytes(O::kCancelWait)) == kCanceled);
 }
 
 TEST_CASE("check tells without waiting") {
   Store store;
   store.set(1, "a", "");
-  CHECK(store.say(1, Bytes(O::kCheck).list({"a"})) == kReady);
-  CHECK(store.say(1, Bytes(O::kCheck).list({"a", "b"})) == kNotReady);
-  CHECK(store.say(1, Bytes(O::kCheck).list({})) == kReady);
+  CHECK(store.say(1, RequestBytes(O::kCheck).list({"a"})) == kReady);
+  CHECK(store.say(1, RequestBytes(O::kCheck).list({"a", "b"})) == kNotReady);
+  CHECK(store.say(1, RequestBytes(O::kCheck).list({})) == kReady);
 }
 
 TEST_CASE("queues are first in, first out") {
   Store store;
   const auto push = [&store](const std::string& value) {
-    return store.say(1, Bytes(O::kQueuePush).text("q").text(value));
+    return store.say(1, RequestBytes(O::kQueuePush).text("q").text(value));
   };
   const auto pop = [&store](StoreConnectionId from) {
-    return store.say(from, Bytes(O::kQueuePop).text("q"));
+    return store.say(from, RequestBytes(O::kQueuePop).text("q"));
   };
   CHECK(pop(1) == number(0));
   CHECK(push("a").empty());
   CHECK(push("b").empty());
-  CHECK(store.say(1, Bytes(O::kQueueLen).text("q")) == number(2));
-  CHECK(store.say(1, Bytes(O::kCheck).list({"q"})) == kReady);
-  CHECK(store.say(1, Bytes(O::kNumKeys)) == number(0));
+  CHECK(store.say(1, RequestBytes(O::kQueueLen).text("q")) == number(2));
+  CHECK(store.say(1, RequestBytes(O::kCheck).list({"q"})) == kReady);
+  CHECK(store.say(1, RequestBytes(O::kNumKeys)) == number(0));
   CHECK(pop(2) == number(2) + text("a"));
   CHECK(pop(3) == number(1) + text("b"));
-  CHECK(store.say(1, Bytes(O::kQueueLen).text("q")) == number(0));
+  CHECK(store.say(1, RequestBytes(O::kQueueLen).text("q")) == number(0));
   CHECK(store.keys.bytes() == 0);
 
   SECTION("one value wakes one waiter, the first") {
@@ -230,7 +232,7 @@ TEST_CASE("queues are first in, first out") {
     push("c");
     store.close(2);
     CHECK(store.heard[3] == kAwake);
-    store.say(3, Bytes(O::kNumKeys));
+    store.say(3, RequestBytes(O::kNumKeys));
     CHECK(store.heard[4] == kAwake);
     CHECK(pop(4) == number(1) + text("c"));
   }
@@ -239,18 +241,18 @@ TEST_CASE("queues are first in, first out") {
 TEST_CASE("a barrier lets all go with the last") {
   Store store;
   const auto arrive = [&store](StoreConnectionId from) {
-    return store.say(from, Bytes(O::kBarrier).text("b").number(3));
+    return store.say(from, RequestBytes(O::kBarrier).text("b").number(3));
   };
   CHECK(arrive(1).empty());
   CHECK(arrive(2).empty());
   CHECK(store.heard.empty());
-  CHECK(store.say(2, Bytes(O::kCancelWait)) == kCanceled);
+  CHECK(store.say(2, RequestBytes(O::kCancelWait)) == kCanceled);
   CHECK(arrive(3) == kAwake);
   CHECK(store.heard == std::map<StoreConnectionId, std::string>{{1, kAwake}});
   CHECK(store.get("b") == text("3"));
   CHECK(arrive(4) == kAwake);  // as in PyTorch's store: the count stays, a used barrier is open
   store.set(1, "b", "word");
-  CHECK(store.ask(5, Bytes(O::kBarrier).text("b").number(3)).error().text ==
+  CHECK(store.ask(5, RequestBytes(O::kBarrier).text("b").number(3)).error().text ==
         "cannot add to 'b': its value is not a 64-bit number");
 }
 
@@ -260,25 +262,25 @@ TEST_CASE("memory is bounded and comes back") {
   Result<std::string> full = std::string();
   int stored = 0;
   while (full && stored < 100)
-    full = store.ask(1, Bytes(O::kSet).text("k" + std::to_string(stored++)).text(kilobyte));
+    full = store.ask(1, RequestBytes(O::kSet).text("k" + std::to_string(stored++)).text(kilobyte));
   REQUIRE_FALSE(full.has_value());
   CHECK(full.error().code == ErrorCode::kSystem);
   CHECK(full.error().sys == ENOMEM);
   CHECK(full.error().text == "the store is full: 0 of 0 MiB are used by 8 keys");
   CHECK(store.keys.bytes() <= 10000);
-  CHECK_FALSE(store.ask(1, Bytes(O::kQueuePush).text("q").text(kilobyte)).has_value());
-  CHECK_FALSE(store.ask(1, Bytes(O::kAppend).text("k1").text(kilobyte)).has_value());
+  CHECK_FALSE(store.ask(1, RequestBytes(O::kQueuePush).text("q").text(kilobyte)).has_value());
+  CHECK_FALSE(store.ask(1, RequestBytes(O::kAppend).text("k1").text(kilobyte)).has_value());
   store.set(1, "k0", "small");
-  CHECK(store.ask(1, Bytes(O::kSet).text("k9").text("fits")).has_value());
+  CHECK(store.ask(1, RequestBytes(O::kSet).text("k9").text("fits")).has_value());
   for (const char* key : {"k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k9"})
-    store.say(1, Bytes(O::kDeleteKey).text(key));
+    store.say(1, RequestBytes(O::kDeleteKey).text(key));
   CHECK(store.keys.bytes() == 0);
 }
 
 TEST_CASE("replies are bounded") {
   Store store;
   store.set(1, "big", std::string(64 * 1024 * 1024, 'x'));
-  CHECK(store.ask(1, Bytes(O::kMultiGet).list(Keys(9, "big"))).error().text ==
+  CHECK(store.ask(1, RequestBytes(O::kMultiGet).list(Keys(9, "big"))).error().text ==
         "MULTI_GET: the reply would be over the store's limit of 536870912 bytes");
 }
 

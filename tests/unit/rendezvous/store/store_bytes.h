@@ -11,28 +11,28 @@
 namespace ddp::test {
 
 /// A request under construction: Bytes(op).text(key).number(5). The opcode is as it is on the wire.
-class Bytes {
+class RequestBytes {
  public:
-  Bytes() = default;
-  explicit Bytes(int opcode) { rendezvous::put_u8(bytes_, static_cast<std::uint8_t>(opcode)); }
-  explicit Bytes(rendezvous::StoreOp op) : Bytes(static_cast<int>(op)) {}
-  Bytes& u8(std::uint8_t value) {
+  RequestBytes() = default;
+  explicit RequestBytes(int opcode) { rendezvous::put_u8(bytes_, static_cast<std::uint8_t>(opcode)); }
+  explicit RequestBytes(rendezvous::StoreOp op) : RequestBytes(static_cast<int>(op)) {}
+  RequestBytes& u8(std::uint8_t value) {
     rendezvous::put_u8(bytes_, value);
     return *this;
   }
-  Bytes& u32(std::uint32_t value) {
+  RequestBytes& u32(std::uint32_t value) {
     rendezvous::put_u32(bytes_, value);
     return *this;
   }
-  Bytes& number(std::int64_t value) {
+  RequestBytes& number(std::int64_t value) {
     rendezvous::put_u64(bytes_, static_cast<std::uint64_t>(value));
     return *this;
   }
-  Bytes& text(std::string_view value) {
+  RequestBytes& text(std::string_view value) {
     rendezvous::put_bytes(bytes_, value);
     return *this;
   }
-  Bytes& list(const std::vector<std::string>& keys) {
+  RequestBytes& list(const std::vector<std::string>& keys) {
     number(static_cast<std::int64_t>(keys.size()));
     for (const std::string& key : keys)
       text(key);
@@ -47,7 +47,7 @@ class Bytes {
 
 /// VALIDATE and the magic number, as torch ≥ 2.2 begins.
 inline std::string greeting() {
-  return Bytes(rendezvous::StoreOp::kValidate).u32(rendezvous::kStoreMagic);
+  return RequestBytes(rendezvous::StoreOp::kValidate).u32(rendezvous::kStoreMagic);
 }
 
 }  // namespace ddp::test

@@ -10,8 +10,8 @@
 namespace ddp::rendezvous {
 namespace {
 
-using test::Bytes;
 using test::greeting;
+using test::RequestBytes;
 
 // A decoded request that owns its bytes, as text: "SET[k|v]".
 std::string describe(const StoreRequest& request) {
@@ -78,44 +78,44 @@ Sample new_sample() {
     s.decoded.push_back(std::move(decoded));
   };
   add(greeting(), "0[||0]");
-  add(Bytes(O::kPing).u32(0xfffffffe), "13[||4294967294]");
-  add(Bytes(O::kSet).text("/k").text("value"), "1[/k,|value,|0]");
-  add(Bytes(O::kSet).text("").text(""), "1[,|,|0]");
-  add(Bytes(O::kCompareSet).text("/k").text("").text(with_nul()), "2[/k,|," + with_nul() + ",|0]");
-  add(Bytes(O::kGet).text("/k"), "3[/k,||0]");
-  add(Bytes(O::kAdd).text("/n").number(-2), "4[/n,||-2]");
-  add(Bytes(O::kCheck).list({"/a", "/b"}), "5[/a,/b,||0]");
-  add(Bytes(O::kWait).list({}), "6[||0]");
-  add(Bytes(O::kWait).list({"/a"}), "6[/a,||0]");
-  add(Bytes(O::kNumKeys), "7[||0]");
-  add(Bytes(O::kDeleteKey).text("/k"), "8[/k,||0]");
-  add(Bytes(O::kAppend).text("/k").text("more"), "9[/k,|more,|0]");
-  add(Bytes(O::kMultiGet).list({"/a", "/b"}), "10[/a,/b,||0]");
-  add(Bytes(O::kMultiSet).number(2).text("/a").text("1").text("/b").text("2"), "11[/a,/b,|1,2,|0]");
-  add(Bytes(O::kCancelWait), "12[||0]");
-  add(Bytes(O::kQueuePush).text("/q").text("job"), "14[/q,|job,|0]");
-  add(Bytes(O::kQueuePop).text("/q"), "15[/q,||0]");
-  add(Bytes(O::kQueueLen).text("/q"), "16[/q,||0]");
-  add(Bytes(O::kListKeys), "17[||0]");
-  add(Bytes(O::kBarrier).text("/b").number(8), "18[/b,||8]");
+  add(RequestBytes(O::kPing).u32(0xfffffffe), "13[||4294967294]");
+  add(RequestBytes(O::kSet).text("/k").text("value"), "1[/k,|value,|0]");
+  add(RequestBytes(O::kSet).text("").text(""), "1[,|,|0]");
+  add(RequestBytes(O::kCompareSet).text("/k").text("").text(with_nul()), "2[/k,|," + with_nul() + ",|0]");
+  add(RequestBytes(O::kGet).text("/k"), "3[/k,||0]");
+  add(RequestBytes(O::kAdd).text("/n").number(-2), "4[/n,||-2]");
+  add(RequestBytes(O::kCheck).list({"/a", "/b"}), "5[/a,/b,||0]");
+  add(RequestBytes(O::kWait).list({}), "6[||0]");
+  add(RequestBytes(O::kWait).list({"/a"}), "6[/a,||0]");
+  add(RequestBytes(O::kNumKeys), "7[||0]");
+  add(RequestBytes(O::kDeleteKey).text("/k"), "8[/k,||0]");
+  add(RequestBytes(O::kAppend).text("/k").text("more"), "9[/k,|more,|0]");
+  add(RequestBytes(O::kMultiGet).list({"/a", "/b"}), "10[/a,/b,||0]");
+  add(RequestBytes(O::kMultiSet).number(2).text("/a").text("1").text("/b").text("2"), "11[/a,/b,|1,2,|0]");
+  add(RequestBytes(O::kCancelWait), "12[||0]");
+  add(RequestBytes(O::kQueuePush).text("/q").text("job"), "14[/q,|job,|0]");
+  add(RequestBytes(O::kQueuePop).text("/q"), "15[/q,||0]");
+  add(RequestBytes(O::kQueueLen).text("/q"), "16[/q,||0]");
+  add(RequestBytes(O::kListKeys), "17[||0]");
+  add(RequestBytes(O::kBarrier).text("/b").number(8), "18[/b,||8]");
   return s;
 }
 
 // torch 2.1: one below the new numbers, no greeting.
 Sample sample_2_1() {
   Sample s;
-  s.bytes = Bytes(3).text("init/").number(1);
-  s.bytes += Bytes(0).text("/k").text("v");
-  s.bytes += Bytes(1).text("/k").text("v").text("w");
-  s.bytes += Bytes(2).text("/k");
-  s.bytes += Bytes(4).list({"/k"});
-  s.bytes += Bytes(5).list({"/k", "/l"});
-  s.bytes += Bytes(6);
-  s.bytes += Bytes(8).text("/k").text("more");
-  s.bytes += Bytes(7).text("/k");
-  s.bytes += Bytes(9).list({"/k"});
-  s.bytes += Bytes(10).number(1).text("/k").text("v");
-  s.bytes += Bytes(11);
+  s.bytes = RequestBytes(3).text("init/").number(1);
+  s.bytes += RequestBytes(0).text("/k").text("v");
+  s.bytes += RequestBytes(1).text("/k").text("v").text("w");
+  s.bytes += RequestBytes(2).text("/k");
+  s.bytes += RequestBytes(4).list({"/k"});
+  s.bytes += RequestBytes(5).list({"/k", "/l"});
+  s.bytes += RequestBytes(6);
+  s.bytes += RequestBytes(8).text("/k").text("more");
+  s.bytes += RequestBytes(7).text("/k");
+  s.bytes += RequestBytes(9).list({"/k"});
+  s.bytes += RequestBytes(10).number(1).text("/k").text("v");
+  s.bytes += RequestBytes(11);
   s.decoded = {"4[init/,||1]", "1[/k,|v,|0]",  "2[/k,|v,w,|0]", "3[/k,||0]",
                "5[/k,||0]",    "6[/k,/l,||0]", "7[||0]",        "9[/k,|more,|0]",
                "8[/k,||0]",    "10[/k,||0]",   "11[/k,|v,|0]",  "12[||0]"};
@@ -162,7 +162,7 @@ TEST_CASE("however the bytes are cut, the same requests come out") {
 TEST_CASE("a deletion of torch <= 2.0 is known by the silence after it") {
   StoreDecoder decoder;
   Decoded out;
-  feed(decoder, Bytes(3).text("init/").number(1).str() + Bytes(8).text("/gone").str());
+  feed(decoder, RequestBytes(3).text("init/").number(1).str() + RequestBytes(8).text("/gone").str());
   drain(decoder, out);
   CHECK(out.requests == std::vector<std::string>{"4[init/,||1]"});
   CHECK(decoder.undecided());
@@ -172,11 +172,11 @@ TEST_CASE("a deletion of torch <= 2.0 is known by the silence after it") {
   CHECK(decoder.dialect() == StoreDialect::kOld20);
 
   // From then on nothing is in doubt.
-  feed(decoder, Bytes(8).text("/gone"));
+  feed(decoder, RequestBytes(8).text("/gone"));
   drain(decoder, out);
   CHECK(out.requests.back() == "8[/gone,||0]");
   CHECK_FALSE(decoder.undecided());
-  feed(decoder, Bytes(9).text("/k").text("v"));
+  feed(decoder, RequestBytes(9).text("/k").text("v"));
   drain(decoder, out);
   CHECK(out.error == "not a TCPStore request: byte 0x09 where an operation number belongs");
 }
@@ -184,11 +184,11 @@ TEST_CASE("a deletion of torch <= 2.0 is known by the silence after it") {
 TEST_CASE("an append of torch 2.1 whose value comes late is no deletion") {
   StoreDecoder decoder;
   Decoded out;
-  feed(decoder, Bytes(8).text("/log"));
+  feed(decoder, RequestBytes(8).text("/log"));
   drain(decoder, out);
   CHECK(out.requests.empty());
   CHECK(decoder.undecided());
-  feed(decoder, Bytes().text("line"));
+  feed(decoder, RequestBytes().text("line"));
   CHECK_FALSE(decoder.undecided());
   drain(decoder, out);
   CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
@@ -197,17 +197,17 @@ TEST_CASE("an append of torch 2.1 whose value comes late is no deletion") {
 TEST_CASE("settle without doubt changes nothing") {
   StoreDecoder decoder;
   Decoded out;
-  feed(decoder, Bytes(8));
+  feed(decoder, RequestBytes(8));
   drain(decoder, out);
   CHECK_FALSE(decoder.undecided());
   decoder.settle();
-  feed(decoder, Bytes().text("/log").text("line"));
+  feed(decoder, RequestBytes().text("/log").text("line"));
   drain(decoder, out);
   CHECK(out.requests == std::vector<std::string>{"9[/log,|line,|0]"});
 }
 
 TEST_CASE("a first byte 0 without the magic is a SET of an old client") {
-  const Decoded decoded = decode(Bytes(0).text("/key").text("value"));
+  const Decoded decoded = decode(RequestBytes(0).text("/key").text("value"));
   CHECK(decoded.requests == std::vector<std::string>{"1[/key,|value,|0]"});
   CHECK(decoded.dialect == StoreDialect::kOld);
   CHECK(decode(std::string(4, '\0')).dialect == StoreDialect::kUnknown);
@@ -223,26 +223,27 @@ TEST_CASE("what is not the protocol is refused at its first byte") {
         "not a TCPStore request: byte 0x13 where an operation number belongs");
   CHECK(decode(greeting() + greeting()).error ==
         "not a TCPStore request: byte 0x00 where an operation number belongs");
-  CHECK(decode(Bytes(12)).error == "not a TCPStore request: byte 0x0c where an operation number belongs");
+  CHECK(decode(RequestBytes(12)).error ==
+        "not a TCPStore request: byte 0x0c where an operation number belongs");
 }
 
 TEST_CASE("limits come before memory") {
   const auto error_of = [](const std::string& request) { return decode(greeting() + request).error; };
-  CHECK(error_of(Bytes(StoreOp::kGet).number(65537)) ==
+  CHECK(error_of(RequestBytes(StoreOp::kGet).number(65537)) ==
         "GET: a key of 65537 bytes is over the store's limit of 65536");
-  CHECK(error_of(Bytes(StoreOp::kGet).number(-1)) ==
+  CHECK(error_of(RequestBytes(StoreOp::kGet).number(-1)) ==
         "GET: a key of 18446744073709551615 bytes is over the store's limit of 65536");
-  CHECK(error_of(Bytes(StoreOp::kSet).text("/k").number(268435457)) ==
+  CHECK(error_of(RequestBytes(StoreOp::kSet).text("/k").number(268435457)) ==
         "SET: a value of 268435457 bytes is over the store's limit of 268435456");
-  CHECK(error_of(Bytes(StoreOp::kWait).number(131073)) ==
+  CHECK(error_of(RequestBytes(StoreOp::kWait).number(131073)) ==
         "WAIT: 131073 keys in one request are over the store's limit of 131072");
-  CHECK(error_of(Bytes(StoreOp::kGet).number(65536)).empty());
-  CHECK(error_of(Bytes(StoreOp::kSet).text("/k").number(268435456)).empty());
+  CHECK(error_of(RequestBytes(StoreOp::kGet).number(65536)).empty());
+  CHECK(error_of(RequestBytes(StoreOp::kSet).text("/k").number(268435456)).empty());
 
   // A value announced and not sent costs nothing.
   StoreDecoder decoder;
   StoreRequest request;
-  feed(decoder, greeting() + Bytes(StoreOp::kSet).text("/k").number(268435456).str());
+  feed(decoder, greeting() + RequestBytes(StoreOp::kSet).text("/k").number(268435456).str());
   CHECK(*decoder.next(request));
   CHECK_FALSE(*decoder.next(request));
   CHECK(decoder.buffered() == 19);
@@ -253,8 +254,8 @@ TEST_CASE("a list of keys is bounded as a whole") {
   StoreRequest request;
   feed(decoder, greeting());
   CHECK(*decoder.next(request));
-  feed(decoder, Bytes(StoreOp::kWait).number(1000));
-  const std::string key = Bytes().text(std::string(65536, 'k'));
+  feed(decoder, RequestBytes(StoreOp::kWait).number(1000));
+  const std::string key = RequestBytes().text(std::string(65536, 'k'));
   Result<bool> next = decoder.next(request);
   int fed = 0;
   while (next && !*next && fed < 1000) {

@@ -27,7 +27,7 @@ template <class Word>
 void there_and_back(const Word& word, const std::string& wire) {
   const std::string line = without_end(encode_line(word));
   CHECK(line == wire);
-  if constexpr (std::is_same_v<Word, WorkerWord>) {
+  if constexpr (std::is_same_v<Word, WorkerMessage>) {
     const auto back = decode_worker_line(line);
     REQUIRE(back.has_value());
     CHECK(*back == word);
@@ -53,27 +53,27 @@ std::string agent_error(const std::string& line) {
 }
 
 TEST_CASE("worker protocol: every message there and back") {
-  there_and_back(WorkerWord(WorkerHello{1, 77, true, false}),
+  there_and_back(WorkerMessage(WorkerHello{1, 77, true, false}),
                  R"({"hello":1,"pid":77,"rejoin":true,"sharded":false})");
-  there_and_back(WorkerWord(WorkerHello{1, kMost32, false, true}),
+  there_and_back(WorkerMessage(WorkerHello{1, kMost32, false, true}),
                  R"({"hello":1,"pid":4294967295,"rejoin":false,"sharded":true})");
-  there_and_back(WorkerWord(WorkerStep{7, "all-reduce"}), R"({"step":7,"in":"all-reduce"})");
-  there_and_back(WorkerWord(WorkerStep{kMost64, ""}), R"({"step":18446744073709551615})");
-  there_and_back(WorkerWord(WorkerTrouble{2, "a \"b\"\n\x01 é", {3, kMost32}}),
+  there_and_back(WorkerMessage(WorkerStep{7, "all-reduce"}), R"({"step":7,"in":"all-reduce"})");
+  there_and_back(WorkerMessage(WorkerStep{kMost64, ""}), R"({"step":18446744073709551615})");
+  there_and_back(WorkerMessage(WorkerTrouble{2, "a \"b\"\n\x01 é", {3, kMost32}}),
                  R"({"failed":2,"error":"a \"b\"\n\u0001 é","peers":[3,4294967295]})");
-  there_and_back(WorkerWord(WorkerTrouble{0, "", {}}), R"({"failed":0,"error":"","peers":[]})");
-  there_and_back(WorkerWord(WorkerRevoked{3, 1234}), R"({"revoked":3,"step":1234})");
-  there_and_back(WorkerWord(WorkerRevoked{3, std::nullopt}), R"({"revoked":3,"step":null})");
-  there_and_back(WorkerWord(WorkerReady{kMost32}), R"({"ready":4294967295})");
-  there_and_back(AgentWord(AttemptOrder{1, 2, 4, 0, 2, 1, 2, "[fe80::1]:29500", false, 3}),
+  there_and_back(WorkerMessage(WorkerTrouble{0, "", {}}), R"({"failed":0,"error":"","peers":[]})");
+  there_and_back(WorkerMessage(WorkerRevoked{3, 1234}), R"({"revoked":3,"step":1234})");
+  there_and_back(WorkerMessage(WorkerRevoked{3, std::nullopt}), R"({"revoked":3,"step":null})");
+  there_and_back(WorkerMessage(WorkerReady{kMost32}), R"({"ready":4294967295})");
+  there_and_back(AgentMessage(AttemptOrder{1, 2, 4, 0, 2, 1, 2, "[fe80::1]:29500", false, 3}),
                  R"({"attempt":1,"rank":2,"world":4,"local_rank":0,"local_world":2,"node_rank":1,"nodes":2,)"
                  R"("store":"[fe80::1]:29500","agent_store":false,"from":3})");
-  there_and_back(AgentWord(AttemptOrder{0, 0, 1, 0, 1, 0, 1, "h:1", true, std::nullopt}),
+  there_and_back(AgentMessage(AttemptOrder{0, 0, 1, 0, 1, 0, 1, "h:1", true, std::nullopt}),
                  R"({"attempt":0,"rank":0,"world":1,"local_rank":0,"local_world":1,"node_rank":0,"nodes":1,)"
                  R"("store":"h:1","agent_store":true,"from":null})");
-  there_and_back(AgentWord(RevokeOrder{0, "rank 3 on gpu02 was killed by SIGKILL", 5000}),
+  there_and_back(AgentMessage(RevokeOrder{0, "rank 3 on gpu02 was killed by SIGKILL", 5000}),
                  R"({"revoke":0,"reason":"rank 3 on gpu02 was killed by SIGKILL","deadline_ms":5000})");
-  there_and_back(AgentWord(StopOrder{"user", 25000}), R"({"stop":"user","grace_ms":25000})");
+  there_and_back(AgentMessage(StopOrder{"user", 25000}), R"({"stop":"user","grace_ms":25000})");
 }
 
 /// Each key missing, of each other type, and its numbers out of range.
@@ -172,7 +172,7 @@ TEST_CASE("worker protocol: what is no message") {
 TEST_CASE("worker protocol: what is decoded though it need not look so") {
   const auto revoked = decode_worker_line(R"({"step":5,"revoked":1})");
   REQUIRE(revoked.has_value());
-  CHECK(*revoked == WorkerWord(WorkerRevoked{1, 5}));
+  CHECK(*revoked == WorkerMessage(WorkerRevoked{1, 5}));
   const auto later = decode_worker_line(R"({"hello":2,"pid":"none"})");
   REQUIRE(later.has_value());
   CHECK(std::get<WorkerHello>(*later).version == 2);
@@ -188,21 +188,22 @@ TEST_CASE("worker protocol: any text is sent, cut where a line would be too long
     while (text.size() < 9000)
       text += piece;
     const auto trouble =
-        decode_worker_line(without_end(encode_line(WorkerWord(WorkerTrouble{1, text, many}))));
+        decode_worker_line(without_end(encode_line(WorkerMessage(WorkerTrouble{1, text, many}))));
     REQUIRE(trouble.has_value());
     CHECK(std::get<WorkerTrouble>(*trouble).peers.size() == 128);
     CHECK(std::get<WorkerTrouble>(*trouble).error.ends_with("…"));
     CHECK(std::get<WorkerTrouble>(*trouble).error.size() > 300);
-    CHECK(decode_worker_line(without_end(encode_line(WorkerWord(WorkerStep{kMost64, text})))).has_value());
-    CHECK(decode_agent_line(without_end(encode_line(AgentWord(RevokeOrder{1, text, kMost32})))).has_value());
-    CHECK(decode_agent_line(without_end(encode_line(AgentWord(StopOrder{text, kMost32})))).has_value());
+    CHECK(decode_worker_line(without_end(encode_line(WorkerMessage(WorkerStep{kMost64, text})))).has_value());
+    CHECK(
+        decode_agent_line(without_end(encode_line(AgentMessage(RevokeOrder{1, text, kMost32})))).has_value());
+    CHECK(decode_agent_line(without_end(encode_line(AgentMessage(StopOrder{text, kMost32})))).has_value());
     AttemptOrder order{kMost32, kMost32 - 1, kMost32, 0, kMost32, 0, kMost32, text, true, kMost32 - 1};
-    CHECK(decode_agent_line(without_end(encode_line(AgentWord(order)))).has_value());
+    CHECK(decode_agent_line(without_end(encode_line(AgentMessage(order)))).has_value());
   }
   // Never inside a character, and nothing is cut that fits.
   for (std::size_t size = 2030; size < 2060; ++size) {
     const std::string text = std::string(size, 'x') + "éé";
-    const auto word = decode_agent_line(without_end(encode_line(AgentWord(StopOrder{text, 0}))));
+    const auto word = decode_agent_line(without_end(encode_line(AgentMessage(StopOrder{text, 0}))));
     REQUIRE(word.has_value());
     const std::string& back = std::get<StopOrder>(*word).reason;
     CHECK(back.find("\xef\xbf\xbd") == std::string::npos);

@@ -33,7 +33,7 @@ std::string session_state_name(WorkerSession::State state) {
   return "?";
 }
 
-struct SessionWords {
+struct SessionTranscript {
   std::ostringstream text = {};
   void operator()(const WorkerHello& hello) {
     text << "hello pid=" << hello.pid << (hello.rejoin ? " rejoin" : "") << (hello.sharded ? " sharded" : "");
@@ -52,7 +52,7 @@ struct SessionWords {
       text << "none";
   }
   void operator()(const WorkerReady& ready) { text << "ready " << ready.attempt; }
-  void operator()(const WorkerOdd& odd) { text << "odd \"" << odd.words << '"'; }
+  void operator()(const WorkerMisbehaved& misbehaved) { text << "odd \"" << misbehaved.words << '"'; }
 };
 
 class SessionScenario {
@@ -88,7 +88,7 @@ class SessionScenario {
 
   void hear(const std::string& bytes) {
     for (const WorkerEvent& event : session_.receive(bytes)) {
-      SessionWords words;
+      SessionTranscript words;
       std::visit([&words](const auto& it) { words(it); }, event);
       said_.push_back(words.text.str());
     }

@@ -3,28 +3,28 @@
 #include <string>
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::AccelerateConfig;
-using ddp::Findings;
+using ddp::Diagnostics;
 using ddp::read_accelerate_config;
 using ddp::test::Env;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 namespace {
 
-Texts mistakes_of(const std::string& text) {
-  Findings findings;
-  read_accelerate_config(text, "f.yaml", findings);
-  return findings.mistakes;
+Texts errors_of(const std::string& text) {
+  Diagnostics diagnostics;
+  read_accelerate_config(text, "f.yaml", diagnostics);
+  return diagnostics.errors;
 }
 
 AccelerateConfig good(const std::string& text, Texts* notes = nullptr) {
-  Findings findings;
-  AccelerateConfig config = read_accelerate_config(text, "f.yaml", findings);
-  CHECK(findings.mistakes == Texts{});
-  if (notes != nullptr) *notes = findings.notes;
+  Diagnostics diagnostics;
+  AccelerateConfig config = read_accelerate_config(text, "f.yaml", diagnostics);
+  CHECK(diagnostics.errors == Texts{});
+  if (notes != nullptr) *notes = diagnostics.notes;
   return config;
 }
 
@@ -172,11 +172,11 @@ TEST_CASE("Sections of another distributed_type are noted") {
 }
 
 TEST_CASE("What no variable can be, or hold, is found before the start") {
-  CHECK(mistakes_of("distributed_type: FSDP\nfsdp_config:\n  \"fsdp_x=y z\": 1\n") ==
+  CHECK(errors_of("distributed_type: FSDP\nfsdp_config:\n  \"fsdp_x=y z\": 1\n") ==
         Texts{"ddplaunch: f.yaml:3:3: fsdp_config: \"fsdp_x=y z\" cannot be the name of a variable"});
-  CHECK(mistakes_of("distributed_type: FSDP\nfsdp_config:\n  fsdp_x: \"a\\0b\"\n") ==
+  CHECK(errors_of("distributed_type: FSDP\nfsdp_config:\n  fsdp_x: \"a\\0b\"\n") ==
         Texts{"ddplaunch: f.yaml:3:11: a value cannot hold a zero byte"});
-  CHECK(mistakes_of("distributed_type: NO\nuse_cpu: maybe\ndebug: [1]\n") ==
+  CHECK(errors_of("distributed_type: NO\nuse_cpu: maybe\ndebug: [1]\n") ==
         Texts{"ddplaunch: f.yaml:2:10: use_cpu must be true or false",
               "ddplaunch: f.yaml:3:8: debug must be true or false"});
   for (const char* off : {"'no'", "'False'", "0", "false", "''"})
@@ -185,43 +185,42 @@ TEST_CASE("What no variable can be, or hold, is found before the start") {
 }
 
 TEST_CASE("What cannot be done, or is wrong, is told with its place") {
-  CHECK(mistakes_of("distributed_type: XLA\n") ==
+  CHECK(errors_of("distributed_type: XLA\n") ==
         Texts{"ddplaunch: f.yaml:1:19: TPUs are launched by accelerate itself, not by ddplaunch"});
   CHECK(
-      mistakes_of("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n") ==
+      errors_of("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n") ==
       Texts{
           "ddplaunch: f.yaml:1:22: compute_environment AMAZON_SAGEMAKER: only LOCAL_MACHINE can be launched "
           "from here"});
-  CHECK(mistakes_of("distributed_type: NO\nnum_procesess: 4\n") ==
+  CHECK(errors_of("distributed_type: NO\nnum_procesess: 4\n") ==
         Texts{"ddplaunch: f.yaml:2:1: \"num_procesess\" is no key of accelerate's that is known here; did "
               "you mean "
               "num_processes?"});
-  CHECK(mistakes_of("distributed_type: NO\nfsdp_config:\n  a: 1\n  a: 2\ndebug: false\ndebug: true\n") ==
+  CHECK(errors_of("distributed_type: NO\nfsdp_config:\n  a: 1\n  a: 2\ndebug: false\ndebug: true\n") ==
         Texts{"ddplaunch: f.yaml:4:3: a is given twice (first on line 3)",
               "ddplaunch: f.yaml:6:1: debug is given twice (first on line 5)"});
   CHECK(
-      mistakes_of("---\ndistributed_type: NO\n---\ndistributed_type: MULTI_GPU\n") ==
+      errors_of("---\ndistributed_type: NO\n---\ndistributed_type: MULTI_GPU\n") ==
       Texts{"ddplaunch: f.yaml:4:1: a second document begins here (behind ---); a file of accelerate config "
             "has one"});
-  CHECK(mistakes_of("---\ndistributed_type: NO\n...\n---\n") == Texts{});
-  CHECK(
-      mistakes_of("distributed_type: MULTI_GPU\nnum_processes: many\nmixed_precision: int4\ngpu_ids: '0,0'\n")
-          .size() == 3);
-  CHECK(mistakes_of("num_processes: 4\n") ==
+  CHECK(errors_of("---\ndistributed_type: NO\n...\n---\n") == Texts{});
+  CHECK(errors_of("distributed_type: MULTI_GPU\nnum_processes: many\nmixed_precision: int4\ngpu_ids: '0,0'\n")
+            .size() == 3);
+  CHECK(errors_of("num_processes: 4\n") ==
         Texts{"ddplaunch: f.yaml: distributed_type is missing; is it a file of accelerate config?"});
-  CHECK(mistakes_of("a: [1\nb: 2\n").front().starts_with("ddplaunch: f.yaml:2:"));
-  CHECK(mistakes_of("a: [1\nb: 2\n").front().find("it cannot be read as YAML: ") != std::string::npos);
+  CHECK(errors_of("a: [1\nb: 2\n").front().starts_with("ddplaunch: f.yaml:2:"));
+  CHECK(errors_of("a: [1\nb: 2\n").front().find("it cannot be read as YAML: ") != std::string::npos);
   for (const char* text :
        {"", "- a\n", "word", "1: 2\n? [x]\n: y\n", "distributed_type: [NO]\n",
         "distributed_type: NO\nfsdp_config: 3\nnum_machines: {}\n", "distributed_type: {a: b}\n",
         "distributed_type: NO\nmixed_precision: [a]\ngpu_ids: [0, 1]\nrdzv_backend: {}\n"}) {
     INFO(text);
-    CHECK_FALSE(mistakes_of(text).empty());
+    CHECK_FALSE(errors_of(text).empty());
   }
 }
 
 TEST_CASE("--accelerate-config stands behind the command line and PET_ variables") {
-  World world;
+  FakeContext world;
   world.files["c.yaml"] = kTwoMachines;
   const auto job = world.job({"--accelerate-config", "c.yaml", "--host", "a:8,b:8", "train.py"});
   CHECK(job.spec.max_nodes == 2);
@@ -234,29 +233,29 @@ TEST_CASE("--accelerate-config stands behind the command line and PET_ variables
   CHECK(fewer.explicit_env == Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
   world.env.emplace_back("PET_NPROC_PER_NODE", "2");
   CHECK(world.spec({"--accelerate-config", "c.yaml", "--host", "a,b", "w"}).nproc.number == 2);
-  CHECK(world.mistakes({"--accelerate-config", "none.yaml", "w"}) ==
+  CHECK(world.errors({"--accelerate-config", "none.yaml", "w"}) ==
         Texts{"ddplaunch: --accelerate-config none.yaml: No such file or directory",
               "ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE"});
 }
 
 TEST_CASE("More processes than slots, and machines that nobody named, are told with where they come from") {
-  World world;
+  FakeContext world;
   world.files["c.yaml"] = kTwoMachines;
-  const Texts mistakes = world.mistakes({"--accelerate-config", "c.yaml", "--host", "a:8,b:4", "w"});
-  REQUIRE(mistakes.size() == 2);
-  CHECK(mistakes[0] ==
+  const Texts errors = world.errors({"--accelerate-config", "c.yaml", "--host", "a:8,b:4", "w"});
+  REQUIRE(errors.size() == 2);
+  CHECK(errors[0] ==
         "ddplaunch: --nproc-per-node 8 is more than the slots: b (--host) has 4; ask for fewer, raise "
         "slots= there, or add --oversubscribe");
-  CHECK(mistakes[1] ==
+  CHECK(errors[1] ==
         "ddplaunch: c.yaml stands for --nnodes=2 (num_machines), 16 workers in all (num_processes), "
         "--master-port=29500 (main_process_port)");
-  CHECK(world.mistakes({"--accelerate-config", "c.yaml", "w"})
+  CHECK(world.errors({"--accelerate-config", "c.yaml", "w"})
             .front()
             .starts_with("ddplaunch: --nnodes 2 needs hosts: --hostfile FILE or --host LIST names them"));
 }
 
 TEST_CASE("gpu_ids are for hosts that name no devices; a list of hosts of our own replaces the file's") {
-  World world;
+  FakeContext world;
   world.files["c.yaml"] =
       "distributed_type: DEEPSPEED\ngpu_ids: 1,3\ndeepspeed_config:\n  deepspeed_hostfile: ds\n";
   world.files["ds"] = "a slots=2\nb slots=2 gpus=0,2\n";
@@ -268,7 +267,7 @@ TEST_CASE("gpu_ids are for hosts that name no devices; a list of hosts of our ow
 }
 
 TEST_CASE("num_processes is the total over all hosts, however many they are") {
-  World world;
+  FakeContext world;
   world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_processes: 6\n";
   const auto nproc = [&](const Texts& args) {
     Texts all{"--accelerate-config", "c.yaml"};
@@ -281,21 +280,21 @@ TEST_CASE("num_processes is the total over all hosts, however many they are") {
   CHECK(nproc({"--host", "a,b,c", "--nnodes", "2"}) == 3);
   CHECK(nproc({"--host", "a,b,c,d", "--exclude", "d"}) == 2);
   CHECK(nproc({"--host", "a,b,c", "--nproc-per-node", "6"}) == 6);
-  CHECK(world.mistakes({"--accelerate-config", "c.yaml", "--host", "a,b,c,d", "w"}).front() ==
+  CHECK(world.errors({"--accelerate-config", "c.yaml", "--host", "a,b,c,d", "w"}).front() ==
         "ddplaunch: c.yaml:2:16: num_processes 6 is the total and cannot be divided among 4 machines evenly; "
         "correct it, or leave it out and give each host its slots in the hostfile");
   world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_machines: 3\nnum_processes: 16\n";
   CHECK(
-      world.mistakes({"--accelerate-config", "c.yaml", "--host", "a,b,c", "w"}).front() ==
+      world.errors({"--accelerate-config", "c.yaml", "--host", "a,b,c", "w"}).front() ==
       "ddplaunch: c.yaml:3:16: num_processes 16 is the total and cannot be divided among 3 machines evenly; "
       "correct it, or leave it out and give each host its slots in the hostfile");
 }
 
 TEST_CASE("gpu_ids must suffice for num_processes") {
-  World world;
+  FakeContext world;
   world.files["c.yaml"] = "distributed_type: MULTI_GPU\nnum_processes: 6\ngpu_ids: 0,1\n";
   CHECK(
-      world.mistakes({"--accelerate-config", "c.yaml", "--host", "a,b", "w"}).front() ==
+      world.errors({"--accelerate-config", "c.yaml", "--host", "a,b", "w"}).front() ==
       "ddplaunch: c.yaml:3:10: gpu_ids names 2 devices, but each machine gets 3 workers; name one for each, "
       "or add --oversubscribe");
   CHECK(world.spec({"--accelerate-config", "c.yaml", "--host", "a,b,c", "w"}).nproc.number == 2);

@@ -1,34 +1,34 @@
 #include "apps/ddplaunch/options/job_options.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::launcher::JobSpec;
 using ddp::launcher::LauncherKind;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 TEST_CASE("--launcher daemon with its port and token") {
-  const JobSpec spec = World().spec({"--host", "a,b port=4000", "--launcher", "daemon", "--daemon-port",
-                                     "5000", "--token-file", "/run/token", "w"});
+  const JobSpec spec = FakeContext().spec({"--host", "a,b port=4000", "--launcher", "daemon", "--daemon-port",
+                                           "5000", "--token-file", "/run/token", "w"});
   CHECK(spec.launcher == LauncherKind::kDaemon);
   CHECK(spec.daemon_port == 5000);
   CHECK(spec.token_file == "/run/token");
   CHECK_FALSE(spec.push);
   REQUIRE(spec.hosts.size() == 2);
   CHECK(spec.hosts[1].port == 4000);
-  const JobSpec usual = World().spec({"--host", "a", "--launcher=daemon", "w"});
+  const JobSpec usual = FakeContext().spec({"--host", "a", "--launcher=daemon", "w"});
   CHECK(usual.daemon_port == 0);
   CHECK(usual.token_file.empty());
 }
 
 TEST_CASE("What has no meaning with --launcher daemon is refused") {
-  CHECK(World().mistakes({"--launcher", "daemon", "w"}) ==
+  CHECK(FakeContext().errors({"--launcher", "daemon", "w"}) ==
         Texts{"ddplaunch: --launcher daemon needs hosts: --hostfile FILE or --host LIST"});
   CHECK(
-      World().mistakes({"--host", "a", "--launcher", "daemon", "--ssh-command", "ssh -v",
-                        "--accept-new-host-keys", "--agent", "/opt/ddplaunchd", "--wrapper",
-                        "docker exec -i x", "--daemon-port", "0", "w"}) ==
+      FakeContext().errors({"--host", "a", "--launcher", "daemon", "--ssh-command", "ssh -v",
+                            "--accept-new-host-keys", "--agent", "/opt/ddplaunchd", "--wrapper",
+                            "docker exec -i x", "--daemon-port", "0", "w"}) ==
       Texts{
           "ddplaunch: --daemon-port 0: give a port from 1 to 65535",
           "ddplaunch: --launcher daemon reaches the nodes without SSH, so --ssh-command has no meaning",
@@ -39,14 +39,14 @@ TEST_CASE("What has no meaning with --launcher daemon is refused") {
           "ddplaunch: a daemon starts no wrapper (host a): run ddplaunchd --listen inside the container, or "
           "use --launcher ssh"});
   CHECK(
-      World().mistakes({"--host", "a", "--daemon-port", "5000", "w"}) ==
+      FakeContext().errors({"--host", "a", "--daemon-port", "5000", "w"}) ==
       Texts{
           "ddplaunch: --daemon-port is for --launcher daemon, which reaches nodes where ddplaunchd --listen "
           "runs"});
 }
 
 TEST_CASE("What is SSH's in a hostfile is told to be unused") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "ann@a slots=2\nb slots=2\n";
   CHECK(
       world.job({"--hostfile", "hosts", "--launcher", "daemon", "w"}).notes ==

@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::launcher::JobSpec;
 using ddp::test::Env;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 namespace {
 
@@ -19,7 +19,7 @@ bool has(const Env& env, const std::string& name) {
 }  // namespace
 
 TEST_CASE("The launcher's environment is forwarded, but for what belongs to one machine or session") {
-  World world;
+  FakeContext world;
   world.env.insert(world.env.end(), {{"SLURM_JOB_ID", "7"}, {"CUDA_VISIBLE_DEVICES", "1"}, {"RANK", "3"}});
   const JobSpec spec = world.spec({"w"});
   CHECK(has(spec.env, "DATA"));
@@ -33,11 +33,11 @@ TEST_CASE("The launcher's environment is forwarded, but for what belongs to one 
 }
 
 TEST_CASE("--env") {
-  World world;
+  FakeContext world;
   CHECK(world.spec({"--env", "A=1", "--env", "DATA", "--env", "E=", "--env", "A=2", "w"}).explicit_env ==
         Env{{"A", "2"}, {"DATA", "/data"}, {"E", ""}});
-  CHECK(world.mistakes({"--env", "NOT_SET", "--env", "=x", "--env", "a b=x", "w"}).size() == 2);
-  CHECK(world.mistakes({"--env", "a b=x", "w"}) ==
+  CHECK(world.errors({"--env", "NOT_SET", "--env", "=x", "--env", "a b=x", "w"}).size() == 2);
+  CHECK(world.errors({"--env", "a b=x", "w"}) ==
         Texts{"ddplaunch: --env: \"a b\" is not the name of an environment variable"});
   CHECK(world.job({"--env", "NCCL_SOCKET_IFNAME=eth0", "w"}).notes ==
         Texts{"ddplaunch: --env NCCL_SOCKET_IFNAME goes to all nodes alike, though its value usually belongs "
@@ -46,16 +46,16 @@ TEST_CASE("--env") {
 }
 
 TEST_CASE("--env-file, with --env over it") {
-  World world;
+  FakeContext world;
   world.files["one"] = "# comment\r\n\r\nA=1\r\n  B = x\n";
   world.files["two"] = "A=2\nC=with spaces and = and \"quotes\"  \nLAST=";
-  CHECK(world.mistakes({"--env-file", "one", "w"}) ==
+  CHECK(world.errors({"--env-file", "one", "w"}) ==
         Texts{"ddplaunch: one:4:3: what stands before '=' is not the name of an environment variable"});
   world.files["one"] = "# comment\r\n\r\nA=1\r\n  B=x\n";
   CHECK(world.spec({"--env-file", "one", "--env", "B=y", "--env-file", "two", "w"}).explicit_env ==
         Env{{"A", "2"}, {"B", "y"}, {"C", "with spaces and = and \"quotes\"  "}, {"LAST", ""}});
   world.files["bad"] = "export A=1\nSECRET\n1x=hush\n";
-  CHECK(world.mistakes({"--env-file", "bad", "--env-file", "nowhere", "w"}) ==
+  CHECK(world.errors({"--env-file", "bad", "--env-file", "nowhere", "w"}) ==
         Texts{"ddplaunch: bad:1:1: this file is not read by a shell; write NAME=VALUE without export",
               "ddplaunch: bad:2:1: expected NAME=VALUE",
               "ddplaunch: bad:3:1: what stands before '=' is not the name of an environment variable",
@@ -63,24 +63,24 @@ TEST_CASE("--env-file, with --env over it") {
 }
 
 TEST_CASE("Files of other systems: a byte order mark, lines that end in CR LF, UTF-16") {
-  World world;
+  FakeContext world;
   world.files["dos"] = "\xEF\xBB\xBF# comment\r\nA=1\r\nB=2\r\n";
   CHECK(world.spec({"--env-file", "dos", "w"}).explicit_env == Env{{"A", "1"}, {"B", "2"}});
   world.files["dos"] =
       "\xEF\xBB\xBF"
       "A=1\r\n\xEF\xBB\xBF"
       "B=2\r\n";
-  CHECK(world.mistakes({"--env-file", "dos", "w"}).size() == 1);
+  CHECK(world.errors({"--env-file", "dos", "w"}).size() == 1);
   world.files["wide"] = std::string(
       "\xFF\xFE"
       "A\0=\0",
       6);
-  CHECK(world.mistakes({"--env-file", "wide", "w"}) ==
+  CHECK(world.errors({"--env-file", "wide", "w"}) ==
         Texts{"ddplaunch: wide:1:1: this is UTF-16 text; save the file as UTF-8 or plain ASCII"});
 }
 
 TEST_CASE(".deepspeed_env of the home directory, then of the current one") {
-  World world;
+  FakeContext world;
   world.files["/home/ann/.deepspeed_env"] = "A=home\nB=home\n";
   world.files["/data/run/.deepspeed_env"] = "B=here\nC=here\n";
   world.files["file"] = "C=file\n";
@@ -90,7 +90,7 @@ TEST_CASE(".deepspeed_env of the home directory, then of the current one") {
         Texts{"ddplaunch: environment variables of /home/ann/.deepspeed_env are set for the workers",
               "ddplaunch: environment variables of /data/run/.deepspeed_env are set for the workers"});
   world.files["/data/run/.deepspeed_env"] = "unreadable";
-  CHECK(world.mistakes({"w"}) == Texts{"ddplaunch: /data/run/.deepspeed_env: Permission denied"});
+  CHECK(world.errors({"w"}) == Texts{"ddplaunch: /data/run/.deepspeed_env: Permission denied"});
   world.cwd = "/home/ann";
   CHECK(world.job({"w"}).notes.size() == 1);
   world.files["/etc/ds"] = "D=1\n";

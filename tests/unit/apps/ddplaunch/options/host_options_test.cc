@@ -1,15 +1,15 @@
 #include "apps/ddplaunch/options/job_options.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::launcher::JobSpec;
 using ddp::launcher::LauncherKind;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 TEST_CASE("Hosts of a hostfile") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "gpu[01-02] slots=8 identity=~/.ssh/lab\n";
   const JobSpec spec = world.spec({"--hostfile", "hosts", "w"});
   REQUIRE(spec.hosts.size() == 2);
@@ -19,98 +19,97 @@ TEST_CASE("Hosts of a hostfile") {
 }
 
 TEST_CASE("No hostfile") {
-  CHECK(World().mistakes({"--hostfile", "hosts", "w"}) ==
+  CHECK(FakeContext().errors({"--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: hostfile hosts: No such file or directory; write one host a line there (gpu01 "
               "slots=8), or leave "
               "--hostfile out to run on this machine"});
-  World world;
+  FakeContext world;
   world.files["hosts"] = "unreadable";
-  CHECK(world.mistakes({"--hostfile", "hosts", "w"}) ==
-        Texts{"ddplaunch: hostfile hosts: Permission denied"});
+  CHECK(world.errors({"--hostfile", "hosts", "w"}) == Texts{"ddplaunch: hostfile hosts: Permission denied"});
 }
 
 TEST_CASE("Empty hostfile") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "# nothing\n\n";
-  CHECK(world.mistakes({"--hostfile", "hosts", "w"}) ==
+  CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: hosts: no hosts in this file; write one host a line, for instance: gpu01 slots=8"});
 }
 
 TEST_CASE("slots=4x, a host twice, an unknown key") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "a slots=2\nb slots=4x\n";
-  CHECK(world.mistakes({"--hostfile", "hosts", "w"}) ==
+  CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to "
               "65535)"});
   world.files["hosts"] = "a slots=2\nb\na slots=1\n";
-  CHECK(world.mistakes({"--hostfile", "hosts", "w"}) ==
+  CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: hosts:3:1: host a is listed twice (first on line 1); give each host one entry with "
               "all of its "
               "slots"});
   world.files["hosts"] = "a slot=2\n";
-  CHECK(world.mistakes({"--hostfile", "hosts", "w"}) ==
+  CHECK(world.errors({"--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: hosts:1:3: unknown key slot; did you mean slots?"});
 }
 
 TEST_CASE("More processes than slots: all short hosts in one message") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "a slots=2\nb slots=8\nc slots=1\nd\n";
   const Texts args = {"--hostfile", "hosts", "--nproc-per-node", "4", "w"};
-  CHECK(world.mistakes(args) == Texts{"ddplaunch: --nproc-per-node 4 is more than the slots: a (hosts:1) has "
-                                      "2, c (hosts:3) has 1; ask for fewer, "
-                                      "raise slots= there, or add --oversubscribe"});
+  CHECK(world.errors(args) == Texts{"ddplaunch: --nproc-per-node 4 is more than the slots: a (hosts:1) has "
+                                    "2, c (hosts:3) has 1; ask for fewer, "
+                                    "raise slots= there, or add --oversubscribe"});
   Texts over = args;
   over.insert(over.begin(), "--oversubscribe");
   CHECK(world.spec(over).oversubscribe);
   CHECK(world.spec({"--hostfile", "hosts", "--nproc-per-node", "4", "--include", "b@d", "w"}).hosts.size() ==
         2);
-  CHECK(world.mistakes({"--host", "a:2", "--nproc-per-node", "4", "w"}) ==
+  CHECK(world.errors({"--host", "a:2", "--nproc-per-node", "4", "w"}) ==
         Texts{"ddplaunch: --nproc-per-node 4 is more than the slots: a (--host) has 2; ask for fewer, raise "
               "slots= there, "
               "or add --oversubscribe"});
 }
 
 TEST_CASE("Hosts that --nnodes leaves out need no slots") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "b slots=8\na slots=2\n";
   CHECK(world.spec({"--hostfile", "hosts", "--nproc-per-node", "4", "--nnodes", "1", "w"}).max_nodes == 1);
 }
 
 TEST_CASE("max_slots holds for --oversubscribe, too") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "a slots=2 max_slots=3\n";
-  CHECK(world.mistakes({"--hostfile", "hosts", "--oversubscribe", "--nproc-per-node", "4", "w"}) ==
+  CHECK(world.errors({"--hostfile", "hosts", "--oversubscribe", "--nproc-per-node", "4", "w"}) ==
         Texts{"ddplaunch: --nproc-per-node 4 is more than max_slots: a (hosts:1) has 3; ask for fewer, or "
               "raise it there"});
 }
 
 TEST_CASE("Many short hosts are not all listed") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "n[01-40] slots=1\n";
-  const Texts mistakes = world.mistakes({"--hostfile", "hosts", "--nproc-per-node", "2", "w"});
-  REQUIRE(mistakes.size() == 1);
-  CHECK(mistakes[0].find("n10 (hosts:1) has 1 and 30 more; ask") != std::string::npos);
+  const Texts errors = world.errors({"--hostfile", "hosts", "--nproc-per-node", "2", "w"});
+  REQUIRE(errors.size() == 1);
+  CHECK(errors[0].find("n10 (hosts:1) has 1 and 30 more; ask") != std::string::npos);
 }
 
 TEST_CASE("Include and exclude") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "a slots=4\nb slots=4\n";
   const JobSpec spec = world.spec({"--hostfile", "hosts", "--include", "b:1,3", "w"});
   REQUIRE(spec.hosts.size() == 1);
   CHECK(spec.hosts[0].devices == Texts{"1", "3"});
   CHECK(world.spec({"--hostfile", "hosts", "--exclude", "b", "w"}).hosts[0].name == "a");
-  CHECK(world.mistakes({"--hostfile", "hosts", "--include", "a", "--exclude", "b", "w"}) ==
+  CHECK(world.errors({"--hostfile", "hosts", "--include", "a", "--exclude", "b", "w"}) ==
         Texts{"ddplaunch: --include and --exclude cannot be used together; one of them says it all"});
-  CHECK(world.mistakes({"--hostfile", "hosts", "--exclude", "a@b", "w"}) ==
+  CHECK(world.errors({"--hostfile", "hosts", "--exclude", "a@b", "w"}) ==
         Texts{"ddplaunch: --exclude: no host is left to run on"});
-  CHECK(world.mistakes({"--hostfile", "hosts", "--include", "c:0", "w"}) ==
+  CHECK(world.errors({"--hostfile", "hosts", "--include", "c:0", "w"}) ==
         Texts{"ddplaunch: --include, column 1: host c is not in hosts; did you mean a?"});
   // As with DeepSpeed: devices of this machine.
   CHECK(world.spec({"--include", "localhost:0,2", "w"}).hosts[0].devices == Texts{"0", "2"});
 }
 
 TEST_CASE("Hostfile and --host exclude each other") {
-  CHECK(World().mistakes({"--hostfile", "hosts", "--host", "a", "w"}) ==
+  CHECK(FakeContext().errors({"--hostfile", "hosts", "--host", "a", "w"}) ==
         Texts{"ddplaunch: --hostfile and --host cannot be used together; --include picks hosts out of a "
               "hostfile"});
 }

@@ -1,14 +1,14 @@
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::Verb;
 using ddp::launcher::JobSpec;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 namespace {
 
-std::string hosts_of(const World& world, const Texts& args) {
+std::string hosts_of(const FakeContext& world, const Texts& args) {
   std::string text;
   for (const auto& host : world.spec(args).hosts)
     text += (text.empty() ? "" : " ") + host.name + (host.slots ? ':' + std::to_string(*host.slots) : "");
@@ -18,9 +18,9 @@ std::string hosts_of(const World& world, const Texts& args) {
 }  // namespace
 
 TEST_CASE("Hosts from Slurm") {
-  World world;
+  FakeContext world;
   CHECK(
-      world.mistakes({"--hosts-from", "slurm", "w"}) ==
+      world.errors({"--hosts-from", "slurm", "w"}) ==
       Texts{
           "ddplaunch: --hosts-from slurm: SLURM_JOB_NODELIST is not set; run ddplaunch inside a job (salloc, "
           "sbatch)"});
@@ -32,7 +32,7 @@ TEST_CASE("Hosts from Slurm") {
 }
 
 TEST_CASE("GPUs that one node told are said to be a guess") {
-  World world;
+  FakeContext world;
   world.env.emplace_back("SLURM_JOB_NODELIST", "gpu[01-02]");
   world.env.emplace_back("SLURM_TASKS_PER_NODE", "1(x2)");
   world.env.emplace_back("SLURM_GPUS_ON_NODE", "8");
@@ -43,8 +43,8 @@ TEST_CASE("GPUs that one node told are said to be a guess") {
 }
 
 TEST_CASE("Hosts from what else the environment names") {
-  World world;
-  CHECK(world.mistakes({"--hosts-from", "env", "w"}) ==
+  FakeContext world;
+  CHECK(world.errors({"--hosts-from", "env", "w"}) ==
         Texts{"ddplaunch: --hosts-from env: no scheduler names hosts here; looked for SLURM_JOB_NODELIST, "
               "PBS_NODEFILE, LSB_DJOB_HOSTFILE, LSB_MCPU_HOSTS, LSB_HOSTS, PE_HOSTFILE, COBALT_NODEFILE, "
               "DLTS_HOSTFILE"});
@@ -58,23 +58,23 @@ TEST_CASE("Hosts from what else the environment names") {
       {{"DLTS_HOSTFILE", "/dlts"}, {"", "a:4"}},
   };
   for (const auto& row : rows) {
-    World one = world;
+    FakeContext one = world;
     one.env.push_back(row[0]);
     CAPTURE(row[0].first);
     CHECK(hosts_of(one, {"--hosts-from", "env", "w"}) == row[1].second);
   }
   world.env.emplace_back("PBS_NODEFILE", "/gone");
   CHECK(
-      world.mistakes({"--hosts-from", "env", "w"}) ==
+      world.errors({"--hosts-from", "env", "w"}) ==
       Texts{
           "ddplaunch: --hosts-from env: the file that PBS_NODEFILE names: /gone: No such file or directory"});
 }
 
 TEST_CASE("Hosts from a file, and from standard input") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "a:4\nb:4\n";
   CHECK(hosts_of(world, {"--hosts-from", "hosts", "w"}) == "a:4 b:4");
-  CHECK(world.mistakes({"--hosts-from", "none", "w"}) ==
+  CHECK(world.errors({"--hosts-from", "none", "w"}) ==
         Texts{"ddplaunch: --hosts-from none: No such file or directory; give slurm, env, - for standard "
               "input, or "
               "the name of a hostfile"});
@@ -83,21 +83,21 @@ TEST_CASE("Hosts from a file, and from standard input") {
   const JobSpec spec = world.spec({"--hosts-from", "-", "w"});
   CHECK(spec.hosts.size() == 2);
   CHECK_FALSE(spec.stdin_to_rank0);
-  CHECK(world.mistakes({"--hosts-from", "-", "--stdin", "0", "w"}) ==
+  CHECK(world.errors({"--hosts-from", "-", "--stdin", "0", "w"}) ==
         Texts{"ddplaunch: --hosts-from - reads standard input, so --stdin 0 cannot give it to rank 0"});
   world.standard_input = "c slots=x\n";
   CHECK(
-      world.mistakes({"--hosts-from", "-", "w"}) ==
+      world.errors({"--hosts-from", "-", "w"}) ==
       Texts{
           "ddplaunch: standard input:1:9: slots=x: \"x\" is not a number of slots (a whole number from 1 to "
           "65535)"});
-  CHECK(world.mistakes({"--hosts-from", "hosts", "--host", "a", "w"}) ==
+  CHECK(world.errors({"--hosts-from", "hosts", "--host", "a", "w"}) ==
         Texts{"ddplaunch: --host and --hosts-from cannot be used together; --include picks hosts out of a "
               "hostfile"});
 }
 
 TEST_CASE("Verbs") {
-  World world;
+  FakeContext world;
   CHECK(world.job({"check"}).verb == Verb::kCheck);
   CHECK_FALSE(world.job({"check"}).worker_given);
   CHECK(world.job({"check", "--host", "a", "python", "x"}).spec.command.argv == Texts{"python", "x"});
@@ -110,19 +110,19 @@ TEST_CASE("Verbs") {
   CHECK(world.job({"--host", "a", "check"}).spec.command.argv == Texts{"check"});
   CHECK(world.job({"check", "--collectives", "--min-busbw", "9.5"}).min_busbw == "9.5");
   CHECK(world.job({"check", "--deep"}).deep);
-  CHECK(world.mistakes({"--deep", "w"}) ==
+  CHECK(world.errors({"--deep", "w"}) ==
         Texts{"ddplaunch: --deep is for ddplaunch check; a job of your own is "
               "train health or train bench"});
-  CHECK(world.mistakes({"check", "--min-busbw", "0"}) ==
+  CHECK(world.errors({"check", "--min-busbw", "0"}) ==
         Texts{"ddplaunch: --min-busbw 0: give GB/s, a number above 0",
               "ddplaunch: --min-busbw is about ddplaunch check --collectives; a job of your own is train "
               "bench"});
   CHECK(
-      world.mistakes({"--json", "w"}) ==
+      world.errors({"--json", "w"}) ==
       Texts{
           "ddplaunch: --json is for ddplaunch check and ddplaunch hosts; --jsonl keeps the workers' lines as "
           "JSON, --report how the job ended"});
-  CHECK(world.mistakes({"check", "--dry-run"}) == Texts{"ddplaunch: ddplaunch check starts no worker; leave "
-                                                        "--dry-run out, or leave the word out for a plan "
-                                                        "that asks no host"});
+  CHECK(world.errors({"check", "--dry-run"}) == Texts{"ddplaunch: ddplaunch check starts no worker; leave "
+                                                      "--dry-run out, or leave the word out for a plan "
+                                                      "that asks no host"});
 }

@@ -1,15 +1,15 @@
 #include "apps/ddplaunch/options/job_plan_text.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::command_text;
 using ddp::launcher::WorkerCommand;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 TEST_CASE("--dry-run prints the plan, and no value of the environment") {
-  World world;
+  FakeContext world;
   world.env.emplace_back("WANDB_API_KEY", "hush");
   world.files["hosts"] = "me@gpu01 slots=4 env:TOKEN=hush\ngpu02 slots=2 port=2222 gpus=0,2\ngpu03 slots=1\n";
   const Texts args = {"--hostfile", "hosts",       "--nnodes",  "2",        "--job-id", "run7",
@@ -32,18 +32,18 @@ TEST_CASE("--dry-run prints the plan, and no value of the environment") {
 }
 
 TEST_CASE("What only the nodes know stays open") {
-  const std::string text = World().text({"--host", "a:2,b", "--dry-run", "train"});
+  const std::string text = FakeContext().text({"--host", "a:2,b", "--dry-run", "train"});
   CHECK(text.find("0     a     2      2        0-1\n"
                   "1     b     any    ?        ?\n"
                   "? is what the node counts when it starts: its GPUs, else one worker\n") !=
         std::string::npos);
-  const std::string cpu = World().text({"--nproc-per-node", "cpu", "--dry-run", "train"});
+  const std::string cpu = FakeContext().text({"--nproc-per-node", "cpu", "--dry-run", "train"});
   CHECK(cpu.find("on this machine\n") != std::string::npos);
   CHECK(cpu.find("? is what the node counts when it starts: its CPUs\n") != std::string::npos);
 }
 
 TEST_CASE("--dry-run with mistakes is refused as a run is") {
-  CHECK(World().mistakes({"--dry-run", "--nnodes", "x", "w"}).size() == 1);
+  CHECK(FakeContext().errors({"--dry-run", "--nnodes", "x", "w"}).size() == 1);
 }
 
 TEST_CASE("Commands in words") {

@@ -1,24 +1,24 @@
 #include "apps/ddplaunch/options/job_options.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::launcher::LauncherKind;
 using ddp::launcher::PerNode;
 using ddp::test::Env;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 namespace {
 
-World with(const Env& more) {
-  World world;
+FakeContext with(const Env& more) {
+  FakeContext world;
   world.env.insert(world.env.end(), more.begin(), more.end());
   return world;
 }
 
 /// What this node was told, as "RANK of NODES at ADDR:PORT, job LINK"; "none" when it is no such node.
-std::string told(const World& world, const Texts& args) {
+std::string reported(const FakeContext& world, const Texts& args) {
   const auto spec = world.spec(args);
   if (!spec.per_node) return "none";
   CHECK(spec.launcher == LauncherKind::kJoin);
@@ -35,35 +35,37 @@ const Texts kNode1 = {"--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu
 }  // namespace
 
 TEST_CASE("One ddplaunch on each node") {
-  CHECK(told(World(), kNode1) == "1 of 2 at gpu00:29500, job default");
-  CHECK(told(World(), {"--nnodes=4", "--node_rank=0", "--master_addr=10.0.0.1", "--master_port=1234",
-                       "--job-id", "run7", "w"}) == "0 of 4 at 10.0.0.1:1234, job run7");
-  CHECK(told(World(), {"--nnodes", "2", "--master-addr", "gpu00", "w"}) ==
+  CHECK(reported(FakeContext(), kNode1) == "1 of 2 at gpu00:29500, job default");
+  CHECK(reported(FakeContext(), {"--nnodes=4", "--node_rank=0", "--master_addr=10.0.0.1",
+                                 "--master_port=1234", "--job-id", "run7", "w"}) ==
+        "0 of 4 at 10.0.0.1:1234, job run7");
+  CHECK(reported(FakeContext(), {"--nnodes", "2", "--master-addr", "gpu00", "w"}) ==
         "? of 2 at gpu00:29500, job default");
-  const auto spec = World().spec(kNode1);
+  const auto spec = FakeContext().spec(kNode1);
   CHECK(spec.hosts[0].name == "localhost");
   CHECK(spec.hosts[1].name == "node1");
   CHECK(!spec.push);
   CHECK(spec.job_dir == "/home/ann/.local/state/ddplaunch/jobs/20261121-034500-ab12cd");
   // What a scheduler starts anew has the same name, and files of its own.
-  CHECK(World()
+  CHECK(FakeContext()
             .spec({"--nnodes", "2", "--node-rank", "0", "--master-addr", "a", "--job-id", "run7", "w"})
             .job_dir == "/home/ann/.local/state/ddplaunch/jobs/run7.20261121-034500-ab12cd");
 }
 
 TEST_CASE("torchrun's and accelerate's words for the same") {
-  CHECK(told(World(), {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=gpu00:1234", "--rdzv-id=run7",
-                       "w"}) == "? of 2 at gpu00:1234, job run7");
-  CHECK(told(World(), {"--nnodes=2", "--rdzv-endpoint=gpu00", "w"}) == "? of 2 at gpu00:29400, job default");
-  CHECK(told(World(), {"--nnodes=2", "--rdzv-endpoint=[fd00::1]:1234", "w"}) ==
+  CHECK(reported(FakeContext(), {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=gpu00:1234",
+                                 "--rdzv-id=run7", "w"}) == "? of 2 at gpu00:1234, job run7");
+  CHECK(reported(FakeContext(), {"--nnodes=2", "--rdzv-endpoint=gpu00", "w"}) ==
+        "? of 2 at gpu00:29400, job default");
+  CHECK(reported(FakeContext(), {"--nnodes=2", "--rdzv-endpoint=[fd00::1]:1234", "w"}) ==
         "? of 2 at fd00::1:1234, job default");
-  CHECK(told(World(), {"--num-machines=2", "--machine-rank=1", "--main-process-ip=gpu00",
-                       "--main-process-port=1234", "w"}) == "1 of 2 at gpu00:1234, job default");
+  CHECK(reported(FakeContext(), {"--num-machines=2", "--machine-rank=1", "--main-process-ip=gpu00",
+                                 "--main-process-port=1234", "w"}) == "1 of 2 at gpu00:1234, job default");
 }
 
 TEST_CASE("Elastic sizes and spares count as nodes that may come") {
-  CHECK(told(World(), {"--nnodes=2:4", "--spares=1", "--node-rank=4", "--master-addr=gpu00", "w"}) ==
-        "4 of 5 at gpu00:29500, job default");
+  CHECK(reported(FakeContext(), {"--nnodes=2:4", "--spares=1", "--node-rank=4", "--master-addr=gpu00",
+                                 "w"}) == "4 of 5 at gpu00:29500, job default");
 }
 
 TEST_CASE("A scheduler's environment is enough") {
@@ -72,100 +74,100 @@ TEST_CASE("A scheduler's environment is enough") {
                         {"PET_NODE_RANK", "1"},
                         {"PET_MASTER_ADDR", "job-master-0"},
                         {"PET_MASTER_PORT", "23456"}};
-  CHECK(told(with(torchrun), {"w"}) == "1 of 4 at job-master-0:23456, job default");
+  CHECK(reported(with(torchrun), {"w"}) == "1 of 4 at job-master-0:23456, job default");
   CHECK(with(torchrun).spec({"w"}).nproc.number == 2);
   const Env pods = {
       {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}};
-  CHECK(told(with(pods), {"w"}) == "1 of 4 at job-master-0:23456, job default");
+  CHECK(reported(with(pods), {"w"}) == "1 of 4 at job-master-0:23456, job default");
   CHECK(
       with(pods).job({"w"}).notes ==
       Texts{"ddplaunch: RANK=1 and WORLD_SIZE=4 are set here: this is one of 4 nodes, each with a ddplaunch "
             "of its own; --launcher local runs on this machine alone"});
-  World both = with(pods);
+  FakeContext both = with(pods);
   both.env.insert(both.env.end(), torchrun.begin(), torchrun.end());
-  CHECK(told(both, {"w"}) == "1 of 4 at job-master-0:23456, job default");
-  CHECK(told(with({{"MASTER_ADDR", "gpu00"}, {"NODE_RANK", "1"}}), {"--nnodes", "2", "w"}) ==
+  CHECK(reported(both, {"w"}) == "1 of 4 at job-master-0:23456, job default");
+  CHECK(reported(with({{"MASTER_ADDR", "gpu00"}, {"NODE_RANK", "1"}}), {"--nnodes", "2", "w"}) ==
         "1 of 2 at gpu00:29500, job default");
-  CHECK(told(with({{"PET_NNODES", "2"}, {"PET_RDZV_ENDPOINT", "gpu00:1234"}}), {"w"}) ==
+  CHECK(reported(with({{"PET_NNODES", "2"}, {"PET_RDZV_ENDPOINT", "gpu00:1234"}}), {"w"}) ==
         "? of 2 at gpu00:1234, job default");
 }
 
 TEST_CASE("srun may start one on each node, when it is said where they meet") {
-  World world = with({{"SLURM_JOB_ID", "7"},
-                      {"SLURM_JOB_NODELIST", "n[00-02]"},
-                      {"SLURM_STEP_NUM_TASKS", "3"},
-                      {"SLURM_STEP_NUM_NODES", "3"},
-                      {"SLURM_NODEID", "2"},
-                      {"MASTER_ADDR", "n00"}});
-  CHECK(told(world, {"w"}) == "2 of 3 at n00:29500, job default");
-  CHECK(told(world, {"--master-port", "1234", "w"}) == "2 of 3 at n00:1234, job default");
+  FakeContext world = with({{"SLURM_JOB_ID", "7"},
+                            {"SLURM_JOB_NODELIST", "n[00-02]"},
+                            {"SLURM_STEP_NUM_TASKS", "3"},
+                            {"SLURM_STEP_NUM_NODES", "3"},
+                            {"SLURM_NODEID", "2"},
+                            {"MASTER_ADDR", "n00"}});
+  CHECK(reported(world, {"w"}) == "2 of 3 at n00:29500, job default");
+  CHECK(reported(world, {"--master-port", "1234", "w"}) == "2 of 3 at n00:1234, job default");
   world.env.pop_back();
-  CHECK(world.mistakes({"w"}).front().starts_with("ddplaunch: srun has started 3 of this program; "));
+  CHECK(world.errors({"w"}).front().starts_with("ddplaunch: srun has started 3 of this program; "));
 }
 
 TEST_CASE("Options go before variables") {
-  const World world = with({{"NODE_RANK", "3"},
-                            {"MASTER_ADDR", "other"},
-                            {"MASTER_PORT", "9"},
-                            {"PET_NNODES", "8"},
-                            {"PET_NODE_RANK", "7"},
-                            {"PET_MASTER_ADDR", "third"},
-                            {"PET_MASTER_PORT", "8"}});
-  CHECK(told(world, {"--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu00", "--master-port", "1234",
-                     "w"}) == "1 of 2 at gpu00:1234, job default");
-  CHECK(told(world, {"--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "gpu00:1", "--master-port=1",
-                     "w"}) == "1 of 2 at gpu00:1, job default");
+  const FakeContext world = with({{"NODE_RANK", "3"},
+                                  {"MASTER_ADDR", "other"},
+                                  {"MASTER_PORT", "9"},
+                                  {"PET_NNODES", "8"},
+                                  {"PET_NODE_RANK", "7"},
+                                  {"PET_MASTER_ADDR", "third"},
+                                  {"PET_MASTER_PORT", "8"}});
+  CHECK(reported(world, {"--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu00", "--master-port",
+                         "1234", "w"}) == "1 of 2 at gpu00:1234, job default");
+  CHECK(reported(world, {"--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "gpu00:1", "--master-port=1",
+                         "w"}) == "1 of 2 at gpu00:1, job default");
 }
 
 TEST_CASE("Who decided otherwise is not asked to join") {
   const Env pods = {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "m"}, {"MASTER_PORT", "1"}};
-  CHECK(told(with(pods), {"--launcher", "local", "w"}) == "none");
-  CHECK(told(with(pods), {"--standalone", "w"}) == "none");
-  CHECK(told(with(pods), {"--host", "a,b", "w"}) == "none");
-  CHECK(told(with(pods), {"--nnodes", "1", "w"}) == "none");
-  World worker = with(pods);
+  CHECK(reported(with(pods), {"--launcher", "local", "w"}) == "none");
+  CHECK(reported(with(pods), {"--standalone", "w"}) == "none");
+  CHECK(reported(with(pods), {"--host", "a,b", "w"}) == "none");
+  CHECK(reported(with(pods), {"--nnodes", "1", "w"}) == "none");
+  FakeContext worker = with(pods);
   worker.env.emplace_back("LOCAL_RANK", "0");  // another launcher's, and stale
-  CHECK(told(worker, {"w"}) == "none");
-  CHECK(told(World(), {"--nnodes=1", "--node-rank=0", "--master-addr=gpu00", "--master-port=1234", "x"}) ==
-        "none");
-  CHECK(World().spec({"--nnodes=1", "--node-rank=0", "--master-port=1234", "w"}).master_port == 1234);
-  CHECK(told(World(), {"--host", "a,b", "--node-rank", "0", "w"}) == "none");
-  CHECK(World().job({"--host", "a,b", "--master-addr", "a", "w"}).notes ==
+  CHECK(reported(worker, {"w"}) == "none");
+  CHECK(reported(FakeContext(), {"--nnodes=1", "--node-rank=0", "--master-addr=gpu00", "--master-port=1234",
+                                 "x"}) == "none");
+  CHECK(FakeContext().spec({"--nnodes=1", "--node-rank=0", "--master-port=1234", "w"}).master_port == 1234);
+  CHECK(reported(FakeContext(), {"--host", "a,b", "--node-rank", "0", "w"}) == "none");
+  CHECK(FakeContext().job({"--host", "a,b", "--master-addr", "a", "w"}).notes ==
         Texts{"ddplaunch: --master-addr has no effect with --host: one ddplaunch starts all nodes; --network "
               "chooses the address"});
 }
 
 TEST_CASE("What cannot be is told once, and how it is meant") {
-  const World world;
-  CHECK(world.mistakes({"--node-rank", "1", "w"}) ==
+  const FakeContext world;
+  CHECK(world.errors({"--node-rank", "1", "w"}) ==
         Texts{"ddplaunch: --node-rank 1 needs --nnodes N, how many nodes there are"});
-  CHECK(world.mistakes({"--nnodes", "1", "--node-rank", "1", "w"}) ==
+  CHECK(world.errors({"--nnodes", "1", "--node-rank", "1", "w"}) ==
         Texts{"ddplaunch: --node-rank 1: with --nnodes 1 there is only node 0"});
   CHECK(
-      world.mistakes({"--host", "a,b", "--node-rank", "1", "w"}) ==
+      world.errors({"--host", "a,b", "--node-rank", "1", "w"}) ==
       Texts{"ddplaunch: --node-rank 1 and --host contradict each other: with hosts one ddplaunch starts all "
             "nodes, with --node-rank each node has its own; leave one of them out"});
-  CHECK(world.mistakes({"--nnodes=2", "--node-rank=2", "--master-addr=a", "w"}).front() ==
+  CHECK(world.errors({"--nnodes=2", "--node-rank=2", "--master-addr=a", "w"}).front() ==
         "ddplaunch: --node-rank 2: give a whole number from 0 to 1, another one on each of the 2 nodes");
-  CHECK(world.mistakes({"--nnodes=2", "--node-rank=0", "--master-addr=a b", "w"}).front() ==
+  CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a b", "w"}).front() ==
         "ddplaunch: --master-addr a b: give a host's name or address, node 0's");
-  CHECK(world.mistakes({"--nnodes=2", "--node-rank=0", "--master-addr=a", "--master-port=0", "w"}).front() ==
+  CHECK(world.errors({"--nnodes=2", "--node-rank=0", "--master-addr=a", "--master-port=0", "w"}).front() ==
         "ddplaunch: --master-port 0: the nodes meet at this port, so give one from 1 to 65535, the same on "
         "all nodes");
-  CHECK(world.mistakes({"--nnodes=2", "--master-addr=a", "--rdzv-endpoint=b:1", "w"}).front() ==
+  CHECK(world.errors({"--nnodes=2", "--master-addr=a", "--rdzv-endpoint=b:1", "w"}).front() ==
         "ddplaunch: --master-addr a and --rdzv-endpoint b:1 name different hosts; both are where node 0 is, "
         "so leave one of them out");
-  CHECK(world.mistakes({"--nnodes=2", "--master-port=2", "--rdzv-endpoint=b:1", "w"}).front() ==
+  CHECK(world.errors({"--nnodes=2", "--master-port=2", "--rdzv-endpoint=b:1", "w"}).front() ==
         "ddplaunch: --master-port 2 and --rdzv-endpoint b:1 name different ports; leave one of them out");
-  CHECK(world.mistakes({"check", "--nnodes=2", "--node-rank=0", "--master-addr=a"}).size() == 1);
+  CHECK(world.errors({"check", "--nnodes=2", "--node-rank=0", "--master-addr=a"}).size() == 1);
   Texts wrapped = kNode1;
   wrapped.insert(wrapped.begin(), {"--wrapper", "docker exec -i x"});
-  CHECK(world.mistakes(wrapped).size() == 1);
+  CHECK(world.errors(wrapped).size() == 1);
 }
 
 TEST_CASE("A node that joins keeps no files, so it needs no home") {
-  World world;
+  FakeContext world;
   world.env = {{"PATH", "/usr/bin"}};
-  CHECK(told(world, kNode1) == "1 of 2 at gpu00:29500, job default");
-  CHECK(world.mistakes({"--nnodes", "2", "--node-rank", "0", "--master-addr", "gpu00", "w"}).size() == 1);
+  CHECK(reported(world, kNode1) == "1 of 2 at gpu00:29500, job default");
+  CHECK(world.errors({"--nnodes", "2", "--node-rank", "0", "--master-addr", "gpu00", "w"}).size() == 1);
 }

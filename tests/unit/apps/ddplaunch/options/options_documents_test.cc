@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "apps/ddplaunch/options/foreign_options.h"
+#include "apps/ddplaunch/options/compatibility_options.h"
 #include "apps/ddplaunch/options/option_groups.h"
 #include "remote/hosts/hostfile.h"
 #include "tests/support/catch.h"
@@ -36,10 +36,10 @@ TEST_CASE("docs/options.md has every option") {
     CAPTURE(name);
     CHECK(mentions(text, std::string(name)));
   }
-  for (const ddp::ForeignOption& row : ddp::foreign_options()) {
+  for (const ddp::CompatibilityOption& row : ddp::compatibility_options()) {
     CAPTURE(row.name);
     CHECK(mentions(text, std::string(row.name)));
-    if (row.standing != ddp::Standing::kLater || row.value.empty()) continue;
+    if (row.status != ddp::SupportStatus::kLater || row.value.empty()) continue;
     CHECK(text.find("(`" + std::string(row.value) + "`)") != std::string::npos);
   }
 }

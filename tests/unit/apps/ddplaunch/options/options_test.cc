@@ -3,7 +3,7 @@
 #include "apps/ddplaunch/options/option_readers.h"
 #include "base/build_identity.h"
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::absolute_path;
 using ddp::is_job_id;
@@ -17,13 +17,13 @@ using ddp::launcher::ProcsPerNode;
 using ddp::launcher::StoreMode;
 using ddp::launcher::WorkerCommand;
 using ddp::test::Env;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 using std::chrono::milliseconds;
 using Kind = WorkerCommand::Kind;
 
 TEST_CASE("Without any option: one node, this machine, the defaults") {
-  const JobSpec spec = World().spec({"./prog", "x"});
+  const JobSpec spec = FakeContext().spec({"./prog", "x"});
   REQUIRE(spec.hosts.size() == 1);
   CHECK(spec.hosts[0].name == "localhost");
   CHECK_FALSE(spec.hosts[0].slots);
@@ -48,7 +48,7 @@ TEST_CASE("Without any option: one node, this machine, the defaults") {
 }
 
 TEST_CASE("The worker decides how it is run") {
-  World world;
+  FakeContext world;
   auto command = [&](const Texts& args) { return world.spec(args).command; };
   CHECK(command({"train", "--lr", "0.1"}).kind == Kind::kTrain);
   CHECK(command({"train", "--lr", "0.1"}).argv == Texts{"--lr", "0.1"});
@@ -61,14 +61,14 @@ TEST_CASE("The worker decides how it is run") {
   CHECK(command({"./train"}).kind == Kind::kProgram);
   CHECK(command({"python", "train.py"}).kind == Kind::kProgram);
   CHECK(command({"--python", "/venv/bin/python", "train.py"}).python == "/venv/bin/python");
-  CHECK(world.mistakes({"-m", "--no-python", "x"}) ==
+  CHECK(world.errors({"-m", "--no-python", "x"}) ==
         Texts{"ddplaunch: --module and --no-python cannot be used together: a module is run by python"});
   CHECK(world.job({"--python", "python3.11", "./prog"}).notes ==
         Texts{"ddplaunch: --python has no effect: ./prog is started as it is"});
 }
 
 TEST_CASE("All behind the worker is the worker's, byte for byte") {
-  World world;
+  FakeContext world;
   const Texts tail = {"w",  "--nproc-per-node",   "9", "--",     "--hostfile=x",
                       "-h", "--nproc_per_node=2", "",  "\xff\n", "--bad"};
   CHECK(world.spec(tail).command.argv == tail);
@@ -80,10 +80,10 @@ TEST_CASE("All behind the worker is the worker's, byte for byte") {
 }
 
 TEST_CASE("Dashes and underscores, = and blank") {
-  World world;
-  for (const Texts& way : {Texts{"--nproc-per-node", "3"}, Texts{"--nproc_per_node", "3"},
-                           Texts{"--nproc_per_node=3"}, Texts{"--nproc-per_node=3"}}) {
-    Texts args = way;
+  FakeContext world;
+  for (const Texts& route : {Texts{"--nproc-per-node", "3"}, Texts{"--nproc_per_node", "3"},
+                             Texts{"--nproc_per_node=3"}, Texts{"--nproc-per_node=3"}}) {
+    Texts args = route;
     args.emplace_back("w");
     CHECK(world.spec(args).nproc.number == 3);
   }
@@ -92,22 +92,22 @@ TEST_CASE("Dashes and underscores, = and blank") {
 }
 
 TEST_CASE("The last one counts, lists add up") {
-  World world;
+  FakeContext world;
   CHECK(world.spec({"--nproc-per-node", "3", "--nproc-per-node", "4", "w"}).nproc.number == 4);
   CHECK(world.spec({"--host", "a", "--host", "[::1],c", "w"}).hosts.size() == 3);
   CHECK(world.spec({"--host", "[::1]", "w"}).hosts[0].name == "::1");
 }
 
 TEST_CASE("No worker") {
-  CHECK(World().mistakes({"--nproc-per-node", "4"}) ==
+  CHECK(FakeContext().errors({"--nproc-per-node", "4"}) ==
         Texts{"ddplaunch: no worker given; usage: ddplaunch [options] WORKER [arguments of the worker]"});
-  CHECK(World().mistakes({}).size() == 1);
-  CHECK(World().mistakes({"--"}).size() == 1);
-  CHECK(World().mistakes({""}) == Texts{"ddplaunch: the worker's name is empty"});
+  CHECK(FakeContext().errors({}).size() == 1);
+  CHECK(FakeContext().errors({"--"}).size() == 1);
+  CHECK(FakeContext().errors({""}) == Texts{"ddplaunch: the worker's name is empty"});
 }
 
 TEST_CASE("Help and version") {
-  World world;
+  FakeContext world;
   CHECK(world.text({"--version"}) == "ddplaunch " + std::string(ddp::version()) + "\n");
   CHECK(world.text({"-V", "--bad"}) == world.text({"--version"}));
   const std::string help = world.text({"-h"});
@@ -124,14 +124,14 @@ TEST_CASE("Help and version") {
 }
 
 TEST_CASE("Sizes") {
-  World world;
+  FakeContext world;
   auto procs = [&](const std::string& text) { return world.spec({"--nproc-per-node", text, "w"}).nproc; };
   CHECK(procs("auto").kind == ProcsPerNode::Kind::kAuto);
   CHECK(procs("gpu").kind == ProcsPerNode::Kind::kGpu);
   CHECK(procs("cpu").kind == ProcsPerNode::Kind::kCpu);
   CHECK(procs("65535").number == 65535);
   for (const char* bad : {"0", "-1", "4x", "65536", "xpu"}) {
-    CHECK(world.mistakes({"--nproc-per-node", bad, "w"}) ==
+    CHECK(world.errors({"--nproc-per-node", bad, "w"}) ==
           Texts{"ddplaunch: --nproc-per-node " + std::string(bad) +
                 ": give a whole number from 1 to 65535, or auto, gpu or cpu"});
   }
@@ -140,12 +140,12 @@ TEST_CASE("Sizes") {
   CHECK(world.spec({"--store-allow", "10.1.0.0/16", "--store-allow", "fd00::1", "w"}).store_allow ==
         Texts{"10.1.0.0/16", "fd00::1"});
   CHECK(
-      world.mistakes({"--store-allow", "eth0", "w"}) ==
+      world.errors({"--store-allow", "eth0", "w"}) ==
       Texts{"ddplaunch: --store-allow eth0: give an address or a network (10.1.0.7, 10.1.0.0/16, fd00::/8)"});
   // The store's filter reads none of them, and one that is empty admits everybody.
   for (const char* text : {"010.1.0.1", "10.1.0.00/16", "fe80::1%", "10.1.0.1%eth0", "::ffff:010.0.0.1"}) {
     INFO(text);
-    CHECK(world.mistakes({"--store-allow", text, "w"}).size() == 1);
+    CHECK(world.errors({"--store-allow", text, "w"}).size() == 1);
   }
   CHECK(world.spec({"--nnodes", "1:4", "w"}).min_nodes == 1);
   const JobSpec elastic = world.spec({"--host", "a,b,c", "--nnodes", "2:3", "--scale-up", "now", "w"});
@@ -156,24 +156,23 @@ TEST_CASE("Sizes") {
   CHECK(world.spec({"--host", "a,b,c", "--spares", "1", "--max-restarts", "0", "w"}).max_nodes == 2);
   CHECK(world.spec({"--host", "a,b,c", "--spares", "1", "--max-restarts", "0", "w"}).max_restarts == 0);
   CHECK(world.spec({"--host", "a,b,c", "--spares", "1", "w"}).spares == 1);
-  CHECK(world.mistakes({"--host", "a,b", "--nnodes", "2", "--spares", "1", "w"}) ==
+  CHECK(world.errors({"--host", "a,b", "--nnodes", "2", "--spares", "1", "w"}) ==
         Texts{"ddplaunch: --spares 1: with 2 nodes there must be 3 hosts, and there are only 2"});
-  CHECK(world.mistakes({"--scale-up", "soon", "w"}) ==
-        Texts{"ddplaunch: --scale-up soon: choose next or now"});
+  CHECK(world.errors({"--scale-up", "soon", "w"}) == Texts{"ddplaunch: --scale-up soon: choose next or now"});
   CHECK(world.spec({"w"}).fence == FenceMode::kRank0);
   CHECK(world.spec({"--fence", "rank0", "w"}).fence == FenceMode::kRank0);
   CHECK(world.spec({"--fence", "all", "w"}).fence == FenceMode::kAll);
   CHECK(world.spec({"--fence", "off", "w"}).fence == FenceMode::kOff);
-  CHECK(world.mistakes({"--fence", "5s", "w"}) == Texts{"ddplaunch: --fence 5s: choose rank0, all or off"});
-  CHECK(world.mistakes({"--nnodes", "4:1", "w"}) ==
+  CHECK(world.errors({"--fence", "5s", "w"}) == Texts{"ddplaunch: --fence 5s: choose rank0, all or off"});
+  CHECK(world.errors({"--nnodes", "4:1", "w"}) ==
         Texts{"ddplaunch: --nnodes 4:1: \"4:1\" is not a number of nodes, nor MIN:MAX"});
-  CHECK(world.mistakes({"--nnodes", "two", "w"}) ==
+  CHECK(world.errors({"--nnodes", "two", "w"}) ==
         Texts{"ddplaunch: --nnodes two: \"two\" is not a number of nodes, nor MIN:MAX"});
-  CHECK(world.mistakes({"--nnodes", "0", "w"}) ==
+  CHECK(world.errors({"--nnodes", "0", "w"}) ==
         Texts{"ddplaunch: --nnodes 0: \"0\" is not a number of nodes, nor MIN:MAX"});
-  CHECK(world.mistakes({"--host", "a,b", "--nnodes", "3", "w"}) ==
+  CHECK(world.errors({"--host", "a,b", "--nnodes", "3", "w"}) ==
         Texts{"ddplaunch: --nnodes 3: there are only 2 hosts in --host"});
-  CHECK(world.mistakes({"--nnodes", "2", "w"}) ==
+  CHECK(world.errors({"--nnodes", "2", "w"}) ==
         Texts{"ddplaunch: --nnodes 2 needs hosts: --hostfile FILE or --host LIST names them; without, there "
               "is only this "
               "machine; or start one ddplaunch on each node, with --node-rank and --master-addr "
@@ -181,7 +180,7 @@ TEST_CASE("Sizes") {
 }
 
 TEST_CASE("Start") {
-  World world;
+  FakeContext world;
   world.files["ssh.conf"] = "";
   const JobSpec spec = world.spec({"--host",
                                    "a",
@@ -227,47 +226,46 @@ TEST_CASE("Start") {
 
 TEST_CASE("A port outside of the range of ports") {
   for (const char* port : {"19999", "20101", "1", "65535"}) {
-    CHECK(World().mistakes({"--master-port", port, "--port-range", "20000-20100", "w"}) ==
+    CHECK(FakeContext().errors({"--master-port", port, "--port-range", "20000-20100", "w"}) ==
           Texts{"ddplaunch: --master-port " + std::string(port) +
                 " is not in --port-range 20000-20100; leave one of them out, or let them agree"});
   }
   for (const char* port : {"20000", "20100", "0"})
-    CHECK(World().spec({"--master-port", port, "--port-range", "20000-20100", "w"}).port_range);
+    CHECK(FakeContext().spec({"--master-port", port, "--port-range", "20000-20100", "w"}).port_range);
 }
 
 TEST_CASE("Words with line feeds and control characters are told on one line") {
-  World world;
+  FakeContext world;
   world.files["c\n.yaml"] = "distributed_type: \"a\\nb\"\n";
-  const Texts told = world.mistakes({"--host", "a\nb", "--launcher", "x\ny", "--network", "e\nth", "--stdin",
-                                     "\x1b[2J", "--env", "A\nB", "--job-id", "a\tb", "--hostfile", "no\nfile",
-                                     "--nope\r=1", "--accelerate-config", "c\n.yaml", "w"});
-  CHECK(told.size() == 8);
-  for (const std::string& line : told) {
+  const Texts reported = world.errors(
+      {"--host", "a\nb", "--launcher", "x\ny", "--network", "e\nth", "--stdin", "\x1b[2J", "--env", "A\nB",
+       "--job-id", "a\tb", "--hostfile", "no\nfile", "--nope\r=1", "--accelerate-config", "c\n.yaml", "w"});
+  CHECK(reported.size() == 8);
+  for (const std::string& line : reported) {
     CAPTURE(line);
     CHECK(line.find_first_of("\n\r\t\x1b") == std::string::npos);
   }
-  CHECK(world.mistakes({"--stdin", "a\nddplaunch: exit 0: \x1b[2J", "w"}) ==
+  CHECK(world.errors({"--stdin", "a\nddplaunch: exit 0: \x1b[2J", "w"}) ==
         Texts{"ddplaunch: --stdin a\\nddplaunch: exit 0: \\x1b[2J: choose 0 (rank 0 reads it) or none"});
-  CHECK(world.mistakes({"--env", "A\nB", "w"}) ==
+  CHECK(world.errors({"--env", "A\nB", "w"}) ==
         Texts{"ddplaunch: --env A\\nB: A\\nB is not set here; write --env A\\nB=VALUE"});
 }
 
 TEST_CASE("A wrapper for all, but for hosts with one of their own") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "a\nb wrapper=\"enter b\"\n";
   const JobSpec spec = world.spec({"--hostfile", "hosts", "--wrapper", "docker exec -i 'my box'", "w"});
   CHECK(spec.hosts[0].wrapper == Texts{"docker", "exec", "-i", "my box"});
   CHECK(spec.hosts[1].wrapper == Texts{"enter", "b"});
   CHECK(world.spec({"--wrapper", "enter", "w"}).hosts[0].wrapper == Texts{"enter"});
-  CHECK(world.mistakes({"--wrapper", " ", "w"}) == Texts{"ddplaunch: --wrapper: there is no program in it"});
-  CHECK(world.mistakes({"--wrapper", "a 'b", "w"}) ==
-        Texts{"ddplaunch: --wrapper: the quote ' is not closed"});
+  CHECK(world.errors({"--wrapper", " ", "w"}) == Texts{"ddplaunch: --wrapper: there is no program in it"});
+  CHECK(world.errors({"--wrapper", "a 'b", "w"}) == Texts{"ddplaunch: --wrapper: the quote ' is not closed"});
 }
 
 TEST_CASE("Wrong values of the start") {
-  CHECK(World().mistakes({"--host", "a", "--launcher", "rsh", "--ssh-config", "nowhere", "--ssh-command",
-                          "ssh 'x", "--start-timeout", "soon", "--network", "10.1.0.0", "--master-port",
-                          "http", "--port-range", "200-100", "--store", "redis", "w"}) ==
+  CHECK(FakeContext().errors({"--host", "a", "--launcher", "rsh", "--ssh-config", "nowhere", "--ssh-command",
+                              "ssh 'x", "--start-timeout", "soon", "--network", "10.1.0.0", "--master-port",
+                              "http", "--port-range", "200-100", "--store", "redis", "w"}) ==
         Texts{"ddplaunch: --launcher rsh: choose ssh, slurm, daemon or local",
               "ddplaunch: --ssh-config nowhere: No such file or directory",
               "ddplaunch: --ssh-command: the quote ' is not closed",
@@ -276,32 +274,32 @@ TEST_CASE("Wrong values of the start") {
               "ddplaunch: --master-port http: give a port from 1 to 65535, or 0 for any free one",
               "ddplaunch: --port-range 200-100: give two ports from 1 to 65535, lower one first: 20000-20100",
               "ddplaunch: --store redis: choose agent or worker"});
-  CHECK(World().mistakes({"--ssh-command", " ", "w"}) ==
+  CHECK(FakeContext().errors({"--ssh-command", " ", "w"}) ==
         Texts{"ddplaunch: --ssh-command: there is no program in it"});
-  CHECK(World().mistakes({"--store", "shared", "--host", "a", "--launcher", "daemon", "w"}) ==
+  CHECK(FakeContext().errors({"--store", "shared", "--host", "a", "--launcher", "daemon", "w"}) ==
         Texts{"ddplaunch: --store shared is not in this release yet, only agent and worker are"});
-  CHECK(World().mistakes({"--launcher", "ssh", "w"}) ==
+  CHECK(FakeContext().errors({"--launcher", "ssh", "w"}) ==
         Texts{"ddplaunch: --launcher ssh needs hosts: --hostfile FILE or --host LIST"});
-  CHECK(World().mistakes({"--launcher", "pdsh", "w"}) ==
+  CHECK(FakeContext().errors({"--launcher", "pdsh", "w"}) ==
         Texts{"ddplaunch: --launcher pdsh needs hosts: --hostfile FILE or --host LIST"});
-  CHECK(World().spec({"--host", "a env:X=1", "--host", "b", "w"}).hosts.size() == 2);
+  CHECK(FakeContext().spec({"--host", "a env:X=1", "--host", "b", "w"}).hosts.size() == 2);
 }
 
 TEST_CASE("--launcher local is for this machine") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "localhost slots=2\ngpu01 slots=8\ngpu02 slots=8\n";
-  CHECK(world.mistakes({"--launcher", "local", "--hostfile", "hosts", "w"}) ==
+  CHECK(world.errors({"--launcher", "local", "--hostfile", "hosts", "w"}) ==
         Texts{"ddplaunch: --launcher local (or --standalone) starts on this machine only, not on gpu01 "
               "(hosts:2), gpu02 "
               "(hosts:3); leave it out, or leave the hosts out"});
   CHECK(world.spec({"--launcher", "local", "--host", "localhost,127.0.0.2:2", "w"}).launcher ==
         LauncherKind::kLocal);
-  CHECK(world.mistakes({"--launcher", "local", "--ssh-localhost", "w"}) ==
+  CHECK(world.errors({"--launcher", "local", "--ssh-localhost", "w"}) ==
         Texts{"ddplaunch: --launcher local (or --standalone) and --ssh-localhost contradict each other"});
 }
 
 TEST_CASE("Failure and output") {
-  World world;
+  FakeContext world;
   const JobSpec spec = world.spec({"--stop-grace", "500ms", "--node-timeout", "30", "--master-timeout", "1h",
                                    "--label", "{rank}: ", "--quiet", "w"});
   CHECK(spec.stop_grace == milliseconds(500));
@@ -317,19 +315,19 @@ TEST_CASE("Failure and output") {
   CHECK(world.job({"-v", "w"}).spec.verbose);
   CHECK(world.job({"--verbose", "w"}).spec.verbose);
   CHECK_FALSE(world.job({"w"}).spec.verbose);
-  CHECK(world.mistakes({"--quiet", "-v", "w"}) ==
+  CHECK(world.errors({"--quiet", "-v", "w"}) ==
         Texts{"ddplaunch: --quiet and --verbose contradict each other"});
-  CHECK(world.mistakes({"--node-timeout", "1s", "w"}) ==
+  CHECK(world.errors({"--node-timeout", "1s", "w"}) ==
         Texts{"ddplaunch: --node-timeout 1s is too short; at least 2000ms"});
-  CHECK(world.mistakes({"--start-timeout", "0", "w"}) ==
+  CHECK(world.errors({"--start-timeout", "0", "w"}) ==
         Texts{"ddplaunch: --start-timeout 0 is too short; at least 1ms"});
-  const Texts label = world.mistakes({"--label", "{hots}", "w"});
+  const Texts label = world.errors({"--label", "{hots}", "w"});
   REQUIRE(label.size() == 1);
   CHECK(label[0].starts_with("ddplaunch: --label, column 1: "));
 }
 
 TEST_CASE("Restarts, hangs, report") {
-  World world;
+  FakeContext world;
   const JobSpec plain = world.spec({"w"});
   CHECK(plain.max_restarts == 0);
   CHECK(plain.restart_backoff == milliseconds(1'000));
@@ -345,30 +343,30 @@ TEST_CASE("Restarts, hangs, report") {
   CHECK(world.spec({"--report", "end.json", "w"}).report_path == "/data/run/end.json");
   CHECK(world.spec({"--hang-timeout", "0", "--restart-backoff", "0", "w"}).hang_timeout == milliseconds(0));
   for (const char* bad : {"-1", "some", "1.5", "1000001", "3x"}) {
-    CHECK(world.mistakes({"--max-restarts", bad, "w"}) ==
+    CHECK(world.errors({"--max-restarts", bad, "w"}) ==
           Texts{"ddplaunch: --max-restarts " + std::string(bad) + ": give a whole number from 0 to 1000000"});
   }
-  CHECK(world.mistakes({"--restart-backoff", "soon", "w"}) ==
+  CHECK(world.errors({"--restart-backoff", "soon", "w"}) ==
         Texts{"ddplaunch: --restart-backoff soon: give a time like 500ms, 15s, 2m or 1h"});
-  CHECK(world.mistakes({"--hang-timeout", "10ms", "w"}) ==
+  CHECK(world.errors({"--hang-timeout", "10ms", "w"}) ==
         Texts{"ddplaunch: --hang-timeout 10ms is too short; at least 1000ms"});
-  CHECK(world.mistakes({"--report", "none/end.json", "w"}) ==
+  CHECK(world.errors({"--report", "none/end.json", "w"}) ==
         Texts{"ddplaunch: --report none/end.json cannot be written: /data/run/none: No such file or "
               "directory"});
 }
 
 TEST_CASE("Standard input goes to rank 0 when it is a pipe or a file") {
-  World world;
+  FakeContext world;
   CHECK(world.spec({"--stdin", "0", "w"}).stdin_to_rank0);
   world.stdin_has_data = true;
   CHECK(world.spec({"w"}).stdin_to_rank0);
   CHECK_FALSE(world.spec({"--stdin", "none", "w"}).stdin_to_rank0);
-  CHECK(world.mistakes({"--stdin", "all", "w"}) ==
+  CHECK(world.errors({"--stdin", "all", "w"}) ==
         Texts{"ddplaunch: --stdin all: choose 0 (rank 0 reads it) or none"});
 }
 
 TEST_CASE("Directories") {
-  World world;
+  FakeContext world;
   CHECK(world.spec({"--chdir", "/data", "w"}).chdir == "/data");
   CHECK(world.spec({"--chdir", "sub/./x/", "w"}).chdir == "/data/run/sub/x");
   CHECK(world.spec({"--chdir", "sub", "w"}).chdir_given);
@@ -381,21 +379,21 @@ TEST_CASE("Directories") {
   world.env.clear();
   CHECK(world.spec({"check", "w"}).job_dir.empty());  // it writes none
   CHECK(
-      world.mistakes({"w"}) ==
+      world.errors({"w"}) ==
       Texts{"ddplaunch: HOME is not set, so there is no place for the files of the job; give --job-dir DIR"});
-  CHECK(world.mistakes({"--job-dir", "/x", "--job-id", "a/b", "w"}) ==
+  CHECK(world.errors({"--job-dir", "/x", "--job-id", "a/b", "w"}) ==
         Texts{"ddplaunch: --job-id a/b: 1 to 64 letters, digits, '.', '_' and '-', a letter or digit first"});
   world.cwd = "";
-  CHECK(world.mistakes({"--job-dir", "/x", "w"}) ==
+  CHECK(world.errors({"--job-dir", "/x", "w"}) ==
         Texts{"ddplaunch: the current directory cannot be told (was it deleted?); go to another one, or give "
               "--chdir /DIR"});
 }
 
 TEST_CASE("Everything that is wrong is said at once") {
-  World world;
+  FakeContext world;
   world.files["hosts"] = "a slots=4x\na\nb slot=2\n";
   CHECK(
-      world.mistakes(
+      world.errors(
           {"--hostfile", "hosts", "--nproc_per_nod", "4", "--stop-grace", "x", "--env", "MISSING"}) ==
       Texts{
           "ddplaunch: unknown option --nproc_per_nod; did you mean --nproc-per-node?",

@@ -2,7 +2,7 @@
 
 #include "apps/ddplaunch/options/option_readers.h"
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::read_rank_ranges;
 using ddp::read_size;
@@ -11,14 +11,14 @@ using ddp::launcher::Bars;
 using ddp::launcher::ConsolePolicy;
 using ddp::launcher::OutputOptions;
 using ddp::launcher::RankRanges;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 namespace {
 
 OutputOptions output_of(Texts args) {
   args.emplace_back("w");
-  return World().spec(args).output;
+  return FakeContext().spec(args).output;
 }
 
 }  // namespace
@@ -69,28 +69,29 @@ TEST_CASE("All output options") {
 }
 
 TEST_CASE("Each wrong value of the output options is one mistake") {
-  CHECK(World().mistakes({"--show-ranks", "0-", "--local-ranks-filter", "a", "--bars", "some", "--console",
-                          "wait", "--tee", "4", "--redirects", "0:3,0:1", "--log-max-size", "12X", "w"}) ==
-        Texts{"ddplaunch: --show-ranks 0-: give ranks like 0,8-15, or all",
-              "ddplaunch: --local-ranks-filter a: give local ranks like 0,1 or 0-3",
-              "ddplaunch: --bars some: choose rank0, node, all or off",
-              "ddplaunch: --console wait: choose auto, block or drop",
-              "ddplaunch: --tee 4: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local ranks with "
-              "them: 0:3,1:2",
-              "ddplaunch: --redirects 0:3,0:1: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local "
-              "ranks with them: 0:3,1:2",
-              "ddplaunch: --log-max-size 12X: give a size like 500K, 64M or 2G, and a number of parts if the "
-              "oldest may go: 64M:4"});
+  CHECK(
+      FakeContext().errors({"--show-ranks", "0-", "--local-ranks-filter", "a", "--bars", "some", "--console",
+                            "wait", "--tee", "4", "--redirects", "0:3,0:1", "--log-max-size", "12X", "w"}) ==
+      Texts{"ddplaunch: --show-ranks 0-: give ranks like 0,8-15, or all",
+            "ddplaunch: --local-ranks-filter a: give local ranks like 0,1 or 0-3",
+            "ddplaunch: --bars some: choose rank0, node, all or off",
+            "ddplaunch: --console wait: choose auto, block or drop",
+            "ddplaunch: --tee 4: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local ranks with "
+            "them: 0:3,1:2",
+            "ddplaunch: --redirects 0:3,0:1: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or local "
+            "ranks with them: 0:3,1:2",
+            "ddplaunch: --log-max-size 12X: give a size like 500K, 64M or 2G, and a number of parts if the "
+            "oldest may go: 64M:4"});
   for (const char* bad : {"64M:0", "64M:", ":4", "64M:4:4", "64M:x", "0:3"}) {
     CAPTURE(bad);
-    CHECK(World().mistakes({"--log-max-size", bad, "w"}).size() == 1);
+    CHECK(FakeContext().errors({"--log-max-size", bad, "w"}).size() == 1);
   }
-  CHECK(World().mistakes({"--log-max-size", "1K", "w"}) ==
+  CHECK(FakeContext().errors({"--log-max-size", "1K", "w"}) ==
         Texts{"ddplaunch: --log-max-size 1K is too small; at least 4K, or 0 for no limit"});
-  CHECK(World().mistakes({"--local-ranks-filter", "0-70000", "w"}).size() == 1);
+  CHECK(FakeContext().errors({"--local-ranks-filter", "0-70000", "w"}).size() == 1);
   for (const char* bad : {"03", "0:03", "00"})
-    CHECK(World().mistakes({"-r", bad, "w"}).size() == 1);
-  CHECK(World().mistakes({"--nproc-per-node", "4", "--tee", "0:1,5:3", "w"}) ==
+    CHECK(FakeContext().errors({"-r", bad, "w"}).size() == 1);
+  CHECK(FakeContext().errors({"--nproc-per-node", "4", "--tee", "0:1,5:3", "w"}) ==
         Texts{"ddplaunch: --tee 0:1,5:3: there is no local rank 5 with --nproc-per-node 4"});
   CHECK(output_of({"--nproc-per-node", "4", "--tee", "3:3"}).tee.has(3, 1));
   CHECK(output_of({"--tee", "5:3"}).tee.has(5, 1));  // each node may have another number of workers

@@ -1,16 +1,16 @@
 #include "apps/ddplaunch/options/job_options.h"
 
 #include "tests/support/catch.h"
-#include "tests/unit/apps/ddplaunch/options/made_up_surroundings.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
 
 using ddp::launcher::LauncherKind;
+using ddp::test::FakeContext;
 using ddp::test::Texts;
-using ddp::test::World;
 
 namespace {
 
-World in_slurm(const char* tasks = "1(x3)") {
-  World world;
+FakeContext in_slurm(const char* tasks = "1(x3)") {
+  FakeContext world;
   world.env.insert(
       world.env.end(),
       {{"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NODELIST", "n[00-02]"}, {"SLURM_TASKS_PER_NODE", tasks}});
@@ -38,14 +38,14 @@ TEST_CASE("In a Slurm job other choices are kept") {
   const auto ssh = in_slurm().spec({"--launcher", "ssh", "w"});
   CHECK(ssh.launcher == LauncherKind::kSsh);
   CHECK(ssh.hosts.size() == 3);
-  CHECK(in_slurm().mistakes({"--ssh-command", "ssh", "w"}) ==
+  CHECK(in_slurm().errors({"--ssh-command", "ssh", "w"}) ==
         Texts{"ddplaunch: --launcher slurm starts the nodes with srun, so --ssh-command has no meaning"});
 }
 
 TEST_CASE("Several of us, started by srun, are a mistake") {
-  World world = in_slurm();
+  FakeContext world = in_slurm();
   world.env.emplace_back("SLURM_STEP_NUM_TASKS", "3");
-  CHECK(world.mistakes({"w"}).front() ==
+  CHECK(world.errors({"w"}).front() ==
         "ddplaunch: srun has started 3 of this program; start it once, it starts the nodes itself: leave "
         "srun out, or use srun --ntasks=1; or set MASTER_ADDR for one on each node; --launcher local runs on "
         "this machine alone");
@@ -55,8 +55,8 @@ TEST_CASE("Several of us, started by srun, are a mistake") {
 }
 
 TEST_CASE("Without a Slurm job there is no launcher of that name") {
-  CHECK(World()
-            .mistakes({"--launcher", "slurm", "w"})
+  CHECK(FakeContext()
+            .errors({"--launcher", "slurm", "w"})
             .front()
             .starts_with("ddplaunch: --launcher slurm works inside a Slurm job, and SLURM_JOB_ID or "
                          "SLURM_JOB_NODELIST is not set here; "));

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/options/option_words.h"
+#include "apps/train/options/option_text.h"
 #include "tests/support/catch.h"
 
 using namespace ddp::train;

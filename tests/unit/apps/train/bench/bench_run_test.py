@@ -128,7 +128,7 @@ class Deaths(unittest.TestCase):
     def test_a_killed_rank_ends_all_nodes(self):
         self.check((2, 2), 2)
 
-    def test_a_rank_killed_in_a_sum_in_place(self):
+    def test_a_rank_killed_in_an_in_place_all_reduce(self):
         for sizes, dead in (((2,), 1), ((3,), 0), ((2, 2), 3)):
             self.check(sizes, dead, "4M")
 
@@ -140,7 +140,7 @@ class Deaths(unittest.TestCase):
             self.assertNotIn("@ddp-train-", file.read())
 
 
-class Mistakes(unittest.TestCase):
+class OptionErrors(unittest.TestCase):
     def refused(self, *arguments, **env):
         base = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
         done = subprocess.run([TRAIN, *arguments], env=base | env, text=True, capture_output=True, timeout=60)
@@ -184,7 +184,7 @@ class Mistakes(unittest.TestCase):
         self.assertEqual((code, text), (2, "-i: from 8 to 1099511627776 bytes in steps of 4 are more than 10000 sizes; write a "
                                            "larger -i, or -f 2\n"))
 
-    def test_memory_that_a_limit_refuses_is_told_of(self):
+    def test_memory_that_a_limit_refuses_is_reported(self):
         limit = 256 << 20
         done = subprocess.run([TRAIN, "bench", "allreduce", "-b", "512M", "-n", "1", "-w", "0"], text=True, capture_output=True, timeout=60,
                               env={k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}, check=False,

@@ -61,7 +61,7 @@ std::string idx(const std::vector<std::uint32_t>& sizes, const std::string& data
 }
 
 /// The error's text behind the path.
-std::string mistake(const std::string& path, int dimensions = 1, std::uint64_t limit = 1'000) {
+std::string problem(const std::string& path, int dimensions = 1, std::uint64_t limit = 1'000) {
   const auto result = read_idx(path, dimensions, limit);
   REQUIRE_FALSE(result.has_value());
   const std::string& text = result.error().text;
@@ -85,17 +85,17 @@ TEST_CASE("an IDX array is read from a plain and from a gzip file") {
 TEST_CASE("what is wrong with an IDX file is said") {
   const Folder folder;
   const auto plain = [&](const std::string& bytes) { return folder.write("f", bytes); };
-  CHECK(mistake(folder.path() + "/none") == "No such file or directory");
-  CHECK(mistake(folder.path()) == "not a regular file");
-  CHECK(mistake(plain("")) == "no IDX file: shorter than its header");
-  CHECK(mistake(plain("\x01\x02\x03\x04")) == "no IDX file: it does not begin with two zero bytes");
-  CHECK(mistake(plain(idx({1}, "abcd", 0x0d))) == "element type 13; only unsigned bytes (8) are read");
-  CHECK(mistake(plain(idx({1}, "a")), 3) == "1 dimensions instead of 3");
-  CHECK(mistake(plain(idx({2, 2, 2}, "").substr(0, 9)), 3) == "no IDX file: shorter than its header");
-  CHECK(mistake(plain(idx({5}, "abc"))) == "the header promises 5 bytes of data; the file is too short");
-  CHECK(mistake(plain(idx({2}, "abc"))) == "bytes behind the 2 that the header promises");
-  CHECK(mistake(plain(idx({1001}, "a"))) == "more than 1000 bytes of data; that is the limit");
-  CHECK(mistake(plain(idx({0xffffffff, 0xffffffff, 0xffffffff}, "a")), 3, ~0ull) ==
+  CHECK(problem(folder.path() + "/none") == "No such file or directory");
+  CHECK(problem(folder.path()) == "not a regular file");
+  CHECK(problem(plain("")) == "no IDX file: shorter than its header");
+  CHECK(problem(plain("\x01\x02\x03\x04")) == "no IDX file: it does not begin with two zero bytes");
+  CHECK(problem(plain(idx({1}, "abcd", 0x0d))) == "element type 13; only unsigned bytes (8) are read");
+  CHECK(problem(plain(idx({1}, "a")), 3) == "1 dimensions instead of 3");
+  CHECK(problem(plain(idx({2, 2, 2}, "").substr(0, 9)), 3) == "no IDX file: shorter than its header");
+  CHECK(problem(plain(idx({5}, "abc"))) == "the header promises 5 bytes of data; the file is too short");
+  CHECK(problem(plain(idx({2}, "abc"))) == "bytes behind the 2 that the header promises");
+  CHECK(problem(plain(idx({1001}, "a"))) == "more than 1000 bytes of data; that is the limit");
+  CHECK(problem(plain(idx({0xffffffff, 0xffffffff, 0xffffffff}, "a")), 3, ~0ull) ==
         "more than 18446744073709551615 bytes of data; that is the limit");
 }
 
@@ -103,15 +103,15 @@ TEST_CASE("what is wrong with a gzip file is said, and a false size takes no mem
   const Folder folder;
   const std::string path = folder.write_gzip("f.gz", idx({500}, std::string(500, 'x')));
   const std::string packed = folder.read(path);
-  CHECK(mistake(folder.write("g.gz", packed.substr(0, packed.size() - 9))) ==
+  CHECK(problem(folder.write("g.gz", packed.substr(0, packed.size() - 9))) ==
         "the gzip data ends early; copy the file again");
   std::string broken = packed;
   broken[packed.size() - 8] ^= 1;  // the checksum
-  CHECK(mistake(folder.write("g.gz", broken)) ==
+  CHECK(problem(folder.write("g.gz", broken)) ==
         "broken gzip data (incorrect data check); copy the file again");
-  CHECK(mistake(folder.write_gzip("g.gz", idx({600}, std::string(500, 'x')))) ==
+  CHECK(problem(folder.write_gzip("g.gz", idx({600}, std::string(500, 'x')))) ==
         "the header promises 600 bytes of data; the file has 500");
-  CHECK(mistake(folder.write_gzip("g.gz", idx({0xfffffff0}, "x")), 1, 0xffffffff) ==
+  CHECK(problem(folder.write_gzip("g.gz", idx({0xfffffff0}, "x")), 1, 0xffffffff) ==
         "the header promises 4294967280 bytes of data; the file is too short");
 }
 
@@ -124,12 +124,12 @@ TEST_CASE("gzip members are one file, and anything else behind the last one is r
   REQUIRE(array.has_value());
   CHECK(std::string(array->bytes.begin(), array->bytes.end()) == std::string(500, 'x'));
   for (const std::string& behind : {std::string("x"), std::string(20, '\0'), std::string(100'000, '\x1f')}) {
-    CHECK(mistake(folder.write("f.gz", packed + behind)) ==
+    CHECK(problem(folder.write("f.gz", packed + behind)) ==
           "bytes behind the end of the gzip data; copy the file again");
   }
-  CHECK(mistake(folder.write("f.gz", packed + packed.substr(0, 5))) ==
+  CHECK(problem(folder.write("f.gz", packed + packed.substr(0, 5))) ==
         "the gzip data ends early; copy the file again");
-  CHECK(mistake(folder.write("f.gz", packed + packed)) == "bytes behind the 500 that the header promises");
+  CHECK(problem(folder.write("f.gz", packed + packed)) == "bytes behind the 500 that the header promises");
 }
 
 TEST_CASE("a gzip file that is cut by a few bytes, or has a wrong bit, gives no other data") {
@@ -142,7 +142,7 @@ TEST_CASE("a gzip file that is cut by a few bytes, or has a wrong bit, gives no 
   const std::string packed = folder.read(folder.write_gzip("f.gz", bytes));
   for (std::size_t cut = 1; cut <= 9; ++cut) {
     INFO("cut by " << cut);
-    CHECK(mistake(folder.write("g.gz", packed.substr(0, packed.size() - cut)), 1, 40'000) ==
+    CHECK(problem(folder.write("g.gz", packed.substr(0, packed.size() - cut)), 1, 40'000) ==
           "the gzip data ends early; copy the file again");
   }
   for (std::size_t at = 0; at < packed.size(); ++at) {

@@ -42,10 +42,10 @@ class SealedMemory {
 };
 
 /// Sums that are complete as long as `good`.
-class PlayedSums final : public DeviceSums {
+class FakeReducer final : public DeviceAllReducer {
  public:
   Result<> enqueue(void*, std::size_t, DeviceType, void*) override { return {}; }
-  Result<> wait(const Done&, std::string_view) override {
+  Result<> wait(const IsDone&, std::string_view) override {
     return good ? Result<>() : Error{ErrorCode::kTimeout, "too late during all-reduce"};
   }
   void on_end(std::function<void()>) override {}
@@ -53,9 +53,9 @@ class PlayedSums final : public DeviceSums {
   bool good = true;
 };
 
-class PlayedRanks final : public Communicator {
+class FakeRanks final : public Communicator {
  public:
-  explicit PlayedRanks(PlayedSums& sums) : sums_(sums) {}
+  explicit FakeRanks(FakeReducer& sums) : sums_(sums) {}
   int rank() const override { return 1; }
   int world_size() const override { return 2; }
   Result<> all_reduce_sum(std::span<float>) override { return {}; }
@@ -65,23 +65,24 @@ class PlayedRanks final : public Communicator {
     return std::vector<std::uint64_t>(2);
   }
   Result<> barrier() override { return {}; }
-  DeviceSums* device_sums() override { return &sums_; }
+  DeviceAllReducer* device_all_reducer() override { return &sums_; }
 
  private:
-  PlayedSums& sums_;
+  FakeReducer& sums_;
 };
 
 }  // namespace
 
 TEST_CASE("sums on the GPU are in the log from their launch until they were waited for") {
   const std::string folder = make_folder();
-  PlayedSums sums;
+  FakeReducer sums;
   {
-    const auto file = std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{"", 0, folder}, 1, 2, 0);
-    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 0, 2);
-    LoggedCommunicator node(std::make_unique<PlayedRanks>(sums), file, "node 0", 0, 2);
+    const auto file =
+        std::make_shared<CollectiveLogFile>(CollectiveLogFile::LogLocation{"", 0, folder}, 1, 2, 0);
+    LoggedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
+    LoggedCommunicator node(std::make_unique<FakeRanks>(sums), file, "node 0", 0, 2);
     CHECK(node.barrier().has_value());
-    DeviceSums& device = *logged.device_sums();
+    DeviceAllReducer& device = *logged.device_all_reducer();
     CHECK(device.enqueue(nullptr, 10, DeviceType::kFloat32, nullptr).has_value());  // into a graph, once
     for (int step = 0; step < 3; ++step)
       device.launched(40, DeviceType::kFloat32);
@@ -109,12 +110,13 @@ TEST_CASE("sums on the GPU are in the log from their launch until they were wait
 TEST_CASE("the launcher reads a rank's operations from the memory that it gave") {
   const SealedMemory given(3);
   const std::string path = given.path();
-  PlayedSums sums;
+  FakeReducer sums;
   {
-    const auto file = std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{path, 2, ""}, 1, 2, 5);
-    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 0, 2);
+    const auto file =
+        std::make_shared<CollectiveLogFile>(CollectiveLogFile::LogLocation{path, 2, ""}, 1, 2, 5);
+    LoggedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
-    logged.device_sums()->launched(40, DeviceType::kBfloat16);
+    logged.device_all_reducer()->launched(40, DeviceType::kBfloat16);
   }
   auto memory = std::make_unique<rendezvous::CollectiveMemory>();
   std::ifstream written(path);
@@ -135,12 +137,12 @@ TEST_CASE("a rank whose memory is not there, too small or no memory of an agent 
   std::ofstream(other) << "his";
   std::filesystem::resize_file(other, rendezvous::CollectiveMemory::kStride);
   const SealedMemory given(1);
-  PlayedSums sums;
+  FakeReducer sums;
   for (const auto& [memory, local] :
        {std::pair<std::string, int>{folder + "/none", 0}, {folder, 0}, {other, 0}, {given.path(), 1}}) {
     const auto file =
-        std::make_shared<CollectiveLogFile>(CollectiveLogFile::Place{memory, local, folder}, 1, 2, 0);
-    LoggedCommunicator logged(std::make_unique<PlayedRanks>(sums), file, "world", 0, 2);
+        std::make_shared<CollectiveLogFile>(CollectiveLogFile::LogLocation{memory, local, folder}, 1, 2, 0);
+    LoggedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
     file->fail({ErrorCode::kTimeout, "too late"});
     std::ifstream written(folder + "/rank-1.jsonl");

@@ -28,11 +28,11 @@ struct RacyBody {
   struct Shared {
     int values[8];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
   static constexpr int kThreads = 8;
   static int blocks(const Args&) { return 1; }
   static int phases(const Args&) { return 2; }
-  static void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
       shared.values[at.thread] = at.thread;
     } else {
@@ -47,12 +47,12 @@ struct ChainedBody {
   struct Args {
     int* to;
   };
-  using Shared = Nothing;
-  using Local = Nothing;
+  using Shared = NoMemory;
+  using Local = NoMemory;
   static constexpr int kThreads = 1;
   static int blocks(const Args&) { return 8; }
   static int phases(const Args&) { return 1; }
-  static void phase(int, Place at, Shared&, Local&, const Args& args) {
+  static void phase(int, ThreadIndex at, Shared&, Local&, const Args& args) {
     args.to[at.block] = at.block + (at.block == 0 ? 0 : args.to[at.block - 1]);
   }
 };
@@ -66,11 +66,11 @@ struct ManyBlocks {
   struct Shared {
     int left_behind[2];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
   static constexpr int kThreads = 2;
   static int blocks(const Args& args) { return args.blocks; }
   static int phases(const Args&) { return 1; }
-  static void phase(int, Place at, Shared& shared, Local&, const Args& args) {
+  static void phase(int, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     shared.left_behind[at.thread] = 77;
     args.to[at.block * kThreads + at.thread] = at.block + 1;
   }
@@ -88,11 +88,11 @@ struct SumOfAll {
   struct Shared {
     int sums[2];
   };
-  using Local = Nothing;
+  using Local = NoMemory;
   static constexpr int kThreads = 2;
   static int blocks(const Args&) { return 1; }
   static int phases(const Args&) { return 2; }
-  static void phase(int phase, Place at, Shared& shared, Local&, const Args& args) {
+  static void phase(int phase, ThreadIndex at, Shared& shared, Local&, const Args& args) {
     if (phase == 0) {
       args.found[at.thread] = shared.sums[at.thread];
       shared.sums[at.thread] = at.block;

@@ -95,7 +95,7 @@ struct UpdateCase {
   }
 };
 
-UpdateSettings recipe(bool adamw, double clip_value, double clip_norm) {
+UpdateSettings hyperparameters(bool adamw, double clip_value, double clip_norm) {
   return {adamw, 0.9, 0.9, 0.999, 1e-8, 0.01, clip_value, clip_norm};
 }
 
@@ -148,7 +148,7 @@ TEMPLATE_TEST_CASE("the device classifier equals pooling, linear layer, softmax 
       T* const to_features_gradient = to_features + features.size();
       T* const to_sums = to_features_gradient + features.size();
       T* const to = to_sums + 2 * channels;
-      run_on_host<WithLast<Body, Both<Sums, Totals>>>(
+      run_on_host<WithLast<Body, BodyPair<Sums, Totals>>>(
           {{batch,
             images.data(),
             scale.data(),
@@ -187,7 +187,7 @@ TEMPLATE_TEST_CASE("the device classifier equals pooling, linear layer, softmax 
     // Of an evaluation only the score is wanted.
     std::fill(losses.begin(), losses.end(), 0.0);
     DeviceScore again{};
-    run_on_host<WithLast<Body, Both<Sums, Totals>>>(
+    run_on_host<WithLast<Body, BodyPair<Sums, Totals>>>(
         {{batch,
           images.data(),
           scale.data(),
@@ -291,8 +291,9 @@ TEMPLATE_TEST_CASE("device sums of columns", "", float, double) {
 TEMPLATE_TEST_CASE("the device's update equals average, clipping and SGD or AdamW", "", float, double) {
   using T = TestType;
   for (const bool adamw : {false, true}) {
-    for (const auto& settings : {recipe(adamw, 0, 0), recipe(adamw, 0.2, 0), recipe(adamw, 0, 0.5),
-                                 recipe(adamw, 0.1, 1e9), recipe(adamw, 0.1, 0.3)}) {
+    for (const auto& settings :
+         {hyperparameters(adamw, 0, 0), hyperparameters(adamw, 0.2, 0), hyperparameters(adamw, 0, 0.5),
+          hyperparameters(adamw, 0.1, 1e9), hyperparameters(adamw, 0.1, 0.3)}) {
       INFO((adamw ? "AdamW" : "SGD") << ", value " << settings.clip_value << ", norm " << settings.clip_norm);
       const auto got = in_every_order(
           [&](const HostOrder& order) { return UpdateCase<T>(3000).step(settings, T(0.25), order); });
@@ -310,7 +311,7 @@ TEST_CASE("a gradient that is not finite changes nothing but the count of droppe
       INFO(bad << " at " << at);
       UpdateCase<float> one(3000);
       one.device.gradients[at] = bad;
-      const UpdateSettings settings = recipe(true, 0.1, 1);
+      const UpdateSettings settings = hyperparameters(true, 0.1, 1);
       const std::vector<float> before(one.device.parameters, one.device.parameters + 3000);
       const auto after = one.step(settings, 1.0f, {});
       CHECK(same_bits(std::span(after).first(3000), before));

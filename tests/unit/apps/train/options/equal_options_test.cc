@@ -11,7 +11,7 @@ using namespace ddp::train;
 
 namespace {
 
-std::string told_of(const Options& mine, const Options& of_rank_0) {
+std::string describe_change(const TrainOptions& mine, const TrainOptions& of_rank_0) {
   const DataSplit data;
   return difference(equal_options(mine, data), 2, to_text(equal_options(of_rank_0, data)));
 }
@@ -19,29 +19,31 @@ std::string told_of(const Options& mine, const Options& of_rank_0) {
 }  // namespace
 
 TEST_CASE("an option that differs is named with both values and the rank") {
-  Options zero, mine;
-  CHECK(told_of(mine, zero).empty());
+  TrainOptions zero, mine;
+  CHECK(describe_change(mine, zero).empty());
   mine.seed = 4;
-  CHECK(told_of(mine, zero) == "--seed is 4 on rank 2 and 0 on rank 0; all ranks must be given the same");
+  CHECK(describe_change(mine, zero) ==
+        "--seed is 4 on rank 2 and 0 on rank 0; all ranks must be given the same");
   zero.lr.peak = 0.1;
   zero.seed = 4;
-  CHECK(told_of(mine, zero) == "--lr is 0.01 on rank 2 and 0.1 on rank 0; all ranks must be given the same");
+  CHECK(describe_change(mine, zero) ==
+        "--lr is 0.01 on rank 2 and 0.1 on rank 0; all ranks must be given the same");
   zero = mine;
   zero.device = DeviceKind::kGpu;
   zero.dtype = Dtype::kBfloat16;
-  CHECK(told_of(mine, zero) ==
+  CHECK(describe_change(mine, zero) ==
         "--device is cpu on rank 2 and gpu on rank 0; all ranks must be given the same");
   mine.device = zero.device;
-  CHECK(told_of(mine, zero) ==
+  CHECK(describe_change(mine, zero) ==
         "--dtype is float32 on rank 2 and bfloat16 on rank 0; all ranks must be given the same");
   zero = mine;
   zero.export_to = "w";
-  CHECK(told_of(mine, zero) ==
+  CHECK(describe_change(mine, zero) ==
         "--export is not given on rank 2 and given on rank 0; all ranks must be given the same");
 }
 
 TEST_CASE("what only one rank needs, and nodes may have otherwise, may differ") {
-  Options zero, mine;
+  TrainOptions zero, mine;
   mine.threads = 3;
   mine.log_interval = 1;
   mine.metrics_file = "m";
@@ -49,11 +51,11 @@ TEST_CASE("what only one rank needs, and nodes may have otherwise, may differ") 
   mine.kernels = "generic";
   zero.init_from = "/a/w";
   mine.init_from = "/b/w";
-  CHECK(told_of(mine, zero).empty());
+  CHECK(describe_change(mine, zero).empty());
 }
 
 TEST_CASE("names are unique, and a rank with others is told") {
-  const auto list = equal_options(Options(), DataSplit());
+  const auto list = equal_options(TrainOptions(), DataSplit());
   std::set<std::string> names;
   for (const EqualOption& option : list)
     CHECK(names.insert(option.name).second);

@@ -243,7 +243,7 @@ class Checkpoints(unittest.TestCase):
 
     def test_an_end_that_is_one_dropped_step_is_no_success(self):
         # Its weights are good, but not on the disk.
-        arguments = (*SMALL, "--max-steps", 3, "--plant-nan", "1:3", "--export", self.folder / "out", "--checkpoint-every", 2)
+        arguments = (*SMALL, "--max-steps", 3, "--inject-nan", "1:3", "--export", self.folder / "out", "--checkpoint-every", 2)
         self.good(2, *arguments)
         text = "train: the training is complete but its last checkpoint was not written: step 3 was dropped\n"
         ends = run(2, *map(str, (*arguments, "--checkpoint-dir", self.folder / "saved")))
@@ -387,15 +387,15 @@ class Checkpoints(unittest.TestCase):
         def flip_the_seed():
             path = last / "state.json"
             path.write_text(path.read_text().replace('"seed": 0,', '"seed": 1,'))
-        told = r"is damaged, or another checkpoint's: its CRC-32 is [0-9a-f]{8} and state.json says [0-9a-f]{8}"
+        reported = r"is damaged, or another checkpoint's: its CRC-32 is [0-9a-f]{8} and state.json says [0-9a-f]{8}"
         for damage, name, text in (
-                (lambda: flip_a_bit(last / "model.safetensors"), "model.safetensors", told),
-                (lambda: flip_a_bit(last / "optimizer.safetensors"), "optimizer.safetensors", told),
+                (lambda: flip_a_bit(last / "model.safetensors"), "model.safetensors", reported),
+                (lambda: flip_a_bit(last / "optimizer.safetensors"), "optimizer.safetensors", reported),
                 (lambda: flip_a_bit(last / "state.json"), "state.json", ".*"),
                 (flip_the_seed, "state.json", r"is damaged: its CRC-32 is [0-9a-f]{8} and [0-9a-f]{8} was written"),
                 (lambda: (last / "state.json").unlink(), "state.json", "No such file or directory"),
                 (lambda: os.truncate(last / "state.json", 1 << 40), "state.json", "is larger than 64 MiB, which no training has written"),
-                (lambda: shutil.copy(other / "model.safetensors", last), "model.safetensors", told),
+                (lambda: shutil.copy(other / "model.safetensors", last), "model.safetensors", reported),
                 (lambda: (last / "optimizer.safetensors").unlink(), "optimizer.safetensors", ".*"),
                 (lambda: grow(last / "model.safetensors"), "model.safetensors", "tensor huge is unknown to the convnet"),
                 (lambda: grow(last / "optimizer.safetensors"), "optimizer.safetensors", "has a tensor huge, which this optimizer has not"),

@@ -473,7 +473,7 @@ class Rejoin(unittest.TestCase):
             self.assertEqual(worker.process.returncode, 1)
             self.assertRegex(worker.texts()[1], r"^train: rank 0 lost rank 1 .* during .*of step \d+\n$")
 
-    def test_a_user_s_mistake_ends_all_ranks(self):
+    def test_a_user_s_error_ends_all_ranks(self):
         with Job(2, *MLP, "--resume", self.folder / "none") as job:
             job.start()
             for worker in job.workers:

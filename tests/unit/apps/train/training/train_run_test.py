@@ -133,7 +133,7 @@ class Engine(unittest.TestCase):
 
     def test_a_nan_of_one_rank_drops_the_step_on_all(self):
         for extra in ((), ("--zero", "1")):
-            lines = self.good(3, *extra, "--plant-nan", "1:4", "--dtype", "float64")
+            lines = self.good(3, *extra, "--inject-nan", "1:4", "--dtype", "float64")
             self.assertIn("step 4 dropped on all ranks: its gradient is not finite; the weights stay as they were", lines)
             self.assertGreater(accuracy_of(lines), 60)
 
@@ -155,7 +155,7 @@ class Engine(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             place = pathlib.Path(folder)
             lines = self.good(2, "--metrics-file", place / "m.jsonl", "--profile", place / "trace.json", "--sample-log", place,
-                              "--clip-norm", 1, "--plant-nan", "0:2")
+                              "--clip-norm", 1, "--inject-nan", "0:2")
             every = [json.loads(line) for line in (place / "m.jsonl").read_text().splitlines()]
             for record in every:
                 self.assertEqual(list(record)[:6], HEAD)
@@ -265,7 +265,7 @@ class Engine(unittest.TestCase):
                 json.loads(line)
 
     def test_dropped_steps_have_no_loss(self):
-        lines = self.good(1, "--plant-nan", "0:2", "--log-interval", "1", "--max-steps", "3")
+        lines = self.good(1, "--inject-nan", "0:2", "--log-interval", "1", "--max-steps", "3")
         self.assertRegex(lines[2], r"^epoch 1/1 step 2/40 \d+ images/s$")
         self.assertNotIn("nan", "".join(lines).replace("nan is not", ""))
 
@@ -357,7 +357,7 @@ class Death(unittest.TestCase):
             self.assertEqual(ranks.processes[0].returncode, -signal.SIGTERM)
 
 
-class Mistakes(unittest.TestCase):
+class OptionErrors(unittest.TestCase):
     def refused(self, *arguments):
         (code, lines, errors), = run(1, *arguments)
         self.assertEqual((code, lines), (2, []))
@@ -370,7 +370,7 @@ class Mistakes(unittest.TestCase):
                 (("--dtype", "bf16"), "--dtype: there is no type \"bf16\"; write float32, float64 or bfloat16"),
                 (("--batch-size", "0"), "--batch-size"),
                 (("--comm-timeout", "soon"), '"soon" is no duration; write 500ms, 60s or 2m (at most 24h)'),
-                (("--plant-nan", "3"), '--plant-nan: "3" is no RANK:STEP; steps begin with 1'),
+                (("--inject-nan", "3"), '--inject-nan: "3" is no RANK:STEP; steps begin with 1'),
                 (("--optimizer", "lion"), '--optimizer: there is no optimizer "lion"; write sgd or adamw'),
                 (("--zero", "2"), "--zero"),
                 (("--bach-size", "3"), "--bach-size"),
@@ -394,7 +394,7 @@ class Mistakes(unittest.TestCase):
                 (("--sync-bn", "--model", "mlp"), "--sync-bn: the mlp has no batch normalisation"),
                 (("--checkpoint-every", "3", "--sync-every-inter", "2"), "--checkpoint-every must be a multiple of "
                  "--sync-every-inter: between two averages the nodes differ"),
-                (("--plant-nan", "1:1"), "--plant-nan names rank 1 of 1"),
+                (("--inject-nan", "1:1"), "--inject-nan names rank 1 of 1"),
                 (("--beta1", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by what is left to 1"),
                 (("--beta2", "1"), "--beta1 and --beta2 must be below 1: AdamW divides by what is left to 1"),
                 (("--resume", "auto"), "--resume auto looks into --checkpoint-dir; give one"),

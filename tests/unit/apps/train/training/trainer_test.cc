@@ -26,7 +26,7 @@ struct End {
 
 /// One epoch on `ranks` threads; each rank's end, in rank order.
 template <class T = double>
-std::vector<End> train(const Options& options, int ranks, const DataSplit& data) {
+std::vector<End> train(const TrainOptions& options, int ranks, const DataSplit& data) {
   std::vector<End> ends(ranks);
   ThreadWorld(ranks).run([&](ThreadWorld::Rank& rank) {
     ThreadPool threads(options.threads);
@@ -101,7 +101,7 @@ class LostCommunicator final : public Communicator {
 
 TEST_CASE("ranks end with equal weights; accumulating equals more ranks but for the order of sums") {
   const DataSplit data = synthetic_data(48);
-  Options options;
+  TrainOptions options;
   options.batch_size = 4;
   const auto two = train(options, 2, data);
   REQUIRE(two[0].losses.size() == 6);
@@ -117,7 +117,7 @@ TEST_CASE("ranks end with equal weights; accumulating equals more ranks but for 
 
 TEST_CASE("ZeRO-1 equals plain AdamW, also when nothing divides and with clipping") {
   const DataSplit data = synthetic_data(30);
-  Options options;
+  TrainOptions options;
   options.batch_size = 2;
   options.optimizer.kind = OptimizerKind::kAdamw;
   options.optimizer.weight_decay = 0.01;
@@ -135,11 +135,11 @@ TEST_CASE("ZeRO-1 equals plain AdamW, also when nothing divides and with clippin
 
 TEST_CASE("a planted nan drops its step on all ranks and leaves everything as it was") {
   const DataSplit data = synthetic_data(48);
-  Options options;
+  TrainOptions options;
   options.batch_size = 4;
   for (const bool zero : {false, true}) {
     options.zero = zero;
-    options.plant_nan = PlantedNan{1, 3};
+    options.inject_nan = InjectedNan{1, 3};
     options.max_steps = 2;
     const auto before = train(options, 2, data);
     options.max_steps = 3;
@@ -158,7 +158,7 @@ TEST_CASE("a planted nan drops its step on all ranks and leaves everything as it
 
 TEST_CASE("SyncBN over ranks equals one rank with the whole batch") {
   const DataSplit data = synthetic_data(48);
-  Options options;
+  TrainOptions options;
   options.max_steps = 4;
   options.batch_size = 12;
   const auto whole = train(options, 1, data);
@@ -175,7 +175,7 @@ TEST_CASE("SyncBN over ranks equals one rank with the whole batch") {
 
 TEST_CASE("with --sync-every-inter nodes are equal after every K steps, ranks of a node always") {
   const DataSplit data = synthetic_data(256);
-  Options options;
+  TrainOptions options;
   options.batch_size = 8;
   options.sync_every_inter = 3;
   // Four ranks on two nodes: 0 and 1, 2 and 3.
@@ -208,7 +208,7 @@ TEST_CASE("with --sync-every-inter nodes are equal after every K steps, ranks of
 
 TEST_CASE("nodes are averaged by their ranks") {
   const DataSplit data = synthetic_data(16);
-  Options options;
+  TrainOptions options;
   options.sync_every_inter = 2;
   // Three ranks on the first node, one on the second.
   ThreadWorld world(4), nodes[] = {ThreadWorld(3), ThreadWorld(1)};
@@ -232,7 +232,7 @@ TEST_CASE("nodes are averaged by their ranks") {
 
 TEST_CASE("a step is reported also when the nodes' average after it fails") {
   const DataSplit data = synthetic_data(64);
-  Options options;
+  TrainOptions options;
   options.batch_size = 4;
   options.sync_every_inter = 3;
   options.rejoin = true;
@@ -255,10 +255,10 @@ TEST_CASE("a step is reported also when the nodes' average after it fails") {
 
 TEST_CASE("num_batches_tracked counts forward passes, as PyTorch does, but for dropped steps") {
   const DataSplit data = synthetic_data(21);
-  Options options;
+  TrainOptions options;
   options.batch_size = 4;
   options.accumulate = 4;
-  options.plant_nan = PlantedNan{0, 3};
+  options.inject_nan = InjectedNan{0, 3};
   ThreadPool threads(1);
   ConvNet<double> model(options.batch_size, threads);
   model.initialise(1);
@@ -276,7 +276,7 @@ TEST_CASE("num_batches_tracked counts forward passes, as PyTorch does, but for d
 
 TEST_CASE("with warm-up the cosine begins at the peak, also after a change of the number of ranks") {
   const DataSplit data = synthetic_data(48);
-  Options options;
+  TrainOptions options;
   options.batch_size = 4;
   options.epochs = 2;
   options.lr = {LrShape::kCosine, 0.2, 4};
@@ -297,7 +297,7 @@ TEST_CASE("with warm-up the cosine begins at the peak, also after a change of th
   // Half of the first epoch is over; from here on two ranks share each step.
   trainer.position().segment_begin = 24;
   trainer.position().segment_step = 0;
-  trainer.let_go();
+  trainer.leave_attempt();
   ThreadWorld two(2);
   std::vector<double> rest[2];
   two.run([&](ThreadWorld::Rank& rank) {
@@ -350,7 +350,7 @@ TEST_CASE("what ranks were given before and after a change of their number is ea
 TEST_CASE("what a communicator takes during forward and backward counts as communication") {
   const DataSplit data = synthetic_data(4);
   for (const bool sync_bn : {false, true}) {
-    Options options;
+    TrainOptions options;
     options.batch_size = 4;
     options.sync_bn = sync_bn;
     options.first_bucket_mb = options.bucket_cap_mb = 0;  // each tensor on its own

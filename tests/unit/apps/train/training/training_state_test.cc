@@ -52,8 +52,8 @@ class Ending final : public Communicator {
   int left_;
 };
 
-Options small_options() {
-  Options options;
+TrainOptions small_options() {
+  TrainOptions options;
   options.batch_size = 4;
   options.rejoin = true;
   options.optimizer.kind = OptimizerKind::kAdamw;
@@ -62,7 +62,7 @@ Options small_options() {
 
 /// A rank's training, and all that lives on in it.
 struct Rank {
-  Rank(const Options& options, const DataSplit& data)
+  Rank(const TrainOptions& options, const DataSplit& data)
       : model(options.batch_size, threads), trainer(options, model, data) {
     model.initialise(1);
   }
@@ -75,7 +75,7 @@ struct Rank {
                   return report.total < steps;
                 })
                 .has_value());
-    trainer.let_go();
+    trainer.leave_attempt();
     marks.world_size = 1;
   }
   std::vector<double> numbers() {
@@ -100,7 +100,7 @@ struct Rank {
 
 TEST_CASE("a new rank and one that is behind take the state of the most advanced one") {
   const DataSplit data = synthetic_data(64);
-  const Options options = small_options();
+  const TrainOptions options = small_options();
   Rank fresh(options, data), behind(options, data), ahead(options, data), same(options, data);
   behind.train(2);
   ahead.train(3);
@@ -134,7 +134,7 @@ TEST_CASE("a new rank and one that is behind take the state of the most advanced
 
 TEST_CASE("with as many ranks as before the segment goes on") {
   const DataSplit data = synthetic_data(64);
-  const Options options = small_options();
+  const TrainOptions options = small_options();
   Rank fresh(options, data), ahead(options, data);
   ahead.train(3);
   ahead.marks.world_size = 2;
@@ -155,7 +155,7 @@ TEST_CASE("with as many ranks as before the segment goes on") {
 
 TEST_CASE("a hand-over that is revoked anywhere changes nothing") {
   const DataSplit data = synthetic_data(64);
-  const Options options = small_options();
+  const TrainOptions options = small_options();
   for (int good = 0; good < 3; ++good) {
     INFO("after " << good << " operations");
     Rank behind(options, data), ahead(options, data);
@@ -170,7 +170,7 @@ TEST_CASE("a hand-over that is revoked anywhere changes nothing") {
       rank.trainer.attach({&ending, nullptr, nullptr});
       const auto done = share_state(options, ending, 0, true, data.training.size(), rank.trainer, rank.marks);
       if (!done) codes[static_cast<std::size_t>(world.rank())] = done.error().code;
-      rank.trainer.let_go();
+      rank.trainer.leave_attempt();
     });
     CHECK(codes == std::vector<ddp::ErrorCode>(2, ddp::ErrorCode::kCancelled));
     CHECK(behind.numbers() == numbers);
@@ -183,7 +183,7 @@ TEST_CASE("a hand-over that is revoked anywhere changes nothing") {
 
 TEST_CASE("unequal weights of one step, and a source without a state, are errors") {
   const DataSplit data = synthetic_data(64);
-  const Options options = small_options();
+  const TrainOptions options = small_options();
   Rank one(options, data), other(options, data);
   one.train(1);
   other.train(1);
@@ -215,7 +215,7 @@ constexpr int kEachRevoke = 1;
 TEST_CASE("of a half step nothing stays, wherever it is revoked") {
   const DataSplit data = synthetic_data(64);
   for (const int kind : {0, 1, 2, 3}) {
-    Options options = small_options();
+    TrainOptions options = small_options();
     options.accumulate = kind == 1 ? 2 : 1;
     options.sync_bn = kind == 2;
     options.sync_every_inter = kind == 3 ? 2 : 1;
@@ -234,7 +234,7 @@ TEST_CASE("of a half step nothing stays, wherever it is revoked") {
       if (done) break;
       REQUIRE(good < 100);
       const std::uint64_t step = kind == 3 ? 2 : 1;  // the nodes' average follows the update
-      rank.trainer.let_go();
+      rank.trainer.leave_attempt();
       CHECK(rank.trainer.position().step == step);
       if (step == 1) {
         CHECK(rank.numbers() == undisturbed.numbers());

@@ -27,7 +27,7 @@ const std::map<std::string, std::string> kFull{{"RANK", "3"},
                                                {"TORCHELASTIC_RESTART_COUNT", "2"},
                                                {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 
-std::string mistake(std::map<std::string, std::string> change) {
+std::string problem(std::map<std::string, std::string> change) {
   change.insert(kFull.begin(), kFull.end());
   std::erase_if(change, [](const auto& entry) { return entry.second == "unset"; });
   const auto result = read(change);
@@ -60,12 +60,12 @@ TEST_CASE("without a launcher the world is one process") {
 }
 
 TEST_CASE("a wrong environment names its variable") {
-  CHECK(mistake({{"RANK", "4"}}) == "RANK=\"4\" is not a number from 0 to 3");
-  CHECK(mistake({{"RANK", "1x"}}) == "RANK=\"1x\" is not a number from 0 to 3");
-  CHECK(mistake({{"WORLD_SIZE", ""}}) == "WORLD_SIZE=\"\" is not a number from 1 to 1000000");
-  CHECK(mistake({{"MASTER_PORT", "70000"}}) == "MASTER_PORT=\"70000\" is not a number from 1 to 65535");
-  CHECK(mistake({{"MASTER_ADDR", "unset"}}) == "MASTER_ADDR is not set, but WORLD_SIZE is 4");
-  CHECK(mistake({{"RANK", "unset"}}) ==
+  CHECK(problem({{"RANK", "4"}}) == "RANK=\"4\" is not a number from 0 to 3");
+  CHECK(problem({{"RANK", "1x"}}) == "RANK=\"1x\" is not a number from 0 to 3");
+  CHECK(problem({{"WORLD_SIZE", ""}}) == "WORLD_SIZE=\"\" is not a number from 1 to 1000000");
+  CHECK(problem({{"MASTER_PORT", "70000"}}) == "MASTER_PORT=\"70000\" is not a number from 1 to 65535");
+  CHECK(problem({{"MASTER_ADDR", "unset"}}) == "MASTER_ADDR is not set, but WORLD_SIZE is 4");
+  CHECK(problem({{"RANK", "unset"}}) ==
         "RANK is not set; start train with ddplaunch (or torchrun), or without RANK and WORLD_SIZE for a "
         "single process");
 }

@@ -444,12 +444,12 @@ TEST_CASE("strays at the door are turned away and harm nothing") {
   };
   // Rank 0 and 1 have each other and wait for rank 2.
   std::thread zero = start(0), one = start(1);
-  const std::string door = *directory.find("address/0", 20s);
+  const std::string address_text = *directory.find("address/0", 20s);
   const auto deadline = std::chrono::steady_clock::now() + 20s;
   std::vector<UniqueFd> strays;
   for (const std::string& rubbish :
        {std::string("GET / HTTP/1.1\r\nHost: example.invalid\r\n\r\n"), std::string()}) {
-    auto fd = connect_to(door, deadline, -1);
+    auto fd = connect_to(address_text, deadline, -1);
     REQUIRE(fd.has_value());
     (void)write_all(fd->get(), std::as_bytes(std::span(rubbish)), deadline, -1);
     strays.push_back(std::move(*fd));  // one talks, one is silent and holds the door for a moment
@@ -457,13 +457,13 @@ TEST_CASE("strays at the door are turned away and harm nothing") {
   PeerConfig old = config_of(2, 3);
   old.attempt = 7;
   MemoryDirectory other;  // what the old rank 2 publishes reaches nobody
-  (void)other.share("address/0", door);
+  (void)other.share("address/0", address_text);
   const auto refused = connect_peers(old, other);
   std::thread two = start(2);
   for (auto* thread : {&zero, &one, &two})
     thread->join();
   REQUIRE_FALSE(refused.has_value());
-  CHECK(refused.error().text == "rank 2 was turned away by rank 0 (" + door +
+  CHECK(refused.error().text == "rank 2 was turned away by rank 0 (" + address_text +
                                     "): it ended, or belongs to another job, attempt, world size or --dtype");
   CHECK(said == std::vector<std::string>{"", "", ""});
 }

@@ -58,22 +58,22 @@ class MemoryDevice final : public NcclDevice {
   FakeStream stream_;
 };
 
-std::shared_ptr<const NcclLibrary> play() {
+std::shared_ptr<const NcclLibrary> fake_library() {
   static const auto library = NcclLibrary::open(DDP_FAKE_NCCL);
   return *library;
 }
 
 /// Of the library that play() loaded; as at the start.
 FakeNcclSettings& fresh_settings() {
-  (void)play();
+  (void)fake_library();
   static void* const handle = ::dlopen(DDP_FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
   using Getter = FakeNcclSettings* (*)();
   static FakeNcclSettings* const settings = reinterpret_cast<Getter>(::dlsym(handle, "fake_nccl_settings"))();
   settings->version = 22809;
-  settings->init_hangs = settings->sums_hang = false;
+  settings->init_hangs = settings->all_reduces_hang = false;
   settings->init_fails = settings->remote_error = settings->abort_hangs = 0;
   settings->registers = true;
-  settings->mistakes = 0;
+  settings->errors = 0;
   settings->aborted = settings->destroyed = settings->ids = 0;
   return *settings;
 }
@@ -103,7 +103,7 @@ std::vector<std::string> run_ranks(
       NcclWorldConfig config = config_of(rank, world);
       change(config);
       if (config.rank < 0) return;  // this one never comes
-      auto joined = connect_nccl_over(play(), std::make_shared<MemoryDevice>(), config, directory);
+      auto joined = connect_nccl_over(fake_library(), std::make_shared<MemoryDevice>(), config, directory);
       said[static_cast<std::size_t>(rank)] = joined ? body(*joined) : joined.error().text;
     });
   }
@@ -172,7 +172,7 @@ TEST_CASE("memory of the device is summed where it lies") {
   const auto said = run_ranks(2, [](NcclWorld& joined) -> std::string {
     MemoryDevice device;  // its stream
     std::vector<double> values(100, joined.communicator->rank() + 1.0);
-    DeviceSums& sums = *joined.communicator->device_sums();
+    DeviceAllReducer& sums = *joined.communicator->device_all_reducer();
     auto put = sums.enqueue(values.data(), values.size(), DeviceType::kFloat64, device.stream());
     if (!put) return put.error().text;
     const auto is_idle = [&] { return device.is_idle(device.stream()); };
@@ -184,26 +184,26 @@ TEST_CASE("memory of the device is summed where it lies") {
 
 TEST_CASE("what holds sums is told once, before the communicators end") {
   FakeNcclSettings& settings = fresh_settings();
-  settings.sums_hang = true;
+  settings.all_reduces_hang = true;
   for (const bool fails : {false, true}) {
     settings.aborted = settings.destroyed = 0;
-    int told = 0, ended_before = -1;
+    int reported = 0, ended_before = -1;
     {
       MemoryDirectory directory;
       NcclLinkConfig limits;
       limits.step_timeout = 20ms;
-      NcclLink link(play(), std::make_shared<MemoryDevice>(), limits);
+      NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
       const auto comm = link.open(directory, "world", 0, 1);
       REQUIRE(comm.has_value());
       link.on_end([&] {
-        ++told;
+        ++reported;
         ended_before = settings.aborted + settings.destroyed;
       });
       const auto never = []() -> Result<bool> { return false; };
       if (fails) CHECK(link.wait(*comm, "all-reduce", never).has_error());
-      CHECK(told == (fails ? 1 : 0));
+      CHECK(reported == (fails ? 1 : 0));
     }
-    CHECK(told == 1);
+    CHECK(reported == 1);
     CHECK(ended_before == 0);
     CHECK(settings.aborted + settings.destroyed == 1);
   }
@@ -282,13 +282,13 @@ TEST_CASE("memory of NCCL's is zeroed, registered, and given back in the right o
   FakeNcclSettings& settings = fresh_settings();
   bool hangs = false;
   const auto share = [&](NcclWorld& joined) -> std::string {
-    const auto memory = joined.communicator->device_sums()->share_memory(1'000);
+    const auto memory = joined.communicator->device_all_reducer()->share_memory(1'000);
     if (memory.size() != 1'000) return "none";
     for (const std::byte byte : memory) {
       if (byte != std::byte{0}) return "not zeroed";
     }
     if (!joined.communicator->barrier()) return "no first barrier";
-    if (hangs) settings.sums_hang = true;  // all are through the first one
+    if (hangs) settings.all_reduces_hang = true;  // all are through the first one
     return joined.communicator->barrier() ? "there" : "no barrier";
   };
   CHECK(run_ranks(2, share) == std::vector<std::string>{"there", "there"});
@@ -296,10 +296,10 @@ TEST_CASE("memory of NCCL's is zeroed, registered, and given back in the right o
   hangs = true;  // and when the communicators are aborted
   const auto hang = [](NcclWorldConfig& config) { config.step_timeout = 50ms; };
   CHECK(run_ranks(2, share, hang) == std::vector<std::string>{"no barrier", "no barrier"});
-  hangs = settings.sums_hang = false;
+  hangs = settings.all_reduces_hang = false;
   settings.registers = false;
   CHECK(run_ranks(2, share) == std::vector<std::string>{"none", "none"});
-  CHECK(settings.mistakes == 0);
+  CHECK(settings.errors == 0);
   CHECK(settings.registrations == 0);
   CHECK(settings.blocks == 0);
 }
@@ -309,17 +309,17 @@ TEST_CASE("graphs that hold sums are told before the communicators end") {
   settings.remote_error = 6;
   for (const bool fails : {false, true}) {
     MemoryDirectory directory;
-    int told = 0;
+    int reported = 0;
     {
       NcclLinkConfig limits;
       limits.step_timeout = 20ms;
-      NcclLink link(play(), std::make_shared<MemoryDevice>(), limits);
+      NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
       const auto comm = link.open(directory, "world", 0, 1);
       REQUIRE(comm.has_value());
-      NcclDeviceSums sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm);
+      NcclDeviceAllReducer sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm);
       settings.graphs = 1;  // no communicator ends as long as it is there
       sums.on_end([&] {
-        ++told;
+        ++reported;
         settings.graphs = 0;
         settings.graphs.notify_all();
       });
@@ -328,10 +328,10 @@ TEST_CASE("graphs that hold sums are told before the communicators end") {
         REQUIRE(done.has_error());
         CHECK(done.error().text ==
               "rank 0 over NCCL: the other ranks did not do their part within 20 ms during all-reduce");
-        CHECK(told == 1);
+        CHECK(reported == 1);
       }
     }
-    CHECK(told == 1);
+    CHECK(reported == 1);
   }
   CHECK(settings.destroyed == 1);
   CHECK(settings.aborted == 1);
@@ -394,7 +394,7 @@ TEST_CASE("what NCCL says of a start that fails is passed on") {
 
 TEST_CASE("an operation that does not complete ends at its deadline, and all later ones at once") {
   FakeNcclSettings& settings = fresh_settings();
-  settings.sums_hang = true;
+  settings.all_reduces_hang = true;
   const auto said = run_ranks(
       2,
       [](NcclWorld& joined) -> std::string {
@@ -413,7 +413,7 @@ TEST_CASE("an operation that does not complete ends at its deadline, and all lat
 
 TEST_CASE("a peer that aborted is heard of where the network tells") {
   FakeNcclSettings& settings = fresh_settings();
-  settings.sums_hang = true;
+  settings.all_reduces_hang = true;
   settings.remote_error = 6;
   const auto said = run_ranks(
       2,
@@ -433,7 +433,7 @@ TEST_CASE("a peer that aborted is heard of where the network tells") {
 TEST_CASE("a revoke ends an operation, and a start") {
   FakeNcclSettings& settings = fresh_settings();
   const int revoked = ::eventfd(1, EFD_CLOEXEC);
-  settings.sums_hang = true;
+  settings.all_reduces_hang = true;
   const int later = ::eventfd(0, EFD_CLOEXEC);
   const auto said = run_ranks(
       2,
@@ -535,13 +535,13 @@ TEST_CASE("which GPU falls to a rank") {
 // The last one: from then on nccl_is_stuck().
 TEST_CASE("an abort that hangs is left alone after its deadline") {
   FakeNcclSettings& settings = fresh_settings();
-  settings.sums_hang = true;
+  settings.all_reduces_hang = true;
   MemoryDirectory directory;
   {
     NcclLinkConfig limits;
     limits.step_timeout = 20ms;
     limits.end_timeout = 50ms;
-    NcclLink link(play(), std::make_shared<MemoryDevice>(), limits);
+    NcclLink link(fake_library(), std::make_shared<MemoryDevice>(), limits);
     const auto comm = link.open(directory, "world", 0, 1);
     REQUIRE(comm.has_value());
     settings.abort_hangs = 1;

@@ -24,7 +24,7 @@ NOT_BUILT = ("train: --comm nccl: this train was built without NCCL; a build on 
              "NCCL's header (nccl.h) has it\n")
 
 
-def judged(folder):
+def diagnosed(folder):
     done = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
     return done.returncode, done.stdout, done.stderr
 
@@ -60,7 +60,7 @@ class Words(unittest.TestCase):
     def test_a_way_that_there_is_not(self):
         (code, _, errors), = run(1, "--comm", "mpi")
         self.assertEqual(code, 2)
-        self.assertIn('there is no way between ranks "mpi"; write auto, tcp, shm or nccl', errors)
+        self.assertIn('there is no backend "mpi"; write auto, tcp, shm or nccl', errors)
 
 
 class Logs(unittest.TestCase):
@@ -72,14 +72,14 @@ class Logs(unittest.TestCase):
             for rank in (0, 1):
                 ranks.processes[rank].communicate(timeout=60)
                 self.assertEqual(ranks.processes[rank].returncode, 1)
-        return judged(folder)
+        return diagnosed(folder)
 
     def test_a_killed_rank_is_named(self):
         for more, nodes in ((("--comm", "tcp"), None), (("--comm", "shm"), 1)):
             with tempfile.TemporaryDirectory() as folder:
-                code, told, errors = self.lost(folder, *more, nodes=nodes)
+                code, reported, errors = self.lost(folder, *more, nodes=nodes)
                 self.assertEqual((code, errors), (0, ""))
-                self.assertRegex(told, r"^rank 2 left no log; ranks? (0 and 1|0|1) waits? in all-(reduce|gather) \d+ \(.*\)\n$")
+                self.assertRegex(reported, r"^rank 2 left no log; ranks? (0 and 1|0|1) waits? in all-(reduce|gather) \d+ \(.*\)\n$")
                 self.assertEqual(sorted(os.listdir(folder)), ["rank-0.jsonl", "rank-1.jsonl"])
                 head, *rest = [json.loads(line) for line in pathlib.Path(folder, "rank-1.jsonl").read_text().splitlines()]
                 self.assertEqual((head["schema"], head["rank"], head["world_size"], head["attempt"]),
@@ -92,8 +92,8 @@ class Logs(unittest.TestCase):
 
     def test_a_stopped_rank_is_named(self):
         with tempfile.TemporaryDirectory() as folder:
-            _, told, _ = self.lost(folder, "--comm", "tcp", "--comm-timeout", "1s", signal_number=signal.SIGSTOP)
-            self.assertRegex(told, r"^rank 2 left no log; ")
+            _, reported, _ = self.lost(folder, "--comm", "tcp", "--comm-timeout", "1s", signal_number=signal.SIGSTOP)
+            self.assertRegex(reported, r"^rank 2 left no log; ")
 
     def test_operations_inside_a_node_and_between_nodes_are_in_it(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +114,7 @@ class Logs(unittest.TestCase):
                 self.assertEqual([one["sequence"] for one in sums], list(range(sums[0]["sequence"], sums[-1]["sequence"] + 1)))
                 self.assertIn("between", {one["group"] for one in rest})
             # Node 0 may be in its own sums, which it can finish, or wait for node 1.
-            self.assertRegex(judged(folder)[1], r"^rank 3 left no log; ranks? [012-]+( and [12])? waits? in all-reduce \d+ \(.*\) "
+            self.assertRegex(diagnosed(folder)[1], r"^rank 3 left no log; ranks? [012-]+( and [12])? waits? in all-reduce \d+ \(.*\) "
                                                 r"(of node 1|between the nodes)\n$")
 
     def test_a_training_that_ends_well_leaves_nothing_and_clears_what_was_there(self):
@@ -138,10 +138,10 @@ class Logs(unittest.TestCase):
 
     def test_what_holds_no_logs(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.assertEqual(judged(folder), (2, "", f"train: {folder} holds no rank-R.jsonl\n"))
+            self.assertEqual(diagnosed(folder), (2, "", f"train: {folder} holds no rank-R.jsonl\n"))
             pathlib.Path(folder, "rank-0.jsonl").write_text("{}\n")
-            self.assertEqual(judged(folder), (2, "", f"train: {folder}/rank-0.jsonl is no log that --collective-log wrote\n"))
-        self.assertEqual(judged("/nonexistent"), (2, "", "train: read /nonexistent: No such file or directory\n"))
+            self.assertEqual(diagnosed(folder), (2, "", f"train: {folder}/rank-0.jsonl is no log that --collective-log wrote\n"))
+        self.assertEqual(diagnosed("/nonexistent"), (2, "", "train: read /nonexistent: No such file or directory\n"))
 
 
 if __name__ == "__main__":

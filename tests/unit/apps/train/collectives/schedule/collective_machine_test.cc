@@ -50,7 +50,7 @@ class SimulatedWorld {
       const int rank = static_cast<int>(chance_() % static_cast<unsigned>(world_));
       if (const auto death = deaths.find(rank); death != deaths.end() && moves[rank] >= death->second)
         kill(rank);
-      if (!gone_[rank] && chance_() % 4 == 0) show_life(rank);
+      if (!gone_[rank] && chance_() % 4 == 0) show_activity(rank);
       const bool moved = !gone_[rank] && (chance_() % 2 ? send(rank) : receive(rank));
       moves[rank] += moved;
       idle = moved ? 0 : idle + 1;
@@ -90,11 +90,11 @@ class SimulatedWorld {
   }
 
   /// A few times, to whoever may hear it, waiting or not.
-  void show_life(int rank) {
+  void show_activity(int rank) {
     if (signs_[rank]-- <= 0) return;
     for (const int peer : peers_of(rank, world_)) {
       if (!machines_[rank].between_messages(peer)) continue;
-      for (const std::byte byte : CollectiveMachine::sign_of_life())
+      for (const std::byte byte : CollectiveMachine::heartbeat())
         wires_[{rank, peer}].push_back(byte);
     }
   }
@@ -122,18 +122,18 @@ class SimulatedWorld {
 
   void fail(int rank, int peer) {
     Wire& wire = wires_[{peer, rank}];
-    machines_[rank].hear_last_words(peer, std::vector<std::byte>(wire.begin(), wire.end()));
+    machines_[rank].read_last_message(peer, std::vector<std::byte>(wire.begin(), wire.end()));
     end(rank, machines_[rank].lost(peer, "connection closed"));
   }
 
   void end(int rank, Error error) {
     failures_[rank] = std::move(error);
     for (const int peer : peers_of(rank, world_)) {
-      if (!machines_[rank].may_tell(peer)) {
+      if (!machines_[rank].may_notify(peer)) {
         mid_message_.insert(rank);
         continue;
       }
-      for (const std::byte byte : machines_[rank].last_word())
+      for (const std::byte byte : machines_[rank].last_message())
         wires_[{rank, peer}].push_back(byte);
     }
     gone_[rank] = true;
@@ -288,30 +288,30 @@ TEST_CASE("a death ends all others, who name it") {
 }
 
 TEST_CASE("a death at any step of any schedule leaves nobody waiting") {
-  enum Way { kRing, kHalving, kTree, kChain };
+  enum Algorithm { kRing, kHalving, kTree, kChain };
   int ended = 0;
   for (const int world : {2, 3, 5, 8}) {
-    for (const Way way : {kRing, kHalving, kTree, kChain}) {
+    for (const Algorithm algorithm : {kRing, kHalving, kTree, kChain}) {
       for (const int dead : {0, world / 2}) {
         // One move later each time, until the rank has done its work before its death.
         for (std::size_t moves = 0;; ++moves) {
           auto values = values_of<float>(world, 40, 1);
           SimulatedWorld simulated(world, static_cast<std::uint32_t>(moves));
           for (int rank = 0; rank < world; ++rank) {
-            CollectiveOrder order = sum_order(values[rank], rank, world, way == kRing, true);
-            if (way == kTree || way == kChain) {
+            CollectiveOrder order = sum_order(values[rank], rank, world, algorithm == kRing, true);
+            if (algorithm == kTree || algorithm == kChain) {
               order.kind = CollectiveKind::kBroadcast;
-              order.parts = way == kChain ? 3 : 1;
+              order.parts = algorithm == kChain ? 3 : 1;
               order.schedule =
-                  way == kChain ? chain_broadcast(rank, world, 0, 3) : tree_broadcast(rank, world, 0);
+                  algorithm == kChain ? chain_broadcast(rank, world, 0, 3) : tree_broadcast(rank, world, 0);
             }
             simulated.machine(rank).start(order);
           }
           simulated.run({{dead, moves}});
           if (simulated.machine(dead).done()) break;
           for (int rank = 0; rank < world; ++rank) {
-            INFO("world " << world << ", way " << way << ", dead " << dead << " after " << moves << ", rank "
-                          << rank);
+            INFO("world " << world << ", way " << algorithm << ", dead " << dead << " after " << moves
+                          << ", rank " << rank);
             if (rank == dead || simulated.machine(rank).done()) continue;
             REQUIRE(simulated.failure(rank));
             CHECK(simulated.failure(rank)->code == ErrorCode::kLinkLost);
@@ -357,7 +357,7 @@ TEST_CASE("signs of life before a message are no part of it, however the bytes c
       here.start(order(mine, {CollectiveStep::kNobody, {}, 1, {0, 1}, false}));
       std::vector<std::byte> stream;
       for (int sign = 0; sign < 3; ++sign) {
-        const auto bytes = CollectiveMachine::sign_of_life();
+        const auto bytes = CollectiveMachine::heartbeat();
         stream.insert(stream.end(), bytes.begin(), bytes.end());
       }
       const auto message = there.to_send();
@@ -386,8 +386,8 @@ TEST_CASE("a rank that others have given up says so") {
   CollectiveMachine machine(2, {{1, {1, "10.0.0.1:40"}}});
   CollectiveMachine other(1, {{0, {2, "10.0.0.2:40"}}});
   (void)other.lost(0, "no data for 60 s");
-  const auto word = other.last_word();
-  machine.hear_last_words(1, word);
+  const auto word = other.last_message();
+  machine.read_last_message(1, word);
   CHECK(machine.lost(1, "connection closed").text ==
         "rank 2 was given up by rank 1 as silent or at another operation (was it stopped?) during barrier");
 }
@@ -405,10 +405,10 @@ TEST_CASE("what a peer has said last is found behind a message that was still on
   stream.insert(stream.end(), message.pieces[0].begin(), message.pieces[0].end());
   other.sent(stream.size());
   (void)other.lost(7, "connection closed");
-  CHECK(other.may_tell(2));
-  const auto word = other.last_word();
+  CHECK(other.may_notify(2));
+  const auto word = other.last_message();
   stream.insert(stream.end(), word.begin(), word.end());
-  machine.hear_last_words(1, stream);
+  machine.read_last_message(1, stream);
   CHECK(machine.lost(1, "connection reset").text ==
         "rank 2 lost rank 7 (reported by rank 1): connection lost during barrier");
 }

@@ -18,12 +18,12 @@ using Schedules = std::vector<Schedule>;
 
 /// Runs all ranks' schedules without IO; a part is the text of the contributions in it. Every rank goes as
 /// far as it can; a schedule that cannot be finished fails the test.
-std::vector<Parts> play(const Schedules& schedules, std::vector<Parts> ranks) {
-  struct Message {
+std::vector<Parts> run_schedules(const Schedules& schedules, std::vector<Parts> ranks) {
+  struct TestMessage {
     PartRange range;
     Parts parts;
   };
-  std::map<std::pair<int, int>, std::vector<Message>> wires;
+  std::map<std::pair<int, int>, std::vector<TestMessage>> wires;
   const int world = static_cast<int>(schedules.size());
   std::vector<std::size_t> at(schedules.size());
   std::vector<bool> sent(schedules.size());
@@ -39,7 +39,7 @@ std::vector<Parts> play(const Schedules& schedules, std::vector<Parts> ranks) {
       if (at[rank] == schedules[rank].size()) continue;
       const CollectiveStep& step = schedules[rank][at[rank]];
       if (!sent[rank] && step.send_to != CollectiveStep::kNobody) {
-        Message message{step.sent, {}};
+        TestMessage message{step.sent, {}};
         for (const std::size_t number : numbers(step.sent, ranks[rank].size()))
           message.parts.push_back(ranks[rank][number]);
         wires[{rank, step.send_to}].push_back(message);
@@ -102,7 +102,7 @@ TEST_CASE("reduce-scatter gives each rank its part with every contribution once"
       std::vector<Parts> ranks;
       for (int rank = 0; rank < world; ++rank)
         ranks.emplace_back(world, letter(rank));
-      const auto result = play(schedules, ranks);
+      const auto result = run_schedules(schedules, ranks);
       for (int rank = 0; rank < world; ++rank) {
         std::string sum = result[rank][rank];
         std::sort(sum.begin(), sum.end());
@@ -126,7 +126,7 @@ TEST_CASE("all-gather gives every rank every part") {
         ranks[rank][rank] = letter(rank);
         all.push_back(letter(rank));
       }
-      for (const auto& parts : play(schedules, ranks))
+      for (const auto& parts : run_schedules(schedules, ranks))
         CHECK(parts == all);
     }
   }
@@ -145,7 +145,7 @@ TEST_CASE("a broadcast reaches all from any root, as a tree and as a chain of pi
           whole.push_back(letter(piece));
         std::vector<Parts> ranks(world, Parts(whole.size()));
         ranks[root] = whole;
-        for (const auto& parts : play(schedules, ranks))
+        for (const auto& parts : run_schedules(schedules, ranks))
           CHECK(parts == whole);
       }
     }

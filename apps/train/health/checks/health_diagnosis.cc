@@ -1,0 +1,211 @@
+#include "apps/train/health/checks/health_diagnosis.h"
+
+#include <algorithm>
+#include <bit>
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string_view>
+#include <utility>
+
+namespace ddp::train {
+
+namespace {
+
+constexpr double kSlow = 0.8;  ///< of the median
+constexpr std::size_t kNameFields = 8, kTroubleFields = 24;
+
+[[gnu::format(printf, 1, 2)]] std::string say(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+void put_text(std::vector<std::uint64_t>& words, std::string_view text, std::size_t count) {
+  const std::size_t begin = words.size();
+  words.resize(begin + count);
+  std::memcpy(words.data() + begin, text.data(), std::min(text.size(), count * 8 - 1));
+}
+
+std::string take_text(const std::uint64_t*& words, std::size_t count) {
+  const char* text = reinterpret_cast<const char*>(words);
+  words += count;
+  return {text, ::strnlen(text, count * 8)};
+}
+
+/// The numbers, in the order in which they travel.
+template <class Figures>
+auto numbers_of(Figures& f) {
+  return std::vector{&f.threads,          &f.products,      &f.wrong_products,
+                     &f.other_products,   &f.memory,        &f.wrong_words,
+                     &f.first_wrong,      &f.wrong_bits,    &f.throttled,
+                     &f.wrong_sums,       &f.ecc_corrected, &f.ecc_uncorrected,
+                     &f.throttle_reasons, &f.temperature,   &f.clock,
+                     &f.most_clock,       &f.xids,          &f.last_xid};
+}
+
+double per_thread(const HealthFigures& figures) {
+  return figures.gflops / static_cast<double>(std::max<std::uint64_t>(figures.threads, 1));
+}
+
+double middle_speed(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+/// What a GPU says of why its clocks are down, of what is no user's setting.
+std::string throttle_text(std::uint64_t reasons) {
+  constexpr std::pair<std::uint64_t, const char*> kReasons[] = {
+      {0x08, "hardware slowdown"}, {0x20, "heat"}, {0x40, "heat (hardware)"}, {0x80, "power brake"}};
+  std::string text;
+  for (const auto& [bit, word] : kReasons) {
+    if ((reasons & bit) != 0) text += std::string(text.empty() ? "" : ", ") + word;
+  }
+  return text;
+}
+
+class HealthEvaluator {
+ public:
+  explicit HealthEvaluator(const HealthReport& report) : report_(report) {}
+
+  std::vector<HealthDiagnostic> evaluate() {
+    for (std::size_t i = 0; i < report_.ranks.size(); ++i)
+      diagnose_rank(static_cast<int>(i), report_.ranks[i]);
+    diagnose_speed();
+    diagnose_pairs();
+    std::stable_sort(diagnostics_.begin(), diagnostics_.end(),
+                     [](const HealthDiagnostic& a, const HealthDiagnostic& b) {
+                       return std::pair(!a.error, a.rank) < std::pair(!b.error, b.rank);
+                     });
+    return std::move(diagnostics_);
+  }
+
+ private:
+  void add(bool error, int rank, const char* item, std::string text) {
+    diagnostics_.push_back({error, rank, item, std::move(text)});
+  }
+
+  void diagnose_rank(int rank, const HealthFigures& f) {
+    if (!f.trouble.empty()) add(true, rank, "device", f.trouble);
+    if (f.wrong_products > 0 || f.other_products > 0) {
+      add(true, rank, "gemm",
+          say("of %" PRIu64 " equal matrix products %" PRIu64 " were wrong and %" PRIu64
+              " had other bits than the first",
+              f.products, f.wrong_products, f.other_products));
+    }
+    if (f.wrong_words > 0) {
+      add(true, rank, "memory",
+          say("%" PRIu64 " wrong words in %" PRIu64 " MiB of memory, the first at offset 0x%" PRIx64
+              ", wrong bits 0x%016" PRIx64,
+              f.wrong_words, f.memory >> 20, f.first_wrong, f.wrong_bits));
+    }
+    if (f.wrong_sums > 0)
+      add(true, rank, "sum", say("%" PRIu64 " wrong elements in the sum over all ranks", f.wrong_sums));
+    if (f.ecc_uncorrected > 0)
+      add(true, rank, "ecc", say("%" PRIu64 " ECC errors that could not be corrected", f.ecc_uncorrected));
+    if (f.xids > 0)
+      add(true, rank, "xid",
+          say("the driver reported %" PRIu64 " Xid errors, the last is Xid %" PRIu64, f.xids, f.last_xid));
+    if (f.ecc_corrected > 0)
+      add(false, rank, "ecc", say("%" PRIu64 " ECC errors, corrected", f.ecc_corrected));
+    if (f.throttled > 0)
+      add(false, rank, "throttle",
+          say("cores of the machine were slowed down by heat %" PRIu64 " times", f.throttled));
+    if (const std::string why = throttle_text(f.throttle_reasons); !why.empty()) {
+      add(false, rank, "throttle",
+          say("clocks were held back by %s, down to %" PRIu64 " of %" PRIu64 " MHz at %" PRIu64 " degrees",
+              why.c_str(), f.clock, f.most_clock, f.temperature));
+    }
+  }
+
+  /// A rank is compared with those of the same device; a CPU by its threads, of which nodes may have other
+  /// numbers.
+  void diagnose_speed() {
+    const auto kind = [](const HealthFigures& f) {
+      return f.gpu ? f.device.substr(std::min(f.device.find('('), f.device.size())) : std::string("CPU");
+    };
+    std::map<std::string, std::vector<double>> speeds;
+    for (const HealthFigures& f : report_.ranks) {
+      if (f.products > 0) speeds[kind(f)].push_back(per_thread(f));
+    }
+    for (std::size_t i = 0; i < report_.ranks.size(); ++i) {
+      const HealthFigures& f = report_.ranks[i];
+      const double median = f.products > 0 ? middle_speed(speeds[kind(f)]) : 0;
+      if (median <= 0 || per_thread(f) >= kSlow * median) continue;
+      add(false, static_cast<int>(i), "slow",
+          say("%.1f GFLOP/s%s, %.0f %% under the median", per_thread(f), f.gpu ? "" : " for each thread",
+              100 * (1 - per_thread(f) / median)));
+    }
+  }
+
+  void diagnose_pairs() {
+    std::vector<PairResult> good;
+    for (const HealthPair& pair : report_.pairs) {
+      if (!pair.failed && pair.wrong == 0) {
+        good.push_back(pair.result);
+        continue;
+      }
+      const int ranks[] = {pair.result.first, pair.result.second};
+      for (const int i : {0, 1}) {
+        const std::string other =
+            say("rank %d on ", ranks[1 - i]) + report_.ranks[static_cast<std::size_t>(ranks[1 - i])].host;
+        add(true, ranks[i], "pair",
+            pair.failed ? "could not exchange messages with " + other
+                        : say("%" PRIu64 " wrong bytes in the exchange with ", pair.wrong) + other);
+      }
+    }
+    for (const PairResult& pair : outliers(good)) {
+      add(false, pair.first, "pair",
+          say("%.2f GB/s with rank %d on ", pair.bandwidth, pair.second) +
+              report_.ranks[static_cast<std::size_t>(pair.second)].host +
+              ", more than 20 % under the median");
+    }
+  }
+
+  const HealthReport& report_;
+  std::vector<HealthDiagnostic> diagnostics_;
+};
+
+}  // namespace
+
+std::vector<std::uint64_t> pack_figures(const HealthFigures& figures) {
+  std::vector<std::uint64_t> words;
+  words.push_back(figures.gpu ? 1 : 0);
+  words.push_back(std::bit_cast<std::uint64_t>(figures.gflops));
+  for (const std::uint64_t* number : numbers_of(figures))
+    words.push_back(*number);
+  put_text(words, figures.host, kNameFields);
+  put_text(words, figures.device, kNameFields);
+  put_text(words, figures.trouble, kTroubleFields);
+  words.resize(kHealthFields);
+  return words;
+}
+
+HealthFigures unpack_figures(const std::uint64_t* words) {
+  HealthFigures figures;
+  figures.gpu = *words++ != 0;
+  figures.gflops = std::bit_cast<double>(*words++);
+  for (std::uint64_t* number : numbers_of(figures))
+    *number = *words++;
+  figures.host = take_text(words, kNameFields);
+  figures.device = take_text(words, kNameFields);
+  figures.trouble = take_text(words, kTroubleFields);
+  return figures;
+}
+
+std::vector<HealthDiagnostic> diagnose_health(const HealthReport& report) {
+  return HealthEvaluator(report).evaluate();
+}
+
+bool has_failed(const std::vector<HealthDiagnostic>& diagnostics, int rank) {
+  return std::any_of(diagnostics.begin(), diagnostics.end(), [rank](const HealthDiagnostic& diagnostic) {
+    return diagnostic.error && diagnostic.rank == rank;
+  });
+}
+
+}  // namespace ddp::train

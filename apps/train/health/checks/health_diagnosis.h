@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/train/bench/bench_report.h"
+#include "apps/train/health/checks/health_pattern.h"
+
+namespace ddp::train {
+
+/// What one rank found out about its own device. Numbers of which nothing is known are 0.
+struct HealthFigures {
+  std::string host;
+  std::string device;   ///< "CPU", "GPU 0 (NVIDIA H100)"
+  std::string trouble;  ///< why a test could not be made; empty: all were
+  bool gpu = false;     ///< what is below `wrong_sums` holds
+  std::uint64_t threads = 1;
+  // Matrix products
+  std::uint64_t products = 0;
+  std::uint64_t wrong_products = 0;  ///< not within the bound of the exact values
+  std::uint64_t other_products = 0;  ///< other bits than the first one
+  double gflops = 0;
+  // Memory
+  std::uint64_t memory = 0;  ///< bytes tested
+  std::uint64_t wrong_words = 0;
+  std::uint64_t first_wrong = 0;  ///< its offset in bytes
+  std::uint64_t wrong_bits = 0;   ///< those that were ever wrong, as a mask
+  std::uint64_t throttled = 0;    ///< thermal events of this machine's cores meanwhile
+  // The sum over all ranks
+  std::uint64_t wrong_sums = 0;
+  // A GPU, by NVML
+  std::uint64_t ecc_corrected = 0, ecc_uncorrected = 0;  ///< meanwhile
+  std::uint64_t throttle_reasons = 0;                    ///< NVML's bits, of all looks
+  std::uint64_t temperature = 0;                         ///< °C, the highest
+  std::uint64_t clock = 0, most_clock = 0;               ///< MHz, of the SMs: the lowest seen, and the limit
+  std::uint64_t xids = 0, last_xid = 0;
+
+  /// What the test of the memory found.
+  void take(const PatternFaults& faults) {
+    memory = faults.compared / kHealthPatterns * sizeof(std::uint64_t);
+    wrong_words = faults.words;
+    first_wrong = faults.words == 0 ? 0 : faults.first;
+    wrong_bits = faults.bits;
+  }
+};
+
+/// What two ranks met on the way between them.
+struct HealthPair {
+  PairResult result;
+  std::uint64_t wrong = 0;  ///< bytes
+  bool failed = false;      ///< they could not connect, or lost each other
+};
+
+/// As numbers of a fixed count for all_gather(); texts are cut.
+std::vector<std::uint64_t> pack_figures(const HealthFigures& figures);
+HealthFigures unpack_figures(const std::uint64_t* words);
+inline constexpr std::size_t kHealthFields = 60;
+
+struct HealthReport {
+  std::vector<HealthFigures> ranks;
+  std::vector<HealthPair> pairs;
+  int nodes = 0;      ///< 0: not known
+  std::string route;  ///< as World::way
+};
+
+struct HealthDiagnostic {
+  bool error = true;  ///< else a warning
+  int rank = 0;
+  std::string item;  ///< "device", "gemm", "memory", "ecc", "xid", "pair", "sum", "slow", "throttle"
+  std::string text;
+};
+
+/// The verdict (sans-IO), by rank. What computes or keeps wrong values, or cannot be tested, is an error;
+/// what is only slow is a warning: ranks and pairs more than 20 % under the median of their kind, clocks held
+/// back.
+std::vector<HealthDiagnostic> diagnose_health(const HealthReport& report);
+
+/// The table, a line for each rank.
+std::string health_text(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics);
+/// One line for each rank that has errors: "rank 1 on gpu02, GPU 0 (…): …; …".
+std::vector<std::string> failure_lines(const HealthReport& report,
+                                       const std::vector<HealthDiagnostic>& diagnostics);
+bool has_failed(const std::vector<HealthDiagnostic>& diagnostics, int rank);
+/// A record on one line; docs/train.md has the keys.
+std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics);
+
+}  // namespace ddp::train

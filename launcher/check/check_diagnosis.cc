@@ -1,0 +1,351 @@
+#include "launcher/check/check_diagnosis.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "launcher/check/check_network.h"
+#include "launcher/report/exit_code.h"
+#include "remote/hosts/host_range.h"
+
+namespace ddp::launcher {
+namespace {
+
+using rendezvous::NodeChecked;
+using Severity = CheckDiagnostic::Severity;
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+/// The soft limit that systems give; with less, data loaders and stores run out of descriptors first.
+constexpr std::uint64_t kUsualNofile = 1024;
+/// What a process has open before it talks to any other rank.
+constexpr std::uint64_t kOwnNofile = 64;
+/// Docker gives 64 MiB, in which the loaders of one worker do not fit.
+constexpr std::uint64_t kSmallShm = kGiB;
+constexpr std::uint64_t kSmallDisk = kGiB;
+/// InfiniBand registers its buffers, and a process of a job has some gigabytes of them.
+constexpr std::uint64_t kSmallMemlock = kGiB;
+constexpr std::chrono::seconds kClocksApart{1};
+/// Threads of one worker with its loaders, by what a usual training has.
+constexpr std::uint64_t kTasksPerWorker = 64;
+
+/// In the order in which a user mends them; the place here is their rank in the list of findings.
+constexpr std::array kItems = {"reach",       "agent",   "plan", "network",    "port",     "directory",
+                               "environment", "program", "gpus", "gpu_memory", "versions", "infiniband",
+                               "limits",      "shm",     "disk", "clock"};
+
+std::string plural(std::uint64_t count, const std::string& word) {
+  return std::to_string(count) + ' ' + word + (count == 1 ? "" : "s");
+}
+
+/// Collects findings; one that is equal on another host gets that host added.
+class DiagnosticCollector {
+ public:
+  void add(Severity level, std::string item, std::vector<std::size_t> nodes, std::string text,
+           std::string advice) {
+    for (CheckDiagnostic& known : list_) {
+      if (known.level != level || known.item != item || known.text != text || known.advice != advice)
+        continue;
+      known.nodes.insert(known.nodes.end(), nodes.begin(), nodes.end());
+      return;
+    }
+    list_.push_back({level, std::move(item), std::move(nodes), std::move(text), std::move(advice)});
+  }
+  void error(const char* item, std::size_t node, std::string text, std::string advice) {
+    add(Severity::kError, item, {node}, std::move(text), std::move(advice));
+  }
+  void warn(const char* item, std::size_t node, std::string text, std::string advice) {
+    add(Severity::kWarning, item, {node}, std::move(text), std::move(advice));
+  }
+  std::vector<CheckDiagnostic> take() {
+    for (CheckDiagnostic& diagnostic : list_)
+      std::sort(diagnostic.nodes.begin(), diagnostic.nodes.end());
+    std::stable_sort(list_.begin(), list_.end(), [](const CheckDiagnostic& a, const CheckDiagnostic& b) {
+      if (a.level != b.level) return a.level == Severity::kError;
+      return location(a) < location(b);
+    });
+    return std::move(list_);
+  }
+
+ private:
+  static std::ptrdiff_t location(const CheckDiagnostic& diagnostic) {
+    return std::find(kItems.begin(), kItems.end(), diagnostic.item) - kItems.begin();
+  }
+  std::vector<CheckDiagnostic> list_;
+};
+
+class NodeEvaluator {
+ public:
+  NodeEvaluator(const JobSpec& spec, const CheckResult& result) : spec_(spec), result_(result) {}
+
+  std::vector<CheckDiagnostic> evaluate() {
+    for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
+      const CheckedNode& node = result_.nodes[i];
+      if (node.error) diagnose_error(i, *node.error);
+      if (node.facts) diagnose_facts(i, *node.facts);
+      diagnose_clock(i, node);
+    }
+    diagnose_plan();
+    diagnose_network();
+    diagnose_gpus();
+    diagnose_versions();
+    return collector_.take();
+  }
+
+ private:
+  void diagnose_error(std::size_t i, const Error& error);
+  void diagnose_facts(std::size_t i, const NodeChecked& facts);
+  void diagnose_limits(std::size_t i, const NodeChecked& facts);
+  void diagnose_memory(std::size_t i, const NodeChecked& facts);
+  void diagnose_clock(std::size_t i, const CheckedNode& node);
+  void diagnose_plan();
+  void diagnose_network();
+  void diagnose_gpus();
+  void diagnose_gpus_of(std::size_t i, const NodeChecked& facts);
+  void diagnose_versions();
+  void diagnose_equal(const std::string& name, const std::map<std::string, std::vector<std::size_t>>& values);
+  bool any_gpu() const {
+    return std::any_of(result_.nodes.begin(), result_.nodes.end(),
+                       [](const CheckedNode& node) { return node.up && node.hello.gpus > 0; });
+  }
+  std::optional<int> workers(std::size_t i) const {
+    if (!result_.plan || !*result_.plan) return std::nullopt;
+    return (*result_.plan)->nodes[i].local_world_size;
+  }
+  std::string names(const std::vector<std::size_t>& nodes) const {
+    std::vector<std::string> all;
+    for (const std::size_t i : nodes)
+      all.push_back(spec_.hosts[i].name);
+    return remote::fold_ranges(all);
+  }
+
+  const JobSpec& spec_;
+  const CheckResult& result_;
+  DiagnosticCollector collector_;
+};
+
+void NodeEvaluator::diagnose_error(std::size_t i, const Error& error) {
+  if (error.code == ErrorCode::kCancelled && result_.stop_signal != 0) return;
+  const bool agent = error.code == ErrorCode::kAgentMissing || error.code == ErrorCode::kAgentMismatch;
+  const std::string prefix = spec_.hosts[i].name + ": ";  // a finding begins with its hosts anyhow
+  collector_.error(agent ? "agent" : "reach", i,
+                   error.text.starts_with(prefix) ? error.text.substr(prefix.size()) : error.text, "");
+}
+
+void NodeEvaluator::diagnose_facts(std::size_t i, const NodeChecked& facts) {
+  const std::pair<const char*, const std::string&> troubles[] = {{"directory", facts.directory_trouble},
+                                                                 {"environment", facts.environment_trouble},
+                                                                 {"program", facts.program_trouble}};
+  for (const auto& [item, trouble] : troubles) {
+    if (trouble.empty()) continue;
+    auto [text, advice] = advice_apart(trouble);
+    // A program that is there all the same is in doubt only.
+    const bool doubt = &trouble == &facts.program_trouble && !facts.program.empty();
+    collector_.add(doubt ? Severity::kWarning : Severity::kError, item, {i}, std::move(text),
+                   std::move(advice));
+  }
+  diagnose_limits(i, facts);
+  diagnose_memory(i, facts);
+}
+
+void NodeEvaluator::diagnose_limits(std::size_t i, const NodeChecked& facts) {
+  const auto world = static_cast<std::uint64_t>(
+      result_.plan && *result_.plan ? (*result_.plan)->world_size : static_cast<int>(result_.nodes.size()));
+  const std::uint64_t need = kOwnNofile + 2 * world;
+  const std::string nofile = "a worker may have only " + plural(facts.nofile, "file") + " open (ulimit -n)";
+  const std::string raise =
+      "raise nofile in /etc/security/limits.conf there, or in the service that starts sshd";
+  if (facts.nofile < need) {
+    collector_.error("limits", i, nofile + ", and needs about " + std::to_string(need), raise);
+  } else if (facts.nofile < kUsualNofile) {
+    collector_.warn("limits", i, nofile, raise);
+  }
+  if (const auto count = workers(i);
+      count && facts.processes < kTasksPerWorker * static_cast<unsigned>(*count)) {
+    collector_.warn("limits", i,
+                    "the user may have only " + std::to_string(facts.processes) +
+                        (facts.processes == 1 ? " process" : " processes") + " and threads (ulimit -u)",
+                    "raise nproc in /etc/security/limits.conf there");
+  }
+  if (!facts.infiniband.empty() && facts.memlock < kSmallMemlock) {
+    collector_.warn(
+        "limits", i,
+        "workers may lock only " + bytes_text(facts.memlock) + " (ulimit -l), which " +
+            "InfiniBand needs for its buffers",
+        "set memlock to unlimited in /etc/security/limits.conf there, or in the service that starts sshd");
+  }
+}
+
+void NodeEvaluator::diagnose_memory(std::size_t i, const NodeChecked& facts) {
+  const std::string more = "in a container start it with --shm-size=8g or --ipc=host";
+  if (facts.shm_size == 0) {
+    collector_.warn("shm", i, "there is no /dev/shm, which data loaders and NCCL share memory in", more);
+  } else if (facts.shm_free < kMiB) {
+    collector_.error("shm", i, "/dev/shm is full (" + bytes_text(facts.shm_size) + ")",
+                     "remove what is left there of jobs that have died");
+  } else if (facts.shm_size < kSmallShm) {
+    collector_.warn("shm", i, "/dev/shm has only " + bytes_text(facts.shm_size), more);
+  } else if (facts.shm_free < kSmallShm) {
+    collector_.warn("shm", i, "/dev/shm has only " + bytes_text(facts.shm_free) + " free",
+                    "remove what is left there of jobs that have died");
+  }
+  for (const rendezvous::NodeDisk& disk : facts.disks) {
+    if (!disk.trouble.empty()) {
+      collector_.warn("disk", i, disk.path + ": " + disk.trouble, "");
+    } else if (disk.free < kSmallDisk) {
+      collector_.warn("disk", i, disk.path + " has only " + bytes_text(disk.free) + " free",
+                      "make room there");
+    } else if (!disk.writable && disk.path != facts.directory) {
+      collector_.warn("disk", i, disk.path + " cannot be written to", "set TMPDIR to a directory that can");
+    }
+  }
+}
+
+void NodeEvaluator::diagnose_clock(std::size_t i, const CheckedNode& node) {
+  if (!node.wall_ahead) return;
+  const auto apart = *node.wall_ahead < std::chrono::nanoseconds(0) ? -*node.wall_ahead : *node.wall_ahead;
+  if (apart <= kClocksApart + node.wall_error) return;
+  char text[96];
+  std::snprintf(text, sizeof text, "its clock is %.1f s %s ours",
+                std::chrono::duration<double>(apart).count(),
+                *node.wall_ahead < std::chrono::nanoseconds(0) ? "behind" : "ahead of");
+  collector_.warn("clock", i, text, "start chrony or another time service there");
+}
+
+void NodeEvaluator::diagnose_plan() {
+  if (result_.plan && !*result_.plan)
+    collector_.add(Severity::kError, "plan", {}, result_.plan->error().text, "");
+}
+
+void NodeEvaluator::diagnose_network() {
+  for (CheckDiagnostic& diagnostic : network_diagnostics(spec_, result_))
+    collector_.add(diagnostic.level, std::move(diagnostic.item), std::move(diagnostic.nodes),
+                   std::move(diagnostic.text), std::move(diagnostic.advice));
+}
+
+void NodeEvaluator::diagnose_gpus() {
+  std::map<std::string, std::vector<std::size_t>> models;
+  const bool any = any_gpu();
+  for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
+    const CheckedNode& node = result_.nodes[i];
+    if (!node.facts) continue;
+    const auto count = workers(i);
+    const auto gpus = static_cast<int>(node.hello.gpus);
+    const int usable =
+        spec_.hosts[i].devices.empty() ? gpus : static_cast<int>(spec_.hosts[i].devices.size());
+    if (any && count && *count > usable && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
+      collector_.add(spec_.oversubscribe ? Severity::kWarning : Severity::kError, "gpus", {i},
+                     plural(static_cast<std::uint64_t>(*count), "worker") + ", but " +
+                         plural(static_cast<std::uint64_t>(usable), "GPU"),
+                     "lower slots= or --nproc-per-node, or look why the driver shows no more");
+    }
+    diagnose_gpus_of(i, *node.facts);
+    for (const rendezvous::NodeGpu& gpu : node.facts->gpus) {
+      auto& nodes = models[gpu.name];
+      if (nodes.empty() || nodes.back() != i) nodes.push_back(i);
+    }
+  }
+  if (models.size() > 1) diagnose_equal("GPU model", models);
+}
+
+void NodeEvaluator::diagnose_gpus_of(std::size_t i, const NodeChecked& facts) {
+  if (!facts.gpus_trouble.empty()) collector_.warn("gpus", i, facts.gpus_trouble, "");
+  const std::vector<std::string>& wanted = spec_.hosts[i].devices;
+  const bool none = facts.gpus.empty() && result_.nodes[i].hello.gpus == 0;
+  if (none && !wanted.empty() && spec_.nproc.kind != ProcsPerNode::Kind::kCpu) {
+    // Where nobody has any, the numbers only count workers, and the job runs.
+    const bool missing = any_gpu() || !facts.gpus_trouble.empty();
+    collector_.add(missing ? Severity::kError : Severity::kWarning, "gpus", {i},
+                   "gpus= or --include names " + plural(wanted.size(), "GPU") + ", but it has none",
+                   "correct gpus= or --include, look why the driver shows none, or say --nproc-per-node cpu");
+  }
+  for (const std::string& device : wanted) {
+    const auto number = remote::whole_number(device, 65'535);
+    if (number && !facts.gpus.empty() && *number >= facts.gpus.size()) {
+      collector_.error("gpus", i,
+                       "gpus= names GPU " + device + ", but it has " + plural(facts.gpus.size(), "GPU") +
+                           ", numbered from 0",
+                       "correct gpus= or --include");
+    }
+  }
+  for (std::size_t k = 0; k < facts.gpus.size(); ++k) {
+    const rendezvous::NodeGpu& gpu = facts.gpus[k];
+    if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), std::to_string(k)) == wanted.end())
+      continue;
+    const std::string name = "GPU " + std::to_string(k);
+    const std::string room = bytes_text(gpu.memory_free) + " of " + bytes_text(gpu.memory) + " are free";
+    if (gpu.processes > 0) {
+      collector_.warn("gpu_memory", i, name + " is in use by " + gpu.holders + "; " + room,
+                      "end it, or leave the GPU out with --exclude");
+    } else if (gpu.memory > 0 && gpu.memory_free < gpu.memory - gpu.memory / 10) {
+      collector_.warn("gpu_memory", i, name + ": only " + room + ", though no process is seen on it",
+                      "another container may hold it; nvidia-smi on the host itself tells");
+    }
+  }
+}
+
+void NodeEvaluator::diagnose_versions() {
+  std::map<std::string, std::map<std::string, std::vector<std::size_t>>> versions;
+  for (std::size_t i = 0; i < result_.nodes.size(); ++i) {
+    if (!result_.nodes[i].facts) continue;
+    for (const auto& [name, value] : result_.nodes[i].facts->versions)
+      versions[name][value].push_back(i);
+  }
+  for (const auto& [name, values] : versions) {
+    if (values.size() > 1) diagnose_equal(name, values);
+  }
+}
+
+/// The majority is taken for right; the others are named. Of equal numbers, that of the first host is.
+void NodeEvaluator::diagnose_equal(const std::string& name,
+                                   const std::map<std::string, std::vector<std::size_t>>& values) {
+  auto most = values.begin();
+  for (auto it = values.begin(); it != values.end(); ++it) {
+    const auto& best = most->second;
+    if (it->second.size() > best.size() ||
+        (it->second.size() == best.size() && it->second.front() < best.front()))
+      most = it;
+  }
+  for (auto it = values.begin(); it != values.end(); ++it) {
+    if (it == most) continue;
+    // Ranks with unequal versions of NCCL refuse each other; the rest may work.
+    const bool breaks = name == "NCCL";
+    collector_.add(breaks ? Severity::kError : Severity::kWarning, "versions", it->second,
+                   name + " " + it->first + ", but " + most->first + " on " + names(most->second),
+                   name == "GPU model" ? "the slowest sets the pace; --include or --exclude chooses"
+                                       : "install the same on all");
+  }
+}
+
+}  // namespace
+
+std::vector<CheckDiagnostic> diagnose_nodes(const JobSpec& spec, const CheckResult& result) {
+  return NodeEvaluator(spec, result).evaluate();
+}
+
+int check_exit_code(const CheckResult& result, const std::vector<CheckDiagnostic>& diagnostics) {
+  if (result.stop_signal != 0) return 128 + result.stop_signal;
+  for (const CheckedNode& node : result.nodes) {
+    if (node.error) return exit_code_of(*node.error);
+  }
+  const bool broken = std::any_of(diagnostics.begin(), diagnostics.end(),
+                                  [](const CheckDiagnostic& f) { return f.level == Severity::kError; });
+  return broken ? exit_code_of(Error{ErrorCode::kRefused, "", 0}) : 0;
+}
+
+std::string bytes_text(std::uint64_t bytes) {
+  if (bytes == ~std::uint64_t{0}) return "unlimited";
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  auto value = static_cast<double>(bytes);
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit)
+    value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 || value >= 100 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+}  // namespace ddp::launcher

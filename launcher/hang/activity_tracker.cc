@@ -1,0 +1,89 @@
+#include "launcher/hang/activity_tracker.h"
+
+#include <algorithm>
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kShortestPeriod{200};
+constexpr milliseconds kLongestPeriod{5000};
+/// The kernel counts in clock ticks of 10 ms: less than three of them may be rounding.
+constexpr milliseconds kSmallestBurst{30};
+constexpr milliseconds kLargestBurst{100};
+constexpr std::size_t kPacemakers = 16;
+constexpr std::chrono::seconds kLongestBetweenWholes{60};
+/// Beyond two periods: a sample this late was not late because of load.
+constexpr std::chrono::seconds kOverslept{1};
+
+}  // namespace
+
+ActivityTracker::ActivityTracker(milliseconds timeout, Time now)
+    : timeout_(timeout),
+      burst_(std::clamp<Time>(Time(timeout) / kIdleShare, kSmallestBurst, kLargestBurst)),
+      last_whole_(now),
+      last_incarnation_(now),
+      last_sample_(now) {}
+
+milliseconds ActivityTracker::period(milliseconds timeout) {
+  return std::clamp(timeout / 8, kShortestPeriod, kLongestPeriod);
+}
+
+void ActivityTracker::record_activity(Time now) {
+  last_incarnation_ = std::max(last_incarnation_, now);
+}
+
+void ActivityTracker::begin_sample(Time now) {
+  const auto expected = period(std::chrono::duration_cast<milliseconds>(timeout_));
+  if (now - last_sample_ > 2 * expected + kOverslept) record_activity(now);
+  last_sample_ = now;
+}
+
+bool ActivityTracker::fill(Meter& meter, const ProcessTime& process, Time now) const {
+  if (meter.started != process.started) {
+    // New to us: all that it used counts, over the time since it can have begun at the earliest.
+    meter = Meter{process.started, last_whole_, Time(0), Time(0)};
+  }
+  meter.level += std::max(process.cpu - meter.cpu, Time(0));
+  meter.level = std::max(meter.level - (now - meter.seen) / kIdleShare, Time(0));
+  meter.cpu = process.cpu;
+  meter.seen = now;
+  if (meter.level < burst_) return false;
+  meter.level = Time(0);
+  return true;
+}
+
+bool ActivityTracker::add_sample(std::span<const ProcessTime> processes, bool whole, Time now) {
+  std::vector<pid_t> at_work;
+  bool traced = false;
+  for (const ProcessTime& process : processes) {
+    if (fill(meters_[process.pid], process, now)) at_work.push_back(process.pid);
+    traced = traced || process.traced;
+  }
+  if (whole) {
+    last_whole_ = now;
+    sampled_whole_ = true;
+  }
+  if (whole || meters_.size() > kMeters) {
+    std::erase_if(meters_, [now](const auto& entry) { return entry.second.seen != now; });
+  }
+  if (at_work.empty() && !traced) return false;
+  at_work.resize(std::min(at_work.size(), kPacemakers));
+  pacemakers_ = std::move(at_work);
+  record_activity(now);
+  return true;
+}
+
+bool ActivityTracker::whole_due(Time now) const {
+  return !sampled_whole_ || now - last_whole_ >= std::min<Time>(timeout_ / 4, kLongestBetweenWholes);
+}
+
+std::optional<ActivityTracker::QuietChange> ActivityTracker::settle(Time now) {
+  const bool quiet = now - last_incarnation_ >= timeout_ / 2;
+  if (quiet == reported_quiet_) return std::nullopt;
+  reported_quiet_ = quiet;
+  return QuietChange{quiet, quiet ? last_incarnation_ : Time(0)};
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,64 @@
+#include "launcher/hang/hang_detector.h"
+
+#include <algorithm>
+
+#include "launcher/hang/activity_tracker.h"
+
+namespace ddp::launcher {
+namespace {
+
+/// On its way from a node to us.
+constexpr std::chrono::milliseconds kTravel{1000};
+/// Less than kTravel, or messages that came while we stood still would be overlooked.
+constexpr std::chrono::milliseconds kOverslept{800};
+
+}  // namespace
+
+HangDetector::HangDetector(std::chrono::milliseconds timeout, std::vector<std::uint32_t> ranks, Time now)
+    : timeout_(timeout), margin_(ActivityTracker::period(timeout) + kTravel), last_incarnation_(now) {
+  for (const std::uint32_t count : ranks)
+    nodes_.push_back({count, false});
+}
+
+void HangDetector::quiet(std::size_t node, Time since) {
+  if (node >= nodes_.size()) return;
+  nodes_[node].quiet = true;
+  last_incarnation_ = std::max(last_incarnation_, since);
+}
+
+void HangDetector::alive(std::size_t node) {
+  if (node < nodes_.size()) nodes_[node].quiet = false;
+}
+
+void HangDetector::rank_ended(std::size_t node, Time now) {
+  if (node >= nodes_.size() || nodes_[node].ranks == 0) return;
+  --nodes_[node].ranks;
+  last_incarnation_ = std::max(last_incarnation_, now);
+}
+
+void HangDetector::node_gone(std::size_t node, Time now) {
+  if (node >= nodes_.size() || nodes_[node].ranks == 0) return;
+  nodes_[node].ranks = 0;
+  last_incarnation_ = std::max(last_incarnation_, now);
+}
+
+std::optional<HangDetector::Time> HangDetector::deadline() const {
+  bool any = false;
+  for (const Node& node : nodes_) {
+    if (node.ranks == 0) continue;
+    if (!node.quiet) return std::nullopt;
+    any = true;
+  }
+  if (!any || timeout_ == Time(0)) return std::nullopt;
+  return last_incarnation_ + timeout_ + margin_;
+}
+
+bool HangDetector::hangs(Time now) {
+  const auto due = deadline();
+  if (!due || now < *due) return false;
+  if (now - *due <= kOverslept) return true;
+  last_incarnation_ = now;
+  return false;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,211 @@
+#include "launcher/inspection/hang_monitor.h"
+
+#include <unistd.h>
+
+#include <exception>
+#include <string_view>
+#include <utility>
+
+#include "launcher/inspection/process_snapshot.h"
+#include "launcher/keeper/process_table.h"
+
+namespace ddp::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+/// From the end of an inspection to the master's decision.
+constexpr std::chrono::seconds kVerdictTime{3};
+
+nanoseconds now() {
+  return std::chrono::steady_clock::now().time_since_epoch();
+}
+
+ProcessTime process_time(const ProcessStat& info) {
+  static const long kTicks = ::sysconf(_SC_CLK_TCK);
+  ProcessTime time;
+  time.pid = info.pid;
+  time.started = info.started;
+  time.cpu = nanoseconds(info.cpu * (1'000'000'000 / static_cast<std::uint64_t>(kTicks)));
+  time.traced = info.state == 't';
+  return time;
+}
+
+std::string value_of(const std::vector<std::string>& env, std::string_view name) {
+  for (const std::string& entry : env) {
+    if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=')
+      return entry.substr(name.size() + 1);
+  }
+  return {};
+}
+
+}  // namespace
+
+HangMonitor::HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, milliseconds timeout,
+                         SendMessage send, IsOutputPaused held)
+    : executor_(executor),
+      attempt_(attempt),
+      timeout_(timeout),
+      send_(std::move(send)),
+      output_paused_(std::move(held)),
+      tracker_(timeout, now()),
+      timer_(executor),
+      task_done_(executor, std::chrono::steady_clock::time_point::max()) {}
+
+HangMonitor::~HangMonitor() = default;
+
+void HangMonitor::start_task(Awaitable<> task) {
+  ++tasks_;
+  asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
+    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    --tasks_;
+    task_done_.cancel();
+  });
+}
+
+void HangMonitor::start(const std::vector<std::string>& env) {
+  worker_path_ = value_of(env, "PATH");
+  ras_address_ = value_of(env, "NCCL_RAS_ADDR");
+  start_task(watch_workers(this));
+}
+
+void HangMonitor::worker_wrote() {
+  tracker_.record_activity(now());
+}
+
+void HangMonitor::worker_ended(std::uint32_t rank) {
+  leaders_.erase(rank);
+  steps_.erase(rank);
+}
+
+void HangMonitor::worker_stepped(std::uint32_t rank, std::uint64_t step, const std::string& phase) {
+  if (leaders_.count(rank) == 0) return;
+  steps_[rank] = ReportedStep{step, phase};
+  tracker_.record_activity(now());
+}
+
+Awaitable<> HangMonitor::watch_workers(HangMonitor* self) {
+  while (!self->stopped_) {
+    self->timer_.expires_after(ActivityTracker::period(self->timeout_));
+    co_await self->timer_.async_wait(kUseTuple);
+    if (!self->stopped_ && now() >= self->resume_at_ && !self->leaders_.empty()) self->sample();
+  }
+}
+
+void HangMonitor::sample() {
+  tracker_.begin_sample(now());
+  if (output_paused_())
+    tracker_.record_activity(now());
+  else if (!all_step() && !sample_some() && !sample_known() && tracker_.whole_due(now()))
+    sample_trees();
+  report_changes();
+}
+
+/// What began since the last sample, or in a process that we did not know of.
+bool HangMonitor::sees_work() {
+  if (output_paused_()) return true;
+  return !all_step() && (sample_some() || sample_known() || sample_trees());
+}
+
+void HangMonitor::report_changes() {
+  const auto change = tracker_.settle(now());
+  if (!change) return;
+  send_(rendezvous::Quiet{attempt_, change->quiet, static_cast<std::uint64_t>(change->since.count())});
+}
+
+/// A few files: enough while the job works.
+bool HangMonitor::sample_some() {
+  std::vector<ProcessTime> times;
+  const auto add = [&times](pid_t pid) {
+    if (const auto info = read_stat(pid)) times.push_back(process_time(*info));
+  };
+  for (const pid_t pid : tracker_.pacemakers())
+    add(pid);
+  for (const auto& [rank, pid] : leaders_)
+    add(pid);
+  return tracker_.add_sample(times, false, now());
+}
+
+bool HangMonitor::sample_known() {
+  std::vector<ProcessTime> times;
+  for (const pid_t pid : known_) {
+    if (const auto info = read_stat(pid)) times.push_back(process_time(*info));
+  }
+  return tracker_.add_sample(times, false, now());
+}
+
+bool HangMonitor::sample_trees() {
+  const ProcessForest forest;
+  std::vector<ProcessTime> times;
+  known_.clear();
+  for (const auto& [rank, leader] : leaders_) {
+    for (const ProcessInfo& info : forest.tree(leader)) {
+      if (const auto stat = read_stat(info.pid)) times.push_back(process_time(*stat));
+      if (info.pid != leader) known_.push_back(info.pid);
+    }
+  }
+  return tracker_.add_sample(times, true, now());
+}
+
+void HangMonitor::inspect(const rendezvous::Inspect& request) {
+  if (stopped_ || inspection_ || request.attempt != attempt_) return;
+  if (sees_work()) {  // now, or it is too late
+    tracker_.record_activity(now());
+    report_changes();
+    rendezvous::Inspection nothing;
+    nothing.attempt = attempt_;
+    nothing.last = true;
+    send_(nothing);
+    return;
+  }
+  ProcessInspection::Options options;
+  options.attempt = attempt_;
+  options.leaders = leaders_;
+  options.worker_path = worker_path_;
+  options.ras_address = ras_address_;
+  options.deadline = ProcessInspection::Clock::now() + milliseconds(request.timeout_ms);
+  // Debuggers stop and start the workers. When the master has heard of all nodes it either stops the job, or
+  // another node's workers are at work again and we go on watching.
+  resume_at_ = now() + milliseconds(request.timeout_ms) + kVerdictTime;
+  inspection_ = std::make_unique<ProcessInspection>(
+      executor_, std::move(options), [this](const rendezvous::Inspection& found) { report(found); });
+  start_task(run_inspection(this));
+}
+
+/// With where the rank is, as far as it says so itself.
+void HangMonitor::report(rendezvous::Inspection inspection) {
+  const auto known = steps_.find(inspection.rank);
+  if (known != steps_.end() && !inspection.last) {
+    inspection.steps = true;
+    inspection.step = known->second.step;
+    if (!inspection.state.empty()) {
+      const std::string phase = known->second.phase.empty() ? "" : ", in " + known->second.phase;
+      inspection.state = "at step " + std::to_string(inspection.step) + phase + ": " + inspection.state;
+    }
+  }
+  send_(inspection);
+}
+
+Awaitable<> HangMonitor::run_inspection(HangMonitor* self) {
+  co_await self->inspection_->run();
+  self->inspection_.reset();
+}
+
+void HangMonitor::stop() {
+  stopped_ = true;
+  timer_.cancel();
+  if (inspection_) inspection_->cancel();
+}
+
+Awaitable<> HangMonitor::idle() {
+  while (tasks_ > 0)
+    co_await task_done_.async_wait(kUseTuple);
+}
+
+std::vector<pid_t> HangMonitor::pids() const {
+  if (!inspection_) return {};
+  return {inspection_->pids().begin(), inspection_->pids().end()};
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,59 @@
+#include "launcher/supervisor/network_text.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace ddp::launcher {
+namespace {
+
+/// "a, b, c and 12 more".
+std::string names_text(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 4;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i)
+    text += (i == 0 ? "" : ", ") + names[i];
+  if (names.size() > kShown) text += " and " + std::to_string(names.size() - kShown) + " more";
+  return text;
+}
+
+}  // namespace
+
+std::string network_text(const NetRoute& route,
+                         const std::map<std::string, std::vector<std::string>>& interfaces) {
+  std::string text = route.network.empty() ? "" : "network " + route.network + ": ";
+  text += "MASTER_ADDR=" + route.master_addr;
+  std::string list;
+  if (interfaces.size() == 1) {
+    list = interfaces.begin()->first;
+  } else {
+    for (const auto& [interface, nodes] : interfaces)
+      list += (list.empty() ? "" : "; ") + (interface.empty() ? "no clear one" : interface) + " on " +
+              names_text(nodes);
+  }
+  return list.empty() ? text : text + " (" + list + ")";
+}
+
+std::vector<std::string> infiniband_warnings(const std::vector<NodeInfiniband>& nodes) {
+  std::map<std::string, std::vector<std::string>> troubled;
+  std::vector<std::string> without;
+  bool any = false;
+  for (const NodeInfiniband& node : nodes) {
+    if (node.gpus == 0) continue;
+    any = any || !node.adapters.empty();
+    if (node.adapters.empty())
+      without.push_back(node.name);
+    else if (!node.trouble.empty())
+      troubled[node.trouble].push_back(node.name);
+  }
+  std::vector<std::string> warnings;
+  for (const auto& [trouble, names] : troubled)
+    warnings.push_back("NCCL will use TCP sockets although InfiniBand is there: " + trouble + " (" +
+                       names_text(names) + ")");
+  if (any && !without.empty())
+    warnings.push_back(
+        "no active InfiniBand port on " + names_text(without) +
+        ", but on the other nodes; NCCL needs it on all: mend it, or set NCCL_IB_DISABLE=1 for all");
+  return warnings;
+}
+
+}  // namespace ddp::launcher

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""The programs of tests/gpu with a GPU that is played (tests/support/fake_cuda.cc).
+
+usage: emulated_gpu_test.py GPU_PARITY GPU_CHECK TRAIN
+"""
+import collections
+import json
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PARITY, CHECK, TRAIN = sys.argv[1:4]
+
+
+def run(program, check, **environment):
+    return subprocess.run([program, check], env={**os.environ, **environment}, capture_output=True, text=True,
+                          timeout=240, check=False)
+
+
+class EmulatedGpu(unittest.TestCase):
+    def expect_good(self, program, check):
+        done = run(program, check)
+        self.assertEqual(done.stderr, "")
+        found = json.loads(done.stdout)
+        self.assertEqual([figure for figure in found["figures"] if not figure["ok"]], [])
+        self.assertEqual((done.returncode, found["check"], found["ok"], found["errors"]), (0, check, True, []))
+        return found
+
+    def test_each_launch_has_the_same_bits_in_another_order(self):
+        found = self.expect_good(PARITY, "parity")
+        self.assertEqual({figure["figure"] for figure in found["figures"]}, {0})
+        launches = collections.Counter(figure["name"].split(" batch ")[0] + " " + figure["name"].split(" ")[4]
+                                       for figure in found["figures"] if " batch 5 " in figure["name"])
+        expected = {}
+        for model, step, evaluation in (("convnet", 13, 4), ("mlp", 14, 4)):
+            for kind, rounding in (("float32", 0), ("float64", 0), ("bfloat16", 1)):
+                expected |= {f"{model} {kind} sgd": step, f"{model} {kind} adamw": step,
+                             f"{model} {kind} evaluation": evaluation + rounding}
+        self.assertEqual(launches, expected)
+
+    def test_graphs_replay_what_was_launched(self):
+        self.expect_good(CHECK, "replay")
+
+    def test_training_equals_the_cpu(self):
+        self.expect_good(CHECK, "train")
+
+    def test_a_call_that_fails_is_said_with_its_place(self):
+        for number in (1, 2, 3, 5, 9, 14, 30):
+            done = run(CHECK, "replay", FAKE_CUDA_FAIL=str(number))
+            found = json.loads(done.stdout)
+            self.assertEqual((done.returncode, found["ok"]), (1, False), number)
+            self.assertRegex(found["errors"][0], r"^(.* MiB: )?\w+\.(cc|h):\d+: (cuda\w+|a kernel's launch): "
+                                                 r"cudaErrorLaunchFailure \(unspecified launch failure\)$")
+
+    def test_no_gpu_is_a_visible_skip(self):
+        done = run(CHECK, "replay", FAKE_CUDA_GPUS="0")
+        self.assertEqual((done.returncode, done.stdout), (77, ""))
+        self.assertEqual(done.stderr,
+                         "skipped: cudaGetDeviceCount said cudaErrorNoDevice (no CUDA-capable device is detected)\n")
+
+    def test_an_unknown_check_is_refused(self):
+        self.assertEqual(run(CHECK, "nonsense").returncode, 2)
+
+
+class EmulatedTrain(unittest.TestCase):
+    """train --device gpu: what is the host's part of it."""
+
+    def setUp(self):
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        self.place = place.name
+        numbers = random.Random(1)
+        for part, images in (("train", 90), ("t10k", 30)):
+            for name, magic, shape in (("images-idx3", 0x803, (images, 28, 28)), ("labels-idx1", 0x801, (images,))):
+                data = bytes(numbers.randrange(256 if len(shape) == 3 else 10) for _ in range(math.prod(shape)))
+                with open(os.path.join(self.place, f"{part}-{name}-ubyte"), "wb") as file:
+                    file.write(struct.pack(f">{1 + len(shape)}I", magic, *shape) + data)
+
+    def train(self, *options, **environment):
+        if "--dtype" not in options:
+            options = ("--dtype", "float64", *options)
+        return subprocess.run([TRAIN, "--data", self.place, "--batch-size", "20", "--bar", "never", *options],
+                              env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False)
+
+    def losses(self, *options):
+        path = os.path.join(self.place, "metrics")
+        if os.path.exists(path):
+            os.remove(path)
+        done = self.train("--metrics-file", path, *options)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        with open(path, encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        return [record["loss"] for record in records if "loss" in record], done.stdout.splitlines()[-1]
+
+    def expect_equal(self, *options):
+        expected, accuracy = self.losses(*options)
+        got, same_accuracy = self.losses("--device", "gpu", *options)
+        self.assertEqual(len(got), len(expected))
+        self.assertGreater(len(got), 4)
+        for mine, theirs in zip(got, expected):
+            self.assertAlmostEqual(mine, theirs, delta=1e-7)  # a record has nine digits or so
+        self.assertEqual(same_accuracy, accuracy)
+
+    def test_a_convnet_trains_as_on_the_cpu(self):
+        self.expect_equal("--clip-norm", "1")  # the last batch has another size
+
+    def test_an_mlp_trains_as_on_the_cpu(self):
+        self.expect_equal("--model", "mlp", "--mlp-width", "30", "--accumulate", "2", "--epochs", "2")
+
+    def test_without_a_gpu_it_is_refused(self):
+        done = self.train("--device", "gpu", FAKE_CUDA_GPUS="0")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertEqual(done.stderr, "train: --device gpu: no usable NVIDIA GPU: cudaGetDeviceCount said cudaErrorNoDevice "
+                                      "(no CUDA-capable device is detected)\n")
+
+    def test_bf16_learns_what_float32_learns(self):
+        def of(dtype):
+            path = os.path.join(self.place, f"metrics-{dtype}")
+            done = subprocess.run([TRAIN, "--data", "synthetic", "--limit", "200", "--batch-size", "20", "--device", "gpu", "--bar", "never",
+                                   "--dtype", dtype, "--metrics-file", path, "--export", os.path.join(self.place, dtype)],
+                                  capture_output=True, text=True, timeout=240, check=False)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            with open(path, encoding="utf-8") as lines:
+                records = [json.loads(line) for line in lines]
+            return [record["loss"] for record in records if record["kind"] == "step"]
+        single, half = of("float32"), of("bfloat16")
+        self.assertEqual((len(single), len(half)), (10, 10))
+        self.assertNotEqual(single[0], half[0])
+        # A number has eight bits: the losses, 0.9 to 2.9, were seen 0.013 apart.
+        for mine, theirs in zip(half, single):
+            self.assertAlmostEqual(mine, theirs, delta=0.05)
+        # What is exported is what is trained, in float32.
+        with open(os.path.join(self.place, "bfloat16"), "rb") as file:
+            data = file.read()
+        size, = struct.unpack_from("<Q", data)
+        numbers = struct.unpack_from("<1000f", data, 8 + size)
+        self.assertTrue(any(struct.unpack("<I", struct.pack("<f", number))[0] & 0xffff for number in numbers))
+
+    def test_a_resumed_training_has_the_bits_of_a_whole_one(self):
+        def weights(*options):
+            done = self.train("--device", "gpu", "--epochs", "3", *options)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            return next(line for line in done.stdout.splitlines() if line.startswith("weights equal"))
+        for dtype in ("float64", "bfloat16"):
+            for optimizer in ("sgd", "adamw"):
+                with self.subTest(dtype=dtype, optimizer=optimizer):
+                    saved = os.path.join(self.place, f"saved-{dtype}-{optimizer}")
+                    hyperparameters = ("--dtype", dtype, "--optimizer", optimizer, "--lr", "0.001")
+                    whole = weights(*hyperparameters)
+                    weights(*hyperparameters, "--max-steps", "7", "--checkpoint-dir", saved, "--checkpoint-every", "3")
+                    self.assertEqual(sorted(os.listdir(saved)), ["step-00000003", "step-00000006", "step-00000007"])
+                    self.assertEqual(weights(*hyperparameters, "--resume", os.path.join(saved, "step-00000006")), whole)
+                    self.assertEqual(weights(*hyperparameters, "--resume", saved), whole)
+
+    def test_bf16_on_the_cpu_is_refused(self):
+        done = self.train("--dtype", "bfloat16")
+        self.assertEqual((done.returncode, done.stdout, done.stderr),
+                         (2, "", "train: --dtype bfloat16 is what a GPU can do: add --device gpu, or leave it out\n"))
+
+    def test_sync_bn_is_refused(self):
+        done = self.train("--device", "gpu", "--sync-bn")
+        self.assertEqual((done.returncode, done.stderr),
+                         (2, "train: --sync-bn and --device gpu do not go together: the GPU normalises by its own rank's batch\n"))
+
+    def test_a_gpu_that_fails_ends_the_training(self):
+        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="100")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr.splitlines()[-1], r"^train: the GPU failed: \w+\.(cc|h):\d+: (cuda\w+|a kernel's launch): "
+                                                       r"cudaErrorLaunchFailure \(unspecified launch failure\)$")
+
+    def test_a_gpu_without_room_is_said_before_the_training(self):
+        done = self.train("--device", "gpu", FAKE_CUDA_FAIL="2")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, r"^train: --device gpu: the GPU has no room for \d+ MiB: cuda_runtime\.cc:\d+: cudaMalloc: ")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Whole trainings over NCCL where GPU and NCCL are played: `train` with tests/support/fake_cuda.cc in it, and the
+library of tests/support/fake_nccl_processes.cc.
+
+usage: emulated_nccl_test.py PATH_OF_PLAYED_TRAIN PATH_OF_LIBRARY [unittest options]
+"""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / "unit/apps/train" / room) for room in ("training", "bench")]
+import bench_run_test  # noqa: E402
+import train_run_test  # noqa: E402
+from train_run_test import run  # noqa: E402
+
+FEW = ("--data", "synthetic", "--limit", "400", "--batch-size", "10", "--max-steps", "6")
+NCCL = ("--comm", "nccl", "--share-gpu")
+
+
+class EmulatedNccl(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        # As Ranks passes them on.
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_SPOIL", "FAKE_NCCL_REGISTER", "FAKE_NCCL_WINDOWS"):
+            self.addCleanup(os.environ.pop, name, None)
+        for name, value in (("DDPLAUNCH_NCCL_LIBRARY", LIBRARY), ("FAKE_CUDA_GPUS", "1"), ("FAKE_NCCL_VERSION", "22809"),
+                            ("FAKE_NCCL_DIR", folder.name)):
+            os.environ[name] = value
+
+    def good(self, world, *arguments, nodes=1):
+        results = run(world, *FEW, *arguments, nodes=nodes)
+        hashes = set()
+        for code, lines, errors in results:
+            self.assertEqual((code, errors), (0, ""))
+            hashes |= {match[1] for line in lines if (match := re.fullmatch(r"rank \d+ weights ([0-9a-f]{16})", line))}
+        self.assertEqual(len(hashes), 1, "all ranks end with the same bits")
+        return results, hashes
+
+    def test_two_ranks_get_the_bits_of_tcp(self):
+        for dtype in ("float32", "float64"):
+            results, over_nccl = self.good(2, *NCCL, "--dtype", dtype)
+            self.assertEqual(results[0][1][0], "NCCL 2.28.9")
+            _, over_tcp = self.good(2, "--comm", "tcp", "--dtype", dtype)
+            self.assertEqual(over_nccl, over_tcp, dtype)
+
+    def test_everything_between_ranks_works(self):
+        for more in ((), ("--sync-bn", "--clip-norm", "1"), ("--zero", "1"), ("--accumulate", "2"),
+                     ("--bucket-cap-mb", "0.01", "--first-bucket-mb", "0.01")):
+            with self.subTest(more=more):
+                self.assertEqual(self.good(2, *NCCL, *more)[1], self.good(2, "--comm", "tcp", *more)[1])
+        self.good(3, *NCCL)
+
+    def test_a_large_model(self):
+        more = ("--model", "mlp", "--mlp-width", "600")  # 3.3 MB of gradients
+        self.assertEqual(self.good(2, *NCCL, *more)[1], self.good(2, "--comm", "tcp", *more)[1])
+
+    def test_nodes_are_averaged_now_and_then(self):
+        # Four numbers have several orders, so the bits may differ, but not the digits that are printed.
+        over_nccl, _ = self.good(4, *NCCL, "--sync-every-inter", "3", "--dtype", "float64", nodes=2)
+        over_shm, _ = self.good(4, "--comm", "shm", "--sync-every-inter", "3", "--dtype", "float64", nodes=2)
+        self.assertEqual(over_nccl[0][1][-1], over_shm[0][1][-1])
+        self.good(2, *NCCL, "--sync-every-inter", "3", nodes=2)
+        self.good(2, *NCCL, "--sync-every-inter", "3", nodes=1)
+
+    def test_all_reduce_in_captured_graphs(self):
+        for dtype in ("float32", "float64"):
+            for more in ((), ("--model", "mlp", "--mlp-width", "600"), ("--clip-norm", "1")):
+                with self.subTest(dtype=dtype, more=more):
+                    self.good(2, *NCCL, "--device", "gpu", "--dtype", dtype, *more)
+
+    def losses(self, world, *arguments, nodes=1):
+        """What rank 0 writes down of each step, and the test's last line."""
+        path = os.path.join(os.environ["FAKE_NCCL_DIR"], "metrics")
+        results, _ = self.good(world, *arguments, "--dtype", "float64", "--metrics-file", path, nodes=nodes)
+        with open(path, encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        os.remove(path)
+        steps = [(record["step"], record["loss"], record.get("norm"), record.get("dropped")) for record in records if record["kind"] == "step"]
+        return steps, results[0][1][-1]
+
+    def test_whole_steps_on_the_gpu_learn_what_the_hosts_learn(self):
+        for world, nodes, more in ((2, 1, ("--clip-norm", "1")), (2, 1, ("--optimizer", "adamw", "--weight-decay", "0.1", "--clip-value", "0.01")),
+                                   (3, 1, ("--inject-nan", "1:4")), (4, 2, ("--sync-every-inter", "3")),
+                                   (2, 1, ("--lr-schedule", "cosine", "--warmup-steps", "3"))):
+            with self.subTest(more=more):
+                comm = "shm" if nodes > 1 else "tcp"
+                there, last = self.losses(world, *NCCL, "--device", "gpu", *more, nodes=nodes)
+                here, expected = self.losses(world, "--comm", comm, *more, nodes=nodes)
+                self.assertEqual((len(there), last), (len(here), expected))
+                for mine, theirs in zip(there, here):
+                    self.assertEqual((mine[0], mine[3]), (theirs[0], theirs[3]))
+                    for one, other in zip(mine[1:3], theirs[1:3]):
+                        if one is not None or other is not None:
+                            self.assertTrue(one == other or abs(one - other) < 1e-7, (mine, theirs))
+
+    def test_a_peer_that_is_lost_in_a_captured_sum(self):
+        # Over sockets NCCL tells it; inside a node only the deadline ends the wait. NCCL ends no communicator whose sums a
+        # graph still holds, nor does the played one: so the graphs are gone by then.
+        # A batch of 32 images that are drawn has more bytes than the run time stages without a wait for the stream.
+        large = ("--batch-size", "32", "--model", "mlp", "--mlp-width", "16", "--mlp-depth", "1")
+        for way, why, shape in (("net", "ncclRemoteError: remote process exited or there was a network error", ("--batch-size", "2")),
+                                ("p2p", "the other ranks did not do their part within 3 s", ("--batch-size", "2")),
+                                ("p2p", "the other ranks did not do their part within 3 s", large)):
+            os.environ["FAKE_NCCL_TRANSPORT"] = way
+            with self.subTest(way=way, shape=shape), train_run_test.Ranks(
+                    2, "--data", "synthetic", "--limit", "1000000", *shape, *NCCL, "--device", "gpu",
+                    "--comm-timeout", "3s", nodes=1) as ranks:
+                while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):
+                    self.assertIsNone(ranks.processes[0].poll())
+                ranks.processes[1].kill()
+                _, errors = ranks.processes[0].communicate(timeout=60)
+                self.assertEqual(ranks.processes[0].returncode, 1)
+                self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during all-reduce of step \d+\n$")
+
+    def test_the_log_of_collectives_has_the_sums_of_replayed_graphs(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with train_run_test.Ranks(2, "--data", "synthetic", "--limit", "100000", "--batch-size", "2", *NCCL, "--device", "gpu",
+                                      "--collective-log", folder, nodes=1) as ranks:
+                while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):
+                    self.assertIsNone(ranks.processes[0].poll())
+                ranks.processes[1].kill()
+                ranks.processes[0].communicate(timeout=60)
+            entries = [json.loads(line) for line in pathlib.Path(folder, "rank-0.jsonl").read_text().splitlines()[1:]]
+            gradients = [one for one in entries if one["kind"] == "all-reduce" and one["bytes"] > 100000]
+            self.assertGreater(len(gradients), 50, "one a step")
+            self.assertEqual([one["finished"] != 0 for one in gradients[:50]], [True] * 50)
+            reported = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
+            self.assertRegex(reported.stdout, r"^rank 1 left no log; rank 0 waits in all-reduce \d+ \(116 KB\)\n$")
+
+    def test_a_rank_without_a_gpu_of_its_own_is_reported_the_option(self):
+        with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:
+            out, errors = ranks.processes[1].communicate(timeout=60)
+            self.assertEqual((ranks.processes[1].returncode, out, errors), (
+                2, "", "train: --comm nccl: there is no GPU for local rank 1: this process sees 1; start one rank per GPU, or "
+                       "with --share-gpu several on each\n"))
+
+    def test_a_library_that_is_missing_or_too_old(self):
+        os.environ["DDPLAUNCH_NCCL_LIBRARY"] = "/nonexistent/libnccl.so.2"
+        (code, lines, errors), = run(1, *FEW, *NCCL)
+        self.assertEqual((code, lines, errors), (
+            2, [], "train: --comm nccl: DDPLAUNCH_NCCL_LIBRARY names what cannot be loaded: /nonexistent/libnccl.so.2: cannot "
+                   "open shared object file: No such file or directory\n"))
+        os.environ |= {"DDPLAUNCH_NCCL_LIBRARY": LIBRARY, "FAKE_NCCL_VERSION": "21804"}
+        (code, lines, errors), = run(1, *FEW, *NCCL)
+        self.assertEqual((code, lines, errors), (2, [], f"train: --comm nccl: {LIBRARY} is NCCL 2.18.4; 2.19.0 or newer is needed\n"))
+
+    def test_no_gpu(self):
+        os.environ["FAKE_CUDA_GPUS"] = "0"
+        (code, lines, errors), = run(1, *FEW, *NCCL)
+        self.assertEqual((code, lines, errors), (2, [], "train: --comm nccl needs an NVIDIA GPU: cudaGetDeviceCount said "
+                                                        "cudaErrorNoDevice (no CUDA-capable device is detected)\n"))
+
+
+class Bench(unittest.TestCase):
+    """On the buffers of the played GPU."""
+    setUp = EmulatedNccl.setUp
+    SIZES = ("-b", "12", "-e", "1200K", "-f", "100", "-n", "3", "-w", "1")
+
+    def bench(self, *arguments, world=3):
+        results = bench_run_test.run((world,), "bench", *arguments)
+        for _, out, _ in results[1:]:
+            self.assertEqual(out, "", "only rank 0 speaks")
+        return results
+
+    def test_every_operation_is_right(self):
+        for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
+            with self.subTest(operation=operation):
+                results = self.bench(operation, *NCCL, *self.SIZES)
+                self.assertEqual([(code, errors) for code, _, errors in results], [(0, "")] * 3)
+                lines = results[0][1].splitlines()
+                self.assertEqual(lines[0], "# NCCL 2.28.9")
+                self.assertRegex(lines[1], rf"^# train .* bench {operation}, 3 ranks, nccl, in place$")
+                rows = [bench_run_test.ROW.fullmatch(line) for line in lines if not line.startswith("#")]
+                self.assertEqual([int(row[1]) for row in rows], [12, 1200, 120000])
+                self.assertEqual([row[8] for row in rows], ["0", "0", "0"])
+                self.assertIn("# Out of bounds values : 0 OK", lines)
+
+    def test_what_the_ranks_of_a_gpu_cannot_hold_is_refused_first(self):
+        for code, out, errors in self.bench("allreduce", *NCCL, "-b", "27M", "-n", "1"):
+            self.assertEqual((code, out), (2, ""))
+            self.assertRegex(errors, r"^train: bench allreduce: messages of 28311552 bytes need 27\.0 MiB of GPU 0 \(a GPU that is played\), "
+                                     r"which has 26\.7 MiB for a rank; write a smaller -b or -e\n$")
+        for code, _, errors in self.bench("allreduce", *NCCL, "-b", "1M", "-e", "1M", "-n", "1"):
+            self.assertEqual((code, errors), (0, ""))
+
+    def test_a_wrong_sum_is_found_on_the_gpu(self):
+        os.environ["FAKE_NCCL_SPOIL"] = "1200"
+        for operation in ("allreduce", "reducescatter"):
+            with self.subTest(operation=operation), tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "result.json")
+                results = self.bench(operation, *NCCL, *self.SIZES, "--json", path)
+                self.assertEqual([code for code, _, _ in results], [1, 0, 0])
+                self.assertEqual(results[0][2], "train: 3 wrong elements at 1200 bytes: memory or network of a node is faulty\n")
+                self.assertIn("# Out of bounds values : 3 FAILED\n", results[0][1])
+                with open(path, encoding="utf-8") as file:
+                    result = json.load(file)
+                self.assertEqual([result[key] for key in ("kind", "operation", "way", "world_size", "passed")],
+                                 ["bench", operation, "nccl", 3, False])
+                self.assertEqual([(row["bytes"], row["wrong"]) for row in result["rows"]], [(12, 0), (1200, 3), (120000, 0)])
+
+    def test_windows_are_made_by_all_ranks_and_given_back(self):
+        os.environ["FAKE_NCCL_WINDOWS"] = "1"
+        for code, _, errors in run(3, *FEW, *NCCL, "--device", "gpu"):
+            self.assertEqual((code, errors), (0, ""))
+        self.assertEqual(pathlib.Path(os.environ["FAKE_NCCL_DIR"], "windows").read_text(), "www")
+        os.environ["FAKE_NCCL_WINDOWS"] = "2"
+        for rank, (code, _, errors) in enumerate(run(2, *FEW, *NCCL, "--device", "gpu")):
+            self.assertEqual(code, 1)
+            self.assertRegex(errors, rf"^train: rank {rank} over NCCL: ncclSystemError: .* during start of a window")
+
+    def test_memory_that_cannot_be_registered_is_no_failure(self):
+        os.environ["FAKE_NCCL_REGISTER"] = "0"
+        said = "train: sums go through NCCL's own buffers: ncclCommRegister said ncclSystemError: an error of the play\n"
+        for code, _, errors in self.bench("allreduce", *NCCL, *self.SIZES):
+            self.assertEqual((code, errors), (0, said))
+        for code, _, errors in run(2, *FEW, *NCCL, "--device", "gpu"):
+            self.assertEqual((code, errors), (0, said))
+
+    def test_a_rank_that_is_killed(self):
+        for way, why in (("net", "ncclRemoteError: remote process exited or there was a network error"),
+                         ("p2p", "the other ranks did not do their part within 2 s")):
+            os.environ["FAKE_NCCL_TRANSPORT"] = way
+            with self.subTest(way=way), bench_run_test.Nodes((2,), "bench", "allreduce", *NCCL, "-b", "64K", "-e", "64K", "-n",
+                                                             "10000000", "--comm-timeout", "2s") as nodes:
+                nodes.processes[0].stdout.readline()  # all have met
+                nodes.processes[1].kill()
+                _, errors = nodes.processes[0].communicate(timeout=60)
+                self.assertEqual(nodes.processes[0].returncode, 1)
+                self.assertRegex(errors, rf"^train: rank 0 over NCCL: {why} during \S+\n$")
+
+    def test_option_errors(self):
+        for arguments, why in ((("allreduce", "--share-gpu"), "--share-gpu is about NCCL, which refuses two ranks on one GPU: write "
+                                                              "--comm nccl\n"),
+                               (("pairs", *NCCL), "pairs are measured over shared memory and TCP, not NCCL: leave --comm nccl "
+                                                                "out\n")):
+            for result in self.bench(*arguments, world=1):
+                self.assertEqual(result, (2, "", why))
+        for variable, value, why in (("FAKE_CUDA_GPUS", "0", "--comm nccl needs an NVIDIA GPU: cudaGetDeviceCount said "
+                                                             "cudaErrorNoDevice (no CUDA-capable device is detected)"),
+                                     ("FAKE_NCCL_VERSION", "21804", f"--comm nccl: {LIBRARY} is NCCL 2.18.4; 2.19.0 or newer is "
+                                                                    "needed")):
+            with unittest.mock.patch.dict(os.environ, {variable: value}):
+                self.assertEqual(self.bench("allreduce", *NCCL, world=1), [(2, "", f"train: {why}\n")])
+
+
+if __name__ == "__main__":
+    train_run_test.TRAIN = bench_run_test.TRAIN = sys.argv.pop(1)
+    LIBRARY = sys.argv.pop(1)
+    unittest.main(verbosity=2)

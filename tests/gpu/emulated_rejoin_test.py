@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""`train --on-peer-loss rejoin` over NCCL with whole steps on the GPU, where both are played: survivors abort, take back
+the step whose sum was lost, make a new communicator and capture new graphs.
+
+usage: emulated_rejoin_test.py PATH_OF_PLAYED_TRAIN PATH_OF_LIBRARY PATH_OF_STORE_SERVER [unittest options]"""
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "unit/apps/train/training"))
+import rejoin_test  # noqa: E402
+from rejoin_test import Job, weights  # noqa: E402
+
+# 20 steps an epoch on 3 ranks, the last of them smaller.
+TASK = ("--data", "synthetic", "--limit", "230", "--batch-size", "4", "--model", "mlp", "--mlp-width", "24",
+        "--mlp-depth", "1", "--epochs", "8", "--device", "gpu", "--comm", "nccl", "--share-gpu")
+
+
+def near_end(job):
+    return max(worker.step or 0 for worker in job.workers) > 120  # of 160
+
+
+class EmulatedRejoin(unittest.TestCase):
+    whole = rejoin_test.Rejoin.whole
+    check_samples = rejoin_test.Rejoin.check_samples
+
+    def setUp(self):
+        rejoin_test.Rejoin.setUp(self)
+        rooms = tempfile.TemporaryDirectory()
+        self.addCleanup(rooms.cleanup)
+        os.environ |= {"DDPLAUNCH_NCCL_LIBRARY": LIBRARY, "FAKE_CUDA_GPUS": "1", "FAKE_NCCL_DIR": rooms.name}
+        for name in ("FAKE_NCCL_TRANSPORT", "FAKE_NCCL_WINDOWS"):
+            os.environ.pop(name, None)
+
+    def forget_samples(self):
+        for path in self.log.iterdir():
+            path.unlink()
+
+    def test_a_killed_rank_comes_back_and_the_bits_are_those_of_an_undisturbed_training(self):
+        expected = {dtype: weights(self.whole(3, *TASK, "--dtype", dtype)) for dtype in ("float32", "float64", "bfloat16")}
+        self.assertEqual(len(set(expected.values())), 3)
+        # Over sockets NCCL tells of a death; inside a node it is silent, and only the revoke ends the wait.
+        for way, victim, dtype in (("net", 2, "bfloat16"), ("p2p", 1, "bfloat16"), ("p2p", 0, "float64"), ("net", 0, "float32")):
+            os.environ |= {"FAKE_NCCL_TRANSPORT": way, "FAKE_NCCL_WINDOWS": "1" if way == "p2p" else "0"}
+            with self.subTest(way=way, victim=victim), Job(3, *TASK, "--dtype", dtype, "--sample-log", self.log) as job:
+                job.start().reach(random.randrange(3, 120))
+                pids = {worker.rank: worker.process.pid for worker in job.workers if worker.rank != victim}
+                job.lose(victim)
+                job.are_ready()
+                lines = job.finish()
+                self.assertEqual({w.rank: w.process.pid for w in job.workers if w.rank != victim}, pids)
+                self.assertEqual(weights(lines), expected[dtype])
+                self.check_samples(230, world=3)
+                self.forget_samples()
+
+    def test_ranks_are_killed_again_and_again_whatever_they_do(self):
+        expected = weights(self.whole(3, *TASK))
+        for seed in range(3):
+            with self.subTest(seed=seed), Job(3, *TASK, "--sample-log", self.log) as job:
+                dice = random.Random(seed)
+                job.start()
+                for _ in range(5):
+                    end = time.monotonic() + dice.random() * 0.3
+                    while time.monotonic() < end and not near_end(job):
+                        job.serve(0.01)
+                    if near_end(job):
+                        break  # none must be done when another one is lost
+                    job.lose(dice.randrange(3))
+                self.assertGreater(job.attempt, 0)
+                self.assertEqual(weights(job.finish()), expected)
+                self.check_samples(230, world=3)
+                self.forget_samples()
+
+    def test_down_to_one_rank_and_up_again(self):
+        with Job(2, *TASK, "--sample-log", self.log) as job:
+            job.start().reach(5)
+            job.lose(0, world=1)
+            job.are_ready()
+            job.reach(max(worker.step or 0 for worker in job.workers) + 5)
+            job.revoke()
+            job.go_on(world=3)
+            lines = job.finish()
+        self.assertRegex("\n".join(lines[0]), r"attempt 1: 1 rank goes on from step \d+ .*\n(.*\n)*attempt 2: 3 ranks go on")
+        self.check_samples(230, segments=3)
+
+    def test_a_revoke_without_a_death_loses_nothing(self):
+        expected = weights(self.whole(3, *TASK))
+        with Job(3, *TASK, "--sample-log", self.log) as job:
+            job.start()
+            for step in (5, 11, 30):
+                job.reach(step)
+                job.revoke()
+                job.go_on()
+                job.are_ready()
+            self.assertEqual(weights(job.finish()), expected)
+            self.check_samples(230, world=3)
+
+    def test_a_stopped_rank_is_missed_by_the_deadline(self):
+        with Job(3, *TASK, "--comm-timeout", "2s") as job:
+            job.start().reach(5)
+            job.of(1).process.send_signal(signal.SIGSTOP)
+            others = [worker for worker in job.workers if worker.rank != 1]
+            job.until(lambda: all(worker.failed for worker in others), "evidence")
+            for worker in others:
+                self.assertRegex(worker.failed[0]["error"], rf"^rank {worker.rank} over NCCL: the other ranks did not do "
+                                                            r"their part within 2 s during .+ step \d+$")
+            job.lose(1)
+            job.finish()
+
+
+if __name__ == "__main__":
+    rejoin_test.TRAIN = sys.argv.pop(1)
+    LIBRARY = sys.argv.pop(1)
+    rejoin_test.STORE = sys.argv.pop(1)
+    unittest.main(verbosity=2)

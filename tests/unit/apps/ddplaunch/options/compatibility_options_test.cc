@@ -1,0 +1,308 @@
+#include "apps/ddplaunch/options/compatibility_options.h"
+
+#include <algorithm>
+#include <set>
+
+#include "apps/ddplaunch/options/command_line.h"
+#include "tests/support/catch.h"
+#include "tests/unit/apps/ddplaunch/options/fake_process_context.h"
+
+using ddp::compatibility_options;
+using ddp::CompatibilityOption;
+using ddp::Diagnostics;
+using ddp::find_compatibility_option;
+using ddp::OptionTable;
+using ddp::read_command_line;
+using ddp::SupportStatus;
+using ddp::launcher::LauncherKind;
+using ddp::launcher::ProcsPerNode;
+using ddp::test::Env;
+using ddp::test::FakeContext;
+using ddp::test::Texts;
+
+namespace {
+
+Diagnostics diagnostics_of(const Texts& args) {
+  OptionTable table;
+  Diagnostics diagnostics;
+  read_command_line(args, table, diagnostics);
+  return diagnostics;
+}
+
+FakeContext with_variables(const Env& variables) {
+  FakeContext world;
+  world.env.insert(world.env.end(), variables.begin(), variables.end());
+  return world;
+}
+
+}  // namespace
+
+TEST_CASE("Each foreign option does what its row says") {
+  const OptionTable table;
+  std::set<std::string_view> seen;
+  for (const CompatibilityOption& row : compatibility_options()) {
+    const std::string name(row.name);
+    CAPTURE(name);
+    CHECK(seen.insert(row.name).second);
+    CHECK_FALSE(table.knows(row.name));
+    CHECK(name.find('_') == std::string::npos);
+    Texts args = {name, "3", "w"};
+    if (!row.takes_value) args.erase(args.begin() + 1);
+    const Diagnostics found = diagnostics_of(args);
+    switch (row.status) {
+      case SupportStatus::kLater:
+        REQUIRE(found.errors.size() == 1);
+        CHECK(found.errors[0].starts_with("ddplaunch: " + name + " is not in this release yet"));
+        if (!row.value.empty()) {
+          const Diagnostics accepted = diagnostics_of({name, std::string(row.value), "w"});
+          CHECK(accepted.errors.empty());
+          CHECK(accepted.notes.empty());
+        }
+        break;
+      case SupportStatus::kRenamed:
+        CHECK(table.knows(row.text));
+        CHECK(table.takes_value(row.text));
+        CHECK(row.takes_value == row.value.empty());
+        CHECK(found.errors.empty());
+        break;
+      case SupportStatus::kNoted:
+        CHECK_FALSE(row.text.empty());
+        CHECK(found.notes == Texts{"ddplaunch: " + name + " has no effect: " + std::string(row.text)});
+        CHECK(found.errors.empty());
+        break;
+      case SupportStatus::kRefused:
+        CHECK_FALSE(row.text.empty());
+        CHECK(found.errors ==
+              Texts{"ddplaunch: " + name + " is not an option of ddplaunch: " + std::string(row.text)});
+        break;
+    }
+  }
+}
+
+TEST_CASE("Every option of torchrun and of the later releases is decided") {
+  const OptionTable table;
+  for (const char* name : {"--nnodes",
+                           "--nproc-per-node",
+                           "--rdzv-backend",
+                           "--rdzv-endpoint",
+                           "--rdzv-id",
+                           "--rdzv-conf",
+                           "--standalone",
+                           "--max-restarts",
+                           "--monitor-interval",
+                           "--start-method",
+                           "--event-log-handler",
+                           "--role",
+                           "-m",
+                           "--module",
+                           "--no-python",
+                           "--run-path",
+                           "--log-dir",
+                           "-r",
+                           "--redirects",
+                           "-t",
+                           "--tee",
+                           "--local-ranks-filter",
+                           "--duplicate-stdout-filters",
+                           "--duplicate-stderr-filters",
+                           "--node-rank",
+                           "--master-addr",
+                           "--master-port",
+                           "--local-addr",
+                           "--logs-specs",
+                           "--numa-binding",
+                           "--signals-to-handle",
+                           "--shutdown-timeout",
+                           "--virtual-local-rank",
+                           "--hosts-from",
+                           "--token-file",
+                           "--insecure",
+                           "--no-push",
+                           "--setup",
+                           "--wrapper",
+                           "--restart-backoff",
+                           "--hang-timeout",
+                           "--on-peer-loss",
+                           "--report",
+                           "--show-ranks",
+                           "--bars",
+                           "--fold",
+                           "--log-max-size",
+                           "--jsonl",
+                           "--console",
+                           "--detach",
+                           "--dashboard"}) {
+    CAPTURE(name);
+    CHECK((table.knows(name) || find_compatibility_option(name) != nullptr));
+  }
+}
+
+TEST_CASE("A command line of torchrun runs as it is") {
+  const ddp::RunJob job = FakeContext().job(
+      {"--standalone", "--nnodes=1", "--nproc_per_node=gpu", "--max_restarts=3", "--rdzv_id=run7",
+       "--rdzv_backend=c10d", "--node_rank=0", "--shutdown-timeout", "30", "--log_dir", "logs", "-r", "0:3",
+       "--tee=1", "--local_ranks_filter=0,2", "train.py", "--lr", "0.1"});
+  CHECK(job.spec.launcher == LauncherKind::kLocal);
+  CHECK(job.spec.nproc.kind == ProcsPerNode::Kind::kGpu);
+  CHECK(job.spec.job_id == "run7");
+  CHECK(job.spec.stop_grace == std::chrono::milliseconds(30'000));
+  CHECK(job.spec.max_restarts == 3);
+  CHECK(job.spec.output.log_dir == "/data/run/logs");
+  CHECK(job.spec.output.redirects.has(0, 2));
+  CHECK_FALSE(job.spec.output.redirects.has(1, 2));
+  CHECK(job.spec.output.tee.has(7, 1));
+  CHECK_FALSE(job.spec.output.tee.has(7, 2));
+  CHECK(job.spec.output.local_ranks_filter == std::vector<int>{0, 2});
+  CHECK(job.notes ==
+        Texts{"ddplaunch: --rdzv_backend has no effect: ddplaunch has one rendezvous of its own"});
+}
+
+TEST_CASE("Options of a later release") {
+  CHECK(FakeContext().errors({"--dashboard", "--detach", "w"}) ==
+        Texts{"ddplaunch: --dashboard is not in this release yet",
+              "ddplaunch: --detach is not in this release yet: nohup ddplaunch … & keeps a job alive after "
+              "logout"});
+}
+
+TEST_CASE("torchrun's address of this machine is what happens anyway") {
+  for (const char* address : {"--master_addr=localhost", "--master-addr=127.0.0.1", "--master-addr=::1"})
+    CHECK(FakeContext()
+              .job({"--nnodes=1", "--node_rank=0", address, "--master_port=29501", "w"})
+              .spec.master_port == 29501);
+  CHECK(FakeContext().errors({"--master-addr=gpu01", "w"}).size() == 1);
+}
+
+TEST_CASE("Options in use with accelerate, srun and mpirun are decided") {
+  for (const std::string name :
+       {"--cpu", "--debug", "--zero-stage", "--fsdp-sharding-strategy", "--fsdp-offload-params",
+        "--same-network", "--num-cpu-threads-per-process", "--dynamo-mode", "--use-megatron-lm",
+        "--gradient-accumulation-steps", "--use-env", "--gpus", "--gpus-per-node", "--gres", "-J", "--mpi",
+        "--machinefile", "--wd", "--tag-output"}) {
+    CAPTURE(name);
+    CHECK(find_compatibility_option(name) != nullptr);
+  }
+  CHECK(find_compatibility_option("--fsdp") == nullptr);
+  CHECK(
+      FakeContext().errors({"--fsdp_sharding_strategy", "FULL_SHARD", "--zero_stage=3", "--gres", "gpu:8",
+                            "--kill-on-bad-exit=1", "w"}) ==
+      Texts{"ddplaunch: --fsdp_sharding_strategy is not an option of ddplaunch: use --accelerate-config FILE",
+            "ddplaunch: --zero_stage is not an option of ddplaunch: use --accelerate-config FILE",
+            "ddplaunch: --gres is not an option of ddplaunch: give it to salloc or sbatch; "
+            "--nproc-per-node says how many workers a node gets",
+            "ddplaunch: --kill-on-bad-exit is not an option of ddplaunch: leave it out: the first failure "
+            "ends the job"});
+  const ddp::RunJob job = FakeContext().job({"--cpu", "--wd", "/tmp", "--use_env", "--tag-output", "w"});
+  CHECK(job.spec.explicit_env == ddp::test::Env{{"ACCELERATE_USE_CPU", "true"}});
+  CHECK(job.spec.chdir == "/tmp");
+  CHECK(job.notes.size() == 2);
+}
+
+TEST_CASE("Unknown options") {
+  FakeContext world;
+  CHECK(world.errors({"--nproc-per-nod", "4", "train"}) ==
+        Texts{"ddplaunch: unknown option --nproc-per-nod; did you mean --nproc-per-node?"});
+  CHECK(world.errors({"--host-file", "x", "w"}) ==
+        Texts{"ddplaunch: unknown option --host-file; did you mean --hostfile?"});
+  CHECK(world.errors({"--max-restart=3", "w"}) ==
+        Texts{"ddplaunch: unknown option --max-restart; did you mean --max-restarts?"});
+  CHECK(world.errors({"-nnodes", "x", "w"}) ==
+        Texts{"ddplaunch: unknown option -nnodes; did you mean --nnodes?"});
+  CHECK(world.errors({"--overscribe", "--quite", "w"}) ==
+        Texts{"ddplaunch: unknown option --overscribe; did you mean --oversubscribe?",
+              "ddplaunch: unknown option --quite; did you mean --quiet?"});
+  // Nothing can be said of what follows: it could be its value or the worker.
+  CHECK(world.errors({"--zebra", "x", "--nnodes", "none"}) ==
+        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all, options of the worker stand "
+              "behind it"});
+  CHECK(world.errors({"--zebra=1", "--nnodes", "none", "w"}) ==
+        Texts{"ddplaunch: unknown option --zebra; ddplaunch --help lists all, options of the worker stand "
+              "behind it",
+              "ddplaunch: --nnodes none: \"none\" is not a number of nodes, nor MIN:MAX"});
+  CHECK(world.errors({"-Q", "w"}).size() == 1);
+}
+
+TEST_CASE("Values that are missing, empty, or too many") {
+  FakeContext world;
+  CHECK(world.errors({"--hostfile"})[0] == "ddplaunch: --hostfile needs a value: --hostfile FILE");
+  CHECK(world.errors({"--hostfile", "--nproc-per-node", "4", "w"}) ==
+        Texts{"ddplaunch: --hostfile needs a value: --hostfile FILE"});
+  CHECK(world.errors({"--rdzv-id", "--", "w"}) == Texts{"ddplaunch: --rdzv-id needs a value"});
+  CHECK(world.errors({"--hostfile=", "w"}) == Texts{"ddplaunch: --hostfile has an empty value"});
+  CHECK(world.errors({"--oversubscribe=1", "w"}) == Texts{"ddplaunch: --oversubscribe takes no value"});
+  CHECK(world.errors({"--standalone=1", "w"}) == Texts{"ddplaunch: --standalone takes no value"});
+  CHECK(world.spec({"--label", "--> ", "w"}).output.label == "--> ");
+  CHECK(world.spec({"--label=-x", "w"}).output.label == "-x");
+}
+
+TEST_CASE("torchrun's variables are options, said once") {
+  const auto job =
+      with_variables(
+          {{"PET_NPROC_PER_NODE", "3"}, {"PET_MAX_RESTARTS", "2"}, {"PET_STANDALONE", "1"}, {"PET_X", "y"}})
+          .job({"w"});
+  CHECK(job.spec.nproc.number == 3);
+  CHECK(job.spec.max_restarts == 2);
+  CHECK(job.spec.launcher == LauncherKind::kLocal);
+  CHECK(job.notes ==
+        Texts{"ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE, "
+              "PET_STANDALONE, PET_MAX_RESTARTS"});
+}
+
+TEST_CASE("The command line goes before them, under any name of the option") {
+  const Env variables = {{"PET_NPROC_PER_NODE", "3"},
+                         {"PET_RDZV_ID", "theirs"},
+                         {"PET_TEE", "3"},
+                         {"PET_SHUTDOWN_TIMEOUT", "9"},
+                         {"PET_MASTER_ADDR", "10.0.0.9"}};
+  const auto job = with_variables(variables).job({"--num_gpus=2", "--job-id", "ours", "--log-dir", "d", "-t",
+                                                  "1", "--stop-grace=5", "--master-addr=127.0.0.1", "w"});
+  CHECK(job.spec.nproc.number == 2);
+  CHECK(job.spec.job_id == "ours");
+  CHECK(job.spec.stop_grace == std::chrono::seconds(5));
+  CHECK(job.notes == Texts{});
+}
+
+TEST_CASE("Empty variables and flags of 0 are no options") {
+  const auto job =
+      with_variables({{"PET_NNODES", ""}, {"PET_STANDALONE", "0"}, {"PET_MODULE", "00"}}).job({"w"});
+  CHECK(job.notes == Texts{});
+  CHECK(with_variables({{"PET_MODULE", "1"}}).spec({"pkg.train"}).command.kind ==
+        ddp::launcher::WorkerCommand::Kind::kModule);
+}
+
+TEST_CASE("The only pod of a PyTorchJob is one node") {
+  const ddp::launcher::JobSpec spec = with_variables({{"PET_NNODES", "1"},
+                                                      {"PET_NODE_RANK", "0"},
+                                                      {"PET_MASTER_ADDR", "job-master-0"},
+                                                      {"PET_MASTER_PORT", "23456"},
+                                                      {"RANK", "0"},
+                                                      {"WORLD_SIZE", "1"},
+                                                      {"MASTER_ADDR", "job-master-0"},
+                                                      {"MASTER_PORT", "23456"}})
+                                          .spec({"w"});
+  CHECK(spec.hosts.size() == 1);
+  CHECK(spec.launcher == LauncherKind::kLocal);
+  CHECK(spec.master_port == 23456);
+  CHECK(with_variables({{"PET_NNODES", "1"}, {"PET_NODE_RANK", "1"}, {"PET_MASTER_ADDR", "a"}})
+            .errors({"w"})
+            .size() == 2);
+  CHECK(with_variables({{"PET_MASTER_ADDR", "a"}}).errors({"w"}).back() ==
+        "ddplaunch: options taken from the environment, as torchrun takes them: PET_MASTER_ADDR");
+}
+
+TEST_CASE("What makes no sense in them is told, and where it came from") {
+  CHECK(with_variables({{"PET_STANDALONE", "yes"}}).errors({"w"}) ==
+        Texts{"ddplaunch: PET_STANDALONE=yes: give 1 for --standalone, or 0; torchrun reads a number there, "
+              "too"});
+  CHECK(with_variables({{"PET_NPROC_PER_NODE", "many"}}).errors({"w"}) ==
+        Texts{"ddplaunch: --nproc-per-node many: give a whole number from 1 to 65535, or auto, gpu or cpu",
+              "ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE"});
+  // Kubeflow's trainer sets these for one torchrun in each pod.
+  const Texts pods =
+      with_variables({{"PET_NNODES", "4"}, {"PET_NODE_RANK", "1"}, {"PET_NPROC_PER_NODE", "1"}})
+          .errors({"w"});
+  REQUIRE(pods.size() == 3);
+  CHECK(
+      pods[0] ==
+      "ddplaunch: --node-rank 1 needs --master-addr ADDR, where node 0 is; or set MASTER_ADDR on all nodes");
+  CHECK(pods[1].starts_with("ddplaunch: --nnodes 4 needs hosts: "));
+}

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cerrno>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "apps/ddplaunch/options/options.h"
+#include "tests/support/catch.h"
+
+namespace ddp::test {
+
+using Texts = std::vector<std::string>;
+using Env = std::vector<std::pair<std::string, std::string>>;
+
+/// Files, environment and directory that a test makes up, and the options read among them.
+class FakeContext {
+ public:
+  std::map<std::string, std::string> files;
+  std::set<std::string> directories;  ///< that exist besides cwd
+  Env env = {{"HOME", "/home/ann"}, {"PATH", "/usr/bin"}, {"DATA", "/data"}};
+  std::string cwd = "/data/run";
+  bool stdin_has_data = false;
+  std::string standard_input;
+
+  ParsedOptions parse(const Texts& args) const {
+    ProcessContext context;
+    context.env = env;
+    context.cwd = cwd;
+    context.new_job_id = "20261121-034500-ab12cd";
+    context.stdin_has_data = stdin_has_data;
+    context.read_file = [this](const std::string& path) -> Result<std::string> {
+      const auto found = files.find(path);
+      if (found == files.end()) return system_error(ENOENT, path);
+      if (found->second == "unreadable") return system_error(EACCES, path);
+      return found->second;
+    };
+    context.read_stdin = [this] { return Result<std::string>(standard_input); };
+    context.can_write = [this](const std::string& path) -> Result<> {
+      const std::string directory = path.substr(0, path.rfind('/'));
+      if (directory != cwd && !directories.contains(directory)) return system_error(ENOENT, directory);
+      return {};
+    };
+    return parse_options(args, context);
+  }
+
+  RunJob job(const Texts& args) const {
+    ParsedOptions parsed = parse(args);
+    if (const auto* bad = std::get_if<BadUsage>(&parsed)) {
+      for (const std::string& problem : bad->errors)
+        UNSCOPED_INFO(problem);
+    }
+    REQUIRE(std::holds_alternative<RunJob>(parsed));
+    return std::get<RunJob>(std::move(parsed));
+  }
+  launcher::JobSpec spec(const Texts& args) const { return job(args).spec; }
+
+  Texts errors(const Texts& args) const {
+    const ParsedOptions parsed = parse(args);
+    REQUIRE(std::holds_alternative<BadUsage>(parsed));
+    return std::get<BadUsage>(parsed).errors;
+  }
+  std::string text(const Texts& args) const {
+    const ParsedOptions parsed = parse(args);
+    REQUIRE(std::holds_alternative<PrintText>(parsed));
+    return std::get<PrintText>(parsed).text;
+  }
+};
+
+}  // namespace ddp::test

@@ -1,0 +1,221 @@
+// Figures of all ranks → findings; and the tests of one device, with faults that are planted.
+#include "apps/train/health/checks/health_diagnosis.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "apps/train/health/checks/health_gemm.h"
+#include "apps/train/health/checks/health_pattern_body.h"
+#include "apps/train/kernels/gpu/host_launch.h"
+#include "tests/support/catch.h"
+
+namespace ddp::train {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+HealthReport healthy(int ranks) {
+  HealthReport report;
+  report.route = "tcp";
+  for (int i = 0; i < ranks; ++i) {
+    HealthFigures& one = report.ranks.emplace_back();
+    one.host = "gpu0" + std::to_string(i + 1);
+    one.device = "CPU";
+    one.products = 100;
+    one.gflops = 10;
+    one.memory = 1u << 20;
+  }
+  for (int a = 0; a < ranks; ++a) {
+    for (int b = a + 1; b < ranks; ++b)
+      report.pairs.push_back({{a, b, false, 30, 5}, 0, false});
+  }
+  return report;
+}
+
+Lines reported(const HealthReport& report) {
+  Lines lines;
+  for (const HealthDiagnostic& diagnostic : diagnose_health(report))
+    lines.push_back((diagnostic.error ? "error " : "warning ") + std::to_string(diagnostic.rank) + ' ' +
+                    diagnostic.item + ": " + diagnostic.text);
+  return lines;
+}
+
+TEST_CASE("Healthy ranks have no findings") {
+  CHECK(reported(healthy(1)).empty());
+  CHECK(reported(healthy(4)).empty());
+}
+
+TEST_CASE("A rank with wrong values is named with all of them in one line") {
+  HealthReport report = healthy(3);
+  report.ranks[1].wrong_products = 2;
+  report.ranks[1].other_products = 3;
+  report.ranks[1].wrong_words = 1;
+  report.ranks[1].first_wrong = 4096;
+  report.ranks[1].wrong_bits = 16;
+  report.ranks[2].wrong_sums = 7;
+  const auto diagnostics = diagnose_health(report);
+  CHECK(failure_lines(report, diagnostics) ==
+        Lines{"rank 1 on gpu02, CPU: of 100 equal matrix products 2 were wrong and 3 had other bits than the "
+              "first; "
+              "1 wrong words in 1 MiB of memory, the first at offset 0x1000, wrong bits 0x0000000000000010",
+              "rank 2 on gpu03, CPU: 7 wrong elements in the sum over all ranks"});
+  CHECK_FALSE(has_failed(diagnostics, 0));
+  CHECK(has_failed(diagnostics, 1));
+  CHECK(health_json(report, diagnostics).find("\"passed\":false") != std::string::npos);
+}
+
+TEST_CASE("A pair that fails is told of both, a slow one as a warning") {
+  HealthReport report = healthy(3);
+  report.pairs[0].failed = true;
+  CHECK(reported(report) == Lines{"error 0 pair: could not exchange messages with rank 1 on gpu02",
+                                  "error 1 pair: could not exchange messages with rank 0 on gpu01"});
+  report = healthy(3);
+  report.pairs[2].result.bandwidth = 1;
+  CHECK(reported(report) ==
+        Lines{"warning 1 pair: 1.00 GB/s with rank 2 on gpu03, more than 20 % under the median"});
+}
+
+TEST_CASE("Who is more than 20 % under the median of its kind is slow") {
+  HealthReport report = healthy(3);
+  report.ranks[2].gflops = 7.9;
+  CHECK(reported(report) == Lines{"warning 2 slow: 7.9 GFLOP/s for each thread, 21 % under the median"});
+  report.ranks[2].gflops = 8.1;
+  CHECK(reported(report).empty());
+  // More threads make no slower rank.
+  report.ranks[0].gflops = 40;
+  report.ranks[0].threads = 4;
+  CHECK(reported(report).empty());
+  // A GPU is no measure for a CPU.
+  report.ranks[1].gpu = true;
+  report.ranks[1].device = "GPU 0 (H100)";
+  report.ranks[1].gflops = 9000;
+  CHECK(reported(report).empty());
+}
+
+TEST_CASE("What NVML counts") {
+  HealthReport report = healthy(1);
+  HealthFigures& one = report.ranks[0];
+  one.gpu = true;
+  one.ecc_uncorrected = 1;
+  one.xids = 1;
+  one.last_xid = 79;
+  one.throttle_reasons = 0x24;
+  one.clock = 900;
+  one.most_clock = 1980;
+  one.temperature = 91;
+  CHECK(reported(report) ==
+        Lines{"error 0 ecc: 1 ECC errors that could not be corrected",
+              "error 0 xid: the driver reported 1 Xid errors, the last is Xid 79",
+              "warning 0 throttle: clocks were held back by heat, down to 900 of 1980 MHz at 91 degrees"});
+}
+
+TEST_CASE("Figures travel as numbers") {
+  HealthFigures figures = healthy(2).ranks[1];
+  figures.gpu = true;
+  figures.gflops = 12.5;
+  figures.last_xid = 79;
+  figures.trouble = std::string(500, 'x');
+  const auto words = pack_figures(figures);
+  REQUIRE(words.size() == kHealthFields);
+  const HealthFigures back = unpack_figures(words.data());
+  CHECK(back.host == "gpu02");
+  CHECK(back.device == "CPU");
+  CHECK(back.gpu);
+  CHECK(back.gflops == 12.5);
+  CHECK(back.products == 100);
+  CHECK(back.last_xid == 79);
+  CHECK(back.trouble == std::string(191, 'x'));
+}
+
+TEST_CASE("Products are held against the exact one and against the first") {
+  const HealthGemm gemm(24);
+  std::vector<float> product(24 * 24);
+  for (std::size_t row = 0; row < 24; ++row) {
+    for (std::size_t column = 0; column < 24; ++column) {
+      for (std::size_t d = 0; d < 24; ++d)
+        product[row * 24 + column] += gemm.a()[row * 24 + d] * gemm.b()[d * 24 + column];
+    }
+  }
+  CHECK(gemm.wrong(product) == 0);
+  HealthProducts products(gemm);
+  products.take(product);
+  products.take(product);
+  CHECK((products.wrong == 0 && products.other == 0));
+  auto last_bit = product;
+  last_bit[5] = std::nextafter(last_bit[5], 100.0f);
+  products.take(last_bit);
+  CHECK((products.wrong == 0 && products.other == 1));
+  product[7] += 0.01f;
+  products.take(product);
+  CHECK((products.wrong == 1 && products.other == 2));
+  CHECK(products.products == 4);
+  HealthProducts wrong_from_the_first(gemm);
+  wrong_from_the_first.take(product);
+  wrong_from_the_first.take(product);
+  CHECK((wrong_from_the_first.wrong == 2 && wrong_from_the_first.other == 0));
+}
+
+TEST_CASE("Patterns find a bit that turns over") {
+  std::vector<std::uint64_t> memory(1000);
+  CHECK(test_patterns(memory).words == 0);
+  const PatternFaults faults = test_patterns(memory, true);
+  CHECK(faults.words == 1);
+  CHECK(faults.first == 500 * 8);
+  CHECK(faults.bits == 16);
+  CHECK(faults.compared == 4 * 1000);
+}
+
+/// What the blocks of the GPU's test tell of a piece, run on the host in some order.
+std::vector<PatternFaults> describe_change(const HealthPiece& piece,
+                                           const kernels::device::HostOrder& order) {
+  std::vector<PatternFaults> reported(static_cast<std::size_t>(blocks_of(piece)));
+  kernels::device::run_on_host<ReadPattern>({piece, reported.data()}, order);
+  return reported;
+}
+
+TEST_CASE("The GPU's blocks write each word of a piece once, and none beside it") {
+  // The last block is not full.
+  const std::size_t count = 2 * kHealthBlockWords + 300;
+  std::vector<std::uint64_t> memory(count + 2, 77);
+  for (int i = 0; i < kHealthPatterns; ++i) {
+    const HealthPiece piece{memory.data() + 1, count, 4096, static_cast<HealthPattern>(i)};
+    kernels::device::run_on_host<WritePattern>(piece, {i % 2 == 1, static_cast<unsigned>(i)});
+    bool right = memory.front() == 77 && memory.back() == 77;
+    for (std::size_t word = 0; word < count; ++word)
+      right = right && piece.words[word] == pattern_word(piece.pattern, 4096 + word);
+    CHECK(right);
+  }
+}
+
+TEST_CASE("The GPU's blocks tell what they read, each for itself, in any order") {
+  const std::size_t count = 2 * kHealthBlockWords + 300;
+  std::vector<std::uint64_t> memory(count);
+  const HealthPiece piece{memory.data(), count, 1000, HealthPattern::kComplement};
+  kernels::device::run_on_host<WritePattern>(piece);
+  for (const auto& one : describe_change(piece, {}))
+    CHECK((one.words == 0 && one.bits == 0));
+  memory[5] ^= 1;
+  memory[kHealthBlockWords - 1] ^= 2;
+  memory[kHealthBlockWords] ^= 4;
+  memory[count - 1] ^= 8;
+  const auto reported = describe_change(piece, {});
+  REQUIRE(reported.size() == 3);
+  CHECK(reported[0] == PatternFaults{kHealthBlockWords, 2, (1000 + 5) * 8, 3});
+  CHECK(reported[1] == PatternFaults{kHealthBlockWords, 1, (1000 + kHealthBlockWords) * 8, 4});
+  CHECK(reported[2] == PatternFaults{300, 1, (1000 + count - 1) * 8, 8});
+  for (const bool reverse : {false, true})
+    CHECK(describe_change(piece, {reverse, 3}) == reported);
+}
+
+TEST_CASE("A GPU that tells of no wrong word is not believed where the host sees one") {
+  const PatternFaults silent{100, 0, PatternFaults::none().first, 0};
+  const PatternFaults seen{100, 2, 64, 5};
+  CHECK(with_sample(silent, seen) == seen);
+  // Nor is it taken back what only the GPU saw.
+  CHECK(with_sample(seen, silent) == seen);
+  CHECK(with_sample({100, 3, 32, 8}, seen) == PatternFaults{100, 3, 32, 13});
+}
+
+}  // namespace
+}  // namespace ddp::train

@@ -1,0 +1,387 @@
+// Facts of some nodes → findings, a table of planted faults. Each row starts from two healthy nodes.
+#include "launcher/check/check_diagnosis.h"
+
+#include <functional>
+
+#include "launcher/check/check_text.h"
+#include "tests/support/catch.h"
+
+namespace ddp::launcher {
+namespace {
+
+using rendezvous::NodeChecked;
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+
+struct Case {
+  JobSpec spec;
+  CheckResult result;
+
+  NodeChecked& facts(std::size_t i) { return *result.nodes[i].facts; }
+  void plan(int workers) {
+    rendezvous::RankPlan plan;
+    for (std::size_t i = 0; i < result.nodes.size(); ++i)
+      plan.nodes.push_back({static_cast<int>(i), static_cast<int>(i) * workers, workers, "slots"});
+    plan.world_size = workers * static_cast<int>(result.nodes.size());
+    result.plan = plan;
+  }
+};
+
+NodeChecked healthy() {
+  NodeChecked facts;
+  facts.os = "Debian";
+  facts.directory = "/data";
+  facts.program = "/usr/bin/python3";
+  facts.versions = {{"NCCL", "2.20.5"}, {"driver", "550.54"}};
+  facts.gpus = {{"H100", 80 * kGiB, 80 * kGiB, 0, ""}, {"H100", 80 * kGiB, 80 * kGiB, 0, ""}};
+  facts.nofile = 1024;
+  facts.memlock = 8 << 20;
+  facts.processes = ~std::uint64_t{0};
+  facts.shm_size = facts.shm_free = 64 * kGiB;
+  facts.disks = {{"/data", 100 * kGiB, 50 * kGiB, true, ""}};
+  return facts;
+}
+
+void no_program(NodeChecked& facts, const char* why) {
+  facts.program.clear();
+  facts.program_trouble = why;
+}
+
+Case healthy_nodes(std::size_t count) {
+  Case made;
+  NetChoice network;
+  network.reason = "10.0.0.0/8, which all nodes share";
+  NetRoute route{"10.0.0.1", "10.0.0.0/8", {}};
+  for (std::size_t i = 0; i < count; ++i) {
+    made.spec.hosts.emplace_back().name = "gpu0" + std::to_string(i + 1);
+    CheckedNode& node = made.result.nodes.emplace_back();
+    node.up = true;
+    node.hello.gpus = 2;
+    node.hello.cpus = 16;
+    node.hello.interfaces = {{"eth0", "10.0.0." + std::to_string(i + 1), 8, true, false}};
+    node.facts = healthy();
+    node.wall_ahead = std::chrono::milliseconds(1);
+    node.reach = CheckedNode::Reach::kReached;
+    made.result.networked.push_back(i);
+    route.interfaces.emplace_back("eth0");
+  }
+  network.routes.push_back(route);
+  made.result.network = network;
+  made.result.master_addr = "10.0.0.1";
+  made.plan(2);
+  return made;
+}
+
+/// "error gpus 0,1: text; advice", a line each.
+std::string found(const Case& made) {
+  std::string text;
+  for (const CheckDiagnostic& diagnostic : diagnose_nodes(made.spec, made.result)) {
+    text += diagnostic.level == CheckDiagnostic::Severity::kError ? "error " : "warning ";
+    text += diagnostic.item;
+    for (std::size_t k = 0; k < diagnostic.nodes.size(); ++k)
+      text += (k == 0 ? " " : ",") + std::to_string(diagnostic.nodes[k]);
+    text += ": " + diagnostic.text + '\n';
+  }
+  return text;
+}
+
+struct Row {
+  const char* name;
+  std::function<void(Case&)> fault;
+  std::string expected;
+};
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> table = {
+      {"nothing", [](Case&) {}, ""},
+      {"no directory, alike on two",
+       [](Case& c) {
+         for (std::size_t i : {0, 2})
+           c.facts(i).directory_trouble =
+               "the working directory /x: No such file or directory; create it there";
+       },
+       "error directory 0,2: the working directory /x: No such file or directory\n"},
+      {"no program", [](Case& c) { no_program(c.facts(1), "w: not found in PATH"); },
+       "error program 1: w: not found in PATH\n"},
+      {"too few GPUs", [](Case& c) { c.result.nodes[1].hello.gpus = 1; },
+       "error gpus 1: 2 workers, but 1 GPU\n"},
+      {"too few GPUs, as wished",
+       [](Case& c) {
+         c.result.nodes[1].hello.gpus = 1;
+         c.spec.oversubscribe = true;
+       },
+       "warning gpus 1: 2 workers, but 1 GPU\n"},
+      {"no GPU anywhere is no fault",
+       [](Case& c) {
+         for (std::size_t i : {0, 1, 2}) {
+           c.result.nodes[i].hello.gpus = 0;
+           c.facts(i).gpus.clear();
+         }
+       },
+       ""},
+      {"a GPU that is not there",
+       [](Case& c) {
+         c.spec.hosts[0].devices = {"0", "7"};
+       },
+       "error gpus 0: gpus= names GPU 7, but it has 2 GPUs, numbered from 0\n"},
+      {"GPUs on a node without any",
+       [](Case& c) {
+         c.plan(1);
+         for (std::size_t i : {0, 1, 2}) {
+           c.result.nodes[i].hello.gpus = 0;
+           c.facts(i).gpus.clear();
+         }
+         c.spec.hosts[0].devices = {"0"};
+         c.spec.hosts[1].devices = {"GPU-5e", "GPU-6f"};
+       },
+       "warning gpus 0: gpus= or --include names 1 GPU, but it has none\n"
+       "warning gpus 1: gpus= or --include names 2 GPUs, but it has none\n"},
+      {"GPUs on a node without any, where others have some",
+       [](Case& c) {
+         c.plan(1);
+         c.result.nodes[1].hello.gpus = 0;
+         c.facts(1).gpus.clear();
+         c.spec.hosts[1].devices = {"0"};
+       },
+       "error gpus 1: gpus= or --include names 1 GPU, but it has none\n"},
+      {"names of interfaces that a node lacks",
+       [](Case& c) {
+         c.spec.explicit_env = {{"NCCL_SOCKET_IFNAME", "foo"}, {"GLOO_SOCKET_IFNAME", "eth0,eth1"}};
+         c.spec.hosts[1].env = {{"NCCL_SOCKET_IFNAME", "eth"}, {"GLOO_SOCKET_IFNAME", "eth0"}};
+       },
+       "warning network 0,2: NCCL_SOCKET_IFNAME=foo fits no interface there\n"
+       "warning network 0,2: GLOO_SOCKET_IFNAME=eth0,eth1, but there is no interface eth1\n"},
+      {"a Python that does not answer",
+       [](Case& c) { c.facts(1).program_trouble = "python did not tell in time; does it hang?"; },
+       "warning program 1: python did not tell in time\n"},
+      {"a port in use",
+       [](Case& c) {
+         c.result.nodes[0].reach = CheckedNode::Reach::kFailed;
+         c.result.nodes[0].reach_text =
+             "store: cannot listen on port 4000: Address already in use; name another --master-port";
+       },
+       "error port 0: the store could not be opened there: cannot listen on port 4000: Address already in "
+       "use\n"},
+      {"chosen slots of a job on CPUs",
+       [](Case& c) {
+         c.plan(1);
+         for (std::size_t i : {0, 1, 2}) {
+           c.result.nodes[i].hello.gpus = 0;
+           c.facts(i).gpus.clear();
+         }
+         c.spec.hosts[0].devices = {"0"};
+         c.spec.nproc.kind = ProcsPerNode::Kind::kCpu;
+       },
+       ""},
+      {"somebody is there already",
+       [](Case& c) {
+         c.facts(1).gpus[1].processes = 1;
+         c.facts(1).gpus[1].holders = "python 4711 (alice)";
+         c.facts(1).gpus[1].memory_free = 40 * kGiB;
+       },
+       "warning gpu_memory 1: GPU 1 is in use by python 4711 (alice); 40.0 GiB of 80.0 GiB are free\n"},
+      {"but on another GPU",
+       [](Case& c) {
+         c.plan(1);
+         c.spec.hosts[1].devices = {"0"};
+         c.facts(1).gpus[1].processes = 1;
+       },
+       ""},
+      {"memory that nobody holds", [](Case& c) { c.facts(2).gpus[0].memory_free = 8 * kGiB; },
+       "warning gpu_memory 2: GPU 0: only 8.0 GiB of 80.0 GiB are free, though no process is seen on it\n"},
+      {"the minority is named", [](Case& c) { c.facts(1).versions[0].second = "2.18.1"; },
+       "error versions 1: NCCL 2.18.1, but 2.20.5 on gpu[01,03]\n"},
+      {"driver", [](Case& c) { c.facts(0).versions[1].second = "535.1"; },
+       "warning versions 0: driver 535.1, but 550.54 on gpu[02-03]\n"},
+      {"models of GPUs",
+       [](Case& c) {
+         for (auto& gpu : c.facts(2).gpus)
+           gpu.name = "A100";
+       },
+       "warning versions 2: GPU model A100, but H100 on gpu[01-02]\n"},
+      {"few files", [](Case& c) { c.facts(0).nofile = 256; },
+       "warning limits 0: a worker may have only 256 files open (ulimit -n)\n"},
+      {"too few files", [](Case& c) { c.facts(0).nofile = 64; },
+       "error limits 0: a worker may have only 64 files open (ulimit -n), and needs about 76\n"},
+      {"few processes", [](Case& c) { c.facts(0).processes = 100; },
+       "warning limits 0: the user may have only 100 processes and threads (ulimit -u)\n"},
+      {"locked memory counts with InfiniBand only", [](Case& c) { c.facts(0).infiniband = {"mlx5_0"}; },
+       "warning limits 0: workers may lock only 8.0 MiB (ulimit -l), which InfiniBand needs for its "
+       "buffers\n"},
+      {"small shm", [](Case& c) { c.facts(0).shm_size = c.facts(0).shm_free = 64 << 20; },
+       "warning shm 0: /dev/shm has only 64.0 MiB\n"},
+      {"full shm", [](Case& c) { c.facts(0).shm_free = 0; }, "error shm 0: /dev/shm is full (64.0 GiB)\n"},
+      {"full disk", [](Case& c) { c.facts(1).disks[0].free = 1 << 20; },
+       "warning disk 1: /data has only 1.0 MiB free\n"},
+      {"dead disk",
+       [](Case& c) {
+         c.facts(1).disks[0] = {"/data", 0, 0, false, "Stale file handle"};
+       },
+       "warning disk 1: /data: Stale file handle\n"},
+      {"clocks apart", [](Case& c) { c.result.nodes[1].wall_ahead = std::chrono::milliseconds(-2500); },
+       "warning clock 1: its clock is 2.5 s behind ours\n"},
+      {"clocks apart by less than is known",
+       [](Case& c) {
+         c.result.nodes[1].wall_ahead = std::chrono::seconds(2);
+         c.result.nodes[1].wall_error = std::chrono::seconds(2);
+       },
+       ""},
+      {"a closed port",
+       [](Case& c) {
+         c.result.nodes[2].reach = CheckedNode::Reach::kFailed;
+         c.result.nodes[2].reach_text = "10.0.0.1:4000: no answer";
+       },
+       "error port 2: it cannot reach gpu01 (10.0.0.1:4000: no answer)\n"},
+      {"unreachable, and an old agent",
+       [](Case& c) {
+         c.result.nodes[0].error = Error{ErrorCode::kUnreachable, "gpu01: connection refused"};
+         c.result.nodes[1].error = Error{ErrorCode::kAgentMismatch, "version 0.0.1"};
+         for (std::size_t i : {0, 1})
+           c.result.nodes[i].facts.reset();
+       },
+       "error reach 0: connection refused\nerror agent 1: version 0.0.1\n"},
+      {"errors come first, by item",
+       [](Case& c) {
+         c.facts(0).nofile = 256;
+         no_program(c.facts(1), "p");
+         c.facts(2).directory_trouble = "d";
+       },
+       "error directory 2: d\nerror program 1: p\n"
+       "warning limits 0: a worker may have only 256 files open (ulimit -n)\n"},
+  };
+  return table;
+}
+
+}  // namespace
+
+TEST_CASE("planted faults and what is said of them") {
+  for (const Row& row : rows()) {
+    CAPTURE(row.name);
+    Case made = healthy_nodes(3);
+    row.fault(made);
+    CHECK(found(made) == row.expected);
+  }
+}
+
+TEST_CASE("the exit code of a check") {
+  Case made = healthy_nodes(3);
+  auto code = [&] { return check_exit_code(made.result, diagnose_nodes(made.spec, made.result)); };
+  CHECK(code() == 0);
+  made.facts(0).nofile = 256;  // a warning
+  CHECK(code() == 0);
+  no_program(made.facts(1), "p");
+  CHECK(code() == 115);
+  made.result.nodes[2].error = Error{ErrorCode::kUnreachable, "x"};
+  CHECK(code() == 111);
+  made.result.nodes[1].error = Error{ErrorCode::kAgentMissing, "x"};
+  CHECK(code() == 114);
+  made.result.stop_signal = 2;
+  CHECK(code() == 130);
+}
+
+TEST_CASE("the last line says why") {
+  Case made = healthy_nodes(3);
+  auto line = [&] {
+    const auto diagnostics = diagnose_nodes(made.spec, made.result);
+    return check_last_line(check_exit_code(made.result, diagnostics), made.result, made.spec, diagnostics);
+  };
+  CHECK(line().empty());
+  no_program(made.facts(1), "p");
+  CHECK(line() == "exit 115: a job would fail, 1 error found");
+  made.result.nodes[1].error = made.result.nodes[2].error = Error{ErrorCode::kUnreachable, "x"};
+  CHECK(line() == "exit 111: 2 hosts of 3 could not be checked: gpu[02-03]");
+  made.result.stop_signal = 15;
+  CHECK(line() == "exit 143: stopped by the user");
+}
+
+TEST_CASE("the table leaves out what nobody has, and colours only when told") {
+  Case made = healthy_nodes(2);
+  for (std::size_t i : {0, 1}) {
+    made.result.nodes[i].hello.gpus = 0;
+    made.facts(i).gpus.clear();
+    made.facts(i).program.clear();
+  }
+  const auto diagnostics = diagnose_nodes(made.spec, made.result);
+  const std::string plain = check_text(made.spec, made.result, diagnostics, false);
+  CHECK(plain ==
+        "host   answer  system  CPUs  directory  address   port  clock    files  shm       disk      result\n"
+        "gpu01  0.00 s  Debian  16    ok         10.0.0.1  ok    +1.0 ms  1024   64.0 GiB  50.0 GiB  ok\n"
+        "gpu02  0.00 s  Debian  16    ok         10.0.0.2  ok    +1.0 ms  1024   64.0 GiB  50.0 GiB  ok\n"
+        "\n"
+        "network: 10.0.0.0/8, which all nodes share\n"
+        "nothing is wrong\n");
+  CHECK(check_text(made.spec, made.result, diagnostics, true).find("\x1b[32mok\x1b[0m") != std::string::npos);
+}
+
+TEST_CASE("the network that is taken, its addresses, and who made it be taken") {
+  Case made = healthy_nodes(3);
+  NetRoute other{"fd55::1", "fd55::/64", {"eth0", "eth0", "eth0"}, {"fd55::1", "fd55::2", "fd55::3"}};
+  made.result.network->value().routes.push_back(other);
+  made.result.master_addr = "fd55::1";
+  made.result.rejected_networks = {{"10.0.0.1", "10.0.0.0/8", {2}}};
+  CHECK(chosen_address(made.result, 1) == "fd55::2");
+  CHECK(found(made) ==
+        "warning network 2: it cannot reach gpu01 at 10.0.0.1 (10.0.0.0/8), so all take fd55::1\n");
+  const std::string text = hosts_text(made.spec, made.result, {});
+  CHECK(text.find("MASTER_ADDR fd55::1\nnetwork: fd55::/64: fd55::1, which all nodes reach\n") !=
+        std::string::npos);
+  CHECK(check_json(made.spec, made.result, {})
+            .find("\"reason\": \"fd55::/64: fd55::1, which all nodes reach\"") != std::string::npos);
+}
+
+TEST_CASE("of one host out of several no network is told") {
+  Case made = healthy_nodes(2);
+  made.result.nodes[1].error = Error{ErrorCode::kUnreachable, "x"};
+  made.result.nodes[0].connected = "10.0.0.1";
+  made.result.networked = {0};
+  const std::string text = check_text(made.spec, made.result, {}, false);
+  CHECK(text.find("network:") == std::string::npos);
+  CHECK(text.find("10.0.0.1") != std::string::npos);
+  CHECK(check_json(made.spec, made.result, {}).find("\"network\": null") != std::string::npos);
+}
+
+TEST_CASE("a check that the user ended is no good result") {
+  Case made = healthy_nodes(2);
+  made.result.stop_signal = 2;
+  made.result.nodes[1].error = Error{ErrorCode::kCancelled, "stopped by the user before its check had ended"};
+  made.result.nodes[1].facts.reset();
+  const std::string text = check_text(made.spec, made.result, diagnose_nodes(made.spec, made.result), false);
+  CHECK(text.find("not finished\n") != std::string::npos);
+  made.result.nodes[1].up = false;
+  CHECK(check_text(made.spec, made.result, {}, false).find("not asked\n") != std::string::npos);
+}
+
+TEST_CASE("the plan of hosts") {
+  Case made = healthy_nodes(2);
+  made.spec.hosts[1].devices = {"0", "1"};
+  made.spec.hosts[1].env = {{"TOKEN", "secret"}};
+  const std::string text = hosts_text(made.spec, made.result, {});
+  CHECK(text ==
+        "node  host   ranks  workers    slots  CPUs  GPUs  address   interface  variables of its own\n"
+        "0     gpu01  0-1    2 (slots)  any    16    2     10.0.0.1  eth0       NCCL_SOCKET_IFNAME==eth0 "
+        "GLOO_SOCKET_IFNAME=eth0\n"
+        "1     gpu02  2-3    2 (slots)  any    16    2     10.0.0.2  eth0       NCCL_SOCKET_IFNAME==eth0 "
+        "GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 TOKEN\n"
+        "\n"
+        "world size 4\n"
+        "MASTER_ADDR 10.0.0.1\n"
+        "network: 10.0.0.0/8, which all nodes share\n");
+  CHECK(hosts_json(made.spec, made.result, {}).find("secret") == std::string::npos);
+}
+
+TEST_CASE(
+    "an interface that the plan leaves open is that of the way taken, and the user's own is left alone") {
+  Case made = healthy_nodes(3);
+  made.result.network->value().routes[0].interfaces = {"", "", ""};
+  made.result.nodes[1].local = "10.0.0.2";
+  made.spec.explicit_env = {{"NCCL_SOCKET_IFNAME", "eth"}};
+  made.spec.hosts[1].env = {{"GLOO_SOCKET_IFNAME", "eth0"}};
+  CHECK(chosen_interface(made.result, 0) == "eth0");
+  CHECK(chosen_interface(made.result, 1) == "eth0");
+  CHECK(chosen_interface(made.result, 2).empty());
+  using Names = std::vector<std::string>;
+  CHECK(node_variables(made.spec, made.result, 0) == Names{"GLOO_SOCKET_IFNAME=eth0"});
+  CHECK(node_variables(made.spec, made.result, 1) == Names{"GLOO_SOCKET_IFNAME"});
+  CHECK(found(made) == "warning network 2: it is not clear which interface the workers are to use\n");
+}
+
+}  // namespace ddp::launcher

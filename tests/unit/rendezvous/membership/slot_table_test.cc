@@ -1,0 +1,157 @@
+#include "rendezvous/membership/slot_table.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "tests/support/catch.h"
+
+namespace ddp::rendezvous {
+namespace {
+
+using Candidates = std::vector<SlotTable::Candidate>;
+
+std::vector<HostNumber> hosts_of(const World& world) {
+  std::vector<HostNumber> hosts;
+  for (const RankAssignment& assignment : world.assignments)
+    hosts.push_back(assignment.host);
+  return hosts;
+}
+
+using Hosts = std::vector<HostNumber>;
+
+TEST_CASE("seats: the first fill makes them in order, ranks are prefix sums") {
+  SlotTable slot_table(3);
+  slot_table.fill({{0, 8}, {1, 4}, {2, 2}, {3, 8}});
+  const World world = slot_table.world();
+  CHECK(world.world_size == 14);
+  CHECK(world.assignments == std::vector<RankAssignment>{{0, 0, 0, 8}, {1, 1, 8, 4}, {2, 2, 12, 2}});
+}
+
+TEST_CASE("seats: a spare inherits the node rank and the size of the seat") {
+  SlotTable slot_table(3, true);
+  slot_table.fill({{0, 8}, {1, 4}, {2, 8}, {3, 8}});
+  slot_table.fill({{0, 8}, {2, 8}, {3, 8}});
+  CHECK(slot_table.world().assignments ==
+        std::vector<RankAssignment>{{0, 0, 0, 8}, {3, 1, 8, 4}, {2, 2, 12, 8}});
+}
+
+TEST_CASE("seats: a spare without the slots does not replace; a fixed world then lacks a node") {
+  SlotTable fixed(2, true);
+  fixed.fill({{0, 8}, {1, 8}, {2, 4}});
+  fixed.fill({{0, 8}, {2, 4}});
+  CHECK(hosts_of(fixed.world()) == Hosts{0});
+  SlotTable elastic(2);
+  elastic.fill({{0, 8}, {1, 8}, {2, 4}});
+  elastic.fill({{0, 8}, {2, 4}});
+  CHECK(elastic.world().assignments ==
+        std::vector<RankAssignment>{{0, 0, 0, 8}, {2, 1, 8, 4}});  // a seat of its own, at the end
+}
+
+TEST_CASE("seats: on shrink they close and the order stays; a host that returns takes its own") {
+  SlotTable slot_table(4);
+  slot_table.fill({{0, 1}, {1, 1}, {2, 1}, {3, 1}});
+  slot_table.fill({{0, 1}, {2, 1}, {3, 1}});
+  CHECK(hosts_of(slot_table.world()) == Hosts{0, 2, 3});
+  slot_table.fill({{0, 1}, {1, 1}, {2, 1}, {3, 1}});
+  CHECK(hosts_of(slot_table.world()) == Hosts{0, 1, 2, 3});
+}
+
+TEST_CASE("seats: a host that returns to a taken seat is a spare; the holder keeps it") {
+  SlotTable slot_table(2);
+  slot_table.fill({{0, 1}, {1, 1}});
+  slot_table.fill({{1, 1}, {5, 1}});
+  CHECK(hosts_of(slot_table.world()) == Hosts{5, 1});
+  slot_table.fill({{0, 1}, {1, 1}, {5, 1}});
+  CHECK(hosts_of(slot_table.world()) == Hosts{5, 1});
+  slot_table.fill({{0, 1}, {5, 1}});
+  CHECK(hosts_of(slot_table.world()) == Hosts{5, 0});
+}
+
+TEST_CASE("seats: the owner comes before a spare that is earlier in order") {
+  SlotTable slot_table(2);
+  slot_table.fill({{1, 1}, {2, 1}});
+  slot_table.fill({{1, 1}});
+  slot_table.fill({{0, 1}, {1, 1}, {2, 1}});
+  CHECK(hosts_of(slot_table.world()) == Hosts{1, 2});
+}
+
+TEST_CASE("seats: growth is at the end, up to the maximum") {
+  SlotTable slot_table(3);
+  slot_table.fill({{4, 2}});
+  slot_table.fill({{0, 1}, {1, 1}, {2, 1}, {4, 2}});
+  CHECK(slot_table.world().assignments ==
+        std::vector<RankAssignment>{{4, 0, 0, 2}, {0, 1, 2, 1}, {1, 2, 3, 1}});
+}
+
+// What holds whatever comes and goes.
+TEST_CASE("seats: properties over random histories") {
+  for (std::uint32_t seed = 0; seed < 3000; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
+    const int hosts = 1 + pick(8);
+    const int most = 1 + pick(6);
+    const bool fixed = pick(2) == 0;
+    SlotTable slot_table(most, fixed);
+    std::map<HostNumber, int> slots;
+    for (int host = 0; host < hosts; ++host)
+      slots[static_cast<HostNumber>(host)] = 1 + pick(3);
+    World before;
+    int slots_at_first = 0;
+    for (int round = 0; round < 8; ++round) {
+      INFO("seed " << seed << ", round " << round);
+      Candidates candidates;
+      for (const auto& [host, count] : slots)
+        if (pick(4) != 0) candidates.push_back({host, count});
+      slot_table.fill(candidates);
+      const World world = slot_table.world();
+
+      int first_rank = 0;
+      std::set<HostNumber> seen;
+      for (std::size_t i = 0; i < world.assignments.size(); ++i) {
+        const RankAssignment& assignment = world.assignments[i];
+        REQUIRE(assignment.node_rank == static_cast<int>(i));
+        REQUIRE(assignment.first_rank == first_rank);
+        first_rank += assignment.local_world_size;
+        REQUIRE(assignment.local_world_size >= 1);
+        REQUIRE(assignment.local_world_size <= slots[assignment.host]);
+        REQUIRE(seen.insert(assignment.host).second);
+        REQUIRE(std::any_of(candidates.begin(), candidates.end(),
+                            [&](const auto& c) { return c.host == assignment.host; }));
+      }
+      REQUIRE(first_rank == world.world_size);
+      REQUIRE(slot_table.filled() == static_cast<int>(world.assignments.size()));
+      REQUIRE(slot_table.filled() <= most);
+
+      // Holders that are alive stay, and in order.
+      Hosts stayed;
+      for (const RankAssignment& assignment : before.assignments)
+        if (std::any_of(candidates.begin(), candidates.end(),
+                        [&](const auto& c) { return c.host == assignment.host; }))
+          stayed.push_back(assignment.host);
+      Hosts kept = hosts_of(world);
+      std::erase_if(kept,
+                    [&](HostNumber h) { return std::find(stayed.begin(), stayed.end(), h) == stayed.end(); });
+      REQUIRE(kept == stayed);
+      // Whoever holds a seat holds one of the same size as before.
+      for (const RankAssignment& old : before.assignments)
+        for (const RankAssignment& assignment : world.assignments)
+          if (assignment.host == old.host) REQUIRE(assignment.local_world_size == old.local_world_size);
+      // No seat stays empty beside a spare, where the world may grow.
+      if (!fixed || slots_at_first == 0)
+        REQUIRE(slot_table.filled() == std::min(most, static_cast<int>(candidates.size())));
+      if (slots_at_first == 0) slots_at_first = slot_table.count();
+      if (fixed) REQUIRE(slot_table.count() == slots_at_first);
+      // The same again changes nothing, and neither does the order of those who are there.
+      SlotTable again = slot_table;
+      again.fill(candidates);
+      REQUIRE(again.world() == world);
+      before = world;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ddp::rendezvous
