@@ -6,21 +6,21 @@
 namespace ddp {
 namespace {
 
-struct Range {
+struct CodepointRange {
   char32_t first;
   char32_t last;
 };
-constexpr std::array<Range, 11> kUnsafe{{{0x00, 0x1f},
-                                         {0x7f, 0x9f},
-                                         {0xad, 0xad},
-                                         {0x61c, 0x61c},
-                                         {0x180e, 0x180e},
-                                         {0x200b, 0x200f},
-                                         {0x2028, 0x202e},
-                                         {0x2060, 0x2069},
-                                         {0xfeff, 0xfeff},
-                                         {0xfff9, 0xfffb},
-                                         {0xe0000, 0xe007f}}};
+constexpr std::array<CodepointRange, 11> kUnsafe{{{0x00, 0x1f},
+                                                  {0x7f, 0x9f},
+                                                  {0xad, 0xad},
+                                                  {0x61c, 0x61c},
+                                                  {0x180e, 0x180e},
+                                                  {0x200b, 0x200f},
+                                                  {0x2028, 0x202e},
+                                                  {0x2060, 0x2069},
+                                                  {0xfeff, 0xfeff},
+                                                  {0xfff9, 0xfffb},
+                                                  {0xe0000, 0xe007f}}};
 
 void append_json_escape(char32_t unit, std::string& out) {
   constexpr std::string_view kHex = "0123456789abcdef";
@@ -53,8 +53,9 @@ std::string spelled(const Utf8Character& character) {
 
 bool Utf8Character::unsafe() const {
   if (!valid && code >= 0xa0) return false;  // 0xad alone is no soft hyphen
-  return std::any_of(kUnsafe.begin(), kUnsafe.end(),
-                     [this](const Range& range) { return range.first <= code && code <= range.last; });
+  return std::any_of(kUnsafe.begin(), kUnsafe.end(), [this](const CodepointRange& range) {
+    return range.first <= code && code <= range.last;
+  });
 }
 
 Utf8Character first_character(std::string_view text) {

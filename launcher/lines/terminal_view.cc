@@ -9,13 +9,13 @@
 namespace ddp::launcher {
 namespace {
 
-struct Range {
+struct WidthRange {
   std::uint32_t first;
   std::uint32_t last;
 };
 
 // Of Unicode 15: marks that stand on the character before, and what has no shape.
-constexpr std::array<Range, 24> kNoWidth{{
+constexpr std::array<WidthRange, 24> kNoWidth{{
     {0x300, 0x36f},   {0x483, 0x489},   {0x591, 0x5bd},     {0x610, 0x61a},     {0x64b, 0x65f},
     {0x670, 0x670},   {0x6d6, 0x6dc},   {0x93c, 0x93c},     {0x941, 0x948},     {0x94d, 0x94d},
     {0xe31, 0xe31},   {0xe34, 0xe3a},   {0xe47, 0xe4e},     {0x1160, 0x11ff},   {0x1ab0, 0x1aff},
@@ -24,7 +24,7 @@ constexpr std::array<Range, 24> kNoWidth{{
 }};
 
 // East Asian Width W and F, emoji that are drawn wide; close neighbours joined.
-constexpr std::array<Range, 46> kWide{{
+constexpr std::array<WidthRange, 46> kWide{{
     {0x1100, 0x115f},   {0x231a, 0x231b}, {0x2329, 0x232a},   {0x23e9, 0x23ec},   {0x23f0, 0x23f0},
     {0x23f3, 0x23f3},   {0x25fd, 0x25fe}, {0x2614, 0x2615},   {0x2648, 0x2653},   {0x267f, 0x267f},
     {0x2693, 0x2693},   {0x26a1, 0x26a1}, {0x26aa, 0x26ab},   {0x26bd, 0x26be},   {0x26c4, 0x26c5},
@@ -38,10 +38,10 @@ constexpr std::array<Range, 46> kWide{{
 }};
 
 template <std::size_t N>
-bool is_in(const std::array<Range, N>& ranges, std::uint32_t point) {
+bool is_in(const std::array<WidthRange, N>& ranges, std::uint32_t point) {
   const auto* const found =
       std::lower_bound(ranges.begin(), ranges.end(), point,
-                       [](const Range& range, std::uint32_t value) { return range.last < value; });
+                       [](const WidthRange& range, std::uint32_t value) { return range.last < value; });
   return found != ranges.end() && found->first <= point;
 }
 

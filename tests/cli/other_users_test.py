@@ -39,8 +39,8 @@ class OtherUsers(LaunchTest):
             self.skipTest(f"another user cannot run the programs here: {error.stderr}")
 
     def node_options(self, rank):
-        reported = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
-        return reported + (["--node-rank", rank] if rank is not None else [])
+        node = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", self.port]
+        return node + (["--node-rank", rank] if rank is not None else [])
 
     def end_of(self, process, timeout=60):
         out, err = process.communicate(timeout=timeout)

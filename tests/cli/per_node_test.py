@@ -29,10 +29,10 @@ class PerNode(LaunchTest):
 
     def node(self, rank, *command, options=(), env=None, address="127.0.0.1", size=None, **popen):
         """The ddplaunch of one node; `rank` None: it is not told."""
-        reported = ["--nnodes", size or self.nodes, "--master-addr", address, "--master-port", self.port]
+        node = ["--nnodes", size or self.nodes, "--master-addr", address, "--master-port", self.port]
         if rank is not None:
-            reported += ["--node-rank", rank]
-        return self.start(*reported, *options, *command, env=dict(self.env, **(env or {})), **popen)
+            node += ["--node-rank", rank]
+        return self.start(*node, *options, *command, env=dict(self.env, **(env or {})), **popen)
 
     def ends(self, *processes, timeout=60):
         """How all of them ended; then nothing of the job is left."""
