@@ -113,10 +113,10 @@ Awaitable<> Agent::finish_attempt() {
   // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
   const std::vector<LeftProcess> left = co_await tree_.end();
   if (evidence_.any()) report_collectives();
-  EvidenceCollector::SendEvidence notify = [this](const rendezvous::WorkerEvidence& found) {
+  EvidenceCollector::SendEvidence send = [this](const rendezvous::WorkerEvidence& found) {
     link_.send(found);
   };
-  co_await evidence_.collect(std::move(notify));
+  co_await evidence_.collect(std::move(send));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
   rendezvous::AttemptEnded ended;
   ended.attempt = attempt_;

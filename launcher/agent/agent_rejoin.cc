@@ -188,10 +188,10 @@ Awaitable<> Agent::leave_attempt(rendezvous::Revoke order) {
   waiting_ = !workers_->stopping() && !processes_.none();  // no more of their output is read
   if (!processes_.none()) {
     report_collectives();
-    EvidenceCollector::SendEvidence notify = [this](const rendezvous::WorkerEvidence& found) {
+    EvidenceCollector::SendEvidence send = [this](const rendezvous::WorkerEvidence& found) {
       link_.send(found);
     };
-    co_await evidence_.collect(std::move(notify));
+    co_await evidence_.collect(std::move(send));
     co_await link_.flushed();  // output first: the attempt's files are complete then
   }
   letting_go_ = false;

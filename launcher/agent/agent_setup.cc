@@ -38,11 +38,11 @@ Awaitable<Result<EnvVars>> Agent::make_environment(rendezvous::JobStart job, boo
   auto cwd = co_await disk_.run(std::move(look), Clock::time_point::max());
   if (!cwd) co_return cwd.error();
   if (auto fits = check_exec_size(merged, {}); !fits) co_return fits.error();
-  SetupOutput::LineHandler notify = [this, quiet](const std::string& line) {
+  SetupOutput::LineHandler handle_line = [this, quiet](const std::string& line) {
     link_.send(rendezvous::Notice{"setup: " + line, quiet});
   };
   auto env = co_await setup_.run(std::move(job), std::move(node_env), std::move(merged), std::move(*cwd),
-                                 std::move(notify));
+                                 std::move(handle_line));
   co_return env;
 }
 

@@ -47,7 +47,7 @@ std::optional<std::int64_t> number_of(std::string_view text) {
   return value;
 }
 
-std::vector<std::string> text_of(const std::string& line) {
+std::vector<std::string> split_words(const std::string& line) {
   std::istringstream stream(line);
   std::vector<std::string> words;
   for (std::string word; stream >> word;)
@@ -68,7 +68,7 @@ std::vector<CgroupMount> cgroup_mounts(const std::string& proc) {
   std::vector<CgroupMount> mounts;
   std::ifstream file(proc + "/self/mountinfo");
   for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string> words = text_of(line);
+    const std::vector<std::string> words = split_words(line);
     const auto dash = std::find(words.begin(), words.end(), "-");
     if (words.size() < 6 || words.end() - dash < 4) continue;
     const std::string& type = dash[1];
@@ -99,7 +99,7 @@ std::optional<std::uint32_t> quota_in(const std::string& directory, bool v2) {
   std::optional<std::int64_t> quota;
   std::optional<std::int64_t> period;
   if (v2) {
-    const std::vector<std::string> words = text_of(first_line_of(directory + "/cpu.max"));
+    const std::vector<std::string> words = split_words(first_line_of(directory + "/cpu.max"));
     if (words.size() < 2) return std::nullopt;
     quota = number_of(words[0]);  // "max" is no number
     period = number_of(words[1]);

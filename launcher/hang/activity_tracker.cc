@@ -23,7 +23,7 @@ ActivityTracker::ActivityTracker(milliseconds timeout, Time now)
     : timeout_(timeout),
       burst_(std::clamp<Time>(Time(timeout) / kIdleShare, kSmallestBurst, kLargestBurst)),
       last_whole_(now),
-      last_incarnation_(now),
+      last_activity_(now),
       last_sample_(now) {}
 
 milliseconds ActivityTracker::period(milliseconds timeout) {
@@ -31,7 +31,7 @@ milliseconds ActivityTracker::period(milliseconds timeout) {
 }
 
 void ActivityTracker::record_activity(Time now) {
-  last_incarnation_ = std::max(last_incarnation_, now);
+  last_activity_ = std::max(last_activity_, now);
 }
 
 void ActivityTracker::begin_sample(Time now) {
@@ -80,10 +80,10 @@ bool ActivityTracker::whole_due(Time now) const {
 }
 
 std::optional<ActivityTracker::QuietChange> ActivityTracker::settle(Time now) {
-  const bool quiet = now - last_incarnation_ >= timeout_ / 2;
+  const bool quiet = now - last_activity_ >= timeout_ / 2;
   if (quiet == reported_quiet_) return std::nullopt;
   reported_quiet_ = quiet;
-  return QuietChange{quiet, quiet ? last_incarnation_ : Time(0)};
+  return QuietChange{quiet, quiet ? last_activity_ : Time(0)};
 }
 
 }  // namespace ddp::launcher

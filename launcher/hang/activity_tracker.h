@@ -67,7 +67,7 @@ class ActivityTracker {
   /// pause of the job makes no traffic.
   std::optional<QuietChange> settle(Time now);
 
-  Time last_incarnation() const { return last_incarnation_; }
+  Time last_activity() const { return last_activity_; }
 
  private:
   /// A bucket with a leak: CPU time flows in, the share of an idle process flows out, and what overflows is
@@ -83,7 +83,7 @@ class ActivityTracker {
   Time timeout_;
   Time burst_;  ///< what the bucket holds
   Time last_whole_;
-  Time last_incarnation_;
+  Time last_activity_;
   Time last_sample_;
   bool sampled_whole_ = false;
   std::map<pid_t, Meter> meters_;

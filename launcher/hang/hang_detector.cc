@@ -15,7 +15,7 @@ constexpr std::chrono::milliseconds kOverslept{800};
 }  // namespace
 
 HangDetector::HangDetector(std::chrono::milliseconds timeout, std::vector<std::uint32_t> ranks, Time now)
-    : timeout_(timeout), margin_(ActivityTracker::period(timeout) + kTravel), last_incarnation_(now) {
+    : timeout_(timeout), margin_(ActivityTracker::period(timeout) + kTravel), last_activity_(now) {
   for (const std::uint32_t count : ranks)
     nodes_.push_back({count, false});
 }
@@ -23,7 +23,7 @@ HangDetector::HangDetector(std::chrono::milliseconds timeout, std::vector<std::u
 void HangDetector::quiet(std::size_t node, Time since) {
   if (node >= nodes_.size()) return;
   nodes_[node].quiet = true;
-  last_incarnation_ = std::max(last_incarnation_, since);
+  last_activity_ = std::max(last_activity_, since);
 }
 
 void HangDetector::alive(std::size_t node) {
@@ -33,13 +33,13 @@ void HangDetector::alive(std::size_t node) {
 void HangDetector::rank_ended(std::size_t node, Time now) {
   if (node >= nodes_.size() || nodes_[node].ranks == 0) return;
   --nodes_[node].ranks;
-  last_incarnation_ = std::max(last_incarnation_, now);
+  last_activity_ = std::max(last_activity_, now);
 }
 
 void HangDetector::node_gone(std::size_t node, Time now) {
   if (node >= nodes_.size() || nodes_[node].ranks == 0) return;
   nodes_[node].ranks = 0;
-  last_incarnation_ = std::max(last_incarnation_, now);
+  last_activity_ = std::max(last_activity_, now);
 }
 
 std::optional<HangDetector::Time> HangDetector::deadline() const {
@@ -50,14 +50,14 @@ std::optional<HangDetector::Time> HangDetector::deadline() const {
     any = true;
   }
   if (!any || timeout_ == Time(0)) return std::nullopt;
-  return last_incarnation_ + timeout_ + margin_;
+  return last_activity_ + timeout_ + margin_;
 }
 
 bool HangDetector::hangs(Time now) {
   const auto due = deadline();
   if (!due || now < *due) return false;
   if (now - *due <= kOverslept) return true;
-  last_incarnation_ = now;
+  last_activity_ = now;
   return false;
 }
 

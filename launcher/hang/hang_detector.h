@@ -34,7 +34,7 @@ class HangDetector {
   /// unread and output held back: counting begins anew.
   bool hangs(Time now);
 
-  Time last_incarnation() const { return last_incarnation_; }
+  Time last_activity() const { return last_activity_; }
   bool has_ranks(std::size_t node) const { return node < nodes_.size() && nodes_[node].ranks > 0; }
 
  private:
@@ -45,7 +45,7 @@ class HangDetector {
   std::vector<Node> nodes_;
   Time timeout_{0};
   Time margin_{0};  ///< a sign of life may be this old before we hear of it
-  Time last_incarnation_{0};
+  Time last_activity_{0};
 };
 
 }  // namespace ddp::launcher

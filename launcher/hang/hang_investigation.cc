@@ -30,7 +30,7 @@ void HangInvestigation::node_gone(std::size_t node, Time now) {
 }
 
 std::vector<std::size_t> HangInvestigation::begin(Time now) {
-  quiet_for_ = now - detector_.last_incarnation();
+  quiet_for_ = now - detector_.last_activity();
   report_ = HangReport();
   asked_.clear();
   for (std::size_t i = 0; i < nodes_.size(); ++i) {

@@ -153,7 +153,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
 
   Awaitable<> pass_errors(std::string_view bytes) {
     if (!lost_) (void)co_await line_.send(daemon_frame(DaemonFrame::kErrors, bytes));
-    if (lost_) last_text_.feed(bytes);
+    if (lost_) last_lines_.feed(bytes);
   }
 
   /// The process has ended: what it wrote is sent first, then how it ended.
@@ -180,7 +180,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
     }
     ended_ = true;
     const int status = end.status.value_or(255);
-    options_.log("the agent ended with status " + std::to_string(status) + last_text_.text());
+    options_.log("the agent ended with status " + std::to_string(status) + last_lines_.text());
     if (lost_) co_return;
     (void)co_await line_.send(daemon_ended(status));
     // The master closes when it has read that. Who closes before having read all that came resets the
@@ -195,7 +195,7 @@ class DaemonSession : public std::enable_shared_from_this<DaemonSession> {
   DaemonSessionOptions options_;
   DaemonFrameReader reader_{DaemonFrameReader::FrameSender::kMaster};
   std::unique_ptr<remote::Channel> agent_;
-  remote::TailLines last_text_;
+  remote::TailLines last_lines_;
   asio::steady_timer changed_;  ///< never expires; cancelled when one of the next three becomes true
   bool input_over_ = false;
   bool output_over_ = false;

@@ -271,7 +271,7 @@ JobFacts Master::facts() const {
 
 /// The ends of the stderr of those who failed, on one node or on all, before a new attempt begins them anew:
 /// they tell the cause.
-void Master::keep_last_text(std::optional<std::size_t> node) {
+void Master::keep_last_output(std::optional<std::size_t> node) {
   struct LastOutput {
     int rank;
     std::vector<std::string> lines;
@@ -285,12 +285,12 @@ void Master::keep_last_text(std::optional<std::size_t> node) {
                    output_.stderr_file(failure.attempt, rank)});
   }
   for (LastOutput& words : all)
-    supervisor_.last_text(words.rank, std::move(words.lines), std::move(words.file));
+    supervisor_.set_last_output(words.rank, std::move(words.lines), std::move(words.file));
 }
 
 /// Before anything touches a disk, which may hang.
 ExitReport Master::show_report() {
-  keep_last_text({});
+  keep_last_output({});
   ExitReport report = make_exit_report(supervisor_.end());
   log_.ended(report.text);
   console_.write(2, report.text);

@@ -85,7 +85,7 @@ class Master {
   void say(std::string_view text);
   void say_host(const NodeLink& node, std::string_view line);
   JobFacts facts() const;
-  void keep_last_text(std::optional<std::size_t> node);
+  void keep_last_output(std::optional<std::size_t> node);
   ExitReport show_report();
   void settle_files(const ExitReport& report);
 

@@ -186,7 +186,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     if (exited != nullptr && (exited->code != 0 || exited->signal != 0)) output_.flush();
     if (std::holds_alternative<rendezvous::AttemptEnded>(message) ||
         std::holds_alternative<rendezvous::AttemptRevoked>(message))
-      keep_last_text(node.index);
+      keep_last_output(node.index);
     step(job::FromNode{node.index, message, happened(node, message), node.clock_error(), node.incarnation});
   }
   return {};

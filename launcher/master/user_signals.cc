@@ -12,15 +12,15 @@ namespace ddp::launcher {
 namespace {
 
 volatile std::sig_atomic_t settled_code = 0;
-/// Set once, then `has_last_text`.
-std::string last_text;
-volatile std::sig_atomic_t has_last_text = 0;
+/// Set once, then `has_final_line`.
+std::string final_line;
+volatile std::sig_atomic_t has_final_line = 0;
 
 /// Only calls that a signal handler may make. Nobody may read stderr: no waiting.
 void end_now(int) {
   pollfd room{STDERR_FILENO, POLLOUT, 0};
-  if (has_last_text != 0 && ::poll(&room, 1, 0) == 1)
-    (void)!::write(STDERR_FILENO, last_text.data(), last_text.size());
+  if (has_final_line != 0 && ::poll(&room, 1, 0) == 1)
+    (void)!::write(STDERR_FILENO, final_line.data(), final_line.size());
   ::_exit(settled_code);
 }
 
@@ -49,8 +49,8 @@ bool can_be_continued() {
 void end_at_signals_with(int code, std::string_view last_line) {
   settled_code = code;
   if (!last_line.empty()) {
-    last_text = last_line;
-    has_last_text = 1;
+    final_line = last_line;
+    has_final_line = 1;
   }
   struct sigaction action {};
   action.sa_handler = end_now;

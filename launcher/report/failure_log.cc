@@ -125,7 +125,7 @@ void FailureLog::diagnose_collectives() {
   clean_line(cause.waited_for);  // it names operations as the ranks' logs do
 }
 
-void FailureLog::last_text(int rank, std::vector<std::string> lines, std::string file) {
+void FailureLog::set_last_output(int rank, std::vector<std::string> lines, std::string file) {
   for (Failure& failure : end_.failures) {
     if (!failure.of_worker() || failure.rank != rank) continue;
     failure.last_stderr = std::move(lines);

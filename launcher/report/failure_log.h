@@ -52,7 +52,7 @@ class FailureLog {
   /// A rank of the attempt reported, before its end, others that it cannot reach.
   void lost_peers(int rank) { lost_peers_.insert(rank); }
   /// What a rank that failed in this attempt wrote last on stderr, and the file that has all of it.
-  void last_text(int rank, std::vector<std::string> lines, std::string file);
+  void set_last_output(int rank, std::vector<std::string> lines, std::string file);
   void node_failed(const std::string& host, Error error, Time now);
   /// Why the node failed that was reported before.
   void explain_node(const std::string& host, Error error);

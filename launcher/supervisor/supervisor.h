@@ -64,9 +64,10 @@ class Supervisor {
   std::optional<Time> deadline() const;
   /// How the job ended; the driver adds what only it knows (stderr lines, file names).
   const JobEnd& end() const { return failures_.end(); }
-  /// Of a rank in end().failures, as FailureLog::last_text; wanted before the step that ends its attempt.
-  void last_text(int rank, std::vector<std::string> lines, std::string file) {
-    failures_.last_text(rank, std::move(lines), std::move(file));
+  /// Of a rank in end().failures, as FailureLog::set_last_output; wanted before the step that ends its
+  /// attempt.
+  void set_last_output(int rank, std::vector<std::string> lines, std::string file) {
+    failures_.set_last_output(rank, std::move(lines), std::move(file));
   }
 
   std::size_t node_count() const { return nodes_.size(); }

@@ -36,7 +36,7 @@ struct ListWord {
 };
 
 /// Words between blanks; `lines`: numbered by line, else line 0.
-std::vector<ListWord> text_of(std::string_view text, bool lines) {
+std::vector<ListWord> split_words(std::string_view text, bool lines) {
   std::vector<ListWord> words;
   int line = lines ? 1 : 0;
   for (std::size_t at = 0; at < text.size();) {
@@ -218,7 +218,7 @@ Validated<std::vector<Host>> slurm_hosts(const SlurmVariables& variables) {
 Validated<std::vector<Host>> repeated_hosts(std::string_view text, const std::string& file) {
   constexpr std::string_view kSlotsKey = "slots=";
   Counter counter(file);
-  const std::vector<ListWord> words = text_of(text, true);
+  const std::vector<ListWord> words = split_words(text, true);
   for (std::size_t i = 0; i < words.size();) {
     const ListWord& host = words[i++];
     int slots = 1;
@@ -243,7 +243,7 @@ Validated<std::vector<Host>> repeated_hosts(std::string_view text, const std::st
 
 Validated<std::vector<Host>> parse_repeated_hosts(std::string_view text, const std::string& variable) {
   Counter counter(variable);
-  for (const ListWord& word : text_of(text, false)) {
+  for (const ListWord& word : split_words(text, false)) {
     if (!counter.add(word, 1)) break;
   }
   return counter.finish();
@@ -251,7 +251,7 @@ Validated<std::vector<Host>> parse_repeated_hosts(std::string_view text, const s
 
 Validated<std::vector<Host>> parse_host_counts(std::string_view text, const std::string& variable) {
   Counter counter(variable);
-  const std::vector<ListWord> words = text_of(text, false);
+  const std::vector<ListWord> words = split_words(text, false);
   for (std::size_t i = 0; i < words.size(); i += 2) {
     const auto count = i + 1 < words.size() ? whole_number(words[i + 1].text, kMaxSlots) : std::nullopt;
     if (!count || *count == 0) {
@@ -264,7 +264,7 @@ Validated<std::vector<Host>> parse_host_counts(std::string_view text, const std:
 
 Validated<std::vector<Host>> grid_engine_hosts(std::string_view text, const std::string& file) {
   Counter counter(file);
-  const std::vector<ListWord> words = text_of(text, true);
+  const std::vector<ListWord> words = split_words(text, true);
   for (std::size_t i = 0; i < words.size();) {
     const std::size_t first = i;
     while (i < words.size() && words[i].line == words[first].line)

@@ -8,7 +8,7 @@ namespace ddp::remote {
 namespace {
 
 /// Keyword and arguments: blanks or one = stand between, "…" holds blanks together, # starts a comment.
-std::vector<std::string> text_of(std::string_view line) {
+std::vector<std::string> split_words(std::string_view line) {
   std::vector<std::string> words;
   std::string word;
   bool quoted = false;
@@ -89,7 +89,7 @@ std::vector<std::string> SshConfigShape::add(std::string_view text) {
   std::vector<std::string> includes;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find('\n'), text.size());
-    std::vector<std::string> words = text_of(text.substr(0, end));
+    std::vector<std::string> words = split_words(text.substr(0, end));
     text.remove_prefix(std::min(end + 1, text.size()));
     if (words.empty()) continue;
     const std::string keyword = lower_case(words.front());

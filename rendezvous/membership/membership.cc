@@ -201,10 +201,10 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   const Participation before = node.participation;
   // Of one that was not heard since we slept: we may have told it that we would, and then its lease had no
   // end.
-  const Time last_text = node.heard < awake_since_ ? now : node.heard;
+  const Time last_heard = node.heard < awake_since_ ? now : node.heard;
   if ((before == Participation::kRunning || before == Participation::kWaiting) && !workers_dead) {
     node.busy_before = node.busy_until;
-    node.busy_until = std::max(node.busy_until, last_text + rules_.lease);
+    node.busy_until = std::max(node.busy_until, last_heard + rules_.lease);
     node.busy_incarnation = node.incarnation;
     if (fences(host)) node.fenced_until = node.busy_until;
   }

@@ -81,7 +81,7 @@ struct Swarm {
   std::minstd_rand random{std::random_device{}()};
 };
 
-void notify(const char* what) {
+void print_event(const char* what) {
   std::printf("%s %llu\n", what, static_cast<unsigned long long>(now_ns() / 1000));
   std::fflush(stdout);
 }
@@ -206,7 +206,7 @@ Awaitable<> serve(Swarm* swarm, SwarmAgent* agent) {
   if (!line) fail("no answer: " + line.error().text);
   const auto answer = launcher::parse_answer(*line);
   if (!answer || !answer->rank) fail("refused: " + *line);
-  if (++swarm->joined == swarm->count) notify("joined");
+  if (++swarm->joined == swarm->count) print_event("joined");
   const remote::AgentHello greeting{request.protocol, request.version};
   (void)co_await launcher::write_line(*stream, remote::hello_line(greeting));
   agent->link = std::make_unique<Connection>(swarm->loop.get_executor(), std::move(stream));
@@ -233,7 +233,7 @@ Awaitable<> serve(Swarm* swarm, SwarmAgent* agent) {
 Awaitable<> lose(Swarm* swarm) {
   SwarmAgent& last = swarm->agents.back();
   swarm->losing = true;
-  notify("lost");
+  print_event("lost");
   Refused refused;
   refused.code = static_cast<std::uint8_t>(ErrorCode::kLinkLost);
   refused.text = "it was told to end";
@@ -277,7 +277,7 @@ int main(int count, char** words) {
     if (e) fail("an exception");
   };
   asio::co_spawn(swarm.loop, take_orders(&swarm, &input), no_exception);
-  notify("joining");
+  print_event("joining");
   for (int i = 0; i < swarm.count; ++i) {
     SwarmAgent& agent = swarm.agents[static_cast<std::size_t>(i)];
     agent.rank = swarm.first + i;

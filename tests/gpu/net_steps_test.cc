@@ -92,7 +92,7 @@ std::vector<std::uint32_t> backwards() {
 
 /// An epoch; the losses.
 std::vector<double> train_epoch(TestRank& rank, const Dataset& data, std::size_t most,
-                                std::uint64_t until_a_sample, std::uint64_t nan_step = 1000) {
+                                std::uint64_t until_read, std::uint64_t nan_step = 1000) {
   auto epoch =
       DeviceEpoch<double>::begin(*rank.steps, data, backwards(), kBatch, rank.model.image_border(), most);
   REQUIRE(epoch.has_value());
@@ -105,7 +105,7 @@ std::vector<double> train_epoch(TestRank& rank, const Dataset& data, std::size_t
       const bool injected = step + ahead == nan_step;
       return DeviceEpoch<double>::Plan{kRate / static_cast<double>(1 + step + ahead), !injected, injected};
     };
-    REQUIRE((*epoch)->launch_ahead(until_a_sample, plan).has_value());
+    REQUIRE((*epoch)->launch_ahead(until_read, plan).has_value());
     CHECK(rank.steps->in_flight() <= most);
     const auto outcome = (*epoch)->finish();
     REQUIRE(outcome.has_value());
@@ -210,11 +210,11 @@ TEST_CASE("however many steps are under way, and wherever the images lie, the bi
   drawn.images = {};
   drawn.labels = {};
   for (const std::size_t most : {1, 2, 4}) {
-    for (const std::uint64_t until_a_sample : {1, 3, 1000}) {
+    for (const std::uint64_t until_read : {1, 3, 1000}) {
       for (const Dataset* data : {&in_memory, static_cast<const Dataset*>(&drawn)}) {
         TestRank other;
         begin(other, settings_of(other));
-        CHECK(train_epoch(other, *data, most, until_a_sample) == losses);
+        CHECK(train_epoch(other, *data, most, until_read) == losses);
         CHECK(same_bits(other.weights(), weights));
       }
     }

@@ -79,8 +79,8 @@ struct Linked {
     channel = std::make_unique<SecureChannel>(world.loop.get_executor(), std::move(stream), "127.0.0.1");
     master = direct ? channel->stream() : stream_over(channel->link());
   }
-  void await_end() { run_task(world, notify(this)); }
-  static Awaitable<> notify(Linked* self) {
+  void await_end() { run_task(world, end_of(this)); }
+  static Awaitable<> end_of(Linked* self) {
     remote::ChannelEnd reported = co_await self->channel->end();
     self->end = std::move(reported);
   }

@@ -163,7 +163,7 @@ bool SurvivorsWorld::befall_master(SimulatedFault kind) {
       happened(kind, host, asleep_until_);
   } else if (kind == SimulatedFault::kUserStops) {
     happened(kind, 0, now_);
-    at_master([this] { notify(job::UserSignal{SIGTERM}); });
+    at_master([this] { feed(job::UserSignal{SIGTERM}); });
   } else {
     return false;
   }

@@ -102,7 +102,7 @@ void SurvivorsWorld::at_master(Act act) {
   after(asleep_until_ - now_, [this, act = std::move(act)] { at_master(act); });
 }
 
-void SurvivorsWorld::notify(const job::Event& event) {
+void SurvivorsWorld::feed(const job::Event& event) {
   carry_out(supervisor_.step(event, now_));
   arm_tick();
 }
@@ -116,7 +116,7 @@ void SurvivorsWorld::arm_tick() {
     at_master([this, at] {
       if (tick_at_ != at) return;
       tick_at_.reset();
-      notify(job::Tick{});
+      feed(job::Tick{});
     });
   });
 }
@@ -168,7 +168,7 @@ void SurvivorsWorld::carry_out(const job::ToNode& send) {
     agent->survivors = forged.survivors;
     after(1ms, [this, id = agent->id, forged] {
       if (agents_[id].master_open)
-        notify(job::FromNode{agents_[id].host, forged, now_, Time(0), agents_[id].incarnation});
+        feed(job::FromNode{agents_[id].host, forged, now_, Time(0), agents_[id].incarnation});
     });
   }
 }
@@ -256,7 +256,7 @@ void SurvivorsWorld::recall(std::size_t host) {
       if (there.incarnation != incarnation || supervisor_.finished()) return;
       const bool reached = there.being_started && there.cut <= now_ && there.down <= now_;
       if (reached) return start_agent(host, incarnation);
-      notify(job::NodeFailed{host, Error{ErrorCode::kUnreachable, "no route to host", 0}});
+      feed(job::NodeFailed{host, Error{ErrorCode::kUnreachable, "no route to host", 0}});
     });
   });
 }
@@ -267,9 +267,9 @@ void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time ha
   if (const auto* hello = std::get_if<Hello>(&message)) {
     agent.greeted = true;
     hosts_[agent.host].being_started = false;
-    return notify(job::NodeUp{agent.host, *hello, hello->interfaces[1].address, agent.incarnation});
+    return feed(job::NodeUp{agent.host, *hello, hello->interfaces[1].address, agent.incarnation});
   }
-  notify(job::NodeHeartbeat{agent.host, agent.incarnation});
+  feed(job::NodeHeartbeat{agent.host, agent.incarnation});
   if (!agent.master_open) return;
   if (std::holds_alternative<Pong>(message)) {
     agent.ping_owed = false;
@@ -285,7 +285,7 @@ void SurvivorsWorld::from_node(std::uint32_t id, const Message& message, Time ha
     agent.answered = true;
     agent.survivors.clear();
   }
-  notify(job::FromNode{agent.host, message, happened, 100us, agent.incarnation});
+  feed(job::FromNode{agent.host, message, happened, 100us, agent.incarnation});
 }
 
 /// First that nothing comes any more, then why.
@@ -293,13 +293,13 @@ void SurvivorsWorld::link_ended(std::uint32_t id, bool gone, bool workers_dead, 
   SimAgent& agent = agents_[id];
   if (agent.gone_reported) return;
   const Error error{ErrorCode::kLinkLost, why, 0};
-  const bool last_text = gone || workers_dead;
+  const bool is_last_message = gone || workers_dead;
   if (std::exchange(agent.master_open, false)) {
-    if (agent.greeted) notify(job::LinkEnded{agent.host, error, agent.incarnation});
-  } else if (!last_text) {
+    if (agent.greeted) feed(job::LinkEnded{agent.host, error, agent.incarnation});
+  } else if (!is_last_message) {
     return;
   }
-  if (!last_text) {
+  if (!is_last_message) {
     const bool forgotten = setup_.bug == SurvivorsBug::kLeaseForgotten;
     after(forgotten ? 1ms : kEndTime, [this, id, forgotten, why] {
       at_master([this, id, forgotten, why] { link_ended(id, true, forgotten, why); });
@@ -307,8 +307,8 @@ void SurvivorsWorld::link_ended(std::uint32_t id, bool gone, bool workers_dead, 
     return;
   }
   agent.gone_reported = true;
-  if (!agent.greeted) return notify(job::NodeFailed{agent.host, error});
-  notify(job::NodeGone{agent.host, error, workers_dead, agent.incarnation});
+  if (!agent.greeted) return feed(job::NodeFailed{agent.host, error});
+  feed(job::NodeGone{agent.host, error, workers_dead, agent.incarnation});
 }
 
 // ---- what is promised

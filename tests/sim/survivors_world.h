@@ -44,7 +44,7 @@ class SurvivorsWorld {
 
   // The master (survivors_world.cc).
   void at_master(Act act);
-  void notify(const launcher::job::Event& event);
+  void feed(const launcher::job::Event& event);
   void carry_out(launcher::job::Actions actions);
   void carry_out(const launcher::job::ToNode& send);
   void carry_out(const launcher::job::Disconnect& drop);

@@ -59,7 +59,7 @@ int my_rank() {
   return 0;
 }
 
-void notify(const std::string& dir, const char* event, int rank) {
+void write_event(const std::string& dir, const char* event, int rank) {
   const int fd = open((dir + "/events").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   char line[128];
   const int size = std::snprintf(line, sizeof line, "%s %d %d %lld\n", event, rank, getpid(), now_ns());
@@ -166,7 +166,7 @@ void start_family(const std::string& dir, const std::string& kind, int leaders) 
 void end_as_planned(const std::string& dir, int rank, const std::string& how, long after_ms) {
   const timespec delay{after_ms / 1000, after_ms % 1000 * 1'000'000};
   nanosleep(&delay, nullptr);
-  notify(dir, "died", rank);
+  write_event(dir, "died", rank);
   const int number = std::atoi(how.substr(how.find(':') + 1).c_str());
   if (how.rfind("exit:", 0) == 0) _exit(number);
   raise(number);
@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
   [[maybe_unused]] const int all = open((dir + "/all").c_str(), O_WRONLY | O_NONBLOCK);
   const int leaders = open((dir + "/leaders").c_str(), O_WRONLY | O_NONBLOCK);
   start_family(dir, kind, leaders);
-  notify(dir, "up", rank);
+  write_event(dir, "up", rank);
   if (argc > 5 && rank == std::atoi(argv[3])) end_as_planned(dir, rank, argv[4], std::atol(argv[5]));
   if (kind.find("stopped") != std::string::npos) raise(SIGSTOP);
   rest();

@@ -27,10 +27,10 @@ std::span<const std::uint32_t> DeviceEpoch<T>::samples(std::size_t step) const {
 }
 
 template <class T>
-Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_a_sample, const MakePlan& plan) {
+Result<> DeviceEpoch<T>::launch_ahead(std::uint64_t until_read, const MakePlan& plan) {
   if (is_idle()) {
     const std::size_t left = steps() - launched_;
-    may_launch_ = launched_ + static_cast<std::size_t>(std::min<std::uint64_t>(left, until_a_sample));
+    may_launch_ = launched_ + static_cast<std::size_t>(std::min<std::uint64_t>(left, until_read));
   }
   for (; launched_ < may_launch_ && launched_ - finished_ < most_; ++launched_) {
     const std::span<const std::uint32_t> mine = samples(launched_);

@@ -35,9 +35,9 @@ class DeviceEpoch {
 
   std::size_t steps_left() const { return steps() - finished_; }
   bool is_idle() const { return launched_ == finished_; }
-  /// Launches what may be under way. Nobody looks at the state before `until_a_sample` more steps are
+  /// Launches what may be under way. Nobody looks at the state before `until_read` more steps are
   /// finished; that counts only where is_idle().
-  Result<> launch_ahead(std::uint64_t until_a_sample, const MakePlan& plan);
+  Result<> launch_ahead(std::uint64_t until_read, const MakePlan& plan);
   /// Waits for the oldest step.
   Result<DeviceOutcome> finish();
   /// Images of this rank in the step that was finished last.

@@ -181,8 +181,8 @@ void print_failures(const HealthReport& report, const std::vector<HealthDiagnost
     std::fprintf(stderr, "train: %s\n", line.c_str());
 }
 
-Result<> notify(const HealthOptions& options, const HealthReport& report,
-                const std::vector<HealthDiagnostic>& diagnostics) {
+Result<> write_report(const HealthOptions& options, const HealthReport& report,
+                      const std::vector<HealthDiagnostic>& diagnostics) {
   print_out("%s", health_text(report, diagnostics).c_str());
   print_out("# %s\n", failure_lines(report, diagnostics).empty() ? "all tests passed" : "FAILED");
   print_failures(report, diagnostics);
@@ -221,7 +221,7 @@ int run_health(int argc, const char* const* argv) {
     return end_with(tested.error().text + " of the health check");
   }
   Result<> reported;
-  if (speaks) reported = notify(options, report, diagnostics);
+  if (speaks) reported = write_report(options, report, diagnostics);
   // Nobody is gone, and taken for the reason, before rank 0 has said all.
   if (auto done = share_outcome(*world->communicator, reported); !done) return end_with(done.error().text);
   return has_failed(diagnostics, environment->rank) ? kHealthFailed : 0;

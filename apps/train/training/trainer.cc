@@ -347,7 +347,7 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
 
 /// Steps that may be made before the state is looked at, the next one included.
 template <class T>
-std::uint64_t Trainer<T>::steps_until_a_sample() const {
+std::uint64_t Trainer<T>::steps_until_read() const {
   std::uint64_t steps = std::numeric_limits<std::uint64_t>::max();
   const auto every = [&](std::uint64_t count) {
     if (count > 1) steps = std::min(steps, count - position_.step % count);
@@ -376,7 +376,7 @@ Result<StepReport> Trainer<T>::device_step(DeviceEpoch<T>& epoch) {
     const bool injected = options_.inject_nan && options_.inject_nan->step == step;  // by some rank
     return typename DeviceEpoch<T>::Plan{learning_rate(ahead), !injected, injects_nan(step)};
   };
-  if (auto done = epoch.launch_ahead(steps_until_a_sample(), plan); !done) return of(done.error(), name);
+  if (auto done = epoch.launch_ahead(steps_until_read(), plan); !done) return of(done.error(), name);
   profile_.enter(Phase::kForward);
   const auto outcome = epoch.finish();
   if (!outcome) return of(outcome.error(), name);

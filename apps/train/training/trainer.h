@@ -60,7 +60,7 @@ class Trainer {
   /// The ranks are gone, maybe in the middle of a step: nothing stays of one whose sums are not all here, and
   /// nothing of the communicators is held.
   void leave_attempt();
-  void notify(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
+  void set_phase_handler(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
   /// Besides the phases of a step, which are told by themselves.
   void report_phase(const char* phase) const {
     if (on_phase_) on_phase_(position_.step, phase);
@@ -120,7 +120,7 @@ class Trainer {
   bool has_device_steps() const;
   Result<std::unique_ptr<DeviceEpoch<T>>> begin_device_epoch(std::vector<std::uint32_t> order);
   Result<StepReport> device_step(DeviceEpoch<T>& epoch);
-  std::uint64_t steps_until_a_sample() const;
+  std::uint64_t steps_until_read() const;
   bool injects_nan(std::uint64_t step) const;
   /// What the GPU has learnt, to the host, which goes on with it.
   void fetch();

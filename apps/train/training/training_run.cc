@@ -83,7 +83,7 @@ class TypedTrainingRun final : public TrainingRun {
         trainer_(options, *model_, data),
         progress_(options),
         checkpoints_(options, trainer_) {
-    trainer_.notify(std::move(on_phase));
+    trainer_.set_phase_handler(std::move(on_phase));
   }
 
   Result<> go(const TrainingAttempt& attempt) override {

@@ -60,8 +60,8 @@ class Home {
   static Awaitable<> begin(Home* self, std::optional<Result<EnvVars>>* result) {
     const char* path = std::getenv("PATH");
     EnvVars env = {{"HOME", self->dir_}, {"PATH", path != nullptr ? path : "/usr/bin:/bin"}};
-    SetupOutput::LineHandler notify = [self](const std::string& line) { self->lines.push_back(line); };
-    auto made = co_await self->setup_.run(self->job_, env, env, self->dir_, std::move(notify));
+    SetupOutput::LineHandler handle_line = [self](const std::string& line) { self->lines.push_back(line); };
+    auto made = co_await self->setup_.run(self->job_, env, env, self->dir_, std::move(handle_line));
     *result = std::move(made);
   }
 

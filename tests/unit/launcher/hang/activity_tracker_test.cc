@@ -229,17 +229,17 @@ TEST_CASE("a process that got the number of another is new") {
   CHECK_FALSE(tracker.add_sample({&idle, 1}, true, 2s));
   const ProcessTime second{7, 2, 500ms, false};
   CHECK(tracker.add_sample({&second, 1}, true, 3s));
-  CHECK(tracker.last_incarnation() == 3s);
+  CHECK(tracker.last_activity() == 3s);
 }
 
 TEST_CASE("after a sample that comes far too late counting begins anew") {
   ActivityTracker tracker(60s, Time(0));
   tracker.begin_sample(5s);
-  CHECK(tracker.last_incarnation() == 0s);
+  CHECK(tracker.last_activity() == 0s);
   tracker.begin_sample(15s);  // two periods: load, perhaps
-  CHECK(tracker.last_incarnation() == 0s);
+  CHECK(tracker.last_activity() == 0s);
   tracker.begin_sample(27s);
-  CHECK(tracker.last_incarnation() == 27s);
+  CHECK(tracker.last_activity() == 27s);
 }
 
 TEST_CASE("who was at work is looked at first") {

@@ -21,7 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::vector<std::string> text_of(const std::string& line) {
+std::vector<std::string> split_words(const std::string& line) {
   std::istringstream in(line);
   std::vector<std::string> words;
   for (std::string word; in >> word;)
@@ -102,7 +102,7 @@ class Scenario {
     int number = 0;
     for (std::string line; std::getline(in, line);) {
       ++number;
-      const auto words = text_of(line);
+      const auto words = split_words(line);
       if (words.empty() || words[0][0] == '#') continue;
       INFO(file.filename().string() << ":" << number << ": " << line);
       if (line[0] == ' ') {
@@ -256,7 +256,7 @@ class Scenario {
         trouble.peers.push_back(static_cast<std::uint32_t>(std::stoul(words[3].substr(5))));
       give_message(number(1), trouble);
     } else if (verb == "stderr") {  // rank "text": what one that has failed wrote
-      supervisor_->last_text(static_cast<int>(number(1)), {quoted_rest(line)}, "");
+      supervisor_->set_last_output(static_cast<int>(number(1)), {quoted_rest(line)}, "");
     } else if (verb == "revoked") {  // node local:step… or local:- for who holds nothing
       rendezvous::AttemptRevoked revoked;
       revoked.attempt = attempt_;

@@ -21,7 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 using Words = std::vector<std::string>;
 
-Words text_of(const std::string& line, char between = ' ') {
+Words split_words(const std::string& line, char between = ' ') {
   std::istringstream in(line);
   Words words;
   for (std::string word; std::getline(in, word, between);)
@@ -74,7 +74,7 @@ class Scenario {
     int number = 0;
     for (std::string line; std::getline(in, line);) {
       ++number;
-      const Words words = text_of(line);
+      const Words words = split_words(line);
       if (words.empty() || words[0][0] == '#') continue;
       INFO(file.filename().string() << ":" << number << ": " << line);
       if (line[0] == ' ') {
@@ -177,7 +177,7 @@ class Scenario {
       const std::string value = equals == std::string::npos ? "" : words[i].substr(equals + 1);
       INFO(words[i]);
       if (key == "hosts")
-        rules.hosts = names_ = text_of(value, ',');
+        rules.hosts = names_ = split_words(value, ',');
       else if (key == "recall")
         rules.recall = true;
       else if (key == "open")
