@@ -7,7 +7,7 @@
 
 #include "apps/train/bench/bench_run.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
-#include "apps/train/flight_recorder/collective_log_file.h"
+#include "apps/train/flight_recorder/flight_recorder_file.h"
 #include "apps/train/health/health_run.h"
 #include "apps/train/options/options.h"
 #include "apps/train/training/rejoin.h"
@@ -42,7 +42,7 @@ std::string error_of(const ddp::train::TrainOptions& options,
 }
 
 int diagnose_logs(const std::string& directory) {
-  const auto text = ddp::train::read_collective_logs(directory);
+  const auto text = ddp::train::read_flight_recorders(directory);
   if (!text) return fail(text.error().text, kUsageExit);
   std::printf("%s\n", text->empty() ? "no operation is left that some rank has not finished" : text->c_str());
   return 0;
@@ -56,7 +56,8 @@ int run(int argc, char** argv) {
   if (use == "health" || use == "--health") return run_health(argc - 1, argv + 1);
   const ParsedTrainOptions parsed = parse_options(argc, argv);
   if (!parsed.options) return parsed.exit_code;
-  if (!parsed.options->collective_read.empty()) return diagnose_logs(parsed.options->collective_read);
+  if (!parsed.options->read_flight_recorder.empty())
+    return diagnose_logs(parsed.options->read_flight_recorder);
   const auto environment =
       read_worker_environment([](const char* name) -> const char* { return std::getenv(name); });
   if (!environment) return fail(environment.error().text);

@@ -199,7 +199,7 @@ void Agent::handle(const rendezvous::Stdin& message) {
 }
 
 Awaitable<> Agent::feed_stdin() {
-  while (!stdin_pending_.empty() && attempt_running_ && !letting_go_ && !waiting_) {
+  while (!stdin_pending_.empty() && attempt_running_ && !leaving_attempt_ && !waiting_) {
     std::string bytes = std::exchange(stdin_pending_, {});
     const auto size = static_cast<std::uint32_t>(bytes.size());
     co_await workers_->write_stdin(std::move(bytes));

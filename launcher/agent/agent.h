@@ -12,8 +12,8 @@
 #include "base/asio.h"
 #include "base/blocking_calls.h"
 #include "base/byte_stream.h"
-#include "launcher/agent/collective_board.h"
 #include "launcher/agent/evidence.h"
+#include "launcher/agent/flight_recorder_board.h"
 #include "launcher/agent/node_facts.h"
 #include "launcher/agent/node_job.h"
 #include "launcher/agent/node_setup.h"
@@ -144,7 +144,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   WorkerProcesses processes_;
   std::uint32_t first_rank_ = 0;  ///< of this node's, in the attempt
   std::uint32_t ranks_ = 0;
-  bool letting_go_ = false;                      ///< a revoke is being carried out
+  bool leaving_attempt_ = false;                 ///< a revoke is being carried out
   bool waiting_ = false;                         ///< it is done: the living have no attempt
   std::optional<rendezvous::Spawn> next_spawn_;  ///< came while the last workers were being ended
   NodeSetup setup_;
@@ -155,7 +155,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   std::unique_ptr<HangMonitor> hang_monitor_;  ///< of the attempt; null: nobody watches for hangs
   std::chrono::milliseconds hang_timeout_{0};
   EvidenceCollector evidence_;
-  CollectiveBoard collectives_;
+  FlightRecorderBoard collectives_;
   std::vector<std::string> error_files_;  ///< of the attempt's workers; most were never written
   std::uint32_t attempt_ = 0;
   OutputCredit credit_;

@@ -104,7 +104,7 @@ void Agent::handle(const rendezvous::Stop& message) {
 
 Awaitable<> Agent::finish_attempt() {
   co_await workers_->ended();
-  while (letting_go_)  // it sees that nobody lives
+  while (leaving_attempt_)  // it sees that nobody lives
     co_await attempt_over_.async_wait(kUseTuple);
   if (hang_monitor_) {
     hang_monitor_->stop();

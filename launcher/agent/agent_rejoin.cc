@@ -127,7 +127,7 @@ void Agent::worker_gone(std::uint32_t local) {
   processes_.ended(local);
   if (worker_link_) worker_link_->forget(local);
   revoke_step_.cancel();
-  if (letting_go_) return;
+  if (leaving_attempt_) return;
   if (waiting_) return notify_survivors();
   if (!workers_->starting() && processes_.take_ready_change()) link_.send(rendezvous::WorkersReady{attempt_});
 }
@@ -139,7 +139,7 @@ void Agent::handle(const rendezvous::Revoke& message) {
   // Where nobody lives AttemptEnded is on its way.
   const bool runs = workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_ &&
                     (workers_->starting() || !processes_.none());
-  if (runs && !leaving_ && !workers_->stopping() && !std::exchange(letting_go_, true))
+  if (runs && !leaving_ && !workers_->stopping() && !std::exchange(leaving_attempt_, true))
     start_task(leave_attempt(message));
 }
 
@@ -194,7 +194,7 @@ Awaitable<> Agent::leave_attempt(rendezvous::Revoke order) {
     co_await evidence_.collect(std::move(send));
     co_await link_.flushed();  // output first: the attempt's files are complete then
   }
-  letting_go_ = false;
+  leaving_attempt_ = false;
   attempt_over_.cancel();
   if (waiting_) notify_survivors();  // otherwise AttemptEnded is the answer
 }

@@ -171,10 +171,10 @@ std::string EvidenceCollector::oom_in_log(pid_t pid) const {
 }
 
 /// The driver's lines, but for those that name another worker.
-std::string EvidenceCollector::xids_of(const BadEnd& end) const {
+std::string EvidenceCollector::xids_of(const AbnormalExit& end) const {
   std::string lines;
   for (const std::string& line : xids_) {
-    const bool anothers = std::any_of(ends_.begin(), ends_.end(), [&](const BadEnd& other) {
+    const bool anothers = std::any_of(ends_.begin(), ends_.end(), [&](const AbnormalExit& other) {
       return other.pid != end.pid && xid_names(line, other.pid);
     });
     if (!end.terminated && !anothers) lines += (lines.empty() ? "" : "\n") + line;

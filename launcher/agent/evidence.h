@@ -43,7 +43,7 @@ class EvidenceCollector {
   Awaitable<> collect(SendEvidence send);
 
  private:
-  struct BadEnd {
+  struct AbnormalExit {
     std::uint32_t rank = 0;
     pid_t pid = 0;
     bool killed = false;      ///< SIGKILL, and not ours
@@ -53,7 +53,7 @@ class EvidenceCollector {
   void find_memory_group();
   void add_victim(const OomVictim& victim, std::string line);
   std::string oom_in_log(pid_t pid) const;
-  std::string xids_of(const BadEnd& end) const;
+  std::string xids_of(const AbnormalExit& end) const;
   void report_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const;
 
   asio::any_io_executor executor_;
@@ -66,7 +66,7 @@ class EvidenceCollector {
   std::string memory_events_;    ///< file with the counter of the workers' memory cgroup; empty: none
   std::uint64_t oom_kills_ = 0;  ///< its value at the start
   std::optional<Clock::time_point> kills_from_;
-  std::vector<BadEnd> ends_;
+  std::vector<AbnormalExit> ends_;
   bool only_terminated_ = true;                             ///< all of ends_
   std::vector<std::pair<OomVictim, std::string>> victims_;  ///< with the kernel's line
   std::vector<std::string> xids_;

@@ -26,9 +26,10 @@ struct WorkerFacts {
   std::string job_id;
   int restart_count = 0;
   int max_restarts = 0;
-  std::string control = {};      ///< DDPLAUNCH_CONTROL (docs/worker_protocol.md); empty: variable not set
-  std::string collectives = {};  ///< DDPLAUNCH_COLLECTIVES (CollectiveBoard::path); empty: variable not set
-  std::string error_file;        ///< where `@record` of PyTorch writes; empty: variable not set
+  std::string control = {};  ///< DDPLAUNCH_CONTROL (docs/worker_protocol.md); empty: variable not set
+  std::string collectives =
+      {};                  ///< DDPLAUNCH_COLLECTIVES (FlightRecorderBoard::path); empty: variable not set
+  std::string error_file;  ///< where `@record` of PyTorch writes; empty: variable not set
 
   int omp_threads = 1;  ///< omp_threads_for(); used only when the user set none
   std::vector<std::string>

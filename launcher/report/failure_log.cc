@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "launcher/report/clean_text.h"
-#include "rendezvous/flight_recorder/missing_collective.h"
+#include "rendezvous/flight_recorder/desync_analysis.h"
 
 namespace ddp::launcher {
 namespace {
@@ -23,11 +23,11 @@ Error without_host(Error error, const std::string& host) {
   return error;
 }
 
-bool waits_in_collective(const std::vector<rendezvous::CollectiveDump>& dumps, int rank) {
-  for (const rendezvous::CollectiveDump& dump : dumps) {
-    for (const rendezvous::LoggedGroup& group : dump.groups) {
-      const bool open =
-          std::ranges::find(group.entries, 0, &rendezvous::LoggedCollective::finished) != group.entries.end();
+bool waits_in_collective(const std::vector<rendezvous::FlightRecorderDump>& dumps, int rank) {
+  for (const rendezvous::FlightRecorderDump& dump : dumps) {
+    for (const rendezvous::RecordedGroup& group : dump.groups) {
+      const bool open = std::ranges::find(group.entries, 0, &rendezvous::RecordedCollective::finished) !=
+                        group.entries.end();
       if (dump.rank == rank && open) return true;
     }
   }
@@ -119,7 +119,7 @@ void FailureLog::diagnose_collectives() {
   const bool hung = cause.kind == Failure::Kind::kHung;
   if (!hung && (cause.kind != Failure::Kind::kExited || !waits_in_collective(collectives_, cause.rank)))
     return;
-  rendezvous::CollectiveVerdict verdict = rendezvous::missing_collective(collectives_, ended_well_);
+  rendezvous::DesyncVerdict verdict = rendezvous::analyze_desync(collectives_, ended_well_);
   if (!hung && (!verdict.waited_for || verdict.named.count(cause.rank) != 0)) return;
   cause.waited_for = std::move(verdict.text);
   clean_line(cause.waited_for);  // it names operations as the ranks' logs do

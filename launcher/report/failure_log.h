@@ -10,7 +10,7 @@
 
 #include "base/result.h"
 #include "launcher/report/exit_report.h"
-#include "rendezvous/flight_recorder/collective_log.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 #include "rendezvous/protocol/message.h"
 
 namespace ddp::launcher {
@@ -76,10 +76,10 @@ class FailureLog {
     Time at{0};
     std::uint32_t start_attempt = 0;
   };
-  std::map<int, ProcessStart> started_;                  ///< of the process of each rank
-  std::vector<rendezvous::CollectiveDump> collectives_;  ///< of the attempt
-  std::set<int> ended_well_;                             ///< ranks, in the attempt
-  std::set<int> lost_peers_;                             ///< the same
+  std::map<int, ProcessStart> started_;                      ///< of the process of each rank
+  std::vector<rendezvous::FlightRecorderDump> collectives_;  ///< of the attempt
+  std::set<int> ended_well_;                                 ///< ranks, in the attempt
+  std::set<int> lost_peers_;                                 ///< the same
   std::optional<Time> stop_ordered_;
   std::optional<Time> kill_due_;
 };

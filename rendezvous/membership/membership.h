@@ -149,7 +149,7 @@ class Membership {
   std::optional<Time> started_;
   std::optional<Time> phase_end_;    ///< join limit, stop time, back-off
   std::optional<Time> retry_timer_;  ///< last call, settle, leases
-  std::optional<Time> last_call_;
+  std::optional<Time> admission_window_;
   std::optional<Time> growth_at_;
   Time watch_at_{0};  ///< the next look for silent nodes
   std::string waiting_for_;

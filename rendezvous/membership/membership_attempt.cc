@@ -68,16 +68,16 @@ bool Membership::nodes_are_ready(Time now) {
   const int wanted = rules_.max_nodes + rules_.spares;
   if (present_ < rules_.min_nodes) {
     wait_for("nodes: " + std::to_string(present_) + " of at least " + std::to_string(rules_.min_nodes), {});
-    last_call_.reset();
+    admission_window_.reset();
     return false;
   }
   // The first attempt makes the seats: those who are on their way are given a moment.
   const bool complete =
       (coming_ == 0 && !rules_.open) || present_ >= (rules_.open ? rules_.max_nodes : wanted);
   if (attempt_ > 0 || complete) return true;
-  if (!last_call_) last_call_ = now + rules_.last_call;
-  if (now >= *last_call_) return true;
-  wait_for("more nodes", last_call_);
+  if (!admission_window_) admission_window_ = now + rules_.admission_window;
+  if (now >= *admission_window_) return true;
+  wait_for("more nodes", admission_window_);
   return false;
 }
 
@@ -166,7 +166,7 @@ void Membership::on_join_limit(Time now) {
     phase_end_ = free;
     return;
   }
-  last_call_ = now;
+  admission_window_ = now;
   try_begin(now);
   if (state_ != State::kGathering) return;
   std::string text =

@@ -29,8 +29,8 @@ struct MembershipRules {
   int min_nodes = 1;
   int max_nodes = 1;  ///< equal to min_nodes: the world keeps its shape
   int spares = 0;
-  Duration join_limit = std::chrono::seconds(120);  ///< for the nodes of any attempt to be there
-  Duration last_call = std::chrono::seconds(10);    ///< for more than MIN to come to the first one
+  Duration join_limit = std::chrono::seconds(120);       ///< for the nodes of any attempt to be there
+  Duration admission_window = std::chrono::seconds(10);  ///< for more than MIN to come to the first one
   Duration debounce = std::chrono::seconds(1);  ///< for others to tell the same before it has consequences
   Duration suspect_after = std::chrono::seconds(3);
   Duration node_timeout = std::chrono::seconds(15);

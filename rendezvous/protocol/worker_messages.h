@@ -92,7 +92,7 @@ struct WorkerCollectives {
   static constexpr std::uint8_t kType = 0x15;
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
-  std::string log;  ///< dump_text(), collective_log.h
+  std::string log;  ///< dump_text(), flight_recorder.h
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.rank), c(m.log);

@@ -81,7 +81,7 @@ void WorkerSession::hear(const WorkerTrouble& trouble) {
 
 void WorkerSession::hear(const WorkerRevoked& answer) {
   if (!is_present("revoked", answer.attempt)) return;
-  if (state_ != State::kLettingGo) {
+  if (state_ != State::kLeavingAttempt) {
     misbehaved(Misbehavior::kOutOfTurn,
                "said " + quoted_key("revoked", answer.attempt) +
                    (state_ == State::kFree ? " twice; ignored" : " without an order; ignored"));
@@ -93,7 +93,7 @@ void WorkerSession::hear(const WorkerRevoked& answer) {
 
 void WorkerSession::hear(const WorkerReady& ready) {
   if (!is_present("ready", ready.attempt)) return;
-  if (state_ == State::kLettingGo && !ready_) return;  // it crossed the revoke
+  if (state_ == State::kLeavingAttempt && !ready_) return;  // it crossed the revoke
   if (ready_ || state_ != State::kInAttempt) {
     misbehaved(Misbehavior::kOutOfTurn, "said " + quoted_key("ready", ready.attempt) +
                                             (ready_ ? " twice; ignored" : " after it had let go; ignored"));
@@ -146,7 +146,7 @@ void WorkerSession::revoke(RevokeOrder order) {
     return;
   }
   if (state_ != State::kInAttempt || attempt_ != order.attempt || !can_rejoin()) return;
-  state_ = State::kLettingGo;
+  state_ = State::kLeavingAttempt;
   send(std::move(order));
 }
 

@@ -29,12 +29,12 @@ using WorkerEvent =
 class WorkerSession {
  public:
   enum class State : std::uint8_t {
-    kSilent,     ///< no hello yet; orders wait for it
-    kGreeted,    ///< a hello, but no attempt yet
-    kInAttempt,  ///< an attempt was ordered
-    kLettingGo,  ///< and revoked, which is not answered yet
-    kFree,       ///< it has let go
-    kIgnored,    ///< of another version, or a line too long: nothing it says counts, and it is told nothing
+    kSilent,          ///< no hello yet; orders wait for it
+    kGreeted,         ///< a hello, but no attempt yet
+    kInAttempt,       ///< an attempt was ordered
+    kLeavingAttempt,  ///< and revoked, which is not answered yet
+    kFree,            ///< it has let go
+    kIgnored,  ///< of another version, or a line too long: nothing it says counts, and it is told nothing
   };
 
   /// Bytes that came from the worker.

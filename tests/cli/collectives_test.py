@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tests.support.launch import LaunchTest, Nodes, live_processes_with, main, wait_until
 
-# As rendezvous::CollectiveMemory lies in memory: a rank that has done one all-reduce of its world, and, but for the one that is late,
+# As rendezvous::FlightRecorderMemory lies in memory: a rank that has done one all-reduce of its world, and, but for the one that is late,
 # waits in the second. Rank 0 fails when all have noted that, and those of `ended` have ended.
 WORKER = r"""
 import json, os, pathlib, struct, sys, time

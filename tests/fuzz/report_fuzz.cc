@@ -13,7 +13,7 @@
 #include "launcher/agent_core/kernel_evidence.h"
 #include "launcher/report/exit_report.h"
 #include "launcher/report/report_json.h"
-#include "rendezvous/flight_recorder/missing_collective.h"
+#include "rendezvous/flight_recorder/desync_analysis.h"
 
 using namespace ddp::launcher;
 
@@ -69,10 +69,10 @@ void check_kernel(std::string_view text) {
 /// What a worker left in the agent's memory, and what an agent says that it was.
 void check_collectives(std::string_view bytes) {
   using namespace ddp::rendezvous;
-  static CollectiveMemory memory;
+  static FlightRecorderMemory memory;
   memory = {};
   std::copy_n(bytes.begin(), std::min(bytes.size(), sizeof memory), reinterpret_cast<char*>(&memory));
-  memory.magic = CollectiveMemory::kMagic;
+  memory.magic = FlightRecorderMemory::kMagic;
   auto left = read_collectives(memory, 1, 64);
   if (left) {
     const auto reported = parse_dump(dump_text(*left));
@@ -81,8 +81,8 @@ void check_collectives(std::string_view bytes) {
   const auto said = parse_dump(bytes);
   if (said) require(parse_dump(dump_text(*said)).has_value());
   if (said && said->world_size > 1'000) return;  // each rank that is missing takes time
-  if (said) (void)missing_collective({*said});
-  if (left && said && left->world_size <= 1'000) (void)missing_collective({*left, *said});
+  if (said) (void)analyze_desync({*said});
+  if (left && said && left->world_size <= 1'000) (void)analyze_desync({*left, *said});
 }
 
 }  // namespace

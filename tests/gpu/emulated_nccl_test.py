@@ -122,7 +122,7 @@ class EmulatedNccl(unittest.TestCase):
     def test_the_log_of_collectives_has_the_sums_of_replayed_graphs(self):
         with tempfile.TemporaryDirectory() as folder:
             with train_run_test.Ranks(2, "--data", "synthetic", "--limit", "100000", "--batch-size", "2", *NCCL, "--device", "gpu",
-                                      "--collective-log", folder, nodes=1) as ranks:
+                                      "--flight-recorder", folder, nodes=1) as ranks:
                 while not ranks.processes[0].stdout.readline().startswith("epoch 1/1 step 50"):
                     self.assertIsNone(ranks.processes[0].poll())
                 ranks.processes[1].kill()
@@ -131,7 +131,7 @@ class EmulatedNccl(unittest.TestCase):
             gradients = [one for one in entries if one["kind"] == "all-reduce" and one["bytes"] > 100000]
             self.assertGreater(len(gradients), 50, "one a step")
             self.assertEqual([one["finished"] != 0 for one in gradients[:50]], [True] * 50)
-            reported = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
+            reported = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
             self.assertRegex(reported.stdout, r"^rank 1 left no log; rank 0 waits in all-reduce \d+ \(116 KB\)\n$")
 
     def test_a_rank_without_a_gpu_of_its_own_is_reported_the_option(self):

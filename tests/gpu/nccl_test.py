@@ -76,7 +76,7 @@ class SharedGpu(unittest.TestCase):
 
     def lost(self, number, limit):
         with tempfile.TemporaryDirectory() as folder, \
-                Ranks(3, *LONG, *SHARED, "--comm-timeout", "5s", "--collective-log", folder, nodes=1) as ranks:
+                Ranks(3, *LONG, *SHARED, "--comm-timeout", "5s", "--flight-recorder", folder, nodes=1) as ranks:
             line = "begin"
             while "step" not in line:
                 self.assertNotEqual(line, "", "rank 0 ended")
@@ -88,7 +88,7 @@ class SharedGpu(unittest.TestCase):
                 self.assertEqual(ranks.processes[rank].returncode, 1)
                 self.assertRegex(errors, rf"train: rank {rank} over NCCL: .* during all-reduce")
             print(f"{number.name}: all others ended after {time.monotonic() - start:.2f} s", file=sys.stderr)
-            reported = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
+            reported = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
             self.assertRegex(reported.stdout, r"^rank 1 left no log; ")
 
     def test_a_killed_rank_ends_the_others(self):

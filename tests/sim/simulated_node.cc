@@ -251,7 +251,7 @@ Setup random_setup(std::uint64_t seed) {
   rules.lease += rules.lease / 1000 + 1ms;
   rules.stop_time = setup.grace + setup.kill + 2s;
   rules.join_limit = std::chrono::seconds(pick(10, 40));
-  rules.last_call = 2s;
+  rules.admission_window = 2s;
   rules.backoff = std::chrono::milliseconds(pick(1, 1000));
   rules.recall_every = 1s;
   rules.host_faults = pick(0, 3);

@@ -106,7 +106,7 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
   } else if (const auto* reported = std::get_if<Revoke>(&message)) {
     if (give_up_next(agent, reported->attempt)) return;
     if (agent.running && !agent.waiting && reported->attempt == agent.attempt && !agent.leaving &&
-        !agent.ending && !agent.stopping && !std::exchange(agent.letting_go, true))
+        !agent.ending && !agent.stopping && !std::exchange(agent.leaving_attempt, true))
       revoke(agent, *reported);
   } else if (const auto* end = std::get_if<Stop>(&message)) {
     if (give_up_next(agent, end->attempt)) return;
@@ -286,7 +286,7 @@ void SurvivorsWorld::revoke(SimAgent& agent, const Revoke& message) {
 
 void SurvivorsWorld::kill_late(std::uint32_t id, std::uint64_t turn) {
   SimAgent& agent = agents_[id];
-  if (!agent.alive || !agent.letting_go || agent.turn != turn) return;
+  if (!agent.alive || !agent.leaving_attempt || agent.turn != turn) return;
   for (auto& [local, process] : agent.processes) {
     if (process.answer || process.killed) continue;
     process.killed = "did not let go in time and was killed";
@@ -298,13 +298,13 @@ void SurvivorsWorld::kill_late(std::uint32_t id, std::uint64_t turn) {
 /// When all have answered or are dead, the dead are settled, and then the master is told.
 void SurvivorsWorld::revoke_goes_on(std::uint32_t id, std::uint64_t turn) {
   SimAgent& agent = agents_[id];
-  if (!agent.letting_go || agent.turn != turn) return;
+  if (!agent.leaving_attempt || agent.turn != turn) return;
   for (const auto& [local, process] : agent.processes)
     if (!process.answer || process.killed) return;
   after(some(1ms, 300ms), [this, id, turn] {
     when_awake(id, [this, id, turn] {
       SimAgent& there = agents_[id];
-      if (!there.alive || there.turn != turn || !std::exchange(there.letting_go, false)) return;
+      if (!there.alive || there.turn != turn || !std::exchange(there.leaving_attempt, false)) return;
       if (there.stopping || there.leaving || there.processes.empty()) return check_ended(there);
       there.waiting = true;
       notify_survivors(there);
@@ -363,7 +363,7 @@ void SurvivorsWorld::reap(std::uint32_t id, std::uint32_t local, std::uint32_t w
 }
 
 void SurvivorsWorld::check_ended(SimAgent& agent) {
-  if (!agent.alive || !agent.running || !agent.processes.empty() || agent.letting_go) return;
+  if (!agent.alive || !agent.running || !agent.processes.empty() || agent.leaving_attempt) return;
   if (std::exchange(agent.ending, true)) return;
   after(some(1ms, 200ms), [this, id = agent.id, attempt = agent.attempt] {
     when_awake(id, [this, id, attempt] { ended(id, attempt); });

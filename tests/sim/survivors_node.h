@@ -53,7 +53,8 @@ struct SimAgent {
   bool leased = false;
   std::map<std::uint32_t, WorkerProcessState> processes;
   std::uint32_t attempt = 0, first_rank = 0, local_world = 0;
-  bool greeted_reported = false, ready_reported = false, letting_go = false, waiting = false, running = false;
+  bool greeted_reported = false, ready_reported = false, leaving_attempt = false, waiting = false,
+       running = false;
   bool leaving = false, stopping = false, ending = false;
   std::optional<rendezvous::Spawn> next_spawn;
   std::uint64_t turn = 0;  ///< of a revoke
@@ -81,7 +82,7 @@ struct SimWorker {
     kTraining,
     kEnding,
     kTroubled,
-    kLettingGo
+    kLeavingAttempt
   };
   std::uint32_t id = 0, agent = 0, local = 0;
   bool alive = true, frozen = false;

@@ -223,7 +223,7 @@ void SurvivorsWorld::round_done(SimWorker& worker, const SimRound& round) {
     case Activity::kLoading:
     case Activity::kIdle:
     case Activity::kTroubled:
-    case Activity::kLettingGo:
+    case Activity::kLeavingAttempt:
       return;
   }
 }
@@ -271,7 +271,7 @@ void SurvivorsWorld::look_for_stall(std::uint32_t number) {
 void SurvivorsWorld::release(SimWorker& worker) {
   const bool half = worker.in_round && worker.doing == Activity::kTraining;
   leave_attempt(worker, true);
-  worker.doing = Activity::kLettingGo;
+  worker.doing = Activity::kLeavingAttempt;
   worker.in_round = false;
   const Time wait = std::exchange(worker.slow, false) ? some(2s, 9s) : some(1ms, 150ms);
   after(wait, [this, id = worker.id, turn = ++worker.turn, half] {

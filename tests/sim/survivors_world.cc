@@ -77,7 +77,7 @@ std::string SurvivorsWorld::what_workers_do() const {
     if (!agent.alive && !agent.master_open) continue;
     text += "; " + supervisor_.name(agent.host) + (agent.alive ? " is there" : " is gone") +
             (agent.running ? " with attempt " : " after attempt ") + std::to_string(agent.attempt) +
-            (agent.letting_go ? ", letting go" : "") + (agent.waiting ? ", waiting" : "") +
+            (agent.leaving_attempt ? ", letting go" : "") + (agent.waiting ? ", waiting" : "") +
             (agent.ending ? ", ending" : "") + (agent.leaving ? ", leaving" : "") +
             (agent.node_open ? "" : ", its link closed") + (agent.master_open ? "" : ", given up") +
             (agent.answered ? ", answered" : "");

@@ -77,8 +77,8 @@ class OptionGroup {
 constexpr double kMany = 1e15;
 
 void add_evaluator(CLI::App& app, TrainOptions& options) {
-  app.add_option("--read-collective-log", options.collective_read,
-                 "say for which rank the others waited, as the files of --collective-log DIR tell")
+  app.add_option("--read-flight-recorder", options.read_flight_recorder,
+                 "say for which rank the others waited, as the files of --flight-recorder DIR tell")
       ->type_name("DIR")
       ->group("Instead of training");
 }
@@ -206,7 +206,7 @@ void add_reports(CLI::App& app, TrainOptions& options) {
              "FILE");
   group.text("--sample-log", options.sample_log, "each rank lists the numbers of its samples in DIR/rank-N",
              "DIR");
-  group.text("--collective-log", options.collective_log,
+  group.text("--flight-recorder", options.flight_recorder,
              "each rank writes what it did last to DIR/rank-N.jsonl when an operation between ranks fails",
              "DIR");
   app.add_option_function<std::string>(

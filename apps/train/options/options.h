@@ -65,10 +65,10 @@ struct TrainOptions {
   std::optional<InjectedNan> inject_nan;
   CommKind comm = CommKind::kAuto;
   std::chrono::milliseconds comm_timeout{60'000};
-  bool share_gpu = false;       ///< several ranks on one GPU, over NCCL
-  std::string collective_log;   ///< a directory for what ranks did last when one is lost; empty: none
-  std::string collective_read;  ///< judge the logs in this directory instead of training; empty: train
-  bool rejoin = false;          ///< a rank that loses a peer goes on in the same process
+  bool share_gpu = false;            ///< several ranks on one GPU, over NCCL
+  std::string flight_recorder;       ///< a directory for what ranks did last when one is lost; empty: none
+  std::string read_flight_recorder;  ///< judge the logs in this directory instead of training; empty: train
+  bool rejoin = false;               ///< a rank that loses a peer goes on in the same process
 };
 
 struct ParsedTrainOptions {

@@ -12,7 +12,7 @@
 #include "apps/train/collectives/cpu/node_links.h"
 #include "apps/train/collectives/cpu/peer_connect.h"
 #include "apps/train/collectives/nccl/nccl_world.h"
-#include "apps/train/flight_recorder/logged_communicator.h"
+#include "apps/train/flight_recorder/recorded_communicator.h"
 #include "apps/train/options/equal_options.h"
 #include "apps/train/world/store_directory.h"
 
@@ -287,12 +287,12 @@ Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& opt
 
 /// All communicators of the world keep a log.
 void keep_log(const WorkerEnvironment& environment, const std::string& directory, CommWorld& world) {
-  const CollectiveLogFile::LogLocation location{environment.collectives, environment.local_rank, directory};
-  const auto file = std::make_shared<CollectiveLogFile>(location, environment.rank, environment.world_size,
-                                                        environment.attempt);
+  const FlightRecorderFile::LogLocation location{environment.collectives, environment.local_rank, directory};
+  const auto file = std::make_shared<FlightRecorderFile>(location, environment.rank, environment.world_size,
+                                                         environment.attempt);
   const auto add = [&](std::unique_ptr<Communicator>& one, const std::string& group, int first, int ranks) {
     if (one && one->world_size() > 1)
-      one = std::make_unique<LoggedCommunicator>(std::move(one), file, group, first, ranks);
+      one = std::make_unique<RecordedCommunicator>(std::move(one), file, group, first, ranks);
   };
   add(world.communicator, "world", 0, environment.world_size);
   const int first = environment.rank - environment.local_rank;
@@ -377,8 +377,8 @@ Result<CommWorld> join_world(const WorkerEnvironment& environment, const TrainOp
   world.interrupt = interrupt;
   auto joined = join_world(environment, world);
   if (joined && environment.world_size > 1 &&
-      !(environment.collectives.empty() && options.collective_log.empty()))
-    keep_log(environment, options.collective_log, *joined);
+      !(environment.collectives.empty() && options.flight_recorder.empty()))
+    keep_log(environment, options.flight_recorder, *joined);
   return joined;
 }
 

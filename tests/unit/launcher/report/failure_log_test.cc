@@ -11,7 +11,7 @@ using namespace std::chrono_literals;
 
 /// What `rank` of 2 left: it has finished one operation, and stands in the next one where `waits`.
 rendezvous::WorkerCollectives collectives_of(std::uint32_t rank, bool waits) {
-  std::string log = "{\"schema\":\"ddp-collective-log/1\",\"rank\":" + std::to_string(rank) +
+  std::string log = "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":" + std::to_string(rank) +
                     ",\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n"
                     "{\"sequence\":1,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,"
                     "\"finished\":6}\n";

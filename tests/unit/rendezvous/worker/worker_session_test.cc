@@ -23,7 +23,7 @@ std::string session_state_name(WorkerSession::State state) {
       return "greeted";
     case WorkerSession::State::kInAttempt:
       return "in-attempt";
-    case WorkerSession::State::kLettingGo:
+    case WorkerSession::State::kLeavingAttempt:
       return "letting-go";
     case WorkerSession::State::kFree:
       return "free";

@@ -25,7 +25,7 @@ NOT_BUILT = ("train: --comm nccl: this train was built without NCCL; a build on 
 
 
 def diagnosed(folder):
-    done = subprocess.run([train_run_test.TRAIN, "--read-collective-log", folder], text=True, capture_output=True)
+    done = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -66,7 +66,7 @@ class Words(unittest.TestCase):
 class Logs(unittest.TestCase):
     def lost(self, folder, *more, signal_number=signal.SIGKILL, nodes=None):
         """Three ranks, of which number 2 goes in the middle; gives what the logs tell."""
-        with Ranks(3, *LONG, "--collective-log", folder, *more, nodes=nodes) as ranks:
+        with Ranks(3, *LONG, "--flight-recorder", folder, *more, nodes=nodes) as ranks:
             ranks.processes[0].stdout.readline()
             ranks.processes[2].send_signal(signal_number)
             for rank in (0, 1):
@@ -83,7 +83,7 @@ class Logs(unittest.TestCase):
                 self.assertEqual(sorted(os.listdir(folder)), ["rank-0.jsonl", "rank-1.jsonl"])
                 head, *rest = [json.loads(line) for line in pathlib.Path(folder, "rank-1.jsonl").read_text().splitlines()]
                 self.assertEqual((head["schema"], head["rank"], head["world_size"], head["attempt"]),
-                                 ("ddp-collective-log/2", 1, 3, 0))
+                                 ("ddp-flight-recorder/2", 1, 3, 0))
                 self.assertEqual(head["groups"], [{"name": "world", "first": 0, "ranks": 3}])
                 self.assertIn("lost rank 2", head["reason"])
                 self.assertLessEqual(len(rest), 1000)
@@ -97,7 +97,7 @@ class Logs(unittest.TestCase):
 
     def test_operations_inside_a_node_and_between_nodes_are_in_it(self):
         with tempfile.TemporaryDirectory() as folder:
-            with Ranks(4, *LONG, "--collective-log", folder, "--sync-every-inter", "5", nodes=2) as ranks:
+            with Ranks(4, *LONG, "--flight-recorder", folder, "--sync-every-inter", "5", nodes=2) as ranks:
                 while not ranks.processes[0].stdout.readline().startswith("epoch 2/10000 step 4/"):  # the nodes were averaged
                     self.assertIsNone(ranks.processes[0].poll())
                 ranks.processes[3].kill()
@@ -121,18 +121,18 @@ class Logs(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             for name in ("rank-0.jsonl", "rank-1.attempt-3.jsonl", "rank-12.jsonl", "mine.jsonl"):
                 pathlib.Path(folder, name).write_text("")
-            for code, _, errors in run(2, *SMALL, "--collective-log", folder):
+            for code, _, errors in run(2, *SMALL, "--flight-recorder", folder):
                 self.assertEqual((code, errors), (0, ""))
             self.assertEqual(sorted(os.listdir(folder)), ["mine.jsonl", "rank-12.jsonl"])
 
     def test_the_same_bits_with_and_without(self):
         with tempfile.TemporaryDirectory() as folder:
-            plain, logged = run(2, *SMALL), run(2, *SMALL, "--collective-log", folder)
+            plain, logged = run(2, *SMALL), run(2, *SMALL, "--flight-recorder", folder)
             weights = [[line for line in lines if "weights" in line] for _, lines, _ in (plain[0], logged[0])]
             self.assertEqual(weights[0], weights[1])
 
     def test_a_place_that_cannot_be_is_said_and_ends_no_training(self):
-        for code, _, errors in run(2, *SMALL, "--max-steps", "2", "--collective-log", "/proc/none"):
+        for code, _, errors in run(2, *SMALL, "--max-steps", "2", "--flight-recorder", "/proc/none"):
             self.assertEqual(code, 0)
             self.assertEqual(errors, "train: create /proc/none: No such file or directory; there will be no log of collectives\n")
 
@@ -140,7 +140,7 @@ class Logs(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             self.assertEqual(diagnosed(folder), (2, "", f"train: {folder} holds no rank-R.jsonl\n"))
             pathlib.Path(folder, "rank-0.jsonl").write_text("{}\n")
-            self.assertEqual(diagnosed(folder), (2, "", f"train: {folder}/rank-0.jsonl is no log that --collective-log wrote\n"))
+            self.assertEqual(diagnosed(folder), (2, "", f"train: {folder}/rank-0.jsonl is no log that --flight-recorder wrote\n"))
         self.assertEqual(diagnosed("/nonexistent"), (2, "", "train: read /nonexistent: No such file or directory\n"))
 
 

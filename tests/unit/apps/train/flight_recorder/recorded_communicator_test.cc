@@ -1,4 +1,4 @@
-#include "apps/train/flight_recorder/logged_communicator.h"
+#include "apps/train/flight_recorder/recorded_communicator.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -22,7 +22,7 @@ using namespace ddp::train;
 namespace {
 
 std::string make_folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "collective-log-XXXXXX").string();
+  std::string name = (std::filesystem::temp_directory_path() / "flight-recorder-XXXXXX").string();
   REQUIRE(::mkdtemp(name.data()) != nullptr);
   return name;
 }
@@ -31,8 +31,8 @@ std::string make_folder() {
 class SealedMemory {
  public:
   explicit SealedMemory(int workers) : file_(::memfd_create("memory", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
-    REQUIRE(::ftruncate(file_.get(), workers * static_cast<off_t>(rendezvous::CollectiveMemory::kStride)) ==
-            0);
+    REQUIRE(::ftruncate(file_.get(),
+                        workers * static_cast<off_t>(rendezvous::FlightRecorderMemory::kStride)) == 0);
     REQUIRE(::fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
   }
   std::string path() const { return "/proc/self/fd/" + std::to_string(file_.get()); }
@@ -78,9 +78,9 @@ TEST_CASE("sums on the GPU are in the log from their launch until they were wait
   FakeReducer sums;
   {
     const auto file =
-        std::make_shared<CollectiveLogFile>(CollectiveLogFile::LogLocation{"", 0, folder}, 1, 2, 0);
-    LoggedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
-    LoggedCommunicator node(std::make_unique<FakeRanks>(sums), file, "node 0", 0, 2);
+        std::make_shared<FlightRecorderFile>(FlightRecorderFile::LogLocation{"", 0, folder}, 1, 2, 0);
+    RecordedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
+    RecordedCommunicator node(std::make_unique<FakeRanks>(sums), file, "node 0", 0, 2);
     CHECK(node.barrier().has_value());
     DeviceAllReducer& device = *logged.device_all_reducer();
     CHECK(device.enqueue(nullptr, 10, DeviceType::kFloat32, nullptr).has_value());  // into a graph, once
@@ -113,14 +113,14 @@ TEST_CASE("the launcher reads a rank's operations from the memory that it gave")
   FakeReducer sums;
   {
     const auto file =
-        std::make_shared<CollectiveLogFile>(CollectiveLogFile::LogLocation{path, 2, ""}, 1, 2, 5);
-    LoggedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
+        std::make_shared<FlightRecorderFile>(FlightRecorderFile::LogLocation{path, 2, ""}, 1, 2, 5);
+    RecordedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
     logged.device_all_reducer()->launched(40, DeviceType::kBfloat16);
   }
-  auto memory = std::make_unique<rendezvous::CollectiveMemory>();
+  auto memory = std::make_unique<rendezvous::FlightRecorderMemory>();
   std::ifstream written(path);
-  written.seekg(2 * rendezvous::CollectiveMemory::kStride);
+  written.seekg(2 * rendezvous::FlightRecorderMemory::kStride);
   REQUIRE(written.read(reinterpret_cast<char*>(memory.get()), sizeof *memory));
   const auto dump = read_collectives(*memory);
   REQUIRE(dump);
@@ -135,14 +135,14 @@ TEST_CASE("a rank whose memory is not there, too small or no memory of an agent 
   const std::string folder = make_folder();
   const std::string other = folder + "/other";  // somebody's file, large enough
   std::ofstream(other) << "his";
-  std::filesystem::resize_file(other, rendezvous::CollectiveMemory::kStride);
+  std::filesystem::resize_file(other, rendezvous::FlightRecorderMemory::kStride);
   const SealedMemory given(1);
   FakeReducer sums;
   for (const auto& [memory, local] :
        {std::pair<std::string, int>{folder + "/none", 0}, {folder, 0}, {other, 0}, {given.path(), 1}}) {
     const auto file =
-        std::make_shared<CollectiveLogFile>(CollectiveLogFile::LogLocation{memory, local, folder}, 1, 2, 0);
-    LoggedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
+        std::make_shared<FlightRecorderFile>(FlightRecorderFile::LogLocation{memory, local, folder}, 1, 2, 0);
+    RecordedCommunicator logged(std::make_unique<FakeRanks>(sums), file, "world", 0, 2);
     CHECK(logged.barrier().has_value());
     file->fail({ErrorCode::kTimeout, "too late"});
     std::ifstream written(folder + "/rank-1.jsonl");

@@ -1,4 +1,4 @@
-#include "apps/train/flight_recorder/logged_communicator.h"
+#include "apps/train/flight_recorder/recorded_communicator.h"
 
 #include <chrono>
 
@@ -26,16 +26,16 @@ std::string_view type_text(DeviceType type) {
 
 }  // namespace
 
-std::uint64_t LoggedOperations::begin(CollectiveKind kind, std::size_t bytes, std::string_view type) {
+std::uint64_t RecordedOperations::begin(CollectiveKind kind, std::size_t bytes, std::string_view type) {
   return file_->has_failed() ? 0 : log_.start(kind_text(kind), bytes, type, nanoseconds());
 }
 
-void LoggedOperations::finish(std::uint64_t sequence) {
+void RecordedOperations::finish(std::uint64_t sequence) {
   log_.finish(sequence, nanoseconds());
 }
 
 template <class T>
-Result<T> LoggedOperations::end(std::uint64_t sequence, Result<T> result) {
+Result<T> RecordedOperations::end(std::uint64_t sequence, Result<T> result) {
   if (result) {
     finish(sequence);
   } else {
@@ -44,18 +44,18 @@ Result<T> LoggedOperations::end(std::uint64_t sequence, Result<T> result) {
   return result;
 }
 
-Result<> LoggedDeviceAllReducer::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
+Result<> RecordedDeviceAllReducer::enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) {
   auto done = under_.enqueue(numbers, count, type, stream);
   if (!done) operations_.fail(done.error());
   return done;
 }
 
-void LoggedDeviceAllReducer::launched(std::size_t bytes, DeviceType type) {
+void RecordedDeviceAllReducer::launched(std::size_t bytes, DeviceType type) {
   launched_.push_back(operations_.begin(CollectiveKind::kAllReduce, bytes, type_text(type)));
   under_.launched(bytes, type);
 }
 
-Result<> LoggedDeviceAllReducer::wait(const IsDone& done, std::string_view operation) {
+Result<> RecordedDeviceAllReducer::wait(const IsDone& done, std::string_view operation) {
   std::uint64_t sequence = 0;
   if (!launched_.empty()) {
     sequence = launched_.front();
@@ -64,62 +64,62 @@ Result<> LoggedDeviceAllReducer::wait(const IsDone& done, std::string_view opera
   return operations_.end(sequence, under_.wait(done, operation));
 }
 
-LoggedCommunicator::LoggedCommunicator(std::unique_ptr<Communicator> under,
-                                       std::shared_ptr<CollectiveLogFile> file, const std::string& group,
-                                       int first, int ranks)
+RecordedCommunicator::RecordedCommunicator(std::unique_ptr<Communicator> under,
+                                           std::shared_ptr<FlightRecorderFile> file, const std::string& group,
+                                           int first, int ranks)
     : under_(std::move(under)), operations_(std::move(file), group, first, ranks) {
   if (DeviceAllReducer* const sums = under_->device_all_reducer(); sums != nullptr)
     device_all_reducer_.emplace(*sums, operations_);
 }
 
 template <class Operation>
-auto LoggedCommunicator::logged(CollectiveKind kind, std::size_t bytes, std::string_view type,
-                                const Operation& operation) {
+auto RecordedCommunicator::logged(CollectiveKind kind, std::size_t bytes, std::string_view type,
+                                  const Operation& operation) {
   const auto sequence = operations_.begin(kind, bytes, type);
   return operations_.end(sequence, operation());
 }
 
-Result<> LoggedCommunicator::all_reduce_sum(std::span<float> values) {
+Result<> RecordedCommunicator::all_reduce_sum(std::span<float> values) {
   return logged(CollectiveKind::kAllReduce, values.size_bytes(), "float",
                 [&] { return under_->all_reduce_sum(values); });
 }
 
-Result<> LoggedCommunicator::all_reduce_sum(std::span<double> values) {
+Result<> RecordedCommunicator::all_reduce_sum(std::span<double> values) {
   return logged(CollectiveKind::kAllReduce, values.size_bytes(), "double",
                 [&] { return under_->all_reduce_sum(values); });
 }
 
-Result<> LoggedCommunicator::broadcast(std::span<std::byte> data, int root) {
+Result<> RecordedCommunicator::broadcast(std::span<std::byte> data, int root) {
   return logged(CollectiveKind::kBroadcast, data.size(), "bytes",
                 [&] { return under_->broadcast(data, root); });
 }
 
-Result<std::vector<std::uint64_t>> LoggedCommunicator::all_gather(std::span<const std::uint64_t> mine) {
+Result<std::vector<std::uint64_t>> RecordedCommunicator::all_gather(std::span<const std::uint64_t> mine) {
   return logged(CollectiveKind::kAllGather, mine.size_bytes(), "u64",
                 [&] { return under_->all_gather(mine); });
 }
 
-Result<> LoggedCommunicator::barrier() {
+Result<> RecordedCommunicator::barrier() {
   return logged(CollectiveKind::kBarrier, 0, "bytes", [&] { return under_->barrier(); });
 }
 
-Result<> LoggedCommunicator::reduce_scatter_sum(std::span<float> values) {
+Result<> RecordedCommunicator::reduce_scatter_sum(std::span<float> values) {
   return logged(CollectiveKind::kReduceScatter, values.size_bytes(), "float",
                 [&] { return under_->reduce_scatter_sum(values); });
 }
 
-Result<> LoggedCommunicator::reduce_scatter_sum(std::span<double> values) {
+Result<> RecordedCommunicator::reduce_scatter_sum(std::span<double> values) {
   return logged(CollectiveKind::kReduceScatter, values.size_bytes(), "double",
                 [&] { return under_->reduce_scatter_sum(values); });
 }
 
-Result<> LoggedCommunicator::all_gather_parts(std::span<std::byte> parts) {
+Result<> RecordedCommunicator::all_gather_parts(std::span<std::byte> parts) {
   return logged(CollectiveKind::kAllGather, parts.size(), "bytes",
                 [&] { return under_->all_gather_parts(parts); });
 }
 
 template <class T>
-Result<Communicator::Handle> LoggedCommunicator::begun(std::span<T> values, std::string_view type) {
+Result<Communicator::Handle> RecordedCommunicator::begun(std::span<T> values, std::string_view type) {
   const auto sequence = operations_.begin(CollectiveKind::kAllReduce, values.size_bytes(), type);
   auto handle = under_->start_all_reduce(values);
   if (!handle) return operations_.end(sequence, std::move(handle));
@@ -127,15 +127,15 @@ Result<Communicator::Handle> LoggedCommunicator::begun(std::span<T> values, std:
   return handle;
 }
 
-Result<Communicator::Handle> LoggedCommunicator::start_all_reduce(std::span<float> values) {
+Result<Communicator::Handle> RecordedCommunicator::start_all_reduce(std::span<float> values) {
   return begun(values, "float");
 }
 
-Result<Communicator::Handle> LoggedCommunicator::start_all_reduce(std::span<double> values) {
+Result<Communicator::Handle> RecordedCommunicator::start_all_reduce(std::span<double> values) {
   return begun(values, "double");
 }
 
-Result<> LoggedCommunicator::wait(Handle handle) {
+Result<> RecordedCommunicator::wait(Handle handle) {
   std::uint64_t sequence = 0;
   if (!started_.empty() && started_.front().first == handle) {
     sequence = started_.front().second;
@@ -144,7 +144,7 @@ Result<> LoggedCommunicator::wait(Handle handle) {
   return operations_.end(sequence, under_->wait(handle));
 }
 
-Result<> LoggedCommunicator::progress() {
+Result<> RecordedCommunicator::progress() {
   auto moved = under_->progress();
   if (!moved) operations_.fail(moved.error());
   return moved;

@@ -1,4 +1,4 @@
-#include "apps/train/flight_recorder/collective_log_file.h"
+#include "apps/train/flight_recorder/flight_recorder_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,11 +15,11 @@
 
 #include "base/list_directory.h"
 #include "base/unique_fd.h"
-#include "rendezvous/flight_recorder/missing_collective.h"
+#include "rendezvous/flight_recorder/desync_analysis.h"
 
 namespace ddp::train {
 
-using rendezvous::CollectiveMemory;
+using rendezvous::FlightRecorderMemory;
 
 namespace {
 
@@ -40,7 +40,7 @@ void remove_files_of(const std::string& directory, int rank) {
 
 }  // namespace
 
-void CollectiveLogFile::Unmap::operator()(CollectiveMemory* memory) const {
+void FlightRecorderFile::Unmap::operator()(FlightRecorderMemory* memory) const {
   if (mapped)
     ::munmap(memory, sizeof *memory);
   else
@@ -48,23 +48,23 @@ void CollectiveLogFile::Unmap::operator()(CollectiveMemory* memory) const {
 }
 
 /// The agent's, where it gave us some: it reads there whatever becomes of us.
-CollectiveLogFile::Memory CollectiveLogFile::find_memory(const LogLocation& location) {
+FlightRecorderFile::Memory FlightRecorderFile::find_memory(const LogLocation& location) {
   const UniqueFd file(location.memory.empty() ? -1 : ::open(location.memory.c_str(), O_RDWR | O_CLOEXEC));
   struct stat facts {};
-  const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * location.local_rank;
+  const off_t offset = static_cast<off_t>(FlightRecorderMemory::kStride) * location.local_rank;
   // What is sealed is the agent's and stays as long as it is: no file of somebody else's is written to.
   const int seals = file ? ::fcntl(file.get(), F_GET_SEALS) : -1;
   if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(file.get(), &facts) == 0 &&
-      facts.st_size >= offset + static_cast<off_t>(sizeof(CollectiveMemory))) {
+      facts.st_size >= offset + static_cast<off_t>(sizeof(FlightRecorderMemory))) {
     void* const memory =
-        ::mmap(nullptr, sizeof(CollectiveMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), offset);
-    if (memory != MAP_FAILED) return Memory(static_cast<CollectiveMemory*>(memory), Unmap{true});
+        ::mmap(nullptr, sizeof(FlightRecorderMemory), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), offset);
+    if (memory != MAP_FAILED) return Memory(static_cast<FlightRecorderMemory*>(memory), Unmap{true});
   }
-  return Memory(new CollectiveMemory(), Unmap{false});
+  return Memory(new FlightRecorderMemory(), Unmap{false});
 }
 
-CollectiveLogFile::CollectiveLogFile(const LogLocation& location, int rank, int world_size,
-                                     std::uint32_t attempt)
+FlightRecorderFile::FlightRecorderFile(const LogLocation& location, int rank, int world_size,
+                                       std::uint32_t attempt)
     : memory_(find_memory(location)) {
   begin_collectives(*memory_, rank, world_size, attempt);
   if (location.directory.empty()) return;
@@ -82,12 +82,12 @@ CollectiveLogFile::CollectiveLogFile(const LogLocation& location, int rank, int 
   std::filesystem::remove(path_, ignored);
 }
 
-rendezvous::CollectiveLog& CollectiveLogFile::open_group(const std::string& name, int first, int ranks) {
-  CollectiveMemory::Group* const group = add_collective_group(*memory_, name, first, ranks);
+rendezvous::FlightRecorder& FlightRecorderFile::open_group(const std::string& name, int first, int ranks) {
+  FlightRecorderMemory::Group* const group = add_collective_group(*memory_, name, first, ranks);
   return groups_.emplace_back(group != nullptr ? *group : unseen_);
 }
 
-void CollectiveLogFile::fail(const Error& error) {
+void FlightRecorderFile::fail(const Error& error) {
   if (std::exchange(failed_, true) || path_.empty()) return;
   auto dump = read_collectives(*memory_);
   if (!dump) return;  // somebody else has written there: not ours to tell
@@ -99,20 +99,20 @@ void CollectiveLogFile::fail(const Error& error) {
   if (!file) std::fprintf(stderr, "train: %s\n", system_error(errno, "write " + path_).text.c_str());
 }
 
-Result<std::string> read_collective_logs(const std::string& directory) {
-  std::vector<rendezvous::CollectiveDump> dumps;
+Result<std::string> read_flight_recorders(const std::string& directory) {
+  std::vector<rendezvous::FlightRecorderDump> dumps;
   std::error_code failed;
   for (const auto& path : list_directory(directory, failed)) {
     if (!is_log(path, "rank-")) continue;
     std::ifstream file(path);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     auto dump = rendezvous::parse_dump(text);
-    if (!dump) return Error{ErrorCode::kUsage, path.string() + " is no log that --collective-log wrote"};
+    if (!dump) return Error{ErrorCode::kUsage, path.string() + " is no log that --flight-recorder wrote"};
     dumps.push_back(std::move(*dump));
   }
   if (failed) return system_error(failed.value(), "read " + directory, ErrorCode::kUsage);
   if (dumps.empty()) return Error{ErrorCode::kUsage, directory + " holds no rank-R.jsonl"};
-  return rendezvous::missing_collective(dumps).text;
+  return rendezvous::analyze_desync(dumps).text;
 }
 
 }  // namespace ddp::train

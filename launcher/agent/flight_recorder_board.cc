@@ -1,4 +1,4 @@
-#include "launcher/agent/collective_board.h"
+#include "launcher/agent/flight_recorder_board.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,12 +7,12 @@
 #include <cerrno>
 #include <memory>
 
-#include "rendezvous/flight_recorder/collective_log.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 
 namespace ddp::launcher {
 namespace {
 
-using rendezvous::CollectiveMemory;
+using rendezvous::FlightRecorderMemory;
 
 /// One that is finished, so that the rank's place is known where none is open.
 constexpr std::size_t kFinishedReported = 1;
@@ -21,30 +21,32 @@ constexpr std::size_t kReported = 64;
 
 }  // namespace
 
-Result<> CollectiveBoard::make_room(std::uint32_t workers) {
+Result<> FlightRecorderBoard::make_room(std::uint32_t workers) {
   if (workers <= room_) return {};
   if (!memory_) memory_.reset(::memfd_create("ddplaunch-collectives", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   // Pages are there once they are written to. A worker that cut them would end the others by SIGBUS.
-  if (!memory_ || ::ftruncate(memory_.get(), static_cast<off_t>(CollectiveMemory::kStride) * workers) != 0 ||
+  if (!memory_ ||
+      ::ftruncate(memory_.get(), static_cast<off_t>(FlightRecorderMemory::kStride) * workers) != 0 ||
       ::fcntl(memory_.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
     return system_error(errno, "make memory for the log of collectives");
   room_ = workers;
   return {};
 }
 
-std::string CollectiveBoard::path() const {
+std::string FlightRecorderBoard::path() const {
   if (room_ == 0) return {};
   return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(memory_.get());
 }
 
-std::string CollectiveBoard::text(std::uint32_t local_rank, std::uint32_t rank, std::uint32_t attempt) const {
+std::string FlightRecorderBoard::text(std::uint32_t local_rank, std::uint32_t rank,
+                                      std::uint32_t attempt) const {
   if (local_rank >= room_) return {};
-  const off_t offset = static_cast<off_t>(CollectiveMemory::kStride) * local_rank;
+  const off_t offset = static_cast<off_t>(FlightRecorderMemory::kStride) * local_rank;
   std::uint64_t magic = 0;
   if (::pread(memory_.get(), &magic, sizeof magic, offset) != sizeof magic ||
-      magic != CollectiveMemory::kMagic)
+      magic != FlightRecorderMemory::kMagic)
     return {};
-  const auto memory = std::make_unique<CollectiveMemory>();
+  const auto memory = std::make_unique<FlightRecorderMemory>();
   const ssize_t size = ::pread(memory_.get(), memory.get(), sizeof *memory, offset);
   if (size != static_cast<ssize_t>(sizeof *memory)) return {};
   const auto dump = rendezvous::read_collectives(*memory, kFinishedReported, kReported);

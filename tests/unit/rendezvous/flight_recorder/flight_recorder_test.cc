@@ -1,4 +1,4 @@
-#include "rendezvous/flight_recorder/missing_collective.h"
+#include "rendezvous/flight_recorder/desync_analysis.h"
 
 #include <memory>
 #include <optional>
@@ -19,25 +19,25 @@ constexpr std::uint64_t kGradient = 116'140;
 /// A rank's memory with one group.
 class OneGroup {
  public:
-  explicit OneGroup(int rank = 0, int world = 4) : memory_(std::make_unique<CollectiveMemory>()) {
+  explicit OneGroup(int rank = 0, int world = 4) : memory_(std::make_unique<FlightRecorderMemory>()) {
     begin_collectives(*memory_, rank, world, 0);
     group_ = add_collective_group(*memory_, "world", 0, world);
     log.emplace(*group_);
   }
-  CollectiveDump dump() const { return *read_collectives(*memory_); }
-  std::vector<LoggedCollective> entries() const { return dump().groups[0].entries; }
-  CollectiveMemory& memory() { return *memory_; }
+  FlightRecorderDump dump() const { return *read_collectives(*memory_); }
+  std::vector<RecordedCollective> entries() const { return dump().groups[0].entries; }
+  FlightRecorderMemory& memory() { return *memory_; }
 
  private:
-  std::unique_ptr<CollectiveMemory> memory_;
-  CollectiveMemory::Group* group_ = nullptr;
+  std::unique_ptr<FlightRecorderMemory> memory_;
+  FlightRecorderMemory::Group* group_ = nullptr;
 
  public:
-  std::optional<CollectiveLog> log;
+  std::optional<FlightRecorder> log;
 };
 
 /// A rank that has finished so many all-reduces, and stands in one more where `waits`.
-CollectiveDump rank_log(int rank, int finished, bool waits, int world = 4) {
+FlightRecorderDump rank_log(int rank, int finished, bool waits, int world = 4) {
   OneGroup group(rank, world);
   for (int i = 0; i < finished; ++i)
     group.log->finish(group.log->start("all-reduce", kGradient, "float", 10 * i), 10 * i + 5);
@@ -49,26 +49,26 @@ CollectiveDump rank_log(int rank, int finished, bool waits, int world = 4) {
 
 TEST_CASE("the log keeps the last thousand operations in order") {
   OneGroup group;
-  CollectiveLog& log = *group.log;
+  FlightRecorder& log = *group.log;
   for (std::uint64_t i = 1; i <= 2'500; ++i)
     CHECK(log.start("broadcast", i, "bytes", static_cast<std::int64_t>(i)) == i);
   log.finish(1, 7);  // forgotten
   log.finish(2'500, 9'999);
   log.finish(2'501, 1);  // of the future
   const auto entries = group.entries();
-  REQUIRE(entries.size() == CollectiveMemory::kCapacity);
-  CHECK(entries.front() == LoggedCollective{1'501, "broadcast", 1'501, "bytes", 1'501, 0});
-  CHECK(entries.back() == LoggedCollective{2'500, "broadcast", 2'500, "bytes", 2'500, 9'999});
+  REQUIRE(entries.size() == FlightRecorderMemory::kCapacity);
+  CHECK(entries.front() == RecordedCollective{1'501, "broadcast", 1'501, "bytes", 1'501, 0});
+  CHECK(entries.back() == RecordedCollective{2'500, "broadcast", 2'500, "bytes", 2'500, 9'999});
 }
 
 TEST_CASE("a dump is read as it was written, and a cut one up to the cut") {
-  CollectiveDump dump = rank_log(3, 2, true);
+  FlightRecorderDump dump = rank_log(3, 2, true);
   dump.attempt = 2;
   dump.reason = "rank 3 lost rank 1 (\"gone\")";
   dump.groups.push_back({"node 1", 2, 2, rank_log(3, 0, true).groups[0].entries});
   const std::string text = dump_text(dump);
   CHECK(text.substr(0, text.find('\n')) ==
-        "{\"schema\":\"ddp-collective-log/2\",\"rank\":3,\"world_size\":4,\"attempt\":2,"
+        "{\"schema\":\"ddp-flight-recorder/2\",\"rank\":3,\"world_size\":4,\"attempt\":2,"
         "\"reason\":\"rank 3 lost rank 1 "
         "(\\\"gone\\\")\",\"groups\":[{\"name\":\"world\",\"first\":0,\"ranks\":4},"
         "{\"name\":\"node 1\",\"first\":2,\"ranks\":2}]}");
@@ -91,70 +91,70 @@ TEST_CASE("a dump is read as it was written, and a cut one up to the cut") {
 
 TEST_CASE("a file of the time when only the world's operations were kept is read") {
   const auto read = parse_dump(
-      "{\"schema\":\"ddp-collective-log/1\",\"rank\":1,\"world_size\":2,\"attempt\":0,\"reason\":\"r\"}\n"
+      "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":1,\"world_size\":2,\"attempt\":0,\"reason\":\"r\"}\n"
       "{\"sequence\":7,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,\"finished\":6}\n");
   REQUIRE(read);
-  CHECK(read->groups == std::vector<LoggedGroup>{{"world", 0, 2, {{7, "barrier", 0, "bytes", 5, 6}}}});
+  CHECK(read->groups == std::vector<RecordedGroup>{{"world", 0, 2, {{7, "barrier", 0, "bytes", 5, 6}}}});
 }
 
 TEST_CASE("what is no dump is none") {
   for (const char* text :
        {"", "\n", "x\n", "[]\n", "{}\n", "{\"schema\":\"other\",\"rank\":0}\n",
-        "{\"schema\":\"ddp-collective-log/"
+        "{\"schema\":\"ddp-flight-recorder/"
         "1\",\"rank\":\"0\",\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
-        "{\"schema\":\"ddp-collective-log/"
+        "{\"schema\":\"ddp-flight-recorder/"
         "1\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n{\"sequence\":1}\n",
         // A rank that is none of its world, and a world that nobody has.
-        "{\"schema\":\"ddp-collective-log/1\",\"rank\":2,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
-        "{\"schema\":\"ddp-collective-log/1\",\"rank\":-1,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
-        "{\"schema\":\"ddp-collective-log/"
+        "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":2,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
+        "{\"schema\":\"ddp-flight-recorder/1\",\"rank\":-1,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
+        "{\"schema\":\"ddp-flight-recorder/"
         "1\",\"rank\":0,\"world_size\":2000000,\"attempt\":0,\"reason\":\"\"}\n",
-        "{\"schema\":\"ddp-collective-log/"
+        "{\"schema\":\"ddp-flight-recorder/"
         "1\",\"rank\":4294967297,\"world_size\":2,\"attempt\":0,\"reason\":\"\"}\n",
-        "{\"schema\":\"ddp-collective-log/"
+        "{\"schema\":\"ddp-flight-recorder/"
         "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\",\"groups\":[{\"name\":\"x\",\"first\":"
         "-1,\"ranks\":1}]}\n",
         // No groups, one that is no object, and an operation of one that the head has not.
-        "{\"schema\":\"ddp-collective-log/"
+        "{\"schema\":\"ddp-flight-recorder/"
         "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\"}\n",
-        "{\"schema\":\"ddp-collective-log/"
+        "{\"schema\":\"ddp-flight-recorder/"
         "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\",\"groups\":[1]}\n",
-        "{\"schema\":\"ddp-collective-log/"
+        "{\"schema\":\"ddp-flight-recorder/"
         "2\",\"rank\":0,\"world_size\":1,\"attempt\":0,\"reason\":\"\",\"groups\":[]}\n{\"group\":\"world\","
         "\"sequence\":1,\"kind\":\"barrier\",\"bytes\":0,\"type\":\"bytes\",\"started\":5,\"finished\":6}\n"})
     CHECK_FALSE(parse_dump(text));
 }
 
 TEST_CASE("a rank that has not started what the others wait in is named") {
-  CHECK(missing_collective(
+  CHECK(analyze_desync(
             {rank_log(0, 516, true), rank_log(1, 516, true), rank_log(2, 516, true), rank_log(3, 516, false)})
             .text == "rank 3 has not started all-reduce 517 (116 KB) that ranks 0-2 wait in");
-  CHECK(missing_collective(
+  CHECK(analyze_desync(
             {rank_log(0, 3, true), rank_log(1, 3, false), rank_log(2, 3, true), rank_log(3, 3, false)})
             .text == "ranks 1 and 3 have not started all-reduce 4 (116 KB) that ranks 0 and 2 wait in");
-  CHECK(missing_collective(
+  CHECK(analyze_desync(
             {rank_log(0, 3, true), rank_log(1, 2, false), rank_log(2, 3, true), rank_log(3, 3, false)})
             .text == "rank 1 has not started all-reduce 3 (116 KB) that ranks 0, 2 and 3 have finished");
 }
 
 TEST_CASE("a rank without a log is named where nobody else is behind") {
-  CHECK(missing_collective({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}).text ==
+  CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}).text ==
         "rank 2 left no log; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
-  CHECK(missing_collective({rank_log(0, 5, true), rank_log(1, 5, false)}).text ==
+  CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, false)}).text ==
         "rank 1 has not started all-reduce 6 (116 KB) that rank 0 waits in");
 }
 
 TEST_CASE("a rank that is stuck in what the others have finished is named") {
-  CHECK(missing_collective(
+  CHECK(analyze_desync(
             {rank_log(0, 8, false), rank_log(1, 7, true), rank_log(2, 8, true), rank_log(3, 8, false)})
             .text == "rank 1 has not finished all-reduce 8 (116 KB) that ranks 0, 2 and 3 have finished");
 }
 
 TEST_CASE("where all stand in the same operation the way between them is named") {
-  std::vector<CollectiveDump> dumps;
+  std::vector<FlightRecorderDump> dumps;
   for (int rank = 0; rank < 4; ++rank)
     dumps.push_back(rank_log(rank, 5, true));
-  CHECK(missing_collective(dumps).text ==
+  CHECK(analyze_desync(dumps).text ==
         "all ranks wait in all-reduce 6 (116 KB): the way between them fails, or one stands still in it");
 }
 
@@ -166,14 +166,14 @@ TEST_CASE("a rank that called another operation, size or type is named first") {
     return group.dump();
   };
   const auto reduce = [&](int rank) { return with(rank, "all-reduce", 4'000'000, "float"); };
-  CHECK(missing_collective({reduce(0), with(1, "broadcast", 12, "bytes"), reduce(2)}).text ==
+  CHECK(analyze_desync({reduce(0), with(1, "broadcast", 12, "bytes"), reduce(2)}).text ==
         "rank 1 called broadcast 2 (12 bytes) where ranks 0 and 2 called all-reduce 2 (4.0 MB)");
-  CHECK(missing_collective({with(0, "all-reduce", 1, "float"), reduce(1), reduce(2)}).text ==
+  CHECK(analyze_desync({with(0, "all-reduce", 1, "float"), reduce(1), reduce(2)}).text ==
         "rank 0 called all-reduce 2 (1 byte) where ranks 1 and 2 called all-reduce 2 (4.0 MB)");
-  CHECK(missing_collective({reduce(0), reduce(1), with(2, "all-reduce", 4'000'000, "double")}).text ==
+  CHECK(analyze_desync({reduce(0), reduce(1), with(2, "all-reduce", 4'000'000, "double")}).text ==
         "rank 2 called all-reduce 2 (4.0 MB) of double where ranks 0 and 1 called all-reduce 2 (4.0 MB) of "
         "float");
-  CHECK(missing_collective({reduce(0), with(1, "barrier", 0, "bytes")}).text ==
+  CHECK(analyze_desync({reduce(0), with(1, "barrier", 0, "bytes")}).text ==
         "rank 1 called barrier 2 where rank 0 called all-reduce 2 (4.0 MB)");
 }
 
@@ -181,10 +181,10 @@ TEST_CASE("only the newest attempt is judged, and what is finished needs no word
   auto old = rank_log(1, 3, true);
   auto one = rank_log(0, 4, true), two = rank_log(1, 4, false);
   one.attempt = two.attempt = 1;
-  CHECK(missing_collective({old, one, two}).text ==
+  CHECK(analyze_desync({old, one, two}).text ==
         "rank 1 has not started all-reduce 5 (116 KB) that rank 0 waits in");
-  CHECK(missing_collective({rank_log(0, 4, false), rank_log(1, 4, false)}).text.empty());
-  CHECK(missing_collective({}).text.empty());
+  CHECK(analyze_desync({rank_log(0, 4, false), rank_log(1, 4, false)}).text.empty());
+  CHECK(analyze_desync({}).text.empty());
 }
 
 TEST_CASE("of operations under way at once the first one counts") {
@@ -192,19 +192,19 @@ TEST_CASE("of operations under way at once the first one counts") {
   for (int i = 0; i < 3; ++i)
     ahead.log->start("all-reduce", 2'000, "float", i);
   behind.log->start("all-reduce", 2'000, "float", 1);
-  CHECK(missing_collective({ahead.dump(), behind.dump()}).text ==
+  CHECK(analyze_desync({ahead.dump(), behind.dump()}).text ==
         "rank 1 has not started all-reduce 2 (2 KB) that rank 0 waits in");
 }
 
 namespace {
 
 /// A rank of two nodes with two each, and in which of its groups it waits; the others are at the same place.
-CollectiveDump of_two_nodes(int rank, const std::string& waits_in) {
-  CollectiveDump dump{rank, 4, 0, "lost", {}};
+FlightRecorderDump of_two_nodes(int rank, const std::string& waits_in) {
+  FlightRecorderDump dump{rank, 4, 0, "lost", {}};
   const int first = rank / 2 * 2;
-  const std::vector<LoggedGroup> groups = {
+  const std::vector<RecordedGroup> groups = {
       {"world", 0, 4, {}}, {"node " + std::to_string(rank / 2), first, 2, {}}, {"between", 0, 4, {}}};
-  for (LoggedGroup group : groups) {
+  for (RecordedGroup group : groups) {
     group.entries = rank_log(rank, 2, group.name == waits_in).groups[0].entries;
     dump.groups.push_back(group);
   }
@@ -215,17 +215,16 @@ CollectiveDump of_two_nodes(int rank, const std::string& waits_in) {
 
 TEST_CASE("of several groups that stand still, that one counts where a rank is missed that waits nowhere") {
   // Rank 1 is not in the sum of its node; rank 0 waits there, and all of node 1 in what comes after.
-  CHECK(missing_collective({of_two_nodes(0, "node 0"), of_two_nodes(1, ""), of_two_nodes(2, "between"),
-                            of_two_nodes(3, "between")})
+  CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(1, ""), of_two_nodes(2, "between"),
+                        of_two_nodes(3, "between")})
             .text == "rank 1 has not started all-reduce 3 (116 KB) of node 0 that rank 0 waits in");
-  CHECK(
-      missing_collective({of_two_nodes(0, "node 0"), of_two_nodes(2, "between"), of_two_nodes(3, "between")})
-          .text == "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
-  CHECK(missing_collective({of_two_nodes(0, "between"), of_two_nodes(1, "between"),
-                            of_two_nodes(2, "between"), of_two_nodes(3, "")})
+  CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(2, "between"), of_two_nodes(3, "between")})
+            .text == "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
+  CHECK(analyze_desync({of_two_nodes(0, "between"), of_two_nodes(1, "between"), of_two_nodes(2, "between"),
+                        of_two_nodes(3, "")})
             .text == "rank 3 has not started all-reduce 3 (116 KB) between the nodes that ranks 0-2 wait in");
   // Nodes do not miss each other's ranks.
-  CHECK(missing_collective(
+  CHECK(analyze_desync(
             {of_two_nodes(0, "node 0"), of_two_nodes(1, "node 0"), of_two_nodes(2, ""), of_two_nodes(3, "")})
             .text ==
         "all ranks wait in all-reduce 3 (116 KB) of node 0: the way between them fails, or one stands still "
@@ -233,14 +232,14 @@ TEST_CASE("of several groups that stand still, that one counts where a rank is m
 }
 
 TEST_CASE("memory that anybody may have written is read as far as it makes sense") {
-  auto memory = std::make_unique<CollectiveMemory>();
+  auto memory = std::make_unique<FlightRecorderMemory>();
   CHECK_FALSE(read_collectives(*memory));  // nobody has begun
   begin_collectives(*memory, 3, 3, 0);
   CHECK_FALSE(read_collectives(*memory));  // no rank of that world
   begin_collectives(*memory, 0, 2'000'000, 0);
   CHECK_FALSE(read_collectives(*memory));  // nobody has so many
   begin_collectives(*memory, 1, 2, 7);
-  CollectiveLog log(*add_collective_group(*memory, "a name that is longer than its place", 0, 2));
+  FlightRecorder log(*add_collective_group(*memory, "a name that is longer than its place", 0, 2));
   log.start("a kind that is longer than its place", 8, "a type that is longer", 1);
   log.start("barrier", 0, "bytes", 2);
   memory->group[0].ring[1].sequence = 77;  // elsewhere in the ring, and of the future
@@ -249,7 +248,7 @@ TEST_CASE("memory that anybody may have written is read as far as it makes sense
   const auto dump = read_collectives(*memory);
   REQUIRE(dump);
   CHECK((dump->rank == 1 && dump->world_size == 2 && dump->attempt == 7));
-  REQUIRE(dump->groups.size() == CollectiveMemory::kGroups);
+  REQUIRE(dump->groups.size() == FlightRecorderMemory::kGroups);
   CHECK(dump->groups[0].name == "a name that is longer th");
   REQUIRE(dump->groups[0].entries.size() == 1);
   CHECK(dump->groups[0].entries[0].kind == "a kind that is longe");
@@ -257,22 +256,22 @@ TEST_CASE("memory that anybody may have written is read as far as it makes sense
 }
 
 TEST_CASE("there is room for four groups, and a new attempt begins with none") {
-  auto memory = std::make_unique<CollectiveMemory>();
+  auto memory = std::make_unique<FlightRecorderMemory>();
   begin_collectives(*memory, 0, 2, 0);
-  for (std::size_t i = 0; i < CollectiveMemory::kGroups; ++i) {
-    CollectiveMemory::Group* const group = add_collective_group(*memory, "world", 0, 2);
+  for (std::size_t i = 0; i < FlightRecorderMemory::kGroups; ++i) {
+    FlightRecorderMemory::Group* const group = add_collective_group(*memory, "world", 0, 2);
     REQUIRE(group != nullptr);
     for (int k = 0; k < 3; ++k)
-      CollectiveLog(*group).start("barrier", 0, "bytes", 1);
+      FlightRecorder(*group).start("barrier", 0, "bytes", 1);
   }
   CHECK(add_collective_group(*memory, "one too many", 0, 2) == nullptr);
   begin_collectives(*memory, 0, 2, 1);
-  CollectiveLog log(*add_collective_group(*memory, "world", 0, 2));
+  FlightRecorder log(*add_collective_group(*memory, "world", 0, 2));
   log.start("broadcast", 1, "bytes", 9);
   const auto dump = read_collectives(*memory);
   REQUIRE(dump);
   CHECK(dump->attempt == 1);
-  CHECK(dump->groups == std::vector<LoggedGroup>{{"world", 0, 2, {{1, "broadcast", 1, "bytes", 9, 0}}}});
+  CHECK(dump->groups == std::vector<RecordedGroup>{{"world", 0, 2, {{1, "broadcast", 1, "bytes", 9, 0}}}});
 }
 
 TEST_CASE("what a node tells of a rank begins shortly before the first operation that is not finished") {
@@ -293,23 +292,23 @@ TEST_CASE("what a node tells of a rank begins shortly before the first operation
 }
 
 TEST_CASE("a verdict says whom it names") {
-  CHECK(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 1, false, 2)}).named == std::set<int>{1});
-  CHECK(missing_collective({rank_log(0, 1, true, 2)}).named == std::set<int>{1});  // it left no log
-  CHECK(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 0, true, 2)}).named == std::set<int>{1});
-  CHECK(missing_collective({rank_log(0, 1, true, 2), rank_log(1, 1, true, 2)}).named.empty());
+  CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 1, false, 2)}).named == std::set<int>{1});
+  CHECK(analyze_desync({rank_log(0, 1, true, 2)}).named == std::set<int>{1});  // it left no log
+  CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 0, true, 2)}).named == std::set<int>{1});
+  CHECK(analyze_desync({rank_log(0, 1, true, 2), rank_log(1, 1, true, 2)}).named.empty());
 }
 
 TEST_CASE("a rank that has ended needs no log") {
-  CHECK(missing_collective({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}, {2}).text ==
+  CHECK(analyze_desync({rank_log(0, 5, true), rank_log(1, 5, true), rank_log(3, 5, true)}, {2}).text ==
         "rank 2 has ended; ranks 0, 1 and 3 wait in all-reduce 6 (116 KB)");
-  const CollectiveVerdict both = missing_collective({rank_log(0, 5, true)}, {2, 3});
+  const DesyncVerdict both = analyze_desync({rank_log(0, 5, true)}, {2, 3});
   CHECK(both.text == "rank 1 left no log, ranks 2 and 3 have ended; rank 0 waits in all-reduce 6 (116 KB)");
   CHECK(both.named == std::set<int>{1});
-  CHECK(missing_collective({rank_log(0, 5, false)}, {1, 2, 3}).text.empty());
+  CHECK(analyze_desync({rank_log(0, 5, false)}, {1, 2, 3}).text.empty());
 }
 
 TEST_CASE("a node misses only its own ranks") {
-  CHECK(missing_collective({of_two_nodes(0, "node 0"), of_two_nodes(2, "")}).text ==
+  CHECK(analyze_desync({of_two_nodes(0, "node 0"), of_two_nodes(2, "")}).text ==
         "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
 }
 
@@ -319,10 +318,10 @@ TEST_CASE("what many ranks called is told of the first, and as exactly as it dif
     group.log->start("all-reduce", bytes, "float", 3);
     return group.dump();
   };
-  std::vector<CollectiveDump> dumps;
+  std::vector<FlightRecorderDump> dumps;
   for (int rank = 0; rank < 2'000; ++rank)
     dumps.push_back(with(rank, rank < 3 ? 4'000'000 : 4'000'000 + 10 * static_cast<std::uint64_t>(rank)));
-  const CollectiveVerdict verdict = missing_collective(dumps);
+  const DesyncVerdict verdict = analyze_desync(dumps);
   CHECK(
       verdict.text ==
       "rank 3 called all-reduce 1 (4000030 bytes), rank 4 called all-reduce 1 (4000040 bytes), rank 5 called "
@@ -334,16 +333,16 @@ TEST_CASE("what many ranks called is told of the first, and as exactly as it dif
 TEST_CASE("nothing in a verdict steers a terminal") {
   auto one = rank_log(0, 1, true, 2), two = rank_log(1, 1, false, 2);
   one.groups[0].name = two.groups[0].name = "\x1b[31mred\n";
-  CHECK(missing_collective({one, two}).text ==
+  CHECK(analyze_desync({one, two}).text ==
         "rank 1 has not started all-reduce 2 (116 KB) of ?[31mred? that rank 0 waits in");
 }
 
 TEST_CASE("of many ranks the first ones are named") {
-  std::vector<CollectiveDump> dumps;
+  std::vector<FlightRecorderDump> dumps;
   for (int rank = 0; rank < 10'000; ++rank)
     dumps.push_back(rank_log(rank, 1, rank % 2 == 0, 10'000));
   CHECK(
-      missing_collective(dumps).text ==
+      analyze_desync(dumps).text ==
       "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 4992 more have not started all-reduce 2 (116 KB) that ranks 0, 2, "
       "4, 6, 8, 10, 12, 14 and 4992 more wait in");
 }

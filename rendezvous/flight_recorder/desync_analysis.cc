@@ -1,4 +1,4 @@
-#include "rendezvous/flight_recorder/missing_collective.h"
+#include "rendezvous/flight_recorder/desync_analysis.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-// missing_collective(): what the logs of all ranks say together.
+// analyze_desync(): what the logs of all ranks say together.
 
 namespace ddp::rendezvous {
 
@@ -64,17 +64,17 @@ std::string location_text(const std::string& group) {
 }
 
 /// "all-reduce 517 (116 KB)"; a barrier has no size.
-std::string collective_text(const LoggedCollective& entry) {
+std::string collective_text(const RecordedCollective& entry) {
   const std::string text = entry.kind + " " + std::to_string(entry.sequence);
   return entry.kind == "barrier" ? text : text + " (" + size_text(entry.bytes) + ")";
 }
 
 using OperationKey = std::tuple<std::string, std::uint64_t, std::string>;
-OperationKey operation_key(const LoggedCollective& entry) {
+OperationKey operation_key(const RecordedCollective& entry) {
   return {entry.kind, entry.bytes, entry.type};
 }
 /// As exactly as it takes to tell it from the other.
-std::string called_text(const LoggedCollective& entry, const LoggedCollective& other,
+std::string called_text(const RecordedCollective& entry, const RecordedCollective& other,
                         const std::string& location) {
   const bool alike = entry.kind == other.kind && size_text(entry.bytes) == size_text(other.bytes);
   if (alike && entry.bytes != other.bytes)
@@ -85,7 +85,7 @@ std::string called_text(const LoggedCollective& entry, const LoggedCollective& o
 }
 
 /// By sequence, which rank called what.
-using BySequence = std::map<std::uint64_t, std::map<int, LoggedCollective>>;
+using BySequence = std::map<std::uint64_t, std::map<int, RecordedCollective>>;
 
 /// What the logs have of one group.
 struct GroupLogs {
@@ -98,7 +98,7 @@ struct GroupLogs {
 };
 
 /// The first operation that is not the same on all ranks.
-CollectiveVerdict different_collective(const GroupLogs& group_logs) {
+DesyncVerdict different_collective(const GroupLogs& group_logs) {
   constexpr std::size_t kOthers = 3;
   const BySequence& sequences = group_logs.sequences;
   for (const auto& [sequence, by_rank] : sequences) {
@@ -110,8 +110,8 @@ CollectiveVerdict different_collective(const GroupLogs& group_logs) {
     const auto right = std::ranges::max_element(groups, [](const auto& a, const auto& b) {
       return std::pair(a.second.size(), -*a.second.begin()) < std::pair(b.second.size(), -*b.second.begin());
     });
-    const LoggedCollective& theirs = by_rank.at(*right->second.begin());
-    CollectiveVerdict verdict{"", {}, true};
+    const RecordedCollective& theirs = by_rank.at(*right->second.begin());
+    DesyncVerdict verdict{"", {}, true};
     std::size_t listed = 0;
     for (auto group = groups.begin(); group != groups.end(); ++group) {
       if (group == right) continue;
@@ -121,7 +121,7 @@ CollectiveVerdict different_collective(const GroupLogs& group_logs) {
                       called_text(by_rank.at(*group->second.begin()), theirs, group_logs.location);
     }
     if (listed > kOthers) verdict.text += " and others yet others";
-    const LoggedCollective& ours =
+    const RecordedCollective& ours =
         by_rank.at(*(groups.begin() == right ? std::next(right) : groups.begin())->second.begin());
     verdict.text +=
         " where " + ranks_text(right->second) + " called " + called_text(theirs, ours, group_logs.location);
@@ -135,7 +135,7 @@ struct OperationProgress {
 };
 
 /// Who has done what of one operation. A rank that has gone further than its ring remembers has done it.
-OperationProgress progress_of(const std::map<int, LoggedCollective>& by_rank, std::uint64_t sequence,
+OperationProgress progress_of(const std::map<int, RecordedCollective>& by_rank, std::uint64_t sequence,
                               const std::map<int, std::uint64_t>& last) {
   OperationProgress progress;
   for (const auto& [rank, newest] : last) {
@@ -162,8 +162,8 @@ std::string silent_text(const RanksWithoutLog& silent) {
                               : lost + ", " + ranks_text(silent.ended) + have_text(silent.ended) + " ended";
 }
 
-CollectiveVerdict verdict_on(const std::string& name, const OperationProgress& progress,
-                             const RanksWithoutLog& silent) {
+DesyncVerdict verdict_on(const std::string& name, const OperationProgress& progress,
+                         const RanksWithoutLog& silent) {
   if (!progress.behind.empty()) {
     const std::string others = progress.waiting.empty()
                                    ? ranks_text(progress.done) + have_text(progress.done) + " finished"
@@ -191,7 +191,7 @@ enum class MissingRanks { kWaitElsewhere, kSomeElsewhere, kNoneElsewhere };
 
 /// What holds a group up.
 struct Blockage {
-  CollectiveVerdict verdict;
+  DesyncVerdict verdict;
   MissingRanks missed = MissingRanks::kWaitElsewhere;
 };
 
@@ -244,30 +244,30 @@ Blockage hold_up_of(const GroupLogs& group, const RanksWithoutLog& silent, const
 
 using Groups = std::map<std::string, GroupLogs>;
 
-void add(Groups& groups, int rank, const LoggedGroup& logged) {
+void add(Groups& groups, int rank, const RecordedGroup& logged) {
   GroupLogs& group = groups[logged.name];
   group.location = location_text(logged.name);
   group.first = logged.first;
   group.ranks = std::max(group.ranks, logged.ranks);
   group.last[rank] = logged.entries.empty() ? 0 : logged.entries.back().sequence;
-  for (const LoggedCollective& entry : logged.entries) {
+  for (const RecordedCollective& entry : logged.entries) {
     group.sequences[entry.sequence][rank] = entry;
     if (entry.finished == 0) group.waiting.insert(rank);
   }
 }
 
-CollectiveVerdict diagnose(const std::vector<CollectiveDump>& dumps, const std::set<int>& ended) {
+DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended) {
   std::uint32_t attempt = 0;
-  for (const CollectiveDump& dump : dumps)
+  for (const FlightRecorderDump& dump : dumps)
     attempt = std::max(attempt, dump.attempt);
   Groups groups;
   std::set<int> there;
   int world_size = 0;
-  for (const CollectiveDump& dump : dumps) {
+  for (const FlightRecorderDump& dump : dumps) {
     if (dump.attempt != attempt) continue;
     there.insert(dump.rank);
     world_size = std::max(world_size, dump.world_size);
-    for (const LoggedGroup& group : dump.groups)
+    for (const RecordedGroup& group : dump.groups)
       add(groups, dump.rank, group);
   }
   RanksWithoutLog silent;
@@ -280,7 +280,7 @@ CollectiveVerdict diagnose(const std::vector<CollectiveDump>& dumps, const std::
     for (const int rank : group.waiting)
       ++waits[rank];
   for (const auto& [name, group] : groups) {
-    if (CollectiveVerdict verdict = different_collective(group); !verdict.text.empty()) return verdict;
+    if (DesyncVerdict verdict = different_collective(group); !verdict.text.empty()) return verdict;
   }
   Blockage first;
   for (const auto& [name, group] : groups) {
@@ -293,8 +293,8 @@ CollectiveVerdict diagnose(const std::vector<CollectiveDump>& dumps, const std::
 
 }  // namespace
 
-CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps, const std::set<int>& ended) {
-  CollectiveVerdict verdict = diagnose(dumps, ended);
+DesyncVerdict analyze_desync(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended) {
+  DesyncVerdict verdict = diagnose(dumps, ended);
   // Names come from what anybody may have written.
   for (char& c : verdict.text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';

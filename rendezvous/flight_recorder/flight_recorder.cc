@@ -1,4 +1,4 @@
-#include "rendezvous/flight_recorder/collective_log.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,12 +11,12 @@ namespace ddp::rendezvous {
 
 namespace {
 
-constexpr const char* kLogSchema = "ddp-collective-log/2";
-constexpr const char* kOldSchema = "ddp-collective-log/1";  // of the world alone
+constexpr const char* kLogSchema = "ddp-flight-recorder/2";
+constexpr const char* kOldSchema = "ddp-flight-recorder/1";  // of the world alone
 
-static_assert(std::is_trivially_copyable_v<CollectiveMemory>);
-static_assert(sizeof(CollectiveMemory::Entry) == 64);
-static_assert(sizeof(CollectiveMemory) <= CollectiveMemory::kStride);
+static_assert(std::is_trivially_copyable_v<FlightRecorderMemory>);
+static_assert(sizeof(FlightRecorderMemory::Entry) == 64);
+static_assert(sizeof(FlightRecorderMemory) <= FlightRecorderMemory::kStride);
 
 /// Cut where it is too long.
 template <std::size_t N>
@@ -30,8 +30,8 @@ std::string taken(const std::array<char, N>& field) {
   return {field.begin(), std::ranges::find(field, '\0')};
 }
 
-CollectiveMemory::Entry& entry_of(CollectiveMemory::Group& group, std::uint64_t sequence) {
-  return group.ring[static_cast<std::size_t>((sequence - 1) % CollectiveMemory::kCapacity)];
+FlightRecorderMemory::Entry& entry_of(FlightRecorderMemory::Group& group, std::uint64_t sequence) {
+  return group.ring[static_cast<std::size_t>((sequence - 1) % FlightRecorderMemory::kCapacity)];
 }
 
 /// The reader may stop at any moment, for the writer may be killed at any.
@@ -39,16 +39,16 @@ void publish(std::uint64_t& number, std::uint64_t value) {
   std::atomic_ref<std::uint64_t>(number).store(value, std::memory_order_release);
 }
 
-std::vector<LoggedCollective> entries_of(const CollectiveMemory::Group& group) {
-  std::vector<LoggedCollective> entries;
+std::vector<RecordedCollective> entries_of(const FlightRecorderMemory::Group& group) {
+  std::vector<RecordedCollective> entries;
   for (std::size_t i = 0; i < group.ring.size(); ++i) {
-    const CollectiveMemory::Entry& entry = group.ring[i];
+    const FlightRecorderMemory::Entry& entry = group.ring[i];
     if (entry.sequence == 0 || entry.sequence > group.last) continue;
-    if ((entry.sequence - 1) % CollectiveMemory::kCapacity != i) continue;
+    if ((entry.sequence - 1) % FlightRecorderMemory::kCapacity != i) continue;
     entries.push_back(
         {entry.sequence, taken(entry.kind), entry.bytes, taken(entry.type), entry.started, entry.finished});
   }
-  std::ranges::sort(entries, {}, &LoggedCollective::sequence);
+  std::ranges::sort(entries, {}, &RecordedCollective::sequence);
   return entries;
 }
 
@@ -83,11 +83,11 @@ bool take(const nlohmann::json& line, const char* key, T& value) {
   return true;
 }
 
-bool take_groups(const nlohmann::json& line, std::vector<LoggedGroup>& groups) {
+bool take_groups(const nlohmann::json& line, std::vector<RecordedGroup>& groups) {
   const auto found = line.find("groups");
   if (found == line.end() || !found->is_array()) return false;
   for (const nlohmann::json& one : *found) {
-    LoggedGroup& group = groups.emplace_back();
+    RecordedGroup& group = groups.emplace_back();
     if (!one.is_object() || !take(one, "name", group.name) || !take(one, "ranks", group.ranks)) return false;
     if (one.contains("first") && !take(one, "first", group.first)) return false;
     if (!may_be(group.first, group.ranks)) return false;
@@ -95,7 +95,7 @@ bool take_groups(const nlohmann::json& line, std::vector<LoggedGroup>& groups) {
   return true;
 }
 
-bool take_head(const nlohmann::json& line, CollectiveDump& dump) {
+bool take_head(const nlohmann::json& line, FlightRecorderDump& dump) {
   std::string schema;
   if (!take(line, "schema", schema) || !take(line, "rank", dump.rank) ||
       !take(line, "world_size", dump.world_size) || !take(line, "attempt", dump.attempt) ||
@@ -108,14 +108,14 @@ bool take_head(const nlohmann::json& line, CollectiveDump& dump) {
 }
 
 /// The group that an operation's line names; null: none that the head has.
-LoggedGroup* group_of(const nlohmann::json& line, CollectiveDump& dump) {
+RecordedGroup* group_of(const nlohmann::json& line, FlightRecorderDump& dump) {
   std::string name = "world";
   if (line.contains("group") && !take(line, "group", name)) return nullptr;
-  const auto found = std::ranges::find(dump.groups, name, &LoggedGroup::name);
+  const auto found = std::ranges::find(dump.groups, name, &RecordedGroup::name);
   return found == dump.groups.end() ? nullptr : &*found;
 }
 
-bool take_entry(const nlohmann::json& line, LoggedCollective& entry) {
+bool take_entry(const nlohmann::json& line, RecordedCollective& entry) {
   return take(line, "sequence", entry.sequence) && take(line, "kind", entry.kind) &&
          take(line, "bytes", entry.bytes) && take(line, "type", entry.type) &&
          take(line, "started", entry.started) && take(line, "finished", entry.finished);
@@ -123,19 +123,19 @@ bool take_entry(const nlohmann::json& line, LoggedCollective& entry) {
 
 }  // namespace
 
-void begin_collectives(CollectiveMemory& memory, int rank, int world_size, std::uint32_t attempt) {
+void begin_collectives(FlightRecorderMemory& memory, int rank, int world_size, std::uint32_t attempt) {
   publish(memory.magic, 0);
   memory.attempt = attempt;
   memory.rank = rank;
   memory.world_size = world_size;
   memory.groups = 0;
-  publish(memory.magic, CollectiveMemory::kMagic);
+  publish(memory.magic, FlightRecorderMemory::kMagic);
 }
 
-CollectiveMemory::Group* add_collective_group(CollectiveMemory& memory, std::string_view name, int first,
-                                              int ranks) {
-  if (memory.groups >= CollectiveMemory::kGroups) return nullptr;
-  CollectiveMemory::Group& group = memory.group[memory.groups];
+FlightRecorderMemory::Group* add_collective_group(FlightRecorderMemory& memory, std::string_view name,
+                                                  int first, int ranks) {
+  if (memory.groups >= FlightRecorderMemory::kGroups) return nullptr;
+  FlightRecorderMemory::Group& group = memory.group[memory.groups];
   put(group.name, name);
   group.first = first;
   group.ranks = ranks;
@@ -144,10 +144,10 @@ CollectiveMemory::Group* add_collective_group(CollectiveMemory& memory, std::str
   return &group;
 }
 
-std::uint64_t CollectiveLog::start(std::string_view kind, std::uint64_t bytes, std::string_view type,
-                                   std::int64_t now) {
+std::uint64_t FlightRecorder::start(std::string_view kind, std::uint64_t bytes, std::string_view type,
+                                    std::int64_t now) {
   const std::uint64_t sequence = group_.last + 1;
-  CollectiveMemory::Entry& entry = entry_of(group_, sequence);
+  FlightRecorderMemory::Entry& entry = entry_of(group_, sequence);
   // What follows must not be seen before it: as an acquire nothing moves up over it.
   std::atomic_ref<std::uint64_t>(entry.sequence).exchange(0, std::memory_order_acq_rel);
   entry.bytes = bytes;
@@ -160,23 +160,23 @@ std::uint64_t CollectiveLog::start(std::string_view kind, std::uint64_t bytes, s
   return sequence;
 }
 
-void CollectiveLog::finish(std::uint64_t sequence, std::int64_t now) {
+void FlightRecorder::finish(std::uint64_t sequence, std::int64_t now) {
   if (sequence == 0 || sequence > group_.last) return;
-  CollectiveMemory::Entry& entry = entry_of(group_, sequence);
+  FlightRecorderMemory::Entry& entry = entry_of(group_, sequence);
   if (entry.sequence == sequence)
     std::atomic_ref<std::int64_t>(entry.finished).store(now, std::memory_order_release);
 }
 
-std::optional<CollectiveDump> read_collectives(const CollectiveMemory& memory, std::size_t before,
-                                               std::size_t most) {
-  if (memory.magic != CollectiveMemory::kMagic || memory.rank < 0 || memory.world_size <= memory.rank ||
+std::optional<FlightRecorderDump> read_collectives(const FlightRecorderMemory& memory, std::size_t before,
+                                                   std::size_t most) {
+  if (memory.magic != FlightRecorderMemory::kMagic || memory.rank < 0 || memory.world_size <= memory.rank ||
       memory.world_size > kMostRanks)
     return std::nullopt;
-  CollectiveDump dump{memory.rank, memory.world_size, memory.attempt, "", {}};
-  for (std::size_t i = 0; i < std::min<std::size_t>(memory.groups, CollectiveMemory::kGroups); ++i) {
+  FlightRecorderDump dump{memory.rank, memory.world_size, memory.attempt, "", {}};
+  for (std::size_t i = 0; i < std::min<std::size_t>(memory.groups, FlightRecorderMemory::kGroups); ++i) {
     if (!may_be(memory.group[i].first, memory.group[i].ranks)) continue;
-    std::vector<LoggedCollective> entries = entries_of(memory.group[i]);
-    const auto open = std::ranges::find(entries, 0, &LoggedCollective::finished);
+    std::vector<RecordedCollective> entries = entries_of(memory.group[i]);
+    const auto open = std::ranges::find(entries, 0, &RecordedCollective::finished);
     const auto done = static_cast<std::size_t>(open - entries.begin());
     entries.erase(entries.begin(), open - static_cast<std::ptrdiff_t>(std::min(before, done)));
     if (entries.size() > most) entries.resize(most);
@@ -186,19 +186,19 @@ std::optional<CollectiveDump> read_collectives(const CollectiveMemory& memory, s
   return dump;
 }
 
-std::string dump_text(const CollectiveDump& dump) {
+std::string dump_text(const FlightRecorderDump& dump) {
   std::string text = "{\"schema\":" + json_text(kLogSchema) + ",\"rank\":" + std::to_string(dump.rank) +
                      ",\"world_size\":" + std::to_string(dump.world_size) +
                      ",\"attempt\":" + std::to_string(dump.attempt) +
                      ",\"reason\":" + json_text(dump.reason) + ",\"groups\":[";
-  for (const LoggedGroup& group : dump.groups) {
+  for (const RecordedGroup& group : dump.groups) {
     text += (&group == &dump.groups.front() ? "{\"name\":" : ",{\"name\":") + json_text(group.name) +
             ",\"first\":" + std::to_string(group.first) + ",\"ranks\":" + std::to_string(group.ranks) + "}";
   }
   text += "]}\n";
-  for (const LoggedGroup& group : dump.groups) {
+  for (const RecordedGroup& group : dump.groups) {
     const std::string name = json_text(group.name);
-    for (const LoggedCollective& entry : group.entries) {
+    for (const RecordedCollective& entry : group.entries) {
       text += "{\"group\":" + name + ",\"sequence\":" + std::to_string(entry.sequence) +
               ",\"kind\":" + json_text(entry.kind) + ",\"bytes\":" + std::to_string(entry.bytes) +
               ",\"type\":" + json_text(entry.type) + ",\"started\":" + std::to_string(entry.started) +
@@ -208,8 +208,8 @@ std::string dump_text(const CollectiveDump& dump) {
   return text;
 }
 
-std::optional<CollectiveDump> parse_dump(std::string_view text) {
-  CollectiveDump dump;
+std::optional<FlightRecorderDump> parse_dump(std::string_view text) {
+  FlightRecorderDump dump;
   bool head = false;
   for (std::size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
     const auto line = nlohmann::json::parse(text.substr(0, end), nullptr, false);
@@ -219,8 +219,8 @@ std::optional<CollectiveDump> parse_dump(std::string_view text) {
       head = true;
       continue;
     }
-    LoggedGroup* const group = group_of(line, dump);
-    LoggedCollective entry;
+    RecordedGroup* const group = group_of(line, dump);
+    RecordedCollective entry;
     if (group == nullptr || !take_entry(line, entry)) return std::nullopt;
     group->entries.push_back(std::move(entry));
   }

@@ -11,16 +11,16 @@
 #include "apps/train/collectives/communicator.h"
 #include "apps/train/collectives/device_all_reducer.h"
 #include "apps/train/collectives/schedule/collective_machine.h"
-#include "apps/train/flight_recorder/collective_log_file.h"
+#include "apps/train/flight_recorder/flight_recorder_file.h"
 
 namespace ddp::train {
 
 /// The operations of one group, as its communicator and that one's sums on GPUs begin and end them: they have
 /// one order.
-class LoggedOperations {
+class RecordedOperations {
  public:
-  /// `first`, `ranks`: CollectiveLogFile::open_group.
-  LoggedOperations(std::shared_ptr<CollectiveLogFile> file, const std::string& group, int first, int ranks)
+  /// `first`, `ranks`: FlightRecorderFile::open_group.
+  RecordedOperations(std::shared_ptr<FlightRecorderFile> file, const std::string& group, int first, int ranks)
       : file_(std::move(file)), log_(file_->open_group(group, first, ranks)) {}
 
   /// A sequence number; 0 after a failure.
@@ -33,15 +33,15 @@ class LoggedOperations {
  private:
   void finish(std::uint64_t sequence);
 
-  std::shared_ptr<CollectiveLogFile> file_;
-  rendezvous::CollectiveLog& log_;  ///< in the file
+  std::shared_ptr<FlightRecorderFile> file_;
+  rendezvous::FlightRecorder& log_;  ///< in the file
 };
 
 /// Another communicator's sums on GPUs. One is in the log from its launch, in a replayed graph too, until it
 /// was waited for.
-class LoggedDeviceAllReducer final : public DeviceAllReducer {
+class RecordedDeviceAllReducer final : public DeviceAllReducer {
  public:
-  LoggedDeviceAllReducer(DeviceAllReducer& under, LoggedOperations& operations)
+  RecordedDeviceAllReducer(DeviceAllReducer& under, RecordedOperations& operations)
       : under_(under), operations_(operations) {}
 
   Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) override;
@@ -52,15 +52,15 @@ class LoggedDeviceAllReducer final : public DeviceAllReducer {
 
  private:
   DeviceAllReducer& under_;
-  LoggedOperations& operations_;
+  RecordedOperations& operations_;
   std::deque<std::uint64_t> launched_;
 };
 
-/// Another communicator that keeps a log of its operations (CollectiveLogFile).
-class LoggedCommunicator final : public Communicator {
+/// Another communicator that keeps a log of its operations (FlightRecorderFile).
+class RecordedCommunicator final : public Communicator {
  public:
-  LoggedCommunicator(std::unique_ptr<Communicator> under, std::shared_ptr<CollectiveLogFile> file,
-                     const std::string& group, int first, int ranks);
+  RecordedCommunicator(std::unique_ptr<Communicator> under, std::shared_ptr<FlightRecorderFile> file,
+                       const std::string& group, int first, int ranks);
 
   int rank() const override { return under_->rank(); }
   int world_size() const override { return under_->world_size(); }
@@ -90,9 +90,9 @@ class LoggedCommunicator final : public Communicator {
   Result<Handle> begun(std::span<T> values, std::string_view type);
 
   std::unique_ptr<Communicator> under_;
-  LoggedOperations operations_;
-  std::optional<LoggedDeviceAllReducer> device_all_reducer_;  ///< where `under` has them
-  std::deque<std::pair<Handle, std::uint64_t>> started_;      ///< in the order of their starts
+  RecordedOperations operations_;
+  std::optional<RecordedDeviceAllReducer> device_all_reducer_;  ///< where `under` has them
+  std::deque<std::pair<Handle, std::uint64_t>> started_;        ///< in the order of their starts
 };
 
 }  // namespace ddp::train

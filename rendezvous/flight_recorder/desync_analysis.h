@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/flight_recorder/collective_log.h"
+#include "rendezvous/flight_recorder/flight_recorder.h"
 
 namespace ddp::rendezvous {
 
 /// What the logs of all ranks say together.
-struct CollectiveVerdict {
+struct DesyncVerdict {
   /// Which rank the others wait for, or which called another operation, in one line without its end and
   /// without control characters: "rank 3 has not started all-reduce 517 (116 KB) that ranks 0-2 wait in"; of
   /// node 0's ranks "all-reduce 5 (116 KB) of node 0". Empty: the logs show no operation that is not finished
@@ -23,7 +23,6 @@ struct CollectiveVerdict {
 
 /// Of the newest attempt. `ended`: ranks of it that have ended well and may have left no log. Where several
 /// groups stand still, that one counts in which a rank is missed that waits in no other.
-CollectiveVerdict missing_collective(const std::vector<CollectiveDump>& dumps,
-                                     const std::set<int>& ended = {});
+DesyncVerdict analyze_desync(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended = {});
 
 }  // namespace ddp::rendezvous
