@@ -121,7 +121,7 @@ class GpuMemory {
     }
     // Other ones in each piece and with each pattern.
     const std::size_t sample = (samples_++ * 4099) % blocks;
-    const auto seen = look_at(piece, sample);
+    const auto seen = check_block(piece, sample);
     if (!seen) return seen.error();
     reported[sample] = with_sample(reported[sample], *seen);
     for (const PatternFaults& one : reported)
@@ -130,14 +130,14 @@ class GpuMemory {
   }
 
   /// One block of a piece, by the host.
-  Result<PatternFaults> look_at(const HealthPiece& piece, std::size_t block) {
+  Result<PatternFaults> check_block(const HealthPiece& piece, std::size_t block) {
     std::vector<std::uint64_t> words(kHealthBlockWords);
     const std::size_t begin = block * kHealthBlockWords;
     if (auto done = copy(words.data(), piece.words + begin, kBlock, cudaMemcpyDeviceToHost); !done)
       return done.error();
     PatternFaults seen = PatternFaults::none();
     for (std::size_t i = 0; i < words.size(); ++i)
-      seen.sample(words[i], piece.pattern, piece.first + begin + i);
+      seen.compare(words[i], piece.pattern, piece.first + begin + i);
     return seen;
   }
 
