@@ -96,7 +96,7 @@ void SurvivorsWorld::kill_one_of(SimulatedFault armed, std::uint32_t id) {
   const SimAgent& agent = agents_[id];
   if (agent.processes.empty() || armed_.erase(armed) == 0) return;
   auto process = agent.processes.begin();
-  std::advance(incarnation, static_cast<std::ptrdiff_t>(random_() % agent.processes.size()));
+  std::advance(process, static_cast<std::ptrdiff_t>(random_() % agent.processes.size()));
   after(some(0s, 30ms), [this, worker = process->second.worker, armed] {
     if (!workers_[worker].alive) return;
     happened(armed, agents_[workers_[worker].agent].host, now_);

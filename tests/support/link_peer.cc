@@ -166,8 +166,8 @@ int main(int argc, char** argv) {
     options.listener = rendezvous::listen_tcp(rendezvous::ListenScope::kLoopback, peer.port).value();
     options.token = std::move(peer.token);
     options.link_job = peer.job;
-    options.mine = {2, static_cast<int>(rendezvous::kProtocolVersion), std::string(version()),
-                    peer.order == "leave" ? peer.script : peer.job};
+    options.terms = {2, static_cast<int>(rendezvous::kProtocolVersion), std::string(version()),
+                     peer.order == "leave" ? peer.script : peer.job};
     shell = launcher::JoinShell::make(peer.loop.get_executor(), std::move(options)).value();
     asio::co_spawn(peer.loop, be_master(&peer, shell.get()), [&peer](const std::exception_ptr& failure) {
       rethrow(failure);
