@@ -13,7 +13,7 @@ namespace ddp {
 
 /// Runs a validated job in the foreground: shells, master, exit code (docs/exit_codes.md).
 /// `token` is DDPLAUNCH_TOKEN's, for daemons. `door`: where its nodes join, in per-node mode; else null.
-int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* door = nullptr);
+int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener* join_listener = nullptr);
 
 /// Per-node mode: this process is node 0 and the job's master, or joins it as one of its nodes. Returns the
 /// exit code, on all nodes that of the job. Before any thread.

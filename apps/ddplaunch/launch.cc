@@ -62,9 +62,9 @@ int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener*
   if (!job_dir) return fail(spec, job_dir.error());
 
   asio::io_context loop(1);
-  launcher::Master* reported = nullptr;  // nothing is said before the loop runs
-  const UserNotifier notify = [&reported](const std::string& text) {
-    if (reported != nullptr) reported->note(text);
+  launcher::Master* running_master = nullptr;  // nothing is said before the loop runs
+  const UserNotifier notify = [&running_master](const std::string& text) {
+    if (running_master != nullptr) running_master->note(text);
   };
   const auto remote = join_listener != nullptr
                           ? make_join_shell(loop, spec, std::move(*join_listener), notify)
@@ -72,9 +72,9 @@ int launch(const launcher::JobSpec& spec, const GivenToken& token, JoinListener*
   if (!remote) return fail(spec, remote.error());
   remote::LocalShell local(loop.get_executor());
   launcher::Master master(loop, spec, std::move(options), **remote, local, std::move(*job_dir));
-  reported = &master;
+  running_master = &master;
   const int code = master.run();
-  reported = nullptr;
+  running_master = nullptr;
   return code;
 }
 

@@ -22,7 +22,7 @@ Result<std::uint16_t> read_port(std::string_view text) {
 }
 
 /// PORT, ADDRESS:PORT, [ADDRESS]:PORT.
-Result<> read_slot(const std::string& text, ListenOptions& options) {
+Result<> read_endpoint(const std::string& text, ListenOptions& options) {
   const std::size_t colon = text.rfind(':');
   std::string address = colon == std::string::npos ? "" : text.substr(0, colon);
   if (address.size() > 1 && address.front() == '[' && address.back() == ']') {
@@ -58,8 +58,8 @@ Result<ListenOptions> read_listen_options(const std::vector<std::string>& words)
     }
     if (name == "--listen") {
       listen = true;
-      const Result<> place = given ? read_slot(value, options) : Result<>();
-      if (!place) return place.error();
+      const Result<> parsed = given ? read_endpoint(value, options) : Result<>();
+      if (!parsed) return parsed.error();
     } else if (name == "--new-token") {
       options.new_token = true;
       options.new_token_path = value;

@@ -30,7 +30,7 @@ int make_token(const std::string& path) {
   return std::fflush(stdout) == 0 ? 0 : 110;
 }
 
-std::string place(const std::string& address, std::uint16_t port) {
+std::string endpoint_text(const std::string& address, std::uint16_t port) {
   const std::string number = std::to_string(port);
   if (address.empty()) return "port " + number;
   return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + number;
@@ -44,7 +44,7 @@ ddp::Result<ddp::rendezvous::TcpListener> open_port(const ddp::ListenOptions& op
   const std::string port = std::to_string(options.port);
   return ddp::Error{
       ddp::ErrorCode::kSystem,
-      place(options.address, options.port) +
+      endpoint_text(options.address, options.port) +
           " is taken, perhaps by another ddplaunchd --listen (systemctl --user status ddplaunchd; "
           "ss -ltnp 'sport = :" +
           port +
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
   if (!directory) return fail(directory.error());
   auto listener = open_port(*options);
   if (!listener) return fail(listener.error());
-  const std::string where = place(options->address, listener->port);
+  const std::string where = endpoint_text(options->address, listener->port);
   return ddp::launcher::run_daemon_listener(
       {std::move(*listener), where, std::move(*token), *directory + "/ddplaunchd"});
 }

@@ -103,8 +103,7 @@ Awaitable<Result<std::string>> ask(tcp::socket& socket, tcp::endpoint there, con
   co_return local;
 }
 
-Awaitable<> run_method(std::shared_ptr<Race> race, std::size_t route, tcp::endpoint there,
-                       std::string token) {
+Awaitable<> try_route(std::shared_ptr<Race> race, std::size_t route, tcp::endpoint there, std::string token) {
   race->end(route, co_await ask(race->sockets[route], there, token));
 }
 
@@ -168,7 +167,7 @@ Awaitable<StoreRoute> find_store(asio::any_io_executor executor, std::vector<std
       race->end(i, Error{ErrorCode::kUnreachable, "not an address"});
       continue;
     }
-    asio::co_spawn(executor, run_method(race, i, {ip, port}, token), [](const std::exception_ptr& broken) {
+    asio::co_spawn(executor, try_route(race, i, {ip, port}, token), [](const std::exception_ptr& broken) {
       if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
     });
   }

@@ -253,12 +253,12 @@ void CheckRun::leave_if_probed(Time now) {
   for (const std::size_t i : probing_) {
     if (usable(i) && result_.nodes[i].reach == CheckedNode::Reach::kNotTried) return;
   }
-  if (!master_.is_exhausted()) note_transport();
+  if (!master_.is_exhausted()) note_route();
   leave_all(now);
 }
 
 /// The address that all reach, and what was passed over for it.
-void CheckRun::note_transport() {
+void CheckRun::note_route() {
   result_.master_addr = master_.chosen();
   for (const NetRoute& route : (*result_.network)->routes) {
     if (route.master_addr == result_.master_addr) break;

@@ -127,7 +127,7 @@ class CheckRun {
   void probe_all(Time now);
   void send_probes(const std::vector<MasterAddress::AddressProbe>& probes);
   void leave_if_probed(Time now);
-  void note_transport();
+  void note_route();
   void leave_all(Time now);
   void finish_if_gone();
   bool usable(std::size_t node) const { return stage_[node] == Stage::kAnswered; }

@@ -43,12 +43,12 @@ std::string value_of(const std::vector<std::string>& env, std::string_view name)
 }  // namespace
 
 HangMonitor::HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, milliseconds timeout,
-                         SendMessage send, IsOutputPaused held)
+                         SendMessage send, IsOutputPaused is_output_paused)
     : executor_(executor),
       attempt_(attempt),
       timeout_(timeout),
       send_(std::move(send)),
-      output_paused_(std::move(held)),
+      output_paused_(std::move(is_output_paused)),
       tracker_(timeout, now()),
       timer_(executor),
       task_done_(executor, std::chrono::steady_clock::time_point::max()) {}

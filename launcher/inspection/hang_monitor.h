@@ -27,7 +27,7 @@ class HangMonitor {
   using IsOutputPaused = std::function<bool()>;
 
   HangMonitor(asio::any_io_executor executor, std::uint32_t attempt, std::chrono::milliseconds timeout,
-              SendMessage send, IsOutputPaused held);
+              SendMessage send, IsOutputPaused is_output_paused);
   ~HangMonitor();
 
   /// `env`: of the workers; PATH and NCCL_RAS_ADDR are read from it.

@@ -68,7 +68,7 @@ struct Thread {
   ThreadSnapshot snapshot;
 };
 
-Thread thread_snapshot(pid_t pid, pid_t tid) {
+Thread sample_thread(pid_t pid, pid_t tid) {
   const std::string base = "/proc/" + std::to_string(pid) + "/task/" + std::to_string(tid) + "/";
   Thread thread;
   thread.tid = tid;
@@ -180,7 +180,7 @@ pid_t working_process(const std::vector<ProcessInfo>& tree) {
     if (std::count_if(tree.begin(), tree.end(), is_child) != 1) return subject;
     const auto self = std::find_if(tree.begin(), tree.end(),
                                    [subject](const ProcessInfo& info) { return info.pid == subject; });
-    const Thread main = thread_snapshot(subject, subject);
+    const Thread main = sample_thread(subject, subject);
     if (!is_shell(self->comm) && !wait_text(main.snapshot, {}).ends_with("wait for a child")) return subject;
     subject = std::find_if(tree.begin(), tree.end(), is_child)->pid;
   }
@@ -220,8 +220,8 @@ ProcessSnapshot take_snapshot(pid_t leader, const ProcessForest& forest) {
   const Sockets sockets = read_sockets(result.subject);
   std::vector<Thread> threads;
   for (const std::uint64_t tid : numbers_in("/proc/" + std::to_string(result.subject) + "/task", kThreads))
-    threads.push_back(thread_snapshot(result.subject, static_cast<pid_t>(tid)));
-  result.state = doing(result.subject, thread_snapshot(result.subject, result.subject).snapshot, sockets);
+    threads.push_back(sample_thread(result.subject, static_cast<pid_t>(tid)));
+  result.state = doing(result.subject, sample_thread(result.subject, result.subject).snapshot, sockets);
   // A main thread that left by pthread_exit is a zombie as long as there are others.
   const auto alive = std::find_if(threads.begin(), threads.end(),
                                   [](const Thread& thread) { return thread.snapshot.state != 'Z'; });
@@ -230,7 +230,7 @@ ProcessSnapshot take_snapshot(pid_t leader, const ProcessForest& forest) {
 
   result.text = "processes:\n";
   for (std::size_t i = 0; i < std::min(tree.size(), kProcesses); ++i) {
-    const Thread thread = thread_snapshot(tree[i].pid, tree[i].pid);
+    const Thread thread = sample_thread(tree[i].pid, tree[i].pid);
     result.text += "  " + std::to_string(tree[i].pid) + " " + tree[i].comm + ": " +
                    wait_text(thread.snapshot, {}) + "\n";
   }

@@ -93,9 +93,9 @@ ConsoleQueue::Segment ConsoleQueue::take() {
   queued_ -= segment.bytes.size();
   if (segment.ours) ours_ -= segment.bytes.size();
   if (segment.skipped > 0) {
-    const std::string reported = skipped_text(segment.skipped) + "\n";
-    segment.bytes.insert(0, reported);
-    waiting_[static_cast<std::size_t>(segment.stream - 1)] += reported.size();
+    const std::string notice = skipped_text(segment.skipped) + "\n";
+    segment.bytes.insert(0, notice);
+    waiting_[static_cast<std::size_t>(segment.stream - 1)] += notice.size();
   }
   return segment;
 }

@@ -256,7 +256,7 @@ Result<std::unique_ptr<Channel>> make_daemon_channel(const asio::any_io_executor
 }
 
 /// To one host.
-struct DaemonShell::Route {
+struct DaemonShell::ConnectTarget {
   std::vector<remote::Endpoint> endpoints;
   std::string where;  ///< with the port
   rendezvous::JoinAs as;
@@ -292,15 +292,16 @@ Result<rendezvous::JoinAs> DaemonShell::join_as(const std::string& host) const {
 }
 
 /// Each address once, with its share of the time, so that a cancelled start ends with the one under way.
-Awaitable<JoinOutcome> DaemonShell::try_all(std::shared_ptr<Route> route) {
+Awaitable<JoinOutcome> DaemonShell::try_all(std::shared_ptr<ConnectTarget> connect_target) {
   JoinOutcome outcome;
-  const std::size_t count = route->endpoints.size();
+  const std::size_t count = connect_target->endpoints.size();
   for (std::size_t i = 0; i < count; ++i) {
     const auto now = Clock::now();
-    const auto share = now + (route->deadline - now) / static_cast<long>(count - i);
-    route->address = route->endpoints[i].host;
-    std::vector<tcp::endpoint> one{as_endpoint(route->endpoints[i])};
-    outcome = co_await rendezvous::secure_connect(context_, std::move(one), route->where, route->as, share);
+    const auto share = now + (connect_target->deadline - now) / static_cast<long>(count - i);
+    connect_target->address = connect_target->endpoints[i].host;
+    std::vector<tcp::endpoint> one{as_endpoint(connect_target->endpoints[i])};
+    outcome = co_await rendezvous::secure_connect(context_, std::move(one), connect_target->where,
+                                                  connect_target->as, share);
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
     if (outcome.stream || !outcome.try_again || state.cancelled() != asio::cancellation_type::none) break;
   }
@@ -322,24 +323,24 @@ Awaitable<Result<std::unique_ptr<remote::Channel>>> DaemonShell::open(remote::Ho
   if (!as) co_return within(host.name, as.error());
   auto found = co_await resolver_.resolve(target, port, AF_UNSPEC, deadline);
   if (!found) co_return within(host.name, found.error());
-  auto route = std::make_shared<Route>();
-  route->endpoints = std::move(*found);
-  route->where =
+  auto connect_target = std::make_shared<ConnectTarget>();
+  connect_target->endpoints = std::move(*found);
+  connect_target->where =
       (target.find(':') == std::string::npos ? target : "[" + target + "]") + ":" + std::to_string(port);
-  route->as = std::move(*as);
-  route->deadline = deadline;
+  connect_target->as = std::move(*as);
+  connect_target->deadline = deadline;
 
   asio::steady_timer timer(loop_);
   std::minstd_rand random(std::random_device{}());
   const auto patient_until = std::min(deadline, Clock::now() + kRestartTime);
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
-    JoinOutcome outcome = co_await try_all(route);
+    JoinOutcome outcome = co_await try_all(connect_target);
     asio::cancellation_state state = co_await asio::this_coro::cancellation_state;
     if (state.cancelled() != asio::cancellation_type::none) co_return cancelled(host.name);
     if (outcome.stream) {
-      co_return make_daemon_channel(loop_, std::move(outcome.stream), host.name, route->where,
-                                    route->address);
+      co_return make_daemon_channel(loop_, std::move(outcome.stream), host.name, connect_target->where,
+                                    connect_target->address);
     }
     const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
     if (!outcome.try_again || Clock::now() + wait >= patient_until)

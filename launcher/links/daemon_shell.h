@@ -40,14 +40,14 @@ class DaemonShell final : public remote::RemoteShell {
 
   Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host host, std::vector<std::string> argv,
                                                            remote::Deadline deadline) override;
-  const char* route() const override { return "the daemon there"; }
+  const char* intermediary() const override { return "the daemon there"; }
 
  private:
-  struct Route;
+  struct ConnectTarget;
 
   DaemonShell(const asio::any_io_executor& loop, std::shared_ptr<const rendezvous::SecureContext> context,
               Options options);
-  Awaitable<rendezvous::JoinOutcome> try_all(std::shared_ptr<Route> route);
+  Awaitable<rendezvous::JoinOutcome> try_all(std::shared_ptr<ConnectTarget> intermediary);
   Result<rendezvous::JoinAs> join_as(const std::string& host) const;
 
   asio::any_io_executor loop_;

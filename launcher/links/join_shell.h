@@ -39,7 +39,7 @@ class JoinShell final : public remote::RemoteShell {
   /// Errors: kTimeout at the deadline, kCancelled.
   Awaitable<Result<std::unique_ptr<remote::Channel>>> open(remote::Host host, std::vector<std::string> argv,
                                                            remote::Deadline deadline) override;
-  const char* route() const override { return "the ddplaunch of that node"; }
+  const char* intermediary() const override { return "the ddplaunch of that node"; }
 
  private:
   struct ListenerState;

@@ -34,7 +34,7 @@ class SecureLine : public std::enable_shared_from_this<SecureLine> {
   /// Why, when it was no clean one.
   const std::optional<Error>& broken() const { return broken_; }
   /// Called once, when it has ended, also when the channel has gone before.
-  void on_end(std::function<void()> reported) { on_end_ = std::move(reported); }
+  void on_end(std::function<void()> handler) { on_end_ = std::move(handler); }
   /// When the last byte came from the far side.
   Clock::time_point last_heard() const { return last_heard_; }
   /// Ends it for `why`, which the channel's end() will tell.

@@ -87,8 +87,8 @@ int Master::run() {
   const bool shown = console_.flush(1, patience);
   if (!shown) console_.write(2, "ddplaunch: output that nobody reads was not shown; the files have it\n");
   warn_of_lost_output();
-  const bool reported = console_.flush(2, patience);
-  if (shown && reported) {
+  const bool flushed = console_.flush(2, patience);
+  if (shown && flushed) {
     console_.close();
   } else {
     console_.abandon();

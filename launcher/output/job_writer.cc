@@ -79,8 +79,8 @@ void JobWriter::added(std::unique_lock<std::mutex>& lock, PendingOutput& waiting
   const std::size_t backlog = backlog_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (backlog > kHigh) was_full_ = true;
   const bool enough = waiting.size >= kPiece || backlog >= kEnough;
-  const bool wake = first || (enough && !shorten_);
-  shorten_ = shorten_ || enough;
+  const bool wake = first || (enough && !write_now_);
+  write_now_ = write_now_ || enough;
   lock.unlock();
   if (wake) wake_.notify_one();
 }
@@ -106,7 +106,7 @@ std::optional<std::vector<std::string>> JobWriter::settle(const LastTask& last,
                                                           std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);
   if (!std::exchange(has_last_task_, true)) last_task_ = last;
-  shorten_ = true;
+  write_now_ = true;
   wake_.notify_one();
   wait_for(lock, limit, [this] { return settled_.has_value(); });
   return settled_;
@@ -131,10 +131,10 @@ void JobWriter::write_loop() {
       call_last_task(lock);
       continue;
     }
-    wake_.wait_for(lock, kLinger, [this] { return closing_ || shorten_; });
+    wake_.wait_for(lock, kLinger, [this] { return closing_ || write_now_; });
     WriteBatch batch = std::exchange(waiting_, {});
     place_.clear();
-    shorten_ = last_task_ != nullptr;
+    write_now_ = last_task_ != nullptr;
     lock.unlock();
     write(batch);
     lock.lock();

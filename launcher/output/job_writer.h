@@ -100,7 +100,7 @@ class JobWriter : public std::enable_shared_from_this<JobWriter> {
   std::map<OutputKey, std::size_t> place_;  ///< in waiting_
   std::pair<OutputKey, std::size_t> last_;  ///< of the latest append: mostly the next one's, too
   std::vector<std::string> spare_;          ///< buffers to use again
-  bool shorten_ = false;                    ///< enough waits for a write
+  bool write_now_ = false;                  ///< enough waits for a write
   bool was_full_ = false;
   LastTask last_task_;  ///< to be called
   bool has_last_task_ = false;

@@ -80,8 +80,8 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   return job;
 }
 
-rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t part) {
-  const rendezvous::RankAssignment& assignment = world.assignments[part];
+rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t participant) {
+  const rendezvous::RankAssignment& assignment = world.assignments[participant];
   rendezvous::Spawn spawn;
   spawn.node_rank = static_cast<std::uint32_t>(assignment.node_rank);
   spawn.nodes = static_cast<std::uint32_t>(world.assignments.size());

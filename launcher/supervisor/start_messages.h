@@ -30,6 +30,6 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
 std::chrono::milliseconds link_grace(const JobSpec& spec);
 
 /// The ranks of one place of the world; the sender fills in attempt and network.
-rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t part);
+rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t participant);
 
 }  // namespace ddp::launcher

@@ -96,7 +96,7 @@ std::optional<Supervisor::Time> Supervisor::deadline() const {
 }
 
 const rendezvous::RankAssignment* Supervisor::assignment(std::size_t node) const {
-  return nodes_[node].part ? &world_.assignments[*nodes_[node].part] : nullptr;
+  return nodes_[node].participant ? &world_.assignments[*nodes_[node].participant] : nullptr;
 }
 
 std::size_t Supervisor::node_of_rank(std::uint32_t rank) const {
@@ -114,10 +114,10 @@ bool Supervisor::runs(std::size_t node, std::uint32_t rank) const {
   return rank >= first && rank - first < static_cast<std::uint32_t>(ranks->local_world_size);
 }
 
-std::optional<std::size_t> Supervisor::running_slot(std::size_t index, std::uint32_t attempt) const {
+std::optional<std::size_t> Supervisor::running_participant(std::size_t index, std::uint32_t attempt) const {
   const Node& node = nodes_[index];
   const bool runs_it = attempt == attempt_ && node.state == NodeState::kSpawned && !node.lost && !node.ending;
-  return runs_it ? node.part : std::nullopt;
+  return runs_it ? node.participant : std::nullopt;
 }
 
 std::optional<int> Supervisor::ran(std::size_t index, std::uint32_t attempt, std::uint32_t rank) const {
@@ -158,17 +158,17 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerCollectives& 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
   if (nodes_[index].state == NodeState::kWaiting) return report_lost_survivor(index, message);
   // The workers of a node that its agent has to leave are ended by the agent: no failures of their own.
-  const auto part = running_slot(index, message.attempt);
-  if (!part) return;
+  const auto participant = running_participant(index, message.attempt);
+  if (!participant) return;
   if (!runs(index, message.rank)) {
     actions_.push_back(job::Disconnect{index});
     lose(index, Error{ErrorCode::kProtocol, "it reports a rank that it was not given", 0}, now);
     nodes_[index].state = NodeState::kGone;
-    nodes_[index].reported_reason_ = true;
+    nodes_[index].reason_reported = true;
     return;
   }
   if (!exited_.insert(message.rank).second) return;  // told before
-  hang_.rank_ended(*part, message.rank, now);
+  hang_.rank_ended(*participant, message.rank, now);
   if (state_ == State::kInspecting && message.code == 0 && message.signal == 0) {
     say("the job goes on: rank " + std::to_string(message.rank) + " has ended well");
     state_ = State::kRunning;
@@ -203,7 +203,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
   if (waited) return survivors_gone(index, message.left, now);
   node.state = NodeState::kEnded;
   if (!node.lost && !in_attempt) return;
-  if (running() && node.part && survivors_.ended(*node.part)) arm_running();
+  if (running() && node.participant && survivors_.ended(*node.participant)) arm_running();
   if (!node.lost)
     inform(index, rendezvous::NodeEnded{message.left});
   else if (message.left == 0)

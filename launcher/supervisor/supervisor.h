@@ -116,9 +116,9 @@ class Supervisor {
     std::string local;  ///< its own address on the way to node rank 0
     NodeInfiniband infiniband;
     std::string slots_reason;                     ///< why it runs as many workers, in words
-    std::optional<std::size_t> part;              ///< index of its place in the attempt
+    std::optional<std::size_t> participant;       ///< index of its place in the attempt
     bool lost = false;                            ///< its failure is known; its end is awaited
-    bool reported_reason_ = false;                ///< by its agent itself
+    bool reason_reported = false;                 ///< by its agent itself
     Time up_at{0};                                ///< when it said hello
     std::uint32_t spawned = 0;                    ///< the attempt that its workers were last told of
     rendezvous::RankAssignment ran;               ///< its place in that
@@ -196,8 +196,8 @@ class Supervisor {
   void open_store();
   std::vector<std::string> store_guests(bool all) const;
   void send_probes(const std::vector<MasterAddress::AddressProbe>& probes);
-  Error no_route_error(std::size_t part, const std::string& text) const;
-  std::string interface_for(std::size_t part) const;
+  Error no_route_error(std::size_t participant, const std::string& text) const;
+  std::string interface_for(std::size_t participant) const;
   void report_network();
   void probe_or_spawn(Time now);
   void spawn_all(Time now);
@@ -224,13 +224,13 @@ class Supervisor {
   bool running() const { return state_ == State::kRunning || state_ == State::kInspecting; }
   bool starting() const { return state_ == State::kOpeningStore || state_ == State::kProbing; }
   bool in_attempt() const { return starting() || running() || state_ == State::kStopping; }
-  std::size_t node_of_slot(std::size_t part) const { return world_.assignments[part].host; }
+  std::size_t node_of(std::size_t participant) const { return world_.assignments[participant].host; }
   /// The node's part of the attempt, if `attempt` is the present one and the node runs it. Empty for a node
   /// that is lost, or whose agent only ends the workers of an earlier attempt: messages about workers then
   /// mean nothing.
-  std::optional<std::size_t> running_slot(std::size_t node, std::uint32_t attempt) const;
-  Node& part(std::size_t part) { return nodes_[node_of_slot(part)]; }
-  const Node& part(std::size_t part) const { return nodes_[node_of_slot(part)]; }
+  std::optional<std::size_t> running_participant(std::size_t node, std::uint32_t attempt) const;
+  Node& participant_node(std::size_t participant) { return nodes_[node_of(participant)]; }
+  const Node& participant_node(std::size_t participant) const { return nodes_[node_of(participant)]; }
   std::string missing_step(std::size_t node) const;
 
   const JobSpec& spec_;

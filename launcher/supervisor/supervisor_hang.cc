@@ -19,23 +19,23 @@ constexpr seconds kInspectSlack{1};
 }  // namespace
 
 void Supervisor::monitor_hangs(Time now) {
-  std::vector<HangInvestigation::NodeShare> parts;
+  std::vector<HangInvestigation::NodeShare> shares;
   for (const rendezvous::RankAssignment& assignment : world_.assignments) {
-    parts.push_back({nodes_[assignment.host].name, static_cast<std::uint32_t>(assignment.first_rank),
-                     static_cast<std::uint32_t>(assignment.local_world_size)});
+    shares.push_back({nodes_[assignment.host].name, static_cast<std::uint32_t>(assignment.first_rank),
+                      static_cast<std::uint32_t>(assignment.local_world_size)});
   }
-  hang_ = HangInvestigation(spec_.hang_timeout, std::move(parts), now);
+  hang_ = HangInvestigation(spec_.hang_timeout, std::move(shares), now);
   arm_running();
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Time now) {
-  const auto part = running_slot(index, message.attempt);
-  if (!part) return;
+  const auto participant = running_participant(index, message.attempt);
+  if (!participant) return;
   // Rather too late than too early: of the clocks' error the better end for the job.
   if (message.quiet)
-    hang_.quiet(*part, std::min(now, current_->happened + current_->error));
+    hang_.quiet(*participant, std::min(now, current_->happened + current_->error));
   else
-    hang_.alive(*part);
+    hang_.alive(*participant);
   if (state_ == State::kInspecting && !message.quiet) {
     say("the job goes on: " + nodes_[index].name + " is at work again");
     state_ = State::kRunning;
@@ -44,12 +44,12 @@ void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Tim
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::Inspection& message, Time now) {
-  if (message.attempt != attempt_ || state_ != State::kInspecting || !nodes_[index].part) return;
+  if (message.attempt != attempt_ || state_ != State::kInspecting || !nodes_[index].participant) return;
   if (!message.last) {
     if (!runs(index, message.rank)) return;
     if (!message.text.empty()) actions_.push_back(job::Dump{attempt_, message.rank, message.text});
   }
-  hang_.answer(*nodes_[index].part, message);
+  hang_.answer(*nodes_[index].participant, message);
   if (hang_.complete()) conclude_hang(now);
 }
 
@@ -59,8 +59,8 @@ void Supervisor::check_for_hang(Time now) {
       std::to_string((kInspectTime + kInspectSlack).count()) + " s)");
   state_ = State::kInspecting;
   deadline_ = now + kInspectTime + kInspectSlack;
-  for (const std::size_t part : hang_.begin(now))
-    send(node_of_slot(part), rendezvous::Inspect{attempt_, to_ms(kInspectTime)});
+  for (const std::size_t participant : hang_.begin(now))
+    send(node_of(participant), rendezvous::Inspect{attempt_, to_ms(kInspectTime)});
 }
 
 void Supervisor::conclude_hang(Time now) {

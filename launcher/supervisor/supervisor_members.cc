@@ -47,7 +47,7 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   node.incarnation = event.incarnation;
   node.hello = event.hello;
   node.connected = event.connected;
-  node.lost = node.reported_reason_ = node.ending = false;
+  node.lost = node.reason_reported = node.ending = false;
   node.survivors.clear();  // those of an earlier life are none of its own
   node.trouble.reset();
   // A node that came by itself is known by its own name, unless another one is.
@@ -131,7 +131,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
       on(job::UserSignal{SIGTERM}, now);
       slurm_ends_ = true;
     }
-    node.reported_reason_ = true;
+    node.reason_reported = true;
     return;
   }
   switch (node.state) {
@@ -149,11 +149,11 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
       return;
   }
   if (node.lost) return;
-  node.reported_reason_ = true;
+  node.reason_reported = true;
   // Its agent has to leave: it ends its workers, and says when they are gone.
   if (error.code == ErrorCode::kLinkLost) return lose(index, std::move(error), now);
-  if (starting() && node.part) return fail_start(index, std::move(error), now);
-  if (!running_slot(index, attempt_)) return;
+  if (starting() && node.participant) return fail_start(index, std::move(error), now);
+  if (!running_participant(index, attempt_)) return;
   // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
   node.state = NodeState::kEnded;
   take_as_failed(index, error, now);
@@ -185,8 +185,8 @@ void Supervisor::take_loss(std::size_t index, const Error& error, Time now) {
     std::erase(node.predecessor->pids, 0U);
     node.predecessor->pids.insert(node.predecessor->pids.end(), {node.hello.pid, node.hello.keeper});
   }
-  const bool serves = node.part && *node.part == 0 && running();  // its agent has the store
-  if (node.part && (starting() || serves || node.state == NodeState::kSpawned)) {
+  const bool serves = node.participant && *node.participant == 0 && running();  // its agent has the store
+  if (node.participant && (starting() || serves || node.state == NodeState::kSpawned)) {
     take_as_failed(index, error, now);
   } else {
     say(node.name + " was lost: " + error.text);
@@ -197,7 +197,7 @@ void Supervisor::take_loss(std::size_t index, const Error& error, Time now) {
 /// A failure of a node of the attempt, for the report and for the hang's inquiry.
 void Supervisor::take_as_failed(std::size_t index, Error error, Time now) {
   failures_.node_failed(nodes_[index].name, std::move(error), now);
-  if (running()) hang_.node_gone(*nodes_[index].part, now);
+  if (running()) hang_.node_gone(*nodes_[index].participant, now);
   if (starting() || running()) stop_reason_ = "node " + nodes_[index].name + " was lost";
 }
 
@@ -212,13 +212,13 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   const NodeState before = node.state;
   if (before == NodeState::kGone || (before == NodeState::kConnecting && node.incarnation != 0)) {
     // Its loss is known, and only now the reason.
-    if (node.lost && !node.reported_reason_) failures_.explain_node(node.name, event.error);
+    if (node.lost && !node.reason_reported) failures_.explain_node(node.name, event.error);
     return;
   }
   if (state_ != State::kLeaving && before >= NodeState::kAccepted && before <= NodeState::kEnded &&
       !node.lost)
     lose(event.node, event.error, now);
-  else if (node.lost && !node.reported_reason_)
+  else if (node.lost && !node.reason_reported)
     failures_.explain_node(node.name, event.error);
   node.state = NodeState::kGone;
   if (state_ == State::kLeaving) return finish_if_gone();
@@ -291,7 +291,7 @@ void Supervisor::carry_out(const rendezvous::Drop& action, Time now) {
   }
   // Silent, or it does not end its workers.
   take_loss(action.host, Error{ErrorCode::kLinkLost, action.reason, 0}, now);
-  node.reported_reason_ = true;
+  node.reason_reported = true;
   node.state = NodeState::kGone;
   actions_.push_back(job::Disconnect{action.host});
 }
@@ -379,7 +379,7 @@ void Supervisor::report_missing(bool at_start, Time now) {
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
     const bool there = node.state >= NodeState::kAccepted && node.state <= NodeState::kEnded && !node.lost;
-    if (there || (!at_start && !node.part)) continue;
+    if (there || (!at_start && !node.participant)) continue;
     const Error late{ErrorCode::kTimeout, "it was still " + missing_step(i) + " when the start limit of " +
                                               limit_text(spec_.start_timeout) + " ran out (--start-timeout)"};
     if (!node.trouble && now < start_limit_) continue;  // it had no time to come

@@ -78,12 +78,12 @@ void Supervisor::report_lost_survivor(std::size_t index, const rendezvous::Worke
 /// The last of those who waited there has died: nothing of them is to be ended, or to be gone on from.
 void Supervisor::survivors_gone(std::size_t index, std::uint32_t left, Time now) {
   Node& node = nodes_[index];
-  const bool begun = starting() && node.part && !node.lost;  // the next attempt, for the Membership
+  const bool begun = starting() && node.participant && !node.lost;  // the next attempt, for the Membership
   node.survivors.clear();
   node.state = begun ? NodeState::kAccepted : NodeState::kEnded;
   if (begun && left > 0) {
     const Error error{ErrorCode::kLinkLost, "processes of the attempt before could not be ended there", 0};
-    node.reported_reason_ = true;
+    node.reason_reported = true;
     lose(index, error, now);
     return send_away(index, error);
   }
@@ -99,17 +99,17 @@ void Supervisor::shorten_stop(Time now) {
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersGreeted& message, Time) {
-  const auto part = running_slot(index, message.attempt);
-  if (!part || !running()) return;
+  const auto participant = running_participant(index, message.attempt);
+  if (!participant || !running()) return;
   const bool before = survivors_.can_survive();
-  survivors_.greeted(*part);
+  survivors_.greeted(*participant);
   if (!before && survivors_.can_survive())
     detail("all workers can live through a failure of others: attempts are revoked from now on");
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkersReady& message, Time now) {
-  const auto part = running_slot(index, message.attempt);
-  if (!part || !running() || !survivors_.ready(*part)) return;
+  const auto participant = running_participant(index, message.attempt);
+  if (!participant || !running() || !survivors_.ready(*participant)) return;
   inform(index, rendezvous::AttemptProgress{});
   report_ready(now);
   if (state_ == State::kRunning) arm_running();
@@ -148,8 +148,8 @@ void Supervisor::check_survivors(Time now) {
   auto why = survivors_.verdict(now);
   if (!why) return;
   std::string missed;
-  for (const std::size_t part : survivors_.unready())
-    missed += (missed.empty() ? "; missing: those of " : ", ") + this->part(part).name;
+  for (const std::size_t participant : survivors_.unready())
+    missed += (missed.empty() ? "; missing: those of " : ", ") + participant_node(participant).name;
   *why += missed;
   failures_.job_hung(Error{ErrorCode::kHung, *why, 0}, now);
   stop_reason_ = std::move(*why);

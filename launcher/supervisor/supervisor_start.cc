@@ -28,13 +28,13 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   hung_.clear();
   exited_.clear();
   for (Node& node : nodes_) {
-    node.part.reset();
+    node.participant.reset();
     if (node.state == NodeState::kEnded && !node.lost) node.state = NodeState::kAccepted;
   }
   for (std::size_t i = 0; i < world_.assignments.size(); ++i)
-    part(i).part = i;
+    participant_node(i).participant = i;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    if (nodes_[i].state == NodeState::kWaiting && !nodes_[i].part && !nodes_[i].lost)
+    if (nodes_[i].state == NodeState::kWaiting && !nodes_[i].participant && !nodes_[i].lost)
       end_survivors(i, spec_.failure_grace, "its node has no part in attempt " + std::to_string(attempt_));
   }
   // What a stop that was no failure ended: the job grew.
@@ -66,7 +66,8 @@ void Supervisor::report_start() {
 bool Supervisor::choose_network() {
   std::vector<NodeNetwork> networks;
   for (std::size_t i = 0; i < world_.assignments.size(); ++i)
-    networks.push_back({part(i).name, part(i).hello.machine_id, part(i).connected, part(i).hello.interfaces});
+    networks.push_back({participant_node(i).name, participant_node(i).hello.machine_id,
+                        participant_node(i).connected, participant_node(i).hello.interfaces});
   auto network = launcher::choose_network(networks, spec_.network);
   if (!network) {  // the error names the nodes itself
     failures_.master_failed(network.error());
@@ -89,7 +90,7 @@ void Supervisor::open_store() {
   if (spec_.port_range) std::tie(open.first_port, open.last_port) = *spec_.port_range;
   open.allow = store_guests(true);
   if (open.allow.size() > rendezvous::kMaxListElements) open.allow = store_guests(false);
-  send(node_of_slot(0), std::move(open));
+  send(node_of(0), std::move(open));
 }
 
 /// The addresses of the nodes: all of them, or, where thousands of nodes have many each, only those at which
@@ -98,9 +99,9 @@ std::vector<std::string> Supervisor::store_guests(bool all) const {
   std::vector<std::string> guests = spec_.store_allow;
   const std::size_t room = (rendezvous::kMaxListElements - guests.size()) / world_.assignments.size();
   for (std::size_t i = 0; i < world_.assignments.size(); ++i) {
-    if (!part(i).connected.empty()) guests.push_back(part(i).connected);
+    if (!participant_node(i).connected.empty()) guests.push_back(participant_node(i).connected);
     if (all) {
-      for (const rendezvous::Interface& interface : part(i).hello.interfaces)
+      for (const rendezvous::Interface& interface : participant_node(i).hello.interfaces)
         guests.push_back(interface.address);
       continue;
     }
@@ -115,7 +116,7 @@ std::vector<std::string> Supervisor::store_guests(bool all) const {
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& message, Time now) {
-  if (state_ != State::kOpeningStore || nodes_[index].part != 0 || message.attempt != attempt_) return;
+  if (state_ != State::kOpeningStore || nodes_[index].participant != 0 || message.attempt != attempt_) return;
   store_port_ = message.port;
   store_token_ = message.token;
   state_ = State::kProbing;
@@ -125,17 +126,17 @@ void Supervisor::handle(std::size_t index, const rendezvous::StoreOpened& messag
 
 void Supervisor::send_probes(const std::vector<MasterAddress::AddressProbe>& probes) {
   for (const MasterAddress::AddressProbe& probe : probes) {
-    send(node_of_slot(probe.node),
+    send(node_of(probe.node),
          rendezvous::Probe{attempt_, probe.addresses, store_port_, to_ms(kProbeTime), store_token_});
   }
 }
 
 void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& message, Time now) {
-  const auto part = nodes_[index].part;
-  if (state_ != State::kProbing || message.attempt != attempt_ || part.value_or(0) == 0) return;
+  const auto participant = nodes_[index].participant;
+  if (state_ != State::kProbing || message.attempt != attempt_ || participant.value_or(0) == 0) return;
   if (message.address.empty()) {
-    send_probes(master_.failed(*part));
-    if (master_.is_exhausted()) return fail_start(index, no_route_error(*part, message.text), now);
+    send_probes(master_.failed(*participant));
+    if (master_.is_exhausted()) return fail_start(index, no_route_error(*participant, message.text), now);
     return probe_or_spawn(now);
   }
   const auto candidates = network_.master_addrs();
@@ -145,9 +146,10 @@ void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& messag
   }
   nodes_[index].local = message.local;
   if (!message.text.empty())
-    detail(nodes_[index].name + " cannot reach " + this->part(0).name + " at every address: " + message.text);
-  send_probes(master_.reached(*part, message.address));
-  if (master_.is_exhausted()) return fail_start(index, no_route_error(*part, message.text), now);
+    detail(nodes_[index].name + " cannot reach " + participant_node(0).name +
+           " at every address: " + message.text);
+  send_probes(master_.reached(*participant, message.address));
+  if (master_.is_exhausted()) return fail_start(index, no_route_error(*participant, message.text), now);
   probe_or_spawn(now);
 }
 
@@ -157,10 +159,11 @@ Error Supervisor::no_route_error(std::size_t asked, const std::string& text) con
   for (const NetRoute& route : network_.routes) {
     const std::size_t cut_off = master_.cut_off(route.master_addr);
     if (cut_off != 0 && cut_off != asked)
-      others += ", and " + part(cut_off).name + " does not reach " + route.master_addr;
+      others += ", and " + participant_node(cut_off).name + " does not reach " + route.master_addr;
   }
-  return Error{ErrorCode::kUnreachable, "it cannot reach the store on " + part(0).name + " (" + text + ")" +
-                                            others + "; open port " + std::to_string(store_port_) +
+  return Error{ErrorCode::kUnreachable, "it cannot reach the store on " + participant_node(0).name + " (" +
+                                            text + ")" + others + "; open port " +
+                                            std::to_string(store_port_) +
                                             " between the nodes, or choose a network with --network"};
 }
 
@@ -187,8 +190,8 @@ void Supervisor::spawn_all(Time now) {
     spawn.master_port = store_port_;
     spawn.agent_store = spec_.store == StoreMode::kAgent;
     spawn.interface_name = interface_for(i);
-    send(node_of_slot(i), std::move(spawn));
-    Node& node = part(i);
+    send(node_of(i), std::move(spawn));
+    Node& node = participant_node(i);
     node.state = NodeState::kSpawned;
     node.spawned = attempt_;
     node.ran = world_.assignments[i];
@@ -203,7 +206,8 @@ void Supervisor::spawn_all(Time now) {
 std::string Supervisor::interface_for(std::size_t index) const {
   const std::string& planned = network_.route(master_.chosen()).interfaces[index];
   if (!planned.empty()) return planned;
-  return interface_of(part(index).hello.interfaces, index == 0 ? master_.chosen() : part(index).local);
+  return interface_of(participant_node(index).hello.interfaces,
+                      index == 0 ? master_.chosen() : participant_node(index).local);
 }
 
 /// What the ranks will use, and what is odd about it: once, and of jobs that need a network at all.
@@ -211,16 +215,16 @@ void Supervisor::report_network() {
   std::map<std::string, std::vector<std::string>> interfaces;
   std::vector<NodeInfiniband> infiniband;
   for (std::size_t i = 0; i < world_.assignments.size(); ++i) {
-    interfaces[interface_for(i)].push_back(part(i).name);
-    infiniband.push_back(part(i).infiniband);
+    interfaces[interface_for(i)].push_back(participant_node(i).name);
+    infiniband.push_back(participant_node(i).infiniband);
   }
   if (attempt_ > 0 || network_.one_machine) return;
   notify(network_text(network_.route(master_.chosen()), interfaces));
   for (const auto& candidate : network_.routes) {
     if (candidate.master_addr == master_.chosen()) break;
     const std::size_t cut_off = master_.cut_off(candidate.master_addr);
-    notify(part(cut_off).name + " cannot reach " + part(0).name + " at " + candidate.master_addr +
-           (candidate.network.empty() ? "" : " (" + candidate.network + ")") +
+    notify(participant_node(cut_off).name + " cannot reach " + participant_node(0).name + " at " +
+           candidate.master_addr + (candidate.network.empty() ? "" : " (" + candidate.network + ")") +
            ", so the next address is taken");
   }
   for (std::string& warning : infiniband_warnings(infiniband))
@@ -230,7 +234,7 @@ void Supervisor::report_network() {
 /// A first attempt that cannot start would fail as well the next time; a later one may do without the node.
 void Supervisor::fail_start(std::size_t index, Error error, Time now) {
   if (attempt_ > 0) {
-    nodes_[index].reported_reason_ = true;
+    nodes_[index].reason_reported = true;
     lose(index, error, now);
     return send_away(index, error);
   }
@@ -261,10 +265,10 @@ std::string Supervisor::missing_step(std::size_t i) const {
   const bool setup = !spec_.setup.empty() || !spec_.hosts[i].setup.empty();
   if (node.state == NodeState::kConnecting) return "on the way to its hello";
   if (node.state == NodeState::kUp) return setup ? "running --setup" : "checking the job";
-  if (!node.part) return "";
-  if (state_ == State::kOpeningStore && *node.part == 0) return "opening the store";
-  if (state_ == State::kProbing && !master_.reaches(*node.part))
-    return "looking for the store on " + part(0).name;
+  if (!node.participant) return "";
+  if (state_ == State::kOpeningStore && *node.participant == 0) return "opening the store";
+  if (state_ == State::kProbing && !master_.reaches(*node.participant))
+    return "looking for the store on " + participant_node(0).name;
   return "";
 }
 

@@ -8,9 +8,9 @@ namespace ddp::launcher {
 void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time now) {
   silent_.clear();
   unready_.clear();
-  for (std::size_t part = 0; part < parts; ++part) {
-    silent_.insert(silent_.end(), part);
-    unready_.insert(unready_.end(), part);
+  for (std::size_t participant = 0; participant < parts; ++participant) {
+    silent_.insert(silent_.end(), participant);
+    unready_.insert(unready_.end(), participant);
   }
   trouble_due_.reset();
   reported_at_.reset();
@@ -21,15 +21,15 @@ void Survivors::begin(std::size_t parts, std::chrono::milliseconds limit, Time n
   if (can_survive_) ready_due_ = now + limit;
 }
 
-void Survivors::greeted(std::size_t part) {
-  silent_.erase(part);
+void Survivors::greeted(std::size_t participant) {
+  silent_.erase(participant);
   if (!silent_.empty()) return;
   can_survive_ = true;
   trouble_due_ = reported_at_ ? std::optional(*reported_at_ + kTroubleTime) : std::nullopt;
 }
 
-bool Survivors::ready(std::size_t part) {
-  if (unready_.erase(part) == 0 || !unready_.empty()) return false;
+bool Survivors::ready(std::size_t participant) {
+  if (unready_.erase(participant) == 0 || !unready_.empty()) return false;
   ready_due_.reset();
   return true;
 }
@@ -60,10 +60,10 @@ std::optional<std::string> Survivors::verdict(Time now) const {
 std::optional<Survivors::StateSource> Survivors::source(
     const rendezvous::World& world, const std::vector<std::vector<rendezvous::Survivor>>& waiting) {
   std::optional<StateSource> best;
-  for (std::size_t part = 0; part < world.assignments.size(); ++part) {
-    for (const rendezvous::Survivor& survivor : waiting[part]) {
+  for (std::size_t participant = 0; participant < world.assignments.size(); ++participant) {
+    for (const rendezvous::Survivor& survivor : waiting[participant]) {
       if (!survivor.holds_state || (best && survivor.step <= best->step)) continue;
-      const auto first = static_cast<std::uint32_t>(world.assignments[part].first_rank);
+      const auto first = static_cast<std::uint32_t>(world.assignments[participant].first_rank);
       best = StateSource{first + survivor.local_rank, survivor.step};
     }
   }

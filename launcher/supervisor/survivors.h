@@ -31,11 +31,11 @@ class Survivors {
   /// The workers of an attempt are started, or told of it. `limit`: for all to be ready, where they can live
   /// on.
   void begin(std::size_t parts, std::chrono::milliseconds limit, Time now);
-  void greeted(std::size_t part);
+  void greeted(std::size_t participant);
   /// True when this was the last one that was awaited.
-  bool ready(std::size_t part);
+  bool ready(std::size_t participant);
   /// No worker runs there any more: it is not awaited.
-  bool ended(std::size_t part) { return ready(part); }
+  bool ended(std::size_t participant) { return ready(participant); }
   /// A rank has said that it cannot reach others. False: so often in this attempt that it is ignored.
   bool heeds(std::uint32_t rank);
   void in_trouble(std::string words, Time now);

@@ -87,11 +87,11 @@ bool TailLines::contains(std::string_view words) const {
   return false;
 }
 
-Bootstrap::Bootstrap(std::string host, std::string agent, Lookup lookup, std::string route)
+Bootstrap::Bootstrap(std::string host, std::string agent, Lookup lookup, std::string intermediary)
     : host_(std::move(host)),
       agent_(std::move(agent)),
       lookup_(lookup),
-      route_(std::move(route)),
+      intermediary_(std::move(intermediary)),
       spoken_(lookup == Lookup::kNone) {}
 
 Bootstrap::State Bootstrap::feed(std::string_view bytes) {
@@ -215,7 +215,7 @@ Error Bootstrap::failure() const {
                                            damaged_ + "\"; " + install_advice()};
   }
   if (!spoken_) {
-    return {ErrorCode::kUnreachable, host_ + ": " + route_ +
+    return {ErrorCode::kUnreachable, host_ + ": " + intermediary_ +
                                          " printed 64 KiB before ddplaunchd could be looked for; does a "
                                          "start-up file print that much?" +
                                          last_lines()};
@@ -232,13 +232,13 @@ Error Bootstrap::ended(std::optional<int> status) const {
                                   : "ended with exit status " + std::to_string(*status);
   if (!spoken_ && printed_) {
     return {ErrorCode::kUnreachable,
-            host_ + ": " + route_ +
+            host_ + ": " + intermediary_ +
                 " printed the command behind it and did not run it; it must run it, as "
                 "'docker exec -i NAME' does"};
   }
   if (!spoken_) {
-    return {ErrorCode::kUnreachable,
-            host_ + ": " + route_ + " " + how + " before ddplaunchd could be looked for" + last_lines()};
+    return {ErrorCode::kUnreachable, host_ + ": " + intermediary_ + " " + how +
+                                         " before ddplaunchd could be looked for" + last_lines()};
   }
   if (*status == 127)
     return {ErrorCode::kAgentMissing, host_ + ": no ddplaunchd at " + agent_ + "; " + install_advice()};
@@ -251,9 +251,9 @@ Error Bootstrap::ended(std::optional<int> status) const {
 }
 
 Error Bootstrap::timed_out() const {
-  return {ErrorCode::kTimeout, host_ + ": no greeting of " + agent_ + " before the start limit" +
-                                   (spoken_ ? std::string() : "; is " + route_ + " waiting for something?") +
-                                   last_lines()};
+  return {ErrorCode::kTimeout,
+          host_ + ": no greeting of " + agent_ + " before the start limit" +
+              (spoken_ ? std::string() : "; is " + intermediary_ + " waiting for something?") + last_lines()};
 }
 
 Result<void> check_hello(const std::string& host, const AgentHello& theirs, const AgentHello& ours) {

@@ -75,7 +75,7 @@ class Bootstrap {
   /// `host` is the name the user knows; `agent` is the path the agent was looked for at. `way` is what has to
   /// work before the look begins, in words: "the login shell there".
   Bootstrap(std::string host, std::string agent, Lookup lookup = Lookup::kNone,
-            std::string route = "the login shell there");
+            std::string intermediary = "the login shell there");
 
   State feed(std::string_view bytes);
   void feed_errors(std::string_view bytes) { errors_.feed(bytes); }
@@ -113,7 +113,7 @@ class Bootstrap {
   std::string host_;
   std::string agent_;
   Lookup lookup_;
-  std::string route_;
+  std::string intermediary_;
   std::string began_;
   State state_ = State::kReading;
   std::string pending_;  ///< the line being read

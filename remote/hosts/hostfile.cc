@@ -124,10 +124,10 @@ void read_line(HostList& list, std::string_view line, int number) {
               "the line is longer than " + std::to_string(kMaxLine) + " bytes");
     return;
   }
-  if (const std::size_t misbehaved = find_control(line); misbehaved != std::string_view::npos) {
-    list.fail(number, column_of(line, misbehaved),
-              "stray control character (byte " +
-                  std::to_string(static_cast<unsigned char>(line[misbehaved])) + ")");
+  if (const std::size_t control = find_control(line); control != std::string_view::npos) {
+    list.fail(
+        number, column_of(line, control),
+        "stray control character (byte " + std::to_string(static_cast<unsigned char>(line[control])) + ")");
     return;
   }
   list.add(line, number, 0, line.size());

@@ -250,14 +250,14 @@ class ChildChannel final : public Channel {
       if (state.cancelled() != asio::cancellation_type::none) co_return cancelled();
     }
     command_.held.reset();
-    co_return reported();
+    co_return end_state();
   }
 
  private:
   ChannelEnd cancelled() const {
     return ChannelEnd{std::nullopt, Error{ErrorCode::kCancelled, command_.host + ": cancelled", 0}};
   }
-  ChannelEnd reported() const {
+  ChannelEnd end_state() const {
     const ExitStatus& status = child_->status();
     if (command_.kind == ChildCommand::Kind::kProgram) return ChannelEnd{status.exit_code(), std::nullopt};
     const std::string client = command_.host + ": " + command_.argv[0];

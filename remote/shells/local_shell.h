@@ -21,7 +21,7 @@ class LocalShell final : public RemoteShell {
                                                    Deadline) override {
     co_return open_child(loop_, ChildCommand{host.name, std::move(argv), ChildCommand::Kind::kProgram});
   }
-  const char* route() const override { return nullptr; }
+  const char* intermediary() const override { return nullptr; }
 
  private:
   asio::any_io_executor loop_;

@@ -64,7 +64,7 @@ class RemoteShell {
                                                            Deadline deadline) = 0;
 
   /// What stands between an open channel and the command, in words; null: nothing.
-  virtual const char* route() const { return "the login shell there"; }
+  virtual const char* intermediary() const { return "the login shell there"; }
 };
 
 }  // namespace ddp::remote

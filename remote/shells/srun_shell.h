@@ -21,7 +21,7 @@ class SrunShell final : public RemoteShell {
   /// Errors: kUnreachable when there is no srun, kSystem. The deadline is the caller's to keep.
   Awaitable<Result<std::unique_ptr<Channel>>> open(Host host, std::vector<std::string> argv,
                                                    Deadline deadline) override;
-  const char* route() const override { return "srun"; }
+  const char* intermediary() const override { return "srun"; }
 
   /// The whole command line for a host: its address, else its name, is the node's name in Slurm.
   static std::vector<std::string> command_line(const Host& host, const std::vector<std::string>& argv);

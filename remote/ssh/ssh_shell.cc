@@ -324,12 +324,12 @@ Awaitable<Result<std::unique_ptr<Channel>>> SshShell::open(Host host, std::vecto
                                          std::move(route));
     }
     // A last try that the start limit cut short knows less than those before it.
-    Error reported = last->failed->error;
-    if (last->failed->closed_early) closed = reported;
-    if (reported.code == ErrorCode::kTimeout && closed) reported = *closed;
+    Error failure = last->failed->error;
+    if (last->failed->closed_early) closed = failure;
+    if (failure.code == ErrorCode::kTimeout && closed) failure = *closed;
     // Nothing else is tried twice: servers lock out who fails to log in again and again.
     const auto pause = last->failed->closed_early ? retry.next(random_) : std::nullopt;
-    if (!pause || Clock::now() + *pause >= deadline) co_return reported;
+    if (!pause || Clock::now() + *pause >= deadline) co_return failure;
     asio::steady_timer timer(loop_, *pause);
     co_await timer.async_wait(kUseTuple);
     const asio::cancellation_state state = co_await asio::this_coro::cancellation_state;

@@ -41,18 +41,20 @@ constexpr const char* kAdvice = "; install the same version there or name it wit
 
 }  // namespace
 
-AgentBundle::AgentBundle(BundleRequest wants) : libexec_(wants.bin_dir + "/../libexec/ddplaunch/") {
-  wanted_.path = wants.bin_dir + "/ddplaunchd";
-  wanted_.hello = wants.hello;
-  wanted_.train = wants.train;
+AgentBundle::AgentBundle(BundleRequest request) : libexec_(request.bin_dir + "/../libexec/ddplaunch/") {
+  wanted_.path = request.bin_dir + "/ddplaunchd";
+  wanted_.hello = request.hello;
+  wanted_.train = request.train;
   const std::string own = own_machine();
-  lookup(own, wanted_.path, wants.bin_dir + "/train");
+  add_program(own, wanted_.path, request.bin_dir + "/train");
   for (const std::string machine : {"x86_64", "aarch64"}) {
-    if (machine != own) lookup(machine, libexec_ + "ddplaunchd-" + machine, libexec_ + "train-" + machine);
+    if (machine != own)
+      add_program(machine, libexec_ + "ddplaunchd-" + machine, libexec_ + "train-" + machine);
   }
 }
 
-void AgentBundle::lookup(const std::string& machine, const std::string& agent, const std::string& train) {
+void AgentBundle::add_program(const std::string& machine, const std::string& agent,
+                              const std::string& train) {
   Paths found{agent, {}, {}};
   for (const std::string& path : {agent, wanted_.train ? train : std::string()}) {
     if (path.empty()) continue;

@@ -31,7 +31,7 @@ class AgentBundle {
     bool train = false;  ///< the job's worker is `train`
   };
 
-  explicit AgentBundle(BundleRequest wants);
+  explicit AgentBundle(BundleRequest request);
 
   /// For a host: its installed agent is looked for at our own path.
   const AgentWanted& wanted() const { return wanted_; }
@@ -48,7 +48,7 @@ class AgentBundle {
     std::string key;
   };
 
-  void lookup(const std::string& machine, const std::string& agent, const std::string& train);
+  void add_program(const std::string& machine, const std::string& agent, const std::string& train);
   Error none_for(const std::string& machine) const;
 
   std::string libexec_;

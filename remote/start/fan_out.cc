@@ -27,19 +27,19 @@ struct FanOut::Start {
         over_ssh(settings.ssh_localhost || !is_localhost(host)),
         may_push(settings.bundle != nullptr &&
                  ((over_ssh && !settings.remote_is_here) || !host.wrapper.empty())),
-        lookup(look_at(host, settings, over_ssh, may_push)),
-        route(route_of(host, over_ssh ? remote.route() : nullptr)),
-        boot(host.name, settings.argv.at(0), lookup, route),
+        lookup(lookup_for(host, settings, over_ssh, may_push)),
+        intermediary(intermediary_of(host, over_ssh ? remote.intermediary() : nullptr)),
+        boot(host.name, settings.argv.at(0), lookup, intermediary),
         drained(loop, std::chrono::steady_clock::time_point::max()),
         sent(loop, std::chrono::steady_clock::time_point::max()) {}
 
-  static Bootstrap::Lookup look_at(const Host& host, const FanOutOptions& settings, bool over_ssh,
-                                   bool push) {
+  static Bootstrap::Lookup lookup_for(const Host& host, const FanOutOptions& settings, bool over_ssh,
+                                      bool push) {
     if (push) return Bootstrap::Lookup::kPush;
     const bool child = !over_ssh || settings.remote_is_here;
     return child && host.wrapper.empty() ? Bootstrap::Lookup::kNone : Bootstrap::Lookup::kGiven;
   }
-  static std::string route_of(const Host& host, const char* shell) {
+  static std::string intermediary_of(const Host& host, const char* shell) {
     if (host.wrapper.empty()) return shell != nullptr ? shell : "its shell";
     std::string words;
     for (const std::string& word : host.wrapper)
@@ -60,7 +60,7 @@ struct FanOut::Start {
 
   /// For another try, when the one before has let go of everything.
   void begin_again() {
-    boot = Bootstrap(host.name, options.argv.at(0), lookup, route);
+    boot = Bootstrap(host.name, options.argv.at(0), lookup, intermediary);
     channel.reset();
     errors.clear();
     set.reset();
@@ -75,7 +75,7 @@ struct FanOut::Start {
   const bool over_ssh;
   const bool may_push;
   const Bootstrap::Lookup lookup;
-  const std::string route;
+  const std::string intermediary;
   Bootstrap boot;
   asio::cancellation_signal stop;
   std::optional<ErrorCode> given_up;  ///< kTimeout or kCancelled
@@ -99,7 +99,7 @@ struct FanOut::Start {
     given_up = why;
     stop.emit(asio::cancellation_type::terminal);
   }
-  void release_errors() {
+  void stop_draining_errors() {
     stop_draining = true;
     error_code ignored;
     channel->errors().cancel(ignored);
@@ -283,7 +283,7 @@ Awaitable<Result<StartedAgent>> FanOut::greet(std::shared_ptr<Start> start) {
   while (start->sending)
     co_await start->sent.async_wait(kUseTuple);
   // The reader of stderr lets go before the channel is handed on; nothing it has read is lost.
-  start->release_errors();
+  start->stop_draining_errors();
   while (start->draining)
     co_await start->drained.async_wait(kUseTuple);
 
@@ -369,7 +369,7 @@ Awaitable<Error> FanOut::explain_end(std::shared_ptr<Start> start) {
   if (end.broken) co_return *end.broken;
   // All of stderr lies in the socket by now: take it without waiting for an end that a grandchild may hold
   // back.
-  start->release_errors();
+  start->stop_draining_errors();
   while (start->draining)
     co_await start->drained.async_wait(kUseTuple);
   error_code error;

@@ -125,7 +125,7 @@ void Connection::queue_rest(std::string_view header, int pipe, std::size_t size)
   queued_.cancel();
 }
 
-void Connection::report_ready() {
+void Connection::notify_ready() {
   if (std::exchange(ready_awaited_, false) && ready_) ready_();
 }
 
@@ -148,7 +148,7 @@ Awaitable<> Connection::write_all() {
       drained_.cancel();
       const error_code failed = co_await stream_->writable();
       if (failed) broken_ = true;
-      report_ready();
+      notify_ready();
     } else {
       writing_ = false;
       drained_.cancel();
@@ -157,7 +157,7 @@ Awaitable<> Connection::write_all() {
   }
   writing_ = false;
   drained_.cancel();
-  report_ready();
+  notify_ready();
 }
 
 Awaitable<> Connection::write_whole(std::string_view bytes) {

@@ -69,7 +69,7 @@ class Connection {
 
  private:
   Awaitable<> write_whole(std::string_view bytes);
-  void report_ready();
+  void notify_ready();
   void queue_rest(std::string_view header, int pipe, std::size_t size);
 
   std::unique_ptr<ByteStream> stream_;

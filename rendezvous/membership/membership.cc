@@ -43,7 +43,7 @@ Membership::Actions Membership::step(const Sender& from, const MemberEvent& even
 std::optional<Membership::Time> Membership::deadline() const {
   if (state_ == State::kEnded || !started_) return {};
   Time due = watch_at_;
-  for (const auto& other : {phase_end_, retry_timer_, growth_at_})
+  for (const auto& other : {phase_end_, retry_at_, growth_at_})
     if (other) due = std::min(due, *other);
   return due;
 }
@@ -377,7 +377,7 @@ void Membership::take(const Sender&, const Tick&, Time now) {
       lose_unended(now);
     }
   }
-  if (retry_timer_ && now >= *retry_timer_) try_begin(now);
+  if (retry_at_ && now >= *retry_at_) try_begin(now);
 }
 
 }  // namespace ddp::rendezvous

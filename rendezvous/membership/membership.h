@@ -147,8 +147,8 @@ class Membership {
   Time join_limit_at_{0};
   Time awake_since_{0};
   std::optional<Time> started_;
-  std::optional<Time> phase_end_;    ///< join limit, stop time, back-off
-  std::optional<Time> retry_timer_;  ///< last call, settle, leases
+  std::optional<Time> phase_end_;  ///< join limit, stop time, back-off
+  std::optional<Time> retry_at_;   ///< last call, settle, leases
   std::optional<Time> admission_window_;
   std::optional<Time> growth_at_;
   Time watch_at_{0};  ///< the next look for silent nodes

@@ -27,7 +27,7 @@ void Membership::gather(Time now) {
   state_ = State::kGathering;
   join_limit_at_ = now + rules_.join_limit;
   phase_end_ = join_limit_at_;
-  retry_timer_.reset();
+  retry_at_.reset();
   waiting_for_.clear();
   try_begin(now);
 }
@@ -58,7 +58,7 @@ std::optional<SlotTable> Membership::assign_slots(Time now) const {
 }
 
 void Membership::wait_for(std::string what, std::optional<Time> until) {
-  retry_timer_ = until;
+  retry_at_ = until;
   if (attempt_ > 0 && waiting_for_ != what) notify("waiting for " + what);
   waiting_for_ = std::move(what);
 }
@@ -95,7 +95,7 @@ bool Membership::wait_for_leases(Time Node::*until, const std::string& which, Ti
 
 void Membership::try_begin(Time now) {
   if (state_ != State::kGathering) return;
-  retry_timer_.reset();
+  retry_at_.reset();
   if (!nodes_are_ready(now)) return;
   const bool out_of_time = now >= *phase_end_;
   // The others of an attempt come no step further once one rank has let go of it (docs/worker_protocol.md):
@@ -130,7 +130,7 @@ void Membership::begin(SlotTable slot_table, Time now) {
   for (Node& node : nodes_)
     if (attempt_ == 0 && !node.present && !node.coming) recall_later(node, now);
   phase_end_.reset();
-  retry_timer_.reset();
+  retry_at_.reset();
   growth_at_.reset();
   fruitful_ = false;
   attempt_end_ = {};

@@ -99,7 +99,7 @@ JoinOutcome refused(LinkRefusal refusal, const JoinSide& here, const std::string
   return failed(mismatch ? ErrorCode::kAgentMismatch : ErrorCode::kUnreachable, std::move(text), again);
 }
 
-JoinOutcome verified(const HandshakeEnd& end, const JoinSide& here) {
+JoinOutcome handshake_failure(const HandshakeEnd& end, const JoinSide& here) {
   using Kind = HandshakeEnd::Kind;
   switch (end.kind) {
     case Kind::kAlert:
@@ -168,7 +168,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
   const HandshakeEnd end = co_await (*stream)->handshake();
   attempt.close = nullptr;
   if (attempt.late) co_return too_late(here);
-  if (end.kind != HandshakeEnd::Kind::kDone) co_return verified(end, here);
+  if (end.kind != HandshakeEnd::Kind::kDone) co_return handshake_failure(end, here);
   co_return JoinOutcome{std::move(*stream), {}, false};
 }
 

@@ -115,7 +115,7 @@ Result<bool> StoreDecoder::sniff(StoreRequest& request) {
 Result<bool> StoreDecoder::start() {
   if (!have(1)) return false;
   const auto opcode = static_cast<std::uint8_t>(peek(1));
-  if (dialect_ == StoreDialect::kOld && opcode >= 7 && opcode <= 11 && !report_old_dialects(opcode))
+  if (dialect_ == StoreDialect::kOld && opcode >= 7 && opcode <= 11 && !distinguish_old_dialects(opcode))
     return false;
   layout_ = layout_of(dialect_, opcode);
   if (layout_ == nullptr) {
@@ -131,7 +131,7 @@ Result<bool> StoreDecoder::start() {
 // Of torch ≤ 2.0 and 2.1, only the later has numbers above 8, and only C++ code could ever send WATCH_KEY, 7
 // of the earlier. 8 is a DELETE_KEY of the earlier, whose client is then silent until the reply comes, or an
 // APPEND of the later, which goes on with a value. False: more must come, or silence.
-bool StoreDecoder::report_old_dialects(std::uint8_t opcode) {
+bool StoreDecoder::distinguish_old_dialects(std::uint8_t opcode) {
   if (opcode != 8) {
     dialect_ = StoreDialect::kOld21;
     return true;

@@ -108,7 +108,7 @@ class StoreDecoder {
   static const Layout* layout_of(StoreDialect dialect, std::uint8_t opcode);
   Result<bool> sniff(StoreRequest& request);
   Result<bool> start();
-  bool report_old_dialects(std::uint8_t opcode);
+  bool distinguish_old_dialects(std::uint8_t opcode);
   Result<bool> parse_field(Field field);
   Result<bool> parse_key(std::size_t request_limit);
   Result<bool> parse_value();

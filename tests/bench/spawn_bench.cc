@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     std::function<void()> run;
     double best = 1e9;
   };
-  SpawnMethod routes[] = {
+  SpawnMethod methods[] = {
       {"spawn, own session", [count] { by_spawn(count, true); }},
       {"posix_spawn, own session", [count] { by_posix_spawn(count, POSIX_SPAWN_SETSID); }},
       {"spawn", [count] { by_spawn(count, false); }},
@@ -101,11 +101,11 @@ int main(int argc, char** argv) {
   };
   // The best of five, taking turns, since other work on the machine only ever adds.
   for (int round = 0; round < 5; ++round) {
-    for (SpawnMethod& method : routes)
+    for (SpawnMethod& method : methods)
       method.best = std::min(method.best, seconds(method.run));
   }
   std::printf("%d x /bin/true, %zu MiB in use, best of 5\n", count, ballast.size() >> 20);
-  for (const SpawnMethod& method : routes)
+  for (const SpawnMethod& method : methods)
     std::printf("  %-26s %8.1f ms\n", method.name, method.best * 1e3);
   return 0;
 }

@@ -114,7 +114,7 @@ class TwoLans(Machines):
         self.assertIn("MASTER_ADDR=10.78.0.1", done.err)
         self.assertIn("weights equal on 3 ranks", done.out)
 
-    def test_each_network_closed_to_somebody_is_reported_both(self):
+    def test_a_network_closed_to_some_is_reported_to_all_ranks_and_the_user(self):
         self.reject("n1", 1)
         self.reject("n2", 0)
         done = self.run_job("true")

@@ -73,8 +73,8 @@ class InvariantChecker {
         running_ = false;
       } else if (const auto* drop = std::get_if<Drop>(&action)) {
         require(!drop->reason.empty());
-      } else if (const auto* reported = std::get_if<NotifyUser>(&action)) {
-        require(!reported->text.empty());
+      } else if (const auto* notice = std::get_if<NotifyUser>(&action)) {
+        require(!notice->text.empty());
       } else if (const auto* end = std::get_if<EndJob>(&action)) {
         require(!end->reason.empty());
         ended_ = true;
@@ -156,7 +156,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   InvariantChecker checker(rules);
   Membership::Time now = 1s;
   checker.take(membership, membership.step({}, Tick{}, now));
-  std::vector<std::uint32_t> is_alive(64, 0);
+  std::vector<std::uint32_t> incarnations(64, 0);
   while (!bytes.empty()) {
     const int time = bytes.below(16);
     if (time == 15) {
@@ -167,11 +167,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     const auto host = static_cast<HostNumber>(bytes.below(10));
     const MemberEvent event = event_from(bytes);
-    const int misbehaved = bytes.below(32);
-    if (std::holds_alternative<Joined>(event) && misbehaved > 3) ++is_alive[host];
-    const Sender from{misbehaved == 0 ? "other" : "job",
-                      membership.attempt() + (misbehaved == 1 ? 1U : 0U) - (misbehaved == 2 ? 1U : 0U), host,
-                      is_alive[host] - (misbehaved == 3 ? 1U : 0U)};
+    const int defect = bytes.below(32);
+    if (std::holds_alternative<Joined>(event) && defect > 3) ++incarnations[host];
+    const Sender from{defect == 0 ? "other" : "job",
+                      membership.attempt() + (defect == 1 ? 1U : 0U) - (defect == 2 ? 1U : 0U), host,
+                      incarnations[host] - (defect == 3 ? 1U : 0U)};
     checker.take(membership, membership.step(from, event, now));
   }
   // Every job ends: left alone, all nodes are lost, and then the join limit passes.

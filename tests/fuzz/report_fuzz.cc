@@ -75,8 +75,8 @@ void check_collectives(std::string_view bytes) {
   memory.magic = FlightRecorderMemory::kMagic;
   auto left = read_collectives(memory, 1, 64);
   if (left) {
-    const auto reported = parse_dump(dump_text(*left));
-    require(reported && reported->rank == left->rank && reported->groups.size() == left->groups.size());
+    const auto parsed = parse_dump(dump_text(*left));
+    require(parsed && parsed->rank == left->rank && parsed->groups.size() == left->groups.size());
   }
   const auto said = parse_dump(bytes);
   if (said) require(parse_dump(dump_text(*said)).has_value());

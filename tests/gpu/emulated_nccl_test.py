@@ -134,7 +134,7 @@ class EmulatedNccl(unittest.TestCase):
             reported = subprocess.run([train_run_test.TRAIN, "--read-flight-recorder", folder], text=True, capture_output=True)
             self.assertRegex(reported.stdout, r"^rank 1 left no log; rank 0 waits in all-reduce \d+ \(116 KB\)\n$")
 
-    def test_a_rank_without_a_gpu_of_its_own_is_reported_the_option(self):
+    def test_a_rank_without_its_own_gpu_is_pointed_to_share_gpu(self):
         with train_run_test.Ranks(2, *FEW, "--comm", "nccl", nodes=1) as ranks:
             out, errors = ranks.processes[1].communicate(timeout=60)
             self.assertEqual((ranks.processes[1].returncode, out, errors), (

@@ -66,7 +66,7 @@ class SharedGpu(unittest.TestCase):
                 rows = [bench_run_test.ROW.fullmatch(line) for line in results[0][1].splitlines() if not line.startswith("#")]
                 self.assertEqual([(int(row[1]), row[8]) for row in rows], [(8, "0"), (800, "0"), (80000, "0")])
 
-    def test_two_ranks_on_one_gpu_are_reported_the_option(self):
+    def test_two_ranks_on_one_gpu_are_pointed_to_share_gpu(self):
         if len(subprocess.run(["nvidia-smi", "-L"], text=True, capture_output=True).stdout.splitlines()) > 1:
             self.skipTest("there are several GPUs")
         for code, _, errors in run(2, *FEW, "--comm", "nccl", nodes=1):

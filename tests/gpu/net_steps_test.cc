@@ -153,10 +153,10 @@ bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
 }
 
-DeviceStepSettings settings_of(TestRank&, DeviceAllReducer* sums = nullptr, bool undo = false) {
+DeviceStepSettings settings_of(TestRank&, DeviceAllReducer* all_reducer = nullptr, bool undo = false) {
   DeviceStepSettings settings;
-  settings.sums = sums;
-  settings.ranks = sums == nullptr ? 1 : 2;
+  settings.all_reducer = all_reducer;
+  settings.ranks = all_reducer == nullptr ? 1 : 2;
   settings.undo = undo;
   return settings;
 }
@@ -224,14 +224,14 @@ TEST_CASE("however many steps are under way, and wherever the images lie, the bi
 TEST_CASE("two equal ranks train as one, and each launched sum is told") {
   TestRank alone, two;
   begin(alone, settings_of(alone));
-  TwoEqualRanks sums;
-  begin(two, settings_of(two, &sums));
+  TwoEqualRanks all_reducer;
+  begin(two, settings_of(two, &all_reducer));
   for (int epoch = 0; epoch < 3; ++epoch)
     CHECK(train_epoch(alone, images(), 4, 1000) == train_epoch(two, images(), 4, 1000));
   CHECK(same_bits(alone.weights(), two.weights()));
-  CHECK(sums.bytes_launched == 12 * (ConvNet<double>::kParameters + 1) * sizeof(double));
+  CHECK(all_reducer.bytes_launched == 12 * (ConvNet<double>::kParameters + 1) * sizeof(double));
   // Of each batch size one step is made directly and one while it is captured: all others are replays.
-  CHECK(sums.enqueued == 4);
+  CHECK(all_reducer.enqueued == 4);
 }
 
 TEST_CASE("a step with a nan changes nothing, on any rank") {
@@ -264,8 +264,8 @@ TEST_CASE("a step with a nan changes nothing, on any rank") {
 
 TEST_CASE("a step whose sum is lost is taken back, and another world goes on with the same state") {
   TestRank lost, kept;
-  TwoEqualRanks sums;
-  begin(lost, settings_of(lost, &sums, true));
+  TwoEqualRanks all_reducer;
+  begin(lost, settings_of(lost, &all_reducer, true));
   begin(kept, settings_of(kept));
   for (int epoch = 0; epoch < 2; ++epoch)
     CHECK(train_epoch(lost, images(), 1, 1000) == train_epoch(kept, images(), 1, 1000));
@@ -277,13 +277,13 @@ TEST_CASE("a step whose sum is lost is taken back, and another world goes on wit
   step.lr = kRate;
   step.size = kBatch;
   REQUIRE(lost.steps->launch(step).has_value());
-  sums.lost = true;
+  all_reducer.lost = true;
   const auto outcome = lost.steps->finish();
   REQUIRE(outcome.has_error());
   CHECK(outcome.error().text == "a rank is lost during all-reduce");
   const int graphs = fake_cuda_graphs();
   CHECK(graphs > 0);
-  for (const auto& end : sums.ends)
+  for (const auto& end : all_reducer.ends)
     end();
   CHECK(fake_cuda_graphs() < graphs);
   REQUIRE(lost.steps->drop().has_value());
@@ -299,13 +299,13 @@ TEST_CASE("a step whose sum is lost is taken back, and another world goes on wit
 }
 
 TEST_CASE("the end of a network that outlives the model finds no graph") {
-  TwoEqualRanks sums;
+  TwoEqualRanks all_reducer;
   {
     TestRank rank;
-    begin(rank, settings_of(rank, &sums));
+    begin(rank, settings_of(rank, &all_reducer));
     train_epoch(rank, images(), 4, 1000);
   }
   CHECK(fake_cuda_graphs() == 0);
-  for (const auto& end : sums.ends)
+  for (const auto& end : all_reducer.ends)
     end();  // touches nothing that is gone
 }

@@ -81,8 +81,8 @@ struct Linked {
   }
   void await_end() { run_task(world, end_of(this)); }
   static Awaitable<> end_of(Linked* self) {
-    remote::ChannelEnd reported = co_await self->channel->end();
-    self->end = std::move(reported);
+    remote::ChannelEnd end_seen = co_await self->channel->end();
+    self->end = std::move(end_seen);
   }
 };
 
@@ -244,13 +244,13 @@ TEST_CASE("a channel that was given away can be cut, and says why") {
   Talk node;
   run_task(link.world, Talk::hear(&node, link.node.get(), 1));
   link.await_end();
-  bool reported = false;
+  bool end_seen = false;
   const auto line = link.channel->line().lock();
   REQUIRE(line);
-  line->on_end([&reported] { reported = true; });
+  line->on_end([&end_seen] { end_seen = true; });
   line->cut(Error{ErrorCode::kLinkLost, "another one came in its place", 0});
   REQUIRE(link.world.run_until([&] { return link.end && node.end; }));
-  CHECK(reported);
+  CHECK(end_seen);
   CHECK(line->ended());
   REQUIRE(link.end->broken);
   CHECK(link.end->broken->text == "another one came in its place");

@@ -421,11 +421,11 @@ TEST_CASE("worker link: a worker that does not read") {
   const UniqueFd worker = raw_connection(*control);
   say(worker, "{\"hello\":1,\"pid\":5,\"rejoin\":true}\n");
   world.until_said("0 hello rejoin");
-  const std::string reported =
+  const std::string expected =
       "0 odd does not read what it is told over DDPLAUNCH_CONTROL; its connection was closed";
-  for (std::uint32_t attempt = 0; attempt < 4000 && !world.record.has(reported); ++attempt)
+  for (std::uint32_t attempt = 0; attempt < 4000 && !world.record.has(expected); ++attempt)
     world.link->begin(0, {attempt, 0, 1, 0, 1, 0, 1, std::string(2000, 's'), true, std::nullopt});
-  CHECK(world.record.has(reported));
+  CHECK(world.record.has(expected));
   CHECK_FALSE(world.link->can_rejoin(0));
   world.begin(9999);
   CHECK(world.record.said.size() == 2);
@@ -502,14 +502,14 @@ TEST_CASE("worker link: another user is refused", "[root]") {
       came = static_cast<bool>(raw_connection(*control));
   }).join();
   REQUIRE(came);
-  const std::string reported =
+  const std::string expected =
       "0 odd has a socket for DDPLAUNCH_CONTROL to which user 65534 connected; closed, since only our own "
       "user "
       "may";
-  world.until_said(reported);
+  world.until_said(expected);
   auto client = WorkerLinkClient::connect(*control, true, false);
   world.until_said("0 hello rejoin");
-  CHECK(world.record.said == std::vector<std::string>{reported, "0 hello rejoin"});
+  CHECK(world.record.said == std::vector<std::string>{expected, "0 hello rejoin"});
 }
 
 }  // namespace

@@ -307,16 +307,16 @@ TEST_CASE("places that are not our group are refused, in words") {
 
 TEST_CASE("who may not write gets no group, and is told why", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can be somebody else");
-  Pipe reported = make_pipe();
+  Pipe report_pipe = make_pipe();
   CHECK(in_another_process([&] {
           if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) return 1;
           const auto group = Cgroup::make(own_cgroups(), "job", 0);
           if (group) return 2;
           const std::string& text = group.error().text;
-          return write(reported.write_end.get(), text.data(), text.size()) > 0 ? 0 : 3;
+          return write(report_pipe.write_end.get(), text.data(), text.size()) > 0 ? 0 : 3;
         }) == 0);
-  reported.write_end.reset();
-  const std::string text = read_all(reported.read_end.get());
+  report_pipe.write_end.reset();
+  const std::string text = read_all(report_pipe.read_end.get());
   CHECK(text.find("Permission denied") != std::string::npos);
   CHECK(text.find(own_cgroups().v2) == 0);
 }

@@ -268,7 +268,7 @@ TEST_CASE("a process of another user is named, not denied", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
   // A worker of root below a process that has given root up, as below sudo.
   Pipe liveness = make_pipe();
-  Pipe reported = make_pipe();
+  Pipe report_pipe = make_pipe();
   const int code = in_another_process([&] {
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     ChildSpec spec;
@@ -281,14 +281,14 @@ TEST_CASE("a process of another user is named, not denied", "[root]") {
     const auto left = kill_own_tree({}, std::chrono::milliseconds(500));
     if (left.size() != 1 || left[0].pid != child->pid()) return 2;
     const std::string text = left[0].text();
-    if (write(reported.write_end.get(), text.data(), text.size()) < 0) return 3;
+    if (write(report_pipe.write_end.get(), text.data(), text.size()) < 0) return 3;
     child->abandon();
     return 0;
   });
   CHECK(code == 0);
-  reported.write_end.reset();
+  report_pipe.write_end.reset();
   liveness.write_end.reset();
-  const std::string text = read_all(reported.read_end.get());
+  const std::string text = read_all(report_pipe.read_end.get());
   const std::string pid = text.substr(0, text.find(' '));
   const std::string asleep = pid + " (process_worker, state S, uid 0), which we may not signal";
   const std::string on_its_way = pid + " (process_worker, state R, uid 0), which we may not signal";

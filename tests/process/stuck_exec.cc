@@ -66,7 +66,7 @@ void answer(int fuse, std::uint64_t unique, const void* body, std::size_t size) 
 }
 
 [[noreturn]] void skip() {
-  [[maybe_unused]] const ssize_t reported = write(3, "s", 1);
+  [[maybe_unused]] const ssize_t written = write(3, "s", 1);
   _exit(0);
 }
 

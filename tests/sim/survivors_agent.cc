@@ -95,7 +95,7 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
   if (const auto* start = std::get_if<JobStart>(&message)) {
     agent.leased = true;
     agent.accepted = now_;
-    keeper_samples(agent.id);
+    keeper_checks_lease(agent.id);
     to_master(agent, JobAccepted{"/bin/train", {}, "", predecessor_gone(start->predecessor)});
   } else if (const auto* open = std::get_if<OpenStore>(&message)) {
     open_store(agent, *open);
@@ -103,11 +103,11 @@ void SurvivorsWorld::take(SimAgent& agent, const Message& message) {
     to_master(agent, ProbeResult{probe->attempt, probe->addresses.front(), "", ""});
   } else if (const auto* order = std::get_if<Spawn>(&message)) {
     spawn(agent, *order);
-  } else if (const auto* reported = std::get_if<Revoke>(&message)) {
-    if (give_up_next(agent, reported->attempt)) return;
-    if (agent.running && !agent.waiting && reported->attempt == agent.attempt && !agent.leaving &&
+  } else if (const auto* revoke_order = std::get_if<Revoke>(&message)) {
+    if (give_up_next(agent, revoke_order->attempt)) return;
+    if (agent.running && !agent.waiting && revoke_order->attempt == agent.attempt && !agent.leaving &&
         !agent.ending && !agent.stopping && !std::exchange(agent.leaving_attempt, true))
-      revoke(agent, *reported);
+      revoke(agent, *revoke_order);
   } else if (const auto* end = std::get_if<Stop>(&message)) {
     if (give_up_next(agent, end->attempt)) return;
     if (agent.running && end->attempt == agent.attempt) {
@@ -413,12 +413,12 @@ void SurvivorsWorld::heartbeat(std::uint32_t id) {
 }
 
 /// Whatever becomes of the agent: when the lease and the grace are over, its workers are killed.
-void SurvivorsWorld::keeper_samples(std::uint32_t id) {
+void SurvivorsWorld::keeper_checks_lease(std::uint32_t id) {
   const SimAgent& agent = agents_[id];
   if (!agent.alive) return;
   const Time due = agent.lease.ends_at() + kLinkGrace;
   if (now_ >= due) return after(some(0s, kKeeperKills), [this, id] { keeper_cleans(id); });
-  after(due - now_, [this, id] { keeper_samples(id); });
+  after(due - now_, [this, id] { keeper_checks_lease(id); });
 }
 
 void SurvivorsWorld::keeper_cleans(std::uint32_t id) {

@@ -55,7 +55,7 @@ bool SurvivorsWorld::befall_worker(SimulatedFault kind) {
   const std::size_t host = agents_[worker->agent].host;
   if (kind == SimulatedFault::kWorkerKilled) {
     happened(kind, host, now_);
-    die(*worker, SimDeath::By::kMishap, 0, SIGKILL);
+    die(*worker, SimDeath::By::kFault, 0, SIGKILL);
   } else if (kind == SimulatedFault::kWorkerFrozen) {
     happened(kind, host, now_);
     worker->frozen = true;
@@ -63,7 +63,7 @@ bool SurvivorsWorld::befall_worker(SimulatedFault kind) {
     after(300s, [this, id = worker->id, host] {
       if (!workers_[id].alive) return;
       happened(SimulatedFault::kWorkerFrozen, host, now_);
-      die(workers_[id], SimDeath::By::kMishap, 0, SIGKILL);
+      die(workers_[id], SimDeath::By::kFault, 0, SIGKILL);
     });
     if (worker->present) attempts_[worker->present->attempt].torn = true;
     if (worker->present) look_for_stall(worker->present->attempt);
@@ -100,7 +100,7 @@ void SurvivorsWorld::kill_one_of(SimulatedFault armed, std::uint32_t id) {
   after(some(0s, 30ms), [this, worker = process->second.worker, armed] {
     if (!workers_[worker].alive) return;
     happened(armed, agents_[workers_[worker].agent].host, now_);
-    die(workers_[worker], SimDeath::By::kMishap, 0, SIGKILL);
+    die(workers_[worker], SimDeath::By::kFault, 0, SIGKILL);
   });
 }
 
@@ -118,7 +118,7 @@ bool SurvivorsWorld::befall_node(SimulatedFault kind) {
     after(some(0s, 4s), [this, id] { keeper_cleans(id); });
   } else if (kind == SimulatedFault::kKeepersKilled) {  // the workers die by their death signal
     for (const auto& [local, process] : agent->processes)
-      die(workers_[process.worker], SimDeath::By::kMishap, 0, SIGKILL);
+      die(workers_[process.worker], SimDeath::By::kFault, 0, SIGKILL);
     agent->alive = agent->node_open = false;
     after(1ms, [this, id] { at_master([this, id] { link_ended(id, false, false, "closed"); }); });
   } else if (kind == SimulatedFault::kAgentStopped) {
@@ -133,7 +133,7 @@ bool SurvivorsWorld::befall_node(SimulatedFault kind) {
     for (SimAgent& one : agents_) {
       if (one.host != agent->host || !one.alive) continue;
       for (const auto& [local, process] : one.processes)
-        die(workers_[process.worker], SimDeath::By::kMishap, 0, SIGKILL);
+        die(workers_[process.worker], SimDeath::By::kFault, 0, SIGKILL);
       one.alive = one.node_open = false;
     }
   } else if (kind == SimulatedFault::kCut) {

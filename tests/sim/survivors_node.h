@@ -66,8 +66,8 @@ struct SimAgent {
 };
 
 struct SimDeath {
-  enum class By : std::uint8_t { kMishap, kUs, kItself };
-  By by = By::kMishap;
+  enum class By : std::uint8_t { kFault, kUs, kItself };
+  By by = By::kFault;
   std::size_t host = 0;
   std::uint32_t rank = 0, attempt = 0;
   int code = 0, signal = 0;

@@ -86,7 +86,7 @@ class SurvivorsWorld {
   void go_down(SimAgent& agent);
   void quit(SimAgent& agent);
   void heartbeat(std::uint32_t agent);
-  void keeper_samples(std::uint32_t agent);
+  void keeper_checks_lease(std::uint32_t agent);
   void keeper_cleans(std::uint32_t agent);
   void reap(std::uint32_t agent, std::uint32_t local, std::uint32_t worker);
 

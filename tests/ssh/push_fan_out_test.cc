@@ -64,21 +64,20 @@ Result<StartedAgent> start(asio::io_context& loop, const std::shared_ptr<AgentBu
   FanOut fan_out(loop.get_executor(), shell, shell, options);
   Host host = host_named("box");
   host.wrapper = {"/bin/sh", "-c", line};
-  std::optional<Result<StartedAgent>> reported;
+  std::optional<Result<StartedAgent>> started;
   bool returned = false;
-  asio::co_spawn(loop,
-                 fan_out.run({host},
-                             [&reported](std::size_t, Result<StartedAgent> outcome) {
-                               reported.emplace(std::move(outcome));
-                             }),
-                 [&returned](std::exception_ptr broken) {
-                   if (broken) std::rethrow_exception(broken);
-                   returned = true;
-                 });
+  asio::co_spawn(
+      loop,
+      fan_out.run({host}, [&started](std::size_t,
+                                     Result<StartedAgent> outcome) { started.emplace(std::move(outcome)); }),
+      [&returned](std::exception_ptr broken) {
+        if (broken) std::rethrow_exception(broken);
+        returned = true;
+      });
   loop.restart();
   while (!returned)
     loop.run_one();
-  return std::move(*reported);
+  return std::move(*started);
 }
 
 void let_children_end(asio::io_context& loop) {
@@ -273,21 +272,21 @@ StartResult through_command(asio::io_context& loop, int refusals, const std::str
   options.argv = {"/opt/ddplaunchd", "--stdio"};
   options.deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   FanOut fan_out(loop.get_executor(), shell, shell, options);
-  std::optional<Result<StartedAgent>> reported;
+  std::optional<Result<StartedAgent>> started;
   asio::co_spawn(loop,
                  fan_out.run({host_named("box")},
-                             [&reported](std::size_t, Result<StartedAgent> outcome) {
-                               reported.emplace(std::move(outcome));
+                             [&started](std::size_t, Result<StartedAgent> outcome) {
+                               started.emplace(std::move(outcome));
                              }),
                  asio::detached);
   loop.restart();
-  while (!reported)
+  while (!started)
     REQUIRE(loop.run_one_for(std::chrono::seconds(60)) > 0);
   loop.poll();
   std::ifstream file(std::string(directory) + "/runs");
   const auto runs = std::count(std::istreambuf_iterator<char>(file), {}, 'x');
   std::filesystem::remove_all(directory);
-  return {std::move(*reported), static_cast<int>(runs)};
+  return {std::move(*started), static_cast<int>(runs)};
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ TEST_CASE("cancelling in the middle ends every session") {
 TEST_CASE("a host that never greets is given up at the deadline, and its command ends") {
   // How long a login takes is up to the machine: where it did not end in time, the limit was too short for
   // the point of this test, and the next one is longer.
-  std::string reported;
+  std::string error_text;
   for (std::chrono::milliseconds limit(1000); limit <= std::chrono::seconds(32); limit *= 2) {
     Fixture start(nodes().file("ssh_config"), "echo booting; exec cat", limit);
     const auto before = std::chrono::steady_clock::now();
@@ -174,10 +174,10 @@ TEST_CASE("a host that never greets is given up at the deadline, and its command
     CHECK(std::chrono::steady_clock::now() - before >= limit);
     REQUIRE(start.outcomes.at(0).has_error());
     CHECK(start.outcomes.at(0).error().code == ErrorCode::kTimeout);
-    reported = start.outcomes.at(0).error().text;
-    if (reported.find("; its last lines:\n") != std::string::npos) break;
+    error_text = start.outcomes.at(0).error().text;
+    if (error_text.find("; its last lines:\n") != std::string::npos) break;
   }
-  CHECK(reported == "127.0.0.2: no greeting of /bin/sh before the start limit; its last lines:\n  booting");
+  CHECK(error_text == "127.0.0.2: no greeting of /bin/sh before the start limit; its last lines:\n  booting");
   CHECK(processes_left(nodes()) == 0);
 }
 

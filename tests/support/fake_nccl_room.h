@@ -163,8 +163,8 @@ class FakeNcclExchange {
 
   bool all_are_at(const std::atomic<std::uint64_t>* rounds) {
     // Over sockets NCCL hears that a peer is gone; over a node's own ways it does not.
-    static const char* const route = std::getenv("FAKE_NCCL_TRANSPORT");
-    static const bool hears = route == nullptr || std::strcmp(route, "p2p") != 0;
+    static const char* const transport = std::getenv("FAKE_NCCL_TRANSPORT");
+    static const bool hears = transport == nullptr || std::strcmp(transport, "p2p") != 0;
     for (int rank = 0; rank < state_->slot.size(); ++rank) {
       if (rounds[rank] >= round_) continue;
       // Before it went it may have done its part.

@@ -153,7 +153,7 @@ std::string table_head(const BenchReport& report) {
   std::string text = print("# train %s bench %s, %d ranks", std::string(version()).c_str(),
                            operation_name(report.operation), report.world);
   if (report.nodes > 0) text += print(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
-  text += ", " + report.route + ", in place\n";
+  text += ", " + report.backend + ", in place\n";
   text +=
       "#\n#        size         count     type   redop    root     time   algbw   busbw  #wrong      p50     "
       " p99\n";
@@ -237,7 +237,7 @@ std::string report_json(const BenchReport& report) {
   std::string text = record_head(pairs ? "pairs" : "bench", 0, report.world);
   text += print(",\"version\":\"%s\",\"operation\":\"%s\",\"nodes\":%d,\"way\":\"%s\"",
                 std::string(version()).c_str(), operation_name(report.operation), report.nodes,
-                report.route.c_str());
+                report.backend.c_str());
   text += pairs ? pairs_json(report) : rows_json(report);
   const std::string fault = verdict(report);
   text += print(",\"min_busbw_gbps\":%g,\"passed\":%s,\"fault\":", report.min_busbw,

@@ -39,8 +39,8 @@ struct PairResult {
 struct BenchReport {
   BenchOperation operation = BenchOperation::kAllReduce;
   int world = 1;
-  int nodes = 0;      ///< 0: not known
-  std::string route;  ///< "shm", "tcp", "shm+tcp"
+  int nodes = 0;        ///< 0: not known
+  std::string backend;  ///< "shm", "tcp", "shm+tcp"
   std::vector<BenchRow> rows;
   std::vector<PairResult> pairs;
   std::size_t pair_bytes = 0;

@@ -281,15 +281,15 @@ int run_bench(int argc, const char* const* argv) {
   if (auto equal = check_equal(*world->communicator, equal_options(options)); !equal)
     return fail(equal.error().text);
   if (!options.json.empty()) {
-    const auto place = environment->rank == 0 ? check_output_path("--json", options.json) : Result<>();
-    if (auto done = share_outcome(*world->communicator, place); !done) return fail(done.error().text);
+    const auto writable = environment->rank == 0 ? check_output_path("--json", options.json) : Result<>();
+    if (auto done = share_outcome(*world->communicator, writable); !done) return fail(done.error().text);
   }
 
   BenchReport report;
   report.operation = options.operation;
   report.world = environment->world_size;
   report.nodes = world->node_count;
-  report.route = world->route;
+  report.backend = world->backend;
   report.min_busbw = options.min_busbw;
   if (auto done = measure_all(options, *environment, world_options, *world, report); !done)
     return fail(done.error().text);

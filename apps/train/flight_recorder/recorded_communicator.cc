@@ -68,8 +68,8 @@ RecordedCommunicator::RecordedCommunicator(std::unique_ptr<Communicator> under,
                                            std::shared_ptr<FlightRecorderFile> file, const std::string& group,
                                            int first, int ranks)
     : under_(std::move(under)), operations_(std::move(file), group, first, ranks) {
-  if (DeviceAllReducer* const sums = under_->device_all_reducer(); sums != nullptr)
-    device_all_reducer_.emplace(*sums, operations_);
+  if (DeviceAllReducer* const reducer = under_->device_all_reducer(); reducer != nullptr)
+    device_all_reducer_.emplace(*reducer, operations_);
 }
 
 template <class Operation>

@@ -15,10 +15,10 @@ namespace ddp::train {
 /// How steps are made from now on.
 struct DeviceStepSettings {
   OptimizerSettings optimizer{};
-  double clip_value = 0, clip_norm = 0;  ///< 0: off
-  DeviceAllReducer* sums = nullptr;      ///< null: this rank is alone
-  int ranks = 1;                         ///< that it sums over
-  bool undo = false;                     ///< drop() must give back the state before the step under way
+  double clip_value = 0, clip_norm = 0;     ///< 0: off
+  DeviceAllReducer* all_reducer = nullptr;  ///< null: this rank is alone
+  int ranks = 1;                            ///< that it sums over
+  bool undo = false;                        ///< drop() must give back the state before the step under way
 };
 
 /// What one step is made of.

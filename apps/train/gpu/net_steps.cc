@@ -54,7 +54,7 @@ NetSteps<T>::~NetSteps() {
 template <class T>
 Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
   net_.forget_graphs();
-  sums_ = settings.sums;
+  all_reducer_ = settings.all_reducer;
   hyperparameters_ = {};
   hyperparameters_.update = update_settings(settings);
   hyperparameters_.ranks = settings.ranks;
@@ -64,12 +64,13 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
     kept_ = std::move(*kept);
   }
   hyperparameters_.kept = settings.undo ? kept_.get() : nullptr;
-  if (sums_ == nullptr) return {};
-  hyperparameters_.all_reduce = [sums = sums_](void* numbers, std::size_t count, cudaStream_t stream) {
-    return sums->enqueue(numbers, count, kDeviceType<T>, stream);
+  if (all_reducer_ == nullptr) return {};
+  hyperparameters_.all_reduce = [all_reducer = all_reducer_](void* numbers, std::size_t count,
+                                                             cudaStream_t stream) {
+    return all_reducer->enqueue(numbers, count, kDeviceType<T>, stream);
   };
-  sums_->on_end(net_.forgetter());
-  if (const auto memory = sums_->share_memory(net_.gradient_bytes()); !memory.empty())
+  all_reducer_->on_end(net_.forgetter());
+  if (const auto memory = all_reducer_->share_memory(net_.gradient_bytes()); !memory.empty())
     net_.place_gradients(memory.data());
   return {};
 }
@@ -78,7 +79,7 @@ template <class T>
 void NetSteps<T>::detach() {
   net_.place_gradients(nullptr);  // forgets the graphs too
   hyperparameters_ = {};
-  sums_ = nullptr;
+  all_reducer_ = nullptr;
 }
 
 template <class T>
@@ -175,7 +176,7 @@ Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
   if (!held) {
     if (auto done = send_batch(step); !done) return done;
   }
-  if (sums_ != nullptr) sums_->launched(net_.gradient_bytes(), kDeviceType<T>);
+  if (all_reducer_ != nullptr) all_reducer_->launched(net_.gradient_bytes(), kDeviceType<T>);
   auto done = net_.step(static_cast<int>(step.size), mine.input, hyperparameters_, held ? &held_ : nullptr);
   if (!done) return done;
   const auto copied = cudaMemcpyAsync(&mine.state, net_.memory().state, sizeof mine.state,
@@ -189,9 +190,9 @@ Result<> NetSteps<T>::launch(const DeviceStep<T>& step) {
 
 template <class T>
 Result<> NetSteps<T>::wait_for(cudaEvent_t event) {
-  if (sums_ == nullptr) return cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
+  if (all_reducer_ == nullptr) return cuda_check(cudaEventSynchronize(event), "cudaEventSynchronize");
   const auto is_done = [event] { return cuda_is_done(cudaEventQuery(event), "cudaEventQuery"); };
-  return sums_->wait(is_done, "all-reduce");
+  return all_reducer_->wait(is_done, "all-reduce");
 }
 
 template <class T>

@@ -51,7 +51,7 @@ class NetSteps final : public DeviceSteps<T> {
   PinnedBytes batches_;  ///< as many, where the GPU does not hold the images
   std::array<CudaEvent, DeviceSteps<T>::kMaxInFlight> events_;
   std::size_t launched_ = 0, finished_ = 0;
-  DeviceAllReducer* sums_ = nullptr;
+  DeviceAllReducer* all_reducer_ = nullptr;
   typename DeviceNet<T>::Hyperparameters hyperparameters_;
   DeviceBytes kept_;  ///< what was learnt before the step under way; with undo
   DeviceBytes images_, order_;

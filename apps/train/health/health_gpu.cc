@@ -104,27 +104,29 @@ class GpuMemory {
   Result<> read(const HealthPiece& piece, PatternFaults& faults) {
     // Records of the piece before must not pass for those of this one.
     const auto blocks = static_cast<std::size_t>(blocks_of(piece));
-    std::vector<PatternFaults> reported(blocks, PatternFaults::none());
+    std::vector<PatternFaults> block_faults(blocks, PatternFaults::none());
     auto* const records = reinterpret_cast<PatternFaults*>(records_.get());
-    if (auto done = copy(records, reported.data(), blocks * sizeof reported[0], cudaMemcpyHostToDevice);
+    if (auto done =
+            copy(records, block_faults.data(), blocks * sizeof block_faults[0], cudaMemcpyHostToDevice);
         !done)
       return done;
     if (auto done = run<ReadPattern>({piece, records}); !done) return done;
-    if (auto done = copy(reported.data(), records, blocks * sizeof reported[0], cudaMemcpyDeviceToHost);
+    if (auto done =
+            copy(block_faults.data(), records, blocks * sizeof block_faults[0], cudaMemcpyDeviceToHost);
         !done)
       return done;
     for (std::size_t block = 0; block < blocks; ++block) {
-      if (reported[block].compared != kHealthBlockWords)
+      if (block_faults[block].compared != kHealthBlockWords)
         return Error{ErrorCode::kSystem, "the GPU's memory test looked at " +
-                                             std::to_string(reported[block].compared) + " of the " +
+                                             std::to_string(block_faults[block].compared) + " of the " +
                                              std::to_string(kHealthBlockWords) + " words of a block"};
     }
     // Other ones in each piece and with each pattern.
     const std::size_t sample = (samples_++ * 4099) % blocks;
     const auto seen = check_block(piece, sample);
     if (!seen) return seen.error();
-    reported[sample] = with_sample(reported[sample], *seen);
-    for (const PatternFaults& one : reported)
+    block_faults[sample] = with_sample(block_faults[sample], *seen);
+    for (const PatternFaults& one : block_faults)
       faults.add(one);
     return {};
   }

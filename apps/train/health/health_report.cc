@@ -74,7 +74,7 @@ std::string health_text(const HealthReport& report, const std::vector<HealthDiag
   std::string text =
       "# train " + std::string(version()) + " health, " + std::to_string(report.ranks.size()) + " ranks";
   if (report.nodes > 0) text += format_text(" on %d node%s", report.nodes, report.nodes == 1 ? "" : "s");
-  text += ", " + report.route + "\n#\n#  rank  products  GFLOP/s  memory (MiB)  result    host, device\n";
+  text += ", " + report.backend + "\n#\n#  rank  products  GFLOP/s  memory (MiB)  result    host, device\n";
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {
     const HealthFigures& f = report.ranks[i];
     text += format_text("%7zu %9" PRIu64 " %8.1f %13" PRIu64 "  %-8s  %s, %s", i, f.products, f.gflops,
@@ -109,7 +109,7 @@ std::vector<std::string> failure_lines(const HealthReport& report,
 std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
   std::string text = record_head("health", 0, static_cast<int>(report.ranks.size()));
   text += ",\"version\":" + json_string(version()) + ",\"nodes\":" + std::to_string(report.nodes) +
-          ",\"way\":" + json_string(report.route) + ",\"ranks\":" + list_json(report.ranks, rank_json);
+          ",\"way\":" + json_string(report.backend) + ",\"ranks\":" + list_json(report.ranks, rank_json);
   text += ",\"pairs\":" +
           list_json(report.pairs, [](const HealthPair& pair, std::size_t) { return pair_json(pair); });
   text +=

@@ -132,7 +132,7 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
                   const WorldOptions& world_options, CommWorld& world, HealthReport& report) {
   Communicator& all = *world.communicator;
   report.nodes = world.node_count;
-  report.route = world.route;
+  report.backend = world.backend;
   OwnDevice own;
   const auto open = [&]() -> Result<> {
     own = open_own_device(options, environment);
@@ -209,8 +209,8 @@ int run_health(int argc, const char* const* argv) {
     return end_with(equal.error().text);
   const bool speaks = environment->rank == 0;
   if (!options.json.empty()) {
-    const auto place = speaks ? check_output_path("--json", options.json) : Result<>();
-    if (auto done = share_outcome(*world->communicator, place); !done) return end_with(done.error().text);
+    const auto writable = speaks ? check_output_path("--json", options.json) : Result<>();
+    if (auto done = share_outcome(*world->communicator, writable); !done) return end_with(done.error().text);
   }
 
   HealthReport report;

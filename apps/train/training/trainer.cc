@@ -333,7 +333,7 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
     settings.clip_value = options_.clip_value;
     settings.clip_norm = options_.clip_norm;
     settings.ranks = sums().world_size();
-    settings.sums = settings.ranks == 1 ? nullptr : sums().device_all_reducer();
+    settings.all_reducer = settings.ranks == 1 ? nullptr : sums().device_all_reducer();
     settings.undo = options_.rejoin;
     if (auto done = device.attach(settings); !done) return done.error();
     attached_to_device_ = true;

@@ -160,7 +160,7 @@ class TypedTrainingRun final : public TrainingRun {
       if (!done) return done;
     }
     share_gradients();
-    if (auto done = open_slots(); !done) return done;
+    if (auto done = open_outputs(); !done) return done;
     if (auto done = trainer_.share_weights(); !done) return done;
     if (auto done = checkpoints_.resume([this](const std::string& line) { progress_.say(line); }); !done)
       return done;
@@ -179,7 +179,7 @@ class TypedTrainingRun final : public TrainingRun {
   /// `spoke`: this rank has written the records so far.
   Result<> go_on(int from, bool spoke) {
     share_gradients();
-    if (auto done = open_slots(); !done) return done;
+    if (auto done = open_outputs(); !done) return done;
     trainer_.report_phase("state");
     const std::uint64_t before = held_ && spoke ? trainer_.position().step : 0;
     auto done = share_state(options_, *world_, from, held_, data_.training.size(), trainer_, marks_);
@@ -198,7 +198,7 @@ class TypedTrainingRun final : public TrainingRun {
   bool is_complete() const { return trainer_.position().epoch >= options_.epochs || at_end(); }
 
   /// A disk may take longer than ranks bear each other's silence.
-  Result<> open_slots() {
+  Result<> open_outputs() {
     const auto open = [this]() -> Result<> {
       if (auto places = check_output_paths(); !places) return places;
       return progress_.open();

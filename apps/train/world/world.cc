@@ -56,9 +56,9 @@ Result<NodeMap> find_nodes(const WorkerEnvironment& environment, const WorldOpti
   map.local_rank = environment.local_rank;
   const auto key = [](int node) { return "node/" + std::to_string(node); };
   if (environment.local_rank == 0) {
-    auto reported =
+    auto published =
         directory.share(key(environment.node), encode({environment.rank, environment.local_world_size}));
-    if (!reported) return within(me(environment), reported.error());
+    if (!published) return within(me(environment), published.error());
   }
   for (int node = 0, known = 0; known < environment.world_size; ++node) {
     const auto text = directory.find(key(node), options.start_timeout);
@@ -163,7 +163,7 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
     for (const int rank : map.ranks[node])
       world.node_of[static_cast<std::size_t>(rank)] = static_cast<int>(node);
   }
-  world.route = map.ranks.size() > 1 ? "shm+tcp" : "shm";
+  world.backend = map.ranks.size() > 1 ? "shm+tcp" : "shm";
   world.communicator = std::make_unique<NodeCommunicator>(std::move(map), shared, lane);
   return {};
 }
@@ -171,7 +171,7 @@ Result<> join_by_nodes(const WorkerEnvironment& environment, const WorldOptions&
 CommWorld world_of_one(bool with_nodes) {
   CommWorld world;
   world.communicator = std::make_unique<SingleCommunicator>();
-  world.route = "none";
+  world.backend = "none";
   if (with_nodes) {
     world.node = std::make_unique<SingleCommunicator>();
     world.between = std::make_unique<SingleCommunicator>();
@@ -207,8 +207,8 @@ Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptio
                           PeerDirectory& directory) {
   const EqualOptions mine = backend_options(options);
   if (environment.rank == 0) {
-    auto reported = directory.share("way", to_text(mine));
-    return reported ? reported : within(me(environment), reported.error());
+    auto published = directory.share("way", to_text(mine));
+    return published ? published : within(me(environment), published.error());
   }
   const auto text = directory.find("way", options.start_timeout);
   if (!text && text.error().code == ErrorCode::kTimeout) {
@@ -244,7 +244,7 @@ Result<> join_by_nccl(const WorkerEnvironment& environment, const WorldOptions& 
   world.node = std::move(connected->node);
   world.between = std::move(connected->between);
   world.node_count = connected->node_count;
-  world.route = "nccl";
+  world.backend = "nccl";
   return {};
 }
 
@@ -252,7 +252,7 @@ Result<> join_by_tcp(const WorkerEnvironment& environment, const WorldOptions& o
   auto connected = connect_peers(peer_config(environment, options), *world.directory);
   if (!connected) return connected.error();
   world.communicator = std::move(*connected);
-  world.route = "tcp";
+  world.backend = "tcp";
   return {};
 }
 
@@ -261,7 +261,8 @@ bool needs_nodes(const WorldOptions& options) {
 }
 
 /// Shared memory where ranks share a node, as far as the environment tells.
-Result<> join_by_slot(const WorkerEnvironment& environment, const WorldOptions& options, CommWorld& world) {
+Result<> join_by_topology(const WorkerEnvironment& environment, const WorldOptions& options,
+                          CommWorld& world) {
   if (!knows_nodes(environment)) return join_by_tcp(environment, options, world);
   auto map = find_nodes(environment, options, *world.directory);
   if (!map) return map.error();
@@ -280,7 +281,7 @@ Result<> join_over(const WorkerEnvironment& environment, const WorldOptions& opt
       return join_by_tcp(environment, options, world);
     case CommKind::kAuto:
     case CommKind::kShm:
-      return join_by_slot(environment, options, world);
+      return join_by_topology(environment, options, world);
   }
   return {};
 }

@@ -24,7 +24,7 @@ struct CommWorld {
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<Communicator> node;     ///< the ranks of this node; null where not asked for
   std::unique_ptr<Communicator> between;  ///< the nodes as ranks (BetweenNodes); null where not asked for
-  std::string route;                      ///< "shm", "tcp", "shm+tcp", "nccl", "none": for people
+  std::string backend;                    ///< "shm", "tcp", "shm+tcp", "nccl", "none": for people
   int node_count = 0;                     ///< 0: not known
   std::vector<int> node_of;               ///< by rank; empty where nothing is shared inside nodes
 

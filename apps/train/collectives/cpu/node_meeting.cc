@@ -207,7 +207,7 @@ Result<NodeLinks> lead(const NodeConfig& config, PeerDirectory& directory, const
   links.memory = std::move(*memory);
   auto own = make_own();
   if (!own) return within(me(config), own.error());
-  if (auto reported = directory.share(key, *name); !reported) return within(me(config), reported.error());
+  if (auto published = directory.share(key, *name); !published) return within(me(config), published.error());
 
   auto members = gather_members(config, listener->get(), deadline);
   if (!members) return members.error();

@@ -148,7 +148,7 @@ bool ShmGroup::spin(int rank) {
 }
 
 /// Some other rank's process has ended. That harms only those who still need something of it.
-Result<> ShmGroup::sample_processes() {
+Result<> ShmGroup::detect_ended_ranks() {
   epoll_event events[16];
   const int count = ::epoll_wait(liveness_.get(), events, 16, 0);
   for (int i = 0; i < count; ++i) {
@@ -200,7 +200,7 @@ Result<> ShmGroup::sleep_until(int rank) {
       break;
     }
     if (ready > 0 && slots[2].revents != 0) {
-      result = sample_processes();
+      result = detect_ended_ranks();
       if (!result) break;
     }
     if (ready == 0 && milliseconds_left(deadline) == 0 && !has_published(rank)) {
@@ -217,7 +217,7 @@ Result<> ShmGroup::sleep_until(int rank) {
 
 Result<> ShmGroup::wait_for(int rank) {
   if (spin(rank)) return {};
-  if (auto seen = sample_processes(); !seen) return seen;
+  if (auto seen = detect_ended_ranks(); !seen) return seen;
   return sleep_until(rank);
 }
 

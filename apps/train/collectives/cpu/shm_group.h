@@ -88,7 +88,7 @@ class ShmGroup {
   Result<> wait_for(int rank);
   bool spin(int rank);
   Result<> sleep_until(int rank);
-  Result<> sample_processes();
+  Result<> detect_ended_ranks();
   void wake(int rank);
   bool has_published(int rank) const;
   std::string me() const;

@@ -13,7 +13,7 @@ NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* com
       comm_(comm),
       rank_(rank),
       world_size_(world_size),
-      sums_(link_, comm),
+      device_all_reducer_(link_, comm),
       operations_(link_, comm, rank, world_size) {}
 
 template <class Enqueue>

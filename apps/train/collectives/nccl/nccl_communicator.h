@@ -29,7 +29,7 @@ class NcclCommunicator final : public Communicator {
   Result<> barrier() override;
   Result<> all_gather_parts(std::span<std::byte> parts) override;
 
-  DeviceAllReducer* device_all_reducer() override { return &sums_; }
+  DeviceAllReducer* device_all_reducer() override { return &device_all_reducer_; }
   DeviceOperations* device_operations() override { return &operations_; }
 
  private:
@@ -47,7 +47,7 @@ class NcclCommunicator final : public Communicator {
   ncclComm* comm_;
   int rank_;
   int world_size_;
-  NcclDeviceAllReducer sums_;
+  NcclDeviceAllReducer device_all_reducer_;
   NcclDeviceOperations operations_;
 };
 

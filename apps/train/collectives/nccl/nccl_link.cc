@@ -137,9 +137,9 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
     // Here NCCL begins to listen, in this process.
     if (const auto made = nccl.get_unique_id(&id); made != ncclSuccess)
       return failed_call(nullptr, made, "start");
-    auto reported = directory.share(nccl_root_key(group, root),
-                                    encode_nccl_id({id.internal, sizeof id.internal}, library_->version()));
-    if (!reported) return fail(reported.error().code, reported.error().text, "start");
+    auto published = directory.share(nccl_root_key(group, root),
+                                     encode_nccl_id({id.internal, sizeof id.internal}, library_->version()));
+    if (!published) return fail(published.error().code, published.error().text, "start");
   }
   for (int root = 0; root < roots; ++root) {
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());

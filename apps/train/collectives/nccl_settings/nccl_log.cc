@@ -103,7 +103,8 @@ class LogReader {
       log_.channels = number_at<int>(text).value_or(0);
     // "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0"
     if (text.starts_with("Channel ")) {
-      if (const auto route = after(text, " via ")) add_once(log_.transports, until(*route, "/ "));
+      if (const auto transport_text = after(text, " via "))
+        add_once(log_.transports, until(*transport_text, "/ "));
     }
     if (text.starts_with("Init timings")) read_timings(text, log_);
   }
@@ -136,16 +137,16 @@ NcclLog read_nccl_log(std::string_view text) {
 
 std::string nccl_line(const NcclLog& log) {
   std::string line = "NCCL" + (log.version.empty() ? "" : " " + log.version);
-  std::string route;
+  std::string transport_text;
   for (const std::string& transport : log.transports) {
-    if (transport != "NET") route += (route.empty() ? "" : ", ") + transport;
+    if (transport != "NET") transport_text += (transport_text.empty() ? "" : ", ") + transport;
   }
   if (uses_network(log) && !log.network.empty()) {
-    route += (route.empty() ? "" : ", ") + log.network;
+    transport_text += (transport_text.empty() ? "" : ", ") + log.network;
     for (const std::string& device : log.devices)
-      route += (&device == &log.devices.front() ? " " : "+") + device;
+      transport_text += (&device == &log.devices.front() ? " " : "+") + device;
   }
-  if (!route.empty()) line += " over " + route;
+  if (!transport_text.empty()) line += " over " + transport_text;
   if (log.channels > 0)
     line += ", " + std::to_string(log.channels) + (log.channels == 1 ? " channel" : " channels");
   if (log.seconds < 0) return line;

@@ -61,8 +61,8 @@ inline constexpr std::size_t kHealthFields = 60;
 struct HealthReport {
   std::vector<HealthFigures> ranks;
   std::vector<HealthPair> pairs;
-  int nodes = 0;      ///< 0: not known
-  std::string route;  ///< as World::way
+  int nodes = 0;        ///< 0: not known
+  std::string backend;  ///< as World::way
 };
 
 struct HealthDiagnostic {

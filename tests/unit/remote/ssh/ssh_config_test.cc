@@ -222,9 +222,9 @@ TEST_CASE("algorithms that two sides do not share are named with their option") 
       "-Q HostKeyAlgorithms\" lists for this host in the SSH configuration (HostKeyAlgorithms +ssh-rsa), or "
       "else its server has to be updated");
   const auto option_of = [](const std::string& method) {
-    const std::string reported =
+    const std::string diagnostic =
         mismatch_advice("no match for method " + method + ": server [a], client [b]");
-    return reported.substr(0, reported.find(" that"));
+    return diagnostic.substr(0, diagnostic.find(" that"));
   };
   CHECK(option_of("kex algos") == "; of the KexAlgorithms");
   CHECK(option_of("encryption client->server") == "; of the Ciphers");

@@ -281,9 +281,9 @@ TEST_CASE("what a node tells of a rank begins shortly before the first operation
   for (std::uint64_t i = 1; i <= 9; ++i)
     group.log->finish(i, 100);
   group.log->finish(12, 100);
-  const auto reported = read_collectives(group.memory(), 2, 5)->groups[0].entries;
-  REQUIRE(reported.size() == 5);
-  CHECK((reported.front().sequence == 8 && reported.back().sequence == 12));
+  const auto read_entries = read_collectives(group.memory(), 2, 5)->groups[0].entries;
+  REQUIRE(read_entries.size() == 5);
+  CHECK((read_entries.front().sequence == 8 && read_entries.back().sequence == 12));
   for (std::uint64_t i = 10; i <= 20; ++i)
     group.log->finish(i, 100);
   const auto done = read_collectives(group.memory(), 2, 5)->groups[0].entries;

@@ -18,7 +18,7 @@ FakeContext with(const Env& more) {
 }
 
 /// What this node was told, as "RANK of NODES at ADDR:PORT, job LINK"; "none" when it is no such node.
-std::string reported(const FakeContext& world, const Texts& args) {
+std::string node_text(const FakeContext& world, const Texts& args) {
   const auto spec = world.spec(args);
   if (!spec.per_node) return "none";
   CHECK(spec.launcher == LauncherKind::kJoin);
@@ -35,11 +35,11 @@ const Texts kNode1 = {"--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu
 }  // namespace
 
 TEST_CASE("One ddplaunch on each node") {
-  CHECK(reported(FakeContext(), kNode1) == "1 of 2 at gpu00:29500, job default");
-  CHECK(reported(FakeContext(), {"--nnodes=4", "--node_rank=0", "--master_addr=10.0.0.1",
-                                 "--master_port=1234", "--job-id", "run7", "w"}) ==
+  CHECK(node_text(FakeContext(), kNode1) == "1 of 2 at gpu00:29500, job default");
+  CHECK(node_text(FakeContext(), {"--nnodes=4", "--node_rank=0", "--master_addr=10.0.0.1",
+                                  "--master_port=1234", "--job-id", "run7", "w"}) ==
         "0 of 4 at 10.0.0.1:1234, job run7");
-  CHECK(reported(FakeContext(), {"--nnodes", "2", "--master-addr", "gpu00", "w"}) ==
+  CHECK(node_text(FakeContext(), {"--nnodes", "2", "--master-addr", "gpu00", "w"}) ==
         "? of 2 at gpu00:29500, job default");
   const auto spec = FakeContext().spec(kNode1);
   CHECK(spec.hosts[0].name == "localhost");
@@ -53,19 +53,19 @@ TEST_CASE("One ddplaunch on each node") {
 }
 
 TEST_CASE("torchrun's and accelerate's words for the same") {
-  CHECK(reported(FakeContext(), {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=gpu00:1234",
-                                 "--rdzv-id=run7", "w"}) == "? of 2 at gpu00:1234, job run7");
-  CHECK(reported(FakeContext(), {"--nnodes=2", "--rdzv-endpoint=gpu00", "w"}) ==
+  CHECK(node_text(FakeContext(), {"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=gpu00:1234",
+                                  "--rdzv-id=run7", "w"}) == "? of 2 at gpu00:1234, job run7");
+  CHECK(node_text(FakeContext(), {"--nnodes=2", "--rdzv-endpoint=gpu00", "w"}) ==
         "? of 2 at gpu00:29400, job default");
-  CHECK(reported(FakeContext(), {"--nnodes=2", "--rdzv-endpoint=[fd00::1]:1234", "w"}) ==
+  CHECK(node_text(FakeContext(), {"--nnodes=2", "--rdzv-endpoint=[fd00::1]:1234", "w"}) ==
         "? of 2 at fd00::1:1234, job default");
-  CHECK(reported(FakeContext(), {"--num-machines=2", "--machine-rank=1", "--main-process-ip=gpu00",
-                                 "--main-process-port=1234", "w"}) == "1 of 2 at gpu00:1234, job default");
+  CHECK(node_text(FakeContext(), {"--num-machines=2", "--machine-rank=1", "--main-process-ip=gpu00",
+                                  "--main-process-port=1234", "w"}) == "1 of 2 at gpu00:1234, job default");
 }
 
 TEST_CASE("Elastic sizes and spares count as nodes that may come") {
-  CHECK(reported(FakeContext(), {"--nnodes=2:4", "--spares=1", "--node-rank=4", "--master-addr=gpu00",
-                                 "w"}) == "4 of 5 at gpu00:29500, job default");
+  CHECK(node_text(FakeContext(), {"--nnodes=2:4", "--spares=1", "--node-rank=4", "--master-addr=gpu00",
+                                  "w"}) == "4 of 5 at gpu00:29500, job default");
 }
 
 TEST_CASE("A scheduler's environment is enough") {
@@ -74,21 +74,21 @@ TEST_CASE("A scheduler's environment is enough") {
                         {"PET_NODE_RANK", "1"},
                         {"PET_MASTER_ADDR", "job-master-0"},
                         {"PET_MASTER_PORT", "23456"}};
-  CHECK(reported(with(torchrun), {"w"}) == "1 of 4 at job-master-0:23456, job default");
+  CHECK(node_text(with(torchrun), {"w"}) == "1 of 4 at job-master-0:23456, job default");
   CHECK(with(torchrun).spec({"w"}).nproc.number == 2);
   const Env pods = {
       {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}};
-  CHECK(reported(with(pods), {"w"}) == "1 of 4 at job-master-0:23456, job default");
+  CHECK(node_text(with(pods), {"w"}) == "1 of 4 at job-master-0:23456, job default");
   CHECK(
       with(pods).job({"w"}).notes ==
       Texts{"ddplaunch: RANK=1 and WORLD_SIZE=4 are set here: this is one of 4 nodes, each with a ddplaunch "
             "of its own; --launcher local runs on this machine alone"});
   FakeContext both = with(pods);
   both.env.insert(both.env.end(), torchrun.begin(), torchrun.end());
-  CHECK(reported(both, {"w"}) == "1 of 4 at job-master-0:23456, job default");
-  CHECK(reported(with({{"MASTER_ADDR", "gpu00"}, {"NODE_RANK", "1"}}), {"--nnodes", "2", "w"}) ==
+  CHECK(node_text(both, {"w"}) == "1 of 4 at job-master-0:23456, job default");
+  CHECK(node_text(with({{"MASTER_ADDR", "gpu00"}, {"NODE_RANK", "1"}}), {"--nnodes", "2", "w"}) ==
         "1 of 2 at gpu00:29500, job default");
-  CHECK(reported(with({{"PET_NNODES", "2"}, {"PET_RDZV_ENDPOINT", "gpu00:1234"}}), {"w"}) ==
+  CHECK(node_text(with({{"PET_NNODES", "2"}, {"PET_RDZV_ENDPOINT", "gpu00:1234"}}), {"w"}) ==
         "? of 2 at gpu00:1234, job default");
 }
 
@@ -99,8 +99,8 @@ TEST_CASE("srun may start one on each node, when it is said where they meet") {
                             {"SLURM_STEP_NUM_NODES", "3"},
                             {"SLURM_NODEID", "2"},
                             {"MASTER_ADDR", "n00"}});
-  CHECK(reported(world, {"w"}) == "2 of 3 at n00:29500, job default");
-  CHECK(reported(world, {"--master-port", "1234", "w"}) == "2 of 3 at n00:1234, job default");
+  CHECK(node_text(world, {"w"}) == "2 of 3 at n00:29500, job default");
+  CHECK(node_text(world, {"--master-port", "1234", "w"}) == "2 of 3 at n00:1234, job default");
   world.env.pop_back();
   CHECK(world.errors({"w"}).front().starts_with("ddplaunch: srun has started 3 of this program; "));
 }
@@ -113,25 +113,25 @@ TEST_CASE("Options go before variables") {
                                   {"PET_NODE_RANK", "7"},
                                   {"PET_MASTER_ADDR", "third"},
                                   {"PET_MASTER_PORT", "8"}});
-  CHECK(reported(world, {"--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu00", "--master-port",
-                         "1234", "w"}) == "1 of 2 at gpu00:1234, job default");
-  CHECK(reported(world, {"--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "gpu00:1", "--master-port=1",
-                         "w"}) == "1 of 2 at gpu00:1, job default");
+  CHECK(node_text(world, {"--nnodes", "2", "--node-rank", "1", "--master-addr", "gpu00", "--master-port",
+                          "1234", "w"}) == "1 of 2 at gpu00:1234, job default");
+  CHECK(node_text(world, {"--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "gpu00:1",
+                          "--master-port=1", "w"}) == "1 of 2 at gpu00:1, job default");
 }
 
 TEST_CASE("Who decided otherwise is not asked to join") {
   const Env pods = {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "m"}, {"MASTER_PORT", "1"}};
-  CHECK(reported(with(pods), {"--launcher", "local", "w"}) == "none");
-  CHECK(reported(with(pods), {"--standalone", "w"}) == "none");
-  CHECK(reported(with(pods), {"--host", "a,b", "w"}) == "none");
-  CHECK(reported(with(pods), {"--nnodes", "1", "w"}) == "none");
+  CHECK(node_text(with(pods), {"--launcher", "local", "w"}) == "none");
+  CHECK(node_text(with(pods), {"--standalone", "w"}) == "none");
+  CHECK(node_text(with(pods), {"--host", "a,b", "w"}) == "none");
+  CHECK(node_text(with(pods), {"--nnodes", "1", "w"}) == "none");
   FakeContext worker = with(pods);
   worker.env.emplace_back("LOCAL_RANK", "0");  // another launcher's, and stale
-  CHECK(reported(worker, {"w"}) == "none");
-  CHECK(reported(FakeContext(), {"--nnodes=1", "--node-rank=0", "--master-addr=gpu00", "--master-port=1234",
-                                 "x"}) == "none");
+  CHECK(node_text(worker, {"w"}) == "none");
+  CHECK(node_text(FakeContext(), {"--nnodes=1", "--node-rank=0", "--master-addr=gpu00", "--master-port=1234",
+                                  "x"}) == "none");
   CHECK(FakeContext().spec({"--nnodes=1", "--node-rank=0", "--master-port=1234", "w"}).master_port == 1234);
-  CHECK(reported(FakeContext(), {"--host", "a,b", "--node-rank", "0", "w"}) == "none");
+  CHECK(node_text(FakeContext(), {"--host", "a,b", "--node-rank", "0", "w"}) == "none");
   CHECK(FakeContext().job({"--host", "a,b", "--master-addr", "a", "w"}).notes ==
         Texts{"ddplaunch: --master-addr has no effect with --host: one ddplaunch starts all nodes; --network "
               "chooses the address"});
@@ -168,6 +168,6 @@ TEST_CASE("What cannot be is told once, and how it is meant") {
 TEST_CASE("A node that joins keeps no files, so it needs no home") {
   FakeContext world;
   world.env = {{"PATH", "/usr/bin"}};
-  CHECK(reported(world, kNode1) == "1 of 2 at gpu00:29500, job default");
+  CHECK(node_text(world, kNode1) == "1 of 2 at gpu00:29500, job default");
   CHECK(world.errors({"--nnodes", "2", "--node-rank", "0", "--master-addr", "gpu00", "w"}).size() == 1);
 }

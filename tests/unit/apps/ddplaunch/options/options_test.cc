@@ -81,9 +81,9 @@ TEST_CASE("All behind the worker is the worker's, byte for byte") {
 
 TEST_CASE("Dashes and underscores, = and blank") {
   FakeContext world;
-  for (const Texts& route : {Texts{"--nproc-per-node", "3"}, Texts{"--nproc_per_node", "3"},
-                             Texts{"--nproc_per_node=3"}, Texts{"--nproc-per_node=3"}}) {
-    Texts args = route;
+  for (const Texts& spelling : {Texts{"--nproc-per-node", "3"}, Texts{"--nproc_per_node", "3"},
+                                Texts{"--nproc_per_node=3"}, Texts{"--nproc-per_node=3"}}) {
+    Texts args = spelling;
     args.emplace_back("w");
     CHECK(world.spec(args).nproc.number == 3);
   }

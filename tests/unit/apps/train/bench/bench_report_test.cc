@@ -44,7 +44,7 @@ BenchReport report_of(double min_busbw) {
   BenchReport report;
   report.world = 4;
   report.nodes = 2;
-  report.route = "shm+tcp";
+  report.backend = "shm+tcp";
   report.min_busbw = min_busbw;
   report.rows = {{1000, 250, 1.0, 1.0, 2.0, 0}, {2000, 500, 1.0, 0.9, 1.5, 0}};  // 1 and 2 GB/s
   return report;

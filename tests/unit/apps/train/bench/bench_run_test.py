@@ -67,7 +67,7 @@ class Tables(unittest.TestCase):
         self.assertEqual([out for _, out, _ in results[1:]], [""] * (len(results) - 1), "only rank 0 speaks")
         return results[0][1]
 
-    def test_every_operation_is_right_on_every_way(self):
+    def test_every_operation_is_right_on_every_backend(self):
         for operation in ("allreduce", "allgather", "reducescatter", "broadcast"):
             for sizes, comm, way in (((3,), "auto", "3 ranks on 1 node, shm"), ((2, 1), "auto", "3 ranks on 2 nodes, shm+tcp"),
                                      ((2, 1), "tcp", "3 ranks, tcp")):

@@ -19,7 +19,7 @@ constexpr int kRanks = 3;
 
 /// What each rank was told; "" for success.
 template <class Share>
-std::vector<std::string> reported(ThreadWorld& world, Share share) {
+std::vector<std::string> outcome_texts(ThreadWorld& world, Share share) {
   std::vector<std::string> texts(kRanks);
   world.run([&](ThreadWorld::Rank& rank) {
     const Result<> outcome = share(rank);
@@ -33,7 +33,7 @@ std::vector<std::string> reported(ThreadWorld& world, Share share) {
 TEST_CASE("what rank 0 met is told on all ranks, what others met is not") {
   for (const bool fails : {false, true}) {
     ThreadWorld world(kRanks);
-    const auto texts = reported(world, [&](ThreadWorld::Rank& rank) {
+    const auto texts = outcome_texts(world, [&](ThreadWorld::Rank& rank) {
       if (rank.rank() == 0 && fails) return share_outcome(rank, Error{ErrorCode::kSystem, "a bad file"});
       return share_outcome(rank, rank.rank() == 1 ? Result<>(Error{ErrorCode::kSystem, "mine"}) : Result<>());
     });
@@ -44,7 +44,7 @@ TEST_CASE("what rank 0 met is told on all ranks, what others met is not") {
 TEST_CASE("the lowest rank's failure is told on all ranks") {
   for (const int first : {0, 1, kRanks}) {
     ThreadWorld world(kRanks);
-    const auto texts = reported(world, [first](ThreadWorld::Rank& rank) {
+    const auto texts = outcome_texts(world, [first](ThreadWorld::Rank& rank) {
       const Result<> bad = Error{ErrorCode::kSystem, "of rank " + std::to_string(rank.rank())};
       return share_first_failure(rank, rank.rank() >= first ? bad : Result<>());
     });
@@ -57,7 +57,7 @@ TEST_CASE("ranks meet again and again while one of them is at work") {
   using namespace std::chrono_literals;
   for (const int slow : {0, 2}) {
     ThreadWorld world(kRanks);
-    const auto texts = reported(world, [&](ThreadWorld::Rank& rank) {
+    const auto texts = outcome_texts(world, [&](ThreadWorld::Rank& rank) {
       const auto work = [&, number = rank.rank()]() -> Result<> {
         while (number == slow && world.gathers < 4 * kRanks)
           std::this_thread::yield();
@@ -75,7 +75,7 @@ TEST_CASE("ranks wait for each other until the last one is through, each asked o
   using namespace std::chrono_literals;
   ThreadWorld world(kRanks);
   std::vector<int> asked(kRanks);
-  const auto texts = reported(world, [&](ThreadWorld::Rank& rank) {
+  const auto texts = outcome_texts(world, [&](ThreadWorld::Rank& rank) {
     const auto number = static_cast<std::size_t>(rank.rank());
     return meet_until(
         rank,

@@ -11,7 +11,7 @@ using namespace ddp::train;
 
 namespace {
 
-std::string describe_change(const TrainOptions& mine, const TrainOptions& of_rank_0) {
+std::string difference_text(const TrainOptions& mine, const TrainOptions& of_rank_0) {
   const DataSplit data;
   return difference(equal_options(mine, data), 2, to_text(equal_options(of_rank_0, data)));
 }
@@ -20,25 +20,25 @@ std::string describe_change(const TrainOptions& mine, const TrainOptions& of_ran
 
 TEST_CASE("an option that differs is named with both values and the rank") {
   TrainOptions zero, mine;
-  CHECK(describe_change(mine, zero).empty());
+  CHECK(difference_text(mine, zero).empty());
   mine.seed = 4;
-  CHECK(describe_change(mine, zero) ==
+  CHECK(difference_text(mine, zero) ==
         "--seed is 4 on rank 2 and 0 on rank 0; all ranks must be given the same");
   zero.lr.peak = 0.1;
   zero.seed = 4;
-  CHECK(describe_change(mine, zero) ==
+  CHECK(difference_text(mine, zero) ==
         "--lr is 0.01 on rank 2 and 0.1 on rank 0; all ranks must be given the same");
   zero = mine;
   zero.device = DeviceKind::kGpu;
   zero.dtype = Dtype::kBfloat16;
-  CHECK(describe_change(mine, zero) ==
+  CHECK(difference_text(mine, zero) ==
         "--device is cpu on rank 2 and gpu on rank 0; all ranks must be given the same");
   mine.device = zero.device;
-  CHECK(describe_change(mine, zero) ==
+  CHECK(difference_text(mine, zero) ==
         "--dtype is float32 on rank 2 and bfloat16 on rank 0; all ranks must be given the same");
   zero = mine;
   zero.export_to = "w";
-  CHECK(describe_change(mine, zero) ==
+  CHECK(difference_text(mine, zero) ==
         "--export is not given on rank 2 and given on rank 0; all ranks must be given the same");
 }
 
@@ -51,7 +51,7 @@ TEST_CASE("what only one rank needs, and nodes may have otherwise, may differ") 
   mine.kernels = "generic";
   zero.init_from = "/a/w";
   mine.init_from = "/b/w";
-  CHECK(describe_change(mine, zero).empty());
+  CHECK(difference_text(mine, zero).empty());
 }
 
 TEST_CASE("names are unique, and a rank with others is told") {

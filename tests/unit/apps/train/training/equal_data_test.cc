@@ -22,8 +22,8 @@ std::string host() {
 }
 
 /// What each rank is told.
-std::vector<std::string> describe_change(const std::vector<std::array<std::uint32_t, 4>>& checksums,
-                                         std::optional<int> from = {}) {
+std::vector<std::string> errors_by_rank(const std::vector<std::array<std::uint32_t, 4>>& checksums,
+                                        std::optional<int> from = {}) {
   ThreadWorld world(static_cast<int>(checksums.size()));
   std::vector<std::string> said(checksums.size());
   world.run([&](ThreadWorld::Rank& rank) {
@@ -43,9 +43,9 @@ TEST_CASE("with a rank that has the state only those with other data are told, w
   const std::string state =
       here + ", with which the training was begun, 00000002; give all nodes the same data";
   using Texts = std::vector<std::string>;
-  CHECK(describe_change({{1, 2, 3, 4}, {1, 2, 3, 4}}, 1) == Texts{"", ""});
+  CHECK(errors_by_rank({{1, 2, 3, 4}, {1, 2, 3, 4}}, 1) == Texts{"", ""});
   // The others are more, and do not decide.
-  CHECK(describe_change({{1, 9, 3, 4}, {1, 0xabcdef, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 5}}, 2) ==
+  CHECK(errors_by_rank({{1, 9, 3, 4}, {1, 0xabcdef, 3, 4}, {1, 2, 3, 4}, {1, 2, 3, 5}}, 2) ==
         Texts{first + "0" + here + " have the CRC-32 00000009, and those of rank 2" + state,
               first + "1" + here + " have the CRC-32 00abcdef, and those of rank 2" + state, "",
               "the test labels (t10k-labels-idx1-ubyte) of rank 3" + here +
@@ -54,19 +54,19 @@ TEST_CASE("with a rank that has the state only those with other data are told, w
 }
 
 TEST_CASE("ranks with other data are named with their hosts and the file; what most have is right") {
-  const auto reported = [](const std::vector<std::array<std::uint32_t, 4>>& checksums) {
-    const auto said = describe_change(checksums);
+  const auto mismatch_text = [](const std::vector<std::array<std::uint32_t, 4>>& checksums) {
+    const auto said = errors_by_rank(checksums);
     CHECK(said == std::vector<std::string>(checksums.size(), said[0]));
     return said[0];
   };
-  CHECK(reported({{1, 2, 3, 4}, {1, 2, 3, 4}}).empty());
+  CHECK(mismatch_text({{1, 2, 3, 4}, {1, 2, 3, 4}}).empty());
   const std::string here = host();
-  CHECK(reported({{1, 9, 3, 4}, {1, 2, 3, 5}, {1, 2, 3, 4}, {1, 8, 3, 4}}) ==
+  CHECK(mismatch_text({{1, 9, 3, 4}, {1, 2, 3, 5}, {1, 2, 3, 4}, {1, 8, 3, 4}}) ==
         "the training labels (train-labels-idx1-ubyte) of rank 0" + here + ", rank 3" + here +
             " are not those of rank 1" + here + "; give all nodes the same data");
   std::vector<std::array<std::uint32_t, 4>> many(21, {1, 2, 3, 4});
   std::fill_n(many.begin() + 11, 10, std::array<std::uint32_t, 4>{1, 2, 0, 4});
-  const std::string text = reported(many);
+  const std::string text = mismatch_text(many);
   CHECK(text.starts_with("the test images (t10k-images-idx3-ubyte) of rank 11 ("));
   CHECK(text.find(", rank 18" + here + " and 2 more are not those of rank 0" + here) != std::string::npos);
 }

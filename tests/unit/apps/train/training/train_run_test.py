@@ -491,7 +491,7 @@ class OptionErrors(unittest.TestCase):
                 self.assertEqual((code, errors), (1, f"train: cannot go on from {saved}/step-00000002: it was made with other "
                                                      "training labels\n"))
 
-    def test_ways_that_never_meet_are_named(self):
+    def test_ranks_with_different_backends_are_named(self):
         for more, text in ((("--comm", "tcp"), "--comm is tcp on rank 1 and auto on rank 0"),
                            (("--dtype", "float64"), "--dtype is float64 on rank 1 and float32 on rank 0"),
                            (("--sync-every-inter", "2"), "--sync-every-inter is given on rank 1 and not given on rank 0")):

@@ -187,7 +187,7 @@ TEST_CASE("what holds sums is told once, before the communicators end") {
   settings.all_reduces_hang = true;
   for (const bool fails : {false, true}) {
     settings.aborted = settings.destroyed = 0;
-    int reported = 0, ended_before = -1;
+    int calls = 0, ended_before = -1;
     {
       MemoryDirectory directory;
       NcclLinkConfig limits;
@@ -196,14 +196,14 @@ TEST_CASE("what holds sums is told once, before the communicators end") {
       const auto comm = link.open(directory, "world", 0, 1);
       REQUIRE(comm.has_value());
       link.on_end([&] {
-        ++reported;
+        ++calls;
         ended_before = settings.aborted + settings.destroyed;
       });
       const auto never = []() -> Result<bool> { return false; };
       if (fails) CHECK(link.wait(*comm, "all-reduce", never).has_error());
-      CHECK(reported == (fails ? 1 : 0));
+      CHECK(calls == (fails ? 1 : 0));
     }
-    CHECK(reported == 1);
+    CHECK(calls == 1);
     CHECK(ended_before == 0);
     CHECK(settings.aborted + settings.destroyed == 1);
   }
@@ -309,7 +309,7 @@ TEST_CASE("graphs that hold sums are told before the communicators end") {
   settings.remote_error = 6;
   for (const bool fails : {false, true}) {
     MemoryDirectory directory;
-    int reported = 0;
+    int calls = 0;
     {
       NcclLinkConfig limits;
       limits.step_timeout = 20ms;
@@ -319,7 +319,7 @@ TEST_CASE("graphs that hold sums are told before the communicators end") {
       NcclDeviceAllReducer sums(std::shared_ptr<NcclLink>(&link, [](NcclLink*) {}), *comm);
       settings.graphs = 1;  // no communicator ends as long as it is there
       sums.on_end([&] {
-        ++reported;
+        ++calls;
         settings.graphs = 0;
         settings.graphs.notify_all();
       });
@@ -328,10 +328,10 @@ TEST_CASE("graphs that hold sums are told before the communicators end") {
         REQUIRE(done.has_error());
         CHECK(done.error().text ==
               "rank 0 over NCCL: the other ranks did not do their part within 20 ms during all-reduce");
-        CHECK(reported == 1);
+        CHECK(calls == 1);
       }
     }
-    CHECK(reported == 1);
+    CHECK(calls == 1);
   }
   CHECK(settings.destroyed == 1);
   CHECK(settings.aborted == 1);

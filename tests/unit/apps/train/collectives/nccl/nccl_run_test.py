@@ -57,7 +57,7 @@ class Words(unittest.TestCase):
         self.assertEqual((code, lines, errors), (2, [], "train: --share-gpu is about NCCL, which refuses two ranks on one "
                                                         "GPU: write --comm nccl\n"))
 
-    def test_a_way_that_there_is_not(self):
+    def test_an_unavailable_backend(self):
         (code, _, errors), = run(1, "--comm", "mpi")
         self.assertEqual(code, 2)
         self.assertIn('there is no backend "mpi"; write auto, tcp, shm or nccl', errors)

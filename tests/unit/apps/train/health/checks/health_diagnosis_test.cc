@@ -17,7 +17,7 @@ using Lines = std::vector<std::string>;
 
 HealthReport healthy(int ranks) {
   HealthReport report;
-  report.route = "tcp";
+  report.backend = "tcp";
   for (int i = 0; i < ranks; ++i) {
     HealthFigures& one = report.ranks.emplace_back();
     one.host = "gpu0" + std::to_string(i + 1);
@@ -167,8 +167,8 @@ TEST_CASE("Patterns find a bit that turns over") {
 }
 
 /// What the blocks of the GPU's test tell of a piece, run on the host in some order.
-std::vector<PatternFaults> describe_change(const HealthPiece& piece,
-                                           const kernels::device::HostOrder& order) {
+std::vector<PatternFaults> read_pattern_faults(const HealthPiece& piece,
+                                               const kernels::device::HostOrder& order) {
   std::vector<PatternFaults> reported(static_cast<std::size_t>(blocks_of(piece)));
   kernels::device::run_on_host<ReadPattern>({piece, reported.data()}, order);
   return reported;
@@ -193,19 +193,19 @@ TEST_CASE("The GPU's blocks tell what they read, each for itself, in any order")
   std::vector<std::uint64_t> memory(count);
   const HealthPiece piece{memory.data(), count, 1000, HealthPattern::kComplement};
   kernels::device::run_on_host<WritePattern>(piece);
-  for (const auto& one : describe_change(piece, {}))
+  for (const auto& one : read_pattern_faults(piece, {}))
     CHECK((one.words == 0 && one.bits == 0));
   memory[5] ^= 1;
   memory[kHealthBlockWords - 1] ^= 2;
   memory[kHealthBlockWords] ^= 4;
   memory[count - 1] ^= 8;
-  const auto reported = describe_change(piece, {});
+  const auto reported = read_pattern_faults(piece, {});
   REQUIRE(reported.size() == 3);
   CHECK(reported[0] == PatternFaults{kHealthBlockWords, 2, (1000 + 5) * 8, 3});
   CHECK(reported[1] == PatternFaults{kHealthBlockWords, 1, (1000 + kHealthBlockWords) * 8, 4});
   CHECK(reported[2] == PatternFaults{300, 1, (1000 + count - 1) * 8, 8});
   for (const bool reverse : {false, true})
-    CHECK(describe_change(piece, {reverse, 3}) == reported);
+    CHECK(read_pattern_faults(piece, {reverse, 3}) == reported);
 }
 
 TEST_CASE("A GPU that tells of no wrong word is not believed where the host sees one") {

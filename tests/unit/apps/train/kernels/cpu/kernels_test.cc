@@ -365,8 +365,8 @@ TEMPLATE_TEST_CASE("the matrix product equals a plain loop, whichever way the fa
   for (const auto* table : all_kernels<T>()) {
     for (const Size s : {Size{1, 1, 1}, Size{6, 16, 8}, Size{14, 32, 3}, Size{7, 33, 13}, Size{85, 17, 257},
                          Size{100, 1025, 5}, Size{13, 9, 600}}) {
-      for (int route = 0; route < 4; ++route) {
-        const bool a_turned = route & 1, b_turned = route & 2;
+      for (int orientation = 0; orientation < 4; ++orientation) {
+        const bool a_turned = orientation & 1, b_turned = orientation & 2;
         const auto a = noise<T>(static_cast<std::size_t>(s.rows) * s.depth, 1);
         const auto b = noise<T>(static_cast<std::size_t>(s.columns) * s.depth, 2);
         const int c_row = s.columns + 3;
@@ -387,7 +387,8 @@ TEMPLATE_TEST_CASE("the matrix product equals a plain loop, whichever way the fa
         std::vector<T> got(expected.size(), T(99));  // between the rows nothing may be written
         ddp::train::AlignedBuffer<T> scratch(kGemmScratch);
         table->gemm(shape, a.data(), b.data(), got.data(), scratch.data());
-        INFO(table->name << " " << s.rows << " x " << s.columns << " x " << s.depth << " way " << route);
+        INFO(table->name << " " << s.rows << " x " << s.columns << " x " << s.depth << " way "
+                         << orientation);
         CHECK(difference(got, expected) < 2 * kTolerance<T>);
         // A part alone has the whole's bits: threads may divide the product.
         if (s.columns > 8) {
