@@ -263,7 +263,9 @@ Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::c
   const auto until = Clock::now() + limit;
   for (const std::uint32_t rank : ranks)
     kill(rank);
-  TreeKill tree({}, limit, co_await find_orphans(std::move(ranks), until));
+  // Named, for g++ 12 destroys a temporary twice that lives across a co_await.
+  std::vector<KnownProcess> orphans = co_await find_orphans(std::move(ranks), until);
+  TreeKill tree(TreeScope{}, limit, std::move(orphans));
   asio::steady_timer pause(executor_);
   while (!tree.step() && Clock::now() < until) {
     pause.expires_after(kSettlePause);
