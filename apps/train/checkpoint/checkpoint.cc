@@ -1,6 +1,7 @@
 #include "apps/train/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
@@ -96,8 +97,9 @@ Result<std::string> read_state(const std::string& path) {
   if (failed) return system_error(failed.value(), "open " + path);
   if (size > kMost) return wrong(path, "is larger than 64 MiB, which no training has written");
   std::string text(static_cast<std::size_t>(size), '\0');
+  errno = 0;
   if (!std::ifstream(path).read(text.data(), static_cast<std::streamsize>(size)))
-    return wrong(path, "cannot be read whole");
+    return errno != 0 ? system_error(errno, "read " + path) : wrong(path, "cannot be read whole");
   return text;
 }
 
@@ -113,6 +115,15 @@ Result<Safetensors> read_checked(const std::string& path, std::uint32_t crc,
   if (const std::string name = file->first_not_finite(); !name.empty())
     return wrong(path, "tensor " + name + " has a number that is not finite");
   return file;
+}
+
+/// Of state.json of any format: it is as it was written.
+bool has_own_crc(nlohmann::ordered_json json) {
+  const auto found = json.find(kOwnCrc);
+  if (found == json.end() || !found->is_number_unsigned()) return false;
+  const auto crc = found->get<std::uint64_t>();
+  json.erase(kOwnCrc);
+  return crc32_of_json(json) == crc;
 }
 
 }  // namespace
@@ -154,6 +165,11 @@ Result<CheckpointState> parse_checkpoint_state(const std::string& path, const st
   auto json = nlohmann::ordered_json::parse(text, nullptr, false);
   if (!json.is_object()) return wrong(path, "is no JSON object; was it cut?");
   const auto format = json.find("format");
+  if (format != json.end() && *format != kFormat && has_own_crc(json)) {
+    return Error{ErrorCode::kRefused, path + ": is of format " + format->dump() +
+                                          " and this train reads format " + std::to_string(kFormat) +
+                                          "; go on with the train that wrote it"};
+  }
   if (format == json.end() || *format != kFormat) {
     return wrong(path, "is of format " + (format == json.end() ? "none" : format->dump()) +
                            " and this train reads format " + std::to_string(kFormat) +

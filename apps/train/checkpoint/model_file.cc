@@ -165,6 +165,8 @@ Result<> import_model(const std::string& path, Model<T>& model) {
   const auto file =
       Safetensors::read(path, [&model](const Safetensors& header) { return check_model<T>(header, model); });
   if (!file) return file.error();
+  if (const std::string name = file->first_not_finite(); !name.empty())
+    return Error{ErrorCode::kUsage, path + ": tensor " + name + " has a number that is not finite"};
   import_model<T>(*file, model);
   return {};
 }

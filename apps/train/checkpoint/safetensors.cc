@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -209,7 +210,7 @@ std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size
   const char* text = reinterpret_cast<const char*>(bytes.data());
   const auto header = nlohmann::json::parse(text, text + bytes.size(), nullptr, false);
   if (!header.is_object()) return "is no safetensors file: its header is no JSON object";
-  std::size_t total = 0;
+  std::map<std::size_t, std::size_t> places;  // end by begin
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       if (!entry.is_object()) return "__metadata__ is no object";
@@ -225,11 +226,18 @@ std::string Safetensors::read_header(std::span<const std::byte> bytes, std::size
     tensor.type = *type;
     const std::string problem = read_entry(entry, numbers, tensor);
     if (!problem.empty()) return "tensor " + name + " " + problem;
-    total += tensor.end - tensor.begin;
+    const bool empty = tensor.begin == tensor.end;
+    if (!empty && !places.emplace(tensor.begin, tensor.end).second)
+      return "has tensors that lie in the same place";
     tensors_[name] = std::move(tensor);
   }
-  if (total > numbers) return "has tensors that lie in the same place";
-  return total < numbers ? "is longer than its tensors" : "";
+  std::size_t at = 0;
+  for (const auto& [begin, end] : places) {
+    if (begin < at) return "has tensors that lie in the same place";
+    if (begin > at) return "has bytes that belong to no tensor";
+    at = end;
+  }
+  return at < numbers ? "is longer than its tensors" : "";
 }
 
 template <class T>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <iterator>
@@ -118,6 +119,11 @@ Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) 
   std::vector<std::pair<std::string, Error>> damaged;
   for (auto path = paths.rbegin(); path != paths.rend(); ++path) {
     auto state = read_checkpoint_state(*path);
+    const auto named = checkpoint_step(std::filesystem::path(*path).filename().string());
+    if (choose && state && named != state->position.step) {
+      state = Error{ErrorCode::kUsage, *path + ": is the checkpoint of step " +
+                                           std::to_string(state->position.step) + " and not of its name"};
+    }
     const std::string difference = state ? mismatch(mine, *state) : "";
     if (!difference.empty())
       return Error{ErrorCode::kUsage, "cannot go on from " + *path + ": " + difference};
@@ -129,7 +135,11 @@ Result<> CheckpointRun<T>::find(Checkpoint& found, const CheckpointState& mine) 
                      set_aside(bad).c_str(), path->c_str());
       return {};
     }
-    damaged.emplace_back(*path, checkpoint.error());
+    // Nothing says that the file is damaged: the disk, or its format, is for a person to look at.
+    Error error = checkpoint.error();
+    if (error.code == ErrorCode::kRefused || (error.code == ErrorCode::kSystem && error.sys != ENOENT))
+      return error;
+    damaged.emplace_back(*path, std::move(error));
   }
   if (damaged.empty()) return {};
   Error last = damaged.front().second;
@@ -158,17 +168,19 @@ Result<> CheckpointRun<T>::take(const Checkpoint& checkpoint) {
   return {};
 }
 
-/// With disks of their own rank 0 may be on a node that has no checkpoint while another one has.
+/// With disks of their own rank 0 may be on a node that has no checkpoint, or older ones, while another node
+/// has the last.
 template <class T>
 Result<> CheckpointRun<T>::check_places_agree(std::optional<std::uint64_t> last_step) {
   const std::uint64_t mine[] = {last_step.has_value(), last_step.value_or(0)};
   const auto all = world_->all_gather(mine);
   if (!all) return all.error();
-  for (std::size_t at = 2; (*all)[0] == 0 && at < all->size(); at += 2) {
-    if ((*all)[at] == 0) continue;
+  const std::string own = (*all)[0] == 0 ? "no checkpoint" : "only " + checkpoint_name((*all)[1]);
+  for (std::size_t at = 2; at < all->size(); at += 2) {
+    if ((*all)[at] == 0 || ((*all)[0] != 0 && (*all)[at + 1] <= (*all)[1])) continue;
     const std::string rank = "rank " + std::to_string(at / 2);
     return Error{ErrorCode::kUsage,
-                 "--resume auto: rank 0 finds no checkpoint in " + options_.checkpoint_dir + ", and " + rank +
+                 "--resume auto: rank 0 finds " + own + " in " + options_.checkpoint_dir + ", and " + rank +
                      " finds " + checkpoint_name((*all)[at + 1]) +
                      " there; give a --checkpoint-dir that all nodes share, copy the checkpoint to rank 0's "
                      "node, or remove it to begin anew"};

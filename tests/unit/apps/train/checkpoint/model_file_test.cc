@@ -163,9 +163,20 @@ TEST_CASE("no memory is taken for what the model does not need, though the heade
   CHECK(refusal([&](auto& header, std::uint64_t end) { header["extra"] = huge("F32", end); }) ==
         prefix + "extra is unknown to the mlp");
   CHECK(refusal([&](auto& header, std::uint64_t end) { header["2.bias"] = huge("F32", end); }) ==
-        path + ": is longer than its tensors");
+        path + ": has bytes that belong to no tensor");
   CHECK(refusal([&](auto& header, std::uint64_t end) { header["extra"] = huge("BF16", end); }) ==
         prefix + "extra is not of type F32, F64 or I64");
+}
+
+TEST_CASE("weights that are not finite are no beginning") {
+  const Folder folder;
+  Mlp<float> mlp(8, 1, 1, one_thread);
+  mlp.parameters()[0] = std::numeric_limits<float>::quiet_NaN();
+  REQUIRE(export_model<float>(folder / "nan", mlp).has_value());
+  const auto done = import_model<float>(folder / "nan", mlp);
+  REQUIRE(!done);
+  CHECK(done.error().text.find((folder / "nan") + ": tensor ") == 0);
+  CHECK(done.error().text.find(" has a number that is not finite") != std::string::npos);
 }
 
 TEST_CASE("what a header says is not believed") {
@@ -205,6 +216,15 @@ TEST_CASE("what a header says is not believed") {
   CHECK(text_of(file_of(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
                         R"("b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
                         "1234")) == path + ": has tensors that lie in the same place");
+  const auto two = [](const char* first, const char* second) {
+    return R"({"a":{"dtype":"F32","shape":[1],"data_offsets":)" + std::string(first) +
+           R"(},"b":{"dtype":"F32","shape":[2],"data_offsets":)" + second + "}}";
+  };
+  // As many bytes as there are, but in wrong places.
+  CHECK(text_of(file_of(two("[4,8]", "[0,8]"), "123456789012")) ==
+        path + ": has tensors that lie in the same place");
+  CHECK(text_of(file_of(two("[0,4]", "[8,16]"), "1234567890123456")) ==
+        path + ": has bytes that belong to no tensor");
   CHECK(text_of(file_of(tensor("[1]", "[0,4]"), "12345678")) == path + ": is longer than its tensors");
   CHECK(Safetensors::read(folder / "none", take_any).error().text ==
         "open " + (folder / "none") + ": No such file or directory");

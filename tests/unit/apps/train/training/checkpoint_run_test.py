@@ -287,10 +287,13 @@ class Checkpoints(unittest.TestCase):
         self.good(1, *SMALL, "--checkpoint-dir", theirs, "--max-steps", 4)
         text = (f"train: --resume auto: rank 0 finds no checkpoint in {{}}, and rank 1 finds step-00000004 there; give a --checkpoint-dir that "
                 "all nodes share, copy the checkpoint to rank 0's node, or remove it to begin anew\n")
-        ends = run(2, *map(str, (*SMALL, "--max-steps", 8, "--resume", "auto")), more={
-            0: ("--checkpoint-dir", str(ours)), 1: ("--checkpoint-dir", str(theirs))})
-        self.assertEqual([(code, lines, errors) for code, lines, errors in ends],
-                         [(1, [], text.format(place)) for place in (ours, theirs)])
+        def ends():
+            return run(2, *map(str, (*SMALL, "--max-steps", 8, "--resume", "auto")), more={
+                0: ("--checkpoint-dir", str(ours)), 1: ("--checkpoint-dir", str(theirs))})
+        self.assertEqual(ends(), [(1, [], text.format(place)) for place in (ours, theirs)])
+        self.good(1, *SMALL, "--checkpoint-dir", ours, "--max-steps", 2)
+        text = text.replace("no checkpoint", "only step-00000002")
+        self.assertEqual(ends(), [(1, [], text.format(place)) for place in (ours, theirs)])
 
     def test_a_shorter_warm_up_at_resume_begins_the_cosine_where_it_ends(self):
         arguments = ("--data", "synthetic", "--limit", 400, "--batch-size", 10, "--lr", 0.1, "--lr-schedule", "cosine", "--max-steps")
@@ -475,6 +478,38 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(self.names(saved), ["step-00000004", "step-00000005.damaged", "step-00000006.damaged", "step-00000006.damaged-2",
                                              "step-00000010"])
         self.assertEqual(self.names(saved / "step-00000006.damaged-2"), ["model.safetensors", "optimizer.safetensors", "state.json"])
+
+    def test_a_checkpoint_that_is_not_damaged_is_not_passed_over(self):
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--max-steps", 8)
+        self.good(1, *arguments)
+        last = saved / "step-00000008"
+        names = [path.name for path in sorted(saved.iterdir())]
+        state, model = (last / "state.json").read_text(), last / "model.safetensors"
+
+        def error():
+            (code, lines, errors), = run(1, *map(str, (*arguments, "--resume", "auto")))
+            self.assertEqual((code, lines, [path.name for path in sorted(saved.iterdir())]), (1, [], names))
+            return errors
+        model.rename(self.folder / "model")
+        model.symlink_to(model)
+        self.assertEqual(error(), f"train: open {model}: Too many levels of symbolic links\n")
+        (self.folder / "model").rename(model)
+        other = re.sub(r'"format":\s*\d+', '"format":99', state)
+        (last / "state.json").write_text(other)
+        sign(last)
+        self.assertRegex(error(), rf"^train: {last}/state.json: is of format 99 and this train reads format \d+; go on with the train that "
+                                  "wrote it\n$")
+
+    def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(self):
+        saved = self.folder / "saved"
+        arguments = (*SMALL, "--checkpoint-dir", saved, "--checkpoint-every", 4, "--resume", "auto", "--max-steps")
+        self.good(1, *arguments, 8)
+        shutil.copytree(saved / "step-00000004", saved / "step-00000030")
+        (code, _, errors), = run(1, *map(str, (*arguments, 12)))
+        self.assertEqual((code, errors), (0, f"train: {saved}/step-00000030: is the checkpoint of step 4 and not of its name; renamed to "
+                                             f"{saved}/step-00000030.damaged; going on from the last good checkpoint, "
+                                             f"{saved}/step-00000008\n"))
 
     def test_what_does_not_fit_is_refused(self):
         saved = self.folder / "saved"
