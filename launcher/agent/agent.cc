@@ -43,7 +43,7 @@ Agent::Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperL
       setup_(loop.get_executor()),
       disk_(loop.get_executor(), 1),
       tree_(loop.get_executor(), keeper),
-      evidence_(loop.get_executor()),
+      evidence_(loop.get_executor(), disk_),
       lease_(patience_, boot_time()),
       tick_(loop),
       attempt_over_(loop, Clock::time_point::max()),

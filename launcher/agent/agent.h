@@ -114,6 +114,7 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   bool give_up_next(std::uint32_t attempt);
   std::vector<std::string> expect_workers(std::uint32_t count);
   void keep_error_files(std::vector<std::string> files);
+  Awaitable<> remove_files(std::vector<std::string> files);
   void report_survivors();
   void order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local);
   void ask_to_leave(const rendezvous::Revoke& order);

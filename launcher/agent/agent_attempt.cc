@@ -1,5 +1,4 @@
 // The part of the Agent that begins and ends an attempt. What lives through several is in agent_rejoin.cc.
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -124,8 +123,7 @@ Awaitable<> Agent::finish_attempt() {
   for (const LeftProcess& process : left)
     ended.left_text += (ended.left_text.empty() ? "" : ", ") + process.text();
   link_.send(ended);
-  for (const std::string& file : error_files_)
-    ::unlink(file.c_str());
+  co_await remove_files(error_files_);
   attempt_running_ = waiting_ = false;
   attempt_over_.cancel();
   if (!next_spawn_) co_return;

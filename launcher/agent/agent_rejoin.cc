@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <utility>
 
 #include "launcher/agent/agent.h"
@@ -12,6 +13,8 @@ namespace {
 
 /// For the dead to be reaped and their output to be read, whatever their children do with it.
 constexpr std::chrono::milliseconds kSettleTime{1'000};
+/// For a disk to remove small files.
+constexpr std::chrono::milliseconds kRemoveTime{200};
 constexpr std::size_t kTroubleBytes = 1'000;
 
 std::string in_seconds(std::uint32_t ms) {
@@ -47,14 +50,26 @@ std::vector<std::string> Agent::expect_workers(std::uint32_t count) {
   return controls;
 }
 
+/// Waits for a moment only: the disk may hang.
+Awaitable<> Agent::remove_files(std::vector<std::string> files) {
+  std::function<Result<>()> remove = [files = std::move(files)] {
+    for (const std::string& file : files)
+      ::unlink(file.c_str());
+    return Result<>();
+  };
+  (void)co_await disk_.run(std::move(remove), Clock::now() + kRemoveTime);
+}
+
 /// The living write into theirs; those of the dead have been read.
 void Agent::keep_error_files(std::vector<std::string> files) {
+  std::vector<std::string> read;
   for (std::size_t local = 0; local < error_files_.size(); ++local) {
     if (!processes_.is_alive(static_cast<std::uint32_t>(local)))
-      ::unlink(error_files_[local].c_str());
+      read.push_back(error_files_[local]);
     else if (local < files.size())
       files[local] = error_files_[local];
   }
+  if (!read.empty()) start_task(remove_files(std::move(read)));
   error_files_ = std::move(files);
 }
 

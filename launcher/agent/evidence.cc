@@ -24,6 +24,8 @@ constexpr std::size_t kMaxSmallFile = 256u << 10;
 constexpr std::size_t kMaxLines = 8;
 constexpr std::size_t kMaxVictims = 64;
 constexpr std::size_t kMaxLine = 512;
+/// A disk that takes longer has no evidence for us.
+constexpr std::chrono::seconds kReadTime{2};
 constexpr std::uint64_t kXidAge = 60'000'000;  ///< µs before the end of the attempt
 
 /// At most `limit` bytes; empty when it cannot be read. Only of files that never block.
@@ -112,6 +114,7 @@ Awaitable<> EvidenceCollector::collect(SendEvidence send) {
     if (more_in_log_) co_await asio::post(executor_, asio::use_awaitable);
   }
   kernel_log_.reset();
+  std::map<std::uint32_t, std::string> errors = co_await read_error_files();
   std::vector<rendezvous::WorkerEvidence> evidence(ends_.size());
   if (!only_terminated_) report_oom(evidence);
   for (std::size_t i = 0; i < ends_.size(); ++i) {
@@ -119,11 +122,28 @@ Awaitable<> EvidenceCollector::collect(SendEvidence send) {
     one.attempt = attempt_;
     one.rank = ends_[i].rank;
     one.xid = xids_of(ends_[i]);
-    const std::size_t index = one.rank - first_rank_;
-    if (index < error_files_.size()) one.error_json = read_start(error_files_[index], kMaxErrorFile);
+    one.error_json = std::move(errors[one.rank]);
     if (!one.oom.empty() || !one.xid.empty() || !one.error_json.empty()) send(one);
   }
   ends_.clear();
+}
+
+/// What ended workers wrote there, by rank.
+Awaitable<std::map<std::uint32_t, std::string>> EvidenceCollector::read_error_files() {
+  std::map<std::uint32_t, std::string> paths;
+  for (const AbnormalExit& end : ends_) {
+    const std::size_t index = end.rank - first_rank_;
+    if (index < error_files_.size()) paths[end.rank] = error_files_[index];
+  }
+  using Texts = std::map<std::uint32_t, std::string>;
+  std::function<Result<Texts>()> read = [paths = std::move(paths)]() -> Result<Texts> {
+    Texts texts;
+    for (const auto& [rank, path] : paths)
+      texts[rank] = read_start(path, kMaxErrorFile);
+    return texts;
+  };
+  auto texts = co_await disk_.run(std::move(read), Clock::now() + kReadTime);
+  co_return texts ? std::move(*texts) : Texts{};
 }
 
 /// One slice of the new records.

@@ -5,12 +5,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/asio.h"
+#include "base/blocking_calls.h"
 #include "base/exit_status.h"
 #include "base/unique_fd.h"
 #include "launcher/agent_core/kernel_evidence.h"
@@ -27,7 +29,9 @@ class EvidenceCollector {
   using Clock = std::chrono::steady_clock;
   using SendEvidence = std::function<void(const rendezvous::WorkerEvidence&)>;
 
-  explicit EvidenceCollector(asio::any_io_executor executor) : executor_(std::move(executor)) {}
+  /// `disk`: reads error files, which may lie on a disk that hangs.
+  EvidenceCollector(asio::any_io_executor executor, BlockingCalls& disk)
+      : executor_(std::move(executor)), disk_(disk) {}
 
   /// The workers of an attempt are about to start: what the kernel says from now on may be about them.
   /// `error_files` are theirs, in the order of ranks from `first_rank`; they may not exist.
@@ -54,9 +58,11 @@ class EvidenceCollector {
   void add_victim(const OomVictim& victim, std::string line);
   std::string oom_in_log(pid_t pid) const;
   std::string xids_of(const AbnormalExit& end) const;
+  Awaitable<std::map<std::uint32_t, std::string>> read_error_files();
   void report_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const;
 
   asio::any_io_executor executor_;
+  BlockingCalls& disk_;
   std::uint32_t attempt_ = 0;
   std::uint32_t first_rank_ = 0;
   std::vector<std::string> error_files_;

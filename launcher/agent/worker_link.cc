@@ -86,17 +86,15 @@ void remove_stale(const std::string& place) {
 /// One process that is expected, or there. Handlers hold it, so it may outlive the link: `link` is empty
 /// then, and nothing happens any more.
 struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
-  Worker(WorkerLink& owner, std::uint32_t rank, std::string at)
+  Worker(WorkerLink& owner, std::uint32_t rank)
       : link(&owner),
         local_rank(rank),
-        path(std::move(at)),
         listener(owner.executor_),
         connection(owner.executor_),
         rest(owner.executor_) {}
 
   WorkerLink* link;
   std::uint32_t local_rank;
-  std::string path;
   stream_descriptor listener;
   stream_descriptor connection;
   asio::steady_timer rest;  ///< of the listener, while there is no free descriptor
@@ -222,11 +220,10 @@ void WorkerLink::Worker::send() {
   });
 }
 
+/// Its name goes with the directory, at the end of the agent: the disk may hang, and heartbeats must not.
 void WorkerLink::Worker::close_listener() {
-  if (!listener.is_open()) return;
   error_code ignored;
   listener.close(ignored);
-  ::unlink(path.c_str());
 }
 
 void WorkerLink::Worker::close_connection() {
@@ -250,7 +247,10 @@ WorkerLink::WorkerLink(asio::any_io_executor executor, WorkerLinkEvents& events)
 WorkerLink::~WorkerLink() {
   for (const auto& [rank, worker] : workers_)
     worker->forget();
-  if (!directory_.empty()) ::rmdir(directory_.c_str());
+  if (directory_.empty()) return;
+  for (const auto& socket : list_directory(directory_))
+    ::unlink(socket.c_str());
+  ::rmdir(directory_.c_str());
 }
 
 Result<> WorkerLink::open(const std::string& base) {
@@ -281,7 +281,7 @@ Result<std::string> WorkerLink::expect(std::uint32_t local_rank) {
   const std::string path = directory_ + "/w" + std::to_string(local_rank) + "." + std::to_string(++serial_);
   auto fd = listening_at(path);
   if (!fd) return fd.error();
-  const auto worker = std::make_shared<Worker>(*this, local_rank, path);
+  const auto worker = std::make_shared<Worker>(*this, local_rank);
   error_code ec;
   worker->listener.assign(fd->get(), ec);
   if (ec) return system_error(ec.value(), "watch " + path);

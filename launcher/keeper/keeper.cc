@@ -114,6 +114,7 @@ class Keeper {
   bool anything_left();
   void kill_tree(const std::string& why);
   bool remove_traces();
+  void remove_directory();
   int exit_code(int code) const { return left_ ? options_.exit_code_if_left.value_or(code) : code; }
 
   KeeperOptions options_;
@@ -220,15 +221,15 @@ void Keeper::kill_tree(const std::string& why) {
     reap();  // a dead parent's children come to us, and its number becomes free
   }
   reap();
-  const bool groups_empty = remove_traces();
   const auto left = kill.left();
-  left_ = !left.empty() || !groups_empty;
   const std::size_t ended = kill.found() - std::min(left.size(), kill.found());
   if (!why.empty())
     say(why + "; ended " + std::to_string(ended) + (ended == 1 ? " process" : " processes") +
         " that it left");
   for (const LeftProcess& process : left)
     say("could not end process " + process.text());
+  const bool groups_empty = remove_traces();
+  left_ = !left.empty() || !groups_empty;
 }
 
 /// What the agent would have removed itself. False: a control group still holds a process.
@@ -237,11 +238,24 @@ bool Keeper::remove_traces() {
   for (const auto& group : cgroups_)
     empty = (group->remove(kRemoveTime) || group->pids().empty()) && empty;
   cgroups_.clear();
-  if (directory_.empty()) return empty;
-  for (const auto& entry : list_directory(directory_))
-    ::unlink(entry.c_str());
-  ::rmdir(directory_.c_str());
+  if (!directory_.empty()) remove_directory();
   return empty;
+}
+
+/// In a child that is not waited for long: the directory may lie on a disk that hangs.
+void Keeper::remove_directory() {
+  const pid_t child = fork();
+  if (child == 0) {
+    syscall(SYS_close_range, 0U, ~0U, 0U);  // nobody's end of file waits for us
+    for (const auto& entry : list_directory(directory_))
+      ::unlink(entry.c_str());
+    ::rmdir(directory_.c_str());
+    _exit(0);
+  }
+  const UniqueFd ended(child < 0 ? -1 : static_cast<int>(syscall(SYS_pidfd_open, child, 0U)));
+  pollfd entry{ended.get(), POLLIN, 0};
+  if (ended) poll(&entry, 1, static_cast<int>(kRemoveTime.count()));
+  reap();
 }
 
 bool Keeper::anything_left() {

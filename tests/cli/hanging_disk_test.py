@@ -103,6 +103,19 @@ class HangingDisk(LaunchTest):
         self.assertIn('"exit_code": 3', (self.disk / "job/report.json").read_text())
         self.assertEqual((self.disk / "job/attempt_0/rank_00000.stderr").read_text(), "words\n")
 
+    # ---- what the agent keeps in TMPDIR
+
+    def test_files_of_the_agent_hang(self):
+        (self.disk / "tmp").mkdir()
+        self.env["TMPDIR"] = str(self.disk / "tmp")
+        for code in (0, 3):
+            process = self.run_on_disk("--max-restarts", 1 if code == 0 else 0, "--master-timeout", "5s", "--node-timeout", "5s",
+                                       "sh", "-c", f"> {self.hang}; exit {code}")
+            done = self.finish(process)
+            self.assert_code(done, code)
+            self.assertNotIn("nothing was heard", done.err)
+            self.hang.unlink()
+
     # ---- the start of workers
 
     def check_slow_start(self, *args):
