@@ -1,5 +1,4 @@
 // The part of the Agent that begins and ends an attempt. What lives through several is in agent_rejoin.cc.
-
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
