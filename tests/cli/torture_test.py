@@ -107,7 +107,7 @@ class TortureItself(unittest.TestCase):
                            close_fds=True)
         problems = self.lane.run(self.case, after=leave_one)["problems"]
         self.assertEqual(len(problems), 1, problems)
-        self.assertRegex(problems[0], r"^left \d+ s after the last event: \d+ odd_daemon S .*; still there")
+        self.assertRegex(problems[0], r"^left \d+ s after the last event: \d+ unruly_daemon S .*; still there")
 
     def test_wrong_exit_code_and_last_line_are_found(self):
         # The worker ends by itself just before the signal that the test takes for the cause.
