@@ -31,7 +31,7 @@ struct DeepRun {
 JobSpec deep_job(const JobSpec& spec, DeepTest test, const std::string& job_dir,
                  const std::string& min_busbw);
 
-/// What the trainer found, as findings of the check: ranks are told as the hosts that they ran on.
+/// What the trainer found, as diagnostics of the check: ranks are named by the hosts that they ran on.
 std::vector<CheckDiagnostic> deep_diagnostics(const CheckResult& result, const DeepRun& run);
 
 /// Whether the trainer came to its end, however that was.

@@ -32,7 +32,7 @@ constexpr std::chrono::seconds kClocksApart{1};
 /// Threads of one worker with its loaders, by what a usual training has.
 constexpr std::uint64_t kTasksPerWorker = 64;
 
-/// In the order in which a user mends them; the place here is their rank in the list of findings.
+/// In the order in which a user fixes them; the index here is their rank in the list of diagnostics.
 constexpr std::array kItems = {"reach",       "agent",   "plan", "network",    "port",     "directory",
                                "environment", "program", "gpus", "gpu_memory", "versions", "infiniband",
                                "limits",      "shm",     "disk", "clock"};
@@ -41,7 +41,7 @@ std::string plural(std::uint64_t count, const std::string& word) {
   return std::to_string(count) + ' ' + word + (count == 1 ? "" : "s");
 }
 
-/// Collects findings; one that is equal on another host gets that host added.
+/// Collects diagnostics; one that is equal on another host gets that host added.
 class DiagnosticCollector {
  public:
   void add(Severity level, std::string item, std::vector<std::size_t> nodes, std::string text,

@@ -19,18 +19,17 @@ struct ProcessTime {
   bool traced = false;              ///< a debugger holds it at this moment
 };
 
-/// Decides on a node whether its workers still do anything (sans-IO; docs/hang.md). Signs of life are: bytes
+/// Decides on a node whether its workers still do anything (sans-IO; docs/hang.md). Activity is: bytes
 /// that a worker wrote; CPU time beyond what an idle process uses; a debugger at work in it; output that we
-/// ourselves hold back. Between two samples there is no life by definition.
+/// ourselves hold back. Activity is observed only when sampling.
 ///
 /// The driver's duties, every period():
 ///   1. `begin_sample`;
-///   2. `look` at the leaders and at `pacemakers()`; when it saw no life, at the other processes known from
-///   the
-///      last whole look; when that saw none either and `whole_due`, at the whole trees, however they are
-///      found;
+///   2. `add_sample` of the leaders and of `pacemakers()`; when that showed no activity, of the other
+///      processes known from the last whole sample; when that showed none either and `whole_due`, of the
+///      whole trees, however they are found;
 ///   3. `settle`, and tell the master when it gives a change.
-/// Between samples it calls `life` for what it hears of.
+/// Between samples it calls `record_activity` for what it hears of.
 class ActivityTracker {
  public:
   using Time = std::chrono::nanoseconds;  ///< the node's CLOCK_MONOTONIC

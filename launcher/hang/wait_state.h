@@ -17,7 +17,7 @@ struct ThreadSnapshot {
   std::uint64_t argument = 0;  ///< the call's first one: the descriptor, where it has one
 };
 
-/// Reads /proc/PID/syscall into `look`: "running", "-1 SP PC", or number and arguments.
+/// Reads /proc/PID/syscall into `snapshot`: "running", "-1 SP PC", or number and arguments.
 void parse_syscall(std::string_view text, ThreadSnapshot& snapshot);
 
 /// Whether the call that the thread is in waits for the descriptor in `argument`.

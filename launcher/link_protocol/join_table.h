@@ -16,7 +16,7 @@ namespace ddp::launcher {
 /// Sans-IO. The driver's duties:
 ///   1. before `join`, tell `heard` of the links that live at the places which it is `about`: one that is
 ///   silent for kFresh gives way;
-///   2. act on the answer: a refusal is said to the node, `displaced` is ended;
+///   2. act on the answer: a refusal is said to the node; when `displaces`, the node's older link is ended;
 ///   3. tell `opened` when the node's link carries heartbeats, `ended` when that very link has ended.
 class JoinTable {
  public:

@@ -27,8 +27,8 @@ class NodeLink {
   static constexpr int kFirstPings = 8;
   static constexpr std::size_t kMostErrors = 64u << 10;
 
-  /// `life` counts the links to the host. `first_pings`: round trips in a row at the start: the shortest of
-  /// several is near the truth, and a first failure may come within milliseconds.
+  /// `incarnation` counts the links to the host. `first_pings`: round trips in a row at the start: the
+  /// shortest of several is near the truth, and a first failure may come within milliseconds.
   NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host,
            std::uint32_t incarnation = 1, int first_pings = kFirstPings);
 

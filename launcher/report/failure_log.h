@@ -35,7 +35,7 @@ class FailureLog {
   /// Forgets what went wrong in the attempt: it was stopped for no failure.
   void forget_attempt() { end_.failures.clear(); }
 
-  /// `born`: the attempt in which its process was started, at `at`.
+  /// `start_attempt`: the attempt in which its process was started, at `at`.
   void worker_started(int rank, Time at, std::uint32_t start_attempt) {
     started_[rank] = {at, start_attempt};
   }

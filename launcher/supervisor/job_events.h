@@ -11,7 +11,7 @@
 #include "rendezvous/protocol/message.h"
 
 /// What goes into the Supervisor and what comes out of it. Plain data. A node is its host's index in the
-/// job's list; `life` counts the links to that host, from 1.
+/// job's list; `incarnation` counts the links to that host, from 1.
 namespace ddp::launcher::job {
 
 using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
@@ -65,7 +65,7 @@ struct ToNode {
 struct Disconnect {  ///< stop trying to reach it, or drop its link
   std::size_t node;
 };
-struct Recall {  ///< try to reach it again: NodeUp with a new life, or NodeFailed, is the answer
+struct Recall {  ///< try to reach it again: NodeUp with a new incarnation, or NodeFailed, is the answer
   std::size_t node;
 };
 struct PrintLine {  ///< for the user, one line

@@ -32,8 +32,8 @@ namespace ddp::launcher {
 /// The states are those of docs/states.md.
 ///
 /// The driver's duties:
-///   1. call `start` once, then `step` for every event in the order in which they happened; the first life of
-///   a host is 1, each new link to it has the next one, and its old link is closed;
+///   1. call `start` once, then `step` for every event in the order in which they happened; the first
+///   incarnation of a host is 1, each new link to it has the next one, and its old link is closed;
 ///   2. carry out all actions of a step, in order, before the next event; a message to a node that is gone is
 ///   dropped;
 ///   3. call `step(Tick)` no later than `deadline()`; Ping a node only when it has answered the last Ping;
@@ -115,15 +115,15 @@ class Supervisor {
     std::string connected;
     std::string local;  ///< its own address on the way to node rank 0
     NodeInfiniband infiniband;
-    std::string slots_reason;                     ///< why it runs as many workers, in words
-    std::optional<std::size_t> participant;       ///< index of its place in the attempt
-    bool lost = false;                            ///< its failure is known; its end is awaited
-    bool reason_reported = false;                 ///< by its agent itself
-    Time up_at{0};                                ///< when it said hello
-    std::uint32_t spawned = 0;                    ///< the attempt that its workers were last told of
-    rendezvous::RankAssignment ran;               ///< its place in that
-    std::vector<std::uint32_t> worker_pids;       ///< by local rank, the last that was started; 0: not known
-    std::optional<Predecessor> predecessor;       ///< a life that was lost, and whose workers may live
+    std::string slots_reason;                ///< why it runs as many workers, in words
+    std::optional<std::size_t> participant;  ///< index of its place in the attempt
+    bool lost = false;                       ///< its failure is known; its end is awaited
+    bool reason_reported = false;            ///< by its agent itself
+    Time up_at{0};                           ///< when it said hello
+    std::uint32_t spawned = 0;               ///< the attempt that its workers were last told of
+    rendezvous::RankAssignment ran;          ///< its place in that
+    std::vector<std::uint32_t> worker_pids;  ///< by local rank, the last that was started; 0: not known
+    std::optional<Predecessor> predecessor;  ///< an incarnation that was lost, and whose workers may live
     std::vector<rendezvous::Survivor> survivors;  ///< while it is waiting
     bool ending = false;                 ///< its workers are in no attempt any more, and are being ended
     std::optional<NodeTrouble> trouble;  ///< why it is not there

@@ -48,7 +48,7 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   node.hello = event.hello;
   node.connected = event.connected;
   node.lost = node.reason_reported = node.ending = false;
-  node.survivors.clear();  // those of an earlier life are none of its own
+  node.survivors.clear();  // those of an earlier incarnation are none of its own
   node.trouble.reset();
   // A node that came by itself is known by its own name, unless another one is.
   if (spec_.launcher == LauncherKind::kJoin && names_.insert(event.hello.hostname).second)

@@ -72,8 +72,8 @@ class Bootstrap {
   /// may ask for the agent.
   enum class Lookup { kNone, kGiven, kPush };
 
-  /// `host` is the name the user knows; `agent` is the path the agent was looked for at. `way` is what has to
-  /// work before the look begins, in words: "the login shell there".
+  /// `host` is the name the user knows; `agent` is the path the agent was looked for at. `intermediary` is
+  /// what has to work before the lookup begins, as text: "the login shell there".
   Bootstrap(std::string host, std::string agent, Lookup lookup = Lookup::kNone,
             std::string intermediary = "the login shell there");
 

@@ -79,7 +79,7 @@ class FanOut {
   void on_deadline();
 
   asio::any_io_executor loop_;
-  BlockingCalls disk_;  ///< reads the agents of `stock`
+  BlockingCalls disk_;  ///< reads the agents of `bundle`
   RemoteShell& remote_;
   RemoteShell& local_;
   FanOutOptions options_;

@@ -50,7 +50,7 @@ std::optional<Membership::Time> Membership::deadline() const {
 
 // ---- who is there
 
-/// The sender, if it is one whose words count: of this job, there, and not of an earlier life.
+/// The sender, if it is one whose words count: of this job, there, and not of an earlier incarnation.
 Membership::Node* Membership::known(const Sender& from) {
   if (from.job != rules_.job || from.host >= nodes_.size()) return nullptr;
   Node& node = nodes_[from.host];
@@ -186,7 +186,7 @@ void Membership::fail_early(Time now) {
   if (coming_ == 0) on_join_limit(now);
 }
 
-/// A life of a host is over, as far as the job goes; its workers may live until its lease ends.
+/// An incarnation of a host is over, as far as the job goes; its workers may live until its lease ends.
 void Membership::lose(HostNumber host, const std::string& why, bool workers_dead, Time now) {
   if (state_ == State::kEnded) return;  // the driver ends them all
   Node& node = nodes_[host];

@@ -22,12 +22,13 @@ namespace ddp::rendezvous {
 ///   2. carry out all actions of a step, in order, before the next event;
 ///   3. a Tick no later than `deadline()`; one that is a second late is taken for a sleep of ours, and the
 ///      silence of others during it means nothing;
-///   4. a link that was dropped is closed before its host's next life joins; Ping a node only when it has
+///   4. a link that was dropped is closed before its host's next incarnation joins; Ping a node only when it
+///   has
 ///      answered the last Ping, for its lease hangs on that (NodeLease);
 ///   5. after EndJob: end all nodes; events are ignored from then on.
 ///
-/// Events of another job, of an earlier life of a host, of another attempt, and repeated ones do nothing,
-/// except that who says hello to the wrong job, or too late, is dropped with the reason.
+/// Events of another job, of an earlier incarnation of a host, of another attempt, and repeated ones do
+/// nothing, except that who says hello to the wrong job, or too late, is dropped with the reason.
 class Membership {
  public:
   using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
@@ -148,7 +149,7 @@ class Membership {
   Time awake_since_{0};
   std::optional<Time> started_;
   std::optional<Time> phase_end_;  ///< join limit, stop time, back-off
-  std::optional<Time> retry_at_;   ///< last call, settle, leases
+  std::optional<Time> retry_at_;   ///< admission window, debounce, leases
   std::optional<Time> admission_window_;
   std::optional<Time> growth_at_;
   Time watch_at_{0};  ///< the next look for silent nodes

@@ -36,7 +36,7 @@ std::vector<SlotTable::Candidate> Membership::candidates(bool excluded_too, Time
   std::vector<SlotTable::Candidate> all;
   for (HostNumber host = 0; host < nodes_.size(); ++host) {
     const Node& node = nodes_[host];
-    // Before the end of its lease an earlier life's workers may still hold its devices.
+    // Before the end of its lease an earlier incarnation's workers may still hold its devices.
     if (node.busy_until > now && some_wait()) continue;
     if (node.present && (excluded_too || node.excluded_until <= now)) all.push_back({host, node.slots});
   }

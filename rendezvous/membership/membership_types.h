@@ -55,8 +55,8 @@ struct MembershipRules {
   bool scale_up_now = false;
 };
 
-/// Who says something. `life` counts the links to a host, from 1; the driver gives each new one the next
-/// number, so that host and life name one link.
+/// Who says something. `incarnation` counts the links to a host, from 1; the driver gives each new one
+/// the next number, so that host and incarnation name one link.
 struct Sender {
   std::string_view job;
   std::uint32_t attempt = 0;  ///< ignored where it says so
@@ -70,7 +70,7 @@ struct Joined {  ///< its agent said hello and can run so many workers; any atte
   std::string name =
       {};  ///< needed of hosts that were not expected; else given where hosts choose their number
   std::uint32_t gone_incarnation =
-      0;  ///< it is certain now that no worker of this earlier life lives; 0: of none
+      0;  ///< it is certain now that no worker of this earlier incarnation lives; 0: of none
 };
 struct Heartbeat {};  ///< any byte of it; any attempt
 struct LinkLost {     ///< any attempt
@@ -78,7 +78,7 @@ struct LinkLost {     ///< any attempt
   bool workers_dead = false;  ///< it is certain (a goodbye, the keeper's word) that none of its workers lives
 };
 struct WorkersGone {};  ///< after LinkLost: it is certain now that none of its workers lives; any attempt
-struct Absent {         ///< it could not be reached, or no agent answers there; any attempt and life
+struct Absent {         ///< it could not be reached, or no agent answers there; any attempt and incarnation
   std::string why;
 };
 struct WorkerFailed {
@@ -94,7 +94,7 @@ struct NodeRefused {  ///< it cannot start its part, or its start failed; none o
   bool non_retryable = true;
 };
 struct AttemptProgress {};  ///< the attempt came further than those before
-// ---- events of the master itself: no host, no life
+// ---- events of the master itself: no host, no incarnation
 struct AttemptFailed {  ///< for a reason that is no node's: a hang, no network
   std::string why;
   bool non_retryable = false;

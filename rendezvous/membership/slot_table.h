@@ -37,10 +37,11 @@ class SlotTable {
   /// `fixed`: the world keeps the shape of its first attempt; otherwise it may shrink and grow.
   explicit SlotTable(int max_nodes, bool fixed = false) : max_nodes_(max_nodes), fixed_(fixed) {}
 
-  /// Seats those who can take part, in this order of rules: a holder keeps its seat; a host that returns
-  /// takes its own if that is empty; the first candidate with the slots takes an empty seat, and its size;
-  /// what is left over gets new seats at the end. Candidates that find no seat are spares. Order of the
-  /// candidates: the first fill makes the seats in it, later it is the order of the spares. No host twice.
+  /// Gives slots to those who can take part, in this order of rules: a holder keeps its slot; a host that
+  /// returns takes its own if that is empty; the first candidate with enough device slots takes an empty
+  /// slot, and its size; what is left over gets new slots at the end. Candidates that find no slot are
+  /// spares. Order of the candidates: the first fill makes the slots in it, later it is the order of the
+  /// spares. No host twice.
   void fill(const std::vector<Candidate>& candidates);
 
   /// Of the last fill: node_rank counts the filled seats, ranks are prefix sums of their sizes.

@@ -12,7 +12,7 @@
 namespace ddp::rendezvous {
 
 /// Something that a person should read: what the worker did, as the rest of a sentence that begins with its
-/// name. Once for each kind of oddity in a worker's life.
+/// name. Once for each kind of misbehavior in a worker's life.
 struct WorkerMisbehaved {
   std::string words;
   bool operator==(const WorkerMisbehaved&) const = default;

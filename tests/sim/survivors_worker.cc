@@ -1,5 +1,5 @@
-// The workers of the simulation: they follow the worker protocol as rendezvous/worker_link_client and
-// apps/train/rejoin do, and train.
+// The workers of the simulation: they follow the worker protocol as
+// rendezvous/worker_client/worker_link_client and apps/train/training/rejoin do, and train.
 #include <algorithm>
 #include <csignal>
 #include <utility>

@@ -19,7 +19,7 @@ struct CommandLine {
 };
 
 /// Finds the options before the worker: `--opt value`, `--opt=value`, '_' for '-', `--` ends them. Unknown
-/// options, missing values and the options of compatibility_options.h go to `findings`.
+/// options, missing values and the options of compatibility_options.h go to `diagnostics`.
 CommandLine read_command_line(const std::vector<std::string>& args, OptionTable& table,
                               Diagnostics& diagnostics);
 

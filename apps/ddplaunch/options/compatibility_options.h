@@ -40,7 +40,7 @@ struct PetOptions {
 };
 
 /// `given`: names of the options on the command line, which go before variables. A flag's variable is a
-/// number, as torchrun reads it; any other value goes to `findings`. Empty variables count as unset, so do
+/// number, as torchrun reads it; any other value goes to `diagnostics`. Empty variables count as unset, so do
 /// with `alone`, which is --launcher local, those that tell of other nodes.
 PetOptions read_pet_options(const launcher::EnvVars& env, const std::vector<std::string>& given, bool alone,
                             Diagnostics& diagnostics);

@@ -30,7 +30,7 @@ void read_host_options(const OptionValues& values, const ProcessContext& context
                        Diagnostics& diagnostics);
 
 /// --hosts-from `source`: "slurm" and "env" (what a scheduler put into the environment), "-" (standard input)
-/// or the name of a hostfile. False: nothing usable was there, and `findings` says what was looked for.
+/// or the name of a hostfile. False: nothing usable was there, and `diagnostics` says what was looked for.
 bool read_hosts_from(const std::string& source, const ProcessContext& context,
                      std::vector<remote::Host>& hosts, Diagnostics& diagnostics);
 

@@ -19,7 +19,7 @@ inline constexpr unsigned kMaxLocalRank = 65'535;
 /// 500ms, 15s, 2m, 1h, or a number of seconds; up to 1000 hours.
 std::optional<std::chrono::milliseconds> read_duration(std::string_view text);
 /// As read_duration into `value`, which stays when `text` is empty; what is wrong, or less than `least`, goes
-/// to `findings` with the option's name.
+/// to `diagnostics` with the option's name.
 void read_time(const std::string& text, std::string_view option, std::chrono::milliseconds least,
                std::chrono::milliseconds& value, Diagnostics& diagnostics);
 /// N, auto, gpu or cpu. N from 1 to 65535.

@@ -66,7 +66,7 @@ class DeviceNet {
   /// False: every launch by itself, to compare with.
   void use_graphs(bool use) { use_graphs_ = use; }
 
-  /// When another recipe comes, or other memory.
+  /// When other hyperparameters come, or other memory.
   void forget_graphs() { graphs_->clear(); }
   /// The same as a call that may come at any time, when this is gone too.
   std::function<void()> forgetter();

@@ -47,8 +47,8 @@ Result<> can_test_gpu();
 Result<std::unique_ptr<HealthDevice>> open_health_gpu(int local_rank);
 
 /// How much of its device's memory this rank may take, so that no other one lacks it: the ranks that share a
-/// device have equal parts. `told` has for each rank its identity() and its testable_memory(), told when all
-/// had opened their devices and none had begun; 0 where a rank could not tell.
+/// device have equal parts. `sizes` has for each rank its identity() and its testable_memory(), read when
+/// all had opened their devices and none had begun; 0 where a rank does not know.
 std::size_t memory_share(std::span<const std::uint64_t> sizes, int rank);
 
 /// All tests of one device in their order; what could not be made is the figures' trouble.

@@ -165,7 +165,7 @@ Result<std::size_t> testable_gpu_memory() {
 /// A GPU must not be judged by itself alone: it also tells how many words each block has looked at, and the
 /// host looks at some of each piece again.
 ///
-/// `plant`: a bit of one word is turned over in between. `after_pattern` is called four times. Blocking.
+/// `inject`: a bit of one word is inverted in between. `after_pattern` is called four times. Blocking.
 Result<PatternFaults> test_gpu_memory(cudaStream_t stream, std::size_t bytes, std::size_t share, bool inject,
                                       const std::function<void()>& after_pattern) {
   GpuMemory memory(stream);

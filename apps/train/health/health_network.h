@@ -14,7 +14,7 @@ namespace ddp::train {
 Result<std::vector<HealthPair>> test_pairs(const WorkerEnvironment& environment, const WorldOptions& options,
                                            CommWorld& world);
 
-/// The sum of 16 MiB over all ranks, `times` times: how many elements were wrong on this rank. `plant`: one
+/// The sum of 16 MiB over all ranks, `times` times: how many elements were wrong on this rank. `inject`: one
 /// is made wrong on this rank.
 Result<std::uint64_t> test_sum(Communicator& world, int times, bool inject);
 

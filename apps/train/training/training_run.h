@@ -21,8 +21,8 @@ struct TrainingAttempt {
   std::function<void()> on_ready{};  ///< this rank has the state and takes part
 };
 
-/// The training of one process, which may live through several attempts. The recipe: what is tried first,
-/// where the state comes from, epochs and tests, what is printed and written at the end.
+/// The training of one process, which may live through several attempts. Here is the order: what is tried
+/// first, where the state comes from, epochs and tests, what is printed and written at the end.
 class TrainingRun {
  public:
   virtual ~TrainingRun() = default;

@@ -18,7 +18,7 @@ struct NodeLinks {
   std::vector<UniqueFd>
       liveness;           ///< pipes' read ends that hang up when that rank is gone; the own one is empty
   UniqueFd own_liveness;  ///< the write end; held, never written
-  std::vector<UniqueFd> buffers;  ///< memfds of ShmBuffers, each rank's own
+  std::vector<UniqueFd> buffers;  ///< memfds of ShmBuffer, each rank's own
 };
 
 struct NodeConfig {

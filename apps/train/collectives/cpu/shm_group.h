@@ -25,9 +25,10 @@ namespace ddp::train {
 ///
 /// Every call is a row of rounds; in each, a rank copies what the others need into its area, publishes, waits
 /// until all have, and reads. A wait spins for a moment where each rank has a processor of its own, then
-/// sleeps in poll on its bell (an eventfd), the interrupt and the life of the others: a death or a revoke
-/// ends it at once. The first to see a death writes it down in the segment and wakes all. A rank that waits
-/// shows the others that it is alive; one that neither comes nor waits for `step_timeout` is given up.
+/// sleeps in poll on its doorbell (an eventfd), the interrupt and the liveness of the others: a death or a
+/// revoke ends the wait at once. The first to see a death writes it down in the segment and wakes all. A rank
+/// that waits shows the others that it is alive; one that neither comes nor waits for `step_timeout` is given
+/// up.
 class ShmGroup {
  public:
   /// The segment is `links.memory`, mapped (by tests once for all ranks of one process).
@@ -100,7 +101,7 @@ class ShmGroup {
   NodeLinks links_;
   ShmSegment segment_;
   std::vector<ShmBuffer> buffers_;  ///< of all ranks; empty: none are shared
-  UniqueFd liveness_;               ///< epoll of links_.lives
+  UniqueFd liveness_;               ///< epoll of links_.liveness
   std::vector<bool> gone_;
   bool spins_ = false;
   std::chrono::nanoseconds spin_time_;

@@ -62,7 +62,7 @@ struct HealthReport {
   std::vector<HealthFigures> ranks;
   std::vector<HealthPair> pairs;
   int nodes = 0;        ///< 0: not known
-  std::string backend;  ///< as World::way
+  std::string backend;  ///< as CommWorld::backend
 };
 
 struct HealthDiagnostic {

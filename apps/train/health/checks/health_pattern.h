@@ -50,7 +50,7 @@ struct PatternFaults {
 /// of which the GPU told nothing count too.
 PatternFaults with_sample(PatternFaults merged, const PatternFaults& seen);
 
-/// Writes and reads `memory` once for each pattern. `plant`: a bit in the middle is turned over in between.
+/// Writes and reads `memory` once for each pattern. `inject`: a bit in the middle is inverted in between.
 PatternFaults test_patterns(std::span<std::uint64_t> memory, bool inject = false);
 
 }  // namespace ddp::train

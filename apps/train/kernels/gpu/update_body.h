@@ -26,7 +26,7 @@ struct StepState : StepInput {
   double rate, keep, root_correction;
 };
 
-/// The recipe, by number: constant while a graph lives.
+/// The hyperparameters, by number: constant while a graph lives.
 struct UpdateSettings {
   bool adamw;
   double momentum;               ///< SGD
