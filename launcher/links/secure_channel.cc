@@ -165,7 +165,7 @@ void SecureLine::finish(const error_code& error) {
   error_code ignored;
   local_.shutdown(Socket::shutdown_send, ignored);
   over_.cancel();
-  if (const auto reported = std::exchange(on_end_, nullptr)) reported();
+  if (const auto handler = std::exchange(on_end_, nullptr)) handler();
 }
 
 void SecureLine::cut(Error why) {
@@ -218,9 +218,9 @@ Awaitable<remote::ChannelEnd> SecureChannel::end() {
       co_return cancelled;
     }
   }
-  remote::ChannelEnd reported;
-  reported.broken = line_->broken_;
-  co_return reported;
+  remote::ChannelEnd channel_end;
+  channel_end.broken = line_->broken_;
+  co_return channel_end;
 }
 
 }  // namespace ddp::launcher

@@ -201,7 +201,7 @@ class Bench(unittest.TestCase):
                 self.assertIn("# Out of bounds values : 3 FAILED\n", results[0][1])
                 with open(path, encoding="utf-8") as file:
                     result = json.load(file)
-                self.assertEqual([result[key] for key in ("kind", "operation", "way", "world_size", "passed")],
+                self.assertEqual([result[key] for key in ("kind", "operation", "backend", "world_size", "passed")],
                                  ["bench", operation, "nccl", 3, False])
                 self.assertEqual([(row["bytes"], row["wrong"]) for row in result["rows"]], [(12, 0), (1200, 3), (120000, 0)])
 

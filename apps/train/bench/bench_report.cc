@@ -235,7 +235,7 @@ std::string verdict(const BenchReport& report) {
 std::string report_json(const BenchReport& report) {
   const bool pairs = !report.pairs.empty();
   std::string text = record_head(pairs ? "pairs" : "bench", 0, report.world);
-  text += print(",\"version\":\"%s\",\"operation\":\"%s\",\"nodes\":%d,\"way\":\"%s\"",
+  text += print(",\"version\":\"%s\",\"operation\":\"%s\",\"nodes\":%d,\"backend\":\"%s\"",
                 std::string(version()).c_str(), operation_name(report.operation), report.nodes,
                 report.backend.c_str());
   text += pairs ? pairs_json(report) : rows_json(report);

@@ -109,7 +109,7 @@ std::vector<std::string> failure_lines(const HealthReport& report,
 std::string health_json(const HealthReport& report, const std::vector<HealthDiagnostic>& diagnostics) {
   std::string text = record_head("health", 0, static_cast<int>(report.ranks.size()));
   text += ",\"version\":" + json_string(version()) + ",\"nodes\":" + std::to_string(report.nodes) +
-          ",\"way\":" + json_string(report.backend) + ",\"ranks\":" + list_json(report.ranks, rank_json);
+          ",\"backend\":" + json_string(report.backend) + ",\"ranks\":" + list_json(report.ranks, rank_json);
   text += ",\"pairs\":" +
           list_json(report.pairs, [](const HealthPair& pair, std::size_t) { return pair_json(pair); });
   text +=

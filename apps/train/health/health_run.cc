@@ -112,9 +112,9 @@ void ask_for_memory(OwnDevice& own) {
 /// Ranks that share a GPU would each take all that is free.
 Result<std::size_t> agree_on_memory(Communicator& all, const OwnDevice& own) {
   const std::uint64_t mine[] = {own.device ? own.device->identity() : 0, own.testable};
-  const auto reported = all.all_gather(mine);
-  if (!reported) return reported.error();
-  return memory_share(*reported, all.rank());
+  const auto sizes = all.all_gather(mine);
+  if (!sizes) return sizes.error();
+  return memory_share(*sizes, all.rank());
 }
 
 Result<> gather_figures(Communicator& all, const HealthFigures& mine, HealthReport& report) {
@@ -156,7 +156,7 @@ Result<> test_all(const HealthOptions& options, const WorkerEnvironment& environ
   };
   if (auto met = share_outcome(all, test, sign); !met) return met;
   HealthFigures& mine = own.figures;
-  if (auto reported = gather_figures(all, mine, report); !reported) return reported;
+  if (auto gathered = gather_figures(all, mine, report); !gathered) return gathered;
   if (all.world_size() > 1) {
     auto pairs = test_pairs(environment, world_options, world);
     if (!pairs) return pairs.error();
@@ -220,10 +220,10 @@ int run_health(int argc, const char* const* argv) {
     if (speaks) print_failures(report, diagnostics);
     return end_with(tested.error().text + " of the health check");
   }
-  Result<> reported;
-  if (speaks) reported = write_report(options, report, diagnostics);
+  Result<> written;
+  if (speaks) written = write_report(options, report, diagnostics);
   // Nobody is gone, and taken for the reason, before rank 0 has said all.
-  if (auto done = share_outcome(*world->communicator, reported); !done) return end_with(done.error().text);
+  if (auto done = share_outcome(*world->communicator, written); !done) return end_with(done.error().text);
   return has_failed(diagnostics, environment->rank) ? kHealthFailed : 0;
 }
 

@@ -52,12 +52,12 @@ template <class T>
 void Trainer<T>::attach(Communicators communicators) {
   communicators_ = communicators;
   gather_error_.reset();
-  sync_.emplace(sync_settings(options_), model_, sums());
+  sync_.emplace(sync_settings(options_), model_, sum_group());
   if (!optimizer_) optimizer_.emplace(options_.optimizer, own_part().end - own_part().begin);
 }
 
 template <class T>
-void Trainer<T>::leave_attempt() {
+void Trainer<T>::detach() {
   if (std::exchange(attached_to_device_, false)) {
     must_work(model_.device_steps()->drop());
     model_.device_steps()->detach();
@@ -315,7 +315,7 @@ Result<bool> Trainer<T>::train_batches(const OnStep& on_step) {
 template <class T>
 bool Trainer<T>::has_device_steps() const {
   if (model_.device_steps() == nullptr || options_.zero || options_.accumulate != 1) return false;
-  return sums().world_size() == 1 || sums().device_all_reducer() != nullptr;
+  return sum_group().world_size() == 1 || sum_group().device_all_reducer() != nullptr;
 }
 
 template <class T>
@@ -332,8 +332,8 @@ auto Trainer<T>::begin_device_epoch(std::vector<std::uint32_t> order)
     settings.optimizer = options_.optimizer;
     settings.clip_value = options_.clip_value;
     settings.clip_norm = options_.clip_norm;
-    settings.ranks = sums().world_size();
-    settings.all_reducer = settings.ranks == 1 ? nullptr : sums().device_all_reducer();
+    settings.ranks = sum_group().world_size();
+    settings.all_reducer = settings.ranks == 1 ? nullptr : sum_group().device_all_reducer();
     settings.undo = options_.rejoin;
     if (auto done = device.attach(settings); !done) return done.error();
     attached_to_device_ = true;

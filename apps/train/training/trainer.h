@@ -59,7 +59,7 @@ class Trainer {
   void attach(Communicators communicators);
   /// The ranks are gone, maybe in the middle of a step: nothing stays of one whose sums are not all here, and
   /// nothing of the communicators is held.
-  void leave_attempt();
+  void detach();
   void set_phase_handler(OnPhase on_phase) { on_phase_ = std::move(on_phase); }
   /// Besides the phases of a step, which are told by themselves.
   void report_phase(const char* phase) const {
@@ -113,7 +113,9 @@ class Trainer {
   const StepProfile& profile() const { return profile_; }
 
  private:
-  Communicator& sums() const { return communicators_.node ? *communicators_.node : *communicators_.world; }
+  Communicator& sum_group() const {
+    return communicators_.node ? *communicators_.node : *communicators_.world;
+  }
   Result<bool> train_batches(const OnStep& on_step);
   Result<bool> report_step(StepReport& report, std::size_t steps_left, const OnStep& on_step);
   Result<StepReport> train_step(BatchLoader<T>& loader, int micro_batches);

@@ -111,7 +111,7 @@ class TypedTrainingRun final : public TrainingRun {
   }
 
   void leave_attempt() override {
-    trainer_.leave_attempt();
+    trainer_.detach();
     world_ = nullptr;
   }
 

@@ -207,10 +207,10 @@ Result<> compare_backends(const WorkerEnvironment& environment, const WorldOptio
                           PeerDirectory& directory) {
   const EqualOptions mine = backend_options(options);
   if (environment.rank == 0) {
-    auto published = directory.share("way", to_text(mine));
+    auto published = directory.share("backend", to_text(mine));
     return published ? published : within(me(environment), published.error());
   }
-  const auto text = directory.find("way", options.start_timeout);
+  const auto text = directory.find("backend", options.start_timeout);
   if (!text && text.error().code == ErrorCode::kTimeout) {
     return Error{ErrorCode::kTimeout,
                  me(environment) + " misses rank 0: it has not come to the store in time; did it start?"};

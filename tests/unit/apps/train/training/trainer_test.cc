@@ -297,7 +297,7 @@ TEST_CASE("with warm-up the cosine begins at the peak, also after a change of th
   // Half of the first epoch is over; from here on two ranks share each step.
   trainer.position().segment_begin = 24;
   trainer.position().segment_step = 0;
-  trainer.leave_attempt();
+  trainer.detach();
   ThreadWorld two(2);
   std::vector<double> rest[2];
   two.run([&](ThreadWorld::Rank& rank) {

@@ -75,7 +75,7 @@ struct Rank {
                   return report.total < steps;
                 })
                 .has_value());
-    trainer.leave_attempt();
+    trainer.detach();
     marks.world_size = 1;
   }
   std::vector<double> numbers() {
@@ -170,7 +170,7 @@ TEST_CASE("a hand-over that is revoked anywhere changes nothing") {
       rank.trainer.attach({&ending, nullptr, nullptr});
       const auto done = share_state(options, ending, 0, true, data.training.size(), rank.trainer, rank.marks);
       if (!done) codes[static_cast<std::size_t>(world.rank())] = done.error().code;
-      rank.trainer.leave_attempt();
+      rank.trainer.detach();
     });
     CHECK(codes == std::vector<ddp::ErrorCode>(2, ddp::ErrorCode::kCancelled));
     CHECK(behind.numbers() == numbers);
@@ -234,7 +234,7 @@ TEST_CASE("of a half step nothing stays, wherever it is revoked") {
       if (done) break;
       REQUIRE(good < 100);
       const std::uint64_t step = kind == 3 ? 2 : 1;  // the nodes' average follows the update
-      rank.trainer.leave_attempt();
+      rank.trainer.detach();
       CHECK(rank.trainer.position().step == step);
       if (step == 1) {
         CHECK(rank.numbers() == undisturbed.numbers());

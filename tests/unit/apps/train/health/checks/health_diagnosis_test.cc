@@ -33,7 +33,7 @@ HealthReport healthy(int ranks) {
   return report;
 }
 
-Lines reported(const HealthReport& report) {
+Lines diagnostic_lines(const HealthReport& report) {
   Lines lines;
   for (const HealthDiagnostic& diagnostic : diagnose_health(report))
     lines.push_back((diagnostic.error ? "error " : "warning ") + std::to_string(diagnostic.rank) + ' ' +
@@ -42,8 +42,8 @@ Lines reported(const HealthReport& report) {
 }
 
 TEST_CASE("Healthy ranks have no findings") {
-  CHECK(reported(healthy(1)).empty());
-  CHECK(reported(healthy(4)).empty());
+  CHECK(diagnostic_lines(healthy(1)).empty());
+  CHECK(diagnostic_lines(healthy(4)).empty());
 }
 
 TEST_CASE("A rank with wrong values is named with all of them in one line") {
@@ -68,29 +68,30 @@ TEST_CASE("A rank with wrong values is named with all of them in one line") {
 TEST_CASE("A pair that fails is told of both, a slow one as a warning") {
   HealthReport report = healthy(3);
   report.pairs[0].failed = true;
-  CHECK(reported(report) == Lines{"error 0 pair: could not exchange messages with rank 1 on gpu02",
-                                  "error 1 pair: could not exchange messages with rank 0 on gpu01"});
+  CHECK(diagnostic_lines(report) == Lines{"error 0 pair: could not exchange messages with rank 1 on gpu02",
+                                          "error 1 pair: could not exchange messages with rank 0 on gpu01"});
   report = healthy(3);
   report.pairs[2].result.bandwidth = 1;
-  CHECK(reported(report) ==
+  CHECK(diagnostic_lines(report) ==
         Lines{"warning 1 pair: 1.00 GB/s with rank 2 on gpu03, more than 20 % under the median"});
 }
 
 TEST_CASE("Who is more than 20 % under the median of its kind is slow") {
   HealthReport report = healthy(3);
   report.ranks[2].gflops = 7.9;
-  CHECK(reported(report) == Lines{"warning 2 slow: 7.9 GFLOP/s for each thread, 21 % under the median"});
+  CHECK(diagnostic_lines(report) ==
+        Lines{"warning 2 slow: 7.9 GFLOP/s for each thread, 21 % under the median"});
   report.ranks[2].gflops = 8.1;
-  CHECK(reported(report).empty());
+  CHECK(diagnostic_lines(report).empty());
   // More threads make no slower rank.
   report.ranks[0].gflops = 40;
   report.ranks[0].threads = 4;
-  CHECK(reported(report).empty());
+  CHECK(diagnostic_lines(report).empty());
   // A GPU is no measure for a CPU.
   report.ranks[1].gpu = true;
   report.ranks[1].device = "GPU 0 (H100)";
   report.ranks[1].gflops = 9000;
-  CHECK(reported(report).empty());
+  CHECK(diagnostic_lines(report).empty());
 }
 
 TEST_CASE("What NVML counts") {
@@ -104,7 +105,7 @@ TEST_CASE("What NVML counts") {
   one.clock = 900;
   one.most_clock = 1980;
   one.temperature = 91;
-  CHECK(reported(report) ==
+  CHECK(diagnostic_lines(report) ==
         Lines{"error 0 ecc: 1 ECC errors that could not be corrected",
               "error 0 xid: the driver reported 1 Xid errors, the last is Xid 79",
               "warning 0 throttle: clocks were held back by heat, down to 900 of 1980 MHz at 91 degrees"});
@@ -166,12 +167,12 @@ TEST_CASE("Patterns find a bit that turns over") {
   CHECK(faults.compared == 4 * 1000);
 }
 
-/// What the blocks of the GPU's test tell of a piece, run on the host in some order.
+/// What the blocks of the GPU's test report about a piece, run on the host in some order.
 std::vector<PatternFaults> read_pattern_faults(const HealthPiece& piece,
                                                const kernels::device::HostOrder& order) {
-  std::vector<PatternFaults> reported(static_cast<std::size_t>(blocks_of(piece)));
-  kernels::device::run_on_host<ReadPattern>({piece, reported.data()}, order);
-  return reported;
+  std::vector<PatternFaults> faults(static_cast<std::size_t>(blocks_of(piece)));
+  kernels::device::run_on_host<ReadPattern>({piece, faults.data()}, order);
+  return faults;
 }
 
 TEST_CASE("The GPU's blocks write each word of a piece once, and none beside it") {
@@ -199,13 +200,13 @@ TEST_CASE("The GPU's blocks tell what they read, each for itself, in any order")
   memory[kHealthBlockWords - 1] ^= 2;
   memory[kHealthBlockWords] ^= 4;
   memory[count - 1] ^= 8;
-  const auto reported = read_pattern_faults(piece, {});
-  REQUIRE(reported.size() == 3);
-  CHECK(reported[0] == PatternFaults{kHealthBlockWords, 2, (1000 + 5) * 8, 3});
-  CHECK(reported[1] == PatternFaults{kHealthBlockWords, 1, (1000 + kHealthBlockWords) * 8, 4});
-  CHECK(reported[2] == PatternFaults{300, 1, (1000 + count - 1) * 8, 8});
+  const auto faults = read_pattern_faults(piece, {});
+  REQUIRE(faults.size() == 3);
+  CHECK(faults[0] == PatternFaults{kHealthBlockWords, 2, (1000 + 5) * 8, 3});
+  CHECK(faults[1] == PatternFaults{kHealthBlockWords, 1, (1000 + kHealthBlockWords) * 8, 4});
+  CHECK(faults[2] == PatternFaults{300, 1, (1000 + count - 1) * 8, 8});
   for (const bool reverse : {false, true})
-    CHECK(read_pattern_faults(piece, {reverse, 3}) == reported);
+    CHECK(read_pattern_faults(piece, {reverse, 3}) == faults);
 }
 
 TEST_CASE("A GPU that tells of no wrong word is not believed where the host sees one") {
