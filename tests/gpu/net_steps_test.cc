@@ -221,7 +221,7 @@ TEST_CASE("however many steps are under way, and wherever the images lie, the bi
   }
 }
 
-TEST_CASE("two equal ranks train as one, and each launched sum is told") {
+TEST_CASE("two equal ranks train as one, and each launched sum is reported") {
   TestRank alone, two;
   begin(alone, settings_of(alone));
   TwoEqualRanks all_reducer;

@@ -124,7 +124,7 @@ std::string trouble(const std::string& bytes, ErrorCode code) {
   return end.broken->text;
 }
 
-TEST_CASE("what breaks a link is told with what to do") {
+TEST_CASE("what breaks a link is reported with what to do") {
   CHECK(trouble("", ErrorCode::kLinkLost) ==
         "gpu01: the link to the daemon at gpu01:29499 broke: it was closed before an agent was started; the "
         "daemon's log there says why (journalctl --user -u ddplaunchd)");
@@ -142,7 +142,7 @@ TEST_CASE("what breaks a link is told with what to do") {
         "gpu01: the daemon there sent a frame that may not come here (kind 71, size 16978)");
 }
 
-TEST_CASE("an owner that goes first tells the agent by end of file, and leaves no task behind") {
+TEST_CASE("an owner that goes first ends the agent's input, and leaves no task behind") {
   asio::io_context loop(1);
   Socket node(loop);
   Socket master(loop);

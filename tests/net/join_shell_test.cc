@@ -158,7 +158,7 @@ TEST_CASE("one that waits gives way to its own machine's next process") {
   CHECK(job.run_until([&] { return ended; }));
 }
 
-TEST_CASE("who has no place is told, and so is the master") {
+TEST_CASE("a node without a slot gets the reason, and so does the master") {
   Job job;
   Node wrong(job, 7);
   REQUIRE(job.run_until([&] { return wrong.outcome.has_value(); }));
@@ -186,7 +186,7 @@ TEST_CASE("who is refused again and again is said once, and the last refusal is 
   CHECK(job.notes[1].find("and 4 for this node") != std::string::npos);
 }
 
-TEST_CASE("a node that does not come is told at the deadline, with who was turned away") {
+TEST_CASE("a node that does not come is reported at the deadline, with who was turned away") {
   Job job;
   Node wrong(job, 7);
   REQUIRE(job.run_until([&] { return wrong.outcome.has_value(); }));

@@ -194,7 +194,7 @@ TEST_CASE("a channel whose own stream is read can be cut, and says why") {
   CHECK(link.end->broken->text == "another one came in its place");
 }
 
-TEST_CASE("a broken link tells its reason") {
+TEST_CASE("a broken link reports its reason") {
   Linked link(std::make_unique<BrokenStream>());
   link.await_end();
   REQUIRE(link.world.run_until([&] { return link.end.has_value(); }));

@@ -172,7 +172,7 @@ TEST_CASE("the sending key is renewed and nothing is lost") {
   CHECK(down == bytes);
 }
 
-TEST_CASE("an end is told, with a goodbye or without") {
+TEST_CASE("an end is reported, with a goodbye or without") {
   GuardedPort port;
   Pair pair(port);
   std::string got;

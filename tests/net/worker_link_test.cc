@@ -304,7 +304,7 @@ TEST_CASE("worker link: the first connection of a rank counts") {
   CHECK((*anew)->next_attempt()->attempt == 1);
 }
 
-TEST_CASE("worker link: steps are told ten times a second, and the last one always") {
+TEST_CASE("worker link: steps are reported ten times a second, and the last one always") {
   LinkFixture world;
   auto client = world.worker();
   const auto start = Clock::now();

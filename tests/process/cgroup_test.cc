@@ -155,7 +155,7 @@ TEST_CASE("a group that cannot be entered does not keep a child from starting") 
   }
 }
 
-TEST_CASE("a child's failed start is told as ever, and leaves an empty group") {
+TEST_CASE("a child's failed start is reported as without a group, and leaves an empty group") {
   for (const Kind kind : kinds()) {
     Cgroup group = make(kind);
     ChildSpec spec;
@@ -305,7 +305,7 @@ TEST_CASE("places that are not our group are refused, in words") {
   }
 }
 
-TEST_CASE("who may not write gets no group, and is told why", "[root]") {
+TEST_CASE("who may not write gets no group, and gets the reason", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can be somebody else");
   Pipe report_pipe = make_pipe();
   CHECK(in_another_process([&] {

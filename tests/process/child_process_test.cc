@@ -147,7 +147,7 @@ TEST_CASE("an environment that is too long is an exec error") {
         "kernel");
 }
 
-TEST_CASE("a missing working directory is told apart from a missing program") {
+TEST_CASE("a missing working directory is distinguished from a missing program") {
   ChildSpec spec = shell("exit 0");
   spec.cwd = "/nonexistent/place";
   const Error error = failure_of(spec);
@@ -312,7 +312,7 @@ TEST_CASE("an ended child is seen before it is reaped, and its group can still b
   CHECK(child->send_group_signal(SIGKILL).error().sys == ESRCH);
 }
 
-TEST_CASE("destroying a living child kills its group and reaps it") {
+TEST_CASE("destroying a running child kills its group and reaps it") {
   const std::size_t before = open_descriptors();
   {
     Pipe liveness = make_pipe();

@@ -52,7 +52,7 @@ ToolOutput shell(const std::string& script, Clock::duration time = 20s, std::siz
   return output;
 }
 
-TEST_CASE("a tool's words and end are told") {
+TEST_CASE("a tool's output and exit are reported") {
   const ToolOutput good = shell("echo out; echo err >&2");
   CHECK(good.text == "out\nerr\n");
   CHECK(good.success);
@@ -214,7 +214,7 @@ TEST_CASE("the peer of a socket is named") {
   close(listener);
 }
 
-TEST_CASE("a process that has gone is told as such") {
+TEST_CASE("a process that has gone is reported as gone") {
   pid_t pid = -1;
   {
     const Child child([](int ready) {

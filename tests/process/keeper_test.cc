@@ -108,7 +108,7 @@ TEST_CASE("a keeper that could not end a process says so by its exit code, whate
   }
 }
 
-TEST_CASE("a killed agent is told by the exit code even when nobody reads stderr any more") {
+TEST_CASE("the exit code shows a killed agent even when nobody reads stderr any more") {
   Node node = start_ready("serve", "0", "family", 5);
   node.errors.read_end.reset();
   REQUIRE(kill(node.agent, SIGKILL) == 0);

@@ -187,7 +187,7 @@ TEST_CASE("a program that forks and ends all the time is caught") {
   reap_adopted({});
 }
 
-TEST_CASE("a kill leaves alone what it is told to keep") {
+TEST_CASE("a kill leaves alone what it has to keep") {
   Worker kept = start("rest");
   Worker other = start("stubborn");
   REQUIRE(read_bytes(kept.liveness.read_end.get(), 1) == "r");

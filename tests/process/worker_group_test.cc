@@ -111,7 +111,7 @@ Clock::duration kill_leftovers(Ranks& ranks) {
 
 }  // namespace
 
-TEST_CASE("what dead ranks left is killed, also in sessions of its own; what living ranks started is not") {
+TEST_CASE("what dead ranks left is killed, also in sessions of its own; what running ranks started is not") {
   Ranks ranks("leave");
   ranks.run_until(
       [&] { return ranks.events.said[0] + ranks.events.said[1] + ranks.events.said[2] == "rrrrr"; });

@@ -81,7 +81,7 @@ std::uint64_t found_after(InjectedBug bug, std::string& what) {
   return 0;
 }
 
-TEST_CASE("simulation: it finds mistakes that are made on purpose") {
+TEST_CASE("simulation: it finds errors that are made on purpose") {
   const std::map<InjectedBug, std::string> bugs{{InjectedBug::kNoLease, "no lease"},
                                                 {InjectedBug::kPingsUnasked, "pings unasked"},
                                                 {InjectedBug::kLateBelieved, "late messages believed"},

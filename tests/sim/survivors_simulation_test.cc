@@ -95,7 +95,7 @@ TEST_CASE("survivors: 500 mishaps in one job") {
   CHECK(report.restarts >= 150);
 }
 
-TEST_CASE("survivors: it finds mistakes that are made on purpose") {
+TEST_CASE("survivors: it finds errors that are made on purpose") {
   const std::map<SurvivorsBug, std::string> bugs{
       {SurvivorsBug::kFromLowest, "the state of the lowest rank"},
       {SurvivorsBug::kOldAnswerBelieved, "an answer to an earlier revoke believed"},

@@ -81,7 +81,7 @@ TEST_CASE("output, stderr and exit status of a local command") {
   CHECK_FALSE(ran.end.broken.has_value());
 }
 
-TEST_CASE("a signal is told as 128 and its number") {
+TEST_CASE("a signal is reported as 128 and its number") {
   asio::io_context loop(1);
   LocalShell shell(loop.get_executor());
   const auto ran = run_command(loop, shell, host_named("localhost"), {"/bin/sh", "-c", "kill -9 $$"});

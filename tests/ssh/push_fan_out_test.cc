@@ -113,7 +113,7 @@ TEST_CASE("the file arrives whole, and what the agent says behind it") {
   let_children_end(loop);
 }
 
-TEST_CASE("hosts that ask wrongly are told of, and nothing is left") {
+TEST_CASE("hosts that ask wrongly are reported, and nothing is left") {
   BundleDirectory files;
   const auto bundle = files.make();
   const auto text_of = [&](const std::string& line) {
@@ -340,7 +340,7 @@ bool only_zombies(pid_t group) {
 
 }  // namespace
 
-TEST_CASE("a wrapper that takes something away from the agent is told of") {
+TEST_CASE("a wrapper that takes something away from the agent is reported") {
   BundleDirectory files;
   const auto bundle = files.make();
   if (!bundle->set_for("x86_64")) return;

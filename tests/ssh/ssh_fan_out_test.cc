@@ -132,7 +132,7 @@ TEST_CASE("bad hosts among good ones are reported one by one") {
   start.outcomes.clear();
 }
 
-TEST_CASE("a missing agent, and a forced command, are told apart") {
+TEST_CASE("a missing agent and a forced command are distinguished") {
   Fixture start(nodes().file("ssh_config"), "exit 127", std::chrono::seconds(30));
   start.run(hosts(1));
   CHECK(start.outcomes.at(0).error().code == ErrorCode::kAgentMissing);

@@ -150,7 +150,7 @@ TEST_CASE("a command that reads nothing ends although input is waiting") {
   CHECK(ran.end.status == 0);
 }
 
-TEST_CASE("a remote signal is told as 128 and its number, a lost connection as such") {
+TEST_CASE("a remote signal is reported as 128 and its number, a lost connection as such") {
   const auto killed =
       run_ssh(host_named("127.0.0.2"), nodes().file("ssh_config"), {"/bin/sh", "-c", "kill -9 $$"});
   CHECK(killed.end.status == 137);

@@ -22,7 +22,7 @@ TEST_CASE("a line names its level, its module, and what it is about") {
                                                     "error [remote] job 7f3a: lost"});
 }
 
-TEST_CASE("lines go where they are told to, with the time, and nowhere otherwise") {
+TEST_CASE("lines go where they are directed, with the time, and nowhere otherwise") {
   const Logger logger("four");
   std::string text;
   logger.error("nobody hears this");

@@ -9,7 +9,7 @@
 
 namespace ddp::launcher {
 
-TEST_CASE("a script whose interpreter is missing is told before it runs") {
+TEST_CASE("a script whose interpreter is missing is reported before it runs") {
   char name[] = "/tmp/ddplaunch-script-XXXXXX";
   REQUIRE(::mkdtemp(name) != nullptr);
   const std::string dir = name;

@@ -104,7 +104,7 @@ TEST_CASE("a profile that ends the shell is not taken for a script") {
   CHECK(error_of("exec cat\n", {"export A=1"}) == begin + "0" + end + "it printed nothing");
 }
 
-TEST_CASE("a limit on files is told, not died of") {
+TEST_CASE("a limit on files is reported, not fatal") {
   rlimit usual{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &usual) == 0);
   const rlimit small{1024, usual.rlim_max};

@@ -5,7 +5,7 @@
 
 namespace ddp::launcher {
 
-TEST_CASE("a port that is taken is told with what to do, when it was wished for") {
+TEST_CASE("a taken port is reported with what to do, when it was asked for") {
   asio::io_context loop;
   NodeStore first(loop.get_executor(), [](const std::string&) {});
   NodeStore second(loop.get_executor(), [](const std::string&) {});

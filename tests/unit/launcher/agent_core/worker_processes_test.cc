@@ -11,7 +11,7 @@ WorkerProcess process(pid_t pid) {
   return worker;
 }
 
-TEST_CASE("that all can live on is news once in an attempt") {
+TEST_CASE("that all can survive is news once in an attempt") {
   WorkerProcesses workers;
   CHECK_FALSE(workers.take_greeted_change());  // nobody is there
   workers.started(0, process(100));
@@ -25,7 +25,7 @@ TEST_CASE("that all can live on is news once in an attempt") {
   CHECK(workers.take_greeted_change());  // the same processes, another attempt
 }
 
-TEST_CASE("one that cannot live on is enough") {
+TEST_CASE("one that cannot survive is enough") {
   WorkerProcesses workers;
   workers.started(0, process(100));
   workers.started(1, process(101));

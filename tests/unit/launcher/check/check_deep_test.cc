@@ -42,7 +42,7 @@ TEST_CASE("A finding of a rank is one of its host") {
   CHECK(found[1].nodes == std::vector<std::size_t>{0});
 }
 
-TEST_CASE("A test that passed has no findings, one that told nothing or failed otherwise has one") {
+TEST_CASE("A test that passed has no diagnostics, one that reported nothing or failed otherwise has one") {
   CHECK(deep_diagnostics(two_nodes(), health("", true, 0)).empty());
   CHECK(deep_diagnostics(two_nodes(), health("", true, 137)).front().text ==
         "train health ended with exit code 137: ddplaunch: exit 1: rank 2 failed");
@@ -55,7 +55,7 @@ TEST_CASE("A test that passed has no findings, one that told nothing or failed o
         "train health gave no result and ended with exit code 127: ddplaunch: exit 1: rank 2 failed");
 }
 
-TEST_CASE("A slow sum is told in the trainer's words") {
+TEST_CASE("A slow sum is reported in the trainer's words") {
   const DeepRun run{
       DeepTest::kCollectives, 1,
       "{\"schema\":\"ddp-train-record/1\",\"kind\":\"bench\",\"passed\":false,\"fault\":\"too slow\"}\n", ""};

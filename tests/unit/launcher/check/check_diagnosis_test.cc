@@ -293,7 +293,7 @@ TEST_CASE("the last line says why") {
   CHECK(line() == "exit 143: stopped by the user");
 }
 
-TEST_CASE("the table leaves out what nobody has, and colours only when told") {
+TEST_CASE("the table leaves out what nobody has, and colours only on request") {
   Case made = healthy_nodes(2);
   for (std::size_t i : {0, 1}) {
     made.result.nodes[i].hello.gpus = 0;
@@ -328,7 +328,7 @@ TEST_CASE("the network that is taken, its addresses, and who made it be taken") 
             .find("\"reason\": \"fd55::/64: fd55::1, which all nodes reach\"") != std::string::npos);
 }
 
-TEST_CASE("of one host out of several no network is told") {
+TEST_CASE("of one host out of several no network is reported") {
   Case made = healthy_nodes(2);
   made.result.nodes[1].error = Error{ErrorCode::kUnreachable, "x"};
   made.result.nodes[0].connected = "10.0.0.1";

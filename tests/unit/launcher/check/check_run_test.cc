@@ -199,7 +199,7 @@ TEST_CASE("a setup that does not end is named, and a short limit as it is") {
         "what that prints");
 }
 
-TEST_CASE("a way that nobody tells of in time is closed") {
+TEST_CASE("a route that nobody reports in time is closed") {
   CheckedJob job(2);
   for (const std::size_t node : {0, 1})
     job.up(node);

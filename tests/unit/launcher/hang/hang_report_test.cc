@@ -27,7 +27,7 @@ TEST_CASE("ranks that all do the same make one line") {
   CHECK(report.lines() == Lines{"ranks 0-63 on gpu00, gpu01, gpu02 and 5 more hosts: sleeping in futex"});
 }
 
-TEST_CASE("a rank of which nothing came is told of as such") {
+TEST_CASE("a rank of which nothing came is reported as such") {
   HangReport report;
   report.expect(0, "a");
   report.expect(1, "b");
@@ -36,7 +36,7 @@ TEST_CASE("a rank of which nothing came is told of as such") {
   CHECK(report.lines() == Lines{"rank 0 on a: running", "rank 1 on b: no answer"});
 }
 
-TEST_CASE("as many states as ranks are not all told") {
+TEST_CASE("as many states as ranks are not all listed") {
   HangReport report;
   for (std::uint32_t rank = 0; rank < 20; ++rank)
     report.add(rank, "a", "sleeping in recv, 10.0.0." + std::to_string(rank) + ":1");
@@ -80,7 +80,7 @@ TEST_CASE("ranks that report their steps: who is behind is named, and killed fir
         "ranks 0,1,3 on gpu01: at step 12: sleeping in poll");
 }
 
-TEST_CASE("times are told as people say them") {
+TEST_CASE("times are written as people say them") {
   HangReport report;
   report.add(0, "a", "running");
   CHECK(report.text(2500ms).starts_with("no worker printed anything or used CPU time for 2.5 s\n"));

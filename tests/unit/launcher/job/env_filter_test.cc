@@ -140,7 +140,7 @@ TEST_CASE("entries as environ has them") {
   CHECK(split_env(static_cast<const char* const*>(nullptr)).empty());
 }
 
-TEST_CASE("--env overrides the deny list and reports all mistakes at once") {
+TEST_CASE("--env overrides the deny list and reports all errors at once") {
   const EnvVars own{{"CUDA_VISIBLE_DEVICES", "1"}, {"HOME", "/root"}};
   const auto vars = explicit_env(own, {"CUDA_VISIBLE_DEVICES", "A=1", "A=2=3", "B="});
   REQUIRE(vars.has_value());

@@ -61,7 +61,7 @@ TEST_CASE("No script stands where a shell ignores set -e") {
         "command -p env -0 >&3");
 }
 
-TEST_CASE("Who ended the shell is told by the marks") {
+TEST_CASE("The marks show who ended the shell") {
   const EnvVars before = {{"A", "1"}};
   const auto text = [&](std::string_view dump, std::size_t scripts, bool success, const char* how) {
     const auto verdict = setup_verdict(dump, scripts, {success, how, "; it printed nothing"}, before);

@@ -101,7 +101,7 @@ TEST_CASE("the old spelling of NCCL's error handling counts for the new one") {
   CHECK_FALSE(find_env(made.vars, "NCCL_ASYNC_ERROR_HANDLING"));
 }
 
-TEST_CASE("NCCL is told of IPv6, which it would not take by itself") {
+TEST_CASE("NCCL is given IPv6, which it would not take by itself") {
   WorkerFacts facts = unequal_world(0, 0);
   CHECK_FALSE(find_env(worker_env(facts, {}).vars, "NCCL_SOCKET_FAMILY"));
   facts.master_addr = "fd00::1";

@@ -116,7 +116,7 @@ TEST_CASE("one that skips keeps the latest lines and says how many are missing")
   CHECK(all.substr(first_end + 1) == numbered(std::stoi(reported), 999'999));
 }
 
-TEST_CASE("words of ours are never skipped, and each gap is told of where it is") {
+TEST_CASE("ddplaunch's own lines are never skipped, and each gap is reported where it is") {
   ConsoleQueue queue(true, 16u << 10);
   const std::string flood(ConsoleQueue::kSkipAt - 1000, 'x');
   queue.push(1, false, "first\n");
@@ -126,7 +126,7 @@ TEST_CASE("words of ours are never skipped, and each gap is told of where it is"
   CHECK(drain(queue) == skipped_text(1) + "\nddplaunch: word\n" + skipped_text(1) + "\n" + numbered(1, 300));
 }
 
-TEST_CASE("a gap that grows is told of once") {
+TEST_CASE("a gap that grows is reported once") {
   ConsoleQueue queue(true, 16u << 10);
   for (int i = 0; i < 3; ++i)
     queue.push(1, false, std::string(ConsoleQueue::kSkipAt, '\n') + "end\n");

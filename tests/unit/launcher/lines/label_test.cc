@@ -13,7 +13,7 @@ TEST_CASE("labels") {
   CHECK(check_label_template("[{host}:{rank}] {local_rank} {node_rank} {stream} {time} {{}} é").has_value());
 }
 
-TEST_CASE("mistakes in a label, with the column") {
+TEST_CASE("errors in a label, with the column") {
   auto text = [](std::string_view label) {
     const auto checked = check_label_template(label);
     REQUIRE_FALSE(checked.has_value());

@@ -149,7 +149,7 @@ TEST_CASE("a signal, a program that cannot be executed, a node") {
         "ddplaunch: exit 113: node gpu09: its control link closed\n");
 }
 
-TEST_CASE("nodes that did not get ready are told one by one, alike ones together") {
+TEST_CASE("nodes that did not get ready are listed one by one, alike ones together") {
   JobEnd end;
   for (const char* host : {"gpu01", "gpu02", "gpu03", "gpu04"}) {
     Failure failure = node_lost(host, 900);
@@ -271,7 +271,7 @@ TEST_CASE("signal names are the machine's") {
   CHECK(signal_name(99) == "signal 99");
 }
 
-TEST_CASE("all that is known of a cause is told") {
+TEST_CASE("all that is known of a cause is reported") {
   JobEnd end;
   Failure root = signaled(5, "gpu02", SIGKILL, 12'345);
   root.ran = std::chrono::milliseconds(12'100);
@@ -304,7 +304,7 @@ TEST_CASE("all that is known of a cause is told") {
         std::string::npos);
 }
 
-TEST_CASE("consequences tell the type of their exception") {
+TEST_CASE("consequences name the type of their exception") {
   JobEnd end;
   end.failures = {exited(0, "a", 3, 10), exited(1, "a", 1, 20), exited(2, "b", 1, 30), exited(3, "b", 1, 40)};
   end.failures[1].evidence.exception = WorkerException{"RuntimeError", "peer 10.0.0.1:7 closed", "", "", {}};

@@ -86,7 +86,7 @@ TEST_CASE("the earliest that was not ended by us") {
   CHECK(pick_root_cause({exited(0, "a", 1, 10ms), exited(1, "a", 1, 10ms)}) == 0U);  // the order they came in
 }
 
-TEST_CASE("where the clocks cannot tell, the evidence does") {
+TEST_CASE("where the clocks cannot decide, the evidence does") {
   const Time e = 10ms;
   const Failure crash = signaled(1, "b", SIGSEGV, 25ms, e);
   CHECK(pick({says(signaled(0, "a", SIGABRT, 20ms, e), kWatchdog), crash}, 1) == 1U);

@@ -5,7 +5,7 @@
 using ddp::launcher::ClockOffset;
 using namespace std::chrono_literals;
 
-TEST_CASE("the shortest round trip tells the offset, to half of it") {
+TEST_CASE("the shortest round trip gives the offset, to half of it") {
   ClockOffset clock;
   CHECK(clock.error(0s) == 1s);
   clock.guess(10s, 12s);

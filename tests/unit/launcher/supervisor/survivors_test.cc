@@ -7,7 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST_CASE("workers can live on once all of an attempt have said so") {
+TEST_CASE("workers can survive once all of an attempt have said so") {
   Survivors survivors;
   survivors.begin(2, 120s, 0s);
   survivors.greeted(0);
@@ -21,7 +21,7 @@ TEST_CASE("workers can live on once all of an attempt have said so") {
   CHECK(survivors.can_survive());  // for good
 }
 
-TEST_CASE("all have to be ready in time, where workers live on") {
+TEST_CASE("all have to be ready in time, where workers survive") {
   Survivors survivors;
   survivors.begin(2, 30s, 0s);
   CHECK_FALSE(survivors.deadline());  // nobody knows yet whether they will ever say so

@@ -123,7 +123,7 @@ TEST_CASE("a damaged greeting is named, never guessed at") {
         "version there or name it with --agent PATH");
 }
 
-TEST_CASE("a missing program is told by exit status 127") {
+TEST_CASE("exit status 127 means a missing program") {
   Bootstrap sh = fresh();
   sh.feed_errors("sh: 1: /opt/ddp/ddplaunchd: not found\n");
   CHECK(sh.ended(127).code == ErrorCode::kAgentMissing);

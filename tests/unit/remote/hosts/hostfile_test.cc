@@ -261,7 +261,7 @@ TEST_CASE("No hosts") {
   CHECK(errors_of("\n# gpu01 slots=8\n\n") == none);
 }
 
-TEST_CASE("All mistakes of a file at once, in its order") {
+TEST_CASE("All errors of a file at once, in its order") {
   CHECK(errors_of("a slots=0\nb slots=4x port=70000\n\nc what=1\na\n[1-2\n") ==
         Texts{"hosts:1:9: slots=0: \"0\" is not a number of slots (a whole number from 1 to 65535)",
               "hosts:2:9: slots=4x: \"4x\" is not a number of slots (a whole number from 1 to 65535)",

@@ -72,7 +72,7 @@ TEST_CASE("Slots of a Slurm job") {
   CHECK(slurm("n[1-2]") == "n1 n2");
 }
 
-TEST_CASE("What does not fit in a Slurm job is told") {
+TEST_CASE("What does not fit in a Slurm job is reported") {
   CHECK(slurm("n[1-3]", "2(x2)") ==
         "SLURM_TASKS_PER_NODE: 2(x2) is for 2 nodes, but SLURM_JOB_NODELIST names 3; they are of different "
         "jobs "

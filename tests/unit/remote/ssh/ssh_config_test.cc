@@ -161,7 +161,7 @@ TEST_CASE("patterns match as in ssh_config") {
   CHECK_FALSE(matches_ssh_patterns({"!gpu02"}, "gpu01"));
 }
 
-TEST_CASE("hosts that the files cannot tell apart share one answer") {
+TEST_CASE("hosts that the files cannot distinguish share one answer") {
   SshConfigShape shape;
   CHECK(shape.add("# comment\nHost *\n  IdentityFile ~/.ssh/%h\nHost gpu* !gpu09\n User x\nInclude \"a b\" "
                   "conf.d/*\n") == std::vector<std::string>{"a b", "conf.d/*"});
@@ -173,7 +173,7 @@ TEST_CASE("hosts that the files cannot tell apart share one answer") {
   CHECK_FALSE(SshConfigShape().signature("any").empty());
 }
 
-TEST_CASE("files that can tell any two hosts apart mean one question each") {
+TEST_CASE("files that can distinguish any two hosts mean one question each") {
   for (const char* text :
        {"Match host gpu01\n User x\n", "Host gpu*\n HostName %h.cluster\n", "CanonicalizeHostname yes\n",
         "UserKnownHostsFile ~/.ssh/known/%k\n", "match exec \"test -f x\"\n", "HostName=%h\n"}) {

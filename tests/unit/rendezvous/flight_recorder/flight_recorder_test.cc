@@ -274,7 +274,7 @@ TEST_CASE("there is room for four groups, and a new attempt begins with none") {
   CHECK(dump->groups == std::vector<RecordedGroup>{{"world", 0, 2, {{1, "broadcast", 1, "bytes", 9, 0}}}});
 }
 
-TEST_CASE("what a node tells of a rank begins shortly before the first operation that is not finished") {
+TEST_CASE("what a node reports of a rank begins shortly before the first operation that is not finished") {
   OneGroup group;
   for (int i = 0; i < 20; ++i)
     group.log->start("all-reduce", kGradient, "float", i);
@@ -312,7 +312,7 @@ TEST_CASE("a node misses only its own ranks") {
         "rank 1 left no log; rank 0 waits in all-reduce 3 (116 KB) of node 0");
 }
 
-TEST_CASE("what many ranks called is told of the first, and as exactly as it differs") {
+TEST_CASE("what many ranks called is named by the first, and as exactly as it differs") {
   const auto with = [](int rank, std::uint64_t bytes) {
     OneGroup group(rank, 2'000);
     group.log->start("all-reduce", bytes, "float", 3);

@@ -92,7 +92,7 @@ TEST_CASE("every length field is checked") {
   }
 }
 
-TEST_CASE("what is no TLS is told apart") {
+TEST_CASE("what is no TLS is recognized") {
   CHECK(parse_client_hello("GET / HTTP/1.1\r\n").kind == Kind::kHttp);
   CHECK(parse_client_hello("PRI * HTTP/2.0\r\n").kind == Kind::kHttp);
   CHECK(parse_client_hello("GE").kind == Kind::kNeedsMore);

@@ -25,7 +25,7 @@ TEST_CASE("an identity is read as it was written") {
   CHECK(*parse_identity(identity_text(longest)) == longest);
 }
 
-TEST_CASE("a foreign identity and another version are told apart") {
+TEST_CASE("a foreign identity and another version are distinguished") {
   const std::string text = identity_text(sample());
   const auto flaw = [](std::string_view bytes) { return parse_identity(bytes).error(); };
   CHECK(flaw("") == IdentityFlaw::kForeign);

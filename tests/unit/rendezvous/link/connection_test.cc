@@ -208,7 +208,7 @@ TEST_CASE("what a small link does not take of a frame follows whole, before all 
   link.finish();
 }
 
-TEST_CASE("who waits for a link that ends is told") {
+TEST_CASE("who waits for a link that ends is notified") {
   Link link;
   int later = 0;
   bool reported = false;

@@ -52,7 +52,7 @@ TEST_CASE("a message with every kind of field survives the way there and back") 
   CHECK(std::get<Hello>(*hello_back).workers == 0);
 }
 
-TEST_CASE("what a node was told, and what its job came to, survive the way there and back") {
+TEST_CASE("what a node was sent, and what its job came to, survive the way there and back") {
   Hello hello;
   hello.workers = 3;
   const std::string hello_payload = payload_of(hello);
@@ -139,7 +139,7 @@ TEST_CASE("output points into the payload and is not copied") {
   CHECK(output.data.data() == payload.data() + payload.size() - 5);
 }
 
-TEST_CASE("what workers that live on need, there and back") {
+TEST_CASE("what surviving workers need, there and back") {
   Revoke revoke{3, 5000, "rank 1 failed", {0, 7}};
   const auto order = decode_payload(payload_of(revoke));
   REQUIRE(order.has_value());

@@ -189,7 +189,7 @@ TEST_CASE("a cancellation that crosses the wake-up is answered still") {
   CHECK(store.say(2, RequestBytes(O::kCancelWait)) == kCanceled);
 }
 
-TEST_CASE("check tells without waiting") {
+TEST_CASE("check answers without waiting") {
   Store store;
   store.set(1, "a", "");
   CHECK(store.say(1, RequestBytes(O::kCheck).list({"a"})) == kReady);
@@ -284,7 +284,7 @@ TEST_CASE("replies are bounded") {
         "MULTI_GET: the reply would be over the store's limit of 536870912 bytes");
 }
 
-TEST_CASE("what is waited for can be told") {
+TEST_CASE("what is waited for can be listed") {
   Store store;
   store.wait(1, {"rank0"});
   store.wait(2, {"rank0", "other"});

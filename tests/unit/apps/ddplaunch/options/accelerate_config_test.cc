@@ -184,7 +184,7 @@ TEST_CASE("What no variable can be, or hold, is found before the start") {
           Env{{"ACCELERATE_MIXED_PRECISION", "no"}});
 }
 
-TEST_CASE("What cannot be done, or is wrong, is told with its place") {
+TEST_CASE("What cannot be done, or is wrong, is reported with its place") {
   CHECK(errors_of("distributed_type: XLA\n") ==
         Texts{"ddplaunch: f.yaml:1:19: TPUs are launched by accelerate itself, not by ddplaunch"});
   CHECK(
@@ -238,7 +238,7 @@ TEST_CASE("--accelerate-config stands behind the command line and PET_ variables
               "ddplaunch: options taken from the environment, as torchrun takes them: PET_NPROC_PER_NODE"});
 }
 
-TEST_CASE("More processes than slots, and machines that nobody named, are told with where they come from") {
+TEST_CASE("More processes than slots, and machines that nobody named, are reported with their origin") {
   FakeContext world;
   world.files["c.yaml"] = kTwoMachines;
   const Texts errors = world.errors({"--accelerate-config", "c.yaml", "--host", "a:8,b:4", "w"});

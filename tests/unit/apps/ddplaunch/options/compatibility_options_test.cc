@@ -289,7 +289,7 @@ TEST_CASE("The only pod of a PyTorchJob is one node") {
         "ddplaunch: options taken from the environment, as torchrun takes them: PET_MASTER_ADDR");
 }
 
-TEST_CASE("What makes no sense in them is told, and where it came from") {
+TEST_CASE("What makes no sense in them is reported, and where it came from") {
   CHECK(with_variables({{"PET_STANDALONE", "yes"}}).errors({"w"}) ==
         Texts{"ddplaunch: PET_STANDALONE=yes: give 1 for --standalone, or 0; torchrun reads a number there, "
               "too"});

@@ -45,7 +45,7 @@ TEST_CASE("What has no meaning with --launcher daemon is refused") {
           "runs"});
 }
 
-TEST_CASE("What is SSH's in a hostfile is told to be unused") {
+TEST_CASE("What is SSH's in a hostfile is reported as unused") {
   FakeContext world;
   world.files["hosts"] = "ann@a slots=2\nb slots=2\n";
   CHECK(

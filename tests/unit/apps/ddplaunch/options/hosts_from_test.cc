@@ -31,7 +31,7 @@ TEST_CASE("Hosts from Slurm") {
   CHECK(hosts_of(world, {"--hosts-from", "slurm", "--include", "gpu02:0,2", "w"}) == "gpu02:2");
 }
 
-TEST_CASE("GPUs that one node told are said to be a guess") {
+TEST_CASE("GPUs that one node reported are called a guess") {
   FakeContext world;
   world.env.emplace_back("SLURM_JOB_NODELIST", "gpu[01-02]");
   world.env.emplace_back("SLURM_TASKS_PER_NODE", "1(x2)");

@@ -42,7 +42,7 @@ TEST_CASE("What only the nodes know stays open") {
   CHECK(cpu.find("? is what the node counts when it starts: its CPUs\n") != std::string::npos);
 }
 
-TEST_CASE("--dry-run with mistakes is refused as a run is") {
+TEST_CASE("--dry-run with errors is refused as a run is") {
   CHECK(FakeContext().errors({"--dry-run", "--nnodes", "x", "w"}).size() == 1);
 }
 

@@ -137,7 +137,7 @@ TEST_CASE("Who decided otherwise is not asked to join") {
               "chooses the address"});
 }
 
-TEST_CASE("What cannot be is told once, and how it is meant") {
+TEST_CASE("What cannot be is reported once, and how it is meant") {
   const FakeContext world;
   CHECK(world.errors({"--node-rank", "1", "w"}) ==
         Texts{"ddplaunch: --node-rank 1 needs --nnodes N, how many nodes there are"});

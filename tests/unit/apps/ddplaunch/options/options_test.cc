@@ -234,7 +234,7 @@ TEST_CASE("A port outside of the range of ports") {
     CHECK(FakeContext().spec({"--master-port", port, "--port-range", "20000-20100", "w"}).port_range);
 }
 
-TEST_CASE("Words with line feeds and control characters are told on one line") {
+TEST_CASE("Words with line feeds and control characters are reported on one line") {
   FakeContext world;
   world.files["c\n.yaml"] = "distributed_type: \"a\\nb\"\n";
   const Texts reported = world.errors(

@@ -68,7 +68,7 @@ TEST_CASE("All output options") {
   CHECK(output_of({"--log-max-size", "4K:3"}).log_max_parts == 3);
 }
 
-TEST_CASE("Each wrong value of the output options is one mistake") {
+TEST_CASE("Each wrong value of the output options is one error") {
   CHECK(
       FakeContext().errors({"--show-ranks", "0-", "--local-ranks-filter", "a", "--bars", "some", "--console",
                             "wait", "--tee", "4", "--redirects", "0:3,0:1", "--log-max-size", "12X", "w"}) ==

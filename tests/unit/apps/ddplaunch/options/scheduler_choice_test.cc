@@ -42,7 +42,7 @@ TEST_CASE("In a Slurm job other choices are kept") {
         Texts{"ddplaunch: --launcher slurm starts the nodes with srun, so --ssh-command has no meaning"});
 }
 
-TEST_CASE("Several of us, started by srun, are a mistake") {
+TEST_CASE("Several ddplaunch started by srun are an error") {
   FakeContext world = in_slurm();
   world.env.emplace_back("SLURM_STEP_NUM_TASKS", "3");
   CHECK(world.errors({"w"}).front() ==

@@ -101,7 +101,7 @@ TEST_CASE("pairs are compared with those of their kind") {
              Catch::Matchers::Contains("# median in a node: 20.00 GB/s\n# median over tcp: 5.00 GB/s\n"));
 }
 
-TEST_CASE("JSON tells rows, pairs and verdict") {
+TEST_CASE("JSON has rows, pairs and verdict") {
   const std::string rows = report_json(report_of(3.5));
   CHECK_THAT(rows, Catch::Matchers::StartsWith(
                        "{\"schema\":\"ddp-train-record/1\",\"kind\":\"bench\",\"time\":\"20"));

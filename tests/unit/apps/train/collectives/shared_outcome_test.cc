@@ -30,7 +30,7 @@ std::vector<std::string> outcome_texts(ThreadWorld& world, Share share) {
 
 }  // namespace
 
-TEST_CASE("what rank 0 met is told on all ranks, what others met is not") {
+TEST_CASE("what rank 0 met is reported on all ranks, what others met is not") {
   for (const bool fails : {false, true}) {
     ThreadWorld world(kRanks);
     const auto texts = outcome_texts(world, [&](ThreadWorld::Rank& rank) {
@@ -41,7 +41,7 @@ TEST_CASE("what rank 0 met is told on all ranks, what others met is not") {
   }
 }
 
-TEST_CASE("the lowest rank's failure is told on all ranks") {
+TEST_CASE("the lowest rank's failure is reported on all ranks") {
   for (const int first : {0, 1, kRanks}) {
     ThreadWorld world(kRanks);
     const auto texts = outcome_texts(world, [first](ThreadWorld::Rank& rank) {

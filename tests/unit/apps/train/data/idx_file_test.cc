@@ -157,7 +157,7 @@ TEST_CASE("a gzip file that is cut by a few bytes, or has a wrong bit, gives no 
   }
 }
 
-TEST_CASE("a data directory's mistakes name file and remedy") {
+TEST_CASE("a data directory's errors name file and remedy") {
   const Folder folder;
   const auto wrong = [&] {
     const auto data = load_data(folder.path(), 0);

@@ -54,7 +54,7 @@ TEST_CASE("what only one rank needs, and nodes may have otherwise, may differ") 
   CHECK(difference_text(mine, zero).empty());
 }
 
-TEST_CASE("names are unique, and a rank with others is told") {
+TEST_CASE("names are unique, and a rank with others is reported") {
   const auto list = equal_options(TrainOptions(), DataSplit());
   std::set<std::string> names;
   for (const EqualOption& option : list)

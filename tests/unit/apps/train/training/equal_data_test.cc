@@ -37,7 +37,7 @@ std::vector<std::string> errors_by_rank(const std::vector<std::array<std::uint32
 
 }  // namespace
 
-TEST_CASE("with a rank that has the state only those with other data are told, with both checksums") {
+TEST_CASE("with a rank that has the state only those with other data are named, with both checksums") {
   const std::string here = host();
   const std::string first = "the training labels (train-labels-idx1-ubyte) of rank ";
   const std::string state =

@@ -352,13 +352,13 @@ TEST_CASE("the end of a peer names rank, address and operation, and no later cal
 
 TEST_CASE("a rank that ended because of another names that one, and passes it on") {
   Bench bench;
-  SECTION("told by the one that sends") {
+  SECTION("reported by the one that sends") {
     say(bench.far[3], lost_message(9));
     const Error error = error_of(bench.ranks->barrier());
     CHECK(error.text == "rank 2 lost rank 9 (reported by rank 3): connection lost during barrier");
     CHECK(heard(bench.far[0]) == lost_message(9));
   }
-  SECTION("told by the one that takes") {
+  SECTION("reported by the one that takes") {
     std::vector<std::byte> data(10'000'000);
     std::thread teller([&] {
       char byte;

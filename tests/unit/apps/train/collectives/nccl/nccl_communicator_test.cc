@@ -182,7 +182,7 @@ TEST_CASE("memory of the device is summed where it lies") {
   CHECK(said == std::vector<std::string>{"", ""});
 }
 
-TEST_CASE("what holds sums is told once, before the communicators end") {
+TEST_CASE("what holds sums is notified once, before the communicators end") {
   FakeNcclSettings& settings = fresh_settings();
   settings.all_reduces_hang = true;
   for (const bool fails : {false, true}) {
@@ -304,7 +304,7 @@ TEST_CASE("memory of NCCL's is zeroed, registered, and given back in the right o
   CHECK(settings.blocks == 0);
 }
 
-TEST_CASE("graphs that hold sums are told before the communicators end") {
+TEST_CASE("graphs that hold sums are notified before the communicators end") {
   FakeNcclSettings& settings = fresh_settings();
   settings.remote_error = 6;
   for (const bool fails : {false, true}) {
@@ -411,7 +411,7 @@ TEST_CASE("an operation that does not complete ends at its deadline, and all lat
   CHECK(settings.destroyed == 0);
 }
 
-TEST_CASE("a peer that aborted is heard of where the network tells") {
+TEST_CASE("a peer that aborted is detected where the network reports it") {
   FakeNcclSettings& settings = fresh_settings();
   settings.all_reduces_hang = true;
   settings.remote_error = 6;

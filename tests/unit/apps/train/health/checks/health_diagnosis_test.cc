@@ -65,7 +65,7 @@ TEST_CASE("A rank with wrong values is named with all of them in one line") {
   CHECK(health_json(report, diagnostics).find("\"passed\":false") != std::string::npos);
 }
 
-TEST_CASE("A pair that fails is told of both, a slow one as a warning") {
+TEST_CASE("A pair that fails is reported for both ranks, a slow one as a warning") {
   HealthReport report = healthy(3);
   report.pairs[0].failed = true;
   CHECK(diagnostic_lines(report) == Lines{"error 0 pair: could not exchange messages with rank 1 on gpu02",
@@ -189,7 +189,7 @@ TEST_CASE("The GPU's blocks write each word of a piece once, and none beside it"
   }
 }
 
-TEST_CASE("The GPU's blocks tell what they read, each for itself, in any order") {
+TEST_CASE("The GPU's blocks report what they read, each for itself, in any order") {
   const std::size_t count = 2 * kHealthBlockWords + 300;
   std::vector<std::uint64_t> memory(count);
   const HealthPiece piece{memory.data(), count, 1000, HealthPattern::kComplement};
@@ -209,7 +209,7 @@ TEST_CASE("The GPU's blocks tell what they read, each for itself, in any order")
     CHECK(read_pattern_faults(piece, {reverse, 3}) == faults);
 }
 
-TEST_CASE("A GPU that tells of no wrong word is not believed where the host sees one") {
+TEST_CASE("A GPU that reports no wrong word is not believed where the host sees one") {
   const PatternFaults silent{100, 0, PatternFaults::none().first, 0};
   const PatternFaults seen{100, 2, 64, 5};
   CHECK(with_sample(silent, seen) == seen);
