@@ -146,7 +146,7 @@ TextTable::Cell program_verdict(const rendezvous::NodeChecked& facts) {
   return verdict(facts.program_trouble);
 }
 
-/// What of the findings falls on one host.
+/// What of the diagnostics falls on one host.
 TextTable::Cell outcome(const CheckedNode& node, std::size_t index,
                         const std::vector<CheckDiagnostic>& diagnostics) {
   std::size_t errors = 0;

@@ -19,7 +19,7 @@ struct Diagnostic {
   std::string message;
 };
 
-/// Everything that is wrong in one input, in the order of the input: the user mends a file once, not once a
+/// Everything that is wrong in one input, in the order of the input: the user fixes a file once, not once a
 /// mistake.
 struct DiagnosticList {
   std::vector<Diagnostic> list;

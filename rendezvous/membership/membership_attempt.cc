@@ -47,7 +47,7 @@ bool Membership::enough(const SlotTable& slot_table) const {
   return slot_table.filled() >= rules_.min_nodes;
 }
 
-/// The seats as they would be now, if that is a world; those who are excluded only where nobody else will do.
+/// The slots as they would be now, if that is a world; those who are excluded only where nobody else will do.
 std::optional<SlotTable> Membership::assign_slots(Time now) const {
   for (const bool excluded_too : {false, true}) {
     SlotTable slot_table = slot_table_;
@@ -71,7 +71,7 @@ bool Membership::nodes_are_ready(Time now) {
     admission_window_.reset();
     return false;
   }
-  // The first attempt makes the seats: those who are on their way are given a moment.
+  // The first attempt makes the slots: those who are on their way are given a moment.
   const bool complete =
       (coming_ == 0 && !rules_.open) || present_ >= (rules_.open ? rules_.max_nodes : wanted);
   if (attempt_ > 0 || complete) return true;

@@ -44,7 +44,7 @@ class SlotTable {
   /// spares. No host twice.
   void fill(const std::vector<Candidate>& candidates);
 
-  /// Of the last fill: node_rank counts the filled seats, ranks are prefix sums of their sizes.
+  /// Of the last fill: node_rank counts the filled slots, ranks are prefix sums of their sizes.
   World world() const;
   int filled() const { return filled_; }
   /// Seats that were ever made; those that are empty are closed until somebody takes them.

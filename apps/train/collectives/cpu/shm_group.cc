@@ -82,7 +82,7 @@ std::string ShmGroup::me() const {
 
 void ShmGroup::wake(int rank) {
   const std::uint64_t one = 1;
-  // It fails only when the bell is rung already as often as can be counted.
+  // It fails only when the doorbell is rung already as often as can be counted.
   (void)!::write(links_.doorbells[static_cast<std::size_t>(rank)].get(), &one, sizeof one);
 }
 
@@ -175,7 +175,7 @@ Result<> ShmGroup::sleep_until(int rank) {
   Deadline deadline = std::chrono::steady_clock::now() + config_.step_timeout;
   Result<> result;
   while (true) {
-    // In this order: who publishes after our look sees that we want the bell.
+    // In this order: who publishes after our look sees that we want the doorbell.
     asleep.store(1);
     if (has_published(rank)) break;
     if (lost_rank() >= 0) {

@@ -29,7 +29,7 @@ class ShmSegment {
   struct RankLine {
     alignas(128) std::atomic<std::uint64_t> stage;   ///< how many times this rank has published
     std::atomic<std::uint64_t> tag[2];               ///< which operation it is at; by the stage's parity
-    alignas(128) std::atomic<std::uint32_t> asleep;  ///< 1: wants its bell rung
+    alignas(128) std::atomic<std::uint32_t> asleep;  ///< 1: wants its doorbell rung
     std::atomic<std::uint32_t> liveness;             ///< grows while this rank waits
   };
 
