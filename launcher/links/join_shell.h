@@ -18,8 +18,8 @@ namespace ddp::launcher {
 
 /// Per-node mode: the hosts of a job are not reached, they come. open() of "node3" waits until the ddplaunch
 /// of that node has joined at the control port, and gives its link; the command line is not used, for that
-/// node runs its own agent. After a link has ended, open() waits for the node's next life: its ddplaunch,
-/// started anew by whoever watches it. Loop thread.
+/// node runs its own agent. After a link has ended, open() waits for the node's next incarnation: its
+/// ddplaunch, started anew by whoever watches it. Loop thread.
 class JoinShell final : public remote::RemoteShell {
  public:
   struct Options {
