@@ -23,7 +23,8 @@ class Arrows(unittest.TestCase):
             source = pathlib.Path(root, path)
             source.parent.mkdir(parents=True)
             source.write_text(f"// a line before\n{line}\n")
-            return check(root)
+            found = list(check_arrows.violations(pathlib.Path(root)))
+            return (1 if found else 0), found
 
     def refused(self, path, line, why):
         self.assertEqual(self.checked(path, line), (1, [f"{path}:2: {why}"]))
