@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes includes that break an arrow into a small tree and checks that cmake/check_arrows.py refuses each by name and line."""
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,12 @@ class Arrows(unittest.TestCase):
         self.assertIn("rendezvous/protocol", cores)
         for core in cores:
             self.refused(f"{core}/a.cc", "#include <sys/socket.h>", "a sans-IO core may not include sys/socket.h")
+
+    def test_the_map_marks_the_cores(self):
+        rows = re.findall(r"^\| `([a-z_/]+)`( ●)?", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.M)
+        marked = {room: "core" if mark else "io" for room, mark in rows if room in check_arrows.ROOMS}
+        self.assertGreaterEqual(len(marked), 30)
+        self.assertEqual(marked, {room: check_arrows.ROOMS[room][0] for room in marked})
 
     def test_arrows_have_no_circle(self):
         """Rooms are sorted by their arrows; a circle would leave some over."""
