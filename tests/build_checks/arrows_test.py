@@ -95,6 +95,30 @@ class Arrows(unittest.TestCase):
         self.assertIn("rendezvous/protocol", cores)
         for core in cores:
             self.refused(f"{core}/a.cc", "#include <sys/socket.h>", "a sans-IO core may not include sys/socket.h")
+        for header in ("netinet/in.h", "arpa/inet.h", "netdb.h", "poll.h", "sys/un.h", "sys/eventfd.h", "condition_variable", "future",
+                       "pthread.h", "signal.h", "fcntl.h"):
+            self.refused("launcher/hang/a.cc", f"#include <{header}>", f"a sans-IO core may not include {header}")
+            self.accepted("launcher/agent/a.cc", f"#include <{header}>")
+        for name in ("asio", "log", "child_process", "child_setup", "spawn_pool", "spawn_off_loop", "blocking_calls", "byte_stream"):
+            self.assertTrue((ROOT / f"base/{name}.h").is_file())
+            self.refused("launcher/report/a.cc", f'#include "base/{name}.h"', f"a sans-IO core may not include base/{name}.h")
+
+    def test_exceptions_of_cores_are_used(self):
+        for path, header in check_arrows.CORE_EXCEPTIONS:
+            self.assertTrue(f"#include <{header}>" in (ROOT / path).read_text(encoding="utf-8"), path)
+            self.accepted(path, f"#include <{header}>")
+
+    def test_cores_read_no_clock_and_no_environment(self):
+        for line, call in (("auto now = std::chrono::steady_clock::now();", "steady_clock::now"),
+                           ("f(system_clock::now());", "system_clock::now"), ('if (std::getenv("HOME")) {', "getenv"),
+                           ("for (char** at = environ; *at; ++at) {", "environ"),
+                           ("clock_gettime(CLOCK_MONOTONIC, &now);", "clock_gettime")):
+            self.refused("launcher/hang/a.cc", line, f"a sans-IO core may not use {call}")
+            self.accepted("launcher/agent/a.cc", line)
+            self.accepted("launcher/hang/a.cc", f"// {line}")
+        self.accepted("launcher/hang/a.cc", 'f("steady_clock::now() getenv(");')
+        self.accepted("launcher/hang/a.cc", "int environment = 1'000, x = 'a';")
+        self.refused("launcher/hang/a.cc", "environ;  // 'a line after a comment'", "a sans-IO core may not use environ")
 
     def test_the_map_marks_the_cores(self):
         rows = re.findall(r"^\| `([a-z_/]+)`( ●)?", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.M)
