@@ -183,9 +183,9 @@ def violations(root):
             found = INCLUDE.match(line)
             if not found:
                 continue
-            ours, theirs = found.groups()
-            wrong = wrong_own(room, ours) if ours else wrong_library(room, theirs)
-            header = ours or theirs
+            quoted, angled = found.groups()
+            header = quoted or angled
+            wrong = wrong_own(room, header) if quoted or header.split("/")[0] in TOP else wrong_library(room, header)
             if not wrong and is_core and CORE_FORBIDS.match(header) and (name, header) not in CORE_EXCEPTIONS:
                 wrong = f"a sans-IO core may not include {header}"
             if wrong:

@@ -74,6 +74,10 @@ class Arrows(unittest.TestCase):
                          (1, ["launcher/attic/a.cc:1: launcher/attic is no room of cmake/check_arrows.py"]))
         self.refused("launcher/job/a.cc", '#include "base/old/b.h"', '"base/old/b.h": base/old is no room of cmake/check_arrows.py')
 
+    def test_angle_brackets_do_not_hide_an_arrow(self):
+        self.refused("base/a.cc", "#include <launcher/agent/agent.h>", 'base may not include launcher/agent ("launcher/agent/agent.h")')
+        self.refused("launcher/report/a.cc", "#include <base/log.h>", "a sans-IO core may not include base/log.h")
+
     def test_includes_are_written_from_the_root(self):
         self.refused("base/a.cc", '#include "error.h"', '"error.h" is not written from the repository root')
 
