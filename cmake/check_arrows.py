@@ -86,9 +86,16 @@ apps/train/health                   io    base apps/train/checkpoint apps/train/
                                           apps/train/training apps/train/world
 apps/train                          io    base apps/train/*
 """
-# header                 rooms that include it
+# header                 rooms that include it; a library without a room is for tests, or not used
 LIBRARIES = """
 boost/asio               base
+boost/                   base remote/hosts
+asio.hpp
+asio/
+catch2/
+cuda                     apps/train/gpu apps/train/health apps/train/kernels/gpu
+nvml.h
+zlib.h                   apps/train/data
 spdlog/                  base
 libssh/                  remote/ssh
 openssl/                 remote/ssh rendezvous/secure
@@ -113,6 +120,7 @@ NO_CODE = re.compile(
 LISTED_BY = "base/list_directory.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
+UNKNOWN_SOURCES = {".c", ".c++", ".cpp", ".cppm", ".cxx", ".h++", ".hh", ".hpp", ".hxx", ".inc", ".inl", ".ipp", ".tcc"}
 
 
 def read_rooms(table):
@@ -153,7 +161,7 @@ def wrong_library(room, header):
     for library, owners in OWNERS.items():
         if header.startswith(library) and room not in owners:
             instead = ' (include "base/asio.h")' if library == "boost/asio" else ""
-            return f"<{header}> is for {', '.join(owners)} only{instead}"
+            return f"<{header}> is for {', '.join(owners) + ' only' if owners else 'no room'}{instead}"
     return None
 
 
@@ -166,10 +174,13 @@ def core_calls(text):
 
 
 def violations(root):
-    paths = (path for top in sorted(TOP) for path in sorted((root / top).rglob("*")) if path.suffix in SOURCES)
+    paths = (path for top in sorted(TOP) for path in sorted((root / top).rglob("*")) if path.suffix in SOURCES | UNKNOWN_SOURCES)
     for path in paths:
         name = path.relative_to(root).as_posix()
         room = name.rpartition("/")[0]
+        if path.suffix in UNKNOWN_SOURCES:
+            yield f"{name}:1: sources end in {', '.join(sorted(SOURCES))}"
+            continue
         if room not in ROOMS:
             yield f"{name}:1: {room} is no room of cmake/check_arrows.py"
             continue

@@ -88,7 +88,25 @@ class Arrows(unittest.TestCase):
     def test_libraries_have_their_rooms(self):
         for library, rooms in check_arrows.OWNERS.items():
             if library != "boost/asio":
-                self.refused("launcher/keeper/a.cc", f"#include <{library}x.h>", f"<{library}x.h> is for {', '.join(rooms)} only")
+                owners = f"{', '.join(rooms)} only" if rooms else "no room"
+                self.refused("launcher/keeper/a.cc", f"#include <{library}x.h>", f"<{library}x.h> is for {owners}")
+            for room in rooms:
+                self.assertIn(room, check_arrows.ROOMS)
+
+    def test_libraries_of_few_rooms(self):
+        for header, room in (("zlib.h", "apps/train/data"), ("cuda_runtime_api.h", "apps/train/gpu"),
+                             ("boost/system/result.hpp", "remote/hosts")):
+            self.accepted(f"{room}/a.cc", f"#include <{header}>")
+            self.assertTrue(self.checked("launcher/agent/a.cc", f"#include <{header}>")[0], header)
+        self.refused("remote/hosts/a.cc", "#include <boost/asio/read.hpp>",
+                     '<boost/asio/read.hpp> is for base only (include "base/asio.h")')
+        for header in ("asio.hpp", "catch2/catch_all.hpp", "nvml.h"):
+            self.refused("base/a.cc", f"#include <{header}>", f"<{header}> is for no room")
+
+    def test_sources_have_our_suffixes(self):
+        for suffix in ("hpp", "cpp", "cxx"):
+            self.assertEqual(self.checked(f"launcher/job/a.{suffix}", "#include <thread>"),
+                             (1, [f"launcher/job/a.{suffix}:1: sources end in .cc, .cu, .cuh, .h"]))
 
     def test_asio_is_included_through_one_header(self):
         self.refused("launcher/master/a.cc", "#include <boost/asio/read.hpp>",
