@@ -19,40 +19,43 @@ rendezvous/membership               core  base
 rendezvous/store                    core  base
 rendezvous/identity                 core  base
 rendezvous/worker                   core  base
-rendezvous/flight_recorder          core  base
+rendezvous/flight_recorder          core  -
 rendezvous/link                     io    base rendezvous/protocol
 rendezvous/secure                   io    base rendezvous/identity rendezvous/link
 rendezvous/store_tcp                io    base rendezvous/link rendezvous/store
 rendezvous/worker_client            io    base rendezvous/worker
 
 remote/hosts                        core  base
-remote/bootstrap                    core  base remote/hosts
+remote/bootstrap                    core  base
 remote/shells                       io    base remote/bootstrap remote/hosts
-remote/start                        io    base remote/bootstrap remote/hosts remote/shells
+remote/start                        io    base remote/bootstrap remote/shells
 remote/ssh                          io    base remote/bootstrap remote/hosts remote/shells remote/start
 
 launcher/job                        core  base remote/hosts rendezvous/protocol
 launcher/report                     core  base rendezvous/flight_recorder rendezvous/protocol
-launcher/hang                       core  base launcher/report rendezvous/protocol
+launcher/hang                       core  launcher/report rendezvous/protocol
 launcher/lines                      core  base launcher/job
-launcher/supervisor                 core  base launcher/hang launcher/job launcher/report remote/hosts rendezvous/flight_recorder
+launcher/supervisor                 core  base launcher/hang launcher/job launcher/report remote/hosts
                                           rendezvous/membership rendezvous/protocol
-launcher/agent_core                 core  base launcher/job rendezvous/protocol
+launcher/agent_core                 core  rendezvous/protocol
 launcher/check                      core  base launcher/job launcher/report launcher/supervisor remote/hosts rendezvous/membership
                                           rendezvous/protocol
-launcher/link_protocol              core  base launcher/job
+launcher/link_protocol              core  base
 launcher/keeper                     io    base
 launcher/inspection                 io    base launcher/hang launcher/keeper rendezvous/protocol
 launcher/agent                      io    base launcher/agent_core launcher/inspection launcher/job launcher/keeper launcher/report
-                                          rendezvous/*
-launcher/output                     io    base launcher/job launcher/lines launcher/report remote/hosts rendezvous/protocol
+                                          rendezvous/flight_recorder rendezvous/link rendezvous/membership rendezvous/protocol
+                                          rendezvous/store rendezvous/store_tcp rendezvous/worker
+launcher/output                     io    base launcher/job launcher/lines remote/hosts rendezvous/protocol
 launcher/master                     io    base launcher/check launcher/job launcher/keeper launcher/lines launcher/output
-                                          launcher/report launcher/supervisor remote/hosts remote/shells remote/start rendezvous/*
-launcher/links                      io    base launcher/link_protocol remote/bootstrap remote/shells remote/start rendezvous/*
+                                          launcher/report launcher/supervisor remote/start rendezvous/link rendezvous/protocol
+launcher/links                      io    base launcher/link_protocol remote/bootstrap remote/shells remote/start rendezvous/identity
+                                          rendezvous/link rendezvous/secure
 
 apps/ddplaunch/options              io    base launcher/job launcher/lines launcher/link_protocol remote/hosts
-apps/ddplaunch                      io    base apps/ddplaunch/options launcher/* remote/* rendezvous/*
-apps/ddplaunchd                     io    base launcher/agent launcher/keeper remote/bootstrap rendezvous/*
+apps/ddplaunch                      io    base apps/ddplaunch/options launcher/* remote/* rendezvous/link rendezvous/membership
+                                          rendezvous/protocol rendezvous/secure
+apps/ddplaunchd                     io    base launcher/agent launcher/keeper remote/bootstrap rendezvous/protocol rendezvous/secure
 apps/ddplaunch_listen               io    base launcher/link_protocol launcher/links
 apps/ddplaunch_nvml                 io    -
 
@@ -60,7 +63,7 @@ apps/train/kernels/cpu              core  -
 apps/train/kernels/gpu              core  apps/train/data
 apps/train/schedule                 core  base apps/train/model
 apps/train/data                     io    base apps/train/kernels/cpu
-apps/train/model                    io    base apps/train/data apps/train/kernels/cpu
+apps/train/model                    io    apps/train/data apps/train/kernels/cpu
 apps/train/checkpoint               io    base apps/train/data apps/train/kernels/cpu apps/train/model apps/train/schedule
 apps/train/collectives              io    base
 apps/train/collectives/schedule     core  base apps/train/kernels/cpu

@@ -148,6 +148,19 @@ class Arrows(unittest.TestCase):
         self.assertGreaterEqual(len(marked), 30)
         self.assertEqual(marked, {room: check_arrows.ROOMS[room][0] for room in marked})
 
+    def test_each_arrow_is_used(self):
+        used = {room: set() for room in check_arrows.ROOMS}
+        for top in check_arrows.TOP:
+            for path in (ROOT / top).rglob("*"):
+                if path.suffix in check_arrows.SOURCES:
+                    room = path.parent.relative_to(ROOT).as_posix()
+                    for line in path.read_text(encoding="utf-8").splitlines():
+                        if found := check_arrows.INCLUDE.match(line):
+                            used[room].add((found[1] or found[2]).rpartition("/")[0])
+        unused = [f"{room} -> {other}" for room, (_, allowed) in check_arrows.ROOMS.items() for other in allowed
+                  if not any(one == other or (other.endswith("/*") and one.startswith(other[:-1])) for one in used[room])]
+        self.assertEqual(unused, [])
+
     def test_arrows_have_no_circle(self):
         """Rooms are sorted by their arrows; a circle would leave some over."""
         left = {room: [other for other in check_arrows.ROOMS if other != room and check_arrows.may_include(room, other)]
