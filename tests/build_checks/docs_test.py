@@ -7,6 +7,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
+# A path from the root; a folder may end in a slash.
+PATH = re.compile(r"`([\w.]+/[\w./]*)`")
 # Files that code, help texts and documents name without a link: (docs/hostfile.md).
 MENTION = re.compile(r"\bdocs/[a-z_]+\.md\b")
 
@@ -37,9 +39,20 @@ class Docs(unittest.TestCase):
 
     def test_answers_of_where_do_i_find_exist(self):
         table = (ROOT / "docs/architecture.md").read_text().split("## Where do I find…")[1].split("\n## ")[0]
-        answers = re.findall(r"\| `([^`]+)` \|", table)
-        self.assertGreaterEqual(len(answers), 20)
-        self.assertEqual([answer for answer in answers if not (ROOT / answer).is_file()], [])
+        rows = [PATH.findall(row) for row in table.splitlines() if row.startswith("| ")][1:]
+        self.assertGreaterEqual(len(rows), 20)
+        self.assertEqual(rows.count([]), 0, "a row without a path")
+        self.assertEqual([path for row in rows for path in row if not (ROOT / path).is_file()], [])
+
+    def test_paths_of_contributing_md_exist(self):
+        text = (ROOT / "CONTRIBUTING.md").read_text()
+        for braced in re.findall(r"`[\w./]*\{[\w,]+\}[\w./]*`", text):
+            before, names, after = re.split(r"[{}]", braced)
+            text += " ".join(before + name + after for name in names.split(","))
+        paths = PATH.findall(text)
+        self.assertIn("rendezvous/protocol/link_messages.h", paths)
+        self.assertGreaterEqual(len(paths), 20)
+        self.assertEqual([path for path in paths if not (ROOT / path).exists()], [])
 
     def test_tests_that_security_md_names_exist(self):
         """`cli_kill` is a ctest entry; `test_…` behind it is a method of its file, "…" a case of its sources."""
