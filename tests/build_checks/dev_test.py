@@ -2,6 +2,7 @@
 """./dev: what it says of itself, and how it refuses what it does not know. Installs and builds nothing."""
 import pathlib
 import re
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -42,6 +43,34 @@ class Dev(unittest.TestCase):
     def test_fuzz_time(self):
         done = dev("fuzz", "long")
         self.assertEqual((done.returncode, done.stderr), (1, './dev: fuzz: "long" is no number of seconds\n'))
+
+    def test_subjects_have_at_most_72_characters(self):
+        """check_subjects looks at the commits since the one that added tests/build_checks/layout_test.py."""
+        with tempfile.TemporaryDirectory() as repository:
+            root = pathlib.Path(repository)
+            shutil.copy(ROOT / "dev", root)
+            identity = ["-c", "user.name=dev_test", "-c", "user.email=dev_test@localhost", "-c", "commit.gpgsign=false"]
+
+            def commit(subject, *options):
+                subprocess.run(["git", *identity, "commit", "-q", "--allow-empty", "-m", subject, *options], cwd=root, check=True)
+
+            def check():
+                done = subprocess.run(["bash", "-c", "source ./dev help >/dev/null; check_subjects"], cwd=root, text=True,
+                                      stderr=subprocess.PIPE)
+                return done.returncode, re.sub(r"^[0-9a-f]{7,} ", "", done.stderr, flags=re.M)
+
+            subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+            commit("o" * 100)
+            self.assertEqual(check(), (0, ""))
+            rule = root / "tests/build_checks/layout_test.py"
+            rule.parent.mkdir(parents=True)
+            rule.touch()
+            subprocess.run(["git", "add", rule], cwd=root, check=True)
+            commit("Add the rule")
+            commit("a" * 72, "-m", "b" * 90)
+            self.assertEqual(check(), (0, ""))
+            commit("c" * 73)
+            self.assertEqual(check(), (1, f"./dev: commit subjects longer than 72 characters:\n{'c' * 73}\n"))
 
 
 if __name__ == "__main__":
