@@ -10,18 +10,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOP = ("apps", "base", "launcher", "remote", "rendezvous", "tests")
 SOURCES = {".h", ".cc", ".cu", ".cuh"}
 
-# Words that only we would use: no part of an identifier, of a file's name, of a CMake target or of a Python function or class.
+# Words that only we would use: no part of an identifier, of an option, of a file's name, of a CMake target or of a Python
+# function or class.
 PRIVATE = frozenset("""
     played plant plants planted drill life lives living born seat seats seated stock judge judges judged inquiry told tell tells wishes hurry
     hurried pat mend mends mended hopeless fruitless surroundings findings mistake mistakes recipe oddity odd
+    door doors bell bells looks
 """.split())
 # Nouns that say nothing, or something else to everybody else: no type, and no part of a type's name.
 PRIVATE_TYPES = frozenset("""
     Asked Bell Born Both Door Guard Half Held Inquiry Judge Life Living Look Mine Place Plant Play Seat Stock Tell Told Watch Way What Wishes
 """.split())
 PRIVATE_PREFIXES = ("tell_", "mind_", "hurry_")
-# identifier or file: reason
+# identifier, option or file: reason
 ALLOWED = {
+    "--health-plant": "the earlier name of --inject-fault (CHANGELOG.md)",
     "lock_guard": "of the standard library",
     "executor_work_guard": "of Asio",
 }
@@ -30,6 +33,11 @@ IDIOMS = frozenset("""
     Action Actions Args Clock Deadline Duration End Entry Event Events Group Id Key Kind Local Memory Node Options Outcome Phase Rank Row Shared
     State Step Time Type
 """.split())
+# Private members of a class, defined in its .cc file: no other file can name them. A new one gets a name of its own instead.
+MEMBERS = {
+    "DataMemory::Mapping", "FanOut::Start", "LoginWindow::Queue", "NodeSetup::Running", "SshPump::Callbacks", "SshShell::Attempt",
+    "SshThreads::Worker", "StoreDecoder::Layout", "WorkerGroup::Worker", "WorkerLink::Worker", "WorkerPipes::Pipe",
+}
 SAME_MEANING = {
     # the check of hosts is a small supervisor: its events and orders are those of a job, with fewer fields
     "Disconnect", "FromNode", "NodeFailed", "NodeUp", "Tick", "ToNode",
@@ -41,9 +49,11 @@ SAME_MEANING = {
 
 COMMENTS = re.compile(r'//[^\n]*|/\*[\s\S]*?\*/|R"(\w*)\([\s\S]*?\)\1"|"(?:[^"\\\n]|\\.)*"|(?<![0-9a-fA-F])\'(?:[^\'\\\n]|\\.)+\'')
 INCLUDES = re.compile(r"^\s*#\s*include[^\n]*", re.M)
+STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
-HEAD = re.compile(r"\b(class|struct|union|enum(?:\s+(?:class|struct))?)\s+(?:alignas\([^)]*\)\s*|\[\[\w+\]\]\s*)*([A-Za-z_]\w*)(?:\s+final)?(?:\s*<[^;{}]*>)?\s*(?::(?!:)[^;{}]*)?$")
+HEAD = re.compile(r"\b(class|struct|union|enum(?:\s+(?:class|struct))?)\s+(?:alignas\([^)]*\)\s*|\[\[\w+\]\]\s*)*((?:\w+::)*)([A-Za-z_]\w*)(?:\s+final)?(?:\s*<[^;{}]*>)?\s*(?::(?!:)[^;{}]*)?$")
 ALIAS = re.compile(r"\busing\s+([A-Za-z_]\w*)\s*=\s*([^;]+)$")
 
 
@@ -70,9 +80,10 @@ def types(code):
         if match[0] == "{":
             declared = HEAD.search(head)
             if declared and "(" not in head.rsplit(declared[1], 1)[0].rsplit(">", 1)[-1]:
+                around = declared[2].split("::")[:-1]  # struct Outer::Inner {…}; stands out of line
                 if not local:
-                    yield tuple(outer), declared[2], None
-                stack.append(("block" if declared[1].startswith("enum") else "class", declared[2]))
+                    yield (*outer, *around), declared[3], None
+                stack.append(("block" if declared[1].startswith("enum") else "class", declared[2] + declared[3]))
             else:
                 stack.append(("namespace" if re.search(r"\bnamespace\b[^()]*$", head) or head.endswith('extern') else "block", ""))
         elif match[0] == "}":
@@ -89,7 +100,8 @@ def private_words(root):
     found = collections.defaultdict(set)
     for path in sources(root):
         name = path.relative_to(root).as_posix()
-        for identifier in set(IDENTIFIER.findall(code_of(path))):
+        options = {option for text in STRING.findall(path.read_text(encoding="utf-8")) for option in OPTION.findall(text)}
+        for identifier in set(IDENTIFIER.findall(code_of(path))) | options:
             if identifier in ALLOWED:
                 continue
             if PRIVATE & set(words(identifier)) or identifier.startswith(PRIVATE_PREFIXES):
@@ -125,6 +137,7 @@ def two_meanings(root):
     for name, places in sorted(declarations(root).items()):
         if name in SAME_MEANING or len(name) == 1:
             continue
+        places = {place: target for place, target in places.items() if "::".join((*place[1], name)) not in MEMBERS}
         if name in IDIOMS:  # of a class of its own, or of one namespace
             places = {place: target for place, target in places.items() if not place[1]}
         # A class is one type however many files define its members' types; equal aliases mean the same.
@@ -148,6 +161,10 @@ class Names(unittest.TestCase):
     def test_a_type_name_has_one_meaning(self):
         self.assertEqual(list(two_meanings(ROOT)), [])
 
+    def test_exceptions_for_members_are_used(self):
+        found = {"::".join((*outer, name)) for name, places in declarations(ROOT).items() for _, outer in places}
+        self.assertEqual(MEMBERS - found, set())
+
     def test_violations_are_found(self):
         with tempfile.TemporaryDirectory() as directory:
             root = pathlib.Path(directory)
@@ -155,9 +172,21 @@ class Names(unittest.TestCase):
             (root / "launcher").mkdir()
             (root / "base/seat.h").write_text("namespace ddp {\nstruct Range {\n  int told_at = 0;  // no seat\n};\n}\n", encoding="utf-8")
             (root / "launcher/range.cc").write_text(
-                'struct Range {\n  enum class State { kOn };\n};\nvoid f() {\n  struct Local {};\n  say("played");\n}\n', encoding="utf-8")
-            self.assertEqual(sorted(private_words(root)), ["seat.h", "told_at"])
+                'struct Range {\n  enum class State { kOn };\n};\nvoid f() {\n  struct Local {};\n  say("played");\n  add("-p,--played-gpu");\n}\n', encoding="utf-8")
+            self.assertEqual(sorted(private_words(root)), ["--played-gpu", "seat.h", "told_at"])
             self.assertEqual(list(two_meanings(root)), ["Range: Range (base/seat.h), Range (launcher/range.cc)"])
+
+    def test_a_type_out_of_line_counts(self):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            (root / "base").mkdir()
+            (root / "base/link.cc").write_text("struct Link::Inner {\n  struct Deep {};\n};\nenum class a::Link::Mode : int { kOn };\n", encoding="utf-8")
+            (root / "base/other.h").write_text("struct Deep {};\nclass Mode;\nclass Inner final : public X<Link::Inner> {};\n", encoding="utf-8")
+            self.assertEqual({name: sorted(places) for name, places in declarations(root).items()},
+                             {"Inner": [("base/link.cc", ("Link",)), ("base/other.h", ())],
+                              "Deep": [("base/link.cc", ("Link::Inner",)), ("base/other.h", ())],
+                              "Mode": [("base/link.cc", ("a", "Link"))]})
+            self.assertEqual([line.split(":")[0] for line in two_meanings(root)], ["Deep", "Inner"])
 
 
 if __name__ == "__main__":
