@@ -266,6 +266,7 @@ TEST_CASE("marked processes below another keeper belong to that one") {
 
 TEST_CASE("a process of another user is named, not denied", "[root]") {
   if (geteuid() != 0) SKIP_TEST("only root can start a process of another user");
+  REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
   // A worker of root below a process that has given root up, as below sudo.
   Pipe liveness = make_pipe();
   Pipe report_pipe = make_pipe();
