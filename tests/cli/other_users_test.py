@@ -121,7 +121,7 @@ class OtherUsers(LaunchTest):
         (kept / "loopback-token").chmod(0o600)
         cases = [(MALLORY, MALLORY, 0o700, f"the directory {kept} belongs to uid {MALLORY} and not to you (uid {VICTIM})"),
                  (VICTIM, MALLORY, 0o700, "loopback-token: Permission denied"),
-                 (VICTIM, VICTIM, 0o777, f"the directory {kept} may be written to by others; chmod go-w {kept}")]
+                 (VICTIM, VICTIM, 0o777, f"the directory {kept} may be written to by everybody;")]
         for directory, file, mode, words in cases:
             os.chown(kept, directory, directory)
             os.chown(kept / "loopback-token", file, file)
