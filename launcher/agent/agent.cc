@@ -145,8 +145,14 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job, boo
 }
 
 void Agent::handle(const rendezvous::OpenStore& message) {
+  if (leaving_) return;
   // Workers that are being ended have no use for a store any more; others of this node have.
-  if (leaving_ || (attempt_running_ && !waiting_ && !workers_->stopping())) return;
+  if (attempt_running_ && !waiting_ && !workers_->stopping()) {
+    return refuse({ErrorCode::kProtocol,
+                   "the master asked for the store of attempt " + std::to_string(message.attempt) +
+                       " while attempt " + std::to_string(attempt_) + " runs here",
+                   0});
+  }
   auto opened = store_.open(message);
   if (!opened) return refuse(opened.error());
   link_.send(*opened);

@@ -115,6 +115,7 @@ Awaitable<> Agent::finish_attempt() {
     link_.send(found);
   };
   co_await evidence_.collect(std::move(send));
+  co_await remove_files(std::exchange(error_files_, {}));
   co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
   rendezvous::AttemptEnded ended;
   ended.attempt = attempt_;
@@ -122,7 +123,7 @@ Awaitable<> Agent::finish_attempt() {
   for (const LeftProcess& process : left)
     ended.left_text += (ended.left_text.empty() ? "" : ", ") + process.text();
   link_.send(ended);
-  co_await remove_files(error_files_);
+  // Without an await in between: the master's next order meets an agent that is free for it.
   attempt_running_ = waiting_ = false;
   attempt_over_.cancel();
   if (!next_spawn_) co_return;

@@ -116,6 +116,16 @@ class HangingDisk(LaunchTest):
             self.assertNotIn("nothing was heard", done.err)
             self.hang.unlink()
 
+    def test_files_of_the_agent_hang_at_a_restart(self):
+        # An agent that removed files after it had reported the attempt's end ignored the order that began the next attempt.
+        (self.disk / "tmp").mkdir()
+        self.env["TMPDIR"] = str(self.disk / "tmp")
+        process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--start-timeout", "20s", "sh", "-c",
+                                   self.fail_once)
+        done = self.finish(process)
+        self.assert_code(done, 0)
+        self.assertIn("went on", done.out)
+
     # ---- the start of workers
 
     def check_slow_start(self, *args):
