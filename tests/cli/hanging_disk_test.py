@@ -9,7 +9,8 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.launch import DDPLAUNCH, SKIP, LaunchTest, Nodes, main, wait_until
+from tests.support.launch import DDPLAUNCH, SKIP, LaunchTest, Nodes, live_processes_with, main, wait_until
+from tests.support.rejoin import last_step, worker_of
 
 HANGING_DISK = pathlib.Path(DDPLAUNCH).parents[1] / "tests/hanging_disk"
 
@@ -116,15 +117,21 @@ class HangingDisk(LaunchTest):
             self.assertNotIn("nothing was heard", done.err)
             self.hang.unlink()
 
-    def test_files_of_the_agent_hang_at_a_restart(self):
+    def test_files_of_the_agent_hang_after_the_last_of_ranks_that_rejoin(self):
         # An agent that removed files after it had reported the attempt's end ignored the order that began the next attempt.
         (self.disk / "tmp").mkdir()
         self.env["TMPDIR"] = str(self.disk / "tmp")
-        process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--start-timeout", "20s", "sh", "-c",
-                                   self.fail_once)
+        metrics = self.dir / "metrics"
+        process = self.run_on_disk("--max-restarts", 1, "--restart-backoff", "0s", "--start-timeout", "20s", "train",
+                                   "--on-peer-loss", "rejoin", "--data", "synthetic", "--limit", 2000, "--epochs", 20,
+                                   "--metrics-file", metrics)
+        self.assertTrue(wait_until(lambda: last_step(metrics) >= 5, 20), self.errors.read_text())
+        worker, = (worker for pid, _ in live_processes_with(f"DDPLAUNCH_JOB_ID={self.job}\0") if (worker := worker_of(pid)))
+        self.hang.touch()
+        os.kill(worker.pid, signal.SIGKILL)
         done = self.finish(process)
         self.assert_code(done, 0)
-        self.assertIn("went on", done.out)
+        self.assertIn("restart 1 of 1", done.err)
 
     # ---- the start of workers
 
