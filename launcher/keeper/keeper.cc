@@ -59,6 +59,7 @@ struct KeeperPacket {
 constexpr std::size_t kHeadSize = offsetof(KeeperPacket, text);
 
 constexpr std::chrono::milliseconds kRemoveTime{200};
+constexpr long kContinuePeriodNs = 500'000'000;
 
 /// To the user, who may have stopped reading: never waits for room.
 void say(const std::string& text) {
@@ -301,8 +302,21 @@ void leave_the_agents_things(int keep) {
   syscall(SYS_close_range, static_cast<unsigned>(keep + 1), ~0U, 0U);
 }
 
+/// A stopped keeper would guard nobody, and would hold its SSH session open for ever. The timer continues it;
+/// a keeper that runs ignores the signal.
+void continue_when_stopped() {
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGCONT;
+  timer_t timer{};
+  const itimerspec period{{0, kContinuePeriodNs}, {0, kContinuePeriodNs}};
+  if (timer_create(CLOCK_MONOTONIC, &event, &timer) != 0 || timer_settime(timer, 0, &period, nullptr) != 0)
+    say(system_error(errno, "make the timer that continues a stopped keeper").text);
+}
+
 void become_keeper() {
   prctl(PR_SET_NAME, std::string(kKeeperName).c_str(), 0, 0, 0);
+  continue_when_stopped();
   signal(SIGPIPE, SIG_IGN);  // whoever read our stderr may be gone; the exit code still tells
   // Under memory pressure the tree must go before the one that cleans up after it. Needs a privilege; without
   // it we share the risk of the others.
@@ -336,18 +350,12 @@ int be_agent(UniqueFd socket, pid_t keeper, const std::function<int(KeeperLink&)
   // A signal to the keeper's whole process group, as its parent may send it, shall not hit both.
   setsid();
   KeeperLink link(std::move(socket), keeper);
-  const int code = agent_main(link);
-  // A keeper that somebody stopped would stay for ever, and the SSH session with it.
-  if (getppid() == keeper) kill(keeper, SIGCONT);
-  return code;
+  return agent_main(link);
 }
 
 }  // namespace
 
-KeeperLink::KeeperLink(UniqueFd socket, pid_t keeper)
-    : socket_(std::move(socket)),
-      keeper_(keeper),
-      keeper_pidfd_(static_cast<int>(syscall(SYS_pidfd_open, keeper, 0U))) {}
+KeeperLink::KeeperLink(UniqueFd socket, pid_t keeper) : socket_(std::move(socket)), keeper_(keeper) {}
 
 bool KeeperLink::is_keeper_alive() const {
   return getppid() == keeper_ && !readable(socket_.get());
@@ -360,10 +368,6 @@ void KeeperLink::set_lease(std::chrono::milliseconds lease) {
 
 void KeeperLink::renew() {
   send(kRenew, {});
-  // A stopped keeper guards nobody.
-  const auto keeper = read_process(keeper_);
-  if (keeper && keeper->state == 'T')
-    syscall(SYS_pidfd_send_signal, keeper_pidfd_.get(), SIGCONT, nullptr, 0U);
 }
 
 void KeeperLink::set_job_mark(std::string_view job_id) {

@@ -39,7 +39,6 @@ class KeeperLink {
   /// How long the agent may be silent after a pat before the keeper kills it with its whole tree; 0: for
   /// ever, which holds until the first call. Counts as a pat.
   void set_lease(std::chrono::milliseconds lease);
-  /// Also wakes a keeper that somebody has stopped (SIGSTOP).
   void renew();
 
   /// The job whose mark the keeper may look for outside the tree (TreeScope::job_id), at most 4096 bytes.
@@ -60,7 +59,6 @@ class KeeperLink {
 
   UniqueFd socket_;
   pid_t keeper_;
-  UniqueFd keeper_pidfd_;
   std::chrono::milliseconds lease_{0};
   /// Kind and text, for a keeper that did not read for long: pats may be lost, these not.
   std::deque<std::pair<int, std::string>> unsent_;
@@ -88,6 +86,7 @@ struct KeeperOptions {
 ///   a stopped agent included, is frozen and killed; kExitAgentLost. An agent that died of the stop that was
 ///   passed on to it: 143.
 /// - A process could not be killed: KeeperOptions::exit_code_if_left, whatever became of the agent.
+/// A keeper that somebody stops (SIGSTOP) continues within 0.5 s.
 /// SIGTERM, SIGINT and SIGHUP to the keeper reach the agent as one SIGTERM; those that were ignored stay so.
 /// When the keeper's parent ends (the master, the SSH session), an agent that is stopped is woken (SIGCONT),
 /// so that it sees the end of its link. What was killed, and what could not be, is said on stderr. If the

@@ -19,7 +19,7 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from tests.support.census import (Victim, all_processes, become_subreaper, below, kill_below, alive_below, named,
+from tests.support.census import (Victim, become_subreaper, below, kill_below, alive_below, named,
                                   reap_adopted)
 from tests.support.launch import BIN, main, wait_until
 
@@ -168,13 +168,10 @@ class Kill(unittest.TestCase):
         self.assert_all_gone(job, within=5 + 1)
 
     def test_killed_agent_of_a_stopped_keeper(self):
-        # The agent wakes its keeper with its next heartbeat.
         job = self.start().wait_up()
-        keeper = job.find("ddp-keeper")
-        keeper.hit("STOP")
-        self.assertTrue(wait_until(lambda: all_processes()[keeper.pid][2] == "T"))
-        self.assertTrue(wait_until(lambda: all_processes()[keeper.pid][2] != "T"))
-        job.find("ddplaunchd").hit("KILL")
+        agent = job.find("ddplaunchd")
+        job.find("ddp-keeper").hit("STOP")
+        agent.hit("KILL")
         code, err = job.finish()
         self.assertEqual(code, 113, err)
         self.assert_all_gone(job, within=0.05)
@@ -203,6 +200,15 @@ class Kill(unittest.TestCase):
         job.process.kill()
         job.process.wait()
         self.assert_all_gone(job, within=5 + 1)
+
+    def test_stopped_agent_and_keeper_of_a_killed_master(self):
+        job = self.start().wait_up()
+        victims = job.find("ddp-keeper"), job.find("ddplaunchd")
+        for victim in victims:
+            victim.hit("STOP")
+        job.process.kill()
+        job.process.wait()
+        self.assert_all_gone(job, within=5 + 1.5)
 
     def test_another_job_of_the_same_program_is_not_touched(self):
         other = self.start("stubborn+child+session+daemon", name="other").wait_up()

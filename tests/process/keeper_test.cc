@@ -180,14 +180,25 @@ TEST_CASE("a killed keeper wakes even a stopped agent, which cleans up and leave
   CHECK(node.all_gone());
 }
 
-TEST_CASE("a keeper that is stopped is woken by its agent, and does not blame it") {
-  Node node = start_ready("serve", "300", "stubborn", 1);
+TEST_CASE("a keeper that is stopped continues, and does not take itself for a silent agent") {
+  Node node = start_ready("serve", "900", "stubborn", 1);
   REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
-  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(900)));
+  CHECK(!wait_readable(node.keeper.pidfd(), std::chrono::milliseconds(1500)));
   CHECK(read_process(node.keeper.pid())->state != 'T');
   REQUIRE(node.keeper.send_signal(SIGTERM).has_value());
   CHECK(wait_end(node.keeper) == ExitStatus::exited(5));
   CHECK(node.all_gone());
+}
+
+TEST_CASE("a keeper that is stopped when its agent is killed ends the tree all the same") {
+  for (const bool agent_first : {false, true}) {
+    Node node = start_ready("serve", "0", "family", 5);
+    if (agent_first) REQUIRE(kill(node.agent, SIGKILL) == 0);
+    REQUIRE(node.keeper.send_signal(SIGSTOP).has_value());
+    if (!agent_first) REQUIRE(kill(node.agent, SIGKILL) == 0);
+    CHECK(wait_end(node.keeper) == ExitStatus::exited(kExitAgentLost));
+    CHECK(node.all_gone());
+  }
 }
 
 TEST_CASE("a stop of the keeper reaches the agent as the signal it was") {

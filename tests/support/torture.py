@@ -399,14 +399,9 @@ def finish(job, case, victim, codes, last, reported):
         words = named(left)
         later = job.wait_for_nothing(until + 4, aside)
         reported["seconds"] = round(time.monotonic() - last, 3)
-        woken = bool(victim) and (case.victim, case.signal) == ("keeper", "STOP") and set(later) == {victim.pid}
-        if woken:  # it was stopped when its agent had ended already: nobody is left there who could wake it
-            victim.hit("CONT")
-            later = job.wait_for_nothing(time.monotonic() + 3)
-        if later or not woken:
-            reported["problems"].append(f"left {bound:g} s after the last event: {words}" +
-                                        (f"; still there {reported['seconds']:.1f} s after it: {named(later)}" if later else
-                                         f"; all gone {reported['seconds']:.1f} s after it"))
+        reported["problems"].append(f"left {bound:g} s after the last event: {words}" +
+                                (f"; still there {reported['seconds']:.1f} s after it: {named(later)}" if later else
+                                 f"; all gone {reported['seconds']:.1f} s after it"))
     elif job.fifo_is_held() and not aside:
         reported["problems"].append("something outside the tree holds the job's FIFO")
     if victim and aside:
