@@ -59,7 +59,8 @@ struct KeeperPacket {
 constexpr std::size_t kHeadSize = offsetof(KeeperPacket, text);
 
 constexpr std::chrono::milliseconds kRemoveTime{200};
-constexpr long kContinuePeriodNs = 500'000'000;
+/// How long a keeper can be kept stopped (SIGSTOP) while it cleans up.
+constexpr std::chrono::milliseconds kContinueTime{500};
 
 /// To the user, who may have stopped reading: never waits for room.
 void say(const std::string& text) {
@@ -68,6 +69,26 @@ void say(const std::string& text) {
   if (poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) != 0) {
     [[maybe_unused]] const ssize_t written = write(2, line.data(), std::min<std::size_t>(line.size(), 4096));
   }
+}
+
+/// A stopped keeper guards nobody, and holds its SSH session open. The kernel continues it with SIGCONT,
+/// which does nothing to a running process: at each packet of the agent, at the agent's end, and, by its
+/// death signal, at the parent's end.
+void continue_at_each_packet(int socket) {
+  if (fcntl(socket, F_SETOWN, getpid()) != 0 || fcntl(socket, F_SETSIG, SIGCONT) != 0 ||
+      fcntl(socket, F_SETFL, O_ASYNC) != 0)
+    say(system_error(errno, "ask for SIGCONT when the agent ends").text);
+}
+
+/// For the time after the agent's end.
+void continue_after(std::chrono::milliseconds time) {
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGCONT;
+  timer_t timer{};
+  const timespec period{0, std::chrono::nanoseconds(time).count()};
+  const itimerspec periodic{period, period};
+  if (timer_create(CLOCK_MONOTONIC, &event, &timer) == 0) timer_settime(timer, 0, &periodic, nullptr);
 }
 
 class Keeper {
@@ -86,6 +107,7 @@ class Keeper {
       say(system_error(errno, "prepare to watch the agent").text);
       return kill_all("the agent cannot be watched");
     }
+    continue_at_each_packet(socket_.get());
     for (;;) {
       pollfd events[] = {{signals_.get(), POLLIN, 0},
                          {socket_.get(), POLLIN, 0},
@@ -96,7 +118,10 @@ class Keeper {
       read_agent();
       read_signals();
       reap();
-      if (agent_end_) return after_agent();
+      if (agent_end_) {
+        continue_after(kContinueTime);
+        return after_agent();
+      }
       if (lease_over()) return end_lease();
     }
   }
@@ -302,21 +327,9 @@ void leave_the_agents_things(int keep) {
   syscall(SYS_close_range, static_cast<unsigned>(keep + 1), ~0U, 0U);
 }
 
-/// A stopped keeper would guard nobody, and would hold its SSH session open for ever. The timer continues it;
-/// a keeper that runs ignores the signal.
-void continue_when_stopped() {
-  sigevent event{};
-  event.sigev_notify = SIGEV_SIGNAL;
-  event.sigev_signo = SIGCONT;
-  timer_t timer{};
-  const itimerspec period{{0, kContinuePeriodNs}, {0, kContinuePeriodNs}};
-  if (timer_create(CLOCK_MONOTONIC, &event, &timer) != 0 || timer_settime(timer, 0, &period, nullptr) != 0)
-    say(system_error(errno, "make the timer that continues a stopped keeper").text);
-}
-
 void become_keeper() {
   prctl(PR_SET_NAME, std::string(kKeeperName).c_str(), 0, 0, 0);
-  continue_when_stopped();
+  prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0);  // see continue_at_each_packet
   signal(SIGPIPE, SIG_IGN);  // whoever read our stderr may be gone; the exit code still tells
   // Under memory pressure the tree must go before the one that cleans up after it. Needs a privilege; without
   // it we share the risk of the others.

@@ -86,7 +86,8 @@ struct KeeperOptions {
 ///   a stopped agent included, is frozen and killed; kExitAgentLost. An agent that died of the stop that was
 ///   passed on to it: 143.
 /// - A process could not be killed: KeeperOptions::exit_code_if_left, whatever became of the agent.
-/// A keeper that somebody stops (SIGSTOP) continues within 0.5 s.
+/// A keeper that somebody stops (SIGSTOP) continues when the agent renews its lease or ends, and when the
+/// parent ends; while it cleans up, within 0.5 s.
 /// SIGTERM, SIGINT and SIGHUP to the keeper reach the agent as one SIGTERM; those that were ignored stay so.
 /// When the keeper's parent ends (the master, the SSH session), an agent that is stopped is woken (SIGCONT),
 /// so that it sees the end of its link. What was killed, and what could not be, is said on stderr. If the
