@@ -33,7 +33,11 @@ constexpr std::size_t kBatch = 64;
 
 Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
   int fds[2];
-  if (::pipe2(fds, O_CLOEXEC) != 0) return system_error(errno, "a pipe for a worker");
+  if (::pipe2(fds, O_CLOEXEC) != 0) {
+    Error error = system_error(errno, "a pipe for a worker");
+    if (error.sys == EMFILE) error.text += "; raise the limit of open files on this node (ulimit -n)";
+    return error;
+  }
   return std::pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
 }
 

@@ -299,6 +299,14 @@ class LocalJob(LaunchTest):
         for rank in range(2):
             self.assertEqual((self.job_dir / f"attempt_0/rank_{rank:05}.stderr").read_text(), "err\n")
 
+    def test_more_workers_than_the_hard_limit_of_open_files_allows(self):
+        import resource
+        done = self.run_job("--nproc-per-node", 40, "--oversubscribe", "true",
+                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+        self.assert_code(done, 126)
+        self.assertRegex(done.err, r"ddplaunch: exit 126: rank \d+ on localhost could not be started: a pipe for a worker: Too many "
+                         r"open files; raise the limit of open files on this node \(ulimit -n\)\n$")
+
     def test_more_hosts_than_the_hard_limit_of_open_files_allows(self):
         import resource
         done = self.run_job("--hosts", "node[0001-1000]", "true", preexec_fn=lambda: resource.setrlimit(
