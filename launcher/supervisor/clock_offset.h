@@ -6,14 +6,15 @@
 
 namespace ddp::launcher {
 
-/// How far a node's CLOCK_MONOTONIC is ahead of ours, from exchanges of small messages: the one with the
-/// shortest round trip is right to half of it (Cristian's algorithm). All times in nanoseconds.
+/// Estimates how far a node's CLOCK_MONOTONIC is ahead of the master's, from exchanges of small messages. The
+/// exchange with the shortest round trip is exact to half of that round trip (Cristian's algorithm). All
+/// times are in nanoseconds.
 class ClockOffset {
  public:
   using Time = std::chrono::nanoseconds;
 
-  /// A message from the node, `theirs` on its clock, took at most `round_trip` with the question that led to
-  /// it. The best sample wins, but grows worse with age, since clocks drift apart.
+  /// Adds an exchange: the question left at `sent`, and the answer, stamped `theirs` by the node's clock,
+  /// arrived at `received`. The best sample wins, but its error grows with age, since clocks drift apart.
   void sample(Time sent, Time received, Time theirs) {
     const Time half = (received - sent) / 2;
     if (error_ && half >= *error_ + (received - sampled_) / kDrift) return;
@@ -21,13 +22,13 @@ class ClockOffset {
     sampled_ = received;
     offset_ = theirs - (sent + half);
   }
-  /// A message of unknown age: better than nothing.
+  /// A message of unknown age gives a rough offset until the first sample.
   void guess(Time received, Time theirs) {
     if (!error_) offset_ = theirs - received;
   }
 
   Time to_ours(Time theirs) const { return theirs - offset_; }
-  /// ± of to_ours at `now`: the sample's own, and what the clocks may have drifted since.
+  /// Returns the ± of to_ours at `now`: the sample's own error plus the possible drift since.
   Time error(Time now) const { return error_ ? *error_ + (now - sampled_) / kDrift : kUnknown; }
 
  private:

@@ -10,45 +10,45 @@
 #include "base/result.h"
 #include "rendezvous/protocol/message.h"
 
-/// What goes into the Supervisor and what comes out of it. Plain data. A node is its host's index in the
-/// job's list; `incarnation` counts the links to that host, from 1.
+/// Events and actions of the Supervisor, as plain data. A node is its host's index in the job's list.
+/// `incarnation` counts the links to that host, from 1.
 namespace ddp::launcher::job {
 
 using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
 
 // ---- events
-struct NodeUp {  ///< its agent said hello
+struct NodeUp {  ///< the node's agent said hello
   std::size_t node;
   rendezvous::Hello hello;
-  std::string connected;  ///< address it was reached at; empty: not known
+  std::string connected;  ///< address at which the node was reached; empty: unknown
   std::uint32_t incarnation = 1;
 };
-struct NodeFailed {  ///< it could not be reached, or no agent answered there
+struct NodeFailed {  ///< the node could not be reached, or no agent answered
   std::size_t node;
   Error error;
 };
-struct NodeHeartbeat {  ///< any byte of it
+struct NodeHeartbeat {  ///< any byte from the node
   std::size_t node;
   std::uint32_t incarnation = 1;
 };
 struct FromNode {
   std::size_t node;
   rendezvous::Message message;
-  Time happened;  ///< when it happened by the master's clock, as well as the offset is known
+  Time happened;  ///< by the master's clock, as exactly as the offset is known
   Time error{0};  ///< ± of `happened`
   std::uint32_t incarnation = 1;
 };
-struct LinkEnded {  ///< nothing comes from it any more; NodeGone follows when it is known why
+struct LinkEnded {  ///< the node sends nothing more; NodeGone follows with the reason
   std::size_t node;
   Error error;
   std::uint32_t incarnation = 1;
 };
-struct NodeGone {  ///< its link ended; expected after Leave, a lost node otherwise
+struct NodeGone {  ///< the link ended; expected after Leave, else the node is lost
   std::size_t node;
   Error error;
-  bool workers_dead = false;  ///< it is certain that none of its workers lives
+  bool workers_dead = false;  ///< it is certain that no worker of the node lives
   std::uint32_t incarnation = 1;
-  bool workers_left = false;  ///< its keeper could not end them all
+  bool workers_left = false;  ///< the node's keeper could not kill all workers
 };
 struct UserSignal {
   int number;
@@ -62,19 +62,19 @@ struct ToNode {
   std::size_t node;
   rendezvous::Message message;
 };
-struct Disconnect {  ///< stop trying to reach it, or drop its link
+struct Disconnect {  ///< stop trying to reach the node, or drop its link
   std::size_t node;
 };
-struct Recall {  ///< try to reach it again: NodeUp with a new incarnation, or NodeFailed, is the answer
+struct Recall {  ///< try to reach the host again; answer: NodeUp (new incarnation) or NodeFailed
   std::size_t node;
 };
-struct PrintLine {  ///< for the user, one line
+struct PrintLine {  ///< one line for the user
   std::string text;
 };
-struct Detail {  ///< a step done, for who asked for --verbose
+struct Detail {  ///< a completed step, shown with --verbose
   std::string text;
 };
-struct Dump {  ///< what is known of a rank that hangs: to be added to its file in the job directory
+struct Dump {  ///< state of a hanging rank, for its file in the job directory
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   std::string text;

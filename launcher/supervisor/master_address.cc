@@ -33,7 +33,7 @@ std::vector<MasterAddress::AddressProbe> MasterAddress::failed(std::size_t node)
   return learn(node, candidates_.size()) ? ask_again() : std::vector<AddressProbe>{};
 }
 
-/// True: somebody may have to be asked again.
+/// Returns true when a node may have to be asked again.
 bool MasterAddress::learn(std::size_t index, std::size_t first_reached) {
   Node& node = nodes_[index];
   if (!node.asked) return false;
@@ -50,7 +50,7 @@ bool MasterAddress::learn(std::size_t index, std::size_t first_reached) {
   return chosen_ != before || (!is_exhausted() && node.known[chosen_] == ProbeState::kNothing);
 }
 
-/// For one candidate only: whether those after it would do need not be known.
+/// Asks for the chosen candidate only, since the others matter only if it fails.
 std::vector<MasterAddress::AddressProbe> MasterAddress::ask_again() {
   std::vector<AddressProbe> probes;
   if (is_exhausted()) return probes;
@@ -67,7 +67,7 @@ std::vector<MasterAddress::AddressProbe> MasterAddress::ask_again() {
 }
 
 bool MasterAddress::settled() const {
-  // Who answered has reached the chosen one: else it would be asked again.
+  // A node whose answer is known reaches the chosen candidate; otherwise it would be asked again.
   return !is_exhausted() && asked_ == 0;
 }
 

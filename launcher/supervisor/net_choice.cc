@@ -28,7 +28,7 @@ struct IpAddress {
 };
 
 std::optional<IpAddress> parse_address(std::string_view text) {
-  const std::string whole(text.substr(0, text.find('%')));  // a scope id means nothing on another machine
+  const std::string whole(text.substr(0, text.find('%')));  // a scope id is valid on one machine only
   IpAddress address;
   if (inet_pton(AF_INET, whole.c_str(), address.bytes.data()) == 1) return address;
   if (inet_pton(AF_INET6, whole.c_str(), address.bytes.data()) != 1) return std::nullopt;
@@ -78,7 +78,7 @@ std::string text_of(const IpNetwork& network) {
   return std::string(text) + "/" + std::to_string(network.prefix);
 }
 
-// By name, for the kernel does not tell what an interface is for.
+// The kind is guessed from the name, because the kernel does not say what an interface is for.
 enum class LinkKind { kReal, kVpn, kBridge };
 
 LinkKind link_kind(std::string_view name) {
@@ -126,7 +126,7 @@ bool all_on_one_machine(const std::vector<NodeNetwork>& nodes) {
          });
 }
 
-// Of node 0's `address`, a node on another machine that has it, too, and so cannot reach node 0 there.
+// Returns a node on another machine that also has node 0's `address`, and so cannot reach node 0 there.
 const NodeAddresses* also_has(const std::vector<NodeAddresses>& nodes, const IpAddress& address) {
   const std::string& machine = nodes[0].given->machine_id;
   for (std::size_t i = 1; i < nodes.size(); ++i) {
@@ -137,7 +137,7 @@ const NodeAddresses* also_has(const std::vector<NodeAddresses>& nodes, const IpA
   return nullptr;
 }
 
-// What each node has, for errors. Far too many nodes would hide the message.
+// Lists the addresses of each node for errors. The list is bounded, so that it does not hide the message.
 std::string inventory(const std::vector<NodeAddresses>& nodes) {
   constexpr std::size_t kShown = 16;
   std::string text;
@@ -156,14 +156,14 @@ std::string inventory(const std::vector<NodeAddresses>& nodes) {
   return text;
 }
 
-// One way to reach everybody: which address of each node is on it.
+// One network on which all nodes have an address.
 struct Option {
   std::vector<const Usable*> members;  // per node
   std::string name;                    // "10.0.0.0/24"
-  std::size_t resolved = 0;            // nodes whose name resolved to their address on it
+  std::size_t resolved = 0;            // nodes whose name resolved to their address in this network
 };
 
-// Of several addresses of a node that fit, the one its name resolved to.
+// Returns a fitting address of the node, preferably the one to which its name resolved.
 template <class Fits>
 const Usable* best_member(const NodeAddresses& node, Fits fits) {
   const Usable* best = nullptr;
@@ -182,7 +182,7 @@ std::size_t count_resolved(const std::vector<NodeAddresses>& nodes, const Option
   return count;
 }
 
-// A bridge that every host has for itself (docker0, virbr0) carries the same address everywhere.
+// A bridge that is local to each host (docker0, virbr0) has the same address on every machine.
 bool same_address_on_two_machines(const std::vector<NodeAddresses>& nodes, const Option& option) {
   std::map<IpAddress, const std::string*> seen;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -229,7 +229,7 @@ std::vector<Option> shared_networks(const std::vector<NodeAddresses>& nodes) {
   return options;
 }
 
-/// Of two ways with one address the first is the better.
+/// Adds `route` unless an earlier, better one has the same address.
 void add_route(NetChoice& choice, NetRoute route) {
   const auto same = [&](const NetRoute& known) { return known.master_addr == route.master_addr; };
   if (std::none_of(choice.routes.begin(), choice.routes.end(), same))
@@ -245,8 +245,8 @@ NetRoute route_of(const Option& option) {
   return route;
 }
 
-/// Through `address` of node 0, without a network that all share: each node's interface is the one at which
-/// it was reached.
+/// Returns the route through `address` of node 0 when no network is shared by all. Each other node uses the
+/// interface at which it was reached.
 NetRoute route_to(const std::string& address, const std::vector<NodeAddresses>& nodes) {
   NetRoute route{address, "", {}};
   for (const NodeAddresses& node : nodes) {
@@ -311,13 +311,13 @@ Result<NetChoice> wanted_choice(const std::vector<NodeAddresses>& nodes, const W
                                           (wanted.network ? "in it" : "on that interface") + " on " +
                                           lacking + inventory(nodes)};
   }
-  // Node 0 may have several addresses there, of which another node perhaps reaches one only.
+  // Node 0 may have several fitting addresses, and another node may reach only one of them.
   const Usable& best = *option.members[0];
   std::vector<const Usable*> own{&best};
   for (const Usable& usable : nodes[0].usable) {
     if (fits(usable)) own.push_back(&usable);
   }
-  NetChoice choice;  // not loopback, even on one machine: the store has to listen there
+  NetChoice choice;  // never loopback: the store must listen on this network
   for (const Usable* usable : own) {
     option.members[0] = usable;
     if (!also_has(nodes, usable->address)) add_route(choice, route_of(option));
@@ -332,7 +332,8 @@ Result<NetChoice> wanted_choice(const std::vector<NodeAddresses>& nodes, const W
   return choice;
 }
 
-// Routed clusters and clouds with /32 addresses: nothing is shared, yet everybody may reach everybody.
+// In routed clusters, and in clouds with /32 addresses, nodes share no network but may still reach each
+// other.
 Result<NetChoice> unshared_choice(const std::vector<NodeAddresses>& nodes) {
   const NodeAddresses& first = nodes[0];
   NetChoice choice;

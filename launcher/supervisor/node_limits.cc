@@ -13,7 +13,8 @@ Result<> NodeLimits::admit(const rendezvous::Message& message) {
       return Error{ErrorCode::kProtocol, "it sends output of a stream that there is not", 0};
     taken_[output->stream - 1u] += output->data.size();
   } else if (const auto* inspection = std::get_if<rendezvous::Inspection>(&message)) {
-    // An agent finishes one attempt before the next: numbers that went to and fro would have no bound.
+    // An agent finishes one attempt before the next. Attempt numbers that go back and forth would have no
+    // bound.
     if (inspection->attempt > inspected_attempt_) inspected_ = 0;
     const bool stale = inspection->attempt < std::exchange(inspected_attempt_, inspection->attempt);
     inspected_ += inspection->text.size() + inspection->state.size() + 64;

@@ -10,30 +10,30 @@
 
 namespace ddp::launcher {
 
-/// What one node may send (sans-IO): notices and findings within bounds that no agent of ours comes near, and
-/// the count of its output for the credit. Output beyond the credit is no error: at a stop agents send what
-/// the workers' pipes hold. Its bound is that of the console and the files (ConsoleQueue, JobWriter). A
-/// misbehaving node cannot exhaust the master's memory or disk.
+/// Bounds what one node may send (sans-IO), so that a misbehaving node cannot exhaust the master's memory or
+/// disk. The limits on notices and inspections are far above what our agent sends. The class also counts
+/// output for the credit. Output beyond the credit is no error, because agents send the contents of the
+/// workers' pipes at a stop. The console and the files bound the output (ConsoleQueue, JobWriter).
 class NodeLimits {
  public:
-  static constexpr std::size_t kNotices = 5'000;         ///< of one job, that are shown or kept
-  static constexpr std::size_t kNoticeBytes = 4u << 10;  ///< of one of them; the rest is cut
-  static constexpr std::size_t kInspected = 64u << 20;   ///< bytes of one attempt
-  static constexpr std::size_t kWorkerUpdates = 64u
-                                                << 20;    ///< bytes of starts and ends of workers, of one job
-  static constexpr std::size_t kHelloInterfaces = 4'096;  ///< addresses of one node
+  static constexpr std::size_t kNotices = 5'000;            ///< notices of one job that are shown or kept
+  static constexpr std::size_t kNoticeBytes = 4u << 10;     ///< bytes of one notice; the rest is cut
+  static constexpr std::size_t kInspected = 64u << 20;      ///< bytes of inspections in one attempt
+  static constexpr std::size_t kWorkerUpdates = 64u << 20;  ///< bytes of worker starts and ends in one job
+  static constexpr std::size_t kHelloInterfaces = 4'096;    ///< addresses of one node
 
-  /// A new link to the node begins: what counts for the whole job goes on.
+  /// A new link to the node begins; the counts for the whole job continue.
   void begin_incarnation() { taken_ = {}; }
-  /// Counts what came. kProtocol: it is more than an agent of ours would send, and the link is to be ended.
+  /// Counts a message. kProtocol: the message exceeds what our agent would send, and the caller ends the
+  /// link.
   Result<> admit(const rendezvous::Message& message);
-  /// What of a stream's credit is to be given back: all that a message can say.
+  /// Returns the credit of a stream to give back, at most what one message can carry.
   std::uint32_t give_back(std::uint8_t stream);
-  /// Of a stream, not yet given back.
+  /// Returns the bytes of a stream that are not yet given back.
   std::uint64_t taken(std::uint8_t stream) const { return taken_[stream - 1u]; }
 
   enum class NoticeDecision : std::uint8_t { kYes, kLast, kNo };
-  /// For each Notice: whether it is told; after kLast none is.
+  /// Decides for each Notice whether it is shown; none is shown after kLast.
   NoticeDecision notice();
 
  private:

@@ -9,7 +9,7 @@
 namespace ddp::launcher {
 namespace {
 
-/// TERM to KILL on a node that has lost us.
+/// Time from TERM to KILL on a node that has lost the master.
 constexpr std::chrono::milliseconds kLinkGrace{5'000};
 
 }  // namespace
@@ -49,7 +49,7 @@ rendezvous::ProcsWanted procs_wanted(const JobSpec& spec) {
 }
 
 std::chrono::milliseconds link_grace(const JobSpec& spec) {
-  // Slurm ends a job by a SIGTERM to all processes of the nodes, so that is a user's stop.
+  // Slurm ends a job by SIGTERM to all processes of its nodes, so the grace of a user's stop applies.
   return spec.launcher == LauncherKind::kSlurm ? spec.stop_grace : std::min(spec.failure_grace, kLinkGrace);
 }
 
@@ -62,10 +62,10 @@ rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, st
   job.link_grace_ms = to_ms(link_grace(spec));
   job.credit = credit_window(nodes);
   job.hang_timeout_ms = to_ms(spec.hang_timeout);
-  // Inside a wrapper it is another world: its own devices, and a pid that is none of ours.
+  // A wrapper gives the node other devices, and other PIDs than the master's.
   job.local = host.wrapper.empty() &&
               (spec.launcher == LauncherKind::kLocal || (is_localhost(host) && !spec.ssh_localhost));
-  // A node that joins by itself has its own command and environment, and ours are none of its business.
+  // A node that joins by itself has its own command and environment and does not get the master's.
   if (spec.launcher == LauncherKind::kJoin && !job.local) return job;
   job.command_kind = static_cast<std::uint8_t>(spec.command.kind);
   job.argv = spec.command.argv;

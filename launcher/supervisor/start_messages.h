@@ -13,23 +13,23 @@
 
 namespace ddp::launcher {
 
-/// As messages carry times.
+/// Returns the time as protocol messages carry it.
 std::uint32_t to_ms(std::chrono::milliseconds value);
 
-/// "90 s", "1.5 s", "300 ms": a limit that ran out, for people.
+/// Returns an expired limit as text for people: "90 s", "1.5 s", "300 ms".
 std::string limit_text(std::chrono::milliseconds limit);
 
-/// --nproc-per-node as the rank plan takes it.
+/// Converts --nproc-per-node for the rank plan.
 rendezvous::ProcsWanted procs_wanted(const JobSpec& spec);
 
-/// The job as `host` gets it, one of `nodes` that run it. Its environment is the one for other machines, or
-/// the one for ours.
+/// Returns the job for `host`, one of `nodes` that run it. A local host gets the environment for this
+/// machine, others the one for other machines.
 rendezvous::JobStart job_start(const JobSpec& spec, const remote::Host& host, std::size_t nodes);
 
-/// From TERM to KILL on a node that has lost the master.
+/// Returns the time from TERM to KILL on a node that has lost the master.
 std::chrono::milliseconds link_grace(const JobSpec& spec);
 
-/// The ranks of one place of the world; the sender fills in attempt and network.
+/// Returns the ranks of one participant of the world. The sender fills in attempt and network.
 rendezvous::Spawn spawn_message(const rendezvous::World& world, std::size_t participant);
 
 }  // namespace ddp::launcher

@@ -14,17 +14,18 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// Beyond the grace: the agent kills, reaps and drains within it, or its node counts as lost.
+/// Time beyond the grace in which an agent kills, reaps and drains. After it the node counts as lost.
 constexpr seconds kStopSlack{10};
-/// From Leave to the end of the link.
+/// Time from Leave to the end of the link.
 constexpr seconds kLeaveTime{5};
 constexpr seconds kSilenceSlack{1};
-/// From the limit of the start of an agent to the word of it, which knows the step and the host's last lines.
+/// Time after an agent's start limit for the start's own report, which names the step and the host's last
+/// lines.
 constexpr milliseconds kReportTime{300};
-/// After the end of its lease the keeper of a node may take so long to kill its workers.
+/// Time a node's keeper may take to kill its workers after the lease ends.
 constexpr seconds kKeeperKills{5};
 constexpr milliseconds kListenerOpens{100};
-/// The back-off doubles up to here, unless the user begins with more.
+/// The back-off doubles up to this value, unless the user sets a longer first one.
 constexpr seconds kMaxBackoff{60};
 
 rendezvous::Fence fence_of(FenceMode mode) {
@@ -51,12 +52,13 @@ rendezvous::MembershipRules rules_of(const JobSpec& spec) {
   rules.join_limit = spec.start_timeout + kReportTime;
   rules.node_timeout = spec.node_timeout;
   rules.lease = spec.master_timeout + link_grace(spec) + kKeeperKills;
-  rules.stop_time = std::max(spec.stop_grace, spec.failure_grace) + 2 * kStopSlack;  // ours comes first
+  // The Supervisor's own stop deadline is earlier.
+  rules.stop_time = std::max(spec.stop_grace, spec.failure_grace) + 2 * kStopSlack;
   rules.max_restarts = spec.max_restarts;
   rules.backoff = spec.restart_backoff;
   rules.max_backoff = std::max<milliseconds>(kMaxBackoff, spec.restart_backoff);
   rules.recall = true;
-  if (spec.launcher == LauncherKind::kJoin) {  // nobody is reached, they come: to recall is to open the door
+  if (spec.launcher == LauncherKind::kJoin) {  // nodes connect by themselves; a recall opens the listener
     rules.recall_every = rules.max_recall_wait = kListenerOpens;
     rules.recall_at_start = true;
   }
@@ -157,7 +159,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerCollectives& 
 
 void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& message, Time now) {
   if (nodes_[index].state == NodeState::kWaiting) return report_lost_survivor(index, message);
-  // The workers of a node that its agent has to leave are ended by the agent: no failures of their own.
+  // An agent that has to leave kills its workers. These ends are no failures of the workers.
   const auto participant = running_participant(index, message.attempt);
   if (!participant) return;
   if (!runs(index, message.rank)) {
@@ -167,7 +169,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
     nodes_[index].reason_reported = true;
     return;
   }
-  if (!exited_.insert(message.rank).second) return;  // told before
+  if (!exited_.insert(message.rank).second) return;  // reported before
   hang_.rank_ended(*participant, message.rank, now);
   if (state_ == State::kInspecting && message.code == 0 && message.signal == 0) {
     say("the job goes on: rank " + std::to_string(message.rank) + " has ended well");
@@ -176,7 +178,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
   if (state_ == State::kRunning) arm_running();
   if (message.code == 0 && message.signal == 0)
     return failures_.worker_ended_well(static_cast<int>(message.rank));
-  if (message.by_revoke) {  // no failure of its own
+  if (message.by_revoke) {  // no failure of the worker
     if (!message.text.empty())
       say("rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ' ' + message.text);
     return;
@@ -186,7 +188,8 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerExited& messa
                           current_->happened, current_->error);
   if (!running()) return;
   stop_reason_ = "rank " + std::to_string(message.rank) + " failed";
-  // A program that could not be executed is as wrong the next time; unless it could before, elsewhere.
+  // A program that cannot be executed in attempt 0 fails again when retried. In later attempts it ran
+  // elsewhere before.
   inform(index, rendezvous::WorkerFailed{stop_reason_, message.pid == 0 && attempt_ == 0});
 }
 
@@ -199,7 +202,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptEnded& messa
     say("warning: " + rendezvous::counted(static_cast<int>(message.left), "process is", "processes are") +
         " left on " + node.name + ": " + message.left_text);
   }
-  if (node.lost) node.predecessor.reset();  // it is known what became of its workers
+  if (node.lost) node.predecessor.reset();  // the fate of its workers is known
   if (waited) return survivors_gone(index, message.left, now);
   node.state = NodeState::kEnded;
   if (!node.lost && !in_attempt) return;
@@ -219,7 +222,7 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
     return;
   }
   if (event.number == SIGTERM && std::exchange(slurm_ends_, false)) return;
-  // A signal that comes while a failure is being cleaned up hurries us, but the failure stays the cause.
+  // A signal during the cleanup of a failure shortens the stop, but the failure stays the cause.
   const bool failed = !end().failures.empty() && !growing_;
   if (!failed && end().stop_signal == 0) failures_.stopped_by_user(event.number);
   if (ended_ && state_ < State::kLeaving) return shorten_stop(now);
@@ -235,7 +238,7 @@ void Supervisor::on(const job::UserSignal& event, Time now) {
 
 // ---- end
 
-/// Who has not been told to spawn has nothing to end.
+/// Nodes that never spawned have no workers to stop.
 void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time now) {
   state_ = State::kStopping;
   detail("stopping all workers: " + reason);
@@ -245,7 +248,7 @@ void Supervisor::stop_all(milliseconds grace, const std::string& reason, Time no
     Node& node = nodes_[assignment.host];
     if (node.state == NodeState::kSpawned && !node.ending) {
       send(assignment.host, rendezvous::Stop{attempt_, to_ms(grace), reason});
-    } else if (node.ending) {  // of an attempt before; it was not told of this one
+    } else if (node.ending) {  // its workers are of an earlier attempt; it does not know this one
       inform(assignment.host, rendezvous::NodeEnded{});
     } else if (node.state == NodeState::kAccepted) {
       node.state = NodeState::kEnded;
@@ -273,7 +276,7 @@ void Supervisor::on_stop_deadline(Time now) {
 
 void Supervisor::leave_all(Time now) {
   state_ = State::kLeaving;
-  // The Membership has ended, and looks for silent nodes no more.
+  // The Membership has ended and detects silent nodes no more, so this deadline bounds their silence.
   deadline_ = now + std::min<milliseconds>(kLeaveTime, spec_.node_timeout + kSilenceSlack);
   failures_.diagnose_collectives();
   ExitReport report = make_exit_report(end());
@@ -313,7 +316,7 @@ void Supervisor::on(const job::Tick&, Time now) {
   inform(rendezvous::Tick{});
   give_up_slow_joins(now);
   if (!deadline_ || now < *deadline_) return;
-  // Of a job that ended well while a lost node was awaited.
+  // The job has ended, but a lost node or survivors still have to end their workers.
   if (ended_ && state_ < State::kLeaving) return on_stop_deadline(now);
   switch (state_) {
     case State::kFinished:

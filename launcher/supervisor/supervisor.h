@@ -26,31 +26,31 @@
 
 namespace ddp::launcher {
 
-/// Decides the life of one job, on the master (sans-IO): from the first hello to the last goodbye. It takes
-/// an event and the time, and gives actions. Which nodes are in the job, and when an attempt begins and what
-/// follows its end, is decided by the Membership that it owns; what happens in an attempt is decided here.
-/// The states are those of docs/states.md.
+/// Decides the life of one job on the master (sans-IO), from the first hello to the last goodbye. It takes an
+/// event and the time, and returns actions. The Membership that it owns decides which nodes are in the job,
+/// when an attempt begins, and what follows its end. The Supervisor decides what happens within an attempt.
+/// docs/states.md lists the states.
 ///
 /// The driver's duties:
-///   1. call `start` once, then `step` for every event in the order in which they happened; the first
-///   incarnation of a host is 1, each new link to it has the next one, and its old link is closed;
-///   2. carry out all actions of a step, in order, before the next event; a message to a node that is gone is
-///   dropped;
-///   3. call `step(Tick)` no later than `deadline()`; Ping a node only when it has answered the last Ping;
-///   4. when `finished()`, stop: no message will follow. `end()` then tells how it went.
+///   1. Call `start` once, then `step` for every event in the order in which they happened. The first
+///   incarnation of a host is 1. Each new link to it has the next one, and the old link is closed.
+///   2. Carry out all actions of a step, in order, before the next event. Drop messages to a node that is
+///   gone.
+///   3. Call `step(Tick)` no later than `deadline()`. Ping a node only when it has answered the last Ping.
+///   4. Stop when `finished()`; no message follows. `end()` then says how the job ended.
 class Supervisor {
  public:
   using Time = job::Time;
 
   enum class State : std::uint8_t {
-    kConnecting,    ///< enough nodes, and their consent to the job, are awaited
+    kConnecting,    ///< waiting for enough nodes and their consent to the job
     kBackingOff,    ///< an attempt failed; the next one has to wait
     kOpeningStore,  ///< node rank 0 opens the store
-    kProbing,       ///< the others look for the way to it
+    kProbing,       ///< the other nodes probe the addresses of the store
     kRunning,
-    kInspecting,  ///< the job hangs; the nodes are asked in what
-    kStopping,    ///< Stop is with every node
-    kLeaving,     ///< Leave is with every node
+    kInspecting,  ///< the job hangs; the nodes inspect their workers
+    kStopping,    ///< Stop was sent to every node
+    kLeaving,     ///< Leave was sent to every node
     kFinished,
   };
 
@@ -62,32 +62,32 @@ class Supervisor {
   State state() const { return state_; }
   bool finished() const { return state_ == State::kFinished; }
   std::optional<Time> deadline() const;
-  /// How the job ended; the driver adds what only it knows (stderr lines, file names).
+  /// Says how the job ended. The driver adds what only it knows (stderr lines, file names).
   const JobEnd& end() const { return failures_.end(); }
-  /// Of a rank in end().failures, as FailureLog::set_last_output; wanted before the step that ends its
-  /// attempt.
+  /// Passes the last output of a rank in end().failures to FailureLog::set_last_output. Call it before the
+  /// step that ends the attempt of the rank.
   void set_last_output(int rank, std::vector<std::string> lines, std::string file) {
     failures_.set_last_output(rank, std::move(lines), std::move(file));
   }
 
   std::size_t node_count() const { return nodes_.size(); }
-  /// As the user knows the node.
+  /// Returns the node's name as the user knows it.
   const std::string& name(std::size_t node) const { return nodes_[node].name; }
-  /// Of the attempt; empty before the first.
+  /// Returns the world of the attempt; empty before the first.
   const rendezvous::World& world() const { return world_; }
-  /// The node's part of it; null: it has none.
+  /// Returns the node's assignment in the attempt; null: it has none.
   const rendezvous::RankAssignment* assignment(std::size_t node) const;
-  /// Which node runs `rank`, one of the world's.
+  /// Returns the node that runs `rank`, one of the world's.
   std::size_t node_of_rank(std::uint32_t rank) const;
   std::uint32_t attempt() const { return attempt_; }
-  /// Whether `rank` is one that `node` was told to run.
+  /// True when `node` was assigned `rank`.
   bool runs(std::size_t node, std::uint32_t rank) const;
-  /// The same of the last attempt that the node was told of, for its workers may live while the next begins:
-  /// the rank's number on the node.
+  /// Returns the local rank of `rank` in the last attempt that the node spawned. Workers of that attempt may
+  /// still live while the next one begins.
   std::optional<int> ran(std::size_t node, std::uint32_t attempt, std::uint32_t rank) const;
 
  private:
-  /// kWaiting: its workers live, and have let go of their attempt.
+  /// kWaiting: the node's workers live and have left their attempt.
   enum class NodeState : std::uint8_t {
     kConnecting,
     kUp,
@@ -104,7 +104,7 @@ class Supervisor {
   };
   struct Predecessor {
     std::uint32_t incarnation = 0;
-    std::string machine;  ///< where its pids are meant (machine_of)
+    std::string machine;  ///< machine on which the PIDs are valid (machine_of)
     std::vector<std::uint32_t> pids;
   };
   struct Node {
@@ -115,20 +115,20 @@ class Supervisor {
     std::string connected;
     std::string local;  ///< its own address on the way to node rank 0
     NodeInfiniband infiniband;
-    std::string slots_reason;                ///< why it runs as many workers, in words
-    std::optional<std::size_t> participant;  ///< index of its place in the attempt
-    bool lost = false;                       ///< its failure is known; its end is awaited
-    bool reason_reported = false;            ///< by its agent itself
-    Time up_at{0};                           ///< when it said hello
-    std::uint32_t spawned = 0;               ///< the attempt that its workers were last told of
-    rendezvous::RankAssignment ran;          ///< its place in that
-    std::vector<std::uint32_t> worker_pids;  ///< by local rank, the last that was started; 0: not known
-    std::optional<Predecessor> predecessor;  ///< an incarnation that was lost, and whose workers may live
-    std::vector<rendezvous::Survivor> survivors;  ///< while it is waiting
-    bool ending = false;                 ///< its workers are in no attempt any more, and are being ended
-    std::optional<NodeTrouble> trouble;  ///< why it is not there
+    std::string slots_reason;                     ///< why it runs this number of workers
+    std::optional<std::size_t> participant;       ///< its index in the attempt
+    bool lost = false;                            ///< its failure is known; its end is awaited
+    bool reason_reported = false;                 ///< the reason of its failure was reported
+    Time up_at{0};                                ///< when it said hello
+    std::uint32_t spawned = 0;                    ///< the last attempt that its workers joined
+    rendezvous::RankAssignment ran;               ///< its ranks in that attempt
+    std::vector<std::uint32_t> worker_pids;       ///< by local rank, of the last start; 0: unknown
+    std::optional<Predecessor> predecessor;       ///< a lost incarnation whose workers may live
+    std::vector<rendezvous::Survivor> survivors;  ///< while in kWaiting
+    bool ending = false;                          ///< its workers left all attempts and are being ended
+    std::optional<NodeTrouble> trouble;           ///< why it is absent
   };
-  struct MembershipUpdate {  ///< for the Membership
+  struct MembershipUpdate {  ///< an event for the Membership
     rendezvous::MemberEvent event;
     std::size_t node = 0;
     std::uint32_t incarnation = 0;
@@ -160,11 +160,11 @@ class Supervisor {
   void handle(std::size_t node, const rendezvous::WorkersReady& message, Time now);
   void handle(std::size_t node, const rendezvous::WorkerInTrouble& message, Time now);
   void handle(std::size_t node, const rendezvous::AttemptRevoked& message, Time now);
-  /// Messages that no decision hangs on, and those that only go the other way.
+  /// Ignores messages that need no decision, and messages that only the master sends.
   template <class M>
   void handle(std::size_t, const M&, Time) {}
 
-  // What the Membership is told, and what it decides.
+  // Events for the Membership, and its decisions.
   void inform(std::size_t node, rendezvous::MemberEvent event);
   void inform(rendezvous::MemberEvent event);
   void follow_membership(Time now);
@@ -225,9 +225,9 @@ class Supervisor {
   bool starting() const { return state_ == State::kOpeningStore || state_ == State::kProbing; }
   bool in_attempt() const { return starting() || running() || state_ == State::kStopping; }
   std::size_t node_of(std::size_t participant) const { return world_.assignments[participant].host; }
-  /// The node's part of the attempt, if `attempt` is the present one and the node runs it. Empty for a node
-  /// that is lost, or whose agent only ends the workers of an earlier attempt: messages about workers then
-  /// mean nothing.
+  /// Returns the node's participant if `attempt` is the current one and the node runs it. Returns nothing for
+  /// a node that is lost, or whose agent only ends the workers of an earlier attempt. Worker messages of such
+  /// nodes are ignored.
   std::optional<std::size_t> running_participant(std::size_t node, std::uint32_t attempt) const;
   Node& participant_node(std::size_t participant) { return nodes_[node_of(participant)]; }
   const Node& participant_node(std::size_t participant) const { return nodes_[node_of(participant)]; }
@@ -235,33 +235,33 @@ class Supervisor {
 
   const JobSpec& spec_;
   std::vector<Node> nodes_;
-  std::unordered_set<std::string> names_;  ///< of nodes that came by themselves
+  std::unordered_set<std::string> names_;  ///< of nodes that joined by themselves
   rendezvous::Membership membership_;
   std::deque<MembershipUpdate> updates_;
   State state_ = State::kConnecting;
   std::optional<Time> deadline_;
-  Time start_limit_{0};  ///< when --start-timeout has run out, and the hosts had time to tell of it
+  Time start_limit_{0};  ///< end of --start-timeout, plus time for the hosts' reports
   job::Actions actions_;
   rendezvous::World world_;
   NetChoice network_;
-  MasterAddress master_;  ///< by part
+  MasterAddress master_;  ///< by participant
   FailureLog failures_;
-  HangInvestigation hang_;                        ///< by part
-  Survivors survivors_;                           ///< by part
-  std::vector<std::uint32_t> hung_;               ///< ranks that a revoke has to kill
-  std::optional<Survivors::StateSource> source_;  ///< of the state, in this attempt
-  Time revoked_at_{0};                            ///< when the attempt before was
-  std::set<std::uint32_t> exited_;                ///< ranks of the attempt
+  HangInvestigation hang_;                        ///< by participant
+  Survivors survivors_;                           ///< by participant
+  std::vector<std::uint32_t> hung_;               ///< ranks that a revoke must kill
+  std::optional<Survivors::StateSource> source_;  ///< the rank whose state this attempt uses
+  Time revoked_at_{0};                            ///< when the previous attempt was revoked
+  std::set<std::uint32_t> exited_;                ///< ranks of the attempt that have ended
   const job::FromNode* current_ = nullptr;        ///< the message being handled
-  std::optional<std::size_t> joining_;            ///< the node that the Membership is being told of
-  std::string stop_reason_;                       ///< of the stop that the Membership will order
+  std::optional<std::size_t> joining_;            ///< the node whose join the Membership handles
+  std::string stop_reason_;                       ///< reason of the stop that the Membership will order
   bool user_wants_end_ = false;
-  bool growing_ = false;       ///< the attempt is stopped for no failure
-  bool revoking_ = false;      ///< the attempt is stopped, and its workers live on
-  rendezvous::Leave goodbye_;  ///< with what the job came to, once that is known
-  bool ended_ = false;         ///< the Membership has ended the job; lost nodes may still end their workers
-  std::size_t left_ = 0;       ///< while Leaving: all nodes before this one are gone
-  bool slurm_ends_ = false;    ///< its SIGTERM was taken from a node; our own is the same one
+  bool growing_ = false;       ///< the attempt is stopped without a failure
+  bool revoking_ = false;      ///< the attempt is stopped, and its workers survive
+  rendezvous::Leave goodbye_;  ///< carries the job's result once it is known
+  bool ended_ = false;         ///< the Membership has ended the job; lost nodes may still end workers
+  std::size_t left_ = 0;       ///< while in kLeaving: all nodes before this one are gone
+  bool slurm_ends_ = false;    ///< a node reported Slurm's SIGTERM; the master's own is the same stop
   std::uint32_t attempt_ = 0;
   std::uint16_t store_port_ = 0;
   std::string store_token_;

@@ -11,9 +11,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// For the nodes to look into their workers: py-spy and gdb take seconds each.
+/// Time for the nodes to inspect their workers; py-spy and gdb take seconds each.
 constexpr seconds kInspectTime{14};
-/// Beyond that: their answers are on the way.
+/// Additional time for the answers to arrive.
 constexpr seconds kInspectSlack{1};
 
 }  // namespace
@@ -31,7 +31,7 @@ void Supervisor::monitor_hangs(Time now) {
 void Supervisor::handle(std::size_t index, const rendezvous::Quiet& message, Time now) {
   const auto participant = running_participant(index, message.attempt);
   if (!participant) return;
-  // Rather too late than too early: of the clocks' error the better end for the job.
+  // Use the later bound of the clock error, to avoid a false positive.
   if (message.quiet)
     hang_.quiet(*participant, std::min(now, current_->happened + current_->error));
   else
@@ -64,7 +64,7 @@ void Supervisor::check_for_hang(Time now) {
 }
 
 void Supervisor::conclude_hang(Time now) {
-  // The report tells them, but only of the attempt that ended the job.
+  // The report has these lines only for the attempt that ends the job.
   if (membership_.restarts() < spec_.max_restarts) {
     for (const std::string& line : hang_.lines())
       say(line);
@@ -75,8 +75,8 @@ void Supervisor::conclude_hang(Time now) {
   if (const std::string hint = hang_.hint(); !hint.empty()) text += "\nhint: " + hint;
   failures_.job_hung(Error{ErrorCode::kHung, std::move(text), 0}, now);
   stop_reason_ = "the job hung";
-  // Of several behind, some may only wait for another one of them (for the rank through which their node
-  // hears of the others): who still answers the revoke lives on, who does not is killed at its deadline.
+  // When several ranks are behind, some may only wait for another of them: for the rank through which their
+  // node hears of the others. Ranks that answer the revoke survive; the others are killed at its deadline.
   hung_ = hang_.behind();
   if (hung_.size() > 1) hung_.clear();
   inform(rendezvous::AttemptFailed{stop_reason_});

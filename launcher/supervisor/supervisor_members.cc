@@ -1,5 +1,5 @@
-// The part of the Supervisor that knows which nodes are there: what it tells its Membership of them, and what
-// that decides.
+// The part of the Supervisor that tracks nodes: it reports them to its Membership and carries out the
+// Membership's decisions.
 #include <algorithm>
 #include <csignal>
 #include <string_view>
@@ -21,14 +21,15 @@ rendezvous::NodeSlots slots_of(const remote::Host& host, const rendezvous::Hello
   return {host.name, host.slots, devices, static_cast<int>(hello.gpus), static_cast<int>(hello.cpus)};
 }
 
-/// Two agents of which one says the same see the same processes under the same numbers; empty: that is not
-/// known. A host's name does not tell: it may lead to one machine now and to another later.
+/// Identifies the machine and PID namespace of an agent; empty: unknown. Agents with equal identities see the
+/// same processes under the same PIDs. A host name is not enough, because it may lead to another machine
+/// later.
 std::string machine_of(const rendezvous::Hello& hello) {
   if (hello.pid_namespace == 0) return {};
   return hello.machine_id + ':' + std::to_string(hello.pid_namespace);
 }
 
-/// For the end of what a lost node still does when the job has ended while no attempt was running.
+/// Time for a lost node to end its workers when the job has ended while no attempt was running.
 constexpr std::chrono::seconds kLastWait{5};
 
 std::string within(milliseconds limit) {
@@ -48,9 +49,9 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   node.hello = event.hello;
   node.connected = event.connected;
   node.lost = node.reason_reported = node.ending = false;
-  node.survivors.clear();  // those of an earlier incarnation are none of its own
+  node.survivors.clear();  // survivors belong to an earlier incarnation
   node.trouble.reset();
-  // A node that came by itself is known by its own name, unless another one is.
+  // A node that joined by itself keeps its own name, unless another node has that name.
   if (spec_.launcher == LauncherKind::kJoin && names_.insert(event.hello.hostname).second)
     node.name = event.hello.hostname;
   if (state_ == State::kLeaving) return send_away(event.node);
@@ -61,7 +62,7 @@ void Supervisor::on(const job::NodeUp& event, Time now) {
   send(event.node, std::move(start));
 }
 
-/// Whether the agent that is there now can tell what became of the one before.
+/// True when the current agent can find out whether workers of the lost incarnation live.
 bool Supervisor::can_see_predecessor(std::size_t index) const {
   const Node& node = nodes_[index];
   return node.predecessor && !node.predecessor->machine.empty() &&
@@ -82,8 +83,7 @@ void Supervisor::on(const job::NodeHeartbeat& event, Time) {
     inform(event.node, rendezvous::Heartbeat{});
 }
 
-/// It is not there, or not to be used, and is not in the attempt; the Membership decides whether it is
-/// missed.
+/// The node is absent or unusable and not in the attempt. The Membership decides whether the job needs it.
 void Supervisor::absent(std::size_t index, Error error, Time now) {
   nodes_[index].trouble = {error, now};
   if (attempt_ > 0 || in_attempt()) detail(nodes_[index].name + " is not there: " + error.text);
@@ -111,14 +111,14 @@ void Supervisor::handle(std::size_t index, const rendezvous::JobAccepted& messag
   inform(index, std::move(joined));
 }
 
-/// A node that was started by itself may have been told how many workers to run.
+/// A node that was started by itself may set its own number of workers.
 rendezvous::ProcsWanted Supervisor::workers_wanted(const rendezvous::Hello& hello) const {
   if (hello.workers == 0 || hello.workers > rendezvous::kMaxWorldSize) return procs_wanted(spec_);
   return {rendezvous::ProcsRule::kNumber, static_cast<int>(hello.workers), true};
 }
 
-/// scancel, or the end of the job's time, sends SIGTERM to all processes of the steps; to us it may come
-/// later, or never.
+/// scancel, or the end of the job's time limit, sends SIGTERM to all processes of the steps. The master may
+/// get it later, or never.
 bool Supervisor::ended_by_slurm(const Error& error) const {
   return spec_.launcher == LauncherKind::kSlurm && error.code == ErrorCode::kLinkLost && error.sys == SIGTERM;
 }
@@ -150,25 +150,25 @@ void Supervisor::handle(std::size_t index, const rendezvous::Refused& message, T
   }
   if (node.lost) return;
   node.reason_reported = true;
-  // Its agent has to leave: it ends its workers, and says when they are gone.
+  // The agent has to leave: it ends its workers and reports when they are gone.
   if (error.code == ErrorCode::kLinkLost) return lose(index, std::move(error), now);
   if (starting() && node.participant) return fail_start(index, std::move(error), now);
   if (!running_participant(index, attempt_)) return;
-  // It could not even begin to start its workers: none of them runs, and nothing more will come of it.
+  // The agent could not start any worker, so none runs and no further message follows.
   node.state = NodeState::kEnded;
   take_as_failed(index, error, now);
   inform(index, rendezvous::NodeRefused{std::move(error.text)});
 }
 
-/// What a broken link means for the others cannot wait for the reason, which may take seconds: an agent that
-/// was told to end has its own workers to stop first.
+/// The other nodes react to a broken link at once. The reason may take seconds, because an agent that is
+/// ordered to end stops its own workers first.
 void Supervisor::on(const job::LinkEnded& event, Time now) {
   const Node& node = nodes_[event.node];
   const bool joined = node.state >= NodeState::kAccepted && node.state <= NodeState::kEnded;
   if (event.incarnation == node.incarnation && joined && !node.lost) lose(event.node, event.error, now);
 }
 
-/// The Membership is told; its workers' end, or its link's, is still to come.
+/// Informs the Membership. The end of the node's workers, or of its link, follows later.
 void Supervisor::lose(std::size_t index, Error error, Time now) {
   Node& node = nodes_[index];
   const bool workers_dead = node.state != NodeState::kSpawned && node.state != NodeState::kWaiting;
@@ -176,7 +176,7 @@ void Supervisor::lose(std::size_t index, Error error, Time now) {
   inform(index, rendezvous::LinkLost{std::move(error.text), workers_dead});
 }
 
-/// What the loss of a node is for the attempt and for the user.
+/// Applies the loss of a node to the attempt and notifies the user.
 void Supervisor::take_loss(std::size_t index, const Error& error, Time now) {
   Node& node = nodes_[index];
   node.trouble = {error, now};
@@ -185,7 +185,7 @@ void Supervisor::take_loss(std::size_t index, const Error& error, Time now) {
     std::erase(node.predecessor->pids, 0U);
     node.predecessor->pids.insert(node.predecessor->pids.end(), {node.hello.pid, node.hello.keeper});
   }
-  const bool serves = node.participant && *node.participant == 0 && running();  // its agent has the store
+  const bool serves = node.participant && *node.participant == 0 && running();  // its agent serves the store
   if (node.participant && (starting() || serves || node.state == NodeState::kSpawned)) {
     take_as_failed(index, error, now);
   } else {
@@ -194,7 +194,7 @@ void Supervisor::take_loss(std::size_t index, const Error& error, Time now) {
   node.lost = true;
 }
 
-/// A failure of a node of the attempt, for the report and for the hang's inquiry.
+/// Records a node's failure in the attempt for the report and the hang investigation.
 void Supervisor::take_as_failed(std::size_t index, Error error, Time now) {
   failures_.node_failed(nodes_[index].name, std::move(error), now);
   if (running()) hang_.node_gone(*nodes_[index].participant, now);
@@ -211,7 +211,7 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   if (event.incarnation != node.incarnation && node.incarnation != 0) return;
   const NodeState before = node.state;
   if (before == NodeState::kGone || (before == NodeState::kConnecting && node.incarnation != 0)) {
-    // Its loss is known, and only now the reason.
+    // The loss is known already; the event adds the reason.
     if (node.lost && !node.reason_reported) failures_.explain_node(node.name, event.error);
     return;
   }
@@ -225,7 +225,7 @@ void Supervisor::on(const job::NodeGone& event, Time now) {
   if (before == NodeState::kUp || before == NodeState::kConnecting) absent(event.node, event.error, now);
 }
 
-/// It came back, and hangs before it can take part.
+/// Gives up nodes that came back but hang before they can take part.
 void Supervisor::give_up_slow_joins(Time now) {
   if (attempt_ == 0 && !in_attempt()) return;  // the first attempt has its own limit
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -241,13 +241,13 @@ void Supervisor::give_up_slow_joins(Time now) {
   }
 }
 
-/// It cannot take part, for a reason of its own.
+/// Sends the node away with a reason of its own.
 void Supervisor::send_away(std::size_t index, const Error& error) {
   send(index, rendezvous::Leave{exit_code_of(error), error.text});
   nodes_[index].state = NodeState::kLeaving;
 }
 
-/// Nothing more is wanted of it.
+/// Sends the node away because the job does not need it any more.
 void Supervisor::send_away(std::size_t index) {
   send(index, goodbye_);
   nodes_[index].state = NodeState::kLeaving;
@@ -259,7 +259,7 @@ void Supervisor::inform(std::size_t node, rendezvous::MemberEvent event) {
   updates_.push_back({std::move(event), node, nodes_[node].incarnation, attempt_});
 }
 
-/// What is no node's.
+/// Informs the Membership of an event that concerns no single node.
 void Supervisor::inform(rendezvous::MemberEvent event) {
   updates_.push_back({std::move(event), 0, 0, attempt_});
 }
@@ -289,7 +289,7 @@ void Supervisor::carry_out(const rendezvous::Drop& action, Time now) {
     notify(node.name + " is not used: " + action.reason);
     return send_away(action.host);
   }
-  // Silent, or it does not end its workers.
+  // The node is silent, or does not end its workers.
   take_loss(action.host, Error{ErrorCode::kLinkLost, action.reason, 0}, now);
   node.reason_reported = true;
   node.state = NodeState::kGone;
@@ -352,7 +352,7 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
         (not_executed ? "the program could not be executed on " + root->host : action.no_restart));
   }
   ended_ = true;
-  if (!deadline_ || running()) deadline_ = now + kLastWait;  // nobody looks for hangs any more
+  if (!deadline_ || running()) deadline_ = now + kLastWait;  // hang detection has ended
   const milliseconds grace = user_wants_end_ ? spec_.stop_grace : spec_.failure_grace;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].state != NodeState::kWaiting || nodes_[i].lost) continue;
@@ -363,17 +363,17 @@ void Supervisor::carry_out(const rendezvous::EndJob& action, Time now) {
   }
 }
 
-/// A node that is lost may still have to end its workers, and its reason may be on the way: we stay for both.
+/// A lost node may still have to end its workers, and its reason may be on the way. The master waits for
+/// both.
 void Supervisor::leave_when_quiet(Time now) {
-  if (!ended_ || state_ >= State::kLeaving) return;  // this is asked after every event
+  if (!ended_ || state_ >= State::kLeaving) return;  // called after every event
   const bool quiet = std::none_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
     return (node.lost || node.ending) && node.state == NodeState::kSpawned;
   });
   if (quiet) leave_all(now);
 }
 
-/// Only who is missed is named, in the order of their failures, each with its reason, or the step at which it
-/// still is.
+/// Names only missing nodes, in the order of their failures. Each has its reason, or the step at which it is.
 void Supervisor::report_missing(bool at_start, Time now) {
   std::vector<std::pair<std::size_t, NodeTrouble>> missed;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -382,7 +382,7 @@ void Supervisor::report_missing(bool at_start, Time now) {
     if (there || (!at_start && !node.participant)) continue;
     const Error late{ErrorCode::kTimeout, "it was still " + missing_step(i) + " when the start limit of " +
                                               limit_text(spec_.start_timeout) + " ran out (--start-timeout)"};
-    if (!node.trouble && now < start_limit_) continue;  // it had no time to come
+    if (!node.trouble && now < start_limit_) continue;  // the node had no time to come
     missed.emplace_back(i, node.trouble.value_or(NodeTrouble{late, now}));
   }
   std::stable_sort(missed.begin(), missed.end(),

@@ -1,4 +1,4 @@
-// The part of the Supervisor that lets workers live on when an attempt fails (docs/worker_protocol.md).
+// The part of the Supervisor that lets workers survive a failed attempt (docs/worker_protocol.md).
 #include <algorithm>
 #include <utility>
 
@@ -9,12 +9,12 @@
 namespace ddp::launcher {
 namespace {
 
-/// Beyond the revoke's own time: the agents kill, reap and drain within it, or their nodes count as lost.
+/// Time beyond kRevokeTime in which agents kill, reap and drain. After it their nodes count as lost.
 constexpr std::chrono::seconds kRevokeSlack{10};
 
 }  // namespace
 
-/// As stop_all, but whoever can let go of the attempt lives on.
+/// Does the same as stop_all, but workers that can leave the attempt survive.
 void Supervisor::revoke_all(const std::string& reason, Time now) {
   state_ = State::kStopping;
   revoking_ = true;
@@ -29,19 +29,19 @@ void Supervisor::revoke_all(const std::string& reason, Time now) {
       for (const std::uint32_t rank : hung_)
         if (runs(assignment.host, rank)) revoke.kill.push_back(rank);
       send(assignment.host, std::move(revoke));
-    } else if (node.ending) {  // of an attempt before; it was not told of this one
+    } else if (node.ending) {  // its workers are of an earlier attempt; it does not know this one
       inform(assignment.host, rendezvous::NodeEnded{});
     } else if (node.state == NodeState::kAccepted) {
       node.state = NodeState::kEnded;
       inform(assignment.host, rendezvous::NodeEnded{});
-    } else if (node.state == NodeState::kWaiting) {  // it was not told of this attempt
+    } else if (node.state == NodeState::kWaiting) {  // it does not know this attempt
       inform(assignment.host, rendezvous::NodeWaits{});
     }
   }
   hung_.clear();
 }
 
-/// Nothing is left for them to take part in.
+/// Ends survivors that have no attempt to take part in.
 void Supervisor::end_survivors(std::size_t index, std::chrono::milliseconds grace,
                                const std::string& reason) {
   Node& node = nodes_[index];
@@ -51,7 +51,7 @@ void Supervisor::end_survivors(std::size_t index, std::chrono::milliseconds grac
   node.survivors.clear();
 }
 
-/// Comes again when one of those who wait has died.
+/// The message comes again when a survivor on the node has died.
 void Supervisor::handle(std::size_t index, const rendezvous::AttemptRevoked& message, Time) {
   Node& node = nodes_[index];
   const bool again = node.state == NodeState::kWaiting;
@@ -66,7 +66,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::AttemptRevoked& mes
   if (!again) inform(index, rendezvous::NodeWaits{});
 }
 
-/// It costs no restart: another one takes its place in the attempt that is about to begin anyway.
+/// The loss costs no restart: a new worker replaces the survivor in the attempt that is about to begin.
 void Supervisor::report_lost_survivor(std::size_t index, const rendezvous::WorkerExited& message) {
   if (message.attempt != nodes_[index].spawned || (message.code == 0 && message.signal == 0)) return;
   const ExitStatus end = message.signal != 0 ? ExitStatus::signaled(message.signal, message.core)
@@ -75,10 +75,10 @@ void Supervisor::report_lost_survivor(std::size_t index, const rendezvous::Worke
       " while it waited for the next attempt");
 }
 
-/// The last of those who waited there has died: nothing of them is to be ended, or to be gone on from.
+/// The last survivor on the node has died: no process is left to end, and no state to continue from.
 void Supervisor::survivors_gone(std::size_t index, std::uint32_t left, Time now) {
   Node& node = nodes_[index];
-  const bool begun = starting() && node.participant && !node.lost;  // the next attempt, for the Membership
+  const bool begun = starting() && node.participant && !node.lost;  // the Membership began the next attempt
   node.survivors.clear();
   node.state = begun ? NodeState::kAccepted : NodeState::kEnded;
   if (begun && left > 0) {
@@ -91,7 +91,7 @@ void Supervisor::survivors_gone(std::size_t index, std::uint32_t left, Time now)
   if (node.lost && left == 0) inform(index, rendezvous::WorkersGone{});
 }
 
-/// The job has ended between two attempts, and only survivors are still being ended.
+/// Shortens the stop when the job has ended between two attempts and only survivors are still being ended.
 void Supervisor::shorten_stop(Time now) {
   for (std::size_t i = 0; i < nodes_.size(); ++i)
     if (nodes_[i].ending) send(i, rendezvous::Stop{nodes_[i].spawned, 0, "killed by the user"});
@@ -115,7 +115,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkersReady& messa
   if (state_ == State::kRunning) arm_running();
 }
 
-/// Also that it is lost, for the words at the failure spoke of ranks that live on.
+/// Reports that the training's state is lost, because the failure message announced survivors.
 void Supervisor::report_source() {
   if (attempt_ == 0 || !survivors_.can_survive() || source_) return;
   notify("attempt " + std::to_string(attempt_) +
@@ -137,13 +137,13 @@ void Supervisor::handle(std::size_t index, const rendezvous::WorkerInTrouble& me
       "rank " + std::to_string(message.rank) + " on " + nodes_[index].name + ": " + message.text;
   detail(words);
   if (!message.peers.empty()) failures_.lost_peers(static_cast<int>(message.rank));
-  // Without a budget the ranks end by themselves, each with its own error.
+  // Without a restart budget the ranks end by themselves, each with its own error.
   if (membership_.restarts() >= spec_.max_restarts) return;
   survivors_.in_trouble(words, now);
   if (state_ == State::kRunning) arm_running();
 }
 
-/// Ranks that cannot reach each other although all live, or do not come together.
+/// Ends an attempt whose ranks live but cannot reach each other, or do not all become ready.
 void Supervisor::check_survivors(Time now) {
   auto why = survivors_.verdict(now);
   if (!why) return;
@@ -164,7 +164,7 @@ std::optional<Survivors::StateSource> Supervisor::source_of_state() const {
   return Survivors::source(world_, waiting);
 }
 
-/// The next look at an attempt that runs.
+/// Sets the next deadline of a running attempt.
 void Supervisor::arm_running() {
   deadline_ = hang_.deadline();
   if (const auto due = survivors_.deadline()) deadline_ = deadline_ ? std::min(*deadline_, *due) : *due;

@@ -1,4 +1,4 @@
-// The part of the Supervisor before the workers of an attempt run: from its Begin to the order to spawn.
+// The part of the Supervisor from an attempt's Begin to the order to spawn its workers.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -37,7 +37,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
     if (nodes_[i].state == NodeState::kWaiting && !nodes_[i].participant && !nodes_[i].lost)
       end_survivors(i, spec_.failure_grace, "its node has no part in attempt " + std::to_string(attempt_));
   }
-  // What a stop that was no failure ended: the job grew.
+  // The previous attempt was stopped because the job grew, so its ends are no failures.
   if (!end().failures.empty()) failures_.forget_attempt();
   failures_.begin_attempt(attempt_, now);
   if (attempt_ > 0) start_limit_ = now + spec_.start_timeout;
@@ -46,7 +46,7 @@ void Supervisor::carry_out(const rendezvous::Begin& action, Time now) {
   if (choose_network()) open_store();
 }
 
-/// Who runs what, and who does not although the user named it.
+/// Reports which node runs which ranks, and which nodes that the user named run none.
 void Supervisor::report_start() {
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = nodes_[i];
@@ -62,7 +62,7 @@ void Supervisor::report_start() {
   }
 }
 
-/// False: there is none, and the job is over.
+/// Returns false when there is none; the job is then over.
 bool Supervisor::choose_network() {
   std::vector<NodeNetwork> networks;
   for (std::size_t i = 0; i < world_.assignments.size(); ++i)
@@ -93,8 +93,8 @@ void Supervisor::open_store() {
   send(node_of(0), std::move(open));
 }
 
-/// The addresses of the nodes: all of them, or, where thousands of nodes have many each, only those at which
-/// they were reached and those on the ways to node 0.
+/// Returns the addresses of all nodes. If `all` is false (thousands of nodes with many addresses each),
+/// returns only their reached addresses and their addresses on the routes to node 0.
 std::vector<std::string> Supervisor::store_guests(bool all) const {
   std::vector<std::string> guests = spec_.store_allow;
   const std::size_t room = (rendezvous::kMaxListElements - guests.size()) / world_.assignments.size();
@@ -153,7 +153,7 @@ void Supervisor::handle(std::size_t index, const rendezvous::ProbeResult& messag
   probe_or_spawn(now);
 }
 
-/// For the node whose answer left no address that all reach; `text` are its own failures.
+/// Returns the error of the node whose answer ruled out the last address; `text` holds its own failures.
 Error Supervisor::no_route_error(std::size_t asked, const std::string& text) const {
   std::string others;
   for (const NetRoute& route : network_.routes) {
@@ -202,7 +202,8 @@ void Supervisor::spawn_all(Time now) {
   monitor_hangs(now);
 }
 
-/// By the way that was taken; where that does not tell, by the address that the node's probe went out from.
+/// Returns the interface of the chosen route. If the route does not name one, returns the interface of the
+/// address from which the node's probe went out.
 std::string Supervisor::interface_for(std::size_t index) const {
   const std::string& planned = network_.route(master_.chosen()).interfaces[index];
   if (!planned.empty()) return planned;
@@ -210,7 +211,7 @@ std::string Supervisor::interface_for(std::size_t index) const {
                       index == 0 ? master_.chosen() : participant_node(index).local);
 }
 
-/// What the ranks will use, and what is odd about it: once, and of jobs that need a network at all.
+/// Reports the network of the ranks and its problems: once, and only for jobs that need a network.
 void Supervisor::report_network() {
   std::map<std::string, std::vector<std::string>> interfaces;
   std::vector<NodeInfiniband> infiniband;
@@ -231,7 +232,7 @@ void Supervisor::report_network() {
     notify("warning: " + warning);
 }
 
-/// A first attempt that cannot start would fail as well the next time; a later one may do without the node.
+/// A first attempt that cannot start would fail again. A later attempt may run without the node.
 void Supervisor::fail_start(std::size_t index, Error error, Time now) {
   if (attempt_ > 0) {
     nodes_[index].reason_reported = true;
@@ -243,7 +244,7 @@ void Supervisor::fail_start(std::size_t index, Error error, Time now) {
   inform(rendezvous::AttemptFailed{why, true});
 }
 
-/// Only who holds it up is named, each with its step.
+/// Names only the nodes that hold up the start, each with its step.
 void Supervisor::on_start_deadline(Time now) {
   const std::string limit = limit_text(spec_.start_timeout);
   for (const rendezvous::RankAssignment& assignment : world_.assignments) {
@@ -259,7 +260,7 @@ void Supervisor::on_start_deadline(Time now) {
   inform(rendezvous::AttemptFailed{late.text, true});
 }
 
-/// What holds up the start at a node; empty: nothing does.
+/// Returns the step that holds up the start at a node; empty: none.
 std::string Supervisor::missing_step(std::size_t i) const {
   const Node& node = nodes_[i];
   const bool setup = !spec_.setup.empty() || !spec_.hosts[i].setup.empty();

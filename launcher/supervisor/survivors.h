@@ -14,42 +14,44 @@
 
 namespace ddp::launcher {
 
-/// What the master knows of workers that live through attempts (sans-IO; docs/worker_protocol.md): whether
-/// this job's can, whether all take part in the attempt yet, and what they say of peers that they cannot
-/// reach. Nodes are their parts in the attempt.
+/// The master's knowledge of workers that survive an attempt (sans-IO; docs/worker_protocol.md): whether the
+/// workers of this job can, whether all take part in the attempt yet, and which peers they report as
+/// unreachable. Nodes are given as participants of the attempt.
 class Survivors {
  public:
   using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
-  /// A rank that cannot reach another tells of it before the death that explains it is known. Without a death
-  /// the attempt is given up after so long.
+  /// A rank that cannot reach another reports this before the death that explains it is known. Without a
+  /// death the attempt is given up after this time.
   static constexpr std::chrono::seconds kTroubleTime{2};
-  /// From a revoke to the SIGKILL of who has not answered it.
+  /// Time from a revoke to the SIGKILL of the workers that have not answered it.
   static constexpr std::chrono::seconds kRevokeTime{5};
-  /// Troubles of one rank in one attempt that are heeded, whatever its agent lets through.
+  /// Trouble reports per rank and attempt that count, even if its agent passes on more.
   static constexpr unsigned kMostTroubles = 10;
 
-  /// The workers of an attempt are started, or told of it. `limit`: for all to be ready, where they can live
-  /// on.
+  /// The workers of an attempt are started, or informed of it. `limit` is the time for all workers that can
+  /// survive to become ready.
   void begin(std::size_t parts, std::chrono::milliseconds limit, Time now);
   void greeted(std::size_t participant);
-  /// True when this was the last one that was awaited.
+  /// Returns true for the last participant that was awaited.
   bool ready(std::size_t participant);
-  /// No worker runs there any more: it is not awaited.
+  /// No worker runs on the participant any more, so it is not awaited.
   bool ended(std::size_t participant) { return ready(participant); }
-  /// A rank has said that it cannot reach others. False: so often in this attempt that it is ignored.
+  /// A rank has reported that it cannot reach others. Returns false when this attempt has too many such
+  /// reports from the rank, and the report is ignored.
   bool heeds(std::uint32_t rank);
   void in_trouble(std::string words, Time now);
 
-  /// All workers of one attempt have said that they can: from then on attempts are revoked, not stopped.
+  /// True once all workers of one attempt have said that they can survive. From then on attempts are revoked,
+  /// not stopped.
   bool can_survive() const { return can_survive_; }
   std::optional<Time> deadline() const;
-  /// Whose workers are not all ready.
+  /// Returns the participants whose workers are not all ready.
   const std::set<std::size_t>& unready() const { return unready_; }
-  /// Why the attempt is to be given up now, in words. To be asked at the deadline.
+  /// Returns why the attempt must be given up now, if it must. Call it at the deadline.
   std::optional<std::string> verdict(Time now) const;
 
-  /// The lowest rank of `world` whose worker holds the state of the most steps; `waiting` are the survivors
-  /// of each part. Unset: nobody holds any.
+  /// The lowest rank of `world` whose worker holds the state of the most steps. `waiting` has the survivors
+  /// of each participant. Unset: no survivor holds any state.
   struct StateSource {
     std::uint32_t rank = 0;
     std::uint64_t step = 0;
@@ -59,14 +61,14 @@ class Survivors {
 
  private:
   bool can_survive_ = false;
-  std::set<std::size_t> silent_;   ///< parts whose workers have not all greeted
-  std::set<std::size_t> unready_;  ///< and those that are not ready
-  std::optional<Time> ready_due_;  ///< only where they can live on
+  std::set<std::size_t> silent_;   ///< participants whose workers have not all greeted
+  std::set<std::size_t> unready_;  ///< participants whose workers are not all ready
+  std::optional<Time> ready_due_;  ///< set only when the workers can survive
   std::chrono::milliseconds limit_{0};
-  std::optional<Time> reported_at_;  ///< of the first trouble; nothing is due before they can live on
+  std::optional<Time> reported_at_;  ///< of the first report; unused until the workers can survive
   std::optional<Time> trouble_due_;
-  std::string trouble_;                         ///< the first
-  std::map<std::uint32_t, unsigned> troubles_;  ///< of each rank
+  std::string trouble_;                         ///< the first report
+  std::map<std::uint32_t, unsigned> troubles_;  ///< number of reports by rank
 };
 
 }  // namespace ddp::launcher
