@@ -16,7 +16,7 @@ using std::chrono::nanoseconds;
 
 constexpr std::chrono::milliseconds kLastTasks{500};
 constexpr std::chrono::seconds kPingEvery{1};
-/// From the end of a link to the end of what carried it.
+/// Time from the end of a link to the end of its channel.
 constexpr std::chrono::seconds kEndTime{5};
 
 nanoseconds now() {
@@ -64,7 +64,8 @@ CheckResult CheckMaster::run() {
   return result;
 }
 
-/// A node's wall clock, at a moment that its monotonic clock tells, beside ours at the same moment.
+/// Compares a node's wall clock with the master's at the same moment. The node's monotonic clock identifies
+/// that moment.
 void CheckMaster::measure_clocks(CheckResult& result) const {
   const nanoseconds here = now();
   const nanoseconds wall_here = wall_now();
@@ -93,7 +94,7 @@ void CheckMaster::end_tasks() {
 
 void CheckMaster::start_task(Awaitable<> task) {
   asio::co_spawn(loop_, std::move(task), [](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    if (broken) std::terminate();  // an exception that crosses an await is an internal error
   });
 }
 
@@ -139,7 +140,7 @@ Awaitable<> CheckMaster::start_agents() {
 void CheckMaster::on_started(std::size_t index, Result<remote::StartedAgent> outcome) {
   if (!outcome) return step(CheckRun::NodeFailed{index, outcome.error()});
   NodeLink& node = *nodes_[index];
-  // What a login shell prints is no finding, and would stand in the way of the table.
+  // The output of a login shell is no finding and would disturb the table.
   if (spec_.verbose) {
     for (const std::string& line : outcome->noise)
       show_lines_(spec_.hosts[index].name + ": " + line + "\n");
@@ -158,7 +159,7 @@ Awaitable<> CheckMaster::read_link(CheckMaster* self, NodeLink* node) {
     if (good) good = co_await node->connection().read_more();
   }
   node->close();
-  // The channel's end says more, but it may never come.
+  // The end of the channel gives a better reason, but it may never come.
   const Error plain = good.error();
   node->end_timer.expires_after(kEndTime);
   node->end_timer.async_wait([self, node, plain](const error_code& cancelled) {
@@ -211,7 +212,7 @@ void CheckMaster::take(NodeLink& node, const rendezvous::Message& message) {
   }
 }
 
-/// The agents leave when they hear nothing for too long, and a slow host may take its time.
+/// Agents leave when the master is silent for too long, and a slow host may delay the check.
 Awaitable<> CheckMaster::ping_nodes() {
   while (!run_.finished()) {
     ping_timer_.expires_after(kPingEvery);

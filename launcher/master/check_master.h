@@ -14,14 +14,14 @@
 
 namespace ddp::launcher {
 
-/// The driver of a CheckRun: starts the agents as a job would, carries the messages, measures the clocks. No
-/// worker is ever started. One loop thread; constructor, run(), nothing else.
+/// The driver of a CheckRun. It starts the agents as a job would, carries the messages, and measures the
+/// clocks. It never starts a worker. One loop thread; callers use only the constructor and run().
 class CheckMaster {
  public:
-  /// What hosts and agents print, whole lines with the host's name before each; for stderr.
+  /// Receives the output of hosts and agents as whole lines, each prefixed with the host's name; for stderr.
   using ShowLines = std::function<void(std::string_view lines)>;
 
-  /// `options` as for a job, but its deadline is set here. References outlive this.
+  /// Takes the `options` of a job, but sets their deadline itself. References must outlive this object.
   CheckMaster(asio::io_context& loop, const JobSpec& spec, CheckRun::CheckScope scope,
               remote::RemoteShell& remote, remote::RemoteShell& local, remote::FanOutOptions options,
               ShowLines say);
@@ -29,7 +29,7 @@ class CheckMaster {
   CheckMaster(const CheckMaster&) = delete;
   CheckMaster& operator=(const CheckMaster&) = delete;
 
-  /// Asks all hosts and returns what they told; no later than --start-timeout and a few seconds for goodbyes.
+  /// Asks all hosts and returns their answers, at most a few seconds for goodbyes after --start-timeout.
   CheckResult run();
 
  private:

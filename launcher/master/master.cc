@@ -24,11 +24,11 @@ using std::chrono::seconds;
 
 constexpr milliseconds kLastTasks{500};
 constexpr milliseconds kForEver = std::chrono::hours(24 * 365);
-/// For the reader of our last lines.
+/// Time for the reader of the last lines.
 constexpr seconds kLastText{2};
-/// For a disk that takes nothing.
+/// Time for a disk that accepts nothing.
 constexpr seconds kDeadDisk{10};
-/// For the agents' answer that they know of our sleep.
+/// Time for the agents to confirm that they know of the master's stop.
 constexpr milliseconds kAsleepTime{500};
 
 nanoseconds now() {
@@ -80,7 +80,7 @@ int Master::run() {
   end_tasks();
   output_.finish_all();
   const ExitReport report = show_report();
-  console_.flush(2, kLastText);  // the cause is told even where nobody takes the output
+  console_.flush(2, kLastText);  // the cause is printed even if nobody reads stdout
   end_at_signals_with(report.exit_code, "");
   settle_files(report);
   const milliseconds patience = supervisor_.end().stop_signal != 0 ? milliseconds(kLastText) : kForEver;
@@ -98,7 +98,7 @@ int Master::run() {
   return report.exit_code;
 }
 
-/// Every task sees that its work is over and ends. One that waits for a dead connection is not waited for.
+/// Makes every task end. Tasks that wait for a dead connection are not awaited.
 void Master::end_tasks() {
   cancel_starts();
   for (const auto& node : nodes_)
@@ -118,7 +118,7 @@ void Master::end_tasks() {
 
 void Master::start_task(Awaitable<> task) {
   asio::co_spawn(loop_, std::move(task), [](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    if (broken) std::terminate();  // an exception that crosses an await is an internal error
   });
 }
 
@@ -137,7 +137,7 @@ void Master::carry_out(job::Actions actions) {
       if (node.opened())
         node.close();
       else
-        cancel_starts();  // only at the end of the job: nobody on the way is wanted any more
+        cancel_starts();  // only at the end of the job, when all starts are obsolete
     } else if (const auto* again = std::get_if<job::Recall>(&action)) {
       recall(again->node);
     } else if (auto* words = std::get_if<job::PrintLine>(&action)) {
@@ -153,7 +153,8 @@ void Master::carry_out(job::Actions actions) {
   arm_deadline();
 }
 
-/// The first rank 0's node has our stdin for the whole job; to a rank 0 elsewhere it has ended.
+/// Feeds the launcher's stdin to the node of the first rank 0, for the whole job. A later rank 0 on another
+/// node gets end of file.
 void Master::feed_stdin() {
   const Link link = nodes_[supervisor_.node_of_rank(0)];
   if (link == stdin_link_ || link == stdin_ended_link_) return;
@@ -190,8 +191,8 @@ Awaitable<> Master::watch_signals() {
   }
 }
 
-/// Ctrl-Z stops us and not the job: the agents are told, so that they bear our silence. We stop when all have
-/// answered, for the threads that carry the words to them stop with us.
+/// Ctrl-Z stops the master, but not the job. The agents are notified, so that they tolerate the silence. The
+/// master stops when all have answered, because the threads that send these messages stop with it.
 void Master::fall_asleep() {
   if (!can_be_continued()) return say("Ctrl-Z is ignored: no shell here could continue ddplaunch");
   if (std::exchange(falling_asleep_, true)) return;
@@ -223,7 +224,7 @@ void Master::stop_until_continued() {
   console_.resume();
 }
 
-/// Said when it happens, and at the end at the latest.
+/// Warns as soon as the loss is seen, and at the latest at the end.
 void Master::warn_of_lost_output() {
   const int error = console_.broken(1);
   if (error == 0 || std::exchange(output_lost_, true)) return;
@@ -269,8 +270,8 @@ JobFacts Master::facts() const {
   return facts;
 }
 
-/// The ends of the stderr of those who failed, on one node or on all, before a new attempt begins them anew:
-/// they tell the cause.
+/// Keeps the last stderr lines of failed ranks, on one node or on all, because they show the cause. Call it
+/// before a new attempt starts these logs over.
 void Master::keep_last_output(std::optional<std::size_t> node) {
   struct LastOutput {
     int rank;
@@ -288,7 +289,7 @@ void Master::keep_last_output(std::optional<std::size_t> node) {
     supervisor_.set_last_output(words.rank, std::move(words.lines), std::move(words.file));
 }
 
-/// Before anything touches a disk, which may hang.
+/// Shows the report before any access to a disk, which may hang.
 ExitReport Master::show_report() {
   keep_last_output({});
   ExitReport report = make_exit_report(supervisor_.end());
@@ -297,7 +298,7 @@ ExitReport Master::show_report() {
   return report;
 }
 
-/// The files get their last bytes and the report, as far as their disk takes them.
+/// Completes the files with their last bytes and the report, as far as the disk accepts them.
 void Master::settle_files(const ExitReport& report) {
   std::vector<std::string> paths{spec_.job_dir + "/report.json"};
   if (!spec_.report_path.empty()) paths.push_back(spec_.report_path);
@@ -307,9 +308,9 @@ void Master::settle_files(const ExitReport& report) {
   };
   auto warnings = files_->settle(write, kLastText);
   if (warnings && warnings->empty()) return;
-  // Scripts read the last line.
+  // Scripts read the last line of stderr.
   const std::string last_line = report.text.substr(report.text.rfind('\n', report.text.size() - 2) + 1);
-  // At the first path also the job's output may be on its way.
+  // The disk of the first path may also still receive the job's output.
   const auto disk = [&] { return *done == 1 && paths.size() == 2 ? paths[1] : spec_.job_dir; };
   if (!warnings) {
     say("waiting for the disk of " + disk() + " (Ctrl-C: end without it)");

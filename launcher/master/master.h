@@ -24,14 +24,15 @@
 
 namespace ddp::launcher {
 
-/// The process that owns the job: starts the agents, carries out what the Supervisor decides, shows the
-/// workers' output, and reports. One loop thread, and the console's writer. Constructor, run(), nothing else.
+/// The process that owns the job. It starts the agents, carries out the Supervisor's decisions, shows the
+/// workers' output, and reports. It has one loop thread and the console's writer. Callers use only the
+/// constructor and run().
 class Master {
  public:
   struct Options {
-    std::string agent_path;                       ///< of ddplaunchd on the nodes
-    remote::AgentHello expected;                  ///< what their hello must say
-    std::shared_ptr<remote::AgentBundle> bundle;  ///< where nodes without an agent get one from
+    std::string agent_path;                       ///< path of ddplaunchd on the nodes
+    remote::AgentHello expected;                  ///< what the agents' hello must say
+    std::shared_ptr<remote::AgentBundle> bundle;  ///< copied to nodes without an agent
   };
 
   /// All references outlive the master.
@@ -41,11 +42,12 @@ class Master {
   Master(const Master&) = delete;
   Master& operator=(const Master&) = delete;
 
-  /// Runs the job to its end and returns the exit code (docs/exit_codes.md). Everything was shown when it
-  /// returns.
+  /// Runs the job to its end and returns the exit code (docs/exit_codes.md). All output has been shown by
+  /// then.
   int run();
 
-  /// A line for the user, from whoever reaches the nodes. Never waits. Loop thread, while run() runs.
+  /// Shows a line for the user from the code that reaches the nodes. Never waits. Call it on the loop thread
+  /// while run() runs.
   void note(std::string_view text) { say(text); }
 
  private:
@@ -99,11 +101,11 @@ class Master {
   MergedOutput output_;
   remote::RemoteShell& remote_;
   remote::RemoteShell& local_;
-  std::vector<std::shared_ptr<remote::FanOut>> starts_;  ///< those under way: the first of all, and recalls
+  std::vector<std::shared_ptr<remote::FanOut>> starts_;  ///< running starts: the first one and recalls
   Supervisor supervisor_;
   std::vector<Link> nodes_;
-  Link stdin_link_;        ///< of the node that has our stdin
-  Link stdin_ended_link_;  ///< of a later rank 0, which was told that it has ended
+  Link stdin_link_;        ///< the node that gets the launcher's stdin
+  Link stdin_ended_link_;  ///< a later rank 0's node, which got end of file
   asio::steady_timer deadline_;
   asio::steady_timer ping_timer_;
   asio::steady_timer sleep_timer_;
@@ -111,7 +113,7 @@ class Master {
   std::uint64_t ping_sequence_ = 0;
   StdinFeed stdin_;
   bool output_lost_ = false;
-  bool falling_asleep_ = false;  ///< Ctrl-Z: the agents are being told
+  bool falling_asleep_ = false;  ///< Ctrl-Z: the agents are being notified
 };
 
 }  // namespace ddp::launcher

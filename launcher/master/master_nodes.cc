@@ -1,4 +1,4 @@
-// The part of the Master that deals with the nodes: their agents' start, their links, what comes over them.
+// The part of the Master that handles nodes: the start of their agents, their links, and their messages.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -14,16 +14,16 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using std::chrono::seconds;
 
-/// A piece of output so large goes to the rank's file from the memory that it was read into. Small ones are
-/// copied: each would hold on to a whole block.
+/// Output pieces from this size are written to the rank's file from the memory into which they were read.
+/// Smaller pieces are copied, since each would keep a whole block.
 constexpr std::size_t kWorthKeeping = 16u << 10;
-/// At most; short timeouts want more signs of life.
+/// Longest interval; short timeouts need more frequent pings.
 constexpr milliseconds kPingEvery{1'000};
 constexpr int kPingsInTimeout = 6;
-/// Of a large job the first pings would be most of what the master has to do at its start.
+/// The first pings would be most of the master's work at the start of a large job.
 constexpr std::size_t kManyNodes = 256;
 constexpr int kFirstPingsOfMany = 2;
-/// From the end of a link to the end of what carried it.
+/// Time from the end of a link to the end of its channel.
 constexpr seconds kEndTime{2};
 
 nanoseconds now() {
@@ -58,12 +58,12 @@ Awaitable<> Master::start_agents(std::vector<std::size_t> nodes) {
 }
 
 void Master::cancel_starts() {
-  const auto starts = starts_;  // each leaves the list as it ends
+  const auto starts = starts_;  // each start removes itself from the list as it ends
   for (const auto& start : starts)
     start->cancel();
 }
 
-/// Its link has ended, and another one may come.
+/// The old link has ended, and a new one may follow.
 void Master::recall(std::size_t index) {
   nodes_[index]->close();
   const NodeLimits limits = nodes_[index]->limits;
@@ -98,7 +98,7 @@ Awaitable<> Master::read_link(Master* master, Link node) {
     if (good) master->heard(*node);
   }
   node->close();
-  // The channel's end says more, but it may never come: a host can die between the two.
+  // The end of the channel gives a better reason, but it may never come: a host can die in between.
   const Error plain = good.error();
   if (node->greeted) master->step(job::LinkEnded{node->index, plain, node->incarnation});
   const auto give_up = [master, node, plain](const error_code& cancelled) {
@@ -110,7 +110,7 @@ Awaitable<> Master::read_link(Master* master, Link node) {
   master->node_gone(*node, std::move(end));
 }
 
-/// Any byte is a sign of life. Most change nothing.
+/// Any received byte counts as a heartbeat. Most change nothing.
 void Master::heard(const NodeLink& node) {
   job::Actions actions = supervisor_.step(job::NodeHeartbeat{node.index, node.incarnation}, now());
   if (!actions.empty()) carry_out(std::move(actions));
@@ -120,12 +120,12 @@ void Master::node_gone(NodeLink& node, NodeLink::LinkEnd end) {
   node.end_timer.cancel();
   if (std::exchange(node.gone, true)) return;
   if (!node.greeted) return step(job::NodeFailed{node.index, std::move(end.why)});
-  // What runs in a container may outlive the program that was run in it.
+  // Processes in a container may outlive the program that was run in it.
   const bool dead = end.workers_dead && spec_.hosts[node.index].wrapper.empty();
   step(job::NodeGone{node.index, std::move(end.why), dead, node.incarnation, end.workers_left});
 }
 
-/// Never held back: see NodeLink::error_lines.
+/// Reads stderr without back-pressure: see NodeLink::error_lines.
 Awaitable<> Master::read_errors(Master* master, Link node) {
   std::array<char, 4096> buffer;
   for (bool open = true; open;) {
@@ -143,7 +143,7 @@ Result<> Master::take_messages(NodeLink& node) {
     if (!message) good = message.error();
     if (!message || !*message) break;
     clean_texts(**message);
-    // What workers wrote before something happened stands before what is said of it.
+    // Output that workers wrote before an event is shown before the message about the event.
     if (!std::holds_alternative<rendezvous::Output>(**message)) output_.pass_on();
     good = take(node, **message);
   }
@@ -157,7 +157,7 @@ Result<> Master::take(NodeLink& node, const rendezvous::Message& message) {
     const std::optional<int> its_own = supervisor_.ran(node.index, output->attempt, output->rank);
     if (!its_own && output->attempt == supervisor_.attempt())
       return Error{ErrorCode::kProtocol, "it sends output of a rank that it was not given", 0};
-    if (its_own && output->attempt != supervisor_.attempt()) {  // the last words of a node without a part
+    if (its_own && output->attempt != supervisor_.attempt()) {  // late output of an earlier attempt
       files_->append({output->attempt, output->rank, *its_own, output->stream}, output->data);
     } else if (its_own) {
       output_.take(output->attempt, output->rank, output->stream, output->data,
@@ -218,7 +218,7 @@ void Master::give_all_credit() {
 }
 
 void Master::give_credit(NodeLink& node) {
-  // Whoever is full asks again when it has drained.
+  // When the files or the console are full, they call give_all_credit after they have drained.
   if (!node.live() || files_->full()) return;
   for (const std::uint8_t stream : {std::uint8_t{1}, std::uint8_t{2}}) {
     if (node.limits.taken(stream) < credit_piece(nodes_.size()) || console_.full(stream)) continue;

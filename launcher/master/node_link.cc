@@ -12,7 +12,8 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-/// The agent's, which its keeper passes on only when no process of the node is left (docs/exit_codes.md).
+/// True for the agent's exit codes. Its keeper passes them on only when no process of the node is left
+/// (docs/exit_codes.md).
 bool is_own_code(int status) {
   return status >= 110 && status <= 119;
 }
@@ -88,7 +89,7 @@ std::string NodeLink::error_lines(std::string_view bytes) {
   return lines;
 }
 
-/// What became of the agent, in its keeper's words; empty when it said nothing.
+/// Returns what the keeper wrote about the agent's end; empty when it wrote nothing.
 std::string NodeLink::keeper_says() const {
   std::string words;
   for (const std::string& line : errors_.lines()) {
@@ -102,7 +103,7 @@ Awaitable<NodeLink::LinkEnd> NodeLink::explain_end(Error error) {
   end.why = std::move(error);
   if (end.why.code != ErrorCode::kLinkLost) co_return end;
   const remote::ChannelEnd channel = co_await channel_->end();
-  // Codes of our own; any other may be that of a program on the way.
+  // Only exit codes of ddplaunchd count; any other may come from a program in between, such as ssh.
   end.workers_left = channel.status == kExitProcessesLeft;
   end.workers_dead = channel.status && (*channel.status == 0 || is_own_code(*channel.status));
   std::string& text = end.why.text;

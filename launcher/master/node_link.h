@@ -19,22 +19,22 @@
 
 namespace ddp::launcher {
 
-/// The master's end of the link to one node: the channel that carries it, its liveness, the node's clock.
-/// Loop thread; owned by the master, which runs the tasks that read and write it.
+/// The master's end of the link to one node: its channel, its liveness, and the node's clock. It is used on
+/// the loop thread. The master owns it and runs the tasks that read and write it.
 class NodeLink {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr int kFirstPings = 8;
   static constexpr std::size_t kMostErrors = 64u << 10;
 
-  /// `incarnation` counts the links to the host. `first_pings`: round trips in a row at the start: the
-  /// shortest of several is near the truth, and a first failure may come within milliseconds.
+  /// `incarnation` counts the links to the host. `first_pings` is the number of successive round trips at the
+  /// start. The shortest of several is the most exact, and a first failure may come within milliseconds.
   NodeLink(std::size_t index, asio::any_io_executor executor, const std::string& host,
            std::uint32_t incarnation = 1, int first_pings = kFirstPings);
 
-  /// The agent has said its hello line on `agent.channel`.
+  /// Opens the link after the agent's hello line on `agent.channel`.
   void open(remote::StartedAgent agent);
-  /// No more messages, in either direction. May be called twice.
+  /// Ends messages in both directions. May be called twice.
   void close();
   bool opened() const { return connection_ != nullptr; }
   bool live() const { return live_; }
@@ -44,35 +44,36 @@ class NodeLink {
   void send(const rendezvous::Message& message);
 
   void ping(std::uint64_t sequence);
-  /// The last Ping was answered: only then may another one follow, for the node's lease hangs on that.
+  /// True when the last Ping was answered. Only then may another one follow, because the node's lease depends
+  /// on it.
   bool answered() const { return answered_; }
-  /// True: another ping at once makes the clocks' offset better.
+  /// Returns true if another immediate ping improves the clock offset.
   bool on_pong(const rendezvous::Pong& pong);
-  /// Before the first round trip: the hello's clock, as if the way had taken no time.
+  /// Sets the clock offset from the hello, before the first round trip; assumes no delay.
   void guess_clock(std::uint64_t clock_ns);
-  /// A moment of the node's clock on ours, never in the future, ± clock_error().
+  /// Converts a time of the node's clock to the master's, ± clock_error(). The result is never in the future.
   std::chrono::nanoseconds to_ours(std::uint64_t clock_ns) const;
   std::chrono::nanoseconds clock_error() const;
 
-  /// Lines that the agent's stderr completes, with the host's name before each; `bytes` empty: its end. After
-  /// kMostErrors bytes one line that says so, then none: stderr is read all the same, for over SSH and TLS
-  /// one that is not read stops the control link, too.
+  /// Returns the completed lines of the agent's stderr, each prefixed with the host's name; empty `bytes`
+  /// mean its end. After kMostErrors bytes it returns one line that says so, then none. The caller must read
+  /// stderr all the same: over SSH and TLS an unread stderr stops the control link too.
   std::string error_lines(std::string_view bytes);
   struct LinkEnd {
     Error why;
-    bool workers_dead = false;  ///< its keeper has ended, and says by its exit code that no worker lives
-    bool workers_left = false;  ///< the same, that it could not end them all
+    bool workers_dead = false;  ///< its keeper's exit code says that no worker lives
+    bool workers_left = false;  ///< its keeper's exit code says that some could not be killed
   };
-  /// `error` ended the link; the channel says more about why, and stderr had the last words. May take for
-  /// ever.
+  /// Explains the end of the link by `error`: the channel may know the reason, and stderr has the last lines.
+  /// May never complete.
   Awaitable<LinkEnd> explain_end(Error error);
 
   const std::size_t index;
   const std::uint32_t incarnation;
   NodeLimits limits;
   bool greeted = false;          ///< its hello was reported
-  bool gone = false;             ///< its end was reported
-  bool asleep = false;           ///< it knows that we are about to be stopped
+  bool gone = false;             ///< the link's end was reported
+  bool asleep = false;           ///< its agent knows of the master's coming stop
   asio::steady_timer end_timer;  ///< bounds explain_end
 
  private:

@@ -20,19 +20,19 @@
 namespace ddp::launcher {
 namespace {
 
-/// Nothing tells a running job that it came to the foreground.
+/// Interval of the check for the foreground, since a job gets no event when it comes there.
 constexpr std::chrono::milliseconds kRetryLookup{200};
 
-/// A terminal may be read by its foreground job only; in the background a read would stop us. A terminal that
-/// is not our session's has no such rule, and no answer here.
+/// Only the foreground job may read a terminal; a read in the background would stop the launcher. A terminal
+/// of another session has no such rule, and tcgetpgrp fails there.
 bool in_background() {
   const pid_t front = ::tcgetpgrp(0);
   return front >= 0 && front != ::getpgrp();
 }
 
-/// A pipe with what a blocking descriptor gives: a file on a network disk may hold its reader for minutes.
-/// The thread owns both descriptors and ends with the input or with the pipe's reader; nobody waits for it.
-/// `failed`: the errno of its read.
+/// Returns a pipe with the data of a blocking descriptor, because a file on a network disk may block its
+/// reader for minutes. The thread owns both descriptors. It ends with the input or with the pipe's reader,
+/// and is never joined. `failed` gets the errno of its read.
 Result<UniqueFd> read_by_thread(UniqueFd in, std::shared_ptr<std::atomic<int>> failed) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return system_error(errno, "a pipe for standard input");
@@ -65,11 +65,11 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
   struct stat kind {};
   const bool waits =
       ::fstat(0, &kind) == 0 && (S_ISFIFO(kind.st_mode) || S_ISSOCK(kind.st_mode) || ::isatty(0));
-  // An open file of our own, for the loop makes it non-blocking: the one at 0 is shared with the shell and
-  // others.
+  // Opens the file again, because the loop makes it non-blocking and descriptor 0 is shared with the shell
+  // and others.
   UniqueFd own;
   if (waits) own.reset(::open("/proc/self/fd/0", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  if (!own) own.reset(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // a socket, or somebody else's terminal
+  if (!own) own.reset(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // a socket, or another user's terminal
   const auto failed = std::make_shared<std::atomic<int>>(0);
   if (!waits) {
     auto pipe = read_by_thread(std::move(own), failed);
@@ -88,10 +88,10 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
     }
     if (stdin_.is_open() && !stopped_) co_await until_readable(stdin_);
     if (link.closed() || stopped_) co_return;
-    if (in_background()) continue;  // sent there while it waited
+    if (in_background()) continue;  // moved to the background while it waited
     count = ::read(in, buffer.data(), std::min(buffer.size(), window_));
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) {
-      count = 1;  // taken by somebody who shares it: wait again
+      count = 1;  // another reader of the same file took the data: wait again
       continue;
     }
     if (count < 0) *failed = errno;
@@ -104,7 +104,7 @@ Awaitable<> StdinFeed::run(rendezvous::Connection& link, std::function<void(cons
 }
 
 void StdinFeed::taken(std::uint32_t bytes) {
-  window_ = std::min(window_ + bytes, kWindow);  // more than it was sent it cannot have taken
+  window_ = std::min(window_ + bytes, kWindow);  // a node cannot have taken more than it was sent
   room_.cancel();
 }
 

@@ -10,14 +10,15 @@
 
 namespace ddp::launcher {
 
-/// Our own stdin becomes rank 0's: read as far as rank 0 takes it, and sent to its node. A terminal is read
-/// in the foreground only. Loop thread; the owner keeps it alive until the task of run() has ended.
+/// Feeds the launcher's stdin to rank 0. It reads only as far as rank 0 takes the data, and sends it to that
+/// rank's node. It reads a terminal in the foreground only. Loop thread; the owner keeps it alive until the
+/// task of run() has ended.
 class StdinFeed {
  public:
   explicit StdinFeed(asio::any_io_executor loop);
 
-  /// Until our stdin ends, `link` closes, or stop(). `warn` gets a line for the user. A new attempt of the
-  /// job goes on where the last one stopped reading.
+  /// Runs until stdin ends, `link` closes, or stop() is called. `warn` gets a line for the user. A new
+  /// attempt of the job continues where the last one stopped reading.
   Awaitable<> run(rendezvous::Connection& link, std::function<void(const std::string&)> warn);
   /// Rank 0 took `bytes` of what was sent.
   void taken(std::uint32_t bytes);
@@ -26,7 +27,7 @@ class StdinFeed {
  private:
   asio::posix::stream_descriptor stdin_;
   asio::steady_timer room_;   ///< cancelled when the window has grown
-  asio::steady_timer front_;  ///< until we look again whether we are in the foreground
+  asio::steady_timer front_;  ///< until the next check for the foreground
   static constexpr std::size_t kWindow = 64u << 10;
   std::size_t window_ = kWindow;  ///< bytes that rank 0's node takes before it acknowledges
   bool stopped_ = false;

@@ -12,11 +12,11 @@ namespace ddp::launcher {
 namespace {
 
 volatile std::sig_atomic_t settled_code = 0;
-/// Set once, then `has_final_line`.
+/// Set once, before `has_final_line`.
 std::string final_line;
 volatile std::sig_atomic_t has_final_line = 0;
 
-/// Only calls that a signal handler may make. Nobody may read stderr: no waiting.
+/// Makes only async-signal-safe calls. It never waits, because stderr may have no reader.
 void end_now(int) {
   pollfd room{STDERR_FILENO, POLLOUT, 0};
   if (has_final_line != 0 && ::poll(&room, 1, 0) == 1)
