@@ -32,7 +32,7 @@ bool same_file(int a, int b) {
   if (::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
       first.st_ino == second.st_ino)
     return true;
-  // One terminal has two names: its own and /dev/tty. Both are that of our session or not.
+  // One terminal has two names: its own and /dev/tty. Both belong to the session or neither does.
   const pid_t session = ::isatty(a) && ::isatty(b) ? ::tcgetsid(a) : -1;
   return session > 0 && session == ::tcgetsid(b);
 }
@@ -44,11 +44,11 @@ ConsoleLane::Target target_of(int out, int err) {
   return {{out, err}, terminal, terminal && moves};
 }
 
-/// The user's terminal, whatever stdout and stderr are. One that does not take it is not waited for.
+/// Writes to the user's terminal, even if stdout and stderr go elsewhere. Never waits for the terminal.
 void write_terminal(std::string_view text) {
   const UniqueFd terminal(::open("/dev/tty", O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
   if (!terminal) return;
-  // In the background a write could stop us ("stty tostop").
+  // In the background a write could stop the launcher ("stty tostop").
   sigset_t stop;
   sigset_t before;
   ::sigemptyset(&stop);
@@ -60,13 +60,13 @@ void write_terminal(std::string_view text) {
 
 namespace fs = std::filesystem;
 
-/// `pipe`: what the link of its descriptor says, "pipe:[4711]" or the path of a FIFO. The files behind the
-/// other links are not touched: they may lie on a network disk that hangs.
+/// Looks for an open read end of `pipe`, given as its link text: "pipe:[4711]" or the path of a FIFO. The
+/// files behind other links are not touched, because they may lie on a network disk that hangs.
 bool has_read_end(const fs::path& process, const fs::path& pipe) {
   for (const fs::path& entry : list_directory(process / "fd")) {
     std::error_code gone;
     struct stat link {};
-    // The link's own permissions tell how it was opened.
+    // The link's own permissions show how the file was opened.
     if (fs::read_symlink(entry, gone) == pipe && ::lstat(entry.c_str(), &link) == 0 &&
         (link.st_mode & S_IRUSR) != 0)
       return true;
@@ -98,7 +98,7 @@ void Console::watch() {
   }
 }
 
-/// Back-pressure that nobody knows of looks like a hang of the training.
+/// Reports the blocking reader, since unexplained back-pressure looks like a hang of the training.
 void Console::report_blocked(std::size_t lane) {
   reported_ = true;
   const std::string reader = pipe_reader(lanes_[lane]->target().fds[lane]);

@@ -16,13 +16,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Live rows are drawn again at most this often; lines that come while rows are shown wait for company.
+// Minimum interval between draws of live rows. Lines that arrive while rows are shown are collected for
+// kLineGap.
 constexpr milliseconds kFrame{66};
 constexpr milliseconds kLineGap{15};
-// A resize is looked for this often while rows are shown. (Each draw looks as well.)
+// Interval of the check for a resize while rows are shown; each draw checks too.
 constexpr milliseconds kSizeCheck{300};
 
-// Bytes per write: enough for speed, little enough to be late by moments only where lines are skipped.
+// Bytes per write: enough for speed, but few where lines are skipped, so that output lags little.
 std::size_t join_size(const ConsoleLane::Target& target) {
   if (target.is_terminal) return 16u << 10;
   return 64u << 10;
@@ -30,11 +31,11 @@ std::size_t join_size(const ConsoleLane::Target& target) {
 
 int write_out(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
-    // Larger writes to a file get memory that nobody has used yet, which is dear on a virtual machine.
+    // Larger writes to a file get memory that is not yet in use, which is slow on a virtual machine.
     const ssize_t count = ::write(fd, bytes.data(), std::min<std::size_t>(bytes.size(), 64u << 10));
     if (count >= 0) {
       bytes.remove_prefix(static_cast<std::size_t>(count));
-    } else if (errno == EAGAIN) {  // somebody who shares the descriptor made it non-blocking
+    } else if (errno == EAGAIN) {  // another process made the shared descriptor non-blocking
       pollfd wait{fd, POLLOUT, 0};
       ::poll(&wait, 1, -1);
     } else if (errno != EINTR) {
@@ -50,7 +51,7 @@ TerminalView::Size size_of(int fd) {
   return {size.ws_col, size.ws_row};
 }
 
-// Drawing over what the shell or another program shows in the foreground would break it.
+// Drawing over the output of the shell or of another foreground program would break it.
 bool in_background(int fd) {
   const pid_t front = ::tcgetpgrp(fd);
   return front > 0 && front != ::getpgrp();
@@ -100,8 +101,8 @@ void ConsoleLane::hand_over(int stream, std::string& lines) {
   wake(lock);
 }
 
-/// What the output takes without waiting, with nothing before it, costs no turn of the thread. Pipes, sockets
-/// and devices can, terminals and most files cannot.
+/// If nothing is queued, writes directly what the output takes without waiting. This avoids a thread switch.
+/// Pipes, sockets and devices support it; terminals and most files do not.
 void ConsoleLane::write_now(int stream, std::string& lines) {
   const iovec piece{lines.data(), lines.size()};
   const ssize_t count =
@@ -109,10 +110,10 @@ void ConsoleLane::write_now(int stream, std::string& lines) {
   if (count > 0)
     lines.erase(0, static_cast<std::size_t>(count));
   else if (count < 0 && errno != EAGAIN && errno != EINTR)
-    direct_ = false;  // EOPNOTSUPP; of all else the thread finds out
+    direct_ = false;  // EOPNOTSUPP, or an error that the thread will report
 }
 
-/// Without the mutex: the thread would wake only to wait for it.
+/// Notifies without the mutex; otherwise the thread would wake only to wait for it.
 void ConsoleLane::wake(std::unique_lock<std::mutex>& lock) {
   was_full_ = was_full_ || queue_.full();
   const bool idle = !writing_;
@@ -185,7 +186,7 @@ void ConsoleLane::run() {
     write_next(lock);
 }
 
-/// When there will be something to write; max: not before something comes.
+/// Returns when something must be written; max: only after the next event.
 ConsoleLane::Clock::time_point ConsoleLane::due() const {
   if (!queue_.empty()) return rows_on_screen_ ? drawn_ + kLineGap : Clock::time_point::min();
   if (away_ && rows_on_screen_) return Clock::time_point::min();
@@ -193,7 +194,7 @@ ConsoleLane::Clock::time_point ConsoleLane::due() const {
   return rows_on_screen_ ? drawn_ + kSizeCheck : Clock::time_point::max();
 }
 
-/// False: all is written and nothing more will come.
+/// Returns false when all is written and nothing more will come.
 bool ConsoleLane::wait_for_work(std::unique_lock<std::mutex>& lock) {
   for (;;) {
     if (abandoned_) return false;

@@ -18,39 +18,40 @@
 
 namespace ddp::launcher {
 
-/// One output of the console, which may be stdout and stderr at once, with its queue and the thread that
-/// writes it. Any thread but its own may call; shared with the thread, which outlives the owner when its
-/// write never returns.
+/// One output of the console (stdout, stderr or both), with its queue and the thread that writes it. Any
+/// thread but this one may call it. The thread shares ownership and outlives the owner when a write never
+/// returns.
 class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
  public:
   using Clock = std::chrono::steady_clock;
   struct Target {
-    std::array<int, 2> fds;  ///< of stream 1 and 2; the same one when the lane is for one stream only
+    std::array<int, 2> fds;  ///< of stream 1 and 2; equal when the lane has one stream
     bool is_terminal;
-    bool has_view;  ///< it is a terminal that knows how to move its cursor
+    bool has_view;  ///< it is a terminal that can move its cursor
   };
 
-  /// `drained` is posted to `loop` when the queue has fallen below kLow after it was full.
+  /// `drained` is posted to `loop` when a full queue has fallen below kLow.
   static std::shared_ptr<ConsoleLane> start(Target target, ConsolePolicy policy, asio::any_io_executor loop,
                                             std::function<void()> drained);
 
   const Target& target() const { return target_; }
-  /// Never blocks. `ours`: words that are never skipped.
+  /// Never blocks. `ours` marks lines of ddplaunch itself, which are never skipped.
   void push(int stream, bool ours, std::string_view lines);
-  /// Lines of the workers, much at once: takes them, leaves an empty string.
+  /// Adds many lines of workers: takes them and leaves an empty string.
   void hand_over(int stream, std::string& lines);
-  /// The live rows of one stream from now on; the latest wins. Only where there is a view.
+  /// Sets the live rows of one stream; the latest call wins. Requires a view.
   void show(int stream, std::vector<LiveRow> rows);
-  /// Takes the live rows off the screen, or brings them back; waits until it is done, `limit` at most.
+  /// Removes the live rows from the screen and waits for this, `limit` at most, or lets the thread show them
+  /// again.
   void suspend(bool away, std::chrono::milliseconds limit);
   bool full() const;
   bool flush(int stream, std::chrono::milliseconds limit);
   int broken(int stream) const;
-  /// For how long its present write has waited; 0: it writes nothing.
+  /// Returns how long the current write has waited; 0: no write is in progress.
   Clock::duration stuck() const;
-  void finish();  ///< its thread ends when all is written
+  void finish();  ///< the thread ends when all is written
   void join();
-  void abandon();  ///< its thread ends as soon as it can, with what is unwritten
+  void abandon();  ///< the thread ends as soon as it can, without writing the rest
 
  private:
   ConsoleLane(Target target, ConsolePolicy policy, asio::any_io_executor loop, std::function<void()> drained);
@@ -66,7 +67,7 @@ class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
   const Target target_;
   asio::any_io_executor loop_;
   const std::function<void()> drained_;
-  TerminalView view_;  ///< the thread's alone
+  TerminalView view_;  ///< used only by the thread
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
@@ -74,9 +75,9 @@ class ConsoleLane : public std::enable_shared_from_this<ConsoleLane> {
   ConsoleQueue queue_;
   std::array<std::vector<LiveRow>, 2> rows_;
   std::array<int, 2> broken_{};  ///< errno of the first failed write
-  Clock::time_point drawn_;      ///< when it last wrote
+  Clock::time_point drawn_;      ///< time of the last write
   Clock::time_point writing_since_;
-  bool direct_;  ///< `fd` can be told not to wait: the loop may write
+  bool direct_;  ///< `fd` supports RWF_NOWAIT: the loop may write
   bool writing_ = false;
   bool rows_changed_ = false;
   bool rows_on_screen_ = false;

@@ -37,7 +37,7 @@ void FoldedOutput::add(const LineSource& source, int stream, std::string_view la
   if (lines.empty()) return;
   ranks_.try_emplace(source.rank,
                      RankIdentity{std::string(source.host), source.local_rank, source.node_rank});
-  // One rank's label is used as it is when the line stays alone; a set's label needs the time only.
+  // A line that stays alone keeps its rank's label; the label of a set needs only the time.
   stamp_.assign(time.empty() ? std::string(kTimeWidth, ' ') : std::string(time)).append(label);
   const LineFold::Time at = now();
   while (!lines.empty()) {
@@ -56,7 +56,7 @@ void FoldedOutput::flush() {
 }
 
 void FoldedOutput::put(const LineFold::Line& line) {
-  // Both streams may be one terminal, where a rank's order is to be seen.
+  // Both streams may go to one terminal, which must show a rank's lines in order.
   if (line.stream != out_stream_) give();
   out_stream_ = line.stream;
   if (line.ranks.size() == 1) {

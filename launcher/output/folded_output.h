@@ -15,24 +15,25 @@
 
 namespace ddp::launcher {
 
-/// --fold before the console: takes labelled lines of each rank, gives lines with labels of one or several
-/// ranks, LineFold::kWindow later at most. Loop thread.
+/// Implements --fold before the console. It takes labeled lines of each rank and emits lines with labels of
+/// one or several ranks, at most LineFold::kWindow later. Loop thread.
 class FoldedOutput {
  public:
-  /// `lines`: whole, for stream 1 or 2.
+  /// `lines` are whole, for stream 1 or 2.
   using Emit = std::function<void(int stream, std::string_view lines)>;
 
-  /// `label`: the template; empty: no labels.
+  /// `label` is the template; empty: no labels.
   FoldedOutput(const asio::any_io_executor& loop, std::string label, Emit emit);
 
-  /// A new attempt with `everyone` ranks whose lines are shown. What waits comes out first.
+  /// Starts a new attempt in which `everyone` ranks are shown. Pending lines are emitted first.
   void begin(std::size_t everyone);
-  /// Lines of one rank, each behind `label`. `source.stream` need not be set. `time`: of day, for {time}.
+  /// Adds lines of one rank, each after `label`. `source.stream` may be unset. `time` is the time of day, for
+  /// {time}.
   void add(const LineSource& source, int stream, std::string_view label, std::string_view time,
            std::string_view lines);
-  /// What waits comes out now.
+  /// Emits all pending lines.
   void flush();
-  /// No timer runs any more.
+  /// Stops the timer for good.
   void rest() { timer_.cancel(), resting_ = true; }
 
  private:
@@ -54,9 +55,9 @@ class FoldedOutput {
   bool armed_ = false;
   bool resting_ = false;
   std::unordered_map<int, RankIdentity> ranks_;
-  std::string out_;  ///< ready, of one stream
+  std::string out_;  ///< completed lines of one stream
   int out_stream_ = 1;
-  std::string stamp_;  ///< scratch
+  std::string stamp_;  ///< scratch buffer
 };
 
 }  // namespace ddp::launcher

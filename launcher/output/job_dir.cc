@@ -19,17 +19,17 @@
 namespace ddp::launcher {
 namespace {
 
-/// Files that may be open at once even where the nodes need nearly all descriptors.
+/// Files that may be open at once even if the nodes need nearly all descriptors.
 constexpr rlim_t kFewFiles = 16;
-/// All is well again when nothing has failed for so long: a disk at its limit takes a few bytes now and then.
+/// The trouble is over after this time without a failure, because a nearly full disk accepts a few bytes now
+/// and then.
 constexpr std::chrono::seconds kSettled{2};
-/// ddplaunch.log and ddplaunch.log.1, the older half.
+/// Limits of ddplaunch.log and of ddplaunch.log.1, its older half.
 constexpr OutputFile::Limits kLogLimits{64u << 20, 2, true};
-/// More files are counted, not named.
+/// Number of files in a message that are named; the rest are counted.
 constexpr std::size_t kNamed = 4;
 
-/// The directory itself, or the nearest of its parents that there is, where that is something else; else
-/// empty.
+/// Returns the directory, or its nearest existing parent, if that is no directory; else an empty text.
 std::string file_in_the_way(std::filesystem::path path) {
   std::error_code error;
   for (; !path.empty() && path != path.root_path(); path = path.parent_path()) {
@@ -40,8 +40,8 @@ std::string file_in_the_way(std::filesystem::path path) {
   return "";
 }
 
-/// Whether no directory can ever be made there, so that the place was badly chosen; not that the machine is
-/// out of something, which may pass.
+/// True if no directory can ever be created at this path, so that the user must choose another. False for a
+/// lack of resources, which may pass.
 bool is_directory_problem(int reason) {
   switch (reason) {
     case EACCES:
@@ -57,7 +57,7 @@ bool is_directory_problem(int reason) {
   }
 }
 
-/// `named`: what the user named, `path` itself or its parent.
+/// `named` is the path that the user gave: `path` itself or its parent.
 Result<> make_directory(const std::string& path, const std::filesystem::path& named, const std::string& what,
                         const std::string& advice) {
   std::error_code error;
@@ -72,7 +72,7 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
     if (const std::string why = distrust_parent(parent); !why.empty()) return refused(": " + why);
   }
   if (directory.has_parent_path()) std::filesystem::create_directories(directory.parent_path(), error);
-  // Of a directory above it that could not be made, the reason is that one's.
+  // If a parent could not be created, its error is the reason.
   int reason = error ? error.value() : ::mkdir(path.c_str(), 0700) == 0 ? 0 : errno;
   if (reason == EEXIST && std::filesystem::is_directory(directory, error)) {
     if (const std::string why = distrust_directory(path); !why.empty()) return refused(' ' + why);
@@ -84,7 +84,7 @@ Result<> make_directory(const std::string& path, const std::filesystem::path& na
     failure.text += "; choose another with " + advice;
     return failure;
   }
-  // Two runs in one directory would be mixed in its files.
+  // The files of two runs in one directory would be mixed.
   if (std::filesystem::exists(std::filesystem::symlink_status(directory / "attempt_0", error))) {
     return Error{ErrorCode::kUsage, one_line(what + ' ' + path) +
                                         " holds the output of an earlier run; choose another with " + advice +
@@ -163,7 +163,7 @@ JobDir::StreamFiles& JobDir::output(const OutputKey& key) {
   return output;
 }
 
-/// Cheap and rare: files are opened again when their next bytes come.
+/// Closing all files is cheap and rare. Each is opened again for its next bytes.
 void JobDir::close_all() {
   for (auto& [key, output] : outputs_) {
     for (OutputFile& file : output.files)
@@ -209,7 +209,8 @@ std::string JobDir::finish() {
   return "warning: the job's files do not have all of its output" + lost;
 }
 
-/// "; missing: rank_00000.stdout 512 bytes, …", and the list in gaps.txt. Empty: nothing is missing.
+/// Returns "; missing: rank_00000.stdout 512 bytes, …" and writes the list to gaps.txt. Empty: no byte is
+/// missing.
 std::string JobDir::lost_text() {
   std::vector<FileGap> gaps;
   std::vector<std::pair<std::string, std::uint64_t>> files;
@@ -235,14 +236,14 @@ std::string JobDir::lost_text() {
   return text;
 }
 
-/// A note beside the files, for they have the workers' bytes and nothing else.
+/// The note is a separate file, because the output files hold only the workers' bytes.
 void JobDir::note_gaps(const std::vector<FileGap>& gaps) {
   std::string text;
   for (const FileGap& gap : gaps)
     text +=
         gap.path + ": " + bytes_text(gap.bytes) + " missing at offset " + std::to_string(gap.offset) + '\n';
   OutputFile note(path_ + "/gaps.txt", {});
-  (void)note.write(text);  // no room for it either: the words on the terminal have the sums
+  (void)note.write(text);  // the disk may lack room for this file too; the terminal shows the totals
 }
 
 }  // namespace ddp::launcher

@@ -10,23 +10,24 @@
 
 namespace ddp::launcher {
 
-/// ddplaunch.log in the job's directory: what ddplaunch said and did and when, for the morning after. All
-/// steps, also without --verbose. Of the environment nothing. Loop thread; one at a time in a process.
+/// ddplaunch.log in the job's directory: timestamped messages and actions of ddplaunch, for a later analysis.
+/// It has all steps, even without --verbose, and nothing of the environment. Loop thread; one at a time in a
+/// process.
 class JobLog {
  public:
-  /// Begins with one line about the job. `files` outlives the log.
+  /// Starts with one line about the job. `files` must outlive the log.
   JobLog(JobWriter& files, const JobSpec& spec);
   ~JobLog();
   JobLog(const JobLog&) = delete;
   JobLog& operator=(const JobLog&) = delete;
 
-  /// Words that the user reads, too.
+  /// Logs a message that the user also sees.
   void said(std::string_view text) const;
-  /// A step done.
+  /// Logs a completed step.
   void step(std::string_view text) const;
-  /// The start or end of a worker on `host`; other messages leave no line.
+  /// Logs the start or end of a worker on `host`; ignores other messages.
   void from_node(const std::string& host, const rendezvous::Message& message) const;
-  /// The report, line by line.
+  /// Logs the report, line by line.
   void ended(std::string_view report) const;
 
  private:

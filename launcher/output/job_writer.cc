@@ -5,9 +5,10 @@
 namespace ddp::launcher {
 namespace {
 
-/// All files together; below kHigh, so that many ranks with little each never look like a full disk.
+/// Backlog of all files that starts a write. It is below kHigh, so that many ranks with little output each do
+/// not look like a full disk.
 constexpr std::size_t kEnough = JobWriter::kHigh / 4;
-/// Buffers kept for the next bytes, and the largest that is kept.
+/// Number of buffers kept for reuse, and the largest capacity kept.
 constexpr std::size_t kSpares = 16;
 constexpr std::size_t kKeptCapacity = 2 * JobWriter::kPiece;
 
@@ -45,7 +46,7 @@ std::string& JobWriter::gathered_of(PendingOutput& waiting) {
   return waiting.pieces.back().gathered;
 }
 
-/// True: there is no room for them, and they were counted.
+/// Returns true if there is no room for the bytes; they are then counted as lost.
 bool JobWriter::lose(const OutputKey& key, std::size_t bytes) {
   if (backlog_.load(std::memory_order_relaxed) + bytes <= kMost) return false;
   std::vector<OutputPiece>& pieces = pending_of(key).pieces;
@@ -72,7 +73,7 @@ void JobWriter::append(const OutputKey& key, std::string_view bytes, std::shared
   added(lock, waiting, bytes.size(), first);
 }
 
-/// Wakes the thread where there is reason to, without the mutex: it would only wait for it.
+/// Wakes the thread if needed, without the mutex; otherwise the thread would only wait for it.
 void JobWriter::added(std::unique_lock<std::mutex>& lock, PendingOutput& waiting, std::size_t bytes,
                       bool first) {
   waiting.size += bytes;
@@ -89,7 +90,7 @@ std::string JobWriter::file(std::uint32_t attempt, std::uint32_t rank, std::uint
   return dir_.file(attempt, rank, stream);
 }
 
-/// Waits for `done`, and gives up when nothing was written for `limit`.
+/// Waits for `done`. Gives up when nothing was written for `limit`.
 template <class Done>
 bool JobWriter::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit, Done done) {
   for (;;) {

@@ -8,7 +8,7 @@
 namespace ddp::launcher {
 namespace {
 
-/// Enough lines for the console to write.
+/// Bytes of lines that are worth a write of the console.
 constexpr std::size_t kMuch = 256u << 10;
 
 std::chrono::nanoseconds now() {
@@ -108,12 +108,12 @@ void MergedOutput::take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t 
   else
     entry.lines.add(bytes, lines_);
   board_.changed(entry);
-  show_rows();  // before the lines: a bar's row must not stand there twice
+  show_rows();  // before the lines: a bar's row must not be shown twice
   show_lines(state, entry, written);
   arm();
 }
 
-/// lines_, which `entry` has made last.
+/// Shows lines_, which `entry` has just produced.
 void MergedOutput::show_lines(const RankOutput& state, LiveBoard::Entry& entry, Time written) {
   if (!fold_) {
     if (lines_.size() >= kMuch) pass_on();

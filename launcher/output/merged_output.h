@@ -23,40 +23,40 @@
 
 namespace ddp::launcher {
 
-/// Where all workers' output comes together: raw bytes into the job directory, whole labelled lines and the
-/// live rows of bars to the console, folded and as JSON on request, the last lines of each stderr kept for
-/// the report. Loop thread.
+/// Merges the output of all workers. Raw bytes go to the job directory; whole labeled lines and the live rows
+/// of bars go to the console. Lines are folded or written as JSON on request. The last lines of each stderr
+/// are kept for the report. Loop thread.
 class MergedOutput {
  public:
-  /// Who `rank` is, for its label; asked once for each rank and attempt.
+  /// Identifies `rank` for its label, in each attempt.
   using RankSource = std::function<LineSource(std::uint32_t rank)>;
-  /// How many ranks the attempt has.
+  /// Returns the number of ranks of the attempt.
   using WorldSize = std::function<std::uint32_t()>;
-  using Time = std::chrono::nanoseconds;  ///< of our CLOCK_MONOTONIC
+  using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
 
-  /// `files`, `console` and the hosts' names in what `source` returns outlive this.
+  /// `files`, `console` and the host names that `source` returns must outlive this object.
   MergedOutput(JobWriter& files, Console& console, const OutputOptions& options, RankSource source,
                WorldSize world);
   ~MergedOutput();
 
-  /// Bytes of one stream of one rank, in order, and when they were `written`; empty: the stream has ended.
-  /// Attempts come one after the other: the first bytes of a new one finish what the one before left open.
-  /// `memory`, if any, holds the bytes: it may be kept, and does not change any more.
+  /// Takes bytes of one stream of one rank, in order, with the time when they were `written`; empty: the
+  /// stream has ended. Attempts follow each other: the first bytes of a new attempt finish the open lines of
+  /// the previous one. `memory`, if any, holds the bytes. It may be kept and must not change any more.
   void take(std::uint32_t attempt, std::uint32_t rank, std::uint8_t stream, std::string_view bytes,
             Time written, std::shared_ptr<const char[]> memory = {});
-  /// To be called when what has arrived was taken, and before anything else is shown: lines go to the console
-  /// in large pieces.
+  /// Passes the collected lines to the console in large pieces. Call it when all arrived bytes were taken,
+  /// and before anything else is shown.
   void pass_on();
-  /// Shows now what waits to be folded: something happened that a reader must see behind it.
+  /// Shows lines that wait to be folded, because an event follows that a reader must see after them.
   void flush();
-  /// No timer of this runs any more; the rest is finish_all().
+  /// Stops the timers for good; finish_all() does the rest.
   void rest();
-  /// Finishes the lines of streams whose end never came: their node was lost.
+  /// Finishes the lines of streams without an end, because their node was lost.
   void finish_all();
 
-  /// Empty for any attempt but the last that wrote something.
+  /// Empty for any attempt except the last one with output.
   std::vector<std::string> last_stderr(std::uint32_t attempt, std::uint32_t rank) const;
-  /// The file of a rank's stderr; empty when it wrote none.
+  /// Returns the file of a rank's stderr; empty when the rank wrote none.
   std::string stderr_file(std::uint32_t attempt, std::uint32_t rank) const;
 
  private:
@@ -84,7 +84,7 @@ class MergedOutput {
   bool armed_ = false;
   bool resting_ = false;
   std::vector<std::unique_ptr<RankOutput>> ranks_;
-  std::optional<std::uint32_t> attempt_;  ///< of ranks_
+  std::optional<std::uint32_t> attempt_;  ///< the attempt of ranks_
   std::string lines_;                     ///< for the console, of stream_; empty between pass_on and take
   int stream_ = 1;
 };

@@ -13,15 +13,15 @@
 namespace ddp::launcher {
 namespace {
 
-/// Larger writes get larger pieces of memory from the kernel, which nobody has used yet: on a virtual machine
-/// copying into them costs up to ten times as much (docs/performance.md).
+/// Larger writes get larger pieces of kernel memory that is not yet in use. On a virtual machine, copying
+/// into these costs up to ten times as much (docs/performance.md).
 constexpr std::size_t kOneWrite = 64u << 10;
 
-/// A disk that flickers makes a gap with each piece; from here on they are counted into the last one.
+/// Limit of the gaps. An unreliable disk makes one with each piece; further losses are added to the last one.
 constexpr std::size_t kMaxGaps = 1000;
 
-/// How much of `bytes` still belongs to a part with `room` bytes left: whole lines, at least one when
-/// `first`, else none rather than more than the room.
+/// Returns how many of `bytes` go into a part with `room` bytes left: whole lines only. If no line fits,
+/// returns 0 when `may_be_none`, else one line that exceeds the room.
 std::size_t share_of_part(std::string_view bytes, std::uint64_t room, bool may_be_none) {
   if (bytes.size() <= room) return bytes.size();
   const std::size_t last =
@@ -44,7 +44,7 @@ Error OutputFile::open() {
   };
   int fd = open_file();
   if (fd < 0 && errno == ENOENT) {
-    std::error_code ignored;  // the second attempt says what is wrong
+    std::error_code ignored;  // the second open_file() reports the error
     std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
     fd = open_file();
   }
@@ -57,7 +57,7 @@ Error OutputFile::open() {
   return {};
 }
 
-/// Somebody removed the file, or the whole directory: what is written would go nowhere.
+/// The file or its directory was removed, so written bytes would be lost.
 bool OutputFile::deleted() const {
   struct stat status {};
   if (fd_) return ::fstat(fd_.get(), &status) != 0 || status.st_nlink == 0;
@@ -125,7 +125,7 @@ OutputFile::WriteOutcome OutputFile::write(std::string_view bytes) {
   if (outcome.error.sys != 0) {
     lose(bytes.size());
     line_start_ = bytes.empty() ? line_start_ : bytes.back() == '\n';
-    fd_.reset();  // the next write opens it again: ESTALE and a read-only remount need that
+    fd_.reset();  // the next write opens the file again: ESTALE and a read-only remount need that
   }
   return outcome;
 }

@@ -26,7 +26,7 @@ Result<> write_all(int fd, std::string_view text, const std::string& path) {
 }  // namespace
 
 Result<> write_report(const std::string& path, std::string_view text) {
-  // A rename would replace a link and not what it names.
+  // A rename would replace a link instead of its target.
   const auto followed = follow_trusted_links(path);
   if (!followed) return followed.error();
   const std::string& target = *followed;
@@ -37,16 +37,16 @@ Result<> write_report(const std::string& path, std::string_view text) {
     return write_all(file.get(), text, path);
   }
   const std::string beside = target + ".part" + std::to_string(::getpid());
-  // In a directory that others may write to, such as /tmp, somebody may have put a file or a link there.
+  // In a directory that others may write to, such as /tmp, another user may have created this file or a link.
   constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   UniqueFd file(::open(beside.c_str(), kNew, 0666));
-  if (!file && errno == EEXIST) {  // of a killed run with our pid, or somebody's trap: not written into
+  if (!file && errno == EEXIST) {  // left by a killed run with the same pid, or created by another user
     ::unlink(beside.c_str());
     file.reset(::open(beside.c_str(), kNew, 0666));
   }
   if (!file) return system_error(errno, "create " + beside);
   Result<> written = write_all(file.get(), text, beside);
-  // Some disks tell only here that they are full.
+  // Some disks report only here that they are full.
   if (::close(file.release()) != 0 && written) written = system_error(errno, "write " + beside);
   if (written && ::rename(beside.c_str(), target.c_str()) != 0) {
     written = system_error(errno, "rename " + beside + " to " + target);

@@ -10,14 +10,13 @@
 
 namespace ddp::launcher {
 
-/// Puts `text` into the file, so that whoever looks sees the old one or the whole new one: a file beside it
-/// is written and renamed. What is no regular file (a terminal, a pipe with a reader) is written to as it is.
-/// A link of another user is not followed (base/trusted_path.h). Blocking. Error kSystem, and the old file is
-/// still there.
+/// Replaces the file with `text` by a rename, so that readers see the old or the whole new content. Writes
+/// directly to a target that is no regular file (a terminal, a pipe with a reader). Does not follow another
+/// user's link (base/trusted_path.h). Blocking. After an error kSystem the old file is still there.
 Result<> write_report(const std::string& path, std::string_view text);
 
-/// Writes `text`, the report of a job's end, to each of `paths` in turn. Blocking; `done` counts those that
-/// are done with, for other threads. Returns what a person should read, nothing for the most part.
+/// Writes `text`, the report of a job's end, to each of `paths` in turn. Blocking; `done` counts the finished
+/// paths, for other threads. Returns messages for the user, usually none.
 std::vector<std::string> write_reports(std::string_view text, const std::vector<std::string>& paths,
                                        std::atomic<std::size_t>& done);
 
