@@ -9,7 +9,7 @@ namespace {
 
 enum class Kind { kNumber, kFill, kExact };
 
-// Times and rates are numbers too: 00:05, 1.5, "?" before the first is known.
+// Times and rates are numbers too: 00:05, 1.5, and "?" for an unknown value.
 Kind kind_of(char c) {
   if ((c >= '0' && c <= '9') || c == '.' || c == ':' || c == '?') return Kind::kNumber;
   const auto byte = static_cast<unsigned char>(c);
@@ -25,7 +25,7 @@ std::size_t run_length(std::string_view text, Kind kind) {
   return length;
 }
 
-// Characters, since bars pad by characters.
+// Counts characters, since bars pad by characters.
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
@@ -35,7 +35,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// The number that ends before `end`, at most nine digits of it before the point.
+// Returns the number that ends before `end`, from at most 18 characters.
 std::optional<double> number_before(std::string_view text, std::size_t end) {
   std::size_t begin = end;
   while (begin > 0 && end - begin < 18 && (is_digit(text[begin - 1]) || text[begin - 1] == '.'))
@@ -80,7 +80,7 @@ std::string_view trimmed(std::string_view row) {
 
 std::size_t frame_length(std::string_view previous, std::string_view row) {
   const std::string_view before = trimmed(previous);
-  // A frame that ends in a number or a run may go on in what follows: no border can be seen.
+  // If a frame ends in a number or a fill run, the following text may continue it, so no border is visible.
   if (before.empty() || kind_of(before.back()) != Kind::kExact) return 0;
   std::string_view pattern = before;
   std::string_view rest = row;
@@ -102,7 +102,7 @@ std::size_t frame_length(std::string_view previous, std::string_view row) {
   }
   if (!numbers) return 0;  // a word that was printed twice is no bar
   std::size_t frame = row.size() - rest.size();
-  // A shorter frame is padded to the width of the one before.
+  // A shorter frame is padded to the width of the previous one.
   const std::size_t shown = width_of(row.substr(0, frame));
   const std::size_t full = width_of(before);
   for (std::size_t pad = full > shown ? full - shown : 0; pad > 0 && frame < row.size() && row[frame] == ' ';

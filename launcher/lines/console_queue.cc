@@ -8,7 +8,7 @@ namespace ddp::launcher {
 
 namespace {
 
-/// The largest buffer kept for the next lines.
+/// The largest buffer kept for reuse.
 constexpr std::size_t kKeptSpare = 1u << 20;
 
 }  // namespace
@@ -22,7 +22,7 @@ std::string skipped_text(std::uint64_t lines) {
 }
 
 void ConsoleQueue::push(int stream, bool ours, std::string_view lines) {
-  // One that skips is never to be late by more than a write.
+  // A queue that skips must never lag by more than one write.
   while (skips_ && lines.size() > join_) {
     const std::size_t end = std::min(lines.find('\n', join_), lines.size() - 1) + 1;
     push_piece(stream, ours, lines.substr(0, end));
@@ -61,8 +61,8 @@ void ConsoleQueue::count(int stream, bool ours, std::size_t bytes) {
   if (queued_ > (skips_ ? kSkipAt : kMost)) skip_ahead(false, skips_ ? kKept : kMost / 2);
 }
 
-/// Drops the oldest words of ours, or lines of the workers, until `keep` bytes of both are left. What is
-/// dropped between two others becomes one gap, told before what stood next.
+/// Drops the oldest lines of ddplaunch (`ours`) or of the workers until `keep` bytes of both are left. A gap
+/// between two segments is noted in the later one.
 void ConsoleQueue::skip_ahead(bool ours, std::size_t keep) {
   std::uint64_t skipped = 0;
   std::deque<Segment> kept;
@@ -82,7 +82,7 @@ void ConsoleQueue::skip_ahead(bool ours, std::size_t keep) {
     segment.skipped = std::exchange(skipped, 0);
     kept.push_back(std::move(segment));
   }
-  // Everything was one long line: the gap waits for the next one.
+  // If nothing is left after the gap, an empty segment keeps its count.
   if (skipped > 0) kept.push_back({1, true, skipped, {}});
   segments_ = std::move(kept);
 }

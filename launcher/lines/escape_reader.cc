@@ -5,12 +5,12 @@
 namespace ddp::launcher {
 namespace {
 
-// A title or a link. One that does not end is no string but garbage, and must not swallow the output.
+// Limit of a title or a link. An unterminated string is garbage and must not swallow the output.
 constexpr std::size_t kMaxString = 4096;
 
-// Within a sequence only 0x20..0x7e have a meaning.
+// Within a sequence only 0x20..0x7e are valid.
 bool is_foreign(char c) {
-  return c < 0x20 || c > 0x7e;  // bytes from 0x80 are negative where char is signed, and > 0x7e elsewhere
+  return c < 0x20 || c > 0x7e;  // bytes from 0x80 are negative if char is signed, else > 0x7e
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ EscapeReader::Effect EscapeReader::in_string(char c) {
     state_ = State::kString;
   }
   if (c == '\a') return finish(Effect::kIgnored);
-  // A line's end or a bar's CR says that this was never a string.
+  // A line end or a bar's CR shows that this was no string.
   if (c == '\n' || c == '\r' || ++string_bytes_ > kMaxString) return finish(Effect::kBroken);
   if (c == '\x1b') state_ = State::kStringEscape;
   return Effect::kMore;
@@ -100,7 +100,7 @@ EscapeReader::Effect EscapeReader::control_done(char final) {
   }
   switch (final) {
     case 'm':
-      // Only colours proper: ESC [ > 4 m and the like set keyboard modes.
+      // Accepts only real colors: ESC [ > 4 m and similar set keyboard modes.
       return bytes_.find_first_not_of("0123456789;:", 2) == bytes_.size() - 1 ? Effect::kColour
                                                                               : Effect::kIgnored;
     case 'A':

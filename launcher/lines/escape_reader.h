@@ -6,24 +6,24 @@
 
 namespace ddp::launcher {
 
-/// Reads one terminal escape sequence at a time, wherever the chunks are cut (ECMA-48; xterm's ctlseqs). It
-/// knows what bars use; everything else is recognised so that it can be left out whole. No allocation beyond
-/// kMaxBytes; any bytes are valid input.
+/// Reads one terminal escape sequence at a time, however the input is split (ECMA-48; xterm's ctlseqs). It
+/// interprets the sequences that bars use. It recognizes all others, so that they can be removed whole. It
+/// allocates at most kMaxBytes; any bytes are valid input.
 class EscapeReader {
  public:
-  static constexpr std::size_t kMaxBytes = 128;  ///< of a control sequence; a longer one is left out
+  static constexpr std::size_t kMaxBytes = 128;  ///< of a control sequence; a longer one is ignored
   static constexpr int kMaxCount = 9999;
 
   enum class Effect : std::uint8_t {
-    kMore,       ///< the sequence goes on
-    kBroken,     ///< the byte is no part of it and means what it means by itself
-    kIgnored,    ///< done; nothing that a line could show
-    kColour,     ///< SGR: bytes() is to be passed on
-    kUp,         ///< the cursor count() rows up, same column
-    kDown,       ///< the cursor count() rows down, same column
-    kUpToStart,  ///< and to the first column
+    kMore,       ///< the sequence continues
+    kBroken,     ///< the byte does not belong to the sequence; treat it as text
+    kIgnored,    ///< done; nothing to show in a line
+    kColour,     ///< SGR: pass bytes() on
+    kUp,         ///< cursor up count() rows, same column
+    kDown,       ///< cursor down count() rows, same column
+    kUpToStart,  ///< up, to the first column
     kDownToStart,
-    kStartOfRow,  ///< the cursor to the first column
+    kStartOfRow,  ///< cursor to the first column
     kEraseRow,    ///< the whole row
     kEraseToEnd,  ///< from the cursor to the row's end
     kEraseBelow,  ///< from the cursor to the screen's end
@@ -32,12 +32,12 @@ class EscapeReader {
     kShowCursor,
   };
 
-  /// An ESC was read.
+  /// Starts a sequence after its ESC was read.
   void start();
-  /// The next byte. After anything but kMore the reader is no longer inside a sequence.
+  /// Takes the next byte. After any result but kMore the reader is outside a sequence.
   Effect feed(char c);
   bool inside() const { return state_ != State::kOutside; }
-  /// What was open is forgotten.
+  /// Forgets an unfinished sequence.
   void reset() { state_ = State::kOutside; }
 
   int count() const { return count_; }               ///< 1..kMaxCount
@@ -50,7 +50,7 @@ class EscapeReader {
     kControl,       ///< after ESC [
     kCharset,       ///< after ESC and an intermediate byte such as ( or #
     kString,        ///< a title, a link: up to BEL or ESC backslash
-    kStringEscape,  ///< an ESC inside one
+    kStringEscape,  ///< an ESC inside a string
   };
   Effect after_escape(char c);
   Effect in_control(char c);

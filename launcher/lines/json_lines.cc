@@ -21,7 +21,8 @@ bool continues(std::string_view bytes, std::size_t at) {
   return at < bytes.size() && (static_cast<unsigned char>(bytes[at]) & 0xc0) == 0x80;
 }
 
-/// The length of the UTF-8 sequence at `at`, 0 when it is none: overlong, a surrogate, or above U+10FFFF.
+/// Returns the length of the UTF-8 sequence at `at`; 0 when it is invalid (overlong, a surrogate, or above
+/// U+10FFFF).
 std::size_t sequence_at(std::string_view bytes, std::size_t at) {
   const auto first = static_cast<unsigned char>(bytes[at]);
   const std::size_t length = first < 0x80   ? 1

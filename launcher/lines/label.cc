@@ -18,18 +18,18 @@ constexpr std::array<std::pair<std::string_view, Placeholder>, 6> kPlaceholders{
     {"time", Placeholder::kTime},
 }};
 
-/// Until the first stamp.
+/// Shown until the first stamp.
 constexpr std::string_view kNoTime = "--:--:--.---";
 
-/// Without red, which says that something is wrong, and without black and white, which a background may have.
+/// Excludes red, which signals an error, and black and white, which may be the background.
 constexpr std::array kColours = {36, 32, 33, 35, 34, 96, 92, 93, 95, 94};
 
 Error label_error(std::size_t at, const std::string& what) {
   return Error{ErrorCode::kUsage, "--label, column " + std::to_string(at + 1) + ": " + what};
 }
 
-// Walks a template: `text` for a run of plain characters, `value` for a placeholder. One walk serves check
-// and making.
+// Walks a template: calls `text` for runs of plain characters and `value` for placeholders. The check and the
+// construction of labels share it.
 template <class Text, class Value>
 Result<> walk_label(std::string_view label, Text text, Value value) {
   for (std::size_t at = 0; at < label.size();) {
@@ -107,10 +107,10 @@ Label::Label(std::string_view label, const LineSource& source, int colour) {
   const std::size_t begin = text_.size();
   make(label, group_of_one(source), text_, holes_);
   if (colour == 0) return;
-  // Blanks at the end stay outside, so that a background or underline of the line begins where the line does.
+  // Trailing spaces stay outside the color, so that a background or underline begins where the line begins.
   const std::size_t end = std::max(begin, text_.find_last_not_of(' ') + 1);
   if (end == begin) {
-    text_.erase(0, begin);  // nothing to colour
+    text_.erase(0, begin);  // nothing to color
   } else {
     text_.insert(end, "\x1b[0m");
   }
@@ -134,7 +134,7 @@ int label_colour(int node_rank) {
 }
 
 bool colours_wanted(bool is_terminal, const char* no_color, const char* term) {
-  // https://no-color.org: set to anything but nothing.
+  // https://no-color.org: any non-empty value forbids color.
   const bool forbidden = no_color != nullptr && *no_color != '\0';
   return is_terminal && !forbidden && term != nullptr && std::string_view(term) != "dumb" && *term != '\0';
 }

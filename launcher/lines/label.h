@@ -10,7 +10,7 @@
 
 namespace ddp::launcher {
 
-/// Who wrote a line. `stream` is "stdout" or "stderr".
+/// Identifies the writer of a line. `stream` is "stdout" or "stderr".
 struct LineSource {
   std::string_view host;
   int rank = 0;
@@ -19,22 +19,23 @@ struct LineSource {
   std::string_view stream;
 };
 
-/// --label: {host} {rank} {local_rank} {node_rank} {stream} {time}; "{{" and "}}" are braces. Error (kUsage)
-/// with the column for an unknown placeholder, a lone brace, a line break. Everything else passes.
+/// Checks --label. Placeholders: {host} {rank} {local_rank} {node_rank} {stream} {time}; "{{" and "}}" are
+/// braces. Returns an error (kUsage) with the column for an unknown placeholder, a lone brace or a line
+/// break. Accepts everything else.
 Result<> check_label_template(std::string_view label);
 
 /// Characters of {time}: "07:18:13.250".
 inline constexpr std::size_t kTimeWidth = 12;
 
-/// What stands before each line of one stream of one rank. Made once for it; a line only copies text().
+/// The text before each line of one stream of one rank. It is built once; a line only copies text().
 class Label {
  public:
-  Label() = default;  ///< none
-  /// The same text before each line.
+  Label() = default;  ///< no label
+  /// A fixed text before each line.
   explicit Label(std::string text) : text_(std::move(text)) {}
-  /// `label` has passed check_label_template. `colour`: an SGR parameter such as 36, or 0 for none.
+  /// `label` must have passed check_label_template. `colour` is an SGR parameter such as 36; 0: none.
   Label(std::string_view label, const LineSource& source, int colour = 0);
-  /// For a line that several ranks wrote alike: their values as text ("0-63"), `hosts` "*" when they differ.
+  /// Values of a line that several ranks wrote alike, as text ("0-63"); `hosts` is "*" when they differ.
   struct LabelGroup {
     std::string hosts;
     std::string ranks;
@@ -44,27 +45,26 @@ class Label {
   };
   Label(std::string_view label, const LabelGroup& group);
 
-  /// Whether stamp() does anything: the template has {time}.
+  /// True if stamp() has an effect: the template has {time}.
   bool has_time() const { return !holes_.empty(); }
-  /// The time of the lines that follow, kTimeWidth characters.
+  /// Sets the time of the following lines, kTimeWidth characters.
   void stamp(std::string_view time);
   std::string_view text() const { return text_; }
 
  private:
   std::string text_;
-  std::vector<std::size_t> holes_;  ///< where in text_ a time stands
+  std::vector<std::size_t> holes_;  ///< offsets of the time in text_
 };
 
-/// The text of a label without {time}, for lines that are made once.
+/// Returns the text of a label without {time}, for lines that are built once.
 std::string make_label(std::string_view label, const LineSource& source);
 
-/// The colour of a node's labels, an SGR parameter; nodes in a row differ.
+/// Returns the color of a node's labels, an SGR parameter. Successive nodes differ.
 int label_colour(int node_rank);
-/// Whether labels are coloured. `no_color` and `term`: the environment's NO_COLOR and TERM, nullptr when
-/// unset.
+/// True if labels are colored. `no_color` and `term` are the variables NO_COLOR and TERM; nullptr: unset.
 bool colours_wanted(bool is_terminal, const char* no_color, const char* term);
 
-/// Ascending numbers as "0-3,7,9-10".
+/// Returns ascending numbers as "0-3,7,9-10".
 std::string rank_set_text(const std::vector<int>& ascending);
 
 }  // namespace ddp::launcher

@@ -6,9 +6,9 @@
 namespace ddp::launcher {
 namespace {
 
-/// What an entry costs besides its text.
+/// Bytes of an entry besides its text.
 constexpr std::size_t kEntryCost = 512;
-/// Between the orders of neighbours, so that others fit between them.
+/// Distance between the orders of neighbors, so that other entries fit between them.
 constexpr std::uint64_t kGap = std::uint64_t{1} << 32;
 
 }  // namespace
@@ -34,8 +34,8 @@ void LineFold::add(int rank, std::uint8_t stream, std::string_view text, std::st
     emit_front(sink);
 }
 
-/// The earliest alike entry behind all waiting lines of this rank: it has none of this rank's, and joining it
-/// overtakes none.
+/// Joins the earliest equal entry after all waiting lines of this rank. This entry has no line of the rank,
+/// and the line overtakes no earlier one.
 bool LineFold::join(int rank, const FoldKey& key) {
   const auto alike = alike_.find(key);
   if (alike == alike_.end()) return false;
@@ -51,9 +51,9 @@ bool LineFold::join(int rank, const FoldKey& key) {
   return true;
 }
 
-/// A line that is not alike goes behind its rank's last one and behind one more of each other rank: where all
-/// ranks write a line of their own between two alike ones, these stay between them, and the second can still
-/// be joined.
+/// Returns the position of a line without an equal entry: after its rank's last line, and after one more line
+/// of each other rank. If all ranks write different lines between two equal ones, the different lines stay in
+/// between and the second equal line can still be joined.
 LineFold::Queue::iterator LineFold::place_behind(int rank) {
   const auto last = last_.find(rank);
   auto at = last == last_.end() ? queue_.begin() : std::next(last->second);
@@ -97,7 +97,8 @@ std::optional<LineFold::Time> LineFold::deadline() const {
   return by_arrival_.begin()->second->first + kWindow;
 }
 
-/// When every rank has a line that waits, none can join the front any more: its own is there or behind it.
+/// When every rank has a waiting line, none can join the front entry any more: each rank's last line is in
+/// the front entry or after it.
 void LineFold::emit_final(const Sink& sink) {
   while (!queue_.empty() && last_.size() >= everyone_)
     emit_front(sink);
@@ -115,7 +116,7 @@ void LineFold::emit_front(const Sink& sink) {
   }
   const auto alike = alike_.find(FoldKey{entry.stream, entry.text});
   alike->second.erase(alike->second.begin());
-  // The key's text lives in the entry that goes; the next alike one has the same.
+  // The key refers to the text of the removed entry; the next equal entry has the same text.
   auto node = alike_.extract(alike);
   if (!node.mapped().empty()) {
     node.key().text = node.mapped().front()->text;

@@ -15,45 +15,44 @@
 
 namespace ddp::launcher {
 
-/// --fold: lines that several ranks write alike within a window become one line with the set of their ranks.
-/// Each line that goes in comes out once, as one rank's or as a part of a set, and the lines of a rank come
-/// out in the order in which it wrote them, both streams together. Lines of different ranks may change
-/// places, by no more than the window. A line waits for the others until the window is over, or every rank
-/// has written it. Bounded: beyond kMaxHeld bytes the oldest come out early. No clock; times are the
-/// driver's.
+/// Implements --fold: equal lines of several ranks within a window become one line with the set of their
+/// ranks. Each input line is emitted once, alone or as part of a set. The lines of a rank keep their order,
+/// both streams together. Lines of different ranks may change places, within the window. A line waits until
+/// the window is over, or until every rank has written it. Beyond kMaxHeld bytes the oldest lines are emitted
+/// early. It reads no clock; the driver passes times.
 class LineFold {
  public:
   using Time = std::chrono::nanoseconds;
   static constexpr Time kWindow = std::chrono::milliseconds(100);
   static constexpr std::size_t kMaxHeld = 1u << 20;
 
-  /// One line to show. Views are valid during the call.
+  /// One line to show. Its views are valid during the call.
   struct Line {
     std::uint8_t stream = 1;
     std::string_view text;          ///< without the line end
     const std::vector<int>& ranks;  ///< ascending
-    std::string_view stamp;         ///< as given with the first of them
+    std::string_view stamp;         ///< as given with the first line of the set
   };
   using Sink = std::function<void(const Line&)>;
 
-  /// `everyone`: the number of ranks whose lines come; a line that all have written waits no longer.
+  /// `everyone` is the number of ranks whose lines arrive. A line that all have written does not wait.
   explicit LineFold(std::size_t everyone) : everyone_(everyone) {}
 
-  /// A line of `rank` at `now`. `stamp` (such as its time of day) is kept with it.
+  /// Adds a line of `rank` at `now`. `stamp` (such as its time of day) is kept with it.
   void add(int rank, std::uint8_t stream, std::string_view text, std::string_view stamp, Time now,
            const Sink& sink);
-  /// What has waited long enough comes out.
+  /// Emits the lines that have waited long enough.
   void tick(Time now, const Sink& sink);
-  /// All comes out: a failure is to be shown, or the end has come.
+  /// Emits all lines, because a failure must be shown or the output ends.
   void flush(const Sink& sink);
-  /// When tick() is to be called; nothing: no line waits.
+  /// Returns when tick() must be called; unset: no line waits.
   std::optional<Time> deadline() const;
   std::size_t held() const { return held_; }
 
  private:
   struct Entry {
-    std::uint64_t order;    ///< grows along queue_
-    std::uint64_t arrival;  ///< the number of the line that made it
+    std::uint64_t order;    ///< increases along queue_
+    std::uint64_t arrival;  ///< number of the line that created it
     std::uint8_t stream;
     std::string text;
     std::string stamp;
@@ -79,12 +78,12 @@ class LineFold {
   void emit_final(const Sink& sink);
 
   std::size_t everyone_;
-  Queue queue_;  ///< in the order in which they come out
+  Queue queue_;  ///< in the order of output
   std::uint64_t arrivals_ = 0;
   std::map<std::uint64_t, Queue::iterator> by_arrival_;
   std::unordered_map<FoldKey, std::vector<Queue::iterator>, KeyHash> alike_;  ///< in the order of queue_
-  std::unordered_map<int, Queue::iterator> last_;  ///< by rank: its last line that waits
-  std::vector<std::uint64_t> passed_;              ///< by rank: the search that passed a line of it last
+  std::unordered_map<int, Queue::iterator> last_;  ///< by rank: its last waiting line
+  std::vector<std::uint64_t> passed_;              ///< by rank: the last search that passed a line of it
   std::uint64_t search_ = 0;
   std::size_t held_ = 0;
 };

@@ -4,7 +4,7 @@
 
 namespace ddp::launcher {
 
-/// The time of a change is the tick that sees it: no clock is read for each piece of output.
+/// The time of a change is that of the next tick, so that no clock is read for each piece of output.
 void LiveBoard::note(Entry& entry) {
   entry.seen_ = entry.lines.revision();
   entry.touched_ = true;
@@ -12,7 +12,7 @@ void LiveBoard::note(Entry& entry) {
     watched_.push_back(&entry);
     entry.line_ = 0;
   }
-  // Its rows became lines, which are shown at once: they must not stand there twice.
+  // The entry's rows became lines, which are shown at once. The rows must not be shown as well.
   if (entry.on_board_ && entry.lines.held() == 0) post(entry, {});
 }
 
@@ -24,7 +24,7 @@ void LiveBoard::post(Entry& entry, const std::string& rows) {
   entry.on_board_ = !rows.empty();
 }
 
-/// False: nothing more will happen to the entry by itself.
+/// Returns false when the entry can change only by new output.
 bool LiveBoard::take_sample(Entry& entry, Time now, std::string& lines) {
   const bool moved = std::exchange(entry.touched_, false);
   if (moved) {
@@ -43,7 +43,7 @@ bool LiveBoard::take_sample(Entry& entry, Time now, std::string& lines) {
   if (moved || entry.settled_ != was_settled) {
     std::string rows;
     const bool bar = entry.lines.live(rows);
-    // An unfinished line is about to be finished, mostly. One that stands is a prompt, or a slow "load...".
+    // An unfinished line is usually finished soon. If it stays, it is a prompt or a slow "load...".
     const bool stands = now - entry.line_since_ >= kQuiet;
     if (!bar && (!stands || !side(entry.stream).has_view)) rows.clear();
     post(entry, rows);

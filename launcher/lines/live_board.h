@@ -13,21 +13,21 @@
 
 namespace ddp::launcher {
 
-/// The open rows of all streams over time (sans-IO): what is shown of them below the lines, when rows that no
-/// bar comes back to become lines, and, where nothing can be shown below the lines, when a bar's row is
-/// written as a line: each kSample at most. The driver
+/// Tracks the open rows of all streams over time (sans-IO). It decides which rows are shown below the lines,
+/// and when rows that no bar rewrites become lines. If no rows can be shown below the lines, it writes a
+/// bar's row as a line, at most every kSample. The driver
 ///   1. calls changed() after each change of an entry's lines,
-///   2. calls tick() when due() has come,
+///   2. calls tick() at the time that due() returns,
 ///   3. shows rows() of a stream when take_change() says that they are new.
 class LiveBoard {
  public:
-  using Time = std::chrono::nanoseconds;  ///< of a clock that does not jump
+  using Time = std::chrono::nanoseconds;  ///< of a monotonic clock
   static constexpr Time kFrame = std::chrono::milliseconds(66);
   static constexpr Time kQuiet = std::chrono::milliseconds(200);
   static constexpr Time kLongQuiet = std::chrono::seconds(2);
   static constexpr Time kSample = std::chrono::seconds(30);
 
-  /// One stream of one rank. Owned by the driver; clear() before it goes.
+  /// One stream of one rank. The driver owns it and must call clear() before destroying it.
   struct Entry {
     Entry(Label label, std::uint32_t of_rank, int of_node, int of_stream)
         : lines(std::move(label)), rank(of_rank), node(of_node), stream(of_stream) {}
@@ -39,25 +39,25 @@ class LiveBoard {
    private:
     friend class LiveBoard;
     std::uint64_t seen_ = 0;  ///< revision of `lines`
-    std::uint64_t line_ = 0;  ///< the unfinished one, from 1; 0: none yet
+    std::uint64_t line_ = 0;  ///< number of the unfinished line, from 1; 0: none yet
     Time line_since_{0};
-    Time since_{0};  ///< of the latest change that a tick saw
+    Time since_{0};  ///< when a tick saw the latest change
     bool watched_ = false;
     bool touched_ = false;
     bool settled_ = false;
     bool on_board_ = false;
   };
 
-  /// `has_view`: of stdout and stderr.
+  /// `has_view` is given for stdout and stderr.
   LiveBoard(Bars bars, std::array<bool, 2> has_view)
       : sides_{Side(bars, has_view[0]), Side(bars, has_view[1])} {}
 
   void changed(Entry& entry) {
     if (entry.seen_ != entry.lines.revision()) note(entry);
   }
-  /// Appends the lines that became due, for stdout and stderr.
+  /// Appends the lines that are due, for stdout and stderr.
   void tick(Time now, std::array<std::string, 2>& lines);
-  /// Nothing: not before the next change.
+  /// Returns when tick() must be called; unset: not before the next change.
   std::optional<Time> due() const;
   bool take_change(int stream) { return std::exchange(side(stream).rows_changed, false); }
   std::vector<LiveRow> rows(int stream) const {
@@ -72,7 +72,7 @@ class LiveBoard {
     BarFold fold;
     bool has_view;
     bool rows_changed = false;  ///< rows() has changed
-    bool unsampled = false;     ///< since the last sample
+    bool unsampled = false;     ///< changed since the last sample
     std::optional<Time> sample_at;
   };
   Side& side(int stream) { return sides_[static_cast<std::size_t>(stream - 1)]; }

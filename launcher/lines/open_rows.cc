@@ -8,7 +8,7 @@
 namespace ddp::launcher {
 namespace {
 
-// A buffer that once held a huge line is given back: there is one per stream of every rank.
+// A buffer that held a huge line is freed, since each stream of every rank has one.
 constexpr std::size_t kKeptCapacity = 64 * 1024;
 constexpr std::size_t kMaxColour = 256;
 
@@ -16,7 +16,7 @@ bool is_blank(std::string_view text) {
   return text.find_first_not_of(' ') == std::string_view::npos;
 }
 
-/// More than spaces and colours.
+/// True if the text has more than spaces and colors.
 bool says_something(std::string_view text) {
   while (!text.empty()) {
     const std::size_t colour = text.front() == '\x1b' ? text.find('m') : std::string_view::npos;
@@ -26,8 +26,9 @@ bool says_something(std::string_view text) {
   return false;
 }
 
-/// Bytes of the colour sequence that `text` ends with, or 0. Looks no further back than one can reach: a row
-/// of a million letters and as many backspaces is only a million small steps.
+/// Returns the bytes of the color sequence that `text` ends with, or 0. It searches back only as far as a
+/// sequence can reach. A row of a million letters and as many backspaces therefore takes only a million small
+/// steps.
 std::size_t colour_at_end(std::string_view text) {
   if (text.empty() || text.back() != 'm') return 0;
   const std::string_view end = text.substr(text.size() - std::min(text.size(), EscapeReader::kMaxBytes));
@@ -69,8 +70,8 @@ bool OpenRows::live(std::string& rows) const {
 void OpenRows::text(std::string_view part, const LineSink& sink) {
   if (part.empty()) return;
   begin_text(sink);
-  // Text thrown away by a CR is gone by now, and the limit is on what is left: that makes the result
-  // independent of the chunks.
+  // Text that a CR discarded is already gone, and the limit applies to the rest. The result therefore does
+  // not depend on the chunks.
   while (row().text.size() + part.size() > kMaxLine) {
     finish_above(row_, sink);
     std::string& text = row().text;
@@ -88,16 +89,16 @@ void OpenRows::text(std::string_view part, const LineSink& sink) {
 void OpenRows::begin_text(const LineSink& sink) {
   ++revision_;
   drew_ = std::exchange(moved_up_, false) || drew_;
-  if (std::exchange(above_, false)) {  // a log line behind a bar has ended, and here is the next
+  if (std::exchange(above_, false)) {  // a log line behind a bar has ended; this is the next
     rows_.insert(rows_.begin() + static_cast<std::ptrdiff_t>(row_), OpenRow{});
     row().log = true;
-  } else if (row().log && returned_ && row_ + 1 < rows_.size()) {  // the bar, where the log line had begun
+  } else if (row().log && returned_ && row_ + 1 < rows_.size()) {  // the bar returns to the log line's row
     rows_.erase(rows_.begin() + static_cast<std::ptrdiff_t>(row_) + 1);
     row().log = false;
   }
   if (at_start_) {
     const bool redrawn = !is_blank(row().text) || row().erased;
-    // Redrawn without a way up: no bar is above.
+    // The row was redrawn without moving up, so no bar is above.
     if (redrawn && reach_ == 0 && row_ + 1 == rows_.size()) finish_above(row_, sink);
     begin_row(row());
   }
@@ -106,18 +107,18 @@ void OpenRows::begin_text(const LineSink& sink) {
   row().text += std::exchange(colour_, std::string());
 }
 
-/// The first text in a row, or the first after a CR.
+/// Starts the first text in a row, or the first after a CR.
 void OpenRows::begin_row(OpenRow& row) {
   if (!is_blank(row.text)) {
     row.stays = row.rewritten = true;
     row.previous.swap(row.text);
   } else if (row.erased) {
-    // Wiped and written to: by a bar, or by a log line that made room for itself. Only if bars are above, the
-    // line must wait for them.
+    // The row was erased and is written by a bar, or by a log line that made room for itself. The line must
+    // wait only if bars are above it.
     row.stays = reach_ > 0;
     row.rewritten = true;
   } else if (!row.text.empty()) {
-    row.stays = false;  // wiped with spaces: tqdm.write
+    row.stays = false;  // erased with spaces: tqdm.write
   } else if (!row.made_up) {
     row.stays = returned_;
     row.rewritten = row.rewritten || returned_;
@@ -129,7 +130,7 @@ void OpenRows::begin_row(OpenRow& row) {
 void OpenRows::back_up(OpenRow& row) {
   for (; back_ > 0 && !row.text.empty(); --back_) {
     if (const std::size_t colour = colour_at_end(row.text); colour > 0) {
-      row.text.resize(row.text.size() - colour);  // it has no width
+      row.text.resize(row.text.size() - colour);  // a color has no width
       ++back_;
       continue;
     }
@@ -154,7 +155,7 @@ void OpenRows::line_feed(const LineSink& sink) {
   back_ = 0;
   row().text += std::exchange(colour_, std::string());
   returned_ = moved_up_ = false;
-  // Redrawn from further up to here: what is above that will not be.
+  // A bar was redrawn from a higher row down to here; rows above that row will not be redrawn.
   if (std::exchange(drew_, false)) finish_beyond_reach(sink);
   if (split_log(sink)) return;
   at_start_ = true;
@@ -162,7 +163,7 @@ void OpenRows::line_feed(const LineSink& sink) {
     above_ = true;
     return sink.line({});
   }
-  const bool gap = row().text.empty() && row_ > 0;  // on the way to a bar further down
+  const bool gap = row().text.empty() && row_ > 0;  // the cursor is on its way to a lower bar
   if (row().stays || hidden_ || gap) {
     row().ended = true;
     if (++row_ == rows_.size()) rows_.emplace_back();
@@ -176,13 +177,14 @@ void OpenRows::line_feed(const LineSink& sink) {
   }
 }
 
-/// A log line that was written right behind a bar goes above it. Its LF is its own: the bar's row stays.
+/// Moves a log line that was written right behind a bar above the bar. The LF belongs to the log line, so the
+/// bar's row stays.
 bool OpenRows::split_log(const LineSink& sink) {
   if (!row().stays || row().previous.empty() || at_start_) return false;
   const std::size_t frame = frame_length(row().previous, row().text);
   if (frame == 0 || frame >= row().text.size()) return false;
   const std::string log = row().text.substr(frame);
-  // A message says something, and a word that follows a space belongs to the bar: "100% complete".
+  // A log line has visible text. A word after a space belongs to the bar: "100% complete".
   if (!says_something(log) || log.front() == ' ') return false;
   row().text.resize(frame);
   finish_above(row_, sink);
@@ -222,7 +224,7 @@ void OpenRows::escape(EscapeReader::Effect effect, const EscapeReader& sequence,
       return back_up(row());
     case Effect::kEraseBelow:
       return erase_below();
-    case Effect::kEraseScreen:  // "clear": what stood there was output all the same
+    case Effect::kEraseScreen:  // "clear": the erased rows were output all the same
       return finish_rows(sink);
     case Effect::kHideCursor:
       hidden_ = true;
@@ -292,7 +294,7 @@ void OpenRows::finish(const LineSink& sink) {
   line_feeds_ = line_feeds;
 }
 
-/// All rows but the empty ones at the end, where no line was ended.
+/// Finishes all rows, except empty ones at the end without a line end.
 void OpenRows::finish_rows(const LineSink& sink) {
   const auto is_nothing = [](const OpenRow& row) {
     return row.stays ? is_blank(row.text) : row.text.empty() && !row.ended;
@@ -306,7 +308,7 @@ void OpenRows::finish_rows(const LineSink& sink) {
   above_ = false;
 }
 
-/// Finishes the first `count` rows. There is always a row left, an empty one if need be.
+/// Finishes the first `count` rows. At least one row remains, an empty one if necessary.
 void OpenRows::finish_above(std::size_t count, const LineSink& sink) {
   if (count == 0) return;
   for (std::size_t i = 0; i < count; ++i) {
@@ -328,7 +330,7 @@ void OpenRows::finish_above(std::size_t count, const LineSink& sink) {
   row_ = 0;
 }
 
-/// The rows so far up that the cursor never went there from the lowest one.
+/// Finishes the rows that the cursor never reached from the lowest one.
 void OpenRows::finish_beyond_reach(const LineSink& sink) {
   const std::size_t lowest = rows_.size() - 1;
   if (lowest > reach_) finish_above(std::min(lowest - reach_, row_), sink);

@@ -10,7 +10,8 @@ bool holds(std::string_view bytes, char c) {
   return std::memchr(bytes.data(), c, bytes.size()) != nullptr;
 }
 
-// memchr runs at memory speed and finds nothing in most output; one look for all three would go byte by byte.
+// memchr runs at memory speed and finds nothing in most output. A single search for all three characters
+// would go byte by byte.
 bool is_plain(std::string_view bytes) {
   return !holds(bytes, '\r') && !holds(bytes, '\x1b') && !holds(bytes, '\b');
 }

@@ -14,7 +14,7 @@ struct WidthRange {
   std::uint32_t last;
 };
 
-// Of Unicode 15: marks that stand on the character before, and what has no shape.
+// Unicode 15: marks that combine with the previous character, and characters without a shape.
 constexpr std::array<WidthRange, 24> kNoWidth{{
     {0x300, 0x36f},   {0x483, 0x489},   {0x591, 0x5bd},     {0x610, 0x61a},     {0x64b, 0x65f},
     {0x670, 0x670},   {0x6d6, 0x6dc},   {0x93c, 0x93c},     {0x941, 0x948},     {0x94d, 0x94d},
@@ -23,7 +23,7 @@ constexpr std::array<WidthRange, 24> kNoWidth{{
     {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f}, {0x1f3fb, 0x1f3ff}, {0xe0100, 0xe01ef},
 }};
 
-// East Asian Width W and F, emoji that are drawn wide; close neighbours joined.
+// Unicode 15: East Asian Width W and F, and emoji that are drawn wide. Close neighbors are joined.
 constexpr std::array<WidthRange, 46> kWide{{
     {0x1100, 0x115f},   {0x231a, 0x231b}, {0x2329, 0x232a},   {0x23e9, 0x23ec},   {0x23f0, 0x23f0},
     {0x23f3, 0x23f3},   {0x25fd, 0x25fe}, {0x2614, 0x2615},   {0x2648, 0x2653},   {0x267f, 0x267f},
@@ -57,7 +57,8 @@ std::size_t colour_length(std::string_view text) {
   return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
 }
 
-/// No terminal gets it. Joiners pass: emoji and the words of some languages are written with them.
+/// True for characters that are not sent to a terminal. Joiners pass, since emoji and words of some languages
+/// need them.
 bool is_kept_back(const Utf8Character& character) {
   return character.unsafe() && character.code != 0x200c && character.code != 0x200d;
 }
@@ -70,7 +71,7 @@ Piece wide_character(std::string_view text) {
   return {character.length, is_in(kWide, character.code) ? 2u : 1u, Piece::Kind::kText};
 }
 
-// The next character or colour of `text`, which is not empty.
+// Returns the next character or color of `text`, which must not be empty.
 Piece next_piece(std::string_view text) {
   const char c = text.front();
   if (c == '\x1b') {
@@ -83,13 +84,13 @@ Piece next_piece(std::string_view text) {
   return wide_character(text);
 }
 
-// Below that a row shows nothing of use, and lines need what room there is.
+// Smaller terminals show no live rows: a row would be useless, and lines need the space.
 constexpr std::size_t kLeastColumns = 10;
 constexpr std::size_t kLeastRows = 4;
 constexpr std::string_view kEraseRest = "\x1b[K";
 
 std::size_t append_live(const LiveRow& row, std::size_t width, std::string& out) {
-  // Where it would push the row itself out, it is left out.
+  // A suffix that would displace the row itself is omitted.
   const std::size_t wanted = text_width(row.suffix);
   const std::size_t suffix = wanted <= width / 2 ? wanted : 0;
   std::size_t used = append_row(row.text, width - suffix, out);
@@ -148,7 +149,7 @@ void append_visible(std::string_view lines, std::string& out) {
     } else if (static_cast<unsigned char>(lines.front()) >= 0x80) {
       if (!is_kept_back(character))
         out += lines.substr(0, character.length);
-      else if (character.code < 0xa0)  // means the same as ESC and one of @ to _, also as a single byte
+      else if (character.code < 0xa0)  // equals ESC and one of @ to _, also as a single byte
         out.append("^[") += static_cast<char>(character.code - 0x40);
       else
         out += '?';
@@ -164,12 +165,13 @@ void append_visible(std::string_view lines, std::string& out) {
   }
 }
 
-/// The bytes of all rows, each ended; as many as leave the screen half to the lines.
+/// Returns the bytes of the rows, each ended. They take at most half of the screen, so that lines keep the
+/// rest.
 std::string TerminalView::fitted(const std::vector<LiveRow>& rows, Size size,
                                  std::vector<std::size_t>& widths) const {
   std::string bytes;
   if (size.columns < kLeastColumns || size.rows < kLeastRows) return bytes;
-  const std::size_t width = size.columns - 1;  // the last column would leave the cursor in doubt
+  const std::size_t width = size.columns - 1;  // after the last column the cursor position is ambiguous
   const std::size_t most = std::max<std::size_t>(size.rows / 2, 2);
   const std::size_t shown = rows.size() <= most ? rows.size() : most - 1;
   const auto end_row = [&](std::size_t used) {
@@ -185,7 +187,7 @@ std::string TerminalView::fitted(const std::vector<LiveRow>& rows, Size size,
   return bytes;
 }
 
-/// Rows of the screen that the live rows take now.
+/// Returns the rows of the screen that the live rows occupy.
 std::size_t TerminalView::height_now(Size size) const {
   if (!reflows_ || size.columns >= size_.columns || size.columns == 0) return widths_.size();
   std::size_t height = 0;
@@ -194,14 +196,15 @@ std::size_t TerminalView::height_now(Size size) const {
   return height;
 }
 
-/// The cursor to the first of the rows that are shown; `erase`: with all of them empty. Row by row, since
-/// tmux takes "erase below" at the top of its screen for "clear", and keeps what it cleared in its history.
+/// Returns the bytes that move the cursor to the first live row; `erase` also empties the rows. They are
+/// erased one by one: tmux treats "erase below" at the top of its screen as "clear" and keeps the cleared
+/// rows in its history.
 std::string TerminalView::back_to_first(Size size, bool erase) const {
   std::string bytes;
   const std::size_t height = height_now(size);
   if (height == 0) return bytes;
   const std::string up = "\x1b[" + std::to_string(height) + "A";
-  bytes = "\r" + std::string(kEraseRest) + up;  // what was typed, such as ^C, stands in the cursor's row
+  bytes = "\r" + std::string(kEraseRest) + up;  // erases typed characters, such as ^C, in the cursor's row
   if (!erase) return bytes;
   for (std::size_t i = 0; i < height; ++i)
     bytes.append(kEraseRest).append("\x1b[B");
@@ -213,7 +216,7 @@ std::string TerminalView::draw(std::string_view lines, const std::vector<LiveRow
   std::string drawn = fitted(rows, size, widths);
   std::string bytes;
   if (lines.empty() && size == size_ && drawn == drawn_) return bytes;
-  // Rows that stay in their places are overwritten instead of erased: no flicker.
+  // Rows that keep their positions are overwritten, not erased, to avoid flicker.
   bytes = back_to_first(size, !lines.empty() || size != size_ || widths.size() != widths_.size());
   append_visible(lines, bytes);
   bytes += drawn;

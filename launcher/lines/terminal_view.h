@@ -7,33 +7,35 @@
 
 namespace ddp::launcher {
 
-/// Columns that a terminal gives to text: East Asian and emoji two, combining marks none, SGR sequences none.
-/// Text is UTF-8 whatever the locale says, as terminals take it; an invalid byte counts one.
+/// Returns the columns that text takes on a terminal: two for East Asian characters and emoji, none for
+/// combining marks and SGR sequences. Text is UTF-8 in any locale, as on terminals; an invalid byte counts as
+/// one.
 std::size_t text_width(std::string_view text);
 
-/// Appends as much of `row` as `width` columns hold, in whole characters, for one row of a terminal: colours
-/// pass and are ended, unsafe characters become spaces, invalid bytes U+FFFD. Returns the columns used.
+/// Appends as much of `row` as fits into `width` columns, in whole characters, for one row of a terminal.
+/// Colors pass and are reset at the end, unsafe characters become spaces, invalid bytes U+FFFD. Returns the
+/// columns used.
 std::size_t append_row(std::string_view row, std::size_t width, std::string& out);
 
-/// Appends finished lines as a terminal may get them: control characters other than tab and newline as ^X
-/// (those from U+0080 as ^[X), other unsafe characters (Utf8Character) but joiners as '?'; a line with
-/// colours ends without them.
+/// Appends finished lines in a form that is safe for a terminal. Control characters other than tab and
+/// newline become ^X (from U+0080: ^[X). Other unsafe characters (Utf8Character), except joiners, become '?'.
+/// Colors are reset at the end of a line.
 void append_visible(std::string_view lines, std::string& out);
 
-/// A row that stays at the bottom of the terminal. `suffix` is shown whole, `text` gets the columns that are
-/// left.
+/// A row that stays at the bottom of the terminal. `suffix` is shown whole, or omitted if it needs more than
+/// half of the width; `text` gets the remaining columns.
 struct LiveRow {
   std::string text;
   std::string suffix;
   bool operator==(const LiveRow&) const = default;
 };
 
-/// What one terminal shows: finished lines, which scroll away upwards, and live rows below them, drawn again
-/// and again in place (sans-IO: it returns the bytes). The cursor rests in the first column of the row below
-/// the live rows, nothing is hidden and no mode is changed: wherever the program ends, even by SIGKILL, the
-/// terminal is as a shell wants it. Rows are cut, so that they never wrap.
+/// The content of one terminal (sans-IO: it returns the bytes). Finished lines scroll up; live rows below
+/// them are redrawn in place. The cursor stays in the first column of the row below the live rows. Nothing is
+/// hidden and no mode is changed, so the terminal is usable after any end of the program, even by SIGKILL.
+/// Rows are cut, so that they never wrap.
 ///
-/// The driver asks the terminal for its size before each draw, for a resize moves what was drawn.
+/// The driver must get the terminal's size before each draw, because a resize moves the drawn rows.
 class TerminalView {
  public:
   struct Size {
@@ -42,14 +44,14 @@ class TerminalView {
     bool operator==(const Size&) const = default;
   };
 
-  /// `reflows`: a terminal that became narrower wraps the rows that it shows (most do; xterm and the Linux
-  /// console do not).
+  /// `reflows`: a terminal that becomes narrower wraps the rows that it shows. Most do; xterm and the Linux
+  /// console do not.
   explicit TerminalView(bool reflows) : reflows_(reflows) {}
 
-  /// The bytes that add `lines` (each with its newline) above and make `rows` the live rows. Empty when
-  /// nothing is to be changed.
+  /// Returns the bytes that add `lines` (each with its newline) above and set the live rows to `rows`. Empty
+  /// when nothing changes.
   std::string draw(std::string_view lines, const std::vector<LiveRow>& rows, Size size);
-  /// The live rows are no longer where they were: somebody else wrote to the terminal.
+  /// Forgets the drawn rows, because another program wrote to the terminal and moved them.
   void forget() { widths_.clear(), drawn_.clear(); }
   bool shows_rows() const { return !widths_.empty(); }
 
@@ -61,7 +63,7 @@ class TerminalView {
   bool reflows_;
   Size size_;                        ///< at the last draw
   std::vector<std::size_t> widths_;  ///< of the rows on the screen
-  std::string drawn_;                ///< these rows' bytes
+  std::string drawn_;                ///< the bytes of these rows
 };
 
 }  // namespace ddp::launcher
