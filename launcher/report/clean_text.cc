@@ -10,7 +10,7 @@
 namespace ddp::launcher {
 namespace {
 
-/// Walks the fields of a message.
+/// Applies clean_line to all text fields of a message.
 struct Cleaner {
   void operator()(std::string& text) { clean_line(text); }
   template <class A, class B>
@@ -28,7 +28,8 @@ struct Cleaner {
   }
 };
 
-/// Such as the last lines of a setup script: indented, so that none passes for a line of ddplaunch.
+/// Cleans a text of several lines, such as the last lines of a setup script. Lines are indented, so that none
+/// looks like a line of ddplaunch.
 void clean_lines(std::string& text) {
   const std::string safe = replace_unsafe(text);
   text.clear();
@@ -55,7 +56,7 @@ void clean_texts(rendezvous::Message& message) {
   if (std::holds_alternative<rendezvous::WorkerCollectives>(message)) return;
   if (auto* evidence = std::get_if<rendezvous::WorkerEvidence>(&message)) {
     clean_line(evidence->oom);
-    clean_text(evidence->xid);  // one line each; the report puts a label before each
+    clean_text(evidence->xid);  // separate lines; the report labels each
     return;
   }
   if (auto* checked = std::get_if<rendezvous::NodeChecked>(&message)) {

@@ -6,16 +6,16 @@
 
 namespace ddp::launcher {
 
-/// Makes text of another machine safe for a terminal, as replace_unsafe does.
+/// Makes text of another machine safe for a terminal, like replace_unsafe.
 void clean_text(std::string& text);
 
-/// The same as one line: a text of another machine must not begin a line that passes for one of ddplaunch.
+/// Does the same and makes one line, so that such text cannot imitate a line of ddplaunch.
 void clean_line(std::string& text);
 
-/// All texts of a message from a node, but the output of its workers, which is theirs, and what goes to files
-/// only or is read by a program (Inspection::text, WorkerEvidence::error_json, WorkerCollectives::log). Each
-/// becomes one line, but WorkerEvidence::xid, and Refused::text and NodeChecked::environment_trouble, whose
-/// lines after the first are indented.
+/// Cleans all texts of a message from a node. The output of workers is left alone, and so are texts that go
+/// only to files or to a parser (Inspection::text, WorkerEvidence::error_json, WorkerCollectives::log). Each
+/// text becomes one line, except WorkerEvidence::xid, Refused::text and NodeChecked::environment_trouble. The
+/// last two have their lines after the first indented.
 void clean_texts(rendezvous::Message& message);
 
 }  // namespace ddp::launcher

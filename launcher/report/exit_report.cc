@@ -12,7 +12,7 @@
 namespace ddp::launcher {
 namespace {
 
-constexpr int kExceptionExit = 1;  ///< of a Python program that an exception ends
+constexpr int kExceptionExit = 1;  ///< code of a Python program that an exception ends
 constexpr std::size_t kHostsNamed = 4;
 constexpr std::size_t kGroupsShown = 16;
 constexpr std::size_t kAttemptsShown = 8;
@@ -21,14 +21,15 @@ bool is_worker(const Failure& failure) {
   return failure.of_worker();
 }
 
-/// It had failed, but our signal came before it had exited: only its exception tells.
+/// True if the worker had failed, but our signal arrived before its exit. Only its exception shows the
+/// failure.
 bool cut_short(const Failure& failure) {
   return failure.stopped_by_us && failure.kind == Failure::Kind::kSignaled &&
          (failure.signal == SIGTERM || (failure.signal == SIGKILL && failure.evidence.oom.empty()));
 }
 
-/// "exited 3", "killed by SIGSEGV (core dumped)": what happened, without who. `cause`: it is what the others
-/// follow from, whoever was first to end it.
+/// Returns what happened without naming the worker: "exited 3", "killed by SIGSEGV (core dumped)". `cause`
+/// marks the root cause, which counts as a failure even if ddplaunch ended the worker.
 std::string what_happened(const Failure& failure, bool cause) {
   const bool by_us = failure.stopped_by_us && !cause;
   switch (failure.kind) {
@@ -69,7 +70,7 @@ std::string seconds(std::chrono::nanoseconds time) {
   return text;
 }
 
-/// "42 ms", "12.3 s", "3 h 25 min": how long it ran, as exactly as it matters.
+/// Returns a duration with a suitable precision: "42 ms", "12.3 s", "3 h 25 min".
 std::string duration(std::chrono::nanoseconds time) {
   using std::chrono::milliseconds;
   if (time < std::chrono::seconds(1))
@@ -80,8 +81,8 @@ std::string duration(std::chrono::nanoseconds time) {
   return std::to_string(minutes / 60) + " h " + std::to_string(minutes % 60) + " min";
 }
 
-/// What a worker printed must not steer the terminal that shows our report: colours and the ASCII control
-/// characters of progress bars are left out, any other unsafe character becomes '?'.
+/// Keeps a worker's output from controlling the terminal that shows the report. Colors and ASCII control
+/// characters of progress bars are removed; any other unsafe character becomes '?'.
 std::string printable(const std::string& line) {
   std::string text;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -113,7 +114,7 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-/// What is known beyond the exit status, one fact a line.
+/// Returns what is known beyond the exit status, one fact per line.
 std::string facts_text(const Failure& root) {
   std::string text;
   if (root.kind == Failure::Kind::kSignaled && !cut_short(root)) {
@@ -180,7 +181,7 @@ std::string host_list(const std::set<std::string>& hosts) {
   return text;
 }
 
-// Failures that read alike, in one line. Kept in the order in which the first of each group came.
+// Failures with equal texts, in one line. Groups keep the order of their first failures.
 struct FailureGroup {
   bool workers = true;
   std::string what;
@@ -194,7 +195,7 @@ std::vector<FailureGroup> folded(const std::vector<const Failure*>& failures) {
     const std::string whole = what_happened(*failure, false);
     std::string what = is_start_failure(*failure) ? whole : first_line(whole);
     const auto& exception = failure->evidence.exception;
-    // The type alone: messages name addresses and ranks, and would keep alike ones apart.
+    // Uses the type only: messages contain addresses and ranks, which would separate equal failures.
     if (exception && !exception->type.empty()) what += " (" + printable(exception->type) + ")";
     auto group = std::find_if(groups.begin(), groups.end(), [&](const FailureGroup& known) {
       return known.what == what && known.workers == is_worker(*failure);
@@ -238,7 +239,7 @@ std::string consequences_text(const JobEnd& end, const Failure* root) {
   return (is_start_failure(*root) ? "  also:\n" : "  consequences:\n") + text;
 }
 
-/// One line that stands alone: "…; its last lines:" promises lines that are not there.
+/// Removes a final "; its last lines:", because these lines do not follow.
 std::string standalone(std::string line) {
   if (!line.empty() && line.back() == ':') line.resize(std::min(line.rfind("; "), line.size() - 1));
   return line;
@@ -272,7 +273,7 @@ std::string headline(const Failure& cause) {
          (cause.attempt == 1 ? " restart\n" : " restarts\n");
 }
 
-/// Why each attempt before was restarted; the latest ones where there are many.
+/// Returns why each earlier attempt was restarted; only the latest ones if there are many.
 std::string earlier_text(const JobEnd& end) {
   if (end.earlier.empty()) return {};
   const std::size_t count = end.earlier.size();
@@ -301,7 +302,7 @@ ExitReport make_exit_report(const JobEnd& end) {
   if (end.stop_signal != 0) {
     report.exit_code = 128 + end.stop_signal;
     report.why = why_stopped(end.stop_signal);
-    // What could not be ended is named, whoever wanted the end.
+    // Nodes with surviving processes are named, even if the user wanted the stop.
     for (const Failure& failure : end.failures) {
       if (failure.kind == Failure::Kind::kNode)
         report.text += "  node " + failure.host + ": " + what_happened(failure, false) + "\n";
@@ -313,10 +314,10 @@ ExitReport make_exit_report(const JobEnd& end) {
   } else if (end.master) {
     report.exit_code = exit_code_of(*end.master);
     report.why = why_master(*end.master);
-    // A text of one line is its own last line; a longer one is told first.
+    // A one-line text is the last line itself; a longer one is printed first.
     if (report.why != end.master->text) report.text = indented("ddplaunch: " + end.master->text, "  ");
   } else if (!end.failures.empty()) {
-    // Everything was ended by our own stop, and nobody told us why we stopped: that is a mistake of ours, not
+    // All workers were ended by our stop, but the stop has no reason. This is an internal error, not a
     // success.
     report.exit_code = kInternalExit;
     report.why = "stopped without a known cause";

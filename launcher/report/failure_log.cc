@@ -13,7 +13,7 @@ namespace {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-/// The report names the host; texts that already do are not to say it twice.
+/// The report names the host, so texts must not repeat it.
 Error without_host(Error error, const std::string& host) {
   const std::string prefix = host + ": ";
   if (error.text.starts_with(prefix)) error.text.erase(0, prefix.size());
@@ -83,8 +83,8 @@ void FailureLog::worker_failed(const WorkerIdentity& worker, const rendezvous::W
     failure.kind = Failure::Kind::kExec;
     failure.error = Error{ErrorCode::kExec, end.text, end.sys};
   }
-  // What happened after our order is its consequence, but for signals: the agent knows whether a SIGTERM was
-  // its own, and a SIGKILL is ours only once the grace has run, for before that we send none.
+  // A failure after our stop is its consequence, except for signals. The agent knows whether it sent a
+  // SIGTERM. A SIGKILL is ours only after the grace, since none is sent before.
   const bool asked = end.signal == SIGTERM || end.signal == SIGINT || end.signal == SIGHUP;
   if (asked) {
     failure.stopped_by_us = end.after_stop;
@@ -99,7 +99,7 @@ void FailureLog::evidence(const rendezvous::WorkerEvidence& evidence) {
 }
 
 void FailureLog::collectives(const rendezvous::WorkerCollectives& collectives, int world_size) {
-  // Once for each rank: a misbehaving node cannot exhaust memory.
+  // Keeps one dump per rank, so that a misbehaving node cannot exhaust memory.
   const bool again = std::any_of(collectives_.begin(), collectives_.end(), [&](const auto& known) {
     return known.rank == static_cast<int>(collectives.rank);
   });
@@ -114,15 +114,15 @@ void FailureLog::diagnose_collectives() {
   const auto root = pick_root_cause(end_.failures);
   if (!root || collectives_.empty()) return;
   Failure& cause = end_.failures[*root];
-  // Whoever dies of itself leaves the others wherever they just were. They tell something where they had time
-  // to come together: in a job that hung, or where a rank gave up in an operation.
+  // A rank that dies on its own leaves the others at arbitrary points. Their dumps are useful only if they
+  // had time to come together: the job hung, or a rank gave up in an operation.
   const bool hung = cause.kind == Failure::Kind::kHung;
   if (!hung && (cause.kind != Failure::Kind::kExited || !waits_in_collective(collectives_, cause.rank)))
     return;
   rendezvous::DesyncVerdict verdict = rendezvous::analyze_desync(collectives_, ended_well_);
   if (!hung && (!verdict.waited_for || verdict.named.count(cause.rank) != 0)) return;
   cause.waited_for = std::move(verdict.text);
-  clean_line(cause.waited_for);  // it names operations as the ranks' logs do
+  clean_line(cause.waited_for);  // it has operation names from the ranks' dumps
 }
 
 void FailureLog::set_last_output(int rank, std::vector<std::string> lines, std::string file) {

@@ -15,57 +15,60 @@
 
 namespace ddp::launcher {
 
-/// What went wrong in a job, attempt by attempt, and which of it our own stop brought about (sans-IO). Times
-/// are the master's CLOCK_MONOTONIC.
+/// Collects the failures of a job, attempt by attempt, and marks those that our stop caused (sans-IO). Times
+/// are of the master's CLOCK_MONOTONIC.
 class FailureLog {
  public:
   using Time = std::chrono::nanoseconds;
 
-  /// Who a worker was.
+  /// Identifies a worker.
   struct WorkerIdentity {
     std::string host;
     int rank = 0;
     int local_rank = 0;
   };
 
-  /// The attempt's workers start now; failures of its start are counted from here, too.
+  /// The attempt's workers start now. Failures of the start itself are timed from here too.
   void begin_attempt(std::uint32_t attempt, Time now);
-  /// Puts the attempt's root cause with the earlier ones and forgets the rest: a new attempt follows.
+  /// Keeps the attempt's root cause among the earlier ones and drops its other failures. A new attempt
+  /// follows.
   void end_attempt();
-  /// Forgets what went wrong in the attempt: it was stopped for no failure.
+  /// Drops the attempt's failures, because it was stopped without a failure.
   void forget_attempt() { end_.failures.clear(); }
 
-  /// `start_attempt`: the attempt in which its process was started, at `at`.
+  /// `start_attempt` is the attempt in which the worker's process was started, at `at`.
   void worker_started(int rank, Time at, std::uint32_t start_attempt) {
     started_[rank] = {at, start_attempt};
   }
-  /// A bad end that happened at `at` ± `error`. What our stop ended is told by time and signal, see
+  /// Adds an abnormal exit at `at` ± `error`. Time and signal show whether our stop caused it, see
   /// stop_ordered.
   void worker_failed(const WorkerIdentity& worker, const rendezvous::WorkerExited& end, Time at, Time error);
   void evidence(const rendezvous::WorkerEvidence& evidence);
-  /// What a rank of the attempt, of so many, left of its collectives; what is none is left out.
+  /// Takes the flight recorder dump of a rank of the attempt, which has `world_size` ranks. Ignores an
+  /// invalid dump.
   void collectives(const rendezvous::WorkerCollectives& collectives, int world_size);
-  /// Compares what all ranks of the attempt left: Failure::waited_for of its root cause. end_attempt does so,
-  /// too.
+  /// Compares the dumps of all ranks of the attempt and sets Failure::waited_for of its root cause.
+  /// end_attempt does this too.
   void diagnose_collectives();
   void worker_ended_well(int rank) { ended_well_.insert(rank); }
-  /// A rank of the attempt reported, before its end, others that it cannot reach.
+  /// A rank of the attempt reported, before its end, peers that it cannot reach.
   void lost_peers(int rank) { lost_peers_.insert(rank); }
-  /// What a rank that failed in this attempt wrote last on stderr, and the file that has all of it.
+  /// Sets the last stderr lines of a rank that failed in this attempt, and the file with its whole stderr.
   void set_last_output(int rank, std::vector<std::string> lines, std::string file);
   void node_failed(const std::string& host, Error error, Time now);
-  /// Why the node failed that was reported before.
+  /// Sets why a node failed whose failure was reported before.
   void explain_node(const std::string& host, Error error);
   void job_hung(Error error, Time now);
   void master_failed(Error error) { end_.master = std::move(error); }
   void stopped_by_user(int signal) { end_.stop_signal = signal; }
 
-  /// Stop is with every node: SIGTERM now, SIGKILL after `grace`. A later call can only shorten the grace.
+  /// Stop was sent to every node: SIGTERM now, SIGKILL after `grace`. A later call can only shorten the
+  /// grace.
   void stop_ordered(Time now, std::chrono::milliseconds grace);
-  Time kill_due() const { return *kill_due_; }  ///< needs stop_ordered
+  Time kill_due() const { return *kill_due_; }  ///< requires stop_ordered
 
   const JobEnd& end() const { return end_; }
-  /// The attempt's root cause as it is known now; null: none.
+  /// Returns the root cause of the attempt so far; null: none.
   const Failure* root_cause() const;
 
  private:
@@ -76,10 +79,10 @@ class FailureLog {
     Time at{0};
     std::uint32_t start_attempt = 0;
   };
-  std::map<int, ProcessStart> started_;                      ///< of the process of each rank
+  std::map<int, ProcessStart> started_;                      ///< the process of each rank
   std::vector<rendezvous::FlightRecorderDump> collectives_;  ///< of the attempt
-  std::set<int> ended_well_;                                 ///< ranks, in the attempt
-  std::set<int> lost_peers_;                                 ///< the same
+  std::set<int> ended_well_;                                 ///< ranks of the attempt
+  std::set<int> lost_peers_;                                 ///< ranks of the attempt
   std::optional<Time> stop_ordered_;
   std::optional<Time> kill_due_;
 };

@@ -14,13 +14,13 @@ namespace ddp::launcher {
 namespace {
 
 constexpr std::size_t kDepth = 16;
-constexpr double kLatest = 1e12;  ///< no time of day is later
+constexpr double kLatest = 1e12;  ///< upper limit of a time of day
 
-/// Collects the few strings we want while the text is read, so that a text that ends too early gives what was
-/// whole.
+/// Collects the needed strings while the text is read, so that a truncated text still yields its complete
+/// parts.
 class Reader : public nlohmann::json_sax<nlohmann::json> {
  public:
-  std::optional<std::string> message;  ///< the inner one goes before the outer
+  std::optional<std::string> message;  ///< an inner one overrides the outer
   std::string trace;
   std::string time;
 
@@ -63,7 +63,7 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::string key_;
-  std::vector<std::string> path_;  ///< the keys that lead to the object being read; the first is empty
+  std::vector<std::string> path_;  ///< keys that lead to the current object; the first is empty
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -74,7 +74,7 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-/// `File "/a/b.py", line 12, in main` as "/a/b.py:12 in main"; empty when it is no such line.
+/// Returns `File "/a/b.py", line 12, in main` as "/a/b.py:12 in main"; empty for any other line.
 std::string place_of(std::string_view line) {
   constexpr std::string_view kFile = "File \"";
   constexpr std::string_view kLine = "\", line ";
@@ -137,7 +137,7 @@ std::string last_frame(std::string_view trace) {
       frame = std::move(place);
       code_next = true;
     } else if (code_next) {
-      // The code stands indented below its place; without the source there is none.
+      // The code follows its location, indented; it is missing without the source.
       if (line.starts_with("    ") && !trimmed(line).empty()) frame += ": " + std::string(trimmed(line));
       code_next = false;
     }

@@ -13,42 +13,42 @@
 
 namespace ddp::launcher {
 
-/// A worker's exception, as PyTorch's `@record` leaves it in TORCHELASTIC_ERROR_FILE. Any field may be empty.
+/// A worker's exception, as written by PyTorch's `@record` to TORCHELASTIC_ERROR_FILE. Any field may be
+/// empty.
 struct WorkerException {
   std::string type;                       ///< "ValueError"
-  std::string message;                    ///< "boom"; of an exception without a type all that was written
+  std::string message;                    ///< "boom"; without a type, the whole text
   std::string frame;                      ///< where it was raised: "train.py:12 in main: x = f(y)"
   std::string trace;                      ///< the whole traceback
-  std::optional<std::int64_t> unix_time;  ///< by the node's wall clock, in whole seconds: told, never trusted
+  std::optional<std::int64_t> unix_time;  ///< by the node's wall clock, in seconds: shown, never trusted
 };
 
-/// Reads the shapes that torch has written since 1.9: {"message": {"message": "ValueError: boom",
-/// "extraInfo": {"py_callstack": …, "timestamp": "1700000000"}}} and {"message": "ValueError: boom"}. A text
-/// that was cut short gives what stands before the cut. Nothing when there is no message.
+/// Parses the formats that torch has written since 1.9: {"message": {"message": "ValueError: boom",
+/// "extraInfo": {"py_callstack": …, "timestamp": "1700000000"}}} and {"message": "ValueError: boom"}. A
+/// truncated text yields the part before the cut. Unset when there is no message.
 std::optional<WorkerException> parse_error_json(std::string_view text);
 
-/// "ValueError: boom" in its two parts; without a type the first is empty.
+/// Splits "ValueError: boom" into its two parts; without a type the first is empty.
 WorkerException split_exception(std::string_view text);
 
-/// The innermost frame of a Python traceback, as WorkerException::frame; empty when there is none.
+/// Returns the innermost frame of a Python traceback, as in WorkerException::frame; empty when there is none.
 std::string last_frame(std::string_view trace);
 
-/// What a node knows of a worker's bad end beyond its exit status (rendezvous::WorkerEvidence).
+/// A node's knowledge of a worker's abnormal exit beyond the exit status (rendezvous::WorkerEvidence).
 struct Evidence {
-  std::string
-      oom;  ///< not empty: the kernel ended it, or a child of it, for want of memory; where that was read
-  std::string xid;                           ///< Xid lines of the NVIDIA driver, one a line
-  std::optional<WorkerException> exception;  ///< what `@record` wrote
+  std::string oom;  ///< source of the proof that the OOM killer ended it or a child; empty: none
+  std::string xid;  ///< Xid lines of the NVIDIA driver, one per line
+  std::optional<WorkerException> exception;  ///< written by `@record`
 };
 
-/// One thing that went wrong: a worker that ended badly, or a node.
+/// One failure: an abnormal exit of a worker, or a failed node.
 struct Failure {
   enum class Kind : std::uint8_t {
     kExited,    ///< worker, `status` 1…255
     kSignaled,  ///< worker, `signal`, `core_dumped`
     kExec,      ///< worker, could not be executed: `error` has the errno and the text
-    kNode,      ///< node: `error` says what; rank, local_rank and pid mean nothing
-    kHung,      ///< the whole job: `error` says what its ranks were doing; of no host and no rank
+    kNode,      ///< node: `error` has the reason; rank, local_rank and pid mean nothing
+    kHung,      ///< the whole job: `error` has the ranks' states; no host, no rank
   };
   Kind kind = Kind::kExited;
   std::string host;
@@ -59,32 +59,31 @@ struct Failure {
   int signal = 0;
   bool core_dumped = false;
   Error error;
-  bool stopped_by_us = false;            ///< ended after our own stop order reached it
-  bool lost_peers = false;               ///< it had reported ranks that it cannot reach (worker protocol)
-  std::chrono::nanoseconds at{0};        ///< since the start of the attempt, clocks corrected
-  std::chrono::nanoseconds at_error{0};  ///< ± of `at`
-  std::chrono::nanoseconds when{0};      ///< `at` on the master's CLOCK_MONOTONIC; 0: not known
-  std::optional<std::chrono::milliseconds> ran;  ///< from the worker's start to its end; unset: it never ran
+  bool stopped_by_us = false;                    ///< it ended after our own stop order
+  bool lost_peers = false;                       ///< it had reported unreachable ranks (worker protocol)
+  std::chrono::nanoseconds at{0};                ///< since the start of the attempt, clocks corrected
+  std::chrono::nanoseconds at_error{0};          ///< ± of `at`
+  std::chrono::nanoseconds when{0};              ///< `at` on the master's CLOCK_MONOTONIC; 0: unknown
+  std::optional<std::chrono::milliseconds> ran;  ///< from the worker's start to its end; unset: never ran
   std::uint32_t attempt = 0;
-  std::uint32_t start_attempt = 0;  ///< attempt in which its process was started; it had lived on since
+  std::uint32_t start_attempt = 0;  ///< attempt that started its process; it survived until `attempt`
   Evidence evidence;
-  std::string waited_for;  ///< of a root cause: which rank the others waited for in a collective; empty: none
+  std::string waited_for;                ///< of a root cause: the rank that others waited for; empty: none
   std::vector<std::string> last_stderr;  ///< StderrTail::lines()
-  std::string stderr_path;               ///< its file in the job directory; empty: none
+  std::string stderr_path;               ///< file in the job directory; empty: none
 
   bool of_worker() const { return kind != Kind::kNode && kind != Kind::kHung; }
 };
 
-/// How a job ended, as the master saw it.
+/// How a job ended, from the master's view.
 struct JobEnd {
   std::vector<Failure> failures;    ///< of the last attempt, in any order
-  std::vector<Failure> earlier;     ///< the root cause of each attempt that was restarted, in order
+  std::vector<Failure> earlier;     ///< root cause of each restarted attempt, in order
   std::optional<std::size_t> root;  ///< index into failures; unset: pick_root_cause decides
-  int stop_signal = 0;  ///< the user's SIGINT, SIGTERM or SIGHUP that came before any failure; 0: none
-  std::optional<Error>
-      master;  ///< the master's own failure (usage, job directory, …), where no node is to blame
+  int stop_signal = 0;              ///< user's SIGINT, SIGTERM or SIGHUP before any failure; 0: none
+  std::optional<Error> master;      ///< the master's own failure (usage, job directory, …)
 
-  /// To the failure of that rank and attempt; without one (foreign, late) nothing happens.
+  /// Adds evidence to the failure of that rank and attempt. Ignores evidence without such a failure.
   void add_evidence(int rank, std::uint32_t attempt, const rendezvous::WorkerEvidence& evidence);
 };
 

@@ -12,12 +12,13 @@
 namespace ddp::launcher {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;  // keys stand in the order of docs/report.md
+using OrderedJson = nlohmann::ordered_json;  // keys have the order of docs/report.md
 using std::chrono::duration_cast;
 using std::chrono::microseconds;
 
 constexpr int kFormat = 1;
-/// Whose last lines are told: all of a large job would make a report that nobody opens.
+/// Number of failures reported with their last lines. All of them would make the report of a large job too
+/// long to read.
 constexpr std::size_t kTails = 16;
 
 double seconds(std::chrono::nanoseconds time) {

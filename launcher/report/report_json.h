@@ -9,24 +9,24 @@
 
 namespace ddp::launcher {
 
-/// What the report says of the job itself.
+/// The report's facts about the job itself.
 struct JobFacts {
   std::string version;  ///< of ddplaunch
   std::string job_id;
   std::string job_dir;             ///< empty: none was made
   std::vector<std::string> nodes;  ///< in the order of node ranks
-  int world_size = 0;              ///< 0: it was not known yet
+  int world_size = 0;              ///< 0: not yet known
   int attempts = 1;
   std::chrono::nanoseconds began{0};  ///< on the master's CLOCK_MONOTONIC, as Failure::when
   std::chrono::nanoseconds ended{0};
   std::chrono::system_clock::time_point ended_at;  ///< `ended` by the wall clock
 };
 
-/// The report of --report (docs/report.md): JSON, UTF-8, ends with a newline. Every key is always there; what
-/// is not known is null. Bytes that are no UTF-8 become U+FFFD.
+/// Returns the report for --report (docs/report.md): JSON, UTF-8, ends with a newline. Every key is always
+/// present; unknown values are null. Invalid UTF-8 bytes become U+FFFD.
 std::string report_json(const JobEnd& end, const ExitReport& exit, const JobFacts& facts);
 
-/// "2026-11-21T07:40:27.123Z", RFC 3339.
+/// Returns the time as "2026-11-21T07:40:27.123Z", RFC 3339.
 std::string utc_text(std::chrono::system_clock::time_point time);
 
 }  // namespace ddp::launcher

@@ -14,13 +14,14 @@
 namespace ddp::launcher {
 namespace {
 
-/// From the first sign of a death at its peers to its own end: a core of some GB, GPUs with much memory.
+/// Time from the first effect of a death on the peers to its end: writing a core of some GB, freeing much GPU
+/// memory.
 constexpr std::chrono::seconds kDyingTime{2};
 
-/// From an end to the moment at which its agent sees it: what is seen later may have been earlier by so much.
+/// Time from an end to the moment at which its agent sees it. The end may be this much earlier than seen.
 constexpr std::chrono::microseconds kNoticed{500};
 
-/// What a rank says whose peer has gone: PyTorch's and NCCL's watchdogs, gloo, NCCL's network, the kernel.
+/// Messages of a rank whose peer has gone: PyTorch's and NCCL's watchdogs, gloo, NCCL's network, the kernel.
 constexpr std::array<std::string_view, 21> kEchoes{
     "collective operation timeout",  // "Watchdog caught collective operation timeout: …"
     "Connection reset",
@@ -54,8 +55,8 @@ bool has_echo(std::string_view text) {
                      [&](std::string_view words) { return text.find(words) != std::string_view::npos; });
 }
 
-/// "ValueError: boom", "torch.distributed.DistBackendError: …", "KeyboardInterrupt": a name that ends so at
-/// the start of a line.
+/// True for a line that starts with the name of an exception: "ValueError: boom",
+/// "torch.distributed.DistBackendError: …", "KeyboardInterrupt".
 bool is_exception_line(std::string_view line) {
   const std::string_view name = line.substr(0, line.find(':'));
   const bool word = !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -65,7 +66,7 @@ bool is_exception_line(std::string_view line) {
                   name.ends_with("Exit") || name.ends_with("Iteration"));
 }
 
-/// The last exception of a Python program's stderr with what it says, or nothing.
+/// Returns the last exception in a Python program's stderr with its message, if any.
 std::optional<std::string> last_exception(const std::vector<std::string>& lines) {
   const auto found = std::find_if(lines.rbegin(), lines.rend(), is_exception_line);
   if (found == lines.rend()) return std::nullopt;
@@ -82,8 +83,8 @@ std::string all_lines(const std::vector<std::string>& lines) {
   return text;
 }
 
-/// What the worker itself says of its end. An exception speaks for the whole, so that a warning of long ago
-/// does not.
+/// Returns the worker's own explanation of its end. An exception is preferred to the whole stderr, so that
+/// old warnings do not count.
 std::string last_text(const Failure& failure) {
   if (failure.evidence.exception) {
     return failure.evidence.exception->type + ": " + failure.evidence.exception->message;
@@ -100,18 +101,19 @@ bool noticed_a_loss(const Failure& failure) {
   return failure.lost_peers || has_echo(last_text(failure));
 }
 
-/// An exception that neither a stop nor the loss of a peer raises.
+/// True for an exception that neither a stop nor the loss of a peer raises.
 bool is_own_exception(const std::string& words) {
   return !has_echo(words) && !words.starts_with("KeyboardInterrupt") && !words.starts_with("SystemExit") &&
          words.find("SignalException") == std::string::npos;
 }
 
-/// It failed by itself although our stop was already on its way: what a stop brings about looks otherwise.
+/// True if the worker failed by itself although our stop was already on its way. The effects of a stop look
+/// different.
 bool failed_while_stopped(const Failure& failure) {
   const bool reported = failure.evidence.exception && is_own_exception(last_text(failure));
   switch (failure.kind) {
     case Failure::Kind::kSignaled:
-      // `@record` has written why, and our SIGTERM came while the program was on its way out.
+      // `@record` has written the reason, and our SIGTERM arrived while the program was exiting.
       return reported || is_crash(failure.signal) ||
              (failure.signal == SIGKILL && !failure.evidence.oom.empty());
     case Failure::Kind::kExited:
@@ -125,7 +127,7 @@ bool failed_while_stopped(const Failure& failure) {
   return false;
 }
 
-/// Better cause of two of which neither is surely first.
+/// True if `a` is the better cause, when neither failure is certainly first.
 bool better(const Failure& a, const Failure& b) {
   const Blame blame_a = blame_of(a);
   const Blame blame_b = blame_of(b);
@@ -133,8 +135,8 @@ bool better(const Failure& a, const Failure& b) {
   return a.at < b.at;
 }
 
-/// What an echo came from: an own failure, else a rank that others told to end, else a node, that ended soon
-/// after it.
+/// Returns the failure that caused an echo and ended at most kDyingTime after it. Prefers a worker's own
+/// failure, then a rank that others terminated, then a node.
 std::optional<std::size_t> source_of_echo(const std::vector<Failure>& failures, const Failure& echo) {
   std::optional<std::size_t> best;
   for (std::size_t i = 0; i < failures.size(); ++i) {
@@ -146,15 +148,15 @@ std::optional<std::size_t> source_of_echo(const std::vector<Failure>& failures, 
   return best;
 }
 
-/// Whether it ended without an exception, as a program may that only saw a peer go.
+/// True if it ended without an exception. A program that only saw a peer go may end like this.
 bool is_silent_end(const Failure& failure) {
   const bool ended = failure.kind == Failure::Kind::kExited ||
                      (failure.kind == Failure::Kind::kSignaled && failure.signal == SIGABRT);
   return ended && !failure.evidence.exception && !last_exception(failure.last_stderr);
 }
 
-/// The first rank that others told to end, if its end was under way when `silent` ended: a process that dies
-/// closes its sockets before its agent sees its end.
+/// Returns the first rank that others terminated, if its end was in progress when `silent` ended. A dying
+/// process closes its sockets before its agent sees its end.
 std::optional<std::size_t> terminated_before(const std::vector<Failure>& failures, const Failure& silent) {
   std::optional<std::size_t> first;
   for (std::size_t i = 0; i < failures.size(); ++i) {
@@ -166,7 +168,7 @@ std::optional<std::size_t> terminated_before(const std::vector<Failure>& failure
   return first;
 }
 
-/// From NVIDIA's list of Xid errors (docs.nvidia.com/deploy/xid-errors); those that a training job meets.
+/// NVIDIA's Xid errors (docs.nvidia.com/deploy/xid-errors) that are relevant to training jobs.
 struct XidRow {
   int number;
   const char* meaning;
@@ -228,7 +230,8 @@ Blame blame_of(const Failure& failure) {
 }
 
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures) {
-  // Who ended later than somebody surely did was not first. Ends on one node are surely in their order.
+  // A failure that is certainly later than another one was not first. The order of ends on one node is
+  // certain.
   std::optional<std::chrono::nanoseconds> surely_over;
   std::map<std::string_view, std::chrono::nanoseconds> first_on;
   for (const Failure& failure : failures) {

@@ -10,37 +10,37 @@
 
 namespace ddp::launcher {
 
-/// What a failure looks like, best cause first. Text that a worker printed is looked at here and nowhere
-/// else, and only to choose between failures.
+/// The kind of a failure, best cause first. Only this module reads text that a worker printed, to choose
+/// between failures and for hint_for.
 enum class Blame : std::uint8_t {
-  kOwn,         ///< it failed by itself: a crash, the memory killer, an exception, an exit code, no program
-  kTerminated,  ///< somebody else told it to end
-  kEcho,        ///< it noticed that a peer is gone: a watchdog, "Connection reset by peer", SIGPIPE
+  kOwn,         ///< it failed by itself: crash, OOM killer, exception, exit code, no program
+  kTerminated,  ///< another program terminated it
+  kEcho,        ///< it noticed a lost peer: watchdog, "Connection reset by peer", SIGPIPE
   kNode,        ///< a whole node
 };
 Blame blame_of(const Failure& failure);
 
-/// The failure that the others follow from; unset when all were stopped by us or there is none.
+/// Returns the failure that the others follow from; unset when we stopped all workers or there is no failure.
 ///
-/// It is the earliest by corrected time. Where the clocks cannot tell which of several came first (their
-/// margins overlap, or less than 0.5 ms are between them, in which an agent may notice an end late; ends on
-/// one node are in the order in which its agent saw them), `blame_of` decides, then the time.
+/// It is the earliest by corrected time. If the clocks cannot order several failures, `blame_of` decides, and
+/// then the time. This is so when their margins overlap, or when they differ by less than 0.5 ms, by which an
+/// agent may see an end late. Ends on one node are in the order in which its agent saw them.
 ///
-/// A failure that only noticed a dead peer names no cause, and often ends before it: the sockets of a process
-/// close before its core is written and its GPUs are given back. So after such a one a failure that came
-/// by itself up to 2 s later goes before it, also when our stop was already on its way; or, without one, a
-/// rank that somebody else told to end, or the loss of a node, in that time.
+/// A failure that only noticed a dead peer is no cause, and often ends before the peer: a process closes its
+/// sockets before its core is written and its GPUs are freed. Therefore a failure that came by itself up to 2
+/// s later is preferred, even if our stop was already on its way. If there is none, a rank that others
+/// terminated, or the loss of a node, in that time is preferred.
 std::optional<std::size_t> pick_root_cause(const std::vector<Failure>& failures);
 
-/// What a signal usually means, and where to look: "it used memory that is not its own (…)". Empty: nothing
-/// to add to its name.
+/// Returns what a signal usually means, and where to look: "it used memory that is not its own (…)". Empty:
+/// the name says enough.
 std::string signal_meaning(const Failure& failure);
 
-/// What an Xid line of the NVIDIA driver ("NVRM: Xid (PCI:0000:65:00): 79, …") means for the user; empty: an
-/// error of which we know nothing.
+/// Returns the meaning of an Xid line of the NVIDIA driver ("NVRM: Xid (PCI:0000:65:00): 79, …") for the
+/// user; empty: unknown error.
 std::string xid_meaning(const std::string& line);
 
-/// What to do about a root cause, where its stderr shows a known pattern; empty: nothing known.
+/// Returns advice on a root cause whose stderr shows a known pattern; empty: none.
 std::string hint_for(const Failure& root);
 
 }  // namespace ddp::launcher
