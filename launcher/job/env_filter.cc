@@ -10,9 +10,8 @@
 namespace ddp::launcher {
 namespace {
 
-// What never leaves the machine it was set on, or never reaches a worker at all. docs/environment.md says why
-// for each class; a test walks this table against that document. The order matters where globs overlap: the
-// first row wins.
+// Variables that never leave their machine, or never reach a worker at all. docs/environment.md has the
+// reason for each class; a test compares this table with that document. If globs overlap, the first row wins.
 constexpr std::array kDenied{
     DenyRow{EnvClass::kOurs, "DDPLAUNCH_*"},
     DenyRow{
@@ -76,8 +75,8 @@ bool any_glob_matches(std::string_view globs, std::string_view name) {
   return false;
 }
 
-// A node's own environment keeps what is the node's own; rank facts of an outer launcher are wrong wherever
-// they stand.
+// A node's own environment keeps the variables of the node. Rank facts of an outer launcher are wrong on
+// every node.
 bool stays_on_node(EnvClass why) {
   return why != EnvClass::kForeign && why != EnvClass::kRankFact && why != EnvClass::kOurs;
 }
@@ -169,7 +168,7 @@ Result<EnvVars> explicit_env(const EnvVars& own, const std::vector<std::string>&
   for (const std::string& word : words) {
     const std::size_t equals = word.find('=');
     const std::string name = word.substr(0, equals);
-    const std::string shown = one_line(name);  // a mistake is one line of the error
+    const std::string shown = one_line(name);  // one line of the error per problem
     if (name.empty()) {
       problem("--env: a name is missing before '='");
     } else if (word.find('\0') != std::string::npos) {
@@ -237,10 +236,10 @@ std::optional<std::string> no_proxy_list(const EnvVars& vars, const std::vector<
   std::string own;
   for (const std::string& address : addresses)
     own += (own.empty() ? "" : ",") + address;
-  // Programs differ in which spelling they read, and a user may have set only one: both get what either had.
+  // Programs read different spellings, and a user may have set only one. Both get the values of either.
   const std::string* lower = find_env(vars, "no_proxy");
   const std::string* upper = find_env(vars, "NO_PROXY");
-  // No proxy for anything; it means so only where it stands alone.
+  // "*" means no proxy at all, but only if it stands alone.
   if ((lower && *lower == "*") || (upper && *upper == "*")) return "*";
   return appended(appended(lower ? *lower : "", upper ? *upper : "", ','), own, ',');
 }
@@ -250,7 +249,7 @@ EnvVars promised_directories(const EnvVars& vars) {
   for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"}) {
     const std::string* value = find_env(vars, name);
     if (!value) continue;
-    // Python takes PREFIX:EXEC_PREFIX, too.
+    // Python also accepts PREFIX:EXEC_PREFIX.
     const bool two = std::string_view(name) == "PYTHONHOME";
     std::string directory = two ? value->substr(0, value->find(':')) : *value;
     if (!directory.empty()) found.emplace_back(name, std::move(directory));
@@ -260,7 +259,7 @@ EnvVars promised_directories(const EnvVars& vars) {
 
 Result<> check_exec_size(const EnvVars& vars, std::span<const std::string> argv, ErrorCode code,
                          std::size_t total_limit) {
-  // Linux counts each string with its NUL, and since 4.13 the pointers to them as well (fs/exec.c).
+  // Linux counts each string with its NUL and, since 4.13, its pointer (fs/exec.c).
   const std::string limit = std::to_string(kMaxEnvString - 1);
   std::size_t total = (vars.size() + argv.size()) * sizeof(char*);
   for (const auto& [name, value] : vars) {

@@ -8,7 +8,7 @@ JoinJob join_job(const JobSpec& spec) {
   own.chdir = spec.chdir;
   own.explicit_env = spec.explicit_env;
   own.setup = spec.setup;
-  // What has to be counted on the node (auto, gpu, cpu) is planned by the master from the node's hello.
+  // Counts that depend on the node (auto, gpu, cpu) are planned by the master from the node's hello.
   if (spec.nproc.kind == ProcsPerNode::Kind::kNumber)
     own.workers = static_cast<std::uint32_t>(spec.nproc.number);
   return own;

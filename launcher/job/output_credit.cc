@@ -40,7 +40,7 @@ void OutputTurns::give_turns(std::span<const Ready> ready, bool loud, std::uint3
     if (at == ready.size()) at = 0;
     const Ready& one = ready[at];
     if ((one.bytes > kLittle) != loud) continue;
-    // The rest of the room is not worth waking a worker for.
+    // The remaining room is too small to wake a worker.
     if (loud && room < kLeastRead && !turns_.empty()) return;
     const bool goes_on = loud && cut_left_ > 0 && one.who == cut_who_;
     const std::size_t most = goes_on ? std::exchange(cut_left_, 0) : kMost;

@@ -9,11 +9,11 @@
 namespace ddp::launcher {
 namespace {
 
-/// A shell's own, which it would refuse to have set, or understand as an order.
+/// Variables of the shell itself, which it would refuse to set or would obey as settings.
 constexpr std::array<std::string_view, 16> kOfTheShell = {
     "BASHOPTS", "BASH_VERSINFO", "DIRSTACK", "EUID", "FUNCNAME", "GROUPS",    "HISTCMD", "IFS",
     "LINENO",   "OPTARG",        "OPTIND",   "PPID", "RANDOM",   "SHELLOPTS", "SECONDS", "UID"};
-/// What a shell sets for each program that it starts, and for where it stands.
+/// Variables that a shell sets for each program that it starts, and for its own directory.
 constexpr std::array<std::string_view, 4> kOfThisShell = {"_", "OLDPWD", "PWD", "SHLVL"};
 
 template <std::size_t N>
@@ -46,8 +46,8 @@ std::string setup_prelude(const EnvVars& forwarded, const EnvVars& explicit_vars
   EnvVars vars = forwarded;
   for (const auto& [name, value] : explicit_vars)
     set_env(vars, name, value);
-  // In the C locale every byte is a character, so that no value can hide its closing quote. How it was is
-  // put back behind the values; one of them may set it anew.
+  // In the C locale every byte is a character, so that no value can hide its closing quote. LC_ALL is
+  // restored after the values; one of them may set it again.
   std::string script = "ddp_lc=${LC_ALL+x}${LC_ALL-}\nexport LC_ALL=C\n";
   for (const auto& [name, value] : vars) {
     if (name == "LC_ALL" || (name == "PATH" && !find_env(explicit_vars, "PATH"))) continue;
@@ -72,7 +72,7 @@ std::string setup_prelude(const EnvVars& forwarded, const EnvVars& explicit_vars
 }
 
 std::string setup_command(std::size_t scripts, int first_fd) {
-  // Of printf the builtin, for PATH is the profile's.
+  // Uses the builtin printf, because PATH is set by the profile.
   const std::string mark = "command printf . >&" + std::to_string(first_fd) + '\n';
   std::string words = mark;
   for (std::size_t i = 0; i <= scripts; ++i) {
@@ -126,7 +126,7 @@ EnvVars setup_result(std::string_view dump, const EnvVars& before) {
 
 void SetupOutput::finish_line() {
   if (open_.ends_with('\r')) open_.pop_back();
-  // A shell's complaint: where its script lay means nothing to a reader, "line 2: " does.
+  // An error message of a shell: the path of the script is useless to a reader, but "line 2: " is not.
   const std::size_t colon = open_.find(": ");
   if (open_.starts_with("/proc/self/fd/") && colon != std::string::npos) open_.erase(0, colon + 2);
   const bool cut = open_.size() > kLongestLine;
@@ -145,7 +145,7 @@ void SetupOutput::finish_line() {
 void SetupOutput::feed(std::string_view bytes) {
   while (!bytes.empty()) {
     const std::size_t newline = bytes.find('\n');
-    // One byte more than is shown tells that the line was cut; the rest of it is not kept.
+    // One byte more than is shown indicates a cut line; its rest is not kept.
     const std::size_t room = kLongestLine + 1 - std::min(open_.size(), kLongestLine + 1);
     open_ += bytes.substr(0, newline).substr(0, room);
     if (newline == std::string_view::npos) return;

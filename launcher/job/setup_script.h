@@ -11,18 +11,19 @@
 
 namespace ddp::launcher {
 
-/// Sans-IO: what stands around the shell scripts of --setup on a node. A login shell reads the profile of the
-/// user, then setup_prelude(), then the scripts; what it would then pass on is the workers' environment.
+/// Sans-IO: the parts around the shell scripts of --setup on a node. A login shell reads the user's profile,
+/// then setup_prelude(), then the scripts. The variables that it would then export are the workers'
+/// environment.
 
-/// A script for sh that lays `forwarded` and `explicit_vars` over what the profile set, as merge_env lays
-/// them over the node's own: PATH is the forwarded one with the entries appended that it lacks. Any byte
-/// survives, in any locale.
+/// Returns a script for sh that overlays the profile's variables with `forwarded` and `explicit_vars`, as
+/// merge_env does with the node's environment. PATH is the forwarded one plus the entries that it lacks. Any
+/// byte is preserved, in any locale.
 std::string setup_prelude(const EnvVars& forwarded, const EnvVars& explicit_vars);
 
-/// What the shell is started with: names of descriptors, and nothing of the user's. At `first_fd` lies the
-/// dump, behind it the prelude, then the scripts. They run in the open, one after the other, so that `set -e`
-/// means there what it means elsewhere; each must end well for the next. Into the dump go a mark for the
-/// profile, for the prelude and for each script that ended well, then the environment.
+/// Returns the command of the shell. It has only descriptor numbers and no text of the user. `first_fd` is
+/// the dump; the next descriptors are the prelude and the scripts. The scripts run one after the other at the
+/// top level, so that `set -e` has its usual meaning. Each must succeed before the next one runs. The dump
+/// gets a mark for the profile, for the prelude and for each successful script, then the environment.
 std::string setup_command(std::size_t scripts, int first_fd);
 
 /// How the shell of setup_command ended.
@@ -32,17 +33,18 @@ struct SetupEnd {
   std::string last_lines;  ///< SetupOutput::last_lines
 };
 
-/// The environment that it left, or kRefused with who ended it: the profile, or which script.
+/// Returns the resulting environment. Otherwise returns kRefused with the part that ended the shell: the
+/// profile, or which script.
 Result<EnvVars> setup_verdict(std::string_view dump, std::size_t scripts, const SetupEnd& end,
                               const EnvVars& before);
 
-/// The environment after the scripts: `dump` is what `env -0` printed, `before` what they were given. What
-/// belongs to the shell itself (PWD, SHLVL, _) stays as it was; so do variables with names that a shell does
-/// not know how to pass on.
+/// Returns the environment after the scripts. `dump` is the output of `env -0`, `before` the environment
+/// before the scripts. Variables of the shell itself (PWD, SHLVL, _) keep their values, and so do variables
+/// whose names a shell cannot export.
 EnvVars setup_result(std::string_view dump, const EnvVars& before);
 
-/// Takes the output of the scripts apart into lines fit to be shown; of too many, and of too long ones, the
-/// rest is not passed on. Keeps the last ones for the message of a failure.
+/// Splits the output of the scripts into printable lines. Drops the rest of an overlong line, and lines
+/// beyond kMostLines. Keeps the last lines for an error message.
 class SetupOutput {
  public:
   using LineHandler = std::function<void(const std::string&)>;
@@ -50,7 +52,8 @@ class SetupOutput {
   explicit SetupOutput(LineHandler line) : line_(std::move(line)) {}
   void feed(std::string_view bytes);
   void end();  ///< passes on a last line without a line feed
-  /// "; its last lines:" with the lines, each behind a line feed and two blanks; "; it printed nothing".
+  /// Returns "; its last lines:" with the lines, each after a line feed and two spaces; or "; it printed
+  /// nothing".
   std::string last_lines() const;
 
   static constexpr std::size_t kMostLines = 500;

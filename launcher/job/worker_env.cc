@@ -14,8 +14,8 @@ void add(EnvVars& vars, const char* name, int value) {
   vars.emplace_back(name, std::to_string(value));
 }
 
-// The names of torch.distributed.elastic (agent/server/local_elastic_agent.py), in its order. One role only:
-// every worker is of ROLE_NAME "default", so role ranks are ranks.
+// Uses the names of torch.distributed.elastic (agent/server/local_elastic_agent.py), in its order. All
+// workers have ROLE_NAME "default", so role ranks equal ranks.
 void add_torchelastic(EnvVars& vars, const WorkerFacts& facts) {
   add(vars, "LOCAL_RANK", facts.local_rank);
   add(vars, "RANK", facts.rank);
@@ -35,7 +35,7 @@ void add_torchelastic(EnvVars& vars, const WorkerFacts& facts) {
   if (!facts.error_file.empty()) add(vars, "TORCHELASTIC_ERROR_FILE", facts.error_file);
 }
 
-// What other launchers give and scripts read: NODE_RANK (torch.distributed.launch, Lightning), the rest
+// Variables of other launchers that scripts read: NODE_RANK (torch.distributed.launch, Lightning); the rest
 // DeepSpeed and Horovod.
 void add_other_launchers(EnvVars& vars, const WorkerFacts& facts) {
   add(vars, "NODE_RANK", facts.node_rank);
@@ -45,8 +45,8 @@ void add_other_launchers(EnvVars& vars, const WorkerFacts& facts) {
 }
 
 // A dead peer must become an error in the surviving ranks, or they hang in the collective. torch < 2.2 reads
-// the name without the prefix, later ones warn about it only when the other is missing; a user's own value,
-// under either name, counts for both.
+// the name without the prefix; later versions warn about it only when the other is missing. A user's own
+// value, under either name, is used for both.
 void add_nccl_error_handling(EnvVars& vars, const EnvVars& base) {
   const char* const names[] = {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"};
   const std::string* own = nullptr;
@@ -58,21 +58,21 @@ void add_nccl_error_handling(EnvVars& vars, const EnvVars& base) {
   }
 }
 
-// NCCL takes a name as a prefix unless it begins with '=' (eth1 would match eth10); Gloo and TensorPipe take
-// it exactly and know no '='.
+// NCCL takes a name as a prefix unless it begins with '=' (eth1 would match eth10). Gloo and TensorPipe take
+// the exact name and do not support '='.
 void add_interface(EnvVars& vars, const std::string& interface, const EnvVars& base) {
   if (interface.empty()) return;
   if (!find_env(base, "NCCL_SOCKET_IFNAME")) add(vars, "NCCL_SOCKET_IFNAME", "=" + interface);
   if (!find_env(base, "GLOO_SOCKET_IFNAME")) add(vars, "GLOO_SOCKET_IFNAME", interface);
 }
 
-// Of an interface with addresses of both families NCCL takes an IPv4 one, which others need not reach.
+// If an interface has addresses of both families, NCCL takes an IPv4 one, which other nodes may not reach.
 void add_family(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
   const bool six = facts.master_addr.find(':') != std::string::npos;
   if (six && !find_env(base, "NCCL_SOCKET_FAMILY")) add(vars, "NCCL_SOCKET_FAMILY", "AF_INET6");
 }
 
-// Rank 0's address is where every framework's own connections go.
+// The connections of every framework go to rank 0's address.
 void add_no_proxy(EnvVars& vars, const WorkerFacts& facts, const EnvVars& base) {
   const auto list = no_proxy_list(base, {"localhost", "127.0.0.1", facts.master_addr});
   if (!list) return;
