@@ -1,7 +1,6 @@
 #pragma once
 
-// The one place that pulls in Asio, so that its settings (separate compilation, awaitables) are the same
-// everywhere.
+// The only include of Asio, so that its settings (separate compilation, awaitables) are the same everywhere.
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/bind_cancellation_slot.hpp>
@@ -30,7 +29,7 @@ using boost::system::error_code;
 template <class T = void>
 using Awaitable = asio::awaitable<T>;
 
-/// Completion token of every I/O await: co_await gives (error, value), never an exception.
+/// Completion token of every I/O await: co_await gives (error, value) and never throws.
 inline constexpr auto kUseTuple = asio::as_tuple(asio::use_awaitable);
 
 }  // namespace ddp

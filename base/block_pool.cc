@@ -15,7 +15,7 @@ struct SpareBlocks {
 };
 
 SpareBlocks& pool() {
-  static SpareBlocks& all = *new SpareBlocks;  // threads that outlive main may let go of one
+  static SpareBlocks& all = *new SpareBlocks;  // never destroyed: a thread that outlives main may use it
   return all;
 }
 

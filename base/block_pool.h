@@ -5,11 +5,12 @@
 
 namespace ddp::rendezvous {
 
-/// The blocks that busy streams are read into, of all links of the process: a fresh one would cost a page
-/// fault for each of its pages. Any thread; a block may be let go of on another one.
+/// Busy streams are read into blocks of this size; all links of the process share the pool. A fresh block
+/// would cost one page fault per page. Any thread may take a block, and another thread may release it.
 inline constexpr std::size_t kBlockSize = 512u << 10;
 
-/// Memory of `size` bytes, not zeroed; of kBlockSize: a used one when there is one.
+/// Returns `size` bytes of memory, not zeroed. For kBlockSize it reuses a released block when the pool has
+/// one.
 std::shared_ptr<char[]> take_block(std::size_t size);
 
 }  // namespace ddp::rendezvous

@@ -13,7 +13,7 @@ struct BlockingCalls::Wait {
   asio::steady_timer over;  ///< never expires; cancelled when `done` is set, at the deadline, and by stop()
 };
 
-/// What the threads and the loop share.
+/// State shared by the threads and the loop.
 struct BlockingCalls::Shared {
   struct Task {
     std::uint64_t id;
@@ -21,9 +21,9 @@ struct BlockingCalls::Shared {
   };
   explicit Shared(asio::any_io_executor executor) : loop(std::move(executor)) {}
 
-  std::mutex mutex;  ///< of the next four
+  std::mutex mutex;  ///< guards the next four members
   asio::any_io_executor loop;
-  bool open = true;  ///< the loop may be gone when it is false
+  bool open = true;  ///< false: the loop may be gone
   int threads = 0;
   std::deque<Task> queue;
 
@@ -52,7 +52,7 @@ void BlockingCalls::work(const std::shared_ptr<Shared>& shared) {
     if (!shared->open) break;
     asio::post(shared->loop, [shared, id = task.id] {
       const auto wait = shared->waits.find(id);
-      if (wait == shared->waits.end()) return;  // nobody waits any more
+      if (wait == shared->waits.end()) return;  // the caller has stopped waiting
       wait->second->done = true;
       wait->second->over.cancel();
       shared->waits.erase(wait);

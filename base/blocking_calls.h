@@ -17,8 +17,8 @@
 
 namespace ddp {
 
-/// Starts a thread that nobody waits for, with all signals blocked, since they are the loop's business.
-/// `body` owns what it uses. Error kSystem.
+/// Starts a thread that is never joined. All signals are blocked in it, since the loop handles them. `body`
+/// owns what it uses. Error: kSystem.
 template <class Body>
 Result<> start_detached(Body body) {
   sigset_t all;
@@ -35,9 +35,8 @@ Result<> start_detached(Body body) {
   return outcome;
 }
 
-/// Runs calls that may block for minutes (a dead disk, a silent name server) on threads of its own, in their
-/// order, so that the loop goes on. Nobody waits for the threads. Loop thread only; destroyed before the
-/// loop.
+/// Runs calls that may block for minutes (a dead disk, a silent name server) in order on its own threads. The
+/// loop goes on meanwhile. The threads are never joined. Loop thread only; destroy it before the loop.
 class BlockingCalls {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -47,10 +46,10 @@ class BlockingCalls {
   BlockingCalls(const BlockingCalls&) = delete;
   BlockingCalls& operator=(const BlockingCalls&) = delete;
 
-  /// What `call` returned on a thread. Errors beside those of `call`: kTimeout at `deadline`; kCancelled when
-  /// the awaiting task is cancelled, or after stop(); kSystem, there is no thread. The call may still run
-  /// after the first two, so it owns what it uses, or shares it with later calls where there is one thread
-  /// only.
+  /// Runs `call` on a thread and returns its result. Further errors: kTimeout at `deadline`; kCancelled when
+  /// the awaiting task is cancelled or after stop(); kSystem when no thread can be started. After kTimeout or
+  /// kCancelled the call may still run. So it must own what it uses, or share it only with later calls on a
+  /// single thread.
   template <class T>
   Awaitable<Result<T>> run(std::function<Result<T>()> call, Deadline deadline) {
     co_await asio::this_coro::throw_if_cancelled(false);
@@ -61,7 +60,7 @@ class BlockingCalls {
     co_return std::move(**outcome);
   }
 
-  /// Ends every wait, and those to come.
+  /// Ends all waits with kCancelled.
   void stop();
 
  private:

@@ -14,7 +14,7 @@
 namespace ddp {
 namespace {
 
-/// The piece, or nothing when it does not lie inside.
+/// Returns a part of `bytes`, or nothing when the part does not lie inside.
 std::optional<std::string_view> piece(std::string_view bytes, std::uint64_t offset, std::uint64_t size) {
   if (offset > bytes.size() || size > bytes.size() - offset) return std::nullopt;
   return bytes.substr(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));

@@ -12,9 +12,9 @@
 
 namespace ddp {
 
-/// A two-way stream of bytes whose ends may be of any kind: a socket, a pair of pipes, a TLS session. The
-/// control link runs over this, so that it does not know how a node was reached. One read and one write may
-/// be under way at a time.
+/// A two-way stream of bytes: a socket, a pair of pipes, or a TLS session. The control link uses it, so the
+/// link does not depend on how a node was reached. At most one read and one write may be in progress at a
+/// time.
 class ByteStream {
  public:
   using Transferred = std::tuple<error_code, std::size_t>;
@@ -22,12 +22,12 @@ class ByteStream {
   virtual ~ByteStream() = default;
   virtual Awaitable<Transferred> read_some(asio::mutable_buffer buffer) = 0;
   virtual Awaitable<Transferred> write_some(asio::const_buffer buffer) = 0;
-  /// The socket that write_some writes into, for a write beside it while none is under way; it may block. -1:
-  /// it is none.
+  /// Returns the socket that write_some writes to, or -1 if there is none. The caller may write to it
+  /// directly while no write_some is in progress; that write may block.
   virtual int socket() { return -1; }
-  /// Waits until that socket has room worth a write.
+  /// Waits until the socket has enough room to make a write worthwhile.
   virtual Awaitable<error_code> writable() = 0;
-  /// Ends both directions; operations under way complete with an error.
+  /// Ends both directions; operations in progress complete with an error.
   virtual void close() = 0;
 };
 
@@ -63,7 +63,7 @@ class AsioStream final : public ByteStream {
   Out out_;
 };
 
-/// Over a socket that somebody else owns and keeps alive.
+/// Wraps a socket that the caller owns and keeps alive.
 template <class Socket>
 std::unique_ptr<ByteStream> stream_over(Socket& socket) {
   return std::make_unique<AsioStream<Socket&, Socket&>>(socket, socket);

@@ -16,7 +16,7 @@
 #include "base/child_setup.h"
 #include "base/find_program.h"
 
-// A sanitizer's shadow memory does not understand a second process in the same memory, so there the child
+// The shadow memory of a sanitizer does not support a second process in the same memory, so there the child
 // gets a copy.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define DDP_SPAWN_BY_FORK 1
@@ -32,11 +32,11 @@
 namespace ddp {
 namespace {
 
-/// Set once by raise_nofile, before threads.
+/// Set once by raise_nofile, before threads start.
 std::optional<rlim_t> nofile_before_raise;
 
-/// Blocks every signal of this thread, also the two that libc keeps to itself: none may be handled by the
-/// child while it runs in our memory.
+/// Blocks every signal of this thread, including the two that libc reserves. The child shares this memory, so
+/// it must not run a handler.
 class AllSignalsBlocked {
  public:
   AllSignalsBlocked() {
@@ -67,7 +67,7 @@ Result<SpawnedProcess> give_birth(ChildPlan& plan, int) {
   if (pid == 0) run_child(plan);
   if (pid < 0) return system_error(errno, "fork");
   write_end.reset();
-  // End of file without a word means that exec closed the pipe.
+  // End of file without data means that exec closed the pipe.
   while (read(read_end.get(), &plan.failure, sizeof plan.failure) < 0 && errno == EINTR) {
   }
   return SpawnedProcess{pid, UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0U)))};
@@ -79,8 +79,8 @@ int enter_child(void* plan) {
   run_child(*static_cast<ChildPlan*>(plan));
 }
 
-/// As clone(), which cannot name a control group. Libc has no function for it, so the child's way onto its
-/// own stack is ours to write. -1 and errno, also where that is not done.
+/// Like clone(), but with a control group, which libc does not support; so the switch to the child's stack is
+/// written here. Returns -1 and sets errno; ENOSYS where this is not implemented.
 pid_t clone_into_cgroup(ChildPlan& plan, char* stack, std::size_t size, int& pidfd, int cgroup) {
 #if defined(__x86_64__) && defined(CLONE_INTO_CGROUP) && defined(SYS_clone3)
   clone_args args = {};
@@ -91,8 +91,8 @@ pid_t clone_into_cgroup(ChildPlan& plan, char* stack, std::size_t size, int& pid
   args.stack_size = size;
   args.cgroup = static_cast<std::uint64_t>(cgroup);
   long result;
-  // The child must not return: its frame is ours. Frame pointer 0 ends a debugger's walk; it comes last, for
-  // an operand may live in that register.
+  // The child must not return, since the frame belongs to the parent. Frame pointer 0 ends a debugger's stack
+  // walk. It is cleared last, because an operand may be in that register.
   asm volatile(
       "syscall\n\t"
       "test %%rax, %%rax\n\t"
@@ -116,15 +116,15 @@ pid_t clone_into_cgroup(ChildPlan& plan, char* stack, std::size_t size, int& pid
 }
 
 Result<SpawnedProcess> give_birth(ChildPlan& plan, int cgroup) {
-  // We stand still until the child has executed or ended (CLONE_VFORK), so it may use a piece of our stack.
+  // CLONE_VFORK suspends this thread until the child has executed or ended, so the child may use this stack.
   alignas(64) char stack[32 * 1024];
   int pidfd = -1;
   if (cgroup >= 0) {
-    // Born there, it has no need to enter.
+    // A child that starts inside the group need not enter it.
     const int procs = std::exchange(plan.cgroup_procs, -1);
     const pid_t pid = clone_into_cgroup(plan, stack, sizeof stack, pidfd, cgroup);
     if (pid > 0) return SpawnedProcess{pid, UniqueFd(pidfd)};
-    // Refused, by an old kernel, a container's filter, or the group: on the old way.
+    // An old kernel, a container's filter or the group refused: use plain clone.
     plan.cgroup_procs = procs;
   }
   const pid_t pid =
@@ -190,7 +190,7 @@ std::optional<ExitStatus> wait_for(int pidfd, int flags) {
   do {
     rc = waitid(P_PIDFD, static_cast<id_t>(pidfd), &info, WEXITED | flags);
   } while (rc != 0 && errno == EINTR);
-  if (rc != 0) return ExitStatus{};  // ECHILD: reaped behind our back
+  if (rc != 0) return ExitStatus{};  // ECHILD: other code has reaped it
   if (info.si_pid == 0) return std::nullopt;
   return ExitStatus::from_siginfo(info);
 }
@@ -251,7 +251,7 @@ Result<ChildProcess> spawn(const ChildSpec& spec) {
   child.pidfd_ = std::move(spawned->pidfd);
   child.leads_group_ = spec.new_session;
   if (plan.failure.step == ChildStep::kNone) return child;
-  // It ended by itself in give_up, so this wait is short.
+  // The child has ended itself in give_up, so this wait is short.
   child.status_ = wait_for(child.pidfd_.get(), 0);
   return failure_of(spec, plan);
 }
@@ -278,7 +278,7 @@ ChildProcess::~ChildProcess() {
 
 void ChildProcess::destroy() {
   if (!running()) return;
-  // Before the reaping, while the number of the group cannot be anybody else's.
+  // Signal before reaping, while the group id cannot belong to another process.
   if (leads_group_) {
     (void)send_group_signal(SIGKILL);
   } else {

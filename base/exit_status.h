@@ -6,12 +6,12 @@
 
 namespace ddp {
 
-/// How a process ended. A value: made once from what waitid reported, never a raw status word.
+/// How a process ended: a value made once from the result of waitid, never a raw status word.
 struct ExitStatus {
   enum class Kind {
     kExited,    ///< number = exit code
     kSignaled,  ///< number = signal
-    kUnknown,  ///< the process is gone, but its status was lost (SIGCHLD ignored, or somebody else reaped it)
+    kUnknown,   ///< the process is gone and its status is lost (SIGCHLD ignored, or reaped elsewhere)
   };
   Kind kind = Kind::kUnknown;
   int number = 0;
@@ -19,12 +19,12 @@ struct ExitStatus {
 
   static ExitStatus exited(int code) { return {Kind::kExited, code, false}; }
   static ExitStatus signaled(int signal, bool core = false) { return {Kind::kSignaled, signal, core}; }
-  /// From a siginfo_t that waitid(WEXITED) has filled.
+  /// Converts a siginfo_t that waitid(WEXITED) has filled.
   static ExitStatus from_siginfo(const siginfo_t& info);
 
   bool success() const { return kind == Kind::kExited && number == 0; }
 
-  /// As shells number it: the code, 128 + signal, and 255 when unknown.
+  /// The exit code as in shells: the code, 128 + signal, or 255 when unknown.
   int exit_code() const;
 
   /// "exited 3", "killed by SIGSEGV, core dumped", "ended, exit status unknown".

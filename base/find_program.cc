@@ -14,7 +14,7 @@
 namespace ddp {
 namespace {
 
-/// 0 when it can be executed, else the errno that tells why not.
+/// Returns 0 if the file can be executed, else the errno with the reason.
 int executable(const std::string& file) {
   struct stat info;
   if (stat(file.c_str(), &info) != 0) return errno;
@@ -50,7 +50,7 @@ std::string first_bytes(const std::string& file) {
   return size > 0 ? std::string(buffer, static_cast<std::size_t>(size)) : std::string();
 }
 
-/// What stands behind "#!", without its argument: "" when there is none.
+/// Returns the interpreter named after "#!", without its argument, or "".
 std::string interpreter_of(const std::string& head) {
   if (head.compare(0, 2, "#!") != 0) return {};
   const std::size_t from = head.find_first_not_of(" \t", 2);
@@ -89,7 +89,7 @@ Result<std::string> find_program(std::string_view name, std::optional<std::strin
     return file;
   }
   const std::string_view directories = path.value_or("/bin:/usr/bin");
-  // As execvp: one that is there but cannot be executed is remembered, and the search goes on.
+  // As in execvp, a file that cannot be executed does not end the search; its error is kept.
   std::optional<Error> found_but;
   for (std::size_t from = 0; from <= directories.size();) {
     const std::size_t end = std::min(directories.find(':', from), directories.size());

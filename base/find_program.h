@@ -8,21 +8,21 @@
 
 namespace ddp {
 
-/// Finds the file that execvp would run: a name with a slash is a path seen from `cwd`; any other is looked
-/// up in the directories of `path` (the value of PATH; unset: /bin:/usr/bin), where an empty entry means
-/// `cwd`. The answer is absolute when `cwd` is (empty: our own working directory, and the answer may be
-/// relative to it). Error kExec, the reason in words; sys is ENOENT when nothing was found (shells: exit code
+/// Finds the file that execvp would run. A name with a slash is a path relative to `cwd`. Any other name is
+/// searched in the directories of `path` (the value of PATH; unset: /bin:/usr/bin); an empty entry means
+/// `cwd`. The result is absolute if `cwd` is; an empty `cwd` means that of this process, and the result may
+/// be relative to it. Error: kExec with the reason; sys is ENOENT when nothing was found (shells: exit code
 /// 127), else EACCES or EISDIR (126).
 Result<std::string> find_program(std::string_view name, std::optional<std::string_view> path,
                                  std::string_view cwd = {});
 
-/// Where the file of this very program lies, absolute and without a slash at its end: its companions lie
-/// beside it. Errors: kSystem (no /proc).
+/// Returns the directory of the running program, absolute and without a trailing slash; companion programs
+/// are in the same directory. Error: kSystem (no /proc).
 Result<std::string> own_directory();
 
-/// Why execve(path) failed with `err` in working directory `cwd` (empty: ours), looked up after the event:
-/// "No such file" of an existing script means its interpreter, for instance. Code kExec, sys = err. May read
-/// the first bytes of the file.
+/// Explains why execve(path) failed with `err` in working directory `cwd` (empty: that of this process). For
+/// example, "No such file" for an existing script means that its interpreter is missing. The files are
+/// examined after the failure, at most the first bytes of `path`. Code kExec, sys = err.
 Error exec_error(int err, const std::string& path, const std::string& cwd);
 
 }  // namespace ddp

@@ -6,9 +6,9 @@
 
 namespace ddp {
 
-/// The entries of a directory, in no order, without "." and "..". Where reading fails (a directory of /proc
-/// whose process has ended, a disk with errors): those that came before, and `failed` says why. Throws
-/// nothing.
+/// Returns the entries of a directory, unsorted, without "." and "..". If reading fails (a directory of /proc
+/// whose process has ended, a disk with errors), returns the entries read so far and sets `failed`. Does not
+/// throw.
 inline std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory,
                                                          std::error_code& failed) {
   std::vector<std::filesystem::path> entries;

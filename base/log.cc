@@ -14,7 +14,7 @@ namespace {
 
 constexpr char kPattern[] = "%Y-%m-%d %H:%M:%S.%e %l [%n] %v";
 
-/// What write_to() named, or the memory of a Capture.
+/// Writes to the function set by write_to(), or into the memory of a Capture.
 class LogSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   void write_to(Write write) {
@@ -53,7 +53,7 @@ class LogSink final : public spdlog::sinks::base_sink<std::mutex> {
   std::optional<std::vector<std::string>> captured_;
 };
 
-/// What all loggers share. Never destroyed, so that a line may be written until the very end.
+/// State shared by all loggers. Never destroyed, so that lines can be written until the process ends.
 struct LogState {
   LogState() { sink->set_pattern(kPattern); }
   std::mutex mutex;
@@ -144,7 +144,7 @@ void Logger::emit(Level level, std::string_view line) const {
     if (!all.context.empty()) text = all.context + ": ";
   }
   text += line;
-  // As a message, not as a format: the text may hold braces.
+  // Pass the text as a message, not as a format, since it may contain braces.
   logger_->log(as_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
 }
 

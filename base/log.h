@@ -13,28 +13,28 @@ class logger;
 
 namespace ddp::log {
 
-/// info: one line for each change of state. debug: one for each message. trace: one for each frame.
+/// info: one line per change of state; debug: one per message; trace: one per frame.
 enum class Level { kTrace, kDebug, kInfo, kWarning, kError, kOff };
 
-/// Takes whole lines with their line end, one at a time; must not log itself.
+/// Takes whole lines including the line end, one at a time. Must not log.
 using Write = std::function<void(std::string_view line)>;
-/// Where the lines of all loggers go from now on; empty: nowhere, as before the first call. When it returns,
-/// the one before is not called any more.
+/// Sends the lines of all loggers to `write`; empty (and before the first call): nowhere. After the return
+/// the previous function is not called again.
 void write_to(Write write);
 
-/// For all loggers, those to come too. Until the first call: kWarning.
+/// Applies to all loggers, present and future. Default: kWarning.
 void set_level(Level level);
-/// "trace", "debug", "info", "warning", "error", "off"; anything else leaves the level and gives false.
-bool set_level(std::string_view name);
-/// What every following line says about where it comes from, such as "job 7f3a gpu02 attempt 1". Empty:
+/// Accepts "trace", "debug", "info", "warning", "error", "off". Any other name returns false and changes
 /// nothing.
+bool set_level(std::string_view name);
+/// Sets the origin shown in every following line, such as "job 7f3a gpu02 attempt 1"; empty: none.
 void set_context(std::string context);
 
-/// A module's voice: "2026-11-21 12:34:56.789 warning [remote] context: text". Cheap to copy; any thread. The
-/// parts of a line are text, characters and numbers; a Secret is none of them.
+/// The logger of one module: "2026-11-21 12:34:56.789 warning [remote] context: text". Cheap to copy; any
+/// thread. Parts of a line are text, characters and numbers, never a Secret.
 class Logger {
  public:
-  /// The logger of this name, the same for everybody who asks.
+  /// All loggers with the same name share one state.
   explicit Logger(const std::string& module);
 
   bool enabled(Level level) const;
@@ -69,7 +69,7 @@ class Logger {
   requires std::is_arithmetic_v<Number>
   static void append(std::string& line, Number value) { line += std::to_string(value); }
 
-  /// The line is put together only when somebody will read it.
+  /// Builds the line only if the level is enabled.
   template <class... Parts>
   void write(Level level, const Parts&... parts) const {
     if (!enabled(level)) return;
@@ -82,8 +82,8 @@ class Logger {
   std::shared_ptr<spdlog::logger> logger_;
 };
 
-/// While one lives, lines go into it instead, all levels, as "warning [remote] context: text". For tests; one
-/// at a time.
+/// During its lifetime, lines of all levels are captured instead, as "warning [remote] context: text". For
+/// tests; only one at a time.
 class Capture {
  public:
   Capture();

@@ -9,7 +9,7 @@
 namespace ddp {
 
 Error system_error(int err, std::string_view what, ErrorCode code) {
-  // glibc's strerror_r of the GNU kind needs no buffer for known numbers and is safe in threads.
+  // glibc's GNU strerror_r needs no buffer for known numbers and is thread-safe.
   char buffer[128];
   std::string text = one_line(what);
   text += ": ";

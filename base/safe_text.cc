@@ -52,7 +52,7 @@ std::string spelled(const Utf8Character& character) {
 }  // namespace
 
 bool Utf8Character::unsafe() const {
-  if (!valid && code >= 0xa0) return false;  // 0xad alone is no soft hyphen
+  if (!valid && code >= 0xa0) return false;  // the byte 0xad alone is no soft hyphen
   return std::any_of(kUnsafe.begin(), kUnsafe.end(), [this](const CodepointRange& range) {
     return range.first <= code && code <= range.last;
   });
@@ -95,12 +95,12 @@ std::string escape_unsafe_in_json(std::string_view document) {
   safe.reserve(document.size());
   while (!document.empty()) {
     const Utf8Character character = first_character(document);
-    // Below are the line ends between its elements; a JSON text holds no other control character.
+    // Below 0x7f only the line ends between elements are unsafe; JSON text has no other control characters.
     if (character.code < 0x7f || !character.unsafe()) {
       safe += document.substr(0, character.length);
     } else if (character.code < 0x10000) {
       append_json_escape(character.code, safe);
-    } else {  // as UTF-16 has it
+    } else {  // a UTF-16 surrogate pair
       append_json_escape(0xd7c0 + (character.code >> 10), safe);
       append_json_escape(0xdc00 + (character.code & 0x3ff), safe);
     }

@@ -6,33 +6,34 @@
 
 namespace ddp {
 
-/// One character of text that came from outside: from a worker, another host, a file.
+/// One character of text from outside: from a worker, another host, or a file.
 struct Utf8Character {
-  char32_t code = 0;       ///< not `valid`: the byte
+  char32_t code = 0;       ///< if not `valid`, the byte
   std::size_t length = 1;  ///< bytes
   bool valid =
-      true;  ///< false: a byte that belongs to no UTF-8 character (overlong forms, surrogates, cut ones)
+      true;  ///< false: a byte outside any UTF-8 character (overlong forms, surrogates, truncated ones)
 
-  /// A terminal acts on it, or shows text that reads otherwise than it is: the control characters of both
-  /// blocks (also as single bytes, as an 8-bit terminal takes them), line separators, marks that turn the
-  /// direction of writing, and what is invisible: soft hyphens, spaces and joiners without width,
-  /// annotations, tags.
+  /// Returns whether a terminal would act on the character or show misleading text. Unsafe are the control
+  /// characters of both blocks, also as single bytes, as 8-bit terminals read them. Unsafe are also line
+  /// separators, marks that change the direction of writing, and invisible characters: soft hyphens,
+  /// zero-width spaces and joiners, annotations, tags.
   bool unsafe() const;
 };
 
-/// The first character of `text`, which is not empty.
+/// Returns the first character of `text`, which must not be empty.
 Utf8Character first_character(std::string_view text);
 
-/// `text` with '?' in place of each unsafe character; newlines and tabs stay. Other bytes that are no UTF-8
-/// stay, too: a terminal shows them as such.
+/// Returns `text` with '?' in place of each unsafe character except newlines and tabs. Other bytes that are
+/// not UTF-8 stay: a terminal shows them as invalid.
 std::string replace_unsafe(std::string_view text);
 
-/// A JSON document with its unsafe characters beyond ASCII as \uXXXX, which means the same to a program.
+/// Returns a JSON document with its unsafe characters beyond ASCII as \uXXXX, which programs read as the same
+/// text.
 std::string escape_unsafe_in_json(std::string_view document);
 
-/// Text that came from outside (a path, an option's value), fit for one line of a terminal: unsafe characters
-/// (Utf8Character) are spelled out (\n, \t, \x1b, \u202e, \U000e0001). All else stays, so that twice is the
-/// same as once; a backslash is not doubled.
+/// Makes text from outside (a path, an option's value) safe for one line of a terminal. Unsafe characters
+/// (Utf8Character) are spelled out (\n, \t, \x1b, \u202e, \U000e0001). Everything else stays and a backslash
+/// is not doubled, so that a second call changes nothing.
 std::string one_line(std::string_view text);
 
 }  // namespace ddp

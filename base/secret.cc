@@ -15,7 +15,7 @@ Secret::Secret(std::string_view bytes) {
   if (bytes.empty()) return;
   void* pages = ::mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) throw std::bad_alloc();
-  (void)::madvise(pages, bytes.size(), MADV_DONTDUMP);  // a kernel that cannot still has the secret
+  (void)::madvise(pages, bytes.size(), MADV_DONTDUMP);  // failure is accepted: the secret is still usable
   std::memcpy(pages, bytes.data(), bytes.size());
   pages_ = static_cast<char*>(pages);
   size_ = bytes.size();

@@ -8,11 +8,11 @@
 
 namespace ddp {
 
-/// SHA-256 (FIPS 180-4), so that the static agent can check what arrived without a library. About 200 MB/s.
+/// SHA-256 (FIPS 180-4), so that the static agent can check received files without a library. About 200 MB/s.
 class Sha256 {
  public:
   void add(std::string_view bytes);
-  /// 64 lower-case hex digits, as sha256sum prints. Ends the object's use.
+  /// Returns 64 lower-case hex digits, as sha256sum prints. Do not use the object afterwards.
   std::string hex();
 
  private:

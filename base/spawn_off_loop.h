@@ -11,9 +11,9 @@
 
 namespace ddp {
 
-/// SpawnPool::spawn_all for a loop, which goes on meanwhile. The caller keeps `pool`, and what the specs
-/// borrow, until this has returned; it cannot be cancelled otherwise than by SpawnPool::cancel, and by a kill
-/// of the children that are being started.
+/// Runs SpawnPool::spawn_all without blocking the loop. The caller keeps `pool`, and everything that the
+/// specs borrow, until this returns. It can be ended early only by SpawnPool::cancel and by a kill of the
+/// children that are being started.
 inline Awaitable<std::vector<Result<ChildProcess>>> spawn_off_loop(asio::any_io_executor loop,
                                                                    SpawnPool* pool,
                                                                    std::vector<ChildSpec> specs) {

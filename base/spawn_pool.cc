@@ -6,7 +6,7 @@
 namespace ddp {
 namespace {
 
-/// Children from which on they are started by several threads.
+/// Minimum number of children for which several threads are used.
 constexpr std::size_t kMany = 6;
 
 }  // namespace

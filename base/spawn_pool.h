@@ -13,26 +13,27 @@
 
 namespace ddp {
 
-/// Starts many children at once, and none on the caller's thread: `spawn` waits until the kernel has executed
-/// the program, which a network disk may hold up for minutes. A child's death signal follows the thread that
-/// made it, so the threads live as long as the pool, and the pool must live as long as its children.
+/// Starts many children in parallel, away from the caller's thread: `spawn` waits until the kernel has
+/// executed the program, which a network disk may delay for minutes. A child's death signal follows the
+/// thread that created the child. So the threads live as long as the pool, and the pool must outlive its
+/// children.
 class SpawnPool {
  public:
   /// One result for each spec, in order.
   using SpawnDone = std::function<void(std::vector<Result<ChildProcess>>)>;
 
-  /// `threads` of them, made now; 0: everything happens in the caller, who then waits (sanitizers dislike
-  /// fork beside threads).
+  /// Starts `threads` threads. With 0, the caller's thread starts all children and waits for them (sanitizers
+  /// do not support fork beside threads).
   explicit SpawnPool(unsigned threads);
-  /// Waits for the start of children that is under way.
+  /// Waits until children that are being started have started.
   ~SpawnPool();
   SpawnPool(const SpawnPool&) = delete;
   SpawnPool& operator=(const SpawnPool&) = delete;
 
-  /// Starts them, and calls `done` on a thread of the pool. Not to be called again before that. Errors as
-  /// `spawn`, and kCancelled. What a spec borrows is used until then.
+  /// Starts the children and calls `done` on a thread of the pool. Do not call it again before that. Errors
+  /// as in `spawn`, and kCancelled. Everything that a spec borrows is used until `done` is called.
   void spawn_all(std::vector<ChildSpec> specs, SpawnDone done);
-  /// Of the present ones those are not started any more that no thread has begun with: kCancelled.
+  /// Children of the current call that no thread has begun to start are not started: kCancelled.
   void cancel();
 
  private:
@@ -50,7 +51,7 @@ class SpawnPool {
   std::vector<std::thread> threads_;
 };
 
-/// How many threads are worth it for so many children: a few, none in a build whose spawn forks.
+/// Returns how many threads are useful for `children`: a few, or none in a build where spawn forks.
 unsigned spawn_threads(std::size_t children);
 
 }  // namespace ddp

@@ -16,7 +16,7 @@ std::array<bool, STDERR_FILENO + 1> filled{};
 }  // namespace
 
 void fill_standard_descriptors() {
-  // open gives the lowest free number; not close-on-exec, as the usual ones are not.
+  // open returns the lowest free number. Like ordinary standard descriptors, it is not close-on-exec.
   int fd = 0;
   do {
     fd = ::open("/dev/null", O_RDWR);
@@ -35,7 +35,7 @@ Result<> print_result(const std::string& text) {
   for (std::size_t at = 0; at < text.size();) {
     const ssize_t count = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) {  // who shares it may have made it so
+    if (count < 0 && errno == EAGAIN) {  // a process that shares the descriptor may have made it non-blocking
       pollfd ready{STDOUT_FILENO, POLLOUT, 0};
       ::poll(&ready, 1, -1);
       continue;

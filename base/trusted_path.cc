@@ -15,10 +15,10 @@ namespace ddp {
 namespace {
 
 constexpr uid_t kUnknownUser = 65534;
-/// As the kernel's.
+/// The kernel's limit.
 constexpr int kMostLinks = 40;
 
-/// Whether this user namespace shows root as itself.
+/// Returns whether this user namespace shows root as root.
 bool root_is_known() {
   char map[32] = {};
   const UniqueFd file(::open("/proc/self/uid_map", O_RDONLY | O_CLOEXEC));
@@ -62,7 +62,7 @@ std::string distrust_parent(std::string path) {
   if (S_ISLNK(found.st_mode)) {
     if (!is_ours_or_root(found.st_uid))
       return name + " is a symbolic link of another user (uid " + std::to_string(found.st_uid) + ')';
-    if (::stat(path.c_str(), &found) != 0) return "";  // making a directory there tells why
+    if (::stat(path.c_str(), &found) != 0) return "";  // creating a directory there reports the reason
   }
   const bool shared = (found.st_mode & S_IWGRP) != 0 && ::group_member(found.st_gid) != 0;
   const bool trusted = is_ours_or_root(found.st_uid) || shared || ::geteuid() == 0;
