@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-// analyze_desync(): what the logs of all ranks say together.
+// analyze_desync(): combines the logs of all ranks.
 
 namespace ddp::rendezvous {
 
@@ -25,7 +25,7 @@ std::string size_text(std::uint64_t bytes) {
   return text;
 }
 
-/// "rank 3", "ranks 0-2", "ranks 0, 2 and 5"; of many only the first ones.
+/// "rank 3", "ranks 0-2", "ranks 0, 2 and 5"; a long list is cut after the first runs.
 std::string ranks_text(const std::set<int>& ranks) {
   constexpr std::size_t kRuns = 8;
   std::vector<std::string> words;
@@ -73,7 +73,7 @@ using OperationKey = std::tuple<std::string, std::uint64_t, std::string>;
 OperationKey operation_key(const RecordedCollective& entry) {
   return {entry.kind, entry.bytes, entry.type};
 }
-/// As exactly as it takes to tell it from the other.
+/// Describes `entry` with the least detail that distinguishes it from `other`.
 std::string called_text(const RecordedCollective& entry, const RecordedCollective& other,
                         const std::string& location) {
   const bool alike = entry.kind == other.kind && size_text(entry.bytes) == size_text(other.bytes);
@@ -84,20 +84,20 @@ std::string called_text(const RecordedCollective& entry, const RecordedCollectiv
   return alike ? text + " of " + entry.type : text;
 }
 
-/// By sequence, which rank called what.
+/// For each sequence number, the operation that each rank called.
 using BySequence = std::map<std::uint64_t, std::map<int, RecordedCollective>>;
 
-/// What the logs have of one group.
+/// The logged operations of one group.
 struct GroupLogs {
   std::string location;  ///< location_text()
   int first = 0;
-  int ranks = 0;  ///< that call its operations: from `first` on
+  int ranks = 0;  ///< that call the group's operations: `first` and the following ones
   BySequence sequences;
-  std::map<int, std::uint64_t> last;  ///< sequence, by rank
-  std::set<int> waiting;              ///< in some operation
+  std::map<int, std::uint64_t> last;  ///< last sequence number of each rank
+  std::set<int> waiting;              ///< ranks that wait in any operation
 };
 
-/// The first operation that is not the same on all ranks.
+/// Finds the first operation that differs between ranks.
 DesyncVerdict different_collective(const GroupLogs& group_logs) {
   constexpr std::size_t kOthers = 3;
   const BySequence& sequences = group_logs.sequences;
@@ -106,7 +106,7 @@ DesyncVerdict different_collective(const GroupLogs& group_logs) {
     for (const auto& [rank, entry] : by_rank)
       groups[operation_key(entry)].insert(rank);
     if (groups.size() < 2) continue;
-    // Most ranks are right; among equals, those with the lowest rank.
+    // Assume that most ranks are right; on a tie, the group with the lowest rank.
     const auto right = std::ranges::max_element(groups, [](const auto& a, const auto& b) {
       return std::pair(a.second.size(), -*a.second.begin()) < std::pair(b.second.size(), -*b.second.begin());
     });
@@ -134,7 +134,8 @@ struct OperationProgress {
   std::set<int> waiting, behind, done;
 };
 
-/// Who has done what of one operation. A rank that has gone further than its ring remembers has done it.
+/// Sorts the ranks by their state in one operation. A rank whose ring has overwritten the operation has
+/// finished it.
 OperationProgress progress_of(const std::map<int, RecordedCollective>& by_rank, std::uint64_t sequence,
                               const std::map<int, std::uint64_t>& last) {
   OperationProgress progress;
@@ -149,7 +150,7 @@ OperationProgress progress_of(const std::map<int, RecordedCollective>& by_rank, 
   return progress;
 }
 
-/// Ranks without a log: those that have ended, and those of which nobody knows.
+/// Ranks without a log: they have ended, or nothing is known about them.
 struct RanksWithoutLog {
   std::set<int> ended, lost;
   bool any() const { return !ended.empty() || !lost.empty(); }
@@ -186,16 +187,16 @@ DesyncVerdict verdict_on(const std::string& name, const OperationProgress& progr
   return {"all ranks wait in " + name + ": the way between them fails, or one stands still in it", {}, false};
 }
 
-/// What a group's ranks miss: ranks that wait in other groups themselves, some of those, or none.
+/// How many of the ranks that a group waits for wait in other groups themselves: all, some or none.
 enum class MissingRanks { kWaitElsewhere, kSomeElsewhere, kNoneElsewhere };
 
-/// What holds a group up.
+/// The reason why a group makes no progress.
 struct Blockage {
   DesyncVerdict verdict;
   MissingRanks missed = MissingRanks::kWaitElsewhere;
 };
 
-/// In how many groups' operations each rank waits, as far as it does.
+/// For each rank, the number of groups in whose operations it waits; ranks that do not wait are absent.
 using Waits = std::map<int, int>;
 
 std::set<int> who_wait_nowhere_else(const std::set<int>& ranks, const GroupLogs& group, const Waits& waits) {
@@ -215,14 +216,15 @@ RanksWithoutLog part_of(const RanksWithoutLog& world, const GroupLogs& group) {
   return {cut(world.ended), cut(world.lost)};
 }
 
-/// `silent`: of the whole world.
+/// `silent` covers the whole world.
 Blockage hold_up_of(const GroupLogs& group, const RanksWithoutLog& silent, const Waits& waits) {
   const bool whole = group.last.size() >= static_cast<std::size_t>(group.ranks);
   const RanksWithoutLog missing = whole ? RanksWithoutLog() : part_of(silent, group);
   Blockage all_wait;
   for (const auto& [sequence, by_rank] : group.sequences) {
     OperationProgress progress = progress_of(by_rank, sequence, group.last);
-    // A rank without a log may have done what the others have; those that wait tell where it stands.
+    // Every logged rank has finished this operation, and a rank without a log may have finished it too. The
+    // operations in which ranks wait show where that rank is.
     if (progress.waiting.empty() && progress.behind.empty()) continue;
     const std::set<int> nowhere = who_wait_nowhere_else(progress.behind, group, waits);
     MissingRanks missed = MissingRanks::kWaitElsewhere;
@@ -234,7 +236,7 @@ Blockage hold_up_of(const GroupLogs& group, const RanksWithoutLog& silent, const
     }
     const Blockage found{
         verdict_on(collective_text(by_rank.begin()->second) + group.location, progress, missing), missed};
-    // Of operations under way at once a later one may tell who has stopped.
+    // Operations may overlap. If all ranks wait in this one, a later one may show which rank has stopped.
     if (progress.waiting.size() < group.last.size())
       return all_wait.verdict.text.empty() || !progress.behind.empty() ? found : all_wait;
     if (all_wait.verdict.text.empty()) all_wait = found;
@@ -295,7 +297,7 @@ DesyncVerdict diagnose(const std::vector<FlightRecorderDump>& dumps, const std::
 
 DesyncVerdict analyze_desync(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended) {
   DesyncVerdict verdict = diagnose(dumps, ended);
-  // Names come from what anybody may have written.
+  // Names come from memory or files that any process may have written.
   for (char& c : verdict.text)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   return verdict;

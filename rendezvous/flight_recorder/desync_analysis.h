@@ -8,21 +8,22 @@
 
 namespace ddp::rendezvous {
 
-/// What the logs of all ranks say together.
+/// The result of comparing the logs of all ranks.
 struct DesyncVerdict {
-  /// Which rank the others wait for, or which called another operation, in one line without its end and
-  /// without control characters: "rank 3 has not started all-reduce 517 (116 KB) that ranks 0-2 wait in"; of
-  /// node 0's ranks "all-reduce 5 (116 KB) of node 0". Empty: the logs show no operation that is not finished
-  /// everywhere.
+  /// Names the rank that the others wait for, or that called another operation. One line without line end and
+  /// without control characters: "rank 3 has not started all-reduce 517 (116 KB) that ranks 0-2 wait in"; for
+  /// a group of node 0, "all-reduce 5 (116 KB) of node 0". Empty: every logged operation is finished on all
+  /// ranks.
   std::string text;
-  std::set<int> named;  ///< who is missed, or called another operation; empty: all wait in the same one
-  /// Ranks wait in an operation that others have not come to, or called another. Otherwise some are only
-  /// later than others, which says something once no rank moves any more.
+  std::set<int> named;  ///< missing ranks, or those in another operation; empty: all wait in one
+  /// True: ranks wait in an operation that others have not started, or ranks called different operations.
+  /// False: some ranks are only later than others, which means something only once no rank makes progress.
   bool waited_for = false;
 };
 
-/// Of the newest attempt. `ended`: ranks of it that have ended well and may have left no log. Where several
-/// groups stand still, that one counts in which a rank is missed that waits in no other.
+/// Analyzes the newest attempt. `ended`: its ranks that have ended normally and may have left no log. If
+/// several groups make no progress, the verdict is about a group with a missing rank that waits in no other
+/// group.
 DesyncVerdict analyze_desync(const std::vector<FlightRecorderDump>& dumps, const std::set<int>& ended = {});
 
 }  // namespace ddp::rendezvous

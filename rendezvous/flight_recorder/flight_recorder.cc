@@ -12,13 +12,13 @@ namespace ddp::rendezvous {
 namespace {
 
 constexpr const char* kLogSchema = "ddp-flight-recorder/2";
-constexpr const char* kOldSchema = "ddp-flight-recorder/1";  // of the world alone
+constexpr const char* kOldSchema = "ddp-flight-recorder/1";  // has only the group "world"
 
 static_assert(std::is_trivially_copyable_v<FlightRecorderMemory>);
 static_assert(sizeof(FlightRecorderMemory::Entry) == 64);
 static_assert(sizeof(FlightRecorderMemory) <= FlightRecorderMemory::kStride);
 
-/// Cut where it is too long.
+/// Truncates text that is too long.
 template <std::size_t N>
 void put(std::array<char, N>& field, std::string_view text) {
   field.fill('\0');
@@ -34,7 +34,7 @@ FlightRecorderMemory::Entry& entry_of(FlightRecorderMemory::Group& group, std::u
   return group.ring[static_cast<std::size_t>((sequence - 1) % FlightRecorderMemory::kCapacity)];
 }
 
-/// The reader may stop at any moment, for the writer may be killed at any.
+/// Release store: the writer may be killed at any moment, so the memory must always be readable.
 void publish(std::uint64_t& number, std::uint64_t value) {
   std::atomic_ref<std::uint64_t>(number).store(value, std::memory_order_release);
 }
@@ -52,7 +52,7 @@ std::vector<RecordedCollective> entries_of(const FlightRecorderMemory::Group& gr
   return entries;
 }
 
-/// No rank beyond it is believed: who compares logs looks for those that are missing.
+/// Larger rank numbers are rejected, since the analysis of the logs loops over all ranks of the world.
 constexpr int kMostRanks = 1'000'000;
 
 bool may_be(int first, int ranks) {
@@ -107,7 +107,7 @@ bool take_head(const nlohmann::json& line, FlightRecorderDump& dump) {
   return schema == kOldSchema;
 }
 
-/// The group that an operation's line names; null: none that the head has.
+/// Returns the group that an operation's line names, or null if the head has no such group.
 RecordedGroup* group_of(const nlohmann::json& line, FlightRecorderDump& dump) {
   std::string name = "world";
   if (line.contains("group") && !take(line, "group", name)) return nullptr;
@@ -148,7 +148,7 @@ std::uint64_t FlightRecorder::start(std::string_view kind, std::uint64_t bytes, 
                                     std::int64_t now) {
   const std::uint64_t sequence = group_.last + 1;
   FlightRecorderMemory::Entry& entry = entry_of(group_, sequence);
-  // What follows must not be seen before it: as an acquire nothing moves up over it.
+  // Readers must not see the following stores before this one. Acquire keeps them from moving above it.
   std::atomic_ref<std::uint64_t>(entry.sequence).exchange(0, std::memory_order_acq_rel);
   entry.bytes = bytes;
   entry.started = now;
