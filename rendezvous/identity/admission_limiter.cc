@@ -66,8 +66,8 @@ void AdmissionLimiter::failed(const std::string& address, Time now) {
   failures.banned_until = now + limits_.ban;
 }
 
-/// The oldest of the address with the most, so that one address alone cannot push out the others; among those
-/// without a good hello as long as there are any.
+/// Chooses the oldest connection of the address with the most connections, so that one address cannot evict
+/// the others. Connections without a good hello go first.
 std::pair<AdmissionLimiter::Id, AdmissionLimiter::Time> AdmissionLimiter::next_to_evict() const {
   const auto most =
       std::max_element(per_address_.begin(), per_address_.end(), [](const auto& a, const auto& b) {

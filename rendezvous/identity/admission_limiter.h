@@ -15,25 +15,26 @@
 namespace ddp::rendezvous {
 
 struct AdmissionLimits {
-  std::size_t waiting = 256;  ///< unproven connections at once; further ones stay in the kernel's queue
-  std::size_t silent_per_address = 64;         ///< of one address without a good hello
+  std::size_t waiting = 256;            ///< unproven connections at once; others stay in the kernel's queue
+  std::size_t silent_per_address = 64;  ///< per address, without a good hello
   std::chrono::milliseconds deadline{10'000};  ///< from accept to proof
-  /// When all places, or those of its address, are taken: who is older gives way, else the newcomer is
-  /// closed. A good hello gives eight.
+  /// Once a limit above is reached, a connection older than this is evicted. A good hello extends the time
+  /// eightfold. If all connections of an address are younger, its new connection is closed.
   std::chrono::milliseconds grace{500};
-  unsigned failures = 20;  ///< failed proofs of one address in `window`, after which it …
+  unsigned failures = 20;  ///< failed proofs of one address in `window` that cause a ban
   std::chrono::milliseconds window{10'000};
-  std::chrono::milliseconds ban{2'000};  ///< … is closed unread for so long
+  std::chrono::milliseconds ban{2'000};  ///< connections of that address are closed unread for this time
 };
 
-/// Who may wait before it has proved who it is, for how long, and who must give way (sans-IO). An address is
-/// a string that stands for one, or for a whole IPv6 /64. The driver's duties:
-///   1. ask `admit` for each accepted connection; close it when that gives a reason;
-///   2. tell `greeted` when its hello is one of ours: it counts in all then, but not against its address,
-///      from which many nodes may come at once (a test, a translation of addresses);
-///   3. tell `ended` when it has proved itself or has gone, and `failed` before when its proof was wrong;
+/// Decides which unproven connections may wait, how long, and which are evicted (sans-IO). An address is a
+/// string for one address or for a whole IPv6 /64. The driver's duties:
+///   1. call `admit` for each accepted connection; close it when that returns a reason;
+///   2. call `greeted` when the connection has sent a valid ddplaunch hello. It still counts in total, but
+///      not against its address, which many nodes may share (a test, address translation);
+///   3. call `ended` when the connection has proved its identity or has closed; call `failed` before that
+///      when the proof was wrong;
 ///   4. accept no more while `full`;
-///   5. at `next_turn`, which may have come with `admit`, close what `take_overdue` gives.
+///   5. at `next_turn`, which `admit` may have changed, close the connections from `take_overdue`.
 class AdmissionLimiter {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -45,7 +46,7 @@ class AdmissionLimiter {
 
   explicit AdmissionLimiter(AdmissionLimits limits) : limits_(limits) {}
 
-  /// Ids grow. Nothing: admitted.
+  /// Ids must increase. Returns nothing when admitted, else the reason.
   std::optional<LinkRefusal> admit(Id id, const std::string& address, Time now);
   void greeted(Id id);
   void ended(Id id);
@@ -54,7 +55,7 @@ class AdmissionLimiter {
   std::size_t waiting() const { return waiting_.size(); }
 
   std::optional<Time> next_turn() const;
-  /// Those are counted no more.
+  /// The returned connections are no longer counted.
   std::vector<Overdue> take_overdue(Time now);
 
  private:
@@ -72,20 +73,22 @@ class AdmissionLimiter {
     Time since;
     Time banned_until;
   };
-  /// Room for one more of the address, whose oldest may have to make it. False: there is none.
+  /// Makes room for one more connection of the address, if necessary by evicting its oldest. Returns false if
+  /// there is no room.
   bool make_room(const std::string& address, Time now);
-  /// Who it is, and from when on. Only when somebody waits.
+  /// Returns the next connection to evict, and the time of it. At least one connection must wait.
   std::pair<Id, Time> next_to_evict() const;
 
   AdmissionLimits limits_;
-  std::map<Id, PendingConnection> waiting_;  ///< by age
+  std::map<Id, PendingConnection> waiting_;  ///< ordered by age
   std::map<std::string, AddressCounts> per_address_;
   std::map<std::string, Failures> failures_;
-  std::vector<Overdue> displaced_;  ///< counted no more, and not yet taken
+  std::vector<Overdue> displaced_;  ///< evicted, not counted, and not yet returned
 };
 
-/// Keeps strangers from filling the log (sans-IO): the first line of each reason and address in a minute, and
-/// so many lines in all; the rest is counted, and the next line of the reason says how many.
+/// Keeps unproven peers from filling the log (sans-IO). Per minute it passes the first line of each reason
+/// and address, and at most kLines lines. It counts the rest; the next line of the same reason shows the
+/// count.
 template <class Reason>
 class LineLimit {
  public:
@@ -93,7 +96,7 @@ class LineLimit {
   static constexpr std::chrono::seconds kWindow{60};
   static constexpr std::size_t kLines = 20;
 
-  /// The line as it is to be logged; nothing when it is only counted.
+  /// Returns the line to log, or nothing if the line is only counted.
   std::optional<std::string> pass(Reason why, const std::string& address, std::string line, Time now) {
     if (now >= since_ + kWindow) {
       since_ = now;

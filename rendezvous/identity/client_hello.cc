@@ -20,7 +20,7 @@ enum ExtensionType : std::uint16_t {
   kKeyExchangeModes = 45,
 };
 
-/// Takes fields off the front; a field that is not there makes it bad for good.
+/// Takes fields off the front. After a missing field, good() stays false.
 class Fields {
  public:
   explicit Fields(std::string_view bytes) : bytes_(bytes) {}
@@ -44,7 +44,7 @@ class Fields {
     bytes_.remove_prefix(size);
     return taken;
   }
-  /// A field behind its length of `width` bytes.
+  /// Takes a field that follows its length, a number of `width` bytes.
   std::string_view sized(std::size_t width) { return take(number(width)); }
 
  private:
@@ -52,7 +52,7 @@ class Fields {
   bool good_ = true;
 };
 
-/// Whether a list of numbers of `width` bytes holds `wanted`.
+/// Returns whether a list of numbers of `width` bytes contains `wanted`.
 bool holds(std::string_view list, std::size_t width, std::size_t wanted) {
   Fields fields(list);
   bool found = false;
@@ -74,7 +74,8 @@ struct Offer {
   std::optional<std::string_view> keys;  ///< the pre_shared_key extension
 };
 
-/// False when malformed. pre_shared_key must be the last extension, for its binder covers all before it.
+/// Returns false when malformed. pre_shared_key must be the last extension, since its binder covers all bytes
+/// before it.
 bool read_extensions(std::string_view bytes, Offer& offer) {
   Fields fields(bytes);
   while (fields.good() && !fields.empty()) {
@@ -129,7 +130,7 @@ ParsedClientHello read_hello(std::string_view bytes) {
   return read_keys(*offer.keys);
 }
 
-/// What is no TLS: told by whole words where they are there, for the log.
+/// Classifies bytes that are not TLS, for the log. Waits for a whole HTTP method if the bytes may start one.
 ParsedClientHello read_plain(std::string_view bytes) {
   static constexpr std::array<std::string_view, 9> kMethods{
       "GET ", "POST ", "HEAD ", "PUT ", "OPTIONS ", "CONNECT ", "DELETE ", "TRACE ", "PRI * "};
@@ -152,7 +153,7 @@ ParsedClientHello parse_client_hello(std::string_view bytes) {
   const std::size_t length = record.number(2);
   if (length < 4 || length > kMaxClientHello - kRecordHeader) return other("its hello is longer than ours");
   if (bytes.size() < kRecordHeader + length) {
-    // What is here may tell already; a stranger need not be waited for.
+    // The bytes so far may already be wrong; then do not wait for the rest.
     if (bytes.size() > kRecordHeader && bytes[kRecordHeader] != kClientHello) return other(kMalformed);
     return {};
   }

@@ -14,7 +14,7 @@ bool is_name_character(char c) {
          c == '-';
 }
 
-/// Takes the word before the next space off `text`, with the space; all of it when there is none.
+/// Takes the word before the next space off `text`, with the space. Without a space, takes all of `text`.
 std::string_view take_word(std::string_view& text) {
   const std::size_t space = text.find(' ');
   const std::string_view word = text.substr(0, space);

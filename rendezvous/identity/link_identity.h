@@ -9,43 +9,42 @@
 
 namespace ddp::rendezvous {
 
-/// What the end that opens a TCP link is. It goes into the key, so that a key made for one role fits no
-/// other.
+/// Role of the end that opens a TCP link. The key depends on it, so a key for one role fits no other.
 enum class LinkRole : std::uint8_t {
   kAgent,   ///< a node that joins its job's master
-  kMaster,  ///< a master that comes to a node's daemon
+  kMaster,  ///< a master that connects to a node's daemon
 };
 std::string_view role_name(LinkRole role);
 
-/// Who opens a TCP link, in the clear: the identity of TLS's pre-shared key. Nothing in it is secret, and
-/// nothing of it is true before the handshake has ended. As text, which is its form on the wire:
+/// Identity of the end that opens a TCP link: the identity of TLS's pre-shared key, sent in the clear. It
+/// contains no secret, and it is unproven until the handshake has ended. Its text, also used on the wire:
 ///   ddplaunch-link/1 agent JOB NODE 0123…(32 hexadecimal digits of the nonce)
 struct LinkIdentity {
-  /// Of this text and of the way from it to the key.
+  /// version of this text and of the key derivation
   static constexpr int kVersion = 1;
   static constexpr std::size_t kMaxName = 64;
   static constexpr std::size_t kMaxText = 200;
 
   LinkRole role = LinkRole::kAgent;
   std::string job;   ///< 1 … 64 letters, digits, '.', '_', '-'
-  std::string node;  ///< the same; "-" when it has no name
+  std::string node;  ///< same characters; "-" when it has no name
   std::array<std::uint8_t, 16> nonce{};
 
   friend bool operator==(const LinkIdentity&, const LinkIdentity&) = default;
 };
 
-/// True for what may stand as job or node.
+/// Returns whether `name` is valid as job or node.
 bool is_link_name(std::string_view name);
-/// A host's name as one, foreign characters as '_'.
+/// Turns a host's name into such a name, with '_' for other characters.
 std::string link_name_of(std::string_view host);
 
 std::string identity_text(const LinkIdentity& identity);
 
 enum class IdentityFlaw : std::uint8_t {
-  kForeign,       ///< somebody else's identity
-  kOtherVersion,  ///< ours, of another version
+  kForeign,       ///< not an identity of ddplaunch
+  kOtherVersion,  ///< an identity of ddplaunch in another version
 };
-/// Strict: `identity_text` of the result is `text`.
+/// Strict: accepts only text that `identity_text` produces.
 boost::system::result<LinkIdentity, IdentityFlaw> parse_identity(std::string_view text);
 
 }  // namespace ddp::rendezvous

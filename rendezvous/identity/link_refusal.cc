@@ -7,9 +7,9 @@ namespace {
 
 enum Alert : std::uint8_t {
   kHandshakeFailure = 40,
-  kIllegalParameter = 47,  // what OpenSSL says of a binder that does not verify
+  kIllegalParameter = 47,  // OpenSSL's alert for a binder that does not verify
   kAccessDenied = 49,
-  kDecryptError = 51,  // what RFC 8446 would have it say
+  kDecryptError = 51,  // the alert that RFC 8446 requires for it
   kProtocolVersion = 70,
   kUnknownPskIdentity = 115,
 };
