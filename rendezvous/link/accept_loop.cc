@@ -10,7 +10,7 @@ namespace ddp::rendezvous {
 namespace {
 
 constexpr int kAcceptsAtOnce = 64;
-constexpr std::size_t kMaxRemembered = 4096;  // addresses told to on_refused
+constexpr std::size_t kMaxRemembered = 4096;  // addresses reported to on_refused
 constexpr auto kRest = std::chrono::milliseconds(100);
 
 bool is_starvation(int error) {
@@ -63,7 +63,7 @@ void AcceptLoop::accept_some(std::size_t index) {
     if (!socket) {
       if (errno == EAGAIN) break;
       if (is_starvation(errno)) return rest();
-      continue;  // that one peer's trouble: it hung up, a firewall spoke, a signal came
+      continue;  // an error of this one connection: the peer hung up, a firewall refused it, or a signal came
     }
     const asio::ip::address address = address_of(storage);
     if (filter_.allows(address)) {
@@ -81,8 +81,7 @@ void AcceptLoop::refuse(const asio::ip::address& address) {
   if (callbacks_.on_refused) callbacks_.on_refused(address);
 }
 
-// A listener that is ready but cannot be accepted from would spin: accepting rests until a descriptor may be
-// free.
+// A ready listener without a free descriptor would spin, so accepting pauses until a descriptor may be free.
 void AcceptLoop::rest() {
   if (resting_) return;
   resting_ = true;
@@ -103,7 +102,7 @@ void AcceptLoop::resume() {
 void AcceptLoop::go_on() {
   if (!paused_ || stopped_) return;
   paused_ = false;
-  // Not at once: the caller may be a callback of the very accept_some that will wait again.
+  // Posted, since the caller may be a callback of accept_some, which then waits again itself.
   asio::post(executor_, [self = shared_from_this()] {
     if (!self->stopped_ && !self->paused_) self->await_all();
   });
@@ -111,7 +110,7 @@ void AcceptLoop::go_on() {
 
 void AcceptLoop::await_all() {
   for (std::size_t i = 0; i < listeners_.size(); ++i) {
-    listeners_[i].cancel();  // one that does not rest has its wait still
+    listeners_[i].cancel();  // a listener that did not rest still has a wait
     await(i);
   }
 }

@@ -14,15 +14,14 @@
 
 namespace ddp::rendezvous {
 
-/// Accepts connections from the addresses that a filter admits, for as long as the process can: one bad peer
-/// or a lack of descriptors never ends it. All calls and callbacks on the executor's thread; a callback may
-/// call stop().
+/// Accepts connections from the addresses that a filter admits. A bad peer or a lack of descriptors never
+/// ends the loop. All calls and callbacks on the executor's thread; a callback may call stop().
 class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
  public:
   struct Callbacks {
-    /// A connection, non-blocking and close-on-exec, and its peer's address without v4 mapping.
+    /// Gets a connection, non-blocking and close-on-exec, and its peer's address without v4 mapping.
     std::function<void(UniqueFd, const asio::ip::address&)> on_connection;
-    /// An address was turned away by the filter; once per address. May be empty.
+    /// Called once per address that the filter refused. May be empty.
     std::function<void(const asio::ip::address&)> on_refused;
   };
 
@@ -30,14 +29,14 @@ class AcceptLoop : public std::enable_shared_from_this<AcceptLoop> {
                                                    AddressFilter filter, Callbacks callbacks);
 
   void allow(const asio::ip::address& address) { filter_.allow(address); }
-  /// Connections ever turned away.
+  /// Returns how many connections were refused in total.
   std::size_t refused() const { return refused_; }
-  /// The process has closed a descriptor: no need to rest any longer.
+  /// Call it when the process has closed a descriptor: accepting resumes at once if it rests.
   void descriptor_freed();
-  /// Leaves connections in the kernel's queue until `go_on`.
+  /// Leaves new connections in the kernel's queue until `go_on`.
   void pause() { paused_ = true; }
   void go_on();
-  /// Closes the port. Safe to call twice; no callback runs after it.
+  /// Closes the port. Safe to call twice; no callback runs afterwards.
   void stop();
 
  private:

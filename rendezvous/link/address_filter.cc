@@ -23,7 +23,7 @@ bool same_prefix(const std::array<std::uint8_t, 16>& a, const std::array<std::ui
   return rest == 0 || (a[whole] ^ b[whole]) >> (8 - rest) == 0;
 }
 
-/// An interface of another machine, which need not be one of ours.
+/// Removes the zone, which names an interface of another machine and may not exist here.
 std::string without_zone(std::string_view address) {
   const bool v6 = address.find(':') != std::string_view::npos;
   return std::string(address.substr(0, v6 ? address.find('%') : address.size()));

@@ -14,17 +14,17 @@
 namespace ddp::rendezvous {
 namespace {
 
-/// Output handed to the stream at a time: what control may have to wait for.
+/// Maximum bytes of output per write; a control message may have to wait for so many.
 constexpr std::size_t kOutputChunk = 128u << 10;
 
-/// A quarter of its memory is used at most, so that a frame finds room as a whole.
+/// When POLLOUT is set, at most a quarter of the socket's buffer is used, so a whole frame fits.
 bool has_room(int socket) {
   pollfd look{socket, POLLOUT, 0};
   return ::poll(&look, 1, 0) == 1 && (look.revents & POLLOUT) != 0;
 }
 
-/// How many of `size` bytes went from `pipe` into `socket`. Pages move; nothing is copied before the far
-/// side's read.
+/// Returns how many of `size` bytes moved from `pipe` to `socket`. Pages move; nothing is copied before the
+/// far side reads.
 std::size_t move_pages(int pipe, int socket, std::size_t size) {
   std::size_t moved = 0;
   while (moved < size) {
@@ -100,14 +100,14 @@ Connection::Splice Connection::splice_output(const Output& output, int pipe, std
   std::array<char, kOutputHeader> header;
   write_output_header(output, size, header.data());
   const ssize_t sent = ::send(socket_, header.data(), header.size(), MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE);
-  if (sent <= 0) return Splice::kCopy;  // the writer finds out why
+  if (sent <= 0) return Splice::kCopy;  // the writer will see the error
   const auto begun = static_cast<std::size_t>(sent);
   const std::size_t moved = begun == header.size() ? move_pages(pipe, socket_, size) : 0;
   if (moved < size) queue_rest({header.data() + begun, header.size() - begun}, pipe, size - moved);
   return Splice::kMoved;
 }
 
-/// What the socket did not take of a frame: it is in the pipe, all of it.
+/// Queues the part of a frame that the socket did not take. All of its data is in the pipe.
 void Connection::queue_rest(std::string_view header, int pipe, std::size_t size) {
   rest_ = header;
   rest_.resize(header.size() + size);
@@ -117,7 +117,7 @@ void Connection::queue_rest(std::string_view header, int pipe, std::size_t size)
       at += static_cast<std::size_t>(count);
     } else if (count == 0 || errno != EINTR) {
       rest_.clear();
-      broken_ = true;  // a frame is cut: nothing can be said on this link any more
+      broken_ = true;  // a frame is incomplete, so the link is unusable
       stream_->close();
       break;
     }
@@ -164,7 +164,7 @@ Awaitable<> Connection::write_whole(std::string_view bytes) {
   while (!bytes.empty() && !broken_) {
     const auto [error, count] = co_await stream_->write_some(asio::buffer(bytes.data(), bytes.size()));
     if (error || closed_)
-      broken_ = true;  // the reader hears of it too, and says why
+      broken_ = true;  // the reader gets the error too and reports it
     else
       bytes.remove_prefix(count);
   }

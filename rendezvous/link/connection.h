@@ -20,51 +20,51 @@
 
 namespace ddp::rendezvous {
 
-/// One end of the control link: frames over a ByteStream. Loop thread only; one reader and one writer task,
-/// both started by the owner, who keeps the Connection alive until they have ended. Control messages overtake
-/// queued output.
+/// One end of the control link: frames over a ByteStream. Loop thread only. The owner starts one reader and
+/// one writer task and keeps the Connection alive until both have ended. Control messages overtake queued
+/// output.
 class Connection {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `early` holds bytes that were already read behind the hello line.
+  /// `early` holds bytes that were already read after the hello line.
   Connection(asio::any_io_executor executor, std::unique_ptr<ByteStream> stream, std::string_view early = {});
 
-  /// The next message that has already arrived, without waiting. string_views in it live until the next
-  /// `read_more`.
+  /// Returns the next message that has already arrived, without waiting. Its string_views are valid until the
+  /// next `read_more`.
   Result<std::optional<Message>> next();
-  /// Reads more bytes. Error kLinkLost: the far side closed, or the stream broke; kCancelled: `close` was
-  /// called here.
+  /// Reads more bytes. Errors: kLinkLost, the far side closed or the stream broke; kCancelled, `close` was
+  /// called on this end.
   Awaitable<Result<>> read_more();
-  /// The memory of those string_views, for who keeps one longer; see FrameReader.
+  /// Returns the memory of the views from `next`, for a caller that needs one longer; see FrameReader.
   std::shared_ptr<const char[]> keep() { return frames_.keep(); }
 
   /// Queues a control message; never blocks.
   void send(const Message& message);
-  /// Memory to read the data of the next Output into, `size` bytes (kMaxOutputData at most).
+  /// Returns `size` bytes of memory (kMaxOutputData at most) for the data of the next Output.
   std::span<char> output_space(std::size_t size) { return output_.space(size); }
-  /// Queues worker output behind all control. `output.data` is the beginning of the last output_space, or
-  /// empty. The queue is bounded by its callers (OutputQueue); of a broken link it takes nothing.
+  /// Queues worker output behind all control messages. `output.data` is the beginning of the last
+  /// output_space, or empty. The callers bound the queue (OutputQueue). A broken link takes nothing.
   void send_output(const Output& output);
   enum class Splice {
     kMoved,
-    kCopy,   ///< this link or system cannot: read them into output_space
-    kLater,  ///< the link is busy: `ready` tells when to try again
+    kCopy,   ///< this link or system cannot splice: read the bytes into output_space
+    kLater,  ///< the link is busy: on_ready's callback says when to retry
   };
-  /// Sends `size` bytes (kMaxOutputData at most) that wait in `pipe`, which nobody else reads, as one Output
-  /// without reading them; `output.data` is empty. Only while nothing is queued: output that waits is cheaper
-  /// in its pipe.
+  /// Sends `size` bytes (kMaxOutputData at most) from `pipe` as one Output without reading them. `pipe` has
+  /// no other reader, and `output.data` is empty. Works only while nothing is queued: output that waits is
+  /// cheaper in its pipe.
   Splice splice_output(const Output& output, int pipe, std::size_t size);
-  /// Called after kLater, from write_all, when the link takes more or has ended.
+  /// Sets a callback that write_all calls after kLater, when the link takes more or has ended.
   void on_ready(std::function<void()> ready) { ready_ = std::move(ready); }
-  /// Sends what is queued until the stream ends or `close`; start it once.
+  /// Sends queued bytes until the stream ends or `close` is called; start it once.
   Awaitable<> write_all();
-  /// Waits until everything queued so far was handed to the stream, or the stream ended.
+  /// Waits until all bytes queued so far were handed to the stream, or the stream ended.
   Awaitable<> flushed();
 
   void close();
   bool closed() const { return closed_; }
-  /// When the last byte came: any byte is a sign of life.
+  /// Returns when the last byte arrived. Any byte counts as a heartbeat.
   Clock::time_point last_heard() const { return last_heard_; }
 
  private:
@@ -74,8 +74,8 @@ class Connection {
 
   std::unique_ptr<ByteStream> stream_;
   FrameReader frames_;
-  int socket_;        ///< of stream_, that takes pages of pipes; -1: none
-  std::string rest_;  ///< of a frame that was begun: goes before all else
+  int socket_;        ///< of stream_, if it takes pages of pipes; -1: none
+  std::string rest_;  ///< of a partly sent frame: sent before everything else
   std::string control_;
   OutputQueue output_;
   asio::steady_timer queued_;   ///< cancelled when there is something to write

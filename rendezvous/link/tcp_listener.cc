@@ -13,7 +13,7 @@
 namespace ddp::rendezvous {
 namespace {
 
-constexpr std::uint16_t kFirstPort = 10000;  // below live the well-known services of a cluster
+constexpr std::uint16_t kFirstPort = 10000;  // well-known services of a cluster use lower ports
 constexpr std::uint16_t kNeighbours = 3;
 constexpr std::uint16_t kLastPort = 65535 - kNeighbours;
 constexpr int kMaxTries = 256;
@@ -53,7 +53,7 @@ std::string at_port(std::uint16_t port) {
 Result<UniqueFd> bound_socket(const SocketAddress& address, bool both_families, std::uint16_t port) {
   UniqueFd fd(::socket(address.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
   if (!fd) return system_error(errno, at_port(port));
-  // A port of the attempt before may still have connections in TIME_WAIT.
+  // A port of the previous attempt may still have connections in TIME_WAIT.
   const int on = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   const int only = both_families ? 0 : 1;
@@ -64,7 +64,7 @@ Result<UniqueFd> bound_socket(const SocketAddress& address, bool both_families, 
   return fd;
 }
 
-// Hosts without IPv6 say so in several ways.
+// Hosts without IPv6 report different errors.
 bool no_ipv6(const Error& error) {
   return error.sys == EAFNOSUPPORT || error.sys == EADDRNOTAVAIL || error.sys == EPROTONOSUPPORT;
 }
@@ -81,7 +81,7 @@ Result<std::vector<UniqueFd>> bind_scope(ListenScope scope, std::uint16_t port) 
   Result<UniqueFd> v4 = bound_socket(address_v4(INADDR_LOOPBACK, port), false, port);
   if (!v4) return v4.error();
   fds.push_back(std::move(*v4));
-  if (port == 0) return fds;  // the kernel's choice for one family need not be free in the other
+  if (port == 0) return fds;  // a port that is free for one family need not be free for the other
   Result<UniqueFd> v6 = bound_socket(address_v6(in6addr_loopback, port), false, port);
   if (v6) {
     fds.push_back(std::move(*v6));
@@ -116,8 +116,7 @@ Result<TcpListener> listening(std::vector<UniqueFd> fds, std::uint16_t port) {
   return TcpListener{std::move(fds), *chosen};
 }
 
-// Candidates in a random order, so that jobs that start together on one host do not race through the same
-// ports.
+// Random order, so that jobs that start together on one host do not try the same ports in turn.
 std::vector<std::uint16_t> candidates(const std::vector<PortRange>& ranges) {
   std::vector<std::uint16_t> all;
   for (const PortRange& range : ranges) {
@@ -160,7 +159,7 @@ Result<TcpListener> listen_tcp_at(const std::string& address, std::uint16_t port
 Result<TcpListener> listen_tcp_picked(ListenScope scope, std::optional<PortRange> range) {
   const std::vector<PortRange> ranges = range ? std::vector{*range} : ports_beside(ephemeral_ports());
   if (!range && ranges.empty()) return listen_tcp(scope, 0);
-  std::optional<TcpListener> alone;  // free itself, but with a neighbour in use
+  std::optional<TcpListener> alone;  // free, but with a successor in use
   Error last{ErrorCode::kUsage, "the range is empty"};
   for (const std::uint16_t port : candidates(ranges)) {
     Result<TcpListener> listener = listen_tcp(scope, port);
@@ -198,7 +197,7 @@ PortRange ephemeral_ports() {
 
 std::vector<PortRange> ports_beside(PortRange ephemeral) {
   std::vector<PortRange> out;
-  // The neighbours are to stay outside as well.
+  // The successors must be outside as well.
   if (ephemeral.first > kFirstPort + kNeighbours) {
     out.push_back({kFirstPort, static_cast<std::uint16_t>(ephemeral.first - kNeighbours - 1)});
   }
