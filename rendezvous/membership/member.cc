@@ -6,7 +6,7 @@ namespace ddp::rendezvous {
 
 Member::Actions Member::step(const Event& event, Time now) {
   if (quitted_) return {};
-  // Before anything else: an order that comes after the lease has ended is an order too late.
+  // An order that arrives after the end of the lease is too late, so check the lease first.
   if (lease_.over(now)) go("the master was not heard for the time of the lease", grace_);
   if (!quitted_) std::visit([&](const auto& e) { on(e, now); }, event);
   return std::exchange(actions_, {});
@@ -17,7 +17,7 @@ std::optional<Member::Time> Member::deadline() const {
   return lease_.ends_at();
 }
 
-/// Attempts count up: one that was run or stopped here does not begin again.
+/// Attempt numbers increase: an attempt that was run or stopped here does not begin again.
 void Member::on(const Run& order, Time) {
   if (leaving_ || running_ || order.attempt <= attempt_) return;
   attempt_ = order.attempt;
@@ -30,13 +30,13 @@ void Member::on(const Stop& order, Time) {
   if (order.attempt == attempt_ && running_) {
     actions_.emplace_back(EndWorkers{order.attempt, order.grace, "the master ordered it"});
   } else if (order.attempt > attempt_ && !running_) {
-    attempt_ = order.attempt;  // it never began here
+    attempt_ = order.attempt;  // the attempt never began here
     actions_.emplace_back(SayEnded{order.attempt});
   }
 }
 
 void Member::on(const Pinged&, Time now) {
-  if (leaving_) return;  // its workers are being ended for good: nothing is to be proven any more
+  if (leaving_) return;  // the workers are being stopped for good, so the lease needs no renewal
   lease_.pinged(now);
   actions_.emplace_back(SayPong{});
 }
@@ -60,7 +60,7 @@ void Member::on(const WorkersGone& event, Time) {
     actions_.emplace_back(SayEnded{event.attempt});
     return;
   }
-  // Not SayEnded, which would pass for a good end: that the link ends, with a goodbye, tells all.
+  // SayEnded would mean a normal end. The end of the link, with a goodbye, reports this one.
   quitted_ = true;
   actions_.emplace_back(Quit{*leaving_});
 }

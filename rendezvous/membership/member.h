@@ -11,17 +11,17 @@
 
 namespace ddp::rendezvous {
 
-/// The node's side of Membership (sans-IO): which orders of the master hold, which are late, and when its
-/// workers have to be dead although nobody ordered it. How workers are started and ended is the Agent's,
-/// which drives this.
+/// The node's side of Membership (sans-IO). It decides which orders of the master are valid, which are too
+/// late, and when the workers must be dead although nothing was ordered. The Agent drives a Member, and
+/// starts and stops the workers.
 ///
-/// The driver's duties: as Membership's 1 to 3; and after each step it tells the keeper to kill what is left
-/// at keeper_kills_at(), whatever becomes of the agent.
+/// The driver's duties: Membership's 1 to 3. After each step the driver also makes the keeper kill all
+/// remaining processes at keeper_kills_at(), even if the agent no longer runs.
 class Member {
  public:
   using Time = NodeLease::Time;
 
-  // ---- orders of the master, and what happens here
+  // ---- events: orders of the master, and local ones
   struct Run {  ///< the workers of this attempt
     std::uint32_t attempt;
   };
@@ -33,26 +33,26 @@ class Member {
   struct MasterAsleep {};
   struct Leave {};
   struct LinkLost {};
-  struct WorkersGone {  ///< all are reaped, after EndWorkers or by themselves
+  struct WorkersGone {  ///< all are reaped, after EndWorkers or without it
     std::uint32_t attempt;
   };
   struct Tick {};
   using Event = std::variant<Run, Stop, Pinged, MasterAsleep, Leave, LinkLost, WorkersGone, Tick>;
 
-  // ---- what is to be done
+  // ---- actions
   struct StartWorkers {
     std::uint32_t attempt;
   };
-  struct EndWorkers {  ///< TERM now, KILL after the grace; again with a shorter one: that counts
+  struct EndWorkers {  ///< TERM now, KILL after the grace; a repeated one with a shorter grace replaces it
     std::uint32_t attempt;
     Time grace;
     std::string reason;
   };
-  struct SayEnded {  ///< AttemptEnded to the master
+  struct SayEnded {  ///< send AttemptEnded to the master
     std::uint32_t attempt;
   };
   struct SayPong {};
-  struct Quit {  ///< no worker lives: end the agent
+  struct Quit {  ///< no worker runs: end the agent
     std::string reason;
   };
   using Action = std::variant<StartWorkers, EndWorkers, SayEnded, SayPong, Quit>;
@@ -64,7 +64,7 @@ class Member {
   Actions step(const Event& event, Time now);
   std::optional<Time> deadline() const;
   const NodeLease& lease() const { return lease_; }
-  /// The end of the lease, and of the grace that an agent which lives gives its workers then; unset: never.
+  /// Returns the end of the lease, plus the grace that a running agent then gives its workers. Unset: never.
   std::optional<Time> keeper_kills_at() const {
     return lease_.asleep() ? std::nullopt : std::optional(lease_.ends_at() + grace_);
   }
@@ -84,10 +84,10 @@ class Member {
 
   NodeLease lease_;
   Time grace_;
-  std::int64_t attempt_ = -1;  ///< the last that was ordered, to run or to stop
+  std::int64_t attempt_ = -1;  ///< the last one that was ordered to run or to stop
   bool running_ = false;
   bool quitted_ = false;
-  std::optional<std::string> leaving_;  ///< why
+  std::optional<std::string> leaving_;  ///< reason; set while leaving
   Actions actions_;
 };
 

@@ -10,9 +10,9 @@ namespace {
 
 using std::chrono::seconds;
 
-/// A Tick that comes later than asked for by so much: we slept, not the others.
+/// If a Tick is late by more than this, this machine slept, and the others were not silent.
 constexpr seconds kOverslept{1};
-/// Numbers that a job can give away.
+/// Maximum number of host numbers in a job.
 constexpr std::size_t kMaxHosts = 100'000;
 
 }  // namespace
@@ -48,16 +48,16 @@ std::optional<Membership::Time> Membership::deadline() const {
   return due;
 }
 
-// ---- who is there
+// ---- nodes that come and go
 
-/// The sender, if it is one whose words count: of this job, there, and not of an earlier incarnation.
+/// Returns the sender's node if its events count: right job, present, current incarnation.
 Membership::Node* Membership::known(const Sender& from) {
   if (from.job != rules_.job || from.host >= nodes_.size()) return nullptr;
   Node& node = nodes_[from.host];
   return node.present && node.incarnation == from.incarnation ? &node : nullptr;
 }
 
-/// The same, and it still runs its part of this attempt.
+/// Returns the sender's node if it also still runs its part of this attempt.
 Membership::Node* Membership::in_attempt(const Sender& from) {
   Node* node = known(from);
   const bool counts = (state_ == State::kRunning || state_ == State::kStopping) && from.attempt == attempt_;
@@ -68,11 +68,12 @@ void Membership::refuse(const Sender& from, std::string reason) {
   actions_.emplace_back(Drop{from.host, from.incarnation, std::move(reason)});
 }
 
-/// Whether a hello is one to be taken up; the others are dropped with the reason.
+/// Returns whether to accept a hello. Drops the link with the reason if not, unless the hello is a
+/// repetition.
 bool Membership::admit(const Sender& from, const Joined& event) {
   const Node* node = from.host < nodes_.size() ? &nodes_[from.host] : nullptr;
   const bool present = node != nullptr && node->present;
-  if (present && from.incarnation == node->incarnation) return false;  // the same hello again
+  if (present && from.incarnation == node->incarnation) return false;  // a repeated hello
   std::string why;
   if (from.job != rules_.job) {
     why = "it belongs to job " + std::string(from.job) + ", not to " + rules_.job;
@@ -171,24 +172,25 @@ void Membership::workers_gone(HostNumber host, std::uint32_t incarnation, Time n
   node.fenced_until = std::min(node.fenced_until, node.busy_until);
 }
 
-/// Who failed before the first attempt is not tried again before it has begun: its user may have to mend it.
+/// A host that failed before the first attempt is not recalled until that attempt has begun, since the user
+/// may have to fix it. recall_at_start lifts this rule.
 void Membership::recall_later(Node& node, Time now) {
   if (!rules_.recall || (attempt_ == 0 && state_ == State::kGathering && !rules_.recall_at_start)) return;
   const int doublings = std::min(node.recalls++, 10);
   node.recall_at = now + std::min<Time>(rules_.recall_every * (1 << doublings), rules_.max_recall_wait);
 }
 
-/// Before the first attempt: when MIN can not be reached any more, the others get a moment to tell their own
-/// trouble; nobody is waited for when all have told it.
+/// Before the first attempt: when MIN nodes cannot be reached, waits only `debounce`, so that other hosts can
+/// report their failures. Does not wait if every host has answered.
 void Membership::fail_early(Time now) {
   if (attempt_ > 0 || rules_.open || present_ + coming_ >= rules_.min_nodes) return;
   phase_end_ = std::min(*phase_end_, now + rules_.debounce);
   if (coming_ == 0) on_join_limit(now);
 }
 
-/// An incarnation of a host is over, as far as the job goes; its workers may live until its lease ends.
+/// Gives up an incarnation of a host. Its workers may run until its lease ends.
 void Membership::lose(HostNumber host, const std::string& why, bool workers_dead, Time now) {
-  if (state_ == State::kEnded) return;  // the driver ends them all
+  if (state_ == State::kEnded) return;  // the driver ends all nodes
   Node& node = nodes_[host];
   node.present = false;
   node.suspect = false;
@@ -199,8 +201,8 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   recall_later(node, now);
   charge(host, now);
   const Participation before = node.participation;
-  // Of one that was not heard since we slept: we may have told it that we would, and then its lease had no
-  // end.
+  // A node not heard since this machine slept counts as heard until now: the master may have announced the
+  // sleep, and then the lease of the node had no end.
   const Time last_heard = node.heard < awake_since_ ? now : node.heard;
   if ((before == Participation::kRunning || before == Participation::kWaiting) && !workers_dead) {
     node.busy_before = node.busy_until;
@@ -223,13 +225,15 @@ void Membership::lose(HostNumber host, const std::string& why, bool workers_dead
   }
 }
 
-/// Whether ranks of the attempt that run there may write a checkpoint which the next attempt must not meet.
+/// Returns whether ranks of the attempt on this host may write a checkpoint that must not overlap the next
+/// attempt.
 bool Membership::fences(HostNumber host) const {
   if (rules_.fence != Fence::kRank0) return rules_.fence == Fence::kAll;
   return !world_.assignments.empty() && world_.assignments[0].host == host;
 }
 
-/// By degrees: first the user is told, then the node is given up. What we slept through was no silence.
+/// Reports a silent node first and gives it up later. The time that this machine slept does not count as
+/// silence.
 void Membership::drop_silent(Time now) {
   const auto silence = [&](const Node& node) { return now - std::max(node.heard, awake_since_); };
   std::vector<HostNumber> lost;
@@ -242,7 +246,7 @@ void Membership::drop_silent(Time now) {
       notify(node.name + " has been silent for " + format_duration(silence(node)) +
              "; it counts as lost after " + format_duration(rules_.node_timeout));
     }
-    node.suspect = true;  // also so that no attempt begins with one that is lost next
+    node.suspect = true;  // also keeps attempts from beginning with a node that is lost next
   }
   for (const HostNumber host : lost) {
     lose(host,
@@ -252,7 +256,7 @@ void Membership::drop_silent(Time now) {
   }
 }
 
-/// They had their time to end their workers. A new attempt may begin with the last of them.
+/// Gives up nodes that did not stop their workers in time. Giving up the last one may begin a new attempt.
 void Membership::lose_unended(Time now) {
   phase_end_.reset();
   std::vector<HostNumber> hosts;
@@ -262,7 +266,7 @@ void Membership::lose_unended(Time now) {
     lose(host, "it did not end its workers within " + format_duration(rules_.stop_time), false, now);
 }
 
-/// A host that fails again and again is left out for a while, as long as the others suffice.
+/// Leaves out a host that fails repeatedly for a while, as long as the others suffice.
 void Membership::charge(HostNumber host, Time now) {
   Node& node = nodes_[host];
   if (rules_.host_faults < 1) return;
@@ -283,7 +287,7 @@ void Membership::recall_due(Time now) {
     if (!node.recall_at || now < *node.recall_at) continue;
     node.recall_at.reset();
     if (present_ + coming_ >= rules_.max_nodes + rules_.spares) {
-      node.recall_at = now + rules_.max_recall_wait;  // others have its place; that may change
+      node.recall_at = now + rules_.max_recall_wait;  // other nodes have taken its place; that may change
       continue;
     }
     node.coming = true;
@@ -292,7 +296,7 @@ void Membership::recall_due(Time now) {
   }
 }
 
-// ---- what goes wrong, and what ends well
+// ---- failures and normal ends
 
 void Membership::take(const Sender& from, const WorkerFailed& event, Time now) {
   const Node* node = in_attempt(from);
@@ -303,7 +307,7 @@ void Membership::take(const Sender& from, const WorkerFailed& event, Time now) {
 
 void Membership::take(const Sender& from, const NodeEnded& event, Time now) {
   if (Node* waiting = known(from); waiting != nullptr && waiting->participation == Participation::kWaiting) {
-    waiting->participation = Participation::kEnded;  // those who waited there have died
+    waiting->participation = Participation::kEnded;  // the survivors that waited there have ended
     if (event.left == 0) return;
     leftovers_ = counted(static_cast<int>(event.left), "process", "processes") + " of attempt " +
                  std::to_string(from.attempt) + " could not be ended on " + waiting->name;

@@ -13,22 +13,21 @@
 
 namespace ddp::rendezvous {
 
-/// Decides, on the master, which nodes are in the job, and when an attempt begins, is stopped, is followed by
-/// another, or was the last (sans-IO; docs/states.md, "Membership"). What an attempt does between Begin and
-/// its end (store, probes, spawn, hangs, root cause) is the Supervisor's, which drives this.
+/// Decides, on the master, which nodes are in the job (sans-IO; docs/states.md, "Membership"). Decides when
+/// an attempt begins, is stopped, is followed by another, or is the last. The Supervisor drives Membership
+/// and handles everything between Begin and the end of an attempt (store, probes, spawn, hangs, root cause).
 ///
 /// The driver's duties:
-///   1. `step` for every event in the order in which they happened, the first a Tick; `now` never goes back;
+///   1. call `step` for every event in order, the first one a Tick; `now` never goes back;
 ///   2. carry out all actions of a step, in order, before the next event;
-///   3. a Tick no later than `deadline()`; one that is a second late is taken for a sleep of ours, and the
-///      silence of others during it means nothing;
-///   4. a link that was dropped is closed before its host's next incarnation joins; Ping a node only when it
-///   has
-///      answered the last Ping, for its lease hangs on that (NodeLease);
-///   5. after EndJob: end all nodes; events are ignored from then on.
+///   3. send a Tick no later than `deadline()`. A Tick that is a second late means that this machine slept;
+///      silence of others during that time does not count;
+///   4. close a dropped link before the host's next incarnation joins; Ping a node only when it has answered
+///      the last Ping, since its lease depends on that (NodeLease);
+///   5. after EndJob, end all nodes; later events are ignored.
 ///
-/// Events of another job, of an earlier incarnation of a host, of another attempt, and repeated ones do
-/// nothing, except that who says hello to the wrong job, or too late, is dropped with the reason.
+/// Events of another job, of an earlier incarnation of a host, of another attempt, and repeated ones are
+/// ignored. A hello to the wrong job, or too late, is the exception: its link is dropped with the reason.
 class Membership {
  public:
   using Time = std::chrono::nanoseconds;  ///< the master's CLOCK_MONOTONIC
@@ -43,31 +42,31 @@ class Membership {
 
   State state() const { return state_; }
   std::uint32_t attempt() const { return attempt_; }
-  const World& world() const { return world_; }  ///< of the attempt; empty before the first
-  /// Of the node whose word counts: with the host it names its link. The host must have joined.
+  const World& world() const { return world_; }  ///< of the attempt; empty before the first one
+  /// Returns the current incarnation of a host, which must have joined. Host and incarnation name a link.
   std::uint32_t incarnation(HostNumber host) const { return nodes_[host].incarnation; }
   int present() const { return present_; }
-  int restarts() const { return restarts_; }  ///< that the budget paid for, over the whole job
+  int restarts() const { return restarts_; }  ///< charged to the budget, over the whole job
 
  private:
-  /// In the attempt. kWaiting: it has let go of it, and its workers live.
+  /// Part of a node in the attempt. kWaiting: it has left the attempt, and its workers survive.
   enum class Participation : std::uint8_t { kNone, kRunning, kWaiting, kEnded, kLost };
   struct Node {
     std::string name;
     std::uint32_t incarnation = 0;
     int slots = 0;
     bool present = false;
-    bool coming = false;  ///< an answer to its start is awaited
+    bool coming = false;  ///< its start has not been answered yet
     bool suspect = false;
     Participation participation = Participation::kNone;
     Time heard{0};
-    Time busy_until{0};                  ///< workers of lives that were lost may live until then
-    Time busy_before{0};                 ///< the same of all but the last of these lives
-    std::uint32_t busy_incarnation = 0;  ///< the last of them
-    Time fenced_until{0};                ///< as busy_until, of lives whose workers may write a checkpoint
+    Time busy_until{0};                  ///< workers of lost incarnations may run until then
+    Time busy_before{0};                 ///< the same for all but the last lost incarnation
+    std::uint32_t busy_incarnation = 0;  ///< the last lost incarnation
+    Time fenced_until{0};                ///< like busy_until, if the workers may write a checkpoint
     Time excluded_until{0};
     std::deque<Time> faults;
-    std::string absence;  ///< why it is not there
+    std::string absence;  ///< why it is not present
     std::optional<Time> recall_at;
     int recalls = 0;
   };
@@ -75,7 +74,7 @@ class Membership {
     Outcome outcome = Outcome::kDone;
     std::string reason;
     bool non_retryable = false;
-    std::optional<StopCause> cause;  ///< set: the attempt was stopped
+    std::optional<StopCause> cause;  ///< set if the attempt was stopped
   };
 
   void take(const Sender& from, const Joined& event, Time now);
@@ -133,14 +132,14 @@ class Membership {
   SlotTable slot_table_;
   World world_;
   State state_ = State::kGathering;
-  std::uint32_t attempt_ = 0;  ///< the one that runs, or is next
+  std::uint32_t attempt_ = 0;  ///< the running one, or the next one
   int present_ = 0;
   int coming_ = 0;
   int running_slots_ = 0;
   int restarts_ = 0;
   int no_progress_ = 0;
   bool fruitful_ = false;
-  std::optional<std::string> user_stop_;  ///< in words
+  std::optional<std::string> user_stop_;  ///< reason, as text
   std::string leftovers_;
   AttemptEnd attempt_end_;
   std::deque<Time> restart_times_;
@@ -152,7 +151,7 @@ class Membership {
   std::optional<Time> retry_at_;   ///< admission window, debounce, leases
   std::optional<Time> admission_window_;
   std::optional<Time> growth_at_;
-  Time watch_at_{0};  ///< the next look for silent nodes
+  Time watch_at_{0};  ///< next check for silent nodes
   std::string waiting_for_;
   Actions actions_;
 };

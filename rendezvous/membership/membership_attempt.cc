@@ -36,7 +36,7 @@ std::vector<SlotTable::Candidate> Membership::candidates(bool excluded_too, Time
   std::vector<SlotTable::Candidate> all;
   for (HostNumber host = 0; host < nodes_.size(); ++host) {
     const Node& node = nodes_[host];
-    // Before the end of its lease an earlier incarnation's workers may still hold its devices.
+    // Until its lease ends, workers of an earlier incarnation may still hold its devices.
     if (node.busy_until > now && some_wait()) continue;
     if (node.present && (excluded_too || node.excluded_until <= now)) all.push_back({host, node.slots});
   }
@@ -47,7 +47,8 @@ bool Membership::enough(const SlotTable& slot_table) const {
   return slot_table.filled() >= rules_.min_nodes;
 }
 
-/// The slots as they would be now, if that is a world; those who are excluded only where nobody else will do.
+/// Returns the slots filled from the present nodes if they make a world. Excluded hosts are used only if the
+/// others do not suffice.
 std::optional<SlotTable> Membership::assign_slots(Time now) const {
   for (const bool excluded_too : {false, true}) {
     SlotTable slot_table = slot_table_;
@@ -63,7 +64,7 @@ void Membership::wait_for(std::string what, std::optional<Time> until) {
   waiting_for_ = std::move(what);
 }
 
-/// Whether those who are there are those to begin with, unless they turn out not to fit.
+/// Returns whether the present nodes suffice to begin; their slots may still turn out not to fit.
 bool Membership::nodes_are_ready(Time now) {
   const int wanted = rules_.max_nodes + rules_.spares;
   if (present_ < rules_.min_nodes) {
@@ -71,7 +72,7 @@ bool Membership::nodes_are_ready(Time now) {
     admission_window_.reset();
     return false;
   }
-  // The first attempt makes the slots: those who are on their way are given a moment.
+  // The first attempt defines the slots, so nodes that are still starting get the admission window.
   const bool complete =
       (coming_ == 0 && !rules_.open) || present_ >= (rules_.open ? rules_.max_nodes : wanted);
   if (attempt_ > 0 || complete) return true;
@@ -81,7 +82,8 @@ bool Membership::nodes_are_ready(Time now) {
   return false;
 }
 
-/// True: it waits for the leases of lost nodes, as far as `until` says. `which`: of what nodes.
+/// Returns true while the leases of lost nodes, as given by the member `until`, have not ended; the attempt
+/// then waits. `which` qualifies the nodes in the message.
 bool Membership::wait_for_leases(Time Node::*until, const std::string& which, Time now) {
   Time free{0};
   std::vector<std::string> busy;
@@ -98,8 +100,8 @@ void Membership::try_begin(Time now) {
   retry_at_.reset();
   if (!nodes_are_ready(now)) return;
   const bool out_of_time = now >= *phase_end_;
-  // The others of an attempt come no step further once one rank has let go of it (docs/worker_protocol.md):
-  // with survivors only those are waited for that may still write a checkpoint.
+  // Once one rank has left an attempt, its other ranks complete no further step (docs/worker_protocol.md). So
+  // with survivors, wait only for nodes that may still write a checkpoint.
   const bool survivors = some_wait();
   const std::string may_run = ", whose workers may still run";
   if (!survivors && wait_for_leases(&Node::busy_until, may_run, now)) return;
@@ -162,7 +164,7 @@ void Membership::on_join_limit(Time now) {
   Time free{0};
   for (const Node& node : nodes_)
     free = std::max(free, node.busy_until);
-  if (free > now) {  // the leases are no node's fault, and they end
+  if (free > now) {  // leases are no node's fault, and they end
     phase_end_ = free;
     return;
   }
@@ -185,9 +187,9 @@ std::string Membership::missing() const {
   return listed(names);
 }
 
-// ---- while it runs
+// ---- during an attempt
 
-/// Whoever joined has been there for a moment: does the job grow by it, now?
+/// Called a moment after a node joined. Stops the attempt if the job can grow.
 void Membership::consider_growth(Time now) {
   growth_at_.reset();
   if (state_ != State::kRunning) return;
@@ -212,20 +214,21 @@ void Membership::stop(StopCause cause, Outcome outcome, std::string reason, bool
   if (running_slots_ == 0) attempt_over(now);
 }
 
-/// As it stands: the user may still end the job, and nodes may be lost.
+/// Returns whether another attempt is expected. The user may still end the job, and nodes may be lost.
 bool Membership::another_follows(StopCause cause, bool non_retryable, Time now) {
   if (cause == StopCause::kUser || user_stop_) return false;
   if (cause == StopCause::kScaleUp) return true;
   return !non_retryable && leftovers_.empty() && !comes_no_further(now) && budget_left(now);
 }
 
-// ---- after it
+// ---- after an attempt
 
-/// No node runs its part any more, or it is lost: that was the job, or another attempt follows.
+/// Called when every node of the attempt has ended, waits or is lost. Ends the job or prepares another
+/// attempt.
 void Membership::attempt_over(Time now) {
   const AttemptEnd over = attempt_end_;
   if (!over.cause) return end(Outcome::kDone, "all workers ended well");
-  // A failure that was being cleaned up when the user stopped the job stays the cause of its end.
+  // If the user stops the job while a failure is handled, the failure stays the cause of the end.
   if (user_stop_ && *over.cause == StopCause::kFailure) return end(over.outcome, over.reason);
   if (user_stop_) return end(Outcome::kUser, *user_stop_);
   if (!leftovers_.empty()) return end(Outcome::kLeftovers, over.reason, leftovers_);
@@ -243,7 +246,7 @@ void Membership::attempt_over(Time now) {
   if (!spend_restart(now)) return end(over.outcome, over.reason);
   const int doublings = std::clamp(no_progress_ - 1, 0, 20);
   Time wait = std::min(rules_.backoff * (1 << doublings), std::max(rules_.backoff, rules_.max_backoff));
-  // Survivors of an attempt that worked hold the training's state: nothing gets better by waiting.
+  // Survivors of an attempt with progress hold the training state, and waiting would not help.
   if (no_progress_ == 0 && some_wait()) wait = Time(0);
   ++attempt_;
   state_ = State::kBackingOff;
@@ -251,7 +254,7 @@ void Membership::attempt_over(Time now) {
   actions_.emplace_back(BackOff{over.reason, static_cast<int>(restart_times_.size()), wait});
 }
 
-/// This attempt's end would be one too many in a row that came no further than those before.
+/// Returns whether the end of this attempt reaches the limit of attempts in a row without progress.
 bool Membership::comes_no_further(Time now) const {
   if (rules_.no_progress_limit == 0 || fruitful_ || now - began_ >= rules_.fruitful_after) return false;
   return no_progress_ + 1 >= rules_.no_progress_limit;
@@ -278,7 +281,7 @@ bool Membership::spend_restart(Time now) {
 }
 
 void Membership::end(Outcome outcome, std::string reason, std::string no_restart) {
-  if (rules_.max_restarts <= restarts_) no_restart.clear();  // nothing is refused that there is none of
+  if (rules_.max_restarts <= restarts_) no_restart.clear();  // the budget is spent, so no restart is refused
   state_ = State::kEnded;
   actions_.emplace_back(EndJob{outcome, std::move(reason), std::move(no_restart)});
 }

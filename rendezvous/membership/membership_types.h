@@ -9,93 +9,92 @@
 
 #include "rendezvous/membership/slot_table.h"
 
-/// What goes into Membership and what comes out of it. Plain data.
+/// Input and output of Membership. Plain data.
 namespace ddp::rendezvous {
 
-/// Whose lease an attempt waits for although ranks survive, when a node is lost that may only be cut off: a
-/// rank there completes no step without the others, but may still write the checkpoint of its last one.
+/// Nodes whose lease a new attempt waits for even if ranks survive. A lost node may only be cut off: its
+/// ranks complete no step without the others, but may still write the checkpoint of their last step.
 enum class Fence : std::uint8_t {
   kRank0,  ///< the node of rank 0, which writes the checkpoints by convention
   kAll,    ///< every node
   kOff,
 };
 
-/// What the user asked for; docs/states.md tells what each does.
+/// The user's settings; docs/states.md explains each rule.
 struct MembershipRules {
   using Duration = std::chrono::nanoseconds;
   std::string job;                 ///< id
-  std::vector<std::string> hosts;  ///< expected at the start, in order; their number is the index here
-  bool open = false;               ///< others may join, too: they are numbered on from there
+  std::vector<std::string> hosts;  ///< expected at the start, in order; the index is the host number
+  bool open = false;               ///< other hosts may join, too; their numbers follow
   int min_nodes = 1;
-  int max_nodes = 1;  ///< equal to min_nodes: the world keeps its shape
+  int max_nodes = 1;  ///< if equal to min_nodes, the shape of the world is fixed
   int spares = 0;
-  Duration join_limit = std::chrono::seconds(120);       ///< for the nodes of any attempt to be there
-  Duration admission_window = std::chrono::seconds(10);  ///< for more than MIN to come to the first one
-  Duration debounce = std::chrono::seconds(1);  ///< for others to tell the same before it has consequences
+  Duration join_limit = std::chrono::seconds(120);       ///< for the nodes of each attempt to join
+  Duration admission_window = std::chrono::seconds(10);  ///< for further nodes to join the first attempt
+  Duration debounce = std::chrono::seconds(1);           ///< wait for related events before acting
   Duration suspect_after = std::chrono::seconds(3);
   Duration node_timeout = std::chrono::seconds(15);
-  /// From the last word of a node until none of its workers can live any more, come what may
+  /// From the last byte heard from a node until none of its workers can still run, in every case
   /// (docs/states.md).
   Duration lease = std::chrono::seconds(25);
   Fence fence = Fence::kRank0;
-  Duration stop_time = std::chrono::seconds(25);  ///< from Stop to the Ended of every node
+  Duration stop_time = std::chrono::seconds(25);  ///< from StopAttempt to NodeEnded of every node
   int max_restarts = 0;
-  Duration restart_window{0};  ///< max_restarts are those within it; 0: of the whole job
+  Duration restart_window{0};  ///< max_restarts applies to this window; 0: to the whole job
   Duration backoff = std::chrono::seconds(1);
   Duration max_backoff = std::chrono::seconds(60);
   int no_progress_limit = 0;                           ///< attempts in a row without progress; 0: no limit
-  Duration fruitful_after = std::chrono::seconds(60);  ///< an attempt that ran for so long made progress
-  int host_faults = 3;  ///< within fault_window: the host is excluded; 0: never
+  Duration fruitful_after = std::chrono::seconds(60);  ///< an attempt that ran this long made progress
+  int host_faults = 3;  ///< this many within fault_window exclude the host; 0: never
   Duration fault_window = std::chrono::hours(1);
   Duration cool_down = std::chrono::minutes(10);
   bool recall = false;           ///< lost hosts can be started again, once the first attempt has begun
-  bool recall_at_start = false;  ///< before that, too: who is lost comes back by itself (per-node mode)
-  Duration recall_every = std::chrono::seconds(5);  ///< at first; doubles up to max_recall_wait
+  bool recall_at_start = false;  ///< before that, too: a lost host returns by itself (per-node mode)
+  Duration recall_every = std::chrono::seconds(5);  ///< initially; doubles up to max_recall_wait
   Duration max_recall_wait = std::chrono::seconds(60);
   bool scale_up_now = false;
 };
 
-/// Who says something. `incarnation` counts the links to a host, from 1; the driver gives each new one
-/// the next number, so that host and incarnation name one link.
+/// Origin of an event. `incarnation` counts the links to a host, from 1. The driver gives each new link the
+/// next number, so host and incarnation name one link.
 struct Sender {
   std::string_view job;
-  std::uint32_t attempt = 0;  ///< ignored where it says so
+  std::uint32_t attempt = 0;  ///< ignored for events marked "any attempt"
   HostNumber host = 0;
   std::uint32_t incarnation = 0;
 };
 
 // ---- events of a node
-struct Joined {  ///< its agent said hello and can run so many workers; any attempt
+struct Joined {  ///< its agent said hello and can run `slots` workers; any attempt
   int slots = 1;
-  std::string name =
-      {};  ///< needed of hosts that were not expected; else given where hosts choose their number
+  std::string name = {};  ///< required for unexpected hosts; also given where hosts choose their number
   std::uint32_t gone_incarnation =
-      0;  ///< it is certain now that no worker of this earlier incarnation lives; 0: of none
+      0;  ///< no worker of this earlier incarnation runs, for certain; 0: none is reported
 };
-struct Heartbeat {};  ///< any byte of it; any attempt
+struct Heartbeat {};  ///< any byte from the node; any attempt
 struct LinkLost {     ///< any attempt
   std::string why;
-  bool workers_dead = false;  ///< it is certain (a goodbye, the keeper's word) that none of its workers lives
+  bool workers_dead = false;  ///< for certain (a goodbye, the keeper's report), none of its workers runs
 };
-struct WorkersGone {};  ///< after LinkLost: it is certain now that none of its workers lives; any attempt
-struct Absent {         ///< it could not be reached, or no agent answers there; any attempt and incarnation
+struct WorkersGone {};  ///< after LinkLost: for certain, none of its workers runs; any attempt
+struct Absent {         ///< not reachable, or no agent answers; any attempt and incarnation
   std::string why;
 };
 struct WorkerFailed {
   std::string what;            ///< "rank 3 exited 1"
-  bool non_retryable = false;  ///< it will be so each time
+  bool non_retryable = false;  ///< every attempt would fail the same way
 };
 struct NodeEnded {         ///< all its workers of the attempt are reaped
-  std::uint32_t left = 0;  ///< processes that could not be ended
+  std::uint32_t left = 0;  ///< processes that could not be killed
 };
-struct NodeWaits {};  ///< its living workers have let go of the attempt and wait for the next; no other lives
-struct NodeRefused {  ///< it cannot start its part, or its start failed; none of its workers runs
+struct NodeWaits {};  ///< its surviving workers have left the attempt and wait for the next; no others run
+struct NodeRefused {  ///< it cannot start its part, or the start failed; none of its workers runs
   std::string why;
   bool non_retryable = true;
 };
-struct AttemptProgress {};  ///< the attempt came further than those before
+struct AttemptProgress {};  ///< the attempt got further than earlier ones
 // ---- events of the master itself: no host, no incarnation
-struct AttemptFailed {  ///< for a reason that is no node's: a hang, no network
+struct AttemptFailed {  ///< for a reason outside any node: a hang, no network
   std::string why;
   bool non_retryable = false;
 };
@@ -111,14 +110,14 @@ using MemberEvent = std::variant<Joined, Heartbeat, LinkLost, WorkersGone, Absen
 enum class StopCause : std::uint8_t { kFailure, kScaleUp, kUser };
 enum class Outcome : std::uint8_t {
   kDone,
-  kFailed,  ///< a worker, or the attempt as a whole
+  kFailed,  ///< a worker failed, or the attempt as a whole
   kNodeLost,
-  kTooFew,  ///< not enough nodes within the join limit
+  kTooFew,  ///< too few nodes within the join limit
   kNoProgress,
-  kLeftovers,  ///< processes of an attempt that could not be ended: no other may run beside them
+  kLeftovers,  ///< processes of an attempt could not be killed; no attempt may run beside them
   kUser,
 };
-struct Begin {  ///< open the store, probe, spawn; every place's host is there
+struct Begin {  ///< open the store, probe, spawn; every assigned host is present
   std::uint32_t attempt = 0;
   World world;
 };
@@ -126,28 +125,28 @@ struct StopAttempt {  ///< to every node of the attempt
   std::uint32_t attempt = 0;
   StopCause cause = StopCause::kFailure;
   std::string reason;
-  bool another = false;  ///< as it stands another attempt will follow: workers that can may live on
+  bool another = false;  ///< another attempt is expected: workers that can may survive
 };
-struct Drop {  ///< end its link: nothing that it says counts any more
+struct Drop {  ///< end the link of the node; its further events are ignored
   HostNumber host = 0;
   std::uint32_t incarnation = 0;
   std::string reason;
 };
-struct RecallHost {  ///< try to reach it again; Joined or Absent is the answer
+struct RecallHost {  ///< try to reach the host again; the answer is Joined or Absent
   HostNumber host = 0;
 };
-struct NotifyUser {  ///< the user, one line
+struct NotifyUser {  ///< show the user one line
   std::string text;
 };
-struct BackOff {  ///< the attempt is over and failed; another one follows
+struct BackOff {  ///< the attempt has failed; another one follows
   std::string reason;
-  int restart = 0;  ///< so many of the budget are spent with it
+  int restart = 0;  ///< restarts charged to the budget, including this one
   std::chrono::nanoseconds wait{0};
 };
 struct EndJob {  ///< the last action
   Outcome outcome = Outcome::kDone;
   std::string reason;
-  std::string no_restart = {};  ///< what speaks against one, although the budget has some; empty: nothing
+  std::string no_restart = {};  ///< why no restart follows although the budget has some; empty: no reason
 };
 using MemberAction = std::variant<Begin, StopAttempt, Drop, RecallHost, NotifyUser, BackOff, EndJob>;
 

@@ -12,12 +12,12 @@ std::string counted(int n, const char* one, const char* many) {
 }
 
 struct Share {
-  int processes = 0;  // 0: this node cannot do what was asked
+  int processes = 0;  // 0: this node cannot do what was requested
   std::string reason;
 };
 
-// What a node counted for itself, cut to its slots: slots are a limit that the user set, not a mistake to
-// report.
+// Limits a count found on the node to its slots. The slots are the user's limit, so a larger count is no
+// error.
 Share cut_to_slots(int count, std::string what, const NodeSlots& node, bool oversubscribe) {
   if (!node.slots || oversubscribe || count <= *node.slots) return {count, std::move(what)};
   return {*node.slots, "slots=" + std::to_string(*node.slots) + " of " + what};

@@ -8,8 +8,8 @@
 
 namespace ddp::rendezvous {
 
-/// How --nproc-per-node was given. kAuto: GPUs, on a node without any its CPUs (as torchrun). kUnset: see
-/// plan_ranks.
+/// How --nproc-per-node was given. kAuto: the GPUs, or the CPUs on a node without GPUs (as torchrun). kUnset:
+/// see plan_ranks.
 enum class ProcsRule { kUnset, kNumber, kAuto, kGpu, kCpu };
 
 struct ProcsWanted {
@@ -18,11 +18,11 @@ struct ProcsWanted {
   bool oversubscribe = false;
 };
 
-/// What decides how many workers one node gets.
+/// Input for the number of workers of one node.
 struct NodeSlots {
   std::string name;            ///< for messages
   std::optional<int> slots;    ///< from the hostfile; unset: no limit
-  std::optional<int> devices;  ///< how many devices gpus= or --include chose; unset: all
+  std::optional<int> devices;  ///< number of devices chosen by gpus= or --include; unset: all
   int gpus = 0;                ///< from the node's hello
   int cpus = 1;                ///< from the node's hello
 };
@@ -32,7 +32,7 @@ struct NodeRanks {
   int node_rank = 0;
   int first_rank = 0;
   int local_world_size = 0;
-  std::string reason;  ///< in words: "slots=8", "4 GPUs", "one worker: no slots, no GPU, no --nproc-per-node"
+  std::string reason;  ///< as text: "slots=8", "4 GPUs", "one worker: no slots, no GPU, no --nproc-per-node"
 };
 
 /// `nodes` has the order of the input: hostfile order is rank order.
@@ -41,14 +41,15 @@ struct RankPlan {
   int world_size = 0;
 };
 
-/// The mistakes that can be seen before any node has answered: an explicit number over a host's slots, slots
-/// < 1, a number < 1. All of them in one kUsage error, one line each.
+/// Checks for errors that are visible before any node has answered: an explicit number above a host's slots,
+/// slots < 1, a number < 1. Returns all of them in one kUsage error, one line each.
 Result<> check_slots(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted);
 
-/// Ranks by prefix sum over what each node runs:
-///   kNumber  that many; more than `slots` is an error unless oversubscribe.
-///   kAuto, kGpu, kCpu  what the node has (chosen devices count as its GPUs), at most its slots unless
-///   oversubscribe. kUnset   chosen devices, at most slots; else slots; else GPUs; else 1.
+/// Assigns ranks by prefix sums over the workers of each node:
+///   kNumber: that many; more than `slots` is an error unless oversubscribe;
+///   kAuto, kGpu, kCpu: what the node has (chosen devices count as its GPUs), limited to its slots unless
+///   oversubscribe;
+///   kUnset: chosen devices, limited to slots; else slots; else GPUs; else 1.
 /// Errors: as check_slots (kUsage); kGpu on nodes without a GPU (kRefused, naming all of them); more than
 /// kMaxWorldSize ranks (kUsage). `nodes` must not be empty.
 Result<RankPlan> plan_ranks(const std::vector<NodeSlots>& nodes, const ProcsWanted& wanted);

@@ -7,7 +7,8 @@ namespace ddp::rendezvous {
 
 void SlotTable::fill(const std::vector<Candidate>& candidates) {
   const bool first_time = slots_.empty();
-  std::unordered_map<HostNumber, std::size_t> waiting;  // host → its index, of those without a slot
+  std::unordered_map<HostNumber, std::size_t> waiting;  // host → index of the candidate, for hosts without a
+                                                        // slot
   for (std::size_t i = 0; i < candidates.size(); ++i)
     waiting.emplace(candidates[i].host, i);
   const auto take = [&](TableSlot& slot, HostNumber host) {
@@ -21,7 +22,7 @@ void SlotTable::fill(const std::vector<Candidate>& candidates) {
     return found != waiting.end() && candidates[found->second].slots >= slot.size;
   };
 
-  // Holders before those who return: a host may have left one slot and hold another.
+  // Current holders before returning owners: a host may have left one slot and hold another.
   filled_ = 0;
   for (const bool held : {true, false}) {
     for (TableSlot& slot : slots_) {

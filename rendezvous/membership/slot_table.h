@@ -5,7 +5,7 @@
 
 namespace ddp::rendezvous {
 
-/// A host's number for the whole job: its place in the hostfile, the given node rank, or the order of first
+/// A host's number for the whole job: its index in the hostfile, the given node rank, or the order of first
 /// joining.
 using HostNumber = std::uint32_t;
 
@@ -18,15 +18,15 @@ struct RankAssignment {
   bool operator==(const RankAssignment&) const = default;
 };
 
-/// The world of one attempt, in order of node_rank. The same list of places is the same world.
+/// The world of one attempt, ordered by node_rank. Equal lists of assignments mean the same world.
 struct World {
   std::vector<RankAssignment> assignments;
   int world_size = 0;
   bool operator==(const World&) const = default;
 };
 
-/// Who sits where, from attempt to attempt (sans-IO; docs/states.md has the rules). A value: copy it, fill
-/// the copy, and keep that if the world it gives is good enough.
+/// Assigns hosts to slots across attempts (sans-IO; docs/states.md has the rules). A value: copy it, fill the
+/// copy, and keep the copy if its world is good enough.
 class SlotTable {
  public:
   struct Candidate {
@@ -37,22 +37,23 @@ class SlotTable {
   /// `fixed`: the world keeps the shape of its first attempt; otherwise it may shrink and grow.
   explicit SlotTable(int max_nodes, bool fixed = false) : max_nodes_(max_nodes), fixed_(fixed) {}
 
-  /// Gives slots to those who can take part, in this order of rules: a holder keeps its slot; a host that
-  /// returns takes its own if that is empty; the first candidate with enough device slots takes an empty
-  /// slot, and its size; what is left over gets new slots at the end. Candidates that find no slot are
-  /// spares. Order of the candidates: the first fill makes the slots in it, later it is the order of the
-  /// spares. No host twice.
+  /// Assigns slots to the candidates by these rules, in order. A host keeps the slot that it holds. A
+  /// returning host takes its previous slot if that is empty. The first candidate with enough device slots
+  /// takes an empty slot with its size. Remaining candidates get new slots at the end. Candidates without a
+  /// slot are spares. The order of the candidates is the order of the slots at the first fill, and later the
+  /// order of the spares. No host may appear twice.
   void fill(const std::vector<Candidate>& candidates);
 
-  /// Of the last fill: node_rank counts the filled slots, ranks are prefix sums of their sizes.
+  /// Returns the world of the last fill: node_rank counts the filled slots, ranks are prefix sums of their
+  /// sizes.
   World world() const;
   int filled() const { return filled_; }
-  /// Seats that were ever made; those that are empty are closed until somebody takes them.
+  /// Returns the number of slots ever made. Empty slots are unused until a host takes them.
   int count() const { return static_cast<int>(slots_.size()); }
 
  private:
   struct TableSlot {
-    HostNumber owner;  ///< who held it last
+    HostNumber owner;  ///< last holder
     int size;
     bool taken;
   };
