@@ -45,8 +45,8 @@ class Writer {
   std::string& out_;
 };
 
-/// Takes fields from a payload. After the first bad field every further one reads as zero and `failed()`
-/// holds.
+/// Takes fields from a payload. After the first invalid field, all further fields read as zero and `failed()`
+/// is true.
 class FieldReader {
  public:
   explicit FieldReader(std::string_view in) : in_(in) {}
@@ -91,8 +91,8 @@ class FieldReader {
   void operator()(std::vector<T>& list) {
     std::uint32_t count = 0;
     (*this)(count);
-    // An element takes at least one byte, so a count beyond the bytes left is a lie: nothing is reserved for
-    // it.
+    // An element takes at least one byte, so a count beyond the remaining bytes is invalid. Check it before
+    // reserving memory.
     if (count > kMaxListElements || count > in_.size()) failed_ = true;
     for (std::uint32_t i = 0; i < count && !failed_; ++i)
       (*this)(list.emplace_back());
@@ -124,7 +124,7 @@ bool decode_as(FieldReader& reader, Message& out) {
   return !reader.failed() && reader.at_end();
 }
 
-/// Type number → decoder, built from the list of messages: there is no second table to keep in step.
+/// Type number → decoder, built from the list of messages, so that no second table must be kept in step.
 template <std::size_t... Index>
 constexpr std::array<Decoder, 256> make_decoders(std::index_sequence<Index...>) {
   std::array<Decoder, 256> table{};

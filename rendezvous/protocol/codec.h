@@ -9,31 +9,30 @@
 #include "rendezvous/protocol/message.h"
 
 /// Messages ↔ bytes, one codec for both ends (docs/protocol.md). Little-endian, fixed widths; a string or
-/// list is a u32 count and its elements. A frame is: u32 length of what follows, u8 type, fields.
+/// list is a u32 count and its elements. A frame is: u32 length of the rest, u8 type, fields.
 namespace ddp::rendezvous {
 
-/// Limits, checked before anything is allocated. They bound what a peer can make us hold.
+/// Limits, checked before any allocation. They bound the memory that a peer can make this end use.
 inline constexpr std::size_t kMaxFrame = 8u << 20;  ///< length field; a JobStart carries a whole environment
 inline constexpr std::size_t kMaxListElements = 65'536;
-inline constexpr std::size_t kMaxOutputData = 64u
-                                              << 10;  ///< data of one Output frame: control never waits long
+inline constexpr std::size_t kMaxOutputData = 64u << 10;  ///< data of one Output: control never waits long
 inline constexpr std::size_t kFrameHeader = 4;
-inline constexpr std::size_t kOutputHeader = 26;  ///< what stands before the data of an Output frame
+inline constexpr std::size_t kOutputHeader = 26;  ///< bytes before the data of an Output frame
 
 /// Appends the frame of `message` to `out`.
 void append_frame(const Message& message, std::string& out);
 
-/// Writes the kOutputHeader bytes that append_frame would write before `output.data`, for data that already
-/// stands behind them.
+/// Writes the kOutputHeader bytes that append_frame would write before `output.data`. The data must already
+/// follow them.
 void write_output_header(const Output& output, char* at);
-/// The same for `size` bytes of data that stand elsewhere.
+/// Writes the same header for `size` bytes of data at another place.
 void write_output_header(const Output& output, std::size_t size, char* at);
 
 /// Decodes one frame's payload (type and fields, without the length). string_view members of the result point
-/// into `payload`. Error kProtocol: unknown type, truncated field, count over its limit, bytes left over.
+/// into `payload`. Error: kProtocol (unknown type, truncated field, count over its limit, surplus bytes).
 Result<Message> decode_payload(std::string_view payload);
 
-/// Name of a message, for logs: "Hello".
+/// Returns the name of a message, for logs: "Hello".
 std::string_view message_name(const Message& message);
 
 }  // namespace ddp::rendezvous

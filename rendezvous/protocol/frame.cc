@@ -13,9 +13,10 @@
 namespace ddp::rendezvous {
 namespace {
 
-/// What one read of a busy stream may take.
+/// Maximum size of one read of a busy stream.
 constexpr std::size_t kMostRead = kBlockSize / 2;
-/// A read into memory that is kept, and so not used again, is worth its system call.
+/// Maximum size of one read while the memory is kept. Such memory is not reused, but a read of this size is
+/// worth its system call.
 constexpr std::size_t kKeptRead = 64u << 10;
 
 }  // namespace
@@ -41,12 +42,12 @@ std::span<char> FrameReader::space() {
   return {buffer_.get() + end_, capacity_ - end_};
 }
 
-/// Moves what is left of the last frame to the front, into a larger buffer when it must be.
+/// Moves the rest of the last frame to the front, into a larger buffer if necessary.
 void FrameReader::make_room(std::size_t wanted) {
   const std::size_t left = end_ - begin_;
   if (kept_ || capacity_ < left + wanted) {
-    // Twice, so that the rest of a frame is moved after every other read only. Not zeroed: pages that are
-    // never read into cost nothing.
+    // Twice the read size, so that the rest of a frame moves only after every second read. The memory is not
+    // zeroed: pages that are never read into cost nothing.
     const std::size_t larger = std::max(left + wanted, 2 * read_size_);
     auto fresh = take_block(larger);
     if (left > 0) std::memcpy(fresh.get(), buffer_.get() + begin_, left);

@@ -11,26 +11,26 @@
 
 namespace ddp::rendezvous {
 
-/// The length field at the start of a frame; reads kFrameHeader bytes.
+/// Returns the length field at the start of a frame; reads kFrameHeader bytes.
 std::uint32_t frame_length(const char* bytes);
 
-/// Cuts a byte stream into frames (sans-IO). The driver's duties:
-///   1. read bytes into `space()`, then tell `filled(n)`;
-///   2. take frames by `next()` until it gives nothing, then read again.
-/// A payload stays valid until the next call of `space()`, or as long as somebody has its memory by `keep()`.
-/// Memory: at most one frame and 512 KiB, beside what is kept.
+/// Splits a byte stream into frames (sans-IO). The driver's duties:
+///   1. read bytes into `space()`, then call `filled(n)`;
+///   2. take frames with `next()` until it returns nothing, then read again.
+/// A payload is valid until the next call of `space()`, or as long as a `keep()` of its memory exists.
+/// Memory: at most one frame and 512 KiB, beside kept memory.
 class FrameReader {
  public:
-  /// Room for the next read: at least 16 KiB and what the frame begun still lacks; more on a stream that
-  /// fills it.
+  /// Returns room for the next read: at least 16 KiB and the missing bytes of the current frame; more on a
+  /// stream that fills it.
   std::span<char> space();
   void filled(std::size_t bytes);
 
-  /// The next whole frame's payload (type and fields); nothing when more bytes are needed. Error kProtocol:
-  /// the length is zero or over kMaxFrame; the stream cannot be read any further.
+  /// Returns the next whole frame's payload (type and fields), or nothing when more bytes are needed. Error:
+  /// kProtocol, the length is zero or over kMaxFrame; the stream cannot be read further.
   Result<std::optional<std::string_view>> next();
-  /// The memory of the payloads given since the last `space()`, to share; any thread may be the last to let
-  /// go.
+  /// Shares the memory of the payloads returned since the last `space()`. Any thread may release the last
+  /// share.
   std::shared_ptr<const char[]> keep();
 
  private:
@@ -38,7 +38,7 @@ class FrameReader {
   void make_room(std::size_t wanted);
 
   std::shared_ptr<char[]> buffer_;
-  bool kept_ = false;  ///< somebody may have a share of buffer_: what was read stays where it is
+  bool kept_ = false;  ///< buffer_ may be shared, so bytes that were read must not move
   std::size_t capacity_ = 0;
   std::size_t read_size_ = kFirstRead;  ///< doubles while reads fill it
   std::size_t begin_ = 0;               ///< first byte not yet handed out

@@ -5,14 +5,14 @@
 #include <utility>
 #include <vector>
 
-/// What the master says to an agent of the job and its attempts. Part of message.h, which says how they are
-/// written.
+/// Messages from the master to an agent about the job and its attempts. Part of message.h, which describes
+/// the encoding.
 namespace ddp::rendezvous {
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-/// First frame of the master: the job as this node runs it. Nothing of it ever passes a shell or a command
-/// line.
+/// First frame of the master: the job as this node runs it. No part of it ever passes through a shell or a
+/// command line.
 struct JobStart {
   static constexpr std::uint8_t kType = 0x41;
   std::string job_id;
@@ -21,18 +21,19 @@ struct JobStart {
   std::vector<std::string> argv;
   std::string python;
   std::string chdir;   ///< empty: the agent's own directory
-  Pairs env;           ///< the launcher's environment, filtered; laid over the node's own
-  Pairs explicit_env;  ///< --env and the host's own; laid over both
+  Pairs env;           ///< the launcher's environment, filtered; overrides the node's own
+  Pairs explicit_env;  ///< from --env and from the host; overrides both
   std::vector<std::string> devices;
-  bool local = false;  ///< this node is the launcher's own machine: its device variables count
+  bool local = false;  ///< this node is the launcher's own machine, so its device variables count
   bool stdin_to_rank0 = false;
   std::uint32_t master_timeout_ms = 0;
   std::uint32_t link_grace_ms = 0;    ///< TERM to KILL when the link to the master is lost
-  std::uint32_t credit = 0;           ///< output bytes of each stream that the agent may have unacknowledged
-  std::uint32_t hang_timeout_ms = 0;  ///< 0: nobody watches for hangs
-  std::vector<std::string> setup;  ///< shell scripts, run once before the workers, whose variables they set
-  /// Of the agent that ran this job on this machine before and was lost: the pids of its keeper, of its
-  /// workers, and its own. Empty: nothing is to be found out about it.
+  std::uint32_t credit = 0;           ///< output bytes per stream that the agent may have unacknowledged
+  std::uint32_t hang_timeout_ms = 0;  ///< 0: no hang detection
+  std::vector<std::string> setup;     ///< shell scripts, run once before the workers; the workers get the
+                                      ///< variables that they set
+  /// Pids of a lost earlier agent of this job on this machine: its keeper, its workers, and itself. Empty:
+  /// the node has nothing to check.
   std::vector<std::uint32_t> predecessor;
   template <class M, class C>
   static void fields(M& m, C& c) {
@@ -42,7 +43,7 @@ struct JobStart {
   }
 };
 
-/// To node 0: serve the store of this attempt (mode kAgent), or find a port on which rank 0 may serve it
+/// To node 0: serve the store of this attempt (mode kAgent), or find a port where rank 0 can serve it
 /// (kWorker).
 struct OpenStore {
   static constexpr std::uint8_t kType = 0x42;
@@ -59,22 +60,22 @@ struct OpenStore {
   }
 };
 
-/// To the others: which of these addresses reaches node 0's store?
+/// To the other nodes: asks which of these addresses reaches node 0's store.
 struct Probe {
   static constexpr std::uint8_t kType = 0x43;
   std::uint32_t attempt = 0;
   std::vector<std::string> addresses;  ///< in order of preference
   std::uint16_t port = 0;
   std::uint32_t timeout_ms = 0;
-  std::string token = {};  ///< of StoreOpened; empty: any store's answer will do
+  std::string token = {};  ///< from StoreOpened; empty: accept the answer of any store
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.addresses), c(m.port), c(m.timeout_ms), c(m.token);
   }
 };
 
-/// Start this node's workers: ranks first_rank … first_rank + local_world_size − 1. Those that live on from
-/// an attempt that was revoked take part in this one with their local ranks; only the others are started.
+/// Starts this node's workers: ranks first_rank … first_rank + local_world_size − 1. Survivors of a revoked
+/// attempt take part in this one with their local ranks; only the other workers are started.
 struct Spawn {
   static constexpr std::uint8_t kType = 0x44;
   std::uint32_t attempt = 0;
@@ -87,8 +88,8 @@ struct Spawn {
   std::string master_addr;
   std::uint16_t master_port = 0;
   bool agent_store = true;
-  std::string interface_name;  ///< for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; empty: leave them alone
-  std::int32_t from = -1;      ///< rank that holds the training's state; negative: nobody does
+  std::string interface_name;  ///< for NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; empty: do not set them
+  std::int32_t from = -1;      ///< rank that holds the training state; negative: none does
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.node_rank), c(m.nodes), c(m.first_rank), c(m.local_world_size), c(m.world_size),
@@ -97,7 +98,7 @@ struct Spawn {
   }
 };
 
-/// End the attempt: TERM now, KILL after `grace_ms` (0: KILL now). A second Stop may only shorten the grace.
+/// Ends the attempt: TERM now, KILL after `grace_ms` (0: KILL now). A second Stop may only shorten the grace.
 struct Stop {
   static constexpr std::uint8_t kType = 0x45;
   std::uint32_t attempt = 0;
@@ -109,9 +110,9 @@ struct Stop {
   }
 };
 
-/// End the attempt, but not its workers: those that can let go of it do, and wait for the next one; whoever
-/// has not answered after `deadline_ms`, or cannot, is killed. Answered by AttemptRevoked, or by AttemptEnded
-/// where nobody lives on. A Stop may follow.
+/// Ends the attempt but keeps its workers: workers that can leave the attempt do, and wait for the next one.
+/// A worker that cannot, or that has not answered after `deadline_ms`, is killed. The answer is
+/// AttemptRevoked, or AttemptEnded if no worker survives. A Stop may follow.
 struct Revoke {
   static constexpr std::uint8_t kType = 0x4E;
   std::uint32_t attempt = 0;
@@ -124,7 +125,7 @@ struct Revoke {
   }
 };
 
-/// Pass a signal to every worker's leader.
+/// Passes a signal to every worker's leader.
 struct Signal {
   static constexpr std::uint8_t kType = 0x46;
   std::uint8_t number = 0;
@@ -134,7 +135,7 @@ struct Signal {
   }
 };
 
-/// What is known of a hang is wanted, before the attempt is stopped for it.
+/// Collects evidence of a hang, before the attempt is stopped for it.
 struct Inspect {
   static constexpr std::uint8_t kType = 0x4C;
   std::uint32_t attempt = 0;
@@ -145,8 +146,8 @@ struct Inspect {
   }
 };
 
-/// Clean up and exit. What the job came to is for a node that was started by itself: its own process ends
-/// with the job's exit code then.
+/// Orders the agent to clean up and exit. The result of the job is for a node that was started by itself: its
+/// own process then ends with the job's exit code.
 struct Leave {
   static constexpr std::uint8_t kType = 0x47;
   std::int32_t code = 0;

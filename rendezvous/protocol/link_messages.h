@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-/// What keeps a link going: signs of life, credit, stdin, words for the user. Part of message.h, which says
-/// how they are written.
+/// Messages that keep a link going: heartbeats, credit, stdin, notices. Part of message.h, which describes
+/// the encoding.
 namespace ddp::rendezvous {
 
 struct Ping {
@@ -30,8 +30,8 @@ struct Pong {
   }
 };
 
-/// The master is being stopped by its user (Ctrl-Z): its silence means nothing until the next message.
-/// Answered by a Pong with the sequence kAsleep.
+/// The user suspends the master (Ctrl-Z). Its silence until the next message does not count. The answer is a
+/// Pong with the sequence kAsleep.
 struct MasterAsleep {
   static constexpr std::uint8_t kType = 0x4A;
   template <class M, class C>
@@ -39,7 +39,7 @@ struct MasterAsleep {
 };
 
 /// Output bytes of one stream that the master has taken; the agent may send as many again. Each stream has
-/// its own credit, so that the last words of a dying worker pass although nobody reads what the others print.
+/// its own credit, so that a dying worker's last lines pass even if nobody reads the output of the others.
 struct Credit {
   static constexpr std::uint8_t kType = 0x49;
   std::uint8_t stream = 1;
@@ -70,11 +70,11 @@ struct StdinTaken {
   }
 };
 
-/// Something a person should read, such as a refused stranger at the store. Shown with the node's name.
+/// A message for the user, such as a refused connection to the store. Shown with the node's name.
 struct Notice {
   static constexpr std::uint8_t kType = 0x0B;
   std::string text;
-  bool detail = false;  ///< a step done, for who asked for --verbose
+  bool detail = false;  ///< a completed step, shown only with --verbose
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.text), c(m.detail);

@@ -9,12 +9,12 @@
 #include "rendezvous/protocol/node_messages.h"
 #include "rendezvous/protocol/worker_messages.h"
 
-/// The messages of the control protocol between master and agents, as docs/protocol.md describes them. Plain
-/// data; each struct lists its fields once (`fields`), and the codec reads and writes by that list. Numbers
-/// are never reused.
+/// The messages of the control protocol between master and agents, as described in docs/protocol.md. Plain
+/// data; each struct lists its fields once (`fields`), and the codec reads and writes by that list. Type
+/// numbers are never reused.
 namespace ddp::rendezvous {
 
-/// Both ends must speak the same version: the launcher starts (or pushes) the agent that fits it.
+/// Both ends must have the same version: the launcher starts (or copies) the matching agent.
 inline constexpr std::uint32_t kProtocolVersion = 1;
 
 using Message = std::variant<Hello, JobAccepted, Refused, StoreOpened, ProbeResult, WorkerStarted,

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-/// What an agent says of its node, and of what it was asked for the whole node. Part of message.h, which says
-/// how they are written.
+/// Messages from an agent about its node, and answers for the whole node. Part of message.h, which describes
+/// the encoding.
 namespace ddp::rendezvous {
 
 /// A usable network interface of a node.
@@ -21,19 +21,20 @@ struct Interface {
   }
 };
 
-/// First frame of an agent: who it is and what its node has.
+/// First frame of an agent: its identity and the resources of its node.
 struct Hello {
   static constexpr std::uint8_t kType = 0x01;
   std::string hostname;
-  std::string machine_id;  ///< equal on two agents exactly when they share kernel and network namespace
+  std::string machine_id;  ///< equal on two agents exactly if they share kernel and network namespace
   std::uint32_t pid = 0;
-  std::uint32_t cpus = 0;  ///< logical ones usable by this job: affinity, cut by the cgroup's quota
+  std::uint32_t cpus = 0;  ///< logical CPUs usable by this job: affinity, limited by the cgroup's quota
   std::uint32_t gpus = 0;
   std::uint64_t clock_ns = 0;  ///< CLOCK_MONOTONIC of the node when sent
   std::vector<Interface> interfaces;
-  std::uint32_t workers = 0;        ///< what the node was told itself (per-node mode); 0: the master plans it
+  std::uint32_t workers = 0;        ///< number set on the node itself (per-node mode); 0: the master decides
   std::uint32_t keeper = 0;         ///< the keeper's pid
-  std::uint64_t pid_namespace = 0;  ///< in which pids are meant: the inode of /proc/self/ns/pid; 0: not known
+  std::uint64_t pid_namespace = 0;  ///< the namespace of these pids: the inode of /proc/self/ns/pid; 0: not
+                                    ///< known
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.hostname), c(m.machine_id), c(m.pid), c(m.cpus), c(m.gpus), c(m.clock_ns), c(m.interfaces),
@@ -46,16 +47,15 @@ struct JobAccepted {
   static constexpr std::uint8_t kType = 0x02;
   std::string program;                       ///< the resolved program, for the plan and the report
   std::vector<std::string> infiniband = {};  ///< adapters with an active InfiniBand port: "mlx5_0"
-  std::string no_infiniband =
-      {};  ///< why NCCL would not use them here, in words; empty: nothing is in its way
-  bool predecessor_gone = false;  ///< all of JobStart::predecessor have ended, and nothing of theirs is left
+  std::string no_infiniband = {};  ///< why NCCL would not use the adapters, as text; empty: no obstacle
+  bool predecessor_gone = false;   ///< all of JobStart::predecessor have ended, without any process left
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.program), c(m.infiniband), c(m.no_infiniband), c(m.predecessor_gone);
   }
 };
 
-/// The node cannot do what the last request asked. `code` is an ErrorCode.
+/// The node cannot do what the last request demanded. `code` is an ErrorCode.
 struct Refused {
   static constexpr std::uint8_t kType = 0x03;
   std::uint8_t code = 0;
@@ -71,21 +71,21 @@ struct StoreOpened {
   static constexpr std::uint8_t kType = 0x04;
   std::uint32_t attempt = 0;
   std::uint16_t port = 0;
-  std::string token = {};  ///< what this store alone answers to, for Probe
+  std::string token = {};  ///< only this store answers to it; for Probe
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.port), c(m.token);
   }
 };
 
-/// Answer to Probe. `address` is the first candidate that answered; empty: none did. `text` says why those
-/// before it did not.
+/// Answer to Probe. `address` is the first candidate that answered; empty: none did. `text` says why the
+/// candidates before it did not.
 struct ProbeResult {
   static constexpr std::uint8_t kType = 0x05;
   std::uint32_t attempt = 0;
   std::string address;
   std::string text;
-  std::string local = {};  ///< the node's own address on the way to `address`
+  std::string local = {};  ///< the node's own address on the route to `address`
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.address), c(m.text), c(m.local);

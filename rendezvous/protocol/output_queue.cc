@@ -11,8 +11,8 @@
 namespace ddp::rendezvous {
 namespace {
 
-/// The first allocation, and what an empty queue may keep: a buffer that holds both streams' windows is used
-/// again and again while much is written.
+/// Size of the first allocation, and limit of the memory that an empty queue keeps. A buffer for the windows
+/// of both streams is reused while much is written.
 constexpr std::size_t kFirst = 128u << 10;
 constexpr std::size_t kKept = 4u << 20;
 
@@ -21,7 +21,7 @@ constexpr std::size_t kKept = 4u << 20;
 void OutputQueue::Buffer::reserve(std::size_t more) {
   if (capacity - end >= more) return;
   const std::size_t wanted = std::max({kFirst, 2 * capacity, end + more});
-  auto larger = std::make_unique_for_overwrite<char[]>(wanted);  // a page that is never used costs nothing
+  auto larger = std::make_unique_for_overwrite<char[]>(wanted);  // unused pages cost nothing
   if (!empty()) std::memcpy(larger.get() + begin, bytes.get() + begin, end - begin);
   bytes = std::move(larger);
   capacity = wanted;
@@ -35,7 +35,7 @@ std::span<char> OutputQueue::space(std::size_t size) {
 
 void OutputQueue::commit(const Output& output) {
   assert(output.data.empty() || output.data.data() == filling_.bytes.get() + filling_.end + kOutputHeader);
-  filling_.reserve(kOutputHeader);  // an end of stream needs no space before it
+  filling_.reserve(kOutputHeader);  // an end of stream is committed without a space() before
   write_output_header(output, filling_.bytes.get() + filling_.end);
   filling_.end += kOutputHeader + output.data.size();
 }

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-/// What an agent says of its workers. Part of message.h, which says how they are written.
+/// Messages from an agent about its workers. Part of message.h, which describes the encoding.
 namespace ddp::rendezvous {
 
 struct WorkerStarted {
@@ -14,27 +14,28 @@ struct WorkerStarted {
   std::uint32_t rank = 0;
   std::uint32_t pid = 0;
   std::uint64_t clock_ns = 0;
-  std::uint32_t start_attempt = 0;  ///< attempt in which the process was started: it lives on from there
+  std::uint32_t start_attempt = 0;  ///< attempt in which the process was started and from which it survives
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.rank), c(m.pid), c(m.clock_ns), c(m.start_attempt);
   }
 };
 
-/// The end of a worker, sent when it happens and ahead of any output still on its way.
+/// The end of a worker. Sent when it happens, ahead of output that is still queued.
 struct WorkerExited {
   static constexpr std::uint8_t kType = 0x07;
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
-  std::uint32_t pid = 0;    ///< 0: it never started, and `text` says why
+  std::uint32_t pid = 0;    ///< 0: it never started; `text` has the reason
   std::uint8_t code = 0;    ///< exit code; 126 or 127 when it could not be executed
   std::int32_t sys = 0;     ///< errno of the failed start
   std::uint8_t signal = 0;  ///< the signal that killed it, or 0
   bool core = false;
   std::uint64_t clock_ns = 0;  ///< the node's CLOCK_MONOTONIC when it ended
   std::string text;
-  bool by_revoke = false;  ///< its agent killed it, since it could not let go of the attempt: `text` says why
-  bool after_stop = false;  ///< its agent had sent it SIGTERM before its end began
+  bool by_revoke = false;   ///< the agent killed it because it could not leave the attempt; `text` has the
+                            ///< reason
+  bool after_stop = false;  ///< the agent had sent it SIGTERM before it began to end
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.rank), c(m.pid), c(m.code), c(m.sys), c(m.signal), c(m.core), c(m.clock_ns), c(m.text),
@@ -57,8 +58,8 @@ struct Output {
   }
 };
 
-/// Every worker of the attempt is reaped, its output sent, its tree gone. `left` counts live processes of the
-/// job that could not be ended; `left_text` names them.
+/// Every worker of the attempt is reaped, its output is sent, and its process tree is gone. `left` counts
+/// processes of the job that could not be killed; `left_text` names them.
 struct AttemptEnded {
   static constexpr std::uint8_t kType = 0x09;
   std::uint32_t attempt = 0;
@@ -70,14 +71,14 @@ struct AttemptEnded {
   }
 };
 
-/// What the node knows about a bad end beyond the exit status. Follows the WorkerExited of the same rank,
-/// before AttemptEnded; not sent when there is nothing to tell.
+/// Evidence about an abnormal exit beyond the exit status. Follows the WorkerExited of the same rank, before
+/// AttemptEnded. The node sends none if it knows nothing more.
 struct WorkerEvidence {
   static constexpr std::uint8_t kType = 0x0D;
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
-  std::string oom;         ///< the kernel ended it for want of memory: where that was read, in words
-  std::string xid;         ///< the NVIDIA driver's Xid lines of the time of its end
+  std::string oom;         ///< where the node read that the OOM killer ended it, as text
+  std::string xid;         ///< Xid lines of the NVIDIA driver from the time of its end
   std::string error_json;  ///< the content of TORCHELASTIC_ERROR_FILE, as `@record` writes it; at most 64 KiB
   template <class M, class C>
   static void fields(M& m, C& c) {
@@ -85,9 +86,8 @@ struct WorkerEvidence {
   }
 };
 
-/// In which collective operations a worker stood when it ended or let go of a failed attempt, where it says
-/// so
-/// (`train` does). Before AttemptEnded or AttemptRevoked; not sent when the node's workers all ended well.
+/// The collective operations of a worker when it ended or left a failed attempt, if it records them (`train`
+/// does). Sent before AttemptEnded or AttemptRevoked; not sent when all workers of the node ended normally.
 struct WorkerCollectives {
   static constexpr std::uint8_t kType = 0x15;
   std::uint32_t attempt = 0;
@@ -99,29 +99,29 @@ struct WorkerCollectives {
   }
 };
 
-/// Since when no worker of this node has written anything or used CPU time; sent when it changes, and only
+/// Since when no worker of this node has written anything or used CPU time. Sent when it changes, and only
 /// with a hang timeout.
 struct Quiet {
   static constexpr std::uint8_t kType = 0x0E;
   std::uint32_t attempt = 0;
   bool quiet = false;
-  std::uint64_t since_ns = 0;  ///< the node's CLOCK_MONOTONIC of the last sign of life; only while quiet
+  std::uint64_t since_ns = 0;  ///< the node's CLOCK_MONOTONIC at the last activity; only while quiet
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.quiet), c(m.since_ns);
   }
 };
 
-/// Answer to Inspect: for each living rank one with its state, perhaps more whose text is to be added, then
-/// one with `last`.
+/// Answer to Inspect: for each running rank one with its state, possibly more with further text, then one
+/// with `last`.
 struct Inspection {
   static constexpr std::uint8_t kType = 0x0F;
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   bool last = false;
-  std::string state;   ///< in words that are equal in ranks that do the same: "sleeping in futex"
-  std::string text;    ///< stacks and what else could be read, many lines
-  bool steps = false;  ///< it reports its steps (docs/worker_protocol.md): `step` of them are complete
+  std::string state;   ///< text that is equal for ranks that do the same: "sleeping in futex"
+  std::string text;    ///< stacks and other evidence, many lines
+  bool steps = false;  ///< the rank reports its steps (docs/worker_protocol.md); `step` of them are complete
   std::uint64_t step = 0;
   template <class M, class C>
   static void fields(M& m, C& c) {
@@ -129,9 +129,9 @@ struct Inspection {
   }
 };
 
-// ---- of workers that live through attempts (docs/worker_protocol.md)
+// ---- workers that survive attempts (docs/worker_protocol.md)
 
-/// All living workers of the node have said that they can let go of the attempt and take part in another.
+/// All running workers of the node have announced that they can leave the attempt and join another.
 struct WorkersGreeted {
   static constexpr std::uint8_t kType = 0x11;
   std::uint32_t attempt = 0;
@@ -141,7 +141,7 @@ struct WorkersGreeted {
   }
 };
 
-/// All living workers of the node take part in the attempt, and have the training's state.
+/// All running workers of the node take part in the attempt and have the training state.
 struct WorkersReady {
   static constexpr std::uint8_t kType = 0x12;
   std::uint32_t attempt = 0;
@@ -151,32 +151,32 @@ struct WorkersReady {
   }
 };
 
-/// A rank could not reach others: evidence, on which nothing hangs as long as a death explains it.
+/// A rank could not reach others. This is only evidence, and has no consequence if a death explains it.
 struct WorkerInTrouble {
   static constexpr std::uint8_t kType = 0x13;
   std::uint32_t attempt = 0;
   std::uint32_t rank = 0;
   std::string text;
-  std::vector<std::uint32_t> peers;  ///< ranks that it takes for lost
+  std::vector<std::uint32_t> peers;  ///< ranks that it considers lost
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.attempt), c(m.rank), c(m.text), c(m.peers);
   }
 };
 
-/// A worker that has let go of its attempt.
+/// A worker that has left its attempt.
 struct Survivor {
   std::uint32_t local_rank = 0;
   bool holds_state = false;
-  std::uint64_t step = 0;  ///< of the state that it holds
+  std::uint64_t step = 0;  ///< step of the state that it holds
   template <class M, class C>
   static void fields(M& m, C& c) {
     c(m.local_rank), c(m.holds_state), c(m.step);
   }
 };
 
-/// Answer to Revoke, in the place of AttemptEnded where workers live on: they have let go of the attempt and
-/// wait; all others of the node are dead, and their output is sent.
+/// Answer to Revoke instead of AttemptEnded if workers survive. The survivors have left the attempt and wait;
+/// all other workers of the node are dead, and their output is sent.
 struct AttemptRevoked {
   static constexpr std::uint8_t kType = 0x14;
   std::uint32_t attempt = 0;
