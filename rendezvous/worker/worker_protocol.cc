@@ -11,20 +11,21 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Escaped; with kPeers ranks of eleven characters each, and the keys, a line stays below kWorkerLineBytes.
+// Limits for escaped text. With kPeers ranks of eleven characters each, and the keys, a line stays below
+// kWorkerLineBytes.
 constexpr std::size_t kTextBytes = 2048;
 constexpr std::size_t kPhaseBytes = 256;
 constexpr std::size_t kPeers = 128;
 constexpr std::string_view kCutMark = "…";
 
-/// With the key that names the message first, as people read it.
+/// Ordered, so that the key that names the message comes first for readers.
 using OrderedJson = nlohmann::ordered_json;
 
 std::string dumped(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-/// Bytes of the character at `at` (of valid UTF-8), and what they take in JSON at most.
+/// Returns the bytes of the character at `at` (of valid UTF-8), and the maximum bytes that it takes in JSON.
 std::pair<std::size_t, std::size_t> character_at(const std::string& text, std::size_t at) {
   const auto lead = static_cast<unsigned char>(text[at]);
   if (lead < 0x20) return {1, 6};
@@ -33,17 +34,17 @@ std::pair<std::size_t, std::size_t> character_at(const std::string& text, std::s
   return {bytes, bytes};
 }
 
-/// As valid UTF-8 that takes `limit` bytes in JSON at most; what was cut shows by a mark.
+/// Returns valid UTF-8 that takes at most `limit` bytes in JSON. A mark shows that text was cut.
 std::string fitting(const std::string& text, std::size_t limit) {
-  // Nobody needs the megabytes behind; not in the middle of a character.
+  // The rest of a huge text is not needed. Do not cut in the middle of a character.
   std::size_t start_of_rest = std::min(limit, text.size());
   for (int i = 0; i < 3 && start_of_rest < text.size() && (text[start_of_rest] & 0xc0) == 0x80; ++i)
     --start_of_rest;
-  // Broken bytes are replaced.
+  // Replaces invalid bytes.
   const std::string whole = Json::parse(dumped(text.substr(0, start_of_rest))).get<std::string>();
   std::size_t taken = 0;
   std::size_t end = 0;
-  std::size_t last_with_room = 0;  // for the mark
+  std::size_t last_with_room = 0;  // end of the text that leaves room for the mark
   while (end < whole.size()) {
     const auto [bytes, cost] = character_at(whole, end);
     if (taken + cost > limit) break;
@@ -59,7 +60,7 @@ Error wrong(const std::string& what) {
   return {ErrorCode::kProtocol, what};
 }
 
-/// Reads the keys of one message and remembers the first thing that was wrong.
+/// Reads the keys of one message and keeps the first error.
 class Keys {
  public:
   explicit Keys(const Json& object) : object_(object) {}
@@ -69,7 +70,7 @@ class Keys {
     const Json* value = required(key);
     return value ? number_of(*value, key, least, most) : least;
   }
-  /// Missing or null: unset.
+  /// Returns nothing if the key is missing or null.
   template <class Number>
   std::optional<Number> number_or_none(const char* key) {
     const auto found = object_.find(key);
@@ -117,7 +118,7 @@ class Keys {
   }
   template <class Number>
   Number number_of(const Json& value, const char* key, Number least, Number most) {
-    // What has a point, an exponent or too many digits is no integer to the parser.
+    // The parser does not read numbers with a point, an exponent or too many digits as integers.
     if (!value.is_number_unsigned()) {
       fail(key, value.is_number() ? "is no whole number in its range" : "is no number");
       return least;
@@ -139,7 +140,7 @@ class Keys {
 Result<WorkerMessage> decode_hello(Keys keys) {
   WorkerHello hello;
   hello.version = keys.number<int>("hello", 1);
-  // Of another version nothing more is known.
+  // The other keys of another version are unknown.
   if (hello.version != kWorkerProtocol) return keys.result<WorkerMessage>(hello);
   hello.pid = keys.number<std::uint32_t>("pid");
   hello.rejoin = keys.flag("rejoin");
@@ -165,7 +166,7 @@ Result<WorkerMessage> decode_failed(Keys keys) {
 Result<WorkerMessage> decode_revoked(Keys keys) {
   WorkerRevoked revoked;
   revoked.attempt = keys.number<std::uint32_t>("revoked");
-  // Whether it holds the training's state decides where that comes from: it has to be said.
+  // "step" is required, since it decides which rank provides the training state.
   keys.require_present("step");
   revoked.step = keys.number_or_none<std::uint64_t>("step");
   return keys.result<WorkerMessage>(revoked);
@@ -215,7 +216,7 @@ struct FieldKind {
   Result<Word> (*decode)(Keys);
 };
 
-/// The first key of the list that the object has tells what it is.
+/// The first key of the list that the object contains determines the message.
 template <class Word, std::size_t kCount>
 Result<Word> decode(std::string_view line, const FieldKind<Word> (&kinds)[kCount]) {
   if (line.size() >= kWorkerLineBytes) return wrong("a line is longer than 4096 bytes");
@@ -226,7 +227,7 @@ Result<Word> decode(std::string_view line, const FieldKind<Word> (&kinds)[kCount
   return wrong("a line has no key of a known message");
 }
 
-// "revoked" has a "step" as well: that comes last.
+// "step" comes last, since "revoked" also has a "step".
 constexpr FieldKind<WorkerMessage> kWorkerKinds[] = {{"hello", decode_hello},
                                                      {"failed", decode_failed},
                                                      {"revoked", decode_revoked},

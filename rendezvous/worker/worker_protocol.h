@@ -11,17 +11,16 @@
 
 #include "base/result.h"
 
-/// What a worker and the agent of its node say to each other over DDPLAUNCH_CONTROL: one JSON object per
-/// line, as docs/worker_protocol.md describes them. Plain data and the codec of both ends. Unknown keys are
-/// ignored.
+/// Messages between a worker and the agent of its node over DDPLAUNCH_CONTROL: one JSON object per line, as
+/// described in docs/worker_protocol.md. Plain data and the codec of both ends. Unknown keys are ignored.
 namespace ddp::rendezvous {
 
-/// With its end. Longer lines are an error at the receiver; the encoder cuts texts so that none is longer.
+/// Includes the line end. Longer lines are an error at the receiver; the encoder cuts texts to fit.
 inline constexpr std::size_t kWorkerLineBytes = 4096;
 inline constexpr int kWorkerProtocol = 1;
-/// "failed" of one worker in one attempt that count; more are ignored.
+/// Number of "failed" messages of one worker in one attempt that count; later ones are ignored.
 inline constexpr unsigned kMostTroubles = 10;
-/// A worker that lost a peer waits so long for the order that follows, then it ends with its own code.
+/// How long a worker that lost a peer waits for the order that follows. Then it ends with its own exit code.
 inline constexpr std::chrono::seconds kOrderTime{10};
 
 // ---- worker to agent
@@ -29,31 +28,31 @@ inline constexpr std::chrono::seconds kOrderTime{10};
 /// {"hello":1,"pid":P,"rejoin":true,"sharded":false}: the first line.
 struct WorkerHello {
   int version = kWorkerProtocol;
-  std::uint32_t pid = 0;  ///< as the worker sees it: for messages only
-  bool rejoin = false;    ///< it can let go of an attempt and take part in another
-  bool sharded = false;   ///< parts of its state are nowhere else (ZeRO): then it cannot
+  std::uint32_t pid = 0;  ///< as the worker sees it; for messages only
+  bool rejoin = false;    ///< it can leave an attempt and join another
+  bool sharded = false;   ///< parts of its state exist nowhere else (ZeRO), so it cannot rejoin
   bool operator==(const WorkerHello&) const = default;
 };
-/// {"step":N,"in":"all-reduce"}: a sign of life; N steps are complete. At most ten a second.
+/// {"step":N,"in":"all-reduce"}: reports activity; N steps are complete. At most ten a second.
 struct WorkerStep {
   std::uint64_t step = 0;
-  std::string phase = {};  ///< what it does now, a few words; empty: not said
+  std::string phase = {};  ///< what the worker does, in a few words; empty: not reported
   bool operator==(const WorkerStep&) const = default;
 };
-/// {"failed":A,"error":"…","peers":[3]}: evidence, and no more; the order that follows is awaited.
+/// {"failed":A,"error":"…","peers":[3]}: only evidence; the worker then waits for the order that follows.
 struct WorkerTrouble {
   std::uint32_t attempt = 0;
   std::string error;
-  std::vector<std::uint32_t> peers = {};  ///< ranks that it takes for lost
+  std::vector<std::uint32_t> peers = {};  ///< ranks that it considers lost
   bool operator==(const WorkerTrouble&) const = default;
 };
-/// {"revoked":A,"step":N}: it has let go of attempt A. "step":null: it holds no state of the training.
+/// {"revoked":A,"step":N}: the worker has left attempt A. "step":null: it holds no training state.
 struct WorkerRevoked {
   std::uint32_t attempt = 0;
   std::optional<std::uint64_t> step = {};
   bool operator==(const WorkerRevoked&) const = default;
 };
-/// {"ready":A}: it takes part in attempt A, and has the state.
+/// {"ready":A}: the worker takes part in attempt A and has the state.
 struct WorkerReady {
   std::uint32_t attempt = 0;
   bool operator==(const WorkerReady&) const = default;
@@ -73,18 +72,18 @@ struct AttemptOrder {
   std::uint32_t node_rank = 0;
   std::uint32_t nodes = 1;
   std::string store;                       ///< "ADDRESS:PORT"; IPv6 in brackets
-  bool agent_store = true;                 ///< false: rank 0 has to serve it itself
-  std::optional<std::uint32_t> from = {};  ///< rank that holds the training's state; unset: nobody does
+  bool agent_store = true;                 ///< false: rank 0 must serve the store itself
+  std::optional<std::uint32_t> from = {};  ///< rank that holds the training state; unset: none does
   bool operator==(const AttemptOrder&) const = default;
 };
 /// {"revoke":0,"reason":"rank 3 on gpu02 was killed by SIGKILL","deadline_ms":5000}
 struct RevokeOrder {
   std::uint32_t attempt = 0;
   std::string reason;
-  std::uint32_t deadline_ms = 0;  ///< whoever has not answered by then is killed
+  std::uint32_t deadline_ms = 0;  ///< a worker that has not answered by then is killed
   bool operator==(const RevokeOrder&) const = default;
 };
-/// {"stop":"user","grace_ms":25000}: SIGTERM comes with it, SIGKILL after the grace.
+/// {"stop":"user","grace_ms":25000}: SIGTERM accompanies it, SIGKILL follows after the grace.
 struct StopOrder {
   std::string reason;
   std::uint32_t grace_ms = 0;
@@ -94,20 +93,20 @@ using AgentMessage = std::variant<AttemptOrder, RevokeOrder, StopOrder>;
 
 // ---- the codec
 
-/// With its end.
+/// Returns the line including its end.
 std::string encode_line(const WorkerMessage& word);
 std::string encode_line(const AgentMessage& word);
-/// `line` without its end. kProtocol, with what is wrong, for what is no JSON object, has none of the known
-/// first keys, or a value of another type or out of range.
+/// `line` has no line end. Error: kProtocol with the reason. The line is no JSON object, has none of the
+/// known first keys, or has a value of another type or out of range.
 Result<WorkerMessage> decode_worker_line(std::string_view line);
 Result<AgentMessage> decode_agent_line(std::string_view line);
 
-/// Cuts a stream of bytes into lines. After an error nothing is to be added.
+/// Splits a stream of bytes into lines. After an error, add no more bytes.
 class WorkerLines {
  public:
   void add(std::string_view bytes) { buffer_ += bytes; }
-  /// The next whole line, without its end; empty: none is whole yet. kProtocol: it is longer than allowed,
-  /// and nothing more can be read.
+  /// Returns the next whole line without its end, or nothing if none is complete. Error: kProtocol, the line
+  /// is too long; nothing more can be read.
   Result<std::optional<std::string>> next();
 
  private:

@@ -5,7 +5,7 @@
 namespace ddp::rendezvous {
 namespace {
 
-/// For a message: what kind of word it was.
+/// Names a message in an error text.
 std::string quoted_key(const char* word, std::uint32_t attempt) {
   return std::string("\"") + word + "\" for attempt " + std::to_string(attempt);
 }
@@ -60,7 +60,7 @@ void WorkerSession::hear(const WorkerHello& hello) {
   send_waiting();
 }
 
-/// A sign of life whatever it is about.
+/// A step counts as activity in any attempt.
 void WorkerSession::hear(const WorkerStep& step) {
   events_.emplace_back(step);
 }
@@ -93,7 +93,7 @@ void WorkerSession::hear(const WorkerRevoked& answer) {
 
 void WorkerSession::hear(const WorkerReady& ready) {
   if (!is_present("ready", ready.attempt)) return;
-  if (state_ == State::kLeavingAttempt && !ready_) return;  // it crossed the revoke
+  if (state_ == State::kLeavingAttempt && !ready_) return;  // it crossed the revoke order
   if (ready_ || state_ != State::kInAttempt) {
     misbehaved(Misbehavior::kOutOfTurn, "said " + quoted_key("ready", ready.attempt) +
                                             (ready_ ? " twice; ignored" : " after it had let go; ignored"));
@@ -140,7 +140,7 @@ void WorkerSession::begin(AttemptOrder order) {
 void WorkerSession::revoke(RevokeOrder order) {
   if (stopped_) return;
   if (state_ == State::kSilent) {
-    // It may still say hello in time, and answer.
+    // The worker may still send its hello in time and answer.
     if (waiting_attempt_ && waiting_attempt_->attempt == order.attempt && !waiting_revoke_)
       waiting_revoke_ = std::move(order);
     return;

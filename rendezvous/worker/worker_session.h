@@ -11,8 +11,8 @@
 
 namespace ddp::rendezvous {
 
-/// Something that a person should read: what the worker did, as the rest of a sentence that begins with its
-/// name. Once for each kind of misbehavior in a worker's life.
+/// A misbehavior to show to the user, as the rest of a sentence that begins with the worker's name. At most
+/// one for each kind in the life of a worker.
 struct WorkerMisbehaved {
   std::string words;
   bool operator==(const WorkerMisbehaved&) const = default;
@@ -20,41 +20,42 @@ struct WorkerMisbehaved {
 using WorkerEvent =
     std::variant<WorkerHello, WorkerStep, WorkerTrouble, WorkerRevoked, WorkerReady, WorkerMisbehaved>;
 
-/// The agent's view of one worker process over one connection (docs/worker_protocol.md). Sans-IO: bytes in
-/// give events, orders give bytes for take_output(). Deadlines are the owner's.
+/// The agent's view of one worker process over one connection (docs/worker_protocol.md). Sans-IO: received
+/// bytes return events, orders produce bytes for take_output(). The owner keeps the deadlines.
 ///
-/// Words count from the hello on. Those of another attempt, or out of turn, give no event but, the first time
-/// in the session, a WorkerMisbehaved; those that have only crossed an order on their way give nothing at
-/// all.
+/// Messages count only after the hello. A message for another attempt, or out of turn, returns no event,
+/// except for a WorkerMisbehaved the first time in the session. A message that merely crossed an order
+/// returns nothing.
 class WorkerSession {
  public:
   enum class State : std::uint8_t {
     kSilent,          ///< no hello yet; orders wait for it
-    kGreeted,         ///< a hello, but no attempt yet
+    kGreeted,         ///< hello received, but no attempt yet
     kInAttempt,       ///< an attempt was ordered
-    kLeavingAttempt,  ///< and revoked, which is not answered yet
-    kFree,            ///< it has let go
-    kIgnored,  ///< of another version, or a line too long: nothing it says counts, and it is told nothing
+    kLeavingAttempt,  ///< the attempt was revoked, and the worker has not answered
+    kFree,            ///< the worker has left the attempt
+    kIgnored,  ///< other version or too long a line: its messages are ignored, and nothing is sent to it
   };
 
-  /// Bytes that came from the worker.
+  /// Takes bytes from the worker.
   std::vector<WorkerEvent> receive(std::string_view bytes);
 
-  /// To take part in an attempt. Before the hello: kept, in place of the one before.
+  /// Orders the worker to take part in an attempt. Before the hello the order is kept and replaces an earlier
+  /// one.
   void begin(AttemptOrder order);
-  /// To let go of it. Does nothing for another attempt than the one last ordered, twice, or to who said that
-  /// it cannot.
+  /// Orders the worker to leave the attempt. Does nothing for another attempt than the last ordered one, if
+  /// repeated, or if the worker said that it cannot leave.
   void revoke(RevokeOrder order);
-  /// The last order: nothing is said to it after that.
+  /// The last order: nothing is sent afterwards.
   void stop(StopOrder order);
 
-  /// What is to be sent since the last call.
+  /// Returns the bytes to send since the last call.
   std::string take_output();
 
   State state() const { return state_; }
-  /// It has said that it can let go of an attempt.
+  /// Returns whether the worker said that it can leave an attempt.
   bool can_rejoin() const;
-  /// Of the latest order that it was sent.
+  /// Returns the attempt of the latest order sent to the worker.
   std::optional<std::uint32_t> attempt() const { return attempt_; }
 
  private:
@@ -85,11 +86,11 @@ class WorkerSession {
   std::string output_;
   WorkerHello hello_;
   std::optional<std::uint32_t> attempt_;
-  bool ready_ = false;       ///< it has said so in this attempt
-  unsigned troubles_ = 0;    ///< and so often that it failed
-  unsigned misbehaved_ = 0;  ///< kinds that were told, a bit for each
+  bool ready_ = false;       ///< it reported ready in this attempt
+  unsigned troubles_ = 0;    ///< number of failures that it reported in this attempt
+  unsigned misbehaved_ = 0;  ///< kinds already reported, one bit each
   bool stopped_ = false;
-  // For after the hello.
+  // Orders that wait for the hello.
   std::optional<AttemptOrder> waiting_attempt_;
   std::optional<RevokeOrder> waiting_revoke_;
   std::optional<StopOrder> waiting_stop_;
