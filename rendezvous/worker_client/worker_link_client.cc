@@ -48,7 +48,7 @@ Result<UniqueFd> connected_to(const std::string& control) {
 
 void raise_event(int fd) {
   const std::uint64_t one = 1;
-  // Fails only where it is raised already.
+  // Fails only if the event is already raised.
   [[maybe_unused]] const ssize_t written = ::write(fd, &one, sizeof one);
 }
 
@@ -59,14 +59,15 @@ void clear_event(int fd) {
 
 }  // namespace
 
-// The thread owns the socket, `unsent` and `lines`. `lock` guards what both sides change; at() takes no lock.
+// The thread owns the socket, `unsent` and `lines`. `lock` guards the members that both sides change; at()
+// takes no lock.
 struct WorkerLinkClient::Shared {
   UniqueFd socket;
-  UniqueFd wake;       ///< for the thread
-  UniqueFd interrupt;  ///< for whoever waits for a peer
+  UniqueFd wake;       ///< wakes the thread
+  UniqueFd interrupt;  ///< for a caller that waits for a peer
   std::thread thread;
 
-  // Of at(). The two values may be of two calls that came together: a sign of life they are all the same.
+  // Written by at(). The two values may come from two concurrent calls; both count as activity.
   std::atomic<std::uint64_t> step{0};
   std::atomic<const char*> phase{nullptr};
   std::atomic<bool> step_untold{false};
@@ -74,17 +75,17 @@ struct WorkerLinkClient::Shared {
   std::mutex lock;
   std::condition_variable changed;
   std::string words;                    ///< lines for the thread to send
-  std::deque<AttemptOrder> waiting;     ///< attempts that nobody has taken yet
-  std::optional<AttemptOrder> present;  ///< the one taken last
-  std::optional<RevokeOrder> revoke;    ///< of the present one
+  std::deque<AttemptOrder> waiting;     ///< attempts not yet taken by next_attempt()
+  std::optional<AttemptOrder> present;  ///< the last one taken
+  std::optional<RevokeOrder> revoke;    ///< for the present attempt
   std::optional<std::uint32_t> last;    ///< attempt of the latest order
-  std::optional<std::uint64_t> held;    ///< the state that the worker said to hold, since it lets go
+  std::optional<std::uint64_t> held;    ///< step of the state reported when the worker left its attempt
   std::optional<StopOrder> stop;
   std::string lost;       ///< why the link has ended; empty: it has not
-  bool answered = false;  ///< the present attempt's revoke
+  bool answered = false;  ///< the revoke of the present attempt is answered
   bool closing = false;
 
-  // The thread's own.
+  // Only for the thread.
   std::string unsent;
   WorkerLines lines;
   Clock::time_point step_reported = Clock::now() - kBetweenSteps;
@@ -104,7 +105,7 @@ struct WorkerLinkClient::Shared {
   Error lost_error() const { return {ErrorCode::kLinkLost, "the agent is gone: " + lost}; }
 };
 
-/// With the lock.
+/// The caller holds the lock.
 void WorkerLinkClient::Shared::say(const WorkerMessage& word) {
   if (!lost.empty()) return;
   words += encode_line(word);
@@ -116,12 +117,12 @@ void WorkerLinkClient::Shared::say(const WorkerMessage& word) {
 void WorkerLinkClient::Shared::run() {
   while (turn()) {
   }
-  // What was said last, as far as the socket takes it: the agent may be one that does not read.
+  // Send the last messages as far as the socket takes them: the agent may have stopped reading.
   collect(true);
   flush();
 }
 
-/// False: it is over.
+/// Returns false when the link is over.
 bool WorkerLinkClient::Shared::turn() {
   pollfd fds[2] = {{wake.get(), POLLIN, 0}, {socket.get(), POLLIN, 0}};
   if (!unsent.empty()) fds[1].events |= POLLOUT;
@@ -147,7 +148,7 @@ int WorkerLinkClient::Shared::time_to_wait() const {
   return static_cast<int>(std::max(rest.count(), std::chrono::milliseconds::rep{0}));
 }
 
-/// A step goes before words that were said after it.
+/// A step is sent before messages that came after it.
 void WorkerLinkClient::Shared::collect(bool at_once) {
   std::string said;
   {
@@ -173,7 +174,7 @@ bool WorkerLinkClient::Shared::flush() {
     } else if (errno == EAGAIN) {
       return true;
     } else if (errno != EINTR) {
-      // What the agent said before it went is still to be read.
+      // Read the messages that the agent sent before it closed.
       const int why = errno;
       for (int reads = 0; reads < kLastReads && receive(); ++reads) {
       }
@@ -184,7 +185,7 @@ bool WorkerLinkClient::Shared::flush() {
   return true;
 }
 
-/// False: nothing more comes.
+/// Returns false when nothing more will arrive.
 bool WorkerLinkClient::Shared::receive() {
   char bytes[kReadBytes];
   const ssize_t got = ::recv(socket.get(), bytes, sizeof bytes, 0);
@@ -199,7 +200,7 @@ bool WorkerLinkClient::Shared::receive() {
     if (line && !*line) return true;
     const auto word = line ? decode_agent_line(**line) : Result<AgentMessage>(line.error());
     if (!word) {
-      // Whoever misses an order would be killed for it: better to end by oneself, with a reason.
+      // A worker that misses an order would be killed for it, so end the link with a reason instead.
       end("it sent what is no order: " + word.error().text);
       return false;
     }
@@ -226,8 +227,8 @@ void WorkerLinkClient::Shared::take_revoke(const RevokeOrder& order) {
     return attempt.attempt == order.attempt;
   });
   if (untaken != waiting.end()) {
-    // Answered here, for the worker may load its data for longer than the deadline. What it holds is what it
-    // held when it let go of the attempt before.
+    // Answer here, since the worker may take longer than the deadline to load its data. It still holds the
+    // state that it held when it left the previous attempt.
     waiting.erase(untaken);
     say(WorkerRevoked{order.attempt, held});
     return;
@@ -258,10 +259,10 @@ Result<std::unique_ptr<WorkerLinkClient>> WorkerLinkClient::connect(const std::s
   shared->wake.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   shared->interrupt.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!shared->wake || !shared->interrupt) return system_error(errno, "make an eventfd");
-  // Not among the words: a step goes before those.
+  // Not added to `words`, since a step is sent before these.
   const WorkerHello hello{kWorkerProtocol, static_cast<std::uint32_t>(::getpid()), rejoin, sharded};
   shared->unsent = encode_line(WorkerMessage(hello));
-  // Signals are for the worker's own threads.
+  // The worker's own threads handle signals.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
@@ -313,7 +314,7 @@ void WorkerLinkClient::ready() {
 void WorkerLinkClient::at(std::uint64_t step, const char* phase) {
   shared_->step.store(step, std::memory_order_relaxed);
   shared_->phase.store(phase, std::memory_order_relaxed);
-  // Only the first since the thread last looked has to wake it.
+  // Only the first call since the thread last checked must wake it.
   if (!shared_->step_untold.exchange(true, std::memory_order_acq_rel)) raise_event(shared_->wake.get());
 }
 

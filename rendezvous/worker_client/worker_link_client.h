@@ -12,44 +12,47 @@
 
 namespace ddp::rendezvous {
 
-/// A worker's end of DDPLAUNCH_CONTROL (docs/worker_protocol.md): how it learns of attempts, and how it says
-/// where it is. A thread of its own reads and writes the socket, so that a revoke is seen while the worker
-/// computes or waits, and steps are told at most ten times a second without any cost for who makes them.
+/// A worker's end of DDPLAUNCH_CONTROL (docs/worker_protocol.md): it receives attempts and reports progress.
+/// Its own thread reads and writes the socket, so a revoke is seen while the worker computes or waits. Steps
+/// are sent at most ten times a second, at no cost for the caller of at().
 ///
-/// The worker's turn, again and again:
+/// The worker repeats this sequence:
 ///   next_attempt() → join the others → ready() → at(…) for each step and phase; when a call of the
 ///   communicator fails or interrupt() is readable: failed(…) (unless revoked already), await_revoke(),
 ///   revoked(step).
 /// Calls come from one thread, at() from any.
 class WorkerLinkClient {
  public:
-  /// `control`: the value of DDPLAUNCH_CONTROL, "unix:PATH". Says hello. Errors: kUsage (no such form),
-  /// kUnreachable (nobody listens there).
+  /// Connects and sends the hello. `control`: the value of DDPLAUNCH_CONTROL, "unix:PATH". Errors: kUsage
+  /// (another form), kUnreachable (no listener at that path).
   static Result<std::unique_ptr<WorkerLinkClient>> connect(const std::string& control, bool rejoin,
                                                            bool sharded);
   ~WorkerLinkClient();
   WorkerLinkClient(const WorkerLinkClient&) = delete;
   WorkerLinkClient& operator=(const WorkerLinkClient&) = delete;
 
-  /// Readable from the revoke of the present attempt, or the end of the link, until the next attempt has been
-  /// taken: to be watched by whoever waits for a peer. Nothing is to be read from it. Valid as long as this.
+  /// Readable from the revoke of the present attempt, or from the end of the link, until the next attempt is
+  /// taken. A caller that waits for a peer must watch it, but must not read from it. Valid as long as this
+  /// object.
   int interrupt() const;
 
-  /// Waits for the next attempt's order, as long as that takes. Attempts that were revoked before they were
-  /// taken are skipped; the thread has answered them at once, with the state that the worker said to hold
-  /// when it let go of the one before (none before the first). Errors: kLinkLost (the agent is gone),
-  /// kCancelled (a stop was ordered).
+  /// Waits for the next attempt's order without a time limit. Attempts that were revoked before they were
+  /// taken are skipped. The thread has answered these revokes at once, with the state that the worker
+  /// reported when it left the previous attempt (none before the first). Errors: kLinkLost (the agent is
+  /// gone), kCancelled (a stop was ordered).
   Result<AttemptOrder> next_attempt();
   void ready();
-  /// Where this worker is: `step` steps are complete, and `phase` (a text that lives for ever) is what it
-  /// does now. Each call counts as a sign of life.
+  /// Reports progress: `step` steps are complete, and `phase` (a text that lives forever) is the present
+  /// activity. Each call counts as activity.
   void at(std::uint64_t step, const char* phase);
-  /// A call to the others failed; evidence for the agent. Ranks of the present attempt.
+  /// Reports that a call to other ranks failed, as evidence for the agent. `peers` are ranks of the present
+  /// attempt.
   void failed(const std::string& error, const std::vector<std::uint32_t>& peers);
-  /// Waits for the revoke of the present attempt. Errors: kTimeout (no order came), kLinkLost, kCancelled:
-  /// then the worker ends with its own error.
+  /// Waits for the revoke of the present attempt. Errors: kTimeout (no order came), kLinkLost, kCancelled;
+  /// the worker then ends with its own error.
   Result<RevokeOrder> await_revoke(std::chrono::milliseconds timeout = kOrderTime);
-  /// The answer: nothing of the attempt goes on here. `step`: of the state that is held; unset: none is.
+  /// Answers the revoke: this process has no activity left in the attempt. `step`: step of the held state;
+  /// unset: no state is held.
   void revoked(std::optional<std::uint64_t> step);
 
  private:
