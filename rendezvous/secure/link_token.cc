@@ -21,7 +21,7 @@ namespace ddp::rendezvous {
 namespace {
 
 constexpr std::string_view kVariable = "DDPLAUNCH_TOKEN";
-// Of 32 random hexadecimal digits fewer than 8 differ once in 20 million tokens.
+// With 32 random hexadecimal digits, fewer than 8 differ in one of 20 million tokens.
 constexpr std::size_t kMinDifferent = 8;
 
 bool is_blank(char c) {
@@ -49,7 +49,7 @@ Error refused(std::string origin, std::string_view why) {
   return Error{ErrorCode::kUsage, std::move(origin)};
 }
 
-/// What the path is to blame for is the user's mistake, as with a hostfile; the rest is the system's.
+/// Errors caused by the path are the user's, as with a hostfile; all others are the system's.
 Error cannot_open(int error, const std::string& origin) {
   Error failed = system_error(error, origin);
   for (const int of_path : {ENOENT, ENOTDIR, EACCES, ELOOP, ENAMETOOLONG, EISDIR})
@@ -57,7 +57,7 @@ Error cannot_open(int error, const std::string& origin) {
   return failed;
 }
 
-/// Why the file's mode shows it to others; nullptr when it does not.
+/// Returns who else can access the file by its mode, or nullptr if nobody can.
 const char* exposure(const struct stat& status) {
   if ((status.st_mode & S_IRWXO) != 0) return "everybody";
   const bool mounted_secret = status.st_uid == 0 && ::geteuid() != 0 && (status.st_mode & S_IWGRP) == 0;
@@ -72,7 +72,7 @@ std::string octal(mode_t mode) {
   return text;
 }
 
-/// Reads the token out of an open file. `path` is for advice.
+/// Reads the token from an open file. `path` is for the advice in messages.
 Result<LinkToken> read_token(int fd, const std::string& origin, const std::string& path) {
   struct stat status {};
   if (::fstat(fd, &status) < 0) return system_error(errno, origin);
@@ -98,7 +98,7 @@ Result<LinkToken> read_token(int fd, const std::string& origin, const std::strin
   return make_token(read.reveal(), origin);
 }
 
-// Non-blocking: a FIFO without a writer would hold us for ever.
+// Non-blocking, since a FIFO without a writer would block forever.
 constexpr int kOpenToken = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
 
 }  // namespace
@@ -128,7 +128,7 @@ Result<LinkToken> take_token_from_environment() {
     if (!line.starts_with(kVariable) || line.substr(kVariable.size(), 1) != "=") continue;
     const std::size_t name = kVariable.size() + 1;
     Secret copy = Secret::take(*entry + name, line.size() - name);
-    if (!taken) taken = std::move(copy);  // as getenv has it
+    if (!taken) taken = std::move(copy);  // the first one, as with getenv
   }
   if (!taken) return LinkToken{};
   ::unsetenv(kVariable.data());
@@ -148,7 +148,7 @@ Result<LinkToken> read_own_token_file(const std::string& path) {
   const std::string origin = "the token file " + path;
   const UniqueFd directory(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory) return cannot_open(errno, origin);
-  // Of dotfiles that lie elsewhere it is a link.
+  // Users who keep their dotfiles elsewhere make the directory a link.
   const auto target = follow_trusted_links(parent);
   if (!target) return refused("the directory", target.error().text);
   if (const std::string why = distrust_directory(*target); !why.empty())

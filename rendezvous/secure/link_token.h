@@ -9,8 +9,8 @@
 
 namespace ddp::rendezvous {
 
-/// What all nodes of a job share: 32 characters at least, so that nobody who has seen a handshake can guess
-/// it.
+/// The secret that all nodes of a job share: at least 32 characters, so that a recorded handshake does not
+/// help to guess it.
 struct LinkToken {
   static constexpr std::size_t kMinSize = 32;
   static constexpr std::size_t kMaxSize = 4096;
@@ -22,23 +22,23 @@ struct LinkToken {
 };
 
 /// Takes the token out of DDPLAUNCH_TOKEN and erases it there, so that neither a child nor a reader of
-/// /proc/PID/environ sees it; an empty secret when it is not set. Before any thread. kUsage: too short, of
-/// one line only, ….
+/// /proc/PID/environ sees it. Returns an empty secret when the variable is not set. Call it before any thread
+/// starts. kUsage: too short, more than one line, ….
 Result<LinkToken> take_token_from_environment();
 
-/// Reads `path`, a regular file that nobody but its owner may read (a file of root's that our group may read,
-/// as a mounted Kubernetes secret, is good too). Blanks around the token do not count. kUsage: as above, or
-/// readable by others; kSystem: it cannot be read.
+/// Reads `path`, a regular file that only its owner may read. A file of root that this user's group may read
+/// is accepted too, as a mounted Kubernetes secret is. Blanks around the token are ignored. kUsage: as above,
+/// or others may read the file; kSystem: it cannot be read.
 Result<LinkToken> read_token_file(const std::string& path);
 
-/// The same for a file that nobody chose by its name: kUsage also when the file belongs to another user or is
-/// a link, or the directory that it lies in is not to be trusted (base/trusted_path.h).
+/// Does the same for a file at a default path, which the user did not choose. kUsage also when the file
+/// belongs to another user or is a link, or when its directory cannot be trusted (base/trusted_path.h).
 Result<LinkToken> read_own_token_file(const std::string& path);
 
-/// 256 random bits as 64 hexadecimal digits. kSystem: there is no randomness.
+/// Returns 256 random bits as 64 hexadecimal digits. kSystem: there is no randomness.
 Result<LinkToken> random_token();
 
-/// The rules for the text itself, `origin` in the words of the error.
+/// Checks the rules for the text itself; error texts name `origin`.
 Result<LinkToken> make_token(std::string_view text, std::string origin);
 
 }  // namespace ddp::rendezvous

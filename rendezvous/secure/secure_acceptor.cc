@@ -20,7 +20,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Descriptor = asio::posix::stream_descriptor;
 
-/// What the guard counts together: an IPv4 address, or the /64 of an IPv6 one, which has them all.
+/// Returns the address that the limiter counts: an IPv4 address, or the /64 of an IPv6 address, since one
+/// peer can use all of a /64.
 std::string limiter_key(const asio::ip::address& address) {
   if (!address.is_v6()) return address.to_string();
   auto bytes = address.to_v6().to_bytes();
@@ -30,7 +31,7 @@ std::string limiter_key(const asio::ip::address& address) {
 
 enum class ReceiveResult : std::uint8_t { kSome, kNothing, kEnd };
 
-/// Appends what is here, up to kMaxClientHello in all and one byte more.
+/// Appends the available bytes, up to one byte more than kMaxClientHello in total.
 ReceiveResult receive(int fd, std::string& into) {
   std::array<char, kMaxClientHello + 1> buffer;
   const std::size_t room = buffer.size() - into.size();
@@ -47,7 +48,7 @@ ReceiveResult receive(int fd, std::string& into) {
 
 }  // namespace
 
-/// One connection from accept to proof. It may be closed, and counted out, while its task still runs.
+/// One connection from accept to proof. It may be closed, and no longer counted, while its task still runs.
 struct SecureAcceptor::Guest {
   Guest(Id number, asio::any_io_executor executor, asio::ip::address address)
       : id(number), socket(std::move(executor)), peer(std::move(address)), key(limiter_key(peer)) {}
@@ -61,11 +62,11 @@ struct SecureAcceptor::Guest {
   Id id;
   Descriptor socket;  ///< until `stream` has it
   asio::ip::address peer;
-  std::string key;  ///< for the guard
+  std::string key;  ///< for the limiter
   std::string received;
   std::optional<LinkIdentity> claim;
   std::unique_ptr<SecureStream> stream;
-  bool gone = false;  ///< refused or joined: its task has nothing to do any more
+  bool gone = false;  ///< refused or joined: its task has nothing left to do
 };
 
 SecureAcceptor::SecureAcceptor(asio::any_io_executor executor, std::shared_ptr<const SecureContext> context,
@@ -125,11 +126,11 @@ void SecureAcceptor::connected(UniqueFd socket, const asio::ip::address& peer) {
     return note(*why, guest->key, {peer.to_string(), {}, {}});
   }
   const auto turn = limiter_.next_turn();
-  if (turn && *turn <= Clock::now()) close_overdue();  // another one gave way to it
+  if (turn && *turn <= Clock::now()) close_overdue();  // another connection was evicted for this one
   if (stopped_) return;
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // A node that vanished without a word must not hold a connection for ever.
+  // A node that vanished silently must not hold a connection forever.
   ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   error_code error;
   guest->socket.assign(socket.get(), error);
@@ -150,7 +151,7 @@ Awaitable<> SecureAcceptor::greet(std::shared_ptr<SecureAcceptor> self, std::sha
   if (!guest->gone) self->finish(*guest, end);
 }
 
-/// True when a whole hello of ours is in `received`.
+/// Returns true when `received` contains a whole ddplaunch hello.
 Awaitable<bool> SecureAcceptor::read_hello(std::shared_ptr<Guest> guest) {
   while (!guest->gone) {
     const ReceiveResult got = receive(guest->socket.native_handle(), guest->received);
@@ -182,7 +183,7 @@ Awaitable<bool> SecureAcceptor::read_hello(std::shared_ptr<Guest> guest) {
   co_return false;
 }
 
-/// Whom the hello names, and whether that one is awaited.
+/// Reads the identity in the hello and returns whether it is admitted.
 bool SecureAcceptor::identify(Guest& guest) {
   auto identity = parse_identity(parse_client_hello(guest.received).identity);
   if (!identity) {
@@ -234,13 +235,15 @@ void SecureAcceptor::finish(Guest& guest, const HandshakeEnd& end) {
   }
 }
 
-/// Counts the guest out, tells it why where it can hear that, closes, and writes the log line.
+/// Removes the guest from the count, sends the alert if the guest can receive it, closes, and writes the log
+/// line.
 void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
   const std::string claim = guest.claim ? std::string(role_name(guest.claim->role)) + " " +
                                               guest.claim->node + " of job " + guest.claim->job
                                         : "";
   const RefusedPeer peer{guest.peer.to_string(), claim, std::move(detail)};
-  // Not who was slow, hung up or spoke of something else: only a hello of ours with a wrong proof.
+  // Only a ddplaunch hello with a wrong proof counts as failed. Slow or closed connections and other
+  // protocols do not.
   const bool failed = guest.stream && (why == LinkRefusal::kTokenDiffers || why == LinkRefusal::kOtherTls);
   leave(guest);
   if (why == LinkRefusal::kPlain && callbacks_.on_plain) {
@@ -249,7 +252,7 @@ void SecureAcceptor::refuse(Guest& guest, LinkRefusal why, std::string detail) {
     socket.reset();
   }
   if (failed) limiter_.failed(guest.key, Clock::now());
-  // OpenSSL has sent its own alert where it found the fault.
+  // OpenSSL has sent its own alert if it found the error.
   const auto alert = alert_of(why);
   if (alert && !guest.stream && guest.socket.is_open()) {
     const std::string record = alert_record(*alert);
@@ -266,7 +269,7 @@ void SecureAcceptor::note(LinkRefusal why, const std::string& key, const Refused
   if (line) callbacks_.on_note(*line);
 }
 
-/// It waits no more.
+/// Ends the guest's wait.
 void SecureAcceptor::leave(Guest& guest) {
   guest.gone = true;
   limiter_.ended(guest.id);

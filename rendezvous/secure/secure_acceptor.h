@@ -20,35 +20,35 @@ namespace ddp::rendezvous {
 
 struct SecureAcceptorOptions {
   std::string where;     ///< for the log: "the control port 29400"
-  LinkToken token;       ///< shared with those who may join
-  AddressFilter filter;  ///< whose connections are taken at all; empty: anybody's
+  LinkToken token;       ///< shared with the peers that may join
+  AddressFilter filter;  ///< addresses whose connections are accepted; empty: all
   AdmissionLimits limits;
-  /// Who is awaited, asked before any key is made; `identity` is not proven yet. Nothing: it may prove
-  /// itself.
+  /// Refuses a peer before any key is made; `identity` is not proven yet. If it returns nothing, the peer may
+  /// prove its identity.
   std::function<std::optional<LinkRefusal>(const LinkIdentity& identity)> admits;
 };
 
 struct SecureAcceptorCallbacks {
-  /// A peer that has proved what it says. The stream is ready for a Connection.
+  /// Gets a peer that has proved its identity. The stream is ready for a Connection.
   std::function<void(std::unique_ptr<SecureStream>, const LinkIdentity&, const asio::ip::address&)> on_joined;
-  /// A line for the log, already limited in number. May be empty.
+  /// Gets a line for the log, already limited in number. May be empty.
   std::function<void(const std::string& line)> on_note;
-  /// Bytes that are no TLS (`received`, read from the socket): for a port shared with the store. True: taken.
-  /// May be empty.
+  /// Gets bytes that are not TLS (`received`, read from the socket), for a port shared with the store.
+  /// Returns true if it took the socket. May be empty.
   std::function<bool(UniqueFd& socket, const std::string& received)> on_plain;
 };
 
-/// Takes TCP connections and gives out those whose peer has proved that it has the job's token. Until then a
-/// peer holds at most kMaxClientHello bytes and a small record, then (its hello was for us) one TLS session
-/// without buffers; no more than `limits.waiting` of these exist, none for longer than `limits.deadline`.
-/// Nothing of a peer's is parsed by the control protocol before it is proven. All calls and callbacks on the
-/// executor's thread; a callback may call stop().
+/// Accepts TCP connections and returns each one whose peer has proved that it has the job's token. Before
+/// that, a peer holds at most kMaxClientHello bytes and a small record. After a valid hello it also holds one
+/// TLS session without buffers. At most `limits.waiting` such peers exist, and none for longer than
+/// `limits.deadline`. The control protocol parses no bytes of an unproven peer. All calls and callbacks on
+/// the executor's thread; a callback may call stop().
 class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
  public:
   struct Stats {
-    std::size_t waiting = 0;  ///< unproven, now
-    std::size_t joined = 0;   ///< ever
-    std::size_t refused = 0;  ///< ever, by whatever reason
+    std::size_t waiting = 0;  ///< unproven connections at present
+    std::size_t joined = 0;   ///< total
+    std::size_t refused = 0;  ///< total, for any reason
   };
 
   static Result<std::shared_ptr<SecureAcceptor>> start(asio::any_io_executor executor,
@@ -57,10 +57,10 @@ class SecureAcceptor : public std::enable_shared_from_this<SecureAcceptor> {
                                                        SecureAcceptorCallbacks callbacks);
 
   void allow(const asio::ip::address& address) { accepts_->allow(address); }
-  /// A joined link has ended: its descriptor is free.
+  /// Call it when a joined link has ended, so that its descriptor is free.
   void descriptor_freed() { accepts_->descriptor_freed(); }
   Stats stats() const;
-  /// Closes the port and all unproven connections; no callback runs after it. Safe to call twice.
+  /// Closes the port and all unproven connections; no callback runs afterwards. Safe to call twice.
   void stop();
 
  private:

@@ -26,13 +26,13 @@ using asio::ip::tcp;
 constexpr auto kFirstPause = std::chrono::milliseconds(50);
 constexpr auto kLongestPause = std::chrono::milliseconds(2000);
 
-/// What the deadline closes: whatever is open at that moment.
+/// The object that the deadline closes: whichever is open at that moment.
 struct Attempt {
   std::function<void()> close;
   bool late = false;
 };
 
-/// Ends an attempt at its deadline; gone with it.
+/// Ends an attempt at its deadline. Must not outlive the attempt.
 class ConnectDeadline {
  public:
   ConnectDeadline(asio::any_io_executor executor, Clock::time_point at, Attempt& attempt)
@@ -61,7 +61,7 @@ Result<LinkIdentity> fresh_identity(const JoinAs& as) {
   return identity;
 }
 
-/// Connected, or the errno. `attempt` can close it meanwhile.
+/// Returns no error when connected, else the errno. `attempt` can close the socket meanwhile.
 Awaitable<error_code> connect_one(Descriptor& socket, tcp::endpoint endpoint, Attempt& attempt) {
   UniqueFd fd(
       ::socket(endpoint.protocol().family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
@@ -80,7 +80,7 @@ Awaitable<error_code> connect_one(Descriptor& socket, tcp::endpoint endpoint, At
   if (::connect(socket.native_handle(), endpoint.data(), static_cast<socklen_t>(endpoint.size())) == 0)
     co_return error_code();
   if (errno != EINPROGRESS) co_return error_code(errno, boost::system::system_category());
-  do {  // base/readable.h says why readiness is looked at again
+  do {  // base/readable.h explains why readiness is checked again
     const auto [waited] = co_await socket.async_wait(Descriptor::wait_write, kUseTuple);
     if (waited) co_return waited;
   } while (!is_writable(socket.native_handle()));
@@ -147,7 +147,7 @@ Awaitable<JoinOutcome> secure_connect(std::shared_ptr<const SecureContext> conte
     error_code ignored;
     socket.close(ignored);
     Attempt attempt;
-    // An address whose packets are dropped leaves the others their share of the time.
+    // If one address drops packets, the others still get their share of the time.
     const auto share = (deadline - Clock::now()) / static_cast<long>(endpoints.size() - i);
     const ConnectDeadline watch(executor, Clock::now() + share, attempt);
     error = co_await connect_one(socket, endpoints[i], attempt);
@@ -190,7 +190,7 @@ Awaitable<Result<std::unique_ptr<ByteStream>>> secure_join(std::shared_ptr<const
       outcome = JoinOutcome{nullptr, endpoints.error(), true};
     if (outcome.stream) co_return std::move(outcome.stream);
     if (!outcome.try_again) co_return outcome.error;
-    // Between half and all of the pause, so that nodes refused together do not come back together.
+    // Waits between half and all of the pause, so that nodes refused together do not retry together.
     const auto wait = pause / 2 + std::chrono::milliseconds(random() % (pause.count() / 2 + 1));
     if (Clock::now() + wait >= deadline) {
       outcome.error.code = ErrorCode::kTimeout;

@@ -16,19 +16,19 @@
 namespace ddp::rendezvous {
 namespace {
 
-constexpr std::size_t kFirstBytes = 48;   // of a stranger's answer, for the error text
-constexpr unsigned kTurnsInARow = 16;     // operations done at once before others on the loop are let in
+constexpr std::size_t kFirstBytes = 48;   // of an unknown peer's answer, for the error text
+constexpr unsigned kTurnsInARow = 16;     // operations in a row before other tasks on the loop run
 constexpr std::size_t kTurn = 64u << 10;  // bytes written at once, for the same reason
 constexpr int kAlertReasons = 1000;       // OpenSSL's reason for a received alert is this plus its number
 
-/// What came does not fit the encryption: altered on the way, or cut.
+/// The received bytes do not fit the encryption: they were changed on the way, or truncated.
 error_code tls_error() {
   return {EBADMSG, boost::system::system_category()};
 }
 
 }  // namespace
 
-/// OpenSSL's own socket BIO raises SIGPIPE, and knows nothing of bytes that were read before.
+/// Replaces OpenSSL's socket BIO, which raises SIGPIPE and does not know bytes that were read earlier.
 struct SocketBio {
   static SecureStream::Transport& of(BIO* bio) {
     return *static_cast<SecureStream::Transport*>(BIO_get_data(bio));
@@ -84,7 +84,7 @@ struct SocketBio {
     return method;
   }
   static BIO* make(SecureStream::Transport* transport) {
-    static BIO_METHOD* const method = make_method();  // as long as the process
+    static BIO_METHOD* const method = make_method();  // never freed
     BIO* bio = method != nullptr ? BIO_new(method) : nullptr;
     if (bio == nullptr) return nullptr;
     BIO_set_data(bio, transport);
@@ -110,8 +110,8 @@ SecureStream::SecureStream(std::shared_ptr<const SecureContext> context, TlsRole
 }
 
 SecureStream::~SecureStream() {
-  // Not by closing alone: while another process of a fork holds the connection, epoll would go on telling of
-  // it, and Asio takes it out of the set only here.
+  // Release the descriptor first, so that Asio removes it from the epoll set. After close alone, epoll would
+  // keep reporting the connection while another process of a fork holds it.
   if (socket_.is_open()) ::close(socket_.release());
 }
 
@@ -130,7 +130,7 @@ bool SecureStream::prepare() {
     SSL_set_accept_state(ssl_.get());
   } else {
     SSL_set_connect_state(ssl_.get());
-    SSL_set_verify(ssl_.get(), SSL_VERIFY_PEER, nullptr);  // by the context's callback, which rejects all
+    SSL_set_verify(ssl_.get(), SSL_VERIFY_PEER, nullptr);  // the context's callback rejects all certificates
   }
   return true;
 }
@@ -162,14 +162,14 @@ Awaitable<error_code> SecureStream::wait_for(Want want) {
   co_return closed_ ? error_code(asio::error::operation_aborted) : error;
 }
 
-/// A stream that always has something would keep the loop to itself.
+/// A stream that always has data would keep the loop busy.
 bool SecureStream::turn_is_over() {
   if (++turns_ < kTurnsInARow) return false;
   turns_ = 0;
   return true;
 }
 
-/// After a failed call: what the socket said, or that the bytes were wrong.
+/// Returns the error of a failed call: that of the socket, or that the bytes were wrong.
 error_code SecureStream::failure() {
   const int error = std::exchange(transport_.error, 0);
   ERR_clear_error();
@@ -179,7 +179,7 @@ error_code SecureStream::failure() {
   return tls_error();
 }
 
-/// The key was used, by both, and nothing but what this link allows was agreed on.
+/// Returns whether both ends used the key and agreed only on what this link allows.
 bool SecureStream::proven() const {
   const SSL_CIPHER* suite = SSL_get_current_cipher(ssl_.get());
   return SSL_session_reused(ssl_.get()) == 1 && SSL_version(ssl_.get()) == TLS1_3_VERSION &&
@@ -238,7 +238,7 @@ Awaitable<ByteStream::Transferred> SecureStream::read_some(asio::mutable_buffer 
     std::size_t count = 0;
     int result = SSL_read_ex(ssl_.get(), buffer.data(), buffer.size(), &count);
     if (result == 1) {
-      // Whatever else is here already: a record is 16 KiB at most.
+      // Read other complete records too: a record has at most 16 KiB.
       std::size_t more = 0;
       while (count < buffer.size() && SSL_has_pending(ssl_.get()) == 1 &&
              SSL_read_ex(ssl_.get(), static_cast<char*>(buffer.data()) + count, buffer.size() - count,
@@ -253,7 +253,7 @@ Awaitable<ByteStream::Transferred> SecureStream::read_some(asio::mutable_buffer 
     const Want want = wanted(result);
     if (want == Want::kFailed) co_return Transferred{failure(), 0};
     if (transport_.received_at != 0) {
-      transport_.received = {};  // read all
+      transport_.received = {};  // all of it is read
       transport_.received_at = 0;
     }
     if (const error_code error = co_await wait_for(want)) co_return Transferred{error, 0};
@@ -281,8 +281,8 @@ Awaitable<ByteStream::Transferred> SecureStream::write_some(asio::const_buffer b
     }
     const Want want = wanted(result);
     if (want == Want::kFailed) co_return Transferred{failure(), sent};
-    // OpenSSL has the record, and wants the same bytes again: they are not counted until the socket took
-    // them.
+    // OpenSSL holds the record and requires the same bytes again. They are not counted until the socket has
+    // taken them.
     write_pending_ = true;
     if (const error_code error = co_await wait_for(want)) co_return Transferred{error, sent};
   }

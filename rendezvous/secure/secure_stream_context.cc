@@ -41,13 +41,13 @@ int find_session(SSL* ssl, const unsigned char* identity, std::size_t size, SSL_
   *session = nullptr;
   if (handshake == nullptr || size != handshake->identity.size() ||
       std::memcmp(identity, handshake->identity.data(), size) != 0)
-    return 1;  // no such key; without a certificate that ends the handshake
+    return 1;  // no such key; without a certificate, this ends the handshake
   handshake->key_asked = true;
   *session = session_of(ssl, handshake->key);
   return *session != nullptr ? 1 : 0;
 }
 
-/// A server that shows a certificate is none of ours, whoever signed it.
+/// A server with a certificate is not ddplaunch, whoever signed it.
 int reject_certificate(X509_STORE_CTX*, void*) {
   return 0;
 }
@@ -55,8 +55,8 @@ int reject_certificate(X509_STORE_CTX*, void*) {
 bool configure(SSL_CTX* context) {
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION |
                                    SSL_OP_CIPHER_SERVER_PREFERENCE);
-  // No dummy ChangeCipherSpec: there is no middlebox to please. No psk_ke: a stolen token opens no old
-  // record.
+  // No dummy ChangeCipherSpec, since no middlebox needs it. No psk_ke, so that a stolen token decrypts no
+  // recorded session.
   SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT | SSL_OP_ALLOW_NO_DHE_KEX);
   SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
                                 SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);

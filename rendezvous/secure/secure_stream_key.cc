@@ -20,14 +20,14 @@ struct FreeKdf {
   void operator()(EVP_KDF_CTX* context) const { EVP_KDF_CTX_free(context); }
 };
 
-/// Looked up once: a fetch walks all providers under a lock.
+/// Fetched only once: a fetch walks all providers under a lock.
 EVP_KDF* hkdf() {
   static const std::unique_ptr<EVP_KDF, FreeKdf> kdf(EVP_KDF_fetch(nullptr, "HKDF", nullptr));
   return kdf.get();
 }
 
 OSSL_PARAM octets(const char* name, std::string_view bytes) {
-  // OpenSSL reads only; its type serves both directions.
+  // OpenSSL only reads here; its type serves both directions.
   return OSSL_PARAM_construct_octet_string(name, const_cast<char*>(bytes.data()), bytes.size());
 }
 
@@ -51,7 +51,7 @@ Result<Secret> hkdf_sha256(std::string_view key, std::string_view salt, std::str
 }
 
 Result<Secret> link_key(const Secret& token, LinkRole role, std::string_view job, std::string_view node) {
-  std::string info = "link ";  // names hold no blank: no two of these are alike
+  std::string info = "link ";  // names contain no blank, so different inputs give different texts
   info += role_name(role);
   for (const std::string_view name : {job, node}) {
     info += ' ';
