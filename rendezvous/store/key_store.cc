@@ -80,7 +80,7 @@ void KeyStore::close(StoreConnectionId from, Notices& notices) {
   leave_queue(from, nullptr, notices);
 }
 
-// A queue that has something counts as a key that is there: a blocking pop is a WAIT and a QUEUE_POP.
+// A non-empty queue counts as an existing key: a blocking pop is a WAIT and a QUEUE_POP.
 bool KeyStore::exists(std::string_view key) const {
   return values_.contains(key) || queues_.contains(key);
 }
@@ -118,8 +118,7 @@ Result<> KeyStore::put(std::string_view key, std::string_view value, Notices& no
   return {};
 }
 
-// As C's strtoll reads it, which is what PyTorch's store does: blanks, a sign, digits; what follows them is
-// ignored.
+// Parses as C's strtoll does, which PyTorch's store uses: blanks, a sign, digits; the rest is ignored.
 Result<std::int64_t> KeyStore::number_under(std::string_view key) const {
   const auto entry = values_.find(key);
   if (entry == values_.end()) return 0;
@@ -166,8 +165,8 @@ Result<> KeyStore::compare_set(const StoreRequest& request, std::string& reply, 
   const bool missing = entry == values_.end();
   const bool stores = missing ? expected.empty() : entry->second == expected;
   if (!stores) {
-    // A missing key that was expected to have a value is answered with that value: PyTorch's clients rely on
-    // it.
+    // If the key is missing but a value was expected, the reply is the expected value: PyTorch's clients rely
+    // on that.
     put_bytes(reply, missing ? expected : std::string_view(entry->second));
     return {};
   }
@@ -176,7 +175,7 @@ Result<> KeyStore::compare_set(const StoreRequest& request, std::string& reply, 
   return {};
 }
 
-// GET is a MULTI_GET of one: a missing key gives an empty value, since clients wait first.
+// GET is a MULTI_GET of one key. A missing key gives an empty value, since clients wait first.
 Result<> KeyStore::multi_get(const StoreRequest& request, std::string& reply) const {
   std::size_t size = 0;
   for (const std::string_view key : request.keys) {
@@ -256,7 +255,7 @@ void KeyStore::queue_length(const StoreRequest& request, std::string& reply) con
   put_count(reply, queue == queues_.end() ? 0 : queue->second.size());
 }
 
-// Counts the caller under the key; the one that completes the world wakes the others.
+// Counts the caller under the key. The caller that completes the world wakes the others.
 Result<> KeyStore::barrier(StoreConnectionId from, const StoreRequest& request, std::string& reply,
                            Notices& notices) {
   const std::string_view key = request.keys[0];
@@ -292,7 +291,7 @@ void KeyStore::wait(StoreConnectionId from, const StoreRequest& request, std::st
   waiters_.add(from, std::move(missing));
 }
 
-// A connection that was woken for a queue and did not pop leaves the value to the next that waits.
+// A connection that was woken for a queue and did not pop leaves the value to the next waiter.
 void KeyStore::leave_queue(StoreConnectionId from, const std::string_view* popped, Notices& notices) {
   const std::optional<std::string> granted = waiters_.take_grant(from);
   if (!granted || (popped != nullptr && *granted == *popped)) return;

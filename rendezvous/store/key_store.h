@@ -14,12 +14,11 @@
 namespace ddp::rendezvous {
 
 /// The store's keys, queues and waiters. Sans-IO: requests in, replies out; one thread. The driver's duties:
-///  1. Call handle() for each request in the order it arrived, also while that connection waits: a request
-///  after a WAIT
-///     that was not answered drops the waiter, so that an old client that gave up never finds a late byte in
-///     front of its next reply.
-///  2. Send `reply` to the asker and each notice to its connection, in the order given.
-///  3. On an Error close the connection, and call close() for every connection that ends.
+///   1. Call handle() for each request in the order of arrival, even while that connection waits. A request
+///      after an unanswered WAIT drops the waiter. So an old client that gave up never finds a late byte
+///      before its next reply.
+///   2. Send `reply` to the asker and each notice to its connection, in the order given.
+///   3. On an Error close the connection, and call close() for every connection that ends.
 class KeyStore {
  public:
   /// `max_bytes` bounds keys, values and queues together; an entry costs its bytes and kEntryCost.
@@ -27,22 +26,22 @@ class KeyStore {
 
   static constexpr std::size_t kDefaultMaxBytes = std::size_t{4} << 30;
   static constexpr std::size_t kEntryCost = 128;
-  /// Bound of one MULTI_GET or LIST_KEYS reply.
+  /// Limit of one MULTI_GET or LIST_KEYS reply.
   static constexpr std::size_t kMaxReply = 2 * kMaxStoreValue;
 
-  /// Does `request` of connection `from`; appends the reply, if any, to `reply`, and what others get to
-  /// `notices`. Error (kProtocol: nonsense such as an ADD to text; kSystem, ENOMEM: the store is full):
-  /// nothing was appended.
+  /// Handles `request` of connection `from`. Appends the reply, if any, to `reply`, and the bytes for other
+  /// connections to `notices`. On an Error `reply` is unchanged: kProtocol, nonsense such as an ADD to text;
+  /// kSystem (ENOMEM), the store is full.
   Result<> handle(StoreConnectionId from, const StoreRequest& request, std::string& reply,
                   std::vector<StoreNotice>& notices);
-  /// Forgets the connection's waiter.
+  /// Drops the connection's wait.
   void close(StoreConnectionId from, std::vector<StoreNotice>& notices);
 
   std::size_t key_count() const { return values_.size(); }
   std::size_t bytes() const { return bytes_; }
-  /// Connections with a pending WAIT or BARRIER.
+  /// Returns the number of connections with a pending WAIT or BARRIER.
   std::size_t waiting() const { return waiters_.size(); }
-  /// The keys waited for, most waiters first, at most `limit`.
+  /// Returns at most `limit` awaited keys, most waiters first.
   std::vector<AwaitedKey> awaited(std::size_t limit) const { return waiters_.awaited(limit); }
 
  private:
@@ -74,7 +73,7 @@ class KeyStore {
   std::size_t max_bytes_;
   std::size_t bytes_ = 0;
   StoreKeyMap<std::string> values_;
-  StoreKeyMap<std::deque<std::string>> queues_;  // none empty
+  StoreKeyMap<std::deque<std::string>> queues_;  // no empty queues
   StoreWaiters waiters_;
 };
 

@@ -15,7 +15,7 @@ struct StoreDecoder::Layout {
   std::array<Field, 3> fields;
 };
 
-// The index is the new number; the old dialect maps onto it below.
+// The index is the new number; the old dialects are mapped to it below.
 const StoreDecoder::Layout* StoreDecoder::layout_of(StoreDialect dialect, std::uint8_t opcode) {
   using F = Field;
   using O = StoreOp;
@@ -42,17 +42,17 @@ const StoreDecoder::Layout* StoreDecoder::layout_of(StoreDialect dialect, std::u
   };
   constexpr std::uint8_t kCount = std::size(kTable);
   if (dialect == StoreDialect::kNew) {
-    // A second VALIDATE is as wrong as an unknown number.
+    // A second VALIDATE is as invalid as an unknown number.
     return opcode >= 1 && opcode < kCount ? &kTable[opcode] : nullptr;
   }
-  // Old: SET 0 … GETNUMKEYS 6, then DELETE_KEY … CANCEL_WAIT one below the new numbers in torch 2.1, while
-  // torch ≤ 2.0 has WATCH_KEY as 7 and ends with DELETE_KEY as 8.
+  // The old dialects have SET 0 … GETNUMKEYS 6. In torch 2.1, DELETE_KEY … CANCEL_WAIT follow, one below the
+  // new numbers. torch ≤ 2.0 has WATCH_KEY as 7 and ends with DELETE_KEY as 8.
   if (opcode <= 6 || (opcode <= 11 && dialect == StoreDialect::kOld21)) return &kTable[opcode + 1];
   return opcode == 8 ? &kTable[opcode] : nullptr;
 }
 
 void StoreDecoder::feed(std::string_view bytes) {
-  // What is consumed goes when it is the larger part, so that each byte moves at most once on average.
+  // Consumed bytes are erased once they are the larger part, so that each byte moves at most once on average.
   if (begin_ > 0 && begin_ >= buffer_.size() - begin_) {
     buffer_.erase(0, begin_);
     begin_ = 0;
@@ -90,8 +90,8 @@ Result<bool> StoreDecoder::next(StoreRequest& request) {
   return true;
 }
 
-// A new client's first five bytes are VALIDATE and the magic. To an old server's eye they would be a SET with
-// a key of more than a gigabyte, so there is no doubt.
+// A new client's first five bytes are VALIDATE and the magic. An old server would read them as a SET with a
+// key of more than a gigabyte, so there is no ambiguity.
 Result<bool> StoreDecoder::sniff(StoreRequest& request) {
   if (!have(1)) return false;
   if (peek(1) != 0) {
@@ -128,9 +128,10 @@ Result<bool> StoreDecoder::start() {
   return true;
 }
 
-// Of torch ≤ 2.0 and 2.1, only the later has numbers above 8, and only C++ code could ever send WATCH_KEY, 7
-// of the earlier. 8 is a DELETE_KEY of the earlier, whose client is then silent until the reply comes, or an
-// APPEND of the later, which goes on with a value. False: more must come, or silence.
+// Distinguishes torch ≤ 2.0 from torch 2.1. Only 2.1 has numbers above 8. Number 7 is WATCH_KEY in ≤ 2.0, but
+// only C++ code could send that. Number 8 is DELETE_KEY in ≤ 2.0; its client is then silent until the reply.
+// In 2.1 it is APPEND, whose client goes on with a value. Returns false while more bytes, or silence, are
+// needed.
 bool StoreDecoder::distinguish_old_dialects(std::uint8_t opcode) {
   if (opcode != 8) {
     dialect_ = StoreDialect::kOld21;
@@ -138,7 +139,7 @@ bool StoreDecoder::distinguish_old_dialects(std::uint8_t opcode) {
   }
   if (!have(9)) return false;
   const std::uint64_t length = peek(8, 1);
-  if (length <= kMaxStoreKey) {  // else an error for either
+  if (length <= kMaxStoreKey) {  // otherwise it is an error in both dialects
     if (!have(9 + length)) return false;
     undecided_ = buffered() == 9 + length && !settled_;
     if (undecided_) return false;

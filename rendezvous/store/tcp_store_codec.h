@@ -9,17 +9,17 @@
 
 #include "base/result.h"
 
-// PyTorch's TCPStore protocol as bytes: requests in, requests and replies out. Sans-IO. Described in
-// docs/store.md; the facts come from PyTorch's public source (torch/csrc/distributed/c10d/TCPStore*.cpp) and
-// from its clients at work. All numbers are little-endian: a u8 opcode, then arguments; a string is a u64
+// PyTorch's TCPStore protocol as bytes: requests in, requests and replies out. Sans-IO. docs/store.md
+// describes it; the facts come from PyTorch's public source (torch/csrc/distributed/c10d/TCPStore*.cpp) and
+// from observing its clients. All numbers are little-endian: a u8 opcode, then arguments; a string is a u64
 // length and its bytes.
 namespace ddp::rendezvous {
 
-/// How a connection numbers its requests. Its first bytes tell the new from the old; which of the old two is
-/// known once a request has come whose number means something else in the other.
+/// How a connection numbers its requests. Its first bytes distinguish the new dialect from the old ones. The
+/// two old ones are distinguished by the first request whose number means something else in the other.
 enum class StoreDialect : std::uint8_t {
-  kUnknown,  ///< nothing decisive has arrived yet
-  kOld,      ///< no VALIDATE, SET is 0: torch ≤ 2.1, not known which
+  kUnknown,  ///< nothing decisive has arrived
+  kOld,      ///< no VALIDATE, SET is 0: torch ≤ 2.1, exact version unknown
   kOld20,    ///< torch ≤ 2.0: WATCH_KEY 7 (reached from C++ only, not served), DELETE_KEY 8
   kOld21,    ///< torch 2.1: DELETE_KEY 7, APPEND 8, MULTI_GET 9, MULTI_SET 10, CANCEL_WAIT 11
   kNew,      ///< torch ≥ 2.2: VALIDATE (0) and a magic number come first, SET is 1
@@ -48,9 +48,9 @@ enum class StoreOp : std::uint8_t {
   kBarrier = 18,
 };
 
-/// Silence after which a request that may have more to come is taken to be whole. Met by the first deletion
-/// or cancelled wait of a connection of torch ≤ 2.1; its clients send a request in one piece and then await
-/// the reply.
+/// If a connection is silent for this time, a request that could continue counts as complete. Needed for the
+/// first deletion or cancelled wait on a connection of torch ≤ 2.1: its clients send a request in one piece
+/// and then await the reply.
 inline constexpr std::chrono::milliseconds kStoreSettle{20};
 
 inline constexpr std::uint32_t kStoreMagic = 0x3C85F7CE;
@@ -59,42 +59,42 @@ inline constexpr std::uint8_t kWaitCanceled = 1;  // reply to CANCEL_WAIT
 inline constexpr std::uint8_t kCheckReady = 0;
 inline constexpr std::uint8_t kCheckNotReady = 1;
 
-/// Limits, checked before anything is allocated; memory then grows only with bytes that have arrived.
+/// Limits, checked before any allocation; afterwards memory grows only with bytes that have arrived.
 inline constexpr std::size_t kMaxStoreKey = 64 * 1024;
 inline constexpr std::size_t kMaxStoreValue = 256 * 1024 * 1024;
 inline constexpr std::size_t kMaxStoreList = 128 * 1024;  ///< keys of one WAIT, CHECK, MULTI_GET, MULTI_SET
 inline constexpr std::size_t kMaxStoreKeyList = 16 * 1024 * 1024;  ///< bytes of one WAIT, CHECK or MULTI_GET
 inline constexpr std::size_t kMaxStoreRequest = kMaxStoreValue + 1024 * 1024;
 
-/// One request. The views point into the decoder and die with its next call.
+/// One request. The views point into the decoder and are valid until its next call.
 struct StoreRequest {
   StoreOp op = StoreOp::kValidate;
   StoreDialect dialect = StoreDialect::kUnknown;
-  std::vector<std::string_view> keys;  ///< one, or those of a list
-  std::vector<std::string_view>
-      values;               ///< SET, APPEND, QUEUE_PUSH: one; COMPARE_SET: expected, desired; MULTI_SET
-  std::int64_t number = 0;  ///< ADD: amount; BARRIER: world size; PING: nonce
+  std::vector<std::string_view> keys;    ///< one key, or all keys of a list
+  std::vector<std::string_view> values;  ///< SET, APPEND, QUEUE_PUSH: one; COMPARE_SET: expected, desired;
+                                         ///< MULTI_SET: one per key
+  std::int64_t number = 0;               ///< ADD: amount; BARRIER: world size; PING: nonce
 };
 
-/// Splits one connection's bytes into requests. Resumable at any byte: each byte is looked at once however it
+/// Splits one connection's bytes into requests. Resumable at any byte: each byte is parsed once, however it
 /// arrives.
 class StoreDecoder {
  public:
-  /// Appends what arrived. Copies; ends the life of earlier views.
+  /// Appends a copy of the received bytes. Invalidates earlier views.
   void feed(std::string_view bytes);
 
-  /// True: `request` holds the next one. False: more bytes are needed. Error (kProtocol): the peer does not
-  /// speak the protocol or broke a limit; the connection must be closed and the decoder not used again.
+  /// True: `request` holds the next request. False: more bytes are needed. Error: kProtocol, the peer does
+  /// not speak the protocol or exceeded a limit. Then close the connection and do not use the decoder again.
   Result<bool> next(StoreRequest& request);
 
-  /// After next() gave false: what has arrived is a whole request of one old dialect or the start of a longer
-  /// one of the other. Only silence can tell: when nothing comes for kStoreSettle, call settle() and next()
+  /// After next() returned false: the bytes are a whole request of one old dialect or the start of a longer
+  /// one of the other. Only silence can decide: if nothing arrives for kStoreSettle, call settle() and next()
   /// again.
   bool undecided() const { return undecided_; }
   void settle() { settled_ = undecided_; }
 
   StoreDialect dialect() const { return dialect_; }
-  /// Bytes held for a request that is not complete.
+  /// Returns the number of bytes held for an incomplete request.
   std::size_t buffered() const { return buffer_.size() - begin_; }
 
  private:
@@ -121,27 +121,27 @@ class StoreDecoder {
 
   std::string buffer_;
   std::size_t begin_ = 0;   // start of the request in buffer_
-  std::size_t cursor_ = 0;  // parsed so far, from begin_
+  std::size_t cursor_ = 0;  // parsed bytes, from begin_
   StoreDialect dialect_ = StoreDialect::kUnknown;
   bool undecided_ = false;
   bool settled_ = false;
-  const Layout* layout_ = nullptr;  // of the request under way; null between requests
+  const Layout* layout_ = nullptr;  // of the current request; null between requests
   std::size_t field_ = 0;           // next field of layout_
-  std::uint64_t list_left_ = 0;     // items of the list under way
+  std::uint64_t list_left_ = 0;     // remaining items of the current list
   bool in_list_ = false;
-  bool value_next_ = false;  // in a MULTI_SET: the key is there, its value is not
+  bool value_next_ = false;  // in a MULTI_SET: the key has been parsed, its value has not
   std::int64_t number_ = 0;
   std::vector<Span> keys_;
   std::vector<Span> values_;
 };
 
-/// Writers of requests and replies; each appends to `out`.
+/// Write parts of requests and replies; each function appends to `out`.
 void put_u8(std::string& out, std::uint8_t value);
 void put_u32(std::string& out, std::uint32_t value);
 void put_u64(std::string& out, std::uint64_t value);
 void put_bytes(std::string& out, std::string_view value);
 
-/// A key as an error message shows it: quoted, cut after 80 bytes, what is not printable as '?'.
+/// Returns a key for an error message: quoted, cut after 80 bytes, with '?' for unprintable bytes.
 std::string printable_key(std::string_view key);
 
 }  // namespace ddp::rendezvous
