@@ -19,10 +19,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstRetry{5};
 constexpr milliseconds kLastRetry{100};
-// A cancelled WAIT is answered at once by any live server; one that is not may not hold the caller for long.
+// A running server answers a cancelled WAIT at once; any other must not hold the caller for long.
 constexpr milliseconds kCancelGrace{5000};
 
-// A caller's "for ever" must not overflow the clock.
+// A caller's "forever" must not overflow the clock.
 Clock::time_point after(milliseconds timeout) {
   return Clock::now() + std::min<milliseconds>(timeout, std::chrono::hours(24 * 365));
 }
@@ -71,7 +71,7 @@ std::string seconds_text(milliseconds time) {
   return text + " s";
 }
 
-// What a failed start looks like to a person, by how the last try ended.
+// Builds the text for a failed start from the error of the last try.
 Error unreachable(const std::string& peer, milliseconds timeout, const Error& last) {
   std::string text = "no store at " + peer + " within " + seconds_text(timeout) + ": " + last.text;
   if (last.code == ErrorCode::kLinkLost)
@@ -96,8 +96,8 @@ Result<TcpStoreClient> TcpStoreClient::connect(const std::string& host, std::uin
       TcpStoreClient client(std::move(*fd), peer, timeout, interrupt);
       std::string hello = request_of(StoreOp::kValidate);
       put_u32(hello, kStoreMagic);
-      // VALIDATE has no reply, and a full backlog or a refusal shows only with the first answer. PING is
-      // unknown to torch ≤ 2.4, GETNUMKEYS is not.
+      // VALIDATE has no reply, and a full backlog or a refusal shows only with the first answer. GETNUMKEYS
+      // is used since torch ≤ 2.4 does not know PING.
       hello += request_of(StoreOp::kNumKeys);
       Result<std::int64_t> answer = client.ask_number(hello, deadline, "connect");
       if (answer) return client;
@@ -140,7 +140,7 @@ Result<> TcpStoreClient::send(std::string_view bytes, Deadline deadline, std::st
     if (errno != EAGAIN) {
       return broken(system_error(errno, std::string(what) + ": store " + peer_, ErrorCode::kLinkLost));
     }
-    // A request that is partly out can be neither taken back nor followed by another.
+    // A partly sent request can be neither taken back nor followed by another.
     if (Result<> ready = poll_for(POLLOUT, deadline, what); !ready) return broken(ready.error());
   }
   return {};
@@ -163,7 +163,7 @@ Result<> TcpStoreClient::receive(char* into, std::size_t size, Deadline deadline
       return broken(system_error(errno, std::string(what) + ": store " + peer_, ErrorCode::kLinkLost));
     }
     if (Result<> ready = poll_for(POLLIN, deadline, what); !ready) {
-      // Nothing of the reply has come: whoever asked may still cancel. Half a reply ends the connection.
+      // If no byte of the reply has come, the caller may still cancel. Half a reply ends the connection.
       return have == 0 ? ready.error() : broken(ready.error());
     }
   }
@@ -216,8 +216,8 @@ Result<> TcpStoreClient::wait_until(std::span<const std::string_view> keys, Dead
   return Error{ErrorCode::kTimeout, std::move(text), ETIMEDOUT};
 }
 
-// The wake-up may cross the cancellation: then the store answers "stop waiting" first and "cancelled" after
-// it.
+// The wake-up may cross the cancellation. Then the store answers "stop waiting" first and "cancelled" after
+// that.
 Result<> TcpStoreClient::cancel_wait(std::string_view what) {
   const Deadline deadline = after(kCancelGrace);
   char reply = 0;
@@ -242,7 +242,7 @@ Result<TcpStoreClient::Bytes> TcpStoreClient::get(std::string_view key, Duration
   const std::string what = "get of " + quoted_key(key);
   const std::string_view keys[] = {key};
   if (Result<> there = wait_until(keys, deadline, what); !there) return there.error();
-  // The key is there: its bytes get time of their own, or a short wait for a large value would lose the
+  // The key exists: its bytes get their own time, or a short wait for a large value would lose the
   // connection.
   const Deadline reply_by = std::max(deadline, after(kCancelGrace));
   if (Result<> sent = send(request_of(StoreOp::kGet, key), reply_by, what); !sent) return sent.error();

@@ -24,7 +24,7 @@ Result<AddressList> resolve(const std::string& host, std::uint16_t port) {
   addrinfo* found = nullptr;
   const int rc = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (rc == 0) return AddressList(found, &::freeaddrinfo);
-  // A resolver that is not up yet may be a moment later; a name that does not exist will not.
+  // A resolver that is not up may be up a moment later; a name that does not exist stays unknown.
   const bool passing = rc == EAI_AGAIN || rc == EAI_SYSTEM || rc == EAI_MEMORY;
   return Error{passing ? ErrorCode::kUnreachable : ErrorCode::kUsage,
                "cannot resolve the store's host '" + host +
@@ -48,7 +48,7 @@ Result<UniqueFd> connect_address(const addrinfo& address, Clock::time_point dead
   const int on = 1;
   ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  // EINTR too leaves the connection under way: it is awaited, never started twice.
+  // After EINTR the connection also continues: wait for it, never start it twice.
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) < 0) {
     if (errno != EINPROGRESS && errno != EINTR)
       return system_error(errno, "connect", ErrorCode::kUnreachable);
@@ -81,12 +81,12 @@ Result<UniqueFd> connect_tcp_once(const std::string& host, std::uint16_t port, C
   if (!addresses) return addresses.error();
   Error last{ErrorCode::kUnreachable, "no address"};
   for (const addrinfo* address = addresses->get(); address != nullptr; address = address->ai_next) {
-    // One dead address must not eat the time of the next.
+    // One dead address must not use up the time of the next.
     const auto share =
         address->ai_next == nullptr ? deadline : std::min(deadline, Clock::now() + std::chrono::seconds(3));
     Result<UniqueFd> fd = connect_address(*address, share, interrupt);
     if (fd) {
-      // Linux can connect a socket to itself when the port is in the ephemeral range and nobody listens.
+      // Linux can connect a socket to itself when the port is in the ephemeral range and has no listener.
       sockaddr_storage local{};
       sockaddr_storage remote{};
       socklen_t local_size = sizeof local;

@@ -9,18 +9,18 @@
 
 namespace ddp::rendezvous {
 
-/// One attempt at a TCP connection to any of `host`'s addresses: non-blocking, close-on-exec, TCP_NODELAY.
-/// Blocks until `deadline`. kUnreachable: nobody answers (yet), try again; kUsage: no retry can help (`sys`
-/// is 0); kCancelled: `interrupt` (a descriptor, or -1) is readable.
+/// Makes one attempt at a TCP connection to any of `host`'s addresses: non-blocking, close-on-exec,
+/// TCP_NODELAY. Blocks until `deadline`. kUnreachable: no answer (yet), try again; kUsage: no retry can help
+/// (`sys` is 0); kCancelled: `interrupt` (a descriptor, or -1) is readable.
 Result<UniqueFd> connect_tcp_once(const std::string& host, std::uint16_t port,
                                   std::chrono::steady_clock::time_point deadline, int interrupt = -1);
 
-/// Waits until `fd` (or, -1, only the time) is ready for `events`; true: it is, false: the deadline has
-/// passed. kCancelled as above; kSystem.
+/// Waits until `fd` is ready for `events` (-1: only for the deadline). Returns true when ready, false after
+/// the deadline. kCancelled as above; kSystem.
 Result<bool> poll_with_interrupt(int fd, short events, std::chrono::steady_clock::time_point deadline,
                                  int interrupt);
 
-/// What is left until `deadline` for poll(): 0 when past, rounded up so that a wait never ends early.
+/// Returns the time until `deadline` for poll(): 0 when past, rounded up so that a wait never ends early.
 int poll_timeout(std::chrono::steady_clock::time_point deadline);
 
 }  // namespace ddp::rendezvous

@@ -22,12 +22,12 @@ std::size_t half_of_descriptors() {
 using asio::posix::stream_descriptor;
 
 constexpr std::size_t kReadSize = 64 * 1024;
-// Replies that a peer has not taken yet, above which it is not read; one reply may go over it.
+// A peer with more bytes of untaken replies is not read. One reply may exceed this limit.
 constexpr std::size_t kMaxBacklog = 1024 * 1024;
 constexpr std::size_t kKeepCapacity = 64 * 1024;
 constexpr std::size_t kMaxRemembered = 4096;  // addresses whose arrivals are counted
 
-// Requests that a probe of the port makes too; any other means that a worker has come.
+// A probe of the port also makes these requests. Any other request means that a worker has arrived.
 bool is_greeting(StoreOp op) {
   return op == StoreOp::kValidate || op == StoreOp::kPing || op == StoreOp::kNumKeys;
 }
@@ -39,7 +39,7 @@ bool asks_for(const std::string& token, const StoreRequest& request) {
 
 }  // namespace
 
-// Handlers hold the Loop and look their connection up again by id: it may have gone meanwhile.
+// Handlers hold the Loop and look up their connection by id, since it may have ended meanwhile.
 class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
  public:
   Loop(asio::any_io_executor executor, TcpStoreOptions options, std::uint16_t port)
@@ -68,8 +68,8 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
     stream_descriptor fd;
     asio::ip::address address;
     StoreDecoder decoder;
-    std::unique_ptr<asio::steady_timer> silence;  // only once the decoder was undecided
-    std::string out;                              // replies, of which `sent` bytes are gone
+    std::unique_ptr<asio::steady_timer> silence;  // made once the decoder was undecided
+    std::string out;                              // replies, of which `sent` bytes are sent
     std::size_t sent = 0;
     bool dirty = false;    // in dirty_
     bool reading = false;  // a read wait is pending
@@ -109,7 +109,7 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
   StoreConnectionId last_id_ = 0;
   std::size_t arrived_ = 0;
   std::map<asio::ip::address, std::size_t> arrived_from_;
-  // Scratch of one turn, kept for its memory.
+  // Buffers of one turn, kept to reuse their memory.
   std::string read_buffer_;
   StoreRequest request_;
   std::vector<StoreNotice> notices_;
@@ -117,8 +117,8 @@ class TcpStoreServer::Loop : public std::enable_shared_from_this<Loop> {
 };
 
 Result<> TcpStoreServer::Loop::start(TcpListener listener) {
-  // A weak hold: the acceptor outlives neither the server nor its port, and the two would keep each other
-  // alive.
+  // A weak pointer, since acceptor and server would keep each other alive. The acceptor does not outlive the
+  // server.
   AcceptLoop::Callbacks callbacks;
   callbacks.on_connection = [weak = weak_from_this()](UniqueFd socket, const asio::ip::address& peer) {
     if (const auto self = weak.lock()) self->connected(std::move(socket), peer);
@@ -153,7 +153,7 @@ void TcpStoreServer::Loop::connected(UniqueFd socket, const asio::ip::address& p
 StoreConnectionId TcpStoreServer::Loop::admit(UniqueFd socket, asio::ip::address address) {
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // A node that vanished without a word must not hold a connection for ever.
+  // A node that vanished silently must not hold a connection forever.
   ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   auto connection = std::make_unique<StoreConnection>(executor_, std::move(address));
   error_code ec;
@@ -234,7 +234,7 @@ void TcpStoreServer::Loop::read_some(StoreConnectionId id) {
   }
 }
 
-// Serves what has arrived, then waits for more; with replies that the peer does not take, for their departure
+// Serves the received requests, then waits for more. While the peer does not take its replies, waits for that
 // instead.
 void TcpStoreServer::Loop::serve(StoreConnectionId id) {
   ServeResult progress = ServeResult::kBacklogged;
@@ -314,8 +314,8 @@ void TcpStoreServer::Loop::deliver_notices() {
   notices_.clear();
 }
 
-// One send per connection and turn, however many replies it gathered. A send that fails can add notices for
-// others.
+// Sends once per connection and turn, however many replies it collected. A send that fails can add notices
+// for other connections.
 void TcpStoreServer::Loop::flush_all() {
   while (!dirty_.empty()) {
     const StoreConnectionId id = dirty_.back();

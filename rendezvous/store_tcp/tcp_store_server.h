@@ -23,58 +23,59 @@ struct TcpStoreOptions {
   /// Unset: picked outside the ephemeral range, or inside `range`. 0: the kernel's choice, for tests.
   std::optional<std::uint16_t> port;
   std::optional<PortRange> range;
-  /// Who may connect; empty: anyone. More can be admitted later: TcpStoreServer::allow().
+  /// Addresses that may connect; empty: all. TcpStoreServer::allow() admits more later.
   AddressFilter filter;
-  /// A CHECK for this key alone finds it, though it is no key: the proof that it is this store. Empty: none.
+  /// A CHECK for this key alone finds it, although it is not stored: that proves the identity of the store.
+  /// Empty: none.
   std::string token;
   std::size_t max_bytes = KeyStore::kDefaultMaxBytes;
-  /// Connections open at once; a further one is closed unread. 0: half of the descriptors that we may have,
-  /// so that nobody who connects and connects takes those that workers need.
+  /// Limit of open connections; a further one is closed unread. 0: half of this process's descriptor limit,
+  /// so that a peer with endless connections leaves the descriptors that workers need.
   std::size_t max_connections = 0;
   /// A connection was closed unread because of the filter; called once per address.
   std::function<void(const asio::ip::address&)> on_refused;
-  /// A connection was closed because of what it sent: not the protocol, over a limit, store full.
+  /// A connection was closed because of its bytes: another protocol, over a limit, store full.
   std::function<void(const asio::ip::address&, const Error&)> on_broken;
 };
 
-/// A moment of the server, for the report of a job that does not start.
+/// State of the server at one moment, for the report of a job that does not start.
 struct TcpStoreStats {
-  std::size_t connections = 0;  ///< open now; a client of torch ≤ 2.0 has two, one of them silent for ever
-  std::size_t arrived = 0;      ///< ever: connections that have used a key (a probe does not count)
+  std::size_t connections = 0;  ///< open; a client of torch ≤ 2.0 has two, one of them always silent
+  std::size_t arrived = 0;      ///< total connections that have used a key (a probe does not count)
   std::size_t waiting = 0;      ///< with a pending WAIT or BARRIER
-  std::size_t refused = 0;      ///< ever, by the filter
+  std::size_t refused = 0;      ///< total, by the filter
   std::size_t keys = 0;
   std::size_t bytes = 0;  ///< held by keys, values and queues
 };
 
-/// Serves the TCPStore protocol (docs/store.md) on an executor's thread, which all calls must come from and
-/// all callbacks run on. One per attempt: a new attempt opens a new one on a new port and stops the old, so
-/// that nothing of the old attempt can be read. Lives until the last worker of the attempt has ended:
-/// PyTorch's watchdog threads use the store to their end. Silent connections are kept; a wait never keeps a
-/// connection from being read; a peer that does not read its replies is not read either. Out of descriptors,
-/// it accepts again when some are free.
+/// Serves the TCPStore protocol (docs/store.md) on an executor's thread. All calls must come from that
+/// thread, and all callbacks run on it. Each attempt opens its own server on a new port and stops the
+/// previous one, so that no key of an old attempt can be read. It must live until the last worker of the
+/// attempt has ended, since PyTorch's watchdog threads use the store until then. Silent connections are kept.
+/// A connection is read even while it waits, but not while it does not take its replies. If descriptors run
+/// out, the server accepts again once some are free.
 class TcpStoreServer {
  public:
-  /// Listens at once. kSystem (EADDRINUSE …) with the port in the text.
+  /// Listens at once. Error: kSystem (EADDRINUSE …) with the port in the text.
   static Result<TcpStoreServer> open(asio::any_io_executor executor, TcpStoreOptions options);
 
   TcpStoreServer(TcpStoreServer&&) noexcept = default;
   TcpStoreServer& operator=(TcpStoreServer&& other) noexcept;
-  /// Stops.
+  /// Calls stop().
   ~TcpStoreServer();
 
   std::uint16_t port() const;
-  /// Admits one more address, such as one that a node was seen to come from.
+  /// Admits one more address, for example one from which a node has connected.
   void allow(const asio::ip::address& address);
   /// Serves a connection accepted elsewhere (--store shared), whose first bytes are `received`.
   void adopt(UniqueFd socket, std::string received);
-  /// Closes the port and all connections; no callback runs after it. Safe to call twice.
+  /// Closes the port and all connections; no callback runs afterwards. Safe to call twice.
   void stop();
 
   TcpStoreStats stats() const;
-  /// Arrived connections (see above) by address, for "no rank of node X has come".
+  /// Returns the arrived connections (see TcpStoreStats) by address, for "no rank of node X has come".
   std::vector<std::pair<asio::ip::address, std::size_t>> arrived_from() const;
-  /// The keys waited for, most waiters first.
+  /// Returns at most `limit` awaited keys, most waiters first.
   std::vector<AwaitedKey> awaited(std::size_t limit) const;
 
  private:
