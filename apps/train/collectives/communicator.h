@@ -11,50 +11,50 @@
 
 namespace ddp::train {
 
-/// How ranks talk. kAuto: shared memory inside a node where the environment tells which ranks share one, TCP
-/// between nodes. kShm: the same, but an environment that does not tell is a mistake. kTcp: TCP only. kNccl:
-/// NVIDIA's library, over GPUs.
+/// Transport between the ranks. kAuto: shared memory inside a node if the environment says which ranks share
+/// a node, TCP between nodes. kShm: the same, but an environment that does not say so is an error. kTcp: TCP
+/// only. kNccl: NVIDIA's library, over GPUs.
 enum class CommKind : std::uint8_t { kAuto, kTcp, kShm, kNccl };
 
 class DeviceOperations;
 class DeviceAllReducer;
 
-/// What data-parallel training needs of a network. All ranks call the same operations in the same order with
-/// the same sizes; an operation returns when this rank's part is complete. Results are bit-equal on all
+/// The collectives that data-parallel training needs. All ranks call the same operations in the same order
+/// with the same sizes. An operation returns when this rank's part is complete. Results are bit-equal on all
 /// ranks. Blocking, one thread.
 ///
 /// Errors: kLinkLost (a peer's connection broke), kTimeout (a step of the operation made no progress in
 /// time), kProtocol (a peer is at another operation), kCancelled (revoked through the interrupt descriptor).
-/// The text names this rank, the peer, its address and the operation, and ends in the operation's name: the
-/// caller appends " of …". After an error every call fails; buffers hold anything.
+/// The text names this rank, the peer, its address and the operation. It ends in the operation's name: the
+/// caller appends " of …". After an error, every call fails, and the contents of buffers are undefined.
 class Communicator {
  public:
-  /// Of a sum under way; 0 is never one.
+  /// Identifies an all-reduce in flight; never 0.
   using Handle = std::uint64_t;
 
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  /// The rank of the job's world whose loss ended the work, where that is known; -1: not.
+  /// Returns the rank of the job's world whose loss ended the work; -1: not known.
   virtual int lost_rank() const { return -1; }
 
-  /// Each element becomes its sum over the ranks.
+  /// Replaces each element by its sum over the ranks.
   virtual Result<> all_reduce_sum(std::span<float> values) = 0;
   virtual Result<> all_reduce_sum(std::span<double> values) = 0;
-  /// `data` of `root` to all.
+  /// Copies `data` of `root` to all ranks.
   virtual Result<> broadcast(std::span<std::byte> data, int root) = 0;
-  /// A few numbers of each rank, in rank order.
+  /// Returns a few numbers of each rank, in rank order.
   virtual Result<std::vector<std::uint64_t>> all_gather(std::span<const std::uint64_t> mine) = 0;
   /// Returns when all ranks have called it.
   virtual Result<> barrier() = 0;
 
-  /// `values` are world_size() parts of equal size (the caller pads), part r belongs to rank r. Afterwards
-  /// the own part holds its sum, bit-equal to what all_reduce_sum() makes of the same values; the other parts
-  /// hold anything.
+  /// `values` are world_size() parts of equal size (the caller pads); part r belongs to rank r. Afterwards,
+  /// each rank's own part holds its sum, bit-equal to that of all_reduce_sum(). The contents of the other
+  /// parts are undefined.
   virtual Result<> reduce_scatter_sum(std::span<float> values) { return all_reduce_sum(values); }
   virtual Result<> reduce_scatter_sum(std::span<double> values) { return all_reduce_sum(values); }
-  /// Equal parts as above: each rank's own part to all.
+  /// Copies each rank's own part to all ranks; equal parts as above.
   virtual Result<> all_gather_parts(std::span<std::byte> parts) {
     const std::size_t size = parts.size() / static_cast<std::size_t>(world_size());
     for (int root = 0; root < world_size(); ++root) {
@@ -64,22 +64,22 @@ class Communicator {
     return {};
   }
 
-  /// Memory in which large sums are faster, zeroed, as long as this lives; empty: there is none. All ranks
-  /// call it with the same size, before their first sum. Errors show in the next operation.
+  /// Returns zeroed memory in which large sums are faster, valid as long as this object; empty: there is
+  /// none. All ranks call it with the same size, before their first sum. Errors appear in the next operation.
   virtual std::span<std::byte> share_memory(std::size_t) { return {}; }
 
-  /// The same ranks, for what lies on their GPUs; owned by this. Null: only the host's memory can be summed.
+  /// Operations of the same ranks on GPU memory, owned by this. Null: only the host's memory can be summed.
   virtual DeviceAllReducer* device_all_reducer() { return nullptr; }
   virtual DeviceOperations* device_operations() { return nullptr; }
 
-  /// An all-reduce that may run while the caller computes: `values` belong to it until wait(). Waits come in
-  /// the order of the starts, and before any other operation all have been waited for.
+  /// Starts an all-reduce that may run while the caller computes. `values` belong to the all-reduce until
+  /// wait(). Waits come in the order of the starts. All must be done before any other operation.
   virtual Result<Handle> start_all_reduce(std::span<float> values) { return started(all_reduce_sum(values)); }
   virtual Result<Handle> start_all_reduce(std::span<double> values) {
     return started(all_reduce_sum(values));
   }
   virtual Result<> wait(Handle) { return {}; }
-  /// Moves on what was started, as far as that goes without blocking.
+  /// Advances the started all-reduces as far as possible without blocking.
   virtual Result<> progress() { return {}; }
 
  private:
@@ -89,14 +89,13 @@ class Communicator {
   }
 };
 
-/// An error of a communicator, completed by what the operation was part of: "… during all-reduce" + " of step
-/// 17".
+/// Completes an error of a communicator: "… during all-reduce" + " of step 17".
 inline Error of(Error error, const std::string& what) {
   error.text += " of " + what;
   return error;
 }
 
-/// A world of one: every operation is complete at once.
+/// A world of one rank: every operation completes at once.
 class SingleCommunicator final : public Communicator {
  public:
   int rank() const override { return 0; }

@@ -10,35 +10,35 @@
 
 namespace ddp::train {
 
-/// Numbers in a GPU's memory.
+/// Type of numbers in GPU memory.
 enum class DeviceType : std::uint8_t { kFloat32, kFloat64, kBfloat16 };
 
-/// Sums over ranks of what lies in the memory of each one's GPU. They are part of the work of a stream (a
-/// cudaStream_t, given as void* so that what only hands this on needs no CUDA), mostly inside a captured
-/// graph that is launched again and again: so putting a sum into the stream, launching it and waiting for it
-/// are three calls. One thread, as of Communicator, whose errors these calls have too.
+/// All-reduces of GPU memory over the ranks. They are part of the work of a stream, mostly inside a captured
+/// graph that is launched again and again. So enqueuing a sum, launching it and waiting for it are three
+/// calls. A stream is a cudaStream_t, passed as void* so that code in between needs no CUDA. One thread;
+/// errors as in Communicator.
 class DeviceAllReducer {
  public:
-  /// Whether what is waited for is complete; asked again and again. An error is the GPU's.
+  /// Returns whether the work is complete; called repeatedly. Its errors are the GPU's.
   using IsDone = std::function<Result<bool>()>;
 
   virtual ~DeviceAllReducer() = default;
 
-  /// Puts the sum over the ranks of `count` numbers, in place, into `stream`, and returns when it is in
-  /// there. The stream may be under capture; NCCL works on another thread then, so the capture's mode must be
-  /// the relaxed one.
+  /// Puts the in-place sum of `count` numbers over the ranks into `stream`, and returns when the sum is
+  /// enqueued. The stream may be under capture. NCCL then works on another thread, so the capture's mode must
+  /// be relaxed.
   virtual Result<> enqueue(void* numbers, std::size_t count, DeviceType type, void* stream) = 0;
-  /// A sum of so many bytes now begins, by itself or in a graph: for the log of collectives.
+  /// Records that a sum of so many bytes begins, by itself or in a graph; for the flight recorder.
   virtual void launched(std::size_t /*bytes*/, DeviceType) {}
-  /// Until done() says so, with the deadline, the revoke and the network's own errors watched: a sum that
-  /// misses a rank would let the run time's own waits wait for ever. Once for each sum that was launched, in
-  /// their order.
+  /// Waits until done() returns true, while it watches the deadline, the revocation and the network's own
+  /// errors. The runtime's own waits would wait forever for a sum that misses a rank. Call it once for each
+  /// launched sum, in launch order.
   virtual Result<> wait(const IsDone& done, std::string_view operation) = 0;
-  /// Called once, before the network is given up in any way (its end, an error): graphs that hold these sums
-  /// must not be there then, for NCCL waits for them to go.
+  /// `callback` is called once, before the network ends in any way (its end, an error). It must destroy the
+  /// graphs that hold these sums, since NCCL waits for their destruction.
   virtual void on_end(std::function<void()> callback) = 0;
-  /// Memory of the GPU in which sums are faster, zeroed, as long as this lives; empty: there is none. All
-  /// ranks call it with the same size, before their first sum.
+  /// Returns zeroed GPU memory in which sums are faster, valid as long as this object; empty: there is none.
+  /// All ranks call it with the same size, before their first sum.
   virtual std::span<std::byte> share_memory(std::size_t /*bytes*/) { return {}; }
 };
 

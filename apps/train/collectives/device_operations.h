@@ -8,26 +8,26 @@
 
 namespace ddp::train {
 
-/// The operations of Communicator on numbers in each rank's GPU, to measure them: a call puts one into a
-/// stream that all have in common, and wait() waits for all that are in it. In place. One thread; errors as
-/// of Communicator.
+/// The operations of Communicator on GPU memory, in place, for measurements. A call puts one operation into a
+/// stream that all share. wait() waits for all operations in the stream. One thread; errors as in
+/// Communicator.
 class DeviceOperations {
  public:
   virtual ~DeviceOperations() = default;
 
-  /// In the GPU's memory, zeroed, as long as the communicator lives. All ranks call it with the same count,
+  /// Returns zeroed GPU memory, valid as long as the communicator. All ranks call it with the same count,
   /// before their first operation on it.
   virtual Result<std::span<float>> make_buffer(std::size_t count) = 0;
-  /// From and to the host, in the stream's order; get() waits.
+  /// Copy from and to the host, in the stream's order; get() waits.
   virtual Result<> put(std::span<float> to, std::span<const float> from) = 0;
   virtual Result<> get(std::span<float> to, std::span<const float> from) = 0;
 
   virtual Result<> all_reduce_sum(std::span<float> values) = 0;
   virtual Result<> broadcast(std::span<float> values, int root) = 0;
-  /// world_size() equal parts, of which part r is rank r's.
+  /// `parts` are world_size() equal parts; part r belongs to rank r.
   virtual Result<> reduce_scatter_sum(std::span<float> parts) = 0;
   virtual Result<> all_gather_parts(std::span<float> parts) = 0;
-  /// The first half to the next rank, the second from the previous.
+  /// Waits for all operations in the stream.
   virtual Result<> wait(std::string_view operation) = 0;
 };
 

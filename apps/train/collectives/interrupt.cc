@@ -6,7 +6,7 @@ namespace ddp::train {
 
 namespace {
 
-/// What is waited for has no descriptor.
+/// The wait polls in slices, because the awaited work has no descriptor.
 constexpr int kSliceMs = 5;
 
 bool is_readable_within(int fd, int milliseconds) {

@@ -7,14 +7,14 @@
 
 namespace ddp::train {
 
-/// Where the ranks of one attempt tell each other their addresses and the like.
+/// Lets the ranks of one attempt exchange addresses and similar texts.
 class PeerDirectory {
  public:
   virtual ~PeerDirectory() = default;
-  /// The address of this machine towards the others, without port.
+  /// Returns this machine's address as the others reach it, without port.
   virtual Result<std::string> local_address() = 0;
   virtual Result<> share(const std::string& name, const std::string& text) = 0;
-  /// Waits until a rank has shared that name; kTimeout otherwise.
+  /// Waits until a rank has shared `name`; fails with kTimeout otherwise.
   virtual Result<std::string> find(const std::string& name, std::chrono::milliseconds timeout) = 0;
 };
 

@@ -16,7 +16,7 @@ Result<> share_outcome(Communicator& world, const Result<>& mine) {
     std::uint64_t failed, code, size;
   } head{failed, failed ? static_cast<std::uint64_t>(mine.error().code) : 0, text.size()};
   auto done = world.broadcast(std::as_writable_bytes(std::span(&head, 1)), 0);
-  if (!done) return failed ? mine : done;  // its own reason says more than that of whom it could not tell
+  if (!done) return failed ? mine : done;  // the rank's own error explains more than the failed broadcast
   if (head.failed == 0) return {};
   text.resize(head.size);
   done = world.broadcast(std::as_writable_bytes(std::span(text)), 0);
@@ -54,7 +54,7 @@ Result<> meet_until(Communicator& world, const IsThrough& through, std::chrono::
 
 namespace {
 
-/// `mine`: this rank's outcome of `work`, when all ranks are through with theirs.
+/// Does `work`. `mine`: this rank's outcome, once all ranks have finished their work.
 Result<> work_with_signs(Communicator& world, const std::function<Result<>()>& work,
                          std::chrono::milliseconds sign, int interrupt, Result<>& mine) {
   std::future<Result<>> outcome = std::async(std::launch::async, work);

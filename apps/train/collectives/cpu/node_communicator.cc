@@ -7,15 +7,15 @@ namespace ddp::train {
 
 namespace {
 
-/// A sum below this uses one lane: more connections would only wake more ranks.
+/// A sum up to this size uses one lane: more connections would only wake more ranks.
 constexpr std::size_t kOneLaneBytes = 64 * 1024;
 
 bool is_loss(ErrorCode code) {
   return code != ErrorCode::kCancelled;
 }
 
-/// A failed lane ends its node, a failed node ends its lanes. What the node has written down comes first: a
-/// lane may only see the end of those who left because of it.
+/// A failed lane ends its node, and a failed node ends its lanes. The loss that the node recorded takes
+/// precedence: a lane may only see the end of ranks that left because of it.
 Result<> after_lane(Result<> done, ShmGroup& group, const TcpCommunicator& lane, int own) {
   if (done || !is_loss(done.error().code)) return done;
   if (group.lost_rank() >= 0 && group.lost_rank() != lane.lost_rank()) return group.ended_by_mark();
@@ -34,7 +34,7 @@ std::span<T> part_of(std::span<T> values, int parts, int number) {
   return values.subspan(bounds.begin, bounds.size);
 }
 
-/// The parts' sums over the nodes, then all parts to all ranks of the node.
+/// Sums the parts over the nodes, then gives all parts to all ranks of the node.
 template <class T>
 Result<> sum_between(std::span<T> values, int lanes, int own, ShmGroup& group, TcpCommunicator* lane) {
   if (group.rank() < lanes) {
@@ -48,7 +48,7 @@ int lanes_for(std::size_t bytes, const NodeMap& map) {
   return bytes <= kOneLaneBytes ? 1 : map.lanes();
 }
 
-/// One number row per node from its first rank, to all ranks of all nodes.
+/// Gathers one row of numbers from each node's first rank to all ranks of all nodes.
 Result<std::vector<std::uint64_t>> gather_between(std::span<const std::uint64_t> row, const NodeMap& map,
                                                   ShmGroup& group, TcpCommunicator* lane) {
   std::vector<std::uint64_t> all(row.size() * map.ranks.size());
@@ -98,7 +98,7 @@ NodeCommunicator::NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group,
                                    std::shared_ptr<TcpCommunicator> lane)
     : map_(std::move(map)), group_(std::move(group)), lane_(std::move(lane)) {
   if (!lane_) return;
-  // Who waits on one way is waited for on the other. Neither calls the other while it is at work itself.
+  // While blocked on one transport, keep the other alive. Neither calls the other while it is at work itself.
   group_->while_waiting([lane = std::weak_ptr(lane_)] {
     if (const auto there = lane.lock()) there->show_activity();
   });
@@ -155,7 +155,7 @@ std::span<std::byte> NodeCommunicator::share_memory(std::size_t bytes) {
   group_->call_it(CollectiveKind::kBarrier);
   const auto shared = group_->share(bytes);
   if (shared) return *shared;
-  (void)after_node(shared.error(), *group_, lane_.get());  // the next operation says it
+  (void)after_node(shared.error(), *group_, lane_.get());  // the next operation reports it
   return {};
 }
 
@@ -181,7 +181,7 @@ Result<> NodeCommunicator::broadcast(std::span<std::byte> data, int root) {
 
 Result<std::vector<std::uint64_t>> NodeCommunicator::all_gather(std::span<const std::uint64_t> mine) {
   group_->call_it(CollectiveKind::kAllGather);
-  std::size_t widest = 0;  // every node's row is as long as the longest
+  std::size_t widest = 0;  // every node's row gets the length of the longest
   for (const auto& of_node : map_.ranks)
     widest = std::max(widest, of_node.size());
   std::vector<std::uint64_t> row(mine.size() * static_cast<std::size_t>(group_->size()));

@@ -9,7 +9,7 @@
 
 namespace ddp::train {
 
-/// Where each rank of the world runs: by node, then by local rank. Nodes may have different numbers of ranks.
+/// The ranks of the world by node, then by local rank. Nodes may have different numbers of ranks.
 struct NodeMap {
   std::vector<std::vector<int>> ranks;
   int node = 0;  ///< of this rank
@@ -17,22 +17,22 @@ struct NodeMap {
 
   int world_size() const;
   int rank() const { return ranks[static_cast<std::size_t>(node)][static_cast<std::size_t>(local_rank)]; }
-  /// How many ranks of every node speak with other nodes: as many as the smallest node has.
+  /// Returns how many ranks of each node exchange with other nodes: as many as the smallest node has.
   int lanes() const;
-  /// The ranks of this rank's lane, by node; empty when it has none.
+  /// Returns the ranks of this rank's lane, by node; empty if it has none.
   std::vector<int> lane() const;
 };
 
-/// Shared memory inside a node and TCP between nodes. A sum is made in three moves: in the node, each of the
-/// first lanes() ranks gets the sum of one part; those ranks sum their part over the nodes, each over
-/// connections of its own; in the node, all get all parts. With one node only the shared memory is used.
+/// Shared memory inside a node and TCP between nodes. A sum takes three steps. Inside the node, each of the
+/// first lanes() ranks gets the sum of one part. These ranks sum their part over the nodes, each over its own
+/// connections. Inside the node, all ranks get all parts. With one node, only the shared memory is used.
 ///
-/// Sums are bit-equal on all ranks. A lost rank ends all ranks of all nodes.
+/// Sums are bit-equal on all ranks. A lost rank ends the work of all ranks on all nodes.
 class NodeCommunicator final : public Communicator {
  public:
-  /// `lane` is null on one node and on ranks without a lane. Where `map` is one node of several, the lane
-  /// only learns which rank was lost, so that the other nodes name that one. Both may be shared with other
-  /// communicators of the same thread.
+  /// `lane` is null on one node and on ranks without a lane. If `map` is one node of several, the lane only
+  /// learns which rank was lost, so that the other nodes name the same rank. `group` and `lane` may be shared
+  /// with other communicators of the same thread.
   NodeCommunicator(NodeMap map, std::shared_ptr<ShmGroup> group, std::shared_ptr<TcpCommunicator> lane);
 
   int rank() const override { return map_.rank(); }
@@ -59,8 +59,8 @@ class NodeCommunicator final : public Communicator {
   std::shared_ptr<TcpCommunicator> lane_;
 };
 
-/// The nodes as ranks: each contributes once, and the ranks of one node call with equal values and get equal
-/// results.
+/// A communicator with nodes as ranks. Each node contributes once: its ranks call with equal values and get
+/// equal results.
 class BetweenNodes final : public Communicator {
  public:
   BetweenNodes(NodeMap map, std::shared_ptr<ShmGroup> group, std::shared_ptr<TcpCommunicator> lane);

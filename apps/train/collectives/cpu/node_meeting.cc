@@ -49,7 +49,7 @@ Result<std::string> random_name() {
   return name;
 }
 
-/// Of the abstract namespace: gone with its socket, whatever kills the process.
+/// Returns an address of the abstract namespace: it is gone with its socket, however the process ends.
 std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -65,7 +65,7 @@ bool same_user(int fd) {
          credentials.uid == ::geteuid();
 }
 
-/// One message with up to four descriptors.
+/// Sends one message with up to four descriptors.
 Result<> send_with(int to, std::span<const std::byte> data, std::span<const int> fds) {
   iovec part{const_cast<std::byte*>(data.data()), data.size()};  // sendmsg only reads
   alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
@@ -85,7 +85,7 @@ Result<> send_with(int to, std::span<const std::byte> data, std::span<const int>
   return {};
 }
 
-/// kProtocol unless exactly `data` bytes and `count` descriptors come.
+/// Fails with kProtocol unless exactly `data.size()` bytes and `count` descriptors come.
 Result<std::vector<UniqueFd>> receive_with(int from, std::span<std::byte> data, std::size_t count,
                                            Deadline deadline, int interrupt) {
   const int fds[] = {from};
@@ -142,7 +142,7 @@ Result<UniqueFd> seqpacket_socket() {
   return fd;
 }
 
-/// A member that knocked: its local rank, its connection and what it gave. Rank -1: a stray.
+/// A member that connected: its local rank, its connection and its descriptors. Rank -1: a stray connection.
 struct NodePeer {
   int local_rank = -1;
   UniqueFd connection;
@@ -183,7 +183,7 @@ Result<std::vector<NodePeer>> gather_members(const NodeConfig& config, int liste
     if (!member) return within(me(config), member.error());
     if (member->local_rank < 0) continue;
     NodePeer& entry = members[static_cast<std::size_t>(member->local_rank)];
-    if (entry.connection) continue;  // a second one of the same rank is a stray
+    if (entry.connection) continue;  // a second connection of the same rank is a stray one
     entry = std::move(*member);
     --missing;
   }
@@ -228,7 +228,7 @@ Result<NodeLinks> lead(const NodeConfig& config, PeerDirectory& directory, const
       auto sent = send_with((*members)[i].connection.get(), number, std::span(fds).first(whose == 0 ? 4 : 3));
       if (!sent) return within(me(config) + " lost " + rank_text(config, static_cast<int>(i)), sent.error());
     }
-    // One at a time: the kernel bounds how many descriptors of a user may be on their way.
+    // One member at a time: the kernel limits how many descriptors of a user may be in flight.
     std::array<std::byte, 1> taken;
     auto heard = receive_with((*members)[i].connection.get(), taken, 0, deadline, config.interrupt);
     if (!heard) return within(me(config) + " lost " + rank_text(config, static_cast<int>(i)), heard.error());

@@ -13,7 +13,7 @@ namespace ddp::train {
 
 namespace {
 
-/// A stray connection that says nothing may hold the door this long.
+/// A stray connection that sends nothing may block the listener this long.
 constexpr std::chrono::seconds kHelloTimeout{2};
 
 int name_of(const PeerConfig& config, int rank) {
@@ -64,7 +64,7 @@ Result<ConnectingPeer> reach(const PeerConfig& config, int whom, PeerDirectory& 
   return ConnectingPeer{whom, {std::move(*fd), std::move(*address)}};
 }
 
-/// The hello of the other end. kProtocol where it is not a hello.
+/// Reads the other end's hello. Fails with kProtocol if it is not a hello.
 Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
   PeerHelloBytes bytes;
   if (auto read = read_all(fd, bytes, deadline, interrupt); !read) return read.error();
@@ -74,8 +74,8 @@ Result<PeerHello> read_hello(int fd, Deadline deadline, int interrupt) {
   return *hello;
 }
 
-/// Hears the hello of one waiting connection and answers it if it is of a rank that is still missing: that
-/// rank then leaves `missing`. A stray is closed without harm.
+/// Reads the hello of one waiting connection. If it is of a rank in `missing`, answers it and removes that
+/// rank from `missing`. A stray connection is closed without harm.
 Result<> admit(const PeerConfig& config, int listener, Deadline deadline, std::vector<int>& missing,
                std::map<int, TcpPeer>& peers) {
   auto fd = accept_waiting(listener);
@@ -123,8 +123,8 @@ Error missing_error(const PeerConfig& config, const std::vector<ConnectingPeer>&
                                    silent->peer.address + "): it has not answered" + within_time};
 }
 
-/// Waits for all at once: for the answers, which come when those ranks have time for us, and for the missing
-/// to knock.
+/// Waits at the same time for the answers of `reached`, which come when these ranks have time, and for the
+/// missing ranks to connect.
 Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadline deadline,
               std::vector<ConnectingPeer>& reached, std::vector<int>& missing,
               std::map<int, TcpPeer>& peers) {
@@ -148,8 +148,8 @@ Result<> meet(const PeerConfig& config, const ListeningSocket& listener, Deadlin
   }
 }
 
-/// Who knocks at whom: over half of the ring's length it is shorter the other way, and across its middle the
-/// lower rank does.
+/// Returns true if `rank` connects to `other`: if the way ahead is the shorter one around the ring. Across
+/// its middle, the lower rank connects.
 bool knocks(int rank, int other, int world) {
   const int ahead = ((other - rank) % world + world) % world;
   return 2 * ahead < world || (2 * ahead == world && rank < other);
@@ -182,7 +182,7 @@ Result<std::unique_ptr<TcpCommunicator>> connect_peers(const PeerConfig& config,
   }
   const std::vector<int> knocking = missing;
   if (auto done = meet(config, *listener, deadline, reached, missing, peers); !done) return done.error();
-  // For messages only: the addresses that those ranks are known by.
+  // Error texts name these ranks by their published addresses.
   for (const int rank : knocking) {
     const auto address =
         directory.find(key_of(config, rank), std::chrono::milliseconds(milliseconds_left(deadline)));

@@ -9,9 +9,9 @@
 
 namespace ddp::train {
 
-/// The first message on a connection between two ranks, in both directions: who is speaking, for which job
-/// and attempt. Whoever hears something else closes. It keeps strays and the ranks of another attempt out; it
-/// is no authentication.
+/// The first message on a connection between two ranks, in both directions. It names the sending rank, its
+/// job and its attempt. A rank that receives anything else closes the connection. The hello keeps out stray
+/// connections and ranks of another attempt; it is not an authentication.
 struct PeerHello {
   std::uint64_t job = 0;  ///< job_number() of the job's id
   std::uint32_t attempt = 0;
@@ -22,13 +22,13 @@ struct PeerHello {
   friend bool operator==(const PeerHello&, const PeerHello&) = default;
 };
 
-/// FNV-1a, 64 bits.
+/// Returns the 64-bit FNV-1a hash.
 std::uint64_t job_number(std::string_view job_id);
 
 /// "ddptrain", version 3 (u32), then the fields in order, all little-endian.
 using PeerHelloBytes = std::array<std::byte, 36>;
 PeerHelloBytes encode_hello(const PeerHello& hello);
-/// Nothing when the bytes are not a hello of this version.
+/// Returns nothing if the bytes are not a hello of this version.
 std::optional<PeerHello> decode_hello(std::span<const std::byte, 36> bytes);
 
 }  // namespace ddp::train

@@ -8,13 +8,15 @@
 
 namespace ddp::train {
 
-/// Memory of one rank that the other ranks of its node map too, so that they read and write it without
-/// copies. Backed by a memfd, empty until its owner gives it a size; nothing has a name, nothing is left.
+/// Memory of one rank that the other ranks of its node also map, so that they read and write it without
+/// copies. A memfd backs it, empty until its owner gives it a size. The memfd has no name, so nothing is left
+/// behind.
 class ShmBuffer {
  public:
-  /// A new memfd that can grow and never shrink: whoever maps it would end with SIGBUS.
+  /// Returns a new memfd that can grow and never shrink: shrinking would end a process that maps it with
+  /// SIGBUS.
   static Result<UniqueFd> make();
-  /// Maps `bytes` of it, which are there; with all pages, so that no sum waits for them.
+  /// Maps `bytes` bytes, which must exist. All pages are populated, so that no sum waits for them.
   static Result<ShmBuffer> map(int memory, std::size_t bytes);
 
   ShmBuffer(ShmBuffer&& other) noexcept;

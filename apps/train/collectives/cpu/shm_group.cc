@@ -19,14 +19,15 @@ namespace ddp::train {
 
 namespace {
 
-/// About as long as a sleep and a wake take: whoever comes within that time costs no change of context. A
-/// spin that was in vain halves the next one, since the other rank may want this very processor.
+/// About as long as a sleep and a wakeup take: a rank that publishes within that time costs no context
+/// switch. A spin that was in vain halves the next one, since the other rank may need this very processor.
 constexpr std::chrono::nanoseconds kLongestSpin{30'000};
 constexpr std::chrono::nanoseconds kShortestSpin{500};
 constexpr int kPausesPerSample = 8;
 constexpr std::uint64_t kStagesPerSample = 8;
 
-/// Up to here every rank sums all areas itself, which saves a round; above, each sums a part for all.
+/// Up to this size, every rank sums all areas itself, which saves a round. Above, each rank sums a part for
+/// all.
 constexpr std::size_t kDirectBytes = 64 * 1024;
 constexpr std::size_t kDirectBytesOfTwo = 256 * 1024;
 
@@ -55,7 +56,7 @@ Result<ShmGroup> ShmGroup::open(NodeConfig config, NodeLinks links) {
   if (!group.liveness_) return within(me, system_error(errno, "epoll_create"));
   for (int rank = 0; rank < group.size(); ++rank) {
     if (rank == group.rank()) continue;
-    epoll_event event{};  // a hang-up is always told
+    epoll_event event{};  // a hang-up is always reported
     event.data.u32 = static_cast<std::uint32_t>(rank);
     const int liveness = group.links_.liveness[static_cast<std::size_t>(rank)].get();
     if (::epoll_ctl(group.liveness_.get(), EPOLL_CTL_ADD, liveness, &event) != 0)
@@ -82,7 +83,7 @@ std::string ShmGroup::me() const {
 
 void ShmGroup::wake(int rank) {
   const std::uint64_t one = 1;
-  // It fails only when the doorbell is rung already as often as can be counted.
+  // The write fails only if the doorbell's counter is at its maximum.
   (void)!::write(links_.doorbells[static_cast<std::size_t>(rank)].get(), &one, sizeof one);
 }
 
@@ -147,7 +148,7 @@ bool ShmGroup::spin(int rank) {
   return false;
 }
 
-/// Some other rank's process has ended. That harms only those who still need something of it.
+/// Notes which ranks' processes have ended. An ended rank harms only ranks that still need something of it.
 Result<> ShmGroup::detect_ended_ranks() {
   epoll_event events[16];
   const int count = ::epoll_wait(liveness_.get(), events, 16, 0);
@@ -158,7 +159,7 @@ Result<> ShmGroup::detect_ended_ranks() {
   }
   for (int rank = 0; rank < size(); ++rank) {
     if (!gone_[static_cast<std::size_t>(rank)] || has_published(rank)) continue;
-    // It may have ended because of another, which it has written down then.
+    // It may have ended because of another rank's loss, which it has recorded then.
     if (lost_rank() >= 0) return ended_by_mark();
     return lost(rank, "its process ended");
   }
@@ -175,7 +176,7 @@ Result<> ShmGroup::sleep_until(int rank) {
   Deadline deadline = std::chrono::steady_clock::now() + config_.step_timeout;
   Result<> result;
   while (true) {
-    // In this order: who publishes after our look sees that we want the doorbell.
+    // The order matters: a rank that publishes after this check sees that this rank wants the doorbell.
     asleep.store(1);
     if (has_published(rank)) break;
     if (lost_rank() >= 0) {
@@ -223,7 +224,7 @@ Result<> ShmGroup::wait_for(int rank) {
 
 Result<> ShmGroup::sync(std::uint64_t size) {
   if (failed_) return *failed_;
-  // Ranks that never have to wait must see a revoke too.
+  // Ranks that never have to wait must see a revocation too.
   if (stage_ % kStagesPerSample == 0 && config_.interrupt >= 0) {
     pollfd slot{config_.interrupt, POLLIN, 0};
     if (::poll(&slot, 1, 0) > 0) return revoked();
@@ -247,7 +248,7 @@ Result<> ShmGroup::sync(std::uint64_t size) {
   return {};
 }
 
-/// At most an area's size. Every rank sums all.
+/// Sums values of at most an area's size. Every rank sums all.
 Result<> ShmGroup::direct_sum(std::span<std::byte> values, const VectorSum& sum) {
   const std::uint64_t turn = stage_;
   copy_bytes(segment_.slot(rank(), turn).data(), values.data(), values.size());

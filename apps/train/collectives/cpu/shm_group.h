@@ -21,48 +21,50 @@
 namespace ddp::train {
 
 /// Collectives among the ranks of one node over a ShmSegment. All ranks make the same calls in the same
-/// order; blocking, one thread. Sums run in the order of the local ranks, so they have the same bits on all.
+/// order. Blocking, one thread. Sums run in the order of the local ranks, so they have the same bits on all
+/// ranks.
 ///
-/// Every call is a row of rounds; in each, a rank copies what the others need into its area, publishes, waits
-/// until all have, and reads. A wait spins for a moment where each rank has a processor of its own, then
-/// sleeps in poll on its doorbell (an eventfd), the interrupt and the liveness of the others: a death or a
-/// revoke ends the wait at once. The first to see a death writes it down in the segment and wakes all. A rank
-/// that waits shows the others that it is alive; one that neither comes nor waits for `step_timeout` is given
-/// up.
+/// Each call is a series of rounds. In a round, a rank copies the data that the others need into its area,
+/// publishes it, waits until all have published, and reads. A wait spins briefly if each rank has its own
+/// processor. Then it sleeps in poll on its doorbell (an eventfd), the interrupt and the liveness of the
+/// others. So a death or a revocation ends the wait at once. The first rank that sees a death records it in
+/// the segment and wakes all. A waiting rank shows the others that it is alive. A rank that neither publishes
+/// nor waits for `step_timeout` is given up.
 class ShmGroup {
  public:
-  /// The segment is `links.memory`, mapped (by tests once for all ranks of one process).
+  /// Maps `links.memory` as the segment.
   static Result<ShmGroup> open(NodeConfig config, NodeLinks links);
 
   int rank() const { return config_.local_rank; }
   int size() const { return config_.local_world_size; }
 
-  /// Memory of this rank that the others map as well, zeroed, for the group's life: sums over it need no
-  /// copies. Empty where there is none to have, on all ranks alike; once for each group.
+  /// Returns zeroed memory of this rank that the others map as well; valid as long as the group. Sums over it
+  /// need no copies. Empty if memory is not available, on all ranks alike. Call it once for each group.
   Result<std::span<std::byte>> share(std::size_t bytes);
 
   Result<> all_reduce(std::span<std::byte> values, const VectorSum& sum);
-  /// part_bounds() in `parts` <= size() parts of elements: rank p < parts ends with the sum of part p.
+  /// Divides the elements by part_bounds() into `parts` <= size() parts; rank p < parts ends with the sum of
+  /// part p.
   Result<> reduce_parts(std::span<std::byte> values, const VectorSum& sum, int parts);
-  /// Rank p's part p to all.
+  /// Copies rank p's part p to all ranks.
   Result<> gather_parts(std::span<std::byte> values, std::size_t element, int parts);
   Result<> broadcast(std::span<std::byte> data, int root);
-  /// `all` has size() times `mine`.
+  /// `all` has size() times the size of `mine`.
   Result<> all_gather(std::span<const std::byte> mine, std::span<std::byte> all);
   Result<> barrier();
 
-  /// To the others: this rank waits elsewhere.
+  /// Shows the others that this rank is alive but waits elsewhere.
   void show_activity() { segment_.line(rank()).liveness.fetch_add(1, std::memory_order_relaxed); }
-  /// Is called while this rank waits for another, about every quarter of step_timeout.
+  /// `call` runs while this rank waits for another, about every quarter of step_timeout.
   void while_waiting(std::function<void()> call) { while_waiting_ = std::move(call); }
 
-  /// Ends all calls of all ranks of the node: a rank of the world is lost elsewhere.
+  /// Ends all calls of all ranks of the node, because a rank of the world is lost elsewhere.
   void abandon(int lost_rank);
-  /// The rank of the world that was lost; -1: none.
+  /// Returns the lost rank of the world; -1: none.
   int lost_rank() const;
-  /// That loss as this rank's failure.
+  /// Returns the recorded loss as this rank's failure.
   Error ended_by_mark();
-  /// For messages only.
+  /// Sets the operation's kind, for messages and for the comparison between ranks.
   void call_it(CollectiveKind kind) { kind_ = kind; }
 
  private:
@@ -77,14 +79,14 @@ class ShmGroup {
   void copy_own_part(const Round& round);
   void copy_results(const Round& round);
 
-  /// Where in the shared memory they lie; nothing: elsewhere.
+  /// Returns the offset of `values` in the shared memory; nothing if they lie elsewhere.
   std::optional<std::size_t> shared_at(std::span<const std::byte> values) const;
   static std::uint64_t tag_in_place(std::size_t at, std::size_t size);
   Result<> sum_in_place(std::span<std::byte> values, std::size_t at, const VectorSum& sum, int parts,
                         bool gather);
   Result<> gather_in_place(std::span<std::byte> values, std::size_t at, std::size_t element, int parts);
 
-  /// Publishes this rank's areas of this turn and waits for all others to have done so.
+  /// Publishes this rank's areas of this turn and waits until all others have published theirs.
   Result<> sync(std::uint64_t size);
   Result<> wait_for(int rank);
   bool spin(int rank);

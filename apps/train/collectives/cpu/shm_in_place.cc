@@ -6,20 +6,20 @@
 #include <utility>
 #include <vector>
 
-// The sums of a ShmGroup over memory that all ranks of the node map: no copies into areas, two waits.
+// Sums of a ShmGroup over memory that all ranks of the node map: no copies into areas, two waits.
 
 namespace ddp::train {
 
 namespace {
 
-/// What is smaller takes one wait over areas, instead of two.
+/// Smaller sums go over areas, with one wait instead of two.
 constexpr std::size_t kLeastInPlace = 256 * 1024;
-/// Stays in the nearest cache between its sum and its copies.
+/// A block stays in the nearest cache between its sum and its copies.
 constexpr std::size_t kInPlaceBlock = 8 * 1024;
 
 }  // namespace
 
-/// All ranks come to the same answer, since each step ends in numbers that all have.
+/// All ranks come to the same result, since each step ends in numbers that all have.
 Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
   if (failed_) return *failed_;
   if (size() == 1 || bytes == 0 || !buffers_.empty()) return std::span<std::byte>();
@@ -30,7 +30,7 @@ Result<std::span<std::byte>> ShmGroup::share(std::size_t bytes) {
     if (!done) return done.error();
     return said[0] != 0 && std::equal(said.begin() + 1, said.end(), said.begin());
   };
-  // The own pages are there before others map them.
+  // This rank's pages exist before other ranks map them.
   bool mapped = ::ftruncate(own, static_cast<off_t>(bytes)) == 0 && ShmBuffer::map(own, bytes);
   auto all = all_say(mapped ? bytes : 0);
   if (!all) return all.error();
@@ -55,13 +55,13 @@ std::optional<std::size_t> ShmGroup::shared_at(std::span<const std::byte> values
   return static_cast<std::size_t>(values.data() - own.data());
 }
 
-/// Other places or sizes, or values that a rank has elsewhere, are another operation.
+/// Another offset or size, or values outside the shared memory, give another tag, as another operation would.
 std::uint64_t ShmGroup::tag_in_place(std::size_t at, std::size_t size) {
   const std::uint64_t mixed = (size * 31 + at) * 0x9e37'79b9'7f4a'7c15u;
   return std::uint64_t{1} << 54 | mixed >> 11;
 }
 
-/// Of the values at `at` this rank sums part rank(); into its own, and with `gather` into all ranks' values.
+/// Sums part rank() of the values at `at` into this rank's values, and with `gather` into all ranks' values.
 Result<> ShmGroup::sum_in_place(std::span<std::byte> values, std::size_t at, const VectorSum& sum, int parts,
                                 bool gather) {
   const std::uint64_t tag = tag_in_place(at, values.size());
@@ -73,7 +73,7 @@ Result<> ShmGroup::sum_in_place(std::span<std::byte> values, std::size_t at, con
     alignas(64) std::byte block[kInPlaceBlock];
     for (std::size_t place = begin; place < end; place += kInPlaceBlock) {
       const std::size_t bytes = std::min(kInPlaceBlock, end - place);
-      // In the order of the ranks, as over areas.
+      // The sum runs in the order of the ranks, as over areas.
       sum.sum(block, of(0) + place, of(1) + place, bytes);
       for (std::size_t other = 2; other < buffers_.size(); ++other)
         sum.add(block, of(other) + place, bytes);

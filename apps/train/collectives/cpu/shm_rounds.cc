@@ -4,19 +4,20 @@
 #include <utility>
 #include <vector>
 
-// The sums of a ShmGroup that are too large for one area.
+// Sums of a ShmGroup that are too large for one area.
 
 namespace ddp::train {
 
 namespace {
 
-/// Of one part in one round: what a rank copies, sums and reads back then stays in its own cache.
+/// Bytes of one part in one round. The data that a rank copies, sums and reads back then stays in its own
+/// cache.
 constexpr std::size_t kPieceBytes = 64 * 1024;
 constexpr std::size_t kBlockBytes = 8 * 1024;
 
 }  // namespace
 
-/// The same piece of each part: `begin` and `size` in bytes of the values, by part.
+/// The same piece of each part. `begin` and `size`: bytes in the values, by part.
 struct ShmGroup::Round {
   struct RoundPiece {
     std::size_t begin = 0;
@@ -25,18 +26,18 @@ struct ShmGroup::Round {
   std::span<std::byte> values;
   std::vector<RoundPiece> pieces;
   std::uint64_t turn = 0;
-  /// Where rank `of`'s slot holds the piece of `part`: the own part is left out.
+  /// Returns where rank `of`'s slot holds the piece of `part`; the slot leaves out `of`'s own part.
   std::size_t place(int of, int part) const {
     std::size_t place = 0;
     for (int p = 0; p < part; ++p)
       place += p == of ? 0 : pieces[static_cast<std::size_t>(p)].size;
     return place;
   }
-  /// The first part is the largest.
+  /// Tests the first part, which is the largest.
   bool empty() const { return pieces.front().size == 0; }
 };
 
-/// Round `number` of values in `parts` parts.
+/// Returns round `number` of values in `parts` parts.
 ShmGroup::Round ShmGroup::round_at(std::span<std::byte> values, std::size_t element, int parts,
                                    std::size_t number) {
   const std::size_t area = ShmSegment::kAreaSize / static_cast<std::size_t>(parts);
@@ -65,12 +66,12 @@ void ShmGroup::copy_others_parts(const Round& round) {
 void ShmGroup::sum_own_part(const Round& round, const VectorSum& sum) {
   const Round::RoundPiece& piece = round.pieces[static_cast<std::size_t>(rank())];
   std::byte* own = round.values.data() + piece.begin;
-  // In the order of the ranks, the own values at their place.
+  // The sum runs in the order of the ranks, with this rank's values at their place.
   const auto values_of = [&](int other) -> const std::byte* {
     return other == rank() ? own : segment_.slot(other, round.turn).data() + round.place(other, rank());
   };
   std::byte* result = segment_.result(rank(), stage_).data();
-  // Block by block, so that what was just summed is copied out of the nearest cache.
+  // Block by block, so that the copies read fresh sums from the nearest cache.
   for (std::size_t at = 0; at < piece.size; at += kBlockBytes) {
     const std::size_t size = std::min(kBlockBytes, piece.size - at);
     sum.sum(result + at, values_of(0) + at, values_of(1) + at, size);
@@ -94,9 +95,9 @@ void ShmGroup::copy_results(const Round& round) {
   }
 }
 
-/// In each round the sum of one piece of every part and the copies for the next lie between two waits, so a
-/// sum that goes to all takes one wait a round. A rank writes an area again two turns later, when all have
-/// published once more after they read it.
+/// Between two waits, the ranks sum one piece of every part and copy the pieces for the next round. So a sum
+/// that goes to all ranks takes one wait per round. A rank writes an area again two turns later: by then, all
+/// have published once more after they read it.
 Result<> ShmGroup::rounds(std::span<std::byte> values, const VectorSum& sum, int parts, bool reduce,
                           bool gather) {
   if (size() == 1) return {};

@@ -13,7 +13,7 @@ namespace ddp::train {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHead = kPage;  ///< the lost rank
+constexpr std::size_t kHead = kPage;  ///< holds the lost rank
 constexpr std::size_t kAreasPerRank = 4;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
@@ -34,7 +34,7 @@ Result<UniqueFd> ShmSegment::make(int ranks) {
   if (!fd) return system_error(errno, "memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(segment_size(ranks))) != 0)
     return system_error(errno, "ftruncate of the shared memory");
-  // A rank that shrank it would end all others with SIGBUS.
+  // A rank that shrank it would kill all others with SIGBUS.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return system_error(errno, "seals of the shared memory");
   return fd;
@@ -61,7 +61,7 @@ ShmSegment::~ShmSegment() {
   if (base_ != nullptr) ::munmap(base_, size_);
 }
 
-// All bytes of a new memfd are zero, which is what these atomics begin with.
+// A new memfd is all zeros, which these atomics begin with.
 
 std::atomic<std::uint32_t>& ShmSegment::lost() const {
   return *reinterpret_cast<std::atomic<std::uint32_t>*>(base_);

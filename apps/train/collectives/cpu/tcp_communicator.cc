@@ -21,11 +21,11 @@ namespace ddp::train {
 
 namespace {
 
-/// From here the ring's single neighbour wins over the fewer rounds (docs/performance.md).
+/// Above this size, the ring's single neighbor outweighs the fewer rounds (docs/performance.md).
 constexpr std::size_t kRingAbove = 4u << 20;
-/// A broadcast above this goes round the ring in pieces of this size.
+/// A broadcast above this size goes around the ring in pieces of this size.
 constexpr std::size_t kBroadcastPiece = 256u << 10;
-/// Tries before the first sleep: an answer over loopback is often there sooner than a sleep and a wake.
+/// Tries before the first sleep: over loopback, an answer often comes sooner than a sleep and a wakeup.
 constexpr int kTries = 20;
 constexpr unsigned kMovesPerSample = 16;
 
@@ -39,7 +39,7 @@ std::map<int, CollectiveMachine::Name> names_of(const std::map<int, TcpPeer>& pe
 template <class Byte>
 msghdr message_of(const CollectiveMachine::Pieces<Byte>& pieces, std::array<iovec, 3>& parts) {
   for (std::size_t i = 0; i < pieces.count; ++i) {
-    // iovec knows no const; sendmsg only reads.
+    // iovec has no const; sendmsg only reads.
     parts[i] = {const_cast<std::byte*>(pieces.pieces[i].data()), pieces.pieces[i].size()};
   }
   msghdr message{};
@@ -73,10 +73,10 @@ Error TcpCommunicator::fail(Error error) {
   failed_ = error;
   const CollectiveMachine::Header word = machine_.last_message();
   for (auto& [rank, peer] : peers_) {
-    // A peer may be gone already, and full buffers are not waited for: that costs only a good name.
+    // A peer may be gone, and full buffers are not waited for. The peer may then name another rank as lost.
     if (machine_.may_notify(rank))
       ::send(peer.fd.get(), word.data(), word.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    // No close yet: it would throw away what the peer has not read. The end of the stream tells it all.
+    // No close yet: it would discard data that the peer has not read. The end of the stream informs the peer.
     ::shutdown(peer.fd.get(), SHUT_WR);
   }
   return error;
@@ -124,7 +124,7 @@ Result<bool> TcpCommunicator::receive_some() {
 
 void TcpCommunicator::start_next() {
   while (machine_.done() && finished_ != started_) {
-    // The machine's order, if it had one, is complete.
+    // The machine's order, if any, is complete.
     if (busy_) ++finished_;
     busy_ = false;
     if (waiting_.empty()) return;
@@ -134,7 +134,7 @@ void TcpCommunicator::start_next() {
   }
 }
 
-/// True when bytes moved.
+/// Returns true if bytes moved.
 Result<bool> TcpCommunicator::move_some() {
   start_next();
   if (machine_.done()) return false;
@@ -153,15 +153,15 @@ void TcpCommunicator::show_activity() {
   const CollectiveMachine::Header sign = CollectiveMachine::heartbeat();
   for (auto& [rank, peer] : peers_) {
     int unsent = 0;
-    // With an empty queue it goes out whole. Whoever has not taken all of what was sent is not waiting for
-    // us.
+    // With an empty queue, the heartbeat goes out whole. A peer that has not taken all sent bytes is not
+    // waiting for this rank.
     if (machine_.between_messages(rank) && ::ioctl(peer.fd.get(), SIOCOUTQ, &unsent) == 0 && unsent == 0)
       ::send(peer.fd.get(), sign.data(), sign.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
 }
 
-/// Whether more of that peer lies here unread than `unread`, which is then the new number: a peer that is
-/// only sent to shows its life this way.
+/// Returns true if more bytes of that peer are unread here than `unread`, which becomes the new number. A
+/// peer that only receives shows its activity this way.
 bool TcpCommunicator::has_shown_activity(int peer, int& unread) const {
   int now = 0;
   if (::ioctl(peers_.at(peer).fd.get(), FIONREAD, &now) != 0) return false;
@@ -169,7 +169,7 @@ bool TcpCommunicator::has_shown_activity(int peer, int& unread) const {
   return now > before;
 }
 
-/// True when something may be possible now; false after step_timeout without any event.
+/// Returns true when progress may be possible; false after step_timeout without any event.
 Result<bool> TcpCommunicator::wait_for_peers() {
   const auto sending = machine_.to_send();
   const auto receiving = machine_.to_receive();
@@ -187,7 +187,7 @@ Result<bool> TcpCommunicator::wait_for_peers() {
     if (ready == 0) {
       if (while_waiting_) while_waiting_();
       show_activity();
-      // Not if it is to send: its signs would be read here, and wake this wait.
+      // Skipped if a peer is to send: its heartbeats would be read here, and wake this wait.
       if (receiving.count == 0 && has_shown_activity(sending.peer, unread))
         deadline = std::chrono::steady_clock::now() + step_timeout_;
     }
@@ -205,7 +205,7 @@ Result<> TcpCommunicator::drive(Handle until) {
     const auto moved = move_some();
     if (!moved) return moved.error();
     idle = *moved ? 0 : idle + 1;
-    // A stream that never stops must not hide a revoke.
+    // A stream that never stops must not hide a revocation.
     if (*moved && ++moves_ % kMovesPerSample == 0 && interrupt_ >= 0 && readable(interrupt_))
       return fail(machine_.revoked());
     if (idle < kTries || finished_ >= until) continue;
@@ -214,7 +214,7 @@ Result<> TcpCommunicator::drive(Handle until) {
     const auto ready = wait_for_peers();
     if (!ready) return ready.error();
     if (*ready) continue;
-    // Who keeps us waiting: the one that does not send, else the one that does not take.
+    // The rank that blocks this one is the peer that does not send, else the peer that does not take.
     char text[64];
     std::snprintf(text, sizeof text, "%s for %g s", receiving.count ? "no data" : "it takes no data",
                   std::chrono::duration<double>(step_timeout_).count());
@@ -332,7 +332,7 @@ Result<std::vector<std::uint64_t>> TcpCommunicator::all_gather(std::span<const s
 }
 
 Result<> TcpCommunicator::barrier() {
-  // An all-gather of nothing: nobody has all parts before all have sent theirs.
+  // A barrier is an all-gather of nothing: no rank has all parts before all have sent theirs.
   CollectiveOrder order;
   order.kind = CollectiveKind::kBarrier;
   order.parts = world_size_;

@@ -16,23 +16,23 @@
 
 namespace ddp::train {
 
-/// A connected rank that has proved who it is.
+/// A connected rank whose hello was checked.
 struct TcpPeer {
   UniqueFd fd;
   std::string address;
   int name = 0;  ///< its rank in the job's world
 };
 
-/// TCP connections to the ranks that the schedules speak with (peers_of()), driven by a CollectiveMachine.
-/// Small sums go by halving and doubling, large ones round the ring.
+/// TCP connections to the ranks that the schedules exchange with (peers_of()), driven by a CollectiveMachine.
+/// Small sums use halving and doubling, large ones the ring.
 ///
-/// A step that moves no byte for `step_timeout` fails. A rank that waits shows its peers meanwhile that it is
-/// alive, so that only those who wait for a silent rank itself give it up. Whoever a rank waits for is seen
-/// to end at once; a rank that fails tells its peers which rank it lost and closes, so that all others end as
+/// A step that moves no byte for `step_timeout` fails. A waiting rank shows its peers that it is alive, so
+/// that only ranks that wait for a silent rank itself give it up. A rank notices at once when a peer ends
+/// that it waits for. A rank that fails reports the lost rank to its peers and closes. So all others end as
 /// well, and name that rank.
 class TcpCommunicator final : public Communicator {
  public:
-  /// `rank` and `world_size` are those of the ranks that work together, `name` the own rank in the job's
+  /// `rank` and `world_size` are those of the ranks that work together; `name` is this rank in the job's
   /// world. `interrupt`: a descriptor that ends any wait when it is readable, or -1; not owned.
   TcpCommunicator(int rank, int world_size, int name, std::map<int, TcpPeer> peers,
                   std::chrono::milliseconds step_timeout, int interrupt);
@@ -52,17 +52,17 @@ class TcpCommunicator final : public Communicator {
   Result<> wait(Handle handle) override;
   Result<> progress() override;
 
-  /// To the peers, at most every quarter of step_timeout: this rank waits elsewhere.
+  /// Shows the peers, at most every quarter of step_timeout, that this rank is alive but waits elsewhere.
   void show_activity();
-  /// Is called while this rank waits for a peer, about every quarter of step_timeout.
+  /// `call` runs while this rank waits for a peer, about every quarter of step_timeout.
   void while_waiting(std::function<void()> call) { while_waiting_ = std::move(call); }
 
-  /// A rank of the job's world was lost elsewhere: the peers are told, and every later call fails.
+  /// Reports to the peers that a rank of the job's world was lost elsewhere. Every later call fails.
   void abandon(int lost_rank);
-  /// The rank of the job's world that was lost; -1: none.
+  /// Returns the lost rank of the job's world; -1: none.
   int lost_rank() const override { return machine_.lost_rank(); }
 
-  /// Sums of at most so many bytes go by halving and doubling. For tests and measuring.
+  /// Sums of at most `bytes` bytes use halving and doubling. For tests and measurements.
   void set_ring_above(std::size_t bytes) { ring_above_ = bytes; }
 
  private:
@@ -87,12 +87,12 @@ class TcpCommunicator final : public Communicator {
   int interrupt_;
   std::size_t ring_above_;
   CollectiveMachine machine_;
-  std::deque<CollectiveOrder> waiting_;  ///< behind the one that the machine carries out
+  std::deque<CollectiveOrder> waiting_;  ///< the orders after the one that the machine carries out
   bool busy_ = false;                    ///< the machine's order is not yet counted as finished
   Handle started_ = 0;
   Handle finished_ = 0;
   unsigned moves_ = 0;
-  std::chrono::steady_clock::time_point shown_{};  ///< when show_activity() last did something
+  std::chrono::steady_clock::time_point shown_{};  ///< when show_activity() last acted
   std::function<void()> while_waiting_;
   std::optional<Error> failed_;
 };

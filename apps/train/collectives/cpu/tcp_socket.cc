@@ -124,7 +124,7 @@ Result<UniqueFd> accept_waiting(int listener) {
     set_no_delay(fd.get());
     return fd;
   }
-  // A peer that gave up between its connect and our accept is not our failure.
+  // A peer that gave up between its connect and this accept is not a failure of this rank.
   if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return UniqueFd();
   return system_error(errno, "accept");
 }

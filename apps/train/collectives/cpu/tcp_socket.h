@@ -10,11 +10,11 @@
 
 namespace ddp::train {
 
-/// The few socket calls of the ring, non-blocking with deadlines. Descriptors are born close-on-exec;
-/// connected sockets have Nagle's algorithm off. Addresses are numeric: "10.0.0.7:4123" or "[fe80::1]:4123".
-/// Waits also watch `interrupt` (a descriptor, or -1): when it is readable they end with kCancelled; past the
-/// deadline with kTimeout. The errors of read_all and write_all are bare reasons ("connection reset") for the
-/// caller to place.
+/// Non-blocking socket calls with deadlines. Descriptors are close-on-exec from the start; connected sockets
+/// have Nagle's algorithm off. Addresses are numeric: "10.0.0.7:4123" or "[fe80::1]:4123". Waits also watch
+/// `interrupt` (a descriptor, or -1). They end with kCancelled when it is readable, and with kTimeout after
+/// the deadline. Errors of read_all and write_all are bare reasons ("connection reset") that the caller
+/// completes.
 using Deadline = std::chrono::steady_clock::time_point;
 
 struct ListeningSocket {
@@ -24,21 +24,21 @@ struct ListeningSocket {
 
 Result<ListeningSocket> listen_at(const std::string& host);
 Result<UniqueFd> connect_to(const std::string& address, Deadline deadline, int interrupt);
-/// One connection that is already waiting; empty when there is none.
+/// Accepts one connection that is already waiting; empty if there is none.
 Result<UniqueFd> accept_waiting(int listener);
-/// Waits until one of them has something to read or has ended; gives its index. A descriptor of -1 is left
-/// out.
+/// Waits until one of `fds` has something to read or has ended, and returns its index. Ignores descriptors of
+/// -1.
 Result<std::size_t> wait_readable(std::span<const int> fds, Deadline deadline, int interrupt);
 
 Result<> write_all(int fd, std::span<const std::byte> data, Deadline deadline, int interrupt);
-/// kLinkLost "connection closed" at the end of the stream.
+/// Fails with kLinkLost "connection closed" at the end of the stream.
 Result<> read_all(int fd, std::span<std::byte> data, Deadline deadline, int interrupt);
 
-/// A failed call on a connection as a reason: "connection reset", "connection closed", or the system's words.
+/// Returns a failed call on a connection as a reason: "connection reset", or the system's text.
 Error connection_error(int err);
 Error connection_closed();
 
-/// For poll(2): rounded up, 0 when past.
+/// Returns the time left for poll(2): rounded up, 0 after the deadline.
 int milliseconds_left(Deadline deadline);
 
 }  // namespace ddp::train

@@ -23,7 +23,7 @@ class CudaDevice final : public NcclDevice {
     if (auto done = cuda_check(cudaGetDeviceProperties(&properties, gpu_), "cudaGetDeviceProperties"); !done)
       return done;
     name_ = "GPU " + std::to_string(gpu_) + " (" + properties.name + ")";
-    // Not the default stream, which would wait for every other one.
+    // The default stream would wait for every other stream.
     return cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
                       "cudaStreamCreateWithFlags");
   }
@@ -40,11 +40,11 @@ class CudaDevice final : public NcclDevice {
   void release(std::byte* data) override { (void)cudaFree(data); }
   Result<> zero(std::byte* data, std::size_t bytes) override {
     if (auto done = cuda_check(cudaMemset(data, 0, bytes), "cudaMemset"); !done) return done;
-    return finish();  // streams do not wait for what cudaMemset has begun
+    return finish();  // streams do not wait for a cudaMemset that has begun
   }
 
   Result<> to_device(std::byte* device, const std::byte* host, std::size_t bytes) override {
-    // Of pageable memory the run time takes a copy before it returns.
+    // The runtime copies pageable memory before it returns.
     return cuda_check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_),
                       "cudaMemcpyAsync");
   }

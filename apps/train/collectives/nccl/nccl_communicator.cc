@@ -130,7 +130,7 @@ Result<std::vector<std::uint64_t>> NcclBetween::all_gather(std::span<const std::
 }
 
 Result<> NcclBetween::barrier() {
-  // Inside first: a node is there when all its ranks are.
+  // Inside first: a node has arrived when all its ranks have.
   if (inside_) {
     if (auto done = inside_->barrier(); !done) return done;
   }

@@ -11,11 +11,11 @@
 
 namespace ddp::train {
 
-/// Ranks over NCCL. Values of the host go through a buffer on the device and a stream of its own: right, and
-/// as slow as two copies. What lies on the device is summed where it is, by its DeviceAllReducer.
+/// Ranks over NCCL. Host values go through a buffer and a stream of the device, at the cost of two copies.
+/// The DeviceAllReducer sums values in device memory in place.
 ///
-/// Sums are bit-equal on all ranks: NCCL makes each element's sum once. A reduce-scatter is an all-reduce,
-/// for NCCL's own may add in another order.
+/// Sums are bit-equal on all ranks, since NCCL computes each element's sum once. A reduce-scatter is an
+/// all-reduce, since NCCL's own may add in another order.
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(std::shared_ptr<NcclLink> link, ncclComm* comm, int rank, int world_size);
@@ -33,7 +33,7 @@ class NcclCommunicator final : public Communicator {
   DeviceOperations* device_operations() override { return &operations_; }
 
  private:
-  /// Which bytes of the host's buffer go to the device before, and come back after.
+  /// Bytes of the host's buffer that go to the device before, or come back after.
   struct BufferRange {
     std::size_t offset = 0;
     std::size_t size = 0;
@@ -51,11 +51,11 @@ class NcclCommunicator final : public Communicator {
   NcclDeviceOperations operations_;
 };
 
-/// The nodes as ranks: the first rank of each has a lane to the others and hands what comes on inside the
-/// node, so that the ranks of a node have the same bits whatever NCCL chooses.
+/// A communicator with nodes as ranks. The first rank of each node has a lane to the others and passes
+/// results on inside the node. So the ranks of a node have the same bits, whatever NCCL chooses.
 class NcclBetween final : public Communicator {
  public:
-  /// `lane` is null on all but the first rank of a node, `node` where a node has one rank.
+  /// `lane` is null on all but the first rank of a node; `inside` is null if a node has one rank.
   NcclBetween(int node, int nodes, std::shared_ptr<Communicator> lane, std::shared_ptr<Communicator> inside);
 
   int rank() const override { return node_; }

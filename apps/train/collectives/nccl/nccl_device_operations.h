@@ -14,7 +14,7 @@ namespace ddp::train {
 
 class NcclLink;
 
-/// What NCCL does in the memory of the link's device and in its stream.
+/// NCCL's operations in the memory of the link's device and in its stream.
 class NcclDeviceOperations final : public DeviceOperations {
  public:
   NcclDeviceOperations(std::shared_ptr<NcclLink> link, ncclComm_t comm, int rank, int world_size)
@@ -41,7 +41,7 @@ class NcclDeviceOperations final : public DeviceOperations {
 
 class NcclLink;
 
-/// DeviceAllReducer of one communicator of a link.
+/// The DeviceAllReducer of one communicator of a link.
 class NcclDeviceAllReducer final : public DeviceAllReducer {
  public:
   NcclDeviceAllReducer(std::shared_ptr<NcclLink> link, ncclComm* comm)

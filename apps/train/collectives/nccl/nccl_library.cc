@@ -24,7 +24,7 @@ Error refused(const std::string& text) {
   return Error{ErrorCode::kUsage, "--comm nccl: " + text};
 }
 
-/// Where the file of a function lies.
+/// Returns the path of the file that the library was loaded from.
 std::string path_of(void* handle, const std::string& otherwise) {
   Dl_info info{};
   void* function = ::dlsym(handle, "ncclGetVersion");
@@ -84,7 +84,7 @@ Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::open() {
 
 Result<> NcclLibrary::resolve(void* handle) {
   NcclFunctions& own = functions_;
-  // The version first: what an old library lacks is its age.
+  // The version comes first: an old library lacks functions because of its age.
   if (!find(handle, "ncclGetVersion", own.get_version) || own.get_version(&version_) != ncclSuccess)
     return refused(path_ + " is no NCCL: it does not tell its version");
   if (version_ < kOldest) {

@@ -10,8 +10,9 @@
 
 namespace ddp::train {
 
-/// NCCL's functions as `train` calls them. Written out here, not taken from nccl.h, so that a build with an
-/// old header knows the newer ones. Those of the second half are null where the library is too old for them.
+/// NCCL's functions as `train` calls them. They are declared here and not taken from nccl.h, so that a build
+/// with an old header knows the newer ones. The functions of the second half are null if the library is too
+/// old for them.
 struct NcclFunctions {
   ncclResult_t (*get_version)(int* version) = nullptr;
   ncclResult_t (*get_unique_id)(ncclUniqueId* id) = nullptr;
@@ -31,42 +32,43 @@ struct NcclFunctions {
   ncclResult_t (*all_gather)(const void* send, void* receive, std::size_t count, ncclDataType_t type,
                              ncclComm_t comm, cudaStream_t stream) = nullptr;
 
-  /// 2.18.
+  /// Since NCCL 2.18.
   ncclResult_t (*split)(ncclComm_t comm, int color, int key, ncclComm_t* part,
                         ncclConfig_t* config) = nullptr;
-  /// 2.19 (nccl_memory.h).
+  /// Since 2.19 (nccl_memory.h).
   ncclResult_t (*allocate)(void** data, std::size_t bytes) = nullptr;
   ncclResult_t (*release)(void* data) = nullptr;
   ncclResult_t (*register_memory)(ncclComm_t comm, void* data, std::size_t bytes, void** handle) = nullptr;
   ncclResult_t (*deregister_memory)(ncclComm_t comm, void* handle) = nullptr;
-  /// 2.27. `window` is written later where the communicator does not block.
+  /// Since 2.27. A non-blocking communicator writes `window` later.
   ncclResult_t (*register_window)(ncclComm_t comm, void* data, std::size_t bytes, void** window,
                                   int flags) = nullptr;
   ncclResult_t (*deregister_window)(ncclComm_t comm, void* window) = nullptr;
-  /// 2.23.
+  /// Since 2.23.
   ncclResult_t (*init_rank_scalable)(ncclComm_t* comm, int ranks, int rank, int ids, ncclUniqueId* id,
                                      ncclConfig_t* config) = nullptr;
 };
 
-/// libnccl.so.2, loaded when it is needed, so that the program starts where there is none. It stays loaded:
-/// NCCL has threads of its own.
+/// libnccl.so.2, loaded on demand, so that the program starts without it. It stays loaded, since NCCL has
+/// threads of its own.
 class NcclLibrary {
  public:
   static constexpr int kOldest = 21900;  ///< 2.19, as ncclGetVersion counts
 
-  /// `file`: its path or name; empty: as the system's loader finds libnccl.so.2. Python's wheels have theirs
-  /// where no loader looks, and that is not searched: which NCCL runs is the user's choice. Errors (kUsage)
-  /// say what is missing and where it was looked for.
+  /// `file`: its path or name; empty: libnccl.so.2 as the system's loader finds it. Python wheels keep theirs
+  /// outside the loader's paths. They are not searched, since the user chooses which NCCL runs. Errors
+  /// (kUsage) say what is missing and where the loader searched.
   static Result<std::shared_ptr<const NcclLibrary>> open(const std::string& file);
-  /// As DDPLAUNCH_NCCL_LIBRARY names it, once per process.
+  /// Opens the library that DDPLAUNCH_NCCL_LIBRARY names, once per process.
   static Result<std::shared_ptr<const NcclLibrary>> open();
 
   const NcclFunctions* operator->() const { return &functions_; }
   int version() const { return version_; }
   const std::string& path() const { return path_; }
-  /// "NCCL 2.28.9 (/usr/lib/x86_64-linux-gnu/libnccl.so.2)"
+  /// Returns "NCCL 2.28.9 (/usr/lib/x86_64-linux-gnu/libnccl.so.2)".
   std::string name() const;
-  /// "ncclRemoteError: remote process exited or there was a network error", and what NCCL said last.
+  /// Returns "ncclRemoteError: remote process exited or there was a network error", and NCCL's last error
+  /// text.
   std::string text_of(ncclResult_t result, ncclComm_t comm) const;
 
  private:

@@ -29,15 +29,14 @@ std::string seconds_text(milliseconds time) {
                                    : std::to_string(time.count()) + " ms";
 }
 
-/// The pauses of one wait, and what ends it.
+/// The pauses of one wait, with its deadline and interrupt.
 class WaitPauses {
  public:
   WaitPauses(int interrupt, milliseconds timeout)
       : interrupt_(interrupt), timeout_(timeout), begun_(Clock::now()), deadline_(begun_ + timeout) {}
 
-  /// Before the next look. In the first moments without a pause, since a millisecond is long for most
-  /// operations; after a while with long ones: a rank that waits for another must look idle to who watches
-  /// for hangs.
+  /// Pauses before the next check. The first checks have no pause, since a millisecond is long for most
+  /// operations. Later pauses are long: a rank that waits for another must look idle to the hang detection.
   Result<> pause() {
     ::pollfd revoked{interrupt_, POLLIN, 0};
     const Clock::time_point now = Clock::now();
@@ -71,7 +70,8 @@ ErrorCode code_of(ncclResult_t result) {
   }
 }
 
-/// Threads that end communicators, and the one that waits for them. Outlives both where NCCL hangs.
+/// Counts the threads that end communicators, for the thread that waits for them. It outlives both if NCCL
+/// hangs.
 struct CommunicatorEndings {
   std::mutex mutex;
   std::condition_variable changed;
@@ -82,7 +82,7 @@ bool is_done(ncclResult_t result) {
   return result != ncclInProgress;
 }
 
-/// What a call that never came back may still use: never given back, and never out of reach.
+/// Keeps memory that a stuck call may still use. The memory is never freed and stays reachable.
 void keep_for_ever(std::shared_ptr<void> used) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::shared_ptr<void>>;
@@ -92,7 +92,7 @@ void keep_for_ever(std::shared_ptr<void> used) {
 
 }  // namespace
 
-/// Where NCCL puts the communicators and windows that it makes. A deque: what lies in it does not move.
+/// Storage for the communicators and windows that NCCL makes. Deques, so that elements do not move.
 struct NcclLink::Slots {
   std::deque<ncclComm_t> comms;
   std::deque<void*> windows;
@@ -111,10 +111,10 @@ NcclLink::NcclLink(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<N
       memory_(std::make_shared<NcclMemory>(library_, device_)) {}
 
 NcclLink::~NcclLink() {
-  // Of revoked ranks some are gone: NCCL's orderly end would wait for them.
+  // After a revocation, some ranks are gone, and NCCL's orderly end would wait for them.
   if (!stuck_) (void)end_all(failed_.has_value() || is_revoked(config_.interrupt));
   if (stuck_) {
-    // To give memory back means to wait for the device, which may wait for ever.
+    // Freeing memory means to wait for the device, possibly forever.
     keep_for_ever(device_);
     keep_for_ever(slots_);
     keep_for_ever(memory_);
@@ -134,7 +134,7 @@ Result<std::vector<ncclUniqueId>> NcclLink::meet(PeerDirectory& directory, const
   for (int root = 0; root < roots; ++root) {
     if (nccl_root_rank(root, roots, size) != rank) continue;
     ncclUniqueId id{};
-    // Here NCCL begins to listen, in this process.
+    // NCCL begins to listen here, in this process.
     if (const auto made = nccl.get_unique_id(&id); made != ncclSuccess)
       return failed_call(nullptr, made, "start");
     auto published = directory.share(nccl_root_key(group, root),
@@ -182,7 +182,7 @@ Result<ncclComm_t> NcclLink::split(ncclComm_t whole, int color, int key) {
   settings.blocking = 0;
   ncclComm_t& part = slots_->comms.emplace_back(nullptr);
   const ncclResult_t begun = nccl.split(whole, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &part, &settings);
-  // The part is there when the whole is through with it.
+  // The part exists when the whole communicator has finished the split.
   if (auto settled = settle(whole, begun, "split", config_.start_timeout); !settled) return settled.error();
   if (part == nullptr) return part;
   if (auto settled = settle(part, ncclInProgress, "split", config_.start_timeout); !settled)
@@ -248,11 +248,12 @@ std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) 
   if (failed_ || !memory_->is_possible()) return {};
   const NcclFunctions& nccl = *library_->operator->();
   const auto block = memory_->allocate(comm, bytes);
-  // In some of its ways NCCL asks all ranks for the place of registered memory: then all have it, or none.
+  // Some NCCL transports ask all ranks for the address of registered memory. So all ranks register it, or
+  // none.
   if (!all_agree(comm, block.has_value())) return {};
   if (nccl.register_window != nullptr && nccl.deregister_window != nullptr) {
-    // Symmetric: this memory of all ranks in one address space, so that small sums need one round. NCCL makes
-    // none, and no error, where the ranks' GPUs do not reach each other's memory.
+    // Symmetric: this memory of all ranks in one address space, so that small sums need one round. If the
+    // ranks' GPUs cannot reach each other's memory, NCCL makes no window and reports no error.
     constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
     void*& window = slots_->windows.emplace_back(nullptr);
     const auto begun = nccl.register_window(comm, block->data(), block->size(), &window, kSymmetric);
@@ -268,7 +269,7 @@ std::span<std::byte> NcclLink::share_memory(ncclComm_t comm, std::size_t bytes) 
   return {};
 }
 
-/// Whether all ranks say so; false too when they could not be asked.
+/// Returns true if `mine` is true on all ranks; false also if they could not be asked.
 bool NcclLink::all_agree(ncclComm_t comm, bool mine) {
   auto room = staging(sizeof(float));
   float against = mine ? 0.0F : 1.0F;
@@ -335,7 +336,8 @@ bool NcclLink::end_all(bool abort) {
         }
         (void)(*library)->destroy(comm);
       }
-      // Whoever waits may be the last owner then, so that nothing is torn down here while the program ends.
+      // The waiting thread may be the last owner then, so that this thread tears nothing down while the
+      // program ends.
       device.reset();
       library.reset();
       const std::lock_guard lock(endings->mutex);

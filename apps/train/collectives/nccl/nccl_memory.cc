@@ -6,7 +6,7 @@ namespace ddp::train {
 
 NcclMemory::~NcclMemory() {
   if (blocks_.empty()) return;
-  // Other than cudaFree, ncclMemFree takes it away from what still runs.
+  // Unlike cudaFree, ncclMemFree does not wait for running work that uses the memory.
   (void)device_->finish();
   for (void* block : blocks_)
     (void)(*library_)->release(block);

@@ -11,27 +11,28 @@
 
 namespace ddp::train {
 
-/// Memory that NCCL gave, registered with a communicator: what lies there it reads and writes without copies
-/// through buffers of its own, where the machine can do that. One thread. Who makes the registrations of all
-/// ranks together (windows) is NcclLink.
+/// Memory that NCCL allocated, registered with a communicator. If the machine supports it, NCCL reads and
+/// writes this memory without copies through its own buffers. One thread. NcclLink makes registrations of all
+/// ranks together (windows).
 class NcclMemory {
  public:
   NcclMemory(std::shared_ptr<const NcclLibrary> library, std::shared_ptr<NcclDevice> device)
       : library_(std::move(library)), device_(std::move(device)) {}
-  /// Gives all back, and waits for the device before; the communicators have ended.
+  /// Waits for the device, then frees all memory. The communicators must have ended.
   ~NcclMemory();
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
 
-  /// Whether the library can give and register memory.
+  /// Returns whether the library can allocate and register memory.
   bool is_possible() const;
-  /// Zeroed, a multiple of a window's alignment; kSystem with what NCCL said.
+  /// Returns zeroed memory whose size is a multiple of a window's alignment. Fails with kSystem and NCCL's
+  /// text.
   Result<std::span<std::byte>> allocate(ncclComm_t comm, std::size_t bytes);
-  /// ncclCommRegister, which asks no other rank. False: it cannot, which is said on stderr, once.
+  /// Calls ncclCommRegister, which asks no other rank. False: NCCL cannot, which is reported on stderr once.
   bool register_alone(ncclComm_t comm, std::span<std::byte> block);
-  /// Undoes the last register_alone() that could.
+  /// Undoes the last successful register_alone().
   void take_back(ncclComm_t comm);
-  /// Of a window that all ranks have made.
+  /// Keeps the registration of a window that all ranks have made.
   void keep_window(ncclComm_t comm, void* window) { registrations_.push_back({comm, window, true}); }
 
   struct Registration {
@@ -39,7 +40,7 @@ class NcclMemory {
     void* handle;
     bool is_window;
   };
-  /// What must be deregistered before the communicator is destroyed; an abort does that by itself.
+  /// Returns what must be deregistered before the communicator is destroyed. An abort deregisters by itself.
   std::vector<Registration> take_registrations(ncclComm_t comm);
 
  private:

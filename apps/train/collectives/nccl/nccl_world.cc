@@ -31,7 +31,7 @@ const char* variable(const char* name) {
   return std::getenv(name);
 }
 
-/// Where NCCL writes how it connects: memory without a name. It keeps the file open, so it stays.
+/// Memory file in which NCCL writes how it connects; it has no name. NCCL keeps it open, so it stays.
 struct NcclLogCapture {
   UniqueFd file;
 };
@@ -40,14 +40,15 @@ NcclLogCapture& capture() {
   return capture;
 }
 
-/// NCCL reads its variables when it is first used, so this comes before that, and once.
+/// Sets NCCL's variables once, before NCCL reads them at its first use.
 void set_variables(const NcclWorldConfig& config) {
   static bool done = false;
   if (std::exchange(done, true)) return;
   std::vector<NcclVariable> variables;
   if (config.share_gpu) {
     const bool one_node = config.local_world_size == config.world_size;
-    // The process's number too: in a later attempt it may have another rank, and NCCL reads this once.
+    // The identity has the process id: a later attempt may give this process another rank, and NCCL reads it
+    // once.
     variables = share_gpu_variables(
         config.job_id + "-" + std::to_string(config.rank) + "-" + std::to_string(::getpid()), one_node);
   }
@@ -75,12 +76,12 @@ bool is_restricted() {
   return variable("CUDA_VISIBLE_DEVICES") != nullptr;
 }
 
-/// Where a rank stands among the nodes, which are numbered by their first ranks.
+/// Position of a rank among the nodes, which are numbered by their first ranks.
 struct NodePosition {
-  int nodes = 0;   ///< how many
-  int number = 0;  ///< of this one
-  int size = 0;    ///< its ranks
-  int local = 0;   ///< how many of them come before this rank
+  int nodes = 0;   ///< number of nodes
+  int number = 0;  ///< number of this rank's node
+  int size = 0;    ///< ranks of this node
+  int local = 0;   ///< ranks of this node before this rank
 };
 NodePosition node_position(const std::vector<std::uint64_t>& node_of, int rank) {
   const std::uint64_t mine = node_of[static_cast<std::size_t>(rank)];
@@ -97,7 +98,7 @@ NodePosition node_position(const std::vector<std::uint64_t>& node_of, int rank) 
   return position;
 }
 
-/// The ranks of this node, and the first ones of all nodes.
+/// Makes communicators of this node's ranks, and of the first ranks of all nodes.
 Result<> join_nodes(const std::shared_ptr<NcclLink>& link, ncclComm_t whole, const NcclWorldConfig& config,
                     NcclWorld& world) {
   const std::uint64_t mine[] = {static_cast<std::uint64_t>(config.node)};
@@ -145,7 +146,7 @@ Result<NcclGpuMemory> nccl_gpu_memory(int local_rank, int local_world_size, bool
   cudaDeviceProp properties{};
   if (auto done = cuda_check(cudaGetDeviceProperties(&properties, *gpu), "cudaGetDeviceProperties"); !done)
     return done.error();
-  // Ranks that each see one GPU may see different ones.
+  // Ranks that each see one GPU may see different GPUs.
   const bool own = !share_gpu || (is_restricted() && *gpus == 1);
   const int ranks = own ? 1 : (std::max(local_world_size, 1) + *gpus - 1) / *gpus;
   return NcclGpuMemory{"GPU " + std::to_string(*gpu) + " (" + properties.name + ")",
@@ -173,7 +174,7 @@ Result<NcclWorld> connect_nccl_over(std::shared_ptr<const NcclLibrary> library,
                                     PeerDirectory& directory) {
   NcclLinkConfig limits;
   limits.rank = config.rank;
-  // Who waits longer for a step waits as long for ranks that start late.
+  // A rank that waits longer for a step waits as long for ranks that start late.
   limits.start_timeout = std::max(config.start_timeout, config.step_timeout);
   limits.step_timeout = config.step_timeout;
   limits.interrupt = config.interrupt;

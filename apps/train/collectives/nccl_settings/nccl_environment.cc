@@ -8,7 +8,7 @@ namespace ddp::train {
 std::vector<NcclVariable> share_gpu_variables(const std::string& identity, bool one_node) {
   std::vector<NcclVariable> variables{
       {"NCCL_HOSTID", identity, true},
-      // Ranks that pose as other hosts must not find each other over what only one host has.
+      // Ranks that pose as other hosts must not find each other over something that only one host has.
       {"NCCL_P2P_DISABLE", "1", true},
       {"NCCL_SHM_DISABLE", "1", true},
       {"NCCL_NVLS_ENABLE", "0", true},

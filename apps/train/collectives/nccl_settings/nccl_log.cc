@@ -10,7 +10,7 @@ namespace ddp::train {
 
 namespace {
 
-/// What follows the first `mark`; nothing where it is not in the line.
+/// Returns the text after the first `mark`; nothing if `mark` is not in the line.
 std::optional<std::string_view> after(std::string_view line, std::string_view mark) {
   const auto found = line.find(mark);
   if (found == std::string_view::npos) return std::nullopt;
@@ -28,8 +28,8 @@ std::optional<T> number_at(std::string_view text) {
   return value;
 }
 
-/// "[0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", "[0]eth0:10.0.0.1<0>": the devices by name.
-/// `address`: behind the name's colon stands an address and no port.
+/// Returns the device names of "[0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>" or
+/// "[0]eth0:10.0.0.1<0>". `address`: an address and no port follows the name's colon.
 std::vector<std::string> device_names(std::string_view list, bool address) {
   std::vector<std::string> names;
   list = until(list, ";");
@@ -45,7 +45,7 @@ std::vector<std::string> device_names(std::string_view list, bool address) {
   return names;
 }
 
-/// "rank 0 nranks 2 total 0.55 (kernels 0.20, alloc 0.10, rest 0.00)".
+/// Reads "rank 0 nranks 2 total 0.55 (kernels 0.20, alloc 0.10, rest 0.00)".
 void read_timings(std::string_view text, NcclLog& log) {
   const auto total = after(text, " total ");
   if (!total) return;
@@ -76,7 +76,7 @@ class LogReader {
       log_.warnings.emplace_back(*warning);
       return;
     }
-    // The library's version is a line of its own at lower levels.
+    // At lower levels, the library's version is a line of its own.
     if (const auto version = after(line, "NCCL version "); version && log_.version.empty())
       log_.version = until(*version, "+ ");
     if (const auto text = after(line, "NCCL INFO ")) take_info(*text);
@@ -92,7 +92,7 @@ class LogReader {
     if (const auto name = after(text, "Using network "); name && log_.network.empty()) log_.network = *name;
     if (const auto plugin = after(text, "Assigned NET plugin "); plugin && log_.network.empty())
       log_.network = plugin->substr(0, plugin->find(" to comm"));
-    // "Bootstrap : Using" until 2.22, "Bootstrap: Using" since.
+    // NCCL writes "Bootstrap : Using" until 2.22, and "Bootstrap: Using" since.
     for (const char* mark : {"Bootstrap : Using ", "Bootstrap: Using "}) {
       if (const auto name = after(text, mark); name && log_.bootstrap.empty())
         log_.bootstrap = until(name->substr(std::min(name->find_first_not_of(" "), name->size())), ":");
@@ -101,7 +101,7 @@ class LogReader {
     if (const auto list = after(text, "NET/IB : Using ")) devices_["IB"] = device_names(*list, false);
     if (text.find(" coll channels") != std::string_view::npos)
       log_.channels = number_at<int>(text).value_or(0);
-    // "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0"
+    // Example: "Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0".
     if (text.starts_with("Channel ")) {
       if (const auto transport_text = after(text, " via "))
         add_once(log_.transports, until(*transport_text, "/ "));

@@ -7,8 +7,8 @@
 
 namespace ddp::train {
 
-/// What NCCL says at NCCL_DEBUG=INFO about how it connected: of the process, and of the last communicator.
-/// Lines of 2.19 to 2.28 are known; what is not found stays empty.
+/// NCCL's report at NCCL_DEBUG=INFO of how it connected, for the process and for the last communicator. The
+/// parser knows lines of 2.19 to 2.28; a field that is not found stays empty.
 struct NcclLog {
   std::string version;               ///< "2.27.3"
   std::string network;               ///< "IB", "Socket", or a plugin's name
@@ -17,18 +17,18 @@ struct NcclLog {
   /// How ranks reach each other, once connected: "P2P", "SHM", "NET".
   std::vector<std::string> transports;
   int channels = 0;
-  double seconds = -1;                                 ///< of the start; negative: not told
-  std::vector<std::pair<std::string, double>> phases;  ///< of it: "bootstrap", …
+  double seconds = -1;                                 ///< of the start; negative: not known
+  std::vector<std::pair<std::string, double>> phases;  ///< of the start: "bootstrap", …
   std::vector<std::string> warnings;                   ///< texts of WARN lines, the oldest first
 };
 NcclLog read_nccl_log(std::string_view text);
 
-/// "NCCL 2.27.3 over Socket eth0, 2 channels, started in 0.55 s (kernels 0.20, bootstrap 0.30)": phases from
-/// a tenth of the whole on. As much of it as is known.
+/// Returns "NCCL 2.27.3 over Socket eth0, 2 channels, started in 0.55 s (kernels 0.20, bootstrap 0.30)", as
+/// far as known. Phases appear from a tenth of the total on.
 std::string nccl_line(const NcclLog& log);
 
-/// What to say of a job over sockets on a node whose ports `infiniband` ("mlx5_0 port 1") are up; empty:
-/// nothing.
+/// Returns a warning for a job over sockets on a node whose ports `infiniband` ("mlx5_0 port 1") are up;
+/// empty: none.
 std::string sockets_warning(const NcclLog& log, const std::vector<std::string>& infiniband);
 
 }  // namespace ddp::train

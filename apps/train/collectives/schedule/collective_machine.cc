@@ -11,7 +11,7 @@ namespace ddp::train {
 
 namespace {
 
-/// What is added at once: large enough for few calls of the system, small enough for the second-level cache.
+/// Bytes added at once: large enough for few system calls, small enough for the second-level cache.
 constexpr std::size_t kChunk = 256 * 1024;
 
 CollectiveMachine::Header make_header(std::uint32_t number, CollectiveKind kind, std::uint64_t size) {
@@ -40,7 +40,7 @@ bool is_lost(const ReadHeader& header) {
   return header.kind == static_cast<std::uint32_t>(CollectiveKind::kLost) && header.size < 1u << 31;
 }
 
-/// The bytes of two pieces laid end to end, from `skip` on, at most `size`.
+/// Appends the bytes of two pieces laid end to end, from `skip` on, at most `size`.
 template <class Byte>
 void append_rest(const std::array<std::span<std::byte>, 2>& payload, std::size_t skip, std::size_t size,
                  CollectiveMachine::Pieces<Byte>& into) {
@@ -153,7 +153,7 @@ CollectiveMachine::Pieces<std::byte> CollectiveMachine::to_receive() {
   return result;
 }
 
-/// Adds the received chunk to the own values, whose place ends where in_ stands.
+/// Adds the received chunk to this rank's values, which end at the position of in_.
 void CollectiveMachine::add_scratch() {
   Pieces<std::byte> own;
   append_rest(in_.payload, in_.paid() - scratch_size_, scratch_size_, own);
@@ -188,7 +188,7 @@ Result<> CollectiveMachine::received(std::size_t bytes) {
   return {};
 }
 
-/// What came behind it lies where the payload belongs, and begins with the next header.
+/// The bytes after the heartbeat lie where the payload belongs, and begin with the next header.
 Result<> CollectiveMachine::skip_heartbeat() {
   std::vector<std::byte> behind;
   behind.reserve(in_.paid());
@@ -211,14 +211,14 @@ Result<> CollectiveMachine::skip_heartbeat() {
       put += part.size();
     }
     left = left.subspan(put);
-    // Fewer bytes than a whole message, so the step does not end in here.
+    // These are fewer bytes than a whole message, so the step does not end in this loop.
     if (auto taken = received(put); !taken) return taken;
   }
   return {};
 }
 
 void CollectiveMachine::read_last_message(int peer, std::span<const std::byte> left) {
-  // A message that was on its way when the peer failed stands before its last word.
+  // A message that was in flight when the peer failed comes before the peer's last message.
   if (!done() && step().receive_from == peer && in_.done > 0)
     left = left.subspan(std::min(left.size(), in_.total - in_.done));
   while (left.size() >= kHeaderSize) {

@@ -15,42 +15,42 @@
 
 namespace ddp::train {
 
-/// What an operation is called on the wire and in messages.
+/// Identifies an operation on the wire and in messages.
 enum class CollectiveKind : std::uint32_t {
   kAllReduce = 1,
   kBroadcast = 2,
   kAllGather = 3,
   kBarrier = 4,
   kReduceScatter = 5,
-  kAlive = 254,  ///< no operation: the sender waits for another rank; may come before any message
-  kLost = 255    ///< no operation: the sender has lost the rank that stands in the header's size
+  kAlive = 254,  ///< no operation: the sender waits for another rank; may precede any message
+  kLost = 255    ///< no operation: the sender lost the rank in the header's size field
 };
 std::string_view kind_text(CollectiveKind kind);
 
 struct CollectiveOrder {
   CollectiveKind kind = CollectiveKind::kBarrier;
-  std::span<std::byte> data;  ///< stays the caller's until the order is done
-  std::size_t element = 1;    ///< bytes that are never parted
+  std::span<std::byte> data;  ///< owned by the caller; valid until the order is done
+  std::size_t element = 1;    ///< bytes that are never split
   int parts = 1;
   Schedule schedule;
   AddFunction add = nullptr;
 };
 
-/// Carries one rank's orders out without IO: says which bytes are to be sent to whom and where bytes from
-/// whom are to be put. Each message is a header of 16 bytes (number of the order u32, kind u32, payload bytes
-/// u64, little-endian) and the payload, so that ranks which got out of step say so instead of adding what
-/// does not belong together.
+/// Carries out one rank's orders without IO. It says which bytes to send to which peer, and where to put the
+/// bytes of which peer. Each message is a header of 16 bytes (order number u32, kind u32, payload bytes u64,
+/// little-endian) and the payload. The header lets ranks that are out of step report it, instead of adding
+/// values that do not belong together.
 ///
-/// Duties of the driver: 1. it never sends or receives anything else on a connection after the hello; 2. it
-/// calls sent() and received() with what to_send() and to_receive() offered at most; 3. when a connection
-/// ends or a deadline passes it calls lost(), before that read_last_message() with what can still be read
-/// from that peer; 4. after any error it sends last_message() to each peer that may_notify() allows, closes,
+/// Duties of the driver: 1. After the hello, it sends and receives nothing else on a connection. 2. It calls
+/// sent() and received() with at most the bytes that to_send() and to_receive() offered. 3. When a connection
+/// ends or a deadline passes, it calls read_last_message() with the rest that it can read from that peer,
+/// then lost(). 4. After any error, it sends last_message() to each peer that may_notify() allows, closes,
 /// and starts no order again.
 class CollectiveMachine {
  public:
   static constexpr std::size_t kHeaderSize = 16;
   using Header = std::array<std::byte, kHeaderSize>;
-  /// Bytes for one peer, in order; a part range that wraps round has two pieces.
+  /// Bytes for one peer, in order; a part range that wraps around has two pieces.
   template <class Byte>
   struct Pieces {
     int peer = CollectiveStep::kNobody;
@@ -58,42 +58,43 @@ class CollectiveMachine {
     std::size_t count = 0;
   };
 
-  /// How a rank is called in messages and in last words: by its number in the whole job's world, which is
-  /// another than in the schedules where only some ranks of it work together.
+  /// Name of a rank in error texts and last messages: its number in the job's world. It differs from the
+  /// number in the schedules if only some ranks of the world work together.
   struct Name {
     int rank = 0;
     std::string address;
   };
-  /// `rank`: the own one in messages; `peers` by their number in the schedules.
+  /// `rank`: this rank's name in messages. `peers`: by their number in the schedules.
   CollectiveMachine(int rank, std::map<int, Name> peers);
 
-  /// Only when done().
+  /// Requires done().
   void start(CollectiveOrder order);
   bool done() const { return at_ == order_.schedule.size(); }
   CollectiveKind kind() const { return order_.kind; }
 
-  /// Nobody's when this step has nothing more to send.
+  /// Returns no bytes, for kNobody, if this step has nothing more to send.
   Pieces<const std::byte> to_send();
   void sent(std::size_t bytes);
   Pieces<std::byte> to_receive();
-  /// kProtocol when the peer is at another operation, kLinkLost when it tells that it has lost a rank.
+  /// Fails with kProtocol if the peer is at another operation, and with kLinkLost if it reports a lost rank.
   Result<> received(std::size_t bytes);
 
-  /// Looks for the word of which rank was lost in what is left of a peer's stream.
+  /// Searches the rest of a peer's stream for its report of a lost rank.
   void read_last_message(int peer, std::span<const std::byte> left);
-  /// The failure in words: "rank 2 lost rank 1 (10.0.0.7:4000): connection closed during all-reduce".
+  /// Returns the failure as text: "rank 2 lost rank 1 (10.0.0.7:4000): connection closed during all-reduce".
   Error lost(int peer, std::string_view reason, ErrorCode code = ErrorCode::kLinkLost);
   Error revoked() const;
-  /// The failure when a rank was lost elsewhere than on these connections.
+  /// Returns the failure if a rank was lost elsewhere than on these connections.
   Error lost_elsewhere(int rank);
-  /// The rank that was lost, by its number in the job's world; -1: none.
+  /// Returns the lost rank's number in the job's world; -1: none.
   int lost_rank() const { return lost_; }
 
-  /// False in the middle of a message to that peer.
+  /// Returns false in the middle of a message to that peer.
   bool between_messages(int peer) const;
-  /// What shows a peer that this rank, for which it may be waiting, is alive. Only between messages, whole.
+  /// Returns a message that shows a waiting peer that this rank is alive. Send it between messages only, and
+  /// whole.
   static Header heartbeat();
-  /// False in the middle of a message to that peer, and when no rank is lost.
+  /// Returns false in the middle of a message to that peer, and if no rank is lost.
   bool may_notify(int peer) const { return lost_ >= 0 && between_messages(peer); }
   Header last_message() const;
 
@@ -103,7 +104,7 @@ class CollectiveMachine {
     Header header{};
     std::array<std::span<std::byte>, 2> payload;
     std::size_t done = 0;
-    std::size_t total = 0;  ///< 0: nobody
+    std::size_t total = 0;  ///< 0: no peer
     bool complete() const { return done == total; }
     std::size_t paid() const { return done > kHeaderSize ? done - kHeaderSize : 0; }
   };
@@ -123,12 +124,12 @@ class CollectiveMachine {
   std::size_t at_ = 0;
   Direction out_;
   Direction in_;
-  Header heard_{};  ///< the peer's header, to be compared with in_.header
+  Header heard_{};  ///< the peer's header, compared with in_.header
   AlignedBuffer<std::byte> scratch_;
-  std::size_t scratch_size_ = 0;  ///< of the chunk that is being received to be added
+  std::size_t scratch_size_ = 0;  ///< bytes of the chunk that is being received and then added
   std::size_t scratch_done_ = 0;
-  int lost_ = -1;      ///< the rank that a peer told of, or the one that this rank named first
-  int reporter_ = -1;  ///< who told; -1: this rank saw it
+  int lost_ = -1;      ///< the rank that a peer reported, or the first one that this rank named
+  int reporter_ = -1;  ///< the reporting rank; -1: this rank saw the loss
 };
 
 }  // namespace ddp::train

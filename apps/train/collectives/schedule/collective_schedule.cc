@@ -10,7 +10,7 @@ int wrap(int number, int world) {
   return (number % world + world) % world;
 }
 
-/// The distances with the world behind them: what a step may reach up to.
+/// Returns the distances and then the world size: the limits that steps may reach up to.
 std::vector<int> distances_and_world(int world) {
   std::vector<int> result = halving_distances(world);
   result.push_back(world);
@@ -75,7 +75,7 @@ Schedule doubling_all_gather(int rank, int world) {
 Schedule tree_broadcast(int rank, int world, int root) {
   Schedule steps;
   const auto reach = distances_and_world(world);
-  const int place = wrap(root - rank, world);  // the way of part `root` in doubling_all_gather
+  const int place = wrap(root - rank, world);  // the path of part `root` in doubling_all_gather
   for (std::size_t k = 0; k + 1 < reach.size(); ++k) {
     const int distance = reach[k];
     const int count = reach[k + 1] - distance;
