@@ -10,8 +10,8 @@
 
 namespace ddp::train {
 
-/// Large pages for memory that is read from end to end: without, sums over shared memory take a third longer.
-/// Only a wish: the kernel may know none. Before the memory is first touched.
+/// Requests large pages for memory that is read from end to end: without them, sums over shared memory take a
+/// third longer. The kernel may ignore the request. Call it before the memory is first touched.
 inline void wish_large_pages(void* data, std::size_t bytes) {
   constexpr std::uintptr_t kPage = 4096;
   constexpr std::size_t kWorthIt = 4 * 1024 * 1024;
@@ -21,7 +21,7 @@ inline void wish_large_pages(void* data, std::size_t bytes) {
   (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
-/// Owns `size` zeroed elements on a cache line's border, so that no vector load straddles two lines.
+/// Owns `size` zeroed elements, aligned to a cache line, so that no vector load straddles two lines.
 template <class T>
 class AlignedBuffer {
  public:
@@ -32,7 +32,7 @@ class AlignedBuffer {
     std::uninitialized_fill_n(data_.get(), size, T{});
   }
 
-  /// Somebody else's, on such a border, who keeps it as long as this.
+  /// Uses memory of another owner, which must be aligned alike and outlive the buffer.
   explicit AlignedBuffer(std::span<T> others)
       : size_(others.size()), data_(others.data(), FreeAligned{false}) {}
 

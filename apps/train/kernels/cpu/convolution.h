@@ -6,8 +6,8 @@
 namespace ddp::train::kernels {
 namespace {
 
-/// `Pixels` neighbours of one row times `Vectors` vectors of output channels, held in registers over all
-/// taps. InChannels 0: known at run time only.
+/// Computes `Pixels` neighbors of one row times `Vectors` vectors of output channels, in registers over all
+/// taps. InChannels 0: known only at run time.
 template <class T, class V, int Vectors, int Pixels, int InChannels>
 inline void convolve_tile(const ConvShape& shape, const T* corner, const T* weight, const T* bias,
                           T* output) {
@@ -46,7 +46,7 @@ inline void convolve_tile(const ConvShape& shape, const T* corner, const T* weig
   }
 }
 
-/// One row, from pixel `x` on, with tiles of `Pixels`, then of one pixel less, and so on.
+/// Computes one row from pixel `x` on, with tiles of `Pixels`, then of fewer pixels.
 template <class T, class V, int Vectors, int Pixels, int InChannels>
 inline void convolve_row(const ConvShape& shape, int x, const T* row, const T* weight, const T* bias,
                          T* output) {
@@ -66,7 +66,7 @@ template <class T, int InChannels>
 void convolve_channels(const ConvShape& shape, const T* padded, const T* weight, const T* bias, T* output) {
   const std::ptrdiff_t in_row = static_cast<std::ptrdiff_t>(shape.padded_width()) * shape.in_channels;
   const std::ptrdiff_t out_row = static_cast<std::ptrdiff_t>(shape.width) * shape.out_channels;
-  // Channels outermost: the weights of one block of channels stay in the first-level cache over all rows.
+  // Channels are the outer loop, so that a block's weights stay in the first-level cache over all rows.
   const auto block = [&]<class V, int Vectors>(int channel) {
     const T* channel_bias = bias ? bias + channel : nullptr;
     for (int y = 0; y < shape.height; ++y) {
@@ -87,7 +87,8 @@ void convolve_channels(const ConvShape& shape, const T* padded, const T* weight,
 
 template <class T>
 void convolve(const ConvShape& shape, const T* padded, const T* weight, const T* bias, T* output) {
-  // The model's own sizes as constants: pixel addresses become displacements instead of fourteen registers.
+  // With the model's own sizes as constants, pixel addresses become displacements instead of fourteen
+  // registers.
   switch (shape.in_channels) {
     case 1:
       return convolve_channels<T, 1>(shape, padded, weight, bias, output);

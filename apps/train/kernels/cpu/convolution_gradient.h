@@ -6,8 +6,8 @@
 namespace ddp::train::kernels {
 namespace {
 
-/// `Taps` neighbouring (kx, in) of one ky times `Vectors` vectors of output channels, summed in registers
-/// over the image.
+/// Sums `Taps` neighboring (kx, in) of one ky times `Vectors` vectors of output channels in registers over
+/// the image.
 template <class T, class V, int Vectors, int Taps>
 inline void weight_gradient_tile(const ConvShape& shape, const T* corner, const T* gradient,
                                  std::ptrdiff_t stride, T* weight_gradient) {

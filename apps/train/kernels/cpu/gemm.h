@@ -7,7 +7,8 @@
 namespace ddp::train::kernels {
 namespace {
 
-/// One tile of the product of two panels into `tile` (rows `stride` apart): added where `add`, else written.
+/// Computes one tile of the product of two panels into `tile` (rows `stride` apart): added if `add`, else
+/// written.
 template <class T>
 inline void multiply_panels(int depth, const T* rows, const T* columns, T* tile, std::ptrdiff_t stride,
                             bool add) {
@@ -40,7 +41,7 @@ inline void multiply_panels(int depth, const T* rows, const T* columns, T* tile,
   }
 }
 
-/// A tile that the matrix's edge cuts: through a whole one beside it.
+/// Computes a tile that the matrix's edge cuts, by way of a whole tile.
 template <class T>
 void multiply_edge(int depth, const T* rows, const T* columns, T* tile, std::ptrdiff_t stride, bool add,
                    int row_count, int column_count) {

@@ -6,13 +6,14 @@
 namespace ddp::train::kernels {
 namespace {
 
-// The loops of Goto and van de Geijn (2008): blocks of both factors are copied ("packed") into panels that
-// the innermost loop reads in order, one tile of the product in registers over a block of the depth.
+// The loops of Goto and van de Geijn (2008): blocks of both factors are copied ("packed") into panels. The
+// innermost loop reads them in order and keeps one tile of the product in registers over a block of the
+// depth.
 template <class T>
 constexpr int kPanelColumns = 2 * kLanes<T>;
 constexpr int kPanelRows = kTilePixels;
 
-/// Panels of kPanelRows rows: for each depth the rows side by side; rows that are not there are zero.
+/// Packs panels of kPanelRows rows: for each depth, the rows side by side. Missing rows are zero.
 template <class T>
 void pack_rows(int rows, int depth, const T* from, std::ptrdiff_t row_stride, std::ptrdiff_t depth_stride,
                T* to) {
@@ -35,7 +36,7 @@ void pack_columns(int columns, int depth, const T* from, std::ptrdiff_t depth_st
   for (int panel = 0; panel < columns; panel += kPanelColumns<T>) {
     const int count = columns - panel < kPanelColumns<T> ? columns - panel : kPanelColumns<T>;
     if (column_stride != 1 && count == kPanelColumns<T>) {
-      // Along the depth, which lies together then: each column's numbers are read in order.
+      // The depth is contiguous then, so each column's numbers are read in order.
       for (int c = 0; c < count; ++c) {
         const T* at = from + (panel + c) * column_stride;
         for (int d = 0; d < depth; ++d)

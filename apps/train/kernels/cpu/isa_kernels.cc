@@ -1,5 +1,6 @@
-// Compiled once per instruction set (CMakeLists.txt gives DDP_KERNEL_ISA and the flags). It includes nothing
-// whose inline functions other files share: the linker could keep the copy that only a newer processor runs.
+// Compiled once per instruction set (CMakeLists.txt gives DDP_KERNEL_ISA and the flags). This file must
+// include no inline functions that other files share: the linker could keep a copy that only a newer
+// processor runs.
 
 #include "apps/train/kernels/cpu/kernel_table.h"
 

@@ -1,13 +1,14 @@
 #include "apps/train/kernels/cpu/kernel_table.h"
 
-// Which instruction sets a build has is CMakeLists.txt's choice: DDP_KERNELS_….
+// CMakeLists.txt chooses the instruction sets of a build: DDP_KERNELS_….
 namespace ddp::train::kernels {
 
 #if defined(__x86_64__)
 namespace {
 
-/// Which of x86-64-v2, v3 and v4 the processor runs; 1: none of them. By features, since Clang 14 does not
-/// know the levels' names; those of v3 that are not asked for come with the others on every processor made.
+/// Returns which of x86-64-v2, v3 and v4 the processor runs; 1: none. Tests features, since Clang 14 does not
+/// know the levels' names. The features of v3 that are not tested come with the others on every existing
+/// processor.
 [[maybe_unused]] int x86_level() {
   if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("popcnt")) return 1;
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("bmi2"))

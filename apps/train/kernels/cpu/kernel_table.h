@@ -8,7 +8,7 @@
 namespace ddp::train::kernels {
 
 /// A convolution with a square odd window, stride 1 and zero padding that keeps height and width. Activations
-/// are NHWC, weights [ky][kx][in][out]. "Padded" images carry a border of window/2 zero pixels on all four
+/// are NHWC, weights [ky][kx][in][out]. "Padded" images have a border of window/2 zero pixels on all four
 /// sides.
 struct ConvShape {
   int height = 0;
@@ -20,20 +20,20 @@ struct ConvShape {
   int border() const { return window / 2; }
   int padded_height() const { return height + 2 * border(); }
   int padded_width() const { return width + 2 * border(); }
-  int taps_per_row() const { return window * in_channels; }  ///< neighbours in memory: (kx, in) of one ky
+  int taps_per_row() const { return window * in_channels; }  ///< contiguous in memory: (kx, in) of one ky
   int padded_size() const { return padded_height() * padded_width() * in_channels; }
   int output_size() const { return height * width * out_channels; }
   int weight_size() const { return window * taps_per_row() * out_channels; }
 };
 
-/// Per channel; a pixel x of the convolution becomes x * scale + shift, then ReLU, then the maximum of 2 x 2.
+/// Per channel: a pixel x of the convolution becomes x * scale + shift, then ReLU, then the maximum of 2 x 2.
 template <class T>
 struct NormScale {
   const T* scale;
   const T* shift;
 };
 
-/// Per channel; how the normalisation spreads a gradient g: g * scale + offset + x * slope.
+/// Per channel: a gradient g passes the normalization as g * scale + offset + x * slope.
 template <class T>
 struct NormGradient {
   const T* scale;
@@ -48,8 +48,8 @@ struct LinearShape {
 };
 inline constexpr int kMaxLinearOutputs = 16;
 
-/// c[row][column] = sum over depth of a[row][depth] * b[depth][column]. Every factor may lie either way
-/// round: its two strides, in elements, say how; columns of c lie together.
+/// c[row][column] = sum over depth of a[row][depth] * b[depth][column]. The two strides of a factor, in
+/// elements, allow it to be transposed. The columns of c are contiguous.
 struct GemmShape {
   int rows = 0;
   int columns = 0;
@@ -58,27 +58,27 @@ struct GemmShape {
   std::ptrdiff_t b_depth = 0, b_column = 0;
   std::ptrdiff_t c_row = 0;
 };
-// Blocks of both factors that fit the caches; the last also bounds what is summed before it is added to c.
+// Blocks of both factors that fit the caches. kGemmDepth also bounds what is summed before it is added to c.
 inline constexpr int kGemmRows = 84;
 inline constexpr int kGemmColumns = 1024;
 inline constexpr int kGemmDepth = 256;
-/// Elements of scratch memory, on a cache line's border, for each call at the same time.
+/// Elements of scratch memory, aligned to a cache line; each concurrent call needs its own.
 inline constexpr int kGemmScratch = (kGemmRows + kGemmColumns) * kGemmDepth;
 
-/// The kernels of one instruction set. Rules that let a device run the same bodies later: plain pointers and
-/// plain structs, no allocation, no state, no exceptions. Sums run in one fixed order, so equal input gives
+/// The kernels of one instruction set. They use plain pointers and plain structs, and no allocation, state or
+/// exceptions, so that a device could run the same bodies. Sums run in one fixed order, so equal input gives
 /// equal bits on the same instruction set. Convolution and pooling work on one image, so that it stays in the
-/// cache between two of them.
+/// cache between them.
 template <class T>
 struct KernelTable {
   const char* name;
 
   /// output[y][x][out] = bias[out] + sum over (ky, kx, in) of padded[y+ky][x+kx][in] *
-  /// weight[ky][kx][in][out]. `bias` may be null (the gradient towards the input is this kernel with turned
-  /// weights).
+  /// weight[ky][kx][in][out]. `bias` may be null: the gradient toward the input is this kernel with turned
+  /// weights.
   void (*convolve)(const ConvShape&, const T* padded, const T* weight, const T* bias, T* output);
 
-  /// weight_gradient += sum over pixels of padded[y+ky][x+kx][in] * output_gradient[y][x][out]; the rows of
+  /// weight_gradient += sum over pixels of padded[y+ky][x+kx][in] * output_gradient[y][x][out]. Rows of
   /// output_gradient lie `gradient_stride` elements apart.
   void (*convolve_weight_gradient)(const ConvShape&, const T* padded, const T* output_gradient,
                                    std::ptrdiff_t gradient_stride, T* weight_gradient);
@@ -86,24 +86,24 @@ struct KernelTable {
   /// turned[ky][kx][out][in] = weight[window-1-ky][window-1-kx][in][out].
   void (*turn_weights)(const ConvShape&, const T* weight, T* turned);
 
-  /// Per channel over `pixels`: the mean, and the sum of squared differences from it.
+  /// Computes per channel, over `pixels`, the mean and the sum of squared differences from it.
   void (*channel_moments)(int pixels, int channels, const T* image, T* mean, T* squares);
 
   /// sum[channel] += the image's pixels; rows of `width` pixels lie `stride` elements apart.
   void (*channel_sum)(int height, int width, int channels, const T* image, std::ptrdiff_t stride, T* sum);
 
-  /// Normalise, ReLU and 2 x 2 maximum: image [height][width][channels] (both even) to pooled
+  /// Normalization, ReLU and 2 x 2 maximum: image [height][width][channels] (both even) to pooled
   /// [height/2][width/2][channels], whose rows lie `stride` elements apart.
   void (*norm_relu_pool)(int height, int width, int channels, const T* image, NormScale<T>, T* pooled,
                          std::ptrdiff_t stride);
 
   /// gradient_sum[channel] = sum of the pooled gradient over windows whose maximum is above zero;
-  /// product_sum[channel] = the same sum times the window's winning pixel of `image`. A tie is won by the
-  /// first pixel in row order.
+  /// product_sum[channel] = the same sum times the window's winning pixel of `image`. The first pixel in row
+  /// order wins a tie.
   void (*pool_gradient_sums)(int height, int width, int channels, const T* image, NormScale<T>,
                              const T* pooled_gradient, T* gradient_sum, T* product_sum);
 
-  /// The gradient of `image` itself, rows `stride` elements apart.
+  /// Computes the gradient of `image`, with rows `stride` elements apart.
   void (*norm_relu_pool_gradient)(int height, int width, int channels, const T* image, NormScale<T>,
                                   NormGradient<T>, const T* pooled_gradient, T* image_gradient,
                                   std::ptrdiff_t stride);
@@ -115,20 +115,21 @@ struct KernelTable {
   void (*linear_gradient)(const LinearShape&, const T* input, const T* weight, const T* output_gradient,
                           T* input_gradient, T* weight_gradient, T* bias_gradient);
 
-  /// Overwrites c. Each element's sum runs in the order of the depth, whatever part of c a call computes: a
-  /// product that is divided over threads keeps its bits. Depth 0 leaves c as it is.
+  /// Overwrites c. Each element's sum runs in the order of the depth, for any part of c that a call computes.
+  /// So a product that is divided over threads keeps its bits. Depth 0 leaves c unchanged.
   void (*gemm)(const GemmShape&, const T* a, const T* b, T* c, T* scratch);
 };
 
-/// The best this processor runs.
+/// Returns the best kernels that this processor runs.
 template <class T>
 const KernelTable<T>& best_kernels();
 
-/// All that this processor runs, plainest first: for tests and for comparing.
+/// Returns all kernels that this processor runs, plainest first; for tests and comparisons.
 template <class T>
 std::vector<const KernelTable<T>*> all_kernels();
 
-/// By name ("generic", "x86_64_v3", …); null where this processor does not run it. Empty: the best.
+/// Returns the named kernels ("generic", "x86_64_v3", …); null if this processor does not run them. Empty:
+/// the best.
 template <class T>
 const KernelTable<T>* find_kernels(std::string_view name);
 

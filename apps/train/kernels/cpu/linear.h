@@ -6,7 +6,7 @@
 namespace ddp::train::kernels {
 namespace {
 
-/// The dot product, in kLanes partial sums that are added in lane order at the end.
+/// Returns the dot product, in kLanes partial sums that are added in lane order at the end.
 template <class T>
 inline T dot(int count, const T* a, const T* b) {
   using V = Vector<T>;
@@ -44,7 +44,8 @@ void linear_gradient(const LinearShape& shape, const T* input, const T* weight, 
                      T* input_gradient, T* weight_gradient, T* bias_gradient) {
   const std::ptrdiff_t inputs = shape.inputs;
   for_channels<T>(shape.inputs, [&]<class V>(int i) {
-    // One vector of inputs at a time: its weights and their gradients stay in registers over the batch.
+    // Processes one vector of inputs at a time, so its weights and gradients stay in registers over the
+    // batch.
     V w[kMaxLinearOutputs];
     V sum[kMaxLinearOutputs];
     for (int o = 0; o < shape.outputs; ++o) {

@@ -4,7 +4,7 @@
 
 namespace ddp::train {
 
-/// Writes an unsigned number at `at`, lowest byte first; gives the place behind it.
+/// Writes an unsigned number at `at`, lowest byte first. Returns the position behind it.
 template <class T>
 std::byte* put_little_endian(std::byte* at, T value) {
   for (std::size_t i = 0; i < sizeof(T); ++i)

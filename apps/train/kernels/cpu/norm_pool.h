@@ -6,7 +6,7 @@
 namespace ddp::train::kernels {
 namespace {
 
-/// The four pixels of a 2 x 2 window in row order, and their values after normalisation.
+/// The four pixels of a 2 x 2 window in row order, and their normalized values.
 template <class V>
 struct Window {
   V x[4];
@@ -44,7 +44,7 @@ void norm_relu_pool(int height, int width, int channels, const T* image, NormSca
       T* to = pooled + y * stride + channel;
       for (int x = 0; x < width / 2; ++x, from += 2 * channels, to += channels) {
         const Window<V> w = Window<V>::read(from, row, channels, scale, shift);
-        // ReLU keeps order, so it may come after the maximum.
+        // ReLU preserves order, so it may come after the maximum.
         const V best = larger(larger(w.z[0], w.z[1]), larger(w.z[2], w.z[3]));
         store(to, larger(V{}, best));
       }
@@ -52,13 +52,12 @@ void norm_relu_pool(int height, int width, int channels, const T* image, NormSca
   });
 }
 
-/// `gradient` where the window's maximum is above zero, else zero; `winner[k]` receives it where pixel k is
-/// the first maximum in row order. Where the maximum is not above zero ReLU stops the gradient, so ties there
-/// do not matter.
+/// `winner[k]` receives `gradient` if pixel k is the first maximum in row order and above zero, else zero.
+/// Ties of other maxima do not matter, since ReLU stops their gradient.
 template <class V>
 [[gnu::always_inline]] inline void share_gradient(const Window<V>& w, V gradient, V winner[4]) {
   const V zero = V{};
-  const auto first = w.z[1] > w.z[0];  // the second of the upper pair wins over the first only when greater
+  const auto first = w.z[1] > w.z[0];  // the second of the upper pair wins only if greater
   const V upper = first ? w.z[1] : w.z[0];
   const auto second = w.z[3] > w.z[2];
   const V lower = second ? w.z[3] : w.z[2];

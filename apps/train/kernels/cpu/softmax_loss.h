@@ -10,8 +10,8 @@ struct BatchScore {
   int correct = 0;      ///< rows whose largest logit (the first of equals) is at the label
 };
 
-/// Softmax cross entropy of logits [batch][classes]. Where `gradient` is not empty (same size), it receives
-/// the gradient of the batch's mean loss.
+/// Softmax cross entropy of logits [batch][classes]. If `gradient` is not empty, it has the size of `logits`
+/// and receives the gradient of the batch's mean loss.
 template <class T>
 BatchScore softmax_loss(std::span<const T> logits, std::span<const std::uint8_t> labels, int classes,
                         std::span<T> gradient);

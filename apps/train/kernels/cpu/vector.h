@@ -1,7 +1,7 @@
 #pragma once
 
-// Included by isa_kernels.cc only, once per instruction set; everything lies in an unnamed namespace, so that
-// no copy built for a newer processor can be linked in place of one for an older.
+// Only isa_kernels.cc includes this file, once per instruction set. Everything is in an unnamed namespace, so
+// that no copy for a newer processor can be linked in place of one for an older.
 
 #include <cstddef>
 
@@ -33,7 +33,7 @@ using Vector = typename VectorOf<T>::Type;
 template <class T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 
-/// V is Vector<T>, or T itself for the channels that fill no vector: the same code serves both.
+/// V is Vector<T>, or T itself for channels that fill no vector: the same code serves both.
 template <class V, class T>
 [[gnu::always_inline]] inline V load(const T* from) {
   V value;
@@ -46,7 +46,7 @@ template <class V, class T>
   __builtin_memcpy(to, &value, sizeof value);
 }
 
-/// body.template operator()<V>(channel) for all channels: vectors first, then one by one.
+/// Calls body.template operator()<V>(channel) for all channels: vectors first, then single ones.
 template <class T, class Body>
 [[gnu::always_inline]] inline void for_channels(int channels, Body body) {
   int channel = 0;

@@ -13,7 +13,7 @@ void add(std::span<T> to, std::span<const T> from) {
 
 template <class T>
 bool average(std::span<T> values, T share) {
-  // Stay 0 unless a number is not finite; several, so that they need not wait for each other.
+  // Stay 0 unless a number is not finite; sixteen, so that they need not wait for each other.
   T zeros[16] = {};
   std::size_t i = 0;
   for (; i + 16 <= values.size(); i += 16) {
@@ -34,7 +34,7 @@ bool average(std::span<T> values, T share) {
 template <class T>
 void clip_value(std::span<T> values, T limit) {
   for (T& value : values) {
-    // Not std::min and std::max: with these comparisons a nan is kept.
+    // Unlike std::min and std::max, these comparisons keep a nan.
     value = value > limit ? limit : value;
     value = value < -limit ? -limit : value;
   }
@@ -42,7 +42,7 @@ void clip_value(std::span<T> values, T limit) {
 
 template <class T>
 double squared_norm(std::span<const T> values) {
-  // Four sums that do not wait for each other, always the same four.
+  // Four sums do not wait for each other; a fixed number of sums keeps the order fixed.
   double sums[4] = {};
   std::size_t i = 0;
   for (; i + 4 <= values.size(); i += 4) {

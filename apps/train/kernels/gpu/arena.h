@@ -6,7 +6,7 @@
 
 namespace ddp::train::kernels::device {
 
-/// One of them: what lies where, for a program that compares two memories.
+/// Position of one array in an arena, for a program that compares two memories.
 struct ArenaPart {
   std::size_t begin;  ///< bytes
   std::size_t count;  ///< numbers
@@ -14,14 +14,14 @@ struct ArenaPart {
   bool floating_point;
 };
 
-/// Divides one piece of memory, the host's or a GPU's, into arrays. Without memory it only counts:
+/// Divides one piece of memory, the host's or a GPU's, into arrays. Without memory, it only counts:
 ///
 ///   Arena counting;  lay_out(counting);  allocate(counting.size());  Arena arena(memory);  lay_out(arena);
 class Arena {
  public:
   Arena() = default;
   explicit Arena(std::byte* memory) : memory_(memory) {}
-  /// Only counts, and writes down what it gives.
+  /// Only counts, and records each array in `parts`.
   explicit Arena(std::vector<ArenaPart>& parts) : parts_(&parts) {}
 
   template <class T>
@@ -34,7 +34,7 @@ class Arena {
   std::size_t size() const { return size_; }
 
  private:
-  static constexpr std::size_t kAlignment = 256;  // what a GPU reads at once
+  static constexpr std::size_t kAlignment = 256;  // bytes that a GPU reads at once
   std::byte* memory_ = nullptr;
   std::size_t size_ = 0;
   std::vector<ArenaPart>* parts_ = nullptr;

@@ -3,31 +3,30 @@
 #include <cstddef>
 #include <cstdint>
 
-// What a kernel's body is. One text for two machines: the device driver (launch.cuh) runs it on a GPU, the
-// host driver (host_launch.h) on a CPU, where it is proved without a GPU. A body is a struct
+// A kernel's body is written once for two machines. The device driver (launch.cuh) runs it on a GPU. The host
+// driver (host_launch.h) runs it on a CPU, which tests it without a GPU. A body is a struct
 //
 //   struct Body {
-//     struct Args { … };     what the launch gives: plain pointers and numbers
-//     struct Shared { … };   memory of one block; holds nothing that means anything at the beginning
-//     struct Local { … };    what one thread keeps between phases: registers, if indices are constants
-//     static constexpr int kThreads;    of a block
-//     static constexpr int kMinBlocks;  may be left out: launch.cuh
+//     struct Args { … };     the launch's arguments: plain pointers and numbers
+//     struct Shared { … };   memory of one block; undefined at the beginning
+//     struct Local { … };    one thread's variables between phases: registers, if indices are constants
+//     static constexpr int kThreads;    per block
+//     static constexpr int kMinBlocks;  optional: see launch.cuh
 //     static DDP_HD int blocks(const Args&);
 //     static DDP_HD int phases(const Args&);
-//     static DDP_HD void phase(int phase, Place at, Shared&, Local&, const Args&);
+//     static DDP_HD void phase(int phase, ThreadIndex at, Shared&, Local&, const Args&);
 //   };
 //
-// Between two phases all threads of the block wait for each other. In a phase no thread reads what another
-// one writes in the same phase, and no block reads what another one writes at all (WithLast is how it can):
-// so the order in which blocks and threads run changes no bit. No sum is made by atomics: sums run in a fixed
-// order.
+// Between two phases, all threads of the block wait for each other. In a phase, no thread reads what another
+// one writes in the same phase. No block reads what another one writes, except through WithLast. So the order
+// in which blocks and threads run changes no bit. Sums run in a fixed order and use no atomics.
 
 #ifdef __CUDACC__
 #define DDP_HD __host__ __device__ __forceinline__
 #else
 #define DDP_HD inline
 #endif
-// Of the loop that follows, whose trip count is a constant: arrays that it indexes can then lie in registers.
+// Unrolls the next loop, whose trip count is constant, so that arrays that it indexes can lie in registers.
 #ifdef __CUDA_ARCH__
 #define DDP_UNROLL _Pragma("unroll")
 #else
@@ -36,25 +35,25 @@
 
 namespace ddp::train::kernels::device {
 
-/// Which thread of which block.
+/// One thread of one block.
 struct ThreadIndex {
   int block = 0;
   int thread = 0;
 };
 
-/// For bodies whose threads share or keep nothing.
+/// Shared or Local of a body that needs none.
 struct NoMemory {};
 
-/// Two bodies in one launch: when the blocks of F have all ended, the one that ended last runs L, whose only
-/// block it is. So what F's blocks leave behind is put together without a launch of its own.
+/// Two bodies in one launch. When all blocks of F have ended, the block that ended last runs L, as L's only
+/// block. So the results of F's blocks are combined without another launch.
 ///
-/// L sees all that F's blocks wrote; of the block that runs it, it has nothing but the threads: Shared and
-/// Local are L's own and hold nothing that means anything. Since L is one block and sums in its own order,
-/// no bit depends on which block ended last. No block of F reads what L writes.
+/// L sees all that F's blocks wrote. It takes over only the threads of the block that runs it: Shared and
+/// Local are L's own and undefined at the beginning. L is one block and sums in its own order, so no bit
+/// depends on which block ended last. No block of F reads what L writes.
 ///
-/// The ticket is how the last one is known: a number that belongs to this launch alone, in memory that begins
-/// with zeros. It is 0 again when the launch has ended, so graphs replay it. Two launches with the same
-/// ticket may not run at the same time.
+/// The ticket identifies the last block: a number for this launch alone, in memory that begins with zeros. It
+/// is 0 again when the launch has ended, so graphs can replay it. Two launches with the same ticket must not
+/// run at the same time.
 template <class F, class L>
 struct WithLast {
   using First = F;
@@ -73,7 +72,7 @@ inline constexpr bool kHasLast = false;
 template <class F, class L>
 inline constexpr bool kHasLast<WithLast<F, L>> = true;
 
-/// Two bodies side by side in one block: what a last part has to do.
+/// Two bodies side by side in one block, for the last part of a launch.
 template <class A, class B>
 struct BodyPair {
   struct Args {
@@ -102,7 +101,7 @@ struct BodyPair {
   }
 };
 
-/// Some neighbours that move together: one load of 16 bytes on a GPU.
+/// N neighbors that move together: one load of 16 bytes on a GPU.
 template <class T, int N>
 struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
   T v[N];
@@ -112,7 +111,7 @@ DDP_HD constexpr int divide_up(int count, int size) {
   return (count + size - 1) / size;
 }
 
-/// The rounds of halve() that sum `width` (a power of two) numbers.
+/// Returns the number of rounds in which halve() sums `width` (a power of two) numbers.
 DDP_HD constexpr int halvings(int width) {
   int rounds = 0;
   for (; width > 1; width /= 2)
@@ -120,8 +119,8 @@ DDP_HD constexpr int halvings(int width) {
   return rounds;
 }
 
-/// Round `round`, a phase of its own, of adding the upper half of `width` sums to the lower; after the last
-/// one the total is in sums[0].
+/// Adds the upper half of `width` sums to the lower half. Each round is a phase of its own. After the last
+/// round, the total is in sums[0].
 template <class N>
 DDP_HD void halve(N* sums, int width, int round, int thread) {
   const int half = width >> (round + 1);

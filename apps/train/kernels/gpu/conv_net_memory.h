@@ -9,15 +9,16 @@
 
 namespace ddp::train::kernels::device {
 
-// The memory of the ConvNet of conv_net.h. The flat vectors have the same layout there; a test compares. T is
-// computed with; activations and the weights that kernels read are stored as S, gradients and all sums as T.
+// The memory of the ConvNet of conv_net.h. The flat vectors have the same layout there; a test compares them.
+// Kernels compute in T. Activations and the weights that kernels read are stored as S, gradients and sums as
+// T.
 inline constexpr int kConvNetParameters = 29'034;
 inline constexpr int kConvNetRunning = 96;
 inline constexpr int kConvNetFeatures = 7 * 7 * 32;
 inline constexpr int kConvNetFcWeight = 13'344;
 inline constexpr int kConvNetFcBias = 29'024;
 
-/// One block's bodies, places and memory. Its input is stored as From.
+/// Bodies, parameter offsets and memory of one block. Its input is stored as From.
 template <class T, class S, int Side, int In, int Out, class From>
 struct DeviceConvBlock {
   using Forward = Convolution<T, Side, In, Out, false, From, S, S>;
@@ -25,8 +26,8 @@ struct DeviceConvBlock {
   using GradientSums = NormGradientSums<T, Out, 256>;
   static constexpr int kPixels = Side * Side;
 
-  int weight = 0, gamma = 0, beta = 0;  ///< offsets of parameters; the bias is behind the weight
-  int running = 0;                      ///< offset of the means; the variances are behind
+  int weight = 0, gamma = 0, beta = 0;  ///< offsets of parameters; the bias follows the weight
+  int running = 0;                      ///< offset of the means; the variances follow them
   S* convolved;
   T *mean_parts, *square_parts, *scale, *shift, *gain, *offset, *slope;
   T *sums, *products;
@@ -48,7 +49,7 @@ struct DeviceConvBlock {
     backward_ticket = arena.take<unsigned>(1);
   }
 
-  /// To the convolution's output, and what normalisation makes of it.
+  /// Computes the convolution's output and its normalization.
   template <class Runner>
   void forward(const Runner& runner, const WeightMemory<T, S>& m, int batch, const From* padded,
                bool training) const {
@@ -72,7 +73,7 @@ struct DeviceConvBlock {
          forward_ticket});
   }
 
-  /// What the sums over the images' parts become.
+  /// Returns the arguments for combining the sums of all images.
   typename GradientSums::Args gradient_sums(const TrainingMemory<T>& m, int batch) const {
     return {batch,
             static_cast<double>(batch) * kPixels,
@@ -88,7 +89,7 @@ struct DeviceConvBlock {
             slope};
   }
 
-  /// Of the convolution's output.
+  /// Returns the arguments for the gradient of the convolution's output.
   typename PooledGradient<T, Side, Out, S>::Args pooled_gradient(const T* pooled) const {
     return {convolved, scale, shift, gain, offset, slope, pooled};
   }
@@ -98,7 +99,7 @@ template <class T, class S = T>
 struct ConvNetMemory {
   using Block1 = DeviceConvBlock<T, S, 28, 1, 16, T>;
   using Block2 = DeviceConvBlock<T, S, 14, 16, 32, S>;
-  /// Nothing else reads the gradient of the first convolution's output: it is made where it is read.
+  /// Computes the gradient of the first convolution's output where it is read, since nothing else reads it.
   using Weights1 = WeightGradient<T, 28, 1, 16, 5, 7, PooledGradient<T, 28, 16, S>>;
   using Weights2 = WeightGradient<T, 14, 16, 32, 1, 1, DenseGradient<T, 14, 32>, S>;
 
@@ -109,7 +110,7 @@ struct ConvNetMemory {
   T* hidden_gradient;  ///< dense
   S* features;
   T* features_gradient;
-  T* gradient2;  ///< of the second convolution's output, padded for its own convolution
+  T* gradient2;  ///< of the second convolution's output, padded for that convolution
   T* logit_gradient;
   T *weight_parts1, *weight_parts2;
   unsigned* head_ticket;

@@ -7,10 +7,10 @@
 
 namespace ddp::train::kernels::device {
 
-// The ConvNet of conv_net.h as a list of launches, written once for the GPU and for the host that proves it.
+// The ConvNet of conv_net.h as a list of launches, written once for the GPU and for tests on the host.
 
-/// The images and labels are in the training's memory; afterwards mean loss and score are, and what backward
-/// needs. In evaluation by the running statistics, and only the score.
+/// Reads images and labels from the training's memory. Writes mean loss, score and the data for backward
+/// there. An evaluation uses the running statistics and computes only the score.
 template <class T, class S, class Runner>
 void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T, S>& m, int batch, bool training) {
   const WeightMemory<T, S>& t = m.training;
@@ -30,7 +30,7 @@ void run_conv_net_forward(const Runner& runner, const ConvNetMemory<T, S>& m, in
        m.head_ticket});
 }
 
-/// To the gradients.
+/// Computes the gradients.
 template <class T, class S, class Runner>
 void run_conv_net_backward(const Runner& runner, const ConvNetMemory<T, S>& m, int batch) {
   const WeightMemory<T, S>& t = m.training;

@@ -4,12 +4,11 @@
 
 namespace ddp::train::kernels::device {
 
-/// The 5 x 5 convolution of kernel_table.h, over the images of a batch: a block computes a band of seven rows
-/// of one image, a thread seven neighbouring pixels of some output channels. Input channels come into the
-/// block's memory sixteen at a time, weights one row of the window at a time. `Turned`: with the weights of
-/// the opposite convolution [ky][kx][Out][In], read turned; so it is the gradient towards that one's input.
-/// T is computed with; From, Weight and To are what numbers are stored as. The moments are those of what is
-/// stored.
+/// The 5 x 5 convolution of kernel_table.h, over the images of a batch. A block computes a band of seven rows
+/// of one image. A thread computes seven neighboring pixels of some output channels. The block loads input
+/// channels sixteen at a time, and weights one row of the window at a time. `Turned`: reads the weights of
+/// the opposite convolution [ky][kx][Out][In] turned; the result is the gradient toward that convolution's
+/// input. Kernels compute in T and store as From, Weight and To. The moments are those of the stored numbers.
 template <class T, int Side, int In, int Out, bool Turned = false, class From = T, class Weight = T,
           class To = T>
 struct Convolution {
@@ -19,8 +18,8 @@ struct Convolution {
     const Weight* weight;  ///< [ky][kx][In][Out]
     const Weight* bias;    ///< null: none
     To* output;            ///< [batch][Side][Side][Out]
-    T* mean;               ///< [batch * kBands][Out], of each band; null: not wanted
-    T* squares;            ///< as mean: the sum of squared differences from it
+    T* mean;               ///< [batch * kBands][Out], of each band; null: not computed
+    T* squares;            ///< as mean: the sum of squared differences from the mean
   };
   static constexpr int kWindow = 5;
   static constexpr int kPadded = Side + kWindow - 1;
@@ -34,12 +33,12 @@ struct Convolution {
   static constexpr int kLanes = Out / kTeam;        ///< channels of one thread
   static constexpr int kChunk = In < 16 ? In : 16;
   static constexpr int kChunks = In / kChunk;
-  // A few more than the row has: so neighbouring rows do not begin in the same memory bank.
+  // Longer than the row, so that neighboring rows do not begin in the same memory bank.
   static constexpr int kStride = kPadded * kChunk + (kChunk == 1 ? 4 : 8);
   static constexpr int kBand = (kRows + kWindow - 1) * kStride;
   static constexpr int kWeights = kWindow * kWindow * In * Out;
-  /// Left alone, the compiler takes so many registers (for the last part, and for loads of small numbers)
-  /// that a third fewer blocks run at a time.
+  /// Without this bound, a third fewer blocks run at a time: the compiler takes too many registers, for the
+  /// last part and for loads of small numbers.
   static constexpr int kMinBlocks = sizeof(T) == 4 ? 6 : 0;
   static constexpr int kMain = kChunks * kWindow * 2;
   static_assert(kPlaces * kTeam == kThreads && kTeam * kLanes == Out && kChunks * kChunk == In);
@@ -98,7 +97,7 @@ struct Convolution {
 
   static DDP_HD void load_weights(int chunk, int ky, ThreadIndex at, Shared& shared, const Args& args) {
     for (int i = at.thread; i < kWindow * kChunk * Out; i += kThreads) {
-      if constexpr (Turned) {  // in the order of memory, so that neighbours read neighbours
+      if constexpr (Turned) {  // in memory order, so that neighboring threads read neighboring numbers
         const int in = i % kChunk, out = i / kChunk % Out, kx = i / (kChunk * Out);
         const int place = (kWindow - 1 - ky) * kWindow + kWindow - 1 - kx;
         shared.weight[(kx * kChunk + in) * kTeam + out / kLanes].v[out % kLanes] =
@@ -157,7 +156,7 @@ struct Convolution {
     }
   }
 
-  /// Step 1: the means. Step 2: each thread's squares. Step 3: their sums.
+  /// Step 1 computes the means, step 2 each thread's squares, step 3 the sums of the squares.
   static DDP_HD void moments(int step, ThreadIndex at, Shared& shared, const Local& local, const Args& args) {
     if (step == 2) {
       const int lane = at.thread % kTeam, place = at.thread / kTeam;

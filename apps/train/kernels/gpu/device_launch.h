@@ -4,8 +4,8 @@
 
 namespace ddp::train::kernels::device {
 
-/// Puts a body's launch into the stream; instantiated by the .cu files for the bodies of the programs. An
-/// answer other than cudaSuccess is about the launch itself: what goes wrong on the GPU shows later.
+/// Launches a body on the stream; the .cu files instantiate it for the bodies of the programs. An answer
+/// other than cudaSuccess concerns the launch itself; errors of the kernel appear later.
 template <class Body>
 cudaError_t launch_on_device(const typename Body::Args& args, cudaStream_t stream);
 

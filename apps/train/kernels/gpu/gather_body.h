@@ -8,10 +8,9 @@
 
 namespace ddp::train::kernels::device {
 
-/// A batch of the images that lie in the GPU's memory: value / 255 with `border` zero pixels around, as
-/// fill_batch() (dataset.h), and their labels. Which ones they are stands in an order; where in it the batch
-/// begins is told by the step's state, so that a captured graph takes another batch each time. A block for
-/// each image.
+/// Copies a batch of the images in GPU memory, and their labels: value / 255 with `border` zero pixels
+/// around, as fill_batch() (dataset.h). `order` selects the samples. The step's state says where in `order`
+/// the batch begins, so that a captured graph takes another batch each time. One block per image.
 template <class T>
 struct Gather {
   struct Args {

@@ -4,17 +4,17 @@
 
 namespace ddp::train::kernels::device {
 
-/// What happens to a product before it is written.
+/// The last operation on a product before it is written.
 enum class GemmEnd : int {
   kPlain,
   kBias,      ///< plus bias[column]
-  kBiasRelu,  ///< and a negative becomes zero; a nan stays
+  kBiasRelu,  ///< and a negative number becomes zero; a nan stays
   kMask,      ///< zero where the mask, of c's shape, is not above zero
 };
 
-/// c[row][column] = sum over depth of a[row][depth] * b[depth][column], in the order of the depth. Each
-/// factor may lie either way round (GemmShape in kernel_table.h). A block computes 64 x 64 elements, a thread
-/// 4 x 4. T is computed with; A, B and C are what the matrices are stored as.
+/// c[row][column] = sum over depth of a[row][depth] * b[depth][column], in the order of the depth. Strides
+/// allow either factor to be transposed (GemmShape in kernel_table.h). A block computes 64 x 64 elements, a
+/// thread 4 x 4. Kernels compute in T; the matrices are stored as A, B and C.
 template <class T, class A = T, class B = T, class C = T>
 struct Gemm {
   struct Args {
@@ -68,7 +68,7 @@ struct Gemm {
   }
 
  private:
-  /// Elements outside are zero. Neighbouring threads read what lies together in memory.
+  /// Loads a tile; elements outside are zero. Neighboring threads read neighboring numbers.
   template <class From>
   static DDP_HD void load(Pack<T, kLanes> (&to)[kDepth][kSide + 1], const From* from, int begin, int end,
                           std::ptrdiff_t stride, int deep, int depth, std::ptrdiff_t depth_stride,

@@ -5,10 +5,10 @@
 
 namespace ddp::train::kernels::device {
 
-/// From the last convolution's output to the score and back: normalisation, ReLU and pooling (pool_body.h),
+/// From the last convolution's output to the score and back: normalization, ReLU and pooling (pool_body.h),
 /// the linear layer to the classes, softmax, loss; then the gradients of the logits and of the features, and
-/// the sums of PoolSums. A block for each image, in which a thread has the same features all the way. S: what
-/// activations and weights are stored as.
+/// the sums of PoolSums. One block per image; a thread has the same features throughout. Activations and
+/// weights are stored as S.
 template <class T, int Side, int Channels, class S = T>
 struct Head {
   struct Args {
@@ -20,7 +20,7 @@ struct Head {
     const S* bias;
     const std::uint8_t* labels;
     ImageScores scores;
-    S* features;           ///< [batch][kInputs]; null, as those that follow: only the scores
+    S* features;           ///< [batch][kInputs]; null, like all that follow: only the scores
     T* logit_gradient;     ///< [batch][kClasses]
     T* features_gradient;  ///< as features
     T* gradients;          ///< [batch][Channels], as PoolSums
@@ -99,7 +99,7 @@ struct Head {
       args.features_gradient[static_cast<std::ptrdiff_t>(at.block) * kInputs + i] = sum;
       read(at, i, args).add_share(sum, gradients, products);
     }
-    // The logits' sums are no longer needed.
+    // Reuses the memory of the logits' sums.
     shared.sums[0][at.thread] = gradients;
     shared.sums[1][at.thread] = products;
   }
@@ -115,8 +115,8 @@ struct Head {
   }
 };
 
-/// The gradients of that layer's weights and bias. A block has 32 inputs; eight threads share an input, each
-/// with every eighth image. The bias is an input that is always 1.
+/// The gradients of the linear layer's weights and bias. A block has 32 inputs; eight threads share an input,
+/// each with every eighth image. The bias is an input that is always 1.
 template <class T, class S = T>
 struct HeadGradient {
   struct Args {

@@ -12,15 +12,15 @@
 
 namespace ddp::train::kernels::device {
 
-/// In which order the host runs what a GPU runs at the same time. A body that is right gives the same bits in
-/// every order; one in which a thread reads what another writes in the same phase does not.
+/// The order in which the host runs what a GPU runs in parallel. A correct body gives the same bits in every
+/// order. A body in which a thread reads what another one writes in the same phase does not.
 struct HostOrder {
   bool reverse_threads = false;
   unsigned shuffle_blocks = 0;  ///< a seed; 0: in order
 };
 
 /// The memory of a block on the CPU. It begins with bytes that make every floating-point number a nan, so
-/// that what was not written is seen.
+/// that reads of unwritten memory show.
 template <class Body>
 class HostBlock {
  public:
@@ -44,14 +44,15 @@ class HostBlock {
   std::unique_ptr<Local[]> locals_ = std::make_unique_for_overwrite<Local[]>(Body::kThreads);
 };
 
-/// CUDA's atomicInc, and whether that was the last block's.
+/// Does CUDA's atomicInc; returns true for the last block.
 inline bool take_ticket(unsigned* ticket, int blocks) {
   const unsigned before = *ticket, most = static_cast<unsigned>(blocks) - 1;
   *ticket = before >= most ? 0 : before + 1;
   return before == most;
 }
 
-/// Runs a body on the CPU, one thread after the other. The last part runs when a GPU's would: by the ticket.
+/// Runs a body on the CPU, one thread after the other. The ticket decides when the last part runs, as on a
+/// GPU.
 template <class Body>
 void run_on_host(const typename Body::Args& args, const HostOrder& order = {}) {
   const auto run_blocks = [&](auto& memory, const auto& own_args, int count, const auto& ended) {
@@ -77,7 +78,7 @@ void run_on_host(const typename Body::Args& args, const HostOrder& order = {}) {
   }
 }
 
-/// For programs of several bodies (conv_net_program.h).
+/// Runs programs of several bodies (conv_net_program.h).
 struct HostRunner {
   HostOrder order;
   template <class Body>

@@ -17,20 +17,21 @@ __device__ __forceinline__ void run_phases(ThreadIndex at, typename Body::Shared
   }
 }
 
-/// Whether this block is the last of the grid to come here. All of its threads call it, and all get the same
-/// answer. If it is, they see what all threads of all blocks wrote before they called it:
+/// Returns true if this block is the last of the grid to call it. All threads of the block must call it, and
+/// all get the same answer. The threads of the last block see what all threads of all blocks wrote before the
+/// call:
 ///
-/// - The first barrier puts the writes of a block's threads before the fence of its thread 0, and the fence
-///   puts them before its ticket; a fence covers all that its thread has seen, not only what it wrote.
-/// - Tickets are taken in one order. The thread that takes the last has all others before it; the fence
-///   behind puts them before its reads, and the second barrier before those of its block.
-/// - A fence of the whole GPU also empties this SM's L1, where a line may lie that another block of this SM
-///   has read, or a neighbour of what this block wrote. So plain reads do. The compiler may not use the path
-///   for constant data (ld.global.nc) either: it sees the writes in the same kernel, and no pointer of Args
+/// - The first barrier puts the writes of a block's threads before the fence of its thread 0. The fence
+///   puts them before its ticket, since a fence covers all that its thread has seen, not only its writes.
+/// - Tickets are taken in one order. The thread that takes the last one has all others before it. The fence
+///   after the ticket puts them before its reads; the second barrier puts them before its block's reads.
+/// - A fence of the whole GPU also empties this SM's L1. A line may lie there that another block of this SM
+///   has read, or a neighbor of what this block wrote. So plain reads are correct. The compiler may not use
+///   the path for constant data (ld.global.nc): it sees the writes in the same kernel, and no pointer of Args
 ///   is __restrict__.
 ///
-/// Cooperative groups' grid.sync() is built of the same steps. atomicInc goes back to 0 by itself at the
-/// last block; a launch that follows in the stream sees that, as all that this one wrote.
+/// Cooperative groups' grid.sync() takes the same steps. atomicInc wraps to 0 at the last block. The next
+/// launch in the stream sees that, like everything that this launch wrote.
 __device__ __forceinline__ bool ends_last(unsigned* ticket) {
   __shared__ bool last;
   __syncthreads();
@@ -43,7 +44,7 @@ __device__ __forceinline__ bool ends_last(unsigned* ticket) {
   return last;
 }
 
-/// How many blocks a processor shall have room for, as far as registers go; 0: as the compiler likes.
+/// Returns the number of blocks per processor that registers must suffice for; 0: the compiler decides.
 template <class Body>
 constexpr int min_blocks() {
   if constexpr (kHasLast<Body>) {
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(Body::kThreads, min_blocks<Body>())
     run_body(const __grid_constant__ typename Body::Args args) {
   const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   if constexpr (kHasLast<Body>) {
-    // One memory for both: the barriers of ends_last() are between their uses.
+    // One memory for both: the barriers of ends_last() separate their uses.
     __shared__ union Shared {
       typename Body::First::Shared first;
       typename Body::Last::Shared last;

@@ -17,7 +17,7 @@ struct MlpMemory {
   struct DeviceLayer {
     int inputs, outputs;
     std::size_t weight, bias;  ///< offsets
-    S* output;                 ///< null: the last layer's
+    S* output;                 ///< null for the last layer
   };
   WeightMemory<T, S> training;
   std::vector<DeviceLayer> layers;
@@ -43,7 +43,7 @@ struct MlpMemory {
   }
 };
 
-/// output = input · weightᵀ + bias of one layer, of inputs that are stored as A, to C.
+/// Computes output = input · weightᵀ + bias of one layer. Inputs are stored as A, outputs as C.
 template <class T, class S, class A, class C, class Runner>
 void run_mlp_layer(const Runner& runner, const MlpMemory<T, S>& m,
                    const typename MlpMemory<T, S>::DeviceLayer& layer, int batch, const A* input, C* output,

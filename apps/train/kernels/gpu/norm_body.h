@@ -9,27 +9,27 @@ namespace ddp::train::kernels::device {
 inline constexpr double kNormEpsilon = 1e-5;
 inline constexpr double kRunningMomentum = 0.1;
 
-/// What normalisation makes of a channel: x * scale + shift; and what backward needs of it.
+/// Normalizes a channel as x * scale + shift; also keeps what backward needs.
 template <class T>
 struct NormResult {
   T* scale;
   T* shift;
   double* mean;
-  double* inverse;  ///< of the deviation
+  double* inverse;  ///< 1 / standard deviation
 };
 
-/// Merges the moments of all bands, or takes the running ones: one block. The running statistics are read
-/// from one vector and written to another, which takes the place of the first when the step is not dropped
+/// Merges the moments of all bands, or uses the running ones, in one block. Reads the running statistics from
+/// one vector and writes them to another, which replaces the first unless the step is dropped
 /// (update_body.h).
 ///
 /// One pass: the means are taken relative to the first band's, so that no large numbers cancel. A thread has
-/// four neighbouring channels of every kMembers-th band.
+/// four neighboring channels of every kMembers-th band.
 template <class T, int Channels, int Threads>
 struct Norm {
   struct Args {
-    int parts;         ///< bands of the whole batch; 0: by the running statistics, for evaluation
+    int parts;         ///< bands of the whole batch; 0: use the running statistics, for evaluation
     int pixels;        ///< of a part
-    const T* mean;     ///< [parts][Channels], aligned as four of them, as the next
+    const T* mean;     ///< [parts][Channels], aligned to four numbers, as is the next
     const T* squares;  ///< [parts][Channels]
     const T* gamma;    ///< [Channels], as all that follow
     const T* beta;
@@ -43,13 +43,13 @@ struct Norm {
   static constexpr int kLanes = 4;
   static constexpr int kQuads = Channels / kLanes;
   static constexpr int kMembers = Threads / kQuads;
-  /// Bands that are added in T before the sum goes to a double: GPUs for graphics have few of those units.
+  /// Bands that are added in T before the sum goes to a double, since graphics GPUs have few double units.
   static constexpr int kAtOnce = 8;
   static_assert(kQuads * kLanes == Channels && kMembers * kQuads == Threads && Channels <= Threads);
   using Quad = Pack<T, kLanes>;
   struct Shared {
     double apart[kMembers][Channels];   ///< sums of the means' distances from the first band's
-    double beyond[kMembers][Channels];  ///< of their squares
+    double beyond[kMembers][Channels];  ///< sums of the squares of these distances
     double within[kMembers][Channels];  ///< of the bands' own squares
   };
   using Local = NoMemory;

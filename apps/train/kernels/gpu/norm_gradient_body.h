@@ -4,15 +4,15 @@
 
 namespace ddp::train::kernels::device {
 
-/// From the sums of each image (pool_body.h, head_body.h) to the gradients of gamma and beta, and to how the
-/// normalisation spreads a gradient: g * gain + offset + x * slope. One block; a thread has four neighbouring
-/// channels of every kMembers-th image.
+/// Combines the sums of each image (pool_body.h, head_body.h) into the gradients of gamma and beta. Also
+/// computes how the normalization passes on a gradient g: g * gain + offset + x * slope. One block; a thread
+/// has four neighboring channels of every kMembers-th image.
 template <class T, int Channels, int Threads>
 struct NormGradientSums {
   struct Args {
-    int batch;           ///< 0: nothing is wanted
+    int batch;           ///< 0: nothing is computed
     double count;        ///< pixels of the batch
-    const T* gradients;  ///< [batch][Channels], aligned as four of them, as the next
+    const T* gradients;  ///< [batch][Channels], aligned to four numbers, as is the next
     const T* products;   ///< [batch][Channels]
     const double* mean;
     const double* inverse;
@@ -27,7 +27,7 @@ struct NormGradientSums {
   static constexpr int kLanes = 4;
   static constexpr int kQuads = Channels / kLanes;
   static constexpr int kMembers = Threads / kQuads;
-  /// Images that are added in T before the sum goes to a double: as norm_body.h.
+  /// Images that are added in T before the sum goes to a double, as in norm_body.h.
   static constexpr int kAtOnce = 8;
   static_assert(kQuads * kLanes == Channels && kMembers * kQuads == Threads && Channels <= Threads);
   using Quad = Pack<T, kLanes>;

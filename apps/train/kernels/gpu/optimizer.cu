@@ -1,4 +1,4 @@
-// Compiled without fused multiply-add in every build (optimizer_body.h).
+// This file is compiled without fused multiply-add in every build (optimizer_body.h).
 
 #include "apps/train/kernels/gpu/bf16.h"
 #include "apps/train/kernels/gpu/launch.cuh"

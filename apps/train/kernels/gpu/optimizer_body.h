@@ -8,10 +8,10 @@
 
 namespace ddp::train::kernels::device {
 
-/// SGD or AdamW over the flat vectors, as weight_update.cc, line by line; then the running statistics of
-/// this step take the place of the old ones. A thread for each number. A skipped step changes nothing. Built
-/// without fused multiply-add: SGD gives the bits of a CPU. S: what the weights are stored as that the next
-/// step's kernels read, beside the parameters when it is not T.
+/// SGD or AdamW over the flat vectors, line by line as in weight_update.cc. The step's running statistics
+/// then replace the old ones. One thread per number. A skipped step changes nothing. The build uses no fused
+/// multiply-add, so that SGD gives the bits of a CPU. S: storage type of the weights that the next step's
+/// kernels read. If S is not T, these weights are stored beside the parameters.
 template <class T, class S = T>
 struct Update {
   struct Args {
@@ -74,7 +74,7 @@ struct Update {
   }
 };
 
-/// The weights that kernels read, from parameters that something else than Update wrote; a thread for each.
+/// Rounds parameters that Update did not write to the weights that kernels read; one thread per weight.
 template <class T, class S>
 struct RoundWeights {
   struct Args {

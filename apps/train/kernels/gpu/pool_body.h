@@ -4,15 +4,15 @@
 
 namespace ddp::train::kernels::device {
 
-// S is what an activation is stored as, T what is computed with.
+// Activations are stored as S; kernels compute in T.
 
-/// The four pixels of a 2 x 2 window of a channel in row order, and what normalisation makes of them.
+/// The four pixels of a 2 x 2 window of a channel in row order, and their normalized values.
 template <class T>
 struct PoolWindow {
   T x[4];
   T z[4];
 
-  /// `window`: its number among the windows of an image [Side][Side][Channels].
+  /// `window`: its index among the windows of an image [Side][Side][Channels].
   template <int Side, int Channels, class S>
   static DDP_HD PoolWindow read(const S* image, int window, int channel, T scale, T shift) {
     constexpr int kRow = Side * Channels;
@@ -29,10 +29,10 @@ struct PoolWindow {
 
   static DDP_HD T larger(T a, T b) { return b > a ? b : a; }
 
-  /// ReLU keeps order, so it may come after the maximum.
+  /// ReLU preserves order, so it may come after the maximum.
   DDP_HD T pooled() const { return larger(T(0), larger(larger(z[0], z[1]), larger(z[2], z[3]))); }
 
-  /// `gradient` to the first maximum in row order, if that is above zero.
+  /// Gives `gradient` to the first maximum in row order if that is above zero.
   DDP_HD void share(T gradient, T (&winner)[4]) const {
     const bool first = z[1] > z[0], second = z[3] > z[2];
     const T upper = first ? z[1] : z[0], lower = second ? z[3] : z[2];
@@ -45,7 +45,7 @@ struct PoolWindow {
     winner[3] = second ? to_lower : T(0);
   }
 
-  /// To the sum of what the windows' maxima get, and to the sum of its products with their pixels.
+  /// Adds the maximum's share to `gradients`, and the share's product with its pixel to `products`.
   DDP_HD void add_share(T gradient, T& gradients, T& products) const {
     T winner[4];
     share(gradient, winner);
@@ -54,8 +54,8 @@ struct PoolWindow {
   }
 };
 
-/// Normalisation, ReLU and the maximum of 2 x 2; a thread for each result. Images of the result lie
-/// `image_stride` elements apart, their rows `row_stride`: it may be the inner part of padded ones.
+/// Normalization, ReLU and the maximum of 2 x 2; one thread per result. Images of the result lie
+/// `image_stride` elements apart, rows `row_stride`; so the result may be the inner part of padded images.
 template <class T, int Side, int Channels, class S = T>
 struct Pool {
   struct Args {
@@ -87,8 +87,8 @@ struct Pool {
   }
 };
 
-/// For each image and channel: the sum of the pooled gradient over windows whose maximum is above zero, and
-/// the sum of its products with the window's winning pixel. A block for each image.
+/// Two sums for each image and channel: the pooled gradient over windows whose maximum is above zero, and its
+/// products with the windows' winning pixels. One block per image.
 template <class T, int Side, int Channels, class S = T>
 struct PoolSums {
   struct Args {

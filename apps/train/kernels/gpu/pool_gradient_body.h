@@ -4,7 +4,7 @@
 
 namespace ddp::train::kernels::device {
 
-/// The gradient of the convolution's output, from the pooled gradient: made where it is wanted. S as in
+/// The gradient of the convolution's output, computed from the pooled gradient where it is read. S as in
 /// pool_body.h.
 template <class T, int Side, int Channels, class S = T>
 struct PooledGradient {
@@ -12,7 +12,7 @@ struct PooledGradient {
     const S* images;  ///< the convolution's output
     const T* scale;
     const T* shift;
-    const T* gain;  ///< norm_gradient_body.h
+    const T* gain;  ///< from norm_gradient_body.h
     const T* offset;
     const T* slope;
     const T* pooled_gradient;
@@ -20,7 +20,7 @@ struct PooledGradient {
   static constexpr int kHalf = Side / 2;
   static constexpr int kSize = kHalf * kHalf * Channels;
 
-  /// Of the four pixels of a window, in row order.
+  /// Computes the gradients of the four pixels of a window, in row order.
   static DDP_HD void window(int image, int window, int channel, const Args& args, T (&to)[4]) {
     const std::ptrdiff_t from = static_cast<std::ptrdiff_t>(image) * kSize;
     const auto read = PoolWindow<T>::template read<Side, Channels>(args.images + from * 4, window, channel,
@@ -33,8 +33,8 @@ struct PooledGradient {
       to[k] = winner[k] * gain + (read.x[k] * slope + offset);
   }
 
-  /// As DenseGradient (weight_gradient_body.h). A row of windows at an edge is made although only one of its
-  /// rows is wanted.
+  /// Loads rows as DenseGradient does (weight_gradient_body.h). At an edge, a row of windows is computed
+  /// although only one of its pixel rows is needed.
   template <int Rows, int Threads>
   static DDP_HD void load(int image, int y, int thread, T* to, const Args& args) {
     const int begin = y / 2, rows = (y + Rows - 1) / 2 - begin + 1;
@@ -53,8 +53,8 @@ struct PooledGradient {
   }
 };
 
-/// The same to memory; a thread for each window and channel. Images of the result lie `image_stride` elements
-/// apart, their rows `row_stride`.
+/// Writes PooledGradient to memory; one thread per window and channel. Images of the result lie
+/// `image_stride` elements apart, rows `row_stride`.
 template <class T, int Side, int Channels, class S = T>
 struct PoolGradient {
   using From = PooledGradient<T, Side, Channels, S>;

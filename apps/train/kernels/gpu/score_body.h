@@ -7,20 +7,20 @@
 
 namespace ddp::train::kernels::device {
 
-/// Of a batch, where the host reads it: as kernels::BatchScore.
+/// Score of a batch, where the host reads it; as kernels::BatchScore.
 struct DeviceScore {
   double loss_sum;
   int correct;
 };
 
-/// What one image adds to it.
+/// The scores of the single images.
 struct ImageScores {
   double* loss;
   int* correct;
 };
 
-/// Softmax cross entropy of one image's logits, by one thread; as softmax_loss.h, line by line. `gradient`:
-/// of the batch's mean loss; null: not wanted. `share`: 1 / batch.
+/// Softmax cross entropy of one image's logits by one thread, line by line as softmax_loss.h. `gradient`:
+/// gradient of the batch's mean loss; null: not computed. `share`: 1 / batch.
 template <class T>
 DDP_HD void score_image(const T* logits, int label, T share, T* gradient, int image,
                         const ImageScores& scores) {
@@ -47,7 +47,7 @@ struct ScoreTotals {
   struct Args {
     int batch;
     ImageScores scores;
-    T* mean_loss;  ///< null: not wanted
+    T* mean_loss;  ///< null: not computed
     DeviceScore* total;
   };
   static constexpr int kThreads = Threads;
@@ -82,14 +82,14 @@ struct ScoreTotals {
   }
 };
 
-/// score_image() alone: a thread for each image.
+/// score_image() alone; one thread per image.
 template <class T>
 struct SoftmaxLoss {
   struct Args {
     int batch;
     const T* logits;  ///< [batch][kClasses]
     const std::uint8_t* labels;
-    T* gradient;  ///< as logits; null: not wanted
+    T* gradient;  ///< as logits; null: not computed
     ImageScores scores;
   };
   static constexpr int kThreads = 64;

@@ -4,7 +4,7 @@
 
 namespace ddp::train::kernels::device {
 
-/// Adds the parts of two gradients, each in the order of its parts; a thread for each element.
+/// Adds the parts of two gradients, each in the order of its parts; one thread per element.
 template <class T>
 struct SumParts {
   struct SummedRange {
@@ -33,7 +33,7 @@ struct SumParts {
     if (i >= range.size) return;
     T sum = T(0);
     for (int begin = 0; begin < range.count; begin += kAtOnce) {
-      T parts[kAtOnce];  // all are on their way before the first is added
+      T parts[kAtOnce];  // all loads start before the first addition
       DDP_UNROLL
       for (int k = 0; k < kAtOnce; ++k) {
         const std::ptrdiff_t part = begin + k;
@@ -48,7 +48,7 @@ struct SumParts {
 };
 
 /// Sums the rows of a matrix [rows][columns]: the gradient of a bias. A block has 32 columns; eight threads
-/// share one, each with every eighth row.
+/// share a column, each with every eighth row.
 template <class T>
 struct ColumnSums {
   struct Args {

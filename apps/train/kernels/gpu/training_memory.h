@@ -11,21 +11,21 @@
 
 namespace ddp::train::kernels::device {
 
-/// What a step of every model has: a batch, the flat vectors, the score and the update's state. All of it
-/// begins with zeros.
+/// Memory for a step of any model: a batch, the flat vectors, the score and the update's state. It begins
+/// with zeros.
 template <class T>
 struct TrainingMemory {
   int count = 0;          ///< parameters
   int running_count = 0;  ///< running statistics
   T* images = nullptr;
   std::uint8_t* labels = nullptr;
-  // What a training has learnt, in one piece of memory.
+  // The learned state, in one piece of memory.
   T* parameters = nullptr;
-  T* first = nullptr;  ///< the optimizer's
+  T* first = nullptr;  ///< the optimizer's state
   T* second = nullptr;
   T* running = nullptr;
   StepState* state = nullptr;
-  T* gradients = nullptr;  ///< [count + 1]: behind them the mean loss
+  T* gradients = nullptr;  ///< [count + 1]: the mean loss follows them
   T* next_running = nullptr;
   ImageScores scores{};
   DeviceScore* score = nullptr;
@@ -58,9 +58,9 @@ struct TrainingMemory {
   }
 };
 
-/// The same, and the weights that the kernels of forward and backward read, stored as S. When S is T they are
-/// the parameters; else they follow them: Update writes both, and what else writes parameters is followed by
-/// run_round_weights().
+/// Adds the weights that the forward and backward kernels read, stored as S. If S is T, they are the
+/// parameters. Else Update writes both, and run_round_weights() must follow every other write to the
+/// parameters.
 template <class T, class S = T>
 struct WeightMemory : TrainingMemory<T> {
   S* weights = nullptr;  ///< [count], as parameters
@@ -82,7 +82,7 @@ void run_round_weights(const Runner& runner, const WeightMemory<T, S>& m) {
     runner.template run<RoundWeights<T, S>>({m.count, m.parameters, m.weights});
 }
 
-/// From the reduced gradient to new parameters and `weights`; `share` as in GradientCheck.
+/// Computes new parameters and `weights` from the reduced gradient; `share` as in GradientCheck.
 template <class T, class S, class Runner>
 void run_update(const Runner& runner, const TrainingMemory<T>& m, S* weights, const UpdateSettings& settings,
                 T share) {
@@ -101,7 +101,7 @@ void run_update(const Runner& runner, const WeightMemory<T, S>& m, const UpdateS
   run_update(runner, m, m.weights, settings, share);
 }
 
-/// Of a training whose weights are the parameters.
+/// For a training whose weights are the parameters.
 template <class T, class Runner>
 void run_update(const Runner& runner, const TrainingMemory<T>& m, const UpdateSettings& settings, T share) {
   run_update(runner, m, m.parameters, settings, share);

@@ -7,26 +7,26 @@
 
 namespace ddp::train::kernels::device {
 
-/// What the host says of a step before it begins.
+/// Input of a step, set by the host.
 struct StepInput {
   double lr;
-  std::uint64_t first;  ///< place of the batch in the order of the samples
+  std::uint64_t first;  ///< position of the batch in the order of the samples
 };
 
-/// That, and what a step decides on the device: a captured graph holds neither. In device memory for the
-/// training's life.
+/// The input, and the decisions that a step makes on the device; a captured graph holds neither. The state
+/// stays in device memory for the whole training.
 struct StepState : StepInput {
   std::int64_t steps;  ///< updates made so far
-  int skip;            ///< the last gradient was not finite: nothing was changed
+  int skip;            ///< the last gradient was not finite; nothing was changed
   int dropped;         ///< steps skipped so far
-  double norm;         ///< of the gradient before it was clipped; only with clip_norm
-  double factor;       ///< for the gradient: below 1 when it is clipped, else 1
+  double norm;         ///< gradient norm before clipping; only with clip_norm
+  double factor;       ///< factor of the gradient: below 1 if it is clipped, else 1
   double loss;         ///< mean over the ranks
-  // AdamW's, of this step.
+  // AdamW's values for this step.
   double rate, keep, root_correction;
 };
 
-/// The hyperparameters, by number: constant while a graph lives.
+/// The hyperparameters by value; constant while a graph exists.
 struct UpdateSettings {
   bool adamw;
   double momentum;               ///< SGD
@@ -35,8 +35,8 @@ struct UpdateSettings {
   double clip_value, clip_norm;  ///< 0: off
 };
 
-/// The reduced gradient becomes a mean and is clipped by value; what is not finite is found, squares are
-/// summed. Behind the `count` gradients lies the loss, which is neither clipped nor part of the norm.
+/// Averages the reduced gradient and clips it by value; also counts numbers that are not finite and sums
+/// squares. The loss follows the `count` gradients; it is neither clipped nor part of the norm.
 template <class T>
 struct GradientCheck {
   struct Args {
@@ -82,7 +82,7 @@ struct GradientCheck {
       T value = args.values[i] * args.share;
       if (!(value * T(0) == T(0))) ++infinite;
       if (i < args.count) {
-        if (args.clip_value > 0) {  // with these comparisons a nan is kept
+        if (args.clip_value > 0) {  // these comparisons keep a nan
           value = value > limit ? limit : value;
           value = value < -limit ? -limit : value;
         }
@@ -103,7 +103,7 @@ struct StepDecision {
     const double* squares;
     const int* infinite;
     UpdateSettings settings;
-    const T* loss;  ///< behind the gradients
+    const T* loss;  ///< follows the gradients
     StepState* state;
   };
   static constexpr int kThreads = 256;

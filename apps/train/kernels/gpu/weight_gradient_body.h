@@ -4,8 +4,8 @@
 
 namespace ddp::train::kernels::device {
 
-/// Where WeightGradient finds the gradient of the convolution's output when that lies in memory; or
-/// PooledGradient (pool_gradient_body.h).
+/// Lets WeightGradient read the gradient of the convolution's output from memory. PooledGradient
+/// (pool_gradient_body.h) computes it instead.
 template <class T, int Side, int Channels>
 struct DenseGradient {
   struct Args {
@@ -13,7 +13,7 @@ struct DenseGradient {
     std::ptrdiff_t image_stride;
     int row_stride;
   };
-  /// Rows y to y + Rows - 1 of an image to the block's memory [Rows][Side][Channels], by all its threads.
+  /// Loads rows y to y + Rows - 1 of an image into the block's memory [Rows][Side][Channels], by all threads.
   template <int Rows, int Threads>
   static DDP_HD void load(int image, int y, int thread, T* to, const Args& args) {
     const T* from = args.gradient + image * args.image_stride + y * args.row_stride;
@@ -25,9 +25,9 @@ struct DenseGradient {
 };
 
 /// The gradients of a convolution's weights and bias, summed over a group of images; sum_body.h adds the
-/// groups. A block has a group and `WindowRows` rows of the window; a thread one input channel, four output
-/// channels and the five places of one row of the window, and of each band of seven rows of the image every
-/// `Teams`-th.
+/// groups. A block has a group and `WindowRows` rows of the window. A thread has one input channel, four
+/// output channels and the five positions of one row of the window. It takes every `Teams`-th row of each
+/// band of seven image rows.
 template <class T, int Side, int In, int Out, int WindowRows, int Teams,
           class Gradient = DenseGradient<T, Side, Out>, class S = T>
 struct WeightGradient {
@@ -48,7 +48,7 @@ struct WeightGradient {
   static constexpr int kSplit = kWindow / WindowRows;  ///< blocks of one group
   static constexpr int kWeights = kWindow * kWindow * In * Out;
   static constexpr int kSize = kWeights + Out;
-  /// So many that a large GPU has a block for each of its processors; each group costs SumParts a number.
+  /// Enough blocks for every processor of a large GPU; each group costs SumParts one more number.
   static constexpr int kMaxGroups = kSplit == 1 ? 128 : 64;
   static constexpr int kPart = WindowRows * kWindow * In * Out;  ///< weights of one block
   static constexpr int kGradient = kRows * Side * Out;
@@ -65,7 +65,7 @@ struct WeightGradient {
     T bias[kLanes];
   };
 
-  /// By the batch alone: it decides the order of sums.
+  /// Depends on the batch alone, since it decides the order of sums.
   static DDP_HD int images_per_group(int batch) { return divide_up(batch, kMaxGroups); }
   static DDP_HD int groups(int batch) { return divide_up(batch, images_per_group(batch)); }
   static DDP_HD int blocks(const Args& args) { return groups(args.batch) * kSplit; }
@@ -141,7 +141,7 @@ struct WeightGradient {
     return ((row / In * kWindow + kx) * In + row % In) * Out + lane * kLanes + l;
   }
 
-  /// The teams' sums to the block's memory, where the gradient is no longer needed.
+  /// Writes the teams' sums over the gradient in the block's memory.
   static DDP_HD void put(ThreadIndex at, Shared& shared, const Local& local) {
     if constexpr (Teams > 1) {
       T* to = reinterpret_cast<T*>(shared.gradient) + at.thread / kTeam * (kPart + Out);
