@@ -26,7 +26,7 @@ Result<> cuda_check(cudaError_t answer, const char* call, std::source_location w
 
 Result<bool> cuda_is_done(cudaError_t answer, const char* call, std::source_location where) {
   if (answer == cudaErrorNotReady) {
-    (void)cudaGetLastError();  // the next launch would find it, and be taken for refused
+    (void)cudaGetLastError();  // clears the error; else the next launch would seem refused
     return false;
   }
   const auto checked = cuda_check(answer, call, where);
@@ -37,7 +37,7 @@ Result<int> count_gpus() {
   int count = 0;
   const cudaError_t answer = cudaGetDeviceCount(&count);
   if (answer == cudaSuccess && count > 0) return count;
-  (void)cudaGetLastError();  // it would be found again by the next call that looks
+  (void)cudaGetLastError();  // clears the error; else the next check would report it
   return Error{ErrorCode::kSystem,
                "cudaGetDeviceCount said " + text_of(answer == cudaSuccess ? cudaErrorNoDevice : answer)};
 }
@@ -58,7 +58,7 @@ Result<DeviceBytes> make_device_bytes(std::size_t size) {
   }
   DeviceBytes bytes(static_cast<std::byte*>(memory));
   if (auto done = cuda_check(cudaMemset(memory, 0, size), "cudaMemset"); !done) return done.error();
-  // A stream of ours does not wait for what cudaMemset has begun.
+  // The streams of make_cuda_stream() do not wait for a cudaMemset that has begun.
   if (auto done = cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); !done) return done.error();
   return bytes;
 }
@@ -88,7 +88,7 @@ Result<CudaStream> make_cuda_stream() {
 }
 
 Result<> begin_capture(cudaStream_t stream) {
-  // Relaxed: a communicator that does not block puts its part into the stream from a thread of its own.
+  // Relaxed: a non-blocking communicator adds its part to the stream from its own thread.
   return cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), "cudaStreamBeginCapture");
 }
 

@@ -11,25 +11,26 @@
 
 namespace ddp::train {
 
-/// What a call of the CUDA run time answered, as a Result: "device_stream.cc:20: cudaMalloc:
-/// cudaErrorMemoryAllocation (out of memory)". Every call goes through here:
+/// Converts the answer of a CUDA runtime call to a Result. An error reads "device_stream.cc:20: cudaMalloc:
+/// cudaErrorMemoryAllocation (out of memory)". Every runtime call is checked here:
 ///
 ///   if (auto done = cuda_check(cudaMalloc(&data, bytes), "cudaMalloc"); !done) return done;
 Result<> cuda_check(cudaError_t answer, const char* call,
                     std::source_location where = std::source_location::current());
 
-/// The same of a question (cudaStreamQuery, cudaEventQuery): whether what was asked for is done.
+/// Converts the answer of a query (cudaStreamQuery, cudaEventQuery): true if the queried work is done.
 Result<bool> cuda_is_done(cudaError_t answer, const char* call,
                           std::source_location where = std::source_location::current());
 
-/// How many GPUs the run time sees, at least one. Without any, or without a driver, the error says what
-/// cudaGetDeviceCount said: "cudaGetDeviceCount said cudaErrorNoDevice (no CUDA-capable device is detected)".
+/// Returns the number of GPUs that the runtime sees, at least one. Without a GPU or a driver, the error
+/// quotes cudaGetDeviceCount: "cudaGetDeviceCount said cudaErrorNoDevice (no CUDA-capable device is
+/// detected)".
 Result<int> count_gpus();
 
-// What the CUDA run time gives and wants back. What giving back answers nobody can use: it is dropped.
+// Owners of CUDA runtime resources. They drop the errors of releasing calls, since no caller could use them.
 
-/// Something in a GPU may never end: to give its memory back would wait for that, so nothing is given back
-/// any more, and the process should end by _exit. Any thread.
+/// Gives up all GPUs, because work on one of them may never end. Freeing memory would wait for that work, so
+/// no memory is freed afterwards. The process should end by _exit. Any thread.
 void give_up_gpus();
 bool gpus_are_given_up();
 
@@ -38,7 +39,7 @@ struct FreeDeviceMemory {
     if (!gpus_are_given_up()) (void)cudaFree(memory);
   }
 };
-/// Memory of the GPU, on a border of 256 bytes.
+/// GPU memory, aligned to 256 bytes.
 using DeviceBytes = std::unique_ptr<std::byte, FreeDeviceMemory>;
 
 struct FreePinnedMemory {
@@ -46,7 +47,7 @@ struct FreePinnedMemory {
     if (!gpus_are_given_up()) (void)cudaFreeHost(memory);
   }
 };
-/// Memory of the host that the GPU copies from and to while the host goes on.
+/// Pinned host memory: the GPU copies from and to it while the host continues.
 using PinnedBytes = std::unique_ptr<std::byte, FreePinnedMemory>;
 
 struct EndEvent {
@@ -65,25 +66,26 @@ struct EndGraph {
   void operator()(cudaGraph_t graph) const { (void)cudaGraphDestroy(graph); }
   void operator()(cudaGraphExec_t graph) const { (void)cudaGraphExecDestroy(graph); }
 };
-/// A graph that can be launched.
+/// An executable graph.
 using CudaGraph = std::unique_ptr<CUgraphExec_st, EndGraph>;
 
-/// Zeroed; kSystem with the size when the GPU has no room.
+/// Returns zeroed memory. If the GPU has no room, the error is kSystem and its text has the size.
 Result<DeviceBytes> make_device_bytes(std::size_t size);
 Result<PinnedBytes> make_pinned_bytes(std::size_t size);
-/// One that takes no time.
+/// Returns an event that records no time.
 Result<CudaEvent> make_cuda_event();
-/// One that waits for no other.
+/// Returns a stream that waits for no other stream.
 Result<CudaStream> make_cuda_stream();
 
-/// What `enqueue()` (→ Result<>) puts into the stream, as a graph: nothing of it runs now. Calls that wait,
-/// or that other streams see, are not allowed meanwhile.
+/// Captures as a graph what `enqueue()` (→ Result<>) puts into the stream; none of it runs during the
+/// capture. Until the capture ends, calls that wait and calls that other streams see are not allowed.
 template <class Enqueue>
 Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue);
 
-/// The two halves of that.
+/// First half of capture_graph().
 Result<> begin_capture(cudaStream_t stream);
-/// `enqueued`: how that went. The stream is out of the capture in any case.
+/// Second half of capture_graph(). `enqueued`: the result of enqueue(). The stream leaves the capture in any
+/// case.
 Result<CudaGraph> end_capture(cudaStream_t stream, const Result<>& enqueued);
 
 template <class Enqueue>
@@ -93,8 +95,8 @@ Result<CudaGraph> capture_graph(cudaStream_t stream, const Enqueue& enqueue) {
   return end_capture(stream, enqueued);
 }
 
-/// Puts the launches of a program into a stream. The first launch that is refused is kept, and none follows
-/// it.
+/// Launches the kernels of a program on a stream. If a launch is refused, its error is kept and the later
+/// launches are skipped.
 class DeviceRunner {
  public:
   explicit DeviceRunner(cudaStream_t stream) : stream_(stream) {}

@@ -14,33 +14,33 @@
 
 namespace ddp::train {
 
-/// What one rank still has of an epoch, on its GPU: some steps are launched ahead of the one that is waited
+/// The remaining steps of an epoch on one rank's GPU. Some steps are launched ahead of the one that is waited
 /// for, so that the GPU never waits for the host. All ranks launch and wait in the same order.
 template <class T>
 class DeviceEpoch {
  public:
-  /// What the trainer says of a step.
+  /// The trainer's settings of one step.
   struct Plan {
     double lr = 0;
     bool as_graph = true;
     bool inject_nan = false;
   };
-  /// Of the step that so many others come before, counted from the one that is waited for next.
+  /// Returns the plan of a step. `ahead`: the number of unfinished steps before that step.
   using MakePlan = std::function<Plan(std::uint64_t ahead, std::span<const std::uint32_t> samples)>;
 
-  /// `device` and `data` outlive this. `most`: steps under way at a time, at most kMaxInFlight.
+  /// `device` and `data` must outlive the epoch. `most`: limit of steps in flight, at most kMaxInFlight.
   static Result<std::unique_ptr<DeviceEpoch>> begin(DeviceSteps<T>& device, const Dataset& data,
                                                     std::vector<std::uint32_t> order, std::size_t batch_size,
                                                     int border, std::size_t most);
 
   std::size_t steps_left() const { return steps() - finished_; }
   bool is_idle() const { return launched_ == finished_; }
-  /// Launches what may be under way. Nobody looks at the state before `until_read` more steps are
-  /// finished; that counts only where is_idle().
+  /// Launches as many steps as may be in flight. The caller reads the state only after `until_read` more
+  /// steps, and no step beyond them is launched. `until_read` counts only if is_idle().
   Result<> launch_ahead(std::uint64_t until_read, const MakePlan& plan);
-  /// Waits for the oldest step.
+  /// Waits for the oldest step in flight.
   Result<DeviceOutcome> finish();
-  /// Images of this rank in the step that was finished last.
+  /// Returns the number of this rank's images in the last finished step.
   std::size_t images() const { return samples(finished_ - 1).size(); }
 
  private:
@@ -54,9 +54,9 @@ class DeviceEpoch {
   std::vector<std::uint32_t> order_;
   std::size_t batch_size_;
   std::size_t most_;
-  std::unique_ptr<BatchLoader<T>> loader_;  ///< where the GPU does not hold the images
+  std::unique_ptr<BatchLoader<T>> loader_;  ///< null if the GPU holds the images
   std::size_t launched_ = 0, finished_ = 0;
-  std::size_t may_launch_ = 0;  ///< steps, until somebody looks at the state
+  std::size_t may_launch_ = 0;  ///< limit of launched_ until the caller reads the state
 };
 
 }  // namespace ddp::train

@@ -16,7 +16,8 @@ namespace ddp::train {
 
 namespace {
 
-/// What every launcher sets for the workers of a node; one that is not a rank is the first.
+/// Returns LOCAL_RANK, which every launcher sets for the workers of a node; 0 for a process that is not a
+/// rank.
 int local_rank() {
   const char* text = std::getenv("LOCAL_RANK");
   return text == nullptr ? 0 : std::max(std::atoi(text), 0);
@@ -48,7 +49,7 @@ class DeviceModel final : public Model<T> {
   kernels::BatchScore forward(const T* images, std::span<const std::uint8_t> labels) override {
     const int batch = put(images, labels);
     must_work(net_->forward(batch));
-    // Backward needs nothing from the host: the GPU goes on at once.
+    // Backward needs nothing from the host, so the GPU starts it at once.
     must_work(net_->backward(batch));
     must_work(net_->get(running_.span(), net_->memory().next_running));
     const auto score = net_->score();
@@ -73,7 +74,7 @@ class DeviceModel final : public Model<T> {
  private:
   using Model<T>::running_;
 
-  /// What the host may have changed, and a batch. The batch's size.
+  /// Sends the batch and the values that the host may have changed. Returns the batch's size.
   int put(const T* images, std::span<const std::uint8_t> labels) {
     must_work(net_->put_parameters(this->parameters()));
     must_work(net_->put(net_->memory().running, running_.span()));
@@ -86,7 +87,7 @@ class DeviceModel final : public Model<T> {
   std::unique_ptr<NetSteps<T>> steps_;
 };
 
-/// What the kernels compute with, for weights of type T.
+/// Returns the kernels' program for weights of type T, stored as S.
 template <class T, class S>
 typename DeviceNet<T>::Program program_of(const Model<T>& host, const DeviceModelShape& shape) {
   return host.name() == "mlp" ? mlp_on_device<T, S>(shape.mlp_width, shape.mlp_depth,

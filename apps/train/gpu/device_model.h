@@ -8,24 +8,25 @@
 
 namespace ddp::train {
 
-/// Whether this build and this machine can train on a GPU; kUsage with the reason: "this build has no GPU
-/// code …", "no usable NVIDIA GPU: cudaGetDeviceCount said …". Fast, and touches no GPU's memory.
+/// Succeeds if this build and this machine can train on a GPU. Else the error is kUsage with the reason:
+/// "this build has no GPU code …" or "no usable NVIDIA GPU: cudaGetDeviceCount said …". Fast, and touches no
+/// GPU memory.
 Result<> can_use_gpu();
 
-/// The GPU's kernels count in int.
+/// The GPU kernels count parameters in int.
 inline constexpr std::size_t kMostGpuParameters = 2'000'000'000;
 
 struct DeviceModelShape {
-  int mlp_width = 0, mlp_depth = 0;  ///< of an Mlp
+  int mlp_width = 0, mlp_depth = 0;  ///< only for an Mlp
   int max_batch = 1;
-  bool bf16 = false;  ///< activations and the weights that kernels read are stored so; T is float
+  bool bf16 = false;  ///< stores activations and the weights that kernels read as bf16; T is float
 };
 
-/// The model of `host` (a ConvNet or an Mlp) that computes on GPU `local_rank` modulo
-/// the number of GPUs. Parameters, gradients and running statistics are the host's, as of every Model, and go
-/// to the GPU and back in each step, so that any sum and update can be made; its device_steps() make whole
-/// steps on the GPU. A call of the GPU that fails later ends in a std::runtime_error. `host` (of at most
-/// kMostGpuParameters) gives names and sizes; of batch size 1 it is small.
+/// Returns the model of `host` (a ConvNet or an Mlp), computed on GPU `local_rank` modulo the number of GPUs.
+/// Parameters, gradients and running statistics stay on the host, as in every Model. Each step copies them to
+/// the GPU and back, so any sum and any update can be made. The model's device_steps() make whole steps on
+/// the GPU. A GPU call that fails later throws std::runtime_error. `host` gives names and sizes: it has at
+/// most kMostGpuParameters, and batch size 1 keeps it small.
 template <class T>
 Result<std::unique_ptr<Model<T>>> make_device_model(std::unique_ptr<Model<T>> host,
                                                     const DeviceModelShape& shape);

@@ -108,8 +108,8 @@ template <class T>
 template <class Enqueue>
 Result<> DeviceNet<T>::run(DeviceWork work, int batch, const Enqueue& enqueue) {
   const auto [place, is_new] = graphs_->try_emplace({work, batch});
-  // The first launches load the kernels and, of a sum over ranks, make its connections: no capture has to
-  // allow that.
+  // The first run is not captured: it loads the kernels and makes an all-reduce's connections, which a
+  // capture would have to allow.
   if (!use_graphs_ || is_new) return launch(enqueue);
   CudaGraph& graph = place->second;
   if (!graph) {
@@ -180,7 +180,7 @@ Result<> DeviceNet<T>::step(int batch, const device::StepInput& input, const Hyp
   };
   const DeviceWork work = held != nullptr ? DeviceWork::kHeldStep : DeviceWork::kStep;
   if (!hyperparameters.as_graph) {
-    graphs_->try_emplace({work, batch});  // as any first step
+    graphs_->try_emplace({work, batch});  // counts as the first run of this graph
     return launch(enqueue);
   }
   return run(work, batch, enqueue);
@@ -211,7 +211,7 @@ Result<> DeviceNet<T>::wait() {
 
 namespace {
 
-/// A program over a memory that `lay_out(arena)` gives.
+/// Returns a program whose memory is the result of `lay_out(arena)`.
 template <class T, class LayOut>
 typename DeviceNet<T>::Program program_of(const LayOut& lay_out, int image_border, int max_batch,
                                           const auto& forward, const auto& backward) {

@@ -14,13 +14,14 @@
 
 namespace ddp::train {
 
-/// Sums `count` numbers of type T over all ranks, in place, in the stream's order: when the call returns it
-/// is in the stream, whoever put it there, and is not waited for. Captured into the step's graph.
+/// Sums `count` numbers of type T over all ranks, in place and in the stream's order. When the call returns,
+/// the sum is in the stream, possibly put there by another thread; it may not have run. The call is captured
+/// into the step's graph.
 using DeviceAllReduce = std::function<Result<>(void* numbers, std::size_t count, cudaStream_t stream)>;
 
-/// One model in the memory of one GPU, and its training steps. All work goes into one stream in the order of
-/// the calls; only what says so waits for it. What comes again with the same batch size is captured, and
-/// replayed as a graph from then on.
+/// One model in the memory of one GPU, with its training steps. All work goes into one stream in the order of
+/// the calls. A call waits for the stream only if its comment says so. Work that repeats with the same batch
+/// size is captured once and then replayed as a graph.
 template <class T>
 class DeviceNet {
  public:
@@ -33,7 +34,8 @@ class DeviceNet {
     std::function<void(const DeviceRunner&, int batch, bool training)> forward;
     std::function<void(const DeviceRunner&, int batch)> backward;
     std::function<void(const DeviceRunner&, const kernels::device::UpdateSettings&, T share)> update;
-    /// The kernels' own copy of the weights after others wrote the parameters; nothing where it is no copy.
+    /// Rounds the parameters to the kernels' copy of the weights, after others wrote the parameters. Does
+    /// nothing if the kernels read the parameters themselves.
     std::function<void(const DeviceRunner&)> round_weights;
     int image_border = 0;
     int max_batch = 0;
@@ -42,41 +44,41 @@ class DeviceNet {
     kernels::device::UpdateSettings update{};
     int ranks = 1;
     DeviceAllReduce all_reduce;  ///< empty: this rank is alone
-    /// As big as what is learnt: what was learnt before the step is kept there. Null: it is not.
+    /// Buffer of learnt_bytes() that receives the learned state before the step. Null: no copy is made.
     std::byte* kept = nullptr;
-    bool as_graph = true;     ///< false: by single launches; all ranks alike, as NCCL wants it
-    bool inject_nan = false;  ///< into this rank's gradient; not in a graph
+    bool as_graph = true;     ///< false: single launches; the same on all ranks, as NCCL requires
+    bool inject_nan = false;  ///< into this rank's gradient; requires as_graph false
   };
-  /// Images and labels in the GPU's memory, and the order in which they come.
+  /// Images and labels in the GPU's memory, and the order in which the steps read them.
   struct ResidentImages {
     const std::uint8_t* images = nullptr;
     const std::uint8_t* labels = nullptr;
     const std::uint32_t* order = nullptr;
   };
 
-  /// On the current device.
+  /// Uses the current device.
   static Result<std::unique_ptr<DeviceNet>> make(Program program);
 
-  /// While the GPU is still at work nothing is given back, for that could wait for ever (a sum whose ranks
-  /// are gone): such a process is about to end.
+  /// Frees nothing while the GPU is at work: freeing could wait forever for an all-reduce whose ranks are
+  /// gone. Such a process is about to end.
   ~DeviceNet();
   DeviceNet(const DeviceNet&) = delete;
   DeviceNet& operator=(const DeviceNet&) = delete;
 
-  /// False: every launch by itself, to compare with.
+  /// False: launches each kernel by itself, for comparison.
   void use_graphs(bool use) { use_graphs_ = use; }
 
-  /// When other hyperparameters come, or other memory.
+  /// Drops the captured graphs; required when hyperparameters or memory change.
   void forget_graphs() { graphs_->clear(); }
-  /// The same as a call that may come at any time, when this is gone too.
+  /// Returns forget_graphs() as a callback that may run at any time, even after the net's destruction.
   std::function<void()> forgetter();
 
-  /// Gradients are computed there from now on: as many bytes as gradient_bytes(). Null: in own memory again.
+  /// Computes later gradients in `memory` of gradient_bytes(). Null: in the net's own memory again.
   void place_gradients(std::byte* memory);
   std::size_t gradient_bytes() const { return (static_cast<std::size_t>(memory().count) + 1) * sizeof(T); }
 
-  // Between host and GPU; sizes as the vectors have them. `get` waits, and the host's memory may be reused
-  // after `put` as soon as something has waited.
+  // Copies between host and GPU; the vectors give the sizes. `get` waits. After `put`, the host's memory may
+  // be reused once a later call has waited.
   Result<> put(T* to, std::span<const T> from);
   Result<> get(std::span<T> to, const T* from);
   Result<> put_parameters(std::span<const T> from);
@@ -86,29 +88,29 @@ class DeviceNet {
     const std::size_t side = static_cast<std::size_t>(kImageSide + 2 * program_.image_border);
     return side * side * sizeof(T);
   }
-  /// Of the largest batch, labels included.
+  /// Returns the bytes of the largest batch, labels included.
   std::size_t batch_bytes() const {
     return static_cast<std::size_t>(program_.max_batch) * (image_bytes() + 1);
   }
 
-  /// What was learnt becomes what it was when the last step with Recipe::kept began.
+  /// Restores the learned state from the copy that the last step with Hyperparameters::kept made.
   Result<> take_back(const std::byte* kept);
 
-  /// Of the batch that was put: gradients, mean loss, score and next_running.
+  /// Compute gradients, mean loss, score and next_running of the batch that was put.
   Result<> forward(int batch);
   Result<> backward(int batch);
-  /// By the running statistics; only the score.
+  /// Computes the score only, with the running statistics.
   Result<> evaluate(int batch);
-  /// Everything of a step as one graph: the batch that was put, or, with `held`, the one that `input` says;
-  /// forward, backward, the ranks' sum, finite check, clipping, update. The learning rate is a number in the
-  /// GPU's memory, as is all that the step decides. `input` stays as it is until the step is done.
+  /// Makes a whole step as one graph: forward, backward, all-reduce, finite check, clipping, update. The
+  /// batch is the one that was put or, with `held`, the one that `input` selects. The learning rate and all
+  /// decisions of the step are in GPU memory. `input` must not change until the step is done.
   Result<> step(int batch, const kernels::device::StepInput& input, const Hyperparameters& hyperparameters,
                 const ResidentImages* held = nullptr);
-  /// Of the last forward, evaluate or step; wait.
+  /// Return the results of the last forward, evaluate or step. Both wait.
   Result<kernels::BatchScore> score();
   Result<kernels::device::StepState> state();
   Result<> wait();
-  /// All is done that was launched, and the GPU has not failed.
+  /// Returns true if all launched work is done and the GPU has not failed.
   bool is_idle() const;
 
   cudaStream_t stream() const { return stream_.get(); }
@@ -117,10 +119,10 @@ class DeviceNet {
   explicit DeviceNet(Program program) : program_(std::move(program)) {}
   enum class DeviceWork : int { kForward, kBackward, kEvaluate, kStep, kHeldStep };
   using Graphs = std::map<std::pair<DeviceWork, int>, CudaGraph>;
-  /// enqueue(runner) → Result<>, at once.
+  /// Runs enqueue(runner) → Result<> at once.
   template <class Enqueue>
   Result<> launch(const Enqueue& enqueue);
-  /// The same, or as the graph of (work, batch).
+  /// Runs `enqueue` as launch() does, or as the graph of (work, batch).
   template <class Enqueue>
   Result<> run(DeviceWork work, int batch, const Enqueue& enqueue);
   Result<> enqueue_step(const DeviceRunner& runner, int batch, const Hyperparameters& hyperparameters,
@@ -135,8 +137,8 @@ class DeviceNet {
   std::shared_ptr<Graphs> graphs_ = std::make_shared<Graphs>();
 };
 
-/// The same models as conv_net.h and mlp.h, of the same layout. S: how activations and the weights that
-/// kernels read are stored; T, or Bf16 for float.
+/// The models of conv_net.h and mlp.h, in the same layout. Activations and the weights that kernels read are
+/// stored as S: T, or Bf16 for float.
 template <class T, class S = T>
 typename DeviceNet<T>::Program conv_net_on_device(int max_batch);
 template <class T, class S = T>

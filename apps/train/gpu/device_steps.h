@@ -12,38 +12,38 @@
 
 namespace ddp::train {
 
-/// How steps are made from now on.
+/// Settings of the steps from attach() to detach().
 struct DeviceStepSettings {
   OptimizerSettings optimizer{};
   double clip_value = 0, clip_norm = 0;     ///< 0: off
   DeviceAllReducer* all_reducer = nullptr;  ///< null: this rank is alone
-  int ranks = 1;                            ///< that it sums over
-  bool undo = false;                        ///< drop() must give back the state before the step under way
+  int ranks = 1;                            ///< summed over by all_reducer
+  bool undo = false;                        ///< drop() must restore the state before the step in flight
 };
 
-/// What one step is made of.
+/// The input of one step.
 template <class T>
 struct DeviceStep {
   double lr = 0;
-  std::size_t first = 0;      ///< place of its first sample in the order (set_order())
+  std::size_t first = 0;      ///< position of its first sample in the order (set_order())
   std::size_t size = 0;       ///< samples
-  const T* images = nullptr;  ///< null: the GPU holds the images, else the batch, as of Model::forward
+  const T* images = nullptr;  ///< null: the GPU holds the images; else the batch, as in Model::forward
   std::span<const std::uint8_t> labels{};
-  bool as_graph = true;     ///< false: by single launches; the same on all ranks
-  bool inject_nan = false;  ///< into this rank's gradient; not in a graph
+  bool as_graph = true;     ///< false: single launches; the same on all ranks
+  bool inject_nan = false;  ///< into this rank's gradient; requires as_graph false
 };
 
-/// What all ranks know alike after a step.
+/// The outcome of a step, the same on all ranks.
 struct DeviceOutcome {
   double loss = 0;     ///< mean over the ranks
-  bool finite = true;  ///< else nothing was changed
-  double norm = 0;     ///< before it was clipped; only with clip_norm
+  bool finite = true;  ///< false: the step changed nothing
+  double norm = 0;     ///< gradient norm before clipping; only with clip_norm
 };
 
-/// Steps that a rank's GPU makes by itself, each as one graph: batch, forward, backward, the ranks' sum,
-/// update. Weights, optimizer and running statistics stay in its memory from step to step; the host's are old
-/// until give(). A step is launched, and some others behind it, before its outcome is waited for. One thread.
-/// Errors: of DeviceAllReducer, else the GPU's (kSystem).
+/// Steps that a rank's GPU makes by itself, each as one graph: batch, forward, backward, all-reduce, update.
+/// Weights, optimizer and running statistics stay in GPU memory between steps; the host's copies are stale
+/// until give(). Several steps may be launched before the outcome of the first is waited for. One thread.
+/// Errors come from DeviceAllReducer, else from the GPU (kSystem).
 template <class T>
 class DeviceSteps {
  public:
@@ -51,31 +51,32 @@ class DeviceSteps {
 
   virtual ~DeviceSteps() = default;
 
-  /// Before the first step and after each detach().
+  /// Call before the first step and after each detach().
   virtual Result<> attach(const DeviceStepSettings& settings) = 0;
-  /// Nothing of the ranks is used any more. What was under way must be finished or dropped.
+  /// Stops the use of the all-reducer. Steps in flight must be finished or dropped before.
   virtual void detach() = 0;
 
-  /// Keeps the training images in the GPU's memory; false where they are drawn, or it has no room for them.
+  /// Keeps the training images in GPU memory. Returns false if the data set draws them or the GPU has no
+  /// room.
   virtual Result<bool> hold(const Dataset& data) = 0;
-  /// The samples of the epoch in this rank's order, for held images.
+  /// Sets this rank's samples of the epoch, in order; for held images.
   virtual Result<> set_order(std::span<const std::uint32_t> order) = 0;
 
-  /// The model's weights and running statistics, and the optimizer: from the host to the GPU, and back.
+  /// Copy the model's weights and running statistics and the optimizer from the host to the GPU, and back.
   virtual Result<> take(Optimizer<T>& optimizer) = 0;
   virtual Result<> give(Optimizer<T>& optimizer) = 0;
 
   virtual std::size_t in_flight() const = 0;
-  /// Not with kMaxInFlight under way, nor with one if undo is set.
+  /// Requires fewer than kMaxInFlight steps in flight, and none if undo is set.
   virtual Result<> launch(const DeviceStep<T>& step) = 0;
-  /// Waits for the oldest.
+  /// Waits for the oldest step in flight.
   virtual Result<DeviceOutcome> finish() = 0;
-  /// The ranks are gone, and with them the sums of what is under way: afterwards nothing is, and the state is
-  /// that after the last finished step, if undo was set.
+  /// Drops the steps in flight: their ranks are gone, and their all-reduces are lost. If undo was set, the
+  /// state becomes that after the last finished step.
   virtual Result<> drop() = 0;
 };
 
-/// For calls of a GPU whose failure nobody can go on after: it ends in a std::runtime_error.
+/// For GPU calls whose failure no caller can handle: throws std::runtime_error.
 inline void must_work(const Result<>& done) {
   if (!done) throw std::runtime_error("the GPU failed: " + done.error().text);
 }

@@ -77,14 +77,15 @@ Result<> NetSteps<T>::attach(const DeviceStepSettings& settings) {
 
 template <class T>
 void NetSteps<T>::detach() {
-  net_.place_gradients(nullptr);  // forgets the graphs too
+  net_.place_gradients(nullptr);  // also forgets the graphs
   hyperparameters_ = {};
   all_reducer_ = nullptr;
 }
 
 template <class T>
 Result<bool> NetSteps<T>::hold(const Dataset& data) {
-  // Once for all epochs: a rank whose next graph were another one's first step would be alone with that.
+  // Holds the images once for all epochs, since holding forgets the graphs. Else this rank alone might make a
+  // first step where the others replay a graph.
   if (hold_size_ == data.size()) return held_.images != nullptr;
   hold_size_ = data.size();
   held_ = {};
@@ -149,7 +150,8 @@ Result<> NetSteps<T>::give(Optimizer<T>& optimizer) {
   return {};
 }
 
-/// From pinned memory: a copy from other memory waits for the stream, and so for a sum that may never end.
+/// Uses pinned memory: a copy from other memory waits for the stream, and so for an all-reduce that may never
+/// end.
 template <class T>
 Result<> NetSteps<T>::send_batch(const DeviceStep<T>& step) {
   const std::size_t most = net_.batch_bytes();
@@ -208,7 +210,7 @@ template <class T>
 Result<> NetSteps<T>::drop() {
   const bool half = in_flight() != 0;
   finished_ = launched_;
-  // A sum that was given up lets the stream go on, with anything for its result.
+  // An aborted all-reduce lets the stream continue; its result is undefined.
   if (auto done = net_.wait(); !done) return done;
   if (!half || hyperparameters_.kept == nullptr) return {};
   if (auto done = net_.take_back(hyperparameters_.kept); !done) return done;

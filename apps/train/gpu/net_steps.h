@@ -11,13 +11,13 @@
 
 namespace ddp::train {
 
-/// The steps of one DeviceNet.
+/// The DeviceSteps of one DeviceNet.
 template <class T>
 class NetSteps final : public DeviceSteps<T> {
  public:
-  /// `model` holds weights and running statistics for the host; both outlive this.
+  /// `model` holds weights and running statistics for the host. `net` and `model` must outlive the steps.
   static Result<std::unique_ptr<NetSteps>> make(DeviceNet<T>& net, Model<T>& model);
-  ~NetSteps() override;  ///< gives nothing back while the GPU is at work, as DeviceNet
+  ~NetSteps() override;  ///< frees nothing while the GPU is at work, as in DeviceNet
 
   Result<> attach(const DeviceStepSettings& settings) override;
   void detach() override;
@@ -31,7 +31,7 @@ class NetSteps final : public DeviceSteps<T> {
   Result<> drop() override;
 
  private:
-  /// What the host gives to a step and gets from it: in pinned memory, one for each step under way.
+  /// The host's input and output of one step, in pinned memory; one slot for each step in flight.
   struct StepSlot {
     kernels::device::StepInput input;
     kernels::device::StepState state;
@@ -48,14 +48,14 @@ class NetSteps final : public DeviceSteps<T> {
   DeviceNet<T>& net_;
   Model<T>& model_;
   PinnedBytes slots_;
-  PinnedBytes batches_;  ///< as many, where the GPU does not hold the images
+  PinnedBytes batches_;  ///< kMaxInFlight batches; null if the GPU holds the images
   std::array<CudaEvent, DeviceSteps<T>::kMaxInFlight> events_;
   std::size_t launched_ = 0, finished_ = 0;
   DeviceAllReducer* all_reducer_ = nullptr;
   typename DeviceNet<T>::Hyperparameters hyperparameters_;
-  DeviceBytes kept_;  ///< what was learnt before the step under way; with undo
+  DeviceBytes kept_;  ///< learned state before the step in flight; only with undo
   DeviceBytes images_, order_;
-  std::size_t hold_size_ = 0;  ///< images
+  std::size_t hold_size_ = 0;  ///< images of the data set that hold() saw
   typename DeviceNet<T>::ResidentImages held_;
 };
 
