@@ -47,12 +47,13 @@ void FlightRecorderFile::Unmap::operator()(FlightRecorderMemory* memory) const {
     delete memory;
 }
 
-/// The agent's, where it gave us some: it reads there whatever becomes of us.
+/// Maps the agent's memory, if any: the agent can read it even after this process has died.
 FlightRecorderFile::Memory FlightRecorderFile::find_memory(const LogLocation& location) {
   const UniqueFd file(location.memory.empty() ? -1 : ::open(location.memory.c_str(), O_RDWR | O_CLOEXEC));
   struct stat facts {};
   const off_t offset = static_cast<off_t>(FlightRecorderMemory::kStride) * location.local_rank;
-  // What is sealed is the agent's and stays as long as it is: no file of somebody else's is written to.
+  // A sealed file belongs to the agent and cannot shrink. Any other file may be somebody else's: do not write
+  // to it.
   const int seals = file ? ::fcntl(file.get(), F_GET_SEALS) : -1;
   if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && ::fstat(file.get(), &facts) == 0 &&
       facts.st_size >= offset + static_cast<off_t>(sizeof(FlightRecorderMemory))) {
@@ -76,7 +77,7 @@ FlightRecorderFile::FlightRecorderFile(const LogLocation& location, int rank, in
     return;
   }
   path_ = location.directory + "/" + file_name(rank, attempt);
-  // What an earlier job left there would be taken for this one's; what an earlier attempt left is of use.
+  // A file of an earlier job would be taken for this job's. Files of an earlier attempt are useful and stay.
   std::error_code ignored;
   if (attempt == 0) remove_files_of(location.directory, rank);
   std::filesystem::remove(path_, ignored);
@@ -90,7 +91,7 @@ rendezvous::FlightRecorder& FlightRecorderFile::open_group(const std::string& na
 void FlightRecorderFile::fail(const Error& error) {
   if (std::exchange(failed_, true) || path_.empty()) return;
   auto dump = read_collectives(*memory_);
-  if (!dump) return;  // somebody else has written there: not ours to tell
+  if (!dump) return;  // another process has overwritten the log
   dump->reason = error.text;
   errno = 0;
   std::ofstream file(path_, std::ios::trunc);

@@ -15,15 +15,15 @@
 
 namespace ddp::train {
 
-/// The operations of one group, as its communicator and that one's sums on GPUs begin and end them: they have
-/// one order.
+/// The operations of one group, in one order. Its communicator and that communicator's all-reduces on GPUs
+/// begin and end them.
 class RecordedOperations {
  public:
-  /// `first`, `ranks`: FlightRecorderFile::open_group.
+  /// `first`, `ranks`: as in FlightRecorderFile::open_group.
   RecordedOperations(std::shared_ptr<FlightRecorderFile> file, const std::string& group, int first, int ranks)
       : file_(std::move(file)), log_(file_->open_group(group, first, ranks)) {}
 
-  /// A sequence number; 0 after a failure.
+  /// Returns a sequence number; 0 after a failure.
   std::uint64_t begin(CollectiveKind kind, std::size_t bytes, std::string_view type);
   template <class T>
   Result<T> end(std::uint64_t sequence, Result<T> result);
@@ -34,11 +34,11 @@ class RecordedOperations {
   void finish(std::uint64_t sequence);
 
   std::shared_ptr<FlightRecorderFile> file_;
-  rendezvous::FlightRecorder& log_;  ///< in the file
+  rendezvous::FlightRecorder& log_;  ///< owned by file_
 };
 
-/// Another communicator's sums on GPUs. One is in the log from its launch, in a replayed graph too, until it
-/// was waited for.
+/// Records another communicator's all-reduces on GPUs. Each is in the log from its launch, also in a replayed
+/// graph, until it has been waited for.
 class RecordedDeviceAllReducer final : public DeviceAllReducer {
  public:
   RecordedDeviceAllReducer(DeviceAllReducer& under, RecordedOperations& operations)
@@ -56,7 +56,7 @@ class RecordedDeviceAllReducer final : public DeviceAllReducer {
   std::deque<std::uint64_t> launched_;
 };
 
-/// Another communicator that keeps a log of its operations (FlightRecorderFile).
+/// Records the operations of another communicator in a log (FlightRecorderFile).
 class RecordedCommunicator final : public Communicator {
  public:
   RecordedCommunicator(std::unique_ptr<Communicator> under, std::shared_ptr<FlightRecorderFile> file,
@@ -83,7 +83,7 @@ class RecordedCommunicator final : public Communicator {
   Result<> progress() override;
 
  private:
-  /// operation() → Result<T>
+  /// Runs operation() → Result<T> and records it.
   template <class Operation>
   auto logged(CollectiveKind kind, std::size_t bytes, std::string_view type, const Operation& operation);
   template <class T>
@@ -91,8 +91,8 @@ class RecordedCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> under_;
   RecordedOperations operations_;
-  std::optional<RecordedDeviceAllReducer> device_all_reducer_;  ///< where `under` has them
-  std::deque<std::pair<Handle, std::uint64_t>> started_;        ///< in the order of their starts
+  std::optional<RecordedDeviceAllReducer> device_all_reducer_;  ///< set if `under` has one
+  std::deque<std::pair<Handle, std::uint64_t>> started_;        ///< in start order
 };
 
 }  // namespace ddp::train
