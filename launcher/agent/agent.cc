@@ -20,11 +20,11 @@ namespace ddp::launcher {
 namespace {
 
 constexpr std::chrono::seconds kHeartbeat{1};
-/// For the last bytes to a master that does not read any more.
+/// The time to send the last bytes to a master that may not read any more.
 constexpr std::chrono::seconds kFlushTime{2};
 constexpr char kKeeperDied[] = "the keeper of its agent was killed";
 
-/// Counts a suspended machine, too.
+/// CLOCK_BOOTTIME counts suspended time, too.
 rendezvous::NodeLease::Time boot_time() {
   timespec now{};
   ::clock_gettime(CLOCK_BOOTTIME, &now);
@@ -74,7 +74,7 @@ int Agent::run() {
   link_.on_ready([this] {
     if (workers_) workers_->resume_output();
   });
-  // These wait before anything can end them: a link may be over with its first read.
+  // These tasks must wait before any event can end them: a link may close at its first read.
   start_task(heartbeat());
   start_task(watch_keeper());
   start_task(watch_signals());
@@ -86,7 +86,7 @@ int Agent::run() {
 
 void Agent::start_task(Awaitable<> task) {
   asio::co_spawn(loop_, std::move(task), [](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    if (broken) std::terminate();  // internal error: no exception crosses an await here
   });
 }
 
@@ -108,7 +108,7 @@ Awaitable<> Agent::serve() {
     const Result<> more = co_await link_.read_more();
     if (!more) why = more.error().text;
   }
-  // sshd closes our stdin when the keeper, its child, has ended; what we say still reaches the master.
+  // sshd closes our stdin when its child, the keeper, has ended; the master still receives our messages.
   if (keeper_.is_keeper_alive()) {
     lose_master(why);
   } else {
@@ -134,8 +134,8 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job, boo
   if (!job) return refuse(job.error());
   job_ = std::move(*job);
   accepted_at_ = boot_time();
-  // A frozen agent must not train on while the job goes on elsewhere; on the master's own machine nothing
-  // can.
+  // If this node freezes, its workers must not train on while the job continues elsewhere. On the master's
+  // own machine, a freeze stops the master, too.
   local_ = message.local;
   leased_ = !local_;
   rendezvous::JobAccepted accepted{job_->program(), active_infiniband("")};
@@ -146,7 +146,7 @@ void Agent::accept(const rendezvous::JobStart& message, Result<NodeJob> job, boo
 
 void Agent::handle(const rendezvous::OpenStore& message) {
   if (leaving_) return;
-  // Workers that are being ended have no use for a store any more; others of this node have.
+  // Workers that are being ended need no store; workers that wait for the next attempt do.
   if (attempt_running_ && !waiting_ && !workers_->stopping()) {
     return refuse({ErrorCode::kProtocol,
                    "the master asked for the store of attempt " + std::to_string(message.attempt) +
@@ -177,7 +177,7 @@ void Agent::handle(const rendezvous::Signal& message) {
 void Agent::handle(const rendezvous::Leave& message) {
   if (std::exchange(leaving_, true)) return;
   if (options_.own) exit_code_ = message.code;
-  last_message_ = one_line(message.text);  // the master may be anyone with --insecure
+  last_message_ = one_line(message.text);  // with --insecure, the master may be anyone
   start_task(go_down());
 }
 
@@ -219,7 +219,7 @@ Awaitable<> Agent::feed_stdin() {
 
 void Agent::lose_master(std::string_view why) {
   link_.close();
-  // Nobody takes output any more; the pipes are drained all the same, so that no worker hangs in a write.
+  // No output is sent any more, but the pipes are drained, so that no worker hangs in a write.
   credit_.lift();
   if (workers_) workers_->resume_output();
   if (std::exchange(leaving_, true)) return;
@@ -227,7 +227,7 @@ void Agent::lose_master(std::string_view why) {
   start_task(go_down());
 }
 
-/// Whatever forces us to leave while the master listens: it is told why, and hears of our workers' ends.
+/// Leaves while the master still listens: reports the reason, and then the ends of the workers.
 void Agent::resign(std::string why, int signal) {
   if (std::exchange(leaving_, true)) return;
   const Error error{ErrorCode::kLinkLost, std::move(why), signal};
@@ -263,7 +263,7 @@ Awaitable<> Agent::go_down() {
   signals_.cancel(ignored);
 }
 
-/// The keeper kills what is left here when the lease is over and the grace has passed, whatever we do.
+/// The keeper kills the remaining workers when lease and grace have passed, whether this agent runs or not.
 void Agent::renew_lease() {
   if (!leased_) return keeper_.renew();
   if (lease_.asleep()) return keeper_.set_lease(std::chrono::milliseconds(0));
@@ -272,7 +272,7 @@ void Agent::renew_lease() {
       std::max(std::chrono::ceil<std::chrono::milliseconds>(left), std::chrono::milliseconds(1)));
 }
 
-/// `late`: we could not do anything for a while ourselves.
+/// `late`: this process could not run for a while, so the silence may be its own fault.
 bool Agent::master_lost(bool late) const {
   if (lease_.asleep()) return false;
   if (attempt_running_ && leased_) return lease_.over(boot_time());
@@ -282,7 +282,7 @@ bool Agent::master_lost(bool late) const {
 Awaitable<> Agent::heartbeat() {
   while (!down_) {
     renew_lease();
-    // Orphans of the workers would stay zombies otherwise. Who is being started is not known as a child yet.
+    // Orphans of workers would stay zombies otherwise. A worker that is being started is not a known child.
     if (attempt_running_ && !workers_->starting()) reap_adopted(children());
     tick_.expires_after(kHeartbeat);
     const Clock::time_point due = tick_.expiry();

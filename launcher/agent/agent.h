@@ -33,27 +33,28 @@
 
 namespace ddp::launcher {
 
-/// The process on a node that owns its workers for one job: it answers the master over the control link and
-/// lives exactly as long as that link. One loop thread; constructor, run(), nothing else.
+/// The process on a node that owns its workers for one job. It serves the master over the control link and
+/// ends with that link. One loop thread; call only the constructor and run().
 class Agent final : public WorkerEvents, public WorkerLinkEvents {
  public:
   struct Options {
-    std::string directory;  ///< where this program lies, and with it `train`
+    std::string directory;  ///< directory of this program and of `train`
     NodeFacts facts;
     std::optional<JoinJob> own =
         {};  ///< set: this node was started by itself and joins with a job of its own
   };
 
-  /// `stream` is the control link, behind the hello line. `keeper` outlives the agent.
+  /// `stream` is the control link after the hello line. `keeper` must outlive the agent.
   Agent(asio::io_context& loop, std::unique_ptr<ByteStream> stream, KeeperLink& keeper, Options options);
   ~Agent() override;
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
-  /// Serves until the master says Leave, the link or the keeper is lost, or a signal ends it; then no worker
-  /// lives. Returns the process's exit code: after Leave 0, with a job of its own that of the whole job.
+  /// Serves until the master sends Leave, the link or the keeper is lost, or a signal arrives. No worker is
+  /// alive when it returns. Returns the exit code: 0 after Leave, or the whole job's code for a node with a
+  /// job of its own.
   int run();
-  /// What the master said of the job's end with Leave; else why this agent had to leave, where it knows.
+  /// The master's text about the job's end from Leave; else why this agent had to leave, if known.
   const std::string& last_message() const { return last_message_; }
 
  private:
@@ -90,13 +91,13 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   void handle(const rendezvous::Inspect& message);
   void handle(const rendezvous::NodeCheck& message);
   template <class M>
-  void handle(const M&) {}  ///< messages that only go the other way
+  void handle(const M&) {}  ///< ignores messages of the other direction
 
   void worker_started(std::uint32_t local, pid_t pid) override;
   void worker_exited(std::uint32_t local, pid_t pid, const ExitStatus& status) override;
   void worker_not_started(std::uint32_t local, const Error& error) override;
   void all_started() override;
-  /// What waits for its next attempt writes under that.
+  /// Returns 0 while workers wait for an attempt, so that their output is sent as part of the next one.
   std::size_t output_room(std::uint8_t stream) const override { return waiting_ ? 0 : credit_.room(stream); }
   std::span<char> output_space(std::size_t size) override { return link_.output_space(size); }
   Move move_output(std::uint32_t local, std::uint8_t stream, int pipe, std::size_t size) override;
@@ -143,21 +144,21 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   std::unique_ptr<WorkerGroup> workers_;
   std::unique_ptr<WorkerLink> worker_link_;  ///< null: it could not be made
   WorkerProcesses processes_;
-  std::uint32_t first_rank_ = 0;  ///< of this node's, in the attempt
+  std::uint32_t first_rank_ = 0;  ///< first rank of this node in the attempt
   std::uint32_t ranks_ = 0;
   bool leaving_attempt_ = false;                 ///< a revoke is being carried out
-  bool waiting_ = false;                         ///< it is done: the living have no attempt
+  bool waiting_ = false;                         ///< a revoke is done: the survivors have no attempt
   std::optional<rendezvous::Spawn> next_spawn_;  ///< came while the last workers were being ended
   NodeSetup setup_;
-  BlockingCalls disk_;      ///< looks at what a job names on this node's disks
-  ToolStop tools_;          ///< of a check
-  bool preparing_ = false;  ///< the disk is looked at, --setup or a check runs
+  BlockingCalls disk_;      ///< reads the job's paths on this node's disks
+  ToolStop tools_;          ///< of the running check
+  bool preparing_ = false;  ///< disk checks, --setup or a check are running
   AttemptTree tree_;
-  std::unique_ptr<HangMonitor> hang_monitor_;  ///< of the attempt; null: nobody watches for hangs
+  std::unique_ptr<HangMonitor> hang_monitor_;  ///< of the attempt; null: hangs are not monitored
   std::chrono::milliseconds hang_timeout_{0};
   EvidenceCollector evidence_;
   FlightRecorderBoard collectives_;
-  std::vector<std::string> error_files_;  ///< of the attempt's workers; most were never written
+  std::vector<std::string> error_files_;  ///< of the attempt's workers; most never exist
   std::uint32_t attempt_ = 0;
   OutputCredit credit_;
   std::string stdin_pending_;
@@ -165,16 +166,16 @@ class Agent final : public WorkerEvents, public WorkerLinkEvents {
   bool stdin_busy_ = false;
   bool leaving_ = false;  ///< the end was ordered or is forced; nothing new starts
   bool attempt_running_ = false;
-  bool down_ = false;  ///< no worker lives any more; only the goodbye is left
+  bool down_ = false;  ///< all workers have ended; only the last messages remain
   std::chrono::milliseconds patience_{15'000};
   std::chrono::milliseconds link_grace_{5'000};
   rendezvous::NodeLease lease_;  ///< of the workers; by CLOCK_BOOTTIME
   rendezvous::NodeLease::Time accepted_at_{0};
   bool local_ = false;   ///< on the master's machine
-  bool leased_ = false;  ///< the keeper holds the workers to the lease
+  bool leased_ = false;  ///< the keeper enforces the lease on the workers
   asio::steady_timer tick_;
   asio::steady_timer attempt_over_;  ///< cancelled when the attempt, --setup or a check has ended
-  asio::steady_timer revoke_step_;   ///< until the deadline of a revoke; cancelled when one more has answered
+  asio::steady_timer revoke_step_;   ///< expires at a revoke's deadline; cancelled at each answer
   asio::posix::stream_descriptor keeper_fd_;
   asio::signal_set signals_;
   int exit_code_ = 0;

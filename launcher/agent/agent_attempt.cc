@@ -1,4 +1,5 @@
-// The part of the Agent that begins and ends an attempt. What lives through several is in agent_rejoin.cc.
+// The part of the Agent that begins and ends an attempt. agent_rejoin.cc handles workers that survive
+// attempts.
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
@@ -9,8 +10,8 @@
 namespace ddp::launcher {
 namespace {
 
-/// Where `@record` writes a worker's exception: a name that nobody can guess, of a file that exists only if
-/// one was written, so that an agent that is killed leaves nothing behind.
+/// The prefix of the files to which `@record` writes exceptions. The name cannot be guessed, and a file
+/// exists only if a worker wrote one, so a killed agent leaves no file behind.
 std::string make_error_prefix() {
   const char* base = std::getenv("TMPDIR");
   const auto random = random_text(8);
@@ -23,23 +24,24 @@ std::string make_error_prefix() {
 void Agent::handle(const rendezvous::Spawn& message) {
   if (!job_ || leaving_) return;
   const bool some_alive = waiting_ && workers_->any_alive();
-  if (attempt_running_ && !some_alive) {  // the last of the attempt before is being cleaned up
+  if (attempt_running_ && !some_alive) {  // the last workers of the previous attempt are being ended
     next_spawn_ = message;
     return;
   }
-  // Also here, where another attempt may follow that this one must not run beside.
+  // On the master's own machine, a lease is needed if an attempt may follow: the two must not overlap.
   leased_ = !local_ || message.max_restarts > 0;
-  lease_.proven(accepted_at_);  // a slow disk may have kept us from answering a Ping before
-  // Before the first worker: the keeper of an agent that freezes right after the spawn must know the lease.
+  lease_.proven(accepted_at_);  // a slow disk may have delayed our answer to a Ping
+  // Renew before the first worker starts: if the agent freezes right after that, the keeper must know the
+  // lease.
   renew_lease();
   if (!begin_attempt(message)) return;
   if (!std::exchange(attempt_running_, true)) start_task(finish_attempt());
-  // A restarted rank 0 goes on where the one before stopped reading.
+  // A restarted rank 0 reads on where the previous one stopped.
   if ((stdin_ended_ || !stdin_pending_.empty()) && !std::exchange(stdin_busy_, true))
     start_task(feed_stdin());
 }
 
-/// Starts the workers, but for those that live on from the attempt before: they are told of it.
+/// Starts the workers, except survivors, which get the order for the new attempt.
 bool Agent::begin_attempt(const rendezvous::Spawn& message) {
   if (auto room = collectives_.make_room(message.local_world_size); !room)
     link_.send(rendezvous::Notice{"what ranks wait for will not be told: " + room.error().text, true});
@@ -55,7 +57,7 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
         rendezvous::Notice{"OMP_NUM_THREADS is set to " + std::to_string(*workers->omp_threads) +
                            " for each worker (its share of the node's cores); export it to choose another"});
   }
-  if (attempt_running_) workers_->drop_ended();  // their output is the attempt's before
+  if (attempt_running_) workers_->drop_ended();  // their output belongs to the previous attempt
   attempt_ = message.attempt;
   first_rank_ = message.first_rank;
   ranks_ = message.local_world_size;
@@ -78,7 +80,7 @@ bool Agent::begin_attempt(const rendezvous::Spawn& message) {
   return true;
 }
 
-/// True: that attempt was held back here until the last one's workers are gone, and is over before it began.
+/// True: the attempt still waited here for the previous workers to end, and is over before it began.
 bool Agent::give_up_next(std::uint32_t attempt) {
   if (!next_spawn_ || next_spawn_->attempt != attempt) return false;
   next_spawn_.reset();
@@ -92,7 +94,7 @@ void Agent::handle(const rendezvous::Stop& message) {
     if (hang_monitor_) hang_monitor_->stop();
     if (worker_link_) worker_link_->stop({message.reason, message.grace_ms});
     const std::chrono::milliseconds grace(message.grace_ms);
-    waiting_ = false;  // what they write from now on is the end of their last attempt
+    waiting_ = false;  // output from here on is part of their last attempt
     workers_->resume_output();
     workers_->stop(grace);
     revoke_step_.cancel();
@@ -102,13 +104,13 @@ void Agent::handle(const rendezvous::Stop& message) {
 
 Awaitable<> Agent::finish_attempt() {
   co_await workers_->ended();
-  while (leaving_attempt_)  // it sees that nobody lives
+  while (leaving_attempt_)  // it sees that all workers have ended
     co_await attempt_over_.async_wait(kUseTuple);
   if (hang_monitor_) {
     hang_monitor_->stop();
-    co_await hang_monitor_->idle();  // its tools are no leftovers of the workers
+    co_await hang_monitor_->idle();  // its tools must not count as leftovers of the workers
   }
-  // Whatever the workers left behind (daemons, loaders in their own sessions) ends with the attempt.
+  // Processes that the workers left behind (daemons, loaders in their own sessions) end with the attempt.
   const std::vector<LeftProcess> left = co_await tree_.end();
   if (evidence_.any()) report_collectives();
   EvidenceCollector::SendEvidence send = [this](const rendezvous::WorkerEvidence& found) {
@@ -116,14 +118,14 @@ Awaitable<> Agent::finish_attempt() {
   };
   co_await evidence_.collect(std::move(send));
   co_await remove_files(std::exchange(error_files_, {}));
-  co_await link_.flushed();  // output first: the master takes AttemptEnded as the last word
+  co_await link_.flushed();  // output first: the master takes AttemptEnded as the last message
   rendezvous::AttemptEnded ended;
   ended.attempt = attempt_;
   ended.left = static_cast<std::uint32_t>(left.size());
   for (const LeftProcess& process : left)
     ended.left_text += (ended.left_text.empty() ? "" : ", ") + process.text();
   link_.send(ended);
-  // Without an await in between: the master's next order meets an agent that is free for it.
+  // No await after AttemptEnded, so that the master's next order finds this agent free.
   attempt_running_ = waiting_ = false;
   attempt_over_.cancel();
   if (!next_spawn_) co_return;
@@ -131,7 +133,8 @@ Awaitable<> Agent::finish_attempt() {
   handle(next);
 }
 
-/// Of an attempt that failed: the master compares them, and names the rank that the others waited for.
+/// Reports the collectives of a failed attempt. The master compares them and names the rank for which the
+/// others waited.
 void Agent::report_collectives() {
   for (std::uint32_t local = 0; local < ranks_; ++local) {
     std::string log = collectives_.text(local, first_rank_ + local, attempt_);

@@ -1,4 +1,4 @@
-// The part of the Agent that deals with hangs (docs/hang.md).
+// The part of the Agent that handles hangs (docs/hang.md).
 #include <unistd.h>
 
 #include <utility>
@@ -8,7 +8,7 @@
 namespace ddp::launcher {
 
 void Agent::monitor_hangs(std::vector<WorkerSpec>& workers) {
-  hang_monitor_.reset();  // of the attempt before; it has ended
+  hang_monitor_.reset();  // the previous attempt's, which has ended
   if (hang_timeout_.count() == 0 || workers.empty()) return;
   HangMonitor::SendMessage send = [this](const rendezvous::Message& message) { link_.send(message); };
   HangMonitor::IsOutputPaused held = [this] { return credit_.room(1) == 0 || credit_.room(2) == 0; };
@@ -19,7 +19,7 @@ void Agent::monitor_hangs(std::vector<WorkerSpec>& workers) {
     worker.tracer = ::getpid();  // gdb and py-spy will be our children
 }
 
-/// Those that somebody waits for.
+/// PIDs that another component reaps.
 std::vector<pid_t> Agent::children() const {
   std::vector<pid_t> pids = workers_->pids();
   if (!hang_monitor_) return pids;

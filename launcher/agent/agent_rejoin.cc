@@ -1,4 +1,4 @@
-// The part of the Agent that deals with workers that live through attempts (docs/worker_protocol.md).
+// The part of the Agent that handles workers which survive attempts (docs/worker_protocol.md).
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 namespace ddp::launcher {
 namespace {
 
-/// For the dead to be reaped and their output to be read, whatever their children do with it.
+/// The time to reap ended workers and read their output, even if their children hold the pipes.
 constexpr std::chrono::milliseconds kSettleTime{1'000};
-/// For a disk to remove small files.
+/// The time for a disk to remove small files.
 constexpr std::chrono::milliseconds kRemoveTime{200};
 constexpr std::size_t kTroubleBytes = 1'000;
 
@@ -30,7 +30,7 @@ std::string host_and_port(const std::string& address, std::uint16_t port) {
 
 // ---- an attempt begins
 
-/// The sockets of those that are about to be started; nothing for the living.
+/// Makes sockets for the workers that will be started; survivors keep theirs.
 std::vector<std::string> Agent::expect_workers(std::uint32_t count) {
   std::vector<std::string> controls(count);
   if (!worker_link_) {
@@ -50,7 +50,7 @@ std::vector<std::string> Agent::expect_workers(std::uint32_t count) {
   return controls;
 }
 
-/// Waits for a moment only: the disk may hang.
+/// Waits only briefly, because the disk may hang.
 Awaitable<> Agent::remove_files(std::vector<std::string> files) {
   std::function<Result<>()> remove = [files = std::move(files)] {
     for (const std::string& file : files)
@@ -60,7 +60,7 @@ Awaitable<> Agent::remove_files(std::vector<std::string> files) {
   (void)co_await disk_.run(std::move(remove), Clock::now() + kRemoveTime);
 }
 
-/// The living write into theirs; those of the dead have been read.
+/// Survivors keep writing to their files. The files of ended workers have been read.
 void Agent::keep_error_files(std::vector<std::string> files) {
   std::vector<std::string> read;
   for (std::size_t local = 0; local < error_files_.size(); ++local) {
@@ -99,7 +99,7 @@ void Agent::order_attempt(const rendezvous::Spawn& spawn, std::uint32_t local) {
   worker_link_->begin(local, std::move(order));
 }
 
-// ---- what workers say
+// ---- messages from workers
 
 void Agent::worker_greeted(std::uint32_t local, const rendezvous::WorkerHello& hello) {
   processes_.greeted(local, hello.rejoin && !hello.sharded);
@@ -137,7 +137,7 @@ void Agent::worker_misbehaved(std::uint32_t local, std::string words) {
   link_.send(rendezvous::Notice{"rank " + std::to_string(first_rank_ + local) + ": " + std::move(words)});
 }
 
-/// Its process has ended.
+/// Call when the worker's process has ended.
 void Agent::worker_gone(std::uint32_t local) {
   processes_.ended(local);
   if (worker_link_) worker_link_->forget(local);
@@ -151,15 +151,16 @@ void Agent::worker_gone(std::uint32_t local) {
 
 void Agent::handle(const rendezvous::Revoke& message) {
   if (give_up_next(message.attempt)) return;
-  // Where nobody lives AttemptEnded is on its way.
+  // If no worker is alive, AttemptEnded is on its way.
   const bool runs = workers_ && attempt_running_ && !waiting_ && message.attempt == attempt_ &&
                     (workers_->starting() || !processes_.none());
   if (runs && !leaving_ && !workers_->stopping() && !std::exchange(leaving_attempt_, true))
     start_task(leave_attempt(message));
 }
 
-/// In this order: who hangs is killed, and what the dead left; who cannot live on is told to end; then the
-/// others are asked, so that none of them still hears of the dead when it lets go. A Stop ends all this.
+/// The order matters: kill hung workers and what ended workers left, terminate workers that cannot rejoin,
+/// then ask the others to leave. Then no survivor still hears from an ended worker when it leaves. A Stop
+/// ends all of this.
 Awaitable<> Agent::leave_attempt(rendezvous::Revoke order) {
   const Clock::time_point due = Clock::now() + std::chrono::milliseconds(order.deadline_ms);
   while (workers_->starting() && !workers_->stopping() && Clock::now() < due) {
@@ -191,7 +192,7 @@ Awaitable<> Agent::leave_attempt(rendezvous::Revoke order) {
     revoke_step_.expires_at(given_up);
     co_await revoke_step_.async_wait(kUseTuple);
   }
-  if (awaited()) {  // not even SIGKILL ends it: without the sweep at the attempt's end nobody would name it
+  if (awaited()) {  // not even SIGKILL ends it; only the sweep at the attempt's end would name it
     link_.send(rendezvous::Notice{"a worker does not die of SIGKILL; ending the others of this node, too"});
     workers_->stop(std::chrono::milliseconds(0));
   }
@@ -217,7 +218,7 @@ Awaitable<> Agent::leave_attempt(rendezvous::Revoke order) {
 void Agent::ask_to_leave(const rendezvous::Revoke& order) {
   for (const std::uint32_t local : processes_.unanswered()) {
     if (worker_link_ && worker_link_->can_rejoin(local)) continue;
-    // It has just been started, or its part is done and it ends as it likes: SIGTERM will do, for a while.
+    // The worker has just started, or its part is done and it may end freely: SIGTERM suffices for a while.
     processes_.kill(local, "");
     workers_->terminate(local);
   }
@@ -236,7 +237,7 @@ void Agent::kill_worker(std::uint32_t local, std::string why) {
   workers_->kill(local);
 }
 
-/// Also when one of them has died meanwhile. Where none is left, AttemptEnded follows.
+/// Call also when a survivor has died meanwhile. If none is left, AttemptEnded follows.
 void Agent::notify_survivors() {
   if (processes_.none()) return;
   link_.send(rendezvous::AttemptRevoked{attempt_, processes_.survivors()});

@@ -1,4 +1,4 @@
-// The part of the Agent before it accepts a job: --setup, and what `ddplaunch check` asks.
+// The part of the Agent before it accepts a job: --setup, and the answers to `ddplaunch check`.
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,15 +13,15 @@ extern char** environ;
 namespace ddp::launcher {
 namespace {
 
-/// A slow network disk may hold up the checks of a job for so long.
+/// How long a slow network disk may delay the checks of a job.
 constexpr std::chrono::milliseconds kSlowDisk{60'000};
-/// Between two looks at processes that are to end.
+/// The time between two checks for processes that are ending.
 constexpr std::chrono::milliseconds kEndPause{5};
 
 }  // namespace
 
-/// Whoever reads this node's disks and runs --setup for a master that is gone must end, too, even if it
-/// hangs.
+/// Gives the keeper a lease: the preparation of a job whose master is gone must end even if it hangs on a
+/// disk or in --setup.
 void Agent::begin_preparing(const rendezvous::JobStart& job) {
   patience_ = std::chrono::milliseconds(job.master_timeout_ms);
   if (!job.local) keeper_.set_lease(std::max(patience_, kSlowDisk));
@@ -29,7 +29,7 @@ void Agent::begin_preparing(const rendezvous::JobStart& job) {
   tree_.set_job(job.job_id);
 }
 
-/// The environment that the workers of `job` start from. `quiet`: what --setup prints is a detail.
+/// The workers' initial environment for `job`. `quiet`: the output of --setup is only a detail.
 Awaitable<Result<EnvVars>> Agent::make_environment(rendezvous::JobStart job, bool quiet) {
   EnvVars node_env = split_env(environ);
   EnvVars merged = merge_env(node_env, job.env, job.explicit_env);
@@ -57,14 +57,14 @@ Awaitable<Result<NodeJob>> Agent::make_job(rendezvous::JobStart message) {
   co_return job;
 }
 
-/// Whether the agent that ran this job here before has left nothing. Ends what it left: processes with the
-/// job's mark that stand below no keeper which lives.
+/// Whether the agent that ran this job here before has left no process. Ends what it left: processes with the
+/// job's mark that are not below a live keeper.
 Awaitable<bool> Agent::predecessor_gone(std::string job_id, std::vector<std::uint32_t> pids) {
   if (pids.empty()) co_return false;
   asio::steady_timer pause(loop_);
   const auto give_up = Clock::now() + kKillBound;
   const auto ended = [](std::uint32_t pid) { return has_pid_ended(static_cast<pid_t>(pid)); };
-  // First: as long as agent or keeper lives, they may start more.
+  // Wait for these first: while agent or keeper is alive, they may start more processes.
   while (!std::all_of(pids.begin(), pids.end(), ended)) {
     if (leaving_ || Clock::now() >= give_up) co_return false;
     pause.expires_after(kEndPause);
@@ -72,7 +72,7 @@ Awaitable<bool> Agent::predecessor_gone(std::string job_id, std::vector<std::uin
   }
   TreeScope scope;
   scope.job_id = std::move(job_id);
-  TreeKill kill(std::move(scope), kKillBound, std::vector<KnownProcess>{});  // nothing of our own
+  TreeKill kill(std::move(scope), kKillBound, std::vector<KnownProcess>{});  // none of our own children
   while (!kill.step()) {
     if (leaving_) co_return false;
     pause.expires_after(kEndPause);
@@ -93,7 +93,7 @@ Awaitable<> Agent::prepare(rendezvous::JobStart message) {
 }
 
 void Agent::handle(const rendezvous::NodeCheck& message) {
-  // A check runs what the master sends; here only what this node's own user gave may run.
+  // A check runs commands of the master; this node may run only what its own user gave.
   if (options_.own) return resign("its master asked for a check, which a node that joins by itself refuses");
   begin_preparing(message.job);
   if (!std::exchange(preparing_, true)) start_task(check(message));

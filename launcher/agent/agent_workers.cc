@@ -1,4 +1,4 @@
-// The part of the Agent that hears of its workers: their starts and ends, and what they write.
+// The part of the Agent that handles worker events: start, end and output.
 #include <utility>
 
 #include "launcher/agent/agent.h"
@@ -58,7 +58,7 @@ void Agent::worker_not_started(std::uint32_t local, const Error& error) {
   link_.send(exited);
 }
 
-/// What counts for all of the node may have waited for the last of them.
+/// Sends reports about all workers of the node, which may have waited for the last start.
 void Agent::all_started() {
   revoke_step_.cancel();
   if (waiting_) return;

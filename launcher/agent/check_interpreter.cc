@@ -31,8 +31,8 @@ std::string without_blanks(const std::string& text) {
   return text.substr(from, text.find_last_not_of(" \t") + 1 - from);
 }
 
-/// The program that env(1) is to look for; empty: that cannot be told in short. Without -S all that stands
-/// behind env is one word, as the kernel hands it over.
+/// The program that env(1) searches for; empty if that is not easily known. Without -S, the kernel passes
+/// everything after env as one word.
 std::string env_program(const std::string& argument) {
   if (argument.find('=') != std::string::npos) return {};
   if (!argument.starts_with("-S")) return argument.starts_with('-') ? std::string() : argument;

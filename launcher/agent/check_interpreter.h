@@ -6,9 +6,9 @@
 
 namespace ddp::launcher {
 
-/// Why `program`, an executable file that is there, cannot start in `cwd` all the same: its first line asks
-/// for an interpreter that does not exist, or has env(1) look for one that PATH of `env` does not have. In
-/// the words of a job that tries. Empty: it starts, or is no script. Reads the file's first bytes.
+/// Why `program`, an existing executable file, cannot start in `cwd`: its first line names an interpreter
+/// that does not exist, or a program for env(1) that PATH of `env` lacks. The text is that of a job that
+/// tries. Empty: it can start, or is no script. Reads the file's first bytes.
 std::string interpreter_trouble(const std::string& program, const EnvVars& env, const std::string& cwd);
 
 }  // namespace ddp::launcher

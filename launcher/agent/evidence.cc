@@ -15,22 +15,22 @@
 namespace ddp::launcher {
 namespace {
 
-/// The kernel never gives a longer record (PRINTKRB_RECORD_MAX is 2048 + 1024).
+/// The kernel never returns a longer record (PRINTKRB_RECORD_MAX is 2048 + 1024).
 constexpr std::size_t kRecord = 8192;
-constexpr int kSlice = 256;  ///< records between two looks at the loop: about 0.2 ms
+constexpr int kSlice = 256;  ///< records before other handlers run: about 0.2 ms
 constexpr std::size_t kMaxErrorFile = 64u << 10;
 constexpr std::size_t kMaxSmallFile = 256u << 10;
-/// A chatty driver repeats itself; the first lines say it.
+/// A chatty driver repeats itself; the first lines suffice.
 constexpr std::size_t kMaxLines = 8;
 constexpr std::size_t kMaxVictims = 64;
 constexpr std::size_t kMaxLine = 512;
-/// A disk that takes longer has no evidence for us.
+/// Evidence on a slower disk is ignored.
 constexpr std::chrono::seconds kReadTime{2};
 constexpr std::uint64_t kXidAge = 60'000'000;  ///< µs before the end of the attempt
 
-/// At most `limit` bytes; empty when it cannot be read. Only of files that never block.
+/// Reads at most `limit` bytes; empty if unreadable. Only for files that never block.
 std::string read_start(const std::string& path, std::size_t limit) {
-  // Whoever owns the name may have put a fifo there.
+  // Another user may have put a fifo at this path.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   std::string text;
   std::array<char, 4096> buffer;
@@ -43,8 +43,8 @@ std::string read_start(const std::string& path, std::size_t limit) {
   return text;
 }
 
-/// Where the counter of `pid`'s memory cgroup stands: version 1 when it has the controller, else version 2,
-/// where a group without the controller is counted in the nearest one above that has it.
+/// The file that counts OOM kills of `pid`'s memory cgroup: version 1 if it has the controller, else version
+/// 2. A v2 group without the controller is counted in the nearest ancestor that has it.
 std::string memory_events_of(pid_t pid) {
   const std::string groups = read_start("/proc/" + std::to_string(pid) + "/cgroup", kMaxSmallFile);
   const std::string mounts = read_start("/proc/self/mountinfo", kMaxSmallFile);
@@ -78,13 +78,13 @@ void EvidenceCollector::begin(std::uint32_t attempt, std::uint32_t first_rank,
   memory_events_.clear();
   a_worker_ = 0;
   kills_from_.reset();
-  // Many machines let only root read it, and containers often have none.
+  // Many machines let only root read the log, and containers often have none.
   kernel_log_.reset(::open("/dev/kmsg", O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (kernel_log_ && ::lseek(kernel_log_.get(), 0, SEEK_END) < 0) kernel_log_.reset();
 }
 
 void EvidenceCollector::worker_started(pid_t pid) {
-  // Not now, when the others are being started: a machine may have thousands of mounts to read.
+  // Read later, not while other workers start: a machine may have thousands of mounts to read.
   if (std::exchange(a_worker_, pid) == 0) asio::post(executor_, [this] { find_memory_group(); });
 }
 
@@ -128,7 +128,7 @@ Awaitable<> EvidenceCollector::collect(SendEvidence send) {
   ends_.clear();
 }
 
-/// What ended workers wrote there, by rank.
+/// The error files of ended workers, by rank.
 Awaitable<std::map<std::uint32_t, std::string>> EvidenceCollector::read_error_files() {
   std::map<std::uint32_t, std::string> paths;
   for (const AbnormalExit& end : ends_) {
@@ -146,12 +146,12 @@ Awaitable<std::map<std::uint32_t, std::string>> EvidenceCollector::read_error_fi
   co_return texts ? std::move(*texts) : Texts{};
 }
 
-/// One slice of the new records.
+/// Reads one slice of the new records.
 void EvidenceCollector::read_kernel_log(std::uint64_t now_us) {
   std::array<char, kRecord> buffer;
   for (int count = 0; count < kSlice; ++count) {
     const ssize_t size = ::read(kernel_log_.get(), buffer.data(), buffer.size());
-    // EPIPE: records were overwritten before we came; the next read goes on with the oldest.
+    // EPIPE: records were overwritten before this read; the next read continues with the oldest.
     if (size < 0 && (errno == EINTR || errno == EPIPE)) continue;
     if (size <= 0) {
       more_in_log_ = false;
@@ -168,7 +168,7 @@ void EvidenceCollector::read_kernel_log(std::uint64_t now_us) {
   }
 }
 
-/// The kernel tells of one death in several lines; the last has the sizes.
+/// The kernel reports one death in several lines; the last has the sizes.
 void EvidenceCollector::add_victim(const OomVictim& victim, std::string line) {
   for (auto& [known, text] : victims_) {
     if (known.pid == victim.pid) {
@@ -179,7 +179,7 @@ void EvidenceCollector::add_victim(const OomVictim& victim, std::string line) {
   if (victims_.size() < kMaxVictims) victims_.emplace_back(victim, std::move(line));
 }
 
-/// What the kernel log says of this very process; empty: nothing.
+/// The kernel log's text about this process; empty if it has none.
 std::string EvidenceCollector::oom_in_log(pid_t pid) const {
   for (const auto& [victim, line] : victims_) {
     if (victim.pid != pid) continue;
@@ -190,7 +190,7 @@ std::string EvidenceCollector::oom_in_log(pid_t pid) const {
   return {};
 }
 
-/// The driver's lines, but for those that name another worker.
+/// The driver's lines, except those that name another worker.
 std::string EvidenceCollector::xids_of(const AbnormalExit& end) const {
   std::string lines;
   for (const std::string& line : xids_) {
@@ -202,8 +202,8 @@ std::string EvidenceCollector::xids_of(const AbnormalExit& end) const {
   return lines;
 }
 
-/// The kernel log names the process; the counter only says how many died. It is for ends by a SIGKILL that is
-/// not ours, in their order; what is left of it was a child of a worker.
+/// The kernel log names the process, but the counter only says how many died. It is attributed, in order, to
+/// workers that ended by a SIGKILL not sent by the agent. The rest were children of workers.
 void EvidenceCollector::report_oom(std::vector<rendezvous::WorkerEvidence>& evidence) const {
   const auto now =
       memory_events_.empty() ? std::nullopt : parse_oom_kills(read_start(memory_events_, kMaxSmallFile));

@@ -14,9 +14,9 @@ namespace {
 
 using rendezvous::FlightRecorderMemory;
 
-/// One that is finished, so that the rank's place is known where none is open.
+/// One finished operation, so that the rank's position is known if no operation is open.
 constexpr std::size_t kFinishedReported = 1;
-/// More than `train` has under way at once.
+/// More than `train` has in progress at once.
 constexpr std::size_t kReported = 64;
 
 }  // namespace
@@ -24,7 +24,7 @@ constexpr std::size_t kReported = 64;
 Result<> FlightRecorderBoard::make_room(std::uint32_t workers) {
   if (workers <= room_) return {};
   if (!memory_) memory_.reset(::memfd_create("ddplaunch-collectives", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  // Pages are there once they are written to. A worker that cut them would end the others by SIGBUS.
+  // Pages are allocated on the first write. A worker that shrank the file would end the others by SIGBUS.
   if (!memory_ ||
       ::ftruncate(memory_.get(), static_cast<off_t>(FlightRecorderMemory::kStride) * workers) != 0 ||
       ::fcntl(memory_.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)

@@ -8,19 +8,20 @@
 
 namespace ddp::launcher {
 
-/// Memory of this node's agent in which each of its workers writes what its communicators do, as `train` does
-/// (rendezvous::FlightRecorderMemory). It is read when they have ended or let go of an attempt, whatever
-/// became of them. Loop thread.
+/// Memory of the agent in which each of its workers records its collectives, as `train` does
+/// (rendezvous::FlightRecorderMemory). It is read when workers have ended or left an attempt, however they
+/// ended. Loop thread.
 class FlightRecorderBoard {
  public:
-  /// Room for so many workers; what lies there stays. Errors: kSystem.
+  /// Makes room for `workers` workers and keeps existing contents. Error: kSystem.
   Result<> make_room(std::uint32_t workers);
-  /// DDPLAUNCH_COLLECTIVES of the workers: a file for processes of our user as long as we live, one
-  /// FlightRecorderMemory for each local rank, kStride bytes apart. Empty: there is no room.
+  /// DDPLAUNCH_COLLECTIVES of the workers: a file that processes of our user can open while the agent is
+  /// alive. It holds one FlightRecorderMemory for each local rank, kStride bytes apart. Empty: there is no
+  /// room.
   std::string path() const;
 
-  /// The operations in which the worker stands, as dump_text(). Empty: it has written nothing in that attempt
-  /// as that rank.
+  /// The worker's open operations and the last finished one, as dump_text(). Empty if the worker has written
+  /// nothing in that attempt as that rank.
   std::string text(std::uint32_t local_rank, std::uint32_t rank, std::uint32_t attempt) const;
 
  private:

@@ -42,8 +42,7 @@ bool is_active(const fs::path& port) {
          first_line(port / "link_layer") == "InfiniBand";
 }
 
-/// As NCCL reads its list: "^" excludes, "=" compares whole names instead of their beginnings, ":1" is a
-/// port.
+/// Parses the list like NCCL: "^" excludes, "=" compares whole names instead of prefixes, ":1" is a port.
 bool admits(std::string_view list, const std::string& adapter) {
   bool exclude = false;
   bool exact = false;
@@ -69,13 +68,13 @@ bool library_there(const EnvVars& env, const std::string& root) {
     std::error_code failed;
     if (fs::exists(fs::path(root + directory) / kLibrary, failed)) return true;
   }
-  // The loader's cache holds the names of all others, whatever their directories.
+  // The loader's cache holds the names of libraries in all other directories.
   std::ifstream cache(root + "/etc/ld.so.cache", std::ios::binary);
   const std::string content((std::istreambuf_iterator<char>(cache)), {});
   return content.find(kLibrary) != std::string::npos;
 }
 
-/// Of the devices that a process asks through; empty: they are in order.
+/// Why this process cannot use the InfiniBand devices; empty if it can.
 std::string device_trouble(const std::string& root) {
   for (const fs::path& device : entries(root + kDevices)) {
     if (!device.filename().string().starts_with("uverbs")) continue;

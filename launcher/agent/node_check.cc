@@ -37,7 +37,7 @@ using rendezvous::NodeDisk;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kToolText = 256 * 1024;
-/// Processes named of one GPU; the others are counted.
+/// Processes that are named per GPU; the others are counted.
 constexpr std::size_t kNamedHolders = 3;
 constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
 
@@ -54,7 +54,7 @@ std::uint64_t soft_limit(decltype(RLIMIT_NOFILE) which) {
   return limit.rlim_cur == RLIM_INFINITY ? kNoLimit : limit.rlim_cur;
 }
 
-/// One entry for each file system, though several directories lie on it.
+/// Adds one entry per path.
 void add_disk(std::vector<NodeDisk>& disks, const std::string& path) {
   const auto same = [&](const NodeDisk& disk) { return disk.path == path; };
   if (path.empty() || std::any_of(disks.begin(), disks.end(), same)) return;
@@ -71,9 +71,9 @@ void add_disk(std::vector<NodeDisk>& disks, const std::string& path) {
   disks.push_back(std::move(disk));
 }
 
-// ---- the job's own needs, judged by what a job would say
+// ---- the job's own needs, with the errors that a job would report
 
-/// Whether the program can be looked for although its directory is missing.
+/// Whether the program cannot be searched for while its directory is missing.
 bool needs_directory(const rendezvous::JobStart& job) {
   switch (static_cast<WorkerCommand::Kind>(job.command_kind)) {
     case WorkerCommand::Kind::kProgram: {
@@ -89,13 +89,13 @@ bool needs_directory(const rendezvous::JobStart& job) {
   return false;
 }
 
-/// What prepares a job, asked for its environment alone.
+/// Runs the job's preparation for its environment only.
 Result<> environment_fits(const rendezvous::JobStart& job, const EnvVars& env) {
   rendezvous::JobStart ask;
   ask.job_id = job.job_id;
   ask.host = job.host;
   ask.command_kind = static_cast<std::uint8_t>(WorkerCommand::Kind::kProgram);
-  ask.argv = {"/proc/self/exe"};  // is there
+  ask.argv = {"/proc/self/exe"};  // always exists
   auto fits = NodeJob::prepare(ask, env, "");
   return fits ? Result<>() : Result<>(fits.error());
 }
@@ -106,11 +106,11 @@ void check_job(const rendezvous::NodeCheck& request, const Result<EnvVars>& env,
   const auto directory = NodeJob::directory(job.chdir);
   checked.directory = job.chdir;
   if (!directory) checked.directory_trouble = directory.error().text;
-  // Without its directory --setup did not run, which is told already.
+  // Without its directory, --setup did not run; the missing directory is reported already.
   if (!directory && !job.setup.empty()) return;
   const Result<> environment = env ? environment_fits(job, *env) : Result<>(env.error());
   if (!environment) checked.environment_trouble = environment.error().text;
-  // With a broken environment it would not be clear what a search in PATH means.
+  // A search in PATH needs a valid environment.
   if (!request.has_program || !environment || (!directory && needs_directory(job))) return;
   rendezvous::JobStart whole = job;
   if (!directory) whole.chdir.clear();
@@ -127,7 +127,7 @@ std::string parent_of(const std::string& path) {
   return slash == std::string::npos || slash == 0 ? "" : path.substr(0, slash);
 }
 
-/// Where the Python lies that the job will run, by its program or by the environment that is active.
+/// The prefix of the Python that the job will run, from its program or from the active environment.
 std::string python_prefix(const NodeChecked& checked, const EnvVars& env) {
   const std::string name = checked.program.substr(checked.program.rfind('/') + 1);
   if (name.starts_with("python")) return parent_of(parent_of(checked.program));
@@ -137,7 +137,7 @@ std::string python_prefix(const NodeChecked& checked, const EnvVars& env) {
   return {};
 }
 
-/// A version found first stays: what Python's packages bring counts before what the system has.
+/// The first version of a name stays, so packages of Python take precedence over the system's.
 void add_versions(NodeChecked& checked, const rendezvous::Pairs& versions) {
   for (const auto& version : versions) {
     const auto same = [&](const auto& known) { return known.first == version.first; };
@@ -148,7 +148,7 @@ void add_versions(NodeChecked& checked, const rendezvous::Pairs& versions) {
 
 // ---- tools
 
-/// How tools are run.
+/// The settings for running tools.
 struct Tools {
   EnvVars env;
   Clock::time_point until;
@@ -167,14 +167,14 @@ Awaitable<ToolOutput> ask(std::vector<std::string> argv, Tools tools, std::strin
   co_return output;
 }
 
-/// Of a module that Python was asked for.
+/// Python's answer about a module.
 struct ModuleAnswer {
-  std::string trouble;  ///< empty: it is there
-  bool doubt = false;   ///< it may be there
+  std::string trouble;  ///< empty: the module exists
+  bool doubt = false;   ///< the module may exist
 };
 
-/// Whether the Python of the job finds the module of -m: its first part, for the others would be imported.
-/// One that is slow to tell leaves it in doubt.
+/// Whether the job's Python finds the module of -m. Asks only for the first part, because finding the others
+/// would import it. A slow answer leaves the module in doubt.
 Awaitable<ModuleAnswer> ask_python(std::string python, std::string module, std::string cwd, Tools tools) {
   const std::string top = module.substr(0, module.find('.'));
   std::vector<std::string> argv(4, python);
@@ -231,7 +231,7 @@ Awaitable<GpuFacts> ask_smi(std::string smi, Tools tools) {
   co_return facts;
 }
 
-/// ddplaunch-nvml where it is installed beside the agent; else nvidia-smi, which comes with the driver.
+/// Asks ddplaunch-nvml if it is installed beside the agent, else nvidia-smi, which comes with the driver.
 Awaitable<GpuFacts> ask_driver(std::string agent_dir, Tools tools) {
   GpuFacts facts;
   const std::string helper = agent_dir + "/ddplaunch-nvml";
@@ -368,9 +368,9 @@ Awaitable<NodeChecked> check_node(rendezvous::NodeCheck request, Result<EnvVars>
   const std::string* temporary = find_env(env, "TMPDIR");
   add_disk(checked.disks, temporary != nullptr && !temporary->empty() ? *temporary : "/tmp");
 
-  // Whoever takes too long of the two leaves the other its half.
+  // Each of the two gets half of the time.
   const std::chrono::milliseconds half(request.timeout_ms / 2);
-  const Tools driver{env, Clock::now() + half, stop};  // named: g++ 12 destroys it twice within a co_await
+  const Tools driver{env, Clock::now() + half, stop};  // named: in a co_await, g++ 12 destroys it twice
   GpuFacts gpus = co_await ask_driver(agent_dir, driver);
   add_gpus(checked, std::move(gpus));
   const bool module =

@@ -56,14 +56,13 @@ std::vector<std::string> split_words(const std::string& line) {
 }
 
 struct CgroupMount {
-  std::string root;  // which cgroup of the hierarchy is mounted
+  std::string root;  // the cgroup of the hierarchy that is mounted
   std::string point;
   bool v2 = false;
 };
 
-// The mount that holds the cpu controller. Found in mountinfo, for its place differs: /sys/fs/cgroup on v2,
-// /sys/fs/cgroup/cpu or cpu,cpuacct on v1, /sys/fs/cgroup/unified on a hybrid (which has no cpu controller
-// there).
+// The mounts that may hold the cpu controller, from mountinfo, since their paths differ: /sys/fs/cgroup on
+// v2, /sys/fs/cgroup/cpu or cpu,cpuacct on v1. A hybrid's /sys/fs/cgroup/unified has no cpu controller.
 std::vector<CgroupMount> cgroup_mounts(const std::string& proc) {
   std::vector<CgroupMount> mounts;
   std::ifstream file(proc + "/self/mountinfo");
@@ -80,7 +79,7 @@ std::vector<CgroupMount> cgroup_mounts(const std::string& proc) {
   return mounts;
 }
 
-// The own cgroup of a hierarchy: "0::/path" on v2, "3:cpu,cpuacct:/path" on v1.
+// This process's cgroup in a hierarchy: "0::/path" on v2, "3:cpu,cpuacct:/path" on v1.
 std::string own_cgroup(const std::string& proc, bool v2) {
   std::ifstream file(proc + "/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -94,17 +93,17 @@ std::string own_cgroup(const std::string& proc, bool v2) {
   return "/";
 }
 
-// CPUs that one cgroup allows, rounded up; nothing: no limit there.
+// The CPUs that one cgroup allows, rounded up; unset: it has no limit.
 std::optional<std::uint32_t> quota_in(const std::string& directory, bool v2) {
   std::optional<std::int64_t> quota;
   std::optional<std::int64_t> period;
   if (v2) {
     const std::vector<std::string> words = split_words(first_line_of(directory + "/cpu.max"));
     if (words.size() < 2) return std::nullopt;
-    quota = number_of(words[0]);  // "max" is no number
+    quota = number_of(words[0]);  // "max" is not a number
     period = number_of(words[1]);
   } else {
-    quota = number_of(first_line_of(directory + "/cpu.cfs_quota_us"));  // -1: none
+    quota = number_of(first_line_of(directory + "/cpu.cfs_quota_us"));  // -1: no limit
     period = number_of(first_line_of(directory + "/cpu.cfs_period_us"));
   }
   if (!quota || !period || *quota <= 0 || *period <= 0) return std::nullopt;
@@ -123,7 +122,7 @@ std::uint32_t cpu_quota(const std::string& proc, const std::string& root) {
   std::uint32_t tightest = 0;
   for (const CgroupMount& mount : cgroup_mounts(proc)) {
     std::string group = own_cgroup(proc, mount.v2);
-    // Inside a container the mount shows the container's own cgroup as its top.
+    // Inside a container, the mount shows the container's own cgroup as its root.
     if (mount.root != "/" && group.starts_with(mount.root)) group.erase(0, mount.root.size());
     if (group == "/" || group.find("/..") != std::string::npos) group.clear();
     for (;;) {
@@ -137,7 +136,7 @@ std::uint32_t cpu_quota(const std::string& proc, const std::string& root) {
 }
 
 std::vector<int> affinity_cpus() {
-  // The mask may be larger than cpu_set_t's 1024; the kernel says EINVAL until the buffer holds it.
+  // The mask may be larger than cpu_set_t's 1024; the kernel returns EINVAL until the buffer holds it.
   for (std::size_t cpus = 1024; cpus <= 1024 * 64; cpus *= 2) {
     std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cpus), [](cpu_set_t* s) { CPU_FREE(s); });
     const std::size_t size = CPU_ALLOC_SIZE(cpus);
@@ -168,7 +167,7 @@ std::uint32_t physical_cores(const std::vector<int>& cpus, const std::string& ro
 std::uint32_t gpu_count(const char* visible, const std::string& proc, const std::string& dev) {
   std::uint32_t count = 0;
   if (visible) {
-    // CUDA stops at the first entry that is no device, so "0,1,-1,2" are two.
+    // CUDA stops at the first invalid entry, so "0,1,-1,2" means two devices.
     std::istringstream list(visible);
     for (std::string entry; std::getline(list, entry, ',');) {
       if (entry.empty() || entry[0] == '-' || entry == "NoDevFiles") break;
@@ -234,7 +233,7 @@ Result<std::string> machine_id() {
   std::string boot;
   if (!std::getline(file, boot) || boot.empty())
     return system_error(ENOENT, "read /proc/sys/kernel/random/boot_id");
-  // Two containers of one machine share the boot, not the loopback.
+  // Two containers on one machine share the boot id, but not the loopback.
   struct stat net {};
   if (stat("/proc/self/ns/net", &net) != 0) return system_error(errno, "stat /proc/self/ns/net");
   return boot + ":" + std::to_string(net.st_ino);

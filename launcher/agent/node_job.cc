@@ -27,7 +27,7 @@ Result<> directories_exist(const EnvVars& env) {
   return {};
 }
 
-/// A script that python would fail to open is a mistake to tell before anything starts.
+/// Reports a script that python could not open before anything starts.
 Result<> script_exists(const std::string& script, const std::string& cwd) {
   const std::string path = script.starts_with('/') ? script : cwd + "/" + script;
   if (::access(path.c_str(), R_OK) == 0) return {};

@@ -12,33 +12,33 @@
 
 namespace ddp::launcher {
 
-/// The job as one node will run it: program found, directory entered, environment merged. Made before any
-/// worker starts, so that what is wrong on a node is told while nothing runs yet.
+/// The job as one node will run it: program found, directory checked, environment merged. It is made before
+/// any worker starts, so that problems of a node are reported while nothing runs.
 class NodeJob {
  public:
-  /// Checks `start` against this node's disk, which may hang. `env`: what the workers start from. `agent_dir`
-  /// holds the bundled `train`. Errors, all worded for "HOST: …": kRefused (directory, environment), kExec
-  /// (program).
+  /// Checks `start` against this node's disk, which may hang. `env` is the workers' initial environment.
+  /// `agent_dir` holds the bundled `train`. Errors, all worded for "HOST: …": kRefused (directory,
+  /// environment), kExec (program).
   static Result<NodeJob> prepare(const rendezvous::JobStart& start, EnvVars env,
                                  const std::string& agent_dir);
-  /// The workers' working directory, which is there and may be entered (else kRefused). Empty: our own.
-  /// Blocking.
+  /// Returns the workers' working directory, which exists and can be entered; else kRefused. Empty `wanted`:
+  /// the agent's own directory. Blocking.
   static Result<std::string> directory(const std::string& wanted);
 
-  /// The workers of one attempt, by local rank. `cores` are the node's physical cores; `error_prefix` begins
-  /// the files into which `@record` writes; `controls`: DDPLAUNCH_CONTROL of each, as far as there are any;
-  /// `collectives`: DDPLAUNCH_COLLECTIVES of all, or empty.
+  /// The workers of one attempt, by local rank. `cores` are the node's physical cores. `error_prefix` is the
+  /// prefix of the files to which `@record` writes. `controls`: DDPLAUNCH_CONTROL of each worker, possibly
+  /// fewer. `collectives`: DDPLAUNCH_COLLECTIVES of all, or empty.
   struct Workers {
     std::vector<WorkerSpec> specs;
     std::vector<std::string> error_files;
-    std::optional<int> omp_threads;  ///< set when OMP_NUM_THREADS was ours to choose
+    std::optional<int> omp_threads;  ///< set if ddplaunch chose OMP_NUM_THREADS
   };
   Result<Workers> workers(const rendezvous::Spawn& spawn, int cores, const std::string& error_prefix,
                           const std::vector<std::string>& controls = {},
                           const std::string& collectives = {}) const;
 
   const std::string& program() const { return program_; }
-  /// As every worker gets it, but for the variables of its rank.
+  /// The environment of every worker, without the variables of its rank.
   const EnvVars& env() const { return env_; }
 
  private:

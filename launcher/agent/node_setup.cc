@@ -24,17 +24,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// From TERM to KILL; less than a master waits for an agent that is told to leave.
+/// The time from TERM to KILL; shorter than a master waits for an agent to leave.
 constexpr std::chrono::seconds kGrace{2};
 constexpr std::chrono::milliseconds kKillTime{50};
-/// Where the first script lies in the shell; the dump comes first, the prelude next.
+/// The first descriptor for the shell: the dump, followed by the prelude and the scripts.
 constexpr int kFirstFd = 3;
 constexpr std::size_t kLastBytes = std::size_t{1} << 20;
 constexpr std::size_t kMostDump = std::size_t{16} << 20;
 
-/// `ulimit -f` holds for memory, too; whoever goes beyond it is killed, be it us or the shell.
+/// `ulimit -f` limits memory files, too. The kernel kills a process that exceeds it, the agent or the shell.
 Result<> check_file_size(const std::vector<std::string>& texts) {
-  constexpr rlim_t kRoom = 64 * 1024;  // of what the scripts add to the environment
+  constexpr rlim_t kRoom = 64 * 1024;  // for what the scripts add to the environment
   rlim_t most = 0;
   for (const std::string& text : texts)
     most = std::max<rlim_t>(most, text.size());
@@ -48,7 +48,7 @@ Result<> check_file_size(const std::vector<std::string>& texts) {
                    "starts ddplaunch"};
 }
 
-/// Anonymous memory with a text, at its beginning.
+/// Makes anonymous memory that contains a text; its offset is at the beginning.
 Result<UniqueFd> memory_with(const std::string& text) {
   UniqueFd memory(::memfd_create("ddplaunch-setup", MFD_CLOEXEC));
   if (!memory) return system_error(errno, "memfd_create");
@@ -75,7 +75,7 @@ Result<std::string> text_of(int memory) {
   }
 }
 
-/// The dump, the prelude, the scripts.
+/// Makes memory for the dump, the prelude and the scripts, in this order.
 Result<std::vector<UniqueFd>> memories_for(const rendezvous::JobStart& job) {
   std::vector<std::string> texts = {std::string(), setup_prelude(job.env, job.explicit_env)};
   texts.insert(texts.end(), job.setup.begin(), job.setup.end());
@@ -104,7 +104,7 @@ ChildSpec shell_for(const rendezvous::JobStart& job, const EnvVars& node_env,
   spec.path = bash ? *bash : "/bin/sh";
   spec.argv = {bash ? "bash" : "sh", "-l", "-c", setup_command(job.setup.size(), kFirstFd)};
   EnvVars start_env = merge_env(node_env, {}, {});
-  set_env(start_env, "DDPLAUNCH_JOB_ID", job.job_id);  // the mark by which what it leaves is found
+  set_env(start_env, "DDPLAUNCH_JOB_ID", job.job_id);  // the mark that identifies its leftovers
   spec.env = entries(start_env);
   for (std::size_t i = 0; i < memories.size(); ++i)
     spec.inherit.push_back({memories[i].get(), kFirstFd + static_cast<int>(i)});
@@ -122,14 +122,14 @@ struct NodeSetup::Running {
   asio::posix::stream_descriptor out;
   asio::posix::stream_descriptor end;
   asio::steady_timer timer;
-  bool over = false;  ///< the shell has ended, and run() knows
+  bool over = false;  ///< the shell has ended, and run() knows it
 };
 
-/// Programs that the scripts leave behind may hold the pipe: it is read until the shell has ended.
+/// Programs that the scripts leave behind may hold the pipe, so it is read only until the shell has ended.
 Awaitable<> NodeSetup::watch_end(std::shared_ptr<Running> running) {
   co_await until_readable(running->end);
   error_code ignored;
-  if (!running->over) running->out.cancel(ignored);  // else it is listen() that reads
+  if (!running->over) running->out.cancel(ignored);  // else listen() reads
 }
 
 Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged,
@@ -159,18 +159,18 @@ Awaitable<Result<EnvVars>> NodeSetup::run(rendezvous::JobStart job, EnvVars node
   running->out.assign(reader.release());
   running->end.assign(::fcntl(running->child.pidfd(), F_DUPFD_CLOEXEC, 0));
   if (stopped_) stop();
-  asio::co_spawn(executor_, watch_end(running), asio::detached);  // ends with the shell, which we await
+  asio::co_spawn(executor_, watch_end(running), asio::detached);  // ends with the shell
   std::array<char, 8192> chunk;
   while (!running->child.peek()) {
     const auto [error, count] = co_await running->out.async_read_some(asio::buffer(chunk), kUseTuple);
     running->output.feed({chunk.data(), count});
-    // At its end, or cancelled for that of the shell.
+    // The pipe has ended, or the read was cancelled because the shell has ended.
     if (error) co_await until_readable(running->end);
   }
   running->over = true;
   error_code empty;
   running->out.non_blocking(true, empty);
-  // Of one that goes on writing for ever not more than so much.
+  // A program that writes for ever is read only up to this limit.
   for (std::size_t left = kLastBytes; !empty && left >= chunk.size(); left -= chunk.size())
     running->output.feed({chunk.data(), running->out.read_some(asio::buffer(chunk), empty)});
   running->output.end();
@@ -203,12 +203,12 @@ Awaitable<> NodeSetup::listen() {
 
 void NodeSetup::stop() {
   stopped_ = true;
-  if (starting_) kill_own_tree({}, kKillTime);  // a disk may hold it
+  if (starting_) kill_own_tree({}, kKillTime);  // a disk may block it
   if (!running_) return;
   const std::shared_ptr<Running> running = running_;
   if (!running->child.running()) {
     error_code ignored;
-    running->out.cancel(ignored);  // ends listen(); the pipe stays open as long as we live
+    running->out.cancel(ignored);  // ends listen(); the pipe stays open while this object lives
     return;
   }
   (void)running->child.send_group_signal(SIGTERM);

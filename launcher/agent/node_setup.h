@@ -15,29 +15,30 @@
 
 namespace ddp::launcher {
 
-/// Runs the shell scripts of --setup on this node, once, before any worker: bash as a login shell (sh where
-/// there is none), so that `module` and the like are known. Neither scripts nor values stand on a command
-/// line or in a file. Loop thread; the owner keeps it alive until run() and listen() have returned.
+/// Runs the shell scripts of --setup on this node, once, before any worker. The shell is bash as a login
+/// shell (sh if bash is missing), so that `module` and the like are defined. Scripts and values appear
+/// neither on a command line nor in a file. Loop thread; the owner keeps the object alive until run() and
+/// listen() have returned.
 class NodeSetup {
  public:
   explicit NodeSetup(asio::any_io_executor executor) : executor_(std::move(executor)) {}
   NodeSetup(const NodeSetup&) = delete;
   NodeSetup& operator=(const NodeSetup&) = delete;
 
-  /// The environment that the workers start from, as the scripts of `job` left it. `node_env` is the agent's
-  /// own, `merged` merge_env's for the job, `cwd` where the scripts run, `line` takes what they print.
-  /// Errors: kRefused when a script failed or ended the shell, with its exit code and last lines; kCancelled
-  /// after stop(); kSystem.
+  /// Returns the workers' initial environment, as the scripts of `job` left it. `node_env` is the agent's own
+  /// environment, `merged` that of merge_env for the job, `cwd` the scripts' directory; `line` takes their
+  /// output. Errors: kRefused if a script failed or ended the shell, with its exit code and last lines;
+  /// kCancelled after stop(); kSystem.
   Awaitable<Result<EnvVars>> run(rendezvous::JobStart job, EnvVars node_env, EnvVars merged, std::string cwd,
                                  SetupOutput::LineHandler line);
 
-  /// After run() ended well: goes on taking what the programs print that the scripts have left running, for
-  /// these would die of a pipe that nobody reads. Returns when none of them holds it any more, or after
-  /// stop().
+  /// Call after run() succeeded: goes on reading the output of programs that the scripts left running, since
+  /// these would die of a pipe without a reader. Returns when no program holds the pipe, or after stop().
   Awaitable<> listen();
 
-  /// TERM to the shell and its group now, KILL to all that descends from this process soon after: nothing
-  /// else runs yet. run() returns then. What scripts that ended well have left running is not touched.
+  /// Sends TERM to the shell and its group, and soon after KILL to all descendants of this process, which
+  /// runs nothing else yet. run() then returns. Programs that successful scripts left running are not
+  /// touched.
   void stop();
 
  private:

@@ -19,7 +19,7 @@ namespace {
 using asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 
-/// Addresses told of for what they sent to the store.
+/// The number of addresses that are reported for invalid data to the store.
 constexpr std::size_t kBrokenPeers = 16;
 
 /// VALIDATE with its magic number, then PING with a nonce (TCPStore protocol, docs/store.md); the answer is
@@ -32,7 +32,8 @@ void append_u64(std::string& bytes, std::uint64_t value) {
     bytes.push_back(static_cast<char>(value >> shift));
 }
 
-/// The greeting, and with a token a CHECK for the key of that name, which only this job's store has.
+/// The greeting, followed, if there is a token, by a CHECK for the key of that name, which only this job's
+/// store has.
 std::string question(const std::string& token) {
   std::string bytes(kGreeting.begin(), kGreeting.end());
   if (token.empty()) return bytes;
@@ -42,7 +43,7 @@ std::string question(const std::string& token) {
   return bytes + token;
 }
 
-/// What all ways share. Closing a socket ends its task, whose outcome is then "no answer".
+/// The state that all routes share. Closing a socket ends its task, with the outcome "no answer".
 struct Race {
   Race(const asio::any_io_executor& executor, std::size_t count) : outcomes(count), changed(executor) {
     for (std::size_t i = 0; i < count; ++i)
@@ -55,7 +56,7 @@ struct Race {
     }
     return false;
   }
-  /// The first that is reached, with all before it known to fail; or all fail.
+  /// Decided when an address was reached and all before it have failed, or when all have failed.
   bool decided() const {
     for (const auto& outcome : outcomes) {
       if (!outcome) return false;
@@ -79,7 +80,7 @@ struct Race {
   asio::steady_timer changed;                                ///< cancelled at each end
 };
 
-/// Our own address on the way.
+/// Returns our own address on the route.
 Awaitable<Result<std::string>> ask(tcp::socket& socket, tcp::endpoint there, const std::string& token) {
   auto [error] = co_await socket.async_connect(there, kUseTuple);
   if (error == asio::error::operation_aborted) co_return Error{ErrorCode::kTimeout, "no answer"};
@@ -110,7 +111,7 @@ Awaitable<> try_route(std::shared_ptr<Race> race, std::size_t route, tcp::endpoi
 }  // namespace
 
 Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& message) {
-  server_.reset();  // of the attempt before; its port may be the one that is asked for
+  server_.reset();  // of the previous attempt; the new store may need its port
   of_worker_ = message.mode == static_cast<std::uint8_t>(StoreMode::kWorker);
   rendezvous::TcpStoreOptions options;
   options.scope =
@@ -118,7 +119,7 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
   if (message.port != 0) options.port = message.port;
   if (message.first_port != 0) options.range = rendezvous::PortRange{message.first_port, message.last_port};
   for (const std::string& text : message.allow) {
-    // Left out, it could leave an empty filter, which admits everybody.
+    // An entry that is skipped could leave an empty filter, which admits everyone.
     if (const auto readable = options.filter.allow_network(text); !readable)
       return within("who may connect to the store", readable.error());
   }
@@ -130,7 +131,7 @@ Result<rendezvous::StoreOpened> NodeStore::open(const rendezvous::OpenStore& mes
             ", which is no address of this job's nodes");
   };
   options.on_broken = [this](const asio::ip::address& address, const Error& error) {
-    // Once for each address: whoever goes on must not flood the user, nor the link.
+    // Report each address once: a peer that repeats must flood neither the user nor the link.
     if (broken_peers_.size() >= kBrokenPeers || !broken_peers_.insert(address).second) return;
     notify_("the store closed a connection from " + address.to_string() + ": " + error.text);
   };
@@ -168,7 +169,7 @@ Awaitable<StoreRoute> find_store(asio::any_io_executor executor, std::vector<std
       continue;
     }
     asio::co_spawn(executor, try_route(race, i, {ip, port}, token), [](const std::exception_ptr& broken) {
-      if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+      if (broken) std::terminate();  // internal error: no exception crosses an await here
     });
   }
   const auto began = Clock::now();

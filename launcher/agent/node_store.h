@@ -15,18 +15,18 @@
 
 namespace ddp::launcher {
 
-/// The store of an attempt on node 0, in its agent. With --store worker it only holds the port, and answers
-/// the nodes that look for the way to it, until the workers start. On the loop thread.
+/// The store of an attempt on node 0, in its agent. With --store worker, it only holds the port until the
+/// workers start, and answers the nodes that search for a route to it. Loop thread.
 class NodeStore {
  public:
-  using Notify = std::function<void(std::string)>;  ///< what a person should read
+  using Notify = std::function<void(std::string)>;  ///< takes a message for the user
 
   NodeStore(asio::any_io_executor executor, Notify notify)
       : executor_(std::move(executor)), notify_(std::move(notify)) {}
 
-  /// Ends the store of the attempt before and opens this one's. Errors name the port (kSystem).
+  /// Ends the previous attempt's store and opens a new one. Errors name the port (kSystem).
   Result<rendezvous::StoreOpened> open(const rendezvous::OpenStore& message);
-  /// The workers are about to start: a port that rank 0 is to serve is given up to it.
+  /// Call when the workers are about to start: releases a port that rank 0 will serve.
   void workers_start();
   void stop();
 
@@ -38,16 +38,16 @@ class NodeStore {
   std::set<asio::ip::address> broken_peers_;
 };
 
-/// The way to the store that a node found.
+/// The route to the store that a node found.
 struct StoreRoute {
-  std::string address;   ///< the first of those asked for that leads there; empty: none does
-  std::string local;     ///< our own address on this way
+  std::string address;   ///< the first requested address that leads there; empty: none
+  std::string local;     ///< our own address on this route
   std::string failures;  ///< of the addresses before it: "10.0.0.1:29500: Connection refused; …"
 };
 
-/// Connects to `port` of all `addresses` (numeric, best first) at once and asks who is there: only the store
-/// whose token is `token` (OpenStore's answer) counts, any store where it is empty. Takes `timeout` at most,
-/// and half of it where a worse address leads there and a better one is silent.
+/// Connects to `port` of all `addresses` (numeric, best first) at once and identifies the server. Only the
+/// store whose token is `token` (OpenStore's answer) counts; with an empty token, any store. Takes at most
+/// `timeout`, or half of it if a later address was reached and a better one is silent.
 Awaitable<StoreRoute> find_store(asio::any_io_executor executor, std::vector<std::string> addresses,
                                  std::uint16_t port, std::string token, std::chrono::milliseconds timeout);
 

@@ -20,15 +20,14 @@
 namespace ddp::launcher {
 namespace {
 
-/// For the blocking kill: every process has its SIGKILL by then; waiting for their ends is the loop's
-/// business.
+/// The limit of the blocking kill. Every process has its SIGKILL by then; the loop waits for their ends.
 constexpr std::chrono::milliseconds kKillTime{50};
-/// For a worker's tracer to take note of its end, and between two looks whether it has.
+/// The time for a worker's tracer to notice its end, and the pause between two checks of that.
 constexpr std::chrono::seconds kTracerTime{2};
 constexpr std::chrono::milliseconds kTracerPause{2};
-/// Between two looks whether the output of the dead is read.
+/// The pause between two checks whether the output of ended workers was read.
 constexpr std::chrono::milliseconds kSettlePause{1};
-/// Workers that are started at a time.
+/// The number of workers that are started at a time.
 constexpr std::size_t kBatch = 64;
 
 Result<std::pair<UniqueFd, UniqueFd>> make_pipe() {
@@ -49,9 +48,9 @@ struct WorkerGroup::Worker {
   ChildProcess child;
   asio::posix::stream_descriptor end;  ///< a copy of the pidfd for the loop
   asio::posix::stream_descriptor input;
-  bool terminated = false;  ///< by us, before its end began
+  bool terminated = false;  ///< we sent SIGTERM before its end began
   bool ended = false;
-  bool settled = false;  ///< and its output is read
+  bool settled = false;  ///< ended, and its output was read
 };
 
 WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree)
@@ -64,11 +63,11 @@ WorkerGroup::WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, T
 
 WorkerGroup::~WorkerGroup() = default;
 
-/// A worker between its pipes and its start.
+/// A worker between the creation of its pipes and its start.
 struct WorkerGroup::Launch {
   std::uint32_t rank = 0;
   ChildSpec child;
-  std::pair<UniqueFd, UniqueFd> in;  ///< only for who wants stdin
+  std::pair<UniqueFd, UniqueFd> in;  ///< only if it wants stdin
   std::pair<UniqueFd, UniqueFd> out;
   std::pair<UniqueFd, UniqueFd> err;
 };
@@ -106,7 +105,8 @@ void WorkerGroup::start(std::vector<WorkerSpec> specs) {
   spawn_task(start_all(this, std::move(specs)));
 }
 
-/// In batches, since each child is given a copy of our table of descriptors: the fewer are open, the faster.
+/// Starts workers in batches, because each child gets a copy of our descriptor table: fewer descriptors are
+/// faster.
 Awaitable<> WorkerGroup::start_all(WorkerGroup* group, std::vector<WorkerSpec> specs) {
   for (std::size_t begin = 0; begin < specs.size() && !group->stopping_; begin += kBatch) {
     std::vector<WorkerSpec> batch;
@@ -153,7 +153,7 @@ void WorkerGroup::watch(Launch launch, ChildProcess child) {
   worker->child = std::move(child);
   error_code failed;
   worker->end.assign(::fcntl(worker->child.pidfd(), F_DUPFD_CLOEXEC, 0), failed);
-  if (failed) {  // unwatched it must not run; ~ChildProcess ends it
+  if (failed) {  // it must not run unwatched; ~ChildProcess ends it
     events_.worker_not_started(launch.rank, system_error(failed.value(), "a descriptor to watch the worker"));
     return;
   }
@@ -174,7 +174,7 @@ bool WorkerGroup::all_ended() const {
 void WorkerGroup::spawn_task(Awaitable<> task) {
   ++tasks_;
   asio::co_spawn(executor_, std::move(task), [this](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    if (broken) std::terminate();  // internal error: no exception crosses an await here
     --tasks_;
     task_done_.cancel();
   });
@@ -184,16 +184,16 @@ Awaitable<> WorkerGroup::watch_end(WorkerGroup* group, Worker* worker) {
   const error_code given_up = co_await until_readable(worker->end);
   worker->ended = true;
   error_code ignored;
-  if (given_up) {  // it outlived its SIGKILL; the sweep of the tree will name it
+  if (given_up) {  // it survived SIGKILL; the sweep of the tree will name it
     group->pipes_.give_up(worker->rank);
-    worker->input.close(ignored);  // a write to it would wait for ever
+    worker->input.close(ignored);  // a write to it would block for ever
     worker->settled = true;
     co_return;
   }
-  // Not reaped before the whole group is done: until then its number, and so its process group, stays ours to
-  // signal.
+  // Reap only when the whole group is done: until then, its number, and so its process group, stays valid for
+  // signals.
   auto status = worker->child.peek();
-  // A tracer (strace, gdb) is told of the end before its parent is.
+  // A tracer (strace, gdb) is notified of the end before the parent.
   asio::steady_timer pause(group->executor_);
   for (const auto until = Clock::now() + kTracerTime; !status && Clock::now() < until;) {
     pause.expires_after(kTracerPause);
@@ -212,7 +212,7 @@ WorkerGroup::Worker* WorkerGroup::find(std::uint32_t rank) const {
   return found == workers_.end() ? nullptr : found->get();
 }
 
-/// Another one takes its place.
+/// Removes the ended worker of `rank`, because a new one replaces it.
 void WorkerGroup::take_away_ended(std::uint32_t rank) {
   std::erase_if(replaced_, [](const auto& worker) { return worker->settled; });
   const auto old =
@@ -250,11 +250,11 @@ void WorkerGroup::terminate(std::uint32_t rank) {
 
 void WorkerGroup::terminate(Worker& worker) {
   if (!worker.child.running()) return;
-  // Its end may have begun, and its peers may know of it, although it cannot be reaped yet.
+  // The worker may already be ending, and its peers may know it, although it cannot be reaped yet.
   const auto process = worker.child.peek() ? std::nullopt : read_stat(worker.child.pid());
   worker.terminated = worker.terminated || (process && process->end_signal == 0);
   (void)worker.child.send_group_signal(SIGTERM);
-  (void)worker.child.send_group_signal(SIGCONT);  // a stopped process would not see it
+  (void)worker.child.send_group_signal(SIGCONT);  // a stopped process would not see SIGTERM
 }
 
 void WorkerGroup::kill(std::uint32_t rank) {
@@ -267,7 +267,7 @@ Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::c
   const auto until = Clock::now() + limit;
   for (const std::uint32_t rank : ranks)
     kill(rank);
-  // Named, for g++ 12 destroys a temporary twice that lives across a co_await.
+  // Named variable: g++ 12 destroys a temporary twice if it lives across a co_await.
   std::vector<KnownProcess> orphans = co_await find_orphans(std::move(ranks), until);
   TreeKill tree(TreeScope{}, limit, std::move(orphans));
   asio::steady_timer pause(executor_);
@@ -277,8 +277,8 @@ Awaitable<> WorkerGroup::kill_leftovers(std::vector<std::uint32_t> ranks, std::c
   }
 }
 
-/// The leaders of `ranks`, and orphans of theirs, which come to us as the subreaper: a session is its
-/// leader's, unless the orphan made one itself; then what it was executed with tells whose it was.
+/// The leaders of `ranks` and their orphans, which are re-parented to us as the subreaper. An orphan belongs
+/// to its session's leader. If it made a session itself, its environment at exec shows its worker.
 Awaitable<std::vector<KnownProcess>> WorkerGroup::find_orphans(std::vector<std::uint32_t> ranks,
                                                                Clock::time_point until) const {
   const auto chosen = [&ranks](std::int64_t rank) {
@@ -346,7 +346,7 @@ void WorkerGroup::stop(std::chrono::milliseconds grace) {
     kill_at_.expires_at(at);
     spawn_task(kill_later(this));
   } else if (!killing_ && at < kill_at_.expiry()) {
-    kill_at_.expires_at(at);  // wakes kill_later, which looks at the new time
+    kill_at_.expires_at(at);  // wakes kill_later, which reads the new time
   }
 }
 
@@ -358,8 +358,8 @@ Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
   if (group->all_ended()) co_return;
   group->killing_ = true;
   group->kill_all();
-  // What the kernel holds (a dead disk), or what changed its uid, does not die of it: it is not waited for
-  // for ever.
+  // SIGKILL does not end a process that the kernel blocks (a dead disk) or that changed its uid, so the wait
+  // is bounded.
   const auto give_up = Clock::now() + kKillBound;
   group->kill_at_.expires_at(give_up);
   while (!group->all_ended() && Clock::now() < give_up)
@@ -371,8 +371,8 @@ Awaitable<> WorkerGroup::kill_later(WorkerGroup* group) {
 }
 
 void WorkerGroup::kill_all() {
-  // The tree first, frozen before it is killed, so that nothing forks away; the groups catch what reparented
-  // meanwhile.
+  // First the tree, frozen before it is killed, so that no process forks away. The groups then catch
+  // processes that were re-parented meanwhile.
   kill_own_tree(tree_, kKillTime);
   for (const auto& worker : workers_) {
     if (worker->child.running()) (void)worker->child.send_group_signal(SIGKILL);
@@ -408,7 +408,7 @@ Awaitable<> WorkerGroup::write_stdin(std::string bytes) {
     }
     asio::posix::stream_descriptor& input = worker->input;
     const auto [error, count] = co_await asio::async_write(input, asio::buffer(bytes), kUseTuple);
-    if (error) input.close(ignored);  // the worker does not read any more: its business
+    if (error) input.close(ignored);  // the worker stopped reading, which is no error
     co_return;
   }
 }

@@ -16,7 +16,7 @@
 
 namespace ddp::launcher {
 
-/// One worker to be started; everything is resolved.
+/// One worker to start; everything is resolved.
 struct WorkerSpec {
   std::uint32_t rank = 0;  ///< its number on this node: LOCAL_RANK
   std::string path;
@@ -24,70 +24,70 @@ struct WorkerSpec {
   std::vector<std::string> env;
   std::string cwd;
   bool wants_stdin = false;  ///< gets a pipe; all others read /dev/null
-  pid_t tracer = 0;          ///< whose children may attach a debugger to it; 0: nobody more than usual
+  pid_t tracer = 0;          ///< process whose children may attach a debugger; 0: no additional one
 };
 
-/// What a group tells its owner, of workers by their number on the node; called on the loop thread.
+/// The events that a group reports to its owner, by a worker's number on the node. Called on the loop thread.
 class WorkerEvents : public OutputSink {
  public:
   virtual void worker_started(std::uint32_t rank, pid_t pid) = 0;
   virtual void worker_exited(std::uint32_t rank, pid_t pid, const ExitStatus& status) = 0;
   virtual void worker_not_started(std::uint32_t rank, const Error& error) = 0;
-  /// The call of `start` is carried out.
+  /// Called when `start` is complete.
   virtual void all_started() = 0;
 };
 
-/// The workers of this node, of one attempt or of several through which some live: starts them, reads their
-/// pipes, notices their end by pidfd, stops them. Loop thread only. The owner keeps the group alive until
-/// `ended` has returned.
+/// The workers of this node, for one attempt or for several that some workers survive. Starts them, reads
+/// their pipes, notices their end by pidfd, stops them. Loop thread only. The owner keeps the group alive
+/// until `ended` has returned.
 class WorkerGroup {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `tree`: what a kill reaches.
+  /// `tree`: the processes that a kill reaches.
   WorkerGroup(asio::any_io_executor executor, WorkerEvents& events, TreeScope tree);
   ~WorkerGroup();
 
-  /// Begins to start all; the loop goes on while the kernel reads their programs. A worker that cannot be
-  /// started is reported like one that ended; the others go on. May be called again for those that have
-  /// ended, after `all_started` and `drop_ended`.
+  /// Begins to start all workers; the loop continues while the kernel reads their programs. A worker that
+  /// cannot be started is reported as if it had ended; the others continue. To replace ended workers, call
+  /// again after `all_started` and `drop_ended`.
   void start(std::vector<WorkerSpec> specs);
   bool starting() const { return starting_; }
 
-  /// TERM to each leader and its group now, KILL to what is left of their trees after `grace` (0: at once).
-  /// Who has not begun to start does not. May be called again to shorten the grace.
+  /// Sends TERM to each leader and its group, and KILL to the rest of their trees after `grace` (0: at once).
+  /// Workers that were not started yet are not started. Call again to shorten the grace.
   void stop(std::chrono::milliseconds grace);
   void signal_leaders(int number);
   bool stopping() const { return stopping_; }
-  /// Of a worker that has ended: whether it had been sent SIGTERM by us before its end began.
+  /// For a worker that has ended: whether we had sent SIGTERM before its end began.
   bool ended_after_stop(std::uint32_t rank) const;
 
-  /// Whether its leader runs.
+  /// Whether the worker's leader is running.
   bool is_alive(std::uint32_t rank) const;
   bool any_alive() const;
-  std::vector<std::uint32_t> ended_ranks() const;  ///< those that nobody has replaced
-  /// TERM to one worker's leader and group.
+  std::vector<std::uint32_t> ended_ranks() const;  ///< ended workers that were not replaced
+  /// Sends TERM to one worker's leader and group.
   void terminate(std::uint32_t rank);
-  /// KILL to one worker's group.
+  /// Sends KILL to one worker's group.
   void kill(std::uint32_t rank);
-  /// KILL to all that these workers left: their groups, and what they had in sessions of their own. One look
-  /// at the processes of the node for all of them. Waits, at most `limit`, only where an orphan's environment
-  /// has to tell whose it was.
+  /// Kills all that these workers left: their groups, and processes in sessions of their own. Makes one pass
+  /// over the node's processes for all of them. Waits, at most `limit`, only if an orphan's environment must
+  /// show its worker.
   Awaitable<> kill_leftovers(std::vector<std::uint32_t> ranks, std::chrono::milliseconds limit);
-  /// Waits until the output of those that have ended is read, at most `limit`; what they left in their pipes,
-  /// and what the living have written until then, is read though there is no room for it.
+  /// Waits until the output of ended workers is read, at most `limit`. Then reads what they left in their
+  /// pipes, and what survivors have written, even without output room.
   Awaitable<> settled(std::chrono::milliseconds limit);
-  /// As `settled`, for those that have ended just now: at once, whatever holds their pipes open.
+  /// Like `settled` for workers that have just ended, but at once, even if a process holds their pipes open.
   void drop_ended();
-  void resume_output();  ///< there is room for output again
-  /// Writes to the stdin of the worker that has one; completes when the pipe took it. Empty: end of file.
+  void resume_output();  ///< call when there is output room again
+  /// Writes to the stdin of the worker that has one; returns when the pipe took it. Empty: end of file.
   Awaitable<> write_stdin(std::string bytes);
 
-  /// Waits until every leader is reaped and its pipes are read to their end. Grandchildren that hold a pipe
-  /// open are not waited for: after a leader's end its pipes are read until they are quiet, then `ended` goes
-  /// on, and the caller sweeps the tree.
+  /// Waits until every leader is reaped and its pipes are read to their end. Does not wait for grandchildren
+  /// that hold a pipe open: after a leader's end, its pipes are read until they are quiet. The caller then
+  /// sweeps the tree.
   Awaitable<> ended();
-  std::vector<pid_t> pids() const;  ///< of the leaders, which only the group may reap
+  std::vector<pid_t> pids() const;  ///< of the leaders; only the group may reap them
 
  private:
   struct Worker;
@@ -113,7 +113,7 @@ class WorkerGroup {
   TreeScope tree_;
   std::unique_ptr<SpawnPool> pool_;  ///< outlives the workers: their death signal is bound to its threads
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<std::unique_ptr<Worker>> replaced_;  ///< whose tasks have not seen it yet
+  std::vector<std::unique_ptr<Worker>> replaced_;  ///< replaced workers whose tasks still run
   WorkerPipes pipes_;
   asio::steady_timer kill_at_;    ///< when TERM becomes KILL
   asio::steady_timer task_done_;  ///< cancelled when a task has ended

@@ -31,15 +31,15 @@ using asio::posix::stream_descriptor;
 
 constexpr std::string_view kName = "/ddplaunch-XXXXXX";
 constexpr std::size_t kRandomLetters = 6;
-/// Seconds: younger directories are left alone.
+/// Seconds: younger directories are not removed.
 constexpr std::time_t kFresh = 60;
-/// "/w", a local rank, a dot and a serial number, as long as they ever become: a path stays below 100 bytes.
+/// "/w", a local rank, a dot and a serial number, at their greatest length: a path stays below 100 bytes.
 constexpr std::size_t kSocketName = 34;
 constexpr std::size_t kMaxPath = 99;
 constexpr int kBacklog = 8;
 constexpr auto kRest = std::chrono::milliseconds(100);
 constexpr std::size_t kReadBytes = 16 * 1024;
-/// What may wait for a worker that does not read, beside what the kernel holds.
+/// Limit for bytes to a worker that does not read, in addition to the kernel's buffer.
 constexpr std::size_t kMaxQueued = 64 * 1024;
 
 Result<UniqueFd> listening_at(const std::string& path) {
@@ -63,7 +63,7 @@ std::optional<uid_t> user_of(int connection) {
   return peer.uid;
 }
 
-/// Of agents that were killed together with their keepers: nobody holds the lock of theirs.
+/// Removes directories of agents that were killed together with their keepers. The locks are then free.
 void remove_stale(const std::string& place) {
   const std::string prefix(kName.substr(1, kName.size() - 1 - kRandomLetters));
   for (const auto& path : list_directory(place)) {
@@ -72,19 +72,19 @@ void remove_stale(const std::string& place) {
     const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat facts {};
     if (!fd || ::fstat(fd.get(), &facts) != 0 || facts.st_uid != ::geteuid()) continue;
-    // One that was just made may not be locked yet.
+    // A directory that was just made may not be locked yet.
     if (::time(nullptr) - facts.st_mtime < kFresh || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) continue;
     std::error_code failed;
     for (const auto& socket : list_directory(path))
       if (std::filesystem::is_socket(socket, failed)) ::unlink(socket.c_str());
-    ::rmdir(path.c_str());  // not, where anything else lies in it
+    ::rmdir(path.c_str());  // fails if other files are in it
   }
 }
 
 }  // namespace
 
-/// One process that is expected, or there. Handlers hold it, so it may outlive the link: `link` is empty
-/// then, and nothing happens any more.
+/// One process that is expected or connected. Handlers share it, so it may outlive the link: `link` is then
+/// null, and nothing happens any more.
 struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
   Worker(WorkerLink& owner, std::uint32_t rank)
       : link(&owner),
@@ -97,7 +97,7 @@ struct WorkerLink::Worker : std::enable_shared_from_this<WorkerLink::Worker> {
   std::uint32_t local_rank;
   stream_descriptor listener;
   stream_descriptor connection;
-  asio::steady_timer rest;  ///< of the listener, while there is no free descriptor
+  asio::steady_timer rest;  ///< pauses the listener while there is no free descriptor
   rendezvous::WorkerSession session;
   std::string unsent;
   bool writable_awaited = false;
@@ -139,11 +139,11 @@ void WorkerLink::Worker::accept_one() {
   connection.assign(fd.get(), ec);
   if (ec) return await_connection();
   fd.release();
-  close_listener();  // the first one counts
+  close_listener();  // only the first connection counts
   await_messages();
 }
 
-/// A listener that is ready but cannot be accepted from would spin.
+/// Pauses: a ready listener from which no connection can be accepted would spin.
 void WorkerLink::Worker::await_descriptor() {
   rest.expires_after(kRest);
   rest.async_wait([self = shared_from_this()](const error_code& ec) {
@@ -167,7 +167,7 @@ void WorkerLink::Worker::read_some() {
   char bytes[kReadBytes];
   const ssize_t got = ::recv(connection.native_handle(), bytes, sizeof bytes, 0);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return await_messages();
-  if (got <= 0) return close_connection();  // its end is seen by who watches the process
+  if (got <= 0) return close_connection();  // the owner watches the process and sees its end
   for (const rendezvous::WorkerEvent& event : session.receive({bytes, static_cast<std::size_t>(got)})) {
     hear(event);
     if (!link) return;
@@ -194,7 +194,7 @@ void WorkerLink::Worker::hear(const rendezvous::WorkerEvent& event) {
   }
 }
 
-/// What the socket takes at once; the rest when it is writable again.
+/// Sends what the socket takes at once, and the rest when the socket is writable again.
 void WorkerLink::Worker::send() {
   unsent += session.take_output();
   while (connection.is_open() && !unsent.empty()) {
@@ -204,7 +204,7 @@ void WorkerLink::Worker::send() {
     } else if (errno == EAGAIN) {
       break;
     } else if (errno != EINTR) {
-      unsent.clear();  // it has gone; what it said before is still to be read
+      unsent.clear();  // the worker is gone; what it sent before must still be read
     }
   }
   if (unsent.size() > kMaxQueued) {
@@ -220,7 +220,7 @@ void WorkerLink::Worker::send() {
   });
 }
 
-/// Its name goes with the directory, at the end of the agent: the disk may hang, and heartbeats must not.
+/// Leaves the socket's file to the removal of the directory: the disk may hang, and heartbeats must not.
 void WorkerLink::Worker::close_listener() {
   error_code ignored;
   listener.close(ignored);
@@ -256,7 +256,7 @@ WorkerLink::~WorkerLink() {
 Result<> WorkerLink::open(const std::string& base) {
   if (!directory_.empty()) return {};
   std::vector<std::string> places{"/tmp"};
-  // Relative, it would lead elsewhere from the worker's own directory.
+  // A relative path would be wrong in the worker's own directory.
   if (base.starts_with('/') && base.size() + kName.size() + kSocketName <= kMaxPath)
     places.insert(places.begin(), base);
   int why = 0;
@@ -323,7 +323,7 @@ void WorkerLink::stop(const rendezvous::StopOrder& order) {
   for (const auto& [rank, worker] : workers_)
     all.push_back(worker);
   for (const auto& worker : all) {
-    if (!worker->link) continue;  // an event of another's has forgotten it
+    if (!worker->link) continue;  // an event of another worker has removed it
     worker->session.stop(order);
     worker->send();
   }

@@ -13,7 +13,7 @@
 
 namespace ddp::launcher {
 
-/// What workers say, by their local rank. Called on the loop thread.
+/// The messages of workers, by their local rank. Called on the loop thread.
 class WorkerLinkEvents {
  public:
   virtual ~WorkerLinkEvents() = default;
@@ -22,47 +22,47 @@ class WorkerLinkEvents {
   virtual void worker_in_trouble(std::uint32_t local_rank, const rendezvous::WorkerTrouble& trouble) = 0;
   virtual void worker_revoked(std::uint32_t local_rank, const rendezvous::WorkerRevoked& answer) = 0;
   virtual void worker_ready(std::uint32_t local_rank) = 0;
-  /// Its connection has ended, mostly with the process; otherwise nothing more is heard of its steps.
+  /// The worker's connection has ended, usually with its process; else its steps are unknown from here on.
   virtual void worker_unlinked(std::uint32_t local_rank) = 0;
-  /// Something that a person should read, once for each kind: a broken line, a word of a foreign attempt.
+  /// A problem that the user should know, once for each kind: a broken line, a message about another attempt.
   virtual void worker_misbehaved(std::uint32_t local_rank, std::string words) = 0;
 };
 
-/// The agent's end of the worker protocol (docs/worker_protocol.md): a directory of ours alone (0700) with
-/// one socket for each worker process, to which processes of our own uid may connect. Who never connects is
-/// no concern of this. Nothing here waits: deadlines are the owner's. Loop thread. Each of the calls may come
-/// from within an event, but for the destructor.
+/// The agent's end of the worker protocol (docs/worker_protocol.md): a private directory (0700) with one
+/// socket for each worker process. Only processes of our own uid may connect. A worker that never connects is
+/// no error. No call waits: deadlines are the owner's task. Loop thread. An event may call any function
+/// except the destructor.
 ///
-/// What a process says counts from its hello to its end: words of another attempt, or out of turn, do
-/// nothing.
+/// Messages of a process count from its hello to its end. Messages about another attempt, or out of turn,
+/// have no effect.
 class WorkerLink {
  public:
-  /// `events` outlives this.
+  /// `events` must outlive this object.
   WorkerLink(asio::any_io_executor executor, WorkerLinkEvents& events);
-  ~WorkerLink();  ///< closes all, removes the directory
+  ~WorkerLink();  ///< closes all connections, removes the directory
   WorkerLink(const WorkerLink&) = delete;
   WorkerLink& operator=(const WorkerLink&) = delete;
 
-  /// Makes the directory, in `base` (a TMPDIR); in /tmp where `base` is empty, cannot be written to, or would
-  /// make the path too long for a socket.
+  /// Makes the directory in `base` (a TMPDIR). Uses /tmp if `base` is empty or not writable, or would make
+  /// the path too long for a socket.
   Result<> open(const std::string& base);
   const std::string& directory() const { return directory_; }
 
-  /// A process is about to be started as `local_rank`: its socket, as the value of DDPLAUNCH_CONTROL. The one
-  /// before is forgotten.
+  /// Call before a process is started as `local_rank`: returns its socket, as the value of DDPLAUNCH_CONTROL.
+  /// The previous process of this rank is forgotten.
   Result<std::string> expect(std::uint32_t local_rank);
-  /// It has been started, and is listened to.
+  /// Call when the process was started: begins to listen for it.
   void started(std::uint32_t local_rank);
-  /// Its process has ended, or is not asked any more.
+  /// Call when the process has ended or no longer matters.
   void forget(std::uint32_t local_rank);
 
-  /// Sent at once, or as soon as the worker has said hello.
+  /// Both orders are sent at once, or as soon as the worker has sent its hello.
   void begin(std::uint32_t local_rank, rendezvous::AttemptOrder order);
   void revoke(std::uint32_t local_rank, rendezvous::RevokeOrder order);
-  /// To all that have said hello, and to who does so later.
+  /// Sent to all workers that have sent a hello, and to others when they do.
   void stop(const rendezvous::StopOrder& order);
 
-  /// It has said a hello of who can let go of an attempt, and is connected.
+  /// The worker is connected, and its hello says that it can leave an attempt.
   bool can_rejoin(std::uint32_t local_rank) const;
 
  private:
@@ -70,8 +70,8 @@ class WorkerLink {
   asio::any_io_executor executor_;
   WorkerLinkEvents& events_;
   std::string directory_;
-  UniqueFd in_use_;           ///< its lock: no other agent takes it for stale
-  std::uint64_t serial_ = 0;  ///< no two processes have the same socket
+  UniqueFd in_use_;           ///< its lock: no other agent takes the directory for stale
+  std::uint64_t serial_ = 0;  ///< makes the sockets of all processes differ
   std::map<std::uint32_t, std::shared_ptr<Worker>> workers_;
 };
 

@@ -19,23 +19,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// After a leader's end a pipe that a grandchild still holds open is read until it was empty for this long.
+/// After a leader's end, a pipe that a grandchild holds open is read until it was empty for this long.
 constexpr std::chrono::milliseconds kQuiet{200};
-/// For a grandchild that is never quiet.
+/// The limit for a grandchild that is never quiet.
 constexpr std::chrono::seconds kChatter{2};
-/// A lane that was read so recently is busy: its pipes are left to fill for kGather before the next round.
+/// A lane that was read so recently is busy: its pipes fill for kGather before the next round.
 constexpr std::chrono::milliseconds kBusy{3};
 constexpr std::chrono::milliseconds kGather{1};
-/// A worker that fills its pipe stands still until it is read. Not for any number of ranks: the pages in all
-/// pipes of a user are counted, and one who has used them up gets tiny pipes
+/// A worker that fills its pipe blocks until it is read. Only the first ranks get large pipes: the pages in
+/// all pipes of a user are counted, and a user over the limit gets tiny pipes
 /// (/proc/sys/fs/pipe-user-pages-soft).
 constexpr int kPipeSize = 256 << 10;
 constexpr std::size_t kLargePipes = 64;
 constexpr int kEvents = 256;
-/// Between two looks at all pipes, where no descriptor was left to watch them with.
+/// The pause between two passes over all pipes if no descriptor was left to watch them.
 constexpr std::chrono::milliseconds kBlindPause{10};
 
-/// Only our end: the worker's end is another open file and keeps the blocking writes that programs expect.
+/// Changes only our end: the worker's end is another open file and keeps the blocking writes that programs
+/// expect.
 void set_nonblocking(int fd) {
   ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
@@ -59,23 +60,23 @@ struct WorkerPipes::Lane {
         pace(executor),
         blind(!poll) {}
   ~Lane() {
-    if (watch.is_open()) watch.release();  // it is poll's
+    if (watch.is_open()) watch.release();  // `poll` owns the descriptor
   }
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
   const std::uint8_t stream;
   UniqueFd poll;                         ///< level-triggered, of all open pipes
-  asio::posix::stream_descriptor watch;  ///< of `poll`, while somebody waits for it
+  asio::posix::stream_descriptor watch;  ///< of `poll`, while a task waits for it
   asio::steady_timer room;               ///< cancelled when output may flow again, or no pipe is left
   asio::steady_timer pace;
   std::vector<Pipe> pipes;
   std::vector<OutputTurns::Ready> ready;  ///< by indices of pipes, ascending
-  bool much = false;                      ///< one is so full that its worker may soon stand still
+  bool much = false;                      ///< a pipe is so full that its worker may soon block
   OutputTurns turns;
   Clock::time_point last_read{};
   std::size_t open = 0;
   bool later = false;  ///< the sink takes nothing until resume()
-  bool blind;          ///< nothing watches the pipes
+  bool blind;          ///< no descriptor watches the pipes
   bool running = false;
 };
 
@@ -85,7 +86,7 @@ struct WorkerPipes::Rank {
   std::uint32_t rank;
   std::size_t index;  ///< of its pipe in each lane
   asio::steady_timer quiet;
-  std::uint64_t incarnation = 0;  ///< counts those that had the pipes
+  std::uint64_t incarnation = 0;  ///< counts the processes that had the pipes
 };
 
 std::size_t WorkerPipes::bytes_in(const Pipe& pipe) {
@@ -128,7 +129,7 @@ void WorkerPipes::add(std::uint32_t rank, UniqueFd out, UniqueFd err) {
 void WorkerPipes::start(Lane& lane) {
   if (std::exchange(lane.running, true)) return;
   const auto ended = [this, at = &lane](const std::exception_ptr& broken) {
-    if (broken) std::terminate();  // no exception crosses an await here: this is a mistake of ours
+    if (broken) std::terminate();  // internal error: no exception crosses an await here
     at->running = false;
     lane_done_.cancel();
   };
@@ -153,13 +154,13 @@ Awaitable<> WorkerPipes::read_lane(WorkerPipes* self, Lane* lane) {
       co_await lane->pace.async_wait(kUseTuple);
     } else {
       co_await asio::post(self->executor_,
-                          asio::use_awaitable);  // control and the other lane have their turn
+                          asio::use_awaitable);  // let control messages and the other lane run
     }
   }
 }
 
-/// The loop knows of the pipes only meanwhile: otherwise each write of a worker would wake it, and cost the
-/// worker that time, though the pipe is left to fill.
+/// The loop watches the pipes only during this wait. Otherwise each write of a worker would wake the loop,
+/// and cost the worker time, although the pipe is left to fill.
 Awaitable<> WorkerPipes::wait_for_bytes(Lane* lane) {
   error_code failed;
   lane->watch.assign(lane->poll.get(), failed);
@@ -205,8 +206,8 @@ void WorkerPipes::read_round(Lane& lane) {
   }
 }
 
-/// As much of the turn as the sink takes without a read of ours. Small pieces are read: many of them make one
-/// write.
+/// Moves as much of the turn as the sink takes without a read. Small pieces are read instead, because many of
+/// them make one write.
 std::size_t WorkerPipes::move_turn(Lane& lane, Pipe& pipe, std::size_t bytes) {
   std::size_t moved = 0;
   while (bytes - moved > OutputTurns::kLittle) {
@@ -240,7 +241,7 @@ void WorkerPipes::read_turn(Lane& lane, Pipe& pipe, std::size_t bytes) {
 
 void WorkerPipes::close_pipe(Lane& lane, Pipe& pipe) {
   if (!pipe.fd) return;
-  // By name: a child that is being started may hold a copy of the descriptor for a moment.
+  // Remove it explicitly: a child that is being started may hold a copy of the descriptor for a moment.
   ::epoll_ctl(lane.poll.get(), EPOLL_CTL_DEL, pipe.fd.get(), nullptr);
   pipe.fd.reset();
   sink_.worker_output(pipe.rank, lane.stream, {});
@@ -266,7 +267,7 @@ bool WorkerPipes::open(const Rank& rank) const {
 Awaitable<> WorkerPipes::drained(std::uint32_t number) {
   Rank* rank = find(number);
   if (rank == nullptr) co_return;
-  // All that the leader wrote is read, whatever its children go on to write.
+  // Read all that the leader wrote, even if its children go on writing.
   const std::uint64_t owed = bytes_read(*rank) + bytes_waiting(*rank);
   const auto patience = Clock::now() + kChatter;
   const std::uint64_t incarnation = rank->incarnation;
@@ -274,7 +275,7 @@ Awaitable<> WorkerPipes::drained(std::uint32_t number) {
     const std::uint64_t before = bytes_read(*rank);
     rank->quiet.expires_after(kQuiet);
     co_await rank->quiet.async_wait(kUseTuple);
-    if (rank->incarnation != incarnation) break;  // the pipes are another process's now
+    if (rank->incarnation != incarnation) break;  // the pipes belong to another process now
     const bool still = bytes_read(*rank) == before;
     if (still && shortened_) read_rest(*rank);
     if (!open(*rank)) break;
@@ -296,7 +297,7 @@ std::uint64_t WorkerPipes::bytes_waiting(const Rank& rank) const {
   return sum;
 }
 
-/// What the pipes of an ended leader hold, as much as fits into them, though there is no room for it.
+/// Reads the pipes of an ended leader up to their capacity, even without output room.
 void WorkerPipes::read_rest(const Rank& rank) {
   for (const auto& lane : lanes_) {
     Pipe& pipe = lane->pipes[rank.index];

@@ -12,55 +12,55 @@
 
 namespace ddp::launcher {
 
-/// Where the bytes of the workers go. Called on the loop thread.
+/// The receiver of the workers' output. Called on the loop thread.
 class OutputSink {
  public:
   virtual ~OutputSink() = default;
-  /// Bytes of stream 1 (stdout) or 2 (stderr) that may be read now. While it is 0 no pipe of that stream is
-  /// read, until `resume`.
+  /// How many bytes of stream 1 (stdout) or 2 (stderr) may be read now. While it is 0, no pipe of that stream
+  /// is read, until `resume`.
   virtual std::size_t output_room(std::uint8_t stream) const = 0;
-  /// Memory for the next read, up to `size` bytes; lives until the next call here.
+  /// Memory for the next read, up to `size` bytes; valid until the next call of this function.
   virtual std::span<char> output_space(std::size_t size) = 0;
   enum class Move {
     kMoved,
-    kRead,   ///< impossible here: they are to be read
-    kLater,  ///< no pipe of the stream is to be read until `resume`
+    kRead,   ///< impossible here: the bytes must be read
+    kLater,  ///< no pipe of the stream may be read until `resume`
   };
-  /// Takes `size` bytes (kMaxOutputData at most) that wait in `pipe` without a read of ours.
+  /// Takes `size` bytes (kMaxOutputData at most) that wait in `pipe`, without a read by the caller.
   virtual Move move_output(std::uint32_t rank, std::uint8_t stream, int pipe, std::size_t size) {
     (void)rank, (void)stream, (void)pipe, (void)size;
     return Move::kRead;
   }
-  /// `bytes`: the beginning of that memory, just read; empty: the stream has ended.
+  /// `bytes`: the beginning of output_space's memory, just read; empty: the stream has ended.
   virtual void worker_output(std::uint32_t rank, std::uint8_t stream, std::span<const char> bytes) = 0;
 };
 
-/// Reads stdout and stderr of the workers of a node. A line on a quiet node goes on its way at once;
-/// where much is written, the pipes fill for a millisecond before they are read, for reading each write as it
-/// comes costs more than all else. Loop thread only. The owner keeps it alive until `closed` has returned.
+/// Reads stdout and stderr of the workers of a node. A line on a quiet node is forwarded at once. Under heavy
+/// output, the pipes fill for a millisecond before they are read, because reading each write separately costs
+/// more than all else. Loop thread only. The owner keeps the object alive until `closed` has returned.
 class WorkerPipes {
  public:
   WorkerPipes(asio::any_io_executor executor, OutputSink& sink);
   ~WorkerPipes();
 
-  /// Reads the pipes of `rank` from now on. Ours are the read ends; they become non-blocking. Those that the
-  /// rank had before are drained.
+  /// Reads the pipes of `rank` from now on. `out` and `err` are the read ends, which become non-blocking. The
+  /// rank's previous pipes must be drained.
   void add(std::uint32_t rank, UniqueFd out, UniqueFd err);
-  /// After the end of the rank's leader: waits until its pipes are read to their end, or all that the leader
-  /// wrote is read though a grandchild still holds them. Then they are closed.
+  /// Call after the end of the rank's leader. Waits until its pipes are read to their end, or until all that
+  /// the leader wrote is read while a grandchild holds them. Then closes them.
   Awaitable<> drained(std::uint32_t rank);
   /// Closes the pipes of a rank whose leader cannot be ended.
   void give_up(std::uint32_t rank);
-  /// As give_up, after what the pipes hold now.
+  /// Like give_up, after reading what the pipes hold now.
   void finish(std::uint32_t rank);
-  /// What all pipes hold now, as much as fits into them, though there is no room for it.
+  /// Reads what all pipes hold now, up to their capacity, even without output room.
   void read_present();
-  void resume();  ///< there is room for output again
-  /// The attempt is being stopped: what ended leaders left in their pipes, at most what those hold, is read
-  /// though there is no room for it, for a reader who stands still must not hold up the stop.
+  void resume();  ///< call when there is output room again
+  /// Call when the attempt is being stopped. Pipes of ended leaders are then read up to their capacity, even
+  /// without output room, so that a stalled reader cannot delay the stop.
   void shorten_wait() { shortened_ = true; }
-  void take_time() { shortened_ = false; }  ///< another attempt begins
-  /// Waits until no pipe is open and nothing runs here any more.
+  void take_time() { shortened_ = false; }  ///< call when another attempt begins
+  /// Waits until no pipe is open and no task runs here.
   Awaitable<> closed();
 
  private:
