@@ -9,25 +9,26 @@
 
 namespace ddp::launcher {
 
-/// What the driver tells of a node's GPUs (sans-IO: the text of who asked it, taken apart).
+/// The driver's data about a node's GPUs (sans-IO: parses the output of the tool that asked the driver).
 struct GpuFacts {
   struct GpuProcess {
     std::size_t gpu = 0;  ///< index in `gpus`
     std::uint32_t pid = 0;
-    std::uint64_t memory = 0;  ///< bytes; 0: not told
+    std::uint64_t memory = 0;  ///< bytes; 0: unknown
   };
   std::vector<rendezvous::NodeGpu> gpus;  ///< in the driver's order; `processes` and `holders` are not set
-  std::vector<GpuProcess> processes;      ///< on them, whoever started it
+  std::vector<GpuProcess> processes;      ///< processes of all users on the GPUs
   rendezvous::Pairs versions;
   std::string trouble;
 };
 
-/// The lines of ddplaunch-nvml (docs/check.md): words between tabs, the first says what the line is. Lines
-/// that are not known are skipped, as a newer one may print more.
+/// Parses the output of ddplaunch-nvml (docs/check.md): words between tabs, the first of which is the line's
+/// kind. Unknown lines are skipped, since a newer program may print more.
 GpuFacts read_nvml_lines(std::string_view text);
 
-/// nvidia-smi's --query-gpu=index,uuid,name,memory.total,memory.free,driver_version and its
-/// --query-compute-apps=gpu_uuid,pid,used_memory, both --format=csv,noheader,nounits.
+/// Parses the output of nvidia-smi, both with --format=csv,noheader,nounits. `gpus`:
+/// --query-gpu=index,uuid,name,memory.total,memory.free,driver_version. `processes`:
+/// --query-compute-apps=gpu_uuid,pid,used_memory.
 GpuFacts read_smi(std::string_view gpus, std::string_view processes);
 
 }  // namespace ddp::launcher

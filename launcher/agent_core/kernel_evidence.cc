@@ -7,7 +7,7 @@
 namespace ddp::launcher {
 namespace {
 
-/// The number that stands at the beginning of `text`.
+/// The number at the beginning of `text`.
 std::optional<std::uint64_t> leading_number(std::string_view text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -15,7 +15,7 @@ std::optional<std::uint64_t> leading_number(std::string_view text) {
   return number;
 }
 
-/// The number right behind `words`, wherever they stand.
+/// The number directly after the first occurrence of `words`.
 std::optional<std::uint64_t> number_after(std::string_view text, std::string_view words) {
   const std::size_t at = text.find(words);
   if (at == std::string_view::npos) return std::nullopt;
@@ -41,7 +41,7 @@ std::optional<KernelLine> parse_kernel_line(std::string_view record) {
 
 std::optional<OomVictim> parse_oom_victim(std::string_view text) {
   OomVictim victim;
-  // A program can write lines to the kernel log, too, if it may; but only root may.
+  // Programs can write such lines to the kernel log, too, but only as root.
   if (const auto killed = number_after(text, "Killed process ")) {
     victim.pid = static_cast<std::int64_t>(*killed);
     victim.cgroup = text.starts_with("Memory cgroup");

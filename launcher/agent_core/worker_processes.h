@@ -12,26 +12,25 @@
 
 namespace ddp::launcher {
 
-/// A worker's process, which may live through several attempts.
+/// A worker's process, which may survive several attempts.
 struct WorkerProcess {
   pid_t pid = 0;
   std::uint32_t start_attempt = 0;    ///< attempt in which it was started
   std::uint64_t started_ns = 0;       ///< the node's CLOCK_MONOTONIC
-  bool can_rejoin = false;            ///< it said so
-  bool ready = false;                 ///< it takes part in the present attempt
-  bool answered = false;              ///< it has let go of the present attempt
-  std::optional<std::uint64_t> held;  ///< with that: the step of the state that it holds
-  std::optional<std::string> killed;  ///< by a revoke: why, in words for the user; empty: it held nothing
+  bool can_rejoin = false;            ///< it has announced that it supports rejoining
+  bool ready = false;                 ///< it takes part in the current attempt
+  bool answered = false;              ///< it has left the current attempt
+  std::optional<std::uint64_t> held;  ///< with `answered`: the step of the state that it holds
+  std::optional<std::string> killed;  ///< why a revoke killed it; empty text: it could not rejoin
 };
 
-/// What the agent knows of the processes of its node's workers, by local rank (sans-IO;
-/// docs/worker_protocol.md): who lives, who takes part, who has let go, and what of that the master has been
-/// told.
+/// The agent's record of its workers' processes by local rank (sans-IO; docs/worker_protocol.md): which are
+/// alive, take part or have left the attempt, and which of that the master knows.
 class WorkerProcesses {
  public:
   using Map = std::map<std::uint32_t, WorkerProcess>;
 
-  /// Another attempt: nobody takes part in it yet.
+  /// Starts another attempt, in which no worker takes part yet.
   void begin_attempt();
   void started(std::uint32_t local, WorkerProcess process) { processes_[local] = std::move(process); }
   void ended(std::uint32_t local) { processes_.erase(local); }
@@ -43,16 +42,16 @@ class WorkerProcesses {
   bool is_alive(std::uint32_t local) const { return processes_.count(local) != 0; }
   bool none() const { return processes_.empty(); }
   const Map& all() const { return processes_; }
-  /// Why a revoke killed it; null: none did.
+  /// Why a revoke killed the worker; null if none did.
   const std::string* killed(std::uint32_t local) const;
 
-  /// True once in an attempt: when all that live have said that they can live on, or are ready.
+  /// True once per attempt: when all live workers can rejoin (greeted), or take part (ready).
   bool take_greeted_change();
   bool take_ready_change();
 
-  /// Who has neither let go nor been killed.
+  /// Workers that have neither left the attempt nor been killed.
   std::vector<std::uint32_t> unanswered() const;
-  std::vector<std::uint32_t> dying() const;  ///< killed, not ended yet
+  std::vector<std::uint32_t> dying() const;  ///< killed, but not ended yet
   std::vector<rendezvous::Survivor> survivors() const;
 
  private:
